@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Number formats of CPU backends: single values and rows, plain C. Decoding is exact; encoding rounds to nearest even. */
+#ifndef PLUGINS_COMMON_NUMBER_H
+#define PLUGINS_COMMON_NUMBER_H
+
+#include <attn/kv_cache.h>
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+static inline float number_from_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* A small float's exponent and mantissa, moved to where binary32 has them and scaled by the difference of the biases:
+ * subnormals come out right by themselves. */
+static inline float number_from_f16(uint16_t x)
+{
+    uint32_t sign = (uint32_t)(x & 0x8000) << 16;
+    if ((x & 0x7c00) == 0x7c00) {
+        return number_from_bits(sign | 0x7f800000u | (uint32_t)(x & 0x3ff) << 13);
+    }
+    float magnitude = number_from_bits((uint32_t)(x & 0x7fff) << 13) * 0x1p112f;
+    return sign ? -magnitude : magnitude;
+}
+
+static inline float number_from_bf16(uint16_t x)
+{
+    return number_from_bits((uint32_t)x << 16);
+}
+
+static inline float number_from_e4m3(uint8_t x)
+{
+    if ((x & 0x7f) == 0x7f) {
+        return NAN;
+    }
+    float magnitude = number_from_bits((uint32_t)(x & 0x7f) << 20) * 0x1p120f;
+    return x & 0x80 ? -magnitude : magnitude;
+}
+
+static inline float number_from_e4m3fnuz(uint8_t x)
+{
+    if (x == 0x80) {
+        return NAN;
+    }
+    float magnitude = number_from_bits((uint32_t)(x & 0x7f) << 20) * 0x1p119f;
+    return x & 0x80 ? -magnitude : magnitude;
+}
+
+static inline float number_from_e5m2(uint8_t x)
+{
+    return number_from_f16((uint16_t)((uint16_t)x << 8));
+}
+
+/* e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign. */
+static inline float number_from_e2m1(uint8_t x)
+{
+    float magnitude = number_from_bits((uint32_t)(x & 7) << 22) * 0x1p126f;
+    return x & 8 ? -magnitude : magnitude;
+}
+
+/* |value| <= the format's largest, finite. A carry out of the mantissa lands in the exponent by itself. */
+static inline uint32_t number_small_bits(double magnitude, int32_t mantissa_bits, int32_t bias)
+{
+    int exponent;
+    if (magnitude == 0) {
+        return 0;
+    }
+    frexp(magnitude, &exponent); /* in [2^(exponent - 1), 2^exponent) */
+    exponent = exponent - 1 < 1 - bias ? 1 - bias : exponent - 1;
+    double steps = nearbyint(ldexp(magnitude, mantissa_bits - exponent));
+    return ((uint32_t)(exponent + bias - 1) << mantissa_bits) + (uint32_t)steps;
+}
+
+static inline uint16_t number_to_f16(double value)
+{
+    uint16_t sign = signbit(value) ? 0x8000 : 0;
+    if (isnan(value)) {
+        return sign | 0x7e00;
+    }
+    if (fabs(value) >= 65520.0) {
+        return sign | 0x7c00;
+    }
+    return sign | (uint16_t)number_small_bits(fabs(value), 10, 15);
+}
+
+static inline uint16_t number_to_bf16(double value)
+{
+    uint16_t sign = signbit(value) ? 0x8000 : 0;
+    if (isnan(value)) {
+        return sign | 0x7fc0;
+    }
+    if (fabs(value) >= 0x1.ffp127) {
+        return sign | 0x7f80;
+    }
+    return sign | (uint16_t)number_small_bits(fabs(value), 7, 127);
+}
+
+/* Saturating: never NaN or infinity from a finite value. Infinities saturate too; NaN stays NaN. */
+static inline uint8_t number_to_e4m3(double value)
+{
+    uint8_t sign = signbit(value) ? 0x80 : 0;
+    if (isnan(value)) {
+        return sign | 0x7f;
+    }
+    return sign | (uint8_t)number_small_bits(fmin(fabs(value), 448.0), 3, 7);
+}
+
+static inline uint8_t number_to_e4m3fnuz(double value)
+{
+    if (isnan(value)) {
+        return 0x80;
+    }
+    uint8_t magnitude = (uint8_t)number_small_bits(fmin(fabs(value), 240.0), 3, 8);
+    return magnitude != 0 && signbit(value) ? magnitude | 0x80 : magnitude;
+}
+
+static inline uint8_t number_to_e5m2(double value)
+{
+    uint8_t sign = signbit(value) ? 0x80 : 0;
+    if (isnan(value)) {
+        return sign | 0x7e;
+    }
+    return sign | (uint8_t)number_small_bits(fmin(fabs(value), 57344.0), 2, 15);
+}
+
+static inline uint8_t number_to_e2m1(double value)
+{
+    return (uint8_t)(number_small_bits(fmin(fabs(value), 6.0), 1, 1) | (signbit(value) ? 8 : 0));
+}
+
+/* enum attn_dtype_name of a DLPack dtype, or -1. */
+static inline int32_t number_dtype_name(struct attn_dtype dtype)
+{
+    if (dtype.lanes != 1) {
+        return -1;
+    }
+    switch (dtype.code << 8 | dtype.bits) {
+    case ATTN_CODE_FLOAT << 8 | 16:
+        return ATTN_DTYPE_F16;
+    case ATTN_CODE_BFLOAT << 8 | 16:
+        return ATTN_DTYPE_BF16;
+    case ATTN_CODE_FLOAT << 8 | 32:
+        return ATTN_DTYPE_F32;
+    case ATTN_CODE_FLOAT8_E4M3FN << 8 | 8:
+        return ATTN_DTYPE_FP8_E4M3;
+    case ATTN_CODE_FLOAT8_E5M2 << 8 | 8:
+        return ATTN_DTYPE_FP8_E5M2;
+    case ATTN_CODE_FLOAT8_E4M3FNUZ << 8 | 8:
+        return ATTN_DTYPE_FP8_E4M3FNUZ;
+    case ATTN_CODE_INT << 8 | 8:
+        return ATTN_DTYPE_INT8;
+    default:
+        return -1;
+    }
+}
+
+static inline int32_t number_bytes(int32_t dtype_name)
+{
+    static const int32_t bytes[ATTN_DTYPE_COUNT] = {2, 2, 4, 1, 1, 1, 1};
+    return bytes[dtype_name];
+}
+
+/* What an element of a cache of one dtype for K and V is, or -1 for rows that are not plain numbers. */
+static inline int32_t number_of_kv(int32_t kv_dtype)
+{
+    static const int32_t names[] = {-1,
+                                    ATTN_DTYPE_F16,
+                                    ATTN_DTYPE_BF16,
+                                    ATTN_DTYPE_F32,
+                                    ATTN_DTYPE_FP8_E4M3,
+                                    ATTN_DTYPE_FP8_E5M2};
+    return kv_dtype >= 0 && kv_dtype < 6 ? names[kv_dtype] : -1;
+}
+
+/* `count` contiguous elements to double. */
+static inline void number_load_row(double *row, const void *memory, int32_t dtype_name, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        switch (dtype_name) {
+        case ATTN_DTYPE_F16:
+            row[i] = number_from_f16(((const uint16_t *)memory)[i]);
+            break;
+        case ATTN_DTYPE_BF16:
+            row[i] = number_from_bf16(((const uint16_t *)memory)[i]);
+            break;
+        case ATTN_DTYPE_F32:
+            row[i] = ((const float *)memory)[i];
+            break;
+        case ATTN_DTYPE_FP8_E4M3:
+            row[i] = number_from_e4m3(((const uint8_t *)memory)[i]);
+            break;
+        case ATTN_DTYPE_FP8_E5M2:
+            row[i] = number_from_e5m2(((const uint8_t *)memory)[i]);
+            break;
+        case ATTN_DTYPE_FP8_E4M3FNUZ:
+            row[i] = number_from_e4m3fnuz(((const uint8_t *)memory)[i]);
+            break;
+        default:
+            row[i] = ((const int8_t *)memory)[i];
+        }
+    }
+}
+
+/* The counterpart of number_load_row; fp8 saturates, int8 rounds to nearest even and saturates. */
+static inline void number_store_row(void *memory, const double *row, int32_t dtype_name, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        switch (dtype_name) {
+        case ATTN_DTYPE_F16:
+            ((uint16_t *)memory)[i] = number_to_f16(row[i]);
+            break;
+        case ATTN_DTYPE_BF16:
+            ((uint16_t *)memory)[i] = number_to_bf16(row[i]);
+            break;
+        case ATTN_DTYPE_F32:
+            ((float *)memory)[i] = (float)row[i];
+            break;
+        case ATTN_DTYPE_FP8_E4M3:
+            ((uint8_t *)memory)[i] = number_to_e4m3(row[i]);
+            break;
+        case ATTN_DTYPE_FP8_E5M2:
+            ((uint8_t *)memory)[i] = number_to_e5m2(row[i]);
+            break;
+        case ATTN_DTYPE_FP8_E4M3FNUZ:
+            ((uint8_t *)memory)[i] = number_to_e4m3fnuz(row[i]);
+            break;
+        default:
+            ((int8_t *)memory)[i] = (int8_t)fmax(-128, fmin(127, nearbyint(row[i])));
+        }
+    }
+}
+
+#endif

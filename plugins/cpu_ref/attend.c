@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attend: one query token and KV head at a time, in double precision. */
+#include <math.h>
+#include <string.h>
+
+#include "common/number.h"
+#include "common/tensors.h"
+#include "reference.h"
+
+/* Up to REF_MAX_LOOP_ROWS query heads of one token that share a KV head: queries, running maximum m, denominator l and
+ * weighted sum of values o, as in the online form of softmax (Milakov, Gimelshein 2018). */
+struct rows {
+    int32_t count;
+    int32_t first_head;
+    double q[REF_MAX_LOOP_ROWS][REF_MAX_HEAD_SIZE];
+    double slope[REF_MAX_LOOP_ROWS];
+    double m[REF_MAX_LOOP_ROWS];
+    double l[REF_MAX_LOOP_ROWS];
+    double o[REF_MAX_LOOP_ROWS][REF_MAX_HEAD_SIZE];
+};
+
+struct attend_loop {
+    const struct attn_attend_args *args;
+    const int32_t *rows; /* fast prefill: the rows to compute; NULL: all */
+    int64_t first_row;
+};
+
+static double dot(const double *a, const double *b, int32_t count)
+{
+    double sum = 0;
+    for (int32_t i = 0; i < count; i++) {
+        sum += a[i] * b[i];
+    }
+    return sum;
+}
+
+/* s = scale q.k, then the soft cap. Mask and biases follow in the caller. */
+static double score(const struct attn_layer_desc *layer, const double *q, const double *k)
+{
+    double s = layer->scale * dot(q, k, layer->head_size);
+    return layer->soft_cap > 0 ? layer->soft_cap * tanh(s / layer->soft_cap) : s;
+}
+
+/* Probabilities as an fp8 kernel holds them, where the layer asks for it. */
+static double round_probability(const struct attn_attend_args *args, double w)
+{
+    double scale = scale_of_head(args->params->p_scale, args->params->p_scale_host,
+                                 args->layer->p_scale_form, 0);
+    if (args->layer->p_scale_form == ATTN_SCALE_NONE) {
+        return w;
+    }
+    return args->layer->kv_dtype == ATTN_KV_FP8_E5M2
+               ? number_from_e5m2(number_to_e5m2(w / scale)) * scale
+               : number_from_e4m3(number_to_e4m3(w / scale)) * scale;
+}
+
+static void add_key(const struct attn_attend_args *args, struct rows *rows, int32_t row, double s,
+                    const double *v)
+{
+    double m = fmax(rows->m[row], s);
+    if (isnan(s)) { /* a visible NaN shows */
+        m = s;
+    } else if (m == -INFINITY) { /* a bias of -inf hides the key */
+        return;
+    }
+    double shrink = rows->m[row] == m ? 1 : exp(rows->m[row] - m);
+    double w = exp(s - m);
+    rows->m[row] = m;
+    rows->l[row] = rows->l[row] * shrink + w;
+    w = round_probability(args, w);
+    for (int32_t d = 0; d < args->layer->head_size_v; d++) {
+        rows->o[row][d] = rows->o[row][d] * shrink + w * v[d];
+    }
+}
+
+/* Key and value j of a request and KV head, wherever they stand. */
+static void load_key(const struct attn_attend_args *args, int32_t request, int64_t head, int64_t j,
+                     double *k, double *v)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    const struct attn_batch *batch = args->batch;
+    const struct attn_layer_params *params = args->params;
+    if (args->k_cache == NULL) {
+        const int32_t *start =
+            batch->key_start_loc != NULL ? batch->key_start_loc : batch->query_start_loc;
+        int64_t row = start[request] + j;
+        number_load_row(k, tensor_row(args->k, row, head), number_dtype_name(args->k->dtype),
+                        layer->head_size);
+        number_load_row(v, tensor_row(args->v, row, head), number_dtype_name(args->v->dtype),
+                        layer->head_size_v);
+        return;
+    }
+    int64_t table_row = batch->block_table_row != NULL ? batch->block_table_row[request] : request;
+    int64_t block_size = args->k_cache->block_size;
+    int64_t block = batch->block_table[table_row * batch->block_table_stride + j / block_size];
+    cache_load(args->k_cache, layer->kv_dtype,
+               scale_of_head(params->k_scale, params->k_scale_host, layer->k_scale_form, head),
+               block, j % block_size, head, k);
+    cache_load(args->v_cache, layer->kv_dtype,
+               scale_of_head(params->v_scale, params->v_scale_host, layer->v_scale_form, head),
+               block, j % block_size, head, v);
+}
+
+/* With quantized probabilities the maximum is known before the first weight, as it is for a whole tile in a kernel. */
+static void find_maximum(const struct attn_attend_args *args, const struct query *query,
+                         int64_t head, int64_t first, int64_t end, struct rows *rows)
+{
+    double k[REF_MAX_HEAD_SIZE], v[REF_MAX_HEAD_SIZE];
+    for (int64_t j = first; j < end; j++) {
+        if (!query_sees(query, j)) {
+            continue;
+        }
+        load_key(args, query->request, head, j, k, v);
+        for (int32_t i = 0; i < rows->count; i++) {
+            double s = score(args->layer, rows->q[i], k) + query_bias(query, rows->slope[i], j);
+            rows->m[i] = fmax(rows->m[i], s);
+        }
+    }
+}
+
+static void visit_keys(const struct attn_attend_args *args, const struct query *query, int64_t head,
+                       struct rows *rows)
+{
+    double k[REF_MAX_HEAD_SIZE], v[REF_MAX_HEAD_SIZE];
+    int64_t first, end;
+    query_key_range(query, &first, &end);
+    if (args->layer->p_scale_form != ATTN_SCALE_NONE) {
+        find_maximum(args, query, head, first, end, rows);
+    }
+    for (int64_t s = 0; s < args->layer->sink_len; s++) { /* at positions -sink_len .. -1 */
+        number_load_row(k, tensor_row(args->params->sink_k, s, head),
+                        number_dtype_name(args->params->sink_k->dtype), args->layer->head_size);
+        number_load_row(v, tensor_row(args->params->sink_v, s, head),
+                        number_dtype_name(args->params->sink_v->dtype), args->layer->head_size_v);
+        for (int32_t i = 0; i < rows->count; i++) {
+            double bias = alibi_bias(args->layer->alibi, rows->slope[i], query->position,
+                                     s - args->layer->sink_len);
+            add_key(args, rows, i, score(args->layer, rows->q[i], k) + bias, v);
+        }
+    }
+    for (int64_t j = first; j < end; j++) {
+        if (!query_sees(query, j)) {
+            continue;
+        }
+        load_key(args, query->request, head, j, k, v);
+        for (int32_t i = 0; i < rows->count; i++) {
+            double bias = query_bias(query, rows->slope[i], j);
+            if (bias != -INFINITY) { /* hidden: not even a NaN of its key shows */
+                add_key(args, rows, i, score(args->layer, rows->q[i], k) + bias, v);
+            }
+        }
+    }
+}
+
+static void load_rows(const struct attn_attend_args *args, int64_t token, int32_t first_head,
+                      int32_t count, struct rows *rows)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    int64_t group = layer->num_q_heads / layer->num_kv_heads;
+    rows->count = count;
+    rows->first_head = first_head;
+    for (int32_t i = 0; i < count; i++) {
+        int32_t h = first_head + i;
+        double scale = 1;
+        if (layer->q_scale_form != ATTN_SCALE_NONE) { /* per KV head */
+            scale = scale_of_head(args->params->q_scale, args->params->q_scale_host,
+                                  layer->q_scale_form, h / group);
+        }
+        number_load_row(rows->q[i], tensor_row(args->q, token, h),
+                        number_dtype_name(args->q->dtype), layer->head_size);
+        for (int32_t d = 0; d < layer->head_size; d++) {
+            rows->q[i][d] *= scale;
+        }
+        rows->slope[i] = layer->alibi != ATTN_ALIBI_NONE ? args->params->alibi_slopes[h] : 0;
+        rows->m[i] = -INFINITY;
+        rows->l[i] = 0;
+        memset(rows->o[i], 0, sizeof rows->o[i]);
+    }
+}
+
+/* The sink's logit joins the denominator; then out = o / l and lse = m + log l. */
+static void write_out(const struct attn_attend_args *args, int64_t token, struct rows *rows)
+{
+    for (int32_t i = 0; i < rows->count; i++) {
+        int32_t h = rows->first_head + i;
+        double m = rows->m[i], l = rows->l[i];
+        double shrink = 1;
+        if (args->layer->has_sinks) {
+            double sink = args->params->sinks[h];
+            double larger = isnan(m) ? m : fmax(m, sink);
+            shrink = m == larger ? 1 : exp(m - larger);
+            l = l * shrink + (larger == -INFINITY ? 0 : exp(sink - larger));
+            m = larger;
+        }
+        for (int32_t d = 0; d < args->layer->head_size_v; d++) {
+            rows->o[i][d] = l == 0 ? 0 : rows->o[i][d] * shrink / l;
+        }
+        number_store_row(tensor_row(args->out, token, h), rows->o[i],
+                         number_dtype_name(args->out->dtype), args->layer->head_size_v);
+        if (args->lse != NULL) {
+            *(float *)tensor_row(args->lse, h, token) = l == 0 ? -INFINITY : (float)(m + log(l));
+        }
+    }
+}
+
+/* The request of a token row: the last whose query_start_loc is at most the row and that has queries. */
+static int32_t request_of(const struct attn_batch *batch, int64_t token)
+{
+    int32_t low = 0, high = batch->num_reqs - 1;
+    while (low < high) {
+        int32_t middle = low + (high - low + 1) / 2;
+        if (batch->query_start_loc[middle] <= token) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+static struct query query_of(const struct attn_attend_args *args, int64_t token)
+{
+    const struct attn_batch *batch = args->batch;
+    int32_t r = request_of(batch, token);
+    int64_t query_len = batch->query_start_loc[r + 1] - batch->query_start_loc[r];
+    struct query query = {args->layer, batch, r, token - batch->query_start_loc[r], 0, 0, 0, false};
+    if (args->k_cache != NULL) {
+        query.length = batch->seq_lens[r];
+    } else {
+        const int32_t *start =
+            batch->key_start_loc != NULL ? batch->key_start_loc : batch->query_start_loc;
+        query.length = start[r + 1] - start[r];
+    }
+    query.own = query.length - query_len;
+    query.position = query.own + query.index;
+    query.causal = batch->causal == -1 ? args->layer->causal : batch->causal;
+    if (args->layer->causal_per_request && batch->causal_per_request != NULL) {
+        query.causal = batch->causal_per_request[r] != 0;
+    }
+    return query;
+}
+
+/* Items are (token, KV head). */
+static void attend_items(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct attend_loop *loop = argument;
+    const struct attn_attend_args *args = loop->args;
+    int32_t group = args->layer->num_q_heads / args->layer->num_kv_heads;
+    struct rows rows;
+    (void)worker;
+    for (int64_t item = begin; item < end; item++) {
+        int64_t index = item / args->layer->num_kv_heads;
+        int64_t token = loop->rows != NULL ? loop->rows[index] : loop->first_row + index;
+        int32_t head = (int32_t)(item % args->layer->num_kv_heads);
+        struct query query = query_of(args, token);
+        for (int32_t i = 0; i < group; i += REF_MAX_LOOP_ROWS) {
+            int32_t count = group - i < REF_MAX_LOOP_ROWS ? group - i : REF_MAX_LOOP_ROWS;
+            load_rows(args, token, head * group + i, count, &rows);
+            visit_keys(args, &query, head, &rows);
+            write_out(args, token, &rows);
+        }
+    }
+}
+
+attn_status ref_attend(const struct attn_attend_args *args, struct attn_error *error)
+{
+    attn_status status = check_attend(args, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    const struct attn_batch *batch = args->batch;
+    const struct attn_host *host = args->instance->host;
+    struct attend_loop loop = {args, NULL, batch->query_start_loc[0]};
+    int64_t end = batch->query_start_loc[batch->num_reqs];
+    int64_t rows = end - loop.first_row;
+    if (batch->logits_indices != NULL && batch->num_logits_indices > 0) {
+        loop.rows = batch->logits_indices;
+        rows = batch->num_logits_indices;
+    }
+    host->parallel_for(host->user, rows * args->layer->num_kv_heads, 1, attend_items, &loop);
+    return ATTN_OK;
+}
+
+/* Nothing is planned: tables and lengths are read when the step runs. */
+attn_status ref_update_block_table(const struct attn_attend_args *args, struct attn_error *error)
+{
+    (void)args;
+    (void)error;
+    return ATTN_OK;
+}

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rows of a KV cache through their strided view, and the kernels that move them. */
+#include <string.h>
+
+#include "common/number.h"
+#include "common/tensors.h"
+#include "reference.h"
+
+void cache_load(const struct attn_kv_view *view, int32_t kv_dtype, double scale, int64_t block,
+                int64_t slot, int64_t head, double *row)
+{
+    const uint8_t *memory = view_row(view, block, slot, head);
+    int32_t number = number_of_kv(kv_dtype);
+    int32_t pack = view->pack > 0 ? view->pack : view->head_size;
+    for (int32_t d = 0; d < view->head_size; d += pack) {
+        number_load_row(row + d, memory + d / pack * view->stride_pack, number, pack);
+    }
+    for (int32_t d = 0; d < view->head_size; d++) {
+        row[d] *= scale;
+    }
+}
+
+void cache_store(const struct attn_kv_view *view, int32_t kv_dtype, double scale, int64_t block,
+                 int64_t slot, int64_t head, const double *row)
+{
+    uint8_t *memory = view_row(view, block, slot, head);
+    int32_t number = number_of_kv(kv_dtype);
+    int32_t pack = view->pack > 0 ? view->pack : view->head_size;
+    double scaled[REF_MAX_HEAD_SIZE];
+    for (int32_t d = 0; d < view->head_size; d++) {
+        scaled[d] = row[d] / scale;
+    }
+    for (int32_t d = 0; d < view->head_size; d += pack) {
+        number_store_row(memory + d / pack * view->stride_pack, scaled + d, number, pack);
+    }
+}
+
+struct write_loop {
+    const struct attn_write_kv_args *args;
+};
+
+static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct attn_write_kv_args *args = ((const struct write_loop *)argument)->args;
+    const struct attn_layer_desc *layer = args->layer;
+    const struct attn_layer_params *params = args->params;
+    double row[REF_MAX_HEAD_SIZE];
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        int64_t slot = args->slot_mapping[t];
+        int64_t block = slot / args->k_cache->block_size;
+        int64_t offset = slot % args->k_cache->block_size;
+        if (slot < 0) {
+            continue;
+        }
+        for (int64_t h = 0; h < layer->num_kv_heads; h++) {
+            number_load_row(row, tensor_row(args->k, t, h), number_dtype_name(args->k->dtype),
+                            args->k_cache->head_size);
+            cache_store(args->k_cache, layer->kv_dtype,
+                        scale_of_head(params->k_scale, params->k_scale_host, layer->k_scale_form, h),
+                        block, offset, h, row);
+            number_load_row(row, tensor_row(args->v, t, h), number_dtype_name(args->v->dtype),
+                            args->v_cache->head_size);
+            cache_store(args->v_cache, layer->kv_dtype,
+                        scale_of_head(params->v_scale, params->v_scale_host, layer->v_scale_form, h),
+                        block, offset, h, row);
+        }
+    }
+}
+
+attn_status ref_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    attn_status status = check_write(args, error);
+    struct write_loop loop = {args};
+    if (status == ATTN_OK) {
+        const struct attn_host *host = args->instance->host;
+        host->parallel_for(host->user, args->num_slots, 8, write_rows, &loop);
+    }
+    return status;
+}
+
+attn_status ref_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
+{
+    const struct attn_batch *batch = args->batch;
+    const struct attn_kv_view *cache = args->cache;
+    const struct attn_layer_params *params = args->params;
+    int32_t dtype = args->out != NULL ? number_dtype_name(args->out->dtype) : -1;
+    double row[REF_MAX_HEAD_SIZE];
+    if (dtype < 0 || batch == NULL || cache == NULL || args->out_start_loc == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out",
+                            "gather_kv needs out of a known dtype, batch, cache and out_start_loc");
+    }
+    for (int32_t r = 0; r < batch->num_reqs; r++) {
+        int64_t table_row = batch->block_table_row != NULL ? batch->block_table_row[r] : r;
+        const int32_t *table = batch->block_table + table_row * batch->block_table_stride;
+        int64_t first = args->first_key != NULL ? args->first_key[r] : 0;
+        for (int64_t i = args->out_start_loc[r]; i < args->out_start_loc[r + 1]; i++) {
+            int64_t j = first + i - args->out_start_loc[r];
+            for (int64_t h = 0; h < cache->num_heads; h++) {
+                double scale = scale_of_head(params->k_scale, params->k_scale_host,
+                                             args->layer->k_scale_form, h);
+                cache_load(cache, args->layer->kv_dtype, scale, table[j / cache->block_size],
+                           j % cache->block_size, h, row);
+                number_store_row(tensor_row(args->out, i, h), row, dtype, cache->head_size);
+            }
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status ref_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
+{
+    if (args->num_pairs < 0 || args->num_copies < 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "num_pairs",
+                            "%lld pairs of %d copies; both from 0", (long long)args->num_pairs,
+                            args->num_copies);
+    }
+    for (int32_t c = 0; c < args->num_copies; c++) {
+        const struct attn_block_copy *copy = &args->copies[c];
+        for (int64_t i = 0; i < args->num_pairs; i++) {
+            memmove((uint8_t *)copy->destination + args->pairs[2 * i + 1] * copy->destination_stride,
+                    (const uint8_t *)copy->source + args->pairs[2 * i] * copy->source_stride,
+                    (size_t)copy->bytes);
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status ref_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
+                     int32_t kind, void *stream, struct attn_error *error)
+{
+    (void)instance;
+    (void)kind;
+    (void)stream;
+    (void)error;
+    memmove(destination, source, bytes);
+    return ATTN_OK;
+}
+
+attn_status ref_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
+                     size_t stride, int64_t rows, void *stream, struct attn_error *error)
+{
+    (void)instance;
+    (void)stream;
+    (void)error;
+    for (int64_t i = 0; i < rows; i++) {
+        memset((uint8_t *)destination + (size_t)i * stride, value, row_bytes);
+    }
+    return ATTN_OK;
+}

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cpu_ref: every feature, plain and slow: the definition of right. */
+#include <string.h>
+#include <unistd.h>
+
+#include "common/tensors.h"
+#include "reference.h"
+
+#define BIT(code) (UINT64_C(1) << (code))
+
+static const struct attn_head_size_range head_sizes[] = {{{8, 512, 8}, {8, 512, 8}, 0}};
+static const struct attn_range block_sizes[] = {{1, 4096, 1}};
+
+static const struct attn_backend_caps caps = {
+    .struct_size = sizeof caps,
+    .name = "cpu_ref",
+    .variant = "",
+    .version = "0.1.0",
+    .vendor = "libattn",
+    .device = {ATTN_DEVICE_CPU, 0},
+    .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_MERGE_STATES |
+               ATTN_KERNEL_ROPE_WRITE_KV | ATTN_KERNEL_GATHER_KV | ATTN_KERNEL_BATCHED_GEMM |
+               ATTN_KERNEL_QUANTIZE | ATTN_KERNEL_AMAX | ATTN_KERNEL_COPY_BLOCKS |
+               ATTN_KERNEL_COPY | ATTN_KERNEL_FILL,
+    .layer_kinds = BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) |
+                   BIT(ATTN_LAYER_ENCODER_ONLY) | BIT(ATTN_LAYER_CROSS) |
+                   BIT(ATTN_LAYER_MM_ENCODER) | BIT(ATTN_LAYER_STATIC_SINK),
+    .phases = BIT(ATTN_PHASE_PREFILL) | BIT(ATTN_PHASE_DECODE),
+    .dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32),
+    .kv_dtypes = BIT(ATTN_KV_AUTO) | BIT(ATTN_KV_F16) | BIT(ATTN_KV_BF16) | BIT(ATTN_KV_F32) |
+                 BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2),
+    .q_dtypes = BIT(ATTN_DTYPE_FP8_E4M3) | BIT(ATTN_DTYPE_FP8_E5M2) | BIT(ATTN_DTYPE_INT8),
+    .terms = BIT(ATTN_TERM_COUNT) - 1,
+    .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_LSE |
+                ATTN_FEATURE_BLOCK_TABLE_ROW | ATTN_FEATURE_MIXED_BATCH |
+                ATTN_FEATURE_UPDATE_BLOCK_TABLE | ATTN_FEATURE_FUSED_ROPE |
+                ATTN_FEATURE_FUSED_ROPE_NORM | ATTN_FEATURE_BATCH_INVARIANT |
+                ATTN_FEATURE_BATCH_INVARIANT_PREFIX | ATTN_FEATURE_QUANTIZED_QUERY |
+                ATTN_FEATURE_DEVICE_SEQ_LENS | ATTN_FEATURE_FAST_PREFILL,
+    .walks = ATTN_WALK_NHD | ATTN_WALK_HND | ATTN_WALK_PACKED | ATTN_WALK_SEPARATE_STRIDES,
+    .layouts = BIT(ATTN_KV_LAYOUT_NHD) | BIT(ATTN_KV_LAYOUT_HND) | BIT(ATTN_KV_LAYOUT_NHD_INNER) |
+               BIT(ATTN_KV_LAYOUT_HND_INNER) | BIT(ATTN_KV_LAYOUT_HND_ROWS) |
+               BIT(ATTN_KV_LAYOUT_PACKED_K),
+    .k_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR) | BIT(ATTN_SCALE_PER_HEAD),
+    .v_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR) | BIT(ATTN_SCALE_PER_HEAD),
+    .p_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR),
+    .output_forms = BIT(ATTN_OUTPUT_PLAIN),
+    .head_sizes = head_sizes,
+    .block_sizes = block_sizes,
+    .num_head_sizes = 1,
+    .num_block_sizes = 1,
+    .preferred_layout = ATTN_KV_LAYOUT_NHD,
+    .preferred_block_size = 16,
+    .graph_level = ATTN_GRAPH_ALWAYS, /* lengths, tables and slots are read when a step runs */
+    .graph_fill_seq_len = 1,
+    .reorder_threshold = 1,
+    .rank = {0, 0},
+};
+
+static const struct attn_kernels kernels = {
+    .struct_size = sizeof kernels,
+    .attend = ref_attend,
+    .write_kv = ref_write_kv,
+    .merge_states = ref_merge_states,
+    .rope_write_kv = ref_rope_write_kv,
+    .gather_kv = ref_gather_kv,
+    .batched_gemm = ref_batched_gemm,
+    .quantize = ref_quantize,
+    .amax = ref_amax,
+    .copy_blocks = ref_copy_blocks,
+    .copy = ref_copy,
+    .fill = ref_fill,
+    .update_block_table = ref_update_block_table,
+};
+
+static attn_status ref_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
+                             struct attn_error *error)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    const struct attn_device_info device = {
+        .struct_size = sizeof device,
+        .device = {ATTN_DEVICE_CPU, 0},
+        .name = "CPU",
+#if defined(__aarch64__)
+        .arch = "aarch64",
+#else
+        .arch = "x86-64",
+#endif
+        .isa = "",
+        .num_multiprocessors = cores > 0 ? (int32_t)cores : 1,
+        .memory_bytes = pages > 0 ? (int64_t)pages * page_bytes : 0,
+    };
+    attn_status status = sink->device(sink->user, &device);
+    (void)host;
+    if (status == ATTN_OK) {
+        status = sink->backend(sink->user, &caps);
+    }
+    if (status != ATTN_OK) {
+        return plugin_error(error, status, "probe", "the sink refused what cpu_ref declares");
+    }
+    return ATTN_OK;
+}
+
+static attn_status ref_create(const struct attn_host *host, const char *backend,
+                              const char *variant, struct attn_device device,
+                              attn_instance **instance, const struct attn_kernels **table,
+                              struct attn_error *error)
+{
+    *instance = NULL;
+    *table = NULL;
+    if (strcmp(backend, caps.name) != 0 || variant[0] != '\0' || device.type != ATTN_DEVICE_CPU) {
+        return plugin_error(error, ATTN_ERROR_NOT_FOUND, "backend",
+                            "%s@%s on device type %d; cpu_ref on type %d is here", backend, variant,
+                            device.type, ATTN_DEVICE_CPU);
+    }
+    *instance = host->allocate(host->user, sizeof **instance, _Alignof(struct attn_instance));
+    if (*instance == NULL) {
+        return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "instance", "%zu bytes",
+                            sizeof **instance);
+    }
+    (*instance)->host = host;
+    *table = &kernels;
+    return ATTN_OK;
+}
+
+static void ref_destroy(attn_instance *instance)
+{
+    if (instance != NULL) {
+        instance->host->release(instance->host->user, instance, sizeof *instance);
+    }
+}
+
+static const struct attn_plugin plugin_table = {
+    .struct_size = sizeof plugin_table,
+    .abi_version = ATTN_ABI_VERSION,
+    .name = "cpu_ref",
+    .version = "0.1.0",
+    .vendor = "libattn",
+    .probe = ref_probe,
+    .create = ref_create,
+    .destroy = ref_destroy,
+};
+
+attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
+                              const struct attn_plugin **plugin, struct attn_error *error)
+{
+    *plugin = NULL;
+    if (abi_version_min > ATTN_ABI_VERSION || abi_version_max < ATTN_ABI_VERSION) {
+        return plugin_error(error, ATTN_ERROR_ABI_VERSION, "abi_version",
+                            "%u.%u to %u.%u was asked; cpu_ref speaks %u.%u",
+                            ATTN_VERSION_MAJOR(abi_version_min), ATTN_VERSION_MINOR(abi_version_min),
+                            ATTN_VERSION_MAJOR(abi_version_max), ATTN_VERSION_MINOR(abi_version_max),
+                            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
+                            ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
+    }
+    *plugin = &plugin_table;
+    return ATTN_OK;
+}

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* quantize, amax and batched_gemm. */
+#include <math.h>
+
+#include "common/number.h"
+#include "common/tensors.h"
+#include "reference.h"
+
+#define FP8_LARGEST 448.0
+#define GROUP_LEAST_AMAX 1e-10
+#define NVFP4_BLOCK 16
+
+static double amax_of(const double *row, int32_t count)
+{
+    double largest = 0;
+    for (int32_t i = 0; i < count; i++) {
+        largest = fmax(largest, fabs(row[i]));
+    }
+    return largest;
+}
+
+/* Element `at` of a row of scales of one token; group forms may be column-major. */
+static float *scale_at(const struct attn_quantize_args *args, int64_t token, int64_t group)
+{
+    const struct attn_tensor *scales = args->block_scales;
+    int64_t i = args->scale_column_major ? group : token;
+    int64_t j = args->scale_column_major ? token : group;
+    return (float *)((uint8_t *)scales->data + scales->byte_offset) + i * tensor_stride(scales, 0) +
+           j * tensor_stride(scales, 1);
+}
+
+/* Columns c .. c+count-1 of a token's [heads, D] row, taken as one row of heads * D. */
+static void load_columns(const struct attn_tensor *x, int64_t token, int64_t column, int32_t count,
+                         double *row)
+{
+    for (int32_t i = 0; i < count; i++) {
+        int64_t c = column + i;
+        const uint8_t *head = tensor_row(x, token, c / x->shape[2]);
+        number_load_row(row + i, head + c % x->shape[2] * (x->dtype.bits / 8),
+                        number_dtype_name(x->dtype), 1);
+    }
+}
+
+static void store_fp8(const struct attn_tensor *out, int64_t token, int64_t column, int32_t count,
+                      const double *row)
+{
+    for (int32_t i = 0; i < count; i++) {
+        int64_t c = column + i;
+        uint8_t *head = tensor_row(out, token, c / out->shape[2]);
+        head[c % out->shape[2]] = number_to_e4m3(row[i]);
+    }
+}
+
+static void quantize_static(const struct attn_quantize_args *args, int64_t token)
+{
+    int64_t group = args->scale_form == ATTN_SCALE_PER_HEAD ? args->x->shape[2] : 0;
+    int64_t columns = args->x->shape[1] * args->x->shape[2];
+    for (int64_t c = 0; c < columns; c++) {
+        double value, scale = args->scale[group > 0 ? c / group : 0];
+        load_columns(args->x, token, c, 1, &value);
+        value /= scale;
+        store_fp8(args->out, token, c, 1, &value);
+    }
+}
+
+static void quantize_groups(const struct attn_quantize_args *args, int64_t token, int32_t size)
+{
+    double row[128];
+    int64_t columns = args->x->shape[1] * args->x->shape[2];
+    for (int64_t c = 0; c < columns; c += size) {
+        load_columns(args->x, token, c, size, row);
+        double scale = fmax(amax_of(row, size), GROUP_LEAST_AMAX) / FP8_LARGEST;
+        if (args->scale_pow2) {
+            scale = exp2(ceil(log2(scale)));
+        }
+        scale = (float)scale;
+        *scale_at(args, token, c / size) = (float)scale;
+        for (int32_t i = 0; i < size; i++) {
+            row[i] /= scale;
+        }
+        store_fp8(args->out, token, c, size, row);
+    }
+}
+
+/* block scale = e4m3(g amax / 6), value = e2m1(x g / block scale), two to a byte, even column low. */
+static void quantize_nvfp4(const struct attn_quantize_args *args, int64_t token)
+{
+    double row[NVFP4_BLOCK];
+    double global = args->scale != NULL ? *args->scale : 1;
+    int64_t columns = args->x->shape[1] * args->x->shape[2];
+    const struct attn_tensor *scales = args->block_scales;
+    uint8_t *out_row = (uint8_t *)args->out->data + args->out->byte_offset +
+                       token * tensor_stride(args->out, 0);
+    uint8_t *scale_row = (uint8_t *)scales->data + scales->byte_offset +
+                         token * tensor_stride(scales, 0);
+    for (int64_t c = 0; c < columns; c += NVFP4_BLOCK) {
+        load_columns(args->x, token, c, NVFP4_BLOCK, row);
+        uint8_t code = number_to_e4m3(global * amax_of(row, NVFP4_BLOCK) / 6);
+        double block_scale = number_from_e4m3(code);
+        scale_row[c / NVFP4_BLOCK] = code;
+        for (int32_t i = 0; i < NVFP4_BLOCK; i += 2) {
+            double low = block_scale == 0 ? 0 : row[i] * global / block_scale;
+            double high = block_scale == 0 ? 0 : row[i + 1] * global / block_scale;
+            out_row[(c + i) / 2] = (uint8_t)(number_to_e2m1(low) | number_to_e2m1(high) << 4);
+        }
+    }
+}
+
+attn_status ref_quantize(const struct attn_quantize_args *args, struct attn_error *error)
+{
+    int32_t group = args->form == ATTN_OUTPUT_FP8_GROUP_64 ? 64 : 128;
+    int64_t columns;
+    if (args->x == NULL || args->out == NULL || args->x->ndim != 3) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "x", "x [T, heads, D] and out");
+    }
+    columns = args->x->shape[1] * args->x->shape[2];
+    if (args->form == ATTN_OUTPUT_FP8_STATIC ? args->scale == NULL : args->block_scales == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "scale",
+                            "form %d needs %s", args->form,
+                            args->form == ATTN_OUTPUT_FP8_STATIC ? "scale" : "block_scales");
+    }
+    if (args->form == ATTN_OUTPUT_NVFP4) {
+        group = NVFP4_BLOCK;
+    }
+    if (args->form != ATTN_OUTPUT_FP8_STATIC && columns % group != 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form",
+                            "%lld columns; form %d needs a multiple of %d", (long long)columns,
+                            args->form, group);
+    }
+    for (int64_t t = 0; t < args->x->shape[0]; t++) {
+        switch (args->form) {
+        case ATTN_OUTPUT_FP8_STATIC:
+            quantize_static(args, t);
+            break;
+        case ATTN_OUTPUT_FP8_GROUP_64:
+        case ATTN_OUTPUT_FP8_GROUP_128:
+            quantize_groups(args, t, group);
+            break;
+        case ATTN_OUTPUT_NVFP4:
+            quantize_nvfp4(args, t);
+            break;
+        default:
+            return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form", "%d; 1 to 4",
+                                args->form);
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status ref_amax(const struct attn_amax_args *args, struct attn_error *error)
+{
+    double row[REF_MAX_HEAD_SIZE];
+    if (args->x == NULL || args->out == NULL || args->x->ndim != 3 ||
+        args->x->shape[2] > REF_MAX_HEAD_SIZE || number_dtype_name(args->x->dtype) < 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "x",
+                            "x [T, heads, D up to %d] of a known dtype, and out",
+                            REF_MAX_HEAD_SIZE);
+    }
+    int64_t count = args->per_head ? args->x->shape[1] : 1;
+    for (int64_t i = 0; i < count && !args->accumulate; i++) {
+        args->out[i] = 0;
+    }
+    for (int64_t t = 0; t < args->x->shape[0]; t++) {
+        for (int64_t h = 0; h < args->x->shape[1]; h++) {
+            float *out = &args->out[args->per_head ? h : 0];
+            number_load_row(row, tensor_row(args->x, t, h), number_dtype_name(args->x->dtype),
+                            args->x->shape[2]);
+            *out = fmaxf(*out, (float)amax_of(row, (int32_t)args->x->shape[2]));
+        }
+    }
+    return ATTN_OK;
+}
+
+static double element(const struct attn_tensor *tensor, int64_t b, int64_t i, int64_t j)
+{
+    double value;
+    const uint8_t *row = tensor_row(tensor, b, i);
+    number_load_row(&value, row + j * tensor_stride(tensor, 2) * (tensor->dtype.bits / 8),
+                    number_dtype_name(tensor->dtype), 1);
+    return value;
+}
+
+attn_status ref_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
+{
+    const struct attn_tensor *a = args->a, *w = args->w, *out = args->out;
+    if (a == NULL || w == NULL || out == NULL || a->ndim != 3 || w->ndim != 3 || out->ndim != 3 ||
+        a->shape[0] != w->shape[0] || a->shape[2] != w->shape[1] || out->shape[0] != a->shape[0] ||
+        out->shape[1] != a->shape[1] || out->shape[2] != w->shape[2]) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w",
+                            "a [batch, M, K], w [batch, K, N], out [batch, M, N]");
+    }
+    for (int64_t b = 0; b < a->shape[0]; b++) {
+        double scale = args->w_scale == NULL ? 1 : args->w_scale[args->w_scale_count > 1 ? b : 0];
+        for (int64_t i = 0; i < a->shape[1]; i++) {
+            for (int64_t n = 0; n < w->shape[2]; n++) {
+                double sum = 0;
+                for (int64_t k = 0; k < a->shape[2]; k++) {
+                    sum += element(a, b, i, k) * element(w, b, k, n);
+                }
+                sum *= scale;
+                uint8_t *row = tensor_row(out, b, i);
+                number_store_row(row + n * tensor_stride(out, 2) * (out->dtype.bits / 8), &sum,
+                                 number_dtype_name(out->dtype), 1);
+            }
+        }
+    }
+    return ATTN_OK;
+}

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which keys a query sees, and what position adds to their scores. */
+#include <math.h>
+
+#include "reference.h"
+
+static bool in_window(const struct attn_layer_desc *layer, int64_t p, int64_t j)
+{
+    if (!layer->has_window) {
+        return true;
+    }
+    return (layer->window_left < 0 || j >= p - layer->window_left) &&
+           (layer->window_right < 0 || j <= p + layer->window_right);
+}
+
+static bool in_chunk(const struct attn_layer_desc *layer, int64_t p, int64_t j)
+{
+    return layer->chunk_size == 0 ||
+           p / layer->chunk_size - j / layer->chunk_size <= layer->chunk_lookback;
+}
+
+/* Both positions in one span, where attention is bidirectional. */
+static bool in_span(const struct query *query, int64_t j)
+{
+    const struct attn_batch *batch = query->batch;
+    int64_t p = query->position;
+    if (!query->layer->prefix_lm || batch->spans == NULL) {
+        return false;
+    }
+    int32_t window = query->layer->prefix_lm_window;
+    for (int32_t s = batch->span_start_loc[query->request];
+         s < batch->span_start_loc[query->request + 1]; s++) {
+        int32_t first = batch->spans[2 * s], last = batch->spans[2 * s + 1];
+        if (p >= first && p <= last && j >= first && j <= last) {
+            return window == 0 || p - j < window;
+        }
+    }
+    return false;
+}
+
+/* Between the step's own tokens the tree's bits decide, too. */
+static bool in_tree(const struct query *query, int64_t j)
+{
+    const struct attn_batch *batch = query->batch;
+    int64_t column = j - query->own;
+    if (query->layer->tree_mask != ATTN_TREE_BITS || batch->tree == NULL || column < 0) {
+        return true;
+    }
+    const uint32_t *row = (const uint32_t *)batch->tree +
+                          query->request * batch->tree_stride_request +
+                          query->index * batch->tree_stride_row;
+    return row[column / 32] >> (column % 32) & 1;
+}
+
+bool query_sees(const struct query *query, int64_t j)
+{
+    int64_t p = query->position;
+    bool plain = (!query->causal || j <= p) && in_window(query->layer, p, j) &&
+                 in_chunk(query->layer, p, j);
+    return (plain || in_span(query, j)) && in_tree(query, j);
+}
+
+void query_key_range(const struct query *query, int64_t *first, int64_t *end)
+{
+    int64_t p = query->position;
+    *first = 0;
+    *end = query->length;
+    if (query->layer->prefix_lm && query->batch->spans != NULL) {
+        return;
+    }
+    if (query->layer->has_window && query->layer->window_left >= 0) {
+        *first = p - query->layer->window_left > 0 ? p - query->layer->window_left : 0;
+    }
+    if (query->layer->chunk_size > 0) {
+        int64_t chunk = p / query->layer->chunk_size - query->layer->chunk_lookback;
+        int64_t from = chunk > 0 ? chunk * query->layer->chunk_size : 0;
+        *first = from > *first ? from : *first;
+    }
+    if (query->causal && p + 1 < *end) {
+        *end = p + 1;
+    }
+}
+
+double alibi_bias(int32_t alibi, double slope, int64_t position, int64_t j)
+{
+    double distance = (double)(position - j);
+    switch (alibi) {
+    case ATTN_ALIBI_LINEAR:
+        return -slope * fabs(distance);
+    case ATTN_ALIBI_SQRT:
+        return distance >= 0 ? -slope * sqrt(distance) : 0;
+    default:
+        return 0;
+    }
+}
+
+double query_bias(const struct query *query, double slope, int64_t j)
+{
+    const struct attn_batch *batch = query->batch;
+    double bias = alibi_bias(query->layer->alibi, slope, query->position, j);
+    int64_t column = j - query->own;
+    if (query->layer->tree_mask == ATTN_TREE_BIAS && batch->tree != NULL && column >= 0) {
+        const float *row = (const float *)batch->tree +
+                           query->request * batch->tree_stride_request +
+                           query->index * batch->tree_stride_row;
+        bias += row[column];
+    }
+    return bias;
+}

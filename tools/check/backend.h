@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A plugin file, loaded as the core would load it but without the core: entry, probe, create. */
+#ifndef CHECK_BACKEND_H
+#define CHECK_BACKEND_H
+
+#include <attn/plugin.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+/* Host services that count what a plugin takes. */
+struct check_host {
+    struct attn_host host;
+    atomic_long allocations;
+};
+
+struct backend {
+    struct check_host services;
+    const struct attn_plugin *plugin;
+    struct attn_backend_caps caps; /* as reported; arrays and text copied */
+    attn_instance *instance;
+    struct attn_kernels kernels; /* zero behind what the plugin knows */
+    int32_t num_reported;        /* backends that the probe named */
+};
+
+/* `name` NULL or "name[@variant]": the first backend that fits. On failure nothing is left to finish. */
+attn_status backend_open(struct backend *backend, const char *file, const char *name,
+                         struct attn_error *error);
+void backend_close(struct backend *backend);
+
+#endif

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of the device under test. CPU memory is malloc's; CUDA's comes from the driver, opened at run time. */
+#ifndef CHECK_DEVICE_H
+#define CHECK_DEVICE_H
+
+#include <attn/status.h>
+#include <attn/tensor.h>
+#include <stdbool.h>
+
+struct device {
+    struct attn_device device;
+    void *driver;  /* dlopen handle, or NULL */
+    void *context; /* the primary context, retained */
+    int (*alloc)(uint64_t *address, size_t bytes);
+    int (*release)(uint64_t address);
+    int (*to_device)(uint64_t destination, const void *source, size_t bytes);
+    int (*to_host)(void *destination, uint64_t source, size_t bytes);
+    int (*synchronize)(void);
+    int (*stream_create)(void **stream, unsigned flags);
+    int (*stream_destroy)(void *stream);
+    int (*context_release)(int device);
+};
+
+attn_status device_init(struct device *device, struct attn_device which, struct attn_error *error);
+void device_finish(struct device *device);
+void *device_alloc(const struct device *device, size_t bytes); /* NULL: no memory */
+void device_free(const struct device *device, void *memory);
+bool device_write(const struct device *device, void *destination, const void *source, size_t bytes);
+/* Waits for everything on the device first. */
+bool device_read(const struct device *device, void *destination, const void *source, size_t bytes);
+void *device_stream_create(const struct device *device); /* NULL on a CPU */
+void device_stream_destroy(const struct device *device, void *stream);
+
+#endif

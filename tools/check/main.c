@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attn-check: holds a backend to everything that it declares, against cpu_ref, through the public ABI. */
+#include <fnmatch.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels.h"
+#include "report.h"
+#include "resolve.h"
+#include "steps.h"
+
+#define EXIT_USAGE 2
+#define EXIT_ABSENT 77
+#define FULL_EXTRA_CASES 1500
+#define CASE_NAME_SIZE 320
+
+static const char usage[] =
+    "usage: attn-check NAME|FILE.so [--quick|--full] [--filter GLOB] [--seed S] [--list]\n"
+    "                  [--junit FILE] [--fail-fast] [--json] [--help] [--version]\n"
+    "\n"
+    "Holds a backend to everything that it declares, element by element, against cpu_ref.\n"
+    "NAME is a backend that the core finds (`cpu_simd`, `cpu_simd@avx2`); FILE.so a plugin.\n"
+    "\n"
+    "  --quick        a covering array of pairs, each case in one way (default)\n"
+    "  --full         the same in every way, and 1,500 random cases\n"
+    "  --filter GLOB  only cases whose name matches\n"
+    "  --seed S       of cases and inputs (default 1)\n"
+    "  --list         names the cases and runs none\n"
+    "  --junit FILE   writes the results as JUnit XML too\n"
+    "  --fail-fast    stops at the first failure\n"
+    "  --json         one JSON document on stdout\n"
+    "\n"
+    "Exit status: 0 all passed, 1 a case failed, 2 usage, 77 hardware absent.\n";
+
+struct options {
+    const char *target;
+    const char *filter;
+    const char *junit;
+    uint64_t seed;
+    bool full;
+    bool list;
+    bool json;
+    bool fail_fast;
+};
+
+static int fail_with(const char *what, const struct attn_error *error, int code)
+{
+    fprintf(stderr, "attn-check: %s: %s%s%s\n", what, error->field,
+            error->field[0] != '\0' ? ": " : "", error->message);
+    return code;
+}
+
+/* -1: go on; else the exit status. */
+static int parse(int argc, char **argv, struct options *options)
+{
+    static const struct option names[] = {
+        {"quick", no_argument, NULL, 'q'},         {"full", no_argument, NULL, 'f'},
+        {"filter", required_argument, NULL, 'g'},  {"seed", required_argument, NULL, 's'},
+        {"list", no_argument, NULL, 'l'},          {"junit", required_argument, NULL, 'u'},
+        {"json", no_argument, NULL, 'j'},          {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'v'},       {"fail-fast", no_argument, NULL, 'x'},
+        {NULL, 0, NULL, 0}};
+    char *end = NULL;
+    int c;
+    *options = (struct options){.seed = 1};
+    while ((c = getopt_long(argc, argv, "", names, NULL)) != -1) {
+        switch (c) {
+        case 'q':
+            options->full = false;
+            break;
+        case 'f':
+            options->full = true;
+            break;
+        case 'g':
+            options->filter = optarg;
+            break;
+        case 's':
+            options->seed = strtoull(optarg, &end, 10);
+            if (*optarg == '\0' || *optarg == '-' || *end != '\0') {
+                fprintf(stderr, "attn-check: --seed: '%s' is not a whole number from 0\n", optarg);
+                return EXIT_USAGE;
+            }
+            break;
+        case 'l':
+            options->list = true;
+            break;
+        case 'u':
+            options->junit = optarg;
+            break;
+        case 'j':
+            options->json = true;
+            break;
+        case 'x':
+            options->fail_fast = true;
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return EXIT_SUCCESS;
+        case 'v':
+            puts("attn-check " ATTN_VERSION);
+            return EXIT_SUCCESS;
+        default:
+            fputs(usage, stderr);
+            return EXIT_USAGE;
+        }
+    }
+    if (optind + 1 != argc) {
+        fputs(usage, stderr);
+        return EXIT_USAGE;
+    }
+    options->target = argv[optind];
+    return -1;
+}
+
+struct run {
+    const struct options *options;
+    struct trial trial;
+    struct report report;
+    struct case_space space;
+    struct attend_case *cases;
+    int32_t num_cases;
+};
+
+static bool wanted(const struct run *run, const char *name)
+{
+    if (run->options->fail_fast && run->report.counts[TRIAL_FAILED] > 0) {
+        return false;
+    }
+    return run->options->filter == NULL || fnmatch(run->options->filter, name, 0) == 0;
+}
+
+static void tell(struct run *run, const char *name, enum trial_result result)
+{
+    report_add(&run->report, name, result, run->trial.message);
+    if (isatty(STDERR_FILENO) && !run->options->json) {
+        fprintf(stderr, "\r%d cases, %d failed", run->report.num_lines,
+                run->report.counts[TRIAL_FAILED]);
+    }
+}
+
+static void run_attends(struct run *run)
+{
+    for (int32_t i = 0; i < run->num_cases; i++) {
+        char name[CASE_NAME_SIZE], full_name[CASE_NAME_SIZE + 40];
+        case_name(&run->space, &run->cases[i], name, sizeof name);
+        for (int32_t way = 0; way < TRIAL_WAY_COUNT; way++) {
+            /* Quick: one way a case, in turn; an undeclared way is another plain run. */
+            if (!run->options->full && way != i % TRIAL_WAY_COUNT) {
+                continue;
+            }
+            bool declared = trial_way_declared(&run->trial.tested->caps, way);
+            if (!declared && run->options->full) {
+                continue;
+            }
+            int32_t taken = declared ? way : TRIAL_PLAIN;
+            snprintf(full_name, sizeof full_name, "%s.%s.%d", name, trial_way_names[taken], i);
+            if (!wanted(run, full_name)) {
+                continue;
+            }
+            if (run->options->list) {
+                puts(full_name);
+                continue;
+            }
+            tell(run, full_name,
+                 trial_attend(&run->trial, &run->space, &run->cases[i],
+                              run->options->seed + (uint64_t)i, taken));
+        }
+    }
+}
+
+static void run_kernels(struct run *run)
+{
+    for (int32_t i = 0; i < num_kernel_cases; i++) {
+        bool declared = (run->trial.tested->caps.kernels & kernel_cases[i].kernel) != 0;
+        if (!declared || !wanted(run, kernel_cases[i].name)) {
+            continue;
+        }
+        if (run->options->list) {
+            puts(kernel_cases[i].name);
+            continue;
+        }
+        tell(run, kernel_cases[i].name, kernel_cases[i].run(&run->trial, run->options->seed));
+    }
+    if (wanted(run, "two_threads")) {
+        if (run->options->list) {
+            puts("two_threads");
+            return;
+        }
+        tell(run, "two_threads",
+             steps_two_threads(&run->trial, &run->space, run->cases, run->num_cases,
+                               run->options->seed));
+    }
+}
+
+static bool declared_slots_there(const struct backend *backend, struct attn_error *error)
+{
+    const struct attn_kernels *k = &backend->kernels;
+    const bool there[ATTN_KERNEL_COUNT] = {
+        k->attend != NULL,        k->write_kv != NULL,          k->merge_states != NULL,
+        k->rope_write_kv != NULL, k->attend_mla != NULL,        k->attend_mla_sparse != NULL,
+        k->gather_kv != NULL,     k->gated_delta != NULL,       k->batched_gemm != NULL,
+        k->quantize != NULL,      k->amax != NULL,              k->copy_blocks != NULL,
+        k->copy != NULL,          k->fill != NULL};
+    for (int32_t i = 0; i < ATTN_KERNEL_COUNT; i++) {
+        if (there[i] != (backend->caps.kernels >> i & 1)) {
+            snprintf(error->field, sizeof error->field, "kernels");
+            snprintf(error->message, sizeof error->message,
+                     "bit %d of the declared mask says %d, the table's slot %d", i,
+                     (int)(backend->caps.kernels >> i & 1), there[i]);
+            return false;
+        }
+    }
+    return true;
+}
+
+static int run_suite(struct run *run)
+{
+    const struct options *options = run->options;
+    struct attn_error error = ATTN_ERROR_INIT;
+    if (!declared_slots_there(run->trial.tested, &error)) {
+        return fail_with("declared capabilities", &error, EXIT_FAILURE);
+    }
+    if (!case_space_init(&run->space, &run->trial.tested->caps)) {
+        snprintf(error.message, sizeof error.message,
+                 "a factor has no declared value: no case can be made");
+        return fail_with("declared capabilities", &error, EXIT_FAILURE);
+    }
+    if (!case_space_cover(&run->space, options->seed, options->full ? FULL_EXTRA_CASES : 0,
+                          &run->cases, &run->num_cases)) {
+        snprintf(error.message, sizeof error.message, "no memory for the cases");
+        return fail_with(options->target, &error, EXIT_FAILURE);
+    }
+    run_kernels(run);
+    run_attends(run);
+    if (options->list) {
+        return EXIT_SUCCESS;
+    }
+    if (isatty(STDERR_FILENO) && !options->json) {
+        fputc('\n', stderr);
+    }
+    if (options->json) {
+        run->report.failed |= !report_json(&run->report, &run->trial.tested->caps);
+    } else {
+        report_text(&run->report);
+    }
+    if (options->junit != NULL && !report_junit(&run->report, options->junit)) {
+        snprintf(error.message, sizeof error.message, "cannot be written");
+        return fail_with(options->junit, &error, EXIT_FAILURE);
+    }
+    bool passed = run->report.counts[TRIAL_FAILED] == 0 && run->report.counts[TRIAL_PASSED] > 0;
+    return passed && !run->report.failed ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options;
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct resolved resolved;
+    struct backend reference, tested;
+    struct device device;
+    int code = parse(argc, argv, &options);
+    if (code >= 0) {
+        return code;
+    }
+    if (resolve(&resolved, options.target, &error) != ATTN_OK) {
+        return fail_with(options.target, &error,
+                         error.status == ATTN_ERROR_ABSENT ? EXIT_ABSENT : EXIT_FAILURE);
+    }
+    if (backend_open(&reference, resolved.reference, "cpu_ref", &error) != ATTN_OK) {
+        return fail_with("cpu_ref", &error, EXIT_FAILURE);
+    }
+    attn_status status = backend_open(&tested, resolved.file, resolved.name, &error);
+    if (status == ATTN_OK) {
+        status = device_init(&device, tested.caps.device, &error);
+        if (status == ATTN_OK) {
+            struct run run = {.options = &options,
+                              .trial = {&reference, &tested, &device, "", 0, false},
+                              .report = {.backend = tested.caps.name,
+                                         .target = options.target,
+                                         .seed = options.seed}};
+            code = run_suite(&run);
+            report_finish(&run.report);
+            case_space_finish(&run.space);
+            free(run.cases);
+            device_finish(&device);
+        }
+        backend_close(&tested);
+    }
+    backend_close(&reference);
+    if (status != ATTN_OK) {
+        return fail_with(options.target, &error,
+                         status == ATTN_ERROR_ABSENT ? EXIT_ABSENT : EXIT_FAILURE);
+    }
+    return code;
+}

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Number formats of activations: what the suite writes into inputs and reads from outputs. */
+#ifndef CHECK_NUMBER_H
+#define CHECK_NUMBER_H
+
+#include <attn/tensor.h>
+
+struct attn_dtype number_dtype(int32_t dtype_name);
+size_t number_bytes(int32_t dtype_name);
+const char *number_name(int32_t dtype_name);
+/* Rounds to nearest even; fp8 saturates. `at` counts elements. */
+void number_store(void *memory, int64_t at, int32_t dtype_name, double value);
+double number_load(const void *memory, int64_t at, int32_t dtype_name);
+
+#endif

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One attend with its inputs in an image, and its arguments bound to any copy of that image. */
+#ifndef CHECK_PROBLEM_H
+#define CHECK_PROBLEM_H
+
+#include <attn/kernels.h>
+
+#include "cases.h"
+#include "image.h"
+
+#define PROBLEM_MAX_REQS 16
+
+struct request {
+    int32_t query_len;
+    int32_t seq_len; /* keys, the step's own included; without a cache: keys */
+};
+
+/* Offsets of the buffers in the image. */
+struct problem_buffers {
+    size_t q, k, v, out, lse;
+    size_t k_cache, v_cache;
+    size_t context_k, context_v, context_slots;
+    size_t query_start_loc, key_start_loc, seq_lens, block_table, block_table_row, slot_mapping;
+    size_t other_table; /* valid blocks of nobody in particular */
+    size_t causal, sinks, alibi_slopes, k_scale, v_scale, sink_k, sink_v;
+    size_t spans, span_start_loc, tree;
+};
+
+struct problem {
+    const struct case_space *space;
+    struct attend_case attend_case;
+    struct factor_value v[FACTOR_COUNT];
+    struct image image;
+    struct problem_buffers at;
+    struct request requests[PROBLEM_MAX_REQS];
+    int32_t num_reqs;
+    int32_t num_tokens; /* of q and out, padding rows included */
+    int32_t num_actual_tokens;
+    int32_t num_keys; /* rows of k and v */
+    int32_t num_context;
+    int32_t num_spans;
+    int64_t num_blocks;
+    int64_t table_stride;
+    int32_t phase;
+    bool paged;
+};
+
+/* The arguments over one copy of the image. `host` is the initial image, where host arrays stay. */
+struct binding {
+    struct attn_layer_desc layer;
+    struct attn_layer_params params;
+    struct attn_batch batch;
+    struct attn_kv_view k_cache, v_cache;
+    struct attn_tensor q, k, v, out, lse, sink_k, sink_v, context_k, context_v;
+    int64_t shapes[9][3], strides[9][3];
+    struct attn_attend_args attend;
+    struct attn_write_kv_args write;
+    struct attn_write_kv_args write_context;
+};
+
+/* Random inputs with logits of standard deviation 4 and a needle per request and head. The cache's context is not
+ * filled yet: the reference writes it (see problem_bind's write_context). */
+bool problem_init(struct problem *problem, const struct case_space *space,
+                  const struct attend_case *attend_case, uint64_t seed);
+void problem_finish(struct problem *problem);
+
+/* `base` is the copy's address in the memory of `device`; `host` an equal copy that the host can read. */
+void problem_bind(const struct problem *problem, struct binding *binding, uint8_t *base,
+                  uint8_t *host, struct attn_device device);
+
+#endif

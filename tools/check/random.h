@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A small seeded generator (SplitMix64, Steele, Lea, Flood 2014): the same inputs on every machine. */
+#ifndef CHECK_RANDOM_H
+#define CHECK_RANDOM_H
+
+#include <math.h>
+#include <stdint.h>
+
+static inline uint64_t random_bits(uint64_t *state)
+{
+    uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+static inline int32_t random_below(uint64_t *state, int32_t count)
+{
+    return (int32_t)(random_bits(state) % (uint64_t)count);
+}
+
+static inline double random_unit(uint64_t *state)
+{
+    return (double)((random_bits(state) >> 11) + 1) * 0x1p-53;
+}
+
+static inline double random_normal(uint64_t *state)
+{
+    double radius = sqrt(-2 * log(random_unit(state)));
+    return radius * cos(6.283185307179586 * random_unit(state));
+}
+
+#endif

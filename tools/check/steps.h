@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Promises about steps as such: threads beside each other, and the same bits whatever else is in the batch. */
+#ifndef CHECK_STEPS_H
+#define CHECK_STEPS_H
+
+#include "trial.h"
+
+/* Two threads attend at once, each with its own case. */
+enum trial_result steps_two_threads(struct trial *trial, const struct case_space *space,
+                                    const struct attend_case *cases, int32_t num_cases,
+                                    uint64_t seed);
+
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "library.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CORE_NAME "libattn.so.1"
+
+/* The folder of this executable, ending in '/'; empty if it cannot be told. */
+static void own_folder(char *folder, size_t size)
+{
+    ssize_t length = readlink("/proc/self/exe", folder, size - 1);
+    folder[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(folder, '/');
+    if (slash != NULL) {
+        slash[1] = '\0';
+    }
+}
+
+attn_status library_open(const struct attn_api **api, struct attn_error *error)
+{
+    /* From build/tools/NAME, from an installed bin/NAME, by the loader's own search. */
+    static const char *const places[] = {"../core/" CORE_NAME, "../" ATTN_LIBDIR "/" CORE_NAME, NULL};
+    char folder[3072], path[4096];
+    void *library = NULL, *symbol = NULL;
+    attn_get_api_fn *get_api;
+    own_folder(folder, sizeof folder);
+    for (int i = 0; places[i] != NULL && library == NULL && folder[0] != '\0'; i++) {
+        snprintf(path, sizeof path, "%s%s", folder, places[i]);
+        if (access(path, R_OK) == 0) {
+            library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        }
+    }
+    if (library == NULL) {
+        library = dlopen(CORE_NAME, RTLD_NOW | RTLD_LOCAL);
+    }
+    if (library != NULL) {
+        symbol = dlsym(library, ATTN_GET_API_SYMBOL);
+    }
+    if (symbol == NULL) {
+        const char *why = dlerror();
+        error->status = ATTN_ERROR_NOT_FOUND;
+        snprintf(error->field, sizeof error->field, "%s", CORE_NAME);
+        snprintf(error->message, sizeof error->message, "%s", why != NULL ? why : "no entry symbol");
+        return ATTN_ERROR_NOT_FOUND;
+    }
+    memcpy(&get_api, &symbol, sizeof get_api);
+    return get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, api, error);
+}
