@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a model is once it is bound: instances of backends, layers with their caches and parameters, groups. */
+#ifndef CORE_BIND_BOUND_H
+#define CORE_BIND_BOUND_H
+
+#include <attn/api.h>
+#include <pthread.h>
+
+#include "select/assignment.h"
+
+/* A backend, created on the model's device. */
+struct instance {
+    int32_t backend; /* index in the runtime */
+    const struct attn_backend_caps *caps;
+    const struct attn_plugin *plugin;
+    attn_instance *handle;
+    struct attn_kernels kernels; /* zero behind what the plugin knows */
+};
+
+/* A composed step is made of parts; each is an attend of its own with a rewritten layer. */
+enum part {
+    PART_MAIN,   /* the layer itself, or what is left of it beside the others */
+    PART_PREFIX, /* cascade: the common prefix, not causal, without the sinks' logits */
+    PART_SINK,   /* static sink: contiguous fixed keys */
+    PART_COUNT
+};
+
+/* What serves a layer in one phase. */
+struct served {
+    struct instance *instance;
+    uint32_t composed; /* ATTN_COMPOSE_* */
+    int32_t graph_level;
+    int32_t plan_group;
+    attn_state *states[PART_COUNT];
+    bool prepared[PART_COUNT];
+};
+
+struct attn_layer {
+    attn_model *model;
+    int32_t index;
+    int32_t group; /* block-table group */
+    int32_t slot;  /* place among the layers of its group */
+    struct layer layer;
+    struct served served[ATTN_PHASE_COUNT];
+    struct attn_layer_desc parts[PART_COUNT];         /* as kernels see them */
+    struct attn_layer_params part_params[PART_COUNT]; /* likewise */
+    struct attn_kv_spec spec;
+    struct attn_kv_view k_cache, v_cache; /* data NULL: not bound */
+    bool has_v_cache;
+    struct attn_tensor sink_k, sink_v; /* copies of the tensors of params */
+    int64_t sink_shapes[2][3], sink_strides[2][3];
+    bool params_bound;
+};
+
+struct attn_model {
+    attn_runtime *runtime;
+    struct attn_device device;
+    struct attn_model_options options;
+    struct arena arena;
+    struct instance *instances;
+    int32_t num_instances;
+    attn_layer *layers;
+    int32_t num_layers;
+    int32_t num_groups;
+    int32_t num_plan_groups;
+    pthread_mutex_t lock; /* of states[] */
+};
+
+/* The layer whose cache this one reads: itself, or its sharing target. */
+attn_layer *layer_cache_owner(attn_layer *layer);
+
+/* Rewrites the layer for each part, after binding anything that changes them. */
+void layer_rewrite_parts(attn_layer *layer);
+
+/* Prepares a part for a phase, once; not a step. */
+attn_status layer_prepare(attn_layer *layer, int32_t phase, int32_t part, struct attn_error *error);
+void layer_release_states(attn_layer *layer);
+
+/* kv_spec.c */
+void layer_make_spec(attn_layer *layer, int32_t layout);
+/* groups.c */
+void model_make_groups(attn_model *model);
+/* instance.c */
+attn_status model_make_instance(attn_model *model, int32_t backend, struct instance **instance,
+                                struct attn_error *error);
+void instance_finish(struct instance *instance);
+
+/* Bytes of one element, or of half of one in 4-bit caches times two; see kv_row_bytes for whole rows. */
+int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value);
+
+#endif

@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory handed in: caches, states and parameters, checked before anything is kept. */
+#include <string.h>
+
+#include "bind/bound.h"
+#include "bind/model.h"
+#include "select/layer_check.h"
+#include "select/match.h"
+#include "select/names.h"
+#include "util/structs.h"
+
+#define MIN_VIEW 112 /* sizes in ABI 0.1 */
+#define MIN_STATE 64
+#define MIN_PARAMS 96
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+/* One dimension of a view, for finding overlaps. */
+struct extent {
+    int64_t count;
+    int64_t stride;
+};
+
+/* Dimensions sorted by stride: each must begin behind the end of the smaller ones. */
+static bool overlaps(struct extent *e, int32_t count, int64_t row_bytes)
+{
+    int64_t reach = row_bytes;
+    for (int32_t i = 1; i < count; i++) {
+        for (int32_t j = i; j > 0 && e[j].stride < e[j - 1].stride; j--) {
+            struct extent swapped = e[j];
+            e[j] = e[j - 1];
+            e[j - 1] = swapped;
+        }
+    }
+    for (int32_t i = 0; i < count; i++) {
+        if (e[i].count <= 1) {
+            continue;
+        }
+        if (e[i].stride < reach) {
+            return true;
+        }
+        reach = e[i].stride * (e[i].count - 1) + reach;
+    }
+    return false;
+}
+
+static attn_status check_view(const attn_layer *layer, const struct attn_kv_view *view, bool value,
+                              struct attn_error *error)
+{
+    const char *name = layer->layer.desc.name, *which = value ? "v" : "k";
+    const struct attn_layer_desc *l = &layer->layer.desc;
+    int32_t head_size = value ? l->head_size_v : l->head_size;
+    int64_t row = kv_row_bytes(l->kv_dtype, head_size, value);
+    int32_t pack = view->pack > 0 ? view->pack : head_size;
+    if (view->data == NULL || view->num_blocks <= 0) {
+        return BAD("data", "layer '%s', %s: data %p, %lld blocks; an address and at least 1 block",
+                   name, which, view->data, (long long)view->num_blocks);
+    }
+    if (view->num_heads != l->num_kv_heads || view->head_size != head_size ||
+        view->block_size != l->block_size) {
+        return BAD("num_heads",
+                   "layer '%s', %s: %d heads of %d in blocks of %d; the layer has %d heads of %d in "
+                   "blocks of %d",
+                   name, which, view->num_heads, view->head_size, view->block_size,
+                   l->num_kv_heads, head_size, l->block_size);
+    }
+    if (view->pack < 0 || head_size % pack != 0) {
+        return BAD("pack", "layer '%s', %s: pack is %d; it must divide %d", name, which, view->pack,
+                   head_size);
+    }
+    if (view->stride_block <= 0 || view->stride_slot <= 0 || view->stride_head <= 0) {
+        return BAD("stride_block", "layer '%s', %s: strides %lld, %lld, %lld; all must be above 0",
+                   name, which, (long long)view->stride_block, (long long)view->stride_slot,
+                   (long long)view->stride_head);
+    }
+    struct extent extents[4] = {{view->num_blocks, view->stride_block},
+                                {view->block_size, view->stride_slot},
+                                {view->num_heads, view->stride_head},
+                                {head_size / pack, view->stride_pack}};
+    bool packed = pack < head_size;
+    if (overlaps(extents, packed ? 4 : 3, packed ? row / head_size * pack : row)) {
+        return BAD("stride_slot",
+                   "layer '%s', %s: strides (block %lld, slot %lld, head %lld, pack %lld bytes) "
+                   "make rows of %lld bytes overlap",
+                   name, which, (long long)view->stride_block, (long long)view->stride_slot,
+                   (long long)view->stride_head, (long long)view->stride_pack, (long long)row);
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_walk(const attn_layer *layer, const struct attn_kv_view *view, bool value,
+                              struct attn_error *error)
+{
+    const char *name = layer->layer.desc.name, *which = value ? "v" : "k";
+    bool packed = view->pack > 0 && view->pack < view->head_size;
+    bool nhd = view->stride_slot >= view->stride_head;
+    uint64_t walk = layer->layer.mla != NULL ? ATTN_WALK_LATENT : nhd ? ATTN_WALK_NHD : ATTN_WALK_HND;
+    walk |= packed ? ATTN_WALK_PACKED : 0;
+    if (view->num_heads == 1 || view->block_size == 1) { /* both orders are the same */
+        walk &= ~(ATTN_WALK_NHD | ATTN_WALK_HND);
+    }
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        const struct attn_backend_caps *caps = layer->served[phase].instance->caps;
+        if ((caps->walks & walk) != walk) {
+            return error_set(error, ATTN_ERROR_UNSUPPORTED, "walks",
+                             "layer '%s', %s: the view is %s%s, and %s for %s does not walk it", name,
+                             which, nhd ? "nhd" : "hnd", packed ? ", packed" : "", caps->name,
+                             name_of_phase(phase));
+        }
+        if (caps->kv_alignment > 1 &&
+            ((uintptr_t)view->data % (uintptr_t)caps->kv_alignment != 0 ||
+             view->stride_block % caps->kv_alignment != 0 ||
+             view->stride_slot % caps->kv_alignment != 0 ||
+             view->stride_head % caps->kv_alignment != 0)) {
+            return BAD("data", "layer '%s', %s: address %p or a stride is not a multiple of %d bytes, "
+                       "which %s needs", name, which, view->data, caps->kv_alignment, caps->name);
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
+                          const struct attn_kv_view *v, struct attn_error *error)
+{
+    struct attn_kv_view views[2];
+    if (layer == NULL) {
+        return BAD("layer", "layer is NULL");
+    }
+    if (layer->spec.kind == ATTN_KV_SPEC_NONE || layer->spec.kind == ATTN_KV_SPEC_GDN_STATE) {
+        return BAD("layer", "layer '%s' takes no cache: %s", layer->layer.desc.name,
+                   layer->layer.sharing_target >= 0 ? "it reads that of its kv_sharing_target"
+                                                    : "its kind has none");
+    }
+    bool latent = layer->layer.mla != NULL;
+    if (k == NULL || (v == NULL) != latent) {
+        return BAD("v", "layer '%s': k %p, v %p; %s", layer->layer.desc.name, (const void *)k,
+                   (const void *)v, latent ? "an MLA layer has k only" : "both are needed");
+    }
+    attn_status status = struct_read(&views[0], sizeof views[0], MIN_VIEW, k, "attn_kv_view", error);
+    if (status == ATTN_OK && v != NULL) {
+        status = struct_read(&views[1], sizeof views[1], MIN_VIEW, v, "attn_kv_view", error);
+    }
+    for (int32_t i = 0; i < (latent ? 1 : 2) && status == ATTN_OK; i++) {
+        status = check_view(layer, &views[i], i == 1, error);
+        status = status == ATTN_OK ? check_walk(layer, &views[i], i == 1, error) : status;
+    }
+    if (status == ATTN_OK && !latent && views[0].num_blocks != views[1].num_blocks) {
+        status = BAD("num_blocks", "layer '%s': k has %lld blocks, v %lld", layer->layer.desc.name,
+                     (long long)views[0].num_blocks, (long long)views[1].num_blocks);
+    }
+    if (status == ATTN_OK) {
+        layer->k_cache = views[0];
+        layer->has_v_cache = !latent;
+        if (!latent) {
+            layer->v_cache = views[1];
+        }
+    }
+    return status;
+}
+
+/* State as two views, see gdn.h: kernels take all memory alike. */
+attn_status layer_bind_state(attn_layer *layer, const struct attn_gdn_state *state,
+                             struct attn_error *error)
+{
+    struct attn_gdn_state read;
+    if (layer == NULL || layer->layer.gdn == NULL) {
+        return BAD("layer", "only a gdn layer takes a state");
+    }
+    const struct attn_gdn_desc *g = layer->layer.gdn;
+    attn_status status = struct_read(&read, sizeof read, MIN_STATE, state, "attn_gdn_state", error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    int64_t head = (int64_t)g->head_size_v * g->head_size_k;
+    int64_t element = layer->layer.desc.dtype == ATTN_DTYPE_F32 ? 4 : 2;
+    int32_t channels = 2 * g->num_k_heads * g->head_size_k + g->num_v_heads * g->head_size_v;
+    if (read.state == NULL || read.num_slots <= 0 || read.state_stride_slot < head * g->num_v_heads ||
+        (g->conv_width > 0 && read.conv_state == NULL)) {
+        return BAD("state",
+                   "layer '%s': state %p of %lld slots, %lld floats apart, conv_state %p; a state of "
+                   "at least %lld floats a slot%s is needed",
+                   layer->layer.desc.name, read.state, (long long)read.num_slots,
+                   (long long)read.state_stride_slot, read.conv_state,
+                   (long long)(head * g->num_v_heads),
+                   g->conv_width > 0 ? " and the convolution's" : "");
+    }
+    layer->k_cache = (struct attn_kv_view){.struct_size = sizeof layer->k_cache,
+                                           .data = read.state,
+                                           .num_blocks = read.num_slots,
+                                           .block_size = 1,
+                                           .num_heads = g->num_v_heads,
+                                           .head_size = (int32_t)head,
+                                           .stride_block = 4 * read.state_stride_slot,
+                                           .stride_slot = 4 * head * g->num_v_heads,
+                                           .stride_head = 4 * head};
+    layer->has_v_cache = g->conv_width > 0;
+    layer->v_cache = (struct attn_kv_view){.struct_size = sizeof layer->v_cache,
+                                           .data = read.conv_state,
+                                           .num_blocks = read.num_slots,
+                                           .block_size = 1,
+                                           .num_heads = channels,
+                                           .head_size = g->conv_width - 1 + g->num_speculative_tokens,
+                                           .stride_block = element * read.conv_stride_slot,
+                                           .stride_slot = element * read.conv_stride_slot,
+                                           .stride_head = element * read.conv_stride_channel};
+    return ATTN_OK;
+}
+
+static attn_status check_sink(const attn_layer *layer, const struct attn_tensor *tensor, bool value,
+                              struct attn_error *error)
+{
+    const struct attn_layer_desc *l = &layer->layer.desc;
+    int32_t head_size = value ? l->head_size_v : l->head_size;
+    if (tensor == NULL || tensor->ndim != 3 || tensor->shape == NULL ||
+        tensor->shape[0] != l->sink_len || tensor->shape[1] != l->num_kv_heads ||
+        tensor->shape[2] != head_size) {
+        return BAD(value ? "sink_v" : "sink_k",
+                   "layer '%s': the static sink's %s must be [%d, %d, %d]", l->name,
+                   value ? "values" : "keys", l->sink_len, l->num_kv_heads, head_size);
+    }
+    return ATTN_OK;
+}
+
+static void keep_tensor(const struct attn_tensor *source, struct attn_tensor *tensor, int64_t *shape,
+                        int64_t *strides)
+{
+    int64_t stride = 1;
+    *tensor = *source;
+    for (int32_t i = 2; i >= 0; i--) {
+        shape[i] = source->shape[i];
+        strides[i] = source->strides != NULL ? source->strides[i] : stride;
+        stride *= shape[i];
+    }
+    tensor->shape = shape;
+    tensor->strides = strides;
+}
+
+attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params *params,
+                              struct attn_error *error)
+{
+    static const uint32_t known[] = {ATTN_EXT_MLA_WEIGHTS, ATTN_EXT_GDN_WEIGHTS,
+                                     ATTN_EXT_KV_QUANT_PARAMS};
+    struct attn_layer_params read;
+    if (layer == NULL) {
+        return BAD("layer", "layer is NULL");
+    }
+    const struct attn_layer_desc *l = &layer->layer.desc;
+    attn_status status =
+        struct_read(&read, sizeof read, MIN_PARAMS, params, "attn_layer_params", error);
+    if (status == ATTN_OK) {
+        status = ext_check(read.next, known, 3, "attn_layer_params", error);
+    }
+    if (status == ATTN_OK && (l->has_sinks != 0) != (read.sinks != NULL)) {
+        status = BAD("sinks", "layer '%s': has_sinks is %d and sinks is %p", l->name, l->has_sinks,
+                     (const void *)read.sinks);
+    }
+    if (status == ATTN_OK && (l->alibi != ATTN_ALIBI_NONE) != (read.alibi_slopes != NULL)) {
+        status = BAD("alibi_slopes", "layer '%s': alibi is %d and alibi_slopes is %p", l->name,
+                     l->alibi, (const void *)read.alibi_slopes);
+    }
+    if (status == ATTN_OK && l->sink_len > 0) {
+        status = check_sink(layer, read.sink_k, false, error);
+        status = status == ATTN_OK ? check_sink(layer, read.sink_v, true, error) : status;
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (l->sink_len > 0) {
+        keep_tensor(read.sink_k, &layer->sink_k, layer->sink_shapes[0], layer->sink_strides[0]);
+        keep_tensor(read.sink_v, &layer->sink_v, layer->sink_shapes[1], layer->sink_strides[1]);
+        read.sink_k = &layer->sink_k;
+        read.sink_v = &layer->sink_v;
+    }
+    layer_release_states(layer); /* kernels may have looked at the old ones */
+    for (int32_t part = 0; part < PART_COUNT; part++) {
+        layer->part_params[part] = read;
+    }
+    layer_rewrite_parts(layer);
+    layer->params_bound = true;
+    return ATTN_OK;
+}
+
+/* Copies of one layer's blocks: a page at a time, or K and V apart where they are two planes. */
+static int32_t add_copies(attn_layer *layer, int32_t kind, const struct attn_block_memory *other,
+                          struct attn_block_copy *copies)
+{
+    const struct attn_kv_view *views[2] = {&layer->k_cache,
+                                           layer->has_v_cache ? &layer->v_cache : NULL};
+    int64_t row[2] = {
+        kv_row_bytes(layer->spec.kv_dtype, layer->spec.head_size, false),
+        kv_row_bytes(layer->spec.kv_dtype, layer->spec.head_size_v, true)};
+    int64_t bytes = 0;
+    int32_t count = 0;
+    bool planes = views[1] != NULL && views[0]->stride_block == views[0]->block_size *
+                                                                     (int64_t)views[0]->num_heads * row[0];
+    for (int32_t i = 0; i < (planes ? 2 : 1); i++) {
+        uint8_t *mine = views[i]->data;
+        if (!planes && views[1] != NULL && (uint8_t *)views[1]->data < mine) {
+            mine = views[1]->data;
+        }
+        int64_t block = planes ? views[i]->block_size * (int64_t)views[i]->num_heads * row[i]
+                               : layer->spec.page_bytes;
+        int64_t stride = other != NULL && other->stride > 0 ? other->stride
+                                                            : layer->spec.padded_page_bytes;
+        uint8_t *theirs = other != NULL ? (uint8_t *)other->base + bytes : mine;
+        stride = other != NULL ? stride : views[i]->stride_block;
+        bool out = kind == ATTN_COPY_DEVICE_TO_HOST;
+        copies[count++] = (struct attn_block_copy){
+            out || other == NULL ? mine : theirs, out ? theirs : mine,
+            out || other == NULL ? views[i]->stride_block : stride,
+            out ? stride : views[i]->stride_block, block};
+        bytes += block;
+    }
+    return count;
+}
+
+static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, bool has_other,
+                               const int64_t *pairs, int64_t num_pairs, struct attn_error *error)
+{
+    int64_t blocks = INT64_MAX;
+    for (int32_t i = 0; i < model->num_layers; i++) {
+        attn_layer *layer = &model->layers[i];
+        if (layer->group == group && layer->layer.sharing_target < 0) {
+            if (layer->k_cache.data == NULL) {
+                return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv",
+                                 "layer '%s' has no cache bound", layer->layer.desc.name);
+            }
+            blocks = layer->k_cache.num_blocks < blocks ? layer->k_cache.num_blocks : blocks;
+        }
+    }
+    for (int64_t i = 0; i < num_pairs; i++) {
+        bool source_ours = kind != ATTN_COPY_HOST_TO_DEVICE, target_ours = kind != ATTN_COPY_DEVICE_TO_HOST;
+        int64_t source = pairs[2 * i], target = pairs[2 * i + 1];
+        if (source < 0 || target < 0 || (source_ours && source >= blocks) ||
+            (target_ours && target >= blocks)) {
+            return BAD("pairs", "pair %lld is (%lld, %lld); the cache has blocks 0 to %lld",
+                       (long long)i, (long long)source, (long long)target, (long long)blocks - 1);
+        }
+    }
+    if (has_other != (kind != ATTN_COPY_DEVICE_TO_DEVICE)) {
+        return BAD("other", "kind %d %s memory of the other side", kind,
+                   has_other ? "takes no" : "needs");
+    }
+    return ATTN_OK;
+}
+
+attn_status copy_blocks(attn_model *model, int32_t group, int32_t kind,
+                        const struct attn_block_memory *other, const int64_t *pairs,
+                        int64_t num_pairs, void *stream, struct attn_error *error)
+{
+    if (model == NULL || group < 0 || group >= model->num_groups || num_pairs < 0 ||
+        (num_pairs > 0 && pairs == NULL) || kind < ATTN_COPY_HOST_TO_DEVICE ||
+        kind > ATTN_COPY_DEVICE_TO_DEVICE) {
+        return BAD("group", "model %p, group %d, kind %d, %lld pairs at %p; a group of the model, "
+                   "kind 1 to 3 and an array of pairs", (void *)model, group, kind,
+                   (long long)num_pairs, (const void *)pairs);
+    }
+    attn_status status =
+        check_pairs(model, group, kind, other != NULL, pairs, num_pairs, error);
+    for (int32_t i = 0; i < model->num_layers && status == ATTN_OK; i++) {
+        attn_layer *layer = &model->layers[i];
+        struct attn_block_copy copies[2];
+        const struct instance *instance = layer->served[ATTN_PHASE_DECODE].instance;
+        if (layer->group != group || layer->layer.sharing_target >= 0) {
+            continue;
+        }
+        if (instance->kernels.copy_blocks == NULL) {
+            return error_set(error, ATTN_ERROR_UNSUPPORTED, "copy_blocks",
+                             "%s has no copy_blocks kernel", instance->caps->name);
+        }
+        struct attn_copy_blocks_args args = {
+            .struct_size = sizeof args,
+            .instance = instance->handle,
+            .stream = stream,
+            .kind = kind,
+            .num_copies = add_copies(layer, kind, other != NULL ? &other[layer->slot] : NULL, copies),
+            .copies = copies,
+            .pairs = pairs,
+            .num_pairs = num_pairs};
+        status = instance->kernels.copy_blocks(&args, error);
+    }
+    return status;
+}

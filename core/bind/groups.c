@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Block-table groups (layers of one KV specification) and plan groups (of these, layers that share a schedule). */
+#include <string.h>
+
+#include "bind/bound.h"
+#include "bind/model.h"
+#include "select/layer_check.h"
+
+/* A layer that reads another's cache goes with that one's table. */
+static bool same_table(attn_layer *a, attn_layer *b)
+{
+    const struct layer *x = &layer_cache_owner(a)->layer, *y = &layer_cache_owner(b)->layer;
+    bool cached_x = layer_has_cache(&x->desc), cached_y = layer_has_cache(&y->desc);
+    if (!cached_x || !cached_y) {
+        return cached_x == cached_y;
+    }
+    return layer_cache_owner(a)->spec.kind == layer_cache_owner(b)->spec.kind &&
+           layer_cache_owner(a)->spec.layout == layer_cache_owner(b)->spec.layout &&
+           layer_same_cache(x, y);
+}
+
+/* backend, phase, Hq, window, chunk, soft cap, scale, sinks, causality; and what else changes a kernel's schedule. */
+static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phase)
+{
+    const struct attn_layer_desc *x = &a->layer.desc, *y = &b->layer.desc;
+    return a->group == b->group &&
+           a->served[phase].instance == b->served[phase].instance &&
+           a->served[phase].composed == b->served[phase].composed && x->dtype == y->dtype &&
+           x->num_q_heads == y->num_q_heads && x->num_kv_heads == y->num_kv_heads &&
+           x->head_size == y->head_size && x->head_size_v == y->head_size_v &&
+           x->has_window == y->has_window && x->window_left == y->window_left &&
+           x->window_right == y->window_right && x->chunk_size == y->chunk_size &&
+           x->chunk_lookback == y->chunk_lookback && x->soft_cap == y->soft_cap &&
+           x->scale == y->scale && x->has_sinks == y->has_sinks && x->sink_len == y->sink_len &&
+           x->causal == y->causal && x->causal_per_request == y->causal_per_request &&
+           x->alibi == y->alibi && x->prefix_lm == y->prefix_lm && x->tree_mask == y->tree_mask &&
+           x->kind == y->kind && x->num_speculative_tokens == y->num_speculative_tokens &&
+           x->parallel_drafting == y->parallel_drafting &&
+           x->q_scale_form == y->q_scale_form && x->p_scale_form == y->p_scale_form &&
+           x->batch_invariant == y->batch_invariant;
+}
+
+static void assign_group(attn_model *model, attn_layer *layer)
+{
+    int32_t members = 0;
+    layer->group = -1;
+    for (int32_t i = 0; i < layer->index && layer->group < 0; i++) {
+        if (same_table(layer, &model->layers[i])) {
+            layer->group = model->layers[i].group;
+        }
+    }
+    if (layer->group < 0) {
+        layer->group = model->num_groups++;
+    }
+    for (int32_t i = 0; i < layer->index; i++) {
+        members += model->layers[i].group == layer->group;
+    }
+    layer->slot = members;
+}
+
+static void assign_plan_group(attn_model *model, attn_layer *layer, int32_t phase)
+{
+    layer->served[phase].plan_group = -1;
+    for (int32_t i = 0; i < layer->index; i++) {
+        if (same_schedule(layer, &model->layers[i], phase)) {
+            layer->served[phase].plan_group = model->layers[i].served[phase].plan_group;
+            return;
+        }
+    }
+    layer->served[phase].plan_group = model->num_plan_groups++;
+}
+
+void model_make_groups(attn_model *model)
+{
+    for (int32_t i = 0; i < model->num_layers; i++) {
+        assign_group(model, &model->layers[i]);
+        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+            assign_plan_group(model, &model->layers[i], phase);
+        }
+    }
+}
+
+int32_t model_num_groups(const attn_model *model, int32_t kind)
+{
+    if (model == NULL) {
+        return 0;
+    }
+    return kind == ATTN_GROUP_BLOCK_TABLE ? model->num_groups
+           : kind == ATTN_GROUP_PLAN      ? model->num_plan_groups
+                                          : 0;
+}
+
+static bool in_group(const attn_layer *layer, int32_t kind, int32_t group)
+{
+    if (kind == ATTN_GROUP_BLOCK_TABLE) {
+        return layer->group == group;
+    }
+    return layer->served[0].plan_group == group || layer->served[1].plan_group == group;
+}
+
+attn_status model_group(const attn_model *model, int32_t kind, int32_t group, int32_t *layers,
+                        int32_t capacity, int32_t *count)
+{
+    if (group < 0 || group >= model_num_groups(model, kind) || count == NULL) {
+        return ATTN_ERROR_NOT_FOUND;
+    }
+    *count = 0;
+    for (int32_t i = 0; i < model->num_layers; i++) {
+        if (in_group(&model->layers[i], kind, group)) {
+            if (*count < capacity && layers != NULL) {
+                layers[*count] = i;
+            }
+            ++*count;
+        }
+    }
+    return ATTN_OK;
+}
+
+int32_t layer_group(const attn_layer *layer, int32_t kind, int32_t phase)
+{
+    if (layer == NULL || (kind == ATTN_GROUP_PLAN && (phase < 0 || phase >= ATTN_PHASE_COUNT))) {
+        return -1;
+    }
+    return kind == ATTN_GROUP_BLOCK_TABLE ? layer->group
+           : kind == ATTN_GROUP_PLAN      ? layer->served[phase].plan_group
+                                          : -1;
+}

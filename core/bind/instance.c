@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
+#include "bind/bound.h"
+#include "util/structs.h"
+
+#define MIN_KERNELS 168 /* size in ABI 0.1 */
+
+/* The declared mask against the slots that are there. */
+static attn_status check_slots(const struct instance *instance, const char *name,
+                               struct attn_error *error)
+{
+    const struct attn_kernels *k = &instance->kernels;
+    const struct {
+        const char *name;
+        bool there;
+    } slots[ATTN_KERNEL_COUNT] = {
+        {"attend", k->attend != NULL},
+        {"write_kv", k->write_kv != NULL},
+        {"merge_states", k->merge_states != NULL},
+        {"rope_write_kv", k->rope_write_kv != NULL},
+        {"attend_mla", k->attend_mla != NULL},
+        {"attend_mla_sparse", k->attend_mla_sparse != NULL},
+        {"gather_kv", k->gather_kv != NULL},
+        {"gated_delta", k->gated_delta != NULL},
+        {"batched_gemm", k->batched_gemm != NULL},
+        {"quantize", k->quantize != NULL},
+        {"amax", k->amax != NULL},
+        {"copy_blocks", k->copy_blocks != NULL},
+        {"copy", k->copy != NULL},
+        {"fill", k->fill != NULL},
+    };
+    for (int32_t i = 0; i < ATTN_KERNEL_COUNT; i++) {
+        if ((instance->caps->kernels >> i & 1) && !slots[i].there) {
+            return error_set(error, ATTN_ERROR_PLUGIN, slots[i].name,
+                             "%s declares the kernel %s and has NULL in its place", name,
+                             slots[i].name);
+        }
+    }
+    if (k->prepare != NULL && k->release == NULL) {
+        return error_set(error, ATTN_ERROR_PLUGIN, "release",
+                         "%s has prepare without release", name);
+    }
+    return ATTN_OK;
+}
+
+static attn_status create(attn_model *model, struct instance *instance, const char *name,
+                          struct attn_error *error)
+{
+    const struct attn_kernels *kernels = NULL;
+    const struct attn_backend_caps *caps = instance->caps;
+    attn_status status = instance->plugin->create(&model->runtime->host, caps->name, caps->variant,
+                                                  caps->device, &instance->handle, &kernels, error);
+    if (status != ATTN_OK) {
+        instance->handle = NULL;
+        return status;
+    }
+    if (instance->handle == NULL || kernels == NULL) {
+        return error_set(error, ATTN_ERROR_PLUGIN, "create",
+                         "%s answered ATTN_OK with instance %p and kernels %p", name,
+                         (void *)instance->handle, (const void *)kernels);
+    }
+    status = struct_read(&instance->kernels, sizeof instance->kernels, MIN_KERNELS, kernels,
+                         "attn_kernels", error);
+    return status == ATTN_OK ? check_slots(instance, name, error) : status;
+}
+
+attn_status model_make_instance(attn_model *model, int32_t backend, struct instance **out,
+                                struct attn_error *error)
+{
+    const struct backend *found = &model->runtime->backends[backend];
+    for (int32_t i = 0; i < model->num_instances; i++) {
+        if (model->instances[i].backend == backend) {
+            *out = &model->instances[i];
+            return ATTN_OK;
+        }
+    }
+    struct instance *instance = &model->instances[model->num_instances];
+    instance->backend = backend;
+    instance->caps = &found->caps;
+    attn_status status =
+        runtime_plugin_table(model->runtime, found->plugin, &instance->plugin, error);
+    if (status == ATTN_OK) {
+        status = create(model, instance, found->full_name, error);
+    }
+    if (status != ATTN_OK) {
+        instance_finish(instance);
+        return status;
+    }
+    model->num_instances++;
+    *out = instance;
+    return ATTN_OK;
+}
+
+void instance_finish(struct instance *instance)
+{
+    if (instance->handle != NULL && instance->plugin->destroy != NULL) {
+        instance->plugin->destroy(instance->handle);
+    }
+    memset(instance, 0, sizeof *instance);
+}

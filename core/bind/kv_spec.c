@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a layer's cache is made of: page bytes, shape and stride order of the layout that its backend would like. */
+#include "bind/bound.h"
+#include "bind/model.h"
+#include "select/layer_check.h"
+#include "select/names.h"
+#include "util/structs.h"
+
+#define MIN_SPEC 176 /* sizes in ABI 0.1 */
+#define MIN_VIEW 112
+#define ALIGNMENT 256
+
+/* Bytes of one key's or value's row of one head, scales not counted. */
+int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value)
+{
+    switch (kv_dtype) {
+    case ATTN_KV_F32:
+        return 4 * (int64_t)head_size;
+    case ATTN_KV_F16:
+    case ATTN_KV_BF16:
+        return 2 * (int64_t)head_size;
+    case ATTN_KV_INT8_K:
+        return (value ? 2 : 1) * (int64_t)head_size;
+    case ATTN_KV_INT4_PER_TOKEN_HEAD:
+        return head_size / 2;
+    case ATTN_KV_NVFP4:
+        return head_size / 2 + head_size / 16;
+    case ATTN_KV_FP8_DS_MLA:
+        return 656;
+    default:
+        return head_size;
+    }
+}
+
+/* Bytes of the scales of one slot and head. */
+static int64_t scale_bytes(int32_t kv_dtype)
+{
+    switch (kv_dtype) {
+    case ATTN_KV_FP8_PER_TOKEN_HEAD:
+    case ATTN_KV_INT8_PER_TOKEN_HEAD:
+    case ATTN_KV_INT4_PER_TOKEN_HEAD:
+        return 2 * 4;
+    case ATTN_KV_INT8_KV:
+    case ATTN_KV_INT8_K:
+        return 4; /* keys only */
+    default:
+        return 0;
+    }
+}
+
+static int32_t spec_kind(const struct layer *layer)
+{
+    const struct attn_layer_desc *l = &layer->desc;
+    if (!layer_has_cache(l) || layer->sharing_target >= 0) {
+        return ATTN_KV_SPEC_NONE;
+    }
+    switch (l->kind) {
+    case ATTN_LAYER_MLA:
+    case ATTN_LAYER_MLA_SPARSE:
+        return l->has_window ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA;
+    case ATTN_LAYER_CROSS:
+        return ATTN_KV_SPEC_CROSS;
+    case ATTN_LAYER_STATIC_SINK:
+        return ATTN_KV_SPEC_SINK_FULL;
+    case ATTN_LAYER_GDN:
+        return ATTN_KV_SPEC_GDN_STATE;
+    default:
+        return l->chunk_size > 0 ? ATTN_KV_SPEC_CHUNKED_LOCAL
+               : l->has_window   ? ATTN_KV_SPEC_SLIDING_WINDOW
+                                 : ATTN_KV_SPEC_FULL;
+    }
+}
+
+static void set_shape(struct attn_kv_spec *spec, int32_t ndim, const int64_t *shape,
+                      const int32_t *order)
+{
+    spec->ndim = ndim;
+    for (int32_t i = 0; i < ndim; i++) {
+        spec->shape[i] = shape[i];
+        spec->stride_order[i] = order[i];
+    }
+}
+
+/* Logical dimensions are those that engines name; the order says where each lies in memory. Rows of K and V of different
+ * sizes have no common tensor: then the shape counts bytes of whole pages. */
+static void set_paged_shape(struct attn_kv_spec *spec)
+{
+    int64_t b = spec->block_size, h = spec->num_kv_heads, d = spec->head_size;
+    static const int32_t straight[] = {0, 1, 2, 3, 4};
+    static const int32_t hnd[] = {0, 1, 3, 2, 4};
+    static const int32_t heads_first[] = {0, 2, 1, 3};
+    bool whole_pages = spec->head_size != spec->head_size_v || scale_bytes(spec->kv_dtype) > 0 ||
+                       spec->kv_dtype == ATTN_KV_INT8_K || spec->kv_dtype == ATTN_KV_NVFP4;
+    bool padded = spec->padded_page_bytes != spec->page_bytes;
+    if (whole_pages || padded || spec->layout == ATTN_KV_LAYOUT_PACKED_K) {
+        set_shape(spec, 2, (const int64_t[]){-1, spec->padded_page_bytes}, straight);
+        return;
+    }
+    switch (spec->layout) {
+    case ATTN_KV_LAYOUT_NHD:
+    case ATTN_KV_LAYOUT_HND:
+        set_shape(spec, 5, (const int64_t[]){2, -1, b, h, d},
+                  spec->layout == ATTN_KV_LAYOUT_HND ? hnd : straight);
+        break;
+    case ATTN_KV_LAYOUT_HND_ROWS:
+        set_shape(spec, 4, (const int64_t[]){-1, b, h, d + spec->head_size_v}, heads_first);
+        break;
+    default:
+        set_shape(spec, 5, (const int64_t[]){-1, 2, b, h, d},
+                  spec->layout == ATTN_KV_LAYOUT_HND_INNER ? hnd : straight);
+    }
+}
+
+/* One page is all of a slot's state: S [Hv, Dv, Dk] float32, and the convolution's window. */
+static int64_t gdn_bytes(const struct layer *layer)
+{
+    const struct attn_gdn_desc *g = layer->gdn;
+    int64_t state = (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k * 4;
+    int64_t channels = 2 * (int64_t)g->num_k_heads * g->head_size_k +
+                       (int64_t)g->num_v_heads * g->head_size_v;
+    int64_t width = g->conv_width > 0 ? g->conv_width - 1 + g->num_speculative_tokens : 0;
+    return state + channels * width * (layer->desc.dtype == ATTN_DTYPE_F32 ? 4 : 2);
+}
+
+void layer_make_spec(attn_layer *layer, int32_t layout)
+{
+    const struct attn_layer_desc *l = &layer->layer.desc;
+    struct attn_kv_spec *spec = &layer->spec;
+    *spec = (struct attn_kv_spec){.struct_size = sizeof *spec,
+                                  .kind = spec_kind(&layer->layer),
+                                  .kv_dtype = l->kv_dtype,
+                                  .layout = layout,
+                                  .block_size = l->block_size,
+                                  .num_kv_heads = l->num_kv_heads,
+                                  .head_size = l->head_size,
+                                  .head_size_v = l->head_size_v,
+                                  .sliding_window = l->has_window ? l->window_left + 1 : 0,
+                                  .chunk_size = l->chunk_size,
+                                  .sink_len = l->sink_len,
+                                  .alignment = ALIGNMENT};
+    if (spec->kind == ATTN_KV_SPEC_NONE) {
+        spec->block_size = 0;
+        return;
+    }
+    if (layer->layer.gdn != NULL) {
+        spec->page_bytes = gdn_bytes(&layer->layer);
+        spec->block_size = 1;
+    } else if (layer->layer.mla != NULL) {
+        spec->layout = ATTN_KV_LAYOUT_LATENT;
+        spec->page_bytes = spec->block_size * kv_row_bytes(l->kv_dtype, l->head_size, false);
+    } else {
+        int64_t row = kv_row_bytes(l->kv_dtype, l->head_size, false) +
+                      kv_row_bytes(l->kv_dtype, l->head_size_v, true) + scale_bytes(l->kv_dtype);
+        spec->page_bytes = (int64_t)spec->block_size * spec->num_kv_heads * row;
+    }
+    spec->padded_page_bytes =
+        l->padded_page_bytes > spec->page_bytes ? l->padded_page_bytes : spec->page_bytes;
+    if (layer->layer.gdn != NULL || layer->layer.mla != NULL) {
+        static const int32_t straight[] = {0, 1};
+        set_shape(spec, 2, (const int64_t[]){-1, spec->padded_page_bytes}, straight);
+    } else {
+        set_paged_shape(spec);
+    }
+}
+
+attn_status layer_kv_spec(const attn_layer *layer, struct attn_kv_spec *spec, struct attn_error *error)
+{
+    if (layer == NULL || spec == NULL || struct_write(spec, &layer->spec, sizeof *spec, MIN_SPEC)) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "spec",
+                         "layer %p, spec %p; both are needed, and spec.struct_size of at least %d",
+                         (const void *)layer, (void *)spec, MIN_SPEC);
+    }
+    return ATTN_OK;
+}
+
+/* K's or V's view; `before` is where V's part begins behind K's. */
+static void make_view(const struct attn_kv_spec *s, bool value, uint8_t *base, int64_t num_blocks,
+                      struct attn_kv_view *view)
+{
+    int64_t row[2] = {kv_row_bytes(s->kv_dtype, s->head_size, false),
+                      kv_row_bytes(s->kv_dtype, s->head_size_v, true)};
+    int64_t b = s->block_size, h = s->num_kv_heads, mine = row[value];
+    int64_t plane = b * h * row[0]; /* K of one block */
+    bool split = s->padded_page_bytes == s->page_bytes &&
+                 (s->layout == ATTN_KV_LAYOUT_NHD || s->layout == ATTN_KV_LAYOUT_HND);
+    bool hnd = s->layout == ATTN_KV_LAYOUT_HND || s->layout == ATTN_KV_LAYOUT_HND_INNER;
+    int64_t before = 0;
+    *view = (struct attn_kv_view){.struct_size = sizeof *view,
+                                  .num_blocks = num_blocks,
+                                  .block_size = (int32_t)b,
+                                  .num_heads = (int32_t)h,
+                                  .head_size = value ? s->head_size_v : s->head_size,
+                                  .stride_slot = hnd ? mine : h * mine,
+                                  .stride_head = hnd ? b * mine : mine};
+    if (split) { /* all keys, then all values */
+        view->stride_block = b * h * mine;
+        before = value ? num_blocks * plane : 0;
+    } else { /* both in one page */
+        view->stride_block = s->padded_page_bytes;
+        before = value ? plane : 0;
+    }
+    if (s->layout == ATTN_KV_LAYOUT_HND_ROWS) {
+        view->stride_slot = row[0] + row[1];
+        view->stride_head = b * (row[0] + row[1]);
+        before = value ? row[0] : 0;
+    } else if (s->layout == ATTN_KV_LAYOUT_PACKED_K && !value) {
+        int64_t element = row[0] / s->head_size;
+        view->pack = element > 0 && s->head_size % (16 / element) == 0 ? (int32_t)(16 / element) : 8;
+        view->stride_slot = view->pack * element;
+        view->stride_pack = b * view->pack * element;
+        view->stride_head = b * row[0];
+    }
+    view->data = base + before;
+}
+
+/* Scales stand behind the rows of a page: K's, then V's, [B, Hk] float32 each. */
+static void add_scales(const struct attn_kv_spec *s, uint8_t *base, bool value,
+                       struct attn_kv_view *view)
+{
+    int64_t count = (int64_t)s->block_size * s->num_kv_heads;
+    int64_t rows = count * (kv_row_bytes(s->kv_dtype, s->head_size, false) +
+                            kv_row_bytes(s->kv_dtype, s->head_size_v, true));
+    if (scale_bytes(s->kv_dtype) == 0 || (value && scale_bytes(s->kv_dtype) == 4)) {
+        return;
+    }
+    view->scale = base + rows + (value ? count * 4 : 0);
+    view->scale_stride_block = s->padded_page_bytes;
+    view->scale_stride_slot = 4 * (int64_t)s->num_kv_heads;
+    view->scale_stride_head = 4;
+}
+
+attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_blocks,
+                           struct attn_kv_view *k, struct attn_kv_view *v, struct attn_error *error)
+{
+    struct attn_kv_view views[2];
+    if (layer == NULL || base == NULL || k == NULL || num_blocks <= 0) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "num_blocks",
+                         "layer %p, base %p, k %p, %lld blocks; none may be NULL and 1 block is the "
+                         "least", (const void *)layer, base, (void *)k, (long long)num_blocks);
+    }
+    struct attn_kv_spec spec = layer->spec;
+    if (spec.kind == ATTN_KV_SPEC_NONE || spec.kind == ATTN_KV_SPEC_GDN_STATE) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layer",
+                         "layer '%s' has no cache of keys and values",
+                         layer->layer.desc.name);
+    }
+    if ((uintptr_t)base % (uintptr_t)spec.alignment != 0) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "base",
+                         "%p is not a multiple of %d bytes", base, spec.alignment);
+    }
+    if (scale_bytes(spec.kv_dtype) > 0 && spec.layout <= ATTN_KV_LAYOUT_HND) {
+        spec.layout += ATTN_KV_LAYOUT_NHD_INNER; /* pages with scales are whole */
+    }
+    for (int32_t i = 0; i < 2; i++) {
+        make_view(&spec, i == 1, base, num_blocks, &views[i]);
+        add_scales(&spec, base, i == 1, &views[i]);
+    }
+    if (layer->layer.mla != NULL) {
+        views[0].num_heads = 1;
+        views[0].stride_block = spec.padded_page_bytes;
+        views[0].stride_slot = kv_row_bytes(spec.kv_dtype, spec.head_size, false);
+        views[0].stride_head = views[0].stride_slot;
+    }
+    if (struct_write(k, &views[0], sizeof *k, MIN_VIEW) != ATTN_OK ||
+        (v != NULL && struct_write(v, &views[1], sizeof *v, MIN_VIEW) != ATTN_OK)) {
+        return error_set(error, ATTN_ERROR_STRUCT_SIZE, "attn_kv_view",
+                         "a struct_size is under %d", MIN_VIEW);
+    }
+    return ATTN_OK;
+}

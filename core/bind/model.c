@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bind/model.h"
+
+#include <string.h>
+
+#include "bind/bound.h"
+#include "select/layer_check.h"
+#include "select/names.h"
+#include "util/structs.h"
+
+#define MIN_MODEL_OPTIONS 40 /* size in ABI 0.1 */
+
+attn_layer *layer_cache_owner(attn_layer *layer)
+{
+    return layer->layer.sharing_target >= 0 ? &layer->model->layers[layer->layer.sharing_target]
+                                            : layer;
+}
+
+/* The terms that a part leaves to the others. Whatever PART_MAIN keeps is the union over the phases: a composed step is
+ * composed in both or the layer keeps its term and kernels of the other phase read it. */
+void layer_rewrite_parts(attn_layer *layer)
+{
+    uint32_t composed[ATTN_PHASE_COUNT];
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        composed[phase] = layer->served[phase].composed;
+    }
+    for (int32_t part = 0; part < PART_COUNT; part++) {
+        struct attn_layer_desc *desc = &layer->parts[part];
+        *desc = layer->layer.desc;
+        desc->output_form = ATTN_OUTPUT_PLAIN;
+        if (part == PART_MAIN) {
+            bool quantizes = (composed[0] | composed[1]) & ATTN_COMPOSE_OUTPUT_QUANT;
+            desc->output_form = quantizes ? ATTN_OUTPUT_PLAIN : layer->layer.desc.output_form;
+            if ((composed[0] | composed[1]) & ATTN_COMPOSE_STATIC_SINK) {
+                desc->kind = ATTN_LAYER_DECODER;
+                desc->sink_len = 0;
+            }
+            if ((composed[0] | composed[1]) & ATTN_COMPOSE_CHUNKED) {
+                desc->chunk_size = desc->chunk_lookback = 0;
+            }
+            continue;
+        }
+        layer->part_params[part].sinks = NULL;
+        layer->part_params[part].sink_k = layer->part_params[part].sink_v = NULL;
+        desc->has_sinks = 0;
+        desc->sink_len = 0;
+        desc->causal = desc->causal_per_request = 0;
+        desc->prefix_lm = desc->tree_mask = 0;
+        desc->chunk_size = desc->chunk_lookback = 0;
+        desc->has_window = 0;
+        desc->window_left = desc->window_right = -1;
+        desc->needs_lse = 1;
+        desc->kind = part == PART_SINK ? ATTN_LAYER_ENCODER_ONLY : ATTN_LAYER_DECODER;
+    }
+}
+
+attn_status layer_prepare(attn_layer *layer, int32_t phase, int32_t part, struct attn_error *error)
+{
+    struct served *served = &layer->served[phase];
+    const struct attn_kernels *kernels = &served->instance->kernels;
+    attn_status status = ATTN_OK;
+    pthread_mutex_lock(&layer->model->lock);
+    if (!served->prepared[part] && kernels->prepare != NULL) {
+        status = kernels->prepare(served->instance->handle, &layer->parts[part],
+                                  &layer->part_params[part], phase, &served->states[part], error);
+    }
+    served->prepared[part] = status == ATTN_OK;
+    pthread_mutex_unlock(&layer->model->lock);
+    return status;
+}
+
+void layer_release_states(attn_layer *layer)
+{
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        struct served *served = &layer->served[phase];
+        for (int32_t part = 0; part < PART_COUNT; part++) {
+            if (served->states[part] != NULL) {
+                served->instance->kernels.release(served->instance->handle, served->states[part]);
+            }
+            served->states[part] = NULL;
+            served->prepared[part] = false;
+        }
+    }
+}
+
+static attn_status bind_layer(attn_model *model, int32_t index,
+                              const struct assignment_layer *source, struct attn_error *error)
+{
+    attn_layer *layer = &model->layers[index];
+    layer->model = model;
+    layer->index = index;
+    attn_status status = layer_copy(&model->arena, &layer->layer, &source->layer, error);
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT && status == ATTN_OK; phase++) {
+        const struct attn_choice *choice = &source->phases[phase].choice;
+        struct served *served = &layer->served[phase];
+        served->composed = choice->composed;
+        served->graph_level = choice->graph_level;
+        status = model_make_instance(model, choice->backend, &served->instance, error);
+    }
+    if (status == ATTN_OK) {
+        for (int32_t part = 0; part < PART_COUNT; part++) {
+            layer->part_params[part].struct_size = sizeof layer->part_params[part];
+        }
+        layer_make_spec(layer, source->phases[ATTN_PHASE_DECODE].choice.layout);
+        layer_rewrite_parts(layer);
+    }
+    return status;
+}
+
+static attn_status fill_model(attn_model *model, const attn_assignment *assignment,
+                              struct attn_error *error)
+{
+    size_t layers = (size_t)assignment->num_layers, backends = (size_t)assignment->num_backends;
+    model->layers = arena_array(&model->arena, layers, sizeof *model->layers);
+    model->instances = arena_array(&model->arena, backends, sizeof *model->instances);
+    if (model->layers == NULL || model->instances == NULL) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "model", "no memory for %zu layers", layers);
+    }
+    for (int32_t i = 0; i < assignment->num_layers; i++) {
+        attn_status status = bind_layer(model, i, &assignment->layers[i], error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+        model->num_layers++;
+    }
+    model_make_groups(model);
+    return ATTN_OK;
+}
+
+attn_status model_create(attn_runtime *runtime, const attn_assignment *assignment,
+                         const struct attn_model_options *options, attn_model **out,
+                         struct attn_error *error)
+{
+    struct attn_model_options read = {.struct_size = sizeof read};
+    if (out == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "model", "model is NULL");
+    }
+    *out = NULL;
+    if (runtime == NULL || assignment == NULL || assignment->runtime != runtime) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "assignment",
+                         "runtime %p, assignment %p; both are needed, and the assignment has to be "
+                         "this runtime's", (void *)runtime, (const void *)assignment);
+    }
+    if (!assignment->complete) {
+        return error_set(error, ATTN_ERROR_ORDER, "assignment",
+                         "a layer of the assignment has no backend; it can be read, not bound");
+    }
+    if (options != NULL) {
+        attn_status status = struct_read(&read, sizeof read, MIN_MODEL_OPTIONS, options,
+                                         "attn_model_options", error);
+        status = status == ATTN_OK ? ext_check(read.next, NULL, 0, "attn_model_options", error)
+                                   : status;
+        if (status != ATTN_OK) {
+            return status;
+        }
+    }
+    attn_model *model = runtime_alloc(runtime, sizeof *model);
+    if (model == NULL) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "model", "no memory for the model");
+    }
+    model->runtime = runtime;
+    model->device = assignment->device;
+    model->options = read;
+    arena_init(&model->arena, &runtime->host);
+    pthread_mutex_init(&model->lock, NULL);
+    attn_status status = fill_model(model, assignment, error);
+    if (status != ATTN_OK) {
+        model_destroy(model);
+        return status;
+    }
+    *out = model;
+    return ATTN_OK;
+}
+
+void model_destroy(attn_model *model)
+{
+    if (model == NULL) {
+        return;
+    }
+    for (int32_t i = 0; i < model->num_layers; i++) {
+        layer_release_states(&model->layers[i]);
+    }
+    for (int32_t i = 0; i < model->num_instances; i++) {
+        instance_finish(&model->instances[i]);
+    }
+    attn_runtime *runtime = model->runtime;
+    pthread_mutex_destroy(&model->lock);
+    arena_finish(&model->arena);
+    runtime_free(runtime, model, sizeof *model);
+}
+
+attn_layer *model_layer(attn_model *model, int32_t index)
+{
+    return model != NULL && index >= 0 && index < model->num_layers ? &model->layers[index] : NULL;
+}
+
+attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io *io, float *q_scale,
+                                   float *k_scale, float *v_scale, struct attn_error *error)
+{
+    /* Range constants: the largest values that q, k and v are expected to reach. */
+    static const float ranges[] = {200, 200, 100};
+    static const char *const names[] = {"q", "k", "v"};
+    if (layer == NULL || io == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layer", "layer or io is NULL");
+    }
+    const struct attn_tensor *tensors[] = {io->q, io->k, io->v};
+    float *scales[] = {q_scale, k_scale, v_scale};
+    const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
+    if (instance->kernels.amax == NULL || layer->model->device.type != ATTN_DEVICE_CPU) {
+        return error_set(error, ATTN_ERROR_UNSUPPORTED, "amax",
+                         "scales are calculated on a CPU by a backend with the amax kernel");
+    }
+    for (int32_t i = 0; i < 3; i++) {
+        struct attn_amax_args args = {sizeof args, NULL,      instance->handle, io->stream,
+                                      tensors[i],  scales[i], 0,                0};
+        if (scales[i] == NULL) {
+            continue;
+        }
+        if (tensors[i] == NULL) {
+            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, names[i], "%s is NULL and its scale is "
+                             "asked for", names[i]);
+        }
+        attn_status status = instance->kernels.amax(&args, error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+        *scales[i] = *scales[i] > 0 ? *scales[i] / ranges[i] : 1;
+    }
+    return ATTN_OK;
+}

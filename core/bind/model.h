@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The bind room's slots of struct attn_api; naming rule in select/select.h. Meanings stand in attn/api.h. */
+#ifndef CORE_BIND_MODEL_H
+#define CORE_BIND_MODEL_H
+
+#include <attn/api.h>
+
+#include "select/assignment.h"
+
+attn_status model_create(attn_runtime *runtime, const attn_assignment *assignment,
+                         const struct attn_model_options *options, attn_model **model,
+                         struct attn_error *error);
+void model_destroy(attn_model *model);
+attn_layer *model_layer(attn_model *model, int32_t index);
+int32_t model_num_groups(const attn_model *model, int32_t kind);
+attn_status model_group(const attn_model *model, int32_t kind, int32_t group, int32_t *layers,
+                        int32_t capacity, int32_t *count);
+int32_t layer_group(const attn_layer *layer, int32_t kind, int32_t phase);
+attn_status layer_kv_spec(const attn_layer *layer, struct attn_kv_spec *spec,
+                          struct attn_error *error);
+attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_blocks,
+                           struct attn_kv_view *k, struct attn_kv_view *v,
+                           struct attn_error *error);
+attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
+                          const struct attn_kv_view *v, struct attn_error *error);
+attn_status layer_bind_state(attn_layer *layer, const struct attn_gdn_state *state,
+                             struct attn_error *error);
+attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params *params,
+                              struct attn_error *error);
+attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io *io, float *q_scale,
+                                   float *k_scale, float *v_scale, struct attn_error *error);
+attn_status copy_blocks(attn_model *model, int32_t group, int32_t kind,
+                        const struct attn_block_memory *other, const int64_t *pairs,
+                        int64_t num_pairs, void *stream, struct attn_error *error);
+
+#endif

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The one exported symbol and the one table. */
+#include <attn/api.h>
+
+#include "bind/model.h"
+#include "runtime/runtime.h"
+#include "select/select.h"
+#include "step/plan.h"
+#include "util/error.h"
+
+#if !defined(ATTN_LIBRARY_VERSION)
+#error "the build has to define ATTN_LIBRARY_VERSION"
+#endif
+
+static const struct attn_api api_table = {
+    .struct_size = sizeof(struct attn_api),
+    .abi_version = ATTN_ABI_VERSION,
+    .version = ATTN_LIBRARY_VERSION,
+    .status_text = status_text,
+    .runtime_create = runtime_create,
+    .runtime_destroy = runtime_destroy,
+    .plugin_count = plugin_count,
+    .plugin_info = plugin_info,
+    .device_count = device_count,
+    .device_info = device_info,
+    .backend_count = backend_count,
+    .backend_info = backend_info,
+    .select = select_layers,
+    .assignment_destroy = assignment_destroy,
+    .assignment_num_layers = assignment_num_layers,
+    .assignment_choice = assignment_choice,
+    .assignment_verdict = assignment_verdict,
+    .assignment_reason = assignment_reason,
+    .assignment_export = assignment_export,
+    .model_create = model_create,
+    .model_destroy = model_destroy,
+    .model_layer = model_layer,
+    .model_num_groups = model_num_groups,
+    .model_group = model_group,
+    .layer_group = layer_group,
+    .layer_kv_spec = layer_kv_spec,
+    .layer_kv_views = layer_kv_views,
+    .layer_bind_kv = layer_bind_kv,
+    .layer_bind_state = layer_bind_state,
+    .layer_bind_params = layer_bind_params,
+    .layer_calculate_scales = layer_calculate_scales,
+    .copy_blocks = copy_blocks,
+    .plan_create = plan_create,
+    .plan_destroy = plan_destroy,
+    .plan_workspace_bytes = plan_workspace_bytes,
+    .plan_bind_workspace = plan_bind_workspace,
+    .plan_graph_level = plan_graph_level,
+    .plan_graph_fill = plan_graph_fill,
+    .plan = plan_batch,
+    .plan_graph = plan_graph,
+    .plan_update_block_table = plan_update_block_table,
+    .plan_split = plan_split,
+    .run = plan_run,
+    .batch_order = batch_order,
+    .context_parallel_length = context_parallel_length,
+    .context_parallel_slots = context_parallel_slots,
+};
+
+attn_status attn_get_api(uint32_t abi_version_min, uint32_t abi_version_max,
+                         const struct attn_api **api, struct attn_error *error)
+{
+    if (api == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "api", "api is NULL");
+    }
+    *api = NULL;
+    if (abi_version_min > abi_version_max || abi_version_min > ATTN_ABI_VERSION ||
+        abi_version_max < ATTN_ABI_VERSION_MIN) {
+        return error_set(
+            error, ATTN_ERROR_ABI_VERSION, "abi_version_min",
+            "asked for ABI %u.%u to %u.%u; libattn %s speaks %u.%u to %u.%u",
+            ATTN_VERSION_MAJOR(abi_version_min), ATTN_VERSION_MINOR(abi_version_min),
+            ATTN_VERSION_MAJOR(abi_version_max), ATTN_VERSION_MINOR(abi_version_max),
+            ATTN_LIBRARY_VERSION, ATTN_VERSION_MAJOR(ATTN_ABI_VERSION_MIN),
+            ATTN_VERSION_MINOR(ATTN_ABI_VERSION_MIN), ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
+            ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
+    }
+    /* One version is spoken so far: it lies in every range that overlaps ours. */
+    *api = &api_table;
+    return ATTN_OK;
+}

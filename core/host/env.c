@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "host/env.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/runtime.h"
+
+#define MAX_THREADS 4096
+
+/* NULL for an empty variable, too. */
+const char *env_get(const struct attn_runtime_options *options, const char *name)
+{
+    const char *value = options->ignore_environment ? NULL : secure_getenv(name);
+    return value != NULL && value[0] != '\0' ? value : NULL;
+}
+
+int32_t log_level_of(const char *text)
+{
+    static const char *const levels[] = {"error", "warn", "info", "debug", "trace"};
+    for (int32_t i = 0; i < 5; i++) {
+        if (strcmp(text, levels[i]) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static attn_status read_threads(struct settings *settings, const struct attn_runtime_options *options,
+                                struct attn_error *error)
+{
+    const char *text = env_get(options, "ATTN_NUM_THREADS");
+    long threads = options->num_threads;
+    if (threads == 0 && text != NULL) {
+        char *end;
+        threads = strtol(text, &end, 10);
+        if (*end != '\0' || threads <= 0) {
+            threads = -1;
+        }
+    } else if (threads == 0) {
+        threads = sysconf(_SC_NPROCESSORS_ONLN);
+        threads = threads > 0 ? threads : 1;
+    }
+    if (threads < 1 || threads > MAX_THREADS) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "ATTN_NUM_THREADS",
+                         "'%s' is not a number of threads; 1 to %d are allowed",
+                         options->num_threads == 0 && text != NULL ? text : "num_threads", MAX_THREADS);
+    }
+    settings->num_threads = (int32_t)threads;
+    return ATTN_OK;
+}
+
+static attn_status read_switches(struct settings *settings, const struct attn_runtime_options *options,
+                                 struct attn_error *error)
+{
+    const char *level = env_get(options, "ATTN_LOG"), *validate = env_get(options, "ATTN_VALIDATE");
+    settings->log_level = options->log_level > 0 ? options->log_level - 1 : ATTN_LOG_WARN;
+    if (options->log_level == 0 && level != NULL) {
+        settings->log_level = log_level_of(level);
+    }
+    if (settings->log_level < 0 || settings->log_level > ATTN_LOG_TRACE) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "ATTN_LOG",
+                         "'%s' is no level; error, warn, info, debug and trace are",
+                         level != NULL ? level : "log_level");
+    }
+    settings->validate = options->validate > 0;
+    if (options->validate == 0 && validate != NULL) {
+        if (strcmp(validate, "0") != 0 && strcmp(validate, "1") != 0) {
+            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "ATTN_VALIDATE", "'%s'; 0 or 1",
+                             validate);
+        }
+        settings->validate = validate[0] == '1';
+    }
+    settings->isolation = options->isolation;
+    settings->no_default_plugins = options->no_default_plugins != 0;
+    return ATTN_OK;
+}
+
+/* The user's cache directory: XDG's, else ~/.cache. Empty: none. */
+static void default_cache_dir(const struct attn_runtime_options *options, char *folder, size_t size)
+{
+    const char *xdg = env_get(options, "XDG_CACHE_HOME"), *home = env_get(options, "HOME");
+    folder[0] = '\0';
+    if (xdg != NULL && xdg[0] == '/') {
+        snprintf(folder, size, "%s/libattn", xdg);
+    } else if (home != NULL && home[0] == '/') {
+        snprintf(folder, size, "%s/.cache/libattn", home);
+    }
+}
+
+static const char *first_of(const char *option, const char *variable, const char *otherwise)
+{
+    return option != NULL ? option : variable != NULL ? variable : otherwise;
+}
+
+attn_status settings_read(struct settings *settings, const struct attn_runtime_options *options,
+                          struct arena *arena, struct attn_error *error)
+{
+    char cache_dir[4096];
+    attn_status status = read_threads(settings, options, error);
+    status = status == ATTN_OK ? read_switches(settings, options, error) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    default_cache_dir(options, cache_dir, sizeof cache_dir);
+    settings->backend =
+        arena_string(arena, first_of(options->backend, env_get(options, "ATTN_BACKEND"), ""));
+    settings->plugin_path =
+        arena_string(arena, first_of(options->plugin_path, env_get(options, "ATTN_PLUGIN_PATH"), ""));
+    settings->cache_dir =
+        arena_string(arena, first_of(options->cache_dir, env_get(options, "ATTN_CACHE_DIR"), cache_dir));
+    if (settings->backend == NULL || settings->plugin_path == NULL || settings->cache_dir == NULL) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "settings", "no memory for the settings");
+    }
+    return ATTN_OK;
+}

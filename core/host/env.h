@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The environment, read once when a runtime is created, and never in a setuid process. */
+#ifndef CORE_HOST_ENV_H
+#define CORE_HOST_ENV_H
+
+#include <attn/runtime.h>
+
+#include "util/arena.h"
+#include "util/error.h"
+
+struct settings;
+
+/* Options first, then variables, then defaults. */
+attn_status settings_read(struct settings *settings, const struct attn_runtime_options *options,
+                          struct arena *arena, struct attn_error *error);
+
+/* The level alone: needed before there is any memory. -1 for text that is none. */
+int32_t log_level_of(const char *text);
+const char *env_get(const struct attn_runtime_options *options, const char *name);
+
+#endif

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "runtime/discover.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "util/error.h"
+
+#define MAX_PLUGINS 256
+
+attn_status plugins_add(attn_runtime *runtime, const char *file, attn_status status, const char *reason)
+{
+    if (runtime->plugins == NULL) {
+        runtime->plugins = arena_array(&runtime->arena, MAX_PLUGINS, sizeof *runtime->plugins);
+        if (runtime->plugins == NULL) {
+            return ATTN_ERROR_OUT_OF_MEMORY;
+        }
+    }
+    for (int32_t i = 0; i < runtime->num_plugins; i++) {
+        if (strcmp(runtime->plugins[i].file, file) == 0) {
+            return ATTN_OK;
+        }
+    }
+    if (runtime->num_plugins == MAX_PLUGINS) {
+        runtime_log(runtime, ATTN_LOG_WARN, "%s: passed over; %d plugin files are the most", file,
+                    MAX_PLUGINS);
+        return ATTN_OK;
+    }
+    struct plugin *plugin = &runtime->plugins[runtime->num_plugins];
+    *plugin = (struct plugin){.file = arena_string(&runtime->arena, file),
+                              .name = arena_string(&runtime->arena, ""),
+                              .version = arena_string(&runtime->arena, ""),
+                              .vendor = arena_string(&runtime->arena, ""),
+                              .reason = arena_string(&runtime->arena, reason),
+                              .status = status};
+    if (plugin->file == NULL || plugin->name == NULL || plugin->version == NULL ||
+        plugin->vendor == NULL || plugin->reason == NULL) {
+        return ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    runtime->num_plugins++;
+    return ATTN_OK;
+}
+
+static int is_plugin_name(const struct dirent *entry)
+{
+    size_t length = strlen(entry->d_name);
+    return strncmp(entry->d_name, "attn_", 5) == 0 && length > 8 &&
+           strcmp(entry->d_name + length - 3, ".so") == 0;
+}
+
+static int is_folder_name(const struct dirent *entry)
+{
+    return entry->d_name[0] != '.';
+}
+
+/* attn_*.so of one directory, in the order of their names. A directory that is not there adds nothing. */
+static attn_status add_folder(attn_runtime *runtime, const char *folder)
+{
+    struct dirent **entries = NULL;
+    attn_status status = ATTN_OK;
+    int count = scandir(folder, &entries, is_plugin_name, alphasort);
+    for (int i = 0; i < count; i++) {
+        char path[PATH_MAX];
+        int length = snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
+        if (status == ATTN_OK && length < (int)sizeof path) {
+            status = plugins_add(runtime, path, ATTN_OK, "");
+        }
+        free(entries[i]);
+    }
+    free(entries);
+    return status;
+}
+
+/* A build tree has one folder a plugin. */
+static attn_status add_build_tree(attn_runtime *runtime, const char *folder)
+{
+    struct dirent **entries = NULL;
+    attn_status status = ATTN_OK;
+    int count = scandir(folder, &entries, is_folder_name, alphasort);
+    for (int i = 0; i < count; i++) {
+        char path[PATH_MAX];
+        int length = snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
+        if (status == ATTN_OK && length < (int)sizeof path) {
+            status = add_folder(runtime, path);
+        }
+        free(entries[i]);
+    }
+    free(entries);
+    return status;
+}
+
+static attn_status add_path(attn_runtime *runtime, const char *path)
+{
+    struct stat info;
+    char real[PATH_MAX], reason[PATH_MAX + 80];
+    if (path[0] != '/') {
+        snprintf(reason, sizeof reason, "'%s' in ATTN_PLUGIN_PATH is not an absolute path", path);
+        return plugins_add(runtime, path, ATTN_ERROR_INVALID_ARGUMENT, reason);
+    }
+    if (realpath(path, real) == NULL || stat(real, &info) != 0) {
+        snprintf(reason, sizeof reason, "%s", strerror(errno));
+        return plugins_add(runtime, path, ATTN_ERROR_NOT_FOUND, reason);
+    }
+    return S_ISDIR(info.st_mode) ? add_folder(runtime, real) : plugins_add(runtime, real, ATTN_OK, "");
+}
+
+static attn_status add_configured(attn_runtime *runtime)
+{
+    const char *at = runtime->settings.plugin_path;
+    attn_status status = ATTN_OK;
+    while (*at != '\0' && status == ATTN_OK) {
+        char path[PATH_MAX];
+        size_t length = strcspn(at, ":");
+        if (length > 0 && length < sizeof path) {
+            memcpy(path, at, length);
+            path[length] = '\0';
+            status = add_path(runtime, path);
+        }
+        at += length + (at[length] == ':');
+    }
+    return status;
+}
+
+/* Where this library lies: <build>/core/libattn.so.1, or <libdir>/libattn.so.1. */
+static attn_status add_own(attn_runtime *runtime)
+{
+    Dl_info info;
+    char file[PATH_MAX], folder[PATH_MAX + 16];
+    struct stat there;
+    /* Any object of this library tells where it was loaded from. */
+    static const char here;
+    if (dladdr(&here, &info) == 0 || info.dli_fname == NULL || realpath(info.dli_fname, file) == NULL) {
+        return ATTN_OK;
+    }
+    char *slash = strrchr(file, '/');
+    *slash = '\0';
+    size_t length = strlen(file);
+    if (length > 5 && strcmp(file + length - 5, "/core") == 0) {
+        file[length - 5] = '\0';
+        snprintf(folder, sizeof folder, "%s/plugins", file);
+        if (stat(folder, &there) == 0 && S_ISDIR(there.st_mode)) {
+            return add_build_tree(runtime, folder);
+        }
+        return ATTN_OK;
+    }
+    snprintf(folder, sizeof folder, "%s/attn", file);
+    return add_folder(runtime, folder);
+}
+
+attn_status plugins_discover(attn_runtime *runtime, struct attn_error *error)
+{
+    attn_status status = add_configured(runtime);
+    if (status == ATTN_OK && !runtime->settings.no_default_plugins) {
+        status = add_own(runtime);
+    }
+    return status == ATTN_OK ? status
+                             : error_set(error, status, "plugins", "no memory for the list of plugins");
+}

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which files may be plugins. */
+#ifndef CORE_RUNTIME_DISCOVER_H
+#define CORE_RUNTIME_DISCOVER_H
+
+#include "runtime/runtime.h"
+
+/* Fills runtime->plugins: ATTN_PLUGIN_PATH's entries in order, then the installed directory, or the build tree's when
+ * the core itself lies in one. Each directory's attn_*.so, sorted. Entries that are not absolute are kept with their
+ * reason. A file is taken once. */
+attn_status plugins_discover(attn_runtime *runtime, struct attn_error *error);
+
+/* Appends a file to runtime->plugins; `status` and `reason` where it is refused already. */
+attn_status plugins_add(attn_runtime *runtime, const char *file, attn_status status, const char *reason);
+
+#endif

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a plugin reports: checked and copied. */
+#ifndef CORE_RUNTIME_PROBE_H
+#define CORE_RUNTIME_PROBE_H
+
+#include "runtime/runtime.h"
+
+/* Devices and backends of one plugin as they are collected; everything in the arena. */
+struct found {
+    struct arena *arena;
+    struct attn_device_info *devices;
+    int32_t num_devices;
+    struct backend *backends;
+    int32_t num_backends;
+    attn_status status; /* of the first item that was refused */
+    struct attn_error error;
+};
+
+/* Asks the plugin's probe. A contradiction in what it says refuses the plugin as a whole. */
+attn_status plugin_probe(attn_runtime *runtime, const struct plugin *plugin, struct found *found,
+                         struct attn_error *error);
+
+#endif

@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "runtime/runtime.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/env.h"
+#include "host/pool.h"
+#include "runtime/discover.h"
+#include "runtime/load.h"
+#include "runtime/probe.h"
+#include "util/structs.h"
+
+#define MIN_OPTIONS 72 /* sizes in ABI 0.1 */
+#define MIN_HOST 64
+#define MIN_PLUGIN_INFO 64
+#define MIN_DEVICE_INFO 72
+#define MIN_BACKEND_INFO 32
+#define MAX_DEVICES 256
+#define MAX_BACKENDS 1024
+
+void *runtime_alloc(const attn_runtime *runtime, size_t size)
+{
+    return host_alloc(&runtime->host, size);
+}
+
+void runtime_free(const attn_runtime *runtime, void *memory, size_t size)
+{
+    host_free(&runtime->host, memory, size);
+}
+
+void runtime_log(const attn_runtime *runtime, int32_t level, const char *format, ...)
+{
+    char line[1200];
+    va_list arguments;
+    if (level > runtime->settings.log_level) {
+        return;
+    }
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    runtime->host.log(runtime->host.user, level, "core", line);
+}
+
+attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin, const struct attn_plugin **table,
+                                 struct attn_error *error)
+{
+    struct plugin *found = &runtime->plugins[plugin];
+    pthread_mutex_lock(&runtime->lock);
+    attn_status status = plugin_load(runtime, found, error);
+    *table = status == ATTN_OK ? found->table : NULL;
+    pthread_mutex_unlock(&runtime->lock);
+    return status;
+}
+
+static bool has_backend(const attn_runtime *runtime, const struct backend *backend)
+{
+    for (int32_t i = 0; i < runtime->num_backends; i++) {
+        const struct backend *other = &runtime->backends[i];
+        if (strcmp(other->full_name, backend->full_name) == 0 &&
+            other->caps.device.type == backend->caps.device.type &&
+            other->caps.device.id == backend->caps.device.id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void add_devices(attn_runtime *runtime, const struct found *found)
+{
+    for (int32_t i = 0; i < found->num_devices; i++) {
+        bool known = false;
+        for (int32_t j = 0; j < runtime->num_devices; j++) {
+            struct attn_device_info *have = &runtime->devices[j];
+            bool same = have->device.type == found->devices[i].device.type &&
+                        have->device.id == found->devices[i].device.id;
+            /* Of two reports the one that knows the ISA says more. */
+            if (same && strlen(found->devices[i].isa) > strlen(have->isa)) {
+                *have = found->devices[i];
+            }
+            known |= same;
+        }
+        if (!known && runtime->num_devices < MAX_DEVICES) {
+            runtime->devices[runtime->num_devices++] = found->devices[i];
+        }
+    }
+}
+
+/* Takes a plugin's backends, all or none: a name that an earlier plugin has refuses the later one. */
+static attn_status add_backends(attn_runtime *runtime, int32_t plugin, const struct found *found,
+                                struct attn_error *error)
+{
+    for (int32_t i = 0; i < found->num_backends; i++) {
+        if (has_backend(runtime, &found->backends[i])) {
+            return error_set(error, ATTN_ERROR_PLUGIN, "name",
+                             "backend '%s' is another plugin's already; the first one found is kept",
+                             found->backends[i].full_name);
+        }
+    }
+    if (runtime->num_backends + found->num_backends > MAX_BACKENDS) {
+        return error_set(error, ATTN_ERROR_LIMIT, "backends", "more than %d backends", MAX_BACKENDS);
+    }
+    for (int32_t i = 0; i < found->num_backends; i++) {
+        runtime->backends[runtime->num_backends] = found->backends[i];
+        runtime->backends[runtime->num_backends++].plugin = plugin;
+    }
+    runtime->plugins[plugin].num_backends = found->num_backends;
+    return ATTN_OK;
+}
+
+/* One bad plugin never fails the enumeration; its reason is kept. Only memory ends it. */
+static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct attn_error *error)
+{
+    struct plugin *plugin = &runtime->plugins[index];
+    struct attn_error why = ATTN_ERROR_INIT;
+    struct found found;
+    char reason[sizeof why.field + sizeof why.message + 4];
+    attn_status status;
+    if (plugin->status != ATTN_OK) {
+        return ATTN_OK;
+    }
+    status = plugin_load(runtime, plugin, &why);
+    status = status ? status : plugin_probe(runtime, plugin, &found, &why);
+    if (status == ATTN_OK) {
+        add_devices(runtime, &found);
+        status = add_backends(runtime, index, &found, &why);
+    }
+    if (status == ATTN_ERROR_OUT_OF_MEMORY) {
+        return error_set(error, status, "plugins", "no memory while reading %s", plugin->file);
+    }
+    if (status == ATTN_OK) {
+        return ATTN_OK;
+    }
+    snprintf(reason, sizeof reason, "%s%s%s", why.field, why.field[0] != '\0' ? ": " : "",
+             why.message[0] != '\0' ? why.message : status_text(status));
+    plugin->status = status;
+    plugin->reason = arena_string(&runtime->arena, reason);
+    runtime_log(runtime, status == ATTN_ERROR_ABSENT ? ATTN_LOG_INFO : ATTN_LOG_WARN, "%s: %s",
+                plugin->file, reason);
+    return plugin->reason != NULL
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plugins", "no memory for a reason");
+}
+
+static int compare_backends(const void *a, const void *b)
+{
+    const struct backend *x = a, *y = b;
+    int names = strcmp(x->full_name, y->full_name);
+    if (names != 0) {
+        return names;
+    }
+    if (x->caps.device.type != y->caps.device.type) {
+        return x->caps.device.type < y->caps.device.type ? -1 : 1;
+    }
+    return (x->caps.device.id > y->caps.device.id) - (x->caps.device.id < y->caps.device.id);
+}
+
+static int compare_devices(const void *a, const void *b)
+{
+    const struct attn_device_info *x = a, *y = b;
+    if (x->device.type != y->device.type) {
+        return x->device.type < y->device.type ? -1 : 1;
+    }
+    return (x->device.id > y->device.id) - (x->device.id < y->device.id);
+}
+
+static attn_status find_backends(attn_runtime *runtime, struct attn_error *error)
+{
+    attn_status status = plugins_discover(runtime, error);
+    runtime->devices = arena_array(&runtime->arena, MAX_DEVICES, sizeof *runtime->devices);
+    runtime->backends = arena_array(&runtime->arena, MAX_BACKENDS, sizeof *runtime->backends);
+    if (status == ATTN_OK && (runtime->devices == NULL || runtime->backends == NULL)) {
+        status = error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "runtime", "no memory for the backends");
+    }
+    for (int32_t i = 0; i < runtime->num_plugins && status == ATTN_OK; i++) {
+        status = take_plugin(runtime, i, error);
+    }
+    if (status == ATTN_OK) {
+        qsort(runtime->backends, (size_t)runtime->num_backends, sizeof *runtime->backends,
+              compare_backends);
+        qsort(runtime->devices, (size_t)runtime->num_devices, sizeof *runtime->devices,
+              compare_devices);
+    }
+    return status;
+}
+
+/* The engine's host, if any, completed with our own services. */
+static attn_status make_host(attn_runtime *runtime, const struct attn_runtime_options *options,
+                             struct attn_error *error)
+{
+    struct host_services *services = &runtime->services;
+    attn_status status = ATTN_OK;
+    if (options->host != NULL) {
+        status = struct_read(&services->engine, sizeof services->engine, MIN_HOST, options->host,
+                             "attn_host", error);
+    }
+    if (status == ATTN_OK && (services->engine.allocate == NULL) != (services->engine.release == NULL)) {
+        status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "host",
+                           "allocate and release come together or not at all");
+    }
+    if (status == ATTN_OK && services->engine.num_threads < 0) {
+        status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "num_threads", "%d; 0 or above",
+                           services->engine.num_threads);
+    }
+    services->log_level = ATTN_LOG_WARN;
+    host_init(&runtime->host, services, 1);
+    return status;
+}
+
+static attn_status start_pool(attn_runtime *runtime, struct attn_error *error)
+{
+    struct host_services *services = &runtime->services;
+    services->log_level = runtime->settings.log_level;
+    runtime->host.num_threads =
+        services->engine.parallel_for != NULL && services->engine.num_threads > 0
+            ? services->engine.num_threads
+            : runtime->settings.num_threads;
+    if (services->engine.parallel_for == NULL) {
+        services->pool = pool_create(&runtime->host, runtime->host.num_threads);
+        if (services->pool == NULL) {
+            return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "ATTN_NUM_THREADS", "no memory for the pool");
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status runtime_create(const struct attn_runtime_options *given, attn_runtime **out,
+                           struct attn_error *error)
+{
+    struct attn_runtime_options options = {.struct_size = sizeof options};
+    attn_runtime on_stack = {0}; /* until its host can allocate */
+    attn_status status = ATTN_OK;
+    if (out == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "runtime", "runtime is NULL");
+    }
+    *out = NULL;
+    if (given != NULL) {
+        status = struct_read(&options, sizeof options, MIN_OPTIONS, given, "attn_runtime_options", error);
+        status = status ? status : ext_check(options.next, NULL, 0, "attn_runtime_options", error);
+    }
+    status = status ? status : make_host(&on_stack, &options, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    attn_runtime *runtime = host_alloc(&on_stack.host, sizeof *runtime);
+    if (runtime == NULL) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "runtime", "no memory for the runtime");
+    }
+    runtime->services = on_stack.services;
+    host_init(&runtime->host, &runtime->services, 1);
+    arena_init(&runtime->arena, &runtime->host);
+    pthread_mutex_init(&runtime->lock, NULL);
+    status = settings_read(&runtime->settings, &options, &runtime->arena, error);
+    status = status ? status : start_pool(runtime, error);
+    status = status ? status : find_backends(runtime, error);
+    if (status != ATTN_OK) {
+        runtime_destroy(runtime);
+        return status;
+    }
+    *out = runtime;
+    return ATTN_OK;
+}
+
+void runtime_destroy(attn_runtime *runtime)
+{
+    if (runtime == NULL) {
+        return;
+    }
+    struct host_services services = runtime->services;
+    struct attn_host host;
+    pool_destroy(runtime->services.pool);
+    pthread_mutex_destroy(&runtime->lock);
+    arena_finish(&runtime->arena);
+    services.pool = NULL;
+    host_init(&host, &services, 1); /* the runtime's own table goes with it */
+    host_free(&host, runtime, sizeof *runtime);
+}
+
+int32_t plugin_count(const attn_runtime *runtime)
+{
+    return runtime != NULL ? runtime->num_plugins : 0;
+}
+
+attn_status plugin_info(const attn_runtime *runtime, int32_t index, struct attn_plugin_info *info)
+{
+    if (index < 0 || index >= plugin_count(runtime)) {
+        return ATTN_ERROR_NOT_FOUND;
+    }
+    const struct plugin *plugin = &runtime->plugins[index];
+    const struct attn_plugin_info found = {.struct_size = sizeof found,
+                                           .file = plugin->file,
+                                           .name = plugin->name,
+                                           .version = plugin->version,
+                                           .vendor = plugin->vendor,
+                                           .status = plugin->status,
+                                           .num_backends = plugin->num_backends,
+                                           .reason = plugin->reason};
+    return struct_write(info, &found, sizeof found, MIN_PLUGIN_INFO);
+}
+
+int32_t device_count(const attn_runtime *runtime)
+{
+    return runtime != NULL ? runtime->num_devices : 0;
+}
+
+attn_status device_info(const attn_runtime *runtime, int32_t index, struct attn_device_info *info)
+{
+    return index < 0 || index >= device_count(runtime)
+               ? ATTN_ERROR_NOT_FOUND
+               : struct_write(info, &runtime->devices[index], sizeof *info, MIN_DEVICE_INFO);
+}
+
+int32_t backend_count(const attn_runtime *runtime)
+{
+    return runtime != NULL ? runtime->num_backends : 0;
+}
+
+attn_status backend_info(const attn_runtime *runtime, int32_t index, struct attn_backend_info *info)
+{
+    if (index < 0 || index >= backend_count(runtime)) {
+        return ATTN_ERROR_NOT_FOUND;
+    }
+    const struct attn_backend_info found = {sizeof found, NULL, &runtime->backends[index].caps,
+                                            runtime->backends[index].plugin, 0};
+    return struct_write(info, &found, sizeof found, MIN_BACKEND_INFO);
+}

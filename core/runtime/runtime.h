@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a runtime holds once it is created: settings, host services, plugins, devices, backends. Immutable after
+ * creation but for `lock`-guarded instances, so that every other room reads it without a lock. */
+#ifndef CORE_RUNTIME_RUNTIME_H
+#define CORE_RUNTIME_RUNTIME_H
+
+#include <attn/plugin.h>
+#include <attn/runtime.h>
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "host/host.h"
+#include "util/arena.h"
+
+/* One plugin file. `table` is NULL until plugin_load: with a warm cache only candidates are loaded. */
+struct plugin {
+    char *file;
+    char *name;
+    char *version;
+    char *vendor;
+    char *reason;
+    attn_status status;
+    const struct attn_plugin *table; /* the core's zero-extended copy; guarded by attn_runtime.lock */
+    struct attn_plugin table_copy;
+    int32_t num_backends;
+};
+
+/* One backend on one device in one variant. */
+struct backend {
+    struct attn_backend_caps caps; /* deep copy, text and arrays owned, extensions copied */
+    int32_t plugin;                /* index */
+    char *full_name;               /* "cpu_simd@avx2" or "cpu_ref" */
+};
+
+struct settings {
+    char *backend;     /* selection text; never NULL */
+    char *plugin_path; /* never NULL */
+    char *cache_dir;   /* never NULL; empty: no cache */
+    int32_t num_threads;
+    int32_t log_level; /* enum attn_log_level */
+    bool validate;
+    int32_t isolation;
+    bool no_default_plugins;
+};
+
+/* Slots of struct attn_api; meanings stand in attn/api.h. */
+attn_status runtime_create(const struct attn_runtime_options *options, attn_runtime **runtime,
+                           struct attn_error *error);
+void runtime_destroy(attn_runtime *runtime);
+int32_t plugin_count(const attn_runtime *runtime);
+attn_status plugin_info(const attn_runtime *runtime, int32_t index, struct attn_plugin_info *info);
+int32_t device_count(const attn_runtime *runtime);
+attn_status device_info(const attn_runtime *runtime, int32_t index, struct attn_device_info *info);
+int32_t backend_count(const attn_runtime *runtime);
+attn_status backend_info(const attn_runtime *runtime, int32_t index, struct attn_backend_info *info);
+
+struct attn_runtime {
+    struct settings settings;
+    struct host_services services;
+    struct attn_host host; /* every slot filled */
+    struct arena arena;    /* text and arrays of everything below */
+    struct plugin *plugins;
+    int32_t num_plugins;
+    struct attn_device_info *devices; /* text owned; unique by (type, id), sorted */
+    int32_t num_devices;
+    struct backend *backends; /* sorted by full_name, then device */
+    int32_t num_backends;
+    pthread_mutex_t lock;
+};
+
+/* Makes sure that the plugin's code is loaded and its table is there (thread-safe, idempotent). */
+attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin, const struct attn_plugin **table,
+                                 struct attn_error *error);
+
+/* Logs through the runtime's host if `level` is on. */
+void runtime_log(const attn_runtime *runtime, int32_t level, const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((format(printf, 3, 4)))
+#endif
+    ;
+
+/* Memory of the core itself, through the host; zeroed. `size` 0 gives NULL. */
+void *runtime_alloc(const attn_runtime *runtime, size_t size);
+void runtime_free(const attn_runtime *runtime, void *memory, size_t size);
+
+#endif

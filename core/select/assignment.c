@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading an assignment. */
+#include <string.h>
+
+#include "select/select.h"
+#include "util/structs.h"
+
+#define MIN_CHOICE 72 /* sizes in ABI 0.1 */
+#define MIN_REASON 40
+
+void assignment_destroy(attn_assignment *assignment)
+{
+    if (assignment != NULL) {
+        attn_runtime *runtime = assignment->runtime;
+        arena_finish(&assignment->arena);
+        runtime_free(runtime, assignment, sizeof *assignment);
+    }
+}
+
+int32_t assignment_num_layers(const attn_assignment *assignment)
+{
+    return assignment != NULL ? assignment->num_layers : 0;
+}
+
+static attn_status find_phase(const attn_assignment *assignment, int32_t layer, int32_t phase,
+                              const struct assignment_phase **found)
+{
+    if (assignment == NULL || phase < 0 || phase >= ATTN_PHASE_COUNT) {
+        return ATTN_ERROR_INVALID_ARGUMENT;
+    }
+    if (layer < 0 || layer >= assignment->num_layers) {
+        return ATTN_ERROR_NOT_FOUND;
+    }
+    *found = &assignment->layers[layer].phases[phase];
+    return ATTN_OK;
+}
+
+static attn_status find_verdict(const attn_assignment *assignment, int32_t layer, int32_t phase,
+                                int32_t backend, const struct verdict **found)
+{
+    const struct assignment_phase *at = NULL;
+    attn_status status = find_phase(assignment, layer, phase, &at);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (backend < 0 || backend >= assignment->num_backends) {
+        return ATTN_ERROR_NOT_FOUND;
+    }
+    *found = &at->verdicts[backend];
+    return ATTN_OK;
+}
+
+attn_status assignment_choice(const attn_assignment *assignment, int32_t layer, int32_t phase,
+                              struct attn_choice *choice)
+{
+    const struct assignment_phase *at = NULL;
+    attn_status status = find_phase(assignment, layer, phase, &at);
+    return status == ATTN_OK ? struct_write(choice, &at->choice, sizeof at->choice, MIN_CHOICE)
+                             : status;
+}
+
+attn_status assignment_verdict(const attn_assignment *assignment, int32_t layer, int32_t phase,
+                               int32_t backend, int32_t *verdict, int32_t *num_reasons)
+{
+    const struct verdict *found = NULL;
+    attn_status status = find_verdict(assignment, layer, phase, backend, &found);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (verdict != NULL) {
+        *verdict = found->code;
+    }
+    if (num_reasons != NULL) {
+        *num_reasons = found->num_reasons;
+    }
+    return ATTN_OK;
+}
+
+attn_status assignment_reason(const attn_assignment *assignment, int32_t layer, int32_t phase,
+                              int32_t backend, int32_t index, struct attn_reason *reason)
+{
+    const struct verdict *found = NULL;
+    attn_status status = find_verdict(assignment, layer, phase, backend, &found);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (index < 0 || index >= found->num_reasons) {
+        return ATTN_ERROR_NOT_FOUND;
+    }
+    return struct_write(reason, &found->reasons[index], sizeof *reason, MIN_REASON);
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The outcome of a selection: complete layer descriptions, and per layer and phase the choice and all verdicts.
+ * Immutable once made. */
+#ifndef CORE_SELECT_ASSIGNMENT_H
+#define CORE_SELECT_ASSIGNMENT_H
+
+#include <attn/collectives.h>
+#include <attn/gdn.h>
+#include <attn/layer.h>
+#include <attn/mla.h>
+#include <attn/selection.h>
+
+#include "runtime/runtime.h"
+#include "util/arena.h"
+
+/* A layer as it was asked for, with defaults resolved (head_size_v, kv_dtype never AUTO, block_size chosen, …); text
+ * and extensions live in the owner's arena. `desc.next` chains the copied extensions. */
+struct layer {
+    struct attn_layer_desc desc;
+    struct attn_mla_desc *mla;               /* or NULL */
+    struct attn_gdn_desc *gdn;               /* or NULL */
+    struct attn_context_parallel *cp;        /* or NULL */
+    struct attn_mm_encoder_quant *mm_quant;  /* or NULL */
+    int32_t sharing_target;                  /* index of the layer whose cache it reads, or -1 */
+};
+
+struct verdict {
+    int32_t code; /* enum attn_verdict_code */
+    int32_t num_reasons;
+    const struct attn_reason *reasons;
+};
+
+struct assignment_phase {
+    struct attn_choice choice;
+    const struct verdict *verdicts; /* [num_backends] */
+};
+
+struct assignment_layer {
+    struct layer layer;
+    struct assignment_phase phases[ATTN_PHASE_COUNT];
+};
+
+struct attn_assignment {
+    attn_runtime *runtime;
+    struct arena arena; /* everything below, text included */
+    struct attn_device device;
+    bool complete; /* every layer and phase is served */
+    int32_t num_layers;
+    int32_t num_backends;
+    struct assignment_layer *layers;
+};
+
+/* Deep copy of a resolved layer into an arena. */
+attn_status layer_copy(struct arena *arena, struct layer *copy, const struct layer *source,
+                       struct attn_error *error);
+
+#endif

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "select/candidates.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "select/layer_check.h"
+#include "select/names.h"
+
+struct refusals {
+    struct reasons *reasons;
+};
+
+static void take_reason(void *user, const char *field, const char *asked, const char *supported)
+{
+    const struct refusals *refusals = user;
+    reasons_add(refusals->reasons, field != NULL ? field : "supports", asked != NULL ? asked : "",
+                supported != NULL ? supported : "");
+}
+
+/* The plugin's own word, asked last and only if the data agrees. */
+static void ask_plugin(struct selection *selection, const struct backend *backend,
+                       const struct layer *layer, int32_t phase, int32_t block_size,
+                       struct reasons *reasons)
+{
+    const struct attn_plugin *plugin;
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct refusals refusals = {reasons};
+    struct attn_reason_sink sink = {sizeof sink, NULL, &refusals, take_reason};
+    struct attn_layer_desc desc = layer->desc;
+    attn_status status =
+        runtime_plugin_table(selection->runtime, backend->plugin, &plugin, &error);
+    if (status != ATTN_OK) {
+        reasons_add(reasons, "plugin", "loaded", error.message);
+        return;
+    }
+    if (plugin->supports == NULL) {
+        return;
+    }
+    desc.block_size = desc.block_size > 0 ? desc.block_size : block_size;
+    status = plugin->supports(&backend->caps, &desc, phase, &sink, &error);
+    if (status != ATTN_OK && reasons->count == 0) {
+        reasons_add(reasons, error.field[0] != '\0' ? error.field : "supports", "this layer",
+                    error.message[0] != '\0' ? error.message : "refused without a reason");
+    }
+}
+
+/* Place in the rule's list, or -1 if the rule excludes the backend. */
+static int32_t place_in_rule(const struct rule *rule, const struct backend *backend)
+{
+    int32_t place = rule != NULL ? rule->num_wanted : 0;
+    int32_t wanted = 0;
+    for (int32_t i = 0; rule != NULL && i < rule->num_patterns; i++) {
+        const struct pattern *pattern = &rule->patterns[i];
+        bool fits = pattern_fits(pattern->text, backend->caps.name, backend->caps.variant);
+        if (fits && pattern->exclude) {
+            return -1;
+        }
+        if (fits && wanted < place) {
+            place = wanted;
+        }
+        wanted += !pattern->exclude;
+    }
+    return place;
+}
+
+void candidates_judge(struct selection *selection, const struct layer *layer,
+                      const struct rule *rule, int32_t phase, struct verdict *verdicts,
+                      struct candidate *candidates)
+{
+    const attn_runtime *runtime = selection->runtime;
+    const struct attn_device device = selection->assignment->device;
+    for (int32_t b = 0; b < runtime->num_backends; b++) {
+        const struct backend *backend = &runtime->backends[b];
+        struct candidate *candidate = &candidates[b];
+        struct reasons reasons = {selection->arena, &runtime->host, NULL, 0, 0, false};
+        *candidate = (struct candidate){.wanted = place_in_rule(rule, backend)};
+        if (backend->caps.device.type != device.type || backend->caps.device.id != device.id) {
+            char asked[48], has[48];
+            snprintf(asked, sizeof asked, "type %d, id %d", device.type, device.id);
+            snprintf(has, sizeof has, "type %d, id %d", backend->caps.device.type,
+                     backend->caps.device.id);
+            reasons_add(&reasons, "device", asked, has);
+            verdicts[b].code = ATTN_VERDICT_OTHER_DEVICE;
+        } else {
+            match_backend(&backend->caps, layer, phase, selection->options->block_sizes,
+                          selection->options->num_block_sizes, &candidate->match, &reasons);
+            if (reasons.count == 0 && !reasons.failed) {
+                ask_plugin(selection, backend, layer, phase, candidate->match.block_size, &reasons);
+            }
+            verdicts[b].code =
+                reasons.count > 0 ? ATTN_VERDICT_UNSUPPORTED : ATTN_VERDICT_ELIGIBLE;
+        }
+        if (candidate->wanted < 0) { /* excluded; what it lacks is told, too */
+            verdicts[b].code = ATTN_VERDICT_EXCLUDED;
+            reasons_add(&reasons, "ATTN_BACKEND", backend->full_name, rule->text);
+        }
+        verdicts[b].num_reasons = reasons.count;
+        verdicts[b].reasons = reasons.items;
+        selection->failed |= reasons.failed;
+        candidate->eligible = verdicts[b].code == ATTN_VERDICT_ELIGIBLE;
+        candidate->time_us =
+            ranks_find(&selection->ranks, selection->arch, &layer->desc, phase, backend->full_name);
+        candidate->measured = candidate->time_us > 0;
+    }
+}
+
+/* An order without a wish admits only what it names. */
+static bool allowed(const struct rule *rule, const struct candidate *candidate)
+{
+    bool order = rule != NULL && rule->num_wanted > 0 && !rule->wish;
+    return candidate->eligible && (!order || candidate->wanted < rule->num_wanted);
+}
+
+/* Less is better: place in the list, then a measurement, then the estimate; the name decides ties, and backends are
+ * sorted by it. */
+static bool better(const struct selection *selection, const struct candidate *candidates, int32_t a,
+                   int32_t b, int32_t phase)
+{
+    const struct candidate *x = &candidates[a], *y = &candidates[b];
+    if (x->wanted != y->wanted) {
+        return x->wanted < y->wanted;
+    }
+    if (x->measured != y->measured) {
+        return x->measured;
+    }
+    if (x->measured && x->time_us != y->time_us) {
+        return x->time_us < y->time_us;
+    }
+    int32_t rank_x = selection->runtime->backends[a].caps.rank[phase];
+    int32_t rank_y = selection->runtime->backends[b].caps.rank[phase];
+    return !x->measured && rank_x != rank_y ? rank_x > rank_y : a < b;
+}
+
+static bool one_cache(const struct selection *selection, const struct layer *layer,
+                      struct candidate *const candidates[ATTN_PHASE_COUNT], int32_t prefill,
+                      int32_t decode)
+{
+    const struct attn_backend_caps *a = &selection->runtime->backends[prefill].caps;
+    const struct attn_backend_caps *b = &selection->runtime->backends[decode].caps;
+    int32_t block = candidates[ATTN_PHASE_DECODE][decode].match.block_size;
+    if (prefill == decode || !layer_has_cache(&layer->desc) || layer->gdn != NULL) {
+        return true;
+    }
+    return (a->layouts & b->layouts) != 0 &&
+           range_holds(a->block_sizes, a->num_block_sizes, block);
+}
+
+void candidates_choose(const struct selection *selection, const struct layer *layer,
+                       const struct rule *const *rules,
+                       struct candidate *const candidates[ATTN_PHASE_COUNT],
+                       int32_t chosen[ATTN_PHASE_COUNT])
+{
+    int32_t count = selection->runtime->num_backends;
+    const struct candidate *p = candidates[ATTN_PHASE_PREFILL], *d = candidates[ATTN_PHASE_DECODE];
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        chosen[phase] = -1;
+        for (int32_t b = 0; b < count; b++) {
+            if (allowed(rules[phase], &candidates[phase][b]) &&
+                (chosen[phase] < 0 ||
+                 better(selection, candidates[phase], b, chosen[phase], phase))) {
+                chosen[phase] = b;
+            }
+        }
+    }
+    int32_t *best = chosen;
+    if (best[0] < 0 || best[1] < 0 || one_cache(selection, layer, candidates, best[0], best[1])) {
+        return;
+    }
+    /* Decode runs most often: its best partner for each, decode's order first. */
+    int32_t prefill = -1, decode = -1;
+    for (int32_t i = 0; i < count; i++) {
+        for (int32_t j = 0; j < count; j++) {
+            if (!allowed(rules[0], &p[i]) || !allowed(rules[1], &d[j]) ||
+                !one_cache(selection, layer, candidates, i, j)) {
+                continue;
+            }
+            bool first = decode < 0;
+            bool decode_better = !first && j != decode && better(selection, d, j, decode, 1);
+            bool prefill_better = !first && j == decode && better(selection, p, i, prefill, 0);
+            if (first || decode_better || prefill_better) {
+                prefill = i;
+                decode = j;
+            }
+        }
+    }
+    chosen[0] = prefill;
+    chosen[1] = decode;
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every backend judged for one layer and phase, and the pair of backends that serves both phases best. */
+#ifndef CORE_SELECT_CANDIDATES_H
+#define CORE_SELECT_CANDIDATES_H
+
+#include "select/grammar.h"
+#include "select/match.h"
+#include "select/ranks.h"
+
+/* What all layers of one selection share. */
+struct selection {
+    attn_runtime *runtime;
+    const struct attn_select_options *options;
+    struct attn_assignment *assignment;
+    struct arena *arena; /* the assignment's */
+    struct rules rules;
+    struct ranks ranks;
+    const char *arch;
+    bool failed; /* out of memory */
+};
+
+/* One backend's standing for a layer and phase. */
+struct candidate {
+    struct match match;
+    bool eligible;
+    bool measured;
+    int32_t wanted; /* place in the rule's list, from 0; num_wanted where it is not named */
+    double time_us; /* if measured */
+};
+
+/* Judges all backends: writes `verdicts` and `candidates`, [num_backends] each. */
+void candidates_judge(struct selection *selection, const struct layer *layer,
+                      const struct rule *rule, int32_t phase, struct verdict *verdicts,
+                      struct candidate *candidates);
+
+/* Backends for both phases, -1 where none can: the best of each, if they can work on one cache, else the best pair that
+ * can. */
+void candidates_choose(const struct selection *selection, const struct layer *layer,
+                       const struct rule *const *rules,
+                       struct candidate *const candidates[ATTN_PHASE_COUNT],
+                       int32_t chosen[ATTN_PHASE_COUNT]);
+
+#endif

@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "select/layer_check.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "select/names.h"
+#include "util/structs.h"
+
+#define MIN_LAYER_DESC 224 /* sizes in ABI 0.1 */
+#define MAX_HEADS 65536
+#define MAX_HEAD_SIZE 512
+#define MAX_LATENT 1024
+#define MAX_BLOCK 65536
+#define MAX_NAME 1023
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+bool layer_has_cache(const struct attn_layer_desc *layer)
+{
+    return layer->kind != ATTN_LAYER_ENCODER && layer->kind != ATTN_LAYER_ENCODER_ONLY &&
+           layer->kind != ATTN_LAYER_MM_ENCODER;
+}
+
+/* A field that has to lie in a range. */
+struct ranged {
+    const char *field;
+    int32_t value;
+    int32_t min;
+    int32_t max;
+};
+
+static attn_status check_ranges(const char *name, const struct ranged *ranges, size_t count,
+                                struct attn_error *error)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (ranges[i].value < ranges[i].min || ranges[i].value > ranges[i].max) {
+            return BAD(ranges[i].field, "layer '%s': %s is %d; allowed are %d to %d", name,
+                       ranges[i].field, ranges[i].value, ranges[i].min, ranges[i].max);
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_codes(const struct attn_layer_desc *l, struct attn_error *error)
+{
+    const struct ranged ranges[] = {
+        {"kind", l->kind, 0, ATTN_LAYER_KIND_COUNT - 1},
+        {"dtype", l->dtype, ATTN_DTYPE_F16, ATTN_DTYPE_F32},
+        {"kv_dtype", l->kv_dtype, 0, ATTN_KV_DTYPE_COUNT - 1},
+        {"num_q_heads", l->num_q_heads, 1, MAX_HEADS},
+        {"num_kv_heads", l->num_kv_heads, 1, MAX_HEADS},
+        {"head_size", l->head_size, 1, MAX_LATENT},
+        {"head_size_v", l->head_size_v, 0, MAX_LATENT},
+        {"causal", l->causal, 0, 1},
+        {"causal_per_request", l->causal_per_request, 0, 1},
+        {"has_window", l->has_window, 0, 1},
+        {"chunk_size", l->chunk_size, 0, INT32_MAX},
+        {"chunk_lookback", l->chunk_lookback, 0, INT32_MAX},
+        {"alibi", l->alibi, 0, ATTN_ALIBI_SQRT},
+        {"has_sinks", l->has_sinks, 0, 1},
+        {"sink_len", l->sink_len, 0, 1 << 20},
+        {"prefix_lm", l->prefix_lm, 0, 1},
+        {"prefix_lm_window", l->prefix_lm_window, 0, INT32_MAX},
+        {"tree_mask", l->tree_mask, 0, ATTN_TREE_BIAS},
+        {"block_size", l->block_size, 0, MAX_BLOCK},
+        {"num_speculative_tokens", l->num_speculative_tokens, 0, 1024},
+        {"parallel_drafting", l->parallel_drafting, 0, 1},
+        {"q_scale_form", l->q_scale_form, 0, ATTN_SCALE_PER_HEAD},
+        {"k_scale_form", l->k_scale_form, 0, ATTN_SCALE_PER_HEAD},
+        {"v_scale_form", l->v_scale_form, 0, ATTN_SCALE_PER_HEAD_CHANNEL},
+        {"p_scale_form", l->p_scale_form, 0, ATTN_SCALE_PER_TENSOR},
+        {"q_dtype", l->q_dtype, 0, ATTN_DTYPE_COUNT - 1},
+        {"output_form", l->output_form, 0, ATTN_OUTPUT_FORM_COUNT - 1},
+        {"output_scale_pow2", l->output_scale_pow2, 0, 1},
+        {"output_scale_column_major", l->output_scale_column_major, 0, 1},
+        {"skip_kv_quantization", l->skip_kv_quantization, 0, 1},
+        {"needs_lse", l->needs_lse, 0, 1},
+        {"graph_level", l->graph_level, 0, ATTN_GRAPH_ALWAYS},
+        {"batch_invariant", l->batch_invariant, 0, 2},
+        {"rope", l->rope, 0, 2},
+        {"qk_norm", l->qk_norm, 0, 1},
+        {"needs_block_table_row", l->needs_block_table_row, 0, 1},
+        {"device_seq_lens_only", l->device_seq_lens_only, 0, 1},
+        {"fast_prefill", l->fast_prefill, 0, 1},
+        {"max_seq_len", l->max_seq_len, 0, INT32_MAX},
+        {"max_num_reqs", l->max_num_reqs, 0, INT32_MAX},
+        {"reserved", l->reserved, 0, 0},
+    };
+    return check_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
+}
+
+static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_error *error)
+{
+    bool mla = l->kind == ATTN_LAYER_MLA || l->kind == ATTN_LAYER_MLA_SPARSE;
+    int32_t largest = mla ? MAX_LATENT : MAX_HEAD_SIZE;
+    if (l->num_q_heads % l->num_kv_heads != 0) {
+        return BAD("num_q_heads",
+                   "layer '%s': num_q_heads %d is not a multiple of num_kv_heads %d", l->name,
+                   l->num_q_heads, l->num_kv_heads);
+    }
+    if (l->head_size % 8 != 0 || l->head_size > largest) {
+        return BAD("head_size", "layer '%s': head_size is %d; allowed are multiples of 8 up to %d",
+                   l->name, l->head_size, largest);
+    }
+    if (l->head_size_v % 8 != 0 || l->head_size_v > MAX_HEAD_SIZE) {
+        return BAD("head_size_v",
+                   "layer '%s': head_size_v is %d; allowed are 0 (as head_size) and multiples of 8 "
+                   "up to %d",
+                   l->name, l->head_size_v, MAX_HEAD_SIZE);
+    }
+    if (!(isfinite(l->scale) && l->scale > 0)) {
+        return BAD("scale", "layer '%s': scale is %g; it must be finite and above 0", l->name,
+                   (double)l->scale);
+    }
+    if (!(isfinite(l->soft_cap) && l->soft_cap >= 0)) {
+        return BAD("soft_cap", "layer '%s': soft_cap is %g; it must be finite and 0 (none) or above",
+                   l->name, (double)l->soft_cap);
+    }
+    if (l->padded_page_bytes < 0) {
+        return BAD("padded_page_bytes", "layer '%s': padded_page_bytes is %lld; 0 or above", l->name,
+                   (long long)l->padded_page_bytes);
+    }
+    return ATTN_OK;
+}
+
+/* Terms that contradict each other or the layer's kind. */
+static attn_status check_terms(const struct attn_layer_desc *l, struct attn_error *error)
+{
+    bool encoder = !layer_has_cache(l);
+    if ((encoder || l->kind == ATTN_LAYER_CROSS) && (l->causal || l->chunk_size || l->prefix_lm)) {
+        return BAD("causal", "layer '%s': a %s layer is not causal: causal, chunk_size and prefix_lm "
+                   "must be 0", l->name, name_of_kind(l->kind));
+    }
+    if (encoder && (l->kv_sharing_target != NULL || l->sink_len > 0)) {
+        return BAD(l->sink_len > 0 ? "sink_len" : "kv_sharing_target",
+                   "layer '%s': a %s layer has no KV cache", l->name, name_of_kind(l->kind));
+    }
+    if (l->has_window && (l->window_left < -1 || l->window_right < -1)) {
+        return BAD("window_left", "layer '%s': the window is (%d, %d); -1 (open) or above", l->name,
+                   l->window_left, l->window_right);
+    }
+    if (l->has_window && l->window_left == -1 && l->window_right == -1) {
+        return BAD("has_window", "layer '%s': the window is open on both sides; has_window must be 0",
+                   l->name);
+    }
+    if (l->chunk_size > 0 && l->has_window) {
+        return BAD("chunk_size", "layer '%s': chunk_size %d and a sliding window exclude each other",
+                   l->name, l->chunk_size);
+    }
+    if (l->chunk_size > 0 && !l->causal) {
+        return BAD("chunk_size", "layer '%s': chunked local attention is causal; causal is 0",
+                   l->name);
+    }
+    if (l->sink_len > 0 && l->kind != ATTN_LAYER_STATIC_SINK) {
+        return BAD("sink_len", "layer '%s': sink_len is %d; only a static_sink layer has one",
+                   l->name, l->sink_len);
+    }
+    if (l->kind == ATTN_LAYER_STATIC_SINK && l->sink_len == 0) {
+        return BAD("sink_len", "layer '%s': a static_sink layer needs sink_len of 1 or more",
+                   l->name);
+    }
+    if (l->prefix_lm && !l->causal) {
+        return BAD("prefix_lm", "layer '%s': prefix_lm spans are bidirectional islands of a causal "
+                   "layer; causal is 0", l->name);
+    }
+    return ATTN_OK;
+}
+
+/* Copies an extension, cut or zero-filled to `size`; NULL if it is not there. */
+static void *copy_ext(struct arena *arena, const struct attn_ext *next, uint32_t id, size_t size,
+                      bool *failed)
+{
+    const struct attn_ext *ext = ext_find(next, id, sizeof *ext);
+    struct attn_ext *copy;
+    if (ext == NULL) {
+        return NULL;
+    }
+    copy = arena_alloc(arena, size);
+    if (copy == NULL) {
+        *failed = true;
+        return NULL;
+    }
+    memcpy(copy, ext, ext->struct_size < size ? ext->struct_size : size);
+    copy->struct_size = size;
+    copy->next = NULL;
+    return copy;
+}
+
+static void chain(const struct attn_ext **next, void *ext)
+{
+    if (ext != NULL) {
+        ((struct attn_ext *)ext)->next = *next;
+        *next = ext;
+    }
+}
+
+static attn_status copy_extensions(struct arena *arena, struct layer *layer,
+                                   const struct attn_ext *next, struct attn_error *error)
+{
+    static const uint32_t known[] = {ATTN_EXT_MLA_DESC, ATTN_EXT_GDN_DESC,
+                                     ATTN_EXT_CONTEXT_PARALLEL, ATTN_EXT_MM_ENCODER};
+    bool failed = false;
+    attn_status status = ext_check(next, known, sizeof known / sizeof *known, "attn_layer_desc", error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    layer->mla = copy_ext(arena, next, ATTN_EXT_MLA_DESC, sizeof *layer->mla, &failed);
+    layer->gdn = copy_ext(arena, next, ATTN_EXT_GDN_DESC, sizeof *layer->gdn, &failed);
+    layer->cp = copy_ext(arena, next, ATTN_EXT_CONTEXT_PARALLEL, sizeof *layer->cp, &failed);
+    layer->mm_quant = copy_ext(arena, next, ATTN_EXT_MM_ENCODER, sizeof *layer->mm_quant, &failed);
+    layer->desc.next = NULL;
+    chain(&layer->desc.next, layer->mm_quant);
+    chain(&layer->desc.next, layer->cp);
+    chain(&layer->desc.next, layer->gdn);
+    chain(&layer->desc.next, layer->mla);
+    return failed ? error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory for a layer")
+                  : ATTN_OK;
+}
+
+static attn_status check_extensions(const struct layer *layer, struct attn_error *error)
+{
+    const struct attn_layer_desc *l = &layer->desc;
+    bool mla = l->kind == ATTN_LAYER_MLA || l->kind == ATTN_LAYER_MLA_SPARSE;
+    if (mla != (layer->mla != NULL)) {
+        return BAD("attn_mla_desc", "layer '%s' of kind %s %s attn_mla_desc", l->name,
+                   name_of_kind(l->kind), mla ? "needs" : "takes no");
+    }
+    if ((l->kind == ATTN_LAYER_GDN) != (layer->gdn != NULL)) {
+        return BAD("attn_gdn_desc", "layer '%s' of kind %s %s attn_gdn_desc", l->name,
+                   name_of_kind(l->kind), l->kind == ATTN_LAYER_GDN ? "needs" : "takes no");
+    }
+    if (mla) {
+        const struct attn_mla_desc *m = layer->mla;
+        const struct ranged ranges[] = {{"kv_lora_rank", m->kv_lora_rank, 8, MAX_LATENT},
+                                        {"qk_nope_head_dim", m->qk_nope_head_dim, 8, MAX_HEAD_SIZE},
+                                        {"qk_rope_head_dim", m->qk_rope_head_dim, 0, MAX_HEAD_SIZE},
+                                        {"v_head_dim", m->v_head_dim, 8, MAX_HEAD_SIZE},
+                                        {"topk", m->topk, l->kind == ATTN_LAYER_MLA_SPARSE ? 1 : 0,
+                                         l->kind == ATTN_LAYER_MLA_SPARSE ? 1 << 20 : 0}};
+        attn_status status = check_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
+        if (status == ATTN_OK && (l->num_kv_heads != 1 ||
+                                  l->head_size != m->kv_lora_rank + m->qk_rope_head_dim)) {
+            status = BAD("head_size",
+                         "layer '%s': an MLA layer has one KV head of kv_lora_rank + "
+                         "qk_rope_head_dim = %d; num_kv_heads %d, head_size %d",
+                         l->name, m->kv_lora_rank + m->qk_rope_head_dim, l->num_kv_heads,
+                         l->head_size);
+        }
+        return status;
+    }
+    if (layer->gdn != NULL) {
+        const struct attn_gdn_desc *g = layer->gdn;
+        const struct ranged ranges[] = {{"num_k_heads", g->num_k_heads, 1, MAX_HEADS},
+                                        {"num_v_heads", g->num_v_heads, 1, MAX_HEADS},
+                                        {"head_size_k", g->head_size_k, 8, MAX_HEAD_SIZE},
+                                        {"head_size_v", g->head_size_v, 8, MAX_HEAD_SIZE},
+                                        {"conv_width", g->conv_width, 0, 64},
+                                        {"chunk_size", g->chunk_size, 0, 4096},
+                                        {"num_speculative_tokens", g->num_speculative_tokens, 0, 1024}};
+        attn_status status = check_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
+        if (status == ATTN_OK && g->num_v_heads % g->num_k_heads != 0) {
+            status = BAD("num_v_heads", "layer '%s': num_v_heads %d is not a multiple of num_k_heads %d",
+                         l->name, g->num_v_heads, g->num_k_heads);
+        }
+        return status;
+    }
+    if (layer->cp != NULL) {
+        int32_t interleave = layer->cp->interleave > 0 ? layer->cp->interleave : 1;
+        if (layer->cp->interleave < 0 || (l->block_size > 0 && l->block_size % interleave != 0)) {
+            return BAD("interleave", "layer '%s': interleave %d must divide block_size %d", l->name,
+                       layer->cp->interleave, l->block_size);
+        }
+    }
+    return ATTN_OK;
+}
+
+static void complete(struct layer *layer)
+{
+    struct attn_layer_desc *l = &layer->desc;
+    static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
+    l->head_size_v = l->head_size_v > 0 ? l->head_size_v : l->head_size;
+    if (layer->mla != NULL) {
+        l->head_size_v = layer->mla->v_head_dim;
+    }
+    if (l->kv_dtype == ATTN_KV_AUTO || l->skip_kv_quantization || !layer_has_cache(l)) {
+        l->kv_dtype = kv_of_dtype[l->dtype];
+        l->k_scale_form = l->v_scale_form = ATTN_SCALE_NONE;
+    }
+    if (l->kv_dtype == ATTN_KV_FP8_E4M3 || l->kv_dtype == ATTN_KV_FP8_E5M2) {
+        /* No form stated: the host float, which is one per tensor. */
+        l->k_scale_form = l->k_scale_form != ATTN_SCALE_NONE ? l->k_scale_form : ATTN_SCALE_PER_TENSOR;
+        l->v_scale_form = l->v_scale_form != ATTN_SCALE_NONE ? l->v_scale_form : ATTN_SCALE_PER_TENSOR;
+    }
+    if (!l->has_window) {
+        l->window_left = l->window_right = -1;
+    }
+    if (!layer_has_cache(l) || l->kind == ATTN_LAYER_GDN) {
+        l->block_size = 0;
+    }
+}
+
+bool layer_same_cache(const struct layer *a, const struct layer *b)
+{
+    const struct attn_layer_desc *x = &a->desc, *y = &b->desc;
+    return (x->kind == ATTN_LAYER_CROSS) == (y->kind == ATTN_LAYER_CROSS) &&
+           (x->kind == ATTN_LAYER_GDN) == (y->kind == ATTN_LAYER_GDN) &&
+           x->kv_dtype == y->kv_dtype && x->num_kv_heads == y->num_kv_heads &&
+           x->head_size == y->head_size && x->head_size_v == y->head_size_v &&
+           x->block_size == y->block_size && x->has_window == y->has_window &&
+           x->window_left == y->window_left && x->chunk_size == y->chunk_size &&
+           x->sink_len == y->sink_len && x->padded_page_bytes == y->padded_page_bytes;
+}
+
+/* Shape alone: a sliding layer may read the cache of a full one. */
+static bool readable_cache(const struct layer *reader, const struct layer *owner)
+{
+    const struct attn_layer_desc *x = &reader->desc, *y = &owner->desc;
+    return layer_has_cache(y) && x->kv_dtype == y->kv_dtype && x->num_kv_heads == y->num_kv_heads &&
+           x->head_size == y->head_size && x->head_size_v == y->head_size_v &&
+           x->block_size == y->block_size && (x->kind == ATTN_LAYER_CROSS) == (y->kind == ATTN_LAYER_CROSS);
+}
+
+static attn_status check_names(struct layer *layer, int32_t index,
+                               const struct assignment_layer *layers, struct attn_error *error)
+{
+    const char *name = layer->desc.name, *target = layer->desc.kv_sharing_target;
+    layer->sharing_target = -1;
+    for (int32_t i = 0; i < index; i++) {
+        if (strcmp(layers[i].layer.desc.name, name) == 0) {
+            return BAD("name", "layers %d and %d are both named '%s'; names are unique", i, index,
+                       name);
+        }
+        if (target != NULL && strcmp(layers[i].layer.desc.name, target) == 0) {
+            layer->sharing_target = i;
+        }
+    }
+    if (target == NULL) {
+        return ATTN_OK;
+    }
+    if (layer->sharing_target < 0) {
+        return BAD("kv_sharing_target",
+                   "layer '%s' reads the cache of '%s', which is no earlier layer", name, target);
+    }
+    const struct layer *owner = &layers[layer->sharing_target].layer;
+    if (owner->sharing_target >= 0) {
+        return BAD("kv_sharing_target",
+                   "layer '%s' reads the cache of '%s', which itself reads that of '%s'", name,
+                   target, owner->desc.kv_sharing_target);
+    }
+    if (!readable_cache(layer, owner)) {
+        return BAD("kv_sharing_target",
+                   "layer '%s' (%d KV heads of %d and %d, %s, blocks of %d) cannot read the cache of "
+                   "'%s' (%d KV heads of %d and %d, %s, blocks of %d)",
+                   name, layer->desc.num_kv_heads, layer->desc.head_size, layer->desc.head_size_v,
+                   name_of_kv_dtype(layer->desc.kv_dtype), layer->desc.block_size, target,
+                   owner->desc.num_kv_heads, owner->desc.head_size, owner->desc.head_size_v,
+                   name_of_kv_dtype(owner->desc.kv_dtype), owner->desc.block_size);
+    }
+    return ATTN_OK;
+}
+
+attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *desc, int32_t index,
+                          const struct assignment_layer *layers, struct layer *layer,
+                          struct attn_error *error)
+{
+    struct attn_layer_desc *l = &layer->desc;
+    attn_status status = struct_read(l, sizeof *l, MIN_LAYER_DESC, desc, "attn_layer_desc", error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (l->name == NULL || l->name[0] == '\0' || !text_is_clean(l->name, MAX_NAME)) {
+        return BAD("name", "the name of layer %d is %s; 1 to %d bytes of UTF-8 text are needed",
+                   index, l->name == NULL ? "NULL" : l->name[0] == '\0' ? "empty" : "not clean text",
+                   MAX_NAME);
+    }
+    if (l->kv_sharing_target != NULL && !text_is_clean(l->kv_sharing_target, MAX_NAME)) {
+        return BAD("kv_sharing_target", "layer '%s': kv_sharing_target is not clean UTF-8 text",
+                   l->name);
+    }
+    l->name = arena_string(arena, l->name);
+    bool shares = l->kv_sharing_target != NULL;
+    l->kv_sharing_target = shares ? arena_string(arena, l->kv_sharing_target) : NULL;
+    if (l->name == NULL || (shares && l->kv_sharing_target == NULL)) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory for a layer");
+    }
+    status = check_codes(l, error);
+    status = status == ATTN_OK ? check_numbers(l, error) : status;
+    status = status == ATTN_OK ? copy_extensions(arena, layer, l->next, error) : status;
+    status = status == ATTN_OK ? check_extensions(layer, error) : status;
+    status = status == ATTN_OK ? check_terms(l, error) : status;
+    if (status == ATTN_OK) {
+        complete(layer);
+        status = check_names(layer, index, layers, error);
+    }
+    return status;
+}
+
+attn_status layer_copy(struct arena *arena, struct layer *copy, const struct layer *source,
+                       struct attn_error *error)
+{
+    *copy = *source;
+    copy->desc.name = arena_string(arena, source->desc.name);
+    if (source->desc.kv_sharing_target != NULL) {
+        copy->desc.kv_sharing_target = arena_string(arena, source->desc.kv_sharing_target);
+    }
+    if (copy->desc.name == NULL ||
+        (source->desc.kv_sharing_target != NULL && copy->desc.kv_sharing_target == NULL)) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory for a layer");
+    }
+    return copy_extensions(arena, copy, source->desc.next, error);
+}

@@ -1,0 +1,601 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "select/match.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "select/layer_check.h"
+#include "select/names.h"
+#include "util/structs.h"
+
+/* One comparison in the making. */
+struct check {
+    const struct attn_backend_caps *caps;
+    const struct attn_layer_desc *layer;
+    const struct layer *whole;
+    struct reasons *reasons;
+    struct match *match;
+};
+
+void reasons_add(struct reasons *reasons, const char *field, const char *asked, const char *supported)
+{
+    if (reasons->count == reasons->capacity) {
+        int32_t capacity = reasons->capacity > 0 ? 2 * reasons->capacity : 4;
+        struct attn_reason *items = arena_array(reasons->arena, (size_t)capacity, sizeof *items);
+        if (items == NULL) {
+            reasons->failed = true;
+            return;
+        }
+        if (reasons->count > 0) {
+            memcpy(items, reasons->items, sizeof *items * (size_t)reasons->count);
+        }
+        reasons->items = items;
+        reasons->capacity = capacity;
+    }
+    struct attn_reason *reason = &reasons->items[reasons->count];
+    *reason = (struct attn_reason){sizeof *reason, NULL, arena_string(reasons->arena, field),
+                                   arena_string(reasons->arena, asked),
+                                   arena_string(reasons->arena, supported)};
+    if (reason->field == NULL || reason->asked == NULL || reason->supported == NULL) {
+        reasons->failed = true;
+        return;
+    }
+    reasons->count++;
+}
+
+static void refuse_number(struct check *check, const char *field, int64_t asked, const char *supported)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)asked);
+    reasons_add(check->reasons, field, text, supported);
+}
+
+static void refuse_limit(struct check *check, const char *field, int64_t asked, int64_t most)
+{
+    char supported[48];
+    snprintf(supported, sizeof supported, "at most %lld", (long long)most);
+    refuse_number(check, field, asked, supported);
+}
+
+/* A code against a mask, with the mask's names as what is supported. */
+static void hold_code(struct check *check, const char *field, int32_t code, uint64_t mask, int32_t count,
+                      const char *(*name)(int32_t))
+{
+    struct text supported;
+    if (mask >> code & 1) {
+        return;
+    }
+    text_init(&supported, check->reasons->host);
+    name_mask(&supported, mask, count, name);
+    reasons_add(check->reasons, field, name(code), text_get(&supported));
+    check->reasons->failed |= supported.failed;
+    text_finish(&supported);
+}
+
+static bool in_range(const struct attn_range *range, int32_t value)
+{
+    int32_t step = range->multiple > 0 ? range->multiple : 1;
+    return value >= range->min && value <= range->max && (value - range->min) % step == 0;
+}
+
+bool range_holds(const struct attn_range *ranges, int32_t count, int32_t value)
+{
+    for (int32_t i = 0; i < count; i++) {
+        if (in_range(&ranges[i], value)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void add_range(struct text *text, const struct attn_range *range)
+{
+    if (range->min == range->max) {
+        text_add(text, "%d", range->min);
+    } else if (range->multiple > 1) {
+        text_add(text, "%d..%d in steps of %d", range->min, range->max, range->multiple);
+    } else {
+        text_add(text, "%d..%d", range->min, range->max);
+    }
+}
+
+/* What a list of ranges reads as: no range is "none". */
+static const char *text_or_none(const struct text *text)
+{
+    return text->length > 0 ? text_get(text) : "none";
+}
+
+static void hold_head_size(struct check *check)
+{
+    const struct attn_backend_caps *caps = check->caps;
+    int32_t qk = check->layer->head_size, v = check->layer->head_size_v;
+    bool qk_found = false;
+    struct text supported;
+    char asked[48];
+    for (int32_t i = 0; i < caps->num_head_sizes; i++) {
+        const struct attn_head_size_range *range = &caps->head_sizes[i];
+        if (in_range(&range->qk, qk)) {
+            qk_found = true;
+            if (range->same ? v == qk : in_range(&range->v, v)) {
+                return;
+            }
+        }
+    }
+    text_init(&supported, check->reasons->host);
+    for (int32_t i = 0; i < caps->num_head_sizes; i++) {
+        text_add_string(&supported, i > 0 ? ", " : "");
+        add_range(&supported, &caps->head_sizes[i].qk);
+        if (!caps->head_sizes[i].same) {
+            text_add_string(&supported, " with head_size_v ");
+            add_range(&supported, &caps->head_sizes[i].v);
+        }
+    }
+    if (qk_found) {
+        snprintf(asked, sizeof asked, "%d with head_size %d", v, qk);
+        reasons_add(check->reasons, "head_size_v", asked, text_or_none(&supported));
+    } else {
+        refuse_number(check, "head_size", qk, text_or_none(&supported));
+    }
+    check->reasons->failed |= supported.failed;
+    text_finish(&supported);
+}
+
+static void hold_block_size(struct check *check, const int32_t *candidates, int32_t count)
+{
+    const struct attn_backend_caps *caps = check->caps;
+    int32_t asked = check->layer->block_size;
+    struct text supported;
+    if (!layer_has_cache(check->layer) || check->layer->kind == ATTN_LAYER_GDN) {
+        return;
+    }
+    if (asked > 0) {
+        check->match->block_size = asked;
+        if (range_holds(caps->block_sizes, caps->num_block_sizes, asked)) {
+            return;
+        }
+    } else if (count == 0 && caps->num_block_sizes > 0) {
+        check->match->block_size = range_holds(caps->block_sizes, caps->num_block_sizes,
+                                               caps->preferred_block_size)
+                                       ? caps->preferred_block_size
+                                       : caps->block_sizes[0].min;
+        return;
+    }
+    for (int32_t i = 0; asked == 0 && i < count; i++) {
+        if (range_holds(caps->block_sizes, caps->num_block_sizes, candidates[i])) {
+            check->match->block_size = candidates[i];
+            return;
+        }
+    }
+    text_init(&supported, check->reasons->host);
+    for (int32_t i = 0; i < caps->num_block_sizes; i++) {
+        text_add_string(&supported, i > 0 ? ", " : "");
+        add_range(&supported, &caps->block_sizes[i]);
+    }
+    if (asked == 0 && count > 1) {
+        struct text offered;
+        text_init(&offered, check->reasons->host);
+        for (int32_t i = 0; i < count; i++) {
+            text_add(&offered, "%s%d", i > 0 ? ", " : "", candidates[i]);
+        }
+        reasons_add(check->reasons, "block_size", text_get(&offered), text_or_none(&supported));
+        check->reasons->failed |= offered.failed;
+        text_finish(&offered);
+    } else {
+        refuse_number(check, "block_size", asked > 0 || count == 0 ? asked : candidates[0],
+                      text_or_none(&supported));
+    }
+    check->reasons->failed |= supported.failed;
+    text_finish(&supported);
+}
+
+static void need_term(struct check *check, uint64_t term, const char *field, const char *asked)
+{
+    if (!(check->caps->terms & term)) {
+        reasons_add(check->reasons, field, asked, "no");
+    }
+}
+
+static void need_feature(struct check *check, bool wanted, uint64_t feature, const char *field,
+                         const char *asked)
+{
+    if (wanted && !(check->caps->features & feature)) {
+        reasons_add(check->reasons, field, asked, "no");
+    }
+}
+
+static void need_kernel(struct check *check, uint64_t kernel, const char *name)
+{
+    if (!(check->caps->kernels & kernel)) {
+        reasons_add(check->reasons, "kernel", name, "not in the backend's table");
+    }
+}
+
+static void compose(struct check *check, uint32_t what, int32_t graph_level)
+{
+    check->match->composed |= what;
+    if (graph_level < check->match->graph_level) {
+        check->match->graph_level = graph_level;
+    }
+}
+
+/* A kind is served because it is declared, or because the core can compose it of parts that are. */
+static void hold_kind(struct check *check)
+{
+    const struct attn_backend_caps *caps = check->caps;
+    int32_t kind = check->layer->kind;
+    bool bidirectional = (caps->terms & ATTN_TERM_BIDIRECTIONAL) != 0;
+    bool decoder = (caps->layer_kinds >> ATTN_LAYER_DECODER & 1) != 0;
+    bool contiguous = (caps->features & ATTN_FEATURE_CONTIGUOUS_KV) != 0;
+    if (caps->layer_kinds >> kind & 1) {
+        return;
+    }
+    if (kind == ATTN_LAYER_CROSS && decoder && bidirectional) {
+        compose(check, ATTN_COMPOSE_CROSS, ATTN_GRAPH_ALWAYS);
+    } else if (!layer_has_cache(check->layer) && contiguous && bidirectional) {
+        compose(check, ATTN_COMPOSE_ENCODER, ATTN_GRAPH_ALWAYS);
+    } else if (kind == ATTN_LAYER_STATIC_SINK && decoder) {
+        /* by the terms, see hold_static_sink */
+    } else {
+        hold_code(check, "layer_kind", kind, caps->layer_kinds, ATTN_LAYER_KIND_COUNT, name_of_kind);
+    }
+}
+
+static void hold_static_sink(struct check *check)
+{
+    const struct attn_backend_caps *caps = check->caps;
+    if (check->layer->sink_len == 0 || caps->terms & ATTN_TERM_STATIC_SINK) {
+        return;
+    }
+    compose(check, ATTN_COMPOSE_STATIC_SINK, ATTN_GRAPH_UNIFORM_BATCH);
+    need_feature(check, true, ATTN_FEATURE_LSE, "static_sink",
+                 "attend(sink) + attend(rest) + merge: log-sum-exp");
+    need_feature(check, true, ATTN_FEATURE_CONTIGUOUS_KV, "static_sink",
+                 "attend(sink) + attend(rest) + merge: contiguous keys");
+    if (!(caps->kernels & ATTN_KERNEL_MERGE_STATES)) {
+        reasons_add(check->reasons, "static_sink",
+                    "attend(sink) + attend(rest) + merge: merge_states", "no");
+    }
+    if (check->layer->alibi != ATTN_ALIBI_NONE) {
+        reasons_add(check->reasons, "static_sink", "with ALiBi", "only fused");
+    }
+}
+
+static void hold_chunk(struct check *check)
+{
+    const struct attn_layer_desc *l = check->layer;
+    if (l->chunk_size == 0 || check->caps->terms & ATTN_TERM_CHUNKED_LOCAL) {
+        return;
+    }
+    compose(check, ATTN_COMPOSE_CHUNKED, ATTN_GRAPH_NEVER);
+    need_feature(check, true, ATTN_FEATURE_BLOCK_TABLE_ROW, "chunk_size",
+                 "as virtual requests: block_table_row");
+    int32_t block = l->block_size > 0 ? l->block_size : check->match->block_size;
+    if (block > 0 && l->chunk_size % block != 0) {
+        refuse_number(check, "chunk_size", l->chunk_size,
+                      "as virtual requests: multiples of block_size");
+    }
+    if (l->device_seq_lens_only) {
+        reasons_add(check->reasons, "chunk_size", "with lengths on the device only",
+                    "as virtual requests: host lengths");
+    }
+    if (l->prefix_lm || l->tree_mask || l->causal_per_request) {
+        reasons_add(check->reasons, "chunk_size", "with spans, trees or causal flags per request",
+                    "as virtual requests: none of them");
+    }
+}
+
+static void hold_terms(struct check *check)
+{
+    const struct attn_layer_desc *l = check->layer;
+    char asked[64];
+    if (l->causal) {
+        need_term(check, ATTN_TERM_CAUSAL, "causal", "yes");
+    } else {
+        need_term(check, ATTN_TERM_BIDIRECTIONAL, "causal", "no (bidirectional)");
+    }
+    if (l->causal_per_request) {
+        need_term(check, ATTN_TERM_CAUSAL_PER_REQUEST, "causal_per_request", "yes");
+    }
+    if (l->has_window) {
+        bool symmetric = !l->causal && l->window_right != 0;
+        snprintf(asked, sizeof asked, "(%d, %d)", l->window_left, l->window_right);
+        need_term(check, symmetric ? ATTN_TERM_SYMMETRIC_WINDOW : ATTN_TERM_SLIDING_WINDOW,
+                  symmetric ? "symmetric_window" : "sliding_window", asked);
+    }
+    if (l->soft_cap > 0) {
+        snprintf(asked, sizeof asked, "%g", (double)l->soft_cap);
+        need_term(check, ATTN_TERM_SOFT_CAP, "soft_cap", asked);
+    }
+    if (l->alibi == ATTN_ALIBI_LINEAR) {
+        need_term(check, ATTN_TERM_ALIBI, "alibi", "linear");
+    } else if (l->alibi == ATTN_ALIBI_SQRT) {
+        need_term(check, ATTN_TERM_ALIBI_SQRT, "alibi_sqrt", "yes");
+    }
+    if (l->has_sinks) {
+        need_term(check, ATTN_TERM_SINKS, "sinks", "yes");
+    }
+    if (l->prefix_lm) {
+        need_term(check, ATTN_TERM_PREFIX_LM, "prefix_lm", "yes");
+    }
+    if (l->tree_mask == ATTN_TREE_BITS) {
+        need_term(check, ATTN_TERM_TREE_BITS, "tree_mask", "bits");
+    } else if (l->tree_mask == ATTN_TREE_BIAS) {
+        need_term(check, ATTN_TERM_TREE_BIAS, "tree_mask", "bias");
+    }
+    hold_chunk(check);
+    hold_static_sink(check);
+}
+
+static void hold_kernels(struct check *check)
+{
+    switch (check->layer->kind) {
+    case ATTN_LAYER_MLA:
+        need_kernel(check, ATTN_KERNEL_ATTEND_MLA, "attend_mla");
+        break;
+    case ATTN_LAYER_MLA_SPARSE:
+        need_kernel(check, ATTN_KERNEL_ATTEND_MLA_SPARSE, "attend_mla_sparse");
+        break;
+    case ATTN_LAYER_GDN:
+        need_kernel(check, ATTN_KERNEL_GATED_DELTA, "gated_delta");
+        return;
+    default:
+        need_kernel(check, ATTN_KERNEL_ATTEND, "attend");
+    }
+    if (!layer_has_cache(check->layer)) {
+        need_feature(check, true, ATTN_FEATURE_CONTIGUOUS_KV, "contiguous_kv", "yes");
+        return;
+    }
+    need_feature(check, true, ATTN_FEATURE_PAGED_KV, "paged_kv", "yes");
+    if (check->whole->sharing_target < 0 && !(check->caps->features & ATTN_FEATURE_FUSED_WRITE)) {
+        need_kernel(check, ATTN_KERNEL_WRITE_KV, "write_kv");
+    }
+}
+
+static void hold_quantization(struct check *check)
+{
+    const struct attn_layer_desc *l = check->layer;
+    const struct attn_backend_caps *caps = check->caps;
+    if (layer_has_cache(l) && l->kind != ATTN_LAYER_GDN) {
+        /* `auto` in the mask stands for a cache of the activations' dtype. */
+        static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
+        bool as_activations =
+            caps->kv_dtypes >> ATTN_KV_AUTO & 1 && l->kv_dtype == kv_of_dtype[l->dtype];
+        if (!as_activations) {
+            hold_code(check, "kv_dtype", l->kv_dtype, caps->kv_dtypes, ATTN_KV_DTYPE_COUNT,
+                      name_of_kv_dtype);
+        }
+        if (l->kv_dtype == ATTN_KV_FP8_E4M3 || l->kv_dtype == ATTN_KV_FP8_E5M2) {
+            hold_code(check, "k_scale_form", l->k_scale_form, caps->k_scale_forms, 4,
+                      name_of_scale_form);
+            hold_code(check, "v_scale_form", l->v_scale_form, caps->v_scale_forms, 4,
+                      name_of_scale_form);
+        }
+    }
+    if (l->p_scale_form != ATTN_SCALE_NONE) {
+        hold_code(check, "p_scale_form", l->p_scale_form, caps->p_scale_forms, 4, name_of_scale_form);
+    }
+    if (l->q_scale_form != ATTN_SCALE_NONE) {
+        need_feature(check, true, ATTN_FEATURE_QUANTIZED_QUERY, "q_scale_form",
+                     name_of_scale_form(l->q_scale_form));
+        hold_code(check, "q_dtype", l->q_dtype, caps->q_dtypes, ATTN_DTYPE_COUNT, name_of_dtype);
+    }
+    if (l->output_form != ATTN_OUTPUT_PLAIN && !(caps->output_forms >> l->output_form & 1)) {
+        if (caps->kernels & ATTN_KERNEL_QUANTIZE) {
+            compose(check, ATTN_COMPOSE_OUTPUT_QUANT, ATTN_GRAPH_ALWAYS);
+        } else {
+            hold_code(check, "output_form", l->output_form, caps->output_forms,
+                      ATTN_OUTPUT_FORM_COUNT, name_of_output_form);
+        }
+    }
+}
+
+static void hold_features(struct check *check, int32_t phase)
+{
+    const struct attn_layer_desc *l = check->layer;
+    static const char *const levels[] = {"never", "single_token_decode", "uniform_batch", "always"};
+    need_feature(check, l->needs_lse, ATTN_FEATURE_LSE, "lse", "yes");
+    need_feature(check, l->needs_block_table_row, ATTN_FEATURE_BLOCK_TABLE_ROW, "block_table_row",
+                 "yes");
+    need_feature(check, l->device_seq_lens_only, ATTN_FEATURE_DEVICE_SEQ_LENS,
+                 "device_seq_lens_only", "yes");
+    need_feature(check, l->fast_prefill, ATTN_FEATURE_FAST_PREFILL, "fast_prefill", "yes");
+    need_feature(check, l->rope != 0, ATTN_FEATURE_FUSED_ROPE, "rope", "yes");
+    need_feature(check, l->qk_norm != 0, ATTN_FEATURE_FUSED_ROPE_NORM, "qk_norm", "yes");
+    need_feature(check, l->batch_invariant >= 1, ATTN_FEATURE_BATCH_INVARIANT, "batch_invariant",
+                 "yes");
+    need_feature(check, l->batch_invariant >= 2, ATTN_FEATURE_BATCH_INVARIANT_PREFIX,
+                 "batch_invariant", "with prefix caching");
+    bool parallel = check->whole->cp != NULL &&
+                    (check->whole->cp->decode != NULL || check->whole->cp->prefill != NULL);
+    need_feature(check, parallel, ATTN_FEATURE_CONTEXT_PARALLEL, "context_parallel", "yes");
+    need_feature(check, parallel && check->whole->cp->interleave > 1, ATTN_FEATURE_INTERLEAVE,
+                 "interleave", "above 1");
+    need_feature(check, parallel && (l->has_window || l->chunk_size > 0 || l->alibi),
+                 ATTN_FEATURE_GLOBAL_KEY_POSITIONS, "context_parallel",
+                 "with a window, chunks or ALiBi (global key positions)");
+    if (parallel) {
+        compose(check, ATTN_COMPOSE_CONTEXT_PARALLEL, ATTN_GRAPH_ALWAYS);
+    }
+    /* The levels below ALWAYS speak of the decode way only. */
+    if (l->graph_level > check->match->graph_level &&
+        (phase == ATTN_PHASE_DECODE || l->graph_level == ATTN_GRAPH_ALWAYS)) {
+        reasons_add(check->reasons, "graph_level", levels[l->graph_level],
+                    levels[check->match->graph_level]);
+    }
+    int32_t n = l->num_speculative_tokens * (l->parallel_drafting ? 2 : 1);
+    int32_t most = check->caps->max_speculative_tokens;
+    if (phase == ATTN_PHASE_DECODE && most > 0 && n > most) {
+        refuse_limit(check, "num_speculative_tokens", n, most);
+    }
+}
+
+static void hold_heads(struct check *check)
+{
+    const struct attn_layer_desc *l = check->layer;
+    int32_t group = l->num_q_heads / l->num_kv_heads;
+    if (check->caps->max_group > 0 && group > check->caps->max_group) {
+        refuse_limit(check, "group (num_q_heads / num_kv_heads)", group, check->caps->max_group);
+    }
+    if (check->caps->max_num_q_heads > 0 && l->num_q_heads > check->caps->max_num_q_heads) {
+        refuse_limit(check, "num_q_heads", l->num_q_heads, check->caps->max_num_q_heads);
+    }
+}
+
+static void hold_mla(struct check *check, int32_t phase)
+{
+    const struct attn_mla_desc *mla = check->whole->mla;
+    const struct attn_mla_caps *caps =
+        (const struct attn_mla_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_MLA, sizeof *caps);
+    if (mla == NULL) {
+        return;
+    }
+    if (mla->absorb_in_core) {
+        need_kernel(check, ATTN_KERNEL_BATCHED_GEMM, "batched_gemm (absorb and project up)");
+        compose(check, ATTN_COMPOSE_MLA, ATTN_GRAPH_ALWAYS);
+    }
+    if (caps == NULL) {
+        if (check->caps->kernels & (ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE)) {
+            reasons_add(check->reasons, "attn_mla_caps", "limits of MLA", "not declared");
+        }
+        return; /* else the missing kernel says it */
+    }
+    int32_t queries = 1 + check->layer->num_speculative_tokens *
+                              (check->layer->parallel_drafting ? 2 : 1);
+    if (phase == ATTN_PHASE_DECODE && caps->max_query_len > 0 && queries > caps->max_query_len) {
+        refuse_limit(check, "max_query_len", queries, caps->max_query_len);
+    }
+    if (mla->kv_lora_rank > caps->kv_lora_rank_max) {
+        refuse_limit(check, "kv_lora_rank", mla->kv_lora_rank, caps->kv_lora_rank_max);
+    }
+    if (mla->qk_rope_head_dim > caps->qk_rope_head_dim_max) {
+        refuse_limit(check, "qk_rope_head_dim", mla->qk_rope_head_dim, caps->qk_rope_head_dim_max);
+    }
+    if (mla->topk > 0 && caps->topk_max > 0 && mla->topk > caps->topk_max) {
+        refuse_limit(check, "topk", mla->topk, caps->topk_max);
+    }
+    if (mla->topk > 0 && caps->topk_multiple > 1 && mla->topk % caps->topk_multiple != 0) {
+        char supported[48];
+        snprintf(supported, sizeof supported, "multiples of %d", caps->topk_multiple);
+        refuse_number(check, "topk", mla->topk, supported);
+    }
+    int32_t heads = mla->padded_num_q_heads > 0 ? mla->padded_num_q_heads : check->layer->num_q_heads;
+    if (caps->num_q_heads_multiple > 1 && heads % caps->num_q_heads_multiple != 0) {
+        char supported[48];
+        snprintf(supported, sizeof supported, "multiples of %d", caps->num_q_heads_multiple);
+        refuse_number(check, "padded_num_q_heads", heads, supported);
+    }
+}
+
+static void hold_gdn(struct check *check)
+{
+    const struct attn_gdn_desc *gdn = check->whole->gdn;
+    const struct attn_gdn_caps *caps =
+        (const struct attn_gdn_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_GDN, sizeof *caps);
+    if (gdn == NULL) {
+        return;
+    }
+    if (caps == NULL) {
+        if (check->caps->kernels & ATTN_KERNEL_GATED_DELTA) {
+            reasons_add(check->reasons, "attn_gdn_caps", "limits of GDN", "not declared");
+        }
+        return;
+    }
+    if (gdn->head_size_k > caps->head_size_k_max) {
+        refuse_limit(check, "head_size_k", gdn->head_size_k, caps->head_size_k_max);
+    }
+    if (gdn->head_size_v > caps->head_size_v_max) {
+        refuse_limit(check, "head_size_v", gdn->head_size_v, caps->head_size_v_max);
+    }
+    if (gdn->conv_width > caps->conv_width_max) {
+        refuse_limit(check, "conv_width", gdn->conv_width, caps->conv_width_max);
+    }
+    if (gdn->num_speculative_tokens > caps->max_speculative_tokens) {
+        refuse_limit(check, "num_speculative_tokens", gdn->num_speculative_tokens,
+                     caps->max_speculative_tokens);
+    }
+}
+
+/* A step may take a shared prefix apart wherever log-sum-exp and merge are there. */
+static void allow_cascade(struct check *check)
+{
+    const struct attn_layer_desc *l = check->layer;
+    bool plain = l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window &&
+                 l->chunk_size == 0 && !l->alibi && !l->prefix_lm && check->whole->cp == NULL;
+    if (plain && check->caps->features & ATTN_FEATURE_LSE &&
+        !(check->caps->features & ATTN_FEATURE_CASCADE) &&
+        check->caps->kernels & ATTN_KERNEL_MERGE_STATES) {
+        check->match->composed |= ATTN_COMPOSE_CASCADE; /* never in a capture: no graph level */
+    }
+}
+
+static uint64_t terms_of(const struct attn_layer_desc *l, uint32_t composed)
+{
+    uint64_t terms = l->causal ? ATTN_TERM_CAUSAL : ATTN_TERM_BIDIRECTIONAL;
+    terms |= l->causal_per_request ? ATTN_TERM_CAUSAL_PER_REQUEST : 0;
+    if (l->has_window) {
+        terms |= !l->causal && l->window_right != 0 ? ATTN_TERM_SYMMETRIC_WINDOW
+                                                    : ATTN_TERM_SLIDING_WINDOW;
+    }
+    terms |= l->chunk_size > 0 && !(composed & ATTN_COMPOSE_CHUNKED) ? ATTN_TERM_CHUNKED_LOCAL : 0;
+    terms |= l->soft_cap > 0 ? ATTN_TERM_SOFT_CAP : 0;
+    terms |= l->alibi == ATTN_ALIBI_LINEAR ? ATTN_TERM_ALIBI : 0;
+    terms |= l->alibi == ATTN_ALIBI_SQRT ? ATTN_TERM_ALIBI_SQRT : 0;
+    terms |= l->has_sinks ? ATTN_TERM_SINKS : 0;
+    terms |= l->sink_len > 0 && !(composed & ATTN_COMPOSE_STATIC_SINK) ? ATTN_TERM_STATIC_SINK : 0;
+    terms |= l->prefix_lm ? ATTN_TERM_PREFIX_LM : 0;
+    terms |= l->tree_mask == ATTN_TREE_BITS ? ATTN_TERM_TREE_BITS : 0;
+    terms |= l->tree_mask == ATTN_TREE_BIAS ? ATTN_TERM_TREE_BIAS : 0;
+    return terms;
+}
+
+static uint64_t features_of(const struct attn_layer_desc *l)
+{
+    uint64_t features =
+        layer_has_cache(l) ? ATTN_FEATURE_PAGED_KV : ATTN_FEATURE_CONTIGUOUS_KV;
+    features |= l->needs_lse ? ATTN_FEATURE_LSE : 0;
+    features |= l->needs_block_table_row ? ATTN_FEATURE_BLOCK_TABLE_ROW : 0;
+    features |= l->device_seq_lens_only ? ATTN_FEATURE_DEVICE_SEQ_LENS : 0;
+    features |= l->q_scale_form != ATTN_SCALE_NONE ? ATTN_FEATURE_QUANTIZED_QUERY : 0;
+    features |= l->batch_invariant >= 1 ? ATTN_FEATURE_BATCH_INVARIANT : 0;
+    return features;
+}
+
+static void hold_combinations(struct check *check)
+{
+    uint64_t terms = terms_of(check->layer, check->match->composed);
+    uint64_t features = features_of(check->layer);
+    for (int32_t i = 0; i < check->caps->num_refused; i++) {
+        const struct attn_refused_combination *refused = &check->caps->refused[i];
+        bool kv = refused->kv_dtypes == 0 || refused->kv_dtypes >> check->layer->kv_dtype & 1;
+        if (kv && (terms & refused->terms) == refused->terms &&
+            (features & refused->features) == refused->features) {
+            reasons_add(check->reasons, "combination", refused->why, "not together");
+        }
+    }
+}
+
+void match_backend(const struct attn_backend_caps *caps, const struct layer *layer, int32_t phase,
+                   const int32_t *block_sizes, int32_t num_block_sizes, struct match *match,
+                   struct reasons *reasons)
+{
+    struct check check = {caps, &layer->desc, layer, reasons, match};
+    *match = (struct match){0, caps->graph_level, 0};
+    hold_kind(&check);
+    hold_code(&check, "phase", phase, caps->phases, ATTN_PHASE_COUNT, name_of_phase);
+    hold_code(&check, "dtype", layer->desc.dtype, caps->dtypes, ATTN_DTYPE_COUNT, name_of_dtype);
+    hold_kernels(&check);
+    hold_heads(&check);
+    if (layer->mla == NULL && layer->gdn == NULL) {
+        hold_head_size(&check);
+    }
+    hold_block_size(&check, block_sizes, num_block_sizes);
+    hold_quantization(&check);
+    if (layer->gdn == NULL) {
+        hold_terms(&check);
+    }
+    hold_mla(&check, phase);
+    hold_gdn(&check);
+    hold_features(&check, phase);
+    hold_combinations(&check);
+    allow_cascade(&check);
+}

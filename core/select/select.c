@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "select/select.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "host/host.h"
+#include "select/candidates.h"
+#include "select/export.h"
+#include "select/layer_check.h"
+#include "select/names.h"
+#include "select/suggest.h"
+#include "util/structs.h"
+
+#define MIN_SELECT_OPTIONS 56 /* size in ABI 0.1 */
+#define MAX_LAYERS 100000
+#define LONGEST_PERIOD 8
+#define NO_MEMORY(error) error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "assignment", "no memory for the assignment")
+
+/* Names in the selection text that fit nothing: an error for an order, a warning for an exclusion or a wish. */
+static attn_status check_names(const struct selection *selection, const char *text,
+                               struct attn_error *error)
+{
+    for (int32_t r = 0; r < selection->rules.count; r++) {
+        const struct rule *rule = &selection->rules.rules[r];
+        for (int32_t i = 0; i < rule->num_patterns; i++) {
+            const struct pattern *pattern = &rule->patterns[i];
+            char what[512], suggestion[160];
+            if (names_known(selection->runtime, pattern->text)) {
+                continue;
+            }
+            names_suggest(selection->runtime, pattern->text, suggestion, sizeof suggestion);
+            snprintf(what, sizeof what, "no backend is named '%.120s'%s", pattern->text, suggestion);
+            if (pattern->exclude || rule->wish) {
+                runtime_log(selection->runtime, ATTN_LOG_WARN, "ATTN_BACKEND: %s; '%s' has no effect",
+                            what, pattern->text);
+                continue;
+            }
+            return rules_error(error, ATTN_ERROR_REFUSED, text, strlen(text), pattern->position,
+                               what);
+        }
+    }
+    return ATTN_OK;
+}
+
+/* Whether an order names the backend, or nothing is ordered at all. */
+static bool may_be_meant(const struct rules *rules, const struct backend *backend)
+{
+    bool ordered = false;
+    for (int32_t r = 0; r < rules->count; r++) {
+        const struct rule *rule = &rules->rules[r];
+        for (int32_t i = 0; i < rule->num_patterns && !rule->wish; i++) {
+            const struct pattern *pattern = &rule->patterns[i];
+            ordered |= !pattern->exclude;
+            if (!pattern->exclude &&
+                pattern_fits(pattern->text, backend->caps.name, backend->caps.variant)) {
+                return true;
+            }
+        }
+    }
+    return !ordered;
+}
+
+/* The best device that any backend has: accelerators before the CPU, then the lowest id. Where
+ * backends are ordered, theirs. */
+static struct attn_device default_device(const attn_runtime *runtime, const struct rules *rules)
+{
+    struct attn_device best = {ATTN_DEVICE_CPU, 0};
+    for (int32_t b = 0; b < runtime->num_backends; b++) {
+        struct attn_device device = runtime->backends[b].caps.device;
+        bool accelerator = device.type != ATTN_DEVICE_CPU;
+        bool have = best.type != ATTN_DEVICE_CPU;
+        bool before = device.type < best.type || (device.type == best.type && device.id < best.id);
+        if (accelerator && (!have || before) && may_be_meant(rules, &runtime->backends[b])) {
+            best = device;
+        }
+    }
+    return best;
+}
+
+static const char *arch_of(const attn_runtime *runtime, struct attn_device device)
+{
+    for (int32_t i = 0; i < runtime->num_devices; i++) {
+        if (runtime->devices[i].device.type == device.type &&
+            runtime->devices[i].device.id == device.id) {
+            return runtime->devices[i].arch;
+        }
+    }
+    return "";
+}
+
+static void fill_choice(struct selection *selection, const struct layer *layer,
+                        const struct rule *rule, const struct candidate *candidates, int32_t backend,
+                        int32_t phase, struct assignment_phase *out)
+{
+    struct attn_choice *choice = &out->choice;
+    bool named = rule != NULL && rule->num_wanted > 0;
+    *choice = (struct attn_choice){.struct_size = sizeof *choice,
+                                   .backend = backend,
+                                   .name = "",
+                                   .rule = rule != NULL ? rule->text : "",
+                                   .kv_dtype = layer->desc.kv_dtype,
+                                   .status = ATTN_OK};
+    if (backend < 0) {
+        choice->forced = named && !rule->wish;
+        choice->status = choice->forced ? ATTN_ERROR_REFUSED : ATTN_ERROR_NO_BACKEND;
+        return;
+    }
+    const struct candidate *candidate = &candidates[backend];
+    const struct backend *taken = &selection->runtime->backends[backend];
+    choice->forced = named && candidate->wanted < rule->num_wanted;
+    choice->name = arena_string(selection->arena, taken->full_name);
+    selection->failed |= choice->name == NULL;
+    choice->rank = taken->caps.rank[phase];
+    choice->measured = candidate->measured;
+    choice->composed = candidate->match.composed;
+    choice->graph_level = candidate->match.graph_level;
+    choice->block_size = candidate->match.block_size;
+    if (choice->forced) {
+        runtime_log(selection->runtime, ATTN_LOG_INFO, "layer '%s', %s: %s, forced by '%s'",
+                    layer->desc.name, name_of_phase(phase), choice->name, rule->text);
+    }
+}
+
+/* Layout: what decode prefers if prefill can walk it; a sharing layer takes its target's. */
+static int32_t common_layout(const struct selection *selection, const int32_t *chosen)
+{
+    const struct attn_backend_caps *d = &selection->runtime->backends[chosen[1]].caps;
+    const struct attn_backend_caps *p = &selection->runtime->backends[chosen[0]].caps;
+    uint64_t both = d->layouts & p->layouts;
+    if (both >> d->preferred_layout & 1) {
+        return d->preferred_layout;
+    }
+    if (both >> p->preferred_layout & 1) {
+        return p->preferred_layout;
+    }
+    for (int32_t layout = 0; layout < ATTN_KV_LAYOUT_COUNT; layout++) {
+        if (both >> layout & 1) {
+            return layout;
+        }
+    }
+    return d->preferred_layout;
+}
+
+/* A layer that reads another's cache has to walk what that one was given. */
+static void hold_sharing(struct selection *selection, const struct layer *layer,
+                         struct verdict *verdicts, struct candidate *candidates)
+{
+    if (layer->sharing_target < 0) {
+        return;
+    }
+    const struct attn_choice *target =
+        &selection->assignment->layers[layer->sharing_target].phases[ATTN_PHASE_DECODE].choice;
+    for (int32_t b = 0; b < selection->runtime->num_backends && target->backend >= 0; b++) {
+        const struct attn_backend_caps *caps = &selection->runtime->backends[b].caps;
+        struct reasons reasons = {selection->arena, &selection->runtime->host, NULL, 0, 0, false};
+        if (!candidates[b].eligible) {
+            continue;
+        }
+        if (!(caps->layouts >> target->layout & 1)) {
+            reasons_add(&reasons, "kv_sharing_target", name_of_layout(target->layout),
+                        "other layouts than the target's");
+        }
+        if (!range_holds(caps->block_sizes, caps->num_block_sizes, target->block_size)) {
+            char asked[32];
+            snprintf(asked, sizeof asked, "blocks of %d", target->block_size);
+            reasons_add(&reasons, "kv_sharing_target", asked, "other block sizes");
+        }
+        candidates[b].match.block_size = target->block_size;
+        selection->failed |= reasons.failed;
+        if (reasons.count > 0) {
+            candidates[b].eligible = false;
+            verdicts[b] = (struct verdict){ATTN_VERDICT_UNSUPPORTED, reasons.count, reasons.items};
+        }
+    }
+}
+
+static void settle_layer(struct selection *selection, struct assignment_layer *out,
+                         const struct rule *const *rules,
+                         struct candidate *const candidates[ATTN_PHASE_COUNT],
+                         struct verdict *const verdicts[ATTN_PHASE_COUNT])
+{
+    struct layer *layer = &out->layer;
+    int32_t chosen[ATTN_PHASE_COUNT];
+    candidates_choose(selection, layer, rules, candidates, chosen);
+    if (!layer_has_cache(&layer->desc)) { /* encoders have one phase */
+        chosen[ATTN_PHASE_DECODE] = chosen[ATTN_PHASE_PREFILL];
+    }
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        if (chosen[phase] >= 0) {
+            verdicts[phase][chosen[phase]].code = ATTN_VERDICT_CHOSEN;
+        }
+        out->phases[phase].verdicts = verdicts[phase];
+        fill_choice(selection, layer, rules[phase], candidates[phase], chosen[phase], phase,
+                    &out->phases[phase]);
+    }
+    if (chosen[0] >= 0 && chosen[1] >= 0 && layer_has_cache(&layer->desc)) {
+        int32_t block = out->phases[ATTN_PHASE_DECODE].choice.block_size;
+        int32_t layout = common_layout(selection, chosen);
+        if (layer->sharing_target >= 0) {
+            layout = selection->assignment->layers[layer->sharing_target].phases[0].choice.layout;
+        }
+        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+            out->phases[phase].choice.block_size = block;
+            out->phases[phase].choice.layout = layout;
+        }
+        layer->desc.block_size = block;
+    }
+    selection->assignment->complete &= chosen[0] >= 0 && chosen[1] >= 0;
+}
+
+/* Two copied extensions, or none, of one content. */
+static bool same_ext(const void *a, const void *b, size_t size)
+{
+    const size_t from = sizeof(struct attn_ext);
+    return a == b || (a != NULL && b != NULL &&
+                      memcmp((const char *)a + from, (const char *)b + from, size - from) == 0);
+}
+
+static bool same_extensions(const struct layer *a, const struct layer *b)
+{
+    return same_ext(a->mla, b->mla, sizeof *a->mla) && same_ext(a->gdn, b->gdn, sizeof *a->gdn) &&
+           same_ext(a->cp, b->cp, sizeof *a->cp) &&
+           same_ext(a->mm_quant, b->mm_quant, sizeof *a->mm_quant);
+}
+
+static bool same_question(const struct selection *selection, const struct assignment_layer *a,
+                          const struct assignment_layer *b, int32_t index_a, int32_t index_b,
+                          const int32_t *asked_block_sizes)
+{
+    const size_t from = offsetof(struct attn_layer_desc, kind);
+    struct attn_layer_desc x = a->layer.desc, y = b->layer.desc;
+    x.block_size = asked_block_sizes[index_a];
+    y.block_size = asked_block_sizes[index_b];
+    if (a->layer.sharing_target >= 0 || b->layer.sharing_target >= 0 ||
+        !same_extensions(&a->layer, &b->layer) ||
+        memcmp((const char *)&x + from, (const char *)&y + from, sizeof x - from) != 0) {
+        return false;
+    }
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        if (rules_find(&selection->rules, index_a, &x, phase) !=
+            rules_find(&selection->rules, index_b, &y, phase)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static attn_status select_layer(struct selection *selection, int32_t index,
+                                const int32_t *asked_block_sizes, struct attn_error *error)
+{
+    struct assignment_layer *out = &selection->assignment->layers[index];
+    size_t count = (size_t)selection->runtime->num_backends;
+    struct candidate *candidates[ATTN_PHASE_COUNT];
+    struct verdict *verdicts[ATTN_PHASE_COUNT];
+    const struct rule *rules[ATTN_PHASE_COUNT];
+    /* Models repeat their layers with short periods. */
+    for (int32_t i = index - 1; i >= 0 && i >= index - LONGEST_PERIOD; i--) {
+        const struct assignment_layer *other = &selection->assignment->layers[i];
+        if (same_question(selection, other, out, i, index, asked_block_sizes)) {
+            memcpy(out->phases, other->phases, sizeof out->phases);
+            out->layer.desc.block_size = other->layer.desc.block_size;
+            return ATTN_OK;
+        }
+    }
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        candidates[phase] = arena_array(selection->arena, count + 1, sizeof **candidates);
+        verdicts[phase] = arena_array(selection->arena, count + 1, sizeof **verdicts);
+        if (candidates[phase] == NULL || verdicts[phase] == NULL) {
+            return NO_MEMORY(error);
+        }
+        /* Encoders know one phase; what was said of it is shown for both. */
+        int32_t asked = layer_has_cache(&out->layer.desc) ? phase : ATTN_PHASE_PREFILL;
+        rules[phase] = rules_find(&selection->rules, index, &out->layer.desc, asked);
+        candidates_judge(selection, &out->layer, rules[phase], asked, verdicts[phase],
+                         candidates[phase]);
+        hold_sharing(selection, &out->layer, verdicts[phase], candidates[phase]);
+    }
+    settle_layer(selection, out, rules, candidates, verdicts);
+    return selection->failed ? NO_MEMORY(error) : ATTN_OK;
+}
+
+/* Names layer, phase, backends and reasons of the first layer that is not served. */
+static attn_status tell_unserved(const struct attn_assignment *assignment, struct attn_error *error)
+{
+    const attn_runtime *runtime = assignment->runtime;
+    for (int32_t i = 0; i < assignment->num_layers; i++) {
+        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+            const struct assignment_phase *p = &assignment->layers[i].phases[phase];
+            struct text text;
+            attn_status status = p->choice.status;
+            if (status == ATTN_OK) {
+                continue;
+            }
+            text_init(&text, &runtime->host);
+            text_add(&text, "layer '%s', %s: ", assignment->layers[i].layer.desc.name,
+                     name_of_phase(phase));
+            text_add(&text, status == ATTN_ERROR_REFUSED ? "the order '%s' cannot be met" : "%sno backend can serve it",
+                     status == ATTN_ERROR_REFUSED ? p->choice.rule : "");
+            for (int32_t b = 0; b < assignment->num_backends; b++) {
+                const struct verdict *verdict = &p->verdicts[b];
+                for (int32_t r = 0; r < verdict->num_reasons; r++) {
+                    if (r == 0) {
+                        text_add(&text, "; %s:", runtime->backends[b].full_name);
+                    }
+                    text_add(&text, "%s %s %s (supported: %s)", r > 0 ? "," : "",
+                             verdict->reasons[r].field, verdict->reasons[r].asked,
+                             verdict->reasons[r].supported);
+                }
+            }
+            error_set(error, status, "ATTN_BACKEND", "%s", text_get(&text));
+            text_finish(&text);
+            return status;
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status read_options(struct attn_select_options *options,
+                                const struct attn_select_options *given, struct attn_error *error)
+{
+    attn_status status;
+    if (given == NULL) {
+        *options = (struct attn_select_options){.struct_size = sizeof *options};
+        return ATTN_OK;
+    }
+    status = struct_read(options, sizeof *options, MIN_SELECT_OPTIONS, given, "attn_select_options",
+                         error);
+    if (status == ATTN_OK) {
+        status = ext_check(options->next, NULL, 0, "attn_select_options", error);
+    }
+    if (status == ATTN_OK && (options->flags & ~ATTN_SELECT_KEEP_UNSERVED)) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "flags", "%#x has unknown bits; %#x is known",
+                         options->flags, ATTN_SELECT_KEEP_UNSERVED);
+    }
+    if (status == ATTN_OK && (options->num_block_sizes < 0 ||
+                              (options->num_block_sizes > 0 && options->block_sizes == NULL))) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "block_sizes",
+                         "%d block sizes at %p; a count from 0 with an array is needed",
+                         options->num_block_sizes, (const void *)options->block_sizes);
+    }
+    for (int32_t i = 0; status == ATTN_OK && i < options->num_block_sizes; i++) {
+        if (options->block_sizes[i] <= 0) {
+            status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "block_sizes",
+                               "block_sizes[%d] is %d; 1 and above", i, options->block_sizes[i]);
+        }
+    }
+    return status;
+}
+
+static attn_status select_all(struct selection *selection,
+                              const struct attn_layer_desc *const *layers, struct attn_error *error)
+{
+    struct attn_assignment *assignment = selection->assignment;
+    int32_t *asked_block_sizes =
+        arena_array(selection->arena, (size_t)assignment->num_layers + 1, sizeof *asked_block_sizes);
+    assignment->layers = arena_array(selection->arena, (size_t)assignment->num_layers + 1,
+                                     sizeof *assignment->layers);
+    if (assignment->layers == NULL || asked_block_sizes == NULL) {
+        return NO_MEMORY(error);
+    }
+    for (int32_t i = 0; i < assignment->num_layers; i++) {
+        struct assignment_layer *layer = &assignment->layers[i];
+        attn_status status = layers[i] != NULL
+                                 ? layer_resolve(selection->arena, layers[i], i, assignment->layers,
+                                                 &layer->layer, error)
+                                 : error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layers",
+                                             "layers[%d] is NULL", i);
+        if (status != ATTN_OK) {
+            return status;
+        }
+        asked_block_sizes[i] = layer->layer.desc.block_size;
+        status = select_layer(selection, i, asked_block_sizes, error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status select_layers(attn_runtime *runtime, const struct attn_select_options *given,
+                          const struct attn_layer_desc *const *layers, int32_t num_layers,
+                          attn_assignment **out, struct attn_error *error)
+{
+    struct attn_select_options options;
+    struct selection selection = {.runtime = runtime, .options = &options};
+    attn_status status;
+    if (out == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "assignment", "assignment is NULL");
+    }
+    *out = NULL;
+    if (runtime == NULL || layers == NULL || num_layers <= 0 || num_layers > MAX_LAYERS) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "num_layers",
+                         "runtime %p, layers %p, num_layers %d; neither may be NULL, and 1 to %d "
+                         "layers are allowed",
+                         (void *)runtime, (const void *)layers, num_layers, MAX_LAYERS);
+    }
+    status = read_options(&options, given, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    struct attn_assignment *assignment = runtime_alloc(runtime, sizeof *assignment);
+    if (assignment == NULL) {
+        return NO_MEMORY(error);
+    }
+    arena_init(&assignment->arena, &runtime->host);
+    assignment->runtime = runtime;
+    assignment->complete = true;
+    assignment->num_layers = num_layers;
+    assignment->num_backends = runtime->num_backends;
+    selection.assignment = assignment;
+    selection.arena = &assignment->arena;
+
+    const char *text = options.backend != NULL ? options.backend : runtime->settings.backend;
+    status = rules_parse(&selection.rules, text, strlen(text), selection.arena, error);
+    if (status == ATTN_OK && !ranks_read(&selection.ranks, runtime, selection.arena)) {
+        status = NO_MEMORY(error);
+    }
+    if (status == ATTN_OK && options.import_text != NULL) {
+        text = options.import_text; /* what it says is taken as it is, instead of the rules */
+        status = import_rules(&selection.rules, text, num_layers, selection.arena, error);
+    }
+    status = status == ATTN_OK ? check_names(&selection, text, error) : status;
+    assignment->device =
+        options.device.type != 0 ? options.device : default_device(runtime, &selection.rules);
+    selection.arch = arch_of(runtime, assignment->device);
+    status = status == ATTN_OK ? select_all(&selection, layers, error) : status;
+    if (status == ATTN_OK && options.import_text != NULL) {
+        status = import_hold(assignment, options.import_text, error);
+    }
+    if (status == ATTN_OK && !assignment->complete && !(options.flags & ATTN_SELECT_KEEP_UNSERVED)) {
+        status = tell_unserved(assignment, error);
+    }
+    if (status != ATTN_OK) {
+        assignment_destroy(assignment);
+        return status;
+    }
+    *out = assignment;
+    return ATTN_OK;
+}

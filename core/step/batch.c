@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plan(): which calls this batch takes, over which view of it, and the vendors' own plans. */
+#include <string.h>
+
+#include "step/schedule.h"
+#include "util/structs.h"
+
+static int32_t threshold_of(const attn_plan *plan)
+{
+    const attn_layer *layer = plan->steps[0].layer;
+    const struct attn_layer_desc *l = &layer->layer.desc;
+    int32_t declared = layer->served[ATTN_PHASE_DECODE].instance->caps->reorder_threshold;
+    if (l->num_speculative_tokens > 0) {
+        return 1 + l->num_speculative_tokens * (l->parallel_drafting ? 2 : 1);
+    }
+    return declared > 1 ? declared : 1;
+}
+
+static void use(attn_plan *plan, struct launch *launch, int32_t view)
+{
+    launch->schedule->view = view;
+    launch->args.batch = &plan->views[view];
+}
+
+/* One backend for both phases that takes mixed batches whole, or a layer with one phase: one call. */
+static bool takes_whole(const struct step *step)
+{
+    const struct served *served = step->layer->served;
+    return step->keys_are_inputs || !step->plain_checks ||
+           (served[0].instance == served[1].instance &&
+            served[0].instance->caps->features & ATTN_FEATURE_MIXED_BATCH);
+}
+
+static void choose_calls(attn_plan *plan, struct step *step)
+{
+    struct launch *prefill = &step->launches[ATTN_PHASE_PREFILL][PART_MAIN];
+    struct launch *decode = &step->launches[ATTN_PHASE_DECODE][PART_MAIN];
+    bool all_decode = plan->split.num_prefills == 0 && !step->keys_are_inputs;
+    step->main[0] = step->main[1] = NULL;
+    step->program = run_attends;
+    if (cascade_pays(plan, step)) {
+        struct launch *prefix = &step->launches[ATTN_PHASE_PREFILL][PART_PREFIX];
+        step->main[0] = all_decode ? decode : prefill;
+        use(plan, step->main[0], VIEW_SUFFIX);
+        use(plan, prefix, VIEW_PREFIX);
+        step->program = run_cascade;
+        return;
+    }
+    if (takes_whole(step)) {
+        step->main[0] = all_decode ? decode : prefill;
+        use(plan, step->main[0], VIEW_WHOLE);
+    } else {
+        int32_t calls = 0;
+        if (plan->split.num_decodes > 0) {
+            step->main[calls++] = decode;
+            use(plan, decode, VIEW_DECODE);
+        }
+        if (plan->split.num_prefills > 0) {
+            step->main[calls++] = prefill;
+            use(plan, prefill, VIEW_PREFILL);
+        }
+    }
+    if (step->launches[ATTN_PHASE_PREFILL][PART_SINK].kernel != NULL) {
+        use(plan, &step->launches[ATTN_PHASE_PREFILL][PART_SINK], VIEW_SINK);
+        step->program = run_with_sink;
+    }
+}
+
+static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *error)
+{
+    const attn_layer *layer = plan->steps[0].layer;
+    uint32_t composed = layer->served[0].composed | layer->served[1].composed;
+    bool cascade = false;
+    attn_status status = ATTN_OK;
+    plan->used_integers = 0;
+    plan->views[VIEW_WHOLE] = plan->given;
+    if (composed & ATTN_COMPOSE_CHUNKED) {
+        status = compose_chunks(plan, &layer->layer.desc, error);
+    }
+    if (status == ATTN_OK) {
+        batch_split(plan, &plan->views[VIEW_WHOLE], threshold_of(plan));
+    }
+    if (status == ATTN_OK && composed & ATTN_COMPOSE_STATIC_SINK) {
+        status = compose_sink(plan, &layer->layer.desc, error);
+    }
+    for (int32_t i = 0; i < plan->num_steps && !cascade; i++) {
+        cascade = cascade_pays(plan, &plan->steps[i]);
+    }
+    if (status == ATTN_OK && cascade) {
+        status = compose_cascade(plan, error);
+    }
+    return status == ATTN_OK ? compose_send(plan, stream, error) : status;
+}
+
+static attn_status call_vendors(attn_plan *plan, int32_t mode, void *stream, struct attn_error *error)
+{
+    for (int32_t i = 0; i < plan->num_schedules; i++) {
+        struct schedule *schedule = &plan->schedules[i];
+        if (schedule->view < 0 || schedule->instance->kernels.plan == NULL) {
+            continue;
+        }
+        struct attn_attend_args args = *schedule->args;
+        args.batch = &plan->views[schedule->view];
+        args.stream = stream;
+        attn_status status = schedule->instance->kernels.plan(&args, mode, error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch, int32_t mode, void *stream,
+                             struct attn_error *error)
+{
+    attn_status status;
+    plan->planned = false;
+    if (plan->workspace == NULL && plan->scratch.bytes > 0) {
+        return error_set(error, ATTN_ERROR_ORDER, "plan_bind_workspace",
+                         "no workspace is bound; %zu bytes are needed", plan->scratch.bytes);
+    }
+    status = batch_read(plan, batch, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    for (int32_t i = 0; i < plan->num_schedules; i++) {
+        plan->schedules[i].view = -1;
+    }
+    bool empty = plan->given.mode == ATTN_BATCH_IDLE || plan->given.mode == ATTN_BATCH_PROFILE ||
+                 plan->given.num_reqs == 0 || plan->given.num_actual_tokens == 0;
+    if (empty) {
+        plan->split = (struct attn_batch_split){0, 0, 0, 0};
+        for (int32_t i = 0; i < plan->num_steps; i++) {
+            plan->steps[i].program = run_idle;
+        }
+        plan->planned = true;
+        return ATTN_OK;
+    }
+    if (mode == ATTN_PLAN_CAPTURE || mode == ATTN_PLAN_REPLAY) {
+        plan->given.flags |= ATTN_BATCH_IN_CAPTURE;
+    }
+    if (plan->validate) {
+        status = validate_batch(plan, error);
+    }
+    status = status == ATTN_OK ? make_views(plan, stream, error) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        choose_calls(plan, &plan->steps[i]);
+    }
+    status = call_vendors(plan, mode, stream, error);
+    plan->planned = status == ATTN_OK;
+    return status;
+}
+
+attn_status plan_batch(attn_plan *plan, const struct attn_batch *batch, void *stream,
+                       struct attn_error *error)
+{
+    if (plan == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "plan", "plan is NULL");
+    }
+    return make_plan(plan, batch, ATTN_PLAN_EAGER, stream, error);
+}
+
+attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *batch, void *stream,
+                       struct attn_error *error)
+{
+    if (plan == NULL || mode < ATTN_PLAN_CAPTURE || mode > ATTN_PLAN_IN_GRAPH) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "mode", "plan %p, mode %d; modes 1 to 4",
+                         (void *)plan, mode);
+    }
+    if (!plan->graph) {
+        return error_set(error, ATTN_ERROR_ORDER, "graph",
+                         "the plan was made without attn_plan_options.graph");
+    }
+    if (mode == ATTN_PLAN_IN_GRAPH) {
+        return plan->planned ? call_vendors(plan, mode, stream, error)
+                             : error_set(error, ATTN_ERROR_ORDER, "mode",
+                                         "IN_GRAPH comes after OUT_OF_GRAPH or CAPTURE");
+    }
+    struct attn_batch_split split = plan->split;
+    int32_t num_reqs = plan->given.num_reqs, num_tokens = plan->given.num_tokens;
+    if (mode == ATTN_PLAN_REPLAY && !plan->captured) {
+        return error_set(error, ATTN_ERROR_ORDER, "mode", "REPLAY comes after CAPTURE");
+    }
+    attn_status status = make_plan(plan, batch, mode, stream, error);
+    plan->captured |= mode == ATTN_PLAN_CAPTURE && status == ATTN_OK;
+    if (mode == ATTN_PLAN_REPLAY && status == ATTN_OK &&
+        (plan->given.num_reqs != num_reqs || plan->given.num_tokens != num_tokens ||
+         plan->split.num_decodes != split.num_decodes)) {
+        plan->planned = false;
+        status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "num_reqs",
+                           "a replay with %d requests (%d decodes), %d tokens; captured were %d (%d), %d",
+                           plan->given.num_reqs, plan->split.num_decodes, plan->given.num_tokens,
+                           num_reqs, split.num_decodes, num_tokens);
+    }
+    return status;
+}
+
+/* The other group's batch with its own tables. Its kernels differ, so their schedules are made for them. */
+attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
+                                    const struct attn_batch *tables, void *stream,
+                                    struct attn_error *error)
+{
+    struct attn_batch batch, read;
+    attn_status status;
+    if (plan == NULL || source == NULL || !source->planned) {
+        return error_set(error, ATTN_ERROR_ORDER, "source", "plan %p, source %p; the source has to be planned",
+                         (void *)plan, (const void *)source);
+    }
+    status = struct_read(&read, sizeof read, 232, tables, "attn_batch", error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    batch = source->given;
+    batch.flags |= ATTN_BATCH_FAST_BUILD;
+    batch.block_table = read.block_table;
+    batch.block_table_stride = read.block_table_stride;
+    batch.block_table_rows = read.block_table_rows;
+    batch.block_table_row = read.block_table_row;
+    batch.slot_mapping = read.slot_mapping;
+    batch.num_slots = read.num_slots;
+    return make_plan(plan, &batch, ATTN_PLAN_EAGER, stream, error);
+}
+
+attn_status plan_split(const attn_plan *plan, struct attn_batch_split *split)
+{
+    if (plan == NULL || split == NULL || !plan->planned) {
+        return ATTN_ERROR_ORDER;
+    }
+    *split = plan->split;
+    return ATTN_OK;
+}

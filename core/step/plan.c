@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Making a plan: all calls that a step may need, prepared, and the memory for them. */
+#include "step/plan.h"
+
+#include <string.h>
+
+#include "select/layer_check.h"
+#include "select/names.h"
+#include "step/schedule.h"
+#include "util/structs.h"
+
+#define MIN_PLAN_OPTIONS 64 /* sizes in ABI 0.1 */
+#define MIN_LIMITS 40
+#define ALIGNMENT 256
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static step_kernel *kernel_of(const struct instance *instance, int32_t kind)
+{
+    switch (kind) {
+    case ATTN_LAYER_MLA:
+        return instance->kernels.attend_mla;
+    case ATTN_LAYER_MLA_SPARSE:
+        return instance->kernels.attend_mla_sparse;
+    case ATTN_LAYER_GDN:
+        return instance->kernels.gated_delta;
+    default:
+        return instance->kernels.attend;
+    }
+}
+
+/* Parts beside the layer itself run on prefill's backend: all tokens against a few fixed keys. */
+static bool needs_part(const attn_layer *layer, int32_t phase, int32_t part)
+{
+    const struct attn_layer_desc *l = &layer->layer.desc;
+    const struct instance *instance = layer->served[phase].instance;
+    const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
+    if (part == PART_MAIN) {
+        return true;
+    }
+    if (phase != ATTN_PHASE_PREFILL) {
+        return false;
+    }
+    if (part == PART_SINK) {
+        return layer->served[phase].composed & ATTN_COMPOSE_STATIC_SINK;
+    }
+    return l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window && l->chunk_size == 0 &&
+           instance->kernels.merge_states != NULL &&
+           (instance->caps->features & features) == features &&
+           instance->caps->terms & ATTN_TERM_BIDIRECTIONAL;
+}
+
+/* The schedule of a layer's plan group for one part, made when its first layer comes. */
+static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t phase, int32_t part,
+                                 struct launch *launch, struct attn_error *error)
+{
+    const struct served *served = &layer->served[phase];
+    for (int32_t i = 0; i < plan->num_schedules; i++) {
+        struct schedule *s = &plan->schedules[i];
+        if (s->plan_group == served->plan_group && s->phase == phase && s->part == part) {
+            launch->schedule = s;
+            return ATTN_OK;
+        }
+    }
+    struct schedule *schedule = &plan->schedules[plan->num_schedules];
+    *schedule = (struct schedule){.plan_group = served->plan_group,
+                                  .phase = phase,
+                                  .part = part,
+                                  .view = -1,
+                                  .args = &launch->args,
+                                  .instance = served->instance};
+    if (served->instance->kernels.plan_size != NULL) {
+        struct attn_plan_size size = {.struct_size = sizeof size};
+        attn_status status = served->instance->kernels.plan_size(
+            served->instance->handle, served->states[part], &plan->limits, &size, error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+        schedule->host_bytes = size.host_bytes;
+        schedule->device_bytes = size.device_bytes;
+    }
+    if (schedule->host_bytes > 0) {
+        schedule->host = runtime_alloc(plan->model->runtime, schedule->host_bytes);
+        if (schedule->host == NULL) {
+            return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for %zu bytes of schedule",
+                             schedule->host_bytes);
+        }
+    }
+    plan->num_schedules++;
+    launch->schedule = schedule;
+    return ATTN_OK;
+}
+
+static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase, int32_t part,
+                               struct attn_error *error)
+{
+    attn_layer *layer = step->layer;
+    struct served *served = &layer->served[phase];
+    struct launch *launch = &step->launches[phase][part];
+    attn_layer *owner = layer_cache_owner(layer);
+    attn_status status = layer_prepare(layer, phase, part, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    launch->kernel = kernel_of(served->instance, part == PART_MAIN ? layer->layer.desc.kind
+                                                                   : ATTN_LAYER_DECODER);
+    launch->args = (struct attn_attend_args){.struct_size = sizeof launch->args,
+                                             .instance = served->instance->handle,
+                                             .state = served->states[part],
+                                             .layer = &layer->parts[part],
+                                             .params = &layer->part_params[part],
+                                             .phase = phase};
+    bool fused = served->instance->caps->features & ATTN_FEATURE_FUSED_WRITE;
+    launch->args.flags = part == PART_MAIN && fused && step->writes ? 0 : ATTN_RUN_NO_WRITE;
+    if (part == PART_SINK) {
+        launch->args.k = &layer->sink_k;
+        launch->args.v = &layer->sink_v;
+    } else if (owner->k_cache.data != NULL) {
+        launch->args.k_cache = &owner->k_cache;
+        launch->args.v_cache = owner->has_v_cache ? &owner->v_cache : NULL;
+    }
+    status = find_schedule(plan, layer, phase, part, launch, error);
+    if (status == ATTN_OK) {
+        launch->args.plan_host = launch->schedule->host;
+    }
+    return status;
+}
+
+static uint32_t dtype_word(int32_t dtype)
+{
+    static const struct attn_dtype dtypes[ATTN_DTYPE_COUNT] = {
+        {ATTN_CODE_FLOAT, 16, 1},           {ATTN_CODE_BFLOAT, 16, 1},
+        {ATTN_CODE_FLOAT, 32, 1},           {ATTN_CODE_FLOAT8_E4M3FN, 8, 1},
+        {ATTN_CODE_FLOAT8_E5M2, 8, 1},      {ATTN_CODE_FLOAT8_E4M3FNUZ, 8, 1},
+        {ATTN_CODE_INT, 8, 1}};
+    uint32_t word;
+    memcpy(&word, &dtypes[dtype], sizeof word);
+    return word;
+}
+
+static void describe_tensors(struct step *step)
+{
+    const struct attn_layer_desc *l = &step->layer->layer.desc;
+    const struct instance *prefill = step->layer->served[ATTN_PHASE_PREFILL].instance;
+    bool quantized_q = l->q_scale_form != ATTN_SCALE_NONE;
+    uint32_t composed =
+        step->layer->served[0].composed | step->layer->served[1].composed;
+    step->q_dtype = dtype_word(quantized_q ? l->q_dtype : l->dtype);
+    step->kv_dtype_in = dtype_word(l->dtype);
+    step->out_dtype = dtype_word(l->dtype);
+    step->num_q_heads = l->num_q_heads;
+    step->num_kv_heads = l->num_kv_heads;
+    step->head_size = l->head_size;
+    step->head_size_v = l->head_size_v;
+    step->quantizes = composed & ATTN_COMPOSE_OUTPUT_QUANT;
+    step->plain_checks = step->layer->layer.mla == NULL && step->layer->layer.gdn == NULL;
+    step->keys_are_inputs = !layer_has_cache(l);
+    step->writes = layer_has_cache(l) && step->layer->layer.sharing_target < 0 &&
+                   step->layer->layer.gdn == NULL;
+    step->merge = prefill->kernels.merge_states;
+}
+
+static attn_status make_step(attn_plan *plan, attn_layer *layer, struct attn_error *error)
+{
+    struct step *step = &plan->steps[layer->slot];
+    attn_layer *owner = layer_cache_owner(layer);
+    const struct attn_layer_desc *l = &layer->layer.desc;
+    const struct instance *prefill = layer->served[ATTN_PHASE_PREFILL].instance;
+    attn_status status = ATTN_OK;
+    step->layer = layer;
+    if (layer_has_cache(l) && owner->k_cache.data == NULL) {
+        return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv", "layer '%s' has no %s bound",
+                         owner->layer.desc.name, owner->layer.gdn != NULL ? "state" : "cache");
+    }
+    if ((l->has_sinks || l->alibi || l->sink_len > 0) && !layer->params_bound) {
+        return error_set(error, ATTN_ERROR_ORDER, "layer_bind_params",
+                         "layer '%s' has sinks, ALiBi or a static sink and no parameters bound",
+                         l->name);
+    }
+    describe_tensors(step);
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT && status == ATTN_OK; phase++) {
+        for (int32_t part = 0; part < PART_COUNT && status == ATTN_OK; part++) {
+            if (needs_part(layer, phase, part)) {
+                status = make_launch(plan, step, phase, part, error);
+            }
+        }
+    }
+    bool fused = prefill->caps->features & ATTN_FEATURE_FUSED_WRITE;
+    if (step->writes && !fused) {
+        step->write_kv = prefill->kernels.write_kv;
+    }
+    step->write = (struct attn_write_kv_args){.struct_size = sizeof step->write,
+                                              .instance = prefill->handle,
+                                              .layer = &layer->parts[PART_MAIN],
+                                              .params = &layer->part_params[PART_MAIN],
+                                              .k_cache = &layer->k_cache,
+                                              .v_cache = layer->has_v_cache ? &layer->v_cache : NULL};
+    return status;
+}
+
+/* Lays the workspace out: the core's own arrays and partial results, then each schedule's. */
+static void lay_out(attn_plan *plan)
+{
+    size_t tokens = (size_t)plan->limits.max_num_tokens, row = 0, heads = 0, at = 0;
+    bool merges = false, quantizes = false;
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        const struct step *step = &plan->steps[i];
+        size_t bytes = (size_t)step->num_q_heads * (size_t)step->head_size_v *
+                       (step->layer->layer.desc.dtype == ATTN_DTYPE_F32 ? 4 : 2);
+        row = bytes > row ? bytes : row;
+        heads = (size_t)step->num_q_heads > heads ? (size_t)step->num_q_heads : heads;
+        merges |= step->launches[ATTN_PHASE_PREFILL][PART_PREFIX].kernel != NULL ||
+                  step->launches[ATTN_PHASE_PREFILL][PART_SINK].kernel != NULL;
+        quantizes |= step->quantizes;
+    }
+    plan->num_integers = compose_max_integers(plan);
+    plan->scratch.integers = at;
+    at += aligned((size_t)plan->num_integers * sizeof(int32_t));
+    plan->scratch.out = at;
+    at += merges ? aligned(tokens * row) : 0;
+    for (int32_t i = 0; i < 2; i++) {
+        plan->scratch.lse[i] = at;
+        at += merges ? aligned(tokens * heads * sizeof(float)) : 0;
+    }
+    plan->scratch.plain = at;
+    at += quantizes ? aligned(tokens * row) : 0;
+    for (int32_t i = 0; i < plan->num_schedules; i++) {
+        plan->schedules[i].device_offset = at;
+        at += aligned(plan->schedules[i].device_bytes);
+    }
+    plan->scratch.bytes = at;
+}
+
+static attn_status read_options(attn_plan *plan, const struct attn_plan_options *options,
+                                struct attn_error *error)
+{
+    struct attn_plan_options read;
+    attn_status status =
+        struct_read(&read, sizeof read, MIN_PLAN_OPTIONS, options, "attn_plan_options", error);
+    status = status ? status : ext_check(read.next, NULL, 0, "attn_plan_options", error);
+    status = status ? status : struct_read(&plan->limits, sizeof plan->limits, MIN_LIMITS,
+                                           &options->limits, "attn_limits", error);
+    if (status == ATTN_OK && (plan->limits.max_num_reqs <= 0 || plan->limits.max_num_tokens <= 0 ||
+                              plan->limits.max_query_len < 0 || plan->limits.max_seq_len < 0 ||
+                              plan->limits.max_blocks_per_req < 0)) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "max_num_reqs",
+                         "limits of %d requests, %d tokens, query_len %d, seq_len %d, %d blocks; "
+                         "requests and tokens of 1 or more, the others from 0 (unknown)",
+                         plan->limits.max_num_reqs, plan->limits.max_num_tokens,
+                         plan->limits.max_query_len, plan->limits.max_seq_len,
+                         plan->limits.max_blocks_per_req);
+    }
+    if (status == ATTN_OK) {
+        plan->graph = read.graph;
+        plan->limits.max_query_len = plan->limits.max_query_len > 0 ? plan->limits.max_query_len
+                                                                    : plan->limits.max_num_tokens;
+    }
+    return status;
+}
+
+static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
+{
+    attn_runtime *runtime = plan->model->runtime;
+    attn_status status = ATTN_OK;
+    for (int32_t i = 0; i < plan->model->num_layers; i++) {
+        plan->num_steps += plan->model->layers[i].group == plan->group;
+    }
+    size_t calls = (size_t)plan->num_steps * ATTN_PHASE_COUNT * PART_COUNT;
+    plan->steps = runtime_alloc(runtime, (size_t)plan->num_steps * sizeof *plan->steps);
+    plan->schedules = runtime_alloc(runtime, calls * sizeof *plan->schedules);
+    if (plan->steps == NULL || plan->schedules == NULL) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for %d layers",
+                         plan->num_steps);
+    }
+    for (int32_t i = 0; i < plan->model->num_layers && status == ATTN_OK; i++) {
+        if (plan->model->layers[i].group == plan->group) {
+            status = make_step(plan, &plan->model->layers[i], error);
+        }
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    lay_out(plan);
+    plan->integers = runtime_alloc(runtime, (size_t)plan->num_integers * sizeof(int32_t));
+    return plan->integers != NULL ? ATTN_OK
+                                  : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory");
+}
+
+attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan_options *options,
+                        attn_plan **out, struct attn_error *error)
+{
+    if (out == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "plan", "plan is NULL");
+    }
+    *out = NULL;
+    if (model == NULL || group < 0 || group >= model->num_groups) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "group",
+                         "model %p, group %d; the model has %d block-table groups", (void *)model,
+                         group, model != NULL ? model->num_groups : 0);
+    }
+    attn_plan *plan = runtime_alloc(model->runtime, sizeof *plan);
+    if (plan == NULL) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for the plan");
+    }
+    plan->model = model;
+    plan->group = group;
+    plan->validate = model->runtime->settings.validate;
+    for (int32_t i = 0; i < model->runtime->num_devices; i++) {
+        const struct attn_device_info *device = &model->runtime->devices[i];
+        if (device->device.type == model->device.type && device->device.id == model->device.id) {
+            plan->num_multiprocessors = device->num_multiprocessors;
+        }
+    }
+    attn_status status = read_options(plan, options, error);
+    status = status == ATTN_OK ? fill_plan(plan, error) : status;
+    if (status == ATTN_OK && plan->graph && plan_graph_level(plan) == ATTN_GRAPH_NEVER) {
+        status = error_set(error, ATTN_ERROR_UNSUPPORTED, "graph",
+                           "a layer of group %d cannot be captured (graph level never)", group);
+    }
+    if (status != ATTN_OK) {
+        plan_destroy(plan);
+        return status;
+    }
+    *out = plan;
+    return ATTN_OK;
+}
+
+void plan_destroy(attn_plan *plan)
+{
+    if (plan == NULL) {
+        return;
+    }
+    attn_runtime *runtime = plan->model->runtime;
+    size_t calls = (size_t)plan->num_steps * ATTN_PHASE_COUNT * PART_COUNT;
+    for (int32_t i = 0; plan->schedules != NULL && i < plan->num_schedules; i++) {
+        runtime_free(runtime, plan->schedules[i].host, plan->schedules[i].host_bytes);
+    }
+    runtime_free(runtime, plan->integers, (size_t)plan->num_integers * sizeof(int32_t));
+    runtime_free(runtime, plan->schedules, calls * sizeof *plan->schedules);
+    runtime_free(runtime, plan->steps, (size_t)plan->num_steps * sizeof *plan->steps);
+    runtime_free(runtime, plan, sizeof *plan);
+}
+
+size_t plan_workspace_bytes(const attn_plan *plan)
+{
+    return plan != NULL ? plan->scratch.bytes : 0;
+}
+
+attn_status plan_bind_workspace(attn_plan *plan, void *workspace, size_t bytes, struct attn_error *error)
+{
+    if (plan == NULL || workspace == NULL || (uintptr_t)workspace % ALIGNMENT != 0) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "workspace",
+                         "plan %p, workspace %p; an address that is a multiple of %d", (void *)plan,
+                         workspace, ALIGNMENT);
+    }
+    if (bytes < plan->scratch.bytes) {
+        return error_set(error, ATTN_ERROR_WORKSPACE, "bytes", "%zu bytes; the plan needs %zu", bytes,
+                         plan->scratch.bytes);
+    }
+    plan->workspace = workspace;
+    plan->workspace_bytes = bytes;
+    plan->planned = false;
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        for (int32_t j = 0; j < ATTN_PHASE_COUNT * PART_COUNT; j++) {
+            struct launch *launch = &plan->steps[i].launches[j / PART_COUNT][j % PART_COUNT];
+            if (launch->schedule != NULL) {
+                launch->args.workspace = plan->workspace + launch->schedule->device_offset;
+            }
+        }
+    }
+    return ATTN_OK;
+}
+
+int32_t plan_graph_level(const attn_plan *plan)
+{
+    int32_t level = ATTN_GRAPH_ALWAYS;
+    for (int32_t i = 0; plan != NULL && i < plan->num_steps; i++) {
+        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+            int32_t mine = plan->steps[i].layer->served[phase].graph_level;
+            level = mine < level ? mine : level;
+        }
+    }
+    return plan != NULL ? level : ATTN_GRAPH_NEVER;
+}
+
+int32_t plan_graph_fill(const attn_plan *plan)
+{
+    return plan != NULL && plan->num_steps > 0
+               ? plan->steps[0].layer->served[ATTN_PHASE_DECODE].instance->caps->graph_fill_seq_len
+               : 0;
+}

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a plan holds. Everything is sized at creation; a step only fills it. */
+#ifndef CORE_STEP_SCHEDULE_H
+#define CORE_STEP_SCHEDULE_H
+
+#include "bind/bound.h"
+#include "step/plan.h"
+
+/* Views of the step's batch. */
+enum view {
+    VIEW_WHOLE,
+    VIEW_DECODE,  /* the leading requests of few queries */
+    VIEW_PREFILL, /* the rest */
+    VIEW_PREFIX,  /* cascade: all tokens as one request over the common prefix */
+    VIEW_SUFFIX,  /* cascade: the requests over the keys behind it */
+    VIEW_SINK,    /* static sink: all tokens as one request over the fixed keys */
+    VIEW_COUNT
+};
+
+/* One vendor plan: of a plan group, for one part of a composed step. */
+struct schedule {
+    int32_t plan_group;
+    int32_t phase;
+    int32_t part;
+    int32_t view; /* of the last plan; -1: not needed by it */
+    struct attn_attend_args *args; /* of the first layer: what plan() gets */
+    const struct instance *instance;
+    size_t host_bytes;
+    size_t device_bytes;
+    void *host;
+    size_t device_offset; /* in the workspace */
+};
+
+typedef attn_status step_kernel(const struct attn_attend_args *args, struct attn_error *error);
+
+/* One prepared call: attend of one part of one layer in one phase. */
+struct launch {
+    step_kernel *kernel;
+    struct attn_attend_args args;
+    struct schedule *schedule;
+};
+
+struct step;
+typedef attn_status step_program(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                                 struct attn_error *error);
+
+/* One layer in a plan. */
+struct step {
+    step_program *program; /* by the last plan; NULL: none yet */
+    attn_layer *layer;
+    uint32_t q_dtype, kv_dtype_in, out_dtype; /* of the tensors, as their four bytes */
+    int32_t num_q_heads, num_kv_heads, head_size, head_size_v;
+    bool writes;       /* this layer's own cache is filled by runs */
+    bool plain_checks; /* q, k, v, out are [T, heads, D]; MLA and GDN bring extensions */
+    bool keys_are_inputs; /* no cache: k and v are read by attend */
+    bool quantizes;    /* output form through `quantize` */
+    struct launch launches[ATTN_PHASE_COUNT][PART_COUNT];
+    struct launch *main[2]; /* by the last plan: attends of the part itself; NULL: none */
+    struct attn_write_kv_args write;
+    attn_status (*write_kv)(const struct attn_write_kv_args *args, struct attn_error *error);
+    attn_status (*merge)(const struct attn_merge_states_args *args, struct attn_error *error);
+};
+
+/* Places in the workspace for what the core itself needs. */
+struct scratch {
+    size_t integers; /* lengths and rows of views that the core makes */
+    size_t out;      /* one side of a merge: [T, Hq, Dv] */
+    size_t plain;    /* what is to be quantized: [T, Hq, Dv] */
+    size_t lse[2];   /* [Hq, T] float32 */
+    size_t bytes;
+};
+
+struct attn_plan {
+    attn_model *model;
+    int32_t group;
+    struct attn_limits limits;
+    int32_t graph;
+    struct step *steps; /* by attn_layer.slot */
+    int32_t num_steps;
+    struct schedule *schedules;
+    int32_t num_schedules;
+    struct attn_batch views[VIEW_COUNT];
+    struct attn_batch given; /* the engine's, zero-extended */
+    struct attn_batch_split split;
+    int32_t num_tokens; /* rows that tensors must have */
+    bool planned;
+    int32_t captured; /* 1: CAPTURE came; replays must have its counts */
+    uint8_t *workspace;
+    size_t workspace_bytes;
+    struct scratch scratch;
+    int32_t *integers; /* host copy of scratch.integers */
+    int32_t num_integers;
+    int32_t used_integers;
+    int32_t num_multiprocessors;
+    bool validate;
+};
+
+/* views.c */
+attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error);
+void batch_split(attn_plan *plan, const struct attn_batch *whole, int32_t threshold);
+
+/* compose.c: views over arrays that the core makes */
+attn_status compose_sink(attn_plan *plan, const struct attn_layer_desc *layer,
+                         struct attn_error *error);
+attn_status compose_cascade(attn_plan *plan, struct attn_error *error);
+attn_status compose_chunks(attn_plan *plan, const struct attn_layer_desc *layer,
+                           struct attn_error *error);
+bool cascade_pays(const attn_plan *plan, const struct step *step);
+/* Brings the integers that the views use to the device. */
+attn_status compose_send(attn_plan *plan, void *stream, struct attn_error *error);
+int32_t compose_max_integers(const attn_plan *plan);
+
+/* programs.c */
+extern step_program run_idle, run_attends, run_cascade, run_with_sink;
+/* Sets rows of a tensor to zero on the plan's device. */
+attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct attn_tensor *tensor,
+                        void *stream, struct attn_error *error);
+
+/* validate.c */
+attn_status validate_batch(const attn_plan *plan, struct attn_error *error);
+attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,
+                            const char *name, const char *layer, struct attn_error *error);
+
+#endif

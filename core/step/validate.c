@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ATTN_VALIDATE=1: every index of a batch and every number of a tensor, before a kernel follows it. Only memory that the
+ * host can read is looked at. */
+#include <math.h>
+#include <string.h>
+
+#include "select/layer_check.h"
+#include "step/schedule.h"
+#include "util/error.h"
+
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+/* First key that any query of the request can see; keys before it may lie in undefined blocks. */
+static int64_t first_visible(const struct attn_layer_desc *l, int64_t first_position)
+{
+    int64_t from = 0;
+    if (l->prefix_lm) {
+        return 0;
+    }
+    if (l->has_window && l->window_left >= 0) {
+        from = first_position - l->window_left;
+    }
+    if (l->chunk_size > 0) {
+        int64_t chunk = first_position / l->chunk_size - l->chunk_lookback;
+        from = chunk > 0 ? chunk * l->chunk_size : 0;
+    }
+    return from > 0 ? from : 0;
+}
+
+static attn_status validate_table(const attn_plan *plan, const attn_layer *owner, int64_t num_blocks,
+                                  struct attn_error *error)
+{
+    const struct attn_batch *b = &plan->given;
+    const struct attn_layer_desc *l = &plan->steps[0].layer->layer.desc;
+    int64_t block_size = owner->layer.desc.block_size;
+    for (int32_t r = 0; r < b->num_reqs; r++) {
+        int64_t row = b->block_table_row != NULL ? b->block_table_row[r] : r;
+        int64_t length = b->seq_lens[r];
+        int64_t query_len = b->query_start_loc[r + 1] - b->query_start_loc[r];
+        int64_t last = (length + block_size - 1) / block_size;
+        if (row < 0 || row >= b->block_table_rows) {
+            return BAD("block_table_row", "request %d has row %lld; the table has rows 0 to %lld", r,
+                       (long long)row, (long long)b->block_table_rows - 1);
+        }
+        if (length < 0 || last > b->block_table_stride) {
+            return BAD("seq_lens", "request %d has %lld keys; a row of %lld blocks of %lld holds %lld", r,
+                       (long long)length, (long long)b->block_table_stride, (long long)block_size,
+                       (long long)(b->block_table_stride * block_size));
+        }
+        int64_t begin = length > 0 ? first_visible(l, length - query_len) / block_size : 0;
+        for (int64_t i = begin; i < last && query_len > 0; i++) {
+            int32_t block = b->block_table[row * b->block_table_stride + i];
+            if (block < 0 || block >= num_blocks) {
+                return BAD("block_table", "request %d, position %lld (entry %lld): block %d; the cache has "
+                           "blocks 0 to %lld", r, (long long)(i * block_size), (long long)i, block,
+                           (long long)num_blocks - 1);
+            }
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status validate_slots(const attn_plan *plan, int64_t num_slots_in_cache,
+                                  struct attn_error *error)
+{
+    const struct attn_batch *b = &plan->given;
+    for (int64_t t = 0; t < b->num_slots; t++) {
+        if (b->slot_mapping[t] >= num_slots_in_cache) {
+            int32_t r = 0;
+            while (r + 1 < b->num_reqs && b->query_start_loc_host[r + 1] <= t) {
+                r++;
+            }
+            return BAD("slot_mapping", "request %d, token %lld: slot %lld; the cache has slots 0 to %lld",
+                       r, (long long)t, (long long)b->slot_mapping[t],
+                       (long long)num_slots_in_cache - 1);
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
+{
+    const struct attn_batch *b = &plan->given;
+    attn_layer *owner = layer_cache_owner(plan->steps[0].layer);
+    const struct attn_layer_desc *l = &owner->layer.desc;
+    if (plan->model->device.type != ATTN_DEVICE_CPU) {
+        return ATTN_OK;
+    }
+    for (int32_t r = 0; r <= b->num_reqs; r++) {
+        if (b->query_start_loc[r] != b->query_start_loc_host[r]) {
+            return BAD("query_start_loc", "query_start_loc[%d] is %d on the device and %d on the host", r,
+                       b->query_start_loc[r], b->query_start_loc_host[r]);
+        }
+    }
+    if (!layer_has_cache(l) || owner->layer.gdn != NULL) {
+        return ATTN_OK;
+    }
+    for (int32_t r = 0; b->seq_lens_host != NULL && r < b->num_reqs; r++) {
+        if (b->seq_lens[r] != b->seq_lens_host[r]) {
+            return BAD("seq_lens", "seq_lens[%d] is %d on the device and %d on the host", r,
+                       b->seq_lens[r], b->seq_lens_host[r]);
+        }
+    }
+    attn_status status = validate_table(plan, owner, owner->k_cache.num_blocks, error);
+    return status == ATTN_OK
+               ? validate_slots(plan, owner->k_cache.num_blocks * l->block_size, error)
+               : status;
+}
+
+static bool is_nan(const uint8_t *element, struct attn_dtype dtype)
+{
+    uint16_t half;
+    float single;
+    switch (dtype.bits) {
+    case 16:
+        memcpy(&half, element, sizeof half);
+        return dtype.code == ATTN_CODE_BFLOAT ? (half & 0x7fff) > 0x7f80 : (half & 0x7fff) > 0x7c00;
+    case 32:
+        memcpy(&single, element, sizeof single);
+        return isnan(single);
+    default:
+        return dtype.code == ATTN_CODE_FLOAT8_E4M3FN && (*element & 0x7f) == 0x7f;
+    }
+}
+
+attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor, const char *name,
+                            const char *layer, struct attn_error *error)
+{
+    int64_t rows = plan->given.num_actual_tokens;
+    if (tensor == NULL || plan->model->device.type != ATTN_DEVICE_CPU || tensor->ndim != 3) {
+        return ATTN_OK;
+    }
+    int64_t bytes = tensor->dtype.bits / 8, heads = tensor->shape[1], dims = tensor->shape[2];
+    int64_t row = tensor->strides != NULL ? tensor->strides[0] : heads * dims;
+    int64_t head = tensor->strides != NULL ? tensor->strides[1] : dims;
+    const uint8_t *data = (const uint8_t *)tensor->data + tensor->byte_offset;
+    rows = rows < tensor->shape[0] ? rows : tensor->shape[0];
+    for (int64_t t = 0; t < rows; t++) {
+        for (int64_t i = 0; i < heads * dims; i++) {
+            if (is_nan(data + (t * row + i / dims * head + i % dims) * bytes, tensor->dtype)) {
+                return error_set(error, ATTN_ERROR_NAN, name, "layer '%s': %s[%lld, %lld, %lld] is NaN",
+                                 layer, name, (long long)t, (long long)(i / dims),
+                                 (long long)(i % dims));
+            }
+        }
+    }
+    return ATTN_OK;
+}

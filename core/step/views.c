@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading the engine's batch and cutting it into its decode and prefill parts. */
+#include "select/layer_check.h"
+#include "step/schedule.h"
+#include "util/structs.h"
+
+#define MIN_BATCH 232 /* size in ABI 0.1 */
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+static attn_status check_limit(const char *field, int64_t value, int64_t most, struct attn_error *error)
+{
+    return value >= 0 && (most == 0 || value <= most)
+               ? ATTN_OK
+               : error_set(error, value < 0 ? ATTN_ERROR_INVALID_ARGUMENT : ATTN_ERROR_LIMIT, field,
+                           "%s is %lld; 0 to %lld, the plan's limit", field, (long long)value,
+                           (long long)most);
+}
+
+static attn_status check_counts(const attn_plan *plan, const struct attn_batch *b,
+                                struct attn_error *error)
+{
+    const struct attn_limits *limits = &plan->limits;
+    attn_status status = check_limit("num_reqs", b->num_reqs, limits->max_num_reqs, error);
+    status = status ? status : check_limit("num_tokens", b->num_tokens, limits->max_num_tokens, error);
+    status = status ? status : check_limit("num_actual_tokens", b->num_actual_tokens,
+                                           b->num_tokens > 0 ? b->num_tokens : -1, error);
+    status = status ? status : check_limit("max_query_len", b->max_query_len, limits->max_query_len, error);
+    status = status ? status : check_limit("max_seq_len", b->max_seq_len, limits->max_seq_len, error);
+    if (status == ATTN_OK && (b->mode < ATTN_BATCH_AUTO || b->mode > ATTN_BATCH_PROFILE)) {
+        status = BAD("mode", "mode is %d; 0 to %d", b->mode, ATTN_BATCH_PROFILE);
+    }
+    if (status == ATTN_OK && (b->causal < -1 || b->causal > 1)) {
+        status = BAD("causal", "causal is %d; -1, 0 or 1", b->causal);
+    }
+    return status;
+}
+
+static attn_status check_starts(struct attn_batch *b, struct attn_error *error)
+{
+    const int32_t *start = b->query_start_loc_host;
+    int32_t longest = 0;
+    if (start == NULL || b->query_start_loc == NULL) {
+        return BAD("query_start_loc", "query_start_loc %p, query_start_loc_host %p; both are required",
+                   (const void *)b->query_start_loc, (const void *)start);
+    }
+    for (int32_t r = 0; r < b->num_reqs; r++) {
+        int32_t length = start[r + 1] - start[r];
+        if (start[r] < 0 || length < 0) {
+            return BAD("query_start_loc", "query_start_loc[%d] is %d and [%d] is %d; it begins at 0 or "
+                       "above and never decreases", r, start[r], r + 1, start[r + 1]);
+        }
+        longest = length > longest ? length : longest;
+    }
+    if (b->num_reqs > 0 && start[b->num_reqs] != b->num_actual_tokens) {
+        return BAD("query_start_loc", "query_start_loc[%d] is %d, num_actual_tokens %d; they must agree",
+                   b->num_reqs, start[b->num_reqs], b->num_actual_tokens);
+    }
+    if (b->max_query_len > 0 && b->max_query_len < longest) {
+        return BAD("max_query_len", "max_query_len is %d and a request has %d queries",
+                   b->max_query_len, longest);
+    }
+    b->max_query_len = b->max_query_len > 0 ? b->max_query_len : longest;
+    return ATTN_OK;
+}
+
+static attn_status check_lengths(const attn_plan *plan, struct attn_batch *b, struct attn_error *error)
+{
+    const int32_t *start = b->query_start_loc_host, *lens = b->seq_lens_host;
+    int32_t longest = 0;
+    for (int32_t r = 0; lens != NULL && r < b->num_reqs; r++) {
+        int32_t query_len = start[r + 1] - start[r];
+        if (lens[r] < 0 || (lens[r] < query_len && lens[r] != 0)) {
+            return BAD("seq_lens", "seq_lens[%d] is %d and the request has %d queries; the lengths count "
+                       "the step's own tokens", r, lens[r], query_len);
+        }
+        longest = lens[r] > longest ? lens[r] : longest;
+    }
+    if (lens != NULL && b->max_seq_len > 0 && b->max_seq_len < longest) {
+        return BAD("max_seq_len", "max_seq_len is %d and a request has %d keys", b->max_seq_len,
+                   longest);
+    }
+    if (b->max_seq_len == 0) {
+        b->max_seq_len = lens != NULL ? longest : plan->limits.max_seq_len;
+    }
+    return check_limit("max_seq_len", b->max_seq_len, plan->limits.max_seq_len, error);
+}
+
+/* Cross layers: their keys are the encoder's. */
+static attn_status take_encoder_lengths(struct attn_batch *b, struct attn_error *error)
+{
+    if (b->encoder_seq_lens == NULL) {
+        return BAD("encoder_seq_lens", "a cross layer needs encoder_seq_lens");
+    }
+    b->seq_lens = b->encoder_seq_lens;
+    b->seq_lens_host = b->encoder_seq_lens_host;
+    b->max_seq_len = b->max_encoder_seq_len;
+    int32_t longest = 0;
+    for (int32_t r = 0; b->seq_lens_host != NULL && r < b->num_reqs; r++) {
+        if (b->seq_lens_host[r] < 0) {
+            return BAD("encoder_seq_lens", "encoder_seq_lens[%d] is %d; 0 or above", r,
+                       b->seq_lens_host[r]);
+        }
+        longest = b->seq_lens_host[r] > longest ? b->seq_lens_host[r] : longest;
+    }
+    b->max_seq_len = b->max_seq_len > longest ? b->max_seq_len : longest;
+    return ATTN_OK;
+}
+
+static attn_status check_cache(const attn_plan *plan, struct attn_batch *b, struct attn_error *error)
+{
+    attn_layer *owner = layer_cache_owner(plan->steps[0].layer);
+    const struct attn_layer_desc *layer = &owner->layer.desc;
+    if (owner->layer.gdn != NULL) {
+        return ATTN_OK; /* states by slot: attn_batch_gdn */
+    }
+    if (!layer_has_cache(layer)) {
+        if (b->key_start_loc != NULL && b->key_start_loc_host == NULL) {
+            return BAD("key_start_loc_host", "key_start_loc needs its host copy");
+        }
+        return ATTN_OK;
+    }
+    attn_status status = layer->kind == ATTN_LAYER_CROSS ? take_encoder_lengths(b, error)
+                                                         : check_lengths(plan, b, error);
+    if (status == ATTN_OK && b->num_reqs > 0 && (b->seq_lens == NULL || b->block_table == NULL)) {
+        status = BAD("block_table", "seq_lens %p, block_table %p; a layer with a cache needs both",
+                     (const void *)b->seq_lens, (const void *)b->block_table);
+    }
+    b->block_table_rows = b->block_table_rows > 0 ? b->block_table_rows : b->num_reqs;
+    int64_t blocks = (b->max_seq_len + layer->block_size - 1) / layer->block_size;
+    if (status == ATTN_OK && b->seq_lens_host != NULL && b->num_reqs > 1 &&
+        b->block_table_stride < blocks && b->block_table_rows > 1) {
+        status = BAD("block_table_stride", "rows of %lld entries; a request has %d keys, %lld blocks of %d",
+                     (long long)b->block_table_stride, b->max_seq_len, (long long)blocks,
+                     layer->block_size);
+    }
+    if (status == ATTN_OK && (b->num_slots < 0 || (b->num_slots > 0 && b->slot_mapping == NULL))) {
+        status = BAD("slot_mapping", "%lld slots at %p", (long long)b->num_slots,
+                     (const void *)b->slot_mapping);
+    }
+    return status;
+}
+
+attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error)
+{
+    static const uint32_t known[] = {ATTN_EXT_BATCH_GDN, ATTN_EXT_BATCH_CONTEXT};
+    struct attn_batch read;
+    attn_status status = struct_read(&read, sizeof read, MIN_BATCH, batch, "attn_batch", error);
+    if (status == ATTN_OK && read.next != NULL) {
+        status = ext_check(read.next, known, 2, "attn_batch", error);
+    }
+    if (status == ATTN_OK && read.mode != ATTN_BATCH_PROFILE) {
+        status = check_counts(plan, &read, error);
+        if (status == ATTN_OK && read.mode != ATTN_BATCH_IDLE) {
+            status = check_starts(&read, error);
+            status = status == ATTN_OK ? check_cache(plan, &read, error) : status;
+        }
+    }
+    if (status == ATTN_OK) {
+        plan->given = read;
+        plan->num_tokens = read.num_tokens;
+    }
+    return status;
+}
+
+/* Requests first .. end-1 of a batch. Rows stay absolute: only per-request arrays move. */
+static void cut(const struct attn_batch *whole, int32_t first, int32_t end, struct attn_batch *part)
+{
+    const int32_t *start = whole->query_start_loc_host;
+    *part = *whole;
+    part->num_reqs = end - first;
+    part->num_actual_tokens = start[end];
+    part->query_start_loc += first;
+    part->query_start_loc_host += first;
+    part->seq_lens += whole->seq_lens != NULL ? first : 0;
+    part->seq_lens_host += whole->seq_lens_host != NULL ? first : 0;
+    part->key_start_loc += whole->key_start_loc != NULL ? first : 0;
+    part->key_start_loc_host += whole->key_start_loc_host != NULL ? first : 0;
+    part->causal_per_request += whole->causal_per_request != NULL ? first : 0;
+    part->encoder_seq_lens += whole->encoder_seq_lens != NULL ? first : 0;
+    part->encoder_seq_lens_host += whole->encoder_seq_lens_host != NULL ? first : 0;
+    part->span_start_loc += whole->span_start_loc != NULL ? first : 0;
+    if (whole->block_table_row != NULL) {
+        part->block_table_row += first;
+    } else if (whole->block_table != NULL) {
+        part->block_table += first * whole->block_table_stride;
+        part->block_table_rows -= first;
+    }
+    if (whole->tree != NULL) {
+        part->tree = (const uint8_t *)whole->tree + 4 * first * whole->tree_stride_request;
+    }
+    part->max_query_len = 0;
+    for (int32_t r = first; r < end; r++) {
+        int32_t length = start[r + 1] - start[r];
+        part->max_query_len = length > part->max_query_len ? length : part->max_query_len;
+    }
+}
+
+void batch_split(attn_plan *plan, const struct attn_batch *whole, int32_t threshold)
+{
+    const int32_t *start = whole->query_start_loc_host;
+    int32_t decodes = 0;
+    while (decodes < whole->num_reqs && start[decodes + 1] - start[decodes] <= threshold) {
+        decodes++;
+    }
+    cut(whole, 0, decodes, &plan->views[VIEW_DECODE]);
+    cut(whole, decodes, whole->num_reqs, &plan->views[VIEW_PREFILL]);
+    int32_t decode_tokens = start[decodes] - start[0];
+    plan->split = (struct attn_batch_split){decodes, whole->num_reqs - decodes, decode_tokens,
+                                            start[whole->num_reqs] - start[decodes]};
+}

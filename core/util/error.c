@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "util/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "util/text.h"
+
+#define MESSAGE_AT offsetof(struct attn_error, message)
+#define FIELD_AT offsetof(struct attn_error, field)
+
+/* Copies into `size` bytes, cut at a character's end. */
+static void copy_text(char *destination, size_t size, const char *source)
+{
+    size_t length = 0;
+
+    if (size == 0) {
+        return;
+    }
+    length = strnlen(source, size);
+    if (length == size) {
+        length = utf8_cut(source, size - 1);
+    }
+    memcpy(destination, source, length);
+    destination[length] = '\0';
+}
+
+attn_status error_set_text(struct attn_error *error, attn_status status, const char *field,
+                           const char *message)
+{
+    size_t size = 0;
+
+    if (error == NULL) {
+        return status;
+    }
+    size = error->struct_size;
+    if (size >= FIELD_AT) {
+        error->status = status;
+        error->reserved = 0;
+    }
+    if (size >= MESSAGE_AT) {
+        copy_text(error->field, ATTN_ERROR_FIELD_SIZE, field != NULL ? field : "");
+        size -= MESSAGE_AT;
+        copy_text(error->message, size < ATTN_ERROR_MESSAGE_SIZE ? size : ATTN_ERROR_MESSAGE_SIZE,
+                  message != NULL ? message : "");
+    }
+    return status;
+}
+
+attn_status error_set(struct attn_error *error, attn_status status, const char *field,
+                      const char *format, ...)
+{
+    char message[ATTN_ERROR_MESSAGE_SIZE + 4];
+    va_list arguments;
+
+    if (error == NULL) {
+        return status;
+    }
+    va_start(arguments, format);
+    if (vsnprintf(message, sizeof message, format, arguments) < 0) {
+        copy_text(message, sizeof message, format);
+    }
+    va_end(arguments);
+    return error_set_text(error, status, field, message);
+}
+
+const char *status_text(attn_status status)
+{
+    switch (status) {
+#define STATUS_CASE(name, value, text)                                                             \
+    case value:                                                                                    \
+        return text;
+        ATTN_STATUS_LIST(STATUS_CASE)
+#undef STATUS_CASE
+    default:
+        return "unknown status";
+    }
+}

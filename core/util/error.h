@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writing a caller's attn_error: once, by whoever detects, with field, value and what was allowed. */
+#ifndef CORE_UTIL_ERROR_H
+#define CORE_UTIL_ERROR_H
+
+#include <attn/status.h>
+
+#if defined(__GNUC__)
+#define CORE_PRINTF(format_index, first) __attribute__((format(printf, format_index, first)))
+#else
+#define CORE_PRINTF(format_index, first)
+#endif
+
+/* Returns `status`, so that `return error_set(error, ATTN_ERROR_..., "field", "...")` reads well. `error` may be NULL;
+ * at most error->struct_size bytes are written. `field` may be NULL. Not for the path of a successful step. */
+attn_status error_set(struct attn_error *error, attn_status status, const char *field, const char *format, ...)
+    CORE_PRINTF(4, 5);
+
+/* For the step path: copies ready text, formats nothing. */
+attn_status error_set_text(struct attn_error *error, attn_status status, const char *field, const char *message);
+
+const char *status_text(attn_status status);
+
+#endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Text: a builder that grows through the host's allocator, and checks of text from outside. */
+#ifndef CORE_UTIL_TEXT_H
+#define CORE_UTIL_TEXT_H
+
+#include <attn/host.h>
+#include <stdbool.h>
+
+#include "util/error.h"
+
+/* Zero-initialise but for `host`, whose allocate and release are filled. Once an addition found no memory, `failed`
+ * stays true and further ones do nothing. */
+struct text {
+    const struct attn_host *host;
+    char *data; /* NUL-terminated if not NULL */
+    size_t length;
+    size_t capacity; /* bytes allocated */
+    bool failed;
+};
+
+void text_init(struct text *text, const struct attn_host *host);
+void text_finish(struct text *text);
+void text_add(struct text *text, const char *format, ...) CORE_PRINTF(2, 3);
+void text_add_string(struct text *text, const char *string);
+void text_add_bytes(struct text *text, const void *bytes, size_t size);
+/* "" if nothing was added. */
+const char *text_get(const struct text *text);
+
+/* The largest length <= `length` at which `string` (longer than that) can be cut between characters. */
+size_t utf8_cut(const char *string, size_t length);
+
+/* True for at most `max` bytes of valid UTF-8 without control characters. NULL is false. */
+bool text_is_clean(const char *string, size_t max);
+
+/* True for [a-z][a-z0-9_]* of at most 63 bytes. NULL is false. */
+bool text_is_name(const char *string);
+
+#endif

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* AMX: gemm by tiles of 16 x 32 bf16; everything else as AVX512_BF16. 2 x 2 accumulators, so that
+ * four tdpbf16ps (16 x 16 x 32 each) stand on four tile loads. */
+#include "vec/vec_avx512.h"
+
+#include "vec/bf16_engine.h"
+#include "vec/bf16_unpack.h"
+
+#include "vec/bf16_direct.h"
+
+struct tile_config {
+    uint8_t palette;
+    uint8_t start_row;
+    uint8_t reserved[14];
+    uint16_t column_bytes[16];
+    uint8_t rows[16];
+};
+
+static int amx_enter(void)
+{
+    struct tile_config config = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        config.column_bytes[i] = 64;
+        config.rows[i] = 16;
+    }
+    _tile_loadconfig(&config);
+    return 0;
+}
+
+static void amx_leave(void)
+{
+    _tile_release();
+}
+
+/* 32 x 32 of c; k is a multiple of 32 */
+static void amx_block_2x2(float *c, int64_t ldc, const uint16_t *a, int64_t lda, const uint16_t *b,
+                          int64_t ldb, int32_t k, int accumulate)
+{
+    if (accumulate) {
+        _tile_loadd(0, c, ldc * 4);
+        _tile_loadd(1, c + 16, ldc * 4);
+        _tile_loadd(2, c + 16 * ldc, ldc * 4);
+        _tile_loadd(3, c + 16 * ldc + 16, ldc * 4);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int32_t p = 0; p < k; p += 32) {
+        _tile_loadd(4, a + p, lda * 2);
+        _tile_loadd(6, b + p * ldb, ldb * 4);
+        _tile_loadd(7, b + p * ldb + 32, ldb * 4);
+        _tile_loadd(5, a + 16 * lda + p, lda * 2);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, c, ldc * 4);
+    _tile_stored(1, c + 16, ldc * 4);
+    _tile_stored(2, c + 16 * ldc, ldc * 4);
+    _tile_stored(3, c + 16 * ldc + 16, ldc * 4);
+}
+
+static void amx_block_1x2(float *c, int64_t ldc, const uint16_t *a, int64_t lda, const uint16_t *b,
+                          int64_t ldb, int32_t k, int accumulate)
+{
+    if (accumulate) {
+        _tile_loadd(0, c, ldc * 4);
+        _tile_loadd(1, c + 16, ldc * 4);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+    }
+    for (int32_t p = 0; p < k; p += 32) {
+        _tile_loadd(4, a + p, lda * 2);
+        _tile_loadd(6, b + p * ldb, ldb * 4);
+        _tile_loadd(7, b + p * ldb + 32, ldb * 4);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    _tile_stored(0, c, ldc * 4);
+    _tile_stored(1, c + 16, ldc * 4);
+}
+
+/* Blocks of fewer than 16 rows at the end go the vector way. */
+static void amx_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const void *b, int64_t ldb,
+                     int32_t m, int32_t n, int32_t k, int accumulate)
+{
+    const uint16_t *left = a;
+    const uint16_t *right = b;
+    int32_t i = 0;
+    for (; i + 32 <= m; i += 32) {
+        for (int32_t j = 0; j < n; j += 32) {
+            amx_block_2x2(c + i * ldc + j, ldc, left + i * lda, lda, right + 2 * j, ldb, k,
+                          accumulate);
+        }
+    }
+    if (i + 16 <= m) {
+        for (int32_t j = 0; j < n; j += 32) {
+            amx_block_1x2(c + i * ldc + j, ldc, left + i * lda, lda, right + 2 * j, ldb, k,
+                          accumulate);
+        }
+        i += 16;
+    }
+    if (i < m) {
+        bf16_gemm(c + i * ldc, ldc, left + i * lda, lda, b, ldb, m - i, n, k, accumulate);
+    }
+}
+
+static const struct engine engine_f32 = F32_ENGINE;
+
+static const struct engine engine_bf16 = {
+    .element_bytes = 2,
+    .element = ELEMENT_BF16,
+    .row_block = 32,
+    .unpack = {bf16_from_f32, bf16_from_f16, bf16_from_bf16, bf16_from_e4m3, bf16_from_e5m2,
+               bf16_from_int8},
+    .pack_keys = bf16_pack_keys,
+    .pack_values = bf16_pack_values,
+    .gemm = amx_gemm,
+    .softmax = bf16_softmax,
+    .direct_scores = bf16_direct_scores,
+    .direct_values = bf16_direct_values,
+    .direct_finish = bf16_direct_finish,
+};
+
+const struct variant variant_amx = {.name = "amx",
+                                    .f32 = &engine_f32,
+                                    .bf16 = &engine_bf16,
+                                    .enter = amx_enter,
+                                    .leave = amx_leave,
+                                    ROW_OPERATIONS};

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernel slots attend and plan, and the parallel loop. */
+#include <stdatomic.h>
+
+#include "internal.h"
+
+struct attend_loop {
+    const struct attend_run *run;
+    atomic_int next; /* of the schedule's order */
+    bool merging;
+};
+
+static void attend_worker(struct attend_loop *loop, int32_t worker)
+{
+    const struct attend_run *run = loop->run;
+    const struct schedule *schedule = run->schedule;
+    const struct variant *variant = run->problem.instance->variant;
+    char *scratch = run->scratch + (size_t)worker * run->layout.bytes;
+    int32_t count = loop->merging ? schedule->num_merges : schedule->num_items;
+    if (variant->enter != NULL) {
+        variant->enter();
+    }
+    for (;;) {
+        int32_t i = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed);
+        if (i >= count) {
+            break;
+        }
+        if (loop->merging) {
+            merge_partials(run, &schedule_merges(schedule)[i], scratch);
+            continue;
+        }
+        const struct work_item *item = &schedule_items(schedule)[schedule_order(schedule)[i]];
+        if (item->direct) {
+            run_direct(run, item, scratch);
+        } else {
+            run_packed(run, item, scratch);
+        }
+    }
+    if (variant->leave != NULL) {
+        variant->leave();
+    }
+}
+
+/* A slice may hold several of the loop's places: the first one drains the schedule. */
+static void attend_body(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    (void)begin;
+    (void)end;
+    attend_worker(argument, worker);
+}
+
+static void parallel(const struct attend_run *run, bool merging)
+{
+    const struct attn_host *host = run->problem.instance->host;
+    int32_t count = merging ? run->schedule->num_merges : run->schedule->num_items;
+    struct attend_loop loop = {.run = run, .merging = merging};
+    atomic_init(&loop.next, 0);
+    if (count > 0) {
+        host->parallel_for(host->user, at_most(count, host->num_threads), 1, attend_body, &loop);
+    }
+}
+
+static attn_status check_tensor(const struct attn_tensor *tensor, const char *name,
+                                const struct layer_shape *shape, int32_t heads, int32_t size,
+                                bool plain_f32, struct attn_error *error)
+{
+    static const int32_t bits[] = {32, 16, 16};
+    static const int32_t codes[] = {ATTN_CODE_FLOAT, ATTN_CODE_FLOAT, ATTN_CODE_BFLOAT};
+    if (tensor == NULL || tensor->data == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name, "NULL");
+    }
+    if (tensor->ndim != 3 || tensor->shape[1] != heads || tensor->shape[2] != size) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                    "must be [tokens, heads, head size] as the layer says");
+    }
+    if (tensor_stride(tensor, 2) != 1) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name, "the last stride must be 1");
+    }
+    bool same = tensor->dtype.bits == bits[shape->activation] &&
+                tensor->dtype.code == codes[shape->activation];
+    bool wide = plain_f32 && tensor->dtype.bits == 32 && tensor->dtype.code == ATTN_CODE_FLOAT;
+    if (!same && !wide) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                    "dtype differs from the layer's activation dtype");
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_tensors(const struct attn_attend_args *args,
+                                 const struct problem *problem, struct attn_error *error)
+{
+    const struct layer_shape *shape = &problem->shape;
+    int32_t q_heads = shape->num_heads * shape->group;
+    attn_status status = check_tensor(args->q, "q", shape, q_heads, shape->depth, false, error);
+    if (status == ATTN_OK) {
+        status = check_tensor(args->out, "out", shape, q_heads, shape->width, true, error);
+    }
+    if (status == ATTN_OK && !problem->paged) {
+        status = check_tensor(args->k, "k", shape, shape->num_heads, shape->depth, false, error);
+    }
+    if (status == ATTN_OK && !problem->paged) {
+        status = check_tensor(args->v, "v", shape, shape->num_heads, shape->width, false, error);
+    }
+    if (status == ATTN_OK && args->lse != NULL &&
+        (args->lse->dtype.bits != 32 || args->lse->ndim != 2)) {
+        status = fail(error, ATTN_ERROR_INVALID_ARGUMENT, "lse", "must be float32 [heads, tokens]");
+    }
+    return status;
+}
+
+/* Idle and profiling steps: zeros, and the workspace touched. */
+static void write_zeros(const struct attn_attend_args *args, const struct problem *problem)
+{
+    const struct attn_tensor *out = args->out;
+    int64_t bytes = out->dtype.bits / 8;
+    for (int64_t t = 0; t < problem->batch->num_actual_tokens; t++) {
+        for (int64_t h = 0; h < out->shape[1]; h++) {
+            char *row = tensor_data(out) +
+                        (t * tensor_stride(out, 0) + h * tensor_stride(out, 1)) * bytes;
+            memset(row, 0, (size_t)(out->shape[2] * bytes));
+        }
+    }
+    if (problem->batch->mode == ATTN_BATCH_PROFILE && args->workspace != NULL) {
+        struct scratch_layout layout;
+        scratch_init(&layout, &problem->shape);
+        size_t workers = (size_t)problem->instance->host->num_threads;
+        memset(args->workspace, 0, layout.bytes * workers);
+    }
+}
+
+static bool no_work(const struct attn_batch *batch)
+{
+    return batch->mode == ATTN_BATCH_IDLE || batch->mode == ATTN_BATCH_PROFILE;
+}
+
+attn_status simd_attend(const struct attn_attend_args *args, struct attn_error *error)
+{
+    struct attend_run run;
+    attn_status status = problem_init(&run.problem, args, true, error);
+    status = status == ATTN_OK ? check_tensors(args, &run.problem, error) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (no_work(args->batch)) {
+        write_zeros(args, &run.problem);
+        return ATTN_OK;
+    }
+    if (args->plan_host == NULL || args->workspace == NULL) {
+        return fail(error, ATTN_ERROR_ORDER, args->workspace ? "plan_host" : "workspace",
+                    "NULL: attend needs the memory that plan has filled");
+    }
+    scratch_init(&run.layout, &run.problem.shape);
+    run.args = args;
+    run.schedule = args->plan_host;
+    size_t workers = (size_t)run.problem.instance->host->num_threads;
+    run.scratch = args->workspace;
+    run.partials = (float *)(run.scratch + workers * run.layout.bytes);
+    parallel(&run, false);
+    parallel(&run, true);
+    return ATTN_OK;
+}
+
+attn_status simd_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
+{
+    struct problem problem;
+    attn_status status = problem_init(&problem, args, false, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (args->plan_host == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "plan_host", "NULL");
+    }
+    (void)mode; /* lengths are readable in every mode: each is a fresh schedule */
+    struct schedule *schedule = args->plan_host;
+    int32_t num_threads = args->instance->host->num_threads;
+    if (no_work(args->batch)) {
+        schedule->num_items = 0;
+        schedule->num_merges = 0;
+        return ATTN_OK;
+    }
+    return schedule_make(&problem, schedule, num_threads, error);
+}
+
+/* Lengths are the same: the schedule stays right. */
+attn_status simd_update_block_table(const struct attn_attend_args *args, struct attn_error *error)
+{
+    struct problem problem;
+    return problem_init(&problem, args, false, error);
+}

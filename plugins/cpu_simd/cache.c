@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* write_kv, rope_write_kv, and the copies of blocks and bytes. */
+#include "convert.h"
+#include "internal.h"
+
+#define MAX_HEAD_SIZE 1024
+
+struct write_loop {
+    const struct attn_write_kv_args *args;
+    const struct attn_io_rope *rope;
+    int32_t activation;
+    int32_t kv_element;
+};
+
+static void store_element(void *row, int32_t element, int32_t d, float value)
+{
+    switch (element) {
+    case ELEMENT_F32:
+        ((float *)row)[d] = value;
+        break;
+    case ELEMENT_F16:
+        ((uint16_t *)row)[d] = f32_to_f16(value);
+        break;
+    case ELEMENT_BF16:
+        ((uint16_t *)row)[d] = f32_to_bf16(value);
+        break;
+    case ELEMENT_E4M3:
+        ((uint8_t *)row)[d] = f32_to_e4m3(value);
+        break;
+    default:
+        ((uint8_t *)row)[d] = f32_to_e5m2(value);
+        break;
+    }
+}
+
+/* One row into a slot, in pieces of the view's pack. */
+static void write_row(const struct write_loop *loop, const struct attn_kv_view *view,
+                      int64_t slot, int64_t head, float scale, const char *source)
+{
+    const struct engine *plain = loop->args->instance->variant->f32;
+    int32_t size = view->head_size;
+    int32_t pack = view->pack > 0 && view->pack < size ? view->pack : size;
+    int32_t bytes = element_bytes[loop->kv_element];
+    char *row = view_row(view, slot / view->block_size, slot % view->block_size, head);
+    float values[MAX_HEAD_SIZE];
+    bool same = loop->kv_element == loop->activation;
+    if (!same) {
+        plain->unpack[loop->activation](values, source, size);
+    }
+    for (int32_t d = 0; d < size; d += pack, row += view->stride_pack) {
+        int32_t n = at_most(pack, size - d);
+        if (same) {
+            memcpy(row, source + (int64_t)d * bytes, (size_t)n * (size_t)bytes);
+            continue;
+        }
+        for (int32_t i = 0; i < n; i++) {
+            store_element(row, loop->kv_element, i, values[d + i] / scale);
+        }
+    }
+}
+
+static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct write_loop *loop = argument;
+    const struct attn_write_kv_args *args = loop->args;
+    const struct attn_layer_params *params = args->params;
+    bool scaled = loop->kv_element >= ELEMENT_E4M3;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        int64_t slot = args->slot_mapping[t];
+        for (int64_t h = 0; h < args->layer->num_kv_heads && slot >= 0; h++) {
+            float k_scale = 1.0f;
+            float v_scale = 1.0f;
+            if (scaled) {
+                k_scale = (float)scale_of_head(params->k_scale, params->k_scale_host,
+                                               args->layer->k_scale_form, h);
+                v_scale = (float)scale_of_head(params->v_scale, params->v_scale_host,
+                                               args->layer->v_scale_form, h);
+            }
+            write_row(loop, args->k_cache, slot, h, k_scale, tensor_row(args->k, t, h));
+            write_row(loop, args->v_cache, slot, h, v_scale, tensor_row(args->v, t, h));
+        }
+    }
+}
+
+static attn_status check_rows(const struct attn_tensor *tensor, const char *name, int32_t dtype,
+                              int32_t heads, int32_t size, struct attn_error *error)
+{
+    static const struct attn_dtype dtypes[] = {
+        {ATTN_CODE_FLOAT, 16, 1}, {ATTN_CODE_BFLOAT, 16, 1}, {ATTN_CODE_FLOAT, 32, 1}};
+    if (tensor == NULL || tensor->data == NULL || tensor->ndim != 3) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name, "must be [tokens, heads, head size]");
+    }
+    if (tensor->shape[1] != heads || tensor->shape[2] != size || tensor_stride(tensor, 2) != 1) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                    "heads and head size must be the layer's, the last stride 1");
+    }
+    if (tensor->dtype.code != dtypes[dtype].code || tensor->dtype.bits != dtypes[dtype].bits) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                    "dtype differs from the layer's activation dtype");
+    }
+    return ATTN_OK;
+}
+
+static attn_status write_init(struct write_loop *loop, const struct attn_write_kv_args *args,
+                              struct attn_error *error)
+{
+    struct layer_shape shape;
+    if (args == NULL || args->instance == NULL || args->layer == NULL || args->params == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "args",
+                    "instance, layer and params must not be NULL");
+    }
+    attn_status status = shape_of_layer(args->instance->variant, args->layer, &shape, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (shape.token_scales) {
+        return fail(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
+                    "write_kv serves f16, bf16, f32, fp8_e4m3 and fp8_e5m2");
+    }
+    if (args->k_cache == NULL || args->v_cache == NULL || args->slot_mapping == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT,
+                    args->slot_mapping ? "k_cache" : "slot_mapping", "NULL");
+    }
+    if (args->k_cache->head_size != shape.depth || args->v_cache->head_size != shape.width ||
+        args->k_cache->block_size <= 0 || args->v_cache->block_size <= 0) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "k_cache",
+                    "head and block sizes of the views must be the layer's");
+    }
+    *loop = (struct write_loop){
+        .args = args, .activation = shape.activation, .kv_element = shape.kv_element};
+    int32_t dtype = args->layer->dtype;
+    status = check_rows(args->k, "k", dtype, shape.num_heads, shape.depth, error);
+    if (status == ATTN_OK) {
+        status = check_rows(args->v, "v", dtype, shape.num_heads, shape.width, error);
+    }
+    return status;
+}
+
+attn_status simd_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    struct write_loop loop;
+    attn_status status = write_init(&loop, args, error);
+    if (status == ATTN_OK) {
+        const struct attn_host *host = args->instance->host;
+        host->parallel_for(host->user, args->num_slots, 8, write_rows, &loop);
+    }
+    return status;
+}
+
+static void norm_row(const struct attn_io_rope *rope, const struct attn_tensor *weight,
+                     const struct write_loop *loop, float *row, int32_t size)
+{
+    float weights[MAX_HEAD_SIZE];
+    double sum = 0;
+    int32_t element = weight->dtype.code == ATTN_CODE_BFLOAT ? ELEMENT_BF16
+                      : weight->dtype.bits == 16             ? ELEMENT_F16
+                                                             : ELEMENT_F32;
+    loop->args->instance->variant->f32->unpack[element](weights, tensor_data(weight), size);
+    for (int32_t d = 0; d < size; d++) {
+        sum += (double)row[d] * row[d];
+    }
+    float factor = (float)(1.0 / sqrt(sum / size + rope->norm_eps));
+    for (int32_t d = 0; d < size; d++) {
+        row[d] *= factor * weights[d];
+    }
+}
+
+/* Pairs (d, d + half) in the NeoX form, (2d, 2d + 1) in GPT-J's. */
+static void rotate_row(const struct write_loop *loop, int64_t position, float *row, int32_t size)
+{
+    const struct attn_io_rope *rope = loop->rope;
+    const struct attn_tensor *table = rope->cos_sin;
+    float angles[MAX_HEAD_SIZE];
+    int32_t rotary = rope->rotary_dim > 0 ? rope->rotary_dim : size;
+    int32_t half = rotary / 2;
+    int32_t element = table->dtype.code == ATTN_CODE_BFLOAT ? ELEMENT_BF16
+                      : table->dtype.bits == 16             ? ELEMENT_F16
+                                                            : ELEMENT_F32;
+    const char *source =
+        tensor_data(table) + position * tensor_stride(table, 0) * (table->dtype.bits / 8);
+    loop->args->instance->variant->f32->unpack[element](angles, source, rotary);
+    for (int32_t d = 0; d < half; d++) {
+        int32_t first = rope->form == ATTN_ROPE_NEOX ? d : 2 * d;
+        int32_t second = rope->form == ATTN_ROPE_NEOX ? d + half : 2 * d + 1;
+        float x = row[first];
+        float y = row[second];
+        row[first] = x * angles[d] - y * angles[half + d];
+        row[second] = y * angles[d] + x * angles[half + d];
+    }
+}
+
+static void turn_row(const struct write_loop *loop, const struct attn_tensor *tensor,
+                     const struct attn_tensor *weight, int64_t t)
+{
+    const struct variant *variant = loop->args->instance->variant;
+    int32_t size = (int32_t)tensor->shape[2];
+    float row[MAX_HEAD_SIZE];
+    for (int64_t h = 0; h < tensor->shape[1]; h++) {
+        void *at = tensor_row(tensor, t, h);
+        variant->f32->unpack[loop->activation](row, at, size);
+        if (weight != NULL) {
+            norm_row(loop->rope, weight, loop, row, size);
+        }
+        rotate_row(loop, loop->rope->positions[t], row, size);
+        variant->store[loop->activation](at, row, 1.0f, size);
+    }
+}
+
+/* k is rotated in place too, so that a step without a cache finds it rotated. */
+static void rope_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct write_loop *loop = argument;
+    for (int64_t t = begin; t < end; t++) {
+        turn_row(loop, loop->args->q, loop->rope->q_norm_weight, t);
+        turn_row(loop, loop->args->k, loop->rope->k_norm_weight, t);
+    }
+    write_rows(argument, begin, end, worker);
+}
+
+attn_status simd_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    struct write_loop loop;
+    attn_status status = write_init(&loop, args, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    const struct attn_ext *ext = args->next;
+    while (ext != NULL && ext->id != ATTN_EXT_IO_ROPE) {
+        ext = ext->next;
+    }
+    loop.rope = (const struct attn_io_rope *)ext;
+    if (loop.rope == NULL || loop.rope->cos_sin == NULL || loop.rope->positions == NULL ||
+        (loop.rope->form != ATTN_ROPE_NEOX && loop.rope->form != ATTN_ROPE_GPTJ)) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_rope",
+                    "needs form (1 NeoX, 2 GPT-J), positions and cos_sin");
+    }
+    if (loop.rope->rotary_dim < 0 || loop.rope->rotary_dim > args->layer->head_size ||
+        loop.rope->rotary_dim % 2 != 0) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "rotary_dim",
+                    "must be an even number up to head_size");
+    }
+    status = check_rows(args->q, "q", args->layer->dtype, args->layer->num_q_heads,
+                        args->layer->head_size, error);
+    if (status == ATTN_OK) {
+        const struct attn_host *host = args->instance->host;
+        host->parallel_for(host->user, args->num_slots, 4, rope_rows, &loop);
+    }
+    return status;
+}
+
+static void copy_pairs(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct attn_copy_blocks_args *args = argument;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        const struct attn_block_copy *copy = &args->copies[i];
+        for (int64_t p = 0; p < args->num_pairs; p++) { /* in order: a target may be a source */
+            memmove((char *)copy->destination + args->pairs[2 * p + 1] * copy->destination_stride,
+                    (const char *)copy->source + args->pairs[2 * p] * copy->source_stride,
+                    (size_t)copy->bytes);
+        }
+    }
+}
+
+attn_status simd_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
+{
+    if (args->num_pairs < 0 || args->num_copies < 0) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT,
+                    args->num_pairs < 0 ? "num_pairs" : "num_copies", "negative");
+    }
+    const struct attn_host *host = args->instance->host;
+    host->parallel_for(host->user, args->num_copies, 1, copy_pairs, (void *)(uintptr_t)args);
+    return ATTN_OK;
+}
+
+attn_status simd_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
+                      int32_t kind, void *stream, struct attn_error *error)
+{
+    (void)instance, (void)kind, (void)stream, (void)error;
+    memmove(destination, source, bytes);
+    return ATTN_OK;
+}
+
+attn_status simd_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
+                      size_t stride, int64_t rows, void *stream, struct attn_error *error)
+{
+    (void)instance, (void)stream, (void)error;
+    for (int64_t i = 0; i < rows; i++) {
+        memset((char *)destination + (size_t)i * stride, value, row_bytes);
+    }
+    return ATTN_OK;
+}

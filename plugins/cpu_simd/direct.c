@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The direct (decode) path: one query, its group's heads as rows, keys and values read in place and
+ * once. Per KV head and key, D 128, bf16: 512 bytes and 1 KiFLOP per query head, so the memory
+ * bounds it; the next tile's rows are prefetched through the block table while this one is
+ * computed. */
+#include "internal.h"
+
+struct direct {
+    const struct attend_run *run;
+    const struct work_item *item;
+    char *scratch;
+    const void **key_rows;
+    const void **value_rows;
+    const void **next_keys; /* of the tile to come */
+    const void **next_values;
+    const void **staged_rows;
+    float *key_scale;
+    float *value_scale;
+    int32_t rows_padded; /* rows of a head in q and the accumulator */
+};
+
+static int32_t rows_of_group(int32_t group)
+{
+    return group == 1 ? 1 : round_up(group, 4);
+}
+
+static void direct_terms(const struct direct *direct, int32_t head, int32_t first, int32_t n,
+                         float *scores)
+{
+    const struct problem *problem = &direct->run->problem;
+    const struct attn_layer_desc *layer = problem->layer;
+    const struct work_item *item = direct->item;
+    int32_t group = problem->shape.group;
+    int32_t position = request_keys(problem, item->request) -
+                       request_queries(problem, item->request) + item->token;
+    struct score_terms terms = {.scale = key_factor(problem, head),
+                                .soft_cap = layer->soft_cap,
+                                .alibi = layer->alibi,
+                                .distance = (float)(position - first)};
+    if (problem->shape.token_scales && problem->paged) {
+        terms.key_scale = direct->key_scale;
+    }
+    for (int32_t g = 0; g < group; g++) {
+        if (layer->alibi != ATTN_ALIBI_NONE) {
+            terms.slope = problem->params->alibi_slopes[head * group + g];
+        }
+        problem->instance->variant->terms(scores + (int64_t)g * SCORE_STRIDE,
+                                          round_up(n, COLUMN_MULTIPLE), &terms);
+    }
+}
+
+/* Rows of head h of the tile: in place, or staged where the engine cannot read them there. */
+static const void **head_rows(const struct direct *direct, const struct row_source *source,
+                              const void **rows, int32_t h, int32_t n, size_t stage,
+                              int32_t padded, int64_t *offset)
+{
+    *offset = h * source->stride_head;
+    if (!source->stage) {
+        return rows;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        direct->staged_rows[i] = (const char *)rows[i] + *offset;
+    }
+    *offset = 0;
+    stage_rows(&direct->run->problem, source, direct->scratch + stage, padded, n,
+               direct->staged_rows);
+    return direct->staged_rows;
+}
+
+/* What to prefetch while head h of the item is computed, in the order of memory. Heads apart (HND):
+ * the next head of this tile, behind the last one the next tile's first. Heads side by side (NHD):
+ * this head's share of the next tile's tokens, all heads of each. */
+static void find_next(const struct direct *direct, const struct row_source *source,
+                      const void **rows, const void **next_rows, int32_t h, int32_t n,
+                      int32_t next_n, struct direct_args *args)
+{
+    int32_t heads = direct->item->num_heads;
+    int64_t row_bytes = (int64_t)source->row_elements * element_bytes[source->element];
+    args->next_offset = 0;
+    args->next_keys = 0;
+    if (source->pack != 0) {
+        return;
+    }
+    args->next_lines = (int32_t)((row_bytes + 63) / 64);
+    if (heads > 1 && source->stride_slot > source->stride_head) {
+        int32_t from = next_n * h / heads;
+        args->next_rows = (const char *const *)next_rows + from;
+        args->next_keys = next_n * (h + 1) / heads - from;
+        args->next_lines = (int32_t)((heads * source->stride_head + 63) / 64);
+    } else if (h + 1 < heads) {
+        args->next_rows = (const char *const *)rows;
+        args->next_offset = (h + 1) * source->stride_head;
+        args->next_keys = n;
+    } else {
+        args->next_rows = (const char *const *)next_rows;
+        args->next_keys = next_n;
+    }
+}
+
+static void direct_softmax(const struct direct *direct, int32_t head, int32_t n, int32_t index)
+{
+    const struct problem *problem = &direct->run->problem;
+    const struct layer_shape *shape = &problem->shape;
+    const struct scratch_layout *at = &direct->run->layout;
+    int32_t low[DIRECT_ROWS] = {0};
+    int32_t high[DIRECT_ROWS];
+    for (int32_t r = 0; r < DIRECT_ROWS; r++) {
+        high[r] = n;
+    }
+    float *rescale = (float *)(direct->scratch + at->rescale);
+    struct softmax_args softmax = {
+        .scores = (float *)(direct->scratch + at->scores),
+        .rows = shape->group,
+        .end = round_up(n, COLUMN_MULTIPLE),
+        .low = low,
+        .high = high,
+        .factor = problem->terms ? LOG2_E : key_factor(problem, head) * LOG2_E,
+        .reference = (float *)(direct->scratch + at->reference) + index,
+        .sum = (float *)(direct->scratch + at->sum) + index,
+        .rescale = rescale,
+        .value_scale = shape->token_scales && problem->paged ? direct->value_scale : NULL,
+    };
+    shape->engine->softmax(&softmax);
+    float *accumulator = (float *)(direct->scratch + at->accumulator);
+    for (int32_t r = 0; r < shape->group; r++) {
+        if (rescale[r] != 1.0f) {
+            problem->instance->variant->scale_row(
+                accumulator + (int64_t)(index + r) * shape->width_padded, rescale[r],
+                shape->width_padded);
+        }
+    }
+}
+
+/* Head h of the item on the tile of keys first .. first+n-1; next_n keys stand in the next tile. */
+static void direct_tile(const struct direct *direct, int32_t h, int32_t first, int32_t n,
+                        int32_t next_n)
+{
+    const struct attend_run *run = direct->run;
+    const struct problem *problem = &run->problem;
+    const struct layer_shape *shape = &problem->shape;
+    const struct engine *engine = shape->engine;
+    const struct scratch_layout *at = &run->layout;
+    int32_t index = h * direct->rows_padded;
+    int32_t head = direct->item->head + h;
+    float *scores = (float *)(direct->scratch + at->scores);
+    float *accumulator = (float *)(direct->scratch + at->accumulator) +
+                         (int64_t)index * shape->width_padded;
+    const char *q = direct->scratch + at->q +
+                    (int64_t)index * shape->depth_padded * engine->element_bytes;
+    struct direct_args args = {.keys = n,
+                               .rows = direct->rows_padded,
+                               .depth = shape->depth_padded,
+                               .zero_row = direct->scratch + at->zero_row};
+    const void **rows = head_rows(direct, &problem->keys, direct->key_rows, h, n, at->stage_keys,
+                                  shape->depth_padded, &args.offset);
+    args.key_rows = (const char *const *)rows;
+    find_next(direct, &problem->keys, direct->key_rows, direct->next_keys, h, n, next_n, &args);
+    engine->direct_scores(scores, q, &args);
+    if (problem->terms) {
+        direct_terms(direct, head, first, n, scores);
+    }
+    direct_softmax(direct, head, n, index);
+    args.depth = shape->width_padded;
+    rows = head_rows(direct, &problem->values, direct->value_rows, h, n, at->stage_values,
+                     shape->width_padded, &args.offset);
+    args.key_rows = (const char *const *)rows;
+    find_next(direct, &problem->values, direct->value_rows, direct->next_values, h, n, next_n,
+              &args);
+    engine->direct_values(accumulator, scores, &args);
+}
+
+static void direct_init(struct direct *direct, const struct attend_run *run,
+                        const struct work_item *item, char *scratch)
+{
+    const struct scratch_layout *at = &run->layout;
+    const struct layer_shape *shape = &run->problem.shape;
+    *direct = (struct direct){
+        .run = run,
+        .item = item,
+        .scratch = scratch,
+        .key_rows = (const void **)(scratch + at->key_rows),
+        .value_rows = (const void **)(scratch + at->value_rows),
+        .next_keys = (const void **)(scratch + at->next_rows),
+        .next_values = (const void **)(scratch + at->next_rows) + DIRECT_KEYS,
+        .staged_rows = (const void **)(scratch + at->next_rows) + 2 * DIRECT_KEYS,
+        .key_scale = (float *)(scratch + at->key_scale),
+        .value_scale = (float *)(scratch + at->value_scale),
+        .rows_padded = rows_of_group(shape->group),
+    };
+    int32_t rows = direct->rows_padded * item->num_heads;
+    size_t row_bytes = (size_t)shape->depth_padded * (size_t)shape->engine->element_bytes;
+    for (int32_t h = 0; h < item->num_heads; h++) {
+        load_queries(run, item, item->head + h,
+                     scratch + at->q + (size_t)(h * direct->rows_padded) * row_bytes,
+                     direct->rows_padded);
+    }
+    memset(scratch + at->accumulator, 0,
+           (size_t)rows * (size_t)shape->width_padded * sizeof(float));
+    memset(scratch + at->zero_row, 0,
+           (size_t)at_least(shape->width_padded, shape->depth_padded) *
+               (size_t)shape->engine->element_bytes);
+    /* rows past the group keep zero probabilities */
+    memset(scratch + at->scores, 0, (size_t)DIRECT_ROWS * SCORE_STRIDE * sizeof(float));
+    for (int32_t m = 0; m < rows; m++) {
+        ((float *)(scratch + at->reference))[m] = -INFINITY;
+        ((float *)(scratch + at->sum))[m] = 0.0f;
+    }
+    memset(direct->key_scale, 0, TILE_KEYS * sizeof(float));
+    memset(direct->value_scale, 0, TILE_KEYS * sizeof(float));
+}
+
+/* Rows of the item's first head in the tile to come. */
+static void find_tile(const struct direct *direct, int32_t first, int32_t n)
+{
+    const struct problem *problem = &direct->run->problem;
+    const struct work_item *item = direct->item;
+    find_rows(problem, &problem->keys, item->request, item->head, first, n, direct->next_keys,
+              NULL);
+    find_rows(problem, &problem->values, item->request, item->head, first, n,
+              direct->next_values, NULL);
+}
+
+static void swap_tiles(struct direct *direct)
+{
+    const void **kept = direct->key_rows;
+    direct->key_rows = direct->next_keys;
+    direct->next_keys = kept;
+    kept = direct->value_rows;
+    direct->value_rows = direct->next_values;
+    direct->next_values = kept;
+}
+
+static void find_scales(const struct direct *direct, int32_t h, int32_t first, int32_t n)
+{
+    const struct problem *problem = &direct->run->problem;
+    const struct work_item *item = direct->item;
+    find_rows(problem, &problem->keys, item->request, item->head + h, first, n,
+              direct->staged_rows, direct->key_scale);
+    find_rows(problem, &problem->values, item->request, item->head + h, first, n,
+              direct->staged_rows, direct->value_scale);
+}
+
+void run_direct(const struct attend_run *run, const struct work_item *item, char *scratch)
+{
+    const struct layer_shape *shape = &run->problem.shape;
+    struct direct direct;
+    direct_init(&direct, run, item, scratch);
+    int32_t next_n = at_most(DIRECT_KEYS, item->key_end - item->key_begin);
+    find_tile(&direct, item->key_begin, next_n);
+    for (int32_t first = item->key_begin; first < item->key_end; first += DIRECT_KEYS) {
+        int32_t n = next_n;
+        swap_tiles(&direct);
+        next_n = at_least(0, at_most(DIRECT_KEYS, item->key_end - first - n));
+        find_tile(&direct, first + n, next_n);
+        for (int32_t h = 0; h < item->num_heads; h++) {
+            if (shape->token_scales) {
+                find_scales(&direct, h, first, n);
+            }
+            direct_tile(&direct, h, first, n, next_n);
+        }
+    }
+    for (int32_t h = 0; h < item->num_heads; h++) {
+        int32_t row = h * direct.rows_padded;
+        float *accumulator = (float *)(scratch + run->layout.accumulator) +
+                             (int64_t)row * shape->width_padded;
+        for (int32_t g = 0; g < shape->group && shape->engine->direct_finish != NULL; g++) {
+            shape->engine->direct_finish(accumulator + (int64_t)g * shape->width_padded,
+                                         shape->width_padded);
+        }
+        finish_item(run, item, item->head + h, accumulator,
+                    (float *)(scratch + run->layout.reference) + row,
+                    (float *)(scratch + run->layout.sum) + row);
+    }
+}

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What one ISA level provides: engines, that is the inner loops of a tile in one compute type, and
+ * element conversions. The driver (work.c) is baseline code and calls through these tables only. */
+#ifndef CPU_SIMD_ENGINE_H
+#define CPU_SIMD_ENGINE_H
+
+#include <stdint.h>
+
+/* Element types of rows in memory. */
+enum element_type {
+    ELEMENT_F32 = 0,
+    ELEMENT_F16 = 1,
+    ELEMENT_BF16 = 2,
+    ELEMENT_E4M3 = 3,
+    ELEMENT_E5M2 = 4,
+    ELEMENT_INT8 = 5,
+    ELEMENT_COUNT = 6
+};
+
+#define TILE_KEYS 128   /* keys of one packed tile */
+#define DIRECT_KEYS 64  /* keys of one tile of the direct (decode) path */
+#define DIRECT_ROWS 8   /* most query rows that the direct path takes */
+#define ROW_BLOCK_MAX 32
+#define SCORE_STRIDE TILE_KEYS /* floats between rows of scores */
+#define COLUMN_MULTIPLE 32     /* head_size_v and keys are padded to it in packed tiles */
+#define DEPTH_MULTIPLE 32      /* head_size is padded to it */
+
+enum alibi_form { ALIBI_NONE = 0, ALIBI_LINEAR = 1, ALIBI_SQRT = 2 };
+
+/* Turns raw scores q k^T of one row into final ones, in natural units. */
+struct score_terms {
+    float scale;
+    float soft_cap;         /* 0: none */
+    const float *key_scale; /* [n] of this tile, or NULL */
+    int32_t alibi;
+    float slope;
+    float distance; /* position of the query minus that of the tile's column 0 */
+};
+
+/* Online softmax of `rows` rows of scores, in place: probabilities replace scores in the engine's
+ * compute type, beginning at the row's first byte. Row r sees columns low[r] .. high[r]-1; other
+ * columns of begin .. end-1 become 0. Running state in units of log2: reference[r], sum[r]. */
+struct softmax_args {
+    float *scores;
+    int32_t rows;
+    int32_t begin; /* a multiple of 16 */
+    int32_t end;   /* a multiple of 32 above begin, or of 16 */
+    const int32_t *low;
+    const int32_t *high;
+    float factor; /* scores times this are exponents of 2 */
+    float *reference;
+    float *sum;
+    float *rescale;           /* [rows] out: factor for what was accumulated, mostly 1 */
+    const float *value_scale; /* [TILE_KEYS] of the tile, multiplied into probabilities, or NULL */
+};
+
+/* How far a row's maximum may pass its reference before the accumulator is rescaled: 2^8. */
+#define RESCALE_THRESHOLD 8.0f
+
+struct direct_args {
+    int32_t keys;
+    int32_t rows;  /* query rows, at most DIRECT_ROWS */
+    int32_t depth; /* padded head_size (scores) or head_size_v (values) */
+    const char *const *key_rows;
+    int64_t offset;       /* bytes from key_rows[j] to this head's row */
+    const void *zero_row; /* stands behind the last of an odd number of rows */
+    /* What to prefetch meanwhile: next_lines lines of 64 bytes at each of next_rows[] + next_offset,
+     * spread evenly over the loop, since only so many lines can be under way. */
+    const char *const *next_rows;
+    int64_t next_offset;
+    int32_t next_keys;
+    int32_t next_lines;
+};
+
+struct engine {
+    int32_t element_bytes; /* of the compute type: 4 or 2 */
+    int32_t element;       /* enum element_type of the compute type */
+    int32_t row_block;     /* query rows that gemm likes at a time */
+    /* n elements to the compute type */
+    void (*unpack[ELEMENT_COUNT])(void *destination, const void *source, int64_t n);
+    /* n key rows of `depth` compute elements into the layout of gemm's b, TILE_KEYS columns wide;
+     * columns n .. columns-1 become zero */
+    void (*pack_keys)(void *packed, const void *const *rows, int32_t n, int32_t columns,
+                      int32_t depth);
+    /* likewise value rows, `width` columns wide; rows n .. n_padded-1 become zero. Returns 1 if
+     * any value is NaN or infinite. */
+    int (*pack_values)(void *packed, const void *const *rows, int32_t n, int32_t n_padded,
+                       int32_t width);
+    /* c[m, n] (+)= a[m, k] b[k, n]; strides in elements; b's rows hold ldb columns. k and n are
+     * multiples of 32 (k: 2 suffices where a is probabilities). */
+    void (*gemm)(float *c, int64_t ldc, const void *a, int64_t lda, const void *b, int64_t ldb,
+                 int32_t m, int32_t n, int32_t k, int accumulate);
+    void (*softmax)(const struct softmax_args *args);
+    /* Decode: scores[row][key] = q[row] . key, q padded to DIRECT_ROWS rows of `depth`; NULL: no
+     * direct path */
+    void (*direct_scores)(float *scores, const void *q, const struct direct_args *args);
+    /* acc[row] += p[row] V; acc in the engine's own order of columns, see direct_finish. Returns 1
+     * if a value is NaN or infinite (then acc is spoilt as it should be). */
+    void (*direct_values)(float *acc, const void *p, const struct direct_args *args);
+    void (*direct_finish)(float *row, int32_t depth); /* into plain order, in place */
+};
+
+struct variant {
+    const char *name;
+    const struct engine *f32;
+    const struct engine *bf16; /* NULL: bf16 is computed in float32 */
+    void (*terms)(float *scores, int32_t n, const struct score_terms *terms);
+    void (*scale_row)(float *row, float factor, int32_t n);
+    /* row += factor * other */
+    void (*add_scaled)(float *row, const float *other, float factor, int32_t n);
+    /* float32 times factor to f32, f16 or bf16 */
+    void (*store[3])(void *destination, const float *source, float factor, int64_t n);
+    int (*enter)(void); /* once per worker and call, before any engine call; NULL: nothing to do */
+    void (*leave)(void);
+};
+
+extern const struct variant variant_scalar;
+extern const struct variant variant_avx2;
+extern const struct variant variant_avx512;
+extern const struct variant variant_avx512bf16;
+extern const struct variant variant_amx;
+extern const struct variant variant_neon;
+
+#endif

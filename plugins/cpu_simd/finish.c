@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Queries in, outputs and log-sum-exps out, and the merge of split parts. */
+#include "internal.h"
+
+static bool scaled_cache(const struct problem *problem)
+{
+    return problem->paged && (problem->layer->kv_dtype == ATTN_KV_FP8_E4M3 ||
+                              problem->layer->kv_dtype == ATTN_KV_FP8_E5M2);
+}
+
+/* The layer's scale times that of a quantized cache's keys. */
+float key_factor(const struct problem *problem, int32_t head)
+{
+    float scale = problem->layer->scale;
+    if (scaled_cache(problem)) {
+        scale *= (float)scale_of_head(problem->params->k_scale, problem->params->k_scale_host,
+                                      problem->layer->k_scale_form, head);
+    }
+    return scale;
+}
+
+static float value_factor(const struct problem *problem, int32_t head)
+{
+    if (!scaled_cache(problem)) {
+        return 1.0f;
+    }
+    return (float)scale_of_head(problem->params->v_scale, problem->params->v_scale_host,
+                                problem->layer->v_scale_form, head);
+}
+
+/* Rows of the item are token-major: row = token * group + head of the group. Rows up to
+ * rows_padded become zero. */
+void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head,
+                  char *q, int32_t rows_padded)
+{
+    const struct problem *problem = &run->problem;
+    const struct layer_shape *shape = &problem->shape;
+    const struct engine *engine = shape->engine;
+    const struct attn_tensor *tensor = run->args->q;
+    int64_t bytes = tensor->dtype.bits / 8;
+    int64_t token_bytes = tensor_stride(tensor, 0) * bytes;
+    int64_t head_bytes = tensor_stride(tensor, 1) * bytes;
+    int64_t first = problem->batch->query_start_loc[item->request] + (int64_t)item->token;
+    const char *source = tensor_data(tensor) + first * token_bytes;
+    size_t row_bytes = (size_t)shape->depth_padded * (size_t)engine->element_bytes;
+    size_t used_bytes = (size_t)shape->depth * (size_t)engine->element_bytes;
+    char *out = q;
+    for (int32_t t = 0; t < item->num_tokens; t++) {
+        for (int32_t g = 0; g < shape->group; g++, out += row_bytes) {
+            const char *in = source + t * token_bytes + (head * shape->group + g) * head_bytes;
+            engine->unpack[shape->activation](out, in, shape->depth);
+            memset(out + used_bytes, 0, row_bytes - used_bytes);
+        }
+    }
+    int32_t rows = item->num_tokens * shape->group;
+    if (rows_padded > rows) {
+        memset(out, 0, (size_t)(rows_padded - rows) * row_bytes);
+    }
+}
+
+/* Output row and LSE of query `row` of the step and query head `q_head`. */
+static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
+                      const float *accumulator, float reference, float sum)
+{
+    const struct problem *problem = &run->problem;
+    const struct attn_tensor *out = run->args->out;
+    const struct attn_tensor *lse = run->args->lse;
+    int32_t head = q_head / problem->shape.group;
+    float factor;
+    float log_sum;
+    bool empty = reference == -INFINITY && sum == 0.0f;
+    if (problem->layer->has_sinks != 0) {
+        float sink = problem->params->sinks[q_head] * LOG2_E;
+        float top = sink > reference ? sink : reference;
+        float shrink = empty ? 0.0f : exp2f(reference - top);
+        float all = sum * shrink + (sink == -INFINITY ? 0.0f : exp2f(sink - top));
+        factor = empty ? 0.0f : shrink / all;
+        log_sum = empty && sink == -INFINITY ? -INFINITY : (top + log2f(all)) * LN_2;
+    } else {
+        factor = empty ? 0.0f : 1.0f / sum;
+        log_sum = empty ? -INFINITY : (reference + log2f(sum)) * LN_2;
+    }
+    int64_t bytes = out->dtype.bits / 8;
+    char *destination = tensor_data(out) +
+                        (row * tensor_stride(out, 0) + q_head * tensor_stride(out, 1)) * bytes;
+    int32_t type = out->dtype.code == ATTN_CODE_BFLOAT ? 2 : out->dtype.bits == 16 ? 1 : 0;
+    factor *= value_factor(problem, head);
+    problem->instance->variant->store[type](destination, accumulator, factor, problem->shape.width);
+    if (lse != NULL) {
+        int64_t at = q_head * tensor_stride(lse, 0) + row * tensor_stride(lse, 1);
+        ((float *)tensor_data(lse))[at] = log_sum;
+    }
+}
+
+static size_t partial_rows(const struct layer_shape *shape)
+{
+    return (size_t)at_least(SPLIT_ROWS, shape->group * shape->num_heads);
+}
+
+/* Partial: rows of accumulators, then references, then sums; heads of the item one after another. */
+static void write_partial(const struct attend_run *run, const struct work_item *item,
+                          int32_t head, const float *accumulator, const float *reference,
+                          const float *sum)
+{
+    const struct layer_shape *shape = &run->problem.shape;
+    size_t rows = (size_t)item->num_tokens * (size_t)shape->group;
+    size_t first = (size_t)(head - item->head) * rows;
+    size_t width = (size_t)shape->width_padded;
+    float *slot = run->partials + (size_t)item->partial * partial_floats(shape);
+    float *state = slot + partial_rows(shape) * width;
+    memcpy(slot + first * width, accumulator, rows * width * sizeof(float));
+    memcpy(state + first, reference, rows * sizeof(float));
+    memcpy(state + partial_rows(shape) + first, sum, rows * sizeof(float));
+}
+
+void finish_item(const struct attend_run *run, const struct work_item *item, int32_t head,
+                 const float *accumulator, const float *reference, const float *sum)
+{
+    const struct layer_shape *shape = &run->problem.shape;
+    if (item->partial >= 0) {
+        write_partial(run, item, head, accumulator, reference, sum);
+        return;
+    }
+    int64_t first = run->problem.batch->query_start_loc[item->request] + (int64_t)item->token;
+    for (int32_t t = 0, m = 0; t < item->num_tokens; t++) {
+        for (int32_t g = 0; g < shape->group; g++, m++) {
+            write_row(run, first + t, head * shape->group + g,
+                      accumulator + (int64_t)m * shape->width_padded, reference[m], sum[m]);
+        }
+    }
+}
+
+void merge_partials(const struct attend_run *run, const struct merge_item *item, char *scratch)
+{
+    const struct layer_shape *shape = &run->problem.shape;
+    const struct variant *variant = run->problem.instance->variant;
+    size_t width = (size_t)shape->width_padded;
+    size_t rows = partial_rows(shape);
+    size_t slot_floats = partial_floats(shape);
+    const float *slots = run->partials + (size_t)item->first * slot_floats;
+    float *row = (float *)(scratch + run->layout.row);
+    int64_t first = run->problem.batch->query_start_loc[item->request] + (int64_t)item->token;
+    int32_t per_head = item->num_tokens * shape->group;
+    for (int32_t m = 0; m < per_head * item->num_heads; m++) {
+        float top = -INFINITY;
+        for (int32_t i = 0; i < item->count; i++) {
+            float reference = slots[(size_t)i * slot_floats + rows * width + (size_t)m];
+            top = reference > top ? reference : top;
+        }
+        float sum = 0.0f;
+        memset(row, 0, width * sizeof(float));
+        for (int32_t i = 0; i < item->count; i++) {
+            const float *slot = slots + (size_t)i * slot_floats;
+            float reference = slot[rows * width + (size_t)m];
+            float part = slot[rows * width + rows + (size_t)m];
+            if (reference == -INFINITY && part == 0.0f) {
+                continue; /* sees nothing: its accumulator is 0 */
+            }
+            float weight = top == -INFINITY ? 1.0f : exp2f(reference - top);
+            sum += part * weight;
+            variant->add_scaled(row, slot + (size_t)m * width, weight, (int32_t)width);
+        }
+        int32_t head = item->head + m / per_head;
+        int32_t within = m % per_head;
+        write_row(run, first + within / shape->group, head * shape->group + within % shape->group,
+                  row, top, sum);
+    }
+}

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of this plugin know of each other. */
+#ifndef CPU_SIMD_INTERNAL_H
+#define CPU_SIMD_INTERNAL_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include <attn/plugin.h>
+
+#include "common/tensors.h"
+#include "engine.h"
+
+#define LOG2_E 1.44269504088896340736f
+#define LN_2 0.69314718055994530942f
+
+#define ITEM_ROWS 384  /* query rows of one work item, as far as one token has no more */
+#define SPLIT_ROWS 64  /* items of more rows are never split along the keys */
+#define SPLIT_KEYS 256 /* a split part has at least so many */
+
+struct attn_instance {
+    const struct attn_host *host;
+    const struct variant *variant;
+};
+
+/* Sizes that follow from a layer alone. */
+struct layer_shape {
+    const struct engine *engine;
+    int32_t num_heads; /* KV heads */
+    int32_t group;
+    int32_t depth; /* head_size */
+    int32_t width; /* head_size_v */
+    int32_t depth_padded;
+    int32_t width_padded;
+    int32_t item_rows;   /* most rows of one item */
+    int32_t kv_element;  /* enum element_type of a slot */
+    int32_t activation;  /* enum element_type of q */
+    bool token_scales;   /* per-token-head scales */
+};
+
+struct attn_state {
+    struct layer_shape shape;
+};
+
+/* Key or value rows, paged or contiguous. Strides in bytes. */
+struct row_source {
+    const char *data;
+    int64_t stride_block;
+    int64_t stride_slot;
+    int64_t stride_head;
+    int64_t stride_pack;
+    int32_t block_size; /* 0: contiguous */
+    int32_t pack;       /* elements; 0: a row's elements are contiguous */
+    int32_t element;
+    int32_t row_elements;
+    bool stage; /* rows cannot be read in place */
+    const char *scale;
+    int64_t scale_stride_block;
+    int64_t scale_stride_slot;
+    int64_t scale_stride_head;
+};
+
+/* One attend or its plan, with the arguments checked and resolved. */
+struct problem {
+    const struct attn_instance *instance;
+    const struct attn_layer_desc *layer;
+    const struct attn_layer_params *params;
+    const struct attn_batch *batch;
+    struct layer_shape shape;
+    struct row_source keys;
+    struct row_source values;
+    bool causal;
+    bool causal_per_request;
+    bool terms; /* scores need more than a factor */
+    bool paged;
+};
+
+/* Keys that one query row sees: low .. high-1. */
+struct interval {
+    int32_t low;
+    int32_t high;
+};
+
+/* Part of the attention of a few tokens of one request over some of their keys. */
+struct work_item {
+    int32_t request;
+    int32_t head; /* first KV head */
+    int32_t num_heads;
+    int32_t token; /* first query of the request */
+    int32_t num_tokens;
+    int32_t key_begin;
+    int32_t key_end;
+    int32_t partial; /* index of its partial result, or -1: the item writes the output */
+    int32_t direct;  /* 1: decode path */
+};
+
+/* Partial results first .. first+count-1 make up the output of an item. */
+struct merge_item {
+    int32_t first;
+    int32_t count;
+    int32_t request;
+    int32_t head;
+    int32_t num_heads;
+    int32_t token;
+    int32_t num_tokens;
+};
+
+/* Lies in plan_host: header, items, their order, merges. */
+struct schedule {
+    int32_t num_items;
+    int32_t num_merges;
+    int32_t max_items;
+    int32_t max_merges;
+    int32_t num_partials;
+    int32_t reserved;
+};
+
+/* Offsets of one worker's memory, in bytes. */
+struct scratch_layout {
+    size_t q, accumulator, scores, keys, values, stage_keys, stage_values, zero_row, row;
+    size_t reference, sum, rescale, low, high, token_low, token_high, seen;
+    size_t key_rows, value_rows, next_rows, key_scale, value_scale;
+    size_t bytes;
+};
+
+/* problem.c */
+extern const int32_t element_bytes[ELEMENT_COUNT];
+attn_status fail(struct attn_error *error, attn_status status, const char *field,
+                 const char *message);
+attn_status shape_of_layer(const struct variant *variant, const struct attn_layer_desc *layer,
+                           struct layer_shape *shape, struct attn_error *error);
+attn_status problem_init(struct problem *problem, const struct attn_attend_args *args,
+                         bool tensors, struct attn_error *error);
+struct interval row_interval(const struct problem *problem, int32_t request, int32_t token);
+int32_t request_keys(const struct problem *problem, int32_t request);
+int32_t request_queries(const struct problem *problem, int32_t request);
+/* row pointers of keys first .. first+n-1 of a head, and their scales where there are any */
+void find_rows(const struct problem *problem, const struct row_source *source, int32_t request,
+               int32_t head, int32_t first, int32_t n, const void **rows, float *scales);
+/* the rows' elements in the compute type, padded to `padded` elements each */
+void stage_rows(const struct problem *problem, const struct row_source *source, char *stage,
+                int32_t padded, int32_t n, const void **rows);
+
+/* schedule.c */
+size_t schedule_bytes(const struct layer_shape *shape, const struct attn_limits *limits,
+                      int32_t num_threads);
+size_t workspace_bytes(const struct layer_shape *shape, const struct attn_limits *limits,
+                       int32_t num_threads);
+int32_t max_partials(int32_t num_threads);
+size_t partial_floats(const struct layer_shape *shape);
+attn_status schedule_make(const struct problem *problem, void *memory, int32_t num_threads,
+                          struct attn_error *error);
+struct work_item *schedule_items(const struct schedule *schedule);
+int32_t *schedule_order(const struct schedule *schedule);
+struct merge_item *schedule_merges(const struct schedule *schedule);
+void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape);
+
+/* finish.c: everything that is the same for both paths */
+struct attend_run {
+    struct problem problem;
+    struct scratch_layout layout;
+    const struct attn_attend_args *args;
+    const struct schedule *schedule;
+    char *scratch;   /* of worker 0 */
+    float *partials; /* [num_partials][partial_floats] */
+};
+void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head,
+                  char *q, int32_t rows_padded);
+void finish_item(const struct attend_run *run, const struct work_item *item, int32_t head,
+                 const float *accumulator, const float *reference, const float *sum);
+void merge_partials(const struct attend_run *run, const struct merge_item *item, char *scratch);
+float key_factor(const struct problem *problem, int32_t head);
+
+/* tile.c, direct.c */
+void run_packed(const struct attend_run *run, const struct work_item *item, char *scratch);
+void run_direct(const struct attend_run *run, const struct work_item *item, char *scratch);
+
+/* tree.c */
+bool tree_row_visible(const struct problem *problem, int32_t request, int32_t token, int32_t key);
+void tree_apply(const struct problem *problem, int32_t request, int32_t token, int32_t first,
+                int32_t begin, int32_t end, float *scores);
+
+/* kernels */
+attn_status simd_attend(const struct attn_attend_args *args, struct attn_error *error);
+attn_status simd_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error);
+attn_status simd_update_block_table(const struct attn_attend_args *args, struct attn_error *error);
+attn_status simd_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
+attn_status simd_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
+attn_status simd_merge_states(const struct attn_merge_states_args *args, struct attn_error *error);
+attn_status simd_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error);
+attn_status simd_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
+                      int32_t kind, void *stream, struct attn_error *error);
+attn_status simd_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
+                      size_t stride, int64_t rows, void *stream, struct attn_error *error);
+
+/* features.c, caps.c */
+int32_t variants_of_machine(const struct variant **variants, int32_t capacity, char *isa,
+                            size_t isa_bytes);
+const struct variant *variant_by_name(const char *name);
+attn_status simd_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
+                       struct attn_error *error);
+
+static inline int32_t round_up(int32_t x, int32_t multiple)
+{
+    return (x + multiple - 1) / multiple * multiple;
+}
+
+static inline int32_t at_least(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline int32_t at_most(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline char *tensor_data(const struct attn_tensor *tensor)
+{
+    return (char *)tensor->data + tensor->byte_offset;
+}
+
+#endif

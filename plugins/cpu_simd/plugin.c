@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cpu_simd: the fast CPU backend. The entry, instances, and what is prepared per layer. */
+#include "internal.h"
+
+static attn_status simd_prepare(attn_instance *instance, const struct attn_layer_desc *layer,
+                                const struct attn_layer_params *params, int32_t phase,
+                                attn_state **state, struct attn_error *error)
+{
+    const struct attn_host *host = instance->host;
+    struct layer_shape shape;
+    (void)params, (void)phase;
+    *state = NULL;
+    attn_status status = shape_of_layer(instance->variant, layer, &shape, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    *state = host->allocate(host->user, sizeof(**state), 64);
+    if (*state == NULL) {
+        return fail(error, ATTN_ERROR_OUT_OF_MEMORY, "state", "no memory for a layer's state");
+    }
+    (*state)->shape = shape;
+    return ATTN_OK;
+}
+
+static void simd_release(attn_instance *instance, attn_state *state)
+{
+    if (state != NULL) {
+        instance->host->release(instance->host->user, state, sizeof(*state));
+    }
+}
+
+static attn_status simd_plan_size(attn_instance *instance, attn_state *state,
+                                  const struct attn_limits *limits, struct attn_plan_size *size,
+                                  struct attn_error *error)
+{
+    if (state == NULL || limits == NULL || limits->max_num_reqs < 0 ||
+        limits->max_num_tokens < 0) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, state == NULL ? "state" : "limits",
+                    "a prepared state and limits from 0 are needed");
+    }
+    int32_t threads = instance->host->num_threads;
+    size->host_bytes = schedule_bytes(&state->shape, limits, threads);
+    size->device_bytes = workspace_bytes(&state->shape, limits, threads);
+    return ATTN_OK;
+}
+
+static const struct attn_kernels kernels = {
+    .struct_size = sizeof(struct attn_kernels),
+    .attend = simd_attend,
+    .write_kv = simd_write_kv,
+    .merge_states = simd_merge_states,
+    .rope_write_kv = simd_rope_write_kv,
+    .copy_blocks = simd_copy_blocks,
+    .copy = simd_copy,
+    .fill = simd_fill,
+    .prepare = simd_prepare,
+    .release = simd_release,
+    .plan_size = simd_plan_size,
+    .plan = simd_plan,
+    .update_block_table = simd_update_block_table,
+};
+
+static attn_status simd_create(const struct attn_host *host, const char *backend,
+                               const char *variant, struct attn_device device,
+                               attn_instance **instance, const struct attn_kernels **table,
+                               struct attn_error *error)
+{
+    *instance = NULL;
+    *table = NULL;
+    const struct variant *found = variant_by_name(variant);
+    if (strcmp(backend, "cpu_simd") != 0 || device.type != ATTN_DEVICE_CPU) {
+        return plugin_error(error, ATTN_ERROR_NOT_FOUND, "backend",
+                            "%s on device type %d; here is cpu_simd on type %d", backend,
+                            device.type, ATTN_DEVICE_CPU);
+    }
+    if (found == NULL) {
+        return plugin_error(error, ATTN_ERROR_NOT_FOUND, "variant",
+                            "%s is not one of this machine's variants", variant);
+    }
+    attn_instance *made = host->allocate(host->user, sizeof(*made), 64);
+    if (made == NULL) {
+        return fail(error, ATTN_ERROR_OUT_OF_MEMORY, "instance", "no memory for an instance");
+    }
+    made->host = host;
+    made->variant = found;
+    *instance = made;
+    *table = &kernels;
+    return ATTN_OK;
+}
+
+static void simd_destroy(attn_instance *instance)
+{
+    if (instance != NULL) {
+        instance->host->release(instance->host->user, instance, sizeof(*instance));
+    }
+}
+
+static const struct attn_plugin plugin = {
+    .struct_size = sizeof(struct attn_plugin),
+    .abi_version = ATTN_ABI_VERSION,
+    .name = "cpu_simd",
+    .version = "0.1.0",
+    .vendor = "libattn",
+    .probe = simd_probe,
+    .create = simd_create,
+    .destroy = simd_destroy,
+};
+
+attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
+                              const struct attn_plugin **out, struct attn_error *error)
+{
+    *out = NULL;
+    if (abi_version_min > ATTN_ABI_VERSION || abi_version_max < ATTN_ABI_VERSION_MIN) {
+        return plugin_error(error, ATTN_ERROR_ABI_VERSION, "abi_version",
+                            "%u.%u to %u.%u was asked; cpu_simd speaks %u.%u",
+                            ATTN_VERSION_MAJOR(abi_version_min),
+                            ATTN_VERSION_MINOR(abi_version_min),
+                            ATTN_VERSION_MAJOR(abi_version_max),
+                            ATTN_VERSION_MINOR(abi_version_max),
+                            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
+                            ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
+    }
+    *out = &plugin;
+    return ATTN_OK;
+}

@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Arguments to a checked problem: shapes, row sources, visible intervals. */
+#include "internal.h"
+
+const int32_t element_bytes[ELEMENT_COUNT] = {4, 2, 2, 1, 1, 1};
+
+attn_status fail(struct attn_error *error, attn_status status, const char *field,
+                 const char *message)
+{
+    if (error != NULL) {
+        error->status = status;
+        strncpy(error->field, field, sizeof(error->field) - 1);
+        error->field[sizeof(error->field) - 1] = '\0';
+        strncpy(error->message, message, sizeof(error->message) - 1);
+        error->message[sizeof(error->message) - 1] = '\0';
+    }
+    return status;
+}
+
+static int32_t element_of_dtype(int32_t dtype)
+{
+    switch (dtype) {
+    case ATTN_DTYPE_F32:
+        return ELEMENT_F32;
+    case ATTN_DTYPE_F16:
+        return ELEMENT_F16;
+    case ATTN_DTYPE_BF16:
+        return ELEMENT_BF16;
+    default:
+        return -1;
+    }
+}
+
+static int32_t element_of_kv(int32_t kv_dtype, int32_t activation)
+{
+    switch (kv_dtype) {
+    case ATTN_KV_AUTO:
+        return activation;
+    case ATTN_KV_F16:
+        return ELEMENT_F16;
+    case ATTN_KV_BF16:
+        return ELEMENT_BF16;
+    case ATTN_KV_F32:
+        return ELEMENT_F32;
+    case ATTN_KV_FP8_E4M3:
+    case ATTN_KV_FP8_PER_TOKEN_HEAD:
+        return ELEMENT_E4M3;
+    case ATTN_KV_FP8_E5M2:
+        return ELEMENT_E5M2;
+    case ATTN_KV_INT8_PER_TOKEN_HEAD:
+        return ELEMENT_INT8;
+    default:
+        return -1;
+    }
+}
+
+attn_status shape_of_layer(const struct variant *variant, const struct attn_layer_desc *layer,
+                           struct layer_shape *shape, struct attn_error *error)
+{
+    memset(shape, 0, sizeof(*shape));
+    shape->activation = element_of_dtype(layer->dtype);
+    if (shape->activation < 0) {
+        return fail(error, ATTN_ERROR_UNSUPPORTED, "dtype", "allowed: f16, bf16, f32");
+    }
+    shape->kv_element = element_of_kv(layer->kv_dtype, shape->activation);
+    if (shape->kv_element < 0) {
+        return fail(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
+                    "allowed: f16, bf16, f32, fp8_e4m3, fp8_e5m2, fp8 and int8 per token and head");
+    }
+    if (layer->num_kv_heads <= 0 || layer->num_q_heads <= 0 ||
+        layer->num_q_heads % layer->num_kv_heads != 0) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "num_q_heads",
+                    "must be a positive multiple of num_kv_heads");
+    }
+    if (layer->head_size <= 0 || layer->head_size % 8 != 0 || layer->head_size > 1024) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "head_size",
+                    "allowed: multiples of 8 up to 1024");
+    }
+    shape->num_heads = layer->num_kv_heads;
+    shape->group = layer->num_q_heads / layer->num_kv_heads;
+    shape->depth = layer->head_size;
+    shape->width = layer->head_size_v > 0 ? layer->head_size_v : layer->head_size;
+    shape->depth_padded = round_up(shape->depth, DEPTH_MULTIPLE);
+    shape->width_padded = round_up(shape->width, COLUMN_MULTIPLE);
+    shape->item_rows = at_least(ITEM_ROWS, shape->group);
+    shape->token_scales = layer->kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD ||
+                          layer->kv_dtype == ATTN_KV_INT8_PER_TOKEN_HEAD;
+    /* f16 and f32 caches hold more than bf16 can: those are computed in float32 */
+    bool short_keys = shape->kv_element != ELEMENT_F32 && shape->kv_element != ELEMENT_F16;
+    bool short_math = shape->activation == ELEMENT_BF16 && short_keys && variant->bf16 != NULL;
+    shape->engine = short_math ? variant->bf16 : variant->f32;
+    return ATTN_OK;
+}
+
+static void source_of_view(struct row_source *source, const struct attn_kv_view *view,
+                           const struct layer_shape *shape, int32_t row_elements)
+{
+    memset(source, 0, sizeof(*source));
+    source->data = view->data;
+    source->stride_block = view->stride_block;
+    source->stride_slot = view->stride_slot;
+    source->stride_head = view->stride_head;
+    source->stride_pack = view->stride_pack;
+    source->block_size = view->block_size;
+    source->pack = view->pack > 0 && view->pack < row_elements ? view->pack : 0;
+    source->element = shape->kv_element;
+    source->row_elements = row_elements;
+    if (shape->token_scales) {
+        source->scale = view->scale;
+        source->scale_stride_block = view->scale_stride_block;
+        source->scale_stride_slot = view->scale_stride_slot;
+        source->scale_stride_head = view->scale_stride_head;
+    }
+}
+
+static void source_of_tensor(struct row_source *source, const struct attn_tensor *tensor,
+                             const struct layer_shape *shape, int32_t row_elements)
+{
+    memset(source, 0, sizeof(*source));
+    int64_t bytes = element_bytes[shape->activation];
+    source->data = tensor_data(tensor);
+    source->stride_slot = tensor_stride(tensor, 0) * bytes;
+    source->stride_head = tensor_stride(tensor, 1) * bytes;
+    source->element = shape->activation;
+    source->row_elements = row_elements;
+}
+
+static attn_status check_cache(const struct attn_attend_args *args,
+                               const struct layer_shape *shape, struct attn_error *error)
+{
+    const struct attn_batch *batch = args->batch;
+    if (args->v_cache == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "v_cache", "NULL beside a k_cache");
+    }
+    if (args->k_cache->block_size <= 0 || args->v_cache->block_size != args->k_cache->block_size) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "block_size",
+                    "must be positive and the same in both views");
+    }
+    if (shape->token_scales && (args->k_cache->scale == NULL || args->v_cache->scale == NULL)) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "scale",
+                    "per-token-head caches need scale views");
+    }
+    if (batch->seq_lens == NULL || batch->block_table == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT,
+                    batch->seq_lens == NULL ? "seq_lens" : "block_table", "NULL with a cache");
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_terms(const struct attn_attend_args *args, struct attn_error *error)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    if (layer->has_sinks != 0 && args->params->sinks == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "sinks", "NULL for a layer with sinks");
+    }
+    if (layer->alibi != ATTN_ALIBI_NONE && args->params->alibi_slopes == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "alibi_slopes",
+                    "NULL for a layer with ALiBi");
+    }
+    if (args->batch->query_start_loc == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "query_start_loc", "NULL");
+    }
+    if (layer->sink_len != 0 && args->params->sink_k != NULL) {
+        return fail(error, ATTN_ERROR_UNSUPPORTED, "sink_len",
+                    "fused static sinks are not served: the core composes them");
+    }
+    return ATTN_OK;
+}
+
+attn_status problem_init(struct problem *problem, const struct attn_attend_args *args,
+                         bool tensors, struct attn_error *error)
+{
+    memset(problem, 0, sizeof(*problem));
+    if (args == NULL || args->instance == NULL || args->layer == NULL || args->params == NULL ||
+        args->batch == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "args",
+                    "instance, layer, params and batch must not be NULL");
+    }
+    const struct attn_layer_desc *layer = args->layer;
+    const struct attn_batch *batch = args->batch;
+    problem->instance = args->instance;
+    problem->layer = layer;
+    problem->params = args->params;
+    problem->batch = batch;
+    problem->paged = args->k_cache != NULL;
+    problem->causal = (batch->causal == -1 ? layer->causal : batch->causal) != 0;
+    problem->causal_per_request = layer->causal_per_request != 0 && batch->causal_per_request;
+    struct layer_shape *shape = &problem->shape;
+    attn_status status = shape_of_layer(args->instance->variant, layer, shape, error);
+    status = status == ATTN_OK ? check_terms(args, error) : status;
+    if (status == ATTN_OK && problem->paged) {
+        status = check_cache(args, shape, error);
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    problem->terms = layer->soft_cap > 0.0f || layer->alibi != ATTN_ALIBI_NONE ||
+                     (problem->paged && shape->token_scales) ||
+                     (batch->tree != NULL && layer->tree_mask != ATTN_TREE_NONE);
+    if (problem->paged) {
+        source_of_view(&problem->keys, args->k_cache, shape, shape->depth);
+        source_of_view(&problem->values, args->v_cache, shape, shape->width);
+    } else if (tensors) {
+        if (args->k == NULL || args->v == NULL) {
+            return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "k", "k and v are the keys here");
+        }
+        source_of_tensor(&problem->keys, args->k, shape, shape->depth);
+        source_of_tensor(&problem->values, args->v, shape, shape->width);
+    }
+    int32_t native = shape->engine->element;
+    problem->keys.stage = problem->keys.element != native || problem->keys.pack != 0 ||
+                          shape->depth != shape->depth_padded;
+    problem->values.stage = problem->values.element != native || problem->values.pack != 0 ||
+                            shape->width != shape->width_padded;
+    return ATTN_OK;
+}
+
+int32_t request_queries(const struct problem *problem, int32_t request)
+{
+    const int32_t *start = problem->batch->query_start_loc;
+    return start[request + 1] - start[request];
+}
+
+int32_t request_keys(const struct problem *problem, int32_t request)
+{
+    const struct attn_batch *batch = problem->batch;
+    if (problem->paged) {
+        return batch->seq_lens[request];
+    }
+    const int32_t *start = batch->key_start_loc ? batch->key_start_loc : batch->query_start_loc;
+    return start[request + 1] - start[request];
+}
+
+/* Inside a span of a request attention is bidirectional; the span holds p, so that the union with
+ * what p sees anyway is one interval. */
+static void widen_by_spans(const struct problem *problem, int32_t request, int32_t position,
+                           int32_t num_keys, struct interval *seen)
+{
+    const struct attn_batch *batch = problem->batch;
+    int32_t window = problem->layer->prefix_lm_window;
+    for (int32_t i = batch->span_start_loc[request]; i < batch->span_start_loc[request + 1]; i++) {
+        int32_t first = batch->spans[2 * i];
+        int32_t last = batch->spans[2 * i + 1];
+        if (position < first || position > last) {
+            continue;
+        }
+        if (window > 0) {
+            first = at_least(first, position - window + 1);
+        }
+        seen->low = at_most(seen->low, at_least(first, 0));
+        seen->high = at_least(seen->high, at_most(last + 1, num_keys));
+    }
+}
+
+struct interval row_interval(const struct problem *problem, int32_t request, int32_t token)
+{
+    const struct attn_layer_desc *layer = problem->layer;
+    const struct attn_batch *batch = problem->batch;
+    int32_t num_keys = request_keys(problem, request);
+    int32_t position = num_keys - request_queries(problem, request) + token;
+    bool causal = problem->causal_per_request ? batch->causal_per_request[request] != 0
+                                              : problem->causal;
+    int64_t low = 0;
+    int64_t high = num_keys;
+    if (causal) {
+        high = at_most(num_keys, position + 1);
+    }
+    if (layer->has_window != 0) {
+        if (layer->window_left >= 0) {
+            low = (int64_t)position - layer->window_left;
+        }
+        if (layer->window_right >= 0 && (int64_t)position + layer->window_right + 1 < high) {
+            high = (int64_t)position + layer->window_right + 1;
+        }
+    }
+    if (layer->chunk_size > 0 && position >= 0) {
+        int64_t first = ((int64_t)position / layer->chunk_size - layer->chunk_lookback) *
+                        layer->chunk_size;
+        low = first > low ? first : low;
+    }
+    struct interval seen = {(int32_t)(low < 0 ? 0 : low), (int32_t)(high < 0 ? 0 : high)};
+    if (layer->prefix_lm != 0 && batch->spans != NULL && batch->span_start_loc != NULL) {
+        widen_by_spans(problem, request, position, num_keys, &seen);
+    }
+    seen.high = at_least(seen.high, seen.low);
+    return seen;
+}
+
+void find_rows(const struct problem *problem, const struct row_source *source, int32_t request,
+               int32_t head, int32_t first, int32_t n, const void **rows, float *scales)
+{
+    const struct attn_batch *batch = problem->batch;
+    const char *base = source->data + head * source->stride_head;
+    if (!problem->paged) {
+        const int32_t *start = batch->key_start_loc ? batch->key_start_loc : batch->query_start_loc;
+        base += (start[request] + (int64_t)first) * source->stride_slot;
+        for (int32_t i = 0; i < n; i++) {
+            rows[i] = base + i * source->stride_slot;
+        }
+        return;
+    }
+    int32_t row = batch->block_table_row ? batch->block_table_row[request] : request;
+    const int32_t *table = batch->block_table + row * batch->block_table_stride;
+    int32_t size = source->block_size;
+    int32_t index = first / size;
+    int32_t slot = first % size;
+    for (int32_t i = 0; i < n; index++, slot = 0) {
+        int64_t block = table[index];
+        const char *at = base + block * source->stride_block;
+        const char *scale = source->scale == NULL ? NULL
+                                                  : source->scale +
+                                                        block * source->scale_stride_block +
+                                                        head * source->scale_stride_head;
+        for (; i < n && slot < size; i++, slot++) {
+            rows[i] = at + slot * source->stride_slot;
+            if (scale != NULL && scales != NULL) {
+                memcpy(&scales[i], scale + slot * source->scale_stride_slot, sizeof(float));
+            }
+        }
+    }
+}
+
+void stage_rows(const struct problem *problem, const struct row_source *source, char *stage,
+                int32_t padded, int32_t n, const void **rows)
+{
+    const struct engine *engine = problem->shape.engine;
+    size_t row_bytes = (size_t)padded * (size_t)engine->element_bytes;
+    size_t used_bytes = (size_t)source->row_elements * (size_t)engine->element_bytes;
+    int32_t piece = source->pack != 0 ? source->pack : source->row_elements;
+    for (int32_t i = 0; i < n; i++) {
+        char *out = stage + (size_t)i * row_bytes;
+        const char *in = rows[i];
+        for (int32_t d = 0; d < source->row_elements; d += piece, in += source->stride_pack) {
+            engine->unpack[source->element](out + (size_t)d * (size_t)engine->element_bytes, in,
+                                            at_most(piece, source->row_elements - d));
+        }
+        memset(out + used_bytes, 0, row_bytes - used_bytes);
+        rows[i] = out;
+    }
+}

@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "vec/vec_scalar.h"
+
+#include "vec/f32_engine.h"
+
+static const struct engine engine_f32 = F32_ENGINE;
+
+const struct variant variant_scalar = {.name = "scalar", .f32 = &engine_f32, ROW_OPERATIONS};

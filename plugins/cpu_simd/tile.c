@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The packed path: keys outside, blocks of query rows inside. A tile of keys and values is packed
+ * once and used by all query rows of the item (tokens of the block times heads of the group).
+ *
+ * Per tile and row block: scores (gemm), terms, online softmax, values (gemm). For 384 rows, D 128:
+ * 64 KiB are packed for 25 MFLOP. */
+#include "internal.h"
+
+struct tile {
+    const struct attend_run *run;
+    const struct work_item *item;
+    char *q;
+    float *accumulator;
+    float *scores;
+    char *keys;
+    char *values;
+    float *row;
+    float *reference;
+    float *sum;
+    float *rescale;
+    int32_t *low; /* of the current tile, by row of the item */
+    int32_t *high;
+    int32_t *token_low; /* absolute, by token of the item */
+    int32_t *token_high;
+    int32_t *seen; /* [row block]: its accumulator has been written */
+    const void **key_rows;
+    const void **value_rows;
+    float *key_scale;
+    float *value_scale;
+    char *zero_row;
+    int32_t first; /* key of column 0 */
+    int32_t n;
+    bool spoilt; /* a value of the tile is NaN or infinite */
+};
+
+static void tile_init(struct tile *tile, const struct attend_run *run,
+                      const struct work_item *item, char *scratch)
+{
+    const struct scratch_layout *at = &run->layout;
+    *tile = (struct tile){
+        .run = run,
+        .item = item,
+        .q = scratch + at->q,
+        .accumulator = (float *)(scratch + at->accumulator),
+        .scores = (float *)(scratch + at->scores),
+        .keys = scratch + at->keys,
+        .values = scratch + at->values,
+        .row = (float *)(scratch + at->row),
+        .reference = (float *)(scratch + at->reference),
+        .sum = (float *)(scratch + at->sum),
+        .rescale = (float *)(scratch + at->rescale),
+        .low = (int32_t *)(scratch + at->low),
+        .high = (int32_t *)(scratch + at->high),
+        .token_low = (int32_t *)(scratch + at->token_low),
+        .token_high = (int32_t *)(scratch + at->token_high),
+        .seen = (int32_t *)(scratch + at->seen),
+        .key_rows = (const void **)(scratch + at->key_rows),
+        .value_rows = (const void **)(scratch + at->value_rows),
+        .key_scale = (float *)(scratch + at->key_scale),
+        .value_scale = (float *)(scratch + at->value_scale),
+        .zero_row = scratch + at->zero_row,
+    };
+}
+
+/* Masked values that are not finite must not meet a zero probability: they are packed as zero and
+ * added by hand to the rows that see them. */
+static void hide_spoilt_values(struct tile *tile, int32_t padded)
+{
+    const struct layer_shape *shape = &tile->run->problem.shape;
+    const struct engine *engine = shape->engine;
+    const struct engine *plain = tile->run->problem.instance->variant->f32;
+    size_t bytes = (size_t)shape->width_padded * (size_t)engine->element_bytes;
+    const void **rows = tile->value_rows + TILE_KEYS + 2;
+    memset(tile->zero_row, 0, bytes);
+    for (int32_t j = 0; j < tile->n; j++) {
+        plain->unpack[engine->element](tile->row, tile->value_rows[j], shape->width);
+        bool finite = true;
+        for (int32_t d = 0; d < shape->width; d++) {
+            finite = finite && isfinite(tile->row[d]);
+        }
+        rows[j] = finite ? tile->value_rows[j] : tile->zero_row;
+    }
+    engine->pack_values(tile->values, rows, tile->n, padded, shape->width_padded);
+}
+
+static void add_spoilt_values(struct tile *tile, int32_t first_row, int32_t rows)
+{
+    const struct problem *problem = &tile->run->problem;
+    const struct layer_shape *shape = &problem->shape;
+    const struct variant *variant = problem->instance->variant;
+    const void **hidden = tile->value_rows + TILE_KEYS + 2;
+    for (int32_t j = 0; j < tile->n; j++) {
+        if (hidden[j] != tile->zero_row) {
+            continue;
+        }
+        variant->f32->unpack[shape->engine->element](tile->row, tile->value_rows[j], shape->width);
+        for (int32_t d = shape->width; d < shape->width_padded; d++) {
+            tile->row[d] = 0.0f;
+        }
+        for (int32_t r = 0; r < rows; r++) {
+            int32_t m = first_row + r;
+            int32_t token = tile->item->token + m / shape->group;
+            if (j < tile->low[m] || j >= tile->high[m] ||
+                !tree_row_visible(problem, tile->item->request, token, tile->first + j)) {
+                continue;
+            }
+            const float *p_row = tile->scores + (int64_t)r * SCORE_STRIDE;
+            float p = p_row[j];
+            if (shape->engine->element == ELEMENT_BF16) {
+                uint16_t bits;
+                memcpy(&bits, (const uint16_t *)p_row + j, sizeof(bits));
+                variant->f32->unpack[ELEMENT_BF16](&p, &bits, 1);
+            }
+            variant->add_scaled(tile->accumulator + (int64_t)m * shape->width_padded, tile->row, p,
+                                shape->width_padded);
+        }
+    }
+}
+
+static void load_tile(struct tile *tile, char *scratch)
+{
+    const struct attend_run *run = tile->run;
+    const struct problem *problem = &run->problem;
+    const struct layer_shape *shape = &problem->shape;
+    const struct work_item *item = tile->item;
+    int32_t padded = round_up(tile->n, COLUMN_MULTIPLE);
+    find_rows(problem, &problem->keys, item->request, item->head, tile->first, tile->n,
+              tile->key_rows, tile->key_scale);
+    find_rows(problem, &problem->values, item->request, item->head, tile->first, tile->n,
+              tile->value_rows, tile->value_scale);
+    if (shape->token_scales) {
+        for (int32_t j = tile->n; j < padded; j++) {
+            tile->key_scale[j] = 0.0f;
+            tile->value_scale[j] = 0.0f;
+        }
+    }
+    if (problem->keys.stage) {
+        stage_rows(problem, &problem->keys, scratch + run->layout.stage_keys, shape->depth_padded,
+                   tile->n, tile->key_rows);
+    }
+    if (problem->values.stage) {
+        stage_rows(problem, &problem->values, scratch + run->layout.stage_values,
+                   shape->width_padded, tile->n, tile->value_rows);
+    }
+    const struct engine *engine = shape->engine;
+    engine->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
+    tile->spoilt = engine->pack_values(tile->values, tile->value_rows, tile->n, padded,
+                                       shape->width_padded) != 0;
+    if (tile->spoilt) {
+        hide_spoilt_values(tile, padded);
+    }
+}
+
+static void apply_terms(struct tile *tile, int32_t first_row, int32_t rows, int32_t begin,
+                        int32_t end)
+{
+    const struct problem *problem = &tile->run->problem;
+    const struct attn_layer_desc *layer = problem->layer;
+    const struct work_item *item = tile->item;
+    int32_t group = problem->shape.group;
+    int32_t num_keys = request_keys(problem, item->request);
+    int32_t queries = request_queries(problem, item->request);
+    struct score_terms terms = {.scale = key_factor(problem, item->head),
+                                .soft_cap = layer->soft_cap,
+                                .alibi = layer->alibi};
+    if (problem->shape.token_scales && problem->paged) {
+        terms.key_scale = tile->key_scale + begin;
+    }
+    for (int32_t r = 0; r < rows; r++) {
+        float *scores = tile->scores + (int64_t)r * SCORE_STRIDE;
+        int32_t token = item->token + (first_row + r) / group;
+        int32_t q_head = item->head * group + (first_row + r) % group;
+        if (layer->alibi != ATTN_ALIBI_NONE) {
+            terms.slope = problem->params->alibi_slopes[q_head];
+            terms.distance = (float)(num_keys - queries + token - tile->first - begin);
+        }
+        problem->instance->variant->terms(scores + begin, end - begin, &terms);
+        if (problem->batch->tree != NULL && layer->tree_mask != ATTN_TREE_NONE) {
+            tree_apply(problem, item->request, token, tile->first, begin, end, scores);
+        }
+    }
+}
+
+/* One tile for rows first_row .. first_row+rows-1 of the item. */
+static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_t block)
+{
+    const struct problem *problem = &tile->run->problem;
+    const struct layer_shape *shape = &problem->shape;
+    const struct engine *engine = shape->engine;
+    int32_t low = TILE_KEYS;
+    int32_t high = 0;
+    for (int32_t m = first_row; m < first_row + rows; m++) {
+        int32_t token = m / shape->group;
+        int32_t last = at_most(tile->item->key_end, tile->token_high[token]) - tile->first;
+        tile->low[m] = at_least(0, tile->token_low[token] - tile->first);
+        tile->high[m] = at_most(tile->n, last);
+        if (tile->high[m] > tile->low[m]) {
+            low = at_most(low, tile->low[m]);
+            high = at_least(high, tile->high[m]);
+        }
+    }
+    if (high <= low) {
+        return;
+    }
+    int32_t begin = low / COLUMN_MULTIPLE * COLUMN_MULTIPLE;
+    int32_t end = round_up(high, COLUMN_MULTIPLE);
+    int64_t element = engine->element_bytes;
+    int64_t pair = engine->element == ELEMENT_BF16 ? 2 : 1;
+    const char *q = tile->q + (int64_t)first_row * shape->depth_padded * element;
+    engine->gemm(tile->scores + begin, SCORE_STRIDE, q, shape->depth_padded,
+                 tile->keys + begin * pair * element, TILE_KEYS, rows, end - begin,
+                 shape->depth_padded, 0);
+    if (problem->terms) {
+        apply_terms(tile, first_row, rows, begin, end);
+    }
+    float *accumulator = tile->accumulator + (int64_t)first_row * shape->width_padded;
+    struct softmax_args softmax = {
+        .scores = tile->scores,
+        .rows = rows,
+        .begin = begin,
+        .end = end,
+        .low = tile->low + first_row,
+        .high = tile->high + first_row,
+        .factor = problem->terms ? LOG2_E : key_factor(problem, tile->item->head) * LOG2_E,
+        .reference = tile->reference + first_row,
+        .sum = tile->sum + first_row,
+        .rescale = tile->rescale,
+        .value_scale = shape->token_scales && problem->paged ? tile->value_scale : NULL,
+    };
+    engine->softmax(&softmax);
+    for (int32_t r = 0; r < rows && tile->seen[block]; r++) {
+        if (tile->rescale[r] != 1.0f) {
+            problem->instance->variant->scale_row(accumulator + (int64_t)r * shape->width_padded,
+                                                  tile->rescale[r], shape->width_padded);
+        }
+    }
+    const char *p = (const char *)tile->scores + begin * element;
+    engine->gemm(accumulator, shape->width_padded, p, SCORE_STRIDE * pair,
+                 tile->values + (int64_t)begin * shape->width_padded * element,
+                 shape->width_padded, rows, shape->width_padded, end - begin, tile->seen[block]);
+    tile->seen[block] = 1;
+    if (tile->spoilt) {
+        add_spoilt_values(tile, first_row, rows);
+    }
+}
+
+void run_packed(const struct attend_run *run, const struct work_item *item, char *scratch)
+{
+    const struct problem *problem = &run->problem;
+    const struct layer_shape *shape = &problem->shape;
+    int32_t rows = item->num_tokens * shape->group;
+    int32_t step = shape->engine->row_block;
+    struct tile tile;
+    tile_init(&tile, run, item, scratch);
+    load_queries(run, item, item->head, tile.q, rows);
+    for (int32_t t = 0; t < item->num_tokens; t++) {
+        struct interval seen = row_interval(problem, item->request, item->token + t);
+        tile.token_low[t] = seen.low;
+        tile.token_high[t] = seen.high;
+    }
+    for (int32_t m = 0; m < rows; m++) {
+        tile.reference[m] = -INFINITY;
+        tile.sum[m] = 0.0f;
+    }
+    for (int32_t block = 0; block * step < rows; block++) {
+        tile.seen[block] = 0;
+    }
+    for (int32_t first = item->key_begin; first < item->key_end; first += TILE_KEYS) {
+        tile.first = first;
+        tile.n = at_most(TILE_KEYS, item->key_end - first);
+        load_tile(&tile, scratch);
+        for (int32_t m = 0, block = 0; m < rows; m += step, block++) {
+            row_block(&tile, m, at_most(step, rows - m), block);
+        }
+    }
+    for (int32_t m = 0, block = 0; m < rows; m += step, block++) {
+        if (!tile.seen[block]) {
+            memset(tile.accumulator + (int64_t)m * shape->width_padded, 0,
+                   (size_t)at_most(step, rows - m) * (size_t)shape->width_padded * sizeof(float));
+        }
+    }
+    finish_item(run, item, item->head, tile.accumulator, tile.reference, tile.sum);
+}

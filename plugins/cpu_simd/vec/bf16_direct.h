@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Decode on AVX512_BF16: rows are query heads of one KV head (1, or blocks of 4), keys and values
+ * are read where they lie.
+ *
+ * Scores: per key 4 loads and 16 dot instructions for D 128 and 4 heads, whose partial sums are
+ * folded four heads at a time. Values: two rows are interleaved into pairs (2 shuffles for 32
+ * columns) and meet broadcast pairs of probabilities; columns stay in the order that the
+ * interleaving gives until direct_finish. */
+#ifndef CPU_SIMD_BF16_DIRECT_H
+#define CPU_SIMD_BF16_DIRECT_H
+
+#include "bf16_engine.h"
+
+/* Lane l of the result: partial sums of a, b, c, d over lane l. */
+INLINE __m512 fold_four(__m512 a, __m512 b, __m512 c, __m512 d)
+{
+    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    return _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+}
+
+/* Lane i of the result: the sum of v[i]'s lanes. */
+INLINE __m512 fold_lanes(const __m512 *v)
+{
+    __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x88),
+                             _mm512_shuffle_f32x4(v[0], v[1], 0xdd));
+    __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x88),
+                             _mm512_shuffle_f32x4(v[2], v[3], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+struct prefetch {
+    const struct direct_args *args;
+    int32_t steps;
+    int32_t total;  /* lines */
+    int32_t credit; /* a line is due for each `steps` of it */
+    int32_t row;
+    int32_t line;
+};
+
+INLINE struct prefetch prefetch_begin(const struct direct_args *args, int32_t steps)
+{
+    return (struct prefetch){
+        .args = args, .steps = steps, .total = args->next_keys * args->next_lines};
+}
+
+INLINE void prefetch_step(struct prefetch *prefetch)
+{
+    const struct direct_args *args = prefetch->args;
+    for (prefetch->credit += prefetch->total; prefetch->credit >= prefetch->steps;
+         prefetch->credit -= prefetch->steps) {
+        const char *row = args->next_rows[prefetch->row] + args->next_offset;
+        _mm_prefetch(row + 64 * prefetch->line, _MM_HINT_T0);
+        if (++prefetch->line == args->next_lines) {
+            prefetch->line = 0;
+            prefetch->row++;
+        }
+    }
+}
+
+INLINE const uint16_t *key_row(const struct direct_args *args, int32_t key)
+{
+    int32_t readable = key < args->keys ? key : args->keys - 1;
+    return (const uint16_t *)(args->key_rows[readable] + args->offset);
+}
+
+/* Four heads; chunks of 32 dims, a constant where this is inlined or 0. */
+INLINE void direct_scores_four(float *scores, const uint16_t *q, const struct direct_args *args,
+                               const int fixed_chunks, int with_prefetch)
+{
+    struct prefetch prefetch = prefetch_begin(args, (args->keys + 3) / 4 * 4);
+    const int chunks = fixed_chunks > 0 ? fixed_chunks : args->depth / 32;
+    const __m512i by_head =
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    for (int32_t j = 0; j < args->keys; j += 4) {
+        __m512 folded[4];
+#pragma GCC unroll 4
+        for (int32_t i = 0; i < 4; i++) {
+            const uint16_t *key = key_row(args, j + i);
+            __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(),
+                             _mm512_setzero_ps()};
+#pragma GCC unroll 8
+            for (int c = 0; c < chunks; c++) {
+                __m512i x = _mm512_loadu_si512(key + 32 * c);
+#pragma GCC unroll 4
+                for (int r = 0; r < 4; r++) {
+                    __m512i left = _mm512_loadu_si512(q + r * args->depth + 32 * c);
+                    sum[r] = _mm512_dpbf16_ps(sum[r], bf16_bits(left), bf16_bits(x));
+                }
+            }
+            if (with_prefetch) {
+                prefetch_step(&prefetch);
+            }
+            folded[i] = fold_four(sum[0], sum[1], sum[2], sum[3]);
+        }
+        __m512 all = _mm512_permutexvar_ps(by_head, fold_lanes(folded));
+        _mm_storeu_ps(scores + j, _mm512_castps512_ps128(all));
+        _mm_storeu_ps(scores + SCORE_STRIDE + j, _mm512_extractf32x4_ps(all, 1));
+        _mm_storeu_ps(scores + 2 * SCORE_STRIDE + j, _mm512_extractf32x4_ps(all, 2));
+        _mm_storeu_ps(scores + 3 * SCORE_STRIDE + j, _mm512_extractf32x4_ps(all, 3));
+    }
+}
+
+static void direct_scores_one(float *scores, const uint16_t *q, const struct direct_args *args)
+{
+    struct prefetch prefetch = prefetch_begin(args, (args->keys + 15) / 16 * 16);
+    const int chunks = args->depth / 32;
+    for (int32_t j = 0; j < args->keys; j += 16) {
+        __m512 folded[4];
+        for (int32_t g = 0; g < 4; g++) {
+            __m512 sum[4];
+#pragma GCC unroll 4
+            for (int32_t i = 0; i < 4; i++) {
+                const uint16_t *key = key_row(args, j + 4 * g + i);
+                sum[i] = _mm512_setzero_ps();
+                for (int c = 0; c < chunks; c++) {
+                    __m512i x = _mm512_loadu_si512(key + 32 * c);
+                    __m512i left = _mm512_loadu_si512(q + 32 * c);
+                    sum[i] = _mm512_dpbf16_ps(sum[i], bf16_bits(left), bf16_bits(x));
+                }
+                prefetch_step(&prefetch);
+            }
+            folded[g] = fold_four(sum[0], sum[1], sum[2], sum[3]);
+        }
+        _mm512_storeu_ps(scores + j, fold_lanes(folded));
+    }
+}
+
+static void bf16_direct_scores(float *scores, const void *q, const struct direct_args *args)
+{
+    if (args->rows == 1) {
+        direct_scores_one(scores, q, args);
+        return;
+    }
+    for (int32_t r = 0; r < args->rows; r += 4) {
+        float *s = scores + (int64_t)r * SCORE_STRIDE;
+        const uint16_t *left = (const uint16_t *)q + (int64_t)r * args->depth;
+        if (args->depth == 128) {
+            direct_scores_four(s, left, args, 4, r == 0);
+        } else if (args->depth == 64) {
+            direct_scores_four(s, left, args, 2, r == 0);
+        } else {
+            direct_scores_four(s, left, args, 0, r == 0);
+        }
+    }
+}
+
+/* rows x (32 chunks) columns from `column` on */
+INLINE void direct_values_block(float *acc, const uint16_t *p, const struct direct_args *args,
+                                const int rows, const int chunks, int32_t column,
+                                struct prefetch *prefetch)
+{
+    __m512 sum[4][4];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int c = 0; c < 2 * chunks; c++) {
+            sum[r][c] = _mm512_loadu_ps(acc + r * args->depth + column + 16 * c);
+        }
+    }
+    for (int32_t j = 0; j < args->keys; j += 2) {
+        const uint16_t *even = key_row(args, j) + column;
+        const uint16_t *odd =
+            (j + 1 < args->keys ? key_row(args, j + 1) : (const uint16_t *)args->zero_row) +
+            column;
+        __m512i pair[4];
+#pragma GCC unroll 2
+        for (int c = 0; c < chunks; c++) {
+            __m512i x = _mm512_loadu_si512(even + 32 * c);
+            __m512i y = _mm512_loadu_si512(odd + 32 * c);
+            pair[2 * c] = _mm512_unpacklo_epi16(x, y);
+            pair[2 * c + 1] = _mm512_unpackhi_epi16(x, y);
+        }
+        if (prefetch != NULL) {
+            prefetch_step(prefetch);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            __m512i left = pair_broadcast(p + r * 2 * SCORE_STRIDE + j);
+#pragma GCC unroll 4
+            for (int c = 0; c < 2 * chunks; c++) {
+                sum[r][c] = _mm512_dpbf16_ps(sum[r][c], bf16_bits(left), bf16_bits(pair[c]));
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 4
+        for (int c = 0; c < 2 * chunks; c++) {
+            _mm512_storeu_ps(acc + r * args->depth + column + 16 * c, sum[r][c]);
+        }
+    }
+}
+
+INLINE void direct_values_rows(float *acc, const uint16_t *p, const struct direct_args *args,
+                               const int rows, int with_prefetch)
+{
+    struct prefetch state =
+        prefetch_begin(args, (args->keys + 1) / 2 * ((args->depth + 63) / 64));
+    struct prefetch *prefetch = with_prefetch ? &state : NULL;
+    int32_t column = 0;
+    for (; column + 64 <= args->depth; column += 64) {
+        direct_values_block(acc, p, args, rows, 2, column, prefetch);
+    }
+    if (column < args->depth) {
+        direct_values_block(acc, p, args, rows, 1, column, prefetch);
+    }
+}
+
+static void bf16_direct_values(float *acc, const void *p, const struct direct_args *args)
+{
+    if (args->rows == 1) {
+        direct_values_rows(acc, p, args, 1, 1);
+        return;
+    }
+    for (int32_t r = 0; r < args->rows; r += 4) {
+        direct_values_rows(acc + (int64_t)r * args->depth,
+                           (const uint16_t *)p + (int64_t)r * 2 * SCORE_STRIDE, args, 4, r == 0);
+    }
+}
+
+/* Interleaving two rows of 32 gave columns 0-3, 8-11, 16-19, 24-27 and then the others. */
+static void bf16_direct_finish(float *row, int32_t depth)
+{
+    const __m512i front = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i back = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    for (int32_t d = 0; d < depth; d += 32) {
+        __m512d low = _mm512_castps_pd(_mm512_loadu_ps(row + d));
+        __m512d high = _mm512_castps_pd(_mm512_loadu_ps(row + d + 16));
+        _mm512_storeu_ps(row + d,
+                         _mm512_castpd_ps(_mm512_permutex2var_pd(low, front, high)));
+        _mm512_storeu_ps(row + d + 16,
+                         _mm512_castpd_ps(_mm512_permutex2var_pd(low, back, high)));
+    }
+}
+
+#endif

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The bf16 engine on AVX512_BF16: bf16 products, float32 sums. Packed operands hold pairs, as
+ * vdpbf16ps and AMX want them: keys [depth / 2][TILE_KEYS][2], values [keys / 2][width][2].
+ *
+ * gemm: 6 x 4 accumulators, 24 dot instructions for 4 loads and 6 embedded broadcasts; Zen 5
+ * retires two of 64 FLOPs a cycle. */
+#ifndef CPU_SIMD_BF16_ENGINE_H
+#define CPU_SIMD_BF16_ENGINE_H
+
+#include "f32_engine.h"
+
+INLINE __m512bh bf16_bits(__m512i x)
+{
+    return (__m512bh)x;
+}
+
+INLINE __m512i pair_broadcast(const uint16_t *p)
+{
+    int32_t pair;
+    memcpy(&pair, p, sizeof(pair));
+    return _mm512_set1_epi32(pair);
+}
+
+INLINE void bf16_block(const int rows, const int vectors, float *c, int64_t ldc, const uint16_t *a,
+                       int64_t lda, const uint16_t *b, int64_t ldb, int32_t k, int accumulate)
+{
+    __m512 sum[6][4];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) {
+            sum[i][j] = accumulate ? _mm512_loadu_ps(c + i * ldc + j * 16) : _mm512_setzero_ps();
+        }
+    }
+    for (int32_t p = 0; p < k; p += 2) {
+        __m512i column[4];
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) {
+            column[j] = _mm512_loadu_si512(b + p * ldb + j * 32);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            __m512i left = pair_broadcast(a + i * lda + p);
+#pragma GCC unroll 8
+            for (int j = 0; j < vectors; j++) {
+                sum[i][j] = _mm512_dpbf16_ps(sum[i][j], bf16_bits(left), bf16_bits(column[j]));
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) {
+            _mm512_storeu_ps(c + i * ldc + j * 16, sum[i][j]);
+        }
+    }
+}
+
+INLINE void bf16_rows(const int vectors, float *c, int64_t ldc, const uint16_t *a, int64_t lda,
+                      const uint16_t *b, int64_t ldb, int32_t m, int32_t k, int accumulate)
+{
+    for (; m >= 6; m -= 6, a += 6 * lda, c += 6 * ldc) {
+        bf16_block(6, vectors, c, ldc, a, lda, b, ldb, k, accumulate);
+    }
+    if (m >= 4) {
+        bf16_block(4, vectors, c, ldc, a, lda, b, ldb, k, accumulate);
+        m -= 4, a += 4 * lda, c += 4 * ldc;
+    }
+    if (m >= 2) {
+        bf16_block(2, vectors, c, ldc, a, lda, b, ldb, k, accumulate);
+        m -= 2, a += 2 * lda, c += 2 * ldc;
+    }
+    if (m > 0) {
+        bf16_block(1, vectors, c, ldc, a, lda, b, ldb, k, accumulate);
+    }
+}
+
+static void bf16_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const void *b,
+                      int64_t ldb, int32_t m, int32_t n, int32_t k, int accumulate)
+{
+    const uint16_t *right = b;
+    int32_t j = 0;
+    for (; j + 64 <= n; j += 64) {
+        bf16_rows(4, c + j, ldc, a, lda, right + 2 * j, ldb, m, k, accumulate);
+    }
+    if (j + 32 <= n) {
+        bf16_rows(2, c + j, ldc, a, lda, right + 2 * j, ldb, m, k, accumulate);
+        j += 32;
+    }
+    if (j < n) {
+        bf16_rows(1, c + j, ldc, a, lda, right + 2 * j, ldb, m, k, accumulate);
+    }
+}
+
+/* A pair of bf16 is one 32-bit element of the transposition. */
+static void bf16_pack_keys(void *packed, const void *const *rows, int32_t n, int32_t columns,
+                           int32_t depth)
+{
+    uint32_t *out = packed;
+    for (int32_t j = 0; j < columns; j += 16) {
+        for (int32_t d = 0; d < depth; d += 32) {
+            __m512 block[16];
+#pragma GCC unroll 16
+            for (int32_t i = 0; i < 16; i++) {
+                block[i] = j + i < n ? _mm512_loadu_ps((const uint16_t *)rows[j + i] + d)
+                                     : _mm512_setzero_ps();
+            }
+            vf_transpose(block);
+#pragma GCC unroll 16
+            for (int32_t i = 0; i < 16; i++) {
+                _mm512_storeu_ps(out + (int64_t)(d / 2 + i) * TILE_KEYS + j, block[i]);
+            }
+        }
+    }
+}
+
+/* Lanes whose exponent is all ones: infinite or NaN. */
+INLINE __mmask32 bf16_not_finite(__m512i x)
+{
+    __m512i exponent = _mm512_set1_epi16(0x7f80);
+    return _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+}
+
+/* Interleaves two rows of 32: first 16 pairs and last 16 pairs, in order. */
+INLINE void interleave_pairs(__m512i even, __m512i odd, __m512i *first, __m512i *last)
+{
+    __m512i low = _mm512_unpacklo_epi16(even, odd);
+    __m512i high = _mm512_unpackhi_epi16(even, odd);
+    const __m512i front = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i back = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    *first = _mm512_permutex2var_epi64(low, front, high);
+    *last = _mm512_permutex2var_epi64(low, back, high);
+}
+
+static int bf16_pack_values(void *packed, const void *const *rows, int32_t n, int32_t n_padded,
+                            int32_t width)
+{
+    uint16_t *out = packed;
+    __mmask32 spoilt = 0;
+    for (int32_t i = 0; i < n_padded; i += 2) {
+        for (int32_t d = 0; d < width; d += 32) {
+            __m512i even = _mm512_setzero_si512();
+            __m512i odd = _mm512_setzero_si512();
+            if (i < n) {
+                even = _mm512_loadu_si512((const uint16_t *)rows[i] + d);
+            }
+            if (i + 1 < n) {
+                odd = _mm512_loadu_si512((const uint16_t *)rows[i + 1] + d);
+            }
+            spoilt |= bf16_not_finite(even) | bf16_not_finite(odd);
+            __m512i first;
+            __m512i last;
+            interleave_pairs(even, odd, &first, &last);
+            _mm512_storeu_si512(out + (int64_t)i * width + 2 * d, first);
+            _mm512_storeu_si512(out + (int64_t)i * width + 2 * d + 32, last);
+        }
+    }
+    return spoilt != 0;
+}
+
+/* 2^x to 7.5e-5, less than the rounding of a bf16 */
+INLINE __m512 exp2_short(__m512 x)
+{
+    __m512 limited = _mm512_max_ps(_mm512_set1_ps(-160.0f), x);
+    __m512 f = _mm512_reduce_ps(limited, 0x09);
+    __m512 p = _mm512_set1_ps(0.0780245227f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.226067155f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.695833541f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.999925219f));
+    return _mm512_scalef_ps(p, limited);
+}
+
+/* The sum is taken over the rounded probabilities, so that a single strong key comes out exactly:
+ * rounding cancels between numerator and denominator. */
+static void bf16_softmax(const struct softmax_args *args)
+{
+    const __m512bh ones = bf16_bits(_mm512_set1_epi16(0x3f80));
+    __m512 factor = _mm512_set1_ps(args->factor);
+    for (int32_t r = 0; r < args->rows; r++) {
+        float *s = args->scores + (int64_t)r * SCORE_STRIDE;
+        uint16_t *p_row = (uint16_t *)s;
+        int32_t low = args->low[r];
+        int32_t high = args->high[r];
+        float best = f32_row_max(s, args->begin, args->end, low, high) * args->factor;
+        __m512 minus = _mm512_set1_ps(-softmax_reference(args, r, best));
+        __m512 sum = _mm512_setzero_ps();
+        for (int32_t j = args->begin; j < args->end; j += 32) {
+            __m512 p0 = exp2_short(_mm512_fmadd_ps(_mm512_loadu_ps(s + j), factor, minus));
+            __m512 p1 = exp2_short(_mm512_fmadd_ps(_mm512_loadu_ps(s + j + 16), factor, minus));
+            if (j < low || j + 32 > high) {
+                p0 = vf_keep(p0, j, low, high, 0.0f);
+                p1 = vf_keep(p1, j + 16, low, high, 0.0f);
+            }
+            __m512bh pair = _mm512_cvtne2ps_pbh(p1, p0);
+            sum = _mm512_dpbf16_ps(sum, pair, ones);
+            if (args->value_scale != NULL) {
+                p0 = _mm512_mul_ps(p0, _mm512_loadu_ps(args->value_scale + j));
+                p1 = _mm512_mul_ps(p1, _mm512_loadu_ps(args->value_scale + j + 16));
+                pair = _mm512_cvtne2ps_pbh(vf_keep(p1, j + 16, low, high, 0.0f),
+                                           vf_keep(p0, j, low, high, 0.0f));
+            }
+            _mm512_storeu_si512(p_row + j, (__m512i)pair);
+        }
+        args->sum[r] += _mm512_reduce_add_ps(sum);
+    }
+}
+
+#endif

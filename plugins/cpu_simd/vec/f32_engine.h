@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The float32 engine and the row operations over the vectors of one ISA. Included once by each
+ * ISA's file after its vec_*.h; everything here is static.
+ *
+ * gemm: VF_ROWS x VF_COLUMNS accumulators, 2 VF_ROWS VF_COLUMNS VF_WIDTH FLOPs for VF_COLUMNS
+ * vector loads and VF_ROWS broadcasts: bound by the FMA units while b comes from L2. */
+#ifndef CPU_SIMD_F32_ENGINE_H
+#define CPU_SIMD_F32_ENGINE_H
+
+#include <math.h>
+
+#include "../engine.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* rows x vectors of c; both are constants where this is inlined */
+INLINE void f32_block(const int rows, const int vectors, float *c, int64_t ldc, const float *a,
+                      int64_t lda, const float *b, int64_t ldb, int32_t k, int accumulate)
+{
+    vf sum[VF_ROWS][VF_COLUMNS];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) {
+            sum[i][j] = accumulate ? vf_load(c + i * ldc + j * VF_WIDTH) : vf_set1(0.0f);
+        }
+    }
+    for (int32_t p = 0; p < k; p++) {
+        vf column[VF_COLUMNS];
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) {
+            column[j] = vf_load(b + p * ldb + j * VF_WIDTH);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++) {
+            vf left = vf_set1(a[i * lda + p]);
+#pragma GCC unroll 8
+            for (int j = 0; j < vectors; j++) {
+                sum[i][j] = vf_fma(left, column[j], sum[i][j]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) {
+            vf_store(c + i * ldc + j * VF_WIDTH, sum[i][j]);
+        }
+    }
+}
+
+INLINE void f32_rows(const int vectors, float *c, int64_t ldc, const float *a, int64_t lda,
+                     const float *b, int64_t ldb, int32_t m, int32_t k, int accumulate)
+{
+    for (; m >= VF_ROWS; m -= VF_ROWS, a += VF_ROWS * lda, c += VF_ROWS * ldc) {
+        f32_block(VF_ROWS, vectors, c, ldc, a, lda, b, ldb, k, accumulate);
+    }
+    if (VF_ROWS > 4 && m >= 4) {
+        f32_block(4, vectors, c, ldc, a, lda, b, ldb, k, accumulate);
+        m -= 4, a += 4 * lda, c += 4 * ldc;
+    }
+    for (; m > 0; m--, a += lda, c += ldc) {
+        f32_block(1, vectors, c, ldc, a, lda, b, ldb, k, accumulate);
+    }
+}
+
+static void f32_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const void *b, int64_t ldb,
+                     int32_t m, int32_t n, int32_t k, int accumulate)
+{
+    int32_t j = 0;
+    for (; j + VF_COLUMNS * VF_WIDTH <= n; j += VF_COLUMNS * VF_WIDTH) {
+        f32_rows(VF_COLUMNS, c + j, ldc, a, lda, (const float *)b + j, ldb, m, k, accumulate);
+    }
+    for (; j < n; j += VF_WIDTH) {
+        f32_rows(1, c + j, ldc, a, lda, (const float *)b + j, ldb, m, k, accumulate);
+    }
+}
+
+static void f32_pack_keys(void *packed, const void *const *rows, int32_t n, int32_t columns,
+                          int32_t depth)
+{
+    float *out = packed;
+    for (int32_t j = 0; j < columns; j += VF_WIDTH) {
+        for (int32_t d = 0; d < depth; d += VF_WIDTH) {
+            vf block[VF_WIDTH];
+            for (int32_t i = 0; i < VF_WIDTH; i++) {
+                block[i] = j + i < n ? vf_load((const float *)rows[j + i] + d) : vf_set1(0.0f);
+            }
+            vf_transpose(block);
+            for (int32_t i = 0; i < VF_WIDTH; i++) {
+                vf_store(out + (int64_t)(d + i) * TILE_KEYS + j, block[i]);
+            }
+        }
+    }
+}
+
+static int f32_pack_values(void *packed, const void *const *rows, int32_t n, int32_t n_padded,
+                           int32_t width)
+{
+    float *out = packed;
+    vf zero = vf_set1(0.0f);
+    vf spoilt = zero; /* 0 x: NaN as soon as an x is not finite */
+    for (int32_t i = 0; i < n_padded; i++) {
+        for (int32_t d = 0; d < width; d += VF_WIDTH) {
+            vf x = i < n ? vf_load((const float *)rows[i] + d) : zero;
+            spoilt = vf_fma(x, zero, spoilt);
+            vf_store(out + (int64_t)i * width + d, x);
+        }
+    }
+    float sum = vf_sum(spoilt);
+    return sum != sum;
+}
+
+INLINE float f32_row_max(const float *s, int32_t begin, int32_t end, int32_t low, int32_t high)
+{
+    vf best = vf_set1(-INFINITY);
+    for (int32_t j = begin; j < end; j += VF_WIDTH) {
+        vf x = vf_load(s + j);
+        if (j < low || j + VF_WIDTH > high) {
+            x = vf_keep(x, j, low, high, -INFINITY);
+        }
+        best = vf_max(x, best);
+    }
+    return vf_greatest(best);
+}
+
+/* New reference of a row and the factor for what was summed under the old one. */
+INLINE float softmax_reference(const struct softmax_args *args, int32_t r, float best)
+{
+    float old = args->reference[r];
+    args->rescale[r] = 1.0f;
+    if (!(best > old + RESCALE_THRESHOLD)) {
+        return old == -INFINITY ? 0.0f : old;
+    }
+    args->reference[r] = best;
+    if (old != -INFINITY) {
+        args->rescale[r] = exp2f(old - best);
+        args->sum[r] *= args->rescale[r];
+    }
+    return best;
+}
+
+static void f32_softmax(const struct softmax_args *args)
+{
+    vf factor = vf_set1(args->factor);
+    for (int32_t r = 0; r < args->rows; r++) {
+        float *s = args->scores + (int64_t)r * SCORE_STRIDE;
+        int32_t low = args->low[r];
+        int32_t high = args->high[r];
+        float best = f32_row_max(s, args->begin, args->end, low, high) * args->factor;
+        vf minus = vf_set1(-softmax_reference(args, r, best));
+        vf sum = vf_set1(0.0f);
+        for (int32_t j = args->begin; j < args->end; j += VF_WIDTH) {
+            vf p = vf_exp2(vf_fma(vf_load(s + j), factor, minus));
+            if (j < low || j + VF_WIDTH > high) {
+                p = vf_keep(p, j, low, high, 0.0f);
+            }
+            sum = vf_add(sum, p);
+            if (args->value_scale != NULL) {
+                vf scaled = vf_mul(p, vf_load(args->value_scale + j));
+                p = vf_keep(scaled, j, low, high, 0.0f);
+            }
+            vf_store(s + j, p);
+        }
+        args->sum[r] += vf_sum(sum);
+    }
+}
+
+/* c tanh(s / c) = c (1 - 2 / (e^(2 s / c) + 1)): an absolute error of 1e-7 c, which is what the
+ * softmax feels. */
+INLINE vf soft_capped(vf s, float cap)
+{
+    vf x = vf_mul(s, vf_set1(1.0f / cap));
+    vf e = vf_exp2(vf_min(vf_set1(60.0f), vf_mul(x, vf_set1(2.0f * 1.44269504f))));
+    vf t = vf_sub(vf_set1(1.0f), vf_div(vf_set1(2.0f), vf_add(e, vf_set1(1.0f))));
+    return vf_mul(t, vf_set1(cap));
+}
+
+static void row_terms(float *scores, int32_t n, const struct score_terms *terms)
+{
+    vf scale = vf_set1(terms->scale);
+    for (int32_t j = 0; j < n; j += VF_WIDTH) {
+        vf s = vf_mul(vf_load(scores + j), scale);
+        if (terms->key_scale != NULL) {
+            s = vf_mul(s, vf_load(terms->key_scale + j));
+        }
+        if (terms->soft_cap > 0.0f) {
+            s = soft_capped(s, terms->soft_cap);
+        }
+        if (terms->alibi != ALIBI_NONE) {
+            vf distance = vf_sub(vf_set1(terms->distance), vf_ramp((float)j));
+            distance = terms->alibi == ALIBI_LINEAR
+                           ? vf_abs(distance)
+                           : vf_sqrt(vf_max(vf_set1(0.0f), distance));
+            s = vf_sub(s, vf_mul(vf_set1(terms->slope), distance));
+        }
+        vf_store(scores + j, s);
+    }
+}
+
+static void row_scale(float *row, float factor, int32_t n)
+{
+    vf by = vf_set1(factor);
+    for (int32_t j = 0; j < n; j += VF_WIDTH) {
+        vf_store(row + j, vf_mul(vf_load(row + j), by));
+    }
+}
+
+static void row_add_scaled(float *row, const float *other, float factor, int32_t n)
+{
+    vf by = vf_set1(factor);
+    for (int32_t j = 0; j < n; j += VF_WIDTH) {
+        vf_store(row + j, vf_fma(vf_load(other + j), by, vf_load(row + j)));
+    }
+}
+
+#define DEFINE_UNPACK(name, type, load, convert)                                                   \
+    static void name(void *destination, const void *source, int64_t n)                             \
+    {                                                                                              \
+        float *out = destination;                                                                  \
+        const type *in = source;                                                                   \
+        int64_t i = 0;                                                                             \
+        for (; i + VF_WIDTH <= n; i += VF_WIDTH) {                                                 \
+            vf_store(out + i, load(in + i));                                                       \
+        }                                                                                          \
+        for (; i < n; i++) {                                                                       \
+            out[i] = convert(in[i]);                                                               \
+        }                                                                                          \
+    }
+#define SAME(x) (x)
+DEFINE_UNPACK(f32_from_f32, float, vf_load, SAME)
+DEFINE_UNPACK(f32_from_f16, uint16_t, vf_load_f16, f16_to_f32)
+DEFINE_UNPACK(f32_from_bf16, uint16_t, vf_load_bf16, bf16_to_f32)
+DEFINE_UNPACK(f32_from_e4m3, uint8_t, vf_load_e4m3, e4m3_to_f32)
+DEFINE_UNPACK(f32_from_e5m2, uint8_t, vf_load_e5m2, e5m2_to_f32)
+DEFINE_UNPACK(f32_from_int8, int8_t, vf_load_int8, SAME)
+
+#define DEFINE_STORE(name, type, put, convert)                                                     \
+    static void name(void *destination, const float *source, float factor, int64_t n)              \
+    {                                                                                              \
+        type *out = destination;                                                                   \
+        vf by = vf_set1(factor);                                                                   \
+        int64_t i = 0;                                                                             \
+        for (; i + VF_WIDTH <= n; i += VF_WIDTH) {                                                 \
+            put(out + i, vf_mul(vf_load(source + i), by));                                         \
+        }                                                                                          \
+        for (; i < n; i++) {                                                                       \
+            out[i] = convert(source[i] * factor);                                                  \
+        }                                                                                          \
+    }
+DEFINE_STORE(f32_to_f32_row, float, vf_store, SAME)
+DEFINE_STORE(f32_to_f16_row, uint16_t, vf_store_f16, f32_to_f16)
+DEFINE_STORE(f32_to_bf16_row, uint16_t, vf_store_bf16, f32_to_bf16)
+
+#define F32_ENGINE                                                                                 \
+    {                                                                                              \
+        .element_bytes = 4, .element = ELEMENT_F32, .row_block = 24,                               \
+        .unpack = {f32_from_f32,  f32_from_f16,  f32_from_bf16,                                    \
+                   f32_from_e4m3, f32_from_e5m2, f32_from_int8},                                   \
+        .pack_keys = f32_pack_keys, .pack_values = f32_pack_values, .gemm = f32_gemm,              \
+        .softmax = f32_softmax                                                                     \
+    }
+
+#define ROW_OPERATIONS                                                                             \
+    .terms = row_terms, .scale_row = row_scale, .add_scaled = row_add_scaled,                      \
+    .store = {f32_to_f32_row, f32_to_f16_row, f32_to_bf16_row}
+
+#endif

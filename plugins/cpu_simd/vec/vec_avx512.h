@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Vectors of 16 floats: AVX-512 F, BW, DQ, VL. */
+#ifndef CPU_SIMD_VEC_AVX512_H
+#define CPU_SIMD_VEC_AVX512_H
+
+#include <immintrin.h>
+
+#include "../convert.h"
+
+#define VF_WIDTH 16
+#define VF_COLUMNS 4
+#define VF_ROWS 6
+
+typedef __m512 vf;
+
+static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
+static inline void vf_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
+static inline vf vf_set1(float x) { return _mm512_set1_ps(x); }
+static inline vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+static inline vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+static inline vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+static inline vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+static inline vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+/* b where either is NaN */
+static inline vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+static inline vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+static inline vf vf_abs(vf x) { return _mm512_abs_ps(x); }
+static inline vf vf_sqrt(vf x) { return _mm512_sqrt_ps(x); }
+static inline float vf_sum(vf x) { return _mm512_reduce_add_ps(x); }
+static inline float vf_greatest(vf x) { return _mm512_reduce_max_ps(x); }
+static inline __m512i vf_lanes(void)
+{
+    return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+static inline vf vf_ramp(float first)
+{
+    return _mm512_add_ps(_mm512_set1_ps(first), _mm512_cvtepi32_ps(vf_lanes()));
+}
+/* lanes of a vector that begins at column `first` and lie in low .. high-1 */
+static inline __mmask16 vf_inside(int32_t first, int32_t low, int32_t high)
+{
+    int32_t from = low - first < 0 ? 0 : low - first > 16 ? 16 : low - first;
+    int32_t to = high - first < 0 ? 0 : high - first > 16 ? 16 : high - first;
+    return (__mmask16)(((1u << to) - 1u) & ~((1u << from) - 1u));
+}
+static inline vf vf_keep(vf x, int32_t first, int32_t low, int32_t high, float other)
+{
+    return _mm512_mask_mov_ps(_mm512_set1_ps(other), vf_inside(first, low, high), x);
+}
+/* 2^x: scalef takes 2^floor(x), the polynomial of degree 6 the rest */
+static inline vf vf_exp2(vf x)
+{
+    vf limited = _mm512_max_ps(_mm512_set1_ps(-160.0f), x);
+    vf f = _mm512_reduce_ps(limited, 0x09); /* minus its floor */
+    vf p = _mm512_set1_ps(0.000217022555f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.00124396878f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.009678841f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.055483342f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240229836f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693146984f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, limited);
+}
+static inline vf vf_load_bf16(const uint16_t *p)
+{
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+static inline vf vf_load_f16(const uint16_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+/* e4m3 in f16's fields is the value / 256; its NaN becomes f16's */
+static inline vf vf_load_e4m3(const uint8_t *p)
+{
+    __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
+    __m256i magnitude = _mm256_and_si256(x, _mm256_set1_epi16(0x7f));
+    __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+    __m256i sign = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8);
+    __m256i half = _mm256_or_si256(_mm256_slli_epi16(magnitude, 7), sign);
+    half = _mm256_or_si256(half, _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00)));
+    return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
+}
+static inline vf vf_load_e5m2(const uint8_t *p)
+{
+    __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
+    return _mm512_cvtph_ps(_mm256_slli_epi16(x, 8));
+}
+static inline vf vf_load_int8(const int8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+static inline void vf_store_bf16(uint16_t *p, vf x)
+{
+    __m512i bits = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+static inline void vf_store_f16(uint16_t *p, vf x)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+/* 16 x 16 of 32-bit elements */
+static inline void vf_transpose(vf *r)
+{
+    vf t[16];
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+        r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+        r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+#endif

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A runtime filled by hand, for white-box tests of core/select: no loader, no file. */
+#ifndef TESTS_CORE_SELECT_FIXTURE_H
+#define TESTS_CORE_SELECT_FIXTURE_H
+
+/* clang-format off */
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+#include <cmocka.h>
+/* clang-format on */
+
+#include "select/select.h"
+
+#define MAX_BACKENDS 32
+
+struct fixture {
+    struct attn_runtime runtime;
+    struct plugin plugins[1];
+    struct attn_plugin table;
+    struct backend backends[MAX_BACKENDS];
+    char names[MAX_BACKENDS][64];
+    struct attn_device_info devices[2];
+    char log[8192]; /* all lines at info and above */
+};
+
+/* No backend yet; one CPU device, selection text "". */
+void fixture_init(struct fixture *fixture);
+void fixture_finish(struct fixture *fixture);
+/* A backend that can serve any decoder, encoder or cross layer; the test takes abilities away.
+ * Add in the order of full names. */
+struct attn_backend_caps *fixture_add(struct fixture *fixture, const char *name,
+                                      const char *variant, int32_t rank);
+/* 32/8 heads of 128, bf16, causal, blocks of 16. */
+struct attn_layer_desc fixture_layer(const char *name);
+attn_status fixture_select(struct fixture *fixture, const char *text,
+                           const struct attn_layer_desc *layers, int32_t count,
+                           attn_assignment **assignment, struct attn_error *error);
+/* The chosen backend's name. */
+const char *fixture_chosen(const attn_assignment *assignment, int32_t layer, int32_t phase);
+
+#endif

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Each form of ATTN_BACKEND, and each malformed one with the position that its error shows. */
+#include <stdio.h>
+#include <string.h>
+
+#include "select/grammar.h"
+#include "select_fixture.h"
+
+static attn_status parse(struct fixture *fixture, struct arena *arena, struct rules *rules,
+                         const char *text, struct attn_error *error)
+{
+    *error = (struct attn_error)ATTN_ERROR_INIT;
+    arena_init(arena, &fixture->runtime.host);
+    return rules_parse(rules, text, strlen(text), arena, error);
+}
+
+struct good {
+    const char *text;
+    int32_t num_rules, where, first, last, num_patterns, num_wanted;
+    bool wish;
+    const char *pattern; /* the last one of the last rule */
+};
+
+static void test_forms(void **state)
+{
+    static const struct good forms[] = {
+        {"a", 1, WHERE_ALL, 0, 0, 1, 1, false, "a"},
+        {"a,b", 1, WHERE_ALL, 0, 0, 2, 2, false, "b"},
+        {" a , ^b ", 1, WHERE_ALL, 0, 0, 2, 1, false, "b"},
+        {"^a", 1, WHERE_ALL, 0, 0, 1, 0, false, "a"},
+        {"a?", 1, WHERE_ALL, 0, 0, 1, 1, true, "a"},
+        {"cuda_*", 1, WHERE_ALL, 0, 0, 1, 1, false, "cuda_*"},
+        {"a@avx2", 1, WHERE_ALL, 0, 0, 1, 1, false, "a@avx2"},
+        {"layers.3=a", 1, WHERE_LAYERS, 3, 3, 1, 1, false, "a"},
+        {"layers.0-11 = a?", 1, WHERE_LAYERS, 0, 11, 1, 1, true, "a"},
+        {"b;decode=a", 2, WHERE_PHASE, ATTN_PHASE_DECODE, 0, 1, 1, false, "a"},
+        {"b;prefill=a;", 2, WHERE_PHASE, ATTN_PHASE_PREFILL, 0, 1, 1, false, "a"},
+        {"b;c;mla_sparse=a", 3, WHERE_KIND, 0, 0, 1, 1, false, "a"},
+        {"static_sink=a", 1, WHERE_KIND, 0, 0, 1, 1, false, "a"},
+    };
+    struct fixture fixture;
+    (void)state;
+    fixture_init(&fixture);
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        const struct good *form = &forms[i];
+        struct arena arena;
+        struct rules rules;
+        struct attn_error error;
+        assert_int_equal(parse(&fixture, &arena, &rules, form->text, &error), ATTN_OK);
+        assert_int_equal(rules.count, form->num_rules);
+        const struct rule *rule = &rules.rules[rules.count - 1];
+        assert_int_equal(rule->where, form->where);
+        assert_int_equal(rule->first, form->first);
+        assert_int_equal(rule->last, form->last);
+        assert_int_equal(rule->num_patterns, form->num_patterns);
+        assert_int_equal(rule->num_wanted, form->num_wanted);
+        assert_int_equal(rule->wish, form->wish);
+        assert_string_equal(rule->patterns[rule->num_patterns - 1].text, form->pattern);
+        arena_finish(&arena);
+    }
+    fixture_finish(&fixture);
+}
+
+static void test_empty(void **state)
+{
+    static const char *const texts[] = {"", "  ", "\t\n"};
+    struct fixture fixture;
+    (void)state;
+    fixture_init(&fixture);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        struct arena arena;
+        struct rules rules;
+        struct attn_error error;
+        assert_int_equal(parse(&fixture, &arena, &rules, texts[i], &error), ATTN_OK);
+        assert_int_equal(rules.count, 0);
+        arena_finish(&arena);
+    }
+    fixture_finish(&fixture);
+}
+
+static void test_malformed(void **state)
+{
+    static const struct {
+        const char *text;
+        size_t position;
+    } texts[] = {{";", 0},          {"a;;b", 2},        {"a,", 2},          {",a", 0},
+                 {"a,,b", 2},       {"^", 1},           {"full=", 5},       {"=a", 0},
+                 {"fool=a", 0},     {"layers.=a", 7},   {"layers.x=a", 7},  {"layers.3-=a", 9},
+                 {"layers.5-2=a", 9}, {"layers.1x=a", 8}, {"layers.100000=a", 7},
+                 {"a b", 1},        {"a=b=c", 0},       {"full=b=c", 6},    {"a;b$", 3},
+                 {"?", 0},          {"a;decode=^", 10}};
+    struct fixture fixture;
+    (void)state;
+    fixture_init(&fixture);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        struct arena arena;
+        struct rules rules;
+        struct attn_error error;
+        char expected[32];
+        attn_status status = parse(&fixture, &arena, &rules, texts[i].text, &error);
+        snprintf(expected, sizeof expected, "position %zu:", texts[i].position);
+        if (status != ATTN_ERROR_SYNTAX ||
+            strncmp(error.message, expected, strlen(expected)) != 0) {
+            fail_msg("'%s' gave %d, '%s'; %s expected", texts[i].text, status, error.message,
+                     expected);
+        }
+        /* The caret stands under the position, two columns in as the text does. */
+        const char *caret = strrchr(error.message, '\n');
+        assert_non_null(caret);
+        assert_int_equal(strlen(caret + 1), texts[i].position + 3);
+        assert_non_null(strstr(error.message, texts[i].text));
+        arena_finish(&arena);
+    }
+    fixture_finish(&fixture);
+}
+
+static void test_not_terminated(void **state)
+{
+    struct fixture fixture;
+    struct arena arena;
+    struct rules rules;
+    struct attn_error error = ATTN_ERROR_INIT;
+    char text[3] = {'a', '\0', 'b'};
+    (void)state;
+    fixture_init(&fixture);
+    arena_init(&arena, &fixture.runtime.host);
+    assert_int_equal(rules_parse(&rules, text, sizeof text, &arena, &error), ATTN_ERROR_SYNTAX);
+    assert_int_equal(rules_parse(&rules, "abc", 1, &arena, &error), ATTN_OK);
+    assert_string_equal(rules.rules[0].patterns[0].text, "a");
+    arena_finish(&arena);
+    fixture_finish(&fixture);
+}
+
+static void test_last_match_wins(void **state)
+{
+    struct fixture fixture;
+    struct arena arena;
+    struct rules rules;
+    struct attn_error error;
+    struct attn_layer_desc full = fixture_layer("full"), sliding = full;
+    (void)state;
+    sliding.has_window = 1;
+    sliding.window_left = 127;
+    fixture_init(&fixture);
+    assert_int_equal(
+        parse(&fixture, &arena, &rules, "a;sliding=b;decode=c;layers.2-3=d;decoder=e?", &error),
+        ATTN_OK);
+    rules.count = 4;
+    assert_ptr_equal(rules_find(&rules, 0, &full, ATTN_PHASE_PREFILL), &rules.rules[0]);
+    assert_ptr_equal(rules_find(&rules, 0, &sliding, ATTN_PHASE_PREFILL), &rules.rules[1]);
+    assert_ptr_equal(rules_find(&rules, 0, &sliding, ATTN_PHASE_DECODE), &rules.rules[2]);
+    assert_ptr_equal(rules_find(&rules, 3, &sliding, ATTN_PHASE_DECODE), &rules.rules[3]);
+    assert_ptr_equal(rules_find(&rules, 4, &full, ATTN_PHASE_PREFILL), &rules.rules[0]);
+    rules.count = 5;
+    assert_ptr_equal(rules_find(&rules, 3, &full, ATTN_PHASE_DECODE), &rules.rules[4]);
+    arena_finish(&arena);
+    fixture_finish(&fixture);
+}
+
+static void test_patterns(void **state)
+{
+    (void)state;
+    assert_true(pattern_fits("cpu_simd", "cpu_simd", "avx2"));
+    assert_true(pattern_fits("cpu_simd@avx2", "cpu_simd", "avx2"));
+    assert_false(pattern_fits("cpu_simd@avx2", "cpu_simd", "avx512"));
+    assert_true(pattern_fits("cpu_*@avx*", "cpu_simd", "avx512"));
+    assert_false(pattern_fits("cpu", "cpu_simd", ""));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forms),          cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_malformed),      cmocka_unit_test(test_not_terminated),
+        cmocka_unit_test(test_last_match_wins), cmocka_unit_test(test_patterns),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

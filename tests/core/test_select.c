@@ -1,0 +1,508 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which backend is taken, by which rule, and what is said where none can be. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "select_fixture.h"
+
+#define P ATTN_PHASE_PREFILL
+#define D ATTN_PHASE_DECODE
+
+static void test_rank_and_ties(void **state)
+{
+    struct fixture f;
+    struct attn_error error;
+    attn_assignment *a = NULL;
+    struct attn_layer_desc layer = fixture_layer("l");
+    struct attn_choice choice = {.struct_size = sizeof choice};
+    int32_t verdict = -1, reasons = -1;
+    (void)state;
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 5);
+    fixture_add(&f, "beta", "", 10);
+    fixture_add(&f, "gamma", "", 10);
+    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_int_equal(assignment_choice(a, 0, D, &choice), ATTN_OK);
+    assert_string_equal(choice.name, "beta");
+    assert_string_equal(choice.rule, "");
+    assert_int_equal(choice.forced, 0);
+    assert_int_equal(choice.rank, 10);
+    assert_int_equal(choice.kv_dtype, ATTN_KV_BF16);
+    assert_int_equal(choice.block_size, 16);
+    assert_int_equal(assignment_verdict(a, 0, D, 1, &verdict, &reasons), ATTN_OK);
+    assert_int_equal(verdict, ATTN_VERDICT_CHOSEN);
+    assert_int_equal(assignment_verdict(a, 0, D, 2, &verdict, &reasons), ATTN_OK);
+    assert_int_equal(verdict, ATTN_VERDICT_ELIGIBLE);
+    assert_int_equal(reasons, 0);
+    assert_int_equal(assignment_verdict(a, 0, D, 3, &verdict, &reasons), ATTN_ERROR_NOT_FOUND);
+    assert_int_equal(assignment_choice(a, 1, D, &choice), ATTN_ERROR_NOT_FOUND);
+    assert_int_equal(assignment_choice(a, 0, 2, &choice), ATTN_ERROR_INVALID_ARGUMENT);
+    assignment_destroy(a);
+    assignment_destroy(NULL);
+    fixture_finish(&f);
+}
+
+static void test_phases(void **state)
+{
+    struct fixture f;
+    struct attn_error error;
+    attn_assignment *a = NULL;
+    struct attn_layer_desc layer = fixture_layer("l");
+    (void)state;
+    fixture_init(&f);
+    struct attn_backend_caps *prefill = fixture_add(&f, "fast_prefill", "", 10);
+    fixture_add(&f, "slow", "", 1);
+    prefill->phases = 1u << P;
+    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, P), "fast_prefill");
+    assert_string_equal(fixture_chosen(a, 0, D), "slow");
+    assignment_destroy(a);
+    /* No layout in common: both phases go where one cache serves both. */
+    prefill->layouts = 1u << ATTN_KV_LAYOUT_PACKED_K;
+    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, P), "slow");
+    assert_string_equal(fixture_chosen(a, 0, D), "slow");
+    assignment_destroy(a);
+    fixture_finish(&f);
+}
+
+static void test_orders_wishes_exclusions(void **state)
+{
+    static const struct {
+        const char *text, *prefill, *decode;
+        int32_t forced;
+    } cases[] = {
+        {"alpha", "alpha", "alpha", 1},
+        {"beta,alpha", "alpha", "alpha", 1}, /* beta cannot head 72 */
+        {"beta?", "gamma", "gamma", 0},
+        {"^gamma", "alpha", "alpha", 0},
+        {"g*", "gamma", "gamma", 1},
+        {"gamma;decode=alpha", "gamma", "alpha", 1},
+        {"alpha;layers.0=gamma", "gamma", "gamma", 1},
+        {"alpha;layers.1-5=gamma", "alpha", "alpha", 1},
+        {"alpha;full=gamma", "gamma", "gamma", 1},
+        {"alpha;sliding=gamma", "alpha", "alpha", 1},
+        {"alpha?", "alpha", "alpha", 1},
+    };
+    static const struct attn_head_size_range only_64 = {{64, 64, 1}, {0, 0, 1}, 1};
+    struct attn_layer_desc layer = fixture_layer("l");
+    struct fixture f;
+    (void)state;
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 1);
+    struct attn_backend_caps *beta = fixture_add(&f, "beta", "", 50);
+    fixture_add(&f, "gamma", "", 10);
+    beta->head_sizes = &only_64;
+    beta->num_head_sizes = 1;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct attn_error error;
+        struct attn_choice choice = {.struct_size = sizeof choice};
+        attn_assignment *a = NULL;
+        if (fixture_select(&f, cases[i].text, &layer, 1, &a, &error) != ATTN_OK) {
+            fail_msg("'%s': %s", cases[i].text, error.message);
+        }
+        assert_string_equal(fixture_chosen(a, 0, P), cases[i].prefill);
+        assert_string_equal(fixture_chosen(a, 0, D), cases[i].decode);
+        assert_int_equal(assignment_choice(a, 0, D, &choice), ATTN_OK);
+        assert_int_equal(choice.forced, cases[i].forced);
+        assignment_destroy(a);
+    }
+    fixture_finish(&f);
+}
+
+static void test_refused_order(void **state)
+{
+    struct attn_layer_desc layer = fixture_layer("model.layers.7");
+    struct attn_select_options options = {.struct_size = sizeof options,
+                                          .backend = "alpha",
+                                          .flags = ATTN_SELECT_KEEP_UNSERVED};
+    const struct attn_layer_desc *pointer = &layer;
+    struct attn_error error;
+    struct attn_reason reason = {.struct_size = sizeof reason};
+    struct fixture f;
+    attn_assignment *a = NULL;
+    int32_t verdict = -1, count = -1;
+    (void)state;
+    layer.head_size = 72;
+    layer.soft_cap = 30;
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 1);
+    assert_int_equal(fixture_select(&f, "alpha", &layer, 1, &a, &error), ATTN_ERROR_REFUSED);
+    assert_null(a);
+    assert_non_null(strstr(error.message, "model.layers.7"));
+    assert_non_null(strstr(error.message, "prefill"));
+    assert_non_null(strstr(error.message, "alpha"));
+    assert_non_null(strstr(error.message, "head_size 72"));
+    assert_non_null(strstr(error.message, "soft_cap 30"));
+    assert_non_null(strstr(error.message, "64, 128..256 in steps of 8"));
+    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_ERROR_NO_BACKEND);
+    assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error), ATTN_OK);
+    assert_int_equal(assignment_verdict(a, 0, D, 0, &verdict, &count), ATTN_OK);
+    assert_int_equal(verdict, ATTN_VERDICT_UNSUPPORTED);
+    assert_int_equal(count, 2);
+    assert_int_equal(assignment_reason(a, 0, D, 0, 0, &reason), ATTN_OK);
+    assert_string_equal(reason.field, "head_size");
+    assert_string_equal(reason.asked, "72");
+    assert_int_equal(assignment_reason(a, 0, D, 0, 2, &reason), ATTN_ERROR_NOT_FOUND);
+    size_t needed = 0;
+    assert_int_equal(assignment_export(a, NULL, 0, &needed, &error), ATTN_ERROR_NO_BACKEND);
+    assignment_destroy(a);
+    fixture_finish(&f);
+}
+
+static void test_names(void **state)
+{
+    struct attn_layer_desc layer = fixture_layer("l");
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    (void)state;
+    fixture_init(&f);
+    fixture_add(&f, "cpu_ref", "", 0);
+    fixture_add(&f, "cpu_simd", "avx2", 5);
+    fixture_add(&f, "cpu_simd", "avx512", 9);
+    assert_int_not_equal(fixture_select(&f, "cpu_smid", &layer, 1, &a, &error), ATTN_OK);
+    assert_non_null(strstr(error.message, "cpu_smid"));
+    assert_non_null(strstr(error.message, "did you mean 'cpu_simd"));
+    assert_non_null(strstr(error.message, "position 0"));
+    assert_int_not_equal(fixture_select(&f, "decode=nothing_*", &layer, 1, &a, &error), ATTN_OK);
+    assert_int_equal(fixture_select(&f, "^cuda_flash", &layer, 1, &a, &error), ATTN_OK);
+    assert_non_null(strstr(f.log, "cuda_flash"));
+    assert_string_equal(fixture_chosen(a, 0, D), "cpu_simd@avx512");
+    assignment_destroy(a);
+    f.log[0] = '\0';
+    assert_int_equal(fixture_select(&f, "cpu_simd@avx2", &layer, 1, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, D), "cpu_simd@avx2");
+    assert_non_null(strstr(f.log, "forced by 'cpu_simd@avx2'"));
+    assignment_destroy(a);
+    fixture_finish(&f);
+}
+
+static int32_t asked_supports;
+
+static attn_status refuse_decode(const struct attn_backend_caps *caps,
+                                 const struct attn_layer_desc *layer, int32_t phase,
+                                 const struct attn_reason_sink *reasons, struct attn_error *error)
+{
+    (void)error;
+    asked_supports++;
+    assert_int_not_equal(layer->kv_dtype, ATTN_KV_AUTO);
+    assert_true(layer->block_size > 0);
+    assert_true(layer->head_size_v > 0);
+    if (phase == D && strcmp(caps->name, "alpha") == 0) {
+        reasons->refuse(reasons->user, "moon", "full", "new");
+        reasons->refuse(reasons->user, "tide", "high", "low");
+    }
+    return ATTN_OK;
+}
+
+static void test_supports_is_asked_last(void **state)
+{
+    struct attn_layer_desc layer = fixture_layer("l");
+    struct attn_reason reason = {.struct_size = sizeof reason};
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    (void)state;
+    layer.block_size = 0;
+    fixture_init(&f);
+    f.table.supports = refuse_decode;
+    fixture_add(&f, "alpha", "", 9);
+    fixture_add(&f, "beta", "", 1)->dtypes = 1u << ATTN_DTYPE_BF16;
+    fixture_add(&f, "gamma", "", 0)->dtypes = 1u << ATTN_DTYPE_F16;
+    asked_supports = 0;
+    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_int_equal(asked_supports, 4); /* gamma failed on its data */
+    assert_string_equal(fixture_chosen(a, 0, P), "alpha");
+    assert_string_equal(fixture_chosen(a, 0, D), "beta");
+    assert_int_equal(assignment_reason(a, 0, D, 0, 1, &reason), ATTN_OK);
+    assert_string_equal(reason.field, "tide");
+    assert_string_equal(reason.supported, "low");
+    assignment_destroy(a);
+    fixture_finish(&f);
+}
+
+static void test_hybrid_and_sharing(void **state)
+{
+    struct attn_layer_desc layers[4];
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    (void)state;
+    for (int32_t i = 0; i < 4; i++) {
+        static const char *const names[] = {"0", "1", "2", "3"};
+        layers[i] = fixture_layer(names[i]);
+    }
+    layers[1].has_window = 1;
+    layers[1].window_left = 511;
+    layers[2].kind = ATTN_LAYER_ENCODER_ONLY;
+    layers[2].causal = 0;
+    layers[3].kv_sharing_target = "0";
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 9)->terms &= ~(uint64_t)ATTN_TERM_SLIDING_WINDOW;
+    fixture_add(&f, "beta", "", 1);
+    assert_int_equal(fixture_select(&f, "", layers, 4, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, D), "alpha");
+    assert_string_equal(fixture_chosen(a, 1, D), "beta");
+    assert_string_equal(fixture_chosen(a, 2, D), "alpha");
+    assert_string_equal(fixture_chosen(a, 2, P), "alpha");
+    assert_int_equal(a->layers[2].phases[P].choice.composed, ATTN_COMPOSE_ENCODER);
+    assert_int_equal(a->layers[2].phases[P].choice.block_size, 0);
+    assert_int_equal(a->layers[3].layer.sharing_target, 0);
+    assert_int_equal(a->layers[3].phases[D].choice.layout, a->layers[0].phases[D].choice.layout);
+    assignment_destroy(a);
+    fixture_finish(&f);
+}
+
+static void test_two_runtimes(void **state)
+{
+    struct attn_layer_desc layer = fixture_layer("l");
+    const struct attn_layer_desc *pointer = &layer;
+    static char first[] = "alpha", second[] = "beta";
+    struct fixture f[2];
+    attn_assignment *a[2] = {NULL, NULL};
+    (void)state;
+    for (int32_t i = 0; i < 2; i++) {
+        fixture_init(&f[i]);
+        fixture_add(&f[i], "alpha", "", 1);
+        fixture_add(&f[i], "beta", "", 1);
+        f[i].runtime.settings.backend = i == 0 ? first : second;
+    }
+    for (int32_t i = 0; i < 2; i++) {
+        assert_int_equal(select_layers(&f[i].runtime, NULL, &pointer, 1, &a[i], NULL), ATTN_OK);
+    }
+    assert_string_equal(fixture_chosen(a[0], 0, D), "alpha");
+    assert_string_equal(fixture_chosen(a[1], 0, D), "beta");
+    for (int32_t i = 0; i < 2; i++) {
+        assignment_destroy(a[i]);
+        fixture_finish(&f[i]);
+    }
+}
+
+static attn_status import(struct fixture *f, const char *text, const struct attn_layer_desc *layers,
+                          int32_t count, attn_assignment **a, struct attn_error *error)
+{
+    struct attn_select_options options = {.struct_size = sizeof options, .import_text = text};
+    const struct attn_layer_desc *pointers[4];
+    for (int32_t i = 0; i < count; i++) {
+        pointers[i] = &layers[i];
+    }
+    *error = (struct attn_error)ATTN_ERROR_INIT;
+    return select_layers(&f->runtime, &options, pointers, count, a, error);
+}
+
+static void test_export_import(void **state)
+{
+    struct attn_layer_desc layers[2] = {fixture_layer("model layer=0"), fixture_layer("name=1")};
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL, *b = NULL;
+    char text[1024], again[1024], small[8];
+    size_t needed = 0;
+    (void)state;
+    layers[1].kind = ATTN_LAYER_ENCODER_ONLY;
+    layers[1].causal = 0;
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 9);
+    fixture_add(&f, "beta", "x", 1);
+    assert_int_equal(fixture_select(&f, "beta;decode=alpha;encoder_only=beta", layers, 2, &a,
+                                    &error), ATTN_OK);
+    assert_int_equal(assignment_export(a, NULL, 0, &needed, &error), ATTN_OK);
+    assert_int_equal(assignment_export(a, small, sizeof small, &needed, &error), ATTN_OK);
+    assert_int_equal(strlen(small), sizeof small - 1);
+    assert_int_equal(assignment_export(a, text, sizeof text, &needed, &error), ATTN_OK);
+    assert_int_equal(strlen(text) + 1, needed);
+    if (import(&f, text, layers, 2, &b, &error) != ATTN_OK) {
+        fail_msg("%s\n%s", error.message, text);
+    }
+    assert_string_equal(fixture_chosen(b, 0, P), "beta@x");
+    assert_string_equal(fixture_chosen(b, 0, D), "alpha");
+    assert_int_equal(assignment_export(b, again, sizeof again, &needed, &error), ATTN_OK);
+    assert_string_equal(text, again);
+    assignment_destroy(a);
+    assignment_destroy(b);
+
+    /* Taken as it is, or refused. */
+    assert_int_equal(import(&f, text, layers, 1, &b, &error), ATTN_ERROR_REFUSED);
+    layers[0].name = "other";
+    assert_int_equal(import(&f, text, layers, 2, &b, &error), ATTN_ERROR_REFUSED);
+    assert_string_equal(error.field, "name");
+    layers[0].name = "model layer=0";
+    layers[0].block_size = 32;
+    assert_int_equal(import(&f, text, layers, 2, &b, &error), ATTN_ERROR_REFUSED);
+    assert_non_null(strstr(error.message, "32"));
+    layers[0].block_size = 16;
+    f.backends[0].caps.terms = 0;
+    assert_int_equal(import(&f, text, layers, 2, &b, &error), ATTN_ERROR_REFUSED);
+    assert_non_null(strstr(error.message, "causal"));
+    assert_null(b);
+    fixture_finish(&f);
+}
+
+static void test_malformed_import(void **state)
+{
+    static const char *const texts[] = {
+        "", "attn-assignment 2\n", "attn-assignment 1\n", "attn-assignment 1\nlayer 0\n",
+        "attn-assignment 1\nlayer 1 prefill=alpha decode=alpha kv_dtype=bf16 block_size=16 "
+        "layout=nhd name=l\n",
+        "attn-assignment 1\nlayer 0 prefill=alpha decode=alpha kv_dtype=bf17 block_size=16 "
+        "layout=nhd name=l\n",
+        "attn-assignment 1\nlayer 0 prefill=alpha decode=alpha kv_dtype=bf16 block_size=-1 "
+        "layout=nhd name=l\n",
+        "attn-assignment 1\nlayer 0 prefill=alpha decode=alpha kv_dtype=bf16 block_size=16 "
+        "layout=xyz name=l\n",
+        "attn-assignment 1\nlayer 0 prefill= decode=alpha kv_dtype=bf16 block_size=16 "
+        "layout=nhd name=l\n",
+        "attn-assignment 1\nlayer 0 prefill=* decode=* kv_dtype=bf16 block_size=16 "
+        "layout=nhd name=l\n",
+        "attn-assignment 1\nlayer 0 decode=alpha prefill=alpha kv_dtype=bf16 block_size=16 "
+        "layout=nhd name=l\n",
+        "attn-assignment 1\nlayer 0 prefill=zeta decode=alpha kv_dtype=bf16 block_size=16 "
+        "layout=nhd name=l\n",
+    };
+    struct attn_layer_desc layer = fixture_layer("l");
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    (void)state;
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 9);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        attn_status status = import(&f, texts[i], &layer, 1, &a, &error);
+        if (status != ATTN_ERROR_SYNTAX && status != ATTN_ERROR_REFUSED) {
+            fail_msg("'%s' gave %d", texts[i], status);
+        }
+        assert_true(error.message[0] != '\0');
+        assert_null(a);
+    }
+    fixture_finish(&f);
+}
+
+/* A measurement on file decides over the plugin's estimate, for its device, shape and phase only. */
+static void test_measured(void **state)
+{
+    char folder[] = "/tmp/attn-ranks-XXXXXX", path[64];
+    struct attn_layer_desc layer = fixture_layer("l");
+    struct attn_choice choice = {.struct_size = sizeof choice};
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/ranks", folder);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs("broken line\n"
+          "x86-64 32/8x128x128.bf16.bf16 decode alpha 4.5\n"
+          "x86-64 32/8x128x128.bf16.bf16 decode beta 9\n"
+          "sm_90 32/8x128x128.bf16.bf16 prefill alpha 1\n"
+          "x86-64 32/8x64x64.bf16.bf16 prefill alpha 1\n"
+          "x86-64 32/8x128x128.bf16.bf16 prefill alpha nan\n",
+          file);
+    fclose(file);
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 1);
+    fixture_add(&f, "beta", "", 50);
+    f.runtime.settings.cache_dir = folder;
+    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, D), "alpha");
+    assert_string_equal(fixture_chosen(a, 0, P), "beta");
+    assert_int_equal(assignment_choice(a, 0, D, &choice), ATTN_OK);
+    assert_int_equal(choice.measured, 1);
+    assert_int_equal(assignment_choice(a, 0, P, &choice), ATTN_OK);
+    assert_int_equal(choice.measured, 0);
+    assignment_destroy(a);
+    /* An order stands over a measurement. */
+    assert_int_equal(fixture_select(&f, "beta", &layer, 1, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, D), "beta");
+    assignment_destroy(a);
+    remove(path);
+    remove(folder);
+    fixture_finish(&f);
+}
+
+static int32_t allocations_left;
+
+static void *failing_allocate(void *user, size_t size, size_t alignment)
+{
+    (void)user;
+    return allocations_left-- > 0
+               ? aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
+               : NULL;
+}
+
+static void test_every_allocation_fails(void **state)
+{
+    struct attn_layer_desc layers[2] = {fixture_layer("0"), fixture_layer("1")};
+    struct fixture f;
+    bool done = false;
+    (void)state;
+    layers[1].head_size = 72;
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 9);
+    fixture_add(&f, "beta", "", 1);
+    f.runtime.host.allocate = failing_allocate;
+    for (int32_t n = 0; n < 200 && !done; n++) {
+        struct attn_error error;
+        attn_assignment *a = NULL;
+        allocations_left = n;
+        attn_status status = fixture_select(&f, "alpha;decode=beta", layers, 2, &a, &error);
+        assert_null(a);
+        done = status == ATTN_ERROR_REFUSED && allocations_left >= 0;
+        if (!done) {
+            assert_true(status == ATTN_ERROR_OUT_OF_MEMORY || status == ATTN_ERROR_REFUSED);
+        }
+    }
+    assert_true(done);
+    fixture_finish(&f);
+}
+
+static void test_devices(void **state)
+{
+    struct attn_layer_desc layer = fixture_layer("l");
+    const struct attn_layer_desc *pointer = &layer;
+    struct attn_select_options options = {.struct_size = sizeof options,
+                                          .device = {ATTN_DEVICE_CPU, 0}};
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    int32_t verdict = -1;
+    (void)state;
+    fixture_init(&f);
+    fixture_add(&f, "cpu", "", 1);
+    fixture_add(&f, "gpu", "", 1)->device = (struct attn_device){ATTN_DEVICE_CUDA, 0};
+    assert_int_equal(select_layers(&f.runtime, NULL, &pointer, 1, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, D), "gpu");
+    assignment_destroy(a);
+    assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, D), "cpu");
+    assert_int_equal(assignment_verdict(a, 0, D, 1, &verdict, NULL), ATTN_OK);
+    assert_int_equal(verdict, ATTN_VERDICT_OTHER_DEVICE);
+    assignment_destroy(a);
+    /* An order decides the device where none was asked for. */
+    assert_int_equal(fixture_select(&f, "cpu", &layer, 1, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, D), "cpu");
+    assignment_destroy(a);
+    fixture_finish(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rank_and_ties),
+        cmocka_unit_test(test_phases),
+        cmocka_unit_test(test_orders_wishes_exclusions),
+        cmocka_unit_test(test_refused_order),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_supports_is_asked_last),
+        cmocka_unit_test(test_hybrid_and_sharing),
+        cmocka_unit_test(test_two_runtimes),
+        cmocka_unit_test(test_export_import),
+        cmocka_unit_test(test_malformed_import),
+        cmocka_unit_test(test_measured),
+        cmocka_unit_test(test_every_allocation_fails),
+        cmocka_unit_test(test_devices),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
