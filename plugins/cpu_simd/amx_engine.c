@@ -3,10 +3,12 @@
  * four tdpbf16ps (16 x 16 x 32 each) stand on four tile loads. */
 #include "vec/vec_avx512.h"
 
+#include "vec/f32_direct.h"
+
 #include "vec/bf16_engine.h"
 #include "vec/bf16_unpack.h"
 
-#include "vec/bf16_direct.h"
+#include "vec/fp8_direct.h"
 
 struct tile_config {
     uint8_t palette;
@@ -121,9 +123,8 @@ static const struct engine engine_bf16 = {
     .pack_values = bf16_pack_values,
     .gemm = amx_gemm,
     .softmax = bf16_softmax,
-    .direct_scores = bf16_direct_scores,
-    .direct_values = bf16_direct_values,
-    .direct_finish = bf16_direct_finish,
+    .direct = &bf16_direct,
+    .direct_fp8 = &fp8_direct,
 };
 
 const struct variant variant_amx = {.name = "amx",

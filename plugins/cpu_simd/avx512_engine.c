@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "vec/vec_avx512.h"
 
-#include "vec/f32_engine.h"
+#include "vec/f32_direct.h"
 
 static const struct engine engine_f32 = F32_ENGINE;
 

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "vec/vec_avx512.h"
 
+#include "vec/f32_direct.h"
+
 #include "vec/bf16_engine.h"
 #include "vec/bf16_unpack.h"
 
-#include "vec/bf16_direct.h"
+#include "vec/fp8_direct.h"
 
 static const struct engine engine_f32 = F32_ENGINE;
 
@@ -18,9 +20,8 @@ static const struct engine engine_bf16 = {
     .pack_values = bf16_pack_values,
     .gemm = bf16_gemm,
     .softmax = bf16_softmax,
-    .direct_scores = bf16_direct_scores,
-    .direct_values = bf16_direct_values,
-    .direct_finish = bf16_direct_finish,
+    .direct = &bf16_direct,
+    .direct_fp8 = &fp8_direct,
 };
 
 const struct variant variant_avx512bf16 = {

@@ -19,9 +19,10 @@ struct direct {
     int32_t rows_padded; /* rows of a head in q and the accumulator */
 };
 
-static int32_t rows_of_group(int32_t group)
+static int32_t rows_of_group(const struct problem *problem)
 {
-    return group == 1 ? 1 : round_up(group, 4);
+    int32_t group = problem->shape.group;
+    return group == 1 && !problem->direct_fp8 ? 1 : round_up(group, 4);
 }
 
 static void direct_terms(const struct direct *direct, int32_t head, int32_t first, int32_t n,
@@ -55,7 +56,7 @@ static const void **head_rows(const struct direct *direct, const struct row_sour
                               int32_t padded, int64_t *offset)
 {
     *offset = h * source->stride_head;
-    if (!source->stage) {
+    if (!source->stage || direct->run->problem.direct_fp8) {
         return rows;
     }
     for (int32_t i = 0; i < n; i++) {
@@ -150,12 +151,13 @@ static void direct_tile(const struct direct *direct, int32_t h, int32_t first, i
     struct direct_args args = {.keys = n,
                                .rows = direct->rows_padded,
                                .depth = shape->depth_padded,
-                               .zero_row = direct->scratch + at->zero_row};
+                               .zero_row = direct->scratch + at->zero_row,
+                               .element = problem->keys.element};
     const void **rows = head_rows(direct, &problem->keys, direct->key_rows, h, n, at->stage_keys,
                                   shape->depth_padded, &args.offset);
     args.key_rows = (const char *const *)rows;
     find_next(direct, &problem->keys, direct->key_rows, direct->next_keys, h, n, next_n, &args);
-    engine->direct_scores(scores, q, &args);
+    problem->direct->scores(scores, q, &args);
     if (problem->terms) {
         direct_terms(direct, head, first, n, scores);
     }
@@ -166,7 +168,7 @@ static void direct_tile(const struct direct *direct, int32_t h, int32_t first, i
     args.key_rows = (const char *const *)rows;
     find_next(direct, &problem->values, direct->value_rows, direct->next_values, h, n, next_n,
               &args);
-    engine->direct_values(accumulator, scores, &args);
+    problem->direct->values(accumulator, scores, &args);
 }
 
 static void direct_init(struct direct *direct, const struct attend_run *run,
@@ -185,14 +187,16 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
         .staged_rows = (const void **)(scratch + at->next_rows) + 2 * DIRECT_KEYS,
         .key_scale = (float *)(scratch + at->key_scale),
         .value_scale = (float *)(scratch + at->value_scale),
-        .rows_padded = rows_of_group(shape->group),
+        .rows_padded = rows_of_group(&run->problem),
     };
     int32_t rows = direct->rows_padded * item->num_heads;
     size_t row_bytes = (size_t)shape->depth_padded * (size_t)shape->engine->element_bytes;
     for (int32_t h = 0; h < item->num_heads; h++) {
-        load_queries(run, item, item->head + h,
-                     scratch + at->q + (size_t)(h * direct->rows_padded) * row_bytes,
-                     direct->rows_padded);
+        char *q = scratch + at->q + (size_t)(h * direct->rows_padded) * row_bytes;
+        load_queries(run, item, item->head + h, q, direct->rows_padded);
+        for (int32_t r = 0; r < shape->group && run->problem.direct->order != NULL; r++) {
+            run->problem.direct->order(q + (size_t)r * row_bytes, shape->depth_padded);
+        }
     }
     memset(scratch + at->accumulator, 0,
            (size_t)rows * (size_t)shape->width_padded * sizeof(float));
@@ -263,9 +267,9 @@ void run_direct(const struct attend_run *run, const struct work_item *item, char
         int32_t row = h * direct.rows_padded;
         float *accumulator = (float *)(scratch + run->layout.accumulator) +
                              (int64_t)row * shape->width_padded;
-        for (int32_t g = 0; g < shape->group && shape->engine->direct_finish != NULL; g++) {
-            shape->engine->direct_finish(accumulator + (int64_t)g * shape->width_padded,
-                                         shape->width_padded);
+        for (int32_t g = 0; g < shape->group && run->problem.direct->finish != NULL; g++) {
+            run->problem.direct->finish(accumulator + (int64_t)g * shape->width_padded,
+                                        shape->width_padded);
         }
         finish_item(run, item, item->head + h, accumulator,
                     (float *)(scratch + run->layout.reference) + row,

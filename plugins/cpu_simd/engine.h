@@ -70,6 +70,18 @@ struct direct_args {
     int64_t next_offset;
     int32_t next_keys;
     int32_t next_lines;
+    int32_t element; /* enum element_type of the rows, for fp8 */
+    int32_t column;  /* first column of a block, inside an engine */
+};
+
+/* Decode for one kind of rows. */
+struct direct_engine {
+    /* scores[row][key] = q[row] . key, q padded to args->rows rows of `depth` */
+    void (*scores)(float *scores, const void *q, const struct direct_args *args);
+    /* acc[row] += p[row] V, with columns in the engine's own order */
+    void (*values)(float *acc, const void *p, const struct direct_args *args);
+    void (*finish)(float *row, int32_t width); /* into plain order, in place; NULL: it is */
+    void (*order)(void *q, int32_t n); /* brings q into the order of scores; NULL: plain */
 };
 
 struct engine {
@@ -91,13 +103,9 @@ struct engine {
     void (*gemm)(float *c, int64_t ldc, const void *a, int64_t lda, const void *b, int64_t ldb,
                  int32_t m, int32_t n, int32_t k, int accumulate);
     void (*softmax)(const struct softmax_args *args);
-    /* Decode: scores[row][key] = q[row] . key, q padded to DIRECT_ROWS rows of `depth`; NULL: no
-     * direct path */
-    void (*direct_scores)(float *scores, const void *q, const struct direct_args *args);
-    /* acc[row] += p[row] V; acc in the engine's own order of columns, see direct_finish. Returns 1
-     * if a value is NaN or infinite (then acc is spoilt as it should be). */
-    void (*direct_values)(float *acc, const void *p, const struct direct_args *args);
-    void (*direct_finish)(float *row, int32_t depth); /* into plain order, in place */
+    const struct direct_engine *direct; /* rows in the compute type; NULL: no decode path */
+    /* rows of e4m3 or e5m2, where head_size and head_size_v are multiples of 64; NULL: staged */
+    const struct direct_engine *direct_fp8;
 };
 
 struct variant {

@@ -74,6 +74,8 @@ struct problem {
     bool causal_per_request;
     bool terms; /* scores need more than a factor */
     bool paged;
+    const struct direct_engine *direct; /* of the decode path */
+    bool direct_fp8;                    /* it reads fp8 rows in place */
 };
 
 /* Keys that one query row sees: low .. high-1. */

@@ -212,6 +212,12 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
                           shape->depth != shape->depth_padded;
     problem->values.stage = problem->values.element != native || problem->values.pack != 0 ||
                             shape->width != shape->width_padded;
+    const struct engine *engine = shape->engine;
+    bool fp8 = shape->kv_element == ELEMENT_E4M3 || shape->kv_element == ELEMENT_E5M2;
+    problem->direct_fp8 = problem->paged && fp8 && engine->direct_fp8 != NULL &&
+                          problem->keys.pack == 0 && problem->values.pack == 0 &&
+                          shape->depth % 64 == 0 && shape->width % 64 == 0;
+    problem->direct = problem->direct_fp8 ? engine->direct_fp8 : engine->direct;
     return ATTN_OK;
 }
 

@@ -84,7 +84,7 @@ static void choose_path(const struct problem *problem, int32_t direct_heads,
 {
     const struct layer_shape *shape = &problem->shape;
     bool tree = problem->batch->tree != NULL && problem->layer->tree_mask != ATTN_TREE_NONE;
-    item->direct = shape->engine->direct_scores != NULL && item->num_tokens == 1 && !tree &&
+    item->direct = shape->engine->direct != NULL && item->num_tokens == 1 && !tree &&
                    shape->group <= DIRECT_ROWS;
     item->num_heads = item->direct ? direct_heads : 1;
 }

@@ -10,6 +10,7 @@
 #define CPU_SIMD_BF16_DIRECT_H
 
 #include "bf16_engine.h"
+#include "prefetch.h"
 
 /* Lane l of the result: partial sums of a, b, c, d over lane l. */
 INLINE __m512 fold_four(__m512 a, __m512 b, __m512 c, __m512 d)
@@ -29,35 +30,6 @@ INLINE __m512 fold_lanes(const __m512 *v)
     __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(v[2], v[3], 0x88),
                              _mm512_shuffle_f32x4(v[2], v[3], 0xdd));
     return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-}
-
-struct prefetch {
-    const struct direct_args *args;
-    int32_t steps;
-    int32_t total;  /* lines */
-    int32_t credit; /* a line is due for each `steps` of it */
-    int32_t row;
-    int32_t line;
-};
-
-INLINE struct prefetch prefetch_begin(const struct direct_args *args, int32_t steps)
-{
-    return (struct prefetch){
-        .args = args, .steps = steps, .total = args->next_keys * args->next_lines};
-}
-
-INLINE void prefetch_step(struct prefetch *prefetch)
-{
-    const struct direct_args *args = prefetch->args;
-    for (prefetch->credit += prefetch->total; prefetch->credit >= prefetch->steps;
-         prefetch->credit -= prefetch->steps) {
-        const char *row = args->next_rows[prefetch->row] + args->next_offset;
-        _mm_prefetch(row + 64 * prefetch->line, _MM_HINT_T0);
-        if (++prefetch->line == args->next_lines) {
-            prefetch->line = 0;
-            prefetch->row++;
-        }
-    }
 }
 
 INLINE const uint16_t *key_row(const struct direct_args *args, int32_t key)
@@ -235,5 +207,8 @@ static void bf16_direct_finish(float *row, int32_t depth)
                          _mm512_castpd_ps(_mm512_permutex2var_pd(low, back, high)));
     }
 }
+
+static const struct direct_engine bf16_direct = {
+    .scores = bf16_direct_scores, .values = bf16_direct_values, .finish = bf16_direct_finish};
 
 #endif

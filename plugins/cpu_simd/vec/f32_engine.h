@@ -258,7 +258,7 @@ DEFINE_STORE(f32_to_bf16_row, uint16_t, vf_store_bf16, f32_to_bf16)
         .unpack = {f32_from_f32,  f32_from_f16,  f32_from_bf16,                                    \
                    f32_from_e4m3, f32_from_e5m2, f32_from_int8},                                   \
         .pack_keys = f32_pack_keys, .pack_values = f32_pack_values, .gemm = f32_gemm,              \
-        .softmax = f32_softmax                                                                     \
+        .softmax = f32_softmax, .direct = &f32_direct                                              \
     }
 
 #define ROW_OPERATIONS                                                                             \

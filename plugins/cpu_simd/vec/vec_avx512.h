@@ -27,6 +27,16 @@ static inline vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 static inline vf vf_abs(vf x) { return _mm512_abs_ps(x); }
 static inline vf vf_sqrt(vf x) { return _mm512_sqrt_ps(x); }
 static inline float vf_sum(vf x) { return _mm512_reduce_add_ps(x); }
+static inline void vf_sum_four(float *out, vf a, vf b, vf c, vf d)
+{
+    vf ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    vf cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+    vf lanes = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
 static inline float vf_greatest(vf x) { return _mm512_reduce_max_ps(x); }
 static inline __m512i vf_lanes(void)
 {

@@ -27,6 +27,13 @@ static inline vf vf_min(vf a, vf b) { return a < b ? a : b; }
 static inline vf vf_abs(vf x) { return fabsf(x); }
 static inline vf vf_sqrt(vf x) { return sqrtf(x); }
 static inline float vf_sum(vf x) { return x; }
+static inline void vf_sum_four(float *out, vf a, vf b, vf c, vf d)
+{
+    out[0] = a;
+    out[1] = b;
+    out[2] = c;
+    out[3] = d;
+}
 static inline float vf_greatest(vf x) { return x; }
 static inline vf vf_ramp(float first) { return first; }
 static inline vf vf_keep(vf x, int32_t first, int32_t low, int32_t high, float other)

@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model_config.h"
+
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_FILE (16 << 20)
+#define MAX_LAYERS 1024
+
+static void fail(struct reading *r, const char *field, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void fail(struct reading *r, const char *field, const char *format, ...)
+{
+    va_list arguments;
+    if (r->status != ATTN_OK) {
+        return; /* the first failure is told */
+    }
+    r->status = r->error->status = ATTN_ERROR_INVALID_ARGUMENT;
+    snprintf(r->error->field, sizeof r->error->field, "%s", field);
+    va_start(arguments, format);
+    vsnprintf(r->error->message, sizeof r->error->message, format, arguments);
+    va_end(arguments);
+}
+
+int32_t read_int(struct reading *r, const cJSON *object, const char *name, int32_t otherwise,
+                 int32_t min, int32_t max)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    if (item == NULL || cJSON_IsNull(item) || cJSON_IsFalse(item)) {
+        return otherwise;
+    }
+    if (!cJSON_IsNumber(item) || item->valuedouble != floor(item->valuedouble) ||
+        item->valuedouble < min || item->valuedouble > max) {
+        fail(r, name, "%g; a whole number from %d to %d is allowed",
+             cJSON_IsNumber(item) ? item->valuedouble : (double)NAN, min, max);
+        return otherwise > 0 ? otherwise : min;
+    }
+    return (int32_t)item->valuedouble;
+}
+
+double read_number(struct reading *r, const cJSON *object, const char *name, double otherwise)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    if (item == NULL || cJSON_IsNull(item)) {
+        return otherwise;
+    }
+    if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble) || item->valuedouble < 0 ||
+        item->valuedouble > 1e9) {
+        fail(r, name, "%g; a number from 0 to 1e9 is allowed",
+             cJSON_IsNumber(item) ? item->valuedouble : (double)NAN);
+        return otherwise;
+    }
+    return item->valuedouble;
+}
+
+const char *read_text(const cJSON *object, const char *name)
+{
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, name));
+    return text != NULL ? text : "";
+}
+
+struct model_layer *add_layer(struct reading *r, const char *prefix, int32_t index)
+{
+    static struct model_layer spill; /* where a failed reading writes what nobody reads */
+    struct model_config *config = r->config;
+    if (r->status != ATTN_OK || config->num_layers >= config->max_layers) {
+        fail(r, "num_hidden_layers", "more than %d layers", config->max_layers);
+        return &spill;
+    }
+    struct model_layer *layer = &config->layers[config->num_layers++];
+    memset(layer, 0, sizeof *layer);
+    snprintf(layer->name, sizeof layer->name, "%s.%d", prefix, index);
+    layer->desc.struct_size = sizeof layer->desc;
+    return layer;
+}
+
+static int32_t read_dtype(const cJSON *text)
+{
+    const char *name = read_text(text, "torch_dtype");
+    name = name[0] != '\0' ? name : read_text(text, "dtype");
+    return strcmp(name, "float16") == 0   ? ATTN_DTYPE_F16
+           : strcmp(name, "float32") == 0 ? ATTN_DTYPE_F32
+                                          : ATTN_DTYPE_BF16;
+}
+
+void read_heads(struct reading *r, const cJSON *text, struct attn_layer_desc *desc)
+{
+    int32_t heads = read_int(r, text, "num_attention_heads", read_int(r, text, "n_head", 0, 1, 4096), 1, 4096);
+    int32_t hidden = read_int(r, text, "hidden_size", read_int(r, text, "n_embed", 0, 1, 1 << 20), 1, 1 << 20);
+    if (heads <= 0) {
+        fail(r, "num_attention_heads", "is missing; 1 to 4096 are allowed");
+        heads = 1;
+    }
+    desc->num_q_heads = heads;
+    desc->num_kv_heads = read_int(r, text, "num_key_value_heads", heads, 1, 4096);
+    desc->head_size = read_int(r, text, "head_dim", hidden / heads, 8, 512);
+    if (desc->num_q_heads % desc->num_kv_heads != 0) {
+        fail(r, "num_key_value_heads", "%d does not divide num_attention_heads %d", desc->num_kv_heads,
+             desc->num_q_heads);
+    }
+    if (desc->head_size < 8 || desc->head_size % 8 != 0) {
+        fail(r, "head_dim", "%d; multiples of 8 up to 512 are allowed", desc->head_size);
+    }
+    double scalar = read_number(r, text, "query_pre_attn_scalar", desc->head_size);
+    desc->scale = (float)(1 / sqrt(scalar > 0 ? scalar : 1));
+    desc->soft_cap = (float)read_number(r, text, "attn_logit_softcapping", 0);
+    desc->dtype = read_dtype(text);
+    desc->causal = 1;
+    desc->window_left = desc->window_right = -1;
+}
+
+/* "sliding_attention", "full_attention", "chunked_attention" or "linear_attention" of layer i. */
+static const char *layer_type(struct reading *r, const cJSON *text, const char *model_type, int32_t i)
+{
+    const cJSON *types = cJSON_GetObjectItemCaseSensitive(text, "layer_types");
+    int32_t pattern = read_int(r, text, "sliding_window_pattern", 0, 1, 1024);
+    int32_t interval = read_int(r, text, "full_attention_interval", 0, 1, 1024);
+    const char *type = cJSON_GetStringValue(cJSON_GetArrayItem(types, i));
+    if (type != NULL) {
+        return type;
+    }
+    if (strcmp(model_type, "llama4_text") == 0) { /* every fourth layer has no rotation and sees all */
+        const cJSON *no_rope = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(text, "no_rope_layers"), i);
+        bool full = no_rope != NULL ? no_rope->valueint == 0 : (i + 1) % 4 == 0;
+        return full ? "full_attention" : "chunked_attention";
+    }
+    if (strcmp(model_type, "gemma2") == 0 || strcmp(model_type, "gpt_oss") == 0) {
+        return i % 2 == 0 ? "sliding_attention" : "full_attention";
+    }
+    if (strncmp(model_type, "gemma3", 6) == 0) {
+        return (i + 1) % (pattern > 0 ? pattern : 6) == 0 ? "full_attention" : "sliding_attention";
+    }
+    if (interval > 0) {
+        return (i + 1) % interval == 0 ? "full_attention" : "linear_attention";
+    }
+    return "full_attention";
+}
+
+static void make_mla(struct reading *r, const cJSON *text, struct model_layer *layer)
+{
+    struct attn_mla_desc *mla = &layer->mla;
+    struct attn_layer_desc *desc = &layer->desc;
+    *mla = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof *mla, NULL},
+                                  .kv_lora_rank = read_int(r, text, "kv_lora_rank", 512, 8, 1024),
+                                  .qk_nope_head_dim = read_int(r, text, "qk_nope_head_dim", 128, 8, 512),
+                                  .qk_rope_head_dim = read_int(r, text, "qk_rope_head_dim", 64, 8, 512),
+                                  .v_head_dim = read_int(r, text, "v_head_dim", 128, 8, 512),
+                                  .topk = read_int(r, text, "index_topk", 0, 1, 1 << 20),
+                                  .absorb_in_core = 1,
+                                  .weight_dtype = desc->dtype};
+    desc->kind = mla->topk > 0 ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA;
+    desc->num_kv_heads = 1;
+    desc->head_size = mla->kv_lora_rank + mla->qk_rope_head_dim;
+    desc->head_size_v = mla->v_head_dim;
+    desc->scale = (float)(1 / sqrt(mla->qk_nope_head_dim + mla->qk_rope_head_dim));
+    desc->next = &mla->ext;
+}
+
+static void make_gdn(struct reading *r, const cJSON *text, struct model_layer *layer)
+{
+    struct attn_gdn_desc *gdn = &layer->gdn;
+    *gdn = (struct attn_gdn_desc){.ext = {ATTN_EXT_GDN_DESC, 0, sizeof *gdn, NULL},
+                                  .num_k_heads = read_int(r, text, "linear_num_key_heads", 16, 1, 1024),
+                                  .num_v_heads = read_int(r, text, "linear_num_value_heads", 32, 1, 1024),
+                                  .head_size_k = read_int(r, text, "linear_key_head_dim", 128, 8, 512),
+                                  .head_size_v = read_int(r, text, "linear_value_head_dim", 128, 8, 512),
+                                  .conv_width = read_int(r, text, "linear_conv_kernel_dim", 4, 1, 64),
+                                  .conv_silu = 1,
+                                  .qk_l2norm = 1,
+                                  .state_dtype = ATTN_DTYPE_F32};
+    layer->desc.kind = ATTN_LAYER_GDN;
+    layer->desc.num_q_heads = layer->desc.num_kv_heads = gdn->num_k_heads;
+    layer->desc.head_size = gdn->head_size_k;
+    layer->desc.head_size_v = gdn->head_size_v;
+    layer->desc.scale = (float)(1 / sqrt(gdn->head_size_k));
+    layer->desc.next = &gdn->ext;
+}
+
+static void make_decoder(struct reading *r, const cJSON *text, const char *model_type,
+                         struct model_layer *layer, int32_t i)
+{
+    struct attn_layer_desc *desc = &layer->desc;
+    const char *type = layer_type(r, text, model_type, i);
+    const cJSON *use_window = cJSON_GetObjectItemCaseSensitive(text, "use_sliding_window");
+    int32_t window = read_int(r, text, "sliding_window", 0, 1, INT32_MAX);
+    desc->kind = ATTN_LAYER_DECODER;
+    read_heads(r, text, desc);
+    if (strncmp(model_type, "deepseek_v", 10) == 0) {
+        make_mla(r, text, layer);
+        return;
+    }
+    if (strcmp(type, "linear_attention") == 0) {
+        make_gdn(r, text, layer);
+        return;
+    }
+    bool all_slide = strcmp(model_type, "mistral") == 0 || strcmp(model_type, "mixtral") == 0;
+    if (window > 0 && !cJSON_IsFalse(use_window) && (all_slide || strcmp(type, "sliding_attention") == 0)) {
+        desc->has_window = 1;
+        desc->window_left = window - 1;
+        desc->window_right = 0;
+    }
+    if (strcmp(type, "chunked_attention") == 0) {
+        desc->chunk_size = read_int(r, text, "attention_chunk_size", 8192, 1, INT32_MAX);
+    }
+    desc->has_sinks = strcmp(model_type, "gpt_oss") == 0;
+    desc->alibi = strcmp(model_type, "bloom") == 0 ? ATTN_ALIBI_LINEAR : ATTN_ALIBI_NONE;
+}
+
+static void read_decoder(struct reading *r, const cJSON *text, const char *model_type)
+{
+    int32_t layers = read_int(r, text, "num_hidden_layers", read_int(r, text, "n_layer", 0, 1, MAX_LAYERS), 1,
+                              MAX_LAYERS);
+    if (layers <= 0) {
+        fail(r, "num_hidden_layers", "is missing; 1 to %d are allowed", MAX_LAYERS);
+    }
+    for (int32_t i = 0; i < layers && r->status == ATTN_OK; i++) {
+        make_decoder(r, text, model_type, add_layer(r, "layers", i), i);
+    }
+}
+
+static char *read_file(const char *file, struct reading *r)
+{
+    FILE *in = fopen(file, "rb");
+    char *text = in != NULL ? malloc(MAX_FILE + 1) : NULL;
+    size_t size = text != NULL ? fread(text, 1, MAX_FILE + 1, in) : 0;
+    if (in != NULL) {
+        fclose(in);
+    }
+    if (text == NULL || size > MAX_FILE) {
+        fail(r, "file", "%s", in == NULL ? "cannot be opened" : "is larger than 16 MiB");
+        free(text);
+        return NULL;
+    }
+    text[size] = '\0';
+    return text;
+}
+
+static void read_root(struct reading *r, const cJSON *root)
+{
+    const char *model_type = read_text(root, "model_type");
+    const cJSON *text = cJSON_GetObjectItemCaseSensitive(root, "text_config");
+    snprintf(r->config->model_type, sizeof r->config->model_type, "%s", model_type);
+    if (strcmp(model_type, "whisper") == 0 || strcmp(model_type, "bert") == 0) {
+        read_tower(r, root, model_type);
+        return;
+    }
+    text = cJSON_IsObject(text) ? text : root;
+    const char *text_type = read_text(text, "model_type");
+    text_type = text_type[0] != '\0' ? text_type : model_type;
+    read_decoder(r, text, strcmp(model_type, "llama4") == 0 ? "llama4_text" : text_type);
+    if (cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(root, "vision_config"))) {
+        read_tower(r, root, model_type);
+    }
+}
+
+attn_status model_config_read(struct model_config *config, const char *file, struct attn_error *error)
+{
+    struct reading r = {config, error, ATTN_OK};
+    *config = (struct model_config){.max_layers = MAX_LAYERS};
+    char *text = read_file(file, &r);
+    cJSON *root = text != NULL ? cJSON_Parse(text) : NULL;
+    config->layers = calloc(MAX_LAYERS, sizeof *config->layers);
+    if (text != NULL && !cJSON_IsObject(root)) {
+        const char *at = cJSON_GetErrorPtr();
+        fail(&r, "file", "is not a JSON object (byte %lld)", root == NULL && at >= text ? (long long)(at - text) : 0);
+    } else if (config->layers == NULL) {
+        fail(&r, "file", "no memory for its layers");
+    } else if (r.status == ATTN_OK) {
+        read_root(&r, root);
+    }
+    cJSON_Delete(root);
+    free(text);
+    if (r.status != ATTN_OK) {
+        model_config_finish(config);
+        return r.status;
+    }
+    for (int32_t i = 0; i < config->num_layers; i++) {
+        config->layers[i].desc.name = config->layers[i].name;
+    }
+    return ATTN_OK;
+}
+
+void model_config_finish(struct model_config *config)
+{
+    free(config->layers);
+    *config = (struct model_config){.layers = NULL};
+}
+
+static bool same_sort(const struct model_layer *a, const struct model_layer *b)
+{
+    return a->tower == b->tower && a->desc.kind == b->desc.kind &&
+           a->desc.has_window == b->desc.has_window && a->desc.chunk_size == b->desc.chunk_size;
+}
+
+void model_config_keep(struct model_config *config, int32_t count)
+{
+    int32_t kept = 0, of_tower[2] = {0, 0}, sorts[2] = {0, 0};
+    bool first[MAX_LAYERS];
+    for (int32_t i = 0; i < config->num_layers; i++) {
+        first[i] = true;
+        for (int32_t j = 0; j < i; j++) {
+            first[i] &= !same_sort(&config->layers[i], &config->layers[j]);
+        }
+        sorts[config->layers[i].tower] += first[i];
+    }
+    for (int32_t i = 0; i < config->num_layers; i++) {
+        int32_t tower = config->layers[i].tower;
+        /* Room is left for the sorts that are still to come. */
+        bool room = of_tower[tower] + sorts[tower] < count;
+        sorts[tower] -= first[i];
+        if (first[i] || room) {
+            of_tower[tower]++;
+            config->layers[kept++] = config->layers[i];
+        }
+    }
+    config->num_layers = kept;
+    for (int32_t i = 0; i < kept; i++) { /* layers have moved, and what they point to with them */
+        struct model_layer *layer = &config->layers[i];
+        layer->desc.name = layer->name;
+        if (layer->desc.kind == ATTN_LAYER_GDN) {
+            layer->desc.next = &layer->gdn.ext;
+        } else if (layer->desc.kind == ATTN_LAYER_MLA || layer->desc.kind == ATTN_LAYER_MLA_SPARSE) {
+            layer->desc.next = &layer->mla.ext;
+        }
+    }
+}
+
+void model_alibi_slopes(float *slopes, int32_t num_heads)
+{
+    int32_t power = 1;
+    while (2 * power <= num_heads) {
+        power *= 2;
+    }
+    for (int32_t h = 0; h < num_heads; h++) {
+        double exponent = h < power ? -8.0 * (h + 1) / power : -4.0 * (2 * (h - power) + 1) / power;
+        slopes[h] = (float)exp2(exponent);
+    }
+}

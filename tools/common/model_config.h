@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A model's attention layers from its configuration, as Hugging Face's config.json has it. */
+#ifndef TOOLS_COMMON_MODEL_CONFIG_H
+#define TOOLS_COMMON_MODEL_CONFIG_H
+
+#include <attn/gdn.h>
+#include <attn/layer.h>
+#include <attn/mla.h>
+#include <attn/status.h>
+
+struct model_layer {
+    struct attn_layer_desc desc;
+    struct attn_mla_desc mla; /* linked from desc.next where the kind is MLA */
+    struct attn_gdn_desc gdn;
+    char name[64];
+    int32_t tower; /* 0 decoder or the only one, 1 encoder or vision */
+};
+
+struct model_config {
+    char model_type[64];
+    struct model_layer *layers;
+    int32_t num_layers;
+    int32_t max_layers;
+};
+
+/* On failure nothing is left to finish, and the error names the field, its value and what is allowed. */
+attn_status model_config_read(struct model_config *config, const char *file, struct attn_error *error);
+void model_config_finish(struct model_config *config);
+
+/* Keeps at most `count` layers of each tower, but at least one of every kind and window. */
+void model_config_keep(struct model_config *config, int32_t count);
+
+/* ALiBi slopes as BLOOM has them (Press et al. 2022): powers of 2^(-8/n), n the next lower power of two. */
+void model_alibi_slopes(float *slopes, int32_t num_heads);
+
+/* For the readers of families (model_towers.c). */
+struct cJSON;
+struct reading {
+    struct model_config *config;
+    struct attn_error *error;
+    attn_status status;
+};
+
+int32_t read_int(struct reading *r, const struct cJSON *object, const char *name, int32_t otherwise,
+                 int32_t min, int32_t max);
+double read_number(struct reading *r, const struct cJSON *object, const char *name, double otherwise);
+const char *read_text(const struct cJSON *object, const char *name);
+struct model_layer *add_layer(struct reading *r, const char *prefix, int32_t index);
+/* Heads, head size, scale and dtype of a plain transformer configuration. */
+void read_heads(struct reading *r, const struct cJSON *text, struct attn_layer_desc *desc);
+void read_tower(struct reading *r, const struct cJSON *root, const char *model_type);
+
+#endif

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layers other than a causal decoder's: encoders, cross attention, vision towers. */
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "model_config.h"
+
+static void make_encoder(struct reading *r, const char *prefix, int32_t kind, int32_t index, int32_t heads,
+                         int32_t hidden, int32_t dtype)
+{
+    struct model_layer *layer = add_layer(r, prefix, index);
+    struct attn_layer_desc *desc = &layer->desc;
+    layer->tower = kind == ATTN_LAYER_ENCODER_ONLY ? 0 : 1;
+    desc->kind = kind;
+    desc->dtype = dtype;
+    desc->num_q_heads = desc->num_kv_heads = heads;
+    desc->head_size = hidden / heads;
+    desc->scale = (float)(1 / sqrt(desc->head_size));
+    desc->window_left = desc->window_right = -1;
+}
+
+static void read_whisper(struct reading *r, const cJSON *root)
+{
+    int32_t hidden = read_int(r, root, "d_model", 1280, 8, 1 << 20);
+    int32_t encoder_heads = read_int(r, root, "encoder_attention_heads", 20, 1, 1024);
+    int32_t heads = read_int(r, root, "decoder_attention_heads", 20, 1, 1024);
+    int32_t encoders = read_int(r, root, "encoder_layers", 32, 1, 500);
+    int32_t decoders = read_int(r, root, "decoder_layers", 32, 1, 250);
+    for (int32_t i = 0; i < encoders; i++) {
+        make_encoder(r, "encoder.layers", ATTN_LAYER_ENCODER, i, encoder_heads, hidden, ATTN_DTYPE_F16);
+    }
+    for (int32_t i = 0; i < decoders; i++) {
+        for (int32_t cross = 0; cross < 2; cross++) {
+            struct model_layer *layer = add_layer(r, cross ? "decoder.cross" : "decoder.self", i);
+            struct attn_layer_desc *desc = &layer->desc;
+            desc->kind = cross ? ATTN_LAYER_CROSS : ATTN_LAYER_DECODER;
+            desc->dtype = ATTN_DTYPE_F16;
+            desc->causal = !cross;
+            desc->num_q_heads = desc->num_kv_heads = heads;
+            desc->head_size = hidden / heads;
+            desc->scale = (float)(1 / sqrt(desc->head_size));
+            desc->window_left = desc->window_right = -1;
+        }
+    }
+}
+
+static void read_bert(struct reading *r, const cJSON *root)
+{
+    int32_t layers = read_int(r, root, "num_hidden_layers", 12, 1, 1000);
+    struct attn_layer_desc heads = {0};
+    read_heads(r, root, &heads);
+    for (int32_t i = 0; i < layers; i++) {
+        make_encoder(r, "encoder.layer", ATTN_LAYER_ENCODER_ONLY, i, heads.num_q_heads,
+                     heads.num_q_heads * heads.head_size, heads.dtype);
+    }
+}
+
+/* Vision towers name their sizes in several ways. */
+static void read_vision(struct reading *r, const cJSON *root)
+{
+    const cJSON *vision = cJSON_GetObjectItemCaseSensitive(root, "vision_config");
+    int32_t layers = read_int(r, vision, "num_hidden_layers", read_int(r, vision, "depth", 27, 1, 500), 1, 500);
+    int32_t heads = read_int(r, vision, "num_attention_heads", read_int(r, vision, "num_heads", 16, 1, 1024), 1,
+                             1024);
+    int32_t hidden = read_int(r, vision, "hidden_size", 1152, 8, 1 << 20);
+    for (int32_t i = 0; i < layers; i++) {
+        make_encoder(r, "vision.layers", ATTN_LAYER_MM_ENCODER, i, heads, hidden, ATTN_DTYPE_BF16);
+    }
+}
+
+void read_tower(struct reading *r, const cJSON *root, const char *model_type)
+{
+    if (strcmp(model_type, "whisper") == 0) {
+        read_whisper(r, root);
+    } else if (strcmp(model_type, "bert") == 0) {
+        read_bert(r, root);
+    } else {
+        read_vision(r, root);
+    }
+}
