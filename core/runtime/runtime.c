@@ -127,12 +127,15 @@ static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct attn
         add_devices(runtime, &found);
         status = add_backends(runtime, index, &found, &why);
     }
-    if (status == ATTN_ERROR_OUT_OF_MEMORY) {
+    /* A plugin may say that it found no memory; only our own lack of it ends the enumeration. */
+    if (status == ATTN_ERROR_OUT_OF_MEMORY && runtime->arena.failed) {
         return error_set(error, status, "plugins", "no memory while reading %s", plugin->file);
     }
     if (status == ATTN_OK) {
         return ATTN_OK;
     }
+    why.field[sizeof why.field - 1] = '\0'; /* a plugin may have left them open */
+    why.message[sizeof why.message - 1] = '\0';
     snprintf(reason, sizeof reason, "%s%s%s", why.field, why.field[0] != '\0' ? ": " : "",
              why.message[0] != '\0' ? why.message : status_text(status));
     plugin->status = status;

@@ -18,6 +18,7 @@ void arena_init(struct arena *arena, const struct attn_host *host)
 {
     arena->host = host;
     arena->chunks = NULL;
+    arena->failed = false;
 }
 
 void arena_finish(struct arena *arena)
@@ -36,6 +37,7 @@ static struct arena_chunk *add_chunk(struct arena *arena, size_t needed)
     struct arena_chunk *chunk = arena->host->allocate(arena->host->user, size, ALIGNMENT);
 
     if (chunk == NULL) {
+        arena->failed = true;
         return NULL;
     }
     memset(chunk, 0, size);

@@ -4,12 +4,14 @@
 #define CORE_UTIL_ARENA_H
 
 #include <attn/host.h>
+#include <stdbool.h>
 
 struct arena_chunk;
 
 struct arena {
     const struct attn_host *host;
     struct arena_chunk *chunks; /* newest first */
+    bool failed;                /* the host once had no memory for it */
 };
 
 void arena_init(struct arena *arena, const struct attn_host *host);

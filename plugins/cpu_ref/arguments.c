@@ -34,6 +34,28 @@ attn_status check_tensor(const struct attn_tensor *tensor, const char *name, int
     return ATTN_OK;
 }
 
+attn_status check_lse(const struct attn_tensor *lse, const char *name, struct attn_error *error)
+{
+    attn_status status = check_tensor(lse, name, 2, 0, 0, error);
+    if (status == ATTN_OK && number_dtype_name(lse->dtype) != ATTN_DTYPE_F32) {
+        status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                              "%s has dtype code %d of %d bits; float32 only", name,
+                              lse->dtype.code, lse->dtype.bits);
+    }
+    return status;
+}
+
+static attn_status check_rows(const struct attn_tensor *tensor, const char *name, int64_t rows,
+                              struct attn_error *error)
+{
+    if (tensor->shape[0] < rows) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "%s has %lld rows; at least %lld are needed", name,
+                            (long long)tensor->shape[0], (long long)rows);
+    }
+    return ATTN_OK;
+}
+
 static attn_status check_layer(const struct attn_layer_desc *layer, struct attn_error *error)
 {
     if (layer == NULL || layer->num_kv_heads <= 0 || layer->num_q_heads <= 0 ||
@@ -64,13 +86,21 @@ static attn_status check_view(const struct attn_kv_view *view, const char *name,
                             "%s has %d heads of %d, not %d of %d", name, view->num_heads,
                             view->head_size, heads, head_size);
     }
+    if (view->pack < 0 || (view->pack > 0 && head_size % view->pack != 0)) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "%s packs %d dims; 0 or a divisor of head size %d", name, view->pack,
+                            head_size);
+    }
     return ATTN_OK;
 }
 
 static attn_status check_params(const struct attn_attend_args *args, struct attn_error *error)
 {
     const struct attn_layer_desc *layer = args->layer;
-    if (args->params == NULL || (layer->has_sinks && args->params->sinks == NULL)) {
+    if (args->params == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "params", "is NULL");
+    }
+    if (layer->has_sinks && args->params->sinks == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "sinks",
                             "the layer has sinks and the parameters have none");
     }
@@ -115,12 +145,31 @@ static attn_status check_keys(const struct attn_attend_args *args, struct attn_e
     return status;
 }
 
+/* What the batch carries beside its lengths. */
+static attn_status check_terms(const struct attn_attend_args *args, struct attn_error *error)
+{
+    const struct attn_batch *batch = args->batch;
+    if (batch->spans != NULL && batch->span_start_loc == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "span_start_loc",
+                            "is NULL; spans need it");
+    }
+    if (batch->num_reqs < 0 || batch->num_actual_tokens < 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "num_reqs",
+                            "%d requests of %d tokens; both from 0", batch->num_reqs,
+                            batch->num_actual_tokens);
+    }
+    return ATTN_OK;
+}
+
 attn_status check_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     attn_status status = check_layer(args->layer, error);
     if (status == ATTN_OK && (args->batch == NULL || args->batch->query_start_loc == NULL)) {
         status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "batch",
                               "attend needs a batch with query_start_loc");
+    }
+    if (status == ATTN_OK) {
+        status = check_terms(args, error);
     }
     if (status == ATTN_OK) {
         status = check_params(args, error);
@@ -133,8 +182,18 @@ attn_status check_attend(const struct attn_attend_args *args, struct attn_error 
         status = check_tensor(args->out, "out", 3, args->layer->num_q_heads,
                               args->layer->head_size_v, error);
     }
+    if (status == ATTN_OK && number_dtype_name(args->out->dtype) > ATTN_DTYPE_F32) {
+        status = plugin_error(error, ATTN_ERROR_UNSUPPORTED, "out",
+                              "out has dtype code %d of %d bits; attend writes f16, bf16 and f32",
+                              args->out->dtype.code, args->out->dtype.bits);
+    }
+    if (status == ATTN_OK) {
+        int64_t rows = args->batch->num_actual_tokens;
+        status = check_rows(args->q, "q", rows, error);
+        status = status != ATTN_OK ? status : check_rows(args->out, "out", rows, error);
+    }
     if (status == ATTN_OK && args->lse != NULL) {
-        status = check_tensor(args->lse, "lse", 2, 0, 0, error);
+        status = check_lse(args->lse, "lse", error);
     }
     return status == ATTN_OK ? check_keys(args, error) : status;
 }
@@ -161,6 +220,10 @@ attn_status check_write(const struct attn_write_kv_args *args, struct attn_error
     if (status == ATTN_OK) {
         status = check_tensor(args->v, "v", 3, args->layer->num_kv_heads,
                               args->layer->head_size_v, error);
+    }
+    if (status == ATTN_OK) {
+        status = check_rows(args->k, "k", args->num_slots, error);
+        status = status != ATTN_OK ? status : check_rows(args->v, "v", args->num_slots, error);
     }
     if (status == ATTN_OK && number_of_kv(args->layer->kv_dtype) < 0) {
         status = plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",

@@ -23,6 +23,7 @@ struct attend_loop {
     const struct attn_attend_args *args;
     const int32_t *rows; /* fast prefill: the rows to compute; NULL: all */
     int64_t first_row;
+    int64_t end_row;
 };
 
 static double dot(const double *a, const double *b, int32_t count)
@@ -101,11 +102,41 @@ static void load_key(const struct attn_attend_args *args, int32_t request, int64
                block, j % block_size, head, v);
 }
 
+/* A request without keys is idle and sees no static sink either. */
+static int64_t sink_keys(const struct attn_attend_args *args, const struct query *query)
+{
+    return query->length > 0 ? args->layer->sink_len : 0;
+}
+
+static void load_sink_key(const struct attn_attend_args *args, int64_t head, int64_t s, double *k,
+                          double *v)
+{
+    number_load_row(k, tensor_row(args->params->sink_k, s, head),
+                    number_dtype_name(args->params->sink_k->dtype), args->layer->head_size);
+    number_load_row(v, tensor_row(args->params->sink_v, s, head),
+                    number_dtype_name(args->params->sink_v->dtype), args->layer->head_size_v);
+}
+
+/* Static sink keys stand at positions -sink_len .. -1. */
+static double sink_score(const struct attn_attend_args *args, const struct query *query,
+                         const struct rows *rows, int32_t row, int64_t s, const double *k)
+{
+    return score(args->layer, rows->q[row], k) +
+           alibi_bias(args->layer->alibi, rows->slope[row], query->position,
+                      s - args->layer->sink_len);
+}
+
 /* With quantized probabilities the maximum is known before the first weight, as it is for a whole tile in a kernel. */
 static void find_maximum(const struct attn_attend_args *args, const struct query *query,
                          int64_t head, int64_t first, int64_t end, struct rows *rows)
 {
     double k[REF_MAX_HEAD_SIZE], v[REF_MAX_HEAD_SIZE];
+    for (int64_t s = 0; s < sink_keys(args, query); s++) {
+        load_sink_key(args, head, s, k, v);
+        for (int32_t i = 0; i < rows->count; i++) {
+            rows->m[i] = fmax(rows->m[i], sink_score(args, query, rows, i, s, k));
+        }
+    }
     for (int64_t j = first; j < end; j++) {
         if (!query_sees(query, j)) {
             continue;
@@ -127,15 +158,10 @@ static void visit_keys(const struct attn_attend_args *args, const struct query *
     if (args->layer->p_scale_form != ATTN_SCALE_NONE) {
         find_maximum(args, query, head, first, end, rows);
     }
-    for (int64_t s = 0; s < args->layer->sink_len; s++) { /* at positions -sink_len .. -1 */
-        number_load_row(k, tensor_row(args->params->sink_k, s, head),
-                        number_dtype_name(args->params->sink_k->dtype), args->layer->head_size);
-        number_load_row(v, tensor_row(args->params->sink_v, s, head),
-                        number_dtype_name(args->params->sink_v->dtype), args->layer->head_size_v);
+    for (int64_t s = 0; s < sink_keys(args, query); s++) {
+        load_sink_key(args, head, s, k, v);
         for (int32_t i = 0; i < rows->count; i++) {
-            double bias = alibi_bias(args->layer->alibi, rows->slope[i], query->position,
-                                     s - args->layer->sink_len);
-            add_key(args, rows, i, score(args->layer, rows->q[i], k) + bias, v);
+            add_key(args, rows, i, sink_score(args, query, rows, i, s, k), v);
         }
     }
     for (int64_t j = first; j < end; j++) {
@@ -252,6 +278,11 @@ static void attend_items(void *argument, int64_t begin, int64_t end, int32_t wor
         int64_t index = item / args->layer->num_kv_heads;
         int64_t token = loop->rows != NULL ? loop->rows[index] : loop->first_row + index;
         int32_t head = (int32_t)(item % args->layer->num_kv_heads);
+        /* the list of rows is padded with repetitions, and a view of a batch has a part of them */
+        if (token < loop->first_row || token >= loop->end_row ||
+            (loop->rows != NULL && index > 0 && token == loop->rows[index - 1])) {
+            continue;
+        }
         struct query query = query_of(args, token);
         for (int32_t i = 0; i < group; i += REF_MAX_LOOP_ROWS) {
             int32_t count = group - i < REF_MAX_LOOP_ROWS ? group - i : REF_MAX_LOOP_ROWS;
@@ -270,12 +301,17 @@ attn_status ref_attend(const struct attn_attend_args *args, struct attn_error *e
     }
     const struct attn_batch *batch = args->batch;
     const struct attn_host *host = args->instance->host;
-    struct attend_loop loop = {args, NULL, batch->query_start_loc[0]};
-    int64_t end = batch->query_start_loc[batch->num_reqs];
-    int64_t rows = end - loop.first_row;
-    if (batch->logits_indices != NULL && batch->num_logits_indices > 0) {
+    struct attend_loop loop = {args, NULL, batch->query_start_loc[0], batch->num_actual_tokens};
+    if (batch->query_start_loc[batch->num_reqs] < loop.end_row) {
+        loop.end_row = batch->query_start_loc[batch->num_reqs];
+    }
+    int64_t rows = loop.end_row - loop.first_row;
+    if (args->layer->fast_prefill && batch->logits_indices != NULL) {
         loop.rows = batch->logits_indices;
         rows = batch->num_logits_indices;
+    }
+    if (rows <= 0) {
+        return ATTN_OK;
     }
     host->parallel_for(host->user, rows * args->layer->num_kv_heads, 1, attend_items, &loop);
     return ATTN_OK;

@@ -48,11 +48,11 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         int64_t slot = args->slot_mapping[t];
-        int64_t block = slot / args->k_cache->block_size;
-        int64_t offset = slot % args->k_cache->block_size;
         if (slot < 0) {
             continue;
         }
+        int64_t block = slot / args->k_cache->block_size;
+        int64_t offset = slot % args->k_cache->block_size;
         for (int64_t h = 0; h < layer->num_kv_heads; h++) {
             number_load_row(row, tensor_row(args->k, t, h), number_dtype_name(args->k->dtype),
                             args->k_cache->head_size);
@@ -79,33 +79,63 @@ attn_status ref_write_kv(const struct attn_write_kv_args *args, struct attn_erro
     return status;
 }
 
-attn_status ref_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
+static attn_status check_gather(const struct attn_gather_kv_args *args, struct attn_error *error)
 {
+    const struct attn_kv_view *cache = args->cache;
+    if (args->layer == NULL || args->params == NULL || args->batch == NULL || cache == NULL ||
+        cache->data == NULL || args->batch->block_table == NULL || args->out_start_loc == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "cache",
+                            "gather_kv needs layer, params, cache, out_start_loc and a batch with "
+                            "block_table");
+    }
+    if (number_of_kv(args->layer->kv_dtype) < 0) {
+        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
+                            "kv_dtype %d; f16, bf16, f32, fp8_e4m3 and fp8_e5m2 are served",
+                            args->layer->kv_dtype);
+    }
+    if (cache->head_size <= 0 || cache->head_size > REF_MAX_HEAD_SIZE || cache->block_size <= 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "cache",
+                            "head size %d in blocks of %d; 1 to %d, and from 1", cache->head_size,
+                            cache->block_size, REF_MAX_HEAD_SIZE);
+    }
+    return check_tensor(args->out, "out", 3, cache->num_heads, cache->head_size, error);
+}
+
+/* Items are requests: each has rows out_start_loc[r] .. [r + 1] - 1 of its own. */
+static void gather_requests(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct attn_gather_kv_args *args = argument;
     const struct attn_batch *batch = args->batch;
     const struct attn_kv_view *cache = args->cache;
-    const struct attn_layer_params *params = args->params;
-    int32_t dtype = args->out != NULL ? number_dtype_name(args->out->dtype) : -1;
     double row[REF_MAX_HEAD_SIZE];
-    if (dtype < 0 || batch == NULL || cache == NULL || args->out_start_loc == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out",
-                            "gather_kv needs out of a known dtype, batch, cache and out_start_loc");
-    }
-    for (int32_t r = 0; r < batch->num_reqs; r++) {
+    (void)worker;
+    for (int64_t r = begin; r < end; r++) {
         int64_t table_row = batch->block_table_row != NULL ? batch->block_table_row[r] : r;
         const int32_t *table = batch->block_table + table_row * batch->block_table_stride;
         int64_t first = args->first_key != NULL ? args->first_key[r] : 0;
         for (int64_t i = args->out_start_loc[r]; i < args->out_start_loc[r + 1]; i++) {
             int64_t j = first + i - args->out_start_loc[r];
             for (int64_t h = 0; h < cache->num_heads; h++) {
-                double scale = scale_of_head(params->k_scale, params->k_scale_host,
+                double scale = scale_of_head(args->params->k_scale, args->params->k_scale_host,
                                              args->layer->k_scale_form, h);
                 cache_load(cache, args->layer->kv_dtype, scale, table[j / cache->block_size],
                            j % cache->block_size, h, row);
-                number_store_row(tensor_row(args->out, i, h), row, dtype, cache->head_size);
+                number_store_row(tensor_row(args->out, i, h), row,
+                                 number_dtype_name(args->out->dtype), cache->head_size);
             }
         }
     }
-    return ATTN_OK;
+}
+
+attn_status ref_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
+{
+    attn_status status = check_gather(args, error);
+    if (status == ATTN_OK) {
+        const struct attn_host *host = args->instance->host;
+        host->parallel_for(host->user, args->batch->num_reqs, 1, gather_requests,
+                           (void *)(uintptr_t)args);
+    }
+    return status;
 }
 
 attn_status ref_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)

@@ -16,16 +16,17 @@ static void merge_row(const struct attn_merge_states_args *args, double scale, i
 {
     double prefix[REF_MAX_HEAD_SIZE], suffix[REF_MAX_HEAD_SIZE];
     int32_t dims = (int32_t)args->out->shape[2];
-    double lse1 = *(const float *)tensor_row(args->prefix_lse, h, t);
+    /* past them the prefix may have no rows at all */
+    bool has_prefix = t - args->first_row < args->num_rows_with_prefix;
+    double lse1 = has_prefix ? *(const float *)tensor_row(args->prefix_lse, h, t) : -INFINITY;
     double lse2 = *(const float *)tensor_row(args->suffix_lse, h, t);
-    if (t - args->first_row >= args->num_rows_with_prefix) {
-        lse1 = -INFINITY;
-    }
     double m = fmax(isinf(lse1) ? -INFINITY : lse1, isinf(lse2) ? -INFINITY : lse2);
     double w1 = weight_of(lse1, m), w2 = weight_of(lse2, m);
     double sum = w1 + w2; /* NaN if an lse is: it came from a visible NaN */
-    number_load_row(prefix, tensor_row(args->prefix_out, t, h),
-                    number_dtype_name(args->prefix_out->dtype), dims);
+    if (has_prefix) {
+        number_load_row(prefix, tensor_row(args->prefix_out, t, h),
+                        number_dtype_name(args->prefix_out->dtype), dims);
+    }
     number_load_row(suffix, tensor_row(args->suffix_out, t, h),
                     number_dtype_name(args->suffix_out->dtype), dims);
     for (int32_t d = 0; d < dims; d++) {
@@ -45,7 +46,7 @@ static void merge_rows(void *argument, int64_t begin, int64_t end, int32_t worke
     double scale = 1;
     (void)worker;
     for (const struct attn_ext *ext = args->next; ext != NULL; ext = ext->next) {
-        if (ext->id == ATTN_EXT_IO_OUTPUT_QUANT) {
+        if (ext->id == ATTN_EXT_IO_OUTPUT_QUANT && args->out->dtype.bits == 8) {
             const struct attn_io_output_quant *quant = (const struct attn_io_output_quant *)ext;
             scale = quant->scale != NULL ? *quant->scale : 1;
         }
@@ -72,10 +73,13 @@ attn_status ref_merge_states(const struct attn_merge_states_args *args, struct a
                               (long long)dims, REF_MAX_HEAD_SIZE);
     }
     if (status == ATTN_OK) {
-        status = check_tensor(args->prefix_lse, "prefix_lse", 2, 0, 0, error);
+        status = check_lse(args->prefix_lse, "prefix_lse", error);
     }
     if (status == ATTN_OK) {
-        status = check_tensor(args->suffix_lse, "suffix_lse", 2, 0, 0, error);
+        status = check_lse(args->suffix_lse, "suffix_lse", error);
+    }
+    if (status == ATTN_OK && args->lse != NULL) {
+        status = check_lse(args->lse, "lse", error);
     }
     if (status == ATTN_OK) {
         const struct attn_host *host = args->instance->host;

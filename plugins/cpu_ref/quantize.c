@@ -41,13 +41,13 @@ static void load_columns(const struct attn_tensor *x, int64_t token, int64_t col
     }
 }
 
-static void store_fp8(const struct attn_tensor *out, int64_t token, int64_t column, int32_t count,
-                      const double *row)
+static void store_columns(const struct attn_tensor *out, int64_t token, int64_t column,
+                          int32_t count, const double *row)
 {
     for (int32_t i = 0; i < count; i++) {
         int64_t c = column + i;
         uint8_t *head = tensor_row(out, token, c / out->shape[2]);
-        head[c % out->shape[2]] = number_to_e4m3(row[i]);
+        number_store_row(head + c % out->shape[2], row + i, number_dtype_name(out->dtype), 1);
     }
 }
 
@@ -59,7 +59,7 @@ static void quantize_static(const struct attn_quantize_args *args, int64_t token
         double value, scale = args->scale[group > 0 ? c / group : 0];
         load_columns(args->x, token, c, 1, &value);
         value /= scale;
-        store_fp8(args->out, token, c, 1, &value);
+        store_columns(args->out, token, c, 1, &value);
     }
 }
 
@@ -78,7 +78,7 @@ static void quantize_groups(const struct attn_quantize_args *args, int64_t token
         for (int32_t i = 0; i < size; i++) {
             row[i] /= scale;
         }
-        store_fp8(args->out, token, c, size, row);
+        store_columns(args->out, token, c, size, row);
     }
 }
 
@@ -106,45 +106,76 @@ static void quantize_nvfp4(const struct attn_quantize_args *args, int64_t token)
     }
 }
 
-attn_status ref_quantize(const struct attn_quantize_args *args, struct attn_error *error)
+static attn_status check_quantize(const struct attn_quantize_args *args, int32_t group,
+                                  struct attn_error *error)
 {
-    int32_t group = args->form == ATTN_OUTPUT_FP8_GROUP_64 ? 64 : 128;
-    int64_t columns;
-    if (args->x == NULL || args->out == NULL || args->x->ndim != 3) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "x", "x [T, heads, D] and out");
+    attn_status status;
+    bool is_static = args->form == ATTN_OUTPUT_FP8_STATIC;
+    if (args->form <= ATTN_OUTPUT_PLAIN || args->form >= ATTN_OUTPUT_FORM_COUNT) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form", "%d; 1 to %d", args->form,
+                            ATTN_OUTPUT_FORM_COUNT - 1);
     }
-    columns = args->x->shape[1] * args->x->shape[2];
-    if (args->form == ATTN_OUTPUT_FP8_STATIC ? args->scale == NULL : args->block_scales == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "scale",
-                            "form %d needs %s", args->form,
-                            args->form == ATTN_OUTPUT_FP8_STATIC ? "scale" : "block_scales");
+    if (args->x == NULL || args->x->shape == NULL || args->x->ndim != 3) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "x", "must be [T, heads, D]");
     }
-    if (args->form == ATTN_OUTPUT_NVFP4) {
-        group = NVFP4_BLOCK;
+    int64_t columns = args->x->shape[1] * args->x->shape[2];
+    status = check_tensor(args->x, "x", 3, args->x->shape[1], args->x->shape[2], error);
+    if (status != ATTN_OK) {
+        return status;
     }
-    if (args->form != ATTN_OUTPUT_FP8_STATIC && columns % group != 0) {
+    if (args->out == NULL || args->out->data == NULL || args->out->shape == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out", "is NULL");
+    }
+    if (is_static ? args->scale == NULL : args->block_scales == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, is_static ? "scale" : "block_scales",
+                            "is NULL; form %d needs it", args->form);
+    }
+    if (!is_static && columns % group != 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form",
                             "%lld columns; form %d needs a multiple of %d", (long long)columns,
                             args->form, group);
     }
-    for (int64_t t = 0; t < args->x->shape[0]; t++) {
+    if (args->form == ATTN_OUTPUT_NVFP4) {
+        return ATTN_OK;
+    }
+    status = check_tensor(args->out, "out", 3, args->x->shape[1], args->x->shape[2], error);
+    if (status == ATTN_OK && args->out->dtype.bits != 8) {
+        status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out",
+                              "%d bits; forms 1 to 3 write 8", args->out->dtype.bits);
+    }
+    return status;
+}
+
+static void quantize_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct attn_quantize_args *args = argument;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
         switch (args->form) {
         case ATTN_OUTPUT_FP8_STATIC:
             quantize_static(args, t);
-            break;
-        case ATTN_OUTPUT_FP8_GROUP_64:
-        case ATTN_OUTPUT_FP8_GROUP_128:
-            quantize_groups(args, t, group);
             break;
         case ATTN_OUTPUT_NVFP4:
             quantize_nvfp4(args, t);
             break;
         default:
-            return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form", "%d; 1 to 4",
-                                args->form);
+            quantize_groups(args, t, args->form == ATTN_OUTPUT_FP8_GROUP_64 ? 64 : 128);
         }
     }
-    return ATTN_OK;
+}
+
+attn_status ref_quantize(const struct attn_quantize_args *args, struct attn_error *error)
+{
+    int32_t group = args->form == ATTN_OUTPUT_NVFP4          ? NVFP4_BLOCK
+                    : args->form == ATTN_OUTPUT_FP8_GROUP_64 ? 64
+                                                             : 128;
+    attn_status status = check_quantize(args, group, error);
+    if (status == ATTN_OK) {
+        const struct attn_host *host = args->instance->host;
+        host->parallel_for(host->user, args->x->shape[0], 1, quantize_rows,
+                           (void *)(uintptr_t)args);
+    }
+    return status;
 }
 
 attn_status ref_amax(const struct attn_amax_args *args, struct attn_error *error)
@@ -180,6 +211,28 @@ static double element(const struct attn_tensor *tensor, int64_t b, int64_t i, in
     return value;
 }
 
+/* Items are rows (b, i) of out. */
+static void gemm_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct attn_batched_gemm_args *args = argument;
+    const struct attn_tensor *a = args->a, *w = args->w, *out = args->out;
+    (void)worker;
+    for (int64_t item = begin; item < end; item++) {
+        int64_t b = item / out->shape[1], i = item % out->shape[1];
+        double scale = args->w_scale == NULL ? 1 : args->w_scale[args->w_scale_count > 1 ? b : 0];
+        for (int64_t n = 0; n < w->shape[2]; n++) {
+            double sum = 0;
+            for (int64_t k = 0; k < a->shape[2]; k++) {
+                sum += element(a, b, i, k) * element(w, b, k, n);
+            }
+            sum *= scale;
+            uint8_t *row = tensor_row(out, b, i);
+            number_store_row(row + n * tensor_stride(out, 2) * (out->dtype.bits / 8), &sum,
+                             number_dtype_name(out->dtype), 1);
+        }
+    }
+}
+
 attn_status ref_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
 {
     const struct attn_tensor *a = args->a, *w = args->w, *out = args->out;
@@ -189,20 +242,15 @@ attn_status ref_batched_gemm(const struct attn_batched_gemm_args *args, struct a
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w",
                             "a [batch, M, K], w [batch, K, N], out [batch, M, N]");
     }
-    for (int64_t b = 0; b < a->shape[0]; b++) {
-        double scale = args->w_scale == NULL ? 1 : args->w_scale[args->w_scale_count > 1 ? b : 0];
-        for (int64_t i = 0; i < a->shape[1]; i++) {
-            for (int64_t n = 0; n < w->shape[2]; n++) {
-                double sum = 0;
-                for (int64_t k = 0; k < a->shape[2]; k++) {
-                    sum += element(a, b, i, k) * element(w, b, k, n);
-                }
-                sum *= scale;
-                uint8_t *row = tensor_row(out, b, i);
-                number_store_row(row + n * tensor_stride(out, 2) * (out->dtype.bits / 8), &sum,
-                                 number_dtype_name(out->dtype), 1);
-            }
-        }
+    if (number_dtype_name(a->dtype) < 0 || number_dtype_name(w->dtype) < 0 ||
+        number_dtype_name(out->dtype) < 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "dtype",
+                            "a, w and out have dtype codes %d, %d and %d; f16, bf16, f32, fp8 or "
+                            "int8",
+                            a->dtype.code, w->dtype.code, out->dtype.code);
     }
+    const struct attn_host *host = args->instance->host;
+    host->parallel_for(host->user, out->shape[0] * out->shape[1], 1, gemm_rows,
+                       (void *)(uintptr_t)args);
     return ATTN_OK;
 }

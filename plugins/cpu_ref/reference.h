@@ -44,6 +44,7 @@ attn_status check_attend(const struct attn_attend_args *args, struct attn_error 
 attn_status check_write(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status check_tensor(const struct attn_tensor *tensor, const char *name, int32_t ndim,
                          int64_t heads, int64_t head_size, struct attn_error *error);
+attn_status check_lse(const struct attn_tensor *lse, const char *name, struct attn_error *error);
 
 attn_status ref_attend(const struct attn_attend_args *args, struct attn_error *error);
 attn_status ref_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "check.h"
+#include "kernels.h"
 
 static const char *reference_file;
 static const char *simd_file;
@@ -269,10 +270,27 @@ static void test_write_kv(void **state)
     backend_close(&simd);
 }
 
+static void test_kernels(void **state)
+{
+    char variants[MAX_VARIANTS][64];
+    struct backend reference, simd;
+    int count = list_variants(simd_file, variants);
+    (void)state;
+    assert_true(backend_open(reference_file, "cpu_ref", "", &reference));
+    for (int v = 0; v < count; v++) {
+        assert_true(backend_open(simd_file, "cpu_simd", variants[v], &simd));
+        random_seed(seed);
+        check_kernels(&reference, &simd);
+        backend_close(&simd);
+    }
+    backend_close(&reference);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_write_kv),
+        cmocka_unit_test(test_kernels),
         cmocka_unit_test(test_attend),
     };
     if (argc < 3) {

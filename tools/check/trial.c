@@ -11,7 +11,6 @@
 #include "compare.h"
 #include "number.h"
 
-#define LSE_BOUND 2e-3 /* absolute, on values of some tens */
 #define PLAN_GUARD 256
 
 const char *const trial_way_names[TRIAL_WAY_COUNT] = {
@@ -230,12 +229,16 @@ static enum trial_result hold_lse(struct trial *trial, const struct problem *pro
                                   const struct attn_tensor *lse, const uint8_t *expected,
                                   const uint8_t *found)
 {
+    /* Absolute: the logarithm of a sum of probabilities that are good to half a unit of the activations' format. */
+    static const double bounds[] = {
+        [ATTN_DTYPE_F16] = 0x1p-10, [ATTN_DTYPE_BF16] = 0x1p-7, [ATTN_DTYPE_F32] = 0x1p-12};
+    double bound = bounds[problem->v[FACTOR_DTYPE].a];
     for (int64_t h = 0; h < lse->shape[0]; h++) {
         for (int64_t t = 0; t < problem->num_actual_tokens; t++) {
             int64_t at = h * lse->strides[0] + t * lse->strides[1];
             double want = ((const float *)expected)[at];
             double have = ((const float *)found)[at];
-            bool same = want == have || fabs(want - have) <= LSE_BOUND;
+            bool same = want == have || fabs(want - have) <= bound;
             if (!same) {
                 return say(trial, TRIAL_FAILED, "lse of head %d, token %d is %g, not %g", (int)h,
                            (int)t, have, want);

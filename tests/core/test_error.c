@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Errors, text and structs of the util room. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "util/error.h"
+#include "util/structs.h"
+#include "util/text.h"
+
+static void error_names_field_and_message(void **state)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+
+    (void)state;
+    assert_int_equal(error_set(&error, ATTN_ERROR_LIMIT, "num_reqs", "%d; at most %d", 9, 8),
+                     ATTN_ERROR_LIMIT);
+    assert_int_equal(error.status, ATTN_ERROR_LIMIT);
+    assert_string_equal(error.field, "num_reqs");
+    assert_string_equal(error.message, "9; at most 8");
+    assert_int_equal(error_set(NULL, ATTN_ERROR_IO, "f", "x"), ATTN_ERROR_IO);
+}
+
+/* Nothing past the caller's struct_size is written, whatever the size. */
+static void error_stays_in_its_storage(void **state)
+{
+    (void)state;
+    for (size_t size = 0; size <= sizeof(struct attn_error); size++) {
+        struct attn_error error;
+
+        memset(&error, 0x5a, sizeof error);
+        error.struct_size = size;
+        error_set_text(&error, ATTN_ERROR_IO, "field", "a message of some length");
+        for (size_t at = size < sizeof size ? sizeof size : size; at < sizeof error; at++) {
+            assert_int_equal(((unsigned char *)&error)[at], 0x5a);
+        }
+    }
+}
+
+static void error_cuts_at_a_character(void **state)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    char text[2000];
+
+    (void)state;
+    /* One byte, then two-byte characters: the last one that fits would be cut in half. */
+    text[0] = 'x';
+    for (size_t i = 1; i + 2 < sizeof text; i += 2) {
+        text[i] = '\xc3';
+        text[i + 1] = '\xa9';
+    }
+    text[sizeof text - 1] = '\0';
+    error_set_text(&error, ATTN_ERROR_IO, NULL, text);
+    assert_int_equal(strlen(error.message), ATTN_ERROR_MESSAGE_SIZE - 1);
+    assert_true(text_is_clean(error.message, sizeof error.message));
+    error_set_text(&error, ATTN_ERROR_IO, text, text + 1);
+    assert_int_equal(strlen(error.message), ATTN_ERROR_MESSAGE_SIZE - 2);
+    assert_true(text_is_clean(error.message, sizeof error.message));
+    assert_int_equal(strlen(error.field), ATTN_ERROR_FIELD_SIZE - 1);
+}
+
+static void status_has_text(void **state)
+{
+    (void)state;
+    assert_string_equal(status_text(ATTN_OK), "ok");
+    assert_string_equal(status_text(ATTN_ERROR_INTERNAL), "internal error");
+    assert_string_equal(status_text(-1), "unknown status");
+    assert_string_equal(status_text(21), "unknown status");
+}
+
+static void text_checks(void **state)
+{
+    char longest[65];
+
+    (void)state;
+    assert_true(text_is_clean("\xe2\x82\xac 5", 5));
+    assert_false(text_is_clean("\xe2\x82\xac 5", 4));
+    assert_false(text_is_clean("\xe2\x82", 9));
+    assert_false(text_is_clean("\xc0\x80", 9));
+    assert_false(text_is_clean("\xed\xa0\x80", 9));
+    assert_false(text_is_clean("\xf4\x90\x80\x80", 9));
+    assert_false(text_is_clean("a\nb", 9));
+    assert_false(text_is_clean(NULL, 9));
+    memset(longest, 'a', sizeof longest);
+    longest[64] = '\0';
+    assert_false(text_is_name(longest));
+    longest[63] = '\0';
+    assert_true(text_is_name(longest));
+    assert_false(text_is_name(""));
+    assert_false(text_is_name("9a"));
+    assert_false(text_is_name("cpu-ref"));
+    assert_true(text_is_name("cpu_ref2"));
+}
+
+struct small {
+    size_t struct_size;
+    const struct attn_ext *next;
+    int64_t a;
+};
+
+struct large {
+    size_t struct_size;
+    const struct attn_ext *next;
+    int64_t a;
+    int64_t b;
+};
+
+static void struct_read_older_and_newer(void **state)
+{
+    struct small old = {sizeof old, NULL, 7};
+    struct large wide = {sizeof wide, NULL, 7, 0};
+    struct large large;
+    struct small small;
+    struct attn_error error = ATTN_ERROR_INIT;
+
+    (void)state;
+    memset(&large, 0xff, sizeof large);
+    assert_int_equal(struct_read(&large, sizeof large, sizeof old, &old, "x", &error), ATTN_OK);
+    assert_int_equal(large.struct_size, sizeof large);
+    assert_int_equal(large.a, 7);
+    assert_int_equal(large.b, 0);
+    assert_int_equal(struct_read(&small, sizeof small, sizeof old, &wide, "x", &error), ATTN_OK);
+    wide.b = (int64_t)1 << 56;
+    assert_int_equal(struct_read(&small, sizeof small, sizeof old, &wide, "x", &error),
+                     ATTN_ERROR_STRUCT_SIZE);
+    assert_non_null(strstr(error.message, "byte 31"));
+    old.struct_size--;
+    assert_int_equal(struct_read(&small, sizeof small, sizeof old, &old, "x", &error),
+                     ATTN_ERROR_STRUCT_SIZE);
+    old.struct_size = SIZE_MAX;
+    assert_int_equal(struct_read(&small, sizeof small, sizeof old, &old, "x", &error),
+                     ATTN_ERROR_STRUCT_SIZE);
+    assert_int_equal(struct_read(&small, sizeof small, sizeof old, NULL, "x", NULL),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+}
+
+static void struct_write_keeps_header(void **state)
+{
+    const struct attn_ext *const mark = (const struct attn_ext *)&state;
+    const struct small ours = {sizeof ours, NULL, 7};
+    struct large theirs = {sizeof theirs, mark, 1, 2};
+
+    assert_int_equal(struct_write(&theirs, &ours, sizeof ours, sizeof ours), ATTN_OK);
+    assert_int_equal(theirs.struct_size, sizeof theirs);
+    assert_ptr_equal(theirs.next, mark);
+    assert_int_equal(theirs.a, 7);
+    assert_int_equal(theirs.b, 0);
+    theirs.struct_size = 8;
+    assert_int_equal(struct_write(&theirs, &ours, sizeof ours, sizeof ours),
+                     ATTN_ERROR_STRUCT_SIZE);
+    assert_int_equal(struct_write(NULL, &ours, sizeof ours, sizeof ours),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+}
+
+static void extensions(void **state)
+{
+    const uint32_t known[] = {7};
+    struct attn_ext last = {8, ATTN_EXT_OPTIONAL, sizeof last, NULL};
+    struct attn_ext first = {7, 0, sizeof first, &last};
+
+    (void)state;
+    assert_int_equal(ext_check(&first, known, 1, "x", NULL), ATTN_OK);
+    assert_ptr_equal(ext_find(&first, 8, sizeof last), &last);
+    assert_null(ext_find(&first, 8, sizeof last + 1));
+    assert_null(ext_find(&first, 9, 0));
+    last.flags = 0;
+    assert_int_equal(ext_check(&first, known, 1, "x", NULL), ATTN_ERROR_EXTENSION);
+    last.flags = ATTN_EXT_OPTIONAL;
+    last.struct_size = 8;
+    assert_int_equal(ext_check(&first, known, 1, "x", NULL), ATTN_ERROR_STRUCT_SIZE);
+    last.struct_size = sizeof last;
+    last.next = &first; /* a ring ends */
+    assert_int_equal(ext_check(&first, known, 1, "x", NULL), ATTN_ERROR_EXTENSION);
+    assert_null(ext_find(&first, 9, 0));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(error_names_field_and_message),
+        cmocka_unit_test(error_stays_in_its_storage),
+        cmocka_unit_test(error_cuts_at_a_character),
+        cmocka_unit_test(status_has_text),
+        cmocka_unit_test(text_checks),
+        cmocka_unit_test(struct_read_older_and_newer),
+        cmocka_unit_test(struct_write_keeps_header),
+        cmocka_unit_test(extensions),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The default parallel_for: every item once, workers apart, many callers, nested loops, forks. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "host/host.h"
+#include "host/pool.h"
+
+#define NUM_THREADS 4
+#define MAX_ITEMS 5000
+
+static struct host_services services;
+static struct attn_host host;
+
+struct loop {
+    struct pool *pool;
+    int64_t grain;
+    int64_t count;
+    atomic_int hits[MAX_ITEMS];
+    atomic_int inside[NUM_THREADS];
+    atomic_int wrong;
+};
+
+static void body(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    struct loop *loop = argument;
+
+    if (worker < 0 || worker >= NUM_THREADS) {
+        atomic_fetch_add(&loop->wrong, 1);
+        return;
+    }
+    if (atomic_fetch_add(&loop->inside[worker], 1) != 0 ||
+        (end - begin < loop->grain && end != loop->count)) {
+        atomic_fetch_add(&loop->wrong, 1);
+    }
+    for (int64_t i = begin; i < end; i++) {
+        atomic_fetch_add(&loop->hits[i], 1);
+    }
+    atomic_fetch_sub(&loop->inside[worker], 1);
+}
+
+/* 0 if the loop was right. */
+static int run_loop(struct loop *loop, struct pool *pool, int64_t count, int64_t grain)
+{
+    int wrong = 0;
+
+    memset(loop, 0, sizeof *loop);
+    loop->pool = pool;
+    loop->grain = grain;
+    loop->count = count;
+    pool_run(pool, count, grain, body, loop);
+    wrong = atomic_load(&loop->wrong);
+    for (int64_t i = 0; i < MAX_ITEMS; i++) {
+        wrong += atomic_load(&loop->hits[i]) != (i < count);
+    }
+    return wrong;
+}
+
+static void every_item_once(void **state)
+{
+    static const int64_t counts[] = {0, 1, 2, 3, 7, 64, 1000, MAX_ITEMS};
+    static const int64_t grains[] = {1, 3, 100, MAX_ITEMS};
+    struct pool *pool = pool_create(&host, NUM_THREADS);
+    struct loop *loop = malloc(sizeof *loop);
+
+    (void)state;
+    assert_non_null(pool);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        for (size_t j = 0; j < sizeof grains / sizeof *grains; j++) {
+            assert_int_equal(run_loop(loop, pool, counts[i], grains[j]), 0);
+        }
+    }
+    free(loop);
+    pool_destroy(pool);
+}
+
+/* Items rendezvous with one another, which only works if several threads are really there. */
+static void wait_for_others(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    atomic_int *arrived = argument;
+
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        atomic_fetch_add(arrived, 1);
+        for (int tries = 0; atomic_load(arrived) < 2 && tries < 20000; tries++) {
+            usleep(100);
+        }
+    }
+}
+
+static void runs_in_several_threads(void **state)
+{
+    struct pool *pool = pool_create(&host, 2);
+    atomic_int arrived = 0;
+
+    (void)state;
+    pool_run(pool, 2, 1, wait_for_others, &arrived);
+    assert_int_equal(atomic_load(&arrived), 2);
+    usleep(20000); /* the worker sleeps by now and has to be woken */
+    atomic_store(&arrived, 0);
+    pool_run(pool, 2, 1, wait_for_others, &arrived);
+    assert_int_equal(atomic_load(&arrived), 2);
+    pool_destroy(pool);
+}
+
+static void *many_loops(void *argument)
+{
+    struct pool *pool = argument;
+    struct loop *loop = malloc(sizeof *loop);
+    intptr_t wrong = 0;
+
+    for (int i = 0; i < 150; i++) {
+        wrong += run_loop(loop, pool, 1 + (i * 37) % 900, 1 + i % 5);
+    }
+    free(loop);
+    return (void *)wrong;
+}
+
+static void many_callers(void **state)
+{
+    struct pool *pool = pool_create(&host, NUM_THREADS);
+    pthread_t threads[6];
+
+    (void)state;
+    for (size_t i = 0; i < 6; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, many_loops, pool), 0);
+    }
+    for (size_t i = 0; i < 6; i++) {
+        void *wrong = NULL;
+
+        pthread_join(threads[i], &wrong);
+        assert_null(wrong);
+    }
+    pool_destroy(pool);
+}
+
+static void inner(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    (void)worker;
+    atomic_fetch_add((atomic_llong *)argument, end - begin);
+}
+
+struct outer {
+    struct pool *pool;
+    atomic_llong items;
+};
+
+static void outer_body(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    struct outer *outer = argument;
+
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        pool_run(outer->pool, 10, 1, inner, &outer->items);
+    }
+}
+
+static void nested_loops(void **state)
+{
+    struct outer outer = {pool_create(&host, NUM_THREADS), 0};
+
+    (void)state;
+    pool_run(outer.pool, 50, 1, outer_body, &outer);
+    assert_int_equal(atomic_load(&outer.items), 500);
+    pool_destroy(outer.pool);
+}
+
+/* In the child: the pool works and has threads of its own. Exit code 0 if so. */
+static int child(struct pool *pool)
+{
+    atomic_int arrived = 0;
+    struct loop *loop = malloc(sizeof *loop);
+    int wrong = run_loop(loop, pool, 1000, 1);
+
+    pool_run(pool, 2, 1, wait_for_others, &arrived);
+    wrong += atomic_load(&arrived) != 2;
+    free(loop);
+    pool_destroy(pool);
+    return wrong != 0;
+}
+
+static void fork_before_and_after_first_use(void **state)
+{
+    struct loop *loop = malloc(sizeof *loop);
+
+    (void)state;
+    for (int used = 0; used < 2; used++) {
+        struct pool *pool = pool_create(&host, 2);
+        int status = -1;
+        pid_t pid = -1;
+
+        if (used) {
+            assert_int_equal(run_loop(loop, pool, 1000, 1), 0);
+        }
+        pid = fork();
+        if (pid == 0) {
+            alarm(20);
+            _exit(child(pool));
+        }
+        assert_true(pid > 0);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_int_equal(status, 0);
+        assert_int_equal(run_loop(loop, pool, 1000, 1), 0);
+        pool_destroy(pool);
+    }
+    free(loop);
+}
+
+static void destroy_accepts_null(void **state)
+{
+    (void)state;
+    pool_destroy(NULL);
+    pool_destroy(pool_create(&host, NUM_THREADS)); /* never used */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_item_once),      cmocka_unit_test(runs_in_several_threads),
+        cmocka_unit_test(many_callers),         cmocka_unit_test(nested_loops),
+        cmocka_unit_test(fork_before_and_after_first_use),
+        cmocka_unit_test(destroy_accepts_null),
+    };
+
+    host_init(&host, &services, NUM_THREADS);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Entry, discovery, loading and probing: through the table, over the plugins of tests/hostile. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <attn/api.h>
+#include <cmocka.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* HOSTILE_DIR: where the plugins of tests/hostile were built, as attn_NAME.so. */
+#if !defined(HOSTILE_DIR)
+#error "the build has to define HOSTILE_DIR"
+#endif
+#define PLUGIN(name) HOSTILE_DIR "/attn_" name ".so"
+
+static const struct attn_api *api;
+
+static attn_runtime *create_with(const char *path, const struct attn_host *host,
+                                 attn_status expected)
+{
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .host = host,
+                                                 .backend = "",
+                                                 .plugin_path = path,
+                                                 .cache_dir = "",
+                                                 .num_threads = 2,
+                                                 .log_level = 1 + ATTN_LOG_ERROR,
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1};
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_runtime *runtime = NULL;
+    const attn_status status = api->runtime_create(&options, &runtime, &error);
+
+    if (status != expected) {
+        fail_msg("%s: status %d, %s: %s", path, status, error.field, error.message);
+    }
+    assert_int_equal(runtime != NULL, status == ATTN_OK);
+    return runtime;
+}
+
+static struct attn_plugin_info info_of(const attn_runtime *runtime, int32_t index)
+{
+    struct attn_plugin_info info = {.struct_size = sizeof info};
+
+    assert_int_equal(api->plugin_info(runtime, index, &info), ATTN_OK);
+    return info;
+}
+
+static void negotiates(void **state)
+{
+    const struct attn_api *table = (const struct attn_api *)&state;
+    struct attn_error error = ATTN_ERROR_INIT;
+
+    assert_int_equal(attn_get_api(0, UINT32_MAX, &table, NULL), ATTN_OK);
+    assert_int_equal(table->abi_version, ATTN_ABI_VERSION);
+    assert_int_equal(table->struct_size, sizeof *table);
+    assert_int_equal(attn_get_api(ATTN_ABI_VERSION + 1, UINT32_MAX, &table, &error),
+                     ATTN_ERROR_ABI_VERSION);
+    assert_null(table);
+    assert_non_null(strstr(error.message, "0.1"));
+    assert_int_equal(attn_get_api(0, 0, &table, NULL), ATTN_ERROR_ABI_VERSION);
+    assert_int_equal(attn_get_api(2, 1, &table, NULL), ATTN_ERROR_ABI_VERSION);
+    assert_int_equal(attn_get_api(0, UINT32_MAX, NULL, NULL), ATTN_ERROR_INVALID_ARGUMENT);
+}
+
+/* Every slot between status_text and the end is there. */
+static void table_is_full(void **state)
+{
+    const char *bytes = (const char *)api;
+
+    (void)state;
+    for (size_t at = offsetof(struct attn_api, version); at < sizeof *api; at += sizeof(void *)) {
+        void *slot = NULL;
+
+        memcpy(&slot, bytes + at, sizeof slot);
+        if (slot == NULL) {
+            fail_msg("the slot at byte %zu is NULL", at);
+        }
+    }
+}
+
+static void sound_plugin_is_taken(void **state)
+{
+    attn_runtime *runtime = create_with(PLUGIN("none"), NULL, ATTN_OK);
+    struct attn_backend_info backend = {.struct_size = sizeof backend};
+    struct attn_device_info device = {.struct_size = sizeof device};
+
+    (void)state;
+    assert_int_equal(api->plugin_count(runtime), 1);
+    assert_int_equal(info_of(runtime, 0).status, ATTN_OK);
+    assert_string_equal(info_of(runtime, 0).name, "sound");
+    assert_string_equal(info_of(runtime, 0).reason, "");
+    assert_int_equal(info_of(runtime, 0).num_backends, 1);
+    assert_int_equal(api->backend_count(runtime), 1);
+    assert_int_equal(api->backend_info(runtime, 0, &backend), ATTN_OK);
+    assert_string_equal(backend.caps->name, "sound");
+    assert_int_equal(backend.caps->block_sizes[0].max, 256);
+    assert_int_equal(backend.caps->head_sizes[0].qk.multiple, 64);
+    assert_int_equal(api->backend_info(runtime, 1, &backend), ATTN_ERROR_NOT_FOUND);
+    assert_int_equal(api->backend_info(runtime, -1, &backend), ATTN_ERROR_NOT_FOUND);
+    assert_int_equal(api->device_count(runtime), 1);
+    assert_int_equal(api->device_info(runtime, 0, &device), ATTN_OK);
+    assert_string_equal(device.name, "test CPU");
+    api->runtime_destroy(runtime);
+    api->runtime_destroy(NULL);
+}
+
+struct defect {
+    const char *name;
+    attn_status status;
+    const char *says;
+};
+
+/* Each defect costs its own plugin, with its own reason, and not the sound one beside it. */
+static void defects_are_refused(void **state)
+{
+    static const struct defect defects[] = {
+        {"missing_symbol", ATTN_ERROR_PLUGIN, "attn_plugin_entry"},
+        {"null_slot", ATTN_ERROR_PLUGIN, "probe NULL"},
+        {"table_size_small", ATTN_ERROR_STRUCT_SIZE, "struct_size is 8"},
+        {"table_size_large", ATTN_ERROR_STRUCT_SIZE, "struct_size is 18446744073709551615"},
+        {"abi_refused", ATTN_ERROR_ABI_VERSION, "speaks ABI 9.0 only"},
+        {"abi_too_new", ATTN_ERROR_ABI_VERSION, "9.0"},
+        {"bad_backend_name", ATTN_ERROR_PLUGIN, "[a-z][a-z0-9_]*"},
+        {"unknown_bits", ATTN_ERROR_PLUGIN, "terms"},
+        {"missing_array", ATTN_ERROR_PLUGIN, "head_sizes"},
+        {"preferred_layout", ATTN_ERROR_PLUGIN, "preferred_layout"},
+        {"caps_size_lies", ATTN_ERROR_STRUCT_SIZE, "attn_backend_caps.struct_size"},
+        {"endless_text", ATTN_ERROR_DEVICE, "mmmm"},
+        {"absent", ATTN_ERROR_ABSENT, "no such accelerator"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof defects / sizeof *defects; i++) {
+        char path[2 * PATH_MAX];
+        attn_runtime *runtime = NULL;
+        struct attn_plugin_info info;
+
+        snprintf(path, sizeof path, "%s/attn_%s.so:%s", HOSTILE_DIR, defects[i].name,
+                 PLUGIN("none"));
+        runtime = create_with(path, NULL, ATTN_OK);
+        assert_int_equal(api->plugin_count(runtime), 2);
+        info = info_of(runtime, 0);
+        if (info.status != defects[i].status || strstr(info.reason, defects[i].says) == NULL) {
+            fail_msg("%s: status %d, reason '%s'", defects[i].name, info.status, info.reason);
+        }
+        assert_int_equal(info.num_backends, 0);
+        assert_int_equal(info_of(runtime, 1).status, ATTN_OK);
+        assert_int_equal(api->backend_count(runtime), 1);
+        api->runtime_destroy(runtime);
+    }
+}
+
+/* The engine has memory: what one plugin says of its own must not cost the others. */
+static void plugin_without_memory_is_refused_alone(void **state)
+{
+    attn_runtime *runtime =
+        create_with(PLUGIN("claims_no_memory") ":" PLUGIN("none"), NULL, ATTN_OK);
+
+    (void)state;
+    assert_int_equal(info_of(runtime, 0).status, ATTN_ERROR_OUT_OF_MEMORY);
+    assert_int_equal(api->backend_count(runtime), 1);
+    api->runtime_destroy(runtime);
+}
+
+static void second_of_one_name_is_refused(void **state)
+{
+    attn_runtime *runtime =
+        create_with(PLUGIN("none") ":" PLUGIN("duplicate_name"), NULL, ATTN_OK);
+
+    (void)state;
+    assert_int_equal(info_of(runtime, 0).status, ATTN_OK);
+    assert_int_equal(info_of(runtime, 1).status, ATTN_ERROR_PLUGIN);
+    assert_non_null(strstr(info_of(runtime, 1).reason, "sound"));
+    assert_int_equal(api->backend_count(runtime), 1);
+    api->runtime_destroy(runtime);
+}
+
+static void paths_are_absolute(void **state)
+{
+    char here[PATH_MAX];
+    attn_runtime *runtime = NULL;
+
+    (void)state;
+    assert_non_null(getcwd(here, sizeof here));
+    assert_int_equal(chdir(HOSTILE_DIR), 0);
+    runtime = create_with("attn_none.so:.:/no/such/place:" PLUGIN("none"), NULL, ATTN_OK);
+    assert_int_equal(chdir(here), 0);
+    assert_int_equal(api->plugin_count(runtime), 4);
+    assert_int_equal(info_of(runtime, 0).status, ATTN_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(info_of(runtime, 0).reason, "absolute"));
+    assert_int_equal(info_of(runtime, 1).status, ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(info_of(runtime, 2).status, ATTN_ERROR_NOT_FOUND);
+    assert_int_equal(info_of(runtime, 3).status, ATTN_OK);
+    api->runtime_destroy(runtime);
+}
+
+/* A directory gives its attn_*.so in the order of their names, and nothing else of it. */
+static void directory_is_read(void **state)
+{
+    char folder[] = "/tmp/attn_test_XXXXXX";
+    char path[3][64];
+    attn_runtime *runtime = NULL;
+    FILE *file = NULL;
+
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path[0], sizeof path[0], "%s/attn_b.so", folder);
+    snprintf(path[1], sizeof path[1], "%s/attn_a.so", folder);
+    snprintf(path[2], sizeof path[2], "%s/other.so", folder);
+    for (int i = 1; i < 3; i++) {
+        file = fopen(path[i], "w");
+        assert_non_null(file);
+        fputs("this is text, and longer than the head of an ELF file", file);
+        fclose(file);
+    }
+    assert_int_equal(symlink(PLUGIN("none"), path[0]), 0);
+    runtime = create_with(folder, NULL, ATTN_OK);
+    assert_int_equal(api->plugin_count(runtime), 2);
+    assert_string_equal(info_of(runtime, 0).file, path[1]);
+    assert_int_equal(info_of(runtime, 0).status, ATTN_ERROR_PLUGIN);
+    assert_non_null(strstr(info_of(runtime, 0).reason, "ELF"));
+    assert_int_equal(info_of(runtime, 1).status, ATTN_OK);
+    api->runtime_destroy(runtime);
+    for (int i = 0; i < 3; i++) {
+        unlink(path[i]);
+    }
+    rmdir(folder);
+}
+
+/* A host that fails one allocation and counts what is alive. */
+struct meter {
+    long calls;
+    long fail_at;
+    long alive;
+    size_t bytes;
+};
+
+static void *meter_allocate(void *user, size_t size, size_t alignment)
+{
+    struct meter *meter = user;
+
+    if (++meter->calls == meter->fail_at) {
+        return NULL;
+    }
+    meter->alive++;
+    meter->bytes += size;
+    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+static void meter_release(void *user, void *memory, size_t size)
+{
+    struct meter *meter = user;
+
+    if (memory != NULL) {
+        meter->alive--;
+        meter->bytes -= size;
+        free(memory);
+    }
+}
+
+static void every_allocation_fails_in_turn(void **state)
+{
+    struct meter meter = {0};
+    const struct attn_host host = {.struct_size = sizeof host,
+                                   .user = &meter,
+                                   .allocate = meter_allocate,
+                                   .release = meter_release};
+    const char *path = PLUGIN("none") ":" PLUGIN("null_slot") ":relative";
+    long calls = 0;
+
+    (void)state;
+    api->runtime_destroy(create_with(path, &host, ATTN_OK));
+    assert_int_equal(meter.alive, 0);
+    assert_int_equal(meter.bytes, 0); /* sizes at release are those of the allocation */
+    calls = meter.calls;
+    assert_true(calls > 2);
+    for (long i = 1; i <= calls; i++) {
+        meter = (struct meter){.fail_at = i};
+        assert_null(create_with(path, &host, ATTN_ERROR_OUT_OF_MEMORY));
+        assert_int_equal(meter.alive, 0);
+        assert_int_equal(meter.bytes, 0);
+    }
+}
+
+static void bad_options_are_refused(void **state)
+{
+    static const struct attn_runtime_options bad[] = {
+        {.struct_size = 8},
+        {.struct_size = sizeof(struct attn_runtime_options), .num_threads = -1},
+        {.struct_size = sizeof(struct attn_runtime_options), .log_level = 99},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct attn_error error = ATTN_ERROR_INIT;
+        attn_runtime *runtime = (attn_runtime *)&error;
+
+        assert_int_not_equal(api->runtime_create(&bad[i], &runtime, &error), ATTN_OK);
+        assert_null(runtime);
+        assert_true(error.message[0] != '\0');
+    }
+    assert_int_equal(api->runtime_create(NULL, NULL, NULL), ATTN_ERROR_INVALID_ARGUMENT);
+}
+
+static void fork_after_creation(void **state)
+{
+    attn_runtime *runtime = create_with(PLUGIN("none"), NULL, ATTN_OK);
+    int status = -1;
+    const pid_t pid = fork();
+
+    (void)state;
+    if (pid == 0) {
+        alarm(20);
+        const int32_t count = api->backend_count(runtime);
+
+        api->runtime_destroy(runtime);
+        _exit(count == 1 ? 0 : 1);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(api->backend_count(runtime), 1);
+    api->runtime_destroy(runtime);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(negotiates),
+        cmocka_unit_test(table_is_full),
+        cmocka_unit_test(sound_plugin_is_taken),
+        cmocka_unit_test(defects_are_refused),
+        cmocka_unit_test(plugin_without_memory_is_refused_alone),
+        cmocka_unit_test(second_of_one_name_is_refused),
+        cmocka_unit_test(paths_are_absolute),
+        cmocka_unit_test(directory_is_read),
+        cmocka_unit_test(every_allocation_fails_in_turn),
+        cmocka_unit_test(bad_options_are_refused),
+        cmocka_unit_test(fork_after_creation),
+    };
+
+    if (attn_get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK) {
+        return 1;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
