@@ -15,7 +15,7 @@
 #define LOG2_E 1.44269504088896340736f
 #define LN_2 0.69314718055994530942f
 
-#define ITEM_ROWS 384  /* query rows of one work item, as far as one token has no more */
+#define ITEM_ROWS 768  /* query rows of one work item at head size 128 */
 #define SPLIT_ROWS 64  /* items of more rows are never split along the keys */
 #define SPLIT_KEYS 256 /* a split part has at least so many */
 

@@ -82,7 +82,9 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     shape->width = layer->head_size_v > 0 ? layer->head_size_v : layer->head_size;
     shape->depth_padded = round_up(shape->depth, DEPTH_MULTIPLE);
     shape->width_padded = round_up(shape->width, COLUMN_MULTIPLE);
-    shape->item_rows = at_least(ITEM_ROWS, shape->group);
+    /* its accumulator and queries stay within L2: 600 KiB */
+    int32_t rows = ITEM_ROWS * 128 / at_least(128, at_least(shape->depth, shape->width));
+    shape->item_rows = at_least(at_least(rows, 128), shape->group);
     shape->token_scales = layer->kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD ||
                           layer->kv_dtype == ATTN_KV_INT8_PER_TOKEN_HEAD;
     /* f16 and f32 caches hold more than bf16 can: those are computed in float32 */

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which keys a query sees and what position adds to its scores, as the kernels ask it. */
+#ifndef CUDA_FLASH_VISIBLE_CUH
+#define CUDA_FLASH_VISIBLE_CUH
+
+#include "flash.h"
+
+struct flash_request {
+    int32_t r, query_start, query_len, key_start, length, causal;
+};
+
+static __device__ __forceinline__ flash_request load_request(const flash_params &p, int32_t r)
+{
+    flash_request q;
+    q.r = r;
+    q.query_start = p.query_start[r];
+    q.query_len = p.query_start[r + 1] - q.query_start;
+    q.key_start = p.paged ? 0 : p.key_start[r];
+    q.length = p.paged ? p.seq_lens[r] : p.key_start[r + 1] - q.key_start;
+    q.causal = p.causal_per_request != nullptr ? p.causal_per_request[r] != 0 : p.causal;
+    return q;
+}
+
+/* Keys first .. last of query `index`, by everything that is an interval. */
+struct flash_interval {
+    int32_t first, last, position;
+};
+
+static __device__ __forceinline__ flash_interval interval_of(const flash_params &p,
+                                                             const flash_request &q, int32_t index)
+{
+    flash_interval v;
+    v.position = q.length - q.query_len + index;
+    v.first = 0;
+    v.last = q.length - 1;
+    if (q.causal) {
+        v.last = min(v.last, v.position);
+    }
+    if (p.window_left >= 0) {
+        v.first = max(v.first, v.position - p.window_left);
+    }
+    if (p.window_right >= 0) {
+        v.last = min(v.last, v.position + p.window_right);
+    }
+    if (p.chunk_size > 0) {
+        v.first = max(v.first, (v.position / p.chunk_size - p.chunk_lookback) * p.chunk_size);
+    }
+    return v;
+}
+
+/* Beyond the interval: spans that add keys, a tree's bits that take some away. */
+static __device__ __noinline__ bool sees_slow(const flash_params &p, const flash_request &q,
+                                              int32_t index, int32_t position, int32_t j, bool sees)
+{
+    if (j < 0 || j >= q.length) {
+        return false;
+    }
+    if (p.spans != nullptr && !sees) {
+        for (int32_t s = p.span_start[q.r]; s < p.span_start[q.r + 1]; s++) {
+            int32_t first = p.spans[2 * s], last = p.spans[2 * s + 1];
+            if (position >= first && position <= last && j >= first && j <= last) {
+                sees = p.prefix_lm_window == 0 || position - j < p.prefix_lm_window;
+                break;
+            }
+        }
+    }
+    int32_t column = j - (q.length - q.query_len);
+    if (p.tree_mask == ATTN_TREE_BITS && p.tree != nullptr && column >= 0 && sees) {
+        const uint32_t *row = (const uint32_t *)p.tree + q.r * p.tree_request + index * p.tree_row;
+        sees = row[column / 32] >> (column % 32) & 1;
+    }
+    return sees;
+}
+
+static __device__ __forceinline__ float bias_of(const flash_params &p, const flash_request &q,
+                                                int32_t index, int32_t position, float slope,
+                                                int32_t j)
+{
+    float bias = 0.0f;
+    int32_t distance = position - j;
+    if (p.alibi == ATTN_ALIBI_LINEAR) {
+        bias = -slope * (float)abs(distance);
+    } else if (p.alibi == ATTN_ALIBI_SQRT) {
+        bias = distance >= 0 ? -slope * sqrtf((float)distance) : 0.0f;
+    }
+    int32_t column = j - (q.length - q.query_len);
+    if (p.tree_mask == ATTN_TREE_BIAS && p.tree != nullptr && column >= 0 &&
+        column < q.query_len) {
+        bias += ((const float *)p.tree + q.r * p.tree_request + index * p.tree_row)[column];
+    }
+    return bias;
+}
+
+static __device__ __forceinline__ float cap_score(float s, float cap)
+{
+    return cap > 0.0f ? cap * (1.0f - 2.0f / (__expf(2.0f * s / cap) + 1.0f)) : s;
+}
+
+static __device__ __forceinline__ float cache_scale(const flash_cache &c, int32_t head)
+{
+    return c.scale != nullptr ? c.scale[c.scale_per_head ? head : 0] : c.scale_host;
+}
+
+/* Keys that some query of rows first_row .. end_row - 1 sees. */
+static __device__ __forceinline__ void key_range(const flash_params &p, const flash_request &q,
+                                                 int32_t first_row, int32_t end_row, int32_t *k0,
+                                                 int32_t *k1)
+{
+    if (p.spans != nullptr) {
+        *k0 = 0;
+        *k1 = max(q.length, 0);
+        return;
+    }
+    flash_interval a = interval_of(p, q, first_row / p.group);
+    flash_interval b = interval_of(p, q, (end_row - 1) / p.group);
+    *k0 = max(a.first, 0);
+    *k1 = max(b.last + 1, *k0);
+}
+
+#endif

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The plugin under test, opened by its file, with a serial and a threaded host; random numbers. */
+#ifndef TESTS_CPU_REF_HARNESS_H
+#define TESTS_CPU_REF_HARNESS_H
+
+#include <attn/plugin.h>
+
+struct reference {
+    const struct attn_plugin *plugin;
+    const struct attn_kernels *kernels;
+    attn_instance *instance;
+};
+
+extern struct reference serial, threaded;
+
+int32_t harness_open(const char *file);
+void harness_close(void);
+
+void random_seed(uint64_t seed);
+uint64_t random_bits(void);
+int32_t random_below(int32_t bound);
+double random_normal(void);
+void random_permutation(int32_t *items, int32_t count);
+
+/* Compact row-major tensor of up to 4 dimensions over borrowed shape and stride storage. */
+struct test_tensor {
+    struct attn_tensor tensor;
+    int64_t shape[4], strides[4];
+};
+struct attn_tensor *tensor_set(struct test_tensor *tensor, void *data, int32_t dtype, int32_t ndim,
+                               const int64_t *shape, const int64_t *strides);
+
+#endif

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "oracle.h"
+
+#include <math.h>
+
+int32_t oracle_visible(const struct oracle_request *r, int64_t query, int64_t key)
+{
+    int64_t p = r->num_keys - r->num_queries + query;
+    int64_t own = key - (r->num_keys - r->num_queries);
+    int32_t visible = 1;
+    if (r->causal && key > p) {
+        visible = 0;
+    }
+    if (r->left >= 0 && p - key > r->left) {
+        visible = 0;
+    }
+    if (r->right >= 0 && key - p > r->right) {
+        visible = 0;
+    }
+    if (r->chunk > 0 && p / r->chunk - key / r->chunk > r->lookback) {
+        visible = 0;
+    }
+    for (int32_t s = 0; s < r->num_spans; s++) {
+        int64_t first = r->spans[2 * s], last = r->spans[2 * s + 1];
+        int32_t inside = first <= p && p <= last && first <= key && key <= last;
+        if (inside && (r->span_window == 0 || p - key < r->span_window)) {
+            visible = 1;
+        }
+    }
+    if (r->tree && own >= 0 && r->tree[query * r->num_queries + own] == -INFINITY) {
+        visible = 0;
+    }
+    return visible;
+}
+
+static double position_bias(const struct oracle_request *r, int64_t head, int64_t p, int64_t key)
+{
+    if (r->alibi == 1) {
+        return -r->slopes[head] * (double)(p > key ? p - key : key - p);
+    }
+    return r->alibi == 2 && key <= p ? -r->slopes[head] * sqrt((double)(p - key)) : 0;
+}
+
+static double product(const struct oracle_request *r, const double *q, const double *k)
+{
+    double s = 0;
+    for (int32_t d = 0; d < r->head_size; d++) {
+        s += q[d] * k[d];
+    }
+    s *= r->scale;
+    return r->soft_cap > 0 ? r->soft_cap * tanh(s / r->soft_cap) : s;
+}
+
+/* Hidden keys get -inf without being read. Sink keys stand first, at positions before 0. */
+static void row_scores(const struct oracle_request *r, int64_t query, int64_t head, double *scores)
+{
+    int64_t kv = head / (r->num_q_heads / r->num_kv_heads);
+    int64_t p = r->num_keys - r->num_queries + query;
+    const double *q = r->q + (query * r->num_q_heads + head) * r->head_size;
+    int64_t sinks = r->num_sink_keys;
+    for (int64_t s = 0; s < sinks; s++) {
+        const double *k = r->sink_k + (s * r->num_kv_heads + kv) * r->head_size;
+        scores[s] = product(r, q, k) + position_bias(r, head, p, s - sinks);
+    }
+    for (int64_t j = 0; j < r->num_keys; j++) {
+        const double *k = r->k + (j * r->num_kv_heads + kv) * r->head_size;
+        int64_t own = j - (r->num_keys - r->num_queries);
+        scores[sinks + j] = -INFINITY;
+        if (oracle_visible(r, query, j)) {
+            scores[sinks + j] = product(r, q, k) + position_bias(r, head, p, j) +
+                                (r->tree && own >= 0 ? r->tree[query * r->num_queries + own] : 0);
+        }
+    }
+}
+
+static void row_attend(const struct oracle_request *r, int64_t query, int64_t head, double *scores)
+{
+    int64_t kv = head / (r->num_q_heads / r->num_kv_heads);
+    int64_t count = r->num_sink_keys + r->num_keys;
+    double *out = r->out + (query * r->num_q_heads + head) * r->head_size_v;
+    double largest = -INFINITY, sum = 0;
+    row_scores(r, query, head, scores);
+    for (int64_t j = 0; j < count; j++) {
+        largest = scores[j] > largest ? scores[j] : largest;
+    }
+    double top = r->sinks && r->sinks[head] > largest ? r->sinks[head] : largest;
+    for (int32_t d = 0; d < r->head_size_v; d++) {
+        out[d] = 0;
+    }
+    for (int64_t j = 0; j < count; j++) {
+        const double *v = j < r->num_sink_keys
+                              ? r->sink_v + (j * r->num_kv_heads + kv) * r->head_size_v
+                              : r->v + ((j - r->num_sink_keys) * r->num_kv_heads + kv) *
+                                           r->head_size_v;
+        if (scores[j] == -INFINITY) {
+            continue;
+        }
+        double w = exp(scores[j] - largest);
+        sum += w * exp(largest - top);
+        w = (r->round_weight ? r->round_weight(w) : w) * exp(largest - top);
+        for (int32_t d = 0; d < r->head_size_v; d++) {
+            out[d] += w * v[d];
+        }
+    }
+    sum += r->sinks ? exp(r->sinks[head] - top) : 0;
+    for (int32_t d = 0; d < r->head_size_v; d++) {
+        out[d] = sum > 0 || isnan(sum) ? out[d] / sum : 0;
+    }
+    r->lse[query * r->num_q_heads + head] = sum == 0 ? -INFINITY : top + log(sum);
+}
+
+void oracle_attend(const struct oracle_request *r, double *scores)
+{
+    for (int64_t i = 0; i < r->num_queries; i++) {
+        for (int64_t h = 0; h < r->num_q_heads; h++) {
+            row_attend(r, i, h, scores);
+        }
+    }
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention of one request, from the formulas, in float64 over unpaged tensors. */
+#ifndef TESTS_CPU_REF_ORACLE_H
+#define TESTS_CPU_REF_ORACLE_H
+
+#include <stdint.h>
+
+struct oracle_request {
+    int32_t num_q_heads, num_kv_heads, head_size, head_size_v;
+    int64_t num_queries, num_keys;
+    const double *q; /* [num_queries, Hq, D] */
+    const double *k; /* [num_keys, Hk, D] */
+    const double *v; /* [num_keys, Hk, Dv] */
+    double scale, soft_cap;
+    int32_t causal;
+    int64_t left, right; /* window; negative: open */
+    int64_t chunk, lookback;
+    int32_t alibi; /* 1 linear, 2 square root */
+    const double *slopes;
+    const double *sinks; /* NULL: none */
+    int64_t num_sink_keys;
+    const double *sink_k, *sink_v; /* [num_sink_keys, Hk, D or Dv] */
+    int32_t num_spans;
+    const int32_t *spans; /* [num_spans, 2], inclusive */
+    int64_t span_window;
+    /* [num_queries, num_queries] added to the score between the step's own tokens, -inf hides */
+    const double *tree;
+    double (*round_weight)(double); /* weights relative to the row's maximum; NULL: as they are */
+    double *out;                    /* [num_queries, Hq, Dv] */
+    double *lse;                    /* [num_queries, Hq] */
+};
+
+int32_t oracle_visible(const struct oracle_request *r, int64_t query, int64_t key);
+/* scores holds num_sink_keys + num_keys doubles */
+void oracle_attend(const struct oracle_request *r, double *scores);
+
+#endif

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Blocks of a group: handed out of a shuffled list, given back, swapped to host memory and in again. */
+#include <stdlib.h>
+
+#include "engine.h"
+
+#define SWAP_BLOCKS_PER_GROUP 2048
+
+attn_status blocks_reserve(struct engine *engine, struct run_group *group, int32_t r, int32_t length)
+{
+    int32_t needed = (length + group->block_size - 1) / group->block_size;
+    while (group->held[r] < needed) {
+        if (group->num_free == 0) {
+            return engine_fail(engine, ATTN_ERROR_LIMIT, "blocks", "the cache has no free block left");
+        }
+        group->table[r * group->stride + group->held[r]++] = group->free_blocks[--group->num_free];
+    }
+    return ATTN_OK;
+}
+
+void blocks_free(struct run_group *group, int32_t r)
+{
+    while (group->held[r] > 0) {
+        int32_t *entry = &group->table[r * group->stride + --group->held[r]];
+        group->free_blocks[group->num_free++] = *entry;
+        *entry = INT32_MIN;
+    }
+}
+
+/* Copies a request's blocks of one group between cache and swap space; in comes to other blocks than it left. */
+static attn_status swap_group(struct engine *engine, int32_t g, int32_t r, bool out)
+{
+    struct run_group *group = &engine->groups[g];
+    struct attn_block_memory *others = calloc((size_t)engine->num_layers, sizeof *others);
+    int64_t *pairs = calloc((size_t)(2 * group->stride), sizeof *pairs);
+    int32_t count = group->held[r], members = 0;
+    if (others == NULL || pairs == NULL || count > SWAP_BLOCKS_PER_GROUP) {
+        free(others);
+        free(pairs);
+        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "swap", "no memory for the swap space");
+    }
+    for (int32_t i = 0; i < engine->num_layers; i++) {
+        if (engine->layers[i].group == g) {
+            others[members++].base = engine->layers[i].swap;
+        }
+    }
+    for (int32_t b = 0; b < count; b++) {
+        int64_t block = group->table[r * group->stride + b];
+        pairs[2 * b] = out ? block : b;
+        pairs[2 * b + 1] = out ? b : block;
+    }
+    attn_status status = engine->api->copy_blocks(
+        engine->model, g, out ? ATTN_COPY_DEVICE_TO_HOST : ATTN_COPY_HOST_TO_DEVICE, others, pairs, count,
+        NULL, &engine->error);
+    free(others);
+    free(pairs);
+    return status;
+}
+
+/* One request is out at a time, so each group's swap space holds it from its beginning. */
+attn_status blocks_swap(struct engine *engine, int32_t r, bool out)
+{
+    attn_status status = ATTN_OK;
+    for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
+        struct run_group *group = &engine->groups[g];
+        const struct request *request = &engine->requests[r];
+        if (!group->has_cache) {
+            continue;
+        }
+        if (!out) {
+            status = blocks_reserve(engine, group, r, group->cross ? request->encoder : request->length);
+        }
+        status = status == ATTN_OK ? swap_group(engine, g, r, out) : status;
+        if (out && status == ATTN_OK) {
+            blocks_free(group, r);
+        }
+    }
+    return status;
+}

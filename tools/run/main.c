@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attn-run: an engine's attention without its weights. It serves a model's layers with the selected backends over paged
+ * caches, in continuous batches, and holds every output against an independent computation. */
+#include <cjson/cJSON.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/library.h"
+#include "engine.h"
+
+#define EXIT_USAGE 2
+
+static const char usage[] =
+    "usage: attn-run --model FILE [--layers N] [--scale F] [--steps N] [--requests FILE] [--seed S]\n"
+    "                [--verify] [--json] [--help] [--version]\n"
+    "\n"
+    "Runs a model's attention layers over a paged KV cache in continuous batches.\n"
+    "\n"
+    "  --model FILE     a model's config.json\n"
+    "  --layers N       at most N layers a tower, but one of each kind (default all)\n"
+    "  --scale F        factor on the length of the long request (default 1)\n"
+    "  --steps N        steps (default 4)\n"
+    "  --requests FILE  JSON list of {\"arrival\", \"prompt\", \"output\", \"preempt_at\", \"encoder\"}\n"
+    "  --seed S         of the inputs (default 1)\n"
+    "  --verify         holds every output against a float64 computation over unpaged keys\n"
+    "  --json           one JSON document on stdout\n"
+    "\n"
+    "Exit status: 0 ok, 1 failed or, with --verify, not every layer was right, 2 usage.\n";
+
+static const char *kind_name(const struct attn_layer_desc *layer)
+{
+    static const char *const kinds[] = {"full", "encoder",    "encoder_only", "cross", "mm_encoder",
+                                        "mla",  "mla_sparse", "static_sink",  "gdn"};
+    if (layer->kind != ATTN_LAYER_DECODER) {
+        return kinds[layer->kind];
+    }
+    return layer->chunk_size > 0 ? "chunked" : layer->has_window ? "sliding" : "full";
+}
+
+static bool read_count(const char *text, int32_t least, int32_t most, int32_t *out)
+{
+    char *end;
+    long value = strtol(text, &end, 10);
+    *out = (int32_t)value;
+    return *text != '\0' && *end == '\0' && value >= least && value <= most;
+}
+
+static int bad_value(const char *option, const char *value, const char *allowed)
+{
+    fprintf(stderr, "attn-run: %s: '%s' is not %s\n", option, value, allowed);
+    return EXIT_USAGE;
+}
+
+static int parse(int argc, char **argv, struct settings *s)
+{
+    static const struct option names[] = {
+        {"model", required_argument, NULL, 'm'},    {"layers", required_argument, NULL, 'l'},
+        {"scale", required_argument, NULL, 'f'},    {"steps", required_argument, NULL, 'n'},
+        {"requests", required_argument, NULL, 'r'}, {"seed", required_argument, NULL, 's'},
+        {"verify", no_argument, NULL, 'V'},         {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},           {"version", no_argument, NULL, 'v'},
+        {NULL, 0, NULL, 0}};
+    char *end;
+    int c;
+    *s = (struct settings){.steps = 4, .scale = 1, .seed = 1};
+    while ((c = getopt_long(argc, argv, "", names, NULL)) != -1) {
+        switch (c) {
+        case 'm':
+            s->model = optarg;
+            break;
+        case 'l':
+            if (!read_count(optarg, 1, 1024, &s->layers)) {
+                return bad_value("--layers", optarg, "a whole number from 1 to 1024");
+            }
+            break;
+        case 'f':
+            s->scale = strtod(optarg, &end);
+            if (*end != '\0' || !(s->scale > 0 && s->scale <= 16)) {
+                return bad_value("--scale", optarg, "a number above 0 and up to 16");
+            }
+            break;
+        case 'n':
+            if (!read_count(optarg, 1, 4096, &s->steps)) {
+                return bad_value("--steps", optarg, "a whole number from 1 to 4096");
+            }
+            break;
+        case 'r':
+            s->requests = optarg;
+            break;
+        case 's':
+            s->seed = strtoull(optarg, &end, 10);
+            if (*end != '\0' || *optarg == '-' || *optarg == '\0') {
+                return bad_value("--seed", optarg, "a whole number from 0");
+            }
+            break;
+        case 'V':
+            s->verify = true;
+            break;
+        case 'j':
+            s->json = true;
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return EXIT_SUCCESS;
+        case 'v':
+            puts("attn-run " ATTN_VERSION);
+            return EXIT_SUCCESS;
+        default:
+            fputs(usage, stderr);
+            return EXIT_USAGE;
+        }
+    }
+    if (optind != argc || s->model == NULL) {
+        fputs(usage, stderr);
+        return EXIT_USAGE;
+    }
+    return -1;
+}
+
+static bool layer_right(const struct run_layer *layer)
+{
+    return layer->compared > 0 && layer->max_error <= 1;
+}
+
+static void tell_json(const struct engine *engine, bool verified, double max_error, int64_t compared,
+                      double seconds)
+{
+    cJSON *root = cJSON_CreateObject(), *layers = cJSON_CreateArray();
+    cJSON_AddBoolToObject(root, "verified", verified);
+    cJSON_AddNumberToObject(root, "max_error", isfinite(max_error) ? max_error : 1e30);
+    cJSON_AddNumberToObject(root, "compared_elements", (double)compared);
+    cJSON_AddItemToObject(root, "layers", layers);
+    for (int32_t i = 0; i < engine->num_layers; i++) {
+        const struct run_layer *layer = &engine->layers[i];
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddNumberToObject(item, "index", i);
+        cJSON_AddStringToObject(item, "name", layer->source->name);
+        cJSON_AddStringToObject(item, "kind", kind_name(&layer->source->desc));
+        cJSON_AddStringToObject(item, "backend", layer->backend);
+        cJSON_AddNumberToObject(item, "max_error", isfinite(layer->max_error) ? layer->max_error : 1e30);
+        cJSON_AddItemToArray(layers, item);
+    }
+    cJSON_AddNumberToObject(root, "tokens", (double)engine->tokens);
+    cJSON_AddNumberToObject(root, "seconds", seconds);
+    char *text = cJSON_Print(root);
+    puts(text != NULL ? text : "{}");
+    cJSON_free(text);
+    cJSON_Delete(root);
+}
+
+static void tell_text(const struct engine *engine, bool verified, int64_t compared, double seconds)
+{
+    printf("%-5s %-20s %-12s %-24s error / bound\n", "layer", "name", "kind", "backend");
+    for (int32_t i = 0; i < engine->num_layers; i++) {
+        const struct run_layer *layer = &engine->layers[i];
+        printf("%5d %-20s %-12s %-24s ", i, layer->source->name, kind_name(&layer->source->desc),
+               layer->backend);
+        if (layer->compared > 0) {
+            printf("%.3g%s\n", layer->max_error, layer_right(layer) ? "" : "  WRONG");
+        } else {
+            puts("not compared");
+        }
+    }
+    printf("%lld tokens in %.2f s; %lld elements compared%s\n", (long long)engine->tokens, seconds,
+           (long long)compared, engine->settings->verify ? (verified ? ", all right" : ", NOT all right") : "");
+}
+
+static int tell(const struct engine *engine, double seconds)
+{
+    bool verified = engine->settings->verify && engine->num_layers > 0;
+    double max_error = 0;
+    int64_t compared = 0;
+    for (int32_t i = 0; i < engine->num_layers; i++) {
+        const struct run_layer *layer = &engine->layers[i];
+        verified &= layer_right(layer);
+        max_error = layer->max_error > max_error ? layer->max_error : max_error;
+        compared += layer->compared;
+    }
+    if (engine->settings->json) {
+        tell_json(engine, verified, max_error, compared, seconds);
+    } else {
+        tell_text(engine, verified, compared, seconds);
+    }
+    return verified || !engine->settings->verify ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+int main(int argc, char **argv)
+{
+    struct settings settings;
+    struct engine engine = {.settings = &settings, .error = ATTN_ERROR_INIT};
+    struct timespec begin, end;
+    int code = parse(argc, argv, &settings);
+    if (code >= 0) {
+        return code;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    attn_status status = library_open(&engine.api, &engine.error);
+    status = status ? status : engine.api->runtime_create(NULL, &engine.runtime, &engine.error);
+    status = status ? status : engine_setup(&engine);
+    status = status ? status : engine_run(&engine);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    if (status != ATTN_OK) {
+        fprintf(stderr, "attn-run: %s: %s%s%s\n", settings.model, engine.error.field,
+                engine.error.field[0] != '\0' ? ": " : "", engine.error.message);
+        code = EXIT_FAILURE;
+    } else {
+        code = tell(&engine, (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) * 1e-9);
+    }
+    if (engine.api != NULL) {
+        engine_finish(&engine);
+        engine.api->runtime_destroy(engine.runtime);
+    }
+    return code;
+}

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is asked of the engine: generated from the seed, or read from a file. */
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine.h"
+
+#define ATTENDED_MARGIN 24 /* tokens that a long request goes past its window or chunk */
+#define MAX_LENGTH (1 << 20)
+#define MAX_FILE (1 << 20)
+
+static uint64_t random_bits(uint64_t *state)
+{
+    uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15)); /* SplitMix64 */
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+int32_t random_below(uint64_t *state, int32_t count)
+{
+    return (int32_t)(random_bits(state) % (uint64_t)count);
+}
+
+/* Sum of eight 8-bit uniforms, brought to variance 1: fast, and near enough to normal for inputs. */
+double random_normal(uint64_t *state)
+{
+    uint64_t bits = random_bits(state);
+    int sum = 0;
+    for (int i = 0; i < 8; i++) {
+        sum += (int)(bits >> (8 * i) & 0xff);
+    }
+    return (sum - 1020) / 209.01;
+}
+
+/* The longest window or chunk of the model: one request has to go past it. */
+static int32_t longest_window(const struct engine *engine)
+{
+    int32_t longest = 0;
+    for (int32_t i = 0; i < engine->num_layers; i++) {
+        const struct attn_layer_desc *d = &engine->config.layers[i].desc;
+        int32_t size = d->chunk_size > 0 ? d->chunk_size : d->has_window ? d->window_left + 1 : 0;
+        longest = size > longest ? size : longest;
+    }
+    return longest;
+}
+
+/* A short, a middle and a long request, one that comes late and one that is preempted. */
+static void generate(struct engine *engine)
+{
+    double scale = engine->settings->scale;
+    int32_t window = (int32_t)ceil(longest_window(engine) * scale), steps = engine->settings->steps;
+    const struct request made[] = {
+        {.prompt = 33, .output = steps, .preempt_at = -1, .encoder = 100},
+        {.prompt = 1, .output = 2, .preempt_at = -1, .encoder = 17},
+        {.arrival = 1, .prompt = 48, .output = steps, .preempt_at = -1, .encoder = 64},
+        {.prompt = 70, .output = steps + 1, .preempt_at = 1, .encoder = 33},
+        {.prompt = window + ATTENDED_MARGIN, .output = steps, .preempt_at = -1, .encoder = 300},
+    };
+    engine->num_requests = sizeof made / sizeof *made;
+    for (int32_t r = 0; r < engine->num_requests; r++) {
+        engine->requests[r] = made[r];
+        engine->requests[r].prompt += random_below(&engine->random, 7);
+    }
+}
+
+static int32_t field(struct engine *engine, const cJSON *item, const char *name, int32_t otherwise,
+                     int32_t least)
+{
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(item, name);
+    if (value == NULL) {
+        return otherwise;
+    }
+    if (!cJSON_IsNumber(value) || value->valuedouble != floor(value->valuedouble) ||
+        value->valuedouble < least || value->valuedouble > MAX_LENGTH) {
+        char what[128];
+        snprintf(what, sizeof what, "%g; a whole number from %d to %d", cJSON_IsNumber(value) ? value->valuedouble : NAN,
+                 least, MAX_LENGTH);
+        engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, name, what);
+        return least;
+    }
+    return (int32_t)value->valuedouble;
+}
+
+static void read_list(struct engine *engine, const cJSON *root)
+{
+    const cJSON *item;
+    cJSON_ArrayForEach(item, root)
+    {
+        if (engine->num_requests == MAX_REQUESTS) {
+            engine_fail(engine, ATTN_ERROR_LIMIT, "requests", "more than 64 requests");
+            return;
+        }
+        struct request *request = &engine->requests[engine->num_requests++];
+        request->arrival = field(engine, item, "arrival", 0, 0);
+        request->prompt = field(engine, item, "prompt", 1, 1);
+        request->output = field(engine, item, "output", engine->settings->steps, 1);
+        request->preempt_at = field(engine, item, "preempt_at", -1, -1);
+        request->encoder = field(engine, item, "encoder", 64, 1);
+    }
+}
+
+attn_status requests_read(struct engine *engine)
+{
+    engine->random = engine->settings->seed;
+    if (engine->settings->requests == NULL) {
+        generate(engine);
+    } else {
+        FILE *file = fopen(engine->settings->requests, "rb");
+        char *text = calloc(1, MAX_FILE + 1);
+        if (file == NULL || text == NULL || fread(text, 1, MAX_FILE, file) == 0) {
+            engine_fail(engine, ATTN_ERROR_IO, engine->settings->requests, "cannot be read");
+        }
+        cJSON *root = engine->status == ATTN_OK ? cJSON_Parse(text) : NULL;
+        if (engine->status == ATTN_OK && (!cJSON_IsArray(root) || cJSON_GetArraySize(root) == 0)) {
+            engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, engine->settings->requests,
+                        "is not a JSON list of one or more requests");
+        } else if (root != NULL) {
+            read_list(engine, root);
+        }
+        cJSON_Delete(root);
+        free(text);
+        if (file != NULL) {
+            fclose(file);
+        }
+    }
+    for (int32_t r = 0; r < engine->num_requests; r++) {
+        int32_t end = engine->requests[r].prompt + engine->requests[r].output;
+        int32_t keys = engine->requests[r].encoder > end ? engine->requests[r].encoder : end;
+        engine->longest = keys > engine->longest ? keys : engine->longest;
+    }
+    return engine->status;
+}

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From a configuration to bound layers with caches, tables and plans. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+
+#define SWAP_BLOCKS_PER_GROUP 2048
+#define MAX_STEP_TOKENS 8192
+
+attn_status engine_fail(struct engine *engine, attn_status status, const char *field, const char *what)
+{
+    engine->status = engine->error.status = status;
+    snprintf(engine->error.field, sizeof engine->error.field, "%s", field);
+    snprintf(engine->error.message, sizeof engine->error.message, "%s", what);
+    return status;
+}
+
+static attn_status no_memory(struct engine *engine)
+{
+    return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "memory", "not enough for this run; try --scale");
+}
+
+static attn_status select_layers(struct engine *engine)
+{
+    const struct attn_layer_desc **descs = calloc((size_t)engine->num_layers + 1, sizeof *descs);
+    attn_assignment *assignment = NULL;
+    if (descs == NULL) {
+        return no_memory(engine);
+    }
+    for (int32_t i = 0; i < engine->num_layers; i++) {
+        engine->config.layers[i].desc.block_size = 16;
+        descs[i] = &engine->config.layers[i].desc;
+    }
+    attn_status status = engine->api->select(engine->runtime, NULL, descs, engine->num_layers, &assignment,
+                                             &engine->error);
+    free(descs);
+    if (status == ATTN_OK) {
+        status = engine->api->model_create(engine->runtime, assignment, NULL, &engine->model, &engine->error);
+    }
+    for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
+        struct attn_choice prefill = {.struct_size = sizeof prefill}, decode = prefill;
+        engine->api->assignment_choice(assignment, i, ATTN_PHASE_PREFILL, &prefill);
+        engine->api->assignment_choice(assignment, i, ATTN_PHASE_DECODE, &decode);
+        bool same = strcmp(prefill.name, decode.name) == 0;
+        snprintf(engine->layers[i].backend, sizeof engine->layers[i].backend, "%.78s%s%.78s", prefill.name,
+                 same ? "" : "/", same ? "" : decode.name);
+    }
+    engine->api->assignment_destroy(assignment);
+    return status;
+}
+
+/* Sinks and slopes, and the same terms for the oracle. */
+static attn_status make_params(struct engine *engine, struct run_layer *layer)
+{
+    const struct attn_layer_desc *d = &layer->source->desc;
+    struct attn_layer_params params = {.struct_size = sizeof params};
+    static const int32_t numbers[] = {ORACLE_F16, ORACLE_BF16, ORACLE_F32};
+    layer->sinks = calloc((size_t)d->num_q_heads, sizeof *layer->sinks);
+    layer->slopes = calloc((size_t)d->num_q_heads, sizeof *layer->slopes);
+    if (layer->sinks == NULL || layer->slopes == NULL) {
+        return no_memory(engine);
+    }
+    for (int32_t h = 0; h < d->num_q_heads; h++) {
+        layer->sinks[h] = (float)(6 + 2 * random_normal(&engine->random));
+    }
+    model_alibi_slopes(layer->slopes, d->num_q_heads);
+    params.sinks = d->has_sinks ? layer->sinks : NULL;
+    params.alibi_slopes = d->alibi ? layer->slopes : NULL;
+    layer->terms = (struct oracle_terms){.number = numbers[d->dtype],
+                                         .num_q_heads = d->num_q_heads,
+                                         .num_kv_heads = d->num_kv_heads,
+                                         .head_size = d->head_size,
+                                         .head_size_v = d->head_size_v > 0 ? d->head_size_v : d->head_size,
+                                         .scale = d->scale,
+                                         .causal = d->causal,
+                                         .has_window = d->has_window,
+                                         .window_left = d->window_left,
+                                         .window_right = d->window_right,
+                                         .chunk_size = d->chunk_size,
+                                         .chunk_lookback = d->chunk_lookback,
+                                         .soft_cap = d->soft_cap,
+                                         .alibi_slopes = params.alibi_slopes,
+                                         .sinks = params.sinks};
+    return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
+}
+
+/* Pages that nobody has written are NaN. */
+static attn_status make_cache(struct engine *engine, struct run_layer *layer)
+{
+    struct run_group *group = &engine->groups[layer->group];
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    size_t page = (size_t)layer->spec.padded_page_bytes;
+    layer->cache = aligned_alloc(256, ((size_t)group->num_blocks * page + 255) / 256 * 256);
+    layer->swap = malloc(SWAP_BLOCKS_PER_GROUP * page);
+    if (layer->cache == NULL || layer->swap == NULL) {
+        return no_memory(engine);
+    }
+    memset(layer->cache, 0xff, (size_t)group->num_blocks * page);
+    attn_status status = engine->api->layer_kv_views(layer->handle, layer->cache, group->num_blocks, &k, &v,
+                                                     &engine->error);
+    return status == ATTN_OK ? engine->api->layer_bind_kv(layer->handle, &k, &v, &engine->error) : status;
+}
+
+static attn_status make_group(struct engine *engine, struct run_group *group, const struct run_layer *layer)
+{
+    int64_t tokens = 0;
+    group->has_cache = layer->spec.kind != ATTN_KV_SPEC_NONE;
+    group->cross = layer->spec.kind == ATTN_KV_SPEC_CROSS;
+    group->block_size = layer->spec.block_size > 0 ? layer->spec.block_size : 1;
+    for (int32_t r = 0; r < engine->num_requests; r++) {
+        const struct request *request = &engine->requests[r];
+        int32_t keys = group->cross ? request->encoder : request->prompt + request->output;
+        int32_t blocks = (keys + group->block_size - 1) / group->block_size + 1;
+        tokens += (int64_t)blocks;
+        group->stride = blocks > group->stride ? blocks : group->stride;
+        group->swapped[r] = -1;
+    }
+    group->num_blocks = tokens + 8;
+    group->free_blocks = calloc((size_t)group->num_blocks, sizeof *group->free_blocks);
+    group->table = malloc((size_t)(MAX_REQUESTS * group->stride) * sizeof *group->table);
+    if (group->free_blocks == NULL || group->table == NULL) {
+        return no_memory(engine);
+    }
+    for (int32_t i = 0; i < MAX_REQUESTS * group->stride; i++) {
+        group->table[i] = INT32_MIN; /* entries past the end are undefined, and so is this */
+    }
+    for (int32_t b = 0; b < (int32_t)group->num_blocks; b++) { /* shuffled */
+        int32_t other = random_below(&engine->random, b + 1);
+        group->free_blocks[b] = group->free_blocks[other];
+        group->free_blocks[other] = b;
+    }
+    group->num_free = (int32_t)group->num_blocks;
+    return ATTN_OK;
+}
+
+static attn_status make_plan(struct engine *engine, int32_t index)
+{
+    struct run_group *group = &engine->groups[index];
+    struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = {.struct_size = sizeof options.limits,
+                   .max_num_reqs = MAX_REQUESTS,
+                   .max_num_tokens = MAX_STEP_TOKENS,
+                   .max_seq_len = engine->longest}};
+    attn_status status =
+        engine->api->plan_create(engine->model, index, &options, &group->plan, &engine->error);
+    size_t bytes = status == ATTN_OK ? engine->api->plan_workspace_bytes(group->plan) : 0;
+    if (status != ATTN_OK || bytes == 0) {
+        return status;
+    }
+    group->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    return group->workspace == NULL ? no_memory(engine)
+                                    : engine->api->plan_bind_workspace(group->plan, group->workspace, bytes,
+                                                                       &engine->error);
+}
+
+static attn_status bind_layers(struct engine *engine)
+{
+    attn_status status = ATTN_OK;
+    engine->num_groups = engine->api->model_num_groups(engine->model, ATTN_GROUP_BLOCK_TABLE);
+    engine->groups = calloc((size_t)engine->num_groups, sizeof *engine->groups);
+    if (engine->groups == NULL) {
+        return no_memory(engine);
+    }
+    for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
+        struct run_layer *layer = &engine->layers[i];
+        layer->handle = engine->api->model_layer(engine->model, i);
+        layer->spec.struct_size = sizeof layer->spec;
+        layer->group = engine->api->layer_group(layer->handle, ATTN_GROUP_BLOCK_TABLE, 0);
+        status = engine->api->layer_kv_spec(layer->handle, &layer->spec, &engine->error);
+        if (status == ATTN_OK && engine->groups[layer->group].table == NULL) {
+            status = make_group(engine, &engine->groups[layer->group], layer);
+        }
+        if (status == ATTN_OK && layer->spec.kind != ATTN_KV_SPEC_NONE) {
+            status = make_cache(engine, layer);
+        }
+        status = status == ATTN_OK ? make_params(engine, layer) : status;
+    }
+    for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
+        status = make_plan(engine, g);
+    }
+    return status;
+}
+
+attn_status engine_setup(struct engine *engine)
+{
+    attn_status status = model_config_read(&engine->config, engine->settings->model, &engine->error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (engine->settings->layers > 0) {
+        model_config_keep(&engine->config, engine->settings->layers);
+    }
+    engine->num_layers = engine->config.num_layers;
+    engine->layers = calloc((size_t)engine->num_layers + 1, sizeof *engine->layers);
+    if (engine->layers == NULL) {
+        return no_memory(engine);
+    }
+    for (int32_t i = 0; i < engine->num_layers; i++) {
+        engine->layers[i].source = &engine->config.layers[i];
+    }
+    status = requests_read(engine);
+    status = status == ATTN_OK ? select_layers(engine) : status;
+    return status == ATTN_OK ? bind_layers(engine) : status;
+}
+
+void engine_finish(struct engine *engine)
+{
+    for (int32_t g = 0; engine->groups != NULL && g < engine->num_groups; g++) {
+        engine->api->plan_destroy(engine->groups[g].plan);
+        free(engine->groups[g].workspace);
+        free(engine->groups[g].free_blocks);
+        free(engine->groups[g].table);
+    }
+    if (engine->model != NULL) {
+        engine->api->model_destroy(engine->model);
+    }
+    for (int32_t i = 0; engine->layers != NULL && i < engine->num_layers; i++) {
+        struct run_layer *layer = &engine->layers[i];
+        for (int32_t r = 0; r < MAX_REQUESTS; r++) {
+            free(layer->k_history[r]);
+            free(layer->v_history[r]);
+        }
+        free(layer->cache);
+        free(layer->swap);
+        free(layer->sinks);
+        free(layer->slopes);
+    }
+    free(engine->groups);
+    free(engine->layers);
+    model_config_finish(&engine->config);
+}
