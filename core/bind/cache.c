@@ -343,6 +343,19 @@ static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, b
     return ATTN_OK;
 }
 
+/* On a CPU all memory is the host's: no kernel is needed. */
+static void move_blocks(const struct attn_copy_blocks_args *args)
+{
+    for (int32_t c = 0; c < args->num_copies; c++) {
+        const struct attn_block_copy *copy = &args->copies[c];
+        for (int64_t i = 0; i < args->num_pairs; i++) {
+            memmove((uint8_t *)copy->destination + args->pairs[2 * i + 1] * copy->destination_stride,
+                    (const uint8_t *)copy->source + args->pairs[2 * i] * copy->source_stride,
+                    (size_t)copy->bytes);
+        }
+    }
+}
+
 attn_status copy_blocks(attn_model *model, int32_t group, int32_t kind,
                         const struct attn_block_memory *other, const int64_t *pairs,
                         int64_t num_pairs, void *stream, struct attn_error *error)
@@ -363,7 +376,7 @@ attn_status copy_blocks(attn_model *model, int32_t group, int32_t kind,
         if (layer->group != group || layer->layer.sharing_target >= 0) {
             continue;
         }
-        if (instance->kernels.copy_blocks == NULL) {
+        if (instance->kernels.copy_blocks == NULL && model->device.type != ATTN_DEVICE_CPU) {
             return error_set(error, ATTN_ERROR_UNSUPPORTED, "copy_blocks",
                              "%s has no copy_blocks kernel", instance->caps->name);
         }
@@ -376,7 +389,11 @@ attn_status copy_blocks(attn_model *model, int32_t group, int32_t kind,
             .copies = copies,
             .pairs = pairs,
             .num_pairs = num_pairs};
-        status = instance->kernels.copy_blocks(&args, error);
+        if (instance->kernels.copy_blocks != NULL) {
+            status = instance->kernels.copy_blocks(&args, error);
+        } else {
+            move_blocks(&args);
+        }
     }
     return status;
 }

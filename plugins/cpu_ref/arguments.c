@@ -56,6 +56,13 @@ static attn_status check_rows(const struct attn_tensor *tensor, const char *name
     return ATTN_OK;
 }
 
+static attn_status check_instance(const attn_instance *instance, struct attn_error *error)
+{
+    return instance != NULL ? ATTN_OK
+                            : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "instance",
+                                           "is NULL; create makes one");
+}
+
 static attn_status check_layer(const struct attn_layer_desc *layer, struct attn_error *error)
 {
     if (layer == NULL || layer->num_kv_heads <= 0 || layer->num_q_heads <= 0 ||
@@ -163,7 +170,10 @@ static attn_status check_terms(const struct attn_attend_args *args, struct attn_
 
 attn_status check_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    attn_status status = check_layer(args->layer, error);
+    attn_status status = check_instance(args->instance, error);
+    if (status == ATTN_OK) {
+        status = check_layer(args->layer, error);
+    }
     if (status == ATTN_OK && (args->batch == NULL || args->batch->query_start_loc == NULL)) {
         status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "batch",
                               "attend needs a batch with query_start_loc");
@@ -200,7 +210,10 @@ attn_status check_attend(const struct attn_attend_args *args, struct attn_error 
 
 attn_status check_write(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    attn_status status = check_layer(args->layer, error);
+    attn_status status = check_instance(args->instance, error);
+    if (status == ATTN_OK) {
+        status = check_layer(args->layer, error);
+    }
     if (status == ATTN_OK && (args->params == NULL || args->slot_mapping == NULL)) {
         status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "slot_mapping",
                               "write_kv needs params and slot_mapping");

@@ -109,9 +109,11 @@ static attn_status ref_create(const struct attn_host *host, const char *backend,
 {
     *instance = NULL;
     *table = NULL;
-    if (strcmp(backend, caps.name) != 0 || variant[0] != '\0' || device.type != ATTN_DEVICE_CPU) {
+    variant = variant != NULL ? variant : "";
+    if (backend == NULL || strcmp(backend, caps.name) != 0 || variant[0] != '\0' || device.type != ATTN_DEVICE_CPU) {
         return plugin_error(error, ATTN_ERROR_NOT_FOUND, "backend",
-                            "%s@%s on device type %d; cpu_ref on type %d is here", backend, variant,
+                            "%s@%s on device type %d; cpu_ref on type %d is here",
+                            backend != NULL ? backend : "(NULL)", variant,
                             device.type, ATTN_DEVICE_CPU);
     }
     *instance = host->allocate(host->user, sizeof **instance, _Alignof(struct attn_instance));

@@ -28,7 +28,8 @@ struct tile {
     float *key_scale;
     float *value_scale;
     char *zero_row;
-    int32_t first; /* key of column 0 */
+    int32_t first; /* key of column 0: a multiple of TILE_KEYS */
+    int32_t skip;  /* columns before the item's first key: never read */
     int32_t n;
     bool spoilt; /* a value of the tile is NaN or infinite */
 };
@@ -69,10 +70,11 @@ static void hide_spoilt_values(struct tile *tile, int32_t padded)
     const struct layer_shape *shape = &tile->run->problem.shape;
     const struct engine *engine = shape->engine;
     const struct engine *plain = tile->run->problem.instance->variant->f32;
-    size_t bytes = (size_t)shape->width_padded * (size_t)engine->element_bytes;
     const void **rows = tile->value_rows + TILE_KEYS + 2;
-    memset(tile->zero_row, 0, bytes);
-    for (int32_t j = 0; j < tile->n; j++) {
+    for (int32_t j = 0; j < tile->skip; j++) {
+        rows[j] = tile->zero_row;
+    }
+    for (int32_t j = tile->skip; j < tile->n; j++) {
         plain->unpack[engine->element](tile->row, tile->value_rows[j], shape->width);
         bool finite = true;
         for (int32_t d = 0; d < shape->width; d++) {
@@ -89,7 +91,7 @@ static void add_spoilt_values(struct tile *tile, int32_t first_row, int32_t rows
     const struct layer_shape *shape = &problem->shape;
     const struct variant *variant = problem->instance->variant;
     const void **hidden = tile->value_rows + TILE_KEYS + 2;
-    for (int32_t j = 0; j < tile->n; j++) {
+    for (int32_t j = tile->skip; j < tile->n; j++) {
         if (hidden[j] != tile->zero_row) {
             continue;
         }
@@ -124,10 +126,16 @@ static void load_tile(struct tile *tile, char *scratch)
     const struct layer_shape *shape = &problem->shape;
     const struct work_item *item = tile->item;
     int32_t padded = round_up(tile->n, COLUMN_MULTIPLE);
-    find_rows(problem, &problem->keys, item->request, item->head, tile->first, tile->n,
-              tile->key_rows, tile->key_scale);
-    find_rows(problem, &problem->values, item->request, item->head, tile->first, tile->n,
-              tile->value_rows, tile->value_scale);
+    int32_t skip = tile->skip;
+    int32_t count = tile->n - skip;
+    for (int32_t j = 0; j < skip; j++) {
+        tile->key_rows[j] = tile->value_rows[j] = tile->zero_row;
+        tile->key_scale[j] = tile->value_scale[j] = 0.0f;
+    }
+    find_rows(problem, &problem->keys, item->request, item->head, tile->first + skip, count,
+              tile->key_rows + skip, tile->key_scale + skip);
+    find_rows(problem, &problem->values, item->request, item->head, tile->first + skip, count,
+              tile->value_rows + skip, tile->value_scale + skip);
     if (shape->token_scales) {
         for (int32_t j = tile->n; j < padded; j++) {
             tile->key_scale[j] = 0.0f;
@@ -136,11 +144,11 @@ static void load_tile(struct tile *tile, char *scratch)
     }
     if (problem->keys.stage) {
         stage_rows(problem, &problem->keys, scratch + run->layout.stage_keys, shape->depth_padded,
-                   tile->n, tile->key_rows);
+                   count, tile->key_rows + skip);
     }
     if (problem->values.stage) {
         stage_rows(problem, &problem->values, scratch + run->layout.stage_values,
-                   shape->width_padded, tile->n, tile->value_rows);
+                   shape->width_padded, count, tile->value_rows + skip);
     }
     const struct engine *engine = shape->engine;
     engine->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
@@ -265,8 +273,15 @@ void run_packed(const struct attend_run *run, const struct work_item *item, char
     for (int32_t block = 0; block * step < rows; block++) {
         tile.seen[block] = 0;
     }
-    for (int32_t first = item->key_begin; first < item->key_end; first += TILE_KEYS) {
+    memset(tile.zero_row, 0,
+           (size_t)at_least(shape->width_padded, shape->depth_padded) *
+               (size_t)shape->engine->element_bytes);
+    /* tiles stand at multiples of TILE_KEYS wherever the item begins, so that a row's bits do not
+     * depend on which rows share its item */
+    for (int32_t first = item->key_begin / TILE_KEYS * TILE_KEYS; first < item->key_end;
+         first += TILE_KEYS) {
         tile.first = first;
+        tile.skip = at_least(0, item->key_begin - first);
         tile.n = at_most(TILE_KEYS, item->key_end - first);
         load_tile(&tile, scratch);
         for (int32_t m = 0, block = 0; m < rows; m += step, block++) {

@@ -85,6 +85,8 @@ struct engine {
 
 /* setup.c */
 attn_status engine_setup(struct engine *engine);
+/* Selects and binds the layers that are described. */
+attn_status engine_bind(struct engine *engine);
 void engine_finish(struct engine *engine);
 /* requests.c */
 attn_status requests_read(struct engine *engine);
@@ -94,6 +96,8 @@ void blocks_free(struct run_group *group, int32_t r);
 attn_status blocks_swap(struct engine *engine, int32_t r, bool out);
 /* step.c */
 attn_status engine_run(struct engine *engine);
+/* replay.c: --qkv from beginning to end */
+attn_status engine_replay(struct engine *engine);
 attn_status engine_fail(struct engine *engine, attn_status status, const char *field, const char *what);
 
 double random_normal(uint64_t *state);

@@ -15,12 +15,13 @@
 #define EXIT_USAGE 2
 
 static const char usage[] =
-    "usage: attn-run --model FILE [--layers N] [--scale F] [--steps N] [--requests FILE] [--seed S]\n"
-    "                [--verify] [--json] [--help] [--version]\n"
+    "usage: attn-run --model FILE|--qkv FILE [--layers N] [--scale F] [--steps N] [--requests FILE]\n"
+    "                [--seed S] [--verify] [--json] [--help] [--version]\n"
     "\n"
     "Runs a model's attention layers over a paged KV cache in continuous batches.\n"
     "\n"
     "  --model FILE     a model's config.json\n"
+    "  --qkv FILE       recorded activations (safetensors), replayed instead\n"
     "  --layers N       at most N layers a tower, but one of each kind (default all)\n"
     "  --scale F        factor on the length of the long request (default 1)\n"
     "  --steps N        steps (default 4)\n"
@@ -59,6 +60,7 @@ static int parse(int argc, char **argv, struct settings *s)
 {
     static const struct option names[] = {
         {"model", required_argument, NULL, 'm'},    {"layers", required_argument, NULL, 'l'},
+        {"qkv", required_argument, NULL, 'q'},
         {"scale", required_argument, NULL, 'f'},    {"steps", required_argument, NULL, 'n'},
         {"requests", required_argument, NULL, 'r'}, {"seed", required_argument, NULL, 's'},
         {"verify", no_argument, NULL, 'V'},         {"json", no_argument, NULL, 'j'},
@@ -71,6 +73,9 @@ static int parse(int argc, char **argv, struct settings *s)
         switch (c) {
         case 'm':
             s->model = optarg;
+            break;
+        case 'q':
+            s->qkv = optarg;
             break;
         case 'l':
             if (!read_count(optarg, 1, 1024, &s->layers)) {
@@ -114,7 +119,7 @@ static int parse(int argc, char **argv, struct settings *s)
             return EXIT_USAGE;
         }
     }
-    if (optind != argc || s->model == NULL) {
+    if (optind != argc || (s->model == NULL) == (s->qkv == NULL)) {
         fputs(usage, stderr);
         return EXIT_USAGE;
     }
@@ -200,11 +205,15 @@ int main(int argc, char **argv)
     clock_gettime(CLOCK_MONOTONIC, &begin);
     attn_status status = library_open(&engine.api, &engine.error);
     status = status ? status : engine.api->runtime_create(NULL, &engine.runtime, &engine.error);
-    status = status ? status : engine_setup(&engine);
-    status = status ? status : engine_run(&engine);
+    if (status == ATTN_OK && settings.qkv != NULL) {
+        status = engine_replay(&engine);
+    } else if (status == ATTN_OK) {
+        status = engine_setup(&engine);
+        status = status ? status : engine_run(&engine);
+    }
     clock_gettime(CLOCK_MONOTONIC, &end);
     if (status != ATTN_OK) {
-        fprintf(stderr, "attn-run: %s: %s%s%s\n", settings.model, engine.error.field,
+        fprintf(stderr, "attn-run: %s: %s%s%s\n", settings.qkv != NULL ? settings.qkv : settings.model, engine.error.field,
                 engine.error.field[0] != '\0' ? ": " : "", engine.error.message);
         code = EXIT_FAILURE;
     } else {

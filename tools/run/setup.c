@@ -203,7 +203,12 @@ attn_status engine_setup(struct engine *engine)
         engine->layers[i].source = &engine->config.layers[i];
     }
     status = requests_read(engine);
-    status = status == ATTN_OK ? select_layers(engine) : status;
+    return status == ATTN_OK ? engine_bind(engine) : status;
+}
+
+attn_status engine_bind(struct engine *engine)
+{
+    attn_status status = select_layers(engine);
     return status == ATTN_OK ? bind_layers(engine) : status;
 }
 

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cuda_flash: NVIDIA GPUs from compute capability 8.0 on. The entry, the probe and instances. */
+#include <string.h>
+
+#include "instance.h"
+#include "nvml.h"
+
+#define BIT(code) (UINT64_C(1) << (code))
+#define MAX_DEVICES 64
+
+static const struct attn_head_size_range head_sizes[] = {{{8, 512, 8}, {8, 512, 8}, 0}};
+static const struct attn_range block_sizes[] = {{1, 4096, 1}};
+
+static const struct attn_backend_caps caps = {
+    .struct_size = sizeof caps,
+    .name = "cuda_flash",
+    .variant = "",
+    .version = "0.1.0",
+    .vendor = "libattn",
+    .device = {ATTN_DEVICE_CUDA, 0},
+    .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_MERGE_STATES |
+               ATTN_KERNEL_COPY_BLOCKS | ATTN_KERNEL_COPY | ATTN_KERNEL_FILL,
+    .layer_kinds = BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) |
+                   BIT(ATTN_LAYER_ENCODER_ONLY) | BIT(ATTN_LAYER_CROSS) |
+                   BIT(ATTN_LAYER_MM_ENCODER),
+    .phases = BIT(ATTN_PHASE_PREFILL) | BIT(ATTN_PHASE_DECODE),
+    .dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32),
+    .kv_dtypes = BIT(ATTN_KV_AUTO) | BIT(ATTN_KV_F16) | BIT(ATTN_KV_BF16) | BIT(ATTN_KV_F32) |
+                 BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2),
+    .terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL | ATTN_TERM_CAUSAL_PER_REQUEST |
+             ATTN_TERM_SLIDING_WINDOW | ATTN_TERM_SYMMETRIC_WINDOW | ATTN_TERM_CHUNKED_LOCAL |
+             ATTN_TERM_SOFT_CAP | ATTN_TERM_ALIBI | ATTN_TERM_ALIBI_SQRT | ATTN_TERM_SINKS |
+             ATTN_TERM_PREFIX_LM | ATTN_TERM_TREE_BITS | ATTN_TERM_TREE_BIAS,
+    .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_LSE |
+                ATTN_FEATURE_BLOCK_TABLE_ROW | ATTN_FEATURE_MIXED_BATCH |
+                ATTN_FEATURE_UPDATE_BLOCK_TABLE | ATTN_FEATURE_DEVICE_SEQ_LENS,
+    .walks = ATTN_WALK_NHD | ATTN_WALK_HND | ATTN_WALK_PACKED | ATTN_WALK_SEPARATE_STRIDES,
+    .layouts = BIT(ATTN_KV_LAYOUT_NHD) | BIT(ATTN_KV_LAYOUT_HND) | BIT(ATTN_KV_LAYOUT_NHD_INNER) |
+               BIT(ATTN_KV_LAYOUT_HND_INNER) | BIT(ATTN_KV_LAYOUT_HND_ROWS) |
+               BIT(ATTN_KV_LAYOUT_PACKED_K),
+    .k_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR) | BIT(ATTN_SCALE_PER_HEAD),
+    .v_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR) | BIT(ATTN_SCALE_PER_HEAD),
+    .p_scale_forms = BIT(ATTN_SCALE_NONE),
+    .output_forms = BIT(ATTN_OUTPUT_PLAIN),
+    .head_sizes = head_sizes,
+    .block_sizes = block_sizes,
+    .num_head_sizes = 1,
+    .num_block_sizes = 1,
+    .preferred_layout = ATTN_KV_LAYOUT_HND,
+    .preferred_block_size = 64,
+    .graph_level = ATTN_GRAPH_ALWAYS, /* plan writes the schedule on the device */
+    .graph_fill_seq_len = 1,
+    .reorder_threshold = 1,
+    .max_speculative_tokens = 0,
+    .rank = {50, 50},
+};
+
+static const struct attn_kernels kernels = {
+    .struct_size = sizeof kernels,
+    .attend = cuda_attend,
+    .write_kv = cuda_write_kv,
+    .merge_states = cuda_merge_states,
+    .copy_blocks = cuda_copy_blocks,
+    .copy = cuda_copy,
+    .fill = cuda_fill,
+    .prepare = cuda_prepare,
+    .release = cuda_release,
+    .plan_size = cuda_plan_size,
+    .plan = cuda_plan,
+    .update_block_table = cuda_update_block_table,
+};
+
+static attn_status report(const struct attn_probe_sink *sink, const struct nvml_device *device,
+                          int32_t id)
+{
+    char arch[16];
+    snprintf(arch, sizeof arch, "sm_%d%d", device->major, device->minor);
+    const struct attn_device_info info = {
+        .struct_size = sizeof info,
+        .device = {ATTN_DEVICE_CUDA, id},
+        .name = device->name,
+        .arch = arch,
+        .isa = "",
+        .compute_capability_major = device->major,
+        .compute_capability_minor = device->minor,
+        .num_multiprocessors = device->num_sms,
+        .memory_bytes = device->memory_bytes,
+    };
+    struct attn_backend_caps mine = caps;
+    attn_status status = sink->device(sink->user, &info);
+    mine.device.id = id;
+    return status == ATTN_OK && device->major >= 8 ? sink->backend(sink->user, &mine) : status;
+}
+
+static attn_status cuda_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
+                              struct attn_error *error)
+{
+    struct nvml_device devices[MAX_DEVICES];
+    const char *cause = "";
+    int32_t count = nvml_devices(devices, MAX_DEVICES, &cause), usable = 0;
+    (void)host;
+    if (count == 0) {
+        return plugin_error(error, ATTN_ERROR_ABSENT, "device", "%s", cause);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        attn_status status = report(sink, &devices[i], i);
+        if (status != ATTN_OK) {
+            return plugin_error(error, status, "probe", "the sink refused device %d", i);
+        }
+        usable += devices[i].major >= 8;
+    }
+    if (usable == 0) {
+        return plugin_error(error, ATTN_ERROR_ABSENT, "compute_capability",
+                            "%d.%d of the first GPU; from 8.0 on is served", devices[0].major,
+                            devices[0].minor);
+    }
+    return ATTN_OK;
+}
+
+static attn_status cuda_create(const struct attn_host *host, const char *backend,
+                               const char *variant, struct attn_device device,
+                               attn_instance **instance, const struct attn_kernels **table,
+                               struct attn_error *error)
+{
+    *instance = NULL;
+    *table = NULL;
+    if (strcmp(backend, caps.name) != 0 || variant[0] != '\0' || device.type != ATTN_DEVICE_CUDA) {
+        return plugin_error(error, ATTN_ERROR_NOT_FOUND, "backend",
+                            "%s@%s on device type %d; cuda_flash on type %d is here", backend,
+                            variant, device.type, ATTN_DEVICE_CUDA);
+    }
+    struct attn_instance *made = host->allocate(host->user, sizeof *made, 64);
+    if (made == NULL) {
+        return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "instance", "%zu bytes", sizeof *made);
+    }
+    memset(made, 0, sizeof *made);
+    made->host = host;
+    const char *cause = flash_device_open(&made->device, device.id);
+    if (cause != NULL) {
+        host->release(host->user, made, sizeof *made);
+        return plugin_error(error, ATTN_ERROR_DEVICE, "device", "device %d: %s", device.id, cause);
+    }
+    *instance = made;
+    *table = &kernels;
+    return ATTN_OK;
+}
+
+static void cuda_destroy(attn_instance *instance)
+{
+    if (instance != NULL) {
+        flash_device_close(&instance->device);
+        instance->host->release(instance->host->user, instance, sizeof *instance);
+    }
+}
+
+static const struct attn_plugin plugin_table = {
+    .struct_size = sizeof plugin_table,
+    .abi_version = ATTN_ABI_VERSION,
+    .name = "cuda_flash",
+    .version = "0.1.0",
+    .vendor = "libattn",
+    .probe = cuda_probe,
+    .create = cuda_create,
+    .destroy = cuda_destroy,
+};
+
+attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
+                              const struct attn_plugin **plugin, struct attn_error *error)
+{
+    *plugin = NULL;
+    if (abi_version_min > ATTN_ABI_VERSION || abi_version_max < ATTN_ABI_VERSION) {
+        return plugin_error(error, ATTN_ERROR_ABI_VERSION, "abi_version",
+                            "%u.%u to %u.%u was asked; cuda_flash speaks %u.%u",
+                            ATTN_VERSION_MAJOR(abi_version_min), ATTN_VERSION_MINOR(abi_version_min),
+                            ATTN_VERSION_MAJOR(abi_version_max), ATTN_VERSION_MINOR(abi_version_max),
+                            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
+                            ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
+    }
+    *plugin = &plugin_table;
+    return ATTN_OK;
+}

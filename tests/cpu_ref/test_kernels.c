@@ -1,0 +1,568 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels of cpu_ref beside attend, each against its formula. Usage: test_kernels FILE.so */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "formats.h"
+#include "harness.h"
+
+#define SEED 41
+#define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
+#define F32_BOUND 1e-6
+
+static void expect_near(double got, double want, double bound, const char *what, int64_t at)
+{
+    int32_t same = isnan(want)   ? isnan(got)
+                   : isinf(want) ? got == want
+                                 : fabs(got - want) <= bound * (1 + fabs(want));
+    if (!same) {
+        fail_msg("%s, element %d: %.9g, not %.9g", what, (int)at, got, want);
+    }
+}
+
+/* ---- merge_states */
+
+#define MERGE_ROWS 64
+#define MERGE_HEADS 3
+#define MERGE_DIMS 24
+
+struct merge_data {
+    float out[3][MERGE_ROWS][MERGE_HEADS][MERGE_DIMS];
+    float lse[3][MERGE_HEADS][MERGE_ROWS];
+    uint8_t quantized[MERGE_ROWS][MERGE_HEADS][MERGE_DIMS];
+};
+
+/* All pairs of these, row by row, then ordinary values. */
+static void fill_merge(struct merge_data *data)
+{
+    static const float edges[] = {-INFINITY, INFINITY, NAN, 0, -80, 80};
+    for (int32_t t = 0; t < MERGE_ROWS; t++) {
+        for (int32_t h = 0; h < MERGE_HEADS; h++) {
+            for (int32_t side = 0; side < 2; side++) {
+                int32_t index = side ? t / COUNT(edges) : t % COUNT(edges);
+                int32_t edge = t < COUNT(edges) * COUNT(edges);
+                float lse = edge ? edges[index] : (float)(5 * random_normal());
+                data->lse[side][h][t] = lse;
+                for (int32_t d = 0; d < MERGE_DIMS; d++) {
+                    /* what an empty side holds is nobody's business */
+                    data->out[side][t][h][d] = isinf(lse) ? NAN : (float)random_normal();
+                }
+            }
+        }
+    }
+    memset(data->out[2], 0xff, sizeof data->out[2]);
+    memset(data->lse[2], 0xff, sizeof data->lse[2]);
+    memset(data->quantized, 0x55, sizeof data->quantized);
+}
+
+/* From the definition; weights as shares of the sum, empty sides left out. */
+static void merge_formula(const struct merge_data *data, int32_t t, int32_t h, int32_t has_prefix,
+                          double *out, double *lse)
+{
+    double a = data->lse[0][h][t], b = data->lse[1][h][t];
+    int32_t first = has_prefix && !isinf(a), second = !isinf(b);
+    *lse = first && second ? fmax(a, b) + log1p(exp(-fabs(a - b))) : first ? a : b;
+    if (first && second && (isnan(a) || isnan(b))) {
+        *lse = NAN;
+    }
+    *lse = first || second ? *lse : -INFINITY;
+    for (int32_t d = 0; d < MERGE_DIMS; d++) {
+        out[d] = first ? exp(a - *lse) * data->out[0][t][h][d] : 0;
+        out[d] += second ? exp(b - *lse) * data->out[1][t][h][d] : 0;
+    }
+}
+
+static void check_merge(int32_t fp8, int32_t in_place, int64_t first_row, int64_t rows,
+                        int64_t with_prefix)
+{
+    static struct merge_data data, before;
+    struct test_tensor out[3], lse[3], small;
+    const float scale = 0.01f;
+    const int64_t shape[] = {MERGE_ROWS, MERGE_HEADS, MERGE_DIMS};
+    const int64_t lse_shape[] = {MERGE_HEADS, MERGE_ROWS};
+    struct attn_io_output_quant quant = {
+        .ext = {.id = ATTN_EXT_IO_OUTPUT_QUANT, .struct_size = sizeof quant}, .scale = &scale};
+    fill_merge(&data);
+    before = data;
+    for (int32_t i = 0; i < 3; i++) {
+        tensor_set(&out[i], data.out[i], ATTN_DTYPE_F32, 3, shape, NULL);
+        tensor_set(&lse[i], data.lse[i], ATTN_DTYPE_F32, 2, lse_shape, NULL);
+    }
+    tensor_set(&small, data.quantized, ATTN_DTYPE_FP8_E4M3, 3, shape, NULL);
+    int32_t target = in_place ? 1 : 2;
+    struct attn_merge_states_args args = {
+        .struct_size = sizeof args, .next = fp8 ? &quant.ext : NULL, .instance = threaded.instance,
+        .prefix_out = &out[0].tensor, .prefix_lse = &lse[0].tensor, .suffix_out = &out[1].tensor,
+        .suffix_lse = &lse[1].tensor, .out = fp8 ? &small.tensor : &out[target].tensor,
+        .lse = fp8 ? NULL : &lse[target].tensor, .first_row = first_row, .num_rows = rows,
+        .num_rows_with_prefix = with_prefix};
+    assert_int_equal(threaded.kernels->merge_states(&args, NULL), ATTN_OK);
+    for (int32_t t = 0; t < MERGE_ROWS; t++) {
+        for (int32_t h = 0; h < MERGE_HEADS; h++) {
+            double want[MERGE_DIMS], want_lse;
+            int32_t inside = t >= first_row && t < first_row + rows;
+            merge_formula(&before, t, h, t - first_row < with_prefix, want, &want_lse);
+            for (int32_t d = 0; d < MERGE_DIMS && fp8; d++) {
+                double got = format_decode(ATTN_DTYPE_FP8_E4M3, data.quantized[t][h][d]);
+                double expected = inside ? format_round(ATTN_DTYPE_FP8_E4M3,
+                                                        (isnan(want[d]) ? 0 : want[d]) / scale)
+                                         : format_decode(ATTN_DTYPE_FP8_E4M3, 0x55);
+                expect_near(got, inside && isnan(want[d]) ? NAN : expected, 0, "merged fp8", d);
+            }
+            if (!fp8 && !inside) {
+                assert_memory_equal(data.out[target][t][h], before.out[target][t][h],
+                                    sizeof before.out[target][t][h]);
+            } else if (!fp8) {
+                for (int32_t d = 0; d < MERGE_DIMS; d++) {
+                    expect_near(data.out[target][t][h][d], want[d], F32_BOUND, "merged", t);
+                }
+                expect_near(data.lse[target][h][t], want_lse, F32_BOUND, "merged lse", t);
+            }
+        }
+    }
+}
+
+static void test_merge(void **state)
+{
+    (void)state;
+    for (int32_t in_place = 0; in_place < 2; in_place++) {
+        check_merge(0, in_place, 0, MERGE_ROWS, MERGE_ROWS);
+        check_merge(0, in_place, 7, 40, 20);
+        check_merge(0, in_place, 3, 5, 0);
+    }
+    check_merge(1, 0, 0, MERGE_ROWS, MERGE_ROWS);
+    check_merge(1, 0, 7, 40, 20);
+}
+
+/* ---- rope_write_kv */
+
+#define ROPE_ROWS 11
+#define ROPE_Q 4
+#define ROPE_K 2
+
+static void rope_formula(double *row, int32_t head_size, int32_t form, int32_t rotary,
+                         const float *angles, const double *weight, double eps)
+{
+    double turned[256], sum = 0;
+    for (int32_t d = 0; d < head_size; d++) {
+        sum += row[d] * row[d];
+    }
+    for (int32_t d = 0; d < head_size && weight; d++) {
+        row[d] *= weight[d] / sqrt(sum / head_size + eps);
+    }
+    memcpy(turned, row, sizeof(double) * (size_t)head_size);
+    for (int32_t d = 0; d < rotary; d++) {
+        int32_t low = form == ATTN_ROPE_NEOX ? d < rotary / 2 : d % 2 == 0;
+        int32_t pair = form == ATTN_ROPE_NEOX ? d % (rotary / 2) : d / 2;
+        int32_t other = form == ATTN_ROPE_NEOX ? (d + rotary / 2) % rotary : (d ^ 1);
+        double c = angles[pair], s = angles[rotary / 2 + pair];
+        turned[d] = row[d] * c + (low ? -row[other] : row[other]) * s;
+    }
+    memcpy(row, turned, sizeof(double) * (size_t)head_size);
+}
+
+static void check_rope(int32_t form, int32_t head_size, int32_t rotary, int32_t norm)
+{
+    static float q[ROPE_ROWS * ROPE_Q * 256], k[ROPE_ROWS * ROPE_K * 256], v[ROPE_ROWS * ROPE_K * 8];
+    static float q_given[ROPE_ROWS * ROPE_Q * 256], k_given[ROPE_ROWS * ROPE_K * 256];
+    static float cache_k[ROPE_ROWS * ROPE_K * 256], cache_v[ROPE_ROWS * ROPE_K * 8];
+    static float table[100 * 256], q_weight[256], k_weight[256];
+    int64_t slots[ROPE_ROWS], positions[ROPE_ROWS];
+    int32_t order[ROPE_ROWS], width = rotary ? rotary : head_size;
+    struct test_tensor tq, tk, tv, tt, tqw, tkw;
+    for (int32_t i = 0; i < 100 * width; i++) {
+        double angle = i / width * pow(0.3, i % (width / 2));
+        table[i] = (float)(i % width < width / 2 ? cos(angle) : sin(angle));
+    }
+    for (int32_t i = 0; i < head_size; i++) {
+        q_weight[i] = (float)random_normal();
+        k_weight[i] = (float)random_normal();
+    }
+    for (int32_t i = 0; i < ROPE_ROWS * ROPE_Q * head_size; i++) {
+        q[i] = q_given[i] = (float)random_normal();
+    }
+    for (int32_t i = 0; i < ROPE_ROWS * ROPE_K * head_size; i++) {
+        k[i] = k_given[i] = (float)random_normal();
+    }
+    for (int32_t i = 0; i < ROPE_ROWS * ROPE_K * 8; i++) {
+        v[i] = (float)random_normal();
+    }
+    random_permutation(order, ROPE_ROWS);
+    for (int32_t t = 0; t < ROPE_ROWS; t++) {
+        slots[t] = t == 4 ? -1 : order[t];
+        positions[t] = random_below(100);
+    }
+    struct attn_layer_desc layer = {.struct_size = sizeof layer, .dtype = ATTN_DTYPE_F32,
+                                    .kv_dtype = ATTN_KV_F32, .num_q_heads = ROPE_Q,
+                                    .num_kv_heads = ROPE_K, .head_size = head_size,
+                                    .head_size_v = 8, .scale = 1, .rope = form, .qk_norm = norm};
+    struct attn_layer_params params = {.struct_size = sizeof params};
+    struct attn_kv_view kv = {.struct_size = sizeof kv, .data = cache_k, .num_blocks = 1,
+                              .block_size = ROPE_ROWS, .num_heads = ROPE_K, .head_size = head_size,
+                              .stride_block = 0, .stride_slot = ROPE_K * head_size * 4,
+                              .stride_head = head_size * 4};
+    struct attn_kv_view vv = kv;
+    vv.data = cache_v;
+    vv.head_size = 8;
+    vv.stride_slot = ROPE_K * 8 * 4;
+    vv.stride_head = 8 * 4;
+    struct attn_io_rope rope = {
+        .ext = {.id = ATTN_EXT_IO_ROPE, .struct_size = sizeof rope}, .form = form,
+        .rotary_dim = rotary, .positions = positions,
+        .cos_sin = tensor_set(&tt, table, ATTN_DTYPE_F32, 2, (int64_t[]){100, width}, NULL),
+        .norm_eps = 1e-5f};
+    if (norm) {
+        rope.q_norm_weight =
+            tensor_set(&tqw, q_weight, ATTN_DTYPE_F32, 1, (int64_t[]){head_size}, NULL);
+        rope.k_norm_weight =
+            tensor_set(&tkw, k_weight, ATTN_DTYPE_F32, 1, (int64_t[]){head_size}, NULL);
+    }
+    struct attn_write_kv_args args = {
+        .struct_size = sizeof args, .next = &rope.ext, .instance = serial.instance, .layer = &layer,
+        .params = &params, .k_cache = &kv, .v_cache = &vv, .slot_mapping = slots,
+        .num_slots = ROPE_ROWS,
+        .q = tensor_set(&tq, q, ATTN_DTYPE_F32, 3, (int64_t[]){ROPE_ROWS, ROPE_Q, head_size}, NULL),
+        .k = tensor_set(&tk, k, ATTN_DTYPE_F32, 3, (int64_t[]){ROPE_ROWS, ROPE_K, head_size}, NULL),
+        .v = tensor_set(&tv, v, ATTN_DTYPE_F32, 3, (int64_t[]){ROPE_ROWS, ROPE_K, 8}, NULL)};
+    assert_int_equal(serial.kernels->rope_write_kv(&args, NULL), ATTN_OK);
+    for (int32_t i = 0; i < ROPE_ROWS * (ROPE_Q + ROPE_K); i++) {
+        int32_t is_k = i >= ROPE_ROWS * ROPE_Q, at = is_k ? i - ROPE_ROWS * ROPE_Q : i;
+        int32_t heads = is_k ? ROPE_K : ROPE_Q, t = at / heads, h = at % heads;
+        const float *given = (is_k ? k_given : q_given) + at * head_size;
+        double row[256], weight[256];
+        for (int32_t d = 0; d < head_size; d++) {
+            row[d] = given[d];
+            weight[d] = is_k ? k_weight[d] : q_weight[d];
+        }
+        rope_formula(row, head_size, form, width, table + positions[t] * width,
+                     norm ? weight : NULL, rope.norm_eps);
+        for (int32_t d = 0; d < head_size && (!is_k || slots[t] >= 0); d++) {
+            float got = is_k ? cache_k[(slots[t] * ROPE_K + h) * head_size + d]
+                             : q[at * head_size + d];
+            expect_near(got, row[d], 2e-6, is_k ? "rotated k" : "rotated q", i * head_size + d);
+        }
+    }
+}
+
+static void test_rope(void **state)
+{
+    (void)state;
+    for (int32_t form = ATTN_ROPE_NEOX; form <= ATTN_ROPE_GPTJ; form++) {
+        for (int32_t norm = 0; norm < 2; norm++) {
+            check_rope(form, 64, 0, norm);
+            check_rope(form, 64, 64, norm);
+            check_rope(form, 80, 32, norm);
+            check_rope(form, 256, 64, norm);
+        }
+    }
+}
+
+/* ---- gather_kv */
+
+static void test_gather(void **state)
+{
+    enum { BLOCKS = 9, SLOTS = 4, HEADS = 2, DIMS = 24 };
+    static const int32_t table[2][4] = {{7, 2, 0x7ffffff0, 0x7ffffff0}, {5, 0, 8, 3}};
+    static const int32_t rows[] = {1, 0}, first[] = {3, 1}, start[] = {0, 10, 15};
+    static const int32_t formats[] = {ATTN_DTYPE_F16, ATTN_DTYPE_BF16, ATTN_DTYPE_F32,
+                                      ATTN_DTYPE_FP8_E4M3, ATTN_DTYPE_FP8_E5M2};
+    const float scales[HEADS] = {0.5f, 0.25f};
+    (void)state;
+    for (int32_t f = 0; f < COUNT(formats); f++) {
+        static uint8_t cache[BLOCKS * SLOTS * HEADS * DIMS * 4];
+        static float out[15][HEADS][DIMS];
+        struct test_tensor to;
+        int32_t bytes = format_bytes(formats[f]);
+        for (int32_t i = 0; i < BLOCKS * SLOTS * HEADS * DIMS; i++) {
+            format_store(cache, i, formats[f], random_normal());
+        }
+        struct attn_layer_desc layer = {.struct_size = sizeof layer, .kv_dtype = ATTN_KV_F16 + f,
+                                        .k_scale_form = f < 3 ? 0 : ATTN_SCALE_PER_HEAD};
+        struct attn_layer_params params = {.struct_size = sizeof params, .k_scale = scales};
+        struct attn_kv_view view = {.struct_size = sizeof view, .data = cache,
+                                    .num_blocks = BLOCKS, .block_size = SLOTS, .num_heads = HEADS,
+                                    .head_size = DIMS, .stride_head = SLOTS * DIMS * bytes,
+                                    .stride_block = SLOTS * HEADS * DIMS * bytes,
+                                    .stride_slot = DIMS * bytes};
+        struct attn_batch batch = {.struct_size = sizeof batch, .num_reqs = 2,
+                                   .block_table = &table[0][0], .block_table_stride = 4,
+                                   .block_table_row = rows};
+        struct attn_gather_kv_args args = {
+            .struct_size = sizeof args, .instance = threaded.instance, .layer = &layer,
+            .params = &params, .cache = &view, .batch = &batch, .first_key = first,
+            .out_start_loc = start,
+            .out = tensor_set(&to, out, ATTN_DTYPE_F32, 3, (int64_t[]){15, HEADS, DIMS}, NULL)};
+        assert_int_equal(threaded.kernels->gather_kv(&args, NULL), ATTN_OK);
+        for (int32_t i = 0; i < 15 * HEADS * DIMS; i++) {
+            int32_t row = i / (HEADS * DIMS), h = i / DIMS % HEADS, r = row >= 10;
+            int32_t key = first[r] + row - start[r];
+            int32_t at = ((table[rows[r]][key / SLOTS] * HEADS + h) * SLOTS + key % SLOTS) * DIMS;
+            double want = format_load(cache, at + i % DIMS, formats[f]) * (f < 3 ? 1 : scales[h]);
+            expect_near(out[row][h][i % DIMS], want, 1e-7, "gathered", i);
+        }
+    }
+}
+
+/* ---- quantize, amax */
+
+#define QUANT_ROWS 5
+#define QUANT_HEADS 4
+#define QUANT_DIMS 64
+#define QUANT_COLUMNS (QUANT_HEADS * QUANT_DIMS)
+
+static void fill_quant(double x[QUANT_ROWS][QUANT_COLUMNS], float *memory)
+{
+    for (int32_t i = 0; i < QUANT_ROWS * QUANT_COLUMNS; i++) {
+        double value = random_normal() * exp(random_normal());
+        int32_t zero = i / QUANT_COLUMNS == 2 && i % QUANT_COLUMNS < 128; /* groups of zeros */
+        memory[i] = zero ? 0 : (float)value;
+        x[i / QUANT_COLUMNS][i % QUANT_COLUMNS] = memory[i];
+    }
+}
+
+static double largest_of(const double *x, int32_t count)
+{
+    double largest = 0;
+    for (int32_t i = 0; i < count; i++) {
+        largest = fabs(x[i]) > largest ? fabs(x[i]) : largest;
+    }
+    return largest;
+}
+
+static void check_group(int32_t group, int32_t pow2, int32_t column_major)
+{
+    static float memory[QUANT_ROWS * QUANT_COLUMNS], scales[QUANT_ROWS * QUANT_COLUMNS / 64];
+    static uint8_t out[QUANT_ROWS][QUANT_COLUMNS];
+    static double x[QUANT_ROWS][QUANT_COLUMNS];
+    struct test_tensor tx, to, ts;
+    int64_t groups = QUANT_COLUMNS / group;
+    const int64_t shape[] = {QUANT_ROWS, QUANT_HEADS, QUANT_DIMS};
+    fill_quant(x, memory);
+    struct attn_quantize_args args = {
+        .struct_size = sizeof args, .instance = serial.instance,
+        .form = group == 64 ? ATTN_OUTPUT_FP8_GROUP_64 : ATTN_OUTPUT_FP8_GROUP_128,
+        .scale_pow2 = pow2, .scale_column_major = column_major,
+        .x = tensor_set(&tx, memory, ATTN_DTYPE_F32, 3, shape, NULL),
+        .out = tensor_set(&to, out, ATTN_DTYPE_FP8_E4M3, 3, shape, NULL),
+        .block_scales = tensor_set(
+            &ts, scales, ATTN_DTYPE_F32, 2,
+            column_major ? (int64_t[]){groups, QUANT_ROWS} : (int64_t[]){QUANT_ROWS, groups}, NULL)};
+    assert_int_equal(serial.kernels->quantize(&args, NULL), ATTN_OK);
+    for (int32_t t = 0; t < QUANT_ROWS; t++) {
+        for (int32_t g = 0; g < groups; g++) {
+            double scale = fmax(largest_of(&x[t][g * group], group), 1e-10) / 448;
+            float got = scales[column_major ? g * QUANT_ROWS + t : t * groups + g];
+            if (pow2) {
+                double power = 1;
+                for (; power < scale; power *= 2) {
+                }
+                for (; power / 2 >= scale; power /= 2) {
+                }
+                assert_true(got == power);
+            }
+            expect_near(got, pow2 ? got : scale, 1e-7 * scale, "group scale", g);
+            for (int32_t i = 0; i < group; i++) {
+                uint32_t want = format_encode(ATTN_DTYPE_FP8_E4M3, x[t][g * group + i] / got);
+                assert_int_equal(out[t][g * group + i], want);
+            }
+        }
+    }
+}
+
+static void test_quantize_groups(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 8; i++) {
+        check_group(i & 1 ? 64 : 128, i >> 1 & 1, i >> 2);
+    }
+}
+
+static void test_quantize_static(void **state)
+{
+    static const int32_t formats[] = {ATTN_DTYPE_FP8_E4M3, ATTN_DTYPE_FP8_E5M2,
+                                      ATTN_DTYPE_FP8_E4M3FNUZ, ATTN_DTYPE_INT8};
+    static float memory[QUANT_ROWS * QUANT_COLUMNS];
+    static uint8_t out[QUANT_ROWS * QUANT_COLUMNS];
+    static double x[QUANT_ROWS][QUANT_COLUMNS];
+    const float scales[QUANT_HEADS] = {0.01f, 0.3f, 0.00001f, 0.05f}; /* one saturates */
+    const int64_t shape[] = {QUANT_ROWS, QUANT_HEADS, QUANT_DIMS};
+    (void)state;
+    for (int32_t i = 0; i < 2 * COUNT(formats); i++) {
+        struct test_tensor tx, to;
+        int32_t format = formats[i / 2], per_head = i % 2;
+        fill_quant(x, memory);
+        struct attn_quantize_args args = {
+            .struct_size = sizeof args, .instance = threaded.instance,
+            .form = ATTN_OUTPUT_FP8_STATIC,
+            .scale_form = per_head ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR, .scale = scales,
+            .x = tensor_set(&tx, memory, ATTN_DTYPE_F32, 3, shape, NULL),
+            .out = tensor_set(&to, out, format, 3, shape, NULL)};
+        assert_int_equal(threaded.kernels->quantize(&args, NULL), ATTN_OK);
+        for (int32_t j = 0; j < QUANT_ROWS * QUANT_COLUMNS; j++) {
+            int32_t column = j % QUANT_COLUMNS;
+            double scale = scales[per_head ? column / QUANT_DIMS : 0];
+            assert_int_equal(out[j], format_encode(format, x[j / QUANT_COLUMNS][column] / scale));
+        }
+    }
+}
+
+static void test_quantize_nvfp4(void **state)
+{
+    static float memory[QUANT_ROWS * QUANT_COLUMNS];
+    static uint8_t out[QUANT_ROWS][QUANT_COLUMNS / 2], scales[QUANT_ROWS][QUANT_COLUMNS / 16];
+    static double x[QUANT_ROWS][QUANT_COLUMNS];
+    struct test_tensor tx, to, ts;
+    const float global = 37.5f;
+    (void)state;
+    fill_quant(x, memory);
+    struct attn_quantize_args args = {
+        .struct_size = sizeof args, .instance = serial.instance, .form = ATTN_OUTPUT_NVFP4,
+        .scale = &global,
+        .x = tensor_set(&tx, memory, ATTN_DTYPE_F32, 3,
+                        (int64_t[]){QUANT_ROWS, QUANT_HEADS, QUANT_DIMS}, NULL),
+        .out = tensor_set(&to, out, ATTN_DTYPE_INT8, 2, (int64_t[]){QUANT_ROWS, QUANT_COLUMNS / 2},
+                          NULL),
+        .block_scales = tensor_set(&ts, scales, ATTN_DTYPE_FP8_E4M3, 2,
+                                   (int64_t[]){QUANT_ROWS, QUANT_COLUMNS / 16}, NULL)};
+    assert_int_equal(serial.kernels->quantize(&args, NULL), ATTN_OK);
+    for (int32_t t = 0; t < QUANT_ROWS; t++) {
+        for (int32_t c = 0; c < QUANT_COLUMNS; c++) {
+            double largest = largest_of(&x[t][c / 16 * 16], 16);
+            uint32_t code = format_encode(ATTN_DTYPE_FP8_E4M3, global * largest / 6);
+            double scale = format_decode(ATTN_DTYPE_FP8_E4M3, code);
+            uint32_t want =
+                scale == 0 ? 0 : format_encode(FORMAT_E2M1, x[t][c] * global / scale);
+            assert_int_equal(scales[t][c / 16], code);
+            assert_int_equal(out[t][c / 2] >> (c % 2 * 4) & 15, want);
+        }
+    }
+}
+
+static void test_amax(void **state)
+{
+    static float memory[QUANT_ROWS * QUANT_COLUMNS];
+    static double x[QUANT_ROWS][QUANT_COLUMNS];
+    struct test_tensor tx;
+    (void)state;
+    fill_quant(x, memory);
+    for (int32_t i = 0; i < 4; i++) {
+        float out[QUANT_HEADS] = {1e3f, 1e-9f, 1e-9f, 1e-9f};
+        struct attn_amax_args args = {
+            .struct_size = sizeof args, .instance = serial.instance, .out = out,
+            .per_head = i & 1, .accumulate = i >> 1,
+            .x = tensor_set(&tx, memory, ATTN_DTYPE_F32, 3,
+                            (int64_t[]){QUANT_ROWS, QUANT_HEADS, QUANT_DIMS}, NULL)};
+        assert_int_equal(serial.kernels->amax(&args, NULL), ATTN_OK);
+        for (int32_t h = 0; h < (i & 1 ? QUANT_HEADS : 1); h++) {
+            double want = h == 0 && i >> 1 ? 1e3 : 0;
+            for (int32_t t = 0; t < QUANT_ROWS; t++) {
+                want = fmax(want, largest_of(&x[t][i & 1 ? h * QUANT_DIMS : 0],
+                                             i & 1 ? QUANT_DIMS : QUANT_COLUMNS));
+            }
+            assert_true(out[h] == (float)want);
+        }
+    }
+}
+
+/* ---- batched_gemm, copies */
+
+static void test_gemm(void **state)
+{
+    enum { B = 3, M = 4, K = 40, N = 24 };
+    static float a[B * M * K], w[B * N * K], out[B * M * N];
+    const float scales[B] = {0.5f, 2, 3};
+    (void)state;
+    for (int32_t i = 0; i < B * M * K; i++) {
+        a[i] = (float)random_normal();
+    }
+    for (int32_t i = 0; i < B * N * K; i++) {
+        w[i] = (float)random_normal();
+    }
+    for (int32_t form = 0; form < 6; form++) {
+        struct test_tensor ta, tw, to;
+        int32_t transposed = form & 1, count = form / 2 == 0 ? 0 : form / 2 == 1 ? 1 : B;
+        struct attn_batched_gemm_args args = {
+            .struct_size = sizeof args, .instance = threaded.instance,
+            .w_scale = count ? scales : NULL, .w_scale_count = count,
+            .a = tensor_set(&ta, a, ATTN_DTYPE_F32, 3, (int64_t[]){B, M, K}, NULL),
+            .w = tensor_set(&tw, w, ATTN_DTYPE_F32, 3, (int64_t[]){B, K, N},
+                            transposed ? (int64_t[]){N * K, 1, K} : NULL),
+            /* [M, B, N] seen as [B, M, N] */
+            .out = tensor_set(&to, out, ATTN_DTYPE_F32, 3, (int64_t[]){B, M, N},
+                              (int64_t[]){N, B * N, 1})};
+        assert_int_equal(threaded.kernels->batched_gemm(&args, NULL), ATTN_OK);
+        for (int32_t i = 0; i < B * M * N; i++) {
+            int32_t b = i / (M * N), m = i / N % M, n = i % N;
+            double want = 0;
+            for (int32_t k = 0; k < K; k++) {
+                want += (double)a[(b * M + m) * K + k] *
+                        w[transposed ? (b * N + n) * K + k : (b * K + k) * N + n];
+            }
+            want *= count == 0 ? 1 : scales[count > 1 ? b : 0];
+            expect_near(out[(m * B + b) * N + n], want, F32_BOUND, "product", i);
+        }
+    }
+}
+
+static void test_copies(void **state)
+{
+    uint8_t source[6][16], destination[8][12], bytes[16];
+    const int64_t pairs[] = {5, 0, 0, 7, 2, 3};
+    struct attn_block_copy copies[] = {{source, destination, 16, 12, 8},
+                                       {source[0] + 8, destination[0] + 8, 16, 12, 4}};
+    struct attn_copy_blocks_args args = {.struct_size = sizeof args, .instance = serial.instance,
+                                         .kind = ATTN_COPY_DEVICE_TO_HOST, .num_copies = 2,
+                                         .copies = copies, .pairs = pairs, .num_pairs = 3};
+    (void)state;
+    for (int32_t i = 0; i < 96; i++) {
+        source[i / 16][i % 16] = (uint8_t)(i + 1);
+    }
+    memset(destination, 0, sizeof destination);
+    assert_int_equal(serial.kernels->copy_blocks(&args, NULL), ATTN_OK);
+    for (int32_t b = 0; b < 8; b++) {
+        int32_t from = b == 0 ? 5 : b == 7 ? 0 : b == 3 ? 2 : -1;
+        for (int32_t i = 0; i < 12; i++) {
+            assert_int_equal(destination[b][i], from < 0 ? 0 : from * 16 + i + 1);
+        }
+    }
+    assert_int_equal(serial.kernels->copy(serial.instance, bytes, source[1], 16,
+                                          ATTN_COPY_DEVICE_TO_DEVICE, NULL, NULL), ATTN_OK);
+    assert_memory_equal(bytes, source[1], 16);
+    assert_int_equal(serial.kernels->fill(serial.instance, source, 0xab, 3, 16, 4, NULL, NULL),
+                     ATTN_OK);
+    for (int32_t i = 0; i < 96; i++) {
+        assert_int_equal(source[i / 16][i % 16], i / 16 < 4 && i % 16 < 3 ? 0xab : i + 1);
+    }
+}
+
+static int close_plugin(void **state)
+{
+    (void)state;
+    harness_close();
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_merge),           cmocka_unit_test(test_rope),
+        cmocka_unit_test(test_gather),          cmocka_unit_test(test_quantize_groups),
+        cmocka_unit_test(test_quantize_static), cmocka_unit_test(test_quantize_nvfp4),
+        cmocka_unit_test(test_amax),            cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_copies),
+    };
+    if (argc != 2 || !harness_open(argv[1])) {
+        fprintf(stderr, "usage: test_kernels attn_cpu_ref.so\n");
+        return 2;
+    }
+    random_seed(SEED);
+    printf("seed %d\n", SEED);
+    return cmocka_run_group_tests(tests, NULL, close_plugin);
+}

@@ -1,0 +1,26 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# The two examples do what they say: the engine is served, and the small plugin serves decoder, window, cross, encoder,
+# chunked and cascade layers through the core's compositions.
+set -eu
+models=$1 engine=$2 core=$3 plugin=$4 check=$5 run=$6
+
+ATTN_BACKEND=cpu_ref "$engine" "$core" | tee engine.out
+grep -q 'layer full was served by cpu_ref: out\[19, 0, 0\] = 1$' engine.out
+grep -q 'layer sliding was served by cpu_ref: out\[19, 0, 0\] = 1$' engine.out
+rm engine.out
+
+ATTN_PLUGIN_PATH=$plugin
+export ATTN_PLUGIN_PATH
+"$check" example
+ATTN_BACKEND=example "$engine" "$core" | grep -q 'served by example'
+
+# float32 versions of real models, on the small plugin: chunks and cross attention are composed for it.
+verify() {
+    sed 's/"bfloat16"/"float32"/; s/"float16"/"float32"/' "$models/$1.json" >small.json
+    ATTN_BACKEND=$2 "$run" --model small.json --layers 2 --steps 2 --scale 0.05 --verify
+    rm small.json
+}
+verify llama-3.1-8b example
+verify all-minilm-l6-v2 example
+verify llama-4-scout 'full=example;chunked=example'

@@ -1,0 +1,41 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# attn-info: selection, orders, refusals and bad input, by exit status and text.
+set -u
+models=$1 info=$2 plugin=$3
+failed=0
+
+# expect STATUS PATTERN command...
+expect() {
+    want=$1 pattern=$2
+    shift 2
+    output=$("$@" 2>&1)
+    got=$?
+    if [ $got -ne "$want" ] || ! printf '%s' "$output" | grep -q -- "$pattern"; then
+        echo "status $got (wanted $want), pattern '$pattern' in:"
+        printf '%s\n' "$output" | head -n 20
+        failed=1
+    fi
+}
+
+expect 0 'cpu_ref' "$info"
+expect 0 '"backends"' "$info" --json
+expect 0 'usage' "$info" --help
+expect 2 'usage' "$info" --no-such-option
+expect 2 'usage' "$info" stray
+expect 1 'cannot be opened' "$info" --model no-such-file.json
+expect 0 'sliding' "$info" --model "$models/gemma-2-9b.json"
+expect 0 '"forced":' env ATTN_BACKEND=cpu_ref "$info" --json --model "$models/gpt-oss-20b.json"
+expect 0 'sliding=cpu_ref' env ATTN_BACKEND='sliding=cpu_ref' "$info" --model "$models/gemma-2-9b.json"
+expect 1 "did you mean 'cpu_ref'" env ATTN_BACKEND=cpu_rfe "$info" --model "$models/llama-3.1-8b.json"
+expect 1 'dtype' env ATTN_PLUGIN_PATH="$plugin" ATTN_BACKEND=example "$info" --explain --model "$models/llama-3.1-8b.json"
+expect 1 'layer' env ATTN_BACKEND=cpu_ref "$info" --explain --model "$models/deepseek-v3.json"
+
+printf '{"model_type": "llama", "num_hidden_layers": 2' >broken.json
+expect 1 'not a JSON object' "$info" --model broken.json
+printf '{"model_type": "llama", "num_hidden_layers": 1e300, "hidden_size": 64, "num_attention_heads": 1}' >broken.json
+expect 1 'num_hidden_layers' "$info" --model broken.json
+printf '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 7}' >broken.json
+expect 1 'num_key_value_heads' "$info" --model broken.json
+rm -f broken.json
+exit $failed

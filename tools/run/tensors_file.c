@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tensors_file.h"
+
+#include <cjson/cJSON.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_FILE ((size_t)1 << 32)
+#define MAX_HEADER (100 << 20)
+
+static attn_status fail(struct attn_error *error, const char *field, const char *what)
+{
+    error->status = ATTN_ERROR_INVALID_ARGUMENT;
+    snprintf(error->field, sizeof error->field, "%s", field);
+    snprintf(error->message, sizeof error->message, "%s", what);
+    return ATTN_ERROR_INVALID_ARGUMENT;
+}
+
+static attn_status read_all(struct tensors_file *file, const char *name, struct attn_error *error)
+{
+    FILE *in = fopen(name, "rb");
+    long size = -1;
+    if (in != NULL && fseek(in, 0, SEEK_END) == 0) {
+        size = ftell(in);
+        rewind(in);
+    }
+    if (size < 8 || (size_t)size > MAX_FILE) {
+        if (in != NULL) {
+            fclose(in);
+        }
+        return fail(error, "file", "cannot be opened, or is no safetensors file");
+    }
+    file->size = (size_t)size;
+    file->bytes = malloc(file->size);
+    bool read = file->bytes != NULL && fread(file->bytes, 1, file->size, in) == file->size;
+    fclose(in);
+    return read ? ATTN_OK : fail(error, "file", "cannot be read");
+}
+
+attn_status tensors_open(struct tensors_file *file, const char *name, struct attn_error *error)
+{
+    uint64_t length;
+    *file = (struct tensors_file){NULL, 0, NULL, 0, NULL};
+    attn_status status = read_all(file, name, error);
+    if (status == ATTN_OK) {
+        memcpy(&length, file->bytes, sizeof length); /* little-endian, as every machine that this runs on */
+        if (length > MAX_HEADER || length > file->size - 8) {
+            status = fail(error, "header", "its length is larger than the file");
+        } else {
+            file->header = cJSON_ParseWithLength((const char *)file->bytes + 8, (size_t)length);
+            file->data = file->bytes + 8 + length;
+            file->data_size = file->size - 8 - (size_t)length;
+            status = cJSON_IsObject(file->header) ? ATTN_OK : fail(error, "header", "is not a JSON object");
+        }
+    }
+    if (status != ATTN_OK) {
+        tensors_close(file);
+    }
+    return status;
+}
+
+void tensors_close(struct tensors_file *file)
+{
+    cJSON_Delete(file->header);
+    free(file->bytes);
+    *file = (struct tensors_file){NULL, 0, NULL, 0, NULL};
+}
+
+const void *tensors_find(const struct tensors_file *file, const char *name, const char *dtype, int32_t ndim,
+                         int64_t *shape, struct attn_error *error)
+{
+    const cJSON *entry = cJSON_GetObjectItemCaseSensitive(file->header, name);
+    const cJSON *sizes = cJSON_GetObjectItemCaseSensitive(entry, "shape");
+    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(entry, "data_offsets");
+    const char *found = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "dtype"));
+    double begin = cJSON_GetNumberValue(cJSON_GetArrayItem(offsets, 0));
+    double end = cJSON_GetNumberValue(cJSON_GetArrayItem(offsets, 1)), bytes = 4;
+    if (found == NULL || strcmp(found, dtype) != 0 || cJSON_GetArraySize(sizes) != ndim) {
+        fail(error, name, "is missing, or not of the dtype and number of dimensions that is read");
+        return NULL;
+    }
+    for (int32_t i = 0; i < ndim; i++) {
+        double size = cJSON_GetNumberValue(cJSON_GetArrayItem(sizes, i));
+        if (!(size >= 1 && size <= 1 << 30)) {
+            fail(error, name, "has a dimension that is not 1 to 2^30");
+            return NULL;
+        }
+        shape[i] = (int64_t)size;
+        bytes *= size;
+    }
+    if (!(begin >= 0 && end - begin == bytes && end <= (double)file->data_size) ||
+        ((uintptr_t)(file->data + (size_t)begin) % 4 != 0)) {
+        fail(error, name, "lies outside of the file, or its size is not that of its shape");
+        return NULL;
+    }
+    return file->data + (size_t)begin;
+}
+
+const char *tensors_metadata(const struct tensors_file *file, const char *name)
+{
+    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(file->header, "__metadata__");
+    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, name));
+}
