@@ -290,7 +290,7 @@ static __device__ __forceinline__ void score_tile(const flash_params &p, const c
                 if ((p.spans != nullptr || p.tree != nullptr) && real) {
                     sees = sees_slow(p, c.q, rows.index[i], rows.position[i], j, sees);
                 }
-                if (sees) {
+                if (sees && (p.alibi != 0 || p.tree != nullptr)) {
                     x += bias_of(p, c.q, rows.index[i], rows.position[i], rows.slope[i], j);
                 }
                 x *= LOG2E;

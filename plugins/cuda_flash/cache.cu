@@ -21,16 +21,25 @@ struct write_params {
     int32_t num_heads, block_size, kv_dtype; /* as an attn_dtype_name */
 };
 
+/* x / scale truncated with a sticky last bit, so that the step to fp8 rounds once. */
+static __device__ __forceinline__ float divide_sticky(float x, float scale)
+{
+    float q = __fdiv_rz(x, scale);
+    return fmaf(-q, scale, x) != 0.0f ? __int_as_float(__float_as_int(q) | 1) : q;
+}
+
 static __device__ __forceinline__ void write_elements(const write_params &p, const write_side &s,
                                                       const char *from, char *to, int32_t head,
                                                       int32_t lane, int32_t lanes)
 {
-    float scale = p.kv_dtype >= ATTN_DTYPE_FP8_E4M3 ? cache_scale(s.to, head) : 1.0f;
+    bool fp8 = p.kv_dtype >= ATTN_DTYPE_FP8_E4M3;
+    float scale = fp8 ? cache_scale(s.to, head) : 1.0f;
     for (int32_t d = lane; d < s.head_size; d += lanes) {
         int32_t outer = s.to.pack > 0 ? d / s.to.pack : 0;
         int32_t inner = s.to.pack > 0 ? d - outer * s.to.pack : d;
+        float x = number_load(from, s.from.dtype, d);
         number_store(to + outer * s.to.pack_stride, p.kv_dtype, inner,
-                     number_load(from, s.from.dtype, d) / scale);
+                     fp8 && isfinite(x) ? divide_sticky(x, scale) : x);
     }
 }
 

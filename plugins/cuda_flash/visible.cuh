@@ -93,7 +93,11 @@ static __device__ __forceinline__ float bias_of(const flash_params &p, const fla
 
 static __device__ __forceinline__ float cap_score(float s, float cap)
 {
-    return cap > 0.0f ? cap * (1.0f - 2.0f / (__expf(2.0f * s / cap) + 1.0f)) : s;
+    if (!(cap > 0.0f)) {
+        return s;
+    }
+    float e = __expf(s * __fdividef(2.0f, cap));
+    return cap * (1.0f - __fdividef(2.0f, e + 1.0f));
 }
 
 static __device__ __forceinline__ float cache_scale(const flash_cache &c, int32_t head)

@@ -106,6 +106,9 @@ static void build_lengths(struct problem *p)
     p->num_blocks += 3; /* never written */
     p->num_rows = p->query_start[c->num_reqs] + c->padding;
     p->num_keys = p->key_start[c->num_reqs];
+    for (int32_t r = 0; r < c->num_reqs && c->padding > 0; r++) {
+        p->logits[2 * r + 1] = (int32_t)p->num_rows - 1; /* a row that is not to be written */
+    }
 }
 
 /* Every entry that no key needs is garbage that would fault if it were followed. */
@@ -277,7 +280,8 @@ static void build_tree(struct problem *p)
     for (int64_t t = 0; t < trees; t++) {
         for (int64_t i = 0; i < n * n; i++) {
             int64_t row = i / n, column = i % n;
-            int32_t visible = column == row || (column < row && random_below(2));
+            /* the second token is seen by nobody, itself included */
+            int32_t visible = column != 1 && (column == row || (column < row && random_below(2)));
             double bias = c->tree == ATTN_TREE_BIAS ? (float)random_normal() : 0;
             int64_t at = (t * n + row) * p->tree_width;
             if (c->tree == ATTN_TREE_BITS && visible) {

@@ -49,6 +49,8 @@ static void test_shapes(void **state)
          .seq_lens = {5, 3, 0, 40, 17, 1}},
         {.name = "queries without keys", .num_reqs = 3, .query_lens = {2, 1, 3},
          .seq_lens = {0, 9, 0}},
+        {.name = "no static sink without keys", .num_reqs = 3, .query_lens = {2, 1, 3},
+         .seq_lens = {0, 9, 0}, .sink_len = 3},
     };
     (void)state;
     for (int32_t i = 0; i < COUNT(shapes); i++) {
@@ -314,6 +316,8 @@ static void test_fast_prefill(void **state)
     c.fast_prefill = 1;
     c.query_lens[2] = 2;
     run(&c);
+    run(&c);
+    c.padding = 2;
     run(&c);
 }
 

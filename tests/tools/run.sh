@@ -15,3 +15,11 @@ rm requests.json
 status=0
 "$run" --model "$models/llama-3.1-8b.json" --steps none 2>/dev/null || status=$?
 [ $status -eq 2 ]
+
+# Real activations, and files that are none.
+ATTN_BACKEND=cpu_ref "$run" --qkv "$models/../tests/data/minilm/attention.safetensors" --verify
+head -c 1000 "$models/../tests/data/minilm/attention.safetensors" >cut.safetensors
+status=0
+"$run" --qkv cut.safetensors --verify 2>/dev/null || status=$?
+[ $status -eq 1 ]
+rm cut.safetensors

@@ -76,7 +76,7 @@ static void side_finish(struct side *side)
 }
 
 static bool side_init(struct side *side, struct backend *backend, const struct device *device,
-                      const struct problem *problem)
+                      const struct problem *problem, int32_t way)
 {
     memset(side, 0, sizeof *side);
     side->backend = backend;
@@ -88,6 +88,7 @@ static bool side_init(struct side *side, struct backend *backend, const struct d
     }
     side->stream = device_stream_create(device);
     problem_bind(problem, &side->binding, side->memory, problem->image.bytes, device->device);
+    side->binding.layer.batch_invariant = way == TRIAL_ALONE;
     side->binding.attend.instance = backend->instance;
     side->binding.attend.stream = side->stream;
     side->binding.write.instance = backend->instance;
@@ -305,7 +306,7 @@ static attn_status write_context(struct trial *trial, struct problem *problem,
     if (!problem->paged) {
         return ATTN_OK;
     }
-    if (side_init(&side, trial->reference, host, problem)) {
+    if (side_init(&side, trial->reference, host, problem, TRIAL_PLAIN)) {
         status = side.backend->kernels.write_kv(&side.binding.write_context, error);
         memcpy(problem->image.bytes, side.memory, problem->image.size);
     }
@@ -405,7 +406,7 @@ static enum trial_result run_tested(struct trial *trial, const struct problem *p
         return call_failed(trial, "plan", status, &error);
     }
     if (way == TRIAL_TWO_PLANS) {
-        if (!side_init(&other, tested->backend, tested->device, problem) ||
+        if (!side_init(&other, tested->backend, tested->device, problem, way) ||
             side_prepare(&other, problem, 1, &error) != ATTN_OK ||
             plan_shorter(&other, problem, ATTN_PLAN_EAGER, &error) != ATTN_OK) {
             side_finish(&other);
@@ -449,8 +450,8 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
     status = write_context(trial, &problem, &host, &error);
     if (status != ATTN_OK) {
         result = call_failed(trial, "reference write_kv", status, &error);
-    } else if (!side_init(&reference, trial->reference, &host, &problem) ||
-               !side_init(&tested, trial->tested, trial->device, &problem)) {
+    } else if (!side_init(&reference, trial->reference, &host, &problem, way) ||
+               !side_init(&tested, trial->tested, trial->device, &problem, way)) {
         result = say(trial, TRIAL_FAILED, "no memory for the case");
     } else if (!supported(trial, &tested.binding, problem.phase)) {
         result = TRIAL_SKIPPED;

@@ -84,9 +84,9 @@ static int32_t read_dtype(const cJSON *text)
 {
     const char *name = read_text(text, "torch_dtype");
     name = name[0] != '\0' ? name : read_text(text, "dtype");
-    return strcmp(name, "float16") == 0   ? ATTN_DTYPE_F16
-           : strcmp(name, "float32") == 0 ? ATTN_DTYPE_F32
-                                          : ATTN_DTYPE_BF16;
+    return strcmp(name, "float16") == 0    ? ATTN_DTYPE_F16
+           : strcmp(name, "bfloat16") == 0 ? ATTN_DTYPE_BF16
+                                           : ATTN_DTYPE_F32; /* what Transformers takes where none is named */
 }
 
 void read_heads(struct reading *r, const cJSON *text, struct attn_layer_desc *desc)
