@@ -144,10 +144,11 @@ static attn_status check_keys(const struct attn_attend_args *args, struct attn_e
         status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "block_table",
                               "a paged attend needs seq_lens and block_table");
     }
-    if (status == ATTN_OK && number_of_kv(layer->kv_dtype) < 0) {
-        status = plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-                              "kv_dtype %d; f16, bf16, f32, fp8_e4m3 and fp8_e5m2 are served",
-                              layer->kv_dtype);
+    if (status == ATTN_OK) {
+        status = row_check(layer, args->params, args->k_cache, false, error);
+    }
+    if (status == ATTN_OK) {
+        status = row_check(layer, args->params, args->v_cache, true, error);
     }
     return status;
 }
@@ -238,10 +239,11 @@ attn_status check_write(const struct attn_write_kv_args *args, struct attn_error
         status = check_rows(args->k, "k", args->num_slots, error);
         status = status != ATTN_OK ? status : check_rows(args->v, "v", args->num_slots, error);
     }
-    if (status == ATTN_OK && number_of_kv(args->layer->kv_dtype) < 0) {
-        status = plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-                              "kv_dtype %d; f16, bf16, f32, fp8_e4m3 and fp8_e5m2 are served",
-                              args->layer->kv_dtype);
+    if (status == ATTN_OK) {
+        status = row_check(args->layer, args->params, args->k_cache, false, error);
+    }
+    if (status == ATTN_OK) {
+        status = row_check(args->layer, args->params, args->v_cache, true, error);
     }
     return status;
 }

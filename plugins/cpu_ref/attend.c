@@ -61,7 +61,7 @@ static void add_key(const struct attn_attend_args *args, struct rows *rows, int3
     double m = fmax(rows->m[row], s);
     if (isnan(s)) { /* a visible NaN shows */
         m = s;
-    } else if (m == -INFINITY) { /* a bias of -inf hides the key */
+    } else if (m == -INFINITY) { /* a weight of 0, and no maximum to take it from */
         return;
     }
     double shrink = rows->m[row] == m ? 1 : exp(rows->m[row] - m);
@@ -94,12 +94,10 @@ static void load_key(const struct attn_attend_args *args, int32_t request, int64
     int64_t table_row = batch->block_table_row != NULL ? batch->block_table_row[request] : request;
     int64_t block_size = args->k_cache->block_size;
     int64_t block = batch->block_table[table_row * batch->block_table_stride + j / block_size];
-    cache_load(args->k_cache, layer->kv_dtype,
-               scale_of_head(params->k_scale, params->k_scale_host, layer->k_scale_form, head),
-               block, j % block_size, head, k);
-    cache_load(args->v_cache, layer->kv_dtype,
-               scale_of_head(params->v_scale, params->v_scale_host, layer->v_scale_form, head),
-               block, j % block_size, head, v);
+    struct cache_place key = {layer, params, args->k_cache, false, block, j % block_size, head};
+    struct cache_place value = {layer, params, args->v_cache, true, block, j % block_size, head};
+    cache_load(&key, k);
+    cache_load(&value, v);
 }
 
 /* A request without keys is idle and sees no static sink either. */
@@ -171,9 +169,7 @@ static void visit_keys(const struct attn_attend_args *args, const struct query *
         load_key(args, query->request, head, j, k, v);
         for (int32_t i = 0; i < rows->count; i++) {
             double bias = query_bias(query, rows->slope[i], j);
-            if (bias != -INFINITY) { /* hidden: not even a NaN of its key shows */
-                add_key(args, rows, i, score(args->layer, rows->q[i], k) + bias, v);
-            }
+            add_key(args, rows, i, score(args->layer, rows->q[i], k) + bias, v);
         }
     }
 }

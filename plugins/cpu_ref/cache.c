@@ -6,12 +6,35 @@
 #include "common/tensors.h"
 #include "reference.h"
 
-void cache_load(const struct attn_kv_view *view, int32_t kv_dtype, double scale, int64_t block,
-                int64_t slot, int64_t head, double *row)
+/* Of plain numbers: what an element is, and the scale of its head. */
+static int32_t number_of_place(const struct cache_place *at)
 {
-    const uint8_t *memory = view_row(view, block, slot, head);
-    int32_t number = number_of_kv(kv_dtype);
+    return at->layer->kv_dtype == ATTN_KV_INT8_K ? at->layer->dtype
+                                                 : number_of_kv(at->layer->kv_dtype);
+}
+
+static double scale_of_place(const struct cache_place *at)
+{
+    const struct attn_layer_params *p = at->params;
+    if (at->layer->kv_dtype == ATTN_KV_INT8_K) {
+        return 1;
+    }
+    return at->is_v
+               ? scale_of_head(p->v_scale, p->v_scale_host, at->layer->v_scale_form, at->head)
+               : scale_of_head(p->k_scale, p->k_scale_host, at->layer->k_scale_form, at->head);
+}
+
+void cache_load(const struct cache_place *at, double *row)
+{
+    const struct attn_kv_view *view = at->view;
+    if (row_form(at->layer, at->is_v) != ROW_NUMBERS) {
+        row_load(at, row);
+        return;
+    }
+    const uint8_t *memory = view_row(view, at->block, at->slot, at->head);
+    int32_t number = number_of_place(at);
     int32_t pack = view->pack > 0 ? view->pack : view->head_size;
+    double scale = scale_of_place(at);
     for (int32_t d = 0; d < view->head_size; d += pack) {
         number_load_row(row + d, memory + d / pack * view->stride_pack, number, pack);
     }
@@ -20,13 +43,17 @@ void cache_load(const struct attn_kv_view *view, int32_t kv_dtype, double scale,
     }
 }
 
-void cache_store(const struct attn_kv_view *view, int32_t kv_dtype, double scale, int64_t block,
-                 int64_t slot, int64_t head, const double *row)
+void cache_store(const struct cache_place *at, const double *row)
 {
-    uint8_t *memory = view_row(view, block, slot, head);
-    int32_t number = number_of_kv(kv_dtype);
+    const struct attn_kv_view *view = at->view;
+    if (row_form(at->layer, at->is_v) != ROW_NUMBERS) {
+        row_store(at, row);
+        return;
+    }
+    uint8_t *memory = view_row(view, at->block, at->slot, at->head);
+    int32_t number = number_of_place(at);
     int32_t pack = view->pack > 0 ? view->pack : view->head_size;
-    double scaled[REF_MAX_HEAD_SIZE];
+    double scaled[REF_MAX_HEAD_SIZE], scale = scale_of_place(at);
     for (int32_t d = 0; d < view->head_size; d++) {
         scaled[d] = row[d] / scale;
     }
@@ -54,16 +81,14 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
         int64_t block = slot / args->k_cache->block_size;
         int64_t offset = slot % args->k_cache->block_size;
         for (int64_t h = 0; h < layer->num_kv_heads; h++) {
+            struct cache_place k = {layer, params, args->k_cache, false, block, offset, h};
+            struct cache_place v = {layer, params, args->v_cache, true, block, offset, h};
             number_load_row(row, tensor_row(args->k, t, h), number_dtype_name(args->k->dtype),
                             args->k_cache->head_size);
-            cache_store(args->k_cache, layer->kv_dtype,
-                        scale_of_head(params->k_scale, params->k_scale_host, layer->k_scale_form, h),
-                        block, offset, h, row);
+            cache_store(&k, row);
             number_load_row(row, tensor_row(args->v, t, h), number_dtype_name(args->v->dtype),
                             args->v_cache->head_size);
-            cache_store(args->v_cache, layer->kv_dtype,
-                        scale_of_head(params->v_scale, params->v_scale_host, layer->v_scale_form, h),
-                        block, offset, h, row);
+            cache_store(&v, row);
         }
     }
 }
@@ -88,17 +113,15 @@ static attn_status check_gather(const struct attn_gather_kv_args *args, struct a
                             "gather_kv needs layer, params, cache, out_start_loc and a batch with "
                             "block_table");
     }
-    if (number_of_kv(args->layer->kv_dtype) < 0) {
-        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-                            "kv_dtype %d; f16, bf16, f32, fp8_e4m3 and fp8_e5m2 are served",
-                            args->layer->kv_dtype);
-    }
     if (cache->head_size <= 0 || cache->head_size > REF_MAX_HEAD_SIZE || cache->block_size <= 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "cache",
                             "head size %d in blocks of %d; 1 to %d, and from 1", cache->head_size,
                             cache->block_size, REF_MAX_HEAD_SIZE);
     }
-    return check_tensor(args->out, "out", 3, cache->num_heads, cache->head_size, error);
+    attn_status status = row_check(args->layer, args->params, cache, false, error);
+    return status != ATTN_OK
+               ? status
+               : check_tensor(args->out, "out", 3, cache->num_heads, cache->head_size, error);
 }
 
 /* Items are requests: each has rows out_start_loc[r] .. [r + 1] - 1 of its own. */
@@ -116,10 +139,9 @@ static void gather_requests(void *argument, int64_t begin, int64_t end, int32_t 
         for (int64_t i = args->out_start_loc[r]; i < args->out_start_loc[r + 1]; i++) {
             int64_t j = first + i - args->out_start_loc[r];
             for (int64_t h = 0; h < cache->num_heads; h++) {
-                double scale = scale_of_head(args->params->k_scale, args->params->k_scale_host,
-                                             args->layer->k_scale_form, h);
-                cache_load(cache, args->layer->kv_dtype, scale, table[j / cache->block_size],
-                           j % cache->block_size, h, row);
+                struct cache_place at = {args->layer, args->params, cache, false,
+                                         table[j / cache->block_size], j % cache->block_size, h};
+                cache_load(&at, row);
                 number_store_row(tensor_row(args->out, i, h), row,
                                  number_dtype_name(args->out->dtype), cache->head_size);
             }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_ref: every feature, plain and slow: the definition of right. */
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -28,7 +29,9 @@ static const struct attn_backend_caps caps = {
     .phases = BIT(ATTN_PHASE_PREFILL) | BIT(ATTN_PHASE_DECODE),
     .dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32),
     .kv_dtypes = BIT(ATTN_KV_AUTO) | BIT(ATTN_KV_F16) | BIT(ATTN_KV_BF16) | BIT(ATTN_KV_F32) |
-                 BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2),
+                 BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2) | BIT(ATTN_KV_FP8_PER_TOKEN_HEAD) |
+                 BIT(ATTN_KV_INT8_PER_TOKEN_HEAD) | BIT(ATTN_KV_INT4_PER_TOKEN_HEAD) |
+                 BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K) | BIT(ATTN_KV_NVFP4),
     .q_dtypes = BIT(ATTN_DTYPE_FP8_E4M3) | BIT(ATTN_DTYPE_FP8_E5M2) | BIT(ATTN_DTYPE_INT8),
     .terms = BIT(ATTN_TERM_COUNT) - 1,
     .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_LSE |
@@ -102,6 +105,36 @@ static attn_status ref_probe(const struct attn_host *host, const struct attn_pro
     return ATTN_OK;
 }
 
+/* What the masks cannot say: rows of some quantized caches split only at certain sizes. */
+static attn_status ref_supports(const struct attn_backend_caps *backend,
+                                const struct attn_layer_desc *layer, int32_t phase,
+                                const struct attn_reason_sink *reasons, struct attn_error *error)
+{
+    char asked[64];
+    (void)backend;
+    (void)phase;
+    (void)error;
+    int32_t v = layer->head_size_v > 0 ? layer->head_size_v : layer->head_size;
+    snprintf(asked, sizeof asked, "%d, %d", layer->head_size, v);
+    if (layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD &&
+        ((layer->head_size & (layer->head_size - 1)) != 0 || (v & (v - 1)) != 0)) {
+        reasons->refuse(reasons->user, "head_size", asked,
+                        "powers of two with kv_dtype int4_per_token_head");
+    }
+    if (layer->kv_dtype == ATTN_KV_NVFP4 && (layer->head_size % 16 != 0 || v % 64 != 0)) {
+        reasons->refuse(reasons->user, "head_size", asked,
+                        "multiples of 16, of 64 for v, with kv_dtype nvfp4");
+    }
+    if (layer->kv_dtype == ATTN_KV_NVFP4 && layer->block_size % 4 != 0) {
+        snprintf(asked, sizeof asked, "%d", layer->block_size);
+        reasons->refuse(reasons->user, "block_size", asked, "multiples of 4 with kv_dtype nvfp4");
+    }
+    if (layer->kv_dtype == ATTN_KV_INT8_K && layer->dtype == ATTN_DTYPE_F32) {
+        reasons->refuse(reasons->user, "dtype", "f32", "f16, bf16 with kv_dtype int8_k");
+    }
+    return ATTN_OK;
+}
+
 static attn_status ref_create(const struct attn_host *host, const char *backend,
                               const char *variant, struct attn_device device,
                               attn_instance **instance, const struct attn_kernels **table,
@@ -140,6 +173,7 @@ static const struct attn_plugin plugin_table = {
     .version = "0.1.0",
     .vendor = "libattn",
     .probe = ref_probe,
+    .supports = ref_supports,
     .create = ref_create,
     .destroy = ref_destroy,
 };

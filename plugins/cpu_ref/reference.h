@@ -33,11 +33,36 @@ void query_key_range(const struct query *query, int64_t *first, int64_t *end);
 double query_bias(const struct query *query, double slope, int64_t j);
 double alibi_bias(int32_t alibi, double slope, int64_t position, int64_t j);
 
-/* cache.c. A row of a cache or of contiguous keys, scaled to its true values. */
-void cache_load(const struct attn_kv_view *view, int32_t kv_dtype, double scale, int64_t block,
-                int64_t slot, int64_t head, double *row);
-void cache_store(const struct attn_kv_view *view, int32_t kv_dtype, double scale, int64_t block,
-                 int64_t slot, int64_t head, const double *row);
+/* One row of a cache: key or value of one slot and head. */
+struct cache_place {
+    const struct attn_layer_desc *layer;
+    const struct attn_layer_params *params;
+    const struct attn_kv_view *view;
+    bool is_v;
+    int64_t block;
+    int64_t slot;
+    int64_t head;
+};
+
+/* cache.c. A row as its true values. */
+void cache_load(const struct cache_place *at, double *row);
+void cache_store(const struct cache_place *at, const double *row);
+
+/* rows.c */
+enum row_form {
+    ROW_UNKNOWN,
+    ROW_NUMBERS, /* plain, with a scale per tensor or head */
+    ROW_FP8_SCALED,
+    ROW_INT8_SCALED,
+    ROW_INT8_CHANNEL,
+    ROW_INT4_HADAMARD,
+    ROW_NVFP4
+};
+enum row_form row_form(const struct attn_layer_desc *layer, bool is_v);
+void row_load(const struct cache_place *at, double *row);
+void row_store(const struct cache_place *at, const double *row);
+attn_status row_check(const struct attn_layer_desc *layer, const struct attn_layer_params *params,
+                      const struct attn_kv_view *view, bool is_v, struct attn_error *error);
 
 /* arguments.c */
 attn_status check_attend(const struct attn_attend_args *args, struct attn_error *error);

@@ -38,18 +38,20 @@ static bool in_span(const struct query *query, int64_t j)
     return false;
 }
 
-/* Between the step's own tokens the tree's bits decide, too. */
+/* Between the step's own tokens the tree decides, too: a clear bit or a bias of -inf hides. */
 static bool in_tree(const struct query *query, int64_t j)
 {
     const struct attn_batch *batch = query->batch;
     int64_t column = j - query->own;
-    if (query->layer->tree_mask != ATTN_TREE_BITS || batch->tree == NULL || column < 0) {
+    if (query->layer->tree_mask == ATTN_TREE_NONE || batch->tree == NULL || column < 0) {
         return true;
     }
-    const uint32_t *row = (const uint32_t *)batch->tree +
-                          query->request * batch->tree_stride_request +
-                          query->index * batch->tree_stride_row;
-    return row[column / 32] >> (column % 32) & 1;
+    int64_t row = query->request * batch->tree_stride_request +
+                  query->index * batch->tree_stride_row;
+    if (query->layer->tree_mask == ATTN_TREE_BIAS) {
+        return ((const float *)batch->tree)[row + column] != -INFINITY;
+    }
+    return ((const uint32_t *)batch->tree)[row + column / 32] >> (column % 32) & 1;
 }
 
 bool query_sees(const struct query *query, int64_t j)

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rows of quantized caches that carry scales of their own: one slot and head, to true values and back. */
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "common/number.h"
+#include "common/tensors.h"
+#include "reference.h"
+
+#define LEAST_SCALE 1e-6
+#define INT8_LARGEST 127.0
+#define FP8_LARGEST 448.0
+#define INT4_LARGEST 15.0
+#define NVFP4_BLOCK 16
+#define NVFP4_LARGEST 6.0
+#define ZERO_POINT_MASK 15u
+
+static const struct attn_kv_quant_params *quant_params(const struct attn_layer_params *params)
+{
+    const struct attn_ext *ext = params->next;
+    while (ext != NULL && ext->id != ATTN_EXT_KV_QUANT_PARAMS) {
+        ext = ext->next;
+    }
+    return (const struct attn_kv_quant_params *)ext;
+}
+
+enum row_form row_form(const struct attn_layer_desc *layer, bool is_v)
+{
+    switch (layer->kv_dtype) {
+    case ATTN_KV_FP8_PER_TOKEN_HEAD:
+        return ROW_FP8_SCALED;
+    case ATTN_KV_INT8_PER_TOKEN_HEAD:
+        return ROW_INT8_SCALED;
+    case ATTN_KV_INT4_PER_TOKEN_HEAD:
+        return ROW_INT4_HADAMARD;
+    case ATTN_KV_INT8_KV:
+        return is_v ? ROW_INT8_CHANNEL : ROW_INT8_SCALED;
+    case ATTN_KV_INT8_K:
+        return is_v ? ROW_NUMBERS : ROW_INT8_SCALED;
+    case ATTN_KV_NVFP4:
+        return ROW_NVFP4;
+    default:
+        return number_of_kv(layer->kv_dtype) >= 0 ? ROW_NUMBERS : ROW_UNKNOWN;
+    }
+}
+
+/* Address of element d, of `bits` each; of the byte that holds it where bits is 4. */
+static uint8_t *element_at(const struct attn_kv_view *view, uint8_t *memory, int32_t d, int32_t bits)
+{
+    int32_t pack = view->pack > 0 ? view->pack : view->head_size;
+    return memory + d / pack * view->stride_pack + d % pack * bits / 8;
+}
+
+static uint32_t nibble(const struct attn_kv_view *view, uint8_t *memory, int32_t d)
+{
+    return *element_at(view, memory, d, 4) >> (d % 2 * 4) & 15;
+}
+
+static void set_nibble(const struct attn_kv_view *view, uint8_t *memory, int32_t d, uint32_t code)
+{
+    uint8_t *byte = element_at(view, memory, d, 4);
+    *byte = (uint8_t)(d % 2 ? (*byte & 15) | code << 4 : (*byte & 0xf0) | code);
+}
+
+/* NaN if any element is: the row's scale then carries it to whoever reads the row. */
+static double largest_magnitude(const double *row, int32_t count)
+{
+    double largest = 0;
+    for (int32_t d = 0; d < count; d++) {
+        largest = isnan(row[d]) || isnan(largest) ? NAN : fmax(largest, fabs(row[d]));
+    }
+    return largest;
+}
+
+static double at_least(double value, double least)
+{
+    return value < least ? least : value; /* NaN stays */
+}
+
+static int8_t round_int8(double value) /* half away from zero; NaN shows in the scale */
+{
+    return isnan(value) ? 0 : (int8_t)fmax(-INT8_LARGEST, fmin(INT8_LARGEST, round(value)));
+}
+
+/* Sylvester's matrix, not normalised: applied twice it multiplies by count, a power of two. */
+static void hadamard(double *row, int32_t count)
+{
+    for (int32_t half = 1; half < count; half *= 2) {
+        for (int32_t d = 0; d < count; d++) {
+            if ((d & half) == 0) {
+                double a = row[d], b = row[d + half];
+                row[d] = a + b;
+                row[d + half] = a - b;
+            }
+        }
+    }
+}
+
+static const float *hadamard_signs(const struct attn_layer_params *params, bool is_v)
+{
+    const struct attn_kv_quant_params *quant = quant_params(params);
+    return quant == NULL ? NULL : is_v ? quant->hadamard_signs_v : quant->hadamard_signs_k;
+}
+
+/* zero point in the low mantissa bits of the scale, which are no part of its value */
+static void store_int4(const struct attn_kv_view *view, uint8_t *memory, float *scale_memory,
+                       const float *signs, const double *row)
+{
+    double turned[REF_MAX_HEAD_SIZE], low = INFINITY, high = -INFINITY;
+    int32_t count = view->head_size;
+    for (int32_t d = 0; d < count; d++) {
+        turned[d] = row[d] * signs[d];
+    }
+    hadamard(turned, count);
+    for (int32_t d = 0; d < count; d++) {
+        low = isnan(turned[d]) ? NAN : fmin(low, turned[d]);
+        high = fmax(high, turned[d]);
+        if (isnan(low)) {
+            *scale_memory = NAN;
+            return;
+        }
+    }
+    float scale = (float)at_least((high - low) / INT4_LARGEST, LEAST_SCALE);
+    double zero = fmax(0, fmin(INT4_LARGEST, round(-low / scale)));
+    uint32_t bits;
+    memcpy(&bits, &scale, sizeof bits);
+    bits = (bits & ~ZERO_POINT_MASK) | (uint32_t)zero;
+    memcpy(scale_memory, &bits, sizeof bits);
+    for (int32_t d = 0; d < count; d++) {
+        double code = fmax(0, fmin(INT4_LARGEST, round(turned[d] / scale) + zero));
+        set_nibble(view, memory, d, (uint32_t)code);
+    }
+}
+
+static void load_int4(const struct attn_kv_view *view, uint8_t *memory, const float *scale_memory,
+                      const float *signs, double *row)
+{
+    uint32_t bits;
+    memcpy(&bits, scale_memory, sizeof bits);
+    double scale = number_from_bits(bits & ~ZERO_POINT_MASK);
+    for (int32_t d = 0; d < view->head_size; d++) {
+        row[d] = ((double)nibble(view, memory, d) - (bits & ZERO_POINT_MASK)) * scale;
+    }
+    hadamard(row, view->head_size);
+    for (int32_t d = 0; d < view->head_size; d++) {
+        row[d] *= signs[d] / view->head_size;
+    }
+}
+
+/* Block scale s of slot t: K's lie in order, V's are swizzled within groups of 4 slots. */
+static uint8_t *nvfp4_scale(const struct attn_kv_view *view, bool is_v, int64_t block, int64_t t,
+                            int64_t head, int64_t s)
+{
+    int64_t quarter = view->head_size / NVFP4_BLOCK / 4;
+    int64_t slot = is_v ? t / 4 * 4 + s / quarter : t;
+    int64_t index = is_v ? s % quarter * 4 + t % 4 : s;
+    return (uint8_t *)view_scale(view, block, slot, head) + index;
+}
+
+static void store_nvfp4(const struct cache_place *at, uint8_t *memory, double global,
+                        const double *row)
+{
+    for (int32_t first = 0; first < at->view->head_size; first += NVFP4_BLOCK) {
+        double largest = largest_magnitude(row + first, NVFP4_BLOCK);
+        uint8_t code = number_to_e4m3(global * largest / NVFP4_LARGEST);
+        double scale = number_from_e4m3(code);
+        *nvfp4_scale(at->view, at->is_v, at->block, at->slot, at->head, first / NVFP4_BLOCK) = code;
+        for (int32_t d = first; d < first + NVFP4_BLOCK; d++) {
+            double value = scale == 0 || isnan(scale) ? 0 : row[d] * global / scale;
+            set_nibble(at->view, memory, d, number_to_e2m1(value));
+        }
+    }
+}
+
+static void load_nvfp4(const struct cache_place *at, uint8_t *memory, double global, double *row)
+{
+    for (int32_t d = 0; d < at->view->head_size; d++) {
+        double scale = number_from_e4m3(*nvfp4_scale(at->view, at->is_v, at->block, at->slot,
+                                                     at->head, d / NVFP4_BLOCK));
+        row[d] = number_from_e2m1((uint8_t)nibble(at->view, memory, d)) * scale / global;
+    }
+}
+
+static double channel_scale(const struct cache_place *at, int32_t d)
+{
+    return quant_params(at->params)->v_channel_scale[at->head * at->view->head_size + d];
+}
+
+static double global_of(const struct cache_place *at)
+{
+    const struct attn_layer_params *p = at->params;
+    return 1 / (at->is_v ? scale_of_head(p->v_scale, p->v_scale_host, ATTN_SCALE_PER_TENSOR, 0)
+                         : scale_of_head(p->k_scale, p->k_scale_host, ATTN_SCALE_PER_TENSOR, 0));
+}
+
+void row_store(const struct cache_place *at, const double *row)
+{
+    const struct attn_kv_view *view = at->view;
+    uint8_t *memory = view_row(view, at->block, at->slot, at->head);
+    enum row_form form = row_form(at->layer, at->is_v);
+    float scale = 1;
+    if (form == ROW_NVFP4) {
+        store_nvfp4(at, memory, global_of(at), row);
+        return;
+    }
+    if (form == ROW_INT4_HADAMARD) {
+        store_int4(view, memory, view_scale(view, at->block, at->slot, at->head),
+                   hadamard_signs(at->params, at->is_v), row);
+        return;
+    }
+    if (form != ROW_INT8_CHANNEL) {
+        double limit = form == ROW_FP8_SCALED ? FP8_LARGEST : INT8_LARGEST;
+        scale = (float)at_least(largest_magnitude(row, view->head_size) / limit, LEAST_SCALE);
+        *view_scale(view, at->block, at->slot, at->head) = scale;
+    }
+    for (int32_t d = 0; d < view->head_size; d++) {
+        double value = row[d] / (form == ROW_INT8_CHANNEL ? channel_scale(at, d) : scale);
+        *element_at(view, memory, d, 8) =
+            form == ROW_FP8_SCALED ? number_to_e4m3(value) : (uint8_t)round_int8(value);
+    }
+}
+
+void row_load(const struct cache_place *at, double *row)
+{
+    const struct attn_kv_view *view = at->view;
+    uint8_t *memory = view_row(view, at->block, at->slot, at->head);
+    enum row_form form = row_form(at->layer, at->is_v);
+    if (form == ROW_NVFP4) {
+        load_nvfp4(at, memory, global_of(at), row);
+        return;
+    }
+    if (form == ROW_INT4_HADAMARD) {
+        load_int4(view, memory, view_scale(view, at->block, at->slot, at->head),
+                  hadamard_signs(at->params, at->is_v), row);
+        return;
+    }
+    double scale = 1;
+    if (form != ROW_INT8_CHANNEL) {
+        scale = *view_scale(view, at->block, at->slot, at->head);
+    }
+    for (int32_t d = 0; d < view->head_size; d++) {
+        uint8_t code = *element_at(view, memory, d, 8);
+        double value = form == ROW_FP8_SCALED ? number_from_e4m3(code) : (double)(int8_t)code;
+        row[d] = value * (form == ROW_INT8_CHANNEL ? channel_scale(at, d) : scale);
+    }
+}
+
+/* What a form needs beside the row: scales in the view, parameters, and sizes that it can split. */
+attn_status row_check(const struct attn_layer_desc *layer, const struct attn_layer_params *params,
+                      const struct attn_kv_view *view, bool is_v, struct attn_error *error)
+{
+    enum row_form form = row_form(layer, is_v);
+    const char *name = is_v ? "v_cache" : "k_cache";
+    int32_t size = view->head_size;
+    if (form == ROW_UNKNOWN) {
+        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
+                            "kv_dtype %d; 1 to 11 are served (f16 .. fp8_e5m2, fp8, int8 and int4 "
+                            "per token and head, int8_kv, int8_k, nvfp4)",
+                            layer->kv_dtype);
+    }
+    if (form != ROW_NUMBERS && form != ROW_INT8_CHANNEL && view->scale == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "has no scales; kv_dtype %d keeps some per slot and head",
+                            layer->kv_dtype);
+    }
+    if (form == ROW_INT8_CHANNEL &&
+        (quant_params(params) == NULL || quant_params(params)->v_channel_scale == NULL)) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_channel_scale",
+                            "is NULL; kv_dtype %d needs [Hk, Dv]", layer->kv_dtype);
+    }
+    if (form == ROW_INT4_HADAMARD &&
+        (hadamard_signs(params, is_v) == NULL || (size & (size - 1)) != 0)) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "hadamard_signs",
+                            "are NULL, or head size %d is no power of two: int4 rotates rows", size);
+    }
+    if (form == ROW_NVFP4 && (size % NVFP4_BLOCK != 0 ||
+                              (is_v && (size % (4 * NVFP4_BLOCK) != 0 || view->block_size % 4)))) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "head size %d in blocks of %d; nvfp4 needs multiples of %d, for v of "
+                            "%d in blocks of a multiple of 4",
+                            size, view->block_size, NVFP4_BLOCK, 4 * NVFP4_BLOCK);
+    }
+    if (is_v && layer->kv_dtype == ATTN_KV_INT8_K && layer->dtype != ATTN_DTYPE_F16 &&
+        layer->dtype != ATTN_DTYPE_BF16) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "dtype",
+                            "%d; values of int8_k have 16 bits: f16 or bf16", layer->dtype);
+    }
+    return ATTN_OK;
+}

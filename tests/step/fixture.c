@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fixture.h"
+
+#include <dlfcn.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { HQ = 4, HK = 2, D = 32, BLOCK = 16 };
+enum { T_Q, T_K, T_V, T_OUT, T_LSE, T_SINK_K, T_SINK_V };
+
+#define CHECK(f, call)                                                                                       \
+    do {                                                                                                     \
+        if ((call) != ATTN_OK) {                                                                             \
+            fail_msg("%s: %s: %s", #call, (f)->error.field, (f)->error.message);                             \
+        }                                                                                                    \
+    } while (0)
+
+static double random_value(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return (double)(*state >> 8) / (1 << 24) - 0.5;
+}
+
+static float *random_rows(uint32_t *state, int64_t count, double scale)
+{
+    float *rows = malloc((size_t)count * sizeof *rows);
+    for (int64_t i = 0; i < count; i++) {
+        rows[i] = (float)(scale * random_value(state));
+    }
+    return rows;
+}
+
+static void set_tensor(struct fixture *f, int32_t which, float *data, int32_t ndim, int64_t a, int64_t b, int64_t c)
+{
+    int64_t *shape = f->shapes[which];
+    shape[0] = a;
+    shape[1] = b;
+    shape[2] = c;
+    f->tensors[which] =
+        (struct attn_tensor){data, {ATTN_DEVICE_CPU, 0}, ndim, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+}
+
+static void open_core(struct fixture *f)
+{
+    attn_get_api_fn *get_api;
+    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(library);
+    void *symbol = dlsym(library, ATTN_GET_API_SYMBOL);
+    memcpy(&get_api, &symbol, sizeof get_api);
+    CHECK(f, get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &f->api, &f->error));
+}
+
+static void bind(struct fixture *f, const char *backend)
+{
+    const struct attn_select_options options = {.struct_size = sizeof options, .backend = backend};
+    const struct attn_layer_desc *layers[] = {&f->layer};
+    attn_assignment *assignment;
+    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    struct attn_layer_params params = {.struct_size = sizeof params};
+    CHECK(f, f->api->select(f->runtime, &options, layers, 1, &assignment, &f->error));
+    CHECK(f, f->api->model_create(f->runtime, assignment, NULL, &f->model, &f->error));
+    f->api->assignment_destroy(assignment);
+    attn_layer *layer = f->api->model_layer(f->model, 0);
+    CHECK(f, f->api->layer_kv_spec(layer, &spec, &f->error));
+    if (spec.kind != ATTN_KV_SPEC_NONE) {
+        f->cache = aligned_alloc(256, (size_t)(f->num_blocks * spec.padded_page_bytes));
+        memset(f->cache, 0xff, (size_t)(f->num_blocks * spec.padded_page_bytes));
+        CHECK(f, f->api->layer_kv_views(layer, f->cache, f->num_blocks, &k, &v, &f->error));
+        CHECK(f, f->api->layer_bind_kv(layer, &k, &v, &f->error));
+    }
+    params.sinks = f->layer.has_sinks ? f->sinks : NULL;
+    params.sink_k = f->layer.sink_len > 0 ? &f->tensors[T_SINK_K] : NULL;
+    params.sink_v = f->layer.sink_len > 0 ? &f->tensors[T_SINK_V] : NULL;
+    CHECK(f, f->api->layer_bind_params(layer, &params, &f->error));
+}
+
+static void make_plan(struct fixture *f)
+{
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = {sizeof options.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * BLOCK, 0, 0},
+        .graph = 0};
+    CHECK(f, f->api->plan_create(f->model, 0, &options, &f->plan, &f->error));
+    size_t bytes = f->api->plan_workspace_bytes(f->plan);
+    f->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
+    CHECK(f, f->api->plan_bind_workspace(f->plan, f->workspace, bytes, &f->error));
+}
+
+/* The keys before the step's own, written by runs that attend nothing. */
+static void write_contexts(struct fixture *f, uint32_t *random, int32_t shared)
+{
+    for (int32_t r = 0; r < f->batch.num_reqs; r++) {
+        int32_t context = f->seq_lens[r] - (f->query_start_loc[r + 1] - f->query_start_loc[r]);
+        for (int32_t first = r > 0 ? shared : 0; first < context; first += MAX_TOKENS) {
+            int32_t count = context - first < MAX_TOKENS ? context - first : MAX_TOKENS;
+            int32_t starts[2] = {0, count}, length = first + count;
+            int64_t slots[MAX_TOKENS], shapes[2][3] = {{count, HK, D}, {count, HK, D}};
+            float *k = random_rows(random, (int64_t)count * HK * D, 8), *v = random_rows(random, (int64_t)count * HK * D, 2);
+            struct attn_tensor tk = f->tensors[T_K], tv = f->tensors[T_V];
+            struct attn_batch batch = f->batch;
+            struct attn_step_io io = {.struct_size = sizeof io, .flags = ATTN_RUN_NO_ATTEND, .k = &tk, .v = &tv};
+            tk.data = k, tk.shape = shapes[0];
+            tv.data = v, tv.shape = shapes[1];
+            for (int32_t i = 0; i < count; i++) {
+                int32_t j = first + i;
+                slots[i] = (int64_t)f->block_table[r * MAX_BLOCKS + j / BLOCK] * BLOCK + j % BLOCK;
+            }
+            batch.num_reqs = 1;
+            batch.num_tokens = batch.num_actual_tokens = count;
+            batch.query_start_loc = batch.query_start_loc_host = starts;
+            batch.seq_lens = batch.seq_lens_host = &length;
+            batch.encoder_seq_lens = batch.encoder_seq_lens_host = &length;
+            batch.block_table = f->block_table + r * MAX_BLOCKS;
+            batch.block_table_rows = 1;
+            batch.slot_mapping = slots;
+            batch.num_slots = count;
+            CHECK(f, f->api->plan(f->plan, &batch, NULL, &f->error));
+            CHECK(f, f->api->run(f->plan, f->api->model_layer(f->model, 0), &io, &f->error));
+            free(k);
+            free(v);
+        }
+    }
+}
+
+static void make_batch(struct fixture *f, const int32_t *query_lens, const int32_t *lens, int32_t num_reqs,
+                       int32_t shared)
+{
+    int32_t used = 0;
+    for (int32_t r = 0; r < num_reqs; r++) {
+        f->query_start_loc[r + 1] = f->query_start_loc[r] + query_lens[r];
+        f->seq_lens[r] = lens[r];
+        for (int32_t b = 0; b < MAX_BLOCKS; b++) {
+            int32_t *entry = &f->block_table[r * MAX_BLOCKS + b];
+            *entry = INT32_MIN;
+            if (b * BLOCK < lens[r]) {
+                *entry = r > 0 && (b + 1) * BLOCK <= shared ? f->block_table[b] : used++;
+            }
+        }
+        for (int32_t i = 0; i < query_lens[r]; i++) {
+            int32_t j = lens[r] - query_lens[r] + i;
+            f->slots[f->query_start_loc[r] + i] =
+                (int64_t)f->block_table[r * MAX_BLOCKS + j / BLOCK] * BLOCK + j % BLOCK;
+        }
+    }
+    f->num_blocks = used + 2;
+    int32_t tokens = f->query_start_loc[num_reqs];
+    f->batch = (struct attn_batch){.struct_size = sizeof f->batch,
+                                   .num_reqs = num_reqs,
+                                   .num_tokens = tokens,
+                                   .num_actual_tokens = tokens,
+                                   .causal = -1,
+                                   .query_start_loc = f->query_start_loc,
+                                   .query_start_loc_host = f->query_start_loc,
+                                   .seq_lens = f->seq_lens,
+                                   .seq_lens_host = f->seq_lens,
+                                   .encoder_seq_lens = f->seq_lens,
+                                   .encoder_seq_lens_host = f->seq_lens,
+                                   .block_table = f->block_table,
+                                   .block_table_stride = MAX_BLOCKS,
+                                   .slot_mapping = f->slots,
+                                   .num_slots = tokens,
+                                   .common_prefix_len = shared};
+}
+
+void fixture_init(struct fixture *f, const char *backend, const struct attn_layer_desc *layer,
+                  const int32_t *query_lens, const int32_t *lens, int32_t num_reqs, int32_t shared,
+                  const struct attn_host *host, bool validate)
+{
+    uint32_t random = 12345;
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .host = host,
+                                                 .plugin_path = PLUGINS,
+                                                 .cache_dir = "",
+                                                 .backend = "",
+                                                 .num_threads = 1,
+                                                 .validate = validate ? 1 : -1,
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1};
+    memset(f, 0, sizeof *f);
+    f->error = (struct attn_error)ATTN_ERROR_INIT;
+    f->layer = *layer;
+    f->layer.struct_size = sizeof f->layer;
+    f->layer.name = "layer";
+    f->layer.dtype = ATTN_DTYPE_F32;
+    f->layer.num_q_heads = HQ;
+    f->layer.num_kv_heads = HK;
+    f->layer.head_size = D;
+    f->layer.scale = 0.3f;
+    f->layer.block_size = BLOCK;
+    f->layer.needs_lse = 1;
+    open_core(f);
+    CHECK(f, f->api->runtime_create(&options, &f->runtime, &f->error));
+    make_batch(f, query_lens, lens, num_reqs, shared);
+    int64_t tokens = f->batch.num_tokens;
+    f->q = random_rows(&random, tokens * HQ * D, 8);
+    f->k = random_rows(&random, tokens * HK * D, 8);
+    f->v = random_rows(&random, tokens * HK * D, 2);
+    f->out = calloc((size_t)(tokens * HQ * D), sizeof(float));
+    f->lse = calloc((size_t)(tokens * HQ), sizeof(float));
+    f->sink_k = random_rows(&random, 64 * HK * D, 8);
+    f->sink_v = random_rows(&random, 64 * HK * D, 2);
+    for (int32_t h = 0; h < 64; h++) {
+        f->sinks[h] = (float)(2 + h % 3);
+    }
+    set_tensor(f, T_Q, f->q, 3, tokens, HQ, D);
+    set_tensor(f, T_K, f->k, 3, tokens, HK, D);
+    set_tensor(f, T_V, f->v, 3, tokens, HK, D);
+    set_tensor(f, T_OUT, f->out, 3, tokens, HQ, D);
+    set_tensor(f, T_LSE, f->lse, 2, HQ, tokens, 0);
+    set_tensor(f, T_SINK_K, f->sink_k, 3, f->layer.sink_len, HK, D);
+    set_tensor(f, T_SINK_V, f->sink_v, 3, f->layer.sink_len, HK, D);
+    f->io = (struct attn_step_io){.struct_size = sizeof f->io,
+                                  .q = &f->tensors[T_Q],
+                                  .k = &f->tensors[T_K],
+                                  .v = &f->tensors[T_V],
+                                  .out = &f->tensors[T_OUT],
+                                  .lse = &f->tensors[T_LSE]};
+    bind(f, backend);
+    make_plan(f);
+    if (f->cache != NULL) {
+        write_contexts(f, &random, shared);
+    }
+}
+
+void fixture_finish(struct fixture *f)
+{
+    f->api->plan_destroy(f->plan);
+    f->api->model_destroy(f->model);
+    f->api->runtime_destroy(f->runtime);
+    free(f->cache);
+    free(f->workspace);
+    free(f->q);
+    free(f->k);
+    free(f->v);
+    free(f->out);
+    free(f->lse);
+    free(f->sink_k);
+    free(f->sink_v);
+}
+
+void fixture_step(struct fixture *f)
+{
+    CHECK(f, f->api->plan(f->plan, &f->batch, NULL, &f->error));
+    CHECK(f, f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error));
+}
+
+double fixture_difference(const struct fixture *a, const struct fixture *b)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < (int64_t)a->batch.num_tokens * HQ * D; i++) {
+        double d = fabs((double)a->out[i] - b->out[i]);
+        largest = d > largest || isnan(d) ? (isnan(d) ? INFINITY : d) : largest;
+    }
+    for (int64_t i = 0; i < (int64_t)a->batch.num_tokens * HQ; i++) {
+        double d = a->lse[i] == b->lse[i] ? 0 : fabs((double)a->lse[i] - b->lse[i]);
+        largest = d > largest || isnan(d) ? (isnan(d) ? INFINITY : d) : largest;
+    }
+    return largest;
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One float32 layer served by a named backend, with a batch of requests over random keys: what tests of whole steps
+ * begin with. The core is opened as an engine opens it. */
+#ifndef STEP_FIXTURE_H
+#define STEP_FIXTURE_H
+
+#include <attn/api.h>
+#include <stdbool.h>
+
+#define MAX_REQS 12
+#define MAX_TOKENS 256
+#define MAX_BLOCKS 96 /* of one request */
+
+struct fixture {
+    const struct attn_api *api;
+    attn_runtime *runtime;
+    attn_model *model;
+    attn_plan *plan;
+    struct attn_layer_desc layer;
+    struct attn_batch batch;
+    void *cache, *workspace;
+    int32_t query_start_loc[MAX_REQS + 1], seq_lens[MAX_REQS];
+    int32_t block_table[MAX_REQS * MAX_BLOCKS];
+    int64_t slots[MAX_TOKENS];
+    float *q, *k, *v, *out, *lse, *sink_k, *sink_v, sinks[64];
+    int64_t shapes[7][3];
+    struct attn_tensor tensors[7]; /* q, k, v, out, lse, sink_k, sink_v */
+    struct attn_step_io io;
+    int64_t num_blocks;
+    struct attn_error error;
+};
+
+/* q_lens and lens of num_reqs requests; the first `shared` keys of all lie in the same blocks. Contexts are written;
+ * `layer` is completed (heads 4 over 2, D 32, blocks of 16). `host` may be NULL. */
+void fixture_init(struct fixture *f, const char *backend, const struct attn_layer_desc *layer,
+                  const int32_t *query_lens, const int32_t *lens, int32_t num_reqs, int32_t shared,
+                  const struct attn_host *host, bool validate);
+void fixture_finish(struct fixture *f);
+/* plan, run; asserts that both succeed. */
+void fixture_step(struct fixture *f);
+/* Largest difference of out and of lse between two fixtures with one batch. */
+double fixture_difference(const struct fixture *a, const struct fixture *b);
+
+#endif

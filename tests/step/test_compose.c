@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Each composition of the core gives what a backend gives that does the whole in one kernel. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fixture.h"
+
+#define BOUND 3e-5
+
+static const int32_t mixed_queries[] = {1, 1, 9, 20}, mixed_lens[] = {40, 17, 33, 20};
+
+static void hold_same(const struct attn_layer_desc *layer)
+{
+    struct fixture whole, composed;
+    fixture_init(&whole, "cpu_ref", layer, mixed_queries, mixed_lens, 4, 0, NULL, true);
+    fixture_init(&composed, "example", layer, mixed_queries, mixed_lens, 4, 0, NULL, true);
+    fixture_step(&whole);
+    fixture_step(&composed);
+    double difference = fixture_difference(&whole, &composed);
+    fixture_finish(&whole);
+    fixture_finish(&composed);
+    print_message("largest difference %g\n", difference);
+    assert_true(difference < BOUND);
+}
+
+static void test_plain(void **state)
+{
+    (void)state;
+    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1});
+}
+
+static void test_static_sink(void **state)
+{
+    (void)state;
+    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 5});
+}
+
+static void test_static_sink_with_window(void **state)
+{
+    (void)state;
+    hold_same(&(struct attn_layer_desc){
+        .kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 16, .has_window = 1, .window_left = 6});
+}
+
+static void test_chunked(void **state)
+{
+    (void)state;
+    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 16});
+}
+
+static void test_chunked_with_lookback(void **state)
+{
+    (void)state;
+    hold_same(&(struct attn_layer_desc){
+        .kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 16, .chunk_lookback = 1});
+}
+
+static void test_cross(void **state)
+{
+    (void)state;
+    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_CROSS});
+}
+
+static void test_encoder(void **state)
+{
+    (void)state;
+    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_ENCODER_ONLY});
+}
+
+/* Eight requests over one prefix of 272 keys: with the cascade and without it. */
+static void hold_cascade(const struct attn_layer_desc *layer, const char *backend, bool expected)
+{
+    static const int32_t queries[] = {1, 2, 1, 3, 1, 1, 2, 1};
+    static const int32_t lens[] = {300, 280, 290, 401, 275, 273, 310, 300};
+    struct fixture plain, cascade;
+    fixture_init(&plain, backend, layer, queries, lens, 8, 272, NULL, false);
+    fixture_init(&cascade, backend, layer, queries, lens, 8, 272, NULL, false);
+    plain.batch.flags = ATTN_BATCH_NO_CASCADE;
+    /* Poison over partial results shows whether the merge read them. */
+    memset(cascade.workspace, 0xff, cascade.api->plan_workspace_bytes(cascade.plan));
+    uint8_t *copy = malloc(cascade.api->plan_workspace_bytes(cascade.plan));
+    memcpy(copy, cascade.workspace, cascade.api->plan_workspace_bytes(cascade.plan));
+    fixture_step(&plain);
+    fixture_step(&cascade);
+    bool taken = memcmp(copy, cascade.workspace, cascade.api->plan_workspace_bytes(cascade.plan)) != 0;
+    double difference = fixture_difference(&plain, &cascade);
+    free(copy);
+    fixture_finish(&plain);
+    fixture_finish(&cascade);
+    print_message("cascade %s, largest difference %g\n", taken ? "taken" : "not taken", difference);
+    assert_true(difference < BOUND);
+    assert_int_equal(taken, expected);
+}
+
+static void test_cascade(void **state)
+{
+    (void)state;
+    hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1}, "cpu_ref", true);
+    hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1}, "example", true);
+}
+
+static void test_cascade_with_sinks(void **state)
+{
+    (void)state;
+    hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1, .has_sinks = 1}, "cpu_ref",
+                 true);
+}
+
+static void test_no_cascade_with_window(void **state)
+{
+    (void)state;
+    hold_cascade(&(struct attn_layer_desc){
+                     .kind = ATTN_LAYER_DECODER, .causal = 1, .has_window = 1, .window_left = 400},
+                 "cpu_ref", false);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_static_sink),
+        cmocka_unit_test(test_static_sink_with_window),
+        cmocka_unit_test(test_chunked),
+        cmocka_unit_test(test_chunked_with_lookback),
+        cmocka_unit_test(test_cross),
+        cmocka_unit_test(test_encoder),
+        cmocka_unit_test(test_cascade),
+        cmocka_unit_test(test_cascade_with_sinks),
+        cmocka_unit_test(test_no_cascade_with_window),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a step promises: no allocation, clear refusals that change nothing, zeros when idle. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fixture.h"
+
+static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
+static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+static long allocations;
+
+static void *counting_allocate(void *user, size_t size, size_t alignment)
+{
+    (void)user;
+    allocations++;
+    alignment = alignment < 16 ? 16 : alignment;
+    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+static void counting_release(void *user, void *memory, size_t size)
+{
+    (void)user;
+    (void)size;
+    free(memory);
+}
+
+/* malloc itself, too: counted between the two marks. */
+static volatile int counting;
+static volatile long mallocs;
+void *__libc_malloc(size_t size);
+
+#if !defined(__SANITIZE_ADDRESS__)
+void *malloc(size_t size)
+{
+    mallocs += counting;
+    return __libc_malloc(size);
+}
+#endif
+
+static void test_no_allocation(void **state)
+{
+    const struct attn_host host = {.struct_size = sizeof host, .allocate = counting_allocate, .release = counting_release};
+    struct fixture f;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, &host, false);
+    fixture_step(&f);
+    long before = allocations;
+    mallocs = 0;
+    counting = 1;
+    for (int i = 0; i < 3; i++) {
+        f.api->plan(f.plan, &f.batch, NULL, &f.error);
+        f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error);
+    }
+    counting = 0;
+    long after = allocations;
+    fixture_finish(&f);
+    assert_int_equal(after, before);
+    assert_int_equal(mallocs, 0);
+}
+
+static void refuse_plan(struct fixture *f, const char *field, const char *text)
+{
+    f->error = (struct attn_error)ATTN_ERROR_INIT;
+    attn_status status = f->api->plan(f->plan, &f->batch, NULL, &f->error);
+    print_message("%s: %s\n", f->error.field, f->error.message);
+    assert_int_not_equal(status, ATTN_OK);
+    assert_string_equal(f->error.field, field);
+    assert_non_null(strstr(f->error.message, text));
+    /* Nothing half-done remains: a run is refused, too. */
+    assert_int_equal(f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error), ATTN_ERROR_ORDER);
+}
+
+static void test_bad_batches(void **state)
+{
+    struct fixture f;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, true);
+    struct attn_batch good = f.batch;
+    int32_t saved;
+
+    f.batch.num_reqs = MAX_REQS + 1;
+    refuse_plan(&f, "num_reqs", "13");
+    f.batch = good;
+    f.batch.query_start_loc_host = NULL;
+    refuse_plan(&f, "query_start_loc", "required");
+    f.batch = good;
+    f.query_start_loc[2] = 0;
+    refuse_plan(&f, "query_start_loc", "never decreases");
+    f.query_start_loc[2] = 2;
+    saved = f.seq_lens[3];
+    f.seq_lens[3] = 19;
+    refuse_plan(&f, "seq_lens", "19");
+    f.seq_lens[3] = saved;
+    saved = f.block_table[MAX_BLOCKS + 1];
+    f.block_table[MAX_BLOCKS + 1] = 12345;
+    refuse_plan(&f, "block_table", "request 1, position 16");
+    f.block_table[MAX_BLOCKS + 1] = saved;
+    f.slots[5] = 1 << 30;
+    refuse_plan(&f, "slot_mapping", "request 2, token 5");
+    f.slots[5] = -1;
+    f.batch.struct_size = 8;
+    f.error = (struct attn_error)ATTN_ERROR_INIT;
+    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_STRUCT_SIZE);
+    f.batch = good;
+    f.slots[5] = (int64_t)f.block_table[2 * MAX_BLOCKS + 27 / 16] * 16 + 27 % 16;
+    fixture_step(&f);
+    fixture_finish(&f);
+}
+
+static void test_bad_io(void **state)
+{
+    struct fixture f;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, true);
+    fixture_step(&f);
+    attn_layer *layer = f.api->model_layer(f.model, 0);
+    struct attn_step_io io = f.io;
+    io.q = NULL;
+    assert_int_equal(f.api->run(f.plan, layer, &io, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(f.error.field, "q");
+    io = f.io;
+    io.k = &f.tensors[0]; /* as many heads as q */
+    assert_int_equal(f.api->run(f.plan, layer, &io, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(f.error.field, "k");
+    f.q[3] = NAN;
+    assert_int_equal(f.api->run(f.plan, layer, &f.io, &f.error), ATTN_ERROR_NAN);
+    assert_non_null(strstr(f.error.message, "q[0, 0, 3]"));
+    fixture_finish(&f);
+}
+
+static void test_idle_and_profile(void **state)
+{
+    struct fixture f;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    for (int32_t mode = ATTN_BATCH_IDLE; mode <= ATTN_BATCH_PROFILE;
+         mode += ATTN_BATCH_PROFILE - ATTN_BATCH_IDLE) {
+        for (int i = 0; i < 31 * 4 * 32; i++) {
+            f.out[i] = 7;
+        }
+        f.batch.mode = mode;
+        fixture_step(&f);
+        for (int i = 0; i < 31 * 4 * 32; i++) {
+            assert_true(f.out[i] == 0);
+        }
+    }
+    fixture_finish(&f);
+}
+
+static void test_split(void **state)
+{
+    struct attn_batch_split split;
+    struct fixture f;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_step(&f);
+    assert_int_equal(f.api->plan_split(f.plan, &split), ATTN_OK);
+    assert_int_equal(split.num_decodes, 2);
+    assert_int_equal(split.num_prefills, 2);
+    assert_int_equal(split.num_decode_tokens, 2);
+    assert_int_equal(split.num_prefill_tokens, 29);
+    fixture_finish(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_allocation), cmocka_unit_test(test_bad_batches), cmocka_unit_test(test_bad_io),
+        cmocka_unit_test(test_idle_and_profile), cmocka_unit_test(test_split),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
