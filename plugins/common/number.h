@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Number formats of CPU backends: single values and rows, plain C. Decoding is exact; encoding rounds to nearest even. */
+/* Number formats of CPU backends: single values and rows, plain C. Decoding is exact; encoding rounds
+ * to nearest even. */
 #ifndef PLUGINS_COMMON_NUMBER_H
 #define PLUGINS_COMMON_NUMBER_H
 
@@ -15,8 +16,8 @@ static inline float number_from_bits(uint32_t bits)
     return value;
 }
 
-/* A small float's exponent and mantissa, moved to where binary32 has them and scaled by the difference of the biases:
- * subnormals come out right by themselves. */
+/* A small float's exponent and mantissa, moved to where binary32 has them and scaled by the
+ * difference of the biases: subnormals come out right by themselves. */
 static inline float number_from_f16(uint16_t x)
 {
     uint32_t sign = (uint32_t)(x & 0x8000) << 16;
@@ -62,7 +63,7 @@ static inline float number_from_e2m1(uint8_t x)
     return x & 8 ? -magnitude : magnitude;
 }
 
-/* |value| <= the format's largest, finite. A carry out of the mantissa lands in the exponent by itself. */
+/* |value| <= the format's largest, finite. A carry out of the mantissa lands in the exponent. */
 static inline uint32_t number_small_bits(double magnitude, int32_t mantissa_bits, int32_t bias)
 {
     int exponent;
@@ -164,7 +165,7 @@ static inline int32_t number_bytes(int32_t dtype_name)
     return bytes[dtype_name];
 }
 
-/* What an element of a cache of one dtype for K and V is, or -1 for rows that are not plain numbers. */
+/* What an element of a cache is where rows are plain numbers, or -1. */
 static inline int32_t number_of_kv(int32_t kv_dtype)
 {
     static const int32_t names[] = {-1,
@@ -177,7 +178,8 @@ static inline int32_t number_of_kv(int32_t kv_dtype)
 }
 
 /* `count` contiguous elements to double. */
-static inline void number_load_row(double *row, const void *memory, int32_t dtype_name, int64_t count)
+static inline void number_load_row(double *row, const void *memory, int32_t dtype_name,
+                                   int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
         switch (dtype_name) {
@@ -206,7 +208,8 @@ static inline void number_load_row(double *row, const void *memory, int32_t dtyp
 }
 
 /* The counterpart of number_load_row; fp8 saturates, int8 rounds to nearest even and saturates. */
-static inline void number_store_row(void *memory, const double *row, int32_t dtype_name, int64_t count)
+static inline void number_store_row(void *memory, const double *row, int32_t dtype_name,
+                                    int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
         switch (dtype_name) {

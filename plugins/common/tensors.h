@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Addresses of rows in tensors and cache views, and what a kernel checks of its arguments before it touches them. */
+/* Addresses of rows in tensors and cache views, scales, and the text of an error. */
 #ifndef PLUGINS_COMMON_TENSORS_H
 #define PLUGINS_COMMON_TENSORS_H
 
@@ -28,7 +28,8 @@ static inline void *tensor_row(const struct attn_tensor *tensor, int64_t i, int6
     return (uint8_t *)tensor->data + tensor->byte_offset + elements * (tensor->dtype.bits / 8);
 }
 
-static inline void *view_row(const struct attn_kv_view *view, int64_t block, int64_t slot, int64_t head)
+static inline void *view_row(const struct attn_kv_view *view, int64_t block, int64_t slot,
+                             int64_t head)
 {
     return (uint8_t *)view->data + block * view->stride_block + slot * view->stride_slot +
            head * view->stride_head;
@@ -57,7 +58,8 @@ static inline double scale_of_head(const float *device, float host, int32_t form
 __attribute__((format(printf, 4, 5)))
 #endif
 static inline attn_status
-plugin_error(struct attn_error *error, attn_status status, const char *field, const char *format, ...)
+plugin_error(struct attn_error *error, attn_status status, const char *field, const char *format,
+             ...)
 {
     if (error != NULL && error->struct_size >= sizeof *error) {
         va_list arguments;

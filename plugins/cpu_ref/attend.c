@@ -7,8 +7,9 @@
 #include "common/tensors.h"
 #include "reference.h"
 
-/* Up to REF_MAX_LOOP_ROWS query heads of one token that share a KV head: queries, running maximum m, denominator l and
- * weighted sum of values o, as in the online form of softmax (Milakov, Gimelshein 2018). */
+/* Up to REF_MAX_LOOP_ROWS query heads of one token that share a KV head: queries, running maximum m,
+ * denominator l and weighted sum of values o, as in the online form of softmax (Milakov, Gimelshein
+ * 2018). */
 struct rows {
     int32_t count;
     int32_t first_head;
@@ -124,7 +125,8 @@ static double sink_score(const struct attn_attend_args *args, const struct query
                       s - args->layer->sink_len);
 }
 
-/* With quantized probabilities the maximum is known before the first weight, as it is for a whole tile in a kernel. */
+/* With quantized probabilities the maximum is known before the first weight, as it is for a whole
+ * tile in a kernel. */
 static void find_maximum(const struct attn_attend_args *args, const struct query *query,
                          int64_t head, int64_t first, int64_t end, struct rows *rows)
 {
@@ -225,7 +227,7 @@ static void write_out(const struct attn_attend_args *args, int64_t token, struct
     }
 }
 
-/* The request of a token row: the last whose query_start_loc is at most the row and that has queries. */
+/* The request of a token row: the last whose query_start_loc is at most the row. */
 static int32_t request_of(const struct attn_batch *batch, int64_t token)
 {
     int32_t low = 0, high = batch->num_reqs - 1;

@@ -170,8 +170,9 @@ attn_status ref_copy_blocks(const struct attn_copy_blocks_args *args, struct att
     for (int32_t c = 0; c < args->num_copies; c++) {
         const struct attn_block_copy *copy = &args->copies[c];
         for (int64_t i = 0; i < args->num_pairs; i++) {
-            memmove((uint8_t *)copy->destination + args->pairs[2 * i + 1] * copy->destination_stride,
-                    (const uint8_t *)copy->source + args->pairs[2 * i] * copy->source_stride,
+            int64_t from = args->pairs[2 * i], to = args->pairs[2 * i + 1];
+            memmove((uint8_t *)copy->destination + to * copy->destination_stride,
+                    (const uint8_t *)copy->source + from * copy->source_stride,
                     (size_t)copy->bytes);
         }
     }

@@ -6,7 +6,7 @@
 #include "common/tensors.h"
 #include "reference.h"
 
-/* One side's share of a row: weight exp(lse - m), 0 where it is empty. Both infinities mean empty. */
+/* One side's share of a row: exp(lse - m), 0 where it is empty. Both infinities mean empty. */
 static double weight_of(double lse, double m)
 {
     return isinf(lse) ? 0 : exp(lse - m);
@@ -34,7 +34,8 @@ static void merge_row(const struct attn_merge_states_args *args, double scale, i
         double second = w2 == 0 ? 0 : w2 * suffix[d];
         suffix[d] = sum == 0 ? 0 : (first + second) / sum / scale;
     }
-    number_store_row(tensor_row(args->out, t, h), suffix, number_dtype_name(args->out->dtype), dims);
+    number_store_row(tensor_row(args->out, t, h), suffix, number_dtype_name(args->out->dtype),
+                     dims);
     if (args->lse != NULL) {
         *(float *)tensor_row(args->lse, h, t) = sum == 0 ? -INFINITY : (float)(m + log(sum));
     }

@@ -143,7 +143,8 @@ static attn_status ref_create(const struct attn_host *host, const char *backend,
     *instance = NULL;
     *table = NULL;
     variant = variant != NULL ? variant : "";
-    if (backend == NULL || strcmp(backend, caps.name) != 0 || variant[0] != '\0' || device.type != ATTN_DEVICE_CPU) {
+    if (backend == NULL || strcmp(backend, caps.name) != 0 || variant[0] != '\0' ||
+        device.type != ATTN_DEVICE_CPU) {
         return plugin_error(error, ATTN_ERROR_NOT_FOUND, "backend",
                             "%s@%s on device type %d; cpu_ref on type %d is here",
                             backend != NULL ? backend : "(NULL)", variant,
@@ -185,8 +186,10 @@ attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max
     if (abi_version_min > ATTN_ABI_VERSION || abi_version_max < ATTN_ABI_VERSION) {
         return plugin_error(error, ATTN_ERROR_ABI_VERSION, "abi_version",
                             "%u.%u to %u.%u was asked; cpu_ref speaks %u.%u",
-                            ATTN_VERSION_MAJOR(abi_version_min), ATTN_VERSION_MINOR(abi_version_min),
-                            ATTN_VERSION_MAJOR(abi_version_max), ATTN_VERSION_MINOR(abi_version_max),
+                            ATTN_VERSION_MAJOR(abi_version_min),
+                            ATTN_VERSION_MINOR(abi_version_min),
+                            ATTN_VERSION_MAJOR(abi_version_max),
+                            ATTN_VERSION_MINOR(abi_version_max),
                             ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
                             ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
     }

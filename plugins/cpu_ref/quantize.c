@@ -82,7 +82,7 @@ static void quantize_groups(const struct attn_quantize_args *args, int64_t token
     }
 }
 
-/* block scale = e4m3(g amax / 6), value = e2m1(x g / block scale), two to a byte, even column low. */
+/* block scale = e4m3(g amax / 6), value = e2m1(x g / block scale); even columns in low nibbles. */
 static void quantize_nvfp4(const struct attn_quantize_args *args, int64_t token)
 {
     double row[NVFP4_BLOCK];
@@ -127,8 +127,8 @@ static attn_status check_quantize(const struct attn_quantize_args *args, int32_t
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out", "is NULL");
     }
     if (is_static ? args->scale == NULL : args->block_scales == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, is_static ? "scale" : "block_scales",
-                            "is NULL; form %d needs it", args->form);
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT,
+                            is_static ? "scale" : "block_scales", "is NULL; form %d needs it", args->form);
     }
     if (!is_static && columns % group != 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form",

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rope_write_kv: optional RMS norm of q and k, rotary embedding (Su et al. 2021), and the cache write. */
+/* rope_write_kv: optional RMS norm of q and k, rotary embedding (Su et al. 2021), cache write. */
 #include <math.h>
 
 #include "common/number.h"

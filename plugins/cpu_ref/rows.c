@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of quantized caches that carry scales of their own: one slot and head, to true values and back. */
+/* Rows of quantized caches that carry scales of their own: one slot and head at a time. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -46,7 +46,8 @@ enum row_form row_form(const struct attn_layer_desc *layer, bool is_v)
 }
 
 /* Address of element d, of `bits` each; of the byte that holds it where bits is 4. */
-static uint8_t *element_at(const struct attn_kv_view *view, uint8_t *memory, int32_t d, int32_t bits)
+static uint8_t *element_at(const struct attn_kv_view *view, uint8_t *memory, int32_t d,
+                           int32_t bits)
 {
     int32_t pack = view->pack > 0 ? view->pack : view->head_size;
     return memory + d / pack * view->stride_pack + d % pack * bits / 8;
@@ -272,7 +273,8 @@ attn_status row_check(const struct attn_layer_desc *layer, const struct attn_lay
     if (form == ROW_INT4_HADAMARD &&
         (hadamard_signs(params, is_v) == NULL || (size & (size - 1)) != 0)) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "hadamard_signs",
-                            "are NULL, or head size %d is no power of two: int4 rotates rows", size);
+                            "are NULL, or head size %d is no power of two: int4 rotates rows",
+                            size);
     }
     if (form == ROW_NVFP4 && (size % NVFP4_BLOCK != 0 ||
                               (is_v && (size % (4 * NVFP4_BLOCK) != 0 || view->block_size % 4)))) {

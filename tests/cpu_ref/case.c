@@ -166,7 +166,8 @@ static void compare_rest(const struct problem *p)
 static void check_requests(struct problem *p, int32_t compare)
 {
     const struct attend_case *c = p->c;
-    double widened[128], *tree = malloc(8 * (size_t)p->batch.max_query_len * p->batch.max_query_len);
+    double widened[128];
+    double *tree = problem_memory(p->batch.max_query_len * p->batch.max_query_len, 8, 0);
     for (int32_t i = 0; i < 64; i++) {
         widened[i] = p->sinks[i];
         widened[64 + i] = p->slopes[i];

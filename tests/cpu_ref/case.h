@@ -43,7 +43,7 @@ struct attend_case {
     int32_t small_scales; /* so that fp8 saturates */
     int32_t table_rows;  /* block_table_row into a larger table */
     int32_t shared;      /* keys in the leading blocks that all requests share */
-    int32_t ordered_blocks; /* 1 ascending, 2 descending, 3 interleaved between requests; 0 shuffled */
+    int32_t ordered_blocks; /* 0 shuffled, 1 ascending, 2 descending, 3 interleaved */
     int32_t first_row;   /* query_start_loc[0] */
     int32_t padding;     /* rows of q and out behind the last request's */
     int32_t fused;       /* q, k, v and out are slices of wider rows */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Number formats, from their definitions alone: decoding by the formula, encoding by searching the
- * codes for the nearest, ties to the even code. Slow on purpose; shares nothing with the plugins. */
+ * codes for the nearest, ties to the even code. Slow on purpose, and nothing of a plugin's. */
 #ifndef TESTS_CPU_REF_FORMATS_H
 #define TESTS_CPU_REF_FORMATS_H
 

@@ -11,7 +11,7 @@
 #define LOGIT_DEVIATION 4.0
 #define NEEDLE_LOGIT 14.0
 
-static void *make(int64_t count, size_t size, int32_t byte)
+void *problem_memory(int64_t count, size_t size, int32_t byte)
 {
     void *memory = malloc((size_t)(count > 0 ? count : 1) * size);
     if (memory == NULL) {
@@ -23,7 +23,7 @@ static void *make(int64_t count, size_t size, int32_t byte)
 
 static double *make_doubles(int64_t count)
 {
-    return make(count, sizeof(double), 0);
+    return problem_memory(count, sizeof(double), 0);
 }
 
 int32_t problem_owner(const struct problem *p, int32_t request, int64_t key)
@@ -115,10 +115,10 @@ static void build_lengths(struct problem *p)
 static void build_table(struct problem *p)
 {
     const struct attend_case *c = p->c;
-    int32_t next = 0, *order = make(p->num_blocks, sizeof(int32_t), 0);
+    int32_t next = 0, *order = problem_memory(p->num_blocks, sizeof(int32_t), 0);
     p->table_rows = c->num_reqs + (c->table_rows ? 5 : 0);
     p->table_stride = p->max_blocks + 3;
-    p->table = make(p->table_rows * p->table_stride, sizeof(int32_t), 0);
+    p->table = problem_memory(p->table_rows * p->table_stride, sizeof(int32_t), 0);
     for (int64_t i = 0; i < p->table_rows * p->table_stride; i++) {
         p->table[i] = GARBAGE_BLOCK;
     }
@@ -243,64 +243,10 @@ static void build_values(struct problem *p)
     }
 }
 
-/* Spans of a request: equal parts of its keys, a gap before each. */
-static void build_spans(struct problem *p)
-{
-    const struct attend_case *c = p->c;
-    int32_t n = 0;
-    p->spans = make(2 * c->num_reqs * c->num_spans, sizeof(int32_t), 0);
-    for (int32_t r = 0; r < c->num_reqs; r++) {
-        p->span_start[r] = n;
-        int32_t part = c->num_spans ? c->seq_lens[r] / c->num_spans : 0;
-        for (int32_t s = 0; s < c->num_spans && part >= 3; s++, n++) {
-            p->spans[2 * n] = s * part + 1;
-            p->spans[2 * n + 1] = s * part + part - 1 - random_below(part - 2);
-        }
-    }
-    p->span_start[c->num_reqs] = n;
-}
-
-static int64_t longest_query(const struct attend_case *c)
-{
-    int64_t longest = 1;
-    for (int32_t r = 0; r < c->num_reqs; r++) {
-        longest = c->query_lens[r] > longest ? c->query_lens[r] : longest;
-    }
-    return longest;
-}
-
-/* Each token sees itself and a random part of the earlier ones; a bias also has finite values. */
-static void build_tree(struct problem *p)
-{
-    const struct attend_case *c = p->c;
-    int64_t n = longest_query(c), words = (n + 31) / 32 + 1, trees = c->one_tree ? 1 : c->num_reqs;
-    p->tree_width = c->tree == ATTN_TREE_BITS ? words : n + 2;
-    p->tree = make(trees * n * p->tree_width, 4, 0);
-    p->tree_bias = make_doubles(c->num_reqs * n * n);
-    for (int64_t t = 0; t < trees; t++) {
-        for (int64_t i = 0; i < n * n; i++) {
-            int64_t row = i / n, column = i % n;
-            /* the second token is seen by nobody, itself included */
-            int32_t visible = column != 1 && (column == row || (column < row && random_below(2)));
-            double bias = c->tree == ATTN_TREE_BIAS ? (float)random_normal() : 0;
-            int64_t at = (t * n + row) * p->tree_width;
-            if (c->tree == ATTN_TREE_BITS && visible) {
-                ((uint32_t *)p->tree)[at + column / 32] |= UINT32_C(1) << column % 32;
-            } else if (c->tree == ATTN_TREE_BIAS) {
-                ((float *)p->tree)[at + column] = visible ? (float)bias : -INFINITY;
-            }
-            p->tree_bias[t * n * n + i] = visible ? bias : -INFINITY;
-        }
-    }
-    for (int32_t r = 0; r < c->num_reqs; r++) {
-        p->tree_start[r] = c->one_tree ? 0 : r * n * n;
-    }
-}
-
 static uint8_t *store_rows(const double *values, int64_t rows, int64_t width, int64_t stride,
                            int32_t number)
 {
-    uint8_t *memory = make(rows * stride + 8, (size_t)format_bytes(number), POISON);
+    uint8_t *memory = problem_memory(rows * stride + 8, (size_t)format_bytes(number), POISON);
     for (int64_t i = 0; i < rows * width; i++) {
         if (!isnan(values[i])) { /* poison is NaN already */
             format_store(memory, i / width * stride + i % width, number, values[i]);
@@ -327,11 +273,11 @@ static void build_tensors(struct problem *p)
     tensor_set(&p->q_tensor, p->q_memory, p->q_number, 3, (int64_t[]){T, H, D},
                (int64_t[]){p->q_stride, D, 1});
     p->out_bytes = T * p->out_stride * format_bytes(c->dtype);
-    p->out_memory = make(p->out_bytes, 1, POISON);
+    p->out_memory = problem_memory(p->out_bytes, 1, POISON);
     tensor_set(&p->out_tensor, p->out_memory, c->dtype, 3, (int64_t[]){T, H, p->dv},
                (int64_t[]){p->out_stride, p->dv, 1});
     p->lse_bytes = H * T * 4;
-    p->lse_memory = make(p->lse_bytes, 1, POISON);
+    p->lse_memory = problem_memory(p->lse_bytes, 1, POISON);
     tensor_set(&p->lse_tensor, p->lse_memory, ATTN_DTYPE_F32, 2, (int64_t[]){H, T},
                c->lse_by_token ? (int64_t[]){1, H} : NULL);
     if (c->block_size == 0) {
@@ -346,7 +292,7 @@ static void build_tensors(struct problem *p)
     }
     int64_t k_row = c->num_kv_heads * D, v_row = c->num_kv_heads * (int64_t)p->dv;
     int64_t bytes = format_bytes(c->dtype);
-    p->sink_memory = make(c->sink_len * (k_row + v_row), (size_t)bytes, POISON);
+    p->sink_memory = problem_memory(c->sink_len * (k_row + v_row), (size_t)bytes, POISON);
     for (int64_t i = 0; i < c->sink_len * k_row; i++) {
         format_store(p->sink_memory, i, c->dtype, p->sink_k[i]);
     }
@@ -400,7 +346,7 @@ static void build_batch(struct problem *p)
         .struct_size = sizeof p->batch, .num_reqs = c->num_reqs,
         .num_tokens = (int32_t)p->num_rows,
         .num_actual_tokens = p->query_start[c->num_reqs],
-        .max_query_len = (int32_t)longest_query(c), .max_seq_len = 1 << 20,
+        .max_query_len = (int32_t)problem_longest_query(c), .max_seq_len = 1 << 20,
         .causal = c->batch_causal - 1,
         .query_start_loc = p->query_start, .query_start_loc_host = p->query_start,
         .seq_lens = c->block_size ? p->lens : NULL,
@@ -413,7 +359,7 @@ static void build_batch(struct problem *p)
         .spans = c->num_spans ? p->spans : NULL,
         .span_start_loc = c->num_spans ? p->span_start : NULL,
         .tree = bits ? p->tree : NULL, .tree_stride_row = p->tree_width,
-        .tree_stride_request = c->one_tree ? 0 : longest_query(c) * p->tree_width,
+        .tree_stride_request = c->one_tree ? 0 : problem_longest_query(c) * p->tree_width,
         .logits_indices = c->fast_prefill ? p->logits : NULL,
         .num_logits_indices = c->fast_prefill ? 2 * c->num_reqs : 0,
     };
@@ -421,7 +367,7 @@ static void build_batch(struct problem *p)
 
 struct problem *problem_create(const struct attend_case *c, uint64_t seed)
 {
-    struct problem *p = make(1, sizeof *p, 0);
+    struct problem *p = problem_memory(1, sizeof *p, 0);
     random_seed(seed);
     p->c = c;
     p->dv = c->head_size_v ? c->head_size_v : c->head_size;
@@ -431,16 +377,16 @@ struct problem *problem_create(const struct attend_case *c, uint64_t seed)
     build_scales(p);
     build_layer(p);
     build_values(p);
-    build_spans(p);
-    build_tree(p);
+    problem_build_spans(p);
+    problem_build_tree(p);
     build_tensors(p);
     if (c->block_size > 0) {
         build_table(p);
         p->cache_bytes = p->num_blocks * (int64_t)c->block_size * c->num_kv_heads *
                          (c->head_size + p->dv) * format_bytes(p->kv_number) *
                          (c->layout == CASE_LAYOUT_LAYERS ? 3 : 1);
-        p->cache = make(p->cache_bytes, 1, POISON);
-        p->cache_expected = make(p->cache_bytes, 1, POISON);
+        p->cache = problem_memory(p->cache_bytes, 1, POISON);
+        p->cache_expected = problem_memory(p->cache_bytes, 1, POISON);
         set_view(p, 0, &p->k_view);
         set_view(p, 1, &p->v_view);
     }

@@ -42,6 +42,13 @@ struct problem {
     struct attn_kv_view k_view, v_view;
 };
 
+/* `count` items, each byte set; a test without memory has no result and ends. */
+void *problem_memory(int64_t count, size_t size, int32_t byte);
+/* terms.c */
+void problem_build_spans(struct problem *p);
+void problem_build_tree(struct problem *p);
+int64_t problem_longest_query(const struct attend_case *c);
+
 struct problem *problem_create(const struct attend_case *c, uint64_t seed);
 void problem_destroy(struct problem *p);
 /* Byte offset of an element of the cache by the layout's own index order. */

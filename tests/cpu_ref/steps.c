@@ -64,10 +64,9 @@ attn_status problem_write(struct problem *p, const struct reference *reference,
     int64_t room = 2 * p->num_keys + 2, k_row = H * D + wide, v_row = H * E + wide;
     int64_t bytes = format_bytes(c->dtype);
     int64_t *keys = malloc((size_t)room * 8), *slots = malloc((size_t)room * 8);
-    uint8_t *k = malloc((size_t)(room * k_row * bytes)), *v = malloc((size_t)(room * v_row * bytes));
+    uint8_t *k = problem_memory(room * k_row * bytes, 1, POISON);
+    uint8_t *v = problem_memory(room * v_row * bytes, 1, POISON);
     struct test_tensor k_tensor, v_tensor;
-    memset(k, POISON, (size_t)(room * k_row * bytes));
-    memset(v, POISON, (size_t)(room * v_row * bytes));
     int64_t n = list_rows(p, keys, slots);
     for (int64_t t = 0; t < n; t++) {
         for (int64_t i = 0; i < H * D && slots[t] >= 0; i++) {

@@ -182,7 +182,8 @@ struct memory {
     double k[KEYS][HEADS][DIMS], v[KEYS][HEADS][DIMS]; /* as read back */
 };
 
-/* nvfp4 values keep the scales of 4 slots together: t' = 4 (t / 4) + s / (S / 4), s' = (s mod S/4) 4 + t mod 4. */
+/* nvfp4 values keep the scales of 4 slots together: t' = 4 (t / 4) + s / (S / 4),
+ * s' = (s mod S/4) 4 + t mod 4. */
 static uint8_t *want_scale(struct memory *m, int32_t swizzled, int32_t is_v, int32_t key,
                            int32_t head, int32_t s, int32_t data_bytes)
 {
@@ -224,7 +225,8 @@ static struct attn_kv_view view_of(struct memory *m, int32_t kv_dtype, int32_t i
 static void check_cache(int32_t kv_dtype, const struct reference *reference)
 {
     static struct memory m;
-    static uint8_t k[KEYS][HEADS][DIMS][2], v[KEYS][HEADS][DIMS][2], q[QUERIES][QUERY_HEADS][DIMS][2];
+    static uint8_t k[KEYS][HEADS][DIMS][2], v[KEYS][HEADS][DIMS][2];
+    static uint8_t q[QUERIES][QUERY_HEADS][DIMS][2];
     static double q_values[QUERIES][QUERY_HEADS][DIMS], want[QUERIES][QUERY_HEADS][DIMS];
     static float out[QUERIES][QUERY_HEADS][DIMS], lse[QUERY_HEADS][QUERIES];
     double want_lse[QUERIES][QUERY_HEADS], scores[KEYS];
@@ -279,7 +281,8 @@ static void check_cache(int32_t kv_dtype, const struct reference *reference)
         .struct_size = sizeof args, .instance = reference->instance, .layer = &layer,
         .params = &params, .batch = &batch, .k_cache = &k_view, .v_cache = &v_view,
         .q = tensor_set(&tq, q, ATTN_DTYPE_BF16, 3, (int64_t[]){QUERIES, QUERY_HEADS, DIMS}, NULL),
-        .out = tensor_set(&to, out, ATTN_DTYPE_F32, 3, (int64_t[]){QUERIES, QUERY_HEADS, DIMS}, NULL),
+        .out = tensor_set(&to, out, ATTN_DTYPE_F32, 3, (int64_t[]){QUERIES, QUERY_HEADS, DIMS},
+                          NULL),
         .lse = tensor_set(&tl, lse, ATTN_DTYPE_F32, 2, (int64_t[]){QUERY_HEADS, QUERIES}, NULL)};
     assert_int_equal(reference->kernels->attend(&args, NULL), ATTN_OK);
     struct oracle_request o = {
