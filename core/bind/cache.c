@@ -290,8 +290,10 @@ static int32_t add_copies(attn_layer *layer, int32_t kind, const struct attn_blo
         kv_row_bytes(layer->spec.kv_dtype, layer->spec.head_size_v, true)};
     int64_t bytes = 0;
     int32_t count = 0;
-    bool planes = views[1] != NULL && views[0]->stride_block == views[0]->block_size *
-                                                                     (int64_t)views[0]->num_heads * row[0];
+    /* K and V of a block are one page if V begins within K's block stride, or K within V's. */
+    intptr_t apart = views[1] != NULL ? (intptr_t)views[1]->data - (intptr_t)views[0]->data : 0;
+    bool planes =
+        apart >= views[0]->stride_block || (views[1] != NULL && -apart >= views[1]->stride_block);
     for (int32_t i = 0; i < (planes ? 2 : 1); i++) {
         uint8_t *mine = views[i]->data;
         if (!planes && views[1] != NULL && (uint8_t *)views[1]->data < mine) {

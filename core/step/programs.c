@@ -75,7 +75,7 @@ static attn_status run_merged(attn_plan *plan, struct step *step, struct launch 
     if (status != ATTN_OK) {
         return status;
     }
-    int64_t begin = plan->given.query_start_loc_host[0];
+    int64_t begin = plan->first_row;
     struct attn_merge_states_args args = {.struct_size = sizeof args,
                                           .instance = first->args.instance,
                                           .stream = io->stream,

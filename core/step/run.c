@@ -139,7 +139,7 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
             status = check_attend_io(plan, step, io, error);
         }
         if (status == ATTN_OK && (writes || (attends && step->keys_are_inputs && step->program != run_idle))) {
-            status = check_keys_io(step, io, writes ? plan->given.num_slots : 0, error);
+            status = check_keys_io(step, io, writes ? plan->given.num_slots : plan->num_key_rows, error);
         }
         if (status == ATTN_OK && plan->validate) {
             status = validate_inputs(plan, step, io, error);

@@ -83,6 +83,8 @@ struct attn_plan {
     struct attn_batch given; /* the engine's, zero-extended */
     struct attn_batch_split split;
     int32_t num_tokens; /* rows that tensors must have */
+    int32_t num_key_rows; /* likewise k and v where keys are contiguous */
+    int32_t first_row;    /* query_start_loc_host[0]: host copies end with plan() */
     bool planned;
     int32_t captured; /* 1: CAPTURE came; replays must have its counts */
     uint8_t *workspace;

@@ -22,8 +22,10 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch *
     const struct attn_limits *limits = &plan->limits;
     attn_status status = check_limit("num_reqs", b->num_reqs, limits->max_num_reqs, error);
     status = status ? status : check_limit("num_tokens", b->num_tokens, limits->max_num_tokens, error);
-    status = status ? status : check_limit("num_actual_tokens", b->num_actual_tokens,
-                                           b->num_tokens > 0 ? b->num_tokens : -1, error);
+    if (status == ATTN_OK && (b->num_actual_tokens < 0 || b->num_actual_tokens > b->num_tokens)) {
+        status = BAD("num_actual_tokens", "num_actual_tokens is %d; 0 to num_tokens, %d",
+                     b->num_actual_tokens, b->num_tokens);
+    }
     status = status ? status : check_limit("max_query_len", b->max_query_len, limits->max_query_len, error);
     status = status ? status : check_limit("max_seq_len", b->max_seq_len, limits->max_seq_len, error);
     if (status == ATTN_OK && (b->mode < ATTN_BATCH_AUTO || b->mode > ATTN_BATCH_PROFILE)) {
@@ -106,7 +108,26 @@ static attn_status take_encoder_lengths(struct attn_batch *b, struct attn_error 
     return ATTN_OK;
 }
 
-static attn_status check_cache(const attn_plan *plan, struct attn_batch *b, struct attn_error *error)
+/* Contiguous keys: as queries, or with starts of their own. */
+static attn_status check_key_starts(const struct attn_batch *b, struct attn_error *error)
+{
+    const int32_t *start = b->key_start_loc_host;
+    if (b->key_start_loc != NULL && start == NULL) {
+        return BAD("key_start_loc_host", "key_start_loc needs its host copy");
+    }
+    for (int32_t r = 0; b->key_start_loc != NULL && r < b->num_reqs; r++) {
+        if (start[r] < 0 || start[r + 1] < start[r]) {
+            return BAD("key_start_loc",
+                       "key_start_loc[%d] is %d and [%d] is %d; it begins at 0 or above and never "
+                       "decreases",
+                       r, start[r], r + 1, start[r + 1]);
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_cache(const attn_plan *plan, struct attn_batch *b,
+                               struct attn_error *error)
 {
     attn_layer *owner = layer_cache_owner(plan->steps[0].layer);
     const struct attn_layer_desc *layer = &owner->layer.desc;
@@ -114,10 +135,7 @@ static attn_status check_cache(const attn_plan *plan, struct attn_batch *b, stru
         return ATTN_OK; /* states by slot: attn_batch_gdn */
     }
     if (!layer_has_cache(layer)) {
-        if (b->key_start_loc != NULL && b->key_start_loc_host == NULL) {
-            return BAD("key_start_loc_host", "key_start_loc needs its host copy");
-        }
-        return ATTN_OK;
+        return check_key_starts(b, error);
     }
     attn_status status = layer->kind == ATTN_LAYER_CROSS ? take_encoder_lengths(b, error)
                                                          : check_lengths(plan, b, error);
@@ -158,6 +176,11 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
     if (status == ATTN_OK) {
         plan->given = read;
         plan->num_tokens = read.num_tokens;
+        bool checked = read.mode != ATTN_BATCH_PROFILE && read.mode != ATTN_BATCH_IDLE;
+        plan->first_row = checked && read.num_reqs > 0 ? read.query_start_loc_host[0] : 0;
+        plan->num_key_rows = checked && read.key_start_loc != NULL && read.key_start_loc_host != NULL
+                                 ? read.key_start_loc_host[read.num_reqs]
+                                 : read.num_actual_tokens;
     }
     return status;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Number formats of CPU backends: single values and rows, plain C. Decoding is exact; encoding rounds
- * to nearest even. */
+/* Number formats of CPU backends: single values and rows, plain C. Decoding is exact; encoding
+ * rounds to nearest even. */
 #ifndef PLUGINS_COMMON_NUMBER_H
 #define PLUGINS_COMMON_NUMBER_H
 

@@ -7,9 +7,9 @@
 #include "common/tensors.h"
 #include "reference.h"
 
-/* Up to REF_MAX_LOOP_ROWS query heads of one token that share a KV head: queries, running maximum m,
- * denominator l and weighted sum of values o, as in the online form of softmax (Milakov, Gimelshein
- * 2018). */
+/* Up to REF_MAX_LOOP_ROWS query heads of one token that share a KV head: queries, running maximum
+ * m, denominator l and weighted sum of values o, as in the online form of softmax (Milakov,
+ * Gimelshein 2018). */
 struct rows {
     int32_t count;
     int32_t first_head;

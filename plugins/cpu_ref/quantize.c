@@ -128,7 +128,8 @@ static attn_status check_quantize(const struct attn_quantize_args *args, int32_t
     }
     if (is_static ? args->scale == NULL : args->block_scales == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT,
-                            is_static ? "scale" : "block_scales", "is NULL; form %d needs it", args->form);
+                            is_static ? "scale" : "block_scales", "is NULL; form %d needs it",
+                            args->form);
     }
     if (!is_static && columns % group != 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form",

@@ -7,7 +7,6 @@
 #include "formats.h"
 #include "problem.h"
 
-#define GARBAGE_BLOCK 0x7ffffff0
 #define SKIPPED_EVERY 5
 
 static void expect_row(struct problem *p, int32_t is_v, int64_t slot, const double *row)

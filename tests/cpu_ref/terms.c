@@ -34,7 +34,8 @@ int64_t problem_longest_query(const struct attend_case *c)
 void problem_build_tree(struct problem *p)
 {
     const struct attend_case *c = p->c;
-    int64_t n = problem_longest_query(c), words = (n + 31) / 32 + 1, trees = c->one_tree ? 1 : c->num_reqs;
+    int64_t n = problem_longest_query(c), words = (n + 31) / 32 + 1;
+    int64_t trees = c->one_tree ? 1 : c->num_reqs;
     p->tree_width = c->tree == ATTN_TREE_BITS ? words : n + 2;
     p->tree = problem_memory(trees * n * p->tree_width, 4, 0);
     p->tree_bias = problem_memory(c->num_reqs * n * n, sizeof(double), 0);

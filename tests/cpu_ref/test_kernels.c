@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* merge_states, rope_write_kv and gather_kv, each against its formula. Usage: test_kernels FILE.so */
+/* merge_states, rope_write_kv and gather_kv, each against its formula.
+ * Usage: test_kernels FILE.so */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -31,7 +31,6 @@ static attn_status init_cuda(struct device *device, struct attn_error *error)
     int (*init)(unsigned);
     int (*get)(int *, int);
     int (*retain)(void **, int);
-    int (*set_current)(void *);
     int ordinal;
     device->driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (device->driver == NULL) {
@@ -41,7 +40,7 @@ static attn_status init_cuda(struct device *device, struct attn_error *error)
                  find(device->driver, "cuDeviceGet", &get) &&
                  find(device->driver, "cuDevicePrimaryCtxRetain", &retain) &&
                  find(device->driver, "cuDevicePrimaryCtxRelease_v2", &device->context_release) &&
-                 find(device->driver, "cuCtxSetCurrent", &set_current) &&
+                 find(device->driver, "cuCtxSetCurrent", &device->set_current) &&
                  find(device->driver, "cuMemAlloc_v2", &device->alloc) &&
                  find(device->driver, "cuMemFree_v2", &device->release) &&
                  find(device->driver, "cuMemcpyHtoD_v2", &device->to_device) &&
@@ -53,7 +52,7 @@ static attn_status init_cuda(struct device *device, struct attn_error *error)
         return fail(error, ATTN_ERROR_ABSENT, "libcuda.so.1 lacks a function of the driver API");
     }
     if (init(0) != 0 || get(&ordinal, device->device.id) != 0 ||
-        retain(&device->context, ordinal) != 0 || set_current(device->context) != 0) {
+        retain(&device->context, ordinal) != 0 || device->set_current(device->context) != 0) {
         return fail(error, ATTN_ERROR_ABSENT, "no CUDA device answers");
     }
     return ATTN_OK;
@@ -74,6 +73,11 @@ attn_status device_init(struct device *device, struct attn_device which, struct 
         return status;
     }
     return fail(error, ATTN_ERROR_UNSUPPORTED, "memory of this device type cannot be allocated");
+}
+
+bool device_enter(const struct device *device)
+{
+    return device->context == NULL || device->set_current(device->context) == 0;
 }
 
 void device_finish(struct device *device)

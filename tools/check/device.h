@@ -19,8 +19,11 @@ struct device {
     int (*stream_create)(void **stream, unsigned flags);
     int (*stream_destroy)(void *stream);
     int (*context_release)(int device);
+    int (*set_current)(void *context);
 };
 
+/* Makes the device usable in another thread than the one that initialised it. */
+bool device_enter(const struct device *device);
 attn_status device_init(struct device *device, struct attn_device which, struct attn_error *error);
 void device_finish(struct device *device);
 void *device_alloc(const struct device *device, size_t bytes); /* NULL: no memory */

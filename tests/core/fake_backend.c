@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fake_backend.h"
+
+#include <math.h>
+#include <string.h>
+
+struct fake_calls fake_calls;
+
+void fake_reset(void)
+{
+    memset(&fake_calls, 0, sizeof fake_calls);
+}
+
+static float *row_of(const struct attn_tensor *t, int64_t row, int64_t head)
+{
+    return (float *)t->data + (row * t->shape[1] + head) * t->shape[2];
+}
+
+static float *cached_row(const struct attn_kv_view *view, int64_t slot, int64_t head)
+{
+    return (float *)(void *)((uint8_t *)view->data + slot / view->block_size * view->stride_block +
+                             slot % view->block_size * view->stride_slot + head * view->stride_head);
+}
+
+static const float *key_row(const struct attn_attend_args *args, const struct attn_kv_view *view,
+                            const struct attn_tensor *keys, int32_t r, int64_t j, int64_t head)
+{
+    const struct attn_batch *b = args->batch;
+    if (view == NULL) {
+        return row_of(keys, b->query_start_loc[r] + j, head);
+    }
+    int64_t row = b->block_table_row != NULL ? b->block_table_row[r] : r;
+    int64_t block = b->block_table[row * b->block_table_stride + j / view->block_size];
+    return cached_row(view, block * view->block_size + j % view->block_size, head);
+}
+
+static void attend_row(const struct attn_attend_args *args, int32_t r, int64_t row, int64_t visible)
+{
+    const struct attn_layer_desc *l = args->layer;
+    for (int64_t h = 0; h < l->num_q_heads; h++) {
+        int64_t kv_head = h / (l->num_q_heads / l->num_kv_heads);
+        const float *q = row_of(args->q, row, h);
+        float *out = row_of(args->out, row, h);
+        double sum = 0, value[FAKE_HEAD_SIZE] = {0};
+        for (int64_t j = 0; j < visible; j++) {
+            const float *k = key_row(args, args->k_cache, args->k, r, j, kv_head);
+            const float *v = key_row(args, args->v_cache, args->v, r, j, kv_head);
+            double score = 0;
+            for (int32_t d = 0; d < FAKE_HEAD_SIZE; d++) {
+                score += (double)q[d] * k[d];
+            }
+            double weight = exp(score * l->scale);
+            sum += weight;
+            for (int32_t d = 0; d < FAKE_HEAD_SIZE; d++) {
+                value[d] += weight * v[d];
+            }
+        }
+        for (int32_t d = 0; d < FAKE_HEAD_SIZE; d++) {
+            out[d] = (float)(sum > 0 ? value[d] / sum : 0);
+        }
+    }
+}
+
+static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
+{
+    const struct attn_batch *b = args->batch;
+    (void)error;
+    if (fake_calls.attends < 8) {
+        fake_calls.num_reqs[fake_calls.attends] = b->num_reqs;
+        fake_calls.phase[fake_calls.attends] = args->phase;
+    }
+    fake_calls.attends++;
+    for (int32_t r = 0; r < b->num_reqs; r++) {
+        int64_t begin = b->query_start_loc[r], query_len = b->query_start_loc[r + 1] - begin;
+        int64_t length = args->k_cache != NULL ? b->seq_lens[r] : query_len;
+        for (int64_t i = 0; i < query_len && length > 0; i++) {
+            attend_row(args, r, begin + i, args->layer->causal ? length - query_len + i + 1 : length);
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    (void)error;
+    fake_calls.writes++;
+    for (int64_t t = 0; t < args->num_slots; t++) {
+        for (int64_t h = 0; h < args->layer->num_kv_heads && args->slot_mapping[t] >= 0; h++) {
+            size_t bytes = FAKE_HEAD_SIZE * sizeof(float);
+            memcpy(cached_row(args->k_cache, args->slot_mapping[t], h), row_of(args->k, t, h), bytes);
+            memcpy(cached_row(args->v_cache, args->slot_mapping[t], h), row_of(args->v, t, h), bytes);
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status create(const struct attn_host *host, const char *backend, const char *variant,
+                          struct attn_device device, attn_instance **instance,
+                          const struct attn_kernels **kernels, struct attn_error *error)
+{
+    static const struct attn_kernels table = {
+        .struct_size = sizeof table, .attend = attend, .write_kv = write_kv};
+    static int32_t one;
+    (void)host, (void)backend, (void)variant, (void)device, (void)error;
+    *instance = (attn_instance *)(void *)&one;
+    *kernels = &table;
+    return ATTN_OK;
+}
+
+static void destroy(attn_instance *instance)
+{
+    (void)instance;
+}
+
+struct attn_backend_caps *fake_init(struct fixture *fixture)
+{
+    fixture_init(fixture);
+    fixture->plugins[0].table_copy.create = create;
+    fixture->plugins[0].table_copy.destroy = destroy;
+    fixture->plugins[0].table = &fixture->plugins[0].table_copy;
+    struct attn_backend_caps *caps = fixture_add(fixture, "fake", "", 10);
+    caps->kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV;
+    caps->layer_kinds |= 1u << ATTN_LAYER_ENCODER_ONLY;
+    caps->dtypes = 1u << ATTN_DTYPE_F32;
+    caps->kv_dtypes = 1u << ATTN_KV_F32;
+    fake_reset();
+    return caps;
+}
+
+struct attn_layer_desc fake_layer(const char *name)
+{
+    struct attn_layer_desc layer = fixture_layer(name);
+    layer.dtype = ATTN_DTYPE_F32;
+    layer.num_q_heads = 4;
+    layer.num_kv_heads = 2;
+    layer.head_size = FAKE_HEAD_SIZE;
+    layer.scale = 0.125f;
+    layer.block_size = FAKE_BLOCK_SIZE;
+    return layer;
+}
+
+attn_model *fake_model(struct fixture *fixture, const struct attn_layer_desc *layers, int32_t count,
+                       struct attn_error *error)
+{
+    attn_assignment *assignment = NULL;
+    attn_model *model = NULL;
+    if (fixture_select(fixture, "", layers, count, &assignment, error) == ATTN_OK) {
+        model_create(&fixture->runtime, assignment, NULL, &model, error);
+    }
+    assignment_destroy(assignment);
+    return model;
+}
+
+struct attn_tensor fake_tensor(float *data, int64_t *shape, int64_t rows, int64_t heads)
+{
+    shape[0] = rows;
+    shape[1] = heads;
+    shape[2] = FAKE_HEAD_SIZE;
+    return (struct attn_tensor){data, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+}

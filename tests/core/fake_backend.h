@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A backend of plain loops over float32, in a runtime filled by hand: no plugin file. */
+#ifndef TESTS_CORE_FAKE_BACKEND_H
+#define TESTS_CORE_FAKE_BACKEND_H
+
+#include "select_fixture.h"
+
+#include "bind/model.h"
+#include "step/plan.h"
+
+#define FAKE_HEAD_SIZE 64
+#define FAKE_BLOCK_SIZE 16
+
+/* Calls since the last fake_reset. */
+struct fake_calls {
+    int32_t attends;
+    int32_t writes;
+    int32_t num_reqs[8]; /* of the first attends */
+    int32_t phase[8];
+};
+extern struct fake_calls fake_calls;
+void fake_reset(void);
+
+/* A fixture whose one backend is the fake; caps may be changed before fake_model. */
+struct attn_backend_caps *fake_init(struct fixture *fixture);
+/* float32, causal, 4 query heads on 2. */
+struct attn_layer_desc fake_layer(const char *name);
+/* NULL if selection or creation fails; the text is in *error. */
+attn_model *fake_model(struct fixture *fixture, const struct attn_layer_desc *layers, int32_t count,
+                       struct attn_error *error);
+struct attn_tensor fake_tensor(float *data, int64_t *shape, int64_t rows, int64_t heads);
+
+#endif

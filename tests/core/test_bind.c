@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* core/bind: specs, groups, caches that are handed in, and moving their blocks. */
+#include "fake_backend.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PAGE (FAKE_BLOCK_SIZE * 2 * 2 * FAKE_HEAD_SIZE * 4) /* B Hk (D + Dv) bytes */
+
+static void spec_counts_a_page(void **state)
+{
+    struct fixture fixture;
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_layer_desc layers[] = {fake_layer("plain"), fake_layer("padded"), fake_layer("encoder")};
+    (void)state;
+    fake_init(&fixture);
+    layers[1].padded_page_bytes = PAGE + 256;
+    layers[2].kind = ATTN_LAYER_ENCODER_ONLY;
+    layers[2].causal = 0;
+    attn_model *model = fake_model(&fixture, layers, 3, &error);
+    if (model == NULL) {
+        fail_msg("%s", error.message);
+    }
+    assert_int_equal(layer_kv_spec(model_layer(model, 0), &spec, &error), ATTN_OK);
+    assert_int_equal(spec.page_bytes, PAGE);
+    assert_int_equal(spec.padded_page_bytes, PAGE);
+    assert_int_equal(spec.kind, ATTN_KV_SPEC_FULL);
+    assert_int_equal(layer_kv_spec(model_layer(model, 1), &spec, &error), ATTN_OK);
+    assert_int_equal(spec.page_bytes, PAGE);
+    assert_int_equal(spec.padded_page_bytes, PAGE + 256);
+    assert_int_equal(layer_kv_spec(model_layer(model, 2), &spec, &error), ATTN_OK);
+    assert_int_equal(spec.kind, ATTN_KV_SPEC_NONE);
+    assert_int_equal(spec.page_bytes, 0);
+    assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 3);
+    model_destroy(model);
+    fixture_finish(&fixture);
+}
+
+static void groups_by_spec_and_by_schedule(void **state)
+{
+    struct fixture fixture;
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b"), fake_layer("c")};
+    int32_t members[3], count;
+    (void)state;
+    fake_init(&fixture);
+    layers[1].scale = 0.25f; /* same cache, another schedule */
+    layers[2].kv_sharing_target = "a";
+    attn_model *model = fake_model(&fixture, layers, 3, &error);
+    if (model == NULL) {
+        fail_msg("%s", error.message);
+    }
+    assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 1);
+    assert_int_equal(model_group(model, ATTN_GROUP_BLOCK_TABLE, 0, members, 2, &count), ATTN_OK);
+    assert_int_equal(count, 3);
+    assert_int_equal(members[1], 1);
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        int32_t a = layer_group(model_layer(model, 0), ATTN_GROUP_PLAN, phase);
+        assert_int_not_equal(a, layer_group(model_layer(model, 1), ATTN_GROUP_PLAN, phase));
+        assert_int_equal(a, layer_group(model_layer(model, 2), ATTN_GROUP_PLAN, phase));
+    }
+    model_destroy(model);
+    fixture_finish(&fixture);
+}
+
+static void wrong_views_are_refused(void **state)
+{
+    struct fixture fixture;
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b")};
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v}, bad;
+    (void)state;
+    fake_init(&fixture);
+    layers[1].kv_sharing_target = "a";
+    attn_model *model = fake_model(&fixture, layers, 2, &error);
+    if (model == NULL) {
+        fail_msg("%s", error.message);
+    }
+    attn_layer *layer = model_layer(model, 0);
+    void *base = aligned_alloc(256, 4 * PAGE);
+    assert_int_equal(layer_kv_views(layer, base, 4, &k, &v, &error), ATTN_OK);
+    assert_int_equal((uint8_t *)v.data - (uint8_t *)k.data, 2 * PAGE);
+
+    bad = k;
+    bad.stride_slot /= 2;
+    assert_int_equal(layer_bind_kv(layer, &bad, &v, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(error.field, "stride_slot");
+    bad = k;
+    bad.head_size = 32;
+    assert_int_equal(layer_bind_kv(layer, &bad, &v, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(error.field, "num_heads");
+    bad = k; /* hnd, which the fake does not declare */
+    bad.stride_slot = k.stride_head;
+    bad.stride_head = k.stride_head * FAKE_BLOCK_SIZE;
+    assert_int_equal(layer_bind_kv(layer, &bad, &v, &error), ATTN_ERROR_UNSUPPORTED);
+    assert_string_equal(error.field, "walks");
+    bad = v;
+    bad.num_blocks = 3;
+    assert_int_equal(layer_bind_kv(layer, &k, &bad, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(layer_bind_kv(layer, &k, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(layer_bind_kv(model_layer(model, 1), &k, &v, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(layer_bind_kv(layer, &k, &v, &error), ATTN_OK);
+    model_destroy(model);
+    free(base);
+    fixture_finish(&fixture);
+}
+
+/* K and V in memory of their own, their blocks further apart than their rows fill. */
+static void copies_blocks_of_spread_planes(void **state)
+{
+    enum { BLOCK = PAGE / 2, STRIDE = BLOCK + 1024, BLOCKS = 3 };
+    struct fixture fixture;
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct attn_layer_desc desc = fake_layer("a");
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    const int64_t pairs[] = {0, 2};
+    (void)state;
+    fake_init(&fixture);
+    attn_model *model = fake_model(&fixture, &desc, 1, &error);
+    if (model == NULL) {
+        fail_msg("%s", error.message);
+    }
+    uint8_t *planes[2];
+    for (int32_t i = 0; i < 2; i++) {
+        planes[i] = aligned_alloc(256, BLOCKS * STRIDE);
+        for (int32_t b = 0; b < BLOCKS; b++) {
+            memset(planes[i] + b * STRIDE, 10 * (i + 1) + b, STRIDE);
+        }
+    }
+    assert_int_equal(layer_kv_views(model_layer(model, 0), planes[0], 1, &k, &v, &error), ATTN_OK);
+    k.num_blocks = v.num_blocks = BLOCKS;
+    k.stride_block = v.stride_block = STRIDE;
+    k.data = planes[0];
+    v.data = planes[1];
+    assert_int_equal(layer_bind_kv(model_layer(model, 0), &k, &v, &error), ATTN_OK);
+    assert_int_equal(copy_blocks(model, 0, ATTN_COPY_DEVICE_TO_DEVICE, NULL, pairs, 1, NULL, &error),
+                     ATTN_OK);
+    for (int32_t i = 0; i < 2; i++) {
+        assert_int_equal(planes[i][2 * STRIDE], 10 * (i + 1));
+        assert_int_equal(planes[i][2 * STRIDE + BLOCK - 1], 10 * (i + 1));
+        assert_int_equal(planes[i][2 * STRIDE + BLOCK], 10 * (i + 1) + 2);
+        assert_int_equal(planes[i][STRIDE], 10 * (i + 1) + 1);
+        free(planes[i]);
+    }
+    model_destroy(model);
+    fixture_finish(&fixture);
+}
+
+static void declared_kernel_must_be_there(void **state)
+{
+    struct fixture fixture;
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct attn_layer_desc desc = fake_layer("a");
+    (void)state;
+    fake_init(&fixture)->kernels |= ATTN_KERNEL_MERGE_STATES;
+    assert_null(fake_model(&fixture, &desc, 1, &error));
+    assert_int_equal(error.status, ATTN_ERROR_PLUGIN);
+    assert_string_equal(error.field, "merge_states");
+    fixture_finish(&fixture);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(spec_counts_a_page),
+        cmocka_unit_test(groups_by_spec_and_by_schedule),
+        cmocka_unit_test(wrong_views_are_refused),
+        cmocka_unit_test(copies_blocks_of_spread_planes),
+        cmocka_unit_test(declared_kernel_must_be_there),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* core/step: what a batch must hold, how it is split, what a run checks; no step allocates. */
+#include "fake_backend.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOCKS 8
+#define TOKENS 40
+
+/* Sanitizers bring allocators of their own, which cannot be counted here. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#if !defined(SANITIZED)
+#define SANITIZED 0
+#endif
+
+static bool counting;
+static int64_t allocations;
+
+#if !SANITIZED
+/* Every allocation of the process passes here while it is counted. */
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *memory, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+
+void *malloc(size_t size)
+{
+    allocations += counting;
+    return __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+    allocations += counting;
+    return __libc_calloc(count, size);
+}
+
+void *realloc(void *memory, size_t size)
+{
+    allocations += counting;
+    return __libc_realloc(memory, size);
+}
+
+void *aligned_alloc(size_t alignment, size_t size)
+{
+    allocations += counting;
+    return __libc_memalign(alignment, size);
+}
+#endif
+
+struct bench {
+    struct fixture fixture;
+    attn_model *model;
+    attn_plan *plan;
+    void *cache, *workspace;
+    struct attn_tensor q, k, v, out;
+    int64_t shapes[4][3];
+    float data[4][TOKENS * 4 * FAKE_HEAD_SIZE];
+    int32_t start[9], lens[8], table[8 * 3];
+    int64_t slots[TOKENS];
+    struct attn_batch batch;
+    struct attn_step_io io;
+    struct attn_error error;
+};
+
+/* Requests of `queries` tokens each, all keys of them new; blocks in falling order. */
+static void set_batch(struct bench *b, const int32_t *queries, int32_t count)
+{
+    int32_t row = 0, block = BLOCKS;
+    for (int32_t r = 0; r < count; r++) {
+        b->start[r] = row;
+        b->lens[r] = queries[r];
+        for (int32_t i = 0; i < 3; i++) {
+            b->table[3 * r + i] = i * FAKE_BLOCK_SIZE < queries[r] ? --block : -99;
+        }
+        for (int32_t i = 0; i < queries[r]; i++) {
+            b->slots[row++] = b->table[3 * r + i / FAKE_BLOCK_SIZE] * (int64_t)FAKE_BLOCK_SIZE +
+                              i % FAKE_BLOCK_SIZE;
+        }
+    }
+    b->start[count] = row;
+    b->batch = (struct attn_batch){.struct_size = sizeof b->batch,
+                                   .num_reqs = count,
+                                   .num_tokens = row,
+                                   .num_actual_tokens = row,
+                                   .causal = -1,
+                                   .query_start_loc = b->start,
+                                   .query_start_loc_host = b->start,
+                                   .seq_lens = b->lens,
+                                   .seq_lens_host = b->lens,
+                                   .block_table = b->table,
+                                   .block_table_stride = 3,
+                                   .slot_mapping = b->slots,
+                                   .num_slots = row};
+}
+
+static struct bench *bench_create(struct attn_layer_desc desc, bool validate)
+{
+    struct bench *b = calloc(1, sizeof *b);
+    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = {.struct_size = sizeof options.limits, .max_num_reqs = 8, .max_num_tokens = TOKENS}};
+    fake_init(&b->fixture);
+    b->fixture.runtime.settings.validate = validate;
+    b->error = (struct attn_error)ATTN_ERROR_INIT;
+    b->model = fake_model(&b->fixture, &desc, 1, &b->error);
+    if (b->model == NULL) {
+        fail_msg("%s", b->error.message);
+    }
+    attn_layer *layer = model_layer(b->model, 0);
+    layer_kv_spec(layer, &spec, NULL);
+    if (spec.page_bytes > 0) {
+        size_t bytes = (size_t)(spec.page_bytes * BLOCKS);
+        b->cache = aligned_alloc(256, bytes);
+        memset(b->cache, 0xff, bytes); /* NaN where nothing is written */
+        assert_int_equal(layer_kv_views(layer, b->cache, BLOCKS, &k, &v, &b->error), ATTN_OK);
+        assert_int_equal(layer_bind_kv(layer, &k, &v, &b->error), ATTN_OK);
+    }
+    assert_int_equal(plan_create(b->model, 0, &options, &b->plan, &b->error), ATTN_OK);
+    size_t bytes = plan_workspace_bytes(b->plan);
+    b->workspace = aligned_alloc(256, bytes);
+    assert_int_equal(plan_bind_workspace(b->plan, b->workspace, bytes - 1, &b->error),
+                     ATTN_ERROR_WORKSPACE);
+    assert_int_equal(plan_bind_workspace(b->plan, b->workspace, bytes, &b->error), ATTN_OK);
+    for (int32_t t = 0; t < 4; t++) {
+        for (int32_t i = 0; i < TOKENS * 4 * FAKE_HEAD_SIZE; i++) {
+            b->data[t][i] = (float)((i * 7 + t * 13) % 31 - 15) / 16;
+        }
+    }
+    b->q = fake_tensor(b->data[0], b->shapes[0], TOKENS, 4);
+    b->k = fake_tensor(b->data[1], b->shapes[1], TOKENS, 2);
+    b->v = fake_tensor(b->data[2], b->shapes[2], TOKENS, 2);
+    b->out = fake_tensor(b->data[3], b->shapes[3], TOKENS, 4);
+    b->io = (struct attn_step_io){
+        .struct_size = sizeof b->io, .q = &b->q, .k = &b->k, .v = &b->v, .out = &b->out};
+    return b;
+}
+
+static void bench_destroy(struct bench *b)
+{
+    plan_destroy(b->plan);
+    model_destroy(b->model);
+    fixture_finish(&b->fixture);
+    free(b->cache);
+    free(b->workspace);
+    free(b);
+}
+
+static attn_status step(struct bench *b)
+{
+    attn_status status = plan_batch(b->plan, &b->batch, NULL, &b->error);
+    return status ? status : plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error);
+}
+
+/* The first query of a causal request sees its own key only: its output is its value. */
+static void decodes_and_prefills_are_two_calls(void **state)
+{
+    static const int32_t queries[] = {1, 1, 20, 17};
+    struct bench *b = bench_create(fake_layer("a"), false);
+    struct attn_batch_split split;
+    (void)state;
+    set_batch(b, queries, 4);
+    assert_int_equal(step(b), ATTN_OK);
+    assert_int_equal(plan_split(b->plan, &split), ATTN_OK);
+    assert_int_equal(split.num_decodes, 2);
+    assert_int_equal(split.num_prefills, 2);
+    assert_int_equal(split.num_decode_tokens, 2);
+    assert_int_equal(split.num_prefill_tokens, 37);
+    assert_int_equal(fake_calls.writes, 1);
+    assert_int_equal(fake_calls.attends, 2);
+    assert_int_equal(fake_calls.phase[0], ATTN_PHASE_DECODE);
+    assert_int_equal(fake_calls.phase[1], ATTN_PHASE_PREFILL);
+    for (int32_t r = 0; r < 4; r++) {
+        const float *out = b->data[3] + b->start[r] * 4 * FAKE_HEAD_SIZE + 3 * FAKE_HEAD_SIZE;
+        const float *value = b->data[2] + b->start[r] * 2 * FAKE_HEAD_SIZE + FAKE_HEAD_SIZE;
+        for (int32_t d = 0; d < FAKE_HEAD_SIZE; d++) {
+            assert_true(fabsf(out[d] - value[d]) < 1e-6f);
+        }
+    }
+    for (int32_t i = 0; i < b->start[4] * 4 * FAKE_HEAD_SIZE; i++) {
+        assert_false(isnan(b->data[3][i]));
+    }
+    bench_destroy(b);
+}
+
+static void only_leading_requests_are_decodes(void **state)
+{
+    static const int32_t queries[] = {1, 5, 1};
+    struct bench *b = bench_create(fake_layer("a"), false);
+    struct attn_batch_split split;
+    (void)state;
+    set_batch(b, queries, 3);
+    assert_int_equal(step(b), ATTN_OK);
+    assert_int_equal(plan_split(b->plan, &split), ATTN_OK);
+    assert_int_equal(split.num_decodes, 1);
+    assert_int_equal(split.num_prefills, 2);
+    bench_destroy(b);
+}
+
+static void wrong_batches_are_refused(void **state)
+{
+    static const int32_t queries[] = {1, 5};
+    struct bench *b = bench_create(fake_layer("a"), false);
+    (void)state;
+    set_batch(b, queries, 2);
+    b->start[1] = 9;
+    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(b->error.field, "query_start_loc");
+    set_batch(b, queries, 2);
+    b->lens[1] = 4;
+    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(b->error.field, "seq_lens");
+    set_batch(b, queries, 2);
+    b->batch.num_reqs = 9;
+    assert_int_equal(step(b), ATTN_ERROR_LIMIT);
+    assert_string_equal(b->error.field, "num_reqs");
+    set_batch(b, queries, 2);
+    b->batch.num_actual_tokens = 7;
+    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(b->error.field, "num_actual_tokens");
+    assert_int_equal(fake_calls.attends, 0);
+    assert_int_equal(plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error), ATTN_ERROR_ORDER);
+    bench_destroy(b);
+}
+
+static void empty_batch_is_no_error(void **state)
+{
+    struct bench *b = bench_create(fake_layer("a"), false);
+    (void)state;
+    set_batch(b, NULL, 0);
+    assert_int_equal(step(b), ATTN_OK);
+    b->batch.mode = ATTN_BATCH_IDLE;
+    assert_int_equal(step(b), ATTN_OK);
+    assert_int_equal(fake_calls.attends, 0);
+    bench_destroy(b);
+}
+
+static void wrong_tensors_are_refused(void **state)
+{
+    static const int32_t queries[] = {5};
+    struct bench *b = bench_create(fake_layer("a"), false);
+    (void)state;
+    set_batch(b, queries, 1);
+    b->q.shape[0] = 4;
+    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(b->error.field, "q");
+    b->q.shape[0] = 5;
+    b->v.dtype.bits = 16;
+    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(b->error.field, "v");
+    b->v.dtype.bits = 32;
+    b->io.out = NULL;
+    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(b->error.field, "out");
+    assert_int_equal(fake_calls.attends, 0);
+    bench_destroy(b);
+}
+
+static void encoder_needs_a_row_per_key(void **state)
+{
+    static const int32_t queries[] = {3, 2};
+    struct attn_layer_desc layer = fake_layer("a");
+    (void)state;
+    layer.kind = ATTN_LAYER_ENCODER_ONLY;
+    layer.causal = 0;
+    struct bench *b = bench_create(layer, false);
+    set_batch(b, queries, 2);
+    b->k.shape[0] = 4;
+    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(b->error.field, "k");
+    b->k.shape[0] = 5;
+    assert_int_equal(step(b), ATTN_OK);
+    assert_int_equal(fake_calls.writes, 0);
+    bench_destroy(b);
+}
+
+static void validation_names_request_and_index(void **state)
+{
+    static const int32_t queries[] = {1, 20};
+    struct bench *b = bench_create(fake_layer("a"), true);
+    (void)state;
+    set_batch(b, queries, 2); /* entries past the end are -99 and never looked at */
+    assert_int_equal(step(b), ATTN_OK);
+    b->table[4] = BLOCKS;
+    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(b->error.field, "block_table");
+    assert_non_null(strstr(b->error.message, "request 1, position 16 (entry 1): block 8"));
+    set_batch(b, queries, 2);
+    b->slots[3] = BLOCKS * FAKE_BLOCK_SIZE;
+    assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(b->error.field, "slot_mapping");
+    assert_non_null(strstr(b->error.message, "request 1, token 3: slot 128"));
+    set_batch(b, queries, 2);
+    b->data[0][(2 * 4 + 1) * FAKE_HEAD_SIZE + 5] = NAN;
+    assert_int_equal(step(b), ATTN_ERROR_NAN);
+    assert_non_null(strstr(b->error.message, "q[2, 1, 5]"));
+    bench_destroy(b);
+}
+
+static void steps_allocate_nothing(void **state)
+{
+    static const int32_t queries[] = {1, 20};
+    struct bench *b = bench_create(fake_layer("a"), false);
+    void *volatile one;
+    (void)state;
+    set_batch(b, queries, 2);
+    assert_int_equal(step(b), ATTN_OK);
+    counting = true;
+    one = malloc(1); /* the count itself works */
+    int64_t before = allocations;
+    for (int32_t i = 0; i < 10; i++) {
+        step(b);
+    }
+    counting = false;
+    free(one);
+    assert_int_equal(fake_calls.attends, 22);
+    assert_int_equal(allocations, before);
+    bench_destroy(b);
+    if (SANITIZED) {
+        skip();
+    }
+    assert_int_equal(before, 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(decodes_and_prefills_are_two_calls),
+        cmocka_unit_test(only_leading_requests_are_decodes),
+        cmocka_unit_test(wrong_batches_are_refused),
+        cmocka_unit_test(empty_batch_is_no_error),
+        cmocka_unit_test(wrong_tensors_are_refused),
+        cmocka_unit_test(encoder_needs_a_row_per_key),
+        cmocka_unit_test(validation_names_request_and_index),
+        cmocka_unit_test(steps_allocate_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
