@@ -127,7 +127,8 @@ static attn_status add_configured(attn_runtime *runtime)
     return status;
 }
 
-/* Where this library lies: <build>/core/libattn.so.1, or <libdir>/libattn.so.1. */
+/* Where this library lies: <build>/core/libattn.so.1, or <libdir>/libattn.so.1. A relative name would be read against
+ * the working directory, which never steers discovery: then only ATTN_PLUGIN_PATH counts. */
 static attn_status add_own(attn_runtime *runtime)
 {
     Dl_info info;
@@ -135,7 +136,8 @@ static attn_status add_own(attn_runtime *runtime)
     struct stat there;
     /* Any object of this library tells where it was loaded from. */
     static const char here;
-    if (dladdr(&here, &info) == 0 || info.dli_fname == NULL || realpath(info.dli_fname, file) == NULL) {
+    if (dladdr(&here, &info) == 0 || info.dli_fname == NULL || info.dli_fname[0] != '/' ||
+        realpath(info.dli_fname, file) == NULL) {
         return ATTN_OK;
     }
     char *slash = strrchr(file, '/');

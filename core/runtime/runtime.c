@@ -12,6 +12,7 @@
 #include "runtime/load.h"
 #include "runtime/probe.h"
 #include "util/structs.h"
+#include "util/text.h"
 
 #define MIN_OPTIONS 72 /* sizes in ABI 0.1 */
 #define MIN_HOST 64
@@ -124,8 +125,10 @@ static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct attn
     status = plugin_load(runtime, plugin, &why);
     status = status ? status : plugin_probe(runtime, plugin, &found, &why);
     if (status == ATTN_OK) {
-        add_devices(runtime, &found);
         status = add_backends(runtime, index, &found, &why);
+    }
+    if (status == ATTN_OK) {
+        add_devices(runtime, &found);
     }
     /* A plugin may say that it found no memory; only our own lack of it ends the enumeration. */
     if (status == ATTN_ERROR_OUT_OF_MEMORY && runtime->arena.failed) {
@@ -138,6 +141,9 @@ static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct attn
     why.message[sizeof why.message - 1] = '\0';
     snprintf(reason, sizeof reason, "%s%s%s", why.field, why.field[0] != '\0' ? ": " : "",
              why.message[0] != '\0' ? why.message : status_text(status));
+    if (!text_is_clean(reason, sizeof reason)) { /* it goes into logs and JSON */
+        snprintf(reason, sizeof reason, "%s, with a text that is not clean UTF-8", status_text(status));
+    }
     plugin->status = status;
     plugin->reason = arena_string(&runtime->arena, reason);
     runtime_log(runtime, status == ATTN_ERROR_ABSENT ? ATTN_LOG_INFO : ATTN_LOG_WARN, "%s: %s",

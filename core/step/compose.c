@@ -175,6 +175,12 @@ static void add_chunks(struct chunks *chunks, const struct attn_layer_desc *laye
 {
     int64_t size = layer->chunk_size, position = seq_len - query_len;
     int32_t row = row_begin;
+    if (position < 0 || query_len == 0) { /* an idle request stays one: its rows are still its own */
+        chunks->start[chunks->count] = row;
+        chunks->lens[chunks->count] = 0;
+        chunks->rows[chunks->count++] = (int32_t)table_place;
+        return;
+    }
     while (position < seq_len) {
         int64_t chunk = position / size;
         int64_t end = (chunk + 1) * size < seq_len ? (chunk + 1) * size : seq_len;
