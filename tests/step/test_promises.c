@@ -35,7 +35,7 @@ static volatile int counting;
 static volatile long mallocs;
 void *__libc_malloc(size_t size);
 
-#if !defined(__SANITIZE_ADDRESS__)
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 void *malloc(size_t size)
 {
     mallocs += counting;

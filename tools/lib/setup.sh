@@ -26,26 +26,41 @@ ensure_packages() {
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $missing >/dev/null
 }
 
-# nvcc where it stands.
+# Sets `toolchains` to what is there beside the C compiler: nvcc where it stands, or none.
 find_toolchains() {
-    for folder in "${CUDA_HOME:-}/bin" /usr/local/cuda/bin; do
+    for folder in ${CUDA_HOME:+"$CUDA_HOME/bin"} /usr/local/cuda/bin; do
         if ! command -v nvcc >/dev/null 2>&1 && [ -x "$folder/nvcc" ]; then
-            PATH="$folder:$PATH"
+            PATH=$folder:$PATH
             export PATH
         fi
     done
-    command -v nvcc 2>/dev/null || echo none
+    toolchains=$(command -v nvcc || echo none)
+}
+
+# Runs a command and shows what it says only if it fails, which ends the script.
+quietly() {
+    quiet_log=$(mktemp)
+    quiet_status=0
+    "$@" >"$quiet_log" 2>&1 || quiet_status=$?
+    [ $quiet_status -eq 0 ] || cat "$quiet_log" >&2
+    rm -f "$quiet_log"
+    [ $quiet_status -eq 0 ] || exit 1
+}
+
+# Configures a folder if it is new, and builds what has changed. Arguments: folder, then meson setup's.
+build_folder() {
+    build_into=$1
+    shift
+    [ -f "$build_into/build.ninja" ] || quietly meson setup "$build_into" "$@"
+    quietly ninja -C "$build_into"
 }
 
 # build/ is the release build; configured anew when a toolchain appears or goes.
 build_release() {
-    toolchains=$(find_toolchains)
-    if [ ! -f build/build.ninja ]; then
-        meson setup build >build.log.tmp 2>&1 || { cat build.log.tmp; rm -f build.log.tmp; exit 1; }
-        rm -f build.log.tmp
-    elif [ "$(cat build/.toolchains 2>/dev/null)" != "$toolchains" ]; then
-        meson setup --reconfigure build >/dev/null
+    find_toolchains
+    if [ -f build/build.ninja ] && [ "$(cat build/.toolchains 2>/dev/null)" != "$toolchains" ]; then
+        quietly meson setup --reconfigure build
     fi
+    build_folder build
     echo "$toolchains" >build/.toolchains
-    ninja -C build | tail -n 1
 }

