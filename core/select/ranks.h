@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Measurements on file: `<cache_dir>/ranks`, one line each, written by attn-bench --tune:
+/* Measurements on file: `<cache_dir>/ranks`, one line each:
  *
  *     ARCH SHAPE PHASE BACKEND TIME_US
  *     x86-64 32/8x128x128.bf16.bf16 decode cpu_simd@avx512bf16 4.81

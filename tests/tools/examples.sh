@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The two examples do what they say: the engine is served, and the small plugin serves decoder, window, cross, encoder,
-# chunked and cascade layers through the core's compositions.
+# The two examples do what they say: the engine is served, and the small plugin passes attn-check and serves decoder,
+# encoder and chunked layers of real models. tests/step has its cross, static sink and cascade steps.
 set -eu
 models=$1 engine=$2 core=$3 plugin=$4 check=$5 run=$6
 
@@ -15,7 +15,7 @@ export ATTN_PLUGIN_PATH
 "$check" example
 ATTN_BACKEND=example "$engine" "$core" | grep -q 'served by example'
 
-# float32 versions of real models, on the small plugin: chunks and cross attention are composed for it.
+# float32 versions of real models, on the small plugin: chunks and encoders are composed for it.
 verify() {
     sed 's/"bfloat16"/"float32"/; s/"float16"/"float32"/' "$models/$1.json" >small.json
     ATTN_BACKEND=$2 "$run" --model small.json --layers 2 --steps 2 --scale 0.05 --verify

@@ -331,6 +331,16 @@ void model_config_keep(struct model_config *config, int32_t count)
     }
 }
 
+const char *model_layer_kind(const struct attn_layer_desc *layer)
+{
+    static const char *const kinds[] = {"full", "encoder",    "encoder_only", "cross", "mm_encoder",
+                                        "mla",  "mla_sparse", "static_sink",  "gdn"};
+    if (layer->kind != ATTN_LAYER_DECODER) {
+        return kinds[layer->kind];
+    }
+    return layer->chunk_size > 0 ? "chunked" : layer->has_window ? "sliding" : "full";
+}
+
 void model_alibi_slopes(float *slopes, int32_t num_heads)
 {
     int32_t power = 1;

@@ -140,16 +140,6 @@ static cJSON *backends_json(const struct info *info)
     return backends;
 }
 
-static const char *kind_name(const struct attn_layer_desc *layer)
-{
-    static const char *const kinds[] = {"full", "encoder",    "encoder_only", "cross", "mm_encoder",
-                                        "mla",  "mla_sparse", "static_sink",  "gdn"};
-    if (layer->kind != ATTN_LAYER_DECODER) {
-        return kinds[layer->kind];
-    }
-    return layer->chunk_size > 0 ? "chunked" : layer->has_window ? "sliding" : "full";
-}
-
 static void add_choice(const struct info *info, cJSON *layer, int32_t index, int32_t phase)
 {
     struct attn_choice choice = {.struct_size = sizeof choice};
@@ -207,7 +197,7 @@ static cJSON *layers_json(const struct info *info)
         cJSON *layer = cJSON_CreateObject();
         cJSON_AddNumberToObject(layer, "index", i);
         cJSON_AddStringToObject(layer, "name", info->config.layers[i].name);
-        cJSON_AddStringToObject(layer, "kind", kind_name(&info->config.layers[i].desc));
+        cJSON_AddStringToObject(layer, "kind", model_layer_kind(&info->config.layers[i].desc));
         for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
             add_choice(info, layer, i, phase);
         }

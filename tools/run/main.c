@@ -32,16 +32,6 @@ static const char usage[] =
     "\n"
     "Exit status: 0 ok, 1 failed or, with --verify, not every layer was right, 2 usage.\n";
 
-static const char *kind_name(const struct attn_layer_desc *layer)
-{
-    static const char *const kinds[] = {"full", "encoder",    "encoder_only", "cross", "mm_encoder",
-                                        "mla",  "mla_sparse", "static_sink",  "gdn"};
-    if (layer->kind != ATTN_LAYER_DECODER) {
-        return kinds[layer->kind];
-    }
-    return layer->chunk_size > 0 ? "chunked" : layer->has_window ? "sliding" : "full";
-}
-
 static bool read_count(const char *text, int32_t least, int32_t most, int32_t *out)
 {
     char *end;
@@ -144,7 +134,7 @@ static void tell_json(const struct engine *engine, bool verified, double max_err
         cJSON *item = cJSON_CreateObject();
         cJSON_AddNumberToObject(item, "index", i);
         cJSON_AddStringToObject(item, "name", layer->source->name);
-        cJSON_AddStringToObject(item, "kind", kind_name(&layer->source->desc));
+        cJSON_AddStringToObject(item, "kind", model_layer_kind(&layer->source->desc));
         cJSON_AddStringToObject(item, "backend", layer->backend);
         cJSON_AddNumberToObject(item, "max_error", isfinite(layer->max_error) ? layer->max_error : 1e30);
         cJSON_AddItemToArray(layers, item);
@@ -162,7 +152,7 @@ static void tell_text(const struct engine *engine, bool verified, int64_t compar
     printf("%-5s %-20s %-12s %-24s error / bound\n", "layer", "name", "kind", "backend");
     for (int32_t i = 0; i < engine->num_layers; i++) {
         const struct run_layer *layer = &engine->layers[i];
-        printf("%5d %-20s %-12s %-24s ", i, layer->source->name, kind_name(&layer->source->desc),
+        printf("%5d %-20s %-12s %-24s ", i, layer->source->name, model_layer_kind(&layer->source->desc),
                layer->backend);
         if (layer->compared > 0) {
             printf("%.3g%s\n", layer->max_error, layer_right(layer) ? "" : "  WRONG");
