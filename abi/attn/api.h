@@ -122,7 +122,8 @@ struct attn_api {
     attn_status (*plan_graph)(attn_plan *plan, int32_t mode, const struct attn_batch *batch,
                               void *stream, struct attn_error *error);
     /* The plan of another block-table group for the same step: everything but block_table,
-     * block_table_row and slot_mapping is taken from `source`. */
+     * block_table_row and slot_mapping is taken from `source`, whose batch's host copies must
+     * still be there. */
     attn_status (*plan_update_block_table)(attn_plan *plan, const attn_plan *source,
                                            const struct attn_batch *tables, void *stream,
                                            struct attn_error *error);

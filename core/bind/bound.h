@@ -40,6 +40,7 @@ struct attn_layer {
     int32_t index;
     int32_t group; /* block-table group */
     int32_t slot;  /* place among the layers of its group */
+    const attn_layer *table; /* the group's first layer: one pointer that names model and group */
     struct layer layer;
     struct served served[ATTN_PHASE_COUNT];
     struct attn_layer_desc parts[PART_COUNT];         /* as kernels see them */

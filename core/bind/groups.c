@@ -56,6 +56,10 @@ static void assign_group(attn_model *model, attn_layer *layer)
         members += model->layers[i].group == layer->group;
     }
     layer->slot = members;
+    layer->table = layer;
+    for (int32_t i = layer->index - 1; i >= 0; i--) {
+        layer->table = model->layers[i].group == layer->group ? &model->layers[i] : layer->table;
+    }
 }
 
 static void assign_plan_group(attn_model *model, attn_layer *layer, int32_t phase)

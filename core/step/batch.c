@@ -92,29 +92,46 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
     return status == ATTN_OK ? compose_send(plan, stream, error) : status;
 }
 
-static attn_status call_vendors(attn_plan *plan, int32_t mode, void *stream, struct attn_error *error)
+/* What a plan is made for. */
+struct purpose {
+    int32_t mode;     /* enum attn_plan_mode */
+    bool tables_only; /* the vendors' last plans hold but for the tables */
+};
+
+static attn_status call_vendor(const struct schedule *schedule, const struct attn_attend_args *args,
+                               const struct purpose *purpose, struct attn_error *error)
 {
-    for (int32_t i = 0; i < plan->num_schedules; i++) {
-        struct schedule *schedule = &plan->schedules[i];
-        if (schedule->view < 0 || schedule->instance->kernels.plan == NULL) {
-            continue;
-        }
-        struct attn_attend_args args = *schedule->args;
-        args.batch = &plan->views[schedule->view];
-        args.stream = stream;
-        attn_status status = schedule->instance->kernels.plan(&args, mode, error);
-        if (status != ATTN_OK) {
-            return status;
-        }
+    const struct attn_kernels *kernels = &schedule->instance->kernels;
+    bool updates = schedule->instance->caps->features & ATTN_FEATURE_UPDATE_BLOCK_TABLE;
+    if (purpose->tables_only && updates && kernels->update_block_table != NULL) {
+        return kernels->update_block_table(args, error);
     }
-    return ATTN_OK;
+    return kernels->plan != NULL ? kernels->plan(args, purpose->mode, error) : ATTN_OK;
 }
 
-static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch, int32_t mode, void *stream,
-                             struct attn_error *error)
+static attn_status call_vendors(attn_plan *plan, const struct purpose *purpose, void *stream,
+                                struct attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    for (int32_t i = 0; i < plan->num_schedules && status == ATTN_OK; i++) {
+        struct schedule *schedule = &plan->schedules[i];
+        if (schedule->view >= 0) {
+            struct attn_attend_args args = *schedule->args;
+            args.batch = &plan->views[schedule->view];
+            args.stream = stream;
+            status = call_vendor(schedule, &args, purpose, error);
+        }
+    }
+    return status;
+}
+
+static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
+                             const struct purpose *purpose, void *stream, struct attn_error *error)
 {
     attn_status status;
-    plan->planned = false;
+    plan->ready = NULL;
+    plan->source = NULL;
+    plan->serial++;
     if (plan->workspace == NULL && plan->scratch.bytes > 0) {
         return error_set(error, ATTN_ERROR_ORDER, "plan_bind_workspace",
                          "no workspace is bound; %zu bytes are needed", plan->scratch.bytes);
@@ -132,11 +149,12 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch, in
         plan->split = (struct attn_batch_split){0, 0, 0, 0};
         for (int32_t i = 0; i < plan->num_steps; i++) {
             plan->steps[i].program = run_idle;
+            plan->steps[i].enter = run_general;
         }
-        plan->planned = true;
+        plan->ready = plan->table;
         return ATTN_OK;
     }
-    if (mode == ATTN_PLAN_CAPTURE || mode == ATTN_PLAN_REPLAY) {
+    if (purpose->mode == ATTN_PLAN_CAPTURE || purpose->mode == ATTN_PLAN_REPLAY) {
         plan->given.flags |= ATTN_BATCH_IN_CAPTURE;
     }
     if (plan->validate) {
@@ -148,9 +166,10 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch, in
     }
     for (int32_t i = 0; i < plan->num_steps; i++) {
         choose_calls(plan, &plan->steps[i]);
+        step_choose_entry(plan, &plan->steps[i]);
     }
-    status = call_vendors(plan, mode, stream, error);
-    plan->planned = status == ATTN_OK;
+    status = call_vendors(plan, purpose, stream, error);
+    plan->ready = status == ATTN_OK ? plan->table : NULL;
     return status;
 }
 
@@ -160,7 +179,7 @@ attn_status plan_batch(attn_plan *plan, const struct attn_batch *batch, void *st
     if (plan == NULL) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "plan", "plan is NULL");
     }
-    return make_plan(plan, batch, ATTN_PLAN_EAGER, stream, error);
+    return make_plan(plan, batch, &(struct purpose){ATTN_PLAN_EAGER, false}, stream, error);
 }
 
 attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *batch, void *stream,
@@ -174,38 +193,43 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
         return error_set(error, ATTN_ERROR_ORDER, "graph",
                          "the plan was made without attn_plan_options.graph");
     }
+    const struct purpose purpose = {mode, false};
     if (mode == ATTN_PLAN_IN_GRAPH) {
-        return plan->planned ? call_vendors(plan, mode, stream, error)
+        return plan->ready != NULL ? call_vendors(plan, &purpose, stream, error)
                              : error_set(error, ATTN_ERROR_ORDER, "mode",
                                          "IN_GRAPH comes after OUT_OF_GRAPH or CAPTURE");
     }
-    struct attn_batch_split split = plan->split;
-    int32_t num_reqs = plan->given.num_reqs, num_tokens = plan->given.num_tokens;
-    if (mode == ATTN_PLAN_REPLAY && !plan->captured) {
+    struct captured *captured = &plan->captured;
+    if (mode == ATTN_PLAN_REPLAY && !captured->there) {
         return error_set(error, ATTN_ERROR_ORDER, "mode", "REPLAY comes after CAPTURE");
     }
-    attn_status status = make_plan(plan, batch, mode, stream, error);
-    plan->captured |= mode == ATTN_PLAN_CAPTURE && status == ATTN_OK;
-    if (mode == ATTN_PLAN_REPLAY && status == ATTN_OK &&
-        (plan->given.num_reqs != num_reqs || plan->given.num_tokens != num_tokens ||
-         plan->split.num_decodes != split.num_decodes)) {
-        plan->planned = false;
-        status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "num_reqs",
-                           "a replay with %d requests (%d decodes), %d tokens; captured were %d (%d), %d",
-                           plan->given.num_reqs, plan->split.num_decodes, plan->given.num_tokens,
-                           num_reqs, split.num_decodes, num_tokens);
+    attn_status status = make_plan(plan, batch, &purpose, stream, error);
+    const struct captured now = {true, plan->given.num_reqs, plan->split.num_decodes,
+                                 plan->given.num_tokens};
+    if (status == ATTN_OK && mode == ATTN_PLAN_CAPTURE) {
+        *captured = now;
+    }
+    if (status == ATTN_OK && mode == ATTN_PLAN_REPLAY &&
+        (now.num_reqs != captured->num_reqs || now.num_decodes != captured->num_decodes ||
+         now.num_tokens != captured->num_tokens)) {
+        plan->ready = NULL;
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "num_reqs",
+                         "a replay with %d requests (%d decodes), %d tokens; captured were %d (%d), %d",
+                         now.num_reqs, now.num_decodes, now.num_tokens, captured->num_reqs,
+                         captured->num_decodes, captured->num_tokens);
     }
     return status;
 }
 
-/* The other group's batch with its own tables. Its kernels differ, so their schedules are made for them. */
+/* The source's batch with other tables. A plan that was made from this very batch before (or is the source itself) keeps
+ * its vendors' schedules where they can take new tables; else its kernels, which differ, plan for themselves. */
 attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
                                     const struct attn_batch *tables, void *stream,
                                     struct attn_error *error)
 {
     struct attn_batch batch, read;
     attn_status status;
-    if (plan == NULL || source == NULL || !source->planned) {
+    if (plan == NULL || source == NULL || source->ready == NULL) {
         return error_set(error, ATTN_ERROR_ORDER, "source", "plan %p, source %p; the source has to be planned",
                          (void *)plan, (const void *)source);
     }
@@ -213,7 +237,9 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
     if (status != ATTN_OK) {
         return status;
     }
-    batch = source->given;
+    bool same = plan == source || (plan->ready != NULL && plan->source == source &&
+                                   plan->source_serial == source->serial);
+    batch = source->received;
     batch.flags |= ATTN_BATCH_FAST_BUILD;
     batch.block_table = read.block_table;
     batch.block_table_stride = read.block_table_stride;
@@ -221,12 +247,17 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
     batch.block_table_row = read.block_table_row;
     batch.slot_mapping = read.slot_mapping;
     batch.num_slots = read.num_slots;
-    return make_plan(plan, &batch, ATTN_PLAN_EAGER, stream, error);
+    status = make_plan(plan, &batch, &(struct purpose){ATTN_PLAN_EAGER, same}, stream, error);
+    if (status == ATTN_OK && plan != source) {
+        plan->source = source;
+        plan->source_serial = source->serial;
+    }
+    return status;
 }
 
 attn_status plan_split(const attn_plan *plan, struct attn_batch_split *split)
 {
-    if (plan == NULL || split == NULL || !plan->planned) {
+    if (plan == NULL || split == NULL || plan->ready == NULL) {
         return ATTN_ERROR_ORDER;
     }
     *split = plan->split;

@@ -129,16 +129,16 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
     return status;
 }
 
-static uint32_t dtype_word(int32_t dtype)
+/* [T, heads, head_size] of a dtype. */
+static struct rows rows_of(int32_t dtype, int32_t heads, int32_t head_size)
 {
     static const struct attn_dtype dtypes[ATTN_DTYPE_COUNT] = {
         {ATTN_CODE_FLOAT, 16, 1},           {ATTN_CODE_BFLOAT, 16, 1},
         {ATTN_CODE_FLOAT, 32, 1},           {ATTN_CODE_FLOAT8_E4M3FN, 8, 1},
         {ATTN_CODE_FLOAT8_E5M2, 8, 1},      {ATTN_CODE_FLOAT8_E4M3FNUZ, 8, 1},
         {ATTN_CODE_INT, 8, 1}};
-    uint32_t word;
-    memcpy(&word, &dtypes[dtype], sizeof word);
-    return word;
+    const struct attn_tensor tensor = {.ndim = 3, .dtype = dtypes[dtype]};
+    return (struct rows){tensor_kind(&tensor), heads, head_size};
 }
 
 static void describe_tensors(struct step *step)
@@ -148,13 +148,10 @@ static void describe_tensors(struct step *step)
     bool quantized_q = l->q_scale_form != ATTN_SCALE_NONE;
     uint32_t composed =
         step->layer->served[0].composed | step->layer->served[1].composed;
-    step->q_dtype = dtype_word(quantized_q ? l->q_dtype : l->dtype);
-    step->kv_dtype_in = dtype_word(l->dtype);
-    step->out_dtype = dtype_word(l->dtype);
-    step->num_q_heads = l->num_q_heads;
-    step->num_kv_heads = l->num_kv_heads;
-    step->head_size = l->head_size;
-    step->head_size_v = l->head_size_v;
+    step->q = rows_of(quantized_q ? l->q_dtype : l->dtype, l->num_q_heads, l->head_size);
+    step->k = rows_of(l->dtype, l->num_kv_heads, l->head_size);
+    step->v = rows_of(l->dtype, l->num_kv_heads, l->head_size_v);
+    step->out = rows_of(l->dtype, l->num_q_heads, l->head_size_v);
     step->quantizes = composed & ATTN_COMPOSE_OUTPUT_QUANT;
     step->plain_checks = step->layer->layer.mla == NULL && step->layer->layer.gdn == NULL;
     step->keys_are_inputs = !layer_has_cache(l);
@@ -208,10 +205,10 @@ static void lay_out(attn_plan *plan)
     bool merges = false, quantizes = false;
     for (int32_t i = 0; i < plan->num_steps; i++) {
         const struct step *step = &plan->steps[i];
-        size_t bytes = (size_t)step->num_q_heads * (size_t)step->head_size_v *
+        size_t bytes = (size_t)step->out.heads * (size_t)step->out.head_size *
                        (step->layer->layer.desc.dtype == ATTN_DTYPE_F32 ? 4 : 2);
         row = bytes > row ? bytes : row;
-        heads = (size_t)step->num_q_heads > heads ? (size_t)step->num_q_heads : heads;
+        heads = (size_t)step->q.heads > heads ? (size_t)step->q.heads : heads;
         merges |= step->launches[ATTN_PHASE_PREFILL][PART_PREFIX].kernel != NULL ||
                   step->launches[ATTN_PHASE_PREFILL][PART_SINK].kernel != NULL;
         quantizes |= step->quantizes;
@@ -307,6 +304,9 @@ attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan
     }
     plan->model = model;
     plan->group = group;
+    for (int32_t i = model->num_layers - 1; i >= 0; i--) {
+        plan->table = model->layers[i].group == group ? model->layers[i].table : plan->table;
+    }
     plan->validate = model->runtime->settings.validate;
     for (int32_t i = 0; i < model->runtime->num_devices; i++) {
         const struct attn_device_info *device = &model->runtime->devices[i];
@@ -362,7 +362,7 @@ attn_status plan_bind_workspace(attn_plan *plan, void *workspace, size_t bytes, 
     }
     plan->workspace = workspace;
     plan->workspace_bytes = bytes;
-    plan->planned = false;
+    plan->ready = NULL;
     for (int32_t i = 0; i < plan->num_steps; i++) {
         for (int32_t j = 0; j < ATTN_PHASE_COUNT * PART_COUNT; j++) {
             struct launch *launch = &plan->steps[i].launches[j / PART_COUNT][j % PART_COUNT];

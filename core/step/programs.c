@@ -15,7 +15,10 @@ static inline attn_status launch_run(struct launch *launch, const struct attn_st
     args->q = io->q;
     args->out = out;
     args->lse = lse;
-    return launch->kernel(args, error);
+    attn_status status = launch->kernel(args, error);
+    args->next = NULL; /* plain runs expect neither */
+    args->lse = NULL;
+    return status;
 }
 
 attn_status run_attends(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -41,18 +44,18 @@ static void partial_init(struct partial *p, attn_plan *plan, const struct step *
 {
     int64_t tokens = plan->num_tokens;
     p->shape[0] = tokens;
-    p->shape[1] = step->num_q_heads;
-    p->shape[2] = step->head_size_v;
-    p->strides[0] = (int64_t)step->num_q_heads * step->head_size_v;
-    p->strides[1] = step->head_size_v;
+    p->shape[1] = step->out.heads;
+    p->shape[2] = step->out.head_size;
+    p->strides[0] = step->out.heads * step->out.head_size;
+    p->strides[1] = step->out.head_size;
     p->strides[2] = 1;
-    p->lse_shape[0] = step->num_q_heads;
+    p->lse_shape[0] = step->out.heads;
     p->lse_shape[1] = tokens;
     p->lse_strides[0] = tokens;
     p->lse_strides[1] = 1;
     p->out = (struct attn_tensor){plan->workspace + plan->scratch.out, plan->model->device, 3,
                                   {0, 0, 0}, p->shape, p->strides, 0};
-    memcpy(&p->out.dtype, &step->out_dtype, sizeof p->out.dtype);
+    tensor_set_kind(&p->out, step->out.kind);
     for (int32_t i = 0; i < 2; i++) {
         p->lse[i] = (struct attn_tensor){plan->workspace + plan->scratch.lse[i], plan->model->device, 2,
                                          {ATTN_CODE_FLOAT, 32, 1}, p->lse_shape, p->lse_strides, 0};

@@ -9,44 +9,134 @@
 #define MIN_IO 72 /* size in ABI 0.1 */
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 
-static inline bool is_rows(const struct attn_tensor *t, uint32_t dtype, int64_t rows, int64_t heads,
-                           int64_t head_size)
+static inline bool is_rows(const struct attn_tensor *t, const struct rows *wanted, int64_t rows)
 {
-    uint32_t word;
-    memcpy(&word, &t->dtype, sizeof word);
-    return t->ndim == 3 && word == dtype && t->shape[0] >= rows && t->shape[1] == heads &&
-           t->shape[2] == head_size && (t->strides == NULL || t->strides[2] == 1);
+    return tensor_kind(t) == wanted->kind && t->shape != NULL && t->shape[0] >= rows &&
+           t->shape[1] == wanted->heads && t->shape[2] == wanted->head_size &&
+           (t->strides == NULL || t->strides[2] == 1);
+}
+
+/* q, k, v and out stand side by side in both structs: two vector moves. A plain run has neither extensions nor an lse,
+ * and launch_run leaves none behind. */
+static inline void set_io(struct attn_attend_args *args, const struct attn_step_io *io)
+{
+    const size_t bytes = 4 * sizeof args->q;
+    ATTN_STATIC_ASSERT(offsetof(struct attn_attend_args, out) - offsetof(struct attn_attend_args, q) ==
+                           offsetof(struct attn_step_io, out) - offsetof(struct attn_step_io, q),
+                       "q, k, v, out in one order");
+    args->stream = io->stream;
+    memcpy(&args->q, &io->q, bytes);
+}
+
+/* Flags that change a plain run, extensions and the lse in one test. */
+static inline bool is_special(const struct attn_step_io *io, uint32_t flags)
+{
+    return ((uintptr_t)io->next | (uintptr_t)io->lse | (io->flags & flags)) != 0;
+}
+
+/* One attend over a cache that has its keys: what most runs of an engine with its own write are. Whatever is not
+ * plain goes the general way, which also finds the words for a refusal. */
+static attn_status run_attend(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                              struct attn_error *error)
+{
+    const struct attn_tensor *q = io->q, *out = io->out;
+    int64_t rows = plan->num_tokens;
+    if (is_special(io, ATTN_RUN_NO_ATTEND) || q == NULL || out == NULL ||
+        !is_rows(q, &step->q, rows) || !is_rows(out, &step->out, rows)) {
+        return run_general(plan, step, io, error);
+    }
+    struct launch *launch = step->main[0];
+    set_io(&launch->args, io);
+    return launch->kernel(&launch->args, error);
+}
+
+/* Likewise with the step's keys written first. */
+static attn_status run_write_attend(attn_plan *plan, struct step *step,
+                                    const struct attn_step_io *io, struct attn_error *error)
+{
+    const struct attn_tensor *q = io->q, *k = io->k, *v = io->v, *out = io->out;
+    int64_t rows = plan->num_tokens, slots = plan->given.num_slots;
+    if (is_special(io, UINT32_MAX) || q == NULL || k == NULL || v == NULL || out == NULL ||
+        !is_rows(q, &step->q, rows) || !is_rows(k, &step->k, slots) ||
+        !is_rows(v, &step->v, slots) || !is_rows(out, &step->out, rows)) {
+        return run_general(plan, step, io, error);
+    }
+    step->write.stream = io->stream;
+    step->write.k = k;
+    step->write.v = v;
+    attn_status status = step->write_kv(&step->write, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    struct launch *launch = step->main[0];
+    set_io(&launch->args, io);
+    return launch->kernel(&launch->args, error);
+}
+
+void step_choose_entry(attn_plan *plan, struct step *step)
+{
+    const struct attn_model_options *hooks = &plan->model->options;
+    bool one_call = step->program == run_attends && step->main[0] != NULL && step->main[1] == NULL;
+    bool writes = step->writes && plan->given.num_slots > 0;
+    bool cross = step->layer->layer.desc.kind == ATTN_LAYER_CROSS; /* keys come with the first step only */
+    step->enter = run_general;
+    if (!one_call || !step->plain_checks || step->quantizes || step->keys_are_inputs || cross ||
+        plan->validate || hooks->before_layer != NULL || hooks->after_layer != NULL) {
+        return;
+    }
+    if (!writes) {
+        step->enter = run_attend;
+    } else if (step->write_kv != NULL) {
+        step->write.slot_mapping = plan->given.slot_mapping;
+        step->write.num_slots = plan->given.num_slots;
+        step->enter = run_write_attend;
+    }
+}
+
+static attn_status check_out(const attn_plan *plan, const struct step *step,
+                             const struct attn_tensor *out, struct attn_error *error)
+{
+    int32_t form = step->quantizes ? step->layer->layer.desc.output_form : ATTN_OUTPUT_PLAIN;
+    struct rows wanted = step->out;
+    if (form == ATTN_OUTPUT_NVFP4) { /* two values a byte: the row's shape is the quantize kernel's to check */
+        return out != NULL && out->data != NULL ? ATTN_OK : FAIL("out", "out is NULL or has no data");
+    }
+    if (form != ATTN_OUTPUT_PLAIN) {
+        const struct attn_tensor fp8 = {.ndim = 3, .dtype = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1}};
+        wanted.kind = tensor_kind(&fp8);
+    }
+    if (out == NULL || !is_rows(out, &wanted, plan->num_tokens)) {
+        return FAIL("out", "out is NULL or not [num_tokens or more, num_q_heads, head_size_v] of the "
+                           "layer's dtype (float8_e4m3fn in the fp8 output forms) with a contiguous "
+                           "last dimension");
+    }
+    return ATTN_OK;
 }
 
 static attn_status check_attend_io(const attn_plan *plan, const struct step *step,
                                    const struct attn_step_io *io, struct attn_error *error)
 {
-    if (io->q == NULL || !is_rows(io->q, step->q_dtype, plan->num_tokens, step->num_q_heads,
-                                  step->head_size)) {
+    if (io->q == NULL || !is_rows(io->q, &step->q, plan->num_tokens)) {
         return FAIL("q", "q is NULL or not [num_tokens or more, num_q_heads, head_size] of the layer's "
                          "dtype with a contiguous last dimension");
     }
-    if (io->out == NULL ||
-        (!step->quantizes && !is_rows(io->out, step->out_dtype, plan->num_tokens, step->num_q_heads,
-                                      step->head_size_v))) {
-        return FAIL("out", "out is NULL or not [num_tokens or more, num_q_heads, head_size_v] of the "
-                           "layer's dtype with a contiguous last dimension");
-    }
-    if (io->lse != NULL && (io->lse->ndim != 2 || io->lse->shape[0] != step->num_q_heads ||
-                            io->lse->shape[1] < plan->num_tokens || io->lse->dtype.bits != 32)) {
+    if (io->lse != NULL && (io->lse->ndim != 2 || io->lse->shape == NULL ||
+                            io->lse->shape[0] != step->q.heads ||
+                            io->lse->shape[1] < plan->num_tokens || io->lse->dtype.bits != 32 ||
+                            io->lse->dtype.code != ATTN_CODE_FLOAT)) {
         return FAIL("lse", "lse is not [num_q_heads, num_tokens or more] float32");
     }
-    return ATTN_OK;
+    return check_out(plan, step, io->out, error);
 }
 
 static attn_status check_keys_io(const struct step *step, const struct attn_step_io *io, int64_t rows,
                                  struct attn_error *error)
 {
-    if (io->k == NULL || !is_rows(io->k, step->kv_dtype_in, rows, step->num_kv_heads, step->head_size)) {
+    if (io->k == NULL || !is_rows(io->k, &step->k, rows)) {
         return FAIL("k", "k is NULL or not [rows, num_kv_heads, head_size] of the layer's dtype with a "
                          "contiguous last dimension and a row per slot");
     }
-    if (io->v == NULL || !is_rows(io->v, step->kv_dtype_in, rows, step->num_kv_heads, step->head_size_v)) {
+    if (io->v == NULL || !is_rows(io->v, &step->v, rows)) {
         return FAIL("v", "v is NULL or not [rows, num_kv_heads, head_size_v] of the layer's dtype with "
                          "a contiguous last dimension and a row per slot");
     }
@@ -79,7 +169,10 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
                                   "the layer's backend has no rope_write_kv");
         }
     }
-    return kernel != NULL ? kernel(args, error) : ATTN_OK;
+    attn_status status = kernel != NULL ? kernel(args, error) : ATTN_OK;
+    args->next = NULL;
+    args->q = NULL;
+    return status;
 }
 
 static attn_status quantize_out(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -89,8 +182,8 @@ static attn_status quantize_out(attn_plan *plan, struct step *step, const struct
         ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT, sizeof(struct attn_io_output_quant));
     const struct attn_layer_desc *layer = &step->layer->layer.desc;
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
-    int64_t shape[3] = {plan->given.num_actual_tokens, step->num_q_heads, step->head_size_v};
-    int64_t strides[3] = {(int64_t)step->num_q_heads * step->head_size_v, step->head_size_v, 1};
+    int64_t shape[3] = {plan->given.num_actual_tokens, step->out.heads, step->out.head_size};
+    int64_t strides[3] = {step->out.heads * step->out.head_size, step->out.head_size, 1};
     struct attn_tensor plain = {plan->workspace + plan->scratch.plain, plan->model->device, 3, {0, 0, 0},
                                 shape, strides, 0};
     struct attn_step_io inner = *io;
@@ -99,7 +192,7 @@ static attn_status quantize_out(attn_plan *plan, struct step *step, const struct
                               "the layer's output form needs attn_io_output_quant on the run");
     }
     const struct attn_io_output_quant *quant = (const struct attn_io_output_quant *)ext;
-    memcpy(&plain.dtype, &step->out_dtype, sizeof plain.dtype);
+    tensor_set_kind(&plain, step->out.kind);
     inner.out = &plain;
     attn_status status = step->program(plan, step, &inner, error);
     struct attn_quantize_args args = {.struct_size = sizeof args,
@@ -162,34 +255,66 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     return status;
 }
 
-attn_status plan_run(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,
-                     struct attn_error *error)
+/* Everything that a run can be. */
+attn_status run_general(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                        struct attn_error *error)
 {
-    struct attn_step_io read;
-    attn_status status;
-    if (plan == NULL || layer == NULL || io == NULL) {
-        return FAIL("io", "plan, layer or io is NULL");
-    }
-    if (io->struct_size != sizeof *io) {
-        status = struct_read(&read, sizeof read, MIN_IO, io, "attn_step_io", error);
+    static const uint32_t known[] = {ATTN_EXT_IO_MLA, ATTN_EXT_IO_GDN, ATTN_EXT_IO_OUTPUT_QUANT,
+                                     ATTN_EXT_IO_ROPE};
+    const struct attn_model_options *hooks = &plan->model->options;
+    int32_t layer = step->layer->index;
+    if (io->next != NULL) {
+        attn_status status = ext_check(io->next, known, 4, "attn_step_io", error);
         if (status != ATTN_OK) {
             return status;
         }
-        io = &read;
     }
-    if (layer->model != plan->model || layer->group != plan->group) {
-        return FAIL("layer", "the layer is not of the plan's block-table group");
-    }
-    if (!plan->planned) {
-        return error_set_text(error, ATTN_ERROR_ORDER, "plan", "plan() has not succeeded for this step");
-    }
-    const struct attn_model_options *hooks = &plan->model->options;
     if (hooks->before_layer != NULL) {
-        hooks->before_layer(hooks->user, layer->index, io->stream);
+        hooks->before_layer(hooks->user, layer, io->stream);
     }
-    status = run_step(plan, &plan->steps[layer->slot], io, error);
+    attn_status status = run_step(plan, step, io, error);
     if (hooks->after_layer != NULL) {
-        hooks->after_layer(hooks->user, layer->index, io->stream);
+        hooks->after_layer(hooks->user, layer, io->stream);
     }
     return status;
+}
+
+/* Kept out of plan_run, which so needs no stack of its own. */
+__attribute__((noinline)) static attn_status run_foreign(attn_plan *plan, struct step *step,
+                                                         const struct attn_step_io *io,
+                                                         struct attn_error *error)
+{
+    struct attn_step_io read;
+    attn_status status = struct_read(&read, sizeof read, MIN_IO, io, "attn_step_io", error);
+    return status == ATTN_OK ? step->enter(plan, step, &read, error) : status;
+}
+
+__attribute__((noinline)) static attn_status refuse_run(const attn_plan *plan,
+                                                        const attn_layer *layer,
+                                                        struct attn_error *error)
+{
+    if (layer->table != plan->table) {
+        return FAIL("layer", "the layer is not of the plan's block-table group");
+    }
+    return error_set_text(error, ATTN_ERROR_ORDER, "plan", "plan() has not succeeded for this step");
+}
+
+attn_status plan_run(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,
+                     struct attn_error *error)
+{
+    if (plan == NULL) {
+        return FAIL("plan", "plan is NULL");
+    }
+    if (layer == NULL) {
+        return FAIL("layer", "layer is NULL");
+    }
+    if (io == NULL) {
+        return FAIL("io", "io is NULL");
+    }
+    if (layer->table != plan->ready) {
+        return refuse_run(plan, layer, error);
+    }
+    struct step *step = &plan->steps[layer->slot];
+    return io->struct_size == sizeof *io ? step->enter(plan, step, io, error)
+                                         : run_foreign(plan, step, io, error);
 }

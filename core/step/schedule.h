@@ -3,6 +3,8 @@
 #ifndef CORE_STEP_SCHEDULE_H
 #define CORE_STEP_SCHEDULE_H
 
+#include <string.h>
+
 #include "bind/bound.h"
 #include "step/plan.h"
 
@@ -44,12 +46,31 @@ struct step;
 typedef attn_status step_program(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                                  struct attn_error *error);
 
+/* What a tensor [rows, heads, head_size] of a step must be. */
+struct rows {
+    uint64_t kind; /* ndim and dtype, the eight bytes that lie side by side in attn_tensor */
+    int64_t heads;
+    int64_t head_size;
+};
+
+static inline uint64_t tensor_kind(const struct attn_tensor *tensor)
+{
+    uint64_t kind;
+    memcpy(&kind, (const char *)tensor + offsetof(struct attn_tensor, ndim), sizeof kind);
+    return kind;
+}
+
+static inline void tensor_set_kind(struct attn_tensor *tensor, uint64_t kind)
+{
+    memcpy((char *)tensor + offsetof(struct attn_tensor, ndim), &kind, sizeof kind);
+}
+
 /* One layer in a plan. */
 struct step {
-    step_program *program; /* by the last plan; NULL: none yet */
+    step_program *enter;   /* what run() calls: by the last plan */
+    step_program *program; /* the attends alone, likewise */
     attn_layer *layer;
-    uint32_t q_dtype, kv_dtype_in, out_dtype; /* of the tensors, as their four bytes */
-    int32_t num_q_heads, num_kv_heads, head_size, head_size_v;
+    struct rows q, k, v, out;
     bool writes;       /* this layer's own cache is filled by runs */
     bool plain_checks; /* q, k, v, out are [T, heads, D]; MLA and GDN bring extensions */
     bool keys_are_inputs; /* no cache: k and v are read by attend */
@@ -70,6 +91,12 @@ struct scratch {
     size_t bytes;
 };
 
+/* Counts of the last capture, which its replays must have. */
+struct captured {
+    bool there;
+    int32_t num_reqs, num_decodes, num_tokens;
+};
+
 struct attn_plan {
     attn_model *model;
     int32_t group;
@@ -80,13 +107,18 @@ struct attn_plan {
     struct schedule *schedules;
     int32_t num_schedules;
     struct attn_batch views[VIEW_COUNT];
-    struct attn_batch given; /* the engine's, zero-extended */
+    struct attn_batch received; /* the engine's, zero-extended */
+    struct attn_batch given;    /* the same, bounds and encoder lengths filled in */
     struct attn_batch_split split;
     int32_t num_tokens; /* rows that tensors must have */
     int32_t num_key_rows; /* likewise k and v where keys are contiguous */
     int32_t first_row;    /* query_start_loc_host[0]: host copies end with plan() */
-    bool planned;
-    int32_t captured; /* 1: CAPTURE came; replays must have its counts */
+    const attn_layer *table; /* of its block-table group, see attn_layer.table */
+    const attn_layer *ready; /* = table once plan() succeeded, else NULL */
+    uint64_t serial;         /* of the last plan() */
+    const attn_plan *source; /* whose batch the last plan took, see plan_update_block_table; never followed */
+    uint64_t source_serial;
+    struct captured captured;
     uint8_t *workspace;
     size_t workspace_bytes;
     struct scratch scratch;
@@ -111,6 +143,10 @@ bool cascade_pays(const attn_plan *plan, const struct step *step);
 /* Brings the integers that the views use to the device. */
 attn_status compose_send(attn_plan *plan, void *stream, struct attn_error *error);
 int32_t compose_max_integers(const attn_plan *plan);
+
+/* run.c: chooses what run() enters, after the program and its calls are chosen. */
+void step_choose_entry(attn_plan *plan, struct step *step);
+extern step_program run_general;
 
 /* programs.c */
 extern step_program run_idle, run_attends, run_cascade, run_with_sink;

@@ -163,6 +163,9 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
     static const uint32_t known[] = {ATTN_EXT_BATCH_GDN, ATTN_EXT_BATCH_CONTEXT};
     struct attn_batch read;
     attn_status status = struct_read(&read, sizeof read, MIN_BATCH, batch, "attn_batch", error);
+    if (status == ATTN_OK) {
+        plan->received = read;
+    }
     if (status == ATTN_OK && read.next != NULL) {
         status = ext_check(read.next, known, 2, "attn_batch", error);
     }

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans beyond the eager one: captured and replayed, in two parts, and with the tables of another group. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fixture.h"
+
+static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
+static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+enum { TOKENS = 31, OUT_BYTES = TOKENS * 4 * 32 * sizeof(float) };
+
+static attn_plan *another_plan(struct fixture *f, int32_t graph, void **workspace)
+{
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = {sizeof options.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0},
+        .graph = graph};
+    attn_plan *plan;
+    assert_int_equal(f->api->plan_create(f->model, 0, &options, &plan, &f->error), ATTN_OK);
+    size_t bytes = f->api->plan_workspace_bytes(plan);
+    *workspace = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
+    assert_int_equal(f->api->plan_bind_workspace(plan, *workspace, bytes, &f->error), ATTN_OK);
+    return plan;
+}
+
+static void run(struct fixture *f, attn_plan *plan)
+{
+    memset(f->out, 0xff, OUT_BYTES);
+    assert_int_equal(f->api->run(plan, f->api->model_layer(f->model, 0), &f->io, &f->error), ATTN_OK);
+}
+
+/* The second step of a graph has other lengths, tables and slots at the same addresses. */
+static void shorten(struct fixture *f)
+{
+    for (int32_t r = 0; r < 4; r++) {
+        f->seq_lens[r] -= r < 3 ? 3 : 0;
+        for (int32_t i = f->query_start_loc[r]; i < f->query_start_loc[r + 1]; i++) {
+            int32_t j = f->seq_lens[r] - f->query_start_loc[r + 1] + i;
+            f->slots[i] = (int64_t)f->block_table[r * MAX_BLOCKS + j / 16] * 16 + j % 16;
+        }
+    }
+}
+
+static void hold_replay(const char *backend)
+{
+    struct fixture f;
+    void *workspace;
+    unsigned char *eager = malloc(OUT_BYTES);
+    fixture_init(&f, backend, &decoder, queries, lens, 4, 0, NULL, false);
+    attn_plan *plan = another_plan(&f, 1, &workspace);
+    assert_int_equal(f.api->plan_graph_level(plan), ATTN_GRAPH_ALWAYS);
+    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error),
+                     ATTN_ERROR_ORDER);
+    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_CAPTURE, &f.batch, NULL, &f.error), ATTN_OK);
+    run(&f, plan);
+    for (int32_t step = 0; step < 3; step++) {
+        shorten(&f);
+        assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error), ATTN_OK);
+        run(&f, plan);
+        memcpy(eager, f.out, OUT_BYTES);
+        memset(f.out, 0xff, OUT_BYTES);
+        fixture_step(&f);
+        assert_memory_equal(f.out, eager, OUT_BYTES);
+    }
+    /* Other counts are refused, and the refused ones do not become the captured ones. */
+    struct attn_batch fewer = f.batch;
+    fewer.num_reqs = 3;
+    fewer.num_tokens = fewer.num_actual_tokens = 11;
+    fewer.num_slots = 11;
+    for (int32_t i = 0; i < 2; i++) {
+        f.error = (struct attn_error)ATTN_ERROR_INIT;
+        assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &fewer, NULL, &f.error),
+                         ATTN_ERROR_INVALID_ARGUMENT);
+        assert_non_null(strstr(f.error.message, "captured were 4 (2), 31"));
+        assert_int_equal(f.api->run(plan, f.api->model_layer(f.model, 0), &f.io, NULL), ATTN_ERROR_ORDER);
+    }
+    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error), ATTN_OK);
+    f.api->plan_destroy(plan);
+    free(workspace);
+    free(eager);
+    fixture_finish(&f);
+}
+
+static void test_replay(void **state)
+{
+    (void)state;
+    hold_replay("cpu_ref");
+}
+
+static void test_two_parts(void **state)
+{
+    struct fixture f;
+    void *workspace;
+    unsigned char *eager = malloc(OUT_BYTES);
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_step(&f);
+    memcpy(eager, f.out, OUT_BYTES);
+    attn_plan *plan = another_plan(&f, 1, &workspace);
+    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_IN_GRAPH, NULL, NULL, &f.error), ATTN_ERROR_ORDER);
+    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_OUT_OF_GRAPH, &f.batch, NULL, &f.error), ATTN_OK);
+    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_IN_GRAPH, NULL, NULL, &f.error), ATTN_OK);
+    run(&f, plan);
+    assert_memory_equal(f.out, eager, OUT_BYTES);
+    assert_int_equal(f.api->plan_graph(plan, 9, &f.batch, NULL, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(f.api->plan_graph(f.plan, ATTN_PLAN_CAPTURE, &f.batch, NULL, &f.error),
+                     ATTN_ERROR_ORDER); /* made without options.graph */
+    f.api->plan_destroy(plan);
+    free(workspace);
+    free(eager);
+    fixture_finish(&f);
+}
+
+/* Blocks moved to other places: the plan follows by its tables alone. */
+static void test_update_block_table(void **state)
+{
+    struct fixture f;
+    void *workspace;
+    unsigned char *before = malloc(OUT_BYTES);
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    attn_plan *plan = another_plan(&f, 0, &workspace);
+    struct attn_batch tables = {.struct_size = sizeof tables,
+                                .block_table = f.block_table,
+                                .block_table_stride = MAX_BLOCKS,
+                                .slot_mapping = f.slots,
+                                .num_slots = TOKENS};
+    assert_int_equal(f.api->plan_update_block_table(plan, f.plan, &tables, NULL, &f.error), ATTN_OK);
+    fixture_step(&f);
+    memcpy(before, f.out, OUT_BYTES);
+    int32_t moved = f.block_table[2 * MAX_BLOCKS], target = (int32_t)f.num_blocks - 1;
+    const int64_t pair[] = {moved, target};
+    assert_int_equal(f.api->copy_blocks(f.model, 0, ATTN_COPY_DEVICE_TO_DEVICE, NULL, pair, 1, NULL, &f.error),
+                     ATTN_OK);
+    for (int32_t step = 0; step < 3; step++) {
+        int32_t *table = malloc(sizeof f.block_table);
+        memcpy(table, f.block_table, sizeof f.block_table);
+        table[2 * MAX_BLOCKS] = target;
+        tables.block_table = table;
+        /* From the source, from it again (only the tables differ), and by a plan of itself. */
+        assert_int_equal(f.api->plan_update_block_table(plan, step < 2 ? f.plan : plan, &tables, NULL, &f.error),
+                         ATTN_OK);
+        run(&f, plan);
+        assert_memory_equal(f.out, before, OUT_BYTES);
+        free(table);
+    }
+    tables.struct_size = 3;
+    assert_int_equal(f.api->plan_update_block_table(plan, f.plan, &tables, NULL, &f.error),
+                     ATTN_ERROR_STRUCT_SIZE);
+    f.api->plan_destroy(plan);
+    free(workspace);
+    free(before);
+    fixture_finish(&f);
+}
+
+static void test_update_needs_a_plan(void **state)
+{
+    struct fixture f;
+    void *workspace;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    attn_plan *plan = another_plan(&f, 0, &workspace);
+    assert_int_equal(f.api->plan_update_block_table(f.plan, plan, &f.batch, NULL, &f.error), ATTN_ERROR_ORDER);
+    assert_string_equal(f.error.field, "source");
+    f.api->plan_destroy(plan);
+    free(workspace);
+    fixture_finish(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_two_parts),
+        cmocka_unit_test(test_update_block_table),
+        cmocka_unit_test(test_update_needs_a_plan),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

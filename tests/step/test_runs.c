@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* run() by each way in: the plain one, the general one, and what both refuse alike. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fixture.h"
+
+static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
+static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+static const size_t out_bytes = 31 * 4 * 32 * sizeof(float);
+
+static attn_status run(struct fixture *f, const struct attn_step_io *io)
+{
+    f->error = (struct attn_error)ATTN_ERROR_INIT;
+    return f->api->run(f->plan, f->api->model_layer(f->model, 0), io, &f->error);
+}
+
+/* With an lse a run goes the general way, without one the plain way. */
+static void hold_ways_equal(const char *backend)
+{
+    struct fixture f;
+    float *general = malloc(out_bytes);
+    fixture_init(&f, backend, &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_step(&f);
+    memcpy(general, f.out, out_bytes);
+    const struct attn_step_io with_lse = f.io;
+    f.io.lse = NULL;
+    for (uint32_t flags = 0; flags <= ATTN_RUN_NO_WRITE; flags++) {
+        memset(f.out, 0xff, out_bytes);
+        f.io.flags = flags;
+        assert_int_equal(run(&f, &f.io), ATTN_OK);
+        assert_memory_equal(f.out, general, out_bytes);
+        /* Nothing of a general run stays behind in the prepared calls. */
+        assert_int_equal(run(&f, &with_lse), ATTN_OK);
+    }
+    f.batch.num_slots = 0; /* the keys are there: the plain way without a write */
+    memset(f.out, 0xff, out_bytes);
+    f.io.flags = 0;
+    fixture_step(&f);
+    assert_memory_equal(f.out, general, out_bytes);
+    free(general);
+    fixture_finish(&f);
+}
+
+static void test_ways_are_equal(void **state)
+{
+    (void)state;
+    hold_ways_equal("cpu_ref");
+    hold_ways_equal("example");
+}
+
+static void refuse(struct fixture *f, const struct attn_step_io *io, const char *field)
+{
+    memset(f->out, 0x55, out_bytes);
+    assert_int_equal(run(f, io), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(f->error.field, field);
+    for (size_t i = 0; i < out_bytes; i++) {
+        assert_int_equal(((unsigned char *)f->out)[i], 0x55);
+    }
+}
+
+/* One tensor of the io at a time, one defect at a time; both ways. */
+static void test_bad_tensors(void **state)
+{
+    static const char *const names[] = {"q", "k", "v", "out"};
+    struct fixture f;
+    int64_t shape[3], strides[3] = {1, 1, 2};
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_step(&f);
+    for (int32_t way = 0; way < 2; way++) {
+        for (int32_t which = 0; which < 4; which++) {
+            const struct attn_tensor *good = &f.tensors[which];
+            for (int32_t defect = 0; defect < 8; defect++) {
+                struct attn_step_io io = f.io;
+                struct attn_tensor bad = *good;
+                const struct attn_tensor **slots[] = {&io.q, &io.k, &io.v, &io.out};
+                memcpy(shape, good->shape, sizeof shape);
+                bad.shape = shape;
+                io.lse = way == 0 ? NULL : f.io.lse;
+                switch (defect) {
+                case 0:
+                    bad.ndim = 2;
+                    break;
+                case 1:
+                    bad.dtype.bits = 16;
+                    break;
+                case 2:
+                    bad.dtype.code = ATTN_CODE_BFLOAT;
+                    break;
+                case 3:
+                    bad.shape = NULL;
+                    break;
+                case 4:
+                    bad.strides = strides;
+                    break;
+                default:
+                    shape[defect - 5] -= 1;
+                }
+                *slots[which] = &bad;
+                refuse(&f, &io, names[which]);
+                *slots[which] = NULL;
+                refuse(&f, &io, names[which]);
+            }
+        }
+    }
+    struct attn_step_io io = f.io;
+    io.lse = io.q;
+    refuse(&f, &io, "lse");
+    fixture_finish(&f);
+}
+
+static void test_extensions(void **state)
+{
+    struct attn_ext unknown = {.id = 0x12345, .struct_size = sizeof unknown};
+    struct fixture f;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_step(&f);
+    struct attn_step_io io = f.io;
+    io.next = &unknown;
+    assert_int_equal(run(&f, &io), ATTN_ERROR_EXTENSION);
+    unknown.flags = ATTN_EXT_OPTIONAL;
+    assert_int_equal(run(&f, &io), ATTN_OK);
+    fixture_finish(&f);
+}
+
+struct grown_io {
+    struct attn_step_io io;
+    uint64_t tail;
+};
+
+static void test_older_and_newer_io(void **state)
+{
+    struct fixture f;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_step(&f);
+    struct grown_io grown = {f.io, 0};
+    grown.io.struct_size = sizeof grown;
+    assert_int_equal(run(&f, &grown.io), ATTN_OK);
+    grown.tail = 1;
+    assert_int_equal(run(&f, &grown.io), ATTN_ERROR_STRUCT_SIZE);
+    grown.io.struct_size = 16;
+    assert_int_equal(run(&f, &grown.io), ATTN_ERROR_STRUCT_SIZE);
+    fixture_finish(&f);
+}
+
+static void test_order_and_owner(void **state)
+{
+    struct fixture f, other;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_init(&other, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_step(&f);
+    assert_int_equal(f.api->run(f.plan, f.api->model_layer(other.model, 0), &f.io, &f.error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(f.error.field, "layer");
+    assert_int_equal(f.api->run(NULL, f.api->model_layer(f.model, 0), &f.io, &f.error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(f.error.field, "plan");
+    f.batch.num_reqs = -1; /* a plan that failed leaves none behind */
+    assert_int_not_equal(f.api->plan(f.plan, &f.batch, NULL, NULL), ATTN_OK);
+    assert_int_equal(run(&f, &f.io), ATTN_ERROR_ORDER);
+    assert_string_equal(f.error.field, "plan");
+    fixture_finish(&f);
+    fixture_finish(&other);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ways_are_equal), cmocka_unit_test(test_bad_tensors),
+        cmocka_unit_test(test_extensions),     cmocka_unit_test(test_older_and_newer_io),
+        cmocka_unit_test(test_order_and_owner),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
