@@ -13,3 +13,5 @@ echo; echo "== four layers of Llama 3.1 8B, served in continuous batches and ver
 build/tools/attn-run --model models/llama-3.1-8b.json --layers 4 --steps 4 --verify
 echo; echo "== real activations of all-MiniLM-L6-v2"
 build/tools/attn-run --qkv tests/data/minilm/attention.safetensors --verify
+echo; echo "== real activations of SmolLM2-135M while it writes, with a growing cache"
+build/tools/attn-run --qkv tests/data/smollm2/attention.safetensors --verify

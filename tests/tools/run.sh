@@ -11,14 +11,36 @@ done
 "$run" --model "$models/llama-3.1-8b.json" --layers 1 --json --verify | grep -q '"verified":[[:space:]]*true'
 printf '[{"prompt": 5, "output": 3}, {"arrival": 1, "prompt": 40, "output": 2, "preempt_at": 2}]' >requests.json
 ATTN_BACKEND=cpu_ref "$run" --model "$models/llama-3.1-8b.json" --layers 1 --steps 6 --requests requests.json --verify
+# A prefix that nine requests share, so that a cascade pays; one leaves its blocks and comes back to others.
+printf '[{"prompt": 300, "output": 6}' >requests.json
+for prompt in 289 290 300 310 330 352 353; do
+    printf ', {"arrival": 2, "prompt": %s, "output": 4, "shares": 0, "shared": 288}' $prompt >>requests.json
+done
+printf ', {"arrival": 2, "prompt": 320, "output": 9, "shares": 0, "shared": 272, "preempt_at": 4}]' >>requests.json
+for model in llama-3.1-8b gpt-oss-20b; do
+    "$run" --model "$models/$model.json" --layers 2 --steps 8 --requests requests.json --verify
+done
+printf '[{"prompt": 5}, {"prompt": 9, "shares": 0, "shared": 6}]' >requests.json
+status=0
+"$run" --model "$models/llama-3.1-8b.json" --layers 1 --requests requests.json 2>/dev/null || status=$?
+[ $status -eq 1 ]
 rm requests.json
 status=0
 "$run" --model "$models/llama-3.1-8b.json" --steps none 2>/dev/null || status=$?
 [ $status -eq 2 ]
 
 # Real activations, and files that are none.
-ATTN_BACKEND=cpu_ref "$run" --qkv "$models/../tests/data/minilm/attention.safetensors" --verify
-head -c 1000 "$models/../tests/data/minilm/attention.safetensors" >cut.safetensors
+data=$models/../tests/data
+for recording in minilm smollm2; do
+    ATTN_BACKEND=cpu_ref "$run" --qkv "$data/$recording/attention.safetensors" --verify
+    # One wrong float among the recorded ones has to be seen.
+    cp "$data/$recording/attention.safetensors" cut.safetensors
+    printf '\000\000\200\077' | dd of=cut.safetensors bs=1 seek=1000000 conv=notrunc status=none
+    status=0
+    ATTN_BACKEND=cpu_ref "$run" --qkv cut.safetensors --verify || status=$?
+    [ $status -eq 1 ]
+done
+head -c 1000 "$data/minilm/attention.safetensors" >cut.safetensors
 status=0
 "$run" --qkv cut.safetensors --verify 2>/dev/null || status=$?
 [ $status -eq 1 ]

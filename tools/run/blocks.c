@@ -13,16 +13,30 @@ attn_status blocks_reserve(struct engine *engine, struct run_group *group, int32
         if (group->num_free == 0) {
             return engine_fail(engine, ATTN_ERROR_LIMIT, "blocks", "the cache has no free block left");
         }
-        group->table[r * group->stride + group->held[r]++] = group->free_blocks[--group->num_free];
+        int32_t block = group->free_blocks[--group->num_free];
+        group->references[block] = 1;
+        group->table[r * group->stride + group->held[r]++] = block;
     }
     return ATTN_OK;
+}
+
+void blocks_share(struct run_group *group, int32_t r, int32_t other, int32_t count)
+{
+    for (int32_t b = 0; b < count; b++) {
+        int32_t block = group->table[other * group->stride + b];
+        group->references[block]++;
+        group->table[r * group->stride + b] = block;
+    }
+    group->held[r] = count;
 }
 
 void blocks_free(struct run_group *group, int32_t r)
 {
     while (group->held[r] > 0) {
         int32_t *entry = &group->table[r * group->stride + --group->held[r]];
-        group->free_blocks[group->num_free++] = *entry;
+        if (--group->references[*entry] == 0) {
+            group->free_blocks[group->num_free++] = *entry;
+        }
         *entry = INT32_MIN;
     }
 }

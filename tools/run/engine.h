@@ -10,6 +10,7 @@
 #include "oracle.h"
 
 #define MAX_REQUESTS 64
+#define BLOCK_SIZE 16 /* slots */
 
 struct settings {
     const char *model, *qkv, *requests;
@@ -26,8 +27,11 @@ struct request {
     int32_t output;     /* tokens, then it leaves */
     int32_t preempt_at; /* step at whose end it is swapped out for one step; -1: never */
     int32_t encoder;    /* keys of cross layers */
+    int32_t shares;     /* an earlier request with which the first `shared` tokens are common; -1: none */
+    int32_t shared;
     int32_t length;     /* keys so far */
     int32_t produced;
+    int32_t first_row; /* of its rows in a recording */
     bool arrived, running, swapped, left;
     bool encoder_written;
 };
@@ -42,6 +46,8 @@ struct run_layer {
     void *swap; /* host memory for swapped blocks */
     float *sinks, *slopes;
     uint8_t *k_history[MAX_REQUESTS], *v_history[MAX_REQUESTS];
+    /* q, k, v, out of a recording [T, heads, head_size]; NULL: inputs are drawn */
+    const float *recorded[4];
     struct oracle_terms terms;
     double max_error; /* over its bound */
     int64_t compared;
@@ -55,6 +61,7 @@ struct run_group {
     int64_t num_blocks;
     int32_t *free_blocks;
     int32_t num_free;
+    int32_t *references; /* requests that hold a block */
     int32_t *table; /* [MAX_REQUESTS, stride] */
     int32_t stride;
     int32_t held[MAX_REQUESTS];  /* blocks in the table's row */
@@ -76,6 +83,7 @@ struct engine {
     int32_t num_groups;
     struct request requests[MAX_REQUESTS];
     int32_t num_requests;
+    int32_t steps;
     int32_t longest; /* keys of the longest request at its end */
     int64_t tokens;
     uint64_t random;
@@ -93,17 +101,16 @@ attn_status requests_read(struct engine *engine);
 /* blocks.c: space for `length` keys of request r in a group; swapping */
 attn_status blocks_reserve(struct engine *engine, struct run_group *group, int32_t r, int32_t length);
 void blocks_free(struct run_group *group, int32_t r);
+/* Request r, which has none yet, begins with the first `count` blocks of another. */
+void blocks_share(struct run_group *group, int32_t r, int32_t other, int32_t count);
 attn_status blocks_swap(struct engine *engine, int32_t r, bool out);
 /* step.c */
 attn_status engine_run(struct engine *engine);
-/* replay.c: --qkv from beginning to end */
+/* replay.c: --qkv from beginning to end, over engine_run */
 attn_status engine_replay(struct engine *engine);
 attn_status engine_fail(struct engine *engine, attn_status status, const char *field, const char *what);
 
 double random_normal(uint64_t *state);
 int32_t random_below(uint64_t *state, int32_t count);
-
-/* An element's error over its bound, by the row's RMS. */
-double bound_ratio(int32_t number, double rms, double expected, double found);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* --qkv: recorded activations of a real model, replayed through the selected backend and held against the recorded
- * output and the oracle. */
+/* --qkv: recorded activations of a real model take the place of drawn ones, and its recorded output is held beside the
+ * oracle's. An encoder's sentences are one step; a decoder's requests arrive one after the other and grow. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,19 +10,58 @@
 #include "tensors_file.h"
 
 #define MAX_LAYERS 1024
-#define RECORDED_BOUND 2e-5 /* of the row's RMS: the recording is a float32 computation itself */
+#define PREEMPTED 0    /* this request of a decoder's recording is swapped out once */
+#define PREEMPT_STEP 3
 
 struct recording {
     struct tensors_file file;
-    const int32_t *query_start_loc;
+    const int32_t *query_start_loc; /* [R + 1]: rows of each request */
+    const int32_t *prompt_lens;     /* [R]; NULL: an encoder */
     int32_t num_reqs;
     int32_t num_layers;
-    int64_t shape[3]; /* T, heads, head size */
+    int64_t q_shape[3], k_shape[3];
 };
 
-static attn_status open_recording(struct engine *engine, struct recording *recording)
+static attn_status refuse(struct engine *engine, const char *field, const char *what)
 {
-    int64_t count;
+    return engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, field, what);
+}
+
+static attn_status read_requests(struct engine *engine, struct recording *recording, bool decoder)
+{
+    int64_t count, prompts;
+    recording->query_start_loc =
+        tensors_find(&recording->file, "query_start_loc", "I32", 1, &count, &engine->error);
+    if (recording->query_start_loc == NULL) {
+        return engine->error.status;
+    }
+    recording->num_reqs = (int32_t)count - 1;
+    if (count < 2 || count > MAX_REQUESTS + 1 || recording->query_start_loc[0] != 0 ||
+        recording->query_start_loc[count - 1] != recording->q_shape[0]) {
+        return refuse(engine, "query_start_loc", "is not 0 to T for 1 to 64 requests");
+    }
+    if (decoder) {
+        recording->prompt_lens =
+            tensors_find(&recording->file, "prompt_lens", "I32", 1, &prompts, &engine->error);
+        if (recording->prompt_lens == NULL) {
+            return engine->error.status;
+        }
+        if (prompts != recording->num_reqs) {
+            return refuse(engine, "prompt_lens", "has not one length a request");
+        }
+    }
+    for (int32_t r = 0; r < recording->num_reqs; r++) {
+        int32_t rows = recording->query_start_loc[r + 1] - recording->query_start_loc[r];
+        if (rows < 1 || (decoder && (recording->prompt_lens[r] < 1 || recording->prompt_lens[r] >= rows))) {
+            return refuse(engine, decoder ? "prompt_lens" : "query_start_loc",
+                          "a request has no row, or no prompt with a token behind it");
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status open_recording(struct engine *engine, struct recording *recording, bool *decoder)
+{
     attn_status status = tensors_open(&recording->file, engine->settings->qkv, &engine->error);
     if (status != ATTN_OK) {
         return status;
@@ -30,140 +69,115 @@ static attn_status open_recording(struct engine *engine, struct recording *recor
     const char *kind = tensors_metadata(&recording->file, "kind");
     const char *layers = tensors_metadata(&recording->file, "num_layers");
     recording->num_layers = layers != NULL ? atoi(layers) : 0;
-    if (kind == NULL || strcmp(kind, "encoder_only") != 0) {
-        return engine_fail(engine, ATTN_ERROR_UNSUPPORTED, "kind", "only encoder_only recordings are replayed");
+    *decoder = kind != NULL && strcmp(kind, "decoder") == 0;
+    if (!*decoder && (kind == NULL || strcmp(kind, "encoder_only") != 0)) {
+        return engine_fail(engine, ATTN_ERROR_UNSUPPORTED, "kind",
+                           "is neither encoder_only nor decoder");
     }
     if (recording->num_layers < 1 || recording->num_layers > MAX_LAYERS) {
-        return engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, "num_layers", "is not 1 to 1024");
+        return refuse(engine, "num_layers", "is not 1 to 1024");
     }
-    recording->query_start_loc =
-        tensors_find(&recording->file, "query_start_loc", "I32", 1, &count, &engine->error);
-    if (recording->query_start_loc == NULL ||
-        tensors_find(&recording->file, "layer.0.q", "F32", 3, recording->shape, &engine->error) == NULL) {
+    if (tensors_find(&recording->file, "layer.0.q", "F32", 3, recording->q_shape, &engine->error) == NULL ||
+        tensors_find(&recording->file, "layer.0.k", "F32", 3, recording->k_shape, &engine->error) == NULL) {
         return engine->error.status;
     }
-    recording->num_reqs = (int32_t)count - 1;
-    if (count < 2 || recording->query_start_loc[count - 1] != recording->shape[0]) {
-        return engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, "query_start_loc", "does not end at T");
+    return read_requests(engine, recording, *decoder);
+}
+
+/* q and out are shaped as layer 0's q, k and v as its k. */
+static attn_status find_rows(struct engine *engine, struct run_layer *layer, const struct recording *recording)
+{
+    static const char *const names[] = {"q", "k", "v", "out"};
+    for (int32_t i = 0; i < 4; i++) {
+        char name[80];
+        int64_t shape[3];
+        const int64_t *wanted = i == 0 || i == 3 ? recording->q_shape : recording->k_shape;
+        snprintf(name, sizeof name, "%s.%s", layer->source->name, names[i]);
+        layer->recorded[i] = tensors_find(&recording->file, name, "F32", 3, shape, &engine->error);
+        if (layer->recorded[i] == NULL) {
+            return engine->error.status;
+        }
+        if (memcmp(shape, wanted, sizeof shape) != 0) {
+            return refuse(engine, name, "has another shape than layer.0's");
+        }
     }
     return ATTN_OK;
 }
 
-static attn_status describe(struct engine *engine, const struct recording *recording)
+static attn_status describe(struct engine *engine, const struct recording *recording, bool decoder)
 {
     const char *scale = tensors_metadata(&recording->file, "scale");
+    attn_status status = ATTN_OK;
     engine->num_layers = engine->config.num_layers = recording->num_layers;
     engine->config.layers = calloc((size_t)recording->num_layers, sizeof *engine->config.layers);
     engine->layers = calloc((size_t)recording->num_layers + 1, sizeof *engine->layers);
     if (engine->config.layers == NULL || engine->layers == NULL) {
         return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory");
     }
-    for (int32_t i = 0; i < recording->num_layers; i++) {
+    for (int32_t i = 0; i < recording->num_layers && status == ATTN_OK; i++) {
         struct model_layer *layer = &engine->config.layers[i];
         snprintf(layer->name, sizeof layer->name, "layer.%d", i);
         layer->desc = (struct attn_layer_desc){
             .struct_size = sizeof layer->desc,
             .name = layer->name,
-            .kind = ATTN_LAYER_ENCODER_ONLY,
+            .kind = decoder ? ATTN_LAYER_DECODER : ATTN_LAYER_ENCODER_ONLY,
             .dtype = ATTN_DTYPE_F32,
-            .num_q_heads = (int32_t)recording->shape[1],
-            .num_kv_heads = (int32_t)recording->shape[1],
-            .head_size = (int32_t)recording->shape[2],
-            .scale = scale != NULL ? strtof(scale, NULL) : (float)(1 / sqrt((double)recording->shape[2])),
+            .num_q_heads = (int32_t)recording->q_shape[1],
+            .num_kv_heads = (int32_t)recording->k_shape[1],
+            .head_size = (int32_t)recording->q_shape[2],
+            .causal = decoder,
+            .scale = scale != NULL ? strtof(scale, NULL) : (float)(1 / sqrt((double)recording->q_shape[2])),
             .window_left = -1,
             .window_right = -1};
         engine->layers[i].source = layer;
+        status = find_rows(engine, &engine->layers[i], recording);
     }
-    engine->longest = (int32_t)recording->shape[0];
-    return ATTN_OK;
-}
-
-static void hold(struct run_layer *layer, const struct recording *recording, const float *const tensors[4],
-                 const float *out)
-{
-    const struct oracle_terms *t = &layer->terms;
-    int64_t row = (int64_t)t->num_q_heads * t->head_size;
-    double expected[1024];
-    for (int32_t r = 0; r < recording->num_reqs; r++) {
-        int64_t first = recording->query_start_loc[r], end = recording->query_start_loc[r + 1];
-        for (int64_t i = 0; i < (end - first) * t->num_q_heads; i++) {
-            int64_t token = first + i / t->num_q_heads, head = i % t->num_q_heads;
-            double sum = 0;
-            oracle_attend(t, tensors[0] + token * row, tensors[1] + first * row, tensors[2] + first * row,
-                          end - first, token - first, (int32_t)head, expected);
-            for (int32_t d = 0; d < t->head_size; d++) {
-                sum += expected[d] * expected[d];
-            }
-            double rms = sqrt(sum / t->head_size);
-            for (int32_t d = 0; d < t->head_size; d++) {
-                int64_t at = token * row + head * t->head_size + d;
-                double against_oracle = bound_ratio(ORACLE_F32, rms, expected[d], out[at]);
-                double against_recording = fabs(out[at] - (double)tensors[3][at]) /
-                                           (RECORDED_BOUND * rms + 1e-5 * fabs((double)tensors[3][at]));
-                double worse = against_oracle > against_recording ? against_oracle : against_recording;
-                layer->max_error = worse > layer->max_error || isnan(worse) ? worse : layer->max_error;
-                layer->compared++;
-            }
-        }
-    }
-}
-
-static attn_status replay_layer(struct engine *engine, struct run_layer *layer, const struct recording *recording)
-{
-    static const char *const names[] = {"q", "k", "v", "out"};
-    const float *tensors[4];
-    struct attn_tensor rows[4];
-    int64_t shapes[4][3];
-    for (int32_t i = 0; i < 4; i++) {
-        char name[80];
-        snprintf(name, sizeof name, "%s.%s", layer->source->name, names[i]);
-        tensors[i] = tensors_find(&recording->file, name, "F32", 3, shapes[i], &engine->error);
-        if (tensors[i] == NULL || memcmp(shapes[i], recording->shape, sizeof shapes[i]) != 0) {
-            return tensors[i] == NULL ? engine->error.status
-                                      : engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, name,
-                                                    "has another shape than layer.0.q");
-        }
-        rows[i] = (struct attn_tensor){(void *)(uintptr_t)tensors[i], {ATTN_DEVICE_CPU, 0}, 3,
-                                       {ATTN_CODE_FLOAT, 32, 1}, shapes[i], NULL, 0};
-    }
-    size_t elements = (size_t)(shapes[3][0] * shapes[3][1] * shapes[3][2]);
-    float *out = malloc(elements * sizeof *out);
-    if (out == NULL) {
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "out", "no memory");
-    }
-    memset(out, 0xff, elements * sizeof *out);
-    rows[3].data = out;
-    const struct attn_step_io io = {
-        .struct_size = sizeof io, .q = &rows[0], .k = &rows[1], .v = &rows[2], .out = &rows[3]};
-    attn_status status =
-        engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
-    if (status == ATTN_OK && engine->settings->verify) {
-        hold(layer, recording, tensors, out);
-    }
-    free(out);
     return status;
+}
+
+static void make_requests(struct engine *engine, const struct recording *recording)
+{
+    engine->num_requests = recording->num_reqs;
+    for (int32_t r = 0; r < recording->num_reqs; r++) {
+        int32_t first = recording->query_start_loc[r];
+        int32_t rows = recording->query_start_loc[r + 1] - first;
+        int32_t prompt = recording->prompt_lens != NULL ? recording->prompt_lens[r] : rows;
+        engine->requests[r] = (struct request){.arrival = r,
+                                               .prompt = prompt,
+                                               .output = rows - prompt,
+                                               .shares = -1,
+                                               .preempt_at = r == PREEMPTED ? PREEMPT_STEP : -1,
+                                               .first_row = first};
+        engine->longest = rows > engine->longest ? rows : engine->longest;
+    }
+    engine->steps = 2 * (int32_t)recording->q_shape[0]; /* the last request has left long before */
+}
+
+/* Every recorded row has to have been compared: none may be passed over unseen. */
+static attn_status check_coverage(struct engine *engine, const struct recording *recording)
+{
+    int64_t elements = recording->q_shape[0] * recording->q_shape[1] * recording->q_shape[2];
+    for (int32_t i = 0; i < engine->num_layers && engine->settings->verify; i++) {
+        if (engine->layers[i].compared != elements) {
+            return engine_fail(engine, ATTN_ERROR_INTERNAL, "compared", "not every recorded row was compared");
+        }
+    }
+    return ATTN_OK;
 }
 
 attn_status engine_replay(struct engine *engine)
 {
     struct recording recording = {.num_reqs = 0};
-    attn_status status = open_recording(engine, &recording);
-    status = status ? status : describe(engine, &recording);
-    status = status ? status : engine_bind(engine);
-    const struct attn_batch batch = {.struct_size = sizeof batch,
-                                     .num_reqs = recording.num_reqs,
-                                     .num_tokens = (int32_t)recording.shape[0],
-                                     .num_actual_tokens = (int32_t)recording.shape[0],
-                                     .causal = -1,
-                                     .query_start_loc = recording.query_start_loc,
-                                     .query_start_loc_host = recording.query_start_loc};
-    for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
-        status = engine->api->plan(engine->groups[g].plan, &batch, NULL, &engine->error);
+    bool decoder = false;
+    engine->random = engine->settings->seed;
+    attn_status status = open_recording(engine, &recording, &decoder);
+    status = status ? status : describe(engine, &recording, decoder);
+    if (status == ATTN_OK) {
+        make_requests(engine, &recording);
+        status = engine_bind(engine);
     }
-    for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
-        status = replay_layer(engine, &engine->layers[i], &recording);
-    }
-    engine->tokens = recording.shape[0];
+    status = status ? status : engine_run(engine);
+    status = status ? status : check_coverage(engine, &recording);
     tensors_close(&recording.file);
     return status;
 }

@@ -63,6 +63,7 @@ static void generate(struct engine *engine)
     for (int32_t r = 0; r < engine->num_requests; r++) {
         engine->requests[r] = made[r];
         engine->requests[r].prompt += random_below(&engine->random, 7);
+        engine->requests[r].shares = -1;
     }
 }
 
@@ -84,6 +85,18 @@ static int32_t field(struct engine *engine, const cJSON *item, const char *name,
     return (int32_t)value->valuedouble;
 }
 
+static void check_sharing(struct engine *engine, int32_t index)
+{
+    const struct request *request = &engine->requests[index];
+    if (request->shares >= index || (request->shares >= 0 && (request->shared >= request->prompt ||
+                                     request->shared > engine->requests[request->shares].prompt))) {
+        char what[160];
+        snprintf(what, sizeof what, "request %d shares %d tokens with request %d; an earlier one, fewer tokens "
+                 "than its own prompt and not more than the other's", index, request->shared, request->shares);
+        engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, "shares", what);
+    }
+}
+
 static void read_list(struct engine *engine, const cJSON *root)
 {
     const cJSON *item;
@@ -99,6 +112,9 @@ static void read_list(struct engine *engine, const cJSON *root)
         request->output = field(engine, item, "output", engine->settings->steps, 1);
         request->preempt_at = field(engine, item, "preempt_at", -1, -1);
         request->encoder = field(engine, item, "encoder", 64, 1);
+        request->shares = field(engine, item, "shares", -1, -1);
+        request->shared = field(engine, item, "shared", 0, 0);
+        check_sharing(engine, engine->num_requests - 1);
     }
 }
 

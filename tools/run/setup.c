@@ -31,7 +31,7 @@ static attn_status select_layers(struct engine *engine)
         return no_memory(engine);
     }
     for (int32_t i = 0; i < engine->num_layers; i++) {
-        engine->config.layers[i].desc.block_size = 16;
+        engine->config.layers[i].desc.block_size = BLOCK_SIZE;
         descs[i] = &engine->config.layers[i].desc;
     }
     attn_status status = engine->api->select(engine->runtime, NULL, descs, engine->num_layers, &assignment,
@@ -120,8 +120,9 @@ static attn_status make_group(struct engine *engine, struct run_group *group, co
     }
     group->num_blocks = tokens + 8;
     group->free_blocks = calloc((size_t)group->num_blocks, sizeof *group->free_blocks);
+    group->references = calloc((size_t)group->num_blocks, sizeof *group->references);
     group->table = malloc((size_t)(MAX_REQUESTS * group->stride) * sizeof *group->table);
-    if (group->free_blocks == NULL || group->table == NULL) {
+    if (group->free_blocks == NULL || group->references == NULL || group->table == NULL) {
         return no_memory(engine);
     }
     for (int32_t i = 0; i < MAX_REQUESTS * group->stride; i++) {
@@ -194,6 +195,7 @@ attn_status engine_setup(struct engine *engine)
     if (engine->settings->layers > 0) {
         model_config_keep(&engine->config, engine->settings->layers);
     }
+    engine->steps = engine->settings->steps;
     engine->num_layers = engine->config.num_layers;
     engine->layers = calloc((size_t)engine->num_layers + 1, sizeof *engine->layers);
     if (engine->layers == NULL) {
@@ -218,6 +220,7 @@ void engine_finish(struct engine *engine)
         engine->api->plan_destroy(engine->groups[g].plan);
         free(engine->groups[g].workspace);
         free(engine->groups[g].free_blocks);
+        free(engine->groups[g].references);
         free(engine->groups[g].table);
     }
     if (engine->model != NULL) {

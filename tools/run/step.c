@@ -53,8 +53,20 @@ static void rows_init(struct rows *rows, const struct run_layer *layer, int64_t 
     }
 }
 
-/* New keys of request r are drawn into the history, first .. end-1. */
-static attn_status draw_keys(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,
+/* Row `row` of request r in a recording of q, k, v or out. */
+static const float *recorded_row(const struct engine *engine, const struct run_layer *layer, int32_t which,
+                                 int32_t r, int64_t row)
+{
+    const struct oracle_terms *t = &layer->terms;
+    int64_t width = which == 0 || which == 3 ? (int64_t)t->num_q_heads * t->head_size
+                                             : (int64_t)t->num_kv_heads * t->head_size;
+    return layer->recorded[which] != NULL
+               ? layer->recorded[which] + (engine->requests[r].first_row + row) * width
+               : NULL;
+}
+
+/* New keys of request r come into the history, first .. end-1: recorded or drawn. */
+static attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,
                              int32_t end, int32_t capacity)
 {
     const struct oracle_terms *t = &layer->terms;
@@ -67,8 +79,10 @@ static attn_status draw_keys(struct engine *engine, struct run_layer *layer, int
         if (*histories[i] == NULL) {
             return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "history", "no memory; try --scale");
         }
+        const float *recorded = recorded_row(engine, layer, 1 + i, r, first);
         for (int64_t at = first * widths[i]; at < end * widths[i]; at++) {
-            oracle_write(*histories[i], at, t->number, random_normal(&engine->random));
+            oracle_write(*histories[i], at, t->number,
+                         recorded != NULL ? (double)*recorded++ : random_normal(&engine->random));
         }
     }
     return ATTN_OK;
@@ -98,7 +112,18 @@ static void draw_query(struct engine *engine, const struct run_layer *layer, int
     }
 }
 
-double bound_ratio(int32_t number, double rms, double expected, double found)
+static void make_query(struct engine *engine, const struct run_layer *layer, int32_t r, int64_t position,
+                       int64_t length, uint8_t *row)
+{
+    const float *recorded = recorded_row(engine, layer, 0, r, position);
+    if (recorded != NULL) {
+        memcpy(row, recorded, (size_t)(layer->terms.num_q_heads * layer->terms.head_size) * sizeof *recorded);
+    } else {
+        draw_query(engine, layer, r, position, length, row);
+    }
+}
+
+static double bound_ratio(int32_t number, double rms, double expected, double found)
 {
     /* |error| <= a RMS of the row + b |expected|: probabilities and outputs rounded to the format. */
     static const double a[] = {3e-3, 2e-2, 4e-5}, b[] = {2e-3, 1.2e-2, 2e-5};
@@ -106,8 +131,16 @@ double bound_ratio(int32_t number, double rms, double expected, double found)
     return isnan(ratio) ? INFINITY : ratio;
 }
 
+/* The recording is a float32 computation itself. */
+static double recording_ratio(double rms, double expected, double found)
+{
+    double ratio = fabs(found - expected) / (2e-5 * rms + 1e-5 * fabs(expected) + 1e-30);
+    return isnan(ratio) ? INFINITY : ratio;
+}
+
+/* `recorded` is the row's recorded output, or NULL. */
 static void verify_row(struct run_layer *layer, const void *q, int32_t r, int64_t length, int64_t position,
-                       const uint8_t *out)
+                       const uint8_t *out, const float *recorded)
 {
     const struct oracle_terms *t = &layer->terms;
     double expected[1024];
@@ -118,8 +151,12 @@ static void verify_row(struct run_layer *layer, const void *q, int32_t r, int64_
             sum += expected[d] * expected[d];
         }
         for (int32_t d = 0; d < t->head_size_v; d++) {
-            double found = oracle_read(out, (int64_t)h * t->head_size_v + d, t->number);
-            double ratio = bound_ratio(t->number, sqrt(sum / t->head_size_v), expected[d], found);
+            int64_t at = (int64_t)h * t->head_size_v + d;
+            double found = oracle_read(out, at, t->number), rms = sqrt(sum / t->head_size_v);
+            double ratio = bound_ratio(t->number, rms, expected[d], found);
+            if (recorded != NULL) {
+                ratio = fmax(ratio, recording_ratio(rms, (double)recorded[at], found));
+            }
             layer->max_error = ratio > layer->max_error ? ratio : layer->max_error;
             layer->compared++;
         }
@@ -195,25 +232,58 @@ static attn_status write_only(struct engine *engine, int32_t g, int32_t r, int32
     return status;
 }
 
+/* The common beginning with another request that is here with it, in whole blocks: its keys are not written again. */
+static int32_t share(struct engine *engine, int32_t r)
+{
+    const struct request *request = &engine->requests[r];
+    const struct request *other = request->shares >= 0 ? &engine->requests[request->shares] : NULL;
+    if (other == NULL || !other->running || other->length < request->shared) {
+        return 0;
+    }
+    int32_t shared = request->shared / BLOCK_SIZE * BLOCK_SIZE;
+    for (int32_t g = 0; g < engine->num_groups; g++) {
+        if (engine->groups[g].has_cache && !engine->groups[g].cross) {
+            blocks_share(&engine->groups[g], r, request->shares, shared / BLOCK_SIZE);
+        }
+    }
+    return shared;
+}
+
+static attn_status fill_history(struct engine *engine, struct run_layer *layer, int32_t r, int32_t shared,
+                                int32_t written)
+{
+    const struct request *request = &engine->requests[r];
+    const struct oracle_terms *t = &layer->terms;
+    if (layer->source->desc.kind == ATTN_LAYER_CROSS) {
+        return add_keys(engine, layer, r, 0, request->encoder, request->encoder);
+    }
+    if (!layer->source->desc.causal) {
+        return ATTN_OK; /* encoders get theirs with their step */
+    }
+    attn_status status = add_keys(engine, layer, r, 0, 0, request->prompt + request->output);
+    if (status == ATTN_OK && shared > 0) {
+        size_t row = (size_t)shared * (size_t)t->num_kv_heads * element_bytes(layer);
+        memcpy(layer->k_history[r], layer->k_history[request->shares], row * (size_t)t->head_size);
+        memcpy(layer->v_history[r], layer->v_history[request->shares], row * (size_t)t->head_size_v);
+    }
+    return status == ATTN_OK ? add_keys(engine, layer, r, shared, written, 0) : status;
+}
+
 /* A request comes: its encoder keys are written, and of its prompt all but the last tokens. */
 static attn_status admit(struct engine *engine, int32_t r)
 {
     struct request *request = &engine->requests[r];
-    int32_t written = request->prompt > 2 * CHUNK ? request->prompt - 2 * CHUNK : 0;
+    int32_t shared = share(engine, r), written = shared;
     attn_status status = ATTN_OK;
+    written = request->prompt - 2 * CHUNK > written ? request->prompt - 2 * CHUNK : written;
     for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
-        struct run_layer *layer = &engine->layers[i];
-        bool cached = layer->source->desc.causal;
-        bool cross = layer->source->desc.kind == ATTN_LAYER_CROSS;
-        if (cached || cross) {
-            status = draw_keys(engine, layer, r, 0, cross ? request->encoder : written,
-                               cross ? request->encoder : request->prompt + request->output);
-        }
+        status = fill_history(engine, &engine->layers[i], r, shared, written);
     }
     for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
         const struct run_group *group = &engine->groups[g];
+        int32_t first = group->cross ? 0 : shared;
         int32_t end = !group->has_cache ? 0 : group->cross ? request->encoder : written;
-        for (int32_t at = 0; at < end && status == ATTN_OK; at += WRITE_CHUNK) {
+        for (int32_t at = first; at < end && status == ATTN_OK; at += WRITE_CHUNK) {
             status = write_only(engine, g, r, at, at + WRITE_CHUNK < end ? at + WRITE_CHUNK : end);
         }
     }
@@ -275,14 +345,14 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer, con
         int32_t r = batch->request[i], first = batch->query_start_loc[i];
         int32_t count = batch->query_start_loc[i + 1] - first, own = batch->seq_lens[i] - count;
         if (!cross) {
-            status = draw_keys(engine, layer, r, own, own + count, 0);
+            status = add_keys(engine, layer, r, own, own + count, 0);
             memcpy((uint8_t *)k.tensor.data + (size_t)first * k_row, layer->k_history[r] + (size_t)own * k_row,
                    (size_t)count * k_row);
             memcpy((uint8_t *)v.tensor.data + (size_t)first * v_row, layer->v_history[r] + (size_t)own * v_row,
                    (size_t)count * v_row);
         }
         for (int32_t c = 0; c < count; c++) {
-            draw_query(engine, layer, r, own + c, cross ? batch->encoder_lens[i] : batch->seq_lens[i],
+            make_query(engine, layer, r, own + c, cross ? batch->encoder_lens[i] : batch->seq_lens[i],
                        (uint8_t *)q.tensor.data + (size_t)(first + c) * q_row);
         }
     }
@@ -296,10 +366,12 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer, con
     }
     for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && engine->settings->verify; i++) {
         int32_t first = batch->query_start_loc[i], count = batch->query_start_loc[i + 1] - first;
-        int32_t length = cross ? batch->encoder_lens[i] : batch->seq_lens[i];
+        int32_t length = cross ? batch->encoder_lens[i] : batch->seq_lens[i], r = batch->request[i];
         for (int32_t c = 0; c < count; c++) {
-            verify_row(layer, (uint8_t *)q.tensor.data + (size_t)(first + c) * q_row, batch->request[i], length,
-                       batch->seq_lens[i] - count + c, (uint8_t *)out.tensor.data + (size_t)(first + c) * out_row);
+            int32_t position = batch->seq_lens[i] - count + c;
+            verify_row(layer, (uint8_t *)q.tensor.data + (size_t)(first + c) * q_row, r, length, position,
+                       (uint8_t *)out.tensor.data + (size_t)(first + c) * out_row,
+                       recorded_row(engine, layer, 3, r, position));
         }
     }
     free(q.tensor.data);
@@ -307,6 +379,21 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer, con
     free(v.tensor.data);
     free(out.tensor.data);
     return status;
+}
+
+/* Keys in the leading blocks that all requests of the batch have in common: what a scheduler knows of its prefix cache. */
+static int32_t common_prefix(const struct run_group *group, const struct batch *batch)
+{
+    const int32_t *first = group->table + batch->request[0] * group->stride;
+    int32_t blocks = group->held[batch->request[0]];
+    for (int32_t i = 1; i < batch->num_reqs; i++) {
+        int32_t r = batch->request[i], same = 0;
+        while (same < blocks && same < group->held[r] && group->table[r * group->stride + same] == first[same]) {
+            same++;
+        }
+        blocks = same;
+    }
+    return batch->num_reqs > 1 && !group->cross ? blocks * group->block_size : 0;
 }
 
 /* Plans every group with a cache over its own table, then runs its layers. */
@@ -330,6 +417,7 @@ static attn_status run_groups(struct engine *engine, struct batch *batch)
         }
         fill_batch(engine, group, batch, &view);
         view.num_slots = group->cross ? 0 : view.num_slots;
+        view.common_prefix_len = common_prefix(group, batch);
         status = status == ATTN_OK ? engine->api->plan(group->plan, &view, NULL, &engine->error) : status;
         for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
             if (engine->layers[i].group == g) {
@@ -340,10 +428,16 @@ static attn_status run_groups(struct engine *engine, struct batch *batch)
     return status;
 }
 
-/* Towers without a cache see whole sequences, once. */
+/* Towers without a cache see whole sequences, once: a recording's, or some. */
 static attn_status run_encoders(struct engine *engine)
 {
-    static const int32_t lengths[] = {37, 8, 1, 64};
+    static const int32_t some[] = {37, 8, 1, 64};
+    int32_t lengths[MAX_REQUESTS], count = sizeof some / sizeof *some;
+    bool recorded = engine->settings->qkv != NULL;
+    count = recorded ? engine->num_requests : count;
+    for (int32_t i = 0; i < count; i++) {
+        lengths[i] = recorded ? engine->requests[i].prompt : some[i];
+    }
     struct batch *batch = calloc(1, sizeof *batch);
     attn_status status = batch != NULL ? ATTN_OK : engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
     for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
@@ -352,7 +446,7 @@ static attn_status run_encoders(struct engine *engine)
         if (group->has_cache) {
             continue;
         }
-        batch->num_reqs = sizeof lengths / sizeof *lengths;
+        batch->num_reqs = count;
         for (int32_t i = 0; i < batch->num_reqs; i++) {
             batch->request[i] = i;
             batch->seq_lens[i] = lengths[i];
@@ -365,7 +459,7 @@ static attn_status run_encoders(struct engine *engine)
         for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
             struct run_layer *layer = &engine->layers[i];
             for (int32_t r = 0; layer->group == g && r < batch->num_reqs && status == ATTN_OK; r++) {
-                status = draw_keys(engine, layer, r, 0, 0, lengths[r]);
+                status = add_keys(engine, layer, r, 0, 0, lengths[r]);
             }
             if (layer->group == g && status == ATTN_OK) {
                 status = run_layer(engine, layer, batch);
@@ -412,7 +506,7 @@ attn_status engine_run(struct engine *engine)
     struct batch *batch = calloc(1, sizeof *batch);
     attn_status status = batch != NULL ? run_encoders(engine)
                                        : engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
-    for (int32_t step = 0; step < engine->settings->steps && status == ATTN_OK; step++) {
+    for (int32_t step = 0; step < engine->steps && status == ATTN_OK; step++) {
         for (int32_t r = 0; r < engine->num_requests && status == ATTN_OK; r++) {
             if (!engine->requests[r].arrived && engine->requests[r].arrival <= step) {
                 status = admit(engine, r);
