@@ -42,8 +42,10 @@ if [ "$toolchains" != none ] && [ ! -e build/plugins/cuda_flash/attn_cuda_flash.
     echo "nvcc is there ($toolchains), but cuda_flash was not built"
     failed=$((failed + 1))
 fi
+ensure_venv >build/venv.log 2>&1 & # the C tests never wait for it
+venv=$!
 stage "tests"
-count_tests build release
+count_tests build release --no-suite python
 
 # Device code and SIMD intrinsics are left out: the sanitizers are for what walks pointers, locks and strings.
 sanitizer_options="-Db_lundef=false -Dbuildtype=debugoptimized -Dcpu-simd=disabled -Dcuda-flash=disabled"
@@ -67,6 +69,11 @@ count_tests build-tsan tsan ${fixed_addresses:+"$fixed_addresses"} --suite core 
 
 stage "valgrind"
 count_tests build valgrind --setup valgrind --suite core
+
+stage "python"
+wait "$venv" || true
+[ ! -s build/venv.log ] || cat build/venv.log
+count_tests build python --suite python
 
 stage "end"
 echo "$passed passed, $failed failed, $skipped skipped"

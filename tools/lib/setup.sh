@@ -2,7 +2,7 @@
 # What demo.sh and test.sh have in common: the packages, and the release build in build/. Sourced from the root.
 set -eu
 
-PACKAGES="gcc g++ meson ninja-build pkg-config libcmocka-dev libcjson-dev libdlpack-dev valgrind"
+PACKAGES="gcc g++ meson ninja-build pkg-config libcmocka-dev libcjson-dev libdlpack-dev valgrind python3-venv"
 
 # Installs what is missing, as root or through sudo; else prints the one line to run and ends with 3.
 ensure_packages() {
@@ -63,4 +63,16 @@ build_release() {
     fi
     build_folder build
     echo "$toolchains" >build/.toolchains
+}
+
+# build/venv, the one Python environment, as tests/requirements.txt pins it; made anew when that changes. Where nothing can
+# be downloaded it stays incomplete: the Python tests then count as skipped.
+ensure_venv() {
+    cmp -s tests/requirements.txt build/venv/.complete && return 0
+    rm -f build/venv/.complete
+    if python3 -m venv build/venv && build/venv/bin/pip install --quiet --disable-pip-version-check -r tests/requirements.txt; then
+        cp tests/requirements.txt build/venv/.complete
+    else
+        echo "build/venv could not be made from tests/requirements.txt" >&2
+    fi
 }

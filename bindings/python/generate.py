@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write ``src/libattn/_declarations.py`` from the public headers in ``abi/attn``.
+
+Users never run this: the result is part of the package. ``tests/python/test_declarations.py`` holds it against
+the headers twice: this script has to give the same text, and a C program has to give the same sizes and offsets.
+
+    python3 bindings/python/generate.py            # writes
+    python3 bindings/python/generate.py --print    # shows
+"""
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADERS = ROOT / "abi" / "attn"
+OUTPUT = Path(__file__).resolve().parent / "src" / "libattn" / "_declarations.py"
+
+#: Headers in an order in which every struct that is held by value comes first.
+ORDER = ("version", "status", "tensor", "types", "host", "kv_cache", "capability", "runtime", "selection", "layer",
+         "collectives", "batch", "io", "mla", "gdn", "attend", "cache_kernels", "numeric_kernels", "kernels",
+         "plugin", "model", "api")
+
+SCALARS = {
+    "int8_t": "c_int8", "uint8_t": "c_uint8", "uint16_t": "c_uint16", "int32_t": "c_int32", "uint32_t": "c_uint32",
+    "int64_t": "c_int64", "uint64_t": "c_uint64", "size_t": "c_size_t", "float": "c_float", "double": "c_double",
+    "char": "c_char", "attn_status": "c_int32", "void": "None",
+}
+
+
+def strip(text: str) -> str:
+    """Remove comments and join continued lines."""
+    text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
+    return text.replace("\\\n", " ")
+
+
+def c_type(words: str, stars: int) -> str:
+    """The ctypes name of a C type: pointers are addresses, except text."""
+    name = re.sub(r"\b(const|struct|enum)\b", " ", words).split()
+    if len(name) != 1:
+        raise SystemExit(f"generate: cannot read the type '{words}'")
+    if stars == 1 and name[0] == "char":
+        return "c_char_p"
+    if stars > 0 or name[0] == "attn_parallel_body":
+        return "c_void_p"
+    return SCALARS.get(name[0]) or name[0]
+
+
+def declarator(text: str) -> tuple[str, str, str]:
+    """Split ``const int32_t *name[4]`` into its ctypes type, its name and its array length."""
+    match = re.fullmatch(r"(.*?)(\**)\s*(?:const\s+)?(?:\*const\s*)?(\w+)\s*(?:\[(\w+)\])?", text.strip(), flags=re.S)
+    if match is None:
+        raise SystemExit(f"generate: cannot read '{text}'")
+    words, stars, name, length = match.groups()
+    count = len(stars) + words.count("*")
+    return c_type(words.replace("*", " "), count), name, length or ""
+
+
+def parameter(text: str) -> str:
+    """The ctypes type of one parameter, which may have no name."""
+    text = text.strip()
+    stars = text.count("*")
+    words = re.sub(r"\b(const|struct|enum)\b|\*", " ", text).split()
+    return c_type(words[0], stars)
+
+
+def fields_of(body: str) -> list[tuple[str, str]]:
+    """Pairs of a field's name and its ctypes expression."""
+    fields = []
+    for item in filter(None, (part.strip() for part in body.split(";"))):
+        function = re.fullmatch(r"(.*?)\(\*(\w+)\)\s*\((.*)\)", item, flags=re.S)
+        if function:
+            result, name, parameters = function.groups()
+            kind = c_type(result.replace("*", " "), result.count("*"))
+            types = [parameter(p) for p in parameters.split(",")] if parameters.strip() != "void" else []
+            fields.append((name, f"CFUNCTYPE({', '.join([kind, *types])})"))
+            continue
+        kind, name, length = declarator(item)
+        fields.append((name, f"{kind} * {length}" if length else kind))
+    return fields
+
+
+def python_name(name: str) -> str:
+    """``attn_kv_dtype`` becomes ``KvDtype``."""
+    return "".join(word.capitalize() for word in name.removeprefix("attn_").split("_"))
+
+
+def common_prefix(names: list[str]) -> str:
+    """The longest prefix of whole words that all names share."""
+    words = [name.split("_")[:-1] for name in names]
+    shared = 0
+    while all(len(w) > shared for w in words) and len({w[shared] for w in words}) == 1:
+        shared += 1
+    return "_".join(words[0][:shared]) + "_"
+
+
+def enum_lines(name: str, body: str) -> list[str]:
+    pairs = re.findall(r"(\w+)\s*=\s*(\w+)", body)
+    pairs = [(member, value) for member, value in pairs if not member.endswith(("_COUNT", "_FORCE_INT32"))]
+    prefix = common_prefix([member for member, _ in pairs])
+    lines = ["", "", f"class {python_name(name)}(IntEnum):", f'    """``enum {name}``."""', ""]
+    return lines + [f"    {member.removeprefix(prefix)} = {int(value, 0)}" for member, value in pairs]
+
+
+def status_lines(text: str) -> list[str]:
+    items = re.findall(r'X\(ATTN_(\w+),\s*(\d+),\s*"([^"]*)"\)', text)
+    lines = ["", "", "class Status(IntEnum):", '    """``attn_status``."""', ""]
+    return lines + [f"    {name.removeprefix('ERROR_')} = {value}" for name, value, _ in items]
+
+
+def constant_lines(text: str) -> list[str]:
+    lines = []
+    for name, value in re.findall(r"^#define (ATTN_\w+)[ \t]+(\S.*)$", text, flags=re.M):
+        value = re.sub(r"UINT64_C\((\d+)\)", r"\1", value.strip())
+        version = re.fullmatch(r"ATTN_MAKE_VERSION\((\d+), (\d+)\)", value)
+        if version:
+            value = f"{version[1]} << 16 | {version[2]}"
+        value = re.sub(r"\b(\d+)u\b", r"\1", value)
+        if re.fullmatch(r"[\d\s()<|]+", value):
+            lines.append(f"{name} = {value.strip('()')}")
+    return lines
+
+
+def struct_lines(name: str, body: str) -> list[str]:
+    lines = ["", "", f"class {name}(Structure):", f'    """``struct {name}``."""', "", "    _fields_ = ["]
+    lines += [f'        ("{field}", {kind}),' for field, kind in fields_of(body)]
+    return lines + ["    ]"]
+
+
+def generate() -> str:
+    """The text of ``_declarations.py``."""
+    found = {path.stem for path in HEADERS.glob("*.h")}
+    if found != set(ORDER):
+        raise SystemExit(f"generate: headers that ORDER does not know, or lacks: {sorted(found ^ set(ORDER))}")
+    constants: list[str] = []
+    enums: list[str] = []
+    structs: list[str] = []
+    names: list[str] = []
+    for stem in ORDER:
+        text = strip((HEADERS / f"{stem}.h").read_text(encoding="utf-8"))
+        constants += constant_lines(text)
+        if stem == "status":
+            enums += status_lines(text)
+        for name, body in re.findall(r"^enum (\w+) \{(.*?)\};", text, flags=re.S | re.M):
+            if name != "attn_status_code":
+                enums += enum_lines(name, body)
+        for name, body in re.findall(r"^struct (\w+) \{(.*?)\n\};", text, flags=re.S | re.M):
+            structs += struct_lines(name, body)
+            names.append(name)
+    head = [
+        "# SPDX-License-Identifier: Apache-2.0",
+        '"""The public headers as ctypes declarations. Written by ``bindings/python/generate.py``: do not edit."""',
+        "# fmt: off",
+        "from ctypes import (CFUNCTYPE, Structure, c_char, c_char_p, c_double, c_float, c_int8, c_int32, c_int64,  # noqa: F401",
+        "                    c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p)",
+        "from enum import IntEnum",
+        "",
+    ]
+    tail = ["", "", "#: Every struct, by its C name.", "STRUCTS = {", *[f'    "{n}": {n},' for n in names], "}", ""]
+    return "\n".join(head + constants + enums + structs + tail)
+
+
+def main() -> int:
+    text = generate()
+    if "--print" in sys.argv[1:]:
+        sys.stdout.write(text)
+    else:
+        OUTPUT.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libattn for Python: one ABI between inference engines and attention kernels.
+
+    runtime = libattn.Runtime()
+    layer = libattn.LayerDesc("layers.0", num_q_heads=32, num_kv_heads=8, head_size=128, dtype="bf16")
+    assignment = runtime.select([layer])          # raises with all reasons if nothing can serve it
+    model = runtime.bind(assignment)
+    model.layers[0].bind_kv(memory, num_blocks)   # memory from torch, NumPy, … : nothing is copied
+    plan = model.plan(max_num_reqs=8, max_num_tokens=2048)
+    plan.bind_workspace(workspace)
+    plan.update(batch)                            # once per step
+    plan.run(model.layers[0], q, k, v, out)       # once per layer
+
+Objects close themselves. Closed by hand in any order, each lives until what was made of it is gone.
+"""
+from ._declarations import (BatchMode, DeviceType, GraphLevel, KvDtype, KvLayout, KvSpecKind, LayerKind, Phase, PlanMode,
+                            Status, VerdictCode)
+from ._library import Library, open_library
+from .errors import (AbsentError, AttnError, InvalidArgumentError, OrderError, OutOfMemoryError, UnsupportedError)
+from .layers import GdnDesc, LayerDesc, MlaDesc
+from .memory import allocate
+from .model import KvSpec, Layer, Model
+from .runtime import BackendInfo, DeviceInfo, PluginInfo, Runtime
+from .selection import Assignment, Choice, Reason, Verdict
+from .step import NO_ATTEND, NO_WRITE, Batch, Plan
+from .tensors import Rows, Tensor, as_tensor
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "NO_ATTEND", "NO_WRITE", "AbsentError", "Assignment", "AttnError", "BackendInfo", "Batch", "BatchMode", "Choice",
+    "DeviceInfo", "DeviceType", "GdnDesc", "GraphLevel", "InvalidArgumentError", "KvDtype", "KvLayout", "KvSpec",
+    "KvSpecKind", "Layer", "LayerDesc", "LayerKind", "Library", "MlaDesc", "Model", "OrderError", "OutOfMemoryError",
+    "Phase", "Plan", "PlanMode", "PluginInfo", "Reason", "Rows", "Runtime", "Status", "Tensor", "UnsupportedError",
+    "Verdict", "VerdictCode", "allocate", "as_tensor", "open_library",
+]

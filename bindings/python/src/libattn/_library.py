@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding and opening ``libattn.so.1``.
+
+``ctypes`` releases the interpreter's lock around every call of the table, so other Python threads run while a
+kernel does. Nothing here hands a Python function to the library: its threads never enter the interpreter.
+"""
+from __future__ import annotations
+
+import ctypes
+import threading
+from ctypes import byref
+from pathlib import Path
+
+from . import errors
+from ._declarations import (ATTN_ABI_VERSION, ATTN_ABI_VERSION_MIN, ATTN_ERROR_FIELD_SIZE, ATTN_ERROR_MESSAGE_SIZE,
+                            Status, attn_api, attn_error)
+
+SONAME = "libattn.so.1"
+
+
+class _ErrorStorage(threading.local):
+    """One ``attn_error`` per thread, written by the library on failure only."""
+
+    def __init__(self) -> None:
+        self.struct = attn_error(struct_size=ctypes.sizeof(attn_error))
+        self.ref = byref(self.struct)
+
+
+_storage = _ErrorStorage()
+
+
+def find() -> str:
+    """Where the library lies.
+
+    Returns
+    -------
+    str
+        Beside this package, in the checkout's ``build/core``, or the bare name for the system's loader.
+    """
+    here = Path(__file__).resolve().parent
+    candidates = [here / SONAME]
+    if len(here.parents) > 3:  # <root>/bindings/python/src/libattn
+        candidates.append(here.parents[3] / "build" / "core" / SONAME)
+    for candidate in candidates:
+        if candidate.is_file():
+            return str(candidate)
+    return SONAME
+
+
+class Library:
+    """An opened library: its functions, by their names in ``struct attn_api``.
+
+    Parameters
+    ----------
+    path : str, optional
+        The file; by default what `find` says.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        self.path = path or find()
+        try:
+            self._dll = ctypes.CDLL(self.path, mode=0)  # RTLD_LOCAL
+        except OSError as error:
+            raise errors.make(Status.NOT_FOUND, SONAME, str(error)) from None
+        table = ctypes.c_void_p()
+        get_api = self._dll.attn_get_api
+        get_api.restype = ctypes.c_int32
+        get_api.argtypes = [ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p]
+        self.check(get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, byref(table), _storage.ref))
+        api = ctypes.cast(table, ctypes.POINTER(attn_api)).contents
+        self.version: str = api.version.decode()
+        self.abi_version: int = api.abi_version
+        # A library of the same version may end earlier than these declarations: what it lacks is not offered.
+        for name, _ in attn_api._fields_:
+            offset = getattr(attn_api, name).offset
+            if offset < api.struct_size and name not in ("struct_size", "next", "version", "abi_version", "reserved"):
+                setattr(self, name, getattr(api, name))
+
+    def check(self, status: int) -> None:
+        """Raise the exception of a status that is not ``ATTN_OK``, with this thread's error text."""
+        if status != 0:
+            raise self.error(status)
+
+    @staticmethod
+    def error(status: int) -> errors.AttnError:
+        """The exception of a status, with the text that the last call of this thread wrote."""
+        struct = _storage.struct
+        field, message = struct.field.decode(errors="replace"), struct.message.decode(errors="replace")
+        # The library writes on failure only; what stands there must not be told again for another call.
+        ctypes.memset(ctypes.addressof(struct) + attn_error.field.offset, 0,
+                      ATTN_ERROR_FIELD_SIZE + ATTN_ERROR_MESSAGE_SIZE)
+        return errors.make(status, field, message)
+
+    @staticmethod
+    def error_ref() -> object:
+        """This thread's ``struct attn_error *``."""
+        return _storage.ref
+
+
+_opened: dict[str, Library] = {}
+_lock = threading.Lock()
+
+
+def open_library(path: str | None = None) -> Library:
+    """Open the library once per path and process.
+
+    Parameters
+    ----------
+    path : str, optional
+        The file; by default what `find` says.
+    """
+    with _lock:
+        key = path or find()
+        if key not in _opened:
+            _opened[key] = Library(key)
+        return _opened[key]

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bound layers: their caches, parameters and groups."""
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_int32, c_void_p, sizeof
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ._declarations import GroupKind, KvSpecKind, Status, attn_kv_spec, attn_kv_view, attn_layer_params
+from .errors import make
+from .handles import Handle
+from .tensors import Tensor, as_tensor
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+    from .selection import Assignment
+    from .step import Plan
+
+
+@dataclass(frozen=True)
+class KvSpec:
+    """What an engine allocates for a layer, in the layout that the backend likes best."""
+
+    kind: int
+    kv_dtype: int
+    layout: int
+    block_size: int
+    num_kv_heads: int
+    head_size: int
+    head_size_v: int
+    sliding_window: int
+    chunk_size: int
+    sink_len: int
+    page_bytes: int
+    padded_page_bytes: int
+    alignment: int
+    shape: tuple[int, ...]
+    stride_order: tuple[int, ...]
+
+    @property
+    def has_cache(self) -> bool:
+        """Encoders, and layers that read another's cache, have none."""
+        return self.kind != KvSpecKind.NONE
+
+
+def view_of(tensor: Any) -> tuple[attn_kv_view, Tensor]:
+    """``struct attn_kv_view`` of a strided tensor ``[block, slot, head, dim]``, and its owner."""
+    t = as_tensor(tensor)
+    if len(t.shape) != 4 or (t.strides[3] != 1 and t.shape[3] != 1):
+        raise make(Status.INVALID_ARGUMENT, "view", f"{t} with strides {t.strides}; [block, slot, head, dim] with a "
+                   "contiguous last dimension is needed")
+    size = t.itemsize
+    blocks, slots, heads, dims = t.shape
+    return attn_kv_view(struct_size=sizeof(attn_kv_view), data=t.data, num_blocks=blocks, block_size=slots,
+                        num_heads=heads, head_size=dims, stride_block=t.strides[0] * size,
+                        stride_slot=t.strides[1] * size, stride_head=t.strides[2] * size), t
+
+
+class Layer:
+    """One layer of a `Model`; lives as long as it."""
+
+    def __init__(self, model: Model, index: int, name: str) -> None:
+        self.model = model
+        self.index = index
+        self.name = name
+        self.api = model.api
+        self._pointer = self.api.model_layer(model.handle, index)
+        self._memory: tuple[Any, ...] = ()
+        self._params: tuple[Any, ...] = ()
+
+    @property
+    def handle(self) -> int:
+        """``attn_layer *``."""
+        self.model.owner.value  # raises if the model is closed
+        return self._pointer
+
+    @property
+    def group(self) -> int:
+        """Its block-table group: one block table and one plan serve the layers of a group."""
+        return self.api.layer_group(self.handle, GroupKind.BLOCK_TABLE, 0)
+
+    @property
+    def kv_spec(self) -> KvSpec:
+        """What to allocate for it."""
+        s = attn_kv_spec(struct_size=sizeof(attn_kv_spec))
+        self.api.check(self.api.layer_kv_spec(self.handle, byref(s), self.api.error_ref()))
+        return KvSpec(s.kind, s.kv_dtype, s.layout, s.block_size, s.num_kv_heads, s.head_size, s.head_size_v,
+                      s.sliding_window, s.chunk_size, s.sink_len, s.page_bytes, s.padded_page_bytes, s.alignment,
+                      tuple(s.shape[:s.ndim]), tuple(s.stride_order[:s.ndim]))
+
+    def bind_kv(self, memory: Any, num_blocks: int) -> None:
+        """Hand cache memory in, in the spec's own layout.
+
+        Parameters
+        ----------
+        memory : tensor
+            Contiguous, at least ``num_blocks * kv_spec.padded_page_bytes`` bytes.
+        num_blocks : int
+            How many blocks it holds.
+        """
+        t = as_tensor(memory)
+        needed = num_blocks * self.kv_spec.padded_page_bytes
+        if not t.is_contiguous() or t.nbytes < needed:
+            raise make(Status.INVALID_ARGUMENT, "memory", f"{t}; contiguous memory of {needed} bytes is needed")
+        k, v = attn_kv_view(struct_size=sizeof(attn_kv_view)), attn_kv_view(struct_size=sizeof(attn_kv_view))
+        api = self.api
+        api.check(api.layer_kv_views(self.handle, t.data, num_blocks, byref(k), byref(v), api.error_ref()))
+        api.check(api.layer_bind_kv(self.handle, byref(k), byref(v) if v.data else None, api.error_ref()))
+        self._memory = (t,)
+
+    def bind_kv_views(self, k: Any, v: Any | None) -> None:
+        """Hand the engine's own layout in: strided tensors ``[block, slot, head, dim]``; `v` None: MLA."""
+        k_view, k_tensor = view_of(k)
+        v_view, v_tensor = view_of(v) if v is not None else (None, None)
+        api = self.api
+        api.check(api.layer_bind_kv(self.handle, byref(k_view), byref(v_view) if v_view is not None else None,
+                                    api.error_ref()))
+        self._memory = (k_tensor, v_tensor)
+
+    def bind_params(self, sinks: Any | None = None, alibi_slopes: Any | None = None, sink_k: Any | None = None,
+                    sink_v: Any | None = None, q_scale: Any | float | None = None, k_scale: Any | float | None = None,
+                    v_scale: Any | float | None = None, p_scale: Any | float | None = None) -> None:
+        """Hand parameters in; borrowed until the layer is bound again or its model closed.
+
+        Parameters
+        ----------
+        sinks, alibi_slopes : tensor [Hq], float32
+            Needed exactly where the layer was described with them.
+        sink_k, sink_v : tensor [sink_len, Hk, D]
+            A static sink's keys and values.
+        q_scale, k_scale, v_scale, p_scale : float or tensor
+            Of quantized caches, queries and probabilities.
+        """
+        params = attn_layer_params(struct_size=sizeof(attn_layer_params))
+        kept: list[Any] = []
+        for name, value in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
+            if value is not None:
+                setattr(params, name, self._floats(name, value, kept))
+        for name, value in (("sink_k", sink_k), ("sink_v", sink_v)):
+            if value is not None:
+                kept.append(as_tensor(value))
+                setattr(params, name, kept[-1].pointer)
+        for name, value in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale), ("p_scale", p_scale)):
+            if isinstance(value, (int, float)):
+                setattr(params, f"{name}_host", float(value))
+            elif value is not None:
+                setattr(params, name, self._floats(name, value, kept))
+        self.api.check(self.api.layer_bind_params(self.handle, byref(params), self.api.error_ref()))
+        self._params = (params, *kept)
+
+    @staticmethod
+    def _floats(name: str, value: Any, kept: list[Any]) -> int:
+        t = as_tensor(value)
+        if t.dtype != "f32" or not t.is_contiguous():
+            raise make(Status.INVALID_ARGUMENT, name, f"{t}; contiguous float32 is needed")
+        kept.append(t)
+        return t.data
+
+
+class Model:
+    """Bound layers of one assignment.
+
+    Parameters
+    ----------
+    runtime : Runtime
+        Has to outlive the model; it is kept alive here.
+    assignment : Assignment
+        Complete; may be closed afterwards.
+    """
+
+    def __init__(self, runtime: Runtime, assignment: Assignment) -> None:
+        self.runtime = runtime
+        self.api = runtime.api
+        created = c_void_p()
+        self.api.check(self.api.model_create(runtime.handle, assignment.handle, None, byref(created),
+                                             self.api.error_ref()))
+        self.owner = Handle("model", created.value, self.api.model_destroy, runtime.owner)
+        self.layers = [Layer(self, i, name) for i, name in enumerate(assignment.names)]
+
+    @property
+    def handle(self) -> int:
+        """``attn_model *``."""
+        return self.owner.value
+
+    def close(self) -> None:
+        """Give it up; it is destroyed with its last plan."""
+        self.owner.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """Layer indices of each block-table group."""
+        result = []
+        indices, count = (c_int32 * max(1, len(self.layers)))(), c_int32()
+        for group in range(self.api.model_num_groups(self.handle, GroupKind.BLOCK_TABLE)):
+            self.api.check(self.api.model_group(self.handle, GroupKind.BLOCK_TABLE, group, ctypes.addressof(indices),
+                                                len(self.layers), byref(count)))
+            result.append(list(indices[:count.value]))
+        return result
+
+    def plan(self, group: int = 0, **limits: Any) -> Plan:
+        """A plan for one block-table group; see `Plan` for the limits. Caches must be bound before."""
+        from .step import Plan
+        return Plan(self, group, **limits)

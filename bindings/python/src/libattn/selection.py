@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backend serves which layer and phase, and why no other does."""
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_int32, c_size_t, c_void_p, sizeof
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ._declarations import Phase, Status, VerdictCode, attn_choice, attn_reason
+from .errors import make
+from .handles import Handle
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+_VERDICTS = {code: code.name.lower() for code in VerdictCode}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One reason against a backend."""
+
+    field: str
+    asked: str
+    supported: str
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.asked}, supported: {self.supported}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What serves one layer in one phase; `backend` is empty if nothing does."""
+
+    backend: str
+    backend_index: int
+    forced: bool
+    rule: str
+    rank: int
+    measured: bool
+    kv_dtype: int
+    block_size: int
+    layout: int
+    composed: int
+    graph_level: int
+    status: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one backend for one layer and phase."""
+
+    backend: str
+    verdict: str
+    reasons: tuple[Reason, ...]
+
+
+def _text(value: bytes | None) -> str:
+    return value.decode(errors="replace") if value else ""
+
+
+def _phase(phase: str | int) -> int:
+    if isinstance(phase, str) and phase.upper() not in Phase.__members__:
+        raise make(Status.INVALID_ARGUMENT, "phase", f"'{phase}'; allowed are prefill, decode")
+    return int(Phase[phase.upper()] if isinstance(phase, str) else phase)
+
+
+class Assignment:
+    """Immutable; made by `Runtime.select`."""
+
+    def __init__(self, runtime: Runtime, handle: c_void_p, names: list[str]) -> None:
+        self.runtime = runtime
+        self.names = names
+        self.owner = Handle("assignment", handle.value, runtime.api.assignment_destroy, runtime.owner)
+
+    @property
+    def handle(self) -> int:
+        """``attn_assignment *``."""
+        return self.owner.value
+
+    def close(self) -> None:
+        """Destroy it; models made of it live on."""
+        self.owner.close()
+
+    def __len__(self) -> int:
+        return self.runtime.api.assignment_num_layers(self.handle)
+
+    def choice(self, layer: int, phase: str | int = "prefill") -> Choice:
+        """What serves a layer in a phase (``"prefill"`` or ``"decode"``)."""
+        c = attn_choice(struct_size=sizeof(attn_choice))
+        api = self.runtime.api
+        status = api.assignment_choice(self.handle, layer, _phase(phase), byref(c))
+        if status:
+            raise make(status, "layer", f"layer {layer}; the assignment has {len(self)}")
+        return Choice(_text(c.name), c.backend, bool(c.forced), _text(c.rule), c.rank, bool(c.measured), c.kv_dtype,
+                      c.block_size, c.layout, c.composed, c.graph_level, c.status)
+
+    def verdicts(self, layer: int, phase: str | int = "prefill") -> list[Verdict]:
+        """What became of every backend, with all reasons, in the order of `Runtime.backends`."""
+        api, number = self.runtime.api, _phase(phase)
+        result = []
+        for index, backend in enumerate(self.runtime.backends):
+            verdict, count = c_int32(), c_int32()
+            status = api.assignment_verdict(self.handle, layer, number, index, byref(verdict), byref(count))
+            if status:
+                raise make(status, "layer", f"layer {layer}; the assignment has {len(self)}")
+            reasons = []
+            for i in range(count.value):
+                r = attn_reason(struct_size=sizeof(attn_reason))
+                api.check(api.assignment_reason(self.handle, layer, number, index, i, byref(r)))
+                reasons.append(Reason(_text(r.field), _text(r.asked), _text(r.supported)))
+            result.append(Verdict(backend.full_name, _VERDICTS.get(verdict.value, str(verdict.value)), tuple(reasons)))
+        return result
+
+    def explain(self, layer: int, phase: str | int = "prefill") -> str:
+        """One line per backend: its verdict and the reasons against it."""
+        return "\n".join(f"{v.backend}: {v.verdict}{': ' if v.reasons else ''}{'; '.join(map(str, v.reasons))}"
+                         for v in self.verdicts(layer, phase))
+
+    def export(self) -> str:
+        """Text that `Runtime.select` takes on another rank as ``import_text``."""
+        api, needed = self.runtime.api, c_size_t()
+        api.check(api.assignment_export(self.handle, None, 0, byref(needed), api.error_ref()))
+        buffer = ctypes.create_string_buffer(needed.value)
+        api.check(api.assignment_export(self.handle, buffer, needed.value, byref(needed), api.error_ref()))
+        return buffer.value.decode()

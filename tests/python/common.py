@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests share: attention written down from its definition, and the backends to hold against it."""
+from __future__ import annotations
+
+import torch
+
+import libattn
+
+#: One name per CPU backend that every x86-64 machine has; cpu_simd picks its best variant.
+BACKENDS = ("cpu_ref", "cpu_simd")
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, visible: torch.Tensor,
+              soft_cap: float = 0.0, sinks: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+              ) -> tuple[torch.Tensor, torch.Tensor]:
+    """One request in float64: q [T, Hq, D], k and v [L, Hk, D], visible [T, L] or [Hq, T, L].
+
+    Returns
+    -------
+    out : [T, Hq, Dv]
+    lse : [Hq, T], the sinks included
+    """
+    q, k, v = (t.double().transpose(0, 1) for t in (q, k, v))
+    group = q.shape[0] // k.shape[0]
+    k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+    scores = scale * q @ k.transpose(1, 2)
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    if bias is not None:
+        scores = scores + bias
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, q.shape[1], 1)], dim=-1)
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - lse[..., None]).nan_to_num(0.0)
+    return (weights[..., :k.shape[1]] @ v).transpose(0, 1), lse
+
+
+def causal(queries: int, keys: int, window: int = 0) -> torch.Tensor:
+    """[T, L], bottom-right aligned; a window of `window` keys, the query's own included."""
+    position = torch.arange(queries)[:, None] + keys - queries
+    key = torch.arange(keys)[None]
+    return (key <= position) & ((key > position - window) if window else True)
+
+
+def peaked(*shape: int, generator: torch.Generator, scale: float = 1.0) -> torch.Tensor:
+    """Rows whose logits have a standard deviation of about 4 at scale 1 / sqrt(D): no uniform weights."""
+    return scale * 2.0 * torch.randn(*shape, generator=generator)
+
+
+def worst(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest error of an element, relative to its row's root mean square."""
+    actual, expected = actual.double(), expected.double()
+    rms = expected.pow(2).mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
+    return float(((actual - expected).abs() / rms).max())
+
+
+def bound_layer(desc: libattn.LayerDesc, backend: str, blocks: int = 0, **params: object) -> tuple[
+        libattn.Model, libattn.Layer]:
+    """A model of one layer on a backend, its cache bound where it has one."""
+    runtime = libattn.Runtime(ignore_environment=True)
+    model = runtime.bind(runtime.select([desc], backend=backend))
+    layer = model.layers[0]
+    if layer.kv_spec.has_cache:
+        layer.bind_kv(libattn.allocate(blocks * layer.kv_spec.padded_page_bytes), blocks)
+    if params:
+        layer.bind_params(**params)
+    return model, layer
+
+
+def planned(model: libattn.Model, batch: libattn.Batch, **limits: int) -> libattn.Plan:
+    """A plan for one batch."""
+    limits = {"max_num_reqs": 64, "max_num_tokens": 4096, "max_seq_len": 8192, **limits}
+    plan = model.plan(0, **limits)
+    if plan.workspace_bytes:
+        plan.bind_workspace(libattn.allocate(plan.workspace_bytes))
+    plan.update(batch)
+    return plan

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runtime, selection, binding and steps through the package, held against attention as it is defined."""
+import gc
+import os
+import threading
+import time
+import unittest
+
+import numpy as np
+import torch
+
+import libattn
+from common import BACKENDS, attention, bound_layer, causal, peaked, planned, worst
+
+HQ, HK, D, BLOCK = 8, 2, 64, 16
+
+
+def paged_batch(lengths: list[tuple[int, int]], blocks_per_request: int) -> tuple[libattn.Batch, list[list[int]]]:
+    """A batch of (queries, keys) whose pages lie in reverse order."""
+    starts, tables, slots = [0], [], []
+    total = len(lengths) * blocks_per_request
+    for r, (queries, keys) in enumerate(lengths):
+        table = [total - 1 - (r * blocks_per_request + i) for i in range(blocks_per_request)]
+        slots += [table[p // BLOCK] * BLOCK + p % BLOCK for p in range(keys - queries, keys)]
+        starts.append(starts[-1] + queries)
+        tables.append(table)
+    return libattn.Batch(starts, [keys for _, keys in lengths], tables, slots), tables
+
+
+class Describing(unittest.TestCase):
+    def setUp(self) -> None:
+        self.runtime = libattn.Runtime(ignore_environment=True)
+
+    def test_uninstalled_library_is_found_without_a_variable(self) -> None:
+        self.assertEqual(os.path.realpath(self.runtime.api.path),
+                         os.path.realpath(os.path.join(os.environ["ATTN_TEST_BUILD"], "core", "libattn.so.1")))
+        self.assertTrue({"cpu_ref", "cpu_simd"} <= {p.name for p in self.runtime.plugins if p.status == 0})
+
+    def test_devices_and_backends(self) -> None:
+        self.assertIn((libattn.DeviceType.CPU, 0), [d.device for d in self.runtime.devices])
+        names = [b.full_name for b in self.runtime.backends]
+        self.assertIn("cpu_ref", names)
+        self.assertTrue(any(n.startswith("cpu_simd@") for n in names))
+
+    def test_reasons_name_field_value_and_support(self) -> None:
+        layer = libattn.LayerDesc("a", HQ, HK, D, kind="gdn", gdn=libattn.GdnDesc(2, 4, 64, 64))
+        found = self.runtime.select([layer], keep_unserved=True)
+        refused = [v for v in found.verdicts(0, "decode") if v.backend == "cpu_simd@avx2" or v.backend == "cpu_simd@scalar"]
+        self.assertTrue(refused)
+        for verdict in refused:
+            if verdict.verdict == "unsupported":
+                self.assertTrue(all(r.field and r.asked and r.supported for r in verdict.reasons))
+                self.assertIn("gdn", str(verdict.reasons[0]) + found.explain(0))
+
+    def test_forced_backend_is_refused_with_the_c_text(self) -> None:
+        layer = libattn.LayerDesc("layers.0", HQ, HK, D, soft_cap=50.0, kv_dtype="nvfp4")
+        with self.assertRaises(libattn.UnsupportedError) as caught:
+            self.runtime.select([layer], backend="cpu_simd")
+        self.assertEqual(caught.exception.status, libattn.Status.REFUSED)
+        self.assertIn("layers.0", str(caught.exception))
+        self.assertIn("kv_dtype", str(caught.exception))
+
+    def test_unknown_backend_and_bad_values(self) -> None:
+        with self.assertRaises(libattn.AttnError):
+            self.runtime.select([libattn.LayerDesc("a", HQ, HK, D)], backend="no_such_backend")
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "head_size.*60"):
+            self.runtime.select([libattn.LayerDesc("a", HQ, HK, 60)])
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "kv_dtype.*'fp9'.*fp8_e4m3"):
+            self.runtime.select([libattn.LayerDesc("a", HQ, HK, D, kv_dtype="fp9")])
+
+    def test_export_and_import(self) -> None:
+        layers = [libattn.LayerDesc(f"layers.{i}", HQ, HK, D) for i in range(3)]
+        first = self.runtime.select(layers, backend="layers.0=cpu_simd;layers.1-2=cpu_ref")
+        again = self.runtime.select(layers, import_text=first.export())
+        self.assertEqual([first.choice(i).backend for i in range(3)], [again.choice(i).backend for i in range(3)])
+        self.assertEqual([first.choice(i).backend.split("@")[0] for i in range(3)], ["cpu_simd", "cpu_ref", "cpu_ref"])
+        self.assertEqual(first.choice(1).rule, "layers.1-2=cpu_ref")
+
+    def test_order_of_calls(self) -> None:
+        model, layer = bound_layer(libattn.LayerDesc("a", HQ, HK, D, block_size=BLOCK), "cpu_ref", 8)
+        plan = model.plan(0, max_num_reqs=1, max_num_tokens=1)
+        q = torch.zeros(1, HQ, D)
+        with self.assertRaises(libattn.OrderError):
+            plan.run(layer, q, q[:, :HK], q[:, :HK], q.clone())
+        plan.close()
+        model.close()
+        with self.assertRaises(libattn.OrderError):
+            layer.kv_spec
+
+
+class Lifetimes(unittest.TestCase):
+    def test_any_order(self) -> None:
+        """Closed by hand in the wrong order, or dropped in a cycle: each handle outlives what was made of it."""
+        for by_hand in (True, False):
+            model, layer = bound_layer(libattn.LayerDesc("a", HQ, HK, D, block_size=BLOCK), "cpu_simd", 8)
+            batch, _ = paged_batch([(4, 4)], 2)
+            plan = planned(model, batch)
+            q = torch.randn(4, HQ, D)
+            if by_hand:
+                model.runtime.close()
+                model.close()
+                plan.run(layer, q, q[:, :HK], q[:, :HK], q.clone())
+                plan.close()
+                with self.assertRaises(libattn.OrderError):
+                    plan.run(layer, q, q[:, :HK], q[:, :HK], q.clone())
+            model.cycle = [plan, model.runtime, model]
+            del model, layer, plan
+            gc.collect()
+
+
+class Tensors(unittest.TestCase):
+    def test_nothing_is_copied(self) -> None:
+        for source in (torch.randn(4, 3, 8), np.zeros((4, 3, 8), np.float32), torch.randn(3, 4, 8).transpose(0, 1)):
+            t = libattn.Tensor(source)
+            data = source.data_ptr() if hasattr(source, "data_ptr") else source.ctypes.data
+            self.assertEqual((t.data, t.shape, t.dtype, t.device), (data, (4, 3, 8), "f32", ("cpu", 0)))
+        self.assertEqual(libattn.Tensor(torch.zeros(2, dtype=torch.bfloat16)).dtype, "bf16")
+        self.assertEqual(libattn.Tensor(torch.randn(3, 4, 8).transpose(0, 1)).strides, (8, 32, 1))
+
+    def test_owner_lives_as_long_as_the_view(self) -> None:
+        view = libattn.Tensor(torch.full((1 << 16,), 3.0))
+        torch.zeros(1 << 16)  # what would land in freed memory
+        self.assertEqual(float(np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * 4).from_address(view.data))[3]), 3.0)
+
+    def test_read_only_numpy(self) -> None:
+        source = np.zeros(4, np.float32)
+        source.flags.writeable = False
+        self.assertEqual(libattn.Tensor(source).data, source.ctypes.data)
+
+    def test_wrong_dtype_names_the_tensor(self) -> None:
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "slot_mapping.*int32.*int64"):
+            libattn.Batch([0, 1], [1], [[0]], torch.zeros(1, dtype=torch.int32))
+
+
+class Steps(unittest.TestCase):
+    def compare(self, backend: str, desc: libattn.LayerDesc, window: int = 0, **params: torch.Tensor) -> None:
+        """Prefill, then a mixed batch whose requests go on; every element of both."""
+        generator = torch.Generator().manual_seed(7)
+        per_request = 4
+        model, layer = bound_layer(desc, backend, 3 * per_request, **params)
+        keys = [peaked(per_request * BLOCK, HK, D, generator=generator) for _ in range(3)]
+        values = [torch.randn(per_request * BLOCK, HK, D, generator=generator) for _ in range(3)]
+        for lengths in ([(17, 17), (30, 30), (1, 1)], [(1, 18), (20, 50), (2, 3)]):
+            batch, _ = paged_batch(lengths, per_request)
+            plan = planned(model, batch)
+            q = torch.cat([peaked(n, HQ, D, generator=generator) for n, _ in lengths])
+            k = torch.cat([keys[r][n - m:n] for r, (m, n) in enumerate(lengths)])
+            v = torch.cat([values[r][n - m:n] for r, (m, n) in enumerate(lengths)])
+            out, lse = torch.empty_like(q), torch.empty(HQ, len(q))
+            plan.run(layer, q, k, v, out, lse)
+            at = 0
+            for r, (queries, length) in enumerate(lengths):
+                expected, expected_lse = attention(q[at:at + queries], keys[r][:length], values[r][:length], D**-0.5,
+                                                   causal(queries, length, window), desc.soft_cap, params.get("sinks"))
+                self.assertLess(worst(out[at:at + queries], expected), 2e-5, (backend, lengths, r))
+                self.assertLess(float((lse[:, at:at + queries] - expected_lse).abs().max()), 2e-5)
+                at += queries
+
+    def test_paged(self) -> None:
+        for backend in BACKENDS:
+            for extra in ({}, {"window": (9, 0)}, {"soft_cap": 5.0}):
+                with self.subTest(backend=backend, **extra):
+                    desc = libattn.LayerDesc("a", HQ, HK, D, block_size=BLOCK, needs_lse=True, **extra)
+                    self.compare(backend, desc, 10 if "window" in extra else 0)
+
+    def test_sinks(self) -> None:
+        for backend in BACKENDS:
+            desc = libattn.LayerDesc("a", HQ, HK, D, block_size=BLOCK, has_sinks=True, needs_lse=True)
+            self.compare(backend, desc, sinks=torch.linspace(-3, 6, HQ))
+
+    def test_own_layout(self) -> None:
+        """An engine's own strided cache: [N, 2, B, Hk, D]."""
+        generator = torch.Generator().manual_seed(3)
+        model, layer = bound_layer(libattn.LayerDesc("a", HQ, HK, D, block_size=BLOCK), "cpu_simd", 4)
+        cache = torch.full((4, 2, BLOCK, HK, D), float("nan"))
+        layer.bind_kv_views(cache[:, 0], cache[:, 1])
+        batch, tables = paged_batch([(20, 20)], 4)
+        q = peaked(20, HQ, D, generator=generator)
+        k, v = peaked(20, HK, D, generator=generator), torch.randn(20, HK, D, generator=generator)
+        out = torch.empty_like(q)
+        planned(model, batch).run(layer, q, k, v, out)
+        self.assertTrue(torch.equal(cache[tables[0][1], 1, 3], v[19]))
+        self.assertLess(worst(out, attention(q, k, v, D**-0.5, causal(20, 20))[0]), 2e-5)
+
+    def test_encoder_with_fused_qkv_slices(self) -> None:
+        generator = torch.Generator().manual_seed(5)
+        for backend in BACKENDS:
+            model, layer = bound_layer(libattn.LayerDesc("e", HQ, HQ, D, kind="encoder_only"), backend)
+            qkv = peaked(40, 3, HQ, D, generator=generator)
+            out = torch.empty(40, HQ, D)
+            planned(model, libattn.Batch([0, 13, 40])).run(layer, qkv[:, 0], qkv[:, 1], qkv[:, 2], out)
+            for begin, end in ((0, 13), (13, 40)):
+                part = qkv[begin:end]
+                expected, _ = attention(part[:, 0], part[:, 1], part[:, 2], D**-0.5,
+                                        torch.ones(end - begin, end - begin, dtype=torch.bool))
+                self.assertLess(worst(out[begin:end], expected), 2e-5, backend)
+
+    def test_error_of_a_run_names_the_tensor(self) -> None:
+        model, layer = bound_layer(libattn.LayerDesc("e", HQ, HQ, D, kind="encoder_only"), "cpu_ref")
+        plan = planned(model, libattn.Batch([0, 4]))
+        q = torch.zeros(4, HQ, D)
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "^INVALID_ARGUMENT: k: "):
+            plan.run(layer, q, q.half(), q, q.clone())
+
+    def test_other_threads_run_during_a_step(self) -> None:
+        """A step releases the interpreter's lock: a Python thread counts while a slow one runs."""
+        model, layer = bound_layer(libattn.LayerDesc("e", HQ, HQ, D, kind="encoder_only"), "cpu_ref")
+        rows = 700
+        plan = planned(model, libattn.Batch([0, rows]))
+        q, out = torch.randn(rows, HQ, D), torch.empty(rows, HQ, D)
+        ticks, stop = [0], threading.Event()
+
+        def count() -> None:
+            while not stop.is_set():
+                ticks[0] += 1
+                time.sleep(0.0005)
+
+        thread = threading.Thread(target=count)
+        thread.start()
+        begin = ticks[0]
+        plan.run(layer, q, q, q, out)
+        during = ticks[0] - begin
+        stop.set()
+        thread.join()
+        self.assertGreater(during, 20)
+
+    def test_overhead_of_a_step(self) -> None:
+        """What Python adds to plan and run with descriptors made once; docs/engines.md states it."""
+        model, layer = bound_layer(libattn.LayerDesc("a", 1, 1, 8, block_size=BLOCK), "cpu_simd", 2)
+        batch, _ = paged_batch([(1, 1)], 2)
+        plan = planned(model, batch)
+        q, out = libattn.Tensor(torch.zeros(1, 1, 8)), libattn.Tensor(torch.zeros(1, 1, 8))
+        times = {"plan": float("inf"), "run": float("inf")}
+        for _ in range(5):
+            for name, call in (("plan", lambda: plan.update(batch)), ("run", lambda: plan.run(layer, q, q, q, out))):
+                begin = time.perf_counter()
+                for _ in range(500):
+                    call()
+                times[name] = min(times[name], (time.perf_counter() - begin) / 500)
+        print(f"a plan {times['plan'] * 1e6:.1f} us, a run {times['run'] * 1e6:.1f} us", end=" ")
+        self.assertLess(times["run"], 200e-6)
+
+
+if __name__ == "__main__":
+    unittest.main()
