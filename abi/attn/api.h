@@ -87,6 +87,7 @@ struct attn_api {
                                  const struct attn_kv_view *v, struct attn_error *error);
     attn_status (*layer_bind_state)(attn_layer *layer, const struct attn_gdn_state *state,
                                     struct attn_error *error);
+    /* Not while a plan holds the layer: change then what the parameters point at. */
     attn_status (*layer_bind_params)(attn_layer *layer, const struct attn_layer_params *params,
                                      struct attn_error *error);
     /* Scales from the first batch: scale = amax / range constant (q 200, k 200, v 100) into device

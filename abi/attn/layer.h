@@ -72,7 +72,8 @@ struct attn_layer_desc {
     int32_t reserved;
 };
 
-/* Per-layer memory, given at bind and borrowed until the layer is destroyed or bound again. Device
+/* Per-layer memory, given at bind and borrowed until the layer is destroyed or bound again; the
+ * struct, its extensions, and shapes and strides of tensors are copied. Device
  * pointers belong to the selected backend's device. A host float beside a scale is used where the
  * device pointer is NULL. */
 struct attn_layer_params {

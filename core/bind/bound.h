@@ -6,6 +6,7 @@
 #include <attn/api.h>
 #include <pthread.h>
 
+#include "bind/kept.h"
 #include "select/assignment.h"
 
 /* A backend, created on the model's device. */
@@ -48,9 +49,9 @@ struct attn_layer {
     struct attn_kv_spec spec;
     struct attn_kv_view k_cache, v_cache; /* data NULL: not bound */
     bool has_v_cache;
-    struct attn_tensor sink_k, sink_v; /* copies of the tensors of params */
-    int64_t sink_shapes[2][3], sink_strides[2][3];
-    bool params_bound;
+    struct kept_params kept[2]; /* one is in use, the other takes what is bound next */
+    struct kept_params *params; /* the one in use; NULL: none bound */
+    int32_t num_plans;          /* that hold calls prepared with them; guarded by attn_model.lock */
 };
 
 struct attn_model {
@@ -64,7 +65,7 @@ struct attn_model {
     int32_t num_layers;
     int32_t num_groups;
     int32_t num_plan_groups;
-    pthread_mutex_t lock; /* of states[] */
+    pthread_mutex_t lock; /* of states[] and num_plans */
 };
 
 /* The layer whose cache this one reads: itself, or its sharing target. */

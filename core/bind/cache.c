@@ -220,18 +220,17 @@ static attn_status check_sink(const attn_layer *layer, const struct attn_tensor 
     return ATTN_OK;
 }
 
-static void keep_tensor(const struct attn_tensor *source, struct attn_tensor *tensor, int64_t *shape,
-                        int64_t *strides)
+/* A plan's prepared calls hold what kernels made of the parameters. */
+static attn_status check_no_plans(attn_layer *layer, struct attn_error *error)
 {
-    int64_t stride = 1;
-    *tensor = *source;
-    for (int32_t i = 2; i >= 0; i--) {
-        shape[i] = source->shape[i];
-        strides[i] = source->strides != NULL ? source->strides[i] : stride;
-        stride *= shape[i];
-    }
-    tensor->shape = shape;
-    tensor->strides = strides;
+    pthread_mutex_lock(&layer->model->lock);
+    int32_t plans = layer->num_plans;
+    pthread_mutex_unlock(&layer->model->lock);
+    return plans == 0 ? ATTN_OK
+                      : error_set(error, ATTN_ERROR_ORDER, "layer_bind_params",
+                                  "layer '%s' is in %d plans; destroy them first, or change what the "
+                                  "parameters point at",
+                                  layer->layer.desc.name, plans);
 }
 
 attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params *params,
@@ -257,25 +256,26 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
         status = BAD("alibi_slopes", "layer '%s': alibi is %d and alibi_slopes is %p", l->name,
                      l->alibi, (const void *)read.alibi_slopes);
     }
-    if (status == ATTN_OK && l->sink_len > 0) {
+    if (status == ATTN_OK && l->sink_len == 0) {
+        read.sink_k = read.sink_v = NULL;
+    } else if (status == ATTN_OK) {
         status = check_sink(layer, read.sink_k, false, error);
         status = status == ATTN_OK ? check_sink(layer, read.sink_v, true, error) : status;
     }
+    if (status == ATTN_OK) {
+        status = check_no_plans(layer, error);
+    }
+    struct kept_params *kept = &layer->kept[layer->params == &layer->kept[0]];
+    status = status == ATTN_OK ? kept_params_take(kept, &read, error) : status;
     if (status != ATTN_OK) {
         return status;
     }
-    if (l->sink_len > 0) {
-        keep_tensor(read.sink_k, &layer->sink_k, layer->sink_shapes[0], layer->sink_strides[0]);
-        keep_tensor(read.sink_v, &layer->sink_v, layer->sink_shapes[1], layer->sink_strides[1]);
-        read.sink_k = &layer->sink_k;
-        read.sink_v = &layer->sink_v;
-    }
     layer_release_states(layer); /* kernels may have looked at the old ones */
+    layer->params = kept;
     for (int32_t part = 0; part < PART_COUNT; part++) {
-        layer->part_params[part] = read;
+        layer->part_params[part] = kept->params;
     }
     layer_rewrite_parts(layer);
-    layer->params_bound = true;
     return ATTN_OK;
 }
 

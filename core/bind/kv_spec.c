@@ -81,18 +81,22 @@ static void set_shape(struct attn_kv_spec *spec, int32_t ndim, const int64_t *sh
     }
 }
 
-/* Logical dimensions are those that engines name; the order says where each lies in memory. Rows of K and V of different
- * sizes have no common tensor: then the shape counts bytes of whole pages. */
+/* Rows of K and V of different sizes, and scales, have no common tensor: a block is then one page of bytes. */
+static bool has_whole_pages(const struct attn_kv_spec *spec)
+{
+    return spec->head_size != spec->head_size_v || scale_bytes(spec->kv_dtype) > 0 ||
+           spec->kv_dtype == ATTN_KV_INT8_K || spec->kv_dtype == ATTN_KV_NVFP4 ||
+           spec->padded_page_bytes != spec->page_bytes || spec->layout == ATTN_KV_LAYOUT_PACKED_K;
+}
+
+/* Logical dimensions are those that engines name; the order says where each lies in memory. */
 static void set_paged_shape(struct attn_kv_spec *spec)
 {
     int64_t b = spec->block_size, h = spec->num_kv_heads, d = spec->head_size;
     static const int32_t straight[] = {0, 1, 2, 3, 4};
     static const int32_t hnd[] = {0, 1, 3, 2, 4};
     static const int32_t heads_first[] = {0, 2, 1, 3};
-    bool whole_pages = spec->head_size != spec->head_size_v || scale_bytes(spec->kv_dtype) > 0 ||
-                       spec->kv_dtype == ATTN_KV_INT8_K || spec->kv_dtype == ATTN_KV_NVFP4;
-    bool padded = spec->padded_page_bytes != spec->page_bytes;
-    if (whole_pages || padded || spec->layout == ATTN_KV_LAYOUT_PACKED_K) {
+    if (has_whole_pages(spec)) {
         set_shape(spec, 2, (const int64_t[]){-1, spec->padded_page_bytes}, straight);
         return;
     }
@@ -181,8 +185,7 @@ static void make_view(const struct attn_kv_spec *s, bool value, uint8_t *base, i
                       kv_row_bytes(s->kv_dtype, s->head_size_v, true)};
     int64_t b = s->block_size, h = s->num_kv_heads, mine = row[value];
     int64_t plane = b * h * row[0]; /* K of one block */
-    bool split = s->padded_page_bytes == s->page_bytes &&
-                 (s->layout == ATTN_KV_LAYOUT_NHD || s->layout == ATTN_KV_LAYOUT_HND);
+    bool split = s->layout == ATTN_KV_LAYOUT_NHD || s->layout == ATTN_KV_LAYOUT_HND;
     bool hnd = s->layout == ATTN_KV_LAYOUT_HND || s->layout == ATTN_KV_LAYOUT_HND_INNER;
     int64_t before = 0;
     *view = (struct attn_kv_view){.struct_size = sizeof *view,
@@ -213,13 +216,20 @@ static void make_view(const struct attn_kv_spec *s, bool value, uint8_t *base, i
     view->data = base + before;
 }
 
-/* Scales stand behind the rows of a page: K's, then V's, [B, Hk] float32 each. */
+/* Scales stand behind the rows of a page: K's, then V's, [B, Hk] float32 each. NVFP4's stand behind each row. */
 static void add_scales(const struct attn_kv_spec *s, uint8_t *base, bool value,
                        struct attn_kv_view *view)
 {
     int64_t count = (int64_t)s->block_size * s->num_kv_heads;
     int64_t rows = count * (kv_row_bytes(s->kv_dtype, s->head_size, false) +
                             kv_row_bytes(s->kv_dtype, s->head_size_v, true));
+    if (s->kv_dtype == ATTN_KV_NVFP4) {
+        view->scale = (uint8_t *)view->data + view->head_size / 2;
+        view->scale_stride_block = view->stride_block;
+        view->scale_stride_slot = view->stride_slot;
+        view->scale_stride_head = view->stride_head;
+        return;
+    }
     if (scale_bytes(s->kv_dtype) == 0 || (value && scale_bytes(s->kv_dtype) == 4)) {
         return;
     }
@@ -248,8 +258,8 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "base",
                          "%p is not a multiple of %d bytes", base, spec.alignment);
     }
-    if (scale_bytes(spec.kv_dtype) > 0 && spec.layout <= ATTN_KV_LAYOUT_HND) {
-        spec.layout += ATTN_KV_LAYOUT_NHD_INNER; /* pages with scales are whole */
+    if (has_whole_pages(&spec) && spec.layout <= ATTN_KV_LAYOUT_HND) {
+        spec.layout += ATTN_KV_LAYOUT_NHD_INNER;
     }
     for (int32_t i = 0; i < 2; i++) {
         make_view(&spec, i == 1, base, num_blocks, &views[i]);

@@ -379,13 +379,24 @@ static void hold_quantization(struct check *check)
                      name_of_scale_form(l->q_scale_form));
         hold_code(check, "q_dtype", l->q_dtype, caps->q_dtypes, ATTN_DTYPE_COUNT, name_of_dtype);
     }
-    if (l->output_form != ATTN_OUTPUT_PLAIN && !(caps->output_forms >> l->output_form & 1)) {
-        if (caps->kernels & ATTN_KERNEL_QUANTIZE) {
-            compose(check, ATTN_COMPOSE_OUTPUT_QUANT, ATTN_GRAPH_ALWAYS);
-        } else {
-            hold_code(check, "output_form", l->output_form, caps->output_forms,
-                      ATTN_OUTPUT_FORM_COUNT, name_of_output_form);
-        }
+}
+
+/* A backend's own form is that of one attend: what is merged of parts is quantized behind the merge. */
+static void hold_output(struct check *check)
+{
+    const struct attn_backend_caps *caps = check->caps;
+    int32_t form = check->layer->output_form;
+    bool own = caps->output_forms >> form & 1, merged = check->match->composed & ATTN_COMPOSE_STATIC_SINK;
+    if (form == ATTN_OUTPUT_PLAIN || (own && !merged)) {
+        return;
+    }
+    if (caps->kernels & ATTN_KERNEL_QUANTIZE) {
+        compose(check, ATTN_COMPOSE_OUTPUT_QUANT, ATTN_GRAPH_ALWAYS);
+    } else if (own) {
+        need_kernel(check, ATTN_KERNEL_QUANTIZE, "quantize (behind the merge with the static sink)");
+    } else {
+        hold_code(check, "output_form", form, caps->output_forms, ATTN_OUTPUT_FORM_COUNT,
+                  name_of_output_form);
     }
 }
 
@@ -519,7 +530,9 @@ static void hold_gdn(struct check *check)
 static void allow_cascade(struct check *check)
 {
     const struct attn_layer_desc *l = check->layer;
-    bool plain = l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window &&
+    bool own_form = l->output_form != ATTN_OUTPUT_PLAIN &&
+                    !(check->match->composed & ATTN_COMPOSE_OUTPUT_QUANT);
+    bool plain = l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window && !own_form &&
                  l->chunk_size == 0 && !l->alibi && !l->prefix_lm && check->whole->cp == NULL;
     if (plain && check->caps->features & ATTN_FEATURE_LSE &&
         !(check->caps->features & ATTN_FEATURE_CASCADE) &&
@@ -593,6 +606,7 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
     if (layer->gdn == NULL) {
         hold_terms(&check);
     }
+    hold_output(&check);
     hold_mla(&check, phase);
     hold_gdn(&check);
     hold_features(&check, phase);

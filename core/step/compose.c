@@ -118,7 +118,8 @@ bool cascade_pays(const attn_plan *plan, const struct step *step)
     bool excluded = l->alibi != ATTN_ALIBI_NONE || l->has_window || l->chunk_size > 0 ||
                     l->prefix_lm || l->sink_len > 0 || l->causal_per_request ||
                     step->layer->layer.cp != NULL || l->kind != ATTN_LAYER_DECODER ||
-                    !l->causal || b->causal == 0 || l->batch_invariant;
+                    !l->causal || b->causal == 0 || l->batch_invariant ||
+                    (l->output_form != ATTN_OUTPUT_PLAIN && !step->quantizes);
     bool flags = b->flags & (ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE);
     bool parts = step->merge != NULL && step->launches[ATTN_PHASE_PREFILL][PART_PREFIX].kernel != NULL;
     if (prefix == 0 || excluded || flags || !parts) {

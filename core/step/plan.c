@@ -116,8 +116,8 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
     bool fused = served->instance->caps->features & ATTN_FEATURE_FUSED_WRITE;
     launch->args.flags = part == PART_MAIN && fused && step->writes ? 0 : ATTN_RUN_NO_WRITE;
     if (part == PART_SINK) {
-        launch->args.k = &layer->sink_k;
-        launch->args.v = &layer->sink_v;
+        launch->args.k = layer->params->params.sink_k;
+        launch->args.v = layer->params->params.sink_v;
     } else if (owner->k_cache.data != NULL) {
         launch->args.k_cache = &owner->k_cache;
         launch->args.v_cache = owner->has_v_cache ? &owner->v_cache : NULL;
@@ -172,7 +172,7 @@ static attn_status make_step(attn_plan *plan, attn_layer *layer, struct attn_err
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv", "layer '%s' has no %s bound",
                          owner->layer.desc.name, owner->layer.gdn != NULL ? "state" : "cache");
     }
-    if ((l->has_sinks || l->alibi || l->sink_len > 0) && !layer->params_bound) {
+    if ((l->has_sinks || l->alibi || l->sink_len > 0) && layer->params == NULL) {
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_params",
                          "layer '%s' has sinks, ALiBi or a static sink and no parameters bound",
                          l->name);
@@ -258,6 +258,17 @@ static attn_status read_options(attn_plan *plan, const struct attn_plan_options 
     return status;
 }
 
+/* Tells the layers that they are in one plan more, or one less. */
+static void count_in(attn_plan *plan, int32_t change)
+{
+    pthread_mutex_lock(&plan->model->lock);
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        plan->steps[i].layer->num_plans += change;
+    }
+    plan->counted = change > 0;
+    pthread_mutex_unlock(&plan->model->lock);
+}
+
 static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
 {
     attn_runtime *runtime = plan->model->runtime;
@@ -280,6 +291,7 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     if (status != ATTN_OK) {
         return status;
     }
+    count_in(plan, 1);
     lay_out(plan);
     plan->integers = runtime_alloc(runtime, (size_t)plan->num_integers * sizeof(int32_t));
     return plan->integers != NULL ? ATTN_OK
@@ -334,6 +346,9 @@ void plan_destroy(attn_plan *plan)
         return;
     }
     attn_runtime *runtime = plan->model->runtime;
+    if (plan->counted) {
+        count_in(plan, -1);
+    }
     size_t calls = (size_t)plan->num_steps * ATTN_PHASE_COUNT * PART_COUNT;
     for (int32_t i = 0; plan->schedules != NULL && i < plan->num_schedules; i++) {
         runtime_free(runtime, plan->schedules[i].host, plan->schedules[i].host_bytes);

@@ -80,8 +80,8 @@ void step_choose_entry(attn_plan *plan, struct step *step)
     bool writes = step->writes && plan->given.num_slots > 0;
     bool cross = step->layer->layer.desc.kind == ATTN_LAYER_CROSS; /* keys come with the first step only */
     step->enter = run_general;
-    if (!one_call || !step->plain_checks || step->quantizes || step->keys_are_inputs || cross ||
-        plan->validate || hooks->before_layer != NULL || hooks->after_layer != NULL) {
+    bool plain_out = step->layer->layer.desc.output_form == ATTN_OUTPUT_PLAIN;
+    if (!one_call || !step->plain_checks || !plain_out || step->keys_are_inputs || cross || plan->validate || hooks->before_layer != NULL || hooks->after_layer != NULL) {
         return;
     }
     if (!writes) {
@@ -96,7 +96,7 @@ void step_choose_entry(attn_plan *plan, struct step *step)
 static attn_status check_out(const attn_plan *plan, const struct step *step,
                              const struct attn_tensor *out, struct attn_error *error)
 {
-    int32_t form = step->quantizes ? step->layer->layer.desc.output_form : ATTN_OUTPUT_PLAIN;
+    int32_t form = step->layer->layer.desc.output_form;
     struct rows wanted = step->out;
     if (form == ATTN_OUTPUT_NVFP4) { /* two values a byte: the row's shape is the quantize kernel's to check */
         return out != NULL && out->data != NULL ? ATTN_OK : FAIL("out", "out is NULL or has no data");

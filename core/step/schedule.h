@@ -104,6 +104,7 @@ struct attn_plan {
     int32_t graph;
     struct step *steps; /* by attn_layer.slot */
     int32_t num_steps;
+    bool counted; /* in its layers' num_plans */
     struct schedule *schedules;
     int32_t num_schedules;
     struct attn_batch views[VIEW_COUNT];

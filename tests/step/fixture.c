@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-enum { HQ = 4, HK = 2, D = 32, BLOCK = 16 };
+enum { HQ = 4, HK = 2, BLOCK = 16 };
 enum { T_Q, T_K, T_V, T_OUT, T_LSE, T_SINK_K, T_SINK_V };
 
 #define CHECK(f, call)                                                                                       \
@@ -75,6 +75,16 @@ static void bind(struct fixture *f, const char *backend)
         CHECK(f, f->api->layer_kv_views(layer, f->cache, f->num_blocks, &k, &v, &f->error));
         CHECK(f, f->api->layer_bind_kv(layer, &k, &v, &f->error));
     }
+    for (int32_t i = 0; i < HK * f->layer.head_size; i++) {
+        f->signs[i] = i * i % 7 < 3 ? -1 : 1;
+        f->v_channel_scale[i] = 0.01f; /* v lies within +-1 */
+    }
+    const struct attn_kv_quant_params quant = {
+        .ext = {.id = ATTN_EXT_KV_QUANT_PARAMS, .struct_size = sizeof quant},
+        .hadamard_signs_k = f->signs,
+        .hadamard_signs_v = f->signs + 1,
+        .v_channel_scale = f->v_channel_scale};
+    params.next = &quant.ext;
     params.sinks = f->layer.has_sinks ? f->sinks : NULL;
     params.sink_k = f->layer.sink_len > 0 ? &f->tensors[T_SINK_K] : NULL;
     params.sink_v = f->layer.sink_len > 0 ? &f->tensors[T_SINK_V] : NULL;
@@ -96,13 +106,14 @@ static void make_plan(struct fixture *f)
 /* The keys before the step's own, written by runs that attend nothing. */
 static void write_contexts(struct fixture *f, uint32_t *random, int32_t shared)
 {
+    int32_t d = f->layer.head_size;
     for (int32_t r = 0; r < f->batch.num_reqs; r++) {
         int32_t context = f->seq_lens[r] - (f->query_start_loc[r + 1] - f->query_start_loc[r]);
         for (int32_t first = r > 0 ? shared : 0; first < context; first += MAX_TOKENS) {
             int32_t count = context - first < MAX_TOKENS ? context - first : MAX_TOKENS;
             int32_t starts[2] = {0, count}, length = first + count;
-            int64_t slots[MAX_TOKENS], shapes[2][3] = {{count, HK, D}, {count, HK, D}};
-            float *k = random_rows(random, (int64_t)count * HK * D, 8), *v = random_rows(random, (int64_t)count * HK * D, 2);
+            int64_t slots[MAX_TOKENS], shapes[2][3] = {{count, HK, d}, {count, HK, d}};
+            float *k = random_rows(random, (int64_t)count * HK * d, 8), *v = random_rows(random, (int64_t)count * HK * d, 2);
             struct attn_tensor tk = f->tensors[T_K], tv = f->tensors[T_V];
             struct attn_batch batch = f->batch;
             struct attn_step_io io = {.struct_size = sizeof io, .flags = ATTN_RUN_NO_ATTEND, .k = &tk, .v = &tv};
@@ -191,31 +202,31 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
     f->layer.dtype = ATTN_DTYPE_F32;
     f->layer.num_q_heads = HQ;
     f->layer.num_kv_heads = HK;
-    f->layer.head_size = D;
+    f->layer.head_size = layer->head_size > 0 ? layer->head_size : 32;
     f->layer.scale = 0.3f;
     f->layer.block_size = BLOCK;
     f->layer.needs_lse = 1;
     open_core(f);
     CHECK(f, f->api->runtime_create(&options, &f->runtime, &f->error));
     make_batch(f, query_lens, lens, num_reqs, shared);
-    int64_t tokens = f->batch.num_tokens;
-    f->q = random_rows(&random, tokens * HQ * D, 8);
-    f->k = random_rows(&random, tokens * HK * D, 8);
-    f->v = random_rows(&random, tokens * HK * D, 2);
-    f->out = calloc((size_t)(tokens * HQ * D), sizeof(float));
+    int64_t tokens = f->batch.num_tokens, d = f->layer.head_size;
+    f->q = random_rows(&random, tokens * HQ * d, 8);
+    f->k = random_rows(&random, tokens * HK * d, 8);
+    f->v = random_rows(&random, tokens * HK * d, 2);
+    f->out = calloc((size_t)(tokens * HQ * d), sizeof(float));
     f->lse = calloc((size_t)(tokens * HQ), sizeof(float));
-    f->sink_k = random_rows(&random, 64 * HK * D, 8);
-    f->sink_v = random_rows(&random, 64 * HK * D, 2);
+    f->sink_k = random_rows(&random, 64 * HK * d, 8);
+    f->sink_v = random_rows(&random, 64 * HK * d, 2);
     for (int32_t h = 0; h < 64; h++) {
         f->sinks[h] = (float)(2 + h % 3);
     }
-    set_tensor(f, T_Q, f->q, 3, tokens, HQ, D);
-    set_tensor(f, T_K, f->k, 3, tokens, HK, D);
-    set_tensor(f, T_V, f->v, 3, tokens, HK, D);
-    set_tensor(f, T_OUT, f->out, 3, tokens, HQ, D);
+    set_tensor(f, T_Q, f->q, 3, tokens, HQ, d);
+    set_tensor(f, T_K, f->k, 3, tokens, HK, d);
+    set_tensor(f, T_V, f->v, 3, tokens, HK, d);
+    set_tensor(f, T_OUT, f->out, 3, tokens, HQ, d);
     set_tensor(f, T_LSE, f->lse, 2, HQ, tokens, 0);
-    set_tensor(f, T_SINK_K, f->sink_k, 3, f->layer.sink_len, HK, D);
-    set_tensor(f, T_SINK_V, f->sink_v, 3, f->layer.sink_len, HK, D);
+    set_tensor(f, T_SINK_K, f->sink_k, 3, f->layer.sink_len, HK, d);
+    set_tensor(f, T_SINK_V, f->sink_v, 3, f->layer.sink_len, HK, d);
     f->io = (struct attn_step_io){.struct_size = sizeof f->io,
                                   .q = &f->tensors[T_Q],
                                   .k = &f->tensors[T_K],
@@ -254,7 +265,7 @@ void fixture_step(struct fixture *f)
 double fixture_difference(const struct fixture *a, const struct fixture *b)
 {
     double largest = 0;
-    for (int64_t i = 0; i < (int64_t)a->batch.num_tokens * HQ * D; i++) {
+    for (int64_t i = 0; i < (int64_t)a->batch.num_tokens * HQ * a->layer.head_size; i++) {
         double d = fabs((double)a->out[i] - b->out[i]);
         largest = d > largest || isnan(d) ? (isnan(d) ? INFINITY : d) : largest;
     }

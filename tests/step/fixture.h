@@ -23,6 +23,7 @@ struct fixture {
     int32_t block_table[MAX_REQS * MAX_BLOCKS];
     int64_t slots[MAX_TOKENS];
     float *q, *k, *v, *out, *lse, *sink_k, *sink_v, sinks[64];
+    float signs[256], v_channel_scale[256]; /* of quantized caches */
     int64_t shapes[7][3];
     struct attn_tensor tensors[7]; /* q, k, v, out, lse, sink_k, sink_v */
     struct attn_step_io io;
@@ -31,7 +32,7 @@ struct fixture {
 };
 
 /* q_lens and lens of num_reqs requests; the first `shared` keys of all lie in the same blocks. Contexts are written;
- * `layer` is completed (heads 4 over 2, D 32, blocks of 16). `host` may be NULL. */
+ * `layer` is completed (heads 4 over 2, D 32 if it says none, blocks of 16). `host` may be NULL. */
 void fixture_init(struct fixture *f, const char *backend, const struct attn_layer_desc *layer,
                   const int32_t *query_lens, const int32_t *lens, int32_t num_reqs, int32_t shared,
                   const struct attn_host *host, bool validate);

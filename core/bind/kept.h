@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A layer's parameters as the core keeps them: the structs that the engine filled, its extensions and tensors' shapes are
+ * copied, so that only the memory they point at is borrowed. */
+#ifndef CORE_BIND_KEPT_H
+#define CORE_BIND_KEPT_H
+
+#include <attn/gdn.h>
+#include <attn/layer.h>
+#include <attn/mla.h>
+#include <attn/status.h>
+
+#define KEPT_MAX_DIMS 4
+#define KEPT_MAX_TENSORS 9 /* sink_k, sink_v, five of MLA, two of GDN */
+
+struct kept_tensor {
+    struct attn_tensor tensor;
+    int64_t shape[KEPT_MAX_DIMS];
+    int64_t strides[KEPT_MAX_DIMS];
+};
+
+/* Must not move while `params` is used. */
+struct kept_params {
+    struct attn_layer_params params; /* points into this struct only, and at the engine's memory */
+    struct attn_kv_quant_params kv_quant;
+    struct attn_mla_weights mla;
+    struct attn_gdn_weights gdn;
+    struct kept_tensor tensors[KEPT_MAX_TENSORS];
+    int32_t num_tensors;
+};
+
+/* `given` is zero-extended, its extensions checked. A tensor that cannot be one is refused under its name. */
+attn_status kept_params_take(struct kept_params *kept, const struct attn_layer_params *given,
+                             struct attn_error *error);
+
+#endif

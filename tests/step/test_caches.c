@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every cache dtype through specification, views, writes and attends of whole steps: near the unquantized output, by the
+ * dtype's own error; and what binding keeps and refuses. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fixture.h"
+
+enum { TOKENS = 31, BLOCK = 16, HK = 2, D = 64, ROW = 4 * D };
+
+static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
+static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1, .head_size = D};
+
+/* Page bytes by the table of the features document; RMS of the error over the RMS of the output.
+ * INT8_K, whose values are 16-bit, is no cache of this float32 layer. */
+static const struct {
+    const char *name;
+    int32_t kv_dtype, scale_form;
+    int64_t page_bytes;
+    double least, most;
+} caches[] = {
+    {"f32", ATTN_KV_F32, 0, BLOCK * HK * 2 * D * 4, 0, 0},
+    {"bf16", ATTN_KV_BF16, 0, BLOCK * HK * 2 * D * 2, 1e-4, 0.1},
+    {"f16", ATTN_KV_F16, 0, BLOCK * HK * 2 * D * 2, 1e-5, 0.02},
+    {"fp8_e4m3", ATTN_KV_FP8_E4M3, ATTN_SCALE_PER_TENSOR, BLOCK * HK * 2 * D, 1e-3, 0.6},
+    {"fp8_e5m2", ATTN_KV_FP8_E5M2, ATTN_SCALE_PER_TENSOR, BLOCK * HK * 2 * D, 1e-3, 0.9},
+    {"fp8_per_token_head", ATTN_KV_FP8_PER_TOKEN_HEAD, 0, BLOCK * HK * (2 * D + 8), 1e-3, 0.6},
+    {"int8_per_token_head", ATTN_KV_INT8_PER_TOKEN_HEAD, 0, BLOCK * HK * (2 * D + 8), 1e-3, 0.1},
+    {"int4_per_token_head", ATTN_KV_INT4_PER_TOKEN_HEAD, 0, BLOCK * HK * (D + 8), 1e-2, 0.9},
+    {"int8_kv", ATTN_KV_INT8_KV, 0, BLOCK * HK * (2 * D + 4), 1e-3, 0.1},
+    {"nvfp4", ATTN_KV_NVFP4, 0, BLOCK * HK * 2 * (D / 2 + D / 16), 1e-2, 0.9},
+};
+
+static void test_every_dtype(void **state)
+{
+    struct fixture plain;
+    (void)state;
+    fixture_init(&plain, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_step(&plain);
+    for (size_t i = 0; i < sizeof caches / sizeof *caches; i++) {
+        struct attn_layer_desc layer = decoder;
+        struct attn_kv_spec spec = {.struct_size = sizeof spec};
+        struct fixture f;
+        double error = 0, sum = 0;
+        layer.kv_dtype = caches[i].kv_dtype;
+        layer.k_scale_form = layer.v_scale_form = caches[i].scale_form;
+        fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
+        assert_int_equal(f.api->layer_kv_spec(f.api->model_layer(f.model, 0), &spec, &f.error), ATTN_OK);
+        assert_int_equal(spec.page_bytes, caches[i].page_bytes);
+        fixture_step(&f);
+        for (int32_t e = 0; e < TOKENS * ROW; e++) {
+            double difference = (double)f.out[e] - plain.out[e];
+            error += difference * difference;
+            sum += (double)plain.out[e] * plain.out[e];
+        }
+        print_message("%s: %g\n", caches[i].name, sqrt(error / sum));
+        assert_true(sqrt(error / sum) >= caches[i].least && sqrt(error / sum) <= caches[i].most);
+        fixture_finish(&f);
+    }
+    fixture_finish(&plain);
+}
+
+/* Structs and shapes handed to layer_bind_params are the engine's to forget. */
+static void test_parameters_are_kept(void **state)
+{
+    struct attn_layer_desc layer = {.kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 16, .has_sinks = 1, .head_size = D};
+    struct fixture f;
+    float right[TOKENS * ROW];
+    (void)state;
+    fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
+    fixture_step(&f);
+    memcpy(right, f.out, sizeof right);
+    memset(f.shapes[5], 0x7f, sizeof f.shapes[5]); /* sink_k's, sink_v's */
+    memset(f.shapes[6], 0x7f, sizeof f.shapes[6]);
+    memset(&f.tensors[5], 0x7f, 2 * sizeof f.tensors[5]);
+    fixture_step(&f);
+    assert_memory_equal(f.out, right, sizeof right);
+    fixture_finish(&f);
+}
+
+static void test_no_binding_under_a_plan(void **state)
+{
+    const struct attn_layer_params params = {.struct_size = sizeof params};
+    struct fixture f;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    attn_layer *layer = f.api->model_layer(f.model, 0);
+    assert_int_equal(f.api->layer_bind_params(layer, &params, &f.error), ATTN_ERROR_ORDER);
+    assert_non_null(strstr(f.error.message, "in 1 plans"));
+    f.api->plan_destroy(f.plan);
+    f.plan = NULL;
+    assert_int_equal(f.api->layer_bind_params(layer, &params, &f.error), ATTN_OK);
+    fixture_finish(&f);
+}
+
+/* Blocks go to host memory of another stride and come back to other places, all dtypes alike: by bytes. */
+static void test_swap(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof caches / sizeof *caches; i++) {
+        struct attn_layer_desc layer = decoder;
+        struct fixture f;
+        float right[TOKENS * ROW];
+        layer.kv_dtype = caches[i].kv_dtype;
+        layer.k_scale_form = layer.v_scale_form = caches[i].scale_form;
+        fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
+        fixture_step(&f);
+        memcpy(right, f.out, sizeof right);
+        int64_t stride = caches[i].page_bytes + 4096;
+        uint8_t *swap = malloc((size_t)(2 * stride));
+        const struct attn_block_memory other = {swap, stride};
+        int32_t *entry = &f.block_table[2 * MAX_BLOCKS];
+        int32_t target = (int32_t)f.num_blocks - 1;
+        const int64_t out[] = {*entry, 1}, in[] = {1, target};
+        memset(swap, 0x55, (size_t)(2 * stride));
+        assert_int_equal(f.api->copy_blocks(f.model, 0, ATTN_COPY_DEVICE_TO_HOST, &other, out, 1, NULL, &f.error), ATTN_OK);
+        for (int64_t b = 0; b < 2 * stride; b++) { /* nothing beside the block is touched */
+            bool inside = b >= stride && b < stride + caches[i].page_bytes;
+            assert_true(inside || swap[b] == 0x55);
+        }
+        assert_int_equal(f.api->copy_blocks(f.model, 0, ATTN_COPY_HOST_TO_DEVICE, &other, in, 1, NULL, &f.error), ATTN_OK);
+        *entry = target;
+        fixture_step(&f);
+        assert_memory_equal(f.out, right, sizeof right);
+        free(swap);
+        fixture_finish(&f);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_dtype),
+        cmocka_unit_test(test_parameters_are_kept),
+        cmocka_unit_test(test_no_binding_under_a_plan),
+        cmocka_unit_test(test_swap),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
