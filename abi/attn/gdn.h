@@ -19,14 +19,14 @@ struct attn_gdn_desc {   /* on attn_layer_desc; num_q_heads and num_kv_heads are
     int32_t qk_l2norm;   /* 1: q, k <- x / sqrt(sum x^2 + 1e-6) */
     int32_t chunk_size;  /* of the prefill's WY form; 0 reads as 64 */
     int32_t num_speculative_tokens; /* states of so many drafted tokens are kept */
-    int32_t state_dtype;            /* enum attn_dtype_name; F32 */
+    int32_t state_dtype;            /* enum attn_dtype_name: F32, and 0 reads as it */
 };
 
 struct attn_gdn_weights { /* on attn_layer_params */
     struct attn_ext ext;  /* id ATTN_EXT_GDN_WEIGHTS */
     const float *a_log;   /* device [Hv] */
     const float *dt_bias; /* device [Hv] */
-    /* [2 Hk Dk + Hv Dv, conv_width], activation dtype */
+    /* [2 Hk Dk + Hv Dv, conv_width], activation dtype; channels in the order q, k, v */
     const struct attn_tensor *conv_weight;
     const struct attn_tensor *conv_bias; /* [channels] or NULL */
 };
@@ -46,6 +46,11 @@ struct attn_gdn_state {
     int64_t num_slots;
 };
 
+/* A request whose first slot is negative, or that has no tokens, is left alone, its rows of out
+ * too. Speculative, a request of up to 1 + n tokens leaves the state behind its token i in slot i
+ * of its row (a negative slot: that one is not kept), and the convolution's window, in slot 0, as
+ * the conv_width - 2 inputs before the step and the step's own, so that the window behind token i
+ * begins at entry i. Longer requests leave one state, in slot 0, and the next step accepts 1. */
 struct attn_batch_gdn {               /* on attn_batch */
     struct attn_ext ext;              /* id ATTN_EXT_BATCH_GDN */
     const int32_t *state_slots;       /* device [R] or, speculative, [R, 1 + n]; negative: skip */

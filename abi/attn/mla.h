@@ -2,7 +2,16 @@
 /* Multi-head latent attention (DeepSeek-V2/V3), dense and sparse: what a layer, its weights and a
  * step add. Latent row = [c : kv_lora_rank | k_pe : rope], one KV head. Layer fields: num_kv_heads
  * 1, head_size kv_lora_rank + rope, head_size_v = v. W_UK and W_UV are kv_b_proj, transposed,
- * [kv_lora_rank, Hq, nope + v], split per head. */
+ * [kv_lora_rank, Hq, nope + v], split per head.
+ *
+ * What a kernel sees. attend_mla, attend_mla_sparse: queries and output in latent space; a layer
+ * copy with head_size_v kv_lora_rank; q [T, Hq, kv_lora_rank + rope], or NULL, and attn_io_mla on
+ * the arguments brings q_nope [T, Hq, kv_lora_rank] and q_pe [T, Hq, rope]; out [T, Hq,
+ * kv_lora_rank]; k_cache is the latent view of one head, v_cache NULL; the value of a key is the
+ * first kv_lora_rank of its row. Sparse: key i of a query is topk_indices[t, i]; terms of the layer
+ * (causality, a window) still hide keys; an index that is listed twice counts twice. write_kv: k
+ * [T, 1, kv_lora_rank + rope], or NULL, and attn_io_mla brings kv_c and k_pe. gather_kv: whole
+ * rows, [rows, 1, kv_lora_rank + rope]. k_scale is the one scale of an fp8 row. */
 #ifndef ATTN_MLA_H
 #define ATTN_MLA_H
 

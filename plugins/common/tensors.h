@@ -21,6 +21,15 @@ static inline int64_t tensor_stride(const struct attn_tensor *tensor, int32_t di
     return stride;
 }
 
+/* The extension of that id in a chain, or NULL. */
+static inline const struct attn_ext *ext_of(const struct attn_ext *next, uint32_t id)
+{
+    while (next != NULL && next->id != id) {
+        next = next->next;
+    }
+    return next;
+}
+
 /* Element (i, j, 0) of a tensor of whole-byte elements. */
 static inline void *tensor_row(const struct attn_tensor *tensor, int64_t i, int64_t j)
 {

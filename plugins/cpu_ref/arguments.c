@@ -45,8 +45,8 @@ attn_status check_lse(const struct attn_tensor *lse, const char *name, struct at
     return status;
 }
 
-static attn_status check_rows(const struct attn_tensor *tensor, const char *name, int64_t rows,
-                              struct attn_error *error)
+attn_status check_rows(const struct attn_tensor *tensor, const char *name, int64_t rows,
+                       struct attn_error *error)
 {
     if (tensor->shape[0] < rows) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
@@ -56,7 +56,7 @@ static attn_status check_rows(const struct attn_tensor *tensor, const char *name
     return ATTN_OK;
 }
 
-static attn_status check_instance(const attn_instance *instance, struct attn_error *error)
+attn_status check_instance(const attn_instance *instance, struct attn_error *error)
 {
     return instance != NULL ? ATTN_OK
                             : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "instance",
@@ -81,8 +81,8 @@ static attn_status check_layer(const struct attn_layer_desc *layer, struct attn_
     return ATTN_OK;
 }
 
-static attn_status check_view(const struct attn_kv_view *view, const char *name, int32_t heads,
-                              int32_t head_size, struct attn_error *error)
+attn_status check_view(const struct attn_kv_view *view, const char *name, int32_t heads,
+                       int32_t head_size, struct attn_error *error)
 {
     if (view == NULL || view->data == NULL || view->block_size <= 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
@@ -101,7 +101,7 @@ static attn_status check_view(const struct attn_kv_view *view, const char *name,
     return ATTN_OK;
 }
 
-static attn_status check_params(const struct attn_attend_args *args, struct attn_error *error)
+attn_status check_params(const struct attn_attend_args *args, struct attn_error *error)
 {
     const struct attn_layer_desc *layer = args->layer;
     if (args->params == NULL) {
@@ -154,7 +154,7 @@ static attn_status check_keys(const struct attn_attend_args *args, struct attn_e
 }
 
 /* What the batch carries beside its lengths. */
-static attn_status check_terms(const struct attn_attend_args *args, struct attn_error *error)
+attn_status check_terms(const struct attn_attend_args *args, struct attn_error *error)
 {
     const struct attn_batch *batch = args->batch;
     if (batch->spans != NULL && batch->span_start_loc == NULL) {
@@ -211,6 +211,9 @@ attn_status check_attend(const struct attn_attend_args *args, struct attn_error 
 
 attn_status check_write(const struct attn_write_kv_args *args, struct attn_error *error)
 {
+    if (args->layer != NULL && layer_is_latent(args->layer)) {
+        return check_write_latent(args, error);
+    }
     attn_status status = check_instance(args->instance, error);
     if (status == ATTN_OK) {
         status = check_layer(args->layer, error);

@@ -7,19 +7,6 @@
 #include "common/tensors.h"
 #include "reference.h"
 
-/* Up to REF_MAX_LOOP_ROWS query heads of one token that share a KV head: queries, running maximum
- * m, denominator l and weighted sum of values o, as in the online form of softmax (Milakov,
- * Gimelshein 2018). */
-struct rows {
-    int32_t count;
-    int32_t first_head;
-    double q[REF_MAX_LOOP_ROWS][REF_MAX_HEAD_SIZE];
-    double slope[REF_MAX_LOOP_ROWS];
-    double m[REF_MAX_LOOP_ROWS];
-    double l[REF_MAX_LOOP_ROWS];
-    double o[REF_MAX_LOOP_ROWS][REF_MAX_HEAD_SIZE];
-};
-
 struct attend_loop {
     const struct attn_attend_args *args;
     const int32_t *rows; /* fast prefill: the rows to compute; NULL: all */
@@ -37,7 +24,7 @@ static double dot(const double *a, const double *b, int32_t count)
 }
 
 /* s = scale q.k, then the soft cap. Mask and biases follow in the caller. */
-static double score(const struct attn_layer_desc *layer, const double *q, const double *k)
+double rows_score(const struct attn_layer_desc *layer, const double *q, const double *k)
 {
     double s = layer->scale * dot(q, k, layer->head_size);
     return layer->soft_cap > 0 ? layer->soft_cap * tanh(s / layer->soft_cap) : s;
@@ -56,8 +43,8 @@ static double round_probability(const struct attn_attend_args *args, double w)
                : number_from_e4m3(number_to_e4m3(w / scale)) * scale;
 }
 
-static void add_key(const struct attn_attend_args *args, struct rows *rows, int32_t row, double s,
-                    const double *v)
+void rows_add_key(const struct attn_attend_args *args, struct rows *rows, int32_t row, double s,
+                  const double *v)
 {
     double m = fmax(rows->m[row], s);
     if (isnan(s)) { /* a visible NaN shows */
@@ -70,7 +57,7 @@ static void add_key(const struct attn_attend_args *args, struct rows *rows, int3
     rows->m[row] = m;
     rows->l[row] = rows->l[row] * shrink + w;
     w = round_probability(args, w);
-    for (int32_t d = 0; d < args->layer->head_size_v; d++) {
+    for (int32_t d = 0; d < rows->head_size_v; d++) {
         rows->o[row][d] = rows->o[row][d] * shrink + w * v[d];
     }
 }
@@ -120,7 +107,7 @@ static void load_sink_key(const struct attn_attend_args *args, int64_t head, int
 static double sink_score(const struct attn_attend_args *args, const struct query *query,
                          const struct rows *rows, int32_t row, int64_t s, const double *k)
 {
-    return score(args->layer, rows->q[row], k) +
+    return rows_score(args->layer, rows->q[row], k) +
            alibi_bias(args->layer->alibi, rows->slope[row], query->position,
                       s - args->layer->sink_len);
 }
@@ -143,7 +130,7 @@ static void find_maximum(const struct attn_attend_args *args, const struct query
         }
         load_key(args, query->request, head, j, k, v);
         for (int32_t i = 0; i < rows->count; i++) {
-            double s = score(args->layer, rows->q[i], k) + query_bias(query, rows->slope[i], j);
+            double s = rows_score(args->layer, rows->q[i], k) + query_bias(query, rows->slope[i], j);
             rows->m[i] = fmax(rows->m[i], s);
         }
     }
@@ -161,7 +148,7 @@ static void visit_keys(const struct attn_attend_args *args, const struct query *
     for (int64_t s = 0; s < sink_keys(args, query); s++) {
         load_sink_key(args, head, s, k, v);
         for (int32_t i = 0; i < rows->count; i++) {
-            add_key(args, rows, i, sink_score(args, query, rows, i, s, k), v);
+            rows_add_key(args, rows, i, sink_score(args, query, rows, i, s, k), v);
         }
     }
     for (int64_t j = first; j < end; j++) {
@@ -171,18 +158,20 @@ static void visit_keys(const struct attn_attend_args *args, const struct query *
         load_key(args, query->request, head, j, k, v);
         for (int32_t i = 0; i < rows->count; i++) {
             double bias = query_bias(query, rows->slope[i], j);
-            add_key(args, rows, i, score(args->layer, rows->q[i], k) + bias, v);
+            rows_add_key(args, rows, i, rows_score(args->layer, rows->q[i], k) + bias, v);
         }
     }
 }
 
-static void load_rows(const struct attn_attend_args *args, int64_t token, int32_t first_head,
-                      int32_t count, struct rows *rows)
+/* Queries are loaded by the caller; here they get their scale, slope and empty sums. */
+void rows_start(const struct attn_attend_args *args, int32_t first_head, int32_t count,
+                int32_t head_size_v, struct rows *rows)
 {
     const struct attn_layer_desc *layer = args->layer;
     int64_t group = layer->num_q_heads / layer->num_kv_heads;
     rows->count = count;
     rows->first_head = first_head;
+    rows->head_size_v = head_size_v;
     for (int32_t i = 0; i < count; i++) {
         int32_t h = first_head + i;
         double scale = 1;
@@ -190,8 +179,6 @@ static void load_rows(const struct attn_attend_args *args, int64_t token, int32_
             scale = scale_of_head(args->params->q_scale, args->params->q_scale_host,
                                   layer->q_scale_form, h / group);
         }
-        number_load_row(rows->q[i], tensor_row(args->q, token, h),
-                        number_dtype_name(args->q->dtype), layer->head_size);
         for (int32_t d = 0; d < layer->head_size; d++) {
             rows->q[i][d] *= scale;
         }
@@ -202,8 +189,17 @@ static void load_rows(const struct attn_attend_args *args, int64_t token, int32_
     }
 }
 
+static void load_queries(const struct attn_attend_args *args, int64_t token, int32_t first_head,
+                         int32_t count, struct rows *rows)
+{
+    for (int32_t i = 0; i < count; i++) {
+        number_load_row(rows->q[i], tensor_row(args->q, token, first_head + i),
+                        number_dtype_name(args->q->dtype), args->layer->head_size);
+    }
+}
+
 /* The sink's logit joins the denominator; then out = o / l and lse = m + log l. */
-static void write_out(const struct attn_attend_args *args, int64_t token, struct rows *rows)
+void rows_write(const struct attn_attend_args *args, int64_t token, struct rows *rows)
 {
     for (int32_t i = 0; i < rows->count; i++) {
         int32_t h = rows->first_head + i;
@@ -216,11 +212,11 @@ static void write_out(const struct attn_attend_args *args, int64_t token, struct
             l = l * shrink + (larger == -INFINITY ? 0 : exp(sink - larger));
             m = larger;
         }
-        for (int32_t d = 0; d < args->layer->head_size_v; d++) {
+        for (int32_t d = 0; d < rows->head_size_v; d++) {
             rows->o[i][d] = l == 0 ? 0 : rows->o[i][d] * shrink / l;
         }
         number_store_row(tensor_row(args->out, token, h), rows->o[i],
-                         number_dtype_name(args->out->dtype), args->layer->head_size_v);
+                         number_dtype_name(args->out->dtype), rows->head_size_v);
         if (args->lse != NULL) {
             *(float *)tensor_row(args->lse, h, token) = l == 0 ? -INFINITY : (float)(m + log(l));
         }
@@ -242,7 +238,7 @@ static int32_t request_of(const struct attn_batch *batch, int64_t token)
     return low;
 }
 
-static struct query query_of(const struct attn_attend_args *args, int64_t token)
+struct query query_of(const struct attn_attend_args *args, int64_t token)
 {
     const struct attn_batch *batch = args->batch;
     int32_t r = request_of(batch, token);
@@ -284,9 +280,10 @@ static void attend_items(void *argument, int64_t begin, int64_t end, int32_t wor
         struct query query = query_of(args, token);
         for (int32_t i = 0; i < group; i += REF_MAX_LOOP_ROWS) {
             int32_t count = group - i < REF_MAX_LOOP_ROWS ? group - i : REF_MAX_LOOP_ROWS;
-            load_rows(args, token, head * group + i, count, &rows);
+            load_queries(args, token, head * group + i, count, &rows);
+            rows_start(args, head * group + i, count, args->layer->head_size_v, &rows);
             visit_keys(args, &query, head, &rows);
-            write_out(args, token, &rows);
+            rows_write(args, token, &rows);
         }
     }
 }

@@ -66,6 +66,25 @@ struct write_loop {
     const struct attn_write_kv_args *args;
 };
 
+/* MLA: one row of one head, from one tensor or two. */
+static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct attn_write_kv_args *args = ((const struct write_loop *)argument)->args;
+    const struct latent_rows keys = latent_keys(args);
+    double row[REF_MAX_HEAD_SIZE];
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        int64_t slot = args->slot_mapping[t];
+        if (slot >= 0) {
+            struct cache_place at = {args->layer, args->params, args->k_cache, false,
+                                     slot / args->k_cache->block_size,
+                                     slot % args->k_cache->block_size, 0};
+            latent_load(&keys, t, 0, row);
+            cache_store(&at, row);
+        }
+    }
+}
+
 static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct attn_write_kv_args *args = ((const struct write_loop *)argument)->args;
@@ -99,7 +118,8 @@ attn_status ref_write_kv(const struct attn_write_kv_args *args, struct attn_erro
     struct write_loop loop = {args};
     if (status == ATTN_OK) {
         const struct attn_host *host = args->instance->host;
-        host->parallel_for(host->user, args->num_slots, 8, write_rows, &loop);
+        host->parallel_for(host->user, args->num_slots, 8,
+                           layer_is_latent(args->layer) ? write_latent_rows : write_rows, &loop);
     }
     return status;
 }

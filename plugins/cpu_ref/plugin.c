@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_ref: every feature, plain and slow: the definition of right. */
+#include <attn/mla.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "common/tensors.h"
+#include "gdn.h"
 #include "reference.h"
 
 #define BIT(code) (UINT64_C(1) << (code))
@@ -12,26 +14,46 @@
 static const struct attn_head_size_range head_sizes[] = {{{8, 512, 8}, {8, 512, 8}, 0}};
 static const struct attn_range block_sizes[] = {{1, 4096, 1}};
 
+static const struct attn_gdn_caps gdn_caps = {
+    .ext = {ATTN_EXT_CAPS_GDN, 0, sizeof gdn_caps, NULL},
+    .head_size_k_max = GDN_MAX_HEAD_SIZE,
+    .head_size_v_max = GDN_MAX_HEAD_SIZE,
+    .conv_width_max = GDN_MAX_CONV_WIDTH,
+    .max_speculative_tokens = GDN_MAX_DRAFTED - 1,
+};
+
+static const struct attn_mla_caps mla_caps = {
+    .ext = {ATTN_EXT_CAPS_MLA, 0, sizeof mla_caps, &gdn_caps.ext},
+    .kv_lora_rank_max = 512,
+    .qk_rope_head_dim_max = 64,
+    .num_q_heads_multiple = 1,
+    .topk_max = 1 << 20,
+    .topk_multiple = 1,
+};
+
 static const struct attn_backend_caps caps = {
     .struct_size = sizeof caps,
+    .next = &mla_caps.ext,
     .name = "cpu_ref",
     .variant = "",
     .version = "0.1.0",
     .vendor = "libattn",
     .device = {ATTN_DEVICE_CPU, 0},
     .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_MERGE_STATES |
-               ATTN_KERNEL_ROPE_WRITE_KV | ATTN_KERNEL_GATHER_KV | ATTN_KERNEL_BATCHED_GEMM |
+               ATTN_KERNEL_ROPE_WRITE_KV | ATTN_KERNEL_ATTEND_MLA |
+               ATTN_KERNEL_ATTEND_MLA_SPARSE | ATTN_KERNEL_GATED_DELTA | ATTN_KERNEL_GATHER_KV | ATTN_KERNEL_BATCHED_GEMM |
                ATTN_KERNEL_QUANTIZE | ATTN_KERNEL_AMAX | ATTN_KERNEL_COPY_BLOCKS |
                ATTN_KERNEL_COPY | ATTN_KERNEL_FILL,
     .layer_kinds = BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) |
                    BIT(ATTN_LAYER_ENCODER_ONLY) | BIT(ATTN_LAYER_CROSS) |
-                   BIT(ATTN_LAYER_MM_ENCODER) | BIT(ATTN_LAYER_STATIC_SINK),
+                   BIT(ATTN_LAYER_MM_ENCODER) | BIT(ATTN_LAYER_STATIC_SINK) | BIT(ATTN_LAYER_MLA) |
+                   BIT(ATTN_LAYER_MLA_SPARSE) | BIT(ATTN_LAYER_GDN),
     .phases = BIT(ATTN_PHASE_PREFILL) | BIT(ATTN_PHASE_DECODE),
     .dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32),
     .kv_dtypes = BIT(ATTN_KV_AUTO) | BIT(ATTN_KV_F16) | BIT(ATTN_KV_BF16) | BIT(ATTN_KV_F32) |
                  BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2) | BIT(ATTN_KV_FP8_PER_TOKEN_HEAD) |
                  BIT(ATTN_KV_INT8_PER_TOKEN_HEAD) | BIT(ATTN_KV_INT4_PER_TOKEN_HEAD) |
-                 BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K) | BIT(ATTN_KV_NVFP4),
+                 BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K) | BIT(ATTN_KV_NVFP4) | BIT(ATTN_KV_FP8_DS_MLA),
     .q_dtypes = BIT(ATTN_DTYPE_FP8_E4M3) | BIT(ATTN_DTYPE_FP8_E5M2) | BIT(ATTN_DTYPE_INT8),
     .terms = BIT(ATTN_TERM_COUNT) - 1,
     .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_LSE |
@@ -40,10 +62,11 @@ static const struct attn_backend_caps caps = {
                 ATTN_FEATURE_FUSED_ROPE_NORM | ATTN_FEATURE_BATCH_INVARIANT |
                 ATTN_FEATURE_BATCH_INVARIANT_PREFIX | ATTN_FEATURE_QUANTIZED_QUERY |
                 ATTN_FEATURE_DEVICE_SEQ_LENS | ATTN_FEATURE_FAST_PREFILL,
-    .walks = ATTN_WALK_NHD | ATTN_WALK_HND | ATTN_WALK_PACKED | ATTN_WALK_SEPARATE_STRIDES,
+    .walks = ATTN_WALK_NHD | ATTN_WALK_HND | ATTN_WALK_PACKED | ATTN_WALK_SEPARATE_STRIDES |
+             ATTN_WALK_LATENT,
     .layouts = BIT(ATTN_KV_LAYOUT_NHD) | BIT(ATTN_KV_LAYOUT_HND) | BIT(ATTN_KV_LAYOUT_NHD_INNER) |
                BIT(ATTN_KV_LAYOUT_HND_INNER) | BIT(ATTN_KV_LAYOUT_HND_ROWS) |
-               BIT(ATTN_KV_LAYOUT_PACKED_K),
+               BIT(ATTN_KV_LAYOUT_PACKED_K) | BIT(ATTN_KV_LAYOUT_LATENT),
     .k_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR) | BIT(ATTN_SCALE_PER_HEAD),
     .v_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR) | BIT(ATTN_SCALE_PER_HEAD),
     .p_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR),
@@ -65,6 +88,9 @@ static const struct attn_kernels kernels = {
     .attend = ref_attend,
     .write_kv = ref_write_kv,
     .merge_states = ref_merge_states,
+    .attend_mla = ref_attend_mla,
+    .attend_mla_sparse = ref_attend_mla_sparse,
+    .gated_delta = ref_gated_delta,
     .rope_write_kv = ref_rope_write_kv,
     .gather_kv = ref_gather_kv,
     .batched_gemm = ref_batched_gemm,
@@ -105,6 +131,28 @@ static attn_status ref_probe(const struct attn_host *host, const struct attn_pro
     return ATTN_OK;
 }
 
+/* Latent rows are plain numbers or fp8_ds_mla's, and only they are. */
+static void supports_latent(const struct attn_layer_desc *layer,
+                            const struct attn_reason_sink *reasons)
+{
+    const uint64_t plain = BIT(ATTN_KV_F16) | BIT(ATTN_KV_BF16) | BIT(ATTN_KV_F32) |
+                           BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2);
+    char asked[64];
+    bool ds_mla = layer->kv_dtype == ATTN_KV_FP8_DS_MLA;
+    snprintf(asked, sizeof asked, "%d", layer->kv_dtype);
+    if (layer_is_latent(layer) && !ds_mla && !(plain >> layer->kv_dtype & 1)) {
+        reasons->refuse(reasons->user, "kv_dtype", asked,
+                        "f16, bf16, f32, fp8_e4m3, fp8_e5m2, fp8_ds_mla in MLA layers");
+    }
+    if (!layer_is_latent(layer) && ds_mla) {
+        reasons->refuse(reasons->user, "kv_dtype", "fp8_ds_mla", "in MLA layers only");
+    }
+    if (layer_is_latent(layer) && ds_mla && layer->head_size != 576) {
+        snprintf(asked, sizeof asked, "%d", layer->head_size);
+        reasons->refuse(reasons->user, "head_size", asked, "512 + 64 with kv_dtype fp8_ds_mla");
+    }
+}
+
 /* What the masks cannot say: rows of some quantized caches split only at certain sizes. */
 static attn_status ref_supports(const struct attn_backend_caps *backend,
                                 const struct attn_layer_desc *layer, int32_t phase,
@@ -129,6 +177,7 @@ static attn_status ref_supports(const struct attn_backend_caps *backend,
         snprintf(asked, sizeof asked, "%d", layer->block_size);
         reasons->refuse(reasons->user, "block_size", asked, "multiples of 4 with kv_dtype nvfp4");
     }
+    supports_latent(layer, reasons);
     if (layer->kv_dtype == ATTN_KV_INT8_K && layer->dtype == ATTN_DTYPE_F32) {
         reasons->refuse(reasons->user, "dtype", "f32", "f16, bf16 with kv_dtype int8_k");
     }

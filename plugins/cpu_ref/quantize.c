@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* quantize, amax and batched_gemm. */
+/* quantize and amax. */
 #include <math.h>
 
 #include "common/number.h"
@@ -200,58 +200,5 @@ attn_status ref_amax(const struct attn_amax_args *args, struct attn_error *error
             *out = fmaxf(*out, (float)amax_of(row, (int32_t)args->x->shape[2]));
         }
     }
-    return ATTN_OK;
-}
-
-static double element(const struct attn_tensor *tensor, int64_t b, int64_t i, int64_t j)
-{
-    double value;
-    const uint8_t *row = tensor_row(tensor, b, i);
-    number_load_row(&value, row + j * tensor_stride(tensor, 2) * (tensor->dtype.bits / 8),
-                    number_dtype_name(tensor->dtype), 1);
-    return value;
-}
-
-/* Items are rows (b, i) of out. */
-static void gemm_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
-{
-    const struct attn_batched_gemm_args *args = argument;
-    const struct attn_tensor *a = args->a, *w = args->w, *out = args->out;
-    (void)worker;
-    for (int64_t item = begin; item < end; item++) {
-        int64_t b = item / out->shape[1], i = item % out->shape[1];
-        double scale = args->w_scale == NULL ? 1 : args->w_scale[args->w_scale_count > 1 ? b : 0];
-        for (int64_t n = 0; n < w->shape[2]; n++) {
-            double sum = 0;
-            for (int64_t k = 0; k < a->shape[2]; k++) {
-                sum += element(a, b, i, k) * element(w, b, k, n);
-            }
-            sum *= scale;
-            uint8_t *row = tensor_row(out, b, i);
-            number_store_row(row + n * tensor_stride(out, 2) * (out->dtype.bits / 8), &sum,
-                             number_dtype_name(out->dtype), 1);
-        }
-    }
-}
-
-attn_status ref_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
-{
-    const struct attn_tensor *a = args->a, *w = args->w, *out = args->out;
-    if (a == NULL || w == NULL || out == NULL || a->ndim != 3 || w->ndim != 3 || out->ndim != 3 ||
-        a->shape[0] != w->shape[0] || a->shape[2] != w->shape[1] || out->shape[0] != a->shape[0] ||
-        out->shape[1] != a->shape[1] || out->shape[2] != w->shape[2]) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w",
-                            "a [batch, M, K], w [batch, K, N], out [batch, M, N]");
-    }
-    if (number_dtype_name(a->dtype) < 0 || number_dtype_name(w->dtype) < 0 ||
-        number_dtype_name(out->dtype) < 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "dtype",
-                            "a, w and out have dtype codes %d, %d and %d; f16, bf16, f32, fp8 or "
-                            "int8",
-                            a->dtype.code, w->dtype.code, out->dtype.code);
-    }
-    const struct attn_host *host = args->instance->host;
-    host->parallel_for(host->user, out->shape[0] * out->shape[1], 1, gemm_rows,
-                       (void *)(uintptr_t)args);
     return ATTN_OK;
 }

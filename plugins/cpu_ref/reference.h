@@ -33,6 +33,29 @@ void query_key_range(const struct query *query, int64_t *first, int64_t *end);
 double query_bias(const struct query *query, double slope, int64_t j);
 double alibi_bias(int32_t alibi, double slope, int64_t position, int64_t j);
 
+/* Up to REF_MAX_LOOP_ROWS query heads of one token that share a KV head: queries, running maximum
+ * m, denominator l and weighted sum of values o, as in the online form of softmax (Milakov,
+ * Gimelshein 2018). */
+struct rows {
+    int32_t count;
+    int32_t first_head;
+    int32_t head_size_v;
+    double q[REF_MAX_LOOP_ROWS][REF_MAX_HEAD_SIZE];
+    double slope[REF_MAX_LOOP_ROWS];
+    double m[REF_MAX_LOOP_ROWS];
+    double l[REF_MAX_LOOP_ROWS];
+    double o[REF_MAX_LOOP_ROWS][REF_MAX_HEAD_SIZE];
+};
+
+/* attend.c. The query at a token row; s = scale q.k, capped; one key more; out and lse. */
+struct query query_of(const struct attn_attend_args *args, int64_t token);
+void rows_start(const struct attn_attend_args *args, int32_t first_head, int32_t count,
+                int32_t head_size_v, struct rows *rows);
+double rows_score(const struct attn_layer_desc *layer, const double *q, const double *k);
+void rows_add_key(const struct attn_attend_args *args, struct rows *rows, int32_t row, double s,
+                  const double *v);
+void rows_write(const struct attn_attend_args *args, int64_t token, struct rows *rows);
+
 /* One row of a cache: key or value of one slot and head. */
 struct cache_place {
     const struct attn_layer_desc *layer;
@@ -56,7 +79,8 @@ enum row_form {
     ROW_INT8_SCALED,
     ROW_INT8_CHANNEL,
     ROW_INT4_HADAMARD,
-    ROW_NVFP4
+    ROW_NVFP4,
+    ROW_DS_MLA
 };
 enum row_form row_form(const struct attn_layer_desc *layer, bool is_v);
 void row_load(const struct cache_place *at, double *row);
@@ -70,8 +94,35 @@ attn_status check_write(const struct attn_write_kv_args *args, struct attn_error
 attn_status check_tensor(const struct attn_tensor *tensor, const char *name, int32_t ndim,
                          int64_t heads, int64_t head_size, struct attn_error *error);
 attn_status check_lse(const struct attn_tensor *lse, const char *name, struct attn_error *error);
+attn_status check_rows(const struct attn_tensor *tensor, const char *name, int64_t rows,
+                       struct attn_error *error);
+attn_status check_instance(const attn_instance *instance, struct attn_error *error);
+attn_status check_view(const struct attn_kv_view *view, const char *name, int32_t heads,
+                       int32_t head_size, struct attn_error *error);
+attn_status check_params(const struct attn_attend_args *args, struct attn_error *error);
+attn_status check_terms(const struct attn_attend_args *args, struct attn_error *error);
+
+/* latent.c. Rows [c : kv_lora_rank | k_pe : rope] of MLA, as one tensor or as two. */
+struct latent_rows {
+    const struct attn_tensor *joined; /* NULL: the two parts */
+    const struct attn_tensor *latent;
+    const struct attn_tensor *rope;
+    int32_t rank;
+    int32_t rope_size;
+    int32_t heads; /* 0: the parts are [T, size] */
+};
+bool layer_is_latent(const struct attn_layer_desc *layer);
+struct latent_rows latent_queries(const struct attn_attend_args *args);
+struct latent_rows latent_keys(const struct attn_write_kv_args *args);
+void latent_load(const struct latent_rows *rows, int64_t token, int64_t head, double *row);
+attn_status check_attend_mla(const struct attn_attend_args *args, bool sparse,
+                             struct attn_error *error);
+attn_status check_write_latent(const struct attn_write_kv_args *args, struct attn_error *error);
 
 attn_status ref_attend(const struct attn_attend_args *args, struct attn_error *error);
+attn_status ref_attend_mla(const struct attn_attend_args *args, struct attn_error *error);
+attn_status ref_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error);
+attn_status ref_gated_delta(const struct attn_attend_args *args, struct attn_error *error);
 attn_status ref_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status ref_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status ref_merge_states(const struct attn_merge_states_args *args, struct attn_error *error);

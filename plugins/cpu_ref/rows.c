@@ -15,6 +15,10 @@
 #define NVFP4_BLOCK 16
 #define NVFP4_LARGEST 6.0
 #define ZERO_POINT_MASK 15u
+#define DS_LATENT 512
+#define DS_TILE 128
+#define DS_ROPE 64
+#define DS_ROPE_AT (DS_LATENT + DS_LATENT / DS_TILE * 4)
 
 static const struct attn_kv_quant_params *quant_params(const struct attn_layer_params *params)
 {
@@ -40,6 +44,8 @@ enum row_form row_form(const struct attn_layer_desc *layer, bool is_v)
         return is_v ? ROW_NUMBERS : ROW_INT8_SCALED;
     case ATTN_KV_NVFP4:
         return ROW_NVFP4;
+    case ATTN_KV_FP8_DS_MLA:
+        return is_v ? ROW_UNKNOWN : ROW_DS_MLA;
     default:
         return number_of_kv(layer->kv_dtype) >= 0 ? ROW_NUMBERS : ROW_UNKNOWN;
     }
@@ -183,6 +189,30 @@ static void load_nvfp4(const struct cache_place *at, uint8_t *memory, double glo
     }
 }
 
+/* 512 e4m3, 4 float32 scales of 128 of them each, 64 bf16. */
+static void store_ds_mla(uint8_t *memory, const double *row)
+{
+    for (int32_t tile = 0; tile < DS_LATENT / DS_TILE; tile++) {
+        const double *x = row + tile * DS_TILE;
+        float scale = (float)at_least(largest_magnitude(x, DS_TILE) / FP8_LARGEST, FLT_MIN);
+        memcpy(memory + DS_LATENT + tile * sizeof scale, &scale, sizeof scale);
+        for (int32_t d = 0; d < DS_TILE; d++) {
+            memory[tile * DS_TILE + d] = number_to_e4m3(x[d] / scale);
+        }
+    }
+    number_store_row(memory + DS_ROPE_AT, row + DS_LATENT, ATTN_DTYPE_BF16, DS_ROPE);
+}
+
+static void load_ds_mla(const uint8_t *memory, double *row)
+{
+    for (int32_t d = 0; d < DS_LATENT; d++) {
+        float scale;
+        memcpy(&scale, memory + DS_LATENT + d / DS_TILE * sizeof scale, sizeof scale);
+        row[d] = (double)number_from_e4m3(memory[d]) * scale;
+    }
+    number_load_row(row + DS_LATENT, memory + DS_ROPE_AT, ATTN_DTYPE_BF16, DS_ROPE);
+}
+
 static double channel_scale(const struct cache_place *at, int32_t d)
 {
     return quant_params(at->params)->v_channel_scale[at->head * at->view->head_size + d];
@@ -203,6 +233,10 @@ void row_store(const struct cache_place *at, const double *row)
     float scale = 1;
     if (form == ROW_NVFP4) {
         store_nvfp4(at, memory, global_of(at), row);
+        return;
+    }
+    if (form == ROW_DS_MLA) {
+        store_ds_mla(memory, row);
         return;
     }
     if (form == ROW_INT4_HADAMARD) {
@@ -231,6 +265,10 @@ void row_load(const struct cache_place *at, double *row)
         load_nvfp4(at, memory, global_of(at), row);
         return;
     }
+    if (form == ROW_DS_MLA) {
+        load_ds_mla(memory, row);
+        return;
+    }
     if (form == ROW_INT4_HADAMARD) {
         load_int4(view, memory, view_scale(view, at->block, at->slot, at->head),
                   hadamard_signs(at->params, at->is_v), row);
@@ -256,9 +294,17 @@ attn_status row_check(const struct attn_layer_desc *layer, const struct attn_lay
     int32_t size = view->head_size;
     if (form == ROW_UNKNOWN) {
         return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-                            "kv_dtype %d; 1 to 11 are served (f16 .. fp8_e5m2, fp8, int8 and int4 "
-                            "per token and head, int8_kv, int8_k, nvfp4)",
+                            "kv_dtype %d; 1 to 12 are served (f16 .. fp8_e5m2, fp8, int8 and int4 "
+                            "per token and head, int8_kv, int8_k, nvfp4, fp8_ds_mla)",
                             layer->kv_dtype);
+    }
+    if (form == ROW_DS_MLA) {
+        bool whole = size == DS_LATENT + DS_ROPE && (view->pack == 0 || view->pack == size);
+        return whole ? ATTN_OK
+                     : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                                    "rows of %d dims packed by %d; fp8_ds_mla has %d + %d in one "
+                                    "piece",
+                                    size, view->pack, DS_LATENT, DS_ROPE);
     }
     if (form != ROW_NUMBERS && form != ROW_INT8_CHANNEL && view->scale == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,

@@ -193,7 +193,7 @@ static void test_amax(void **state)
 
 static void test_gemm(void **state)
 {
-    enum { B = 3, M = 4, K = 40, N = 24 };
+    enum { B = 3, M = 19, K = 70, N = 131 };
     static float a[B * M * K], w[B * N * K], out[B * M * N];
     const float scales[B] = {0.5f, 2, 3};
     (void)state;

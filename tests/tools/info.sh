@@ -29,7 +29,9 @@ expect 0 '"forced":' env ATTN_BACKEND=cpu_ref "$info" --json --model "$models/gp
 expect 0 'sliding=cpu_ref' env ATTN_BACKEND='sliding=cpu_ref' "$info" --model "$models/gemma-2-9b.json"
 expect 1 "did you mean 'cpu_ref'" env ATTN_BACKEND=cpu_rfe "$info" --model "$models/llama-3.1-8b.json"
 expect 1 'dtype' env ATTN_PLUGIN_PATH="$plugin" ATTN_BACKEND=example "$info" --explain --model "$models/llama-3.1-8b.json"
-expect 1 'layer' env ATTN_BACKEND=cpu_ref "$info" --explain --model "$models/deepseek-v3.json"
+expect 0 'mla  *cpu_ref' env ATTN_BACKEND=cpu_ref "$info" --explain --model "$models/deepseek-v3.json"
+expect 1 'kernel attend_mla' env ATTN_PLUGIN_PATH="$plugin" ATTN_BACKEND=example "$info" --explain --model "$models/deepseek-v3.json"
+expect 1 'kernel gated_delta' env ATTN_PLUGIN_PATH="$plugin" ATTN_BACKEND=example "$info" --explain --model "$models/qwen3-next-80b-a3b.json"
 
 printf '{"model_type": "llama", "num_hidden_layers": 2' >broken.json
 expect 1 'not a JSON object' "$info" --model broken.json

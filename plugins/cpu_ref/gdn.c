@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gated_delta: S <- e^g S; r = beta (v - S k); S <- S + r k^T; o = S q, a token at a time or in
+ * chunks. Rows of S do not depend on each other and are worked on in tiles. */
+#include "gdn.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "common/number.h"
+#include "common/tensors.h"
+
+struct tile {
+    const struct gdn *gdn;
+    const struct gdn_request *request;
+    int32_t head, first_row, num_rows;
+    double s[GDN_TILE][GDN_MAX_HEAD_SIZE]; /* [num_rows, Dk] */
+};
+
+static double dot(const double *a, const double *b, int32_t count)
+{
+    double sum = 0;
+    for (int32_t i = 0; i < count; i++) {
+        sum += a[i] * b[i];
+    }
+    return sum;
+}
+
+struct gdn gdn_of(const struct attn_attend_args *args)
+{
+    struct gdn gdn = {
+        .args = args,
+        .desc = (const struct attn_gdn_desc *)ext_of(args->layer->next, ATTN_EXT_GDN_DESC),
+        .weights = (const struct attn_gdn_weights *)ext_of(args->params->next,
+                                                           ATTN_EXT_GDN_WEIGHTS),
+        .states = (const struct attn_batch_gdn *)ext_of(args->batch->next, ATTN_EXT_BATCH_GDN),
+        .io = (const struct attn_io_gdn *)ext_of(args->next, ATTN_EXT_IO_GDN)};
+    if (gdn.desc != NULL) {
+        gdn.num_channels = 2 * (int64_t)gdn.desc->num_k_heads * gdn.desc->head_size_k +
+                           (int64_t)gdn.desc->num_v_heads * gdn.desc->head_size_v;
+    }
+    return gdn;
+}
+
+bool gdn_request_of(const struct gdn *gdn, int32_t index, struct gdn_request *request)
+{
+    const struct attn_batch *batch = gdn->args->batch;
+    const struct attn_batch_gdn *states = gdn->states;
+    int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
+    const int32_t *accepted = states->num_accepted_tokens;
+    int64_t first = batch->query_start_loc[index], end = batch->query_start_loc[index + 1];
+    end = end < batch->num_actual_tokens ? end : batch->num_actual_tokens;
+    *request = (struct gdn_request){.index = index,
+                                    .first_row = first,
+                                    .num_tokens = end - first,
+                                    .slots = states->state_slots + index * stride};
+    if (request->num_tokens <= 0 || request->slots[0] < 0 ||
+        (batch->seq_lens != NULL && batch->seq_lens[index] == 0)) {
+        return false;
+    }
+    request->from = accepted != NULL ? accepted[index] - 1 : 0;
+    request->keeps_all =
+        accepted != NULL && request->num_tokens <= 1 + gdn->desc->num_speculative_tokens;
+    request->has_state = states->has_initial_state != NULL
+                             ? states->has_initial_state[index] != 0
+                             : batch->seq_lens[index] > request->num_tokens;
+    return true;
+}
+
+static float *state_rows(const struct tile *tile, int64_t slot)
+{
+    float *state = view_row(tile->gdn->args->k_cache, slot, 0, tile->head);
+    return state + (int64_t)tile->first_row * tile->gdn->desc->head_size_k;
+}
+
+static void load_state(struct tile *tile)
+{
+    int32_t dk = tile->gdn->desc->head_size_k;
+    const float *state = state_rows(tile, tile->request->slots[tile->request->from]);
+    for (int32_t d = 0; d < tile->num_rows; d++) {
+        for (int32_t i = 0; i < dk; i++) {
+            tile->s[d][i] = tile->request->has_state ? state[d * dk + i] : 0;
+        }
+    }
+}
+
+static void store_state(const struct tile *tile, int64_t slot)
+{
+    int32_t dk = tile->gdn->desc->head_size_k;
+    float *state = state_rows(tile, slot);
+    for (int32_t d = 0; d < tile->num_rows; d++) {
+        for (int32_t i = 0; i < dk; i++) {
+            state[d * dk + i] = (float)tile->s[d][i];
+        }
+    }
+}
+
+static void store_out(const struct tile *tile, int64_t t, const double *o)
+{
+    const struct attn_tensor *out = tile->gdn->args->out;
+    uint8_t *row = tensor_row(out, tile->request->first_row + t, tile->head);
+    number_store_row(row + tile->first_row * (out->dtype.bits / 8), o,
+                     number_dtype_name(out->dtype), tile->num_rows);
+}
+
+/* The recurrence, token by token. */
+static void run_steps(struct tile *tile)
+{
+    double q[GDN_MAX_HEAD_SIZE], k[GDN_MAX_HEAD_SIZE], v[GDN_TILE], o[GDN_TILE], decay, beta;
+    const struct gdn_request *request = tile->request;
+    int32_t dk = tile->gdn->desc->head_size_k;
+    for (int64_t t = 0; t < request->num_tokens; t++) {
+        gdn_load_qk(tile->gdn, request, t, tile->head, q, k);
+        gdn_load_v(tile->gdn, request, t, tile->head, tile->first_row, tile->num_rows, v);
+        gdn_load_gates(tile->gdn, request, t, tile->head, &decay, &beta);
+        for (int32_t d = 0; d < tile->num_rows; d++) {
+            double *s = tile->s[d];
+            for (int32_t i = 0; i < dk; i++) {
+                s[i] *= decay;
+            }
+            double r = beta * (v[d] - dot(s, k, dk));
+            for (int32_t i = 0; i < dk; i++) {
+                s[i] += r * k[i];
+            }
+            o[d] = dot(s, q, dk);
+        }
+        store_out(tile, t, o);
+        if (request->keeps_all && request->slots[t] >= 0) {
+            store_state(tile, request->slots[t]);
+        }
+    }
+    if (!request->keeps_all) {
+        store_state(tile, request->slots[0]);
+    }
+}
+
+/* One chunk of C tokens. With D[t][j] the decay from behind token j to token t, E[t] that from the
+ * chunk's beginning, and S its first state:
+ *     r_t = beta_t (v_t - E[t] S k_t - sum_{j<t} D[t][j] (k_j k_t) r_j)
+ *     o_t = E[t] S q_t + sum_{j<=t} D[t][j] (k_j q_t) r_j
+ *     S  <- E[C-1] S + sum_j D[C-1][j] r_j k_j^T
+ * The sums over j < t are a unit lower triangular system, solved forwards: the WY form. Decays are
+ * products, not differences of sums, so that a decay of 0 stays one. */
+struct chunk {
+    int32_t count;
+    double q[GDN_CHUNK][GDN_MAX_HEAD_SIZE];
+    double k[GDN_CHUNK][GDN_MAX_HEAD_SIZE];
+    double r[GDN_CHUNK][GDN_TILE]; /* v first */
+    double d[GDN_CHUNK][GDN_CHUNK];
+    double e[GDN_CHUNK];
+    double beta[GDN_CHUNK];
+};
+
+static void load_chunk(const struct tile *tile, int64_t first, struct chunk *chunk)
+{
+    for (int32_t t = 0; t < chunk->count; t++) {
+        double decay;
+        gdn_load_qk(tile->gdn, tile->request, first + t, tile->head, chunk->q[t], chunk->k[t]);
+        gdn_load_v(tile->gdn, tile->request, first + t, tile->head, tile->first_row,
+                   tile->num_rows, chunk->r[t]);
+        gdn_load_gates(tile->gdn, tile->request, first + t, tile->head, &decay, &chunk->beta[t]);
+        for (int32_t j = 0; j < t; j++) {
+            chunk->d[t][j] = chunk->d[t - 1][j] * decay;
+        }
+        chunk->d[t][t] = 1;
+        chunk->e[t] = t > 0 ? chunk->e[t - 1] * decay : decay;
+    }
+}
+
+static void solve_chunk(const struct tile *tile, struct chunk *chunk)
+{
+    int32_t dk = tile->gdn->desc->head_size_k;
+    for (int32_t t = 0; t < chunk->count; t++) {
+        for (int32_t d = 0; d < tile->num_rows; d++) {
+            chunk->r[t][d] -= chunk->e[t] * dot(tile->s[d], chunk->k[t], dk);
+        }
+        for (int32_t j = 0; j < t; j++) {
+            double a = chunk->d[t][j] * dot(chunk->k[j], chunk->k[t], dk);
+            for (int32_t d = 0; d < tile->num_rows; d++) {
+                chunk->r[t][d] -= a * chunk->r[j][d];
+            }
+        }
+        for (int32_t d = 0; d < tile->num_rows; d++) {
+            chunk->r[t][d] *= chunk->beta[t];
+        }
+    }
+}
+
+static void write_chunk(struct tile *tile, int64_t first, const struct chunk *chunk)
+{
+    int32_t dk = tile->gdn->desc->head_size_k, last = chunk->count - 1;
+    for (int32_t t = 0; t < chunk->count; t++) {
+        double o[GDN_TILE];
+        for (int32_t d = 0; d < tile->num_rows; d++) {
+            o[d] = chunk->e[t] * dot(tile->s[d], chunk->q[t], dk);
+        }
+        for (int32_t j = 0; j <= t; j++) {
+            double a = chunk->d[t][j] * dot(chunk->k[j], chunk->q[t], dk);
+            for (int32_t d = 0; d < tile->num_rows; d++) {
+                o[d] += a * chunk->r[j][d];
+            }
+        }
+        store_out(tile, first + t, o);
+    }
+    for (int32_t d = 0; d < tile->num_rows; d++) {
+        for (int32_t i = 0; i < dk; i++) {
+            tile->s[d][i] *= chunk->e[last];
+        }
+        for (int32_t j = 0; j <= last; j++) {
+            double r = chunk->d[last][j] * chunk->r[j][d];
+            for (int32_t i = 0; i < dk; i++) {
+                tile->s[d][i] += r * chunk->k[j][i];
+            }
+        }
+    }
+}
+
+static void run_chunks(struct tile *tile)
+{
+    struct chunk chunk;
+    int32_t size = tile->gdn->desc->chunk_size;
+    size = size > 0 && size < GDN_CHUNK ? size : GDN_CHUNK;
+    for (int64_t first = 0; first < tile->request->num_tokens; first += size) {
+        int64_t left = tile->request->num_tokens - first;
+        chunk.count = left < size ? (int32_t)left : size;
+        load_chunk(tile, first, &chunk);
+        solve_chunk(tile, &chunk);
+        write_chunk(tile, first, &chunk);
+    }
+    store_state(tile, tile->request->slots[0]);
+}
+
+/* Items are (request, value head). */
+static void delta_items(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct gdn *gdn = argument;
+    struct gdn_request request;
+    struct tile tile;
+    (void)worker;
+    for (int64_t item = begin; item < end; item++) {
+        if (!gdn_request_of(gdn, (int32_t)(item / gdn->desc->num_v_heads), &request) ||
+            request.slots[request.from] < 0) {
+            continue;
+        }
+        tile.gdn = gdn;
+        tile.request = &request;
+        tile.head = (int32_t)(item % gdn->desc->num_v_heads);
+        for (int32_t row = 0; row < gdn->desc->head_size_v; row += GDN_TILE) {
+            int32_t left = gdn->desc->head_size_v - row;
+            tile.first_row = row;
+            tile.num_rows = left < GDN_TILE ? left : GDN_TILE;
+            load_state(&tile);
+            if (request.keeps_all || request.num_tokens == 1) {
+                run_steps(&tile);
+            } else {
+                run_chunks(&tile);
+            }
+        }
+    }
+}
+
+/* Behind the delta rule, since several value heads read one window. Items are (request, channel).
+ */
+static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct gdn *gdn = argument;
+    struct gdn_request request;
+    (void)worker;
+    for (int64_t item = begin; item < end; item++) {
+        if (gdn_request_of(gdn, (int32_t)(item / gdn->num_channels), &request) &&
+            request.slots[request.from] >= 0) {
+            gdn_roll_window(gdn, &request, item % gdn->num_channels);
+        }
+    }
+}
+
+attn_status ref_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
+{
+    attn_status status = check_gated_delta(args, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    struct gdn gdn = gdn_of(args);
+    const struct attn_host *host = args->instance->host;
+    int64_t requests = args->batch->num_reqs;
+    host->parallel_for(host->user, requests * gdn.desc->num_v_heads, 1, delta_items, &gdn);
+    if (gdn.desc->conv_width > 1) {
+        host->parallel_for(host->user, requests * gdn.num_channels, 64, roll_items, &gdn);
+    }
+    return ATTN_OK;
+}
