@@ -200,7 +200,8 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
     for (int32_t m = first_row; m < first_row + rows; m++) {
         int32_t token = m / shape->group;
         int32_t last = at_most(tile->item->key_end, tile->token_high[token]) - tile->first;
-        tile->low[m] = at_least(0, tile->token_low[token] - tile->first);
+        /* keys of the tile before the item's first are another item's */
+        tile->low[m] = at_least(tile->skip, tile->token_low[token] - tile->first);
         tile->high[m] = at_most(tile->n, last);
         if (tile->high[m] > tile->low[m]) {
             low = at_most(low, tile->low[m]);
