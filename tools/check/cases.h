@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which attends are tried: a covering array over what a backend declares, so that every pair of values of every two
- * factors that may stand together stands in some case. */
+/* Which attends are tried: a covering array over what a backend declares, so that every pair of
+ * values of every two factors that may stand together stands in some case. */
 #ifndef CHECK_CASES_H
 #define CHECK_CASES_H
 
 #include <attn/capability.h>
+#include <attn/layer.h>
 #include <stdbool.h>
 
 /* How the requests of a batch look. */
 enum case_shape {
-    SHAPE_DECODE,      /* one query each, ragged keys */
+    SHAPE_DECODE,      /* one query each, ragged keys, perhaps a padding request without keys */
     SHAPE_SPECULATIVE, /* 1 + 3 queries each on the decode way */
+    SHAPE_LONG_DECODE, /* few requests of many keys: split over the keys where a backend splits */
     SHAPE_PREFILL,     /* keys are the queries */
     SHAPE_EXTEND,      /* queries behind a context */
     SHAPE_MIXED,       /* decodes first, then extends; an empty request between */
+    SHAPE_LONG_EXTEND, /* few queries behind a long context */
     SHAPE_CONTIGUOUS,  /* no cache: keys are k and v of the step */
     SHAPE_CROSS_KEYS,  /* no cache, keys of their own lengths */
     SHAPE_COUNT
@@ -24,25 +27,46 @@ enum case_factor {
     FACTOR_SHAPE,
     FACTOR_DTYPE,
     FACTOR_KV_DTYPE,
-    FACTOR_HEAD_SIZE,
-    FACTOR_HEADS,
+    FACTOR_HEAD_SIZE, /* D, Dv */
+    FACTOR_HEADS,     /* Hq, Hk */
     FACTOR_BLOCK_SIZE,
     FACTOR_LAYOUT,
-    FACTOR_SCALES,
+    FACTOR_SCALES,       /* attn_scale_form of k, of v */
+    FACTOR_SCALE_PLACE,  /* enum scale_place */
+    /* of those per tensor: 0: device floats, 1: the host's, 2: neither, which reads as 1 */
+    FACTOR_SCALE_SOURCE,
     FACTOR_CAUSAL,
-    FACTOR_WINDOW,
-    FACTOR_CHUNK,
+    FACTOR_WINDOW, /* tokens; 1: on both sides */
+    FACTOR_CHUNK,  /* size, lookback */
     FACTOR_SOFT_CAP,
     FACTOR_ALIBI,
     FACTOR_SINKS,
-    FACTOR_STATIC_SINK,
-    FACTOR_SPANS,
-    FACTOR_TREE,
+    FACTOR_STATIC_SINK, /* length */
+    FACTOR_SPANS,       /* 1, prefix_lm_window */
+    FACTOR_TREE,        /* enum attn_tree_mask, 1: one for the whole batch */
+    FACTOR_QUERY,       /* dtype of a quantized query, its scale form; 0: plain */
+    FACTOR_P_SCALE,
+    FACTOR_NAN, /* 1: a key and a value carry one */
+    FACTOR_FAST_PREFILL,
+    FACTOR_LENGTHS,   /* enum lengths_value */
+    FACTOR_FIRST_ROW, /* query_start_loc[0] */
     FACTOR_TABLE_ROW,
-    FACTOR_LSE,
+    FACTOR_WRITE, /* 1: attend writes the step's keys itself */
+    FACTOR_LSE,   /* 0: not asked for, 1: heads outside, 2: tokens outside, with a gap */
     FACTOR_STRIDES,
     FACTOR_COUNT
 };
+#define FACTOR_FIRST_SWITCH FACTOR_WINDOW /* these have "off" as their first value */
+#define FACTOR_LAST_SWITCH FACTOR_FAST_PREFILL
+
+enum causal_value {
+    CAUSAL_YES,
+    CAUSAL_NO,
+    CAUSAL_PER_REQUEST,
+    CAUSAL_OVERRIDDEN /* a causal layer in a batch that says it is not */
+};
+enum lengths_value { LENGTHS_EXACT, LENGTHS_BOUNDS, LENGTHS_DEVICE };
+enum scale_place { SCALES_INLINE, SCALES_APART };
 
 struct factor_value {
     int32_t a;
@@ -57,20 +81,36 @@ struct factor {
 struct case_space {
     struct attn_backend_caps caps; /* borrowed */
     struct factor factors[FACTOR_COUNT];
+    /* What no list can say: whether the backend and the reference serve the case's layer. */
+    bool (*serves)(void *user, const struct factor_value *v);
+    void *user;
+    int32_t num_unserved; /* pairs of values that stand in no case */
 };
 
 struct attend_case {
     int32_t index[FACTOR_COUNT];
 };
 
-enum causal_value { CAUSAL_YES, CAUSAL_NO, CAUSAL_PER_REQUEST };
+/* layer.c. The layer of a case. */
+void case_layer(const struct factor_value *v, struct attn_layer_desc *layer);
+int32_t case_phase(const struct factor_value *v);
 
-/* Lists the declared values of each factor. False when there is no memory. */
+/* factors.c. Lists the declared values of each factor. False when a factor has none, or when there
+ * is no memory. */
 bool case_space_init(struct case_space *space, const struct attn_backend_caps *caps);
 void case_space_finish(struct case_space *space);
 
-/* A covering array; *cases is the caller's to free. `extra` random cases are added behind it. */
-bool case_space_cover(const struct case_space *space, uint64_t seed, int32_t extra,
+/* settle.c. Values that mean nothing together: the later factor falls back to its first value. */
+void case_settle(const struct case_space *space, struct attend_case *c);
+/* Whether the backend declares that it cannot do the case. */
+bool case_refused(const struct case_space *space, const struct attend_case *c);
+/* ATTN_TERM_* and ATTN_FEATURE_* that the case needs. */
+uint64_t case_terms(const struct factor_value *v);
+uint64_t case_features(const struct factor_value *v);
+
+/* cover.c. A covering array; *cases is the caller's to free. `extra` random cases are added behind
+ * it. */
+bool case_space_cover(struct case_space *space, uint64_t seed, int32_t extra,
                       struct attend_case **cases, int32_t *num_cases);
 
 static inline struct factor_value case_value(const struct case_space *space,
@@ -79,7 +119,29 @@ static inline struct factor_value case_value(const struct case_space *space,
     return space->factors[factor].values[c->index[factor]];
 }
 
-/* "decode,bf16,fp8_e4m3,d128,h8/2,b16,…", at most `size` bytes. */
+static inline bool shape_is_paged(int32_t shape)
+{
+    return shape < SHAPE_CONTIGUOUS;
+}
+
+static inline bool shape_is_decode(int32_t shape)
+{
+    return shape <= SHAPE_LONG_DECODE;
+}
+
+/* Caches whose rows carry scales of their own (or of their blocks). */
+static inline bool kv_has_row_scales(int32_t kv_dtype)
+{
+    return kv_dtype >= ATTN_KV_FP8_PER_TOKEN_HEAD && kv_dtype <= ATTN_KV_NVFP4;
+}
+
+static inline bool kv_is_fp8(int32_t kv_dtype)
+{
+    return kv_dtype == ATTN_KV_FP8_E4M3 || kv_dtype == ATTN_KV_FP8_E5M2;
+}
+
+/* names.c. "attend.decode.bf16.fp8_e4m3.d128x128.h8-2.b16.…", at most `size` bytes. */
 void case_name(const struct case_space *space, const struct attend_case *c, char *name, size_t size);
+const char *kv_dtype_name(int32_t kv_dtype);
 
 #endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Element-wise comparison of a tensor with the reference's. */
+/* Element-wise comparison of a tensor with the reference's, and the bounds per dtype. */
 #ifndef CHECK_COMPARE_H
 #define CHECK_COMPARE_H
 
 #include <attn/tensor.h>
-#include <stdbool.h>
-#include <stddef.h>
+
+#include "cases.h"
 
 /* |error| <= absolute * RMS of the reference's row + relative * |reference|. */
 struct bound {
@@ -13,7 +13,11 @@ struct bound {
     double relative;
 };
 
-struct bound bound_for(int32_t dtype, bool fp8_cache);
+struct bound bound_of_dtype(int32_t dtype);
+/* Of an attend: by its activations, its cache, and what is rounded on the way. */
+struct bound bound_of_case(const struct factor_value *v);
+/* Absolute, of the log-sum-exp. */
+double bound_of_lse(const struct factor_value *v);
 
 struct mismatch {
     int64_t token;
@@ -24,9 +28,11 @@ struct mismatch {
     double allowed;
 };
 
-/* Both tensors [rows, heads, dims] of one dtype and equal strides; the first num_rows are compared. NaN equals NaN only.
- * Returns the largest error / allowed; above 1 the worst element is in *worst. */
+/* Both tensors [rows, heads, dims] of one dtype and equal strides; of the first num_rows those with
+ * rows[t] set (NULL: all) are compared. NaN equals NaN only. Returns the largest error / allowed;
+ * above 1 the worst element is in *worst. */
 double compare_rows(const void *expected, const void *found, const struct attn_tensor *tensor,
-                    int32_t dtype, int64_t num_rows, struct bound bound, struct mismatch *worst);
+                    int32_t dtype, const uint8_t *rows, int64_t num_rows, struct bound bound,
+                    struct mismatch *worst);
 
 #endif

@@ -47,7 +47,14 @@ static attn_status init_cuda(struct device *device, struct attn_error *error)
                  find(device->driver, "cuMemcpyDtoH_v2", &device->to_host) &&
                  find(device->driver, "cuCtxSynchronize", &device->synchronize) &&
                  find(device->driver, "cuStreamCreate", &device->stream_create) &&
-                 find(device->driver, "cuStreamDestroy_v2", &device->stream_destroy);
+                 find(device->driver, "cuStreamDestroy_v2", &device->stream_destroy) &&
+                 find(device->driver, "cuStreamBeginCapture_v2", &device->capture_begin) &&
+                 find(device->driver, "cuStreamEndCapture", &device->capture_end) &&
+                 find(device->driver, "cuGraphInstantiateWithFlags",
+                      &device->graph_instantiate) &&
+                 find(device->driver, "cuGraphLaunch", &device->graph_launch) &&
+                 find(device->driver, "cuGraphDestroy", &device->graph_destroy) &&
+                 find(device->driver, "cuGraphExecDestroy", &device->exec_destroy);
     if (!found) {
         return fail(error, ATTN_ERROR_ABSENT, "libcuda.so.1 lacks a function of the driver API");
     }
@@ -140,4 +147,34 @@ void device_stream_destroy(const struct device *device, void *stream)
     if (stream != NULL) {
         device->stream_destroy(stream);
     }
+}
+
+#define CAPTURE_THREAD_LOCAL 1 /* CU_STREAM_CAPTURE_MODE_THREAD_LOCAL */
+
+bool device_capture_begin(const struct device *device, void *stream)
+{
+    return device->context != NULL && device->capture_begin(stream, CAPTURE_THREAD_LOCAL) == 0;
+}
+
+bool device_capture_end(const struct device *device, void *stream, struct device_graph *graph)
+{
+    return device->capture_end(stream, &graph->graph) == 0 &&
+           device->graph_instantiate(&graph->exec, graph->graph, 0) == 0;
+}
+
+bool device_graph_launch(const struct device *device, const struct device_graph *graph,
+                         void *stream)
+{
+    return device->graph_launch(graph->exec, stream) == 0;
+}
+
+void device_graph_finish(const struct device *device, struct device_graph *graph)
+{
+    if (graph->exec != NULL) {
+        device->exec_destroy(graph->exec);
+    }
+    if (graph->graph != NULL) {
+        device->graph_destroy(graph->graph);
+    }
+    *graph = (struct device_graph){NULL, NULL};
 }

@@ -20,6 +20,18 @@ struct device {
     int (*stream_destroy)(void *stream);
     int (*context_release)(int device);
     int (*set_current)(void *context);
+    int (*capture_begin)(void *stream, int mode);
+    int (*capture_end)(void *stream, void **graph);
+    int (*graph_instantiate)(void **exec, void *graph, unsigned long long flags);
+    int (*graph_launch)(void *exec, void *stream);
+    int (*graph_destroy)(void *graph);
+    int (*exec_destroy)(void *exec);
+};
+
+/* What was captured from a stream. */
+struct device_graph {
+    void *graph;
+    void *exec;
 };
 
 /* Makes the device usable in another thread than the one that initialised it. */
@@ -33,5 +45,11 @@ bool device_write(const struct device *device, void *destination, const void *so
 bool device_read(const struct device *device, void *destination, const void *source, size_t bytes);
 void *device_stream_create(const struct device *device); /* NULL on a CPU */
 void device_stream_destroy(const struct device *device, void *stream);
+/* False where the device has no graphs: on a CPU. */
+bool device_capture_begin(const struct device *device, void *stream);
+bool device_capture_end(const struct device *device, void *stream, struct device_graph *graph);
+bool device_graph_launch(const struct device *device, const struct device_graph *graph,
+                         void *stream);
+void device_graph_finish(const struct device *device, struct device_graph *graph);
 
 #endif

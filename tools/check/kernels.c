@@ -8,7 +8,7 @@
 
 #include "compare.h"
 #include "image.h"
-#include "number.h"
+#include "common/number.h"
 #include "random.h"
 
 #define TOKENS 37
@@ -105,7 +105,8 @@ static enum trial_result hold_merge(struct trial *trial, const struct image *ima
     shaped_rows(&rows, NULL, trial->device->device, dtype);
     size_t first = 2 * HEADS * DIMS * number_bytes(dtype);
     double ratio = compare_rows(expected + at[M_OUT] + first, found + at[M_OUT] + first,
-                                &rows.tensor, dtype, TOKENS - 4, bound_for(dtype, false), &worst);
+                                &rows.tensor, dtype, NULL, TOKENS - 4, bound_of_dtype(dtype),
+                                &worst);
     if (ratio > 1) {
         snprintf(trial->message, sizeof trial->message,
                  "merged row %lld, head %d, dim %d is %g, not %g", (long long)worst.token + 2,

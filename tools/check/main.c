@@ -151,7 +151,8 @@ static void run_attends(struct run *run)
             if (!run->options->full && way != i % TRIAL_WAY_COUNT) {
                 continue;
             }
-            bool declared = trial_way_declared(&run->trial.tested->caps, way);
+            bool declared = trial_way_declared(
+                &run->trial.tested->caps, case_value(&run->space, &run->cases[i], FACTOR_SHAPE).a, way);
             if (!declared && run->options->full) {
                 continue;
             }
@@ -228,6 +229,8 @@ static int run_suite(struct run *run)
                  "a factor has no declared value: no case can be made");
         return fail_with("declared capabilities", &error, EXIT_FAILURE);
     }
+    run->space.serves = trial_serves;
+    run->space.user = &run->trial;
     if (!case_space_cover(&run->space, options->seed, options->full ? FULL_EXTRA_CASES : 0,
                           &run->cases, &run->num_cases)) {
         snprintf(error.message, sizeof error.message, "no memory for the cases");

@@ -14,14 +14,15 @@ enum trial_way {
     TRIAL_TWO_PLANS,    /* two plans alive: both planned, then both run */
     TRIAL_TABLE_UPDATE, /* planned with another block table, then update_block_table */
     TRIAL_REPLAY,       /* ATTN_PLAN_CAPTURE at larger limits, then ATTN_PLAN_REPLAY in place */
+    TRIAL_IN_GRAPH,     /* ATTN_PLAN_OUT_OF_GRAPH on the host, ATTN_PLAN_IN_GRAPH in the graph */
     TRIAL_ALONE,        /* each request by itself: the same bits as in the batch */
     TRIAL_WAY_COUNT
 };
 
 extern const char *const trial_way_names[TRIAL_WAY_COUNT];
 
-/* Whether what the backend declares makes the way a promise of its. */
-bool trial_way_declared(const struct attn_backend_caps *caps, int32_t way);
+/* Whether what the backend declares makes the way a promise of its for batches of this shape. */
+bool trial_way_declared(const struct attn_backend_caps *caps, int32_t shape, int32_t way);
 
 enum trial_result { TRIAL_PASSED, TRIAL_FAILED, TRIAL_SKIPPED };
 
@@ -34,6 +35,18 @@ struct trial {
     bool concurrent;  /* another thread runs beside: its allocations cannot be told apart */
 };
 
+/* Keeps the message and gives `result`. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 3, 4)))
+#endif
+enum trial_result
+trial_say(struct trial *trial, enum trial_result result, const char *format, ...);
+/* A call of the backend gave `status`; names it and the backend's own text. */
+enum trial_result trial_call_failed(struct trial *trial, const char *what, attn_status status,
+                                    const struct attn_error *error);
+
+/* Whether the tested backend and the reference support a case's layer; `user` is the trial. */
+bool trial_serves(void *user, const struct factor_value *v);
 enum trial_result trial_attend(struct trial *trial, const struct case_space *space,
                                const struct attend_case *attend_case, uint64_t seed, int32_t way);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Number formats of activations: what the suite writes into inputs and reads from outputs. */
-#ifndef CHECK_NUMBER_H
-#define CHECK_NUMBER_H
+/* Number formats: what tools write into inputs and read from outputs. */
+#ifndef TOOLS_NUMBER_H
+#define TOOLS_NUMBER_H
 
 #include <attn/tensor.h>
 

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two caches, row by row through their views. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/number.h"
+#include "hold.h"
+#include "views.h"
+
+#define SCALE_TOLERANCE 1e-6 /* relative: a reciprocal instead of a division */
+#define ZERO_POINT_MASK 15u
+#define POISONED_WORD 0xffffffffu
+#define NVFP4_BLOCK 16
+
+/* K's or V's rows in both images, and in a copy of the found one in which what may differ is
+ * replaced by what was expected. */
+struct rows {
+    int32_t kv_dtype;
+    int32_t number; /* enum attn_dtype_name of plain elements */
+    int32_t bits;
+    bool value;
+    struct attn_kv_view expected, found, patched;
+    int64_t num_off; /* codes that lie one step off */
+    int64_t num_codes;
+};
+
+struct place {
+    int64_t block, slot, head;
+};
+
+static uint8_t *element(const struct attn_kv_view *view, struct place at, int32_t d, int32_t bits)
+{
+    int32_t pack = view->pack > 0 ? view->pack : view->head_size;
+    return (uint8_t *)view->data + at.block * view->stride_block + at.slot * view->stride_slot +
+           at.head * view->stride_head + d / pack * view->stride_pack + d % pack * bits / 8;
+}
+
+static uint8_t *scale_of(const struct attn_kv_view *view, struct place at)
+{
+    return (uint8_t *)view->scale + at.block * view->scale_stride_block +
+           at.slot * view->scale_stride_slot + at.head * view->scale_stride_head;
+}
+
+static int32_t kv_number(int32_t kv_dtype, bool value, int32_t dtype)
+{
+    switch (kv_dtype) {
+    case ATTN_KV_FP8_E4M3:
+    case ATTN_KV_FP8_PER_TOKEN_HEAD:
+        return ATTN_DTYPE_FP8_E4M3;
+    case ATTN_KV_FP8_E5M2:
+        return ATTN_DTYPE_FP8_E5M2;
+    case ATTN_KV_INT8_PER_TOKEN_HEAD:
+    case ATTN_KV_INT8_KV:
+        return ATTN_DTYPE_INT8;
+    case ATTN_KV_INT8_K:
+        return value ? dtype : ATTN_DTYPE_INT8;
+    default:
+        return dtype;
+    }
+}
+
+/* A code as its place in the order of the format's values. */
+static int32_t ordinal(const struct rows *rows, const uint8_t *memory, int32_t d)
+{
+    if (rows->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) {
+        return *memory >> (d % 2 * 4) & 15;
+    }
+    if (rows->kv_dtype == ATTN_KV_NVFP4) {
+        int32_t code = *memory >> (d % 2 * 4) & 15;
+        return code & 8 ? -(code & 7) : code;
+    }
+    if (rows->number == ATTN_DTYPE_INT8) {
+        return (int8_t)*memory;
+    }
+    return *memory & 0x80 ? -(*memory & 0x7f) : *memory;
+}
+
+static void patch(const struct rows *rows, struct place at, int32_t d)
+{
+    uint8_t *to = element(&rows->patched, at, d, rows->bits);
+    const uint8_t *from = element(&rows->expected, at, d, rows->bits);
+    if (rows->bits == 4) {
+        uint8_t mask = d % 2 ? 0xf0 : 0x0f;
+        *to = (uint8_t)((*to & ~mask) | (*from & mask));
+    } else {
+        memcpy(to, from, (size_t)rows->bits / 8);
+    }
+}
+
+/* Codes d .. end-1 of a row may lie `most` steps off. */
+static bool hold_codes(struct rows *rows, struct place at, int32_t d, int32_t end, int32_t most)
+{
+    for (; d < end; d++) {
+        int32_t want = ordinal(rows, element(&rows->expected, at, d, rows->bits), d);
+        int32_t have = ordinal(rows, element(&rows->found, at, d, rows->bits), d);
+        if (abs(want - have) > most) {
+            return false;
+        }
+        rows->num_off += want != have;
+        patch(rows, at, d);
+    }
+    return true;
+}
+
+static bool power_of_two(float x)
+{
+    int exponent;
+    return frexpf(x, &exponent) == 0.5f;
+}
+
+/* A row with one float32 scale, int4's with its zero point. */
+static bool hold_scaled_row(struct rows *rows, struct place at)
+{
+    uint32_t want_bits, have_bits, zero = 0;
+    float want, have;
+    int32_t most = 1;
+    memcpy(&want_bits, scale_of(&rows->expected, at), sizeof want_bits);
+    memcpy(&have_bits, scale_of(&rows->found, at), sizeof have_bits);
+    if (want_bits == POISONED_WORD) {
+        return true; /* never written: compared with the rest, bit for bit */
+    }
+    if (rows->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) {
+        zero = want_bits & ZERO_POINT_MASK;
+        most += abs((int32_t)zero - (int32_t)(have_bits & ZERO_POINT_MASK));
+        want_bits &= ~ZERO_POINT_MASK;
+        have_bits &= ~ZERO_POINT_MASK;
+    }
+    memcpy(&want, &want_bits, sizeof want);
+    memcpy(&have, &have_bits, sizeof have);
+    bool same = isnan(want) ? isnan(have) : fabsf(want - have) <= SCALE_TOLERANCE * want;
+    if (rows->kv_dtype == ATTN_KV_INT8_PER_TOKEN_HEAD || rows->kv_dtype == ATTN_KV_INT8_KV ||
+        rows->kv_dtype == ATTN_KV_INT8_K) {
+        most = power_of_two(want) ? 0 : 1; /* the quotients are exact */
+    }
+    memcpy(scale_of(&rows->patched, at), scale_of(&rows->expected, at), sizeof want);
+    /* behind a NaN the codes mean nothing */
+    return same && most <= 2 &&
+           hold_codes(rows, at, 0, rows->expected.head_size, isnan(want) ? 1 << 16 : most);
+}
+
+static bool hold_nvfp4_row(struct rows *rows, struct place at)
+{
+    int32_t blocks = rows->expected.head_size / NVFP4_BLOCK;
+    for (int32_t i = 0; i < blocks; i++) {
+        /* V's scales are swizzled within groups of 4 slots. */
+        struct place there = at;
+        int32_t index = i;
+        if (rows->value) {
+            there.slot = at.slot / 4 * 4 + i / (blocks / 4);
+            index = (int32_t)(i % (blocks / 4) * 4 + at.slot % 4);
+        }
+        uint8_t want = scale_of(&rows->expected, there)[index];
+        uint8_t have = scale_of(&rows->found, there)[index];
+        bool nan = (want & 0x7f) == 0x7f && (have & 0x7f) == 0x7f;
+        int32_t most = nan ? 16 : 1;
+        if (want == IMAGE_POISON) {
+            continue;
+        }
+        scale_of(&rows->patched, there)[index] = want;
+        if (!nan && abs(want - have) > 1) {
+            return false;
+        }
+        if (!hold_codes(rows, at, i * NVFP4_BLOCK, (i + 1) * NVFP4_BLOCK, most)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Plain numbers: the same bits, or NaN both. */
+static bool hold_number_row(struct rows *rows, struct place at)
+{
+    int32_t channel = rows->kv_dtype == ATTN_KV_INT8_KV; /* V, with a scale per channel */
+    for (int32_t d = 0; d < rows->expected.head_size && !channel; d++) {
+        const uint8_t *want = element(&rows->expected, at, d, rows->bits);
+        const uint8_t *have = element(&rows->found, at, d, rows->bits);
+        bool poison = true;
+        for (int32_t i = 0; i < rows->bits / 8; i++) {
+            poison = poison && want[i] == IMAGE_POISON;
+        }
+        if (!poison && isnan(number_load(want, 0, rows->number)) &&
+            isnan(number_load(have, 0, rows->number))) {
+            patch(rows, at, d);
+        }
+    }
+    return !channel || hold_codes(rows, at, 0, rows->expected.head_size, 1);
+}
+
+static bool hold_rows(struct rows *rows)
+{
+    const struct attn_kv_view *view = &rows->expected;
+    for (int64_t i = 0; i < view->num_blocks * view->block_size * view->num_heads; i++) {
+        struct place at = {i / view->num_heads / view->block_size,
+                           i / view->num_heads % view->block_size, i % view->num_heads};
+        bool ok = rows->kv_dtype == ATTN_KV_NVFP4 ? hold_nvfp4_row(rows, at)
+                  : view->scale != NULL           ? hold_scaled_row(rows, at)
+                                                  : hold_number_row(rows, at);
+        rows->num_codes += view->head_size;
+        if (!ok) {
+            return false;
+        }
+    }
+    return true;
+}
+
+enum trial_result hold_cache(struct trial *trial, const struct problem *p, const uint8_t *expected,
+                             const uint8_t *found)
+{
+    size_t first = p->at.cache, bytes = p->at.cache_end - first;
+    if (!p->paged || memcmp(expected + first, found + first, bytes) == 0) {
+        return TRIAL_PASSED;
+    }
+    uint8_t *patched = malloc(p->image.size);
+    if (patched == NULL) {
+        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    }
+    memcpy(patched, found, p->image.size);
+    enum trial_result result = TRIAL_PASSED;
+    for (int32_t i = 0; i < 2 && result == TRIAL_PASSED; i++) {
+        struct rows rows = {.kv_dtype = p->v[FACTOR_KV_DTYPE].a, .value = i == 1};
+        uint8_t *bases[] = {(uint8_t *)(uintptr_t)expected, (uint8_t *)(uintptr_t)found, patched};
+        struct attn_kv_view *views[] = {&rows.expected, &rows.found, &rows.patched};
+        rows.number = kv_number(rows.kv_dtype, rows.value, p->v[FACTOR_DTYPE].a);
+        rows.bits = views_bits(rows.kv_dtype, rows.value);
+        for (int32_t j = 0; j < 3; j++) {
+            views_make(p->v, rows.value, p->num_blocks, bases[j] + p->at.cache,
+                       bases[j] + p->at.cache_scales, views[j]);
+        }
+        if (!hold_rows(&rows) || rows.num_off > 2 + rows.num_codes / 200) {
+            result = trial_say(trial, TRIAL_FAILED,
+                               "the cache's %s differ from the reference's (%lld of %lld codes)",
+                               i ? "values" : "keys", (long long)rows.num_off,
+                               (long long)rows.num_codes);
+        }
+    }
+    if (result == TRIAL_PASSED && memcmp(expected + first, patched + first, bytes) != 0) {
+        result = trial_say(trial, TRIAL_FAILED, "the cache's bytes differ from the reference's");
+    }
+    free(patched);
+    return result;
+}

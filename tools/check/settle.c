@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which values of a case may stand together. */
+#include "cases.h"
+#include "common/number.h"
+#include "views.h"
+
+static void off(struct attend_case *c, int32_t factor)
+{
+    c->index[factor] = 0;
+}
+
+static void set(const struct case_space *space, struct attend_case *c, int32_t factor, int32_t a)
+{
+    for (int32_t i = 0; i < space->factors[factor].count; i++) {
+        if (space->factors[factor].values[i].a == a) {
+            c->index[factor] = i;
+            return;
+        }
+    }
+}
+
+/* What a cache is and how it is scaled. A 16- or 32-bit cache is that of the activations; only
+ * quantized ones combine freely. */
+static void settle_cache(const struct case_space *space, struct attend_case *c)
+{
+    static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
+    int32_t dtype = case_value(space, c, FACTOR_DTYPE).a;
+    bool paged = shape_is_paged(case_value(space, c, FACTOR_SHAPE).a);
+    if (!paged) {
+        off(c, FACTOR_TABLE_ROW);
+        off(c, FACTOR_BLOCK_SIZE);
+        off(c, FACTOR_LAYOUT);
+        off(c, FACTOR_WRITE);
+        off(c, FACTOR_FAST_PREFILL);
+    }
+    if (!paged || case_value(space, c, FACTOR_KV_DTYPE).a <= ATTN_KV_F32) {
+        set(space, c, FACTOR_KV_DTYPE, kv_of_dtype[dtype]);
+    }
+    int32_t kv = case_value(space, c, FACTOR_KV_DTYPE).a;
+    if (!kv_is_fp8(kv)) {
+        off(c, FACTOR_SCALES);
+        off(c, FACTOR_P_SCALE);
+    }
+    if (kv == ATTN_KV_INT8_KV || kv == ATTN_KV_INT8_K ||
+        case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K) {
+        set(space, c, FACTOR_SCALE_PLACE, SCALES_APART); /* planes of their own */
+    }
+    bool scaled = kv_is_fp8(kv) || kv == ATTN_KV_NVFP4 ||
+                  case_value(space, c, FACTOR_QUERY).a != 0;
+    if (!kv_has_row_scales(kv)) {
+        off(c, FACTOR_SCALE_PLACE);
+    }
+    if (!scaled) {
+        off(c, FACTOR_SCALE_SOURCE);
+    }
+}
+
+static void settle_terms(const struct case_space *space, struct attend_case *c)
+{
+    int32_t shape = case_value(space, c, FACTOR_SHAPE).a;
+    int32_t causal = case_value(space, c, FACTOR_CAUSAL).a;
+    if (case_value(space, c, FACTOR_WINDOW).b != 0 && causal != CAUSAL_NO) {
+        off(c, FACTOR_WINDOW);
+    }
+    if (causal != CAUSAL_YES || shape == SHAPE_CROSS_KEYS) {
+        off(c, FACTOR_SPANS);
+        off(c, FACTOR_TREE);
+        off(c, FACTOR_CHUNK);
+    }
+    if (case_value(space, c, FACTOR_WINDOW).a != 0) {
+        off(c, FACTOR_CHUNK);
+    }
+    if (shape_is_decode(shape) || shape >= SHAPE_CONTIGUOUS) {
+        off(c, FACTOR_FAST_PREFILL);
+    }
+    if (shape >= SHAPE_CONTIGUOUS && case_value(space, c, FACTOR_LENGTHS).a == LENGTHS_DEVICE) {
+        off(c, FACTOR_LENGTHS);
+    }
+    if (case_value(space, c, FACTOR_WRITE).a || case_value(space, c, FACTOR_FAST_PREFILL).a) {
+        off(c, FACTOR_FIRST_ROW); /* a view of a batch comes without them */
+    }
+    if (case_value(space, c, FACTOR_FAST_PREFILL).a) { /* in layers that write no cache */
+        off(c, FACTOR_WRITE);
+    }
+}
+
+void case_settle(const struct case_space *space, struct attend_case *c)
+{
+    settle_terms(space, c);
+    settle_cache(space, c);
+}
+
+uint64_t case_terms(const struct factor_value *v)
+{
+    static const uint64_t causal[] = {ATTN_TERM_CAUSAL, ATTN_TERM_BIDIRECTIONAL,
+                                      ATTN_TERM_CAUSAL_PER_REQUEST,
+                                      ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL};
+    uint64_t terms = causal[v[FACTOR_CAUSAL].a];
+    if (v[FACTOR_WINDOW].a) {
+        terms |= v[FACTOR_WINDOW].b ? ATTN_TERM_SYMMETRIC_WINDOW : ATTN_TERM_SLIDING_WINDOW;
+    }
+    terms |= v[FACTOR_CHUNK].a ? ATTN_TERM_CHUNKED_LOCAL : 0;
+    terms |= v[FACTOR_SOFT_CAP].a ? ATTN_TERM_SOFT_CAP : 0;
+    terms |= v[FACTOR_ALIBI].a == ATTN_ALIBI_LINEAR ? ATTN_TERM_ALIBI : 0;
+    terms |= v[FACTOR_ALIBI].a == ATTN_ALIBI_SQRT ? ATTN_TERM_ALIBI_SQRT : 0;
+    terms |= v[FACTOR_SINKS].a ? ATTN_TERM_SINKS : 0;
+    terms |= v[FACTOR_STATIC_SINK].a ? ATTN_TERM_STATIC_SINK : 0;
+    terms |= v[FACTOR_SPANS].a ? ATTN_TERM_PREFIX_LM : 0;
+    terms |= v[FACTOR_TREE].a == ATTN_TREE_BITS ? ATTN_TERM_TREE_BITS : 0;
+    terms |= v[FACTOR_TREE].a == ATTN_TREE_BIAS ? ATTN_TERM_TREE_BIAS : 0;
+    return terms;
+}
+
+uint64_t case_features(const struct factor_value *v)
+{
+    uint64_t features = shape_is_paged(v[FACTOR_SHAPE].a) ? ATTN_FEATURE_PAGED_KV
+                                                          : ATTN_FEATURE_CONTIGUOUS_KV;
+    features |= v[FACTOR_LSE].a ? ATTN_FEATURE_LSE : 0;
+    features |= v[FACTOR_TABLE_ROW].a ? ATTN_FEATURE_BLOCK_TABLE_ROW : 0;
+    features |= v[FACTOR_LENGTHS].a == LENGTHS_DEVICE ? ATTN_FEATURE_DEVICE_SEQ_LENS : 0;
+    features |= v[FACTOR_QUERY].a ? ATTN_FEATURE_QUANTIZED_QUERY : 0;
+    return features;
+}
+
+/* Rows that do not lie at the declared alignment are no case of this backend's. */
+static bool misaligned(const struct case_space *space, const struct factor_value *v)
+{
+    const struct attn_backend_caps *caps = &space->caps;
+    if (caps->io_alignment > 1) {
+        int64_t e = (int64_t)number_bytes(v[FACTOR_DTYPE].a);
+        int64_t q = v[FACTOR_QUERY].a ? 1 : e;
+        if (v[FACTOR_HEAD_SIZE].a * q % caps->io_alignment != 0 ||
+            v[FACTOR_HEAD_SIZE].a * e % caps->io_alignment != 0 ||
+            v[FACTOR_HEAD_SIZE].b * e % caps->io_alignment != 0) {
+            return true;
+        }
+    }
+    return shape_is_paged(v[FACTOR_SHAPE].a) && caps->kv_alignment > 1 &&
+           !views_aligned(v, caps->kv_alignment);
+}
+
+bool case_refused(const struct case_space *space, const struct attend_case *c)
+{
+    struct factor_value v[FACTOR_COUNT];
+    for (int32_t i = 0; i < FACTOR_COUNT; i++) {
+        v[i] = case_value(space, c, i);
+    }
+    uint64_t terms = case_terms(v), features = case_features(v);
+    uint64_t kv = UINT64_C(1) << v[FACTOR_KV_DTYPE].a;
+    for (int32_t i = 0; i < space->caps.num_refused; i++) {
+        const struct attn_refused_combination *r = &space->caps.refused[i];
+        if ((terms & r->terms) == r->terms && (features & r->features) == r->features &&
+            (r->kv_dtypes == 0 || (r->kv_dtypes & kv))) {
+            return true;
+        }
+    }
+    return misaligned(space, v) || (space->serves != NULL && !space->serves(space->user, v));
+}

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "side.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PLAN_GUARD 256
+
+void side_finish(struct side *side)
+{
+    if (side->state != NULL) {
+        side->backend->kernels.release(side->backend->instance, side->state);
+    }
+    device_free(side->device, side->memory);
+    device_free(side->device, side->plan.device);
+    free(side->plan.host);
+    device_stream_destroy(side->device, side->stream);
+}
+
+bool side_init(struct side *side, struct backend *backend, const struct device *device,
+               const struct problem *problem)
+{
+    memset(side, 0, sizeof *side);
+    side->backend = backend;
+    side->device = device;
+    side->memory = device_alloc(device, problem->image.size);
+    if (side->memory == NULL ||
+        !device_write(device, side->memory, problem->image.bytes, problem->image.size)) {
+        return false;
+    }
+    side->stream = device_stream_create(device);
+    problem_bind(problem, &side->binding, side->memory, problem->image.bytes, device->device);
+    side->binding.attend.instance = backend->instance;
+    side->binding.attend.stream = side->stream;
+    side->binding.write.instance = backend->instance;
+    side->binding.write.stream = side->stream;
+    side->binding.write_context.instance = backend->instance;
+    side->binding.write_context.stream = side->stream;
+    return true;
+}
+
+static attn_status take_plan_memory(struct side *side, const struct attn_plan_size *size)
+{
+    struct plan_memory *plan = &side->plan;
+    size_t device_bytes = size->device_bytes + PLAN_GUARD;
+    plan->host_bytes = size->host_bytes;
+    plan->device_bytes = size->device_bytes;
+    plan->host = aligned_alloc(256, (size->host_bytes + 2 * PLAN_GUARD) / 256 * 256);
+    plan->device = device_alloc(side->device, device_bytes);
+    uint8_t *poison = malloc(device_bytes);
+    if (plan->host == NULL || plan->device == NULL || poison == NULL) {
+        free(poison);
+        return ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    memset(plan->host, IMAGE_POISON, size->host_bytes + PLAN_GUARD);
+    memset(poison, IMAGE_POISON, device_bytes);
+    bool written = device_write(side->device, plan->device, poison, device_bytes);
+    free(poison);
+    side->binding.attend.plan_host = plan->host;
+    side->binding.attend.workspace = plan->device;
+    return written ? ATTN_OK : ATTN_ERROR_DEVICE;
+}
+
+attn_status side_prepare(struct side *side, const struct problem *problem, int32_t factor,
+                         struct attn_error *error)
+{
+    const struct attn_kernels *kernels = &side->backend->kernels;
+    struct attn_limits limits = {sizeof limits, NULL, problem->num_reqs * factor,
+                                 problem->num_tokens * factor,
+                                 side->binding.batch.max_query_len * factor,
+                                 side->binding.batch.max_seq_len * factor,
+                                 (int32_t)problem->table_stride * factor, 0};
+    struct attn_plan_size size = {sizeof size, NULL, 0, 0};
+    attn_status status = ATTN_OK;
+    if (kernels->prepare != NULL) {
+        status = kernels->prepare(side->backend->instance, &side->binding.layer,
+                                  &side->binding.params, problem->phase, &side->state, error);
+    }
+    if (status == ATTN_OK && kernels->plan_size != NULL) {
+        status = kernels->plan_size(side->backend->instance, side->state, &limits, &size, error);
+    }
+    side->binding.attend.state = side->state;
+    return status == ATTN_OK ? take_plan_memory(side, &size) : status;
+}
+
+attn_status side_plan(struct side *side, int32_t mode, struct attn_error *error)
+{
+    struct attn_attend_args args = side->binding.attend;
+    args.q = args.k = args.v = args.out = args.lse = NULL;
+    if (side->backend->kernels.plan == NULL) {
+        return ATTN_OK;
+    }
+    return side->backend->kernels.plan(&args, mode, error);
+}
+
+attn_status side_plan_shorter(struct side *side, const struct problem *problem, int32_t mode,
+                              struct attn_error *error)
+{
+    int32_t shorter[PROBLEM_MAX_REQS];
+    uint8_t *seq_lens = side->memory + problem->at.seq_lens;
+    const int32_t *host = side->binding.batch.seq_lens_host;
+    for (int32_t r = 0; r < problem->num_reqs; r++) {
+        const struct request *request = &problem->requests[r];
+        shorter[r] = request->seq_len - (request->seq_len > request->query_len);
+    }
+    if (!problem->paged) {
+        return side_plan(side, mode, error);
+    }
+    if (!device_write(side->device, seq_lens, shorter,
+                      (size_t)problem->num_reqs * sizeof *shorter)) {
+        return ATTN_ERROR_DEVICE;
+    }
+    side->binding.batch.seq_lens_host = host != NULL ? shorter : NULL;
+    attn_status status = side_plan(side, mode, error);
+    side->binding.batch.seq_lens_host = host;
+    return status;
+}
+
+attn_status side_restore(struct side *side, const struct problem *problem)
+{
+    uint8_t drained; /* reading waits for what was enqueued with the other lengths */
+    uint8_t *seq_lens = side->memory + problem->at.seq_lens;
+    bool ok = device_read(side->device, &drained, seq_lens, 1) &&
+              device_write(side->device, seq_lens, problem->image.bytes + problem->at.seq_lens,
+                           (size_t)problem->num_reqs * sizeof(int32_t));
+    return ok ? ATTN_OK : ATTN_ERROR_DEVICE;
+}
+
+attn_status side_write(struct side *side, const struct problem *problem, struct attn_error *error)
+{
+    bool fused = !(side->binding.attend.flags & ATTN_RUN_NO_WRITE);
+    if (!problem->paged || fused || side->backend->kernels.write_kv == NULL) {
+        return ATTN_OK;
+    }
+    return side->backend->kernels.write_kv(&side->binding.write, error);
+}
+
+attn_status side_attend(struct side *side, struct attn_error *error)
+{
+    return side->backend->kernels.attend(&side->binding.attend, error);
+}
+
+bool side_guards_whole(struct side *side)
+{
+    uint8_t guard[PLAN_GUARD];
+    if (!device_read(side->device, guard, side->plan.device + side->plan.device_bytes,
+                     PLAN_GUARD)) {
+        return false;
+    }
+    for (size_t i = 0; i < PLAN_GUARD; i++) {
+        if (guard[i] != IMAGE_POISON ||
+            side->plan.host[side->plan.host_bytes + i] != IMAGE_POISON) {
+            return false;
+        }
+    }
+    return true;
+}

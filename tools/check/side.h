@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One backend's copy of a problem, in its own device's memory, with its state and plan. */
+#ifndef CHECK_SIDE_H
+#define CHECK_SIDE_H
+
+#include "backend.h"
+#include "device.h"
+#include "problem.h"
+
+/* One plan's memory, exactly as large as asked for, with guards behind both parts. */
+struct plan_memory {
+    size_t host_bytes, device_bytes;
+    uint8_t *host;
+    uint8_t *device;
+};
+
+struct side {
+    struct backend *backend;
+    const struct device *device;
+    struct binding binding;
+    uint8_t *memory; /* in the device's memory */
+    attn_state *state;
+    struct plan_memory plan;
+    void *stream;
+};
+
+bool side_init(struct side *side, struct backend *backend, const struct device *device,
+               const struct problem *problem);
+void side_finish(struct side *side);
+/* prepare and plan_size; the limits are `factor` times what the batch needs. */
+attn_status side_prepare(struct side *side, const struct problem *problem, int32_t factor,
+                         struct attn_error *error);
+/* `mode` is an attn_plan_mode. */
+attn_status side_plan(struct side *side, int32_t mode, struct attn_error *error);
+/* The plan of another batch in the same memory: the same requests, each one key shorter where it
+ * has a context. The lengths are changed in the side's own memory; side_restore puts them back. */
+attn_status side_plan_shorter(struct side *side, const struct problem *problem, int32_t mode,
+                              struct attn_error *error);
+attn_status side_restore(struct side *side, const struct problem *problem);
+/* Writes the step's keys with the backend's own kernel, unless its attend does. */
+attn_status side_write(struct side *side, const struct problem *problem, struct attn_error *error);
+attn_status side_attend(struct side *side, struct attn_error *error);
+bool side_guards_whole(struct side *side);
+
+#endif
