@@ -67,11 +67,11 @@ static void attend_row(const struct attn_attend_args *a, int64_t r, int64_t toke
             out[d] = out[d] * shrink + w * v[d];
         }
     }
-    for (int32_t d = 0; d < l->head_size_v && sum > 0; d++) {
+    for (int32_t d = 0; d < l->head_size_v && sum != 0; d++) {
         out[d] /= sum;
     }
     if (a->lse != NULL) {
-        *row(a->lse, h, token) = sum > 0 ? m + logf(sum) : -INFINITY;
+        *row(a->lse, h, token) = sum != 0 ? m + logf(sum) : -INFINITY; /* a visible NaN is in both */
     }
 }
 

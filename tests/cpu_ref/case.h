@@ -6,7 +6,7 @@
 
 #include "harness.h"
 
-#define CASE_MAX_REQUESTS 16
+#define CASE_MAX_REQUESTS 32
 
 enum case_layout { /* beyond enum attn_kv_layout */
                    CASE_LAYOUT_LAYERS = 6, /* [N, 3 layers, 2, B, Hk, D], the middle layer */

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* run() by each way in: the plain one, the general one, and what both refuse alike. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -172,12 +176,115 @@ static void test_order_and_owner(void **state)
     fixture_finish(&other);
 }
 
+/* An engine's workers are forked with everything bound, or bind for themselves; threads of the pool do not survive. */
+static int child_agrees(struct fixture *f, const float *right)
+{
+    memset(f->out, 0xff, out_bytes);
+    if (f->api->plan(f->plan, &f->batch, NULL, NULL) != ATTN_OK || run(f, &f->io) != ATTN_OK) {
+        return 1;
+    }
+    return memcmp(f->out, right, out_bytes) != 0;
+}
+
+static void test_forks(void **state)
+{
+    struct fixture f, own;
+    float *right = malloc(out_bytes);
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_step(&f);
+    memcpy(right, f.out, out_bytes);
+    for (int32_t way = 0; way < 2; way++) {
+        int status = -1;
+        pid_t pid = fork();
+        if (pid == 0) {
+            alarm(60);
+            if (way == 1) {
+                fixture_init(&own, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+            }
+            _exit(child_agrees(way == 1 ? &own : &f, right));
+        }
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_int_equal(status, 0);
+    }
+    assert_int_equal(child_agrees(&f, right), 0); /* the parent goes on */
+    free(right);
+    fixture_finish(&f);
+}
+
+enum { THREADS = 4, ROUNDS = 6 };
+
+/* Each thread: an engine of its own, and a plan of its own over the model that all have in common. */
+struct worker {
+    pthread_t thread;
+    struct fixture *common;
+    const float *right;
+    int32_t wrong;
+};
+
+static void *work(void *argument)
+{
+    struct worker *worker = argument;
+    struct fixture *common = worker->common, own;
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = {sizeof options.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0}};
+    attn_layer *layer = common->api->model_layer(common->model, 0);
+    float *out = malloc(out_bytes);
+    attn_plan *plan;
+    fixture_init(&own, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    worker->wrong += common->api->plan_create(common->model, 0, &options, &plan, NULL) != ATTN_OK;
+    size_t bytes = common->api->plan_workspace_bytes(plan);
+    void *workspace = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
+    worker->wrong += common->api->plan_bind_workspace(plan, workspace, bytes, NULL) != ATTN_OK;
+    struct attn_tensor tensor = common->tensors[3];
+    struct attn_step_io io = common->io;
+    tensor.data = out;
+    io.out = &tensor;
+    io.lse = NULL;
+    io.flags = ATTN_RUN_NO_WRITE; /* one cache: nobody writes while others read */
+    for (int32_t i = 0; i < ROUNDS; i++) {
+        memset(out, 0xff, out_bytes);
+        worker->wrong += common->api->plan(plan, &common->batch, NULL, NULL) != ATTN_OK ||
+                         common->api->run(plan, layer, &io, NULL) != ATTN_OK ||
+                         memcmp(out, worker->right, out_bytes) != 0;
+        worker->wrong += child_agrees(&own, worker->right);
+    }
+    common->api->plan_destroy(plan);
+    fixture_finish(&own);
+    free(workspace);
+    free(out);
+    return NULL;
+}
+
+static void test_threads(void **state)
+{
+    struct worker workers[THREADS];
+    struct fixture f;
+    float *right = malloc(out_bytes);
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_step(&f);
+    memcpy(right, f.out, out_bytes);
+    for (int32_t i = 0; i < THREADS; i++) {
+        workers[i] = (struct worker){.common = &f, .right = right};
+        assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
+    }
+    for (int32_t i = 0; i < THREADS; i++) {
+        pthread_join(workers[i].thread, NULL);
+        assert_int_equal(workers[i].wrong, 0);
+    }
+    free(right);
+    fixture_finish(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ways_are_equal), cmocka_unit_test(test_bad_tensors),
         cmocka_unit_test(test_extensions),     cmocka_unit_test(test_older_and_newer_io),
-        cmocka_unit_test(test_order_and_owner),
+        cmocka_unit_test(test_order_and_owner), cmocka_unit_test(test_forks),
+        cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
