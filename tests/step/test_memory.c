@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every allocation between a runtime and a plan fails in turn: told apart as such, nothing is left behind. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fixture.h"
+
+struct meter {
+    long calls, fail_at; /* 0: none fails */
+    long alive;
+    size_t bytes;
+};
+
+static void *allocate(void *user, size_t size, size_t alignment)
+{
+    struct meter *meter = user;
+    if (++meter->calls == meter->fail_at) {
+        return NULL;
+    }
+    alignment = alignment < 16 ? 16 : alignment;
+    void *memory = aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+    meter->alive += memory != NULL;
+    meter->bytes += memory != NULL ? size : 0;
+    return memory;
+}
+
+static void release(void *user, void *memory, size_t size)
+{
+    struct meter *meter = user;
+    meter->alive -= memory != NULL;
+    meter->bytes -= memory != NULL ? size : 0;
+    free(memory);
+}
+
+/* A full and a sliding layer, one with sinks; from runtime to plan and back. */
+static attn_status attempt(const struct attn_api *api, struct meter *meter, struct attn_error *error)
+{
+    static _Alignas(256) unsigned char cache[64 * 1024], workspace[4 << 20];
+    static float sinks[4];
+    const struct attn_host host = {.struct_size = sizeof host, .user = meter, .allocate = allocate, .release = release};
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .host = &host,
+                                                 .plugin_path = PLUGINS,
+                                                 .cache_dir = "",
+                                                 .backend = "cpu_ref",
+                                                 .num_threads = 1,
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1};
+    const struct attn_plan_options limits = {
+        .struct_size = sizeof limits, .limits = {sizeof limits.limits, NULL, 4, 64, 0, 256, 0, 0}};
+    struct attn_layer_desc layers[2] = {{.struct_size = sizeof layers[0],
+                                         .name = "full",
+                                         .kind = ATTN_LAYER_DECODER,
+                                         .dtype = ATTN_DTYPE_F32,
+                                         .num_q_heads = 4,
+                                         .num_kv_heads = 2,
+                                         .head_size = 16,
+                                         .scale = 1,
+                                         .causal = 1,
+                                         .has_sinks = 1,
+                                         .block_size = 16}};
+    const struct attn_layer_desc *descs[] = {&layers[0], &layers[1]};
+    const struct attn_layer_params params = {.struct_size = sizeof params, .sinks = sinks}, none = {.struct_size = sizeof none};
+    attn_runtime *runtime = NULL;
+    attn_assignment *assignment = NULL;
+    attn_model *model = NULL;
+    attn_plan *plan = NULL;
+    layers[1] = layers[0];
+    layers[1].name = "sliding";
+    layers[1].has_window = 1;
+    layers[1].window_left = 7;
+    layers[1].has_sinks = 0;
+    attn_status status = api->runtime_create(&options, &runtime, error);
+    status = status ? status : api->select(runtime, NULL, descs, 2, &assignment, error);
+    status = status ? status : api->model_create(runtime, assignment, NULL, &model, error);
+    for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) {
+        attn_layer *layer = api->model_layer(model, i);
+        struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+        status = api->layer_kv_views(layer, cache, 4, &k, &v, error);
+        status = status ? status : api->layer_bind_kv(layer, &k, &v, error);
+        status = status ? status : api->layer_bind_params(layer, i == 0 ? &params : &none, error);
+    }
+    for (int32_t g = 0; g < 2 && status == ATTN_OK; g++) {
+        status = api->plan_create(model, g, &limits, &plan, error);
+        status = status ? status : api->plan_bind_workspace(plan, workspace, sizeof workspace, error);
+        if (g == 0) {
+            api->plan_destroy(plan);
+            plan = NULL;
+        }
+    }
+    api->plan_destroy(plan);
+    api->model_destroy(model);
+    api->assignment_destroy(assignment);
+    api->runtime_destroy(runtime);
+    return status;
+}
+
+static void test_every_allocation_fails(void **state)
+{
+    static const int32_t one = 1;
+    struct fixture f; /* for its table: the library stays */
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct meter meter = {0};
+    (void)state;
+    fixture_init(&f, "cpu_ref", &(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1}, &one, &one, 1, 0,
+                 NULL, false);
+    const struct attn_api *api = f.api;
+    fixture_finish(&f);
+    assert_int_equal(attempt(api, &meter, &error), ATTN_OK);
+    assert_int_equal(meter.alive, 0);
+    assert_int_equal(meter.bytes, 0);
+    long calls = meter.calls, refused = 0;
+    assert_true(calls > 20);
+    for (long i = 1; i <= calls; i++) {
+        meter = (struct meter){.fail_at = i};
+        error = (struct attn_error)ATTN_ERROR_INIT;
+        attn_status status = attempt(api, &meter, &error);
+        /* A plugin that finds no memory is a plugin that is not there: then cpu_ref cannot be ordered. */
+        assert_true(status == ATTN_ERROR_OUT_OF_MEMORY || status == ATTN_ERROR_REFUSED || status == ATTN_OK);
+        assert_true(status == ATTN_OK || error.message[0] != '\0');
+        refused += status == ATTN_ERROR_OUT_OF_MEMORY;
+        assert_int_equal(meter.alive, 0);
+        assert_int_equal(meter.bytes, 0);
+    }
+    print_message("%ld allocations, %ld told as out of memory\n", calls, refused);
+    assert_true(refused > calls / 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_allocation_fails)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
