@@ -104,15 +104,21 @@ attn_status settings_read(struct settings *settings, const struct attn_runtime_o
     if (status != ATTN_OK) {
         return status;
     }
+    /* Empty is a choice here: no cache. */
+    const char *chosen = options->ignore_environment ? NULL : secure_getenv("ATTN_CACHE_DIR");
     default_cache_dir(options, cache_dir, sizeof cache_dir);
     settings->backend =
         arena_string(arena, first_of(options->backend, env_get(options, "ATTN_BACKEND"), ""));
     settings->plugin_path =
         arena_string(arena, first_of(options->plugin_path, env_get(options, "ATTN_PLUGIN_PATH"), ""));
-    settings->cache_dir =
-        arena_string(arena, first_of(options->cache_dir, env_get(options, "ATTN_CACHE_DIR"), cache_dir));
+    settings->cache_dir = arena_string(arena, first_of(options->cache_dir, chosen, cache_dir));
     if (settings->backend == NULL || settings->plugin_path == NULL || settings->cache_dir == NULL) {
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "settings", "no memory for the settings");
+    }
+    /* The working directory steers nothing. */
+    if (settings->cache_dir[0] != '\0' && settings->cache_dir[0] != '/') {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "ATTN_CACHE_DIR",
+                         "'%s' is not an absolute path", settings->cache_dir);
     }
     return ATTN_OK;
 }

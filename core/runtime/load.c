@@ -5,11 +5,13 @@
 #include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/hash.h"
 #include "util/error.h"
 #include "util/structs.h"
 #include "util/text.h"
@@ -18,12 +20,50 @@
 #define MAX_LABEL 127
 #define REFUSE(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
 
+/* What this process has loaded. The loader knows files by their paths and nothing is unloaded, so a file that has taken
+ * the place of a loaded one cannot be loaded beside it: asked for it, the loader would hand out the old code. */
+static struct {
+    _Atomic uint64_t path; /* its hash; 0: free or being written */
+    uint64_t device, inode, size;
+} loaded[256];
+static atomic_size_t num_loaded;
+
+static uint64_t path_hash(const char *path)
+{
+    return hash_string(HASH_INIT, path) | 1;
+}
+
+static void remember(const char *path, const struct probe_key *key)
+{
+    size_t at = atomic_fetch_add(&num_loaded, 1);
+    if (at < sizeof loaded / sizeof *loaded) {
+        loaded[at].device = key->device;
+        loaded[at].inode = key->inode;
+        loaded[at].size = key->size;
+        atomic_store_explicit(&loaded[at].path, path_hash(path), memory_order_release);
+    }
+}
+
+static bool is_known(const char *path, const struct probe_key *key, bool *other)
+{
+    const uint64_t hash = path_hash(path);
+    *other = false;
+    for (size_t i = 0; i < sizeof loaded / sizeof *loaded; i++) {
+        if (atomic_load_explicit(&loaded[i].path, memory_order_acquire) == hash) {
+            *other = loaded[i].device != key->device || loaded[i].inode != key->inode ||
+                     loaded[i].size != key->size;
+            return true;
+        }
+    }
+    return false;
+}
+
 /* What can be told without running any of the file's code. */
-static attn_status check_file(const char *file, struct attn_error *error)
+static attn_status check_file(const struct plugin *plugin, struct probe_key *now, struct attn_error *error)
 {
     unsigned char ident[EI_NIDENT];
     struct stat info;
-    int descriptor = open(file, O_RDONLY | O_CLOEXEC);
+    int descriptor = open(plugin->file, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe may lie there */
     if (descriptor < 0) {
         return error_set(error, ATTN_ERROR_IO, "file", "cannot be opened: %s", strerror(errno));
     }
@@ -32,6 +72,10 @@ static attn_status check_file(const char *file, struct attn_error *error)
     close(descriptor);
     if (!known || !S_ISREG(info.st_mode)) {
         return REFUSE("file", "is not a regular file");
+    }
+    probe_key_set(now, &(struct machine){0}, &info);
+    if (plugin->key.inode != 0 && !probe_key_same_file(&plugin->key, now)) {
+        return REFUSE("file", "has changed since it was probed; a new runtime will probe it again");
     }
     if (info.st_mode & S_IWOTH) {
         return REFUSE("file", "is writable for everybody (mode %o)", info.st_mode & 07777);
@@ -61,6 +105,11 @@ static attn_status check_table(const struct attn_plugin *table, struct attn_erro
         return REFUSE("version", "version or vendor is not clean UTF-8 text of at most %d bytes",
                       MAX_LABEL);
     }
+    return ATTN_OK;
+}
+
+static attn_status check_slots(const struct attn_plugin *table, struct attn_error *error)
+{
     if (table->probe == NULL || table->create == NULL || table->destroy == NULL) {
         return REFUSE("probe", "a required slot is NULL: probe %s, create %s, destroy %s",
                       table->probe != NULL ? "there" : "NULL", table->create != NULL ? "there" : "NULL",
@@ -69,26 +118,55 @@ static attn_status check_table(const struct attn_plugin *table, struct attn_erro
     return ATTN_OK;
 }
 
-static attn_status call_entry(struct plugin *plugin, void *library, struct attn_error *error)
+attn_status plugin_identify(attn_runtime *runtime, struct plugin *plugin, const struct attn_plugin *table,
+                            struct attn_error *error)
+{
+    attn_status status = check_table(table, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    char *name = arena_string(&runtime->arena, table->name);
+    char *version = arena_string(&runtime->arena, table->version);
+    char *vendor = arena_string(&runtime->arena, table->vendor);
+    if (name == NULL || version == NULL || vendor == NULL) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plugin", "no memory for its names");
+    }
+    plugin->name = name;
+    plugin->version = version;
+    plugin->vendor = vendor;
+    plugin->abi_version = table->abi_version;
+    return ATTN_OK;
+}
+
+/* Its backends were taken from what this name and version had declared. */
+static attn_status check_agreement(const struct plugin *plugin, const struct attn_plugin *table,
+                                   struct attn_error *error)
+{
+    attn_status status = check_table(table, error);
+    if (status == ATTN_OK &&
+        (table->abi_version != plugin->abi_version || strcmp(table->name, plugin->name) != 0 ||
+         strcmp(table->version, plugin->version) != 0 || strcmp(table->vendor, plugin->vendor) != 0)) {
+        status = REFUSE("name", "is %s %s of %s now; it was %s %s of %s when it was probed", table->name,
+                        table->version, table->vendor, plugin->name, plugin->version, plugin->vendor);
+    }
+    return status;
+}
+
+static attn_status call_entry(struct plugin *plugin, void *symbol, struct attn_error *error)
 {
     const struct attn_plugin *table = NULL;
     attn_plugin_entry_fn *entry;
-    void *symbol = dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL);
-    if (symbol == NULL) {
-        dlclose(library); /* nothing of it but constructors has run */
-        return REFUSE("symbol", "does not export %s", ATTN_PLUGIN_ENTRY_SYMBOL);
-    }
     memcpy(&entry, &symbol, sizeof entry);
-    attn_status status = entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &table, error);
+    struct attn_error why = ATTN_ERROR_INIT;
+    attn_status status = entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &table, &why);
     if (status != ATTN_OK) {
-        return status;
+        return error_relay(error, status, &why);
     }
     if (table == NULL) {
         return REFUSE("entry", "answered ATTN_OK without a table");
     }
-    status = struct_read(&plugin->table_copy, sizeof plugin->table_copy, MIN_PLUGIN, table,
-                         "attn_plugin", error);
-    return status == ATTN_OK ? check_table(&plugin->table_copy, error) : status;
+    return struct_read(&plugin->table_copy, sizeof plugin->table_copy, MIN_PLUGIN, table,
+                       "attn_plugin", error);
 }
 
 attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct attn_error *error)
@@ -96,26 +174,39 @@ attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct att
     if (plugin->table != NULL) {
         return ATTN_OK;
     }
-    attn_status status = check_file(plugin->file, error);
+    struct probe_key now;
+    bool other;
+    attn_status status = check_file(plugin, &now, error);
     if (status != ATTN_OK) {
         return status;
+    }
+    const bool again = is_known(plugin->file, &now, &other);
+    if (other) {
+        return error_set(error, ATTN_ERROR_IO, "file",
+                         "has taken the place of one that this process has loaded; only a new process can "
+                         "load it");
     }
     void *library = dlopen(plugin->file, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char *why = dlerror();
         return REFUSE("dlopen", "%s", why != NULL ? why : "failed without a reason");
     }
-    status = call_entry(plugin, library, error);
-    if (status != ATTN_OK) {
-        return status;
+    void *symbol = dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL);
+    if (symbol == NULL) {
+        dlclose(library); /* nothing of it but constructors has run */
+        return REFUSE("symbol", "does not export %s", ATTN_PLUGIN_ENTRY_SYMBOL);
+    }
+    if (!again) {
+        remember(plugin->file, &now);
     }
     const struct attn_plugin *table = &plugin->table_copy;
-    plugin->name = arena_string(&runtime->arena, table->name);
-    plugin->version = arena_string(&runtime->arena, table->version);
-    plugin->vendor = arena_string(&runtime->arena, table->vendor);
-    if (plugin->name == NULL || plugin->version == NULL || plugin->vendor == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plugin", "no memory for its names");
+    const bool known = plugin->name[0] != '\0';
+    status = call_entry(plugin, symbol, error);
+    if (status == ATTN_OK) {
+        status = known ? check_agreement(plugin, table, error)
+                       : plugin_identify(runtime, plugin, table, error);
     }
-    plugin->table = table;
-    return ATTN_OK;
+    status = status ? status : check_slots(table, error);
+    plugin->table = status == ATTN_OK ? table : NULL;
+    return status;
 }

@@ -151,10 +151,14 @@ static void *copy_array(struct arena *arena, const void *array, int32_t count, s
     return copy;
 }
 
+/* Plain data that the core knows; an optional extension of others may point into the plugin, and is left to it. */
 static struct attn_ext *copy_extensions(struct arena *arena, const struct attn_ext *next, bool *failed)
 {
     struct attn_ext *first = NULL, **last = &first;
     for (; next != NULL; next = next->next) {
+        if (next->id != ATTN_EXT_CAPS_MLA && next->id != ATTN_EXT_CAPS_GDN) {
+            continue;
+        }
         struct attn_ext *copy = arena_alloc(arena, next->struct_size);
         if (copy == NULL) {
             *failed = true;
@@ -238,19 +242,42 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *give
     return status;
 }
 
-attn_status plugin_probe(attn_runtime *runtime, const struct plugin *plugin, struct found *found,
-                         struct attn_error *error)
+attn_status found_init(struct found *found, struct arena *arena, struct attn_error *error)
 {
-    const struct attn_probe_sink sink = {sizeof sink, NULL, found, take_device, take_backend};
-    *found = (struct found){.arena = &runtime->arena, .error = ATTN_ERROR_INIT};
-    found->devices = arena_array(found->arena, MAX_DEVICES, sizeof *found->devices);
-    found->backends = arena_array(found->arena, MAX_BACKENDS, sizeof *found->backends);
-    if (found->devices == NULL || found->backends == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "probe", "no memory for what it reports");
-    }
-    attn_status status = plugin->table->probe(&runtime->host, &sink, error);
+    *found = (struct found){.arena = arena, .error = ATTN_ERROR_INIT};
+    found->devices = arena_array(arena, MAX_DEVICES, sizeof *found->devices);
+    found->backends = arena_array(arena, MAX_BACKENDS, sizeof *found->backends);
+    return found->devices != NULL && found->backends != NULL
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "probe", "no memory for what it reports");
+}
+
+void found_reset(struct found *found)
+{
+    found->num_devices = found->num_backends = 0;
+    found->status = ATTN_OK;
+}
+
+struct attn_probe_sink found_sink(struct found *found)
+{
+    return (struct attn_probe_sink){sizeof(struct attn_probe_sink), NULL, found, take_device, take_backend};
+}
+
+attn_status found_status(const struct found *found, struct attn_error *error)
+{
+    return found->status == ATTN_OK
+               ? ATTN_OK
+               : error_set(error, found->status, found->error.field, "%s", found->error.message);
+}
+
+attn_status plugin_probe(const struct attn_host *host, const struct attn_plugin *table,
+                         struct found *found, struct attn_error *error)
+{
+    const struct attn_probe_sink sink = found_sink(found);
+    struct attn_error why = ATTN_ERROR_INIT;
+    attn_status status = table->probe(host, &sink, &why);
     if (found->status != ATTN_OK) { /* what was wrong with an item says more than the probe's own end */
-        return error_set(error, found->status, found->error.field, "%s", found->error.message);
+        return found_status(found, error);
     }
-    return status;
+    return status == ATTN_OK ? status : error_relay(error, status, &why);
 }

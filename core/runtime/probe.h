@@ -16,8 +16,16 @@ struct found {
     struct attn_error error;
 };
 
+/* Room for one plugin's report, used again for the next. */
+attn_status found_init(struct found *found, struct arena *arena, struct attn_error *error);
+void found_reset(struct found *found);
+/* Checks and copies what is put into it. */
+struct attn_probe_sink found_sink(struct found *found);
+/* Of the first item that was refused. */
+attn_status found_status(const struct found *found, struct attn_error *error);
+
 /* Asks the plugin's probe. A contradiction in what it says refuses the plugin as a whole. */
-attn_status plugin_probe(attn_runtime *runtime, const struct plugin *plugin, struct found *found,
-                         struct attn_error *error);
+attn_status plugin_probe(const struct attn_host *host, const struct attn_plugin *table,
+                         struct found *found, struct attn_error *error);
 
 #endif

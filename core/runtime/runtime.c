@@ -9,10 +9,10 @@
 #include "host/env.h"
 #include "host/pool.h"
 #include "runtime/discover.h"
+#include "runtime/examine.h"
 #include "runtime/load.h"
-#include "runtime/probe.h"
+#include "runtime/probe_cache.h"
 #include "util/structs.h"
-#include "util/text.h"
 
 #define MIN_OPTIONS 72 /* sizes in ABI 0.1 */
 #define MIN_HOST 64
@@ -50,7 +50,11 @@ attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin, const st
 {
     struct plugin *found = &runtime->plugins[plugin];
     pthread_mutex_lock(&runtime->lock);
+    const bool fresh = found->table == NULL;
     attn_status status = plugin_load(runtime, found, error);
+    if (status != ATTN_OK && fresh) {
+        cache_forget(runtime, found->file); /* whatever the record says does not hold any more */
+    }
     *table = status == ATTN_OK ? found->table : NULL;
     pthread_mutex_unlock(&runtime->lock);
     return status;
@@ -112,38 +116,28 @@ static attn_status add_backends(attn_runtime *runtime, int32_t plugin, const str
 }
 
 /* One bad plugin never fails the enumeration; its reason is kept. Only memory ends it. */
-static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct attn_error *error)
+static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct found *found,
+                               struct attn_error *error)
 {
     struct plugin *plugin = &runtime->plugins[index];
     struct attn_error why = ATTN_ERROR_INIT;
-    struct found found;
     char reason[sizeof why.field + sizeof why.message + 4];
-    attn_status status;
     if (plugin->status != ATTN_OK) {
         return ATTN_OK;
     }
-    status = plugin_load(runtime, plugin, &why);
-    status = status ? status : plugin_probe(runtime, plugin, &found, &why);
+    attn_status status = plugin_examine(runtime, plugin, found, &why);
     if (status == ATTN_OK) {
-        status = add_backends(runtime, index, &found, &why);
+        status = add_backends(runtime, index, found, &why);
     }
     if (status == ATTN_OK) {
-        add_devices(runtime, &found);
+        add_devices(runtime, found);
+        return ATTN_OK;
     }
     /* A plugin may say that it found no memory; only our own lack of it ends the enumeration. */
     if (status == ATTN_ERROR_OUT_OF_MEMORY && runtime->arena.failed) {
         return error_set(error, status, "plugins", "no memory while reading %s", plugin->file);
     }
-    if (status == ATTN_OK) {
-        return ATTN_OK;
-    }
-    why.field[sizeof why.field - 1] = '\0'; /* a plugin may have left them open */
-    why.message[sizeof why.message - 1] = '\0';
-    snprintf(reason, sizeof reason, "%s%s%s", why.field, why.field[0] != '\0' ? ": " : "",
-             why.message[0] != '\0' ? why.message : status_text(status));
-    if (!text_is_clean(reason, sizeof reason)) { /* it goes into logs and JSON */
-        snprintf(reason, sizeof reason, "%s, with a text that is not clean UTF-8", status_text(status));
-    }
+    snprintf(reason, sizeof reason, "%s%s%s", why.field, why.field[0] != '\0' ? ": " : "", why.message);
     plugin->status = status;
     plugin->reason = arena_string(&runtime->arena, reason);
     runtime_log(runtime, status == ATTN_ERROR_ABSENT ? ATTN_LOG_INFO : ATTN_LOG_WARN, "%s: %s",
@@ -177,14 +171,19 @@ static int compare_devices(const void *a, const void *b)
 
 static attn_status find_backends(attn_runtime *runtime, struct attn_error *error)
 {
+    struct found found;
     attn_status status = plugins_discover(runtime, error);
+    status = status ? status : found_init(&found, &runtime->arena, error);
+    if (runtime->settings.cache_dir[0] != '\0') {
+        runtime->machine = machine_read();
+    }
     runtime->devices = arena_array(&runtime->arena, MAX_DEVICES, sizeof *runtime->devices);
     runtime->backends = arena_array(&runtime->arena, MAX_BACKENDS, sizeof *runtime->backends);
     if (status == ATTN_OK && (runtime->devices == NULL || runtime->backends == NULL)) {
         status = error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "runtime", "no memory for the backends");
     }
     for (int32_t i = 0; i < runtime->num_plugins && status == ATTN_OK; i++) {
-        status = take_plugin(runtime, i, error);
+        status = take_plugin(runtime, i, &found, error);
     }
     if (status == ATTN_OK) {
         qsort(runtime->backends, (size_t)runtime->num_backends, sizeof *runtime->backends,

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 
 #include "host/host.h"
+#include "runtime/key.h"
 #include "util/arena.h"
 
 /* One plugin file. `table` is NULL until plugin_load: with a warm cache only candidates are loaded. */
@@ -23,6 +24,8 @@ struct plugin {
     const struct attn_plugin *table; /* the core's zero-extended copy; guarded by attn_runtime.lock */
     struct attn_plugin table_copy;
     int32_t num_backends;
+    uint32_t abi_version; /* that its table has; 0: not known */
+    struct probe_key key; /* of the file that was probed; zero: not known */
 };
 
 /* One backend on one device in one variant. */
@@ -66,6 +69,8 @@ struct attn_runtime {
     struct backend *backends; /* sorted by full_name, then device */
     int32_t num_backends;
     pthread_mutex_t lock;
+    struct machine machine; /* if there is a cache of probes */
+    bool cache_pruned;
 };
 
 /* Makes sure that the plugin's code is loaded and its table is there (thread-safe, idempotent). */

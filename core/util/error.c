@@ -65,6 +65,16 @@ attn_status error_set(struct attn_error *error, attn_status status, const char *
     return error_set_text(error, status, field, message);
 }
 
+attn_status error_relay(struct attn_error *error, attn_status status, struct attn_error *from)
+{
+    from->field[sizeof from->field - 1] = '\0';
+    from->message[sizeof from->message - 1] = '\0';
+    const bool clean = text_is_clean(from->message, sizeof from->message);
+    return error_set(error, status, text_is_clean(from->field, sizeof from->field) ? from->field : "",
+                     "%s%s", clean && from->message[0] != '\0' ? from->message : status_text(status),
+                     clean ? "" : ", with a text that is not clean UTF-8");
+}
+
 const char *status_text(attn_status status)
 {
     switch (status) {

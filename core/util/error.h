@@ -19,6 +19,9 @@ attn_status error_set(struct attn_error *error, attn_status status, const char *
 /* For the step path: copies ready text, formats nothing. */
 attn_status error_set_text(struct attn_error *error, attn_status status, const char *field, const char *message);
 
+/* Passes on what a plugin wrote into `from`, which it may have left open or filled with anything. */
+attn_status error_relay(struct attn_error *error, attn_status status, struct attn_error *from);
+
 const char *status_text(attn_status status);
 
 #endif

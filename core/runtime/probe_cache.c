@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "runtime/probe_cache.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "runtime/hash.h"
+
+#define PREFIX "probe-"
+
+/* False: no cache. */
+static bool entry_path(const attn_runtime *runtime, const char *file, char path[PATH_MAX])
+{
+    const char *folder = runtime->settings.cache_dir;
+    const uint64_t name = hash_string(runtime->machine.name, file);
+    return folder[0] == '/' && snprintf(path, PATH_MAX, "%s/" PREFIX "%016llx", folder,
+                                        (unsigned long long)name) < PATH_MAX;
+}
+
+/* NULL, or why the file may not be believed. */
+static const char *distrust(const struct stat *info)
+{
+    if (!S_ISREG(info->st_mode)) {
+        return "is not a regular file";
+    }
+    if (info->st_uid != geteuid()) {
+        return "belongs to another user";
+    }
+    if (info->st_mode & (S_IWGRP | S_IWOTH)) {
+        return "is writable for others";
+    }
+    return (size_t)info->st_size > RECORD_MAX_SIZE ? "is too large" : NULL;
+}
+
+static ssize_t read_all(int descriptor, unsigned char *bytes, size_t size)
+{
+    size_t done = 0;
+    while (done < size) {
+        ssize_t got = read(descriptor, bytes + done, size - done);
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got <= 0) {
+            break;
+        }
+        done += (size_t)got;
+    }
+    return (ssize_t)done;
+}
+
+/* The bytes on file. *why: NULL where there is none, or the reason against it. */
+static attn_status read_entry(const attn_runtime *runtime, const char *path, struct cache_entry *entry,
+                              struct stat *info, const char **why)
+{
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    attn_status status = ATTN_ERROR_NOT_FOUND;
+    *why = NULL;
+    if (descriptor < 0) {
+        *why = errno == ENOENT || errno == ENOTDIR ? NULL
+               : errno == ELOOP                    ? "is a symbolic link"
+                                                   : "cannot be opened";
+        return status;
+    }
+    *why = fstat(descriptor, info) == 0 ? distrust(info) : "cannot be read";
+    if (*why == NULL && info->st_size == 0) {
+        *why = "is empty";
+    }
+    if (*why == NULL) {
+        entry->size = (size_t)info->st_size;
+        entry->bytes = runtime_alloc(runtime, entry->size);
+        status = entry->bytes != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    if (status == ATTN_OK && read_all(descriptor, entry->bytes, entry->size) != (ssize_t)entry->size) {
+        *why = "is truncated";
+    }
+    close(descriptor);
+    return status;
+}
+
+/* NULL, or why the record is not an answer for this file on this machine. "": no fault of anybody. */
+static const char *disagreement(const struct record *record, const char *file, const struct probe_key *key,
+                                const struct stat *info)
+{
+    const time_t age = time(NULL) - info->st_mtime;
+    if (strcmp(record->file, file) != 0) {
+        return "is of another plugin file";
+    }
+    if (!probe_key_same_file(&record->key, key)) {
+        return "is older than the plugin file";
+    }
+    if (record->key.state != key->state) {
+        return "is of another state of drivers, devices or libraries";
+    }
+    if (record->status != ATTN_OK && record->status != ATTN_ERROR_ABSENT &&
+        (age < 0 || age > CACHE_REFUSAL_SECONDS)) {
+        return "";
+    }
+    return NULL;
+}
+
+attn_status cache_read(const attn_runtime *runtime, const char *file, const struct probe_key *key,
+                       struct cache_entry *entry)
+{
+    char path[PATH_MAX];
+    struct stat info;
+    const char *why = NULL;
+    *entry = (struct cache_entry){.bytes = NULL};
+    if (!entry_path(runtime, file, path)) {
+        return ATTN_ERROR_NOT_FOUND;
+    }
+    attn_status status = read_entry(runtime, path, entry, &info, &why);
+    if (status == ATTN_OK && why == NULL) {
+        why = record_read(&entry->record, entry->bytes, entry->size);
+        why = why != NULL ? why : disagreement(&entry->record, file, key, &info);
+        if (why == NULL) {
+            return ATTN_OK;
+        }
+    }
+    if (why != NULL && why[0] != '\0') {
+        runtime_log(runtime, ATTN_LOG_WARN, "%s %s; %s is probed again", path, why, file);
+    }
+    cache_entry_finish(runtime, entry);
+    return status == ATTN_ERROR_OUT_OF_MEMORY ? status : ATTN_ERROR_NOT_FOUND;
+}
+
+void cache_entry_finish(const attn_runtime *runtime, struct cache_entry *entry)
+{
+    runtime_free(runtime, entry->bytes, entry->size);
+    *entry = (struct cache_entry){.bytes = NULL};
+}
+
+/* The folder and those above it, for the user alone. */
+static void make_folder(const char *folder)
+{
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s", folder) >= (int)sizeof path) {
+        return;
+    }
+    for (char *at = path + 1; *at != '\0'; at++) {
+        if (*at == '/') {
+            *at = '\0';
+            (void)mkdir(path, 0700);
+            *at = '/';
+        }
+    }
+    (void)mkdir(path, 0700);
+}
+
+static void prune(const char *folder)
+{
+    DIR *directory = opendir(folder);
+    const struct dirent *entry;
+    struct stat info;
+    while (directory != NULL && (entry = readdir(directory)) != NULL) {
+        if (strncmp(entry->d_name, PREFIX, sizeof PREFIX - 1) == 0 &&
+            fstatat(dirfd(directory), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+            info.st_uid == geteuid() && time(NULL) - info.st_mtime > CACHE_MAX_AGE_SECONDS) {
+            (void)unlinkat(dirfd(directory), entry->d_name, 0);
+        }
+    }
+    if (directory != NULL) {
+        closedir(directory);
+    }
+}
+
+static bool write_all(int descriptor, const unsigned char *bytes, size_t size)
+{
+    while (size > 0) {
+        ssize_t done = write(descriptor, bytes, size);
+        if (done < 0 && errno == EINTR) {
+            continue;
+        }
+        if (done <= 0) {
+            return false;
+        }
+        bytes += done;
+        size -= (size_t)done;
+    }
+    return true;
+}
+
+void cache_write(attn_runtime *runtime, const char *file, const void *record, size_t size)
+{
+    char path[PATH_MAX], beside[PATH_MAX + 8];
+    if (!entry_path(runtime, file, path)) {
+        return;
+    }
+    snprintf(beside, sizeof beside, "%s.XXXXXX", path);
+    int descriptor = mkostemp(beside, O_CLOEXEC); /* mode 0600 */
+    if (descriptor < 0 && errno == ENOENT) {
+        make_folder(runtime->settings.cache_dir);
+        snprintf(beside, sizeof beside, "%s.XXXXXX", path);
+        descriptor = mkostemp(beside, O_CLOEXEC);
+    }
+    if (descriptor < 0) {
+        runtime_log(runtime, ATTN_LOG_INFO, "%s cannot be written: %s", path, strerror(errno));
+        return;
+    }
+    bool written = write_all(descriptor, record, size);
+    written &= close(descriptor) == 0;
+    if (!written || rename(beside, path) != 0) {
+        runtime_log(runtime, ATTN_LOG_INFO, "%s cannot be written: %s", path, strerror(errno));
+        (void)unlink(beside);
+    }
+    if (!runtime->cache_pruned) {
+        runtime->cache_pruned = true;
+        prune(runtime->settings.cache_dir);
+    }
+}
+
+void cache_forget(const attn_runtime *runtime, const char *file)
+{
+    char path[PATH_MAX];
+    if (entry_path(runtime, file, path)) {
+        (void)unlink(path);
+    }
+}

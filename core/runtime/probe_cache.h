@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Answers of probes on file, `<cache_dir>/probe-<hash>`, one for each plugin file: read at every start, written beside
+ * and renamed, so that many processes may do so at once. What cannot be trusted is passed over with a warning and
+ * written anew; a cache never fails anything but for want of memory. */
+#ifndef CORE_RUNTIME_PROBE_CACHE_H
+#define CORE_RUNTIME_PROBE_CACHE_H
+
+#include "runtime/record.h"
+#include "runtime/runtime.h"
+
+/* A refusal is believed for so long: a mended dependency leaves no trace on the plugin's file. */
+#define CACHE_REFUSAL_SECONDS 600
+/* What nobody has rewritten for so long belongs to a boot or a choice of devices that is gone. */
+#define CACHE_MAX_AGE_SECONDS (30 * 24 * 3600)
+
+struct cache_entry {
+    struct record record; /* text and items in `bytes` */
+    unsigned char *bytes;
+    size_t size;
+};
+
+/* ATTN_OK, ATTN_ERROR_NOT_FOUND (silent where nothing is on file), or ATTN_ERROR_OUT_OF_MEMORY. */
+attn_status cache_read(const attn_runtime *runtime, const char *file, const struct probe_key *key,
+                       struct cache_entry *entry);
+void cache_entry_finish(const attn_runtime *runtime, struct cache_entry *entry);
+
+/* Failures are logged and that is all. */
+void cache_write(attn_runtime *runtime, const char *file, const void *record, size_t size);
+void cache_forget(const attn_runtime *runtime, const char *file);
+
+#endif
