@@ -142,6 +142,5 @@ static inline bool kv_is_fp8(int32_t kv_dtype)
 
 /* names.c. "attend.decode.bf16.fp8_e4m3.d128x128.h8-2.b16.…", at most `size` bytes. */
 void case_name(const struct case_space *space, const struct attend_case *c, char *name, size_t size);
-const char *kv_dtype_name(int32_t kv_dtype);
 
 #endif

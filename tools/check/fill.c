@@ -5,7 +5,7 @@
 
 #include "common/number.h"
 #include "problem.h"
-#include "random.h"
+#include "common/random.h"
 
 #define LOGIT_DEVIATION 4.0
 #define NEEDLE_LOGIT 14.0

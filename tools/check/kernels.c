@@ -9,7 +9,7 @@
 #include "compare.h"
 #include "image.h"
 #include "common/number.h"
-#include "random.h"
+#include "common/random.h"
 
 #define TOKENS 37
 #define HEADS 5

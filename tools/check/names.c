@@ -3,25 +3,11 @@
 #include <stdio.h>
 
 #include "cases.h"
+#include "common/names.h"
 #include "common/number.h"
 
 static const char *const shapes[] = {"decode", "speculative", "long_decode", "prefill",   "extend",
                                      "mixed",  "long_extend", "contiguous",  "cross_keys"};
-static const char *const kv_names[] = {"auto",
-                                       "f16",
-                                       "bf16",
-                                       "f32",
-                                       "fp8_e4m3",
-                                       "fp8_e5m2",
-                                       "fp8_per_token_head",
-                                       "int8_per_token_head",
-                                       "int4_per_token_head",
-                                       "int8_kv",
-                                       "int8_k",
-                                       "nvfp4",
-                                       "fp8_ds_mla"};
-static const char *const layouts[] = {"nhd",       "hnd",      "nhd_inner",
-                                      "hnd_inner", "hnd_rows", "packed_k"};
 static const char *const causal[] = {"causal", "bidirectional", "causal_per_request",
                                      "causal_overridden"};
 /* Of the switches, in the order of the factors. */
@@ -30,12 +16,6 @@ static const char *const switches[] = {"window",      "chunk", "soft_cap", "alib
                                        "nan",         "fast_prefill"};
 _Static_assert(sizeof switches / sizeof *switches == FACTOR_LAST_SWITCH - FACTOR_FIRST_SWITCH + 1,
                "a name for every switch");
-
-const char *kv_dtype_name(int32_t kv_dtype)
-{
-    bool known = kv_dtype >= 0 && kv_dtype < (int32_t)(sizeof kv_names / sizeof *kv_names);
-    return known ? kv_names[kv_dtype] : "unknown";
-}
 
 void case_name(const struct case_space *space, const struct attend_case *c, char *name, size_t size)
 {
@@ -47,7 +27,7 @@ void case_name(const struct case_space *space, const struct attend_case *c, char
                         shapes[v[FACTOR_SHAPE].a], number_name(v[FACTOR_DTYPE].a),
                         kv_dtype_name(v[FACTOR_KV_DTYPE].a), v[FACTOR_HEAD_SIZE].a,
                         v[FACTOR_HEAD_SIZE].b, v[FACTOR_HEADS].a, v[FACTOR_HEADS].b,
-                        v[FACTOR_BLOCK_SIZE].a, layouts[v[FACTOR_LAYOUT].a],
+                        v[FACTOR_BLOCK_SIZE].a, layout_name(v[FACTOR_LAYOUT].a),
                         causal[v[FACTOR_CAUSAL].a]);
     for (int32_t i = FACTOR_FIRST_SWITCH; i <= FACTOR_LAST_SWITCH; i++) {
         if (v[i].a != 0 && used > 0 && (size_t)used < size) {

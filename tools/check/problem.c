@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "common/number.h"
-#include "random.h"
+#include "common/random.h"
 #include "views.h"
 
 #define MAX_SEQ_LEN 160

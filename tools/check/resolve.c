@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/find.h"
 #include "common/library.h"
 
 static attn_status fail(struct attn_error *error, attn_status status, const char *field,
@@ -23,40 +24,22 @@ static bool is_path(const char *target)
     return strchr(target, '/') != NULL || (length > 3 && strcmp(target + length - 3, ".so") == 0);
 }
 
-/* The file of the backend "name" or "name@variant". */
-static bool find_file(const struct attn_api *api, attn_runtime *runtime, const char *name,
-                      char *file, size_t size)
+/* The plugin's file of the backend "name" or "name@variant". */
+static attn_status find_file(const struct attn_api *api, attn_runtime *runtime, const char *name,
+                             char *file, size_t size, struct attn_error *error)
 {
-    for (int32_t i = 0; i < api->backend_count(runtime); i++) {
-        struct attn_backend_info backend = {.struct_size = sizeof backend};
-        struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
-        if (api->backend_info(runtime, i, &backend) != ATTN_OK) {
-            continue;
-        }
-        size_t length = strlen(backend.caps->name);
-        bool same = strncmp(name, backend.caps->name, length) == 0 &&
-                    (name[length] == '\0' ||
-                     (name[length] == '@' && strcmp(name + length + 1, backend.caps->variant) == 0));
-        if (same && api->plugin_info(runtime, backend.plugin, &plugin) == ATTN_OK) {
-            snprintf(file, size, "%s", plugin.file);
-            return true;
-        }
+    struct attn_backend_info backend = {.struct_size = sizeof backend};
+    struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
+    int32_t index = backend_find(api, runtime, name, error);
+    if (index < 0) {
+        return error->status;
     }
-    return false;
-}
-
-/* Why a plugin of that name gave no backend: absent hardware, or what is wrong with it. */
-static attn_status tell_why_not(const struct attn_api *api, attn_runtime *runtime,
-                                const char *name, struct attn_error *error)
-{
-    for (int32_t i = 0; i < api->plugin_count(runtime); i++) {
-        struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
-        if (api->plugin_info(runtime, i, &plugin) == ATTN_OK && plugin.status != ATTN_OK &&
-            (strcmp(plugin.name, name) == 0 || strstr(plugin.file, name) != NULL)) {
-            return fail(error, plugin.status, plugin.file, "%s", plugin.reason);
-        }
+    attn_status status = api->backend_info(runtime, index, &backend);
+    status = status == ATTN_OK ? api->plugin_info(runtime, backend.plugin, &plugin) : status;
+    if (status == ATTN_OK) {
+        snprintf(file, size, "%s", plugin.file);
     }
-    return fail(error, ATTN_ERROR_NOT_FOUND, "backend", "no backend is named '%s'", name);
+    return status;
 }
 
 attn_status resolve(struct resolved *resolved, const char *target, struct attn_error *error)
@@ -70,9 +53,9 @@ attn_status resolve(struct resolved *resolved, const char *target, struct attn_e
     if (status != ATTN_OK) {
         return status;
     }
-    if (!find_file(api, runtime, "cpu_ref", resolved->reference, sizeof resolved->reference)) {
-        status = tell_why_not(api, runtime, "cpu_ref", error);
-    } else if (is_path(target)) {
+    status = find_file(api, runtime, "cpu_ref", resolved->reference, sizeof resolved->reference,
+                       error);
+    if (status == ATTN_OK && is_path(target)) {
         resolved->name = NULL;
         char *absolute = realpath(target, NULL);
         if (absolute == NULL || strlen(absolute) >= sizeof resolved->file) {
@@ -81,11 +64,9 @@ attn_status resolve(struct resolved *resolved, const char *target, struct attn_e
             strcpy(resolved->file, absolute);
         }
         free(absolute);
-    } else {
+    } else if (status == ATTN_OK) {
         resolved->name = target;
-        if (!find_file(api, runtime, target, resolved->file, sizeof resolved->file)) {
-            status = tell_why_not(api, runtime, target, error);
-        }
+        status = find_file(api, runtime, target, resolved->file, sizeof resolved->file, error);
     }
     api->runtime_destroy(runtime);
     return status;

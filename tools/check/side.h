@@ -4,7 +4,7 @@
 #define CHECK_SIDE_H
 
 #include "backend.h"
-#include "device.h"
+#include "common/device.h"
 #include "problem.h"
 
 /* One plan's memory, exactly as large as asked for, with guards behind both parts. */

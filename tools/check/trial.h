@@ -4,7 +4,7 @@
 #define CHECK_TRIAL_H
 
 #include "backend.h"
-#include "device.h"
+#include "common/device.h"
 #include "problem.h"
 
 /* Ways of running one attend; all have to give what the reference gives. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A small seeded generator (SplitMix64, Steele, Lea, Flood 2014): the same inputs on every machine. */
-#ifndef CHECK_RANDOM_H
-#define CHECK_RANDOM_H
+#ifndef TOOLS_RANDOM_H
+#define TOOLS_RANDOM_H
 
 #include <math.h>
 #include <stdint.h>

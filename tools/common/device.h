@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of the device under test. CPU memory is malloc's; CUDA's comes from the driver, opened at run time. */
-#ifndef CHECK_DEVICE_H
-#define CHECK_DEVICE_H
+/* Memory of a device. CPU memory is malloc's; CUDA's comes from the driver, opened at run time. */
+#ifndef TOOLS_DEVICE_H
+#define TOOLS_DEVICE_H
 
 #include <attn/status.h>
 #include <attn/tensor.h>

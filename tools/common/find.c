@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "find.h"
+
+#include <stdio.h>
+#include <string.h>
+
+bool backend_is_named(const struct attn_backend_caps *caps, const char *name)
+{
+    size_t length = strlen(caps->name);
+    return strncmp(name, caps->name, length) == 0 &&
+           (name[length] == '\0' ||
+            (name[length] == '@' && strcmp(name + length + 1, caps->variant) == 0));
+}
+
+int32_t backend_find(const struct attn_api *api, const attn_runtime *runtime, const char *name,
+                     struct attn_error *error)
+{
+    for (int32_t i = 0; i < api->backend_count(runtime); i++) {
+        struct attn_backend_info backend = {.struct_size = sizeof backend};
+        if (api->backend_info(runtime, i, &backend) == ATTN_OK &&
+            backend_is_named(backend.caps, name)) {
+            return i;
+        }
+    }
+    error->status = ATTN_ERROR_NOT_FOUND;
+    snprintf(error->field, sizeof error->field, "backend");
+    snprintf(error->message, sizeof error->message, "no backend is named '%s'", name);
+    for (int32_t i = 0; i < api->plugin_count(runtime); i++) {
+        struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
+        if (api->plugin_info(runtime, i, &plugin) == ATTN_OK && plugin.status != ATTN_OK &&
+            (strcmp(plugin.name, name) == 0 || strstr(plugin.file, name) != NULL)) {
+            error->status = plugin.status;
+            snprintf(error->field, sizeof error->field, "%s", plugin.file);
+            snprintf(error->message, sizeof error->message, "%s", plugin.reason);
+            break;
+        }
+    }
+    return -1;
+}

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The text names of codes, as the core uses them in its reasons and on file. */
+#ifndef TOOLS_COMMON_NAMES_H
+#define TOOLS_COMMON_NAMES_H
+
+#include <stdint.h>
+
+/* "unknown" for a code past the known ones. */
+const char *kv_dtype_name(int32_t kv_dtype);
+const char *layout_name(int32_t layout);
+/* -1: no such name. */
+int32_t kv_dtype_of_name(const char *name);
+int32_t layout_of_name(const char *name);
+int32_t dtype_of_name(const char *name); /* enum attn_dtype_name */
+
+#endif
