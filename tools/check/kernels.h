@@ -1,18 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cases of the kernels around attend: merge_states, quantize, amax, copies. */
+/* Cases of the kernels around attend. Each file names its own to a sink, which runs those that are
+ * wanted. */
 #ifndef CHECK_KERNELS_H
 #define CHECK_KERNELS_H
 
 #include "trial.h"
 
-/* One named case; `seed` draws its inputs. */
-struct kernel_case {
-    const char *name;
-    uint64_t kernel; /* ATTN_KERNEL_*: skipped unless declared */
-    enum trial_result (*run)(struct trial *trial, uint64_t seed);
+/* `variant` is what the file told the sink; `seed` draws the inputs. */
+typedef enum trial_result kernel_run(struct trial *trial, const void *variant, uint64_t seed);
+
+struct kernel_sink {
+    void *user;
+    const struct attn_backend_caps *caps;
+    const struct case_space *space;
+    void (*try)(void *user, const char *name, kernel_run *run, const void *variant);
 };
 
-extern const struct kernel_case kernel_cases[];
-extern const int32_t num_kernel_cases;
+void merge_cases(const struct kernel_sink *sink);    /* kernel_merge.c */
+void quantize_cases(const struct kernel_sink *sink); /* kernel_quantize.c: quantize, amax */
+void gemm_cases(const struct kernel_sink *sink);     /* kernel_gemm.c */
+void copy_cases(const struct kernel_sink *sink);     /* kernel_copy.c: copy_blocks, copy, fill */
+void rope_cases(const struct kernel_sink *sink);     /* kernel_rope.c */
+void gather_cases(const struct kernel_sink *sink);   /* kernel_gather.c */
 
 #endif

@@ -172,28 +172,31 @@ static void run_attends(struct run *run)
     }
 }
 
+/* A case beside the attends: named, wanted or not, listed or run. */
+static void try_case(void *user, const char *name, kernel_run *kernel, const void *variant)
+{
+    struct run *run = user;
+    if (!wanted(run, name)) {
+        return;
+    }
+    if (run->options->list) {
+        puts(name);
+        return;
+    }
+    tell(run, name, kernel(&run->trial, variant, run->options->seed));
+}
+
 static void run_kernels(struct run *run)
 {
-    for (int32_t i = 0; i < num_kernel_cases; i++) {
-        bool declared = (run->trial.tested->caps.kernels & kernel_cases[i].kernel) != 0;
-        if (!declared || !wanted(run, kernel_cases[i].name)) {
-            continue;
-        }
-        if (run->options->list) {
-            puts(kernel_cases[i].name);
-            continue;
-        }
-        tell(run, kernel_cases[i].name, kernel_cases[i].run(&run->trial, run->options->seed));
-    }
-    if (wanted(run, "two_threads")) {
-        if (run->options->list) {
-            puts("two_threads");
-            return;
-        }
-        tell(run, "two_threads",
-             steps_two_threads(&run->trial, &run->space, run->cases, run->num_cases,
-                               run->options->seed));
-    }
+    const struct kernel_sink sink = {run, &run->trial.tested->caps, &run->space, try_case};
+    merge_cases(&sink);
+    quantize_cases(&sink);
+    gemm_cases(&sink);
+    copy_cases(&sink);
+    rope_cases(&sink);
+    gather_cases(&sink);
+    const struct steps_variant steps = {&run->space, run->cases, run->num_cases};
+    try_case(run, "two_threads", steps_two_threads, &steps);
 }
 
 static bool declared_slots_there(const struct backend *backend, struct attn_error *error)

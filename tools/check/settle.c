@@ -9,14 +9,15 @@ static void off(struct attend_case *c, int32_t factor)
     c->index[factor] = 0;
 }
 
-static void set(const struct case_space *space, struct attend_case *c, int32_t factor, int32_t a)
+static bool set(const struct case_space *space, struct attend_case *c, int32_t factor, int32_t a)
 {
     for (int32_t i = 0; i < space->factors[factor].count; i++) {
         if (space->factors[factor].values[i].a == a) {
             c->index[factor] = i;
-            return;
+            return true;
         }
     }
+    return false;
 }
 
 /* What a cache is and how it is scaled. A 16- or 32-bit cache is that of the activations; only
@@ -155,4 +156,26 @@ bool case_refused(const struct case_space *space, const struct attend_case *c)
         }
     }
     return misaligned(space, v) || (space->serves != NULL && !space->serves(space->user, v));
+}
+
+bool case_of_cache(const struct case_space *space, int32_t dtype, int32_t kv_dtype,
+                   struct attend_case *c)
+{
+    *c = (struct attend_case){{0}};
+    bool there = (set(space, c, FACTOR_SHAPE, SHAPE_EXTEND) ||
+                  set(space, c, FACTOR_SHAPE, SHAPE_DECODE)) &&
+                 set(space, c, FACTOR_DTYPE, dtype) && set(space, c, FACTOR_KV_DTYPE, kv_dtype);
+    set(space, c, FACTOR_CAUSAL, CAUSAL_YES);
+    for (int32_t size = 0; there && size < space->factors[FACTOR_HEAD_SIZE].count; size++) {
+        for (int32_t block = 0; block < space->factors[FACTOR_BLOCK_SIZE].count; block++) {
+            c->index[FACTOR_HEAD_SIZE] = size;
+            c->index[FACTOR_BLOCK_SIZE] = block;
+            case_settle(space, c);
+            bool same = case_value(space, c, FACTOR_KV_DTYPE).a == kv_dtype;
+            if (same && case_value(space, c, FACTOR_HEAD_SIZE).a >= 64 && !case_refused(space, c)) {
+                return true;
+            }
+        }
+    }
+    return false;
 }

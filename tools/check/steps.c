@@ -8,9 +8,7 @@
 
 struct lane {
     struct trial trial;
-    const struct case_space *space;
-    const struct attend_case *cases;
-    int32_t num_cases;
+    const struct steps_variant *from;
     int32_t first;
     uint64_t seed;
     enum trial_result result;
@@ -25,9 +23,10 @@ static void *run_lane(void *argument)
         snprintf(lane->trial.message, sizeof lane->trial.message, "a thread cannot enter the device");
         return NULL;
     }
-    for (int32_t i = lane->first; i < lane->num_cases && i < 2 * CASES_EACH; i += 2) {
-        enum trial_result result = trial_attend(&lane->trial, lane->space, &lane->cases[i],
-                                                lane->seed + (uint64_t)i, TRIAL_PLAIN);
+    for (int32_t i = lane->first; i < lane->from->num_cases && i < 2 * CASES_EACH; i += 2) {
+        enum trial_result result = trial_attend(&lane->trial, lane->from->space,
+                                                &lane->from->cases[i], lane->seed + (uint64_t)i,
+                                                TRIAL_PLAIN);
         if (result == TRIAL_FAILED) {
             lane->result = result;
             break;
@@ -37,14 +36,12 @@ static void *run_lane(void *argument)
     return NULL;
 }
 
-enum trial_result steps_two_threads(struct trial *trial, const struct case_space *space,
-                                    const struct attend_case *cases, int32_t num_cases,
-                                    uint64_t seed)
+enum trial_result steps_two_threads(struct trial *trial, const void *variant, uint64_t seed)
 {
     struct lane lanes[2];
     pthread_t thread;
     for (int32_t i = 0; i < 2; i++) {
-        lanes[i] = (struct lane){*trial, space, cases, num_cases, i, seed, TRIAL_SKIPPED};
+        lanes[i] = (struct lane){*trial, variant, i, seed, TRIAL_SKIPPED};
         lanes[i].trial.concurrent = true;
     }
     if (pthread_create(&thread, NULL, run_lane, &lanes[1]) != 0) {

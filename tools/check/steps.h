@@ -5,9 +5,14 @@
 
 #include "trial.h"
 
-/* Two threads attend at once, each with its own case. */
-enum trial_result steps_two_threads(struct trial *trial, const struct case_space *space,
-                                    const struct attend_case *cases, int32_t num_cases,
-                                    uint64_t seed);
+/* The cases to draw from; borrowed. */
+struct steps_variant {
+    const struct case_space *space;
+    const struct attend_case *cases;
+    int32_t num_cases;
+};
+
+/* Two threads attend at once, each with its own case; `variant` is a steps_variant. */
+enum trial_result steps_two_threads(struct trial *trial, const void *variant, uint64_t seed);
 
 #endif

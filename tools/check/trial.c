@@ -214,8 +214,8 @@ static enum trial_result run_alone(struct trial *trial, const struct problem *pr
     return result;
 }
 
-/* The step's keys by the backend's own kernel. Where rows carry scales of their own the reference's
- * bytes take their place afterwards, so that a code one step off is not an error of the attend. */
+/* The step's keys by the backend's own kernel. In a quantized cache the reference's bytes take their
+ * place afterwards, so that a code one step off is not an error of the attend. */
 static enum trial_result write_keys(struct trial *trial, const struct problem *problem,
                                     const struct side *reference, struct side *tested)
 {
@@ -226,7 +226,7 @@ static enum trial_result write_keys(struct trial *trial, const struct problem *p
         return trial_call_failed(trial, "write_kv", status, &error);
     }
     if (!problem->paged || problem->v[FACTOR_WRITE].a ||
-        !kv_has_row_scales(problem->v[FACTOR_KV_DTYPE].a)) {
+        problem->v[FACTOR_KV_DTYPE].a <= ATTN_KV_F32) {
         return TRIAL_PASSED;
     }
     uint8_t *found = malloc(problem->image.size);
