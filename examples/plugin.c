@@ -107,6 +107,9 @@ static attn_status write_kv(const struct attn_write_kv_args *a, struct attn_erro
 static attn_status merge_states(const struct attn_merge_states_args *a, struct attn_error *error)
 {
     (void)error;
+    if (a->out->dtype.bits != 32) {
+        return ATTN_ERROR_UNSUPPORTED; /* a quantized output, which is not declared */
+    }
     for (int64_t i = 0; i < a->num_rows * a->out->shape[1]; i++) {
         int64_t n = i / a->out->shape[1], t = a->first_row + n, h = i % a->out->shape[1];
         float lse1 = *row(a->prefix_lse, h, t), lse2 = *row(a->suffix_lse, h, t);

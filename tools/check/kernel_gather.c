@@ -2,6 +2,7 @@
 /* gather_kv: rows of every kind of cache through the block table, dequantized. */
 #include <stdio.h>
 
+#include "common/names.h"
 #include "common/number.h"
 #include "compare.h"
 #include "kernels.h"

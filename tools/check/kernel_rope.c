@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/names.h"
 #include "common/number.h"
 #include "hold.h"
 #include "kernels.h"
