@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where Transformers has to be told more than a name.
+
+Models that compute their attention themselves (BLOOM, for one) take any registered name and go on as before: for ours
+they are refused aloud.
+
+Continuous batching: Transformers 5 takes its own implementations alone for continuous batching: it compares the name with a list, and
+offers block tables only to names with ``flash`` in them. Two functions are wrapped so that ours is taken too; for
+every other name they do what they did. Where they are not found (another release), continuous batching stays as it
+is and refuses the name itself.
+"""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ..._declarations import Status
+from ...errors import make
+
+_MARK = "_libattn_wrapped"
+
+
+def allow_continuous_batching(name: str) -> bool:
+    """Let ``model.generate_batch`` run with an implementation; True if this release can."""
+    try:
+        from transformers.generation.continuous_batching import continuous_api, initialization
+        manager = continuous_api.ContinuousBatchingManager
+        switch = manager.switch_to_cb_friendly_attn
+        ensure = initialization.ensure_decode_fast_path_is_available
+        types, group = initialization.ATTN_TYPE_TO_ALLOCATOR, initialization.group_layers_by_attn_type
+    except (ImportError, AttributeError):
+        return False
+    if not hasattr(switch, _MARK):
+        @functools.wraps(switch)
+        def switched(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+            if model.config._attn_implementation != name:
+                switch(self, model, *args, **kwargs)
+
+        setattr(switched, _MARK, True)
+        manager.switch_to_cb_friendly_attn = switched
+    if not hasattr(ensure, _MARK):
+        @functools.wraps(ensure)
+        def ensured(config: Any, cb_config: Any, user_requested: bool) -> None:
+            tables = all(types[kind].supports_block_table for kind in group(config))
+            if config._attn_implementation != name or not tables:
+                ensure(config, cb_config, user_requested)
+
+        setattr(ensured, _MARK, True)
+        initialization.ensure_decode_fast_path_is_available = ensured
+    return True
+
+
+def refuse_models_without_hook(name: str) -> None:
+    """Raise where a model would take the name and never call us."""
+    from transformers import PreTrainedModel
+
+    def wrap(method: str) -> None:
+        inner = getattr(PreTrainedModel, method)
+        if hasattr(inner, _MARK):
+            return
+
+        @functools.wraps(inner)
+        def checked(self: Any, requested: Any, *args: Any, **kwargs: Any) -> Any:
+            can_set = getattr(self, "_can_set_attn_implementation", None)
+            if requested == name and can_set is not None and not can_set():
+                raise make(Status.UNSUPPORTED, "attn_implementation",
+                           f"'{name}' for {type(self).__name__}, which computes its attention itself; supported: models "
+                           "that ask Transformers' AttentionInterface")
+            return inner(self, requested, *args, **kwargs)
+
+        setattr(checked, _MARK, True)
+        setattr(PreTrainedModel, method, checked)
+
+    wrap("get_correct_attn_implementation")
+    wrap("set_attn_implementation")

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of padded batches: q ``[B, Hq, S, D]``, k and v ``[B, Hk, L, D]``, as torch models call it.
+
+Encoders hand their keys to the kernel where they lie. Decoders and cross layers are described as what they are,
+layers with a cache: their keys are written into pages in one call of the backend's own ``write_kv`` and attended
+through a block table, which also drops padding. Pages are scratch and shared by all layers of a description.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from .._declarations import Status
+from ..errors import make
+from ..layers import LayerDesc
+from ..step import Batch
+from .segments import Segments, Window, of_mask, whole
+from .store import DTYPES, Bound, store, stream_of
+
+_MASKS_KEPT = 16
+_wholes: dict[tuple[Any, ...], Segments] = {}
+
+
+def visible_of(mask: torch.Tensor, batch: int, queries: int, keys: int) -> np.ndarray:
+    """A mask ``[B or 1, 1, S, L or more]`` as booleans ``[B, S, L]`` on the host.
+
+    Boolean masks are True where a key is seen; additive ones have to hold 0 and minus infinity (or what stands for
+    it: the smallest half of the type's range) alone.
+    """
+    if mask.dim() != 4 or mask.shape[2] != queries or mask.shape[3] < keys or mask.shape[0] not in (1, batch):
+        raise make(Status.INVALID_ARGUMENT, "attention_mask",
+                   f"{list(mask.shape)}; [{batch} or 1, 1, {queries}, {keys} or more] is needed")
+    if mask.shape[1] != 1 and mask.stride(1) != 0:
+        raise make(Status.UNSUPPORTED, "attention_mask", f"{list(mask.shape)}: one mask per head; supported: one mask "
+                   "for all heads")
+    mask = mask[:, 0, :, :keys]
+    if mask.dtype == torch.bool:
+        seen = mask
+    else:
+        seen = mask == 0
+        hidden = mask <= torch.finfo(mask.dtype).min / 2
+        if not bool((seen | hidden).all()):
+            raise make(Status.UNSUPPORTED, "attention_mask", "an additive mask with values other than 0 and minus "
+                       "infinity; supported: masks that show or hide a key")
+    return np.broadcast_to(seen.cpu().numpy(), (batch, queries, keys))
+
+
+def segments_of(mask: torch.Tensor | None, batch: int, queries: int, keys: int, causal: bool, window: Window,
+                own_keys: bool) -> Segments:
+    """Requests of a call; those of a mask are kept on it for the layers that follow."""
+    if mask is None:
+        key = (batch, queries, keys, causal, window)
+        found = _wholes.get(key)
+        if found is None:
+            if len(_wholes) > 1024:
+                _wholes.clear()
+            found = _wholes[key] = whole(batch, queries, keys, causal, window)
+        return found
+    if mask.is_inference():
+        return of_mask(visible_of(mask, batch, queries, keys), causal, window, own_keys)
+    kept = mask.__dict__.setdefault("_libattn_segments", {})
+    key = (mask._version, batch, queries, keys, causal, window, own_keys)
+    if key not in kept:
+        if len(kept) > _MASKS_KEPT:
+            kept.clear()
+        kept[key] = of_mask(visible_of(mask, batch, queries, keys), causal, window, own_keys)
+    return kept[key]
+
+
+def _on(device: torch.device, values: np.ndarray) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+
+
+def _rows(t: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """A tensor [B, H, N, D] of which row n of entry b lies ``b * step + n`` row strides away, and the step."""
+    if t.stride(3) != 1 and t.shape[3] != 1:
+        t = t.contiguous()
+    batch, _, rows, _ = t.shape
+    if batch == 1:
+        return t, rows
+    row = t.stride(2)
+    if row > 0 and t.stride(0) > 0 and t.stride(0) % row == 0:
+        return t, t.stride(0) // row
+    return t.contiguous(), t.shape[1] * rows
+
+
+def _contiguous_batch(bound: Bound, segments: Segments, queries: int, step: int) -> Batch | None:
+    """Keys where they lie: requests with gaps between them as requests without queries. None: they overlap."""
+    starts, key_starts = [0], [0]
+
+    def add(query_end: int, key_end: int) -> None:
+        starts.append(query_end)
+        key_starts.append(key_end)
+
+    for b, row, row_end, key, key_end in segments.requests.tolist():
+        row, row_end, key, key_end = row + b * queries, row_end + b * queries, key + b * step, key_end + b * step
+        if key < key_starts[-1]:
+            return None
+        if key > key_starts[-1]:
+            add(starts[-1], key)
+        if row > starts[-1]:
+            add(row, key)  # padding: queries without keys
+        add(row_end, key_end)
+    host = (np.array(starts, np.int32), np.array(key_starts, np.int32))
+    device = bound.device
+    return Batch(_on(device, host[0]), key_start_loc=_on(device, host[1]), query_start_loc_host=_host(host[0]),
+                 key_start_loc_host=_host(host[1]), causal=int(segments.causal))
+
+
+def _host(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(values)
+
+
+def _clusters(requests: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
+    """Groups of requests whose keys overlap: the group of each, and (batch index, first key, end key) of a group."""
+    order = np.lexsort((requests[:, 3], requests[:, 0]))
+    member = np.zeros(len(requests), dtype=np.int64)
+    groups: list[list[int]] = []
+    for r in order.tolist():
+        b, _, _, key, key_end = requests[r].tolist()
+        if groups and groups[-1][0] == b and key < groups[-1][2]:
+            groups[-1][2] = max(groups[-1][2], key_end)
+        else:
+            groups.append([b, key, key_end])
+        member[r] = len(groups) - 1
+    return member, [(b, first, end) for b, first, end in groups]
+
+
+def _paged_batch(bound: Bound, segments: Segments, queries: int, keys: int, step: int,
+                 cross: bool) -> Batch | None:
+    """Keys in pages: each group of overlapping requests in blocks of its own. None: one begins inside a block."""
+    size, requests = bound.block_size, segments.requests
+    member, groups = _clusters(requests)
+    bounds = np.array(groups, dtype=np.int64).reshape(-1, 3)
+    offset = requests[:, 3] - bounds[member, 1]
+    if (offset % size).any():
+        return None
+    blocks = -(-(bounds[:, 2] - bounds[:, 1]) // size)
+    base = np.concatenate([[0], np.cumsum(blocks)])
+    batch = int(requests[:, 0].max()) + 1
+    slots = np.full((batch - 1) * step + keys, -1, dtype=np.int64)
+    for (b, first, end), block in zip(groups, base.tolist()):
+        slots[b * step + first:b * step + end] = np.arange(block * size, block * size + end - first)
+    lengths = requests[:, 4] - requests[:, 3]
+    widest = int(-(-lengths.max() // size))
+    table = (base[member] + offset // size)[:, None] + np.arange(widest)
+    table = np.minimum(table, base[-1] - 1).astype(np.int32)
+    # Rows between requests are padding: a request of length 0 holds them.
+    starts, order = [0], []
+    for r, (b, row, row_end, _, _) in enumerate(requests.tolist()):
+        if row + b * queries > starts[-1]:
+            starts.append(row + b * queries)
+            order.append(-1)
+        starts.append(row_end + b * queries)
+        order.append(r)
+    index = np.array(order)
+    seq_lens = np.where(index >= 0, lengths[index], 0).astype(np.int32)
+    bound.reserve(int(base[-1]))
+    device, host = bound.device, np.array(starts, np.int32)
+    names = ("encoder_seq_lens", "encoder_seq_lens_host") if cross else ("seq_lens", "seq_lens_host")
+    given = dict(zip(names, (_on(device, seq_lens), _host(seq_lens))))
+    made = Batch(_on(device, host), block_table=_on(device, table[index]), slot_mapping=_on(device, slots),
+                 query_start_loc_host=_host(host), causal=0 if cross else int(segments.causal),
+                 max_seq_len=0 if cross else int(lengths.max()), **given)
+    if cross:
+        made.struct.max_encoder_seq_len = int(lengths.max())
+    return made
+
+
+def describe(kind: str, num_q_heads: int, num_kv_heads: int, head_size: int, head_size_v: int, dtype: torch.dtype,
+             scale: float, causal: bool, window: Window, soft_cap: float, sinks: bool, block_size: int) -> LayerDesc:
+    """A layer of a torch model."""
+    if dtype not in DTYPES:
+        raise make(Status.UNSUPPORTED, "dtype", f"{dtype}; supported: {', '.join(map(str, DTYPES))}")
+    return LayerDesc("layers.0", num_q_heads, num_kv_heads, head_size, scale, kind, DTYPES[dtype],
+                     head_size_v=head_size_v, causal=causal and kind == "decoder", window=window, soft_cap=soft_cap,
+                     has_sinks=sinks, block_size=block_size)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, *, scale: float,
+           causal: bool, window: Window = None, soft_cap: float = 0.0, sinks: torch.Tensor | None = None,
+           kind: str = "decoder", index: int = 0) -> torch.Tensor:
+    """One layer's attention over a padded batch.
+
+    Parameters
+    ----------
+    q : [B, Hq, S, D]
+    k, v : [B, Hk, L, D], [B, Hk, L, Dv]
+        All keys of the step, the cached ones included.
+    mask : [B or 1, 1, S, L], optional
+        Booleans, or 0 and minus infinity. With one, it alone says who sees whom.
+    causal : bool
+        Without a mask: bottom-right aligned.
+    window : (int, int), optional
+        Keys to the left and right beside the query's own position.
+    soft_cap : float
+        0: none.
+    sinks : [Hq], optional
+        Logits in the softmax's denominator.
+    kind : str
+        ``decoder``, ``encoder_only``, ``mm_encoder`` or ``cross``.
+    index : int
+        Of the layer in the model, for ``ATTN_BACKEND`` and the table.
+
+    Returns
+    -------
+    Tensor [B, S, Hq, Dv]
+        Rows that see no key are zero.
+
+    Raises
+    ------
+    UnsupportedError
+        With the reasons of every backend.
+    """
+    batch, _, queries, _ = q.shape
+    segments = segments_of(mask, batch, queries, k.shape[2], causal, window, kind != "cross")
+    return attend_segments(q, k, v, segments, scale=scale, causal=causal, soft_cap=soft_cap, sinks=sinks, kind=kind,
+                           index=index)
+
+
+def _query_rows(q: torch.Tensor) -> torch.Tensor:
+    """[B, S, Hq, D] whose rows of all batch entries are evenly apart."""
+    rows = q.transpose(1, 2)
+    even = rows.shape[0] == 1 or rows.shape[1] == 1 or rows.stride(0) == rows.shape[1] * rows.stride(1)
+    return rows if even and rows.stride(3) == 1 else rows.contiguous()
+
+
+def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, *, scale: float,
+                    causal: bool, soft_cap: float, sinks: torch.Tensor | None, kind: str, index: int) -> torch.Tensor:
+    """`attend` for requests that are known."""
+    batch, heads, queries, head_size = q.shape
+    keys = k.shape[2]
+    # An encoder's rows see one run of keys in both directions; what else a mask shows goes through pages.
+    if kind in ("encoder_only", "mm_encoder") and segments.causal and queries > 1:
+        kind = "decoder"
+    q_rows = _query_rows(q)
+    shape = (batch, queries, heads, v.shape[3])
+    out = torch.empty(shape, dtype=q.dtype, device=q.device) if segments.complete else q.new_zeros(shape)
+    if len(segments.requests) == 0:
+        return out
+    k, step = _rows(k)
+    v, step_v = _rows(v)
+    if step != step_v:
+        k, v = k.contiguous(), v.contiguous()
+        step = k.shape[1] * keys if batch > 1 else keys
+    described = (heads, k.shape[1], head_size, v.shape[3], q.dtype, scale, causal, segments.window, soft_cap,
+                 sinks is not None)
+    bound = _planned(described, segments, queries, keys, step, kind, index, q.device, sinks)
+    row = (batch - 1) * step + keys
+    q_stride = q_rows.stride(0) if queries == 1 else q_rows.stride(1)
+    bound.plan.run_pointers(
+        bound.layer.handle,
+        bound.descriptor("q", q_rows, (batch * queries, heads, head_size), (q_stride, q_rows.stride(2), 1)),
+        bound.descriptor("k", k, (row, k.shape[1], head_size), (k.stride(2), k.stride(1), 1)),
+        bound.descriptor("v", v, (row, v.shape[1], shape[3]), (v.stride(2), v.stride(1), 1)),
+        bound.descriptor("out", out, (batch * queries, heads, shape[3]), (heads * shape[3], shape[3], 1)),
+        stream_of(q.device))
+    return out
+
+
+def _planned(described: tuple[Any, ...], segments: Segments, queries: int, keys: int, step: int, kind: str, index: int,
+             device: torch.device, sinks: torch.Tensor | None) -> Bound:
+    """The bound layer with this batch planned.
+
+    The backend's own block size comes first; blocks of 1 where requests begin inside each other's keys; and an
+    encoder whose requests share keys is served as a bidirectional decoder, through pages.
+    """
+    key = (segments, queries, keys, step)
+    for candidate, block_size in ((kind, 0), (kind, 1), ("decoder", 0), ("decoder", 1)):
+        bound = store.bound(describe(candidate, *described, block_size), index, device, sinks)
+        if bound.planned == key:
+            return bound
+        made = _make_batch(bound, segments, queries, keys, step, candidate)
+        if made is not None:
+            bound.update(made, key, stream_of(device))
+            return bound
+    raise make(Status.INTERNAL, "attention_mask", "blocks of one key hold every run of keys")
+
+
+def _make_batch(bound: Bound, segments: Segments, queries: int, keys: int, step: int, kind: str) -> Batch | None:
+    if bound.block_size == 0:
+        return _contiguous_batch(bound, segments, queries, step)
+    return _paged_batch(bound, segments, queries, keys, step, kind == "cross")

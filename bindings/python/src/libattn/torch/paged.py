@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of packed batches: rows of all requests behind each other, over an engine's pages or its gathered keys."""
+from __future__ import annotations
+
+from ctypes import byref
+
+import numpy as np
+import torch
+
+from .._declarations import attn_kv_view
+from ..step import Batch
+from . import dense
+from .dense import _host, _on
+from .segments import Segments, Window
+from .store import Bound, store, stream_of
+
+
+def _lengths(starts: torch.Tensor) -> np.ndarray:
+    return starts.detach().cpu().numpy().astype(np.int64)
+
+
+def _packed_segments(query_start_loc: torch.Tensor, key_start_loc: torch.Tensor, rows: int, causal: bool,
+                     window: Window) -> Segments:
+    """Requests of cumulative lengths; kept on `key_start_loc` for the layers that follow."""
+    key = None
+    if not (key_start_loc.is_inference() or query_start_loc.is_inference()):
+        key = (key_start_loc._version, query_start_loc._version, query_start_loc.data_ptr(), rows, causal, window)
+        kept = key_start_loc.__dict__.get("_libattn_segments")
+        if kept is not None and kept[0] == key:
+            return kept[1]
+    q, k = _lengths(query_start_loc), _lengths(key_start_loc)
+    requests = np.stack([np.zeros(len(q) - 1, np.int64), q[:-1], q[1:], k[:-1], k[1:]], axis=1)
+    requests = requests[(q[1:] > q[:-1]) & (k[1:] > k[:-1])]
+    found = Segments(requests, causal, window, int((requests[:, 2] - requests[:, 1]).sum()) == rows)
+    if key is not None:
+        key_start_loc.__dict__["_libattn_segments"] = (key, found)
+    return found
+
+
+def attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start_loc: torch.Tensor,
+                  key_start_loc: torch.Tensor, *, scale: float, causal: bool = True, window: Window = None,
+                  soft_cap: float = 0.0, sinks: torch.Tensor | None = None, kind: str = "decoder",
+                  index: int = 0) -> torch.Tensor:
+    """Gathered keys: request r has query rows and keys of its own.
+
+    Parameters
+    ----------
+    q : [1, Hq, T, D]
+    k, v : [1, Hk, Tk, D], [1, Hk, Tk, Dv]
+    query_start_loc, key_start_loc : int32 [R + 1]
+
+    Returns
+    -------
+    Tensor [1, T, Hq, Dv]
+    """
+    segments = _packed_segments(query_start_loc, key_start_loc, q.shape[2], causal, window)
+    return dense.attend_segments(q, k, v, segments, scale=scale, causal=causal, soft_cap=soft_cap, sinks=sinks,
+                                 kind=kind, index=index)
+
+
+def _bind_pages(bound: Bound, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
+    key = (k_pages.data_ptr(), v_pages.data_ptr(), k_pages.shape[0])
+    if bound.cache == key:
+        return
+    views = bound.views.get(key)
+    if views is None:
+        views = bound.views[key] = tuple(_view(pages) for pages in (k_pages, v_pages))
+    api = bound.model.api
+    api.check(api.layer_bind_kv(bound.layer.handle, byref(views[0]), byref(views[1]), api.error_ref()))
+    bound.cache = key
+
+
+def _view(pages: torch.Tensor) -> attn_kv_view:
+    blocks, slots, heads, dims = pages.shape
+    size = pages.element_size()
+    return attn_kv_view(struct_size=112, data=pages.data_ptr(), num_blocks=blocks, block_size=slots, num_heads=heads,
+                        head_size=dims, stride_block=pages.stride(0) * size, stride_slot=pages.stride(1) * size,
+                        stride_head=pages.stride(2) * size)
+
+
+class _Step:
+    """What a plan was made for; compared by identity, and kept so that nothing else takes its address."""
+
+    def __init__(self, of: object) -> None:
+        self.of = of
+
+
+def attend_pages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor,
+                 block_table: torch.Tensor, seq_lens: torch.Tensor, *, scale: float, window: Window = None,
+                 soft_cap: float = 0.0, sinks: torch.Tensor | None = None, index: int = 0,
+                 step: object = None) -> torch.Tensor:
+    """Decode over an engine's own pages, one query per request: writes the new keys and attends. No copy.
+
+    Parameters
+    ----------
+    q : [R, Hq, D]
+    k, v : [R, Hk, D]
+    k_pages, v_pages : [N, page, Hk, D], any strides with the last one 1
+    block_table : int32 [R, pages]
+    seq_lens : int32 [R]
+        Keys of each request with the new one; 0: padding.
+    step : object
+        Of the layers that share batch and tables in one step; None plans for each.
+
+    Returns
+    -------
+    Tensor [R, Hq, Dv]
+    """
+    size = k_pages.shape[1]
+    desc = dense.describe("decoder", q.shape[1], k.shape[1], q.shape[2], v.shape[2], q.dtype, scale, True, window,
+                          soft_cap, sinks is not None, size)
+    bound = store.bound(desc, index, q.device, sinks, "pages")
+    _bind_pages(bound, k_pages, v_pages)
+    if step is None or not isinstance(bound.planned, _Step) or bound.planned.of is not step:
+        bound.update(_decode_batch(bound, block_table, seq_lens, size), _Step(step), stream_of(q.device))
+    out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
+    bound.plan.run_pointers(bound.layer.handle, *(bound.descriptor(name, t, tuple(t.shape), t.stride())
+                                                  for name, t in (("q", q), ("k", k), ("v", v), ("out", out))),
+                            stream_of(q.device))
+    return out
+
+
+def _decode_batch(bound: Bound, block_table: torch.Tensor, seq_lens: torch.Tensor, size: int) -> Batch:
+    lengths = _lengths(seq_lens)
+    requests = len(lengths)
+    last = np.maximum(lengths - 1, 0)
+    table = block_table.to(torch.int32)
+    pages = table.cpu().numpy()[np.arange(requests), last // size].astype(np.int64)
+    slots = np.where(lengths > 0, pages * size + last % size, -1)
+    starts = np.arange(requests + 1, dtype=np.int32)
+    device, host = bound.device, lengths.astype(np.int32)
+    return Batch(_on(device, starts), _on(device, host), table, _on(device, slots), query_start_loc_host=_host(starts),
+                 seq_lens_host=_host(host), max_seq_len=int(lengths.max(initial=1)))

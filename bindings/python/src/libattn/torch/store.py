@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backend serves which layer of a torch model, and the bound layers.
+
+A torch module tells what it needs only when it is called. So a layer is described and selected at its first call:
+as layer `index` of a model of that many layers, so that ``ATTN_BACKEND`` rules such as ``layers.0-11=…`` mean what
+they say. The bound layer is shared by all modules of the same description and choice.
+"""
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from .. import memory
+from .._declarations import Phase, Status
+from ..errors import make
+from ..layers import LayerDesc
+from ..model import Layer, Model
+from ..runtime import Runtime
+from ..step import Batch, Plan
+from ..tensors import Rows
+
+DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+PHASES = ("prefill", "decode")
+
+
+@dataclass
+class Bound:
+    """One bound layer, its scratch cache and the plan of the last batch. Used by one thread."""
+
+    model: Model
+    layer: Layer
+    desc: LayerDesc
+    device: torch.device
+    block_size: int
+    blocks: int = 0
+    cache: Any = None
+    kept: tuple[Any, ...] = ()
+    plan: Plan | None = None
+    limits: tuple[int, int, int, int] = (0, 0, 0, 0)
+    planned: Any = None
+    rows: dict[str, Rows] = field(default_factory=dict)
+    views: dict[Any, Any] = field(default_factory=dict)
+
+    def descriptor(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+        """``struct attn_tensor *`` over a torch tensor's memory; one per name, refilled every step."""
+        rows = self.rows.get(name)
+        if rows is None:
+            rows = self.rows[name] = Rows(DTYPES[tensor.dtype], device_pair(self.device))
+        return rows.fill(tensor.data_ptr(), shape, strides)
+
+    def reserve(self, blocks: int) -> None:
+        """Let the scratch cache hold so many blocks."""
+        if blocks > self.blocks:
+            blocks = max(blocks, self.blocks + self.blocks // 2)
+            self.cache = memory.allocate(blocks * self.layer.kv_spec.padded_page_bytes, self.device)
+            self.layer.bind_kv(self.cache, blocks)
+            self.blocks = blocks
+
+    def update(self, batch: Batch, key: Any, stream: int | None) -> None:
+        """Plan a batch, unless it is the one that is planned: layers of one step share it."""
+        if self.planned is not None and self.planned == key:
+            return
+        needed = (batch.struct.num_reqs, batch.struct.num_tokens, batch.struct.max_seq_len,
+                  batch.struct.block_table_stride)
+        if self.plan is None or any(n > limit for n, limit in zip(needed, self.limits)):
+            self.planned = None
+            self.limits = tuple(max(limit, 1 << (n - 1).bit_length()) if n > 0 else max(limit, 1)
+                                for n, limit in zip(needed, self.limits))
+            if self.plan is not None:
+                self.plan.close()
+            self.plan = self.model.plan(0, max_num_reqs=self.limits[0], max_num_tokens=self.limits[1],
+                                        max_seq_len=self.limits[2], max_blocks_per_req=self.limits[3])
+            if self.plan.workspace_bytes:
+                self.plan.bind_workspace(memory.allocate(self.plan.workspace_bytes, self.device))
+        self.planned = None
+        self.plan.update(batch, stream)
+        self.planned = key
+
+
+def device_pair(device: torch.device) -> tuple[int, int]:
+    """DLPack's (type, id) of a torch device."""
+    from ..runtime import DEVICE_TYPES
+    name = "rocm" if device.type == "cuda" and torch.version.hip else device.type
+    if name not in DEVICE_TYPES:
+        raise make(Status.UNSUPPORTED, "device", f"'{device}'; supported: {', '.join(DEVICE_TYPES)}")
+    return int(DEVICE_TYPES[name]), device.index or 0
+
+
+def stream_of(device: torch.device) -> int | None:
+    """Torch's current stream on a device."""
+    if device.type == "cuda":
+        return torch.cuda.current_stream(device).cuda_stream
+    return torch.xpu.current_stream(device).sycl_queue if device.type == "xpu" else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table of layers."""
+
+    index: int
+    kind: str
+    prefill: str
+    decode: str
+    rule: str
+
+
+class Store:
+    """The layers of this process, and the runtime that chose for them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._local = threading.local()
+        self._generation = 0
+        self._options: dict[str, Any] = {}
+        self._runtime: Runtime | None = None
+        self._choices: dict[Any, tuple[str, str, int]] = {}
+        self._table: dict[tuple[int, str], Row] = {}
+
+    def configure(self, **options: Any) -> None:
+        """Start anew with a runtime of these options (see `libattn.Runtime`); the environment is read again."""
+        with self._lock:
+            self._options, self._runtime = options, None
+            self._choices, self._table = {}, {}
+            self._generation += 1
+
+    @property
+    def runtime(self) -> Runtime:
+        """Made at first use."""
+        with self._lock:
+            if self._runtime is None:
+                self._runtime = Runtime(**self._options)
+            return self._runtime
+
+    @property
+    def table(self) -> list[Row]:
+        """What served each layer that has run."""
+        with self._lock:
+            return [self._table[key] for key in sorted(self._table)]
+
+    def _choose(self, desc: LayerDesc, index: int, device: torch.device) -> tuple[str, str, int]:
+        """Names of the backends for both phases and the block size."""
+        key = (desc, index, str(device))
+        with self._lock:
+            if key in self._choices:
+                return self._choices[key]
+            layers = [replace(desc, name=f"layers.{i}") for i in range(index + 1)]
+            found = self.runtime.select(layers, device=(self._device_name(device), device.index or 0),
+                                        keep_unserved=True)
+            choices = [found.choice(index, phase) for phase in PHASES]
+            for phase, choice in zip(PHASES, choices):
+                if choice.status:
+                    raise make(choice.status, f"layers.{index}",
+                               f"{phase}{f', rule {choice.rule!r}' if choice.rule else ''}:\n"
+                               + found.explain(index, phase))
+            result = (choices[0].backend, choices[1].backend, choices[Phase.DECODE].block_size)
+            self._choices[key] = result
+            kind = desc.kind if desc.kind != "decoder" else "sliding" if desc.window else "full"
+            rules = " ".join(dict.fromkeys(c.rule for c in choices if c.rule))
+            self._table[(index, str(kind))] = Row(index, str(kind), result[0], result[1], rules)
+            return result
+
+    @staticmethod
+    def _device_name(device: torch.device) -> str:
+        return "rocm" if device.type == "cuda" and torch.version.hip else device.type
+
+    def bound(self, desc: LayerDesc, index: int, device: torch.device, sinks: torch.Tensor | None = None,
+              purpose: str = "scratch") -> Bound:
+        """The bound layer of a description for layer `index`; this thread's own, and one per purpose."""
+        local = self._local
+        if getattr(local, "generation", None) != self._generation:
+            local.generation, local.layers, local.near = self._generation, {}, {}
+        near_key = (desc, index, device, purpose, None if sinks is None else (sinks.data_ptr(), _version(sinks)))
+        found = local.near.get(near_key)
+        if found is not None:
+            return found
+        prefill, decode, block_size = self._choose(desc, index, device)
+        key = (desc, prefill, decode, *near_key[2:])
+        bound = local.layers.get(key)
+        if bound is None:
+            bound = local.layers[key] = self._bind(desc, prefill, decode, device, sinks)
+        local.near[near_key] = bound
+        return bound
+
+    def _bind(self, desc: LayerDesc, prefill: str, decode: str, device: torch.device,
+              sinks: torch.Tensor | None) -> Bound:
+        assignment = self.runtime.select([desc], device=(self._device_name(device), device.index or 0),
+                                         backend=f"prefill={prefill};decode={decode}")
+        model = self.runtime.bind(assignment)
+        layer = model.layers[0]
+        kept: tuple[Any, ...] = ()
+        if sinks is not None:
+            kept = (sinks.detach().to(torch.float32).contiguous(),)
+            layer.bind_params(sinks=kept[0])
+        spec = layer.kv_spec
+        return Bound(model, layer, desc, device, spec.block_size if spec.has_cache else 0, kept=kept)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+#: What `libattn.torch` uses.
+store = Store()

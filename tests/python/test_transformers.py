@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Transformers can ask of an attention implementation, one by one, held against eager."""
+import logging
+import os
+import unittest
+from typing import Any
+from unittest import mock
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+import families
+import libattn
+import libattn.integrations.transformers as integration
+from common import BACKENDS
+
+torch.set_num_threads(1)
+logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
+BOUND = 1e-4
+
+
+def model_of(name: str, **values: Any) -> Any:
+    family = next(f for f in families.DECODERS if f.name == name)
+    return families.Family(name, family.config, family.model, {**family.values, **values}, family.kinds).make()
+
+
+def ids(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(2, families.VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def table() -> list[tuple[int, str]]:
+    return [(row.index, row.decode.split("@")[0]) for row in integration.table()]
+
+
+class Selection(unittest.TestCase):
+    def run_with(self, text: str | None) -> list[tuple[int, str]]:
+        with mock.patch.dict(os.environ, {} if text is None else {"ATTN_BACKEND": text}):
+            integration.register()
+            model = model_of("gemma2")
+            model.set_attn_implementation("libattn")
+            with torch.no_grad():
+                model(ids(1, 5))
+        return table()
+
+    def test_rank_decides_without_the_variable(self) -> None:
+        self.assertEqual(self.run_with(None), [(i, "cpu_simd") for i in range(4)])
+
+    def test_variable_chooses_by_layer_and_kind(self) -> None:
+        self.assertEqual(self.run_with("cpu_ref;layers.1-2=cpu_simd"),
+                         [(0, "cpu_ref"), (1, "cpu_simd"), (2, "cpu_simd"), (3, "cpu_ref")])
+        self.assertEqual(self.run_with("sliding=cpu_ref"), [(0, "cpu_ref"), (1, "cpu_simd"), (2, "cpu_ref"),
+                                                            (3, "cpu_simd")])
+
+    def test_phases(self) -> None:
+        self.run_with("prefill=cpu_ref;decode=cpu_simd")
+        self.assertTrue(all(r.prefill == "cpu_ref" and r.decode.startswith("cpu_simd") for r in integration.table()))
+
+    def test_order_that_cannot_be_met_is_an_error_with_reasons(self) -> None:
+        with self.assertRaises(libattn.AttnError) as caught:
+            self.run_with("layers.1=no_such_backend")
+        self.assertIn("no_such_backend", str(caught.exception))
+
+    def test_what_no_backend_can_do_is_an_error_with_reasons(self) -> None:
+        integration.register()
+        model = model_of("llama", head_dim=520)
+        model.set_attn_implementation("libattn")
+        with torch.no_grad(), self.assertRaisesRegex(libattn.AttnError, "head_size.*520.*512"):
+            model(ids(1, 4))
+
+
+class Masks(unittest.TestCase):
+    def compare(self, model: Any, keep: torch.Tensor | None = None, **inputs: Any) -> None:
+        with torch.no_grad():
+            model.set_attn_implementation("eager")
+            expected = model(**inputs).logits
+            for backend in BACKENDS:
+                integration.register(backend=backend)
+                model.set_attn_implementation("libattn")
+                error = (model(**inputs).logits - expected).abs()
+                self.assertLess(float((error if keep is None else error[keep]).max()), BOUND, backend)
+
+    def test_padding_on_the_right(self) -> None:
+        mask = (torch.arange(20)[None] < torch.tensor([20, 11])[:, None]).long()
+        for name in ("llama", "gemma2"):
+            self.compare(model_of(name), mask.bool(), input_ids=ids(2, 20), attention_mask=mask)
+
+    def test_packed_documents(self) -> None:
+        positions = torch.cat([torch.arange(n) for n in (7, 12, 4)])[None]
+        for name in ("llama", "gemma3"):
+            self.compare(model_of(name), input_ids=ids(1, 23), position_ids=positions, use_cache=False)
+
+    def test_own_four_dimensional_mask(self) -> None:
+        """Booleans and what is added: a prefix that sees itself in both directions."""
+        seen = torch.ones(9, 9, dtype=torch.bool).tril()
+        seen[:4, :4] = True
+        added = torch.zeros(1, 1, 9, 9).masked_fill(~seen, torch.finfo(torch.float32).min)
+        self.compare(model_of("llama"), input_ids=ids(1, 9), attention_mask=added)
+
+    def test_mask_with_gaps_is_refused(self) -> None:
+        integration.register()
+        model = model_of("llama")
+        model.set_attn_implementation("libattn")
+        seen = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+        seen[0, 0, 5, 2] = False
+        with torch.no_grad(), self.assertRaisesRegex(libattn.UnsupportedError, "row 5 .* not one run"):
+            model(ids(1, 6), attention_mask=seen)
+
+    def test_bias_is_refused(self) -> None:
+        integration.register()
+        model = model_of("llama")
+        model.set_attn_implementation("libattn")
+        with torch.no_grad(), self.assertRaisesRegex(libattn.UnsupportedError, "other than 0"):
+            model(ids(1, 3), attention_mask=torch.full((1, 1, 3, 3), -1.5))
+
+    def test_mask_changed_in_place_is_read_again(self) -> None:
+        integration.register()
+        model = model_of("llama")
+        seen = torch.ones(1, 1, 8, 8, dtype=torch.bool).tril()
+        results = []
+        for implementation in ("libattn", "eager"):
+            model.set_attn_implementation(implementation)
+            mask = seen.clone() if implementation == "libattn" else torch.zeros(seen.shape).masked_fill(~seen, -1e38)
+            with torch.no_grad():
+                first = model(ids(1, 8), attention_mask=mask).logits
+                mask[..., 1:, 0] = False if mask.dtype == torch.bool else -1e38
+                results.append((first, model(ids(1, 8), attention_mask=mask).logits))
+        for ours, eager in zip(*results):
+            self.assertLess(float((ours - eager).abs().max()), BOUND)
+
+    def test_bidirectional_images(self) -> None:
+        """Gemma 3's images see themselves in both directions, in sliding layers too."""
+        self.compare(model_of("gemma3", use_bidirectional_attention=True), input_ids=ids(1, 24), use_cache=False)
+
+
+class Caches(unittest.TestCase):
+    def generate(self, name: str, **options: Any) -> None:
+        model = model_of(name)
+        prompt = ids(3, 22)
+        mask = (torch.arange(22)[None] >= torch.tensor([9, 0, 4])[:, None]).long()
+        options = {"max_new_tokens": 24, "do_sample": False, **options}
+        with torch.no_grad():
+            expected = model.generate(prompt, attention_mask=mask, **options)
+            for backend in BACKENDS:
+                integration.register(backend=backend)
+                model.set_attn_implementation("libattn")
+                self.assertTrue(torch.equal(model.generate(prompt, attention_mask=mask, **options), expected), backend)
+            model.set_attn_implementation("eager")
+
+    def test_static(self) -> None:
+        for name in ("llama", "gemma2", "gpt-oss"):
+            self.generate(name, cache_implementation="static")
+
+    def test_beams_reorder_the_cache(self) -> None:
+        self.generate("llama", num_beams=3)
+
+    def test_without_cache(self) -> None:
+        self.generate("mistral", use_cache=False, max_new_tokens=6)
+
+    def test_prefill_in_chunks(self) -> None:
+        self.generate("llama", prefill_chunk_size=8)
+
+
+class ContinuousBatching(unittest.TestCase):
+    def run_family(self, name: str, pages: int) -> int:
+        """Mixed lengths in small batches: the tokens of each prompt as when it is generated alone."""
+        model = model_of(name)
+        lengths = (3, 31, 17, 1, 24)
+        prompts = [ids(n, seed=n).tolist() for n in lengths]
+        expected = []
+        with torch.no_grad():
+            for prompt in prompts:
+                row = torch.tensor([prompt])
+                expected.append(model.generate(row, attention_mask=torch.ones_like(row), max_new_tokens=20,
+                                               do_sample=False)[0, len(prompt):].tolist())
+        config = ContinuousBatchingConfig(num_blocks=64, page_size=16, max_batch_tokens=24, max_blocks_per_request=pages)
+        calls = 0
+        for backend in BACKENDS:
+            integration.register(backend=backend)
+            model.set_attn_implementation("libattn")
+            with mock.patch("libattn.integrations.transformers.forward.attend_pages",
+                            side_effect=libattn.torch.attend_pages) as over_pages:
+                answers = model.generate_batch(
+                    prompts, generation_config=GenerationConfig(max_new_tokens=20, do_sample=False, pad_token_id=0,
+                                                                eos_token_id=-1),
+                    continuous_batching_config=config, progress_bar=False)
+            found = {tuple(a.prompt_ids): a.generated_tokens for a in answers.values()}
+            self.assertEqual([found[tuple(p)] for p in prompts], expected, backend)
+            calls += over_pages.call_count
+        return calls
+
+    def test_gathered_keys(self) -> None:
+        for name in ("llama", "gemma3", "gpt-oss", "mistral"):
+            with self.subTest(name):
+                self.assertEqual(self.run_family(name, 0), 0)
+
+    def test_block_tables(self) -> None:
+        for name in ("llama", "qwen3"):
+            with self.subTest(name):
+                self.assertGreater(self.run_family(name, 8), 100)
+
+    def test_paged_prefix(self) -> None:
+        integration.register()
+        model = model_of("llama")
+        with self.assertWarns(FutureWarning):
+            model.set_attn_implementation("paged|libattn")
+        self.assertEqual(model.config._attn_implementation, "libattn")
+
+    def test_other_names_are_left_alone(self) -> None:
+        integration.register()
+        model = model_of("llama")
+        model.config._attn_implementation = "flex_attention"
+        with self.assertRaisesRegex(ValueError, "not supported for continuous batching"):
+            model.generate_batch([[1, 2]], generation_config=GenerationConfig(max_new_tokens=1), progress_bar=False)
+
+
+class Refusals(unittest.TestCase):
+    def setUp(self) -> None:
+        integration.register()
+        self.model = model_of("llama")
+        self.model.set_attn_implementation("libattn")
+
+    def test_no_backward(self) -> None:
+        loss = self.model(ids(1, 4)).logits.sum()
+        with self.assertRaisesRegex(libattn.UnsupportedError, "backward"):
+            loss.backward()
+
+    def test_dropout_and_weights(self) -> None:
+        with torch.no_grad():
+            self.model.config.attention_dropout = 0.5
+            trained = type(self.model)(self.model.config).train()
+            trained.set_attn_implementation("libattn")
+            with self.assertRaisesRegex(libattn.UnsupportedError, "dropout.*0.5"):
+                trained(ids(1, 4))
+
+    def test_dtype(self) -> None:
+        with torch.no_grad(), self.assertRaisesRegex(libattn.UnsupportedError, "dtype.*float64"):
+            self.model.double()(ids(1, 4))
+
+
+class Compiled(unittest.TestCase):
+    def test_operator(self) -> None:
+        integration.register(backend="cpu_simd")
+        q, k, v = torch.randn(2, 4, 5, 16), torch.randn(2, 2, 5, 16), torch.randn(2, 2, 5, 16)
+        arguments = (q, k, v, None, None, 0.25, True, None, 0.0, "decoder", 0)
+        torch.library.opcheck(torch.ops.libattn.attend.default, arguments,
+                              test_utils=("test_schema", "test_faketensor"))
+
+    def test_model(self) -> None:
+        """One graph, no break; other lengths run too."""
+        integration.register(backend="cpu_simd")
+        model = model_of("gemma2", num_hidden_layers=2)
+        graphs: list[Any] = []
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        torch._dynamo.reset()
+        with torch.no_grad():
+            expected = [model(ids(2, n), use_cache=False).logits for n in (14, 19)]
+            model.set_attn_implementation("libattn")
+            compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
+            for n, logits in zip((14, 19), expected):
+                self.assertLess(float((compiled(ids(2, n), use_cache=False).logits - logits).abs().max()), BOUND)
+        calls = [node for graph in graphs for node in graph.graph.nodes if "libattn" in str(node.target)]
+        self.assertGreaterEqual(len(calls), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
