@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What stands around an attend: the two points of a transfer, scales from the first batch, rows that alone are wanted. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fixture.h"
+
+enum { TOKENS = 31, ROW = 4 * 32 };
+
+static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
+
+struct transfer {
+    struct fixture *f;
+    int32_t before, after;
+    bool waited_too_late, saved_too_early;
+};
+
+/* Before: nothing of the step has been written or attended. After: all of it. */
+static void wait_for_keys(void *user, int32_t layer, void *stream)
+{
+    struct transfer *t = user;
+    (void)stream;
+    t->before += layer == 0 && t->before == t->after;
+    t->waited_too_late |= t->f->out[0] != 7;
+}
+
+static void save_keys(void *user, int32_t layer, void *stream)
+{
+    struct transfer *t = user;
+    (void)stream;
+    t->after += layer == 0 && t->before == t->after + 1;
+    t->saved_too_early |= t->f->out[0] == 7;
+}
+
+static void test_transfer_points(void **state)
+{
+    const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+    struct fixture f;
+    struct transfer transfer = {.f = &f};
+    const struct attn_model_options options = {
+        .struct_size = sizeof options, .user = &transfer, .before_layer = wait_for_keys, .after_layer = save_keys};
+    const struct attn_plan_options limits = {
+        .struct_size = sizeof limits, .limits = {sizeof limits.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0}};
+    const struct attn_layer_desc *layers[] = {&f.layer};
+    const struct attn_select_options select = {.struct_size = sizeof select, .backend = "cpu_ref"};
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    attn_assignment *assignment;
+    attn_model *model;
+    attn_plan *plan;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    assert_int_equal(f.api->select(f.runtime, &select, layers, 1, &assignment, &f.error), ATTN_OK);
+    assert_int_equal(f.api->model_create(f.runtime, assignment, &options, &model, &f.error), ATTN_OK);
+    attn_layer *layer = f.api->model_layer(model, 0);
+    assert_int_equal(f.api->layer_kv_views(layer, f.cache, f.num_blocks, &k, &v, &f.error), ATTN_OK);
+    assert_int_equal(f.api->layer_bind_kv(layer, &k, &v, &f.error), ATTN_OK);
+    assert_int_equal(f.api->plan_create(model, 0, &limits, &plan, &f.error), ATTN_OK);
+    assert_int_equal(f.api->plan_bind_workspace(plan, f.workspace, f.api->plan_workspace_bytes(plan), &f.error), ATTN_OK);
+    assert_int_equal(f.api->plan(plan, &f.batch, NULL, &f.error), ATTN_OK);
+    f.io.lse = NULL;
+    for (int32_t i = 1; i <= 2; i++) {
+        f.out[0] = 7;
+        assert_int_equal(f.api->run(plan, layer, &f.io, &f.error), ATTN_OK);
+        assert_int_equal(transfer.before, i);
+        assert_int_equal(transfer.after, i);
+    }
+    f.io.q = NULL; /* a run that fails still ends what it began */
+    f.out[0] = 7;
+    transfer.saved_too_early = false;
+    assert_int_not_equal(f.api->run(plan, layer, &f.io, &f.error), ATTN_OK);
+    assert_int_equal(transfer.after, 3);
+    assert_false(transfer.waited_too_late);
+    f.api->plan_destroy(plan);
+    f.api->model_destroy(model);
+    f.api->assignment_destroy(assignment);
+    fixture_finish(&f);
+}
+
+static float largest(const float *values, int64_t count)
+{
+    float most = 0;
+    for (int64_t i = 0; i < count; i++) {
+        most = fmaxf(most, fabsf(values[i]));
+    }
+    return most;
+}
+
+static void test_scales_from_the_first_batch(void **state)
+{
+    const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+    float q = -1, k = -1, v = -1;
+    struct fixture f;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    attn_layer *layer = f.api->model_layer(f.model, 0);
+    f.k[77] = -500;
+    assert_int_equal(f.api->layer_calculate_scales(layer, &f.io, &q, &k, &v, &f.error), ATTN_OK);
+    assert_true(fabsf(q - largest(f.q, TOKENS * ROW) / 200) <= 1e-6f * q);
+    assert_true(k == 500.0f / 200);
+    assert_true(fabsf(v - largest(f.v, TOKENS * ROW / 2) / 100) <= 1e-6f * v);
+    memset(f.v, 0, TOKENS * ROW / 2 * sizeof *f.v);
+    k = -1;
+    assert_int_equal(f.api->layer_calculate_scales(layer, &f.io, NULL, NULL, &v, &f.error), ATTN_OK);
+    assert_true(v == 1 && k == -1); /* nothing to scale; not asked for */
+    f.io.k = NULL;
+    assert_int_equal(f.api->layer_calculate_scales(layer, &f.io, NULL, &k, NULL, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(f.error.field, "k");
+    fixture_finish(&f);
+}
+
+static void test_fast_prefill(void **state)
+{
+    static const int32_t wanted[] = {0, 1, 10, 30, 30}; /* the last token of each request, padded */
+    const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1, .fast_prefill = 1};
+    float right[TOKENS * ROW];
+    struct fixture f;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    fixture_step(&f);
+    memcpy(right, f.out, sizeof right);
+    memset(f.out, 0xff, sizeof right);
+    f.batch.logits_indices = wanted;
+    f.batch.num_logits_indices = 5;
+    f.io.lse = NULL;
+    fixture_step(&f);
+    for (int32_t i = 0; i < 5; i++) {
+        assert_memory_equal(&f.out[wanted[i] * ROW], &right[wanted[i] * ROW], ROW * sizeof *right);
+    }
+    assert_true(isnan(f.out[20 * ROW])); /* and no other is computed */
+    fixture_finish(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_transfer_points),
+        cmocka_unit_test(test_scales_from_the_first_batch),
+        cmocka_unit_test(test_fast_prefill),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
