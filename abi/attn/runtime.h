@@ -29,8 +29,11 @@ struct attn_runtime_options {
     int32_t validate;           /* 1 on, -1 off, 0: ATTN_VALIDATE */
     int32_t ignore_environment; /* 1: no variable is read */
     int32_t no_default_plugins; /* 1: only plugin_path */
-    /* probing in another process: 1 always, -1 never, 0: unknown or changed files */
+    /* Probing in another process (attn-scan, which lies beside the core): 1 always, -1 never, 0:
+     * unknown or changed files, and in this process where attn-scan is not there. */
     int32_t isolation;
+    int32_t probe_deadline_ms; /* for one plugin in another process; 0: 10 000 */
+    int32_t reserved;
 };
 
 /* One file that was considered. Text lives as long as the runtime. */
@@ -55,7 +58,8 @@ struct attn_backend_info {
     int32_t reserved;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_runtime_options) == 72, "attn_runtime_options of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_runtime_options) == 80,
+                   "attn_runtime_options: 72 bytes and probe_deadline_ms");
 ATTN_STATIC_ASSERT(sizeof(struct attn_plugin_info) == 64, "attn_plugin_info of ABI 0.1");
 ATTN_STATIC_ASSERT(sizeof(struct attn_backend_info) == 32, "attn_backend_info of ABI 0.1");
 

@@ -121,38 +121,51 @@ static attn_status add_configured(attn_runtime *runtime)
             memcpy(path, at, length);
             path[length] = '\0';
             status = add_path(runtime, path);
+        } else if (length > 0) { /* kept by its beginning, so that it can be recognised */
+            char reason[120];
+            snprintf(path, sizeof path, "%.60s...", at);
+            snprintf(reason, sizeof reason, "an entry of %zu bytes in ATTN_PLUGIN_PATH; a path has at most %d",
+                     length, PATH_MAX - 1);
+            status = plugins_add(runtime, path, ATTN_ERROR_INVALID_ARGUMENT, reason);
         }
         at += length + (at[length] == ':');
     }
     return status;
 }
 
-/* Where this library lies: <build>/core/libattn.so.1, or <libdir>/libattn.so.1. A relative name would be read against
- * the working directory, which never steers discovery: then only ATTN_PLUGIN_PATH counts. */
-static attn_status add_own(attn_runtime *runtime)
+/* <build>/core/libattn.so.1, or <libdir>/libattn.so.1. */
+bool core_place(char folder[PATH_MAX], bool *build_tree)
 {
     Dl_info info;
-    char file[PATH_MAX], folder[PATH_MAX + 16];
-    struct stat there;
     /* Any object of this library tells where it was loaded from. */
     static const char here;
     if (dladdr(&here, &info) == 0 || info.dli_fname == NULL || info.dli_fname[0] != '/' ||
-        realpath(info.dli_fname, file) == NULL) {
+        realpath(info.dli_fname, folder) == NULL) {
+        return false;
+    }
+    *strrchr(folder, '/') = '\0';
+    size_t length = strlen(folder);
+    *build_tree = length > 5 && strcmp(folder + length - 5, "/core") == 0;
+    if (*build_tree) {
+        folder[length - 5] = '\0';
+    }
+    return true;
+}
+
+/* The working directory never steers discovery: where the core's place is not known, only ATTN_PLUGIN_PATH counts. */
+static attn_status add_own(attn_runtime *runtime)
+{
+    char place[PATH_MAX], folder[PATH_MAX + 16];
+    struct stat there;
+    bool build_tree;
+    if (!core_place(place, &build_tree)) {
         return ATTN_OK;
     }
-    char *slash = strrchr(file, '/');
-    *slash = '\0';
-    size_t length = strlen(file);
-    if (length > 5 && strcmp(file + length - 5, "/core") == 0) {
-        file[length - 5] = '\0';
-        snprintf(folder, sizeof folder, "%s/plugins", file);
-        if (stat(folder, &there) == 0 && S_ISDIR(there.st_mode)) {
-            return add_build_tree(runtime, folder);
-        }
-        return ATTN_OK;
+    snprintf(folder, sizeof folder, "%s/%s", place, build_tree ? "plugins" : "attn");
+    if (!build_tree) {
+        return add_folder(runtime, folder);
     }
-    snprintf(folder, sizeof folder, "%s/attn", file);
-    return add_folder(runtime, folder);
+    return stat(folder, &there) == 0 && S_ISDIR(there.st_mode) ? add_build_tree(runtime, folder) : ATTN_OK;
 }
 
 attn_status plugins_discover(attn_runtime *runtime, struct attn_error *error)

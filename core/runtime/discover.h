@@ -3,6 +3,8 @@
 #ifndef CORE_RUNTIME_DISCOVER_H
 #define CORE_RUNTIME_DISCOVER_H
 
+#include <limits.h>
+
 #include "runtime/runtime.h"
 
 /* Fills runtime->plugins: ATTN_PLUGIN_PATH's entries in order, then the installed directory, or the build tree's when
@@ -12,5 +14,9 @@ attn_status plugins_discover(attn_runtime *runtime, struct attn_error *error);
 
 /* Appends a file to runtime->plugins; `status` and `reason` where it is refused already. */
 attn_status plugins_add(attn_runtime *runtime, const char *file, attn_status status, const char *reason);
+
+/* The folder of this library, or, if it lies in a build tree, that tree's. False: it was loaded by a relative name,
+ * which would be read against the working directory. */
+bool core_place(char folder[PATH_MAX], bool *build_tree);
 
 #endif

@@ -45,6 +45,15 @@ void runtime_log(const attn_runtime *runtime, int32_t level, const char *format,
     runtime->host.log(runtime->host.user, level, "core", line);
 }
 
+void runtime_stage(const attn_runtime *runtime, const char *file, char stage)
+{
+    if (runtime->on_stage != NULL) {
+        runtime->on_stage(stage);
+    }
+    runtime_log(runtime, ATTN_LOG_DEBUG, "%s: enters its %s", file,
+                stage == 'C' ? "constructors" : stage == 'E' ? "entry" : "probe");
+}
+
 attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin, const struct attn_plugin **table,
                                  struct attn_error *error)
 {

@@ -43,6 +43,7 @@ struct settings {
     int32_t log_level; /* enum attn_log_level */
     bool validate;
     int32_t isolation;
+    int32_t probe_deadline_ms;
     bool no_default_plugins;
 };
 
@@ -71,11 +72,16 @@ struct attn_runtime {
     pthread_mutex_t lock;
     struct machine machine; /* if there is a cache of probes */
     bool cache_pruned;
+    void (*on_stage)(char stage); /* the scanner's: before a plugin's constructors C, entry E, probe P */
 };
 
 /* Makes sure that the plugin's code is loaded and its table is there (thread-safe, idempotent). */
 attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin, const struct attn_plugin **table,
                                  struct attn_error *error);
+
+/* Before a plugin's code is entered for the first time: whoever looks for the culprit of a crash finds it in the log at
+ * debug. */
+void runtime_stage(const attn_runtime *runtime, const char *file, char stage);
 
 /* Logs through the runtime's host if `level` is on. */
 void runtime_log(const attn_runtime *runtime, int32_t level, const char *format, ...)

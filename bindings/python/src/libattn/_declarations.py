@@ -621,6 +621,8 @@ class attn_runtime_options(Structure):
         ("ignore_environment", c_int32),
         ("no_default_plugins", c_int32),
         ("isolation", c_int32),
+        ("probe_deadline_ms", c_int32),
+        ("reserved", c_int32),
     ]
 
 

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attn-scan FILE: loads one plugin, probes it, and sends the record through its standard output. The core execs it, so
+ * that a plugin which crashes, hangs or misbehaves does so here. It is the core's other half and is made of its objects;
+ * the protocol stands in runtime/scan.h. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "conduct.h"
+#include "runtime/load.h"
+#include "runtime/probe.h"
+#include "runtime/record.h"
+#include "runtime/scan.h"
+#include "util/error.h"
+
+/* What a probe may need: management libraries of drivers, no model. */
+#define MAX_DATA ((rlim_t)2 << 30)
+#define MAX_STACK ((rlim_t)64 << 20)
+#define PIPE 3
+#define EXIT_USAGE 2
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1 /* their shadow counts as data */
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#if !defined(SANITIZED)
+#define SANITIZED 0
+#endif
+
+static void send_bytes(const void *bytes, size_t size)
+{
+    const char *at = bytes;
+    while (size > 0) {
+        ssize_t done = write(PIPE, at, size);
+        if (done < 0 && errno == EINTR) {
+            continue;
+        }
+        if (done <= 0) {
+            _exit(SCAN_EXIT_NO_PIPE);
+        }
+        at += done;
+        size -= (size_t)done;
+    }
+}
+
+static void send_stage(char stage)
+{
+    send_bytes(&stage, 1);
+}
+
+/* What the engine left open is none of the plugin's business. */
+static void close_others(void)
+{
+    DIR *directory = opendir("/proc/self/fd");
+    const struct dirent *entry;
+    while (directory != NULL && (entry = readdir(directory)) != NULL) {
+        int descriptor = atoi(entry->d_name);
+        if (descriptor > PIPE && descriptor != dirfd(directory)) {
+            close(descriptor);
+        }
+    }
+    if (directory != NULL) {
+        closedir(directory);
+    }
+}
+
+/* The pipe at its place, nothing on 0, 1 and 2. */
+static int arrange_descriptors(void)
+{
+    /* Above the places that are filled below, whichever of them the engine had closed. */
+    int opened = open("/dev/null", O_RDWR);
+    int nothing = opened < 0 ? -1 : fcntl(opened, F_DUPFD, PIPE + 1);
+    if (nothing < 0 || dup2(STDOUT_FILENO, PIPE) != PIPE || fcntl(PIPE, F_SETFD, FD_CLOEXEC) != 0) {
+        return -1;
+    }
+    for (int i = 0; i <= 2; i++) {
+        if (dup2(nothing, i) != i) {
+            return -1;
+        }
+    }
+    close_others();
+    return 0;
+}
+
+static void limit(int resource, rlim_t most)
+{
+    struct rlimit now;
+    if (getrlimit(resource, &now) == 0 && (now.rlim_cur == RLIM_INFINITY || now.rlim_cur > most)) {
+        now.rlim_cur = most;
+        (void)setrlimit(resource, &now);
+    }
+}
+
+/* Ends with its engine, leaves no core file, and is the first to go where memory is short. */
+static void be_modest(void)
+{
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    limit(RLIMIT_CORE, 0);
+    limit(RLIMIT_STACK, MAX_STACK);
+    if (!SANITIZED) {
+        limit(RLIMIT_DATA, MAX_DATA);
+    }
+    int descriptor = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (descriptor >= 0) {
+        (void)!write(descriptor, "1000", 4);
+        close(descriptor);
+    }
+}
+
+static void run_here(void *user, int64_t count, int64_t grain, attn_parallel_body *body, void *argument)
+{
+    (void)user, (void)grain;
+    if (count > 0) {
+        body(argument, 0, count, 0);
+    }
+}
+
+static void say_nothing(void *user, int32_t level, const char *who, const char *message)
+{
+    (void)user, (void)level, (void)who, (void)message;
+}
+
+static attn_status examine(attn_runtime *runtime, struct plugin *plugin, struct found *found,
+                           struct attn_error *why)
+{
+    struct conduct before;
+    char text[80];
+    attn_status status = found_init(found, &runtime->arena, why);
+    conduct_read(&before, PIPE);
+    status = status ? status : plugin_load(runtime, plugin, why);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    runtime_stage(runtime, plugin->file, 'P');
+    status = plugin_probe(&runtime->host, plugin->table, found, why);
+    const char *changed = conduct_difference(&before, text, sizeof text);
+    return changed == NULL ? status : error_set(why, ATTN_ERROR_PLUGIN, "conduct", "changed %s", changed);
+}
+
+/* As much of a runtime as loading and probing need. */
+static void scan(const char *file)
+{
+    static char empty[] = "";
+    attn_runtime runtime = {.services = {.log_level = -1}, .on_stage = send_stage};
+    struct plugin plugin = {.name = empty, .version = empty, .vendor = empty, .reason = empty};
+    struct attn_error why = ATTN_ERROR_INIT;
+    struct found found = {.num_devices = 0};
+    struct text bytes;
+    runtime.settings.log_level = -1;
+    runtime.services.engine.parallel_for = run_here;
+    runtime.services.engine.log = say_nothing;
+    host_init(&runtime.host, &runtime.services, 1);
+    arena_init(&runtime.arena, &runtime.host);
+    text_init(&bytes, &runtime.host);
+    plugin.file = arena_string(&runtime.arena, file);
+    if (plugin.file == NULL) {
+        _exit(SCAN_EXIT_NO_MEMORY);
+    }
+    const attn_status status = examine(&runtime, &plugin, &found, &why);
+    const struct record record = {.file = plugin.file,
+                                  .status = status,
+                                  .field = why.field,
+                                  .message = why.message,
+                                  .abi_version = plugin.abi_version,
+                                  .name = plugin.name,
+                                  .version = plugin.version,
+                                  .vendor = plugin.vendor};
+    record_write(&bytes, &record, &found);
+    if (bytes.failed || runtime.arena.failed) {
+        _exit(SCAN_EXIT_NO_MEMORY);
+    }
+    send_bytes(bytes.data, bytes.length);
+    _exit(EXIT_SUCCESS); /* nothing that the plugin has left for the end runs */
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 2 && strcmp(argv[1], "--version") == 0) {
+        puts("attn-scan " ATTN_LIBRARY_VERSION);
+        return EXIT_SUCCESS;
+    }
+    if (argc != 2 || argv[1][0] != '/' || isatty(STDOUT_FILENO)) {
+        const int help = argc == 2 && strcmp(argv[1], "--help") == 0;
+        fputs("usage: attn-scan /path/to/attn_NAME.so >record\n"
+              "Probes a plugin in a process of its own. libattn runs it; attn-info shows the outcome.\n",
+              help ? stdout : stderr);
+        return help ? EXIT_SUCCESS : EXIT_USAGE;
+    }
+    if (arrange_descriptors() != 0) {
+        return SCAN_EXIT_NO_PIPE;
+    }
+    be_modest();
+    send_bytes(SCAN_HELLO, sizeof SCAN_HELLO - 1);
+    scan(argv[1]);
+}
