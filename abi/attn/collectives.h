@@ -54,6 +54,27 @@ struct attn_batch_context_parallel {
     const int32_t *query_positions;
 };
 
+/* Ready tables, each in a small library of its own, which an engine may link or open; the core knows
+ * none. `create` is collective over the communicator, which stays the caller's; a failure of a later
+ * call is ATTN_ERROR_DEVICE. destroy accepts NULL and is collective, too.
+ *
+ * libattn_mpi.so.0, attn_mpi_collectives_create: `communicator` is the Fortran handle of an MPI
+ * communicator (MPI_Comm_c2f), so that no header of MPI is needed; host memory, `stream` ignored.
+ *
+ * libattn_nccl.so.0, attn_nccl_collectives_create: `communicator` is an ncclComm_t; device memory,
+ * `stream` is a cudaStream_t (RCCL: hipStream_t). */
+typedef attn_status attn_mpi_collectives_create_fn(int32_t communicator,
+                                                   struct attn_collectives **collectives,
+                                                   struct attn_error *error);
+typedef attn_status attn_nccl_collectives_create_fn(void *communicator,
+                                                    struct attn_collectives **collectives,
+                                                    struct attn_error *error);
+typedef void attn_collectives_destroy_fn(struct attn_collectives *collectives);
+#define ATTN_MPI_COLLECTIVES_CREATE_SYMBOL "attn_mpi_collectives_create"
+#define ATTN_MPI_COLLECTIVES_DESTROY_SYMBOL "attn_mpi_collectives_destroy"
+#define ATTN_NCCL_COLLECTIVES_CREATE_SYMBOL "attn_nccl_collectives_create"
+#define ATTN_NCCL_COLLECTIVES_DESTROY_SYMBOL "attn_nccl_collectives_destroy"
+
 ATTN_STATIC_ASSERT(sizeof(struct attn_collectives) == 64, "attn_collectives of ABI 0.1");
 
 #endif

@@ -217,6 +217,25 @@ static attn_status copy_extensions(struct arena *arena, struct layer *layer,
                   : ATTN_OK;
 }
 
+/* The engine's table of collectives, which is used from every step. */
+static attn_status check_ranks(const char *name, const char *field, const struct attn_collectives *ranks,
+                               struct attn_error *error)
+{
+    if (ranks == NULL) {
+        return ATTN_OK;
+    }
+    if (ranks->struct_size < sizeof *ranks || ranks->world_size < 1 || ranks->rank < 0 ||
+        ranks->rank >= ranks->world_size) {
+        return BAD(field, "layer '%s': %s has struct_size %zu, rank %d of %d; at least %zu, and a rank "
+                   "from 0 below the number of ranks", name, field, ranks->struct_size, ranks->rank,
+                   ranks->world_size, sizeof *ranks);
+    }
+    if (ranks->all_gather == NULL || ranks->all_to_all == NULL || ranks->reduce_scatter_f32 == NULL) {
+        return BAD(field, "layer '%s': %s lacks all_gather, all_to_all or reduce_scatter_f32", name, field);
+    }
+    return ATTN_OK;
+}
+
 static attn_status check_extensions(const struct layer *layer, struct attn_error *error)
 {
     const struct attn_layer_desc *l = &layer->desc;
@@ -266,6 +285,18 @@ static attn_status check_extensions(const struct layer *layer, struct attn_error
     }
     if (layer->cp != NULL) {
         int32_t interleave = layer->cp->interleave > 0 ? layer->cp->interleave : 1;
+        attn_status status = check_ranks(l->name, "decode", layer->cp->decode, error);
+        status = status == ATTN_OK ? check_ranks(l->name, "prefill", layer->cp->prefill, error) : status;
+        if (status != ATTN_OK) {
+            return status;
+        }
+        const struct ranged ranges[] = {
+            {"reduce", layer->cp->reduce, ATTN_CP_ALL_GATHER_REDUCE_SCATTER, ATTN_CP_ALL_TO_ALL},
+            {"order", layer->cp->order, ATTN_CP_CONTIGUOUS, ATTN_CP_ZIGZAG}};
+        status = check_ranges(l->name, ranges, 2, error);
+        if (status != ATTN_OK) {
+            return status;
+        }
         if (layer->cp->interleave < 0 || (l->block_size > 0 && l->block_size % interleave != 0)) {
             return BAD("interleave", "layer '%s': interleave %d must divide block_size %d", l->name,
                        layer->cp->interleave, l->block_size);

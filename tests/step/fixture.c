@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-enum { HQ = 4, HK = 2, BLOCK = 16 };
+enum { HQ = 4, BLOCK = 16 };
 enum { T_Q, T_K, T_V, T_OUT, T_LSE, T_SINK_K, T_SINK_V };
 
 #define CHECK(f, call)                                                                                       \
@@ -75,7 +75,7 @@ static void bind(struct fixture *f, const char *backend)
         CHECK(f, f->api->layer_kv_views(layer, f->cache, f->num_blocks, &k, &v, &f->error));
         CHECK(f, f->api->layer_bind_kv(layer, &k, &v, &f->error));
     }
-    for (int32_t i = 0; i < HK * f->layer.head_size; i++) {
+    for (int32_t i = 0; i < f->layer.num_kv_heads * f->layer.head_size; i++) {
         f->signs[i] = i * i % 7 < 3 ? -1 : 1;
         f->v_channel_scale[i] = 0.01f; /* v lies within +-1 */
     }
@@ -106,14 +106,14 @@ static void make_plan(struct fixture *f)
 /* The keys before the step's own, written by runs that attend nothing. */
 static void write_contexts(struct fixture *f, uint32_t *random, int32_t shared)
 {
-    int32_t d = f->layer.head_size;
+    int32_t d = f->layer.head_size, hk = f->layer.num_kv_heads;
     for (int32_t r = 0; r < f->batch.num_reqs; r++) {
         int32_t context = f->seq_lens[r] - (f->query_start_loc[r + 1] - f->query_start_loc[r]);
         for (int32_t first = r > 0 ? shared : 0; first < context; first += MAX_TOKENS) {
             int32_t count = context - first < MAX_TOKENS ? context - first : MAX_TOKENS;
             int32_t starts[2] = {0, count}, length = first + count;
-            int64_t slots[MAX_TOKENS], shapes[2][3] = {{count, HK, d}, {count, HK, d}};
-            float *k = random_rows(random, (int64_t)count * HK * d, 8), *v = random_rows(random, (int64_t)count * HK * d, 2);
+            int64_t slots[MAX_TOKENS], shapes[2][3] = {{count, hk, d}, {count, hk, d}};
+            float *k = random_rows(random, (int64_t)count * hk * d, 8), *v = random_rows(random, (int64_t)count * hk * d, 2);
             struct attn_tensor tk = f->tensors[T_K], tv = f->tensors[T_V];
             struct attn_batch batch = f->batch;
             struct attn_step_io io = {.struct_size = sizeof io, .flags = ATTN_RUN_NO_ATTEND, .k = &tk, .v = &tv};
@@ -201,7 +201,7 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
     f->layer.name = "layer";
     f->layer.dtype = ATTN_DTYPE_F32;
     f->layer.num_q_heads = HQ;
-    f->layer.num_kv_heads = HK;
+    f->layer.num_kv_heads = layer->num_kv_heads > 0 ? layer->num_kv_heads : 2;
     f->layer.head_size = layer->head_size > 0 ? layer->head_size : 32;
     f->layer.scale = 0.3f;
     f->layer.block_size = BLOCK;
@@ -209,24 +209,24 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
     open_core(f);
     CHECK(f, f->api->runtime_create(&options, &f->runtime, &f->error));
     make_batch(f, query_lens, lens, num_reqs, shared);
-    int64_t tokens = f->batch.num_tokens, d = f->layer.head_size;
+    int64_t tokens = f->batch.num_tokens, d = f->layer.head_size, hk = f->layer.num_kv_heads;
     f->q = random_rows(&random, tokens * HQ * d, 8);
-    f->k = random_rows(&random, tokens * HK * d, 8);
-    f->v = random_rows(&random, tokens * HK * d, 2);
+    f->k = random_rows(&random, tokens * hk * d, 8);
+    f->v = random_rows(&random, tokens * hk * d, 2);
     f->out = calloc((size_t)(tokens * HQ * d), sizeof(float));
     f->lse = calloc((size_t)(tokens * HQ), sizeof(float));
-    f->sink_k = random_rows(&random, 64 * HK * d, 8);
-    f->sink_v = random_rows(&random, 64 * HK * d, 2);
+    f->sink_k = random_rows(&random, 64 * hk * d, 8);
+    f->sink_v = random_rows(&random, 64 * hk * d, 2);
     for (int32_t h = 0; h < 64; h++) {
         f->sinks[h] = (float)(2 + h % 3);
     }
     set_tensor(f, T_Q, f->q, 3, tokens, HQ, d);
-    set_tensor(f, T_K, f->k, 3, tokens, HK, d);
-    set_tensor(f, T_V, f->v, 3, tokens, HK, d);
+    set_tensor(f, T_K, f->k, 3, tokens, hk, d);
+    set_tensor(f, T_V, f->v, 3, tokens, hk, d);
     set_tensor(f, T_OUT, f->out, 3, tokens, HQ, d);
     set_tensor(f, T_LSE, f->lse, 2, HQ, tokens, 0);
-    set_tensor(f, T_SINK_K, f->sink_k, 3, f->layer.sink_len, HK, d);
-    set_tensor(f, T_SINK_V, f->sink_v, 3, f->layer.sink_len, HK, d);
+    set_tensor(f, T_SINK_K, f->sink_k, 3, f->layer.sink_len, hk, d);
+    set_tensor(f, T_SINK_V, f->sink_v, 3, f->layer.sink_len, hk, d);
     f->io = (struct attn_step_io){.struct_size = sizeof f->io,
                                   .q = &f->tensors[T_Q],
                                   .k = &f->tensors[T_K],

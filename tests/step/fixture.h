@@ -32,7 +32,7 @@ struct fixture {
 };
 
 /* q_lens and lens of num_reqs requests; the first `shared` keys of all lie in the same blocks. Contexts are written;
- * `layer` is completed (heads 4 over 2, D 32 if it says none, blocks of 16). `host` may be NULL. */
+ * `layer` is completed (4 heads over 2 and D 32 if it says neither, blocks of 16). `host` may be NULL. */
 void fixture_init(struct fixture *f, const char *backend, const struct attn_layer_desc *layer,
                   const int32_t *query_lens, const int32_t *lens, int32_t num_reqs, int32_t shared,
                   const struct attn_host *host, bool validate);

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* libattn_mpi: struct attn_collectives over an MPI communicator, in host memory. */
+#include <attn/collectives.h>
+#include <limits.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The table comes first, so that the one is the other's address. */
+struct mpi_collectives {
+    struct attn_collectives table;
+    MPI_Comm comm; /* a duplicate, whose errors return */
+};
+
+static attn_status told(int code)
+{
+    return code == MPI_SUCCESS ? ATTN_OK : ATTN_ERROR_DEVICE;
+}
+
+/* MPI counts in int. Larger pieces are counted in pages; what is neither is refused. */
+static attn_status pieces(size_t bytes, int *count, MPI_Datatype *type, MPI_Datatype *page)
+{
+    enum { PAGE = 1 << 16 };
+    *page = MPI_DATATYPE_NULL;
+    if (bytes <= INT_MAX) {
+        *count = (int)bytes;
+        *type = MPI_BYTE;
+        return ATTN_OK;
+    }
+    if (bytes % PAGE != 0 || bytes / PAGE > INT_MAX) {
+        return ATTN_ERROR_LIMIT;
+    }
+    *count = (int)(bytes / PAGE);
+    int code = MPI_Type_contiguous(PAGE, MPI_BYTE, page);
+    code = code == MPI_SUCCESS ? MPI_Type_commit(page) : code;
+    *type = *page;
+    return told(code);
+}
+
+static attn_status all_gather(void *user, const void *send, void *receive, size_t bytes, void *stream)
+{
+    const struct mpi_collectives *c = user;
+    MPI_Datatype type, page;
+    int count;
+    attn_status status = pieces(bytes, &count, &type, &page);
+    (void)stream;
+    if (status == ATTN_OK) {
+        status = told(MPI_Allgather(send, count, type, receive, count, type, c->comm));
+    }
+    if (page != MPI_DATATYPE_NULL) {
+        MPI_Type_free(&page);
+    }
+    return status;
+}
+
+static attn_status all_to_all(void *user, const void *send, void *receive, size_t bytes, void *stream)
+{
+    const struct mpi_collectives *c = user;
+    MPI_Datatype type, page;
+    int count;
+    attn_status status = pieces(bytes, &count, &type, &page);
+    (void)stream;
+    if (status == ATTN_OK) {
+        status = told(MPI_Alltoall(send, count, type, receive, count, type, c->comm));
+    }
+    if (page != MPI_DATATYPE_NULL) {
+        MPI_Type_free(&page);
+    }
+    return status;
+}
+
+static attn_status reduce_scatter_f32(void *user, const float *send, float *receive, size_t count,
+                                      void *stream)
+{
+    const struct mpi_collectives *c = user;
+    (void)stream;
+    return count > INT_MAX ? ATTN_ERROR_LIMIT
+                           : told(MPI_Reduce_scatter_block(send, receive, (int)count, MPI_FLOAT,
+                                                           MPI_SUM, c->comm));
+}
+
+static attn_status all_reduce_max_f32(void *user, const float *send, float *receive, size_t count,
+                                      void *stream)
+{
+    const struct mpi_collectives *c = user;
+    (void)stream;
+    return count > INT_MAX
+               ? ATTN_ERROR_LIMIT
+               : told(MPI_Allreduce(send, receive, (int)count, MPI_FLOAT, MPI_MAX, c->comm));
+}
+
+static attn_status refuse(struct attn_error *error, attn_status status, const char *field,
+                          const char *message)
+{
+    if (error != NULL && error->struct_size >= sizeof *error) {
+        error->status = status;
+        snprintf(error->field, sizeof error->field, "%s", field);
+        snprintf(error->message, sizeof error->message, "%s", message);
+    }
+    return status;
+}
+
+ATTN_EXPORT attn_mpi_collectives_create_fn attn_mpi_collectives_create;
+ATTN_EXPORT attn_collectives_destroy_fn attn_mpi_collectives_destroy;
+
+attn_status attn_mpi_collectives_create(int32_t communicator, struct attn_collectives **collectives,
+                                        struct attn_error *error)
+{
+    int running = 0, rank = 0, size = 0;
+    if (collectives == NULL) {
+        return refuse(error, ATTN_ERROR_INVALID_ARGUMENT, "collectives", "collectives is NULL");
+    }
+    *collectives = NULL;
+    if (MPI_Initialized(&running) != MPI_SUCCESS || !running) {
+        return refuse(error, ATTN_ERROR_ORDER, "communicator", "MPI is not initialised; call MPI_Init first");
+    }
+    struct mpi_collectives *made = calloc(1, sizeof *made);
+    if (made == NULL) {
+        return refuse(error, ATTN_ERROR_OUT_OF_MEMORY, "collectives", "no memory for the table");
+    }
+    if (MPI_Comm_dup(MPI_Comm_f2c((MPI_Fint)communicator), &made->comm) != MPI_SUCCESS) {
+        free(made);
+        return refuse(error, ATTN_ERROR_DEVICE, "communicator", "MPI_Comm_dup failed");
+    }
+    MPI_Comm_set_errhandler(made->comm, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(made->comm, &rank);
+    MPI_Comm_size(made->comm, &size);
+    made->table = (struct attn_collectives){.struct_size = sizeof made->table,
+                                            .user = made,
+                                            .rank = rank,
+                                            .world_size = size,
+                                            .all_gather = all_gather,
+                                            .all_to_all = all_to_all,
+                                            .reduce_scatter_f32 = reduce_scatter_f32,
+                                            .all_reduce_max_f32 = all_reduce_max_f32};
+    *collectives = &made->table;
+    return ATTN_OK;
+}
+
+void attn_mpi_collectives_destroy(struct attn_collectives *collectives)
+{
+    if (collectives != NULL) {
+        struct mpi_collectives *made = collectives->user;
+        MPI_Comm_free(&made->comm);
+        free(made);
+    }
+}
