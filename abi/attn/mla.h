@@ -27,7 +27,10 @@ struct attn_mla_desc {    /* on attn_layer_desc */
     /* 1: q_nope and kv_b_proj come to the core, which absorbs and projects up; 0: the decode query
      * arrives in latent space and the output leaves in it */
     int32_t absorb_in_core;
-    int32_t padded_num_q_heads; /* what the engine allocated; 0: as num_q_heads */
+    /* heads of q_nope, q_pe, lse, sinks and, without absorption, out, as the engine allocated them:
+     * the first num_q_heads count, the others may hold anything; 0: as num_q_heads. Kernels see
+     * this number. */
+    int32_t padded_num_q_heads;
     /* enum attn_dtype_name of W_UK and W_UV as held; fp8 carries scales */
     int32_t weight_dtype;
     /* rows of context gathered at a time in prefill; 0: what fits */

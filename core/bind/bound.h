@@ -23,6 +23,8 @@ enum part {
     PART_MAIN,   /* the layer itself, or what is left of it beside the others */
     PART_PREFIX, /* cascade: the common prefix, not causal, without the sinks' logits */
     PART_SINK,   /* static sink: contiguous fixed keys */
+    PART_NEW,     /* MLA's prefill: the step's own keys, projected per head, contiguous */
+    PART_CONTEXT, /* MLA's prefill: gathered and projected keys of the context, all visible */
     PART_COUNT
 };
 
@@ -34,6 +36,14 @@ struct served {
     int32_t plan_group;
     attn_state *states[PART_COUNT];
     bool prepared[PART_COUNT];
+};
+
+/* One projection of MLA, [Hq, rows, columns], over the engine's memory. */
+struct head_weights {
+    struct attn_tensor tensor; /* its shape and strides are these */
+    int64_t shape[3], strides[3];
+    const float *scale; /* or NULL */
+    int64_t num_scales;
 };
 
 struct attn_layer {
@@ -52,6 +62,7 @@ struct attn_layer {
     struct kept_params kept[2]; /* one is in use, the other takes what is bound next */
     struct kept_params *params; /* the one in use; NULL: none bound */
     int32_t num_plans;          /* that hold calls prepared with them; guarded by attn_model.lock */
+    struct head_weights mla_uk, mla_uv; /* [Hq, nope, kv_lora_rank], [Hq, kv_lora_rank, v] */
 };
 
 struct attn_model {
@@ -77,6 +88,14 @@ void layer_rewrite_parts(attn_layer *layer);
 /* Prepares a part for a phase, once; not a step. */
 attn_status layer_prepare(attn_layer *layer, int32_t phase, int32_t part, struct attn_error *error);
 void layer_release_states(attn_layer *layer);
+
+/* mla.c, gdn.c: what the parameters of such layers must bring; the layer as its kernels see it. */
+attn_status mla_bind_weights(attn_layer *layer, const struct attn_layer_params *params,
+                             struct attn_error *error);
+void mla_rewrite_parts(attn_layer *layer);
+int32_t mla_padded_heads(const attn_layer *layer);
+attn_status gdn_check_weights(const attn_layer *layer, const struct attn_layer_params *params,
+                              struct attn_error *error);
 
 /* kv_spec.c */
 void layer_make_spec(attn_layer *layer, int32_t layout);

@@ -267,6 +267,12 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
     }
     struct kept_params *kept = &layer->kept[layer->params == &layer->kept[0]];
     status = status == ATTN_OK ? kept_params_take(kept, &read, error) : status;
+    if (status == ATTN_OK && layer->layer.gdn != NULL) {
+        status = gdn_check_weights(layer, &kept->params, error);
+    }
+    if (status == ATTN_OK && layer->layer.mla != NULL) {
+        status = mla_bind_weights(layer, &kept->params, error);
+    }
     if (status != ATTN_OK) {
         return status;
     }

@@ -52,6 +52,9 @@ void layer_rewrite_parts(attn_layer *layer)
         desc->needs_lse = 1;
         desc->kind = part == PART_SINK ? ATTN_LAYER_ENCODER_ONLY : ATTN_LAYER_DECODER;
     }
+    if (layer->layer.mla != NULL) {
+        mla_rewrite_parts(layer);
+    }
 }
 
 attn_status layer_prepare(attn_layer *layer, int32_t phase, int32_t part, struct attn_error *error)

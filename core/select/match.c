@@ -346,7 +346,9 @@ static void hold_kernels(struct check *check)
         return;
     }
     need_feature(check, true, ATTN_FEATURE_PAGED_KV, "paged_kv", "yes");
-    if (check->whole->sharing_target < 0 && !(check->caps->features & ATTN_FEATURE_FUSED_WRITE)) {
+    /* the prefill of MLA attends no cache, so its rows are written apart */
+    bool fused = check->caps->features & ATTN_FEATURE_FUSED_WRITE && check->whole->mla == NULL;
+    if (check->whole->sharing_target < 0 && !fused) {
         need_kernel(check, ATTN_KERNEL_WRITE_KV, "write_kv");
     }
 }
@@ -391,15 +393,26 @@ static void hold_output(struct check *check)
 {
     const struct attn_backend_caps *caps = check->caps;
     int32_t form = check->layer->output_form;
+<<<<<<< HEAD
     bool own = caps->output_forms >> form & 1, merged = check->match->composed & ATTN_COMPOSE_STATIC_SINK ||
          (check->whole->cp != NULL && spreads(check->whole->cp->decode));
+=======
+    /* nor does an attend write the output of an up-projection */
+    bool projected = check->whole->mla != NULL && check->whole->mla->absorb_in_core;
+    bool own = caps->output_forms >> form & 1;
+    bool merged = check->match->composed & ATTN_COMPOSE_STATIC_SINK || projected;
+>>>>>>> fcbabb2 (wip: MLA and GDN in the core)
     if (form == ATTN_OUTPUT_PLAIN || (own && !merged)) {
         return;
     }
     if (caps->kernels & ATTN_KERNEL_QUANTIZE) {
         compose(check, ATTN_COMPOSE_OUTPUT_QUANT, ATTN_GRAPH_ALWAYS);
     } else if (own) {
+<<<<<<< HEAD
         need_kernel(check, ATTN_KERNEL_QUANTIZE, "quantize (behind a merge)");
+=======
+        need_kernel(check, ATTN_KERNEL_QUANTIZE, "quantize (behind a merge or an up-projection)");
+>>>>>>> fcbabb2 (wip: MLA and GDN in the core)
     } else {
         hold_code(check, "output_form", form, caps->output_forms, ATTN_OUTPUT_FORM_COUNT,
                   name_of_output_form);
@@ -485,11 +498,82 @@ static void hold_heads(struct check *check)
 {
     const struct attn_layer_desc *l = check->layer;
     int32_t group = l->num_q_heads / l->num_kv_heads;
-    if (check->caps->max_group > 0 && group > check->caps->max_group) {
+    if (check->whole->mla == NULL && check->caps->max_group > 0 && group > check->caps->max_group) {
         refuse_limit(check, "group (num_q_heads / num_kv_heads)", group, check->caps->max_group);
     }
     if (check->caps->max_num_q_heads > 0 && l->num_q_heads > check->caps->max_num_q_heads) {
         refuse_limit(check, "num_q_heads", l->num_q_heads, check->caps->max_num_q_heads);
+    }
+}
+
+/* A pair of head sizes that attend is not asked for by the layer itself. */
+static bool holds_head_sizes(const struct attn_backend_caps *caps, int32_t qk, int32_t v)
+{
+    for (int32_t i = 0; i < caps->num_head_sizes; i++) {
+        const struct attn_head_size_range *range = &caps->head_sizes[i];
+        if (in_range(&range->qk, qk) && (range->same ? v == qk : in_range(&range->v, v))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What prefill per head needs beside attend_mla: new keys projected, context gathered and projected in chunks, merged.
+ * With `tell` each missing part becomes a reason. */
+static bool can_prefill_per_head(struct check *check, bool tell)
+{
+    static const char field[] = "mla_prefill";
+    const struct attn_layer_desc *l = check->layer;
+    const struct attn_backend_caps *caps = check->caps;
+    const struct attn_mla_desc *mla = check->whole->mla;
+    const uint64_t terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL;
+    int32_t qk = mla->qk_nope_head_dim + mla->qk_rope_head_dim;
+    char sizes[64];
+    snprintf(sizes, sizeof sizes, "attend of head_size %d, head_size_v %d", qk, mla->v_head_dim);
+    const struct {
+        bool there;
+        const char *asked;
+        const char *supported;
+    } parts[] = {
+        {caps->kernels & ATTN_KERNEL_ATTEND, "attend over projected keys", "no"},
+        {caps->kernels & ATTN_KERNEL_GATHER_KV, "gather_kv of the context", "no"},
+        {caps->kernels & ATTN_KERNEL_MERGE_STATES, "merge_states of context and new keys", "no"},
+        {caps->kernels & ATTN_KERNEL_BATCHED_GEMM, "batched_gemm (projection of keys)", "no"},
+        {caps->features & ATTN_FEATURE_CONTIGUOUS_KV, "contiguous keys", "no"},
+        {caps->features & ATTN_FEATURE_LSE, "log-sum-exp", "no"},
+        {(caps->terms & terms) == terms, "causal and bidirectional attends", "not both"},
+        {holds_head_sizes(caps, qk, mla->v_head_dim), sizes, "no"},
+        {!l->has_window && l->chunk_size == 0 && l->alibi == ATTN_ALIBI_NONE && !l->prefix_lm,
+         "a window, chunks, ALiBi or spans", "only latent, as decode"},
+        {!l->device_seq_lens_only, "lengths on the device only", "host lengths"},
+        {mla->absorb_in_core, "queries in latent space", "only latent, as decode"},
+    };
+    bool all = true;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        all &= parts[i].there;
+        if (!parts[i].there && tell) {
+            reasons_add(check->reasons, field, parts[i].asked, parts[i].supported);
+        }
+    }
+    return all;
+}
+
+/* Prefill goes per head where the parts are there, else in latent space if attend_mla takes any number of queries. */
+static void hold_mla_prefill(struct check *check, const struct attn_mla_caps *caps)
+{
+    if (check->layer->kind != ATTN_LAYER_MLA) {
+        return; /* sparse: all tokens go one way */
+    }
+    if (can_prefill_per_head(check, false)) {
+        /* context chunks differ from step to step: captures hold decodes only */
+        compose(check, ATTN_COMPOSE_MLA_PREFILL, ATTN_GRAPH_UNIFORM_BATCH);
+    } else if (caps == NULL || caps->max_query_len > 0) {
+        can_prefill_per_head(check, true);
+        if (caps != NULL) {
+            char supported[64];
+            snprintf(supported, sizeof supported, "at most %d queries a request", caps->max_query_len);
+            reasons_add(check->reasons, "max_query_len", "prefill in latent space", supported);
+        }
     }
 }
 
@@ -504,6 +588,9 @@ static void hold_mla(struct check *check, int32_t phase)
     if (mla->absorb_in_core) {
         need_kernel(check, ATTN_KERNEL_BATCHED_GEMM, "batched_gemm (absorb and project up)");
         compose(check, ATTN_COMPOSE_MLA, ATTN_GRAPH_ALWAYS);
+    }
+    if (phase == ATTN_PHASE_PREFILL && check->caps->kernels & ATTN_KERNEL_ATTEND_MLA) {
+        hold_mla_prefill(check, caps);
     }
     if (caps == NULL) {
         if (check->caps->kernels & (ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE)) {

@@ -2,6 +2,8 @@
 /* plan(): which calls this batch takes, over which view of it, and the vendors' own plans. */
 #include <string.h>
 
+#include "step/gdn.h"
+#include "step/mla.h"
 #include "step/schedule.h"
 #include "util/structs.h"
 
@@ -26,7 +28,7 @@ static void use(attn_plan *plan, struct launch *launch, int32_t view)
 static bool takes_whole(const struct step *step)
 {
     const struct served *served = step->layer->served;
-    return step->keys_are_inputs || !step->plain_checks ||
+    return step->keys_are_inputs ||
            (served[0].instance == served[1].instance &&
             served[0].instance->caps->features & ATTN_FEATURE_MIXED_BATCH);
 }
@@ -38,6 +40,14 @@ static void choose_calls(attn_plan *plan, struct step *step)
     bool all_decode = plan->split.num_prefills == 0 && !step->keys_are_inputs;
     step->main[0] = step->main[1] = NULL;
     step->program = run_attends;
+    if (step->layer->layer.mla != NULL) {
+        mla_choose_calls(plan, step);
+        return;
+    }
+    if (step->layer->layer.gdn != NULL) {
+        gdn_choose_calls(plan, step);
+        return;
+    }
     if (cascade_pays(plan, step)) {
         struct launch *prefix = &step->launches[ATTN_PHASE_PREFILL][PART_PREFIX];
         step->main[0] = all_decode ? decode : prefill;
@@ -79,6 +89,12 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
     }
     if (status == ATTN_OK) {
         batch_split(plan, &plan->views[VIEW_WHOLE], threshold_of(plan));
+    }
+    if (status == ATTN_OK && layer->layer.mla != NULL) {
+        status = mla_make_views(plan, error);
+    }
+    if (status == ATTN_OK && layer->layer.gdn != NULL) {
+        status = gdn_make_views(plan, error);
     }
     if (status == ATTN_OK && composed & ATTN_COMPOSE_STATIC_SINK) {
         status = compose_sink(plan, &layer->layer.desc, error);

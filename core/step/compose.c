@@ -3,6 +3,7 @@
  * attention as requests of their own. They are built in host memory of the plan and sent to the workspace. */
 #include <string.h>
 
+#include "step/mla.h"
 #include "step/schedule.h"
 #include "util/error.h"
 
@@ -11,14 +12,14 @@
 #define CASCADE_TILE 128 /* query rows and keys of a tile in the cost estimate */
 
 /* `count` integers; their device address follows from their place. The plan has room for the worst case. */
-static int32_t *take_integers(attn_plan *plan, int32_t count)
+int32_t *compose_take(attn_plan *plan, int32_t count)
 {
     int32_t *taken = plan->integers + plan->used_integers;
     plan->used_integers += count;
     return taken;
 }
 
-static const int32_t *on_device(const attn_plan *plan, const int32_t *host)
+const int32_t *compose_on_device(const attn_plan *plan, const int32_t *host)
 {
     return (const int32_t *)(plan->workspace + plan->scratch.integers) + (host - plan->integers);
 }
@@ -30,7 +31,7 @@ int32_t compose_max_integers(const attn_plan *plan)
     if (layer->chunk_size > 0) {
         requests = 2 * requests + plan->limits.max_num_tokens / layer->chunk_size;
     }
-    return 3 * (requests + 1) + 16;
+    return 3 * (requests + 1) + 16 + mla_max_integers(plan);
 }
 
 attn_status compose_send(attn_plan *plan, void *stream, struct attn_error *error)
@@ -57,13 +58,13 @@ attn_status compose_send(attn_plan *plan, void *stream, struct attn_error *error
 static void one_request(attn_plan *plan, struct attn_batch *view)
 {
     const struct attn_batch *whole = &plan->given;
-    int32_t *start = take_integers(plan, 2);
+    int32_t *start = compose_take(plan, 2);
     *view = *whole;
     start[0] = whole->query_start_loc_host[0];
     start[1] = whole->query_start_loc_host[whole->num_reqs];
     view->num_reqs = 1;
     view->query_start_loc_host = start;
-    view->query_start_loc = on_device(plan, start);
+    view->query_start_loc = compose_on_device(plan, start);
     view->max_query_len = start[1] - start[0];
     view->causal = -1; /* the part's layer is not causal */
     view->causal_per_request = NULL;
@@ -79,11 +80,11 @@ attn_status compose_sink(attn_plan *plan, const struct attn_layer_desc *layer, s
     struct attn_batch *view = &plan->views[VIEW_SINK];
     (void)error;
     one_request(plan, view);
-    int32_t *keys = take_integers(plan, 2);
+    int32_t *keys = compose_take(plan, 2);
     keys[0] = 0;
     keys[1] = layer->sink_len;
     view->key_start_loc_host = keys;
-    view->key_start_loc = on_device(plan, keys);
+    view->key_start_loc = compose_on_device(plan, keys);
     view->max_seq_len = layer->sink_len;
     view->seq_lens = view->seq_lens_host = NULL;
     view->block_table = view->block_table_row = NULL;
@@ -145,13 +146,13 @@ attn_status compose_cascade(attn_plan *plan, struct attn_error *error)
     int32_t block = plan->steps[0].layer->layer.desc.block_size;
     (void)error;
     one_request(plan, prefix);
-    int32_t *prefix_len = take_integers(plan, 1);
+    int32_t *prefix_len = compose_take(plan, 1);
     *prefix_len = length;
     prefix->seq_lens_host = prefix_len;
-    prefix->seq_lens = on_device(plan, prefix_len);
+    prefix->seq_lens = compose_on_device(plan, prefix_len);
     prefix->max_seq_len = length;
 
-    int32_t *lens = take_integers(plan, whole->num_reqs);
+    int32_t *lens = compose_take(plan, whole->num_reqs);
     *suffix = *whole;
     suffix->max_seq_len = 0;
     for (int32_t r = 0; r < whole->num_reqs; r++) {
@@ -159,7 +160,7 @@ attn_status compose_cascade(attn_plan *plan, struct attn_error *error)
         suffix->max_seq_len = lens[r] > suffix->max_seq_len ? lens[r] : suffix->max_seq_len;
     }
     suffix->seq_lens_host = lens;
-    suffix->seq_lens = on_device(plan, lens);
+    suffix->seq_lens = compose_on_device(plan, lens);
     suffix->block_table += length / block;
     return ATTN_OK;
 }
@@ -199,9 +200,9 @@ attn_status compose_chunks(attn_plan *plan, const struct attn_layer_desc *layer,
 {
     const struct attn_batch *whole = &plan->given;
     struct attn_batch *view = &plan->views[VIEW_WHOLE];
-    int32_t most = (compose_max_integers(plan) - 16) / 3;
-    struct chunks chunks = {take_integers(plan, most), take_integers(plan, most),
-                            take_integers(plan, most), 0};
+    int32_t most = (compose_max_integers(plan) - mla_max_integers(plan) - 16) / 3;
+    struct chunks chunks = {compose_take(plan, most), compose_take(plan, most),
+                            compose_take(plan, most), 0};
     if (whole->seq_lens_host == NULL) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "seq_lens_host",
                          "chunks as virtual requests need the lengths on the host");
@@ -223,10 +224,10 @@ attn_status compose_chunks(attn_plan *plan, const struct attn_layer_desc *layer,
     *view = *whole;
     view->num_reqs = chunks.count;
     view->query_start_loc_host = chunks.start;
-    view->query_start_loc = on_device(plan, chunks.start);
+    view->query_start_loc = compose_on_device(plan, chunks.start);
     view->seq_lens_host = chunks.lens;
-    view->seq_lens = on_device(plan, chunks.lens);
-    view->block_table_row = on_device(plan, chunks.rows);
+    view->seq_lens = compose_on_device(plan, chunks.lens);
+    view->block_table_row = compose_on_device(plan, chunks.rows);
     view->block_table_rows = whole->block_table_rows * whole->block_table_stride;
     view->block_table_stride = 1;
     int64_t longest = (int64_t)layer->chunk_size * (layer->chunk_lookback + 1);

@@ -6,6 +6,8 @@
 
 #include "select/layer_check.h"
 #include "select/names.h"
+#include "step/gdn.h"
+#include "step/mla.h"
 #include "step/schedule.h"
 #include "util/structs.h"
 
@@ -38,11 +40,15 @@ static bool needs_part(const attn_layer *layer, int32_t phase, int32_t part)
     const struct attn_layer_desc *l = &layer->layer.desc;
     const struct instance *instance = layer->served[phase].instance;
     const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
+    bool per_head = layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_MLA_PREFILL;
     if (part == PART_MAIN) {
-        return true;
+        return phase == ATTN_PHASE_DECODE || !per_head;
     }
     if (phase != ATTN_PHASE_PREFILL) {
         return false;
+    }
+    if (part == PART_NEW || part == PART_CONTEXT) {
+        return per_head;
     }
     if (part == PART_SINK) {
         return layer->served[phase].composed & ATTN_COMPOSE_STATIC_SINK;
@@ -114,11 +120,12 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
                                              .params = &layer->part_params[part],
                                              .phase = phase};
     bool fused = served->instance->caps->features & ATTN_FEATURE_FUSED_WRITE;
+    fused &= layer->layer.mla == NULL; /* its prefill attends no cache: rows are always written apart */
     launch->args.flags = part == PART_MAIN && fused && step->writes ? 0 : ATTN_RUN_NO_WRITE;
     if (part == PART_SINK) {
         launch->args.k = layer->params->params.sink_k;
         launch->args.v = layer->params->params.sink_v;
-    } else if (owner->k_cache.data != NULL) {
+    } else if (owner->k_cache.data != NULL && part != PART_NEW && part != PART_CONTEXT) {
         launch->args.k_cache = &owner->k_cache;
         launch->args.v_cache = owner->has_v_cache ? &owner->v_cache : NULL;
     }
@@ -172,12 +179,19 @@ static attn_status make_step(attn_plan *plan, attn_layer *layer, struct attn_err
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv", "layer '%s' has no %s bound",
                          owner->layer.desc.name, owner->layer.gdn != NULL ? "state" : "cache");
     }
-    if ((l->has_sinks || l->alibi || l->sink_len > 0) && layer->params == NULL) {
+    bool weights = layer->layer.gdn != NULL || (layer->layer.mla != NULL && layer->layer.mla->absorb_in_core);
+    if ((l->has_sinks || l->alibi || l->sink_len > 0 || weights) && layer->params == NULL) {
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_params",
-                         "layer '%s' has sinks, ALiBi or a static sink and no parameters bound",
-                         l->name);
+                         "layer '%s' has %s and no parameters bound", l->name,
+                         weights ? "weights" : "sinks, ALiBi or a static sink");
     }
     describe_tensors(step);
+    if (layer->layer.mla != NULL) {
+        mla_describe(step);
+    }
+    if (layer->layer.gdn != NULL) {
+        gdn_describe(step);
+    }
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT && status == ATTN_OK; phase++) {
         for (int32_t part = 0; part < PART_COUNT && status == ATTN_OK; part++) {
             if (needs_part(layer, phase, part)) {
@@ -185,7 +199,7 @@ static attn_status make_step(attn_plan *plan, attn_layer *layer, struct attn_err
             }
         }
     }
-    bool fused = prefill->caps->features & ATTN_FEATURE_FUSED_WRITE;
+    bool fused = prefill->caps->features & ATTN_FEATURE_FUSED_WRITE && layer->layer.mla == NULL;
     if (step->writes && !fused) {
         step->write_kv = prefill->kernels.write_kv;
     }
@@ -210,7 +224,8 @@ static void lay_out(attn_plan *plan)
         row = bytes > row ? bytes : row;
         heads = (size_t)step->q.heads > heads ? (size_t)step->q.heads : heads;
         merges |= step->launches[ATTN_PHASE_PREFILL][PART_PREFIX].kernel != NULL ||
-                  step->launches[ATTN_PHASE_PREFILL][PART_SINK].kernel != NULL;
+                  step->launches[ATTN_PHASE_PREFILL][PART_SINK].kernel != NULL ||
+                  step->launches[ATTN_PHASE_PREFILL][PART_CONTEXT].kernel != NULL;
         quantizes |= step->quantizes;
     }
     plan->num_integers = compose_max_integers(plan);
@@ -224,6 +239,7 @@ static void lay_out(attn_plan *plan)
     }
     plan->scratch.plain = at;
     at += quantizes ? aligned(tokens * row) : 0;
+    at = mla_lay_out(plan, at);
     for (int32_t i = 0; i < plan->num_schedules; i++) {
         plan->schedules[i].device_offset = at;
         at += aligned(plan->schedules[i].device_bytes);
@@ -292,6 +308,10 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
         return status;
     }
     count_in(plan, 1);
+    status = mla_init(plan, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
     lay_out(plan);
     plan->integers = runtime_alloc(runtime, (size_t)plan->num_integers * sizeof(int32_t));
     return plan->integers != NULL ? ATTN_OK
@@ -353,6 +373,7 @@ void plan_destroy(attn_plan *plan)
     for (int32_t i = 0; plan->schedules != NULL && i < plan->num_schedules; i++) {
         runtime_free(runtime, plan->schedules[i].host, plan->schedules[i].host_bytes);
     }
+    mla_finish(plan);
     runtime_free(runtime, plan->integers, (size_t)plan->num_integers * sizeof(int32_t));
     runtime_free(runtime, plan->schedules, calls * sizeof *plan->schedules);
     runtime_free(runtime, plan->steps, (size_t)plan->num_steps * sizeof *plan->steps);

@@ -93,8 +93,8 @@ void step_choose_entry(attn_plan *plan, struct step *step)
     }
 }
 
-static attn_status check_out(const attn_plan *plan, const struct step *step,
-                             const struct attn_tensor *out, struct attn_error *error)
+attn_status step_check_out(const attn_plan *plan, const struct step *step,
+                           const struct attn_tensor *out, struct attn_error *error)
 {
     int32_t form = step->layer->layer.desc.output_form;
     struct rows wanted = step->out;
@@ -126,7 +126,7 @@ static attn_status check_attend_io(const attn_plan *plan, const struct step *ste
                             io->lse->dtype.code != ATTN_CODE_FLOAT)) {
         return FAIL("lse", "lse is not [num_q_heads, num_tokens or more] float32");
     }
-    return check_out(plan, step, io->out, error);
+    return step_check_out(plan, step, io->out, error);
 }
 
 static attn_status check_keys_io(const struct step *step, const struct attn_step_io *io, int64_t rows,
@@ -241,7 +241,10 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
             return status;
         }
     }
-    if (writes) {
+    if (step->check_io != NULL && step->program != run_idle) {
+        status = step->check_io(plan, step, io, writes, attends, error);
+    }
+    if (status == ATTN_OK && writes) {
         status = write_keys(plan, step, io, error);
     }
     if (status != ATTN_OK || !attends) {

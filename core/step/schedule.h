@@ -16,6 +16,8 @@ enum view {
     VIEW_PREFIX,  /* cascade: all tokens as one request over the common prefix */
     VIEW_SUFFIX,  /* cascade: the requests over the keys behind it */
     VIEW_SINK,    /* static sink: all tokens as one request over the fixed keys */
+    VIEW_NEW,     /* MLA's prefill over its own keys: contiguous, rows as queries */
+    VIEW_CONTEXT, /* likewise over the first chunk of its context */
     VIEW_COUNT
 };
 
@@ -46,6 +48,11 @@ struct step;
 typedef attn_status step_program(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                                  struct attn_error *error);
 
+/* Tensors that come in extensions; `writes` and `attends`: whether this run will. */
+typedef attn_status step_check(const attn_plan *plan, const struct step *step,
+                               const struct attn_step_io *io, bool writes, bool attends,
+                               struct attn_error *error);
+
 /* What a tensor [rows, heads, head_size] of a step must be. */
 struct rows {
     uint64_t kind; /* ndim and dtype, the eight bytes that lie side by side in attn_tensor */
@@ -72,7 +79,8 @@ struct step {
     attn_layer *layer;
     struct rows q, k, v, out;
     bool writes;       /* this layer's own cache is filled by runs */
-    bool plain_checks; /* q, k, v, out are [T, heads, D]; MLA and GDN bring extensions */
+    bool plain_checks; /* q, k, v, out are [T, heads, D]; MLA and GDN bring extensions, see check_io */
+    step_check *check_io;
     bool keys_are_inputs; /* no cache: k and v are read by attend */
     bool quantizes;    /* output form through `quantize` */
     struct launch launches[ATTN_PHASE_COUNT][PART_COUNT];
@@ -88,7 +96,22 @@ struct scratch {
     size_t out;      /* one side of a merge: [T, Hq, Dv] */
     size_t plain;    /* what is to be quantized: [T, Hq, Dv] */
     size_t lse[2];   /* [Hq, T] float32 */
+    struct {
+        size_t latent_q, latent_out; /* [decode tokens, Hq, kv_lora_rank] */
+        size_t q;    /* [T, Hq, nope + rope], where its parts are not side by side */
+        size_t rows; /* [context rows, kv_lora_rank + rope] */
+        size_t k, v; /* [T or context rows, Hq, nope + rope or v] */
+    } mla;
     size_t bytes;
+};
+
+/* Rows of context that MLA's prefill gathers and projects at a time, by the last plan. */
+struct context_chunk {
+    int32_t first_req, num_reqs; /* of the prefill view */
+    int32_t num_rows;
+    int32_t first_row, end_row;  /* of q and out */
+    const int32_t *first_key;    /* host, [num_reqs] */
+    const int32_t *start;        /* host, [num_reqs + 1]: rows of the gathered keys */
 };
 
 /* Counts of the last capture, which its replays must have. */
@@ -126,6 +149,15 @@ struct attn_plan {
     int32_t *integers; /* host copy of scratch.integers */
     int32_t num_integers;
     int32_t used_integers;
+    struct attn_batch_gdn states[VIEW_COUNT]; /* GDN: what the views carry */
+    struct {
+        struct context_chunk *chunks;
+        int32_t max_chunks, num_chunks;
+        int32_t chunk_rows;        /* most rows of a chunk */
+        int32_t identity_size;     /* [n, n] of the activations' dtype, which copies rows by batched_gemm */
+        const void *identity;      /* device; by the last plan */
+        struct attn_batch context; /* the prefill view with host arrays of the plan's own */
+    } mla;
     int32_t num_multiprocessors;
     bool validate;
 };
@@ -141,6 +173,9 @@ attn_status compose_cascade(attn_plan *plan, struct attn_error *error);
 attn_status compose_chunks(attn_plan *plan, const struct attn_layer_desc *layer,
                            struct attn_error *error);
 bool cascade_pays(const attn_plan *plan, const struct step *step);
+/* Integers of the plan, and where they will lie on the device. */
+int32_t *compose_take(attn_plan *plan, int32_t count);
+const int32_t *compose_on_device(const attn_plan *plan, const int32_t *host);
 /* Brings the integers that the views use to the device. */
 attn_status compose_send(attn_plan *plan, void *stream, struct attn_error *error);
 int32_t compose_max_integers(const attn_plan *plan);
@@ -148,6 +183,9 @@ int32_t compose_max_integers(const attn_plan *plan);
 /* run.c: chooses what run() enters, after the program and its calls are chosen. */
 void step_choose_entry(attn_plan *plan, struct step *step);
 extern step_program run_general;
+/* out in the layer's output form */
+attn_status step_check_out(const attn_plan *plan, const struct step *step, const struct attn_tensor *out,
+                           struct attn_error *error);
 
 /* programs.c */
 extern step_program run_idle, run_attends, run_cascade, run_with_sink;

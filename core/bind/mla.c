@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* MLA layers at bind: kv_b_proj seen as W_UK and W_UV per head, and the layers that their kernels get. */
+#include "bind/bound.h"
+#include "util/structs.h"
+
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+static int64_t stride_of(const struct attn_tensor *tensor, int32_t dim)
+{
+    int64_t stride = 1;
+    if (tensor->strides != NULL) {
+        return tensor->strides[dim];
+    }
+    for (int32_t i = tensor->ndim - 1; i > dim; i--) {
+        stride *= tensor->shape[i];
+    }
+    return stride;
+}
+
+static void head_weights_set(struct head_weights *w, const struct attn_tensor *source, int64_t first,
+                             const int64_t *shape, const int64_t *strides)
+{
+    w->tensor = *source;
+    w->tensor.ndim = 3;
+    w->tensor.byte_offset += (uint64_t)(first * (source->dtype.bits / 8));
+    for (int32_t i = 0; i < 3; i++) {
+        w->shape[i] = shape[i];
+        w->strides[i] = strides[i];
+    }
+}
+
+/* Rows of one head in kv_b_proj: nope of W_UK^T, then v of W_UV^T. Nothing is copied: both are views. */
+static attn_status split_projection(const attn_layer *layer, const struct attn_tensor *kv_b,
+                                    struct head_weights *uk, struct head_weights *uv,
+                                    struct attn_error *error)
+{
+    const struct attn_mla_desc *m = layer->layer.mla;
+    int64_t heads = layer->layer.desc.num_q_heads, rank = m->kv_lora_rank;
+    int64_t nope = m->qk_nope_head_dim, v = m->v_head_dim, rows = heads * (nope + v);
+    if (kv_b->ndim != 2 || kv_b->shape == NULL || kv_b->shape[0] != rows || kv_b->shape[1] != rank) {
+        return BAD("kv_b_proj", "layer '%s': kv_b_proj has %d dimensions or another shape than [%lld, %lld]",
+                   layer->layer.desc.name, kv_b->ndim, (long long)rows, (long long)rank);
+    }
+    int64_t row = stride_of(kv_b, 0), column = stride_of(kv_b, 1), head = (nope + v) * row;
+    head_weights_set(uk, kv_b, 0, (const int64_t[]){heads, nope, rank},
+                     (const int64_t[]){head, row, column});
+    head_weights_set(uv, kv_b, nope * row, (const int64_t[]){heads, rank, v},
+                     (const int64_t[]){head, column, row});
+    return ATTN_OK;
+}
+
+static attn_status take_weights(const attn_layer *layer, struct head_weights *w, const struct attn_tensor *source,
+                                const char *name, int64_t rows, int64_t columns, struct attn_error *error)
+{
+    int64_t heads = layer->layer.desc.num_q_heads;
+    if (source == NULL || source->ndim != 3 || source->shape == NULL || source->shape[0] != heads ||
+        source->shape[1] != rows || source->shape[2] != columns) {
+        return BAD(name, "layer '%s': %s is NULL or not [%lld, %lld, %lld], and there is no kv_b_proj",
+                   layer->layer.desc.name, name, (long long)heads, (long long)rows, (long long)columns);
+    }
+    head_weights_set(w, source, 0, (const int64_t[]){heads, rows, columns},
+                     (const int64_t[]){stride_of(source, 0), stride_of(source, 1), stride_of(source, 2)});
+    return ATTN_OK;
+}
+
+static attn_status take_scale(const attn_layer *layer, struct head_weights *w, const struct attn_tensor *scale,
+                              const char *name, struct attn_error *error)
+{
+    int64_t heads = layer->layer.desc.num_q_heads;
+    if (scale == NULL) {
+        return ATTN_OK;
+    }
+    if (scale->ndim != 1 || scale->shape == NULL || (scale->shape[0] != 1 && scale->shape[0] != heads) ||
+        scale->dtype.code != ATTN_CODE_FLOAT || scale->dtype.bits != 32) {
+        return BAD(name, "layer '%s': %s is not float32 [1] or [%lld]", layer->layer.desc.name, name,
+                   (long long)heads);
+    }
+    w->scale = (const float *)((const uint8_t *)scale->data + scale->byte_offset);
+    w->num_scales = scale->shape[0];
+    return ATTN_OK;
+}
+
+attn_status mla_bind_weights(attn_layer *layer, const struct attn_layer_params *params, struct attn_error *error)
+{
+    const struct attn_mla_desc *m = layer->layer.mla;
+    const struct attn_ext *ext = ext_find(params->next, ATTN_EXT_MLA_WEIGHTS, sizeof(struct attn_mla_weights));
+    const struct attn_mla_weights *weights = (const struct attn_mla_weights *)ext;
+    attn_status status;
+    if (!m->absorb_in_core) {
+        return ATTN_OK;
+    }
+    if (weights == NULL) {
+        return BAD("attn_mla_weights", "layer '%s' leaves the projections to the core and brings no weights",
+                   layer->layer.desc.name);
+    }
+    struct head_weights uk = {.scale = NULL}, uv = {.scale = NULL};
+    if (weights->kv_b_proj != NULL) {
+        status = split_projection(layer, weights->kv_b_proj, &uk, &uv, error);
+    } else {
+        status = take_weights(layer, &uk, weights->w_uk, "w_uk", m->qk_nope_head_dim, m->kv_lora_rank, error);
+        status = status ? status
+                        : take_weights(layer, &uv, weights->w_uv, "w_uv", m->kv_lora_rank, m->v_head_dim, error);
+    }
+    status = status ? status : take_scale(layer, &uk, weights->w_uk_scale, "w_uk_scale", error);
+    status = status ? status : take_scale(layer, &uv, weights->w_uv_scale, "w_uv_scale", error);
+    if (status == ATTN_OK) {
+        layer->mla_uk = uk;
+        layer->mla_uv = uv;
+    }
+    return status;
+}
+
+/* Keys and values per head in contiguous memory, of the activations' dtype. */
+static void rewrite_projected(attn_layer *layer, int32_t part)
+{
+    static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
+    const struct attn_mla_desc *m = layer->layer.mla;
+    struct attn_layer_desc *desc = &layer->parts[part];
+    *desc = layer->layer.desc;
+    desc->next = NULL;
+    desc->kind = ATTN_LAYER_DECODER;
+    desc->kv_dtype = kv_of_dtype[desc->dtype];
+    desc->k_scale_form = desc->v_scale_form = ATTN_SCALE_NONE;
+    desc->num_kv_heads = desc->num_q_heads;
+    desc->head_size = m->qk_nope_head_dim + m->qk_rope_head_dim;
+    desc->head_size_v = m->v_head_dim;
+    desc->output_form = ATTN_OUTPUT_PLAIN;
+    desc->fast_prefill = 0;
+    desc->needs_lse = 1;
+    layer->part_params[part].next = NULL;
+}
+
+void mla_rewrite_parts(attn_layer *layer)
+{
+    const struct attn_mla_desc *m = layer->layer.mla;
+    struct attn_layer_desc *latent = &layer->parts[PART_MAIN];
+    latent->head_size_v = m->kv_lora_rank;
+    latent->num_q_heads = mla_padded_heads(layer);
+    if (m->absorb_in_core) {
+        latent->output_form = ATTN_OUTPUT_PLAIN; /* of the up-projection, by `quantize` */
+    }
+    rewrite_projected(layer, PART_NEW);
+    layer->part_params[PART_NEW].sinks = layer->part_params[PART_MAIN].sinks;
+    rewrite_projected(layer, PART_CONTEXT);
+    struct attn_layer_desc *context = &layer->parts[PART_CONTEXT];
+    context->has_sinks = 0; /* they enter one part */
+    context->causal = context->causal_per_request = context->tree_mask = 0;
+}
+
+int32_t mla_padded_heads(const attn_layer *layer)
+{
+    int32_t padded = layer->layer.mla->padded_num_q_heads, heads = layer->layer.desc.num_q_heads;
+    return padded > heads ? padded : heads;
+}

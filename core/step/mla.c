@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* MLA in a run: the projections around attend_mla, and prefill per head. Sources: DeepSeek-V2 (arXiv 2405.04434), section
+ * 2.1; vLLM v1, attention/backends/mla/common.py for the order of the chunks. */
+#include "step/mla.h"
+#include "util/structs.h"
+
+#define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
+
+/* A tensor of three dimensions with its own shape and strides (elements). */
+struct box {
+    struct attn_tensor tensor;
+    int64_t shape[3], strides[3];
+};
+
+static const struct attn_tensor *box_set(struct box *box, const struct attn_tensor *like, void *data, int64_t a,
+                                         int64_t b, int64_t c, int64_t sa, int64_t sb, int64_t sc)
+{
+    *box = (struct box){.shape = {a, b, c}, .strides = {sa, sb, sc}};
+    box->tensor = *like;
+    box->tensor.data = data;
+    box->tensor.ndim = 3;
+    box->tensor.byte_offset = 0;
+    box->tensor.shape = box->shape;
+    box->tensor.strides = box->strides;
+    return &box->tensor;
+}
+
+static int64_t stride_of(const struct attn_tensor *tensor, int32_t dim)
+{
+    int64_t stride = 1;
+    if (tensor->strides != NULL) {
+        return tensor->strides[dim];
+    }
+    for (int32_t i = tensor->ndim - 1; i > dim; i--) {
+        stride *= tensor->shape[i];
+    }
+    return stride;
+}
+
+static uint8_t *element_of(const struct attn_tensor *tensor, int64_t row, int64_t last)
+{
+    int64_t elements = row * stride_of(tensor, 0) + last;
+    return (uint8_t *)tensor->data + tensor->byte_offset + elements * (tensor->dtype.bits / 8);
+}
+
+/* Rows first .. end-1 of [T, heads, size] (columns at .. at+size-1) as [heads, rows, size]; of [T, size] as the same
+ * rows for every head. */
+static const struct attn_tensor *by_head(struct box *box, const struct attn_tensor *rows, int64_t heads,
+                                         int64_t first, int64_t end, int64_t at, int64_t size)
+{
+    int64_t head = rows->ndim == 3 ? stride_of(rows, 1) : 0;
+    return box_set(box, rows, element_of(rows, first, at), heads, end - first, size, head, stride_of(rows, 0), 1);
+}
+
+/* Compact rows [heads, size] in the workspace of which row `first` is the first; nothing before it is touched. */
+static const struct attn_tensor *in_scratch(struct box *box, const attn_plan *plan, const struct attn_tensor *like,
+                                            size_t place, int64_t first, int64_t end, int64_t heads, int64_t size)
+{
+    int64_t row = heads * size;
+    uintptr_t data = (uintptr_t)(plan->workspace + place) - (uintptr_t)(first * row * (like->dtype.bits / 8));
+    return box_set(box, like, (void *)data, end, heads, size, row, size, 1);
+}
+
+/* What the calls of one run share. */
+struct mla_run {
+    attn_plan *plan;
+    struct step *step;
+    const struct attn_step_io *io;
+    const struct attn_io_mla *mla;
+    const struct attn_mla_desc *desc;
+    struct attn_tensor like; /* the activations' dtype and device */
+    int64_t heads;
+    struct attn_error *error;
+};
+
+static attn_status gemm(const struct mla_run *run, const struct instance *instance, const struct attn_tensor *a,
+                        const struct attn_tensor *w, const struct head_weights *scaled,
+                        const struct attn_tensor *out)
+{
+    struct attn_batched_gemm_args args = {.struct_size = sizeof args,
+                                          .instance = instance->handle,
+                                          .stream = run->io->stream,
+                                          .a = a,
+                                          .w = w,
+                                          .w_scale = scaled != NULL ? scaled->scale : NULL,
+                                          .w_scale_count = scaled != NULL ? scaled->num_scales : 0,
+                                          .out = out};
+    return instance->kernels.batched_gemm(&args, run->error);
+}
+
+/* W or its transpose per head. */
+static const struct attn_tensor *weights(struct box *box, const struct head_weights *w, bool transposed)
+{
+    int32_t i = transposed ? 2 : 1, j = transposed ? 1 : 2;
+    uint8_t *data = (uint8_t *)w->tensor.data + w->tensor.byte_offset;
+    return box_set(box, &w->tensor, data, w->shape[0], w->shape[i], w->shape[j], w->strides[0], w->strides[i],
+                   w->strides[j]);
+}
+
+/* The same [size, size] identity for every head: a product with it copies rows to other strides. */
+static const struct attn_tensor *identity(struct box *box, const struct mla_run *run, int64_t size)
+{
+    return box_set(box, &run->like, (void *)(uintptr_t)run->plan->mla.identity, run->heads, size, size, 0,
+                   run->plan->mla.identity_size, 1);
+}
+
+static attn_status launch_mla(const struct mla_run *run, struct launch *launch, const struct attn_io_mla *mla,
+                              const struct attn_tensor *out)
+{
+    struct attn_attend_args *args = &launch->args;
+    args->next = &mla->ext;
+    args->stream = run->io->stream;
+    args->q = args->k = args->v = NULL;
+    args->out = out;
+    args->lse = run->io->lse;
+    attn_status status = launch->kernel(args, run->error);
+    args->next = NULL;
+    args->lse = NULL;
+    return status;
+}
+
+/* Rows first .. end-1: q_nope W_UK beside q_pe against latent rows, and the output through W_UV. */
+static attn_status run_latent(const struct mla_run *run, struct launch *launch, int32_t phase, int64_t first,
+                              int64_t end)
+{
+    const attn_layer *layer = run->step->layer;
+    const struct instance *instance = layer->served[phase].instance;
+    const struct attn_mla_desc *m = run->desc;
+    struct attn_io_mla mla = *run->mla;
+    struct box q, out, a, w, b;
+    int64_t padded = mla_padded_heads(layer);
+    mla.ext.next = NULL;
+    if (!m->absorb_in_core) {
+        return launch_mla(run, launch, &mla, run->io->out);
+    }
+    const struct scratch *scratch = &run->plan->scratch;
+    const struct attn_tensor *latent_q =
+        in_scratch(&q, run->plan, &run->like, scratch->mla.latent_q, first, end, padded, m->kv_lora_rank);
+    const struct attn_tensor *latent_out =
+        in_scratch(&out, run->plan, &run->like, scratch->mla.latent_out, first, end, padded, m->kv_lora_rank);
+    attn_status status =
+        gemm(run, instance, by_head(&a, mla.q_nope, run->heads, first, end, 0, m->qk_nope_head_dim),
+             weights(&w, &layer->mla_uk, false), &layer->mla_uk,
+             by_head(&b, latent_q, run->heads, first, end, 0, m->kv_lora_rank));
+    mla.q_nope = latent_q;
+    status = status == ATTN_OK ? launch_mla(run, launch, &mla, latent_out) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    return gemm(run, instance, by_head(&a, latent_out, run->heads, first, end, 0, m->kv_lora_rank),
+                weights(&w, &layer->mla_uv, false), &layer->mla_uv,
+                by_head(&b, run->io->out, run->heads, first, end, 0, m->v_head_dim));
+}
+
+/* k = [c W_UK^T | k_pe], v = c W_UV of rows first .. end-1 of c and k_pe, to the same rows of k and v. */
+static attn_status project_keys(const struct mla_run *run, const struct attn_tensor *c,
+                                const struct attn_tensor *k_pe, int64_t pe_at, int64_t first, int64_t end,
+                                const struct attn_tensor *k, const struct attn_tensor *v)
+{
+    const attn_layer *layer = run->step->layer;
+    const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
+    const struct attn_mla_desc *m = run->desc;
+    struct box a, w, b;
+    attn_status status = gemm(run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
+                              weights(&w, &layer->mla_uk, true), &layer->mla_uk,
+                              by_head(&b, k, run->heads, first, end, 0, m->qk_nope_head_dim));
+    if (status == ATTN_OK && m->qk_rope_head_dim > 0) {
+        status = gemm(run, instance, by_head(&a, k_pe, run->heads, first, end, pe_at, m->qk_rope_head_dim),
+                      identity(&w, run, m->qk_rope_head_dim), NULL,
+                      by_head(&b, k, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim));
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    return gemm(run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
+                weights(&w, &layer->mla_uv, false), &layer->mla_uv,
+                by_head(&b, v, run->heads, first, end, 0, m->v_head_dim));
+}
+
+/* Both parts of the query as one row: as they lie if they are slices of one, else copied. */
+static attn_status join_query(const struct mla_run *run, int64_t first, int64_t end, struct box *q)
+{
+    const struct attn_tensor *nope = run->mla->q_nope, *pe = run->mla->q_pe;
+    const struct instance *instance = run->step->layer->served[ATTN_PHASE_PREFILL].instance;
+    const struct attn_mla_desc *m = run->desc;
+    int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim;
+    struct box a, w, b;
+    if (m->qk_rope_head_dim == 0 ||
+        (element_of(nope, 0, m->qk_nope_head_dim) == element_of(pe, 0, 0) &&
+         stride_of(nope, 0) == stride_of(pe, 0) && stride_of(nope, 1) == stride_of(pe, 1))) {
+        box_set(q, nope, element_of(nope, 0, 0), nope->shape[0], run->heads, size, stride_of(nope, 0),
+                stride_of(nope, 1), 1);
+        return ATTN_OK;
+    }
+    in_scratch(q, run->plan, nope, run->plan->scratch.mla.q, first, end, run->heads, size);
+    attn_status status = gemm(run, instance, by_head(&a, nope, run->heads, first, end, 0, m->qk_nope_head_dim),
+                              identity(&w, run, m->qk_nope_head_dim), NULL,
+                              by_head(&b, &q->tensor, run->heads, first, end, 0, m->qk_nope_head_dim));
+    if (status != ATTN_OK) {
+        return status;
+    }
+    return gemm(run, instance, by_head(&a, pe, run->heads, first, end, 0, m->qk_rope_head_dim),
+                identity(&w, run, m->qk_rope_head_dim), NULL,
+                by_head(&b, &q->tensor, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim));
+}
+
+static attn_status attend_keys(const struct mla_run *run, struct launch *launch, const struct attn_tensor *q,
+                               const struct attn_tensor *k, const struct attn_tensor *v,
+                               const struct attn_tensor *out, const struct attn_tensor *lse)
+{
+    struct attn_attend_args *args = &launch->args;
+    args->stream = run->io->stream;
+    args->q = q;
+    args->k = k;
+    args->v = v;
+    args->out = out;
+    args->lse = lse;
+    attn_status status = launch->kernel(args, run->error);
+    args->lse = NULL;
+    return status;
+}
+
+static attn_status gather(const struct mla_run *run, const struct context_chunk *chunk,
+                          const struct attn_batch *view, const struct attn_tensor *rows)
+{
+    attn_layer *layer = run->step->layer;
+    const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
+    struct attn_gather_kv_args args = {.struct_size = sizeof args,
+                                       .instance = instance->handle,
+                                       .layer = &layer->parts[PART_MAIN],
+                                       .params = &layer->part_params[PART_MAIN],
+                                       .cache = &layer_cache_owner(layer)->k_cache,
+                                       .batch = view,
+                                       .first_key = compose_on_device(run->plan, chunk->first_key),
+                                       .out_start_loc = compose_on_device(run->plan, chunk->start),
+                                       .stream = run->io->stream,
+                                       .out = rows};
+    return instance->kernels.gather_kv(&args, run->error);
+}
+
+/* One chunk: gathered once, projected, attended by its requests' queries, and merged into what they have so far. */
+static attn_status run_chunk(const struct mla_run *run, int32_t index, const struct attn_tensor *q,
+                             const struct attn_tensor *lse)
+{
+    attn_plan *plan = run->plan;
+    const struct context_chunk *chunk = &plan->mla.chunks[index];
+    struct launch *launch = &run->step->launches[ATTN_PHASE_PREFILL][PART_CONTEXT];
+    const struct instance *instance = run->step->layer->served[ATTN_PHASE_PREFILL].instance;
+    const struct attn_mla_desc *m = run->desc;
+    const struct attn_layer_desc *l = &run->step->layer->layer.desc;
+    struct box rows, k, v, out, partial_lse;
+    struct attn_batch view;
+    int64_t count = chunk->num_rows, tokens = plan->num_tokens;
+    const struct attn_tensor float32 = {.device = run->like.device, .dtype = {ATTN_CODE_FLOAT, 32, 1}};
+    in_scratch(&rows, plan, &run->like, plan->scratch.mla.rows, 0, count, 1, l->head_size);
+    in_scratch(&k, plan, &run->like, plan->scratch.mla.k, 0, count, run->heads,
+               m->qk_nope_head_dim + m->qk_rope_head_dim);
+    in_scratch(&v, plan, &run->like, plan->scratch.mla.v, 0, count, run->heads, m->v_head_dim);
+    in_scratch(&out, plan, &run->like, plan->scratch.out, 0, tokens, run->heads, m->v_head_dim);
+    box_set(&partial_lse, &float32, plan->workspace + plan->scratch.lse[0], run->heads, tokens, 0, tokens, 1, 0);
+    partial_lse.tensor.ndim = 2;
+    mla_chunk_view(plan, chunk, &view);
+    attn_status status = gather(run, chunk, &view, &rows.tensor);
+    /* the gathered row is latent and rope part side by side, the same for all heads */
+    rows.tensor.ndim = 2;
+    rows.shape[1] = l->head_size;
+    rows.strides[1] = 1;
+    if (status == ATTN_OK) {
+        status = project_keys(run, &rows.tensor, &rows.tensor, m->kv_lora_rank, 0, count, &k.tensor, &v.tensor);
+    }
+    launch->args.batch = &view;
+    if (status == ATTN_OK && plan->mla.num_chunks > 1 && instance->kernels.plan != NULL) {
+        launch->args.stream = run->io->stream; /* one schedule's memory serves all chunks in turn */
+        launch->args.q = launch->args.k = launch->args.v = launch->args.out = NULL;
+        status = instance->kernels.plan(&launch->args, ATTN_PLAN_EAGER, run->error);
+    }
+    if (status == ATTN_OK) {
+        status = attend_keys(run, launch, q, &k.tensor, &v.tensor, &out.tensor, &partial_lse.tensor);
+    }
+    launch->args.batch = &plan->views[VIEW_CONTEXT];
+    struct attn_merge_states_args merge = {.struct_size = sizeof merge,
+                                           .instance = instance->handle,
+                                           .stream = run->io->stream,
+                                           .prefix_out = &out.tensor,
+                                           .prefix_lse = &partial_lse.tensor,
+                                           .suffix_out = run->io->out,
+                                           .suffix_lse = lse,
+                                           .out = run->io->out,
+                                           .lse = lse,
+                                           .first_row = chunk->first_row,
+                                           .num_rows = chunk->end_row - chunk->first_row,
+                                           .num_rows_with_prefix = chunk->end_row - chunk->first_row};
+    return status == ATTN_OK ? run->step->merge(&merge, run->error) : status;
+}
+
+/* Rows first .. end-1, prefills: causal over their own keys, then chunk by chunk over what came before. */
+static attn_status run_per_head(const struct mla_run *run, int64_t first, int64_t end)
+{
+    attn_plan *plan = run->plan;
+    const struct attn_mla_desc *m = run->desc;
+    const struct attn_tensor float32 = {.device = run->like.device, .dtype = {ATTN_CODE_FLOAT, 32, 1}};
+    const struct attn_tensor *lse = run->io->lse;
+    struct box q, k, v, own_lse;
+    int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim, tokens = plan->num_tokens;
+    in_scratch(&k, plan, &run->like, plan->scratch.mla.k, first, end, run->heads, size);
+    in_scratch(&v, plan, &run->like, plan->scratch.mla.v, first, end, run->heads, m->v_head_dim);
+    if (lse == NULL && plan->mla.num_chunks > 0) {
+        lse = box_set(&own_lse, &float32, plan->workspace + plan->scratch.lse[1], run->heads, tokens, 0, tokens, 1,
+                      0);
+        own_lse.tensor.ndim = 2;
+    }
+    attn_status status = join_query(run, first, end, &q);
+    if (status == ATTN_OK) {
+        status = project_keys(run, run->mla->kv_c, run->mla->k_pe, 0, first, end, &k.tensor, &v.tensor);
+    }
+    if (status == ATTN_OK) {
+        status = attend_keys(run, run->step->main[1], &q.tensor, &k.tensor, &v.tensor, run->io->out, lse);
+    }
+    for (int32_t i = 0; i < plan->mla.num_chunks && status == ATTN_OK; i++) {
+        status = run_chunk(run, i, &q.tensor, lse);
+    }
+    return status;
+}
+
+attn_status run_mla(attn_plan *plan, struct step *step, const struct attn_step_io *io, struct attn_error *error)
+{
+    struct mla_run run = {.plan = plan,
+                          .step = step,
+                          .io = io,
+                          .mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA, sizeof *run.mla),
+                          .desc = step->layer->layer.mla,
+                          .like = {.device = plan->model->device},
+                          .heads = step->layer->layer.desc.num_q_heads,
+                          .error = error};
+    struct rows activations = step->k;
+    tensor_set_kind(&run.like, activations.kind);
+    int64_t first = plan->first_row, end = first + plan->split.num_decode_tokens;
+    int64_t last = end + plan->split.num_prefill_tokens;
+    attn_status status = ATTN_OK;
+    if (step->main[0] != NULL && step->main[1] == NULL) { /* one call: decodes only, or all of a batch */
+        int32_t phase = step->main[0]->args.phase;
+        return run_latent(&run, step->main[0], phase, first, last);
+    }
+    if (step->main[0] != NULL) {
+        status = run_latent(&run, step->main[0], ATTN_PHASE_DECODE, first, end);
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    return mla_per_head(step) ? run_per_head(&run, end, last)
+                              : run_latent(&run, step->main[1], ATTN_PHASE_PREFILL, end, last);
+}
+
+static bool is_flat(const struct attn_tensor *t, uint64_t kind, int64_t rows, int64_t size)
+{
+    struct attn_tensor like = {.data = NULL};
+    tensor_set_kind(&like, kind);
+    return t != NULL && t->data != NULL && t->shape != NULL && t->ndim == 2 &&
+           memcmp(&t->dtype, &like.dtype, sizeof like.dtype) == 0 && t->shape[0] >= rows && t->shape[1] == size &&
+           (t->strides == NULL || t->strides[1] == 1);
+}
+
+static bool is_query(const struct attn_tensor *t, const struct step *step, int64_t rows, int64_t size)
+{
+    return t != NULL && t->data != NULL && t->shape != NULL && tensor_kind(t) == step->q.kind &&
+           t->shape[0] >= rows && t->shape[1] == mla_padded_heads(step->layer) && t->shape[2] == size &&
+           (t->strides == NULL || t->strides[2] == 1);
+}
+
+static attn_status check_queries(const attn_plan *plan, const struct step *step, const struct attn_step_io *io,
+                                 const struct attn_io_mla *mla, struct attn_error *error)
+{
+    const struct attn_mla_desc *m = step->layer->layer.mla;
+    int64_t tokens = plan->num_tokens;
+    if (!is_query(mla->q_nope, step, tokens, m->absorb_in_core ? m->qk_nope_head_dim : m->kv_lora_rank)) {
+        return FAIL("q_nope", "q_nope is NULL or not [num_tokens or more, padded_num_q_heads or num_q_heads, "
+                              "qk_nope_head_dim (kv_lora_rank without absorption)] of the query's dtype with a "
+                              "contiguous last dimension");
+    }
+    if (m->qk_rope_head_dim > 0 && !is_query(mla->q_pe, step, tokens, m->qk_rope_head_dim)) {
+        return FAIL("q_pe", "q_pe is NULL or not [num_tokens or more, padded_num_q_heads or num_q_heads, "
+                            "qk_rope_head_dim] of the query's dtype with a contiguous last dimension");
+    }
+    if (io->lse != NULL &&
+        (io->lse->ndim != 2 || io->lse->shape == NULL || io->lse->shape[0] != mla_padded_heads(step->layer) ||
+         io->lse->shape[1] < tokens || io->lse->dtype.bits != 32 || io->lse->dtype.code != ATTN_CODE_FLOAT)) {
+        return FAIL("lse", "lse is not [padded_num_q_heads or num_q_heads, num_tokens or more] float32");
+    }
+    if (m->topk > 0 && (mla->topk_indices == NULL || mla->topk_stride < m->topk)) {
+        return FAIL("topk_indices", "topk_indices is NULL, or topk_stride under the layer's topk");
+    }
+    return step_check_out(plan, step, io->out, error);
+}
+
+attn_status mla_check_io(const attn_plan *plan, const struct step *step, const struct attn_step_io *io, bool writes,
+                         bool attends, struct attn_error *error)
+{
+    const struct attn_io_mla *mla =
+        (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA, sizeof *mla);
+    const struct attn_mla_desc *m = step->layer->layer.mla;
+    const char *name = step->layer->layer.desc.name;
+    if (mla == NULL || io->q != NULL || io->k != NULL || io->v != NULL) {
+        return FAIL("attn_io_mla", "a run of MLA brings its tensors in attn_io_mla, and q, k and v are NULL");
+    }
+    bool projects = attends && mla_per_head(step) && plan->split.num_prefill_tokens > 0;
+    int64_t rows = writes ? plan->given.num_slots : 0;
+    rows = projects && plan->num_tokens > rows ? plan->num_tokens : rows;
+    if ((writes || projects) && !is_flat(mla->kv_c, step->k.kind, rows, m->kv_lora_rank)) {
+        return FAIL("kv_c", "kv_c is NULL or not [rows, kv_lora_rank] of the layer's dtype with a contiguous last "
+                            "dimension and a row per slot and token");
+    }
+    if ((writes || projects) && m->qk_rope_head_dim > 0 &&
+        !is_flat(mla->k_pe, step->k.kind, rows, m->qk_rope_head_dim)) {
+        return FAIL("k_pe", "k_pe is NULL or not [rows, qk_rope_head_dim] of the layer's dtype with a contiguous "
+                            "last dimension and a row per slot and token");
+    }
+    attn_status status = attends ? check_queries(plan, step, io, mla, error) : ATTN_OK;
+    if (status == ATTN_OK && attends && plan->validate) {
+        status = validate_tensor(plan, mla->q_nope, "q_nope", name, error);
+        status = status == ATTN_OK ? validate_tensor(plan, mla->q_pe, "q_pe", name, error) : status;
+    }
+    return status;
+}

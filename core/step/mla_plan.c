@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* MLA at plan_create and plan: scratch memory, chunks of context, and which calls a batch takes. */
+#include "select/layer_check.h"
+#include "step/mla.h"
+#include "util/error.h"
+
+#define DEFAULT_CHUNK_ROWS 1024
+#define MAX_CHUNKS (1 << 20)
+#define ALIGNMENT 256
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+bool mla_per_head(const struct step *step)
+{
+    return step->layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_MLA_PREFILL;
+}
+
+void mla_describe(struct step *step)
+{
+    const struct attn_mla_desc *m = step->layer->layer.mla;
+    step->check_io = mla_check_io;
+    if (!m->absorb_in_core) {
+        step->out.head_size = m->kv_lora_rank;
+        step->out.heads = mla_padded_heads(step->layer);
+    }
+}
+
+static bool any_per_head(const attn_plan *plan)
+{
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        if (plan->steps[i].layer->layer.mla != NULL && mla_per_head(&plan->steps[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Keys that a request can have. */
+static int64_t longest_context(const attn_plan *plan)
+{
+    const attn_layer *owner = layer_cache_owner(plan->steps[0].layer);
+    int64_t slots = owner->k_cache.num_blocks * (int64_t)owner->k_cache.block_size;
+    return plan->limits.max_seq_len > 0 && plan->limits.max_seq_len < slots ? plan->limits.max_seq_len : slots;
+}
+
+/* The smallest workspace that a layer asks for; else a default, or all of the context if that is less. */
+static int32_t chunk_rows(const attn_plan *plan, int64_t context)
+{
+    int64_t rows = 0;
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        const struct attn_mla_desc *m = plan->steps[i].layer->layer.mla;
+        int64_t asked = m != NULL ? m->context_workspace_tokens : 0;
+        rows = asked > 0 && (rows == 0 || asked < rows) ? asked : rows;
+    }
+    rows = rows > 0 ? rows : DEFAULT_CHUNK_ROWS;
+    rows = rows < context ? rows : context;
+    return (int32_t)(rows > 0 ? rows : 1);
+}
+
+attn_status mla_init(attn_plan *plan, struct attn_error *error)
+{
+    if (!any_per_head(plan)) {
+        return ATTN_OK;
+    }
+    int64_t context = longest_context(plan) * plan->limits.max_num_reqs;
+    plan->mla.chunk_rows = chunk_rows(plan, context);
+    int64_t chunks = (context + plan->mla.chunk_rows - 1) / plan->mla.chunk_rows;
+    if (chunks > MAX_CHUNKS) {
+        return error_set(error, ATTN_ERROR_LIMIT, "max_seq_len",
+                         "%d requests of %lld keys are %lld chunks of %d context rows; at most %d: limit "
+                         "max_seq_len, or give more context_workspace_tokens",
+                         plan->limits.max_num_reqs, (long long)longest_context(plan), (long long)chunks,
+                         plan->mla.chunk_rows, MAX_CHUNKS);
+    }
+    plan->mla.max_chunks = (int32_t)chunks;
+    plan->mla.chunks = runtime_alloc(plan->model->runtime, (size_t)chunks * sizeof *plan->mla.chunks);
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        const struct attn_mla_desc *m = plan->steps[i].layer->layer.mla;
+        int32_t size = m->qk_nope_head_dim > m->qk_rope_head_dim ? m->qk_nope_head_dim : m->qk_rope_head_dim;
+        plan->mla.identity_size = size > plan->mla.identity_size ? size : plan->mla.identity_size;
+    }
+    return plan->mla.chunks != NULL
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for %lld chunks of context",
+                           (long long)chunks);
+}
+
+void mla_finish(attn_plan *plan)
+{
+    runtime_free(plan->model->runtime, plan->mla.chunks,
+                 (size_t)plan->mla.max_chunks * sizeof *plan->mla.chunks);
+}
+
+static int32_t identity_integers(const attn_plan *plan)
+{
+    return plan->mla.identity_size * plan->mla.identity_size;
+}
+
+/* Two arrays for each chunk's requests, of which consecutive chunks share one at most; query_start_loc; the identity. */
+int32_t mla_max_integers(const attn_plan *plan)
+{
+    if (plan->mla.chunks == NULL) {
+        return 0;
+    }
+    int32_t requests = plan->limits.max_num_reqs + plan->mla.max_chunks;
+    return 2 * requests + plan->mla.max_chunks + plan->limits.max_num_reqs + 1 + identity_integers(plan);
+}
+
+/* Tokens that go the latent way. */
+static size_t latent_tokens(const attn_plan *plan, const struct step *step)
+{
+    const struct attn_layer_desc *l = &step->layer->layer.desc;
+    int64_t declared = step->layer->served[ATTN_PHASE_DECODE].instance->caps->reorder_threshold;
+    int64_t drafted = 1 + (int64_t)l->num_speculative_tokens * (l->parallel_drafting ? 2 : 1);
+    int64_t tokens = (drafted > declared ? drafted : declared) * plan->limits.max_num_reqs;
+    bool all = !mla_per_head(step) || tokens > plan->limits.max_num_tokens;
+    return (size_t)(all ? plan->limits.max_num_tokens : tokens);
+}
+
+size_t mla_lay_out(attn_plan *plan, size_t at)
+{
+    size_t latent = 0, q = 0, rows = 0, k = 0, v = 0, context = (size_t)plan->mla.chunk_rows;
+    size_t tokens = (size_t)plan->limits.max_num_tokens, keys = larger(tokens, context);
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        const struct step *step = &plan->steps[i];
+        const struct attn_mla_desc *m = step->layer->layer.mla;
+        if (m == NULL || !m->absorb_in_core) {
+            continue;
+        }
+        size_t element = step->layer->layer.desc.dtype == ATTN_DTYPE_F32 ? 4 : 2;
+        size_t heads = (size_t)mla_padded_heads(step->layer) * element;
+        size_t qk = (size_t)(m->qk_nope_head_dim + m->qk_rope_head_dim);
+        latent = larger(latent, latent_tokens(plan, step) * heads * (size_t)m->kv_lora_rank);
+        if (mla_per_head(step)) {
+            q = larger(q, tokens * heads * qk);
+            rows = larger(rows, context * (size_t)step->layer->layer.desc.head_size * element);
+            k = larger(k, keys * heads * qk);
+            v = larger(v, keys * heads * (size_t)m->v_head_dim);
+        }
+    }
+    const struct {
+        size_t *place;
+        size_t bytes;
+    } parts[] = {{&plan->scratch.mla.latent_q, latent}, {&plan->scratch.mla.latent_out, latent},
+                 {&plan->scratch.mla.q, q},             {&plan->scratch.mla.rows, rows},
+                 {&plan->scratch.mla.k, k},             {&plan->scratch.mla.v, v}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        *parts[i].place = at;
+        at += aligned(parts[i].bytes);
+    }
+    return at;
+}
+
+/* 1 on the diagonal, in the activations' dtype: products with it are exact copies. */
+static void make_identity(attn_plan *plan)
+{
+    static const uint32_t ones[] = {0x3c00, 0x3f80, 0x3f800000};
+    int32_t dtype = plan->steps[0].layer->layer.desc.dtype, size = plan->mla.identity_size;
+    int32_t *memory = compose_take(plan, identity_integers(plan));
+    memset(memory, 0, (size_t)identity_integers(plan) * sizeof *memory);
+    for (int32_t i = 0; i < size * size; i += size + 1) {
+        if (dtype == ATTN_DTYPE_F32) {
+            ((uint32_t *)memory)[i] = ones[dtype];
+        } else {
+            ((uint16_t *)memory)[i] = (uint16_t)ones[dtype];
+        }
+    }
+    plan->mla.identity = compose_on_device(plan, memory);
+}
+
+static int32_t context_of(const struct attn_batch *view, int32_t r)
+{
+    int32_t queries = view->query_start_loc_host[r + 1] - view->query_start_loc_host[r];
+    int32_t context = view->seq_lens_host[r] - queries;
+    return queries > 0 && context > 0 ? context : 0;
+}
+
+/* One chunk from request r's key `done` on: as many rows as fit, requests one behind the other. */
+static void add_chunk(attn_plan *plan, const struct attn_batch *view, int32_t *r, int32_t *done)
+{
+    struct context_chunk *chunk = &plan->mla.chunks[plan->mla.num_chunks++];
+    int32_t count = 0, left = plan->mla.chunk_rows, end = *r;
+    for (; end < view->num_reqs && left > 0; end++) {
+        int32_t rows = context_of(view, end) - (end == *r ? *done : 0);
+        left -= rows < left ? rows : left;
+        count = rows > 0 ? end + 1 - *r : count; /* requests without context end no chunk */
+    }
+    int32_t *first_key = compose_take(plan, count), *start = compose_take(plan, count + 1);
+    *chunk = (struct context_chunk){.first_req = *r, .num_reqs = count, .first_key = first_key, .start = start};
+    chunk->first_row = view->query_start_loc_host[*r];
+    chunk->end_row = view->query_start_loc_host[*r + count];
+    start[0] = 0;
+    for (int32_t i = 0; i < count; i++) {
+        int32_t space = plan->mla.chunk_rows - start[i];
+        first_key[i] = i == 0 ? *done : 0;
+        int32_t rows = context_of(view, chunk->first_req + i) - first_key[i];
+        rows = rows < space ? rows : space;
+        start[i + 1] = start[i] + rows;
+        *done = first_key[i] + rows;
+    }
+    chunk->num_rows = start[count];
+    *r += count - 1;
+    if (*done == context_of(view, *r)) {
+        ++*r;
+        *done = 0;
+    }
+}
+
+static void make_chunks(attn_plan *plan, const struct attn_batch *view)
+{
+    int32_t r = 0, done = 0;
+    while (r < view->num_reqs) {
+        if (context_of(view, r) == 0) {
+            r++;
+        } else {
+            add_chunk(plan, view, &r, &done);
+        }
+    }
+}
+
+/* The prefill view for attends over keys that are no cache: its host arrays outlive plan(). */
+static void make_context_view(attn_plan *plan, const struct attn_batch *prefill)
+{
+    struct attn_batch *view = &plan->mla.context;
+    int32_t *start = compose_take(plan, prefill->num_reqs + 1);
+    memcpy(start, prefill->query_start_loc_host, (size_t)(prefill->num_reqs + 1) * sizeof *start);
+    *view = *prefill;
+    view->query_start_loc_host = start;
+    view->seq_lens = view->seq_lens_host = NULL;
+    view->key_start_loc = view->key_start_loc_host = NULL;
+    view->slot_mapping = NULL;
+    view->num_slots = 0;
+    view->logits_indices = NULL;
+    view->num_logits_indices = 0;
+    view->max_seq_len = view->max_query_len;
+}
+
+void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk, struct attn_batch *view)
+{
+    int32_t first = chunk->first_req;
+    *view = plan->mla.context;
+    view->num_reqs = chunk->num_reqs;
+    view->num_actual_tokens = chunk->end_row;
+    view->query_start_loc += first;
+    view->query_start_loc_host += first;
+    if (view->block_table_row != NULL) {
+        view->block_table_row += first;
+    } else {
+        view->block_table += first * view->block_table_stride;
+        view->block_table_rows -= first;
+    }
+    view->key_start_loc_host = chunk->start;
+    view->key_start_loc = compose_on_device(plan, chunk->start);
+    view->max_seq_len = plan->mla.chunk_rows;
+    view->causal = -1; /* the part's layer is not */
+    view->causal_per_request = NULL;
+    view->tree = NULL;
+    view->spans = view->span_start_loc = NULL;
+    view->num_spans = 0;
+}
+
+attn_status mla_make_views(attn_plan *plan, struct attn_error *error)
+{
+    const struct attn_batch *prefill = &plan->views[VIEW_PREFILL];
+    plan->mla.num_chunks = 0;
+    if (plan->mla.chunks == NULL || plan->split.num_prefill_tokens == 0) {
+        return ATTN_OK;
+    }
+    if (prefill->seq_lens_host == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "seq_lens_host",
+                         "is NULL; the prefill of MLA takes its context in chunks and needs the lengths on "
+                         "the host (or device_seq_lens_only in the layer)");
+    }
+    if (prefill->flags & ATTN_BATCH_IN_CAPTURE) {
+        return error_set(error, ATTN_ERROR_UNSUPPORTED, "num_prefills",
+                         "%d prefills in a capture; MLA captures decodes only", plan->split.num_prefills);
+    }
+    make_identity(plan);
+    make_context_view(plan, prefill);
+    make_chunks(plan, prefill);
+    plan->views[VIEW_NEW] = plan->mla.context;
+    plan->views[VIEW_NEW].block_table = plan->views[VIEW_NEW].block_table_row = NULL;
+    if (plan->mla.num_chunks > 0) {
+        mla_chunk_view(plan, &plan->mla.chunks[0], &plan->views[VIEW_CONTEXT]);
+    }
+    return ATTN_OK;
+}
+
+static struct launch *use(attn_plan *plan, struct launch *launch, int32_t view)
+{
+    launch->schedule->view = view;
+    launch->args.batch = &plan->views[view];
+    return launch;
+}
+
+void mla_choose_calls(attn_plan *plan, struct step *step)
+{
+    struct launch *decode = &step->launches[ATTN_PHASE_DECODE][PART_MAIN];
+    struct launch *prefill = &step->launches[ATTN_PHASE_PREFILL][PART_MAIN];
+    const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
+    bool mixed = instance == step->layer->served[ATTN_PHASE_DECODE].instance &&
+                 instance->caps->features & ATTN_FEATURE_MIXED_BATCH;
+    step->program = run_mla;
+    if (!mla_per_head(step) && mixed) {
+        step->main[0] = use(plan, plan->split.num_prefills == 0 ? decode : prefill, VIEW_WHOLE);
+        return;
+    }
+    if (plan->split.num_decode_tokens > 0) {
+        step->main[0] = use(plan, decode, VIEW_DECODE);
+    }
+    if (plan->split.num_prefill_tokens == 0) {
+        return;
+    }
+    if (!mla_per_head(step)) {
+        step->main[1] = use(plan, prefill, VIEW_PREFILL);
+        return;
+    }
+    step->main[1] = use(plan, &step->launches[ATTN_PHASE_PREFILL][PART_NEW], VIEW_NEW);
+    if (plan->mla.num_chunks > 0) {
+        use(plan, &step->launches[ATTN_PHASE_PREFILL][PART_CONTEXT], VIEW_CONTEXT);
+    }
+}
