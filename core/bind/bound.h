@@ -23,8 +23,8 @@ enum part {
     PART_MAIN,   /* the layer itself, or what is left of it beside the others */
     PART_PREFIX, /* cascade: the common prefix, not causal, without the sinks' logits */
     PART_SINK,   /* static sink: contiguous fixed keys */
-    PART_NEW,     /* MLA's prefill: the step's own keys, projected per head, contiguous */
-    PART_CONTEXT, /* MLA's prefill: gathered and projected keys of the context, all visible */
+    PART_NEW,     /* the step's own keys, contiguous: of a spread cache, or MLA's, projected per head */
+    PART_CONTEXT, /* the context before them, all visible: this rank's shard, or MLA's, gathered and projected */
     PART_COUNT
 };
 
@@ -96,6 +96,11 @@ void mla_rewrite_parts(attn_layer *layer);
 int32_t mla_padded_heads(const attn_layer *layer);
 attn_status gdn_check_weights(const attn_layer *layer, const struct attn_layer_params *params,
                               struct attn_error *error);
+
+/* parallel.c: is the cache spread over ranks? Then a block of the table holds so many tokens over all of them. */
+bool layer_is_spread(const attn_layer *layer);
+int64_t layer_tokens_per_block(const attn_layer *layer);
+void parallel_rewrite_parts(attn_layer *layer);
 
 /* kv_spec.c */
 void layer_make_spec(attn_layer *layer, int32_t layout);

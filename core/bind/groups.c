@@ -16,6 +16,7 @@ static bool same_table(attn_layer *a, attn_layer *b)
     }
     return layer_cache_owner(a)->spec.kind == layer_cache_owner(b)->spec.kind &&
            layer_cache_owner(a)->spec.layout == layer_cache_owner(b)->spec.layout &&
+           layer_tokens_per_block(layer_cache_owner(a)) == layer_tokens_per_block(layer_cache_owner(b)) &&
            layer_same_cache(x, y);
 }
 

@@ -55,6 +55,9 @@ void layer_rewrite_parts(attn_layer *layer)
     if (layer->layer.mla != NULL) {
         mla_rewrite_parts(layer);
     }
+    if (layer_is_spread(layer)) {
+        parallel_rewrite_parts(layer);
+    }
 }
 
 attn_status layer_prepare(attn_layer *layer, int32_t phase, int32_t part, struct attn_error *error)

@@ -4,6 +4,7 @@
 
 #include "step/gdn.h"
 #include "step/mla.h"
+#include "step/parallel.h"
 #include "step/schedule.h"
 #include "util/structs.h"
 
@@ -46,6 +47,10 @@ static void choose_calls(attn_plan *plan, struct step *step)
     }
     if (step->layer->layer.gdn != NULL) {
         gdn_choose_calls(plan, step);
+        return;
+    }
+    if (layer_is_spread(step->layer)) {
+        parallel_choose_calls(plan, step);
         return;
     }
     if (cascade_pays(plan, step)) {
@@ -95,6 +100,9 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
     }
     if (status == ATTN_OK && layer->layer.gdn != NULL) {
         status = gdn_make_views(plan, error);
+    }
+    if (status == ATTN_OK && layer_is_spread(layer)) {
+        status = parallel_make_views(plan, error);
     }
     if (status == ATTN_OK && composed & ATTN_COMPOSE_STATIC_SINK) {
         status = compose_sink(plan, &layer->layer.desc, error);

@@ -8,12 +8,6 @@
 
 #define ALIGNMENT 256
 
-bool parallel_is(const attn_layer *layer)
-{
-    return layer->layer.cp != NULL && layer->layer.cp->decode != NULL &&
-           layer->layer.cp->decode->world_size > 1;
-}
-
 /* Sizes of one layer's exchange. Heads of all ranks stand as [Hk, n, g]: each rank's group beside the others' over the
  * key head that they have in common. */
 struct exchange {
@@ -52,7 +46,7 @@ size_t parallel_lay_out(attn_plan *plan, size_t at)
     size_t q = 0, out = 0, parts = 0, lse = 0;
     for (int32_t i = 0; i < plan->num_steps; i++) {
         struct exchange x;
-        if (!parallel_is(plan->steps[i].layer)) {
+        if (!layer_is_spread(plan->steps[i].layer)) {
             continue;
         }
         exchange_init(&x, &plan->steps[i], plan->limits.max_num_tokens);
@@ -86,7 +80,7 @@ attn_status parallel_init(attn_plan *plan, struct attn_error *error)
     int32_t tokens = plan->limits.max_num_tokens;
     bool any = false;
     for (int32_t i = 0; i < plan->num_steps; i++) {
-        any |= parallel_is(plan->steps[i].layer);
+        any |= layer_is_spread(plan->steps[i].layer);
     }
     if (!any) {
         return ATTN_OK;
@@ -107,28 +101,14 @@ void parallel_finish(attn_plan *plan)
                  2 * (size_t)plan->limits.max_num_tokens * sizeof(int64_t));
 }
 
-/* What the context's and the new keys' attends see of the layer. Sinks' logits stay with the new keys: in one part, on the
- * rank that owns the heads. */
-void parallel_rewrite_parts(attn_layer *layer)
-{
-    struct attn_layer_desc *context = &layer->parts[PART_CONTEXT], *fresh = &layer->parts[PART_NEW];
-    *fresh = layer->parts[PART_MAIN];
-    layer->part_params[PART_NEW] = layer->part_params[PART_MAIN];
-    fresh->needs_lse = 1;
-    fresh->output_form = ATTN_OUTPUT_PLAIN;
-    context->num_q_heads = layer->layer.desc.num_q_heads * layer->layer.cp->decode->world_size;
-}
-
 attn_status parallel_make_views(attn_plan *plan, struct attn_error *error)
 {
-    const struct attn_layer_desc *layer = &plan->steps[0].layer->layer.desc;
     const struct attn_context_parallel *cp = plan->steps[0].layer->layer.cp;
     const struct attn_batch *whole = &plan->given;
     struct attn_batch *context = &plan->views[VIEW_CONTEXT], *fresh = &plan->views[VIEW_NEW];
     const struct attn_batch_context_parallel *given = (const struct attn_batch_context_parallel *)ext_find(
         whole->next, ATTN_EXT_BATCH_CONTEXT, sizeof *given);
     int32_t interleave = cp->interleave > 0 ? cp->interleave : 1, longest = 0;
-    (void)layer;
     if (whole->seq_lens_host == NULL && (given == NULL || given->local_seq_lens == NULL)) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "local_seq_lens",
                          "context parallelism needs seq_lens_host, or local_seq_lens of attn_batch_context_parallel");

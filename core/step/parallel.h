@@ -8,13 +8,11 @@
 #include "step/schedule.h"
 
 /* A plan without such layers passes through all of them unchanged. */
-bool parallel_is(const attn_layer *layer);
 size_t parallel_lay_out(attn_plan *plan, size_t at);
 attn_status parallel_init(attn_plan *plan, struct attn_error *error);
 void parallel_finish(attn_plan *plan);
 attn_status parallel_make_views(attn_plan *plan, struct attn_error *error);
 void parallel_choose_calls(attn_plan *plan, struct step *step);
-void parallel_rewrite_parts(attn_layer *layer);
 
 extern step_program run_parallel;
 

@@ -8,6 +8,7 @@
 #include "select/names.h"
 #include "step/gdn.h"
 #include "step/mla.h"
+#include "step/parallel.h"
 #include "step/schedule.h"
 #include "util/structs.h"
 
@@ -41,6 +42,9 @@ static bool needs_part(const attn_layer *layer, int32_t phase, int32_t part)
     const struct instance *instance = layer->served[phase].instance;
     const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
     bool per_head = layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_MLA_PREFILL;
+    if (layer_is_spread(layer)) {
+        return part == PART_NEW || part == PART_CONTEXT;
+    }
     if (part == PART_MAIN) {
         return phase == ATTN_PHASE_DECODE || !per_head;
     }
@@ -122,10 +126,11 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
     bool fused = served->instance->caps->features & ATTN_FEATURE_FUSED_WRITE;
     fused &= layer->layer.mla == NULL; /* its prefill attends no cache: rows are always written apart */
     launch->args.flags = part == PART_MAIN && fused && step->writes ? 0 : ATTN_RUN_NO_WRITE;
+    bool gathered = layer->layer.mla != NULL && part == PART_CONTEXT;
     if (part == PART_SINK) {
         launch->args.k = layer->params->params.sink_k;
         launch->args.v = layer->params->params.sink_v;
-    } else if (owner->k_cache.data != NULL && part != PART_NEW && part != PART_CONTEXT) {
+    } else if (owner->k_cache.data != NULL && part != PART_NEW && !gathered) {
         launch->args.k_cache = &owner->k_cache;
         launch->args.v_cache = owner->has_v_cache ? &owner->v_cache : NULL;
     }
@@ -161,7 +166,7 @@ static void describe_tensors(struct step *step)
     step->out = rows_of(l->dtype, l->num_q_heads, l->head_size_v);
     step->quantizes = composed & ATTN_COMPOSE_OUTPUT_QUANT;
     step->plain_checks = step->layer->layer.mla == NULL && step->layer->layer.gdn == NULL;
-    step->keys_are_inputs = !layer_has_cache(l);
+    step->keys_are_inputs = !layer_has_cache(l) || layer_is_spread(step->layer);
     step->writes = layer_has_cache(l) && step->layer->layer.sharing_target < 0 &&
                    step->layer->layer.gdn == NULL;
     step->merge = prefill->kernels.merge_states;
@@ -240,6 +245,7 @@ static void lay_out(attn_plan *plan)
     plan->scratch.plain = at;
     at += quantizes ? aligned(tokens * row) : 0;
     at = mla_lay_out(plan, at);
+    at = parallel_lay_out(plan, at);
     for (int32_t i = 0; i < plan->num_schedules; i++) {
         plan->schedules[i].device_offset = at;
         at += aligned(plan->schedules[i].device_bytes);
@@ -309,6 +315,7 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     }
     count_in(plan, 1);
     status = mla_init(plan, error);
+    status = status == ATTN_OK ? parallel_init(plan, error) : status;
     if (status != ATTN_OK) {
         return status;
     }
@@ -374,6 +381,7 @@ void plan_destroy(attn_plan *plan)
         runtime_free(runtime, plan->schedules[i].host, plan->schedules[i].host_bytes);
     }
     mla_finish(plan);
+    parallel_finish(plan);
     runtime_free(runtime, plan->integers, (size_t)plan->num_integers * sizeof(int32_t));
     runtime_free(runtime, plan->schedules, calls * sizeof *plan->schedules);
     runtime_free(runtime, plan->steps, (size_t)plan->num_steps * sizeof *plan->steps);

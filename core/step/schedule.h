@@ -102,6 +102,12 @@ struct scratch {
         size_t rows; /* [context rows, kv_lora_rank + rope] */
         size_t k, v; /* [T or context rows, Hq, nope + rope or v] */
     } mla;
+    struct {
+        size_t packed, gathered, q; /* queries of a rank, of all by rank, of all by key head */
+        size_t out, lse;            /* [T, Hk n g, Dv] and [Hk n g, T]: the context that is here */
+        size_t send, received;      /* [n] parts of a rank: [T, Hq, Dv], then [Hq, T] float32 */
+        size_t zeros, all_lse, other_lse;
+    } parallel;
     size_t bytes;
 };
 
@@ -158,6 +164,10 @@ struct attn_plan {
         const void *identity;      /* device; by the last plan */
         struct attn_batch context; /* the prefill view with host arrays of the plan's own */
     } mla;
+    struct {
+        int64_t *pairs; /* (t, t) of every row */
+        int32_t world_size;
+    } parallel;
     int32_t num_multiprocessors;
     bool validate;
 };

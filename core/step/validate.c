@@ -32,7 +32,7 @@ static attn_status validate_table(const attn_plan *plan, const attn_layer *owner
 {
     const struct attn_batch *b = &plan->given;
     const struct attn_layer_desc *l = &plan->steps[0].layer->layer.desc;
-    int64_t block_size = owner->layer.desc.block_size;
+    int64_t block_size = layer_tokens_per_block(owner);
     for (int32_t r = 0; r < b->num_reqs; r++) {
         int64_t row = b->block_table_row != NULL ? b->block_table_row[r] : r;
         int64_t length = b->seq_lens[r];

@@ -144,12 +144,13 @@ static attn_status check_cache(const attn_plan *plan, struct attn_batch *b,
                      (const void *)b->seq_lens, (const void *)b->block_table);
     }
     b->block_table_rows = b->block_table_rows > 0 ? b->block_table_rows : b->num_reqs;
-    int64_t blocks = (b->max_seq_len + layer->block_size - 1) / layer->block_size;
+    int64_t in_block = layer_tokens_per_block(owner);
+    int64_t blocks = (b->max_seq_len + in_block - 1) / in_block;
     if (status == ATTN_OK && b->seq_lens_host != NULL && b->num_reqs > 1 &&
         b->block_table_stride < blocks && b->block_table_rows > 1) {
         status = BAD("block_table_stride", "rows of %lld entries; a request has %d keys, %lld blocks of %d",
                      (long long)b->block_table_stride, b->max_seq_len, (long long)blocks,
-                     layer->block_size);
+                     (int32_t)in_block);
     }
     if (status == ATTN_OK && (b->num_slots < 0 || (b->num_slots > 0 && b->slot_mapping == NULL))) {
         status = BAD("slot_mapping", "%lld slots at %p", (long long)b->num_slots,
