@@ -393,26 +393,18 @@ static void hold_output(struct check *check)
 {
     const struct attn_backend_caps *caps = check->caps;
     int32_t form = check->layer->output_form;
-<<<<<<< HEAD
-    bool own = caps->output_forms >> form & 1, merged = check->match->composed & ATTN_COMPOSE_STATIC_SINK ||
-         (check->whole->cp != NULL && spreads(check->whole->cp->decode));
-=======
     /* nor does an attend write the output of an up-projection */
     bool projected = check->whole->mla != NULL && check->whole->mla->absorb_in_core;
     bool own = caps->output_forms >> form & 1;
-    bool merged = check->match->composed & ATTN_COMPOSE_STATIC_SINK || projected;
->>>>>>> fcbabb2 (wip: MLA and GDN in the core)
+    bool merged = check->match->composed & ATTN_COMPOSE_STATIC_SINK || projected ||
+                  (check->whole->cp != NULL && spreads(check->whole->cp->decode));
     if (form == ATTN_OUTPUT_PLAIN || (own && !merged)) {
         return;
     }
     if (caps->kernels & ATTN_KERNEL_QUANTIZE) {
         compose(check, ATTN_COMPOSE_OUTPUT_QUANT, ATTN_GRAPH_ALWAYS);
     } else if (own) {
-<<<<<<< HEAD
-        need_kernel(check, ATTN_KERNEL_QUANTIZE, "quantize (behind a merge)");
-=======
         need_kernel(check, ATTN_KERNEL_QUANTIZE, "quantize (behind a merge or an up-projection)");
->>>>>>> fcbabb2 (wip: MLA and GDN in the core)
     } else {
         hold_code(check, "output_form", form, caps->output_forms, ATTN_OUTPUT_FORM_COUNT,
                   name_of_output_form);
