@@ -50,6 +50,9 @@ static attn_status check_view(const attn_layer *layer, const struct attn_kv_view
     const struct attn_layer_desc *l = &layer->layer.desc;
     int32_t head_size = value ? l->head_size_v : l->head_size;
     int64_t row = kv_row_bytes(l->kv_dtype, head_size, value);
+    if (l->kv_dtype == ATTN_KV_NVFP4) {
+        row = head_size / 2; /* block scales have a place of their own, behind the row or apart */
+    }
     int32_t pack = view->pack > 0 ? view->pack : head_size;
     if (view->data == NULL || view->num_blocks <= 0) {
         return BAD("data", "layer '%s', %s: data %p, %lld blocks; an address and at least 1 block",
