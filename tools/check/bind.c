@@ -118,6 +118,13 @@ static void bind_batch(const struct problem *p, struct binding *b, uint8_t *base
         .num_slots = p->num_actual_tokens,
     };
     bind_lengths(p, b, base, host);
+    batch->common_prefix_len = p->shared;
+    if (p->v[FACTOR_SHAPE].a == SHAPE_CROSS) {
+        batch->encoder_seq_lens = batch->seq_lens;
+        batch->encoder_seq_lens_host = batch->seq_lens_host;
+        batch->max_encoder_seq_len = batch->max_seq_len;
+        batch->num_slots = 0; /* nothing is written */
+    }
     if (p->paged) {
         batch->block_table = (const int32_t *)(base + p->at.block_table);
         batch->block_table_stride = p->table_stride;
@@ -186,6 +193,7 @@ static void bind_writes(const struct problem *p, struct binding *b, uint8_t *bas
     /* Negative slots name rows to skip; the length of slot_mapping says how many rows of k are
      * real. */
     int64_t num_slots = p->v[FACTOR_STRIDES].a ? p->num_actual_tokens : p->num_tokens;
+    num_slots = p->v[FACTOR_SHAPE].a == SHAPE_CROSS ? 0 : num_slots;
     b->write = (struct attn_write_kv_args){.struct_size = sizeof b->write,
                                            .layer = &b->layer,
                                            .params = &b->params,

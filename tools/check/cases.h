@@ -17,6 +17,8 @@ enum case_shape {
     SHAPE_EXTEND,      /* queries behind a context */
     SHAPE_MIXED,       /* decodes first, then extends; an empty request between */
     SHAPE_LONG_EXTEND, /* few queries behind a long context */
+    SHAPE_SHARED,      /* requests whose first keys lie in the same blocks: a cascade, if it pays */
+    SHAPE_CROSS,       /* every key in the cache already, as many as an encoder had tokens */
     SHAPE_CONTIGUOUS,  /* no cache: keys are k and v of the step */
     SHAPE_CROSS_KEYS,  /* no cache, keys of their own lengths */
     SHAPE_COUNT
@@ -25,6 +27,7 @@ enum case_shape {
 /* The factors of a case. Each is an index into that factor's list of values. */
 enum case_factor {
     FACTOR_SHAPE,
+    FACTOR_KIND, /* enum attn_layer_kind of layers without a cache; others follow from the terms */
     FACTOR_DTYPE,
     FACTOR_KV_DTYPE,
     FACTOR_HEAD_SIZE, /* D, Dv */
@@ -85,6 +88,9 @@ struct case_space {
     bool (*serves)(void *user, const struct factor_value *v);
     void *user;
     int32_t num_unserved; /* pairs of values that stand in no case */
+    /* The core runs the cases. A static sink that it composes shows in rows without keys too, so
+     * these stay out. */
+    bool through_core;
 };
 
 struct attend_case {
@@ -116,6 +122,10 @@ bool case_of_cache(const struct case_space *space, int32_t dtype, int32_t kv_dty
  * it. */
 bool case_space_cover(struct case_space *space, uint64_t seed, int32_t extra,
                       struct attend_case **cases, int32_t *num_cases);
+
+/* cover.c. `count` random cases that are served; fewer if most draws are not. */
+bool case_space_draw(const struct case_space *space, uint64_t seed, int32_t count,
+                     struct attend_case **cases, int32_t *num_cases);
 
 static inline struct factor_value case_value(const struct case_space *space,
                                              const struct attend_case *c, int32_t factor)

@@ -74,9 +74,9 @@ static bool cover_pairs(struct case_space *space, struct coverage *cover, uint64
                     c.index[i] = a;
                     c.index[j] = b;
                     case_settle(space, &c);
-                    bool holds = c.index[i] == a && c.index[j] == b && !case_refused(space, &c);
+                    bool holds = c.index[i] == a && c.index[j] == b;
                     int32_t fresh = holds ? count_new(cover, &c, false) : 0;
-                    if (fresh > most) {
+                    if (fresh > most && !case_refused(space, &c)) {
                         most = fresh;
                         best = c;
                     }
@@ -121,4 +121,24 @@ bool case_space_cover(struct case_space *space, uint64_t seed, int32_t extra,
         *num_cases = 0;
     }
     return ok;
+}
+
+bool case_space_draw(const struct case_space *space, uint64_t seed, int32_t count,
+                     struct attend_case **cases, int32_t *num_cases)
+{
+    uint64_t random = seed;
+    *cases = NULL;
+    *num_cases = 0;
+    for (int32_t i = 0; i < 8 * count && *num_cases < count; i++) {
+        struct attend_case c;
+        draw(space, &random, &c);
+        case_settle(space, &c);
+        if (!case_refused(space, &c) && !take(cases, num_cases, &c)) {
+            free(*cases);
+            *cases = NULL;
+            *num_cases = 0;
+            return false;
+        }
+    }
+    return true;
 }

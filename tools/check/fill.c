@@ -38,26 +38,31 @@ static void fill_lengths(struct problem *p, uint64_t *random)
     }
 }
 
-/* A request's blocks, from a shuffled order of all, and the slots of its tokens. */
+/* A request's blocks, from a shuffled order of all, and the slots of its tokens. Shared keys are
+ * those of the first request. */
 static void fill_table(struct problem *p, int32_t r, int32_t *entries, const int32_t *order,
                        int64_t *slots, int64_t *context_slots)
 {
     const struct request *request = &p->requests[r];
     int32_t block_size = p->v[FACTOR_BLOCK_SIZE].a, window = p->v[FACTOR_WINDOW].a;
-    int32_t context = request->seq_len - request->query_len;
+    int32_t context = problem_context(p, r);
+    const int32_t *row = (const int32_t *)(p->image.bytes + p->at.block_table_row);
+    const int32_t *first = (const int32_t *)(p->image.bytes + p->at.block_table) +
+                           row[0] * p->table_stride;
     for (int32_t j = 0; j < request->seq_len; j++) {
+        bool shared = r > 0 && j < p->shared;
         if (j % block_size == 0) {
-            entries[j / block_size] = order[j / block_size];
+            entries[j / block_size] = (shared ? first : order)[j / block_size];
         }
         int64_t slot = (int64_t)entries[j / block_size] * block_size + j % block_size;
         if (j < context) {
-            context_slots[j] = slot;
+            context_slots[j] = shared ? -1 : slot;
         } else {
             slots[j - context] = slot;
         }
     }
     /* what no query's window reaches may be anything */
-    if (window > 0 && p->v[FACTOR_SPANS].a == 0) {
+    if (window > 0 && p->v[FACTOR_SPANS].a == 0 && p->shared == 0) {
         for (int32_t b = 0; (b + 1) * block_size <= context - window; b++) {
             entries[b] = -GARBAGE_BLOCK;
         }
@@ -91,12 +96,11 @@ static bool fill_tables(struct problem *p, uint64_t *random)
     }
     for (int32_t r = 0; r < p->num_reqs; r++) {
         const struct request *request = &p->requests[r];
-        int32_t context = request->seq_len - request->query_len;
         row[r] = p->v[FACTOR_TABLE_ROW].a ? (2 * p->num_reqs - 1 - 2 * r) : r;
         fill_table(p, r, table + row[r] * p->table_stride, next, slots, context_slots);
         next += (request->seq_len + block_size - 1) / block_size;
         slots += request->query_len;
-        context_slots += context > 0 ? context : 0;
+        context_slots += problem_context(p, r);
     }
     free(order);
     return true;
@@ -215,11 +219,10 @@ static struct key_place key_place(const struct problem *p, bool value, int32_t r
     int64_t key = p->first_row, context = 0;
     for (int32_t i = 0; i < r; i++) {
         const struct request *request = &p->requests[i];
-        int32_t before = p->paged ? request->seq_len - request->query_len : 0;
         key += p->paged ? request->query_len : request->seq_len;
-        context += before > 0 ? before : 0;
+        context += problem_context(p, i);
     }
-    int32_t own = p->paged ? p->requests[r].seq_len - p->requests[r].query_len : 0;
+    int32_t own = problem_context(p, r);
     if (j < own) {
         return (struct key_place){value ? p->at.context_v : p->at.context_k,
                                   (context + j) * hk * d};

@@ -15,7 +15,8 @@ void case_layer(const struct factor_value *v, struct attn_layer_desc *layer)
     *layer = (struct attn_layer_desc){
         .struct_size = sizeof *layer,
         .name = "case",
-        .kind = !paged                 ? ATTN_LAYER_ENCODER_ONLY
+        .kind = !paged                             ? v[FACTOR_KIND].a
+                : v[FACTOR_SHAPE].a == SHAPE_CROSS ? ATTN_LAYER_CROSS
                 : v[FACTOR_STATIC_SINK].a ? ATTN_LAYER_STATIC_SINK
                                           : ATTN_LAYER_DECODER,
         .dtype = v[FACTOR_DTYPE].a,

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine.h"
 #include "kernels.h"
 #include "report.h"
 #include "resolve.h"
@@ -15,6 +16,8 @@
 #define EXIT_USAGE 2
 #define EXIT_ABSENT 77
 #define FULL_EXTRA_CASES 1500
+#define QUICK_ENGINE_CASES 140
+#define FULL_ENGINE_CASES 900
 #define CASE_NAME_SIZE 320
 
 static const char usage[] =
@@ -118,6 +121,7 @@ static int parse(int argc, char **argv, struct options *options)
 struct run {
     const struct options *options;
     struct trial trial;
+    struct core *core;
     struct report report;
     struct case_space space;
     struct attend_case *cases;
@@ -199,6 +203,37 @@ static void run_kernels(struct run *run)
     try_case(run, "two_threads", steps_two_threads, &steps);
 }
 
+/* Cases through the core, each in one way in turn. */
+static bool run_engines(struct run *run)
+{
+    struct engine_service service = {&run->trial, run->core};
+    int32_t wanted_cases = run->options->full ? FULL_ENGINE_CASES : QUICK_ENGINE_CASES;
+    struct case_space space;
+    struct attend_case *cases = NULL;
+    int32_t num_cases = 0;
+    bool ok = engine_space_init(&space, &run->trial.tested->caps, &service) &&
+              case_space_draw(&space, run->options->seed, wanted_cases, &cases, &num_cases);
+    for (int32_t i = 0; i < num_cases && ok; i++) {
+        char name[CASE_NAME_SIZE], full_name[CASE_NAME_SIZE + 40];
+        int32_t way = i % ENGINE_WAY_COUNT;
+        case_name(&space, &cases[i], name, sizeof name);
+        snprintf(full_name, sizeof full_name, "engine%s.%s.%d", name + strlen("attend"),
+                 engine_way_names[way], i);
+        if (!wanted(run, full_name)) {
+            continue;
+        }
+        if (run->options->list) {
+            puts(full_name);
+            continue;
+        }
+        tell(run, full_name, engine_trial(&run->trial, run->core, &space, &cases[i],
+                                          run->options->seed + (uint64_t)i, way));
+    }
+    free(cases);
+    case_space_finish(&space);
+    return ok;
+}
+
 static bool declared_slots_there(const struct backend *backend, struct attn_error *error)
 {
     const struct attn_kernels *k = &backend->kernels;
@@ -241,6 +276,10 @@ static int run_suite(struct run *run)
     }
     run_kernels(run);
     run_attends(run);
+    if (!run_engines(run)) {
+        snprintf(error.message, sizeof error.message, "no memory for the cases");
+        return fail_with(options->target, &error, EXIT_FAILURE);
+    }
     if (options->list) {
         return EXIT_SUCCESS;
     }
@@ -267,6 +306,7 @@ int main(int argc, char **argv)
     struct resolved resolved;
     struct backend reference, tested;
     struct device device;
+    struct core core = {NULL};
     int code = parse(argc, argv, &options);
     if (code >= 0) {
         return code;
@@ -281,9 +321,12 @@ int main(int argc, char **argv)
     attn_status status = backend_open(&tested, resolved.file, resolved.name, &error);
     if (status == ATTN_OK) {
         status = device_init(&device, tested.caps.device, &error);
+        bool has_device = status == ATTN_OK;
+        status = has_device ? core_open(&core, &resolved, &tested.caps, &error) : status;
         if (status == ATTN_OK) {
             struct run run = {.options = &options,
                               .trial = {&reference, &tested, &device, "", 0, false},
+                              .core = &core,
                               .report = {.backend = tested.caps.name,
                                          .target = options.target,
                                          .seed = options.seed}};
@@ -291,6 +334,9 @@ int main(int argc, char **argv)
             report_finish(&run.report);
             case_space_finish(&run.space);
             free(run.cases);
+            core_close(&core);
+        }
+        if (has_device) {
             device_finish(&device);
         }
         backend_close(&tested);

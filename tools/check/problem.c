@@ -11,6 +11,9 @@
 #define MAX_SEQ_LEN 160
 #define MAX_LONG_SEQ_LEN 1700
 #define PADDING_ROWS 3
+#define SHARED_KEYS 256 /* the least prefix of a cascade, a multiple of every block size */
+#define SHARED_REQS 8   /* its least number of requests */
+#define SPARE_BLOCKS 9  /* of a table's row: bounds may be that much longer than the requests */
 
 static int32_t draw_length(uint64_t *random, int32_t block_size, int32_t least)
 {
@@ -38,6 +41,9 @@ static int32_t draw_query_len(const struct problem *p, int32_t r, uint64_t *rand
         return r >= p->num_reqs / 2 ? 1 + random_below(random, 37) : 1;
     case SHAPE_LONG_EXTEND:
         return 2 + random_below(random, 4);
+    case SHAPE_SHARED:
+    case SHAPE_CROSS:
+        return 1 + random_below(random, 3);
     default:
         return 1;
     }
@@ -55,6 +61,9 @@ static struct request draw_request(const struct problem *p, int32_t r, uint64_t 
     case SHAPE_CROSS_KEYS:
         request.seq_len = 1 + random_below(random, MAX_SEQ_LEN);
         break;
+    case SHAPE_SHARED:
+        request.seq_len = SHARED_KEYS + request.query_len + random_below(random, 40);
+        break;
     case SHAPE_LONG_DECODE:
     case SHAPE_LONG_EXTEND:
         request.seq_len = MAX_LONG_SEQ_LEN / (shape == SHAPE_LONG_EXTEND ? 2 : 1) -
@@ -66,33 +75,43 @@ static struct request draw_request(const struct problem *p, int32_t r, uint64_t 
     return request;
 }
 
+int32_t problem_context(const struct problem *p, int32_t r)
+{
+    const struct request *request = &p->requests[r];
+    int32_t own = p->v[FACTOR_SHAPE].a == SHAPE_CROSS ? 0 : request->query_len;
+    return p->paged && request->seq_len > own ? request->seq_len - own : 0;
+}
+
 static void draw_requests(struct problem *p, uint64_t *random)
 {
     int32_t shape = p->v[FACTOR_SHAPE].a;
     int32_t block_size = p->v[FACTOR_BLOCK_SIZE].a;
     bool is_long = shape == SHAPE_LONG_DECODE || shape == SHAPE_LONG_EXTEND;
-    p->num_reqs = is_long ? 1 + random_below(random, 2) : 3 + random_below(random, 5);
+    p->num_reqs = is_long                 ? 1 + random_below(random, 2)
+                  : shape == SHAPE_SHARED ? SHARED_REQS + random_below(random, 2)
+                                          : 3 + random_below(random, 5);
+    p->shared = shape == SHAPE_SHARED ? SHARED_KEYS : 0;
     for (int32_t r = 0; r < p->num_reqs; r++) {
         p->requests[r] = draw_request(p, r, random);
     }
     if (shape == SHAPE_MIXED) { /* an idle request behind the decodes */
         p->requests[p->num_reqs / 2] = (struct request){0, 0};
-    } else if (shape == SHAPE_DECODE && random_below(random, 3) == 0) { /* a padding row */
+    } else if (shape == SHAPE_DECODE && random_below(random, 3) == 0 &&
+               !(p->space->through_core && p->v[FACTOR_STATIC_SINK].a)) { /* a padding row */
         p->requests[p->num_reqs - 1].seq_len = 0;
     }
     p->num_actual_tokens = p->num_keys = p->first_row = p->v[FACTOR_FIRST_ROW].a;
     for (int32_t r = 0; r < p->num_reqs; r++) {
         const struct request *request = &p->requests[r];
-        int32_t context = request->seq_len - request->query_len;
         p->num_actual_tokens += request->query_len;
         p->num_keys += p->paged ? request->query_len : request->seq_len;
-        p->num_context += p->paged && context > 0 ? context : 0;
+        p->num_context += problem_context(p, r);
         int64_t blocks = (request->seq_len + block_size - 1) / block_size;
         p->num_blocks += p->paged ? blocks : 0;
         p->table_stride = blocks > p->table_stride ? blocks : p->table_stride;
     }
     p->num_blocks += 3; /* never written: poison */
-    p->table_stride += 2;
+    p->table_stride += SPARE_BLOCKS;
     p->num_tokens = p->num_actual_tokens + PADDING_ROWS;
     p->num_logits = p->v[FACTOR_FAST_PREFILL].a ? p->num_actual_tokens / 3 + 2 : 0;
 }

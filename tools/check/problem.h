@@ -43,6 +43,7 @@ struct problem {
     int32_t num_keys;          /* rows of k and v, first_row included */
     int32_t num_context;
     int32_t num_spans;
+    int32_t shared; /* leading keys of all requests that lie in the same blocks */
     int32_t num_logits;
     int32_t q_dtype; /* enum attn_dtype_name of q */
     int64_t num_blocks;
@@ -70,6 +71,8 @@ struct binding {
 bool problem_init(struct problem *problem, const struct case_space *space,
                   const struct attend_case *attend_case, uint64_t seed);
 void problem_finish(struct problem *problem);
+/* Keys of a request that are in the cache before the step. */
+int32_t problem_context(const struct problem *problem, int32_t request);
 /* Elements between rows: contiguous, or slices of a wider fused tensor. */
 int64_t problem_row_elements(const struct problem *problem, int32_t heads, int32_t head_size);
 /* The scale that both sides use for a head, from the device's floats or the host's. */

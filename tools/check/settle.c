@@ -27,6 +27,9 @@ static void settle_cache(const struct case_space *space, struct attend_case *c)
     static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
     int32_t dtype = case_value(space, c, FACTOR_DTYPE).a;
     bool paged = shape_is_paged(case_value(space, c, FACTOR_SHAPE).a);
+    if (paged) {
+        off(c, FACTOR_KIND);
+    }
     if (!paged) {
         off(c, FACTOR_TABLE_ROW);
         off(c, FACTOR_BLOCK_SIZE);
@@ -60,6 +63,18 @@ static void settle_terms(const struct case_space *space, struct attend_case *c)
 {
     int32_t shape = case_value(space, c, FACTOR_SHAPE).a;
     int32_t causal = case_value(space, c, FACTOR_CAUSAL).a;
+    if (shape == SHAPE_CROSS) { /* positions of the keys have nothing to do with the queries' */
+        if (!set(space, c, FACTOR_CAUSAL, CAUSAL_NO)) {
+            set(space, c, FACTOR_SHAPE, SHAPE_EXTEND);
+        }
+        off(c, FACTOR_WINDOW);
+        off(c, FACTOR_ALIBI);
+        off(c, FACTOR_STATIC_SINK);
+        off(c, FACTOR_WRITE);
+        off(c, FACTOR_FAST_PREFILL);
+        shape = case_value(space, c, FACTOR_SHAPE).a;
+        causal = case_value(space, c, FACTOR_CAUSAL).a;
+    }
     if (case_value(space, c, FACTOR_WINDOW).b != 0 && causal != CAUSAL_NO) {
         off(c, FACTOR_WINDOW);
     }

@@ -93,37 +93,49 @@ attn_status side_plan(struct side *side, int32_t mode, struct attn_error *error)
     return side->backend->kernels.plan(&args, mode, error);
 }
 
-attn_status side_plan_shorter(struct side *side, const struct problem *problem, int32_t mode,
-                              struct attn_error *error)
+attn_status side_shorten(struct side *side, const struct problem *problem, int32_t *lengths)
 {
-    int32_t shorter[PROBLEM_MAX_REQS];
-    uint8_t *seq_lens = side->memory + problem->at.seq_lens;
-    const int32_t *host = side->binding.batch.seq_lens_host;
+    struct attn_batch *batch = &side->binding.batch;
     for (int32_t r = 0; r < problem->num_reqs; r++) {
         const struct request *request = &problem->requests[r];
-        shorter[r] = request->seq_len - (request->seq_len > request->query_len);
+        bool longer = request->seq_len > request->query_len && problem->shared == 0;
+        lengths[r] = request->seq_len - longer;
     }
     if (!problem->paged) {
-        return side_plan(side, mode, error);
+        return ATTN_OK;
     }
-    if (!device_write(side->device, seq_lens, shorter,
-                      (size_t)problem->num_reqs * sizeof *shorter)) {
-        return ATTN_ERROR_DEVICE;
-    }
-    side->binding.batch.seq_lens_host = host != NULL ? shorter : NULL;
-    attn_status status = side_plan(side, mode, error);
-    side->binding.batch.seq_lens_host = host;
-    return status;
+    batch->seq_lens_host = batch->seq_lens_host != NULL ? lengths : NULL;
+    batch->encoder_seq_lens_host = batch->encoder_seq_lens_host != NULL ? lengths : NULL;
+    bool written = device_write(side->device, side->memory + problem->at.seq_lens, lengths,
+                                (size_t)problem->num_reqs * sizeof *lengths);
+    return written ? ATTN_OK : ATTN_ERROR_DEVICE;
 }
 
 attn_status side_restore(struct side *side, const struct problem *problem)
 {
-    uint8_t drained; /* reading waits for what was enqueued with the other lengths */
-    uint8_t *seq_lens = side->memory + problem->at.seq_lens;
+    struct attn_batch *batch = &side->binding.batch;
+    const uint8_t *lengths = problem->image.bytes + problem->at.seq_lens;
+    uint8_t drained, *seq_lens = side->memory + problem->at.seq_lens;
+    if (!problem->paged) {
+        return ATTN_OK;
+    }
+    batch->seq_lens_host = batch->seq_lens_host != NULL ? (const int32_t *)lengths : NULL;
+    batch->encoder_seq_lens_host =
+        batch->encoder_seq_lens_host != NULL ? (const int32_t *)lengths : NULL;
     bool ok = device_read(side->device, &drained, seq_lens, 1) &&
-              device_write(side->device, seq_lens, problem->image.bytes + problem->at.seq_lens,
+              device_write(side->device, seq_lens, lengths,
                            (size_t)problem->num_reqs * sizeof(int32_t));
     return ok ? ATTN_OK : ATTN_ERROR_DEVICE;
+}
+
+attn_status side_plan_shorter(struct side *side, const struct problem *problem, int32_t mode,
+                              struct attn_error *error)
+{
+    int32_t lengths[PROBLEM_MAX_REQS];
+    attn_status status = side_shorten(side, problem, lengths);
+    status = status == ATTN_OK ? side_plan(side, mode, error) : status;
+    attn_status restored = side_restore(side, problem);
+    return status != ATTN_OK ? status : restored;
 }
 
 attn_status side_write(struct side *side, const struct problem *problem, struct attn_error *error)
@@ -140,9 +152,41 @@ attn_status side_attend(struct side *side, struct attn_error *error)
     return side->backend->kernels.attend(&side->binding.attend, error);
 }
 
+attn_status side_write_context(struct backend *reference, struct problem *problem,
+                               struct attn_error *error)
+{
+    static const struct device host = {.device = {ATTN_DEVICE_CPU, 0}};
+    struct side side;
+    attn_status status = ATTN_ERROR_OUT_OF_MEMORY;
+    if (!problem->paged) {
+        return ATTN_OK;
+    }
+    if (side_init(&side, reference, &host, problem)) {
+        status = reference->kernels.write_kv(&side.binding.write_context, error);
+        memcpy(problem->image.bytes, side.memory, problem->image.size);
+    }
+    side_finish(&side);
+    return status;
+}
+
+attn_status side_run_reference(struct side *reference, const struct problem *problem,
+                               struct attn_error *error)
+{
+    attn_status status = side_prepare(reference, problem, 1, error);
+    reference->binding.attend.flags = ATTN_RUN_NO_WRITE;
+    if (status == ATTN_OK && problem->paged) {
+        status = reference->backend->kernels.write_kv(&reference->binding.write, error);
+    }
+    status = status == ATTN_OK ? side_plan(reference, ATTN_PLAN_EAGER, error) : status;
+    return status == ATTN_OK ? side_attend(reference, error) : status;
+}
+
 bool side_guards_whole(struct side *side)
 {
     uint8_t guard[PLAN_GUARD];
+    if (side->plan.host == NULL) {
+        return true; /* it has no plan of its own */
+    }
     if (!device_read(side->device, guard, side->plan.device + side->plan.device_bytes,
                      PLAN_GUARD)) {
         return false;

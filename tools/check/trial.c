@@ -80,7 +80,6 @@ static attn_status capture_and_replay(struct side *side, const struct problem *p
     struct device_graph graph = {0};
     attn_status status = side_plan_shorter(
         side, problem, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_CAPTURE, error);
-    status = status == ATTN_OK ? side_restore(side, problem) : status;
     bool capturing = status == ATTN_OK && device_capture_begin(side->device, side->stream);
     if (status == ATTN_OK && inside) {
         status = side_plan(side, ATTN_PLAN_IN_GRAPH, error);
@@ -111,29 +110,10 @@ static attn_status plan_by_way(struct side *side, const struct problem *problem,
     attn_status status = ATTN_OK;
     if (way == TRIAL_REPLANNED) {
         status = side_plan_shorter(side, problem, ATTN_PLAN_EAGER, error);
-        status = status == ATTN_OK ? side_restore(side, problem) : status;
     } else if (way == TRIAL_TABLE_UPDATE) {
         return plan_and_update(side, problem, error);
     }
     return status == ATTN_OK ? side_plan(side, ATTN_PLAN_EAGER, error) : status;
-}
-
-/* The reference fills the cache's context in the initial image, so that both sides start from the
- * same bytes. */
-static attn_status write_context(struct trial *trial, struct problem *problem,
-                                 const struct device *host, struct attn_error *error)
-{
-    struct side side;
-    attn_status status = ATTN_ERROR_OUT_OF_MEMORY;
-    if (!problem->paged) {
-        return ATTN_OK;
-    }
-    if (side_init(&side, trial->reference, host, problem)) {
-        status = side.backend->kernels.write_kv(&side.binding.write_context, error);
-        memcpy(problem->image.bytes, side.memory, problem->image.size);
-    }
-    side_finish(&side);
-    return status;
 }
 
 static void refuse(void *user, const char *field, const char *asked, const char *supported)
@@ -191,6 +171,8 @@ static enum trial_result run_alone(struct trial *trial, const struct problem *pr
         }
         one->key_start_loc += one->key_start_loc != NULL ? r : 0;
         one->key_start_loc_host += one->key_start_loc_host != NULL ? r : 0;
+        one->encoder_seq_lens += one->encoder_seq_lens != NULL ? r : 0;
+        one->encoder_seq_lens_host += one->encoder_seq_lens_host != NULL ? r : 0;
         one->causal_per_request += one->causal_per_request != NULL ? r : 0;
         one->span_start_loc += one->span_start_loc != NULL ? r : 0;
         if (one->tree != NULL) {
@@ -253,9 +235,9 @@ static enum trial_result run_beside(struct trial *trial, const struct problem *p
                  side_prepare(&other, problem, 1, error) == ATTN_OK &&
                  side_plan_shorter(&other, problem, ATTN_PLAN_EAGER, error) == ATTN_OK;
     if (ready) {
+        uint8_t drained; /* before the other's memory goes */
         *status = side_attend(tested, error);
-        /* its own plan and memory are still whole */
-        ready = device_read(tested->device, &(uint8_t){0}, tested->memory, 1);
+        ready = device_read(tested->device, &drained, tested->memory, 1);
     }
     side_finish(&other);
     return ready ? TRIAL_PASSED : trial_call_failed(trial, "second plan", *status, error);
@@ -313,16 +295,6 @@ static enum trial_result run_tested(struct trial *trial, const struct problem *p
     return result;
 }
 
-static attn_status run_reference(struct side *reference, const struct problem *problem,
-                                 struct attn_error *error)
-{
-    attn_status status = side_prepare(reference, problem, 1, error);
-    reference->binding.attend.flags = ATTN_RUN_NO_WRITE;
-    status = status == ATTN_OK ? side_write(reference, problem, error) : status;
-    status = status == ATTN_OK ? side_plan(reference, ATTN_PLAN_EAGER, error) : status;
-    return status == ATTN_OK ? side_attend(reference, error) : status;
-}
-
 enum trial_result trial_attend(struct trial *trial, const struct case_space *space,
                                const struct attend_case *attend_case, uint64_t seed, int32_t way)
 {
@@ -334,7 +306,7 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
     if (!problem_init(&problem, space, attend_case, seed)) {
         return trial_say(trial, TRIAL_FAILED, "no memory for the case");
     }
-    attn_status status = write_context(trial, &problem, &host, &error);
+    attn_status status = side_write_context(trial->reference, &problem, &error);
     if (status != ATTN_OK) {
         result = trial_call_failed(trial, "reference write_kv", status, &error);
     } else if (!side_init(&reference, trial->reference, &host, &problem) ||
@@ -345,7 +317,7 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
         if (!supports(trial, trial->tested, &tested.binding.layer, problem.phase)) {
             result = TRIAL_SKIPPED;
         } else {
-            status = run_reference(&reference, &problem, &error);
+            status = side_run_reference(&reference, &problem, &error);
             result = status == ATTN_OK ? run_tested(trial, &problem, &reference, &tested, way)
                                        : trial_call_failed(trial, "reference", status, &error);
         }
