@@ -289,7 +289,7 @@ enum trial_result engine_trial(struct trial *trial, struct core *core,
     struct problem problem;
     struct side reference = {.device = &host}, tested = {.device = trial->device};
     struct side other = {.device = trial->device};
-    struct engine engine = {.core = core};
+    struct engine engine = {.core = core, .device = trial->device};
     struct run run = {trial, &problem, &engine, &tested, &other, 0};
     enum trial_result result;
     if (!problem_init(&problem, space, attend_case, seed)) {
@@ -318,7 +318,8 @@ bool engine_serves(void *user, const struct factor_value *v)
     struct attn_layer_desc layer;
     attn_assignment *assignment = NULL;
     case_layer(v, &layer);
-    if (core_select(service->core, &layer, &assignment, NULL) != ATTN_OK) {
+    if (!trial_supports(service->trial, service->trial->reference, &layer, case_phase(v)) ||
+        core_select(service->core, &layer, &assignment, NULL) != ATTN_OK) {
         return false;
     }
     service->core->api->assignment_destroy(assignment);

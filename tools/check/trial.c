@@ -123,8 +123,8 @@ static void refuse(void *user, const char *field, const char *asked, const char 
              supported);
 }
 
-static bool supports(struct trial *trial, const struct backend *backend,
-                     const struct attn_layer_desc *layer, int32_t phase)
+bool trial_supports(struct trial *trial, const struct backend *backend,
+                    const struct attn_layer_desc *layer, int32_t phase)
 {
     struct attn_reason_sink sink = {sizeof sink, NULL, trial, refuse};
     trial->message[0] = '\0';
@@ -138,8 +138,8 @@ bool trial_serves(void *user, const struct factor_value *v)
     struct trial *trial = user;
     struct attn_layer_desc layer;
     case_layer(v, &layer);
-    return supports(trial, trial->reference, &layer, case_phase(v)) &&
-           supports(trial, trial->tested, &layer, case_phase(v));
+    return trial_supports(trial, trial->reference, &layer, case_phase(v)) &&
+           trial_supports(trial, trial->tested, &layer, case_phase(v));
 }
 
 /* After the whole batch: every request again as a batch of its own, over the same outputs, which must not change by
@@ -314,7 +314,7 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
         result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     } else {
         tested.binding.layer.batch_invariant = way == TRIAL_ALONE;
-        if (!supports(trial, trial->tested, &tested.binding.layer, problem.phase)) {
+        if (!trial_supports(trial, trial->tested, &tested.binding.layer, problem.phase)) {
             result = TRIAL_SKIPPED;
         } else {
             status = side_run_reference(&reference, &problem, &error);

@@ -45,6 +45,9 @@ trial_say(struct trial *trial, enum trial_result result, const char *format, ...
 enum trial_result trial_call_failed(struct trial *trial, const char *what, attn_status status,
                                     const struct attn_error *error);
 
+/* What the backend's own `supports` says; its last reason is kept. */
+bool trial_supports(struct trial *trial, const struct backend *backend,
+                    const struct attn_layer_desc *layer, int32_t phase);
 /* Whether the tested backend and the reference support a case's layer; `user` is the trial. */
 bool trial_serves(void *user, const struct factor_value *v);
 enum trial_result trial_attend(struct trial *trial, const struct case_space *space,
