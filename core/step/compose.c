@@ -24,6 +24,12 @@ const int32_t *compose_on_device(const attn_plan *plan, const int32_t *host)
     return (const int32_t *)(plan->workspace + plan->scratch.integers) + (host - plan->integers);
 }
 
+/* A run of rows is two integers. */
+static int32_t merge_max_integers(const attn_plan *plan)
+{
+    return plan->steps[0].layer->layer.desc.sink_len > 0 ? 2 * plan->limits.max_num_reqs : 0;
+}
+
 int32_t compose_max_integers(const attn_plan *plan)
 {
     const struct attn_layer_desc *layer = &plan->steps[0].layer->layer.desc;
@@ -31,7 +37,7 @@ int32_t compose_max_integers(const attn_plan *plan)
     if (layer->chunk_size > 0) {
         requests = 2 * requests + plan->limits.max_num_tokens / layer->chunk_size;
     }
-    return 3 * (requests + 1) + 16 + mla_max_integers(plan);
+    return 3 * (requests + 1) + 16 + mla_max_integers(plan) + merge_max_integers(plan);
 }
 
 attn_status compose_send(attn_plan *plan, void *stream, struct attn_error *error)
@@ -75,6 +81,24 @@ static void one_request(attn_plan *plan, struct attn_batch *view)
     view->num_slots = 0;
 }
 
+/* Rows of requests without keys see no sink either: their part of the merge has no prefix. */
+static void find_merge_runs(attn_plan *plan)
+{
+    const struct attn_batch *b = &plan->given;
+    int32_t *runs = compose_take(plan, 2 * b->num_reqs);
+    plan->merge_runs = (struct merge_run *)runs;
+    plan->num_merge_runs = 0;
+    for (int32_t r = 0; r < b->num_reqs; r++) {
+        bool keys = b->seq_lens_host == NULL || b->seq_lens_host[r] > 0;
+        int32_t last = plan->num_merge_runs - 1;
+        if (last < 0 || plan->merge_runs[last].with_prefix != keys) {
+            plan->merge_runs[++last].with_prefix = keys;
+            plan->num_merge_runs++;
+        }
+        plan->merge_runs[last].end_row = b->query_start_loc_host[r + 1];
+    }
+}
+
 attn_status compose_sink(attn_plan *plan, const struct attn_layer_desc *layer, struct attn_error *error)
 {
     struct attn_batch *view = &plan->views[VIEW_SINK];
@@ -88,6 +112,7 @@ attn_status compose_sink(attn_plan *plan, const struct attn_layer_desc *layer, s
     view->max_seq_len = layer->sink_len;
     view->seq_lens = view->seq_lens_host = NULL;
     view->block_table = view->block_table_row = NULL;
+    find_merge_runs(plan);
     return ATTN_OK;
 }
 
@@ -200,7 +225,7 @@ attn_status compose_chunks(attn_plan *plan, const struct attn_layer_desc *layer,
 {
     const struct attn_batch *whole = &plan->given;
     struct attn_batch *view = &plan->views[VIEW_WHOLE];
-    int32_t most = (compose_max_integers(plan) - mla_max_integers(plan) - 16) / 3;
+    int32_t most = (compose_max_integers(plan) - mla_max_integers(plan) - merge_max_integers(plan) - 16) / 3;
     struct chunks chunks = {compose_take(plan, most), compose_take(plan, most),
                             compose_take(plan, most), 0};
     if (whole->seq_lens_host == NULL) {

@@ -78,7 +78,6 @@ static attn_status run_merged(attn_plan *plan, struct step *step, struct launch 
     if (status != ATTN_OK) {
         return status;
     }
-    int64_t begin = plan->first_row;
     struct attn_merge_states_args args = {.struct_size = sizeof args,
                                           .instance = first->args.instance,
                                           .stream = io->stream,
@@ -87,11 +86,19 @@ static attn_status run_merged(attn_plan *plan, struct step *step, struct launch 
                                           .suffix_out = io->out,
                                           .suffix_lse = &partial.lse[1],
                                           .out = io->out,
-                                          .lse = io->lse,
-                                          .first_row = begin,
-                                          .num_rows = plan->given.num_actual_tokens - begin,
-                                          .num_rows_with_prefix = plan->given.num_actual_tokens - begin};
-    return step->merge(&args, error);
+                                          .lse = io->lse};
+    const struct merge_run whole = {plan->given.num_actual_tokens, 1};
+    bool all = first == &step->launches[ATTN_PHASE_PREFILL][PART_PREFIX];
+    const struct merge_run *runs = all ? &whole : plan->merge_runs;
+    int64_t row = plan->first_row;
+    for (int32_t i = 0; i < (all ? 1 : plan->num_merge_runs) && status == ATTN_OK; i++) {
+        args.first_row = row;
+        args.num_rows = runs[i].end_row - row;
+        args.num_rows_with_prefix = runs[i].with_prefix ? args.num_rows : 0;
+        status = step->merge(&args, error);
+        row = runs[i].end_row;
+    }
+    return status;
 }
 
 attn_status run_cascade(attn_plan *plan, struct step *step, const struct attn_step_io *io,

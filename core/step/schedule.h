@@ -120,6 +120,12 @@ struct context_chunk {
     const int32_t *start;        /* host, [num_reqs + 1]: rows of the gathered keys */
 };
 
+/* Rows up to end_row, from where the run before ended. */
+struct merge_run {
+    int32_t end_row;
+    int32_t with_prefix; /* 1: both parts; 0: the suffix as it is */
+};
+
 /* Counts of the last capture, which its replays must have. */
 struct captured {
     bool there;
@@ -155,6 +161,8 @@ struct attn_plan {
     int32_t *integers; /* host copy of scratch.integers */
     int32_t num_integers;
     int32_t used_integers;
+    struct merge_run *merge_runs; /* host, among the integers; by the last plan */
+    int32_t num_merge_runs;
     struct attn_batch_gdn states[VIEW_COUNT]; /* GDN: what the views carry */
     struct {
         struct context_chunk *chunks;

@@ -41,6 +41,26 @@ static void test_static_sink(void **state)
     hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 5});
 }
 
+/* Padded decodes and prefills without keys among the others: zeros and -inf, no sink. */
+static void test_static_sink_without_keys(void **state)
+{
+    static const int32_t idle_queries[] = {1, 1, 1, 9, 2, 20, 3}, idle_lens[] = {40, 0, 17, 33, 0, 20, 0};
+    const struct attn_layer_desc layer = {.kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 5};
+    struct fixture whole, composed;
+    (void)state;
+    fixture_init(&whole, "cpu_ref", &layer, idle_queries, idle_lens, 7, 0, NULL, true);
+    fixture_init(&composed, "example", &layer, idle_queries, idle_lens, 7, 0, NULL, true);
+    fixture_step(&whole);
+    fixture_step(&composed);
+    assert_true(fixture_difference(&whole, &composed) < BOUND);
+    for (int32_t d = 0; d < 4 * 32; d++) {
+        assert_true(composed.out[1 * 4 * 32 + d] == 0 && composed.out[12 * 4 * 32 + d] == 0);
+    }
+    assert_true(isinf(composed.lse[1]) && composed.lse[1] < 0);
+    fixture_finish(&whole);
+    fixture_finish(&composed);
+}
+
 static void test_static_sink_with_window(void **state)
 {
     (void)state;
@@ -125,6 +145,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain),
         cmocka_unit_test(test_static_sink),
+        cmocka_unit_test(test_static_sink_without_keys),
         cmocka_unit_test(test_static_sink_with_window),
         cmocka_unit_test(test_chunked),
         cmocka_unit_test(test_chunked_with_lookback),
