@@ -13,7 +13,7 @@ elif [ ! -e "$build/venv/.complete" ]; then
     exit 77
 fi
 unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_VALIDATE
-export ATTN_CACHE_DIR="$build/cache" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=1
+export ATTN_CACHE_DIR="$build/cache" HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=1
 export PYTHONPATH="$root/bindings/python/src:$root/tests/python" ATTN_TEST_BUILD="$build"
 cd "$root/tests/python"
 exec "$python" -W error::SyntaxWarning -m unittest -v "$(basename "$file" .py)"

@@ -17,7 +17,7 @@ from ..errors import make
 from ..layers import LayerDesc
 from ..step import Batch
 from .segments import Segments, Window, of_mask, whole
-from .store import DTYPES, Bound, store, stream_of
+from .store import DTYPES, Bound, Params, store, stream_of
 
 _MASKS_KEPT = 16
 _wholes: dict[tuple[Any, ...], Segments] = {}
@@ -248,7 +248,8 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
         step = k.shape[1] * keys if batch > 1 else keys
     described = (heads, k.shape[1], head_size, v.shape[3], q.dtype, scale, causal, segments.window, soft_cap,
                  sinks is not None)
-    bound = _planned(described, segments, queries, keys, step, kind, index, q.device, sinks)
+    params: Params = () if sinks is None else (("sinks", sinks),)
+    bound = _planned(described, segments, queries, keys, step, kind, index, q.device, params)
     row = (batch - 1) * step + keys
     q_stride = q_rows.stride(0) if queries == 1 else q_rows.stride(1)
     bound.plan.run_pointers(
@@ -262,7 +263,7 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
 
 
 def _planned(described: tuple[Any, ...], segments: Segments, queries: int, keys: int, step: int, kind: str, index: int,
-             device: torch.device, sinks: torch.Tensor | None) -> Bound:
+             device: torch.device, params: Params) -> Bound:
     """The bound layer with this batch planned.
 
     The backend's own block size comes first; blocks of 1 where requests begin inside each other's keys; and an
@@ -270,7 +271,8 @@ def _planned(described: tuple[Any, ...], segments: Segments, queries: int, keys:
     """
     key = (segments, queries, keys, step)
     for candidate, block_size in ((kind, 0), (kind, 1), ("decoder", 0), ("decoder", 1)):
-        bound = store.bound(describe(candidate, *described, block_size), index, device, sinks)
+        bound = store.bound((candidate, block_size, described), lambda: describe(candidate, *described, block_size),
+                            index, device, params)
         if bound.planned == key:
             return bound
         made = _make_batch(bound, segments, queries, keys, step, candidate)

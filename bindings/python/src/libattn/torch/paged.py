@@ -2,17 +2,19 @@
 """Attention of packed batches: rows of all requests behind each other, over an engine's pages or its gathered keys."""
 from __future__ import annotations
 
-from ctypes import byref
+from collections.abc import Callable
+from ctypes import byref, sizeof
 
 import numpy as np
 import torch
 
 from .._declarations import attn_kv_view
+from ..layers import LayerDesc
 from ..step import Batch
 from . import dense
 from .dense import _host, _on
 from .segments import Segments, Window
-from .store import Bound, store, stream_of
+from .store import Bound, Params, store, stream_of
 
 
 def _lengths(starts: torch.Tensor) -> np.ndarray:
@@ -73,7 +75,7 @@ def _bind_pages(bound: Bound, k_pages: torch.Tensor, v_pages: torch.Tensor) -> N
 def _view(pages: torch.Tensor) -> attn_kv_view:
     blocks, slots, heads, dims = pages.shape
     size = pages.element_size()
-    return attn_kv_view(struct_size=112, data=pages.data_ptr(), num_blocks=blocks, block_size=slots, num_heads=heads,
+    return attn_kv_view(struct_size=sizeof(attn_kv_view), data=pages.data_ptr(), num_blocks=blocks, block_size=slots, num_heads=heads,
                         head_size=dims, stride_block=pages.stride(0) * size, stride_slot=pages.stride(1) * size,
                         stride_head=pages.stride(2) * size)
 
@@ -109,18 +111,43 @@ def attend_pages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_pages: tor
     size = k_pages.shape[1]
     desc = dense.describe("decoder", q.shape[1], k.shape[1], q.shape[2], v.shape[2], q.dtype, scale, True, window,
                           soft_cap, sinks is not None, size)
-    bound = store.bound(desc, index, q.device, sinks, "pages")
-    _bind_pages(bound, k_pages, v_pages)
-    if step is None or not isinstance(bound.planned, _Step) or bound.planned.of is not step:
-        bound.update(_decode_batch(bound, block_table, seq_lens, size), _Step(step), stream_of(q.device))
     out = torch.empty(q.shape[0], q.shape[1], v.shape[2], dtype=q.dtype, device=q.device)
-    bound.plan.run_pointers(bound.layer.handle, *(bound.descriptor(name, t, tuple(t.shape), t.stride())
-                                                  for name, t in (("q", q), ("k", k), ("v", v), ("out", out))),
-                            stream_of(q.device))
+    run_pages(desc, index, () if sinks is None else (("sinks", sinks),), q, k, v, out, k_pages, v_pages,
+              lambda: _decode_batch(q.device, block_table, seq_lens, size), step)
     return out
 
 
-def _decode_batch(bound: Bound, block_table: torch.Tensor, seq_lens: torch.Tensor, size: int) -> Batch:
+def run_pages(desc: LayerDesc, index: int, params: Params, q: torch.Tensor, k: torch.Tensor | None,
+              v: torch.Tensor | None, out: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor,
+              make_batch: Callable[[], Batch], step: object = None, flags: int = 0) -> None:
+    """One layer of an engine that has pages and knows its batch.
+
+    Parameters
+    ----------
+    desc : LayerDesc
+        With the engine's block size.
+    q, k, v, out : [T, heads, head_size]
+        `k` and `v` None: nothing is written.
+    k_pages, v_pages : [N, page, Hk, D]
+        Any strides with the last one 1.
+    make_batch : callable
+        Called where the step is not planned yet for layers of this description.
+    step : object
+        Of the layers that share batch and tables in one step; None plans for each.
+    flags : int
+        `libattn.NO_WRITE`, `libattn.NO_ATTEND`.
+    """
+    bound = store.bound(desc, lambda: desc, index, q.device, params, "pages")
+    _bind_pages(bound, k_pages, v_pages)
+    stream = stream_of(q.device)
+    if step is None or not isinstance(bound.planned, _Step) or bound.planned.of is not step:
+        bound.update(make_batch(), _Step(step), stream)
+    pointers = [None if t is None else bound.descriptor(name, t, tuple(t.shape), t.stride())
+                for name, t in (("q", q), ("k", k), ("v", v), ("out", out))]
+    bound.plan.run_pointers(bound.layer.handle, *pointers, stream, flags)
+
+
+def _decode_batch(device: torch.device, block_table: torch.Tensor, seq_lens: torch.Tensor, size: int) -> Batch:
     lengths = _lengths(seq_lens)
     requests = len(lengths)
     last = np.maximum(lengths - 1, 0)
@@ -128,6 +155,6 @@ def _decode_batch(bound: Bound, block_table: torch.Tensor, seq_lens: torch.Tenso
     pages = table.cpu().numpy()[np.arange(requests), last // size].astype(np.int64)
     slots = np.where(lengths > 0, pages * size + last % size, -1)
     starts = np.arange(requests + 1, dtype=np.int32)
-    device, host = bound.device, lengths.astype(np.int32)
+    host = lengths.astype(np.int32)
     return Batch(_on(device, starts), _on(device, host), table, _on(device, slots), query_start_loc_host=_host(starts),
                  seq_lens_host=_host(host), max_seq_len=int(lengths.max(initial=1)))

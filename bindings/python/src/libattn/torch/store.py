@@ -8,6 +8,7 @@ they say. The bound layer is shared by all modules of the same description and c
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +25,9 @@ from ..tensors import Rows
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 PHASES = ("prefill", "decode")
+
+#: Names of `Layer.bind_params` and their values.
+Params = tuple[tuple[str, torch.Tensor | float], ...]
 
 
 @dataclass
@@ -63,11 +67,12 @@ class Bound:
         """Plan a batch, unless it is the one that is planned: layers of one step share it."""
         if self.planned is not None and self.planned == key:
             return
-        needed = (batch.struct.num_reqs, batch.struct.num_tokens, batch.struct.max_seq_len,
-                  batch.struct.block_table_stride)
+        longest = max(batch.struct.max_seq_len, batch.struct.max_encoder_seq_len)
+        needed = (batch.struct.num_reqs, batch.struct.num_tokens, longest, batch.struct.block_table_stride)
         if self.plan is None or any(n > limit for n, limit in zip(needed, self.limits)):
             self.planned = None
-            self.limits = tuple(max(limit, 1 << (n - 1).bit_length()) if n > 0 else max(limit, 1)
+            # Powers of two, so that a growing batch does not make a plan a step. Encoders have no lengths: 0, unknown.
+            self.limits = tuple(max(limit, 1 << (n - 1).bit_length() if n > 0 else 0)
                                 for n, limit in zip(needed, self.limits))
             if self.plan is not None:
                 self.plan.close()
@@ -91,6 +96,8 @@ def device_pair(device: torch.device) -> tuple[int, int]:
 
 def stream_of(device: torch.device) -> int | None:
     """Torch's current stream on a device."""
+    if device.type == "cpu":
+        return None
     if device.type == "cuda":
         return torch.cuda.current_stream(device).cuda_stream
     return torch.xpu.current_stream(device).sycl_queue if device.type == "xpu" else None
@@ -166,40 +173,50 @@ class Store:
     def _device_name(device: torch.device) -> str:
         return "rocm" if device.type == "cuda" and torch.version.hip else device.type
 
-    def bound(self, desc: LayerDesc, index: int, device: torch.device, sinks: torch.Tensor | None = None,
-              purpose: str = "scratch") -> Bound:
-        """The bound layer of a description for layer `index`; this thread's own, and one per purpose."""
+    def bound(self, key: Hashable, describe: Callable[[], LayerDesc], index: int, device: torch.device,
+              params: Params = (), purpose: str = "scratch") -> Bound:
+        """The bound layer of a description for layer `index`; this thread's own, and one per purpose.
+
+        Parameters
+        ----------
+        key : hashable
+            Tells descriptions apart more cheaply than they do themselves; `describe` is called for a new one.
+        params : pairs
+            A name of `Layer.bind_params` and its value.
+        """
         local = self._local
         if getattr(local, "generation", None) != self._generation:
             local.generation, local.layers, local.near = self._generation, {}, {}
-        near_key = (desc, index, device, purpose, None if sinks is None else (sinks.data_ptr(), _version(sinks)))
+        near_key = (key, index, device, purpose, _identity(params) if params else ())
         found = local.near.get(near_key)
         if found is not None:
             return found
+        desc = describe()
         prefill, decode, block_size = self._choose(desc, index, device)
-        key = (desc, prefill, decode, *near_key[2:])
-        bound = local.layers.get(key)
+        far_key = (desc, prefill, decode, *near_key[2:])
+        bound = local.layers.get(far_key)
         if bound is None:
-            bound = local.layers[key] = self._bind(desc, prefill, decode, device, sinks)
+            bound = local.layers[far_key] = self._bind(desc, prefill, decode, device, params)
         local.near[near_key] = bound
         return bound
 
-    def _bind(self, desc: LayerDesc, prefill: str, decode: str, device: torch.device,
-              sinks: torch.Tensor | None) -> Bound:
+    def _bind(self, desc: LayerDesc, prefill: str, decode: str, device: torch.device, params: Params) -> Bound:
         assignment = self.runtime.select([desc], device=(self._device_name(device), device.index or 0),
                                          backend=f"prefill={prefill};decode={decode}")
         model = self.runtime.bind(assignment)
         layer = model.layers[0]
-        kept: tuple[Any, ...] = ()
-        if sinks is not None:
-            kept = (sinks.detach().to(torch.float32).contiguous(),)
-            layer.bind_params(sinks=kept[0])
+        given = {name: value if isinstance(value, float) else value.detach().to(device, torch.float32).contiguous()
+                 for name, value in params}
+        if given:
+            layer.bind_params(**given)
         spec = layer.kv_spec
-        return Bound(model, layer, desc, device, spec.block_size if spec.has_cache else 0, kept=kept)
+        return Bound(model, layer, desc, device, spec.block_size if spec.has_cache else 0, kept=tuple(given.values()))
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+def _identity(params: Params) -> tuple[Any, ...]:
+    """What tells parameters apart: addresses and versions of tensors, values of numbers."""
+    return tuple((name, value if isinstance(value, float) else
+                  (value.data_ptr(), -1 if value.is_inference() else value._version)) for name, value in params)
 
 
 #: What `libattn.torch` uses.

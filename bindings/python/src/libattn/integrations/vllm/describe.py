@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's words for a layer in libattn's."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..._declarations import Status
+from ...errors import make
+from ...layers import LayerDesc
+from ...torch.segments import Window
+from ...torch.store import DTYPES
+
+#: AttentionType to layer kinds.
+KINDS = {"decoder": "decoder", "encoder": "encoder", "encoder_only": "encoder_only", "encoder_decoder": "cross"}
+
+#: CacheDType to KV dtypes.
+KV_DTYPES = {
+    "auto": "auto", "float16": "f16", "bfloat16": "bf16", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3",
+    "fp8_e5m2": "fp8_e5m2",
+}
+
+
+def window_of(sliding_window: int | None, attn_type: str) -> Window:
+    """vLLM counts the query's own position in a window of w."""
+    if sliding_window is None or sliding_window <= 0:
+        return None
+    return (sliding_window - 1, sliding_window - 1 if attn_type in ("encoder", "encoder_only") else 0)
+
+
+def layer(name: str, num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype, *, scale: float = 0.0,
+          head_size_v: int = 0, attn_type: str = "decoder", sliding_window: int | None = None,
+          kv_cache_dtype: str | None = "auto", soft_cap: float | None = None, alibi: str = "none",
+          has_sinks: bool = False, block_size: int | None = None, causal: bool | None = None,
+          device_seq_lens_only: bool = False, batch_invariant: bool = False) -> LayerDesc:
+    """Describe a layer; raises `libattn.UnsupportedError` where vLLM's word has no counterpart here."""
+    kind = KINDS.get(str(getattr(attn_type, "value", attn_type)))
+    if kind is None:
+        raise make(Status.UNSUPPORTED, "attn_type", f"'{attn_type}'; supported: {', '.join(KINDS)}")
+    if dtype not in DTYPES:
+        raise make(Status.UNSUPPORTED, "dtype", f"{dtype}; supported: {', '.join(map(str, DTYPES))}")
+    kv_dtype = KV_DTYPES.get(kv_cache_dtype or "auto")
+    if kv_dtype is None:
+        raise make(Status.UNSUPPORTED, "kv_cache_dtype", f"'{kv_cache_dtype}'; supported: {', '.join(KV_DTYPES)}")
+    cached = kind in ("decoder", "cross")
+    scales: dict[str, Any] = {}
+    if kv_dtype.startswith("fp8") and cached:
+        scales = {"k_scale_form": "per_tensor", "v_scale_form": "per_tensor"}
+    return LayerDesc(name, num_heads, num_kv_heads, head_size, scale, kind, DTYPES[dtype],
+                     kv_dtype if cached else "auto", head_size_v=head_size_v,
+                     causal=(kind == "decoder") if causal is None else causal,
+                     window=window_of(sliding_window, str(getattr(attn_type, "value", attn_type))),
+                     soft_cap=soft_cap or 0.0, alibi=alibi, has_sinks=has_sinks,
+                     block_size=(block_size or 0) if cached else 0, device_seq_lens_only=device_seq_lens_only,
+                     batch_invariant=int(batch_invariant), **scales)

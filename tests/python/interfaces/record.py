@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records what an engine publishes: names, parameters and defaults, read from its wheel without running it.
+
+    pip download vllm==0.33.0 --no-deps && python3 record.py vllm-0.33.0-*.whl > vllm-0.33.0.json
+    pip download sglang==0.5.23 --no-deps && python3 record.py sglang-0.5.23-*.whl > sglang-0.5.23.json
+
+No code of an engine is kept, only the shape of its interface.
+"""
+from __future__ import annotations
+
+import ast
+import json
+import sys
+import zipfile
+from typing import Any
+
+#: Modules and the classes and functions of them that an adapter meets.
+WANTED = {
+    "vllm": {
+        "vllm/v1/attention/backend.py": ["AttentionType", "MultipleOf", "AttentionBackend", "AttentionMetadata",
+                                         "CommonAttentionMetadata", "AttentionCGSupport", "AttentionMetadataBuilder",
+                                         "AttentionImplBase", "AttentionImpl"],
+        "vllm/v1/attention/selector.py": ["AttentionSelectorConfig"],
+        "vllm/v1/attention/backends/registry.py": ["register_backend"],
+    },
+    "sglang": {
+        "sglang/srt/layers/attention/base_attn_backend.py": ["AttentionBackend"],
+        "sglang/srt/layers/attention/attention_registry.py": ["register_attention_backend"],
+        "sglang/srt/layers/radix_attention.py": ["AttentionType", "RadixAttention"],
+        "sglang/srt/model_executor/forward_batch_info.py": ["ForwardMode"],
+    },
+}
+
+
+def parameters(node: ast.FunctionDef) -> list[dict[str, Any]]:
+    """Name, kind and default of each parameter."""
+    a = node.args
+    result = []
+    positional = [*a.posonlyargs, *a.args]
+    defaults = [None] * (len(positional) - len(a.defaults)) + list(a.defaults)
+    for argument, default in zip(positional, defaults):
+        result.append({"name": argument.arg, "default": None if default is None else ast.unparse(default)})
+    if a.vararg:
+        result.append({"name": a.vararg.arg, "kind": "var_positional"})
+    for argument, default in zip(a.kwonlyargs, a.kw_defaults):
+        result.append({"name": argument.arg, "kind": "keyword", "default": None if default is None else
+                       ast.unparse(default)})
+    if a.kwarg:
+        result.append({"name": a.kwarg.arg, "kind": "var_keyword"})
+    return result
+
+
+def describe(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
+    """A class with its bases, attributes and methods, or a function."""
+    if isinstance(node, ast.FunctionDef):
+        return {"function": parameters(node)}
+    attributes: dict[str, str | None] = {}
+    methods: dict[str, Any] = {}
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            attributes[item.target.id] = None if item.value is None else ast.unparse(item.value)
+        elif isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
+            attributes[item.targets[0].id] = ast.unparse(item.value)
+        elif isinstance(item, ast.FunctionDef):
+            decorators = [ast.unparse(d) for d in item.decorator_list]
+            methods[item.name] = {
+                "parameters": parameters(item),
+                "how": next((d for d in ("staticmethod", "classmethod", "property") if d in decorators), "method"),
+                "abstract": "abstractmethod" in decorators,
+            }
+    return {"bases": [ast.unparse(base) for base in node.bases], "attributes": attributes, "methods": methods,
+            "decorators": [ast.unparse(d) for d in node.decorator_list]}
+
+
+def main() -> int:
+    wheel = zipfile.ZipFile(sys.argv[1])
+    name, version = sys.argv[1].rsplit("/", 1)[-1].split("-")[:2]
+    recorded: dict[str, Any] = {"engine": name, "version": version, "modules": {}}
+    for path, wanted in WANTED[name].items():
+        tree = ast.parse(wheel.read(path))
+        found = {node.name: describe(node) for node in tree.body
+                 if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name in wanted}
+        missing = set(wanted) - set(found)
+        if missing:
+            raise SystemExit(f"record: {path} has no {', '.join(sorted(missing))}")
+        recorded["modules"][path.removesuffix(".py").replace("/", ".")] = found
+    json.dump(recorded, sys.stdout, indent=1)
+    print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
