@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libattn_mpi: struct attn_collectives over an MPI communicator, in host memory. */
-#include <attn/collectives.h>
 #include <limits.h>
 #include <mpi.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+
+#include "table.h"
 
 /* The table comes first, so that the one is the other's address. */
 struct mpi_collectives {
@@ -90,17 +89,6 @@ static attn_status all_reduce_max_f32(void *user, const float *send, float *rece
                : told(MPI_Allreduce(send, receive, (int)count, MPI_FLOAT, MPI_MAX, c->comm));
 }
 
-static attn_status refuse(struct attn_error *error, attn_status status, const char *field,
-                          const char *message)
-{
-    if (error != NULL && error->struct_size >= sizeof *error) {
-        error->status = status;
-        snprintf(error->field, sizeof error->field, "%s", field);
-        snprintf(error->message, sizeof error->message, "%s", message);
-    }
-    return status;
-}
-
 ATTN_EXPORT attn_mpi_collectives_create_fn attn_mpi_collectives_create;
 ATTN_EXPORT attn_collectives_destroy_fn attn_mpi_collectives_destroy;
 
@@ -109,19 +97,19 @@ attn_status attn_mpi_collectives_create(int32_t communicator, struct attn_collec
 {
     int running = 0, rank = 0, size = 0;
     if (collectives == NULL) {
-        return refuse(error, ATTN_ERROR_INVALID_ARGUMENT, "collectives", "collectives is NULL");
+        return table_refuse(error, ATTN_ERROR_INVALID_ARGUMENT, "collectives", "collectives is NULL");
     }
     *collectives = NULL;
     if (MPI_Initialized(&running) != MPI_SUCCESS || !running) {
-        return refuse(error, ATTN_ERROR_ORDER, "communicator", "MPI is not initialised; call MPI_Init first");
+        return table_refuse(error, ATTN_ERROR_ORDER, "communicator", "MPI is not initialised; call MPI_Init first");
     }
     struct mpi_collectives *made = calloc(1, sizeof *made);
     if (made == NULL) {
-        return refuse(error, ATTN_ERROR_OUT_OF_MEMORY, "collectives", "no memory for the table");
+        return table_refuse(error, ATTN_ERROR_OUT_OF_MEMORY, "collectives", "no memory for the table");
     }
     if (MPI_Comm_dup(MPI_Comm_f2c((MPI_Fint)communicator), &made->comm) != MPI_SUCCESS) {
         free(made);
-        return refuse(error, ATTN_ERROR_DEVICE, "communicator", "MPI_Comm_dup failed");
+        return table_refuse(error, ATTN_ERROR_DEVICE, "communicator", "MPI_Comm_dup failed");
     }
     MPI_Comm_set_errhandler(made->comm, MPI_ERRORS_RETURN);
     MPI_Comm_rank(made->comm, &rank);

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* libattn_nccl: struct attn_collectives over an NCCL communicator, in device memory, on the caller's streams. */
+#include <nccl.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "table.h"
+
+/* The table comes first, so that the one is the other's address. */
+struct nccl_collectives {
+    struct attn_collectives table;
+    ncclComm_t comm; /* the caller's */
+};
+
+static attn_status told(ncclResult_t result)
+{
+    return result == ncclSuccess ? ATTN_OK : ATTN_ERROR_DEVICE;
+}
+
+static attn_status all_gather(void *user, const void *send, void *receive, size_t bytes, void *stream)
+{
+    const struct nccl_collectives *c = user;
+    return told(ncclAllGather(send, receive, bytes, ncclUint8, c->comm, (cudaStream_t)stream));
+}
+
+/* A send to and a receive from every rank, as one group. */
+static attn_status all_to_all(void *user, const void *send, void *receive, size_t bytes, void *stream)
+{
+    const struct nccl_collectives *c = user;
+    ncclResult_t result = ncclGroupStart();
+    for (int32_t rank = 0; rank < c->table.world_size && result == ncclSuccess; rank++) {
+        size_t at = (size_t)rank * bytes;
+        result = ncclSend((const uint8_t *)send + at, bytes, ncclUint8, rank, c->comm, (cudaStream_t)stream);
+        if (result == ncclSuccess) {
+            result = ncclRecv((uint8_t *)receive + at, bytes, ncclUint8, rank, c->comm, (cudaStream_t)stream);
+        }
+    }
+    ncclResult_t ended = ncclGroupEnd(); /* also after a failure: the group must not stay open */
+    return told(result != ncclSuccess ? result : ended);
+}
+
+static attn_status reduce_scatter_f32(void *user, const float *send, float *receive, size_t count,
+                                      void *stream)
+{
+    const struct nccl_collectives *c = user;
+    return told(ncclReduceScatter(send, receive, count, ncclFloat32, ncclSum, c->comm, (cudaStream_t)stream));
+}
+
+static attn_status all_reduce_max_f32(void *user, const float *send, float *receive, size_t count,
+                                      void *stream)
+{
+    const struct nccl_collectives *c = user;
+    return told(ncclAllReduce(send, receive, count, ncclFloat32, ncclMax, c->comm, (cudaStream_t)stream));
+}
+
+ATTN_EXPORT attn_nccl_collectives_create_fn attn_nccl_collectives_create;
+ATTN_EXPORT attn_collectives_destroy_fn attn_nccl_collectives_destroy;
+
+attn_status attn_nccl_collectives_create(void *communicator, struct attn_collectives **collectives,
+                                         struct attn_error *error)
+{
+    int rank = 0, size = 0;
+    if (collectives == NULL || communicator == NULL) {
+        return table_refuse(error, ATTN_ERROR_INVALID_ARGUMENT, communicator == NULL ? "communicator" : "collectives",
+                      "neither communicator nor collectives may be NULL");
+    }
+    *collectives = NULL;
+    ncclResult_t result = ncclCommUserRank((ncclComm_t)communicator, &rank);
+    result = result == ncclSuccess ? ncclCommCount((ncclComm_t)communicator, &size) : result;
+    if (result != ncclSuccess) {
+        return table_refuse(error, ATTN_ERROR_DEVICE, "communicator", ncclGetErrorString(result));
+    }
+    struct nccl_collectives *made = calloc(1, sizeof *made);
+    if (made == NULL) {
+        return table_refuse(error, ATTN_ERROR_OUT_OF_MEMORY, "collectives", "no memory for the table");
+    }
+    made->comm = (ncclComm_t)communicator;
+    made->table = (struct attn_collectives){.struct_size = sizeof made->table,
+                                            .user = made,
+                                            .rank = rank,
+                                            .world_size = size,
+                                            .all_gather = all_gather,
+                                            .all_to_all = all_to_all,
+                                            .reduce_scatter_f32 = reduce_scatter_f32,
+                                            .all_reduce_max_f32 = all_reduce_max_f32};
+    *collectives = &made->table;
+    return ATTN_OK;
+}
+
+void attn_nccl_collectives_destroy(struct attn_collectives *collectives)
+{
+    free(collectives);
+}
