@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine's table, got from the one symbol of libattn.so.1.
+ *
+ *     create runtime -> select -> create model -> kv_spec, bind_kv, bind_params -> create plan,
+ * bind_workspace every step: plan() per block-table group, then run() per layer
+ *
+ * Handles of one runtime may be used from many threads; a plan from one at a time. Destroy in the
+ * reverse order; every destroy accepts NULL. On failure an output handle is NULL and nothing has
+ * changed. Functions that take `error` accept NULL there. Indices start at 0; info calls set
+ * struct_size bytes of the caller's struct, whose struct_size the caller has set, and give
+ * ATTN_ERROR_NOT_FOUND past the end. */
+#ifndef ATTN_API_H
+#define ATTN_API_H
+
+#include "kernels.h"
+#include "model.h"
+
+struct attn_api {
+    size_t struct_size;
+    const struct attn_ext *next;
+    uint32_t abi_version; /* the one chosen from the caller's range */
+    uint32_t reserved;
+    const char *version; /* of the library: "0.1.0" */
+    /* constant; "unknown status" for others */
+    const char *(*status_text)(attn_status status);
+
+    /* Runtime. Bad plugins never fail the creation: see plugin_info. */
+    attn_status (*runtime_create)(const struct attn_runtime_options *options,
+                                  attn_runtime **runtime, struct attn_error *error);
+    void (*runtime_destroy)(attn_runtime *runtime);
+    int32_t (*plugin_count)(const attn_runtime *runtime);
+    attn_status (*plugin_info)(const attn_runtime *runtime, int32_t index,
+                               struct attn_plugin_info *info);
+    int32_t (*device_count)(const attn_runtime *runtime);
+    attn_status (*device_info)(const attn_runtime *runtime, int32_t index,
+                               struct attn_device_info *info);
+    int32_t (*backend_count)(const attn_runtime *runtime);
+    attn_status (*backend_info)(const attn_runtime *runtime, int32_t index,
+                                struct attn_backend_info *info);
+
+    /* Selection. `layers` holds num_layers pointers; everything is copied. Fails with
+     * ATTN_ERROR_NO_BACKEND or ATTN_ERROR_REFUSED naming layer, backend and reasons, unless
+     * KEEP_UNSERVED; ATTN_ERROR_SYNTAX shows the position in the selection text. options may be
+     * NULL. */
+    attn_status (*select)(attn_runtime *runtime, const struct attn_select_options *options,
+                          const struct attn_layer_desc *const *layers, int32_t num_layers,
+                          attn_assignment **assignment, struct attn_error *error);
+    void (*assignment_destroy)(attn_assignment *assignment);
+    int32_t (*assignment_num_layers)(const attn_assignment *assignment);
+    attn_status (*assignment_choice)(const attn_assignment *assignment, int32_t layer,
+                                     int32_t phase, struct attn_choice *choice);
+    attn_status (*assignment_verdict)(const attn_assignment *assignment, int32_t layer,
+                                      int32_t phase, int32_t backend, int32_t *verdict,
+                                      int32_t *num_reasons);
+    attn_status (*assignment_reason)(const attn_assignment *assignment, int32_t layer,
+                                     int32_t phase, int32_t backend, int32_t index,
+                                     struct attn_reason *reason);
+    /* Writes at most `size` bytes, NUL included, and always sets *needed. Text is the same on every
+     * machine. */
+    attn_status (*assignment_export)(const attn_assignment *assignment, char *text, size_t size,
+                                     size_t *needed, struct attn_error *error);
+
+    /* Binding. Loads modules and kernels, so that nothing loads lazily in a step. The model keeps
+     * what it needs of the assignment, which may be destroyed; the runtime must outlive it. options
+     * may be NULL. */
+    attn_status (*model_create)(attn_runtime *runtime, const attn_assignment *assignment,
+                                const struct attn_model_options *options, attn_model **model,
+                                struct attn_error *error);
+    void (*model_destroy)(attn_model *model);
+    attn_layer *(*model_layer)(attn_model *model, int32_t index); /* NULL past the end */
+    int32_t (*model_num_groups)(const attn_model *model, int32_t kind);
+    /* Layer indices of a group, ascending; at most `capacity` are written, *count is always set. */
+    attn_status (*model_group)(const attn_model *model, int32_t kind, int32_t group,
+                               int32_t *layers, int32_t capacity, int32_t *count);
+    /* phase for plan groups only */
+    int32_t (*layer_group)(const attn_layer *layer, int32_t kind, int32_t phase);
+    attn_status (*layer_kv_spec)(const attn_layer *layer, struct attn_kv_spec *spec,
+                                 struct attn_error *error);
+    /* Views of num_blocks blocks in the spec's own layout at base. An MLA layer has a k view only.
+     */
+    attn_status (*layer_kv_views)(const attn_layer *layer, void *base, int64_t num_blocks,
+                                  struct attn_kv_view *k, struct attn_kv_view *v,
+                                  struct attn_error *error);
+    /* Hands cache memory in; refused if the backend cannot walk it. Layers that share a cache take
+     * none. v NULL: MLA. */
+    attn_status (*layer_bind_kv)(attn_layer *layer, const struct attn_kv_view *k,
+                                 const struct attn_kv_view *v, struct attn_error *error);
+    attn_status (*layer_bind_state)(attn_layer *layer, const struct attn_gdn_state *state,
+                                    struct attn_error *error);
+    attn_status (*layer_bind_params)(attn_layer *layer, const struct attn_layer_params *params,
+                                     struct attn_error *error);
+    /* Scales from the first batch: scale = amax / range constant (q 200, k 200, v 100) into device
+     * floats. */
+    attn_status (*layer_calculate_scales)(attn_layer *layer, const struct attn_step_io *io,
+                                          float *q_scale, float *k_scale, float *v_scale,
+                                          struct attn_error *error);
+    /* Copies blocks of all layers of a block-table group in one call. `other` holds one entry per
+     * layer of the group (device <-> host), or is NULL (device to device inside the cache). pairs:
+     * host [num_pairs, 2], source and destination block. */
+    attn_status (*copy_blocks)(attn_model *model, int32_t group, int32_t kind,
+                               const struct attn_block_memory *other, const int64_t *pairs,
+                               int64_t num_pairs, void *stream, struct attn_error *error);
+
+    /* Plans. One plan per block-table group and batch in flight. Layers must be bound before
+     * plan_create. */
+    attn_status (*plan_create)(attn_model *model, int32_t group,
+                               const struct attn_plan_options *options, attn_plan **plan,
+                               struct attn_error *error);
+    void (*plan_destroy)(attn_plan *plan);
+    /* worst case of its limits; device memory */
+    size_t (*plan_workspace_bytes)(const attn_plan *plan);
+    attn_status (*plan_bind_workspace)(attn_plan *plan, void *workspace, size_t bytes,
+                                       struct attn_error *error);
+    int32_t (*plan_graph_level)(const attn_plan *plan); /* the least level of its layers */
+    int32_t (*plan_graph_fill)(const attn_plan *plan);  /* for padded seq_lens in a replay */
+
+    /* A step: allocates nothing, takes no lock, formats no string (unless it fails in plan). */
+    attn_status (*plan)(attn_plan *plan, const struct attn_batch *batch, void *stream,
+                        struct attn_error *error);
+    /* Graph generations: CAPTURE then REPLAY (lengths, tables and sums at fixed addresses), or
+     * OUT_OF_GRAPH on the host and IN_GRAPH while capturing. `mode` is an enum attn_plan_mode. */
+    attn_status (*plan_graph)(attn_plan *plan, int32_t mode, const struct attn_batch *batch,
+                              void *stream, struct attn_error *error);
+    /* The plan of another block-table group for the same step: everything but block_table,
+     * block_table_row and slot_mapping is taken from `source`. */
+    attn_status (*plan_update_block_table)(attn_plan *plan, const attn_plan *source,
+                                           const struct attn_batch *tables, void *stream,
+                                           struct attn_error *error);
+    attn_status (*plan_split)(const attn_plan *plan, struct attn_batch_split *split);
+    attn_status (*run)(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,
+                       struct attn_error *error);
+
+    /* Helpers. Order of requests for a batch: order[i] = the request that goes to place i: decodes
+     * (query_len <= threshold), short extends (<= short_extend), long extends, prefills; stable.
+     * *moved = 1 if anything moves. */
+    attn_status (*batch_order)(const int32_t *query_lens, const int32_t *seq_lens, int32_t num_reqs,
+                               int32_t threshold, int32_t short_extend, int32_t *order,
+                               int32_t *moved, struct attn_error *error);
+    /* local(L) of struct attn_context_parallel. */
+    int32_t (*context_parallel_length)(int32_t length, int32_t rank, int32_t world_size,
+                                       int32_t interleave);
+    /* Slots of T positions of one request under context parallelism; -1 where the token is another
+     * rank's. */
+    attn_status (*context_parallel_slots)(const int64_t *positions, int64_t num_positions,
+                                          const int32_t *block_row, int32_t block_size,
+                                          int32_t rank, int32_t world_size, int32_t interleave,
+                                          int64_t *slots, struct attn_error *error);
+};
+
+/* The one symbol. Answers with a table whose abi_version lies in min .. max, or
+ * ATTN_ERROR_ABI_VERSION. The table lives as long as the library is loaded. */
+typedef attn_status attn_get_api_fn(uint32_t abi_version_min, uint32_t abi_version_max,
+                                    const struct attn_api **api, struct attn_error *error);
+#define ATTN_GET_API_SYMBOL "attn_get_api"
+ATTN_EXPORT attn_status attn_get_api(uint32_t abi_version_min, uint32_t abi_version_max,
+                                     const struct attn_api **api, struct attn_error *error);
+
+#endif

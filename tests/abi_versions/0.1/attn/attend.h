@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One attend, its plan and its memory: the arguments of attend, attend_mla, attend_mla_sparse and
+ * gated_delta. */
+#ifndef ATTN_ATTEND_H
+#define ATTN_ATTEND_H
+
+#include "batch.h"
+#include "io.h"
+#include "layer.h"
+
+typedef struct attn_instance attn_instance; /* the plugin's own: one device and variant */
+typedef struct attn_state attn_state;       /* the plugin's own: what prepare made for one layer */
+
+/* Upper bounds of a plan. */
+struct attn_limits {
+    size_t struct_size;
+    const struct attn_ext *next;
+    int32_t max_num_reqs;
+    int32_t max_num_tokens;
+    int32_t max_query_len;
+    int32_t max_seq_len;
+    int32_t max_blocks_per_req;
+    int32_t reserved;
+};
+
+/* Memory of one plan: host memory that `plan` fills and `attend` reads (a schedule), and device
+ * workspace. Both keep their address as long as the plan lives. */
+struct attn_plan_size {
+    size_t struct_size;
+    const struct attn_ext *next;
+    size_t host_bytes;
+    size_t device_bytes; /* aligned to 256 */
+};
+
+enum attn_plan_mode {
+    ATTN_PLAN_EAGER = 0,
+    /* worst case of `limits`; the following attends are being captured */
+    ATTN_PLAN_CAPTURE = 1,
+    /* new lengths and tables at the same addresses, before a replay */
+    ATTN_PLAN_REPLAY = 2,
+    ATTN_PLAN_OUT_OF_GRAPH = 3, /* host part of a step whose device part is captured */
+    ATTN_PLAN_IN_GRAPH = 4      /* device part, being captured: no host data is read */
+};
+
+/* Everything that one attend (or its plan) works on. The core prepares it per plan and layer, and a
+ * run only sets the stream, flags and tensors. */
+struct attn_attend_args {
+    size_t struct_size;
+    const struct attn_ext *next; /* the run's attn_step_io.next */
+    attn_instance *instance;
+    attn_state *state; /* from prepare; NULL if that slot is NULL */
+    /* rewritten by the core for this part of a composed step */
+    const struct attn_layer_desc *layer;
+    const struct attn_layer_params *params;
+    const struct attn_batch *batch;
+    const struct attn_kv_view *k_cache; /* NULL: keys are contiguous, in k and v */
+    const struct attn_kv_view *v_cache;
+    void *plan_host; /* plan_size.host_bytes */
+    void *workspace; /* plan_size.device_bytes */
+    void *stream;
+    uint32_t flags;              /* ATTN_RUN_* ; NO_WRITE is set unless FUSED_WRITE was declared */
+    int32_t phase;               /* enum attn_phase */
+    const struct attn_tensor *q; /* [T, Hq, D] */
+    const struct attn_tensor *k; /* [Tk, Hk, D] or NULL */
+    const struct attn_tensor *v; /* [Tk, Hk, Dv] or NULL */
+    const struct attn_tensor *out; /* [T, Hq, Dv] */
+    const struct attn_tensor *lse; /* [Hq, T] float32, natural log; NULL: not asked for */
+};
+
+ATTN_STATIC_ASSERT(sizeof(struct attn_limits) == 40, "attn_limits of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_plan_size) == 32, "attn_plan_size of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 144, "attn_attend_args of ABI 0.1");
+
+#endif

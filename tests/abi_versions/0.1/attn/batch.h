@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One step's batch. The engine fills it for plan(); kernels get the same struct, or views of it
+ * made by the core (the decode part, the prefill part, a cascade's prefix), so query_start_loc[0]
+ * may be above 0: it is always a row of the step's q and out. */
+#ifndef ATTN_BATCH_H
+#define ATTN_BATCH_H
+
+#include "types.h"
+
+enum attn_batch_mode {
+    ATTN_BATCH_AUTO = 0,          /* extend, decode or mixed, by the query lengths */
+    ATTN_BATCH_IDLE = 1,          /* outputs become zero, nothing is computed */
+    ATTN_BATCH_DRAFT = 2,         /* the i-th token or tree level of a draft */
+    ATTN_BATCH_TARGET_VERIFY = 3, /* 1 + n queries per request, served as decode */
+    ATTN_BATCH_PROFILE = 4 /* no batch: output zero, the worst case of the workspace is touched */
+};
+
+#define ATTN_BATCH_FAST_BUILD 1u /* a quick plan rather than the best */
+#define ATTN_BATCH_NO_CASCADE 2u
+#define ATTN_BATCH_IN_CAPTURE                                                                      \
+    4u /* a graph is being captured: cascade and host-built tables are off */
+
+/* R requests, T = num_tokens rows. On a CPU device pointers are host pointers. Every pointer is
+ * borrowed until the last run of the plan has finished on its stream; host copies until plan()
+ * returns. */
+struct attn_batch {
+    size_t struct_size;
+    const struct attn_ext *next; /* attn_batch_gdn, attn_batch_context_parallel */
+    int32_t mode;                /* enum attn_batch_mode */
+    uint32_t flags;              /* ATTN_BATCH_* */
+    int32_t num_reqs;            /* R; padding rows have query_len 0 (or seq_len 0) */
+    int32_t num_tokens;          /* T, padding included */
+    /* rows that are computed; the rest of out is left as it is */
+    int32_t num_actual_tokens;
+    int32_t max_query_len; /* may be a bound */
+    int32_t max_seq_len;   /* may be a bound */
+    /* -1: as the layer says; 0 or 1 overrides it (0 only where the layer could) */
+    int32_t causal;
+    const int32_t *query_start_loc;      /* device [R+1], not decreasing */
+    const int32_t *query_start_loc_host; /* host [R+1], required */
+    /* device [R]: keys, the step's own included; required with a cache */
+    const int32_t *seq_lens;
+    const int32_t *seq_lens_host; /* host [R]; NULL: plan from the bounds */
+    /* device [R+1]: contiguous keys longer than the queries; NULL: as queries */
+    const int32_t *key_start_loc;
+    const int32_t *key_start_loc_host; /* host [R+1] */
+    /* device [rows, blocks]; entries past ceil(L/B), or outside the window, are undefined and never
+     * dereferenced */
+    const int32_t *block_table;
+    int64_t block_table_stride; /* elements between rows */
+    int64_t block_table_rows;   /* 0 reads as R */
+    /* device [R]: the table's row of each request; NULL: row r */
+    const int32_t *block_table_row;
+    /* device [num_slots]: block * B + offset; negative: skip the row */
+    const int64_t *slot_mapping;
+    int64_t num_slots; /* how many rows of k and v are real, whatever their tensors hold */
+    const uint8_t *causal_per_request; /* device [R]; NULL: all as `causal` */
+    const int32_t *encoder_seq_lens;   /* device [R]: cross layers' keys */
+    const int32_t *encoder_seq_lens_host;
+    int32_t max_encoder_seq_len;
+    /* keys that all requests share in the same leading blocks; 0: none */
+    int32_t common_prefix_len;
+    /* device [num_logits_indices]: fast prefill computes these rows only */
+    const int32_t *logits_indices;
+    int32_t num_logits_indices;
+    int32_t num_spans;    /* prefix-LM spans of all requests */
+    const int32_t *spans; /* device [num_spans, 2]: first and last position, inclusive */
+    /* device [R+1]: request r has spans span_start_loc[r] .. [r+1]-1 */
+    const int32_t *span_start_loc;
+    /* Tree between the step's own tokens; row i, column j of a request's queries. BITS: uint32
+     * words, bit j mod 32 of word j / 32 set where visible. BIAS: float32 added to the score, -inf
+     * hides. The context before is visible. */
+    const void *tree;            /* device; NULL: none */
+    int64_t tree_stride_request; /* words or floats; 0: one tree for the whole batch */
+    int64_t tree_stride_row;     /* words or floats */
+};
+
+/* What plan() made of a batch: counts of its decode part, which stands first, and of its prefill
+ * part. */
+struct attn_batch_split {
+    int32_t num_decodes;
+    int32_t num_prefills;
+    int32_t num_decode_tokens;
+    int32_t num_prefill_tokens;
+};
+
+ATTN_STATIC_ASSERT(sizeof(struct attn_batch) == 232, "attn_batch of ABI 0.1");
+
+#endif

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Arguments of the kernels that move the KV cache: write_kv, rope_write_kv, gather_kv, copy_blocks.
+ */
+#ifndef ATTN_CACHE_KERNELS_H
+#define ATTN_CACHE_KERNELS_H
+
+#include "attend.h"
+
+struct attn_write_kv_args {
+    size_t struct_size;
+    const struct attn_ext *next; /* rope_write_kv: attn_io_rope */
+    attn_instance *instance;
+    const struct attn_layer_desc *layer;
+    const struct attn_layer_params *params;
+    const struct attn_kv_view *k_cache;
+    const struct attn_kv_view *v_cache;
+    const int64_t *slot_mapping; /* device [num_slots]; negative: skip */
+    int64_t num_slots;
+    void *stream;
+    const struct attn_tensor *q; /* rope_write_kv only: rotated in place */
+    const struct attn_tensor *k; /* [>= num_slots, Hk, D] */
+    /* [>= num_slots, Hk, Dv]; MLA: NULL, k is the latent row */
+    const struct attn_tensor *v;
+};
+
+/* Reads rows through the block table into contiguous memory, dequantized: MLA context chunks,
+ * prefill gathers. */
+struct attn_gather_kv_args {
+    size_t struct_size;
+    const struct attn_ext *next;
+    attn_instance *instance;
+    const struct attn_layer_desc *layer;
+    const struct attn_layer_params *params;
+    const struct attn_kv_view *cache;
+    const struct attn_batch *batch; /* block_table, block_table_row */
+    /* device [R]: position of the first row of each request's chunk */
+    const int32_t *first_key;
+    const int32_t *out_start_loc; /* device [R+1]: rows of out */
+    void *stream;
+    const struct attn_tensor *out; /* [rows, heads, D] activation dtype */
+};
+
+/* One transfer of whole blocks of one view's memory, of `bytes` each. */
+struct attn_block_copy {
+    const void *source;    /* base of the source cache */
+    void *destination;     /* base of the destination cache */
+    int64_t source_stride; /* bytes between blocks */
+    int64_t destination_stride;
+    int64_t bytes; /* of one block */
+};
+
+enum attn_copy_kind {
+    ATTN_COPY_HOST_TO_DEVICE = 1,
+    ATTN_COPY_DEVICE_TO_HOST = 2,
+    ATTN_COPY_DEVICE_TO_DEVICE = 3
+};
+
+/* pairs[i] = (source block, destination block), host int64 [num_pairs, 2], applied to every entry
+ * of `copies` (all layers) in one call. */
+struct attn_copy_blocks_args {
+    size_t struct_size;
+    const struct attn_ext *next;
+    attn_instance *instance;
+    void *stream;
+    int32_t kind; /* enum attn_copy_kind */
+    int32_t num_copies;
+    const struct attn_block_copy *copies;
+    const int64_t *pairs;
+    int64_t num_pairs;
+};
+
+ATTN_STATIC_ASSERT(sizeof(struct attn_write_kv_args) == 104, "attn_write_kv_args of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_gather_kv_args) == 88, "attn_gather_kv_args of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_copy_blocks_args) == 64, "attn_copy_blocks_args of ABI 0.1");
+
+#endif

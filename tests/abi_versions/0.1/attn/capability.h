@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a backend declares. The core checks a layer against this data, so every backend answers
+ * alike; only combinations that no list here can express go to the plugin's own `supports`. */
+#ifndef ATTN_CAPABILITY_H
+#define ATTN_CAPABILITY_H
+
+#include "kv_cache.h"
+#include "status.h"
+
+/* A device, as a probe reports it without initialising a GPU runtime. Text is borrowed until the
+ * callee returns. */
+struct attn_device_info {
+    size_t struct_size;
+    const struct attn_ext *next;
+    struct attn_device device;
+    const char *name; /* "NVIDIA H200", "AMD EPYC" */
+    const char *arch; /* "sm_90", "gfx942", "x86-64" */
+    const char *isa;  /* comma-separated: "avx2,avx512f,avx512_bf16"; may be empty */
+    int32_t compute_capability_major;
+    int32_t compute_capability_minor;
+    int32_t num_multiprocessors; /* CPU: cores */
+    int32_t reserved;
+    int64_t memory_bytes;
+};
+
+/* Sizes min .. max in steps of `multiple`; one size is min = max, multiple 1. */
+struct attn_range {
+    int32_t min;
+    int32_t max;
+    int32_t multiple;
+};
+
+/* head_size and head_size_v that go together. `same` 1: Dv = D only, and `v` is not read. */
+struct attn_head_size_range {
+    struct attn_range qk;
+    struct attn_range v;
+    int32_t same;
+};
+
+/* A set of terms and features that this backend cannot do together. */
+struct attn_refused_combination {
+    uint64_t terms;
+    uint64_t features;
+    uint64_t kv_dtypes; /* 0: with any; else only with these */
+    const char *why;    /* one line */
+};
+
+/* Kernel slots, as bits of attn_backend_caps.kernels, in the order of struct attn_kernels. */
+#define ATTN_KERNEL_ATTEND (UINT64_C(1) << 0)
+#define ATTN_KERNEL_WRITE_KV (UINT64_C(1) << 1)
+#define ATTN_KERNEL_MERGE_STATES (UINT64_C(1) << 2)
+#define ATTN_KERNEL_ROPE_WRITE_KV (UINT64_C(1) << 3)
+#define ATTN_KERNEL_ATTEND_MLA (UINT64_C(1) << 4)
+#define ATTN_KERNEL_ATTEND_MLA_SPARSE (UINT64_C(1) << 5)
+#define ATTN_KERNEL_GATHER_KV (UINT64_C(1) << 6)
+#define ATTN_KERNEL_GATED_DELTA (UINT64_C(1) << 7)
+#define ATTN_KERNEL_BATCHED_GEMM (UINT64_C(1) << 8)
+#define ATTN_KERNEL_QUANTIZE (UINT64_C(1) << 9)
+#define ATTN_KERNEL_AMAX (UINT64_C(1) << 10)
+#define ATTN_KERNEL_COPY_BLOCKS (UINT64_C(1) << 11)
+#define ATTN_KERNEL_COPY (UINT64_C(1) << 12)
+#define ATTN_KERNEL_FILL (UINT64_C(1) << 13)
+#define ATTN_KERNEL_COUNT 14
+
+/* One backend on one device in one variant. Arrays and text are borrowed until the sink returns;
+ * the core copies them. Masks: bit 1 << code. */
+struct attn_backend_caps {
+    size_t struct_size;
+    const struct attn_ext *next; /* attn_mla_caps, attn_gdn_caps */
+    /* [a-z][a-z0-9_]*, at most 63 bytes, unique over plugins: "cpu_ref" */
+    const char *name;
+    const char *variant; /* "" or, as in name@variant, "avx512" */
+    const char *version; /* "1.2.3" */
+    const char *vendor;
+    struct attn_device device;
+    uint64_t kernels; /* ATTN_KERNEL_*: slots that will not be NULL */
+    /* enum attn_layer_kind, composed ones included if all their parts are there */
+    uint64_t layer_kinds;
+    uint64_t phases;        /* enum attn_phase */
+    uint64_t dtypes;        /* enum attn_dtype_name: activations */
+    uint64_t kv_dtypes;     /* enum attn_kv_dtype */
+    uint64_t q_dtypes;      /* quantized queries */
+    uint64_t terms;         /* ATTN_TERM_* */
+    uint64_t features;      /* ATTN_FEATURE_* */
+    uint64_t walks;         /* ATTN_WALK_* */
+    uint64_t layouts;       /* enum attn_kv_layout: which it walks */
+    uint64_t k_scale_forms; /* enum attn_scale_form */
+    uint64_t v_scale_forms;
+    uint64_t p_scale_forms;
+    /* enum attn_output_form that attend writes itself; others need `quantize` */
+    uint64_t output_forms;
+    const struct attn_head_size_range *head_sizes;
+    const struct attn_range *block_sizes;
+    const struct attn_refused_combination *refused;
+    int32_t num_head_sizes;
+    int32_t num_block_sizes;
+    int32_t num_refused;
+    int32_t preferred_layout; /* enum attn_kv_layout */
+    int32_t preferred_block_size;
+    int32_t graph_level;        /* enum attn_graph_level */
+    int32_t graph_fill_seq_len; /* what padded seq_lens must hold in a replay */
+    int32_t reorder_threshold;  /* query_len <= this goes the decode way; 0 reads as 1 */
+    /* bytes: base and row addresses of the cache; 0 reads as the element size */
+    int32_t kv_alignment;
+    int32_t io_alignment;    /* bytes: rows of q, k, v, out; 0 likewise */
+    int32_t max_group;       /* largest Hq / Hk; 0: any */
+    int32_t max_num_q_heads; /* 0: any */
+    /* largest n of 1 + n queries on the decode way; 0: any */
+    int32_t max_speculative_tokens;
+    int32_t rank[2]; /* by enum attn_phase: higher is better; cpu_ref has 0 */
+    int32_t reserved;
+};
+
+/* Where a probe puts what it finds. Each call returns ATTN_OK or the reason why the item was
+ * refused; the probe may go on after a refusal. */
+struct attn_probe_sink {
+    size_t struct_size;
+    const struct attn_ext *next;
+    void *user;
+    attn_status (*device)(void *user, const struct attn_device_info *device);
+    attn_status (*backend)(void *user, const struct attn_backend_caps *caps);
+};
+
+/* Where `supports` puts each reason against a layer. All text is borrowed until return. */
+struct attn_reason_sink {
+    size_t struct_size;
+    const struct attn_ext *next;
+    void *user;
+    void (*refuse)(void *user, const char *field, const char *asked, const char *supported);
+};
+
+ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 72, "attn_device_info of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 256, "attn_backend_caps of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_probe_sink) == 40, "attn_probe_sink of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_reason_sink) == 32, "attn_reason_sink of ABI 0.1");
+
+#endif

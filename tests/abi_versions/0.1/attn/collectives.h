@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Context parallelism: the collectives that an engine passes, and what a layer and a batch then
+ * carry. */
+#ifndef ATTN_COLLECTIVES_H
+#define ATTN_COLLECTIVES_H
+
+#include "status.h"
+
+/* Collectives over the ranks of one group, enqueued on `stream` (a CPU engine: done on return).
+ * Counts are bytes per rank unless a count of float32 is said. The table and `user` outlive the
+ * model. All slots may be called from the thread that runs a step; none may allocate. */
+struct attn_collectives {
+    size_t struct_size;
+    const struct attn_ext *next;
+    void *user;
+    int32_t rank;
+    int32_t world_size;
+    attn_status (*all_gather)(void *user, const void *send, void *receive, size_t bytes,
+                              void *stream);
+    attn_status (*all_to_all)(void *user, const void *send, void *receive, size_t bytes,
+                              void *stream);
+    attn_status (*reduce_scatter_f32)(void *user, const float *send, float *receive, size_t count,
+                                      void *stream);
+    attn_status (*all_reduce_max_f32)(void *user, const float *send, float *receive, size_t count,
+                                      void *stream);
+};
+
+enum attn_cp_reduce { ATTN_CP_ALL_GATHER_REDUCE_SCATTER = 0, ATTN_CP_ALL_TO_ALL = 1 };
+enum attn_cp_order { ATTN_CP_CONTIGUOUS = 0, ATTN_CP_ZIGZAG = 1 };
+
+/* On attn_layer_desc. rank = pcp_rank * dcp_world + dcp_rank; interleave divides block_size. A
+ * request of L keys has local(L) = floor(L / (n I)) I + clamp(L - floor(L / (n I)) n I - r I, 0, I)
+ * of them on rank r of world n. */
+struct attn_context_parallel {
+    struct attn_ext ext; /* id ATTN_EXT_CONTEXT_PARALLEL */
+    /* dcp: ranks that split the KV cache; NULL: none */
+    const struct attn_collectives *decode;
+    /* pcp: ranks that split a request's queries; NULL: none */
+    const struct attn_collectives *prefill;
+    int32_t interleave; /* I; 0 reads as 1 */
+    int32_t reduce;     /* enum attn_cp_reduce */
+    int32_t order;      /* enum attn_cp_order of a rank's prefill slices */
+    int32_t reserved;
+};
+
+/* On attn_batch. */
+struct attn_batch_context_parallel {
+    struct attn_ext ext;                /* id ATTN_EXT_BATCH_CONTEXT */
+    const int32_t *local_seq_lens;      /* device [R]: keys of the context on this rank */
+    const int32_t *local_seq_lens_host; /* host [R], optional */
+    int32_t max_local_seq_len;
+    int32_t reserved;
+    /* device [T]: absolute positions of this rank's prefill queries */
+    const int32_t *query_positions;
+};
+
+ATTN_STATIC_ASSERT(sizeof(struct attn_collectives) == 64, "attn_collectives of ABI 0.1");
+
+#endif

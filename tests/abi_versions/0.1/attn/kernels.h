@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The vendor's table: a dozen kernels on tensors. Every slot may be NULL, which means unsupported
+ * and must agree with attn_backend_caps.kernels.
+ *
+ * Kernels are asynchronous on args->stream (a CPU backend is done on return), allocate nothing,
+ * take no lock, and leave the caller's current device, locale and rounding mode as found. They may
+ * be called from many threads at once, never with the same plan memory. `error` may be NULL; it is
+ * written only on failure. */
+#ifndef ATTN_KERNELS_H
+#define ATTN_KERNELS_H
+
+#include "cache_kernels.h"
+#include "numeric_kernels.h"
+#include "status.h"
+
+/* The table. prepare .. plan serve attend, attend_mla, attend_mla_sparse and gated_delta alike and
+ * are optional: a backend without them is stateless. */
+struct attn_kernels {
+    size_t struct_size;
+    const struct attn_ext *next;
+    attn_status (*attend)(const struct attn_attend_args *args, struct attn_error *error);
+    attn_status (*write_kv)(const struct attn_write_kv_args *args, struct attn_error *error);
+    attn_status (*merge_states)(const struct attn_merge_states_args *args,
+                                struct attn_error *error);
+    attn_status (*rope_write_kv)(const struct attn_write_kv_args *args, struct attn_error *error);
+    attn_status (*attend_mla)(const struct attn_attend_args *args, struct attn_error *error);
+    attn_status (*attend_mla_sparse)(const struct attn_attend_args *args, struct attn_error *error);
+    attn_status (*gather_kv)(const struct attn_gather_kv_args *args, struct attn_error *error);
+    attn_status (*gated_delta)(const struct attn_attend_args *args, struct attn_error *error);
+    attn_status (*batched_gemm)(const struct attn_batched_gemm_args *args,
+                                struct attn_error *error);
+    attn_status (*quantize)(const struct attn_quantize_args *args, struct attn_error *error);
+    attn_status (*amax)(const struct attn_amax_args *args, struct attn_error *error);
+    attn_status (*copy_blocks)(const struct attn_copy_blocks_args *args, struct attn_error *error);
+    /* bytes from source to destination on the stream. Host memory may be pageable and is read
+     * before return. */
+    attn_status (*copy)(attn_instance *instance, void *destination, const void *source,
+                        size_t bytes, int32_t kind, void *stream, struct attn_error *error);
+    /* rows of `row_bytes`, `stride` bytes apart, set to `value`. */
+    attn_status (*fill)(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
+                        size_t stride, int64_t rows, void *stream, struct attn_error *error);
+    /* At bind, once per layer, phase and part: choose the kernel, load its module. Not a step: may
+     * allocate from the host. NULL on failure. */
+    attn_status (*prepare)(attn_instance *instance, const struct attn_layer_desc *layer,
+                           const struct attn_layer_params *params, int32_t phase,
+                           attn_state **state, struct attn_error *error);
+    void (*release)(attn_instance *instance, attn_state *state); /* accepts NULL */
+    /* Worst case for any batch within the limits. Not a step. */
+    attn_status (*plan_size)(attn_instance *instance, attn_state *state,
+                             const struct attn_limits *limits, struct attn_plan_size *size,
+                             struct attn_error *error);
+    /* Once per batch and plan group: q, k, v, out, lse are NULL. Fills plan_host and, on the
+     * stream, workspace. A step: no allocation. `mode` is an attn_plan_mode. */
+    attn_status (*plan)(const struct attn_attend_args *args, int32_t mode,
+                        struct attn_error *error);
+    /* args->batch has another block_table, block_table_row and slot_mapping; everything else as in
+     * the last plan. */
+    attn_status (*update_block_table)(const struct attn_attend_args *args,
+                                      struct attn_error *error);
+};
+
+ATTN_STATIC_ASSERT(sizeof(struct attn_kernels) == 168, "attn_kernels of ABI 0.1");
+
+#endif

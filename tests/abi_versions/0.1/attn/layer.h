@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a layer is (attn_layer_desc: known at selection) and what it is given at bind
+ * (attn_layer_params). Engines fill them; the core hands rewritten copies to kernels, so that a
+ * composed step (cascade, static sink, cross attention) reaches a vendor as one plain attend. */
+#ifndef ATTN_LAYER_H
+#define ATTN_LAYER_H
+
+#include "kv_cache.h"
+
+/* One attention layer. Everything that changes its meaning is here, so nothing can be dropped
+ * silently. Text is copied by the callee. All fields 0 unless said otherwise. */
+struct attn_layer_desc {
+    size_t struct_size;
+    /* attn_mla_desc, attn_gdn_desc, attn_context_parallel, attn_mm_encoder_quant */
+    const struct attn_ext *next;
+    const char *name; /* unique in the model, not empty */
+    /* NULL, or the name of an earlier layer whose cache this one reads */
+    const char *kv_sharing_target;
+    int32_t kind;               /* enum attn_layer_kind */
+    int32_t dtype;              /* activations: ATTN_DTYPE_F16, BF16 or F32 */
+    int32_t kv_dtype;           /* enum attn_kv_dtype */
+    int32_t num_q_heads;        /* Hq, a multiple of num_kv_heads */
+    int32_t num_kv_heads;       /* Hk */
+    int32_t head_size;          /* D of q and k, a multiple of 8 */
+    int32_t head_size_v;        /* Dv of v and out; 0: as head_size */
+    float scale;                /* of q k^T, > 0 */
+    int32_t causal;             /* 1 or 0; encoders and cross layers have 0 */
+    int32_t causal_per_request; /* 1: batches carry a flag per request */
+    /* 1: key j is visible if p - window_left <= j <= p + window_right */
+    int32_t has_window;
+    /* a decoder's window of w tokens, its own included, is (w - 1, 0); -1: open */
+    int32_t window_left;
+    int32_t window_right;
+    int32_t chunk_size;       /* c > 0: chunked local attention */
+    int32_t chunk_lookback;   /* visible if p/c - j/c <= chunk_lookback (0: the same chunk) */
+    float soft_cap;           /* c > 0: s = c tanh(s / c) */
+    int32_t alibi;            /* enum attn_alibi */
+    int32_t has_sinks;        /* 1: attn_layer_params.sinks enters the denominator */
+    int32_t sink_len;         /* static sink: fixed keys before every request's keys */
+    int32_t prefix_lm;        /* 1: batches may carry bidirectional spans */
+    int32_t prefix_lm_window; /* w > 0: inside spans too, p - j < w */
+    int32_t tree_mask;        /* enum attn_tree_mask that batches may carry */
+    /* slots in a block of the engine's block table; 0: the backend may choose */
+    int32_t block_size;
+    /* n: decode requests have up to 1 + n queries (1 + 2n in parallel drafting) */
+    int32_t num_speculative_tokens;
+    int32_t parallel_drafting;
+    int64_t padded_page_bytes; /* 0, or a page size to pad to */
+    /* enum attn_scale_form; not NONE: q arrives quantized (dtype q_dtype) */
+    int32_t q_scale_form;
+    int32_t k_scale_form; /* fp8 caches: PER_TENSOR or PER_HEAD */
+    int32_t v_scale_form;
+    int32_t p_scale_form;      /* probabilities: NONE or PER_TENSOR */
+    int32_t q_dtype;           /* enum attn_dtype_name of q where q_scale_form is not NONE */
+    int32_t output_form;       /* enum attn_output_form */
+    int32_t output_scale_pow2; /* group fp8: scales rounded up to powers of two */
+    /* group fp8: 1 = scales [groups, T], aligned for TMA */
+    int32_t output_scale_column_major;
+    /* 1: this layer keeps kv_dtype AUTO whatever the model's is */
+    int32_t skip_kv_quantization;
+    int32_t needs_lse;   /* 1: runs may ask for the log-sum-exp */
+    int32_t graph_level; /* enum attn_graph_level that the engine needs */
+    /* 1: same bits for a request whatever else is in the batch; 2: prefixes too */
+    int32_t batch_invariant;
+    int32_t rope;                  /* enum attn_rope that rope_write runs need; see io.h */
+    int32_t qk_norm;               /* 1: together with q/k RMS norm */
+    int32_t needs_block_table_row; /* 1: batches carry block_table_row */
+    int32_t device_seq_lens_only;  /* 1: batches come without seq_lens_host */
+    int32_t fast_prefill;          /* 1: batches may carry logits_indices */
+    int32_t max_seq_len;  /* longest request that will be run; 0: unknown. For ranks only */
+    int32_t max_num_reqs; /* likewise */
+    int32_t reserved;
+};
+
+/* Per-layer memory, given at bind and borrowed until the layer is destroyed or bound again. Device
+ * pointers belong to the selected backend's device. A host float beside a scale is used where the
+ * device pointer is NULL. */
+struct attn_layer_params {
+    size_t struct_size;
+    /* attn_mla_weights, attn_gdn_weights, attn_kv_quant_params */
+    const struct attn_ext *next;
+    const float *sinks;        /* device [Hq], float32 logits; needed iff has_sinks */
+    const float *alibi_slopes; /* device [Hq]; needed iff alibi is not NONE */
+    /* static sink keys [sink_len, Hk, D], activation dtype, unquantized */
+    const struct attn_tensor *sink_k;
+    const struct attn_tensor *sink_v; /* [sink_len, Hk, Dv] */
+    const float *q_scale;             /* device [1] or [Hk] by q_scale_form */
+    const float *k_scale;             /* device [1] or [Hk] by k_scale_form */
+    const float *v_scale;             /* device [1], [Hk] or [Hk, Dv] by v_scale_form */
+    const float *p_scale;             /* device [1] */
+    float q_scale_host;               /* per-tensor scales known to the host; 0 reads as 1 */
+    float k_scale_host;
+    float v_scale_host;
+    float p_scale_host;
+};
+
+/* Extra parameters of quantized caches (on attn_layer_params). */
+struct attn_kv_quant_params {
+    struct attn_ext ext;           /* id ATTN_EXT_KV_QUANT_PARAMS */
+    const float *hadamard_signs_k; /* device [D] of +-1: int4 */
+    const float *hadamard_signs_v; /* device [Dv] */
+    const float *v_channel_scale;  /* device [Hk, Dv]: INT8_KV */
+};
+
+/* The fp8 path of a multimodal encoder (on attn_layer_desc). */
+struct attn_mm_encoder_quant {
+    struct attn_ext ext; /* id ATTN_EXT_MM_ENCODER */
+    int32_t fp8;         /* 1: q, k, v are quantized to e4m3 before the attend */
+    /* 16: scales from the largest amax of the last so many steps */
+    int32_t amax_history_len;
+    float scale_margin;       /* factor on saved scales; 0 reads as 1 */
+    int32_t padded_head_size; /* 0: as head_size */
+};
+
+ATTN_STATIC_ASSERT(sizeof(struct attn_layer_desc) == 224, "attn_layer_desc of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_layer_params) == 96, "attn_layer_params of ABI 0.1");
+
+#endif

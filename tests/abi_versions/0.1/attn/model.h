@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine's side, 3: bound layers, groups, and plans. */
+#ifndef ATTN_MODEL_H
+#define ATTN_MODEL_H
+
+#include "attend.h"
+#include "collectives.h"
+#include "gdn.h"
+#include "mla.h"
+#include "selection.h"
+
+struct attn_model_options {
+    size_t struct_size;
+    const struct attn_ext *next;
+    void *user;
+    /* The two points around a layer's write and attend at which an engine may wait for a KV
+     * transfer and start saving one; called in run(), in the caller's thread, with the layer's
+     * index. NULL: nothing. */
+    void (*before_layer)(void *user, int32_t layer, void *stream);
+    void (*after_layer)(void *user, int32_t layer, void *stream);
+};
+
+enum attn_group_kind {
+    /* layers of one KV spec: one block table, one plan object */
+    ATTN_GROUP_BLOCK_TABLE = 0,
+    ATTN_GROUP_PLAN = 1 /* of these, layers that share one schedule */
+};
+
+struct attn_plan_options {
+    size_t struct_size;
+    const struct attn_ext *next;
+    /* its struct_size is set too; max_num_reqs and max_num_tokens are required */
+    struct attn_limits limits;
+    int32_t graph; /* 1: state for capture and replay at these limits is made now */
+    int32_t reserved;
+};
+
+/* A layer's blocks in another memory (host swap space), for copy_blocks. */
+struct attn_block_memory {
+    void *base;
+    int64_t stride; /* bytes between blocks; 0: the spec's padded_page_bytes */
+};
+
+enum attn_request_class {
+    ATTN_REQUEST_DECODE = 0,
+    ATTN_REQUEST_SHORT_EXTEND = 1,
+    ATTN_REQUEST_LONG_EXTEND = 2,
+    ATTN_REQUEST_PREFILL = 3
+};
+
+ATTN_STATIC_ASSERT(sizeof(struct attn_model_options) == 40, "attn_model_options of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_plan_options) == 64, "attn_plan_options of ABI 0.1");
+
+#endif

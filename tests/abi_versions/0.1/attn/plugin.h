@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A vendor's entry. Copy abi/attn, write one .so that exports attn_plugin_entry and nothing else,
+ * and put it into the plugin directory. examples/plugin.c is the smallest useful one.
+ *
+ * Order of calls: entry, then probe (any number of times, possibly in another process), supports,
+ * create, kernels, destroy. The .so is never unloaded once its entry has answered. */
+#ifndef ATTN_PLUGIN_H
+#define ATTN_PLUGIN_H
+
+#include "capability.h"
+#include "host.h"
+#include "kernels.h"
+
+/* Constant data of the plugin; lives as long as the process. */
+struct attn_plugin {
+    size_t struct_size;
+    const struct attn_ext *next;
+    uint32_t abi_version; /* the one chosen from the caller's range */
+    uint32_t reserved;
+    const char *name; /* of the plugin: "cpu_ref" */
+    const char *version;
+    const char *vendor;
+    /* Reports devices and backends to the sink. Baseline ISA, no GPU runtime is initialised. No
+     * hardware: ATTN_ERROR_ABSENT, with the cause as text; that is not a defect. */
+    attn_status (*probe)(const struct attn_host *host, const struct attn_probe_sink *sink,
+                         struct attn_error *error);
+    /* NULL, or asked after the declared data has agreed: may name further reasons against the
+     * layer. The caps are one of those that probe reported. The layer is complete (kv_dtype and
+     * block_size are not 0). */
+    attn_status (*supports)(const struct attn_backend_caps *caps,
+                            const struct attn_layer_desc *layer, int32_t phase,
+                            const struct attn_reason_sink *reasons, struct attn_error *error);
+    /* An instance of a backend on a device; `host` outlives it. *kernels is constant data of the
+     * plugin. Several may live side by side. On failure both outputs are NULL. */
+    attn_status (*create)(const struct attn_host *host, const char *backend, const char *variant,
+                          struct attn_device device, attn_instance **instance,
+                          const struct attn_kernels **kernels, struct attn_error *error);
+    void (*destroy)(attn_instance *instance); /* accepts NULL */
+};
+
+/* The one symbol. Answers with a plugin whose abi_version lies in min .. max, or with
+ * ATTN_ERROR_ABI_VERSION and the versions that it speaks as text. Must not do anything else. */
+typedef attn_status attn_plugin_entry_fn(uint32_t abi_version_min, uint32_t abi_version_max,
+                                         const struct attn_plugin **plugin,
+                                         struct attn_error *error);
+#define ATTN_PLUGIN_ENTRY_SYMBOL "attn_plugin_entry"
+ATTN_EXPORT attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
+                                          const struct attn_plugin **plugin,
+                                          struct attn_error *error);
+
+ATTN_STATIC_ASSERT(sizeof(struct attn_plugin) == 80, "attn_plugin of ABI 0.1");
+
+#endif

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine's side, 2: which backend serves which layer and phase, and why no other does. */
+#ifndef ATTN_SELECTION_H
+#define ATTN_SELECTION_H
+
+#include "runtime.h"
+
+#define ATTN_SELECT_KEEP_UNSERVED                                                                  \
+    1u /* succeed even if a layer has no backend or an order was refused, so that the              \
+          reasons can be read; such an assignment cannot be bound */
+
+struct attn_select_options {
+    size_t struct_size;
+    const struct attn_ext *next;
+    /* that the layers run on; type 0: the best device that any backend has */
+    struct attn_device device;
+    /* NULL: the runtime's; else in place of ATTN_BACKEND, "" forces nothing */
+    const char *backend;
+    /* NULL, or what assignment_export gave on another rank: taken as it is or refused */
+    const char *import_text;
+    /* candidates, best first, for layers whose block_size is 0; NULL: any */
+    const int32_t *block_sizes;
+    int32_t num_block_sizes;
+    uint32_t flags; /* ATTN_SELECT_* */
+};
+
+/* The core composes these steps where the backend does not do them itself. */
+#define ATTN_COMPOSE_CROSS 1u
+#define ATTN_COMPOSE_ENCODER 2u
+#define ATTN_COMPOSE_CHUNKED 4u
+#define ATTN_COMPOSE_STATIC_SINK 8u
+#define ATTN_COMPOSE_CASCADE 16u /* may be taken by a step */
+#define ATTN_COMPOSE_MLA 32u
+#define ATTN_COMPOSE_CONTEXT_PARALLEL 64u
+#define ATTN_COMPOSE_OUTPUT_QUANT 128u
+
+/* What serves one layer in one phase. Text lives as long as the assignment. */
+struct attn_choice {
+    size_t struct_size;
+    const struct attn_ext *next;
+    int32_t backend;  /* index in the runtime; -1: none */
+    int32_t forced;   /* 1: by a rule of the selection text */
+    const char *name; /* "cpu_ref" or "cpu_simd@avx2"; empty: none */
+    const char *rule; /* the text of the rule that decided; empty: rank decided */
+    int32_t rank;
+    int32_t measured;    /* 1: the rank is a measurement on file */
+    int32_t kv_dtype;    /* never ATTN_KV_AUTO */
+    int32_t block_size;  /* 0: the layer has no cache */
+    int32_t layout;      /* enum attn_kv_layout that the layer's spec will ask for */
+    uint32_t composed;   /* ATTN_COMPOSE_* */
+    int32_t graph_level; /* the least level of the parts */
+    attn_status status;  /* ATTN_OK, ATTN_ERROR_NO_BACKEND, ATTN_ERROR_REFUSED */
+};
+
+enum attn_verdict_code {
+    ATTN_VERDICT_CHOSEN = 0,
+    ATTN_VERDICT_ELIGIBLE = 1,    /* could serve; another had the better rank or the order */
+    ATTN_VERDICT_EXCLUDED = 2,    /* by a rule of the selection text */
+    ATTN_VERDICT_UNSUPPORTED = 3, /* reasons say why */
+    ATTN_VERDICT_OTHER_DEVICE = 4
+};
+
+/* One reason against a backend. Text lives as long as the assignment. */
+struct attn_reason {
+    size_t struct_size;
+    const struct attn_ext *next;
+    const char *field;     /* "head_size" */
+    const char *asked;     /* "72" */
+    const char *supported; /* "64, 128, 16..256 in steps of 8" */
+};
+
+ATTN_STATIC_ASSERT(sizeof(struct attn_select_options) == 56, "attn_select_options of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_choice) == 72, "attn_choice of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_reason) == 40, "attn_reason of ABI 0.1");
+
+#endif

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The enumerations of both tables. All are stored as int32_t, masks as uint64_t with bit 1 << code.
+ */
+#ifndef ATTN_TYPES_H
+#define ATTN_TYPES_H
+
+#include "version.h"
+
+/* What a layer is. Names in text (ATTN_BACKEND, JSON): full, sliding, chunked, encoder,
+ * encoder_only, cross, mm_encoder, mla, mla_sparse, static_sink, gdn. A decoder layer reads as
+ * full, sliding or chunked by its terms. */
+enum attn_layer_kind {
+    ATTN_LAYER_DECODER = 0, /* causal self-attention over a KV cache */
+    /* bidirectional self-attention inside an encoder-decoder model, no cache */
+    ATTN_LAYER_ENCODER = 1,
+    /* bidirectional, no cache, query_start_loc on both sides */
+    ATTN_LAYER_ENCODER_ONLY = 2,
+    ATTN_LAYER_CROSS = 3,      /* keys of the encoder, written once */
+    ATTN_LAYER_MM_ENCODER = 4, /* vision or audio tower: query_start_loc or a dense batch */
+    ATTN_LAYER_MLA = 5,
+    ATTN_LAYER_MLA_SPARSE = 6,
+    /* a decoder layer with sink_len fixed keys before every request's keys */
+    ATTN_LAYER_STATIC_SINK = 7,
+    ATTN_LAYER_GDN = 8, /* gated delta rule */
+    ATTN_LAYER_KIND_COUNT = 9
+};
+
+enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUNT = 2 };
+
+/* Terms of one attention (docs/features.md, section 1), as bits: what a layer needs, what a backend
+ * can do. */
+#define ATTN_TERM_CAUSAL (UINT64_C(1) << 0)
+#define ATTN_TERM_BIDIRECTIONAL (UINT64_C(1) << 1)
+#define ATTN_TERM_CAUSAL_PER_REQUEST (UINT64_C(1) << 2)
+#define ATTN_TERM_SLIDING_WINDOW (UINT64_C(1) << 3)   /* (w-1, 0) */
+#define ATTN_TERM_SYMMETRIC_WINDOW (UINT64_C(1) << 4) /* right side >= 0 of a bidirectional layer  \
+                                                       */
+#define ATTN_TERM_CHUNKED_LOCAL (UINT64_C(1) << 5)
+#define ATTN_TERM_SOFT_CAP (UINT64_C(1) << 6)
+#define ATTN_TERM_ALIBI (UINT64_C(1) << 7)
+#define ATTN_TERM_ALIBI_SQRT (UINT64_C(1) << 8)
+#define ATTN_TERM_SINKS (UINT64_C(1) << 9)
+#define ATTN_TERM_STATIC_SINK (UINT64_C(1) << 10) /* fused; without it the core composes it */
+#define ATTN_TERM_PREFIX_LM (UINT64_C(1) << 11)
+#define ATTN_TERM_TREE_BITS (UINT64_C(1) << 12)
+#define ATTN_TERM_TREE_BIAS (UINT64_C(1) << 13)
+#define ATTN_TERM_COUNT 14
+
+/* Abilities beside the terms. */
+#define ATTN_FEATURE_PAGED_KV (UINT64_C(1) << 0)      /* keys through a block table */
+#define ATTN_FEATURE_CONTIGUOUS_KV (UINT64_C(1) << 1) /* keys [Tk, Hk, D] with key_start_loc */
+#define ATTN_FEATURE_LSE (UINT64_C(1) << 2)
+#define ATTN_FEATURE_BLOCK_TABLE_ROW (UINT64_C(1) << 3)
+#define ATTN_FEATURE_MIXED_BATCH (UINT64_C(1) << 4) /* decode and prefill in one attend */
+#define ATTN_FEATURE_UPDATE_BLOCK_TABLE (UINT64_C(1) << 5)
+#define ATTN_FEATURE_FUSED_WRITE (UINT64_C(1) << 6) /* attend writes k and v itself */
+#define ATTN_FEATURE_FUSED_ROPE (UINT64_C(1) << 7)  /* rope_write_kv */
+#define ATTN_FEATURE_FUSED_ROPE_NORM (UINT64_C(1) << 8)
+#define ATTN_FEATURE_GLOBAL_KEY_POSITIONS (UINT64_C(1) << 9) /* keys at strided global positions   \
+                                                              */
+#define ATTN_FEATURE_CONTEXT_PARALLEL (UINT64_C(1) << 10)
+#define ATTN_FEATURE_INTERLEAVE (UINT64_C(1) << 11) /* context-parallel interleave > 1 */
+#define ATTN_FEATURE_BATCH_INVARIANT (UINT64_C(1) << 12)
+#define ATTN_FEATURE_BATCH_INVARIANT_PREFIX (UINT64_C(1) << 13) /* also with prefix caching */
+#define ATTN_FEATURE_QUANTIZED_QUERY (UINT64_C(1) << 14)
+#define ATTN_FEATURE_DEVICE_SEQ_LENS (UINT64_C(1) << 15) /* plans without seq_lens_host */
+#define ATTN_FEATURE_FAST_PREFILL (UINT64_C(1) << 16)
+#define ATTN_FEATURE_CASCADE (UINT64_C(1) << 17) /* a fused cascade; without it the core composes  \
+                                                  */
+#define ATTN_FEATURE_COUNT 18
+
+enum attn_alibi { ATTN_ALIBI_NONE = 0, ATTN_ALIBI_LINEAR = 1, ATTN_ALIBI_SQRT = 2 };
+
+enum attn_tree_mask { ATTN_TREE_NONE = 0, ATTN_TREE_BITS = 1, ATTN_TREE_BIAS = 2 };
+
+/* How float32 scales are given: one per tensor `[1]`, or one per KV head `[Hk]`. */
+enum attn_scale_form {
+    ATTN_SCALE_NONE = 0,
+    ATTN_SCALE_PER_TENSOR = 1,
+    ATTN_SCALE_PER_HEAD = 2,
+    ATTN_SCALE_PER_HEAD_CHANNEL = 3 /* `[Hk, D]`, int8 v */
+};
+
+enum attn_output_form {
+    ATTN_OUTPUT_PLAIN = 0,        /* the activation dtype, or f32 */
+    ATTN_OUTPUT_FP8_STATIC = 1,   /* e4m3, one scale per tensor */
+    ATTN_OUTPUT_FP8_GROUP_64 = 2, /* e4m3, scale max(amax, 1e-10) / 448 per 64 */
+    ATTN_OUTPUT_FP8_GROUP_128 = 3,
+    ATTN_OUTPUT_NVFP4 = 4,
+    ATTN_OUTPUT_FORM_COUNT = 5
+};
+
+enum attn_graph_level {
+    ATTN_GRAPH_NEVER = 0,
+    ATTN_GRAPH_SINGLE_TOKEN_DECODE = 1,
+    ATTN_GRAPH_UNIFORM_BATCH = 2,
+    ATTN_GRAPH_ALWAYS = 3
+};
+
+#endif

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ABI's version, its export mark, and the two fields with which every struct that crosses
+ * begins. */
+#ifndef ATTN_VERSION_H
+#define ATTN_VERSION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* A version is major << 16 | minor. While major is 0 a minor step may break; from 1.0 on a minor
+ * step only appends. Both sides pass the range that they speak and the callee answers with one
+ * version in it. */
+#define ATTN_MAKE_VERSION(major, minor) (((uint32_t)(major) << 16) | (uint32_t)(minor))
+#define ATTN_ABI_VERSION ATTN_MAKE_VERSION(0, 1)
+#define ATTN_ABI_VERSION_MIN ATTN_MAKE_VERSION(0, 1)
+#define ATTN_VERSION_MAJOR(version) ((version) >> 16)
+#define ATTN_VERSION_MINOR(version) ((version)&0xffffu)
+
+#if defined(__cplusplus)
+#define ATTN_STATIC_ASSERT(condition, message) static_assert(condition, message)
+#define ATTN_EXTERN_C extern "C"
+#else
+#define ATTN_STATIC_ASSERT(condition, message) _Static_assert(condition, message)
+#define ATTN_EXTERN_C
+#endif
+
+#if defined(_WIN32)
+#define ATTN_EXPORT ATTN_EXTERN_C __declspec(dllexport)
+#else
+#define ATTN_EXPORT ATTN_EXTERN_C __attribute__((visibility("default")))
+#endif
+
+ATTN_STATIC_ASSERT(sizeof(void *) == 8 && sizeof(size_t) == 8,
+                   "libattn's ABI is for 64-bit machines");
+
+/* Every struct that crosses the ABI begins with
+ *
+ *     size_t struct_size;            sizeof(the struct) as the writer of it was compiled
+ *     const struct attn_ext *next;   NULL, or a chain of typed extensions
+ *
+ * A reader takes min(struct_size, its own sizeof) bytes: a missing tail means the default, which is
+ * 0 for every field unless its comment says otherwise; an unknown tail that is all zero is ignored,
+ * and one that is not is refused (ATTN_ERROR_STRUCT_SIZE). A struct_size under the size of version
+ * 0.1 is refused likewise. Reserved fields must be 0. */
+struct attn_ext {
+    uint32_t id;                 /* ATTN_EXT_*: which struct begins with this header */
+    uint32_t flags;              /* ATTN_EXT_OPTIONAL or 0 */
+    size_t struct_size;          /* size of the whole extension */
+    const struct attn_ext *next; /* the next extension, or NULL */
+};
+
+/* Whoever does not know the extension may ignore it. Without the flag an unknown extension is
+ * refused with ATTN_ERROR_EXTENSION and its id, since ignoring it would change the meaning. */
+#define ATTN_EXT_OPTIONAL 1u
+
+/* Ids below 0x1000 are the project's; a vendor takes 0x10000 + any number that it owns. */
+enum attn_ext_id {
+    ATTN_EXT_MLA_DESC = 1,         /* struct attn_mla_desc, on attn_layer_desc */
+    ATTN_EXT_GDN_DESC = 2,         /* struct attn_gdn_desc, on attn_layer_desc */
+    ATTN_EXT_MLA_WEIGHTS = 3,      /* struct attn_mla_weights, on attn_layer_params */
+    ATTN_EXT_GDN_WEIGHTS = 4,      /* struct attn_gdn_weights, on attn_layer_params */
+    ATTN_EXT_CONTEXT_PARALLEL = 5, /* struct attn_context_parallel, on attn_layer_desc */
+    ATTN_EXT_BATCH_CONTEXT = 6,    /* struct attn_batch_context_parallel, on attn_batch */
+    ATTN_EXT_BATCH_GDN = 7,        /* struct attn_batch_gdn, on attn_batch */
+    ATTN_EXT_IO_MLA = 8,           /* struct attn_io_mla, on attn_step_io */
+    ATTN_EXT_IO_GDN = 9,           /* struct attn_io_gdn, on attn_step_io */
+    ATTN_EXT_IO_OUTPUT_QUANT = 10, /* struct attn_io_output_quant, on attn_step_io */
+    ATTN_EXT_IO_ROPE = 11,         /* struct attn_io_rope, on attn_step_io */
+    ATTN_EXT_KV_QUANT_PARAMS = 12, /* struct attn_kv_quant_params, on attn_layer_params */
+    ATTN_EXT_CAPS_MLA = 13,        /* struct attn_mla_caps, on attn_backend_caps */
+    ATTN_EXT_CAPS_GDN = 14,        /* struct attn_gdn_caps, on attn_backend_caps */
+    ATTN_EXT_MM_ENCODER = 15       /* struct attn_mm_encoder_quant, on attn_layer_desc */
+};
+
+ATTN_STATIC_ASSERT(sizeof(struct attn_ext) == 24, "attn_ext is frozen");
+
+#endif
