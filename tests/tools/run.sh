@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# attn-run verifies every model that needs neither MLA nor GDN, on cpu_ref; long windows are shortened here.
+# attn-run verifies models on cpu_ref; long windows are shortened here, and MLA and GDN come in models.sh.
 set -eu
 models=$1 run=$2
 for model in llama-3.1-8b gemma-2-9b gemma-3-27b gpt-oss-20b mixtral-8x7b bloom-7b1 llama-4-scout whisper-large-v3 \
@@ -11,6 +11,13 @@ done
 "$run" --model "$models/llama-3.1-8b.json" --layers 1 --json --verify | grep -q '"verified":[[:space:]]*true'
 printf '[{"prompt": 5, "output": 3}, {"arrival": 1, "prompt": 40, "output": 2, "preempt_at": 2}]' >requests.json
 ATTN_BACKEND=cpu_ref "$run" --model "$models/llama-3.1-8b.json" --layers 1 --steps 6 --requests requests.json --verify
+# MLA and GDN with a shared prefix, a late request and one that is swapped out and in.
+printf '[{"prompt": 70, "output": 6}, {"arrival": 1, "prompt": 1, "output": 5, "preempt_at": 2}' >requests.json
+printf ', {"arrival": 2, "prompt": 75, "output": 4, "shares": 0, "shared": 66, "preempt_at": 4}]' >>requests.json
+for model in deepseek-v3 qwen3-next-80b-a3b; do
+    ATTN_BACKEND=cpu_ref ATTN_VALIDATE=1 "$run" --model "$models/$model.json" --layers 1 --steps 7 \
+        --requests requests.json --verify
+done
 # A prefix that nine requests share, so that a cascade pays; one leaves its blocks and comes back to others.
 printf '[{"prompt": 300, "output": 6}' >requests.json
 for prompt in 289 290 300 310 330 352 353; do

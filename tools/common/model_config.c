@@ -142,6 +142,15 @@ static const char *layer_type(struct reading *r, const cJSON *text, const char *
     return "full_attention";
 }
 
+/* What YaRN puts on queries and keys where a rotary embedding's own factor leaves it to the scale (DeepSeek's
+ * yarn_get_mscale): 0.1 mscale_all_dim ln(factor) + 1. */
+static double yarn_scale(struct reading *r, const cJSON *text)
+{
+    const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(text, "rope_scaling");
+    double all_dims = read_number(r, scaling, "mscale_all_dim", 0), factor = read_number(r, scaling, "factor", 1);
+    return all_dims > 0 && factor > 1 ? 0.1 * all_dims * log(factor) + 1 : 1;
+}
+
 static void make_mla(struct reading *r, const cJSON *text, struct model_layer *layer)
 {
     struct attn_mla_desc *mla = &layer->mla;
@@ -158,7 +167,8 @@ static void make_mla(struct reading *r, const cJSON *text, struct model_layer *l
     desc->num_kv_heads = 1;
     desc->head_size = mla->kv_lora_rank + mla->qk_rope_head_dim;
     desc->head_size_v = mla->v_head_dim;
-    desc->scale = (float)(1 / sqrt(mla->qk_nope_head_dim + mla->qk_rope_head_dim));
+    double scale = 1 / sqrt(mla->qk_nope_head_dim + mla->qk_rope_head_dim), yarn = yarn_scale(r, text);
+    desc->scale = (float)(scale * yarn * yarn);
     desc->next = &mla->ext;
 }
 

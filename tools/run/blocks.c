@@ -81,6 +81,10 @@ attn_status blocks_swap(struct engine *engine, int32_t r, bool out)
         if (!group->has_cache) {
             continue;
         }
+        if (group->recurrent) {
+            gdn_swap(engine, g, r, out);
+            continue;
+        }
         if (!out) {
             status = blocks_reserve(engine, group, r, group->cross ? request->encoder : request->length);
         }

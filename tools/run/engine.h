@@ -11,6 +11,8 @@
 
 #define MAX_REQUESTS 64
 #define BLOCK_SIZE 16 /* slots */
+#define MAX_ROWS 4096 /* of a step */
+#define NUM_STATE_SLOTS 71 /* of GDN layers: more than requests, a prime, so that 5 r + 2 visits all */
 
 struct settings {
     const char *model, *qkv, *requests;
@@ -30,6 +32,7 @@ struct request {
     int32_t shares;     /* an earlier request with which the first `shared` tokens are common; -1: none */
     int32_t shared;
     int32_t length;     /* keys so far */
+    int32_t drawn;      /* tokens whose inputs came with its arrival */
     int32_t produced;
     int32_t first_row; /* of its rows in a recording */
     bool arrived, running, swapped, left;
@@ -48,7 +51,13 @@ struct run_layer {
     uint8_t *k_history[MAX_REQUESTS], *v_history[MAX_REQUESTS];
     /* q, k, v, out of a recording [T, heads, head_size]; NULL: inputs are drawn */
     const float *recorded[4];
+    uint8_t *weights; /* MLA: kv_b_proj; GDN: the convolution's, of the activations' dtype */
+    float *gates;     /* GDN: a_log, then dt_bias [Hv] */
+    uint8_t *windows; /* GDN: of the convolution, beside the states in `cache` */
+    double *oracle_states[MAX_REQUESTS]; /* GDN: [Hv, Dv, Dk] behind the tokens so far */
     struct oracle_terms terms;
+    /* of the bound: how often values are rounded to the activations' dtype from input to output; 0 reads as 1 */
+    int32_t roundings;
     double max_error; /* over its bound */
     int64_t compared;
     char backend[160];
@@ -57,6 +66,8 @@ struct run_layer {
 /* A block-table group: its allocator, table and plan. */
 struct run_group {
     bool has_cache, cross;
+    bool recurrent; /* GDN: a state slot for each request in place of blocks */
+    int32_t slot[MAX_REQUESTS];
     int32_t block_size;
     int64_t num_blocks;
     int32_t *free_blocks;
@@ -69,6 +80,17 @@ struct run_group {
     int32_t num_swapped;         /* of the swap space, in use */
     attn_plan *plan;
     void *workspace;
+};
+
+/* The step's batch: requests in the order decode, then prefill. */
+struct batch {
+    int32_t num_reqs;
+    int32_t request[MAX_REQUESTS];
+    int32_t query_start_loc[MAX_REQUESTS + 1];
+    int32_t seq_lens[MAX_REQUESTS];
+    int32_t encoder_lens[MAX_REQUESTS];
+    int32_t rows[MAX_REQUESTS];
+    int64_t slots[MAX_ROWS];
 };
 
 struct engine {
@@ -106,6 +128,29 @@ void blocks_share(struct run_group *group, int32_t r, int32_t other, int32_t cou
 attn_status blocks_swap(struct engine *engine, int32_t r, bool out);
 /* step.c */
 attn_status engine_run(struct engine *engine);
+size_t element_bytes(const struct run_layer *layer);
+struct attn_tensor tensor_of(const struct run_layer *layer, void *data, int32_t ndim, int64_t *shape,
+                             int64_t *strides);
+/* New keys of request r come into the history, first .. end-1: recorded or drawn. */
+attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first, int32_t end,
+                     int32_t capacity);
+/* `count` outputs from element `at` of `out` against what they should be. Not for two threads at once on one tally. */
+struct tally {
+    double max_error;
+    int64_t compared;
+};
+void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at, int32_t count,
+                 struct tally *tally);
+/* mla.c: weights; keys first .. end-1 of a request, written only; a step of one layer */
+attn_status mla_bind(struct engine *engine, struct run_layer *layer);
+attn_status mla_write(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first, int32_t end);
+attn_status mla_run(struct engine *engine, struct run_layer *layer, const struct batch *batch);
+/* gdn.c: weights and states; a step of one layer, `states` being on the planned batch; states of requests that are
+ * swapped, out of their slot and into another */
+attn_status gdn_bind(struct engine *engine, struct run_layer *layer);
+attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct batch *batch);
+void gdn_states(const struct run_group *group, const struct batch *batch, int32_t *slots, struct attn_batch_gdn *states);
+void gdn_swap(struct engine *engine, int32_t g, int32_t r, bool out);
 /* replay.c: --qkv from beginning to end, over engine_run */
 attn_status engine_replay(struct engine *engine);
 attn_status engine_fail(struct engine *engine, attn_status status, const char *field, const char *what);

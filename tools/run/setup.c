@@ -8,6 +8,7 @@
 #include "engine.h"
 
 #define SWAP_BLOCKS_PER_GROUP 2048
+#define MIN_STEP_TOKENS 512
 #define MAX_STEP_TOKENS 8192
 
 attn_status engine_fail(struct engine *engine, attn_status status, const char *field, const char *what)
@@ -67,6 +68,12 @@ static attn_status make_params(struct engine *engine, struct run_layer *layer)
         layer->sinks[h] = (float)(6 + 2 * random_normal(&engine->random));
     }
     model_alibi_slopes(layer->slopes, d->num_q_heads);
+    if (layer->spec.kind == ATTN_KV_SPEC_GDN_STATE) {
+        return gdn_bind(engine, layer);
+    }
+    if (layer->spec.kind == ATTN_KV_SPEC_MLA) {
+        return mla_bind(engine, layer);
+    }
     params.sinks = d->has_sinks ? layer->sinks : NULL;
     params.alibi_slopes = d->alibi ? layer->slopes : NULL;
     layer->terms = (struct oracle_terms){.number = numbers[d->dtype],
@@ -99,9 +106,11 @@ static attn_status make_cache(struct engine *engine, struct run_layer *layer)
         return no_memory(engine);
     }
     memset(layer->cache, 0xff, (size_t)group->num_blocks * page);
-    attn_status status = engine->api->layer_kv_views(layer->handle, layer->cache, group->num_blocks, &k, &v,
-                                                     &engine->error);
-    return status == ATTN_OK ? engine->api->layer_bind_kv(layer->handle, &k, &v, &engine->error) : status;
+    bool latent = layer->spec.kind == ATTN_KV_SPEC_MLA;
+    attn_status status = engine->api->layer_kv_views(layer->handle, layer->cache, group->num_blocks, &k,
+                                                     latent ? NULL : &v, &engine->error);
+    return status == ATTN_OK ? engine->api->layer_bind_kv(layer->handle, &k, latent ? NULL : &v, &engine->error)
+                             : status;
 }
 
 static attn_status make_group(struct engine *engine, struct run_group *group, const struct run_layer *layer)
@@ -109,6 +118,7 @@ static attn_status make_group(struct engine *engine, struct run_group *group, co
     int64_t tokens = 0;
     group->has_cache = layer->spec.kind != ATTN_KV_SPEC_NONE;
     group->cross = layer->spec.kind == ATTN_KV_SPEC_CROSS;
+    group->recurrent = layer->spec.kind == ATTN_KV_SPEC_GDN_STATE;
     group->block_size = layer->spec.block_size > 0 ? layer->spec.block_size : 1;
     for (int32_t r = 0; r < engine->num_requests; r++) {
         const struct request *request = &engine->requests[r];
@@ -117,6 +127,7 @@ static attn_status make_group(struct engine *engine, struct run_group *group, co
         tokens += (int64_t)blocks;
         group->stride = blocks > group->stride ? blocks : group->stride;
         group->swapped[r] = -1;
+        group->slot[r] = (r * 5 + 2) % NUM_STATE_SLOTS;
     }
     group->num_blocks = tokens + 8;
     group->free_blocks = calloc((size_t)group->num_blocks, sizeof *group->free_blocks);
@@ -137,6 +148,17 @@ static attn_status make_group(struct engine *engine, struct run_group *group, co
     return ATTN_OK;
 }
 
+/* Of a step: no request brings more than its prompt, and no write more than MIN_STEP_TOKENS. */
+static int32_t most_tokens(const struct engine *engine)
+{
+    int64_t tokens = 0;
+    for (int32_t r = 0; r < engine->num_requests; r++) {
+        tokens += engine->requests[r].prompt;
+    }
+    tokens = tokens > MIN_STEP_TOKENS ? tokens : MIN_STEP_TOKENS;
+    return tokens < MAX_STEP_TOKENS ? (int32_t)tokens : MAX_STEP_TOKENS;
+}
+
 static attn_status make_plan(struct engine *engine, int32_t index)
 {
     struct run_group *group = &engine->groups[index];
@@ -144,7 +166,7 @@ static attn_status make_plan(struct engine *engine, int32_t index)
         .struct_size = sizeof options,
         .limits = {.struct_size = sizeof options.limits,
                    .max_num_reqs = MAX_REQUESTS,
-                   .max_num_tokens = MAX_STEP_TOKENS,
+                   .max_num_tokens = most_tokens(engine),
                    .max_seq_len = engine->longest}};
     attn_status status =
         engine->api->plan_create(engine->model, index, &options, &group->plan, &engine->error);
@@ -175,7 +197,8 @@ static attn_status bind_layers(struct engine *engine)
         if (status == ATTN_OK && engine->groups[layer->group].table == NULL) {
             status = make_group(engine, &engine->groups[layer->group], layer);
         }
-        if (status == ATTN_OK && layer->spec.kind != ATTN_KV_SPEC_NONE) {
+        bool paged = layer->spec.kind != ATTN_KV_SPEC_NONE && layer->spec.kind != ATTN_KV_SPEC_GDN_STATE;
+        if (status == ATTN_OK && paged) {
             status = make_cache(engine, layer);
         }
         status = status == ATTN_OK ? make_params(engine, layer) : status;
@@ -231,11 +254,15 @@ void engine_finish(struct engine *engine)
         for (int32_t r = 0; r < MAX_REQUESTS; r++) {
             free(layer->k_history[r]);
             free(layer->v_history[r]);
+            free(layer->oracle_states[r]);
         }
         free(layer->cache);
         free(layer->swap);
         free(layer->sinks);
         free(layer->slopes);
+        free(layer->weights);
+        free(layer->gates);
+        free(layer->windows);
     }
     free(engine->groups);
     free(engine->layers);

@@ -10,20 +10,8 @@
 #define WRITE_CHUNK 512
 #define LOGIT_DEVIATION 4.0
 #define NEEDLE_LOGIT 13.0
-#define MAX_ROWS 4096
 
-/* The step's batch: requests in the order decode, then prefill. */
-struct batch {
-    int32_t num_reqs;
-    int32_t request[MAX_REQUESTS];
-    int32_t query_start_loc[MAX_REQUESTS + 1];
-    int32_t seq_lens[MAX_REQUESTS];
-    int32_t encoder_lens[MAX_REQUESTS];
-    int32_t rows[MAX_REQUESTS];
-    int64_t slots[MAX_ROWS];
-};
-
-static size_t element_bytes(const struct run_layer *layer)
+size_t element_bytes(const struct run_layer *layer)
 {
     return layer->terms.number == ORACLE_F32 ? 4 : 2;
 }
@@ -33,6 +21,12 @@ static struct attn_dtype tensor_dtype(const struct run_layer *layer)
     static const struct attn_dtype dtypes[] = {
         {ATTN_CODE_FLOAT, 16, 1}, {ATTN_CODE_BFLOAT, 16, 1}, {ATTN_CODE_FLOAT, 32, 1}};
     return dtypes[layer->terms.number];
+}
+
+struct attn_tensor tensor_of(const struct run_layer *layer, void *data, int32_t ndim, int64_t *shape,
+                             int64_t *strides)
+{
+    return (struct attn_tensor){data, {ATTN_DEVICE_CPU, 0}, ndim, tensor_dtype(layer), shape, strides, 0};
 }
 
 /* A compact tensor [rows, heads, dims] with memory of its own; NULL data without memory. */
@@ -65,9 +59,8 @@ static const float *recorded_row(const struct engine *engine, const struct run_l
                : NULL;
 }
 
-/* New keys of request r come into the history, first .. end-1: recorded or drawn. */
-static attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,
-                             int32_t end, int32_t capacity)
+attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first, int32_t end,
+                     int32_t capacity)
 {
     const struct oracle_terms *t = &layer->terms;
     uint8_t **histories[2] = {&layer->k_history[r], &layer->v_history[r]};
@@ -138,6 +131,22 @@ static double recording_ratio(double rms, double expected, double found)
     return isnan(ratio) ? INFINITY : ratio;
 }
 
+void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at, int32_t count,
+                 struct tally *tally)
+{
+    double sum = 0;
+    for (int32_t d = 0; d < count; d++) {
+        sum += expected[d] * expected[d];
+    }
+    for (int32_t d = 0; d < count; d++) {
+        double ratio = bound_ratio(layer->terms.number, sqrt(sum / count), expected[d],
+                                   oracle_read(out, at + d, layer->terms.number));
+        ratio /= layer->roundings > 0 ? layer->roundings : 1;
+        tally->max_error = ratio > tally->max_error ? ratio : tally->max_error;
+        tally->compared++;
+    }
+}
+
 /* `recorded` is the row's recorded output, or NULL. */
 static void verify_row(struct run_layer *layer, const void *q, int32_t r, int64_t length, int64_t position,
                        const uint8_t *out, const float *recorded)
@@ -195,13 +204,36 @@ static void slots_of(const struct run_group *group, int32_t r, int32_t first, in
     }
 }
 
-/* Writes keys first .. end-1 of one request in every layer of a group, attending nothing. */
+/* Writes keys first .. end-1 of one request in one layer, attending nothing. A recurrent layer has no keys: there the
+ * tokens are run. */
+static attn_status write_layer(struct engine *engine, struct run_layer *layer, const struct batch *batch, int32_t r,
+                               int32_t first, int32_t end)
+{
+    const struct oracle_terms *t = &layer->terms;
+    int64_t shapes[2][3] = {{end - first, t->num_kv_heads, t->head_size}, {end - first, t->num_kv_heads, t->head_size_v}};
+    struct attn_tensor k = tensor_of(layer, layer->k_history[r], 3, shapes[0], NULL);
+    struct attn_tensor v = tensor_of(layer, layer->v_history[r], 3, shapes[1], NULL);
+    k.byte_offset = (uint64_t)(first * shapes[0][1] * shapes[0][2]) * element_bytes(layer);
+    v.byte_offset = (uint64_t)(first * shapes[1][1] * shapes[1][2]) * element_bytes(layer);
+    struct attn_step_io io = {.struct_size = sizeof io, .flags = ATTN_RUN_NO_ATTEND, .k = &k, .v = &v};
+    if (layer->spec.kind == ATTN_KV_SPEC_GDN_STATE) {
+        return gdn_run(engine, layer, batch);
+    }
+    if (layer->spec.kind == ATTN_KV_SPEC_MLA) {
+        return mla_write(engine, layer, r, first, end);
+    }
+    return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
+}
+
+/* Writes keys first .. end-1 of one request in every layer of a group. */
 static attn_status write_only(struct engine *engine, int32_t g, int32_t r, int32_t first, int32_t end)
 {
     struct run_group *group = &engine->groups[g];
     struct batch *batch = calloc(1, sizeof *batch);
+    struct attn_batch_gdn states;
     struct attn_batch view;
-    attn_status status = blocks_reserve(engine, group, r, end);
+    int32_t slots[MAX_REQUESTS];
+    attn_status status = group->recurrent ? ATTN_OK : blocks_reserve(engine, group, r, end);
     if (batch == NULL || status != ATTN_OK) {
         free(batch);
         return status != ATTN_OK ? status : engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
@@ -211,21 +243,19 @@ static attn_status write_only(struct engine *engine, int32_t g, int32_t r, int32
     batch->seq_lens[0] = end;
     batch->encoder_lens[0] = end;
     batch->rows[0] = r;
-    slots_of(group, r, first, end, batch->slots);
+    batch->request[0] = r;
     fill_batch(engine, group, batch, &view);
+    if (group->recurrent) {
+        gdn_states(group, batch, slots, &states);
+        view.next = &states.ext;
+        view.num_slots = 0;
+    } else {
+        slots_of(group, r, first, end, batch->slots);
+    }
     status = engine->api->plan(group->plan, &view, NULL, &engine->error);
     for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
-        struct run_layer *layer = &engine->layers[i];
-        const struct oracle_terms *t = &layer->terms;
-        int64_t shapes[2][3] = {{end - first, t->num_kv_heads, t->head_size},
-                                {end - first, t->num_kv_heads, t->head_size_v}};
-        struct attn_tensor k = {layer->k_history[r], {ATTN_DEVICE_CPU, 0}, 3, tensor_dtype(layer), shapes[0],
-                                NULL, (uint64_t)(first * shapes[0][1] * shapes[0][2]) * element_bytes(layer)};
-        struct attn_tensor v = {layer->v_history[r], {ATTN_DEVICE_CPU, 0}, 3, tensor_dtype(layer), shapes[1],
-                                NULL, (uint64_t)(first * shapes[1][1] * shapes[1][2]) * element_bytes(layer)};
-        struct attn_step_io io = {.struct_size = sizeof io, .flags = ATTN_RUN_NO_ATTEND, .k = &k, .v = &v};
-        if (layer->group == g) {
-            status = engine->api->run(group->plan, layer->handle, &io, &engine->error);
+        if (engine->layers[i].group == g) {
+            status = write_layer(engine, &engine->layers[i], batch, r, first, end);
         }
     }
     free(batch);
@@ -242,7 +272,7 @@ static int32_t share(struct engine *engine, int32_t r)
     }
     int32_t shared = request->shared / BLOCK_SIZE * BLOCK_SIZE;
     for (int32_t g = 0; g < engine->num_groups; g++) {
-        if (engine->groups[g].has_cache && !engine->groups[g].cross) {
+        if (engine->groups[g].has_cache && !engine->groups[g].cross && !engine->groups[g].recurrent) {
             blocks_share(&engine->groups[g], r, request->shares, shared / BLOCK_SIZE);
         }
     }
@@ -279,9 +309,10 @@ static attn_status admit(struct engine *engine, int32_t r)
     for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
         status = fill_history(engine, &engine->layers[i], r, shared, written);
     }
+    request->drawn = written;
     for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
         const struct run_group *group = &engine->groups[g];
-        int32_t first = group->cross ? 0 : shared;
+        int32_t first = group->cross || group->recurrent ? 0 : shared;
         int32_t end = !group->has_cache ? 0 : group->cross ? request->encoder : written;
         for (int32_t at = first; at < end && status == ATTN_OK; at += WRITE_CHUNK) {
             status = write_only(engine, g, r, at, at + WRITE_CHUNK < end ? at + WRITE_CHUNK : end);
@@ -328,6 +359,12 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer, con
     const struct oracle_terms *t = &layer->terms;
     struct run_group *group = &engine->groups[layer->group];
     int32_t tokens = batch->query_start_loc[batch->num_reqs];
+    if (layer->spec.kind == ATTN_KV_SPEC_MLA) {
+        return mla_run(engine, layer, batch);
+    }
+    if (group->recurrent) {
+        return gdn_run(engine, layer, batch);
+    }
     bool cross = layer->source->desc.kind == ATTN_LAYER_CROSS;
     struct rows q, k, v, out;
     attn_status status = ATTN_OK;
@@ -402,12 +439,15 @@ static attn_status run_groups(struct engine *engine, struct batch *batch)
     attn_status status = ATTN_OK;
     for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
         struct run_group *group = &engine->groups[g];
+        struct attn_batch_gdn states;
         struct attn_batch view;
         int64_t *slots = batch->slots;
+        int32_t state_slots[MAX_REQUESTS];
         if (!group->has_cache) {
             continue;
         }
-        for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && !group->cross; i++) {
+        bool blocks = !group->cross && !group->recurrent;
+        for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && blocks; i++) {
             int32_t count = batch->query_start_loc[i + 1] - batch->query_start_loc[i];
             status = blocks_reserve(engine, group, batch->request[i], batch->seq_lens[i]);
             if (status == ATTN_OK) {
@@ -416,7 +456,11 @@ static attn_status run_groups(struct engine *engine, struct batch *batch)
             }
         }
         fill_batch(engine, group, batch, &view);
-        view.num_slots = group->cross ? 0 : view.num_slots;
+        view.num_slots = blocks ? view.num_slots : 0;
+        if (group->recurrent) {
+            gdn_states(group, batch, state_slots, &states);
+            view.next = &states.ext;
+        }
         view.common_prefix_len = common_prefix(group, batch);
         status = status == ATTN_OK ? engine->api->plan(group->plan, &view, NULL, &engine->error) : status;
         for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {

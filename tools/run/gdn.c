@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* GDN layers: a history of mixed rows and gates, a state slot for each request, and the oracle's own states. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+
+static int64_t channels_of(const struct attn_gdn_desc *g)
+{
+    return 2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
+}
+
+static int64_t state_size(const struct attn_gdn_desc *g)
+{
+    return (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k;
+}
+
+static int64_t window_size(const struct attn_gdn_desc *g)
+{
+    return channels_of(g) * (g->conv_width - 1);
+}
+
+static attn_status bind_weights(struct engine *engine, struct run_layer *layer)
+{
+    const struct attn_gdn_desc *g = &layer->source->gdn;
+    int64_t channels = channels_of(g), shape[] = {channels, g->conv_width};
+    layer->weights = malloc((size_t)(channels * g->conv_width) * element_bytes(layer));
+    layer->gates = malloc(2 * (size_t)g->num_v_heads * sizeof *layer->gates);
+    if (layer->weights == NULL || layer->gates == NULL) {
+        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "weights", "no memory for the convolution's");
+    }
+    for (int64_t i = 0; i < channels * g->conv_width; i++) {
+        oracle_write(layer->weights, i, layer->terms.number, 0.5 * random_normal(&engine->random));
+    }
+    for (int32_t h = 0; h < 2 * g->num_v_heads; h++) { /* a_log, dt_bias: states that fade over some to many tokens */
+        layer->gates[h] = (float)(random_normal(&engine->random) - (h < g->num_v_heads ? 2 : 0));
+    }
+    struct attn_tensor conv = tensor_of(layer, layer->weights, 2, shape, NULL);
+    struct attn_gdn_weights weights = {.ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof weights, NULL},
+                                       .a_log = layer->gates,
+                                       .dt_bias = layer->gates + g->num_v_heads,
+                                       .conv_weight = &conv};
+    struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
+    return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
+}
+
+attn_status gdn_bind(struct engine *engine, struct run_layer *layer)
+{
+    static const int32_t numbers[] = {ORACLE_F16, ORACLE_BF16, ORACLE_F32};
+    const struct attn_gdn_desc *g = &layer->source->gdn;
+    layer->terms = (struct oracle_terms){.number = numbers[layer->source->desc.dtype],
+                                         .num_q_heads = g->num_v_heads,
+                                         .num_kv_heads = 1,
+                                         .head_size = (int32_t)channels_of(g), /* the histories' rows: mixed, gates */
+                                         .head_size_v = 2 * g->num_v_heads,
+                                         .causal = 1};
+    size_t states = (size_t)state_size(g) * sizeof(float), windows = (size_t)window_size(g) * element_bytes(layer);
+    layer->cache = malloc(NUM_STATE_SLOTS * states);
+    layer->windows = malloc(NUM_STATE_SLOTS * windows);
+    layer->swap = malloc(states + windows);
+    if (layer->cache == NULL || layer->windows == NULL || layer->swap == NULL) {
+        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "states", "no memory for the states");
+    }
+    memset(layer->cache, 0xff, NUM_STATE_SLOTS * states); /* NaN until a request writes */
+    memset(layer->windows, 0xff, NUM_STATE_SLOTS * windows);
+    const struct attn_gdn_state state = {.struct_size = sizeof state,
+                                         .state = layer->cache,
+                                         .state_stride_slot = state_size(g),
+                                         .conv_state = layer->windows,
+                                         .conv_stride_slot = window_size(g),
+                                         .conv_stride_channel = g->conv_width - 1,
+                                         .num_slots = NUM_STATE_SLOTS};
+    attn_status status = engine->api->layer_bind_state(layer->handle, &state, &engine->error);
+    return status == ATTN_OK ? bind_weights(engine, layer) : status;
+}
+
+void gdn_states(const struct run_group *group, const struct batch *batch, int32_t *slots, struct attn_batch_gdn *states)
+{
+    for (int32_t i = 0; i < batch->num_reqs; i++) {
+        slots[i] = group->slot[batch->request[i]];
+    }
+    *states = (struct attn_batch_gdn){
+        .ext = {ATTN_EXT_BATCH_GDN, 0, sizeof *states, NULL}, .state_slots = slots, .state_slots_stride = 1};
+}
+
+/* Tokens of one request against the recurrence, whose state moves on with them. */
+static attn_status verify_request(struct engine *engine, struct run_layer *layer, int32_t r, int32_t own, int32_t first,
+                                  int32_t count, const uint8_t *out)
+{
+    const struct attn_gdn_desc *g = &layer->source->gdn;
+    const struct oracle_gdn oracle = {layer->terms.number, g->num_k_heads, g->num_v_heads,
+                                      g->head_size_k,      g->head_size_v, g->conv_width,
+                                      layer->weights,      layer->gates,   layer->gates + g->num_v_heads};
+    int32_t row = g->num_v_heads * g->head_size_v;
+    struct tally tally = {layer->max_error, layer->compared};
+    double *expected = calloc((size_t)row, sizeof *expected);
+    if (layer->oracle_states[r] == NULL) {
+        layer->oracle_states[r] = calloc((size_t)state_size(g), sizeof(double));
+    }
+    if (expected == NULL || layer->oracle_states[r] == NULL) {
+        free(expected);
+        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "verify", "no memory for the oracle's state");
+    }
+    for (int32_t c = 0; c < count; c++) {
+        oracle_gdn(&oracle, layer->k_history[r], layer->v_history[r], own + c, layer->oracle_states[r], expected);
+        for (int32_t h = 0; h < g->num_v_heads; h++) {
+            int64_t at = ((int64_t)(first + c) * g->num_v_heads + h) * g->head_size_v;
+            compare_row(layer, expected + (int64_t)h * g->head_size_v, out, at, g->head_size_v, &tally);
+        }
+    }
+    layer->max_error = tally.max_error;
+    layer->compared = tally.compared;
+    free(expected);
+    return ATTN_OK;
+}
+
+static attn_status run_rows(struct engine *engine, struct run_layer *layer, const struct batch *batch, uint8_t *mixed,
+                            uint8_t *gates, uint8_t *out)
+{
+    const struct attn_gdn_desc *g = &layer->source->gdn;
+    int64_t tokens = batch->query_start_loc[batch->num_reqs], hv = g->num_v_heads;
+    int64_t mixed_shape[] = {tokens, channels_of(g)}, gate_shape[] = {tokens, hv}, gate_strides[] = {2 * hv, 1};
+    int64_t out_shape[] = {tokens, hv, g->head_size_v};
+    struct attn_tensor rows = tensor_of(layer, mixed, 2, mixed_shape, NULL);
+    struct attn_tensor a = tensor_of(layer, gates, 2, gate_shape, gate_strides);
+    struct attn_tensor b = tensor_of(layer, gates + (size_t)hv * element_bytes(layer), 2, gate_shape, gate_strides);
+    struct attn_tensor outs = tensor_of(layer, out, 3, out_shape, NULL);
+    struct attn_io_gdn gdn = {
+        .ext = {ATTN_EXT_IO_GDN, 0, sizeof gdn, NULL}, .mixed_qkv = &rows, .a = &a, .b = &b};
+    struct attn_step_io io = {.struct_size = sizeof io, .next = &gdn.ext, .out = &outs};
+    return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
+}
+
+attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct batch *batch)
+{
+    const struct attn_gdn_desc *g = &layer->source->gdn;
+    size_t tokens = (size_t)batch->query_start_loc[batch->num_reqs], e = element_bytes(layer);
+    size_t mixed_row = (size_t)channels_of(g) * e, gate_row = 2 * (size_t)g->num_v_heads * e;
+    size_t out_row = (size_t)g->num_v_heads * (size_t)g->head_size_v * e;
+    uint8_t *mixed = malloc(tokens * mixed_row), *gates = malloc(tokens * gate_row), *out = malloc(tokens * out_row);
+    attn_status status = ATTN_OK;
+    if (mixed == NULL || gates == NULL || out == NULL) {
+        status = engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "rows", "no memory; try --scale");
+    }
+    for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK; i++) {
+        int32_t r = batch->request[i], first = batch->query_start_loc[i];
+        int32_t count = batch->query_start_loc[i + 1] - first, own = batch->seq_lens[i] - count;
+        /* what was admitted is drawn already */
+        if (own >= engine->requests[r].drawn) {
+            status = add_keys(engine, layer, r, own, own + count, 0);
+        }
+        memcpy(mixed + (size_t)first * mixed_row, layer->k_history[r] + (size_t)own * mixed_row,
+               (size_t)count * mixed_row);
+        memcpy(gates + (size_t)first * gate_row, layer->v_history[r] + (size_t)own * gate_row,
+               (size_t)count * gate_row);
+    }
+    if (status == ATTN_OK) {
+        memset(out, 0xff, tokens * out_row);
+        status = run_rows(engine, layer, batch, mixed, gates, out);
+    }
+    for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && engine->settings->verify; i++) {
+        int32_t first = batch->query_start_loc[i], count = batch->query_start_loc[i + 1] - first;
+        status = verify_request(engine, layer, batch->request[i], batch->seq_lens[i] - count, first, count, out);
+    }
+    free(mixed);
+    free(gates);
+    free(out);
+    return status;
+}
+
+/* Its memory is the engine's own: out to the swap space, the slot poisoned, and in to another slot. */
+void gdn_swap(struct engine *engine, int32_t g, int32_t r, bool out)
+{
+    struct run_group *group = &engine->groups[g];
+    group->slot[r] = out ? group->slot[r] : NUM_STATE_SLOTS - 1 - group->slot[r];
+    for (int32_t other = 0; other < engine->num_requests && !out; other++) {
+        if (other != r && group->slot[other] == group->slot[r]) { /* taken: back to where it was */
+            group->slot[r] = NUM_STATE_SLOTS - 1 - group->slot[r];
+            break;
+        }
+    }
+    for (int32_t i = 0; i < engine->num_layers; i++) {
+        struct run_layer *layer = &engine->layers[i];
+        const struct attn_gdn_desc *desc = &layer->source->gdn;
+        if (layer->group != g) {
+            continue;
+        }
+        size_t state = (size_t)state_size(desc) * sizeof(float);
+        size_t window = (size_t)window_size(desc) * element_bytes(layer);
+        uint8_t *parts[] = {(uint8_t *)layer->cache + (size_t)group->slot[r] * state,
+                            layer->windows + (size_t)group->slot[r] * window};
+        uint8_t *saved[] = {layer->swap, (uint8_t *)layer->swap + state};
+        size_t sizes[] = {state, window};
+        for (int32_t p = 0; p < 2; p++) {
+            memcpy(out ? saved[p] : parts[p], out ? parts[p] : saved[p], sizes[p]);
+            if (out) {
+                memset(parts[p], 0xff, sizes[p]);
+            }
+        }
+    }
+}

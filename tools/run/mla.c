@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* MLA layers: a history of latent rows, queries that look for one key by its rope part, and lists of keys for sparse ones.
+ */
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine.h"
+
+#define LOGIT_DEVIATION 3.0
+#define NEEDLE_LOGIT 9.0
+#define MAX_THREADS 16
+
+/* Tensors of one step. */
+struct latent_step {
+    struct run_layer *layer;
+    const struct batch *batch;
+    uint8_t *rows, *q, *out; /* [T, rank + rope], [T, Hq, nope + rope], [T, Hq, v] */
+    int32_t *listed;         /* [T, topk] */
+    double *keys[MAX_REQUESTS]; /* the oracle's: [length, rank + rope] */
+    int32_t next_head;
+    bool failed;
+    pthread_mutex_t lock;
+};
+
+attn_status mla_bind(struct engine *engine, struct run_layer *layer)
+{
+    const struct attn_mla_desc *m = &layer->source->mla;
+    const struct attn_layer_desc *d = &layer->source->desc;
+    static const int32_t numbers[] = {ORACLE_F16, ORACLE_BF16, ORACLE_F32};
+    int64_t rows = (int64_t)d->num_q_heads * (m->qk_nope_head_dim + m->v_head_dim);
+    layer->terms = (struct oracle_terms){.number = numbers[d->dtype],
+                                         .num_q_heads = d->num_q_heads,
+                                         .num_kv_heads = 1,
+                                         .head_size = d->head_size,
+                                         .head_size_v = 1, /* no history of values */
+                                         .scale = d->scale,
+                                         .causal = 1};
+    layer->roundings = 3; /* projected, attended (or merged), projected back */
+    layer->weights = malloc((size_t)(rows * m->kv_lora_rank) * element_bytes(layer));
+    if (layer->weights == NULL) {
+        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "weights", "no memory for kv_b_proj");
+    }
+    for (int64_t i = 0; i < rows * m->kv_lora_rank; i++) {
+        oracle_write(layer->weights, i, layer->terms.number,
+                     random_normal(&engine->random) / sqrt(m->kv_lora_rank));
+    }
+    int64_t shape[] = {rows, m->kv_lora_rank};
+    struct attn_tensor kv_b = tensor_of(layer, layer->weights, 2, shape, NULL);
+    struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}, .kv_b_proj = &kv_b};
+    struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
+    return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
+}
+
+/* Rows [c | k_pe] as the two tensors that an engine has. */
+static void split_rows(const struct run_layer *layer, uint8_t *rows, int64_t count, struct attn_tensor *parts,
+                       int64_t (*shapes)[2], int64_t *strides)
+{
+    const struct attn_mla_desc *m = &layer->source->mla;
+    strides[0] = layer->terms.head_size;
+    strides[1] = 1;
+    for (int32_t i = 0; i < 2; i++) {
+        shapes[i][0] = count;
+        shapes[i][1] = i == 0 ? m->kv_lora_rank : m->qk_rope_head_dim;
+        parts[i] = tensor_of(layer, rows + (i == 0 ? 0 : (size_t)m->kv_lora_rank * element_bytes(layer)), 2,
+                             shapes[i], strides);
+    }
+}
+
+attn_status mla_write(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first, int32_t end)
+{
+    struct attn_tensor parts[2];
+    int64_t shapes[2][2], strides[2];
+    uint8_t *rows = layer->k_history[r] + (size_t)first * (size_t)layer->terms.head_size * element_bytes(layer);
+    split_rows(layer, rows, end - first, parts, shapes, strides);
+    struct attn_io_mla mla = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, NULL}, .kv_c = &parts[0], .k_pe = &parts[1]};
+    struct attn_step_io io = {.struct_size = sizeof io, .next = &mla.ext, .flags = ATTN_RUN_NO_ATTEND};
+    return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
+}
+
+/* One query row: noise of the logits' deviation in both parts, and a pull towards key j's rope part. */
+static void draw_query(struct engine *engine, const struct run_layer *layer, int32_t r, int64_t j, uint8_t *row)
+{
+    const struct attn_mla_desc *m = &layer->source->mla;
+    const struct oracle_terms *t = &layer->terms;
+    int32_t size = m->qk_nope_head_dim + m->qk_rope_head_dim;
+    double deviation = LOGIT_DEVIATION / (t->scale * sqrt(size)), norm = 0;
+    int64_t pe = j * t->head_size + m->kv_lora_rank;
+    for (int32_t d = 0; d < m->qk_rope_head_dim; d++) {
+        double x = oracle_read(layer->k_history[r], pe + d, t->number);
+        norm += x * x;
+    }
+    for (int32_t h = 0; h < t->num_q_heads; h++) {
+        for (int32_t d = 0; d < size; d++) {
+            int32_t p = d - m->qk_nope_head_dim;
+            double x = p >= 0 ? oracle_read(layer->k_history[r], pe + p, t->number) : 0;
+            oracle_write(row, (int64_t)h * size + d, t->number,
+                         NEEDLE_LOGIT / (t->scale * norm) * x + deviation * random_normal(&engine->random));
+        }
+    }
+}
+
+/* Key j, some of the others that the query sees, and what is no key: -1 and positions past the end. */
+static void draw_list(struct engine *engine, int32_t topk, int64_t position, int64_t j, int32_t *listed)
+{
+    int32_t count = 0;
+    listed[count++] = (int32_t)j;
+    for (int64_t n = 0; n <= position && count < topk; n++) {
+        if (n != j && random_below(&engine->random, 3) > 0) {
+            listed[count++] = (int32_t)n;
+        }
+    }
+    for (int32_t n = count; n < topk; n++) {
+        listed[n] = n % 2 == 0 ? -1 : (int32_t)position + 1 + (1 << 20);
+    }
+    for (int32_t n = 0; n < topk; n++) {
+        int32_t other = random_below(&engine->random, n + 1), kept = listed[n];
+        listed[n] = listed[other];
+        listed[other] = kept;
+    }
+}
+
+static attn_status fill_step(struct engine *engine, struct latent_step *step)
+{
+    struct run_layer *layer = step->layer;
+    const struct attn_mla_desc *m = &layer->source->mla;
+    const struct batch *batch = step->batch;
+    size_t row = (size_t)layer->terms.head_size * element_bytes(layer);
+    size_t q_row = (size_t)layer->terms.num_q_heads * (size_t)(m->qk_nope_head_dim + m->qk_rope_head_dim) *
+                   element_bytes(layer);
+    for (int32_t i = 0; i < batch->num_reqs; i++) {
+        int32_t r = batch->request[i], first = batch->query_start_loc[i];
+        int32_t count = batch->query_start_loc[i + 1] - first, own = batch->seq_lens[i] - count;
+        attn_status status = add_keys(engine, layer, r, own, own + count, 0);
+        if (status != ATTN_OK) {
+            return status;
+        }
+        memcpy(step->rows + (size_t)first * row, layer->k_history[r] + (size_t)own * row, (size_t)count * row);
+        for (int32_t c = 0; c < count; c++) {
+            int64_t j = random_below(&engine->random, own + c + 1);
+            draw_query(engine, layer, r, j, step->q + (size_t)(first + c) * q_row);
+            if (m->topk > 0) {
+                draw_list(engine, m->topk, own + c, j, step->listed + (int64_t)(first + c) * m->topk);
+            }
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status run_step(struct engine *engine, const struct latent_step *step)
+{
+    struct run_layer *layer = step->layer;
+    const struct attn_mla_desc *m = &layer->source->mla;
+    int64_t tokens = step->batch->query_start_loc[step->batch->num_reqs], heads = layer->terms.num_q_heads;
+    int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim, q_strides[] = {heads * size, size, 1};
+    int64_t q_shapes[2][3] = {{tokens, heads, m->qk_nope_head_dim}, {tokens, heads, m->qk_rope_head_dim}};
+    int64_t out_shape[] = {tokens, heads, m->v_head_dim}, shapes[2][2], strides[2];
+    struct attn_tensor parts[2], out = tensor_of(layer, step->out, 3, out_shape, NULL);
+    struct attn_tensor nope = tensor_of(layer, step->q, 3, q_shapes[0], q_strides);
+    struct attn_tensor pe = tensor_of(layer, step->q + (size_t)m->qk_nope_head_dim * element_bytes(layer), 3,
+                                      q_shapes[1], q_strides);
+    split_rows(layer, step->rows, tokens, parts, shapes, strides);
+    struct attn_io_mla mla = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, NULL},
+                              .q_nope = &nope,
+                              .q_pe = &pe,
+                              .kv_c = &parts[0],
+                              .k_pe = &parts[1],
+                              .topk_indices = m->topk > 0 ? step->listed : NULL,
+                              .topk_stride = m->topk};
+    struct attn_step_io io = {.struct_size = sizeof io, .next = &mla.ext, .out = &out};
+    return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
+}
+
+/* Of a list the keys that the query sees; returns how many. */
+static int32_t seen_of(const int32_t *listed, int32_t topk, int32_t position, int32_t *seen)
+{
+    int32_t count = 0;
+    for (int32_t n = 0; n < topk; n++) {
+        if (listed[n] >= 0 && listed[n] <= position) {
+            seen[count++] = listed[n];
+        }
+    }
+    return count;
+}
+
+struct workplace {
+    double *weights, *q, *scores, *out;
+    int32_t *seen;
+};
+
+static void verify_head(const struct latent_step *step, int32_t h, const struct workplace *w, struct tally *tally)
+{
+    const struct run_layer *layer = step->layer;
+    const struct attn_mla_desc *m = &layer->source->mla;
+    const struct batch *batch = step->batch;
+    int32_t heads = layer->terms.num_q_heads, number = layer->terms.number;
+    int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim;
+    int64_t elements = (int64_t)(m->qk_nope_head_dim + m->v_head_dim) * m->kv_lora_rank;
+    const struct oracle_mla head = {m->qk_nope_head_dim, m->qk_rope_head_dim, m->v_head_dim, m->kv_lora_rank,
+                                    layer->terms.scale, w->weights};
+    for (int64_t i = 0; i < elements; i++) {
+        w->weights[i] = oracle_read(layer->weights, h * elements + i, number);
+    }
+    for (int32_t i = 0; i < batch->num_reqs; i++) {
+        int32_t first = batch->query_start_loc[i], end = batch->query_start_loc[i + 1];
+        for (int32_t t = first; t < end; t++) {
+            int32_t position = batch->seq_lens[i] - (end - t), count = position + 1;
+            for (int64_t d = 0; d < size; d++) {
+                w->q[d] = oracle_read(step->q, ((int64_t)t * heads + h) * size + d, number);
+            }
+            if (m->topk > 0) {
+                count = seen_of(step->listed + (int64_t)t * m->topk, m->topk, position, w->seen);
+            }
+            oracle_mla(&head, w->q, step->keys[i], m->topk > 0 ? w->seen : NULL, count, w->scores, w->out);
+            compare_row(layer, w->out, step->out, ((int64_t)t * heads + h) * m->v_head_dim, m->v_head_dim, tally);
+        }
+    }
+}
+
+/* A thread takes heads until none is left. */
+static void *verify_heads(void *argument)
+{
+    struct latent_step *step = argument;
+    const struct attn_mla_desc *m = &step->layer->source->mla;
+    size_t rank = (size_t)m->kv_lora_rank, rows = (size_t)(m->qk_nope_head_dim + m->v_head_dim), most = 0;
+    struct tally tally = {0, 0};
+    for (int32_t i = 0; i < step->batch->num_reqs; i++) {
+        most = (size_t)step->batch->seq_lens[i] > most ? (size_t)step->batch->seq_lens[i] : most;
+    }
+    most = (size_t)m->topk > most ? (size_t)m->topk : most;
+    const struct workplace w = {calloc(rows * rank, sizeof(double)),
+                                calloc((size_t)(m->qk_nope_head_dim + m->qk_rope_head_dim), sizeof(double)),
+                                calloc(most, sizeof(double)), calloc((size_t)m->v_head_dim, sizeof(double)),
+                                calloc(most, sizeof(int32_t))};
+    bool ready = w.weights != NULL && w.q != NULL && w.scores != NULL && w.out != NULL && w.seen != NULL;
+    for (;;) {
+        pthread_mutex_lock(&step->lock);
+        int32_t h = step->next_head++;
+        step->failed |= !ready;
+        pthread_mutex_unlock(&step->lock);
+        if (!ready || h >= step->layer->terms.num_q_heads) {
+            break;
+        }
+        verify_head(step, h, &w, &tally);
+    }
+    pthread_mutex_lock(&step->lock);
+    step->layer->max_error = fmax(step->layer->max_error, tally.max_error);
+    step->layer->compared += tally.compared;
+    pthread_mutex_unlock(&step->lock);
+    free(w.weights);
+    free(w.q);
+    free(w.scores);
+    free(w.out);
+    free(w.seen);
+    return NULL;
+}
+
+static attn_status verify_step(struct engine *engine, struct latent_step *step)
+{
+    const struct batch *batch = step->batch;
+    const struct oracle_terms *t = &step->layer->terms;
+    pthread_t threads[MAX_THREADS];
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int32_t started = 0;
+    for (int32_t i = 0; i < batch->num_reqs; i++) {
+        int64_t elements = (int64_t)batch->seq_lens[i] * t->head_size;
+        step->keys[i] = malloc((size_t)elements * sizeof(double));
+        for (int64_t e = 0; step->keys[i] != NULL && e < elements; e++) {
+            step->keys[i][e] = oracle_read(step->layer->k_history[batch->request[i]], e, t->number);
+        }
+        step->failed |= step->keys[i] == NULL;
+    }
+    pthread_mutex_init(&step->lock, NULL);
+    while (!step->failed && started + 1 < cores && started < MAX_THREADS &&
+           pthread_create(&threads[started], NULL, verify_heads, step) == 0) {
+        started++;
+    }
+    if (!step->failed) {
+        verify_heads(step);
+    }
+    for (int32_t i = 0; i < started; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    pthread_mutex_destroy(&step->lock);
+    for (int32_t i = 0; i < batch->num_reqs; i++) {
+        free(step->keys[i]);
+    }
+    return step->failed ? engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "verify", "no memory; try --scale") : ATTN_OK;
+}
+
+attn_status mla_run(struct engine *engine, struct run_layer *layer, const struct batch *batch)
+{
+    const struct attn_mla_desc *m = &layer->source->mla;
+    size_t tokens = (size_t)batch->query_start_loc[batch->num_reqs], e = element_bytes(layer);
+    size_t heads = (size_t)layer->terms.num_q_heads, size = (size_t)(m->qk_nope_head_dim + m->qk_rope_head_dim);
+    struct latent_step step = {.layer = layer,
+                               .batch = batch,
+                               .rows = malloc(tokens * (size_t)layer->terms.head_size * e),
+                               .q = malloc(tokens * heads * size * e),
+                               .out = malloc(tokens * heads * (size_t)m->v_head_dim * e),
+                               .listed = calloc(tokens * (size_t)m->topk + 1, sizeof(int32_t))};
+    attn_status status = ATTN_OK;
+    if (step.rows == NULL || step.q == NULL || step.out == NULL || step.listed == NULL) {
+        status = engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "rows", "no memory; try --scale");
+    } else {
+        memset(step.out, 0xff, tokens * heads * (size_t)m->v_head_dim * e);
+        status = fill_step(engine, &step);
+    }
+    status = status == ATTN_OK ? run_step(engine, &step) : status;
+    if (status == ATTN_OK && engine->settings->verify) {
+        status = verify_step(engine, &step);
+    }
+    free(step.rows);
+    free(step.q);
+    free(step.out);
+    free(step.listed);
+    return status;
+}
