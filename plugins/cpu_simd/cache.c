@@ -4,12 +4,16 @@
 #include "internal.h"
 
 #define MAX_HEAD_SIZE 1024
+#define LEAST_SCALE 1e-6
+#define E4M3_LARGEST 448.0
+#define INT8_LARGEST 127.0f
 
 struct write_loop {
     const struct attn_write_kv_args *args;
     const struct attn_io_rope *rope;
     int32_t activation;
     int32_t kv_element;
+    bool token_scales;
 };
 
 static void store_element(void *row, int32_t element, int32_t d, float value)
@@ -27,10 +31,31 @@ static void store_element(void *row, int32_t element, int32_t d, float value)
     case ELEMENT_E4M3:
         ((uint8_t *)row)[d] = f32_to_e4m3(value);
         break;
+    case ELEMENT_INT8: /* half away from zero */
+        ((int8_t *)row)[d] = isnan(value) ? 0 : (int8_t)fmaxf(-INT8_LARGEST, fminf(INT8_LARGEST, roundf(value)));
+        break;
     default:
         ((uint8_t *)row)[d] = f32_to_e5m2(value);
         break;
     }
+}
+
+/* The scale of a row by its own largest element, kept beside the slot. A NaN in the row is in the scale too: an int8 has
+ * none. The division is in double, so that scale and codes are those of exact arithmetic. */
+static float row_scale(const struct write_loop *loop, const struct attn_kv_view *view,
+                       int64_t slot, int64_t head, const float *values)
+{
+    float largest = 0;
+    for (int32_t d = 0; d < view->head_size; d++) {
+        largest = isnan(values[d]) || isnan(largest) ? NAN : fmaxf(largest, fabsf(values[d]));
+    }
+    double exact = largest / (loop->kv_element == ELEMENT_INT8 ? INT8_LARGEST : E4M3_LARGEST);
+    float scale = exact < LEAST_SCALE ? (float)LEAST_SCALE : (float)exact;
+    char *place = (char *)view->scale + slot / view->block_size * view->scale_stride_block +
+                  slot % view->block_size * view->scale_stride_slot +
+                  head * view->scale_stride_head;
+    memcpy(place, &scale, sizeof scale);
+    return scale;
 }
 
 /* One row into a slot, in pieces of the view's pack. */
@@ -47,6 +72,9 @@ static void write_row(const struct write_loop *loop, const struct attn_kv_view *
     if (!same) {
         plain->unpack[loop->activation](values, source, size);
     }
+    if (loop->token_scales) {
+        scale = row_scale(loop, view, slot, head, values);
+    }
     for (int32_t d = 0; d < size; d += pack, row += view->stride_pack) {
         int32_t n = at_most(pack, size - d);
         if (same) {
@@ -54,7 +82,7 @@ static void write_row(const struct write_loop *loop, const struct attn_kv_view *
             continue;
         }
         for (int32_t i = 0; i < n; i++) {
-            store_element(row, loop->kv_element, i, values[d + i] / scale);
+            store_element(row, loop->kv_element, i, (float)((double)values[d + i] / scale));
         }
     }
 }
@@ -64,7 +92,7 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
     const struct write_loop *loop = argument;
     const struct attn_write_kv_args *args = loop->args;
     const struct attn_layer_params *params = args->params;
-    bool scaled = loop->kv_element >= ELEMENT_E4M3;
+    bool scaled = loop->kv_element >= ELEMENT_E4M3 && !loop->token_scales;
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         int64_t slot = args->slot_mapping[t];
@@ -114,10 +142,6 @@ static attn_status write_init(struct write_loop *loop, const struct attn_write_k
     if (status != ATTN_OK) {
         return status;
     }
-    if (shape.token_scales) {
-        return fail(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-                    "write_kv serves f16, bf16, f32, fp8_e4m3 and fp8_e5m2");
-    }
     if (args->k_cache == NULL || args->v_cache == NULL || args->slot_mapping == NULL) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT,
                     args->slot_mapping ? "k_cache" : "slot_mapping", "NULL");
@@ -127,8 +151,14 @@ static attn_status write_init(struct write_loop *loop, const struct attn_write_k
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "k_cache",
                     "head and block sizes of the views must be the layer's");
     }
-    *loop = (struct write_loop){
-        .args = args, .activation = shape.activation, .kv_element = shape.kv_element};
+    if (shape.token_scales && (args->k_cache->scale == NULL || args->v_cache->scale == NULL)) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "scale",
+                    "a cache per token and head needs the views' scales");
+    }
+    *loop = (struct write_loop){.args = args,
+                                .activation = shape.activation,
+                                .kv_element = shape.kv_element,
+                                .token_scales = shape.token_scales};
     int32_t dtype = args->layer->dtype;
     status = check_rows(args->k, "k", dtype, shape.num_heads, shape.depth, error);
     if (status == ATTN_OK) {

@@ -119,6 +119,24 @@ static void add_spoilt_values(struct tile *tile, int32_t first_row, int32_t rows
     }
 }
 
+/* A value's scale that is not finite goes into its staged row, which is then spoilt like any other: as a scale it would
+ * meet the zero probabilities of rows that do not see it. */
+static void move_spoilt_scales(struct tile *tile)
+{
+    const struct layer_shape *shape = &tile->run->problem.shape;
+    for (int32_t j = tile->skip; j < tile->n; j++) {
+        if (isfinite(tile->value_scale[j])) {
+            continue;
+        }
+        for (int32_t d = 0; d < shape->width_padded; d++) {
+            tile->row[d] = NAN;
+        }
+        tile->run->problem.instance->variant->store[shape->engine->element](
+            (void *)(uintptr_t)tile->value_rows[j], tile->row, 1.0f, shape->width_padded);
+        tile->value_scale[j] = 1.0f;
+    }
+}
+
 static void load_tile(struct tile *tile, char *scratch)
 {
     const struct attend_run *run = tile->run;
@@ -149,6 +167,9 @@ static void load_tile(struct tile *tile, char *scratch)
     if (problem->values.stage) {
         stage_rows(problem, &problem->values, scratch + run->layout.stage_values,
                    shape->width_padded, count, tile->value_rows + skip);
+    }
+    if (shape->token_scales && problem->paged) { /* such rows are always staged */
+        move_spoilt_scales(tile);
     }
     const struct engine *engine = shape->engine;
     engine->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);

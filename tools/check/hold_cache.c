@@ -230,8 +230,9 @@ enum trial_result hold_cache(struct trial *trial, const struct problem *p, const
             views_make(p->v, rows.value, p->num_blocks, bases[j] + p->at.cache,
                        bases[j] + p->at.cache_scales, views[j]);
         }
+        bool held = hold_rows(&rows);
         int64_t most = 2 + rows.num_codes / (kv_is_fp8(rows.kv_dtype) ? 5000 : 200);
-        if (!hold_rows(&rows) || rows.num_off > most) {
+        if (!held || rows.num_off > most) {
             result = trial_say(trial, TRIAL_FAILED,
                                "the cache's %s differ from the reference's (%lld of %lld codes)",
                                i ? "values" : "keys", (long long)rows.num_off,
