@@ -123,13 +123,18 @@ bool device_write(const struct device *device, void *destination, const void *so
     return device->to_device((uint64_t)(uintptr_t)destination, source, bytes) == 0;
 }
 
+bool device_wait(const struct device *device)
+{
+    return device->context == NULL || device->synchronize() == 0;
+}
+
 bool device_read(const struct device *device, void *destination, const void *source, size_t bytes)
 {
     if (device->context == NULL) {
         memcpy(destination, source, bytes);
         return true;
     }
-    return device->synchronize() == 0 &&
+    return device_wait(device) &&
            device->to_host(destination, (uint64_t)(uintptr_t)source, bytes) == 0;
 }
 

@@ -41,6 +41,7 @@ void device_finish(struct device *device);
 void *device_alloc(const struct device *device, size_t bytes); /* NULL: no memory */
 void device_free(const struct device *device, void *memory);
 bool device_write(const struct device *device, void *destination, const void *source, size_t bytes);
+bool device_wait(const struct device *device); /* for everything that runs on it */
 /* Waits for everything on the device first. */
 bool device_read(const struct device *device, void *destination, const void *source, size_t bytes);
 void *device_stream_create(const struct device *device); /* NULL on a CPU */

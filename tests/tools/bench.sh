@@ -1,0 +1,76 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# attn-bench: what it measures has the promised form, what it cannot measure is told with reasons. No time is judged:
+# other tests run beside this one.
+set -u
+models=$1 bench=$2 info=$3 plugin=$4
+failed=0
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+ATTN_CACHE_DIR=$folder/cache
+export ATTN_CACHE_DIR
+tiny=r=2,l=64,hq=4,hkv=2,d=64
+
+# expect STATUS PATTERN command...
+expect() {
+    want=$1 pattern=$2
+    shift 2
+    output=$("$@" 2>&1)
+    got=$?
+    if [ $got -ne "$want" ] || ! printf '%s' "$output" | grep -q -- "$pattern"; then
+        echo "status $got (wanted $want), pattern '$pattern' in: $*"
+        printf '%s\n' "$output" | head -n 20
+        failed=1
+    fi
+}
+
+# measured NAME FIELD: the document of the last run has a number above 0 there, for every result.
+numbers() {
+    for field in "$@"; do
+        want=$(grep -c '"shape":' "$folder/out.json")
+        got=$(grep -c "\"$field\":[[:space:]]*[0-9]*\.*[0-9e+-]*[1-9]" "$folder/out.json")
+        if [ "$want" -eq 0 ] || [ "$got" -lt "$want" ]; then
+            echo "$field: $got of $want results have it"
+            failed=1
+        fi
+    done
+}
+
+expect 0 'usage' "$bench" --help
+expect 0 'mla_sparse' "$bench" --help
+expect 0 '^attn-bench [0-9]' "$bench" --version
+expect 2 'usage' "$bench" --no-such-option
+expect 2 "stray" "$bench" stray
+expect 2 "no shape is named 'encode'; there are decode" "$bench" --shape encode
+expect 2 "decode has no parameter 'heads'; it has r, l" "$bench" --shape decode:heads=3
+expect 2 "r: 'x' is not a whole number from 1" "$bench" --shape decode:r=x
+expect 2 "r: '1..x'" "$bench" --shape decode:r=1..x
+expect 2 "layout: 'mine' is not one of own, nhd" "$bench" --shape decode:layout=mine
+expect 2 'not a multiple of hkv' "$bench" --shape decode:hq=3,hkv=2
+expect 2 'fewer than s' "$bench" --shape decode:l=4,s=8
+expect 2 "'i8' is not one of f16, bf16, f32" "$bench" --dtype i8
+expect 2 'is not one of auto, f16' "$bench" --kv-dtype no
+expect 2 'whole number from 1' "$bench" --threads 0
+expect 2 'neither .svg nor .png' "$bench" --plot curve.txt
+expect 1 "no backend is named 'cpu_rfe'" "$bench" --backend cpu_rfe
+
+# The promised document, on every kind of shape that the reference serves.
+"$bench" --json --backend cpu_ref --threads 1 --shape decode:$tiny --shape prefill:s=16,hq=4,hkv=2,d=64,window=8,sinks=1 \
+    --shape mixed:r=2,l=32,s=16,hq=4,hkv=2,d=64 --shape varlen:r=3,s=32,hq=4,hkv=2,d=64 >"$folder/out.json" 2>"$folder/err"
+[ $? -eq 0 ] || { echo "decode, prefill, mixed, varlen: "; cat "$folder/err"; failed=1; }
+numbers time_us gb_s tflop_s floor_us ratio_to_floor threads
+grep -q '"read_gb_s"' "$folder/out.json" && grep -q '"copy_gb_s"' "$folder/out.json" &&
+    grep -q '"f32_tflop_s"' "$folder/out.json" || { echo "ceilings are missing"; failed=1; }
+
+# A layout that was asked for, a quantized cache, the step's own write.
+expect 0 'layout=nhd_inner' "$bench" --backend cpu_ref --threads 1 --shape decode:$tiny,layout=nhd_inner,block=16,shuffle=0
+expect 0 'fp8_e4m3' "$bench" --backend cpu_ref --threads 1 --kv-dtype fp8_e4m3 --csv --shape decode:$tiny,write=1
+# A sweep: a line for each value behind the heading.
+lines=$("$bench" --csv --backend cpu_ref --threads 1 --shape "write:s=16..64+100,hkv=2,d=64" | wc -l)
+[ "$lines" -eq 5 ] || { echo "the sweep has $lines lines, not 5"; failed=1; }
+
+# What is not served: reasons, and exit 1.
+expect 1 'example for decode: dtype bf16 (supported: f32' env ATTN_PLUGIN_PATH="$plugin" "$bench" --backend example --shape decode
+expect 1 '"supported":' env ATTN_PLUGIN_PATH="$plugin" "$bench" --json --backend example --shape decode
+expect 1 'allowed are multiples of 8' "$bench" --backend cpu_ref --shape decode:d=1020
+exit $failed

@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a layer is given before it runs: parameters, and a cache that the backend's own write fills. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/number.h"
+#include "common/random.h"
+#include "subject.h"
+
+#define FILL_TOKENS 2048 /* written at a time */
+#define INT8_RANGE 127.0f
+
+attn_status subject_out_of_memory(struct attn_error *error)
+{
+    strcpy(error->field, "memory");
+    strcpy(error->message, "not enough for this shape");
+    return error->status = ATTN_ERROR_OUT_OF_MEMORY;
+}
+
+/* Parameters that all layers share; tensors live in `io` of the first layer's storage until bound. */
+struct parameters {
+    struct attn_layer_params params;
+    struct attn_kv_quant_params quant;
+    struct attn_mla_weights mla;
+    struct attn_gdn_weights gdn;
+    struct attn_tensor kv_b_proj, conv_weight;
+    struct subject_io storage;
+};
+
+static const float *upload_floats(struct subject *subject, int64_t count, float first, float factor)
+{
+    float *host = malloc((size_t)count * sizeof *host);
+    for (int64_t i = 0; host != NULL && i < count; i++) {
+        host[i] = first;
+        first *= factor;
+    }
+    const float *floats = memory_upload(&subject->memory, host, (size_t)count * sizeof *host);
+    free(host);
+    return floats;
+}
+
+static void quant_parameters(struct subject *subject, struct parameters *p)
+{
+    const struct attn_layer_desc *desc = &subject->layer.desc;
+    int64_t dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
+    bool rotated = subject->choice.kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD;
+    bool channels = subject->choice.kv_dtype == ATTN_KV_INT8_KV;
+    if (rotated || channels) {
+        p->quant.ext =
+            (struct attn_ext){ATTN_EXT_KV_QUANT_PARAMS, 0, sizeof p->quant, p->params.next};
+        p->quant.hadamard_signs_k = upload_floats(subject, desc->head_size, 1, -1);
+        p->quant.hadamard_signs_v = upload_floats(subject, dv, 1, -1);
+        p->quant.v_channel_scale =
+            upload_floats(subject, desc->num_kv_heads * dv, 4 / INT8_RANGE, 1);
+        p->params.next = &p->quant.ext;
+    }
+}
+
+static void mla_parameters(struct subject *subject, struct parameters *p)
+{
+    const struct attn_mla_desc *mla = &subject->layer.mla;
+    int64_t rows = (int64_t)subject->layer.desc.num_q_heads *
+                   (mla->qk_nope_head_dim + mla->v_head_dim);
+    int32_t dtype = subject->layer.desc.dtype;
+    void *weights = memory_normal(&subject->memory, dtype, rows * mla->kv_lora_rank, 0.05,
+                                  &subject->random);
+    p->kv_b_proj = subject_tensor(subject, &p->storage, weights, dtype, 2, rows, mla->kv_lora_rank,
+                                  0);
+    p->mla = (struct attn_mla_weights){.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof p->mla, NULL},
+                                       .kv_b_proj = &p->kv_b_proj};
+    p->params.next = &p->mla.ext;
+}
+
+static void gdn_parameters(struct subject *subject, struct parameters *p)
+{
+    const struct attn_gdn_desc *gdn = &subject->layer.gdn;
+    int64_t channels = 2 * (int64_t)gdn->num_k_heads * gdn->head_size_k +
+                       (int64_t)gdn->num_v_heads * gdn->head_size_v;
+    int32_t dtype = subject->layer.desc.dtype;
+    p->gdn = (struct attn_gdn_weights){
+        .ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof p->gdn, NULL},
+        .a_log = upload_floats(subject, gdn->num_v_heads, -1, 1),
+        .dt_bias = upload_floats(subject, gdn->num_v_heads, 0.5f, 1),
+    };
+    if (gdn->conv_width > 0) {
+        void *weights = memory_normal(&subject->memory, dtype, channels * gdn->conv_width, 0.5,
+                                      &subject->random);
+        p->conv_weight = subject_tensor(subject, &p->storage, weights, dtype, 2, channels,
+                                        gdn->conv_width, 0);
+        p->gdn.conv_weight = &p->conv_weight;
+    }
+    p->params.next = &p->gdn.ext;
+}
+
+static void make_parameters(struct subject *subject, struct parameters *p)
+{
+    const struct attn_layer_desc *desc = &subject->layer.desc;
+    memset(p, 0, sizeof *p);
+    p->params.struct_size = sizeof p->params;
+    if (desc->has_sinks) {
+        p->params.sinks = upload_floats(subject, desc->num_q_heads, 1, 1);
+    }
+    if (desc->alibi != ATTN_ALIBI_NONE) {
+        p->params.alibi_slopes = upload_floats(subject, desc->num_q_heads, 0.5f, 0.84f);
+    }
+    if (desc->kind == ATTN_LAYER_GDN) {
+        gdn_parameters(subject, p);
+    } else if (subject->layer.mla.kv_lora_rank > 0) {
+        mla_parameters(subject, p);
+    }
+    quant_parameters(subject, p);
+}
+
+/* Views in a named layout over memory of the spec's size: rows without scales only. */
+static bool explicit_views(const struct subject *subject, void *base, struct attn_kv_view *k,
+                           struct attn_kv_view *v)
+{
+    const struct attn_kv_spec *spec = &subject->layer.spec;
+    int32_t layout = shape_int(&subject->shape, PARAMETER_LAYOUT);
+    int64_t slots = spec->block_size, heads = spec->num_kv_heads;
+    int64_t dims = spec->head_size + spec->head_size_v;
+    int64_t element = spec->page_bytes / (slots * heads * dims);
+    int64_t k_row = spec->head_size * element, v_row = spec->head_size_v * element;
+    bool plain = spec->kv_dtype >= ATTN_KV_F16 && spec->kv_dtype <= ATTN_KV_FP8_E5M2;
+    bool hnd = layout == ATTN_KV_LAYOUT_HND || layout == ATTN_KV_LAYOUT_HND_INNER;
+    bool inner = layout == ATTN_KV_LAYOUT_NHD_INNER || layout == ATTN_KV_LAYOUT_HND_INNER;
+    bool rows = layout == ATTN_KV_LAYOUT_HND_ROWS;
+    int64_t page = slots * heads * dims * element;
+    *k = (struct attn_kv_view){.struct_size = sizeof *k,
+                               .data = base,
+                               .num_blocks = subject->num_blocks,
+                               .block_size = spec->block_size,
+                               .num_heads = spec->num_kv_heads,
+                               .head_size = spec->head_size};
+    k->stride_slot = rows ? k_row + v_row : hnd ? k_row : heads * k_row;
+    k->stride_head = rows ? slots * (k_row + v_row) : hnd ? slots * k_row : k_row;
+    k->stride_block = inner || rows ? page : slots * heads * k_row;
+    *v = *k;
+    v->head_size = spec->head_size_v;
+    v->stride_slot = rows ? k_row + v_row : hnd ? v_row : heads * v_row;
+    v->stride_head = rows ? slots * (k_row + v_row) : hnd ? slots * v_row : v_row;
+    v->stride_block = inner || rows ? page : slots * heads * v_row;
+    int64_t before = rows    ? k_row
+                     : inner ? slots * heads * k_row
+                             : subject->num_blocks * slots * heads * k_row;
+    v->data = (uint8_t *)base + before;
+    return plain;
+}
+
+static attn_status bind_cache(struct subject *subject, attn_layer *layer, struct attn_error *error)
+{
+    const struct attn_api *api = subject->session->api;
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    size_t bytes = (size_t)subject->num_blocks * (size_t)subject->layer.spec.padded_page_bytes;
+    bool latent = subject->layer.mla.kv_lora_rank > 0;
+    void *base = memory_take(&subject->memory, bytes);
+    if (base == NULL) {
+        return subject_out_of_memory(error);
+    }
+    if (latent || shape_int(&subject->shape, PARAMETER_LAYOUT) < 0) {
+        attn_status status =
+            api->layer_kv_views(layer, base, subject->num_blocks, &k, &v, error);
+        return status == ATTN_OK ? api->layer_bind_kv(layer, &k, latent ? NULL : &v, error) : status;
+    }
+    if (!explicit_views(subject, base, &k, &v)) {
+        strcpy(error->field, "layout");
+        strcpy(error->message, "a cache with scales is laid out as its backend asks: layout=own");
+        return error->status = ATTN_ERROR_INVALID_ARGUMENT;
+    }
+    return api->layer_bind_kv(layer, &k, &v, error);
+}
+
+static attn_status bind_state(struct subject *subject, attn_layer *layer, struct attn_error *error)
+{
+    const struct attn_gdn_desc *gdn = &subject->layer.gdn;
+    int64_t slots = subject->requests.count, width = gdn->conv_width > 0 ? gdn->conv_width - 1 : 0;
+    int64_t channels = 2 * (int64_t)gdn->num_k_heads * gdn->head_size_k +
+                       (int64_t)gdn->num_v_heads * gdn->head_size_v;
+    int64_t state = (int64_t)gdn->num_v_heads * gdn->head_size_v * gdn->head_size_k;
+    struct attn_gdn_state memory = {.struct_size = sizeof memory,
+                                    .state_stride_slot = state,
+                                    .conv_stride_slot = channels * width,
+                                    .conv_stride_channel = width,
+                                    .num_slots = slots};
+    memory.state = memory_normal(&subject->memory, ATTN_DTYPE_F32, slots * state, 0.1,
+                                 &subject->random);
+    if (width > 0) {
+        memory.conv_state = memory_normal(&subject->memory, subject->layer.desc.dtype,
+                                          slots * channels * width, 1, &subject->random);
+    }
+    if (subject->memory.failed) {
+        return subject_out_of_memory(error);
+    }
+    return subject->session->api->layer_bind_state(layer, &memory, error);
+}
+
+/* Each request's blocks, in order or shuffled over the whole cache. */
+static bool make_table(struct subject *subject)
+{
+    const struct requests *requests = &subject->requests;
+    int64_t size = subject->layer.spec.block_size, next = 0;
+    subject->table_stride = (requests->max_seq_len + size - 1) / size;
+    subject->num_blocks = 0;
+    for (int32_t r = 0; r < requests->count; r++) {
+        subject->num_blocks += (requests->seq_lens[r] + size - 1) / size;
+    }
+    size_t entries = (size_t)(requests->count * subject->table_stride);
+    int32_t *order = malloc((size_t)subject->num_blocks * sizeof *order);
+    subject->table = calloc(entries, sizeof *subject->table);
+    if (order == NULL || subject->table == NULL) {
+        free(order);
+        return false;
+    }
+    for (int32_t i = 0; i < (int32_t)subject->num_blocks; i++) {
+        int32_t other = subject->shape.value[PARAMETER_SHUFFLE] != 0
+                            ? random_below(&subject->random, i + 1)
+                            : i;
+        order[i] = order[other];
+        order[other] = i;
+    }
+    for (int32_t r = 0; r < requests->count; r++) {
+        int64_t blocks = (requests->seq_lens[r] + size - 1) / size;
+        memcpy(subject->table + r * subject->table_stride, order + next,
+               (size_t)blocks * sizeof *order);
+        next += blocks;
+    }
+    free(order);
+    return true;
+}
+
+/* One step of `tokens` new rows from slot `first` on, of all layers, with nothing attended. */
+struct fill {
+    struct memory memory;
+    struct subject_io io;
+    struct attn_batch batch;
+    int32_t starts[2], length;
+    int64_t tokens;
+    attn_plan *plan;
+};
+
+static void fill_tensors(struct subject *subject, struct fill *fill)
+{
+    const struct attn_layer_desc *desc = &subject->layer.desc;
+    const struct attn_mla_desc *mla = &subject->layer.mla;
+    int32_t dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
+    struct memory *memory = &fill->memory;
+    struct subject_io *io = &fill->io;
+    int64_t heads = desc->num_kv_heads, tokens = fill->tokens;
+    io->io = (struct attn_step_io){.struct_size = sizeof io->io,
+                                   .stream = subject->session->stream,
+                                   .flags = ATTN_RUN_NO_ATTEND};
+    if (mla->kv_lora_rank > 0) {
+        void *c = memory_normal(memory, desc->dtype, tokens * mla->kv_lora_rank, 1, &subject->random);
+        void *pe =
+            memory_normal(memory, desc->dtype, tokens * mla->qk_rope_head_dim, 1, &subject->random);
+        io->kv_c = subject_tensor(subject, io, c, desc->dtype, 2, tokens, mla->kv_lora_rank, 0);
+        io->k_pe = subject_tensor(subject, io, pe, desc->dtype, 2, tokens, mla->qk_rope_head_dim, 0);
+        io->mla = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof io->mla, NULL},
+                                       .kv_c = &io->kv_c,
+                                       .k_pe = &io->k_pe};
+        io->io.next = &io->mla.ext;
+        return;
+    }
+    void *k = memory_normal(memory, desc->dtype, tokens * heads * desc->head_size, 1,
+                            &subject->random);
+    void *v = memory_normal(memory, desc->dtype, tokens * heads * dv, 1, &subject->random);
+    io->k = subject_tensor(subject, io, k, desc->dtype, 3, tokens, heads, desc->head_size);
+    io->v = subject_tensor(subject, io, v, desc->dtype, 3, tokens, heads, dv);
+    io->io.k = &io->k;
+    io->io.v = &io->v;
+}
+
+static void fill_batch(struct subject *subject, struct fill *fill)
+{
+    int64_t size = subject->layer.spec.block_size;
+    int64_t slots = subject->num_blocks * size, blocks = (fill->tokens + size - 1) / size;
+    int64_t *all = malloc((size_t)slots * sizeof *all);
+    int32_t *table = malloc((size_t)blocks * sizeof *table);
+    for (int64_t i = 0; all != NULL && i < slots; i++) {
+        all[i] = i;
+    }
+    for (int64_t i = 0; table != NULL && i < blocks; i++) {
+        table[i] = (int32_t)i;
+    }
+    fill->starts[1] = fill->length = (int32_t)fill->tokens;
+    fill->batch = (struct attn_batch){
+        .struct_size = sizeof fill->batch,
+        .num_reqs = 1,
+        .num_tokens = fill->length,
+        .num_actual_tokens = fill->length,
+        .max_query_len = fill->length,
+        .max_seq_len = fill->length,
+        .causal = -1,
+        .query_start_loc = memory_upload(&fill->memory, fill->starts, sizeof fill->starts),
+        .query_start_loc_host = fill->starts,
+        .seq_lens = memory_upload(&fill->memory, &fill->length, sizeof fill->length),
+        .seq_lens_host = &fill->length,
+        .block_table = memory_upload(&fill->memory, table, (size_t)blocks * sizeof *table),
+        .block_table_stride = blocks,
+        .slot_mapping = memory_upload(&fill->memory, all, (size_t)slots * sizeof *all),
+        .num_slots = fill->tokens,
+    };
+    free(all);
+    free(table);
+}
+
+static attn_status fill_plan(struct subject *subject, struct fill *fill, struct attn_error *error)
+{
+    const struct attn_api *api = subject->session->api;
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = {.struct_size = sizeof options.limits,
+                   .max_num_reqs = 1,
+                   .max_num_tokens = fill->length,
+                   .max_query_len = fill->length,
+                   .max_seq_len = fill->length}};
+    attn_status status = api->plan_create(subject->model, 0, &options, &fill->plan, error);
+    size_t bytes = status == ATTN_OK ? api->plan_workspace_bytes(fill->plan) : 0;
+    if (status == ATTN_OK && bytes > 0) {
+        void *workspace = memory_take(&fill->memory, bytes);
+        status = workspace == NULL ? subject_out_of_memory(error)
+                                   : api->plan_bind_workspace(fill->plan, workspace, bytes, error);
+    }
+    return status;
+}
+
+/* Chunk after chunk of the same rows into all slots of all layers. */
+static attn_status fill_slots(struct subject *subject, struct fill *fill, struct attn_error *error)
+{
+    const struct attn_api *api = subject->session->api;
+    int64_t slots = subject->num_blocks * subject->layer.spec.block_size;
+    const int64_t *first = fill->batch.slot_mapping;
+    attn_status status = ATTN_OK;
+    for (int64_t at = 0; at < slots && status == ATTN_OK; at += fill->tokens) {
+        /* The last chunk ends with the cache and writes some slots again. */
+        fill->batch.slot_mapping = first + (at + fill->tokens <= slots ? at : slots - fill->tokens);
+        status = api->plan(fill->plan, &fill->batch, subject->session->stream, error);
+        for (int32_t i = 0; i < subject->num_layers && status == ATTN_OK; i++) {
+            attn_layer *layer = api->model_layer(subject->model, i);
+            status = api->run(fill->plan, layer, &fill->io.io, error);
+        }
+    }
+    return device_wait(&subject->session->device) ? status : ATTN_ERROR_DEVICE;
+}
+
+static attn_status fill_caches(struct subject *subject, struct attn_error *error)
+{
+    struct fill fill = {.plan = NULL};
+    int64_t slots = subject->num_blocks * subject->layer.spec.block_size;
+    fill.tokens = slots < FILL_TOKENS ? slots : FILL_TOKENS;
+    memory_init(&fill.memory, subject->memory.device);
+    fill_tensors(subject, &fill);
+    fill_batch(subject, &fill);
+    attn_status status =
+        fill.memory.failed ? subject_out_of_memory(error) : fill_plan(subject, &fill, error);
+    status = status == ATTN_OK ? fill_slots(subject, &fill, error) : status;
+    subject->session->api->plan_destroy(fill.plan);
+    memory_finish(&fill.memory);
+    return status;
+}
+
+attn_status subject_bind(struct subject *subject, struct attn_error *error)
+{
+    const struct attn_api *api = subject->session->api;
+    struct parameters parameters;
+    attn_status status = ATTN_OK;
+    make_parameters(subject, &parameters);
+    subject->layer.spec = (struct attn_kv_spec){.struct_size = sizeof subject->layer.spec};
+    if (subject->layer.has_cache) {
+        status = api->layer_kv_spec(api->model_layer(subject->model, 0), &subject->layer.spec,
+                                    error);
+        if (status == ATTN_OK && !make_table(subject)) {
+            status = subject_out_of_memory(error);
+        }
+    }
+    for (int32_t i = 0; i < subject->num_layers && status == ATTN_OK; i++) {
+        attn_layer *layer = api->model_layer(subject->model, i);
+        status = subject->memory.failed ? subject_out_of_memory(error)
+                                        : api->layer_bind_params(layer, &parameters.params, error);
+        if (status == ATTN_OK) {
+            status = subject->layer.has_cache ? bind_cache(subject, layer, error)
+                                              : bind_state(subject, layer, error);
+        }
+    }
+    return status == ATTN_OK && subject->layer.has_cache ? fill_caches(subject, error) : status;
+}

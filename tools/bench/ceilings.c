@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ceilings.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "meter.h"
+
+#define CALIBRATION_PASSES 3
+
+struct ceilings {
+    const struct meter_type *type;
+    void *meter;
+    struct meter_kernel kernels[METER_MAX_KERNELS];
+    int32_t num_kernels;
+    const struct meter_kernel *kernel[CEILING_COUNT]; /* that stands for it; NULL: none */
+    double best[CEILING_COUNT];
+};
+
+static double pass(struct ceilings *ceilings, const struct meter_kernel *kernel)
+{
+    double rate = ceilings->type->run(ceilings->meter, kernel);
+    if (rate > ceilings->best[kernel->ceiling]) {
+        ceilings->best[kernel->ceiling] = rate;
+    }
+    return rate;
+}
+
+/* Every kernel some times; the one with the fastest pass stands for its ceiling from then on. */
+static void calibrate(struct ceilings *ceilings)
+{
+    for (int32_t round = 0; round < CALIBRATION_PASSES; round++) {
+        for (int32_t i = 0; i < ceilings->num_kernels; i++) {
+            const struct meter_kernel *kernel = &ceilings->kernels[i];
+            double before = ceilings->best[kernel->ceiling];
+            if (pass(ceilings, kernel) > before) {
+                ceilings->kernel[kernel->ceiling] = kernel;
+            }
+        }
+    }
+}
+
+static const struct meter_type *type_of(int32_t device_type, struct attn_error *error)
+{
+    static const struct meter_type *const types[] = {&meter_cpu, &meter_cuda};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (types[i]->device_type == device_type) {
+            return types[i];
+        }
+    }
+    error->status = ATTN_ERROR_UNSUPPORTED;
+    snprintf(error->field, sizeof error->field, "device");
+    snprintf(error->message, sizeof error->message,
+             "type %d: ceilings are measured on CPUs (%d) and CUDA devices (%d)", device_type,
+             ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA);
+    return NULL;
+}
+
+attn_status ceilings_create(struct ceilings **ceilings, const struct device *device,
+                            int32_t num_threads, struct attn_error *error)
+{
+    const struct meter_type *type = type_of(device->device.type, error);
+    struct ceilings *made = type != NULL ? calloc(1, sizeof *made) : NULL;
+    *ceilings = NULL;
+    if (made == NULL) {
+        return type != NULL ? ATTN_ERROR_OUT_OF_MEMORY : error->status;
+    }
+    made->type = type;
+    attn_status status = type->create(&made->meter, made->kernels, &made->num_kernels, device,
+                                      num_threads, error);
+    if (status != ATTN_OK) {
+        free(made);
+        return status;
+    }
+    calibrate(made);
+    *ceilings = made;
+    return ATTN_OK;
+}
+
+void ceilings_destroy(struct ceilings *ceilings)
+{
+    if (ceilings != NULL) {
+        ceilings->type->destroy(ceilings->meter);
+        free(ceilings);
+    }
+}
+
+double ceilings_measure(struct ceilings *ceilings, enum ceiling ceiling)
+{
+    const struct meter_kernel *kernel = ceilings->kernel[ceiling];
+    return kernel != NULL ? pass(ceilings, kernel) : 0;
+}
+
+double ceilings_best(const struct ceilings *ceilings, enum ceiling ceiling)
+{
+    return ceilings->best[ceiling];
+}
+
+const char *ceilings_kernel(const struct ceilings *ceilings, enum ceiling ceiling)
+{
+    const struct meter_kernel *kernel = ceilings->kernel[ceiling];
+    return kernel != NULL ? kernel->name : "";
+}

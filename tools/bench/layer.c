@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From a shape to the layer that an engine would describe for it. */
+#include <math.h>
+
+#include "subject.h"
+
+static void describe_mla(struct subject *subject)
+{
+    const struct shape *shape = &subject->shape;
+    struct attn_layer_desc *desc = &subject->layer.desc;
+    struct attn_mla_desc *mla = &subject->layer.mla;
+    *mla = (struct attn_mla_desc){
+        .ext = {ATTN_EXT_MLA_DESC, 0, sizeof *mla, NULL},
+        .kv_lora_rank = shape_int(shape, PARAMETER_LORA),
+        .qk_nope_head_dim = shape_int(shape, PARAMETER_NOPE),
+        .qk_rope_head_dim = shape_int(shape, PARAMETER_ROPE),
+        .v_head_dim = shape_int(shape, PARAMETER_DV),
+        .topk = shape->kind == SHAPE_MLA_SPARSE ? shape_int(shape, PARAMETER_TOPK) : 0,
+        .absorb_in_core = shape_int(shape, PARAMETER_ABSORB),
+        .weight_dtype = desc->dtype,
+    };
+    desc->next = &mla->ext;
+    desc->kind = shape->kind == SHAPE_MLA ? ATTN_LAYER_MLA : ATTN_LAYER_MLA_SPARSE;
+    desc->num_kv_heads = 1;
+    desc->head_size = mla->kv_lora_rank + mla->qk_rope_head_dim;
+    desc->head_size_v = mla->v_head_dim;
+    desc->scale = 1 / sqrtf((float)(mla->qk_nope_head_dim + mla->qk_rope_head_dim));
+    subject->layer.has_cache = true;
+}
+
+static void describe_gdn(struct subject *subject)
+{
+    const struct shape *shape = &subject->shape;
+    struct attn_layer_desc *desc = &subject->layer.desc;
+    struct attn_gdn_desc *gdn = &subject->layer.gdn;
+    int32_t conv = shape_int(shape, PARAMETER_CONV);
+    *gdn = (struct attn_gdn_desc){
+        .ext = {ATTN_EXT_GDN_DESC, 0, sizeof *gdn, NULL},
+        .num_k_heads = shape_int(shape, PARAMETER_HK),
+        .num_v_heads = shape_int(shape, PARAMETER_HV),
+        .head_size_k = shape_int(shape, PARAMETER_DK),
+        .head_size_v = shape_int(shape, PARAMETER_DV),
+        .conv_width = conv,
+        .conv_silu = conv > 0,
+        .qk_l2norm = 1,
+        .state_dtype = ATTN_DTYPE_F32,
+    };
+    desc->next = &gdn->ext;
+    desc->kind = ATTN_LAYER_GDN;
+    desc->num_q_heads = desc->num_kv_heads = gdn->num_k_heads;
+    desc->head_size = gdn->head_size_k;
+    desc->head_size_v = gdn->head_size_v;
+    desc->scale = 1 / sqrtf((float)gdn->head_size_k);
+}
+
+static void describe_decoder(struct subject *subject)
+{
+    const struct shape *shape = &subject->shape;
+    struct attn_layer_desc *desc = &subject->layer.desc;
+    int32_t window = shape_int(shape, PARAMETER_WINDOW);
+    bool writes_only = shape->kind == SHAPE_WRITE;
+    desc->kind = ATTN_LAYER_DECODER;
+    desc->num_kv_heads = shape_int(shape, PARAMETER_HKV);
+    desc->num_q_heads = writes_only ? desc->num_kv_heads : shape_int(shape, PARAMETER_HQ);
+    desc->head_size = shape_int(shape, PARAMETER_D);
+    desc->head_size_v = shape_int(shape, PARAMETER_DV);
+    desc->scale = 1 / sqrtf((float)desc->head_size);
+    desc->causal = shape->kind != SHAPE_PREFILL || shape->value[PARAMETER_CAUSAL] != 0;
+    desc->has_window = window > 0;
+    desc->window_left = window > 0 ? window - 1 : -1;
+    desc->window_right = window > 0 ? 0 : -1;
+    desc->chunk_size = shape_int(shape, PARAMETER_CHUNK);
+    desc->soft_cap = (float)shape->value[PARAMETER_SOFTCAP];
+    desc->alibi = shape_int(shape, PARAMETER_ALIBI);
+    desc->has_sinks = shape_int(shape, PARAMETER_SINKS);
+    subject->layer.has_cache = true;
+}
+
+/* Forms that the formats need; both scales of fp8 are host floats of 1. */
+static void describe_cache(struct attn_layer_desc *desc, int32_t kv_dtype)
+{
+    desc->kv_dtype = kv_dtype;
+    if (kv_dtype == ATTN_KV_FP8_E4M3 || kv_dtype == ATTN_KV_FP8_E5M2) {
+        desc->k_scale_form = desc->v_scale_form = ATTN_SCALE_PER_TENSOR;
+    } else if (kv_dtype == ATTN_KV_INT8_KV) {
+        desc->v_scale_form = ATTN_SCALE_PER_HEAD_CHANNEL;
+    }
+}
+
+void subject_describe(struct subject *subject)
+{
+    const struct shape *shape = &subject->shape;
+    struct attn_layer_desc *desc = &subject->layer.desc;
+    const struct requests *requests = &subject->requests;
+    *desc = (struct attn_layer_desc){
+        .struct_size = sizeof *desc,
+        .dtype = subject->session->options->dtype,
+        .num_q_heads = shape_int(shape, PARAMETER_HQ),
+        .block_size = shape_int(shape, PARAMETER_BLOCK),
+        .max_seq_len = requests->max_seq_len,
+        .max_num_reqs = requests->count,
+    };
+    describe_cache(desc, subject->session->options->kv_dtype);
+    if (subject->phase == ATTN_PHASE_DECODE && requests->max_query_len > 1) {
+        desc->num_speculative_tokens = requests->max_query_len - 1;
+    }
+    switch (shape->kind) {
+    case SHAPE_MLA:
+    case SHAPE_MLA_SPARSE:
+        describe_mla(subject);
+        break;
+    case SHAPE_GDN:
+        describe_gdn(subject);
+        break;
+    default:
+        describe_decoder(subject);
+        break;
+    }
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef BENCH_OPTIONS_H
+#define BENCH_OPTIONS_H
+
+#include "shapes.h"
+
+#define EXIT_USAGE 2
+#define EXIT_ABSENT 77
+
+struct options {
+    const char *backend; /* NULL: what the selection takes */
+    struct shape_list shapes;
+    int32_t dtype;    /* enum attn_dtype_name */
+    int32_t kv_dtype; /* enum attn_kv_dtype */
+    int32_t threads;  /* 0: as the core does */
+    const char *plot; /* NULL: none */
+    bool json, csv, tune;
+    const char *child; /* what a process started by `dispatch` measures; NULL: a user's process */
+};
+
+/* -1: go on; else the exit status. */
+int options_parse(int argc, char **argv, struct options *options);
+void options_finish(struct options *options);
+
+#endif

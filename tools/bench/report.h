@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What was measured, as a document, a table or lines. */
+#ifndef BENCH_REPORT_H
+#define BENCH_REPORT_H
+
+#include <cjson/cJSON.h>
+
+#include "session.h"
+#include "timing.h"
+
+/* One measured or refused shape. */
+struct result {
+    struct shape shape;
+    char backend[160];
+    struct timing timing;
+    char error[1024];  /* empty: measured */
+    cJSON *reasons;    /* of a refusal: backend, phase, field, asked, supported; or NULL */
+    cJSON *dispatch;   /* of `dispatch`: what the core adds; or NULL */
+    int32_t phase;
+    int32_t kv_dtype;
+};
+
+struct report {
+    struct result *results;
+    int32_t count;
+    bool failed; /* a result could not be kept */
+};
+
+void report_finish(struct report *report);
+/* Takes over what `result` owns. */
+void report_add(struct report *report, const struct result *result);
+/* Whether every shape was measured, at or above its floor. */
+bool report_all_good(const struct report *report);
+bool report_json(const struct report *report, const struct session *session);
+void report_text(const struct report *report, const struct session *session);
+void report_csv(const struct report *report, const struct session *session);
+
+#endif

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "requests.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "common/random.h"
+
+#define VARLEN_RATIO 16.0
+
+static int32_t count_of(const struct shape *shape)
+{
+    int32_t prefills = shape->kind == SHAPE_MIXED ? shape_int(shape, PARAMETER_PREFILLS) : 0;
+    return shape_int(shape, PARAMETER_R) + prefills;
+}
+
+static void set_lengths(struct requests *requests, const struct shape *shape, int32_t r,
+                        uint64_t *random)
+{
+    int32_t s = shape_int(shape, PARAMETER_S), l = shape_int(shape, PARAMETER_L);
+    s = s > 0 ? s : 1; /* dispatch */
+    int32_t query = s, keys = l > 0 ? l : s;
+    if (shape->kind == SHAPE_MIXED) { /* decodes stand first, as the core wants them */
+        bool decode = r < shape_int(shape, PARAMETER_R);
+        query = decode ? 1 : s;
+        keys = decode ? l : s;
+    } else if (shape->kind == SHAPE_VARLEN) { /* uniform in the logarithm; the first is the longest */
+        double part = r == 0 ? 1 : pow(VARLEN_RATIO, -random_unit(random));
+        query = (int32_t)ceil(s * part);
+        keys = query;
+    }
+    requests->query_lens[r] = query;
+    requests->seq_lens[r] = keys;
+}
+
+bool requests_init(struct requests *requests, const struct shape *shape, uint64_t *random)
+{
+    int32_t count = count_of(shape);
+    *requests = (struct requests){.count = count,
+                                  .query_lens = calloc((size_t)count, sizeof(int32_t)),
+                                  .seq_lens = calloc((size_t)count, sizeof(int32_t))};
+    if (requests->query_lens == NULL || requests->seq_lens == NULL) {
+        return false;
+    }
+    for (int32_t r = 0; r < count; r++) {
+        set_lengths(requests, shape, r, random);
+        int32_t query = requests->query_lens[r], keys = requests->seq_lens[r];
+        requests->num_tokens += query;
+        requests->num_keys += keys;
+        requests->max_query_len = query > requests->max_query_len ? query : requests->max_query_len;
+        requests->max_seq_len = keys > requests->max_seq_len ? keys : requests->max_seq_len;
+    }
+    return requests->num_keys < INT32_MAX / 2 && requests->num_tokens < INT32_MAX / 2;
+}
+
+void requests_finish(struct requests *requests)
+{
+    free(requests->query_lens);
+    free(requests->seq_lens);
+    *requests = (struct requests){0};
+}
+
+void requests_visible(const struct requests *requests, const struct shape *shape,
+                      struct visible *visible)
+{
+    int32_t window = shape_int(shape, PARAMETER_WINDOW), chunk = shape_int(shape, PARAMETER_CHUNK);
+    bool causal = shape->kind != SHAPE_PREFILL || shape->value[PARAMETER_CAUSAL] != 0;
+    *visible = (struct visible){0, 0};
+    for (int32_t r = 0; r < requests->count; r++) {
+        int64_t keys = requests->seq_lens[r], queries = requests->query_lens[r];
+        int64_t lowest = keys;
+        for (int64_t p = keys - queries; p < keys; p++) {
+            int64_t first = window > 0 && p >= window ? p - window + 1 : 0;
+            int64_t in_chunk = chunk > 0 ? p / chunk * chunk : 0;
+            first = first > in_chunk ? first : in_chunk;
+            int64_t end = causal ? p + 1 : keys;
+            visible->pairs += (double)(end - first);
+            lowest = first < lowest ? first : lowest;
+        }
+        visible->rows += (double)(keys - lowest);
+    }
+}

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "session.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/find.h"
+#include "common/library.h"
+
+/* As the core counts them: --threads, else ATTN_NUM_THREADS (which the core checks), else the CPUs. */
+static int32_t count_threads(const struct options *options)
+{
+    const char *text = getenv("ATTN_NUM_THREADS");
+    long threads = options->threads;
+    if (threads == 0 && text != NULL) {
+        threads = strtol(text, NULL, 10);
+    }
+    threads = threads > 0 ? threads : sysconf(_SC_NPROCESSORS_ONLN);
+    return threads > 0 ? (int32_t)threads : 1;
+}
+
+/* Without a name: an accelerator before the CPU, the lowest id of the lowest type, as a selection would take it. */
+static attn_status choose_device(const struct session *session, struct attn_device *device,
+                                 struct attn_error *error)
+{
+    struct attn_backend_info info = {.struct_size = sizeof info};
+    const char *name = session->options->backend;
+    *device = (struct attn_device){ATTN_DEVICE_CPU, 0};
+    if (name != NULL) {
+        int32_t index = backend_find(session->api, session->runtime, name, error);
+        if (index < 0) {
+            return error->status;
+        }
+        session->api->backend_info(session->runtime, index, &info);
+        *device = info.caps->device;
+        return ATTN_OK;
+    }
+    for (int32_t i = 0; i < session->api->backend_count(session->runtime); i++) {
+        session->api->backend_info(session->runtime, i, &info);
+        struct attn_device other = info.caps->device;
+        bool accelerator = other.type != ATTN_DEVICE_CPU;
+        bool before = other.type < device->type ||
+                      (other.type == device->type && other.id < device->id);
+        if (accelerator && (device->type == ATTN_DEVICE_CPU || before)) {
+            *device = other;
+        }
+    }
+    return ATTN_OK;
+}
+
+static void name_device(struct session *session)
+{
+    session->device_name = session->device_arch = "";
+    for (int32_t i = 0; i < session->api->device_count(session->runtime); i++) {
+        struct attn_device_info info = {.struct_size = sizeof info};
+        session->api->device_info(session->runtime, i, &info);
+        if (memcmp(&info.device, &session->device.device, sizeof info.device) == 0) {
+            session->device_name = info.name;
+            session->device_arch = info.arch;
+        }
+    }
+}
+
+attn_status session_init(struct session *session, const struct options *options,
+                         struct attn_error *error)
+{
+    struct attn_device device;
+    *session = (struct session){.options = options, .num_threads = count_threads(options)};
+    const struct attn_runtime_options settings = {.struct_size = sizeof settings,
+                                                  .num_threads = options->threads};
+    attn_status status = library_open(&session->api, error);
+    if (status == ATTN_OK) {
+        status = session->api->runtime_create(&settings, &session->runtime, error);
+    }
+    status = status == ATTN_OK ? choose_device(session, &device, error) : status;
+    status = status == ATTN_OK ? device_init(&session->device, device, error) : status;
+    if (status != ATTN_OK) {
+        session_finish(session);
+        return status;
+    }
+    session->num_threads = device.type == ATTN_DEVICE_CPU ? session->num_threads : 0;
+    session->stream = device_stream_create(&session->device);
+    name_device(session);
+    return ATTN_OK;
+}
+
+void session_finish(struct session *session)
+{
+    ceilings_destroy(session->ceilings);
+    if (session->stream != NULL) {
+        device_stream_destroy(&session->device, session->stream);
+    }
+    device_finish(&session->device);
+    if (session->api != NULL) {
+        session->api->runtime_destroy(session->runtime);
+    }
+    *session = (struct session){.options = session->options};
+}
+
+attn_status session_ceilings(struct session *session, struct attn_error *error)
+{
+    if (session->ceilings != NULL) {
+        return ATTN_OK;
+    }
+    return ceilings_create(&session->ceilings, &session->device, session->num_threads, error);
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "subject.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/number.h"
+
+static attn_status run(void *user, int32_t copy, struct attn_error *error)
+{
+    struct subject *subject = user;
+    const struct attn_api *api = subject->session->api;
+    return api->run(subject->plan, api->model_layer(subject->model, copy), &subject->io[copy].io,
+                    error);
+}
+
+static int32_t phase_of(const struct shape *shape)
+{
+    bool prefills = shape->kind == SHAPE_PREFILL || shape->kind == SHAPE_VARLEN ||
+                    shape->kind == SHAPE_WRITE ||
+                    (shape->kind == SHAPE_GDN && shape->value[PARAMETER_S] > 1);
+    return prefills ? ATTN_PHASE_PREFILL : ATTN_PHASE_DECODE;
+}
+
+/* Before a backend is known: its cache's rows at the width of the activations or of 8-bit codes. */
+static double guess_bytes(const struct subject *subject)
+{
+    const struct attn_layer_desc *desc = &subject->layer.desc;
+    int32_t dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
+    double element = desc->kv_dtype <= ATTN_KV_F32 ? (double)number_bytes(desc->dtype) : 1;
+    double keys = (double)subject->requests.num_keys;
+    if (desc->kind == ATTN_LAYER_GDN) {
+        const struct attn_gdn_desc *gdn = &subject->layer.gdn;
+        return 4.0 * subject->requests.count * gdn->num_v_heads * gdn->head_size_v *
+               gdn->head_size_k;
+    }
+    bool latent = subject->layer.mla.kv_lora_rank > 0;
+    return keys * desc->num_kv_heads * (desc->head_size + (latent ? 0 : dv)) * element;
+}
+
+static bool make_layers(struct subject *subject)
+{
+    subject->num_layers =
+        subject->shape.kind == SHAPE_DISPATCH ? 1 : work_copies(guess_bytes(subject));
+    subject->names = calloc((size_t)subject->num_layers, sizeof *subject->names);
+    subject->io = calloc((size_t)subject->num_layers, sizeof *subject->io);
+    for (int32_t i = 0; subject->names != NULL && i < subject->num_layers; i++) {
+        snprintf(subject->names[i], sizeof subject->names[i], "layer.%d", i);
+    }
+    return subject->names != NULL && subject->io != NULL;
+}
+
+static attn_status make_plan(struct subject *subject, struct attn_error *error)
+{
+    const struct attn_api *api = subject->session->api;
+    const struct requests *requests = &subject->requests;
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = {.struct_size = sizeof options.limits,
+                   .max_num_reqs = requests->count,
+                   .max_num_tokens = (int32_t)requests->num_tokens,
+                   .max_query_len = requests->max_query_len,
+                   .max_seq_len = requests->max_seq_len}};
+    attn_status status = api->plan_create(subject->model, 0, &options, &subject->plan, error);
+    size_t bytes = status == ATTN_OK ? api->plan_workspace_bytes(subject->plan) : 0;
+    if (status == ATTN_OK && bytes > 0) {
+        void *workspace = memory_take(&subject->memory, bytes);
+        status = workspace == NULL
+                     ? subject_out_of_memory(error)
+                     : api->plan_bind_workspace(subject->plan, workspace, bytes, error);
+    }
+    return status == ATTN_OK
+               ? api->plan(subject->plan, &subject->batch, subject->session->stream, error)
+               : status;
+}
+
+attn_status subject_init(struct subject *subject, struct session *session,
+                         const struct shape *shape, const char *backend, cJSON *reasons,
+                         struct attn_error *error)
+{
+    const struct attn_api *api = session->api;
+    attn_status status = ATTN_OK;
+    *subject = (struct subject){.session = session, .shape = *shape, .phase = phase_of(shape)};
+    subject->random = (uint64_t)shape->value[PARAMETER_SEED];
+    memory_init(&subject->memory, &session->device);
+    if (!requests_init(&subject->requests, shape, &subject->random)) {
+        status = subject_out_of_memory(error);
+    }
+    if (status == ATTN_OK) {
+        subject_describe(subject);
+        status = make_layers(subject) ? ATTN_OK : subject_out_of_memory(error);
+    }
+    status = status == ATTN_OK ? subject_choose(subject, backend, reasons, error) : status;
+    if (status == ATTN_OK) {
+        status = api->model_create(session->runtime, subject->assignment, NULL, &subject->model,
+                                   error);
+    }
+    status = status == ATTN_OK ? subject_bind(subject, error) : status;
+    status = status == ATTN_OK ? subject_tensors(subject, error) : status;
+    status = status == ATTN_OK ? make_plan(subject, error) : status;
+    if (status != ATTN_OK) {
+        subject_finish(subject);
+        return status;
+    }
+    subject->work = (struct work){.num_copies = subject->num_layers, .run = run, .user = subject};
+    subject_count(subject);
+    return ATTN_OK;
+}
+
+void subject_finish(struct subject *subject)
+{
+    const struct attn_api *api = subject->session->api;
+    device_wait(&subject->session->device);
+    api->plan_destroy(subject->plan);
+    api->model_destroy(subject->model);
+    api->assignment_destroy(subject->assignment);
+    memory_finish(&subject->memory);
+    free((void *)(uintptr_t)subject->batch.query_start_loc_host);
+    requests_finish(&subject->requests);
+    free(subject->table);
+    free(subject->names);
+    free(subject->io);
+    *subject = (struct subject){.session = subject->session};
+}

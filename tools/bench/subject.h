@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One shape on a backend: equal layers of a model, each with its own cache and tensors, that share one plan, as an
+ * engine would have them. A run of one layer after the other finds nothing in the caches. */
+#ifndef BENCH_SUBJECT_H
+#define BENCH_SUBJECT_H
+
+#include <cjson/cJSON.h>
+
+#include "memory.h"
+#include "requests.h"
+#include "session.h"
+#include "work.h"
+
+#define SUBJECT_NAME_SIZE 32
+
+/* The tensors of one layer's run. */
+struct subject_io {
+    struct attn_step_io io;
+    struct attn_tensor q, k, v, out;
+    struct attn_io_mla mla;
+    struct attn_tensor q_nope, q_pe, kv_c, k_pe;
+    struct attn_io_gdn gdn;
+    struct attn_tensor mixed_qkv, a, b;
+    int64_t shapes[10][3];
+    int32_t num_shapes;
+};
+
+/* What describes the layers; shared by all. */
+struct subject_layer {
+    struct attn_layer_desc desc;
+    struct attn_mla_desc mla;
+    struct attn_gdn_desc gdn;
+    struct attn_kv_spec spec; /* after bind */
+    bool has_cache;
+};
+
+struct subject {
+    struct session *session;
+    struct shape shape;
+    struct requests requests;
+    uint64_t random;
+    struct memory memory;
+    struct subject_layer layer;
+    int32_t num_layers;
+    char (*names)[SUBJECT_NAME_SIZE];
+    struct attn_choice choice; /* of the phase that is measured; text is copied to `backend` */
+    char backend[160];
+    int32_t phase;
+    attn_assignment *assignment;
+    attn_model *model;
+    attn_plan *plan;
+    int64_t num_blocks; /* of one layer's cache */
+    int64_t table_stride;
+    int32_t *table; /* host [R, stride] */
+    struct attn_batch batch;
+    struct attn_batch_gdn batch_gdn;
+    struct subject_io *io; /* one for each layer */
+    struct work work;
+};
+
+/* Appends what was refused to `reasons` (an array, may be NULL). On failure nothing is left to finish. */
+attn_status subject_init(struct subject *subject, struct session *session,
+                         const struct shape *shape, const char *backend, cJSON *reasons,
+                         struct attn_error *error);
+void subject_finish(struct subject *subject);
+
+/* layer.c: the description of the shape's layer. */
+void subject_describe(struct subject *subject);
+/* choose.c: the assignment and the backend's name, or all reasons against it. */
+attn_status subject_choose(struct subject *subject, const char *backend, cJSON *reasons,
+                           struct attn_error *error);
+/* bind.c: parameters, caches filled by the backend's own write. */
+attn_status subject_bind(struct subject *subject, struct attn_error *error);
+/* tensors.c: batch and tensors of all layers. */
+attn_status subject_tensors(struct subject *subject, struct attn_error *error);
+struct attn_tensor subject_tensor(struct subject *subject, struct subject_io *io, void *data,
+                                  int32_t dtype, int32_t ndim, int64_t a, int64_t b, int64_t c);
+/* count.c: bytes and operations of one call. */
+void subject_count(struct subject *subject);
+
+attn_status subject_out_of_memory(struct attn_error *error);
+
+#endif
