@@ -69,6 +69,18 @@ expect 0 'fp8_e4m3' "$bench" --backend cpu_ref --threads 1 --kv-dtype fp8_e4m3 -
 lines=$("$bench" --csv --backend cpu_ref --threads 1 --shape "write:s=16..64+100,hkv=2,d=64" | wc -l)
 [ "$lines" -eq 5 ] || { echo "the sweep has $lines lines, not 5"; failed=1; }
 
+expect 0 'merge' "$bench" --backend cpu_ref --threads 2 --shape merge:s=32,hq=4,d=64
+
+# What the core adds, by the reference's kernels; where instructions can be counted there is a number.
+"$bench" --json --backend cpu_ref --dtype f32 --shape dispatch >"$folder/out.json" 2>"$folder/err" || { cat "$folder/err"; failed=1; }
+for field in run_ns direct_ns added_ns added_instructions layers backends plugins; do
+    grep -q "\"$field\"" "$folder/out.json" || { echo "dispatch has no $field"; failed=1; }
+done
+if command -v valgrind >/dev/null; then
+    counted=$(grep -c '"added_instructions":[[:space:]]*[1-9]' "$folder/out.json")
+    [ "$counted" -eq 2 ] || { echo "dispatch counted $counted of 2 ways"; cat "$folder/out.json"; failed=1; }
+fi
+
 # What is not served: reasons, and exit 1.
 expect 1 'example for decode: dtype bf16 (supported: f32' env ATTN_PLUGIN_PATH="$plugin" "$bench" --backend example --shape decode
 expect 1 '"supported":' env ATTN_PLUGIN_PATH="$plugin" "$bench" --json --backend example --shape decode

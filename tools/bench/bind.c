@@ -150,24 +150,25 @@ static bool explicit_views(const struct subject *subject, void *base, struct att
 static attn_status bind_cache(struct subject *subject, attn_layer *layer, struct attn_error *error)
 {
     const struct attn_api *api = subject->session->api;
-    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    struct attn_kv_view *k = &subject->k_view, *v = &subject->v_view;
     size_t bytes = (size_t)subject->num_blocks * (size_t)subject->layer.spec.padded_page_bytes;
     bool latent = subject->layer.mla.kv_lora_rank > 0;
     void *base = memory_take(&subject->memory, bytes);
     if (base == NULL) {
         return subject_out_of_memory(error);
     }
+    k->struct_size = sizeof *k;
+    v->struct_size = sizeof *v;
     if (latent || shape_int(&subject->shape, PARAMETER_LAYOUT) < 0) {
-        attn_status status =
-            api->layer_kv_views(layer, base, subject->num_blocks, &k, &v, error);
-        return status == ATTN_OK ? api->layer_bind_kv(layer, &k, latent ? NULL : &v, error) : status;
+        attn_status status = api->layer_kv_views(layer, base, subject->num_blocks, k, v, error);
+        return status == ATTN_OK ? api->layer_bind_kv(layer, k, latent ? NULL : v, error) : status;
     }
-    if (!explicit_views(subject, base, &k, &v)) {
+    if (!explicit_views(subject, base, k, v)) {
         strcpy(error->field, "layout");
         strcpy(error->message, "a cache with scales is laid out as its backend asks: layout=own");
         return error->status = ATTN_ERROR_INVALID_ARGUMENT;
     }
-    return api->layer_bind_kv(layer, &k, &v, error);
+    return api->layer_bind_kv(layer, k, v, error);
 }
 
 static attn_status bind_state(struct subject *subject, attn_layer *layer, struct attn_error *error)

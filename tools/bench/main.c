@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "dispatch.h"
+#include "merge.h"
 #include "report.h"
 #include "subject.h"
 
@@ -58,7 +60,18 @@ static void measure(struct report *report, struct session *session, const struct
     if (backend != NULL) {
         snprintf(result.backend, sizeof result.backend, "%s", backend);
     }
-    measure_subject(&result, session, backend);
+    struct attn_error error = ATTN_ERROR_INIT;
+    switch (shape->kind) {
+    case SHAPE_MERGE:
+        keep_error(&result, merge_measure(&result, session, backend, &error), session, &error);
+        break;
+    case SHAPE_DISPATCH:
+        keep_error(&result, dispatch_measure(&result, session, backend, &error), session, &error);
+        break;
+    default:
+        measure_subject(&result, session, backend);
+        break;
+    }
     report_add(report, &result);
 }
 
@@ -99,8 +112,11 @@ int main(int argc, char **argv)
     struct report report = {NULL, 0, false};
     struct attn_error error = ATTN_ERROR_INIT;
     int code = options_parse(argc, argv, &options);
+    if (code < 0 && options.child != NULL) {
+        code = dispatch_child(&options);
+    }
     if (code < 0) {
-        code = session_init(&session, &options, &error) == ATTN_OK
+        code = session_init(&session, &options, NULL, true, &error) == ATTN_OK
                    ? EXIT_SUCCESS
                    : fail_with(options.backend != NULL ? options.backend : "runtime", &error);
         if (code == EXIT_SUCCESS) {

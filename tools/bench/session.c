@@ -64,11 +64,13 @@ static void name_device(struct session *session)
 }
 
 attn_status session_init(struct session *session, const struct options *options,
-                         struct attn_error *error)
+                         const struct attn_host *host, bool cached, struct attn_error *error)
 {
     struct attn_device device;
     *session = (struct session){.options = options, .num_threads = count_threads(options)};
     const struct attn_runtime_options settings = {.struct_size = sizeof settings,
+                                                  .host = host,
+                                                  .cache_dir = cached ? NULL : "",
                                                   .num_threads = options->threads};
     attn_status status = library_open(&session->api, error);
     if (status == ATTN_OK) {

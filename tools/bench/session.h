@@ -20,8 +20,9 @@ struct session {
     struct ceilings *ceilings;
 };
 
+/* `host` NULL: the core's own services, its threads included. `cached` false: no file of the cache directory is read. */
 attn_status session_init(struct session *session, const struct options *options,
-                         struct attn_error *error);
+                         const struct attn_host *host, bool cached, struct attn_error *error);
 void session_finish(struct session *session);
 /* Measured at the first call, which takes some seconds. */
 attn_status session_ceilings(struct session *session, struct attn_error *error);

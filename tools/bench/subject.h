@@ -49,6 +49,7 @@ struct subject {
     attn_assignment *assignment;
     attn_model *model;
     attn_plan *plan;
+    struct attn_kv_view k_view, v_view; /* of the last layer */
     int64_t num_blocks; /* of one layer's cache */
     int64_t table_stride;
     int32_t *table; /* host [R, stride] */

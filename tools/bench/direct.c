@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "direct.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+attn_status direct_open(struct direct *direct, const struct session *session, int32_t index,
+                        const struct attn_host *host, struct attn_error *error)
+{
+    struct attn_backend_info backend = {.struct_size = sizeof backend};
+    struct attn_plugin_info file = {.struct_size = sizeof file};
+    attn_plugin_entry_fn *entry;
+    *direct = (struct direct){NULL, NULL, NULL};
+    session->api->backend_info(session->runtime, index, &backend);
+    session->api->plugin_info(session->runtime, backend.plugin, &file);
+    void *library = dlopen(file.file, RTLD_NOW | RTLD_LOCAL); /* never closed, as the ABI has it */
+    void *symbol = library != NULL ? dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL) : NULL;
+    if (symbol == NULL) {
+        const char *why = dlerror();
+        snprintf(error->message, sizeof error->message, "%s", why != NULL ? why : file.file);
+        return error->status = ATTN_ERROR_PLUGIN;
+    }
+    memcpy(&entry, &symbol, sizeof entry);
+    attn_status status = entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &direct->plugin, error);
+    if (status == ATTN_OK) {
+        status = direct->plugin->create(host, backend.caps->name, backend.caps->variant,
+                                        backend.caps->device, &direct->instance, &direct->kernels,
+                                        error);
+    }
+    return status;
+}
+
+void direct_close(struct direct *direct)
+{
+    if (direct->instance != NULL) {
+        direct->plugin->destroy(direct->instance);
+    }
+    *direct = (struct direct){NULL, NULL, NULL};
+}

@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "dispatch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/library.h"
+#include "common/number.h"
+#include "count_instructions.h"
+#include "pair.h"
+
+#define COUNTED_CALLS 1000
+#define WARM_CALLS 1 /* by pair_init, counted in a child, too */
+#define ROUNDS 201
+#define CALLS_IN_ROUND 50
+#define SELECTIONS 21
+#define STARTS 9
+
+static const char *const child_names[] = {"direct", "run", "direct_write", "run_write"};
+static const char *const functions[] = {"pair_direct_calls", "pair_run_calls"};
+
+/* Backend without its variant: valgrind shows a processor that lacks the newest instructions, and what the core adds
+ * does not depend on the variant. */
+static void base_name(char *text, size_t size, const char *backend)
+{
+    snprintf(text, size, "%.*s", (int)strcspn(backend, "@"), backend);
+}
+
+static int64_t count_in_child(const struct session *session, const struct shape *shape,
+                              const char *backend, int32_t way, char *why, size_t size)
+{
+    char name[160], spec[512];
+    char *arguments[] = {(char *)"--child", (char *)(uintptr_t)child_names[way],
+                         (char *)"--backend", name,
+                         (char *)"--shape", spec,
+                         (char *)"--dtype",
+                         (char *)(uintptr_t)number_name(session->options->dtype),
+                         (char *)"--threads", (char *)"1", NULL};
+    base_name(name, sizeof name, backend);
+    shape_text(shape, spec, sizeof spec);
+    int64_t count = callgrind_count(arguments, functions[way % 2], why, size);
+    return count < 0 ? count : count * COUNTED_CALLS / (COUNTED_CALLS + WARM_CALLS);
+}
+
+/* Instructions of COUNTED_CALLS calls; -1 and why. */
+static int64_t count_way(const struct session *session, struct pair *pair, int32_t way, int counter,
+                         char *why, size_t size)
+{
+    if (counter < 0) {
+        return count_in_child(session, &pair->subject.shape, pair->subject.backend, way, why, size);
+    }
+    counter_start(counter);
+    attn_status status = way % 2 ? pair_run_calls(pair, COUNTED_CALLS)
+                                 : pair_direct_calls(pair, COUNTED_CALLS);
+    int64_t count = counter_stop(counter);
+    return status == ATTN_OK ? count : -1;
+}
+
+static void add_instructions(cJSON *item, const struct session *session, struct pair *pair)
+{
+    char why[256] = "the counter cannot be read";
+    int counter = counter_open();
+    int32_t first = pair->writes ? 2 : 0;
+    int64_t direct = count_way(session, pair, first, counter, why, sizeof why);
+    int64_t run = direct >= 0 ? count_way(session, pair, first + 1, counter, why, sizeof why) : -1;
+    cJSON_AddStringToObject(item, "counted_by", counter >= 0 ? "perf_event" : "callgrind");
+    if (run >= 0) {
+        cJSON_AddNumberToObject(item, "run_instructions", (double)run / COUNTED_CALLS);
+        cJSON_AddNumberToObject(item, "direct_instructions", (double)direct / COUNTED_CALLS);
+        cJSON_AddNumberToObject(item, "added_instructions", (double)(run - direct) / COUNTED_CALLS);
+    } else {
+        cJSON_AddNullToObject(item, "added_instructions");
+        cJSON_AddStringToObject(item, "not_counted", why);
+    }
+    if (counter >= 0) {
+        counter_close(counter);
+    }
+}
+
+/* Both ways in turn: what they differ by is far less than what both vary with the machine. */
+static void time_pair(struct pair *pair, struct timing *timing, double *added_ns)
+{
+    double run[ROUNDS], direct[ROUNDS], added[ROUNDS];
+    for (int32_t i = 0; i < ROUNDS; i++) {
+        double begin = now_seconds();
+        pair_direct_calls(pair, CALLS_IN_ROUND);
+        double middle = now_seconds();
+        pair_run_calls(pair, CALLS_IN_ROUND);
+        device_wait(&pair->subject.session->device);
+        direct[i] = (middle - begin) / CALLS_IN_ROUND;
+        run[i] = (now_seconds() - middle) / CALLS_IN_ROUND;
+        added[i] = run[i] - direct[i];
+    }
+    double median = quantile(run, ROUNDS, 0.5), floor = quantile(direct, ROUNDS, 0.5);
+    timing->time_us = 1e6 * median;
+    timing->spread = (quantile(run, ROUNDS, 0.75) - quantile(run, ROUNDS, 0.25)) / median;
+    timing->floor_us = 1e6 * floor;
+    timing->ratio_to_floor = median / floor;
+    timing->num_samples = ROUNDS;
+    timing->num_calls = ROUNDS * CALLS_IN_ROUND;
+    timing->bound = "direct call";
+    *added_ns = 1e9 * quantile(added, ROUNDS, 0.5);
+}
+
+static attn_status measure_pair(struct result *result, struct session *session,
+                                const struct attn_host *host, const char *backend, bool writes,
+                                struct attn_error *error)
+{
+    struct pair pair;
+    struct timing timing = {.bound = ""};
+    double added_ns;
+    attn_status status =
+        pair_init(&pair, session, host, &result->shape, backend, writes, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    cJSON *item = cJSON_AddObjectToObject(result->dispatch, writes ? "write_attend" : "attend");
+    time_pair(&pair, &timing, &added_ns);
+    cJSON_AddNumberToObject(item, "run_ns", 1e3 * timing.time_us);
+    cJSON_AddNumberToObject(item, "direct_ns", 1e3 * timing.floor_us);
+    cJSON_AddNumberToObject(item, "added_ns", added_ns);
+    add_instructions(item, session, &pair);
+    if (!writes) {
+        result->timing = timing;
+        memcpy(result->backend, pair.subject.backend, sizeof result->backend);
+        result->phase = pair.subject.phase;
+        result->kv_dtype = pair.subject.choice.kv_dtype;
+    }
+    pair_finish(&pair);
+    return ATTN_OK;
+}
+
+/* Layers of a large model, every other one sliding, judged against every backend. */
+static attn_status measure_selection(cJSON *dispatch, const struct session *session, int32_t count,
+                                     struct attn_error *error)
+{
+    struct attn_layer_desc *layers = calloc((size_t)count, sizeof *layers);
+    const struct attn_layer_desc **pointers = calloc((size_t)count, sizeof *pointers);
+    char (*names)[32] = calloc((size_t)count, sizeof *names);
+    const struct attn_select_options options = {.struct_size = sizeof options,
+                                                .device = session->device.device,
+                                                .backend = "",
+                                                .flags = ATTN_SELECT_KEEP_UNSERVED};
+    double times[SELECTIONS];
+    attn_status status = layers && pointers && names ? ATTN_OK : subject_out_of_memory(error);
+    for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
+        snprintf(names[i], sizeof names[i], "layer.%d", i);
+        layers[i] = (struct attn_layer_desc){.struct_size = sizeof layers[i],
+                                             .name = names[i],
+                                             .dtype = session->options->dtype,
+                                             .num_q_heads = 32,
+                                             .num_kv_heads = 8,
+                                             .head_size = 128,
+                                             .scale = 0.088f,
+                                             .causal = 1,
+                                             .has_window = i % 2,
+                                             .window_left = i % 2 ? 4095 : -1,
+                                             .window_right = i % 2 ? 0 : -1};
+        pointers[i] = &layers[i];
+    }
+    for (int32_t i = 0; i < SELECTIONS && status == ATTN_OK; i++) {
+        attn_assignment *assignment;
+        double begin = now_seconds();
+        status = session->api->select(session->runtime, &options, pointers, count, &assignment,
+                                      error);
+        times[i] = now_seconds() - begin;
+        session->api->assignment_destroy(assignment);
+    }
+    if (status == ATTN_OK) {
+        cJSON *item = cJSON_AddObjectToObject(dispatch, "selection");
+        cJSON_AddNumberToObject(item, "layers", count);
+        cJSON_AddNumberToObject(item, "backends", session->api->backend_count(session->runtime));
+        cJSON_AddNumberToObject(item, "ms", 1e3 * quantile(times, SELECTIONS, 0.5));
+    }
+    free(names);
+    free(pointers);
+    free(layers);
+    return status;
+}
+
+/* Processes of their own, since a plugin is loaded once in a process; the first one fills the cache. */
+static void measure_start(cJSON *dispatch, const struct session *session)
+{
+    char *arguments[] = {(char *)"--child", (char *)"start", NULL};
+    double times[STARTS];
+    int32_t count = 0;
+    child_number(arguments);
+    for (int32_t i = 0; i < STARTS; i++) {
+        double seconds = child_number(arguments);
+        if (seconds > 0) {
+            times[count++] = seconds;
+        }
+    }
+    cJSON *item = cJSON_AddObjectToObject(dispatch, "start");
+    cJSON_AddNumberToObject(item, "plugins", session->api->plugin_count(session->runtime));
+    if (count > 0) {
+        cJSON_AddNumberToObject(item, "ms", 1e3 * quantile(times, count, 0.5));
+    } else {
+        cJSON_AddNullToObject(item, "ms");
+    }
+}
+
+attn_status dispatch_measure(struct result *result, struct session *session, const char *backend,
+                             struct attn_error *error)
+{
+    struct pool *pool = pool_create(1);
+    struct options serial_options = *session->options;
+    struct session serial;
+    serial_options.threads = 1;
+    if (pool == NULL) {
+        return subject_out_of_memory(error);
+    }
+    attn_status status = session_init(&serial, &serial_options, pool_host(pool), true, error);
+    if (status == ATTN_OK) {
+        result->dispatch = cJSON_CreateObject();
+        status = measure_pair(result, &serial, pool_host(pool), backend, false, error);
+        if (status == ATTN_OK) {
+            status = measure_pair(result, &serial, pool_host(pool), backend, true, error);
+        }
+        if (status == ATTN_OK) {
+            status = measure_selection(result->dispatch, session,
+                                       shape_int(&result->shape, PARAMETER_LAYERS), error);
+        }
+        if (status == ATTN_OK) {
+            measure_start(result->dispatch, session);
+        }
+        session_finish(&serial);
+    }
+    pool_destroy(pool);
+    return status;
+}
+
+static int child_start(void)
+{
+    const struct attn_api *api;
+    attn_runtime *runtime;
+    struct attn_error error = ATTN_ERROR_INIT;
+    double begin = now_seconds();
+    attn_status status = library_open(&api, &error);
+    status = status == ATTN_OK ? api->runtime_create(NULL, &runtime, &error) : status;
+    double elapsed = now_seconds() - begin;
+    if (status != ATTN_OK) {
+        fprintf(stderr, "attn-bench: start: %s: %s\n", error.field, error.message);
+        return EXIT_FAILURE;
+    }
+    printf("%.9f\n", elapsed);
+    api->runtime_destroy(runtime);
+    return EXIT_SUCCESS;
+}
+
+static int child_count(const struct options *options, int32_t way)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct pool *pool = pool_create(1);
+    struct session session;
+    struct pair pair;
+    attn_status status = ATTN_ERROR_OUT_OF_MEMORY;
+    if (pool != NULL) {
+        status = session_init(&session, options, pool_host(pool), false, &error);
+    }
+    if (status == ATTN_OK) {
+        status = pair_init(&pair, &session, pool_host(pool), &options->shapes.shapes[0],
+                           options->backend, way >= 2, &error);
+        if (status == ATTN_OK) {
+            status = way % 2 ? pair_run_calls(&pair, COUNTED_CALLS)
+                             : pair_direct_calls(&pair, COUNTED_CALLS);
+            pair_finish(&pair);
+        }
+        session_finish(&session);
+    }
+    pool_destroy(pool);
+    if (status != ATTN_OK) {
+        fprintf(stderr, "attn-bench: %s: %s\n", error.field, error.message);
+    }
+    return status == ATTN_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+int dispatch_child(const struct options *options)
+{
+    if (strcmp(options->child, "start") == 0) {
+        return child_start();
+    }
+    for (int32_t way = 0; way < 4; way++) {
+        if (strcmp(options->child, child_names[way]) == 0) {
+            return child_count(options, way);
+        }
+    }
+    fprintf(stderr, "attn-bench: --child: '%s' is not start, direct, run, direct_write or run_write\n",
+            options->child);
+    return EXIT_USAGE;
+}

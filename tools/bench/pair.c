@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pair.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void set_arguments(struct pair *pair)
+{
+    struct subject *subject = &pair->subject;
+    const struct attn_step_io *io = &subject->io[0].io;
+    pair->layer = subject->layer.desc;
+    pair->layer.name = subject->names[0];
+    pair->layer.kv_dtype = subject->choice.kv_dtype;
+    pair->layer.block_size = subject->layer.spec.block_size;
+    pair->layer.head_size_v =
+        pair->layer.head_size_v > 0 ? pair->layer.head_size_v : pair->layer.head_size;
+    pair->params = (struct attn_layer_params){.struct_size = sizeof pair->params};
+    pair->attend = (struct attn_attend_args){.struct_size = sizeof pair->attend,
+                                             .instance = pair->direct.instance,
+                                             .layer = &pair->layer,
+                                             .params = &pair->params,
+                                             .batch = &subject->batch,
+                                             .k_cache = &subject->k_view,
+                                             .v_cache = &subject->v_view,
+                                             .stream = subject->session->stream,
+                                             .flags = ATTN_RUN_NO_WRITE,
+                                             .phase = ATTN_PHASE_DECODE,
+                                             .q = io->q,
+                                             .k = io->k,
+                                             .v = io->v,
+                                             .out = io->out};
+    pair->write = (struct attn_write_kv_args){.struct_size = sizeof pair->write,
+                                              .instance = pair->direct.instance,
+                                              .layer = &pair->layer,
+                                              .params = &pair->params,
+                                              .k_cache = &subject->k_view,
+                                              .v_cache = &subject->v_view,
+                                              .slot_mapping = subject->batch.slot_mapping,
+                                              .num_slots = subject->batch.num_slots,
+                                              .stream = subject->session->stream,
+                                              .k = io->k,
+                                              .v = io->v};
+}
+
+/* What the core does at bind and plan, for the one layer. */
+static attn_status plan_direct(struct pair *pair, struct attn_error *error)
+{
+    const struct attn_kernels *kernels = pair->direct.kernels;
+    const struct requests *requests = &pair->subject.requests;
+    const struct attn_limits limits = {.struct_size = sizeof limits,
+                                       .max_num_reqs = requests->count,
+                                       .max_num_tokens = (int32_t)requests->num_tokens,
+                                       .max_query_len = requests->max_query_len,
+                                       .max_seq_len = requests->max_seq_len,
+                                       .max_blocks_per_req = (int32_t)pair->subject.table_stride};
+    attn_status status = ATTN_OK;
+    pair->size.struct_size = sizeof pair->size;
+    if (kernels->prepare != NULL) {
+        status = kernels->prepare(pair->direct.instance, &pair->layer, &pair->params,
+                                  ATTN_PHASE_DECODE, &pair->attend.state, error);
+    }
+    if (status == ATTN_OK && kernels->plan_size != NULL) {
+        status = kernels->plan_size(pair->direct.instance, pair->attend.state, &limits, &pair->size,
+                                    error);
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    pair->attend.plan_host = pair->plan_host = malloc(pair->size.host_bytes + 1);
+    pair->attend.workspace = memory_take(&pair->subject.memory, pair->size.device_bytes + 1);
+    if (pair->plan_host == NULL || pair->attend.workspace == NULL) {
+        return subject_out_of_memory(error);
+    }
+    if (kernels->plan != NULL) {
+        struct attn_attend_args args = pair->attend;
+        args.q = args.k = args.v = args.out = NULL;
+        status = kernels->plan(&args, ATTN_PLAN_EAGER, error);
+    }
+    return status;
+}
+
+attn_status pair_init(struct pair *pair, struct session *session, const struct attn_host *host,
+                      const struct shape *shape, const char *backend, bool writes,
+                      struct attn_error *error)
+{
+    struct shape mine = *shape;
+    mine.value[PARAMETER_WRITE] = writes;
+    mine.value[PARAMETER_LAYOUT] = -1;
+    *pair = (struct pair){.writes = writes};
+    attn_status status = subject_init(&pair->subject, session, &mine, backend, NULL, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    pair->handle = session->api->model_layer(pair->subject.model, 0);
+    status = direct_open(&pair->direct, session, pair->subject.choice.backend, host, error);
+    if (status == ATTN_OK) {
+        set_arguments(pair);
+        status = plan_direct(pair, error);
+    }
+    status = status == ATTN_OK ? pair_run_calls(pair, 1) : status;
+    status = status == ATTN_OK ? pair_direct_calls(pair, 1) : status;
+    if (status != ATTN_OK) {
+        pair_finish(pair);
+    }
+    return status;
+}
+
+void pair_finish(struct pair *pair)
+{
+    if (pair->attend.state != NULL) {
+        pair->direct.kernels->release(pair->direct.instance, pair->attend.state);
+    }
+    direct_close(&pair->direct);
+    subject_finish(&pair->subject);
+    free(pair->plan_host);
+    pair->plan_host = NULL;
+    pair->attend.state = NULL;
+}
+
+__attribute__((noinline)) attn_status pair_run_calls(struct pair *pair, int64_t calls)
+{
+    attn_status (*run)(attn_plan *, attn_layer *, const struct attn_step_io *, struct attn_error *) =
+        pair->subject.session->api->run;
+    attn_plan *plan = pair->subject.plan;
+    attn_layer *layer = pair->handle;
+    const struct attn_step_io *io = &pair->subject.io[0].io;
+    attn_status status = ATTN_OK;
+    for (int64_t i = 0; i < calls; i++) {
+        status = run(plan, layer, io, NULL);
+    }
+    return status;
+}
+
+__attribute__((noinline)) attn_status pair_direct_calls(struct pair *pair, int64_t calls)
+{
+    attn_status (*attend)(const struct attn_attend_args *, struct attn_error *) =
+        pair->direct.kernels->attend;
+    attn_status (*write)(const struct attn_write_kv_args *, struct attn_error *) =
+        pair->direct.kernels->write_kv;
+    attn_status status = ATTN_OK;
+    if (!pair->writes) {
+        for (int64_t i = 0; i < calls; i++) {
+            status = attend(&pair->attend, NULL);
+        }
+        return status;
+    }
+    for (int64_t i = 0; i < calls; i++) {
+        status = write(&pair->write, NULL);
+        status = status == ATTN_OK ? attend(&pair->attend, NULL) : status;
+    }
+    return status;
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The same kernels over the same tensors, once through the core's run() and once called directly. */
+#ifndef BENCH_PAIR_H
+#define BENCH_PAIR_H
+
+#include "direct.h"
+#include "subject.h"
+
+struct pair {
+    struct subject subject;
+    struct direct direct;
+    struct attn_layer_desc layer;
+    struct attn_layer_params params;
+    struct attn_attend_args attend;
+    struct attn_write_kv_args write;
+    struct attn_plan_size size;
+    void *plan_host;
+    bool writes;
+    attn_layer *handle;
+};
+
+/* `session` has been made with `host`, so that both ways do their loops alike. */
+attn_status pair_init(struct pair *pair, struct session *session, const struct attn_host *host,
+                      const struct shape *shape, const char *backend, bool writes,
+                      struct attn_error *error);
+void pair_finish(struct pair *pair);
+/* So many calls, one like the other; the status of the last. Not inlined: valgrind counts inside them by name. */
+attn_status pair_run_calls(struct pair *pair, int64_t calls);
+attn_status pair_direct_calls(struct pair *pair, int64_t calls);
+
+#endif
