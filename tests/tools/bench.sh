@@ -81,6 +81,34 @@ if command -v valgrind >/dev/null; then
     [ "$counted" -eq 2 ] || { echo "dispatch counted $counted of 2 ways"; cat "$folder/out.json"; failed=1; }
 fi
 
+# A plot where the plotter is, and a clear word where it is not.
+if command -v gnuplot >/dev/null; then
+    expect 0 '.' "$bench" --backend cpu_ref --threads 1 --plot "$folder/it's.svg" --shape "write:s=16+64,hkv=2,d=64"
+    grep -q '</svg>' "$folder/it's.svg" || { echo "no plot was drawn"; failed=1; }
+fi
+mkdir "$folder/empty"
+ln -s "$(command -v sh)" "$folder/empty/sh"
+expect 1 'gnuplot: is not installed' env PATH="$folder/empty" "$bench" --backend cpu_ref --plot "$folder/none.png"
+
+# A measurement on file decides over the estimates, for that layer alone, and attn-info says so.
+cat >"$folder/tiny.json" <<END
+{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 256,
+ "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "torch_dtype": "float32", "max_position_embeddings": 512}
+END
+export ATTN_PLUGIN_PATH="$plugin"
+expect 0 '"measured":[[:space:]]*false' "$info" --json --model "$folder/tiny.json"
+expect 2 'rank cannot come from the shape write' "$bench" --tune --shape write
+expect 0 'selections go by these times' "$bench" --tune --threads 1 --dtype f32 --backend example --shape "decode:r=1,l=16+32,hq=4,hkv=2,d=64"
+grep -q '^[^ ]* 4/2x64x64.f32.f32 decode example [0-9]' "$folder/cache/ranks" || { echo "ranks:"; cat "$folder/cache/ranks"; failed=1; }
+expect 0 '"backend":[[:space:]]*"example"' "$info" --json --model "$folder/tiny.json"
+expect 0 'example for decode: a measurement on file' "$info" --explain --model "$folder/tiny.json"
+# Another backend's time joins it; the same one's is replaced.
+printf 'x86-64 1/1x8x8.f32.f32 decode other 1\n' >>"$folder/cache/ranks"
+expect 0 'ranks' "$bench" --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
+expect 0 'ranks' "$bench" --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
+[ "$(wc -l <"$folder/cache/ranks")" -eq 3 ] || { echo "ranks:"; cat "$folder/cache/ranks"; failed=1; }
+unset ATTN_PLUGIN_PATH
+
 # What is not served: reasons, and exit 1.
 expect 1 'example for decode: dtype bf16 (supported: f32' env ATTN_PLUGIN_PATH="$plugin" "$bench" --backend example --shape decode
 expect 1 '"supported":' env ATTN_PLUGIN_PATH="$plugin" "$bench" --json --backend example --shape decode

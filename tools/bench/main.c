@@ -5,10 +5,15 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/find.h"
+#include "common/names.h"
+#include "common/number.h"
 #include "dispatch.h"
 #include "merge.h"
+#include "plot.h"
 #include "report.h"
 #include "subject.h"
+#include "tune.h"
 
 static int fail_with(const char *what, const struct attn_error *error)
 {
@@ -36,6 +41,17 @@ static void keep_error(struct result *result, attn_status status, const struct s
     }
 }
 
+/* As the core's core/select/ranks.h has it. */
+static void name_for_ranks(struct result *result, const struct attn_layer_desc *desc)
+{
+    int32_t dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
+    if (tune_takes(result->shape.kind)) {
+        snprintf(result->rank_shape, sizeof result->rank_shape, "%d/%dx%dx%d.%s.%s",
+                 desc->num_q_heads, desc->num_kv_heads, desc->head_size, dv,
+                 number_name(desc->dtype), kv_dtype_name(result->kv_dtype));
+    }
+}
+
 static void measure_subject(struct result *result, struct session *session, const char *backend)
 {
     struct attn_error error = ATTN_ERROR_INIT;
@@ -47,6 +63,7 @@ static void measure_subject(struct result *result, struct session *session, cons
         memcpy(result->backend, subject.backend, sizeof result->backend);
         result->phase = subject.phase;
         result->kv_dtype = subject.choice.kv_dtype;
+        name_for_ranks(result, &subject.layer.desc);
         status = timing_measure(&result->timing, session, &subject.work, &error);
         subject_finish(&subject);
     }
@@ -73,6 +90,55 @@ static void measure(struct report *report, struct session *session, const struct
         break;
     }
     report_add(report, &result);
+}
+
+/* Every backend of the device that can serve the shape; the others are no failure, unless none is left. */
+static void tune_shape(struct report *report, struct session *session, const struct shape *shape)
+{
+    const struct attn_api *api = session->api;
+    int32_t first = report->count;
+    for (int32_t b = 0; b < api->backend_count(session->runtime); b++) {
+        struct attn_backend_info info = {.struct_size = sizeof info};
+        const char *wanted = session->options->backend;
+        char name[160];
+        api->backend_info(session->runtime, b, &info);
+        bool here = memcmp(&info.caps->device, &session->device.device,
+                           sizeof info.caps->device) == 0;
+        if (!here || (wanted != NULL && !backend_is_named(info.caps, wanted))) {
+            continue;
+        }
+        snprintf(name, sizeof name, "%s%s%s", info.caps->name,
+                 info.caps->variant[0] != '\0' ? "@" : "", info.caps->variant);
+        measure(report, session, shape, name);
+        struct result *last = report->count > first ? &report->results[report->count - 1] : NULL;
+        if (last != NULL && cJSON_GetArraySize(last->reasons) > 0) { /* it cannot serve the layer */
+            cJSON_Delete(last->reasons);
+            report->count--;
+        }
+    }
+    if (report->count == first) {
+        measure(report, session, shape, session->options->backend); /* for its reasons */
+    }
+}
+
+static void run_shapes(struct report *report, struct session *session)
+{
+    const struct options *options = session->options;
+    struct attn_error error = ATTN_ERROR_INIT;
+    for (int32_t i = 0; i < options->shapes.count; i++) {
+        tell_progress(options, i, &options->shapes.shapes[i]);
+        if (options->tune) {
+            tune_shape(report, session, &options->shapes.shapes[i]);
+        } else {
+            measure(report, session, &options->shapes.shapes[i], options->backend);
+        }
+    }
+    if (options->tune && tune_write(report, session, report->ranks_file,
+                                    sizeof report->ranks_file, &error) != ATTN_OK) {
+        report->ranks_file[0] = '\0';
+        report->failed = true;
+        fail_with("--tune", &error);
+    }
 }
 
 static int show(const struct report *report, const struct session *session)
@@ -102,6 +168,11 @@ static int show(const struct report *report, const struct session *session)
                     text, result->timing.ratio_to_floor);
         }
     }
+    struct attn_error error = ATTN_ERROR_INIT;
+    if (options->plot != NULL && plot_write(report, session, options->plot, &error) != ATTN_OK) {
+        shown = false;
+        fail_with("--plot", &error);
+    }
     return shown && report_all_good(report) ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
@@ -109,21 +180,21 @@ int main(int argc, char **argv)
 {
     struct options options;
     struct session session;
-    struct report report = {NULL, 0, false};
+    struct report report = {.results = NULL};
     struct attn_error error = ATTN_ERROR_INIT;
     int code = options_parse(argc, argv, &options);
     if (code < 0 && options.child != NULL) {
         code = dispatch_child(&options);
+    }
+    if (code < 0 && options.plot != NULL && !plot_possible(&error)) {
+        code = fail_with("--plot", &error);
     }
     if (code < 0) {
         code = session_init(&session, &options, NULL, true, &error) == ATTN_OK
                    ? EXIT_SUCCESS
                    : fail_with(options.backend != NULL ? options.backend : "runtime", &error);
         if (code == EXIT_SUCCESS) {
-            for (int32_t i = 0; i < options.shapes.count; i++) {
-                tell_progress(&options, i, &options.shapes.shapes[i]);
-                measure(&report, &session, &options.shapes.shapes[i], options.backend);
-            }
+            run_shapes(&report, &session);
             code = show(&report, &session);
             report_finish(&report);
             session_finish(&session);

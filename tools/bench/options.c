@@ -8,6 +8,7 @@
 
 #include "common/names.h"
 #include "common/number.h"
+#include "tune.h"
 
 #define MAX_THREADS 4096
 
@@ -173,6 +174,13 @@ int options_parse(int argc, char **argv, struct options *options)
     if (code < 0 && options->json && options->csv) {
         fputs("attn-bench: --csv: stdout is --json's already; one of them\n", stderr);
         code = EXIT_USAGE;
+    }
+    for (int32_t i = 0; code < 0 && options->tune && i < options->shapes.count; i++) {
+        if (!tune_takes(options->shapes.shapes[i].kind)) {
+            fprintf(stderr, "attn-bench: --tune: a layer's rank cannot come from the shape %s\n",
+                    shape_name(&options->shapes.shapes[i]));
+            code = EXIT_USAGE;
+        }
     }
     if (code < 0 && options->shapes.count == 0 &&
         !(parse_shape(options, "decode") && parse_shape(options, "prefill"))) {

@@ -24,7 +24,7 @@ void report_finish(struct report *report)
         cJSON_Delete(report->results[i].dispatch);
     }
     free(report->results);
-    *report = (struct report){NULL, 0, false};
+    *report = (struct report){.results = NULL};
 }
 
 void report_add(struct report *report, const struct result *result)
@@ -147,6 +147,9 @@ bool report_json(const struct report *report, const struct session *session)
     cJSON *root = cJSON_CreateObject(), *results = cJSON_CreateArray();
     cJSON_AddItemToObject(root, "ceilings", ceilings_json(session));
     cJSON_AddItemToObject(root, "results", results);
+    if (report->ranks_file[0] != '\0') {
+        cJSON_AddStringToObject(root, "ranks_file", report->ranks_file);
+    }
     for (int32_t i = 0; i < report->count; i++) {
         cJSON_AddItemToArray(results, result_json(&report->results[i], session));
     }
@@ -211,6 +214,9 @@ void report_text(const struct report *report, const struct session *session)
         if (result->dispatch != NULL) {
             print_dispatch(result->dispatch);
         }
+    }
+    if (report->ranks_file[0] != '\0') {
+        printf("selections go by these times from now on: %s\n", report->ranks_file);
     }
 }
 

@@ -18,12 +18,14 @@ struct result {
     cJSON *dispatch;   /* of `dispatch`: what the core adds; or NULL */
     int32_t phase;
     int32_t kv_dtype;
+    char rank_shape[128]; /* the layer as ranks name it; empty: it has none */
 };
 
 struct report {
     struct result *results;
     int32_t count;
     bool failed; /* a result could not be kept */
+    char ranks_file[4096]; /* that --tune wrote; empty: none */
 };
 
 void report_finish(struct report *report);

@@ -231,6 +231,13 @@ static const char *text_of(const cJSON *item, const char *name)
 static void print_explanation(const cJSON *layer)
 {
     const cJSON *rejected, *reason;
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        const cJSON *choice = cJSON_GetObjectItemCaseSensitive(layer, phase_names[phase]);
+        if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(choice, "measured"))) {
+            printf("      %s for %s: a measurement on file\n", text_of(choice, "backend"),
+                   phase_names[phase]);
+        }
+    }
     cJSON_ArrayForEach(rejected, cJSON_GetObjectItemCaseSensitive(layer, "rejected"))
     {
         printf("      not %s for %s:", text_of(rejected, "backend"), text_of(rejected, "phase"));

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A roofline and a curve over the length, drawn by gnuplot, which gets commands and data through a pipe. */
+#ifndef BENCH_PLOT_H
+#define BENCH_PLOT_H
+
+#include "report.h"
+
+/* Asked before anything is measured. */
+bool plot_possible(struct attn_error *error);
+attn_status plot_write(const struct report *report, const struct session *session, const char *path,
+                       struct attn_error *error);
+
+#endif
