@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* GDN layers through the public table: states by slot over several steps, drafts, one backend or one a phase, against the
+ * recurrence in float64; refusals. */
+#include <attn/api.h>
+#include <dlfcn.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { HK = 2, HV = 4, DK = 16, DV = 24, WIDTH = 4, REQS = 5, LENGTH = 120, SLOTS = 24, DRAFTS = 2 };
+enum { KEYS = HK * DK, CHANNELS = 2 * KEYS + HV * DV, WINDOW = WIDTH - 1 + DRAFTS };
+
+struct gdn {
+    const struct attn_api *api;
+    attn_runtime *runtime;
+    attn_model *model;
+    attn_plan *plan;
+    int32_t width, drafted;
+    struct attn_layer_desc layer;
+    struct attn_gdn_desc desc;
+    float conv[CHANNELS][WIDTH], a_log[HV], dt_bias[HV];
+    float mixed[REQS][LENGTH][CHANNELS], gates[REQS][LENGTH][2][HV];
+    double state[REQS][HV][DV][DK];
+    float states[SLOTS][HV][DV][DK], windows[SLOTS][CHANNELS][WINDOW];
+    int32_t length[REQS], starts[REQS + 1], lens[REQS], slots[REQS][1 + DRAFTS], accepted[REQS];
+    float rows[REQS * LENGTH][CHANNELS], a[REQS * LENGTH][HV], b[REQS * LENGTH][HV], out[REQS * LENGTH][HV][DV];
+    struct attn_tensor tensors[8];
+    int64_t shapes[8][3], strides[8][3];
+    struct attn_batch batch;
+    struct attn_batch_gdn ext;
+    struct attn_io_gdn io_ext;
+    struct attn_step_io io;
+    struct attn_error error;
+};
+
+#define CHECK(g, call)                                                                                       \
+    do {                                                                                                     \
+        if ((call) != ATTN_OK) {                                                                             \
+            fail_msg("%s: %s: %s", #call, (g)->error.field, (g)->error.message);                             \
+        }                                                                                                    \
+    } while (0)
+
+static uint32_t state;
+
+static float random_value(void)
+{
+    state = state * 1664525u + 1013904223u;
+    return (float)((double)(state >> 8) / (1 << 23) - 1);
+}
+
+static void fill(float *values, int64_t count, float scale)
+{
+    for (int64_t i = 0; i < count; i++) {
+        values[i] = scale * random_value();
+    }
+}
+
+static const struct attn_tensor *tensor(struct gdn *g, int32_t which, void *data, int32_t ndim, int64_t a, int64_t b,
+                                        int64_t c, int64_t sa, int64_t sb)
+{
+    int64_t shape[] = {a, b, c}, strides[] = {sa, sb, 1};
+    memcpy(g->shapes[which], shape, sizeof shape);
+    memcpy(g->strides[which], strides, sizeof strides);
+    g->tensors[which] = (struct attn_tensor){data, {ATTN_DEVICE_CPU, 0}, ndim, {ATTN_CODE_FLOAT, 32, 1},
+                                             g->shapes[which], g->strides[which], 0};
+    return &g->tensors[which];
+}
+
+static void open_core(struct gdn *g)
+{
+    attn_get_api_fn *get_api;
+    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(library);
+    void *symbol = dlsym(library, ATTN_GET_API_SYMBOL);
+    memcpy(&get_api, &symbol, sizeof get_api);
+    const struct attn_runtime_options options = {.struct_size = sizeof options, .plugin_path = PLUGINS, .cache_dir = "",
+                                                 .backend = "", .num_threads = 2, .validate = 1,
+                                                 .ignore_environment = 1, .no_default_plugins = 1};
+    CHECK(g, get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &g->api, &g->error));
+    CHECK(g, g->api->runtime_create(&options, &g->runtime, &g->error));
+}
+
+static void describe(struct gdn *g)
+{
+    g->desc = (struct attn_gdn_desc){.ext = {ATTN_EXT_GDN_DESC, 0, sizeof g->desc, NULL}, .num_k_heads = HK,
+                                     .num_v_heads = HV, .head_size_k = DK, .head_size_v = DV, .conv_width = g->width,
+                                     .conv_silu = 1, .qk_l2norm = 1, .num_speculative_tokens = g->drafted,
+                                     .state_dtype = ATTN_DTYPE_F32};
+    g->layer = (struct attn_layer_desc){
+        .struct_size = sizeof g->layer, .next = &g->desc.ext, .name = "gdn", .kind = ATTN_LAYER_GDN,
+        .dtype = ATTN_DTYPE_F32, .num_q_heads = HK, .num_kv_heads = HK, .head_size = DK, .head_size_v = DV,
+        .scale = 0.25f, .causal = 1, .window_left = -1, .window_right = -1, .num_speculative_tokens = g->drafted};
+}
+
+static void bind(struct gdn *g, const char *backend)
+{
+    const struct attn_select_options options = {.struct_size = sizeof options, .backend = backend};
+    const struct attn_layer_desc *layers[] = {&g->layer};
+    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    attn_assignment *assignment;
+    CHECK(g, g->api->select(g->runtime, &options, layers, 1, &assignment, &g->error));
+    CHECK(g, g->api->model_create(g->runtime, assignment, NULL, &g->model, &g->error));
+    g->api->assignment_destroy(assignment);
+    attn_layer *layer = g->api->model_layer(g->model, 0);
+    CHECK(g, g->api->layer_kv_spec(layer, &spec, &g->error));
+    int64_t window = g->width > 0 ? g->width - 1 + g->drafted : 0;
+    assert_int_equal(spec.kind, ATTN_KV_SPEC_GDN_STATE);
+    assert_int_equal(spec.page_bytes, 4 * (HV * DV * DK + CHANNELS * window));
+    const struct attn_gdn_state memory = {
+        .struct_size = sizeof memory, .state = g->states, .state_stride_slot = HV * DV * DK,
+        .conv_state = g->width > 0 ? g->windows : NULL, .conv_stride_slot = CHANNELS * WINDOW,
+        .conv_stride_channel = WINDOW, .num_slots = SLOTS};
+    memset(g->states, 0xff, sizeof g->states);
+    memset(g->windows, 0xff, sizeof g->windows);
+    CHECK(g, g->api->layer_bind_state(layer, &memory, &g->error));
+    struct attn_gdn_weights weights = {.ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof weights, NULL}, .a_log = g->a_log,
+                                       .dt_bias = g->dt_bias};
+    struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
+    if (g->width > 0) {
+        weights.conv_weight = tensor(g, 0, g->conv, 2, CHANNELS, WIDTH, 0, WIDTH, 1);
+    }
+    CHECK(g, g->api->layer_bind_params(layer, &params, &g->error));
+    const struct attn_plan_options plan = {
+        .struct_size = sizeof plan, .limits = {sizeof plan.limits, NULL, REQS, REQS * LENGTH, 0, LENGTH, 0, 0}};
+    CHECK(g, g->api->plan_create(g->model, 0, &plan, &g->plan, &g->error));
+    static uint8_t workspace[1 << 16] __attribute__((aligned(256)));
+    assert_true(g->api->plan_workspace_bytes(g->plan) <= sizeof workspace);
+    CHECK(g, g->api->plan_bind_workspace(g->plan, workspace, sizeof workspace, &g->error));
+}
+
+static struct gdn *gdn_create(const char *backend, int32_t width, int32_t drafted)
+{
+    struct gdn *g = calloc(1, sizeof *g);
+    state = 5;
+    g->error = (struct attn_error)ATTN_ERROR_INIT;
+    g->width = width;
+    g->drafted = drafted;
+    fill(&g->conv[0][0], CHANNELS * WIDTH, 1);
+    fill(g->a_log, HV, 1);
+    fill(g->dt_bias, HV, 1);
+    fill(&g->mixed[0][0][0], REQS * LENGTH * CHANNELS, 2);
+    fill(&g->gates[0][0][0][0], REQS * LENGTH * 2 * HV, 2);
+    for (int32_t i = 0; i < REQS * (1 + DRAFTS); i++) {
+        g->slots[i / (1 + DRAFTS)][i % (1 + DRAFTS)] = (i * 7 + 3) % SLOTS;
+    }
+    open_core(g);
+    describe(g);
+    bind(g, backend);
+    return g;
+}
+
+static void gdn_destroy(struct gdn *g)
+{
+    g->api->plan_destroy(g->plan);
+    g->api->model_destroy(g->model);
+    g->api->runtime_destroy(g->runtime);
+    free(g);
+}
+
+static double convolved(const struct gdn *g, int32_t r, int32_t t, int32_t c)
+{
+    double x = 0;
+    for (int32_t i = 0; i < WIDTH && g->width > 0; i++) {
+        x += t + i - 3 < 0 ? 0 : (double)g->conv[c][i] * g->mixed[r][t + i - 3][c];
+    }
+    return g->width > 0 ? x / (1 + exp(-x)) : g->mixed[r][t][c];
+}
+
+static void unit_row(const struct gdn *g, int32_t r, int32_t t, int32_t first, double *row)
+{
+    double sum = 1e-6;
+    for (int32_t i = 0; i < DK; i++) {
+        row[i] = convolved(g, r, t, first + i);
+        sum += row[i] * row[i];
+    }
+    for (int32_t i = 0; i < DK; i++) {
+        row[i] /= sqrt(sum);
+    }
+}
+
+/* Token t of request r: the state moves on; out is o. */
+static void recur(const struct gdn *g, int32_t r, int32_t t, int32_t h, double (*s)[DK], double *o)
+{
+    double q[DK], k[DK], x = (double)g->gates[r][t][0][h] + g->dt_bias[h];
+    double decay = exp(-exp(g->a_log[h]) * log(1 + exp(x))), beta = 1 / (1 + exp(-(double)g->gates[r][t][1][h]));
+    unit_row(g, r, t, h / 2 * DK, q);
+    unit_row(g, r, t, KEYS + h / 2 * DK, k);
+    for (int32_t d = 0; d < DV; d++) {
+        double seen = 0, v = convolved(g, r, t, 2 * KEYS + h * DV + d);
+        for (int32_t i = 0; i < DK; i++) {
+            s[d][i] *= decay;
+            seen += s[d][i] * k[i];
+        }
+        o[d] = 0;
+        for (int32_t i = 0; i < DK; i++) {
+            s[d][i] += beta * (v - seen) * k[i];
+            o[d] += s[d][i] * q[i] * 0.25;
+        }
+    }
+}
+
+static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
+{
+    static uint8_t started[REQS];
+    g->starts[0] = 0;
+    for (int32_t r = 0; r < REQS; r++) {
+        g->starts[r + 1] = g->starts[r] + queries[r];
+        g->lens[r] = g->length[r] + queries[r];
+        started[r] = g->length[r] > 0;
+        for (int32_t i = 0; i < queries[r]; i++) {
+            int32_t row = g->starts[r] + i, t = g->length[r] + i;
+            memcpy(g->rows[row], g->mixed[r][t], sizeof g->rows[row]);
+            memcpy(g->a[row], g->gates[r][t][0], sizeof g->a[row]);
+            memcpy(g->b[row], g->gates[r][t][1], sizeof g->b[row]);
+        }
+    }
+    int64_t tokens = g->starts[REQS];
+    g->ext = (struct attn_batch_gdn){.ext = {ATTN_EXT_BATCH_GDN, 0, sizeof g->ext, NULL}, .state_slots = g->slots[0],
+                                     .state_slots_stride = 1 + DRAFTS, .has_initial_state = by_length ? NULL : started,
+                                     .num_accepted_tokens = g->drafted > 0 ? g->accepted : NULL};
+    g->batch = (struct attn_batch){.struct_size = sizeof g->batch, .next = &g->ext.ext, .num_reqs = REQS,
+                                   .num_tokens = (int32_t)tokens, .num_actual_tokens = (int32_t)tokens, .causal = -1,
+                                   .query_start_loc = g->starts, .query_start_loc_host = g->starts,
+                                   .seq_lens = g->lens, .seq_lens_host = g->lens};
+    g->io_ext = (struct attn_io_gdn){.ext = {ATTN_EXT_IO_GDN, 0, sizeof g->io_ext, NULL}};
+    g->io = (struct attn_step_io){.struct_size = sizeof g->io, .next = &g->io_ext.ext};
+    if (g->width > 0) {
+        g->io_ext.mixed_qkv = tensor(g, 1, g->rows, 2, tokens, CHANNELS, 0, CHANNELS, 1);
+    } else {
+        g->io.q = tensor(g, 2, g->rows, 3, tokens, HK, DK, CHANNELS, DK);
+        g->io.k = tensor(g, 3, &g->rows[0][KEYS], 3, tokens, HK, DK, CHANNELS, DK);
+        g->io.v = tensor(g, 4, &g->rows[0][2 * KEYS], 3, tokens, HV, DV, CHANNELS, DV);
+    }
+    g->io_ext.a = tensor(g, 5, g->a, 2, tokens, HV, 0, HV, 1);
+    g->io_ext.b = tensor(g, 6, g->b, 2, tokens, HV, 0, HV, 1);
+    g->io.out = tensor(g, 7, g->out, 3, tokens, HV, DV, HV * DV, DV);
+    memset(g->out, 0xff, sizeof g->out);
+}
+
+/* One step; of each request `kept` tokens are accepted (0: all). */
+static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, bool by_length)
+{
+    double largest = 0;
+    set_step(g, queries, by_length);
+    CHECK(g, g->api->plan(g->plan, &g->batch, NULL, &g->error));
+    CHECK(g, g->api->run(g->plan, g->api->model_layer(g->model, 0), &g->io, &g->error));
+    for (int32_t r = 0; r < REQS; r++) {
+        int32_t accepted = kept != NULL && kept[r] > 0 ? kept[r] : queries[r];
+        bool skipped = g->slots[r][0] < 0;
+        for (int32_t h = 0; h < HV; h++) {
+            double ahead[DV][DK], o[DV];
+            memcpy(ahead, g->state[r][h], sizeof ahead);
+            for (int32_t i = 0; i < queries[r] && !skipped; i++) {
+                recur(g, r, g->length[r] + i, h, ahead, o);
+                for (int32_t d = 0; d < DV; d++) {
+                    double error = fabs(g->out[g->starts[r] + i][h][d] - o[d]);
+                    largest = error <= largest ? largest : isnan(error) ? INFINITY : error;
+                }
+                if (i + 1 == accepted) {
+                    memcpy(g->state[r][h], ahead, sizeof ahead);
+                }
+            }
+            for (int32_t i = 0; i < queries[r] * DV && skipped; i++) {
+                assert_true(isnan(g->out[g->starts[r] + i / DV][h][i % DV])); /* left as it was */
+            }
+        }
+        g->length[r] += skipped ? 0 : accepted;
+        g->accepted[r] = g->drafted > 0 && queries[r] <= 1 + g->drafted && queries[r] > 0 ? accepted : 1;
+    }
+    print_message("largest error %.2g\n", largest);
+    assert_true(largest < 5e-6);
+}
+
+static void test_steps(void **unused)
+{
+    struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
+    (void)unused;
+    step(g, (const int32_t[]){1, 1, 70, 5, 2}, NULL, false);
+    g->slots[1][0] = -1; /* padded */
+    step(g, (const int32_t[]){1, 3, 1, 30, 0}, NULL, true);
+    g->slots[1][0] = 10;
+    step(g, (const int32_t[]){1, 0, 1, 1, 64}, NULL, false);
+    gdn_destroy(g);
+}
+
+static void test_drafts(void **unused)
+{
+    struct gdn *g = gdn_create("cpu_ref", WIDTH, DRAFTS);
+    (void)unused;
+    for (int32_t r = 0; r < REQS; r++) {
+        g->accepted[r] = 1;
+    }
+    step(g, (const int32_t[]){3, 3, 20, 1, 9}, (const int32_t[]){2, 1, 0, 0, 0}, false);
+    step(g, (const int32_t[]){3, 3, 3, 3, 3}, (const int32_t[]){3, 2, 1, 3, 1}, false);
+    step(g, (const int32_t[]){1, 3, 2, 3, 3}, NULL, true);
+    step(g, (const int32_t[]){1, 1, 1, 1, 1}, NULL, false);
+    gdn_destroy(g);
+}
+
+/* Decodes on one backend, prefills on another, each with its own part of the batch's arrays. */
+static void test_two_backends(void **unused)
+{
+    int32_t *seen;
+    void *library = dlopen(POOR_GDN, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(library);
+    void *symbol = dlsym(library, "poor_delta_requests");
+    memcpy(&seen, &symbol, sizeof seen);
+    (void)unused;
+    for (int32_t swapped = 0; swapped < 2; swapped++) {
+        struct gdn *g = gdn_create(swapped ? "decode=poor_gdn;prefill=cpu_ref" : "decode=cpu_ref;prefill=poor_gdn", 0, 0);
+        step(g, (const int32_t[]){1, 1, 7, 5, 2}, NULL, false);
+        *seen = 0;
+        step(g, (const int32_t[]){1, 1, 1, 5, 40}, NULL, swapped);
+        assert_int_equal(*seen, swapped ? 3 : 2);
+        gdn_destroy(g);
+    }
+}
+
+static void refuse_selection(struct gdn *g, const char *field)
+{
+    const struct attn_layer_desc *layers[] = {&g->layer};
+    attn_assignment *assignment;
+    bool found = false;
+    const struct attn_select_options options = {
+        .struct_size = sizeof options, .backend = "poor_gdn", .flags = ATTN_SELECT_KEEP_UNSERVED};
+    CHECK(g, g->api->select(g->runtime, &options, layers, 1, &assignment, &g->error));
+    for (int32_t b = 0; b < g->api->backend_count(g->runtime); b++) {
+        struct attn_backend_info info = {.struct_size = sizeof info};
+        int32_t verdict, count;
+        CHECK(g, g->api->backend_info(g->runtime, b, &info));
+        CHECK(g, g->api->assignment_verdict(assignment, 0, ATTN_PHASE_DECODE, b, &verdict, &count));
+        for (int32_t i = 0; i < count; i++) {
+            struct attn_reason reason = {.struct_size = sizeof reason};
+            CHECK(g, g->api->assignment_reason(assignment, 0, ATTN_PHASE_DECODE, b, i, &reason));
+            found |= strcmp(info.caps->name, "poor_gdn") == 0 && strcmp(reason.field, field) == 0;
+        }
+    }
+    g->api->assignment_destroy(assignment);
+    if (!found) {
+        fail_msg("poor_gdn is not refused for %s", field);
+    }
+}
+
+static void test_refusals(void **unused)
+{
+    struct gdn g = {.error = ATTN_ERROR_INIT, .width = WIDTH, .drafted = 1};
+    (void)unused;
+    open_core(&g);
+    describe(&g);
+    refuse_selection(&g, "conv_width");
+    refuse_selection(&g, "num_speculative_tokens");
+    g.desc.head_size_k = 128;
+    refuse_selection(&g, "head_size_k");
+    g.desc.head_size_v = 72;
+    refuse_selection(&g, "head_size_v");
+    g.api->runtime_destroy(g.runtime);
+}
+
+static void test_bad_steps(void **unused)
+{
+    static const int32_t queries[] = {1, 1, 7, 5, 2};
+    struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
+    (void)unused;
+    set_step(g, queries, false);
+    struct attn_batch good = g->batch;
+    struct attn_batch_gdn ext = g->ext;
+    const struct {
+        const char *field;
+        int32_t what;
+    } plans[] = {{"attn_batch_gdn", 0}, {"state_slots", 1}, {"state_slots", 2}, {"has_initial_state", 3}};
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
+        g->batch.next = plans[i].what == 0 ? NULL : good.next;
+        g->ext.state_slots = plans[i].what == 1 ? NULL : ext.state_slots;
+        g->slots[2][0] = plans[i].what == 2 ? SLOTS : 4;
+        g->ext.has_initial_state = plans[i].what == 3 ? NULL : ext.has_initial_state;
+        g->batch.seq_lens = plans[i].what == 3 ? NULL : good.seq_lens;
+        assert_int_not_equal(g->api->plan(g->plan, &g->batch, NULL, &g->error), ATTN_OK);
+        assert_string_equal(g->error.field, plans[i].field);
+        g->batch = good;
+        g->ext = ext;
+    }
+    g->slots[2][0] = 4;
+    CHECK(g, g->api->plan(g->plan, &g->batch, NULL, &g->error));
+    struct attn_io_gdn io_ext = g->io_ext;
+    struct attn_step_io io = g->io;
+    const char *runs[] = {"attn_io_gdn", "mixed_qkv", "a", "out"};
+    for (int32_t i = 0; i < 4; i++) {
+        g->io.next = i == 0 ? NULL : io.next;
+        g->io_ext.mixed_qkv = i == 1 ? io_ext.a : io_ext.mixed_qkv;
+        g->io_ext.b = i == 2 ? NULL : io_ext.b;
+        g->io.out = i == 3 ? io_ext.mixed_qkv : io.out;
+        assert_int_not_equal(g->api->run(g->plan, g->api->model_layer(g->model, 0), &g->io, &g->error), ATTN_OK);
+        assert_string_equal(g->error.field, runs[i]);
+        g->io = io;
+        g->io_ext = io_ext;
+    }
+    gdn_destroy(g);
+}
+
+static void test_bad_weights(void **unused)
+{
+    struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
+    struct attn_gdn_weights weights = {.ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof weights, NULL}, .a_log = g->a_log};
+    struct attn_layer_params params = {.struct_size = sizeof params};
+    attn_layer *layer = g->api->model_layer(g->model, 0);
+    (void)unused;
+    g->api->plan_destroy(g->plan);
+    g->plan = NULL;
+    assert_int_not_equal(g->api->layer_bind_params(layer, &params, &g->error), ATTN_OK);
+    assert_string_equal(g->error.field, "attn_gdn_weights");
+    params.next = &weights.ext;
+    assert_int_not_equal(g->api->layer_bind_params(layer, &params, &g->error), ATTN_OK);
+    assert_string_equal(g->error.field, "attn_gdn_weights");
+    weights.dt_bias = g->dt_bias;
+    assert_int_not_equal(g->api->layer_bind_params(layer, &params, &g->error), ATTN_OK);
+    assert_string_equal(g->error.field, "conv_weight");
+    weights.conv_weight = tensor(g, 0, g->conv, 2, CHANNELS, WIDTH, 0, WIDTH, 1);
+    weights.conv_bias = tensor(g, 1, g->conv, 1, CHANNELS - 1, 0, 0, 1, 0);
+    assert_int_not_equal(g->api->layer_bind_params(layer, &params, &g->error), ATTN_OK);
+    assert_string_equal(g->error.field, "conv_bias");
+    gdn_destroy(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_steps),    cmocka_unit_test(test_drafts),    cmocka_unit_test(test_two_backends),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_bad_steps), cmocka_unit_test(test_bad_weights),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
