@@ -14,7 +14,11 @@
 #include <cmocka.h>
 
 enum { MAX_REQS = 5, MAX_LENGTH = 80, BLOCK = 8, MAX_BLOCKS = 12, MAX_HEADS = 8, NUM_BLOCKS = 64 };
+#if defined(PUBLISHED_SIZES) /* what fp8_ds_mla rows are made for */
+enum { NOPE = 128, ROPE = 64, V = 128, RANK = 512, ROW = RANK + ROPE };
+#else
 enum { NOPE = 16, ROPE = 8, V = 24, RANK = 32, ROW = RANK + ROPE };
+#endif
 
 struct setting {
     const char *backend;
@@ -25,6 +29,8 @@ struct setting {
     bool apart;       /* q_nope and q_pe in tensors of their own */
     bool latent;      /* no absorption: the engine projects */
     bool fp8;         /* cache */
+    bool ds_mla;      /* cache of fp8_ds_mla rows */
+    bool fp8_out;
     bool no_lse;
     int32_t drafted;
     int32_t num_reqs, queries[MAX_REQS], lens[MAX_REQS];
@@ -51,6 +57,7 @@ struct mla {
     struct attn_tensor tensors[8];
     int64_t shapes[8][3], strides[8][3];
     struct attn_io_mla ext;
+    struct attn_io_output_quant quant;
     struct attn_step_io io;
     struct attn_error error;
 };
@@ -106,7 +113,8 @@ static void describe(struct mla *m)
     m->layer = (struct attn_layer_desc){
         .struct_size = sizeof m->layer, .next = &m->desc.ext, .name = "mla",
         .kind = s->topk > 0 ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA, .dtype = ATTN_DTYPE_F32,
-        .kv_dtype = s->fp8 ? ATTN_KV_FP8_E4M3 : ATTN_KV_AUTO, .num_q_heads = s->heads, .num_kv_heads = 1,
+        .kv_dtype = s->ds_mla ? ATTN_KV_FP8_DS_MLA : s->fp8 ? ATTN_KV_FP8_E4M3 : ATTN_KV_AUTO,
+        .output_form = s->fp8_out ? ATTN_OUTPUT_FP8_STATIC : ATTN_OUTPUT_PLAIN, .num_q_heads = s->heads, .num_kv_heads = 1,
         .head_size = ROW, .scale = 0.21f, .causal = 1, .window_left = -1, .window_right = -1, .block_size = BLOCK,
         .needs_lse = !s->no_lse, .num_speculative_tokens = s->drafted};
 }
@@ -127,7 +135,7 @@ static void bind(struct mla *m)
     attn_layer *layer = m->api->model_layer(m->model, 0);
     CHECK(m, m->api->layer_kv_spec(layer, &spec, &m->error));
     assert_int_equal(spec.kind, ATTN_KV_SPEC_MLA);
-    assert_int_equal(spec.page_bytes, BLOCK * ROW * (m->s->fp8 ? 1 : 4));
+    assert_int_equal(spec.page_bytes, m->s->ds_mla ? BLOCK * 656 : BLOCK * ROW * (m->s->fp8 ? 1 : 4));
     m->cache = aligned_alloc(256, (size_t)(NUM_BLOCKS * spec.page_bytes));
     memset(m->cache, 0xff, (size_t)(NUM_BLOCKS * spec.page_bytes));
     CHECK(m, m->api->layer_kv_views(layer, m->cache, NUM_BLOCKS, &k, NULL, &m->error));
@@ -154,7 +162,7 @@ static void draw(struct mla *m)
     int32_t used = 0;
     for (int32_t h = 0; h < s->heads; h++) {
         for (int32_t i = 0; i < (NOPE + V) * RANK; i++) {
-            float w = (float)(0.5 * random_value());
+            float w = (float)(2.8 / sqrt(RANK) * random_value());
             int32_t r = i / RANK, d = i % RANK;
             m->weights[h * (NOPE + V) * RANK + i] = w;
             if (r < NOPE) {
@@ -224,6 +232,13 @@ static void set_io(struct mla *m, int32_t keys)
     int64_t size = s->latent ? RANK : V;
     m->io = (struct attn_step_io){.struct_size = sizeof m->io, .next = &m->ext.ext};
     m->io.out = tensor(m, 4, m->out, 3, tokens, s->heads, size, s->heads * size, size);
+    if (s->fp8_out) {
+        static const float scale = 0.02f;
+        m->tensors[4].dtype = (struct attn_dtype){ATTN_CODE_FLOAT8_E4M3FN, 8, 1};
+        m->quant = (struct attn_io_output_quant){
+            .ext = {ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof m->quant, NULL}, .scale = &scale};
+        m->ext.ext.next = &m->quant.ext;
+    }
     m->io.lse = s->no_lse ? NULL : tensor(m, 5, m->lse, 2, heads, tokens, 0, tokens, 1);
 }
 
@@ -293,9 +308,26 @@ static double through_fp8(double x, double scale)
     return copysign(y, x) * scale;
 }
 
+/* 512 e4m3 in tiles of 128 with a float32 scale each, the rope part in bf16. */
+static double through_ds_mla(const float *row, int32_t d)
+{
+    float largest = 0;
+    if (d >= RANK) {
+        int exponent = row[d] != 0 ? ilogb(row[d]) : 0;
+        return ldexp(nearbyint(ldexp(row[d], 7 - exponent)), exponent - 7);
+    }
+    for (int32_t i = d / 128 * 128; i < d / 128 * 128 + 128 && i < RANK; i++) {
+        largest = fmaxf(largest, fabsf(row[i]));
+    }
+    return through_fp8(row[d], largest / 448);
+}
+
 static double row_value(const struct mla *m, int32_t r, int32_t j, int32_t d, bool cached)
 {
     double x = m->rows[r][j][d];
+    if (cached && m->s->ds_mla) {
+        return through_ds_mla(m->rows[r][j], d);
+    }
     return cached && m->s->fp8 ? through_fp8(x, m->k_scale) : x;
 }
 
@@ -446,6 +478,71 @@ static void test_fp8(void **unused)
     (void)unused;
     check(&(struct setting){"cpu_ref", .heads = 6, .fp8 = true, .chunk = 16, .num_reqs = 4, .queries = {1, 1, 6, 12},
                             .lens = {30, 1, 41, 12}}, true);
+}
+
+/* The output through W_UV, then in e4m3: half a step of it away at most. */
+static void test_fp8_output(void **unused)
+{
+    const struct setting s = {"cpu_ref", .heads = 4, .fp8_out = true, .chunk = 16, .num_reqs = 3, .queries = {1, 1, 6},
+                              .lens = {30, 1, 41}};
+    (void)unused;
+    struct mla *m = mla_create(&s);
+    step(m);
+    for (int32_t r = 0; r < s.num_reqs; r++) {
+        for (int32_t i = 0; i < s.queries[r] * s.heads; i++) {
+            double out[RANK];
+            formula(m, r, i / s.heads, i % s.heads, true, out);
+            for (int32_t d = 0; d < V; d++) {
+                uint8_t code = ((uint8_t *)m->out)[(m->starts[r] * s.heads + i) * V + d];
+                int32_t exponent = code >> 3 & 15, mantissa = code & 7;
+                double got = exponent > 0 ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
+                got *= code & 0x80 ? -0.02 : 0.02;
+                assert_true(fabs(got - out[d]) <= 0.0626 * fabs(out[d]) + 0.02 * 0x1p-10 + 1e-6);
+            }
+        }
+    }
+    mla_destroy(m);
+}
+
+/* Rows of 656 bytes: written, gathered and attended as what they read as. */
+static void test_ds_mla(void **unused)
+{
+    (void)unused;
+    check(&(struct setting){"cpu_ref", .heads = 2, .ds_mla = true, .chunk = 5, .num_reqs = 3, .queries = {1, 3, 2},
+                            .lens = {9, 12, 2}}, true);
+    check(&(struct setting){"cpu_ref", .heads = 2, .ds_mla = true, .topk = 4, .num_reqs = 3, .queries = {1, 3, 2},
+                            .lens = {9, 12, 2}}, false);
+}
+
+/* Decodes are captured and replayed with other lengths; a capture that holds prefills is refused. */
+static void test_graph(void **unused)
+{
+    const struct setting s = {"cpu_ref", .heads = 4, .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 9, 41}};
+    static struct setting shorter = {"cpu_ref", .heads = 4, .num_reqs = 2, .queries = {1, 1}, .lens = {22, 4}};
+    (void)unused;
+    struct mla *m = mla_create(&s);
+    struct attn_plan_options options = {
+        .struct_size = sizeof options, .limits = {sizeof options.limits, NULL, MAX_REQS, 100, 0, MAX_LENGTH, 0, 0},
+        .graph = 1};
+    m->api->plan_destroy(m->plan);
+    CHECK(m, m->api->plan_create(m->model, 0, &options, &m->plan, &m->error));
+    CHECK(m, m->api->plan_bind_workspace(m->plan, m->workspace, m->api->plan_workspace_bytes(m->plan), &m->error));
+    assert_int_equal(m->api->plan_graph_level(m->plan), ATTN_GRAPH_UNIFORM_BATCH);
+    assert_int_not_equal(m->api->plan_graph(m->plan, ATTN_PLAN_CAPTURE, &m->batch, NULL, &m->error), ATTN_OK);
+    assert_string_equal(m->error.field, "num_prefills");
+    m->batch.num_reqs = m->batch.num_tokens = m->batch.num_actual_tokens = m->batch.num_slots = 2;
+    CHECK(m, m->api->plan_graph(m->plan, ATTN_PLAN_CAPTURE, &m->batch, NULL, &m->error));
+    CHECK(m, m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error));
+    m->lens[0] = shorter.lens[0];
+    m->lens[1] = shorter.lens[1];
+    m->s = &shorter; /* the keys that far are in the cache */
+    m->io.flags = ATTN_RUN_NO_WRITE;
+    set_io(m, 2);
+    m->io.flags = ATTN_RUN_NO_WRITE;
+    CHECK(m, m->api->plan_graph(m->plan, ATTN_PLAN_REPLAY, &m->batch, NULL, &m->error));
+    CHECK(m, m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error));
+    compare(m, false);
+    mla_destroy(m);
 }
 
 static void test_padded_heads(void **unused)
@@ -669,7 +766,10 @@ static void test_scaled_weights(void **unused)
 
 int main(void)
 {
+    /* with the published sizes only what needs them: the oracle projects every key anew */
+    const struct CMUnitTest large[] = {cmocka_unit_test(test_ds_mla)};
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_graph),          cmocka_unit_test(test_fp8_output),
         cmocka_unit_test(test_decode),         cmocka_unit_test(test_prefill),
         cmocka_unit_test(test_idle_requests),  cmocka_unit_test(test_sparse),
         cmocka_unit_test(test_fp8),            cmocka_unit_test(test_padded_heads),
@@ -678,5 +778,5 @@ int main(void)
         cmocka_unit_test(test_bad_runs),       cmocka_unit_test(test_bad_weights),
         cmocka_unit_test(test_scaled_weights),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return RANK == 512 ? cmocka_run_group_tests(large, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
 }
