@@ -5,17 +5,9 @@
 #include <string.h>
 
 #include "select/layer_check.h"
+#include "select/match_check.h"
 #include "select/names.h"
 #include "util/structs.h"
-
-/* One comparison in the making. */
-struct check {
-    const struct attn_backend_caps *caps;
-    const struct attn_layer_desc *layer;
-    const struct layer *whole;
-    struct reasons *reasons;
-    struct match *match;
-};
 
 void reasons_add(struct reasons *reasons, const char *field, const char *asked, const char *supported)
 {
@@ -43,18 +35,18 @@ void reasons_add(struct reasons *reasons, const char *field, const char *asked, 
     reasons->count++;
 }
 
-static void refuse_number(struct check *check, const char *field, int64_t asked, const char *supported)
+void check_refuse_number(struct check *check, const char *field, int64_t asked, const char *supported)
 {
     char text[32];
     snprintf(text, sizeof text, "%lld", (long long)asked);
     reasons_add(check->reasons, field, text, supported);
 }
 
-static void refuse_limit(struct check *check, const char *field, int64_t asked, int64_t most)
+void check_refuse_limit(struct check *check, const char *field, int64_t asked, int64_t most)
 {
     char supported[48];
     snprintf(supported, sizeof supported, "at most %lld", (long long)most);
-    refuse_number(check, field, asked, supported);
+    check_refuse_number(check, field, asked, supported);
 }
 
 /* A code against a mask, with the mask's names as what is supported. */
@@ -134,7 +126,7 @@ static void hold_head_size(struct check *check)
         snprintf(asked, sizeof asked, "%d with head_size %d", v, qk);
         reasons_add(check->reasons, "head_size_v", asked, text_or_none(&supported));
     } else {
-        refuse_number(check, "head_size", qk, text_or_none(&supported));
+        check_refuse_number(check, "head_size", qk, text_or_none(&supported));
     }
     check->reasons->failed |= supported.failed;
     text_finish(&supported);
@@ -181,7 +173,7 @@ static void hold_block_size(struct check *check, const int32_t *candidates, int3
         check->reasons->failed |= offered.failed;
         text_finish(&offered);
     } else {
-        refuse_number(check, "block_size", asked > 0 || count == 0 ? asked : candidates[0],
+        check_refuse_number(check, "block_size", asked > 0 || count == 0 ? asked : candidates[0],
                       text_or_none(&supported));
     }
     check->reasons->failed |= supported.failed;
@@ -203,14 +195,14 @@ static void need_feature(struct check *check, bool wanted, uint64_t feature, con
     }
 }
 
-static void need_kernel(struct check *check, uint64_t kernel, const char *name)
+void check_need_kernel(struct check *check, uint64_t kernel, const char *name)
 {
     if (!(check->caps->kernels & kernel)) {
         reasons_add(check->reasons, "kernel", name, "not in the backend's table");
     }
 }
 
-static void compose(struct check *check, uint32_t what, int32_t graph_level)
+void check_compose(struct check *check, uint32_t what, int32_t graph_level)
 {
     check->match->composed |= what;
     if (graph_level < check->match->graph_level) {
@@ -230,9 +222,9 @@ static void hold_kind(struct check *check)
         return;
     }
     if (kind == ATTN_LAYER_CROSS && decoder && bidirectional) {
-        compose(check, ATTN_COMPOSE_CROSS, ATTN_GRAPH_ALWAYS);
+        check_compose(check, ATTN_COMPOSE_CROSS, ATTN_GRAPH_ALWAYS);
     } else if (!layer_has_cache(check->layer) && contiguous && bidirectional) {
-        compose(check, ATTN_COMPOSE_ENCODER, ATTN_GRAPH_ALWAYS);
+        check_compose(check, ATTN_COMPOSE_ENCODER, ATTN_GRAPH_ALWAYS);
     } else if (kind == ATTN_LAYER_STATIC_SINK && decoder) {
         /* by the terms, see hold_static_sink */
     } else {
@@ -246,7 +238,7 @@ static void hold_static_sink(struct check *check)
     if (check->layer->sink_len == 0 || caps->terms & ATTN_TERM_STATIC_SINK) {
         return;
     }
-    compose(check, ATTN_COMPOSE_STATIC_SINK, ATTN_GRAPH_UNIFORM_BATCH);
+    check_compose(check, ATTN_COMPOSE_STATIC_SINK, ATTN_GRAPH_UNIFORM_BATCH);
     need_feature(check, true, ATTN_FEATURE_LSE, "static_sink",
                  "attend(sink) + attend(rest) + merge: log-sum-exp");
     need_feature(check, true, ATTN_FEATURE_CONTIGUOUS_KV, "static_sink",
@@ -266,12 +258,12 @@ static void hold_chunk(struct check *check)
     if (l->chunk_size == 0 || check->caps->terms & ATTN_TERM_CHUNKED_LOCAL) {
         return;
     }
-    compose(check, ATTN_COMPOSE_CHUNKED, ATTN_GRAPH_NEVER);
+    check_compose(check, ATTN_COMPOSE_CHUNKED, ATTN_GRAPH_NEVER);
     need_feature(check, true, ATTN_FEATURE_BLOCK_TABLE_ROW, "chunk_size",
                  "as virtual requests: block_table_row");
     int32_t block = l->block_size > 0 ? l->block_size : check->match->block_size;
     if (block > 0 && l->chunk_size % block != 0) {
-        refuse_number(check, "chunk_size", l->chunk_size,
+        check_refuse_number(check, "chunk_size", l->chunk_size,
                       "as virtual requests: multiples of block_size");
     }
     if (l->device_seq_lens_only) {
@@ -330,16 +322,16 @@ static void hold_kernels(struct check *check)
 {
     switch (check->layer->kind) {
     case ATTN_LAYER_MLA:
-        need_kernel(check, ATTN_KERNEL_ATTEND_MLA, "attend_mla");
+        check_need_kernel(check, ATTN_KERNEL_ATTEND_MLA, "attend_mla");
         break;
     case ATTN_LAYER_MLA_SPARSE:
-        need_kernel(check, ATTN_KERNEL_ATTEND_MLA_SPARSE, "attend_mla_sparse");
+        check_need_kernel(check, ATTN_KERNEL_ATTEND_MLA_SPARSE, "attend_mla_sparse");
         break;
     case ATTN_LAYER_GDN:
-        need_kernel(check, ATTN_KERNEL_GATED_DELTA, "gated_delta");
+        check_need_kernel(check, ATTN_KERNEL_GATED_DELTA, "gated_delta");
         return;
     default:
-        need_kernel(check, ATTN_KERNEL_ATTEND, "attend");
+        check_need_kernel(check, ATTN_KERNEL_ATTEND, "attend");
     }
     if (!layer_has_cache(check->layer)) {
         need_feature(check, true, ATTN_FEATURE_CONTIGUOUS_KV, "contiguous_kv", "yes");
@@ -349,7 +341,7 @@ static void hold_kernels(struct check *check)
     /* the prefill of MLA attends no cache, so its rows are written apart */
     bool fused = check->caps->features & ATTN_FEATURE_FUSED_WRITE && check->whole->mla == NULL;
     if (check->whole->sharing_target < 0 && !fused) {
-        need_kernel(check, ATTN_KERNEL_WRITE_KV, "write_kv");
+        check_need_kernel(check, ATTN_KERNEL_WRITE_KV, "write_kv");
     }
 }
 
@@ -402,9 +394,9 @@ static void hold_output(struct check *check)
         return;
     }
     if (caps->kernels & ATTN_KERNEL_QUANTIZE) {
-        compose(check, ATTN_COMPOSE_OUTPUT_QUANT, ATTN_GRAPH_ALWAYS);
+        check_compose(check, ATTN_COMPOSE_OUTPUT_QUANT, ATTN_GRAPH_ALWAYS);
     } else if (own) {
-        need_kernel(check, ATTN_KERNEL_QUANTIZE, "quantize (behind a merge or an up-projection)");
+        check_need_kernel(check, ATTN_KERNEL_QUANTIZE, "quantize (behind a merge or an up-projection)");
     } else {
         hold_code(check, "output_form", form, caps->output_forms, ATTN_OUTPUT_FORM_COUNT,
                   name_of_output_form);
@@ -453,7 +445,7 @@ static void hold_parallel(struct check *check)
             reasons_add(check->reasons, field, parts[i].asked, parts[i].supported);
         }
     }
-    compose(check, ATTN_COMPOSE_CONTEXT_PARALLEL, ATTN_GRAPH_ALWAYS);
+    check_compose(check, ATTN_COMPOSE_CONTEXT_PARALLEL, ATTN_GRAPH_ALWAYS);
 }
 
 static void hold_features(struct check *check, int32_t phase)
@@ -482,7 +474,7 @@ static void hold_features(struct check *check, int32_t phase)
     int32_t n = l->num_speculative_tokens * (l->parallel_drafting ? 2 : 1);
     int32_t most = check->caps->max_speculative_tokens;
     if (phase == ATTN_PHASE_DECODE && most > 0 && n > most) {
-        refuse_limit(check, "num_speculative_tokens", n, most);
+        check_refuse_limit(check, "num_speculative_tokens", n, most);
     }
 }
 
@@ -491,158 +483,10 @@ static void hold_heads(struct check *check)
     const struct attn_layer_desc *l = check->layer;
     int32_t group = l->num_q_heads / l->num_kv_heads;
     if (check->whole->mla == NULL && check->caps->max_group > 0 && group > check->caps->max_group) {
-        refuse_limit(check, "group (num_q_heads / num_kv_heads)", group, check->caps->max_group);
+        check_refuse_limit(check, "group (num_q_heads / num_kv_heads)", group, check->caps->max_group);
     }
     if (check->caps->max_num_q_heads > 0 && l->num_q_heads > check->caps->max_num_q_heads) {
-        refuse_limit(check, "num_q_heads", l->num_q_heads, check->caps->max_num_q_heads);
-    }
-}
-
-/* A pair of head sizes that attend is not asked for by the layer itself. */
-static bool holds_head_sizes(const struct attn_backend_caps *caps, int32_t qk, int32_t v)
-{
-    for (int32_t i = 0; i < caps->num_head_sizes; i++) {
-        const struct attn_head_size_range *range = &caps->head_sizes[i];
-        if (in_range(&range->qk, qk) && (range->same ? v == qk : in_range(&range->v, v))) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* What prefill per head needs beside attend_mla: new keys projected, context gathered and projected in chunks, merged.
- * With `tell` each missing part becomes a reason. */
-static bool can_prefill_per_head(struct check *check, bool tell)
-{
-    static const char field[] = "mla_prefill";
-    const struct attn_layer_desc *l = check->layer;
-    const struct attn_backend_caps *caps = check->caps;
-    const struct attn_mla_desc *mla = check->whole->mla;
-    const uint64_t terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL;
-    int32_t qk = mla->qk_nope_head_dim + mla->qk_rope_head_dim;
-    char sizes[64];
-    snprintf(sizes, sizeof sizes, "attend of head_size %d, head_size_v %d", qk, mla->v_head_dim);
-    const struct {
-        bool there;
-        const char *asked;
-        const char *supported;
-    } parts[] = {
-        {caps->kernels & ATTN_KERNEL_ATTEND, "attend over projected keys", "no"},
-        {caps->kernels & ATTN_KERNEL_GATHER_KV, "gather_kv of the context", "no"},
-        {caps->kernels & ATTN_KERNEL_MERGE_STATES, "merge_states of context and new keys", "no"},
-        {caps->kernels & ATTN_KERNEL_BATCHED_GEMM, "batched_gemm (projection of keys)", "no"},
-        {caps->features & ATTN_FEATURE_CONTIGUOUS_KV, "contiguous keys", "no"},
-        {caps->features & ATTN_FEATURE_LSE, "log-sum-exp", "no"},
-        {(caps->terms & terms) == terms, "causal and bidirectional attends", "not both"},
-        {holds_head_sizes(caps, qk, mla->v_head_dim), sizes, "no"},
-        {!l->has_window && l->chunk_size == 0 && l->alibi == ATTN_ALIBI_NONE && !l->prefix_lm,
-         "a window, chunks, ALiBi or spans", "only latent, as decode"},
-        {!l->device_seq_lens_only, "lengths on the device only", "host lengths"},
-        {mla->absorb_in_core, "queries in latent space", "only latent, as decode"},
-    };
-    bool all = true;
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        all &= parts[i].there;
-        if (!parts[i].there && tell) {
-            reasons_add(check->reasons, field, parts[i].asked, parts[i].supported);
-        }
-    }
-    return all;
-}
-
-/* Prefill goes per head where the parts are there, else in latent space if attend_mla takes any number of queries. */
-static void hold_mla_prefill(struct check *check, const struct attn_mla_caps *caps)
-{
-    if (check->layer->kind != ATTN_LAYER_MLA) {
-        return; /* sparse: all tokens go one way */
-    }
-    if (can_prefill_per_head(check, false)) {
-        /* context chunks differ from step to step: captures hold decodes only */
-        compose(check, ATTN_COMPOSE_MLA_PREFILL, ATTN_GRAPH_UNIFORM_BATCH);
-    } else if (caps == NULL || caps->max_query_len > 0) {
-        can_prefill_per_head(check, true);
-        if (caps != NULL) {
-            char supported[64];
-            snprintf(supported, sizeof supported, "at most %d queries a request", caps->max_query_len);
-            reasons_add(check->reasons, "max_query_len", "prefill in latent space", supported);
-        }
-    }
-}
-
-static void hold_mla(struct check *check, int32_t phase)
-{
-    const struct attn_mla_desc *mla = check->whole->mla;
-    const struct attn_mla_caps *caps =
-        (const struct attn_mla_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_MLA, sizeof *caps);
-    if (mla == NULL) {
-        return;
-    }
-    if (mla->absorb_in_core) {
-        need_kernel(check, ATTN_KERNEL_BATCHED_GEMM, "batched_gemm (absorb and project up)");
-        compose(check, ATTN_COMPOSE_MLA, ATTN_GRAPH_ALWAYS);
-    }
-    if (phase == ATTN_PHASE_PREFILL && check->caps->kernels & ATTN_KERNEL_ATTEND_MLA) {
-        hold_mla_prefill(check, caps);
-    }
-    if (caps == NULL) {
-        if (check->caps->kernels & (ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE)) {
-            reasons_add(check->reasons, "attn_mla_caps", "limits of MLA", "not declared");
-        }
-        return; /* else the missing kernel says it */
-    }
-    int32_t queries = 1 + check->layer->num_speculative_tokens *
-                              (check->layer->parallel_drafting ? 2 : 1);
-    if (phase == ATTN_PHASE_DECODE && caps->max_query_len > 0 && queries > caps->max_query_len) {
-        refuse_limit(check, "max_query_len", queries, caps->max_query_len);
-    }
-    if (mla->kv_lora_rank > caps->kv_lora_rank_max) {
-        refuse_limit(check, "kv_lora_rank", mla->kv_lora_rank, caps->kv_lora_rank_max);
-    }
-    if (mla->qk_rope_head_dim > caps->qk_rope_head_dim_max) {
-        refuse_limit(check, "qk_rope_head_dim", mla->qk_rope_head_dim, caps->qk_rope_head_dim_max);
-    }
-    if (mla->topk > 0 && caps->topk_max > 0 && mla->topk > caps->topk_max) {
-        refuse_limit(check, "topk", mla->topk, caps->topk_max);
-    }
-    if (mla->topk > 0 && caps->topk_multiple > 1 && mla->topk % caps->topk_multiple != 0) {
-        char supported[48];
-        snprintf(supported, sizeof supported, "multiples of %d", caps->topk_multiple);
-        refuse_number(check, "topk", mla->topk, supported);
-    }
-    int32_t heads = mla->padded_num_q_heads > 0 ? mla->padded_num_q_heads : check->layer->num_q_heads;
-    if (caps->num_q_heads_multiple > 1 && heads % caps->num_q_heads_multiple != 0) {
-        char supported[48];
-        snprintf(supported, sizeof supported, "multiples of %d", caps->num_q_heads_multiple);
-        refuse_number(check, "padded_num_q_heads", heads, supported);
-    }
-}
-
-static void hold_gdn(struct check *check)
-{
-    const struct attn_gdn_desc *gdn = check->whole->gdn;
-    const struct attn_gdn_caps *caps =
-        (const struct attn_gdn_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_GDN, sizeof *caps);
-    if (gdn == NULL) {
-        return;
-    }
-    if (caps == NULL) {
-        if (check->caps->kernels & ATTN_KERNEL_GATED_DELTA) {
-            reasons_add(check->reasons, "attn_gdn_caps", "limits of GDN", "not declared");
-        }
-        return;
-    }
-    if (gdn->head_size_k > caps->head_size_k_max) {
-        refuse_limit(check, "head_size_k", gdn->head_size_k, caps->head_size_k_max);
-    }
-    if (gdn->head_size_v > caps->head_size_v_max) {
-        refuse_limit(check, "head_size_v", gdn->head_size_v, caps->head_size_v_max);
-    }
-    if (gdn->conv_width > caps->conv_width_max) {
-        refuse_limit(check, "conv_width", gdn->conv_width, caps->conv_width_max);
-    }
-    if (gdn->num_speculative_tokens > caps->max_speculative_tokens) {
-        refuse_limit(check, "num_speculative_tokens", gdn->num_speculative_tokens,
-                     caps->max_speculative_tokens);
+        check_refuse_limit(check, "num_q_heads", l->num_q_heads, check->caps->max_num_q_heads);
     }
 }
 
@@ -727,8 +571,8 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
         hold_terms(&check);
     }
     hold_output(&check);
-    hold_mla(&check, phase);
-    hold_gdn(&check);
+    check_mla(&check, phase);
+    check_gdn(&check);
     hold_features(&check, phase);
     hold_combinations(&check);
     allow_cascade(&check);

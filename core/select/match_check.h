@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the comparison share. */
+#ifndef CORE_SELECT_MATCH_CHECK_H
+#define CORE_SELECT_MATCH_CHECK_H
+
+#include "select/match.h"
+
+/* One comparison in the making. */
+struct check {
+    const struct attn_backend_caps *caps;
+    const struct attn_layer_desc *layer;
+    const struct layer *whole;
+    struct reasons *reasons;
+    struct match *match;
+};
+
+void check_refuse_number(struct check *check, const char *field, int64_t asked, const char *supported);
+void check_refuse_limit(struct check *check, const char *field, int64_t asked, int64_t most);
+void check_need_kernel(struct check *check, uint64_t kernel, const char *name);
+/* The core does `what` itself; the layer is then captured at most at this level. */
+void check_compose(struct check *check, uint32_t what, int32_t graph_level);
+
+/* match_latent.c: layers with an extension of their own; the others pass. */
+void check_mla(struct check *check, int32_t phase);
+void check_gdn(struct check *check);
+
+#endif
