@@ -94,6 +94,13 @@ attn_status mla_bind_weights(attn_layer *layer, const struct attn_layer_params *
                              struct attn_error *error);
 void mla_rewrite_parts(attn_layer *layer);
 int32_t mla_padded_heads(const attn_layer *layer);
+/* What scales are calculated from: of q, k and v the query's first part and the latent rows; returns its second part. */
+struct head_rows {
+    struct attn_tensor tensor;
+    int64_t shape[3], strides[3];
+};
+const struct attn_tensor *mla_scale_inputs(const struct attn_step_io *io, struct head_rows *latent,
+                                           const struct attn_tensor *tensors[3]);
 attn_status gdn_check_weights(const attn_layer *layer, const struct attn_layer_params *params,
                               struct attn_error *error);
 

@@ -209,7 +209,11 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io 
     if (layer == NULL || io == NULL) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layer", "layer or io is NULL");
     }
-    const struct attn_tensor *tensors[] = {io->q, io->k, io->v};
+    const struct attn_tensor *tensors[] = {io->q, io->k, io->v}, *second_q = NULL;
+    struct head_rows latent;
+    if (layer->layer.mla != NULL) {
+        second_q = mla_scale_inputs(io, &latent, tensors);
+    }
     float *scales[] = {q_scale, k_scale, v_scale};
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
     if (instance->kernels.amax == NULL || layer->model->device.type != ATTN_DEVICE_CPU) {
@@ -227,6 +231,11 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io 
                              "asked for", names[i]);
         }
         attn_status status = instance->kernels.amax(&args, error);
+        if (status == ATTN_OK && i == 0 && second_q != NULL) {
+            args.x = second_q;
+            args.accumulate = 1;
+            status = instance->kernels.amax(&args, error);
+        }
         if (status != ATTN_OK) {
             return status;
         }

@@ -31,6 +31,8 @@ struct setting {
     bool fp8;         /* cache */
     bool ds_mla;      /* cache of fp8_ds_mla rows */
     bool fp8_out;
+    bool fp8_query;   /* apart */
+    int32_t window;
     bool no_lse;
     int32_t drafted;
     int32_t num_reqs, queries[MAX_REQS], lens[MAX_REQS];
@@ -68,6 +70,8 @@ struct mla {
             fail_msg("%s: %s: %s", #call, (m)->error.field, (m)->error.message);                             \
         }                                                                                                    \
     } while (0)
+
+#define QUERY_SCALE 0.03f
 
 static uint32_t state;
 
@@ -115,7 +119,10 @@ static void describe(struct mla *m)
         .kind = s->topk > 0 ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA, .dtype = ATTN_DTYPE_F32,
         .kv_dtype = s->ds_mla ? ATTN_KV_FP8_DS_MLA : s->fp8 ? ATTN_KV_FP8_E4M3 : ATTN_KV_AUTO,
         .output_form = s->fp8_out ? ATTN_OUTPUT_FP8_STATIC : ATTN_OUTPUT_PLAIN, .num_q_heads = s->heads, .num_kv_heads = 1,
-        .head_size = ROW, .scale = 0.21f, .causal = 1, .window_left = -1, .window_right = -1, .block_size = BLOCK,
+        .head_size = ROW, .scale = 0.21f, .causal = 1, .block_size = BLOCK,
+        .has_window = s->window > 0, .window_left = s->window > 0 ? s->window - 1 : -1,
+        .window_right = s->window > 0 ? 0 : -1,
+        .q_scale_form = s->fp8_query ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE, .q_dtype = ATTN_DTYPE_FP8_E4M3,
         .needs_lse = !s->no_lse, .num_speculative_tokens = s->drafted};
 }
 
@@ -127,14 +134,15 @@ static void bind(struct mla *m)
     struct attn_kv_view k = {.struct_size = sizeof k};
     attn_assignment *assignment;
     struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}};
-    struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext, .k_scale_host = m->k_scale};
+    struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext, .k_scale_host = m->k_scale,
+                                       .q_scale_host = QUERY_SCALE};
     int64_t heads = m->s->heads;
     CHECK(m, m->api->select(m->runtime, &options, layers, 1, &assignment, &m->error));
     CHECK(m, m->api->model_create(m->runtime, assignment, NULL, &m->model, &m->error));
     m->api->assignment_destroy(assignment);
     attn_layer *layer = m->api->model_layer(m->model, 0);
     CHECK(m, m->api->layer_kv_spec(layer, &spec, &m->error));
-    assert_int_equal(spec.kind, ATTN_KV_SPEC_MLA);
+    assert_int_equal(spec.kind, m->s->window > 0 ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA);
     assert_int_equal(spec.page_bytes, m->s->ds_mla ? BLOCK * 656 : BLOCK * ROW * (m->s->fp8 ? 1 : 4));
     m->cache = aligned_alloc(256, (size_t)(NUM_BLOCKS * spec.page_bytes));
     memset(m->cache, 0xff, (size_t)(NUM_BLOCKS * spec.page_bytes));
@@ -209,6 +217,30 @@ static int32_t stage_keys(struct mla *m, bool context)
     return count;
 }
 
+/* e4m3: 3 mantissa bits, exponents from -6, at most 448. */
+static double through_fp8(double x, double scale)
+{
+    double y = fmin(fabs(x / scale), 448);
+    int exponent = y > 0 ? ilogb(y) : -6;
+    exponent = exponent < -6 ? -6 : exponent;
+    y = ldexp(nearbyint(ldexp(y, 3 - exponent)), exponent - 3);
+    return copysign(y, x) * scale;
+}
+
+/* Codes in place of the floats that they round. */
+static void encode_query(struct mla *m, int32_t which, float *values, int64_t count)
+{
+    uint8_t *codes = (uint8_t *)values;
+    for (int64_t i = 0; i < count; i++) {
+        double x = through_fp8(values[i], QUERY_SCALE) / QUERY_SCALE, a = fabs(x);
+        int32_t exponent = a >= 0x1p-6 ? ilogb(a) : -7;
+        uint8_t code = (uint8_t)(exponent > -7 ? (exponent + 7) << 3 | ((int32_t)nearbyint(ldexp(a, 3 - exponent)) & 7)
+                                               : (int32_t)nearbyint(ldexp(a, 9)));
+        codes[i] = (uint8_t)(code | (signbit(x) ? 0x80 : 0));
+    }
+    m->tensors[which].dtype = (struct attn_dtype){ATTN_CODE_FLOAT8_E4M3FN, 8, 1};
+}
+
 static void set_io(struct mla *m, int32_t keys)
 {
     const struct setting *s = m->s;
@@ -228,6 +260,10 @@ static void set_io(struct mla *m, int32_t keys)
         }
         m->ext.q_nope = tensor(m, 2, m->nope, 3, tokens, heads, width, heads * width, width);
         m->ext.q_pe = tensor(m, 3, m->pe, 3, tokens, heads, ROPE, heads * ROPE, ROPE);
+    }
+    if (s->fp8_query) {
+        encode_query(m, 2, m->nope, tokens * heads * width);
+        encode_query(m, 3, m->pe, tokens * heads * ROPE);
     }
     int64_t size = s->latent ? RANK : V;
     m->io = (struct attn_step_io){.struct_size = sizeof m->io, .next = &m->ext.ext};
@@ -298,16 +334,6 @@ static void mla_destroy(struct mla *m)
     free(m);
 }
 
-/* e4m3: 3 mantissa bits, exponents from -6, at most 448. */
-static double through_fp8(double x, double scale)
-{
-    double y = fmin(fabs(x / scale), 448);
-    int exponent = y > 0 ? ilogb(y) : -6;
-    exponent = exponent < -6 ? -6 : exponent;
-    y = ldexp(nearbyint(ldexp(y, 3 - exponent)), exponent - 3);
-    return copysign(y, x) * scale;
-}
-
 /* 512 e4m3 in tiles of 128 with a float32 scale each, the rope part in bf16. */
 static double through_ds_mla(const float *row, int32_t d)
 {
@@ -367,10 +393,12 @@ static double formula(const struct mla *m, int32_t r, int32_t i, int32_t h, bool
     for (int32_t n = 0; n < count; n++) {
         int32_t j = s->topk > 0 ? m->topk[token][n] : n;
         scores[n] = -INFINITY;
-        if (j >= 0 && j <= position) {
+        if (j >= 0 && j <= position && (s->window == 0 || position - j < s->window)) {
             scores[n] = 0;
             for (int32_t d = 0; d < width; d++) {
-                scores[n] += m->q[token][h][d] * key_element(m, r, j, h, d, !per_head || j < own);
+                double q = m->q[token][h][d];
+                q = s->fp8_query ? through_fp8(q, QUERY_SCALE) : q;
+                scores[n] += q * key_element(m, r, j, h, d, !per_head || j < own);
             }
             scores[n] *= m->layer.scale;
         }
@@ -478,6 +506,42 @@ static void test_fp8(void **unused)
     (void)unused;
     check(&(struct setting){"cpu_ref", .heads = 6, .fp8 = true, .chunk = 16, .num_reqs = 4, .queries = {1, 1, 6, 12},
                             .lens = {30, 1, 41, 12}}, true);
+}
+
+/* A quantized query in both ways, its parts in tensors of their own. */
+static void test_fp8_query(void **unused)
+{
+    (void)unused;
+    check(&(struct setting){"cpu_ref", .heads = 6, .fp8_query = true, .apart = true, .chunk = 16, .num_reqs = 3,
+                            .queries = {1, 1, 6}, .lens = {30, 9, 41}}, true);
+}
+
+/* A window needs positions, which projected context has not: everything goes the latent way. */
+static void test_window(void **unused)
+{
+    (void)unused;
+    check(&(struct setting){"cpu_ref", .heads = 4, .window = 7, .num_reqs = 4, .queries = {1, 1, 6, 12},
+                            .lens = {30, 1, 41, 12}}, false);
+}
+
+/* amax / range: q over both its parts, k and v from the latent. */
+static void test_scales(void **unused)
+{
+    const struct setting s = {"cpu_ref", .heads = 4, .apart = true, .num_reqs = 2, .queries = {1, 5}, .lens = {3, 9}};
+    float q, k, v, amax_q = 0, amax_c = 0;
+    (void)unused;
+    struct mla *m = mla_create(&s);
+    m->pe[7] = -9;
+    for (int32_t i = 0; i < 6 * 4 * NOPE; i++) {
+        amax_q = fmaxf(amax_q, fabsf(m->nope[i]));
+    }
+    for (int32_t i = 0; i < 6 * RANK; i++) {
+        amax_c = fmaxf(amax_c, fabsf(m->kv_c[i / RANK][i % RANK]));
+    }
+    assert_true(amax_q < 9);
+    CHECK(m, m->api->layer_calculate_scales(m->api->model_layer(m->model, 0), &m->io, &q, &k, &v, &m->error));
+    assert_true(q == 9.0f / 200 && k == amax_c / 200 && v == amax_c / 100);
+    mla_destroy(m);
 }
 
 /* The output through W_UV, then in e4m3: half a step of it away at most. */
@@ -770,6 +834,8 @@ int main(void)
     const struct CMUnitTest large[] = {cmocka_unit_test(test_ds_mla)};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_graph),          cmocka_unit_test(test_fp8_output),
+        cmocka_unit_test(test_fp8_query),      cmocka_unit_test(test_window),
+        cmocka_unit_test(test_scales),
         cmocka_unit_test(test_decode),         cmocka_unit_test(test_prefill),
         cmocka_unit_test(test_idle_requests),  cmocka_unit_test(test_sparse),
         cmocka_unit_test(test_fp8),            cmocka_unit_test(test_padded_heads),
