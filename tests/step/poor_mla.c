@@ -64,8 +64,37 @@ static attn_status attend_mla(const struct attn_attend_args *a, struct attn_erro
     return ATTN_OK;
 }
 
+/* A schedule that fits one batch only. */
+struct schedule {
+    int32_t num_reqs, first_row, last_row;
+};
+
+static struct schedule schedule_of(const struct attn_batch *b)
+{
+    return (struct schedule){b->num_reqs, b->query_start_loc_host[0], b->query_start_loc_host[b->num_reqs]};
+}
+
+static attn_status plan_size(attn_instance *instance, attn_state *layer, const struct attn_limits *limits,
+                             struct attn_plan_size *size, struct attn_error *error)
+{
+    (void)instance, (void)layer, (void)limits, (void)error;
+    size->host_bytes = sizeof(struct schedule);
+    return ATTN_OK;
+}
+
+static attn_status plan(const struct attn_attend_args *a, int32_t mode, struct attn_error *error)
+{
+    (void)mode, (void)error;
+    *(struct schedule *)a->plan_host = schedule_of(a->batch);
+    return ATTN_OK;
+}
+
 static attn_status counted_attend(const struct attn_attend_args *a, struct attn_error *error)
 {
+    const struct schedule made = *(const struct schedule *)a->plan_host, needed = schedule_of(a->batch);
+    if (memcmp(&made, &needed, sizeof made) != 0) {
+        return ATTN_ERROR_ORDER;
+    }
     poor_attend_calls++;
     return attend(a, error);
 }
@@ -122,7 +151,9 @@ static const struct attn_kernels poor_kernels = {.struct_size = sizeof poor_kern
                                                  .merge_states = merge_states,
                                                  .attend_mla = attend_mla,
                                                  .gather_kv = gather_kv,
-                                                 .batched_gemm = batched_gemm};
+                                                 .batched_gemm = batched_gemm,
+                                                 .plan_size = plan_size,
+                                                 .plan = plan};
 
 static attn_status poor_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                               struct attn_error *error)

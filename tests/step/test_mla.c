@@ -33,6 +33,8 @@ struct setting {
     bool fp8_out;
     bool fp8_query;   /* apart */
     int32_t window;
+    bool has_sinks;
+    int32_t first_row; /* query_start_loc[0] */
     bool no_lse;
     int32_t drafted;
     int32_t num_reqs, queries[MAX_REQS], lens[MAX_REQS];
@@ -60,6 +62,7 @@ struct mla {
     int64_t shapes[8][3], strides[8][3];
     struct attn_io_mla ext;
     struct attn_io_output_quant quant;
+    float sinks[MAX_HEADS];
     struct attn_step_io io;
     struct attn_error error;
 };
@@ -121,7 +124,7 @@ static void describe(struct mla *m)
         .output_form = s->fp8_out ? ATTN_OUTPUT_FP8_STATIC : ATTN_OUTPUT_PLAIN, .num_q_heads = s->heads, .num_kv_heads = 1,
         .head_size = ROW, .scale = 0.21f, .causal = 1, .block_size = BLOCK,
         .has_window = s->window > 0, .window_left = s->window > 0 ? s->window - 1 : -1,
-        .window_right = s->window > 0 ? 0 : -1,
+        .window_right = s->window > 0 ? 0 : -1, .has_sinks = s->has_sinks,
         .q_scale_form = s->fp8_query ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE, .q_dtype = ATTN_DTYPE_FP8_E4M3,
         .needs_lse = !s->no_lse, .num_speculative_tokens = s->drafted};
 }
@@ -135,7 +138,8 @@ static void bind(struct mla *m)
     attn_assignment *assignment;
     struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}};
     struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext, .k_scale_host = m->k_scale,
-                                       .q_scale_host = QUERY_SCALE};
+                                       .q_scale_host = QUERY_SCALE,
+                                       .sinks = m->s->has_sinks ? m->sinks : NULL};
     int64_t heads = m->s->heads;
     CHECK(m, m->api->select(m->runtime, &options, layers, 1, &assignment, &m->error));
     CHECK(m, m->api->model_create(m->runtime, assignment, NULL, &m->model, &m->error));
@@ -168,7 +172,9 @@ static void draw(struct mla *m)
 {
     const struct setting *s = m->s;
     int32_t used = 0;
+    m->starts[0] = s->first_row;
     for (int32_t h = 0; h < s->heads; h++) {
+        m->sinks[h] = (float)(3 * random_value());
         for (int32_t i = 0; i < (NOPE + V) * RANK; i++) {
             float w = (float)(2.8 / sqrt(RANK) * random_value());
             int32_t r = i / RANK, d = i % RANK;
@@ -202,10 +208,13 @@ static void draw(struct mla *m)
     }
 }
 
-/* Keys first .. of every request, one behind the other; returns how many. */
+/* Keys of every request, one behind the other, the step's own in the rows of its tokens; returns how many rows. */
 static int32_t stage_keys(struct mla *m, bool context)
 {
-    int32_t count = 0;
+    int32_t count = context ? 0 : m->starts[0];
+    for (int32_t i = 0; i < count; i++) {
+        m->slots[i] = -1;
+    }
     for (int32_t r = 0; r < m->s->num_reqs; r++) {
         int32_t own = m->lens[r] - m->s->queries[r];
         for (int32_t j = context ? 0 : own; j < (context ? own : m->lens[r]); j++, count++) {
@@ -404,6 +413,7 @@ static double formula(const struct mla *m, int32_t r, int32_t i, int32_t h, bool
         }
         top = fmax(top, scores[n]);
     }
+    top = s->has_sinks ? fmax(top, m->sinks[h]) : top;
     for (int32_t n = 0; n < count; n++) {
         int32_t j = s->topk > 0 ? m->topk[token][n] : n;
         if (scores[n] != -INFINITY) {
@@ -414,6 +424,7 @@ static double formula(const struct mla *m, int32_t r, int32_t i, int32_t h, bool
             }
         }
     }
+    sum += s->has_sinks ? exp(m->sinks[h] - top) : 0;
     for (int32_t d = 0; d < size && sum > 0; d++) {
         out[d] /= sum;
     }
@@ -514,6 +525,30 @@ static void test_fp8_query(void **unused)
     (void)unused;
     check(&(struct setting){"cpu_ref", .heads = 6, .fp8_query = true, .apart = true, .chunk = 16, .num_reqs = 3,
                             .queries = {1, 1, 6}, .lens = {30, 9, 41}}, true);
+}
+
+/* A sink counts once, whatever the step is made of. */
+static void test_sinks(void **unused)
+{
+    (void)unused;
+    check(&(struct setting){"cpu_ref", .heads = 6, .has_sinks = true, .chunk = 9, .num_reqs = 4,
+                            .queries = {1, 1, 6, 12}, .lens = {30, 9, 41, 20}}, true);
+}
+
+/* Rows before the first request's are nobody's: not read, not written. */
+static void test_first_row(void **unused)
+{
+    const struct setting s = {"cpu_ref", .heads = 4, .first_row = 50, .chunk = 9, .apart = true, .num_reqs = 4,
+                              .queries = {1, 1, 6, 12}, .lens = {30, 9, 41, 20}};
+    (void)unused;
+    check(&s, true);
+    struct mla *m = mla_create(&s);
+    memset(m->out, 0xff, (size_t)s.first_row * 4 * V * 4);
+    step(m);
+    for (int32_t i = 0; i < s.first_row * 4 * V; i++) {
+        assert_true(isnan(m->out[i]));
+    }
+    mla_destroy(m);
 }
 
 /* A window needs positions, which projected context has not: everything goes the latent way. */
@@ -835,7 +870,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_graph),          cmocka_unit_test(test_fp8_output),
         cmocka_unit_test(test_fp8_query),      cmocka_unit_test(test_window),
-        cmocka_unit_test(test_scales),
+        cmocka_unit_test(test_scales),         cmocka_unit_test(test_sinks),
+        cmocka_unit_test(test_first_row),
         cmocka_unit_test(test_decode),         cmocka_unit_test(test_prefill),
         cmocka_unit_test(test_idle_requests),  cmocka_unit_test(test_sparse),
         cmocka_unit_test(test_fp8),            cmocka_unit_test(test_padded_heads),
