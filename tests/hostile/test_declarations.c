@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Declarations that are unknown, impossible or contradict each other: the same status and reason whether the plugin is
+ * probed in this process or in its own. The argument is libattn.so.1. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <attn/api.h>
+#include <cmocka.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct attn_api *api;
+
+static const struct {
+    const char *name;
+    attn_status status;
+    const char *reason;
+} cases[] = {
+    {"", ATTN_OK, ""},
+    {"name_is_null", ATTN_ERROR_PLUGIN,
+     "name: a backend's name is not [a-z][a-z0-9_]* of at most 63 bytes"},
+    {"name_is_empty", ATTN_ERROR_PLUGIN,
+     "name: a backend's name is not [a-z][a-z0-9_]* of at most 63 bytes"},
+    {"name_is_4_kb", ATTN_ERROR_PLUGIN,
+     "name: a backend's name is not [a-z][a-z0-9_]* of at most 63 bytes"},
+    {"name_is_not_utf8", ATTN_ERROR_PLUGIN,
+     "name: a backend's name is not [a-z][a-z0-9_]* of at most 63 bytes"},
+    {"variant_is_no_name", ATTN_ERROR_PLUGIN,
+     "variant: declares: the variant is not [a-z][a-z0-9_]* of at most 63 bytes"},
+    {"version_is_null", ATTN_ERROR_PLUGIN,
+     "version: declares: version or vendor is not clean UTF-8 text of at most 255 bytes"},
+    {"vendor_has_control", ATTN_ERROR_PLUGIN,
+     "version: declares: version or vendor is not clean UTF-8 text of at most 255 bytes"},
+    {"vendor_is_not_utf8", ATTN_ERROR_PLUGIN,
+     "version: declares: version or vendor is not clean UTF-8 text of at most 255 bytes"},
+    {"kernel_is_unknown", ATTN_ERROR_PLUGIN,
+     "kernels: declares: kernels is 0x4003; bits from 14 on are not known"},
+    {"layer_kind_is_unknown", ATTN_ERROR_PLUGIN,
+     "layer_kinds: declares: layer_kinds is 0x201; bits from 9 on are not known"},
+    {"phase_is_unknown", ATTN_ERROR_PLUGIN,
+     "phases: declares: phases is 0x23; bits from 2 on are not known"},
+    {"feature_is_unknown", ATTN_ERROR_PLUGIN,
+     "features: declares: features is 0x8000000000000001; bits from 18 on are not known"},
+    {"walk_is_unknown", ATTN_ERROR_PLUGIN,
+     "walks: declares: walks is 0x21; bits from 5 on are not known"},
+    {"output_form_is_unknown", ATTN_ERROR_PLUGIN,
+     "output_forms: declares: output_forms is 0x20; bits from 5 on are not known"},
+    {"no_kernels", ATTN_ERROR_PLUGIN,
+     "kernels: declares: kernels, layer_kinds, phases and dtypes may not be empty"},
+    {"no_phases", ATTN_ERROR_PLUGIN,
+     "kernels: declares: kernels, layer_kinds, phases and dtypes may not be empty"},
+    {"no_dtypes", ATTN_ERROR_PLUGIN,
+     "kernels: declares: kernels, layer_kinds, phases and dtypes may not be empty"},
+    {"mla_without_kernel", ATTN_ERROR_PLUGIN,
+     "layer_kinds: declares: mla layers without the kernel attend_mla"},
+    {"sparse_without_kernel", ATTN_ERROR_PLUGIN,
+     "layer_kinds: declares: mla_sparse layers without the kernel attend_mla_sparse"},
+    {"gdn_without_kernel", ATTN_ERROR_PLUGIN,
+     "layer_kinds: declares: gdn layers without the kernel gated_delta"},
+    {"decoder_without_attend", ATTN_ERROR_PLUGIN,
+     "layer_kinds: declares: decoder, encoder, cross or static-sink layers without the "
+     "kernel attend"},
+    {"decoder_without_write", ATTN_ERROR_PLUGIN,
+     "kernels: declares: decoder layers without write_kv or fused write"},
+    {"rope_without_kernel", ATTN_ERROR_PLUGIN,
+     "features: declares: a fused rotation without the kernel rope_write_kv"},
+    {"quantized_query_without_dtypes", ATTN_ERROR_PLUGIN,
+     "q_dtypes: declares: quantized queries without q_dtypes"},
+    {"invariant_prefix_alone", ATTN_ERROR_PLUGIN,
+     "features: declares: batch-invariant with prefix caching and not without"},
+    {"layout_without_walk", ATTN_ERROR_PLUGIN,
+     "layouts: declares: layout 4 without its walk 0x2 in walks 0x1"},
+    {"packed_without_walk", ATTN_ERROR_PLUGIN,
+     "layouts: declares: layout 5 without its walk 0x4 in walks 0x1"},
+    {"preferred_layout_is_negative", ATTN_ERROR_PLUGIN,
+     "preferred_layout: declares: preferred_layout -1 is not one of its layouts"},
+    {"preferred_block_size_is_none", ATTN_ERROR_PLUGIN,
+     "preferred_block_size: declares: preferred_block_size 24 is not one of its "
+     "block_sizes"},
+    {"paged_without_kv_dtypes", ATTN_ERROR_PLUGIN,
+     "block_sizes: declares: paged keys without block_sizes, layouts, walks or kv_dtypes"},
+    {"paged_without_blocks", ATTN_ERROR_PLUGIN,
+     "block_sizes: declares: paged keys without block_sizes, layouts, walks or kv_dtypes"},
+    {"attend_without_heads", ATTN_ERROR_PLUGIN, "head_sizes: declares: attend without head_sizes"},
+    {"heads_run_backwards", ATTN_ERROR_PLUGIN,
+     "head_sizes: declares: head_sizes[0] is 64..32 in steps of 64, v 64..256 in steps of "
+     "64, same 1"},
+    {"head_size_v_is_zero", ATTN_ERROR_PLUGIN,
+     "head_sizes: declares: head_sizes[0] is 64..256 in steps of 64, v 0..256 in steps of "
+     "64, same 0"},
+    {"same_is_seven", ATTN_ERROR_PLUGIN,
+     "head_sizes: declares: head_sizes[0] is 64..256 in steps of 64, v 64..256 in steps "
+     "of 64, same 7"},
+    {"block_size_is_zero", ATTN_ERROR_PLUGIN,
+     "block_sizes: declares: block_sizes[1] is 0..256 in steps of 16"},
+    {"step_is_negative", ATTN_ERROR_PLUGIN,
+     "block_sizes: declares: block_sizes[0] is 16..256 in steps of -16"},
+    {"lists_are_endless", ATTN_ERROR_PLUGIN,
+     "block_sizes: declares: 1073741824 block_sizes in an array; 0 to 256 in an array"},
+    {"count_is_negative", ATTN_ERROR_PLUGIN,
+     "refused: declares: -1 refused at NULL; 0 to 256 in an array"},
+    {"refused_has_no_array", ATTN_ERROR_PLUGIN,
+     "refused: declares: 3 refused at NULL; 0 to 256 in an array"},
+    {"refused_is_empty", ATTN_ERROR_PLUGIN,
+     "refused: declares: refused[0] is empty and would refuse every layer"},
+    {"refused_is_unknown", ATTN_ERROR_PLUGIN,
+     "refused: declares: refused[0] has bits that are not known"},
+    {"refused_text_is_foul", ATTN_ERROR_PLUGIN,
+     "refused: declares: refused[0].why is not clean UTF-8 text of at most 255 bytes"},
+    {"alignment_is_48", ATTN_ERROR_PLUGIN,
+     "kv_alignment: declares: kv_alignment 48, io_alignment 0; powers of two"},
+    {"threshold_is_negative", ATTN_ERROR_PLUGIN,
+     "reorder_threshold: declares: reorder_threshold -1; 0 or above"},
+    {"graph_level_is_9", ATTN_ERROR_PLUGIN, "graph_level: declares: graph_level 9; 0 to 3"},
+    {"reserved_is_set", ATTN_ERROR_PLUGIN, "reserved: declares: reserved is 1; 0"},
+    {"extension_is_unknown", ATTN_ERROR_EXTENSION,
+     "attn_backend_caps: extension 1193046 of attn_backend_caps is not known here and not "
+     "marked optional"},
+    {"extension_is_too_small", ATTN_ERROR_PLUGIN,
+     "next: declares: extension 13 stands twice, or is smaller than 48 bytes"},
+    {"extension_stands_twice", ATTN_ERROR_PLUGIN,
+     "next: declares: extension 13 stands twice, or is smaller than 48 bytes"},
+    {"extension_runs_in_circles", ATTN_ERROR_EXTENSION,
+     "attn_backend_caps: the extension chain of attn_backend_caps is longer than 64"},
+    {"extension_is_negative", ATTN_ERROR_PLUGIN,
+     "next: declares: number 0 of extension 13 is -512; 0 or above"},
+    {"device_was_not_reported", ATTN_ERROR_PLUGIN,
+     "device: declares is on device type 1, id 3, which its probe did not report"},
+    {"device_type_is_unknown", ATTN_ERROR_PLUGIN,
+     "device: test CPU: device type 77, id 0; types 1 (CPU), 2 (CUDA), 10 (ROCm) and 14 "
+     "(oneAPI) with an id of 0 or above are known"},
+    {"device_id_is_negative", ATTN_ERROR_PLUGIN,
+     "device: test CPU: device type 1, id -1; types 1 (CPU), 2 (CUDA), 10 (ROCm) and 14 "
+     "(oneAPI) with an id of 0 or above are known"},
+    {"device_has_no_name", ATTN_ERROR_PLUGIN,
+     "device: name, arch or isa is not clean UTF-8 text of at most 255 bytes (isa: 1023)"},
+    {"device_memory_is_negative", ATTN_ERROR_PLUGIN,
+     "device: test CPU: a number of it is negative, or its reserved field is not 0"},
+    {"device_struct_is_small", ATTN_ERROR_STRUCT_SIZE,
+     "attn_device_info: attn_device_info.struct_size is 16; allowed are 72 to 65536"},
+    {"nothing", ATTN_ERROR_PLUGIN,
+     "probe: answered ok and reported no backend; hardware that is not there is status 13"},
+    {"backend_comes_twice", ATTN_ERROR_PLUGIN, "name: declares is reported twice for one device"},
+};
+
+static void each_is_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(setenv("HOSTILE_CASE", cases[i].name, 1), 0);
+        for (int32_t isolation = -1; isolation <= 1; isolation += 2) {
+            const struct attn_runtime_options options = {
+                .struct_size = sizeof options,
+                .backend = "",
+                .plugin_path = HOSTILE_DIR "/attn_declares.so:" HOSTILE_DIR "/attn_none.so",
+                .cache_dir = "",
+                .num_threads = 1,
+                .log_level = 1 + ATTN_LOG_ERROR,
+                .ignore_environment = 1,
+                .no_default_plugins = 1,
+                .isolation = isolation};
+            struct attn_plugin_info info = {.struct_size = sizeof info};
+            attn_runtime *runtime = NULL;
+
+            assert_int_equal(api->runtime_create(&options, &runtime, NULL), ATTN_OK);
+            assert_int_equal(api->plugin_info(runtime, 0, &info), ATTN_OK);
+            if (info.status != cases[i].status || strcmp(info.reason, cases[i].reason) != 0) {
+                fail_msg("%s, isolation %d: status %d, '%s'", cases[i].name, isolation, info.status,
+                         info.reason);
+            }
+            assert_int_equal(info.num_backends, info.status == ATTN_OK);
+            assert_int_equal(api->backend_count(runtime), 1 + (info.status == ATTN_OK));
+            api->runtime_destroy(runtime);
+        }
+    }
+    print_message("%zu declarations refused\n", sizeof cases / sizeof *cases - 1);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(each_is_refused)};
+    attn_get_api_fn *get_api = NULL;
+    void *symbol = argc > 1 ? dlsym(dlopen(argv[1], RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL) : NULL;
+
+    memcpy(&get_api, &symbol, sizeof get_api);
+    if (symbol == NULL || get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK) {
+        return 1;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
