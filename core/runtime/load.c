@@ -2,7 +2,6 @@
 #include "runtime/load.h"
 
 #include <dlfcn.h>
-#include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -11,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/elf_file.h"
 #include "runtime/hash.h"
 #include "util/error.h"
 #include "util/structs.h"
@@ -58,35 +58,28 @@ static bool is_known(const char *path, const struct probe_key *key, bool *other)
     return false;
 }
 
-/* What can be told without running any of the file's code. */
+/* A regular file that not everybody can write, still the one that was probed, and a library for this machine. */
 static attn_status check_file(const struct plugin *plugin, struct probe_key *now, struct attn_error *error)
 {
-    unsigned char ident[EI_NIDENT];
     struct stat info;
+    attn_status status = ATTN_OK;
     int descriptor = open(plugin->file, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe may lie there */
     if (descriptor < 0) {
         return error_set(error, ATTN_ERROR_IO, "file", "cannot be opened: %s", strerror(errno));
     }
-    bool known = fstat(descriptor, &info) == 0;
-    ssize_t size = known && S_ISREG(info.st_mode) ? read(descriptor, ident, sizeof ident) : -1;
+    if (fstat(descriptor, &info) != 0 || !S_ISREG(info.st_mode)) {
+        status = REFUSE("file", "is not a regular file");
+    } else if (info.st_mode & S_IWOTH) {
+        status = REFUSE("file", "is writable for everybody (mode %o)", info.st_mode & 07777);
+    } else {
+        probe_key_set(now, &(struct machine){0}, &info);
+        status = elf_check(descriptor, info.st_size, error);
+    }
     close(descriptor);
-    if (!known || !S_ISREG(info.st_mode)) {
-        return REFUSE("file", "is not a regular file");
+    if (status == ATTN_OK && plugin->key.inode != 0 && !probe_key_same_file(&plugin->key, now)) {
+        status = REFUSE("file", "has changed since it was probed; a new runtime will probe it again");
     }
-    probe_key_set(now, &(struct machine){0}, &info);
-    if (plugin->key.inode != 0 && !probe_key_same_file(&plugin->key, now)) {
-        return REFUSE("file", "has changed since it was probed; a new runtime will probe it again");
-    }
-    if (info.st_mode & S_IWOTH) {
-        return REFUSE("file", "is writable for everybody (mode %o)", info.st_mode & 07777);
-    }
-    if (size < (ssize_t)sizeof ident || memcmp(ident, ELFMAG, SELFMAG) != 0) {
-        return REFUSE("file", "is not an ELF file");
-    }
-    if (ident[EI_CLASS] != ELFCLASS64) {
-        return REFUSE("file", "has ELF class %d; %d (64 bits) is needed", ident[EI_CLASS], ELFCLASS64);
-    }
-    return ATTN_OK;
+    return status;
 }
 
 static attn_status check_table(const struct attn_plugin *table, struct attn_error *error)
