@@ -49,16 +49,16 @@ static attn_status create(attn_model *model, struct instance *instance, const ch
 {
     const struct attn_kernels *kernels = NULL;
     const struct attn_backend_caps *caps = instance->caps;
+    struct attn_error why = ATTN_ERROR_INIT;
     attn_status status = instance->plugin->create(&model->runtime->host, caps->name, caps->variant,
-                                                  caps->device, &instance->handle, &kernels, error);
+                                                  caps->device, &instance->handle, &kernels, &why);
     if (status != ATTN_OK) {
         instance->handle = NULL;
-        return status;
+        return error_relay(error, status, &why);
     }
     if (instance->handle == NULL || kernels == NULL) {
-        return error_set(error, ATTN_ERROR_PLUGIN, "create",
-                         "%s answered ATTN_OK with instance %p and kernels %p", name,
-                         (void *)instance->handle, (const void *)kernels);
+        return error_set(error, ATTN_ERROR_PLUGIN, "create", "%s answered ATTN_OK without %s", name,
+                         instance->handle == NULL ? "an instance" : "kernels");
     }
     status = struct_read(&instance->kernels, sizeof instance->kernels, MIN_KERNELS, kernels,
                          "attn_kernels", error);

@@ -67,8 +67,10 @@ attn_status layer_prepare(attn_layer *layer, int32_t phase, int32_t part, struct
     attn_status status = ATTN_OK;
     pthread_mutex_lock(&layer->model->lock);
     if (!served->prepared[part] && kernels->prepare != NULL) {
+        struct attn_error why = ATTN_ERROR_INIT;
         status = kernels->prepare(served->instance->handle, &layer->parts[part],
-                                  &layer->part_params[part], phase, &served->states[part], error);
+                                  &layer->part_params[part], phase, &served->states[part], &why);
+        status = status == ATTN_OK ? status : error_relay(error, status, &why);
     }
     served->prepared[part] = status == ATTN_OK;
     pthread_mutex_unlock(&layer->model->lock);

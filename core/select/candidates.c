@@ -6,16 +6,32 @@
 
 #include "select/layer_check.h"
 #include "select/names.h"
+#include "util/error.h"
+#include "util/text.h"
+
+#define MAX_REASONS 32 /* of one plugin against one layer */
+#define MAX_TEXT 1023
 
 struct refusals {
     struct reasons *reasons;
+    int32_t taken;
 };
+
+/* A plugin's words go into messages and JSON. */
+static const char *clean(const char *text, const char *otherwise)
+{
+    return text == NULL || text[0] == '\0'  ? otherwise
+           : text_is_clean(text, MAX_TEXT) ? text
+                                           : "(a text that is not clean UTF-8)";
+}
 
 static void take_reason(void *user, const char *field, const char *asked, const char *supported)
 {
-    const struct refusals *refusals = user;
-    reasons_add(refusals->reasons, field != NULL ? field : "supports", asked != NULL ? asked : "",
-                supported != NULL ? supported : "");
+    struct refusals *refusals = user;
+    if (refusals->taken++ < MAX_REASONS) {
+        reasons_add(refusals->reasons, clean(field, "supports"), clean(asked, "this layer"),
+                    clean(supported, "not told"));
+    }
 }
 
 /* The plugin's own word, asked last and only if the data agrees. */
@@ -25,7 +41,7 @@ static void ask_plugin(struct selection *selection, const struct backend *backen
 {
     const struct attn_plugin *plugin;
     struct attn_error error = ATTN_ERROR_INIT;
-    struct refusals refusals = {reasons};
+    struct refusals refusals = {reasons, 0};
     struct attn_reason_sink sink = {sizeof sink, NULL, &refusals, take_reason};
     struct attn_layer_desc desc = layer->desc;
     attn_status status =
@@ -40,8 +56,8 @@ static void ask_plugin(struct selection *selection, const struct backend *backen
     desc.block_size = desc.block_size > 0 ? desc.block_size : block_size;
     status = plugin->supports(&backend->caps, &desc, phase, &sink, &error);
     if (status != ATTN_OK && reasons->count == 0) {
-        reasons_add(reasons, error.field[0] != '\0' ? error.field : "supports", "this layer",
-                    error.message[0] != '\0' ? error.message : "refused without a reason");
+        error_relay(&error, status, &error);
+        reasons_add(reasons, error.field[0] != '\0' ? error.field : "supports", "this layer", error.message);
     }
 }
 

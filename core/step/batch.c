@@ -127,10 +127,13 @@ static attn_status call_vendor(const struct schedule *schedule, const struct att
 {
     const struct attn_kernels *kernels = &schedule->instance->kernels;
     bool updates = schedule->instance->caps->features & ATTN_FEATURE_UPDATE_BLOCK_TABLE;
+    attn_status status = ATTN_OK;
     if (purpose->tables_only && updates && kernels->update_block_table != NULL) {
-        return kernels->update_block_table(args, error);
+        status = kernels->update_block_table(args, error);
+    } else if (kernels->plan != NULL) {
+        status = kernels->plan(args, purpose->mode, error);
     }
-    return kernels->plan != NULL ? kernels->plan(args, purpose->mode, error) : ATTN_OK;
+    return status == ATTN_OK ? status : error_relay(error, status, error);
 }
 
 static attn_status call_vendors(attn_plan *plan, const struct purpose *purpose, void *stream,

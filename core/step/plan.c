@@ -15,6 +15,7 @@
 #define MIN_PLAN_OPTIONS 64 /* sizes in ABI 0.1 */
 #define MIN_LIMITS 40
 #define ALIGNMENT 256
+#define MAX_SCHEDULE ((size_t)1 << 40) /* bytes of one kernel; sums of them stay far from overflow */
 
 static size_t aligned(size_t bytes)
 {
@@ -84,10 +85,17 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
                                   .instance = served->instance};
     if (served->instance->kernels.plan_size != NULL) {
         struct attn_plan_size size = {.struct_size = sizeof size};
+        struct attn_error why = ATTN_ERROR_INIT;
         attn_status status = served->instance->kernels.plan_size(
-            served->instance->handle, served->states[part], &plan->limits, &size, error);
+            served->instance->handle, served->states[part], &plan->limits, &size, &why);
         if (status != ATTN_OK) {
-            return status;
+            return error_relay(error, status, &why);
+        }
+        if (size.host_bytes > MAX_SCHEDULE || size.device_bytes > MAX_SCHEDULE) {
+            return error_set(error, ATTN_ERROR_PLUGIN, "plan_size",
+                             "%s asks for %zu bytes on the host and %zu on the device; %zu are the most",
+                             served->instance->caps->name, size.host_bytes, size.device_bytes,
+                             MAX_SCHEDULE);
         }
         schedule->host_bytes = size.host_bytes;
         schedule->device_bytes = size.device_bytes;

@@ -65,14 +65,46 @@ attn_status error_set(struct attn_error *error, attn_status status, const char *
     return error_set_text(error, status, field, message);
 }
 
-attn_status error_relay(struct attn_error *error, attn_status status, struct attn_error *from)
+/* A copy of at most `size` - 1 bytes that ends. */
+static void close_text(char *copy, const char *text, size_t size)
 {
-    from->field[sizeof from->field - 1] = '\0';
-    from->message[sizeof from->message - 1] = '\0';
-    const bool clean = text_is_clean(from->message, sizeof from->message);
-    return error_set(error, status, text_is_clean(from->field, sizeof from->field) ? from->field : "",
-                     "%s%s", clean && from->message[0] != '\0' ? from->message : status_text(status),
-                     clean ? "" : ", with a text that is not clean UTF-8");
+    const size_t length = strnlen(text, size - 1);
+
+    memcpy(copy, text, length);
+    copy[length] = '\0';
+}
+
+attn_status error_relay(struct attn_error *error, attn_status status, const struct attn_error *from)
+{
+    char field[ATTN_ERROR_FIELD_SIZE], message[ATTN_ERROR_MESSAGE_SIZE];
+    const attn_status known = status_is_known(status) ? status : ATTN_ERROR_PLUGIN;
+
+    if (error == NULL || from->struct_size < sizeof *from) {
+        return known;
+    }
+    close_text(field, from->field, sizeof field);
+    close_text(message, from->message, sizeof message);
+    if (!text_is_clean(field, sizeof field)) {
+        field[0] = '\0';
+    }
+    if (!text_is_clean(message, sizeof message)) {
+        return error_set(error, known, field, "%s, with a text that is not clean UTF-8", status_text(status));
+    }
+    return message[0] != '\0' ? error_set_text(error, known, field, message)
+                              : error_set(error, known, field, "%s (status %d), without a text",
+                                          status_text(status), status);
+}
+
+bool status_is_known(attn_status status)
+{
+    switch (status) {
+#define STATUS_KNOWN(name, value, text) case value:
+        ATTN_STATUS_LIST(STATUS_KNOWN)
+#undef STATUS_KNOWN
+        return true;
+    default:
+        return false;
+    }
 }
 
 const char *status_text(attn_status status)

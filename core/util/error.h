@@ -4,6 +4,7 @@
 #define CORE_UTIL_ERROR_H
 
 #include <attn/status.h>
+#include <stdbool.h>
 
 #if defined(__GNUC__)
 #define CORE_PRINTF(format_index, first) __attribute__((format(printf, format_index, first)))
@@ -19,8 +20,11 @@ attn_status error_set(struct attn_error *error, attn_status status, const char *
 /* For the step path: copies ready text, formats nothing. */
 attn_status error_set_text(struct attn_error *error, attn_status status, const char *field, const char *message);
 
-/* Passes on what a plugin wrote into `from`, which it may have left open or filled with anything. */
-attn_status error_relay(struct attn_error *error, attn_status status, struct attn_error *from);
+/* Passes on a plugin's failure: a status that is none becomes ATTN_ERROR_PLUGIN, and the text in `from`, which may be
+ * open, empty or anything, becomes clean text. `from` may be `error` itself, which may be NULL. */
+attn_status error_relay(struct attn_error *error, attn_status status, const struct attn_error *from);
+
+bool status_is_known(attn_status status);
 
 const char *status_text(attn_status status);
 

@@ -146,7 +146,7 @@ struct defect {
 
 #define CRASHED "its process was ended by signal 11 (SIGSEGV)"
 #define ABORTED "its process was ended by signal 6 (SIGABRT)"
-#define LATE "did not end within 400 ms"
+#define LATE "did not end within 1000 ms"
 #define EXITED "ended its process with exit status 7"
 
 static const struct defect defects[] = {
@@ -185,6 +185,10 @@ static const struct defect defects[] = {
     {"environment_in_probe", ATTN_ERROR_PLUGIN, "conduct: changed the environment"},
     {"mask_in_probe", ATTN_ERROR_PLUGIN, "conduct: changed the file mode mask"},
     {"leaves_child_in_probe", ATTN_ERROR_PLUGIN, "probe: ended its process with exit status 9"},
+    {"undefined_symbol", ATTN_ERROR_PLUGIN,
+     "dlopen: " PLUGIN("undefined_symbol") ": undefined symbol: no_such_function"},
+    {"missing_dependency", ATTN_ERROR_PLUGIN,
+     "dlopen: libno_such_driver.so.7: cannot open shared object file: No such file or directory"},
     {"memory_in_probe", ATTN_ERROR_PLUGIN, "probe: " CRASHED},
 };
 
@@ -251,6 +255,53 @@ static void same_answer_apart(void **state)
     }
     api->runtime_destroy(apart);
     api->runtime_destroy(here);
+}
+
+/* Two versions of one backend: the one that is found first, whichever it is, and a reason for the other. */
+static void first_version_is_kept(void **state)
+{
+    static const char *const paths[] = {PLUGIN("none") ":" PLUGIN("second_version"),
+                                        PLUGIN("second_version") ":" PLUGIN("none")};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        attn_runtime *runtime = create(paths[i], 0);
+        struct attn_backend_info backend = {.struct_size = sizeof backend};
+
+        assert_int_equal(api->backend_count(runtime), 1);
+        assert_int_equal(api->backend_info(runtime, 0, &backend), ATTN_OK);
+        assert_string_equal(backend.caps->version, i == 0 ? "1.0" : "2.0");
+        assert_string_equal(info_of(api, runtime, 1).reason,
+                            "name: backend 'sound' is another plugin's already; the first one found "
+                            "is kept");
+        api->runtime_destroy(runtime);
+    }
+}
+
+/* A child that is forked before anything was created creates its own; one that is forked later goes on with its copy. */
+static void forks(void **state)
+{
+    attn_runtime *runtime = NULL;
+    int status = -1;
+
+    (void)state;
+    for (int later = 0; later < 2; later++) {
+        runtime = later ? create(PLUGIN("none"), 0) : NULL;
+        const pid_t pid = fork();
+
+        if (pid == 0) {
+            attn_runtime *own = create(PLUGIN("crash_in_entry") ":" PLUGIN("rich"), 0);
+            const bool right = api->backend_count(own) == 2 &&
+                               (!later || api->backend_count(runtime) == 1);
+
+            api->runtime_destroy(own);
+            api->runtime_destroy(runtime);
+            _exit(right ? 0 : 1);
+        }
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_int_equal(status, 0);
+        api->runtime_destroy(runtime);
+    }
 }
 
 /* The engine may do with SIGCHLD what it likes, and its dispositions are as before. */
@@ -474,6 +525,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(misdeeds_are_contained),
         cmocka_unit_test(same_answer_apart),
+        cmocka_unit_test(first_version_is_kept),
+        cmocka_unit_test(forks),
         cmocka_unit_test(signals_are_the_engines),
         cmocka_unit_test(other_children_are_left_alone),
         cmocka_unit_test(many_threads_at_once),

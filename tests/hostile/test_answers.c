@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plugins that are sound until an engine uses them. Wrong answers to supports, create, prepare, plan_size, plan and
+ * kernels become errors. What ends the process there ends the engine: the code of a vendor that serves runs in the
+ * engine's process, and no library can take that back; these tests say so. The argument is libattn.so.1. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <attn/api.h>
+#include <cmocka.h>
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { HEADS = 2, HEAD_SIZE = 64, BLOCK = 16, BLOCKS = 2, TOKENS = 4 };
+
+static const struct attn_api *api;
+
+/* One layer of one request, as examples/engine.c has it; says how far it came. */
+struct engine {
+    attn_runtime *runtime;
+    attn_assignment *assignment;
+    attn_model *model;
+    attn_plan *plan;
+    void *cache, *workspace;
+    float rows[4][TOKENS * HEADS * HEAD_SIZE];
+    int64_t shape[3];
+    struct attn_tensor tensors[4];
+    struct attn_error error;
+};
+
+static attn_status begin(struct engine *e, const char *file, uint32_t flags)
+{
+    const struct attn_select_options choice = {.struct_size = sizeof choice, .flags = flags};
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .backend = "",
+                                                 .plugin_path = file,
+                                                 .cache_dir = "",
+                                                 .num_threads = 1,
+                                                 .log_level = 1 + ATTN_LOG_ERROR,
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1};
+    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
+                                          .name = "only",
+                                          .kind = ATTN_LAYER_DECODER,
+                                          .dtype = ATTN_DTYPE_F32,
+                                          .num_q_heads = HEADS,
+                                          .num_kv_heads = HEADS,
+                                          .head_size = HEAD_SIZE,
+                                          .scale = 0.125f,
+                                          .causal = 1,
+                                          .block_size = BLOCK};
+    const struct attn_layer_desc *layers[] = {&layer};
+    attn_status status = api->runtime_create(&options, &e->runtime, &e->error);
+
+    return status ? status : api->select(e->runtime, &choice, layers, 1, &e->assignment, &e->error);
+}
+
+static attn_status bind_layer(struct engine *e, attn_layer *layer)
+{
+    const struct attn_plan_options options = {.struct_size = sizeof options,
+                                              .limits = {.struct_size = sizeof options.limits,
+                                                         .max_num_reqs = 1,
+                                                         .max_num_tokens = TOKENS,
+                                                         .max_seq_len = BLOCK}};
+    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_kv_view kv[2] = {{.struct_size = sizeof *kv}, {.struct_size = sizeof *kv}};
+    attn_status status = api->layer_kv_spec(layer, &spec, &e->error);
+
+    e->cache = aligned_alloc(256, (size_t)(BLOCKS * spec.padded_page_bytes));
+    status = status ? status
+                    : api->layer_kv_views(layer, e->cache, BLOCKS, &kv[0], &kv[1], &e->error);
+    status = status ? status : api->layer_bind_kv(layer, &kv[0], &kv[1], &e->error);
+    return status ? status
+                  : api->plan_create(e->model, api->layer_group(layer, ATTN_GROUP_BLOCK_TABLE, 0),
+                                     &options, &e->plan, &e->error);
+}
+
+static attn_status step(struct engine *e, attn_layer *layer, const char **at)
+{
+    static const int32_t starts[] = {0, TOKENS}, lens[] = {TOKENS}, table[] = {1};
+    static const int64_t slots[TOKENS] = {BLOCK, BLOCK + 1, BLOCK + 2, BLOCK + 3};
+    const struct attn_batch batch = {.struct_size = sizeof batch,
+                                     .num_reqs = 1,
+                                     .num_tokens = TOKENS,
+                                     .num_actual_tokens = TOKENS,
+                                     .causal = -1,
+                                     .query_start_loc = starts,
+                                     .query_start_loc_host = starts,
+                                     .seq_lens = lens,
+                                     .seq_lens_host = lens,
+                                     .block_table = table,
+                                     .block_table_stride = 1,
+                                     .slot_mapping = slots,
+                                     .num_slots = TOKENS};
+    const struct attn_step_io io = {.struct_size = sizeof io,
+                                    .q = &e->tensors[0],
+                                    .k = &e->tensors[1],
+                                    .v = &e->tensors[2],
+                                    .out = &e->tensors[3]};
+    const size_t bytes = api->plan_workspace_bytes(e->plan);
+    attn_status status = ATTN_OK;
+
+    e->shape[0] = TOKENS;
+    e->shape[1] = HEADS;
+    e->shape[2] = HEAD_SIZE;
+    for (int i = 0; i < 4; i++) {
+        e->tensors[i] = (struct attn_tensor){
+            e->rows[i], {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, e->shape, NULL, 0};
+    }
+    *at = "workspace";
+    e->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    status = api->plan_bind_workspace(e->plan, e->workspace, bytes, &e->error);
+    *at = "plan";
+    status = status ? status : api->plan(e->plan, &batch, NULL, &e->error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    *at = "run";
+    return api->run(e->plan, layer, &io, &e->error);
+}
+
+/* "ok", or the call that failed with its status, field and message. */
+static void serve(const char *file, char *text, size_t size)
+{
+    struct engine *e = calloc(1, sizeof *e);
+    const char *at = "select";
+    attn_status status = ATTN_OK;
+
+    e->error.struct_size = sizeof e->error;
+    status = begin(e, file, 0);
+    if (status == ATTN_OK) {
+        at = "model_create";
+        status = api->model_create(e->runtime, e->assignment, NULL, &e->model, &e->error);
+    }
+    if (status == ATTN_OK) {
+        at = "plan_create";
+        status = bind_layer(e, api->model_layer(e->model, 0));
+    }
+    status = status ? status : step(e, api->model_layer(e->model, 0), &at);
+    snprintf(text, size, status == ATTN_OK ? "ok" : "%s %d %s: %s", at, status, e->error.field,
+             e->error.message);
+    api->plan_destroy(e->plan);
+    api->model_destroy(e->model);
+    api->assignment_destroy(e->assignment);
+    api->runtime_destroy(e->runtime);
+    free(e->workspace);
+    free(e->cache);
+    free(e);
+}
+
+static const struct {
+    const char *name, *outcome;
+} answers[] = {
+    {"", "ok"},
+    {"supports_reasons_are_foul",
+     "select 8 ATTN_BACKEND: layer 'only', prefill: no backend can serve it; answers: (a "
+     "text that is not clean UTF-8) (a text that is not clean UTF-8) (supported: not told)"},
+    {"supports_reasons_are_null",
+     "select 8 ATTN_BACKEND: layer 'only', prefill: no backend can serve it; answers: "
+     "supports this layer (supported: not told)"},
+    {"supports_error_is_foul",
+     "select 8 ATTN_BACKEND: layer 'only', prefill: no backend can serve it; answers: "
+     "supports this layer (supported: device error, with a text that is not clean UTF-8)"},
+    {"supports_fails_silently",
+     "select 8 ATTN_BACKEND: layer 'only', prefill: no backend can serve it; answers: "
+     "supports this layer (supported: unknown status (status 12345), without a text)"},
+    {"attend_fails_silently", "run 12345 : "},
+    {"write_fails_silently", "run -1 : "},
+    {"prepare_error_is_foul", "plan_create 12 : device error, with a text that is not clean UTF-8"},
+    {"plan_size_is_endless",
+     "plan_create 11 plan_size: answers asks for 9187201950435737471 bytes on the host "
+     "and 9187201950435737471 on the device; 1099511627776 are the most"},
+    {"plan_size_is_endless_on_the_device",
+     "plan_create 11 plan_size: answers asks for 0 bytes on the host and "
+     "18446744073709551607 on the device; 1099511627776 are the most"},
+    {"plan_size_is_negative",
+     "plan_create 11 plan_size: answers asks for 18446744073709551615 bytes on the host "
+     "and 18446744073709551615 on the device; 1099511627776 are the most"},
+    {"plan_size_fails_silently", "plan_create 20 : internal error (status 20), without a text"},
+    {"plan_error_is_foul", "plan 12 : device error, with a text that is not clean UTF-8"},
+    {"slot_is_missing",
+     "model_create 11 write_kv: answers declares the kernel write_kv and has NULL in its "
+     "place"},
+    {"release_is_missing", "model_create 11 release: answers has prepare without release"},
+    {"kernels_size_is_8",
+     "model_create 5 attn_kernels: attn_kernels.struct_size is 8; allowed are 168 to 65536"},
+    {"kernels_size_is_endless",
+     "model_create 5 attn_kernels: attn_kernels.struct_size is 18446744073709551615; "
+     "allowed are 168 to 65536"},
+    {"create_gives_no_instance",
+     "model_create 11 create: answers answered ATTN_OK without an instance"},
+    {"create_gives_no_kernels", "model_create 11 create: answers answered ATTN_OK without kernels"},
+    {"create_fails_silently", "model_create 11 : unknown status (status 777), without a text"},
+    {"create_error_is_foul", "model_create 12 : device error, with a text that is not clean UTF-8"},
+};
+
+static void wrong_answers_are_errors(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
+        char text[2048];
+
+        assert_int_equal(setenv("HOSTILE_CASE", answers[i].name, 1), 0);
+        serve(HOSTILE_DIR "/attn_answers.so", text, sizeof text);
+        if (strcmp(text, answers[i].outcome) != 0) {
+            fail_msg("%s: '%s'", answers[i].name, text);
+        }
+    }
+    print_message("%zu wrong answers are errors\n", sizeof answers / sizeof *answers - 1);
+}
+
+/* A hundred thousand reasons: the first ones are kept. */
+static void reasons_end(void **state)
+{
+    struct engine *e = calloc(1, sizeof *e);
+    int32_t verdict = 0, count = 0;
+
+    (void)state;
+    e->error.struct_size = sizeof e->error;
+    assert_int_equal(setenv("HOSTILE_CASE", "supports_never_ends_its_reasons", 1), 0);
+    assert_int_equal(begin(e, HOSTILE_DIR "/attn_answers.so", ATTN_SELECT_KEEP_UNSERVED), ATTN_OK);
+    assert_int_equal(api->assignment_verdict(e->assignment, 0, ATTN_PHASE_DECODE, 0, &verdict, &count),
+                     ATTN_OK);
+    assert_int_equal(count, 32);
+    api->assignment_destroy(e->assignment);
+    api->runtime_destroy(e->runtime);
+    free(e);
+}
+
+/* What a plugin does to the process in supports, create and its kernels, it does to the engine. */
+static void later_misdeeds_are_the_engines(void **state)
+{
+    static const char *const stages[] = {"supports", "create", "write", "attend"};
+    static const struct {
+        const char *name;
+        int signal, status;
+    } deeds[] = {{"crash", SIGSEGV, 0}, {"abort", SIGABRT, 0}, {"exit", 0, 7}, {"throw", SIGABRT, 0}};
+    const struct rlimit no_core = {0, 0};
+
+    (void)state;
+    for (size_t i = 0; i < 4 * sizeof deeds / sizeof *deeds; i++) {
+        char file[4096], text[2048];
+        int status = -1;
+        pid_t pid = -1;
+
+        snprintf(file, sizeof file, "%s/attn_%s_in_%s.so", HOSTILE_DIR, deeds[i / 4].name,
+                 stages[i % 4]);
+        if (access(file, F_OK) != 0 && strcmp(deeds[i / 4].name, "throw") == 0) {
+            continue; /* no C++ compiler */
+        }
+        pid = fork();
+        if (pid == 0) {
+            setrlimit(RLIMIT_CORE, &no_core);
+            signal(SIGSEGV, SIG_DFL);
+            signal(SIGABRT, SIG_DFL);
+            serve(file, text, sizeof text);
+            fprintf(stderr, "%s: %s\n", file, text);
+            _exit(0);
+        }
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        if (deeds[i / 4].signal != 0 ? !WIFSIGNALED(status) || WTERMSIG(status) != deeds[i / 4].signal
+                                     : !WIFEXITED(status) || WEXITSTATUS(status) != 7) {
+            fail_msg("%s: %#x", file, status);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(wrong_answers_are_errors),
+        cmocka_unit_test(reasons_end),
+        cmocka_unit_test(later_misdeeds_are_the_engines),
+    };
+    attn_get_api_fn *get_api = NULL;
+    void *symbol = argc > 1 ? dlsym(dlopen(argv[1], RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL) : NULL;
+
+    memcpy(&get_api, &symbol, sizeof get_api);
+    if (symbol == NULL || get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK) {
+        return 1;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
