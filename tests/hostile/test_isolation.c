@@ -215,7 +215,7 @@ static void misdeeds_are_contained(void **state)
         }
         snprintf(path, sizeof path, "%s:%s", file, PLUGIN("none"));
         /* A loaded machine may take its time to exhaust memory. */
-        runtime = create(path, defect->status == ATTN_ERROR_TIMEOUT ? 400 : 60000);
+        runtime = create(path, defect->status == ATTN_ERROR_TIMEOUT ? 1000 : 60000);
         info = info_of(api, runtime, 0);
         if (info.status != defect->status || strcmp(info.reason, defect->reason) != 0) {
             fail_msg("%s: status %d, '%s'", defect->name, info.status, info.reason);
