@@ -546,6 +546,7 @@ int main(int argc, char **argv)
     scan_file = argv[2];
     /* The scanner's signals are what is tested here, not a sanitizer's account of them. */
     setenv("ASAN_OPTIONS", "handle_segv=0:handle_abort=0:handle_sigill=0:handle_sigfpe=0", 1);
+    setenv("TSAN_OPTIONS", "handle_segv=0:handle_abort=0:handle_sigill=0:handle_sigfpe=0", 1);
     symbol = dlsym(dlopen(core_file, RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL);
     memcpy(&get_api, &symbol, sizeof get_api);
     if (symbol == NULL || get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK) {
