@@ -63,7 +63,7 @@ struct attn_refused_combination {
 #define ATTN_KERNEL_COUNT 14
 
 /* One backend on one device in one variant. Arrays and text are borrowed until the sink returns;
- * the core copies them. Masks: bit 1 << code. */
+ * the core copies them, and of the extensions those that it knows. Masks: bit 1 << code. */
 struct attn_backend_caps {
     size_t struct_size;
     const struct attn_ext *next; /* attn_mla_caps, attn_gdn_caps */

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cache_fixture.h"
+
+#include <cmocka.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "runtime/runtime.h"
+
+const struct attn_api *api;
+
+attn_status fixture_open(void)
+{
+    return attn_get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL);
+}
+
+static void keep_log(void *user, int32_t level, const char *who, const char *message)
+{
+    struct place *place = user;
+    const size_t used = strlen(place->log);
+
+    (void)who;
+    if (level <= ATTN_LOG_WARN) {
+        snprintf(place->log + used, sizeof place->log - used, "%s\n", message);
+    }
+}
+
+static void *allocate(void *user, size_t size, size_t alignment)
+{
+    struct place *place = user;
+
+    if (++place->allocations == place->fail_at) {
+        return NULL;
+    }
+    place->alive++;
+    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+static void release(void *user, void *memory, size_t size)
+{
+    struct place *place = user;
+
+    (void)size;
+    place->alive -= memory != NULL;
+    free(memory);
+}
+
+attn_runtime *place_create(struct place *place, const char *path, attn_status expected)
+{
+    const struct attn_host host = {.struct_size = sizeof host,
+                                   .user = place,
+                                   .log = keep_log,
+                                   .allocate = allocate,
+                                   .release = release};
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .host = &host,
+                                                 .backend = "",
+                                                 .plugin_path = path,
+                                                 .cache_dir = place->cache,
+                                                 .num_threads = 1,
+                                                 .log_level = 1 + ATTN_LOG_WARN,
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1,
+                                                 .isolation = -1};
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_runtime *runtime = NULL;
+    const attn_status status = api->runtime_create(&options, &runtime, &error);
+
+    place->log[place->fail_at > 0 ? 0 : strlen(place->log)] = '\0';
+    if (status != expected) {
+        fail_msg("status %d, %s: %s", status, error.field, error.message);
+    }
+    return runtime;
+}
+
+void copy_file(const char *from, const char *to)
+{
+    char bytes[MAX_BYTES];
+    char beside[128];
+    size_t size = 0;
+    FILE *in = fopen(from, "rb");
+    FILE *out = NULL;
+
+    snprintf(beside, sizeof beside, "%s.new", to);
+    out = fopen(beside, "wb");
+    assert_non_null(in);
+    assert_non_null(out);
+    while ((size = fread(bytes, 1, sizeof bytes, in)) > 0) {
+        assert_int_equal(fwrite(bytes, 1, size, out), size);
+    }
+    fclose(in);
+    assert_int_equal(fclose(out), 0);
+    assert_int_equal(rename(beside, to), 0);
+}
+
+int place_setup(void **state)
+{
+    struct place *place = calloc(1, sizeof *place);
+
+    snprintf(place->folder, sizeof place->folder, "/tmp/attn_cache_XXXXXX");
+    assert_non_null(mkdtemp(place->folder));
+    snprintf(place->plugin, sizeof place->plugin, "%s/attn_x.so", place->folder);
+    snprintf(place->cache, sizeof place->cache, "%s/deep/cache", place->folder);
+    copy_file(PLUGIN("rich"), place->plugin);
+    *state = place;
+    return 0;
+}
+
+int place_entries(const struct place *place, void (*each)(const char *path))
+{
+    DIR *directory = opendir(place->cache);
+    const struct dirent *entry = NULL;
+    int count = 0;
+
+    while (directory != NULL && (entry = readdir(directory)) != NULL) {
+        char path[512];
+
+        if (strncmp(entry->d_name, "probe-", 6) == 0) {
+            assert_int_equal(strlen(entry->d_name), 22); /* nothing half-written stays */
+            snprintf(path, sizeof path, "%s/%s", place->cache, entry->d_name);
+            count++;
+            if (each != NULL) {
+                each(path);
+            }
+        }
+    }
+    if (directory != NULL) {
+        closedir(directory);
+    }
+    return count;
+}
+
+void drop_entry(const char *path)
+{
+    assert_int_equal(unlink(path), 0);
+}
+
+int place_teardown(void **state)
+{
+    struct place *place = *state;
+    char path[128];
+
+    place_entries(place, drop_entry);
+    rmdir(place->cache);
+    snprintf(path, sizeof path, "%s/deep", place->folder);
+    rmdir(path);
+    unlink(place->plugin);
+    assert_int_equal(rmdir(place->folder), 0);
+    free(place);
+    return 0;
+}
+
+void place_start(struct place *place, attn_status expected, const char *says, bool asked)
+{
+    int status = -1;
+    const pid_t pid = fork();
+
+    if (pid == 0) {
+        attn_runtime *runtime = place_create(place, place->plugin, ATTN_OK);
+        const struct plugin *plugin = &runtime->plugins[0];
+
+        if (plugin->status != expected || (plugin->table != NULL) != asked ||
+            (strstr(plugin->reason, says) == NULL && strcmp(plugin->name, says) != 0)) {
+            fprintf(stderr, "%s: status %d, '%s', %s\n", plugin->name, plugin->status, plugin->reason,
+                    plugin->table != NULL ? "asked" : "not asked");
+            _exit(1);
+        }
+        api->runtime_destroy(runtime);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
+void place_warm_up(struct place *place)
+{
+    place_start(place, ATTN_OK, "rich", true);
+    assert_int_equal(place_entries(place, NULL), 1);
+}

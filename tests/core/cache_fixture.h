@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A folder with one plugin file and one cache of probes: what the tests of the cache begin with. */
+#ifndef CACHE_FIXTURE_H
+#define CACHE_FIXTURE_H
+
+#include <attn/api.h>
+#include <stdbool.h>
+
+/* HOSTILE_DIR: where the plugins of tests/hostile were built, as attn_NAME.so. */
+#define PLUGIN(name) HOSTILE_DIR "/attn_" name ".so"
+#define MAX_BYTES 65536
+
+/* `log` has what the core warned of; of the allocations through the host number `fail_at` fails. */
+struct place {
+    char folder[64];
+    char plugin[96];
+    char cache[128];
+    char log[4096];
+    long allocations;
+    long fail_at;
+    long alive;
+};
+
+extern const struct attn_api *api;
+
+/* Opens the api; for main. */
+attn_status fixture_open(void);
+
+/* Set-up and tear-down of each test: *state is a struct place whose plugin file is a copy of `rich`. */
+int place_setup(void **state);
+int place_teardown(void **state);
+
+/* A runtime with the plugins of `path`, probed in this process. */
+attn_runtime *place_create(struct place *place, const char *path, attn_status expected);
+
+/* A start in another process, since this one keeps what it has loaded: the status that the plugin has to get, a part of
+ * its reason or its name, and whether its code is asked. */
+void place_start(struct place *place, attn_status expected, const char *says, bool asked);
+/* The same, of a plugin that nobody knows yet. */
+void place_warm_up(struct place *place);
+
+/* Replaces `to` by a copy, as an installer does. */
+void copy_file(const char *from, const char *to);
+/* Calls `each`, if not NULL, with every record on file; returns how many there are. */
+int place_entries(const struct place *place, void (*each)(const char *path));
+void drop_entry(const char *path);
+
+#endif
