@@ -8,6 +8,7 @@
 #include <attn/api.h>
 #include <cmocka.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -118,23 +119,42 @@ struct defect {
     const char *says;
 };
 
+/* The whole reason, or its beginning up to a star: lists that grow with the ABI, and text without end. */
+static bool fits(const char *reason, const char *says)
+{
+    const size_t length = strlen(says);
+
+    return says[length - 1] == '*' ? strncmp(reason, says, length - 1) == 0
+                                   : strcmp(reason, says) == 0;
+}
+
 /* Each defect costs its own plugin, with its own reason, and not the sound one beside it. */
 static void defects_are_refused(void **state)
 {
     static const struct defect defects[] = {
-        {"missing_symbol", ATTN_ERROR_PLUGIN, "attn_plugin_entry"},
-        {"null_slot", ATTN_ERROR_PLUGIN, "probe NULL"},
-        {"table_size_small", ATTN_ERROR_STRUCT_SIZE, "struct_size is 8"},
-        {"table_size_large", ATTN_ERROR_STRUCT_SIZE, "struct_size is 18446744073709551615"},
+        {"missing_symbol", ATTN_ERROR_PLUGIN, "symbol: does not export attn_plugin_entry"},
+        {"null_slot", ATTN_ERROR_PLUGIN,
+         "probe: a required slot is NULL: probe NULL, create there, destroy there"},
+        {"table_size_small", ATTN_ERROR_STRUCT_SIZE,
+         "attn_plugin: attn_plugin.struct_size is 8; allowed are 80 to 65536"},
+        {"table_size_large", ATTN_ERROR_STRUCT_SIZE,
+         "attn_plugin: attn_plugin.struct_size is 18446744073709551615; allowed are 80 to 65536"},
         {"abi_refused", ATTN_ERROR_ABI_VERSION, "speaks ABI 9.0 only"},
-        {"abi_too_new", ATTN_ERROR_ABI_VERSION, "9.0"},
-        {"bad_backend_name", ATTN_ERROR_PLUGIN, "[a-z][a-z0-9_]*"},
-        {"unknown_bits", ATTN_ERROR_PLUGIN, "terms"},
-        {"missing_array", ATTN_ERROR_PLUGIN, "head_sizes"},
-        {"preferred_layout", ATTN_ERROR_PLUGIN, "preferred_layout"},
-        {"caps_size_lies", ATTN_ERROR_STRUCT_SIZE, "attn_backend_caps.struct_size"},
-        {"endless_text", ATTN_ERROR_DEVICE, "mmmm"},
+        {"abi_too_new", ATTN_ERROR_ABI_VERSION, "abi_version: the plugin chose ABI 9.0; *"},
+        {"bad_backend_name", ATTN_ERROR_PLUGIN,
+         "name: a backend's name is not [a-z][a-z0-9_]* of at most 63 bytes"},
+        {"unknown_bits", ATTN_ERROR_PLUGIN, "terms: unknown_bits: terms is 0x10000000001; *"},
+        {"missing_array", ATTN_ERROR_PLUGIN,
+         "head_sizes: missing_array: 1 head_sizes at NULL; 0 to 256 in an array"},
+        {"preferred_layout", ATTN_ERROR_PLUGIN,
+         "preferred_layout: preferred_layout: preferred_layout 1 is not one of its layouts"},
+        {"caps_size_lies", ATTN_ERROR_STRUCT_SIZE,
+         "attn_backend_caps: attn_backend_caps.struct_size is 18446744073709551615; allowed are 256 "
+         "to 65536"},
+        {"endless_text", ATTN_ERROR_DEVICE,
+         "fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff: mmmm*"},
         {"absent", ATTN_ERROR_ABSENT, "no such accelerator"},
+        {"claims_no_memory", ATTN_ERROR_OUT_OF_MEMORY, "out of memory (status 3), without a text"},
     };
 
     (void)state;
@@ -148,7 +168,7 @@ static void defects_are_refused(void **state)
         runtime = create_with(path, NULL, ATTN_OK);
         assert_int_equal(api->plugin_count(runtime), 2);
         info = info_of(runtime, 0);
-        if (info.status != defects[i].status || strstr(info.reason, defects[i].says) == NULL) {
+        if (info.status != defects[i].status || !fits(info.reason, defects[i].says)) {
             fail_msg("%s: status %d, reason '%s'", defects[i].name, info.status, info.reason);
         }
         assert_int_equal(info.num_backends, 0);
