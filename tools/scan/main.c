@@ -22,6 +22,7 @@
 /* What a probe may need: management libraries of drivers, no model. */
 #define MAX_DATA ((rlim_t)2 << 30)
 #define MAX_STACK ((rlim_t)64 << 20)
+#define LONGEST_LIFE 660 /* s: the longest deadline and a minute */
 #define PIPE 3
 #define EXIT_USAGE 2
 
@@ -104,6 +105,7 @@ static void limit(int resource, rlim_t most)
 static void be_modest(void)
 {
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    (void)alarm(LONGEST_LIFE); /* should the engine have died before that call */
     limit(RLIMIT_CORE, 0);
     limit(RLIMIT_STACK, MAX_STACK);
     if (!SANITIZED) {
