@@ -6,112 +6,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <attn/api.h>
 #include <cmocka.h>
 #include <dirent.h>
-#include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#define PLUGIN(name) HOSTILE_DIR "/attn_" name ".so"
+#include "fixture.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
 #else
 #define SANITIZED 0
 #endif
-
-struct meter {
-    long calls, fail_at, alive;
-    char log[8192];
-};
-
-static const struct attn_api *api;
-static const char *core_file, *scan_file;
-
-static void keep_log(void *user, int32_t level, const char *who, const char *message)
-{
-    struct meter *meter = user;
-    const size_t used = strlen(meter->log);
-
-    (void)who;
-    snprintf(meter->log + used, sizeof meter->log - used, "%d %s\n", level, message);
-}
-
-static void *allocate(void *user, size_t size, size_t alignment)
-{
-    struct meter *meter = user;
-
-    if (++meter->calls == meter->fail_at) {
-        return NULL;
-    }
-    meter->alive++;
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-
-static void release(void *user, void *memory, size_t size)
-{
-    struct meter *meter = user;
-
-    (void)size;
-    meter->alive -= memory != NULL;
-    free(memory);
-}
-
-/* `meter` may be NULL. */
-static attn_runtime *create_by(const struct attn_api *table, const char *path, int32_t isolation,
-                               int32_t deadline, struct meter *meter, attn_status expected)
-{
-    const struct attn_host host = {.struct_size = sizeof host,
-                                   .user = meter,
-                                   .log = keep_log,
-                                   .allocate = allocate,
-                                   .release = release};
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .host = meter != NULL ? &host : NULL,
-                                                 .backend = "",
-                                                 .plugin_path = path,
-                                                 .cache_dir = "",
-                                                 .num_threads = 1,
-                                                 .log_level =
-                                                     1 + (meter ? ATTN_LOG_INFO : ATTN_LOG_ERROR),
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1,
-                                                 .isolation = isolation,
-                                                 .probe_deadline_ms = deadline};
-    struct attn_error error = ATTN_ERROR_INIT;
-    attn_runtime *runtime = NULL;
-    const attn_status status = table->runtime_create(&options, &runtime, &error);
-
-    if (status != expected) {
-        fail_msg("%s: status %d, %s: %s", path, status, error.field, error.message);
-    }
-    return runtime;
-}
-
-static attn_runtime *create(const char *path, int32_t deadline)
-{
-    return create_by(api, path, 0, deadline, NULL, ATTN_OK);
-}
-
-static struct attn_plugin_info info_of(const struct attn_api *table, const attn_runtime *runtime,
-                                       int32_t index)
-{
-    struct attn_plugin_info info = {.struct_size = sizeof info};
-
-    assert_int_equal(table->plugin_info(runtime, index, &info), ATTN_OK);
-    return info;
-}
 
 static bool is_mapped(const char *file)
 {
@@ -144,7 +54,6 @@ struct defect {
     const char *reason;
 };
 
-#define CRASHED "its process was ended by signal 11 (SIGSEGV)"
 #define ABORTED "its process was ended by signal 6 (SIGABRT)"
 #define LATE "did not end within 1000 ms"
 #define EXITED "ended its process with exit status 7"
@@ -278,222 +187,6 @@ static void first_version_is_kept(void **state)
     }
 }
 
-/* A child that is forked before anything was created creates its own; one that is forked later goes on with its copy. */
-static void forks(void **state)
-{
-    attn_runtime *runtime = NULL;
-    int status = -1;
-
-    (void)state;
-    for (int later = 0; later < 2; later++) {
-        runtime = later ? create(PLUGIN("none"), 0) : NULL;
-        const pid_t pid = fork();
-
-        if (pid == 0) {
-            attn_runtime *own = create(PLUGIN("crash_in_entry") ":" PLUGIN("rich"), 0);
-            const bool right = api->backend_count(own) == 2 &&
-                               (!later || api->backend_count(runtime) == 1);
-
-            api->runtime_destroy(own);
-            api->runtime_destroy(runtime);
-            _exit(right ? 0 : 1);
-        }
-        assert_int_equal(waitpid(pid, &status, 0), pid);
-        assert_int_equal(status, 0);
-        api->runtime_destroy(runtime);
-    }
-}
-
-/* The engine may do with SIGCHLD what it likes, and its dispositions are as before. */
-static void signals_are_the_engines(void **state)
-{
-    struct sigaction before[65] = {{.sa_flags = 0}};
-    attn_runtime *runtime = NULL;
-
-    (void)state;
-    signal(SIGCHLD, SIG_IGN);
-    signal(SIGPIPE, SIG_DFL);
-    for (int i = 1; i < 65; i++) {
-        sigaction(i, NULL, &before[i]);
-    }
-    runtime = create(PLUGIN("none") ":" PLUGIN("exit_in_probe") ":" PLUGIN("crash_in_entry"), 0);
-    assert_int_equal(info_of(api, runtime, 0).status, ATTN_OK);
-    assert_string_equal(info_of(api, runtime, 1).reason,
-                        "probe: its process ended without an answer");
-    assert_string_equal(info_of(api, runtime, 2).reason,
-                        "entry: its process ended without an answer");
-    api->runtime_destroy(runtime);
-    for (int i = 1; i < 65; i++) {
-        struct sigaction after = {.sa_flags = 0};
-
-        sigaction(i, NULL, &after);
-        assert_ptr_equal(after.sa_handler, before[i].sa_handler);
-    }
-    signal(SIGCHLD, SIG_DFL);
-}
-
-/* A child of the engine that has ended is the engine's to reap. */
-static void other_children_are_left_alone(void **state)
-{
-    int status = -1;
-    const pid_t pid = fork();
-
-    (void)state;
-    if (pid == 0) {
-        _exit(5);
-    }
-    api->runtime_destroy(create(PLUGIN("none") ":" PLUGIN("crash_in_probe"), 0));
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(WEXITSTATUS(status), 5);
-}
-
-static void *one_engine(void *argument)
-{
-    for (int i = 0; i < 4; i++) {
-        attn_runtime *runtime = create(PLUGIN("crash_in_probe") ":" PLUGIN("none"), 0);
-
-        if (api->backend_count(runtime) != 1) {
-            *(int *)argument = 1;
-        }
-        api->runtime_destroy(runtime);
-    }
-    return NULL;
-}
-
-static void many_threads_at_once(void **state)
-{
-    pthread_t threads[6];
-    int failed = 0;
-
-    (void)state;
-    for (int i = 0; i < 6; i++) {
-        assert_int_equal(pthread_create(&threads[i], NULL, one_engine, &failed), 0);
-    }
-    for (int i = 0; i < 6; i++) {
-        pthread_join(threads[i], NULL);
-    }
-    assert_int_equal(failed, 0);
-    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
-}
-
-static void every_allocation_fails_in_turn(void **state)
-{
-    const char *path = PLUGIN("rich") ":" PLUGIN("crash_in_probe");
-    struct meter meter = {0};
-    long calls = 0;
-
-    (void)state;
-    api->runtime_destroy(create_by(api, path, 0, 0, &meter, ATTN_OK));
-    calls = meter.calls;
-    assert_int_equal(meter.alive, 0);
-    for (long i = 1; i <= calls; i++) {
-        meter = (struct meter){.fail_at = i};
-        create_by(api, path, 0, 0, &meter, ATTN_ERROR_OUT_OF_MEMORY);
-        assert_int_equal(meter.alive, 0);
-    }
-    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
-}
-
-/* An engine that has closed its standard streams, as daemons do. */
-static void closed_streams(void **state)
-{
-    int status = -1;
-    const pid_t pid = fork();
-
-    (void)state;
-    if (pid == 0) {
-        for (int i = 0; i < 256; i++) {
-            close(i);
-        }
-        attn_runtime *runtime = create(PLUGIN("none") ":" PLUGIN("crash_in_probe"), 0);
-        const bool right = api->backend_count(runtime) == 1 &&
-                           strcmp(info_of(api, runtime, 1).reason, "probe: " CRASHED) == 0;
-
-        api->runtime_destroy(runtime);
-        _exit(right ? 0 : 1);
-    }
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(status, 0);
-}
-
-static void copy_file(const char *from, const char *to)
-{
-    static char bytes[1 << 16];
-    ssize_t size = 0;
-    const int in = open(from, O_RDONLY | O_CLOEXEC);
-    const int out = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0755);
-
-    assert_true(in >= 0 && out >= 0);
-    while ((size = read(in, bytes, sizeof bytes)) > 0) {
-        assert_int_equal(write(out, bytes, (size_t)size), size);
-    }
-    close(in);
-    assert_int_equal(close(out), 0);
-}
-
-static void write_script(const char *path, const char *text)
-{
-    const int out = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0755);
-
-    assert_int_equal(write(out, text, strlen(text)), (ssize_t)strlen(text));
-    assert_int_equal(close(out), 0);
-}
-
-/* An installed core: <libdir>/libattn.so.1 and <libdir>/attn/attn-scan; without the scanner, and with one that fails. */
-static void scanner_of_an_installed_core(void **state)
-{
-    char folder[64] = "/tmp/attn_isolation_XXXXXX";
-    char core[128], plugins[128], scanner[160];
-    const struct attn_api *other = NULL;
-    attn_get_api_fn *get_api = NULL;
-    struct meter meter = {0};
-    attn_runtime *runtime = NULL;
-    void *symbol = NULL;
-
-    (void)state;
-    assert_non_null(mkdtemp(folder));
-    snprintf(core, sizeof core, "%s/libattn.so.1", folder);
-    snprintf(plugins, sizeof plugins, "%s/attn", folder);
-    snprintf(scanner, sizeof scanner, "%s/attn-scan", plugins);
-    assert_int_equal(mkdir(plugins, 0755), 0);
-    copy_file(core_file, core);
-    symbol = dlsym(dlopen(core, RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL);
-    memcpy(&get_api, &symbol, sizeof get_api);
-    assert_int_equal(get_api(0, UINT32_MAX, &other, NULL), ATTN_OK);
-
-    runtime = create_by(other, PLUGIN("none"), 0, 0, &meter, ATTN_OK);
-    assert_int_equal(other->backend_count(runtime), 1);
-    assert_non_null(strstr(meter.log, "2 " PLUGIN("none") " is probed in this process: there is no "
-                                                          "attn-scan beside the core\n"));
-    other->runtime_destroy(runtime);
-    runtime = create_by(other, PLUGIN("none"), 1, 0, NULL, ATTN_OK);
-    assert_int_equal(info_of(other, runtime, 0).status, ATTN_ERROR_IO);
-    assert_string_equal(info_of(other, runtime, 0).reason,
-                        "isolation: ordered, and there is no attn-scan beside the core");
-    other->runtime_destroy(runtime);
-
-    write_script(scanner, "#!/bin/sh\nexit 5\n");
-    runtime = create_by(other, PLUGIN("none"), 1, 0, NULL, ATTN_OK);
-    assert_string_equal(info_of(other, runtime, 0).reason,
-                        "isolation: ordered, and attn-scan does not run: exit status 5");
-    other->runtime_destroy(runtime);
-    write_script(scanner, "#!/bin/sh\nprintf ATTNSCANCEPATTNPROBnonsense\n");
-    runtime = create_by(other, PLUGIN("none"), 1, 0, NULL, ATTN_OK);
-    assert_string_equal(info_of(other, runtime, 0).reason,
-                        "scan: what its process sent is no record of a probe");
-    other->runtime_destroy(runtime);
-
-    copy_file(scan_file, scanner);
-    runtime = create_by(other, PLUGIN("none") ":" PLUGIN("crash_in_entry"), 1, 0, NULL, ATTN_OK);
-    assert_int_equal(info_of(other, runtime, 0).status, ATTN_OK);
-    assert_string_equal(info_of(other, runtime, 1).reason, "entry: " CRASHED);
-    other->runtime_destroy(runtime);
-    assert_int_equal(unlink(scanner), 0);
-    assert_int_equal(unlink(core), 0);
-    assert_int_equal(rmdir(plugins), 0);
-    assert_int_equal(rmdir(folder), 0);
-}
-
 static void options_are_checked(void **state)
 {
     static const struct {
@@ -526,31 +219,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(misdeeds_are_contained),
         cmocka_unit_test(same_answer_apart),
         cmocka_unit_test(first_version_is_kept),
-        cmocka_unit_test(forks),
-        cmocka_unit_test(signals_are_the_engines),
-        cmocka_unit_test(other_children_are_left_alone),
-        cmocka_unit_test(many_threads_at_once),
-        cmocka_unit_test(every_allocation_fails_in_turn),
-        cmocka_unit_test(closed_streams),
-        cmocka_unit_test(scanner_of_an_installed_core),
         cmocka_unit_test(options_are_checked),
     };
-    attn_get_api_fn *get_api = NULL;
-    void *symbol = NULL;
+    const int failed = fixture_open(argc, argv);
 
-    if (argc != 3) {
-        fprintf(stderr, "usage: test_isolation libattn.so.1 attn-scan\n");
-        return 2;
-    }
-    core_file = argv[1];
-    scan_file = argv[2];
-    /* The scanner's signals are what is tested here, not a sanitizer's account of them. */
-    setenv("ASAN_OPTIONS", "handle_segv=0:handle_abort=0:handle_sigill=0:handle_sigfpe=0", 1);
-    setenv("TSAN_OPTIONS", "handle_segv=0:handle_abort=0:handle_sigill=0:handle_sigfpe=0", 1);
-    symbol = dlsym(dlopen(core_file, RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL);
-    memcpy(&get_api, &symbol, sizeof get_api);
-    if (symbol == NULL || get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK) {
-        return 1;
-    }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return failed != 0 ? failed : cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fixture.h"
+
+#include <cmocka.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const struct attn_api *api;
+const char *core_file, *scan_file;
+
+static void keep_log(void *user, int32_t level, const char *who, const char *message)
+{
+    struct meter *meter = user;
+    const size_t used = strlen(meter->log);
+
+    (void)who;
+    snprintf(meter->log + used, sizeof meter->log - used, "%d %s\n", level, message);
+}
+
+static void *allocate(void *user, size_t size, size_t alignment)
+{
+    struct meter *meter = user;
+
+    if (++meter->calls == meter->fail_at) {
+        return NULL;
+    }
+    meter->alive++;
+    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+static void release(void *user, void *memory, size_t size)
+{
+    struct meter *meter = user;
+
+    (void)size;
+    meter->alive -= memory != NULL;
+    free(memory);
+}
+
+attn_runtime *create_by(const struct attn_api *table, const char *path, int32_t isolation,
+                        int32_t deadline, struct meter *meter, attn_status expected)
+{
+    const struct attn_host host = {.struct_size = sizeof host,
+                                   .user = meter,
+                                   .log = keep_log,
+                                   .allocate = allocate,
+                                   .release = release};
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .host = meter != NULL ? &host : NULL,
+                                                 .backend = "",
+                                                 .plugin_path = path,
+                                                 .cache_dir = "",
+                                                 .num_threads = 1,
+                                                 .log_level =
+                                                     1 + (meter ? ATTN_LOG_INFO : ATTN_LOG_ERROR),
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1,
+                                                 .isolation = isolation,
+                                                 .probe_deadline_ms = deadline};
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_runtime *runtime = NULL;
+    const attn_status status = table->runtime_create(&options, &runtime, &error);
+
+    if (status != expected) {
+        fail_msg("%s: status %d, %s: %s", path, status, error.field, error.message);
+    }
+    return runtime;
+}
+
+attn_runtime *create(const char *path, int32_t deadline)
+{
+    return create_by(api, path, 0, deadline, NULL, ATTN_OK);
+}
+
+struct attn_plugin_info info_of(const struct attn_api *table, const attn_runtime *runtime,
+                                int32_t index)
+{
+    struct attn_plugin_info info = {.struct_size = sizeof info};
+
+    assert_int_equal(table->plugin_info(runtime, index, &info), ATTN_OK);
+    return info;
+}
+
+int fixture_open(int argc, char **argv)
+{
+    attn_get_api_fn *get_api = NULL;
+    void *symbol = NULL;
+
+    if (argc != 3) {
+        fprintf(stderr, "usage: %s libattn.so.1 attn-scan\n", argv[0]);
+        return 2;
+    }
+    core_file = argv[1];
+    scan_file = argv[2];
+    /* The scanner's signals are what is tested here, not a sanitizer's account of them. */
+    setenv("ASAN_OPTIONS", "handle_segv=0:handle_abort=0:handle_sigill=0:handle_sigfpe=0", 1);
+    setenv("TSAN_OPTIONS", "handle_segv=0:handle_abort=0:handle_sigill=0:handle_sigfpe=0", 1);
+    symbol = dlsym(dlopen(core_file, RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL);
+    memcpy(&get_api, &symbol, sizeof get_api);
+    return symbol == NULL || get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK;
+}
