@@ -9,6 +9,7 @@
 
 #include "engine.h"
 #include "kernels.h"
+#include "negative.h"
 #include "report.h"
 #include "resolve.h"
 #include "steps.h"
@@ -199,6 +200,9 @@ static void run_kernels(struct run *run)
     copy_cases(&sink);
     rope_cases(&sink);
     gather_cases(&sink);
+    const struct negative_sink negative = {run->core, &run->space, &sink};
+    undeclared_cases(&negative);
+    malformed_cases(&negative);
     const struct steps_variant steps = {&run->space, run->cases, run->num_cases};
     try_case(run, "two_threads", steps_two_threads, &steps);
 }
