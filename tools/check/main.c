@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "declared.h"
 #include "engine.h"
 #include "kernels.h"
 #include "negative.h"
@@ -23,7 +24,7 @@
 
 static const char usage[] =
     "usage: attn-check NAME|FILE.so [--quick|--full] [--filter GLOB] [--seed S] [--list]\n"
-    "                  [--junit FILE] [--fail-fast] [--json] [--help] [--version]\n"
+    "                  [--expect FILE] [--junit FILE] [--fail-fast] [--json] [--help] [--version]\n"
     "\n"
     "Holds a backend to everything that it declares, element by element, against cpu_ref.\n"
     "NAME is a backend that the core finds (`cpu_simd`, `cpu_simd@avx2`); FILE.so a plugin.\n"
@@ -33,6 +34,8 @@ static const char usage[] =
     "  --filter GLOB  only cases whose name matches\n"
     "  --seed S       of cases and inputs (default 1)\n"
     "  --list         names the cases and runs none\n"
+    "  --expect FILE  a list of capabilities (the `features` of --json): what it names and\n"
+    "                 the backend does not declare is a failure\n"
     "  --junit FILE   writes the results as JUnit XML too\n"
     "  --fail-fast    stops at the first failure\n"
     "  --json         one JSON document on stdout\n"
@@ -43,6 +46,7 @@ struct options {
     const char *target;
     const char *filter;
     const char *junit;
+    const char *expect;
     uint64_t seed;
     bool full;
     bool list;
@@ -66,6 +70,7 @@ static int parse(int argc, char **argv, struct options *options)
         {"list", no_argument, NULL, 'l'},          {"junit", required_argument, NULL, 'u'},
         {"json", no_argument, NULL, 'j'},          {"help", no_argument, NULL, 'h'},
         {"version", no_argument, NULL, 'v'},       {"fail-fast", no_argument, NULL, 'x'},
+        {"expect", required_argument, NULL, 'e'},
         {NULL, 0, NULL, 0}};
     char *end = NULL;
     int c;
@@ -93,6 +98,9 @@ static int parse(int argc, char **argv, struct options *options)
             break;
         case 'u':
             options->junit = optarg;
+            break;
+        case 'e':
+            options->expect = optarg;
             break;
         case 'j':
             options->json = true;
@@ -277,6 +285,11 @@ static int run_suite(struct run *run)
                           &run->cases, &run->num_cases)) {
         snprintf(error.message, sizeof error.message, "no memory for the cases");
         return fail_with(options->target, &error, EXIT_FAILURE);
+    }
+    if (options->expect != NULL && !options->list) {
+        bool holds = declared_holds(&run->trial.tested->caps, options->expect, run->trial.message,
+                                    sizeof run->trial.message);
+        tell(run, "capabilities", holds ? TRIAL_PASSED : TRIAL_FAILED);
     }
     run_kernels(run);
     run_attends(run);

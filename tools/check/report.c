@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
 
-#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "declared.h"
 
 void report_finish(struct report *report)
 {
@@ -35,40 +36,22 @@ void report_add(struct report *report, const char *name, enum trial_result resul
     }
 }
 
-/* What was declared, by the names of the masks: what the suite then tested. */
-static cJSON *features_json(const struct attn_backend_caps *caps)
+/* Cases by what their names begin with: "attend", "engine", "merge_states", … */
+static void add_counts(cJSON *root, const struct report *report)
 {
-    static const struct {
-        const char *name;
-        uint64_t bit;
-    } terms[] = {
-        {"causal", ATTN_TERM_CAUSAL},
-        {"bidirectional", ATTN_TERM_BIDIRECTIONAL},
-        {"causal_per_request", ATTN_TERM_CAUSAL_PER_REQUEST},
-        {"sliding_window", ATTN_TERM_SLIDING_WINDOW},
-        {"symmetric_window", ATTN_TERM_SYMMETRIC_WINDOW},
-        {"chunked_local", ATTN_TERM_CHUNKED_LOCAL},
-        {"soft_cap", ATTN_TERM_SOFT_CAP},
-        {"alibi", ATTN_TERM_ALIBI},
-        {"alibi_sqrt", ATTN_TERM_ALIBI_SQRT},
-        {"sinks", ATTN_TERM_SINKS},
-        {"static_sink", ATTN_TERM_STATIC_SINK},
-        {"prefix_lm", ATTN_TERM_PREFIX_LM},
-        {"tree_bits", ATTN_TERM_TREE_BITS},
-        {"tree_bias", ATTN_TERM_TREE_BIAS},
-    };
-    cJSON *features = cJSON_CreateObject();
-    for (size_t i = 0; i < sizeof terms / sizeof *terms; i++) {
-        cJSON_AddBoolToObject(features, terms[i].name, (caps->terms & terms[i].bit) != 0);
+    cJSON *kinds = cJSON_AddObjectToObject(root, "cases");
+    for (int32_t i = 0; i < report->num_lines && kinds != NULL; i++) {
+        const char *name = report->lines[i].name;
+        char kind[64];
+        snprintf(kind, sizeof kind, "%.*s", (int)strcspn(name, "."), name);
+        cJSON *count = cJSON_GetObjectItemCaseSensitive(kinds, kind);
+        if (count == NULL) {
+            count = cJSON_AddNumberToObject(kinds, kind, 0);
+        }
+        if (count != NULL) {
+            cJSON_SetNumberValue(count, count->valuedouble + 1);
+        }
     }
-    cJSON_AddBoolToObject(features, "paged_kv", (caps->features & ATTN_FEATURE_PAGED_KV) != 0);
-    cJSON_AddBoolToObject(features, "contiguous_kv",
-                          (caps->features & ATTN_FEATURE_CONTIGUOUS_KV) != 0);
-    cJSON_AddBoolToObject(features, "lse", (caps->features & ATTN_FEATURE_LSE) != 0);
-    cJSON_AddBoolToObject(features, "batch_invariant",
-                          (caps->features & ATTN_FEATURE_BATCH_INVARIANT) != 0);
-    cJSON_AddNumberToObject(features, "graph_level", caps->graph_level);
-    return features;
 }
 
 bool report_json(const struct report *report, const struct attn_backend_caps *caps)
@@ -79,7 +62,8 @@ bool report_json(const struct report *report, const struct attn_backend_caps *ca
     cJSON_AddNumberToObject(root, "passed", report->counts[TRIAL_PASSED]);
     cJSON_AddNumberToObject(root, "failed", report->counts[TRIAL_FAILED]);
     cJSON_AddNumberToObject(root, "skipped", report->counts[TRIAL_SKIPPED]);
-    cJSON_AddItemToObject(root, "features", features_json(caps));
+    cJSON_AddItemToObject(root, "features", declared_json(caps));
+    add_counts(root, report);
     cJSON_AddItemToObject(root, "failures", failures);
     for (int32_t i = 0; i < report->num_lines; i++) {
         const struct report_line *line = &report->lines[i];

@@ -184,9 +184,9 @@ static void try_terms(const struct negative_sink *sink, const struct attn_layer_
 {
     const struct attn_backend_caps *caps = sink->cases->caps;
     struct undeclared u[] = {
-        {.layer = *base, .field = "has_window"},       {.layer = *base, .field = "soft_cap"},
-        {.layer = *base, .field = "alibi"},            {.layer = *base, .field = "alibi"},
-        {.layer = *base, .field = "has_sinks"},        {.layer = *base, .field = "prefix_lm"},
+        {.layer = *base, .field = "sliding_window"},   {.layer = *base, .field = "soft_cap"},
+        {.layer = *base, .field = "alibi"},            {.layer = *base, .field = "alibi_sqrt"},
+        {.layer = *base, .field = "sinks"},            {.layer = *base, .field = "prefix_lm"},
         {.layer = *base, .field = "tree_mask"},        {.layer = *base, .field = "tree_mask"},
         {.layer = *base, .field = "causal_per_request"},
         {.layer = *base, .field = "chunk_size", .composable = true},

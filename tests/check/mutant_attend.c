@@ -1,0 +1,476 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mistakes of attend, plan and update_block_table. */
+#include <math.h>
+#include <string.h>
+
+#include "mutants.h"
+
+static void window_too_long(struct mutable_args *m)
+{
+    m->layer.window_left += m->layer.window_left >= 0;
+}
+
+static void window_too_short(struct mutable_args *m)
+{
+    m->layer.window_left -= m->layer.window_left > 0;
+}
+
+static void window_one_sided(struct mutable_args *m)
+{
+    m->layer.window_right = m->layer.has_window ? 0 : m->layer.window_right;
+}
+
+static void sink_missing(struct mutable_args *m)
+{
+    m->layer.has_sinks = 0;
+    m->params.sinks = NULL;
+}
+
+static void sink_twice(struct mutable_args *m)
+{
+    for (int32_t h = 0; m->params.sinks != NULL && h < m->layer.num_q_heads; h++) {
+        m->sinks[h] = m->params.sinks[h] + logf(2);
+    }
+    m->params.sinks = m->params.sinks != NULL ? m->sinks : NULL;
+}
+
+static void scale_twice(struct mutable_args *m)
+{
+    m->layer.scale *= m->layer.scale;
+}
+
+static void soft_cap_missing(struct mutable_args *m)
+{
+    m->layer.soft_cap = 0;
+}
+
+static void alibi_sign(struct mutable_args *m)
+{
+    for (int32_t h = 0; m->params.alibi_slopes != NULL && h < m->layer.num_q_heads; h++) {
+        m->slopes[h] = -m->params.alibi_slopes[h];
+    }
+    m->params.alibi_slopes = m->params.alibi_slopes != NULL ? m->slopes : NULL;
+}
+
+static void alibi_sqrt_linear(struct mutable_args *m)
+{
+    m->layer.alibi = m->layer.alibi == ATTN_ALIBI_SQRT ? ATTN_ALIBI_LINEAR : m->layer.alibi;
+}
+
+/* Sees one key too many. */
+static void causal_late(struct mutable_args *m)
+{
+    if (m->layer.causal && !m->layer.has_window && !m->layer.causal_per_request &&
+        !m->layer.prefix_lm && !m->layer.tree_mask && !m->layer.chunk_size) {
+        m->layer.causal = 0;
+        m->layer.has_window = 1;
+        m->layer.window_left = -1;
+        m->layer.window_right = 1;
+    }
+}
+
+static void chunk_lookback(struct mutable_args *m)
+{
+    m->layer.chunk_lookback += m->layer.chunk_size > 0;
+}
+
+static void static_sink_missing(struct mutable_args *m)
+{
+    m->layer.sink_len = 0;
+    m->params.sink_k = m->params.sink_v = NULL;
+}
+
+static void spans_exclusive(struct mutable_args *m)
+{
+    for (int32_t i = 0; m->batch.spans != NULL && i < m->batch.num_spans && i < 2 * MAX_REQS; i++) {
+        m->spans[2 * i] = m->batch.spans[2 * i];
+        m->spans[2 * i + 1] = m->batch.spans[2 * i + 1] - 1;
+    }
+    m->batch.spans = m->batch.spans != NULL ? m->spans : NULL;
+}
+
+static void span_window_missing(struct mutable_args *m)
+{
+    m->layer.prefix_lm_window = 0;
+}
+
+static void tree_ignored(struct mutable_args *m)
+{
+    m->layer.tree_mask = ATTN_TREE_NONE;
+    m->batch.tree = NULL;
+}
+
+static void tree_shared(struct mutable_args *m)
+{
+    m->batch.tree_stride_request = 0;
+}
+
+/* Rows in another order than block_table_row says: each request reads its neighbour's. Entries that are garbage for the
+ * neighbour become block 0, since a crash would prove less. */
+static void table_row_ignored(struct mutable_args *m)
+{
+    const struct attn_batch *batch = m->args.batch;
+    if (batch->block_table == NULL || batch->block_table_row == NULL) {
+        return;
+    }
+    for (int32_t r = 0; r < batch->num_reqs; r++) {
+        int64_t row = batch->block_table_row[(r + 1) % batch->num_reqs];
+        for (int64_t b = 0; b < batch->block_table_stride; b++) {
+            int32_t block = batch->block_table[row * batch->block_table_stride + b];
+            bool valid = block >= 0 && block < m->args.k_cache->num_blocks;
+            m->table[r * batch->block_table_stride + b] = valid ? block : 0;
+        }
+    }
+    m->batch.block_table = m->table;
+    m->batch.block_table_row = NULL;
+}
+
+static void key_start_ignored(struct mutable_args *m)
+{
+    m->batch.key_start_loc = NULL;
+    m->batch.key_start_loc_host = NULL;
+}
+
+static void causal_flags_ignored(struct mutable_args *m)
+{
+    m->batch.causal_per_request = NULL;
+}
+
+/* One key past the end, where its slot still lies in the last block. */
+static void unmasked_tail(struct mutable_args *m)
+{
+    for (int32_t r = 0; m->batch.seq_lens != NULL && r < m->batch.num_reqs; r++) {
+        int32_t length = m->batch.seq_lens[r];
+        m->seq_lens[r] = length + (length % m->args.k_cache->block_size != 0);
+    }
+    if (m->batch.seq_lens != NULL && m->args.k_cache != NULL) {
+        m->batch.seq_lens = m->batch.seq_lens_host = m->seq_lens;
+    }
+}
+
+static void last_page_wrong(struct mutable_args *m)
+{
+    const struct attn_batch *batch = m->args.batch;
+    if (m->args.k_cache == NULL || batch->block_table == NULL) {
+        return;
+    }
+    memcpy(m->table, batch->block_table,
+           (size_t)(batch->block_table_rows * batch->block_table_stride) * sizeof *m->table);
+    for (int32_t r = 0; r < batch->num_reqs; r++) {
+        int64_t row = batch->block_table_row != NULL ? batch->block_table_row[r] : r;
+        int32_t *entries = m->table + row * batch->block_table_stride;
+        int32_t last = (batch->seq_lens[r] - 1) / m->args.k_cache->block_size;
+        if (batch->seq_lens[r] > 0 && last > 0 && entries[last - 1] >= 0) {
+            entries[last] = entries[last - 1];
+        }
+    }
+    m->batch.block_table = m->table;
+}
+
+static void k_scale_ignored(struct mutable_args *m)
+{
+    m->params.k_scale = NULL;
+}
+
+static void head_scales_as_tensor(struct mutable_args *m)
+{
+    for (int32_t h = 0; m->params.v_scale != NULL && h < m->layer.num_kv_heads; h++) {
+        m->v_scale[h] = m->params.v_scale[0];
+    }
+    m->params.v_scale = m->params.v_scale != NULL ? m->v_scale : NULL;
+}
+
+static void v_scale_twice(struct mutable_args *m)
+{
+    int32_t count = m->layer.v_scale_form == ATTN_SCALE_PER_HEAD ? m->layer.num_kv_heads : 1;
+    for (int32_t h = 0; m->params.v_scale != NULL && h < count; h++) {
+        m->v_scale[h] = m->params.v_scale[h] * m->params.v_scale[h];
+    }
+    m->params.v_scale = m->params.v_scale != NULL ? m->v_scale : NULL;
+}
+
+static void lse_base_two(const struct attn_attend_args *args)
+{
+    for (int64_t h = 0; args->lse != NULL && h < args->lse->shape[0]; h++) {
+        for (int32_t t = 0; t < args->batch->num_actual_tokens; t++) {
+            float *lse = (float *)args->lse->data + h * args->lse->strides[0] +
+                         t * args->lse->strides[1];
+            *lse *= 1.4426950408889634f;
+        }
+    }
+}
+
+static void padding_cleared(const struct attn_attend_args *args)
+{
+    size_t row = (size_t)args->out->strides[0] * args->out->dtype.bits / 8;
+    memset((uint8_t *)args->out->data + (size_t)args->batch->num_actual_tokens * row, 0, row);
+}
+
+/* The first and the last query head are taken for one another. */
+static void heads_exchanged(const struct attn_attend_args *args)
+{
+    size_t bytes = (size_t)args->out->shape[2] * args->out->dtype.bits / 8;
+    size_t head = (size_t)args->out->strides[1] * args->out->dtype.bits / 8;
+    size_t row = (size_t)args->out->strides[0] * args->out->dtype.bits / 8;
+    uint8_t kept[4096];
+    if (args->layer->num_kv_heads < 2 || bytes > sizeof kept) {
+        return;
+    }
+    for (int32_t t = 0; t < args->batch->num_actual_tokens; t++) {
+        uint8_t *first = (uint8_t *)args->out->data + (size_t)t * row;
+        uint8_t *last = first + head * (size_t)(args->layer->num_q_heads - 1);
+        memcpy(kept, first, bytes);
+        memcpy(first, last, bytes);
+        memcpy(last, kept, bytes);
+    }
+}
+
+static void outputs_rounded(const struct attn_attend_args *args)
+{
+    for (int64_t i = 0; args->out->dtype.bits == 32 && i < args->out->shape[2]; i++) {
+        uint32_t *x = (uint32_t *)args->out->data + i;
+        *x &= 0xffff0000u; /* as bf16 */
+    }
+}
+
+/* The scale of a whole tensor where each head has its own. */
+static void q_scale_of_first_head(struct mutable_args *m)
+{
+    for (int32_t h = 0; m->params.q_scale != NULL && h < m->layer.num_kv_heads; h++) {
+        m->q_scale[h] = m->params.q_scale[0];
+    }
+    m->params.q_scale = m->params.q_scale != NULL ? m->q_scale : NULL;
+}
+
+static void q_scale_ignored(struct mutable_args *m)
+{
+    m->layer.q_scale_form = ATTN_SCALE_NONE;
+}
+
+static void host_scales_ignored(struct mutable_args *m)
+{
+    m->params.k_scale_host = m->params.v_scale_host = m->params.q_scale_host = 0;
+}
+
+static void p_scale_far_off(struct mutable_args *m)
+{
+    m->params.p_scale = NULL;
+    m->params.p_scale_host = 0.3f;
+}
+
+/* Rows' own scales of the keys: all of them 1. */
+static void row_scales_ignored(struct mutable_args *m)
+{
+    int32_t kv = m->layer.kv_dtype;
+    if (m->args.k_cache != NULL && m->args.k_cache->scale != NULL && kv != ATTN_KV_NVFP4 &&
+        kv != ATTN_KV_INT4_PER_TOKEN_HEAD) {
+        m->one = 1;
+        m->k_cache = *m->args.k_cache;
+        m->k_cache.scale = &m->one;
+        m->k_cache.scale_stride_block = m->k_cache.scale_stride_slot = 0;
+        m->k_cache.scale_stride_head = 0;
+        m->args.k_cache = &m->k_cache;
+    }
+}
+
+static void signs_missing(struct mutable_args *m)
+{
+    if (m->layer.kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD && m->params.next != NULL) {
+        m->quant = *(const struct attn_kv_quant_params *)m->params.next;
+        for (int32_t d = 0; d < m->layer.head_size && d < MAX_DIMS; d++) {
+            m->floats[d] = 1;
+        }
+        m->quant.hadamard_signs_k = m->floats;
+        m->params.next = &m->quant.ext;
+    }
+}
+
+/* Values of a head take the channel scales of the first one. */
+static void channel_scales_of_first_head(struct mutable_args *m)
+{
+    if (m->layer.kv_dtype == ATTN_KV_INT8_KV && m->params.next != NULL &&
+        m->layer.num_kv_heads * m->layer.head_size_v <= MAX_DIMS) {
+        m->quant = *(const struct attn_kv_quant_params *)m->params.next;
+        for (int32_t i = 0; i < m->layer.num_kv_heads * m->layer.head_size_v; i++) {
+            m->floats[i] = m->quant.v_channel_scale[i % m->layer.head_size_v];
+        }
+        m->quant.v_channel_scale = m->floats;
+        m->params.next = &m->quant.ext;
+    }
+}
+
+/* nvfp4's swizzle of V's block scales is not undone. */
+static void swizzle_ignored(struct mutable_args *m)
+{
+    if (m->layer.kv_dtype == ATTN_KV_NVFP4 && m->args.v_cache != NULL) {
+        m->v_cache = *m->args.v_cache;
+        m->v_cache.scale = (uint8_t *)m->v_cache.scale + 1;
+        m->args.v_cache = &m->v_cache;
+    }
+}
+
+static void override_ignored(struct mutable_args *m)
+{
+    m->batch.causal = -1;
+}
+
+/* Rows are counted from the view's first one, as if it were row 0 of q and out. */
+static void first_row_ignored(struct mutable_args *m)
+{
+    int32_t first = m->batch.query_start_loc[0];
+    for (int32_t r = 0; r <= m->batch.num_reqs && r < MAX_REQS; r++) {
+        m->query_start_loc[r] = m->batch.query_start_loc[r] - first;
+    }
+    m->batch.query_start_loc = m->batch.query_start_loc_host = m->query_start_loc;
+    m->batch.num_actual_tokens -= first;
+}
+
+static void half_of_the_rows(struct mutable_args *m)
+{
+    m->batch.num_logits_indices /= 2;
+}
+
+/* A split over long keys loses the last one: nobody sees it, the others' positions stay. */
+static void split_drops_the_last_key(struct mutable_args *m)
+{
+    if (m->layer.kind == ATTN_LAYER_DECODER && m->batch.max_seq_len > 600 &&
+        !m->layer.has_window && !m->layer.chunk_size && m->layer.causal && !m->layer.prefix_lm &&
+        m->batch.causal == -1 && !m->layer.causal_per_request) {
+        m->layer.has_window = 1;
+        m->layer.window_left = -1;
+        m->layer.window_right = -1;
+        m->layer.causal = 0;
+        m->layer.window_right = 0;
+        for (int32_t r = 0; r < m->batch.num_reqs; r++) {
+            m->seq_lens[r] = m->batch.seq_lens[r] - 1;
+        }
+        m->batch.seq_lens = m->batch.seq_lens_host = m->seq_lens;
+    }
+}
+
+static bool is_nan_bits(const struct attn_tensor *out, const uint8_t *at)
+{
+    uint32_t word = 0;
+    memcpy(&word, at, out->dtype.bits / 8);
+    return out->dtype.bits == 32                  ? (word & 0x7fffffff) > 0x7f800000
+           : out->dtype.code == ATTN_CODE_BFLOAT ? (word & 0x7fff) > 0x7f80
+                                                  : (word & 0x7fff) > 0x7c00;
+}
+
+/* A visible NaN is taken for 0. */
+static void nan_hidden(const struct attn_attend_args *args)
+{
+    size_t e = args->out->dtype.bits / 8;
+    for (int32_t t = args->batch->query_start_loc[0]; t < args->batch->num_actual_tokens; t++) {
+        for (int64_t i = 0; i < args->out->shape[1] * args->out->shape[2]; i++) {
+            uint8_t *at = (uint8_t *)args->out->data +
+                          (size_t)(t * args->out->strides[0] + i) * e;
+            if (is_nan_bits(args->out, at)) {
+                memset(at, 0, e);
+            }
+        }
+    }
+}
+
+/* A request's bits change with the number of others. */
+static void bits_by_batch(const struct attn_attend_args *args)
+{
+    if (args->batch->num_reqs == 1 && args->layer->batch_invariant) {
+        uint8_t *at = (uint8_t *)args->out->data +
+                      (size_t)(args->batch->query_start_loc[0] * args->out->strides[0]) *
+                          (args->out->dtype.bits / 8);
+        at[0] ^= 1;
+    }
+}
+
+static void query_scribbled(const struct attn_attend_args *args)
+{
+    ((uint8_t *)args->q->data)[0] ^= 1;
+}
+
+static void keep_table(const struct attn_attend_args *args, int32_t mode, struct kept *kept)
+{
+    (void)mode;
+    kept->block_table = args->batch->block_table;
+}
+
+static void use_kept_table(struct mutable_args *m, const struct kept *kept)
+{
+    m->batch.block_table = kept->block_table;
+}
+
+/* Lengths of the capture are not renewed by a replay. */
+static void keep_lengths(const struct attn_attend_args *args, int32_t mode, struct kept *kept)
+{
+    if (mode == ATTN_PLAN_REPLAY || args->batch->seq_lens == NULL) {
+        return;
+    }
+    kept->num_reqs = args->batch->num_reqs;
+    memcpy(kept->seq_lens, args->batch->seq_lens,
+           (size_t)args->batch->num_reqs * sizeof *kept->seq_lens);
+}
+
+static void use_kept_lengths(struct mutable_args *m, const struct kept *kept)
+{
+    if (m->batch.seq_lens != NULL && kept->num_reqs == m->batch.num_reqs) {
+        memcpy(m->seq_lens, kept->seq_lens, sizeof m->seq_lens);
+        m->batch.seq_lens = m->seq_lens;
+    }
+}
+
+const struct mutant attend_mutants[] = {
+    {.name = "mutant_window_too_long", .before = window_too_long},
+    {.name = "mutant_window_too_short", .before = window_too_short},
+    {.name = "mutant_window_one_sided", .before = window_one_sided},
+    {.name = "mutant_sink_missing", .before = sink_missing},
+    {.name = "mutant_sink_twice", .before = sink_twice},
+    {.name = "mutant_scale_twice", .before = scale_twice},
+    {.name = "mutant_soft_cap_missing", .before = soft_cap_missing},
+    {.name = "mutant_alibi_sign", .before = alibi_sign},
+    {.name = "mutant_alibi_sqrt_linear", .before = alibi_sqrt_linear},
+    {.name = "mutant_causal_late", .before = causal_late},
+    {.name = "mutant_chunk_lookback", .before = chunk_lookback},
+    {.name = "mutant_static_sink_missing", .before = static_sink_missing},
+    {.name = "mutant_spans_exclusive", .before = spans_exclusive},
+    {.name = "mutant_span_window_missing", .before = span_window_missing},
+    {.name = "mutant_tree_ignored", .before = tree_ignored},
+    {.name = "mutant_tree_shared", .before = tree_shared},
+    {.name = "mutant_table_row_ignored", .before = table_row_ignored},
+    {.name = "mutant_key_start_ignored", .before = key_start_ignored},
+    {.name = "mutant_causal_flags_ignored", .before = causal_flags_ignored},
+    {.name = "mutant_unmasked_tail", .before = unmasked_tail},
+    {.name = "mutant_last_page_wrong", .before = last_page_wrong},
+    {.name = "mutant_k_scale_ignored", .before = k_scale_ignored},
+    {.name = "mutant_v_scale_twice", .before = v_scale_twice},
+    {.name = "mutant_head_scales_as_tensor", .before = head_scales_as_tensor},
+    {.name = "mutant_lse_base_two", .after = lse_base_two},
+    {.name = "mutant_padding_cleared", .after = padding_cleared},
+    {.name = "mutant_heads_exchanged", .after = heads_exchanged},
+    {.name = "mutant_outputs_rounded", .after = outputs_rounded},
+    {.name = "mutant_q_scale_of_first_head", .before = q_scale_of_first_head},
+    {.name = "mutant_q_scale_ignored", .before = q_scale_ignored},
+    {.name = "mutant_host_scales_ignored", .before = host_scales_ignored},
+    {.name = "mutant_p_scale_far_off", .before = p_scale_far_off},
+    {.name = "mutant_row_scales_ignored", .before = row_scales_ignored},
+    {.name = "mutant_signs_missing", .before = signs_missing},
+    {.name = "mutant_channel_scales_of_first_head", .before = channel_scales_of_first_head},
+    {.name = "mutant_swizzle_ignored", .before = swizzle_ignored},
+    {.name = "mutant_override_ignored", .before = override_ignored},
+    {.name = "mutant_first_row_ignored", .before = first_row_ignored},
+    {.name = "mutant_half_of_the_rows", .before = half_of_the_rows},
+    {.name = "mutant_split_drops_the_last_key", .before = split_drops_the_last_key},
+    {.name = "mutant_nan_hidden", .after = nan_hidden},
+    {.name = "mutant_bits_by_batch", .after = bits_by_batch},
+    {.name = "mutant_query_scribbled", .after = query_scribbled},
+    {.name = "mutant_table_stale", .plan = keep_table, .planned = use_kept_table,
+     .ignores_updates = true},
+    {.name = "mutant_lengths_stale", .plan = keep_lengths, .planned = use_kept_lengths},
+    {.name = "mutant_plan_overrun", .overruns_plan = true},
+    {.name = "mutant_step_allocates", .allocates = true},
+    {.name = "mutant_fused_write_missing", .features = ATTN_FEATURE_FUSED_WRITE},
+    /* the controls: they have to pass */
+    {.name = "control_plain"},
+    {.name = "control_fused", .features = ATTN_FEATURE_FUSED_WRITE, .fused = true},
+    {.name = "control_planned", .plan = keep_table, .planned = use_kept_table},
+};
+const int32_t num_attend_mutants = sizeof attend_mutants / sizeof *attend_mutants;

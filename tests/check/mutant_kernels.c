@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mistakes of the kernels around attend. */
+#include <math.h>
+#include <string.h>
+
+#include "mutants.h"
+
+static attn_status skip_ignored(const struct attn_kernels *kernels,
+                                const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    int64_t slots[MAX_TOKENS];
+    struct attn_write_kv_args changed = *args;
+    for (int64_t t = 0; t < args->num_slots && t < MAX_TOKENS; t++) {
+        slots[t] = args->slot_mapping[t] < 0 ? 0 : args->slot_mapping[t];
+    }
+    changed.slot_mapping = slots;
+    return kernels->write_kv(&changed, error);
+}
+
+static attn_status last_row_dropped(const struct attn_kernels *kernels,
+                                    const struct attn_write_kv_args *args,
+                                    struct attn_error *error)
+{
+    struct attn_write_kv_args changed = *args;
+    while (changed.num_slots > 0 && args->slot_mapping[changed.num_slots - 1] < 0) {
+        changed.num_slots--;
+    }
+    changed.num_slots -= changed.num_slots > 0;
+    return kernels->write_kv(&changed, error);
+}
+
+/* Weights both sides alike whatever their lse. */
+static attn_status merge_ignores_empty(const struct attn_kernels *kernels,
+                                       const struct attn_merge_states_args *args,
+                                       struct attn_error *error)
+{
+    struct attn_merge_states_args changed = *args;
+    changed.num_rows_with_prefix = args->num_rows;
+    return kernels->merge_states(&changed, error);
+}
+
+/* What was written of one slot and head. */
+static uint8_t *row_of(const struct attn_kv_view *view, int64_t slot, int64_t head)
+{
+    return (uint8_t *)view->data + slot / view->block_size * view->stride_block +
+           slot % view->block_size * view->stride_slot + head * view->stride_head;
+}
+
+static uint8_t *scale_of(const struct attn_kv_view *view, int64_t slot, int64_t head)
+{
+    return (uint8_t *)view->scale + slot / view->block_size * view->scale_stride_block +
+           slot % view->block_size * view->scale_stride_slot + head * view->scale_stride_head;
+}
+
+/* Writes as it should be, then `spoil` on every key that was written. */
+static attn_status write_and_spoil(const struct attn_kernels *kernels,
+                                   const struct attn_write_kv_args *args, struct attn_error *error,
+                                   void (*spoil)(const struct attn_write_kv_args *args, int64_t t,
+                                                 int64_t slot, int64_t head))
+{
+    attn_status status = kernels->write_kv(args, error);
+    for (int64_t t = 0; t < args->num_slots && status == ATTN_OK; t++) {
+        for (int64_t h = 0; h < args->layer->num_kv_heads && args->slot_mapping[t] >= 0; h++) {
+            spoil(args, t, args->slot_mapping[t], h);
+        }
+    }
+    return status;
+}
+
+static void next_zero_point(const struct attn_write_kv_args *args, int64_t t, int64_t slot,
+                            int64_t head)
+{
+    uint32_t bits;
+    (void)t;
+    if (args->layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) {
+        memcpy(&bits, scale_of(args->k_cache, slot, head), sizeof bits);
+        bits = (bits & ~15u) | ((bits + 1) & 15u);
+        memcpy(scale_of(args->k_cache, slot, head), &bits, sizeof bits);
+    }
+}
+
+static attn_status zero_point_off(const struct attn_kernels *kernels,
+                                  const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    return write_and_spoil(kernels, args, error, next_zero_point);
+}
+
+static void swap_nibbles(const struct attn_write_kv_args *args, int64_t t, int64_t slot,
+                         int64_t head)
+{
+    int32_t kv = args->layer->kv_dtype;
+    uint8_t *row = row_of(args->k_cache, slot, head);
+    (void)t;
+    if ((kv == ATTN_KV_INT4_PER_TOKEN_HEAD || kv == ATTN_KV_NVFP4) && args->k_cache->pack == 0) {
+        for (int32_t i = 0; i < args->k_cache->head_size / 2; i++) {
+            row[i] = (uint8_t)(row[i] << 4 | row[i] >> 4);
+        }
+    }
+}
+
+static attn_status nibbles_swapped(const struct attn_kernels *kernels,
+                                   const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    return write_and_spoil(kernels, args, error, swap_nibbles);
+}
+
+/* Halves of a step go to the even code, not away from zero. */
+static void round_to_even(const struct attn_write_kv_args *args, int64_t t, int64_t slot,
+                          int64_t head)
+{
+    int32_t kv = args->layer->kv_dtype;
+    float scale;
+    if ((kv != ATTN_KV_INT8_PER_TOKEN_HEAD && kv != ATTN_KV_INT8_KV && kv != ATTN_KV_INT8_K) ||
+        args->k->dtype.bits != 32 || args->k_cache->pack > 0) {
+        return;
+    }
+    memcpy(&scale, scale_of(args->k_cache, slot, head), sizeof scale);
+    int8_t *row = (int8_t *)row_of(args->k_cache, slot, head);
+    const float *x = (const float *)args->k->data + t * args->k->strides[0] +
+                     head * args->k->strides[1];
+    for (int32_t d = 0; d < args->k_cache->head_size; d++) {
+        float code = x[d] / scale;
+        row[d] = isnan(code) ? 0 : (int8_t)nearbyintf(code);
+    }
+}
+
+static attn_status ties_to_even(const struct attn_kernels *kernels,
+                                const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    return write_and_spoil(kernels, args, error, round_to_even);
+}
+
+static attn_status rope_of_the_other_form(const struct attn_kernels *kernels,
+                                          const struct attn_write_kv_args *args,
+                                          struct attn_error *error)
+{
+    struct attn_io_rope rope = *(const struct attn_io_rope *)args->next;
+    struct attn_write_kv_args changed = *args;
+    rope.form = ATTN_ROPE_NEOX;
+    changed.next = &rope.ext;
+    return kernels->rope_write_kv(&changed, error);
+}
+
+static attn_status rope_without_norm(const struct attn_kernels *kernels,
+                                     const struct attn_write_kv_args *args,
+                                     struct attn_error *error)
+{
+    struct attn_io_rope rope = *(const struct attn_io_rope *)args->next;
+    struct attn_write_kv_args changed = *args;
+    rope.k_norm_weight = NULL;
+    changed.next = &rope.ext;
+    return kernels->rope_write_kv(&changed, error);
+}
+
+static attn_status rope_one_position(const struct attn_kernels *kernels,
+                                 const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    struct attn_io_rope rope = *(const struct attn_io_rope *)args->next;
+    struct attn_write_kv_args changed = *args;
+    int64_t first = rope.positions[0];
+    int64_t positions[MAX_TOKENS]; /* every row at the first one's */
+    for (int64_t t = 0; t < args->num_slots && t < MAX_TOKENS; t++) {
+        positions[t] = first;
+    }
+    rope.positions = positions;
+    changed.next = &rope.ext;
+    return kernels->rope_write_kv(&changed, error);
+}
+
+static attn_status gather_from_the_start(const struct attn_kernels *kernels,
+                                         const struct attn_gather_kv_args *args,
+                                         struct attn_error *error)
+{
+    struct attn_gather_kv_args changed = *args;
+    changed.first_key = NULL;
+    return kernels->gather_kv(&changed, error);
+}
+
+static attn_status gemm_one_scale(const struct attn_kernels *kernels,
+                                  const struct attn_batched_gemm_args *args,
+                                  struct attn_error *error)
+{
+    struct attn_batched_gemm_args changed = *args;
+    changed.w_scale_count = args->w_scale_count > 0;
+    return kernels->batched_gemm(&changed, error);
+}
+
+static attn_status quantize_row_major(const struct attn_kernels *kernels,
+                                      const struct attn_quantize_args *args,
+                                      struct attn_error *error)
+{
+    struct attn_quantize_args changed = *args;
+    struct attn_tensor scales;
+    int64_t shape[2];
+    if (args->scale_column_major) {
+        scales = *args->block_scales;
+        shape[0] = scales.shape[1];
+        shape[1] = scales.shape[0];
+        scales.shape = shape;
+        scales.strides = NULL;
+        changed.block_scales = &scales;
+        changed.scale_column_major = 0;
+    }
+    return kernels->quantize(&changed, error);
+}
+
+static attn_status quantize_any_scale(const struct attn_kernels *kernels,
+                                      const struct attn_quantize_args *args,
+                                      struct attn_error *error)
+{
+    struct attn_quantize_args changed = *args;
+    changed.scale_pow2 = 0;
+    return kernels->quantize(&changed, error);
+}
+
+static attn_status amax_afresh(const struct attn_kernels *kernels,
+                               const struct attn_amax_args *args, struct attn_error *error)
+{
+    struct attn_amax_args changed = *args;
+    changed.accumulate = 0;
+    return kernels->amax(&changed, error);
+}
+
+static attn_status copies_backwards(const struct attn_kernels *kernels,
+                                    const struct attn_copy_blocks_args *args,
+                                    struct attn_error *error)
+{
+    struct attn_copy_blocks_args changed = *args;
+    int64_t pairs[64];
+    for (int64_t i = 0; i < args->num_pairs && i < 32; i++) {
+        pairs[2 * i] = args->pairs[2 * i + 1];
+        pairs[2 * i + 1] = args->pairs[2 * i];
+    }
+    changed.pairs = pairs;
+    return kernels->copy_blocks(&changed, error);
+}
+
+static attn_status merge_in_base_two(const struct attn_kernels *kernels,
+                                     const struct attn_merge_states_args *args,
+                                     struct attn_error *error)
+{
+    attn_status status = kernels->merge_states(args, error);
+    for (int64_t h = 0; status == ATTN_OK && args->lse != NULL && h < args->lse->shape[0]; h++) {
+        for (int64_t t = args->first_row; t < args->first_row + args->num_rows; t++) {
+            ((float *)args->lse->data)[h * args->lse->strides[0] + t * args->lse->strides[1]] *=
+                1.4426950408889634f;
+        }
+    }
+    return status;
+}
+
+const struct mutant kernel_mutants[] = {
+    {.name = "mutant_skip_ignored", .write = skip_ignored},
+    {.name = "mutant_last_row_dropped", .write = last_row_dropped},
+    {.name = "mutant_merge_ignores_empty", .merge = merge_ignores_empty},
+    {.name = "mutant_zero_point_off", .write = zero_point_off},
+    {.name = "mutant_nibbles_swapped", .write = nibbles_swapped},
+    {.name = "mutant_ties_to_even", .write = ties_to_even},
+    {.name = "mutant_rope_form", .rope = rope_of_the_other_form},
+    {.name = "mutant_rope_norm_missing", .rope = rope_without_norm},
+    {.name = "mutant_rope_one_position", .rope = rope_one_position},
+    {.name = "mutant_gather_from_the_start", .gather = gather_from_the_start},
+    {.name = "mutant_gemm_one_scale", .gemm = gemm_one_scale},
+    {.name = "mutant_quantize_row_major", .quantize = quantize_row_major},
+    {.name = "mutant_quantize_any_scale", .quantize = quantize_any_scale},
+    {.name = "mutant_amax_afresh", .amax = amax_afresh},
+    {.name = "mutant_copies_backwards", .copy_blocks = copies_backwards},
+    {.name = "mutant_merge_in_base_two", .merge = merge_in_base_two},
+};
+const int32_t num_kernel_mutants = sizeof kernel_mutants / sizeof *kernel_mutants;

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Wrong backends: each is cpu_ref with one mistake that a vendor might make, put in between by
+ * changing the arguments on the way in or the outputs on the way out. attn-check has to catch every
+ * one of them. */
+#ifndef CHECK_MUTANTS_H
+#define CHECK_MUTANTS_H
+
+#include <attn/plugin.h>
+#include <stdbool.h>
+
+#define MAX_REQS 64
+#define MAX_TABLE (1 << 16)
+#define MAX_TOKENS 4096
+#define MAX_HEADS 64
+#define MAX_DIMS 1024
+
+/* Everything of one attend that a mistake may change; the pointers in `args` lead here. */
+struct mutable_args {
+    struct attn_attend_args args;
+    struct attn_layer_desc layer;
+    struct attn_layer_params params;
+    struct attn_kv_quant_params quant;
+    struct attn_batch batch;
+    struct attn_kv_view k_cache, v_cache;
+    float sinks[MAX_HEADS], slopes[MAX_HEADS];
+    float q_scale[MAX_HEADS], k_scale[MAX_HEADS], v_scale[MAX_HEADS];
+    float floats[MAX_DIMS], one;
+    int32_t seq_lens[MAX_REQS], query_start_loc[MAX_REQS + 1];
+    int32_t spans[4 * MAX_REQS];
+    int32_t table[MAX_TABLE];
+};
+
+/* What the plan's memory of a mutant keeps. */
+struct kept {
+    const int32_t *block_table;
+    int32_t num_reqs;
+    int32_t seq_lens[MAX_REQS];
+};
+
+typedef attn_status write_kernel(const struct attn_kernels *kernels,
+                                 const struct attn_write_kv_args *args, struct attn_error *error);
+
+/* NULL: as cpu_ref does it. */
+struct mutant {
+    const char *name;
+    uint64_t features; /* declared beside cpu_ref's */
+    void (*before)(struct mutable_args *m);
+    void (*after)(const struct attn_attend_args *args);
+    write_kernel *write;
+    write_kernel *rope;
+    attn_status (*merge)(const struct attn_kernels *, const struct attn_merge_states_args *,
+                         struct attn_error *);
+    attn_status (*gather)(const struct attn_kernels *, const struct attn_gather_kv_args *,
+                          struct attn_error *);
+    attn_status (*gemm)(const struct attn_kernels *, const struct attn_batched_gemm_args *,
+                        struct attn_error *);
+    attn_status (*quantize)(const struct attn_kernels *, const struct attn_quantize_args *,
+                            struct attn_error *);
+    attn_status (*amax)(const struct attn_kernels *, const struct attn_amax_args *,
+                        struct attn_error *);
+    attn_status (*copy_blocks)(const struct attn_kernels *, const struct attn_copy_blocks_args *,
+                               struct attn_error *);
+    void (*plan)(const struct attn_attend_args *args, int32_t mode, struct kept *kept);
+    void (*planned)(struct mutable_args *m, const struct kept *kept); /* before, with the plan's */
+    bool ignores_updates;   /* of the block table */
+    bool overruns_plan;     /* writes past what plan_size asked for */
+    bool allocates;         /* in every attend */
+    bool fused;             /* attend writes the keys itself */
+};
+
+extern const struct mutant attend_mutants[], kernel_mutants[];
+extern const int32_t num_attend_mutants, num_kernel_mutants;
+
+#endif
