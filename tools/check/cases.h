@@ -88,9 +88,6 @@ struct case_space {
     bool (*serves)(void *user, const struct factor_value *v);
     void *user;
     int32_t num_unserved; /* pairs of values that stand in no case */
-    /* The core runs the cases. A static sink that it composes shows in rows without keys too, so
-     * these stay out. */
-    bool through_core;
 };
 
 struct attend_case {

@@ -199,8 +199,9 @@ static enum trial_result write_keys(struct run *run, const struct side *referenc
     const struct problem *p = run->problem;
     struct attn_error error = ATTN_ERROR_INIT;
     size_t first = p->at.cache, bytes = p->at.cache_end - first;
-    if (!p->paged || p->v[FACTOR_KV_DTYPE].a <= ATTN_KV_F32 || p->v[FACTOR_WRITE].a) {
-        return TRIAL_PASSED;
+    bool fused = run->engine->core->caps->features & ATTN_FEATURE_FUSED_WRITE;
+    if (!p->paged || p->v[FACTOR_KV_DTYPE].a <= ATTN_KV_F32 || fused) {
+        return TRIAL_PASSED; /* there is nothing to compare apart */
     }
     run->flags = ATTN_RUN_NO_ATTEND;
     attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->side, &error);
@@ -336,6 +337,5 @@ bool engine_space_init(struct case_space *space, const struct attn_backend_caps 
     bool ok = case_space_init(space, &composed);
     space->serves = engine_serves;
     space->user = service;
-    space->through_core = true;
     return ok;
 }

@@ -87,6 +87,9 @@ static void draw_requests(struct problem *p, uint64_t *random)
     int32_t shape = p->v[FACTOR_SHAPE].a;
     int32_t block_size = p->v[FACTOR_BLOCK_SIZE].a;
     bool is_long = shape == SHAPE_LONG_DECODE || shape == SHAPE_LONG_EXTEND;
+    /* whoever composes a static sink cannot know which requests have no keys */
+    bool unknown_sink =
+        p->v[FACTOR_STATIC_SINK].a && p->v[FACTOR_LENGTHS].a == LENGTHS_DEVICE;
     p->num_reqs = is_long                 ? 1 + random_below(random, 2)
                   : shape == SHAPE_SHARED ? SHARED_REQS + random_below(random, 2)
                                           : 3 + random_below(random, 5);
@@ -96,8 +99,8 @@ static void draw_requests(struct problem *p, uint64_t *random)
     }
     if (shape == SHAPE_MIXED) { /* an idle request behind the decodes */
         p->requests[p->num_reqs / 2] = (struct request){0, 0};
-    } else if (shape == SHAPE_DECODE && random_below(random, 3) == 0 &&
-               !(p->space->through_core && p->v[FACTOR_STATIC_SINK].a)) { /* a padding row */
+    } else if (shape == SHAPE_DECODE && !unknown_sink && random_below(random, 3) == 0) {
+        /* a padding row */
         p->requests[p->num_reqs - 1].seq_len = 0;
     }
     p->num_actual_tokens = p->num_keys = p->first_row = p->v[FACTOR_FIRST_ROW].a;
