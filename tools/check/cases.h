@@ -88,6 +88,7 @@ struct case_space {
     bool (*serves)(void *user, const struct factor_value *v);
     void *user;
     int32_t num_unserved; /* pairs of values that stand in no case */
+    int32_t num_covering; /* cases of the array, before the random ones */
 };
 
 struct attend_case {

@@ -108,6 +108,7 @@ bool case_space_cover(struct case_space *space, uint64_t seed, int32_t extra,
     size_t total = (size_t)cover.first[FACTOR_COUNT];
     cover.seen = calloc(total, total);
     ok = cover.seen != NULL && cover_pairs(space, &cover, &random, cases, num_cases);
+    space->num_covering = *num_cases;
     for (int32_t i = 0; i < extra && ok; i++) {
         struct attend_case c;
         draw(space, &random, &c);
