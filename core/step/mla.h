@@ -19,8 +19,7 @@ void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk, st
 /* Is this layer's prefill per head? */
 bool mla_per_head(const struct step *step);
 
-/* mla.c */
-extern step_program run_mla;
-extern step_check mla_check_io;
+extern step_program run_mla;    /* mla.c */
+extern step_check mla_check_io; /* mla_check.c */
 
 #endif

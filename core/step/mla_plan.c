@@ -104,7 +104,7 @@ static int32_t identity_integers(const attn_plan *plan)
     return plan->mla.identity_size * plan->mla.identity_size;
 }
 
-/* Two arrays for each chunk's requests, of which consecutive chunks share one at most; query_start_loc; the identity. */
+/* Two arrays for each chunk's requests, of which consecutive chunks share one at most; query_start_loc; identity. */
 int32_t mla_max_integers(const attn_plan *plan)
 {
     if (plan->mla.chunks == NULL) {

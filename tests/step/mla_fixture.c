@@ -1,0 +1,413 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "mla_fixture.h"
+
+#include <dlfcn.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static uint32_t state;
+
+static double random_value(void)
+{
+    state = state * 1664525u + 1013904223u;
+    return (double)(state >> 8) / (1 << 23) - 1;
+}
+
+const struct attn_tensor *tensor(struct mla *m, int32_t which, void *data, int32_t ndim, int64_t a, int64_t b,
+                                 int64_t c, int64_t sa, int64_t sb)
+{
+    int64_t shape[] = {a, b, c}, strides[] = {sa, sb, 1};
+    memcpy(m->shapes[which], shape, sizeof shape);
+    memcpy(m->strides[which], strides, sizeof strides);
+    m->strides[which][ndim - 1] = 1;
+    m->tensors[which] = (struct attn_tensor){data, {ATTN_DEVICE_CPU, 0}, ndim, {ATTN_CODE_FLOAT, 32, 1},
+                                             m->shapes[which], m->strides[which], 0};
+    return &m->tensors[which];
+}
+
+void open_core(struct mla *m)
+{
+    attn_get_api_fn *get_api;
+    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(library);
+    void *symbol = dlsym(library, ATTN_GET_API_SYMBOL);
+    memcpy(&get_api, &symbol, sizeof get_api);
+    const struct attn_runtime_options options = {.struct_size = sizeof options, .plugin_path = PLUGINS, .cache_dir = "",
+                                                 .backend = "", .num_threads = 2, .validate = 1,
+                                                 .ignore_environment = 1, .no_default_plugins = 1};
+    CHECK(m, get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &m->api, &m->error));
+    CHECK(m, m->api->runtime_create(&options, &m->runtime, &m->error));
+}
+
+void describe(struct mla *m)
+{
+    const struct setting *s = m->s;
+    m->desc = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof m->desc, NULL}, .kv_lora_rank = RANK,
+                                     .qk_nope_head_dim = NOPE, .qk_rope_head_dim = ROPE, .v_head_dim = V,
+                                     .topk = s->topk, .absorb_in_core = !s->latent, .padded_num_q_heads = s->padded,
+                                     .weight_dtype = ATTN_DTYPE_F32, .context_workspace_tokens = s->chunk};
+    m->layer = (struct attn_layer_desc){
+        .struct_size = sizeof m->layer, .next = &m->desc.ext, .name = "mla",
+        .kind = s->topk > 0 ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA, .dtype = ATTN_DTYPE_F32,
+        .kv_dtype = s->ds_mla ? ATTN_KV_FP8_DS_MLA : s->fp8 ? ATTN_KV_FP8_E4M3 : ATTN_KV_AUTO,
+        .output_form = s->fp8_out ? ATTN_OUTPUT_FP8_STATIC : ATTN_OUTPUT_PLAIN, .num_q_heads = s->heads, .num_kv_heads = 1,
+        .head_size = ROW, .scale = 0.21f, .causal = 1, .block_size = BLOCK,
+        .has_window = s->window > 0, .window_left = s->window > 0 ? s->window - 1 : -1,
+        .window_right = s->window > 0 ? 0 : -1, .has_sinks = s->has_sinks,
+        .q_scale_form = s->fp8_query ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE, .q_dtype = ATTN_DTYPE_FP8_E4M3,
+        .needs_lse = !s->no_lse, .num_speculative_tokens = s->drafted};
+}
+
+static void bind(struct mla *m)
+{
+    const struct attn_select_options options = {.struct_size = sizeof options, .backend = m->s->backend};
+    const struct attn_layer_desc *layers[] = {&m->layer};
+    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_kv_view k = {.struct_size = sizeof k};
+    attn_assignment *assignment;
+    struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}};
+    struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext, .k_scale_host = m->k_scale,
+                                       .q_scale_host = QUERY_SCALE,
+                                       .sinks = m->s->has_sinks ? m->sinks : NULL};
+    int64_t heads = m->s->heads;
+    CHECK(m, m->api->select(m->runtime, &options, layers, 1, &assignment, &m->error));
+    CHECK(m, m->api->model_create(m->runtime, assignment, NULL, &m->model, &m->error));
+    m->api->assignment_destroy(assignment);
+    attn_layer *layer = m->api->model_layer(m->model, 0);
+    CHECK(m, m->api->layer_kv_spec(layer, &spec, &m->error));
+    assert_int_equal(spec.kind, m->s->window > 0 ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA);
+    assert_int_equal(spec.page_bytes, m->s->ds_mla ? BLOCK * 656 : BLOCK * ROW * (m->s->fp8 ? 1 : 4));
+    m->cache = aligned_alloc(256, (size_t)(NUM_BLOCKS * spec.page_bytes));
+    memset(m->cache, 0xff, (size_t)(NUM_BLOCKS * spec.page_bytes));
+    CHECK(m, m->api->layer_kv_views(layer, m->cache, NUM_BLOCKS, &k, NULL, &m->error));
+    CHECK(m, m->api->layer_bind_kv(layer, &k, NULL, &m->error));
+    if (m->s->split) {
+        weights.w_uk = tensor(m, 0, m->uk, 3, heads, NOPE, RANK, NOPE * RANK, RANK);
+        weights.w_uv = tensor(m, 1, m->uv, 3, heads, RANK, V, RANK * V, V);
+    } else {
+        weights.kv_b_proj = tensor(m, 0, m->weights, 2, heads * (NOPE + V), RANK, 0, RANK, 1);
+    }
+    CHECK(m, m->api->layer_bind_params(layer, &params, &m->error));
+    const struct attn_plan_options plan = {
+        .struct_size = sizeof plan, .limits = {sizeof plan.limits, NULL, MAX_REQS, 100, 0, MAX_LENGTH, 0, 0}};
+    CHECK(m, m->api->plan_create(m->model, 0, &plan, &m->plan, &m->error));
+    size_t bytes = m->api->plan_workspace_bytes(m->plan);
+    m->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
+    memset(m->workspace, 0xff, bytes); /* NaN: whatever is read was written first */
+    CHECK(m, m->api->plan_bind_workspace(m->plan, m->workspace, bytes, &m->error));
+}
+
+static void draw(struct mla *m)
+{
+    const struct setting *s = m->s;
+    int32_t used = 0;
+    m->starts[0] = s->first_row;
+    for (int32_t h = 0; h < s->heads; h++) {
+        m->sinks[h] = (float)(3 * random_value());
+        for (int32_t i = 0; i < (NOPE + V) * RANK; i++) {
+            float w = (float)(2.8 / sqrt(RANK) * random_value());
+            int32_t r = i / RANK, d = i % RANK;
+            m->weights[h * (NOPE + V) * RANK + i] = w;
+            if (r < NOPE) {
+                m->uk[(h * NOPE + r) * RANK + d] = w;
+            } else {
+                m->uv[(h * RANK + d) * V + r - NOPE] = w;
+            }
+        }
+    }
+    for (int32_t r = 0; r < s->num_reqs; r++) {
+        m->starts[r + 1] = m->starts[r] + s->queries[r];
+        m->lens[r] = s->lens[r];
+        for (int32_t b = 0; b < MAX_BLOCKS; b++) {
+            m->table[r][b] = b * BLOCK < s->lens[r] ? used++ * 7 % NUM_BLOCKS : INT32_MIN;
+        }
+        for (int32_t i = 0; i < s->lens[r] * ROW; i++) {
+            m->rows[r][i / ROW][i % ROW] = (float)(2 * random_value());
+        }
+        for (int32_t i = 0; i < s->queries[r]; i++) {
+            int32_t length = s->lens[r] - s->queries[r] + i + 1, n = 0;
+            for (; n < s->topk; n++) { /* a stretch with gaps; what is out of range or later is no key */
+                static const int32_t wrong[] = {-1, 1 << 20};
+                m->topk[m->starts[r] + i][n] = n % 3 == 2 ? wrong[n / 3 % 2] : (n * 5 + i) % (length + 2);
+            }
+        }
+    }
+    for (int32_t i = 0; i < m->starts[s->num_reqs] * MAX_HEADS * (RANK + ROPE); i++) {
+        (&m->q[0][0][0])[i] = (float)(3 * random_value());
+    }
+}
+
+/* Keys of every request, one behind the other, the step's own in the rows of its tokens; returns how many rows. */
+int32_t stage_keys(struct mla *m, bool context)
+{
+    int32_t count = context ? 0 : m->starts[0];
+    for (int32_t i = 0; i < count; i++) {
+        m->slots[i] = -1;
+    }
+    for (int32_t r = 0; r < m->s->num_reqs; r++) {
+        int32_t own = m->lens[r] - m->s->queries[r];
+        for (int32_t j = context ? 0 : own; j < (context ? own : m->lens[r]); j++, count++) {
+            m->slots[count] = (int64_t)m->table[r][j / BLOCK] * BLOCK + j % BLOCK;
+            memcpy(m->kv_c[count], m->rows[r][j], sizeof m->kv_c[0]);
+            memcpy(m->k_pe[count], m->rows[r][j] + RANK, sizeof m->k_pe[0]);
+        }
+    }
+    return count;
+}
+
+/* e4m3: 3 mantissa bits, exponents from -6, at most 448. */
+static double through_fp8(double x, double scale)
+{
+    double y = fmin(fabs(x / scale), 448);
+    int exponent = y > 0 ? ilogb(y) : -6;
+    exponent = exponent < -6 ? -6 : exponent;
+    y = ldexp(nearbyint(ldexp(y, 3 - exponent)), exponent - 3);
+    return copysign(y, x) * scale;
+}
+
+/* Codes in place of the floats that they round. */
+static void encode_query(struct mla *m, int32_t which, float *values, int64_t count)
+{
+    uint8_t *codes = (uint8_t *)values;
+    for (int64_t i = 0; i < count; i++) {
+        double x = through_fp8(values[i], QUERY_SCALE) / QUERY_SCALE, a = fabs(x);
+        int32_t exponent = a >= 0x1p-6 ? ilogb(a) : -7;
+        uint8_t code = (uint8_t)(exponent > -7 ? (exponent + 7) << 3 | ((int32_t)nearbyint(ldexp(a, 3 - exponent)) & 7)
+                                               : (int32_t)nearbyint(ldexp(a, 9)));
+        codes[i] = (uint8_t)(code | (signbit(x) ? 0x80 : 0));
+    }
+    m->tensors[which].dtype = (struct attn_dtype){ATTN_CODE_FLOAT8_E4M3FN, 8, 1};
+}
+
+void set_io(struct mla *m, int32_t keys)
+{
+    const struct setting *s = m->s;
+    int64_t tokens = m->starts[s->num_reqs], heads = s->padded > 0 ? s->padded : s->heads;
+    int64_t width = s->latent ? RANK : NOPE, row = MAX_HEADS * (RANK + ROPE);
+    m->ext = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof m->ext, NULL}, .topk_indices = m->topk[0],
+                                  .topk_stride = 8};
+    m->ext.kv_c = tensor(m, 0, m->kv_c, 2, keys, RANK, 0, RANK, 1);
+    m->ext.k_pe = tensor(m, 1, m->k_pe, 2, keys, ROPE, 0, ROPE, 1);
+    if (!s->apart) { /* slices of one row, as a projection leaves them */
+        m->ext.q_nope = tensor(m, 2, m->q, 3, tokens, heads, width, row, RANK + ROPE);
+        m->ext.q_pe = tensor(m, 3, &m->q[0][0][width], 3, tokens, heads, ROPE, row, RANK + ROPE);
+    } else {
+        for (int64_t i = 0; i < tokens * heads; i++) {
+            memcpy(m->nope + i * width, m->q[i / heads][i % heads], (size_t)width * 4);
+            memcpy(m->pe + i * ROPE, m->q[i / heads][i % heads] + width, ROPE * 4);
+        }
+        m->ext.q_nope = tensor(m, 2, m->nope, 3, tokens, heads, width, heads * width, width);
+        m->ext.q_pe = tensor(m, 3, m->pe, 3, tokens, heads, ROPE, heads * ROPE, ROPE);
+    }
+    if (s->fp8_query) {
+        encode_query(m, 2, m->nope, tokens * heads * width);
+        encode_query(m, 3, m->pe, tokens * heads * ROPE);
+    }
+    int64_t size = s->latent ? RANK : V;
+    m->io = (struct attn_step_io){.struct_size = sizeof m->io, .next = &m->ext.ext};
+    m->io.out = tensor(m, 4, m->out, 3, tokens, s->heads, size, s->heads * size, size);
+    if (s->fp8_out) {
+        static const float scale = 0.02f;
+        m->tensors[4].dtype = (struct attn_dtype){ATTN_CODE_FLOAT8_E4M3FN, 8, 1};
+        m->quant = (struct attn_io_output_quant){
+            .ext = {ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof m->quant, NULL}, .scale = &scale};
+        m->ext.ext.next = &m->quant.ext;
+    }
+    m->io.lse = s->no_lse ? NULL : tensor(m, 5, m->lse, 2, heads, tokens, 0, tokens, 1);
+}
+
+static void set_batch(struct mla *m, int32_t keys)
+{
+    m->batch = (struct attn_batch){
+        .struct_size = sizeof m->batch, .num_reqs = m->s->num_reqs, .num_tokens = m->starts[m->s->num_reqs],
+        .num_actual_tokens = m->starts[m->s->num_reqs], .causal = -1, .query_start_loc = m->starts,
+        .query_start_loc_host = m->starts, .seq_lens = m->lens, .seq_lens_host = m->lens,
+        .block_table = m->table[0], .block_table_stride = MAX_BLOCKS, .slot_mapping = m->slots, .num_slots = keys};
+}
+
+struct mla *mla_create(const struct setting *s)
+{
+    struct mla *m = calloc(1, sizeof *m);
+    state = 99;
+    m->s = s;
+    m->error = (struct attn_error)ATTN_ERROR_INIT;
+    m->k_scale = s->fp8 ? 0.01f : 0;
+    m->out = calloc(MAX_REQS * 40 * MAX_HEADS * RANK, sizeof(float));
+    m->lse = calloc(MAX_REQS * 40 * MAX_HEADS, sizeof(float));
+    open_core(m);
+    describe(m);
+    draw(m);
+    bind(m);
+    int32_t keys = stage_keys(m, true);
+    if (keys > 0) { /* the contexts, written and not attended */
+        int32_t starts[] = {0, 0}, length = 0;
+        set_batch(m, keys);
+        m->batch.num_reqs = 1;
+        starts[1] = length = keys < MAX_LENGTH ? keys : MAX_LENGTH;
+        m->batch.num_tokens = m->batch.num_actual_tokens = length;
+        m->batch.query_start_loc = m->batch.query_start_loc_host = starts;
+        m->batch.seq_lens = m->batch.seq_lens_host = &length;
+        int32_t all[MAX_BLOCKS] = {0};
+        m->batch.block_table = all;
+        set_io(m, keys);
+        m->io.flags = ATTN_RUN_NO_ATTEND;
+        CHECK(m, m->api->plan(m->plan, &m->batch, NULL, &m->error));
+        CHECK(m, m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error));
+    }
+    keys = stage_keys(m, false);
+    set_batch(m, keys);
+    set_io(m, keys);
+    return m;
+}
+
+void mla_destroy(struct mla *m)
+{
+    m->api->plan_destroy(m->plan);
+    m->api->model_destroy(m->model);
+    m->api->runtime_destroy(m->runtime);
+    free(m->cache);
+    free(m->workspace);
+    free(m->out);
+    free(m->lse);
+    free(m);
+}
+
+/* 512 e4m3 in tiles of 128 with a float32 scale each, the rope part in bf16. */
+static double through_ds_mla(const float *row, int32_t d)
+{
+    float largest = 0;
+    if (d >= RANK) {
+        int exponent = row[d] != 0 ? ilogb(row[d]) : 0;
+        return ldexp(nearbyint(ldexp(row[d], 7 - exponent)), exponent - 7);
+    }
+    for (int32_t i = d / 128 * 128; i < d / 128 * 128 + 128 && i < RANK; i++) {
+        largest = fmaxf(largest, fabsf(row[i]));
+    }
+    return through_fp8(row[d], largest / 448);
+}
+
+static double row_value(const struct mla *m, int32_t r, int32_t j, int32_t d, bool cached)
+{
+    double x = m->rows[r][j][d];
+    if (cached && m->s->ds_mla) {
+        return through_ds_mla(m->rows[r][j], d);
+    }
+    return cached && m->s->fp8 ? through_fp8(x, m->k_scale) : x;
+}
+
+/* k_h,j = [W_UK,h c_j | pe_j], v_h,j = W_UV,h c_j. */
+static double key_element(const struct mla *m, int32_t r, int32_t j, int32_t h, int32_t d, bool cached)
+{
+    double x = 0;
+    if (m->s->latent) {
+        return row_value(m, r, j, d, cached);
+    }
+    if (d >= NOPE) {
+        return row_value(m, r, j, RANK + d - NOPE, cached);
+    }
+    for (int32_t i = 0; i < RANK; i++) {
+        x += m->weights[(h * (NOPE + V) + d) * RANK + i] * row_value(m, r, j, i, cached);
+    }
+    return x;
+}
+
+static double value_element(const struct mla *m, int32_t r, int32_t j, int32_t h, int32_t d, bool cached)
+{
+    double x = 0;
+    for (int32_t i = 0; i < RANK && !m->s->latent; i++) {
+        x += m->weights[(h * (NOPE + V) + NOPE + d) * RANK + i] * row_value(m, r, j, i, cached);
+    }
+    return m->s->latent ? row_value(m, r, j, d, cached) : x;
+}
+
+double formula(const struct mla *m, int32_t r, int32_t i, int32_t h, bool per_head, double *out)
+{
+    const struct setting *s = m->s;
+    int32_t own = s->lens[r] - s->queries[r], position = own + i, token = m->starts[r] + i;
+    int32_t count = s->topk > 0 ? s->topk : position + 1, size = s->latent ? RANK : V;
+    int32_t width = s->latent ? RANK + ROPE : NOPE + ROPE;
+    double scores[MAX_LENGTH], top = -INFINITY, sum = 0;
+    memset(out, 0, (size_t)size * sizeof *out);
+    for (int32_t n = 0; n < count; n++) {
+        int32_t j = s->topk > 0 ? m->topk[token][n] : n;
+        scores[n] = -INFINITY;
+        if (j >= 0 && j <= position && (s->window == 0 || position - j < s->window)) {
+            scores[n] = 0;
+            for (int32_t d = 0; d < width; d++) {
+                double q = m->q[token][h][d];
+                q = s->fp8_query ? through_fp8(q, QUERY_SCALE) : q;
+                scores[n] += q * key_element(m, r, j, h, d, !per_head || j < own);
+            }
+            scores[n] *= m->layer.scale;
+        }
+        top = fmax(top, scores[n]);
+    }
+    top = s->has_sinks ? fmax(top, m->sinks[h]) : top;
+    for (int32_t n = 0; n < count; n++) {
+        int32_t j = s->topk > 0 ? m->topk[token][n] : n;
+        if (scores[n] != -INFINITY) {
+            double w = exp(scores[n] - top);
+            sum += w;
+            for (int32_t d = 0; d < size; d++) {
+                out[d] += w * value_element(m, r, j, h, d, !per_head || j < own);
+            }
+        }
+    }
+    sum += s->has_sinks ? exp(m->sinks[h] - top) : 0;
+    for (int32_t d = 0; d < size && sum > 0; d++) {
+        out[d] /= sum;
+    }
+    return sum > 0 ? top + log(sum) : -INFINITY;
+}
+
+void compare(const struct mla *m, bool prefill_per_head)
+{
+    const struct setting *s = m->s;
+    int32_t tokens = m->starts[s->num_reqs], size = s->latent ? RANK : V;
+    double largest = 0, out[RANK];
+    for (int32_t r = 0; r < s->num_reqs; r++) {
+        for (int32_t i = 0; i < s->queries[r] * s->heads; i++) {
+            int32_t token = m->starts[r] + i / s->heads, h = i % s->heads;
+            bool per_head = prefill_per_head && s->queries[r] > 1 + s->drafted;
+            double lse = formula(m, r, i / s->heads, h, per_head, out), rms = 1e-3;
+            for (int32_t d = 0; d < size; d++) {
+                rms += out[d] * out[d] / size;
+            }
+            for (int32_t d = 0; d < size; d++) {
+                double error = fabs(m->out[(token * s->heads + h) * size + d] - out[d]) / sqrt(rms);
+                largest = error <= largest ? largest : isnan(error) ? INFINITY : error;
+            }
+            if (!s->no_lse) {
+                double got = m->lse[h * tokens + token];
+                double error = got == lse ? 0 : fabs(got - lse) / (1 + fabs(lse));
+                largest = error <= largest ? largest : isnan(error) ? INFINITY : error;
+            }
+        }
+    }
+    print_message("%s: largest error %.2g\n", s->backend, largest);
+    assert_true(largest < 2e-5);
+}
+
+void step(struct mla *m)
+{
+    CHECK(m, m->api->plan(m->plan, &m->batch, NULL, &m->error));
+    CHECK(m, m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error));
+}
+
+void check(const struct setting *s, bool per_head)
+{
+    struct mla *m = mla_create(s);
+    step(m);
+    compare(m, per_head);
+    /* a second step on the same plan finds nothing of the first */
+    memset(m->out, 0xff, (size_t)m->starts[s->num_reqs] * (size_t)s->heads * V * 4);
+    step(m);
+    compare(m, per_head);
+    mla_destroy(m);
+}
