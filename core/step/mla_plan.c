@@ -114,11 +114,12 @@ int32_t mla_max_integers(const attn_plan *plan)
     return 2 * requests + plan->mla.max_chunks + plan->limits.max_num_reqs + 1 + identity_integers(plan);
 }
 
-/* Tokens that go the latent way. */
+/* Tokens that go the latent way. What counts as a decode is the first layer's to say, for the whole group. */
 static size_t latent_tokens(const attn_plan *plan, const struct step *step)
 {
-    const struct attn_layer_desc *l = &step->layer->layer.desc;
-    int64_t declared = step->layer->served[ATTN_PHASE_DECODE].instance->caps->reorder_threshold;
+    const attn_layer *first = plan->steps[0].layer;
+    const struct attn_layer_desc *l = &first->layer.desc;
+    int64_t declared = first->served[ATTN_PHASE_DECODE].instance->caps->reorder_threshold;
     int64_t drafted = 1 + (int64_t)l->num_speculative_tokens * (l->parallel_drafting ? 2 : 1);
     int64_t tokens = (drafted > declared ? drafted : declared) * plan->limits.max_num_reqs;
     bool all = !mla_per_head(step) || tokens > plan->limits.max_num_tokens;
