@@ -131,9 +131,7 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
                                              .layer = &layer->parts[part],
                                              .params = &layer->part_params[part],
                                              .phase = phase};
-    bool fused = served->instance->caps->features & ATTN_FEATURE_FUSED_WRITE;
-    fused &= layer->layer.mla == NULL; /* its prefill attends no cache: rows are always written apart */
-    launch->args.flags = part == PART_MAIN && fused && step->writes ? 0 : ATTN_RUN_NO_WRITE;
+    launch->args.flags = part == PART_MAIN && step->fused_write ? 0 : ATTN_RUN_NO_WRITE;
     bool gathered = layer->layer.mla != NULL && part == PART_CONTEXT;
     if (part == PART_SINK) {
         launch->args.k = layer->params->params.sink_k;
@@ -165,6 +163,7 @@ static void describe_tensors(struct step *step)
 {
     const struct attn_layer_desc *l = &step->layer->layer.desc;
     const struct instance *prefill = step->layer->served[ATTN_PHASE_PREFILL].instance;
+    const struct instance *decode = step->layer->served[ATTN_PHASE_DECODE].instance;
     bool quantized_q = l->q_scale_form != ATTN_SCALE_NONE;
     uint32_t composed =
         step->layer->served[0].composed | step->layer->served[1].composed;
@@ -178,6 +177,10 @@ static void describe_tensors(struct step *step)
     step->writes = layer_has_cache(l) && step->layer->layer.sharing_target < 0 &&
                    step->layer->layer.gdn == NULL;
     step->merge = prefill->kernels.merge_states;
+    /* The prefill of MLA and that of a spread cache attend keys beside the cache: rows are written apart. */
+    step->fused_write = step->writes && step->layer->layer.mla == NULL && !layer_is_spread(step->layer) &&
+                        prefill->caps->features & ATTN_FEATURE_FUSED_WRITE &&
+                        decode->caps->features & ATTN_FEATURE_FUSED_WRITE;
 }
 
 static attn_status make_step(attn_plan *plan, attn_layer *layer, struct attn_error *error)
@@ -212,8 +215,7 @@ static attn_status make_step(attn_plan *plan, attn_layer *layer, struct attn_err
             }
         }
     }
-    bool fused = prefill->caps->features & ATTN_FEATURE_FUSED_WRITE && layer->layer.mla == NULL;
-    if (step->writes && !fused) {
+    if (step->writes) {
         step->write_kv = prefill->kernels.write_kv;
     }
     step->write = (struct attn_write_kv_args){.struct_size = sizeof step->write,

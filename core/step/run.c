@@ -84,9 +84,9 @@ void step_choose_entry(attn_plan *plan, struct step *step)
     if (!one_call || !step->plain_checks || !plain_out || step->keys_are_inputs || cross || plan->validate || hooks->before_layer != NULL || hooks->after_layer != NULL) {
         return;
     }
-    if (!writes) {
+    if (!writes && !step->fused_write) {
         step->enter = run_attend;
-    } else if (step->write_kv != NULL) {
+    } else if (step->write_kv != NULL && !step->fused_write) {
         step->write.slot_mapping = plan->given.slot_mapping;
         step->write.num_slots = plan->given.num_slots;
         step->enter = run_write_attend;
@@ -169,7 +169,11 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
                                   "the layer's backend has no rope_write_kv");
         }
     }
-    attn_status status = kernel != NULL ? kernel(args, error) : ATTN_OK;
+    if (kernel == NULL) {
+        return error_set_text(error, ATTN_ERROR_UNSUPPORTED, "write_kv",
+                              "the layer's backend writes keys in its attend only; this run writes alone");
+    }
+    attn_status status = kernel(args, error);
     args->next = NULL;
     args->q = NULL;
     return status;
@@ -244,8 +248,11 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     if (step->check_io != NULL && step->program != run_idle) {
         status = step->check_io(plan, step, io, writes, attends, error);
     }
-    if (status == ATTN_OK && writes) {
+    if (status == ATTN_OK && writes && !(step->fused_write && attends)) {
         status = write_keys(plan, step, io, error);
+    }
+    for (int32_t i = 0; i < 2 && step->fused_write && step->main[i] != NULL; i++) {
+        step->main[i]->args.flags = writes ? 0 : ATTN_RUN_NO_WRITE;
     }
     if (status != ATTN_OK || !attends) {
         return status;

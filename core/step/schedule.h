@@ -81,6 +81,7 @@ struct step {
     bool writes;       /* this layer's own cache is filled by runs */
     bool plain_checks; /* q, k, v, out are [T, heads, D]; MLA and GDN bring extensions, see check_io */
     step_check *check_io;
+    bool fused_write;     /* attends write k and v themselves */
     bool keys_are_inputs; /* no cache: k and v are read by attend */
     bool quantizes;    /* output form through `quantize` */
     struct launch launches[ATTN_PHASE_COUNT][PART_COUNT];
