@@ -98,7 +98,8 @@ def times() -> None:
         line = []
         for batch, length in ((1, 2048), (1, 8192), (8, 2048)):
             ids = torch.randint(1, 1024, (batch, length), device="cuda")
-            line.append(f"prefill {batch}x{length} {timed(lambda: model(ids, use_cache=False, logits_to_keep=1), 5):.2f}")
+            prefill = timed(lambda: model(ids, use_cache=False, logits_to_keep=1), 5)
+            line.append(f"prefill {batch}x{length} {prefill:.2f}")
             cache = model(ids, logits_to_keep=1).past_key_values
 
             def step() -> None:

@@ -106,8 +106,8 @@ ENCODERS: list[tuple[Family, Callable[[], dict[str, torch.Tensor]], str]] = [
         "vision_config": _vision(), "projection_dim": 32}),
      lambda: {"pixel_values": torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1)),
               # The largest id ends a text, and the texts are pooled there.
-              "input_ids": torch.randint(3, VOCABULARY - 1, (3, 11), generator=torch.Generator().manual_seed(2)).scatter(
-                  1, torch.tensor([[10], [6], [3]]), VOCABULARY - 1),
+              "input_ids": torch.randint(3, VOCABULARY - 1, (3, 11), generator=torch.Generator().manual_seed(2))
+                  .scatter(1, torch.tensor([[10], [6], [3]]), VOCABULARY - 1),
               "attention_mask": (torch.arange(11)[None] < torch.tensor([11, 7, 4])[:, None]).long()},
      "logits_per_image"),
     (_family("modernbert", "ModernBertConfig", "ModernBertModel", {"encoder_only"}, {

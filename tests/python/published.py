@@ -56,7 +56,8 @@ def _enum(name: str, attributes: dict[str, str | None], text: bool) -> Any:
 def _class(name: str, recorded: dict[str, Any], made: dict[str, Any]) -> Any:
     bases = recorded["bases"]
     if any("Enum" in base for base in bases):
-        return _enum(name, recorded["attributes"], any(v and v.startswith("'") for v in recorded["attributes"].values()))
+        values = recorded["attributes"].values()
+        return _enum(name, recorded["attributes"], any(v and v.startswith("'") for v in values))
     parents = [made[base.split("[")[0]] for base in bases if base.split("[")[0] in made]
     body: dict[str, Any] = {key: None for key in recorded["attributes"]}
     body |= {key: _method(key, value) for key, value in recorded["methods"].items() if key != "__new__"}

@@ -71,7 +71,8 @@ class Decoders(unittest.TestCase):
         integration.register()
         values = {"vocab_size": 97, "hidden_size": 64, "n_layer": 1, "n_head": 4}
         with self.assertRaisesRegex(libattn.UnsupportedError, "BloomForCausalLM.*computes its attention itself"):
-            transformers.BloomForCausalLM._from_config(transformers.BloomConfig(**values), attn_implementation="libattn")
+            transformers.BloomForCausalLM._from_config(transformers.BloomConfig(**values),
+                                                       attn_implementation="libattn")
         model = transformers.BloomForCausalLM(transformers.BloomConfig(**values))
         with self.assertRaisesRegex(libattn.UnsupportedError, "BloomForCausalLM"):
             model.set_attn_implementation("libattn")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runtime, selection, binding and steps through the package, held against attention as it is defined."""
+import ctypes
 import gc
 import os
 import threading
@@ -43,14 +44,18 @@ class Describing(unittest.TestCase):
         self.assertTrue(any(n.startswith("cpu_simd@") for n in names))
 
     def test_reasons_name_field_value_and_support(self) -> None:
-        layer = libattn.LayerDesc("a", HQ, HK, D, kind="gdn", gdn=libattn.GdnDesc(2, 4, 64, 64))
-        found = self.runtime.select([layer], keep_unserved=True)
-        refused = [v for v in found.verdicts(0, "decode") if v.backend == "cpu_simd@avx2" or v.backend == "cpu_simd@scalar"]
-        self.assertTrue(refused)
-        for verdict in refused:
-            if verdict.verdict == "unsupported":
-                self.assertTrue(all(r.field and r.asked and r.supported for r in verdict.reasons))
-                self.assertIn("gdn", str(verdict.reasons[0]) + found.explain(0))
+        """A reserved cache type, which no backend serves: every one of them says why."""
+        found = self.runtime.select([libattn.LayerDesc("a", HQ, HK, D, kv_dtype="turboquant_k8v4")], keep_unserved=True)
+        for phase in ("prefill", "decode"):
+            verdicts = [v for v in found.verdicts(0, phase) if v.verdict != "other_device"]
+            self.assertGreaterEqual(len(verdicts), 2)
+            for verdict in verdicts:
+                self.assertEqual(verdict.verdict, "unsupported")
+                reason = next(r for r in verdict.reasons if r.field == "kv_dtype")
+                self.assertIn("turboquant_k8v4", reason.asked)
+                self.assertIn("bf16", reason.supported)
+            self.assertEqual(found.choice(0, phase).backend, "")
+        self.assertIn("kv_dtype is turboquant_k8v4, supported: ", found.explain(0))
 
     def test_forced_backend_is_refused_with_the_c_text(self) -> None:
         layer = libattn.LayerDesc("layers.0", HQ, HK, D, soft_cap=50.0, kv_dtype="nvfp4")
@@ -120,7 +125,7 @@ class Tensors(unittest.TestCase):
     def test_owner_lives_as_long_as_the_view(self) -> None:
         view = libattn.Tensor(torch.full((1 << 16,), 3.0))
         torch.zeros(1 << 16)  # what would land in freed memory
-        self.assertEqual(float(np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * 4).from_address(view.data))[3]), 3.0)
+        self.assertEqual(list((ctypes.c_float * 4).from_address(view.data)), [3.0] * 4)
 
     def test_read_only_numpy(self) -> None:
         source = np.zeros(4, np.float32)

@@ -22,6 +22,7 @@ RECORDED = published.install("sglang-0.5.23", {
 from libattn.integrations import sglang as adapter  # noqa: E402
 from libattn.integrations.sglang.backend import LibattnBackend  # noqa: E402
 
+MODES = RECORDED["modules"]["sglang.srt.model_executor.forward_batch_info"]
 HQ, HK, D = 8, 2, 64
 
 
@@ -32,7 +33,7 @@ class Mode:
         self.name = name
 
     def __getattr__(self, question: str) -> Any:
-        if question not in RECORDED["modules"]["sglang.srt.model_executor.forward_batch_info"]["ForwardMode"]["methods"]:
+        if question not in MODES["ForwardMode"]["methods"]:
             raise AttributeError(question)
         return lambda *_, **__: question == f"is_{self.name}"
 

@@ -173,7 +173,8 @@ class ContinuousBatching(unittest.TestCase):
                 row = torch.tensor([prompt])
                 expected.append(model.generate(row, attention_mask=torch.ones_like(row), max_new_tokens=20,
                                                do_sample=False)[0, len(prompt):].tolist())
-        config = ContinuousBatchingConfig(num_blocks=64, page_size=16, max_batch_tokens=24, max_blocks_per_request=pages)
+        config = ContinuousBatchingConfig(num_blocks=64, page_size=16, max_batch_tokens=24,
+                                          max_blocks_per_request=pages)
         calls = 0
         for backend in BACKENDS:
             integration.register(backend=backend)

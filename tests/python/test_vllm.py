@@ -81,7 +81,8 @@ def metadata(query_lens: list[int], seq_lens: list[int], tables: torch.Tensor, p
     """What vLLM's runner hands to the builder."""
     starts = torch.tensor([0, *torch.tensor(query_lens).cumsum(0)], dtype=torch.int32)
     slots = torch.tensor([int(tables[r, p // BLOCK]) * BLOCK + p % BLOCK
-                          for r, (n, length) in enumerate(zip(query_lens, seq_lens)) for p in range(length - n, length)])
+                          for r, (n, length) in enumerate(zip(query_lens, seq_lens))
+                          for p in range(length - n, length)])
     names = BACKEND["CommonAttentionMetadata"]["attributes"]
     values: dict[str, Any] = dict.fromkeys(names)
     values |= {"query_start_loc": starts, "query_start_loc_cpu": starts, "seq_lens": torch.tensor(seq_lens).int(),
@@ -95,7 +96,8 @@ class Steps(unittest.TestCase):
         return LibattnMetadataBuilder(None, ["model.layers.3.self_attn.attn"], None, torch.device("cpu"))
 
     def layer(self) -> Any:
-        return types.SimpleNamespace(layer_name="model.layers.3.self_attn.attn", _k_scale_float=0.5, _v_scale_float=0.25)
+        return types.SimpleNamespace(layer_name="model.layers.3.self_attn.attn", _k_scale_float=0.5,
+                                     _v_scale_float=0.25)
 
     def run_steps(self, backend: str, cache: torch.Tensor, bound: float,
                   stored: Callable[[torch.Tensor, float], torch.Tensor] = lambda x, scale: x, **values: Any) -> None:
@@ -119,8 +121,8 @@ class Steps(unittest.TestCase):
             at = 0
             for r, (count, length) in enumerate(zip(query_lens, seq_lens)):
                 expected, _ = attention(q[at:at + count], stored(k_all[r, :length], 0.5),
-                                        stored(v_all[r, :length], 0.25), D**-0.5, causal(count, length, window), values.get("logits_soft_cap") or 0.0,
-                                        values.get("sinks"))
+                                        stored(v_all[r, :length], 0.25), D**-0.5, causal(count, length, window),
+                                        values.get("logits_soft_cap") or 0.0, values.get("sinks"))
                 self.assertLess(worst(out.view(rows, HQ, D)[at:at + count], expected), bound, (backend, r))
                 at += count
             self.assertTrue(bool((out[at:] == 7.0).all()), "rows behind the last token are left alone")

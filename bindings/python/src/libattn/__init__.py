@@ -13,8 +13,8 @@
 
 Objects close themselves. Closed by hand in any order, each lives until what was made of it is gone.
 """
-from ._declarations import (BatchMode, DeviceType, GraphLevel, KvDtype, KvLayout, KvSpecKind, LayerKind, Phase, PlanMode,
-                            Status, VerdictCode)
+from ._declarations import (BatchMode, DeviceType, GraphLevel, KvDtype, KvLayout, KvSpecKind, LayerKind, Phase,
+                            PlanMode, Status, VerdictCode)
 from ._library import Library, open_library
 from .errors import (AbsentError, AttnError, InvalidArgumentError, OrderError, OutOfMemoryError, UnsupportedError)
 from .layers import GdnDesc, LayerDesc, MlaDesc

@@ -10,6 +10,7 @@ import ctypes
 import threading
 from ctypes import byref
 from pathlib import Path
+from typing import Any
 
 from . import errors
 from ._declarations import (ATTN_ABI_VERSION, ATTN_ABI_VERSION_MIN, ATTN_ERROR_FIELD_SIZE, ATTN_ERROR_MESSAGE_SIZE,
@@ -76,6 +77,11 @@ class Library:
             if offset < api.struct_size and name not in ("struct_size", "next", "version", "abi_version", "reserved"):
                 setattr(self, name, getattr(api, name))
 
+    def __getattr__(self, name: str) -> Any:
+        # Only what was not set: a function that this library ends before.
+        raise errors.make(Status.UNSUPPORTED, name, f"{self.__dict__.get('path')}, version "
+                          f"{self.__dict__.get('version')}, has no such function")
+
     def check(self, status: int) -> None:
         """Raise the exception of a status that is not ``ATTN_OK``, with this thread's error text."""
         if status != 0:
@@ -92,7 +98,7 @@ class Library:
         return errors.make(status, field, message)
 
     @staticmethod
-    def error_ref() -> object:
+    def error_ref() -> Any:
         """This thread's ``struct attn_error *``."""
         return _storage.ref
 

@@ -267,8 +267,8 @@ class Plan:
         if status:
             raise api.error(status)
 
-    def run_pointers(self, layer: int, q: int, k: int | None, v: int | None, out: int, stream: int | None = None,
-                     flags: int = 0) -> None:
+    def run_pointers(self, layer: int, q: int | None, k: int | None, v: int | None, out: int | None,
+                     stream: int | None = None, flags: int = 0) -> None:
         """`run` for engines that keep their own descriptors: addresses of ``attn_layer`` and ``attn_tensor``."""
         io = self._io
         io.q, io.k, io.v, io.out, io.lse, io.stream, io.flags, io.next = q, k, v, out, None, stream, flags, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -148,7 +149,7 @@ class Rows:
                                   shape=ctypes.addressof(self._shape), strides=ctypes.addressof(self._strides))
         self.pointer = ctypes.addressof(self.struct)
 
-    def fill(self, data: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    def fill(self, data: int, shape: Sequence[int], strides: Sequence[int]) -> int:
         """Set address, shape and strides (in elements); returns the ``struct attn_tensor *``."""
         self.struct.data = data
         self._shape[:] = shape

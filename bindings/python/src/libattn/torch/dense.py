@@ -7,6 +7,7 @@ through a block table, which also drops padding. Pages are scratch and shared by
 """
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -252,13 +253,11 @@ def attend_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments:
     bound = _planned(described, segments, queries, keys, step, kind, index, q.device, params)
     row = (batch - 1) * step + keys
     q_stride = q_rows.stride(0) if queries == 1 else q_rows.stride(1)
-    bound.plan.run_pointers(
-        bound.layer.handle,
-        bound.descriptor("q", q_rows, (batch * queries, heads, head_size), (q_stride, q_rows.stride(2), 1)),
-        bound.descriptor("k", k, (row, k.shape[1], head_size), (k.stride(2), k.stride(1), 1)),
-        bound.descriptor("v", v, (row, v.shape[1], shape[3]), (v.stride(2), v.stride(1), 1)),
-        bound.descriptor("out", out, (batch * queries, heads, shape[3]), (heads * shape[3], shape[3], 1)),
-        stream_of(q.device))
+    bound.run(stream_of(q.device), (
+        ("q", q_rows, (batch * queries, heads, head_size), (q_stride, q_rows.stride(2), 1)),
+        ("k", k, (row, k.shape[1], head_size), (k.stride(2), k.stride(1), 1)),
+        ("v", v, (row, v.shape[1], shape[3]), (v.stride(2), v.stride(1), 1)),
+        ("out", out, (batch * queries, heads, shape[3]), (heads * shape[3], shape[3], 1))))
     return out
 
 
@@ -271,7 +270,7 @@ def _planned(described: tuple[Any, ...], segments: Segments, queries: int, keys:
     """
     key = (segments, queries, keys, step)
     for candidate, block_size in ((kind, 0), (kind, 1), ("decoder", 0), ("decoder", 1)):
-        bound = store.bound((candidate, block_size, described), lambda: describe(candidate, *described, block_size),
+        bound = store.bound((candidate, block_size, described), partial(describe, candidate, *described, block_size),
                             index, device, params)
         if bound.planned == key:
             return bound

@@ -75,8 +75,8 @@ def _bind_pages(bound: Bound, k_pages: torch.Tensor, v_pages: torch.Tensor) -> N
 def _view(pages: torch.Tensor) -> attn_kv_view:
     blocks, slots, heads, dims = pages.shape
     size = pages.element_size()
-    return attn_kv_view(struct_size=sizeof(attn_kv_view), data=pages.data_ptr(), num_blocks=blocks, block_size=slots, num_heads=heads,
-                        head_size=dims, stride_block=pages.stride(0) * size, stride_slot=pages.stride(1) * size,
+    return attn_kv_view(struct_size=sizeof(attn_kv_view), data=pages.data_ptr(), num_blocks=blocks,
+                        block_size=slots, num_heads=heads, head_size=dims, stride_block=pages.stride(0) * size, stride_slot=pages.stride(1) * size,
                         stride_head=pages.stride(2) * size)
 
 
@@ -142,9 +142,8 @@ def run_pages(desc: LayerDesc, index: int, params: Params, q: torch.Tensor, k: t
     stream = stream_of(q.device)
     if step is None or not isinstance(bound.planned, _Step) or bound.planned.of is not step:
         bound.update(make_batch(), _Step(step), stream)
-    pointers = [None if t is None else bound.descriptor(name, t, tuple(t.shape), t.stride())
-                for name, t in (("q", q), ("k", k), ("v", v), ("out", out))]
-    bound.plan.run_pointers(bound.layer.handle, *pointers, stream, flags)
+    bound.run(stream, (None if t is None else (name, t, t.shape, t.stride())
+                       for name, t in (("q", q), ("k", k), ("v", v), ("out", out))), flags)
 
 
 def _decode_batch(device: torch.device, block_table: torch.Tensor, seq_lens: torch.Tensor, size: int) -> Batch:

@@ -64,8 +64,8 @@ def intervals(visible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if not np.array_equal(end - first, count):
         b, row = (int(i) for i in np.argwhere(end - first != count)[0])
         raise make(Status.UNSUPPORTED, "attention_mask",
-                   f"row {row} of batch entry {b} sees {int(count[b, row])} keys that are not one run ({int(first[b, row])}"
-                   f" to {int(end[b, row]) - 1} with gaps); supported: one run of keys per query")
+                   f"row {row} of batch entry {b} sees {int(count[b, row])} keys that are not one run "
+                   f"({int(first[b, row])} to {int(end[b, row]) - 1} with gaps); supported: one run of keys per query")
     return first, end
 
 
@@ -96,7 +96,8 @@ def _band(rows: np.ndarray, first: np.ndarray, end: np.ndarray, window: tuple[in
     return count if fits else 0
 
 
-def _entry(b: int, first: np.ndarray, end: np.ndarray, causal: bool, window: Window, out: list[tuple[int, ...]]) -> bool:
+def _entry(b: int, first: np.ndarray, end: np.ndarray, causal: bool, window: Window,
+           out: list[tuple[int, ...]]) -> bool:
     """Requests of one batch entry; False if the window would hide a key that a single row has to see."""
     rows = np.flatnonzero(end > first)
     if len(rows) == 0:

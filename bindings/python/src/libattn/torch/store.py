@@ -8,7 +8,7 @@ they say. The bound layer is shared by all modules of the same description and c
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,9 @@ from ..tensors import Rows
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 PHASES = ("prefill", "decode")
+
+#: A name, a tensor, and the shape and strides to read it with.
+Rowed = tuple[str, torch.Tensor, Sequence[int], Sequence[int]]
 
 #: Names of `Layer.bind_params` and their values.
 Params = tuple[tuple[str, torch.Tensor | float], ...]
@@ -43,12 +46,12 @@ class Bound:
     cache: Any = None
     kept: tuple[Any, ...] = ()
     plan: Plan | None = None
-    limits: tuple[int, int, int, int] = (0, 0, 0, 0)
+    limits: tuple[int, ...] = (0, 0, 0, 0)
     planned: Any = None
     rows: dict[str, Rows] = field(default_factory=dict)
     views: dict[Any, Any] = field(default_factory=dict)
 
-    def descriptor(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    def descriptor(self, name: str, tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> int:
         """``struct attn_tensor *`` over a torch tensor's memory; one per name, refilled every step."""
         rows = self.rows.get(name)
         if rows is None:
@@ -62,6 +65,13 @@ class Bound:
             self.cache = memory.allocate(blocks * self.layer.kv_spec.padded_page_bytes, self.device)
             self.layer.bind_kv(self.cache, blocks)
             self.blocks = blocks
+
+    def run(self, stream: int | None, tensors: Iterable[Rowed | None], flags: int = 0) -> None:
+        """Run the planned step on q, k, v and out: each a name, a tensor, and the shape and strides to read it with."""
+        if self.plan is None:
+            raise make(Status.ORDER, "plan", "no batch is planned")
+        q, k, v, out = (None if t is None else self.descriptor(*t) for t in tensors)
+        self.plan.run_pointers(self.layer.handle, q, k, v, out, stream, flags)
 
     def update(self, batch: Batch, key: Any, stream: int | None) -> None:
         """Plan a batch, unless it is the one that is planned: layers of one step share it."""

@@ -137,8 +137,9 @@ class LibattnBackend(AttentionBackend):
             _refuse("xai_temperature_len", layer.xai_temperature_len, "-1")
         # SGLang's window counts the keys before the query's own.
         window = layer.sliding_window_size if layer.sliding_window_size is not None else -1
-        scales = {"k_scale_form": "per_tensor", "v_scale_form": "per_tensor"} if KV_DTYPES[kv_dtype].startswith(
-            "fp8") else {}
+        scales: dict[str, Any] = {}
+        if KV_DTYPES[kv_dtype].startswith("fp8"):
+            scales = {"k_scale_form": "per_tensor", "v_scale_form": "per_tensor"}
         return LayerDesc("layers.0", layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim, layer.scaling,
                          "decoder", DTYPES[dtype], KV_DTYPES[kv_dtype], head_size_v=layer.v_head_dim,
                          causal=kind == "decoder", window=(window, 0) if window > -1 and kind == "decoder" else None,

@@ -101,8 +101,9 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     """
     _refuse(dropout, kwargs)
     causal = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
-    common = {"scale": scaling if scaling is not None else query.shape[-1]**-0.5, "window": _window(sliding_window, causal),
-              "soft_cap": softcap or 0.0, "sinks": s_aux, "index": _index(module)}
+    common: dict[str, Any] = {
+        "scale": scaling if scaling is not None else query.shape[-1]**-0.5, "window": _window(sliding_window, causal),
+        "soft_cap": softcap or 0.0, "sinks": s_aux, "index": _index(module)}
     if cache is not None:
         return _paged(module, query, key, value, cache, common, kwargs), None
     if attention_mask is None and kwargs.get("cu_seq_lens_q") is not None and kwargs.get("cu_seq_lens_k") is not None:

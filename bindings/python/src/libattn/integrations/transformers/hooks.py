@@ -4,7 +4,7 @@
 Models that compute their attention themselves (BLOOM, for one) take any registered name and go on as before: for ours
 they are refused aloud.
 
-Continuous batching: Transformers 5 takes its own implementations alone for continuous batching: it compares the name with a list, and
+Continuous batching: Transformers 5 takes its own implementations alone for it. It compares the name with a list, and
 offers block tables only to names with ``flash`` in them. Two functions are wrapped so that ours is taken too; for
 every other name they do what they did. Where they are not found (another release), continuous batching stays as it
 is and refuses the name itself.
@@ -64,8 +64,8 @@ def refuse_models_without_hook(name: str) -> None:
             can_set = getattr(self, "_can_set_attn_implementation", None)
             if requested == name and can_set is not None and not can_set():
                 raise make(Status.UNSUPPORTED, "attn_implementation",
-                           f"'{name}' for {type(self).__name__}, which computes its attention itself; supported: models "
-                           "that ask Transformers' AttentionInterface")
+                           f"'{name}' for {type(self).__name__}, which computes its attention itself; supported: "
+                           "models that ask Transformers' AttentionInterface")
             return inner(self, requested, *args, **kwargs)
 
         setattr(checked, _MARK, True)

@@ -189,7 +189,7 @@ class LibattnMetadata(AttentionMetadata):
 
     num_actual_tokens: int
     query_start_loc: torch.Tensor
-    query_start_loc_cpu: torch.Tensor
+    query_start_loc_cpu: torch.Tensor | None
     seq_lens: torch.Tensor
     seq_lens_cpu: torch.Tensor | None
     block_table: torch.Tensor
@@ -331,6 +331,8 @@ class LibattnImpl(AttentionImpl):
         cross = self.attn_type == "encoder_decoder"
         lengths: dict[str, Any] = {"seq_lens": m.seq_lens.to(torch.int32), "seq_lens_host": m.seq_lens_cpu}
         if cross:
+            if m.encoder_seq_lens is None:
+                raise make(Status.INVALID_ARGUMENT, "encoder_seq_lens", "None; a cross layer needs them")
             encoder = m.encoder_seq_lens.to(device, torch.int32)
             lengths = {"encoder_seq_lens": encoder, "encoder_seq_lens_host": m.encoder_seq_lens_cpu}
         made = Batch(m.query_start_loc.to(torch.int32), block_table=m.block_table.to(torch.int32),
@@ -342,8 +344,10 @@ class LibattnImpl(AttentionImpl):
                 else m.max_seq_len
         return made
 
-    def _encode(self, layer: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+    def _encode(self, layer: Any, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, out: torch.Tensor,
                 m: LibattnMetadata) -> None:
+        if k is None or v is None:
+            raise make(Status.INVALID_ARGUMENT, "key", "None; an encoder's keys come with its queries")
         desc = describe.layer("layers.0", self.num_heads, self.num_kv_heads, self.head_size, q.dtype, scale=self.scale,
                               attn_type=self.attn_type, sliding_window=self.sliding_window,
                               soft_cap=self.logits_soft_cap, alibi=self.alibi, has_sinks=self.sinks is not None)
@@ -352,8 +356,8 @@ class LibattnImpl(AttentionImpl):
                       num_tokens=max(q.shape[0], m.num_actual_tokens))
         stream = stream_of(q.device)
         bound.update(batch, object(), stream)
-        bound.plan.run_pointers(bound.layer.handle, *(bound.descriptor(n, t, tuple(t.shape), t.stride())
-                                                      for n, t in (("q", q), ("k", k), ("v", v), ("out", out))), stream)
+        bound.run(stream, ((name, t, t.shape, t.stride())
+                           for name, t in (("q", q), ("k", k), ("v", v), ("out", out))))
 
 
 __all__ = ["LibattnBackend", "LibattnImpl", "LibattnMetadata", "LibattnMetadataBuilder"]
