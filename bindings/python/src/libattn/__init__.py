@@ -13,6 +13,7 @@
 
 Objects close themselves. Closed by hand in any order, each lives until what was made of it is gone.
 """
+from . import extensions
 from ._declarations import (BatchMode, DeviceType, GraphLevel, KvDtype, KvLayout, KvSpecKind, LayerKind, Phase,
                             PlanMode, Status, VerdictCode)
 from ._library import Library, open_library
@@ -32,5 +33,5 @@ __all__ = [
     "DeviceInfo", "DeviceType", "GdnDesc", "GraphLevel", "InvalidArgumentError", "KvDtype", "KvLayout", "KvSpec",
     "KvSpecKind", "Layer", "LayerDesc", "LayerKind", "Library", "MlaDesc", "Model", "OrderError", "OutOfMemoryError",
     "Phase", "Plan", "PlanMode", "PluginInfo", "Reason", "Rows", "Runtime", "Status", "Tensor", "UnsupportedError",
-    "Verdict", "VerdictCode", "allocate", "as_tensor", "open_library",
+    "Verdict", "VerdictCode", "allocate", "as_tensor", "extensions", "open_library",
 ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_int32, c_void_p, sizeof
+from collections.abc import Sequence
+from ctypes import Structure, byref, c_int32, c_void_p, sizeof
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ._declarations import GroupKind, KvSpecKind, Status, attn_kv_spec, attn_kv_view, attn_layer_params
 from .errors import make
+from .extensions import gdn_state
 from .handles import Handle
 from .tensors import Tensor, as_tensor
 
@@ -99,14 +101,16 @@ class Layer:
         num_blocks : int
             How many blocks it holds.
         """
-        t = as_tensor(memory)
-        needed = num_blocks * self.kv_spec.padded_page_bytes
+        t, spec = as_tensor(memory), self.kv_spec
+        latent = spec.kind in (KvSpecKind.MLA, KvSpecKind.SLIDING_WINDOW_MLA)
+        needed = num_blocks * spec.padded_page_bytes
         if not t.is_contiguous() or t.nbytes < needed:
             raise make(Status.INVALID_ARGUMENT, "memory", f"{t}; contiguous memory of {needed} bytes is needed")
         k, v = attn_kv_view(struct_size=sizeof(attn_kv_view)), attn_kv_view(struct_size=sizeof(attn_kv_view))
         api = self.api
-        api.check(api.layer_kv_views(self.handle, t.data, num_blocks, byref(k), byref(v), api.error_ref()))
-        api.check(api.layer_bind_kv(self.handle, byref(k), byref(v) if v.data else None, api.error_ref()))
+        v_ref = None if latent else byref(v)
+        api.check(api.layer_kv_views(self.handle, t.data, num_blocks, byref(k), v_ref, api.error_ref()))
+        api.check(api.layer_bind_kv(self.handle, byref(k), v_ref, api.error_ref()))
         self._memory = (t,)
 
     def bind_kv_views(self, k: Any, v: Any | None) -> None:
@@ -118,9 +122,16 @@ class Layer:
                                     api.error_ref()))
         self._memory = (k_tensor, v_tensor)
 
+    def bind_state(self, state: Any, conv_state: Any | None = None) -> None:
+        """Hand a gated-delta layer's state in: float32 [slots, Hv, Dv, Dk], and the convolution's window."""
+        struct = gdn_state(state, conv_state)
+        self.api.check(self.api.layer_bind_state(self.handle, byref(struct), self.api.error_ref()))
+        self._memory = (struct,)
+
     def bind_params(self, sinks: Any | None = None, alibi_slopes: Any | None = None, sink_k: Any | None = None,
                     sink_v: Any | None = None, q_scale: Any | float | None = None, k_scale: Any | float | None = None,
-                    v_scale: Any | float | None = None, p_scale: Any | float | None = None) -> None:
+                    v_scale: Any | float | None = None, p_scale: Any | float | None = None,
+                    extensions: Sequence[Structure] = ()) -> None:
         """Hand parameters in; borrowed until the layer is bound again or its model closed.
 
         Parameters
@@ -131,6 +142,8 @@ class Layer:
             A static sink's keys and values.
         q_scale, k_scale, v_scale, p_scale : float or tensor
             Of quantized caches, queries and probabilities.
+        extensions : sequence of ctypes structures
+            `libattn.extensions.gdn_weights`, `mla_weights`.
         """
         params = attn_layer_params(struct_size=sizeof(attn_layer_params))
         kept: list[Any] = []
@@ -146,6 +159,10 @@ class Layer:
                 setattr(params, f"{name}_host", float(value))
             elif value is not None:
                 setattr(params, name, self._floats(name, value, kept))
+        for ext in reversed(extensions):
+            ext.ext.next = params.next
+            params.next = ctypes.addressof(ext)
+            kept.append(ext)
         self.api.check(self.api.layer_bind_params(self.handle, byref(params), self.api.error_ref()))
         self._params = (params, *kept)
 
