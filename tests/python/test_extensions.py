@@ -40,8 +40,8 @@ class GatedDelta(unittest.TestCase):
         channels = 2 * self.HK * self.DK + self.HV * self.DV
         weight = torch.randn(channels, self.WIDTH, generator=generator) * 0.5
         desc = libattn.LayerDesc("gdn", self.HK, self.HK, self.DK, kind="gdn", head_size_v=self.DV,
-                                 gdn=libattn.GdnDesc(self.HK, self.HV, self.DK, self.DV, self.WIDTH if conv else 0, conv,
-                                                     True))
+                                 gdn=libattn.GdnDesc(self.HK, self.HV, self.DK, self.DV, self.WIDTH if conv else 0,
+                                                     conv, True))
         runtime = libattn.Runtime(ignore_environment=True)
         model = runtime.bind(runtime.select([desc]))
         layer = model.layers[0]

@@ -76,8 +76,8 @@ def _view(pages: torch.Tensor) -> attn_kv_view:
     blocks, slots, heads, dims = pages.shape
     size = pages.element_size()
     return attn_kv_view(struct_size=sizeof(attn_kv_view), data=pages.data_ptr(), num_blocks=blocks,
-                        block_size=slots, num_heads=heads, head_size=dims, stride_block=pages.stride(0) * size, stride_slot=pages.stride(1) * size,
-                        stride_head=pages.stride(2) * size)
+                        block_size=slots, num_heads=heads, head_size=dims, stride_block=pages.stride(0) * size,
+                        stride_slot=pages.stride(1) * size, stride_head=pages.stride(2) * size)
 
 
 class _Step:
