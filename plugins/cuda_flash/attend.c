@@ -2,7 +2,8 @@
 /* attend and its plan: arguments become flash_params, and the kernels that can walk them are chosen. */
 #include "instance.h"
 
-#define MAX_MATRIX_SIZE 256
+#define SEGMENTS_PER_CTA 8
+#define NO_KERNEL (-1)
 
 /* Host part of a plan: a replay keeps it, since captured launches were made for it. */
 struct plan_host {
@@ -12,7 +13,8 @@ struct plan_host {
 };
 
 struct layout {
-    size_t parts, tile_start, pair_start, pair_req, arrived, end; /* bytes */
+    size_t segments, pairs, tile_start, pair_start, arrived, parts, end; /* bytes */
+    int32_t max_segments;
 };
 
 static size_t round_up(size_t bytes)
@@ -20,19 +22,37 @@ static size_t round_up(size_t bytes)
     return (bytes + 255) & ~(size_t)255;
 }
 
+/* Segments of a plan, and how many of them may leave parts of 16 rows. Parts of 64 rows are fewer:
+ * there each CTA has one segment. */
+static int64_t segment_bound(const struct attn_instance *instance, const struct attn_state *state,
+                             int64_t reqs, int64_t pairs, int64_t *part_rows)
+{
+    int64_t ctas = (int64_t)instance->device.num_sms * (state->padded_size > 128 ? 1 : 2);
+    if (state->invariant) {
+        int64_t cut = reqs * state->num_kv_heads * FLASH_INVARIANT_CUTS;
+        *part_rows = cut * 16;
+        return cut + pairs * state->num_kv_heads;
+    }
+    int64_t taken = 2 * ctas * SEGMENTS_PER_CTA * 16, given = 2 * ctas * 64;
+    *part_rows = taken > given ? taken : given;
+    return ctas * SEGMENTS_PER_CTA;
+}
+
 static struct layout layout_of(const struct attn_instance *instance, const struct attn_state *state,
                                int64_t reqs, int64_t pairs)
 {
     struct layout at;
-    size_t ctas = (size_t)instance->device.num_sms * FLASH_MAX_CTAS_PER_SM;
-    at.parts = 256;
-    at.tile_start =
-        at.parts + round_up(2 * ctas * 64 * ((size_t)state->padded_size + 2) * sizeof(float));
+    int64_t part_rows, segments = segment_bound(instance, state, reqs, pairs, &part_rows);
+    at.max_segments = (int32_t)segments;
+    at.segments = round_up(sizeof(struct flash_header));
+    at.pairs = at.segments + round_up((size_t)segments * sizeof(struct flash_segment));
+    at.tile_start = at.pairs + round_up((size_t)(pairs + 1) * sizeof(struct flash_pair));
     at.pair_start = at.tile_start + round_up((size_t)(reqs + 1) * sizeof(int32_t));
-    at.pair_req = at.pair_start + round_up((size_t)(pairs + 1) * sizeof(int32_t));
-    at.arrived = at.pair_req + round_up((size_t)(pairs + 1) * sizeof(int32_t));
-    at.end = at.arrived +
-             round_up((size_t)pairs * (size_t)state->num_kv_heads * sizeof(int32_t));
+    at.arrived = at.pair_start + round_up((size_t)(pairs + 1) * sizeof(int32_t));
+    at.parts = at.arrived +
+               round_up((size_t)pairs * (size_t)state->num_kv_heads * sizeof(int32_t));
+    at.end = at.parts +
+             round_up((size_t)part_rows * ((size_t)state->padded_size + 2) * sizeof(float));
     return at;
 }
 
@@ -55,7 +75,8 @@ attn_status cuda_prepare(attn_instance *instance, const struct attn_layer_desc *
     }
     (*state)->num_kv_heads = layer->num_kv_heads;
     (*state)->group = layer->num_q_heads / layer->num_kv_heads;
-    (*state)->padded_size = size <= 64 ? 64 : size <= 128 ? 128 : MAX_MATRIX_SIZE;
+    (*state)->padded_size = size <= 64 ? 64 : size <= 128 ? 128 : FLASH_MAX_MATRIX_SIZE;
+    (*state)->invariant = layer->batch_invariant != 0;
     return ATTN_OK;
 }
 
@@ -81,38 +102,6 @@ attn_status cuda_plan_size(attn_instance *instance, attn_state *state,
     return ATTN_OK;
 }
 
-static struct flash_rows rows_of(const struct attn_tensor *tensor)
-{
-    int64_t bytes = tensor->dtype.bits / 8;
-    return (struct flash_rows){(char *)tensor->data + tensor->byte_offset,
-                               tensor_stride(tensor, 0) * bytes, tensor_stride(tensor, 1) * bytes,
-                               number_dtype_name(tensor->dtype)};
-}
-
-static struct flash_cache cache_of(const struct attn_kv_view *view, const float *scale, float host,
-                                   int32_t form)
-{
-    bool scaled = form != ATTN_SCALE_NONE;
-    return (struct flash_cache){
-        .data = view->data,
-        .block = view->stride_block,
-        .slot = view->stride_slot,
-        .head = view->stride_head,
-        .pack_stride = view->stride_pack,
-        .pack = view->pack > 0 && view->pack < view->head_size ? view->pack : 0,
-        .scale = scaled ? scale : NULL,
-        .scale_host = scaled && host != 0 ? host : 1,
-        .scale_per_head = form == ATTN_SCALE_PER_HEAD,
-    };
-}
-
-static struct flash_cache cache_of_tensor(const struct attn_tensor *tensor)
-{
-    struct flash_rows rows = rows_of(tensor);
-    return (struct flash_cache){
-        .data = rows.data, .block = rows.row, .head = rows.head, .scale_host = 1};
-}
-
 static void set_layer(struct flash_params *p, const struct attn_attend_args *args)
 {
     const struct attn_layer_desc *layer = args->layer;
@@ -128,7 +117,6 @@ static void set_layer(struct flash_params *p, const struct attn_attend_args *arg
     p->alibi = layer->alibi;
     p->prefix_lm_window = layer->prefix_lm_window;
     p->tree_mask = layer->tree_mask;
-    p->kv_dtype = layer->kv_dtype;
     p->scale = layer->scale;
     p->soft_cap = layer->soft_cap;
     p->sinks = layer->has_sinks ? args->params->sinks : NULL;
@@ -160,37 +148,41 @@ static void set_batch(struct flash_params *p, const struct attn_attend_args *arg
 static void set_schedule(struct flash_params *p, const struct attn_attend_args *args)
 {
     const struct plan_host *plan = args->plan_host;
+    const struct attn_state *state = args->state;
+    const struct flash_device *device = &args->instance->device;
     char *memory = args->workspace;
-    struct layout at = layout_of(args->instance, args->state, plan->num_reqs, plan->num_pairs);
+    struct layout at = layout_of(args->instance, state, plan->num_reqs, plan->num_pairs);
     p->row_tile = plan->row_tile;
-    p->header = (int32_t *)memory;
-    p->parts = (float *)(memory + at.parts);
+    p->invariant = state->invariant;
+    p->ctas = device->num_sms * (state->padded_size > 128 ? 1 : 2);
+    p->max_segments = plan->row_tile == 16 || state->invariant ? at.max_segments : p->ctas;
+    p->header = (struct flash_header *)memory;
+    p->segments = (struct flash_segment *)(memory + at.segments);
+    p->pairs = (struct flash_pair *)(memory + at.pairs);
     p->tile_start = (int32_t *)(memory + at.tile_start);
     p->pair_start = (int32_t *)(memory + at.pair_start);
-    p->pair_req = (int32_t *)(memory + at.pair_req);
     p->arrived = (int32_t *)(memory + at.arrived);
+    p->parts = (float *)(memory + at.parts);
 }
 
 static void set_tensors(struct flash_params *p, const struct attn_attend_args *args)
 {
-    static const int32_t kv_of[ATTN_DTYPE_COUNT] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
     const struct attn_layer_params *params = args->params;
-    p->q = rows_of(args->q);
-    p->out = rows_of(args->out);
-    if (args->lse != NULL) {
-        p->lse = (float *)((char *)args->lse->data + args->lse->byte_offset);
-        p->lse_head = tensor_stride(args->lse, 0);
-        p->lse_row = tensor_stride(args->lse, 1);
+    p->q = flash_rows_of(args->q);
+    p->out = flash_rows_of(args->out);
+    p->lse = flash_lse_of(args->lse);
+    p->q_scale_host = 1;
+    if (args->layer->q_scale_form != ATTN_SCALE_NONE) {
+        p->q_scale = params->q_scale;
+        p->q_scale_host = params->q_scale_host != 0 ? params->q_scale_host : 1;
+        p->q_scale_per_head = args->layer->q_scale_form == ATTN_SCALE_PER_HEAD;
     }
     if (args->k_cache == NULL) {
-        p->k = cache_of_tensor(args->k);
-        p->v = cache_of_tensor(args->v);
-        p->kv_dtype = kv_of[number_dtype_name(args->k->dtype)];
+        p->k = flash_cache_of_rows(args->k, args->layer->head_size);
+        p->v = flash_cache_of_rows(args->v, args->layer->head_size_v);
     } else {
-        p->k = cache_of(args->k_cache, params->k_scale, params->k_scale_host,
-                        args->layer->k_scale_form);
-        p->v = cache_of(args->v_cache, params->v_scale, params->v_scale_host,
-                        args->layer->v_scale_form);
+        p->k = flash_cache_of(args->layer, params, args->k_cache, false);
+        p->v = flash_cache_of(args->layer, params, args->v_cache, true);
     }
 }
 
@@ -200,25 +192,54 @@ static uint64_t bits_of(const struct flash_cache *c)
            (uint64_t)c->head;
 }
 
-/* The matrix kernels copy 16 bytes at a time, and count rows' offsets in 16 bytes and 31 bits. */
-static bool matrix_can(const struct flash_params *p, const struct attn_attend_args *args)
+/* How many CTAs with how many stages each multiprocessor holds; the sizes are those of `shape` in
+ * produce.cuh. False: not two stages of one. */
+static bool fit_stages(const struct flash_device *device, int32_t element, struct flash_params *p)
 {
-    bool fp8 = p->kv_dtype == ATTN_KV_FP8_E4M3 || p->kv_dtype == ATTN_KV_FP8_E5M2;
-    int32_t same = p->q.dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
+    int32_t size = p->head_size > p->head_size_v ? p->head_size : p->head_size_v;
+    int32_t d = size <= 64 ? 64 : size <= 128 ? 128 : FLASH_MAX_MATRIX_SIZE;
+    bool split = p->row_tile == 16;
+    int32_t stage = 2 * FLASH_TILE * d * element + (split || element == 1 ? 512 : 0);
+    int32_t fixed = FLASH_FIXED_SMEM + (split ? 2 * 16 : 64) * d * 2;
+    for (int32_t ctas = d > 128 ? 1 : 2; ctas > 0; ctas--) {
+        int32_t room = device->smem_of_sm / ctas - 1024;
+        room = room < device->smem_of_cta ? room : device->smem_of_cta;
+        p->stages = (room - fixed) / stage;
+        if (p->stages >= 2) {
+            p->stages = p->stages < FLASH_MAX_STAGES ? p->stages : FLASH_MAX_STAGES;
+            p->ctas = device->num_sms * ctas;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The matrix kernel of these arguments, or NO_KERNEL. They copy 16 bytes at a time, and count rows'
+ * offsets in 16 bytes and 31 bits. */
+static int32_t matrix_kernel(struct flash_params *p, const struct attn_attend_args *args)
+{
+    static const int32_t kernels[ATTN_DTYPE_COUNT] = {
+        FLASH_ATTEND_F16,  FLASH_ATTEND_BF16, NO_KERNEL,        FLASH_ATTEND_E4M3,
+        FLASH_ATTEND_E5M2, NO_KERNEL,         FLASH_ATTEND_INT8};
+    bool narrow = p->k.dtype >= ATTN_DTYPE_FP8_E4M3;
     if (p->q.dtype != ATTN_DTYPE_BF16 && p->q.dtype != ATTN_DTYPE_F16) {
-        return false;
+        return NO_KERNEL;
     }
-    if ((!fp8 && p->kv_dtype != same) || p->head_size > MAX_MATRIX_SIZE ||
-        p->head_size_v > MAX_MATRIX_SIZE || p->k.pack != 0 || p->v.pack != 0) {
-        return false;
+    if (p->k.dtype != p->v.dtype || (!narrow && p->k.dtype != p->q.dtype) ||
+        p->head_size > FLASH_MAX_MATRIX_SIZE || p->head_size_v > FLASH_MAX_MATRIX_SIZE ||
+        p->k.pack != 0 || p->v.pack != 0) {
+        return NO_KERNEL;
     }
-    if (fp8 && (p->head_size % 16 != 0 || p->head_size_v % 16 != 0)) {
-        return false;
+    if (narrow && (p->head_size % 16 != 0 || p->head_size_v % 16 != 0)) {
+        return NO_KERNEL;
     }
     uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
     int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
-    return (bits_of(&p->k) | bits_of(&p->v) | q) % 16 == 0 &&
-           rows * p->k.block / 16 < INT32_MAX && rows * p->v.block / 16 < INT32_MAX;
+    if ((bits_of(&p->k) | bits_of(&p->v) | q) % 16 != 0 ||
+        rows * p->k.block / 16 >= INT32_MAX || rows * p->v.block / 16 >= INT32_MAX) {
+        return NO_KERNEL;
+    }
+    return fit_stages(&args->instance->device, narrow ? 1 : 2, p) ? kernels[p->k.dtype] : NO_KERNEL;
 }
 
 attn_status cuda_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
@@ -232,7 +253,8 @@ attn_status cuda_plan(const struct attn_attend_args *args, int32_t mode, struct 
     }
     if (mode != ATTN_PLAN_REPLAY && mode != ATTN_PLAN_IN_GRAPH) {
         int64_t group = args->state->group;
-        plan->row_tile = batch->max_query_len * group <= 32 ? 16 : 64;
+        bool few = args->state->invariant || batch->max_query_len * group <= 32;
+        plan->row_tile = few ? 16 : 64;
         plan->num_reqs = batch->num_reqs;
         plan->num_pairs =
             (batch->num_tokens * group + plan->row_tile - 1) / plan->row_tile + batch->num_reqs;
@@ -243,30 +265,53 @@ attn_status cuda_plan(const struct attn_attend_args *args, int32_t mode, struct 
     set_layer(&p, args);
     set_batch(&p, args);
     set_schedule(&p, args);
-    return device_status(flash_plan(&args->instance->device, &p, args->stream), "plan", error);
+    return device_status(flash_launch(&args->instance->device, FLASH_PLAN, &p, args->stream),
+                         "plan", error);
+}
+
+static attn_status check_attend(const struct attn_attend_args *args, struct attn_error *error)
+{
+    if (args->params == NULL || args->state == NULL || args->plan_host == NULL ||
+        args->workspace == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attend",
+                            "params, state and a plan's memory are needed; one is NULL");
+    }
+    attn_status status = flash_check_rows(args->q, "q", error);
+    if (status == ATTN_OK) {
+        status = flash_check_rows(args->out, "out", error);
+    }
+    if (status == ATTN_OK && args->k_cache == NULL) {
+        status = flash_check_rows(args->k, "k", error);
+        return status == ATTN_OK ? flash_check_rows(args->v, "v", error) : status;
+    }
+    if (status == ATTN_OK) {
+        status = flash_check_view(args->layer, args->params, args->k_cache, false, error);
+    }
+    if (status == ATTN_OK && args->v_cache == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_cache", "is NULL beside k_cache");
+    }
+    return status == ATTN_OK
+               ? flash_check_view(args->layer, args->params, args->v_cache, true, error)
+               : status;
 }
 
 attn_status cuda_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     struct flash_params p = {0};
-    if (args->q == NULL || args->out == NULL || args->params == NULL || args->state == NULL ||
-        args->plan_host == NULL || args->workspace == NULL ||
-        (args->k_cache == NULL && (args->k == NULL || args->v == NULL))) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attend",
-                            "q, out, params, a planned workspace, and a cache or k and v are "
-                            "needed; one is NULL");
-    }
-    if (args->batch->num_reqs == 0) {
-        return ATTN_OK;
+    attn_status status = check_attend(args, error);
+    if (status != ATTN_OK || args->batch->num_reqs == 0) {
+        return status;
     }
     set_layer(&p, args);
     set_batch(&p, args);
     set_schedule(&p, args);
     set_tensors(&p, args);
-    struct flash_device *device = &args->instance->device;
-    const char *cause = matrix_can(&p, args) ? flash_attend(device, &p, args->stream)
-                                             : flash_attend_plain(device, &p, args->stream);
-    return device_status(cause, "attend", error);
+    const struct flash_device *device = &args->instance->device;
+    int32_t kernel = matrix_kernel(&p, args);
+    p.overlaps = device->major >= 9;
+    kernel = kernel == NO_KERNEL ? FLASH_ATTEND_PLAIN : kernel;
+    return device_status(flash_launch(device, (enum flash_kernel)kernel, &p, args->stream),
+                         "attend", error);
 }
 
 /* The schedule depends on lengths alone; tables are read when a step runs. */

@@ -6,10 +6,10 @@
 #include "flash.h"
 #include "launch.h"
 
-cudaError_t launch_plan(const struct flash_params *p, cudaStream_t stream);
-cudaError_t launch_plain(const struct flash_params *p, int32_t num_sms, cudaStream_t stream);
-cudaError_t launch_write(const struct attn_write_kv_args *args);
-cudaError_t launch_merge(const struct attn_merge_states_args *args, int32_t num_sms);
+static flash_launcher *const launchers[FLASH_KERNEL_COUNT] = {
+    launch_plan,  launch_bf16,  launch_f16,        launch_e4m3,  launch_e5m2,     launch_int8,
+    launch_plain, launch_write, launch_rope_write, launch_merge, launch_quantize, launch_amax,
+    launch_gather};
 
 typedef CUresult CUDAAPI push_fn(CUcontext);
 typedef CUresult CUDAAPI pop_fn(CUcontext *);
@@ -63,13 +63,17 @@ extern "C" const char *flash_device_open(struct flash_device *device, int32_t id
         device->id = id;
         error = cudaDeviceGetAttribute(&device->num_sms, cudaDevAttrMultiProcessorCount, id);
     }
-    error = error ? error : launch_bf16(NULL, 0, NULL);
-    error = error ? error : launch_f16(NULL, 0, NULL);
-    error = error ? error : launch_fp8(NULL, 0, NULL);
-    error = error ? error : launch_plan(NULL, NULL);
-    error = error ? error : launch_plain(NULL, 0, NULL);
-    error = error ? error : launch_write(NULL);
-    error = error ? error : launch_merge(NULL, 0);
+    error = error ? error
+                  : cudaDeviceGetAttribute(&device->major, cudaDevAttrComputeCapabilityMajor, id);
+    error = error ? error
+                  : cudaDeviceGetAttribute(&device->smem_of_sm,
+                                           cudaDevAttrMaxSharedMemoryPerMultiprocessor, id);
+    error = error ? error
+                  : cudaDeviceGetAttribute(&device->smem_of_cta,
+                                           cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
+    for (int kernel = 0; kernel < FLASH_KERNEL_COUNT; kernel++) {
+        error = error ? error : launchers[kernel](NULL, 0, NULL);
+    }
     ((push_fn *)set)(before);
     return text_of(error);
 }
@@ -79,51 +83,14 @@ extern "C" void flash_device_close(struct flash_device *device)
     device->context = NULL; /* the primary context is the process's, not ours to end */
 }
 
-extern "C" const char *flash_plan(struct flash_device *device, const struct flash_params *p,
-                                  void *stream)
+extern "C" const char *flash_launch(const struct flash_device *device, enum flash_kernel kernel,
+                                    const void *params, void *stream)
 {
     scope inside(device);
-    return text_of(launch_plan(p, (cudaStream_t)stream));
+    return text_of(launchers[kernel](params, device->num_sms, (cudaStream_t)stream));
 }
 
-extern "C" const char *flash_attend(struct flash_device *device, const struct flash_params *p,
-                                    void *stream)
-{
-    scope inside(device);
-    cudaStream_t s = (cudaStream_t)stream;
-    switch (p->kv_dtype) {
-    case ATTN_KV_BF16:
-        return text_of(launch_bf16(p, device->num_sms, s));
-    case ATTN_KV_F16:
-        return text_of(launch_f16(p, device->num_sms, s));
-    default:
-        return text_of(launch_fp8(p, device->num_sms, s));
-    }
-}
-
-extern "C" const char *flash_attend_plain(struct flash_device *device,
-                                          const struct flash_params *p, void *stream)
-{
-    scope inside(device);
-    return text_of(launch_plain(p, device->num_sms, (cudaStream_t)stream));
-}
-
-extern "C" const char *flash_write(struct flash_device *device,
-                                   const struct attn_write_kv_args *args, void *stream)
-{
-    scope inside(device);
-    (void)stream;
-    return text_of(launch_write(args));
-}
-
-extern "C" const char *flash_merge(struct flash_device *device,
-                                   const struct attn_merge_states_args *args)
-{
-    scope inside(device);
-    return text_of(launch_merge(args, device->num_sms));
-}
-
-extern "C" const char *flash_copy(struct flash_device *device, void *to, const void *from,
+extern "C" const char *flash_copy(const struct flash_device *device, void *to, const void *from,
                                   size_t bytes, int32_t kind, void *stream)
 {
     static const cudaMemcpyKind kinds[] = {cudaMemcpyDefault, cudaMemcpyHostToDevice,
@@ -132,7 +99,7 @@ extern "C" const char *flash_copy(struct flash_device *device, void *to, const v
     return text_of(cudaMemcpyAsync(to, from, bytes, kinds[kind], (cudaStream_t)stream));
 }
 
-extern "C" const char *flash_fill(struct flash_device *device, void *to, int32_t value,
+extern "C" const char *flash_fill(const struct flash_device *device, void *to, int32_t value,
                                   size_t row_bytes, size_t stride, int64_t rows, void *stream)
 {
     scope inside(device);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the host side and the kernels share: one attend as plain numbers, passed by value. */
+/* What the host side and the kernels share: one call of each kernel as plain numbers, by value. */
 #ifndef CUDA_FLASH_H
 #define CUDA_FLASH_H
 
@@ -9,16 +9,32 @@
 extern "C" {
 #endif
 
-#define FLASH_TILE 64 /* keys of one step of a CTA: 16 for each of its 4 warps to load */
+#define FLASH_TILE 64 /* keys of one step of a CTA */
+#define FLASH_MAX_STAGES 6 /* tiles of a CTA in shared memory */
+#define FLASH_FIXED_SMEM 1024 /* of an attend CTA beside queries and stages */
+#define FLASH_INVARIANT_CUTS 4 /* parts of an item in batch-invariant plans */
 
+enum flash_row_form {
+    FLASH_ROW_NUMBERS = 0, /* elements, times one scale per tensor or head */
+    FLASH_ROW_SCALED = 1,  /* 8-bit elements, times a float32 of their own */
+    FLASH_ROW_CHANNEL = 2  /* int8 elements, times a scale per (head, dim) */
+};
+
+/* K or V of a paged cache, or contiguous rows (then `block` is the row stride). */
 struct flash_cache {
     const char *data;
     int64_t block, slot, head; /* bytes */
-    int64_t pack_stride;       /* plain kernel only */
-    int32_t pack;              /* plain kernel only; 0: dims are contiguous */
-    const float *scale;        /* NULL: scale_host */
+    int64_t pack_stride;
+    int32_t pack;           /* 0: dims are contiguous */
+    int32_t dtype;          /* enum attn_dtype_name of a stored element */
+    int32_t form;           /* enum flash_row_form */
+    int32_t scale_per_head; /* of `scale` */
+    const float *scale;     /* NULL: scale_host */
     float scale_host;
-    int32_t scale_per_head;
+    int32_t head_size;
+    const char *row_scale; /* FLASH_ROW_SCALED */
+    int64_t row_scale_block, row_scale_slot, row_scale_head;
+    const float *channel; /* FLASH_ROW_CHANNEL: [Hk, D] */
 };
 
 struct flash_rows {
@@ -27,10 +43,36 @@ struct flash_rows {
     int32_t dtype;     /* enum attn_dtype_name */
 };
 
+struct flash_lse {
+    float *data;
+    int64_t head, row; /* elements */
+};
+
+struct flash_header {
+    int32_t tiles, pairs, segments, taken; /* taken: segments beyond the first one of each CTA */
+};
+
+/* One row tile of a request: everything that a walk of its keys needs, in one line of memory. */
+struct flash_pair {
+    int32_t start, num_tiles; /* tiles: of the first head in the stream; of each head */
+    int32_t k0, k1;           /* keys that some row sees */
+    int32_t query_start, query_len, key_start, length;
+    int32_t first_row, num_rows;
+    int32_t causal, request;
+    int64_t table; /* elements before the request's row of the block table */
+    int32_t reserved[2];
+};
+
+/* Tiles begin .. end - 1 of the stream. The item of the first tile has parts in segments from
+ * `first` on, that of the last tile up to `last`. */
+struct flash_segment {
+    int32_t begin, end, pair, first, last, reserved[3];
+};
+
 struct flash_params {
     int32_t num_reqs, num_q_heads, num_kv_heads, group, head_size, head_size_v;
     int32_t causal, window_left, window_right, chunk_size, chunk_lookback;
-    int32_t alibi, prefix_lm_window, tree_mask, paged, block_size, kv_dtype;
+    int32_t alibi, prefix_lm_window, tree_mask, paged, block_size;
     float scale, soft_cap;
     const int32_t *query_start, *key_start, *seq_lens, *block_table, *block_table_row;
     int64_t block_table_stride;
@@ -41,39 +83,107 @@ struct flash_params {
     const float *sinks, *slopes; /* NULL: none */
     struct flash_cache k, v;
     struct flash_rows q, out;
-    float *lse;
-    int64_t lse_head, lse_row; /* elements */
-    /* the schedule, in the workspace */
+    const float *q_scale; /* quantized queries, per tensor or per KV head; NULL: q_scale_host */
+    float q_scale_host;
+    int32_t q_scale_per_head;
+    struct flash_lse lse;
+    /* The schedule, in the workspace: all (request, row tile) pairs x KV heads x key tiles are one
+     * stream, cut into segments; a part is what one segment knows of one item, a (pair, head). */
     int32_t row_tile;     /* rows (query, head of the group) of one item: 16 or 64 */
-    int32_t *header;      /* [0] tiles of all items, [1] pairs */
-    int32_t *tile_start;  /* [R + 1] first row tile of each request */
-    int32_t *pair_start;  /* [pairs + 1] first key tile of each (request, row tile) */
-    int32_t *pair_req;    /* [pairs] */
-    int32_t *arrived;     /* [pairs * Hk] parts of an item that are done */
-    float *parts;         /* [2 * CTAs][row_tile * (padded D + 2)] */
+    int32_t invariant;    /* 1: items are cut by their own length alone */
+    int32_t ctas;         /* of the attend's grid */
+    int32_t overlaps;     /* 1: the launch may begin before the one before it has ended */
+    int32_t stages;       /* of a CTA */
+    int32_t max_segments; /* that `segments` has room for */
+    struct flash_header *header;
+    struct flash_pair *pairs;
+    struct flash_segment *segments;
+    int32_t *tile_start; /* [R + 1] first row tile of each request */
+    int32_t *pair_start; /* [pairs + 1] first key tile of each pair */
+    int32_t *arrived;    /* [pairs * Hk] parts of an item that are done */
+    float *parts;        /* [2 * max_segments][row_tile * (padded D + 2)] */
 };
 
-/* Kernels and the memory of a device; every call answers NULL or the cause of its failure. */
-typedef struct flash_device flash_device;
-const char *flash_device_open(struct flash_device *device, int32_t id);
-void flash_device_close(struct flash_device *device);
-const char *flash_plan(struct flash_device *device, const struct flash_params *p, void *stream);
-const char *flash_attend(struct flash_device *device, const struct flash_params *p, void *stream);
-const char *flash_attend_plain(struct flash_device *device, const struct flash_params *p,
-                               void *stream);
-const char *flash_write(struct flash_device *device, const struct attn_write_kv_args *args,
-                        void *stream);
-const char *flash_merge(struct flash_device *device, const struct attn_merge_states_args *args);
-const char *flash_copy(struct flash_device *device, void *to, const void *from, size_t bytes,
-                       int32_t kind, void *stream);
-const char *flash_fill(struct flash_device *device, void *to, int32_t value, size_t row_bytes,
-                       size_t stride, int64_t rows, void *stream);
+struct flash_write_params {
+    struct flash_rows from[2]; /* k, v */
+    struct flash_cache to[2];
+    const int64_t *slots;
+    int64_t num_slots;
+    int32_t num_heads, block_size;
+    /* rope_write_kv only: q and k are turned in place first */
+    struct flash_rows q, cos_sin;
+    const int64_t *positions;
+    const void *norm[2]; /* weights of q and k; NULL: none */
+    int32_t norm_dtype[2];
+    int32_t num_q_heads, rotary_dim, neox;
+    float norm_eps;
+};
 
-#define FLASH_MAX_CTAS_PER_SM 2
+struct flash_merge_params {
+    struct flash_rows prefix, suffix, out;
+    struct flash_lse prefix_lse, suffix_lse, lse;
+    int64_t first_row, num_rows, num_rows_with_prefix;
+    const float *out_scale; /* fp8 output; NULL: none */
+    int32_t heads, dims;
+};
+
+struct flash_quantize_params {
+    struct flash_rows x, out;
+    const float *scale;
+    void *block_scales; /* float, or e4m3 bytes of nvfp4 */
+    int64_t scale_row, scale_column; /* elements between tokens and between groups */
+    int64_t num_rows;
+    int32_t heads, dims, form, per_head, pow2, group;
+};
+
+struct flash_amax_params {
+    struct flash_rows x;
+    float *out;
+    int64_t num_rows;
+    int32_t heads, dims, per_head, accumulate;
+};
+
+struct flash_gather_params {
+    struct flash_cache from;
+    struct flash_rows to;
+    const int32_t *block_table, *block_table_row, *first_key, *out_start;
+    int64_t block_table_stride;
+    int32_t num_reqs, num_heads, block_size;
+};
+
+enum flash_kernel {
+    FLASH_PLAN,
+    FLASH_ATTEND_BF16,
+    FLASH_ATTEND_F16,
+    FLASH_ATTEND_E4M3,
+    FLASH_ATTEND_E5M2,
+    FLASH_ATTEND_INT8,
+    FLASH_ATTEND_PLAIN,
+    FLASH_WRITE,
+    FLASH_ROPE_WRITE,
+    FLASH_MERGE,
+    FLASH_QUANTIZE,
+    FLASH_AMAX,
+    FLASH_GATHER,
+    FLASH_KERNEL_COUNT
+};
+
+/* Every call answers NULL or the cause of its failure, and leaves the caller's context current. */
 struct flash_device {
     void *context, *push, *pop; /* CUcontext, cuCtxPushCurrent, cuCtxPopCurrent */
-    int32_t id, num_sms;
+    int32_t id, num_sms, major; /* major: of the compute capability */
+    int32_t smem_of_sm, smem_of_cta; /* bytes */
 };
+
+const char *flash_device_open(struct flash_device *device, int32_t id);
+void flash_device_close(struct flash_device *device);
+/* params: the kernel's flash_*_params */
+const char *flash_launch(const struct flash_device *device, enum flash_kernel kernel,
+                         const void *params, void *stream);
+const char *flash_copy(const struct flash_device *device, void *to, const void *from, size_t bytes,
+                       int32_t kind, void *stream);
+const char *flash_fill(const struct flash_device *device, void *to, int32_t value,
+                       size_t row_bytes, size_t stride, int64_t rows, void *stream);
 
 #ifdef __cplusplus
 }

@@ -7,6 +7,8 @@
 #include "common/tensors.h"
 #include "flash.h"
 
+#define FLASH_MAX_MATRIX_SIZE 256 /* head size of the matrix kernels */
+
 struct attn_instance {
     const struct attn_host *host;
     struct flash_device device;
@@ -14,6 +16,7 @@ struct attn_instance {
 
 struct attn_state {
     int32_t num_kv_heads, group, padded_size;
+    int32_t invariant;
 };
 
 attn_status cuda_attend(const struct attn_attend_args *args, struct attn_error *error);
@@ -28,12 +31,31 @@ attn_status cuda_plan(const struct attn_attend_args *args, int32_t mode, struct 
 attn_status cuda_update_block_table(const struct attn_attend_args *args, struct attn_error *error);
 
 attn_status cuda_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
+attn_status cuda_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
+attn_status cuda_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
 attn_status cuda_merge_states(const struct attn_merge_states_args *args, struct attn_error *error);
+attn_status cuda_quantize(const struct attn_quantize_args *args, struct attn_error *error);
+attn_status cuda_amax(const struct attn_amax_args *args, struct attn_error *error);
 attn_status cuda_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error);
 attn_status cuda_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
                       int32_t kind, void *stream, struct attn_error *error);
 attn_status cuda_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
                       size_t stride, int64_t rows, void *stream, struct attn_error *error);
+
+/* Tensors and views as the kernels take them. */
+struct flash_rows flash_rows_of(const struct attn_tensor *tensor);
+struct flash_lse flash_lse_of(const struct attn_tensor *tensor); /* NULL: none */
+struct flash_cache flash_cache_of(const struct attn_layer_desc *layer,
+                                  const struct attn_layer_params *params,
+                                  const struct attn_kv_view *view, bool is_v);
+/* Contiguous keys or values [Tk, Hk, D]. */
+struct flash_cache flash_cache_of_rows(const struct attn_tensor *tensor, int32_t head_size);
+attn_status flash_check_view(const struct attn_layer_desc *layer,
+                             const struct attn_layer_params *params,
+                             const struct attn_kv_view *view, bool is_v, struct attn_error *error);
+attn_status flash_check_rows(const struct attn_tensor *tensor, const char *name,
+                             struct attn_error *error);
+const struct attn_ext *flash_find_ext(const struct attn_ext *ext, uint32_t id);
 
 static inline attn_status device_status(const char *cause, const char *what,
                                         struct attn_error *error)

@@ -1,35 +1,127 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slots that move memory: the KV write, merge, copies and fills. */
+/* The slots that write and gather the cache, copy and fill. */
 #include "instance.h"
+
+static attn_status check_write(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    if (args->k_cache == NULL || args->v_cache == NULL || args->params == NULL ||
+        args->layer == NULL || (args->slot_mapping == NULL && args->num_slots > 0)) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "write_kv",
+                            "layer, params, both caches and slot_mapping are needed; one is NULL");
+    }
+    attn_status status = flash_check_rows(args->k, "k", error);
+    if (status == ATTN_OK) {
+        status = flash_check_rows(args->v, "v", error);
+    }
+    if (status == ATTN_OK) {
+        status = flash_check_view(args->layer, args->params, args->k_cache, false, error);
+    }
+    return status == ATTN_OK
+               ? flash_check_view(args->layer, args->params, args->v_cache, true, error)
+               : status;
+}
+
+static struct flash_write_params write_params(const struct attn_write_kv_args *args)
+{
+    return (struct flash_write_params){
+        .from = {flash_rows_of(args->k), flash_rows_of(args->v)},
+        .to = {flash_cache_of(args->layer, args->params, args->k_cache, false),
+               flash_cache_of(args->layer, args->params, args->v_cache, true)},
+        .slots = args->slot_mapping,
+        .num_slots = args->num_slots,
+        .num_heads = args->layer->num_kv_heads,
+        .block_size = args->k_cache->block_size,
+    };
+}
 
 attn_status cuda_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    if (args->k == NULL || args->v == NULL || args->k_cache == NULL || args->v_cache == NULL ||
-        args->params == NULL || (args->slot_mapping == NULL && args->num_slots > 0)) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "write_kv",
-                            "k, v, both caches, params and slot_mapping are needed; one is NULL");
+    attn_status status = check_write(args, error);
+    if (status != ATTN_OK) {
+        return status;
     }
-    if (number_of_kv(args->layer->kv_dtype) < 0) {
-        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-                            "kv_dtype %d; f16, bf16, f32, fp8_e4m3 and fp8_e5m2 are served",
-                            args->layer->kv_dtype);
-    }
-    return device_status(flash_write(&args->instance->device, args, args->stream), "write_kv",
-                         error);
+    const struct flash_write_params p = write_params(args);
+    return device_status(flash_launch(&args->instance->device, FLASH_WRITE, &p, args->stream),
+                         "write_kv", error);
 }
 
-attn_status cuda_merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
+static attn_status check_rope(const struct attn_write_kv_args *args,
+                              const struct attn_io_rope *rope, struct attn_error *error)
 {
-    if (args->prefix_out == NULL || args->suffix_out == NULL || args->out == NULL ||
-        args->prefix_lse == NULL || args->suffix_lse == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "merge_states",
-                            "both outputs, both lse and out are needed; one is NULL");
+    if (rope == NULL || rope->positions == NULL || rope->cos_sin == NULL ||
+        rope->cos_sin->shape == NULL || number_dtype_name(rope->cos_sin->dtype) < 0 ||
+        (rope->form != ATTN_ROPE_NEOX && rope->form != ATTN_ROPE_GPTJ)) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_rope",
+                            "rope_write_kv needs form (1 NeoX, 2 GPT-J), positions and cos_sin");
     }
-    if (args->next != NULL) {
-        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "next",
-                            "quantized merge output is not served");
+    if (rope->rotary_dim < 0 || rope->rotary_dim > args->layer->head_size ||
+        rope->rotary_dim % 2 != 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "rotary_dim",
+                            "%d; an even number up to head_size %d", rope->rotary_dim,
+                            args->layer->head_size);
     }
-    return device_status(flash_merge(&args->instance->device, args), "merge_states", error);
+    return flash_check_rows(args->q, "q", error);
+}
+
+attn_status cuda_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    const struct attn_io_rope *rope =
+        (const struct attn_io_rope *)flash_find_ext(args->next, ATTN_EXT_IO_ROPE);
+    attn_status status = check_write(args, error);
+    if (status == ATTN_OK) {
+        status = check_rope(args, rope, error);
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    struct flash_write_params p = write_params(args);
+    const struct attn_tensor *norm[2] = {rope->q_norm_weight, rope->k_norm_weight};
+    p.q = flash_rows_of(args->q);
+    p.cos_sin = flash_rows_of(rope->cos_sin);
+    p.positions = rope->positions;
+    p.num_q_heads = args->layer->num_q_heads;
+    p.rotary_dim = rope->rotary_dim > 0 ? rope->rotary_dim : args->layer->head_size;
+    p.neox = rope->form == ATTN_ROPE_NEOX;
+    p.norm_eps = rope->norm_eps;
+    for (int32_t i = 0; i < 2; i++) {
+        if (norm[i] != NULL) {
+            p.norm[i] = (const char *)norm[i]->data + norm[i]->byte_offset;
+            p.norm_dtype[i] = number_dtype_name(norm[i]->dtype);
+        }
+    }
+    return device_status(flash_launch(&args->instance->device, FLASH_ROPE_WRITE, &p, args->stream),
+                         "rope_write_kv", error);
+}
+
+attn_status cuda_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
+{
+    if (args->layer == NULL || args->params == NULL || args->cache == NULL ||
+        args->batch == NULL || args->batch->block_table == NULL || args->out_start_loc == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "gather_kv",
+                            "layer, params, cache, out_start_loc and a batch with block_table are "
+                            "needed; one is NULL");
+    }
+    attn_status status = flash_check_rows(args->out, "out", error);
+    if (status == ATTN_OK) {
+        status = flash_check_view(args->layer, args->params, args->cache, false, error);
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    const struct flash_gather_params p = {
+        .from = flash_cache_of(args->layer, args->params, args->cache, false),
+        .to = flash_rows_of(args->out),
+        .block_table = args->batch->block_table,
+        .block_table_row = args->batch->block_table_row,
+        .first_key = args->first_key,
+        .out_start = args->out_start_loc,
+        .block_table_stride = args->batch->block_table_stride,
+        .num_reqs = args->batch->num_reqs,
+        .num_heads = args->cache->num_heads,
+        .block_size = args->cache->block_size,
+    };
+    return device_status(flash_launch(&args->instance->device, FLASH_GATHER, &p, args->stream),
+                         "gather_kv", error);
 }
 
 attn_status cuda_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
@@ -56,11 +148,11 @@ attn_status cuda_copy_blocks(const struct attn_copy_blocks_args *args, struct at
     for (int32_t i = 0; i < args->num_copies; i++) {
         const struct attn_block_copy *copy = &args->copies[i];
         for (int64_t j = 0; j < args->num_pairs; j++) {
-            attn_status status =
-                cuda_copy(args->instance,
-                          (char *)copy->destination + args->pairs[2 * j + 1] * copy->destination_stride,
-                          (const char *)copy->source + args->pairs[2 * j] * copy->source_stride,
-                          (size_t)copy->bytes, args->kind, args->stream, error);
+            const int64_t *pair = &args->pairs[2 * j];
+            attn_status status = cuda_copy(
+                args->instance, (char *)copy->destination + pair[1] * copy->destination_stride,
+                (const char *)copy->source + pair[0] * copy->source_stride, (size_t)copy->bytes,
+                args->kind, args->stream, error);
             if (status != ATTN_OK) {
                 return status;
             }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Elements of any type the backend holds, to and from float32. fp8 saturates. */
+/* Elements of any type the backend holds, to and from float32, rounded to nearest. fp8 saturates. */
 #ifndef CUDA_FLASH_NUMBER_CUH
 #define CUDA_FLASH_NUMBER_CUH
 
@@ -7,6 +7,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
+
+#define FP8_LARGEST 448.0f
+#define INT8_LARGEST 127.0f
+#define LEAST_ROW_SCALE 1e-6f
 
 static __device__ __forceinline__ float number_load(const char *row, int32_t dtype, int32_t d)
 {
@@ -19,9 +23,22 @@ static __device__ __forceinline__ float number_load(const char *row, int32_t dty
     case ATTN_DTYPE_FP8_E5M2:
         return __half2float(__half(__nv_cvt_fp8_to_halfraw(
             ((const uint8_t *)row)[d], dtype == ATTN_DTYPE_FP8_E5M2 ? __NV_E5M2 : __NV_E4M3)));
+    case ATTN_DTYPE_INT8:
+        return (float)((const int8_t *)row)[d];
     default:
         return ((const float *)row)[d];
     }
+}
+
+static __device__ __forceinline__ uint8_t number_to_fp8(int32_t dtype, float x)
+{
+    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE,
+                                 dtype == ATTN_DTYPE_FP8_E5M2 ? __NV_E5M2 : __NV_E4M3);
+}
+
+static __device__ __forceinline__ int32_t number_bytes_of(int32_t dtype)
+{
+    return dtype == ATTN_DTYPE_F32 ? 4 : dtype <= ATTN_DTYPE_BF16 ? 2 : 1;
 }
 
 static __device__ __forceinline__ void number_store(char *row, int32_t dtype, int32_t d, float x)
@@ -35,13 +52,71 @@ static __device__ __forceinline__ void number_store(char *row, int32_t dtype, in
         break;
     case ATTN_DTYPE_FP8_E4M3:
     case ATTN_DTYPE_FP8_E5M2:
-        ((uint8_t *)row)[d] = __nv_cvt_float_to_fp8(
-            x, __NV_SATFINITE, dtype == ATTN_DTYPE_FP8_E5M2 ? __NV_E5M2 : __NV_E4M3);
+        ((uint8_t *)row)[d] = number_to_fp8(dtype, x);
+        break;
+    case ATTN_DTYPE_INT8:
+        ((int8_t *)row)[d] = (int8_t)fmaxf(-128.0f, fminf(127.0f, rintf(x)));
         break;
     default:
         ((float *)row)[d] = x;
         break;
     }
+}
+
+/* A divisor with what its quotients share. */
+struct number_divisor {
+    float scale, inverse;
+    bool plain; /* the inverse is a normal number */
+};
+
+static __device__ __forceinline__ number_divisor divisor_of(float scale)
+{
+    float inverse = __frcp_rn(scale), size = fabsf(inverse);
+    return {scale, inverse, size > 1e-30f && size < 1e30f};
+}
+
+/* x / scale rounded to odd: a step from here to any smaller format rounds as the true quotient
+ * would. The correction of the product with the inverse is Markstein's; an even result that is not
+ * exact moves one unit towards the true one, so that it stands on no boundary of a format. */
+static __device__ __forceinline__ float divide_odd(float x, number_divisor by)
+{
+    float q = x * by.inverse;
+    if (!(fabsf(q) < 60000.0f) || !by.plain) { /* saturates, is not finite, or has no inverse */
+        return __fdiv_rn(x, by.scale);
+    }
+    q = fmaf(fmaf(-q, by.scale, x), by.inverse, q);
+    float rest = fmaf(-q, by.scale, x);
+    int32_t bits = __float_as_int(q);
+    if (rest == 0.0f || (bits & 1) != 0) {
+        return q;
+    }
+    bool farther = (rest < 0.0f) == ((q < 0.0f) != (by.scale < 0.0f));
+    return __int_as_float(q == 0.0f ? bits : farther ? bits + 1 : bits - 1);
+}
+
+/* To int8, half away from zero; NaN becomes 0. */
+static __device__ __forceinline__ int8_t number_to_int8(float x)
+{
+    return isnan(x) ? (int8_t)0
+                    : (int8_t)fmaxf(-INT8_LARGEST, fminf(INT8_LARGEST, roundf(x)));
+}
+
+static __device__ __forceinline__ float warp_sum(float x)
+{
+    for (int d = 16; d > 0; d >>= 1) {
+        x += __shfl_xor_sync(0xffffffffu, x, d);
+    }
+    return x;
+}
+
+/* Largest of magnitudes; a NaN stays if `keep_nan`. */
+static __device__ __forceinline__ float warp_largest(float x, bool keep_nan)
+{
+    for (int d = 16; d > 0; d >>= 1) {
+        float y = __shfl_xor_sync(0xffffffffu, x, d);
+        x = keep_nan && (isnan(x) || isnan(y)) ? NAN : fmaxf(x, y);
+    }
+    return x;
 }
 
 #endif

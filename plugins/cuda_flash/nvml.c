@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Source of the calls: NVML API Reference, "Initialization and Cleanup" and "Device Queries". */
+/* Sources: NVML API Reference, "Initialization and Cleanup" and "Device Queries"; CUDA C++
+ * Programming Guide, "CUDA Environment Variables". */
 #include "nvml.h"
 
 #include <dlfcn.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef void *nvml_handle;
@@ -15,6 +17,8 @@ struct nvml {
     int (*shutdown)(void);
     int (*count)(unsigned *count);
     int (*handle)(unsigned index, nvml_handle *device);
+    int (*handle_by_uuid)(const char *uuid, nvml_handle *device);
+    int (*uuid)(nvml_handle device, char *uuid, unsigned length);
     int (*name)(nvml_handle device, char *name, unsigned length);
     int (*capability)(nvml_handle device, int *major, int *minor);
     int (*memory)(nvml_handle device, struct nvml_memory *memory);
@@ -34,23 +38,25 @@ static int open_nvml(void *library, struct nvml *n)
     return find(library, "nvmlInit_v2", &n->init) & find(library, "nvmlShutdown", &n->shutdown) &
            find(library, "nvmlDeviceGetCount_v2", &n->count) &
            find(library, "nvmlDeviceGetHandleByIndex_v2", &n->handle) &
+           find(library, "nvmlDeviceGetHandleByUUID", &n->handle_by_uuid) &
+           find(library, "nvmlDeviceGetUUID", &n->uuid) &
            find(library, "nvmlDeviceGetName", &n->name) &
            find(library, "nvmlDeviceGetCudaComputeCapability", &n->capability) &
            find(library, "nvmlDeviceGetMemoryInfo", &n->memory) &
            find(library, "nvmlDeviceGetNumGpuCores", &n->cores);
 }
 
-static int read_device(const struct nvml *n, unsigned index, struct nvml_device *device)
+static int read_device(const struct nvml *n, nvml_handle handle, struct nvml_device *device)
 {
-    nvml_handle handle;
     struct nvml_memory memory = {0, 0, 0};
     unsigned cores = 0;
     int major = 0, minor = 0;
     memset(device, 0, sizeof *device);
-    if (n->handle(index, &handle) != 0 || n->capability(handle, &major, &minor) != 0) {
+    if (n->capability(handle, &major, &minor) != 0) {
         return 0;
     }
     n->name(handle, device->name, sizeof device->name - 1);
+    n->uuid(handle, device->uuid, sizeof device->uuid - 1);
     n->memory(handle, &memory);
     n->cores(handle, &cores);
     device->major = major;
@@ -60,10 +66,128 @@ static int read_device(const struct nvml *n, unsigned index, struct nvml_device 
     return 1;
 }
 
+static int64_t speed_of(const struct nvml_device *d)
+{
+    return ((int64_t)d->major * 16 + d->minor) * 4096 + d->num_sms;
+}
+
+/* NVML counts by PCI bus. CUDA puts the fastest first unless told otherwise; which that is it does
+ * not document, so newer counts as faster, then larger. Equal GPUs keep their order. */
+static void order_devices(struct nvml_device *devices, int32_t count)
+{
+    const char *order = getenv("CUDA_DEVICE_ORDER");
+    if (order != NULL && strcmp(order, "PCI_BUS_ID") == 0) {
+        return;
+    }
+    for (int32_t i = 1; i < count; i++) {
+        struct nvml_device moved = devices[i];
+        int32_t at = i;
+        for (; at > 0 && speed_of(&devices[at - 1]) < speed_of(&moved); at--) {
+            devices[at] = devices[at - 1];
+        }
+        devices[at] = moved;
+    }
+}
+
+/* The device that one entry of CUDA_VISIBLE_DEVICES names: an index, the beginning of one GPU's
+ * UUID, or a MIG slice's whole UUID. */
+static int find_entry(const struct nvml *n, const char *entry, const struct nvml_device *all,
+                      int32_t count, struct nvml_device *found)
+{
+    int32_t matches = 0;
+    char *end;
+    nvml_handle handle;
+    if (strncmp(entry, "MIG-", 4) == 0) {
+        return n->handle_by_uuid(entry, &handle) == 0 && read_device(n, handle, found);
+    }
+    if (strncmp(entry, "GPU-", 4) == 0) {
+        for (int32_t i = 0; i < count; i++) {
+            if (strncmp(all[i].uuid, entry, strlen(entry)) == 0) {
+                *found = all[i];
+                matches++;
+            }
+        }
+        return matches == 1;
+    }
+    long index = strtol(entry, &end, 10);
+    if (end == entry || *end != '\0' || index < 0 || index >= count) {
+        return 0;
+    }
+    *found = all[index];
+    return 1;
+}
+
+/* Entries up to the first that names no device; a device that is named twice hides all. */
+static int32_t visible_devices(const struct nvml *n, const char *text,
+                               const struct nvml_device *all, int32_t count,
+                               struct nvml_device *devices, int32_t room)
+{
+    int32_t found = 0;
+    while (found < room) {
+        char entry[96];
+        text += strspn(text, " ");
+        size_t length = strcspn(text, ",");
+        const char *next = text + length;
+        while (length > 0 && text[length - 1] == ' ') {
+            length--;
+        }
+        if (length == 0 || length >= sizeof entry) {
+            break;
+        }
+        memcpy(entry, text, length);
+        entry[length] = '\0';
+        if (!find_entry(n, entry, all, count, &devices[found])) {
+            break;
+        }
+        for (int32_t i = 0; i < found; i++) {
+            if (strcmp(devices[i].uuid, devices[found].uuid) == 0) {
+                return 0;
+            }
+        }
+        found++;
+        if (*next == '\0') {
+            break;
+        }
+        text = next + 1;
+    }
+    return found;
+}
+
+static int32_t list_devices(const struct nvml *n, struct nvml_device *devices, int32_t room,
+                            const char **cause)
+{
+    struct nvml_device all[NVML_MAX_DEVICES];
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    unsigned count = 0;
+    int32_t found = 0;
+    if (n->count(&count) != 0 || count == 0) {
+        *cause = "the NVIDIA driver is there and no GPU is";
+        return 0;
+    }
+    for (unsigned i = 0; i < count && found < NVML_MAX_DEVICES; i++) {
+        nvml_handle handle;
+        found += n->handle(i, &handle) == 0 && read_device(n, handle, &all[found]);
+    }
+    if (found == 0) {
+        *cause = "no GPU tells its compute capability";
+        return 0;
+    }
+    order_devices(all, found);
+    if (visible == NULL) {
+        found = found < room ? found : room;
+        memcpy(devices, all, (size_t)found * sizeof *devices);
+        return found;
+    }
+    found = visible_devices(n, visible, all, found, devices, room);
+    if (found == 0) {
+        *cause = "CUDA_VISIBLE_DEVICES hides every GPU";
+    }
+    return found;
+}
+
 int32_t nvml_devices(struct nvml_device *devices, int32_t room, const char **cause)
 {
     struct nvml n;
-    unsigned count = 0;
     int32_t found = 0;
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
@@ -72,23 +196,12 @@ int32_t nvml_devices(struct nvml_device *devices, int32_t room, const char **cau
     }
     if (!open_nvml(library, &n)) {
         *cause = "libnvidia-ml.so.1 is too old";
-        goto close;
-    }
-    if (n.init() != 0) {
+    } else if (n.init() != 0) {
         *cause = "the NVIDIA driver does not answer (nvmlInit failed)";
-        goto close;
+    } else {
+        found = list_devices(&n, devices, room, cause);
+        n.shutdown();
     }
-    if (n.count(&count) != 0 || count == 0) {
-        *cause = "the NVIDIA driver is there and no GPU is";
-    }
-    for (unsigned i = 0; i < count && found < room; i++) {
-        found += read_device(&n, i, &devices[found]);
-    }
-    if (count > 0 && found == 0) {
-        *cause = "no GPU tells its compute capability";
-    }
-    n.shutdown();
-close:
     dlclose(library);
     return found;
 }

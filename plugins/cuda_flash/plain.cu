@@ -1,60 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The plain attend: a warp per (query, head), float32 arithmetic, any head size to 512, any element
  * type and any strides. For what the matrix kernels cannot walk. */
-#include <cuda_runtime.h>
-
-#include "number.cuh"
+#include "launch.h"
+#include "rows.cuh"
 #include "visible.cuh"
 
 #define PLAIN_DIMS 16 /* dims of a lane: head sizes to 512 */
 
-static __device__ __forceinline__ float cache_number(const flash_cache &c, int64_t block,
-                                                     int64_t slot, int32_t head, int32_t d,
-                                                     int32_t dtype)
-{
-    int32_t outer = c.pack > 0 ? d / c.pack : 0, inner = c.pack > 0 ? d - outer * c.pack : d;
-    const char *row =
-        c.data + block * c.block + slot * c.slot + head * c.head + outer * c.pack_stride;
-    return number_load(row, dtype, inner);
-}
-
-static __device__ int32_t request_of(const flash_params &p, int32_t token)
-{
-    int32_t low = 0, high = p.num_reqs - 1;
-    while (low < high) {
-        int32_t middle = (low + high + 1) >> 1;
-        if (p.query_start[middle] <= token) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    return low;
-}
-
 static __device__ void attend_row(const flash_params &p, int32_t token, int32_t head, int lane)
 {
-    static const int32_t element[] = {-1,
-                                      ATTN_DTYPE_F16,
-                                      ATTN_DTYPE_BF16,
-                                      ATTN_DTYPE_F32,
-                                      ATTN_DTYPE_FP8_E4M3,
-                                      ATTN_DTYPE_FP8_E5M2};
-    flash_request q = load_request(p, request_of(p, token));
+    flash_request q = load_request(p, find_start(p.query_start, p.num_reqs, token));
     int32_t index = token - q.query_start, hk = head / p.group, k0, k1;
-    int32_t dtype = element[p.kv_dtype];
     flash_interval range = interval_of(p, q, index);
     key_range(p, q, index * p.group, index * p.group + 1, &k0, &k1);
     k1 = min(k1, q.length);
     float qd[PLAIN_DIMS], o[PLAIN_DIMS], m = -INFINITY, l = 0.0f;
+    float q_scale = p.q_scale != nullptr ? p.q_scale[p.q_scale_per_head ? hk : 0] : p.q_scale_host;
     const char *q_row = p.q.data + token * p.q.row + head * p.q.head;
 #pragma unroll
     for (int i = 0; i < PLAIN_DIMS; i++) {
         int d = i * 32 + lane;
-        qd[i] = d < p.head_size ? number_load(q_row, p.q.dtype, d) : 0.0f;
+        qd[i] = d < p.head_size ? number_load(q_row, p.q.dtype, d) * q_scale : 0.0f;
         o[i] = 0.0f;
     }
-    float k_scale = cache_scale(p.k, hk) * p.scale;
     float slope = p.slopes != nullptr ? p.slopes[head] : 0.0f;
     for (int32_t j = k0; j < k1; j++) {
         if (!sees_slow(p, q, index, range.position, j, j >= range.first && j <= range.last)) {
@@ -70,32 +38,31 @@ static __device__ void attend_row(const flash_params &p, int32_t token, int32_t 
             slot = j % p.block_size;
             block = p.block_table[row * p.block_table_stride + j / p.block_size];
         }
+        const char *k_row = row_at(p.k, block, slot, hk), *v_row = row_at(p.v, block, slot, hk);
         float s = 0.0f;
 #pragma unroll
         for (int i = 0; i < PLAIN_DIMS; i++) {
             int d = i * 32 + lane;
-            s += d < p.head_size ? qd[i] * cache_number(p.k, block, slot, hk, d, dtype) : 0.0f;
+            s += d < p.head_size ? qd[i] * row_element(p.k, k_row, hk, d) : 0.0f;
         }
-        for (int d = 16; d > 0; d >>= 1) {
-            s += __shfl_xor_sync(0xffffffffu, s, d);
-        }
-        s *= k_scale;
+        s = warp_sum(s) * p.scale * row_scale_of(p.k, block, slot, hk);
         s = (p.soft_cap > 0.0f ? p.soft_cap * tanhf(s / p.soft_cap) : s) + bias;
         float high = s > m ? s : m, shrink = m == high ? 1.0f : expf(m - high);
         float w = s == high ? 1.0f : expf(s - high);
         m = high;
         l = l * shrink + w;
+        w *= row_scale_of(p.v, block, slot, hk);
 #pragma unroll
         for (int i = 0; i < PLAIN_DIMS; i++) {
             int d = i * 32 + lane;
-            float v = d < p.head_size_v ? cache_number(p.v, block, slot, hk, d, dtype) : 0.0f;
+            float v = d < p.head_size_v ? row_element(p.v, v_row, hk, d) : 0.0f;
             o[i] = o[i] * shrink + w * v;
         }
     }
     float sink = p.sinks != nullptr ? p.sinks[head] : -INFINITY;
     float high = fmaxf(m, sink), base = high == -INFINITY ? 0.0f : high;
     float sum = l * expf(m - base) + expf(sink - base);
-    float factor = sum == 0.0f ? 0.0f : expf(m - base) / sum * cache_scale(p.v, hk);
+    float factor = sum == 0.0f ? 0.0f : expf(m - base) / sum;
 #pragma unroll
     for (int i = 0; i < PLAIN_DIMS; i++) {
         int d = i * 32 + lane;
@@ -104,8 +71,8 @@ static __device__ void attend_row(const flash_params &p, int32_t token, int32_t 
                          o[i] * factor);
         }
     }
-    if (lane == 0 && p.lse != nullptr) {
-        p.lse[head * p.lse_head + token * p.lse_row] = sum == 0.0f ? -INFINITY : base + logf(sum);
+    if (lane == 0 && p.lse.data != nullptr) {
+        p.lse.data[head * p.lse.head + token * p.lse.row] = sum == 0.0f ? -INFINITY : base + logf(sum);
     }
 }
 
@@ -119,12 +86,11 @@ static __global__ void __launch_bounds__(128) attend_plain(const __grid_constant
     }
 }
 
-cudaError_t launch_plain(const struct flash_params *p, int32_t num_sms, cudaStream_t stream)
+cudaError_t launch_plain(const void *params, int32_t num_sms, cudaStream_t stream)
 {
-    if (p != nullptr) {
-        attend_plain<<<num_sms * 8, 128, 0, stream>>>(*p);
-        return cudaGetLastError();
+    if (params == nullptr) {
+        return load_kernel(attend_plain);
     }
-    cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, attend_plain);
+    attend_plain<<<num_sms * 8, 128, 0, stream>>>(*(const flash_params *)params);
+    return cudaGetLastError();
 }

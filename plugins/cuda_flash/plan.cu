@@ -1,11 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The schedule, made on the device from the lengths as they are there: how many key tiles each
- * (request, row tile) has, as running sums. One CTA. */
-#include <cuda_runtime.h>
-
+/* The schedule, made on the device from the lengths as they are there: the tiles of each (request,
+ * row tile) pair as running sums, and the segments into which the stream of tiles is cut. One CTA. */
+#include "launch.h"
 #include "visible.cuh"
 
 #define PLAN_THREADS 1024
+#define PLAN_PAIRS 4096    /* whose sums fit into shared memory */
+#define PLAN_SEGMENTS 4096 /* likewise */
+#define LEAST_SEGMENT 2    /* tiles of a segment that is taken, not given */
+#define LEAST_SHARE 12     /* tiles of a CTA from which on segments are taken */
+#define LEAST_ITEMS 6      /* one for so many CTAs: fewer would have too many parts each */
+
+struct plan_memory {
+    int32_t warps[32];
+    int32_t pair_start[PLAN_PAIRS + 1];
+    int32_t segment_begin[PLAN_SEGMENTS + 1];
+};
 
 /* Sum of the values of the threads before this one, plus `carry`, which becomes the new total. */
 static __device__ int32_t running_sum(int32_t value, int32_t *carry, int32_t *warps)
@@ -21,7 +31,7 @@ static __device__ int32_t running_sum(int32_t value, int32_t *carry, int32_t *wa
     }
     __syncthreads();
     if (warp == 0) {
-        int32_t w = warps[lane], all = w;
+        int32_t all = warps[lane];
         for (int d = 1; d < 32; d <<= 1) {
             int32_t other = __shfl_up_sync(0xffffffffu, all, d);
             all += lane >= d ? other : 0;
@@ -35,62 +45,192 @@ static __device__ int32_t running_sum(int32_t value, int32_t *carry, int32_t *wa
     return before;
 }
 
+/* The last i of 0 .. count - 1 with starts[i] <= x. */
+static __device__ __forceinline__ int32_t find_last(const int32_t *starts, int32_t count, int32_t x)
+{
+    int32_t low = 0, high = count - 1;
+    while (low < high) {
+        int32_t middle = (low + high + 1) >> 1;
+        if (starts[middle] <= x) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+static __device__ flash_pair pair_of(const flash_params &p, int32_t pair, int32_t r)
+{
+    flash_request q = load_request(p, r);
+    flash_pair v = {};
+    v.first_row = (pair - p.tile_start[r]) * p.row_tile;
+    v.num_rows = min(p.row_tile, q.query_len * p.group - v.first_row);
+    key_range(p, q, v.first_row, v.first_row + v.num_rows, &v.k0, &v.k1);
+    v.num_tiles = (v.k1 - (v.k0 & ~(FLASH_TILE - 1)) + FLASH_TILE - 1) / FLASH_TILE;
+    v.num_tiles = max(v.num_tiles, 1); /* an item without keys still writes its rows */
+    v.query_start = q.query_start;
+    v.query_len = q.query_len;
+    v.key_start = q.key_start;
+    v.length = q.length;
+    v.causal = q.causal;
+    v.request = r;
+    v.table = (int64_t)(p.block_table_row != nullptr ? p.block_table_row[r] : r) *
+              p.block_table_stride;
+    return v;
+}
+
+static __device__ int32_t cut_count(const flash_params &p, const flash_pair &pair)
+{
+    bool single = pair.query_len * p.group <= p.row_tile;
+    return single ? min(pair.num_tiles, FLASH_INVARIANT_CUTS) : 1;
+}
+
+/* All pairs, and how many tiles they have. */
+static __device__ int32_t plan_pairs(const flash_params &p, int32_t pairs, int32_t *starts,
+                                     int32_t *warps)
+{
+    int32_t total = 0;
+    for (int32_t first = 0; first < pairs; first += PLAN_THREADS) {
+        int32_t pair = first + threadIdx.x, tiles = 0;
+        flash_pair v = {};
+        if (pair < pairs) {
+            v = pair_of(p, pair, find_last(p.tile_start, p.num_reqs, pair));
+            tiles = v.num_tiles * p.num_kv_heads;
+        }
+        v.start = running_sum(tiles, &total, warps);
+        if (pair < pairs) {
+            p.pairs[pair] = v;
+            starts[pair] = v.start;
+        }
+    }
+    if (threadIdx.x == 0) {
+        starts[pairs] = total;
+    }
+    __syncthreads();
+    return total;
+}
+
+/* Cuts at the same places of an item whatever else is in the batch: FLASH_INVARIANT_CUTS where one
+ * row tile has all of a request's rows, else none. Items that are cut come first: only they have
+ * parts. */
+static __device__ int32_t cut_items(const flash_params &p, int32_t pairs, int32_t *warps)
+{
+    int32_t segments = 0;
+    for (int32_t pass = 0; pass < 2; pass++) {
+        for (int32_t first = 0; first < pairs; first += PLAN_THREADS) {
+            int32_t pair = first + threadIdx.x, cuts = 0;
+            flash_pair v = {};
+            if (pair < pairs) {
+                v = p.pairs[pair];
+                cuts = cut_count(p, v);
+                cuts = (cuts > 1) == (pass == 0) ? cuts : 0;
+            }
+            int32_t at = running_sum(cuts * p.num_kv_heads, &segments, warps);
+            for (int32_t i = 0; i < cuts * p.num_kv_heads; i++) {
+                int32_t head = i / cuts, cut = i - head * cuts;
+                flash_segment s = {};
+                s.begin = v.start + head * v.num_tiles + (int32_t)((int64_t)v.num_tiles * cut / cuts);
+                s.end = v.start + head * v.num_tiles +
+                        (int32_t)((int64_t)v.num_tiles * (cut + 1) / cuts);
+                s.pair = pair;
+                s.first = at + head * cuts;
+                s.last = s.first + cuts - 1;
+                p.segments[at + i] = s;
+            }
+        }
+    }
+    return segments;
+}
+
+/* Bounds of equal shares first, one for each CTA, then ever smaller ones that CTAs take as they
+ * become free: half of the rest at each level. Where CTAs have few tiles, equal shares only. */
+static __device__ int32_t cut_stream(const flash_params &p, int32_t pairs, int32_t total,
+                                     int32_t *begin)
+{
+    int32_t ctas = min(p.ctas, total), segments = 0, done = 0;
+    int32_t room = min(p.max_segments, PLAN_SEGMENTS);
+    bool takes = total >= ctas * LEAST_SHARE && pairs * p.num_kv_heads >= ctas / LEAST_ITEMS;
+    while (done < total) {
+        int32_t rest = total - done, count = ctas, tiles = rest;
+        if (takes && segments + 2 * ctas <= room) {
+            tiles = segments == 0 ? rest / 4 * 3 : rest / 2;
+            if (tiles < ctas * LEAST_SEGMENT) {
+                tiles = rest;
+                count = min(rest / LEAST_SEGMENT, room - segments);
+            }
+        }
+        for (int32_t i = threadIdx.x; i < count; i += PLAN_THREADS) {
+            begin[segments + i] = done + (int32_t)((int64_t)tiles * i / count);
+        }
+        segments += count;
+        done += tiles;
+    }
+    if (threadIdx.x == 0) {
+        begin[segments] = total;
+    }
+    __syncthreads();
+    return segments;
+}
+
+/* Which pair a segment begins in, and which segments share its outer items. */
+static __device__ void link_segments(const flash_params &p, int32_t pairs, int32_t segments,
+                                     const int32_t *starts, const int32_t *begin)
+{
+    for (int32_t i = threadIdx.x; i < segments; i += PLAN_THREADS) {
+        flash_segment s = {};
+        s.begin = begin[i];
+        s.end = begin[i + 1];
+        s.pair = find_last(starts, pairs, s.begin);
+        int32_t last_pair = find_last(starts, pairs, s.end - 1);
+        int32_t of_first = (starts[s.pair + 1] - starts[s.pair]) / p.num_kv_heads;
+        int32_t of_last = (starts[last_pair + 1] - starts[last_pair]) / p.num_kv_heads;
+        int32_t item = starts[s.pair] + (s.begin - starts[s.pair]) / of_first * of_first;
+        int32_t last_item = starts[last_pair] +
+                            (s.end - 1 - starts[last_pair]) / of_last * of_last;
+        s.first = find_last(begin, segments, item);
+        s.last = find_last(begin, segments, last_item + of_last - 1);
+        p.segments[i] = s;
+    }
+}
+
 static __global__ void __launch_bounds__(PLAN_THREADS) plan(const __grid_constant__ flash_params p)
 {
-    __shared__ int32_t warps[32];
-    int32_t pairs = 0, total = 0;
+    __shared__ plan_memory memory;
+    int32_t pairs = 0, segments;
     for (int32_t first = 0; first < p.num_reqs; first += PLAN_THREADS) {
         int32_t r = first + threadIdx.x, tiles = 0;
         if (r < p.num_reqs) {
             int32_t rows = (p.query_start[r + 1] - p.query_start[r]) * p.group;
             tiles = (rows + p.row_tile - 1) / p.row_tile;
         }
-        int32_t start = running_sum(tiles, &pairs, warps);
+        int32_t start = running_sum(tiles, &pairs, memory.warps);
         if (r < p.num_reqs) {
             p.tile_start[r] = start;
         }
     }
     __syncthreads();
-    for (int32_t first = 0; first < pairs; first += PLAN_THREADS) {
-        int32_t pair = first + threadIdx.x, tiles = 0;
-        if (pair < pairs) {
-            int32_t low = 0, high = p.num_reqs - 1;
-            while (low < high) {
-                int32_t middle = (low + high + 1) >> 1;
-                if (p.tile_start[middle] <= pair) {
-                    low = middle;
-                } else {
-                    high = middle - 1;
-                }
-            }
-            flash_request q = load_request(p, low);
-            int32_t row = (pair - p.tile_start[low]) * p.row_tile, k0, k1;
-            key_range(p, q, row, min(row + p.row_tile, q.query_len * p.group), &k0, &k1);
-            tiles = (k1 - (k0 & ~(FLASH_TILE - 1)) + FLASH_TILE - 1) / FLASH_TILE;
-            tiles = max(tiles, 1) * p.num_kv_heads;
-            p.pair_req[pair] = low;
-        }
-        int32_t start = running_sum(tiles, &total, warps);
-        if (pair < pairs) {
-            p.pair_start[pair] = start;
-        }
+    int32_t *starts = pairs <= PLAN_PAIRS ? memory.pair_start : p.pair_start;
+    int32_t total = plan_pairs(p, pairs, starts, memory.warps);
+    if (p.invariant) {
+        segments = cut_items(p, pairs, memory.warps);
+    } else {
+        segments = cut_stream(p, pairs, total, memory.segment_begin);
+        link_segments(p, pairs, segments, starts, memory.segment_begin);
     }
     for (int32_t i = threadIdx.x; i < pairs * p.num_kv_heads; i += PLAN_THREADS) {
         p.arrived[i] = 0;
     }
     if (threadIdx.x == 0) {
-        p.pair_start[pairs] = total;
-        p.header[0] = total;
-        p.header[1] = pairs;
+        *p.header = {total, pairs, segments, 0};
     }
 }
 
-cudaError_t launch_plan(const struct flash_params *p, cudaStream_t stream)
+cudaError_t launch_plan(const void *params, int32_t num_sms, cudaStream_t stream)
 {
-    if (p != nullptr) {
-        plan<<<1, PLAN_THREADS, 0, stream>>>(*p);
-        return cudaGetLastError();
+    if (params == nullptr) {
+        return load_kernel(plan);
     }
-    cudaFuncAttributes attributes;
-    return cudaFuncGetAttributes(&attributes, plan);
+    plan<<<1, PLAN_THREADS, 0, stream>>>(*(const flash_params *)params);
+    return cudaGetLastError();
 }

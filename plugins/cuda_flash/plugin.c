@@ -6,7 +6,6 @@
 #include "nvml.h"
 
 #define BIT(code) (UINT64_C(1) << (code))
-#define MAX_DEVICES 64
 
 static const struct attn_head_size_range head_sizes[] = {{{8, 512, 8}, {8, 512, 8}, 0}};
 static const struct attn_range block_sizes[] = {{1, 4096, 1}};
@@ -19,21 +18,26 @@ static const struct attn_backend_caps caps = {
     .vendor = "libattn",
     .device = {ATTN_DEVICE_CUDA, 0},
     .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_MERGE_STATES |
-               ATTN_KERNEL_COPY_BLOCKS | ATTN_KERNEL_COPY | ATTN_KERNEL_FILL,
+               ATTN_KERNEL_ROPE_WRITE_KV | ATTN_KERNEL_GATHER_KV | ATTN_KERNEL_QUANTIZE |
+               ATTN_KERNEL_AMAX | ATTN_KERNEL_COPY_BLOCKS | ATTN_KERNEL_COPY | ATTN_KERNEL_FILL,
     .layer_kinds = BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) |
                    BIT(ATTN_LAYER_ENCODER_ONLY) | BIT(ATTN_LAYER_CROSS) |
                    BIT(ATTN_LAYER_MM_ENCODER),
     .phases = BIT(ATTN_PHASE_PREFILL) | BIT(ATTN_PHASE_DECODE),
     .dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32),
     .kv_dtypes = BIT(ATTN_KV_AUTO) | BIT(ATTN_KV_F16) | BIT(ATTN_KV_BF16) | BIT(ATTN_KV_F32) |
-                 BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2),
+                 BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2) | BIT(ATTN_KV_FP8_PER_TOKEN_HEAD) |
+                 BIT(ATTN_KV_INT8_PER_TOKEN_HEAD) | BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K),
+    .q_dtypes = BIT(ATTN_DTYPE_FP8_E4M3) | BIT(ATTN_DTYPE_FP8_E5M2) | BIT(ATTN_DTYPE_INT8),
     .terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL | ATTN_TERM_CAUSAL_PER_REQUEST |
              ATTN_TERM_SLIDING_WINDOW | ATTN_TERM_SYMMETRIC_WINDOW | ATTN_TERM_CHUNKED_LOCAL |
              ATTN_TERM_SOFT_CAP | ATTN_TERM_ALIBI | ATTN_TERM_ALIBI_SQRT | ATTN_TERM_SINKS |
              ATTN_TERM_PREFIX_LM | ATTN_TERM_TREE_BITS | ATTN_TERM_TREE_BIAS,
     .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_LSE |
                 ATTN_FEATURE_BLOCK_TABLE_ROW | ATTN_FEATURE_MIXED_BATCH |
-                ATTN_FEATURE_UPDATE_BLOCK_TABLE | ATTN_FEATURE_DEVICE_SEQ_LENS,
+                ATTN_FEATURE_UPDATE_BLOCK_TABLE | ATTN_FEATURE_DEVICE_SEQ_LENS |
+                ATTN_FEATURE_FUSED_ROPE | ATTN_FEATURE_FUSED_ROPE_NORM |
+                ATTN_FEATURE_BATCH_INVARIANT | ATTN_FEATURE_QUANTIZED_QUERY,
     .walks = ATTN_WALK_NHD | ATTN_WALK_HND | ATTN_WALK_PACKED | ATTN_WALK_SEPARATE_STRIDES,
     .layouts = BIT(ATTN_KV_LAYOUT_NHD) | BIT(ATTN_KV_LAYOUT_HND) | BIT(ATTN_KV_LAYOUT_NHD_INNER) |
                BIT(ATTN_KV_LAYOUT_HND_INNER) | BIT(ATTN_KV_LAYOUT_HND_ROWS) |
@@ -60,6 +64,10 @@ static const struct attn_kernels kernels = {
     .attend = cuda_attend,
     .write_kv = cuda_write_kv,
     .merge_states = cuda_merge_states,
+    .rope_write_kv = cuda_rope_write_kv,
+    .gather_kv = cuda_gather_kv,
+    .quantize = cuda_quantize,
+    .amax = cuda_amax,
     .copy_blocks = cuda_copy_blocks,
     .copy = cuda_copy,
     .fill = cuda_fill,
@@ -95,9 +103,9 @@ static attn_status report(const struct attn_probe_sink *sink, const struct nvml_
 static attn_status cuda_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                               struct attn_error *error)
 {
-    struct nvml_device devices[MAX_DEVICES];
+    struct nvml_device devices[NVML_MAX_DEVICES];
     const char *cause = "";
-    int32_t count = nvml_devices(devices, MAX_DEVICES, &cause), usable = 0;
+    int32_t count = nvml_devices(devices, NVML_MAX_DEVICES, &cause), usable = 0;
     (void)host;
     if (count == 0) {
         return plugin_error(error, ATTN_ERROR_ABSENT, "device", "%s", cause);
@@ -113,6 +121,18 @@ static attn_status cuda_probe(const struct attn_host *host, const struct attn_pr
         return plugin_error(error, ATTN_ERROR_ABSENT, "compute_capability",
                             "%d.%d of the first GPU; from 8.0 on is served", devices[0].major,
                             devices[0].minor);
+    }
+    return ATTN_OK;
+}
+
+/* What the masks cannot say. */
+static attn_status cuda_supports(const struct attn_backend_caps *backend,
+                                 const struct attn_layer_desc *layer, int32_t phase,
+                                 const struct attn_reason_sink *reasons, struct attn_error *error)
+{
+    (void)backend, (void)phase, (void)error;
+    if (layer->kv_dtype == ATTN_KV_INT8_K && layer->dtype == ATTN_DTYPE_F32) {
+        reasons->refuse(reasons->user, "dtype", "f32", "f16, bf16 with kv_dtype int8_k");
     }
     return ATTN_OK;
 }
@@ -160,6 +180,7 @@ static const struct attn_plugin plugin_table = {
     .version = "0.1.0",
     .vendor = "libattn",
     .probe = cuda_probe,
+    .supports = cuda_supports,
     .create = cuda_create,
     .destroy = cuda_destroy,
 };

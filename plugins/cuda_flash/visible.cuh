@@ -9,6 +9,11 @@ struct flash_request {
     int32_t r, query_start, query_len, key_start, length, causal;
 };
 
+static __device__ __forceinline__ flash_request request_of_pair(const flash_pair &pair)
+{
+    return {pair.request, pair.query_start, pair.query_len, pair.key_start, pair.length, pair.causal};
+}
+
 static __device__ __forceinline__ flash_request load_request(const flash_params &p, int32_t r)
 {
     flash_request q;
@@ -98,11 +103,6 @@ static __device__ __forceinline__ float cap_score(float s, float cap)
     }
     float e = __expf(s * __fdividef(2.0f, cap));
     return cap * (1.0f - __fdividef(2.0f, e + 1.0f));
-}
-
-static __device__ __forceinline__ float cache_scale(const flash_cache &c, int32_t head)
-{
-    return c.scale != nullptr ? c.scale[c.scale_per_head ? head : 0] : c.scale_host;
 }
 
 /* Keys that some query of rows first_row .. end_row - 1 sees. */

@@ -1,0 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "attend.cuh"
+
+cudaError_t launch_e4m3(const void *params, int32_t num_sms, cudaStream_t stream)
+{
+    return launch_kind<KIND_E4M3>(params, stream);
+}

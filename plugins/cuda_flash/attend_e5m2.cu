@@ -1,0 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "attend.cuh"
+
+cudaError_t launch_e5m2(const void *params, int32_t num_sms, cudaStream_t stream)
+{
+    return launch_kind<KIND_E5M2>(params, stream);
+}

@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The end of a run: the warps' shares are joined, and written out or, if other CTAs have parts of
+ * the item, left as a part; who finishes last merges the parts in their order. */
+#ifndef CUDA_FLASH_FINISH_CUH
+#define CUDA_FLASH_FINISH_CUH
+
+#include "produce.cuh"
+
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
+#define MERGE_AHEAD 8 /* parts that a thread of the merge reads at once */
+
+/* Dim of element e (0 or 1) of column tile n in a lane. */
+template <int KIND> static __device__ __forceinline__ int value_dim(int n, int lane, int e)
+{
+    if constexpr (KIND >= KIND_E4M3) {
+        return (n >> 1) * 16 + (lane & 3) * 4 + 2 * e + (n & 1);
+    }
+    return n * 8 + (lane & 3) * 2 + e;
+}
+
+struct out_row {
+    char *data;
+    float *lse;
+    float sink; /* base 2; -inf: none */
+};
+
+static __device__ __forceinline__ out_row out_row_of(const flash_params &p, const flash_run &run,
+                                                     int row)
+{
+    int32_t at = run.pair.first_row + row, index = at / p.group;
+    int64_t token = run.pair.query_start + index;
+    int32_t head = run.head * p.group + at - index * p.group;
+    out_row v;
+    v.data = p.out.data + token * p.out.row + head * p.out.head;
+    v.lse = p.lse.data != nullptr ? p.lse.data + head * p.lse.head + token * p.lse.row : nullptr;
+    v.sink = p.sinks != nullptr ? p.sinks[head] * LOG2E : -INFINITY;
+    return v;
+}
+
+/* Factor from o to out; the sink joins the denominator here. */
+static __device__ __forceinline__ float finish_row(float sink, float m, float l, float *lse)
+{
+    float high = fmaxf(m, sink);
+    float base = high == -INFINITY ? 0.0f : high;
+    float shrink = exp2f(m - base);
+    float sum = l * shrink + exp2f(sink - base);
+    if (lse != nullptr) {
+        *lse = sum == 0.0f ? -INFINITY : base * LN2 + logf(sum);
+    }
+    return sum == 0.0f ? 0.0f : shrink / sum;
+}
+
+/* What all values of a head are multiplied by; per channel in write_values. */
+static __device__ __forceinline__ float value_scale(const flash_params &p, int32_t head)
+{
+    return p.v.form == FLASH_ROW_NUMBERS ? cache_scale(p.v, head) : 1.0f;
+}
+
+/* N neighbouring dims from `d` on. */
+template <int N>
+static __device__ __forceinline__ void write_values(const flash_params &p, int32_t head, char *row,
+                                                    int d, const float (&x)[N], float factor)
+{
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        if (d + e < p.head_size_v) {
+            float v = x[e] * factor;
+            if (p.v.form == FLASH_ROW_CHANNEL) {
+                v *= p.v.channel[(int64_t)head * p.head_size_v + d + e];
+            }
+            number_store(row, p.out.dtype, d + e, v);
+        }
+    }
+}
+
+/* Parts first .. last of an item, always in this order: the same bits every time. Each row's
+ * weights, relative to its largest maximum, go through shared memory. */
+template <int D>
+static __device__ void merge_parts(const flash_params &p, const flash_run &run, int32_t first_slot,
+                                   int32_t slot_step, float *weights, int32_t room)
+{
+    int64_t size = (int64_t)p.row_tile * (D + 2);
+    int32_t count = run.last - run.first + 1, tid = threadIdx.x;
+    int32_t rows_at_once = min(run.pair.num_rows, max(room / (count + 2), 1));
+    auto part_at = [&](int32_t i) {
+        return p.parts + (i == 0 ? first_slot : slot_step * (run.first + i)) * size;
+    };
+    float v_scale = value_scale(p, run.head);
+    for (int32_t base = 0; base < run.pair.num_rows; base += rows_at_once) {
+        int32_t rows = min(rows_at_once, run.pair.num_rows - base), lane = tid & 31;
+        for (int32_t r = tid >> 5; r < rows; r += 4) {
+            float *w = weights + r * (count + 2);
+            float m = -INFINITY, l = 0.0f;
+            for (int32_t i = lane; i < count; i += 32) {
+                w[i] = __ldcg(part_at(i) + p.row_tile * D + base + r);
+                m = fmaxf(m, w[i]);
+            }
+            m = warp_largest(m, false);
+            float high = m == -INFINITY ? 0.0f : m;
+            for (int32_t i = lane; i < count; i += 32) {
+                w[i] = exp2f(w[i] - high);
+                l += w[i] * __ldcg(part_at(i) + p.row_tile * (D + 1) + base + r);
+            }
+            l = warp_sum(l);
+            if (lane == 0) {
+                w[count] = m;
+                w[count + 1] = l;
+            }
+        }
+        barrier_consumers(); /* the weights are there */
+        for (int32_t i = tid; i < rows * (D / 4); i += 128) {
+            int32_t r = i / (D / 4), d = i % (D / 4) * 4;
+            const float *w = weights + r * (count + 2);
+            float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            for (int32_t j = 0; j < count; j += MERGE_AHEAD) {
+                float4 x[MERGE_AHEAD];
+#pragma unroll
+                for (int u = 0; u < MERGE_AHEAD; u++) {
+                    x[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    if (j + u < count) {
+                        x[u] = __ldcg((const float4 *)(part_at(j + u) + (base + r) * D + d));
+                    }
+                }
+#pragma unroll
+                for (int u = 0; u < MERGE_AHEAD; u++) {
+                    float f = j + u < count ? w[j + u] : 0.0f;
+                    o[0] += f * x[u].x, o[1] += f * x[u].y;
+                    o[2] += f * x[u].z, o[3] += f * x[u].w;
+                }
+            }
+            out_row out = out_row_of(p, run, base + r);
+            float factor = finish_row(out.sink, w[count], w[count + 1], d == 0 ? out.lse : nullptr);
+            write_values<4>(p, run.head, out.data, d, o, factor * v_scale);
+        }
+        barrier_consumers(); /* the weights' memory is used again */
+    }
+}
+
+/* The 4 warps' shares of 16 rows through the stage that they have all read; ROUND rows at a time.
+ * A row's dims are rotated by 8 per row, so that neighbouring rows stand in other banks. */
+template <int KIND, int D, int ROUND>
+static __device__ __forceinline__ void join_warps(const flash_params &p, const flash_run &run,
+                                                  float *scratch, float *sm, bool whole, float *part,
+                                                  const float (&m)[2], const float (&l)[2],
+                                                  const float (&o)[D / 8][4])
+{
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
+    float *sl = sm + 64;
+    float v_scale = value_scale(p, run.head);
+    barrier_consumers(); /* all warps have read the stage */
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if ((lane & 3) == 0) {
+            sm[warp * 16 + g + 8 * i] = m[i];
+            sl[warp * 16 + g + 8 * i] = l[i];
+        }
+    }
+#pragma unroll
+    for (int first = 0; first < 16; first += ROUND) {
+        if (first >= run.pair.num_rows) {
+            break;
+        }
+#pragma unroll
+        for (int i = first / 8; i < (first + ROUND) / 8; i++) {
+            if (8 * i < run.pair.num_rows) {
+                float *to = scratch + (warp * ROUND + g + 8 * i - first) * D;
+#pragma unroll
+                for (int n = 0; n < D / 8; n++) {
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        to[value_dim<KIND>(n, lane, e) ^ (g * 8)] = o[n][2 * i + e];
+                    }
+                }
+            }
+        }
+        barrier_consumers(); /* the shares are there */
+        int rows = min(ROUND, run.pair.num_rows - first);
+        for (int i = threadIdx.x; i < rows * (D / 4); i += 128) {
+            int r = i / (D / 4), d = i % (D / 4) * 4, row = first + r;
+            float high = fmaxf(fmaxf(sm[row], sm[16 + row]), fmaxf(sm[32 + row], sm[48 + row]));
+            float base = high == -INFINITY ? 0.0f : high, sum = 0.0f;
+            float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                float f = exp2f(sm[w * 16 + row] - base);
+                float4 y = *(const float4 *)(scratch + (w * ROUND + r) * D + (d ^ ((r & 7) * 8)));
+                sum += f * sl[w * 16 + row];
+                x[0] += f * y.x, x[1] += f * y.y, x[2] += f * y.z, x[3] += f * y.w;
+            }
+            if (!whole) {
+                *(float4 *)(part + row * D + d) = make_float4(x[0], x[1], x[2], x[3]);
+                if (d == 0) {
+                    part[16 * D + row] = high;
+                    part[16 * (D + 1) + row] = sum;
+                }
+            } else {
+                out_row out = out_row_of(p, run, row);
+                float factor = finish_row(out.sink, high, sum, d == 0 ? out.lse : nullptr);
+                write_values<4>(p, run.head, out.data, d, x, factor * v_scale);
+            }
+        }
+        if (first + ROUND < 16) {
+            barrier_consumers(); /* the scratch is used again */
+        }
+    }
+}
+
+/* 64 rows: a warp has all keys of its 16. */
+template <int KIND, int D>
+static __device__ __forceinline__ void store_rows(const flash_params &p, const flash_run &run,
+                                                  bool whole, float *part, const float (&m)[2],
+                                                  const float (&l)[2], const float (&o)[D / 8][4])
+{
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    float v_scale = value_scale(p, run.head);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int row = warp * 16 + (lane >> 2) + 8 * i;
+        if (row >= run.pair.num_rows) {
+            continue;
+        }
+        out_row out = out_row_of(p, run, row);
+        float factor = 1.0f;
+        if (whole) {
+            factor = finish_row(out.sink, m[i], l[i], (lane & 3) == 0 ? out.lse : nullptr);
+        } else if ((lane & 3) == 0) {
+            part[64 * D + row] = m[i];
+            part[64 * (D + 1) + row] = l[i];
+        }
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                int d = value_dim<KIND>(n, lane, e);
+                const float x[1] = {o[n][2 * i + e]};
+                if (whole) {
+                    write_values<1>(p, run.head, out.data, d, x, factor * v_scale);
+                } else {
+                    part[row * D + d] = x[0];
+                }
+            }
+        }
+    }
+}
+
+/* `stage` is the run's last; nobody copies into it before this is done. */
+template <int KIND, int D, bool SPLIT>
+static __device__ __forceinline__ void finish_run(const flash_params &p, const flash_run &run,
+                                                  char *stage, int32_t *last_one, float (&m)[2],
+                                                  float (&l)[2], const float (&o)[D / 8][4])
+{
+    using S = shape<KIND, D, SPLIT>;
+    bool whole = run.count == run.pair.num_tiles;
+    int32_t slot_step = p.invariant ? 1 : 2;
+    int32_t slot = slot_step * run.segment + (!p.invariant && run.tile == 0);
+    float *part = p.parts + (int64_t)slot * p.row_tile * (D + 2);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        l[i] += __shfl_xor_sync(0xffffffffu, l[i], 1);
+        l[i] += __shfl_xor_sync(0xffffffffu, l[i], 2);
+    }
+    if constexpr (SPLIT) {
+        constexpr int round = 2 * S::half / (16 * D) >= 16 ? 16 : 8;
+        join_warps<KIND, D, round>(p, run, (float *)stage, (float *)(stage + 2 * S::half), whole,
+                                   part, m, l, o);
+    } else {
+        store_rows<KIND, D>(p, run, whole, part, m, l, o);
+    }
+    if (whole) {
+        return;
+    }
+    barrier_consumers(); /* the part is written: thread 0 publishes it for all */
+    if (threadIdx.x == 0) {
+        bool last = add_and_publish(&p.arrived[run.item], 1) == run.last - run.first;
+        if (last) {
+            p.arrived[run.item] = 0; /* for the next run of this plan */
+        }
+        *last_one = last;
+    }
+    barrier_consumers();
+    if (*last_one) {
+        /* Only the first of the parts begins inside its segment, unless that begins the item. */
+        int32_t first_slot = slot_step * run.first + (!p.invariant);
+        merge_parts<D>(p, run, first_slot, slot_step, (float *)stage, 2 * S::half / 4);
+    }
+}
+
+#endif

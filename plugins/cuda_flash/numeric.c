@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The slots that work on rows beside the cache: merge_states, quantize, amax. */
+#include "instance.h"
+
+attn_status cuda_merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
+{
+    const struct attn_tensor *const tensors[] = {args->prefix_out, args->suffix_out, args->out};
+    static const char *const names[] = {"prefix_out", "suffix_out", "out"};
+    for (int32_t i = 0; i < 3; i++) {
+        attn_status status = flash_check_rows(tensors[i], names[i], error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+    }
+    if (args->prefix_lse == NULL || args->suffix_lse == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "lse",
+                            "both sides' lse are needed; one is NULL");
+    }
+    const struct attn_io_output_quant *quant =
+        (const struct attn_io_output_quant *)flash_find_ext(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
+    const struct flash_merge_params p = {
+        .prefix = flash_rows_of(args->prefix_out),
+        .suffix = flash_rows_of(args->suffix_out),
+        .out = flash_rows_of(args->out),
+        .prefix_lse = flash_lse_of(args->prefix_lse),
+        .suffix_lse = flash_lse_of(args->suffix_lse),
+        .lse = flash_lse_of(args->lse),
+        .first_row = args->first_row,
+        .num_rows = args->num_rows,
+        .num_rows_with_prefix = args->num_rows_with_prefix,
+        .out_scale = quant != NULL && args->out->dtype.bits == 8 ? quant->scale : NULL,
+        .heads = (int32_t)args->out->shape[1],
+        .dims = (int32_t)args->out->shape[2],
+    };
+    return device_status(flash_launch(&args->instance->device, FLASH_MERGE, &p, args->stream),
+                         "merge_states", error);
+}
+
+static int32_t group_of(int32_t form)
+{
+    static const int32_t groups[ATTN_OUTPUT_FORM_COUNT] = {1, 1, 64, 128, 16};
+    return form > ATTN_OUTPUT_PLAIN && form < ATTN_OUTPUT_FORM_COUNT ? groups[form] : 0;
+}
+
+static attn_status check_quantize(const struct attn_quantize_args *args, struct attn_error *error)
+{
+    int32_t group = group_of(args->form);
+    bool is_static = args->form == ATTN_OUTPUT_FP8_STATIC;
+    if (group == 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form", "%d; 1 to %d", args->form,
+                            ATTN_OUTPUT_FORM_COUNT - 1);
+    }
+    attn_status status = flash_check_rows(args->x, "x", error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    int64_t columns = args->x->shape[1] * args->x->shape[2];
+    if (is_static ? args->scale == NULL : args->block_scales == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT,
+                            is_static ? "scale" : "block_scales", "is NULL; form %d needs it",
+                            args->form);
+    }
+    if (columns % group != 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form",
+                            "%lld columns; form %d needs a multiple of %d", (long long)columns,
+                            args->form, group);
+    }
+    if (args->form == ATTN_OUTPUT_NVFP4) {
+        bool there = args->out != NULL && args->out->data != NULL && args->out->shape != NULL;
+        return there ? ATTN_OK
+                     : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out", "is NULL");
+    }
+    status = flash_check_rows(args->out, "out", error);
+    if (status == ATTN_OK && args->out->dtype.bits != 8) {
+        status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out",
+                              "%d bits; forms 1 to 3 write 8", args->out->dtype.bits);
+    }
+    return status;
+}
+
+attn_status cuda_quantize(const struct attn_quantize_args *args, struct attn_error *error)
+{
+    attn_status status = check_quantize(args, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    struct flash_quantize_params p = {
+        .x = flash_rows_of(args->x),
+        .out = flash_rows_of(args->out),
+        .scale = args->scale,
+        .num_rows = args->x->shape[0],
+        .heads = (int32_t)args->x->shape[1],
+        .dims = (int32_t)args->x->shape[2],
+        .form = args->form,
+        .per_head = args->scale_form == ATTN_SCALE_PER_HEAD,
+        .pow2 = args->scale_pow2,
+        .group = group_of(args->form),
+    };
+    if (args->form == ATTN_OUTPUT_NVFP4) { /* two elements to a byte, rows of bytes */
+        p.out.row = tensor_stride(args->out, 0);
+    }
+    if (args->block_scales != NULL) {
+        bool columns = args->form != ATTN_OUTPUT_NVFP4 && args->scale_column_major;
+        p.block_scales = (char *)args->block_scales->data + args->block_scales->byte_offset;
+        p.scale_row = tensor_stride(args->block_scales, columns ? 1 : 0);
+        p.scale_column = tensor_stride(args->block_scales, columns ? 0 : 1);
+    }
+    return device_status(flash_launch(&args->instance->device, FLASH_QUANTIZE, &p, args->stream),
+                         "quantize", error);
+}
+
+attn_status cuda_amax(const struct attn_amax_args *args, struct attn_error *error)
+{
+    attn_status status = flash_check_rows(args->x, "x", error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (args->out == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out", "is NULL");
+    }
+    const struct flash_amax_params p = {
+        .x = flash_rows_of(args->x),
+        .out = args->out,
+        .num_rows = args->x->shape[0],
+        .heads = (int32_t)args->x->shape[1],
+        .dims = (int32_t)args->x->shape[2],
+        .per_head = args->per_head,
+        .accumulate = args->accumulate,
+    };
+    return device_status(flash_launch(&args->instance->device, FLASH_AMAX, &p, args->stream),
+                         "amax", error);
+}

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The instructions that have no C++ name. Source: PTX ISA 9.0. */
+#ifndef CUDA_FLASH_PTX_CUH
+#define CUDA_FLASH_PTX_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <stdint.h>
+
+enum flash_kind { KIND_BF16, KIND_F16, KIND_E4M3, KIND_E5M2, KIND_INT8 };
+
+static __device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+static __device__ __forceinline__ void load4(uint32_t (&r)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
+static __device__ __forceinline__ void load4_transposed(uint32_t (&r)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
+/* c += a b, 16 x 16 by 16 x 8; 8-bit kinds multiply in f16. */
+template <int KIND>
+static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                uint32_t b1)
+{
+    if constexpr (KIND == KIND_BF16) {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+                     "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+                     "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+}
+
+template <int KIND> static __device__ __forceinline__ uint32_t pack2(float a, float b)
+{
+    uint32_t r;
+    if constexpr (KIND == KIND_BF16) {
+        __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
+        r = *(uint32_t *)&v;
+    } else {
+        __half2 v = __floats2half2_rn(a, b);
+        r = *(uint32_t *)&v;
+    }
+    return r;
+}
+
+/* Two 8-bit numbers, in bits 0 .. 15, to two f16: exact. int8 goes through 1024 + (x + 128). */
+template <int KIND> static __device__ __forceinline__ uint32_t widen(uint32_t two)
+{
+    if constexpr (KIND == KIND_E5M2) {
+        return __byte_perm(two, 0, 0x1404);
+    } else if constexpr (KIND == KIND_E4M3) {
+        __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)two, __NV_E4M3);
+        return (uint32_t)h.x | (uint32_t)h.y << 16;
+    } else {
+        uint32_t biased = __byte_perm(two ^ 0x8080u, 0x64646464u, 0x4140);
+        __half2 v = __hsub2(*(__half2 *)&biased, __half2half2(__ushort_as_half(0x6480)));
+        return *(uint32_t *)&v;
+    }
+}
+
+static __device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b)
+{
+    __half2 v = __hmul2(*(__half2 *)&a, *(__half2 *)&b);
+    return *(uint32_t *)&v;
+}
+
+/* 16 bytes, of which `bytes` (0 or 16) are read and the others zero. */
+static __device__ __forceinline__ void copy16(uint32_t to, const void *from, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(bytes)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void copy4(uint32_t to, const void *from, int bytes)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void barrier_init(uint32_t barrier, int count)
+{
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("{.reg .b64 s; mbarrier.arrive.shared.b64 s, [%0];}" ::"r"(barrier) : "memory");
+}
+
+/* Arrives once all of this thread's copies so far are done. */
+static __device__ __forceinline__ void barrier_arrive_copies(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+static __device__ __forceinline__ bool barrier_test(uint32_t barrier, int phase)
+{
+    uint32_t done;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; "
+                 "selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(phase)
+                 : "memory");
+#else
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; "
+                 "selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(phase)
+                 : "memory");
+#endif
+    return done != 0;
+}
+
+/* Until the barrier has left the phase of this parity. */
+static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int phase)
+{
+    while (!barrier_test(barrier, phase)) {
+    }
+}
+
+/* Releases what this thread's CTA has written before the barrier it came through, and acquires what
+ * others have released here. */
+static __device__ __forceinline__ int32_t add_and_publish(int32_t *counter, int32_t value)
+{
+    int32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(value)
+                 : "memory");
+    return before;
+}
+
+/* The named barrier of the 128 threads that compute. */
+static __device__ __forceinline__ void barrier_consumers()
+{
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+}
+
+/* Programmatic dependent launch: what the kernels before have written is there after this. */
+static __device__ __forceinline__ void wait_for_earlier_kernels()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#endif

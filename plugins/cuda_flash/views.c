@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tensors and cache views of the ABI, checked and turned into what the kernels take. */
+#include "instance.h"
+
+const struct attn_ext *flash_find_ext(const struct attn_ext *ext, uint32_t id)
+{
+    while (ext != NULL && ext->id != id) {
+        ext = ext->next;
+    }
+    return ext;
+}
+
+struct flash_rows flash_rows_of(const struct attn_tensor *tensor)
+{
+    int64_t bytes = tensor->dtype.bits / 8;
+    return (struct flash_rows){(char *)tensor->data + tensor->byte_offset,
+                               tensor_stride(tensor, 0) * bytes,
+                               tensor->ndim > 2 ? tensor_stride(tensor, 1) * bytes : 0,
+                               number_dtype_name(tensor->dtype)};
+}
+
+struct flash_lse flash_lse_of(const struct attn_tensor *tensor)
+{
+    if (tensor == NULL) {
+        return (struct flash_lse){NULL, 0, 0};
+    }
+    return (struct flash_lse){(float *)((char *)tensor->data + tensor->byte_offset),
+                              tensor_stride(tensor, 0), tensor_stride(tensor, 1)};
+}
+
+/* How a row of K or V is stored: form and element, or -1 where the kv_dtype is not served. */
+static int32_t stored_as(const struct attn_layer_desc *layer, bool is_v, int32_t *form)
+{
+    *form = FLASH_ROW_NUMBERS;
+    switch (layer->kv_dtype) {
+    case ATTN_KV_FP8_PER_TOKEN_HEAD:
+        *form = FLASH_ROW_SCALED;
+        return ATTN_DTYPE_FP8_E4M3;
+    case ATTN_KV_INT8_PER_TOKEN_HEAD:
+        *form = FLASH_ROW_SCALED;
+        return ATTN_DTYPE_INT8;
+    case ATTN_KV_INT8_KV:
+        *form = is_v ? FLASH_ROW_CHANNEL : FLASH_ROW_SCALED;
+        return ATTN_DTYPE_INT8;
+    case ATTN_KV_INT8_K:
+        *form = is_v ? FLASH_ROW_NUMBERS : FLASH_ROW_SCALED;
+        return is_v ? layer->dtype : ATTN_DTYPE_INT8;
+    default:
+        return number_of_kv(layer->kv_dtype);
+    }
+}
+
+static const float *channel_scale(const struct attn_layer_params *params)
+{
+    const struct attn_kv_quant_params *quant =
+        (const struct attn_kv_quant_params *)flash_find_ext(params->next,
+                                                            ATTN_EXT_KV_QUANT_PARAMS);
+    return quant != NULL ? quant->v_channel_scale : NULL;
+}
+
+struct flash_cache flash_cache_of(const struct attn_layer_desc *layer,
+                                  const struct attn_layer_params *params,
+                                  const struct attn_kv_view *view, bool is_v)
+{
+    struct flash_cache c = {
+        .data = view->data,
+        .block = view->stride_block,
+        .slot = view->stride_slot,
+        .head = view->stride_head,
+        .pack_stride = view->stride_pack,
+        .pack = view->pack > 0 && view->pack < view->head_size ? view->pack : 0,
+        .head_size = view->head_size,
+        .scale_host = 1,
+    };
+    c.dtype = stored_as(layer, is_v, &c.form);
+    if (c.form == FLASH_ROW_SCALED) {
+        c.row_scale = view->scale;
+        c.row_scale_block = view->scale_stride_block;
+        c.row_scale_slot = view->scale_stride_slot;
+        c.row_scale_head = view->scale_stride_head;
+    } else if (c.form == FLASH_ROW_CHANNEL) {
+        c.channel = channel_scale(params);
+    } else if (layer->kv_dtype != ATTN_KV_INT8_K) {
+        int32_t form = is_v ? layer->v_scale_form : layer->k_scale_form;
+        float host = is_v ? params->v_scale_host : params->k_scale_host;
+        if (form != ATTN_SCALE_NONE) {
+            c.scale = is_v ? params->v_scale : params->k_scale;
+            c.scale_host = host != 0 ? host : 1;
+            c.scale_per_head = form == ATTN_SCALE_PER_HEAD;
+        }
+    }
+    return c;
+}
+
+struct flash_cache flash_cache_of_rows(const struct attn_tensor *tensor, int32_t head_size)
+{
+    struct flash_rows rows = flash_rows_of(tensor);
+    return (struct flash_cache){.data = rows.data,
+                                .block = rows.row,
+                                .head = rows.head,
+                                .dtype = rows.dtype,
+                                .head_size = head_size,
+                                .scale_host = 1};
+}
+
+attn_status flash_check_view(const struct attn_layer_desc *layer,
+                             const struct attn_layer_params *params,
+                             const struct attn_kv_view *view, bool is_v, struct attn_error *error)
+{
+    const char *name = is_v ? "v_cache" : "k_cache";
+    int32_t form;
+    if (stored_as(layer, is_v, &form) < 0) {
+        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
+                            "kv_dtype %d; f16, bf16, f32, fp8_e4m3, fp8_e5m2, fp8 and int8 per "
+                            "token and head, int8_kv and int8_k are served",
+                            layer->kv_dtype);
+    }
+    if (view->data == NULL || view->block_size <= 0 || view->head_size <= 0 ||
+        view->head_size > 512) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "data %p, block_size %d, head_size %d; data, blocks from 1 and a head "
+                            "size of 1 to 512 are needed",
+                            view->data, view->block_size, view->head_size);
+    }
+    if (form == FLASH_ROW_SCALED && view->scale == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "has no scales; kv_dtype %d keeps one per slot and head",
+                            layer->kv_dtype);
+    }
+    if (form == FLASH_ROW_CHANNEL && channel_scale(params) == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_channel_scale",
+                            "is NULL; kv_dtype %d needs [Hk, Dv]", layer->kv_dtype);
+    }
+    return ATTN_OK;
+}
+
+attn_status flash_check_rows(const struct attn_tensor *tensor, const char *name,
+                             struct attn_error *error)
+{
+    if (tensor == NULL || tensor->data == NULL || tensor->shape == NULL || tensor->ndim != 3) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "is NULL or has not 3 dimensions: [rows, heads, size]");
+    }
+    if (number_dtype_name(tensor->dtype) < 0 ||
+        number_dtype_name(tensor->dtype) == ATTN_DTYPE_FP8_E4M3FNUZ) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "dtype code %d of %d bits; f16, bf16, f32, fp8_e4m3, fp8_e5m2 and int8 "
+                            "are served",
+                            tensor->dtype.code, tensor->dtype.bits);
+    }
+    if (tensor->strides != NULL && tensor->strides[2] != 1) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "stride %lld of the last dimension; it must be 1",
+                            (long long)tensor->strides[2]);
+    }
+    return ATTN_OK;
+}

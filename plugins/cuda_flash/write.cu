@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The KV write, alone and with rotary embedding (Su et al. 2021) and RMS norm before it. Bytes: each
+ * new row read and written once; the limit is memory. */
+#include "launch.h"
+#include "rows.cuh"
+
+#define WRITE_THREADS 256
+#define WRITE_VECTORS 4 /* independent 16-byte loads of a thread */
+#define ROPE_WARPS 4
+#define ROPE_MAX_HEAD_SIZE 512
+
+/* `bytes` of a row to as many, or 16-bit numbers to half as many fp8. */
+enum write_way { WRITE_COPY, WRITE_FP8 };
+
+static __device__ __forceinline__ uint4 shrink16(const uint4 (&x)[2], int32_t from, int32_t to,
+                                                 number_divisor by)
+{
+    const char *all = (const char *)x;
+    uint32_t bytes[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        bytes[i] = 0;
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            float v = from == ATTN_DTYPE_BF16 ? number_load(all, ATTN_DTYPE_BF16, i * 4 + e)
+                                              : number_load(all, ATTN_DTYPE_F16, i * 4 + e);
+            bytes[i] |= (uint32_t)number_to_fp8(to, divide_odd(v, by)) << (8 * e);
+        }
+    }
+    return make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
+}
+
+/* Vectors of 16 written bytes, counted over (row, side, head, place in the head's row). */
+template <int WAY>
+static __global__ void __launch_bounds__(WRITE_THREADS)
+    write_vectors(const __grid_constant__ flash_write_params p, int32_t k_vectors,
+                  int32_t v_vectors)
+{
+    int32_t per_row = (k_vectors + v_vectors) * p.num_heads;
+    int64_t total = p.num_slots * per_row, step = (int64_t)gridDim.x * WRITE_THREADS;
+    int64_t first = (int64_t)blockIdx.x * WRITE_THREADS + threadIdx.x;
+    for (; first < total; first += step * WRITE_VECTORS) {
+        const char *from[WRITE_VECTORS];
+        char *to[WRITE_VECTORS];
+        int32_t heads[WRITE_VECTORS], sides[WRITE_VECTORS];
+        int64_t slots[WRITE_VECTORS];
+        uint4 x[WRITE_VECTORS][2];
+#pragma unroll
+        for (int u = 0; u < WRITE_VECTORS; u++) {
+            int64_t i = first + u * step;
+            slots[u] = i < total ? p.slots[i / per_row] : -1;
+        }
+#pragma unroll
+        for (int u = 0; u < WRITE_VECTORS; u++) {
+            int64_t i = first + u * step, row = i / per_row;
+            int32_t at = (int32_t)(i - row * per_row), side = at >= k_vectors * p.num_heads;
+            int32_t vectors = side ? v_vectors : k_vectors;
+            at -= side ? k_vectors * p.num_heads : 0;
+            int32_t head = at / vectors, place = at - head * vectors;
+            int64_t block = (int64_t)((uint64_t)slots[u] / (uint32_t)p.block_size);
+            const flash_rows &rows = p.from[side];
+            const flash_cache &cache = p.to[side];
+            from[u] = rows.data + row * rows.row + head * rows.head +
+                      place * (WAY == WRITE_COPY ? 16 : 32);
+            to[u] = (char *)row_at(cache, block, slots[u] - block * p.block_size, head) + place * 16;
+            heads[u] = head;
+            sides[u] = side;
+            if (slots[u] >= 0) {
+                x[u][0] = __ldcs((const uint4 *)from[u]);
+                if (WAY == WRITE_FP8) {
+                    x[u][1] = __ldcs((const uint4 *)from[u] + 1);
+                }
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < WRITE_VECTORS; u++) {
+            if (slots[u] < 0) {
+                continue;
+            }
+            if (WAY == WRITE_FP8) {
+                const flash_cache &cache = p.to[sides[u]];
+                number_divisor by = divisor_of(cache_scale(cache, heads[u]));
+                x[u][0] = shrink16(x[u], p.from[sides[u]].dtype, cache.dtype, by);
+            }
+            *(uint4 *)to[u] = x[u][0];
+        }
+    }
+}
+
+/* A warp per (row, side, head): any form and layout. */
+static __global__ void __launch_bounds__(128)
+    write_rows(const __grid_constant__ flash_write_params p)
+{
+    int64_t items = p.num_slots * 2 * p.num_heads;
+    int lane = threadIdx.x & 31;
+    for (int64_t i = blockIdx.x * 4 + (threadIdx.x >> 5); i < items; i += (int64_t)gridDim.x * 4) {
+        int64_t row = i / (2 * p.num_heads);
+        int32_t at = (int32_t)(i - row * 2 * p.num_heads), side = at >= p.num_heads;
+        int32_t head = at - side * p.num_heads;
+        int64_t slot = p.slots[row];
+        if (slot >= 0) {
+            const flash_rows &from = p.from[side];
+            row_store(p.to[side], slot / p.block_size, slot % p.block_size, head,
+                      from.data + row * from.row + head * from.head, from.dtype, lane);
+        }
+    }
+}
+
+static bool rows_are(const flash_rows &from, const flash_cache &to, uint64_t more, int32_t unit)
+{
+    uint64_t read = (uint64_t)from.data | from.row | from.head;
+    uint64_t written = (uint64_t)to.data | to.block | to.slot | to.head;
+    return to.pack == 0 && to.form == FLASH_ROW_NUMBERS && (read | written | more) % 16 == 0 &&
+           to.head_size % unit == 0;
+}
+
+cudaError_t launch_write(const void *params, int32_t num_sms, cudaStream_t stream)
+{
+    if (params == nullptr) {
+        cudaError_t error = load_kernel(write_vectors<WRITE_COPY>);
+        error = error ? error : load_kernel(write_vectors<WRITE_FP8>);
+        return error ? error : load_kernel(write_rows);
+    }
+    const flash_write_params &p = *(const flash_write_params *)params;
+    bool copies = true, shrinks = true;
+    int32_t vectors[2];
+    for (int side = 0; side < 2; side++) {
+        const flash_rows &from = p.from[side];
+        const flash_cache &to = p.to[side];
+        int32_t bytes = from.dtype == ATTN_DTYPE_F32 ? 4 : 2;
+        copies = copies && from.dtype == to.dtype && rows_are(from, to, 0, 16 / bytes);
+        shrinks = shrinks && from.dtype != ATTN_DTYPE_F32 && to.dtype >= ATTN_DTYPE_FP8_E4M3 &&
+                  to.dtype <= ATTN_DTYPE_FP8_E5M2 && rows_are(from, to, 0, 16);
+        vectors[side] = copies ? to.head_size * bytes / 16 : to.head_size / 16;
+    }
+    if (p.num_slots <= 0) {
+        return cudaSuccess;
+    }
+    int64_t all = p.num_slots * p.num_heads * (vectors[0] + vectors[1]);
+    unsigned grid = grid_for(all, WRITE_THREADS * WRITE_VECTORS, 1 << 20);
+    if (copies) {
+        write_vectors<WRITE_COPY><<<grid, WRITE_THREADS, 0, stream>>>(p, vectors[0], vectors[1]);
+    } else if (shrinks) {
+        write_vectors<WRITE_FP8><<<grid, WRITE_THREADS, 0, stream>>>(p, vectors[0], vectors[1]);
+    } else {
+        grid = grid_for(p.num_slots * 2 * p.num_heads, 4, (int64_t)num_sms * 32);
+        write_rows<<<grid, 128, 0, stream>>>(p);
+    }
+    return cudaGetLastError();
+}
+
+/* Turns a row in place: float32 in shared memory, one rounding at the end. Pairs are (d, d + half)
+ * in the NeoX form, (2d, 2d + 1) in GPT-J's. */
+static __device__ void turn_row(const flash_write_params &p, char *row, int32_t dtype,
+                                int32_t head_size, int side, int64_t position, float *x, int lane)
+{
+    float sum = 0.0f;
+    for (int32_t d = lane; d < head_size; d += 32) {
+        x[d] = number_load(row, dtype, d);
+        sum += x[d] * x[d];
+    }
+    if (p.norm[side] != nullptr) {
+        float factor = 1.0f / sqrtf(warp_sum(sum) / (float)head_size + p.norm_eps);
+        for (int32_t d = lane; d < head_size; d += 32) {
+            x[d] *= factor * number_load((const char *)p.norm[side], p.norm_dtype[side], d);
+        }
+    }
+    __syncwarp(); /* pairs cross lanes */
+    const char *table = p.cos_sin.data + position * p.cos_sin.row;
+    int32_t half = p.rotary_dim / 2;
+    for (int32_t d = lane; d < half; d += 32) {
+        int32_t first = p.neox ? d : 2 * d, second = p.neox ? d + half : 2 * d + 1;
+        float c = number_load(table, p.cos_sin.dtype, d);
+        float s = number_load(table, p.cos_sin.dtype, half + d);
+        float a = x[first], b = x[second];
+        x[first] = a * c - b * s;
+        x[second] = b * c + a * s;
+    }
+    __syncwarp(); /* all pairs are turned */
+    for (int32_t d = lane; d < head_size; d += 32) {
+        number_store(row, dtype, d, x[d]);
+    }
+    __syncwarp(); /* row_store reads what other lanes wrote */
+}
+
+/* A warp per (row, head of q, k or v). */
+static __global__ void __launch_bounds__(32 * ROPE_WARPS)
+    rope_write(const __grid_constant__ flash_write_params p)
+{
+    __shared__ float rows[ROPE_WARPS][ROPE_MAX_HEAD_SIZE];
+    int32_t heads = p.num_q_heads + 2 * p.num_heads;
+    int64_t items = p.num_slots * heads;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    for (int64_t i = (int64_t)blockIdx.x * ROPE_WARPS + warp; i < items;
+         i += (int64_t)gridDim.x * ROPE_WARPS) {
+        int64_t row = i / heads;
+        int32_t head = (int32_t)(i - row * heads);
+        if (head < p.num_q_heads) {
+            turn_row(p, p.q.data + row * p.q.row + head * p.q.head, p.q.dtype, p.to[0].head_size, 0,
+                     p.positions[row], rows[warp], lane);
+            continue;
+        }
+        head -= p.num_q_heads;
+        int side = head >= p.num_heads;
+        head -= side * p.num_heads;
+        const flash_rows &from = p.from[side];
+        char *at = from.data + row * from.row + head * from.head;
+        if (side == 0) {
+            turn_row(p, at, from.dtype, p.to[0].head_size, 1, p.positions[row], rows[warp], lane);
+        }
+        int64_t slot = p.slots[row];
+        if (slot >= 0) {
+            row_store(p.to[side], slot / p.block_size, slot % p.block_size, head, at, from.dtype,
+                      lane);
+        }
+    }
+}
+
+cudaError_t launch_rope_write(const void *params, int32_t num_sms, cudaStream_t stream)
+{
+    if (params == nullptr) {
+        return load_kernel(rope_write);
+    }
+    const flash_write_params &p = *(const flash_write_params *)params;
+    if (p.num_slots > 0) {
+        int64_t items = p.num_slots * (p.num_q_heads + 2 * p.num_heads);
+        rope_write<<<grid_for(items, ROPE_WARPS, (int64_t)num_sms * 64), 32 * ROPE_WARPS, 0,
+                     stream>>>(p);
+    }
+    return cudaGetLastError();
+}
