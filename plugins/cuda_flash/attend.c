@@ -31,7 +31,7 @@ static int64_t segment_bound(const struct attn_instance *instance, const struct 
     if (state->invariant) {
         int64_t cut = reqs * state->num_kv_heads * FLASH_INVARIANT_CUTS;
         *part_rows = cut * 16;
-        return cut + pairs * state->num_kv_heads;
+        return cut + pairs * state->num_kv_heads + ctas; /* one that is read for each CTA */
     }
     int64_t taken = 2 * ctas * SEGMENTS_PER_CTA * 16, given = 2 * ctas * 64;
     *part_rows = taken > given ? taken : given;
@@ -77,6 +77,7 @@ attn_status cuda_prepare(attn_instance *instance, const struct attn_layer_desc *
     (*state)->group = layer->num_q_heads / layer->num_kv_heads;
     (*state)->padded_size = size <= 64 ? 64 : size <= 128 ? 128 : FLASH_MAX_MATRIX_SIZE;
     (*state)->invariant = layer->batch_invariant != 0;
+    (*state)->narrow = layer->kv_dtype >= ATTN_KV_FP8_E4M3;
     return ATTN_OK;
 }
 
@@ -145,6 +146,14 @@ static void set_batch(struct flash_params *p, const struct attn_attend_args *arg
     p->block_size = args->k_cache != NULL ? args->k_cache->block_size : 1;
 }
 
+/* Keys of a tile, as `shape` in produce.cuh has it. */
+static int32_t tile_of(const struct attn_state *state, bool cached, int32_t row_tile)
+{
+    return state->narrow && cached && row_tile == 16 && state->padded_size <= 128
+               ? FLASH_NARROW_TILE
+               : FLASH_TILE;
+}
+
 static void set_schedule(struct flash_params *p, const struct attn_attend_args *args)
 {
     const struct plan_host *plan = args->plan_host;
@@ -155,6 +164,7 @@ static void set_schedule(struct flash_params *p, const struct attn_attend_args *
     p->row_tile = plan->row_tile;
     p->invariant = state->invariant;
     p->ctas = device->num_sms * (state->padded_size > 128 ? 1 : 2);
+    p->tile = tile_of(state, args->k_cache != NULL, plan->row_tile);
     p->max_segments = plan->row_tile == 16 || state->invariant ? at.max_segments : p->ctas;
     p->header = (struct flash_header *)memory;
     p->segments = (struct flash_segment *)(memory + at.segments);
@@ -199,7 +209,7 @@ static bool fit_stages(const struct flash_device *device, int32_t element, struc
     int32_t size = p->head_size > p->head_size_v ? p->head_size : p->head_size_v;
     int32_t d = size <= 64 ? 64 : size <= 128 ? 128 : FLASH_MAX_MATRIX_SIZE;
     bool split = p->row_tile == 16;
-    int32_t stage = 2 * FLASH_TILE * d * element + (split || element == 1 ? 512 : 0);
+    int32_t stage = 2 * p->tile * d * element + (split || element == 1 ? 1024 : 0);
     int32_t fixed = FLASH_FIXED_SMEM + (split ? 2 * 16 : 64) * d * 2;
     for (int32_t ctas = d > 128 ? 1 : 2; ctas > 0; ctas--) {
         int32_t room = device->smem_of_sm / ctas - 1024;
@@ -212,6 +222,36 @@ static bool fit_stages(const struct flash_device *device, int32_t element, struc
         }
     }
     return false;
+}
+
+/* TMA copies boxes of whole blocks: 8 rows are the period of its swizzle. */
+static void map_cache(struct flash_params *p, const struct attn_attend_args *args)
+{
+    const struct flash_device *device = &args->instance->device;
+    int32_t size = args->state->padded_size;
+    int64_t rows = p->block_size, blocks = 1;
+    p->box_rows = p->tile;
+    if (p->paged) {
+        bool even = p->block_size % p->tile == 0 ||
+                    (p->block_size % 8 == 0 && p->tile % p->block_size == 0);
+        if (!even) {
+            return;
+        }
+        blocks = args->k_cache->num_blocks;
+        p->box_rows = p->block_size < p->tile ? p->block_size : p->tile;
+    } else { /* one block of all rows */
+        rows = args->k->shape[0] < args->v->shape[0] ? args->k->shape[0] : args->v->shape[0];
+        p->k.slot = p->k.block;
+        p->v.slot = p->v.block;
+        p->block_size = (int32_t)rows;
+    }
+    p->mapped =
+        flash_encode_map(device, &p->k, p->num_kv_heads, rows, blocks, p->box_rows, size, &p->k_map) &&
+        flash_encode_map(device, &p->v, p->num_kv_heads, rows, blocks, p->box_rows, size, &p->v_map);
+    if (!p->mapped && !p->paged) {
+        p->k.slot = p->v.slot = 0;
+        p->block_size = 1;
+    }
 }
 
 /* The matrix kernel of these arguments, or NO_KERNEL. They copy 16 bytes at a time, and count rows'
@@ -239,7 +279,12 @@ static int32_t matrix_kernel(struct flash_params *p, const struct attn_attend_ar
         rows * p->k.block / 16 >= INT32_MAX || rows * p->v.block / 16 >= INT32_MAX) {
         return NO_KERNEL;
     }
-    return fit_stages(&args->instance->device, narrow ? 1 : 2, p) ? kernels[p->k.dtype] : NO_KERNEL;
+    if (p->tile != tile_of(args->state, narrow, p->row_tile) ||
+        !fit_stages(&args->instance->device, narrow ? 1 : 2, p)) {
+        return NO_KERNEL;
+    }
+    map_cache(p, args);
+    return kernels[p->k.dtype];
 }
 
 attn_status cuda_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)

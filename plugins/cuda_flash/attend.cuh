@@ -3,8 +3,8 @@
  * stream of tiles. Rows of one item are (query, head of the group) pairs of one KV head.
  *   SPLIT: 16 rows; each warp takes 16 keys of a tile, and the warps join at the end of a run.
  *   else:  64 rows; each warp takes 16 rows and all keys of a tile.
- * A tile is 64 keys: 2 * 64 * D elements read, 4 * 64 * D * rows FLOPs. SPLIT is bound by memory,
- * the other by mma.sync. */
+ * A tile of n keys: 2 * n * D elements read, 4 * n * D * rows FLOPs. SPLIT is bound by memory, the
+ * other by mma.sync. */
 #ifndef CUDA_FLASH_ATTEND_CUH
 #define CUDA_FLASH_ATTEND_CUH
 
@@ -71,7 +71,8 @@ static __device__ __noinline__ void score_slowly(const flash_params &p, const fl
             float *s = &x.s[e >> 1][2 * i + (e & 1)];
             int32_t j = first_key + (e >> 1) * 8 + (e & 1);
             bool sees = sees_slow(p, request, index, v.position, j, j >= v.first && j <= v.last);
-            *s = sees ? *s + LOG2E * bias_of(p, request, index, v.position, slope, j) : -INFINITY;
+            float bias = sees ? bias_of(p, request, index, v.position, slope, j) : -INFINITY;
+            *s = bias == -INFINITY ? -INFINITY : *s + LOG2E * bias; /* NaN of a hidden key too */
         }
     }
 }
@@ -225,7 +226,7 @@ static __device__ __forceinline__ void convert_query(char *sq, int bytes)
 }
 
 /* 16 rows against 16 keys from key `first` of a stage on, 16 dims of them. */
-template <int KIND, int D>
+template <int KIND, int D, int TILE>
 static __device__ __forceinline__ void dot_step(const char *stage, int first, int kk, int lane,
                                                 const uint32_t (&a)[4], float (&s0)[4],
                                                 float (&s1)[4])
@@ -234,13 +235,12 @@ static __device__ __forceinline__ void dot_step(const char *stage, int first, in
     uint32_t b[4];
     if constexpr (KIND < KIND_E4M3) {
         int key = first + (lane & 7) + (lane >> 4) * 8, chunk = kk * 2 + ((lane >> 3) & 1);
-        load4(b, shared_address(stage) + (key * chunks + swizzle<chunks>(key, chunk)) * 16);
+        load4(b, shared_address(stage) + place_of<chunks, TILE>(key, chunk));
     } else {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int key = first + h * 8 + (lane >> 2);
-            uint32_t x = *(const uint32_t *)(stage +
-                                             (key * chunks + swizzle<chunks>(key, kk)) * 16 +
+            uint32_t x = *(const uint32_t *)(stage + place_of<chunks, TILE>(key, kk) +
                                              (lane & 3) * 4);
             b[2 * h] = widen<KIND>(x & 0xffff);
             b[2 * h + 1] = widen<KIND>(x >> 16);
@@ -251,7 +251,7 @@ static __device__ __forceinline__ void dot_step(const char *stage, int first, in
 }
 
 /* o += weights x values of 16 keys. `scales`: of the values' rows, NULL: none. */
-template <int KIND, int D>
+template <int KIND, int D, int TILE>
 static __device__ __forceinline__ void add_values(const char *values, int first, int lane,
                                                   const float *scales, const float (&s0)[4],
                                                   const float (&s1)[4], float (&o)[D / 8][4])
@@ -270,7 +270,7 @@ static __device__ __forceinline__ void add_values(const char *values, int first,
     for (int c = 0; c < chunks / 2; c++) {
         uint32_t b[4];
         load4_transposed(b, shared_address(values) +
-                                (key * chunks + swizzle<chunks>(key, 2 * c + (lane >> 4))) * 16);
+                                place_of<chunks, TILE>(key, 2 * c + (lane >> 4)));
         if constexpr (KIND < KIND_E4M3) {
             multiply<KIND>(o[2 * c], a, b[0], b[1]);
             multiply<KIND>(o[2 * c + 1], a, b[2], b[3]);
@@ -295,11 +295,11 @@ static __device__ __forceinline__ void add_values(const char *values, int first,
 }
 
 /* Whether one of `keys` rows of values has a NaN or an infinity; a row's scale counts. */
-template <int KIND, int D>
+template <int KIND, int D, int TILE>
 static __device__ __forceinline__ bool values_odd(const char *values, int first, int keys, int lane,
                                                   const float *scales)
 {
-    constexpr int row_bytes = D * shape<KIND, D, true>::element;
+    constexpr int chunks = shape<KIND, D, true>::chunks;
     constexpr uint32_t mask = KIND == KIND_BF16   ? 0x7f807f80u
                               : KIND == KIND_F16  ? 0x7c007c00u
                               : KIND == KIND_E4M3 ? 0x7f7f7f7fu
@@ -311,9 +311,9 @@ static __device__ __forceinline__ bool values_odd(const char *values, int first,
     constexpr uint32_t sign = KIND < KIND_E4M3 ? 0x80008000u : 0x80808080u;
     bool odd = false;
     if (KIND != KIND_INT8) {
-        const uint4 *at = (const uint4 *)(values + first * row_bytes);
-        for (int i = lane; i < keys * row_bytes / 16; i += 32) {
-            uint4 x = at[i];
+        for (int i = lane; i < keys * chunks; i += 32) {
+            uint4 x = *(const uint4 *)(values +
+                                       place_of<chunks, TILE>(first + i / chunks, i % chunks));
             uint32_t any = (((x.x & mask) + one) | ((x.y & mask) + one) | ((x.z & mask) + one) |
                             ((x.w & mask) + one)) &
                            sign;
@@ -333,7 +333,7 @@ template <int D, int SUBS> struct exact_step {
 };
 
 /* add_values one product at a time, without those of weight 0: a masked NaN stays out. */
-template <int KIND, int D, int SUBS>
+template <int KIND, int D, int SUBS, int TILE>
 static __device__ __noinline__ void add_values_exactly(const char *values, int first, int lane,
                                                        const float *scales, exact_step<D, SUBS> &x)
 {
@@ -348,25 +348,39 @@ static __device__ __noinline__ void add_values_exactly(const char *values, int f
         int from = (lane & 28) + ((j & 7) >> 1), key = first + j;
         float w0 = __shfl_sync(0xffffffffu, x.s[j / 8][j & 1], from);
         float w1 = __shfl_sync(0xffffffffu, x.s[j / 8][2 + (j & 1)], from);
-        const char *row = values + key * chunks * 16;
         float scale = scales != nullptr ? scales[key] : 1.0f;
 #pragma unroll 1
         for (int i = 0; i < D / 4; i++) {
             int n = i >> 1, e = i & 1, d = value_dim<KIND>(n, lane, e);
-            float v = number_load(row + swizzle<chunks>(key, d / per) * 16, dtype, d % per) * scale;
+            float v = number_load(values + place_of<chunks, TILE>(key, d / per), dtype, d % per) * scale;
             x.o[n][e] += w0 == 0.0f ? 0.0f : w0 * v;
             x.o[n][2 + e] += w1 == 0.0f ? 0.0f : w1 * v;
         }
     }
 }
 
+/* Values of keys outside k0 .. k1 - 1 that a box brought along become zero: 0 x NaN is NaN. */
+template <int KIND, int D, int TILE>
+static __device__ __forceinline__ void clear_values(char *values, int first, int keys, int low,
+                                                    int high, int lane)
+{
+    constexpr int chunks = shape<KIND, D, true>::chunks;
+    for (int i = lane; i < keys * chunks; i += 32) {
+        int key = first + i / chunks;
+        if (key < low || key >= high) {
+            *(uint4 *)(values + place_of<chunks, TILE>(key, i % chunks)) = make_uint4(0, 0, 0, 0);
+        }
+    }
+    fence_for_boxes();
+}
+
 template <int KIND, int D, bool SPLIT>
 static __device__ __forceinline__ void compute(const flash_params &p, shared<KIND, D, SPLIT> &mine)
 {
     using S = shape<KIND, D, SPLIT>;
-    constexpr int subs = SPLIT ? 1 : 4;
+    constexpr int subs = SPLIT ? S::tile / 64 : 4, own = SPLIT ? 16 * subs : 16;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int q_row = SPLIT ? 0 : warp * 16, first = SPLIT ? warp * 16 : 0;
+    const int q_row = SPLIT ? 0 : warp * 16, first = SPLIT ? warp * own : 0;
     const bool slow = p.spans != nullptr || p.tree != nullptr || p.alibi != 0;
     const bool from_bf16 = p.q.dtype == ATTN_DTYPE_BF16;
     const bool k_scaled = S::bytes && p.k.form == FLASH_ROW_SCALED;
@@ -406,7 +420,7 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
             }
         }
         char *at = stage_at(mine, stage);
-        const float *k_scales = (const float *)(at + 2 * S::half), *v_scales = k_scales + FLASH_TILE;
+        const float *k_scales = (const float *)(at + 2 * S::half), *v_scales = k_scales + S::tile;
         float s[2 * subs][4];
 #pragma unroll
         for (int n = 0; n < 2 * subs; n++) {
@@ -418,10 +432,20 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
             load_query<KIND, D>(sq, q_row, kk, lane, query);
 #pragma unroll
             for (int sub = 0; sub < subs; sub++) {
-                dot_step<KIND, D>(at, first + sub * 16, kk, lane, query, s[2 * sub], s[2 * sub + 1]);
+                dot_step<KIND, D, S::tile>(at, first + sub * 16, kk, lane, query, s[2 * sub], s[2 * sub + 1]);
             }
         }
-        int32_t base = (run->pair.k0 & ~(FLASH_TILE - 1)) + tile * FLASH_TILE + first;
+        int32_t tile_base = (run->pair.k0 & ~(S::tile - 1)) + tile * S::tile;
+        int32_t base = tile_base + first;
+        if (p.mapped && (tile_base < run->pair.k0 || tile_base + S::tile > run->pair.k1)) {
+            clear_values<KIND, D, S::tile>(at + S::half, warp * own, own, run->pair.k0 - tile_base,
+                                           run->pair.k1 - tile_base, lane);
+            if (SPLIT) {
+                __syncwarp(); /* the warp's own keys are clean */
+            } else {
+                barrier_consumers(); /* all keys are clean */
+            }
+        }
         if (k_scaled) {
 #pragma unroll
             for (int n = 0; n < 2 * subs; n++) {
@@ -433,7 +457,7 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
         score_tile(p, *run, rows, q_row + (lane >> 2), scale, slow, high_rows, view == SEES_ALL,
                    base + (lane & 3) * 2, s);
         bool exactly = view == SEES_APART &&
-                       values_odd<KIND, D>(at + S::half, first, 16 * subs, lane,
+                       values_odd<KIND, D, S::tile>(at + S::half, first, 16 * subs, lane,
                                            v_scaled ? v_scales : nullptr);
         soften(high_rows, s, m, l, o);
         if (exactly) { /* copies: what a call takes the address of leaves the registers */
@@ -446,7 +470,7 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
             for (int i = 0; i < D / 2; i++) {
                 x.o[i / 4][i % 4] = o[i / 4][i % 4];
             }
-            add_values_exactly<KIND, D, subs>(at + S::half, first, lane,
+            add_values_exactly<KIND, D, subs, S::tile>(at + S::half, first, lane,
                                               v_scaled ? v_scales : nullptr, x);
 #pragma unroll
             for (int i = 0; i < D / 2; i++) {
@@ -455,7 +479,7 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
         } else {
 #pragma unroll
             for (int sub = 0; sub < subs; sub++) {
-                add_values<KIND, D>(at + S::half, first + sub * 16, lane,
+                add_values<KIND, D, S::tile>(at + S::half, first + sub * 16, lane,
                                     v_scaled ? v_scales : nullptr, s[2 * sub], s[2 * sub + 1], o);
             }
         }
@@ -463,7 +487,8 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
         left--;
         if (left == 0) {
             finish_run<KIND, D, SPLIT>(p, *run, at, &mine.last_one, m, l, o);
-            __syncwarp(); /* all lanes have read the queries */
+            fence_for_boxes(); /* the stage was scratch memory */
+            __syncwarp();      /* all lanes have read the queries */
             if (lane == 0) {
                 barrier_arrive(shared_address(&mine.q_empty[q_slot]));
             }
@@ -486,7 +511,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
     attend(const __grid_constant__ flash_params p)
 {
     using S = shape<KIND, D, SPLIT>;
-    extern __shared__ __align__(128) char memory[];
+    extern __shared__ __align__(1024) char memory[];
     shared<KIND, D, SPLIT> &mine = *(shared<KIND, D, SPLIT> *)memory;
     if (threadIdx.x == 0) {
         for (int i = 0; i < p.stages; i++) {

@@ -8,7 +8,7 @@
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
-#define MERGE_AHEAD 8 /* parts that a thread of the merge reads at once */
+#define MERGE_AHEAD 16 /* parts that a thread of the merge reads at once */
 
 /* Dim of element e (0 or 1) of column tile n in a lane. */
 template <int KIND> static __device__ __forceinline__ int value_dim(int n, int lane, int e)
@@ -82,7 +82,8 @@ static __device__ void merge_parts(const flash_params &p, const flash_run &run, 
 {
     int64_t size = (int64_t)p.row_tile * (D + 2);
     int32_t count = run.last - run.first + 1, tid = threadIdx.x;
-    int32_t rows_at_once = min(run.pair.num_rows, max(room / (count + 2), 1));
+    int32_t room_of_row = 2 * count + 2;
+    int32_t rows_at_once = min(run.pair.num_rows, max(room / room_of_row, 1));
     auto part_at = [&](int32_t i) {
         return p.parts + (i == 0 ? first_slot : slot_step * (run.first + i)) * size;
     };
@@ -90,17 +91,20 @@ static __device__ void merge_parts(const flash_params &p, const flash_run &run, 
     for (int32_t base = 0; base < run.pair.num_rows; base += rows_at_once) {
         int32_t rows = min(rows_at_once, run.pair.num_rows - base), lane = tid & 31;
         for (int32_t r = tid >> 5; r < rows; r += 4) {
-            float *w = weights + r * (count + 2);
+            float *w = weights + r * room_of_row, *sums = w + count + 2;
             float m = -INFINITY, l = 0.0f;
+#pragma unroll 2
             for (int32_t i = lane; i < count; i += 32) {
-                w[i] = __ldcg(part_at(i) + p.row_tile * D + base + r);
+                const float *at = part_at(i) + p.row_tile * D + base + r;
+                w[i] = __ldcg(at);
+                sums[i] = __ldcg(at + p.row_tile);
                 m = fmaxf(m, w[i]);
             }
             m = warp_largest(m, false);
             float high = m == -INFINITY ? 0.0f : m;
             for (int32_t i = lane; i < count; i += 32) {
                 w[i] = exp2f(w[i] - high);
-                l += w[i] * __ldcg(part_at(i) + p.row_tile * (D + 1) + base + r);
+                l += w[i] * sums[i];
             }
             l = warp_sum(l);
             if (lane == 0) {
@@ -111,7 +115,7 @@ static __device__ void merge_parts(const flash_params &p, const flash_run &run, 
         barrier_consumers(); /* the weights are there */
         for (int32_t i = tid; i < rows * (D / 4); i += 128) {
             int32_t r = i / (D / 4), d = i % (D / 4) * 4;
-            const float *w = weights + r * (count + 2);
+            const float *w = weights + r * room_of_row;
             float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             for (int32_t j = 0; j < count; j += MERGE_AHEAD) {
                 float4 x[MERGE_AHEAD];

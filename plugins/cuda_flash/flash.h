@@ -4,12 +4,14 @@
 #define CUDA_FLASH_H
 
 #include <attn/plugin.h>
+#include <stdbool.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define FLASH_TILE 64 /* keys of one step of a CTA */
+#define FLASH_TILE 64        /* keys of one step of a CTA */
+#define FLASH_NARROW_TILE 128 /* where one row tile has all rows, and keys are 8-bit */
 #define FLASH_MAX_STAGES 6 /* tiles of a CTA in shared memory */
 #define FLASH_FIXED_SMEM 1024 /* of an attend CTA beside queries and stages */
 #define FLASH_INVARIANT_CUTS 4 /* parts of an item in batch-invariant plans */
@@ -63,13 +65,28 @@ struct flash_pair {
     int32_t reserved[2];
 };
 
-/* Tiles begin .. end - 1 of the stream. The item of the first tile has parts in segments from
- * `first` on, that of the last tile up to `last`. */
+/* Tiles begin .. end - 1 of the stream. `index` counts segments along the stream; they stand in the
+ * order in which CTAs take them. The item of the first tile has parts in segments from `first` on,
+ * that of the last tile up to `last`. `pair`, number `pair_index`, is that of the first tile. */
 struct flash_segment {
-    int32_t begin, end, pair, first, last, reserved[3];
+    int32_t begin, end, index, first, last, pair_index, reserved[2];
+    struct flash_pair pair;
+};
+
+/* A TMA map is a parameter of the kernel and 64-byte aligned there. */
+#ifdef __cplusplus
+#define FLASH_ALIGN64 alignas(64)
+#else
+#define FLASH_ALIGN64 _Alignas(64)
+#endif
+struct flash_map {
+    FLASH_ALIGN64 uint64_t words[16]; /* CUtensorMap */
 };
 
 struct flash_params {
+    struct flash_map k_map, v_map; /* (dim, slot, head, block), if `mapped` */
+    int32_t mapped, box_rows;
+    int32_t tile; /* keys */
     int32_t num_reqs, num_q_heads, num_kv_heads, group, head_size, head_size_v;
     int32_t causal, window_left, window_right, chunk_size, chunk_lookback;
     int32_t alibi, prefix_lm_window, tree_mask, paged, block_size;
@@ -173,10 +190,16 @@ struct flash_device {
     void *context, *push, *pop; /* CUcontext, cuCtxPushCurrent, cuCtxPopCurrent */
     int32_t id, num_sms, major; /* major: of the compute capability */
     int32_t smem_of_sm, smem_of_cta; /* bytes */
+    void *encode_map;                /* cuTensorMapEncodeTiled; NULL: no TMA */
 };
 
 const char *flash_device_open(struct flash_device *device, int32_t id);
 void flash_device_close(struct flash_device *device);
+/* A map of `rows` slots of `blocks` blocks in boxes of box_rows, one row of at most 128 bytes each.
+ * False: TMA cannot walk it. */
+bool flash_encode_map(const struct flash_device *device, const struct flash_cache *cache,
+                      int32_t heads, int64_t rows, int64_t blocks, int32_t box_rows,
+                      int32_t padded_size, struct flash_map *map);
 /* params: the kernel's flash_*_params */
 const char *flash_launch(const struct flash_device *device, enum flash_kernel kernel,
                          const void *params, void *stream);

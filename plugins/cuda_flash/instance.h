@@ -16,7 +16,8 @@ struct attn_instance {
 
 struct attn_state {
     int32_t num_kv_heads, group, padded_size;
-    int32_t invariant;
+    int32_t invariant; /* 1: batch-invariant plans */
+    int32_t narrow;    /* 1: the cache has 8-bit elements */
 };
 
 attn_status cuda_attend(const struct attn_attend_args *args, struct attn_error *error);

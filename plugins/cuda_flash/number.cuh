@@ -32,8 +32,11 @@ static __device__ __forceinline__ float number_load(const char *row, int32_t dty
 
 static __device__ __forceinline__ uint8_t number_to_fp8(int32_t dtype, float x)
 {
-    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE,
-                                 dtype == ATTN_DTYPE_FP8_E5M2 ? __NV_E5M2 : __NV_E4M3);
+    bool e5m2 = dtype == ATTN_DTYPE_FP8_E5M2;
+    if (isnan(x)) { /* keeps its sign, as other numbers do */
+        return (__float_as_uint(x) >> 24 & 0x80) | (e5m2 ? 0x7e : 0x7f);
+    }
+    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, e5m2 ? __NV_E5M2 : __NV_E4M3);
 }
 
 static __device__ __forceinline__ int32_t number_bytes_of(int32_t dtype)
@@ -67,12 +70,14 @@ static __device__ __forceinline__ void number_store(char *row, int32_t dtype, in
 struct number_divisor {
     float scale, inverse;
     bool plain; /* the inverse is a normal number */
+    bool exact; /* the scale is a power of two */
 };
 
 static __device__ __forceinline__ number_divisor divisor_of(float scale)
 {
     float inverse = __frcp_rn(scale), size = fabsf(inverse);
-    return {scale, inverse, size > 1e-30f && size < 1e30f};
+    bool plain = size > 1e-30f && size < 1e30f;
+    return {scale, inverse, plain, plain && (__float_as_uint(scale) & 0x7fffff) == 0};
 }
 
 /* x / scale rounded to odd: a step from here to any smaller format rounds as the true quotient
@@ -81,6 +86,9 @@ static __device__ __forceinline__ number_divisor divisor_of(float scale)
 static __device__ __forceinline__ float divide_odd(float x, number_divisor by)
 {
     float q = x * by.inverse;
+    if (isnan(x)) {
+        return x;
+    }
     if (!(fabsf(q) < 60000.0f) || !by.plain) { /* saturates, is not finite, or has no inverse */
         return __fdiv_rn(x, by.scale);
     }

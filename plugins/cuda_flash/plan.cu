@@ -7,7 +7,7 @@
 #define PLAN_THREADS 1024
 #define PLAN_PAIRS 4096    /* whose sums fit into shared memory */
 #define PLAN_SEGMENTS 4096 /* likewise */
-#define LEAST_SEGMENT 2    /* tiles of a segment that is taken, not given */
+#define LEAST_REST 3       /* tiles of a segment that is taken, not given */
 #define LEAST_SHARE 12     /* tiles of a CTA from which on segments are taken */
 #define LEAST_ITEMS 6      /* one for so many CTAs: fewer would have too many parts each */
 
@@ -67,7 +67,7 @@ static __device__ flash_pair pair_of(const flash_params &p, int32_t pair, int32_
     v.first_row = (pair - p.tile_start[r]) * p.row_tile;
     v.num_rows = min(p.row_tile, q.query_len * p.group - v.first_row);
     key_range(p, q, v.first_row, v.first_row + v.num_rows, &v.k0, &v.k1);
-    v.num_tiles = (v.k1 - (v.k0 & ~(FLASH_TILE - 1)) + FLASH_TILE - 1) / FLASH_TILE;
+    v.num_tiles = (v.k1 - (v.k0 & ~(p.tile - 1)) + p.tile - 1) / p.tile;
     v.num_tiles = max(v.num_tiles, 1); /* an item without keys still writes its rows */
     v.query_start = q.query_start;
     v.query_len = q.query_len;
@@ -133,7 +133,9 @@ static __device__ int32_t cut_items(const flash_params &p, int32_t pairs, int32_
                 s.begin = v.start + head * v.num_tiles + (int32_t)((int64_t)v.num_tiles * cut / cuts);
                 s.end = v.start + head * v.num_tiles +
                         (int32_t)((int64_t)v.num_tiles * (cut + 1) / cuts);
-                s.pair = pair;
+                s.index = at + i;
+                s.pair_index = pair;
+                s.pair = v;
                 s.first = at + head * cuts;
                 s.last = s.first + cuts - 1;
                 p.segments[at + i] = s;
@@ -143,54 +145,58 @@ static __device__ int32_t cut_items(const flash_params &p, int32_t pairs, int32_
     return segments;
 }
 
-/* Bounds of equal shares first, one for each CTA, then ever smaller ones that CTAs take as they
- * become free: half of the rest at each level. Where CTAs have few tiles, equal shares only. */
-static __device__ int32_t cut_stream(const flash_params &p, int32_t pairs, int32_t total,
-                                     int32_t *begin)
+/* Every CTA's equal share of the stream is cut again: three quarters of it, which the CTA itself
+ * takes, then half of the rest and so on, which whoever is free takes. Where CTAs have few tiles,
+ * shares stay whole. */
+struct stream_cut {
+    int32_t ctas, levels, segments;
+};
+
+static __device__ stream_cut cut_stream(const flash_params &p, int32_t pairs, int32_t total,
+                                        int32_t *begin)
 {
-    int32_t ctas = min(p.ctas, total), segments = 0, done = 0;
-    int32_t room = min(p.max_segments, PLAN_SEGMENTS);
-    bool takes = total >= ctas * LEAST_SHARE && pairs * p.num_kv_heads >= ctas / LEAST_ITEMS;
-    while (done < total) {
-        int32_t rest = total - done, count = ctas, tiles = rest;
-        if (takes && segments + 2 * ctas <= room) {
-            tiles = segments == 0 ? rest / 4 * 3 : rest / 2;
-            if (tiles < ctas * LEAST_SEGMENT) {
-                tiles = rest;
-                count = min(rest / LEAST_SEGMENT, room - segments);
-            }
+    stream_cut cut = {min(p.ctas, total), 1, 0};
+    int32_t share = total / cut.ctas, room = min(p.max_segments, PLAN_SEGMENTS);
+    if (share >= LEAST_SHARE && pairs * p.num_kv_heads >= cut.ctas / LEAST_ITEMS) {
+        while ((share >> (1 + cut.levels)) >= LEAST_REST && cut.ctas * (cut.levels + 1) <= room) {
+            cut.levels++;
         }
-        for (int32_t i = threadIdx.x; i < count; i += PLAN_THREADS) {
-            begin[segments + i] = done + (int32_t)((int64_t)tiles * i / count);
-        }
-        segments += count;
-        done += tiles;
+    }
+    cut.segments = cut.ctas * cut.levels;
+    for (int32_t s = threadIdx.x; s < cut.segments; s += PLAN_THREADS) {
+        int32_t i = s / cut.levels, level = s - i * cut.levels;
+        int32_t start = (int32_t)((int64_t)total * i / cut.ctas);
+        int32_t end = (int32_t)((int64_t)total * (i + 1) / cut.ctas);
+        begin[s] = level == 0 ? start : end - (share >> (1 + level));
     }
     if (threadIdx.x == 0) {
-        begin[segments] = total;
+        begin[cut.segments] = total;
     }
     __syncthreads();
-    return segments;
+    return cut;
 }
 
-/* Which pair a segment begins in, and which segments share its outer items. */
-static __device__ void link_segments(const flash_params &p, int32_t pairs, int32_t segments,
+/* Which pair a segment begins in, and which segments share its outer items. They are taken level by
+ * level, so that the last ones are small and of all items. */
+static __device__ void link_segments(const flash_params &p, int32_t pairs, const stream_cut &cut,
                                      const int32_t *starts, const int32_t *begin)
 {
-    for (int32_t i = threadIdx.x; i < segments; i += PLAN_THREADS) {
+    for (int32_t i = threadIdx.x; i < cut.segments; i += PLAN_THREADS) {
         flash_segment s = {};
         s.begin = begin[i];
         s.end = begin[i + 1];
-        s.pair = find_last(starts, pairs, s.begin);
-        int32_t last_pair = find_last(starts, pairs, s.end - 1);
-        int32_t of_first = (starts[s.pair + 1] - starts[s.pair]) / p.num_kv_heads;
+        s.index = i;
+        s.pair_index = find_last(starts, pairs, s.begin);
+        s.pair = p.pairs[s.pair_index];
+        int32_t last_pair = find_last(starts, pairs, s.end - 1), first_start = starts[s.pair_index];
+        int32_t of_first = (starts[s.pair_index + 1] - first_start) / p.num_kv_heads;
         int32_t of_last = (starts[last_pair + 1] - starts[last_pair]) / p.num_kv_heads;
-        int32_t item = starts[s.pair] + (s.begin - starts[s.pair]) / of_first * of_first;
+        int32_t item = first_start + (s.begin - first_start) / of_first * of_first;
         int32_t last_item = starts[last_pair] +
                             (s.end - 1 - starts[last_pair]) / of_last * of_last;
-        s.first = find_last(begin, segments, item);
-        s.last = find_last(begin, segments, last_item + of_last - 1);
-        p.segments[i] = s;
+        s.first = find_last(begin, cut.segments, item);
+        s.last = find_last(begin, cut.segments, last_item + of_last - 1);
+        p.segments[i % cut.levels * cut.ctas + i / cut.levels] = s;
     }
 }
 
@@ -215,8 +221,9 @@ static __global__ void __launch_bounds__(PLAN_THREADS) plan(const __grid_constan
     if (p.invariant) {
         segments = cut_items(p, pairs, memory.warps);
     } else {
-        segments = cut_stream(p, pairs, total, memory.segment_begin);
-        link_segments(p, pairs, segments, starts, memory.segment_begin);
+        stream_cut cut = cut_stream(p, pairs, total, memory.segment_begin);
+        link_segments(p, pairs, cut, starts, memory.segment_begin);
+        segments = cut.segments;
     }
     for (int32_t i = threadIdx.x; i < pairs * p.num_kv_heads; i += PLAN_THREADS) {
         p.arrived[i] = 0;

@@ -22,8 +22,9 @@ template <int KIND, int D, bool SPLIT> struct shape {
     static constexpr bool bytes = KIND >= KIND_E4M3;
     static constexpr int element = bytes ? 1 : 2;
     static constexpr int chunks = D * element / 16; /* 16-byte pieces of a key's row */
-    static constexpr int half = FLASH_TILE * D * element;
-    static constexpr int tail = SPLIT || bytes ? 512 : 0; /* rows' scales; later 4 warps' m and l */
+    static constexpr int tile = SPLIT && bytes && D <= 128 ? FLASH_NARROW_TILE : FLASH_TILE;
+    static constexpr int half = tile * D * element;
+    static constexpr int tail = SPLIT || bytes ? 1024 : 0; /* rows' scales; later 4 warps' m and l */
     static constexpr int stage = 2 * half + tail;
     static constexpr int rows = SPLIT ? 16 : 64;
     static constexpr int q_bytes = rows * D * 2;
@@ -55,22 +56,43 @@ template <int CHUNKS> static __device__ __forceinline__ int swizzle(int row, int
     return CHUNKS >= 8 ? chunk ^ (row & 7) : chunk ^ ((row >> 1) & 3);
 }
 
-/* Where a tile's keys lie: rows of one stretch of memory, or a row for each of a lane's two keys. */
-struct tile_place {
-    int32_t block[2], slot[2]; /* of keys lane and lane + 32 */
-    int32_t low, high;         /* keys of the tile that are read: low .. high - 1 */
+/* Byte of a chunk of a tile: columns of 128 bytes, as TMA swizzles them. */
+template <int CHUNKS, int TILE> static __device__ __forceinline__ int place_of(int row, int chunk)
+{
+    return CHUNKS >= 8 ? (chunk >> 3) * TILE * 128 + row * 128 + ((chunk & 7) ^ (row & 7)) * 16
+                       : row * CHUNKS * 16 + swizzle<CHUNKS>(row, chunk) * 16;
+}
+
+/* Where a tile's keys lie: in `block` from `slot` on, for the box of this lane or for each of its
+ * keys lane, lane + 32 and so on. */
+template <int TILE> struct tile_place {
+    int32_t block[TILE / 32], slot[TILE / 32];
+    int32_t low, high; /* keys of the tile that are read: low .. high - 1 */
 };
 
 /* The entries are used a tile later, so that nobody waits for them here. */
-static __device__ __forceinline__ tile_place place_tile(const flash_params &p, const flash_run &run,
-                                                        int32_t tile, int lane)
+template <int TILE>
+static __device__ __forceinline__ tile_place<TILE> place_tile(const flash_params &p,
+                                                              const flash_run &run, int32_t tile,
+                                                              int lane, int boxes_of_page)
 {
-    tile_place at;
-    int32_t base = (run.pair.k0 & ~(FLASH_TILE - 1)) + tile * FLASH_TILE;
+    tile_place<TILE> at;
+    int32_t base = (run.pair.k0 & ~(TILE - 1)) + tile * TILE;
     at.low = run.pair.k0 - base;
     at.high = run.pair.k1 - base;
+    if (p.mapped) {
+        int32_t rows = p.box_rows, key = lane / boxes_of_page * rows;
+        at.block[0] = -1;
+        at.slot[0] = 0;
+        if (key < TILE && key < at.high && key + rows > at.low) {
+            int32_t index = p.paged ? (base + key) / p.block_size : 0;
+            at.slot[0] = base + key - index * p.block_size + run.pair.key_start;
+            at.block[0] = p.paged ? p.block_table[run.pair.table + index] : 0;
+        }
+        return at;
+    }
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < TILE / 32; i++) {
         int32_t key = lane + 32 * i;
         at.block[i] = at.slot[i] = 0;
         if (!p.paged) {
@@ -84,67 +106,92 @@ static __device__ __forceinline__ tile_place place_tile(const flash_params &p, c
     return at;
 }
 
+/* One of K and V of a tile by TMA: a box per block and column of 128 bytes, each from a lane. Slots
+ * of a block that no query sees come along; blocks of them do not. */
+template <int KIND, int D, int TILE>
+static __device__ __forceinline__ void copy_boxes(const flash_params &p, const flash_map &map,
+                                                  int32_t head, const tile_place<TILE> &at,
+                                                  uint32_t to, uint32_t barrier, int lane)
+{
+    using S = shape<KIND, D, true>;
+    constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
+    constexpr int row_bytes = S::chunks >= 8 ? 128 : S::chunks * 16;
+    int32_t rows = p.box_rows, page = lane / columns, column = lane - page * columns;
+    bool mine = at.block[0] >= 0;
+    int count = __popc(__ballot_sync(0xffffffffu, mine));
+    if (lane == 0) {
+        barrier_expect(barrier, count * rows * row_bytes);
+    }
+    __syncwarp();
+    if (mine) {
+        copy_box(to + column * TILE * row_bytes + page * rows * row_bytes, &map,
+                 column * row_bytes / S::element, at.slot[0], head, at.block[0], barrier);
+    }
+}
+
 /* One of K and V of a tile. Rows that no query sees, and dims past the head size, become zero. A
  * stretch is 16 rows that lie one stride apart: all block sizes that 16 divides. */
-template <int KIND, int D>
+template <int KIND, int D, int TILE>
 static __device__ __forceinline__ void copy_half(const flash_params &p, const flash_cache &cache,
                                                  int32_t head_size, int32_t head,
-                                                 const tile_place &at, uint32_t to, int lane)
+                                                 const tile_place<TILE> &at, uint32_t to, int lane)
 {
     using S = shape<KIND, D, true>;
     constexpr int rows = 32 / S::chunks; /* that one instruction copies */
     const char *base = cache.data + head * cache.head;
     const int hi = lane / S::chunks, chunk = lane % S::chunks;
     int bytes = head_size * S::element;
-    int32_t offset[2]; /* in 16 bytes */
+    int32_t offset[TILE / 32]; /* in 16 bytes */
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < TILE / 32; i++) {
         offset[i] = (int32_t)((at.block[i] * cache.block + at.slot[i] * cache.slot) >> 4);
     }
-    if ((!p.paged || p.block_size % 16 == 0) && at.low <= 0 && at.high >= FLASH_TILE &&
-        bytes == D * S::element) {
+    bool straight = !p.paged || p.block_size % 16 == 0;
+    if (straight && at.low <= 0 && at.high >= TILE && bytes == D * S::element) {
         int64_t step = p.paged ? cache.slot : cache.block;
         base += hi * step + chunk * 16;
-#pragma unroll 1
-        for (int stretch = 0; stretch < FLASH_TILE / 16; stretch++) {
-            int32_t found = __shfl_sync(0xffffffffu, stretch < 2 ? offset[0] : offset[1],
-                                        (stretch & 1) * 16);
+#pragma unroll
+        for (int stretch = 0; stretch < TILE / 16; stretch++) {
+            int32_t found = __shfl_sync(0xffffffffu, offset[stretch / 2], (stretch & 1) * 16);
             const char *from = base + ((int64_t)found << 4);
-            uint32_t row_to = to + stretch * 16 * S::chunks * 16;
 #pragma unroll
             for (int i = 0; i < 16 / rows; i++) {
-                /* the row's bits of `hi` and of `i * rows` are apart: so are their swizzles */
-                int low_row = (i * rows) & 7;
-                int place = swizzle<S::chunks>(low_row, swizzle<S::chunks>(hi, chunk));
-                copy16(row_to + ((i * rows + hi) * S::chunks + place) * 16, from + i * rows * step,
-                       16);
+                copy16(to + place_of<S::chunks, TILE>(stretch * 16 + i * rows + hi, chunk),
+                       from + i * rows * step, 16);
             }
         }
         return;
     }
+#pragma unroll
+    for (int part = 0; part < TILE / 32; part++) {
 #pragma unroll 4
-    for (int i = 0; i < FLASH_TILE / rows; i++) {
-        int row = i * rows + hi;
-        int32_t low = __shfl_sync(0xffffffffu, offset[0], row & 31);
-        int32_t high = __shfl_sync(0xffffffffu, offset[1], row & 31);
-        bool real = row >= at.low && row < at.high && chunk * 16 < bytes;
-        const char *from = base + (real ? ((int64_t)(row < 32 ? low : high) << 4) + chunk * 16 : 0);
-        copy16(to + (row * S::chunks + swizzle<S::chunks>(row, chunk)) * 16, from, real ? 16 : 0);
+        for (int i = 0; i < 32 / rows; i++) {
+            int row = part * 32 + i * rows + hi;
+            int32_t found = __shfl_sync(0xffffffffu, offset[part], row & 31);
+            bool real = row >= at.low && row < at.high && chunk * 16 < bytes;
+            const char *from = base + (real ? ((int64_t)found << 4) + chunk * 16 : 0);
+            copy16(to + place_of<S::chunks, TILE>(row, chunk), from, real ? 16 : 0);
+        }
     }
 }
 
-static __device__ __forceinline__ void copy_scales(const flash_cache &cache, int32_t head,
-                                                   const tile_place &at, uint32_t to, int lane)
+/* Rows' scales: the keys' places are looked up here, since boxes know blocks alone. */
+template <int TILE>
+static __device__ __forceinline__ void copy_scales(const flash_params &p, const flash_cache &cache,
+                                                   const flash_run &run, int32_t tile, uint32_t to,
+                                                   int lane)
 {
     if (cache.form != FLASH_ROW_SCALED) {
         return;
     }
+    int32_t base = (run.pair.k0 & ~(TILE - 1)) + tile * TILE;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int32_t key = lane + 32 * i;
-        bool real = key >= at.low && key < at.high;
-        const float *from = row_scale_at(cache, real ? at.block[i] : 0, real ? at.slot[i] : 0, head);
-        copy4(to + key * 4, from, real ? 4 : 0);
+    for (int i = 0; i < TILE / 32; i++) {
+        int32_t key = base + lane + 32 * i, index = key / p.block_size;
+        bool real = key >= run.pair.k0 && key < run.pair.k1;
+        int64_t block = real ? p.block_table[run.pair.table + index] : 0;
+        int64_t slot = real ? key - index * p.block_size : 0;
+        copy4(to + (lane + 32 * i) * 4, row_scale_at(cache, block, slot, run.head), real ? 4 : 0);
     }
 }
 
@@ -200,7 +247,8 @@ template <int KIND, int D, bool SPLIT> struct producer {
 
     __device__ __forceinline__ void copy_run(const flash_run &run)
     {
-        tile_place at = place_tile(p, run, run.tile, lane);
+        constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
+        tile_place<S::tile> at = place_tile<S::tile>(p, run, run.tile, lane, columns);
         for (int32_t i = 0; i < run.count; i++) {
             barrier_wait(shared_address(&mine.empty[stage]), phase ^ 1);
             if (i == 0 && !values) { /* a stage is free, so this run's place is */
@@ -215,28 +263,34 @@ template <int KIND, int D, bool SPLIT> struct producer {
                     q_phase ^= 1;
                 }
             }
-            uint32_t to = shared_address(stage_at(mine, stage)) + (values ? S::half : 0);
+            uint32_t to = shared_address(stage_at(mine, stage));
             const flash_cache &cache = values ? p.v : p.k;
-            copy_half<KIND, D>(p, cache, values ? p.head_size_v : p.head_size, run.head, at, to, lane);
             if (S::bytes) {
-                to += values ? S::half + FLASH_TILE * 4 : 2 * S::half;
-                copy_scales(cache, run.head, at, to, lane);
+                copy_scales<S::tile>(p, cache, run, run.tile + i,
+                                     to + 2 * S::half + (values ? S::tile * 4 : 0), lane);
+            }
+            to += values ? S::half : 0;
+            if (p.mapped) {
+                copy_boxes<KIND, D, S::tile>(p, values ? p.v_map : p.k_map, run.head, at, to,
+                                             shared_address(&mine.full[stage]), lane);
+            } else {
+                copy_half<KIND, D, S::tile>(p, cache, values ? p.head_size_v : p.head_size,
+                                            run.head, at, to, lane);
             }
             commit(run_slot);
             if (i + 1 < run.count) {
-                at = place_tile(p, run, run.tile + i + 1, lane);
+                at = place_tile<S::tile>(p, run, run.tile + i + 1, lane, columns);
             }
         }
         run_slot = run_slot == FLASH_MAX_STAGES ? 0 : run_slot + 1;
     }
 
-    __device__ __forceinline__ void copy_segment(int32_t index)
+    __device__ __forceinline__ void copy_segment(const flash_segment &segment)
     {
-        const flash_segment segment = p.segments[index];
-        int32_t pair = segment.pair, t = segment.begin;
+        int32_t pair = segment.pair_index, t = segment.begin;
         flash_run run;
-        run.pair = p.pairs[pair];
-        run.segment = index;
+        run.pair = segment.pair;
+        run.segment = segment.index;
         while (t < segment.end) {
             int32_t within = t - run.pair.start;
             if (within >= run.pair.num_tiles * p.num_kv_heads) {
@@ -248,8 +302,8 @@ template <int KIND, int D, bool SPLIT> struct producer {
             run.tile = within - run.head * run.pair.num_tiles;
             run.count = min(run.pair.num_tiles - run.tile, segment.end - t);
             run.item = pair * p.num_kv_heads + run.head;
-            run.first = run.tile > 0 ? segment.first : index;
-            run.last = run.tile + run.count < run.pair.num_tiles ? segment.last : index;
+            run.first = run.tile > 0 ? segment.first : segment.index;
+            run.last = run.tile + run.count < run.pair.num_tiles ? segment.last : segment.index;
             copy_run(run);
             t += run.count;
         }
@@ -260,13 +314,14 @@ template <int KIND, int D, bool SPLIT> struct producer {
      * takes, one segment ahead, and tells the other. */
     __device__ __forceinline__ void work()
     {
+        flash_segment segment = p.segments[blockIdx.x]; /* there is room for one of each CTA */
         int32_t segments = p.header->segments, index = blockIdx.x, taken = 0, turn = 0;
         bool shares = segments > (int32_t)gridDim.x;
         if (shares && !values && lane == 0) {
             taken = atomicAdd(&p.header->taken, 1);
         }
         while (index < segments) {
-            copy_segment(index);
+            copy_segment(segment);
             if (!shares) {
                 break;
             }
@@ -279,9 +334,13 @@ template <int KIND, int D, bool SPLIT> struct producer {
             asm volatile("bar.sync 2, 64;" ::: "memory"); /* the number is there */
             index = (int32_t)gridDim.x + mine.taken[turn];
             turn ^= 1; /* read by both before it is written again: a barrier lies between */
-            if (!values && lane == 0 && index < segments) {
+            if (index >= segments) {
+                break;
+            }
+            if (!values && lane == 0) {
                 taken = atomicAdd(&p.header->taken, 1);
             }
+            segment = p.segments[index];
         }
         barrier_wait(shared_address(&mine.empty[stage]), phase ^ 1);
         commit(NO_RUN);

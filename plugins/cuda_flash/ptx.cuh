@@ -111,6 +111,34 @@ static __device__ __forceinline__ void barrier_arrive_copies(uint32_t barrier)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+static __device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+#endif
+}
+
+/* One box of a TMA map to shared memory; the barrier counts its bytes. */
+static __device__ __forceinline__ void copy_box(uint32_t to, const void *map, int dim, int slot,
+                                                int head, int block, uint32_t barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(map), "r"(dim), "r"(slot), "r"(head), "r"(block), "r"(barrier)
+                 : "memory");
+#endif
+}
+
+/* Ordinary accesses to shared memory before this come before TMA's after it. */
+static __device__ __forceinline__ void fence_for_boxes()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 static __device__ __forceinline__ bool barrier_test(uint32_t barrier, int phase)
 {
     uint32_t done;

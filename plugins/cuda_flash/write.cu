@@ -12,33 +12,56 @@
 /* `bytes` of a row to as many, or 16-bit numbers to half as many fp8. */
 enum write_way { WRITE_COPY, WRITE_FP8 };
 
-static __device__ __forceinline__ uint4 shrink16(const uint4 (&x)[2], int32_t from, int32_t to,
+/* x / scale to fp8. The product with the inverse is off by less than 2 units; only near a value
+ * between two fp8 numbers, where the last 19 bits are 0, can that matter. */
+template <int FORMAT>
+static __device__ __forceinline__ uint32_t shrink2(float x, float y, number_divisor by)
+{
+    float a = x * by.inverse, b = y * by.inverse;
+    if (!by.exact) {
+        bool a_sure = ((__float_as_uint(a) + 4) & 0x7ffff) > 8 && fabsf(a) < 60000.0f;
+        bool b_sure = ((__float_as_uint(b) + 4) & 0x7ffff) > 8 && fabsf(b) < 60000.0f;
+        a = a_sure ? a : divide_odd(x, by);
+        b = b_sure ? b : divide_odd(y, by);
+    }
+    if (!(isnan(a) || isnan(b))) {
+        return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE,
+                                        FORMAT == ATTN_DTYPE_FP8_E5M2 ? __NV_E5M2 : __NV_E4M3);
+    }
+    return number_to_fp8(FORMAT, a) | (uint32_t)number_to_fp8(FORMAT, b) << 8;
+}
+
+template <int FORMAT>
+static __device__ __forceinline__ uint4 shrink16(const uint4 (&x)[2], int32_t from,
                                                  number_divisor by)
 {
-    const char *all = (const char *)x;
-    uint32_t bytes[4];
+    const uint32_t words[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
+    uint32_t out[4] = {0, 0, 0, 0};
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        bytes[i] = 0;
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            float v = from == ATTN_DTYPE_BF16 ? number_load(all, ATTN_DTYPE_BF16, i * 4 + e)
-                                              : number_load(all, ATTN_DTYPE_F16, i * 4 + e);
-            bytes[i] |= (uint32_t)number_to_fp8(to, divide_odd(v, by)) << (8 * e);
+    for (int i = 0; i < 8; i++) {
+        float low, high;
+        if (from == ATTN_DTYPE_BF16) {
+            low = __uint_as_float(words[i] << 16);
+            high = __uint_as_float(words[i] & 0xffff0000u);
+        } else {
+            float2 both = __half22float2(*(const __half2 *)&words[i]);
+            low = both.x;
+            high = both.y;
         }
+        out[i / 2] |= shrink2<FORMAT>(low, high, by) << (16 * (i & 1));
     }
-    return make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
+    return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
 /* Vectors of 16 written bytes, counted over (row, side, head, place in the head's row). */
-template <int WAY>
+template <int WAY, class INDEX>
 static __global__ void __launch_bounds__(WRITE_THREADS)
     write_vectors(const __grid_constant__ flash_write_params p, int32_t k_vectors,
                   int32_t v_vectors)
 {
     int32_t per_row = (k_vectors + v_vectors) * p.num_heads;
-    int64_t total = p.num_slots * per_row, step = (int64_t)gridDim.x * WRITE_THREADS;
-    int64_t first = (int64_t)blockIdx.x * WRITE_THREADS + threadIdx.x;
+    const INDEX total = (INDEX)(p.num_slots * per_row), step = (INDEX)(gridDim.x * WRITE_THREADS);
+    INDEX first = (INDEX)blockIdx.x * WRITE_THREADS + threadIdx.x;
     for (; first < total; first += step * WRITE_VECTORS) {
         const char *from[WRITE_VECTORS];
         char *to[WRITE_VECTORS];
@@ -47,12 +70,12 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
         uint4 x[WRITE_VECTORS][2];
 #pragma unroll
         for (int u = 0; u < WRITE_VECTORS; u++) {
-            int64_t i = first + u * step;
+            INDEX i = first + u * step;
             slots[u] = i < total ? p.slots[i / per_row] : -1;
         }
 #pragma unroll
         for (int u = 0; u < WRITE_VECTORS; u++) {
-            int64_t i = first + u * step, row = i / per_row;
+            INDEX i = first + u * step, row = i / per_row;
             int32_t at = (int32_t)(i - row * per_row), side = at >= k_vectors * p.num_heads;
             int32_t vectors = side ? v_vectors : k_vectors;
             at -= side ? k_vectors * p.num_heads : 0;
@@ -60,7 +83,7 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
             int64_t block = (int64_t)((uint64_t)slots[u] / (uint32_t)p.block_size);
             const flash_rows &rows = p.from[side];
             const flash_cache &cache = p.to[side];
-            from[u] = rows.data + row * rows.row + head * rows.head +
+            from[u] = rows.data + (int64_t)row * rows.row + head * rows.head +
                       place * (WAY == WRITE_COPY ? 16 : 32);
             to[u] = (char *)row_at(cache, block, slots[u] - block * p.block_size, head) + place * 16;
             heads[u] = head;
@@ -80,7 +103,10 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
             if (WAY == WRITE_FP8) {
                 const flash_cache &cache = p.to[sides[u]];
                 number_divisor by = divisor_of(cache_scale(cache, heads[u]));
-                x[u][0] = shrink16(x[u], p.from[sides[u]].dtype, cache.dtype, by);
+                int32_t dtype = p.from[sides[u]].dtype;
+                x[u][0] = cache.dtype == ATTN_DTYPE_FP8_E5M2
+                              ? shrink16<ATTN_DTYPE_FP8_E5M2>(x[u], dtype, by)
+                              : shrink16<ATTN_DTYPE_FP8_E4M3>(x[u], dtype, by);
             }
             *(uint4 *)to[u] = x[u][0];
         }
@@ -117,8 +143,10 @@ static bool rows_are(const flash_rows &from, const flash_cache &to, uint64_t mor
 cudaError_t launch_write(const void *params, int32_t num_sms, cudaStream_t stream)
 {
     if (params == nullptr) {
-        cudaError_t error = load_kernel(write_vectors<WRITE_COPY>);
-        error = error ? error : load_kernel(write_vectors<WRITE_FP8>);
+        cudaError_t error = load_kernel(write_vectors<WRITE_COPY, uint32_t>);
+        error = error ? error : load_kernel(write_vectors<WRITE_FP8, uint32_t>);
+        error = error ? error : load_kernel(write_vectors<WRITE_COPY, int64_t>);
+        error = error ? error : load_kernel(write_vectors<WRITE_FP8, int64_t>);
         return error ? error : load_kernel(write_rows);
     }
     const flash_write_params &p = *(const flash_write_params *)params;
@@ -138,10 +166,13 @@ cudaError_t launch_write(const void *params, int32_t num_sms, cudaStream_t strea
     }
     int64_t all = p.num_slots * p.num_heads * (vectors[0] + vectors[1]);
     unsigned grid = grid_for(all, WRITE_THREADS * WRITE_VECTORS, 1 << 20);
-    if (copies) {
-        write_vectors<WRITE_COPY><<<grid, WRITE_THREADS, 0, stream>>>(p, vectors[0], vectors[1]);
-    } else if (shrinks) {
-        write_vectors<WRITE_FP8><<<grid, WRITE_THREADS, 0, stream>>>(p, vectors[0], vectors[1]);
+    bool small = all < INT32_MAX; /* sums of a few steps still fit into 32 bits */
+    if (copies || shrinks) {
+        auto kernel = copies ? (small ? write_vectors<WRITE_COPY, uint32_t>
+                                      : write_vectors<WRITE_COPY, int64_t>)
+                             : (small ? write_vectors<WRITE_FP8, uint32_t>
+                                      : write_vectors<WRITE_FP8, int64_t>);
+        kernel<<<grid, WRITE_THREADS, 0, stream>>>(p, vectors[0], vectors[1]);
     } else {
         grid = grid_for(p.num_slots * 2 * p.num_heads, 4, (int64_t)num_sms * 32);
         write_rows<<<grid, 128, 0, stream>>>(p);
@@ -178,7 +209,9 @@ static __device__ void turn_row(const flash_write_params &p, char *row, int32_t 
     }
     __syncwarp(); /* all pairs are turned */
     for (int32_t d = lane; d < head_size; d += 32) {
-        number_store(row, dtype, d, x[d]);
+        if (!isnan(x[d]) || !isnan(number_load(row, dtype, d))) { /* a NaN stays as it was */
+            number_store(row, dtype, d, x[d]);
+        }
     }
     __syncwarp(); /* row_store reads what other lanes wrote */
 }

@@ -121,6 +121,7 @@ template <class T> static T *upload(const std::vector<T> &v)
     T *p;
     MUST(cudaMalloc(&p, v.size() * sizeof(T)));
     MUST(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+    MUST(cudaDeviceSynchronize()); /* of pageable memory: the copy may come later than the return */
     return p;
 }
 
