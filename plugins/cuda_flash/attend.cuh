@@ -359,6 +359,17 @@ static __device__ __noinline__ void add_values_exactly(const char *values, int f
     }
 }
 
+template <int ND>
+static __device__ __forceinline__ void clear_rows(float (&m)[2], float (&l)[2], float (&o)[ND][4])
+{
+    m[0] = m[1] = -INFINITY;
+    l[0] = l[1] = 0.0f;
+#pragma unroll
+    for (int n = 0; n < ND; n++) {
+        o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
+    }
+}
+
 /* Values of keys outside k0 .. k1 - 1 that a box brought along become zero: 0 x NaN is NaN. */
 template <int KIND, int D, int TILE>
 static __device__ __forceinline__ void clear_values(char *values, int first, int keys, int low,
@@ -393,6 +404,7 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
     const flash_run *run = nullptr;
     char *sq = mine.q[0];
     bool high_rows = true;
+    clear_rows(m, l, o);
 #pragma unroll 1
     for (;;) {
         barrier_wait(shared_address(&mine.full[stage]), phase);
@@ -409,12 +421,6 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
             high_rows = !SPLIT || run->pair.num_rows > 8;
             scale = p.scale * (p.k.form == FLASH_ROW_NUMBERS ? cache_scale(p.k, run->head) : 1.0f);
             scale *= p.soft_cap > 0.0f ? 1.0f : LOG2E;
-            m[0] = m[1] = -INFINITY;
-            l[0] = l[1] = 0.0f;
-#pragma unroll
-            for (int n = 0; n < D / 8; n++) {
-                o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
-            }
             if (S::bytes && from_bf16) {
                 convert_query(sq, S::q_bytes);
             }
@@ -487,6 +493,7 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
         left--;
         if (left == 0) {
             finish_run<KIND, D, SPLIT>(p, *run, at, &mine.last_one, m, l, o);
+            clear_rows(m, l, o);
             fence_for_boxes(); /* the stage was scratch memory */
             __syncwarp();      /* all lanes have read the queries */
             if (lane == 0) {
@@ -521,6 +528,9 @@ __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
         for (int i = 0; i < S::q_buffers; i++) {
             barrier_init(shared_address(&mine.q_empty[i]), 4);
         }
+    }
+    if (threadIdx.x >= 128 && p.mapped) {
+        fetch_map(threadIdx.x < 160 ? &p.k_map : &p.v_map);
     }
     __syncthreads(); /* the barriers are there */
     wait_for_earlier_kernels();

@@ -86,8 +86,8 @@ static __device__ __forceinline__ number_divisor divisor_of(float scale)
 static __device__ __forceinline__ float divide_odd(float x, number_divisor by)
 {
     float q = x * by.inverse;
-    if (isnan(x)) {
-        return x;
+    if (isnan(x) || q == 0.0f) { /* their signs stay */
+        return isnan(x) ? x : q;
     }
     if (!(fabsf(q) < 60000.0f) || !by.plain) { /* saturates, is not finite, or has no inverse */
         return __fdiv_rn(x, by.scale);
@@ -99,7 +99,7 @@ static __device__ __forceinline__ float divide_odd(float x, number_divisor by)
         return q;
     }
     bool farther = (rest < 0.0f) == ((q < 0.0f) != (by.scale < 0.0f));
-    return __int_as_float(q == 0.0f ? bits : farther ? bits + 1 : bits - 1);
+    return __int_as_float(farther ? bits + 1 : bits - 1);
 }
 
 /* To int8, half away from zero; NaN becomes 0. */

@@ -7,6 +7,7 @@
 #define PLAN_THREADS 1024
 #define PLAN_PAIRS 4096    /* whose sums fit into shared memory */
 #define PLAN_SEGMENTS 4096 /* likewise */
+#define SHORT_ITEM 1536    /* keys of an item that is not cut */
 #define LEAST_REST 3       /* tiles of a segment that is taken, not given */
 #define LEAST_SHARE 12     /* tiles of a CTA from which on segments are taken */
 #define LEAST_ITEMS 6      /* one for so many CTAs: fewer would have too many parts each */
@@ -152,8 +153,19 @@ struct stream_cut {
     int32_t ctas, levels, segments;
 };
 
+/* A cut inside of a short item moves to its beginning: parts would cost more than they balance. The
+ * segment before may then be empty. */
+static __device__ int32_t move_cut(const flash_params &p, int32_t pairs, const int32_t *starts,
+                                   int32_t at, int32_t share)
+{
+    int32_t pair = find_last(starts, pairs, at);
+    int32_t tiles = (starts[pair + 1] - starts[pair]) / p.num_kv_heads;
+    bool is_short = tiles * p.tile <= SHORT_ITEM && tiles <= share;
+    return is_short ? at - (at - starts[pair]) % tiles : at;
+}
+
 static __device__ stream_cut cut_stream(const flash_params &p, int32_t pairs, int32_t total,
-                                        int32_t *begin)
+                                        const int32_t *starts, int32_t *begin)
 {
     stream_cut cut = {min(p.ctas, total), 1, 0};
     int32_t share = total / cut.ctas, room = min(p.max_segments, PLAN_SEGMENTS);
@@ -173,6 +185,10 @@ static __device__ stream_cut cut_stream(const flash_params &p, int32_t pairs, in
         begin[cut.segments] = total;
     }
     __syncthreads();
+    for (int32_t s = threadIdx.x; s < cut.segments; s += PLAN_THREADS) {
+        begin[s] = move_cut(p, pairs, starts, begin[s], share);
+    }
+    __syncthreads();
     return cut;
 }
 
@@ -188,12 +204,13 @@ static __device__ void link_segments(const flash_params &p, int32_t pairs, const
         s.index = i;
         s.pair_index = find_last(starts, pairs, s.begin);
         s.pair = p.pairs[s.pair_index];
-        int32_t last_pair = find_last(starts, pairs, s.end - 1), first_start = starts[s.pair_index];
+        int32_t last_tile = max(s.end - 1, s.begin); /* a segment may be empty */
+        int32_t last_pair = find_last(starts, pairs, last_tile), first_start = starts[s.pair_index];
         int32_t of_first = (starts[s.pair_index + 1] - first_start) / p.num_kv_heads;
         int32_t of_last = (starts[last_pair + 1] - starts[last_pair]) / p.num_kv_heads;
         int32_t item = first_start + (s.begin - first_start) / of_first * of_first;
         int32_t last_item = starts[last_pair] +
-                            (s.end - 1 - starts[last_pair]) / of_last * of_last;
+                            (last_tile - starts[last_pair]) / of_last * of_last;
         s.first = find_last(begin, cut.segments, item);
         s.last = find_last(begin, cut.segments, last_item + of_last - 1);
         p.segments[i % cut.levels * cut.ctas + i / cut.levels] = s;
@@ -221,7 +238,7 @@ static __global__ void __launch_bounds__(PLAN_THREADS) plan(const __grid_constan
     if (p.invariant) {
         segments = cut_items(p, pairs, memory.warps);
     } else {
-        stream_cut cut = cut_stream(p, pairs, total, memory.segment_begin);
+        stream_cut cut = cut_stream(p, pairs, total, starts, memory.segment_begin);
         link_segments(p, pairs, cut, starts, memory.segment_begin);
         segments = cut.segments;
     }

@@ -251,18 +251,6 @@ template <int KIND, int D, bool SPLIT> struct producer {
         tile_place<S::tile> at = place_tile<S::tile>(p, run, run.tile, lane, columns);
         for (int32_t i = 0; i < run.count; i++) {
             barrier_wait(shared_address(&mine.empty[stage]), phase ^ 1);
-            if (i == 0 && !values) { /* a stage is free, so this run's place is */
-                if (lane == 0) {
-                    mine.runs[run_slot] = run;
-                }
-                barrier_wait(shared_address(&mine.q_empty[q_slot]), q_phase ^ 1);
-                copy_query<D, S::rows>(p, run, shared_address(mine.q[q_slot]), lane);
-                q_slot++;
-                if (q_slot == S::q_buffers) {
-                    q_slot = 0;
-                    q_phase ^= 1;
-                }
-            }
             uint32_t to = shared_address(stage_at(mine, stage));
             const flash_cache &cache = values ? p.v : p.k;
             if (S::bytes) {
@@ -276,6 +264,18 @@ template <int KIND, int D, bool SPLIT> struct producer {
             } else {
                 copy_half<KIND, D, S::tile>(p, cache, values ? p.head_size_v : p.head_size,
                                             run.head, at, to, lane);
+            }
+            if (i == 0 && !values) { /* a stage is free, so this run's place is */
+                if (lane == 0) {
+                    mine.runs[run_slot] = run;
+                }
+                barrier_wait(shared_address(&mine.q_empty[q_slot]), q_phase ^ 1);
+                copy_query<D, S::rows>(p, run, shared_address(mine.q[q_slot]), lane);
+                q_slot++;
+                if (q_slot == S::q_buffers) {
+                    q_slot = 0;
+                    q_phase ^= 1;
+                }
             }
             commit(run_slot);
             if (i + 1 < run.count) {

@@ -119,6 +119,13 @@ static __device__ __forceinline__ void barrier_expect(uint32_t barrier, int byte
 #endif
 }
 
+static __device__ __forceinline__ void fetch_map(const void *map)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+#endif
+}
+
 /* One box of a TMA map to shared memory; the barrier counts its bytes. */
 static __device__ __forceinline__ void copy_box(uint32_t to, const void *map, int dim, int slot,
                                                 int head, int block, uint32_t barrier)

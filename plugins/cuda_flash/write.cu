@@ -28,7 +28,8 @@ static __device__ __forceinline__ uint32_t shrink2(float x, float y, number_divi
         return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE,
                                         FORMAT == ATTN_DTYPE_FP8_E5M2 ? __NV_E5M2 : __NV_E4M3);
     }
-    return number_to_fp8(FORMAT, a) | (uint32_t)number_to_fp8(FORMAT, b) << 8;
+    return number_to_fp8(FORMAT, isnan(a) ? x : a) |
+           (uint32_t)number_to_fp8(FORMAT, isnan(b) ? y : b) << 8;
 }
 
 template <int FORMAT>
