@@ -12,11 +12,18 @@
 #define INT8_LARGEST 127.0f
 #define LEAST_ROW_SCALE 1e-6f
 
+/* A NaN keeps its sign, which the conversion would drop. */
+static __device__ __forceinline__ float float_of_half(uint16_t bits)
+{
+    float x = __half2float(__ushort_as_half(bits));
+    return isnan(x) ? __uint_as_float(0x7fc00000u | (uint32_t)(bits & 0x8000) << 16) : x;
+}
+
 static __device__ __forceinline__ float number_load(const char *row, int32_t dtype, int32_t d)
 {
     switch (dtype) {
     case ATTN_DTYPE_F16:
-        return __half2float(((const __half *)row)[d]);
+        return float_of_half(((const uint16_t *)row)[d]);
     case ATTN_DTYPE_BF16:
         return __bfloat162float(((const __nv_bfloat16 *)row)[d]);
     case ATTN_DTYPE_FP8_E4M3:

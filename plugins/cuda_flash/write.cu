@@ -45,9 +45,8 @@ static __device__ __forceinline__ uint4 shrink16(const uint4 (&x)[2], int32_t fr
             low = __uint_as_float(words[i] << 16);
             high = __uint_as_float(words[i] & 0xffff0000u);
         } else {
-            float2 both = __half22float2(*(const __half2 *)&words[i]);
-            low = both.x;
-            high = both.y;
+            low = float_of_half((uint16_t)(words[i] & 0xffff));
+            high = float_of_half((uint16_t)(words[i] >> 16));
         }
         out[i / 2] |= shrink2<FORMAT>(low, high, by) << (16 * (i & 1));
     }
