@@ -12,7 +12,8 @@ arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 | tr -d .)
 case $arch in 90) target=90a ;; *) target=$arch ;; esac
 [ -f "$build/build.ninja" ] ||
     meson setup "$build" "$here" -Dcuda-flash=enabled "-Dcuda-archs=sm_$target" >&2 || exit 1
-ninja -C "$build" >&2 || exit 1
+ninja -C "$build" core/libattn.so.1.0.0 tools/attn-check plugins/cpu_ref/attn_cpu_ref.so \
+    plugins/cuda_flash/attn_cuda_flash.so >&2 || exit 1
 for tool in bench soak; do
     nvcc -std=c++17 -O2 -I "$here/abi" "-gencode=arch=compute_$arch,code=sm_$arch" \
         "$here/tests/cuda_flash/$tool.cu" -o "$build/cuda_flash_$tool" -ldl || exit 1

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#pragma GCC visibility push(default) /* the project hides by default */
+
 struct gpu {
     const char *name, *uuid;
     int major, minor;
