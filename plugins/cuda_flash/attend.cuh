@@ -130,10 +130,8 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
             }
             q_slot = q_slot + 1 == S::q_buffers ? 0 : q_slot + 1;
         }
-        __syncwarp(); /* all lanes have read the stage */
-        if (lane == 0) {
-            barrier_arrive(shared_address(&mine.empty[stage]));
-        }
+        /* every lane for itself: racecheck does not follow reads through __syncwarp to a barrier */
+        barrier_arrive(shared_address(&mine.empty[stage]));
         stage++;
         if (stage == p.stages) {
             stage = 0;
@@ -152,7 +150,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
     if (threadIdx.x == 0) {
         for (int i = 0; i < p.stages; i++) {
             barrier_init(shared_address(&mine.full[i]), 65);
-            barrier_init(shared_address(&mine.empty[i]), 4);
+            barrier_init(shared_address(&mine.empty[i]), 128);
         }
         for (int i = 0; i < S::q_buffers; i++) {
             barrier_init(shared_address(&mine.q_empty[i]), 4);
