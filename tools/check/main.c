@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "crash.h"
 #include "declared.h"
 #include "engine.h"
 #include "kernels.h"
@@ -142,11 +143,14 @@ static bool wanted(const struct run *run, const char *name)
     if (run->options->fail_fast && run->report.counts[TRIAL_FAILED] > 0) {
         return false;
     }
-    return run->options->filter == NULL || fnmatch(run->options->filter, name, 0) == 0;
+    bool mine = run->options->filter == NULL || fnmatch(run->options->filter, name, 0) == 0;
+    crash_case(mine ? name : NULL);
+    return mine;
 }
 
 static void tell(struct run *run, const char *name, enum trial_result result)
 {
+    crash_case(NULL);
     report_add(&run->report, name, result, run->trial.message);
     if (isatty(STDERR_FILENO) && !run->options->json) {
         fprintf(stderr, "\r%d cases, %d failed", run->report.num_lines,
@@ -277,6 +281,7 @@ static bool declared_slots_there(const struct backend *backend, struct attn_erro
 
 static int run_suite(struct run *run)
 {
+    crash_watch();
     const struct options *options = run->options;
     struct attn_error error = ATTN_ERROR_INIT;
     if (!declared_slots_there(run->trial.tested, &error)) {

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A backend that crashes takes the suite with it; but not without the name of the case. */
+#ifndef CHECK_CRASH_H
+#define CHECK_CRASH_H
+
+/* From now on a fatal signal names the case on stderr and ends the process with status 1. */
+void crash_watch(void);
+/* The case that runs; borrowed until the next call. NULL: none. */
+void crash_case(const char *name);
+
+#endif
