@@ -63,6 +63,34 @@ static attn_status mutant_attend(const struct attn_attend_args *args, struct att
     return status;
 }
 
+static attn_status mutant_mla(const struct attn_attend_args *args, bool sparse,
+                              struct attn_error *error)
+{
+    const struct attn_instance *me = args->instance;
+    static _Thread_local struct mutable_args m;
+    m.args = *args;
+    m.args.instance = me->real;
+    m.layer = *args->layer;
+    m.batch = *args->batch;
+    if (me->mutant->mla != NULL) {
+        me->mutant->mla(&m);
+    }
+    m.args.layer = &m.layer;
+    m.args.batch = &m.batch;
+    return sparse ? me->kernels->attend_mla_sparse(&m.args, error)
+                  : me->kernels->attend_mla(&m.args, error);
+}
+
+static attn_status mutant_mla_dense(const struct attn_attend_args *args, struct attn_error *error)
+{
+    return mutant_mla(args, false, error);
+}
+
+static attn_status mutant_mla_sparse(const struct attn_attend_args *args, struct attn_error *error)
+{
+    return mutant_mla(args, true, error);
+}
+
 static attn_status mutant_plan_size(attn_instance *me, attn_state *state,
                                     const struct attn_limits *limits, struct attn_plan_size *size,
                                     struct attn_error *error)
@@ -120,6 +148,8 @@ FORWARD(mutant_copy_blocks, copy_blocks, copy_blocks, attn_copy_blocks_args)
 static const struct attn_kernels mutant_kernels = {
     .struct_size = sizeof mutant_kernels,
     .attend = mutant_attend,
+    .attend_mla = mutant_mla_dense,
+    .attend_mla_sparse = mutant_mla_sparse,
     .write_kv = mutant_write,
     .merge_states = mutant_merge,
     .rope_write_kv = mutant_rope,
@@ -173,8 +203,7 @@ static attn_status forward_backend(void *user, const struct attn_backend_caps *c
     for (int32_t i = 0; (mutant = mutant_at(i)) != NULL && status == ATTN_OK; i++) {
         struct attn_backend_caps mine = *caps;
         mine.name = mutant->name;
-        mine.kernels &= ~(ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE |
-                          ATTN_KERNEL_GATED_DELTA | ATTN_KERNEL_COPY | ATTN_KERNEL_FILL);
+        mine.kernels &= ~(ATTN_KERNEL_GATED_DELTA | ATTN_KERNEL_COPY | ATTN_KERNEL_FILL);
         mine.next = NULL;
         mine.layer_kinds &= ~((UINT64_C(1) << ATTN_LAYER_MLA) | (UINT64_C(1) << ATTN_LAYER_GDN) |
                               (UINT64_C(1) << ATTN_LAYER_MLA_SPARSE));

@@ -5,6 +5,7 @@
 #ifndef CHECK_MUTANTS_H
 #define CHECK_MUTANTS_H
 
+#include <attn/mla.h>
 #include <attn/plugin.h>
 #include <stdbool.h>
 
@@ -28,6 +29,7 @@ struct mutable_args {
     int32_t seq_lens[MAX_REQS], query_start_loc[MAX_REQS + 1];
     int32_t spans[4 * MAX_REQS];
     int32_t table[MAX_TABLE];
+    struct attn_io_mla io_mla;
 };
 
 /* What the plan's memory of a mutant keeps. */
@@ -60,6 +62,7 @@ struct mutant {
                         struct attn_error *);
     attn_status (*copy_blocks)(const struct attn_kernels *, const struct attn_copy_blocks_args *,
                                struct attn_error *);
+    void (*mla)(struct mutable_args *m); /* attend_mla and attend_mla_sparse, before */
     void (*plan)(const struct attn_attend_args *args, int32_t mode, struct kept *kept);
     void (*planned)(struct mutable_args *m, const struct kept *kept); /* before, with the plan's */
     bool ignores_updates;   /* of the block table */

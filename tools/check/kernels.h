@@ -21,6 +21,7 @@ void quantize_cases(const struct kernel_sink *sink); /* kernel_quantize.c: quant
 void gemm_cases(const struct kernel_sink *sink);     /* kernel_gemm.c */
 void copy_cases(const struct kernel_sink *sink);     /* kernel_copy.c: copy_blocks, copy, fill */
 void rope_cases(const struct kernel_sink *sink);     /* kernel_rope.c */
+void mla_cases(const struct kernel_sink *sink);      /* kernel_mla.c */
 void gather_cases(const struct kernel_sink *sink);   /* kernel_gather.c */
 
 #endif

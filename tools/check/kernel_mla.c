@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attend_mla and attend_mla_sparse over latent rows: the step's rows are written, then attended. */
+#include <attn/mla.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/names.h"
+#include "common/number.h"
+#include "common/random.h"
+#include "compare.h"
+#include "kernels.h"
+#include "pair.h"
+
+enum { RANK = 512, ROPE = 64, ROW = RANK + ROPE, HEADS = 64, REQS = 4, BLOCK = 64, TOPK = 48 };
+enum { TABLE = 4, BLOCKS = REQS * TABLE, MAX_TOKENS = 2 * REQS, DS_MLA_ROW = 656 };
+
+struct mla_variant {
+    int32_t dtype;
+    int32_t kv_dtype;
+    bool sparse;
+    bool parts; /* q and new rows come as two tensors each */
+    int32_t query_len;
+};
+
+struct mla_case {
+    struct mla_variant v;
+    int32_t lens[REQS], starts[REQS + 1];
+    int32_t num_tokens;
+    size_t q, rows, context, cache, out, lse, seq_lens, start_loc, table, slots, context_slots, topk;
+    int32_t num_context;
+    const struct device *device;
+};
+
+static size_t row_bytes(const struct mla_variant *v)
+{
+    return v->kv_dtype == ATTN_KV_FP8_DS_MLA ? DS_MLA_ROW
+           : kv_is_fp8(v->kv_dtype)          ? ROW
+                                             : ROW * number_bytes(v->dtype);
+}
+
+/* Everything that both kernels of a step take, over one copy of the image. */
+struct mla_step {
+    struct attn_mla_desc mla;
+    struct attn_layer_desc layer;
+    struct attn_layer_params params;
+    struct attn_batch batch;
+    struct attn_kv_view view;
+    struct attn_io_mla io;
+    struct pair_tensor q, q_nope, q_pe, rows, kv_c, k_pe, context, out, lse;
+    struct attn_attend_args attend;
+    struct attn_write_kv_args write;
+};
+
+static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base)
+{
+    bool fp8 = kv_is_fp8(c->v.kv_dtype);
+    s->mla = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof s->mla, NULL},
+                                    .kv_lora_rank = RANK,
+                                    .qk_nope_head_dim = 128,
+                                    .qk_rope_head_dim = ROPE,
+                                    .v_head_dim = 128,
+                                    .topk = c->v.sparse ? TOPK : 0};
+    s->layer = (struct attn_layer_desc){
+        .struct_size = sizeof s->layer,
+        .next = &s->mla.ext,
+        .name = "mla",
+        .kind = c->v.sparse ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA,
+        .dtype = c->v.dtype,
+        .kv_dtype = c->v.kv_dtype,
+        .num_q_heads = HEADS,
+        .num_kv_heads = 1,
+        .head_size = ROW,
+        .head_size_v = RANK,
+        .scale = (float)(1 / sqrt(192)),
+        .causal = 1,
+        .window_left = -1,
+        .window_right = -1,
+        .block_size = BLOCK,
+        .num_speculative_tokens = c->v.query_len - 1,
+        .k_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
+        .v_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
+        .needs_lse = 1};
+    s->params = (struct attn_layer_params){.struct_size = sizeof s->params, .k_scale_host = 0.05f,
+                                           .v_scale_host = 0.05f};
+    s->batch = (struct attn_batch){.struct_size = sizeof s->batch,
+                                   .num_reqs = REQS,
+                                   .num_tokens = c->num_tokens,
+                                   .num_actual_tokens = c->num_tokens,
+                                   .max_query_len = c->v.query_len,
+                                   .max_seq_len = TABLE * BLOCK,
+                                   .causal = -1,
+                                   .query_start_loc = (const int32_t *)(base + c->start_loc),
+                                   .query_start_loc_host = c->starts,
+                                   .seq_lens = (const int32_t *)(base + c->seq_lens),
+                                   .seq_lens_host = c->lens,
+                                   .block_table = (const int32_t *)(base + c->table),
+                                   .block_table_stride = TABLE,
+                                   .block_table_rows = REQS,
+                                   .slot_mapping = (const int64_t *)(base + c->slots),
+                                   .num_slots = c->num_tokens};
+    int64_t row = (int64_t)row_bytes(&c->v);
+    s->view = (struct attn_kv_view){.struct_size = sizeof s->view,
+                                    .data = base + c->cache,
+                                    .num_blocks = BLOCKS,
+                                    .block_size = BLOCK,
+                                    .num_heads = 1,
+                                    .head_size = ROW,
+                                    .stride_block = BLOCK * row,
+                                    .stride_slot = row,
+                                    .stride_head = row};
+}
+
+/* A part of wider rows: columns `first` on. */
+static struct attn_tensor *part(struct pair_tensor *shaped, const struct mla_case *c, uint8_t *data,
+                                struct attn_device device, int64_t heads, int64_t first,
+                                int64_t width)
+{
+    bool flat = heads == 0;
+    int64_t row = (flat ? 1 : heads) * ROW;
+    *shaped = (struct pair_tensor){.shape = {c->num_tokens, flat ? width : heads, width},
+                                   .strides = {row, flat ? 1 : ROW, 1}};
+    return pair_bind(shaped, data + (size_t)first * number_bytes(c->v.dtype), device, c->v.dtype,
+                     flat ? 2 : 3);
+}
+
+static void bind_step(struct mla_step *s, const struct mla_case *c, struct backend *backend,
+                      uint8_t *base, struct attn_device device, void *stream)
+{
+    memset(s, 0, sizeof *s);
+    describe(s, c, base);
+    s->q = pair_rows(c->num_tokens, HEADS, ROW);
+    s->rows = pair_rows(c->num_tokens, 1, ROW);
+    s->context = pair_rows(c->num_context, 1, ROW);
+    s->out = pair_rows(c->num_tokens, HEADS, RANK);
+    s->lse = (struct pair_tensor){.shape = {HEADS, c->num_tokens}, .strides = {c->num_tokens, 1}};
+    pair_bind(&s->context, base + c->context, device, c->v.dtype, 3);
+    s->io = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof s->io, NULL}};
+    if (c->v.parts) {
+        s->io.q_nope = part(&s->q_nope, c, base + c->q, device, HEADS, 0, RANK);
+        s->io.q_pe = part(&s->q_pe, c, base + c->q, device, HEADS, RANK, ROPE);
+        s->io.kv_c = part(&s->kv_c, c, base + c->rows, device, 0, 0, RANK);
+        s->io.k_pe = part(&s->k_pe, c, base + c->rows, device, 0, RANK, ROPE);
+    }
+    if (c->v.sparse) {
+        s->io.topk_indices = (const int32_t *)(base + c->topk);
+        s->io.topk_stride = TOPK;
+    }
+    const struct attn_ext *next = c->v.parts || c->v.sparse ? &s->io.ext : NULL;
+    const struct attn_tensor *rows = pair_bind(&s->rows, base + c->rows, device, c->v.dtype, 3);
+    const struct attn_tensor *q = pair_bind(&s->q, base + c->q, device, c->v.dtype, 3);
+    s->write = (struct attn_write_kv_args){.struct_size = sizeof s->write,
+                                           .next = c->v.parts ? next : NULL,
+                                           .instance = backend->instance,
+                                           .layer = &s->layer,
+                                           .params = &s->params,
+                                           .k_cache = &s->view,
+                                           .slot_mapping = s->batch.slot_mapping,
+                                           .num_slots = c->num_tokens,
+                                           .stream = stream,
+                                           .k = c->v.parts ? NULL : rows};
+    s->attend = (struct attn_attend_args){
+        .struct_size = sizeof s->attend,
+        .next = next,
+        .instance = backend->instance,
+        .layer = &s->layer,
+        .params = &s->params,
+        .batch = &s->batch,
+        .k_cache = &s->view,
+        .stream = stream,
+        .flags = ATTN_RUN_NO_WRITE,
+        .phase = ATTN_PHASE_DECODE,
+        .q = c->v.parts ? NULL : q,
+        .out = pair_bind(&s->out, base + c->out, device, c->v.dtype, 3),
+        .lse = pair_bind(&s->lse, base + c->lse, device, ATTN_DTYPE_F32, 2)};
+}
+
+/* prepare, plan_size, write, plan, attend; the plan's memory goes before the results are read. */
+static attn_status call_mla(struct backend *backend, uint8_t *base, struct attn_device device,
+                            void *stream, const void *context, struct attn_error *error)
+{
+    static const struct device cpu = {.device = {ATTN_DEVICE_CPU, 0}};
+    const struct mla_case *c = context;
+    const struct device *memory = device.type == ATTN_DEVICE_CPU ? &cpu : c->device;
+    const struct attn_kernels *k = &backend->kernels;
+    const struct attn_limits limits = {sizeof limits, NULL,  REQS,  c->num_tokens, c->v.query_len,
+                                       TABLE * BLOCK, TABLE, 0};
+    struct attn_plan_size size = {sizeof size, NULL, 0, 0};
+    struct mla_step s;
+    uint8_t drained;
+    bind_step(&s, c, backend, base, device, stream);
+    attn_status status = k->prepare == NULL
+                             ? ATTN_OK
+                             : k->prepare(backend->instance, &s.layer, &s.params,
+                                          ATTN_PHASE_DECODE, &s.attend.state, error);
+    if (status == ATTN_OK && k->plan_size != NULL) {
+        status = k->plan_size(backend->instance, s.attend.state, &limits, &size, error);
+    }
+    s.attend.plan_host = malloc(size.host_bytes + 1);
+    s.attend.workspace = device_alloc(memory, size.device_bytes + 1);
+    if (status == ATTN_OK && (s.attend.plan_host == NULL || s.attend.workspace == NULL)) {
+        status = ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    status = status == ATTN_OK ? k->write_kv(&s.write, error) : status;
+    if (status == ATTN_OK && k->plan != NULL) {
+        struct attn_attend_args plan = s.attend;
+        plan.q = plan.out = plan.lse = NULL;
+        plan.next = NULL;
+        status = k->plan(&plan, ATTN_PLAN_EAGER, error);
+    }
+    if (status == ATTN_OK) {
+        status = c->v.sparse ? k->attend_mla_sparse(&s.attend, error)
+                             : k->attend_mla(&s.attend, error);
+    }
+    device_read(memory, &drained, base, 1);
+    if (s.attend.state != NULL && k->release != NULL) {
+        k->release(backend->instance, s.attend.state);
+    }
+    device_free(memory, s.attend.workspace);
+    free(s.attend.plan_host);
+    return status;
+}
+
+static void draw_lengths(struct mla_case *c, uint64_t *random)
+{
+    for (int32_t r = 0; r < REQS; r++) {
+        c->lens[r] = c->v.query_len + random_below(random, TABLE * BLOCK - c->v.query_len);
+        c->starts[r + 1] = c->starts[r] + c->v.query_len;
+        c->num_context += c->lens[r] - c->v.query_len;
+    }
+    c->num_tokens = c->starts[REQS];
+}
+
+static void fill_rows(uint8_t *memory, int64_t count, int32_t dtype, double deviation,
+                      uint64_t *random)
+{
+    for (int64_t i = 0; i < count; i++) {
+        number_store(memory, i, dtype, deviation * random_normal(random));
+    }
+}
+
+static void fill(struct mla_case *c, uint8_t *base, uint64_t *random)
+{
+    int32_t *table = (int32_t *)(base + c->table), *topk = (int32_t *)(base + c->topk);
+    int64_t *slots = (int64_t *)(base + c->slots), *context = (int64_t *)(base + c->context_slots);
+    memcpy(base + c->seq_lens, c->lens, sizeof c->lens);
+    memcpy(base + c->start_loc, c->starts, sizeof c->starts);
+    for (int32_t i = 0; i < BLOCKS; i++) { /* shuffled */
+        int32_t other = random_below(random, i + 1);
+        table[i] = table[other];
+        table[other] = i;
+    }
+    for (int32_t r = 0; r < REQS; r++) {
+        for (int32_t j = 0; j < c->lens[r]; j++) {
+            int64_t slot = (int64_t)table[r * TABLE + j / BLOCK] * BLOCK + j % BLOCK;
+            if (j < c->lens[r] - c->v.query_len) {
+                *context++ = slot;
+            } else {
+                *slots++ = slot;
+            }
+        }
+        for (int32_t i = 0; i < c->v.query_len * TOPK; i++) { /* -1 and past the end: none */
+            int32_t pick = random_below(random, c->lens[r] + 20);
+            topk[c->starts[r] * TOPK + i] = random_below(random, 9) ? pick : -1;
+        }
+    }
+    fill_rows(base + c->q, (int64_t)c->num_tokens * HEADS * ROW, c->v.dtype, 2, random);
+    fill_rows(base + c->rows, (int64_t)c->num_tokens * ROW, c->v.dtype, 1, random);
+    fill_rows(base + c->context, (int64_t)c->num_context * ROW, c->v.dtype, 1, random);
+}
+
+static enum trial_result hold_mla(struct pair *pair, const struct mla_case *c)
+{
+    struct factor_value v[FACTOR_COUNT] = {{0, 0}};
+    struct pair_tensor out = pair_rows(c->num_tokens, HEADS, RANK);
+    struct mismatch worst;
+    v[FACTOR_DTYPE].a = c->v.dtype;
+    v[FACTOR_KV_DTYPE].a = c->v.kv_dtype;
+    pair_bind(&out, NULL, pair->trial->device->device, c->v.dtype, 3);
+    if (compare_rows(pair->expected + c->out, pair->found + c->out, &out.tensor, c->v.dtype, NULL,
+                     c->num_tokens, bound_of_case(v), &worst) > 1) {
+        return trial_say(pair->trial, TRIAL_FAILED,
+                         "out[token %lld, head %d, dim %d] is %g, not %g; allowed error %g",
+                         (long long)worst.token, worst.head, worst.dim, worst.found,
+                         worst.expected, worst.allowed);
+    }
+    const float *want = (const float *)(pair->expected + c->lse);
+    const float *have = (const float *)(pair->found + c->lse);
+    for (int32_t i = 0; i < HEADS * c->num_tokens; i++) {
+        if (want[i] != have[i] && !(fabsf(want[i] - have[i]) <= bound_of_lse(v))) {
+            return trial_say(pair->trial, TRIAL_FAILED, "lse of head %d, token %d is %g, not %g",
+                             i / c->num_tokens, i % c->num_tokens, have[i], want[i]);
+        }
+    }
+    size_t bytes = BLOCKS * BLOCK * row_bytes(&c->v);
+    bool plain = !kv_is_fp8(c->v.kv_dtype) && c->v.kv_dtype != ATTN_KV_FP8_DS_MLA;
+    if (plain && memcmp(pair->expected + c->cache, pair->found + c->cache, bytes) != 0) {
+        return trial_say(pair->trial, TRIAL_FAILED, "the latent rows differ from the reference's");
+    }
+    return TRIAL_PASSED;
+}
+
+/* The rows before the step, by the reference. */
+static attn_status write_context(struct trial *trial, const struct mla_case *c, uint8_t *base,
+                                 struct attn_error *error)
+{
+    const struct attn_device cpu = {ATTN_DEVICE_CPU, 0};
+    struct mla_step s;
+    bind_step(&s, c, trial->reference, base, cpu, NULL);
+    s.write.next = NULL;
+    s.write.k = &s.context.tensor;
+    s.write.slot_mapping = (const int64_t *)(base + c->context_slots);
+    s.write.num_slots = c->num_context;
+    return trial->reference->kernels.write_kv(&s.write, error);
+}
+
+static enum trial_result run_mla(struct trial *trial, const void *variant, uint64_t seed)
+{
+    struct mla_case c = {.v = *(const struct mla_variant *)variant, .device = trial->device};
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct pair pair;
+    size_t e = number_bytes(c.v.dtype);
+    pair_init(&pair, trial);
+    draw_lengths(&c, &seed);
+    c.q = pair_add(&pair, (size_t)(c.num_tokens * HEADS * ROW) * e, false);
+    c.rows = pair_add(&pair, (size_t)(c.num_tokens * ROW) * e, false);
+    c.context = pair_add(&pair, (size_t)(c.num_context * ROW) * e, false);
+    c.cache = pair_add(&pair, BLOCKS * BLOCK * row_bytes(&c.v), true);
+    c.out = pair_add(&pair, (size_t)(c.num_tokens * HEADS * RANK) * e, true);
+    c.lse = pair_add(&pair, (size_t)(c.num_tokens * HEADS) * sizeof(float), true);
+    c.seq_lens = pair_add(&pair, sizeof c.lens, false);
+    c.start_loc = pair_add(&pair, sizeof c.starts, false);
+    c.table = pair_add(&pair, BLOCKS * sizeof(int32_t), false);
+    c.slots = pair_add(&pair, MAX_TOKENS * sizeof(int64_t), false);
+    c.context_slots = pair_add(&pair, (size_t)c.num_context * sizeof(int64_t), false);
+    c.topk = pair_add(&pair, MAX_TOKENS * TOPK * sizeof(int32_t), false);
+    enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    if (!pair.image.failed) {
+        fill(&c, pair.image.bytes, &seed);
+        attn_status status = write_context(trial, &c, pair.image.bytes, &error);
+        result = status == ATTN_OK ? pair_run(&pair, call_mla, &c)
+                                   : trial_call_failed(trial, "reference write_kv", status, &error);
+    }
+    if (result == TRIAL_PASSED) {
+        result = hold_mla(&pair, &c);
+    }
+    pair_finish(&pair);
+    return result;
+}
+
+void mla_cases(const struct kernel_sink *sink)
+{
+    static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
+    const struct attn_backend_caps *caps = sink->caps;
+    char name[128];
+    for (int32_t i = 0; i < 3 * 3 * 4; i++) {
+        int32_t dtype = i / 12, kv = i / 4 % 3;
+        struct mla_variant v = {dtype, kv == 0 ? kv_of_dtype[dtype]
+                                       : kv == 1 ? ATTN_KV_FP8_E4M3
+                                                 : ATTN_KV_FP8_DS_MLA,
+                                i & 1, (i & 2) != 0, 1 + (i / 2 + i) % 2};
+        uint64_t kernel = v.sparse ? ATTN_KERNEL_ATTEND_MLA_SPARSE : ATTN_KERNEL_ATTEND_MLA;
+        bool cached = (caps->kv_dtypes >> v.kv_dtype & 1) ||
+                      (kv == 0 && (caps->kv_dtypes >> ATTN_KV_AUTO & 1));
+        if (!(caps->kernels & kernel) || !(caps->dtypes >> dtype & 1) || !cached) {
+            continue;
+        }
+        snprintf(name, sizeof name, "attend_mla%s.%s.%s.q%d%s", v.sparse ? "_sparse" : "",
+                 number_name(dtype), kv_dtype_name(v.kv_dtype), v.query_len,
+                 v.parts ? ".parts" : "");
+        sink->try(sink->user, name, run_mla, &v);
+    }
+}
