@@ -42,7 +42,7 @@ static void calibrate(struct ceilings *ceilings)
 
 static const struct meter_type *type_of(int32_t device_type, struct attn_error *error)
 {
-    static const struct meter_type *const types[] = {&meter_cpu};
+    static const struct meter_type *const types[] = {&meter_cpu, &meter_cuda};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (types[i]->device_type == device_type) {
             return types[i];
@@ -51,7 +51,8 @@ static const struct meter_type *type_of(int32_t device_type, struct attn_error *
     error->status = ATTN_ERROR_UNSUPPORTED;
     snprintf(error->field, sizeof error->field, "device");
     snprintf(error->message, sizeof error->message,
-             "type %d: ceilings are measured on CPUs (%d)", device_type, ATTN_DEVICE_CPU);
+             "type %d: ceilings are measured on CPUs (%d) and CUDA devices (%d)", device_type,
+             ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA);
     return NULL;
 }
 

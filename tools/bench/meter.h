@@ -27,5 +27,6 @@ struct meter_type {
 };
 
 extern const struct meter_type meter_cpu;
+extern const struct meter_type meter_cuda;
 
 #endif

@@ -71,6 +71,7 @@ attn_status session_init(struct session *session, const struct options *options,
     const struct attn_runtime_options settings = {.struct_size = sizeof settings,
                                                   .host = host,
                                                   .cache_dir = cached ? NULL : "",
+                                                  .isolation = cached ? 0 : -1,
                                                   .num_threads = options->threads};
     attn_status status = library_open(&session->api, error);
     if (status == ATTN_OK) {

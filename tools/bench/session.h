@@ -20,7 +20,8 @@ struct session {
     struct ceilings *ceilings;
 };
 
-/* `host` NULL: the core's own services, its threads included. `cached` false: no file of the cache directory is read. */
+/* `host` NULL: the core's own services, its threads included. `cached` false: plugins are probed
+ * here and now, by no other process and from no file: under valgrind this processor is another. */
 attn_status session_init(struct session *session, const struct options *options,
                          const struct attn_host *host, bool cached, struct attn_error *error);
 void session_finish(struct session *session);
