@@ -18,6 +18,12 @@ struct tile_config {
     uint8_t rows[16];
 };
 
+/* gcc 12's tile intrinsics do not say which memory they read: stores before them may be left out or moved behind. */
+static inline void memory_is_read(const void *memory)
+{
+    __asm__ volatile("" : : "r"(memory) : "memory");
+}
+
 static int amx_enter(void)
 {
     struct tile_config config = {.palette = 1};
@@ -25,6 +31,7 @@ static int amx_enter(void)
         config.column_bytes[i] = 64;
         config.rows[i] = 16;
     }
+    memory_is_read(&config);
     _tile_loadconfig(&config);
     return 0;
 }
@@ -93,6 +100,7 @@ static void amx_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const vo
     const uint16_t *left = a;
     const uint16_t *right = b;
     int32_t i = 0;
+    memory_is_read(a);
     for (; i + 32 <= m; i += 32) {
         for (int32_t j = 0; j < n; j += 32) {
             amx_block_2x2(c + i * ldc + j, ldc, left + i * lda, lda, right + 2 * j, ldb, k,

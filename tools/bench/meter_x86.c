@@ -200,6 +200,8 @@ AMX static uint64_t dot_amx(const struct share *share)
         config.rows[i] = 16;
     }
     memset(operands, 0x3c, sizeof operands);
+    /* gcc 12's tile intrinsics do not say that they read this. */
+    __asm__ volatile("" : : "r"(&config), "r"(operands) : "memory");
     _tile_loadconfig(&config);
     _tile_zero(0);
     _tile_zero(1);
