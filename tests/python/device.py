@@ -3,15 +3,17 @@
 
 Not part of CI: it needs a GPU, torch and Transformers. From the root, with a build in build/:
 
-    PYTHONPATH=bindings/python/src:tests/python python3 tests/python/device.py [--times]
+    PYTHONPATH=bindings/python/src:tests/python python3 tests/python/device.py [PART OF A NAME] [--times]
 
 A line per check; exit 1 if one failed.
 """
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,6 +73,61 @@ def decoder(family: families.Family) -> None:
                f"distance {distances[1]:.4f}, eager's {distances[0]:.4f}, {served}")
 
 
+@torch.no_grad()
+def cross(family: families.Family, make_inputs: Callable[..., Any]) -> None:
+    """Encoder and decoder with cross attention, float32 against eager."""
+    model = family.make().cuda()
+    inputs = {name: value.cuda() for name, value in make_inputs(3).items()}
+    ids = (torch.arange(30).reshape(3, 10) + 2).cuda()
+    truth = model(**inputs, decoder_input_ids=ids).logits
+    integration.configure()
+    model.set_attn_implementation("libattn")
+    error = float((model(**inputs, decoder_input_ids=ids).logits - truth).abs().max())
+    report(f"{family.name} float32", error < BOUNDS[torch.float32] * max(1.0, float(truth.std())),
+           f"error {error:.1e}, {({row.prefill for row in integration.table()})}")
+
+
+@torch.no_grad()
+def encoder(family: families.Family, make_inputs: Callable[..., Any], output: str) -> None:
+    """An encoder's output, float32 against eager."""
+    model = family.make().cuda()
+    inputs = {name: value.cuda() for name, value in make_inputs().items()}
+    real = inputs["attention_mask"].bool() if output == "last_hidden_state" and "attention_mask" in inputs else ...
+    truth = getattr(model(**inputs), output)[real]
+    integration.configure()
+    model.set_attn_implementation("libattn")
+    error = float((getattr(model(**inputs), output)[real] - truth).abs().max())
+    report(f"{family.name} float32", error < BOUNDS[torch.float32] * max(1.0, float(truth.std())),
+           f"error {error:.1e}, {({row.prefill for row in integration.table()})}")
+
+
+@torch.no_grad()
+def batching(family: families.Family, pages: int) -> None:
+    """Continuous batching of mixed lengths: the tokens of each prompt as eager generates it alone."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+    model = family.make().cuda()
+    ids = [torch.randint(2, families.VOCABULARY, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+           for n in (3, 31, 17, 1, 24)]
+    truth = []
+    for prompt in ids:
+        row = torch.tensor([prompt], device="cuda")
+        truth.append(model.generate(row, attention_mask=torch.ones_like(row), max_new_tokens=20,
+                                    do_sample=False)[0, len(prompt):].tolist())
+    integration.configure()
+    model.set_attn_implementation("libattn")
+    known = inspect.signature(ContinuousBatchingConfig).parameters
+    page = "page_size" if "page_size" in known else "block_size"  # renamed between releases
+    options = {page: 16, "num_blocks": 64, "max_batch_tokens": 24, "max_blocks_per_request": pages}
+    answers = model.generate_batch(
+        ids, generation_config=GenerationConfig(max_new_tokens=20, do_sample=False, pad_token_id=0, eos_token_id=-1),
+        continuous_batching_config=ContinuousBatchingConfig(**{n: v for n, v in options.items() if n in known}),
+        progress_bar=False)
+    found = {tuple(a.prompt_ids): a.generated_tokens for a in answers.values()}
+    same = [found.get(tuple(prompt)) for prompt in ids] == truth
+    report(f"{family.name} continuous batching, {'block tables' if pages else 'gathered keys'}", same,
+           f"same tokens {same}, {({row.prefill for row in integration.table()})}")
+
+
 def timed(call: Callable[[], Any], repeats: int) -> float:
     """Median milliseconds."""
     samples = []
@@ -114,11 +171,19 @@ def main() -> int:
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.cuda.get_device_name()}")
     for plugin in libattn.Runtime().plugins:
         print(f"{plugin.name or plugin.file}: {plugin.num_backends} backends {plugin.reason}")
-    for family in families.DECODERS:
+    named = {family.name: family for family in families.DECODERS}
+    checks: list[tuple[str, Callable[[], None]]] = [(f.name, partial(decoder, f)) for f in families.DECODERS]
+    checks += [(entry[0].name, partial(cross, *entry)) for entry in families.CROSS]
+    checks += [(entry[0].name, partial(encoder, *entry)) for entry in families.ENCODERS]
+    checks += [(f"{name} batching", partial(batching, named[name], pages))
+               for name, pages in (("llama", 0), ("gemma3", 0), ("gpt-oss", 0), ("llama", 8), ("qwen3", 8))]
+    for name, check in checks:
+        if sys.argv[1:] and not sys.argv[1].startswith("-") and sys.argv[1] not in name:
+            continue
         try:
-            decoder(family)
-        except Exception as error:  # noqa: BLE001  the next family is tried all the same
-            report(family.name, False, f"{type(error).__name__}: {str(error)[:300]}")
+            check()
+        except Exception as error:  # noqa: BLE001  the next one is tried all the same
+            report(name, False, f"{type(error).__name__}: {str(error)[:300]}")
     if "--times" in sys.argv[1:]:
         times()
     return 1 if failed else 0
