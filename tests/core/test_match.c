@@ -354,11 +354,63 @@ static void test_gdn(void **state)
     fixture_finish(&f);
 }
 
+static attn_status no_collective(void *user, const void *send, void *receive, size_t bytes, void *stream)
+{
+    (void)user, (void)send, (void)receive, (void)bytes, (void)stream;
+    return ATTN_ERROR_DEVICE;
+}
+
+static attn_status no_sum(void *user, const float *send, float *receive, size_t count, void *stream)
+{
+    (void)user, (void)send, (void)receive, (void)count, (void)stream;
+    return ATTN_ERROR_DEVICE;
+}
+
+/* A cache spread over two ranks: each part that the exchange lacks is a reason of its own. */
+static void test_context_parallel(void **state)
+{
+    const struct attn_collectives ranks = {.struct_size = sizeof ranks, .world_size = 2, .all_gather = no_collective,
+                                           .all_to_all = no_collective, .reduce_scatter_f32 = no_sum};
+    struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
+                                       .decode = &ranks, .interleave = 16, .reduce = ATTN_CP_ALL_TO_ALL};
+    struct attn_layer_desc layer = fixture_layer("l");
+    struct fixture f;
+    struct arena arena;
+    struct reasons reasons;
+    (void)state;
+    layer.next = &cp.ext;
+    fixture_init(&f);
+    arena_init(&arena, &f.runtime.host);
+    struct attn_backend_caps *caps = fixture_add(&f, "alpha", "", 1);
+    caps->features |= ATTN_FEATURE_LSE | ATTN_FEATURE_CONTIGUOUS_KV;
+    caps->terms |= ATTN_TERM_BIDIRECTIONAL | ATTN_TERM_SLIDING_WINDOW;
+    caps->kernels |= ATTN_KERNEL_MERGE_STATES;
+    match_one(&f, &arena, &reasons, &layer);
+    assert_int_equal(reasons.count, 0);
+    cp.reduce = ATTN_CP_ALL_GATHER_REDUCE_SCATTER; /* sums are of float32 */
+    match_one(&f, &arena, &reasons, &layer);
+    assert_int_equal(reasons.count, 1);
+    cp.reduce = ATTN_CP_ALL_TO_ALL;
+    layer.has_window = 1;
+    layer.window_left = 9;
+    caps->features &= ~(uint64_t)ATTN_FEATURE_LSE;
+    caps->kernels &= ~(uint64_t)ATTN_KERNEL_MERGE_STATES;
+    caps->max_num_q_heads = layer.num_q_heads; /* enough for one rank's */
+    match_one(&f, &arena, &reasons, &layer);
+    assert_int_equal(reasons.count, 4);
+    for (int32_t i = 0; i < reasons.count; i++) {
+        assert_string_equal(reasons.items[i].field, "context_parallel");
+    }
+    arena_finish(&arena);
+    fixture_finish(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_reason), cmocka_unit_test(test_all_reasons_at_once),
         cmocka_unit_test(test_compositions), cmocka_unit_test(test_mla), cmocka_unit_test(test_gdn),
+        cmocka_unit_test(test_context_parallel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
