@@ -39,5 +39,7 @@ printf '{"model_type": "llama", "num_hidden_layers": 1e300, "hidden_size": 64, "
 expect 1 'num_hidden_layers' "$info" --model broken.json
 printf '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 7}' >broken.json
 expect 1 'num_key_value_heads' "$info" --model broken.json
+printf '{"model_type": "unheard_of", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}' >broken.json
+expect 0 "model_type 'unheard_of' is not known" "$info" --model broken.json
 rm -f broken.json
 exit $failed

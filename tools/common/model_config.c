@@ -251,6 +251,20 @@ static char *read_file(const char *file, struct reading *r)
     return text;
 }
 
+/* Decoders whose layers are read as their own models define them. */
+static bool is_known(const char *model_type)
+{
+    static const char *const known[] = {"llama", "llama4_text", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss",
+                                        "mistral", "mixtral", "bloom", "deepseek_v3", "deepseek_v32", "qwen2", "qwen3",
+                                        "qwen3_next", "qwen2_5_vl", "qwen2_5_vl_text"};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (strcmp(model_type, known[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void read_root(struct reading *r, const cJSON *root)
 {
     const char *model_type = read_text(root, "model_type");
@@ -263,6 +277,7 @@ static void read_root(struct reading *r, const cJSON *root)
     text = cJSON_IsObject(text) ? text : root;
     const char *text_type = read_text(text, "model_type");
     text_type = text_type[0] != '\0' ? text_type : model_type;
+    r->config->guessed = !is_known(text_type) && !is_known(model_type);
     read_decoder(r, text, strcmp(model_type, "llama4") == 0 ? "llama4_text" : text_type);
     if (cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(root, "vision_config"))) {
         read_tower(r, root, model_type);
@@ -360,5 +375,13 @@ void model_alibi_slopes(float *slopes, int32_t num_heads)
     for (int32_t h = 0; h < num_heads; h++) {
         double exponent = h < power ? -8.0 * (h + 1) / power : -4.0 * (2 * (h - power) + 1) / power;
         slopes[h] = (float)exp2(exponent);
+    }
+}
+
+void model_config_warn(const struct model_config *config, const char *tool, const char *file)
+{
+    if (config->guessed) {
+        fprintf(stderr, "%s: %s: model_type '%s' is not known; its layers are read as plain causal decoders\n", tool,
+                file, config->model_type);
     }
 }

@@ -7,6 +7,7 @@
 #include <attn/layer.h>
 #include <attn/mla.h>
 #include <attn/status.h>
+#include <stdbool.h>
 
 struct model_layer {
     struct attn_layer_desc desc;
@@ -21,7 +22,11 @@ struct model_config {
     struct model_layer *layers;
     int32_t num_layers;
     int32_t max_layers;
+    bool guessed; /* model_type is none that is known: read as a plain causal decoder */
 };
+
+/* `tool: file: model_type 'x' is not known …` on stderr where it was guessed. */
+void model_config_warn(const struct model_config *config, const char *tool, const char *file);
 
 /* On failure nothing is left to finish, and the error names the field, its value and what is allowed. */
 attn_status model_config_read(struct model_config *config, const char *file, struct attn_error *error);

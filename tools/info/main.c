@@ -302,6 +302,7 @@ static attn_status select_model(struct info *info, struct attn_error *error)
     if (status != ATTN_OK) {
         return status;
     }
+    model_config_warn(&info->config, "attn-info", info->options.model);
     const struct attn_layer_desc **layers = calloc((size_t)info->config.num_layers + 1, sizeof *layers);
     if (layers == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;

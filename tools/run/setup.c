@@ -215,6 +215,7 @@ attn_status engine_setup(struct engine *engine)
     if (status != ATTN_OK) {
         return status;
     }
+    model_config_warn(&engine->config, "attn-run", engine->settings->model);
     if (engine->settings->layers > 0) {
         model_config_keep(&engine->config, engine->settings->layers);
     }
