@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/features.md: every feature, the backends that declare it, and the tests that hold it.
+
+What a backend declares comes from tests/*/capabilities.json, which attn-check holds against the backend itself. With
+--check nothing is written, and the exit status is 1 if the page is not up to date.
+"""
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BACKENDS = ("cpu_ref", "cpu_simd", "cuda_flash")
+Caps = dict[str, Any]
+Needs = Callable[[Caps], bool]
+
+
+def has(key: str, *values: str) -> Needs:
+    """Declares all of `values` under `key`."""
+    return lambda caps: all(value in caps[key] for value in values)
+
+
+def term(*names: str) -> Needs:
+    return has("terms", *names)
+
+
+def feature(*names: str) -> Needs:
+    return has("features", *names)
+
+
+def kv(*names: str) -> Needs:
+    return has("kv_dtypes", *names)
+
+
+def kernel(*names: str) -> Needs:
+    return has("kernels", *names)
+
+
+def both(*needs: Needs) -> Needs:
+    return lambda caps: all(need(caps) for need in needs)
+
+
+CHECK, RUN = "attn-check", "attn-run"
+STEP = "tests/step/test_"
+REF = "tests/cpu_ref/test_"
+
+#: (section, [(feature, what a backend declares for it, "core" where the core composes it of other parts, tests)])
+SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
+    ("1. Attention", [
+        ("causal, also per request", term("causal", "causal_per_request"), "", f"{REF}attend, {CHECK}"),
+        ("bidirectional: encoder, encoder-only, multimodal encoder", both(
+            term("bidirectional"), has("layer_kinds", "encoder", "encoder_only", "mm_encoder")), "encoder layers",
+         f"{REF}attend, {STEP}compose, {RUN}"),
+        ("cross attention", has("layer_kinds", "cross"), "of bidirectional attends", f"{STEP}compose, {RUN}"),
+        ("sliding window, symmetric window", term("sliding_window", "symmetric_window"), "", f"{REF}attend, {CHECK}, {RUN}"),
+        ("chunked local, with lookback", term("chunked_local"), "virtual requests", f"{STEP}compose, {CHECK}, {RUN}"),
+        ("soft cap", term("soft_cap"), "", f"{REF}attend, {CHECK}, {RUN}"),
+        ("ALiBi, square-root form", term("alibi", "alibi_sqrt"), "", f"{REF}attend, {CHECK}, {RUN}"),
+        ("sinks", term("sinks"), "", f"{REF}attend, {CHECK}, {RUN}"),
+        ("static sink", term("static_sink"), "attend(sink) + attend(rest) + merge", f"{STEP}compose, {CHECK}"),
+        ("prefix-LM spans", term("prefix_lm"), "", f"{REF}attend, {CHECK}"),
+        ("tree masks: bits, bias", term("tree_bits", "tree_bias"), "", f"{REF}attend, {CHECK}"),
+        ("log-sum-exp", feature("lse"), "", f"{REF}attend, {CHECK}"),
+        ("float16, bfloat16, float32", has("dtypes", "f16", "bf16", "f32"), "", f"{REF}attend, {CHECK}"),
+    ]),
+    ("2. KV cache", [
+        ("f16, bf16, f32", kv("auto", "f16", "bf16", "f32"), "", f"{STEP}caches, {CHECK}"),
+        ("fp8 e4m3, e5m2, scales per tensor and head", both(
+            kv("fp8_e4m3", "fp8_e5m2"), has("k_scale_forms", "per_tensor", "per_head")), "",
+         f"{REF}quantized, {STEP}caches, {CHECK}"),
+        ("fp8 and int8 per token and head", kv("fp8_per_token_head", "int8_per_token_head"), "",
+         f"{REF}quantized, {STEP}caches, {CHECK}"),
+        ("int4 per token and head, Hadamard", kv("int4_per_token_head"), "", f"{REF}quantized, {STEP}caches, {CHECK}"),
+        ("two-level int8", kv("int8_kv", "int8_k"), "", f"{REF}quantized, {STEP}caches, {CHECK}"),
+        ("nvfp4", kv("nvfp4"), "", f"{REF}quantized, {STEP}caches, {CHECK}"),
+        ("fp8_ds_mla rows", kv("fp8_ds_mla"), "", f"{REF}mla, {STEP}mla"),
+        ("quantized queries", feature("quantized_query"), "", f"{REF}quantized, {CHECK}"),
+        ("quantized probabilities", has("p_scale_forms", "per_tensor"), "", f"{REF}quantized, {CHECK}"),
+        ("NHD, HND, packed, K and V apart", has("walks", "nhd", "hnd", "packed", "separate_strides"), "",
+         f"{REF}attend, {CHECK}"),
+        ("RoPE (NeoX, GPT-J) + q/k norm + write", both(kernel("rope_write_kv"), feature("fused_rope_norm")), "",
+         f"{REF}kernels, {CHECK}"),
+        ("shared caches, hybrids, groups", kernel("attend"), "whole", f"{STEP}hybrid"),
+        ("block copies and swaps", kernel("copy_blocks"), "on a CPU", f"{STEP}caches, {RUN}"),
+        ("transfer points around a layer", kernel("attend"), "whole", f"{STEP}around"),
+        ("scales from the first batch", kernel("amax"), "amax / range", f"{STEP}around"),
+    ]),
+    ("3. Batch, plan, graphs", [
+        ("decode/prefill split, order of requests", kernel("attend"), "whole", f"{STEP}helpers, {STEP}promises, tests/core/test_plan"),
+        ("mixed batches in one attend", feature("mixed_batch"), "two calls", f"{CHECK}"),
+        ("block-table update", feature("update_block_table"), "plans anew", f"{STEP}graphs, {CHECK}"),
+        ("lengths on the device only", feature("device_seq_lens"), "", f"{CHECK}"),
+        ("cascade", feature("cascade"), "attend(prefix) + attend(suffix) + merge", f"{STEP}compose, {RUN}"),
+        ("graph capture and replay, level always", lambda caps: caps["graph_level"] == 3, "", f"{STEP}graphs, {CHECK}"),
+        ("batch invariance", feature("batch_invariant"), "", f"{CHECK}"),
+        ("fast prefill", feature("fast_prefill"), "", f"{STEP}around, {CHECK}"),
+        ("context parallelism: decode, contexts", both(feature("lse", "contiguous_kv"), kernel("merge_states")),
+         "gather, attend, exchange, merge", "tests/collectives/test_parallel (2, 3, 4 ranks)"),
+        ("profiling, idle", kernel("attend"), "whole", f"{STEP}promises"),
+    ]),
+    ("4. MLA", [
+        ("decode over latent rows", kernel("attend_mla"), "absorb + up-project", f"{REF}mla, {STEP}mla, {RUN}"),
+        ("prefill per head over gathered context", both(kernel("gather_kv", "batched_gemm", "merge_states"),
+                                                        has("layer_kinds", "mla")), "whole", f"{STEP}mla, {RUN}"),
+        ("sparse", kernel("attend_mla_sparse"), "", f"{REF}mla, {STEP}mla, {RUN}"),
+    ]),
+    ("5. Gated delta rule", [
+        ("convolution, step, chunks, drafts", kernel("gated_delta"), "", f"{REF}gdn, {STEP}gdn, {RUN}"),
+    ]),
+    ("6. Fused output and helpers", [
+        ("fp8 static and in groups, nvfp4", kernel("quantize"), "attend + quantize", f"{STEP}output, {CHECK}"),
+        ("amax", kernel("amax"), "", f"{REF}numeric, {CHECK}"),
+        ("batched GEMM", kernel("batched_gemm"), "", f"{REF}numeric, {CHECK}"),
+    ]),
+]
+
+#: Rows of the features document that nothing serves yet.
+OPEN = [
+    "TurboQuant's four dtypes: codes and page sizes are reserved",
+    "context parallelism: queries spread over ranks (prefill); MLA over spread caches",
+    "multimodal encoder in fp8 with its amax history",
+    "V scales per (head, channel) calibrated over batches (they can be given)",
+    "an engine's block of several kernel blocks: the engine passes the kernel's blocks",
+]
+
+
+def page() -> str:
+    """The whole text."""
+    caps = {name: json.loads((ROOT / "tests" / name / "capabilities.json").read_text()) for name in BACKENDS}
+    lines = ["# Features",
+             "Written by `python3 docs/features.py` from what the backends declare (`tests/*/capabilities.json`, held against "
+             "each",
+             "backend by attn-check). \"core\" says what the core makes of other parts where a backend has no kernel of its own.",
+             ""]
+    for title, rows in SECTIONS:
+        lines += [f"## {title}", f"| feature | {' | '.join(BACKENDS)} | core | tests |", "| --- " * (len(BACKENDS) + 3) + "|"]
+        for name, needs, core, tests in rows:
+            marks = ["yes" if needs(caps[backend]) else "" for backend in BACKENDS]
+            lines.append("| " + " | ".join([name, *marks, core, tests]) + " |")
+        lines.append("")
+    lines += ["## Not yet", *[f"- {row}" for row in OPEN], ""]
+    return "\n".join(lines)
+
+
+def missing_tests() -> list[str]:
+    """Tests that the tables name and the tree lacks."""
+    names = {test.strip().split(" ")[0] for _, rows in SECTIONS for row in rows for test in row[3].split(",")}
+    return sorted(name for name in names if name.startswith("tests/") and not list(ROOT.glob(f"{name}*.c")))
+
+
+def main() -> int:
+    target = ROOT / "docs" / "features.md"
+    absent = missing_tests()
+    if absent:
+        print(f"features.py: no such test: {', '.join(absent)}", file=sys.stderr)
+        return 1
+    if "--check" not in sys.argv[1:]:
+        target.write_text(page())
+    elif target.read_text() != page():
+        print("features.py: docs/features.md is not up to date; run python3 docs/features.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
