@@ -37,7 +37,8 @@ static attn_status pieces(size_t bytes, int *count, MPI_Datatype *type, MPI_Data
     return told(code);
 }
 
-static attn_status all_gather(void *user, const void *send, void *receive, size_t bytes, void *stream)
+static attn_status all_gather(void *user, const void *send, void *receive, size_t bytes,
+                              void *stream)
 {
     const struct mpi_collectives *c = user;
     MPI_Datatype type, page;
@@ -53,7 +54,8 @@ static attn_status all_gather(void *user, const void *send, void *receive, size_
     return status;
 }
 
-static attn_status all_to_all(void *user, const void *send, void *receive, size_t bytes, void *stream)
+static attn_status all_to_all(void *user, const void *send, void *receive, size_t bytes,
+                              void *stream)
 {
     const struct mpi_collectives *c = user;
     MPI_Datatype type, page;
@@ -97,15 +99,18 @@ attn_status attn_mpi_collectives_create(int32_t communicator, struct attn_collec
 {
     int running = 0, rank = 0, size = 0;
     if (collectives == NULL) {
-        return table_refuse(error, ATTN_ERROR_INVALID_ARGUMENT, "collectives", "collectives is NULL");
+        return table_refuse(error, ATTN_ERROR_INVALID_ARGUMENT, "collectives",
+                            "collectives is NULL");
     }
     *collectives = NULL;
     if (MPI_Initialized(&running) != MPI_SUCCESS || !running) {
-        return table_refuse(error, ATTN_ERROR_ORDER, "communicator", "MPI is not initialised; call MPI_Init first");
+        return table_refuse(error, ATTN_ERROR_ORDER, "communicator",
+                            "MPI is not initialised; call MPI_Init first");
     }
     struct mpi_collectives *made = calloc(1, sizeof *made);
     if (made == NULL) {
-        return table_refuse(error, ATTN_ERROR_OUT_OF_MEMORY, "collectives", "no memory for the table");
+        return table_refuse(error, ATTN_ERROR_OUT_OF_MEMORY, "collectives",
+                            "no memory for the table");
     }
     if (MPI_Comm_dup(MPI_Comm_f2c((MPI_Fint)communicator), &made->comm) != MPI_SUCCESS) {
         free(made);

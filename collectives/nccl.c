@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libattn_nccl: struct attn_collectives over an NCCL communicator, in device memory, on the caller's streams. */
+/* libattn_nccl: struct attn_collectives over an NCCL communicator, in device memory, on the
+ * caller's streams. */
 #include <nccl.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -17,22 +18,26 @@ static attn_status told(ncclResult_t result)
     return result == ncclSuccess ? ATTN_OK : ATTN_ERROR_DEVICE;
 }
 
-static attn_status all_gather(void *user, const void *send, void *receive, size_t bytes, void *stream)
+static attn_status all_gather(void *user, const void *send, void *receive, size_t bytes,
+                              void *stream)
 {
     const struct nccl_collectives *c = user;
     return told(ncclAllGather(send, receive, bytes, ncclUint8, c->comm, (cudaStream_t)stream));
 }
 
 /* A send to and a receive from every rank, as one group. */
-static attn_status all_to_all(void *user, const void *send, void *receive, size_t bytes, void *stream)
+static attn_status all_to_all(void *user, const void *send, void *receive, size_t bytes,
+                              void *stream)
 {
     const struct nccl_collectives *c = user;
     ncclResult_t result = ncclGroupStart();
     for (int32_t rank = 0; rank < c->table.world_size && result == ncclSuccess; rank++) {
         size_t at = (size_t)rank * bytes;
-        result = ncclSend((const uint8_t *)send + at, bytes, ncclUint8, rank, c->comm, (cudaStream_t)stream);
+        result = ncclSend((const uint8_t *)send + at, bytes, ncclUint8, rank, c->comm,
+                          (cudaStream_t)stream);
         if (result == ncclSuccess) {
-            result = ncclRecv((uint8_t *)receive + at, bytes, ncclUint8, rank, c->comm, (cudaStream_t)stream);
+            result = ncclRecv((uint8_t *)receive + at, bytes, ncclUint8, rank, c->comm,
+                              (cudaStream_t)stream);
         }
     }
     ncclResult_t ended = ncclGroupEnd(); /* also after a failure: the group must not stay open */
@@ -43,14 +48,16 @@ static attn_status reduce_scatter_f32(void *user, const float *send, float *rece
                                       void *stream)
 {
     const struct nccl_collectives *c = user;
-    return told(ncclReduceScatter(send, receive, count, ncclFloat32, ncclSum, c->comm, (cudaStream_t)stream));
+    return told(ncclReduceScatter(send, receive, count, ncclFloat32, ncclSum, c->comm,
+                                  (cudaStream_t)stream));
 }
 
 static attn_status all_reduce_max_f32(void *user, const float *send, float *receive, size_t count,
                                       void *stream)
 {
     const struct nccl_collectives *c = user;
-    return told(ncclAllReduce(send, receive, count, ncclFloat32, ncclMax, c->comm, (cudaStream_t)stream));
+    return told(
+        ncclAllReduce(send, receive, count, ncclFloat32, ncclMax, c->comm, (cudaStream_t)stream));
 }
 
 ATTN_EXPORT attn_nccl_collectives_create_fn attn_nccl_collectives_create;
@@ -61,8 +68,9 @@ attn_status attn_nccl_collectives_create(void *communicator, struct attn_collect
 {
     int rank = 0, size = 0;
     if (collectives == NULL || communicator == NULL) {
-        return table_refuse(error, ATTN_ERROR_INVALID_ARGUMENT, communicator == NULL ? "communicator" : "collectives",
-                      "neither communicator nor collectives may be NULL");
+        return table_refuse(error, ATTN_ERROR_INVALID_ARGUMENT,
+                            communicator == NULL ? "communicator" : "collectives",
+                            "neither communicator nor collectives may be NULL");
     }
     *collectives = NULL;
     ncclResult_t result = ncclCommUserRank((ncclComm_t)communicator, &rank);
@@ -72,7 +80,8 @@ attn_status attn_nccl_collectives_create(void *communicator, struct attn_collect
     }
     struct nccl_collectives *made = calloc(1, sizeof *made);
     if (made == NULL) {
-        return table_refuse(error, ATTN_ERROR_OUT_OF_MEMORY, "collectives", "no memory for the table");
+        return table_refuse(error, ATTN_ERROR_OUT_OF_MEMORY, "collectives",
+                            "no memory for the table");
     }
     made->comm = (ncclComm_t)communicator;
     made->table = (struct attn_collectives){.struct_size = sizeof made->table,

@@ -6,8 +6,8 @@
 #include <attn/collectives.h>
 #include <stdio.h>
 
-static inline attn_status table_refuse(struct attn_error *error, attn_status status, const char *field,
-                                       const char *message)
+static inline attn_status table_refuse(struct attn_error *error, attn_status status,
+                                       const char *field, const char *message)
 {
     if (error != NULL && error->struct_size >= sizeof *error) {
         error->status = status;

@@ -70,14 +70,14 @@ attn_status attn_get_api(uint32_t abi_version_min, uint32_t abi_version_max,
     *api = NULL;
     if (abi_version_min > abi_version_max || abi_version_min > ATTN_ABI_VERSION ||
         abi_version_max < ATTN_ABI_VERSION_MIN) {
-        return error_set(
-            error, ATTN_ERROR_ABI_VERSION, "abi_version_min",
-            "asked for ABI %u.%u to %u.%u; libattn %s speaks %u.%u to %u.%u",
-            ATTN_VERSION_MAJOR(abi_version_min), ATTN_VERSION_MINOR(abi_version_min),
-            ATTN_VERSION_MAJOR(abi_version_max), ATTN_VERSION_MINOR(abi_version_max),
-            ATTN_LIBRARY_VERSION, ATTN_VERSION_MAJOR(ATTN_ABI_VERSION_MIN),
-            ATTN_VERSION_MINOR(ATTN_ABI_VERSION_MIN), ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
-            ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
+        return error_set(error, ATTN_ERROR_ABI_VERSION, "abi_version_min",
+                         "asked for ABI %u.%u to %u.%u; libattn %s speaks %u.%u to %u.%u",
+                         ATTN_VERSION_MAJOR(abi_version_min), ATTN_VERSION_MINOR(abi_version_min),
+                         ATTN_VERSION_MAJOR(abi_version_max), ATTN_VERSION_MINOR(abi_version_max),
+                         ATTN_LIBRARY_VERSION, ATTN_VERSION_MAJOR(ATTN_ABI_VERSION_MIN),
+                         ATTN_VERSION_MINOR(ATTN_ABI_VERSION_MIN),
+                         ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
+                         ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
     }
     /* One version is spoken so far: it lies in every range that overlaps ours. */
     *api = &api_table;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An engine in a hundred lines: it opens the core, describes two layers, plans, steps, and says who served it.
+/* An engine in a hundred lines: it opens the core, describes two layers, plans, steps, and says who
+ * served it.
  *
  *     cc -I abi examples/engine.c -ldl -o engine && ./engine path/to/libattn.so.1 */
 #include <attn/api.h>
@@ -23,7 +24,8 @@ static struct attn_tensor rows(float *data, int64_t *shape, int64_t heads)
     shape[0] = TOKENS;
     shape[1] = heads;
     shape[2] = D;
-    return (struct attn_tensor){data, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+    return (struct attn_tensor){
+        data, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
 }
 
 int main(int argc, char **argv)
@@ -41,9 +43,16 @@ int main(int argc, char **argv)
     }
 
     /* Describe the layers once: one sees everything, the other the last 8 tokens. */
-    struct attn_layer_desc full = {.struct_size = sizeof full, .name = "full", .kind = ATTN_LAYER_DECODER,
-                                   .dtype = ATTN_DTYPE_F32, .num_q_heads = HQ, .num_kv_heads = HK,
-                                   .head_size = D, .scale = 0.125f, .causal = 1, .block_size = BLOCK};
+    struct attn_layer_desc full = {.struct_size = sizeof full,
+                                   .name = "full",
+                                   .kind = ATTN_LAYER_DECODER,
+                                   .dtype = ATTN_DTYPE_F32,
+                                   .num_q_heads = HQ,
+                                   .num_kv_heads = HK,
+                                   .head_size = D,
+                                   .scale = 0.125f,
+                                   .causal = 1,
+                                   .block_size = BLOCK};
     struct attn_layer_desc sliding = full;
     sliding.name = "sliding";
     sliding.has_window = 1;
@@ -59,10 +68,13 @@ int main(int argc, char **argv)
     }
 
     /* The engine's own memory: activations, and caches in the layout that each layer asks for. */
-    float *q = malloc(sizeof(float) * TOKENS * HQ * D), *k = malloc(sizeof(float) * TOKENS * HK * D);
-    float *v = malloc(sizeof(float) * TOKENS * HK * D), *out = calloc(TOKENS * HQ * D, sizeof(float));
+    float *q = malloc(sizeof(float) * TOKENS * HQ * D),
+          *k = malloc(sizeof(float) * TOKENS * HK * D);
+    float *v = malloc(sizeof(float) * TOKENS * HK * D),
+          *out = calloc(TOKENS * HQ * D, sizeof(float));
     int64_t q_shape[3], k_shape[3], v_shape[3], out_shape[3];
-    struct attn_tensor tq = rows(q, q_shape, HQ), tk = rows(k, k_shape, HK), tv = rows(v, v_shape, HK);
+    struct attn_tensor tq = rows(q, q_shape, HQ), tk = rows(k, k_shape, HK),
+                       tv = rows(v, v_shape, HK);
     struct attn_tensor to = rows(out, out_shape, HQ);
     for (int i = 0; i < TOKENS * HQ * D; i++) {
         q[i] = (float)(i % 7 - 3);
@@ -76,16 +88,26 @@ int main(int argc, char **argv)
     for (int t = 0; t < TOKENS; t++) {
         slots[t] = block_table[t / BLOCK] * BLOCK + t % BLOCK;
     }
-    const struct attn_batch batch = {.struct_size = sizeof batch, .num_reqs = 1, .num_tokens = TOKENS,
-                                     .num_actual_tokens = TOKENS, .causal = -1,
-                                     .query_start_loc = query_start_loc, .query_start_loc_host = query_start_loc,
-                                     .seq_lens = seq_lens, .seq_lens_host = seq_lens,
-                                     .block_table = block_table, .block_table_stride = 2,
-                                     .slot_mapping = slots, .num_slots = TOKENS};
-    const struct attn_step_io io = {.struct_size = sizeof io, .q = &tq, .k = &tk, .v = &tv, .out = &to};
+    const struct attn_batch batch = {.struct_size = sizeof batch,
+                                     .num_reqs = 1,
+                                     .num_tokens = TOKENS,
+                                     .num_actual_tokens = TOKENS,
+                                     .causal = -1,
+                                     .query_start_loc = query_start_loc,
+                                     .query_start_loc_host = query_start_loc,
+                                     .seq_lens = seq_lens,
+                                     .seq_lens_host = seq_lens,
+                                     .block_table = block_table,
+                                     .block_table_stride = 2,
+                                     .slot_mapping = slots,
+                                     .num_slots = TOKENS};
+    const struct attn_step_io io = {
+        .struct_size = sizeof io, .q = &tq, .k = &tk, .v = &tv, .out = &to};
     struct attn_plan_options options = {.struct_size = sizeof options,
-                                        .limits = {.struct_size = sizeof options.limits, .max_num_reqs = 8,
-                                                   .max_num_tokens = 64, .max_seq_len = 128}};
+                                        .limits = {.struct_size = sizeof options.limits,
+                                                   .max_num_reqs = 8,
+                                                   .max_num_tokens = 64,
+                                                   .max_seq_len = 128}};
     for (int32_t i = 0; i < 2; i++) {
         attn_layer *layer = api->model_layer(model, i);
         struct attn_kv_spec spec = {.struct_size = sizeof spec};
@@ -96,18 +118,20 @@ int main(int argc, char **argv)
         void *cache = aligned_alloc(256, (size_t)(BLOCKS * spec.padded_page_bytes));
         if (api->layer_kv_views(layer, cache, BLOCKS, &kv[0], &kv[1], &error) != ATTN_OK ||
             api->layer_bind_kv(layer, &kv[0], &kv[1], &error) != ATTN_OK ||
-            api->plan_create(model, api->layer_group(layer, ATTN_GROUP_BLOCK_TABLE, 0), &options, &plan,
-                             &error) != ATTN_OK) {
+            api->plan_create(model, api->layer_group(layer, ATTN_GROUP_BLOCK_TABLE, 0), &options,
+                             &plan, &error) != ATTN_OK) {
             return fail("binding");
         }
         void *workspace = aligned_alloc(256, api->plan_workspace_bytes(plan));
-        if (api->plan_bind_workspace(plan, workspace, api->plan_workspace_bytes(plan), &error) != ATTN_OK ||
-            api->plan(plan, &batch, NULL, &error) != ATTN_OK || api->run(plan, layer, &io, &error) != ATTN_OK) {
+        if (api->plan_bind_workspace(plan, workspace, api->plan_workspace_bytes(plan), &error) !=
+                ATTN_OK ||
+            api->plan(plan, &batch, NULL, &error) != ATTN_OK ||
+            api->run(plan, layer, &io, &error) != ATTN_OK) {
             return fail("step");
         }
         api->assignment_choice(assignment, i, ATTN_PHASE_PREFILL, &choice);
-        printf("layer %s was served by %s: out[19, 0, 0] = %g\n", i ? "sliding" : "full", choice.name,
-               out[19 * HQ * D]);
+        printf("layer %s was served by %s: out[19, 0, 0] = %g\n", i ? "sliding" : "full",
+               choice.name, out[19 * HQ * D]);
         api->plan_destroy(plan);
         free(workspace);
         free(cache);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The smallest useful backend: attend, write_kv and merge_states in float32. The core composes cross attention,
- * encoders, chunked local attention, static sinks and cascades of them.
+/* The smallest useful backend: attend, write_kv and merge_states in float32. The core composes
+ * cross attention, encoders, chunked local attention, static sinks and cascades of them.
  *
  *     cc -shared -fPIC -fvisibility=hidden -I abi examples/plugin.c -lm -o attn_example.so
  *     ATTN_PLUGIN_PATH=$PWD/attn_example.so ATTN_BACKEND=example attn-info */
@@ -40,8 +40,8 @@ static const float *key(const struct attn_attend_args *a, int v, int64_t r, int6
     return slot(view, block, j % view->block_size, head);
 }
 
-static void attend_row(const struct attn_attend_args *a, int64_t r, int64_t token, int64_t h, int64_t position,
-                       int64_t length)
+static void attend_row(const struct attn_attend_args *a, int64_t r, int64_t token, int64_t h,
+                       int64_t position, int64_t length)
 {
     const struct attn_layer_desc *l = a->layer;
     int64_t head = h / (l->num_q_heads / l->num_kv_heads);
@@ -51,7 +51,8 @@ static void attend_row(const struct attn_attend_args *a, int64_t r, int64_t toke
     memset(out, 0, sizeof *out * (size_t)l->head_size_v);
     for (int64_t j = 0; j < length; j++) {
         float s = 0, before = m;
-        if ((causal && j > position) || (l->has_window && l->window_left >= 0 && j < position - l->window_left) ||
+        if ((causal && j > position) ||
+            (l->has_window && l->window_left >= 0 && j < position - l->window_left) ||
             (l->has_window && l->window_right >= 0 && j > position + l->window_right)) {
             continue;
         }
@@ -71,7 +72,8 @@ static void attend_row(const struct attn_attend_args *a, int64_t r, int64_t toke
         out[d] /= sum;
     }
     if (a->lse != NULL) {
-        *row(a->lse, h, token) = sum != 0 ? m + logf(sum) : -INFINITY; /* a visible NaN is in both */
+        /* a visible NaN is in both */
+        *row(a->lse, h, token) = sum != 0 ? m + logf(sum) : -INFINITY;
     }
 }
 
@@ -85,7 +87,8 @@ static attn_status attend(const struct attn_attend_args *a, struct attn_error *e
         int64_t length = a->k_cache ? b->seq_lens[r] : start[r + 1] - start[r];
         for (int64_t i = 0; i < count * a->layer->num_q_heads; i++) {
             int64_t token = i / a->layer->num_q_heads;
-            attend_row(a, r, first + token, i % a->layer->num_q_heads, length - count + token, length);
+            attend_row(a, r, first + token, i % a->layer->num_q_heads, length - count + token,
+                       length);
         }
     }
     return ATTN_OK;
@@ -97,8 +100,10 @@ static attn_status write_kv(const struct attn_write_kv_args *a, struct attn_erro
     for (int64_t t = 0; t < a->num_slots; t++) {
         int64_t at = a->slot_mapping[t], size = a->k_cache->block_size;
         for (int64_t h = 0; at >= 0 && h < a->layer->num_kv_heads; h++) {
-            memcpy(slot(a->k_cache, at / size, at % size, h), row(a->k, t, h), 4 * (size_t)a->layer->head_size);
-            memcpy(slot(a->v_cache, at / size, at % size, h), row(a->v, t, h), 4 * (size_t)a->layer->head_size_v);
+            memcpy(slot(a->k_cache, at / size, at % size, h), row(a->k, t, h),
+                   4 * (size_t)a->layer->head_size);
+            memcpy(slot(a->v_cache, at / size, at % size, h), row(a->v, t, h),
+                   4 * (size_t)a->layer->head_size_v);
         }
     }
     return ATTN_OK;
@@ -113,10 +118,12 @@ static attn_status merge_states(const struct attn_merge_states_args *a, struct a
     for (int64_t i = 0; i < a->num_rows * a->out->shape[1]; i++) {
         int64_t n = i / a->out->shape[1], t = a->first_row + n, h = i % a->out->shape[1];
         float lse1 = *row(a->prefix_lse, h, t), lse2 = *row(a->suffix_lse, h, t);
-        lse1 = isinf(lse1) || n >= a->num_rows_with_prefix ? -INFINITY : lse1; /* both infinities mean empty */
+        /* both infinities mean empty */
+        lse1 = isinf(lse1) || n >= a->num_rows_with_prefix ? -INFINITY : lse1;
         lse2 = isinf(lse2) ? -INFINITY : lse2;
         float m = fmaxf(lse1, lse2);
-        float w1 = isinf(lse1) ? 0 : expf(lse1 - m), w2 = isinf(lse2) ? 0 : expf(lse2 - m), sum = w1 + w2;
+        float w1 = isinf(lse1) ? 0 : expf(lse1 - m), w2 = isinf(lse2) ? 0 : expf(lse2 - m),
+              sum = w1 + w2;
         const float *o1 = row(a->prefix_out, t, h), *o2 = row(a->suffix_out, t, h);
         for (int64_t d = 0; d < a->out->shape[2]; d++) {
             float x = (w1 != 0 ? w1 * o1[d] : 0) + (w2 != 0 ? w2 * o2[d] : 0);
@@ -129,21 +136,33 @@ static attn_status merge_states(const struct attn_merge_states_args *a, struct a
     return ATTN_OK;
 }
 
-static const struct attn_kernels kernels = {
-    .struct_size = sizeof kernels, .attend = attend, .write_kv = write_kv, .merge_states = merge_states};
+static const struct attn_kernels kernels = {.struct_size = sizeof kernels,
+                                            .attend = attend,
+                                            .write_kv = write_kv,
+                                            .merge_states = merge_states};
 
 /* What is declared here is all that the core will ask for; attn-check tests exactly that. */
-static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink, struct attn_error *error)
+static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
+                         struct attn_error *error)
 {
     static const struct attn_head_size_range head_sizes[] = {{{8, 256, 8}, {8, 256, 8}, 0}};
     static const struct attn_range block_sizes[] = {{1, 256, 1}};
-    const struct attn_device_info cpu = {.struct_size = sizeof cpu, .device = {ATTN_DEVICE_CPU, 0},
-                                         .name = "CPU", .arch = "generic", .isa = ""};
+    const struct attn_device_info cpu = {.struct_size = sizeof cpu,
+                                         .device = {ATTN_DEVICE_CPU, 0},
+                                         .name = "CPU",
+                                         .arch = "generic",
+                                         .isa = ""};
     const struct attn_backend_caps caps = {
-        .struct_size = sizeof caps, .name = "example", .variant = "", .version = "0.1.0", .vendor = "you",
+        .struct_size = sizeof caps,
+        .name = "example",
+        .variant = "",
+        .version = "0.1.0",
+        .vendor = "you",
         .device = {ATTN_DEVICE_CPU, 0},
         .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_MERGE_STATES,
-        .layer_kinds = 1 << ATTN_LAYER_DECODER, .phases = 3, .dtypes = 1 << ATTN_DTYPE_F32,
+        .layer_kinds = 1 << ATTN_LAYER_DECODER,
+        .phases = 3,
+        .dtypes = 1 << ATTN_DTYPE_F32,
         .kv_dtypes = 1 << ATTN_KV_F32,
         .terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL | ATTN_TERM_SLIDING_WINDOW |
                  ATTN_TERM_SYMMETRIC_WINDOW,
@@ -151,9 +170,17 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
                     ATTN_FEATURE_BLOCK_TABLE_ROW | ATTN_FEATURE_MIXED_BATCH,
         .walks = ATTN_WALK_NHD | ATTN_WALK_HND | ATTN_WALK_SEPARATE_STRIDES,
         .layouts = 1 << ATTN_KV_LAYOUT_NHD | 1 << ATTN_KV_LAYOUT_HND,
-        .k_scale_forms = 1, .v_scale_forms = 1, .p_scale_forms = 1, .output_forms = 1,
-        .head_sizes = head_sizes, .num_head_sizes = 1, .block_sizes = block_sizes, .num_block_sizes = 1,
-        .preferred_layout = ATTN_KV_LAYOUT_NHD, .preferred_block_size = 16, .rank = {-1, -1}};
+        .k_scale_forms = 1,
+        .v_scale_forms = 1,
+        .p_scale_forms = 1,
+        .output_forms = 1,
+        .head_sizes = head_sizes,
+        .num_head_sizes = 1,
+        .block_sizes = block_sizes,
+        .num_block_sizes = 1,
+        .preferred_layout = ATTN_KV_LAYOUT_NHD,
+        .preferred_block_size = 16,
+        .rank = {-1, -1}};
     (void)host;
     (void)error;
     attn_status status = sink->device(sink->user, &cpu);
@@ -161,8 +188,8 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
 }
 
 static attn_status create(const struct attn_host *host, const char *backend, const char *variant,
-                          struct attn_device device, attn_instance **instance, const struct attn_kernels **table,
-                          struct attn_error *error)
+                          struct attn_device device, attn_instance **instance,
+                          const struct attn_kernels **table, struct attn_error *error)
 {
     (void)backend, (void)variant, (void)device, (void)error;
     *table = &kernels;
@@ -181,11 +208,17 @@ static void destroy(attn_instance *instance)
     }
 }
 
-static const struct attn_plugin plugin = {.struct_size = sizeof plugin, .abi_version = ATTN_ABI_VERSION,
-                                          .name = "example", .version = "0.1.0", .vendor = "you",
-                                          .probe = probe, .create = create, .destroy = destroy};
+static const struct attn_plugin plugin = {.struct_size = sizeof plugin,
+                                          .abi_version = ATTN_ABI_VERSION,
+                                          .name = "example",
+                                          .version = "0.1.0",
+                                          .vendor = "you",
+                                          .probe = probe,
+                                          .create = create,
+                                          .destroy = destroy};
 
-attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plugin **out, struct attn_error *error)
+attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plugin **out,
+                              struct attn_error *error)
 {
     (void)error;
     *out = min <= ATTN_ABI_VERSION && max >= ATTN_ABI_VERSION ? &plugin : NULL;

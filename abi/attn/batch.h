@@ -17,8 +17,8 @@ enum attn_batch_mode {
 
 #define ATTN_BATCH_FAST_BUILD 1u /* a quick plan rather than the best */
 #define ATTN_BATCH_NO_CASCADE 2u
-#define ATTN_BATCH_IN_CAPTURE                                                                      \
-    4u /* a graph is being captured: cascade and host-built tables are off */
+/* a graph is being captured: cascade and host-built tables are off */
+#define ATTN_BATCH_IN_CAPTURE 4u
 
 /* R requests, T = num_tokens rows. On a CPU device pointers are host pointers. Every pointer is
  * borrowed until the last run of the plan has finished on its stream; host copies until plan()

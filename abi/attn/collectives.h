@@ -54,9 +54,9 @@ struct attn_batch_context_parallel {
     const int32_t *query_positions;
 };
 
-/* Ready tables, each in a small library of its own, which an engine may link or open; the core knows
- * none. `create` is collective over the communicator, which stays the caller's; a failure of a later
- * call is ATTN_ERROR_DEVICE. destroy accepts NULL and is collective, too.
+/* Ready tables, each in a small library of its own, which an engine may link or open; the core
+ * knows none. `create` is collective over the communicator, which stays the caller's; a failure of
+ * a later call is ATTN_ERROR_DEVICE. destroy accepts NULL and is collective, too.
  *
  * libattn_mpi.so.0, attn_mpi_collectives_create: `communicator` is the Fortran handle of an MPI
  * communicator (MPI_Comm_c2f), so that no header of MPI is needed; host memory, `stream` ignored.

@@ -7,8 +7,8 @@
 
 /* m = max(lse1, lse2), w = exp(lse - m); o = (w1 o1 + w2 o2) / (w1 + w2); lse = m + log(w1 + w2).
  * +inf and -inf both mean empty; both empty: 0 and -inf; an empty side's output is ignored even if
- * NaN. A NaN lse gives a NaN output. out and lse may be one side's own. Rows first_row .. first_row +
- * num_rows - 1; rows from first_row + num_rows_with_prefix on take the suffix as is. */
+ * NaN. A NaN lse gives a NaN output. out and lse may be one side's own. Rows first_row .. first_row
+ * + num_rows - 1; rows from first_row + num_rows_with_prefix on take the suffix as is. */
 struct attn_merge_states_args {
     size_t struct_size;
     const struct attn_ext *next; /* attn_io_output_quant: fp8 output */

@@ -5,9 +5,9 @@
 
 #include "runtime.h"
 
-#define ATTN_SELECT_KEEP_UNSERVED                                                                  \
-    1u /* succeed even if a layer has no backend or an order was refused, so that the              \
-          reasons can be read; such an assignment cannot be bound */
+/* succeed even if a layer has no backend or an order was refused, so that the reasons can be read;
+ * such an assignment cannot be bound */
+#define ATTN_SELECT_KEEP_UNSERVED 1u
 
 struct attn_select_options {
     size_t struct_size;

@@ -59,7 +59,8 @@ ATTN_STATIC_ASSERT(sizeof(struct attn_error) == 1024, "attn_error is frozen");
 
 #define ATTN_ERROR_INIT                                                                            \
     {                                                                                              \
-        sizeof(struct attn_error), ATTN_OK, 0, {0}, {                                              \
+        sizeof(struct attn_error), ATTN_OK, 0, {0},                                                \
+        {                                                                                          \
             0                                                                                      \
         }                                                                                          \
     }

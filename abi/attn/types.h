@@ -32,9 +32,9 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 #define ATTN_TERM_CAUSAL (UINT64_C(1) << 0)
 #define ATTN_TERM_BIDIRECTIONAL (UINT64_C(1) << 1)
 #define ATTN_TERM_CAUSAL_PER_REQUEST (UINT64_C(1) << 2)
-#define ATTN_TERM_SLIDING_WINDOW (UINT64_C(1) << 3)   /* (w-1, 0) */
-#define ATTN_TERM_SYMMETRIC_WINDOW (UINT64_C(1) << 4) /* right side >= 0 of a bidirectional layer  \
-                                                       */
+#define ATTN_TERM_SLIDING_WINDOW (UINT64_C(1) << 3) /* (w-1, 0) */
+/* right side >= 0 of a bidirectional layer */
+#define ATTN_TERM_SYMMETRIC_WINDOW (UINT64_C(1) << 4)
 #define ATTN_TERM_CHUNKED_LOCAL (UINT64_C(1) << 5)
 #define ATTN_TERM_SOFT_CAP (UINT64_C(1) << 6)
 #define ATTN_TERM_ALIBI (UINT64_C(1) << 7)
@@ -56,8 +56,8 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 #define ATTN_FEATURE_FUSED_WRITE (UINT64_C(1) << 6) /* attend writes k and v itself */
 #define ATTN_FEATURE_FUSED_ROPE (UINT64_C(1) << 7)  /* rope_write_kv */
 #define ATTN_FEATURE_FUSED_ROPE_NORM (UINT64_C(1) << 8)
-#define ATTN_FEATURE_GLOBAL_KEY_POSITIONS (UINT64_C(1) << 9) /* keys at strided global positions   \
-                                                              */
+/* keys at strided global positions */
+#define ATTN_FEATURE_GLOBAL_KEY_POSITIONS (UINT64_C(1) << 9)
 #define ATTN_FEATURE_CONTEXT_PARALLEL (UINT64_C(1) << 10)
 #define ATTN_FEATURE_INTERLEAVE (UINT64_C(1) << 11) /* context-parallel interleave > 1 */
 #define ATTN_FEATURE_BATCH_INVARIANT (UINT64_C(1) << 12)
@@ -65,8 +65,8 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 #define ATTN_FEATURE_QUANTIZED_QUERY (UINT64_C(1) << 14)
 #define ATTN_FEATURE_DEVICE_SEQ_LENS (UINT64_C(1) << 15) /* plans without seq_lens_host */
 #define ATTN_FEATURE_FAST_PREFILL (UINT64_C(1) << 16)
-#define ATTN_FEATURE_CASCADE (UINT64_C(1) << 17) /* a fused cascade; without it the core composes  \
-                                                  */
+/* a fused cascade; without it the core composes */
+#define ATTN_FEATURE_CASCADE (UINT64_C(1) << 17)
 #define ATTN_FEATURE_COUNT 18
 
 enum attn_alibi { ATTN_ALIBI_NONE = 0, ATTN_ALIBI_LINEAR = 1, ATTN_ALIBI_SQRT = 2 };

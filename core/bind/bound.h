@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a model is once it is bound: instances of backends, layers with their caches and parameters, groups. */
+/* What a model is once it is bound: instances of backends, layers with their caches and parameters,
+ * groups. */
 #ifndef CORE_BIND_BOUND_H
 #define CORE_BIND_BOUND_H
 
@@ -23,8 +24,10 @@ enum part {
     PART_MAIN,   /* the layer itself, or what is left of it beside the others */
     PART_PREFIX, /* cascade: the common prefix, not causal, without the sinks' logits */
     PART_SINK,   /* static sink: contiguous fixed keys */
-    PART_NEW,     /* the step's own keys, contiguous: of a spread cache, or MLA's, projected per head */
-    PART_CONTEXT, /* the context before them, all visible: this rank's shard, or MLA's, gathered and projected */
+    /* the step's own keys, contiguous: of a spread cache, or MLA's, projected per head */
+    PART_NEW,
+    /* the context before them, all visible: this rank's shard, or MLA's, gathered and projected */
+    PART_CONTEXT,
     PART_COUNT
 };
 
@@ -49,8 +52,8 @@ struct head_weights {
 struct attn_layer {
     attn_model *model;
     int32_t index;
-    int32_t group; /* block-table group */
-    int32_t slot;  /* place among the layers of its group */
+    int32_t group;           /* block-table group */
+    int32_t slot;            /* place among the layers of its group */
     const attn_layer *table; /* the group's first layer: one pointer that names model and group */
     struct layer layer;
     struct served served[ATTN_PHASE_COUNT];
@@ -94,7 +97,8 @@ attn_status mla_bind_weights(attn_layer *layer, const struct attn_layer_params *
                              struct attn_error *error);
 void mla_rewrite_parts(attn_layer *layer);
 int32_t mla_padded_heads(const attn_layer *layer);
-/* What scales are calculated from: of q, k and v the query's first part and the latent rows; returns its second part. */
+/* What scales are calculated from: of q, k and v the query's first part and the latent rows;
+ * returns its second part. */
 struct head_rows {
     struct attn_tensor tensor;
     int64_t shape[3], strides[3];
@@ -104,7 +108,8 @@ const struct attn_tensor *mla_scale_inputs(const struct attn_step_io *io, struct
 attn_status gdn_check_weights(const attn_layer *layer, const struct attn_layer_params *params,
                               struct attn_error *error);
 
-/* parallel.c: is the cache spread over ranks? Then a block of the table holds so many tokens over all of them. */
+/* parallel.c: is the cache spread over ranks? Then a block of the table holds so many tokens over
+ * all of them. */
 bool layer_is_spread(const attn_layer *layer);
 int64_t layer_tokens_per_block(const attn_layer *layer);
 void parallel_rewrite_parts(attn_layer *layer);
@@ -118,7 +123,8 @@ attn_status model_make_instance(attn_model *model, int32_t backend, struct insta
                                 struct attn_error *error);
 void instance_finish(struct instance *instance);
 
-/* Bytes of one element, or of half of one in 4-bit caches times two; see kv_row_bytes for whole rows. */
+/* Bytes of one element, or of half of one in 4-bit caches times two; see kv_row_bytes for whole
+ * rows. */
 int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value);
 
 #endif

@@ -60,11 +60,12 @@ static attn_status check_view(const attn_layer *layer, const struct attn_kv_view
     }
     if (view->num_heads != l->num_kv_heads || view->head_size != head_size ||
         view->block_size != l->block_size) {
-        return BAD("num_heads",
-                   "layer '%s', %s: %d heads of %d in blocks of %d; the layer has %d heads of %d in "
-                   "blocks of %d",
-                   name, which, view->num_heads, view->head_size, view->block_size,
-                   l->num_kv_heads, head_size, l->block_size);
+        return BAD(
+            "num_heads",
+            "layer '%s', %s: %d heads of %d in blocks of %d; the layer has %d heads of %d in "
+            "blocks of %d",
+            name, which, view->num_heads, view->head_size, view->block_size, l->num_kv_heads,
+            head_size, l->block_size);
     }
     if (view->pack < 0 || head_size % pack != 0) {
         return BAD("pack", "layer '%s', %s: pack is %d; it must divide %d", name, which, view->pack,
@@ -96,7 +97,9 @@ static attn_status check_walk(const attn_layer *layer, const struct attn_kv_view
     const char *name = layer->layer.desc.name, *which = value ? "v" : "k";
     bool packed = view->pack > 0 && view->pack < view->head_size;
     bool nhd = view->stride_slot >= view->stride_head;
-    uint64_t walk = layer->layer.mla != NULL ? ATTN_WALK_LATENT : nhd ? ATTN_WALK_NHD : ATTN_WALK_HND;
+    uint64_t walk = layer->layer.mla != NULL ? ATTN_WALK_LATENT
+                    : nhd                    ? ATTN_WALK_NHD
+                                             : ATTN_WALK_HND;
     walk |= packed ? ATTN_WALK_PACKED : 0;
     if (view->num_heads == 1 || view->block_size == 1) { /* both orders are the same */
         walk &= ~(ATTN_WALK_NHD | ATTN_WALK_HND);
@@ -105,17 +108,18 @@ static attn_status check_walk(const attn_layer *layer, const struct attn_kv_view
         const struct attn_backend_caps *caps = layer->served[phase].instance->caps;
         if ((caps->walks & walk) != walk) {
             return error_set(error, ATTN_ERROR_UNSUPPORTED, "walks",
-                             "layer '%s', %s: the view is %s%s, and %s for %s does not walk it", name,
-                             which, nhd ? "nhd" : "hnd", packed ? ", packed" : "", caps->name,
+                             "layer '%s', %s: the view is %s%s, and %s for %s does not walk it",
+                             name, which, nhd ? "nhd" : "hnd", packed ? ", packed" : "", caps->name,
                              name_of_phase(phase));
         }
-        if (caps->kv_alignment > 1 &&
-            ((uintptr_t)view->data % (uintptr_t)caps->kv_alignment != 0 ||
-             view->stride_block % caps->kv_alignment != 0 ||
-             view->stride_slot % caps->kv_alignment != 0 ||
-             view->stride_head % caps->kv_alignment != 0)) {
-            return BAD("data", "layer '%s', %s: address %p or a stride is not a multiple of %d bytes, "
-                       "which %s needs", name, which, view->data, caps->kv_alignment, caps->name);
+        if (caps->kv_alignment > 1 && ((uintptr_t)view->data % (uintptr_t)caps->kv_alignment != 0 ||
+                                       view->stride_block % caps->kv_alignment != 0 ||
+                                       view->stride_slot % caps->kv_alignment != 0 ||
+                                       view->stride_head % caps->kv_alignment != 0)) {
+            return BAD("data",
+                       "layer '%s', %s: address %p or a stride is not a multiple of %d bytes, "
+                       "which %s needs",
+                       name, which, view->data, caps->kv_alignment, caps->name);
         }
     }
     return ATTN_OK;
@@ -138,7 +142,8 @@ attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
         return BAD("v", "layer '%s': k %p, v %p; %s", layer->layer.desc.name, (const void *)k,
                    (const void *)v, latent ? "an MLA layer has k only" : "both are needed");
     }
-    attn_status status = struct_read(&views[0], sizeof views[0], MIN_VIEW, k, "attn_kv_view", error);
+    attn_status status =
+        struct_read(&views[0], sizeof views[0], MIN_VIEW, k, "attn_kv_view", error);
     if (status == ATTN_OK && v != NULL) {
         status = struct_read(&views[1], sizeof views[1], MIN_VIEW, v, "attn_kv_view", error);
     }
@@ -176,15 +181,16 @@ attn_status layer_bind_state(attn_layer *layer, const struct attn_gdn_state *sta
     int64_t head = (int64_t)g->head_size_v * g->head_size_k;
     int64_t element = layer->layer.desc.dtype == ATTN_DTYPE_F32 ? 4 : 2;
     int32_t channels = 2 * g->num_k_heads * g->head_size_k + g->num_v_heads * g->head_size_v;
-    if (read.state == NULL || read.num_slots <= 0 || read.state_stride_slot < head * g->num_v_heads ||
+    if (read.state == NULL || read.num_slots <= 0 ||
+        read.state_stride_slot < head * g->num_v_heads ||
         (g->conv_width > 0 && read.conv_state == NULL)) {
-        return BAD("state",
-                   "layer '%s': state %p of %lld slots, %lld floats apart, conv_state %p; a state of "
-                   "at least %lld floats a slot%s is needed",
-                   layer->layer.desc.name, read.state, (long long)read.num_slots,
-                   (long long)read.state_stride_slot, read.conv_state,
-                   (long long)(head * g->num_v_heads),
-                   g->conv_width > 0 ? " and the convolution's" : "");
+        return BAD(
+            "state",
+            "layer '%s': state %p of %lld slots, %lld floats apart, conv_state %p; a state of "
+            "at least %lld floats a slot%s is needed",
+            layer->layer.desc.name, read.state, (long long)read.num_slots,
+            (long long)read.state_stride_slot, read.conv_state, (long long)(head * g->num_v_heads),
+            g->conv_width > 0 ? " and the convolution's" : "");
     }
     layer->k_cache = (struct attn_kv_view){.struct_size = sizeof layer->k_cache,
                                            .data = read.state,
@@ -196,15 +202,16 @@ attn_status layer_bind_state(attn_layer *layer, const struct attn_gdn_state *sta
                                            .stride_slot = 4 * head * g->num_v_heads,
                                            .stride_head = 4 * head};
     layer->has_v_cache = g->conv_width > 0;
-    layer->v_cache = (struct attn_kv_view){.struct_size = sizeof layer->v_cache,
-                                           .data = read.conv_state,
-                                           .num_blocks = read.num_slots,
-                                           .block_size = 1,
-                                           .num_heads = channels,
-                                           .head_size = g->conv_width - 1 + g->num_speculative_tokens,
-                                           .stride_block = element * read.conv_stride_slot,
-                                           .stride_slot = element * read.conv_stride_slot,
-                                           .stride_head = element * read.conv_stride_channel};
+    layer->v_cache =
+        (struct attn_kv_view){.struct_size = sizeof layer->v_cache,
+                              .data = read.conv_state,
+                              .num_blocks = read.num_slots,
+                              .block_size = 1,
+                              .num_heads = channels,
+                              .head_size = g->conv_width - 1 + g->num_speculative_tokens,
+                              .stride_block = element * read.conv_stride_slot,
+                              .stride_slot = element * read.conv_stride_slot,
+                              .stride_head = element * read.conv_stride_channel};
     return ATTN_OK;
 }
 
@@ -229,11 +236,12 @@ static attn_status check_no_plans(attn_layer *layer, struct attn_error *error)
     pthread_mutex_lock(&layer->model->lock);
     int32_t plans = layer->num_plans;
     pthread_mutex_unlock(&layer->model->lock);
-    return plans == 0 ? ATTN_OK
-                      : error_set(error, ATTN_ERROR_ORDER, "layer_bind_params",
-                                  "layer '%s' is in %d plans; destroy them first, or change what the "
-                                  "parameters point at",
-                                  layer->layer.desc.name, plans);
+    return plans == 0
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_ORDER, "layer_bind_params",
+                           "layer '%s' is in %d plans; destroy them first, or change what the "
+                           "parameters point at",
+                           layer->layer.desc.name, plans);
 }
 
 attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params *params,
@@ -294,9 +302,8 @@ static int32_t add_copies(attn_layer *layer, int32_t kind, const struct attn_blo
 {
     const struct attn_kv_view *views[2] = {&layer->k_cache,
                                            layer->has_v_cache ? &layer->v_cache : NULL};
-    int64_t row[2] = {
-        kv_row_bytes(layer->spec.kv_dtype, layer->spec.head_size, false),
-        kv_row_bytes(layer->spec.kv_dtype, layer->spec.head_size_v, true)};
+    int64_t row[2] = {kv_row_bytes(layer->spec.kv_dtype, layer->spec.head_size, false),
+                      kv_row_bytes(layer->spec.kv_dtype, layer->spec.head_size_v, true)};
     int64_t bytes = 0;
     int32_t count = 0;
     /* K and V of a block are one page if V begins within K's block stride, or K within V's. */
@@ -310,15 +317,15 @@ static int32_t add_copies(attn_layer *layer, int32_t kind, const struct attn_blo
         }
         int64_t block = planes ? views[i]->block_size * (int64_t)views[i]->num_heads * row[i]
                                : layer->spec.page_bytes;
-        int64_t stride = other != NULL && other->stride > 0 ? other->stride
-                                                            : layer->spec.padded_page_bytes;
+        int64_t stride =
+            other != NULL && other->stride > 0 ? other->stride : layer->spec.padded_page_bytes;
         uint8_t *theirs = other != NULL ? (uint8_t *)other->base + bytes : mine;
         stride = other != NULL ? stride : views[i]->stride_block;
         bool out = kind == ATTN_COPY_DEVICE_TO_HOST;
-        copies[count++] = (struct attn_block_copy){
-            out || other == NULL ? mine : theirs, out ? theirs : mine,
-            out || other == NULL ? views[i]->stride_block : stride,
-            out ? stride : views[i]->stride_block, block};
+        copies[count++] =
+            (struct attn_block_copy){out || other == NULL ? mine : theirs, out ? theirs : mine,
+                                     out || other == NULL ? views[i]->stride_block : stride,
+                                     out ? stride : views[i]->stride_block, block};
         bytes += block;
     }
     return count;
@@ -339,7 +346,8 @@ static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, b
         }
     }
     for (int64_t i = 0; i < num_pairs; i++) {
-        bool source_ours = kind != ATTN_COPY_HOST_TO_DEVICE, target_ours = kind != ATTN_COPY_DEVICE_TO_HOST;
+        bool source_ours = kind != ATTN_COPY_HOST_TO_DEVICE,
+             target_ours = kind != ATTN_COPY_DEVICE_TO_HOST;
         int64_t source = pairs[2 * i], target = pairs[2 * i + 1];
         if (source < 0 || target < 0 || (source_ours && source >= blocks) ||
             (target_ours && target >= blocks)) {
@@ -360,7 +368,8 @@ static void move_blocks(const struct attn_copy_blocks_args *args)
     for (int32_t c = 0; c < args->num_copies; c++) {
         const struct attn_block_copy *copy = &args->copies[c];
         for (int64_t i = 0; i < args->num_pairs; i++) {
-            memmove((uint8_t *)copy->destination + args->pairs[2 * i + 1] * copy->destination_stride,
+            memmove((uint8_t *)copy->destination +
+                        args->pairs[2 * i + 1] * copy->destination_stride,
                     (const uint8_t *)copy->source + args->pairs[2 * i] * copy->source_stride,
                     (size_t)copy->bytes);
         }
@@ -374,12 +383,12 @@ attn_status copy_blocks(attn_model *model, int32_t group, int32_t kind,
     if (model == NULL || group < 0 || group >= model->num_groups || num_pairs < 0 ||
         (num_pairs > 0 && pairs == NULL) || kind < ATTN_COPY_HOST_TO_DEVICE ||
         kind > ATTN_COPY_DEVICE_TO_DEVICE) {
-        return BAD("group", "model %p, group %d, kind %d, %lld pairs at %p; a group of the model, "
-                   "kind 1 to 3 and an array of pairs", (void *)model, group, kind,
-                   (long long)num_pairs, (const void *)pairs);
+        return BAD("group",
+                   "model %p, group %d, kind %d, %lld pairs at %p; a group of the model, "
+                   "kind 1 to 3 and an array of pairs",
+                   (void *)model, group, kind, (long long)num_pairs, (const void *)pairs);
     }
-    attn_status status =
-        check_pairs(model, group, kind, other != NULL, pairs, num_pairs, error);
+    attn_status status = check_pairs(model, group, kind, other != NULL, pairs, num_pairs, error);
     for (int32_t i = 0; i < model->num_layers && status == ATTN_OK; i++) {
         attn_layer *layer = &model->layers[i];
         struct attn_block_copy copies[2];
@@ -396,7 +405,8 @@ attn_status copy_blocks(attn_model *model, int32_t group, int32_t kind,
             .instance = instance->handle,
             .stream = stream,
             .kind = kind,
-            .num_copies = add_copies(layer, kind, other != NULL ? &other[layer->slot] : NULL, copies),
+            .num_copies =
+                add_copies(layer, kind, other != NULL ? &other[layer->slot] : NULL, copies),
             .copies = copies,
             .pairs = pairs,
             .num_pairs = num_pairs};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Block-table groups (layers of one KV specification) and plan groups (of these, layers that share a schedule). */
+/* Block-table groups (layers of one KV specification) and plan groups (of these, layers that share
+ * a schedule). */
 #include <string.h>
 
 #include "bind/bound.h"
@@ -16,16 +17,17 @@ static bool same_table(attn_layer *a, attn_layer *b)
     }
     return layer_cache_owner(a)->spec.kind == layer_cache_owner(b)->spec.kind &&
            layer_cache_owner(a)->spec.layout == layer_cache_owner(b)->spec.layout &&
-           layer_tokens_per_block(layer_cache_owner(a)) == layer_tokens_per_block(layer_cache_owner(b)) &&
+           layer_tokens_per_block(layer_cache_owner(a)) ==
+               layer_tokens_per_block(layer_cache_owner(b)) &&
            layer_same_cache(x, y);
 }
 
-/* backend, phase, Hq, window, chunk, soft cap, scale, sinks, causality; and what else changes a kernel's schedule. */
+/* backend, phase, Hq, window, chunk, soft cap, scale, sinks, causality; and what else changes a
+ * kernel's schedule. */
 static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phase)
 {
     const struct attn_layer_desc *x = &a->layer.desc, *y = &b->layer.desc;
-    return a->group == b->group &&
-           a->served[phase].instance == b->served[phase].instance &&
+    return a->group == b->group && a->served[phase].instance == b->served[phase].instance &&
            a->served[phase].composed == b->served[phase].composed && x->dtype == y->dtype &&
            x->num_q_heads == y->num_q_heads && x->num_kv_heads == y->num_kv_heads &&
            x->head_size == y->head_size && x->head_size_v == y->head_size_v &&
@@ -36,9 +38,8 @@ static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phas
            x->causal == y->causal && x->causal_per_request == y->causal_per_request &&
            x->alibi == y->alibi && x->prefix_lm == y->prefix_lm && x->tree_mask == y->tree_mask &&
            x->kind == y->kind && x->num_speculative_tokens == y->num_speculative_tokens &&
-           x->parallel_drafting == y->parallel_drafting &&
-           x->q_scale_form == y->q_scale_form && x->p_scale_form == y->p_scale_form &&
-           x->batch_invariant == y->batch_invariant;
+           x->parallel_drafting == y->parallel_drafting && x->q_scale_form == y->q_scale_form &&
+           x->p_scale_form == y->p_scale_form && x->batch_invariant == y->batch_invariant;
 }
 
 static void assign_group(attn_model *model, attn_layer *layer)

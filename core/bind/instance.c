@@ -38,8 +38,8 @@ static attn_status check_slots(const struct instance *instance, const char *name
         }
     }
     if (k->prepare != NULL && k->release == NULL) {
-        return error_set(error, ATTN_ERROR_PLUGIN, "release",
-                         "%s has prepare without release", name);
+        return error_set(error, ATTN_ERROR_PLUGIN, "release", "%s has prepare without release",
+                         name);
     }
     return ATTN_OK;
 }

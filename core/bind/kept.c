@@ -7,18 +7,20 @@
 #include "util/structs.h"
 
 /* Replaces *slot by a copy with strides of its own. NULL stays NULL. */
-static attn_status keep_tensor(struct kept_params *kept, const struct attn_tensor **slot, const char *name,
-                               struct attn_error *error)
+static attn_status keep_tensor(struct kept_params *kept, const struct attn_tensor **slot,
+                               const char *name, struct attn_error *error)
 {
     const struct attn_tensor *source = *slot;
     int64_t stride = 1;
     if (source == NULL) {
         return ATTN_OK;
     }
-    if (source->ndim < 1 || source->ndim > KEPT_MAX_DIMS || source->shape == NULL || source->data == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                         "%s has %d dimensions, shape %p, data %p; 1 to %d dimensions, and neither may be NULL",
-                         name, source->ndim, (const void *)source->shape, source->data, KEPT_MAX_DIMS);
+    if (source->ndim < 1 || source->ndim > KEPT_MAX_DIMS || source->shape == NULL ||
+        source->data == NULL) {
+        return error_set(
+            error, ATTN_ERROR_INVALID_ARGUMENT, name,
+            "%s has %d dimensions, shape %p, data %p; 1 to %d dimensions, and neither may be NULL",
+            name, source->ndim, (const void *)source->shape, source->data, KEPT_MAX_DIMS);
     }
     struct kept_tensor *copy = &kept->tensors[kept->num_tensors++];
     copy->tensor = *source;
@@ -33,7 +35,8 @@ static attn_status keep_tensor(struct kept_params *kept, const struct attn_tenso
     return ATTN_OK;
 }
 
-/* Puts our copy of an extension at the front of our chain; its reader's size, a missing tail zero. */
+/* Puts our copy of an extension at the front of our chain; its reader's size, a missing tail zero.
+ */
 static bool keep_extension(struct kept_params *kept, const struct attn_ext *chain, uint32_t id,
                            struct attn_ext *copy, size_t size)
 {
@@ -56,7 +59,8 @@ attn_status kept_params_take(struct kept_params *kept, const struct attn_layer_p
     kept->params.next = NULL;
     attn_status status = keep_tensor(kept, &kept->params.sink_k, "sink_k", error);
     status = status ? status : keep_tensor(kept, &kept->params.sink_v, "sink_v", error);
-    keep_extension(kept, given->next, ATTN_EXT_KV_QUANT_PARAMS, &kept->kv_quant.ext, sizeof kept->kv_quant);
+    keep_extension(kept, given->next, ATTN_EXT_KV_QUANT_PARAMS, &kept->kv_quant.ext,
+                   sizeof kept->kv_quant);
     if (keep_extension(kept, given->next, ATTN_EXT_MLA_WEIGHTS, &kept->mla.ext, sizeof kept->mla)) {
         struct attn_mla_weights *w = &kept->mla;
         status = status ? status : keep_tensor(kept, &w->kv_b_proj, "kv_b_proj", error);

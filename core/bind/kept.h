@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A layer's parameters as the core keeps them: the structs that the engine filled, its extensions and tensors' shapes are
- * copied, so that only the memory they point at is borrowed. */
+/* A layer's parameters as the core keeps them: the structs that the engine filled, its extensions
+ * and tensors' shapes are copied, so that only the memory they point at is borrowed. */
 #ifndef CORE_BIND_KEPT_H
 #define CORE_BIND_KEPT_H
 
@@ -28,7 +28,8 @@ struct kept_params {
     int32_t num_tensors;
 };
 
-/* `given` is zero-extended, its extensions checked. A tensor that cannot be one is refused under its name. */
+/* `given` is zero-extended, its extensions checked. A tensor that cannot be one is refused under
+ * its name. */
 attn_status kept_params_take(struct kept_params *kept, const struct attn_layer_params *given,
                              struct attn_error *error);
 

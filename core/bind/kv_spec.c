@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a layer's cache is made of: page bytes, shape and stride order of the layout that its backend would like. */
+/* What a layer's cache is made of: page bytes, shape and stride order of the layout that its
+ * backend would like. */
 #include "bind/bound.h"
 #include "bind/model.h"
 #include "select/layer_check.h"
@@ -81,7 +82,8 @@ static void set_shape(struct attn_kv_spec *spec, int32_t ndim, const int64_t *sh
     }
 }
 
-/* Rows of K and V of different sizes, and scales, have no common tensor: a block is then one page of bytes. */
+/* Rows of K and V of different sizes, and scales, have no common tensor: a block is then one page
+ * of bytes. */
 static bool has_whole_pages(const struct attn_kv_spec *spec)
 {
     return spec->head_size != spec->head_size_v || scale_bytes(spec->kv_dtype) > 0 ||
@@ -120,8 +122,8 @@ static int64_t gdn_bytes(const struct layer *layer)
 {
     const struct attn_gdn_desc *g = layer->gdn;
     int64_t state = (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k * 4;
-    int64_t channels = 2 * (int64_t)g->num_k_heads * g->head_size_k +
-                       (int64_t)g->num_v_heads * g->head_size_v;
+    int64_t channels =
+        2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
     int64_t width = g->conv_width > 0 ? g->conv_width - 1 + g->num_speculative_tokens : 0;
     return state + channels * width * (layer->desc.dtype == ATTN_DTYPE_F32 ? 4 : 2);
 }
@@ -167,7 +169,8 @@ void layer_make_spec(attn_layer *layer, int32_t layout)
     }
 }
 
-attn_status layer_kv_spec(const attn_layer *layer, struct attn_kv_spec *spec, struct attn_error *error)
+attn_status layer_kv_spec(const attn_layer *layer, struct attn_kv_spec *spec,
+                          struct attn_error *error)
 {
     if (layer == NULL || spec == NULL || struct_write(spec, &layer->spec, sizeof *spec, MIN_SPEC)) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "spec",
@@ -208,7 +211,8 @@ static void make_view(const struct attn_kv_spec *s, bool value, uint8_t *base, i
         before = value ? row[0] : 0;
     } else if (s->layout == ATTN_KV_LAYOUT_PACKED_K && !value) {
         int64_t element = row[0] / s->head_size;
-        view->pack = element > 0 && s->head_size % (16 / element) == 0 ? (int32_t)(16 / element) : 8;
+        view->pack =
+            element > 0 && s->head_size % (16 / element) == 0 ? (int32_t)(16 / element) : 8;
         view->stride_slot = view->pack * element;
         view->stride_pack = b * view->pack * element;
         view->stride_head = b * row[0];
@@ -216,7 +220,8 @@ static void make_view(const struct attn_kv_spec *s, bool value, uint8_t *base, i
     view->data = base + before;
 }
 
-/* Scales stand behind the rows of a page: K's, then V's, [B, Hk] float32 each. NVFP4's stand behind each row. */
+/* Scales stand behind the rows of a page: K's, then V's, [B, Hk] float32 each. NVFP4's stand behind
+ * each row. */
 static void add_scales(const struct attn_kv_spec *s, uint8_t *base, bool value,
                        struct attn_kv_view *view)
 {
@@ -244,15 +249,16 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
 {
     struct attn_kv_view views[2];
     if (layer == NULL || base == NULL || k == NULL || num_blocks <= 0) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "num_blocks",
-                         "layer %p, base %p, k %p, %lld blocks; none may be NULL and 1 block is the "
-                         "least", (const void *)layer, base, (void *)k, (long long)num_blocks);
+        return error_set(
+            error, ATTN_ERROR_INVALID_ARGUMENT, "num_blocks",
+            "layer %p, base %p, k %p, %lld blocks; none may be NULL and 1 block is the "
+            "least",
+            (const void *)layer, base, (void *)k, (long long)num_blocks);
     }
     struct attn_kv_spec spec = layer->spec;
     if (spec.kind == ATTN_KV_SPEC_NONE || spec.kind == ATTN_KV_SPEC_GDN_STATE) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layer",
-                         "layer '%s' has no cache of keys and values",
-                         layer->layer.desc.name);
+                         "layer '%s' has no cache of keys and values", layer->layer.desc.name);
     }
     if ((uintptr_t)base % (uintptr_t)spec.alignment != 0) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "base",
@@ -273,8 +279,8 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
     }
     if (struct_write(k, &views[0], sizeof *k, MIN_VIEW) != ATTN_OK ||
         (v != NULL && struct_write(v, &views[1], sizeof *v, MIN_VIEW) != ATTN_OK)) {
-        return error_set(error, ATTN_ERROR_STRUCT_SIZE, "attn_kv_view",
-                         "a struct_size is under %d", MIN_VIEW);
+        return error_set(error, ATTN_ERROR_STRUCT_SIZE, "attn_kv_view", "a struct_size is under %d",
+                         MIN_VIEW);
     }
     return ATTN_OK;
 }

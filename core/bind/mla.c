@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* MLA layers at bind: kv_b_proj seen as W_UK and W_UV per head, and the layers that their kernels get. */
+/* MLA layers at bind: kv_b_proj seen as W_UK and W_UV per head, and the layers that their kernels
+ * get. */
 #include "bind/bound.h"
 #include "util/structs.h"
 
@@ -17,8 +18,8 @@ static int64_t stride_of(const struct attn_tensor *tensor, int32_t dim)
     return stride;
 }
 
-static void head_weights_set(struct head_weights *w, const struct attn_tensor *source, int64_t first,
-                             const int64_t *shape, const int64_t *strides)
+static void head_weights_set(struct head_weights *w, const struct attn_tensor *source,
+                             int64_t first, const int64_t *shape, const int64_t *strides)
 {
     w->tensor = *source;
     w->tensor.ndim = 3;
@@ -29,7 +30,8 @@ static void head_weights_set(struct head_weights *w, const struct attn_tensor *s
     }
 }
 
-/* Rows of one head in kv_b_proj: nope of W_UK^T, then v of W_UV^T. Nothing is copied: both are views. */
+/* Rows of one head in kv_b_proj: nope of W_UK^T, then v of W_UV^T. Nothing is copied: both are
+ * views. */
 static attn_status split_projection(const attn_layer *layer, const struct attn_tensor *kv_b,
                                     struct head_weights *uk, struct head_weights *uv,
                                     struct attn_error *error)
@@ -37,8 +39,10 @@ static attn_status split_projection(const attn_layer *layer, const struct attn_t
     const struct attn_mla_desc *m = layer->layer.mla;
     int64_t heads = layer->layer.desc.num_q_heads, rank = m->kv_lora_rank;
     int64_t nope = m->qk_nope_head_dim, v = m->v_head_dim, rows = heads * (nope + v);
-    if (kv_b->ndim != 2 || kv_b->shape == NULL || kv_b->shape[0] != rows || kv_b->shape[1] != rank) {
-        return BAD("kv_b_proj", "layer '%s': kv_b_proj has %d dimensions or another shape than [%lld, %lld]",
+    if (kv_b->ndim != 2 || kv_b->shape == NULL || kv_b->shape[0] != rows ||
+        kv_b->shape[1] != rank) {
+        return BAD("kv_b_proj",
+                   "layer '%s': kv_b_proj has %d dimensions or another shape than [%lld, %lld]",
                    layer->layer.desc.name, kv_b->ndim, (long long)rows, (long long)rank);
     }
     int64_t row = stride_of(kv_b, 0), column = stride_of(kv_b, 1), head = (nope + v) * row;
@@ -49,57 +53,67 @@ static attn_status split_projection(const attn_layer *layer, const struct attn_t
     return ATTN_OK;
 }
 
-static attn_status take_weights(const attn_layer *layer, struct head_weights *w, const struct attn_tensor *source,
-                                const char *name, int64_t rows, int64_t columns, struct attn_error *error)
+static attn_status take_weights(const attn_layer *layer, struct head_weights *w,
+                                const struct attn_tensor *source, const char *name, int64_t rows,
+                                int64_t columns, struct attn_error *error)
 {
     int64_t heads = layer->layer.desc.num_q_heads;
     if (source == NULL || source->ndim != 3 || source->shape == NULL || source->shape[0] != heads ||
         source->shape[1] != rows || source->shape[2] != columns) {
-        return BAD(name, "layer '%s': %s is NULL or not [%lld, %lld, %lld], and there is no kv_b_proj",
-                   layer->layer.desc.name, name, (long long)heads, (long long)rows, (long long)columns);
+        return BAD(
+            name, "layer '%s': %s is NULL or not [%lld, %lld, %lld], and there is no kv_b_proj",
+            layer->layer.desc.name, name, (long long)heads, (long long)rows, (long long)columns);
     }
-    head_weights_set(w, source, 0, (const int64_t[]){heads, rows, columns},
-                     (const int64_t[]){stride_of(source, 0), stride_of(source, 1), stride_of(source, 2)});
+    head_weights_set(
+        w, source, 0, (const int64_t[]){heads, rows, columns},
+        (const int64_t[]){stride_of(source, 0), stride_of(source, 1), stride_of(source, 2)});
     return ATTN_OK;
 }
 
-static attn_status take_scale(const attn_layer *layer, struct head_weights *w, const struct attn_tensor *scale,
-                              const char *name, struct attn_error *error)
+static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
+                              const struct attn_tensor *scale, const char *name,
+                              struct attn_error *error)
 {
     int64_t heads = layer->layer.desc.num_q_heads;
     if (scale == NULL) {
         return ATTN_OK;
     }
-    if (scale->ndim != 1 || scale->shape == NULL || (scale->shape[0] != 1 && scale->shape[0] != heads) ||
+    if (scale->ndim != 1 || scale->shape == NULL ||
+        (scale->shape[0] != 1 && scale->shape[0] != heads) ||
         scale->dtype.code != ATTN_CODE_FLOAT || scale->dtype.bits != 32) {
-        return BAD(name, "layer '%s': %s is not float32 [1] or [%lld]", layer->layer.desc.name, name,
-                   (long long)heads);
+        return BAD(name, "layer '%s': %s is not float32 [1] or [%lld]", layer->layer.desc.name,
+                   name, (long long)heads);
     }
     w->scale = (const float *)((const uint8_t *)scale->data + scale->byte_offset);
     w->num_scales = scale->shape[0];
     return ATTN_OK;
 }
 
-attn_status mla_bind_weights(attn_layer *layer, const struct attn_layer_params *params, struct attn_error *error)
+attn_status mla_bind_weights(attn_layer *layer, const struct attn_layer_params *params,
+                             struct attn_error *error)
 {
     const struct attn_mla_desc *m = layer->layer.mla;
-    const struct attn_ext *ext = ext_find(params->next, ATTN_EXT_MLA_WEIGHTS, sizeof(struct attn_mla_weights));
+    const struct attn_ext *ext =
+        ext_find(params->next, ATTN_EXT_MLA_WEIGHTS, sizeof(struct attn_mla_weights));
     const struct attn_mla_weights *weights = (const struct attn_mla_weights *)ext;
     attn_status status;
     if (!m->absorb_in_core) {
         return ATTN_OK;
     }
     if (weights == NULL) {
-        return BAD("attn_mla_weights", "layer '%s' leaves the projections to the core and brings no weights",
+        return BAD("attn_mla_weights",
+                   "layer '%s' leaves the projections to the core and brings no weights",
                    layer->layer.desc.name);
     }
     struct head_weights uk = {.scale = NULL}, uv = {.scale = NULL};
     if (weights->kv_b_proj != NULL) {
         status = split_projection(layer, weights->kv_b_proj, &uk, &uv, error);
     } else {
-        status = take_weights(layer, &uk, weights->w_uk, "w_uk", m->qk_nope_head_dim, m->kv_lora_rank, error);
+        status = take_weights(layer, &uk, weights->w_uk, "w_uk", m->qk_nope_head_dim,
+                              m->kv_lora_rank, error);
         status = status ? status
-                        : take_weights(layer, &uv, weights->w_uv, "w_uv", m->kv_lora_rank, m->v_head_dim, error);
+                        : take_weights(layer, &uv, weights->w_uv, "w_uv", m->kv_lora_rank,
+                                       m->v_head_dim, error);
     }
     status = status ? status : take_scale(layer, &uk, weights->w_uk_scale, "w_uk_scale", error);
     status = status ? status : take_scale(layer, &uv, weights->w_uv_scale, "w_uv_scale", error);
@@ -156,15 +170,18 @@ int32_t mla_padded_heads(const attn_layer *layer)
 const struct attn_tensor *mla_scale_inputs(const struct attn_step_io *io, struct head_rows *latent,
                                            const struct attn_tensor *tensors[3])
 {
-    const struct attn_io_mla *mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA, sizeof *mla);
+    const struct attn_io_mla *mla =
+        (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA, sizeof *mla);
     tensors[0] = tensors[1] = tensors[2] = NULL;
     if (mla == NULL) {
         return NULL;
     }
     tensors[0] = mla->q_nope;
     if (mla->kv_c != NULL && mla->kv_c->ndim == 2 && mla->kv_c->shape != NULL) {
-        int64_t rows = mla->kv_c->shape[0], size = mla->kv_c->shape[1], row = stride_of(mla->kv_c, 0);
-        *latent = (struct head_rows){*mla->kv_c, {rows, 1, size}, {row, size, stride_of(mla->kv_c, 1)}};
+        int64_t rows = mla->kv_c->shape[0], size = mla->kv_c->shape[1],
+                row = stride_of(mla->kv_c, 0);
+        *latent =
+            (struct head_rows){*mla->kv_c, {rows, 1, size}, {row, size, stride_of(mla->kv_c, 1)}};
         latent->tensor.ndim = 3;
         latent->tensor.shape = latent->shape;
         latent->tensor.strides = latent->strides;

@@ -16,8 +16,9 @@ attn_layer *layer_cache_owner(attn_layer *layer)
                                             : layer;
 }
 
-/* The terms that a part leaves to the others. Whatever PART_MAIN keeps is the union over the phases: a composed step is
- * composed in both or the layer keeps its term and kernels of the other phase read it. */
+/* The terms that a part leaves to the others. Whatever PART_MAIN keeps is the union over the
+ * phases: a composed step is composed in both or the layer keeps its term and kernels of the other
+ * phase read it. */
 void layer_rewrite_parts(attn_layer *layer)
 {
     uint32_t composed[ATTN_PHASE_COUNT];
@@ -122,7 +123,8 @@ static attn_status fill_model(attn_model *model, const attn_assignment *assignme
     model->layers = arena_array(&model->arena, layers, sizeof *model->layers);
     model->instances = arena_array(&model->arena, backends, sizeof *model->instances);
     if (model->layers == NULL || model->instances == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "model", "no memory for %zu layers", layers);
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "model", "no memory for %zu layers",
+                         layers);
     }
     for (int32_t i = 0; i < assignment->num_layers; i++) {
         attn_status status = bind_layer(model, i, &assignment->layers[i], error);
@@ -147,7 +149,8 @@ attn_status model_create(attn_runtime *runtime, const attn_assignment *assignmen
     if (runtime == NULL || assignment == NULL || assignment->runtime != runtime) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "assignment",
                          "runtime %p, assignment %p; both are needed, and the assignment has to be "
-                         "this runtime's", (void *)runtime, (const void *)assignment);
+                         "this runtime's",
+                         (void *)runtime, (const void *)assignment);
     }
     if (!assignment->complete) {
         return error_set(error, ATTN_ERROR_ORDER, "assignment",
@@ -156,8 +159,8 @@ attn_status model_create(attn_runtime *runtime, const attn_assignment *assignmen
     if (options != NULL) {
         attn_status status = struct_read(&read, sizeof read, MIN_MODEL_OPTIONS, options,
                                          "attn_model_options", error);
-        status = status == ATTN_OK ? ext_check(read.next, NULL, 0, "attn_model_options", error)
-                                   : status;
+        status =
+            status == ATTN_OK ? ext_check(read.next, NULL, 0, "attn_model_options", error) : status;
         if (status != ATTN_OK) {
             return status;
         }
@@ -223,14 +226,16 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io 
                          "scales are calculated on a CPU by a backend with the amax kernel");
     }
     for (int32_t i = 0; i < 3; i++) {
-        struct attn_amax_args args = {sizeof args, NULL,      instance->handle, io->stream,
-                                      tensors[i],  scales[i], 0,                0};
+        struct attn_amax_args args = {
+            sizeof args, NULL, instance->handle, io->stream, tensors[i], scales[i], 0, 0};
         if (scales[i] == NULL) {
             continue;
         }
         if (tensors[i] == NULL) {
-            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, names[i], "%s is NULL and its scale is "
-                             "asked for", names[i]);
+            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, names[i],
+                             "%s is NULL and its scale is "
+                             "asked for",
+                             names[i]);
         }
         attn_status status = instance->kernels.amax(&args, error);
         if (status == ATTN_OK && i == 0 && second_q != NULL) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bind room's slots of struct attn_api; naming rule in select/select.h. Meanings stand in attn/api.h. */
+/* The bind room's slots of struct attn_api; naming rule in select/select.h. Meanings stand in
+ * attn/api.h. */
 #ifndef CORE_BIND_MODEL_H
 #define CORE_BIND_MODEL_H
 

@@ -14,8 +14,8 @@ int64_t layer_tokens_per_block(const attn_layer *layer)
     return layer->layer.desc.block_size * ranks;
 }
 
-/* The context is attended by the heads of all ranks. Sinks' logits stay with the new keys: in one part, on the rank that
- * owns the heads. */
+/* The context is attended by the heads of all ranks. Sinks' logits stay with the new keys: in one
+ * part, on the rank that owns the heads. */
 void parallel_rewrite_parts(attn_layer *layer)
 {
     struct attn_layer_desc *fresh = &layer->parts[PART_NEW];

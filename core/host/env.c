@@ -31,7 +31,8 @@ int32_t log_level_of(const char *text)
     return -1;
 }
 
-static attn_status read_threads(struct settings *settings, const struct attn_runtime_options *options,
+static attn_status read_threads(struct settings *settings,
+                                const struct attn_runtime_options *options,
                                 struct attn_error *error)
 {
     const char *text = env_get(options, "ATTN_NUM_THREADS");
@@ -49,13 +50,15 @@ static attn_status read_threads(struct settings *settings, const struct attn_run
     if (threads < 1 || threads > MAX_THREADS) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "ATTN_NUM_THREADS",
                          "'%s' is not a number of threads; 1 to %d are allowed",
-                         options->num_threads == 0 && text != NULL ? text : "num_threads", MAX_THREADS);
+                         options->num_threads == 0 && text != NULL ? text : "num_threads",
+                         MAX_THREADS);
     }
     settings->num_threads = (int32_t)threads;
     return ATTN_OK;
 }
 
-static attn_status read_switches(struct settings *settings, const struct attn_runtime_options *options,
+static attn_status read_switches(struct settings *settings,
+                                 const struct attn_runtime_options *options,
                                  struct attn_error *error)
 {
     const char *level = env_get(options, "ATTN_LOG"), *validate = env_get(options, "ATTN_VALIDATE");
@@ -78,7 +81,8 @@ static attn_status read_switches(struct settings *settings, const struct attn_ru
     }
     if (options->isolation < -1 || options->isolation > 1) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "isolation",
-                         "%d; 1 always, -1 never, 0 for unknown or changed files", options->isolation);
+                         "%d; 1 always, -1 never, 0 for unknown or changed files",
+                         options->isolation);
     }
     if (options->probe_deadline_ms < 0 || options->probe_deadline_ms > MAX_DEADLINE_MS) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "probe_deadline_ms",
@@ -123,8 +127,8 @@ attn_status settings_read(struct settings *settings, const struct attn_runtime_o
     default_cache_dir(options, cache_dir, sizeof cache_dir);
     settings->backend =
         arena_string(arena, first_of(options->backend, env_get(options, "ATTN_BACKEND"), ""));
-    settings->plugin_path =
-        arena_string(arena, first_of(options->plugin_path, env_get(options, "ATTN_PLUGIN_PATH"), ""));
+    settings->plugin_path = arena_string(
+        arena, first_of(options->plugin_path, env_get(options, "ATTN_PLUGIN_PATH"), ""));
     settings->cache_dir = arena_string(arena, first_of(options->cache_dir, chosen, cache_dir));
     if (settings->backend == NULL || settings->plugin_path == NULL || settings->cache_dir == NULL) {
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "settings", "no memory for the settings");

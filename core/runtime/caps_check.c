@@ -33,18 +33,22 @@ attn_status device_check(const struct attn_device_info *d, struct attn_error *er
 {
     if (!text_is_clean(d->name, MAX_LABEL) || !text_is_clean(d->arch, MAX_LABEL) ||
         (d->isa != NULL && !text_is_clean(d->isa, MAX_ISA))) {
-        return BAD("device", "name, arch or isa is not clean UTF-8 text of at most %d bytes (isa: %d)", MAX_LABEL,
-                   MAX_ISA);
+        return BAD("device",
+                   "name, arch or isa is not clean UTF-8 text of at most %d bytes (isa: %d)",
+                   MAX_LABEL, MAX_ISA);
     }
     if (!device_is_known(d->device)) {
-        return BAD("device", "%s: device type %d, id %d; types %d (CPU), %d (CUDA), %d (ROCm) and %d (oneAPI) "
-                             "with an id of 0 or above are known",
-                   d->name, d->device.type, d->device.id, ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA, ATTN_DEVICE_ROCM,
-                   ATTN_DEVICE_ONEAPI);
+        return BAD(
+            "device",
+            "%s: device type %d, id %d; types %d (CPU), %d (CUDA), %d (ROCm) and %d (oneAPI) "
+            "with an id of 0 or above are known",
+            d->name, d->device.type, d->device.id, ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA,
+            ATTN_DEVICE_ROCM, ATTN_DEVICE_ONEAPI);
     }
-    if (d->compute_capability_major < 0 || d->compute_capability_minor < 0 || d->num_multiprocessors < 0 ||
-        d->memory_bytes < 0 || d->reserved != 0) {
-        return BAD("device", "%s: a number of it is negative, or its reserved field is not 0", d->name);
+    if (d->compute_capability_major < 0 || d->compute_capability_minor < 0 ||
+        d->num_multiprocessors < 0 || d->memory_bytes < 0 || d->reserved != 0) {
+        return BAD("device", "%s: a number of it is negative, or its reserved field is not 0",
+                   d->name);
     }
     return ATTN_OK;
 }
@@ -74,12 +78,13 @@ static attn_status check_masks(const struct attn_backend_caps *c, struct attn_er
     };
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
         if (masks[i].mask >> masks[i].count != 0) {
-            return BAD(masks[i].field, "%s: %s is %#llx; bits from %d on are not known", c->name, masks[i].field,
-                       (unsigned long long)masks[i].mask, masks[i].count);
+            return BAD(masks[i].field, "%s: %s is %#llx; bits from %d on are not known", c->name,
+                       masks[i].field, (unsigned long long)masks[i].mask, masks[i].count);
         }
     }
     if (c->kernels == 0 || c->layer_kinds == 0 || c->phases == 0 || c->dtypes == 0) {
-        return BAD("kernels", "%s: kernels, layer_kinds, phases and dtypes may not be empty", c->name);
+        return BAD("kernels", "%s: kernels, layer_kinds, phases and dtypes may not be empty",
+                   c->name);
     }
     return ATTN_OK;
 }
@@ -89,7 +94,8 @@ static bool range_is_good(const struct attn_range *range)
     return range->min >= 1 && range->max >= range->min && range->multiple >= 0;
 }
 
-static attn_status check_refused(const struct attn_backend_caps *c, int32_t at, struct attn_error *error)
+static attn_status check_refused(const struct attn_backend_caps *c, int32_t at,
+                                 struct attn_error *error)
 {
     const struct attn_refused_combination *row = &c->refused[at];
     if (row->terms >> ATTN_TERM_COUNT != 0 || row->features >> ATTN_FEATURE_COUNT != 0 ||
@@ -100,8 +106,8 @@ static attn_status check_refused(const struct attn_backend_caps *c, int32_t at, 
         return BAD("refused", "%s: refused[%d] is empty and would refuse every layer", c->name, at);
     }
     if (row->why != NULL && !text_is_clean(row->why, MAX_LABEL)) {
-        return BAD("refused", "%s: refused[%d].why is not clean UTF-8 text of at most %d bytes", c->name, at,
-                   MAX_LABEL);
+        return BAD("refused", "%s: refused[%d].why is not clean UTF-8 text of at most %d bytes",
+                   c->name, at, MAX_LABEL);
     }
     return ATTN_OK;
 }
@@ -120,23 +126,26 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
         if (lists[i].count < 0 || lists[i].count > MAX_RANGES ||
             (lists[i].count > 0 && lists[i].array == NULL)) {
             return BAD(lists[i].field, "%s: %d %s %s; 0 to %d in an array", c->name, lists[i].count,
-                       lists[i].field, lists[i].array != NULL ? "in an array" : "at NULL", MAX_RANGES);
+                       lists[i].field, lists[i].array != NULL ? "in an array" : "at NULL",
+                       MAX_RANGES);
         }
     }
     for (int32_t i = 0; i < c->num_block_sizes; i++) {
         const struct attn_range *range = &c->block_sizes[i];
         if (!range_is_good(range)) {
-            return BAD("block_sizes", "%s: block_sizes[%d] is %d..%d in steps of %d", c->name, i, range->min,
-                       range->max, range->multiple);
+            return BAD("block_sizes", "%s: block_sizes[%d] is %d..%d in steps of %d", c->name, i,
+                       range->min, range->max, range->multiple);
         }
     }
     for (int32_t i = 0; i < c->num_head_sizes; i++) {
         const struct attn_head_size_range *heads = &c->head_sizes[i];
         if (!range_is_good(&heads->qk) || heads->same < 0 || heads->same > 1 ||
             (heads->same == 0 && !range_is_good(&heads->v))) {
-            return BAD("head_sizes", "%s: head_sizes[%d] is %d..%d in steps of %d, v %d..%d in steps of %d, same %d",
-                       c->name, i, heads->qk.min, heads->qk.max, heads->qk.multiple, heads->v.min, heads->v.max,
-                       heads->v.multiple, heads->same);
+            return BAD(
+                "head_sizes",
+                "%s: head_sizes[%d] is %d..%d in steps of %d, v %d..%d in steps of %d, same %d",
+                c->name, i, heads->qk.min, heads->qk.max, heads->qk.multiple, heads->v.min,
+                heads->v.max, heads->v.multiple, heads->same);
         }
     }
     for (int32_t i = 0; i < c->num_refused && status == ATTN_OK; i++) {
@@ -160,17 +169,20 @@ static attn_status check_numbers(const struct attn_backend_caps *c, struct attn_
                    {"max_speculative_tokens", c->max_speculative_tokens}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         if (numbers[i].value < 0) {
-            return BAD(numbers[i].field, "%s: %s %d; 0 or above", c->name, numbers[i].field, numbers[i].value);
+            return BAD(numbers[i].field, "%s: %s %d; 0 or above", c->name, numbers[i].field,
+                       numbers[i].value);
         }
     }
-    if ((c->kv_alignment & (c->kv_alignment - 1)) != 0 || (c->io_alignment & (c->io_alignment - 1)) != 0) {
-        return BAD("kv_alignment", "%s: kv_alignment %d, io_alignment %d; powers of two", c->name, c->kv_alignment,
-                   c->io_alignment);
+    if ((c->kv_alignment & (c->kv_alignment - 1)) != 0 ||
+        (c->io_alignment & (c->io_alignment - 1)) != 0) {
+        return BAD("kv_alignment", "%s: kv_alignment %d, io_alignment %d; powers of two", c->name,
+                   c->kv_alignment, c->io_alignment);
     }
     if (c->graph_level < ATTN_GRAPH_NEVER || c->graph_level > ATTN_GRAPH_ALWAYS) {
         return BAD("graph_level", "%s: graph_level %d; 0 to 3", c->name, c->graph_level);
     }
-    return c->reserved == 0 ? ATTN_OK : BAD("reserved", "%s: reserved is %d; 0", c->name, c->reserved);
+    return c->reserved == 0 ? ATTN_OK
+                            : BAD("reserved", "%s: reserved is %d; 0", c->name, c->reserved);
 }
 
 /* Layers without the kernel that serves them, features without the kernel behind them. */
@@ -185,12 +197,14 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
              BIT(ATTN_LAYER_CROSS) | BIT(ATTN_LAYER_MM_ENCODER) | BIT(ATTN_LAYER_STATIC_SINK),
          ATTN_KERNEL_ATTEND, "decoder, encoder, cross or static-sink", "attend"},
         {BIT(ATTN_LAYER_MLA), ATTN_KERNEL_ATTEND_MLA, "mla", "attend_mla"},
-        {BIT(ATTN_LAYER_MLA_SPARSE), ATTN_KERNEL_ATTEND_MLA_SPARSE, "mla_sparse", "attend_mla_sparse"},
+        {BIT(ATTN_LAYER_MLA_SPARSE), ATTN_KERNEL_ATTEND_MLA_SPARSE, "mla_sparse",
+         "attend_mla_sparse"},
         {BIT(ATTN_LAYER_GDN), ATTN_KERNEL_GATED_DELTA, "gdn", "gated_delta"},
     };
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
         if ((c->layer_kinds & needs[i].kinds) && !(c->kernels & needs[i].kernel)) {
-            return BAD("layer_kinds", "%s: %s layers without the kernel %s", c->name, needs[i].kind, needs[i].name);
+            return BAD("layer_kinds", "%s: %s layers without the kernel %s", c->name, needs[i].kind,
+                       needs[i].name);
         }
     }
     if ((c->layer_kinds & BIT(ATTN_LAYER_DECODER)) && (c->features & ATTN_FEATURE_PAGED_KV) &&
@@ -204,7 +218,8 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
     if ((c->features & ATTN_FEATURE_QUANTIZED_QUERY) && c->q_dtypes == 0) {
         return BAD("q_dtypes", "%s: quantized queries without q_dtypes", c->name);
     }
-    if ((c->features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX) && !(c->features & ATTN_FEATURE_BATCH_INVARIANT)) {
+    if ((c->features & ATTN_FEATURE_BATCH_INVARIANT_PREFIX) &&
+        !(c->features & ATTN_FEATURE_BATCH_INVARIANT)) {
         return BAD("features", "%s: batch-invariant with prefix caching and not without", c->name);
     }
     if (c->kernels & ATTN_KERNEL_ATTEND && c->num_head_sizes == 0) {
@@ -233,7 +248,8 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
     };
     if ((c->features & ATTN_FEATURE_PAGED_KV) &&
         (c->num_block_sizes == 0 || c->layouts == 0 || c->walks == 0 || c->kv_dtypes == 0)) {
-        return BAD("block_sizes", "%s: paged keys without block_sizes, layouts, walks or kv_dtypes", c->name);
+        return BAD("block_sizes", "%s: paged keys without block_sizes, layouts, walks or kv_dtypes",
+                   c->name);
     }
     for (int32_t i = 0; i < ATTN_KV_LAYOUT_COUNT; i++) {
         if ((c->layouts >> i & 1) && !(c->walks & walk_of_layout[i])) {
@@ -241,13 +257,16 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
                        (unsigned long long)walk_of_layout[i], (unsigned long long)c->walks);
         }
     }
-    if (c->layouts != 0 && (c->preferred_layout < 0 || c->preferred_layout >= ATTN_KV_LAYOUT_COUNT ||
-                            !(c->layouts >> c->preferred_layout & 1))) {
+    if (c->layouts != 0 &&
+        (c->preferred_layout < 0 || c->preferred_layout >= ATTN_KV_LAYOUT_COUNT ||
+         !(c->layouts >> c->preferred_layout & 1))) {
         return BAD("preferred_layout", "%s: preferred_layout %d is not one of its layouts", c->name,
                    c->preferred_layout);
     }
-    if (c->num_block_sizes > 0 && c->preferred_block_size > 0 && !has_block_size(c, c->preferred_block_size)) {
-        return BAD("preferred_block_size", "%s: preferred_block_size %d is not one of its block_sizes", c->name,
+    if (c->num_block_sizes > 0 && c->preferred_block_size > 0 &&
+        !has_block_size(c, c->preferred_block_size)) {
+        return BAD("preferred_block_size",
+                   "%s: preferred_block_size %d is not one of its block_sizes", c->name,
                    c->preferred_block_size);
     }
     return ATTN_OK;
@@ -264,15 +283,15 @@ static attn_status check_extensions(const struct attn_backend_caps *c, struct at
             continue;
         }
         if (seen & 1u << ext->id || ext->struct_size < size) {
-            return BAD("next", "%s: extension %u stands twice, or is smaller than %zu bytes", c->name, ext->id,
-                       size);
+            return BAD("next", "%s: extension %u stands twice, or is smaller than %zu bytes",
+                       c->name, ext->id, size);
         }
         seen |= 1u << ext->id;
         const int32_t *numbers = (const int32_t *)(const void *)(ext + 1);
         for (size_t i = 0; i < (size - sizeof *ext) / sizeof *numbers; i++) {
             if (numbers[i] < 0) {
-                return BAD("next", "%s: number %zu of extension %u is %d; 0 or above", c->name, i, ext->id,
-                           numbers[i]);
+                return BAD("next", "%s: number %zu of extension %u is %d; 0 or above", c->name, i,
+                           ext->id, numbers[i]);
             }
         }
     }
@@ -285,11 +304,12 @@ attn_status caps_check(const struct attn_backend_caps *c, struct attn_error *err
         return BAD("name", "a backend's name is not [a-z][a-z0-9_]* of at most 63 bytes");
     }
     if (c->variant[0] != '\0' && !text_is_name(c->variant)) {
-        return BAD("variant", "%s: the variant is not [a-z][a-z0-9_]* of at most 63 bytes", c->name);
+        return BAD("variant", "%s: the variant is not [a-z][a-z0-9_]* of at most 63 bytes",
+                   c->name);
     }
     if (!text_is_clean(c->version, MAX_LABEL) || !text_is_clean(c->vendor, MAX_LABEL)) {
-        return BAD("version", "%s: version or vendor is not clean UTF-8 text of at most %d bytes", c->name,
-                   MAX_LABEL);
+        return BAD("version", "%s: version or vendor is not clean UTF-8 text of at most %d bytes",
+                   c->name, MAX_LABEL);
     }
     attn_status status = check_masks(c, error);
     status = status ? status : check_lists(c, error);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a backend may declare: nothing that this ABI does not know, nothing that cannot be, nothing that contradicts
- * something else of it. */
+/* What a backend may declare: nothing that this ABI does not know, nothing that cannot be, nothing
+ * that contradicts something else of it. */
 #ifndef CORE_RUNTIME_CAPS_CHECK_H
 #define CORE_RUNTIME_CAPS_CHECK_H
 

@@ -14,7 +14,8 @@
 
 #define MAX_PLUGINS 256
 
-attn_status plugins_add(attn_runtime *runtime, const char *file, attn_status status, const char *reason)
+attn_status plugins_add(attn_runtime *runtime, const char *file, attn_status status,
+                        const char *reason)
 {
     if (runtime->plugins == NULL) {
         runtime->plugins = arena_array(&runtime->arena, MAX_PLUGINS, sizeof *runtime->plugins);
@@ -59,7 +60,8 @@ static int is_folder_name(const struct dirent *entry)
     return entry->d_name[0] != '.';
 }
 
-/* attn_*.so of one directory, in the order of their names. A directory that is not there adds nothing. */
+/* attn_*.so of one directory, in the order of their names. A directory that is not there adds
+ * nothing. */
 static attn_status add_folder(attn_runtime *runtime, const char *folder)
 {
     struct dirent **entries = NULL;
@@ -107,7 +109,8 @@ static attn_status add_path(attn_runtime *runtime, const char *path)
         snprintf(reason, sizeof reason, "%s", strerror(errno));
         return plugins_add(runtime, path, ATTN_ERROR_NOT_FOUND, reason);
     }
-    return S_ISDIR(info.st_mode) ? add_folder(runtime, real) : plugins_add(runtime, real, ATTN_OK, "");
+    return S_ISDIR(info.st_mode) ? add_folder(runtime, real)
+                                 : plugins_add(runtime, real, ATTN_OK, "");
 }
 
 static attn_status add_configured(attn_runtime *runtime)
@@ -124,8 +127,9 @@ static attn_status add_configured(attn_runtime *runtime)
         } else if (length > 0) { /* kept by its beginning, so that it can be recognised */
             char reason[120];
             snprintf(path, sizeof path, "%.60s...", at);
-            snprintf(reason, sizeof reason, "an entry of %zu bytes in ATTN_PLUGIN_PATH; a path has at most %d",
-                     length, PATH_MAX - 1);
+            snprintf(reason, sizeof reason,
+                     "an entry of %zu bytes in ATTN_PLUGIN_PATH; a path has at most %d", length,
+                     PATH_MAX - 1);
             status = plugins_add(runtime, path, ATTN_ERROR_INVALID_ARGUMENT, reason);
         }
         at += length + (at[length] == ':');
@@ -152,7 +156,8 @@ bool core_place(char folder[PATH_MAX], bool *build_tree)
     return true;
 }
 
-/* The working directory never steers discovery: where the core's place is not known, only ATTN_PLUGIN_PATH counts. */
+/* The working directory never steers discovery: where the core's place is not known, only
+ * ATTN_PLUGIN_PATH counts. */
 static attn_status add_own(attn_runtime *runtime)
 {
     char place[PATH_MAX], folder[PATH_MAX + 16];
@@ -165,7 +170,8 @@ static attn_status add_own(attn_runtime *runtime)
     if (!build_tree) {
         return add_folder(runtime, folder);
     }
-    return stat(folder, &there) == 0 && S_ISDIR(there.st_mode) ? add_build_tree(runtime, folder) : ATTN_OK;
+    return stat(folder, &there) == 0 && S_ISDIR(there.st_mode) ? add_build_tree(runtime, folder)
+                                                               : ATTN_OK;
 }
 
 attn_status plugins_discover(attn_runtime *runtime, struct attn_error *error)
@@ -174,6 +180,7 @@ attn_status plugins_discover(attn_runtime *runtime, struct attn_error *error)
     if (status == ATTN_OK && !runtime->settings.no_default_plugins) {
         status = add_own(runtime);
     }
-    return status == ATTN_OK ? status
-                             : error_set(error, status, "plugins", "no memory for the list of plugins");
+    return status == ATTN_OK
+               ? status
+               : error_set(error, status, "plugins", "no memory for the list of plugins");
 }

@@ -7,7 +7,8 @@
 
 #include "util/error.h"
 
-/* A whole shared library for this machine. The loader maps a truncated one, too, and touches what is not there. */
+/* A whole shared library for this machine. The loader maps a truncated one, too, and touches what
+ * is not there. */
 attn_status elf_check(int descriptor, off_t size, struct attn_error *error);
 
 #endif

@@ -13,7 +13,8 @@
 static attn_status no_memory(attn_runtime *runtime, struct attn_error *why)
 {
     runtime->arena.failed = true;
-    return error_set(why, ATTN_ERROR_OUT_OF_MEMORY, "plugin", "no memory for the record of its probe");
+    return error_set(why, ATTN_ERROR_OUT_OF_MEMORY, "plugin",
+                     "no memory for the record of its probe");
 }
 
 /* In this process. */
@@ -84,8 +85,8 @@ static attn_status keep(attn_runtime *runtime, const struct plugin *plugin, attn
 }
 
 /* In a process of its own. *there: whether one could be had. */
-static attn_status ask_apart(attn_runtime *runtime, struct plugin *plugin, struct found *found, bool *there,
-                             struct attn_error *why)
+static attn_status ask_apart(attn_runtime *runtime, struct plugin *plugin, struct found *found,
+                             bool *there, struct attn_error *why)
 {
     struct text answer;
     struct record record;
@@ -98,8 +99,9 @@ static attn_status ask_apart(attn_runtime *runtime, struct plugin *plugin, struc
     } else if (status == ATTN_OK) {
         const char *wrong =
             record_read(&record, (const unsigned char *)answer.data + at, answer.length - at);
-        status = wrong != NULL ? error_set(why, ATTN_ERROR_PLUGIN, "scan", "what its process sent %s", wrong)
-                               : adopt(runtime, plugin, &record, found, why);
+        status = wrong != NULL
+                     ? error_set(why, ATTN_ERROR_PLUGIN, "scan", "what its process sent %s", wrong)
+                     : adopt(runtime, plugin, &record, found, why);
     }
     text_finish(&answer);
     return status;
@@ -120,7 +122,8 @@ static attn_status ask_anew(attn_runtime *runtime, struct plugin *plugin, struct
         const struct attn_error cause = *why;
         return error_set(why, ATTN_ERROR_IO, "isolation", "ordered, and %s", cause.message);
     }
-    runtime_log(runtime, ATTN_LOG_INFO, "%s is probed in this process: %s", plugin->file, why->message);
+    runtime_log(runtime, ATTN_LOG_INFO, "%s is probed in this process: %s", plugin->file,
+                why->message);
     return ask(runtime, plugin, found, why);
 }
 

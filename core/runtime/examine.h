@@ -5,8 +5,9 @@
 
 #include "runtime/probe.h"
 
-/* Fills the plugin's names and `found`, or says why the plugin is refused. The plugin is loaded only if nothing on file
- * answers for it. arena.failed tells our own lack of memory from a plugin's. */
+/* Fills the plugin's names and `found`, or says why the plugin is refused. The plugin is loaded
+ * only if nothing on file answers for it. arena.failed tells our own lack of memory from a
+ * plugin's. */
 attn_status plugin_examine(attn_runtime *runtime, struct plugin *plugin, struct found *found,
                            struct attn_error *why);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* FNV-1a, 64 bits: tells states and damaged files apart, and protects from nobody who wants to deceive. */
+/* FNV-1a, 64 bits: tells states and damaged files apart, and protects from nobody who wants to
+ * deceive. */
 #ifndef CORE_RUNTIME_HASH_H
 #define CORE_RUNTIME_HASH_H
 
@@ -21,7 +22,8 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t size)
 /* With its NUL, so that "ab" "c" and "a" "bc" differ; NULL differs from "". */
 static inline uint64_t hash_string(uint64_t hash, const char *string)
 {
-    return string != NULL ? hash_bytes(hash, string, strlen(string) + 1) : hash_bytes(hash, "\1", 1);
+    return string != NULL ? hash_bytes(hash, string, strlen(string) + 1)
+                          : hash_bytes(hash, "\1", 1);
 }
 
 #endif

@@ -17,14 +17,15 @@
 
 /* Vendors read these themselves; here they are told apart and nothing more. */
 static const char *const visibility[] = {
-    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",     "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",    "HSA_OVERRIDE_GFX_VERSION", "ZE_AFFINITY_MASK",
-    "ZE_FLAT_DEVICE_HIERARCHY", "ZE_ENABLE_ALT_DRIVERS", "ONEAPI_DEVICE_SELECTOR", "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",     "CUDA_DEVICE_ORDER",      "NVIDIA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",      "ROCR_VISIBLE_DEVICES",   "GPU_DEVICE_ORDINAL",
+    "HSA_OVERRIDE_GFX_VERSION", "ZE_AFFINITY_MASK",       "ZE_FLAT_DEVICE_HIERARCHY",
+    "ZE_ENABLE_ALT_DRIVERS",    "ONEAPI_DEVICE_SELECTOR", "LD_LIBRARY_PATH",
 };
 
 /* Drivers tell their versions here. */
 static const char *const version_files[] = {
-    "/proc/driver/nvidia/version", "/sys/module/nvidia/version", "/sys/module/nvidia/srcversion",
+    "/proc/driver/nvidia/version", "/sys/module/nvidia/version",    "/sys/module/nvidia/srcversion",
     "/sys/module/amdgpu/version",  "/sys/module/amdgpu/srcversion", "/sys/module/i915/srcversion",
     "/sys/module/xe/srcversion",
 };
@@ -33,8 +34,8 @@ static const char *const version_files[] = {
 static const struct {
     const char *folder, *beginning;
 } nodes[] = {
-    {"/dev", "nvidia"}, {"/dev", "kfd"}, {"/dev/nvidia-caps", ""}, {"/dev/dri", ""}, {"/dev/accel", ""},
-    {"/proc/driver/nvidia/gpus", ""},
+    {"/dev", "nvidia"}, {"/dev", "kfd"},    {"/dev/nvidia-caps", ""},
+    {"/dev/dri", ""},   {"/dev/accel", ""}, {"/proc/driver/nvidia/gpus", ""},
 };
 
 static uint64_t hash_file(uint64_t hash, const char *path)
@@ -83,8 +84,9 @@ static uint64_t hash_cpu(uint64_t hash)
                                    (unsigned long)sysconf(_SC_NPROCESSORS_ONLN)};
     hash = hash_bytes(hash, words, sizeof words);
 #if defined(__x86_64__)
-    static const unsigned leaves[][2] = {{0, 0}, {7, 0}, {7, 1}, {0x80000001u, 0}, {0x80000002u, 0},
-                                         {0x80000003u, 0}, {0x80000004u, 0}};
+    static const unsigned leaves[][2] = {{0, 0},           {7, 0},           {7, 1},
+                                         {0x80000001u, 0}, {0x80000002u, 0}, {0x80000003u, 0},
+                                         {0x80000004u, 0}};
     unsigned r[4] = {0};
     for (size_t i = 0; i < sizeof leaves / sizeof *leaves; i++) {
         if (__get_cpuid_count(leaves[i][0], leaves[i][1], &r[0], &r[1], &r[2], &r[3])) {

@@ -7,11 +7,12 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
-/* What belongs to another user, host, boot or choice of devices has another name and lies side by side; what replaced
- * an earlier state under the same name has another state. */
+/* What belongs to another user, host, boot or choice of devices has another name and lies side by
+ * side; what replaced an earlier state under the same name has another state. */
 struct machine {
-    uint64_t name;  /* user, host, boot, the vendors' visibility variables */
-    uint64_t state; /* drivers, device nodes, CPU, installed libraries, version of libattn and of its ABI */
+    uint64_t name; /* user, host, boot, the vendors' visibility variables */
+    /* drivers, device nodes, CPU, installed libraries, version of libattn and of its ABI */
+    uint64_t state;
 };
 
 /* One plugin file as it was when it was probed. */
@@ -24,7 +25,8 @@ struct probe_key {
     uint64_t changed;  /* ns: permissions and owner, too */
 };
 
-/* Looks at the machine. Allocates nothing through a host, fails never: what is not there is a state, too. */
+/* Looks at the machine. Allocates nothing through a host, fails never: what is not there is a
+ * state, too. */
 struct machine machine_read(void);
 
 void probe_key_set(struct probe_key *key, const struct machine *machine, const struct stat *info);

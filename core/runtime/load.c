@@ -20,8 +20,9 @@
 #define MAX_LABEL 127
 #define REFUSE(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
 
-/* What this process has loaded. The loader knows files by their paths and nothing is unloaded, so a file that has taken
- * the place of a loaded one cannot be loaded beside it: asked for it, the loader would hand out the old code. */
+/* What this process has loaded. The loader knows files by their paths and nothing is unloaded, so a
+ * file that has taken the place of a loaded one cannot be loaded beside it: asked for it, the
+ * loader would hand out the old code. */
 static struct {
     _Atomic uint64_t path; /* its hash; 0: free or being written */
     uint64_t device, inode, size;
@@ -58,12 +59,15 @@ static bool is_known(const char *path, const struct probe_key *key, bool *other)
     return false;
 }
 
-/* A regular file that not everybody can write, still the one that was probed, and a library for this machine. */
-static attn_status check_file(const struct plugin *plugin, struct probe_key *now, struct attn_error *error)
+/* A regular file that not everybody can write, still the one that was probed, and a library for
+ * this machine. */
+static attn_status check_file(const struct plugin *plugin, struct probe_key *now,
+                              struct attn_error *error)
 {
     struct stat info;
     attn_status status = ATTN_OK;
-    int descriptor = open(plugin->file, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe may lie there */
+    /* a pipe may lie there */
+    int descriptor = open(plugin->file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0) {
         return error_set(error, ATTN_ERROR_IO, "file", "cannot be opened: %s", strerror(errno));
     }
@@ -77,7 +81,8 @@ static attn_status check_file(const struct plugin *plugin, struct probe_key *now
     }
     close(descriptor);
     if (status == ATTN_OK && plugin->key.inode != 0 && !probe_key_same_file(&plugin->key, now)) {
-        status = REFUSE("file", "has changed since it was probed; a new runtime will probe it again");
+        status =
+            REFUSE("file", "has changed since it was probed; a new runtime will probe it again");
     }
     return status;
 }
@@ -85,11 +90,12 @@ static attn_status check_file(const struct plugin *plugin, struct probe_key *now
 static attn_status check_table(const struct attn_plugin *table, struct attn_error *error)
 {
     if (table->abi_version < ATTN_ABI_VERSION_MIN || table->abi_version > ATTN_ABI_VERSION) {
-        return error_set(error, ATTN_ERROR_ABI_VERSION, "abi_version",
-                         "the plugin chose ABI %u.%u; %u.%u to %u.%u were offered",
-                         ATTN_VERSION_MAJOR(table->abi_version), ATTN_VERSION_MINOR(table->abi_version),
-                         ATTN_VERSION_MAJOR(ATTN_ABI_VERSION_MIN), ATTN_VERSION_MINOR(ATTN_ABI_VERSION_MIN),
-                         ATTN_VERSION_MAJOR(ATTN_ABI_VERSION), ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
+        return error_set(
+            error, ATTN_ERROR_ABI_VERSION, "abi_version",
+            "the plugin chose ABI %u.%u; %u.%u to %u.%u were offered",
+            ATTN_VERSION_MAJOR(table->abi_version), ATTN_VERSION_MINOR(table->abi_version),
+            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION_MIN), ATTN_VERSION_MINOR(ATTN_ABI_VERSION_MIN),
+            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION), ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
     }
     if (!text_is_name(table->name)) {
         return REFUSE("name", "the plugin's name is not [a-z][a-z0-9_]* of at most 63 bytes");
@@ -105,14 +111,15 @@ static attn_status check_slots(const struct attn_plugin *table, struct attn_erro
 {
     if (table->probe == NULL || table->create == NULL || table->destroy == NULL) {
         return REFUSE("probe", "a required slot is NULL: probe %s, create %s, destroy %s",
-                      table->probe != NULL ? "there" : "NULL", table->create != NULL ? "there" : "NULL",
+                      table->probe != NULL ? "there" : "NULL",
+                      table->create != NULL ? "there" : "NULL",
                       table->destroy != NULL ? "there" : "NULL");
     }
     return ATTN_OK;
 }
 
-attn_status plugin_identify(attn_runtime *runtime, struct plugin *plugin, const struct attn_plugin *table,
-                            struct attn_error *error)
+attn_status plugin_identify(attn_runtime *runtime, struct plugin *plugin,
+                            const struct attn_plugin *table, struct attn_error *error)
 {
     attn_status status = check_table(table, error);
     if (status != ATTN_OK) {
@@ -138,9 +145,11 @@ static attn_status check_agreement(const struct plugin *plugin, const struct att
     attn_status status = check_table(table, error);
     if (status == ATTN_OK &&
         (table->abi_version != plugin->abi_version || strcmp(table->name, plugin->name) != 0 ||
-         strcmp(table->version, plugin->version) != 0 || strcmp(table->vendor, plugin->vendor) != 0)) {
-        status = REFUSE("name", "is %s %s of %s now; it was %s %s of %s when it was probed", table->name,
-                        table->version, table->vendor, plugin->name, plugin->version, plugin->vendor);
+         strcmp(table->version, plugin->version) != 0 ||
+         strcmp(table->vendor, plugin->vendor) != 0)) {
+        status =
+            REFUSE("name", "is %s %s of %s now; it was %s %s of %s when it was probed", table->name,
+                   table->version, table->vendor, plugin->name, plugin->version, plugin->vendor);
     }
     return status;
 }
@@ -175,9 +184,10 @@ attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct att
     }
     const bool again = is_known(plugin->file, &now, &other);
     if (other) {
-        return error_set(error, ATTN_ERROR_IO, "file",
-                         "has taken the place of one that this process has loaded; only a new process can "
-                         "load it");
+        return error_set(
+            error, ATTN_ERROR_IO, "file",
+            "has taken the place of one that this process has loaded; only a new process can "
+            "load it");
     }
     runtime_stage(runtime, plugin->file, 'C');
     void *library = dlopen(plugin->file, RTLD_NOW | RTLD_LOCAL);

@@ -5,13 +5,15 @@
 
 #include "runtime/runtime.h"
 
-/* dlopen, entry, negotiation and a check of the table, once. The first time name, version and vendor are copied; a
- * plugin that was taken from a record has to say the same again, from the same file. Never dlclosed once the entry has
- * answered. Not thread-safe: under runtime->lock, or before the runtime is shared. */
+/* dlopen, entry, negotiation and a check of the table, once. The first time name, version and
+ * vendor are copied; a plugin that was taken from a record has to say the same again, from the same
+ * file. Never dlclosed once the entry has answered. Not thread-safe: under runtime->lock, or before
+ * the runtime is shared. */
 attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct attn_error *error);
 
-/* Checks ABI version, name, version and vendor of a table and copies them, before the runtime is shared. */
-attn_status plugin_identify(attn_runtime *runtime, struct plugin *plugin, const struct attn_plugin *table,
-                            struct attn_error *error);
+/* Checks ABI version, name, version and vendor of a table and copies them, before the runtime is
+ * shared. */
+attn_status plugin_identify(attn_runtime *runtime, struct plugin *plugin,
+                            const struct attn_plugin *table, struct attn_error *error);
 
 #endif

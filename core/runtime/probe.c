@@ -15,7 +15,8 @@
 
 static attn_status no_memory(struct found *found)
 {
-    return error_set(&found->error, ATTN_ERROR_OUT_OF_MEMORY, "probe", "no memory for what it reports");
+    return error_set(&found->error, ATTN_ERROR_OUT_OF_MEMORY, "probe",
+                     "no memory for what it reports");
 }
 
 static attn_status take_device(void *user, const struct attn_device_info *info)
@@ -45,7 +46,8 @@ static attn_status take_device(void *user, const struct attn_device_info *info)
     return status;
 }
 
-static void *copy_array(struct arena *arena, const void *array, int32_t count, size_t size, bool *failed)
+static void *copy_array(struct arena *arena, const void *array, int32_t count, size_t size,
+                        bool *failed)
 {
     void *copy = count > 0 ? arena_array(arena, (size_t)count, size) : NULL;
     if (copy != NULL) {
@@ -55,8 +57,10 @@ static void *copy_array(struct arena *arena, const void *array, int32_t count, s
     return copy;
 }
 
-/* Plain data that the core knows; an optional extension of others may point into the plugin, and is left to it. */
-static struct attn_ext *copy_extensions(struct arena *arena, const struct attn_ext *next, bool *failed)
+/* Plain data that the core knows; an optional extension of others may point into the plugin, and is
+ * left to it. */
+static struct attn_ext *copy_extensions(struct arena *arena, const struct attn_ext *next,
+                                        bool *failed)
 {
     struct attn_ext *first = NULL, **last = &first;
     for (; next != NULL; next = next->next) {
@@ -95,7 +99,8 @@ static attn_status copy_caps(struct found *found, const struct attn_backend_caps
                                   sizeof *caps->head_sizes, &failed);
     caps->block_sizes = copy_array(found->arena, source->block_sizes, source->num_block_sizes,
                                    sizeof *caps->block_sizes, &failed);
-    refused = copy_array(found->arena, source->refused, source->num_refused, sizeof *refused, &failed);
+    refused =
+        copy_array(found->arena, source->refused, source->num_refused, sizeof *refused, &failed);
     for (int32_t i = 0; i < source->num_refused && !failed; i++) {
         const char *why = source->refused[i].why;
         refused[i].why = arena_string(found->arena, why != NULL ? why : "");
@@ -103,7 +108,8 @@ static attn_status copy_caps(struct found *found, const struct attn_backend_caps
     }
     caps->refused = refused;
     caps->next = copy_extensions(found->arena, source->next, &failed);
-    failed |= !backend->full_name || !caps->name || !caps->variant || !caps->version || !caps->vendor;
+    failed |=
+        !backend->full_name || !caps->name || !caps->variant || !caps->version || !caps->vendor;
     return failed ? no_memory(found) : ATTN_OK;
 }
 
@@ -127,7 +133,8 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *give
         const struct attn_backend_caps *other = &found->backends[i].caps;
         if (strcmp(other->name, caps.name) == 0 && strcmp(other->variant, caps.variant) == 0 &&
             other->device.type == caps.device.type && other->device.id == caps.device.id) {
-            status = BAD("name", "%s is reported twice for one device", found->backends[i].full_name);
+            status =
+                BAD("name", "%s is reported twice for one device", found->backends[i].full_name);
         }
     }
     if (status == ATTN_OK) {
@@ -145,7 +152,8 @@ attn_status found_init(struct found *found, struct arena *arena, struct attn_err
     found->backends = arena_array(arena, MAX_BACKENDS, sizeof *found->backends);
     return found->devices != NULL && found->backends != NULL
                ? ATTN_OK
-               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "probe", "no memory for what it reports");
+               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "probe",
+                           "no memory for what it reports");
 }
 
 void found_reset(struct found *found)
@@ -156,13 +164,15 @@ void found_reset(struct found *found)
 
 struct attn_probe_sink found_sink(struct found *found)
 {
-    return (struct attn_probe_sink){sizeof(struct attn_probe_sink), NULL, found, take_device, take_backend};
+    return (struct attn_probe_sink){sizeof(struct attn_probe_sink), NULL, found, take_device,
+                                    take_backend};
 }
 
 static bool reported(const struct found *found, struct attn_device device)
 {
     for (int32_t i = 0; i < found->num_devices; i++) {
-        if (found->devices[i].device.type == device.type && found->devices[i].device.id == device.id) {
+        if (found->devices[i].device.type == device.type &&
+            found->devices[i].device.id == device.id) {
             return true;
         }
     }
@@ -178,14 +188,16 @@ attn_status found_status(const struct found *found, struct attn_error *error)
         const struct attn_backend_caps *caps = &found->backends[i].caps;
         if (!reported(found, caps->device)) {
             return error_set(error, ATTN_ERROR_PLUGIN, "device",
-                             "%s is on device type %d, id %d, which its probe did not report", caps->name,
-                             caps->device.type, caps->device.id);
+                             "%s is on device type %d, id %d, which its probe did not report",
+                             caps->name, caps->device.type, caps->device.id);
         }
     }
-    return found->num_backends > 0 ? ATTN_OK
-                                   : error_set(error, ATTN_ERROR_PLUGIN, "probe",
-                                               "answered ok and reported no backend; hardware that is not "
-                                               "there is status %d", ATTN_ERROR_ABSENT);
+    return found->num_backends > 0
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_PLUGIN, "probe",
+                           "answered ok and reported no backend; hardware that is not "
+                           "there is status %d",
+                           ATTN_ERROR_ABSENT);
 }
 
 attn_status plugin_probe(const struct attn_host *host, const struct attn_plugin *table,

@@ -21,7 +21,8 @@ attn_status found_init(struct found *found, struct arena *arena, struct attn_err
 void found_reset(struct found *found);
 /* Checks and copies what is put into it. */
 struct attn_probe_sink found_sink(struct found *found);
-/* Of the first item that was refused, or of the whole: backends on devices that were reported, one at least. */
+/* Of the first item that was refused, or of the whole: backends on devices that were reported, one
+ * at least. */
 attn_status found_status(const struct found *found, struct attn_error *error);
 
 /* Asks the plugin's probe. A contradiction in what it says refuses the plugin as a whole. */

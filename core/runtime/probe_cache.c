@@ -57,8 +57,8 @@ static ssize_t read_all(int descriptor, unsigned char *bytes, size_t size)
 }
 
 /* The bytes on file. *why: NULL where there is none, or the reason against it. */
-static attn_status read_entry(const attn_runtime *runtime, const char *path, struct cache_entry *entry,
-                              struct stat *info, const char **why)
+static attn_status read_entry(const attn_runtime *runtime, const char *path,
+                              struct cache_entry *entry, struct stat *info, const char **why)
 {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     attn_status status = ATTN_ERROR_NOT_FOUND;
@@ -78,16 +78,18 @@ static attn_status read_entry(const attn_runtime *runtime, const char *path, str
         entry->bytes = runtime_alloc(runtime, entry->size);
         status = entry->bytes != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
     }
-    if (status == ATTN_OK && read_all(descriptor, entry->bytes, entry->size) != (ssize_t)entry->size) {
+    if (status == ATTN_OK &&
+        read_all(descriptor, entry->bytes, entry->size) != (ssize_t)entry->size) {
         *why = "is truncated";
     }
     close(descriptor);
     return status;
 }
 
-/* NULL, or why the record is not an answer for this file on this machine. "": no fault of anybody. */
-static const char *disagreement(const struct record *record, const char *file, const struct probe_key *key,
-                                const struct stat *info)
+/* NULL, or why the record is not an answer for this file on this machine. "": no fault of anybody.
+ */
+static const char *disagreement(const struct record *record, const char *file,
+                                const struct probe_key *key, const struct stat *info)
 {
     const time_t age = time(NULL) - info->st_mtime;
     if (strcmp(record->file, file) != 0) {

@@ -12,7 +12,8 @@
 #define HEADER_SIZE 32
 #define MAX_ITEMS 4096
 
-/* One walk for both directions, so that they cannot differ: with `out` it appends, else it reads. */
+/* One walk for both directions, so that they cannot differ: with `out` it appends, else it reads.
+ */
 struct codec {
     struct text *out;
     const unsigned char *at;
@@ -134,7 +135,8 @@ static void code_arrays(struct codec *c, struct attn_backend_caps *caps)
         code_range(c, &heads[i].v);
         code_i32(c, &heads[i].same);
     }
-    struct attn_range *blocks = code_array(c, caps->block_sizes, &caps->num_block_sizes, sizeof *blocks);
+    struct attn_range *blocks =
+        code_array(c, caps->block_sizes, &caps->num_block_sizes, sizeof *blocks);
     for (int32_t i = 0; i < caps->num_block_sizes; i++) {
         code_range(c, &blocks[i]);
     }
@@ -199,20 +201,21 @@ static void code_backend(struct codec *c, struct attn_backend_caps *caps)
     code_text(c, &caps->vendor);
     code_i32(c, &caps->device.type);
     code_i32(c, &caps->device.id);
-    uint64_t *const masks[] = {
-        &caps->kernels,       &caps->layer_kinds,   &caps->phases,        &caps->dtypes,
-        &caps->kv_dtypes,     &caps->q_dtypes,      &caps->terms,         &caps->features,
-        &caps->walks,         &caps->layouts,       &caps->k_scale_forms, &caps->v_scale_forms,
-        &caps->p_scale_forms, &caps->output_forms};
+    uint64_t *const masks[] = {&caps->kernels,       &caps->layer_kinds,   &caps->phases,
+                               &caps->dtypes,        &caps->kv_dtypes,     &caps->q_dtypes,
+                               &caps->terms,         &caps->features,      &caps->walks,
+                               &caps->layouts,       &caps->k_scale_forms, &caps->v_scale_forms,
+                               &caps->p_scale_forms, &caps->output_forms};
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
         code_u64(c, masks[i]);
     }
     code_arrays(c, caps);
-    int32_t *const numbers[] = {
-        &caps->preferred_layout,   &caps->preferred_block_size, &caps->graph_level,
-        &caps->graph_fill_seq_len, &caps->reorder_threshold,    &caps->kv_alignment,
-        &caps->io_alignment,       &caps->max_group,            &caps->max_num_q_heads,
-        &caps->max_speculative_tokens, &caps->rank[0],          &caps->rank[1]};
+    int32_t *const numbers[] = {&caps->preferred_layout,  &caps->preferred_block_size,
+                                &caps->graph_level,       &caps->graph_fill_seq_len,
+                                &caps->reorder_threshold, &caps->kv_alignment,
+                                &caps->io_alignment,      &caps->max_group,
+                                &caps->max_num_q_heads,   &caps->max_speculative_tokens,
+                                &caps->rank[0],           &caps->rank[1]};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         code_i32(c, numbers[i]);
     }
@@ -241,7 +244,8 @@ void record_write(struct text *out, const struct record *record, const struct fo
     struct codec c = {.out = out};
     struct record head = *record;
     bool whole = record->status == ATTN_OK;
-    int32_t num_devices = whole ? found->num_devices : 0, num_backends = whole ? found->num_backends : 0;
+    int32_t num_devices = whole ? found->num_devices : 0,
+            num_backends = whole ? found->num_backends : 0;
     const size_t start = out->length;
     text_add_bytes(out, MAGIC, 8);
     code_integer(&c, FORMAT, 8);
@@ -274,7 +278,8 @@ const char *record_read(struct record *record, const unsigned char *bytes, size_
 {
     struct codec c = {.at = bytes, .left = size};
     const void *magic = take(&c, 8);
-    uint64_t format = code_integer(&c, 0, 8), length = code_integer(&c, 0, 8), sum = code_integer(&c, 0, 8);
+    uint64_t format = code_integer(&c, 0, 8), length = code_integer(&c, 0, 8),
+             sum = code_integer(&c, 0, 8);
     *record = (struct record){.file = ""};
     if (c.failed || memcmp(magic, MAGIC, 8) != 0) {
         return "is no record of a probe";
@@ -298,7 +303,8 @@ const char *record_read(struct record *record, const unsigned char *bytes, size_
     return NULL;
 }
 
-bool record_report(const struct record *record, const struct attn_probe_sink *sink, struct arena *scratch)
+bool record_report(const struct record *record, const struct attn_probe_sink *sink,
+                   struct arena *scratch)
 {
     struct codec c = {.at = record->items, .left = record->items_size, .scratch = scratch};
     int32_t num_devices = 0, num_backends = 0;

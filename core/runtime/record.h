@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the probe of one file came to, as bytes: the cache keeps them, the scanner sends them through its pipe.
+/* What the probe of one file came to, as bytes: the cache keeps them, the scanner sends them
+ * through its pipe.
  *
  *     "ATTNPROB"  uint64 format  uint64 payload size  uint64 FNV-1a of the payload
- *     payload: key, file, outcome, identity, devices, backends with their arrays, text and extensions
+ *     payload: key, file, outcome, identity, devices, backends with their arrays, text and
+ * extensions
  *
- * Integers are little-endian, text is its length and its bytes with the NUL. Whoever reads believes nothing: sizes
- * are checked here, and what the items say passes the same checks as a plugin's own report. */
+ * Integers are little-endian, text is its length and its bytes with the NUL. Whoever reads believes
+ * nothing: sizes are checked here, and what the items say passes the same checks as a plugin's own
+ * report. */
 #ifndef CORE_RUNTIME_RECORD_H
 #define CORE_RUNTIME_RECORD_H
 
@@ -39,8 +42,9 @@ void record_write(struct text *out, const struct record *record, const struct fo
 /* Text and items of `record` point into `bytes`. NULL, or what is wrong with the bytes. */
 const char *record_read(struct record *record, const unsigned char *bytes, size_t size);
 
-/* Hands the items to a sink, as the plugin's probe would. False: the bytes are wrong, or `scratch`, which holds arrays
- * until the sink returns, found no memory (scratch->failed). */
-bool record_report(const struct record *record, const struct attn_probe_sink *sink, struct arena *scratch);
+/* Hands the items to a sink, as the plugin's probe would. False: the bytes are wrong, or `scratch`,
+ * which holds arrays until the sink returns, found no memory (scratch->failed). */
+bool record_report(const struct record *record, const struct attn_probe_sink *sink,
+                   struct arena *scratch);
 
 #endif

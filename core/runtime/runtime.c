@@ -51,11 +51,13 @@ void runtime_stage(const attn_runtime *runtime, const char *file, char stage)
         runtime->on_stage(stage);
     }
     runtime_log(runtime, ATTN_LOG_DEBUG, "%s: enters its %s", file,
-                stage == 'C' ? "constructors" : stage == 'E' ? "entry" : "probe");
+                stage == 'C'   ? "constructors"
+                : stage == 'E' ? "entry"
+                               : "probe");
 }
 
-attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin, const struct attn_plugin **table,
-                                 struct attn_error *error)
+attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin,
+                                 const struct attn_plugin **table, struct attn_error *error)
 {
     struct plugin *found = &runtime->plugins[plugin];
     pthread_mutex_lock(&runtime->lock);
@@ -102,19 +104,22 @@ static void add_devices(attn_runtime *runtime, const struct found *found)
     }
 }
 
-/* Takes a plugin's backends, all or none: a name that an earlier plugin has refuses the later one. */
+/* Takes a plugin's backends, all or none: a name that an earlier plugin has refuses the later one.
+ */
 static attn_status add_backends(attn_runtime *runtime, int32_t plugin, const struct found *found,
                                 struct attn_error *error)
 {
     for (int32_t i = 0; i < found->num_backends; i++) {
         if (has_backend(runtime, &found->backends[i])) {
-            return error_set(error, ATTN_ERROR_PLUGIN, "name",
-                             "backend '%s' is another plugin's already; the first one found is kept",
-                             found->backends[i].full_name);
+            return error_set(
+                error, ATTN_ERROR_PLUGIN, "name",
+                "backend '%s' is another plugin's already; the first one found is kept",
+                found->backends[i].full_name);
         }
     }
     if (runtime->num_backends + found->num_backends > MAX_BACKENDS) {
-        return error_set(error, ATTN_ERROR_LIMIT, "backends", "more than %d backends", MAX_BACKENDS);
+        return error_set(error, ATTN_ERROR_LIMIT, "backends", "more than %d backends",
+                         MAX_BACKENDS);
     }
     for (int32_t i = 0; i < found->num_backends; i++) {
         runtime->backends[runtime->num_backends] = found->backends[i];
@@ -146,7 +151,8 @@ static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct foun
     if (status == ATTN_ERROR_OUT_OF_MEMORY && runtime->arena.failed) {
         return error_set(error, status, "plugins", "no memory while reading %s", plugin->file);
     }
-    snprintf(reason, sizeof reason, "%s%s%s", why.field, why.field[0] != '\0' ? ": " : "", why.message);
+    snprintf(reason, sizeof reason, "%s%s%s", why.field, why.field[0] != '\0' ? ": " : "",
+             why.message);
     plugin->status = status;
     plugin->reason = arena_string(&runtime->arena, reason);
     runtime_log(runtime, status == ATTN_ERROR_ABSENT ? ATTN_LOG_INFO : ATTN_LOG_WARN, "%s: %s",
@@ -189,7 +195,8 @@ static attn_status find_backends(attn_runtime *runtime, struct attn_error *error
     runtime->devices = arena_array(&runtime->arena, MAX_DEVICES, sizeof *runtime->devices);
     runtime->backends = arena_array(&runtime->arena, MAX_BACKENDS, sizeof *runtime->backends);
     if (status == ATTN_OK && (runtime->devices == NULL || runtime->backends == NULL)) {
-        status = error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "runtime", "no memory for the backends");
+        status =
+            error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "runtime", "no memory for the backends");
     }
     for (int32_t i = 0; i < runtime->num_plugins && status == ATTN_OK; i++) {
         status = take_plugin(runtime, i, &found, error);
@@ -213,7 +220,8 @@ static attn_status make_host(attn_runtime *runtime, const struct attn_runtime_op
         status = struct_read(&services->engine, sizeof services->engine, MIN_HOST, options->host,
                              "attn_host", error);
     }
-    if (status == ATTN_OK && (services->engine.allocate == NULL) != (services->engine.release == NULL)) {
+    if (status == ATTN_OK &&
+        (services->engine.allocate == NULL) != (services->engine.release == NULL)) {
         status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "host",
                            "allocate and release come together or not at all");
     }
@@ -237,7 +245,8 @@ static attn_status start_pool(attn_runtime *runtime, struct attn_error *error)
     if (services->engine.parallel_for == NULL) {
         services->pool = pool_create(&runtime->host, runtime->host.num_threads);
         if (services->pool == NULL) {
-            return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "ATTN_NUM_THREADS", "no memory for the pool");
+            return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "ATTN_NUM_THREADS",
+                             "no memory for the pool");
         }
     }
     return ATTN_OK;
@@ -254,7 +263,8 @@ attn_status runtime_create(const struct attn_runtime_options *given, attn_runtim
     }
     *out = NULL;
     if (given != NULL) {
-        status = struct_read(&options, sizeof options, MIN_OPTIONS, given, "attn_runtime_options", error);
+        status = struct_read(&options, sizeof options, MIN_OPTIONS, given, "attn_runtime_options",
+                             error);
         status = status ? status : ext_check(options.next, NULL, 0, "attn_runtime_options", error);
     }
     status = status ? status : make_host(&on_stack, &options, error);

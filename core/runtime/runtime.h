@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a runtime holds once it is created: settings, host services, plugins, devices, backends. Immutable after
- * creation but for `lock`-guarded instances, so that every other room reads it without a lock. */
+/* What a runtime holds once it is created: settings, host services, plugins, devices, backends.
+ * Immutable after creation but for `lock`-guarded instances, so that every other room reads it
+ * without a lock. */
 #ifndef CORE_RUNTIME_RUNTIME_H
 #define CORE_RUNTIME_RUNTIME_H
 
@@ -13,7 +14,8 @@
 #include "runtime/key.h"
 #include "util/arena.h"
 
-/* One plugin file. `table` is NULL until plugin_load: with a warm cache only candidates are loaded. */
+/* One plugin file. `table` is NULL until plugin_load: with a warm cache only candidates are loaded.
+ */
 struct plugin {
     char *file;
     char *name;
@@ -21,7 +23,8 @@ struct plugin {
     char *vendor;
     char *reason;
     attn_status status;
-    const struct attn_plugin *table; /* the core's zero-extended copy; guarded by attn_runtime.lock */
+    /* the core's zero-extended copy; guarded by attn_runtime.lock */
+    const struct attn_plugin *table;
     struct attn_plugin table_copy;
     int32_t num_backends;
     uint32_t abi_version; /* that its table has; 0: not known */
@@ -56,7 +59,8 @@ attn_status plugin_info(const attn_runtime *runtime, int32_t index, struct attn_
 int32_t device_count(const attn_runtime *runtime);
 attn_status device_info(const attn_runtime *runtime, int32_t index, struct attn_device_info *info);
 int32_t backend_count(const attn_runtime *runtime);
-attn_status backend_info(const attn_runtime *runtime, int32_t index, struct attn_backend_info *info);
+attn_status backend_info(const attn_runtime *runtime, int32_t index,
+                         struct attn_backend_info *info);
 
 struct attn_runtime {
     struct settings settings;
@@ -72,15 +76,16 @@ struct attn_runtime {
     pthread_mutex_t lock;
     struct machine machine; /* if there is a cache of probes */
     bool cache_pruned;
-    void (*on_stage)(char stage); /* the scanner's: before a plugin's constructors C, entry E, probe P */
+    /* the scanner's: before a plugin's constructors C, entry E, probe P */
+    void (*on_stage)(char stage);
 };
 
 /* Makes sure that the plugin's code is loaded and its table is there (thread-safe, idempotent). */
-attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin, const struct attn_plugin **table,
-                                 struct attn_error *error);
+attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin,
+                                 const struct attn_plugin **table, struct attn_error *error);
 
-/* Before a plugin's code is entered for the first time: whoever looks for the culprit of a crash finds it in the log at
- * debug. */
+/* Before a plugin's code is entered for the first time: whoever looks for the culprit of a crash
+ * finds it in the log at debug. */
 void runtime_stage(const attn_runtime *runtime, const char *file, char stage);
 
 /* Logs through the runtime's host if `level` is on. */

@@ -18,7 +18,8 @@
 
 #define HELLO_SIZE (sizeof SCAN_HELLO - 1)
 #define TICK_MS 50
-/* A process that is killed while a driver holds it in the kernel stays; nobody waits for it longer than this. */
+/* A process that is killed while a driver holds it in the kernel stays; nobody waits for it longer
+ * than this. */
 #define GRAVE_MS 1000
 
 extern char **environ;
@@ -54,8 +55,8 @@ static bool scanner_path(char path[PATH_MAX])
     return length < PATH_MAX && access(path, X_OK) == 0;
 }
 
-/* Its own group, so that what it starts ends with it; no signal blocked, ignored or handled; only the pipe and what the
- * engine left open without FD_CLOEXEC, which the scanner closes. */
+/* Its own group, so that what it starts ends with it; no signal blocked, ignored or handled; only
+ * the pipe and what the engine left open without FD_CLOEXEC, which the scanner closes. */
 static int spawn(const char *scanner, const char *file, int write_end, pid_t *pid)
 {
     char *const arguments[] = {(char *)(uintptr_t)scanner, (char *)(uintptr_t)file, NULL};
@@ -76,7 +77,8 @@ static int spawn(const char *scanner, const char *file, int write_end, pid_t *pi
         posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK |
                                                   POSIX_SPAWN_SETPGROUP);
         failed = posix_spawn_file_actions_adddup2(&actions, write_end, STDOUT_FILENO);
-        failed = failed ? failed : posix_spawn(pid, scanner, &actions, &attributes, arguments, environ);
+        failed =
+            failed ? failed : posix_spawn(pid, scanner, &actions, &attributes, arguments, environ);
         posix_spawnattr_destroy(&attributes);
     }
     posix_spawn_file_actions_destroy(&actions);
@@ -164,9 +166,10 @@ static const char *signal_name(int number)
     static const struct {
         int number;
         const char *name;
-    } names[] = {{SIGSEGV, "SIGSEGV"}, {SIGABRT, "SIGABRT"}, {SIGILL, "SIGILL"},   {SIGBUS, "SIGBUS"},
-                 {SIGFPE, "SIGFPE"},   {SIGKILL, "SIGKILL"}, {SIGTERM, "SIGTERM"}, {SIGPIPE, "SIGPIPE"},
-                 {SIGTRAP, "SIGTRAP"}, {SIGSYS, "SIGSYS"},   {SIGXCPU, "SIGXCPU"}, {SIGINT, "SIGINT"}};
+    } names[] = {{SIGSEGV, "SIGSEGV"}, {SIGABRT, "SIGABRT"}, {SIGILL, "SIGILL"},
+                 {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},   {SIGKILL, "SIGKILL"},
+                 {SIGTERM, "SIGTERM"}, {SIGPIPE, "SIGPIPE"}, {SIGTRAP, "SIGTRAP"},
+                 {SIGSYS, "SIGSYS"},   {SIGXCPU, "SIGXCPU"}, {SIGINT, "SIGINT"}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (names[i].number == number) {
             return names[i].name;
@@ -180,7 +183,10 @@ static const char *stage_name(const char *at, size_t size)
 {
     const char *name = "scan";
     for (size_t i = 0; i < size; i++) {
-        name = at[i] == 'C' ? "constructor" : at[i] == 'E' ? "entry" : at[i] == 'P' ? "probe" : name;
+        name = at[i] == 'C'   ? "constructor"
+               : at[i] == 'E' ? "entry"
+               : at[i] == 'P' ? "probe"
+                              : name;
     }
     return name;
 }
@@ -193,12 +199,13 @@ static attn_status judge_exit(int value, const char *stage, struct attn_error *w
     case SCAN_EXIT_NO_PIPE:
         return error_set(why, ATTN_ERROR_PLUGIN, stage, "closed a descriptor that is not its own");
     default:
-        return error_set(why, ATTN_ERROR_PLUGIN, stage, "ended its process with exit status %d", value);
+        return error_set(why, ATTN_ERROR_PLUGIN, stage, "ended its process with exit status %d",
+                         value);
     }
 }
 
-static attn_status judge(const attn_runtime *runtime, const struct child *child, const struct text *answer,
-                         size_t *record, struct attn_error *why)
+static attn_status judge(const attn_runtime *runtime, const struct child *child,
+                         const struct text *answer, size_t *record, struct attn_error *why)
 {
     size_t at = HELLO_SIZE;
     if (answer->length < HELLO_SIZE || memcmp(answer->data, SCAN_HELLO, HELLO_SIZE) != 0) {
@@ -216,33 +223,38 @@ static attn_status judge(const attn_runtime *runtime, const struct child *child,
                          runtime->settings.probe_deadline_ms);
     }
     if (child->too_much) {
-        return error_set(why, ATTN_ERROR_PLUGIN, stage, "more than %zu bytes came out of its process",
-                         RECORD_MAX_SIZE);
+        return error_set(why, ATTN_ERROR_PLUGIN, stage,
+                         "more than %zu bytes came out of its process", RECORD_MAX_SIZE);
     }
     if (child->ended && child->code != CLD_EXITED) {
         return error_set(why, ATTN_ERROR_PLUGIN, stage, "its process was ended by signal %d (%s)",
                          child->value, signal_name(child->value));
     }
     if (at == answer->length) {
-        return child->lost ? error_set(why, ATTN_ERROR_PLUGIN, stage, "its process ended without an answer")
-                           : judge_exit(child->value, stage, why);
+        return child->lost
+                   ? error_set(why, ATTN_ERROR_PLUGIN, stage, "its process ended without an answer")
+                   : judge_exit(child->value, stage, why);
     }
     return ATTN_OK;
 }
 
-attn_status scan_plugin(const attn_runtime *runtime, const char *file, struct text *answer, size_t *record,
-                        struct attn_error *why)
+attn_status scan_plugin(const attn_runtime *runtime, const char *file, struct text *answer,
+                        size_t *record, struct attn_error *why)
 {
     char scanner[PATH_MAX];
     int ends[2];
     struct child child = {.open = true};
     if (!scanner_path(scanner)) {
-        return error_set(why, ATTN_ERROR_NOT_FOUND, "scan", "there is no attn-scan beside the core");
+        return error_set(why, ATTN_ERROR_NOT_FOUND, "scan",
+                         "there is no attn-scan beside the core");
     }
     if (pipe2(ends, O_CLOEXEC) != 0) {
-        return error_set(why, ATTN_ERROR_NOT_FOUND, "scan", "no pipe to attn-scan: %s", strerror(errno));
+        return error_set(why, ATTN_ERROR_NOT_FOUND, "scan", "no pipe to attn-scan: %s",
+                         strerror(errno));
     }
-    int failed = fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0 ? spawn(scanner, file, ends[1], &child.pid) : errno;
+    int failed = fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0
+                     ? spawn(scanner, file, ends[1], &child.pid)
+                     : errno;
     close(ends[1]);
     if (failed != 0) {
         close(ends[0]);
@@ -253,7 +265,7 @@ attn_status scan_plugin(const attn_runtime *runtime, const char *file, struct te
     child.deadline = now_ms() + runtime->settings.probe_deadline_ms;
     watch(&child, answer);
     bury(&child);
-    return answer->failed
-               ? error_set(why, ATTN_ERROR_OUT_OF_MEMORY, "scan", "no memory for the scanner's answer")
-               : judge(runtime, &child, answer, record, why);
+    return answer->failed ? error_set(why, ATTN_ERROR_OUT_OF_MEMORY, "scan",
+                                      "no memory for the scanner's answer")
+                          : judge(runtime, &child, answer, record, why);
 }

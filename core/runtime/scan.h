@@ -14,13 +14,15 @@
 
 #define SCAN_HELLO "ATTNSCAN"
 #define SCAN_STAGES "CEP"
-/* Exit statuses of attn-scan beside 0 and 2 (usage), unlikely ones, since a plugin may exit with any. */
+/* Exit statuses of attn-scan beside 0 and 2 (usage), unlikely ones, since a plugin may exit with
+ * any. */
 #define SCAN_EXIT_NO_MEMORY 113
 #define SCAN_EXIT_NO_PIPE 114
 
-/* ATTN_OK: `answer` has the record's bytes from *record on. ATTN_ERROR_NOT_FOUND: there is no scanner that runs, with
- * the cause. With answer->failed: our own lack of memory. Else why the plugin is refused. */
-attn_status scan_plugin(const attn_runtime *runtime, const char *file, struct text *answer, size_t *record,
-                        struct attn_error *why);
+/* ATTN_OK: `answer` has the record's bytes from *record on. ATTN_ERROR_NOT_FOUND: there is no
+ * scanner that runs, with the cause. With answer->failed: our own lack of memory. Else why the
+ * plugin is refused. */
+attn_status scan_plugin(const attn_runtime *runtime, const char *file, struct text *answer,
+                        size_t *record, struct attn_error *why);
 
 #endif

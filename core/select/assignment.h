@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The outcome of a selection: complete layer descriptions, and per layer and phase the choice and all verdicts.
- * Immutable once made. */
+/* The outcome of a selection: complete layer descriptions, and per layer and phase the choice and
+ * all verdicts. Immutable once made. */
 #ifndef CORE_SELECT_ASSIGNMENT_H
 #define CORE_SELECT_ASSIGNMENT_H
 
@@ -13,15 +13,16 @@
 #include "runtime/runtime.h"
 #include "util/arena.h"
 
-/* A layer as it was asked for, with defaults resolved (head_size_v, kv_dtype never AUTO, block_size chosen, …); text
- * and extensions live in the owner's arena. `desc.next` chains the copied extensions. */
+/* A layer as it was asked for, with defaults resolved (head_size_v, kv_dtype never AUTO, block_size
+ * chosen, …); text and extensions live in the owner's arena. `desc.next` chains the copied
+ * extensions. */
 struct layer {
     struct attn_layer_desc desc;
-    struct attn_mla_desc *mla;               /* or NULL */
-    struct attn_gdn_desc *gdn;               /* or NULL */
-    struct attn_context_parallel *cp;        /* or NULL */
-    struct attn_mm_encoder_quant *mm_quant;  /* or NULL */
-    int32_t sharing_target;                  /* index of the layer whose cache it reads, or -1 */
+    struct attn_mla_desc *mla;              /* or NULL */
+    struct attn_gdn_desc *gdn;              /* or NULL */
+    struct attn_context_parallel *cp;       /* or NULL */
+    struct attn_mm_encoder_quant *mm_quant; /* or NULL */
+    int32_t sharing_target;                 /* index of the layer whose cache it reads, or -1 */
 };
 
 struct verdict {

@@ -20,7 +20,7 @@ struct refusals {
 /* A plugin's words go into messages and JSON. */
 static const char *clean(const char *text, const char *otherwise)
 {
-    return text == NULL || text[0] == '\0'  ? otherwise
+    return text == NULL || text[0] == '\0' ? otherwise
            : text_is_clean(text, MAX_TEXT) ? text
                                            : "(a text that is not clean UTF-8)";
 }
@@ -44,8 +44,7 @@ static void ask_plugin(struct selection *selection, const struct backend *backen
     struct refusals refusals = {reasons, 0};
     struct attn_reason_sink sink = {sizeof sink, NULL, &refusals, take_reason};
     struct attn_layer_desc desc = layer->desc;
-    attn_status status =
-        runtime_plugin_table(selection->runtime, backend->plugin, &plugin, &error);
+    attn_status status = runtime_plugin_table(selection->runtime, backend->plugin, &plugin, &error);
     if (status != ATTN_OK) {
         reasons_add(reasons, "plugin", "loaded", error.message);
         return;
@@ -57,7 +56,8 @@ static void ask_plugin(struct selection *selection, const struct backend *backen
     status = plugin->supports(&backend->caps, &desc, phase, &sink, &error);
     if (status != ATTN_OK && reasons->count == 0) {
         error_relay(&error, status, &error);
-        reasons_add(reasons, error.field[0] != '\0' ? error.field : "supports", "this layer", error.message);
+        reasons_add(reasons, error.field[0] != '\0' ? error.field : "supports", "this layer",
+                    error.message);
     }
 }
 
@@ -104,8 +104,7 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
             if (reasons.count == 0 && !reasons.failed) {
                 ask_plugin(selection, backend, layer, phase, candidate->match.block_size, &reasons);
             }
-            verdicts[b].code =
-                reasons.count > 0 ? ATTN_VERDICT_UNSUPPORTED : ATTN_VERDICT_ELIGIBLE;
+            verdicts[b].code = reasons.count > 0 ? ATTN_VERDICT_UNSUPPORTED : ATTN_VERDICT_ELIGIBLE;
         }
         if (candidate->wanted < 0) { /* excluded; what it lacks is told, too */
             verdicts[b].code = ATTN_VERDICT_EXCLUDED;
@@ -128,8 +127,8 @@ static bool allowed(const struct rule *rule, const struct candidate *candidate)
     return candidate->eligible && (!order || candidate->wanted < rule->num_wanted);
 }
 
-/* Less is better: place in the list, then a measurement, then the estimate; the name decides ties, and backends are
- * sorted by it. */
+/* Less is better: place in the list, then a measurement, then the estimate; the name decides ties,
+ * and backends are sorted by it. */
 static bool better(const struct selection *selection, const struct candidate *candidates, int32_t a,
                    int32_t b, int32_t phase)
 {
@@ -158,8 +157,7 @@ static bool one_cache(const struct selection *selection, const struct layer *lay
     if (prefill == decode || !layer_has_cache(&layer->desc) || layer->gdn != NULL) {
         return true;
     }
-    return (a->layouts & b->layouts) != 0 &&
-           range_holds(a->block_sizes, a->num_block_sizes, block);
+    return (a->layouts & b->layouts) != 0 && range_holds(a->block_sizes, a->num_block_sizes, block);
 }
 
 void candidates_choose(const struct selection *selection, const struct layer *layer,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every backend judged for one layer and phase, and the pair of backends that serves both phases best. */
+/* Every backend judged for one layer and phase, and the pair of backends that serves both phases
+ * best. */
 #ifndef CORE_SELECT_CANDIDATES_H
 #define CORE_SELECT_CANDIDATES_H
 
@@ -33,8 +34,8 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
                       const struct rule *rule, int32_t phase, struct verdict *verdicts,
                       struct candidate *candidates);
 
-/* Backends for both phases, -1 where none can: the best of each, if they can work on one cache, else the best pair that
- * can. */
+/* Backends for both phases, -1 where none can: the best of each, if they can work on one cache,
+ * else the best pair that can. */
 void candidates_choose(const struct selection *selection, const struct layer *layer,
                        const struct rule *const *rules,
                        struct candidate *const candidates[ATTN_PHASE_COUNT],

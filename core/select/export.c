@@ -29,7 +29,9 @@ attn_status assignment_export(const attn_assignment *assignment, char *text, siz
     attn_status status = ATTN_OK;
     if (assignment == NULL || needed == NULL || (text == NULL && size > 0)) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT,
-                         assignment == NULL ? "assignment" : needed == NULL ? "needed" : "text",
+                         assignment == NULL ? "assignment"
+                         : needed == NULL   ? "needed"
+                                            : "text",
                          "NULL is not allowed here");
     }
     *needed = 0;
@@ -42,8 +44,9 @@ attn_status assignment_export(const attn_assignment *assignment, char *text, siz
     for (int32_t i = 0; i < assignment->num_layers; i++) {
         const struct assignment_layer *l = &assignment->layers[i];
         const struct attn_choice *choice = &l->phases[ATTN_PHASE_PREFILL].choice;
-        text_add(&out, "layer %d prefill=%s decode=%s kv_dtype=%s block_size=%d layout=%s name=%s\n",
-                 i, choice->name, l->phases[ATTN_PHASE_DECODE].choice.name,
+        text_add(&out,
+                 "layer %d prefill=%s decode=%s kv_dtype=%s block_size=%d layout=%s name=%s\n", i,
+                 choice->name, l->phases[ATTN_PHASE_DECODE].choice.name,
                  name_of_kv_dtype(choice->kv_dtype), choice->block_size,
                  name_of_layout(choice->layout), l->layer.desc.name);
     }
@@ -111,16 +114,18 @@ static attn_status parse_line(char *line, int32_t index, struct imported *out,
     const char *layout = value_of(&rest, "layout");
     if (out->backends[0] == NULL || out->backends[1] == NULL || kv_dtype == NULL ||
         block_size == NULL || layout == NULL || strtok_r(NULL, " ", &rest) != NULL) {
-        return malformed(error, index + 2,
-                         "prefill=, decode=, kv_dtype=, block_size=, layout= and name= are expected");
+        return malformed(
+            error, index + 2,
+            "prefill=, decode=, kv_dtype=, block_size=, layout= and name= are expected");
     }
     out->kv_dtype = kv_dtype_of_name(kv_dtype);
     out->layout = layout_of_name(layout);
     if (out->kv_dtype < 0 || out->layout < 0 ||
         !read_number(block_size, MAX_BLOCK, &out->block_size)) {
-        return malformed(error, index + 2, out->kv_dtype < 0 ? "unknown kv_dtype"
-                                           : out->layout < 0 ? "unknown layout"
-                                                             : "block_size is no number up to 65536");
+        return malformed(error, index + 2,
+                         out->kv_dtype < 0 ? "unknown kv_dtype"
+                         : out->layout < 0 ? "unknown layout"
+                                           : "block_size is no number up to 65536");
     }
     return ATTN_OK;
 }
@@ -147,7 +152,8 @@ static attn_status parse_text(char *copy, int32_t num_layers, struct imported *i
     }
     if (strtok_r(NULL, "\n", &at) != NULL) {
         return error_set(error, ATTN_ERROR_REFUSED, "import_text",
-                         "it holds more than the %d layers that are being selected for", num_layers);
+                         "it holds more than the %d layers that are being selected for",
+                         num_layers);
     }
     return ATTN_OK;
 }

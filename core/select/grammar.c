@@ -8,12 +8,12 @@
 
 #include "select/names.h"
 
-#define MAX_TEXT 4096      /* of a selection text */
+#define MAX_TEXT 4096 /* of a selection text */
 #define MAX_LAYER_INDEX 99999
-#define SHOWN 200          /* bytes of the text that an error shows */
+#define SHOWN 200 /* bytes of the text that an error shows */
 
-static const char *const where_kinds[] = {"full",    "sliding",      "chunked", "decoder",
-                                          "encoder", "encoder_only", "cross",   "mm_encoder",
+static const char *const where_kinds[] = {"full",    "sliding",      "chunked",     "decoder",
+                                          "encoder", "encoder_only", "cross",       "mm_encoder",
                                           "mla",     "mla_sparse",   "static_sink", "gdn"};
 
 /* A piece of the text being read. */
@@ -24,13 +24,13 @@ struct span {
     size_t end;
 };
 
-attn_status rules_error(struct attn_error *error, attn_status status, const char *text, size_t length,
-                        size_t position, const char *what)
+attn_status rules_error(struct attn_error *error, attn_status status, const char *text,
+                        size_t length, size_t position, const char *what)
 {
     size_t from = position > SHOWN / 2 ? position - SHOWN / 2 : 0;
     size_t shown = length - from < SHOWN ? length - from : SHOWN;
-    return error_set(error, status, "ATTN_BACKEND", "position %zu: %s\n  %.*s\n  %*s^", position, what,
-                     (int)shown, text + from, (int)(position - from), "");
+    return error_set(error, status, "ATTN_BACKEND", "position %zu: %s\n  %.*s\n  %*s^", position,
+                     what, (int)shown, text + from, (int)(position - from), "");
 }
 
 static attn_status syntax(struct attn_error *error, const struct span *span, size_t position,
@@ -129,10 +129,11 @@ static attn_status parse_where(struct rule *rule, struct span span, struct attn_
             return ATTN_OK;
         }
     }
-    return syntax(error, &span, span.begin,
-                  "layers.N-M, prefill, decode or a layer kind is expected before '=' (full, sliding, "
-                  "chunked, decoder, encoder, encoder_only, cross, mm_encoder, mla, mla_sparse, "
-                  "static_sink, gdn)");
+    return syntax(
+        error, &span, span.begin,
+        "layers.N-M, prefill, decode or a layer kind is expected before '=' (full, sliding, "
+        "chunked, decoder, encoder, encoder_only, cross, mm_encoder, mla, mla_sparse, "
+        "static_sink, gdn)");
 }
 
 static bool is_name_byte(char c)
@@ -259,8 +260,8 @@ attn_status rules_parse(struct rules *rules, const char *text, size_t length, st
     return ATTN_OK;
 }
 
-static bool rule_matches(const struct rule *rule, int32_t index, const struct attn_layer_desc *layer,
-                         int32_t phase)
+static bool rule_matches(const struct rule *rule, int32_t index,
+                         const struct attn_layer_desc *layer, int32_t phase)
 {
     switch (rule->where) {
     case WHERE_LAYERS:

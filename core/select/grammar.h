@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The selection text: `[where=]list[;[where=]list…]`.
  *
- *     list   names by preference, separated by commas; globs (`cuda_*`), `name@variant`, `^name` excludes;
- *            a trailing `?` makes the list a wish instead of an order
- *     where  layers.3, layers.0-11, a layer kind (full, sliding, chunked, decoder, encoder, encoder_only, cross,
- *            mm_encoder, mla, mla_sparse, static_sink, gdn) or a phase (prefill, decode); without it: everything
+ *     list   names by preference, separated by commas; globs (`cuda_*`), `name@variant`, `^name`
+ * excludes; a trailing `?` makes the list a wish instead of an order where  layers.3, layers.0-11,
+ * a layer kind (full, sliding, chunked, decoder, encoder, encoder_only, cross, mm_encoder, mla,
+ * mla_sparse, static_sink, gdn) or a phase (prefill, decode); without it: everything
  *
  * Rules read left to right and the last one that matches decides. */
 #ifndef CORE_SELECT_GRAMMAR_H
@@ -42,8 +42,8 @@ struct rules {
     int32_t count;
 };
 
-/* Parses `length` bytes. Everything lives in the arena. A syntax error names the position, counted from 0, and shows it
- * with a caret. Empty text has no rules. */
+/* Parses `length` bytes. Everything lives in the arena. A syntax error names the position, counted
+ * from 0, and shows it with a caret. Empty text has no rules. */
 attn_status rules_parse(struct rules *rules, const char *text, size_t length, struct arena *arena,
                         struct attn_error *error);
 
@@ -56,7 +56,7 @@ bool pattern_fits(const char *pattern, const char *name, const char *variant);
 bool pattern_is_glob(const char *pattern);
 
 /* ATTN_ERROR_SYNTAX or another status, with the text and a caret under `position`. */
-attn_status rules_error(struct attn_error *error, attn_status status, const char *text, size_t length,
-                        size_t position, const char *what);
+attn_status rules_error(struct attn_error *error, attn_status status, const char *text,
+                        size_t length, size_t position, const char *what);
 
 #endif

@@ -94,9 +94,8 @@ static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_er
     bool mla = l->kind == ATTN_LAYER_MLA || l->kind == ATTN_LAYER_MLA_SPARSE;
     int32_t largest = mla ? MAX_LATENT : MAX_HEAD_SIZE;
     if (l->num_q_heads % l->num_kv_heads != 0) {
-        return BAD("num_q_heads",
-                   "layer '%s': num_q_heads %d is not a multiple of num_kv_heads %d", l->name,
-                   l->num_q_heads, l->num_kv_heads);
+        return BAD("num_q_heads", "layer '%s': num_q_heads %d is not a multiple of num_kv_heads %d",
+                   l->name, l->num_q_heads, l->num_kv_heads);
     }
     if (l->head_size % 8 != 0 || l->head_size > largest) {
         return BAD("head_size", "layer '%s': head_size is %d; allowed are multiples of 8 up to %d",
@@ -113,12 +112,13 @@ static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_er
                    (double)l->scale);
     }
     if (!(isfinite(l->soft_cap) && l->soft_cap >= 0)) {
-        return BAD("soft_cap", "layer '%s': soft_cap is %g; it must be finite and 0 (none) or above",
-                   l->name, (double)l->soft_cap);
+        return BAD("soft_cap",
+                   "layer '%s': soft_cap is %g; it must be finite and 0 (none) or above", l->name,
+                   (double)l->soft_cap);
     }
     if (l->padded_page_bytes < 0) {
-        return BAD("padded_page_bytes", "layer '%s': padded_page_bytes is %lld; 0 or above", l->name,
-                   (long long)l->padded_page_bytes);
+        return BAD("padded_page_bytes", "layer '%s': padded_page_bytes is %lld; 0 or above",
+                   l->name, (long long)l->padded_page_bytes);
     }
     return ATTN_OK;
 }
@@ -128,8 +128,10 @@ static attn_status check_terms(const struct attn_layer_desc *l, struct attn_erro
 {
     bool encoder = !layer_has_cache(l);
     if ((encoder || l->kind == ATTN_LAYER_CROSS) && (l->causal || l->chunk_size || l->prefix_lm)) {
-        return BAD("causal", "layer '%s': a %s layer is not causal: causal, chunk_size and prefix_lm "
-                   "must be 0", l->name, name_of_kind(l->kind));
+        return BAD("causal",
+                   "layer '%s': a %s layer is not causal: causal, chunk_size and prefix_lm "
+                   "must be 0",
+                   l->name, name_of_kind(l->kind));
     }
     if (encoder && (l->kv_sharing_target != NULL || l->sink_len > 0)) {
         return BAD(l->sink_len > 0 ? "sink_len" : "kv_sharing_target",
@@ -140,12 +142,13 @@ static attn_status check_terms(const struct attn_layer_desc *l, struct attn_erro
                    l->window_left, l->window_right);
     }
     if (l->has_window && l->window_left == -1 && l->window_right == -1) {
-        return BAD("has_window", "layer '%s': the window is open on both sides; has_window must be 0",
-                   l->name);
+        return BAD("has_window",
+                   "layer '%s': the window is open on both sides; has_window must be 0", l->name);
     }
     if (l->chunk_size > 0 && l->has_window) {
-        return BAD("chunk_size", "layer '%s': chunk_size %d and a sliding window exclude each other",
-                   l->name, l->chunk_size);
+        return BAD("chunk_size",
+                   "layer '%s': chunk_size %d and a sliding window exclude each other", l->name,
+                   l->chunk_size);
     }
     if (l->chunk_size > 0 && !l->causal) {
         return BAD("chunk_size", "layer '%s': chunked local attention is causal; causal is 0",
@@ -160,8 +163,10 @@ static attn_status check_terms(const struct attn_layer_desc *l, struct attn_erro
                    l->name);
     }
     if (l->prefix_lm && !l->causal) {
-        return BAD("prefix_lm", "layer '%s': prefix_lm spans are bidirectional islands of a causal "
-                   "layer; causal is 0", l->name);
+        return BAD("prefix_lm",
+                   "layer '%s': prefix_lm spans are bidirectional islands of a causal "
+                   "layer; causal is 0",
+                   l->name);
     }
     return ATTN_OK;
 }
@@ -200,7 +205,8 @@ static attn_status copy_extensions(struct arena *arena, struct layer *layer,
     static const uint32_t known[] = {ATTN_EXT_MLA_DESC, ATTN_EXT_GDN_DESC,
                                      ATTN_EXT_CONTEXT_PARALLEL, ATTN_EXT_MM_ENCODER};
     bool failed = false;
-    attn_status status = ext_check(next, known, sizeof known / sizeof *known, "attn_layer_desc", error);
+    attn_status status =
+        ext_check(next, known, sizeof known / sizeof *known, "attn_layer_desc", error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -218,20 +224,23 @@ static attn_status copy_extensions(struct arena *arena, struct layer *layer,
 }
 
 /* The engine's table of collectives, which is used from every step. */
-static attn_status check_ranks(const char *name, const char *field, const struct attn_collectives *ranks,
-                               struct attn_error *error)
+static attn_status check_ranks(const char *name, const char *field,
+                               const struct attn_collectives *ranks, struct attn_error *error)
 {
     if (ranks == NULL) {
         return ATTN_OK;
     }
     if (ranks->struct_size < sizeof *ranks || ranks->world_size < 1 || ranks->rank < 0 ||
         ranks->rank >= ranks->world_size) {
-        return BAD(field, "layer '%s': %s has struct_size %zu, rank %d of %d; at least %zu, and a rank "
-                   "from 0 below the number of ranks", name, field, ranks->struct_size, ranks->rank,
-                   ranks->world_size, sizeof *ranks);
+        return BAD(field,
+                   "layer '%s': %s has struct_size %zu, rank %d of %d; at least %zu, and a rank "
+                   "from 0 below the number of ranks",
+                   name, field, ranks->struct_size, ranks->rank, ranks->world_size, sizeof *ranks);
     }
-    if (ranks->all_gather == NULL || ranks->all_to_all == NULL || ranks->reduce_scatter_f32 == NULL) {
-        return BAD(field, "layer '%s': %s lacks all_gather, all_to_all or reduce_scatter_f32", name, field);
+    if (ranks->all_gather == NULL || ranks->all_to_all == NULL ||
+        ranks->reduce_scatter_f32 == NULL) {
+        return BAD(field, "layer '%s': %s lacks all_gather, all_to_all or reduce_scatter_f32", name,
+                   field);
     }
     return ATTN_OK;
 }
@@ -257,36 +266,39 @@ static attn_status check_extensions(const struct layer *layer, struct attn_error
                                         {"topk", m->topk, l->kind == ATTN_LAYER_MLA_SPARSE ? 1 : 0,
                                          l->kind == ATTN_LAYER_MLA_SPARSE ? 1 << 20 : 0}};
         attn_status status = check_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
-        if (status == ATTN_OK && (l->num_kv_heads != 1 ||
-                                  l->head_size != m->kv_lora_rank + m->qk_rope_head_dim)) {
-            status = BAD("head_size",
-                         "layer '%s': an MLA layer has one KV head of kv_lora_rank + "
-                         "qk_rope_head_dim = %d; num_kv_heads %d, head_size %d",
-                         l->name, m->kv_lora_rank + m->qk_rope_head_dim, l->num_kv_heads,
-                         l->head_size);
+        if (status == ATTN_OK &&
+            (l->num_kv_heads != 1 || l->head_size != m->kv_lora_rank + m->qk_rope_head_dim)) {
+            status =
+                BAD("head_size",
+                    "layer '%s': an MLA layer has one KV head of kv_lora_rank + "
+                    "qk_rope_head_dim = %d; num_kv_heads %d, head_size %d",
+                    l->name, m->kv_lora_rank + m->qk_rope_head_dim, l->num_kv_heads, l->head_size);
         }
         return status;
     }
     if (layer->gdn != NULL) {
         const struct attn_gdn_desc *g = layer->gdn;
-        const struct ranged ranges[] = {{"num_k_heads", g->num_k_heads, 1, MAX_HEADS},
-                                        {"num_v_heads", g->num_v_heads, 1, MAX_HEADS},
-                                        {"head_size_k", g->head_size_k, 8, MAX_HEAD_SIZE},
-                                        {"head_size_v", g->head_size_v, 8, MAX_HEAD_SIZE},
-                                        {"conv_width", g->conv_width, 0, 64},
-                                        {"chunk_size", g->chunk_size, 0, 4096},
-                                        {"num_speculative_tokens", g->num_speculative_tokens, 0, 1024}};
+        const struct ranged ranges[] = {
+            {"num_k_heads", g->num_k_heads, 1, MAX_HEADS},
+            {"num_v_heads", g->num_v_heads, 1, MAX_HEADS},
+            {"head_size_k", g->head_size_k, 8, MAX_HEAD_SIZE},
+            {"head_size_v", g->head_size_v, 8, MAX_HEAD_SIZE},
+            {"conv_width", g->conv_width, 0, 64},
+            {"chunk_size", g->chunk_size, 0, 4096},
+            {"num_speculative_tokens", g->num_speculative_tokens, 0, 1024}};
         attn_status status = check_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
         if (status == ATTN_OK && g->num_v_heads % g->num_k_heads != 0) {
-            status = BAD("num_v_heads", "layer '%s': num_v_heads %d is not a multiple of num_k_heads %d",
-                         l->name, g->num_v_heads, g->num_k_heads);
+            status =
+                BAD("num_v_heads", "layer '%s': num_v_heads %d is not a multiple of num_k_heads %d",
+                    l->name, g->num_v_heads, g->num_k_heads);
         }
         return status;
     }
     if (layer->cp != NULL) {
         int32_t interleave = layer->cp->interleave > 0 ? layer->cp->interleave : 1;
         attn_status status = check_ranks(l->name, "decode", layer->cp->decode, error);
-        status = status == ATTN_OK ? check_ranks(l->name, "prefill", layer->cp->prefill, error) : status;
+        status =
+            status == ATTN_OK ? check_ranks(l->name, "prefill", layer->cp->prefill, error) : status;
         if (status != ATTN_OK) {
             return status;
         }
@@ -319,8 +331,10 @@ static void complete(struct layer *layer)
     }
     if (l->kv_dtype == ATTN_KV_FP8_E4M3 || l->kv_dtype == ATTN_KV_FP8_E5M2) {
         /* No form stated: the host float, which is one per tensor. */
-        l->k_scale_form = l->k_scale_form != ATTN_SCALE_NONE ? l->k_scale_form : ATTN_SCALE_PER_TENSOR;
-        l->v_scale_form = l->v_scale_form != ATTN_SCALE_NONE ? l->v_scale_form : ATTN_SCALE_PER_TENSOR;
+        l->k_scale_form =
+            l->k_scale_form != ATTN_SCALE_NONE ? l->k_scale_form : ATTN_SCALE_PER_TENSOR;
+        l->v_scale_form =
+            l->v_scale_form != ATTN_SCALE_NONE ? l->v_scale_form : ATTN_SCALE_PER_TENSOR;
     }
     if (!l->has_window) {
         l->window_left = l->window_right = -1;
@@ -348,7 +362,8 @@ static bool readable_cache(const struct layer *reader, const struct layer *owner
     const struct attn_layer_desc *x = &reader->desc, *y = &owner->desc;
     return layer_has_cache(y) && x->kv_dtype == y->kv_dtype && x->num_kv_heads == y->num_kv_heads &&
            x->head_size == y->head_size && x->head_size_v == y->head_size_v &&
-           x->block_size == y->block_size && (x->kind == ATTN_LAYER_CROSS) == (y->kind == ATTN_LAYER_CROSS);
+           x->block_size == y->block_size &&
+           (x->kind == ATTN_LAYER_CROSS) == (y->kind == ATTN_LAYER_CROSS);
 }
 
 static attn_status check_names(struct layer *layer, int32_t index,
@@ -379,13 +394,14 @@ static attn_status check_names(struct layer *layer, int32_t index,
                    target, owner->desc.kv_sharing_target);
     }
     if (!readable_cache(layer, owner)) {
-        return BAD("kv_sharing_target",
-                   "layer '%s' (%d KV heads of %d and %d, %s, blocks of %d) cannot read the cache of "
-                   "'%s' (%d KV heads of %d and %d, %s, blocks of %d)",
-                   name, layer->desc.num_kv_heads, layer->desc.head_size, layer->desc.head_size_v,
-                   name_of_kv_dtype(layer->desc.kv_dtype), layer->desc.block_size, target,
-                   owner->desc.num_kv_heads, owner->desc.head_size, owner->desc.head_size_v,
-                   name_of_kv_dtype(owner->desc.kv_dtype), owner->desc.block_size);
+        return BAD(
+            "kv_sharing_target",
+            "layer '%s' (%d KV heads of %d and %d, %s, blocks of %d) cannot read the cache of "
+            "'%s' (%d KV heads of %d and %d, %s, blocks of %d)",
+            name, layer->desc.num_kv_heads, layer->desc.head_size, layer->desc.head_size_v,
+            name_of_kv_dtype(layer->desc.kv_dtype), layer->desc.block_size, target,
+            owner->desc.num_kv_heads, owner->desc.head_size, owner->desc.head_size_v,
+            name_of_kv_dtype(owner->desc.kv_dtype), owner->desc.block_size);
     }
     return ATTN_OK;
 }
@@ -401,7 +417,10 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
     }
     if (l->name == NULL || l->name[0] == '\0' || !text_is_clean(l->name, MAX_NAME)) {
         return BAD("name", "the name of layer %d is %s; 1 to %d bytes of UTF-8 text are needed",
-                   index, l->name == NULL ? "NULL" : l->name[0] == '\0' ? "empty" : "not clean text",
+                   index,
+                   l->name == NULL      ? "NULL"
+                   : l->name[0] == '\0' ? "empty"
+                                        : "not clean text",
                    MAX_NAME);
     }
     if (l->kv_sharing_target != NULL && !text_is_clean(l->kv_sharing_target, MAX_NAME)) {

@@ -5,8 +5,9 @@
 
 #include "select/assignment.h"
 
-/* Reads, checks and completes description `index` of the model; `layers` holds the ones before it. block_size may stay
- * 0: selection chooses it. Errors name the layer, the field, its value and what is allowed. */
+/* Reads, checks and completes description `index` of the model; `layers` holds the ones before it.
+ * block_size may stay 0: selection chooses it. Errors name the layer, the field, its value and what
+ * is allowed. */
 attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *desc, int32_t index,
                           const struct assignment_layer *layers, struct layer *layer,
                           struct attn_error *error);

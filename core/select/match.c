@@ -9,7 +9,8 @@
 #include "select/names.h"
 #include "util/structs.h"
 
-void reasons_add(struct reasons *reasons, const char *field, const char *asked, const char *supported)
+void reasons_add(struct reasons *reasons, const char *field, const char *asked,
+                 const char *supported)
 {
     if (reasons->count == reasons->capacity) {
         int32_t capacity = reasons->capacity > 0 ? 2 * reasons->capacity : 4;
@@ -35,7 +36,8 @@ void reasons_add(struct reasons *reasons, const char *field, const char *asked, 
     reasons->count++;
 }
 
-void check_refuse_number(struct check *check, const char *field, int64_t asked, const char *supported)
+void check_refuse_number(struct check *check, const char *field, int64_t asked,
+                         const char *supported)
 {
     char text[32];
     snprintf(text, sizeof text, "%lld", (long long)asked);
@@ -50,8 +52,8 @@ void check_refuse_limit(struct check *check, const char *field, int64_t asked, i
 }
 
 /* A code against a mask, with the mask's names as what is supported. */
-static void hold_code(struct check *check, const char *field, int32_t code, uint64_t mask, int32_t count,
-                      const char *(*name)(int32_t))
+static void hold_code(struct check *check, const char *field, int32_t code, uint64_t mask,
+                      int32_t count, const char *(*name)(int32_t))
 {
     struct text supported;
     if (mask >> code & 1) {
@@ -146,10 +148,10 @@ static void hold_block_size(struct check *check, const int32_t *candidates, int3
             return;
         }
     } else if (count == 0 && caps->num_block_sizes > 0) {
-        check->match->block_size = range_holds(caps->block_sizes, caps->num_block_sizes,
-                                               caps->preferred_block_size)
-                                       ? caps->preferred_block_size
-                                       : caps->block_sizes[0].min;
+        check->match->block_size =
+            range_holds(caps->block_sizes, caps->num_block_sizes, caps->preferred_block_size)
+                ? caps->preferred_block_size
+                : caps->block_sizes[0].min;
         return;
     }
     for (int32_t i = 0; asked == 0 && i < count; i++) {
@@ -174,7 +176,7 @@ static void hold_block_size(struct check *check, const int32_t *candidates, int3
         text_finish(&offered);
     } else {
         check_refuse_number(check, "block_size", asked > 0 || count == 0 ? asked : candidates[0],
-                      text_or_none(&supported));
+                            text_or_none(&supported));
     }
     check->reasons->failed |= supported.failed;
     text_finish(&supported);
@@ -228,7 +230,8 @@ static void hold_kind(struct check *check)
     } else if (kind == ATTN_LAYER_STATIC_SINK && decoder) {
         /* by the terms, see hold_static_sink */
     } else {
-        hold_code(check, "layer_kind", kind, caps->layer_kinds, ATTN_LAYER_KIND_COUNT, name_of_kind);
+        hold_code(check, "layer_kind", kind, caps->layer_kinds, ATTN_LAYER_KIND_COUNT,
+                  name_of_kind);
     }
 }
 
@@ -264,7 +267,7 @@ static void hold_chunk(struct check *check)
     int32_t block = l->block_size > 0 ? l->block_size : check->match->block_size;
     if (block > 0 && l->chunk_size % block != 0) {
         check_refuse_number(check, "chunk_size", l->chunk_size,
-                      "as virtual requests: multiples of block_size");
+                            "as virtual requests: multiples of block_size");
     }
     if (l->device_seq_lens_only) {
         reasons_add(check->reasons, "chunk_size", "with lengths on the device only",
@@ -366,7 +369,8 @@ static void hold_quantization(struct check *check)
         }
     }
     if (l->p_scale_form != ATTN_SCALE_NONE) {
-        hold_code(check, "p_scale_form", l->p_scale_form, caps->p_scale_forms, 4, name_of_scale_form);
+        hold_code(check, "p_scale_form", l->p_scale_form, caps->p_scale_forms, 4,
+                  name_of_scale_form);
     }
     if (l->q_scale_form != ATTN_SCALE_NONE) {
         need_feature(check, true, ATTN_FEATURE_QUANTIZED_QUERY, "q_scale_form",
@@ -375,7 +379,8 @@ static void hold_quantization(struct check *check)
     }
 }
 
-/* A backend's own form is that of one attend: what is merged of parts is quantized behind the merge. */
+/* A backend's own form is that of one attend: what is merged of parts is quantized behind the
+ * merge. */
 static void hold_output(struct check *check)
 {
     const struct attn_backend_caps *caps = check->caps;
@@ -383,15 +388,16 @@ static void hold_output(struct check *check)
     /* nor does an attend write the output of an up-projection */
     bool projected = check->whole->mla != NULL && check->whole->mla->absorb_in_core;
     bool own = caps->output_forms >> form & 1;
-    bool merged = check->match->composed & ATTN_COMPOSE_STATIC_SINK || projected ||
-                  check_is_spread(check);
+    bool merged =
+        check->match->composed & ATTN_COMPOSE_STATIC_SINK || projected || check_is_spread(check);
     if (form == ATTN_OUTPUT_PLAIN || (own && !merged)) {
         return;
     }
     if (caps->kernels & ATTN_KERNEL_QUANTIZE) {
         check_compose(check, ATTN_COMPOSE_OUTPUT_QUANT, ATTN_GRAPH_ALWAYS);
     } else if (own) {
-        check_need_kernel(check, ATTN_KERNEL_QUANTIZE, "quantize (behind a merge or an up-projection)");
+        check_need_kernel(check, ATTN_KERNEL_QUANTIZE,
+                          "quantize (behind a merge or an up-projection)");
     } else {
         hold_code(check, "output_form", form, caps->output_forms, ATTN_OUTPUT_FORM_COUNT,
                   name_of_output_form);
@@ -433,7 +439,8 @@ static void hold_heads(struct check *check)
     const struct attn_layer_desc *l = check->layer;
     int32_t group = l->num_q_heads / l->num_kv_heads;
     if (check->whole->mla == NULL && check->caps->max_group > 0 && group > check->caps->max_group) {
-        check_refuse_limit(check, "group (num_q_heads / num_kv_heads)", group, check->caps->max_group);
+        check_refuse_limit(check, "group (num_q_heads / num_kv_heads)", group,
+                           check->caps->max_group);
     }
     if (check->caps->max_num_q_heads > 0 && l->num_q_heads > check->caps->max_num_q_heads) {
         check_refuse_limit(check, "num_q_heads", l->num_q_heads, check->caps->max_num_q_heads);
@@ -477,8 +484,7 @@ static uint64_t terms_of(const struct attn_layer_desc *l, uint32_t composed)
 
 static uint64_t features_of(const struct attn_layer_desc *l)
 {
-    uint64_t features =
-        layer_has_cache(l) ? ATTN_FEATURE_PAGED_KV : ATTN_FEATURE_CONTIGUOUS_KV;
+    uint64_t features = layer_has_cache(l) ? ATTN_FEATURE_PAGED_KV : ATTN_FEATURE_CONTIGUOUS_KV;
     features |= l->needs_lse ? ATTN_FEATURE_LSE : 0;
     features |= l->needs_block_table_row ? ATTN_FEATURE_BLOCK_TABLE_ROW : 0;
     features |= l->device_seq_lens_only ? ATTN_FEATURE_DEVICE_SEQ_LENS : 0;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One backend against one layer and phase: every reason why not, and what the core would compose. */
+/* One backend against one layer and phase: every reason why not, and what the core would compose.
+ */
 #ifndef CORE_SELECT_MATCH_H
 #define CORE_SELECT_MATCH_H
 
@@ -15,7 +16,8 @@ struct reasons {
     bool failed; /* out of memory */
 };
 
-void reasons_add(struct reasons *reasons, const char *field, const char *asked, const char *supported);
+void reasons_add(struct reasons *reasons, const char *field, const char *asked,
+                 const char *supported);
 
 struct match {
     uint32_t composed;   /* ATTN_COMPOSE_* */
@@ -23,8 +25,8 @@ struct match {
     int32_t block_size;  /* that this backend would take; 0: no cache */
 };
 
-/* Adds all failing reasons; none means that the backend can. `block_sizes` are the engine's candidates for layers that
- * leave it open. Does not ask the plugin's `supports`. */
+/* Adds all failing reasons; none means that the backend can. `block_sizes` are the engine's
+ * candidates for layers that leave it open. Does not ask the plugin's `supports`. */
 void match_backend(const struct attn_backend_caps *caps, const struct layer *layer, int32_t phase,
                    const int32_t *block_sizes, int32_t num_block_sizes, struct match *match,
                    struct reasons *reasons);

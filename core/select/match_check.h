@@ -14,7 +14,8 @@ struct check {
     struct match *match;
 };
 
-void check_refuse_number(struct check *check, const char *field, int64_t asked, const char *supported);
+void check_refuse_number(struct check *check, const char *field, int64_t asked,
+                         const char *supported);
 void check_refuse_limit(struct check *check, const char *field, int64_t asked, int64_t most);
 void check_need_kernel(struct check *check, uint64_t kernel, const char *name);
 /* The core does `what` itself; the layer is then captured at most at this level. */

@@ -10,15 +10,16 @@ static bool holds_head_sizes(const struct attn_backend_caps *caps, int32_t qk, i
 {
     for (int32_t i = 0; i < caps->num_head_sizes; i++) {
         const struct attn_head_size_range *range = &caps->head_sizes[i];
-        if (range_holds(&range->qk, 1, qk) && (range->same ? v == qk : range_holds(&range->v, 1, v))) {
+        if (range_holds(&range->qk, 1, qk) &&
+            (range->same ? v == qk : range_holds(&range->v, 1, v))) {
             return true;
         }
     }
     return false;
 }
 
-/* What prefill per head needs beside attend_mla: new keys projected, context gathered and projected in chunks, merged.
- * With `tell` each missing part becomes a reason. */
+/* What prefill per head needs beside attend_mla: new keys projected, context gathered and projected
+ * in chunks, merged. With `tell` each missing part becomes a reason. */
 static bool can_prefill_per_head(struct check *check, bool tell)
 {
     static const char field[] = "mla_prefill";
@@ -57,7 +58,8 @@ static bool can_prefill_per_head(struct check *check, bool tell)
     return all;
 }
 
-/* Prefill goes per head where the parts are there, else in latent space if attend_mla takes any number of queries. */
+/* Prefill goes per head where the parts are there, else in latent space if attend_mla takes any
+ * number of queries. */
 static void hold_mla_prefill(struct check *check, const struct attn_mla_caps *caps)
 {
     if (check->layer->kind != ATTN_LAYER_MLA) {
@@ -70,7 +72,8 @@ static void hold_mla_prefill(struct check *check, const struct attn_mla_caps *ca
         can_prefill_per_head(check, true);
         if (caps != NULL) {
             char supported[64];
-            snprintf(supported, sizeof supported, "at most %d queries a request", caps->max_query_len);
+            snprintf(supported, sizeof supported, "at most %d queries a request",
+                     caps->max_query_len);
             reasons_add(check->reasons, "max_query_len", "prefill in latent space", supported);
         }
     }
@@ -97,8 +100,8 @@ void check_mla(struct check *check, int32_t phase)
         }
         return; /* else the missing kernel says it */
     }
-    int32_t queries = 1 + check->layer->num_speculative_tokens *
-                              (check->layer->parallel_drafting ? 2 : 1);
+    int32_t queries =
+        1 + check->layer->num_speculative_tokens * (check->layer->parallel_drafting ? 2 : 1);
     if (phase == ATTN_PHASE_DECODE && caps->max_query_len > 0 && queries > caps->max_query_len) {
         check_refuse_limit(check, "max_query_len", queries, caps->max_query_len);
     }
@@ -106,7 +109,8 @@ void check_mla(struct check *check, int32_t phase)
         check_refuse_limit(check, "kv_lora_rank", mla->kv_lora_rank, caps->kv_lora_rank_max);
     }
     if (mla->qk_rope_head_dim > caps->qk_rope_head_dim_max) {
-        check_refuse_limit(check, "qk_rope_head_dim", mla->qk_rope_head_dim, caps->qk_rope_head_dim_max);
+        check_refuse_limit(check, "qk_rope_head_dim", mla->qk_rope_head_dim,
+                           caps->qk_rope_head_dim_max);
     }
     if (mla->topk > 0 && caps->topk_max > 0 && mla->topk > caps->topk_max) {
         check_refuse_limit(check, "topk", mla->topk, caps->topk_max);
@@ -116,7 +120,8 @@ void check_mla(struct check *check, int32_t phase)
         snprintf(supported, sizeof supported, "multiples of %d", caps->topk_multiple);
         check_refuse_number(check, "topk", mla->topk, supported);
     }
-    int32_t heads = mla->padded_num_q_heads > 0 ? mla->padded_num_q_heads : check->layer->num_q_heads;
+    int32_t heads =
+        mla->padded_num_q_heads > 0 ? mla->padded_num_q_heads : check->layer->num_q_heads;
     if (caps->num_q_heads_multiple > 1 && heads % caps->num_q_heads_multiple != 0) {
         char supported[48];
         snprintf(supported, sizeof supported, "multiples of %d", caps->num_q_heads_multiple);
@@ -149,6 +154,6 @@ void check_gdn(struct check *check)
     }
     if (gdn->num_speculative_tokens > caps->max_speculative_tokens) {
         check_refuse_limit(check, "num_speculative_tokens", gdn->num_speculative_tokens,
-                     caps->max_speculative_tokens);
+                           caps->max_speculative_tokens);
     }
 }

@@ -5,18 +5,25 @@
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
 
-static const char *const dtypes[] = {"f16", "bf16", "f32", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fnuz",
-                                     "int8"};
-static const char *const kv_dtypes[] = {
-    "auto",           "f16",
-    "bf16",           "f32",
-    "fp8_e4m3",       "fp8_e5m2",
-    "fp8_per_token_head", "int8_per_token_head",
-    "int4_per_token_head", "int8_kv",
-    "int8_k",         "nvfp4",
-    "fp8_ds_mla",     "turboquant_k8v4",
-    "turboquant_4bit_nc", "turboquant_k3v4_nc",
-    "turboquant_3bit_nc"};
+static const char *const dtypes[] = {"f16",      "bf16",         "f32", "fp8_e4m3",
+                                     "fp8_e5m2", "fp8_e4m3fnuz", "int8"};
+static const char *const kv_dtypes[] = {"auto",
+                                        "f16",
+                                        "bf16",
+                                        "f32",
+                                        "fp8_e4m3",
+                                        "fp8_e5m2",
+                                        "fp8_per_token_head",
+                                        "int8_per_token_head",
+                                        "int4_per_token_head",
+                                        "int8_kv",
+                                        "int8_k",
+                                        "nvfp4",
+                                        "fp8_ds_mla",
+                                        "turboquant_k8v4",
+                                        "turboquant_4bit_nc",
+                                        "turboquant_k3v4_nc",
+                                        "turboquant_3bit_nc"};
 static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_inner",
                                       "hnd_rows", "packed_k", "latent"};
 static const char *const kinds[] = {"decoder", "encoder",    "encoder_only", "cross", "mm_encoder",

@@ -35,7 +35,8 @@ static bool parse_line(const char *line, struct measurement *item, struct arena 
     char arch[64], shape[128], phase[16], backend[160];
     double time_us;
     int used = 0;
-    if (sscanf(line, "%63s %127s %15s %159s %lf %n", arch, shape, phase, backend, &time_us, &used) != 5 ||
+    if (sscanf(line, "%63s %127s %15s %159s %lf %n", arch, shape, phase, backend, &time_us,
+               &used) != 5 ||
         line[used] != '\0' || !isfinite(time_us) || time_us <= 0) {
         return false;
     }

@@ -4,7 +4,8 @@
  *     ARCH SHAPE PHASE BACKEND TIME_US
  *     x86-64 32/8x128x128.bf16.bf16 decode cpu_simd@avx512bf16 4.81
  *
- * SHAPE is num_q_heads/num_kv_heads x head_size x head_size_v . dtype . kv_dtype. Later lines win. */
+ * SHAPE is num_q_heads/num_kv_heads x head_size x head_size_v . dtype . kv_dtype. Later lines win.
+ */
 #ifndef CORE_SELECT_RANKS_H
 #define CORE_SELECT_RANKS_H
 
@@ -23,7 +24,8 @@ struct ranks {
     int32_t count;
 };
 
-/* A missing file has no measurements; broken lines are passed over with a warning. False without memory. */
+/* A missing file has no measurements; broken lines are passed over with a warning. False without
+ * memory. */
 bool ranks_read(struct ranks *ranks, const attn_runtime *runtime, struct arena *arena);
 /* Time in microseconds, or 0 where nothing was measured. */
 double ranks_find(const struct ranks *ranks, const char *arch, const struct attn_layer_desc *layer,

@@ -15,9 +15,11 @@
 #define MIN_SELECT_OPTIONS 56 /* size in ABI 0.1 */
 #define MAX_LAYERS 100000
 #define LONGEST_PERIOD 8
-#define NO_MEMORY(error) error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "assignment", "no memory for the assignment")
+#define NO_MEMORY(error)                                                                           \
+    error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "assignment", "no memory for the assignment")
 
-/* Names in the selection text that fit nothing: an error for an order, a warning for an exclusion or a wish. */
+/* Names in the selection text that fit nothing: an error for an order, a warning for an exclusion
+ * or a wish. */
 static attn_status check_names(const struct selection *selection, const char *text,
                                struct attn_error *error)
 {
@@ -30,10 +32,11 @@ static attn_status check_names(const struct selection *selection, const char *te
                 continue;
             }
             names_suggest(selection->runtime, pattern->text, suggestion, sizeof suggestion);
-            snprintf(what, sizeof what, "no backend is named '%.120s'%s", pattern->text, suggestion);
+            snprintf(what, sizeof what, "no backend is named '%.120s'%s", pattern->text,
+                     suggestion);
             if (pattern->exclude || rule->wish) {
-                runtime_log(selection->runtime, ATTN_LOG_WARN, "ATTN_BACKEND: %s; '%s' has no effect",
-                            what, pattern->text);
+                runtime_log(selection->runtime, ATTN_LOG_WARN,
+                            "ATTN_BACKEND: %s; '%s' has no effect", what, pattern->text);
                 continue;
             }
             return rules_error(error, ATTN_ERROR_REFUSED, text, strlen(text), pattern->position,
@@ -90,8 +93,8 @@ static const char *arch_of(const attn_runtime *runtime, struct attn_device devic
 }
 
 static void fill_choice(struct selection *selection, const struct layer *layer,
-                        const struct rule *rule, const struct candidate *candidates, int32_t backend,
-                        int32_t phase, struct assignment_phase *out)
+                        const struct rule *rule, const struct candidate *candidates,
+                        int32_t backend, int32_t phase, struct assignment_phase *out)
 {
     struct attn_choice *choice = &out->choice;
     bool named = rule != NULL && rule->num_wanted > 0;
@@ -295,7 +298,9 @@ static attn_status tell_unserved(const struct attn_assignment *assignment, struc
             text_init(&text, &runtime->host);
             text_add(&text, "layer '%s', %s: ", assignment->layers[i].layer.desc.name,
                      name_of_phase(phase));
-            text_add(&text, status == ATTN_ERROR_REFUSED ? "the order '%s' cannot be met" : "%sno backend can serve it",
+            text_add(&text,
+                     status == ATTN_ERROR_REFUSED ? "the order '%s' cannot be met"
+                                                  : "%sno backend can serve it",
                      status == ATTN_ERROR_REFUSED ? p->choice.rule : "");
             for (int32_t b = 0; b < assignment->num_backends; b++) {
                 const struct verdict *verdict = &p->verdicts[b];
@@ -330,8 +335,9 @@ static attn_status read_options(struct attn_select_options *options,
         status = ext_check(options->next, NULL, 0, "attn_select_options", error);
     }
     if (status == ATTN_OK && (options->flags & ~ATTN_SELECT_KEEP_UNSERVED)) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "flags", "%#x has unknown bits; %#x is known",
-                         options->flags, ATTN_SELECT_KEEP_UNSERVED);
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "flags",
+                         "%#x has unknown bits; %#x is known", options->flags,
+                         ATTN_SELECT_KEEP_UNSERVED);
     }
     if (status == ATTN_OK && (options->num_block_sizes < 0 ||
                               (options->num_block_sizes > 0 && options->block_sizes == NULL))) {
@@ -352,8 +358,8 @@ static attn_status select_all(struct selection *selection,
                               const struct attn_layer_desc *const *layers, struct attn_error *error)
 {
     struct attn_assignment *assignment = selection->assignment;
-    int32_t *asked_block_sizes =
-        arena_array(selection->arena, (size_t)assignment->num_layers + 1, sizeof *asked_block_sizes);
+    int32_t *asked_block_sizes = arena_array(selection->arena, (size_t)assignment->num_layers + 1,
+                                             sizeof *asked_block_sizes);
     assignment->layers = arena_array(selection->arena, (size_t)assignment->num_layers + 1,
                                      sizeof *assignment->layers);
     if (assignment->layers == NULL || asked_block_sizes == NULL) {
@@ -361,11 +367,11 @@ static attn_status select_all(struct selection *selection,
     }
     for (int32_t i = 0; i < assignment->num_layers; i++) {
         struct assignment_layer *layer = &assignment->layers[i];
-        attn_status status = layers[i] != NULL
-                                 ? layer_resolve(selection->arena, layers[i], i, assignment->layers,
-                                                 &layer->layer, error)
-                                 : error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layers",
-                                             "layers[%d] is NULL", i);
+        attn_status status =
+            layers[i] != NULL
+                ? layer_resolve(selection->arena, layers[i], i, assignment->layers, &layer->layer,
+                                error)
+                : error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layers", "layers[%d] is NULL", i);
         if (status != ATTN_OK) {
             return status;
         }
@@ -428,7 +434,8 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
     if (status == ATTN_OK && options.import_text != NULL) {
         status = import_hold(assignment, options.import_text, error);
     }
-    if (status == ATTN_OK && !assignment->complete && !(options.flags & ATTN_SELECT_KEEP_UNSERVED)) {
+    if (status == ATTN_OK && !assignment->complete &&
+        !(options.flags & ATTN_SELECT_KEEP_UNSERVED)) {
         status = tell_unserved(assignment, error);
     }
     if (status != ATTN_OK) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The select room's slots of struct attn_api. Naming rule of all rooms: a slot's function has the slot's own name,
- * but for `select` = select_layers, `plan` = plan_batch and `run` = plan_run. Meanings stand in attn/api.h. */
+/* The select room's slots of struct attn_api. Naming rule of all rooms: a slot's function has the
+ * slot's own name, but for `select` = select_layers, `plan` = plan_batch and `run` = plan_run.
+ * Meanings stand in attn/api.h. */
 #ifndef CORE_SELECT_SELECT_H
 #define CORE_SELECT_SELECT_H
 

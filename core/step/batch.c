@@ -25,13 +25,13 @@ static void use(attn_plan *plan, struct launch *launch, int32_t view)
     launch->args.batch = &plan->views[view];
 }
 
-/* One backend for both phases that takes mixed batches whole, or a layer with one phase: one call. */
+/* One backend for both phases that takes mixed batches whole, or a layer with one phase: one call.
+ */
 static bool takes_whole(const struct step *step)
 {
     const struct served *served = step->layer->served;
-    return step->keys_are_inputs ||
-           (served[0].instance == served[1].instance &&
-            served[0].instance->caps->features & ATTN_FEATURE_MIXED_BATCH);
+    return step->keys_are_inputs || (served[0].instance == served[1].instance &&
+                                     served[0].instance->caps->features & ATTN_FEATURE_MIXED_BATCH);
 }
 
 static void choose_calls(attn_plan *plan, struct step *step)
@@ -213,8 +213,8 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
                        struct attn_error *error)
 {
     if (plan == NULL || mode < ATTN_PLAN_CAPTURE || mode > ATTN_PLAN_IN_GRAPH) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "mode", "plan %p, mode %d; modes 1 to 4",
-                         (void *)plan, mode);
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "mode",
+                         "plan %p, mode %d; modes 1 to 4", (void *)plan, mode);
     }
     if (!plan->graph) {
         return error_set(error, ATTN_ERROR_ORDER, "graph",
@@ -223,8 +223,8 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
     const struct purpose purpose = {mode, false};
     if (mode == ATTN_PLAN_IN_GRAPH) {
         return plan->ready != NULL ? call_vendors(plan, &purpose, stream, error)
-                             : error_set(error, ATTN_ERROR_ORDER, "mode",
-                                         "IN_GRAPH comes after OUT_OF_GRAPH or CAPTURE");
+                                   : error_set(error, ATTN_ERROR_ORDER, "mode",
+                                               "IN_GRAPH comes after OUT_OF_GRAPH or CAPTURE");
     }
     struct captured *captured = &plan->captured;
     if (mode == ATTN_PLAN_REPLAY && !captured->there) {
@@ -240,16 +240,18 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
         (now.num_reqs != captured->num_reqs || now.num_decodes != captured->num_decodes ||
          now.num_tokens != captured->num_tokens)) {
         plan->ready = NULL;
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "num_reqs",
-                         "a replay with %d requests (%d decodes), %d tokens; captured were %d (%d), %d",
-                         now.num_reqs, now.num_decodes, now.num_tokens, captured->num_reqs,
-                         captured->num_decodes, captured->num_tokens);
+        return error_set(
+            error, ATTN_ERROR_INVALID_ARGUMENT, "num_reqs",
+            "a replay with %d requests (%d decodes), %d tokens; captured were %d (%d), %d",
+            now.num_reqs, now.num_decodes, now.num_tokens, captured->num_reqs,
+            captured->num_decodes, captured->num_tokens);
     }
     return status;
 }
 
-/* The source's batch with other tables. A plan that was made from this very batch before (or is the source itself) keeps
- * its vendors' schedules where they can take new tables; else its kernels, which differ, plan for themselves. */
+/* The source's batch with other tables. A plan that was made from this very batch before (or is the
+ * source itself) keeps its vendors' schedules where they can take new tables; else its kernels,
+ * which differ, plan for themselves. */
 attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
                                     const struct attn_batch *tables, void *stream,
                                     struct attn_error *error)
@@ -257,8 +259,9 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
     struct attn_batch batch, read;
     attn_status status;
     if (plan == NULL || source == NULL || source->ready == NULL) {
-        return error_set(error, ATTN_ERROR_ORDER, "source", "plan %p, source %p; the source has to be planned",
-                         (void *)plan, (const void *)source);
+        return error_set(error, ATTN_ERROR_ORDER, "source",
+                         "plan %p, source %p; the source has to be planned", (void *)plan,
+                         (const void *)source);
     }
     status = struct_read(&read, sizeof read, 232, tables, "attn_batch", error);
     if (status != ATTN_OK) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views whose arrays the core makes itself: the prefix of a cascade, the fixed keys of a static sink, chunks of local
- * attention as requests of their own. They are built in host memory of the plan and sent to the workspace. */
+/* Views whose arrays the core makes itself: the prefix of a cascade, the fixed keys of a static
+ * sink, chunks of local attention as requests of their own. They are built in host memory of the
+ * plan and sent to the workspace. */
 #include <string.h>
 
 #include "step/mla.h"
@@ -11,7 +12,8 @@
 #define CASCADE_MIN_REQS 8
 #define CASCADE_TILE 128 /* query rows and keys of a tile in the cost estimate */
 
-/* `count` integers; their device address follows from their place. The plan has room for the worst case. */
+/* `count` integers; their device address follows from their place. The plan has room for the worst
+ * case. */
 int32_t *compose_take(attn_plan *plan, int32_t count)
 {
     int32_t *taken = plan->integers + plan->used_integers;
@@ -54,7 +56,8 @@ attn_status compose_send(attn_plan *plan, void *stream, struct attn_error *error
     }
     if (instance->kernels.copy == NULL) {
         return error_set(error, ATTN_ERROR_UNSUPPORTED, "copy",
-                         "%s has no copy kernel, which a composed step needs", instance->caps->name);
+                         "%s has no copy kernel, which a composed step needs",
+                         instance->caps->name);
     }
     return instance->kernels.copy(instance->handle, to, plan->integers, bytes,
                                   ATTN_COPY_HOST_TO_DEVICE, stream, error);
@@ -99,7 +102,8 @@ static void find_merge_runs(attn_plan *plan)
     }
 }
 
-attn_status compose_sink(attn_plan *plan, const struct attn_layer_desc *layer, struct attn_error *error)
+attn_status compose_sink(attn_plan *plan, const struct attn_layer_desc *layer,
+                         struct attn_error *error)
 {
     struct attn_batch *view = &plan->views[VIEW_SINK];
     (void)error;
@@ -116,7 +120,8 @@ attn_status compose_sink(attn_plan *plan, const struct attn_layer_desc *layer, s
     return ATTN_OK;
 }
 
-/* The engine's prefix, cut to whole blocks that lie before every request's queries; 0: no cascade. */
+/* The engine's prefix, cut to whole blocks that lie before every request's queries; 0: no cascade.
+ */
 static int32_t usable_prefix(const attn_plan *plan)
 {
     const struct attn_batch *b = &plan->given;
@@ -126,16 +131,16 @@ static int32_t usable_prefix(const attn_plan *plan)
         return 0;
     }
     for (int32_t r = 0; r < b->num_reqs; r++) {
-        int32_t context = b->seq_lens_host[r] -
-                          (b->query_start_loc_host[r + 1] - b->query_start_loc_host[r]);
+        int32_t context =
+            b->seq_lens_host[r] - (b->query_start_loc_host[r + 1] - b->query_start_loc_host[r]);
         prefix = context < prefix ? context : prefix;
     }
     prefix = prefix / block * block;
     return prefix >= CASCADE_MIN_PREFIX ? prefix : 0;
 }
 
-/* Terms under which the prefix can be attended apart, and then whether it is cheaper than split-KV decode (the
- * heuristic of vLLM's use_cascade_attention). */
+/* Terms under which the prefix can be attended apart, and then whether it is cheaper than split-KV
+ * decode (the heuristic of vLLM's use_cascade_attention). */
 bool cascade_pays(const attn_plan *plan, const struct step *step)
 {
     const struct attn_batch *b = &plan->given;
@@ -143,11 +148,12 @@ bool cascade_pays(const attn_plan *plan, const struct step *step)
     int32_t prefix = usable_prefix(plan);
     bool excluded = l->alibi != ATTN_ALIBI_NONE || l->has_window || l->chunk_size > 0 ||
                     l->prefix_lm || l->sink_len > 0 || l->causal_per_request ||
-                    step->layer->layer.cp != NULL || l->kind != ATTN_LAYER_DECODER ||
-                    !l->causal || b->causal == 0 || l->batch_invariant ||
+                    step->layer->layer.cp != NULL || l->kind != ATTN_LAYER_DECODER || !l->causal ||
+                    b->causal == 0 || l->batch_invariant ||
                     (l->output_form != ATTN_OUTPUT_PLAIN && !step->quantizes);
     bool flags = b->flags & (ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE);
-    bool parts = step->merge != NULL && step->launches[ATTN_PHASE_PREFILL][PART_PREFIX].kernel != NULL;
+    bool parts =
+        step->merge != NULL && step->launches[ATTN_PHASE_PREFILL][PART_PREFIX].kernel != NULL;
     if (prefix == 0 || excluded || flags || !parts) {
         return false;
     }
@@ -190,19 +196,21 @@ attn_status compose_cascade(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-/* Chunks that request r's queries lie in become requests over their own chunk and the chunk_lookback ones before it.
- * With a table stride of 1 a row is any place in the engine's table, so that no table is copied. */
+/* Chunks that request r's queries lie in become requests over their own chunk and the
+ * chunk_lookback ones before it. With a table stride of 1 a row is any place in the engine's table,
+ * so that no table is copied. */
 struct chunks {
     int32_t *start, *lens, *rows;
     int32_t count;
 };
 
-static void add_chunks(struct chunks *chunks, const struct attn_layer_desc *layer, int32_t row_begin,
-                       int32_t query_len, int32_t seq_len, int64_t table_place)
+static void add_chunks(struct chunks *chunks, const struct attn_layer_desc *layer,
+                       int32_t row_begin, int32_t query_len, int32_t seq_len, int64_t table_place)
 {
     int64_t size = layer->chunk_size, position = seq_len - query_len;
     int32_t row = row_begin;
-    if (position < 0 || query_len == 0) { /* an idle request stays one: its rows are still its own */
+    /* an idle request stays one: its rows are still its own */
+    if (position < 0 || query_len == 0) {
         chunks->start[chunks->count] = row;
         chunks->lens[chunks->count] = 0;
         chunks->rows[chunks->count++] = (int32_t)table_place;
@@ -221,11 +229,13 @@ static void add_chunks(struct chunks *chunks, const struct attn_layer_desc *laye
     }
 }
 
-attn_status compose_chunks(attn_plan *plan, const struct attn_layer_desc *layer, struct attn_error *error)
+attn_status compose_chunks(attn_plan *plan, const struct attn_layer_desc *layer,
+                           struct attn_error *error)
 {
     const struct attn_batch *whole = &plan->given;
     struct attn_batch *view = &plan->views[VIEW_WHOLE];
-    int32_t most = (compose_max_integers(plan) - mla_max_integers(plan) - merge_max_integers(plan) - 16) / 3;
+    int32_t most =
+        (compose_max_integers(plan) - mla_max_integers(plan) - merge_max_integers(plan) - 16) / 3;
     struct chunks chunks = {compose_take(plan, most), compose_take(plan, most),
                             compose_take(plan, most), 0};
     if (whole->seq_lens_host == NULL) {

@@ -36,7 +36,8 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
         }
         for (int32_t i = 0; i < (states->num_accepted_tokens != NULL ? 1 + drafted : 1); i++) {
             if (row[i] >= slots) {
-                return BAD("state_slots", "request %d, state %d: slot %d; the layer has slots 0 to %lld", r, i,
+                return BAD("state_slots",
+                           "request %d, state %d: slot %d; the layer has slots 0 to %lld", r, i,
                            row[i], (long long)slots - 1);
             }
         }
@@ -58,7 +59,8 @@ static void cut_states(attn_plan *plan, int32_t view, int32_t first)
 
 attn_status gdn_make_views(attn_plan *plan, struct attn_error *error)
 {
-    const struct attn_ext *ext = ext_find(plan->given.next, ATTN_EXT_BATCH_GDN, sizeof(struct attn_batch_gdn));
+    const struct attn_ext *ext =
+        ext_find(plan->given.next, ATTN_EXT_BATCH_GDN, sizeof(struct attn_batch_gdn));
     const struct attn_gdn_desc *g = plan->steps[0].layer->layer.gdn;
     if (ext == NULL) {
         return BAD("attn_batch_gdn", "is not on the batch; layer '%s' needs its state_slots",
@@ -69,10 +71,14 @@ attn_status gdn_make_views(attn_plan *plan, struct attn_error *error)
     states->ext.struct_size = sizeof *states;
     states->ext.next = NULL;
     if (states->state_slots == NULL || states->state_slots_stride < 0 ||
-        (states->num_accepted_tokens != NULL && states->state_slots_stride < 1 + g->num_speculative_tokens)) {
-        return BAD("state_slots", "%p, rows %lld apart; an array is needed, and rows of %d states where tokens are "
-                   "drafted", (const void *)states->state_slots, (long long)states->state_slots_stride,
-                   1 + g->num_speculative_tokens);
+        (states->num_accepted_tokens != NULL &&
+         states->state_slots_stride < 1 + g->num_speculative_tokens)) {
+        return BAD(
+            "state_slots",
+            "%p, rows %lld apart; an array is needed, and rows of %d states where tokens are "
+            "drafted",
+            (const void *)states->state_slots, (long long)states->state_slots_stride,
+            1 + g->num_speculative_tokens);
     }
     if (states->has_initial_state == NULL && plan->given.seq_lens == NULL) {
         return BAD("has_initial_state", "is NULL, and so is seq_lens, which would tell");
@@ -117,8 +123,8 @@ void gdn_choose_calls(attn_plan *plan, struct step *step)
 
 static bool is_flat(const struct attn_tensor *t, int64_t rows, int64_t columns)
 {
-    return t != NULL && t->data != NULL && t->shape != NULL && t->ndim == 2 && t->shape[0] >= rows &&
-           t->shape[1] == columns;
+    return t != NULL && t->data != NULL && t->shape != NULL && t->ndim == 2 &&
+           t->shape[0] >= rows && t->shape[1] == columns;
 }
 
 static bool is_rows(const struct attn_tensor *t, const struct rows *wanted, int64_t rows)
@@ -127,8 +133,9 @@ static bool is_rows(const struct attn_tensor *t, const struct rows *wanted, int6
            t->shape[0] >= rows && t->shape[1] == wanted->heads && t->shape[2] == wanted->head_size;
 }
 
-attn_status gdn_check_io(const attn_plan *plan, const struct step *step, const struct attn_step_io *io, bool writes,
-                         bool attends, struct attn_error *error)
+attn_status gdn_check_io(const attn_plan *plan, const struct step *step,
+                         const struct attn_step_io *io, bool writes, bool attends,
+                         struct attn_error *error)
 {
     const struct attn_io_gdn *gdn =
         (const struct attn_io_gdn *)ext_find(io->next, ATTN_EXT_IO_GDN, sizeof *gdn);
@@ -150,7 +157,8 @@ attn_status gdn_check_io(const attn_plan *plan, const struct step *step, const s
     }
     if (g->conv_width == 0 && (!is_rows(io->q, &step->q, rows) || !is_rows(io->k, &step->k, rows) ||
                                !is_rows(io->v, &step->v, rows))) {
-        return FAIL("q", "q, k or v is NULL or not [num_tokens or more, Hk or Hv, Dk or Dv] of the layer's dtype");
+        return FAIL("q", "q, k or v is NULL or not [num_tokens or more, Hk or Hv, Dk or Dv] of the "
+                         "layer's dtype");
     }
     return step_check_out(plan, step, io->out, error);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GDN in a plan: one call of gated_delta over all requests, or one a phase where two backends serve them. */
+/* GDN in a plan: one call of gated_delta over all requests, or one a phase where two backends serve
+ * them. */
 #ifndef CORE_STEP_GDN_H
 #define CORE_STEP_GDN_H
 

@@ -24,11 +24,12 @@ attn_status batch_order(const int32_t *query_lens, const int32_t *seq_lens, int3
     int32_t count = 0;
     if (query_lens == NULL || seq_lens == NULL || order == NULL || moved == NULL || num_reqs < 0 ||
         threshold < 0) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "num_reqs",
-                         "query_lens %p, seq_lens %p, order %p, moved %p, num_reqs %d, threshold %d; none "
-                         "may be NULL or below 0",
-                         (const void *)query_lens, (const void *)seq_lens, (void *)order, (void *)moved,
-                         num_reqs, threshold);
+        return error_set(
+            error, ATTN_ERROR_INVALID_ARGUMENT, "num_reqs",
+            "query_lens %p, seq_lens %p, order %p, moved %p, num_reqs %d, threshold %d; none "
+            "may be NULL or below 0",
+            (const void *)query_lens, (const void *)seq_lens, (void *)order, (void *)moved,
+            num_reqs, threshold);
     }
     *moved = 0;
     for (int32_t wanted = ATTN_REQUEST_DECODE; wanted <= ATTN_REQUEST_PREFILL; wanted++) {
@@ -42,7 +43,8 @@ attn_status batch_order(const int32_t *query_lens, const int32_t *seq_lens, int3
     return ATTN_OK;
 }
 
-int32_t context_parallel_length(int32_t length, int32_t rank, int32_t world_size, int32_t interleave)
+int32_t context_parallel_length(int32_t length, int32_t rank, int32_t world_size,
+                                int32_t interleave)
 {
     if (length < 0 || world_size <= 0 || rank < 0 || rank >= world_size || interleave <= 0) {
         return -1;
@@ -59,20 +61,23 @@ attn_status context_parallel_slots(const int64_t *positions, int64_t num_positio
                                    int32_t world_size, int32_t interleave, int64_t *slots,
                                    struct attn_error *error)
 {
-    if (positions == NULL || block_row == NULL || slots == NULL || num_positions < 0 || block_size <= 0 ||
-        world_size <= 0 || rank < 0 || rank >= world_size || interleave <= 0 ||
+    if (positions == NULL || block_row == NULL || slots == NULL || num_positions < 0 ||
+        block_size <= 0 || world_size <= 0 || rank < 0 || rank >= world_size || interleave <= 0 ||
         block_size % interleave != 0) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "interleave",
-                         "%lld positions, block_size %d, rank %d of %d, interleave %d; the interleave must "
-                         "divide the block size, and nothing may be NULL",
-                         (long long)num_positions, block_size, rank, world_size, interleave);
+        return error_set(
+            error, ATTN_ERROR_INVALID_ARGUMENT, "interleave",
+            "%lld positions, block_size %d, rank %d of %d, interleave %d; the interleave must "
+            "divide the block size, and nothing may be NULL",
+            (long long)num_positions, block_size, rank, world_size, interleave);
     }
     int64_t virtual_block = (int64_t)block_size * world_size;
     for (int64_t i = 0; i < num_positions; i++) {
         int64_t offset = positions[i] % virtual_block;
-        int64_t local = offset / ((int64_t)world_size * interleave) * interleave + offset % interleave;
+        int64_t local =
+            offset / ((int64_t)world_size * interleave) * interleave + offset % interleave;
         bool ours = positions[i] >= 0 && offset / interleave % world_size == rank;
-        slots[i] = ours ? block_row[positions[i] / virtual_block] * (int64_t)block_size + local : -1;
+        slots[i] =
+            ours ? block_row[positions[i] / virtual_block] * (int64_t)block_size + local : -1;
     }
     return ATTN_OK;
 }

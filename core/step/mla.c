@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* MLA in a run: the projections around attend_mla, and prefill per head. Sources: DeepSeek-V2 (arXiv 2405.04434),
- * section 2.1; vLLM v1, attention/backends/mla/common.py for the order of the chunks. */
+/* MLA in a run: the projections around attend_mla, and prefill per head. Sources: DeepSeek-V2
+ * (arXiv 2405.04434), section 2.1; vLLM v1, attention/backends/mla/common.py for the order of the
+ * chunks. */
 #include "step/mla.h"
 #include "util/structs.h"
 
@@ -10,8 +11,9 @@ struct box {
     int64_t shape[3], strides[3];
 };
 
-static const struct attn_tensor *box_set(struct box *box, const struct attn_tensor *like, void *data, int64_t a,
-                                         int64_t b, int64_t c, int64_t sa, int64_t sb, int64_t sc)
+static const struct attn_tensor *box_set(struct box *box, const struct attn_tensor *like,
+                                         void *data, int64_t a, int64_t b, int64_t c, int64_t sa,
+                                         int64_t sb, int64_t sc)
 {
     *box = (struct box){.shape = {a, b, c}, .strides = {sa, sb, sc}};
     box->tensor = *like;
@@ -41,21 +43,26 @@ static uint8_t *element_of(const struct attn_tensor *tensor, int64_t row, int64_
     return (uint8_t *)tensor->data + tensor->byte_offset + elements * (tensor->dtype.bits / 8);
 }
 
-/* Rows first .. end-1 of [T, heads, size] (columns at .. at+size-1) as [heads, rows, size]; of [T, size] as the same
- * rows for every head. */
-static const struct attn_tensor *by_head(struct box *box, const struct attn_tensor *rows, int64_t heads,
-                                         int64_t first, int64_t end, int64_t at, int64_t size)
+/* Rows first .. end-1 of [T, heads, size] (columns at .. at+size-1) as [heads, rows, size]; of [T,
+ * size] as the same rows for every head. */
+static const struct attn_tensor *by_head(struct box *box, const struct attn_tensor *rows,
+                                         int64_t heads, int64_t first, int64_t end, int64_t at,
+                                         int64_t size)
 {
     int64_t head = rows->ndim == 3 ? stride_of(rows, 1) : 0;
-    return box_set(box, rows, element_of(rows, first, at), heads, end - first, size, head, stride_of(rows, 0), 1);
+    return box_set(box, rows, element_of(rows, first, at), heads, end - first, size, head,
+                   stride_of(rows, 0), 1);
 }
 
-/* Compact rows [heads, size] in the workspace of which row `first` is the first; nothing before it is touched. */
-static const struct attn_tensor *in_scratch(struct box *box, const attn_plan *plan, const struct attn_tensor *like,
-                                            size_t place, int64_t first, int64_t end, int64_t heads, int64_t size)
+/* Compact rows [heads, size] in the workspace of which row `first` is the first; nothing before it
+ * is touched. */
+static const struct attn_tensor *in_scratch(struct box *box, const attn_plan *plan,
+                                            const struct attn_tensor *like, size_t place,
+                                            int64_t first, int64_t end, int64_t heads, int64_t size)
 {
     int64_t row = heads * size;
-    uintptr_t data = (uintptr_t)(plan->workspace + place) - (uintptr_t)(first * row * (like->dtype.bits / 8));
+    uintptr_t data =
+        (uintptr_t)(plan->workspace + place) - (uintptr_t)(first * row * (like->dtype.bits / 8));
     return box_set(box, like, (void *)data, end, heads, size, row, size, 1);
 }
 
@@ -71,9 +78,9 @@ struct mla_run {
     struct attn_error *error;
 };
 
-static attn_status gemm(const struct mla_run *run, const struct instance *instance, const struct attn_tensor *a,
-                        const struct attn_tensor *w, const struct head_weights *scaled,
-                        const struct attn_tensor *out)
+static attn_status gemm(const struct mla_run *run, const struct instance *instance,
+                        const struct attn_tensor *a, const struct attn_tensor *w,
+                        const struct head_weights *scaled, const struct attn_tensor *out)
 {
     struct attn_batched_gemm_args args = {.struct_size = sizeof args,
                                           .instance = instance->handle,
@@ -87,23 +94,24 @@ static attn_status gemm(const struct mla_run *run, const struct instance *instan
 }
 
 /* W or its transpose per head. */
-static const struct attn_tensor *weights(struct box *box, const struct head_weights *w, bool transposed)
+static const struct attn_tensor *weights(struct box *box, const struct head_weights *w,
+                                         bool transposed)
 {
     int32_t i = transposed ? 2 : 1, j = transposed ? 1 : 2;
     uint8_t *data = (uint8_t *)w->tensor.data + w->tensor.byte_offset;
-    return box_set(box, &w->tensor, data, w->shape[0], w->shape[i], w->shape[j], w->strides[0], w->strides[i],
-                   w->strides[j]);
+    return box_set(box, &w->tensor, data, w->shape[0], w->shape[i], w->shape[j], w->strides[0],
+                   w->strides[i], w->strides[j]);
 }
 
 /* The same [size, size] identity for every head: a product with it copies rows to other strides. */
 static const struct attn_tensor *identity(struct box *box, const struct mla_run *run, int64_t size)
 {
-    return box_set(box, &run->like, (void *)(uintptr_t)run->plan->mla.identity, run->heads, size, size, 0,
-                   run->plan->mla.identity_size, 1);
+    return box_set(box, &run->like, (void *)(uintptr_t)run->plan->mla.identity, run->heads, size,
+                   size, 0, run->plan->mla.identity_size, 1);
 }
 
-static attn_status launch_mla(const struct mla_run *run, struct launch *launch, const struct attn_io_mla *mla,
-                              const struct attn_tensor *out)
+static attn_status launch_mla(const struct mla_run *run, struct launch *launch,
+                              const struct attn_io_mla *mla, const struct attn_tensor *out)
 {
     struct attn_attend_args *args = &launch->args;
     args->next = &mla->ext;
@@ -118,8 +126,8 @@ static attn_status launch_mla(const struct mla_run *run, struct launch *launch, 
 }
 
 /* Rows first .. end-1: q_nope W_UK beside q_pe against latent rows, and the output through W_UV. */
-static attn_status run_latent(const struct mla_run *run, struct launch *launch, int32_t phase, int64_t first,
-                              int64_t end)
+static attn_status run_latent(const struct mla_run *run, struct launch *launch, int32_t phase,
+                              int64_t first, int64_t end)
 {
     const attn_layer *layer = run->step->layer;
     const struct instance *instance = layer->served[phase].instance;
@@ -132,10 +140,10 @@ static attn_status run_latent(const struct mla_run *run, struct launch *launch, 
         return launch_mla(run, launch, &mla, run->io->out);
     }
     const struct scratch *scratch = &run->plan->scratch;
-    const struct attn_tensor *latent_q =
-        in_scratch(&q, run->plan, &run->like, scratch->mla.latent_q, first, end, padded, m->kv_lora_rank);
-    const struct attn_tensor *latent_out =
-        in_scratch(&out, run->plan, &run->like, scratch->mla.latent_out, first, end, padded, m->kv_lora_rank);
+    const struct attn_tensor *latent_q = in_scratch(
+        &q, run->plan, &run->like, scratch->mla.latent_q, first, end, padded, m->kv_lora_rank);
+    const struct attn_tensor *latent_out = in_scratch(
+        &out, run->plan, &run->like, scratch->mla.latent_out, first, end, padded, m->kv_lora_rank);
     attn_status status =
         gemm(run, instance, by_head(&a, mla.q_nope, run->heads, first, end, 0, m->qk_nope_head_dim),
              weights(&w, &layer->mla_uk, false), &layer->mla_uk,
@@ -150,22 +158,26 @@ static attn_status run_latent(const struct mla_run *run, struct launch *launch, 
                 by_head(&b, run->io->out, run->heads, first, end, 0, m->v_head_dim));
 }
 
-/* k = [c W_UK^T | k_pe], v = c W_UV of rows first .. end-1 of c and k_pe, to the same rows of k and v. */
+/* k = [c W_UK^T | k_pe], v = c W_UV of rows first .. end-1 of c and k_pe, to the same rows of k and
+ * v. */
 static attn_status project_keys(const struct mla_run *run, const struct attn_tensor *c,
-                                const struct attn_tensor *k_pe, int64_t pe_at, int64_t first, int64_t end,
-                                const struct attn_tensor *k, const struct attn_tensor *v)
+                                const struct attn_tensor *k_pe, int64_t pe_at, int64_t first,
+                                int64_t end, const struct attn_tensor *k,
+                                const struct attn_tensor *v)
 {
     const attn_layer *layer = run->step->layer;
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_mla_desc *m = run->desc;
     struct box a, w, b;
-    attn_status status = gemm(run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
-                              weights(&w, &layer->mla_uk, true), &layer->mla_uk,
-                              by_head(&b, k, run->heads, first, end, 0, m->qk_nope_head_dim));
+    attn_status status =
+        gemm(run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
+             weights(&w, &layer->mla_uk, true), &layer->mla_uk,
+             by_head(&b, k, run->heads, first, end, 0, m->qk_nope_head_dim));
     if (status == ATTN_OK && m->qk_rope_head_dim > 0) {
-        status = gemm(run, instance, by_head(&a, k_pe, run->heads, first, end, pe_at, m->qk_rope_head_dim),
-                      identity(&w, run, m->qk_rope_head_dim), NULL,
-                      by_head(&b, k, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim));
+        status = gemm(
+            run, instance, by_head(&a, k_pe, run->heads, first, end, pe_at, m->qk_rope_head_dim),
+            identity(&w, run, m->qk_rope_head_dim), NULL,
+            by_head(&b, k, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim));
     }
     if (status != ATTN_OK) {
         return status;
@@ -186,25 +198,28 @@ static attn_status join_query(const struct mla_run *run, int64_t first, int64_t 
     if (m->qk_rope_head_dim == 0 ||
         (element_of(nope, 0, m->qk_nope_head_dim) == element_of(pe, 0, 0) &&
          stride_of(nope, 0) == stride_of(pe, 0) && stride_of(nope, 1) == stride_of(pe, 1))) {
-        box_set(q, nope, element_of(nope, 0, 0), nope->shape[0], run->heads, size, stride_of(nope, 0),
-                stride_of(nope, 1), 1);
+        box_set(q, nope, element_of(nope, 0, 0), nope->shape[0], run->heads, size,
+                stride_of(nope, 0), stride_of(nope, 1), 1);
         return ATTN_OK;
     }
     in_scratch(q, run->plan, nope, run->plan->scratch.mla.q, first, end, run->heads, size);
-    attn_status status = gemm(run, instance, by_head(&a, nope, run->heads, first, end, 0, m->qk_nope_head_dim),
-                              identity(&w, run, m->qk_nope_head_dim), NULL,
-                              by_head(&b, &q->tensor, run->heads, first, end, 0, m->qk_nope_head_dim));
+    attn_status status =
+        gemm(run, instance, by_head(&a, nope, run->heads, first, end, 0, m->qk_nope_head_dim),
+             identity(&w, run, m->qk_nope_head_dim), NULL,
+             by_head(&b, &q->tensor, run->heads, first, end, 0, m->qk_nope_head_dim));
     if (status != ATTN_OK) {
         return status;
     }
-    return gemm(run, instance, by_head(&a, pe, run->heads, first, end, 0, m->qk_rope_head_dim),
-                identity(&w, run, m->qk_rope_head_dim), NULL,
-                by_head(&b, &q->tensor, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim));
+    return gemm(
+        run, instance, by_head(&a, pe, run->heads, first, end, 0, m->qk_rope_head_dim),
+        identity(&w, run, m->qk_rope_head_dim), NULL,
+        by_head(&b, &q->tensor, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim));
 }
 
-static attn_status attend_keys(const struct mla_run *run, struct launch *launch, const struct attn_tensor *q,
-                               const struct attn_tensor *k, const struct attn_tensor *v,
-                               const struct attn_tensor *out, const struct attn_tensor *lse)
+static attn_status attend_keys(const struct mla_run *run, struct launch *launch,
+                               const struct attn_tensor *q, const struct attn_tensor *k,
+                               const struct attn_tensor *v, const struct attn_tensor *out,
+                               const struct attn_tensor *lse)
 {
     struct attn_attend_args *args = &launch->args;
     args->stream = run->io->stream;
@@ -236,7 +251,8 @@ static attn_status gather(const struct mla_run *run, const struct context_chunk 
     return instance->kernels.gather_kv(&args, run->error);
 }
 
-/* One chunk: gathered once, projected, attended by its requests' queries, and merged into what they have so far. */
+/* One chunk: gathered once, projected, attended by its requests' queries, and merged into what they
+ * have so far. */
 static attn_status run_chunk(const struct mla_run *run, int32_t index, const struct attn_tensor *q,
                              const struct attn_tensor *lse)
 {
@@ -249,13 +265,15 @@ static attn_status run_chunk(const struct mla_run *run, int32_t index, const str
     struct box rows, k, v, out, partial_lse;
     struct attn_batch view;
     int64_t count = chunk->num_rows, tokens = plan->num_tokens;
-    const struct attn_tensor float32 = {.device = run->like.device, .dtype = {ATTN_CODE_FLOAT, 32, 1}};
+    const struct attn_tensor float32 = {.device = run->like.device,
+                                        .dtype = {ATTN_CODE_FLOAT, 32, 1}};
     in_scratch(&rows, plan, &run->like, plan->scratch.mla.rows, 0, count, 1, l->head_size);
     in_scratch(&k, plan, &run->like, plan->scratch.mla.k, 0, count, run->heads,
                m->qk_nope_head_dim + m->qk_rope_head_dim);
     in_scratch(&v, plan, &run->like, plan->scratch.mla.v, 0, count, run->heads, m->v_head_dim);
     in_scratch(&out, plan, &run->like, plan->scratch.out, 0, tokens, run->heads, m->v_head_dim);
-    box_set(&partial_lse, &float32, plan->workspace + plan->scratch.lse[0], run->heads, tokens, 0, tokens, 1, 0);
+    box_set(&partial_lse, &float32, plan->workspace + plan->scratch.lse[0], run->heads, tokens, 0,
+            tokens, 1, 0);
     partial_lse.tensor.ndim = 2;
     mla_chunk_view(plan, chunk, &view);
     attn_status status = gather(run, chunk, &view, &rows.tensor);
@@ -264,7 +282,8 @@ static attn_status run_chunk(const struct mla_run *run, int32_t index, const str
     rows.shape[1] = l->head_size;
     rows.strides[1] = 1;
     if (status == ATTN_OK) {
-        status = project_keys(run, &rows.tensor, &rows.tensor, m->kv_lora_rank, 0, count, &k.tensor, &v.tensor);
+        status = project_keys(run, &rows.tensor, &rows.tensor, m->kv_lora_rank, 0, count, &k.tensor,
+                              &v.tensor);
     }
     launch->args.batch = &view;
     if (status == ATTN_OK && plan->mla.num_chunks > 1 && instance->kernels.plan != NULL) {
@@ -273,7 +292,8 @@ static attn_status run_chunk(const struct mla_run *run, int32_t index, const str
         status = instance->kernels.plan(&launch->args, ATTN_PLAN_EAGER, run->error);
     }
     if (status == ATTN_OK) {
-        status = attend_keys(run, launch, q, &k.tensor, &v.tensor, &out.tensor, &partial_lse.tensor);
+        status =
+            attend_keys(run, launch, q, &k.tensor, &v.tensor, &out.tensor, &partial_lse.tensor);
     }
     launch->args.batch = &plan->views[VIEW_CONTEXT];
     struct attn_merge_states_args merge = {.struct_size = sizeof merge,
@@ -287,32 +307,37 @@ static attn_status run_chunk(const struct mla_run *run, int32_t index, const str
                                            .lse = lse,
                                            .first_row = chunk->first_row,
                                            .num_rows = chunk->end_row - chunk->first_row,
-                                           .num_rows_with_prefix = chunk->end_row - chunk->first_row};
+                                           .num_rows_with_prefix =
+                                               chunk->end_row - chunk->first_row};
     return status == ATTN_OK ? run->step->merge(&merge, run->error) : status;
 }
 
-/* Rows first .. end-1, prefills: causal over their own keys, then chunk by chunk over what came before. */
+/* Rows first .. end-1, prefills: causal over their own keys, then chunk by chunk over what came
+ * before. */
 static attn_status run_per_head(const struct mla_run *run, int64_t first, int64_t end)
 {
     attn_plan *plan = run->plan;
     const struct attn_mla_desc *m = run->desc;
-    const struct attn_tensor float32 = {.device = run->like.device, .dtype = {ATTN_CODE_FLOAT, 32, 1}};
+    const struct attn_tensor float32 = {.device = run->like.device,
+                                        .dtype = {ATTN_CODE_FLOAT, 32, 1}};
     const struct attn_tensor *lse = run->io->lse;
     struct box q, k, v, own_lse;
     int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim, tokens = plan->num_tokens;
     in_scratch(&k, plan, &run->like, plan->scratch.mla.k, first, end, run->heads, size);
     in_scratch(&v, plan, &run->like, plan->scratch.mla.v, first, end, run->heads, m->v_head_dim);
     if (lse == NULL && plan->mla.num_chunks > 0) {
-        lse = box_set(&own_lse, &float32, plan->workspace + plan->scratch.lse[1], run->heads, tokens, 0, tokens, 1,
-                      0);
+        lse = box_set(&own_lse, &float32, plan->workspace + plan->scratch.lse[1], run->heads,
+                      tokens, 0, tokens, 1, 0);
         own_lse.tensor.ndim = 2;
     }
     attn_status status = join_query(run, first, end, &q);
     if (status == ATTN_OK) {
-        status = project_keys(run, run->mla->kv_c, run->mla->k_pe, 0, first, end, &k.tensor, &v.tensor);
+        status =
+            project_keys(run, run->mla->kv_c, run->mla->k_pe, 0, first, end, &k.tensor, &v.tensor);
     }
     if (status == ATTN_OK) {
-        status = attend_keys(run, run->step->main[1], &q.tensor, &k.tensor, &v.tensor, run->io->out, lse);
+        status = attend_keys(run, run->step->main[1], &q.tensor, &k.tensor, &v.tensor, run->io->out,
+                             lse);
     }
     for (int32_t i = 0; i < plan->mla.num_chunks && status == ATTN_OK; i++) {
         status = run_chunk(run, i, &q.tensor, lse);
@@ -320,22 +345,25 @@ static attn_status run_per_head(const struct mla_run *run, int64_t first, int64_
     return status;
 }
 
-attn_status run_mla(attn_plan *plan, struct step *step, const struct attn_step_io *io, struct attn_error *error)
+attn_status run_mla(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                    struct attn_error *error)
 {
-    struct mla_run run = {.plan = plan,
-                          .step = step,
-                          .io = io,
-                          .mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA, sizeof *run.mla),
-                          .desc = step->layer->layer.mla,
-                          .like = {.device = plan->model->device},
-                          .heads = step->layer->layer.desc.num_q_heads,
-                          .error = error};
+    struct mla_run run = {
+        .plan = plan,
+        .step = step,
+        .io = io,
+        .mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA, sizeof *run.mla),
+        .desc = step->layer->layer.mla,
+        .like = {.device = plan->model->device},
+        .heads = step->layer->layer.desc.num_q_heads,
+        .error = error};
     struct rows activations = step->k;
     tensor_set_kind(&run.like, activations.kind);
     int64_t first = plan->first_row, end = first + plan->split.num_decode_tokens;
     int64_t last = end + plan->split.num_prefill_tokens;
     attn_status status = ATTN_OK;
-    if (step->main[0] != NULL && step->main[1] == NULL) { /* one call: decodes only, or all of a batch */
+    /* one call: decodes only, or all of a batch */
+    if (step->main[0] != NULL && step->main[1] == NULL) {
         int32_t phase = step->main[0]->args.phase;
         return run_latent(&run, step->main[0], phase, first, last);
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* MLA in a plan. Decode: q_nope W_UK, attend_mla, W_UV. Prefill: new keys and chunks of context projected per head,
- * attended and merged; or as decode, where the backend's parts do not allow it, and always if sparse. */
+/* MLA in a plan. Decode: q_nope W_UK, attend_mla, W_UV. Prefill: new keys and chunks of context
+ * projected per head, attended and merged; or as decode, where the backend's parts do not allow it,
+ * and always if sparse. */
 #ifndef CORE_STEP_MLA_H
 #define CORE_STEP_MLA_H
 
@@ -15,7 +16,8 @@ int32_t mla_max_integers(const attn_plan *plan);
 attn_status mla_make_views(attn_plan *plan, struct attn_error *error);
 void mla_choose_calls(attn_plan *plan, struct step *step);
 /* The batch of one chunk, over the plan's own arrays. */
-void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk, struct attn_batch *view);
+void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
+                    struct attn_batch *view);
 /* Is this layer's prefill per head? */
 bool mla_per_head(const struct step *step);
 

@@ -48,10 +48,13 @@ static int64_t longest_context(const attn_plan *plan)
 {
     const attn_layer *owner = layer_cache_owner(plan->steps[0].layer);
     int64_t slots = owner->k_cache.num_blocks * (int64_t)owner->k_cache.block_size;
-    return plan->limits.max_seq_len > 0 && plan->limits.max_seq_len < slots ? plan->limits.max_seq_len : slots;
+    return plan->limits.max_seq_len > 0 && plan->limits.max_seq_len < slots
+               ? plan->limits.max_seq_len
+               : slots;
 }
 
-/* The smallest workspace that a layer asks for; else a default, or all of the context if that is less. */
+/* The smallest workspace that a layer asks for; else a default, or all of the context if that is
+ * less. */
 static int32_t chunk_rows(const attn_plan *plan, int64_t context)
 {
     int64_t rows = 0;
@@ -74,23 +77,26 @@ attn_status mla_init(attn_plan *plan, struct attn_error *error)
     plan->mla.chunk_rows = chunk_rows(plan, context);
     int64_t chunks = (context + plan->mla.chunk_rows - 1) / plan->mla.chunk_rows;
     if (chunks > MAX_CHUNKS) {
-        return error_set(error, ATTN_ERROR_LIMIT, "max_seq_len",
-                         "%d requests of %lld keys are %lld chunks of %d context rows; at most %d: limit "
-                         "max_seq_len, or give more context_workspace_tokens",
-                         plan->limits.max_num_reqs, (long long)longest_context(plan), (long long)chunks,
-                         plan->mla.chunk_rows, MAX_CHUNKS);
+        return error_set(
+            error, ATTN_ERROR_LIMIT, "max_seq_len",
+            "%d requests of %lld keys are %lld chunks of %d context rows; at most %d: limit "
+            "max_seq_len, or give more context_workspace_tokens",
+            plan->limits.max_num_reqs, (long long)longest_context(plan), (long long)chunks,
+            plan->mla.chunk_rows, MAX_CHUNKS);
     }
     plan->mla.max_chunks = (int32_t)chunks;
-    plan->mla.chunks = runtime_alloc(plan->model->runtime, (size_t)chunks * sizeof *plan->mla.chunks);
+    plan->mla.chunks =
+        runtime_alloc(plan->model->runtime, (size_t)chunks * sizeof *plan->mla.chunks);
     for (int32_t i = 0; i < plan->num_steps; i++) {
         const struct attn_mla_desc *m = plan->steps[i].layer->layer.mla;
-        int32_t size = m->qk_nope_head_dim > m->qk_rope_head_dim ? m->qk_nope_head_dim : m->qk_rope_head_dim;
+        int32_t size =
+            m->qk_nope_head_dim > m->qk_rope_head_dim ? m->qk_nope_head_dim : m->qk_rope_head_dim;
         plan->mla.identity_size = size > plan->mla.identity_size ? size : plan->mla.identity_size;
     }
     return plan->mla.chunks != NULL
                ? ATTN_OK
-               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for %lld chunks of context",
-                           (long long)chunks);
+               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan",
+                           "no memory for %lld chunks of context", (long long)chunks);
 }
 
 void mla_finish(attn_plan *plan)
@@ -104,17 +110,20 @@ static int32_t identity_integers(const attn_plan *plan)
     return plan->mla.identity_size * plan->mla.identity_size;
 }
 
-/* Two arrays for each chunk's requests, of which consecutive chunks share one at most; query_start_loc; identity. */
+/* Two arrays for each chunk's requests, of which consecutive chunks share one at most;
+ * query_start_loc; identity. */
 int32_t mla_max_integers(const attn_plan *plan)
 {
     if (plan->mla.chunks == NULL) {
         return 0;
     }
     int32_t requests = plan->limits.max_num_reqs + plan->mla.max_chunks;
-    return 2 * requests + plan->mla.max_chunks + plan->limits.max_num_reqs + 1 + identity_integers(plan);
+    return 2 * requests + plan->mla.max_chunks + plan->limits.max_num_reqs + 1 +
+           identity_integers(plan);
 }
 
-/* Tokens that go the latent way. What counts as a decode is the first layer's to say, for the whole group. */
+/* Tokens that go the latent way. What counts as a decode is the first layer's to say, for the whole
+ * group. */
 static size_t latent_tokens(const attn_plan *plan, const struct step *step)
 {
     const attn_layer *first = plan->steps[0].layer;
@@ -150,9 +159,12 @@ size_t mla_lay_out(attn_plan *plan, size_t at)
     const struct {
         size_t *place;
         size_t bytes;
-    } parts[] = {{&plan->scratch.mla.latent_q, latent}, {&plan->scratch.mla.latent_out, latent},
-                 {&plan->scratch.mla.q, q},             {&plan->scratch.mla.rows, rows},
-                 {&plan->scratch.mla.k, k},             {&plan->scratch.mla.v, v}};
+    } parts[] = {{&plan->scratch.mla.latent_q, latent},
+                 {&plan->scratch.mla.latent_out, latent},
+                 {&plan->scratch.mla.q, q},
+                 {&plan->scratch.mla.rows, rows},
+                 {&plan->scratch.mla.k, k},
+                 {&plan->scratch.mla.v, v}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         *parts[i].place = at;
         at += aligned(parts[i].bytes);
@@ -195,7 +207,8 @@ static void add_chunk(attn_plan *plan, const struct attn_batch *view, int32_t *r
         count = rows > 0 ? end + 1 - *r : count; /* requests without context end no chunk */
     }
     int32_t *first_key = compose_take(plan, count), *start = compose_take(plan, count + 1);
-    *chunk = (struct context_chunk){.first_req = *r, .num_reqs = count, .first_key = first_key, .start = start};
+    *chunk = (struct context_chunk){
+        .first_req = *r, .num_reqs = count, .first_key = first_key, .start = start};
     chunk->first_row = view->query_start_loc_host[*r];
     chunk->end_row = view->query_start_loc_host[*r + count];
     start[0] = 0;
@@ -244,7 +257,8 @@ static void make_context_view(attn_plan *plan, const struct attn_batch *prefill)
     view->max_seq_len = view->max_query_len;
 }
 
-void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk, struct attn_batch *view)
+void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
+                    struct attn_batch *view)
 {
     int32_t first = chunk->first_req;
     *view = plan->mla.context;
@@ -276,13 +290,15 @@ attn_status mla_make_views(attn_plan *plan, struct attn_error *error)
         return ATTN_OK;
     }
     if (prefill->seq_lens_host == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "seq_lens_host",
-                         "is NULL; the prefill of MLA takes its context in chunks and needs the lengths on "
-                         "the host (or device_seq_lens_only in the layer)");
+        return error_set(
+            error, ATTN_ERROR_INVALID_ARGUMENT, "seq_lens_host",
+            "is NULL; the prefill of MLA takes its context in chunks and needs the lengths on "
+            "the host (or device_seq_lens_only in the layer)");
     }
     if (prefill->flags & ATTN_BATCH_IN_CAPTURE) {
         return error_set(error, ATTN_ERROR_UNSUPPORTED, "num_prefills",
-                         "%d prefills in a capture; MLA captures decodes only", plan->split.num_prefills);
+                         "%d prefills in a capture; MLA captures decodes only",
+                         plan->split.num_prefills);
     }
     make_identity(plan);
     make_context_view(plan, prefill);

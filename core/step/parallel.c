@@ -8,8 +8,8 @@
 
 #define ALIGNMENT 256
 
-/* Sizes of one layer's exchange. Heads of all ranks stand as [Hk, n, g]: each rank's group beside the others' over the
- * key head that they have in common. */
+/* Sizes of one layer's exchange. Heads of all ranks stand as [Hk, n, g]: each rank's group beside
+ * the others' over the key head that they have in common. */
 struct exchange {
     const struct attn_collectives *ranks;
     int64_t n, tokens, q_heads, kv_heads, group; /* of one rank */
@@ -51,20 +51,26 @@ size_t parallel_lay_out(attn_plan *plan, size_t at)
         }
         exchange_init(&x, &plan->steps[i], plan->limits.max_num_tokens);
         size_t sizes[] = {(size_t)aligned(x.n * x.tokens * x.q_heads * x.q_row),
-                          (size_t)aligned(x.n * x.tokens * x.q_heads * x.out_row), (size_t)(x.n * x.part),
-                          (size_t)aligned(x.n * x.tokens * x.q_heads * 4)};
+                          (size_t)aligned(x.n * x.tokens * x.q_heads * x.out_row),
+                          (size_t)(x.n * x.part), (size_t)aligned(x.n * x.tokens * x.q_heads * 4)};
         size_t *most[] = {&q, &out, &parts, &lse};
         for (int32_t j = 0; j < 4; j++) {
             *most[j] = sizes[j] > *most[j] ? sizes[j] : *most[j];
         }
-        plan->parallel.world_size = (int32_t)x.n > plan->parallel.world_size ? (int32_t)x.n : plan->parallel.world_size;
+        plan->parallel.world_size =
+            (int32_t)x.n > plan->parallel.world_size ? (int32_t)x.n : plan->parallel.world_size;
     }
     const struct {
         size_t *place;
         size_t bytes;
-    } areas[] = {{&s->parallel.packed, q},       {&s->parallel.gathered, q}, {&s->parallel.q, q},
-                 {&s->parallel.out, out},        {&s->parallel.lse, lse},    {&s->parallel.send, parts},
-                 {&s->parallel.received, parts}, {&s->parallel.zeros, out},
+    } areas[] = {{&s->parallel.packed, q},
+                 {&s->parallel.gathered, q},
+                 {&s->parallel.q, q},
+                 {&s->parallel.out, out},
+                 {&s->parallel.lse, lse},
+                 {&s->parallel.send, parts},
+                 {&s->parallel.received, parts},
+                 {&s->parallel.zeros, out},
                  {&s->parallel.all_lse, lse * (size_t)(plan->parallel.world_size)},
                  {&s->parallel.other_lse, lse}};
     for (size_t i = 0; i < sizeof areas / sizeof *areas; i++) {
@@ -85,7 +91,8 @@ attn_status parallel_init(attn_plan *plan, struct attn_error *error)
     if (!any) {
         return ATTN_OK;
     }
-    plan->parallel.pairs = runtime_alloc(plan->model->runtime, 2 * (size_t)tokens * sizeof(int64_t));
+    plan->parallel.pairs =
+        runtime_alloc(plan->model->runtime, 2 * (size_t)tokens * sizeof(int64_t));
     if (plan->parallel.pairs == NULL) {
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for %d pairs", tokens);
     }
@@ -106,12 +113,14 @@ attn_status parallel_make_views(attn_plan *plan, struct attn_error *error)
     const struct attn_context_parallel *cp = plan->steps[0].layer->layer.cp;
     const struct attn_batch *whole = &plan->given;
     struct attn_batch *context = &plan->views[VIEW_CONTEXT], *fresh = &plan->views[VIEW_NEW];
-    const struct attn_batch_context_parallel *given = (const struct attn_batch_context_parallel *)ext_find(
-        whole->next, ATTN_EXT_BATCH_CONTEXT, sizeof *given);
+    const struct attn_batch_context_parallel *given =
+        (const struct attn_batch_context_parallel *)ext_find(whole->next, ATTN_EXT_BATCH_CONTEXT,
+                                                             sizeof *given);
     int32_t interleave = cp->interleave > 0 ? cp->interleave : 1, longest = 0;
     if (whole->seq_lens_host == NULL && (given == NULL || given->local_seq_lens == NULL)) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "local_seq_lens",
-                         "context parallelism needs seq_lens_host, or local_seq_lens of attn_batch_context_parallel");
+                         "context parallelism needs seq_lens_host, or local_seq_lens of "
+                         "attn_batch_context_parallel");
     }
     *fresh = *whole;
     fresh->seq_lens = fresh->seq_lens_host = NULL;
@@ -127,14 +136,16 @@ attn_status parallel_make_views(attn_plan *plan, struct attn_error *error)
     if (given != NULL && given->local_seq_lens != NULL) {
         context->seq_lens = given->local_seq_lens;
         context->seq_lens_host = given->local_seq_lens_host;
-        context->max_seq_len = given->max_local_seq_len > 0 ? given->max_local_seq_len : whole->max_seq_len;
+        context->max_seq_len =
+            given->max_local_seq_len > 0 ? given->max_local_seq_len : whole->max_seq_len;
         return ATTN_OK;
     }
     int32_t *local = compose_take(plan, whole->num_reqs);
     for (int32_t r = 0; r < whole->num_reqs; r++) {
         int32_t queries = whole->query_start_loc_host[r + 1] - whole->query_start_loc_host[r];
         int32_t length = whole->seq_lens_host[r] > queries ? whole->seq_lens_host[r] - queries : 0;
-        local[r] = context_parallel_length(length, cp->decode->rank, cp->decode->world_size, interleave);
+        local[r] =
+            context_parallel_length(length, cp->decode->rank, cp->decode->world_size, interleave);
         longest = local[r] > longest ? local[r] : longest;
     }
     context->seq_lens_host = local;
@@ -168,9 +179,11 @@ struct run {
 
 /* Copies `bytes` at each of `count` strided places. */
 static attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const void *from,
-                             int64_t from_stride, int64_t bytes, int64_t count, struct attn_error *error)
+                             int64_t from_stride, int64_t bytes, int64_t count,
+                             struct attn_error *error)
 {
-    const struct attn_block_copy copy = {(void *)(uintptr_t)from, to, from_stride, to_stride, bytes};
+    const struct attn_block_copy copy = {(void *)(uintptr_t)from, to, from_stride, to_stride,
+                                         bytes};
     const struct attn_copy_blocks_args args = {.struct_size = sizeof args,
                                                .instance = run->instance->handle,
                                                .stream = run->io->stream,
@@ -183,7 +196,8 @@ static attn_status copy_rows(const struct run *run, void *to, int64_t to_stride,
         return run->instance->kernels.copy_blocks(&args, error);
     }
     for (int64_t i = 0; i < count; i++) {
-        memcpy((uint8_t *)to + i * to_stride, (const uint8_t *)from + i * from_stride, (size_t)bytes);
+        memcpy((uint8_t *)to + i * to_stride, (const uint8_t *)from + i * from_stride,
+               (size_t)bytes);
     }
     return ATTN_OK;
 }
@@ -191,8 +205,9 @@ static attn_status copy_rows(const struct run *run, void *to, int64_t to_stride,
 /* The engine's collectives bring no text. */
 static attn_status told(attn_status status, struct attn_error *error)
 {
-    return status == ATTN_OK ? status
-                             : error_set_text(error, status, "collectives", "a collective of the engine failed");
+    return status == ATTN_OK
+               ? status
+               : error_set_text(error, status, "collectives", "a collective of the engine failed");
 }
 
 /* This rank's queries side by side, then those of all ranks as [T, Hk, n, g, D]. */
@@ -212,12 +227,14 @@ static attn_status gather_queries(const struct run *run, struct attn_error *erro
     }
     if (status == ATTN_OK) {
         status = told(x->ranks->all_gather(x->ranks->user, run->packed, run->gathered,
-                                           (size_t)(x->tokens * row), run->io->stream), error);
+                                           (size_t)(x->tokens * row), run->io->stream),
+                      error);
     }
     for (int64_t i = 0; i < x->n * x->kv_heads && status == ATTN_OK; i++) {
         int64_t rank = i % x->n, kv = i / x->n;
-        status = copy_rows(run, run->q + i * group, x->n * row, run->gathered + rank * x->tokens * row + kv * group,
-                           row, group, x->tokens, error);
+        status = copy_rows(run, run->q + i * group, x->n * row,
+                           run->gathered + rank * x->tokens * row + kv * group, row, group,
+                           x->tokens, error);
     }
     return status;
 }
@@ -228,16 +245,20 @@ struct over {
     int64_t shape[3], strides[3];
 };
 
-static void over_rows(struct over *over, const struct run *run, void *data, int64_t heads, int64_t head_size)
+static void over_rows(struct over *over, const struct run *run, void *data, int64_t heads,
+                      int64_t head_size)
 {
-    *over = (struct over){.shape = {run->x.tokens, heads, head_size}, .strides = {heads * head_size, head_size, 1}};
-    over->tensor = (struct attn_tensor){data, run->plan->model->device, 3, run->x.dtype, over->shape, over->strides, 0};
+    *over = (struct over){.shape = {run->x.tokens, heads, head_size},
+                          .strides = {heads * head_size, head_size, 1}};
+    over->tensor = (struct attn_tensor){
+        data, run->plan->model->device, 3, run->x.dtype, over->shape, over->strides, 0};
 }
 
 static void over_lse(struct over *over, const struct run *run, float *data, int64_t heads)
 {
     *over = (struct over){.shape = {heads, run->x.tokens}, .strides = {run->x.tokens, 1}};
-    over->tensor = (struct attn_tensor){data, run->plan->model->device, 2, {ATTN_CODE_FLOAT, 32, 1}, over->shape, over->strides, 0};
+    over->tensor = (struct attn_tensor){
+        data, run->plan->model->device, 2, {ATTN_CODE_FLOAT, 32, 1}, over->shape, over->strides, 0};
 }
 
 static attn_status attend_context(const struct run *run, struct attn_error *error)
@@ -257,9 +278,10 @@ static attn_status attend_context(const struct run *run, struct attn_error *erro
     return run->step->main[1]->kernel(args, error);
 }
 
-static attn_status merge(const struct run *run, const struct attn_tensor *a, const struct attn_tensor *a_lse,
-                         const struct attn_tensor *b, const struct attn_tensor *b_lse,
-                         const struct attn_tensor *out, const struct attn_tensor *lse, struct attn_error *error)
+static attn_status merge(const struct run *run, const struct attn_tensor *a,
+                         const struct attn_tensor *a_lse, const struct attn_tensor *b,
+                         const struct attn_tensor *b_lse, const struct attn_tensor *out,
+                         const struct attn_tensor *lse, struct attn_error *error)
 {
     const struct attn_merge_states_args args = {.struct_size = sizeof args,
                                                 .instance = run->instance->handle,
@@ -288,22 +310,24 @@ static attn_status pack_part(const struct run *run, int64_t rank, uint8_t *area,
                              struct attn_error *error)
 {
     const struct exchange *x = &run->x;
-    int64_t row = x->q_heads * x->out_row, group = x->group * x->out_row, lse_group = x->group * x->tokens * 4;
+    int64_t row = x->q_heads * x->out_row, group = x->group * x->out_row,
+            lse_group = x->group * x->tokens * 4;
     uint8_t *lse_area = area + aligned(x->tokens * row);
     attn_status status = ATTN_OK;
     for (int64_t kv = 0; kv < x->kv_heads && status == ATTN_OK; kv++) {
         int64_t i = kv * x->n + rank;
-        status = copy_rows(run, area + kv * group, row, run->out + i * group, x->n * row, group, x->tokens, error);
+        status = copy_rows(run, area + kv * group, row, run->out + i * group, x->n * row, group,
+                           x->tokens, error);
         if (status == ATTN_OK) {
-            status = copy_rows(run, lse_area + kv * lse_group, 0, (const uint8_t *)lse + i * lse_group, 0, lse_group, 1,
-                               error);
+            status = copy_rows(run, lse_area + kv * lse_group, 0,
+                               (const uint8_t *)lse + i * lse_group, 0, lse_group, 1, error);
         }
     }
     return status;
 }
 
-/* Every rank gets all partial results of its own heads, and merges them in the order of the ranks: into the first area of
- * `received`. */
+/* Every rank gets all partial results of its own heads, and merges them in the order of the ranks:
+ * into the first area of `received`. */
 static attn_status reduce_all_to_all(const struct run *run, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
@@ -313,26 +337,29 @@ static attn_status reduce_all_to_all(const struct run *run, struct attn_error *e
         status = pack_part(run, rank, run->send + rank * x->part, run->lse, error);
     }
     if (status == ATTN_OK) {
-        status = told(x->ranks->all_to_all(x->ranks->user, run->send, run->received, (size_t)x->part,
-                                           run->io->stream), error);
+        status = told(x->ranks->all_to_all(x->ranks->user, run->send, run->received,
+                                           (size_t)x->part, run->io->stream),
+                      error);
     }
     part_tensors(run, run->received, &out, &lse);
     for (int64_t rank = 1; rank < x->n && status == ATTN_OK; rank++) {
         part_tensors(run, run->received + rank * x->part, &next_out, &next_lse);
-        status = merge(run, &out.tensor, &lse.tensor, &next_out.tensor, &next_lse.tensor, &out.tensor, &lse.tensor, error);
+        status = merge(run, &out.tensor, &lse.tensor, &next_out.tensor, &next_lse.tensor,
+                       &out.tensor, &lse.tensor, error);
     }
     return status;
 }
 
-/* Every rank weighs its partial results by all ranks' log-sum-exp, and sums over the ranks bring each its own heads. A
- * merge with zeros under the others' log-sum-exp is that weighing. */
+/* Every rank weighs its partial results by all ranks' log-sum-exp, and sums over the ranks bring
+ * each its own heads. A merge with zeros under the others' log-sum-exp is that weighing. */
 static attn_status reduce_by_sum(const struct run *run, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
     const struct scratch *s = &run->plan->scratch;
     int64_t heads = x->n * x->q_heads, count = x->tokens * x->q_heads * (x->out_row / 4);
     uint8_t *base = run->plan->workspace;
-    float *all = (float *)(base + s->parallel.all_lse), *other_lse = (float *)(base + s->parallel.other_lse);
+    float *all = (float *)(base + s->parallel.all_lse),
+          *other_lse = (float *)(base + s->parallel.other_lse);
     struct over out, lse, zeros, others, one;
     int32_t found = 0;
     over_rows(&out, run, run->out, heads, run->step->out.head_size);
@@ -341,8 +368,9 @@ static attn_status reduce_by_sum(const struct run *run, struct attn_error *error
     over_lse(&others, run, other_lse, heads);
     attn_status status = zero_tensor(run->plan, run->step, &zeros.tensor, run->io->stream, error);
     if (status == ATTN_OK) {
-        status = told(x->ranks->all_gather(x->ranks->user, run->lse, all, (size_t)(heads * x->tokens * 4),
-                                           run->io->stream), error);
+        status = told(x->ranks->all_gather(x->ranks->user, run->lse, all,
+                                           (size_t)(heads * x->tokens * 4), run->io->stream),
+                      error);
     }
     for (int64_t rank = 0; rank < x->n && status == ATTN_OK; rank++) {
         float *theirs = all + rank * heads * x->tokens;
@@ -354,16 +382,19 @@ static attn_status reduce_by_sum(const struct run *run, struct attn_error *error
             continue;
         }
         over_lse(&one, run, theirs, heads);
-        status = merge(run, &zeros.tensor, &others.tensor, &zeros.tensor, &one.tensor, &zeros.tensor, &others.tensor, error);
+        status = merge(run, &zeros.tensor, &others.tensor, &zeros.tensor, &one.tensor,
+                       &zeros.tensor, &others.tensor, error);
     }
     if (status == ATTN_OK) {
-        status = merge(run, &out.tensor, &lse.tensor, &zeros.tensor, &others.tensor, &out.tensor, &lse.tensor, error);
+        status = merge(run, &out.tensor, &lse.tensor, &zeros.tensor, &others.tensor, &out.tensor,
+                       &lse.tensor, error);
     }
     for (int64_t rank = 0; rank < x->n && status == ATTN_OK; rank++) {
         int64_t row = x->q_heads * x->out_row, group = x->group * x->out_row;
         for (int64_t kv = 0; kv < x->kv_heads && status == ATTN_OK; kv++) {
             status = copy_rows(run, run->send + rank * count * 4 + kv * group, row,
-                               run->out + (kv * x->n + rank) * group, x->n * row, group, x->tokens, error);
+                               run->out + (kv * x->n + rank) * group, x->n * row, group, x->tokens,
+                               error);
         }
     }
     if (status == ATTN_OK) { /* the weighted lse of its own heads, beside where the sum goes */
@@ -371,11 +402,14 @@ static attn_status reduce_by_sum(const struct run *run, struct attn_error *error
     }
     return status == ATTN_OK
                ? told(x->ranks->reduce_scatter_f32(x->ranks->user, (const float *)run->send,
-                                                   (float *)run->received, (size_t)count, run->io->stream), error)
+                                                   (float *)run->received, (size_t)count,
+                                                   run->io->stream),
+                      error)
                : status;
 }
 
-static attn_status attend_new(const struct run *run, const struct attn_tensor *lse, struct attn_error *error)
+static attn_status attend_new(const struct run *run, const struct attn_tensor *lse,
+                              struct attn_error *error)
 {
     struct attn_attend_args *args = &run->step->main[0]->args;
     args->next = NULL;
@@ -409,13 +443,14 @@ attn_status run_parallel(attn_plan *plan, struct step *step, const struct attn_s
     attn_status status = gather_queries(&run, error);
     status = status ? status : attend_context(&run, error);
     if (status == ATTN_OK) {
-        status = step->layer->layer.cp->reduce == ATTN_CP_ALL_TO_ALL ? reduce_all_to_all(&run, error)
-                                                                     : reduce_by_sum(&run, error);
+        status = step->layer->layer.cp->reduce == ATTN_CP_ALL_TO_ALL
+                     ? reduce_all_to_all(&run, error)
+                     : reduce_by_sum(&run, error);
     }
     part_tensors(&run, run.received, &out, &lse);
     over_lse(&new_lse, &run, run.lse, run.x.q_heads); /* the context's is used up */
     status = status ? status : attend_new(&run, &new_lse.tensor, error);
-    return status == ATTN_OK
-               ? merge(&run, &out.tensor, &lse.tensor, io->out, &new_lse.tensor, io->out, io->lse, error)
-               : status;
+    return status == ATTN_OK ? merge(&run, &out.tensor, &lse.tensor, io->out, &new_lse.tensor,
+                                     io->out, io->lse, error)
+                             : status;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Context parallelism of a layer whose cache is spread over ranks: every rank attends the context that it holds with the
- * queries of all ranks' heads, the partial results are exchanged and merged by log-sum-exp, and the step's own keys,
- * which every rank has, are attended apart. */
+/* Context parallelism of a layer whose cache is spread over ranks: every rank attends the context
+ * that it holds with the queries of all ranks' heads, the partial results are exchanged and merged
+ * by log-sum-exp, and the step's own keys, which every rank has, are attended apart. */
 #ifndef CORE_STEP_PARALLEL_H
 #define CORE_STEP_PARALLEL_H
 

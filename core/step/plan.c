@@ -15,7 +15,8 @@
 #define MIN_PLAN_OPTIONS 64 /* sizes in ABI 0.1 */
 #define MIN_LIMITS 40
 #define ALIGNMENT 256
-#define MAX_SCHEDULE ((size_t)1 << 40) /* bytes of one kernel; sums of them stay far from overflow */
+/* bytes of one kernel; sums of them stay far from overflow */
+#define MAX_SCHEDULE ((size_t)1 << 40)
 
 static size_t aligned(size_t bytes)
 {
@@ -92,10 +93,10 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
             return error_relay(error, status, &why);
         }
         if (size.host_bytes > MAX_SCHEDULE || size.device_bytes > MAX_SCHEDULE) {
-            return error_set(error, ATTN_ERROR_PLUGIN, "plan_size",
-                             "%s asks for %zu bytes on the host and %zu on the device; %zu are the most",
-                             served->instance->caps->name, size.host_bytes, size.device_bytes,
-                             MAX_SCHEDULE);
+            return error_set(
+                error, ATTN_ERROR_PLUGIN, "plan_size",
+                "%s asks for %zu bytes on the host and %zu on the device; %zu are the most",
+                served->instance->caps->name, size.host_bytes, size.device_bytes, MAX_SCHEDULE);
         }
         schedule->host_bytes = size.host_bytes;
         schedule->device_bytes = size.device_bytes;
@@ -103,8 +104,8 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
     if (schedule->host_bytes > 0) {
         schedule->host = runtime_alloc(plan->model->runtime, schedule->host_bytes);
         if (schedule->host == NULL) {
-            return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for %zu bytes of schedule",
-                             schedule->host_bytes);
+            return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan",
+                             "no memory for %zu bytes of schedule", schedule->host_bytes);
         }
     }
     plan->num_schedules++;
@@ -123,8 +124,8 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
     if (status != ATTN_OK) {
         return status;
     }
-    launch->kernel = kernel_of(served->instance, part == PART_MAIN ? layer->layer.desc.kind
-                                                                   : ATTN_LAYER_DECODER);
+    launch->kernel = kernel_of(served->instance,
+                               part == PART_MAIN ? layer->layer.desc.kind : ATTN_LAYER_DECODER);
     launch->args = (struct attn_attend_args){.struct_size = sizeof launch->args,
                                              .instance = served->instance->handle,
                                              .state = served->states[part],
@@ -151,9 +152,9 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
 static struct rows rows_of(int32_t dtype, int32_t heads, int32_t head_size)
 {
     static const struct attn_dtype dtypes[ATTN_DTYPE_COUNT] = {
-        {ATTN_CODE_FLOAT, 16, 1},           {ATTN_CODE_BFLOAT, 16, 1},
-        {ATTN_CODE_FLOAT, 32, 1},           {ATTN_CODE_FLOAT8_E4M3FN, 8, 1},
-        {ATTN_CODE_FLOAT8_E5M2, 8, 1},      {ATTN_CODE_FLOAT8_E4M3FNUZ, 8, 1},
+        {ATTN_CODE_FLOAT, 16, 1},      {ATTN_CODE_BFLOAT, 16, 1},
+        {ATTN_CODE_FLOAT, 32, 1},      {ATTN_CODE_FLOAT8_E4M3FN, 8, 1},
+        {ATTN_CODE_FLOAT8_E5M2, 8, 1}, {ATTN_CODE_FLOAT8_E4M3FNUZ, 8, 1},
         {ATTN_CODE_INT, 8, 1}};
     const struct attn_tensor tensor = {.ndim = 3, .dtype = dtypes[dtype]};
     return (struct rows){tensor_kind(&tensor), heads, head_size};
@@ -165,8 +166,7 @@ static void describe_tensors(struct step *step)
     const struct instance *prefill = step->layer->served[ATTN_PHASE_PREFILL].instance;
     const struct instance *decode = step->layer->served[ATTN_PHASE_DECODE].instance;
     bool quantized_q = l->q_scale_form != ATTN_SCALE_NONE;
-    uint32_t composed =
-        step->layer->served[0].composed | step->layer->served[1].composed;
+    uint32_t composed = step->layer->served[0].composed | step->layer->served[1].composed;
     step->q = rows_of(quantized_q ? l->q_dtype : l->dtype, l->num_q_heads, l->head_size);
     step->k = rows_of(l->dtype, l->num_kv_heads, l->head_size);
     step->v = rows_of(l->dtype, l->num_kv_heads, l->head_size_v);
@@ -177,8 +177,10 @@ static void describe_tensors(struct step *step)
     step->writes = layer_has_cache(l) && step->layer->layer.sharing_target < 0 &&
                    step->layer->layer.gdn == NULL;
     step->merge = prefill->kernels.merge_states;
-    /* The prefill of MLA and that of a spread cache attend keys beside the cache: rows are written apart. */
-    step->fused_write = step->writes && step->layer->layer.mla == NULL && !layer_is_spread(step->layer) &&
+    /* The prefill of MLA and that of a spread cache attend keys beside the cache: rows are written
+     * apart. */
+    step->fused_write = step->writes && step->layer->layer.mla == NULL &&
+                        !layer_is_spread(step->layer) &&
                         prefill->caps->features & ATTN_FEATURE_FUSED_WRITE &&
                         decode->caps->features & ATTN_FEATURE_FUSED_WRITE;
 }
@@ -195,7 +197,8 @@ static attn_status make_step(attn_plan *plan, attn_layer *layer, struct attn_err
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv", "layer '%s' has no %s bound",
                          owner->layer.desc.name, owner->layer.gdn != NULL ? "state" : "cache");
     }
-    bool weights = layer->layer.gdn != NULL || (layer->layer.mla != NULL && layer->layer.mla->absorb_in_core);
+    bool weights =
+        layer->layer.gdn != NULL || (layer->layer.mla != NULL && layer->layer.mla->absorb_in_core);
     if ((l->has_sinks || l->alibi || l->sink_len > 0 || weights) && layer->params == NULL) {
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_params",
                          "layer '%s' has %s and no parameters bound", l->name,
@@ -218,12 +221,13 @@ static attn_status make_step(attn_plan *plan, attn_layer *layer, struct attn_err
     if (step->writes) {
         step->write_kv = prefill->kernels.write_kv;
     }
-    step->write = (struct attn_write_kv_args){.struct_size = sizeof step->write,
-                                              .instance = prefill->handle,
-                                              .layer = &layer->parts[PART_MAIN],
-                                              .params = &layer->part_params[PART_MAIN],
-                                              .k_cache = &layer->k_cache,
-                                              .v_cache = layer->has_v_cache ? &layer->v_cache : NULL};
+    step->write =
+        (struct attn_write_kv_args){.struct_size = sizeof step->write,
+                                    .instance = prefill->handle,
+                                    .layer = &layer->parts[PART_MAIN],
+                                    .params = &layer->part_params[PART_MAIN],
+                                    .k_cache = &layer->k_cache,
+                                    .v_cache = layer->has_v_cache ? &layer->v_cache : NULL};
     return status;
 }
 
@@ -270,8 +274,9 @@ static attn_status read_options(attn_plan *plan, const struct attn_plan_options 
     attn_status status =
         struct_read(&read, sizeof read, MIN_PLAN_OPTIONS, options, "attn_plan_options", error);
     status = status ? status : ext_check(read.next, NULL, 0, "attn_plan_options", error);
-    status = status ? status : struct_read(&plan->limits, sizeof plan->limits, MIN_LIMITS,
-                                           &options->limits, "attn_limits", error);
+    status = status ? status
+                    : struct_read(&plan->limits, sizeof plan->limits, MIN_LIMITS, &options->limits,
+                                  "attn_limits", error);
     if (status == ATTN_OK && (plan->limits.max_num_reqs <= 0 || plan->limits.max_num_tokens <= 0 ||
                               plan->limits.max_query_len < 0 || plan->limits.max_seq_len < 0 ||
                               plan->limits.max_blocks_per_req < 0)) {
@@ -403,7 +408,8 @@ size_t plan_workspace_bytes(const attn_plan *plan)
     return plan != NULL ? plan->scratch.bytes : 0;
 }
 
-attn_status plan_bind_workspace(attn_plan *plan, void *workspace, size_t bytes, struct attn_error *error)
+attn_status plan_bind_workspace(attn_plan *plan, void *workspace, size_t bytes,
+                                struct attn_error *error)
 {
     if (plan == NULL || workspace == NULL || (uintptr_t)workspace % ALIGNMENT != 0) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "workspace",
@@ -411,8 +417,8 @@ attn_status plan_bind_workspace(attn_plan *plan, void *workspace, size_t bytes, 
                          workspace, ALIGNMENT);
     }
     if (bytes < plan->scratch.bytes) {
-        return error_set(error, ATTN_ERROR_WORKSPACE, "bytes", "%zu bytes; the plan needs %zu", bytes,
-                         plan->scratch.bytes);
+        return error_set(error, ATTN_ERROR_WORKSPACE, "bytes", "%zu bytes; the plan needs %zu",
+                         bytes, plan->scratch.bytes);
     }
     plan->workspace = workspace;
     plan->workspace_bytes = bytes;

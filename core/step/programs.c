@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an attend of one layer consists of, by the plan: one or two calls, or parts that are merged. */
+/* What an attend of one layer consists of, by the plan: one or two calls, or parts that are merged.
+ */
 #include <string.h>
 
 #include "step/schedule.h"
@@ -53,12 +54,22 @@ static void partial_init(struct partial *p, attn_plan *plan, const struct step *
     p->lse_shape[1] = tokens;
     p->lse_strides[0] = tokens;
     p->lse_strides[1] = 1;
-    p->out = (struct attn_tensor){plan->workspace + plan->scratch.out, plan->model->device, 3,
-                                  {0, 0, 0}, p->shape, p->strides, 0};
+    p->out = (struct attn_tensor){plan->workspace + plan->scratch.out,
+                                  plan->model->device,
+                                  3,
+                                  {0, 0, 0},
+                                  p->shape,
+                                  p->strides,
+                                  0};
     tensor_set_kind(&p->out, step->out.kind);
     for (int32_t i = 0; i < 2; i++) {
-        p->lse[i] = (struct attn_tensor){plan->workspace + plan->scratch.lse[i], plan->model->device, 2,
-                                         {ATTN_CODE_FLOAT, 32, 1}, p->lse_shape, p->lse_strides, 0};
+        p->lse[i] = (struct attn_tensor){plan->workspace + plan->scratch.lse[i],
+                                         plan->model->device,
+                                         2,
+                                         {ATTN_CODE_FLOAT, 32, 1},
+                                         p->lse_shape,
+                                         p->lse_strides,
+                                         0};
     }
 }
 
@@ -145,11 +156,12 @@ attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct a
 attn_status run_idle(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                      struct attn_error *error)
 {
-    attn_status status = io->out != NULL ? zero_tensor(plan, step, io->out, io->stream, error) : ATTN_OK;
+    attn_status status =
+        io->out != NULL ? zero_tensor(plan, step, io->out, io->stream, error) : ATTN_OK;
     if (status == ATTN_OK && plan->given.mode == ATTN_BATCH_PROFILE && plan->scratch.bytes > 0) {
         int64_t shape[3] = {1, 1, (int64_t)plan->scratch.bytes};
-        struct attn_tensor workspace = {plan->workspace, plan->model->device, 3,
-                                        {ATTN_CODE_UINT, 8, 1}, shape, NULL, 0};
+        struct attn_tensor workspace = {
+            plan->workspace, plan->model->device, 3, {ATTN_CODE_UINT, 8, 1}, shape, NULL, 0};
         status = zero_tensor(plan, step, &workspace, io->stream, error);
     }
     return status;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run(): the hot path. It checks the tensors, sets what changes from step to step, and calls the kernels. Nothing here
- * allocates, locks or formats text. */
+/* run(): the hot path. It checks the tensors, sets what changes from step to step, and calls the
+ * kernels. Nothing here allocates, locks or formats text. */
 #include <string.h>
 
 #include "step/schedule.h"
@@ -16,12 +16,13 @@ static inline bool is_rows(const struct attn_tensor *t, const struct rows *wante
            (t->strides == NULL || t->strides[2] == 1);
 }
 
-/* q, k, v and out stand side by side in both structs: two vector moves. A plain run has neither extensions nor an lse,
- * and launch_run leaves none behind. */
+/* q, k, v and out stand side by side in both structs: two vector moves. A plain run has neither
+ * extensions nor an lse, and launch_run leaves none behind. */
 static inline void set_io(struct attn_attend_args *args, const struct attn_step_io *io)
 {
     const size_t bytes = 4 * sizeof args->q;
-    ATTN_STATIC_ASSERT(offsetof(struct attn_attend_args, out) - offsetof(struct attn_attend_args, q) ==
+    ATTN_STATIC_ASSERT(offsetof(struct attn_attend_args, out) -
+                               offsetof(struct attn_attend_args, q) ==
                            offsetof(struct attn_step_io, out) - offsetof(struct attn_step_io, q),
                        "q, k, v, out in one order");
     args->stream = io->stream;
@@ -34,8 +35,8 @@ static inline bool is_special(const struct attn_step_io *io, uint32_t flags)
     return ((uintptr_t)io->next | (uintptr_t)io->lse | (io->flags & flags)) != 0;
 }
 
-/* One attend over a cache that has its keys: what most runs of an engine with its own write are. Whatever is not
- * plain goes the general way, which also finds the words for a refusal. */
+/* One attend over a cache that has its keys: what most runs of an engine with its own write are.
+ * Whatever is not plain goes the general way, which also finds the words for a refusal. */
 static attn_status run_attend(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                               struct attn_error *error)
 {
@@ -78,10 +79,12 @@ void step_choose_entry(attn_plan *plan, struct step *step)
     const struct attn_model_options *hooks = &plan->model->options;
     bool one_call = step->program == run_attends && step->main[0] != NULL && step->main[1] == NULL;
     bool writes = step->writes && plan->given.num_slots > 0;
-    bool cross = step->layer->layer.desc.kind == ATTN_LAYER_CROSS; /* keys come with the first step only */
+    /* keys come with the first step only */
+    bool cross = step->layer->layer.desc.kind == ATTN_LAYER_CROSS;
     step->enter = run_general;
     bool plain_out = step->layer->layer.desc.output_form == ATTN_OUTPUT_PLAIN;
-    if (!one_call || !step->plain_checks || !plain_out || step->keys_are_inputs || cross || plan->validate || hooks->before_layer != NULL || hooks->after_layer != NULL) {
+    if (!one_call || !step->plain_checks || !plain_out || step->keys_are_inputs || cross ||
+        plan->validate || hooks->before_layer != NULL || hooks->after_layer != NULL) {
         return;
     }
     if (!writes && !step->fused_write) {
@@ -98,17 +101,20 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
 {
     int32_t form = step->layer->layer.desc.output_form;
     struct rows wanted = step->out;
-    if (form == ATTN_OUTPUT_NVFP4) { /* two values a byte: the row's shape is the quantize kernel's to check */
-        return out != NULL && out->data != NULL ? ATTN_OK : FAIL("out", "out is NULL or has no data");
+    /* two values a byte: the row's shape is the quantize kernel's to check */
+    if (form == ATTN_OUTPUT_NVFP4) {
+        return out != NULL && out->data != NULL ? ATTN_OK
+                                                : FAIL("out", "out is NULL or has no data");
     }
     if (form != ATTN_OUTPUT_PLAIN) {
         const struct attn_tensor fp8 = {.ndim = 3, .dtype = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1}};
         wanted.kind = tensor_kind(&fp8);
     }
     if (out == NULL || !is_rows(out, &wanted, plan->num_tokens)) {
-        return FAIL("out", "out is NULL or not [num_tokens or more, num_q_heads, head_size_v] of the "
-                           "layer's dtype (float8_e4m3fn in the fp8 output forms) with a contiguous "
-                           "last dimension");
+        return FAIL("out",
+                    "out is NULL or not [num_tokens or more, num_q_heads, head_size_v] of the "
+                    "layer's dtype (float8_e4m3fn in the fp8 output forms) with a contiguous "
+                    "last dimension");
     }
     return ATTN_OK;
 }
@@ -117,34 +123,39 @@ static attn_status check_attend_io(const attn_plan *plan, const struct step *ste
                                    const struct attn_step_io *io, struct attn_error *error)
 {
     if (io->q == NULL || !is_rows(io->q, &step->q, plan->num_tokens)) {
-        return FAIL("q", "q is NULL or not [num_tokens or more, num_q_heads, head_size] of the layer's "
-                         "dtype with a contiguous last dimension");
+        return FAIL("q",
+                    "q is NULL or not [num_tokens or more, num_q_heads, head_size] of the layer's "
+                    "dtype with a contiguous last dimension");
     }
-    if (io->lse != NULL && (io->lse->ndim != 2 || io->lse->shape == NULL ||
-                            io->lse->shape[0] != step->q.heads ||
-                            io->lse->shape[1] < plan->num_tokens || io->lse->dtype.bits != 32 ||
-                            io->lse->dtype.code != ATTN_CODE_FLOAT)) {
+    if (io->lse != NULL &&
+        (io->lse->ndim != 2 || io->lse->shape == NULL || io->lse->shape[0] != step->q.heads ||
+         io->lse->shape[1] < plan->num_tokens || io->lse->dtype.bits != 32 ||
+         io->lse->dtype.code != ATTN_CODE_FLOAT)) {
         return FAIL("lse", "lse is not [num_q_heads, num_tokens or more] float32");
     }
     return step_check_out(plan, step, io->out, error);
 }
 
-static attn_status check_keys_io(const struct step *step, const struct attn_step_io *io, int64_t rows,
-                                 struct attn_error *error)
+static attn_status check_keys_io(const struct step *step, const struct attn_step_io *io,
+                                 int64_t rows, struct attn_error *error)
 {
     if (io->k == NULL || !is_rows(io->k, &step->k, rows)) {
-        return FAIL("k", "k is NULL or not [rows, num_kv_heads, head_size] of the layer's dtype with a "
-                         "contiguous last dimension and a row per slot");
+        return FAIL("k",
+                    "k is NULL or not [rows, num_kv_heads, head_size] of the layer's dtype with a "
+                    "contiguous last dimension and a row per slot");
     }
     if (io->v == NULL || !is_rows(io->v, &step->v, rows)) {
-        return FAIL("v", "v is NULL or not [rows, num_kv_heads, head_size_v] of the layer's dtype with "
-                         "a contiguous last dimension and a row per slot");
+        return FAIL("v",
+                    "v is NULL or not [rows, num_kv_heads, head_size_v] of the layer's dtype with "
+                    "a contiguous last dimension and a row per slot");
     }
     return ATTN_OK;
 }
 
-/* Does this run write keys? A cross layer brings them once, and a shared cache is another's to fill. */
-static inline bool writes_now(const attn_plan *plan, const struct step *step, const struct attn_step_io *io)
+/* Does this run write keys? A cross layer brings them once, and a shared cache is another's to
+ * fill. */
+static inline bool writes_now(const attn_plan *plan, const struct step *step,
+                              const struct attn_step_io *io)
 {
     return step->writes && !(io->flags & ATTN_RUN_NO_WRITE) && plan->given.num_slots > 0 &&
            (io->k != NULL || step->layer->layer.desc.kind != ATTN_LAYER_CROSS);
@@ -161,7 +172,8 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
     args->num_slots = plan->given.num_slots;
     args->k = io->k;
     args->v = io->v;
-    if (io->next != NULL && ext_find(io->next, ATTN_EXT_IO_ROPE, sizeof(struct attn_io_rope)) != NULL) {
+    if (io->next != NULL &&
+        ext_find(io->next, ATTN_EXT_IO_ROPE, sizeof(struct attn_io_rope)) != NULL) {
         kernel = step->layer->served[ATTN_PHASE_PREFILL].instance->kernels.rope_write_kv;
         args->q = io->q;
         if (kernel == NULL) {
@@ -170,8 +182,9 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
         }
     }
     if (kernel == NULL) {
-        return error_set_text(error, ATTN_ERROR_UNSUPPORTED, "write_kv",
-                              "the layer's backend writes keys in its attend only; this run writes alone");
+        return error_set_text(
+            error, ATTN_ERROR_UNSUPPORTED, "write_kv",
+            "the layer's backend writes keys in its attend only; this run writes alone");
     }
     attn_status status = kernel(args, error);
     args->next = NULL;
@@ -188,8 +201,13 @@ static attn_status quantize_out(attn_plan *plan, struct step *step, const struct
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
     int64_t shape[3] = {plan->given.num_actual_tokens, step->out.heads, step->out.head_size};
     int64_t strides[3] = {step->out.heads * step->out.head_size, step->out.head_size, 1};
-    struct attn_tensor plain = {plan->workspace + plan->scratch.plain, plan->model->device, 3, {0, 0, 0},
-                                shape, strides, 0};
+    struct attn_tensor plain = {plan->workspace + plan->scratch.plain,
+                                plan->model->device,
+                                3,
+                                {0, 0, 0},
+                                shape,
+                                strides,
+                                0};
     struct attn_step_io inner = *io;
     if (ext == NULL) {
         return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_output_quant",
@@ -235,8 +253,10 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
         if (attends) {
             status = check_attend_io(plan, step, io, error);
         }
-        if (status == ATTN_OK && (writes || (attends && step->keys_are_inputs && step->program != run_idle))) {
-            status = check_keys_io(step, io, writes ? plan->given.num_slots : plan->num_key_rows, error);
+        if (status == ATTN_OK &&
+            (writes || (attends && step->keys_are_inputs && step->program != run_idle))) {
+            status =
+                check_keys_io(step, io, writes ? plan->given.num_slots : plan->num_key_rows, error);
         }
         if (status == ATTN_OK && plan->validate) {
             status = validate_inputs(plan, step, io, error);
@@ -299,14 +319,14 @@ __attribute__((noinline)) static attn_status run_foreign(attn_plan *plan, struct
     return status == ATTN_OK ? step->enter(plan, step, &read, error) : status;
 }
 
-__attribute__((noinline)) static attn_status refuse_run(const attn_plan *plan,
-                                                        const attn_layer *layer,
-                                                        struct attn_error *error)
+__attribute__((noinline)) static attn_status
+refuse_run(const attn_plan *plan, const attn_layer *layer, struct attn_error *error)
 {
     if (layer->table != plan->table) {
         return FAIL("layer", "the layer is not of the plan's block-table group");
     }
-    return error_set_text(error, ATTN_ERROR_ORDER, "plan", "plan() has not succeeded for this step");
+    return error_set_text(error, ATTN_ERROR_ORDER, "plan",
+                          "plan() has not succeeded for this step");
 }
 
 attn_status plan_run(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,

@@ -26,7 +26,7 @@ struct schedule {
     int32_t plan_group;
     int32_t phase;
     int32_t part;
-    int32_t view; /* of the last plan; -1: not needed by it */
+    int32_t view;                  /* of the last plan; -1: not needed by it */
     struct attn_attend_args *args; /* of the first layer: what plan() gets */
     const struct instance *instance;
     size_t host_bytes;
@@ -78,12 +78,13 @@ struct step {
     step_program *program; /* the attends alone, likewise */
     attn_layer *layer;
     struct rows q, k, v, out;
-    bool writes;       /* this layer's own cache is filled by runs */
-    bool plain_checks; /* q, k, v, out are [T, heads, D]; MLA and GDN bring extensions, see check_io */
+    bool writes; /* this layer's own cache is filled by runs */
+    /* q, k, v, out are [T, heads, D]; MLA and GDN bring extensions, see check_io */
+    bool plain_checks;
     step_check *check_io;
     bool fused_write;     /* attends write k and v themselves */
     bool keys_are_inputs; /* no cache: k and v are read by attend */
-    bool quantizes;    /* output form through `quantize` */
+    bool quantizes;       /* output form through `quantize` */
     struct launch launches[ATTN_PHASE_COUNT][PART_COUNT];
     struct launch *main[2]; /* by the last plan: attends of the part itself; NULL: none */
     struct attn_write_kv_args write;
@@ -116,9 +117,9 @@ struct scratch {
 struct context_chunk {
     int32_t first_req, num_reqs; /* of the prefill view */
     int32_t num_rows;
-    int32_t first_row, end_row;  /* of q and out */
-    const int32_t *first_key;    /* host, [num_reqs] */
-    const int32_t *start;        /* host, [num_reqs + 1]: rows of the gathered keys */
+    int32_t first_row, end_row; /* of q and out */
+    const int32_t *first_key;   /* host, [num_reqs] */
+    const int32_t *start;       /* host, [num_reqs + 1]: rows of the gathered keys */
 };
 
 /* Rows up to end_row, from where the run before ended. */
@@ -147,13 +148,14 @@ struct attn_plan {
     struct attn_batch received; /* the engine's, zero-extended */
     struct attn_batch given;    /* the same, bounds and encoder lengths filled in */
     struct attn_batch_split split;
-    int32_t num_tokens; /* rows that tensors must have */
-    int32_t num_key_rows; /* likewise k and v where keys are contiguous */
-    int32_t first_row;    /* query_start_loc_host[0]: host copies end with plan() */
+    int32_t num_tokens;      /* rows that tensors must have */
+    int32_t num_key_rows;    /* likewise k and v where keys are contiguous */
+    int32_t first_row;       /* query_start_loc_host[0]: host copies end with plan() */
     const attn_layer *table; /* of its block-table group, see attn_layer.table */
     const attn_layer *ready; /* = table once plan() succeeded, else NULL */
     uint64_t serial;         /* of the last plan() */
-    const attn_plan *source; /* whose batch the last plan took, see plan_update_block_table; never followed */
+    /* whose batch the last plan took, see plan_update_block_table; never followed */
+    const attn_plan *source;
     uint64_t source_serial;
     struct captured captured;
     uint8_t *workspace;
@@ -168,8 +170,9 @@ struct attn_plan {
     struct {
         struct context_chunk *chunks;
         int32_t max_chunks, num_chunks;
-        int32_t chunk_rows;        /* most rows of a chunk */
-        int32_t identity_size;     /* [n, n] of the activations' dtype, which copies rows by batched_gemm */
+        int32_t chunk_rows; /* most rows of a chunk */
+        /* [n, n] of the activations' dtype, which copies rows by batched_gemm */
+        int32_t identity_size;
         const void *identity;      /* device; by the last plan */
         struct attn_batch context; /* the prefill view with host arrays of the plan's own */
     } mla;
@@ -203,8 +206,8 @@ int32_t compose_max_integers(const attn_plan *plan);
 void step_choose_entry(attn_plan *plan, struct step *step);
 extern step_program run_general;
 /* out in the layer's output form */
-attn_status step_check_out(const attn_plan *plan, const struct step *step, const struct attn_tensor *out,
-                           struct attn_error *error);
+attn_status step_check_out(const attn_plan *plan, const struct step *step,
+                           const struct attn_tensor *out, struct attn_error *error);
 
 /* programs.c */
 extern step_program run_idle, run_attends, run_cascade, run_with_sink;

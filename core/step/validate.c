@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ATTN_VALIDATE=1: every index of a batch and every number of a tensor, before a kernel follows it. Only memory that the
- * host can read is looked at. */
+/* ATTN_VALIDATE=1: every index of a batch and every number of a tensor, before a kernel follows it.
+ * Only memory that the host can read is looked at. */
 #include <math.h>
 #include <string.h>
 
@@ -27,8 +27,8 @@ static int64_t first_visible(const struct attn_layer_desc *l, int64_t first_posi
     return from > 0 ? from : 0;
 }
 
-static attn_status validate_table(const attn_plan *plan, const attn_layer *owner, int64_t num_blocks,
-                                  struct attn_error *error)
+static attn_status validate_table(const attn_plan *plan, const attn_layer *owner,
+                                  int64_t num_blocks, struct attn_error *error)
 {
     const struct attn_batch *b = &plan->given;
     const struct attn_layer_desc *l = &plan->steps[0].layer->layer.desc;
@@ -39,11 +39,12 @@ static attn_status validate_table(const attn_plan *plan, const attn_layer *owner
         int64_t query_len = b->query_start_loc[r + 1] - b->query_start_loc[r];
         int64_t last = (length + block_size - 1) / block_size;
         if (row < 0 || row >= b->block_table_rows) {
-            return BAD("block_table_row", "request %d has row %lld; the table has rows 0 to %lld", r,
-                       (long long)row, (long long)b->block_table_rows - 1);
+            return BAD("block_table_row", "request %d has row %lld; the table has rows 0 to %lld",
+                       r, (long long)row, (long long)b->block_table_rows - 1);
         }
         if (length < 0 || last > b->block_table_stride) {
-            return BAD("seq_lens", "request %d has %lld keys; a row of %lld blocks of %lld holds %lld", r,
+            return BAD("seq_lens",
+                       "request %d has %lld keys; a row of %lld blocks of %lld holds %lld", r,
                        (long long)length, (long long)b->block_table_stride, (long long)block_size,
                        (long long)(b->block_table_stride * block_size));
         }
@@ -51,8 +52,10 @@ static attn_status validate_table(const attn_plan *plan, const attn_layer *owner
         for (int64_t i = begin; i < last && query_len > 0; i++) {
             int32_t block = b->block_table[row * b->block_table_stride + i];
             if (block < 0 || block >= num_blocks) {
-                return BAD("block_table", "request %d, position %lld (entry %lld): block %d; the cache has "
-                           "blocks 0 to %lld", r, (long long)(i * block_size), (long long)i, block,
+                return BAD("block_table",
+                           "request %d, position %lld (entry %lld): block %d; the cache has "
+                           "blocks 0 to %lld",
+                           r, (long long)(i * block_size), (long long)i, block,
                            (long long)num_blocks - 1);
             }
         }
@@ -70,9 +73,9 @@ static attn_status validate_slots(const attn_plan *plan, int64_t num_slots_in_ca
             while (r + 1 < b->num_reqs && b->query_start_loc_host[r + 1] <= t) {
                 r++;
             }
-            return BAD("slot_mapping", "request %d, token %lld: slot %lld; the cache has slots 0 to %lld",
-                       r, (long long)t, (long long)b->slot_mapping[t],
-                       (long long)num_slots_in_cache - 1);
+            return BAD(
+                "slot_mapping", "request %d, token %lld: slot %lld; the cache has slots 0 to %lld",
+                r, (long long)t, (long long)b->slot_mapping[t], (long long)num_slots_in_cache - 1);
         }
     }
     return ATTN_OK;
@@ -88,7 +91,8 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
     }
     for (int32_t r = 0; r <= b->num_reqs; r++) {
         if (b->query_start_loc[r] != b->query_start_loc_host[r]) {
-            return BAD("query_start_loc", "query_start_loc[%d] is %d on the device and %d on the host", r,
+            return BAD("query_start_loc",
+                       "query_start_loc[%d] is %d on the device and %d on the host", r,
                        b->query_start_loc[r], b->query_start_loc_host[r]);
         }
     }
@@ -123,8 +127,8 @@ static bool is_nan(const uint8_t *element, struct attn_dtype dtype)
     }
 }
 
-attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor, const char *name,
-                            const char *layer, struct attn_error *error)
+attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,
+                            const char *name, const char *layer, struct attn_error *error)
 {
     int64_t rows = plan->given.num_actual_tokens;
     if (tensor == NULL || plan->model->device.type != ATTN_DEVICE_CPU || tensor->ndim != 3) {
@@ -138,9 +142,9 @@ attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *ten
     for (int64_t t = 0; t < rows; t++) {
         for (int64_t i = 0; i < heads * dims; i++) {
             if (is_nan(data + (t * row + i / dims * head + i % dims) * bytes, tensor->dtype)) {
-                return error_set(error, ATTN_ERROR_NAN, name, "layer '%s': %s[%lld, %lld, %lld] is NaN",
-                                 layer, name, (long long)t, (long long)(i / dims),
-                                 (long long)(i % dims));
+                return error_set(error, ATTN_ERROR_NAN, name,
+                                 "layer '%s': %s[%lld, %lld, %lld] is NaN", layer, name,
+                                 (long long)t, (long long)(i / dims), (long long)(i % dims));
             }
         }
     }

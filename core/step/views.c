@@ -7,7 +7,8 @@
 #define MIN_BATCH 232 /* size in ABI 0.1 */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
-static attn_status check_limit(const char *field, int64_t value, int64_t most, struct attn_error *error)
+static attn_status check_limit(const char *field, int64_t value, int64_t most,
+                               struct attn_error *error)
 {
     return value >= 0 && (most == 0 || value <= most)
                ? ATTN_OK
@@ -21,13 +22,16 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch *
 {
     const struct attn_limits *limits = &plan->limits;
     attn_status status = check_limit("num_reqs", b->num_reqs, limits->max_num_reqs, error);
-    status = status ? status : check_limit("num_tokens", b->num_tokens, limits->max_num_tokens, error);
+    status =
+        status ? status : check_limit("num_tokens", b->num_tokens, limits->max_num_tokens, error);
     if (status == ATTN_OK && (b->num_actual_tokens < 0 || b->num_actual_tokens > b->num_tokens)) {
         status = BAD("num_actual_tokens", "num_actual_tokens is %d; 0 to num_tokens, %d",
                      b->num_actual_tokens, b->num_tokens);
     }
-    status = status ? status : check_limit("max_query_len", b->max_query_len, limits->max_query_len, error);
-    status = status ? status : check_limit("max_seq_len", b->max_seq_len, limits->max_seq_len, error);
+    status = status ? status
+                    : check_limit("max_query_len", b->max_query_len, limits->max_query_len, error);
+    status =
+        status ? status : check_limit("max_seq_len", b->max_seq_len, limits->max_seq_len, error);
     if (status == ATTN_OK && (b->mode < ATTN_BATCH_AUTO || b->mode > ATTN_BATCH_PROFILE)) {
         status = BAD("mode", "mode is %d; 0 to %d", b->mode, ATTN_BATCH_PROFILE);
     }
@@ -42,20 +46,24 @@ static attn_status check_starts(struct attn_batch *b, struct attn_error *error)
     const int32_t *start = b->query_start_loc_host;
     int32_t longest = 0;
     if (start == NULL || b->query_start_loc == NULL) {
-        return BAD("query_start_loc", "query_start_loc %p, query_start_loc_host %p; both are required",
+        return BAD("query_start_loc",
+                   "query_start_loc %p, query_start_loc_host %p; both are required",
                    (const void *)b->query_start_loc, (const void *)start);
     }
     for (int32_t r = 0; r < b->num_reqs; r++) {
         int32_t length = start[r + 1] - start[r];
         if (start[r] < 0 || length < 0) {
-            return BAD("query_start_loc", "query_start_loc[%d] is %d and [%d] is %d; it begins at 0 or "
-                       "above and never decreases", r, start[r], r + 1, start[r + 1]);
+            return BAD("query_start_loc",
+                       "query_start_loc[%d] is %d and [%d] is %d; it begins at 0 or "
+                       "above and never decreases",
+                       r, start[r], r + 1, start[r + 1]);
         }
         longest = length > longest ? length : longest;
     }
     if (b->num_reqs > 0 && start[b->num_reqs] != b->num_actual_tokens) {
-        return BAD("query_start_loc", "query_start_loc[%d] is %d, num_actual_tokens %d; they must agree",
-                   b->num_reqs, start[b->num_reqs], b->num_actual_tokens);
+        return BAD("query_start_loc",
+                   "query_start_loc[%d] is %d, num_actual_tokens %d; they must agree", b->num_reqs,
+                   start[b->num_reqs], b->num_actual_tokens);
     }
     if (b->max_query_len > 0 && b->max_query_len < longest) {
         return BAD("max_query_len", "max_query_len is %d and a request has %d queries",
@@ -65,15 +73,18 @@ static attn_status check_starts(struct attn_batch *b, struct attn_error *error)
     return ATTN_OK;
 }
 
-static attn_status check_lengths(const attn_plan *plan, struct attn_batch *b, struct attn_error *error)
+static attn_status check_lengths(const attn_plan *plan, struct attn_batch *b,
+                                 struct attn_error *error)
 {
     const int32_t *start = b->query_start_loc_host, *lens = b->seq_lens_host;
     int32_t longest = 0;
     for (int32_t r = 0; lens != NULL && r < b->num_reqs; r++) {
         int32_t query_len = start[r + 1] - start[r];
         if (lens[r] < 0 || (lens[r] < query_len && lens[r] != 0)) {
-            return BAD("seq_lens", "seq_lens[%d] is %d and the request has %d queries; the lengths count "
-                       "the step's own tokens", r, lens[r], query_len);
+            return BAD("seq_lens",
+                       "seq_lens[%d] is %d and the request has %d queries; the lengths count "
+                       "the step's own tokens",
+                       r, lens[r], query_len);
         }
         longest = lens[r] > longest ? lens[r] : longest;
     }
@@ -148,9 +159,9 @@ static attn_status check_cache(const attn_plan *plan, struct attn_batch *b,
     int64_t blocks = (b->max_seq_len + in_block - 1) / in_block;
     if (status == ATTN_OK && b->seq_lens_host != NULL && b->num_reqs > 1 &&
         b->block_table_stride < blocks && b->block_table_rows > 1) {
-        status = BAD("block_table_stride", "rows of %lld entries; a request has %d keys, %lld blocks of %d",
-                     (long long)b->block_table_stride, b->max_seq_len, (long long)blocks,
-                     (int32_t)in_block);
+        status = BAD(
+            "block_table_stride", "rows of %lld entries; a request has %d keys, %lld blocks of %d",
+            (long long)b->block_table_stride, b->max_seq_len, (long long)blocks, (int32_t)in_block);
     }
     if (status == ATTN_OK && (b->num_slots < 0 || (b->num_slots > 0 && b->slot_mapping == NULL))) {
         status = BAD("slot_mapping", "%lld slots at %p", (long long)b->num_slots,
@@ -182,9 +193,10 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
         plan->num_tokens = read.num_tokens;
         bool checked = read.mode != ATTN_BATCH_PROFILE && read.mode != ATTN_BATCH_IDLE;
         plan->first_row = checked && read.num_reqs > 0 ? read.query_start_loc_host[0] : 0;
-        plan->num_key_rows = checked && read.key_start_loc != NULL && read.key_start_loc_host != NULL
-                                 ? read.key_start_loc_host[read.num_reqs]
-                                 : read.num_actual_tokens;
+        plan->num_key_rows =
+            checked && read.key_start_loc != NULL && read.key_start_loc_host != NULL
+                ? read.key_start_loc_host[read.num_reqs]
+                : read.num_actual_tokens;
     }
     return status;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that is released all at once: text and arrays of what a runtime found. One thread at a time. */
+/* Memory that is released all at once: text and arrays of what a runtime found. One thread at a
+ * time. */
 #ifndef CORE_UTIL_ARENA_H
 #define CORE_UTIL_ARENA_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing a caller's attn_error: once, by whoever detects, with field, value and what was allowed. */
+/* Writing a caller's attn_error: once, by whoever detects, with field, value and what was allowed.
+ */
 #ifndef CORE_UTIL_ERROR_H
 #define CORE_UTIL_ERROR_H
 
@@ -12,17 +13,21 @@
 #define CORE_PRINTF(format_index, first)
 #endif
 
-/* Returns `status`, so that `return error_set(error, ATTN_ERROR_..., "field", "...")` reads well. `error` may be NULL;
- * at most error->struct_size bytes are written. `field` may be NULL. Not for the path of a successful step. */
-attn_status error_set(struct attn_error *error, attn_status status, const char *field, const char *format, ...)
-    CORE_PRINTF(4, 5);
+/* Returns `status`, so that `return error_set(error, ATTN_ERROR_..., "field", "...")` reads well.
+ * `error` may be NULL; at most error->struct_size bytes are written. `field` may be NULL. Not for
+ * the path of a successful step. */
+attn_status error_set(struct attn_error *error, attn_status status, const char *field,
+                      const char *format, ...) CORE_PRINTF(4, 5);
 
 /* For the step path: copies ready text, formats nothing. */
-attn_status error_set_text(struct attn_error *error, attn_status status, const char *field, const char *message);
+attn_status error_set_text(struct attn_error *error, attn_status status, const char *field,
+                           const char *message);
 
-/* Passes on a plugin's failure: a status that is none becomes ATTN_ERROR_PLUGIN, and the text in `from`, which may be
- * open, empty or anything, becomes clean text. `from` may be `error` itself, which may be NULL. */
-attn_status error_relay(struct attn_error *error, attn_status status, const struct attn_error *from);
+/* Passes on a plugin's failure: a status that is none becomes ATTN_ERROR_PLUGIN, and the text in
+ * `from`, which may be open, empty or anything, becomes clean text. `from` may be `error` itself,
+ * which may be NULL. */
+attn_status error_relay(struct attn_error *error, attn_status status,
+                        const struct attn_error *from);
 
 bool status_is_known(attn_status status);
 

@@ -7,21 +7,23 @@
 
 #include "util/error.h"
 
-/* Copies a caller's struct into `copy` of `size` bytes: a missing tail becomes zero, an unknown tail of zeros is
- * ignored, any other is refused, as is a struct_size under `minimum` (the size in ABI 0.1). copy->struct_size is set
- * to `size`. `name` is the struct's name, for the error. `source` NULL is refused. */
-attn_status struct_read(void *copy, size_t size, size_t minimum, const void *source, const char *name,
-                        struct attn_error *error);
+/* Copies a caller's struct into `copy` of `size` bytes: a missing tail becomes zero, an unknown
+ * tail of zeros is ignored, any other is refused, as is a struct_size under `minimum` (the size in
+ * ABI 0.1). copy->struct_size is set to `size`. `name` is the struct's name, for the error.
+ * `source` NULL is refused. */
+attn_status struct_read(void *copy, size_t size, size_t minimum, const void *source,
+                        const char *name, struct attn_error *error);
 
-/* Writes `size` bytes of ours into a caller's struct of its own struct_size, cutting or zero-filling the tail; the
- * caller's `struct_size` and `next` stay. */
+/* Writes `size` bytes of ours into a caller's struct of its own struct_size, cutting or
+ * zero-filling the tail; the caller's `struct_size` and `next` stay. */
 attn_status struct_write(void *destination, const void *source, size_t size, size_t minimum);
 
 /* The extension of that id in a chain, at least `minimum` bytes, or NULL. */
 const struct attn_ext *ext_find(const struct attn_ext *next, uint32_t id, size_t minimum);
 
-/* Refuses extensions that are neither in `known` nor optional, chains longer than 64 and sizes under a header. */
-attn_status ext_check(const struct attn_ext *next, const uint32_t *known, int32_t num_known, const char *name,
-                      struct attn_error *error);
+/* Refuses extensions that are neither in `known` nor optional, chains longer than 64 and sizes
+ * under a header. */
+attn_status ext_check(const struct attn_ext *next, const uint32_t *known, int32_t num_known,
+                      const char *name, struct attn_error *error);
 
 #endif

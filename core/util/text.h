@@ -8,8 +8,8 @@
 
 #include "util/error.h"
 
-/* Zero-initialise but for `host`, whose allocate and release are filled. Once an addition found no memory, `failed`
- * stays true and further ones do nothing. */
+/* Zero-initialise but for `host`, whose allocate and release are filled. Once an addition found no
+ * memory, `failed` stays true and further ones do nothing. */
 struct text {
     const struct attn_host *host;
     char *data; /* NUL-terminated if not NULL */
@@ -26,7 +26,8 @@ void text_add_bytes(struct text *text, const void *bytes, size_t size);
 /* "" if nothing was added. */
 const char *text_get(const struct text *text);
 
-/* The largest length <= `length` at which `string` (longer than that) can be cut between characters. */
+/* The largest length <= `length` at which `string` (longer than that) can be cut between
+ * characters. */
 size_t utf8_cut(const char *string, size_t length);
 
 /* True for at most `max` bytes of valid UTF-8 without control characters. NULL is false. */

@@ -131,9 +131,9 @@ static attn_status check_keys(const struct attn_attend_args *args, struct attn_e
     attn_status status;
     if (args->k_cache == NULL) {
         status = check_tensor(args->k, "k", 3, layer->num_kv_heads, layer->head_size, error);
-        return status != ATTN_OK ? status
-                                 : check_tensor(args->v, "v", 3, layer->num_kv_heads,
-                                                layer->head_size_v, error);
+        return status != ATTN_OK
+                   ? status
+                   : check_tensor(args->v, "v", 3, layer->num_kv_heads, layer->head_size_v, error);
     }
     status = check_view(args->k_cache, "k_cache", layer->num_kv_heads, layer->head_size, error);
     if (status == ATTN_OK) {
@@ -186,8 +186,8 @@ attn_status check_attend(const struct attn_attend_args *args, struct attn_error 
         status = check_params(args, error);
     }
     if (status == ATTN_OK) {
-        status = check_tensor(args->q, "q", 3, args->layer->num_q_heads, args->layer->head_size,
-                              error);
+        status =
+            check_tensor(args->q, "q", 3, args->layer->num_q_heads, args->layer->head_size, error);
     }
     if (status == ATTN_OK) {
         status = check_tensor(args->out, "out", 3, args->layer->num_q_heads,
@@ -231,12 +231,12 @@ attn_status check_write(const struct attn_write_kv_args *args, struct attn_error
                             args->layer->head_size_v, error);
     }
     if (status == ATTN_OK) {
-        status = check_tensor(args->k, "k", 3, args->layer->num_kv_heads, args->layer->head_size,
-                              error);
+        status =
+            check_tensor(args->k, "k", 3, args->layer->num_kv_heads, args->layer->head_size, error);
     }
     if (status == ATTN_OK) {
-        status = check_tensor(args->v, "v", 3, args->layer->num_kv_heads,
-                              args->layer->head_size_v, error);
+        status = check_tensor(args->v, "v", 3, args->layer->num_kv_heads, args->layer->head_size_v,
+                              error);
     }
     if (status == ATTN_OK) {
         status = check_rows(args->k, "k", args->num_slots, error);

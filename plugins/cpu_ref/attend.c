@@ -107,9 +107,9 @@ static void load_sink_key(const struct attn_attend_args *args, int64_t head, int
 static double sink_score(const struct attn_attend_args *args, const struct query *query,
                          const struct rows *rows, int32_t row, int64_t s, const double *k)
 {
-    return rows_score(args->layer, rows->q[row], k) +
-           alibi_bias(args->layer->alibi, rows->slope[row], query->position,
-                      s - args->layer->sink_len);
+    return rows_score(args->layer, rows->q[row], k) + alibi_bias(args->layer->alibi,
+                                                                 rows->slope[row], query->position,
+                                                                 s - args->layer->sink_len);
 }
 
 /* With quantized probabilities the maximum is known before the first weight, as it is for a whole
@@ -130,7 +130,8 @@ static void find_maximum(const struct attn_attend_args *args, const struct query
         }
         load_key(args, query->request, head, j, k, v);
         for (int32_t i = 0; i < rows->count; i++) {
-            double s = rows_score(args->layer, rows->q[i], k) + query_bias(query, rows->slope[i], j);
+            double s =
+                rows_score(args->layer, rows->q[i], k) + query_bias(query, rows->slope[i], j);
             rows->m[i] = fmax(rows->m[i], s);
         }
     }

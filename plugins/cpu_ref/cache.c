@@ -19,9 +19,8 @@ static double scale_of_place(const struct cache_place *at)
     if (at->layer->kv_dtype == ATTN_KV_INT8_K) {
         return 1;
     }
-    return at->is_v
-               ? scale_of_head(p->v_scale, p->v_scale_host, at->layer->v_scale_form, at->head)
-               : scale_of_head(p->k_scale, p->k_scale_host, at->layer->k_scale_form, at->head);
+    return at->is_v ? scale_of_head(p->v_scale, p->v_scale_host, at->layer->v_scale_form, at->head)
+                    : scale_of_head(p->k_scale, p->k_scale_host, at->layer->k_scale_form, at->head);
 }
 
 void cache_load(const struct cache_place *at, double *row)
@@ -76,9 +75,13 @@ static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_
     for (int64_t t = begin; t < end; t++) {
         int64_t slot = args->slot_mapping[t];
         if (slot >= 0) {
-            struct cache_place at = {args->layer, args->params, args->k_cache, false,
+            struct cache_place at = {args->layer,
+                                     args->params,
+                                     args->k_cache,
+                                     false,
                                      slot / args->k_cache->block_size,
-                                     slot % args->k_cache->block_size, 0};
+                                     slot % args->k_cache->block_size,
+                                     0};
             latent_load(&keys, t, 0, row);
             cache_store(&at, row);
         }
@@ -159,8 +162,13 @@ static void gather_requests(void *argument, int64_t begin, int64_t end, int32_t 
         for (int64_t i = args->out_start_loc[r]; i < args->out_start_loc[r + 1]; i++) {
             int64_t j = first + i - args->out_start_loc[r];
             for (int64_t h = 0; h < cache->num_heads; h++) {
-                struct cache_place at = {args->layer, args->params, cache, false,
-                                         table[j / cache->block_size], j % cache->block_size, h};
+                struct cache_place at = {args->layer,
+                                         args->params,
+                                         cache,
+                                         false,
+                                         table[j / cache->block_size],
+                                         j % cache->block_size,
+                                         h};
                 cache_load(&at, row);
                 number_store_row(tensor_row(args->out, i, h), row,
                                  number_dtype_name(args->out->dtype), cache->head_size);

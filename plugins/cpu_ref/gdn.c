@@ -30,8 +30,8 @@ struct gdn gdn_of(const struct attn_attend_args *args)
     struct gdn gdn = {
         .args = args,
         .desc = (const struct attn_gdn_desc *)ext_of(args->layer->next, ATTN_EXT_GDN_DESC),
-        .weights = (const struct attn_gdn_weights *)ext_of(args->params->next,
-                                                           ATTN_EXT_GDN_WEIGHTS),
+        .weights =
+            (const struct attn_gdn_weights *)ext_of(args->params->next, ATTN_EXT_GDN_WEIGHTS),
         .states = (const struct attn_batch_gdn *)ext_of(args->batch->next, ATTN_EXT_BATCH_GDN),
         .io = (const struct attn_io_gdn *)ext_of(args->next, ATTN_EXT_IO_GDN)};
     if (gdn.desc != NULL) {
@@ -155,8 +155,8 @@ static void load_chunk(const struct tile *tile, int64_t first, struct chunk *chu
     for (int32_t t = 0; t < chunk->count; t++) {
         double decay;
         gdn_load_qk(tile->gdn, tile->request, first + t, tile->head, chunk->q[t], chunk->k[t]);
-        gdn_load_v(tile->gdn, tile->request, first + t, tile->head, tile->first_row,
-                   tile->num_rows, chunk->r[t]);
+        gdn_load_v(tile->gdn, tile->request, first + t, tile->head, tile->first_row, tile->num_rows,
+                   chunk->r[t]);
         gdn_load_gates(tile->gdn, tile->request, first + t, tile->head, &decay, &chunk->beta[t]);
         for (int32_t j = 0; j < t; j++) {
             chunk->d[t][j] = chunk->d[t - 1][j] * decay;

@@ -9,9 +9,7 @@
 static attn_status check_desc(const struct attn_layer_desc *layer, struct attn_error *error)
 {
     const struct attn_gdn_desc *g =
-        layer != NULL
-            ? (const struct attn_gdn_desc *)ext_of(layer->next, ATTN_EXT_GDN_DESC)
-            : NULL;
+        layer != NULL ? (const struct attn_gdn_desc *)ext_of(layer->next, ATTN_EXT_GDN_DESC) : NULL;
     if (g == NULL) {
         return BAD("attn_gdn_desc", "the layer is NULL or has no attn_gdn_desc");
     }
@@ -25,8 +23,8 @@ static attn_status check_desc(const struct attn_layer_desc *layer, struct attn_e
                    GDN_MAX_HEAD_SIZE);
     }
     if (g->conv_width < 0 || g->conv_width > GDN_MAX_CONV_WIDTH || g->chunk_size < 0) {
-        return BAD("conv_width", "conv_width %d, chunk_size %d; 0 to %d, and from 0",
-                   g->conv_width, g->chunk_size, GDN_MAX_CONV_WIDTH);
+        return BAD("conv_width", "conv_width %d, chunk_size %d; 0 to %d, and from 0", g->conv_width,
+                   g->chunk_size, GDN_MAX_CONV_WIDTH);
     }
     if (g->num_speculative_tokens < 0 || g->num_speculative_tokens >= GDN_MAX_DRAFTED) {
         return BAD("num_speculative_tokens", "%d; 0 to %d", g->num_speculative_tokens,
@@ -58,9 +56,9 @@ static attn_status check_weights(const struct gdn *gdn, struct attn_error *error
 {
     const struct attn_gdn_weights *w = gdn->weights;
     if (w == NULL || w->a_log == NULL || w->dt_bias == NULL) {
-        return BAD("attn_gdn_weights", "is not on the parameters, or a_log %p or dt_bias %p is NULL",
-                   w != NULL ? (const void *)w->a_log : NULL,
-                   w != NULL ? (const void *)w->dt_bias : NULL);
+        return BAD(
+            "attn_gdn_weights", "is not on the parameters, or a_log %p or dt_bias %p is NULL",
+            w != NULL ? (const void *)w->a_log : NULL, w != NULL ? (const void *)w->dt_bias : NULL);
     }
     if (gdn->desc->conv_width == 0) {
         return ATTN_OK;
@@ -94,8 +92,7 @@ static attn_status check_io(const struct gdn *gdn, struct attn_error *error)
         return BAD("attn_io_gdn", "is not on the run");
     }
     if (g->conv_width > 0) {
-        status =
-            check_flat(gdn->io->mixed_qkv, "mixed_qkv", rows, gdn->num_channels, true, error);
+        status = check_flat(gdn->io->mixed_qkv, "mixed_qkv", rows, gdn->num_channels, true, error);
     } else {
         status = check_rows_3d(args->q, "q", rows, g->num_k_heads, g->head_size_k, error);
         status = status ? status
@@ -105,9 +102,8 @@ static attn_status check_io(const struct gdn *gdn, struct attn_error *error)
     }
     status = status ? status : check_flat(gdn->io->a, "a", rows, g->num_v_heads, false, error);
     status = status ? status : check_flat(gdn->io->b, "b", rows, g->num_v_heads, false, error);
-    status = status
-                 ? status
-                 : check_rows_3d(args->out, "out", rows, g->num_v_heads, g->head_size_v, error);
+    status = status ? status
+                    : check_rows_3d(args->out, "out", rows, g->num_v_heads, g->head_size_v, error);
     if (status == ATTN_OK && number_dtype_name(args->out->dtype) > ATTN_DTYPE_F32) {
         status = plugin_error(error, ATTN_ERROR_UNSUPPORTED, "out",
                               "out has dtype code %d of %d bits; f16, bf16 and f32 are written",
@@ -128,9 +124,9 @@ static attn_status check_memory(const struct gdn *gdn, struct attn_error *error)
                    state != NULL ? state->num_heads : 0, state != NULL ? state->head_size : 0,
                    g->num_v_heads, (long long)size);
     }
-    if (g->conv_width > 1 && (window == NULL || window->data == NULL ||
-                              window->num_heads != gdn->num_channels ||
-                              window->head_size < width)) {
+    if (g->conv_width > 1 &&
+        (window == NULL || window->data == NULL || window->num_heads != gdn->num_channels ||
+         window->head_size < width)) {
         return BAD("v_cache",
                    "the convolution's window is NULL or %d channels of %d; %lld of %d are needed",
                    window != NULL ? window->num_heads : 0, window != NULL ? window->head_size : 0,

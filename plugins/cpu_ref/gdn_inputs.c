@@ -32,9 +32,8 @@ static void load_mixed(const struct gdn *gdn, const struct gdn_request *request,
         x[i] = 0;
         if (request->has_state) {
             int32_t dtype = gdn->args->layer->dtype;
-            number_load_row(&x[i],
-                            window_of(gdn, request, channel + i) + at * number_bytes(dtype), dtype,
-                            1);
+            number_load_row(&x[i], window_of(gdn, request, channel + i) + at * number_bytes(dtype),
+                            dtype, 1);
         }
     }
 }
@@ -79,8 +78,8 @@ static void load_part(const struct gdn *gdn, const struct gdn_request *request, 
         return;
     }
     const uint8_t *memory = tensor_row(plain, request->first_row + t, head);
-    number_load_row(row, memory + offset * (plain->dtype.bits / 8),
-                    number_dtype_name(plain->dtype), count);
+    number_load_row(row, memory + offset * (plain->dtype.bits / 8), number_dtype_name(plain->dtype),
+                    count);
 }
 
 static void normalize(double *row, int32_t count)
@@ -116,8 +115,8 @@ void gdn_load_v(const struct gdn *gdn, const struct gdn_request *request, int64_
                 int32_t first_row, int32_t count, double *v)
 {
     const struct attn_gdn_desc *desc = gdn->desc;
-    int64_t first_channel = 2 * (int64_t)desc->num_k_heads * desc->head_size_k +
-                            (int64_t)head * desc->head_size_v;
+    int64_t first_channel =
+        2 * (int64_t)desc->num_k_heads * desc->head_size_k + (int64_t)head * desc->head_size_v;
     load_part(gdn, request, t, gdn->args->v, head, first_channel, first_row, count, v);
 }
 

@@ -20,8 +20,8 @@ struct latent_rows latent_queries(const struct attn_attend_args *args)
 {
     const struct attn_mla_desc *mla = mla_of(args->layer);
     const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(args->next, ATTN_EXT_IO_MLA);
-    struct latent_rows rows = {args->q, NULL, NULL, mla->kv_lora_rank, mla->qk_rope_head_dim,
-                               args->layer->num_q_heads};
+    struct latent_rows rows = {
+        args->q, NULL, NULL, mla->kv_lora_rank, mla->qk_rope_head_dim, args->layer->num_q_heads};
     if (args->q == NULL && io != NULL) {
         rows.latent = io->q_nope;
         rows.rope = io->q_pe;
@@ -78,9 +78,8 @@ static attn_status check_part(const struct latent_rows *rows, const struct attn_
     if (size == 0) { /* no rope part: its tensor may be absent */
         return ATTN_OK;
     }
-    attn_status status = rows->heads > 0
-                             ? check_tensor(tensor, name, 3, rows->heads, size, error)
-                             : check_flat(tensor, name, size, error);
+    attn_status status = rows->heads > 0 ? check_tensor(tensor, name, 3, rows->heads, size, error)
+                                         : check_flat(tensor, name, size, error);
     return status == ATTN_OK ? check_rows(tensor, name, count, error) : status;
 }
 
@@ -90,8 +89,8 @@ static attn_status check_latent_rows(const struct latent_rows *rows, const char 
 {
     int64_t heads = rows->heads > 0 ? rows->heads : 1;
     if (rows->joined != NULL) {
-        attn_status status = check_tensor(rows->joined, names[0], 3, heads,
-                                          rows->rank + rows->rope_size, error);
+        attn_status status =
+            check_tensor(rows->joined, names[0], 3, heads, rows->rank + rows->rope_size, error);
         return status == ATTN_OK ? check_rows(rows->joined, names[0], count, error) : status;
     }
     if (rows->latent == NULL) {
@@ -115,8 +114,8 @@ static attn_status check_layer_mla(const struct attn_layer_desc *layer, struct a
     const struct attn_mla_desc *mla = mla_of(layer);
     if (layer->num_q_heads <= 0 || layer->num_kv_heads != 1) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "num_q_heads",
-                            "%d query heads over %d KV heads; 1 or more over 1",
-                            layer->num_q_heads, layer->num_kv_heads);
+                            "%d query heads over %d KV heads; 1 or more over 1", layer->num_q_heads,
+                            layer->num_kv_heads);
     }
     if (mla->kv_lora_rank <= 0 || mla->qk_rope_head_dim < 0 ||
         layer->head_size != mla->kv_lora_rank + mla->qk_rope_head_dim ||

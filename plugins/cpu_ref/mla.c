@@ -23,8 +23,8 @@ static void load_latent(const struct attn_attend_args *args, int32_t request, in
     int64_t table_row = batch->block_table_row != NULL ? batch->block_table_row[request] : request;
     int64_t block_size = args->k_cache->block_size;
     int64_t block = batch->block_table[table_row * batch->block_table_stride + j / block_size];
-    struct cache_place at = {args->layer, args->params, args->k_cache, false,
-                             block,       j % block_size, 0};
+    struct cache_place at = {
+        args->layer, args->params, args->k_cache, false, block, j % block_size, 0};
     cache_load(&at, row);
 }
 
@@ -56,8 +56,8 @@ static void visit(const struct mla_loop *loop, const struct query *query, int64_
         }
         load_latent(args, query->request, j, row);
         for (int32_t h = 0; h < rows->count; h++) {
-            double s = rows_score(args->layer, rows->q[h], row) +
-                       query_bias(query, rows->slope[h], j);
+            double s =
+                rows_score(args->layer, rows->q[h], row) + query_bias(query, rows->slope[h], j);
             if (only_maximum) {
                 rows->m[h] = fmax(rows->m[h], s);
             } else {
@@ -101,9 +101,8 @@ static attn_status attend(const struct attn_attend_args *args, bool sparse,
     }
     const struct attn_batch *batch = args->batch;
     const struct attn_host *host = args->instance->host;
-    struct mla_loop loop = {.args = args,
-                            .queries = latent_queries(args),
-                            .first_row = batch->query_start_loc[0]};
+    struct mla_loop loop = {
+        .args = args, .queries = latent_queries(args), .first_row = batch->query_start_loc[0]};
     if (sparse) {
         const struct attn_mla_desc *mla =
             (const struct attn_mla_desc *)ext_of(args->layer->next, ATTN_EXT_MLA_DESC);

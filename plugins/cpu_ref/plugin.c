@@ -40,8 +40,8 @@ static const struct attn_backend_caps caps = {
     .vendor = "libattn",
     .device = {ATTN_DEVICE_CPU, 0},
     .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_MERGE_STATES |
-               ATTN_KERNEL_ROPE_WRITE_KV | ATTN_KERNEL_ATTEND_MLA |
-               ATTN_KERNEL_ATTEND_MLA_SPARSE | ATTN_KERNEL_GATED_DELTA | ATTN_KERNEL_GATHER_KV | ATTN_KERNEL_BATCHED_GEMM |
+               ATTN_KERNEL_ROPE_WRITE_KV | ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE |
+               ATTN_KERNEL_GATED_DELTA | ATTN_KERNEL_GATHER_KV | ATTN_KERNEL_BATCHED_GEMM |
                ATTN_KERNEL_QUANTIZE | ATTN_KERNEL_AMAX | ATTN_KERNEL_COPY_BLOCKS |
                ATTN_KERNEL_COPY | ATTN_KERNEL_FILL,
     .layer_kinds = BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) |
@@ -53,7 +53,8 @@ static const struct attn_backend_caps caps = {
     .kv_dtypes = BIT(ATTN_KV_AUTO) | BIT(ATTN_KV_F16) | BIT(ATTN_KV_BF16) | BIT(ATTN_KV_F32) |
                  BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2) | BIT(ATTN_KV_FP8_PER_TOKEN_HEAD) |
                  BIT(ATTN_KV_INT8_PER_TOKEN_HEAD) | BIT(ATTN_KV_INT4_PER_TOKEN_HEAD) |
-                 BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K) | BIT(ATTN_KV_NVFP4) | BIT(ATTN_KV_FP8_DS_MLA),
+                 BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K) | BIT(ATTN_KV_NVFP4) |
+                 BIT(ATTN_KV_FP8_DS_MLA),
     .q_dtypes = BIT(ATTN_DTYPE_FP8_E4M3) | BIT(ATTN_DTYPE_FP8_E5M2) | BIT(ATTN_DTYPE_INT8),
     .terms = BIT(ATTN_TERM_COUNT) - 1,
     .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_LSE |
@@ -196,8 +197,8 @@ static attn_status ref_create(const struct attn_host *host, const char *backend,
         device.type != ATTN_DEVICE_CPU) {
         return plugin_error(error, ATTN_ERROR_NOT_FOUND, "backend",
                             "%s@%s on device type %d; cpu_ref on type %d is here",
-                            backend != NULL ? backend : "(NULL)", variant,
-                            device.type, ATTN_DEVICE_CPU);
+                            backend != NULL ? backend : "(NULL)", variant, device.type,
+                            ATTN_DEVICE_CPU);
     }
     *instance = host->allocate(host->user, sizeof **instance, _Alignof(struct attn_instance));
     if (*instance == NULL) {
@@ -233,14 +234,12 @@ attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max
 {
     *plugin = NULL;
     if (abi_version_min > ATTN_ABI_VERSION || abi_version_max < ATTN_ABI_VERSION) {
-        return plugin_error(error, ATTN_ERROR_ABI_VERSION, "abi_version",
-                            "%u.%u to %u.%u was asked; cpu_ref speaks %u.%u",
-                            ATTN_VERSION_MAJOR(abi_version_min),
-                            ATTN_VERSION_MINOR(abi_version_min),
-                            ATTN_VERSION_MAJOR(abi_version_max),
-                            ATTN_VERSION_MINOR(abi_version_max),
-                            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
-                            ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
+        return plugin_error(
+            error, ATTN_ERROR_ABI_VERSION, "abi_version",
+            "%u.%u to %u.%u was asked; cpu_ref speaks %u.%u", ATTN_VERSION_MAJOR(abi_version_min),
+            ATTN_VERSION_MINOR(abi_version_min), ATTN_VERSION_MAJOR(abi_version_max),
+            ATTN_VERSION_MINOR(abi_version_max), ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
+            ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
     }
     *plugin = &plugin_table;
     return ATTN_OK;

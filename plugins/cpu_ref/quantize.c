@@ -89,10 +89,10 @@ static void quantize_nvfp4(const struct attn_quantize_args *args, int64_t token)
     double global = args->scale != NULL ? *args->scale : 1;
     int64_t columns = args->x->shape[1] * args->x->shape[2];
     const struct attn_tensor *scales = args->block_scales;
-    uint8_t *out_row = (uint8_t *)args->out->data + args->out->byte_offset +
-                       token * tensor_stride(args->out, 0);
-    uint8_t *scale_row = (uint8_t *)scales->data + scales->byte_offset +
-                         token * tensor_stride(scales, 0);
+    uint8_t *out_row =
+        (uint8_t *)args->out->data + args->out->byte_offset + token * tensor_stride(args->out, 0);
+    uint8_t *scale_row =
+        (uint8_t *)scales->data + scales->byte_offset + token * tensor_stride(scales, 0);
     for (int64_t c = 0; c < columns; c += NVFP4_BLOCK) {
         load_columns(args->x, token, c, NVFP4_BLOCK, row);
         uint8_t code = number_to_e4m3(global * amax_of(row, NVFP4_BLOCK) / 6);

@@ -18,10 +18,10 @@ struct query {
     const struct attn_layer_desc *layer;
     const struct attn_batch *batch;
     int32_t request;
-    int64_t index;      /* i, in the request */
-    int64_t length;     /* L */
-    int64_t own;        /* L - query_len: position of the request's first query */
-    int64_t position;   /* p = own + i */
+    int64_t index;    /* i, in the request */
+    int64_t length;   /* L */
+    int64_t own;      /* L - query_len: position of the request's first query */
+    int64_t position; /* p = own + i */
     bool causal;
 };
 

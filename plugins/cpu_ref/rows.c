@@ -183,8 +183,8 @@ static void store_nvfp4(const struct cache_place *at, uint8_t *memory, double gl
 static void load_nvfp4(const struct cache_place *at, uint8_t *memory, double global, double *row)
 {
     for (int32_t d = 0; d < at->view->head_size; d++) {
-        double scale = number_from_e4m3(*nvfp4_scale(at->view, at->is_v, at->block, at->slot,
-                                                     at->head, d / NVFP4_BLOCK));
+        double scale = number_from_e4m3(
+            *nvfp4_scale(at->view, at->is_v, at->block, at->slot, at->head, d / NVFP4_BLOCK));
         row[d] = number_from_e2m1((uint8_t)nibble(at->view, memory, d)) * scale / global;
     }
 }

@@ -46,8 +46,8 @@ static bool in_tree(const struct query *query, int64_t j)
     if (query->layer->tree_mask == ATTN_TREE_NONE || batch->tree == NULL || column < 0) {
         return true;
     }
-    int64_t row = query->request * batch->tree_stride_request +
-                  query->index * batch->tree_stride_row;
+    int64_t row =
+        query->request * batch->tree_stride_request + query->index * batch->tree_stride_row;
     if (query->layer->tree_mask == ATTN_TREE_BIAS) {
         return ((const float *)batch->tree)[row + column] != -INFINITY;
     }
@@ -57,8 +57,8 @@ static bool in_tree(const struct query *query, int64_t j)
 bool query_sees(const struct query *query, int64_t j)
 {
     int64_t p = query->position;
-    bool plain = (!query->causal || j <= p) && in_window(query->layer, p, j) &&
-                 in_chunk(query->layer, p, j);
+    bool plain =
+        (!query->causal || j <= p) && in_window(query->layer, p, j) && in_chunk(query->layer, p, j);
     return (plain || in_span(query, j)) && in_tree(query, j);
 }
 

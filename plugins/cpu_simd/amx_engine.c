@@ -18,7 +18,8 @@ struct tile_config {
     uint8_t rows[16];
 };
 
-/* gcc 12's tile intrinsics do not say which memory they read: stores before them may be left out or moved behind. */
+/* gcc 12's tile intrinsics do not say which memory they read: stores before them may be left out or
+ * moved behind. */
 static inline void memory_is_read(const void *memory)
 {
     __asm__ volatile("" : : "r"(memory) : "memory");

@@ -86,8 +86,8 @@ static attn_status check_tensor(const struct attn_tensor *tensor, const char *na
     return ATTN_OK;
 }
 
-static attn_status check_tensors(const struct attn_attend_args *args,
-                                 const struct problem *problem, struct attn_error *error)
+static attn_status check_tensors(const struct attn_attend_args *args, const struct problem *problem,
+                                 struct attn_error *error)
 {
     const struct layer_shape *shape = &problem->shape;
     int32_t q_heads = shape->num_heads * shape->group;
@@ -115,8 +115,8 @@ static void write_zeros(const struct attn_attend_args *args, const struct proble
     int64_t bytes = out->dtype.bits / 8;
     for (int64_t t = 0; t < problem->batch->num_actual_tokens; t++) {
         for (int64_t h = 0; h < out->shape[1]; h++) {
-            char *row = tensor_data(out) +
-                        (t * tensor_stride(out, 0) + h * tensor_stride(out, 1)) * bytes;
+            char *row =
+                tensor_data(out) + (t * tensor_stride(out, 0) + h * tensor_stride(out, 1)) * bytes;
             memset(row, 0, (size_t)(out->shape[2] * bytes));
         }
     }

@@ -32,7 +32,8 @@ static void store_element(void *row, int32_t element, int32_t d, float value)
         ((uint8_t *)row)[d] = f32_to_e4m3(value);
         break;
     case ELEMENT_INT8: /* half away from zero */
-        ((int8_t *)row)[d] = isnan(value) ? 0 : (int8_t)fmaxf(-INT8_LARGEST, fminf(INT8_LARGEST, roundf(value)));
+        ((int8_t *)row)[d] =
+            isnan(value) ? 0 : (int8_t)fmaxf(-INT8_LARGEST, fminf(INT8_LARGEST, roundf(value)));
         break;
     default:
         ((uint8_t *)row)[d] = f32_to_e5m2(value);
@@ -40,10 +41,11 @@ static void store_element(void *row, int32_t element, int32_t d, float value)
     }
 }
 
-/* The scale of a row by its own largest element, kept beside the slot. A NaN in the row is in the scale too: an int8 has
- * none. The division is in double, so that scale and codes are those of exact arithmetic. */
-static float row_scale(const struct write_loop *loop, const struct attn_kv_view *view,
-                       int64_t slot, int64_t head, const float *values)
+/* The scale of a row by its own largest element, kept beside the slot. A NaN in the row is in the
+ * scale too: an int8 has none. The division is in double, so that scale and codes are those of
+ * exact arithmetic. */
+static float row_scale(const struct write_loop *loop, const struct attn_kv_view *view, int64_t slot,
+                       int64_t head, const float *values)
 {
     float largest = 0;
     for (int32_t d = 0; d < view->head_size; d++) {
@@ -59,8 +61,8 @@ static float row_scale(const struct write_loop *loop, const struct attn_kv_view 
 }
 
 /* One row into a slot, in pieces of the view's pack. */
-static void write_row(const struct write_loop *loop, const struct attn_kv_view *view,
-                      int64_t slot, int64_t head, float scale, const char *source)
+static void write_row(const struct write_loop *loop, const struct attn_kv_view *view, int64_t slot,
+                      int64_t head, float scale, const char *source)
 {
     const struct engine *plain = loop->args->instance->variant->f32;
     int32_t size = view->head_size;

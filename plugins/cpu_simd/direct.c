@@ -52,8 +52,8 @@ static void direct_terms(const struct direct *direct, int32_t head, int32_t firs
 
 /* Rows of head h of the tile: in place, or staged where the engine cannot read them there. */
 static const void **head_rows(const struct direct *direct, const struct row_source *source,
-                              const void **rows, int32_t h, int32_t n, size_t stage,
-                              int32_t padded, int64_t *offset)
+                              const void **rows, int32_t h, int32_t n, size_t stage, int32_t padded,
+                              int64_t *offset)
 {
     *offset = h * source->stride_head;
     if (!source->stage || direct->run->problem.direct_fp8) {
@@ -125,9 +125,9 @@ static void direct_softmax(const struct direct *direct, int32_t head, int32_t n,
     float *accumulator = (float *)(direct->scratch + at->accumulator);
     for (int32_t r = 0; r < shape->group; r++) {
         if (rescale[r] != 1.0f) {
-            problem->instance->variant->scale_row(
-                accumulator + (int64_t)(index + r) * shape->width_padded, rescale[r],
-                shape->width_padded);
+            problem->instance->variant->scale_row(accumulator +
+                                                      (int64_t)(index + r) * shape->width_padded,
+                                                  rescale[r], shape->width_padded);
         }
     }
 }
@@ -144,10 +144,10 @@ static void direct_tile(const struct direct *direct, int32_t h, int32_t first, i
     int32_t index = h * direct->rows_padded;
     int32_t head = direct->item->head + h;
     float *scores = (float *)(direct->scratch + at->scores);
-    float *accumulator = (float *)(direct->scratch + at->accumulator) +
-                         (int64_t)index * shape->width_padded;
-    const char *q = direct->scratch + at->q +
-                    (int64_t)index * shape->depth_padded * engine->element_bytes;
+    float *accumulator =
+        (float *)(direct->scratch + at->accumulator) + (int64_t)index * shape->width_padded;
+    const char *q =
+        direct->scratch + at->q + (int64_t)index * shape->depth_padded * engine->element_bytes;
     struct direct_args args = {.keys = n,
                                .rows = direct->rows_padded,
                                .depth = shape->depth_padded,
@@ -220,8 +220,8 @@ static void find_tile(const struct direct *direct, int32_t first, int32_t n)
     const struct work_item *item = direct->item;
     find_rows(problem, &problem->keys, item->request, item->head, first, n, direct->next_keys,
               NULL);
-    find_rows(problem, &problem->values, item->request, item->head, first, n,
-              direct->next_values, NULL);
+    find_rows(problem, &problem->values, item->request, item->head, first, n, direct->next_values,
+              NULL);
 }
 
 static void swap_tiles(struct direct *direct)
@@ -238,8 +238,8 @@ static void find_scales(const struct direct *direct, int32_t h, int32_t first, i
 {
     const struct problem *problem = &direct->run->problem;
     const struct work_item *item = direct->item;
-    find_rows(problem, &problem->keys, item->request, item->head + h, first, n,
-              direct->staged_rows, direct->key_scale);
+    find_rows(problem, &problem->keys, item->request, item->head + h, first, n, direct->staged_rows,
+              direct->key_scale);
     find_rows(problem, &problem->values, item->request, item->head + h, first, n,
               direct->staged_rows, direct->value_scale);
 }
@@ -265,8 +265,8 @@ void run_direct(const struct attend_run *run, const struct work_item *item, char
     }
     for (int32_t h = 0; h < item->num_heads; h++) {
         int32_t row = h * direct.rows_padded;
-        float *accumulator = (float *)(scratch + run->layout.accumulator) +
-                             (int64_t)row * shape->width_padded;
+        float *accumulator =
+            (float *)(scratch + run->layout.accumulator) + (int64_t)row * shape->width_padded;
         for (int32_t g = 0; g < shape->group && run->problem.direct->finish != NULL; g++) {
             run->problem.direct->finish(accumulator + (int64_t)g * shape->width_padded,
                                         shape->width_padded);

@@ -17,9 +17,9 @@ enum element_type {
     ELEMENT_COUNT = 6
 };
 
-#define TILE_KEYS 128   /* keys of one packed tile */
-#define DIRECT_KEYS 64  /* keys of one tile of the direct (decode) path */
-#define DIRECT_ROWS 8   /* most query rows that the direct path takes */
+#define TILE_KEYS 128  /* keys of one packed tile */
+#define DIRECT_KEYS 64 /* keys of one tile of the direct (decode) path */
+#define DIRECT_ROWS 8  /* most query rows that the direct path takes */
 #define ROW_BLOCK_MAX 32
 #define SCORE_STRIDE TILE_KEYS /* floats between rows of scores */
 #define COLUMN_MULTIPLE 32     /* head_size_v and keys are padded to it in packed tiles */
@@ -64,8 +64,8 @@ struct direct_args {
     const char *const *key_rows;
     int64_t offset;       /* bytes from key_rows[j] to this head's row */
     const void *zero_row; /* stands behind the last of an odd number of rows */
-    /* What to prefetch meanwhile: next_lines lines of 64 bytes at each of next_rows[] + next_offset,
-     * spread evenly over the loop, since only so many lines can be under way. */
+    /* What to prefetch meanwhile: next_lines lines of 64 bytes at each of next_rows[] +
+     * next_offset, spread evenly over the loop, since only so many lines can be under way. */
     const char *const *next_rows;
     int64_t next_offset;
     int32_t next_keys;
@@ -81,7 +81,7 @@ struct direct_engine {
     /* acc[row] += p[row] V, with columns in the engine's own order */
     void (*values)(float *acc, const void *p, const struct direct_args *args);
     void (*finish)(float *row, int32_t width); /* into plain order, in place; NULL: it is */
-    void (*order)(void *q, int32_t n); /* brings q into the order of scores; NULL: plain */
+    void (*order)(void *q, int32_t n);         /* brings q into the order of scores; NULL: plain */
 };
 
 struct engine {

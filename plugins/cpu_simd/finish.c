@@ -30,8 +30,8 @@ static float value_factor(const struct problem *problem, int32_t head)
 
 /* Rows of the item are token-major: row = token * group + head of the group. Rows up to
  * rows_padded become zero. */
-void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head,
-                  char *q, int32_t rows_padded)
+void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head, char *q,
+                  int32_t rows_padded)
 {
     const struct problem *problem = &run->problem;
     const struct layer_shape *shape = &problem->shape;
@@ -81,8 +81,8 @@ static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
         log_sum = empty ? -INFINITY : (reference + log2f(sum)) * LN_2;
     }
     int64_t bytes = out->dtype.bits / 8;
-    char *destination = tensor_data(out) +
-                        (row * tensor_stride(out, 0) + q_head * tensor_stride(out, 1)) * bytes;
+    char *destination =
+        tensor_data(out) + (row * tensor_stride(out, 0) + q_head * tensor_stride(out, 1)) * bytes;
     int32_t type = out->dtype.code == ATTN_CODE_BFLOAT ? 2 : out->dtype.bits == 16 ? 1 : 0;
     factor *= value_factor(problem, head);
     problem->instance->variant->store[type](destination, accumulator, factor, problem->shape.width);
@@ -97,10 +97,10 @@ static size_t partial_rows(const struct layer_shape *shape)
     return (size_t)at_least(SPLIT_ROWS, shape->group * shape->num_heads);
 }
 
-/* Partial: rows of accumulators, then references, then sums; heads of the item one after another. */
-static void write_partial(const struct attend_run *run, const struct work_item *item,
-                          int32_t head, const float *accumulator, const float *reference,
-                          const float *sum)
+/* Partial: rows of accumulators, then references, then sums; heads of the item one after another.
+ */
+static void write_partial(const struct attend_run *run, const struct work_item *item, int32_t head,
+                          const float *accumulator, const float *reference, const float *sum)
 {
     const struct layer_shape *shape = &run->problem.shape;
     size_t rows = (size_t)item->num_tokens * (size_t)shape->group;

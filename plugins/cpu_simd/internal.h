@@ -33,10 +33,10 @@ struct layer_shape {
     int32_t width; /* head_size_v */
     int32_t depth_padded;
     int32_t width_padded;
-    int32_t item_rows;   /* most rows of one item */
-    int32_t kv_element;  /* enum element_type of a slot */
-    int32_t activation;  /* enum element_type of q */
-    bool token_scales;   /* per-token-head scales */
+    int32_t item_rows;  /* most rows of one item */
+    int32_t kv_element; /* enum element_type of a slot */
+    int32_t activation; /* enum element_type of q */
+    bool token_scales;  /* per-token-head scales */
 };
 
 struct attn_state {
@@ -132,8 +132,8 @@ attn_status fail(struct attn_error *error, attn_status status, const char *field
                  const char *message);
 attn_status shape_of_layer(const struct variant *variant, const struct attn_layer_desc *layer,
                            struct layer_shape *shape, struct attn_error *error);
-attn_status problem_init(struct problem *problem, const struct attn_attend_args *args,
-                         bool tensors, struct attn_error *error);
+attn_status problem_init(struct problem *problem, const struct attn_attend_args *args, bool tensors,
+                         struct attn_error *error);
 struct interval row_interval(const struct problem *problem, int32_t request, int32_t token);
 int32_t request_keys(const struct problem *problem, int32_t request);
 int32_t request_queries(const struct problem *problem, int32_t request);
@@ -167,8 +167,8 @@ struct attend_run {
     char *scratch;   /* of worker 0 */
     float *partials; /* [num_partials][partial_floats] */
 };
-void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head,
-                  char *q, int32_t rows_padded);
+void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head, char *q,
+                  int32_t rows_padded);
 void finish_item(const struct attend_run *run, const struct work_item *item, int32_t head,
                  const float *accumulator, const float *reference, const float *sum);
 void merge_partials(const struct attend_run *run, const struct merge_item *item, char *scratch);

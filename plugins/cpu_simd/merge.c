@@ -42,8 +42,7 @@ static void merge_row(const struct attn_merge_states_args *args, int64_t t, int6
     }
     variant->store[element_of_tensor(args->out)](tensor_row(args->out, t, h), row, 1.0f, size);
     if (args->lse != NULL) {
-        *(float *)tensor_row(args->lse, h, t) =
-            first || second ? top + logf(sum) : -INFINITY;
+        *(float *)tensor_row(args->lse, h, t) = first || second ? top + logf(sum) : -INFINITY;
     }
 }
 

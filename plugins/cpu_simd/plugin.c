@@ -33,8 +33,7 @@ static attn_status simd_plan_size(attn_instance *instance, attn_state *state,
                                   const struct attn_limits *limits, struct attn_plan_size *size,
                                   struct attn_error *error)
 {
-    if (state == NULL || limits == NULL || limits->max_num_reqs < 0 ||
-        limits->max_num_tokens < 0) {
+    if (state == NULL || limits == NULL || limits->max_num_reqs < 0 || limits->max_num_tokens < 0) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, state == NULL ? "state" : "limits",
                     "a prepared state and limits from 0 are needed");
     }
@@ -111,14 +110,12 @@ attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max
 {
     *out = NULL;
     if (abi_version_min > ATTN_ABI_VERSION || abi_version_max < ATTN_ABI_VERSION_MIN) {
-        return plugin_error(error, ATTN_ERROR_ABI_VERSION, "abi_version",
-                            "%u.%u to %u.%u was asked; cpu_simd speaks %u.%u",
-                            ATTN_VERSION_MAJOR(abi_version_min),
-                            ATTN_VERSION_MINOR(abi_version_min),
-                            ATTN_VERSION_MAJOR(abi_version_max),
-                            ATTN_VERSION_MINOR(abi_version_max),
-                            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
-                            ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
+        return plugin_error(
+            error, ATTN_ERROR_ABI_VERSION, "abi_version",
+            "%u.%u to %u.%u was asked; cpu_simd speaks %u.%u", ATTN_VERSION_MAJOR(abi_version_min),
+            ATTN_VERSION_MINOR(abi_version_min), ATTN_VERSION_MAJOR(abi_version_max),
+            ATTN_VERSION_MINOR(abi_version_max), ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
+            ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
     }
     *out = &plugin;
     return ATTN_OK;

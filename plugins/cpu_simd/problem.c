@@ -127,8 +127,8 @@ static void source_of_tensor(struct row_source *source, const struct attn_tensor
     source->row_elements = row_elements;
 }
 
-static attn_status check_cache(const struct attn_attend_args *args,
-                               const struct layer_shape *shape, struct attn_error *error)
+static attn_status check_cache(const struct attn_attend_args *args, const struct layer_shape *shape,
+                               struct attn_error *error)
 {
     const struct attn_batch *batch = args->batch;
     if (args->v_cache == NULL) {
@@ -169,8 +169,8 @@ static attn_status check_terms(const struct attn_attend_args *args, struct attn_
     return ATTN_OK;
 }
 
-attn_status problem_init(struct problem *problem, const struct attn_attend_args *args,
-                         bool tensors, struct attn_error *error)
+attn_status problem_init(struct problem *problem, const struct attn_attend_args *args, bool tensors,
+                         struct attn_error *error)
 {
     memset(problem, 0, sizeof(*problem));
     if (args == NULL || args->instance == NULL || args->layer == NULL || args->params == NULL ||
@@ -266,8 +266,8 @@ struct interval row_interval(const struct problem *problem, int32_t request, int
     const struct attn_batch *batch = problem->batch;
     int32_t num_keys = request_keys(problem, request);
     int32_t position = num_keys - request_queries(problem, request) + token;
-    bool causal = problem->causal_per_request ? batch->causal_per_request[request] != 0
-                                              : problem->causal;
+    bool causal =
+        problem->causal_per_request ? batch->causal_per_request[request] != 0 : problem->causal;
     int64_t low = 0;
     int64_t high = num_keys;
     if (causal) {
@@ -282,8 +282,8 @@ struct interval row_interval(const struct problem *problem, int32_t request, int
         }
     }
     if (layer->chunk_size > 0 && position >= 0) {
-        int64_t first = ((int64_t)position / layer->chunk_size - layer->chunk_lookback) *
-                        layer->chunk_size;
+        int64_t first =
+            ((int64_t)position / layer->chunk_size - layer->chunk_lookback) * layer->chunk_size;
         low = first > low ? first : low;
     }
     struct interval seen = {(int32_t)(low < 0 ? 0 : low), (int32_t)(high < 0 ? 0 : high)};
@@ -315,10 +315,10 @@ void find_rows(const struct problem *problem, const struct row_source *source, i
     for (int32_t i = 0; i < n; index++, slot = 0) {
         int64_t block = table[index];
         const char *at = base + block * source->stride_block;
-        const char *scale = source->scale == NULL ? NULL
-                                                  : source->scale +
-                                                        block * source->scale_stride_block +
-                                                        head * source->scale_stride_head;
+        const char *scale = source->scale == NULL
+                                ? NULL
+                                : source->scale + block * source->scale_stride_block +
+                                      head * source->scale_stride_head;
         for (; i < n && slot < size; i++, slot++) {
             rows[i] = at + slot * source->stride_slot;
             if (scale != NULL && scales != NULL) {

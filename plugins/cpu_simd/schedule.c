@@ -79,8 +79,7 @@ static int64_t item_cost(const struct problem *problem, const struct work_item *
 }
 
 /* One query whose group fits goes the direct way: every key of the range is visible to all rows. */
-static void choose_path(const struct problem *problem, int32_t direct_heads,
-                        struct work_item *item)
+static void choose_path(const struct problem *problem, int32_t direct_heads, struct work_item *item)
 {
     const struct layer_shape *shape = &problem->shape;
     bool tree = problem->batch->tree != NULL && problem->layer->tree_mask != ATTN_TREE_NONE;
@@ -237,8 +236,8 @@ static int32_t choose_tokens(const struct problem *problem, int32_t num_threads)
     int32_t group = problem->shape.group;
     int64_t rows = problem->shape.item_rows;
     if (problem->layer->batch_invariant == 0) {
-        int64_t tokens = (int64_t)batch->query_start_loc[batch->num_reqs] -
-                         batch->query_start_loc[0];
+        int64_t tokens =
+            (int64_t)batch->query_start_loc[batch->num_reqs] - batch->query_start_loc[0];
         int64_t share = tokens * group * problem->shape.num_heads / (8 * (int64_t)num_threads);
         rows = share < MIN_ITEM_ROWS ? MIN_ITEM_ROWS : share < rows ? share : rows;
     }
@@ -249,8 +248,7 @@ attn_status schedule_make(const struct problem *problem, void *memory, int32_t n
                           struct attn_error *error)
 {
     struct schedule *schedule = memory;
-    struct builder builder = {
-        .problem = problem, .schedule = schedule, .num_threads = num_threads};
+    struct builder builder = {.problem = problem, .schedule = schedule, .num_threads = num_threads};
     const struct attn_batch *batch = problem->batch;
     int64_t tokens = (int64_t)batch->query_start_loc[batch->num_reqs] - batch->query_start_loc[0];
     /* no more than what schedule_bytes counted for the limits that the core holds batches to */

@@ -34,8 +34,8 @@ struct tile {
     bool spoilt; /* a value of the tile is NaN or infinite */
 };
 
-static void tile_init(struct tile *tile, const struct attend_run *run,
-                      const struct work_item *item, char *scratch)
+static void tile_init(struct tile *tile, const struct attend_run *run, const struct work_item *item,
+                      char *scratch)
 {
     const struct scratch_layout *at = &run->layout;
     *tile = (struct tile){
@@ -119,8 +119,8 @@ static void add_spoilt_values(struct tile *tile, int32_t first_row, int32_t rows
     }
 }
 
-/* A value's scale that is not finite goes into its staged row, which is then spoilt like any other: as a scale it would
- * meet the zero probabilities of rows that do not see it. */
+/* A value's scale that is not finite goes into its staged row, which is then spoilt like any other:
+ * as a scale it would meet the zero probabilities of rows that do not see it. */
 static void move_spoilt_scales(struct tile *tile)
 {
     const struct layer_shape *shape = &tile->run->problem.shape;
@@ -266,8 +266,8 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
     }
     const char *p = (const char *)tile->scores + begin * element;
     engine->gemm(accumulator, shape->width_padded, p, SCORE_STRIDE * pair,
-                 tile->values + (int64_t)begin * shape->width_padded * element,
-                 shape->width_padded, rows, shape->width_padded, end - begin, tile->seen[block]);
+                 tile->values + (int64_t)begin * shape->width_padded * element, shape->width_padded,
+                 rows, shape->width_padded, end - begin, tile->seen[block]);
     tile->seen[block] = 1;
     if (tile->spoilt) {
         add_spoilt_values(tile, first_row, rows);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend and its plan: arguments become flash_params, and the kernels that can walk them are chosen. */
+/* attend and its plan: arguments become flash_params, and the kernels that can walk them are
+ * chosen. */
 #include "instance.h"
 
 #define SEGMENTS_PER_CTA 8
@@ -49,10 +50,9 @@ static struct layout layout_of(const struct attn_instance *instance, const struc
     at.tile_start = at.pairs + round_up((size_t)(pairs + 1) * sizeof(struct flash_pair));
     at.pair_start = at.tile_start + round_up((size_t)(reqs + 1) * sizeof(int32_t));
     at.arrived = at.pair_start + round_up((size_t)(pairs + 1) * sizeof(int32_t));
-    at.parts = at.arrived +
-               round_up((size_t)pairs * (size_t)state->num_kv_heads * sizeof(int32_t));
-    at.end = at.parts +
-             round_up((size_t)part_rows * ((size_t)state->padded_size + 2) * sizeof(float));
+    at.parts = at.arrived + round_up((size_t)pairs * (size_t)state->num_kv_heads * sizeof(int32_t));
+    at.end =
+        at.parts + round_up((size_t)part_rows * ((size_t)state->padded_size + 2) * sizeof(float));
     return at;
 }
 
@@ -96,8 +96,8 @@ attn_status cuda_plan_size(attn_instance *instance, attn_state *state,
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, state == NULL ? "state" : "limits",
                             "a prepared state and limits from 0 are needed");
     }
-    int64_t pairs = ((int64_t)limits->max_num_tokens * state->group + 15) / 16 +
-                    limits->max_num_reqs;
+    int64_t pairs =
+        ((int64_t)limits->max_num_tokens * state->group + 15) / 16 + limits->max_num_reqs;
     size->host_bytes = sizeof(struct plan_host);
     size->device_bytes = layout_of(instance, state, limits->max_num_reqs, pairs).end;
     return ATTN_OK;
@@ -245,9 +245,10 @@ static void map_cache(struct flash_params *p, const struct attn_attend_args *arg
         p->v.slot = p->v.block;
         p->block_size = (int32_t)rows;
     }
-    p->mapped =
-        flash_encode_map(device, &p->k, p->num_kv_heads, rows, blocks, p->box_rows, size, &p->k_map) &&
-        flash_encode_map(device, &p->v, p->num_kv_heads, rows, blocks, p->box_rows, size, &p->v_map);
+    p->mapped = flash_encode_map(device, &p->k, p->num_kv_heads, rows, blocks, p->box_rows, size,
+                                 &p->k_map) &&
+                flash_encode_map(device, &p->v, p->num_kv_heads, rows, blocks, p->box_rows, size,
+                                 &p->v_map);
     if (!p->mapped && !p->paged) {
         p->k.slot = p->v.slot = 0;
         p->block_size = 1;
@@ -275,8 +276,8 @@ static int32_t matrix_kernel(struct flash_params *p, const struct attn_attend_ar
     }
     uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
     int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
-    if ((bits_of(&p->k) | bits_of(&p->v) | q) % 16 != 0 ||
-        rows * p->k.block / 16 >= INT32_MAX || rows * p->v.block / 16 >= INT32_MAX) {
+    if ((bits_of(&p->k) | bits_of(&p->v) | q) % 16 != 0 || rows * p->k.block / 16 >= INT32_MAX ||
+        rows * p->v.block / 16 >= INT32_MAX) {
         return NO_KERNEL;
     }
     if (p->tile != tile_of(args->state, narrow, p->row_tile) ||
@@ -333,7 +334,8 @@ static attn_status check_attend(const struct attn_attend_args *args, struct attn
         status = flash_check_view(args->layer, args->params, args->k_cache, false, error);
     }
     if (status == ATTN_OK && args->v_cache == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_cache", "is NULL beside k_cache");
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_cache",
+                            "is NULL beside k_cache");
     }
     return status == ATTN_OK
                ? flash_check_view(args->layer, args->params, args->v_cache, true, error)

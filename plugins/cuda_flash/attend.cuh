@@ -67,7 +67,8 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
             load_query<KIND, D>(sq, q_row, kk, lane, query);
 #pragma unroll
             for (int sub = 0; sub < subs; sub++) {
-                dot_step<KIND, D, S::tile>(at, first + sub * 16, kk, lane, query, s[2 * sub], s[2 * sub + 1]);
+                dot_step<KIND, D, S::tile>(at, first + sub * 16, kk, lane, query, s[2 * sub],
+                                           s[2 * sub + 1]);
             }
         }
         int32_t tile_base = (run->pair.k0 & ~(S::tile - 1)) + tile * S::tile;
@@ -91,9 +92,9 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
         int view = view_of_tile(p, *run, rows, base, base + 16 * subs - 1);
         score_tile(p, *run, rows, q_row + (lane >> 2), scale, slow, high_rows, view == SEES_ALL,
                    base + (lane & 3) * 2, s);
-        bool exactly = view == SEES_APART &&
-                       values_odd<KIND, D, S::tile>(at + S::half, first, 16 * subs, lane,
-                                           v_scaled ? v_scales : nullptr);
+        bool exactly =
+            view == SEES_APART && values_odd<KIND, D, S::tile>(at + S::half, first, 16 * subs, lane,
+                                                               v_scaled ? v_scales : nullptr);
         soften(high_rows, s, m, l, o);
         if (exactly) { /* copies: what a call takes the address of leaves the registers */
             exact_step<D, subs> x;
@@ -106,7 +107,7 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
                 x.o[i / 4][i % 4] = o[i / 4][i % 4];
             }
             add_values_exactly<KIND, D, subs, S::tile>(at + S::half, first, lane,
-                                              v_scaled ? v_scales : nullptr, x);
+                                                       v_scaled ? v_scales : nullptr, x);
 #pragma unroll
             for (int i = 0; i < D / 2; i++) {
                 o[i / 4][i % 4] = x.o[i / 4][i % 4];
@@ -115,7 +116,8 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
 #pragma unroll
             for (int sub = 0; sub < subs; sub++) {
                 add_values<KIND, D, S::tile>(at + S::half, first + sub * 16, lane,
-                                    v_scaled ? v_scales : nullptr, s[2 * sub], s[2 * sub + 1], o);
+                                             v_scaled ? v_scales : nullptr, s[2 * sub],
+                                             s[2 * sub + 1], o);
             }
         }
         tile++;
@@ -176,8 +178,9 @@ static cudaError_t launch_shape(const flash_params *p, cudaStream_t stream)
     if (p == nullptr) {
         int device = 0, most = 0;
         cudaError_t error = cudaGetDevice(&device);
-        error = error ? error
-                      : cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+        error =
+            error ? error
+                  : cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
         return error ? error
                      : cudaFuncSetAttribute(attend<KIND, D, SPLIT>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, most);
@@ -205,8 +208,7 @@ template <int KIND> static cudaError_t load_kind()
     return error ? error : launch_shape<KIND, 256, false>(nullptr, nullptr);
 }
 
-template <int KIND>
-static cudaError_t launch_kind(const void *params, cudaStream_t stream)
+template <int KIND> static cudaError_t launch_kind(const void *params, cudaStream_t stream)
 {
     const flash_params *p = (const flash_params *)params;
     if (p == nullptr) {

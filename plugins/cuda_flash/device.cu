@@ -7,9 +7,9 @@
 #include "launch.h"
 
 static flash_launcher *const launchers[FLASH_KERNEL_COUNT] = {
-    launch_plan,  launch_bf16,  launch_f16,        launch_e4m3,  launch_e5m2,     launch_int8,
-    launch_plain, launch_write, launch_rope_write, launch_merge, launch_quantize, launch_amax,
-    launch_gather};
+    launch_plan,     launch_bf16,  launch_f16,   launch_e4m3,       launch_e5m2,
+    launch_int8,     launch_plain, launch_write, launch_rope_write, launch_merge,
+    launch_quantize, launch_amax,  launch_gather};
 
 typedef CUresult CUDAAPI push_fn(CUcontext);
 typedef CUresult CUDAAPI pop_fn(CUcontext *);
@@ -40,8 +40,8 @@ struct scope {
 static cudaError_t entry_point(const char *name, void **function)
 {
     cudaDriverEntryPointQueryResult found;
-    cudaError_t error = cudaGetDriverEntryPointByVersion(name, function, 12000, cudaEnableDefault,
-                                                         &found);
+    cudaError_t error =
+        cudaGetDriverEntryPointByVersion(name, function, 12000, cudaEnableDefault, &found);
     return error == cudaSuccess && found != cudaDriverEntryPointSuccess ? cudaErrorNotSupported
                                                                         : error;
 }
@@ -142,6 +142,5 @@ extern "C" const char *flash_fill(const struct flash_device *device, void *to, i
     if (stride == row_bytes || rows == 1) {
         return text_of(cudaMemsetAsync(to, value, row_bytes * rows, (cudaStream_t)stream));
     }
-    return text_of(
-        cudaMemset2DAsync(to, stride, value, row_bytes, rows, (cudaStream_t)stream));
+    return text_of(cudaMemset2DAsync(to, stride, value, row_bytes, rows, (cudaStream_t)stream));
 }

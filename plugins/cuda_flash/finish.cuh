@@ -144,10 +144,9 @@ static __device__ void merge_parts(const flash_params &p, const flash_run &run, 
 /* The 4 warps' shares of 16 rows through the stage that they have all read; ROUND rows at a time.
  * A row's dims are rotated by 8 per row, so that neighbouring rows stand in other banks. */
 template <int KIND, int D, int ROUND>
-static __device__ __forceinline__ void join_warps(const flash_params &p, const flash_run &run,
-                                                  float *scratch, float *sm, bool whole, float *part,
-                                                  const float (&m)[2], const float (&l)[2],
-                                                  const float (&o)[D / 8][4])
+static __device__ __forceinline__ void
+join_warps(const flash_params &p, const flash_run &run, float *scratch, float *sm, bool whole,
+           float *part, const float (&m)[2], const float (&l)[2], const float (&o)[D / 8][4])
 {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
     float *sl = sm + 64;

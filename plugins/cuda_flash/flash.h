@@ -10,10 +10,10 @@
 extern "C" {
 #endif
 
-#define FLASH_TILE 64        /* keys of one step of a CTA */
-#define FLASH_NARROW_TILE 128 /* where one row tile has all rows, and keys are 8-bit */
-#define FLASH_MAX_STAGES 6 /* tiles of a CTA in shared memory */
-#define FLASH_FIXED_SMEM 1024 /* of an attend CTA beside queries and stages */
+#define FLASH_TILE 64          /* keys of one step of a CTA */
+#define FLASH_NARROW_TILE 128  /* where one row tile has all rows, and keys are 8-bit */
+#define FLASH_MAX_STAGES 6     /* tiles of a CTA in shared memory */
+#define FLASH_FIXED_SMEM 1024  /* of an attend CTA beside queries and stages */
 #define FLASH_INVARIANT_CUTS 4 /* parts of an item in batch-invariant plans */
 
 enum flash_row_form {
@@ -147,7 +147,7 @@ struct flash_merge_params {
 struct flash_quantize_params {
     struct flash_rows x, out;
     const float *scale;
-    void *block_scales; /* float, or e4m3 bytes of nvfp4 */
+    void *block_scales;              /* float, or e4m3 bytes of nvfp4 */
     int64_t scale_row, scale_column; /* elements between tokens and between groups */
     int64_t num_rows;
     int32_t heads, dims, form, per_head, pow2, group;
@@ -187,8 +187,8 @@ enum flash_kernel {
 
 /* Every call answers NULL or the cause of its failure, and leaves the caller's context current. */
 struct flash_device {
-    void *context, *push, *pop; /* CUcontext, cuCtxPushCurrent, cuCtxPopCurrent */
-    int32_t id, num_sms, major; /* major: of the compute capability */
+    void *context, *push, *pop;      /* CUcontext, cuCtxPushCurrent, cuCtxPopCurrent */
+    int32_t id, num_sms, major;      /* major: of the compute capability */
     int32_t smem_of_sm, smem_of_cta; /* bytes */
     void *encode_map;                /* cuTensorMapEncodeTiled; NULL: no TMA */
 };
@@ -205,8 +205,8 @@ const char *flash_launch(const struct flash_device *device, enum flash_kernel ke
                          const void *params, void *stream);
 const char *flash_copy(const struct flash_device *device, void *to, const void *from, size_t bytes,
                        int32_t kind, void *stream);
-const char *flash_fill(const struct flash_device *device, void *to, int32_t value,
-                       size_t row_bytes, size_t stride, int64_t rows, void *stream);
+const char *flash_fill(const struct flash_device *device, void *to, int32_t value, size_t row_bytes,
+                       size_t stride, int64_t rows, void *stream);
 
 #ifdef __cplusplus
 }

@@ -95,8 +95,8 @@ attn_status cuda_rope_write_kv(const struct attn_write_kv_args *args, struct att
 
 attn_status cuda_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
 {
-    if (args->layer == NULL || args->params == NULL || args->cache == NULL ||
-        args->batch == NULL || args->batch->block_table == NULL || args->out_start_loc == NULL) {
+    if (args->layer == NULL || args->params == NULL || args->cache == NULL || args->batch == NULL ||
+        args->batch->block_table == NULL || args->out_start_loc == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "gather_kv",
                             "layer, params, cache, out_start_loc and a batch with block_table are "
                             "needed; one is NULL");

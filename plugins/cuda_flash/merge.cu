@@ -37,8 +37,7 @@ static __global__ void __launch_bounds__(128)
                          p.out_scale != nullptr ? divide_odd(x, by) : x);
         }
         if (lane == 0 && p.lse.data != nullptr) {
-            p.lse.data[h * p.lse.head + t * p.lse.row] =
-                sum == 0.0f ? -INFINITY : base + logf(sum);
+            p.lse.data[h * p.lse.head + t * p.lse.row] = sum == 0.0f ? -INFINITY : base + logf(sum);
         }
     }
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Elements of any type the backend holds, to and from float32, rounded to nearest. fp8 saturates. */
+/* Elements of any type the backend holds, to and from float32, rounded to nearest. fp8 saturates.
+ */
 #ifndef CUDA_FLASH_NUMBER_CUH
 #define CUDA_FLASH_NUMBER_CUH
 
@@ -112,8 +113,7 @@ static __device__ __forceinline__ float divide_odd(float x, number_divisor by)
 /* To int8, half away from zero; NaN becomes 0. */
 static __device__ __forceinline__ int8_t number_to_int8(float x)
 {
-    return isnan(x) ? (int8_t)0
-                    : (int8_t)fmaxf(-INT8_LARGEST, fminf(INT8_LARGEST, roundf(x)));
+    return isnan(x) ? (int8_t)0 : (int8_t)fmaxf(-INT8_LARGEST, fminf(INT8_LARGEST, roundf(x)));
 }
 
 static __device__ __forceinline__ float warp_sum(float x)

@@ -67,8 +67,7 @@ static attn_status check_quantize(const struct attn_quantize_args *args, struct 
     }
     if (args->form == ATTN_OUTPUT_NVFP4) {
         bool there = args->out != NULL && args->out->data != NULL && args->out->shape != NULL;
-        return there ? ATTN_OK
-                     : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out", "is NULL");
+        return there ? ATTN_OK : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out", "is NULL");
     }
     status = flash_check_rows(args->out, "out", error);
     if (status == ATTN_OK && args->out->dtype.bits != 8) {

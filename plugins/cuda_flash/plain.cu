@@ -72,7 +72,8 @@ static __device__ void attend_row(const flash_params &p, int32_t token, int32_t 
         }
     }
     if (lane == 0 && p.lse.data != nullptr) {
-        p.lse.data[head * p.lse.head + token * p.lse.row] = sum == 0.0f ? -INFINITY : base + logf(sum);
+        p.lse.data[head * p.lse.head + token * p.lse.row] =
+            sum == 0.0f ? -INFINITY : base + logf(sum);
     }
 }
 

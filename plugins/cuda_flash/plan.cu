@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The schedule, made on the device from the lengths as they are there: the tiles of each (request,
- * row tile) pair as running sums, and the segments into which the stream of tiles is cut. One CTA. */
+ * row tile) pair as running sums, and the segments into which the stream of tiles is cut. One CTA.
+ */
 #include "launch.h"
 #include "visible.cuh"
 
@@ -76,8 +77,8 @@ static __device__ flash_pair pair_of(const flash_params &p, int32_t pair, int32_
     v.length = q.length;
     v.causal = q.causal;
     v.request = r;
-    v.table = (int64_t)(p.block_table_row != nullptr ? p.block_table_row[r] : r) *
-              p.block_table_stride;
+    v.table =
+        (int64_t)(p.block_table_row != nullptr ? p.block_table_row[r] : r) * p.block_table_stride;
     return v;
 }
 
@@ -131,7 +132,8 @@ static __device__ int32_t cut_items(const flash_params &p, int32_t pairs, int32_
             for (int32_t i = 0; i < cuts * p.num_kv_heads; i++) {
                 int32_t head = i / cuts, cut = i - head * cuts;
                 flash_segment s = {};
-                s.begin = v.start + head * v.num_tiles + (int32_t)((int64_t)v.num_tiles * cut / cuts);
+                s.begin =
+                    v.start + head * v.num_tiles + (int32_t)((int64_t)v.num_tiles * cut / cuts);
                 s.end = v.start + head * v.num_tiles +
                         (int32_t)((int64_t)v.num_tiles * (cut + 1) / cuts);
                 s.index = at + i;
@@ -209,8 +211,7 @@ static __device__ void link_segments(const flash_params &p, int32_t pairs, const
         int32_t of_first = (starts[s.pair_index + 1] - first_start) / p.num_kv_heads;
         int32_t of_last = (starts[last_pair + 1] - starts[last_pair]) / p.num_kv_heads;
         int32_t item = first_start + (s.begin - first_start) / of_first * of_first;
-        int32_t last_item = starts[last_pair] +
-                            (last_tile - starts[last_pair]) / of_last * of_last;
+        int32_t last_item = starts[last_pair] + (last_tile - starts[last_pair]) / of_last * of_last;
         s.first = find_last(begin, cut.segments, item);
         s.last = find_last(begin, cut.segments, last_item + of_last - 1);
         p.segments[i % cut.levels * cut.ctas + i / cut.levels] = s;

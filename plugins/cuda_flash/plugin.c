@@ -190,12 +190,12 @@ attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max
 {
     *plugin = NULL;
     if (abi_version_min > ATTN_ABI_VERSION || abi_version_max < ATTN_ABI_VERSION) {
-        return plugin_error(error, ATTN_ERROR_ABI_VERSION, "abi_version",
-                            "%u.%u to %u.%u was asked; cuda_flash speaks %u.%u",
-                            ATTN_VERSION_MAJOR(abi_version_min), ATTN_VERSION_MINOR(abi_version_min),
-                            ATTN_VERSION_MAJOR(abi_version_max), ATTN_VERSION_MINOR(abi_version_max),
-                            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
-                            ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
+        return plugin_error(
+            error, ATTN_ERROR_ABI_VERSION, "abi_version",
+            "%u.%u to %u.%u was asked; cuda_flash speaks %u.%u",
+            ATTN_VERSION_MAJOR(abi_version_min), ATTN_VERSION_MINOR(abi_version_min),
+            ATTN_VERSION_MAJOR(abi_version_max), ATTN_VERSION_MINOR(abi_version_max),
+            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION), ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
     }
     *plugin = &plugin_table;
     return ATTN_OK;

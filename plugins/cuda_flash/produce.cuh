@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The last two warps of an attend CTA: both walk the CTA's segments and copy into shared memory, some
- * stages ahead of the four warps that compute, one the queries and keys, the other the values. */
+/* The last two warps of an attend CTA: both walk the CTA's segments and copy into shared memory,
+ * some stages ahead of the four warps that compute, one the queries and keys, the other the values.
+ */
 #ifndef CUDA_FLASH_PRODUCE_CUH
 #define CUDA_FLASH_PRODUCE_CUH
 
@@ -13,7 +14,7 @@
 /* The tiles of one item in one segment: what the four warps compute without looking up. */
 struct flash_run {
     flash_pair pair;
-    int32_t head, tile, count;  /* tiles tile .. tile + count - 1 of the item */
+    int32_t head, tile, count;    /* tiles tile .. tile + count - 1 of the item */
     int32_t segment, first, last; /* segments that share the item */
     int32_t item, reserved;       /* item: pair x KV heads + head */
 };
@@ -24,7 +25,8 @@ template <int KIND, int D, bool SPLIT> struct shape {
     static constexpr int chunks = D * element / 16; /* 16-byte pieces of a key's row */
     static constexpr int tile = SPLIT && bytes && D <= 128 ? FLASH_NARROW_TILE : FLASH_TILE;
     static constexpr int half = tile * D * element;
-    static constexpr int tail = SPLIT || bytes ? 1024 : 0; /* rows' scales; later 4 warps' m and l */
+    /* rows' scales; later 4 warps' m and l */
+    static constexpr int tail = SPLIT || bytes ? 1024 : 0;
     static constexpr int stage = 2 * half + tail;
     static constexpr int rows = SPLIT ? 16 : 64;
     static constexpr int q_bytes = rows * D * 2;
@@ -72,9 +74,8 @@ template <int TILE> struct tile_place {
 
 /* The entries are used a tile later, so that nobody waits for them here. */
 template <int TILE>
-static __device__ __forceinline__ tile_place<TILE> place_tile(const flash_params &p,
-                                                              const flash_run &run, int32_t tile,
-                                                              int lane, int boxes_of_page)
+static __device__ __forceinline__ tile_place<TILE>
+place_tile(const flash_params &p, const flash_run &run, int32_t tile, int lane, int boxes_of_page)
 {
     tile_place<TILE> at;
     int32_t base = (run.pair.k0 & ~(TILE - 1)) + tile * TILE;
@@ -207,8 +208,8 @@ static __device__ __forceinline__ void copy_query(const flash_params &p, const f
         int32_t at = run.pair.first_row + (real ? row : 0), token = at / p.group;
         const char *from = p.q.data + (int64_t)(run.pair.query_start + token) * p.q.row +
                            (int64_t)(run.head * p.group + at - token * p.group) * p.q.head;
-        copy16(to + (row * (D / 8) + swizzle<D / 8>(row, chunk)) * 16, from + (real ? chunk * 16 : 0),
-               real ? 16 : 0);
+        copy16(to + (row * (D / 8) + swizzle<D / 8>(row, chunk)) * 16,
+               from + (real ? chunk * 16 : 0), real ? 16 : 0);
     }
 }
 

@@ -114,7 +114,8 @@ static __device__ __forceinline__ void barrier_arrive_copies(uint32_t barrier)
 static __device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier),
+                 "r"(bytes)
                  : "memory");
 #endif
 }

@@ -45,8 +45,8 @@ template <int N> struct tile_scores {
 /* What intervals do not say: spans, trees, ALiBi. Scores are scaled and capped, base 2; `row` and
  * row + 8 are the lane's. */
 template <int N>
-static __device__ __noinline__ void score_slowly(const flash_params &p, const flash_run &run, int row,
-                                                 int32_t first_key, tile_scores<N> &x)
+static __device__ __noinline__ void score_slowly(const flash_params &p, const flash_run &run,
+                                                 int row, int32_t first_key, tile_scores<N> &x)
 {
     flash_request request = request_of_pair(run.pair);
     for (int i = 0; i < 2; i++) {
@@ -55,9 +55,8 @@ static __device__ __noinline__ void score_slowly(const flash_params &p, const fl
             break;
         }
         flash_interval v = interval_of(p, request, index);
-        float slope = p.slopes != nullptr
-                          ? p.slopes[run.head * p.group + at - index * p.group]
-                          : 0.0f;
+        float slope =
+            p.slopes != nullptr ? p.slopes[run.head * p.group + at - index * p.group] : 0.0f;
 #pragma unroll 1
         for (int e = 0; e < N * 2; e++) {
             float *s = &x.s[e >> 1][2 * i + (e & 1)];
@@ -72,10 +71,9 @@ static __device__ __noinline__ void score_slowly(const flash_params &p, const fl
 /* Scores of one tile in base 2; `first_key` is the lane's first. Rows from 8 on are left out where
  * there are none. `inside`: all rows see all keys. */
 template <int N>
-static __device__ __forceinline__ void score_tile(const flash_params &p, const flash_run &run,
-                                                  const lane_rows &rows, int row, float scale,
-                                                  bool slow, bool high_rows, bool inside,
-                                                  int32_t first_key, float (&s)[N][4])
+static __device__ __forceinline__ void
+score_tile(const flash_params &p, const flash_run &run, const lane_rows &rows, int row, float scale,
+           bool slow, bool high_rows, bool inside, int32_t first_key, float (&s)[N][4])
 {
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -232,8 +230,8 @@ static __device__ __forceinline__ void dot_step(const char *stage, int first, in
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int key = first + h * 8 + (lane >> 2);
-            uint32_t x = *(const uint32_t *)(stage + place_of<chunks, TILE>(key, kk) +
-                                             (lane & 3) * 4);
+            uint32_t x =
+                *(const uint32_t *)(stage + place_of<chunks, TILE>(key, kk) + (lane & 3) * 4);
             b[2 * h] = widen<KIND>(x & 0xffff);
             b[2 * h + 1] = widen<KIND>(x >> 16);
         }
@@ -261,8 +259,8 @@ static __device__ __forceinline__ void add_values(const char *values, int first,
 #pragma unroll
     for (int c = 0; c < chunks / 2; c++) {
         uint32_t b[4];
-        load4_transposed(b, shared_address(values) +
-                                place_of<chunks, TILE>(key, 2 * c + (lane >> 4)));
+        load4_transposed(b,
+                         shared_address(values) + place_of<chunks, TILE>(key, 2 * c + (lane >> 4)));
         if constexpr (KIND < KIND_E4M3) {
             multiply<KIND>(o[2 * c], a, b[0], b[1]);
             multiply<KIND>(o[2 * c + 1], a, b[2], b[3]);
@@ -304,8 +302,8 @@ static __device__ __forceinline__ bool values_odd(const char *values, int first,
     bool odd = false;
     if (KIND != KIND_INT8) {
         for (int i = lane; i < keys * chunks; i += 32) {
-            uint4 x = *(const uint4 *)(values +
-                                       place_of<chunks, TILE>(first + i / chunks, i % chunks));
+            uint4 x =
+                *(const uint4 *)(values + place_of<chunks, TILE>(first + i / chunks, i % chunks));
             uint32_t any = (((x.x & mask) + one) | ((x.y & mask) + one) | ((x.z & mask) + one) |
                             ((x.w & mask) + one)) &
                            sign;
@@ -344,7 +342,8 @@ static __device__ __noinline__ void add_values_exactly(const char *values, int f
 #pragma unroll 1
         for (int i = 0; i < D / 4; i++) {
             int n = i >> 1, e = i & 1, d = value_dim<KIND>(n, lane, e);
-            float v = number_load(values + place_of<chunks, TILE>(key, d / per), dtype, d % per) * scale;
+            float v =
+                number_load(values + place_of<chunks, TILE>(key, d / per), dtype, d % per) * scale;
             x.o[n][e] += w0 == 0.0f ? 0.0f : w0 * v;
             x.o[n][2 + e] += w1 == 0.0f ? 0.0f : w1 * v;
         }

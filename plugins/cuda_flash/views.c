@@ -13,10 +13,9 @@ const struct attn_ext *flash_find_ext(const struct attn_ext *ext, uint32_t id)
 struct flash_rows flash_rows_of(const struct attn_tensor *tensor)
 {
     int64_t bytes = tensor->dtype.bits / 8;
-    return (struct flash_rows){(char *)tensor->data + tensor->byte_offset,
-                               tensor_stride(tensor, 0) * bytes,
-                               tensor->ndim > 2 ? tensor_stride(tensor, 1) * bytes : 0,
-                               number_dtype_name(tensor->dtype)};
+    return (struct flash_rows){
+        (char *)tensor->data + tensor->byte_offset, tensor_stride(tensor, 0) * bytes,
+        tensor->ndim > 2 ? tensor_stride(tensor, 1) * bytes : 0, number_dtype_name(tensor->dtype)};
 }
 
 struct flash_lse flash_lse_of(const struct attn_tensor *tensor)
@@ -53,8 +52,7 @@ static int32_t stored_as(const struct attn_layer_desc *layer, bool is_v, int32_t
 static const float *channel_scale(const struct attn_layer_params *params)
 {
     const struct attn_kv_quant_params *quant =
-        (const struct attn_kv_quant_params *)flash_find_ext(params->next,
-                                                            ATTN_EXT_KV_QUANT_PARAMS);
+        (const struct attn_kv_quant_params *)flash_find_ext(params->next, ATTN_EXT_KV_QUANT_PARAMS);
     return quant != NULL ? quant->v_channel_scale : NULL;
 }
 

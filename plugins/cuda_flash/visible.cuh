@@ -11,7 +11,8 @@ struct flash_request {
 
 static __device__ __forceinline__ flash_request request_of_pair(const flash_pair &pair)
 {
-    return {pair.request, pair.query_start, pair.query_len, pair.key_start, pair.length, pair.causal};
+    return {pair.request,   pair.query_start, pair.query_len,
+            pair.key_start, pair.length,      pair.causal};
 }
 
 static __device__ __forceinline__ flash_request load_request(const flash_params &p, int32_t r)
@@ -89,8 +90,7 @@ static __device__ __forceinline__ float bias_of(const flash_params &p, const fla
         bias = distance >= 0 ? -slope * sqrtf((float)distance) : 0.0f;
     }
     int32_t column = j - (q.length - q.query_len);
-    if (p.tree_mask == ATTN_TREE_BIAS && p.tree != nullptr && column >= 0 &&
-        column < q.query_len) {
+    if (p.tree_mask == ATTN_TREE_BIAS && p.tree != nullptr && column >= 0 && column < q.query_len) {
         bias += ((const float *)p.tree + q.r * p.tree_request + index * p.tree_row)[column];
     }
     return bias;

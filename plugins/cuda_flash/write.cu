@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The KV write, alone and with rotary embedding (Su et al. 2021) and RMS norm before it. Bytes: each
- * new row read and written once; the limit is memory. */
+/* The KV write, alone and with rotary embedding (Su et al. 2021) and RMS norm before it. Bytes:
+ * each new row read and written once; the limit is memory. */
 #include "launch.h"
 #include "rows.cuh"
 
@@ -85,7 +85,8 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
             const flash_cache &cache = p.to[side];
             from[u] = rows.data + (int64_t)row * rows.row + head * rows.head +
                       place * (WAY == WRITE_COPY ? 16 : 32);
-            to[u] = (char *)row_at(cache, block, slots[u] - block * p.block_size, head) + place * 16;
+            to[u] =
+                (char *)row_at(cache, block, slots[u] - block * p.block_size, head) + place * 16;
             heads[u] = head;
             sides[u] = side;
             if (slots[u] >= 0) {
@@ -168,10 +169,10 @@ cudaError_t launch_write(const void *params, int32_t num_sms, cudaStream_t strea
     unsigned grid = grid_for(all, WRITE_THREADS * WRITE_VECTORS, 1 << 20);
     bool small = all < INT32_MAX; /* sums of a few steps still fit into 32 bits */
     if (copies || shrinks) {
-        auto kernel = copies ? (small ? write_vectors<WRITE_COPY, uint32_t>
-                                      : write_vectors<WRITE_COPY, int64_t>)
-                             : (small ? write_vectors<WRITE_FP8, uint32_t>
-                                      : write_vectors<WRITE_FP8, int64_t>);
+        auto kernel =
+            copies
+                ? (small ? write_vectors<WRITE_COPY, uint32_t> : write_vectors<WRITE_COPY, int64_t>)
+                : (small ? write_vectors<WRITE_FP8, uint32_t> : write_vectors<WRITE_FP8, int64_t>);
         kernel<<<grid, WRITE_THREADS, 0, stream>>>(p, vectors[0], vectors[1]);
     } else {
         grid = grid_for(p.num_slots * 2 * p.num_heads, 4, (int64_t)num_sms * 32);

@@ -105,8 +105,8 @@ static void tree_shared(struct mutable_args *m)
     m->batch.tree_stride_request = 0;
 }
 
-/* Rows in another order than block_table_row says: each request reads its neighbour's. Entries that are garbage for the
- * neighbour become block 0, since a crash would prove less. */
+/* Rows in another order than block_table_row says: each request reads its neighbour's. Entries that
+ * are garbage for the neighbour become block 0, since a crash would prove less. */
 static void table_row_ignored(struct mutable_args *m)
 {
     const struct attn_batch *batch = m->args.batch;
@@ -193,8 +193,8 @@ static void lse_base_two(const struct attn_attend_args *args)
 {
     for (int64_t h = 0; args->lse != NULL && h < args->lse->shape[0]; h++) {
         for (int32_t t = 0; t < args->batch->num_actual_tokens; t++) {
-            float *lse = (float *)args->lse->data + h * args->lse->strides[0] +
-                         t * args->lse->strides[1];
+            float *lse =
+                (float *)args->lse->data + h * args->lse->strides[0] + t * args->lse->strides[1];
             *lse *= 1.4426950408889634f;
         }
     }
@@ -333,9 +333,9 @@ static void half_of_the_rows(struct mutable_args *m)
 /* A split over long keys loses the last one: nobody sees it, the others' positions stay. */
 static void split_drops_the_last_key(struct mutable_args *m)
 {
-    if (m->layer.kind == ATTN_LAYER_DECODER && m->batch.max_seq_len > 600 &&
-        !m->layer.has_window && !m->layer.chunk_size && m->layer.causal && !m->layer.prefix_lm &&
-        m->batch.causal == -1 && !m->layer.causal_per_request) {
+    if (m->layer.kind == ATTN_LAYER_DECODER && m->batch.max_seq_len > 600 && !m->layer.has_window &&
+        !m->layer.chunk_size && m->layer.causal && !m->layer.prefix_lm && m->batch.causal == -1 &&
+        !m->layer.causal_per_request) {
         m->layer.has_window = 1;
         m->layer.window_left = -1;
         m->layer.window_right = -1;
@@ -352,9 +352,9 @@ static bool is_nan_bits(const struct attn_tensor *out, const uint8_t *at)
 {
     uint32_t word = 0;
     memcpy(&word, at, out->dtype.bits / 8);
-    return out->dtype.bits == 32                  ? (word & 0x7fffffff) > 0x7f800000
+    return out->dtype.bits == 32                 ? (word & 0x7fffffff) > 0x7f800000
            : out->dtype.code == ATTN_CODE_BFLOAT ? (word & 0x7fff) > 0x7f80
-                                                  : (word & 0x7fff) > 0x7c00;
+                                                 : (word & 0x7fff) > 0x7c00;
 }
 
 /* A visible NaN is taken for 0. */
@@ -363,8 +363,7 @@ static void nan_hidden(const struct attn_attend_args *args)
     size_t e = args->out->dtype.bits / 8;
     for (int32_t t = args->batch->query_start_loc[0]; t < args->batch->num_actual_tokens; t++) {
         for (int64_t i = 0; i < args->out->shape[1] * args->out->shape[2]; i++) {
-            uint8_t *at = (uint8_t *)args->out->data +
-                          (size_t)(t * args->out->strides[0] + i) * e;
+            uint8_t *at = (uint8_t *)args->out->data + (size_t)(t * args->out->strides[0] + i) * e;
             if (is_nan_bits(args->out, at)) {
                 memset(at, 0, e);
             }
@@ -489,7 +488,9 @@ const struct mutant attend_mutants[] = {
     {.name = "mutant_nan_hidden", .after = nan_hidden},
     {.name = "mutant_bits_by_batch", .after = bits_by_batch},
     {.name = "mutant_query_scribbled", .after = query_scribbled},
-    {.name = "mutant_table_stale", .plan = keep_table, .planned = use_kept_table,
+    {.name = "mutant_table_stale",
+     .plan = keep_table,
+     .planned = use_kept_table,
      .ignores_updates = true},
     {.name = "mutant_lengths_stale", .plan = keep_lengths, .planned = use_kept_lengths},
     {.name = "mutant_plan_overrun", .overruns_plan = true},

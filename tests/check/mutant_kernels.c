@@ -18,8 +18,7 @@ static attn_status skip_ignored(const struct attn_kernels *kernels,
 }
 
 static attn_status last_row_dropped(const struct attn_kernels *kernels,
-                                    const struct attn_write_kv_args *args,
-                                    struct attn_error *error)
+                                    const struct attn_write_kv_args *args, struct attn_error *error)
 {
     struct attn_write_kv_args changed = *args;
     while (changed.num_slots > 0 && args->slot_mapping[changed.num_slots - 1] < 0) {
@@ -116,8 +115,8 @@ static void round_to_even(const struct attn_write_kv_args *args, int64_t t, int6
     }
     memcpy(&scale, scale_of(args->k_cache, slot, head), sizeof scale);
     int8_t *row = (int8_t *)row_of(args->k_cache, slot, head);
-    const float *x = (const float *)args->k->data + t * args->k->strides[0] +
-                     head * args->k->strides[1];
+    const float *x =
+        (const float *)args->k->data + t * args->k->strides[0] + head * args->k->strides[1];
     for (int32_t d = 0; d < args->k_cache->head_size; d++) {
         float code = x[d] / scale;
         row[d] = isnan(code) ? 0 : (int8_t)nearbyintf(code);
@@ -153,7 +152,8 @@ static attn_status rope_without_norm(const struct attn_kernels *kernels,
 }
 
 static attn_status rope_one_position(const struct attn_kernels *kernels,
-                                 const struct attn_write_kv_args *args, struct attn_error *error)
+                                     const struct attn_write_kv_args *args,
+                                     struct attn_error *error)
 {
     struct attn_io_rope rope = *(const struct attn_io_rope *)args->next;
     struct attn_write_kv_args changed = *args;

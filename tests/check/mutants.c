@@ -120,9 +120,8 @@ static attn_status mutant_plan(const struct attn_attend_args *args, int32_t mode
 
 static attn_status mutant_update(const struct attn_attend_args *args, struct attn_error *error)
 {
-    return args->instance->mutant->ignores_updates
-               ? ATTN_OK
-               : mutant_plan(args, ATTN_PLAN_EAGER, error);
+    return args->instance->mutant->ignores_updates ? ATTN_OK
+                                                   : mutant_plan(args, ATTN_PLAN_EAGER, error);
 }
 
 /* Every kernel: the mutant's own, or cpu_ref's, with the instance behind. */
@@ -254,10 +253,9 @@ static attn_status mutants_create(const struct attn_host *host, const char *back
     for (int32_t i = 0; me != NULL && (mutant = mutant_at(i)) != NULL; i++) {
         if (strcmp(mutant->name, backend) == 0) {
             *me = (struct attn_instance){NULL, real_plugin(error), NULL, host, mutant};
-            status = me->plugin == NULL
-                         ? ATTN_ERROR_PLUGIN
-                         : me->plugin->create(host, "cpu_ref", variant, device, &me->real,
-                                              &me->kernels, error);
+            status = me->plugin == NULL ? ATTN_ERROR_PLUGIN
+                                        : me->plugin->create(host, "cpu_ref", variant, device,
+                                                             &me->real, &me->kernels, error);
         }
     }
     if (status != ATTN_OK) {

@@ -65,10 +65,10 @@ struct mutant {
     void (*mla)(struct mutable_args *m); /* attend_mla and attend_mla_sparse, before */
     void (*plan)(const struct attn_attend_args *args, int32_t mode, struct kept *kept);
     void (*planned)(struct mutable_args *m, const struct kept *kept); /* before, with the plan's */
-    bool ignores_updates;   /* of the block table */
-    bool overruns_plan;     /* writes past what plan_size asked for */
-    bool allocates;         /* in every attend */
-    bool fused;             /* attend writes the keys itself */
+    bool ignores_updates;                                             /* of the block table */
+    bool overruns_plan; /* writes past what plan_size asked for */
+    bool allocates;     /* in every attend */
+    bool fused;         /* attend writes the keys itself */
 };
 
 extern const struct mutant attend_mutants[], kernel_mutants[];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A layer whose cache is spread over the ranks of MPI gives on every rank what it gives alone. Run under mpirun; each rank
- * has its own query heads, all ranks the same keys. Exit status 0 if every rank agrees. */
+/* A layer whose cache is spread over the ranks of MPI gives on every rank what it gives alone. Run
+ * under mpirun; each rank has its own query heads, all ranks the same keys. Exit status 0 if every
+ * rank agrees. */
 #include <math.h>
 #include <mpi.h>
 #include <setjmp.h>
@@ -43,23 +44,26 @@ struct spread {
     struct attn_batch batch;
 };
 
-#define CHECK(f, call)                                                                                       \
-    do {                                                                                                     \
-        if ((call) != ATTN_OK) {                                                                             \
-            fail_msg("rank %d: %s: %s: %s", ranks->rank, #call, (f)->error.field, (f)->error.message);       \
-        }                                                                                                    \
+#define CHECK(f, call)                                                                             \
+    do {                                                                                           \
+        if ((call) != ATTN_OK) {                                                                   \
+            fail_msg("rank %d: %s: %s: %s", ranks->rank, #call, (f)->error.field,                  \
+                     (f)->error.message);                                                          \
+        }                                                                                          \
     } while (0)
 
 /* This rank's slot of each position, -1 where it is another's. */
-static void slots_of(struct spread *s, const struct fixture *f, int32_t r, int32_t first, int32_t count,
-                     int32_t interleave, int64_t *slots)
+static void slots_of(struct spread *s, const struct fixture *f, int32_t r, int32_t first,
+                     int32_t count, int32_t interleave, int64_t *slots)
 {
     int64_t positions[MAX_BLOCKS * BLOCK];
     for (int32_t i = 0; i < count; i++) {
         positions[i] = first + i;
     }
-    assert_int_equal(f->api->context_parallel_slots(positions, count, &s->table[r * MAX_BLOCKS], BLOCK, ranks->rank,
-                                                    ranks->world_size, interleave, slots, NULL), ATTN_OK);
+    assert_int_equal(f->api->context_parallel_slots(positions, count, &s->table[r * MAX_BLOCKS],
+                                                    BLOCK, ranks->rank, ranks->world_size,
+                                                    interleave, slots, NULL),
+                     ATTN_OK);
 }
 
 /* The context's rows from the full cache into this rank's shard; all else stays NaN. */
@@ -76,8 +80,9 @@ static void fill_shard(struct spread *s, const struct fixture *f, const struct a
                 int32_t block = f->block_table[r * MAX_BLOCKS + j / BLOCK];
                 memcpy((char *)shard->data + slots[j] / BLOCK * shard->stride_block +
                            slots[j] % BLOCK * shard->stride_slot + h * shard->stride_head,
-                       (const char *)full->data + block * full->stride_block + j % BLOCK * full->stride_slot +
-                           h * full->stride_head, row);
+                       (const char *)full->data + block * full->stride_block +
+                           j % BLOCK * full->stride_slot + h * full->stride_head,
+                       row);
             }
         }
     }
@@ -85,10 +90,12 @@ static void fill_shard(struct spread *s, const struct fixture *f, const struct a
 
 static void spread_bind(struct spread *s, struct fixture *f, const struct attn_context_parallel *cp)
 {
-    const struct attn_select_options options = {.struct_size = sizeof options, .backend = "cpu_ref"};
+    const struct attn_select_options options = {.struct_size = sizeof options,
+                                                .backend = "cpu_ref"};
     struct attn_layer_desc layer = f->layer;
     const struct attn_layer_desc *layers[] = {&layer};
-    const struct attn_layer_params params = {.struct_size = sizeof params, .sinks = layer.has_sinks ? f->sinks : NULL};
+    const struct attn_layer_params params = {.struct_size = sizeof params,
+                                             .sinks = layer.has_sinks ? f->sinks : NULL};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = k, full_k = k, full_v = k;
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
     int32_t blocks = f->batch.num_reqs * MAX_BLOCKS;
@@ -102,18 +109,19 @@ static void spread_bind(struct spread *s, struct fixture *f, const struct attn_c
     CHECK(f, f->api->layer_kv_views(bound, s->cache, blocks, &k, &v, &f->error));
     CHECK(f, f->api->layer_bind_kv(bound, &k, &v, &f->error));
     CHECK(f, f->api->layer_bind_params(bound, &params, &f->error));
-    CHECK(f, f->api->layer_kv_views(f->api->model_layer(f->model, 0), f->cache, f->num_blocks, &full_k, &full_v,
-                                    &f->error));
+    CHECK(f, f->api->layer_kv_views(f->api->model_layer(f->model, 0), f->cache, f->num_blocks,
+                                    &full_k, &full_v, &f->error));
     fill_shard(s, f, &full_k, &k, cp->interleave);
     fill_shard(s, f, &full_v, &v, cp->interleave);
 }
 
 static void spread_init(struct spread *s, struct fixture *f, int32_t interleave, int32_t reduce)
 {
-    const struct attn_context_parallel cp = {.ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp},
-                                             .decode = ranks,
-                                             .interleave = interleave,
-                                             .reduce = reduce};
+    const struct attn_context_parallel cp = {
+        .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp},
+        .decode = ranks,
+        .interleave = interleave,
+        .reduce = reduce};
     const struct attn_plan_options limits = {
         .struct_size = sizeof limits,
         .limits = {sizeof limits.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * BLOCK, 0, 0}};
@@ -160,9 +168,10 @@ static void hold(size_t which, int32_t kv_heads, int32_t interleave, int32_t red
         .kind = ATTN_LAYER_DECODER, .causal = 1, .num_kv_heads = kv_heads, .has_sinks = sinks};
     struct fixture f;
     struct spread s = {0};
-    fixture_init(&f, "cpu_ref", &desc, batches[which].queries, batches[which].lens, batches[which].num_reqs, 0, NULL,
-                 true);
-    int64_t rows = (int64_t)f.batch.num_tokens * f.layer.num_q_heads, elements = rows * f.layer.head_size;
+    fixture_init(&f, "cpu_ref", &desc, batches[which].queries, batches[which].lens,
+                 batches[which].num_reqs, 0, NULL, true);
+    int64_t rows = (int64_t)f.batch.num_tokens * f.layer.num_q_heads,
+            elements = rows * f.layer.head_size;
     for (int64_t i = 0; i < elements; i++) { /* this rank's own heads */
         f.q[i] = f.q[i] * (ranks->rank % 2 ? -1.0f : 1.0f) + 0.01f * (float)(i % 7 * ranks->rank);
     }
@@ -179,8 +188,9 @@ static void hold(size_t which, int32_t kv_heads, int32_t interleave, int32_t red
     }
     double d = fmax(difference(out, f.out, elements), difference(lse, f.lse, rows));
     if (ranks->rank == 0) {
-        print_message("%s, %d key heads, interleave %d, %s%s: %g\n", batches[which].name, kv_heads, interleave,
-                      reduce == ATTN_CP_ALL_TO_ALL ? "all to all" : "reduce-scatter", sinks ? ", sinks" : "", d);
+        print_message("%s, %d key heads, interleave %d, %s%s: %g\n", batches[which].name, kv_heads,
+                      interleave, reduce == ATTN_CP_ALL_TO_ALL ? "all to all" : "reduce-scatter",
+                      sinks ? ", sinks" : "", d);
     }
     assert_true(d < BOUND);
     spread_finish(&s, &f);

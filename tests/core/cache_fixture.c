@@ -170,8 +170,8 @@ void place_start(struct place *place, attn_status expected, const char *says, bo
 
         if (plugin->status != expected || (plugin->table != NULL) != asked ||
             (strstr(plugin->reason, says) == NULL && strcmp(plugin->name, says) != 0)) {
-            fprintf(stderr, "%s: status %d, '%s', %s\n", plugin->name, plugin->status, plugin->reason,
-                    plugin->table != NULL ? "asked" : "not asked");
+            fprintf(stderr, "%s: status %d, '%s', %s\n", plugin->name, plugin->status,
+                    plugin->reason, plugin->table != NULL ? "asked" : "not asked");
             _exit(1);
         }
         api->runtime_destroy(runtime);

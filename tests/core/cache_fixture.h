@@ -26,15 +26,16 @@ extern const struct attn_api *api;
 /* Opens the api; for main. */
 attn_status fixture_open(void);
 
-/* Set-up and tear-down of each test: *state is a struct place whose plugin file is a copy of `rich`. */
+/* Set-up and tear-down of each test: *state is a struct place whose plugin file is a copy of
+ * `rich`. */
 int place_setup(void **state);
 int place_teardown(void **state);
 
 /* A runtime with the plugins of `path`, probed in this process. */
 attn_runtime *place_create(struct place *place, const char *path, attn_status expected);
 
-/* A start in another process, since this one keeps what it has loaded: the status that the plugin has to get, a part of
- * its reason or its name, and whether its code is asked. */
+/* A start in another process, since this one keeps what it has loaded: the status that the plugin
+ * has to get, a part of its reason or its name, and whether its code is asked. */
 void place_start(struct place *place, attn_status expected, const char *says, bool asked);
 /* The same, of a plugin that nobody knows yet. */
 void place_warm_up(struct place *place);

@@ -19,7 +19,8 @@ static float *row_of(const struct attn_tensor *t, int64_t row, int64_t head)
 static float *cached_row(const struct attn_kv_view *view, int64_t slot, int64_t head)
 {
     return (float *)(void *)((uint8_t *)view->data + slot / view->block_size * view->stride_block +
-                             slot % view->block_size * view->stride_slot + head * view->stride_head);
+                             slot % view->block_size * view->stride_slot +
+                             head * view->stride_head);
 }
 
 static const float *key_row(const struct attn_attend_args *args, const struct attn_kv_view *view,
@@ -74,7 +75,8 @@ static attn_status attend(const struct attn_attend_args *args, struct attn_error
         int64_t begin = b->query_start_loc[r], query_len = b->query_start_loc[r + 1] - begin;
         int64_t length = args->k_cache != NULL ? b->seq_lens[r] : query_len;
         for (int64_t i = 0; i < query_len && length > 0; i++) {
-            attend_row(args, r, begin + i, args->layer->causal ? length - query_len + i + 1 : length);
+            attend_row(args, r, begin + i,
+                       args->layer->causal ? length - query_len + i + 1 : length);
         }
     }
     return ATTN_OK;
@@ -87,8 +89,10 @@ static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_e
     for (int64_t t = 0; t < args->num_slots; t++) {
         for (int64_t h = 0; h < args->layer->num_kv_heads && args->slot_mapping[t] >= 0; h++) {
             size_t bytes = FAKE_HEAD_SIZE * sizeof(float);
-            memcpy(cached_row(args->k_cache, args->slot_mapping[t], h), row_of(args->k, t, h), bytes);
-            memcpy(cached_row(args->v_cache, args->slot_mapping[t], h), row_of(args->v, t, h), bytes);
+            memcpy(cached_row(args->k_cache, args->slot_mapping[t], h), row_of(args->k, t, h),
+                   bytes);
+            memcpy(cached_row(args->v_cache, args->slot_mapping[t], h), row_of(args->v, t, h),
+                   bytes);
         }
     }
     return ATTN_OK;
@@ -156,5 +160,6 @@ struct attn_tensor fake_tensor(float *data, int64_t *shape, int64_t rows, int64_
     shape[0] = rows;
     shape[1] = heads;
     shape[2] = FAKE_HEAD_SIZE;
-    return (struct attn_tensor){data, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+    return (struct attn_tensor){
+        data, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
 }

@@ -42,12 +42,10 @@ void fixture_init(struct fixture *fixture)
                                                .allocate = allocate,
                                                .release = release,
                                                .num_threads = 1};
-    fixture->table = (struct attn_plugin){.struct_size = sizeof fixture->table,
-                                          .abi_version = ATTN_ABI_VERSION,
-                                          .name = plugin_name};
-    fixture->plugins[0] =
-        (struct plugin){plugin_name, plugin_name, empty, empty, empty, ATTN_OK, &fixture->table,
-                        fixture->table, 0};
+    fixture->table = (struct attn_plugin){
+        .struct_size = sizeof fixture->table, .abi_version = ATTN_ABI_VERSION, .name = plugin_name};
+    fixture->plugins[0] = (struct plugin){
+        plugin_name, plugin_name, empty, empty, empty, ATTN_OK, &fixture->table, fixture->table, 0};
     fixture->devices[0] = (struct attn_device_info){.struct_size = sizeof(struct attn_device_info),
                                                     .device = {ATTN_DEVICE_CPU, 0},
                                                     .name = "cpu",

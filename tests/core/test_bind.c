@@ -12,7 +12,8 @@ static void spec_counts_a_page(void **state)
     struct fixture fixture;
     struct attn_error error = ATTN_ERROR_INIT;
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
-    struct attn_layer_desc layers[] = {fake_layer("plain"), fake_layer("padded"), fake_layer("encoder")};
+    struct attn_layer_desc layers[] = {fake_layer("plain"), fake_layer("padded"),
+                                       fake_layer("encoder")};
     (void)state;
     fake_init(&fixture);
     layers[1].padded_page_bytes = PAGE + 256;
@@ -99,7 +100,8 @@ static void wrong_views_are_refused(void **state)
     bad.num_blocks = 3;
     assert_int_equal(layer_bind_kv(layer, &k, &bad, &error), ATTN_ERROR_INVALID_ARGUMENT);
     assert_int_equal(layer_bind_kv(layer, &k, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(layer_bind_kv(model_layer(model, 1), &k, &v, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(layer_bind_kv(model_layer(model, 1), &k, &v, &error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
     assert_int_equal(layer_bind_kv(layer, &k, &v, &error), ATTN_OK);
     model_destroy(model);
     free(base);
@@ -134,8 +136,8 @@ static void copies_blocks_of_spread_planes(void **state)
     k.data = planes[0];
     v.data = planes[1];
     assert_int_equal(layer_bind_kv(model_layer(model, 0), &k, &v, &error), ATTN_OK);
-    assert_int_equal(copy_blocks(model, 0, ATTN_COPY_DEVICE_TO_DEVICE, NULL, pairs, 1, NULL, &error),
-                     ATTN_OK);
+    assert_int_equal(
+        copy_blocks(model, 0, ATTN_COPY_DEVICE_TO_DEVICE, NULL, pairs, 1, NULL, &error), ATTN_OK);
     for (int32_t i = 0; i < 2; i++) {
         assert_int_equal(planes[i][2 * STRIDE], 10 * (i + 1));
         assert_int_equal(planes[i][2 * STRIDE + BLOCK - 1], 10 * (i + 1));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Starts with a cache of probes: nothing is loaded, what is loaded later has to be what was probed. */
+/* Starts with a cache of probes: nothing is loaded, what is loaded later has to be what was probed.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -150,8 +151,9 @@ static void other_name_is_refused(void **state)
     assert_int_equal(runtime_plugin_table(runtime, 0, &table, &error), ATTN_ERROR_PLUGIN);
     assert_null(table);
     assert_string_equal(error.field, "name");
-    assert_string_equal(error.message, "is second_name 1.0 of tests now; it was first_name 1.0 of tests "
-                                       "when it was probed");
+    assert_string_equal(error.message,
+                        "is second_name 1.0 of tests now; it was first_name 1.0 of tests "
+                        "when it was probed");
     assert_int_equal(place_entries(place, NULL), 0); /* the next start asks it anew */
     api->runtime_destroy(runtime);
     runtime = place_create(place, place->plugin, ATTN_OK);
@@ -251,7 +253,8 @@ static double milliseconds(void)
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
 }
 
-/* The time is told, not judged: the machine may be anybody's. What is judged is that no plugin's code is touched. */
+/* The time is told, not judged: the machine may be anybody's. What is judged is that no plugin's
+ * code is touched. */
 static void sixteen_plugins(void **state)
 {
     struct place *place = *state;
@@ -282,7 +285,8 @@ static void sixteen_plugins(void **state)
         api->runtime_destroy(runtime);
         best = took < best ? took : best;
     }
-    print_message("start with 16 plugins: %.2f ms cold in this process, %.2f ms warm\n", cold, best);
+    print_message("start with 16 plugins: %.2f ms cold in this process, %.2f ms warm\n", cold,
+                  best);
     for (int i = 0; i < 16; i++) {
         char path[128];
 
@@ -320,14 +324,10 @@ int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, place_setup, place_teardown)
     const struct CMUnitTest tests[] = {
-        CASE(warm_start_loads_nothing),
-        CASE(choices_of_devices_lie_side_by_side),
-        CASE(other_name_is_refused),
-        CASE(exchanged_file_is_refused),
-        CASE(loaded_path_is_not_mistaken),
-        CASE(no_cache_is_no_fault),
-        CASE(many_processes_at_once),
-        CASE(sixteen_plugins),
+        CASE(warm_start_loads_nothing),       CASE(choices_of_devices_lie_side_by_side),
+        CASE(other_name_is_refused),          CASE(exchanged_file_is_refused),
+        CASE(loaded_path_is_not_mistaken),    CASE(no_cache_is_no_fault),
+        CASE(many_processes_at_once),         CASE(sixteen_plugins),
         CASE(every_allocation_fails_in_turn),
     };
 

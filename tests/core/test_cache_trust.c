@@ -203,12 +203,9 @@ int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, place_setup, place_teardown)
     const struct CMUnitTest tests[] = {
-        CASE(damage_is_noticed),
-        CASE(lies_are_noticed),
-        CASE(strangers_are_not_believed),
-        CASE(changed_plugin_is_probed_again),
-        CASE(mended_plugin_is_taken_up),
-        CASE(refusals_expire),
+        CASE(damage_is_noticed),          CASE(lies_are_noticed),
+        CASE(strangers_are_not_believed), CASE(changed_plugin_is_probed_again),
+        CASE(mended_plugin_is_taken_up),  CASE(refusals_expire),
     };
 
     return fixture_open() == ATTN_OK ? cmocka_run_group_tests(tests, NULL, NULL) : 1;

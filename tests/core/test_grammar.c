@@ -83,12 +83,27 @@ static void test_malformed(void **state)
     static const struct {
         const char *text;
         size_t position;
-    } texts[] = {{";", 0},          {"a;;b", 2},        {"a,", 2},          {",a", 0},
-                 {"a,,b", 2},       {"^", 1},           {"full=", 5},       {"=a", 0},
-                 {"fool=a", 0},     {"layers.=a", 7},   {"layers.x=a", 7},  {"layers.3-=a", 9},
-                 {"layers.5-2=a", 9}, {"layers.1x=a", 8}, {"layers.100000=a", 7},
-                 {"a b", 1},        {"a=b=c", 0},       {"full=b=c", 6},    {"a;b$", 3},
-                 {"?", 0},          {"a;decode=^", 10}};
+    } texts[] = {{";", 0},
+                 {"a;;b", 2},
+                 {"a,", 2},
+                 {",a", 0},
+                 {"a,,b", 2},
+                 {"^", 1},
+                 {"full=", 5},
+                 {"=a", 0},
+                 {"fool=a", 0},
+                 {"layers.=a", 7},
+                 {"layers.x=a", 7},
+                 {"layers.3-=a", 9},
+                 {"layers.5-2=a", 9},
+                 {"layers.1x=a", 8},
+                 {"layers.100000=a", 7},
+                 {"a b", 1},
+                 {"a=b=c", 0},
+                 {"full=b=c", 6},
+                 {"a;b$", 3},
+                 {"?", 0},
+                 {"a;decode=^", 10}};
     struct fixture fixture;
     (void)state;
     fixture_init(&fixture);
@@ -170,8 +185,8 @@ static void test_patterns(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forms),          cmocka_unit_test(test_empty),
-        cmocka_unit_test(test_malformed),      cmocka_unit_test(test_not_terminated),
+        cmocka_unit_test(test_forms),           cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_malformed),       cmocka_unit_test(test_not_terminated),
         cmocka_unit_test(test_last_match_wins), cmocka_unit_test(test_patterns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a caller's description to a complete one: what is refused, by field, and what is filled in. */
+/* From a caller's description to a complete one: what is refused, by field, and what is filled in.
+ */
 #include <math.h>
 #include <string.h>
 
@@ -16,15 +17,21 @@ typedef void change(struct attn_layer_desc *layer);
 
 static const struct attn_ext unknown_ext = {0x12345, 0, sizeof(struct attn_ext), NULL};
 static const struct attn_mla_desc mla_ext = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla_ext, NULL},
-                                             .kv_lora_rank = 512, .qk_nope_head_dim = 128,
-                                             .qk_rope_head_dim = 64, .v_head_dim = 128};
+                                             .kv_lora_rank = 512,
+                                             .qk_nope_head_dim = 128,
+                                             .qk_rope_head_dim = 64,
+                                             .v_head_dim = 128};
 static const struct attn_mla_desc mla_topk = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla_topk, NULL},
-                                              .kv_lora_rank = 512, .qk_nope_head_dim = 128,
-                                              .qk_rope_head_dim = 64, .v_head_dim = 128,
+                                              .kv_lora_rank = 512,
+                                              .qk_nope_head_dim = 128,
+                                              .qk_rope_head_dim = 64,
+                                              .v_head_dim = 128,
                                               .topk = 8};
 static const struct attn_gdn_desc gdn_ext = {.ext = {ATTN_EXT_GDN_DESC, 0, sizeof gdn_ext, NULL},
-                                             .num_k_heads = 4, .num_v_heads = 6,
-                                             .head_size_k = 64, .head_size_v = 64};
+                                             .num_k_heads = 4,
+                                             .num_v_heads = 6,
+                                             .head_size_k = 64,
+                                             .head_size_v = 64};
 static const struct attn_context_parallel cp_ext = {
     .ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp_ext, NULL}, .interleave = 3};
 

@@ -29,7 +29,8 @@ CHANGE(block_size, l->block_size = 24)
 CHANGE(causal, c->terms &= ~(uint64_t)ATTN_TERM_CAUSAL)
 CHANGE(bidirectional, l->causal = 0; c->terms &= ~(uint64_t)ATTN_TERM_BIDIRECTIONAL)
 CHANGE(per_request, l->causal_per_request = 1)
-CHANGE(window, l->has_window = 1; l->window_left = 99; c->terms &= ~(uint64_t)ATTN_TERM_SLIDING_WINDOW)
+CHANGE(window, l->has_window = 1; l->window_left = 99;
+       c->terms &= ~(uint64_t)ATTN_TERM_SLIDING_WINDOW)
 CHANGE(symmetric, l->has_window = 1; l->causal = 0; l->window_left = l->window_right = 9)
 CHANGE(chunk, l->chunk_size = 100; c->features |= ATTN_FEATURE_BLOCK_TABLE_ROW)
 CHANGE(chunk_row, l->chunk_size = 64)
@@ -41,7 +42,8 @@ CHANGE(soft_cap, l->soft_cap = 50)
 CHANGE(alibi, l->alibi = ATTN_ALIBI_LINEAR)
 CHANGE(alibi_sqrt, l->alibi = ATTN_ALIBI_SQRT)
 CHANGE(sinks, l->has_sinks = 1)
-CHANGE(static_lse, l->kind = ATTN_LAYER_STATIC_SINK; l->sink_len = 4; c->features &= ~(uint64_t)ATTN_FEATURE_LSE)
+CHANGE(static_lse, l->kind = ATTN_LAYER_STATIC_SINK; l->sink_len = 4;
+       c->features &= ~(uint64_t)ATTN_FEATURE_LSE)
 CHANGE(static_contiguous, l->kind = ATTN_LAYER_STATIC_SINK; l->sink_len = 4;
        c->features &= ~(uint64_t)ATTN_FEATURE_CONTIGUOUS_KV)
 CHANGE(static_merge, l->kind = ATTN_LAYER_STATIC_SINK; l->sink_len = 4;
@@ -54,9 +56,11 @@ CHANGE(tree_bias, l->tree_mask = ATTN_TREE_BIAS)
 CHANGE(lse, l->needs_lse = 1; c->features &= ~(uint64_t)ATTN_FEATURE_LSE)
 CHANGE(graph, l->graph_level = ATTN_GRAPH_ALWAYS; c->graph_level = ATTN_GRAPH_UNIFORM_BATCH)
 CHANGE(k_scale, l->kv_dtype = ATTN_KV_FP8_E4M3; l->k_scale_form = ATTN_SCALE_PER_HEAD;
-       c->kv_dtypes |= 1u << ATTN_KV_FP8_E4M3; c->k_scale_forms = c->v_scale_forms = 1u << ATTN_SCALE_PER_TENSOR)
+       c->kv_dtypes |= 1u << ATTN_KV_FP8_E4M3;
+       c->k_scale_forms = c->v_scale_forms = 1u << ATTN_SCALE_PER_TENSOR)
 CHANGE(v_scale, l->kv_dtype = ATTN_KV_FP8_E4M3; l->v_scale_form = ATTN_SCALE_PER_HEAD;
-       c->kv_dtypes |= 1u << ATTN_KV_FP8_E4M3; c->k_scale_forms = c->v_scale_forms = 1u << ATTN_SCALE_PER_TENSOR)
+       c->kv_dtypes |= 1u << ATTN_KV_FP8_E4M3;
+       c->k_scale_forms = c->v_scale_forms = 1u << ATTN_SCALE_PER_TENSOR)
 CHANGE(p_scale, l->p_scale_form = ATTN_SCALE_PER_TENSOR)
 CHANGE(q_scale, l->q_scale_form = ATTN_SCALE_PER_TENSOR; l->q_dtype = ATTN_DTYPE_INT8;
        c->q_dtypes = 1u << ATTN_DTYPE_INT8)
@@ -73,7 +77,8 @@ CHANGE(fast_prefill, l->fast_prefill = 1)
 CHANGE(q_heads, c->max_num_q_heads = 16)
 CHANGE(group, c->max_group = 2)
 CHANGE(speculative, l->num_speculative_tokens = 5; c->max_speculative_tokens = 4)
-CHANGE(drafting, l->num_speculative_tokens = 3; l->parallel_drafting = 1; c->max_speculative_tokens = 4)
+CHANGE(drafting, l->num_speculative_tokens = 3; l->parallel_drafting = 1;
+       c->max_speculative_tokens = 4)
 CHANGE(no_attend, c->kernels &= ~(uint64_t)ATTN_KERNEL_ATTEND)
 CHANGE(no_write, c->kernels &= ~(uint64_t)ATTN_KERNEL_WRITE_KV)
 CHANGE(no_pages, c->features &= ~(uint64_t)ATTN_FEATURE_PAGED_KV)
@@ -109,7 +114,8 @@ static const struct refusal refusals[] = {
     {alibi_sqrt, "alibi_sqrt", "yes", "no"},
     {sinks, "sinks", "yes", "no"},
     {static_lse, "static_sink", "attend(sink) + attend(rest) + merge: log-sum-exp", "no"},
-    {static_contiguous, "static_sink", "attend(sink) + attend(rest) + merge: contiguous keys", "no"},
+    {static_contiguous, "static_sink", "attend(sink) + attend(rest) + merge: contiguous keys",
+     "no"},
     {static_merge, "static_sink", "attend(sink) + attend(rest) + merge: merge_states", "no"},
     {static_alibi, "static_sink", "with ALiBi", "only fused"},
     {prefix_lm, "prefix_lm", "yes", "no"},
@@ -272,11 +278,16 @@ static bool has_reason(const struct reasons *reasons, const char *field)
 static void test_mla(void **state)
 {
     struct attn_mla_desc mla = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla, NULL},
-                                .kv_lora_rank = 512, .qk_nope_head_dim = 128,
-                                .qk_rope_head_dim = 64, .v_head_dim = 128, .absorb_in_core = 1};
+                                .kv_lora_rank = 512,
+                                .qk_nope_head_dim = 128,
+                                .qk_rope_head_dim = 64,
+                                .v_head_dim = 128,
+                                .absorb_in_core = 1};
     struct attn_mla_caps limits = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof limits, NULL},
-                                   .kv_lora_rank_max = 512, .qk_rope_head_dim_max = 64,
-                                   .num_q_heads_multiple = 64, .max_query_len = 2};
+                                   .kv_lora_rank_max = 512,
+                                   .qk_rope_head_dim_max = 64,
+                                   .num_q_heads_multiple = 64,
+                                   .max_query_len = 2};
     struct attn_layer_desc layer = fixture_layer("l");
     struct fixture f;
     struct arena arena;
@@ -320,12 +331,18 @@ static void test_mla(void **state)
 static void test_gdn(void **state)
 {
     struct attn_gdn_desc gdn = {.ext = {ATTN_EXT_GDN_DESC, 0, sizeof gdn, NULL},
-                                .num_k_heads = 8, .num_v_heads = 16, .head_size_k = 128,
-                                .head_size_v = 128, .conv_width = 4, .num_speculative_tokens = 3,
+                                .num_k_heads = 8,
+                                .num_v_heads = 16,
+                                .head_size_k = 128,
+                                .head_size_v = 128,
+                                .conv_width = 4,
+                                .num_speculative_tokens = 3,
                                 .state_dtype = ATTN_DTYPE_F32};
     struct attn_gdn_caps limits = {.ext = {ATTN_EXT_CAPS_GDN, 0, sizeof limits, NULL},
-                                   .head_size_k_max = 128, .head_size_v_max = 128,
-                                   .conv_width_max = 4, .max_speculative_tokens = 3};
+                                   .head_size_k_max = 128,
+                                   .head_size_v_max = 128,
+                                   .conv_width_max = 4,
+                                   .max_speculative_tokens = 3};
     struct attn_layer_desc layer = fixture_layer("l");
     struct fixture f;
     struct arena arena;
@@ -354,7 +371,8 @@ static void test_gdn(void **state)
     fixture_finish(&f);
 }
 
-static attn_status no_collective(void *user, const void *send, void *receive, size_t bytes, void *stream)
+static attn_status no_collective(void *user, const void *send, void *receive, size_t bytes,
+                                 void *stream)
 {
     (void)user, (void)send, (void)receive, (void)bytes, (void)stream;
     return ATTN_ERROR_DEVICE;
@@ -369,10 +387,15 @@ static attn_status no_sum(void *user, const float *send, float *receive, size_t 
 /* A cache spread over two ranks: each part that the exchange lacks is a reason of its own. */
 static void test_context_parallel(void **state)
 {
-    const struct attn_collectives ranks = {.struct_size = sizeof ranks, .world_size = 2, .all_gather = no_collective,
-                                           .all_to_all = no_collective, .reduce_scatter_f32 = no_sum};
+    const struct attn_collectives ranks = {.struct_size = sizeof ranks,
+                                           .world_size = 2,
+                                           .all_gather = no_collective,
+                                           .all_to_all = no_collective,
+                                           .reduce_scatter_f32 = no_sum};
     struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
-                                       .decode = &ranks, .interleave = 16, .reduce = ATTN_CP_ALL_TO_ALL};
+                                       .decode = &ranks,
+                                       .interleave = 16,
+                                       .reduce = ATTN_CP_ALL_TO_ALL};
     struct attn_layer_desc layer = fixture_layer("l");
     struct fixture f;
     struct arena arena;
@@ -408,9 +431,9 @@ static void test_context_parallel(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_reason), cmocka_unit_test(test_all_reasons_at_once),
-        cmocka_unit_test(test_compositions), cmocka_unit_test(test_mla), cmocka_unit_test(test_gdn),
-        cmocka_unit_test(test_context_parallel),
+        cmocka_unit_test(test_each_reason),  cmocka_unit_test(test_all_reasons_at_once),
+        cmocka_unit_test(test_compositions), cmocka_unit_test(test_mla),
+        cmocka_unit_test(test_gdn),          cmocka_unit_test(test_context_parallel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

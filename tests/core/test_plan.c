@@ -107,9 +107,10 @@ static struct bench *bench_create(struct attn_layer_desc desc, bool validate)
     struct bench *b = calloc(1, sizeof *b);
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = {.struct_size = sizeof options.limits, .max_num_reqs = 8, .max_num_tokens = TOKENS}};
+    struct attn_plan_options options = {.struct_size = sizeof options,
+                                        .limits = {.struct_size = sizeof options.limits,
+                                                   .max_num_reqs = 8,
+                                                   .max_num_tokens = TOKENS}};
     fake_init(&b->fixture);
     b->fixture.runtime.settings.validate = validate;
     b->error = (struct attn_error)ATTN_ERROR_INIT;
@@ -229,7 +230,8 @@ static void wrong_batches_are_refused(void **state)
     assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(b->error.field, "num_actual_tokens");
     assert_int_equal(fake_calls.attends, 0);
-    assert_int_equal(plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error), ATTN_ERROR_ORDER);
+    assert_int_equal(plan_run(b->plan, model_layer(b->model, 0), &b->io, &b->error),
+                     ATTN_ERROR_ORDER);
     bench_destroy(b);
 }
 

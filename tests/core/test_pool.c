@@ -231,8 +231,10 @@ static void destroy_accepts_null(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_item_once),      cmocka_unit_test(runs_in_several_threads),
-        cmocka_unit_test(many_callers),         cmocka_unit_test(nested_loops),
+        cmocka_unit_test(every_item_once),
+        cmocka_unit_test(runs_in_several_threads),
+        cmocka_unit_test(many_callers),
+        cmocka_unit_test(nested_loops),
         cmocka_unit_test(fork_before_and_after_first_use),
         cmocka_unit_test(destroy_accepts_null),
     };

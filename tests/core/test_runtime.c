@@ -119,7 +119,8 @@ struct defect {
     const char *says;
 };
 
-/* The whole reason, or its beginning up to a star: lists that grow with the ABI, and text without end. */
+/* The whole reason, or its beginning up to a star: lists that grow with the ABI, and text without
+ * end. */
 static bool fits(const char *reason, const char *says)
 {
     const size_t length = strlen(says);
@@ -149,7 +150,8 @@ static void defects_are_refused(void **state)
         {"preferred_layout", ATTN_ERROR_PLUGIN,
          "preferred_layout: preferred_layout: preferred_layout 1 is not one of its layouts"},
         {"caps_size_lies", ATTN_ERROR_STRUCT_SIZE,
-         "attn_backend_caps: attn_backend_caps.struct_size is 18446744073709551615; allowed are 256 "
+         "attn_backend_caps: attn_backend_caps.struct_size is 18446744073709551615; allowed are "
+         "256 "
          "to 65536"},
         {"endless_text", ATTN_ERROR_DEVICE,
          "fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff: mmmm*"},
@@ -192,8 +194,7 @@ static void plugin_without_memory_is_refused_alone(void **state)
 
 static void second_of_one_name_is_refused(void **state)
 {
-    attn_runtime *runtime =
-        create_with(PLUGIN("none") ":" PLUGIN("duplicate_name"), NULL, ATTN_OK);
+    attn_runtime *runtime = create_with(PLUGIN("none") ":" PLUGIN("duplicate_name"), NULL, ATTN_OK);
 
     (void)state;
     assert_int_equal(info_of(runtime, 0).status, ATTN_OK);

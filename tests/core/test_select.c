@@ -114,9 +114,8 @@ static void test_orders_wishes_exclusions(void **state)
 static void test_refused_order(void **state)
 {
     struct attn_layer_desc layer = fixture_layer("model.layers.7");
-    struct attn_select_options options = {.struct_size = sizeof options,
-                                          .backend = "alpha",
-                                          .flags = ATTN_SELECT_KEEP_UNSERVED};
+    struct attn_select_options options = {
+        .struct_size = sizeof options, .backend = "alpha", .flags = ATTN_SELECT_KEEP_UNSERVED};
     const struct attn_layer_desc *pointer = &layer;
     struct attn_error error;
     struct attn_reason reason = {.struct_size = sizeof reason};
@@ -306,8 +305,8 @@ static void test_export_import(void **state)
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 9);
     fixture_add(&f, "beta", "x", 1);
-    assert_int_equal(fixture_select(&f, "beta;decode=alpha;encoder_only=beta", layers, 2, &a,
-                                    &error), ATTN_OK);
+    assert_int_equal(
+        fixture_select(&f, "beta;decode=alpha;encoder_only=beta", layers, 2, &a, &error), ATTN_OK);
     assert_int_equal(assignment_export(a, NULL, 0, &needed, &error), ATTN_OK);
     assert_int_equal(assignment_export(a, small, sizeof small, &needed, &error), ATTN_OK);
     assert_int_equal(strlen(small), sizeof small - 1);
@@ -343,7 +342,10 @@ static void test_export_import(void **state)
 static void test_malformed_import(void **state)
 {
     static const char *const texts[] = {
-        "", "attn-assignment 2\n", "attn-assignment 1\n", "attn-assignment 1\nlayer 0\n",
+        "",
+        "attn-assignment 2\n",
+        "attn-assignment 1\n",
+        "attn-assignment 1\nlayer 0\n",
         "attn-assignment 1\nlayer 1 prefill=alpha decode=alpha kv_dtype=bf16 block_size=16 "
         "layout=nhd name=l\n",
         "attn-assignment 1\nlayer 0 prefill=alpha decode=alpha kv_dtype=bf17 block_size=16 "
@@ -379,7 +381,8 @@ static void test_malformed_import(void **state)
     fixture_finish(&f);
 }
 
-/* A measurement on file decides over the plugin's estimate, for its device, shape and phase only. */
+/* A measurement on file decides over the plugin's estimate, for its device, shape and phase only.
+ */
 static void test_measured(void **state)
 {
     char folder[] = "/tmp/attn-ranks-XXXXXX", path[64];

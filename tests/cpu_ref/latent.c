@@ -56,8 +56,12 @@ static void place(struct latent *p)
 /* What a slot holds of a row, and what it reads as. */
 static void encode_row(const struct latent *p, const double *row, uint8_t *memory, double *value)
 {
-    static const int32_t plain[] = {-1, ATTN_DTYPE_F16, ATTN_DTYPE_BF16, ATTN_DTYPE_F32,
-                                    ATTN_DTYPE_FP8_E4M3, ATTN_DTYPE_FP8_E5M2};
+    static const int32_t plain[] = {-1,
+                                    ATTN_DTYPE_F16,
+                                    ATTN_DTYPE_BF16,
+                                    ATTN_DTYPE_F32,
+                                    ATTN_DTYPE_FP8_E4M3,
+                                    ATTN_DTYPE_FP8_E5M2};
     if (p->kv_dtype != ATTN_KV_FP8_DS_MLA) {
         int32_t number = plain[p->kv_dtype];
         double scale = p->c->k_scale != 0 ? p->c->k_scale : 1;
@@ -106,7 +110,7 @@ static void draw_keys(struct latent *p)
                 row[d] = format_round(c->dtype, x);
                 bool rope = !c->joined && d >= c->rank;
                 format_store(rope ? p->k_pe_memory : p->k_memory,
-                             rope         ? (int64_t)at * c->rope + d - c->rank
+                             rope        ? (int64_t)at * c->rope + d - c->rank
                              : c->joined ? (int64_t)at * p->size + d
                                          : (int64_t)at * c->rank + d,
                              c->dtype, row[d]);
@@ -178,7 +182,7 @@ static void draw_queries(struct latent *p)
                 int64_t at = (int64_t)(p->query_start[r] + token) * c->heads + h;
                 bool rope = !c->joined && d >= c->rank;
                 uint8_t *memory = rope ? p->q_pe_memory : p->q_memory;
-                int64_t element = rope         ? at * c->rope + d - c->rank
+                int64_t element = rope        ? at * c->rope + d - c->rank
                                   : c->joined ? at * p->size + d
                                               : at * c->rank + d;
                 double x = 5 / p->layer.scale * k + deviation / 4 * random_normal();
@@ -193,18 +197,30 @@ static void describe(struct latent *p)
 {
     const struct mla_case *c = p->c;
     p->mla = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof p->mla, NULL},
-                                    .kv_lora_rank = c->rank, .qk_nope_head_dim = 128,
-                                    .qk_rope_head_dim = c->rope, .v_head_dim = 128,
+                                    .kv_lora_rank = c->rank,
+                                    .qk_nope_head_dim = 128,
+                                    .qk_rope_head_dim = c->rope,
+                                    .v_head_dim = 128,
                                     .topk = c->topk};
-    p->layer = (struct attn_layer_desc){
-        .struct_size = sizeof p->layer, .next = &p->mla.ext,
-        .kind = c->topk ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA, .dtype = c->dtype,
-        .kv_dtype = p->kv_dtype, .num_q_heads = c->heads, .num_kv_heads = 1, .head_size = p->size,
-        .head_size_v = c->rank, .scale = 0.0721f, .causal = !c->not_causal,
-        .has_window = c->window > 0, .window_left = c->window - 1, .soft_cap = c->soft_cap,
-        .has_sinks = c->has_sinks, .block_size = c->block_size,
-        .k_scale_form = c->k_scale != 0 ? ATTN_SCALE_PER_TENSOR : 0,
-        .q_scale_form = c->fp8_query ? ATTN_SCALE_PER_TENSOR : 0, .q_dtype = ATTN_DTYPE_FP8_E4M3};
+    p->layer = (struct attn_layer_desc){.struct_size = sizeof p->layer,
+                                        .next = &p->mla.ext,
+                                        .kind = c->topk ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA,
+                                        .dtype = c->dtype,
+                                        .kv_dtype = p->kv_dtype,
+                                        .num_q_heads = c->heads,
+                                        .num_kv_heads = 1,
+                                        .head_size = p->size,
+                                        .head_size_v = c->rank,
+                                        .scale = 0.0721f,
+                                        .causal = !c->not_causal,
+                                        .has_window = c->window > 0,
+                                        .window_left = c->window - 1,
+                                        .soft_cap = c->soft_cap,
+                                        .has_sinks = c->has_sinks,
+                                        .block_size = c->block_size,
+                                        .k_scale_form = c->k_scale != 0 ? ATTN_SCALE_PER_TENSOR : 0,
+                                        .q_scale_form = c->fp8_query ? ATTN_SCALE_PER_TENSOR : 0,
+                                        .q_dtype = ATTN_DTYPE_FP8_E4M3};
     for (int32_t h = 0; h < c->heads; h++) {
         p->sinks[h] = (float)(2 * random_normal());
     }
@@ -212,18 +228,27 @@ static void describe(struct latent *p)
                                            .sinks = c->has_sinks ? p->sinks : NULL,
                                            .k_scale = c->k_scale != 0 ? &c->k_scale : NULL,
                                            .q_scale_host = 0.05f};
-    p->view = (struct attn_kv_view){.struct_size = sizeof p->view, .block_size = c->block_size,
-                                    .num_heads = 1, .head_size = p->size,
+    p->view = (struct attn_kv_view){.struct_size = sizeof p->view,
+                                    .block_size = c->block_size,
+                                    .num_heads = 1,
+                                    .head_size = p->size,
                                     .num_blocks = p->num_blocks,
                                     .stride_block = (int64_t)c->block_size * p->row_bytes,
-                                    .stride_slot = p->row_bytes, .stride_head = p->row_bytes};
-    p->batch = (struct attn_batch){
-        .struct_size = sizeof p->batch, .num_reqs = c->num_reqs, .num_tokens = p->num_rows,
-        .num_actual_tokens = p->query_start[c->num_reqs], .causal = -1,
-        .query_start_loc = p->query_start, .query_start_loc_host = p->query_start,
-        .seq_lens = c->seq_lens, .seq_lens_host = c->seq_lens, .block_table = p->table,
-        .block_table_stride = p->stride, .block_table_rows = 11,
-        .block_table_row = c->table_rows ? p->table_row : NULL};
+                                    .stride_slot = p->row_bytes,
+                                    .stride_head = p->row_bytes};
+    p->batch = (struct attn_batch){.struct_size = sizeof p->batch,
+                                   .num_reqs = c->num_reqs,
+                                   .num_tokens = p->num_rows,
+                                   .num_actual_tokens = p->query_start[c->num_reqs],
+                                   .causal = -1,
+                                   .query_start_loc = p->query_start,
+                                   .query_start_loc_host = p->query_start,
+                                   .seq_lens = c->seq_lens,
+                                   .seq_lens_host = c->seq_lens,
+                                   .block_table = p->table,
+                                   .block_table_stride = p->stride,
+                                   .block_table_rows = 11,
+                                   .block_table_row = c->table_rows ? p->table_row : NULL};
 }
 
 static void set_tensors(struct latent *p)
@@ -242,9 +267,12 @@ static void set_tensors(struct latent *p)
     tensor_set(&p->out_tensor, p->out, c->dtype, 3, (int64_t[]){rows, heads, c->rank}, NULL);
     tensor_set(&p->lse_tensor, p->lse, ATTN_DTYPE_F32, 2, (int64_t[]){heads, rows}, NULL);
     p->io = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof p->io, NULL},
-                                 .q_nope = &p->q_tensor.tensor, .q_pe = &p->q_pe.tensor,
-                                 .kv_c = &p->kv_c.tensor, .k_pe = &p->k_pe.tensor,
-                                 .topk_indices = p->topk, .topk_stride = c->topk + 3};
+                                 .q_nope = &p->q_tensor.tensor,
+                                 .q_pe = &p->q_pe.tensor,
+                                 .kv_c = &p->kv_c.tensor,
+                                 .k_pe = &p->k_pe.tensor,
+                                 .topk_indices = p->topk,
+                                 .topk_stride = c->topk + 3};
 }
 
 struct latent *latent_create(const struct mla_case *c)
@@ -267,8 +295,9 @@ struct latent *latent_create(const struct mla_case *c)
 
 void latent_destroy(struct latent *p)
 {
-    void *memory[] = {p->table, p->topk, p->slots, p->given, p->keys, p->q, p->cache, p->expected,
-                      p->q_memory, p->q_pe_memory, p->k_memory, p->k_pe_memory, p->out, p->lse};
+    void *memory[] = {p->table,    p->topk,        p->slots,    p->given,    p->keys,
+                      p->q,        p->cache,       p->expected, p->q_memory, p->q_pe_memory,
+                      p->k_memory, p->k_pe_memory, p->out,      p->lse};
     for (int32_t i = 0; i < COUNT(memory); i++) {
         free(memory[i]);
     }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Latent rows, queries and lists of an MLA case in poisoned memory, and what they are as numbers. */
+/* Latent rows, queries and lists of an MLA case in poisoned memory, and what they are as numbers.
+ */
 #ifndef TESTS_CPU_REF_LATENT_H
 #define TESTS_CPU_REF_LATENT_H
 
@@ -15,8 +16,8 @@ struct mla_case {
     int32_t dtype, kv_dtype; /* kv_dtype 0: as dtype */
     int32_t heads, rank, rope, block_size;
     int32_t num_reqs, query_lens[MAX_REQS], seq_lens[MAX_REQS];
-    int32_t topk;        /* sparse */
-    int32_t joined;      /* q and k as one tensor each */
+    int32_t topk;   /* sparse */
+    int32_t joined; /* q and k as one tensor each */
     int32_t has_sinks, window;
     float soft_cap;
     int32_t not_causal;

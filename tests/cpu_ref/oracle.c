@@ -88,10 +88,10 @@ static void row_attend(const struct oracle_request *r, int64_t query, int64_t he
         out[d] = 0;
     }
     for (int64_t j = 0; j < count; j++) {
-        const double *v = j < r->num_sink_keys
-                              ? r->sink_v + (j * r->num_kv_heads + kv) * r->head_size_v
-                              : r->v + ((j - r->num_sink_keys) * r->num_kv_heads + kv) *
-                                           r->head_size_v;
+        const double *v =
+            j < r->num_sink_keys
+                ? r->sink_v + (j * r->num_kv_heads + kv) * r->head_size_v
+                : r->v + ((j - r->num_sink_keys) * r->num_kv_heads + kv) * r->head_size_v;
         if (scores[j] == -INFINITY) {
             continue;
         }

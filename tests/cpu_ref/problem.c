@@ -182,9 +182,10 @@ static void plant_needles(struct problem *p)
         for (int32_t h = 0; h < c->num_kv_heads; h++) {
             int64_t key = first + random_below(c->seq_lens[r] - first);
             const double *q = p->q + ((int64_t)(p->query_start[r + 1] - 1) * c->num_q_heads +
-                                      h * group + random_below(group)) * c->head_size;
-            double *k = p->k_given +
-                        ((p->key_start[r] + key) * c->num_kv_heads + h) * c->head_size, sum = 0;
+                                      h * group + random_below(group)) *
+                                         c->head_size;
+            double *k = p->k_given + ((p->key_start[r] + key) * c->num_kv_heads + h) * c->head_size,
+                   sum = 0;
             for (int32_t d = 0; d < c->head_size; d++) {
                 sum += q[d] * q[d];
             }
@@ -231,15 +232,13 @@ static void build_values(struct problem *p)
     p->v = make_doubles(p->num_keys * v_row);
     for (int64_t i = 0; i < p->num_keys * k_row; i++) {
         double scale = scale_at(c->k_scale_form, p->k_scale, i / c->head_size % c->num_kv_heads);
-        p->k[i] = isnan(p->k_given[i])
-                      ? NAN
-                      : format_round(p->kv_number, p->k_given[i] / scale) * scale;
+        p->k[i] =
+            isnan(p->k_given[i]) ? NAN : format_round(p->kv_number, p->k_given[i] / scale) * scale;
     }
     for (int64_t i = 0; i < p->num_keys * v_row; i++) {
         double scale = scale_at(c->v_scale_form, p->v_scale, i / p->dv % c->num_kv_heads);
-        p->v[i] = isnan(p->v_given[i])
-                      ? NAN
-                      : format_round(p->kv_number, p->v_given[i] / scale) * scale;
+        p->v[i] =
+            isnan(p->v_given[i]) ? NAN : format_round(p->kv_number, p->v_given[i] / scale) * scale;
     }
 }
 
@@ -282,8 +281,7 @@ static void build_tensors(struct problem *p)
                c->lse_by_token ? (int64_t[]){1, H} : NULL);
     if (c->block_size == 0) {
         p->k_memory = store_rows(p->k, p->num_keys, c->num_kv_heads * D, p->k_stride, c->dtype);
-        p->v_memory =
-            store_rows(p->v, p->num_keys, c->num_kv_heads * p->dv, p->v_stride, c->dtype);
+        p->v_memory = store_rows(p->v, p->num_keys, c->num_kv_heads * p->dv, p->v_stride, c->dtype);
         tensor_set(&p->k_tensor, p->k_memory, c->dtype, 3,
                    (int64_t[]){p->num_keys, c->num_kv_heads, D}, (int64_t[]){p->k_stride, D, 1});
         tensor_set(&p->v_tensor, p->v_memory, c->dtype, 3,
@@ -309,18 +307,35 @@ static void build_layer(struct problem *p)
 {
     const struct attend_case *c = p->c;
     p->layer = (struct attn_layer_desc){
-        .struct_size = sizeof p->layer, .name = c->name, .dtype = c->dtype,
+        .struct_size = sizeof p->layer,
+        .name = c->name,
+        .dtype = c->dtype,
         .kv_dtype = c->kv_dtype ? c->kv_dtype : c->dtype + ATTN_KV_F16,
-        .num_q_heads = c->num_q_heads, .num_kv_heads = c->num_kv_heads,
-        .head_size = c->head_size, .head_size_v = p->dv,
-        .scale = (float)(1 / sqrt(c->head_size)), .causal = !c->not_causal,
-        .causal_per_request = c->causal_per_request, .has_window = c->has_window,
-        .window_left = c->left, .window_right = c->right, .chunk_size = c->chunk,
-        .chunk_lookback = c->lookback, .soft_cap = c->soft_cap, .alibi = c->alibi,
-        .has_sinks = c->has_sinks, .sink_len = c->sink_len, .prefix_lm = c->num_spans > 0,
-        .prefix_lm_window = c->span_window, .tree_mask = c->tree, .block_size = c->block_size,
-        .q_scale_form = c->q_scale_form, .k_scale_form = c->k_scale_form,
-        .v_scale_form = c->v_scale_form, .p_scale_form = c->p_scale_form, .q_dtype = c->q_dtype,
+        .num_q_heads = c->num_q_heads,
+        .num_kv_heads = c->num_kv_heads,
+        .head_size = c->head_size,
+        .head_size_v = p->dv,
+        .scale = (float)(1 / sqrt(c->head_size)),
+        .causal = !c->not_causal,
+        .causal_per_request = c->causal_per_request,
+        .has_window = c->has_window,
+        .window_left = c->left,
+        .window_right = c->right,
+        .chunk_size = c->chunk,
+        .chunk_lookback = c->lookback,
+        .soft_cap = c->soft_cap,
+        .alibi = c->alibi,
+        .has_sinks = c->has_sinks,
+        .sink_len = c->sink_len,
+        .prefix_lm = c->num_spans > 0,
+        .prefix_lm_window = c->span_window,
+        .tree_mask = c->tree,
+        .block_size = c->block_size,
+        .q_scale_form = c->q_scale_form,
+        .k_scale_form = c->k_scale_form,
+        .v_scale_form = c->v_scale_form,
+        .p_scale_form = c->p_scale_form,
+        .q_dtype = c->q_dtype,
         .fast_prefill = c->fast_prefill,
     };
     p->params = (struct attn_layer_params){
@@ -333,8 +348,10 @@ static void build_layer(struct problem *p)
         .k_scale = c->host_scales ? NULL : p->k_scale,
         .v_scale = c->host_scales ? NULL : p->v_scale,
         .p_scale = c->host_scales ? NULL : &p->p_scale,
-        .q_scale_host = p->q_scale[0], .k_scale_host = p->k_scale[0],
-        .v_scale_host = p->v_scale[0], .p_scale_host = p->p_scale,
+        .q_scale_host = p->q_scale[0],
+        .k_scale_host = p->k_scale[0],
+        .v_scale_host = p->v_scale[0],
+        .p_scale_host = p->p_scale,
     };
 }
 
@@ -343,22 +360,27 @@ static void build_batch(struct problem *p)
     const struct attend_case *c = p->c;
     int32_t bits = c->tree == ATTN_TREE_BITS || c->tree == ATTN_TREE_BIAS;
     p->batch = (struct attn_batch){
-        .struct_size = sizeof p->batch, .num_reqs = c->num_reqs,
+        .struct_size = sizeof p->batch,
+        .num_reqs = c->num_reqs,
         .num_tokens = (int32_t)p->num_rows,
         .num_actual_tokens = p->query_start[c->num_reqs],
-        .max_query_len = (int32_t)problem_longest_query(c), .max_seq_len = 1 << 20,
+        .max_query_len = (int32_t)problem_longest_query(c),
+        .max_seq_len = 1 << 20,
         .causal = c->batch_causal - 1,
-        .query_start_loc = p->query_start, .query_start_loc_host = p->query_start,
+        .query_start_loc = p->query_start,
+        .query_start_loc_host = p->query_start,
         .seq_lens = c->block_size ? p->lens : NULL,
         .key_start_loc = c->block_size ? NULL : p->key_start,
-        .block_table = p->table, .block_table_stride = p->table_stride,
+        .block_table = p->table,
+        .block_table_stride = p->table_stride,
         .block_table_rows = p->table_rows,
         .block_table_row = c->table_rows ? p->table_row : NULL,
         .causal_per_request = c->causal_per_request ? p->causal : NULL,
         .num_spans = c->num_spans ? p->span_start[c->num_reqs] : 0,
         .spans = c->num_spans ? p->spans : NULL,
         .span_start_loc = c->num_spans ? p->span_start : NULL,
-        .tree = bits ? p->tree : NULL, .tree_stride_row = p->tree_width,
+        .tree = bits ? p->tree : NULL,
+        .tree_stride_row = p->tree_width,
         .tree_stride_request = c->one_tree ? 0 : problem_longest_query(c) * p->tree_width,
         .logits_indices = c->fast_prefill ? p->logits : NULL,
         .num_logits_indices = c->fast_prefill ? 2 * c->num_reqs : 0,
@@ -396,11 +418,11 @@ struct problem *problem_create(const struct attend_case *c, uint64_t seed)
 
 void problem_destroy(struct problem *p)
 {
-    void *const memory[] = {p->spans,    p->table,      p->slots,      p->tree,     p->tree_bias,
-                            p->q,        p->k,          p->v,          p->sink_k,   p->sink_v,
-                            p->k_given,  p->v_given,    p->cache,      p->q_memory, p->out_memory,
-                            p->k_memory, p->lse_memory, p->v_memory,   p->sink_memory,
-                            p->cache_expected};
+    void *const memory[] = {p->spans,      p->table,    p->slots,       p->tree,
+                            p->tree_bias,  p->q,        p->k,           p->v,
+                            p->sink_k,     p->sink_v,   p->k_given,     p->v_given,
+                            p->cache,      p->q_memory, p->out_memory,  p->k_memory,
+                            p->lse_memory, p->v_memory, p->sink_memory, p->cache_expected};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) {
         free(memory[i]);
     }

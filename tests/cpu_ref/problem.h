@@ -10,8 +10,8 @@
 struct problem {
     const struct attend_case *c;
     int32_t dv, kv_number, q_number;
-    int64_t num_rows;   /* T */
-    int64_t num_keys;   /* of all requests */
+    int64_t num_rows; /* T */
+    int64_t num_keys; /* of all requests */
     int32_t num_blocks, max_blocks;
     int32_t query_start[CASE_MAX_REQUESTS + 1], key_start[CASE_MAX_REQUESTS + 1];
     int32_t lens[CASE_MAX_REQUESTS]; /* seq_lens as the kernel reads them */

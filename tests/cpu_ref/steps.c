@@ -17,8 +17,7 @@ static void expect_row(struct problem *p, int32_t is_v, int64_t slot, const doub
     const float *scales = is_v ? p->v_scale : p->k_scale;
     for (int64_t i = 0; i < c->num_kv_heads * dims; i++) {
         int64_t head = i / dims;
-        double scale =
-            form == ATTN_SCALE_NONE ? 1 : scales[form == ATTN_SCALE_PER_HEAD ? head : 0];
+        double scale = form == ATTN_SCALE_NONE ? 1 : scales[form == ATTN_SCALE_PER_HEAD ? head : 0];
         int64_t at = problem_cache_offset(p, is_v, slot / c->block_size, slot % c->block_size, head,
                                           i % dims);
         if (!isnan(row[i])) {
@@ -44,8 +43,7 @@ static int64_t list_rows(const struct problem *p, int64_t *keys, int64_t *slots)
             continue;
         }
         keys[n] = order[i];
-        slots[n++] =
-            (int64_t)problem_block(p, r, key) * c->block_size + key % c->block_size;
+        slots[n++] = (int64_t)problem_block(p, r, key) * c->block_size + key % c->block_size;
         if (n % SKIPPED_EVERY == 0) {
             keys[n] = 0;
             slots[n++] = -1 - random_below(100);
@@ -87,8 +85,13 @@ attn_status problem_write(struct problem *p, const struct reference *reference,
     }
     /* the tensors are longer than the slots: only num_slots rows are real */
     struct attn_write_kv_args args = {
-        .struct_size = sizeof args, .instance = reference->instance, .layer = &p->layer,
-        .params = &p->params, .k_cache = &p->k_view, .v_cache = &p->v_view, .slot_mapping = slots,
+        .struct_size = sizeof args,
+        .instance = reference->instance,
+        .layer = &p->layer,
+        .params = &p->params,
+        .k_cache = &p->k_view,
+        .v_cache = &p->v_view,
+        .slot_mapping = slots,
         .num_slots = n,
         .k = tensor_set(&k_tensor, k, c->dtype, 3, (int64_t[]){n + 2, H, D},
                         (int64_t[]){k_row, D, 1}),
@@ -130,12 +133,18 @@ attn_status problem_attend(struct problem *p, const struct reference *reference,
 {
     const struct attend_case *c = p->c;
     struct attn_attend_args args = {
-        .struct_size = sizeof args, .instance = reference->instance, .layer = &p->layer,
-        .params = &p->params, .batch = &p->batch,
-        .k_cache = c->block_size ? &p->k_view : NULL, .v_cache = c->block_size ? &p->v_view : NULL,
-        .flags = ATTN_RUN_NO_WRITE, .q = &p->q_tensor.tensor,
+        .struct_size = sizeof args,
+        .instance = reference->instance,
+        .layer = &p->layer,
+        .params = &p->params,
+        .batch = &p->batch,
+        .k_cache = c->block_size ? &p->k_view : NULL,
+        .v_cache = c->block_size ? &p->v_view : NULL,
+        .flags = ATTN_RUN_NO_WRITE,
+        .q = &p->q_tensor.tensor,
         .k = c->block_size ? NULL : &p->k_tensor.tensor,
-        .v = c->block_size ? NULL : &p->v_tensor.tensor, .out = &p->out_tensor.tensor,
+        .v = c->block_size ? NULL : &p->v_tensor.tensor,
+        .out = &p->out_tensor.tensor,
         .lse = c->no_lse ? NULL : &p->lse_tensor.tensor,
     };
     return reference->kernels->attend(&args, error);

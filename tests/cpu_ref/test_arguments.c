@@ -13,9 +13,19 @@
 #include "problem.h"
 
 static const struct attend_case paged = {
-    .name = "paged", .dtype = ATTN_DTYPE_F32, .num_q_heads = 4, .num_kv_heads = 2, .head_size = 16,
-    .block_size = 4, .num_reqs = 2, .query_lens = {1, 3}, .seq_lens = {7, 12}, .has_sinks = 1,
-    .alibi = ATTN_ALIBI_LINEAR, .sink_len = 2, .num_spans = 2,
+    .name = "paged",
+    .dtype = ATTN_DTYPE_F32,
+    .num_q_heads = 4,
+    .num_kv_heads = 2,
+    .head_size = 16,
+    .block_size = 4,
+    .num_reqs = 2,
+    .query_lens = {1, 3},
+    .seq_lens = {7, 12},
+    .has_sinks = 1,
+    .alibi = ATTN_ALIBI_LINEAR,
+    .sink_len = 2,
+    .num_spans = 2,
 };
 
 static struct attn_backend_caps declared;
@@ -52,10 +62,11 @@ static void test_declared_kernels(void **state)
 {
     const struct attn_kernels *k = serial.kernels;
     const int32_t there[ATTN_KERNEL_COUNT] = {
-        k->attend != NULL, k->write_kv != NULL, k->merge_states != NULL, k->rope_write_kv != NULL,
-        k->attend_mla != NULL, k->attend_mla_sparse != NULL, k->gather_kv != NULL,
-        k->gated_delta != NULL, k->batched_gemm != NULL, k->quantize != NULL, k->amax != NULL,
-        k->copy_blocks != NULL, k->copy != NULL, k->fill != NULL};
+        k->attend != NULL,        k->write_kv != NULL,    k->merge_states != NULL,
+        k->rope_write_kv != NULL, k->attend_mla != NULL,  k->attend_mla_sparse != NULL,
+        k->gather_kv != NULL,     k->gated_delta != NULL, k->batched_gemm != NULL,
+        k->quantize != NULL,      k->amax != NULL,        k->copy_blocks != NULL,
+        k->copy != NULL,          k->fill != NULL};
     (void)state;
     for (int32_t i = 0; i < ATTN_KERNEL_COUNT; i++) {
         assert_int_equal(declared.kernels >> i & 1, there[i]);
@@ -67,7 +78,8 @@ static void test_create(void **state)
     static const struct {
         const char *backend, *variant;
         int32_t device;
-    } wrong[] = {{"cpu_simd", "", ATTN_DEVICE_CPU}, {"cpu_ref", "avx2", ATTN_DEVICE_CPU},
+    } wrong[] = {{"cpu_simd", "", ATTN_DEVICE_CPU},
+                 {"cpu_ref", "avx2", ATTN_DEVICE_CPU},
                  {"cpu_ref", "", ATTN_DEVICE_CUDA}};
     (void)state;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -137,17 +149,44 @@ DEFECT(negative_reqs, p->batch.num_reqs = -1)
 DEFECT(no_query_start, p->batch.query_start_loc = NULL)
 
 static const struct defect defects[] = {
-    {"instance", no_instance}, {"num_q_heads", no_layer}, {"params", no_params},
-    {"batch", no_batch}, {"batch", no_query_start}, {"q", no_q}, {"out", no_out}, {"q", no_q_data},
-    {"q", no_q_shape}, {"q", flat_q}, {"q", odd_q_dtype}, {"q", odd_q_heads}, {"q", odd_q_size},
-    {"q", spread_q}, {"q", short_q}, {"out", short_out}, {"out", fp8_out}, {"lse", half_lse},
-    {"num_q_heads", uneven_heads}, {"num_q_heads", no_heads}, {"head_size", large_head},
-    {"head_size", no_width}, {"kv_dtype", unknown_kv_dtype}, {"kv_dtype", unserved_kv_dtype},
-    {"sinks", no_sinks}, {"alibi_slopes", no_slopes}, {"sink_k", no_sink_k},
-    {"sink_v", no_sink_v}, {"v_cache", no_v_cache}, {"k", no_k_anywhere},
-    {"k_cache", no_block_size}, {"v_cache", odd_pack}, {"k_cache", odd_view_heads},
-    {"v_cache", odd_view_size}, {"block_table", no_seq_lens}, {"block_table", no_table},
-    {"span_start_loc", no_span_start}, {"num_reqs", negative_reqs},
+    {"instance", no_instance},
+    {"num_q_heads", no_layer},
+    {"params", no_params},
+    {"batch", no_batch},
+    {"batch", no_query_start},
+    {"q", no_q},
+    {"out", no_out},
+    {"q", no_q_data},
+    {"q", no_q_shape},
+    {"q", flat_q},
+    {"q", odd_q_dtype},
+    {"q", odd_q_heads},
+    {"q", odd_q_size},
+    {"q", spread_q},
+    {"q", short_q},
+    {"out", short_out},
+    {"out", fp8_out},
+    {"lse", half_lse},
+    {"num_q_heads", uneven_heads},
+    {"num_q_heads", no_heads},
+    {"head_size", large_head},
+    {"head_size", no_width},
+    {"kv_dtype", unknown_kv_dtype},
+    {"kv_dtype", unserved_kv_dtype},
+    {"sinks", no_sinks},
+    {"alibi_slopes", no_slopes},
+    {"sink_k", no_sink_k},
+    {"sink_v", no_sink_v},
+    {"v_cache", no_v_cache},
+    {"k", no_k_anywhere},
+    {"k_cache", no_block_size},
+    {"v_cache", odd_pack},
+    {"k_cache", odd_view_heads},
+    {"v_cache", odd_view_size},
+    {"block_table", no_seq_lens},
+    {"block_table", no_table},
+    {"span_start_loc", no_span_start},
+    {"num_reqs", negative_reqs},
 };
 
 /* Each is refused by name, with and without room for the text, and nothing is written. */
@@ -157,10 +196,16 @@ static void test_attend_defects(void **state)
     for (size_t i = 0; i < sizeof defects / sizeof *defects; i++) {
         struct attn_error error = ATTN_ERROR_INIT;
         struct problem *p = problem_create(&paged, 7);
-        struct attn_attend_args args = {
-            .struct_size = sizeof args, .instance = serial.instance, .layer = &p->layer,
-            .params = &p->params, .batch = &p->batch, .k_cache = &p->k_view, .v_cache = &p->v_view,
-            .q = &p->q_tensor.tensor, .out = &p->out_tensor.tensor, .lse = &p->lse_tensor.tensor};
+        struct attn_attend_args args = {.struct_size = sizeof args,
+                                        .instance = serial.instance,
+                                        .layer = &p->layer,
+                                        .params = &p->params,
+                                        .batch = &p->batch,
+                                        .k_cache = &p->k_view,
+                                        .v_cache = &p->v_view,
+                                        .q = &p->q_tensor.tensor,
+                                        .out = &p->out_tensor.tensor,
+                                        .lse = &p->lse_tensor.tensor};
         assert_int_equal(problem_write(p, &serial, NULL), ATTN_OK);
         defects[i].apply(p, &args);
         attn_status status = serial.kernels->attend(&args, &error);
@@ -188,9 +233,14 @@ static void test_write_defects(void **state)
         const int64_t slots[] = {0, 1};
         struct test_tensor k, v;
         struct attn_write_kv_args args = {
-            .struct_size = sizeof args, .instance = serial.instance, .layer = &p->layer,
-            .params = &p->params, .k_cache = &p->k_view, .v_cache = &p->v_view,
-            .slot_mapping = slots, .num_slots = 2,
+            .struct_size = sizeof args,
+            .instance = serial.instance,
+            .layer = &p->layer,
+            .params = &p->params,
+            .k_cache = &p->k_view,
+            .v_cache = &p->v_view,
+            .slot_mapping = slots,
+            .num_slots = 2,
             .k = tensor_set(&k, rows, ATTN_DTYPE_F32, 3, (int64_t[]){2, 2, 16}, NULL),
             .v = tensor_set(&v, rows, ATTN_DTYPE_F32, 3, (int64_t[]){2, 2, 16}, NULL)};
         args.slot_mapping = i == 0 ? NULL : slots;
@@ -219,8 +269,8 @@ static int close_plugin(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_entry),          cmocka_unit_test(test_declared_kernels),
-        cmocka_unit_test(test_create),         cmocka_unit_test(test_attend_defects),
+        cmocka_unit_test(test_entry),         cmocka_unit_test(test_declared_kernels),
+        cmocka_unit_test(test_create),        cmocka_unit_test(test_attend_defects),
         cmocka_unit_test(test_write_defects),
     };
     if (argc != 2 || !harness_open(argv[1])) {

@@ -14,8 +14,14 @@
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
 
 static const struct attend_case small = {
-    .dtype = ATTN_DTYPE_F32, .num_q_heads = 4, .num_kv_heads = 2, .head_size = 16,
-    .block_size = 4, .num_reqs = 4, .query_lens = {1, 5, 0, 9}, .seq_lens = {7, 12, 3, 33},
+    .dtype = ATTN_DTYPE_F32,
+    .num_q_heads = 4,
+    .num_kv_heads = 2,
+    .head_size = 16,
+    .block_size = 4,
+    .num_reqs = 4,
+    .query_lens = {1, 5, 0, 9},
+    .seq_lens = {7, 12, 3, 33},
 };
 
 static void run(const struct attend_case *c)
@@ -30,25 +36,44 @@ static void test_shapes(void **state)
     static const struct attend_case shapes[] = {
         {.name = "32,40/1,1", .num_reqs = 2, .query_lens = {1, 1}, .seq_lens = {32, 40}},
         {.name = "32,40/8,8", .num_reqs = 2, .query_lens = {8, 8}, .seq_lens = {32, 40}},
-        {.name = "32..56/1,1,5,5", .num_reqs = 4, .query_lens = {1, 1, 5, 5},
+        {.name = "32..56/1,1,5,5",
+         .num_reqs = 4,
+         .query_lens = {1, 1, 5, 5},
          .seq_lens = {32, 40, 48, 56}},
-        {.name = "128..1024 x2/1", .num_reqs = 8, .query_lens = {1, 1, 1, 1, 1, 1, 1, 1},
+        {.name = "128..1024 x2/1",
+         .num_reqs = 8,
+         .query_lens = {1, 1, 1, 1, 1, 1, 1, 1},
          .seq_lens = {128, 256, 512, 1024, 128, 256, 512, 1024}},
-        {.name = "256..2048/16", .num_reqs = 4, .query_lens = {16, 16, 16, 16},
+        {.name = "256..2048/16",
+         .num_reqs = 4,
+         .query_lens = {16, 16, 16, 16},
          .seq_lens = {256, 512, 1024, 2048}},
-        {.name = "512,1024,2048 x2/1,1,1,7,7,7", .num_reqs = 6, .query_lens = {1, 1, 1, 7, 7, 7},
+        {.name = "512,1024,2048 x2/1,1,1,7,7,7",
+         .num_reqs = 6,
+         .query_lens = {1, 1, 1, 7, 7, 7},
          .seq_lens = {512, 1024, 2048, 512, 1024, 2048}},
-        {.name = "4096x8/32", .num_reqs = 8, .query_lens = {32, 32, 32, 32, 32, 32, 32, 32},
+        {.name = "4096x8/32",
+         .num_reqs = 8,
+         .query_lens = {32, 32, 32, 32, 32, 32, 32, 32},
          .seq_lens = {4096, 4096, 4096, 4096, 4096, 4096, 4096, 4096}},
         {.name = "1024/64", .num_reqs = 1, .query_lens = {64}, .seq_lens = {1024}},
-        {.name = "page edges", .num_reqs = 9, .query_lens = {1, 1, 1, 4, 4, 4, 15, 16, 17},
+        {.name = "page edges",
+         .num_reqs = 9,
+         .query_lens = {1, 1, 1, 4, 4, 4, 15, 16, 17},
          .seq_lens = {15, 16, 17, 31, 32, 33, 15, 16, 17}},
-        {.name = "empty requests", .num_reqs = 6, .query_lens = {0, 3, 0, 0, 2, 0},
+        {.name = "empty requests",
+         .num_reqs = 6,
+         .query_lens = {0, 3, 0, 0, 2, 0},
          .seq_lens = {5, 3, 0, 40, 17, 1}},
-        {.name = "queries without keys", .num_reqs = 3, .query_lens = {2, 1, 3},
+        {.name = "queries without keys",
+         .num_reqs = 3,
+         .query_lens = {2, 1, 3},
          .seq_lens = {0, 9, 0}},
-        {.name = "no static sink without keys", .num_reqs = 3, .query_lens = {2, 1, 3},
-         .seq_lens = {0, 9, 0}, .sink_len = 3},
+        {.name = "no static sink without keys",
+         .num_reqs = 3,
+         .query_lens = {2, 1, 3},
+         .seq_lens = {0, 9, 0},
+         .sink_len = 3},
     };
     struct attend_case many = {.name = "2048x32/1", .num_reqs = 32};
     (void)state;
@@ -70,12 +95,21 @@ static void test_shapes(void **state)
 static void test_encoders(void **state)
 {
     static const struct attend_case encoders[] = {
-        {.name = "encoder 32..256", .num_reqs = 4, .query_lens = {32, 64, 128, 256},
+        {.name = "encoder 32..256",
+         .num_reqs = 4,
+         .query_lens = {32, 64, 128, 256},
          .seq_lens = {32, 64, 128, 256}},
-        {.name = "encoder window", .num_reqs = 2, .query_lens = {40, 7}, .seq_lens = {40, 7},
-         .has_window = 1, .left = 5, .right = 5},
+        {.name = "encoder window",
+         .num_reqs = 2,
+         .query_lens = {40, 7},
+         .seq_lens = {40, 7},
+         .has_window = 1,
+         .left = 5,
+         .right = 5},
         {.name = "cross", .num_reqs = 3, .query_lens = {1, 6, 0}, .seq_lens = {31, 6, 9}},
-        {.name = "cross, keys fewer than queries", .num_reqs = 2, .query_lens = {9, 4},
+        {.name = "cross, keys fewer than queries",
+         .num_reqs = 2,
+         .query_lens = {9, 4},
          .seq_lens = {3, 17}},
     };
     (void)state;
@@ -97,10 +131,10 @@ static void test_encoders(void **state)
 static void test_heads(void **state)
 {
     static const int32_t heads[][2] = {{4, 4}, {8, 2}, {9, 3}, {32, 8}, {5, 1}, {20, 1}};
-    static const int32_t sizes[][2] = {
-        {24, 24},   {32, 32},   {40, 40},   {64, 64},   {72, 72},   {80, 80},   {96, 96},
-        {112, 112}, {120, 120}, {128, 128}, {160, 160}, {192, 192}, {224, 224}, {256, 256},
-        {512, 512}, {192, 128}, {64, 128},  {8, 512},   {512, 8}};
+    static const int32_t sizes[][2] = {{24, 24},   {32, 32},   {40, 40},   {64, 64},   {72, 72},
+                                       {80, 80},   {96, 96},   {112, 112}, {120, 120}, {128, 128},
+                                       {160, 160}, {192, 192}, {224, 224}, {256, 256}, {512, 512},
+                                       {192, 128}, {64, 128},  {8, 512},   {512, 8}};
     (void)state;
     for (int32_t i = 0; i < COUNT(heads) + COUNT(sizes); i++) {
         struct attend_case c = small;
@@ -348,11 +382,11 @@ static int close_plugin(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shapes),        cmocka_unit_test(test_encoders),
-        cmocka_unit_test(test_heads),         cmocka_unit_test(test_layouts),
-        cmocka_unit_test(test_shared_blocks), cmocka_unit_test(test_dtypes),
+        cmocka_unit_test(test_shapes),          cmocka_unit_test(test_encoders),
+        cmocka_unit_test(test_heads),           cmocka_unit_test(test_layouts),
+        cmocka_unit_test(test_shared_blocks),   cmocka_unit_test(test_dtypes),
         cmocka_unit_test(test_quantized_query), cmocka_unit_test(test_terms),
-        cmocka_unit_test(test_wide_tree),     cmocka_unit_test(test_fast_prefill),
+        cmocka_unit_test(test_wide_tree),       cmocka_unit_test(test_fast_prefill),
         cmocka_unit_test(test_visible_nan),
     };
     if (argc != 2 || !harness_open(argv[1])) {

@@ -37,22 +37,140 @@ struct gdn_case {
 };
 
 static const struct gdn_case cases[] = {
-    {"one token", ATTN_DTYPE_F32, 2, 4, 16, 24, 4, 1, 0, 1, 0, 0, 3, {{1, 1, 1}, {1, 1, 1}, {1, 0, 1}}},
-    {"chunk edges", ATTN_DTYPE_F32, 2, 4, 16, 40, 4, 1, 1, 1, 0, 0, 6,
-     {{1, 63, 64, 65, 128, 130}, {64, 1, 2, 1, 70, 1}}, .first_row = 2},
-    {"Qwen3-Next", ATTN_DTYPE_BF16, 2, 4, 128, 128, 4, 1, 0, 1, 64, 0, 3, {{40, 70, 5}, {1, 1, 30}}},
-    {"Dk larger, f16", ATTN_DTYPE_F16, 1, 3, 64, 8, 4, 1, 1, 1, 16, 0, 3, {{33, 16, 17}, {1, 2, 3}},
+    {"one token",
+     ATTN_DTYPE_F32,
+     2,
+     4,
+     16,
+     24,
+     4,
+     1,
+     0,
+     1,
+     0,
+     0,
+     3,
+     {{1, 1, 1}, {1, 1, 1}, {1, 0, 1}}},
+    {"chunk edges",
+     ATTN_DTYPE_F32,
+     2,
+     4,
+     16,
+     40,
+     4,
+     1,
+     1,
+     1,
+     0,
+     0,
+     6,
+     {{1, 63, 64, 65, 128, 130}, {64, 1, 2, 1, 70, 1}},
+     .first_row = 2},
+    {"Qwen3-Next",
+     ATTN_DTYPE_BF16,
+     2,
+     4,
+     128,
+     128,
+     4,
+     1,
+     0,
+     1,
+     64,
+     0,
+     3,
+     {{40, 70, 5}, {1, 1, 30}}},
+    {"Dk larger, f16",
+     ATTN_DTYPE_F16,
+     1,
+     3,
+     64,
+     8,
+     4,
+     1,
+     1,
+     1,
+     16,
+     0,
+     3,
+     {{33, 16, 17}, {1, 2, 3}},
      .by_length = 1},
     {"no convolution", ATTN_DTYPE_F32, 2, 2, 16, 24, 0, 0, 0, 1, 7, 0, 3, {{20, 1, 8}, {3, 1, 1}}},
-    {"width 2, no SiLU, no norm", ATTN_DTYPE_F32, 1, 2, 16, 8, 2, 0, 0, 0, 5, 0, 2, {{11, 1}, {1, 12}}},
+    {"width 2, no SiLU, no norm",
+     ATTN_DTYPE_F32,
+     1,
+     2,
+     16,
+     8,
+     2,
+     0,
+     0,
+     0,
+     5,
+     0,
+     2,
+     {{11, 1}, {1, 12}}},
     {"width 1", ATTN_DTYPE_F32, 1, 2, 16, 8, 1, 1, 0, 1, 0, 0, 2, {{11, 1}, {1, 12}}},
-    {"skipped and empty", ATTN_DTYPE_F32, 2, 4, 16, 24, 4, 1, 0, 1, 0, 0, 5,
-     {{5, -1, 0, 70, -1}, {1, -1, 1, 1, 3}}, .first_row = 1},
-    {"drafts", ATTN_DTYPE_F32, 2, 4, 16, 24, 4, 1, 0, 1, 0, 3, 4,
-     {{4, 1, 9, 2}, {4, 4, 1, 3}, {1, 2, 4, 4}}, {{1, 1, 1, 1}, {3, 1, 1, 2}, {4, 2, 1, 1}}},
-    {"one draft, bf16", ATTN_DTYPE_BF16, 1, 2, 32, 16, 4, 1, 0, 1, 0, 1, 3,
-     {{2, 70, 2}, {2, 2, 1}, {1, 2, 2}}, {{1, 1, 1}, {2, 1, 1}, {1, 2, 1}}},
-    {"decays of 0", ATTN_DTYPE_F32, 2, 4, 16, 24, 4, 1, 0, 1, 0, 0, 2, {{70, 20}, {5, 1}}, .strong = 1},
+    {"skipped and empty",
+     ATTN_DTYPE_F32,
+     2,
+     4,
+     16,
+     24,
+     4,
+     1,
+     0,
+     1,
+     0,
+     0,
+     5,
+     {{5, -1, 0, 70, -1}, {1, -1, 1, 1, 3}},
+     .first_row = 1},
+    {"drafts",
+     ATTN_DTYPE_F32,
+     2,
+     4,
+     16,
+     24,
+     4,
+     1,
+     0,
+     1,
+     0,
+     3,
+     4,
+     {{4, 1, 9, 2}, {4, 4, 1, 3}, {1, 2, 4, 4}},
+     {{1, 1, 1, 1}, {3, 1, 1, 2}, {4, 2, 1, 1}}},
+    {"one draft, bf16",
+     ATTN_DTYPE_BF16,
+     1,
+     2,
+     32,
+     16,
+     4,
+     1,
+     0,
+     1,
+     0,
+     1,
+     3,
+     {{2, 70, 2}, {2, 2, 1}, {1, 2, 2}},
+     {{1, 1, 1}, {2, 1, 1}, {1, 2, 1}}},
+    {"decays of 0",
+     ATTN_DTYPE_F32,
+     2,
+     4,
+     16,
+     24,
+     4,
+     1,
+     0,
+     1,
+     0,
+     0,
+     2,
+     {{70, 20}, {5, 1}},
+     .strong = 1},
     {"largest", ATTN_DTYPE_F32, 1, 1, 512, 512, 4, 1, 0, 1, 0, 0, 1, {{9}, {1}}},
 };
 
@@ -133,8 +251,8 @@ static struct delta *delta_create(const struct gdn_case *c)
 
 static void delta_destroy(struct delta *p)
 {
-    void *memory[] = {p->mixed,  p->a,       p->b,         p->conv_weight, p->conv_bias,
-                      p->a_log,  p->dt_bias, p->state,     p->out,         p->states,
+    void *memory[] = {p->mixed,   p->a,           p->b,        p->conv_weight, p->conv_bias,
+                      p->a_log,   p->dt_bias,     p->state,    p->out,         p->states,
                       p->windows, p->weight_rows, p->bias_rows};
     for (int32_t i = 0; i < COUNT(memory); i++) {
         free(memory[i]);
@@ -154,7 +272,8 @@ static double convolved(const struct delta *p, int32_t r, int32_t t, int32_t cha
     }
     for (int32_t i = 0; i < c->conv_width; i++) {
         int32_t at = t - c->conv_width + 1 + i;
-        y += at < 0 ? 0 : p->conv_weight[channel * c->conv_width + i] * x[(int64_t)at * p->channels];
+        y +=
+            at < 0 ? 0 : p->conv_weight[channel * c->conv_width + i] * x[(int64_t)at * p->channels];
     }
     return c->silu ? y * 0.5 * (1 + tanh(y / 2)) : y; /* y sigmoid(y) */
 }
@@ -225,45 +344,72 @@ static void describe(const struct delta *p, struct step *s, int32_t step)
 {
     const struct gdn_case *c = p->c;
     int64_t head = (int64_t)c->dv * c->dk, element = format_bytes(c->dtype);
-    s->desc = (struct attn_gdn_desc){
-        .ext = {ATTN_EXT_GDN_DESC, 0, sizeof s->desc, NULL}, .num_k_heads = c->hk,
-        .num_v_heads = c->hv, .head_size_k = c->dk, .head_size_v = c->dv,
-        .conv_width = c->conv_width, .conv_silu = c->silu, .qk_l2norm = c->l2norm,
-        .chunk_size = c->chunk_size, .num_speculative_tokens = c->drafted,
-        .state_dtype = ATTN_DTYPE_F32};
-    s->layer = (struct attn_layer_desc){
-        .struct_size = sizeof s->layer, .next = &s->desc.ext, .kind = ATTN_LAYER_GDN,
-        .dtype = c->dtype, .num_q_heads = c->hk, .num_kv_heads = c->hk, .head_size = c->dk,
-        .head_size_v = c->dv, .scale = (float)(1 / sqrt(c->dk)), .causal = 1};
+    s->desc = (struct attn_gdn_desc){.ext = {ATTN_EXT_GDN_DESC, 0, sizeof s->desc, NULL},
+                                     .num_k_heads = c->hk,
+                                     .num_v_heads = c->hv,
+                                     .head_size_k = c->dk,
+                                     .head_size_v = c->dv,
+                                     .conv_width = c->conv_width,
+                                     .conv_silu = c->silu,
+                                     .qk_l2norm = c->l2norm,
+                                     .chunk_size = c->chunk_size,
+                                     .num_speculative_tokens = c->drafted,
+                                     .state_dtype = ATTN_DTYPE_F32};
+    s->layer = (struct attn_layer_desc){.struct_size = sizeof s->layer,
+                                        .next = &s->desc.ext,
+                                        .kind = ATTN_LAYER_GDN,
+                                        .dtype = c->dtype,
+                                        .num_q_heads = c->hk,
+                                        .num_kv_heads = c->hk,
+                                        .head_size = c->dk,
+                                        .head_size_v = c->dv,
+                                        .scale = (float)(1 / sqrt(c->dk)),
+                                        .causal = 1};
     s->weights = (struct attn_gdn_weights){
-        .ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof s->weights, NULL}, .a_log = p->a_log,
+        .ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof s->weights, NULL},
+        .a_log = p->a_log,
         .dt_bias = p->dt_bias,
         .conv_weight = tensor_set(&s->weight, p->weight_rows, c->dtype, 2,
                                   (int64_t[]){p->channels, c->conv_width}, NULL),
         .conv_bias = c->bias ? tensor_set(&s->bias, p->bias_rows, c->dtype, 1,
                                           (int64_t[]){p->channels}, NULL)
                              : NULL};
-    s->params = (struct attn_layer_params){.struct_size = sizeof s->params,
-                                           .next = &s->weights.ext};
-    s->states = (struct attn_batch_gdn){
-        .ext = {ATTN_EXT_BATCH_GDN, 0, sizeof s->states, NULL}, .state_slots = &s->slots[0][0],
-        .state_slots_stride = 4, .has_initial_state = c->by_length ? NULL : s->has_state,
-        .num_accepted_tokens = c->drafted > 0 ? c->accepted[step] : NULL};
-    s->batch = (struct attn_batch){
-        .struct_size = sizeof s->batch, .next = &s->states.ext, .num_reqs = c->num_reqs,
-        .num_tokens = s->rows + 2, .num_actual_tokens = s->rows, .causal = -1,
-        .query_start_loc = s->query_start, .query_start_loc_host = s->query_start,
-        .seq_lens = s->seq_lens, .seq_lens_host = s->seq_lens};
-    s->state_view = (struct attn_kv_view){
-        .struct_size = sizeof s->state_view, .data = p->states, .num_blocks = NUM_SLOTS,
-        .block_size = 1, .num_heads = c->hv, .head_size = (int32_t)head,
-        .stride_block = 4 * head * c->hv, .stride_slot = 4 * head * c->hv, .stride_head = 4 * head};
-    s->window_view = (struct attn_kv_view){
-        .struct_size = sizeof s->window_view, .data = p->windows, .num_blocks = NUM_SLOTS,
-        .block_size = 1, .num_heads = p->channels, .head_size = p->window,
-        .stride_block = p->channels * (p->window + 1) * element,
-        .stride_slot = p->channels * (p->window + 1) * element,
-        .stride_head = (p->window + 1) * element};
+    s->params =
+        (struct attn_layer_params){.struct_size = sizeof s->params, .next = &s->weights.ext};
+    s->states =
+        (struct attn_batch_gdn){.ext = {ATTN_EXT_BATCH_GDN, 0, sizeof s->states, NULL},
+                                .state_slots = &s->slots[0][0],
+                                .state_slots_stride = 4,
+                                .has_initial_state = c->by_length ? NULL : s->has_state,
+                                .num_accepted_tokens = c->drafted > 0 ? c->accepted[step] : NULL};
+    s->batch = (struct attn_batch){.struct_size = sizeof s->batch,
+                                   .next = &s->states.ext,
+                                   .num_reqs = c->num_reqs,
+                                   .num_tokens = s->rows + 2,
+                                   .num_actual_tokens = s->rows,
+                                   .causal = -1,
+                                   .query_start_loc = s->query_start,
+                                   .query_start_loc_host = s->query_start,
+                                   .seq_lens = s->seq_lens,
+                                   .seq_lens_host = s->seq_lens};
+    s->state_view = (struct attn_kv_view){.struct_size = sizeof s->state_view,
+                                          .data = p->states,
+                                          .num_blocks = NUM_SLOTS,
+                                          .block_size = 1,
+                                          .num_heads = c->hv,
+                                          .head_size = (int32_t)head,
+                                          .stride_block = 4 * head * c->hv,
+                                          .stride_slot = 4 * head * c->hv,
+                                          .stride_head = 4 * head};
+    s->window_view = (struct attn_kv_view){.struct_size = sizeof s->window_view,
+                                           .data = p->windows,
+                                           .num_blocks = NUM_SLOTS,
+                                           .block_size = 1,
+                                           .num_heads = p->channels,
+                                           .head_size = p->window,
+                                           .stride_block = p->channels * (p->window + 1) * element,
+                                           .stride_slot = p->channels * (p->window + 1) * element,
+                                           .stride_head = (p->window + 1) * element};
 }
 
 /* Rows of q, k and v where the engine has run the convolution itself: slices of the mixed row. */
@@ -291,12 +437,18 @@ static void set_tensors(struct delta *p, struct step *s)
                (int64_t[]){rows, c->hv, c->dv}, v_strides);
     tensor_set(&s->out, p->out_rows, c->dtype, 3, (int64_t[]){rows, c->hv, c->dv}, NULL);
     bool plain = c->conv_width == 0;
-    s->args = (struct attn_attend_args){
-        .struct_size = sizeof s->args, .next = &s->io.ext, .instance = threaded.instance,
-        .layer = &s->layer, .params = &s->params, .batch = &s->batch, .k_cache = &s->state_view,
-        .v_cache = c->conv_width > 0 ? &s->window_view : NULL,
-        .q = plain ? &s->q.tensor : NULL, .k = plain ? &s->k.tensor : NULL,
-        .v = plain ? &s->v.tensor : NULL, .out = &s->out.tensor};
+    s->args = (struct attn_attend_args){.struct_size = sizeof s->args,
+                                        .next = &s->io.ext,
+                                        .instance = threaded.instance,
+                                        .layer = &s->layer,
+                                        .params = &s->params,
+                                        .batch = &s->batch,
+                                        .k_cache = &s->state_view,
+                                        .v_cache = c->conv_width > 0 ? &s->window_view : NULL,
+                                        .q = plain ? &s->q.tensor : NULL,
+                                        .k = plain ? &s->k.tensor : NULL,
+                                        .v = plain ? &s->v.tensor : NULL,
+                                        .out = &s->out.tensor};
 }
 
 static void step_create(struct delta *p, struct step *s, int32_t step)
@@ -374,7 +526,8 @@ static void compare_request(struct delta *p, const struct step *s, int32_t step,
     bool all = c->drafted > 0 && tokens <= 1 + c->drafted;
     double bound = 1.01 * format_half_step(c->dtype) + 2e-6, o[512];
     /* how many of them the next step accepts; the oracle's own state goes no further */
-    int32_t kept = all && step < 2 && c->accepted[step + 1][r] > 0 ? c->accepted[step + 1][r] : tokens;
+    int32_t kept =
+        all && step < 2 && c->accepted[step + 1][r] > 0 ? c->accepted[step + 1][r] : tokens;
     double *ahead = problem_memory(size, sizeof *ahead, 0);
     for (int32_t h = 0; h < c->hv; h++) {
         double *state = p->state + ((int64_t)r * c->hv + h) * size;
@@ -412,9 +565,10 @@ static void compare_window(const struct delta *p, int32_t step, int32_t r, int32
     for (int32_t channel = 0; channel < p->channels; channel++) {
         int64_t at = ((int64_t)p->slots[r][0] * p->channels + channel) * (p->window + 1);
         for (int32_t i = 0; i < c->conv_width - 1 + (all ? tokens - 1 : 0); i++) {
-            double want = first + i < 0 ? 0
-                                        : p->mixed[((int64_t)r * MAX_SEQUENCE + first + i) *
-                                                       p->channels + channel];
+            double want =
+                first + i < 0
+                    ? 0
+                    : p->mixed[((int64_t)r * MAX_SEQUENCE + first + i) * p->channels + channel];
             expect(c, format_load(p->windows, at + i, c->dtype), want, 0, 0, "window", at + i);
         }
     }
@@ -438,7 +592,8 @@ static void run_step(struct delta *p, int32_t step)
     struct attn_error error = ATTN_ERROR_INIT;
     struct step s;
     step_create(p, &s, step);
-    int64_t head = (int64_t)c->hv * c->dv * c->dk, row = (int64_t)c->hv * c->dv * format_bytes(c->dtype);
+    int64_t head = (int64_t)c->hv * c->dv * c->dk,
+            row = (int64_t)c->hv * c->dv * format_bytes(c->dtype);
     float *before = problem_memory(NUM_SLOTS * head, sizeof *before, 0);
     memcpy(before, p->states, (size_t)(NUM_SLOTS * head) * sizeof *before);
     if (threaded.kernels->gated_delta(&s.args, &error) != ATTN_OK) {
@@ -492,8 +647,8 @@ static void test_cases(void **state)
 static void test_chunks_are_steps(void **state)
 {
     enum { LENGTH = 150 };
-    static const struct gdn_case whole = {
-        "whole", ATTN_DTYPE_F32, 2, 4, 32, 48, 4, 1, 0, 1, 0, 0, 1, {{LENGTH}}};
+    static const struct gdn_case whole = {"whole", ATTN_DTYPE_F32, 2, 4, 32, 48, 4, 1, 0, 1, 0, 0,
+                                          1,       {{LENGTH}}};
     (void)state;
     for (int32_t chunk = 0; chunk < 4; chunk++) {
         static const int32_t sizes[] = {0, 1, 17, 4096};
@@ -578,17 +733,39 @@ DEFECT(too_many_accepted, s->states.num_accepted_tokens = five)
 DEFECT(none_accepted, s->states.num_accepted_tokens = none)
 
 static const struct defect defects[] = {
-    {"instance", no_instance}, {"attn_gdn_desc", no_layer}, {"attn_gdn_desc", no_desc},
-    {"num_v_heads", odd_heads}, {"head_size_k", large_head}, {"conv_width", wide},
-    {"num_speculative_tokens", many_drafts}, {"dtype", odd_dtype}, {"params", no_params},
-    {"attn_gdn_weights", no_weights}, {"attn_gdn_weights", no_a_log},
-    {"conv_weight", no_conv_weight}, {"conv_weight", odd_conv_weight}, {"conv_bias", odd_bias},
-    {"batch", no_batch}, {"batch", no_starts}, {"attn_io_gdn", no_io}, {"mixed_qkv", no_mixed},
-    {"mixed_qkv", narrow_mixed}, {"mixed_qkv", short_mixed}, {"a", no_a}, {"b", odd_b},
-    {"out", odd_out}, {"out", fp8_out}, {"k_cache", no_state}, {"k_cache", odd_state},
-    {"v_cache", no_window}, {"v_cache", short_window}, {"state_slots", no_slots},
-    {"state_slots_stride", narrow_slots}, {"state_slots", high_slot},
-    {"has_initial_state", no_lengths}, {"num_accepted_tokens", too_many_accepted},
+    {"instance", no_instance},
+    {"attn_gdn_desc", no_layer},
+    {"attn_gdn_desc", no_desc},
+    {"num_v_heads", odd_heads},
+    {"head_size_k", large_head},
+    {"conv_width", wide},
+    {"num_speculative_tokens", many_drafts},
+    {"dtype", odd_dtype},
+    {"params", no_params},
+    {"attn_gdn_weights", no_weights},
+    {"attn_gdn_weights", no_a_log},
+    {"conv_weight", no_conv_weight},
+    {"conv_weight", odd_conv_weight},
+    {"conv_bias", odd_bias},
+    {"batch", no_batch},
+    {"batch", no_starts},
+    {"attn_io_gdn", no_io},
+    {"mixed_qkv", no_mixed},
+    {"mixed_qkv", narrow_mixed},
+    {"mixed_qkv", short_mixed},
+    {"a", no_a},
+    {"b", odd_b},
+    {"out", odd_out},
+    {"out", fp8_out},
+    {"k_cache", no_state},
+    {"k_cache", odd_state},
+    {"v_cache", no_window},
+    {"v_cache", short_window},
+    {"state_slots", no_slots},
+    {"state_slots_stride", narrow_slots},
+    {"state_slots", high_slot},
+    {"has_initial_state", no_lengths},
+    {"num_accepted_tokens", too_many_accepted},
     {"num_accepted_tokens", none_accepted},
 };
 

@@ -98,12 +98,18 @@ static void check_merge(int32_t fp8, int32_t in_place, int64_t first_row, int64_
     }
     tensor_set(&small, data.quantized, ATTN_DTYPE_FP8_E4M3, 3, shape, NULL);
     int32_t target = in_place ? 1 : 2;
-    struct attn_merge_states_args args = {
-        .struct_size = sizeof args, .next = fp8 ? &quant.ext : NULL, .instance = threaded.instance,
-        .prefix_out = &out[0].tensor, .prefix_lse = &lse[0].tensor, .suffix_out = &out[1].tensor,
-        .suffix_lse = &lse[1].tensor, .out = fp8 ? &small.tensor : &out[target].tensor,
-        .lse = fp8 ? NULL : &lse[target].tensor, .first_row = first_row, .num_rows = rows,
-        .num_rows_with_prefix = with_prefix};
+    struct attn_merge_states_args args = {.struct_size = sizeof args,
+                                          .next = fp8 ? &quant.ext : NULL,
+                                          .instance = threaded.instance,
+                                          .prefix_out = &out[0].tensor,
+                                          .prefix_lse = &lse[0].tensor,
+                                          .suffix_out = &out[1].tensor,
+                                          .suffix_lse = &lse[1].tensor,
+                                          .out = fp8 ? &small.tensor : &out[target].tensor,
+                                          .lse = fp8 ? NULL : &lse[target].tensor,
+                                          .first_row = first_row,
+                                          .num_rows = rows,
+                                          .num_rows_with_prefix = with_prefix};
     assert_int_equal(threaded.kernels->merge_states(&args, NULL), ATTN_OK);
     for (int32_t t = 0; t < MERGE_ROWS; t++) {
         for (int32_t h = 0; h < MERGE_HEADS; h++) {
@@ -201,14 +207,25 @@ static void check_rope(int32_t form, int32_t head_size, int32_t rotary, int32_t 
         slots[t] = t == 4 ? -1 : order[t];
         positions[t] = random_below(100);
     }
-    struct attn_layer_desc layer = {.struct_size = sizeof layer, .dtype = ATTN_DTYPE_F32,
-                                    .kv_dtype = ATTN_KV_F32, .num_q_heads = ROPE_Q,
-                                    .num_kv_heads = ROPE_K, .head_size = head_size,
-                                    .head_size_v = 8, .scale = 1, .rope = form, .qk_norm = norm};
+    struct attn_layer_desc layer = {.struct_size = sizeof layer,
+                                    .dtype = ATTN_DTYPE_F32,
+                                    .kv_dtype = ATTN_KV_F32,
+                                    .num_q_heads = ROPE_Q,
+                                    .num_kv_heads = ROPE_K,
+                                    .head_size = head_size,
+                                    .head_size_v = 8,
+                                    .scale = 1,
+                                    .rope = form,
+                                    .qk_norm = norm};
     struct attn_layer_params params = {.struct_size = sizeof params};
-    struct attn_kv_view kv = {.struct_size = sizeof kv, .data = cache_k, .num_blocks = 1,
-                              .block_size = ROPE_ROWS, .num_heads = ROPE_K, .head_size = head_size,
-                              .stride_block = 0, .stride_slot = ROPE_K * head_size * 4,
+    struct attn_kv_view kv = {.struct_size = sizeof kv,
+                              .data = cache_k,
+                              .num_blocks = 1,
+                              .block_size = ROPE_ROWS,
+                              .num_heads = ROPE_K,
+                              .head_size = head_size,
+                              .stride_block = 0,
+                              .stride_slot = ROPE_K * head_size * 4,
                               .stride_head = head_size * 4};
     struct attn_kv_view vv = kv;
     vv.data = cache_v;
@@ -216,8 +233,10 @@ static void check_rope(int32_t form, int32_t head_size, int32_t rotary, int32_t 
     vv.stride_slot = ROPE_K * 8 * 4;
     vv.stride_head = 8 * 4;
     struct attn_io_rope rope = {
-        .ext = {.id = ATTN_EXT_IO_ROPE, .struct_size = sizeof rope}, .form = form,
-        .rotary_dim = rotary, .positions = positions,
+        .ext = {.id = ATTN_EXT_IO_ROPE, .struct_size = sizeof rope},
+        .form = form,
+        .rotary_dim = rotary,
+        .positions = positions,
         .cos_sin = tensor_set(&tt, table, ATTN_DTYPE_F32, 2, (int64_t[]){100, width}, NULL),
         .norm_eps = 1e-5f};
     if (norm) {
@@ -227,8 +246,14 @@ static void check_rope(int32_t form, int32_t head_size, int32_t rotary, int32_t 
             tensor_set(&tkw, k_weight, ATTN_DTYPE_F32, 1, (int64_t[]){head_size}, NULL);
     }
     struct attn_write_kv_args args = {
-        .struct_size = sizeof args, .next = &rope.ext, .instance = serial.instance, .layer = &layer,
-        .params = &params, .k_cache = &kv, .v_cache = &vv, .slot_mapping = slots,
+        .struct_size = sizeof args,
+        .next = &rope.ext,
+        .instance = serial.instance,
+        .layer = &layer,
+        .params = &params,
+        .k_cache = &kv,
+        .v_cache = &vv,
+        .slot_mapping = slots,
         .num_slots = ROPE_ROWS,
         .q = tensor_set(&tq, q, ATTN_DTYPE_F32, 3, (int64_t[]){ROPE_ROWS, ROPE_Q, head_size}, NULL),
         .k = tensor_set(&tk, k, ATTN_DTYPE_F32, 3, (int64_t[]){ROPE_ROWS, ROPE_K, head_size}, NULL),
@@ -246,8 +271,8 @@ static void check_rope(int32_t form, int32_t head_size, int32_t rotary, int32_t 
         rope_formula(row, head_size, form, width, table + positions[t] * width,
                      norm ? weight : NULL, rope.norm_eps);
         for (int32_t d = 0; d < head_size && (!is_k || slots[t] >= 0); d++) {
-            float got = is_k ? cache_k[(slots[t] * ROPE_K + h) * head_size + d]
-                             : q[at * head_size + d];
+            float got =
+                is_k ? cache_k[(slots[t] * ROPE_K + h) * head_size + d] : q[at * head_size + d];
             expect_near(got, row[d], 2e-6, is_k ? "rotated k" : "rotated q", i * head_size + d);
         }
     }
@@ -285,20 +310,32 @@ static void test_gather(void **state)
         for (int32_t i = 0; i < BLOCKS * SLOTS * HEADS * DIMS; i++) {
             format_store(cache, i, formats[f], random_normal());
         }
-        struct attn_layer_desc layer = {.struct_size = sizeof layer, .kv_dtype = ATTN_KV_F16 + f,
+        struct attn_layer_desc layer = {.struct_size = sizeof layer,
+                                        .kv_dtype = ATTN_KV_F16 + f,
                                         .k_scale_form = f < 3 ? 0 : ATTN_SCALE_PER_HEAD};
         struct attn_layer_params params = {.struct_size = sizeof params, .k_scale = scales};
-        struct attn_kv_view view = {.struct_size = sizeof view, .data = cache,
-                                    .num_blocks = BLOCKS, .block_size = SLOTS, .num_heads = HEADS,
-                                    .head_size = DIMS, .stride_head = SLOTS * DIMS * bytes,
+        struct attn_kv_view view = {.struct_size = sizeof view,
+                                    .data = cache,
+                                    .num_blocks = BLOCKS,
+                                    .block_size = SLOTS,
+                                    .num_heads = HEADS,
+                                    .head_size = DIMS,
+                                    .stride_head = SLOTS * DIMS * bytes,
                                     .stride_block = SLOTS * HEADS * DIMS * bytes,
                                     .stride_slot = DIMS * bytes};
-        struct attn_batch batch = {.struct_size = sizeof batch, .num_reqs = 2,
-                                   .block_table = &table[0][0], .block_table_stride = 4,
+        struct attn_batch batch = {.struct_size = sizeof batch,
+                                   .num_reqs = 2,
+                                   .block_table = &table[0][0],
+                                   .block_table_stride = 4,
                                    .block_table_row = rows};
         struct attn_gather_kv_args args = {
-            .struct_size = sizeof args, .instance = threaded.instance, .layer = &layer,
-            .params = &params, .cache = &view, .batch = &batch, .first_key = first,
+            .struct_size = sizeof args,
+            .instance = threaded.instance,
+            .layer = &layer,
+            .params = &params,
+            .cache = &view,
+            .batch = &batch,
+            .first_key = first,
             .out_start_loc = start,
             .out = tensor_set(&to, out, ATTN_DTYPE_F32, 3, (int64_t[]){15, HEADS, DIMS}, NULL)};
         assert_int_equal(threaded.kernels->gather_kv(&args, NULL), ATTN_OK);

@@ -63,15 +63,17 @@ static void check_group(int32_t group, int32_t pow2, int32_t column_major)
     const int64_t shape[] = {QUANT_ROWS, QUANT_HEADS, QUANT_DIMS};
     fill_quant(x, memory);
     struct attn_quantize_args args = {
-        .struct_size = sizeof args, .instance = serial.instance,
+        .struct_size = sizeof args,
+        .instance = serial.instance,
         .form = group == 64 ? ATTN_OUTPUT_FP8_GROUP_64 : ATTN_OUTPUT_FP8_GROUP_128,
-        .scale_pow2 = pow2, .scale_column_major = column_major,
+        .scale_pow2 = pow2,
+        .scale_column_major = column_major,
         .x = tensor_set(&tx, memory, ATTN_DTYPE_F32, 3, shape, NULL),
         .out = tensor_set(&to, out, ATTN_DTYPE_FP8_E4M3, 3, shape, NULL),
-        .block_scales = tensor_set(
-            &ts, scales, ATTN_DTYPE_F32, 2,
-            column_major ? (int64_t[]){groups, QUANT_ROWS} : (int64_t[]){QUANT_ROWS, groups},
-            NULL)};
+        .block_scales = tensor_set(&ts, scales, ATTN_DTYPE_F32, 2,
+                                   column_major ? (int64_t[]){groups, QUANT_ROWS}
+                                                : (int64_t[]){QUANT_ROWS, groups},
+                                   NULL)};
     assert_int_equal(serial.kernels->quantize(&args, NULL), ATTN_OK);
     for (int32_t t = 0; t < QUANT_ROWS; t++) {
         for (int32_t g = 0; g < groups; g++) {
@@ -117,9 +119,11 @@ static void test_quantize_static(void **state)
         int32_t format = formats[i / 2], per_head = i % 2;
         fill_quant(x, memory);
         struct attn_quantize_args args = {
-            .struct_size = sizeof args, .instance = threaded.instance,
+            .struct_size = sizeof args,
+            .instance = threaded.instance,
             .form = ATTN_OUTPUT_FP8_STATIC,
-            .scale_form = per_head ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR, .scale = scales,
+            .scale_form = per_head ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR,
+            .scale = scales,
             .x = tensor_set(&tx, memory, ATTN_DTYPE_F32, 3, shape, NULL),
             .out = tensor_set(&to, out, format, 3, shape, NULL)};
         assert_int_equal(threaded.kernels->quantize(&args, NULL), ATTN_OK);
@@ -141,7 +145,9 @@ static void test_quantize_nvfp4(void **state)
     (void)state;
     fill_quant(x, memory);
     struct attn_quantize_args args = {
-        .struct_size = sizeof args, .instance = serial.instance, .form = ATTN_OUTPUT_NVFP4,
+        .struct_size = sizeof args,
+        .instance = serial.instance,
+        .form = ATTN_OUTPUT_NVFP4,
         .scale = &global,
         .x = tensor_set(&tx, memory, ATTN_DTYPE_F32, 3,
                         (int64_t[]){QUANT_ROWS, QUANT_HEADS, QUANT_DIMS}, NULL),
@@ -155,8 +161,7 @@ static void test_quantize_nvfp4(void **state)
             double largest = largest_of(&x[t][c / 16 * 16], 16);
             uint32_t code = format_encode(ATTN_DTYPE_FP8_E4M3, global * largest / 6);
             double scale = format_decode(ATTN_DTYPE_FP8_E4M3, code);
-            uint32_t want =
-                scale == 0 ? 0 : format_encode(FORMAT_E2M1, x[t][c] * global / scale);
+            uint32_t want = scale == 0 ? 0 : format_encode(FORMAT_E2M1, x[t][c] * global / scale);
             assert_int_equal(scales[t][c / 16], code);
             assert_int_equal(out[t][c / 2] >> (c % 2 * 4) & 15, want);
         }
@@ -173,8 +178,11 @@ static void test_amax(void **state)
     for (int32_t i = 0; i < 4; i++) {
         float out[QUANT_HEADS] = {1e3f, 1e-9f, 1e-9f, 1e-9f};
         struct attn_amax_args args = {
-            .struct_size = sizeof args, .instance = serial.instance, .out = out,
-            .per_head = i & 1, .accumulate = i >> 1,
+            .struct_size = sizeof args,
+            .instance = serial.instance,
+            .out = out,
+            .per_head = i & 1,
+            .accumulate = i >> 1,
             .x = tensor_set(&tx, memory, ATTN_DTYPE_F32, 3,
                             (int64_t[]){QUANT_ROWS, QUANT_HEADS, QUANT_DIMS}, NULL)};
         assert_int_equal(serial.kernels->amax(&args, NULL), ATTN_OK);
@@ -207,8 +215,10 @@ static void test_gemm(void **state)
         struct test_tensor ta, tw, to;
         int32_t transposed = form & 1, count = form / 2 == 0 ? 0 : form / 2 == 1 ? 1 : B;
         struct attn_batched_gemm_args args = {
-            .struct_size = sizeof args, .instance = threaded.instance,
-            .w_scale = count ? scales : NULL, .w_scale_count = count,
+            .struct_size = sizeof args,
+            .instance = threaded.instance,
+            .w_scale = count ? scales : NULL,
+            .w_scale_count = count,
             .a = tensor_set(&ta, a, ATTN_DTYPE_F32, 3, (int64_t[]){B, M, K}, NULL),
             .w = tensor_set(&tw, w, ATTN_DTYPE_F32, 3, (int64_t[]){B, K, N},
                             transposed ? (int64_t[]){N * K, 1, K} : NULL),
@@ -235,9 +245,13 @@ static void test_copies(void **state)
     const int64_t pairs[] = {5, 0, 0, 7, 2, 3};
     struct attn_block_copy copies[] = {{source, destination, 16, 12, 8},
                                        {source[0] + 8, destination[0] + 8, 16, 12, 4}};
-    struct attn_copy_blocks_args args = {.struct_size = sizeof args, .instance = serial.instance,
-                                         .kind = ATTN_COPY_DEVICE_TO_HOST, .num_copies = 2,
-                                         .copies = copies, .pairs = pairs, .num_pairs = 3};
+    struct attn_copy_blocks_args args = {.struct_size = sizeof args,
+                                         .instance = serial.instance,
+                                         .kind = ATTN_COPY_DEVICE_TO_HOST,
+                                         .num_copies = 2,
+                                         .copies = copies,
+                                         .pairs = pairs,
+                                         .num_pairs = 3};
     (void)state;
     for (int32_t i = 0; i < 96; i++) {
         source[i / 16][i % 16] = (uint8_t)(i + 1);
@@ -251,7 +265,8 @@ static void test_copies(void **state)
         }
     }
     assert_int_equal(serial.kernels->copy(serial.instance, bytes, source[1], 16,
-                                          ATTN_COPY_DEVICE_TO_DEVICE, NULL, NULL), ATTN_OK);
+                                          ATTN_COPY_DEVICE_TO_DEVICE, NULL, NULL),
+                     ATTN_OK);
     assert_memory_equal(bytes, source[1], 16);
     assert_int_equal(serial.kernels->fill(serial.instance, source, 0xab, 3, 16, 4, NULL, NULL),
                      ATTN_OK);
@@ -270,9 +285,12 @@ static int close_plugin(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_quantize_groups), cmocka_unit_test(test_quantize_static),
-        cmocka_unit_test(test_quantize_nvfp4),  cmocka_unit_test(test_amax),
-        cmocka_unit_test(test_gemm),            cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_quantize_groups),
+        cmocka_unit_test(test_quantize_static),
+        cmocka_unit_test(test_quantize_nvfp4),
+        cmocka_unit_test(test_amax),
+        cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_copies),
     };
     if (argc != 2 || !harness_open(argv[1])) {
         fprintf(stderr, "usage: test_numeric attn_cpu_ref.so\n");

@@ -130,8 +130,8 @@ static void quantize_nvfp4(struct quantized *row, const double *x, double k_scal
     row->data_bytes = DIMS / 2;
     row->scale_bytes = DIMS / 16;
     for (int32_t d = 0; d < DIMS; d++) {
-        uint32_t block = format_encode(ATTN_DTYPE_FP8_E4M3,
-                                       1 / k_scale * largest_of(x + d / 16 * 16, 16) / 6);
+        uint32_t block =
+            format_encode(ATTN_DTYPE_FP8_E4M3, 1 / k_scale * largest_of(x + d / 16 * 16, 16) / 6);
         double scale = format_decode(ATTN_DTYPE_FP8_E4M3, block);
         uint32_t code = scale == 0 ? 0 : format_encode(FORMAT_E2M1, x[d] * (1 / k_scale) / scale);
         row->scale[d / 16] = (uint8_t)block;
@@ -212,14 +212,20 @@ static struct attn_kv_view view_of(struct memory *m, int32_t kv_dtype, int32_t i
 {
     int32_t half = kv_dtype == ATTN_KV_NVFP4 || kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD;
     int32_t numbers = is_v && kv_dtype == ATTN_KV_INT8_K;
-    return (struct attn_kv_view){
-        .struct_size = sizeof(struct attn_kv_view), .data = m->got[is_v], .num_blocks = BLOCKS,
-        .block_size = SLOTS, .num_heads = HEADS, .head_size = DIMS,
-        .stride_block = sizeof m->got[0][0], .stride_slot = sizeof m->got[0][0][0],
-        .stride_head = ROW_BYTES,
-        .scale = numbers ? NULL : &m->got[is_v][0][0][0][half ? DIMS / 2 : DIMS],
-        .scale_stride_block = sizeof m->got[0][0], .scale_stride_slot = sizeof m->got[0][0][0],
-        .scale_stride_head = ROW_BYTES};
+    return (struct attn_kv_view){.struct_size = sizeof(struct attn_kv_view),
+                                 .data = m->got[is_v],
+                                 .num_blocks = BLOCKS,
+                                 .block_size = SLOTS,
+                                 .num_heads = HEADS,
+                                 .head_size = DIMS,
+                                 .stride_block = sizeof m->got[0][0],
+                                 .stride_slot = sizeof m->got[0][0][0],
+                                 .stride_head = ROW_BYTES,
+                                 .scale = numbers ? NULL
+                                                  : &m->got[is_v][0][0][0][half ? DIMS / 2 : DIMS],
+                                 .scale_stride_block = sizeof m->got[0][0],
+                                 .scale_stride_slot = sizeof m->got[0][0][0],
+                                 .scale_stride_head = ROW_BYTES};
 }
 
 static void check_cache(int32_t kv_dtype, const struct reference *reference)
@@ -250,19 +256,34 @@ static void check_cache(int32_t kv_dtype, const struct reference *reference)
         format_store(q, i, ATTN_DTYPE_BF16, x);
         (&q_values[0][0][0])[i] = x;
     }
-    struct attn_layer_desc layer = {
-        .struct_size = sizeof layer, .dtype = ATTN_DTYPE_BF16, .kv_dtype = kv_dtype,
-        .num_q_heads = QUERY_HEADS, .num_kv_heads = HEADS, .head_size = DIMS, .head_size_v = DIMS,
-        .scale = 0.125f, .causal = 1, .block_size = SLOTS};
+    struct attn_layer_desc layer = {.struct_size = sizeof layer,
+                                    .dtype = ATTN_DTYPE_BF16,
+                                    .kv_dtype = kv_dtype,
+                                    .num_q_heads = QUERY_HEADS,
+                                    .num_kv_heads = HEADS,
+                                    .head_size = DIMS,
+                                    .head_size_v = DIMS,
+                                    .scale = 0.125f,
+                                    .causal = 1,
+                                    .block_size = SLOTS};
     struct attn_kv_quant_params quant = {
         .ext = {.id = ATTN_EXT_KV_QUANT_PARAMS, .struct_size = sizeof quant},
-        .hadamard_signs_k = signs[0], .hadamard_signs_v = signs[1], .v_channel_scale = v_channel};
-    struct attn_layer_params params = {.struct_size = sizeof params, .next = &quant.ext,
-                                       .k_scale = &tensor_scale[0], .v_scale = &tensor_scale[1]};
+        .hadamard_signs_k = signs[0],
+        .hadamard_signs_v = signs[1],
+        .v_channel_scale = v_channel};
+    struct attn_layer_params params = {.struct_size = sizeof params,
+                                       .next = &quant.ext,
+                                       .k_scale = &tensor_scale[0],
+                                       .v_scale = &tensor_scale[1]};
     struct attn_kv_view k_view = view_of(&m, kv_dtype, 0), v_view = view_of(&m, kv_dtype, 1);
     struct attn_write_kv_args write = {
-        .struct_size = sizeof write, .instance = reference->instance, .layer = &layer,
-        .params = &params, .k_cache = &k_view, .v_cache = &v_view, .slot_mapping = slots,
+        .struct_size = sizeof write,
+        .instance = reference->instance,
+        .layer = &layer,
+        .params = &params,
+        .k_cache = &k_view,
+        .v_cache = &v_view,
+        .slot_mapping = slots,
         .num_slots = KEYS,
         .k = tensor_set(&tk, k, ATTN_DTYPE_BF16, 3, (int64_t[]){KEYS, HEADS, DIMS}, NULL),
         .v = tensor_set(&tv, v, ATTN_DTYPE_BF16, 3, (int64_t[]){KEYS, HEADS, DIMS}, NULL)};
@@ -273,23 +294,44 @@ static void check_cache(int32_t kv_dtype, const struct reference *reference)
                      ((uint8_t *)m.got)[i], ((uint8_t *)m.want)[i]);
         }
     }
-    struct attn_batch batch = {.struct_size = sizeof batch, .num_reqs = 1, .num_tokens = QUERIES,
-                               .num_actual_tokens = QUERIES, .causal = -1,
-                               .query_start_loc = starts, .query_start_loc_host = starts,
-                               .seq_lens = lens, .block_table = table, .block_table_stride = 4};
+    struct attn_batch batch = {.struct_size = sizeof batch,
+                               .num_reqs = 1,
+                               .num_tokens = QUERIES,
+                               .num_actual_tokens = QUERIES,
+                               .causal = -1,
+                               .query_start_loc = starts,
+                               .query_start_loc_host = starts,
+                               .seq_lens = lens,
+                               .block_table = table,
+                               .block_table_stride = 4};
     struct attn_attend_args args = {
-        .struct_size = sizeof args, .instance = reference->instance, .layer = &layer,
-        .params = &params, .batch = &batch, .k_cache = &k_view, .v_cache = &v_view,
+        .struct_size = sizeof args,
+        .instance = reference->instance,
+        .layer = &layer,
+        .params = &params,
+        .batch = &batch,
+        .k_cache = &k_view,
+        .v_cache = &v_view,
         .q = tensor_set(&tq, q, ATTN_DTYPE_BF16, 3, (int64_t[]){QUERIES, QUERY_HEADS, DIMS}, NULL),
-        .out = tensor_set(&to, out, ATTN_DTYPE_F32, 3, (int64_t[]){QUERIES, QUERY_HEADS, DIMS},
-                          NULL),
+        .out =
+            tensor_set(&to, out, ATTN_DTYPE_F32, 3, (int64_t[]){QUERIES, QUERY_HEADS, DIMS}, NULL),
         .lse = tensor_set(&tl, lse, ATTN_DTYPE_F32, 2, (int64_t[]){QUERY_HEADS, QUERIES}, NULL)};
     assert_int_equal(reference->kernels->attend(&args, NULL), ATTN_OK);
-    struct oracle_request o = {
-        .num_q_heads = QUERY_HEADS, .num_kv_heads = HEADS, .head_size = DIMS, .head_size_v = DIMS,
-        .num_queries = QUERIES, .num_keys = KEYS, .q = &q_values[0][0][0], .k = &m.k[0][0][0],
-        .v = &m.v[0][0][0], .scale = layer.scale, .causal = 1, .left = -1, .right = -1,
-        .out = &want[0][0][0], .lse = &want_lse[0][0]};
+    struct oracle_request o = {.num_q_heads = QUERY_HEADS,
+                               .num_kv_heads = HEADS,
+                               .head_size = DIMS,
+                               .head_size_v = DIMS,
+                               .num_queries = QUERIES,
+                               .num_keys = KEYS,
+                               .q = &q_values[0][0][0],
+                               .k = &m.k[0][0][0],
+                               .v = &m.v[0][0][0],
+                               .scale = layer.scale,
+                               .causal = 1,
+                               .left = -1,
+                               .right = -1,
+                               .out = &want[0][0][0],
+                               .lse = &want_lse[0][0]};
     oracle_attend(&o, scores);
     for (int32_t i = 0; i < QUERIES * QUERY_HEADS * DIMS; i++) {
         double got = (&out[0][0][0])[i], expected = (&want[0][0][0])[i];
@@ -305,9 +347,12 @@ static void check_cache(int32_t kv_dtype, const struct reference *reference)
 
 static void test_caches(void **state)
 {
-    static const int32_t kv_dtypes[] = {ATTN_KV_FP8_PER_TOKEN_HEAD, ATTN_KV_INT8_PER_TOKEN_HEAD,
-                                        ATTN_KV_INT4_PER_TOKEN_HEAD, ATTN_KV_INT8_KV,
-                                        ATTN_KV_INT8_K, ATTN_KV_NVFP4};
+    static const int32_t kv_dtypes[] = {ATTN_KV_FP8_PER_TOKEN_HEAD,
+                                        ATTN_KV_INT8_PER_TOKEN_HEAD,
+                                        ATTN_KV_INT4_PER_TOKEN_HEAD,
+                                        ATTN_KV_INT8_KV,
+                                        ATTN_KV_INT8_K,
+                                        ATTN_KV_NVFP4};
     (void)state;
     for (int32_t i = 0; i < HEADS * DIMS; i++) {
         v_channel[i] = (float)(0.01 + 0.001 * random_below(30)); /* some saturate */

@@ -288,8 +288,8 @@ static void make_cache(struct test_data *data)
             if (j % test->block_size == 0) {
                 row[j / test->block_size] = order[next++];
             }
-            data->slots[slot++] = (int64_t)row[j / test->block_size] * test->block_size +
-                                  j % test->block_size;
+            data->slots[slot++] =
+                (int64_t)row[j / test->block_size] * test->block_size + j % test->block_size;
         }
     }
     data->slots[slot] = -1; /* a row to skip: its k and v are NaN */
@@ -432,8 +432,8 @@ void data_make(struct test_data *data, const struct test_case *test, const struc
 
 void data_free(struct test_data *data)
 {
-    void *const all[] = {data->q.data, data->k.data,  data->v.data,   data->table, data->spans,
-                         data->slots,  data->tree,    data->sinks,    data->slopes, data->scales,
+    void *const all[] = {data->q.data, data->k.data,   data->v.data,    data->table,  data->spans,
+                         data->slots,  data->tree,     data->sinks,     data->slopes, data->scales,
                          data->cache,  data->keys_f32, data->values_f32};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         free(all[i]);
@@ -455,8 +455,8 @@ static void make_outputs(struct test_data *data, void **out, float **lse)
     data->lse_shape[1] = data->rows_allocated;
     data->lse_strides[0] = 1; /* [T, Hq] in memory */
     data->lse_strides[1] = test->q_heads;
-    size_t bytes = (size_t)(data->out_strides[0] * data->rows_allocated) *
-                   (size_t)dtype_bytes(test->dtype);
+    size_t bytes =
+        (size_t)(data->out_strides[0] * data->rows_allocated) * (size_t)dtype_bytes(test->dtype);
     *out = filled(bytes, PATTERN);
     *lse = filled((size_t)(test->q_heads * data->rows_allocated) * 4, PATTERN);
     tensor_make(&data->out, test->dtype, 3, data->out_shape, data->out_strides, *out);

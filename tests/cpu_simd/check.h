@@ -22,8 +22,7 @@ struct backend {
 
 /* host.c */
 extern const struct attn_host test_host;
-bool backend_open(const char *file, const char *name, const char *variant,
-                  struct backend *backend);
+bool backend_open(const char *file, const char *name, const char *variant, struct backend *backend);
 void backend_close(struct backend *backend);
 int list_variants(const char *file, char names[MAX_VARIANTS][64]);
 void random_seed(uint64_t seed);
@@ -47,7 +46,7 @@ struct test_case {
     int32_t layout;     /* enum attn_kv_layout */
     int32_t pack;
     int32_t not_causal;
-    int32_t window; /* decoder window of so many tokens */
+    int32_t window;    /* decoder window of so many tokens */
     int32_t symmetric; /* window on both sides */
     int32_t chunk;
     int32_t lookback;
@@ -59,11 +58,11 @@ struct test_case {
     int32_t tree;
     int32_t per_request_causal;
     int32_t scale_form;
-    int32_t table_rows;   /* tables are indexed by block_table_row */
-    int32_t first_row;    /* query_start_loc[0] */
-    int32_t longer_keys;  /* contiguous keys with a key_start_loc of their own */
-    int32_t nan_key;      /* a NaN in the last key and value of each request */
-    int32_t idle;         /* every third request has no query */
+    int32_t table_rows;  /* tables are indexed by block_table_row */
+    int32_t first_row;   /* query_start_loc[0] */
+    int32_t longer_keys; /* contiguous keys with a key_start_loc of their own */
+    int32_t nan_key;     /* a NaN in the last key and value of each request */
+    int32_t idle;        /* every third request has no query */
     int32_t batch_invariant;
     float bound; /* 0: by dtype */
 };

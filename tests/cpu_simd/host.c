@@ -136,10 +136,8 @@ static attn_status on_backend(void *user, const struct attn_backend_caps *caps)
 int list_variants(const char *file, char names[MAX_VARIANTS][64])
 {
     struct variant_list list = {0, names};
-    struct attn_probe_sink sink = {.struct_size = sizeof(sink),
-                                   .user = &list,
-                                   .device = on_device,
-                                   .backend = on_backend};
+    struct attn_probe_sink sink = {
+        .struct_size = sizeof(sink), .user = &list, .device = on_device, .backend = on_backend};
     const struct attn_plugin *plugin = plugin_open(file);
     if (plugin == NULL || plugin->probe(&test_host, &sink, NULL) != ATTN_OK) {
         return 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels around an attend, against cpu_ref: merge_states, rope_write_kv, copy_blocks, fill; and
- * that a request's bits do not depend on its batch where that is promised. */
+/* The kernels around an attend, against cpu_ref: merge_states, rope_write_kv, copy_blocks, fill;
+ * and that a request's bits do not depend on its batch where that is promised. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -38,9 +38,8 @@ static void check_merge(const struct backend *reference, const struct backend *s
     prefix[1 * HEADS * SIZE] = NAN; /* of head 0, row 1: an empty side */
     const struct backend *const backends[2] = {reference, simd};
     for (int b = 0; b < 2; b++) {
-        struct attn_tensor tensors[6] = {
-            {.data = prefix}, {.data = suffix}, {.data = out[b]},
-            {.data = sums[0]}, {.data = sums[1]}, {.data = lse[b]}};
+        struct attn_tensor tensors[6] = {{.data = prefix},  {.data = suffix},  {.data = out[b]},
+                                         {.data = sums[0]}, {.data = sums[1]}, {.data = lse[b]}};
         for (int i = 0; i < 6; i++) {
             tensors[i].device.type = ATTN_DEVICE_CPU;
             tensors[i].dtype = f32_type;
@@ -66,9 +65,9 @@ static void check_merge(const struct backend *reference, const struct backend *s
         assert_true(same);
     }
     for (int i = 0; i < HEADS * ROWS; i++) {
-        bool same = isnan(lse[0][i]) ? isnan(lse[1][i])
-                                     : lse[0][i] == lse[1][i] ||
-                                           fabsf(lse[0][i] - lse[1][i]) <= 4e-6f;
+        bool same = isnan(lse[0][i])
+                        ? isnan(lse[1][i])
+                        : lse[0][i] == lse[1][i] || fabsf(lse[0][i] - lse[1][i]) <= 4e-6f;
         assert_true(same);
     }
 }
@@ -77,8 +76,14 @@ static void check_rope(const struct backend *reference, const struct backend *si
                        int32_t rotary, bool norm, int32_t dtype)
 {
     enum { POSITIONS = 64 };
-    struct test_case test = {.name = "rope", .dtype = dtype, .q_heads = 4, .kv_heads = 2,
-                             .depth = 64, .num_reqs = 1, .queries = {20, 20}, .block_size = 16};
+    struct test_case test = {.name = "rope",
+                             .dtype = dtype,
+                             .q_heads = 4,
+                             .kv_heads = 2,
+                             .depth = 64,
+                             .num_reqs = 1,
+                             .queries = {20, 20},
+                             .block_size = 16};
     const struct backend *const backends[2] = {reference, simd};
     static float table[POSITIONS * 64], weights[64];
     int64_t table_shape[2] = {POSITIONS, rotary};
@@ -86,8 +91,8 @@ static void check_rope(const struct backend *reference, const struct backend *si
     int64_t positions[20];
     struct test_data data[2];
     for (int i = 0; i < POSITIONS * rotary; i++) {
-        float angle = (float)(i / rotary) * powf(10000, -2.0f * (float)(i % (rotary / 2)) /
-                                                            (float)rotary);
+        float angle =
+            (float)(i / rotary) * powf(10000, -2.0f * (float)(i % (rotary / 2)) / (float)rotary);
         table[i] = i % rotary < rotary / 2 ? cosf(angle) : sinf(angle);
     }
     for (int i = 0; i < 64; i++) {
@@ -101,10 +106,10 @@ static void check_rope(const struct backend *reference, const struct backend *si
         for (int i = 0; i < 20; i++) {
             positions[i] = random_int(0, POSITIONS - 1);
         }
-        struct attn_tensor cos_sin = {.data = table, .ndim = 2, .dtype = f32_type,
-                                      .shape = table_shape};
-        struct attn_tensor weight = {.data = weights, .ndim = 1, .dtype = f32_type,
-                                     .shape = weight_shape};
+        struct attn_tensor cos_sin = {
+            .data = table, .ndim = 2, .dtype = f32_type, .shape = table_shape};
+        struct attn_tensor weight = {
+            .data = weights, .ndim = 1, .dtype = f32_type, .shape = weight_shape};
         struct attn_io_rope rope = {.ext = {.id = ATTN_EXT_IO_ROPE, .struct_size = sizeof(rope)},
                                     .form = form,
                                     .rotary_dim = rotary,
@@ -150,9 +155,13 @@ static void check_copies(const struct backend *simd)
     unsigned char source[8 * 32], destination[8 * 64];
     const int64_t pairs[] = {3, 0, 1, 5};
     struct attn_block_copy copy = {source, destination, 32, 64, 24};
-    struct attn_copy_blocks_args args = {.struct_size = sizeof(args), .instance = simd->instance,
-                                         .kind = ATTN_COPY_DEVICE_TO_HOST, .num_copies = 1,
-                                         .copies = &copy, .pairs = pairs, .num_pairs = 2};
+    struct attn_copy_blocks_args args = {.struct_size = sizeof(args),
+                                         .instance = simd->instance,
+                                         .kind = ATTN_COPY_DEVICE_TO_HOST,
+                                         .num_copies = 1,
+                                         .copies = &copy,
+                                         .pairs = pairs,
+                                         .num_pairs = 2};
     for (size_t i = 0; i < sizeof(source); i++) {
         source[i] = (unsigned char)i;
     }
@@ -181,9 +190,16 @@ static void check_copies(const struct backend *simd)
 static void check_invariance(const struct backend *simd, const struct backend *writer,
                              int32_t dtype)
 {
-    struct test_case test = {.name = "invariant", .dtype = dtype, .q_heads = 4, .kv_heads = 2,
-                             .depth = 64, .num_reqs = 6, .queries = {1, 130},
-                             .context = {0, 900}, .block_size = 16, .batch_invariant = 1};
+    struct test_case test = {.name = "invariant",
+                             .dtype = dtype,
+                             .q_heads = 4,
+                             .kv_heads = 2,
+                             .depth = 64,
+                             .num_reqs = 6,
+                             .queries = {1, 130},
+                             .context = {0, 900},
+                             .block_size = 16,
+                             .batch_invariant = 1};
     struct test_data data;
     struct attn_error error = ATTN_ERROR_INIT;
     void *all, *alone;
@@ -210,9 +226,15 @@ static void check_invariance(const struct backend *simd, const struct backend *w
 /* What cannot be served is told with the field, never crashed on. */
 static void check_refusals(const struct backend *simd, const struct backend *writer)
 {
-    struct test_case test = {.name = "refusal", .dtype = ATTN_DTYPE_BF16, .q_heads = 2,
-                             .kv_heads = 1, .depth = 64, .num_reqs = 1, .queries = {2, 2},
-                             .context = {3, 3}, .block_size = 16};
+    struct test_case test = {.name = "refusal",
+                             .dtype = ATTN_DTYPE_BF16,
+                             .q_heads = 2,
+                             .kv_heads = 1,
+                             .depth = 64,
+                             .num_reqs = 1,
+                             .queries = {2, 2},
+                             .context = {3, 3},
+                             .block_size = 16};
     struct test_data data;
     struct attn_error error = ATTN_ERROR_INIT;
     void *out;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Times cuda_flash through the plugin ABI against ceilings of the same run: inside a captured
- * graph, over rotating caches of more than twice the L2, medians. usage: bench PLUGIN.so [PART OF A NAME] */
+ * graph, over rotating caches of more than twice the L2, medians. usage: bench PLUGIN.so [PART OF A
+ * NAME] */
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -194,8 +195,8 @@ static void time_setting(const setting &s, double read_rate)
     batch.query_start_loc = upload(starts), batch.query_start_loc_host = starts.data();
     batch.seq_lens = upload(lens), batch.block_table = upload(table);
     batch.block_table_stride = per_req, batch.block_table_rows = s.reqs;
-    struct attn_limits limits = {sizeof limits, nullptr, s.reqs, starts[s.reqs], q_len, longest,
-                                 per_req, 0};
+    struct attn_limits limits = {sizeof limits, nullptr, s.reqs,  starts[s.reqs],
+                                 q_len,         longest, per_req, 0};
     struct attn_plan_size size = {sizeof size};
     attn_state *state;
     MUST(kernels->prepare(instance, &layer, &params, s.prefill ? 0 : 1, &state, nullptr));
@@ -291,7 +292,8 @@ int main(int argc, char **argv)
     struct attn_error error = ATTN_ERROR_INIT;
     MUST(entry(ATTN_ABI_VERSION, ATTN_ABI_VERSION, &plugin, &error));
     MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    MUST(plugin->create(&host, "cuda_flash", "", {ATTN_DEVICE_CUDA, 0}, &instance, &kernels, &error));
+    MUST(plugin->create(&host, "cuda_flash", "", {ATTN_DEVICE_CUDA, 0}, &instance, &kernels,
+                        &error));
     pool_bytes = 40ull << 30;
     MUST(cudaMalloc(&pool, pool_bytes));
     random_bf16<<<4096, 256, 0, stream>>>((__nv_bfloat16 *)pool, pool_bytes / 2);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The calls of NVML that a probe makes, for a machine of three GPUs and one MIG slice: two large ones
- * of capability 9.0 around one of 7.5. FAKE_NVML_GPUS says how many there are. */
+/* The calls of NVML that a probe makes, for a machine of three GPUs and one MIG slice: two large
+ * ones of capability 9.0 around one of 7.5. FAKE_NVML_GPUS says how many there are. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random batches for a given time: cuda_flash beside cpu_ref, both through the plugin ABI. Each
- * case writes a cache, captures one graph and replays it with other lengths and tables, in both ways
- * that a plan knows. Results of one fixed case and the free memory of the device must not drift.
- * usage: soak CUDA_FLASH.so CPU_REF.so [SECONDS] [SEED] */
+ * case writes a cache, captures one graph and replays it with other lengths and tables, in both
+ * ways that a plan knows. Results of one fixed case and the free memory of the device must not
+ * drift. usage: soak CUDA_FLASH.so CPU_REF.so [SECONDS] [SEED] */
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -397,8 +397,8 @@ static bool run_case(const side &gpu, const side &cpu, soak_case &c, twin &m, gp
     if (!same_cache(c, m)) {
         return false;
     }
-    struct attn_limits limits = {sizeof limits, nullptr, c.reqs, c.tokens, c.most_query, c.longest,
-                                 c.per_req, 0};
+    struct attn_limits limits = {sizeof limits, nullptr,   c.reqs,    c.tokens,
+                                 c.most_query,  c.longest, c.per_req, 0};
     struct attn_plan_size size = {sizeof size};
     attn_state *state;
     MUST(gpu.kernels->prepare(gpu.instance, &c.layer, &ours.params, ours.attend.phase, &state,
@@ -477,7 +477,8 @@ int main(int argc, char **argv)
     size_t free_first = 0, free_last = 0, total;
     uint64_t fixed = 0, again;
     long cases = 0, replays = 0;
-    while (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < seconds) {
+    while (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() <
+           seconds) {
         bool fixed_case = cases % 50 == 0;
         soak_case c;
         generator.seed(fixed_case ? 12345 : seed * 1000003 + (uint64_t)cases);

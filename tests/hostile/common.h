@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A sound little plugin that reports one CPU device and one backend; each defect changes one thing. */
+/* A sound little plugin that reports one CPU device and one backend; each defect changes one thing.
+ */
 #ifndef HOSTILE_COMMON_H
 #define HOSTILE_COMMON_H
 

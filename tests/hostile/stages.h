@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A sound plugin but for misdeed(), which the including file defines and which happens at one STAGE of a plugin's life:
- * the build makes one plugin a misdeed and stage. */
+/* A sound plugin but for misdeed(), which the including file defines and which happens at one STAGE
+ * of a plugin's life: the build makes one plugin a misdeed and stage. */
 #include "common.h"
 
 #define CONSTRUCTOR 1
@@ -35,9 +35,9 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     return sound_report(sink, &caps);
 }
 
-static attn_status supports(const struct attn_backend_caps *caps, const struct attn_layer_desc *layer,
-                            int32_t phase, const struct attn_reason_sink *reasons,
-                            struct attn_error *error)
+static attn_status supports(const struct attn_backend_caps *caps,
+                            const struct attn_layer_desc *layer, int32_t phase,
+                            const struct attn_reason_sink *reasons, struct attn_error *error)
 {
     (void)caps, (void)layer, (void)phase, (void)reasons, (void)error;
 #if STAGE == SUPPORTS

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plugins that are sound until an engine uses them. Wrong answers to supports, create, prepare, plan_size, plan and
- * kernels become errors. What ends the process there ends the engine: the code of a vendor that serves runs in the
- * engine's process, and no library can take that back; these tests say so. The argument is libattn.so.1. */
+/* Plugins that are sound until an engine uses them. Wrong answers to supports, create, prepare,
+ * plan_size, plan and kernels become errors. What ends the process there ends the engine: the code
+ * of a vendor that serves runs in the engine's process, and no library can take that back; these
+ * tests say so. The argument is libattn.so.1. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -74,8 +75,8 @@ static attn_status bind_layer(struct engine *e, attn_layer *layer)
     attn_status status = api->layer_kv_spec(layer, &spec, &e->error);
 
     e->cache = aligned_alloc(256, (size_t)(BLOCKS * spec.padded_page_bytes));
-    status = status ? status
-                    : api->layer_kv_views(layer, e->cache, BLOCKS, &kv[0], &kv[1], &e->error);
+    status =
+        status ? status : api->layer_kv_views(layer, e->cache, BLOCKS, &kv[0], &kv[1], &e->error);
     status = status ? status : api->layer_bind_kv(layer, &kv[0], &kv[1], &e->error);
     return status ? status
                   : api->plan_create(e->model, api->layer_group(layer, ATTN_GROUP_BLOCK_TABLE, 0),
@@ -226,8 +227,8 @@ static void reasons_end(void **state)
     e->error.struct_size = sizeof e->error;
     assert_int_equal(setenv("HOSTILE_CASE", "supports_never_ends_its_reasons", 1), 0);
     assert_int_equal(begin(e, HOSTILE_DIR "/attn_answers.so", ATTN_SELECT_KEEP_UNSERVED), ATTN_OK);
-    assert_int_equal(api->assignment_verdict(e->assignment, 0, ATTN_PHASE_DECODE, 0, &verdict, &count),
-                     ATTN_OK);
+    assert_int_equal(
+        api->assignment_verdict(e->assignment, 0, ATTN_PHASE_DECODE, 0, &verdict, &count), ATTN_OK);
     assert_int_equal(count, 32);
     api->assignment_destroy(e->assignment);
     api->runtime_destroy(e->runtime);
@@ -241,7 +242,8 @@ static void later_misdeeds_are_the_engines(void **state)
     static const struct {
         const char *name;
         int signal, status;
-    } deeds[] = {{"crash", SIGSEGV, 0}, {"abort", SIGABRT, 0}, {"exit", 0, 7}, {"throw", SIGABRT, 0}};
+    } deeds[] = {
+        {"crash", SIGSEGV, 0}, {"abort", SIGABRT, 0}, {"exit", 0, 7}, {"throw", SIGABRT, 0}};
     const struct rlimit no_core = {0, 0};
 
     (void)state;
@@ -265,8 +267,9 @@ static void later_misdeeds_are_the_engines(void **state)
             _exit(0);
         }
         assert_int_equal(waitpid(pid, &status, 0), pid);
-        if (deeds[i / 4].signal != 0 ? !WIFSIGNALED(status) || WTERMSIG(status) != deeds[i / 4].signal
-                                     : !WIFEXITED(status) || WEXITSTATUS(status) != 7) {
+        if (deeds[i / 4].signal != 0
+                ? !WIFSIGNALED(status) || WTERMSIG(status) != deeds[i / 4].signal
+                : !WIFEXITED(status) || WEXITSTATUS(status) != 7) {
             fail_msg("%s: %#x", file, status);
         }
     }
@@ -280,7 +283,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(later_misdeeds_are_the_engines),
     };
     attn_get_api_fn *get_api = NULL;
-    void *symbol = argc > 1 ? dlsym(dlopen(argv[1], RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL) : NULL;
+    void *symbol =
+        argc > 1 ? dlsym(dlopen(argv[1], RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL) : NULL;
 
     memcpy(&get_api, &symbol, sizeof get_api);
     if (symbol == NULL || get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK) {

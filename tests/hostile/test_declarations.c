@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Declarations that are unknown, impossible or contradict each other: the same status and reason whether the plugin is
- * probed in this process or in its own. The argument is libattn.so.1. */
+/* Declarations that are unknown, impossible or contradict each other: the same status and reason
+ * whether the plugin is probed in this process or in its own. The argument is libattn.so.1. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -183,7 +183,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(each_is_refused)};
     attn_get_api_fn *get_api = NULL;
-    void *symbol = argc > 1 ? dlsym(dlopen(argv[1], RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL) : NULL;
+    void *symbol =
+        argc > 1 ? dlsym(dlopen(argv[1], RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL) : NULL;
 
     memcpy(&get_api, &symbol, sizeof get_api);
     if (symbol == NULL || get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK) {

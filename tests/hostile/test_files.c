@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files in a plugin directory that are no plugins, or not ones to be trusted: each with its status and reason, beside a
- * sound one. The argument is libattn.so.1. */
+/* Files in a plugin directory that are no plugins, or not ones to be trusted: each with its status
+ * and reason, beside a sound one. The argument is libattn.so.1. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -105,7 +105,8 @@ static void no_library(void **state)
     expect(ATTN_ERROR_PLUGIN, "file: is truncated: its table of segments is not in its ");
 }
 
-/* Cut anywhere in what is loaded it is refused here; behind that the loader says what it misses, or misses nothing. */
+/* Cut anywhere in what is loaded it is refused here; behind that the loader says what it misses, or
+ * misses nothing. */
 static void truncated(void **state)
 {
     Elf64_Ehdr header;
@@ -252,12 +253,13 @@ static int teardown(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_library),        cmocka_unit_test(truncated),
-        cmocka_unit_test(no_regular_file),   cmocka_unit_test(not_to_be_trusted),
-        cmocka_unit_test(unreadable),        cmocka_unit_test(entry_is_too_long),
+        cmocka_unit_test(no_library),      cmocka_unit_test(truncated),
+        cmocka_unit_test(no_regular_file), cmocka_unit_test(not_to_be_trusted),
+        cmocka_unit_test(unreadable),      cmocka_unit_test(entry_is_too_long),
     };
     attn_get_api_fn *get_api = NULL;
-    void *symbol = argc > 1 ? dlsym(dlopen(argv[1], RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL) : NULL;
+    void *symbol =
+        argc > 1 ? dlsym(dlopen(argv[1], RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL) : NULL;
 
     memcpy(&get_api, &symbol, sizeof get_api);
     if (symbol == NULL || get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plugins that misbehave in constructors, entry and probe cost themselves, with the cause, and nothing else. Through the
- * shared library, as an engine has it: arguments are libattn.so.1 and attn-scan. */
+/* Plugins that misbehave in constructors, entry and probe cost themselves, with the cause, and
+ * nothing else. Through the shared library, as an engine has it: arguments are libattn.so.1 and
+ * attn-scan. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -78,7 +79,8 @@ static const struct defect defects[] = {
     {"floods_stdout_in_probe", ATTN_ERROR_TIMEOUT, "probe: " LATE},
     {"floods_pipe_in_probe", ATTN_ERROR_PLUGIN,
      "probe: more than 4194304 bytes came out of its process"},
-    {"terminates_in_probe", ATTN_ERROR_PLUGIN, "probe: its process was ended by signal 15 (SIGTERM)"},
+    {"terminates_in_probe", ATTN_ERROR_PLUGIN,
+     "probe: its process was ended by signal 15 (SIGTERM)"},
     {"stops_in_probe", ATTN_ERROR_TIMEOUT, "probe: " LATE},
     {"divides_in_probe", ATTN_ERROR_PLUGIN, "probe: its process was ended by signal 8 (SIGFPE)"},
     {"illegal_in_constructor", ATTN_ERROR_PLUGIN,
@@ -166,7 +168,8 @@ static void same_answer_apart(void **state)
     api->runtime_destroy(here);
 }
 
-/* Two versions of one backend: the one that is found first, whichever it is, and a reason for the other. */
+/* Two versions of one backend: the one that is found first, whichever it is, and a reason for the
+ * other. */
 static void first_version_is_kept(void **state)
 {
     static const char *const paths[] = {PLUGIN("none") ":" PLUGIN("second_version"),
@@ -180,9 +183,10 @@ static void first_version_is_kept(void **state)
         assert_int_equal(api->backend_count(runtime), 1);
         assert_int_equal(api->backend_info(runtime, 0, &backend), ATTN_OK);
         assert_string_equal(backend.caps->version, i == 0 ? "1.0" : "2.0");
-        assert_string_equal(info_of(api, runtime, 1).reason,
-                            "name: backend 'sound' is another plugin's already; the first one found "
-                            "is kept");
+        assert_string_equal(
+            info_of(api, runtime, 1).reason,
+            "name: backend 'sound' is another plugin's already; the first one found "
+            "is kept");
         api->runtime_destroy(runtime);
     }
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The scanner's process among the engine's own: signals, children, threads, forks, closed streams, and where attn-scan is
- * looked for. Arguments are libattn.so.1 and attn-scan. */
+/* The scanner's process among the engine's own: signals, children, threads, forks, closed streams,
+ * and where attn-scan is looked for. Arguments are libattn.so.1 and attn-scan. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,8 @@
 
 #include "fixture.h"
 
-/* A child that is forked before anything was created creates its own; one that is forked later goes on with its copy. */
+/* A child that is forked before anything was created creates its own; one that is forked later goes
+ * on with its copy. */
 static void forks(void **state)
 {
     attn_runtime *runtime = NULL;
@@ -35,8 +36,8 @@ static void forks(void **state)
 
         if (pid == 0) {
             attn_runtime *own = create(PLUGIN("crash_in_entry") ":" PLUGIN("rich"), 0);
-            const bool right = api->backend_count(own) == 2 &&
-                               (!later || api->backend_count(runtime) == 1);
+            const bool right =
+                api->backend_count(own) == 2 && (!later || api->backend_count(runtime) == 1);
 
             api->runtime_destroy(own);
             api->runtime_destroy(runtime);
@@ -183,7 +184,8 @@ static void write_script(const char *path, const char *text)
     assert_int_equal(close(out), 0);
 }
 
-/* An installed core: <libdir>/libattn.so.1 and <libdir>/attn/attn-scan; without the scanner, and with one that fails. */
+/* An installed core: <libdir>/libattn.so.1 and <libdir>/attn/attn-scan; without the scanner, and
+ * with one that fails. */
 static void scanner_of_an_installed_core(void **state)
 {
     char folder[64] = "/tmp/attn_isolation_XXXXXX";

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A setuid process takes nothing from the environment: no plugin path, no cache, no selection. The test runs itself with
- * the same variables twice, once as a setuid program; root alone can make one. Arguments: libattn.so.1, a plugin. */
+/* A setuid process takes nothing from the environment: no plugin path, no cache, no selection. The
+ * test runs itself with the same variables twice, once as a setuid program; root alone can make
+ * one. Arguments: libattn.so.1, a plugin. */
 #include <attn/api.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -21,7 +22,8 @@ enum { READS = 10, READS_NOT = 11, NO_CORE = 12, NOT_SECURE = 13, WRONG = 14 };
 
 static int inside(const char *core, int wants_secure)
 {
-    const struct attn_runtime_options options = {.struct_size = sizeof options, .no_default_plugins = 1};
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .no_default_plugins = 1};
     struct attn_error error = ATTN_ERROR_INIT;
     const struct attn_api *api = NULL;
     attn_get_api_fn *get_api = NULL;
@@ -31,7 +33,8 @@ static int inside(const char *core, int wants_secure)
     int32_t count = 0;
 
     memcpy(&get_api, &symbol, sizeof get_api);
-    if (symbol == NULL || get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, &error) != ATTN_OK) {
+    if (symbol == NULL ||
+        get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, &error) != ATTN_OK) {
         fprintf(stderr, "%s\n", library == NULL ? dlerror() : error.message);
         return NO_CORE;
     }
@@ -71,7 +74,8 @@ static int copy_self(const char *to)
             return -1;
         }
     }
-    if (in < 0 || out < 0 || size < 0 || fchown(out, NOBODY, NOBODY) != 0 || fchmod(out, 04755) != 0) {
+    if (in < 0 || out < 0 || size < 0 || fchown(out, NOBODY, NOBODY) != 0 ||
+        fchmod(out, 04755) != 0) {
         return -1;
     }
     close(in);
@@ -131,7 +135,8 @@ int main(int argc, char **argv)
         return 2;
     }
     if (strncmp(argv[1], "--", 2) == 0) {
-        _exit(inside(argv[2], strcmp(argv[1], "--setuid") == 0)); /* nothing of a sanitizer's at the end */
+        /* nothing of a sanitizer's at the end */
+        _exit(inside(argv[2], strcmp(argv[1], "--setuid") == 0));
     }
     if (geteuid() != 0) {
         return skip("only root can make a setuid program of another user");

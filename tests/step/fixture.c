@@ -14,11 +14,11 @@
 enum { HQ = 4, BLOCK = 16 };
 enum { T_Q, T_K, T_V, T_OUT, T_LSE, T_SINK_K, T_SINK_V };
 
-#define CHECK(f, call)                                                                                       \
-    do {                                                                                                     \
-        if ((call) != ATTN_OK) {                                                                             \
-            fail_msg("%s: %s: %s", #call, (f)->error.field, (f)->error.message);                             \
-        }                                                                                                    \
+#define CHECK(f, call)                                                                             \
+    do {                                                                                           \
+        if ((call) != ATTN_OK) {                                                                   \
+            fail_msg("%s: %s: %s", #call, (f)->error.field, (f)->error.message);                   \
+        }                                                                                          \
     } while (0)
 
 static double random_value(uint32_t *state)
@@ -36,14 +36,15 @@ static float *random_rows(uint32_t *state, int64_t count, double scale)
     return rows;
 }
 
-static void set_tensor(struct fixture *f, int32_t which, float *data, int32_t ndim, int64_t a, int64_t b, int64_t c)
+static void set_tensor(struct fixture *f, int32_t which, float *data, int32_t ndim, int64_t a,
+                       int64_t b, int64_t c)
 {
     int64_t *shape = f->shapes[which];
     shape[0] = a;
     shape[1] = b;
     shape[2] = c;
-    f->tensors[which] =
-        (struct attn_tensor){data, {ATTN_DEVICE_CPU, 0}, ndim, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+    f->tensors[which] = (struct attn_tensor){
+        data, {ATTN_DEVICE_CPU, 0}, ndim, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
 }
 
 static void open_core(struct fixture *f)
@@ -113,10 +114,12 @@ static void write_contexts(struct fixture *f, uint32_t *random, int32_t shared)
             int32_t count = context - first < MAX_TOKENS ? context - first : MAX_TOKENS;
             int32_t starts[2] = {0, count}, length = first + count;
             int64_t slots[MAX_TOKENS], shapes[2][3] = {{count, hk, d}, {count, hk, d}};
-            float *k = random_rows(random, (int64_t)count * hk * d, 8), *v = random_rows(random, (int64_t)count * hk * d, 2);
+            float *k = random_rows(random, (int64_t)count * hk * d, 8),
+                  *v = random_rows(random, (int64_t)count * hk * d, 2);
             struct attn_tensor tk = f->tensors[T_K], tv = f->tensors[T_V];
             struct attn_batch batch = f->batch;
-            struct attn_step_io io = {.struct_size = sizeof io, .flags = ATTN_RUN_NO_ATTEND, .k = &tk, .v = &tv};
+            struct attn_step_io io = {
+                .struct_size = sizeof io, .flags = ATTN_RUN_NO_ATTEND, .k = &tk, .v = &tv};
             tk.data = k, tk.shape = shapes[0];
             tv.data = v, tv.shape = shapes[1];
             for (int32_t i = 0; i < count; i++) {
@@ -140,8 +143,8 @@ static void write_contexts(struct fixture *f, uint32_t *random, int32_t shared)
     }
 }
 
-static void make_batch(struct fixture *f, const int32_t *query_lens, const int32_t *lens, int32_t num_reqs,
-                       int32_t shared)
+static void make_batch(struct fixture *f, const int32_t *query_lens, const int32_t *lens,
+                       int32_t num_reqs, int32_t shared)
 {
     int32_t used = 0;
     for (int32_t r = 0; r < num_reqs; r++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One float32 layer served by a named backend, with a batch of requests over random keys: what tests of whole steps
- * begin with. The core is opened as an engine opens it. */
+/* One float32 layer served by a named backend, with a batch of requests over random keys: what
+ * tests of whole steps begin with. The core is opened as an engine opens it. */
 #ifndef STEP_FIXTURE_H
 #define STEP_FIXTURE_H
 
@@ -31,8 +31,9 @@ struct fixture {
     struct attn_error error;
 };
 
-/* q_lens and lens of num_reqs requests; the first `shared` keys of all lie in the same blocks. Contexts are written;
- * `layer` is completed (4 heads over 2 and D 32 if it says neither, blocks of 16). `host` may be NULL. */
+/* q_lens and lens of num_reqs requests; the first `shared` keys of all lie in the same blocks.
+ * Contexts are written; `layer` is completed (4 heads over 2 and D 32 if it says neither, blocks of
+ * 16). `host` may be NULL. */
 void fixture_init(struct fixture *f, const char *backend, const struct attn_layer_desc *layer,
                   const int32_t *query_lens, const int32_t *lens, int32_t num_reqs, int32_t shared,
                   const struct attn_host *host, bool validate);

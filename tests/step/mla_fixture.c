@@ -19,15 +19,20 @@ static double random_value(void)
     return (double)(state >> 8) / (1 << 23) - 1;
 }
 
-const struct attn_tensor *tensor(struct mla *m, int32_t which, void *data, int32_t ndim, int64_t a, int64_t b,
-                                 int64_t c, int64_t sa, int64_t sb)
+const struct attn_tensor *tensor(struct mla *m, int32_t which, void *data, int32_t ndim, int64_t a,
+                                 int64_t b, int64_t c, int64_t sa, int64_t sb)
 {
     int64_t shape[] = {a, b, c}, strides[] = {sa, sb, 1};
     memcpy(m->shapes[which], shape, sizeof shape);
     memcpy(m->strides[which], strides, sizeof strides);
     m->strides[which][ndim - 1] = 1;
-    m->tensors[which] = (struct attn_tensor){data, {ATTN_DEVICE_CPU, 0}, ndim, {ATTN_CODE_FLOAT, 32, 1},
-                                             m->shapes[which], m->strides[which], 0};
+    m->tensors[which] = (struct attn_tensor){data,
+                                             {ATTN_DEVICE_CPU, 0},
+                                             ndim,
+                                             {ATTN_CODE_FLOAT, 32, 1},
+                                             m->shapes[which],
+                                             m->strides[which],
+                                             0};
     return &m->tensors[which];
 }
 
@@ -38,9 +43,14 @@ void open_core(struct mla *m)
     assert_non_null(library);
     void *symbol = dlsym(library, ATTN_GET_API_SYMBOL);
     memcpy(&get_api, &symbol, sizeof get_api);
-    const struct attn_runtime_options options = {.struct_size = sizeof options, .plugin_path = PLUGINS, .cache_dir = "",
-                                                 .backend = "", .num_threads = 2, .validate = 1,
-                                                 .ignore_environment = 1, .no_default_plugins = 1};
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .plugin_path = PLUGINS,
+                                                 .cache_dir = "",
+                                                 .backend = "",
+                                                 .num_threads = 2,
+                                                 .validate = 1,
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1};
     CHECK(m, get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &m->api, &m->error));
     CHECK(m, m->api->runtime_create(&options, &m->runtime, &m->error));
 }
@@ -48,31 +58,54 @@ void open_core(struct mla *m)
 void describe(struct mla *m)
 {
     const struct setting *s = m->s;
-    m->desc = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof m->desc, NULL}, .kv_lora_rank = RANK,
-                                     .qk_nope_head_dim = NOPE, .qk_rope_head_dim = ROPE, .v_head_dim = V,
-                                     .topk = s->topk, .absorb_in_core = !s->latent, .padded_num_q_heads = s->padded,
-                                     .weight_dtype = ATTN_DTYPE_F32, .context_workspace_tokens = s->chunk};
+    m->desc = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof m->desc, NULL},
+                                     .kv_lora_rank = RANK,
+                                     .qk_nope_head_dim = NOPE,
+                                     .qk_rope_head_dim = ROPE,
+                                     .v_head_dim = V,
+                                     .topk = s->topk,
+                                     .absorb_in_core = !s->latent,
+                                     .padded_num_q_heads = s->padded,
+                                     .weight_dtype = ATTN_DTYPE_F32,
+                                     .context_workspace_tokens = s->chunk};
     m->layer = (struct attn_layer_desc){
-        .struct_size = sizeof m->layer, .next = &m->desc.ext, .name = "mla",
-        .kind = s->topk > 0 ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA, .dtype = ATTN_DTYPE_F32,
-        .kv_dtype = s->ds_mla ? ATTN_KV_FP8_DS_MLA : s->fp8 ? ATTN_KV_FP8_E4M3 : ATTN_KV_AUTO,
-        .output_form = s->fp8_out ? ATTN_OUTPUT_FP8_STATIC : ATTN_OUTPUT_PLAIN, .num_q_heads = s->heads, .num_kv_heads = 1,
-        .head_size = ROW, .scale = 0.21f, .causal = 1, .block_size = BLOCK,
-        .has_window = s->window > 0, .window_left = s->window > 0 ? s->window - 1 : -1,
-        .window_right = s->window > 0 ? 0 : -1, .has_sinks = s->has_sinks,
-        .q_scale_form = s->fp8_query ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE, .q_dtype = ATTN_DTYPE_FP8_E4M3,
-        .needs_lse = !s->no_lse, .num_speculative_tokens = s->drafted};
+        .struct_size = sizeof m->layer,
+        .next = &m->desc.ext,
+        .name = "mla",
+        .kind = s->topk > 0 ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA,
+        .dtype = ATTN_DTYPE_F32,
+        .kv_dtype = s->ds_mla ? ATTN_KV_FP8_DS_MLA
+                    : s->fp8  ? ATTN_KV_FP8_E4M3
+                              : ATTN_KV_AUTO,
+        .output_form = s->fp8_out ? ATTN_OUTPUT_FP8_STATIC : ATTN_OUTPUT_PLAIN,
+        .num_q_heads = s->heads,
+        .num_kv_heads = 1,
+        .head_size = ROW,
+        .scale = 0.21f,
+        .causal = 1,
+        .block_size = BLOCK,
+        .has_window = s->window > 0,
+        .window_left = s->window > 0 ? s->window - 1 : -1,
+        .window_right = s->window > 0 ? 0 : -1,
+        .has_sinks = s->has_sinks,
+        .q_scale_form = s->fp8_query ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
+        .q_dtype = ATTN_DTYPE_FP8_E4M3,
+        .needs_lse = !s->no_lse,
+        .num_speculative_tokens = s->drafted};
 }
 
 static void bind(struct mla *m)
 {
-    const struct attn_select_options options = {.struct_size = sizeof options, .backend = m->s->backend};
+    const struct attn_select_options options = {.struct_size = sizeof options,
+                                                .backend = m->s->backend};
     const struct attn_layer_desc *layers[] = {&m->layer};
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
     struct attn_kv_view k = {.struct_size = sizeof k};
     attn_assignment *assignment;
     struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}};
-    struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext, .k_scale_host = m->k_scale,
+    struct attn_layer_params params = {.struct_size = sizeof params,
+                                       .next = &weights.ext,
+                                       .k_scale_host = m->k_scale,
                                        .q_scale_host = QUERY_SCALE,
                                        .sinks = m->s->has_sinks ? m->sinks : NULL};
     int64_t heads = m->s->heads;
@@ -81,8 +114,10 @@ static void bind(struct mla *m)
     m->api->assignment_destroy(assignment);
     attn_layer *layer = m->api->model_layer(m->model, 0);
     CHECK(m, m->api->layer_kv_spec(layer, &spec, &m->error));
-    assert_int_equal(spec.kind, m->s->window > 0 ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA);
-    assert_int_equal(spec.page_bytes, m->s->ds_mla ? BLOCK * 656 : BLOCK * ROW * (m->s->fp8 ? 1 : 4));
+    assert_int_equal(spec.kind,
+                     m->s->window > 0 ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA);
+    assert_int_equal(spec.page_bytes,
+                     m->s->ds_mla ? BLOCK * 656 : BLOCK * ROW * (m->s->fp8 ? 1 : 4));
     m->cache = aligned_alloc(256, (size_t)(NUM_BLOCKS * spec.page_bytes));
     memset(m->cache, 0xff, (size_t)(NUM_BLOCKS * spec.page_bytes));
     CHECK(m, m->api->layer_kv_views(layer, m->cache, NUM_BLOCKS, &k, NULL, &m->error));
@@ -95,7 +130,8 @@ static void bind(struct mla *m)
     }
     CHECK(m, m->api->layer_bind_params(layer, &params, &m->error));
     const struct attn_plan_options plan = {
-        .struct_size = sizeof plan, .limits = {sizeof plan.limits, NULL, MAX_REQS, 100, 0, MAX_LENGTH, 0, 0}};
+        .struct_size = sizeof plan,
+        .limits = {sizeof plan.limits, NULL, MAX_REQS, 100, 0, MAX_LENGTH, 0, 0}};
     CHECK(m, m->api->plan_create(m->model, 0, &plan, &m->plan, &m->error));
     size_t bytes = m->api->plan_workspace_bytes(m->plan);
     m->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
@@ -132,9 +168,11 @@ static void draw(struct mla *m)
         }
         for (int32_t i = 0; i < s->queries[r]; i++) {
             int32_t length = s->lens[r] - s->queries[r] + i + 1, n = 0;
-            for (; n < s->topk; n++) { /* a stretch with gaps; what is out of range or later is no key */
+            /* a stretch with gaps; what is out of range or later is no key */
+            for (; n < s->topk; n++) {
                 static const int32_t wrong[] = {-1, 1 << 20};
-                m->topk[m->starts[r] + i][n] = n % 3 == 2 ? wrong[n / 3 % 2] : (n * 5 + i) % (length + 2);
+                m->topk[m->starts[r] + i][n] =
+                    n % 3 == 2 ? wrong[n / 3 % 2] : (n * 5 + i) % (length + 2);
             }
         }
     }
@@ -143,7 +181,8 @@ static void draw(struct mla *m)
     }
 }
 
-/* Keys of every request, one behind the other, the step's own in the rows of its tokens; returns how many rows. */
+/* Keys of every request, one behind the other, the step's own in the rows of its tokens; returns
+ * how many rows. */
 int32_t stage_keys(struct mla *m, bool context)
 {
     int32_t count = context ? 0 : m->starts[0];
@@ -178,8 +217,10 @@ static void encode_query(struct mla *m, int32_t which, float *values, int64_t co
     for (int64_t i = 0; i < count; i++) {
         double x = through_fp8(values[i], QUERY_SCALE) / QUERY_SCALE, a = fabs(x);
         int32_t exponent = a >= 0x1p-6 ? ilogb(a) : -7;
-        uint8_t code = (uint8_t)(exponent > -7 ? (exponent + 7) << 3 | ((int32_t)nearbyint(ldexp(a, 3 - exponent)) & 7)
-                                               : (int32_t)nearbyint(ldexp(a, 9)));
+        uint8_t code =
+            (uint8_t)(exponent > -7
+                          ? (exponent + 7) << 3 | ((int32_t)nearbyint(ldexp(a, 3 - exponent)) & 7)
+                          : (int32_t)nearbyint(ldexp(a, 9)));
         codes[i] = (uint8_t)(code | (signbit(x) ? 0x80 : 0));
     }
     m->tensors[which].dtype = (struct attn_dtype){ATTN_CODE_FLOAT8_E4M3FN, 8, 1};
@@ -190,7 +231,8 @@ void set_io(struct mla *m, int32_t keys)
     const struct setting *s = m->s;
     int64_t tokens = m->starts[s->num_reqs], heads = s->padded > 0 ? s->padded : s->heads;
     int64_t width = s->latent ? RANK : NOPE, row = MAX_HEADS * (RANK + ROPE);
-    m->ext = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof m->ext, NULL}, .topk_indices = m->topk[0],
+    m->ext = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof m->ext, NULL},
+                                  .topk_indices = m->topk[0],
                                   .topk_stride = 8};
     m->ext.kv_c = tensor(m, 0, m->kv_c, 2, keys, RANK, 0, RANK, 1);
     m->ext.k_pe = tensor(m, 1, m->k_pe, 2, keys, ROPE, 0, ROPE, 1);
@@ -224,11 +266,19 @@ void set_io(struct mla *m, int32_t keys)
 
 static void set_batch(struct mla *m, int32_t keys)
 {
-    m->batch = (struct attn_batch){
-        .struct_size = sizeof m->batch, .num_reqs = m->s->num_reqs, .num_tokens = m->starts[m->s->num_reqs],
-        .num_actual_tokens = m->starts[m->s->num_reqs], .causal = -1, .query_start_loc = m->starts,
-        .query_start_loc_host = m->starts, .seq_lens = m->lens, .seq_lens_host = m->lens,
-        .block_table = m->table[0], .block_table_stride = MAX_BLOCKS, .slot_mapping = m->slots, .num_slots = keys};
+    m->batch = (struct attn_batch){.struct_size = sizeof m->batch,
+                                   .num_reqs = m->s->num_reqs,
+                                   .num_tokens = m->starts[m->s->num_reqs],
+                                   .num_actual_tokens = m->starts[m->s->num_reqs],
+                                   .causal = -1,
+                                   .query_start_loc = m->starts,
+                                   .query_start_loc_host = m->starts,
+                                   .seq_lens = m->lens,
+                                   .seq_lens_host = m->lens,
+                                   .block_table = m->table[0],
+                                   .block_table_stride = MAX_BLOCKS,
+                                   .slot_mapping = m->slots,
+                                   .num_slots = keys};
 }
 
 struct mla *mla_create(const struct setting *s)
@@ -302,7 +352,8 @@ static double row_value(const struct mla *m, int32_t r, int32_t j, int32_t d, bo
 }
 
 /* k_h,j = [W_UK,h c_j | pe_j], v_h,j = W_UV,h c_j. */
-static double key_element(const struct mla *m, int32_t r, int32_t j, int32_t h, int32_t d, bool cached)
+static double key_element(const struct mla *m, int32_t r, int32_t j, int32_t h, int32_t d,
+                          bool cached)
 {
     double x = 0;
     if (m->s->latent) {
@@ -317,7 +368,8 @@ static double key_element(const struct mla *m, int32_t r, int32_t j, int32_t h, 
     return x;
 }
 
-static double value_element(const struct mla *m, int32_t r, int32_t j, int32_t h, int32_t d, bool cached)
+static double value_element(const struct mla *m, int32_t r, int32_t j, int32_t h, int32_t d,
+                            bool cached)
 {
     double x = 0;
     for (int32_t i = 0; i < RANK && !m->s->latent; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One MLA layer with its weights, cache and batch, bound as an engine binds it, and what its step should give: each
- * head's own attention in float64 over its own keys and values. */
+/* One MLA layer with its weights, cache and batch, bound as an engine binds it, and what its step
+ * should give: each head's own attention in float64 over its own keys and values. */
 #ifndef STEP_MLA_FIXTURE_H
 #define STEP_MLA_FIXTURE_H
 
@@ -17,15 +17,15 @@ enum { NOPE = 16, ROPE = 8, V = 24, RANK = 32, ROW = RANK + ROPE };
 struct setting {
     const char *backend;
     int32_t heads, padded;
-    int32_t chunk;    /* context_workspace_tokens */
-    int32_t topk;     /* sparse */
-    bool split;       /* w_uk and w_uv instead of kv_b_proj */
-    bool apart;       /* q_nope and q_pe in tensors of their own */
-    bool latent;      /* no absorption: the engine projects */
-    bool fp8;         /* cache */
-    bool ds_mla;      /* cache of fp8_ds_mla rows */
+    int32_t chunk; /* context_workspace_tokens */
+    int32_t topk;  /* sparse */
+    bool split;    /* w_uk and w_uv instead of kv_b_proj */
+    bool apart;    /* q_nope and q_pe in tensors of their own */
+    bool latent;   /* no absorption: the engine projects */
+    bool fp8;      /* cache */
+    bool ds_mla;   /* cache of fp8_ds_mla rows */
     bool fp8_out;
-    bool fp8_query;   /* apart */
+    bool fp8_query; /* apart */
     int32_t window;
     bool has_sinks;
     int32_t first_row; /* query_start_loc[0] */
@@ -42,10 +42,12 @@ struct mla {
     attn_plan *plan;
     struct attn_layer_desc layer;
     struct attn_mla_desc desc;
-    float weights[MAX_HEADS * (NOPE + V) * RANK], uk[MAX_HEADS * NOPE * RANK], uv[MAX_HEADS * RANK * V];
+    float weights[MAX_HEADS * (NOPE + V) * RANK], uk[MAX_HEADS * NOPE * RANK],
+        uv[MAX_HEADS * RANK * V];
     float rows[MAX_REQS][MAX_LENGTH][ROW]; /* as the engine has them */
     float q[MAX_REQS * 40][MAX_HEADS][RANK + ROPE];
-    int32_t starts[MAX_REQS + 1], lens[MAX_REQS], table[MAX_REQS][MAX_BLOCKS], topk[MAX_REQS * 40][8];
+    int32_t starts[MAX_REQS + 1], lens[MAX_REQS], table[MAX_REQS][MAX_BLOCKS],
+        topk[MAX_REQS * 40][8];
     int64_t slots[MAX_REQS * MAX_LENGTH];
     float kv_c[MAX_REQS * MAX_LENGTH][RANK], k_pe[MAX_REQS * MAX_LENGTH][ROPE];
     float nope[MAX_REQS * 40 * MAX_HEADS * RANK], pe[MAX_REQS * 40 * MAX_HEADS * ROPE];
@@ -61,11 +63,11 @@ struct mla {
     struct attn_error error;
 };
 
-#define CHECK(m, call)                                                                                       \
-    do {                                                                                                     \
-        if ((call) != ATTN_OK) {                                                                             \
-            fail_msg("%s: %s: %s", #call, (m)->error.field, (m)->error.message);                             \
-        }                                                                                                    \
+#define CHECK(m, call)                                                                             \
+    do {                                                                                           \
+        if ((call) != ATTN_OK) {                                                                   \
+            fail_msg("%s: %s: %s", #call, (m)->error.field, (m)->error.message);                   \
+        }                                                                                          \
     } while (0)
 
 #define QUERY_SCALE 0.03f
@@ -77,9 +79,10 @@ struct mla *mla_create(const struct setting *s);
 void mla_destroy(struct mla *m);
 int32_t stage_keys(struct mla *m, bool context);
 void set_io(struct mla *m, int32_t keys);
-const struct attn_tensor *tensor(struct mla *m, int32_t which, void *data, int32_t ndim, int64_t a, int64_t b,
-                                 int64_t c, int64_t sa, int64_t sb);
-/* Query i of request r, head h: out, and the log-sum-exp. per_head: new keys as they came, not from the cache. */
+const struct attn_tensor *tensor(struct mla *m, int32_t which, void *data, int32_t ndim, int64_t a,
+                                 int64_t b, int64_t c, int64_t sa, int64_t sb);
+/* Query i of request r, head h: out, and the log-sum-exp. per_head: new keys as they came, not from
+ * the cache. */
 double formula(const struct mla *m, int32_t r, int32_t i, int32_t h, bool per_head, double *out);
 void compare(const struct mla *m, bool prefill_per_head);
 void step(struct mla *m);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A poor backend for GDN in float32: the recurrence without a convolution, a token at a time, no drafts. */
+/* A poor backend for GDN in float32: the recurrence without a convolution, a token at a time, no
+ * drafts. */
 #include <attn/plugin.h>
 #include <math.h>
 
@@ -26,12 +27,15 @@ static float *row(const struct attn_tensor *t, int64_t i, int64_t j, int64_t wid
     return (float *)((char *)t->data + t->byte_offset) + i * first + j * second;
 }
 
-static void one_token(const struct attn_attend_args *a, const struct attn_gdn_desc *g, int64_t t, int32_t h, float *s)
+static void one_token(const struct attn_attend_args *a, const struct attn_gdn_desc *g, int64_t t,
+                      int32_t h, float *s)
 {
     const struct attn_io_gdn *io = (const struct attn_io_gdn *)ext_of(a->next, ATTN_EXT_IO_GDN);
-    const struct attn_gdn_weights *w = (const struct attn_gdn_weights *)ext_of(a->params->next, ATTN_EXT_GDN_WEIGHTS);
+    const struct attn_gdn_weights *w =
+        (const struct attn_gdn_weights *)ext_of(a->params->next, ATTN_EXT_GDN_WEIGHTS);
     int32_t head = h / (g->num_v_heads / g->num_k_heads), dk = g->head_size_k;
-    const float *q = row(a->q, t, head, dk), *k = row(a->k, t, head, dk), *v = row(a->v, t, h, g->head_size_v);
+    const float *q = row(a->q, t, head, dk), *k = row(a->k, t, head, dk),
+                *v = row(a->v, t, h, g->head_size_v);
     float x = *row(io->a, t, h, 1) + w->dt_bias[h], beta = 1 / (1 + expf(-*row(io->b, t, h, 1)));
     float decay = expf(-expf(w->a_log[h]) * (x > 20 ? x : log1pf(expf(x)))), nq = 1e-6f, nk = 1e-6f;
     for (int32_t i = 0; i < dk; i++) {
@@ -56,8 +60,10 @@ static void one_token(const struct attn_attend_args *a, const struct attn_gdn_de
 
 static attn_status gated_delta(const struct attn_attend_args *a, struct attn_error *error)
 {
-    const struct attn_gdn_desc *g = (const struct attn_gdn_desc *)ext_of(a->layer->next, ATTN_EXT_GDN_DESC);
-    const struct attn_batch_gdn *states = (const struct attn_batch_gdn *)ext_of(a->batch->next, ATTN_EXT_BATCH_GDN);
+    const struct attn_gdn_desc *g =
+        (const struct attn_gdn_desc *)ext_of(a->layer->next, ATTN_EXT_GDN_DESC);
+    const struct attn_batch_gdn *states =
+        (const struct attn_batch_gdn *)ext_of(a->batch->next, ATTN_EXT_BATCH_GDN);
     int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
     (void)error;
     for (int32_t r = 0; r < a->batch->num_reqs; r++) {
@@ -80,20 +86,34 @@ static attn_status gated_delta(const struct attn_attend_args *a, struct attn_err
     return ATTN_OK;
 }
 
-static const struct attn_kernels kernels = {.struct_size = sizeof kernels, .gated_delta = gated_delta};
+static const struct attn_kernels kernels = {.struct_size = sizeof kernels,
+                                            .gated_delta = gated_delta};
 
-static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink, struct attn_error *error)
+static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
+                         struct attn_error *error)
 {
     const struct attn_gdn_caps gdn = {.ext = {ATTN_EXT_CAPS_GDN, 0, sizeof gdn, NULL},
                                       .head_size_k_max = 64,
                                       .head_size_v_max = 64};
-    const struct attn_device_info cpu = {.struct_size = sizeof cpu, .device = {ATTN_DEVICE_CPU, 0},
-                                         .name = "CPU", .arch = "generic", .isa = ""};
-    const struct attn_backend_caps caps = {
-        .struct_size = sizeof caps, .next = &gdn.ext, .name = "poor_gdn", .variant = "", .version = "0.1.0",
-        .vendor = "you", .device = {ATTN_DEVICE_CPU, 0}, .kernels = ATTN_KERNEL_GATED_DELTA,
-        .layer_kinds = 1 << ATTN_LAYER_GDN, .phases = 3, .dtypes = 1 << ATTN_DTYPE_F32, .terms = ATTN_TERM_CAUSAL,
-        .output_forms = 1, .rank = {-1, -1}};
+    const struct attn_device_info cpu = {.struct_size = sizeof cpu,
+                                         .device = {ATTN_DEVICE_CPU, 0},
+                                         .name = "CPU",
+                                         .arch = "generic",
+                                         .isa = ""};
+    const struct attn_backend_caps caps = {.struct_size = sizeof caps,
+                                           .next = &gdn.ext,
+                                           .name = "poor_gdn",
+                                           .variant = "",
+                                           .version = "0.1.0",
+                                           .vendor = "you",
+                                           .device = {ATTN_DEVICE_CPU, 0},
+                                           .kernels = ATTN_KERNEL_GATED_DELTA,
+                                           .layer_kinds = 1 << ATTN_LAYER_GDN,
+                                           .phases = 3,
+                                           .dtypes = 1 << ATTN_DTYPE_F32,
+                                           .terms = ATTN_TERM_CAUSAL,
+                                           .output_forms = 1,
+                                           .rank = {-1, -1}};
     (void)host;
     (void)error;
     attn_status status = sink->device(sink->user, &cpu);
@@ -101,8 +121,8 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
 }
 
 static attn_status create(const struct attn_host *host, const char *backend, const char *variant,
-                          struct attn_device device, attn_instance **instance, const struct attn_kernels **table,
-                          struct attn_error *error)
+                          struct attn_device device, attn_instance **instance,
+                          const struct attn_kernels **table, struct attn_error *error)
 {
     (void)backend, (void)variant, (void)device, (void)error;
     *table = &kernels;
@@ -121,11 +141,17 @@ static void destroy(attn_instance *instance)
     }
 }
 
-static const struct attn_plugin plugin = {.struct_size = sizeof plugin, .abi_version = ATTN_ABI_VERSION,
-                                          .name = "poor_gdn", .version = "0.1.0", .vendor = "you", .probe = probe,
-                                          .create = create, .destroy = destroy};
+static const struct attn_plugin plugin = {.struct_size = sizeof plugin,
+                                          .abi_version = ATTN_ABI_VERSION,
+                                          .name = "poor_gdn",
+                                          .version = "0.1.0",
+                                          .vendor = "you",
+                                          .probe = probe,
+                                          .create = create,
+                                          .destroy = destroy};
 
-attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plugin **out, struct attn_error *error)
+attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plugin **out,
+                              struct attn_error *error)
 {
     (void)error;
     *out = min <= ATTN_ABI_VERSION && max >= ATTN_ABI_VERSION ? &plugin : NULL;

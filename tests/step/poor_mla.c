@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Poor backends for MLA in float32, on the example plugin's attend and merge: `counted` has every part of a prefill per
- * head and counts what it gathers; `latent_only` has attend_mla alone, for any number of queries; `one_query` for one. */
+/* Poor backends for MLA in float32, on the example plugin's attend and merge: `counted` has every
+ * part of a prefill per head and counts what it gathers; `latent_only` has attend_mla alone, for
+ * any number of queries; `one_query` for one. */
 #include <attn/plugin.h>
 
 #define attn_plugin_entry example_entry /* ours is another */
@@ -40,7 +41,8 @@ static attn_status attend_mla(const struct attn_attend_args *a, struct attn_erro
             float *out = row(a->out, token, h), m = -INFINITY, sum = 0;
             memset(out, 0, sizeof *out * (size_t)rank);
             for (int64_t j = 0; j <= position; j++) {
-                const float *k = key(a, 0, r, j, 0), *q = part(io->q_nope, token, h), *pe = part(io->q_pe, token, h);
+                const float *k = key(a, 0, r, j, 0), *q = part(io->q_nope, token, h),
+                            *pe = part(io->q_pe, token, h);
                 float s = 0, before = m;
                 for (int32_t d = 0; d < size; d++) {
                     s += k[d] * (d < rank ? q[d] : pe[d - rank]);
@@ -71,11 +73,13 @@ struct schedule {
 
 static struct schedule schedule_of(const struct attn_batch *b)
 {
-    return (struct schedule){b->num_reqs, b->query_start_loc_host[0], b->query_start_loc_host[b->num_reqs]};
+    return (struct schedule){b->num_reqs, b->query_start_loc_host[0],
+                             b->query_start_loc_host[b->num_reqs]};
 }
 
-static attn_status plan_size(attn_instance *instance, attn_state *layer, const struct attn_limits *limits,
-                             struct attn_plan_size *size, struct attn_error *error)
+static attn_status plan_size(attn_instance *instance, attn_state *layer,
+                             const struct attn_limits *limits, struct attn_plan_size *size,
+                             struct attn_error *error)
 {
     (void)instance, (void)layer, (void)limits, (void)error;
     size->host_bytes = sizeof(struct schedule);
@@ -91,7 +95,8 @@ static attn_status plan(const struct attn_attend_args *a, int32_t mode, struct a
 
 static attn_status counted_attend(const struct attn_attend_args *a, struct attn_error *error)
 {
-    const struct schedule made = *(const struct schedule *)a->plan_host, needed = schedule_of(a->batch);
+    const struct schedule made = *(const struct schedule *)a->plan_host,
+                          needed = schedule_of(a->batch);
     if (memcmp(&made, &needed, sizeof made) != 0) {
         return ATTN_ERROR_ORDER;
     }
@@ -124,7 +129,8 @@ static attn_status gather_kv(const struct attn_gather_kv_args *a, struct attn_er
             int64_t j = a->first_key[r] + i - a->out_start_loc[r], size = a->cache->block_size;
             int64_t block = a->batch->block_table[table * a->batch->block_table_stride + j / size];
             poor_gathered[block * size + j % size]++;
-            memcpy(row(a->out, i, 0), slot(a->cache, block, j % size, 0), 4 * (size_t)a->cache->head_size);
+            memcpy(row(a->out, i, 0), slot(a->cache, block, j % size, 0),
+                   4 * (size_t)a->cache->head_size);
         }
     }
     return ATTN_OK;
@@ -135,12 +141,14 @@ static attn_status batched_gemm(const struct attn_batched_gemm_args *a, struct a
     const struct attn_tensor *x = a->a, *w = a->w, *out = a->out;
     (void)error;
     for (int64_t i = 0; i < out->shape[0] * out->shape[1] * out->shape[2]; i++) {
-        int64_t b = i / (out->shape[1] * out->shape[2]), m = i / out->shape[2] % out->shape[1], n = i % out->shape[2];
+        int64_t b = i / (out->shape[1] * out->shape[2]), m = i / out->shape[2] % out->shape[1],
+                n = i % out->shape[2];
         float sum = 0;
         for (int64_t k = 0; k < x->shape[2]; k++) {
             sum += row(x, b, m)[k * x->strides[2]] * row(w, b, k)[n * w->strides[2]];
         }
-        row(out, b, m)[n * out->strides[2]] = sum * (a->w_scale != NULL ? a->w_scale[a->w_scale_count > 1 ? b : 0] : 1);
+        row(out, b, m)[n * out->strides[2]] =
+            sum * (a->w_scale != NULL ? a->w_scale[a->w_scale_count > 1 ? b : 0] : 1);
     }
     return ATTN_OK;
 }
@@ -161,36 +169,60 @@ static attn_status poor_probe(const struct attn_host *host, const struct attn_pr
     static const struct attn_head_size_range head_sizes[] = {{{8, 256, 8}, {8, 256, 8}, 0}};
     static const struct attn_range block_sizes[] = {{1, 256, 1}};
     static const char *const names[] = {"counted", "latent_only", "one_query"};
-    const struct attn_device_info cpu = {.struct_size = sizeof cpu, .device = {ATTN_DEVICE_CPU, 0},
-                                         .name = "CPU", .arch = "generic", .isa = ""};
+    const struct attn_device_info cpu = {.struct_size = sizeof cpu,
+                                         .device = {ATTN_DEVICE_CPU, 0},
+                                         .name = "CPU",
+                                         .arch = "generic",
+                                         .isa = ""};
     attn_status status = sink->device(sink->user, &cpu);
     (void)host;
     (void)error;
     for (int32_t i = 0; i < 3 && status == ATTN_OK; i++) {
-        const uint64_t latent = ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_BATCHED_GEMM;
-        const uint64_t per_head = ATTN_KERNEL_ATTEND | ATTN_KERNEL_MERGE_STATES | ATTN_KERNEL_GATHER_KV;
+        const uint64_t latent =
+            ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_BATCHED_GEMM;
+        const uint64_t per_head =
+            ATTN_KERNEL_ATTEND | ATTN_KERNEL_MERGE_STATES | ATTN_KERNEL_GATHER_KV;
         const struct attn_mla_caps mla = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof mla, NULL},
                                           .kv_lora_rank_max = 512,
                                           .qk_rope_head_dim_max = 64,
                                           .num_q_heads_multiple = i == 0 ? 4 : 1,
                                           .max_query_len = i == 1 ? 0 : 1};
         const struct attn_backend_caps caps = {
-            .struct_size = sizeof caps, .next = &mla.ext, .name = names[i], .variant = "", .version = "0.1.0",
-            .vendor = "you", .device = {ATTN_DEVICE_CPU, 0}, .kernels = i == 0 ? latent | per_head : latent,
-            .layer_kinds = 1 << ATTN_LAYER_MLA, .phases = 3, .dtypes = 1 << ATTN_DTYPE_F32,
-            .kv_dtypes = 1 << ATTN_KV_F32, .terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL,
+            .struct_size = sizeof caps,
+            .next = &mla.ext,
+            .name = names[i],
+            .variant = "",
+            .version = "0.1.0",
+            .vendor = "you",
+            .device = {ATTN_DEVICE_CPU, 0},
+            .kernels = i == 0 ? latent | per_head : latent,
+            .layer_kinds = 1 << ATTN_LAYER_MLA,
+            .phases = 3,
+            .dtypes = 1 << ATTN_DTYPE_F32,
+            .kv_dtypes = 1 << ATTN_KV_F32,
+            .terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL,
             .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_LSE | ATTN_FEATURE_CONTIGUOUS_KV,
-            .walks = ATTN_WALK_LATENT, .layouts = 1 << ATTN_KV_LAYOUT_LATENT, .k_scale_forms = 1,
-            .v_scale_forms = 1, .p_scale_forms = 1, .output_forms = 1, .head_sizes = head_sizes,
-            .num_head_sizes = 1, .block_sizes = block_sizes, .num_block_sizes = 1,
-            .preferred_layout = ATTN_KV_LAYOUT_LATENT, .preferred_block_size = 16, .rank = {-1, -1}};
+            .walks = ATTN_WALK_LATENT,
+            .layouts = 1 << ATTN_KV_LAYOUT_LATENT,
+            .k_scale_forms = 1,
+            .v_scale_forms = 1,
+            .p_scale_forms = 1,
+            .output_forms = 1,
+            .head_sizes = head_sizes,
+            .num_head_sizes = 1,
+            .block_sizes = block_sizes,
+            .num_block_sizes = 1,
+            .preferred_layout = ATTN_KV_LAYOUT_LATENT,
+            .preferred_block_size = 16,
+            .rank = {-1, -1}};
         status = sink->backend(sink->user, &caps);
     }
     return status;
 }
 
-static attn_status poor_create(const struct attn_host *host, const char *backend, const char *variant,
-                               struct attn_device device, attn_instance **instance, const struct attn_kernels **table,
+static attn_status poor_create(const struct attn_host *host, const char *backend,
+                               const char *variant, struct attn_device device,
+                               attn_instance **instance, const struct attn_kernels **table,
                                struct attn_error *error)
 {
     attn_status status = create(host, backend, variant, device, instance, table, error);
@@ -198,11 +230,17 @@ static attn_status poor_create(const struct attn_host *host, const char *backend
     return status;
 }
 
-static const struct attn_plugin poor_plugin = {.struct_size = sizeof poor_plugin, .abi_version = ATTN_ABI_VERSION,
-                                               .name = "poor_mla", .version = "0.1.0", .vendor = "you",
-                                               .probe = poor_probe, .create = poor_create, .destroy = destroy};
+static const struct attn_plugin poor_plugin = {.struct_size = sizeof poor_plugin,
+                                               .abi_version = ATTN_ABI_VERSION,
+                                               .name = "poor_mla",
+                                               .version = "0.1.0",
+                                               .vendor = "you",
+                                               .probe = poor_probe,
+                                               .create = poor_create,
+                                               .destroy = destroy};
 
-attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plugin **out, struct attn_error *error)
+attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plugin **out,
+                              struct attn_error *error)
 {
     const struct attn_plugin *example;
     attn_status status = example_entry(min, max, &example, error);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stands around an attend: the two points of a transfer, scales from the first batch, rows that alone are wanted. */
+/* What stands around an attend: the two points of a transfer, scales from the first batch, rows
+ * that alone are wanted. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -43,10 +44,13 @@ static void test_transfer_points(void **state)
     const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     struct fixture f;
     struct transfer transfer = {.f = &f};
-    const struct attn_model_options options = {
-        .struct_size = sizeof options, .user = &transfer, .before_layer = wait_for_keys, .after_layer = save_keys};
+    const struct attn_model_options options = {.struct_size = sizeof options,
+                                               .user = &transfer,
+                                               .before_layer = wait_for_keys,
+                                               .after_layer = save_keys};
     const struct attn_plan_options limits = {
-        .struct_size = sizeof limits, .limits = {sizeof limits.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0}};
+        .struct_size = sizeof limits,
+        .limits = {sizeof limits.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0}};
     const struct attn_layer_desc *layers[] = {&f.layer};
     const struct attn_select_options select = {.struct_size = sizeof select, .backend = "cpu_ref"};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
@@ -56,12 +60,16 @@ static void test_transfer_points(void **state)
     (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     assert_int_equal(f.api->select(f.runtime, &select, layers, 1, &assignment, &f.error), ATTN_OK);
-    assert_int_equal(f.api->model_create(f.runtime, assignment, &options, &model, &f.error), ATTN_OK);
+    assert_int_equal(f.api->model_create(f.runtime, assignment, &options, &model, &f.error),
+                     ATTN_OK);
     attn_layer *layer = f.api->model_layer(model, 0);
-    assert_int_equal(f.api->layer_kv_views(layer, f.cache, f.num_blocks, &k, &v, &f.error), ATTN_OK);
+    assert_int_equal(f.api->layer_kv_views(layer, f.cache, f.num_blocks, &k, &v, &f.error),
+                     ATTN_OK);
     assert_int_equal(f.api->layer_bind_kv(layer, &k, &v, &f.error), ATTN_OK);
     assert_int_equal(f.api->plan_create(model, 0, &limits, &plan, &f.error), ATTN_OK);
-    assert_int_equal(f.api->plan_bind_workspace(plan, f.workspace, f.api->plan_workspace_bytes(plan), &f.error), ATTN_OK);
+    assert_int_equal(
+        f.api->plan_bind_workspace(plan, f.workspace, f.api->plan_workspace_bytes(plan), &f.error),
+        ATTN_OK);
     assert_int_equal(f.api->plan(plan, &f.batch, NULL, &f.error), ATTN_OK);
     f.io.lse = NULL;
     for (int32_t i = 1; i <= 2; i++) {
@@ -106,10 +114,12 @@ static void test_scales_from_the_first_batch(void **state)
     assert_true(fabsf(v - largest(f.v, TOKENS * ROW / 2) / 100) <= 1e-6f * v);
     memset(f.v, 0, TOKENS * ROW / 2 * sizeof *f.v);
     k = -1;
-    assert_int_equal(f.api->layer_calculate_scales(layer, &f.io, NULL, NULL, &v, &f.error), ATTN_OK);
+    assert_int_equal(f.api->layer_calculate_scales(layer, &f.io, NULL, NULL, &v, &f.error),
+                     ATTN_OK);
     assert_true(v == 1 && k == -1); /* nothing to scale; not asked for */
     f.io.k = NULL;
-    assert_int_equal(f.api->layer_calculate_scales(layer, &f.io, NULL, &k, NULL, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(f.api->layer_calculate_scales(layer, &f.io, NULL, &k, NULL, &f.error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "k");
     fixture_finish(&f);
 }
@@ -117,7 +127,8 @@ static void test_scales_from_the_first_batch(void **state)
 static void test_fast_prefill(void **state)
 {
     static const int32_t wanted[] = {0, 1, 10, 30, 30}; /* the last token of each request, padded */
-    const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1, .fast_prefill = 1};
+    const struct attn_layer_desc decoder = {
+        .kind = ATTN_LAYER_DECODER, .causal = 1, .fast_prefill = 1};
     float right[TOKENS * ROW];
     struct fixture f;
     (void)state;

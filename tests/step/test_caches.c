@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every cache dtype through specification, views, writes and attends of whole steps: near the unquantized output, by the
- * dtype's own error; and what binding keeps and refuses. */
+/* Every cache dtype through specification, views, writes and attends of whole steps: near the
+ * unquantized output, by the dtype's own error; and what binding keeps and refuses. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +15,8 @@
 enum { TOKENS = 31, BLOCK = 16, HK = 2, D = 64, ROW = 4 * D };
 
 static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
-static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1, .head_size = D};
+static const struct attn_layer_desc decoder = {
+    .kind = ATTN_LAYER_DECODER, .causal = 1, .head_size = D};
 
 /* Page bytes by the table of the features document; RMS of the error over the RMS of the output.
  * INT8_K, whose values are 16-bit, is no cache of this float32 layer. */
@@ -25,16 +26,16 @@ static const struct {
     int64_t page_bytes;
     double least, most;
 } caches[] = {
-    {"f32", ATTN_KV_F32, 0, BLOCK * HK * 2 * D * 4, 0, 0},
-    {"bf16", ATTN_KV_BF16, 0, BLOCK * HK * 2 * D * 2, 1e-4, 0.1},
-    {"f16", ATTN_KV_F16, 0, BLOCK * HK * 2 * D * 2, 1e-5, 0.02},
-    {"fp8_e4m3", ATTN_KV_FP8_E4M3, ATTN_SCALE_PER_TENSOR, BLOCK * HK * 2 * D, 1e-3, 0.6},
-    {"fp8_e5m2", ATTN_KV_FP8_E5M2, ATTN_SCALE_PER_TENSOR, BLOCK * HK * 2 * D, 1e-3, 0.9},
-    {"fp8_per_token_head", ATTN_KV_FP8_PER_TOKEN_HEAD, 0, BLOCK * HK * (2 * D + 8), 1e-3, 0.6},
-    {"int8_per_token_head", ATTN_KV_INT8_PER_TOKEN_HEAD, 0, BLOCK * HK * (2 * D + 8), 1e-3, 0.1},
-    {"int4_per_token_head", ATTN_KV_INT4_PER_TOKEN_HEAD, 0, BLOCK * HK * (D + 8), 1e-2, 0.9},
-    {"int8_kv", ATTN_KV_INT8_KV, 0, BLOCK * HK * (2 * D + 4), 1e-3, 0.1},
-    {"nvfp4", ATTN_KV_NVFP4, 0, BLOCK * HK * 2 * (D / 2 + D / 16), 1e-2, 0.9},
+    {"f32", ATTN_KV_F32, 0, BLOCK *HK * 2 * D * 4, 0, 0},
+    {"bf16", ATTN_KV_BF16, 0, BLOCK *HK * 2 * D * 2, 1e-4, 0.1},
+    {"f16", ATTN_KV_F16, 0, BLOCK *HK * 2 * D * 2, 1e-5, 0.02},
+    {"fp8_e4m3", ATTN_KV_FP8_E4M3, ATTN_SCALE_PER_TENSOR, BLOCK *HK * 2 * D, 1e-3, 0.6},
+    {"fp8_e5m2", ATTN_KV_FP8_E5M2, ATTN_SCALE_PER_TENSOR, BLOCK *HK * 2 * D, 1e-3, 0.9},
+    {"fp8_per_token_head", ATTN_KV_FP8_PER_TOKEN_HEAD, 0, BLOCK *HK *(2 * D + 8), 1e-3, 0.6},
+    {"int8_per_token_head", ATTN_KV_INT8_PER_TOKEN_HEAD, 0, BLOCK *HK *(2 * D + 8), 1e-3, 0.1},
+    {"int4_per_token_head", ATTN_KV_INT4_PER_TOKEN_HEAD, 0, BLOCK *HK *(D + 8), 1e-2, 0.9},
+    {"int8_kv", ATTN_KV_INT8_KV, 0, BLOCK *HK *(2 * D + 4), 1e-3, 0.1},
+    {"nvfp4", ATTN_KV_NVFP4, 0, BLOCK *HK * 2 * (D / 2 + D / 16), 1e-2, 0.9},
 };
 
 static void test_every_dtype(void **state)
@@ -51,7 +52,8 @@ static void test_every_dtype(void **state)
         layer.kv_dtype = caches[i].kv_dtype;
         layer.k_scale_form = layer.v_scale_form = caches[i].scale_form;
         fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
-        assert_int_equal(f.api->layer_kv_spec(f.api->model_layer(f.model, 0), &spec, &f.error), ATTN_OK);
+        assert_int_equal(f.api->layer_kv_spec(f.api->model_layer(f.model, 0), &spec, &f.error),
+                         ATTN_OK);
         assert_int_equal(spec.page_bytes, caches[i].page_bytes);
         fixture_step(&f);
         for (int32_t e = 0; e < TOKENS * ROW; e++) {
@@ -69,7 +71,11 @@ static void test_every_dtype(void **state)
 /* Structs and shapes handed to layer_bind_params are the engine's to forget. */
 static void test_parameters_are_kept(void **state)
 {
-    struct attn_layer_desc layer = {.kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 16, .has_sinks = 1, .head_size = D};
+    struct attn_layer_desc layer = {.kind = ATTN_LAYER_STATIC_SINK,
+                                    .causal = 1,
+                                    .sink_len = 16,
+                                    .has_sinks = 1,
+                                    .head_size = D};
     struct fixture f;
     float right[TOKENS * ROW];
     (void)state;
@@ -99,7 +105,8 @@ static void test_no_binding_under_a_plan(void **state)
     fixture_finish(&f);
 }
 
-/* Blocks go to host memory of another stride and come back to other places, all dtypes alike: by bytes. */
+/* Blocks go to host memory of another stride and come back to other places, all dtypes alike: by
+ * bytes. */
 static void test_swap(void **state)
 {
     (void)state;
@@ -119,12 +126,16 @@ static void test_swap(void **state)
         int32_t target = (int32_t)f.num_blocks - 1;
         const int64_t out[] = {*entry, 1}, in[] = {1, target};
         memset(swap, 0x55, (size_t)(2 * stride));
-        assert_int_equal(f.api->copy_blocks(f.model, 0, ATTN_COPY_DEVICE_TO_HOST, &other, out, 1, NULL, &f.error), ATTN_OK);
+        assert_int_equal(f.api->copy_blocks(f.model, 0, ATTN_COPY_DEVICE_TO_HOST, &other, out, 1,
+                                            NULL, &f.error),
+                         ATTN_OK);
         for (int64_t b = 0; b < 2 * stride; b++) { /* nothing beside the block is touched */
             bool inside = b >= stride && b < stride + caches[i].page_bytes;
             assert_true(inside || swap[b] == 0x55);
         }
-        assert_int_equal(f.api->copy_blocks(f.model, 0, ATTN_COPY_HOST_TO_DEVICE, &other, in, 1, NULL, &f.error), ATTN_OK);
+        assert_int_equal(
+            f.api->copy_blocks(f.model, 0, ATTN_COPY_HOST_TO_DEVICE, &other, in, 1, NULL, &f.error),
+            ATTN_OK);
         *entry = target;
         fixture_step(&f);
         assert_memory_equal(f.out, right, sizeof right);

@@ -38,14 +38,17 @@ static void test_plain(void **state)
 static void test_static_sink(void **state)
 {
     (void)state;
-    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 5});
+    hold_same(
+        &(struct attn_layer_desc){.kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 5});
 }
 
 /* Padded decodes and prefills without keys among the others: zeros and -inf, no sink. */
 static void test_static_sink_without_keys(void **state)
 {
-    static const int32_t idle_queries[] = {1, 1, 1, 9, 2, 20, 3}, idle_lens[] = {40, 0, 17, 33, 0, 20, 0};
-    const struct attn_layer_desc layer = {.kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 5};
+    static const int32_t idle_queries[] = {1, 1, 1, 9, 2, 20, 3},
+                         idle_lens[] = {40, 0, 17, 33, 0, 20, 0};
+    const struct attn_layer_desc layer = {
+        .kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 5};
     struct fixture whole, composed;
     (void)state;
     fixture_init(&whole, "cpu_ref", &layer, idle_queries, idle_lens, 7, 0, NULL, true);
@@ -64,8 +67,11 @@ static void test_static_sink_without_keys(void **state)
 static void test_static_sink_with_window(void **state)
 {
     (void)state;
-    hold_same(&(struct attn_layer_desc){
-        .kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 16, .has_window = 1, .window_left = 6});
+    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_STATIC_SINK,
+                                        .causal = 1,
+                                        .sink_len = 16,
+                                        .has_window = 1,
+                                        .window_left = 6});
 }
 
 static void test_chunked(void **state)
@@ -108,7 +114,8 @@ static void hold_cascade(const struct attn_layer_desc *layer, const char *backen
     memcpy(copy, cascade.workspace, cascade.api->plan_workspace_bytes(cascade.plan));
     fixture_step(&plain);
     fixture_step(&cascade);
-    bool taken = memcmp(copy, cascade.workspace, cascade.api->plan_workspace_bytes(cascade.plan)) != 0;
+    bool taken =
+        memcmp(copy, cascade.workspace, cascade.api->plan_workspace_bytes(cascade.plan)) != 0;
     double difference = fixture_difference(&plain, &cascade);
     free(copy);
     fixture_finish(&plain);
@@ -121,23 +128,26 @@ static void hold_cascade(const struct attn_layer_desc *layer, const char *backen
 static void test_cascade(void **state)
 {
     (void)state;
-    hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1}, "cpu_ref", true);
-    hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1}, "example", true);
+    hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1}, "cpu_ref",
+                 true);
+    hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1}, "example",
+                 true);
 }
 
 static void test_cascade_with_sinks(void **state)
 {
     (void)state;
-    hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1, .has_sinks = 1}, "cpu_ref",
-                 true);
+    hold_cascade(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1, .has_sinks = 1},
+                 "cpu_ref", true);
 }
 
 static void test_no_cascade_with_window(void **state)
 {
     (void)state;
-    hold_cascade(&(struct attn_layer_desc){
-                     .kind = ATTN_LAYER_DECODER, .causal = 1, .has_window = 1, .window_left = 400},
-                 "cpu_ref", false);
+    hold_cascade(
+        &(struct attn_layer_desc){
+            .kind = ATTN_LAYER_DECODER, .causal = 1, .has_window = 1, .window_left = 400},
+        "cpu_ref", false);
 }
 
 int main(void)

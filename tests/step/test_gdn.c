@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GDN layers through the public table: states by slot over several steps, drafts, one backend or one a phase, against the
- * recurrence in float64; refusals. */
+/* GDN layers through the public table: states by slot over several steps, drafts, one backend or
+ * one a phase, against the recurrence in float64; refusals. */
 #include <attn/api.h>
 #include <dlfcn.h>
 #include <math.h>
@@ -13,7 +13,17 @@
 
 #include <cmocka.h>
 
-enum { HK = 2, HV = 4, DK = 16, DV = 24, WIDTH = 4, REQS = 5, LENGTH = 120, SLOTS = 24, DRAFTS = 2 };
+enum {
+    HK = 2,
+    HV = 4,
+    DK = 16,
+    DV = 24,
+    WIDTH = 4,
+    REQS = 5,
+    LENGTH = 120,
+    SLOTS = 24,
+    DRAFTS = 2
+};
 enum { KEYS = HK * DK, CHANNELS = 2 * KEYS + HV * DV, WINDOW = WIDTH - 1 + DRAFTS };
 
 struct gdn {
@@ -29,7 +39,8 @@ struct gdn {
     double state[REQS][HV][DV][DK];
     float states[SLOTS][HV][DV][DK], windows[SLOTS][CHANNELS][WINDOW];
     int32_t length[REQS], starts[REQS + 1], lens[REQS], slots[REQS][1 + DRAFTS], accepted[REQS];
-    float rows[REQS * LENGTH][CHANNELS], a[REQS * LENGTH][HV], b[REQS * LENGTH][HV], out[REQS * LENGTH][HV][DV];
+    float rows[REQS * LENGTH][CHANNELS], a[REQS * LENGTH][HV], b[REQS * LENGTH][HV],
+        out[REQS * LENGTH][HV][DV];
     struct attn_tensor tensors[8];
     int64_t shapes[8][3], strides[8][3];
     struct attn_batch batch;
@@ -39,11 +50,11 @@ struct gdn {
     struct attn_error error;
 };
 
-#define CHECK(g, call)                                                                                       \
-    do {                                                                                                     \
-        if ((call) != ATTN_OK) {                                                                             \
-            fail_msg("%s: %s: %s", #call, (g)->error.field, (g)->error.message);                             \
-        }                                                                                                    \
+#define CHECK(g, call)                                                                             \
+    do {                                                                                           \
+        if ((call) != ATTN_OK) {                                                                   \
+            fail_msg("%s: %s: %s", #call, (g)->error.field, (g)->error.message);                   \
+        }                                                                                          \
     } while (0)
 
 static uint32_t state;
@@ -61,14 +72,19 @@ static void fill(float *values, int64_t count, float scale)
     }
 }
 
-static const struct attn_tensor *tensor(struct gdn *g, int32_t which, void *data, int32_t ndim, int64_t a, int64_t b,
-                                        int64_t c, int64_t sa, int64_t sb)
+static const struct attn_tensor *tensor(struct gdn *g, int32_t which, void *data, int32_t ndim,
+                                        int64_t a, int64_t b, int64_t c, int64_t sa, int64_t sb)
 {
     int64_t shape[] = {a, b, c}, strides[] = {sa, sb, 1};
     memcpy(g->shapes[which], shape, sizeof shape);
     memcpy(g->strides[which], strides, sizeof strides);
-    g->tensors[which] = (struct attn_tensor){data, {ATTN_DEVICE_CPU, 0}, ndim, {ATTN_CODE_FLOAT, 32, 1},
-                                             g->shapes[which], g->strides[which], 0};
+    g->tensors[which] = (struct attn_tensor){data,
+                                             {ATTN_DEVICE_CPU, 0},
+                                             ndim,
+                                             {ATTN_CODE_FLOAT, 32, 1},
+                                             g->shapes[which],
+                                             g->strides[which],
+                                             0};
     return &g->tensors[which];
 }
 
@@ -79,23 +95,44 @@ static void open_core(struct gdn *g)
     assert_non_null(library);
     void *symbol = dlsym(library, ATTN_GET_API_SYMBOL);
     memcpy(&get_api, &symbol, sizeof get_api);
-    const struct attn_runtime_options options = {.struct_size = sizeof options, .plugin_path = PLUGINS, .cache_dir = "",
-                                                 .backend = "", .num_threads = 2, .validate = 1,
-                                                 .ignore_environment = 1, .no_default_plugins = 1};
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .plugin_path = PLUGINS,
+                                                 .cache_dir = "",
+                                                 .backend = "",
+                                                 .num_threads = 2,
+                                                 .validate = 1,
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1};
     CHECK(g, get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &g->api, &g->error));
     CHECK(g, g->api->runtime_create(&options, &g->runtime, &g->error));
 }
 
 static void describe(struct gdn *g)
 {
-    g->desc = (struct attn_gdn_desc){.ext = {ATTN_EXT_GDN_DESC, 0, sizeof g->desc, NULL}, .num_k_heads = HK,
-                                     .num_v_heads = HV, .head_size_k = DK, .head_size_v = DV, .conv_width = g->width,
-                                     .conv_silu = 1, .qk_l2norm = 1, .num_speculative_tokens = g->drafted,
+    g->desc = (struct attn_gdn_desc){.ext = {ATTN_EXT_GDN_DESC, 0, sizeof g->desc, NULL},
+                                     .num_k_heads = HK,
+                                     .num_v_heads = HV,
+                                     .head_size_k = DK,
+                                     .head_size_v = DV,
+                                     .conv_width = g->width,
+                                     .conv_silu = 1,
+                                     .qk_l2norm = 1,
+                                     .num_speculative_tokens = g->drafted,
                                      .state_dtype = ATTN_DTYPE_F32};
-    g->layer = (struct attn_layer_desc){
-        .struct_size = sizeof g->layer, .next = &g->desc.ext, .name = "gdn", .kind = ATTN_LAYER_GDN,
-        .dtype = ATTN_DTYPE_F32, .num_q_heads = HK, .num_kv_heads = HK, .head_size = DK, .head_size_v = DV,
-        .scale = 0.25f, .causal = 1, .window_left = -1, .window_right = -1, .num_speculative_tokens = g->drafted};
+    g->layer = (struct attn_layer_desc){.struct_size = sizeof g->layer,
+                                        .next = &g->desc.ext,
+                                        .name = "gdn",
+                                        .kind = ATTN_LAYER_GDN,
+                                        .dtype = ATTN_DTYPE_F32,
+                                        .num_q_heads = HK,
+                                        .num_kv_heads = HK,
+                                        .head_size = DK,
+                                        .head_size_v = DV,
+                                        .scale = 0.25f,
+                                        .causal = 1,
+                                        .window_left = -1,
+                                        .window_right = -1,
+                                        .num_speculative_tokens = g->drafted};
 }
 
 static void bind(struct gdn *g, const char *backend)
@@ -112,14 +149,18 @@ static void bind(struct gdn *g, const char *backend)
     int64_t window = g->width > 0 ? g->width - 1 + g->drafted : 0;
     assert_int_equal(spec.kind, ATTN_KV_SPEC_GDN_STATE);
     assert_int_equal(spec.page_bytes, 4 * (HV * DV * DK + CHANNELS * window));
-    const struct attn_gdn_state memory = {
-        .struct_size = sizeof memory, .state = g->states, .state_stride_slot = HV * DV * DK,
-        .conv_state = g->width > 0 ? g->windows : NULL, .conv_stride_slot = CHANNELS * WINDOW,
-        .conv_stride_channel = WINDOW, .num_slots = SLOTS};
+    const struct attn_gdn_state memory = {.struct_size = sizeof memory,
+                                          .state = g->states,
+                                          .state_stride_slot = HV * DV * DK,
+                                          .conv_state = g->width > 0 ? g->windows : NULL,
+                                          .conv_stride_slot = CHANNELS * WINDOW,
+                                          .conv_stride_channel = WINDOW,
+                                          .num_slots = SLOTS};
     memset(g->states, 0xff, sizeof g->states);
     memset(g->windows, 0xff, sizeof g->windows);
     CHECK(g, g->api->layer_bind_state(layer, &memory, &g->error));
-    struct attn_gdn_weights weights = {.ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof weights, NULL}, .a_log = g->a_log,
+    struct attn_gdn_weights weights = {.ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof weights, NULL},
+                                       .a_log = g->a_log,
                                        .dt_bias = g->dt_bias};
     struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
     if (g->width > 0) {
@@ -127,7 +168,8 @@ static void bind(struct gdn *g, const char *backend)
     }
     CHECK(g, g->api->layer_bind_params(layer, &params, &g->error));
     const struct attn_plan_options plan = {
-        .struct_size = sizeof plan, .limits = {sizeof plan.limits, NULL, REQS, REQS * LENGTH, 0, LENGTH, 0, 0}};
+        .struct_size = sizeof plan,
+        .limits = {sizeof plan.limits, NULL, REQS, REQS * LENGTH, 0, LENGTH, 0, 0}};
     CHECK(g, g->api->plan_create(g->model, 0, &plan, &g->plan, &g->error));
     static uint8_t workspace[1 << 16] __attribute__((aligned(256)));
     assert_true(g->api->plan_workspace_bytes(g->plan) <= sizeof workspace);
@@ -188,7 +230,8 @@ static void unit_row(const struct gdn *g, int32_t r, int32_t t, int32_t first, d
 static void recur(const struct gdn *g, int32_t r, int32_t t, int32_t h, double (*s)[DK], double *o)
 {
     double q[DK], k[DK], x = (double)g->gates[r][t][0][h] + g->dt_bias[h];
-    double decay = exp(-exp(g->a_log[h]) * log(1 + exp(x))), beta = 1 / (1 + exp(-(double)g->gates[r][t][1][h]));
+    double decay = exp(-exp(g->a_log[h]) * log(1 + exp(x))),
+           beta = 1 / (1 + exp(-(double)g->gates[r][t][1][h]));
     unit_row(g, r, t, h / 2 * DK, q);
     unit_row(g, r, t, KEYS + h / 2 * DK, k);
     for (int32_t d = 0; d < DV; d++) {
@@ -221,13 +264,21 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
         }
     }
     int64_t tokens = g->starts[REQS];
-    g->ext = (struct attn_batch_gdn){.ext = {ATTN_EXT_BATCH_GDN, 0, sizeof g->ext, NULL}, .state_slots = g->slots[0],
-                                     .state_slots_stride = 1 + DRAFTS, .has_initial_state = by_length ? NULL : started,
+    g->ext = (struct attn_batch_gdn){.ext = {ATTN_EXT_BATCH_GDN, 0, sizeof g->ext, NULL},
+                                     .state_slots = g->slots[0],
+                                     .state_slots_stride = 1 + DRAFTS,
+                                     .has_initial_state = by_length ? NULL : started,
                                      .num_accepted_tokens = g->drafted > 0 ? g->accepted : NULL};
-    g->batch = (struct attn_batch){.struct_size = sizeof g->batch, .next = &g->ext.ext, .num_reqs = REQS,
-                                   .num_tokens = (int32_t)tokens, .num_actual_tokens = (int32_t)tokens, .causal = -1,
-                                   .query_start_loc = g->starts, .query_start_loc_host = g->starts,
-                                   .seq_lens = g->lens, .seq_lens_host = g->lens};
+    g->batch = (struct attn_batch){.struct_size = sizeof g->batch,
+                                   .next = &g->ext.ext,
+                                   .num_reqs = REQS,
+                                   .num_tokens = (int32_t)tokens,
+                                   .num_actual_tokens = (int32_t)tokens,
+                                   .causal = -1,
+                                   .query_start_loc = g->starts,
+                                   .query_start_loc_host = g->starts,
+                                   .seq_lens = g->lens,
+                                   .seq_lens_host = g->lens};
     g->io_ext = (struct attn_io_gdn){.ext = {ATTN_EXT_IO_GDN, 0, sizeof g->io_ext, NULL}};
     g->io = (struct attn_step_io){.struct_size = sizeof g->io, .next = &g->io_ext.ext};
     if (g->width > 0) {
@@ -271,7 +322,8 @@ static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, boo
             }
         }
         g->length[r] += skipped ? 0 : accepted;
-        g->accepted[r] = g->drafted > 0 && queries[r] <= 1 + g->drafted && queries[r] > 0 ? accepted : 1;
+        g->accepted[r] =
+            g->drafted > 0 && queries[r] <= 1 + g->drafted && queries[r] > 0 ? accepted : 1;
     }
     print_message("largest error %.2g\n", largest);
     assert_true(largest < 5e-6);
@@ -313,8 +365,10 @@ static void test_two_backends(void **unused)
     memcpy(&seen, &symbol, sizeof seen);
     (void)unused;
     for (int32_t swapped = 0; swapped < 2; swapped++) {
-        struct gdn *g = gdn_create(swapped ? "decode=poor_gdn;prefill=cpu_ref" : "decode=cpu_ref;prefill=poor_gdn", 0, 0);
-        step(g, (const int32_t[]){1, 1, 7, 0, 2}, NULL, false); /* one comes later, with others' states about */
+        struct gdn *g = gdn_create(
+            swapped ? "decode=poor_gdn;prefill=cpu_ref" : "decode=cpu_ref;prefill=poor_gdn", 0, 0);
+        step(g, (const int32_t[]){1, 1, 7, 0, 2}, NULL,
+             false); /* one comes later, with others' states about */
         *seen = 0;
         step(g, (const int32_t[]){1, 1, 1, 5, 40}, NULL, swapped);
         assert_int_equal(*seen, swapped ? 3 : 2);
@@ -373,7 +427,8 @@ static void test_bad_steps(void **unused)
     const struct {
         const char *field;
         int32_t what;
-    } plans[] = {{"attn_batch_gdn", 0}, {"state_slots", 1}, {"state_slots", 2}, {"has_initial_state", 3}};
+    } plans[] = {
+        {"attn_batch_gdn", 0}, {"state_slots", 1}, {"state_slots", 2}, {"has_initial_state", 3}};
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
         g->batch.next = plans[i].what == 0 ? NULL : good.next;
         g->ext.state_slots = plans[i].what == 1 ? NULL : ext.state_slots;
@@ -395,7 +450,8 @@ static void test_bad_steps(void **unused)
         g->io_ext.mixed_qkv = i == 1 ? io_ext.a : io_ext.mixed_qkv;
         g->io_ext.b = i == 2 ? NULL : io_ext.b;
         g->io.out = i == 3 ? io_ext.mixed_qkv : io.out;
-        assert_int_not_equal(g->api->run(g->plan, g->api->model_layer(g->model, 0), &g->io, &g->error), ATTN_OK);
+        assert_int_not_equal(
+            g->api->run(g->plan, g->api->model_layer(g->model, 0), &g->io, &g->error), ATTN_OK);
         assert_string_equal(g->error.field, runs[i]);
         g->io = io;
         g->io_ext = io_ext;
@@ -406,7 +462,8 @@ static void test_bad_steps(void **unused)
 static void test_bad_weights(void **unused)
 {
     struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
-    struct attn_gdn_weights weights = {.ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof weights, NULL}, .a_log = g->a_log};
+    struct attn_gdn_weights weights = {.ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof weights, NULL},
+                                       .a_log = g->a_log};
     struct attn_layer_params params = {.struct_size = sizeof params};
     attn_layer *layer = g->api->model_layer(g->model, 0);
     (void)unused;
@@ -430,8 +487,9 @@ static void test_bad_weights(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_steps),    cmocka_unit_test(test_drafts),    cmocka_unit_test(test_two_backends),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_bad_steps), cmocka_unit_test(test_bad_weights),
+        cmocka_unit_test(test_steps),        cmocka_unit_test(test_drafts),
+        cmocka_unit_test(test_two_backends), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_bad_steps),    cmocka_unit_test(test_bad_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans beyond the eager one: captured and replayed, in two parts, and with the tables of another group. */
+/* Plans beyond the eager one: captured and replayed, in two parts, and with the tables of another
+ * group. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -31,7 +32,8 @@ static attn_plan *another_plan(struct fixture *f, int32_t graph, void **workspac
 static void run(struct fixture *f, attn_plan *plan)
 {
     memset(f->out, 0xff, OUT_BYTES);
-    assert_int_equal(f->api->run(plan, f->api->model_layer(f->model, 0), &f->io, &f->error), ATTN_OK);
+    assert_int_equal(f->api->run(plan, f->api->model_layer(f->model, 0), &f->io, &f->error),
+                     ATTN_OK);
 }
 
 /* The second step of a graph has other lengths, tables and slots at the same addresses. */
@@ -60,7 +62,8 @@ static void hold_replay(const char *backend)
     run(&f, plan);
     for (int32_t step = 0; step < 3; step++) {
         shorten(&f);
-        assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error), ATTN_OK);
+        assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error),
+                         ATTN_OK);
         run(&f, plan);
         memcpy(eager, f.out, OUT_BYTES);
         memset(f.out, 0xff, OUT_BYTES);
@@ -77,7 +80,8 @@ static void hold_replay(const char *backend)
         assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &fewer, NULL, &f.error),
                          ATTN_ERROR_INVALID_ARGUMENT);
         assert_non_null(strstr(f.error.message, "captured were 4 (2), 31"));
-        assert_int_equal(f.api->run(plan, f.api->model_layer(f.model, 0), &f.io, NULL), ATTN_ERROR_ORDER);
+        assert_int_equal(f.api->run(plan, f.api->model_layer(f.model, 0), &f.io, NULL),
+                         ATTN_ERROR_ORDER);
     }
     assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_REPLAY, &f.batch, NULL, &f.error), ATTN_OK);
     f.api->plan_destroy(plan);
@@ -102,12 +106,15 @@ static void test_two_parts(void **state)
     fixture_step(&f);
     memcpy(eager, f.out, OUT_BYTES);
     attn_plan *plan = another_plan(&f, 1, &workspace);
-    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_IN_GRAPH, NULL, NULL, &f.error), ATTN_ERROR_ORDER);
-    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_OUT_OF_GRAPH, &f.batch, NULL, &f.error), ATTN_OK);
+    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_IN_GRAPH, NULL, NULL, &f.error),
+                     ATTN_ERROR_ORDER);
+    assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_OUT_OF_GRAPH, &f.batch, NULL, &f.error),
+                     ATTN_OK);
     assert_int_equal(f.api->plan_graph(plan, ATTN_PLAN_IN_GRAPH, NULL, NULL, &f.error), ATTN_OK);
     run(&f, plan);
     assert_memory_equal(f.out, eager, OUT_BYTES);
-    assert_int_equal(f.api->plan_graph(plan, 9, &f.batch, NULL, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(f.api->plan_graph(plan, 9, &f.batch, NULL, &f.error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
     assert_int_equal(f.api->plan_graph(f.plan, ATTN_PLAN_CAPTURE, &f.batch, NULL, &f.error),
                      ATTN_ERROR_ORDER); /* made without options.graph */
     f.api->plan_destroy(plan);
@@ -132,19 +139,22 @@ static void test_update_block_table(void **state)
                                 .num_slots = TOKENS};
     fixture_step(&f); /* the source's host copies are those of a batch that is still there */
     memcpy(before, f.out, OUT_BYTES);
-    assert_int_equal(f.api->plan_update_block_table(plan, f.plan, &tables, NULL, &f.error), ATTN_OK);
+    assert_int_equal(f.api->plan_update_block_table(plan, f.plan, &tables, NULL, &f.error),
+                     ATTN_OK);
     int32_t moved = f.block_table[2 * MAX_BLOCKS], target = (int32_t)f.num_blocks - 1;
     const int64_t pair[] = {moved, target};
-    assert_int_equal(f.api->copy_blocks(f.model, 0, ATTN_COPY_DEVICE_TO_DEVICE, NULL, pair, 1, NULL, &f.error),
-                     ATTN_OK);
+    assert_int_equal(
+        f.api->copy_blocks(f.model, 0, ATTN_COPY_DEVICE_TO_DEVICE, NULL, pair, 1, NULL, &f.error),
+        ATTN_OK);
     for (int32_t step = 0; step < 3; step++) {
         int32_t *table = malloc(sizeof f.block_table);
         memcpy(table, f.block_table, sizeof f.block_table);
         table[2 * MAX_BLOCKS] = target;
         tables.block_table = table;
         /* From the source, from it again (only the tables differ), and by a plan of itself. */
-        assert_int_equal(f.api->plan_update_block_table(plan, step < 2 ? f.plan : plan, &tables, NULL, &f.error),
-                         ATTN_OK);
+        assert_int_equal(
+            f.api->plan_update_block_table(plan, step < 2 ? f.plan : plan, &tables, NULL, &f.error),
+            ATTN_OK);
         run(&f, plan);
         assert_memory_equal(f.out, before, OUT_BYTES);
         free(table);
@@ -165,7 +175,8 @@ static void test_update_needs_a_plan(void **state)
     (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     attn_plan *plan = another_plan(&f, 0, &workspace);
-    assert_int_equal(f.api->plan_update_block_table(f.plan, plan, &f.batch, NULL, &f.error), ATTN_ERROR_ORDER);
+    assert_int_equal(f.api->plan_update_block_table(f.plan, plan, &f.batch, NULL, &f.error),
+                     ATTN_ERROR_ORDER);
     assert_string_equal(f.error.field, "source");
     f.api->plan_destroy(plan);
     free(workspace);

@@ -19,14 +19,15 @@ static int open_api(void **state)
     static struct fixture f;
     static const int32_t one = 1;
     (void)state;
-    fixture_init(&f, "cpu_ref", &(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1}, &one, &one, 1, 0,
-                 NULL, false);
+    fixture_init(&f, "cpu_ref", &(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1},
+                 &one, &one, 1, 0, NULL, false);
     api = f.api; /* lives as long as the library is loaded */
     fixture_finish(&f);
     return 0;
 }
 
-/* A position belongs to rank floor(offset / I) mod n and stands behind those of its rank before it. */
+/* A position belongs to rank floor(offset / I) mod n and stands behind those of its rank before it.
+ */
 static void test_context_parallel(void **state)
 {
     static const int32_t worlds[] = {1, 2, 3, 4, 8}, interleaves[] = {1, 2, 4, 8, 16};
@@ -41,16 +42,18 @@ static void test_context_parallel(void **state)
         for (size_t l = 0; l < 5; l++) {
             int32_t world = worlds[w], interleave = interleaves[l];
             int32_t mine[8] = {0};
-            for (int32_t p = 0; p <= POSITIONS; p++) { /* local lengths count out what lies before p */
+            /* local lengths count out what lies before p */
+            for (int32_t p = 0; p <= POSITIONS; p++) {
                 for (int32_t rank = 0; rank < world; rank++) {
-                    assert_int_equal(api->context_parallel_length(p, rank, world, interleave), mine[rank]);
+                    assert_int_equal(api->context_parallel_length(p, rank, world, interleave),
+                                     mine[rank]);
                 }
                 mine[p / interleave % world]++;
             }
             for (int32_t rank = 0; rank < world; rank++) {
                 int32_t count = 0;
-                assert_int_equal(api->context_parallel_slots(positions, POSITIONS, row, BLOCK, rank, world,
-                                                             interleave, slots, NULL),
+                assert_int_equal(api->context_parallel_slots(positions, POSITIONS, row, BLOCK, rank,
+                                                             world, interleave, slots, NULL),
                                  ATTN_OK);
                 for (int32_t p = 0; p < POSITIONS; p++) {
                     bool ours = p / interleave % world == rank;
@@ -81,7 +84,8 @@ static void test_context_parallel_refusals(void **state)
     assert_int_equal(slot, 77);
 }
 
-static void hold_order(const int32_t *queries, const int32_t *lens, int32_t count, const int32_t *wanted, int32_t moves)
+static void hold_order(const int32_t *queries, const int32_t *lens, int32_t count,
+                       const int32_t *wanted, int32_t moves)
 {
     int32_t order[16], moved = -1;
     assert_int_equal(api->batch_order(queries, lens, count, 2, 8, order, &moved, NULL), ATTN_OK);
@@ -91,7 +95,8 @@ static void hold_order(const int32_t *queries, const int32_t *lens, int32_t coun
 
 static void test_batch_order(void **state)
 {
-    /* prefill, decode, long extend, short extend, decode of two, prefill as short as a decode, short extend */
+    /* prefill, decode, long extend, short extend, decode of two, prefill as short as a decode,
+     * short extend */
     static const int32_t queries[] = {20, 1, 9, 8, 2, 2, 3}, lens[] = {20, 50, 30, 40, 9, 2, 4};
     static const int32_t sorted[] = {1, 4, 5, 3, 6, 2, 0}, same[] = {0, 1, 2, 3};
     static const int32_t in_order[] = {1, 2, 5, 7}, their_lens[] = {9, 9, 9, 7};
@@ -101,8 +106,10 @@ static void test_batch_order(void **state)
     hold_order(queries, lens, 7, sorted, 1);
     hold_order(in_order, their_lens, 4, same, 0);
     hold_order(in_order, their_lens, 0, same, 0);
-    assert_int_equal(api->batch_order(queries, NULL, 4, 1, 8, order, &moved, &error), ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(api->batch_order(queries, lens, -1, 1, 8, order, &moved, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(api->batch_order(queries, NULL, 4, 1, 8, order, &moved, &error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(api->batch_order(queries, lens, -1, 1, 8, order, &moved, &error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
 }
 
 int main(void)

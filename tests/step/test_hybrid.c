@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Several layers in one model: full and sliding ones in groups of their own, and one that reads another's cache. */
+/* Several layers in one model: full and sliding ones in groups of their own, and one that reads
+ * another's cache. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -28,11 +29,11 @@ struct hybrid {
     struct attn_error error;
 };
 
-#define CHECK(h, call)                                                                                       \
-    do {                                                                                                     \
-        if ((call) != ATTN_OK) {                                                                             \
-            fail_msg("%s: %s: %s", #call, (h)->error.field, (h)->error.message);                             \
-        }                                                                                                    \
+#define CHECK(h, call)                                                                             \
+    do {                                                                                           \
+        if ((call) != ATTN_OK) {                                                                   \
+            fail_msg("%s: %s: %s", #call, (h)->error.field, (h)->error.message);                   \
+        }                                                                                          \
     } while (0)
 
 static attn_status select_and_create(struct hybrid *h, const char *backend)
@@ -43,7 +44,8 @@ static attn_status select_and_create(struct hybrid *h, const char *backend)
     attn_assignment *assignment = NULL;
     h->error = (struct attn_error)ATTN_ERROR_INIT;
     attn_status status = api->select(h->runtime, &options, layers, LAYERS, &assignment, &h->error);
-    status = status ? status : api->model_create(h->runtime, assignment, NULL, &h->model, &h->error);
+    status =
+        status ? status : api->model_create(h->runtime, assignment, NULL, &h->model, &h->error);
     api->assignment_destroy(assignment);
     return status;
 }
@@ -77,11 +79,13 @@ static void hybrid_bind(struct hybrid *h)
         CHECK(h, api->layer_kv_spec(layer, &spec, &h->error));
         if (i == SHARED) {
             assert_int_equal(spec.kind, ATTN_KV_SPEC_NONE);
-            assert_int_equal(api->layer_bind_kv(layer, &k, &v, &h->error), ATTN_ERROR_INVALID_ARGUMENT);
+            assert_int_equal(api->layer_bind_kv(layer, &k, &v, &h->error),
+                             ATTN_ERROR_INVALID_ARGUMENT);
             assert_non_null(strstr(h->error.message, "kv_sharing_target"));
             continue;
         }
-        CHECK(h, api->layer_kv_views(layer, h->single[i].cache, h->single[i].num_blocks, &k, &v, &h->error));
+        CHECK(h, api->layer_kv_views(layer, h->single[i].cache, h->single[i].num_blocks, &k, &v,
+                                     &h->error));
         CHECK(h, api->layer_bind_kv(layer, &k, &v, &h->error));
     }
     for (int32_t g = 0; g < 2; g++) {
@@ -123,7 +127,8 @@ static void test_groups_and_outputs(void **state)
             assert_int_equal(group, i == SLIDING ? 1 : 0);
         }
         CHECK(&h, api->plan(h.plans[0], &h.single[FULL].batch, NULL, &h.error));
-        CHECK(&h, api->plan_update_block_table(h.plans[1], h.plans[0], &h.single[SLIDING].batch, NULL, &h.error));
+        CHECK(&h, api->plan_update_block_table(h.plans[1], h.plans[0], &h.single[SLIDING].batch,
+                                               NULL, &h.error));
         for (int32_t i = 0; i < LAYERS; i++) {
             struct fixture *f = &h.single[i == SLIDING ? SLIDING : FULL];
             float *right = malloc(OUT_BYTES);

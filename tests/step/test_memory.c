@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every allocation between a runtime and a plan fails in turn: told apart as such, nothing is left behind. */
+/* Every allocation between a runtime and a plan fails in turn: told apart as such, nothing is left
+ * behind. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -38,11 +39,13 @@ static void release(void *user, void *memory, size_t size)
 }
 
 /* A full and a sliding layer, one with sinks; from runtime to plan and back. */
-static attn_status attempt(const struct attn_api *api, struct meter *meter, struct attn_error *error)
+static attn_status attempt(const struct attn_api *api, struct meter *meter,
+                           struct attn_error *error)
 {
     static _Alignas(256) unsigned char cache[64 * 1024], workspace[4 << 20];
     static float sinks[4];
-    const struct attn_host host = {.struct_size = sizeof host, .user = meter, .allocate = allocate, .release = release};
+    const struct attn_host host = {
+        .struct_size = sizeof host, .user = meter, .allocate = allocate, .release = release};
     const struct attn_runtime_options options = {.struct_size = sizeof options,
                                                  .host = &host,
                                                  .plugin_path = PLUGINS,
@@ -65,7 +68,8 @@ static attn_status attempt(const struct attn_api *api, struct meter *meter, stru
                                          .has_sinks = 1,
                                          .block_size = 16}};
     const struct attn_layer_desc *descs[] = {&layers[0], &layers[1]};
-    const struct attn_layer_params params = {.struct_size = sizeof params, .sinks = sinks}, none = {.struct_size = sizeof none};
+    const struct attn_layer_params params = {.struct_size = sizeof params, .sinks = sinks},
+                                   none = {.struct_size = sizeof none};
     attn_runtime *runtime = NULL;
     attn_assignment *assignment = NULL;
     attn_model *model = NULL;
@@ -87,7 +91,8 @@ static attn_status attempt(const struct attn_api *api, struct meter *meter, stru
     }
     for (int32_t g = 0; g < 2 && status == ATTN_OK; g++) {
         status = api->plan_create(model, g, &limits, &plan, error);
-        status = status ? status : api->plan_bind_workspace(plan, workspace, sizeof workspace, error);
+        status =
+            status ? status : api->plan_bind_workspace(plan, workspace, sizeof workspace, error);
         if (g == 0) {
             api->plan_destroy(plan);
             plan = NULL;
@@ -107,8 +112,8 @@ static void test_every_allocation_fails(void **state)
     struct attn_error error = ATTN_ERROR_INIT;
     struct meter meter = {0};
     (void)state;
-    fixture_init(&f, "cpu_ref", &(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1}, &one, &one, 1, 0,
-                 NULL, false);
+    fixture_init(&f, "cpu_ref", &(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1},
+                 &one, &one, 1, 0, NULL, false);
     const struct attn_api *api = f.api;
     fixture_finish(&f);
     assert_int_equal(attempt(api, &meter, &error), ATTN_OK);
@@ -120,8 +125,10 @@ static void test_every_allocation_fails(void **state)
         meter = (struct meter){.fail_at = i};
         error = (struct attn_error)ATTN_ERROR_INIT;
         attn_status status = attempt(api, &meter, &error);
-        /* A plugin that finds no memory is a plugin that is not there: then cpu_ref cannot be ordered. */
-        assert_true(status == ATTN_ERROR_OUT_OF_MEMORY || status == ATTN_ERROR_REFUSED || status == ATTN_OK);
+        /* A plugin that finds no memory is a plugin that is not there: then cpu_ref cannot be
+         * ordered. */
+        assert_true(status == ATTN_ERROR_OUT_OF_MEMORY || status == ATTN_ERROR_REFUSED ||
+                    status == ATTN_OK);
         assert_true(status == ATTN_OK || error.message[0] != '\0');
         refused += status == ATTN_ERROR_OUT_OF_MEMORY;
         assert_int_equal(meter.alive, 0);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* MLA steps through the public table: absorbed decodes, prefill per head over context in chunks, sparse, against each
- * head's own attention in float64; what a poor backend is refused for, and what is composed of it. */
+/* MLA steps through the public table: absorbed decodes, prefill per head over context in chunks,
+ * sparse, against each head's own attention in float64; what a poor backend is refused for, and
+ * what is composed of it. */
 #include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
@@ -16,51 +17,61 @@
 static void test_decode(void **unused)
 {
     (void)unused;
-    check(&(struct setting){"cpu_ref", .heads = 6, .num_reqs = 4, .queries = {1, 1, 1, 1}, .lens = {1, 8, 9, 70}}, true);
-    check(&(struct setting){"cpu_ref", .heads = 4, .num_reqs = 3, .queries = {3, 1, 4}, .lens = {17, 9, 24},
-                            .drafted = 3, .apart = true}, true);
+    check(&(struct setting){"cpu_ref", .heads = 6, .num_reqs = 4, .queries = {1, 1, 1, 1},
+                            .lens = {1, 8, 9, 70}},
+          true);
+    check(&(struct setting){"cpu_ref", .heads = 4, .num_reqs = 3, .queries = {3, 1, 4},
+                            .lens = {17, 9, 24}, .drafted = 3, .apart = true},
+          true);
 }
 
 static void test_prefill(void **unused)
 {
     (void)unused;
-    check(&(struct setting){"cpu_ref", .heads = 6, .num_reqs = 3, .queries = {5, 30, 2}, .lens = {5, 30, 2}}, true);
+    check(&(struct setting){"cpu_ref", .heads = 6, .num_reqs = 3, .queries = {5, 30, 2},
+                            .lens = {5, 30, 2}},
+          true);
     /* all contexts in one chunk, in several that cut requests, one row at a time */
     for (int32_t chunk = 0; chunk < 4; chunk++) {
         static const int32_t rows[] = {0, 7, 16, 1};
-        check(&(struct setting){"cpu_ref", .heads = 6, .chunk = rows[chunk], .apart = chunk == 1, .num_reqs = 5,
-                                .split = chunk == 2, .no_lse = chunk == 3, .queries = {1, 1, 4, 3, 20},
-                                .lens = {30, 1, 41, 3, 60}}, true);
+        check(&(struct setting){"cpu_ref", .heads = 6, .chunk = rows[chunk], .apart = chunk == 1,
+                                .num_reqs = 5, .split = chunk == 2, .no_lse = chunk == 3,
+                                .queries = {1, 1, 4, 3, 20}, .lens = {30, 1, 41, 3, 60}},
+              true);
     }
 }
 
 static void test_idle_requests(void **unused)
 {
     (void)unused;
-    check(&(struct setting){"cpu_ref", .heads = 4, .chunk = 8, .num_reqs = 5, .queries = {1, 0, 5, 0, 9},
-                            .lens = {12, 20, 17, 0, 40}}, true);
+    check(&(struct setting){"cpu_ref", .heads = 4, .chunk = 8, .num_reqs = 5,
+                            .queries = {1, 0, 5, 0, 9}, .lens = {12, 20, 17, 0, 40}},
+          true);
 }
 
 static void test_sparse(void **unused)
 {
     (void)unused;
-    check(&(struct setting){"cpu_ref", .heads = 6, .topk = 8, .num_reqs = 4, .queries = {1, 1, 6, 12},
-                            .lens = {30, 1, 41, 12}}, false);
+    check(&(struct setting){"cpu_ref", .heads = 6, .topk = 8, .num_reqs = 4,
+                            .queries = {1, 1, 6, 12}, .lens = {30, 1, 41, 12}},
+          false);
 }
 
 static void test_fp8(void **unused)
 {
     (void)unused;
-    check(&(struct setting){"cpu_ref", .heads = 6, .fp8 = true, .chunk = 16, .num_reqs = 4, .queries = {1, 1, 6, 12},
-                            .lens = {30, 1, 41, 12}}, true);
+    check(&(struct setting){"cpu_ref", .heads = 6, .fp8 = true, .chunk = 16, .num_reqs = 4,
+                            .queries = {1, 1, 6, 12}, .lens = {30, 1, 41, 12}},
+          true);
 }
 
 /* A quantized query in both ways, its parts in tensors of their own. */
 static void test_fp8_query(void **unused)
 {
     (void)unused;
-    check(&(struct setting){"cpu_ref", .heads = 6, .fp8_query = true, .apart = true, .chunk = 16, .num_reqs = 3,
-                            .queries = {1, 1, 6}, .lens = {30, 9, 41}}, true);
+    check(&(struct setting){"cpu_ref", .heads = 6, .fp8_query = true, .apart = true, .chunk = 16,
+                            .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 9, 41}},
+          true);
 }
 
 /* A sink counts once, whatever the step is made of. */
@@ -68,14 +79,16 @@ static void test_sinks(void **unused)
 {
     (void)unused;
     check(&(struct setting){"cpu_ref", .heads = 6, .has_sinks = true, .chunk = 9, .num_reqs = 4,
-                            .queries = {1, 1, 6, 12}, .lens = {30, 9, 41, 20}}, true);
+                            .queries = {1, 1, 6, 12}, .lens = {30, 9, 41, 20}},
+          true);
 }
 
 /* Rows before the first request's are nobody's: not read, not written. */
 static void test_first_row(void **unused)
 {
-    const struct setting s = {"cpu_ref", .heads = 4, .first_row = 50, .chunk = 9, .apart = true, .num_reqs = 4,
-                              .queries = {1, 1, 6, 12}, .lens = {30, 9, 41, 20}};
+    const struct setting s = {
+        "cpu_ref",     .heads = 4,    .first_row = 50,          .chunk = 9,
+        .apart = true, .num_reqs = 4, .queries = {1, 1, 6, 12}, .lens = {30, 9, 41, 20}};
     (void)unused;
     check(&s, true);
     struct mla *m = mla_create(&s);
@@ -91,14 +104,16 @@ static void test_first_row(void **unused)
 static void test_window(void **unused)
 {
     (void)unused;
-    check(&(struct setting){"cpu_ref", .heads = 4, .window = 7, .num_reqs = 4, .queries = {1, 1, 6, 12},
-                            .lens = {30, 1, 41, 12}}, false);
+    check(&(struct setting){"cpu_ref", .heads = 4, .window = 7, .num_reqs = 4,
+                            .queries = {1, 1, 6, 12}, .lens = {30, 1, 41, 12}},
+          false);
 }
 
 /* amax / range: q over both its parts, k and v from the latent. */
 static void test_scales(void **unused)
 {
-    const struct setting s = {"cpu_ref", .heads = 4, .apart = true, .num_reqs = 2, .queries = {1, 5}, .lens = {3, 9}};
+    const struct setting s = {"cpu_ref",     .heads = 4,        .apart = true,
+                              .num_reqs = 2, .queries = {1, 5}, .lens = {3, 9}};
     float q, k, v, amax_q = 0, amax_c = 0;
     (void)unused;
     struct mla *m = mla_create(&s);
@@ -110,7 +125,8 @@ static void test_scales(void **unused)
         amax_c = fmaxf(amax_c, fabsf(m->kv_c[i / RANK][i % RANK]));
     }
     assert_true(amax_q < 9);
-    CHECK(m, m->api->layer_calculate_scales(m->api->model_layer(m->model, 0), &m->io, &q, &k, &v, &m->error));
+    CHECK(m, m->api->layer_calculate_scales(m->api->model_layer(m->model, 0), &m->io, &q, &k, &v,
+                                            &m->error));
     assert_true(q == 9.0f / 200 && k == amax_c / 200 && v == amax_c / 100);
     mla_destroy(m);
 }
@@ -118,8 +134,8 @@ static void test_scales(void **unused)
 /* The output through W_UV, then in e4m3: half a step of it away at most. */
 static void test_fp8_output(void **unused)
 {
-    const struct setting s = {"cpu_ref", .heads = 4, .fp8_out = true, .chunk = 16, .num_reqs = 3, .queries = {1, 1, 6},
-                              .lens = {30, 1, 41}};
+    const struct setting s = {"cpu_ref",     .heads = 4,           .fp8_out = true,    .chunk = 16,
+                              .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 1, 41}};
     (void)unused;
     struct mla *m = mla_create(&s);
     step(m);
@@ -130,7 +146,8 @@ static void test_fp8_output(void **unused)
             for (int32_t d = 0; d < V; d++) {
                 uint8_t code = ((uint8_t *)m->out)[(m->starts[r] * s.heads + i) * V + d];
                 int32_t exponent = code >> 3 & 15, mantissa = code & 7;
-                double got = exponent > 0 ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
+                double got =
+                    exponent > 0 ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
                 got *= code & 0x80 ? -0.02 : 0.02;
                 assert_true(fabs(got - out[d]) <= 0.0626 * fabs(out[d]) + 0.02 * 0x1p-10 + 1e-6);
             }
@@ -143,27 +160,35 @@ static void test_fp8_output(void **unused)
 static void test_ds_mla(void **unused)
 {
     (void)unused;
-    check(&(struct setting){"cpu_ref", .heads = 2, .ds_mla = true, .chunk = 5, .num_reqs = 3, .queries = {1, 3, 2},
-                            .lens = {9, 12, 2}}, true);
-    check(&(struct setting){"cpu_ref", .heads = 2, .ds_mla = true, .topk = 4, .num_reqs = 3, .queries = {1, 3, 2},
-                            .lens = {9, 12, 2}}, false);
+    check(&(struct setting){"cpu_ref", .heads = 2, .ds_mla = true, .chunk = 5, .num_reqs = 3,
+                            .queries = {1, 3, 2}, .lens = {9, 12, 2}},
+          true);
+    check(&(struct setting){"cpu_ref", .heads = 2, .ds_mla = true, .topk = 4, .num_reqs = 3,
+                            .queries = {1, 3, 2}, .lens = {9, 12, 2}},
+          false);
 }
 
-/* Decodes are captured and replayed with other lengths; a capture that holds prefills is refused. */
+/* Decodes are captured and replayed with other lengths; a capture that holds prefills is refused.
+ */
 static void test_graph(void **unused)
 {
-    const struct setting s = {"cpu_ref", .heads = 4, .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 9, 41}};
-    static struct setting shorter = {"cpu_ref", .heads = 4, .num_reqs = 2, .queries = {1, 1}, .lens = {22, 4}};
+    const struct setting s = {"cpu_ref", .heads = 4, .num_reqs = 3, .queries = {1, 1, 6},
+                              .lens = {30, 9, 41}};
+    static struct setting shorter = {"cpu_ref", .heads = 4, .num_reqs = 2, .queries = {1, 1},
+                                     .lens = {22, 4}};
     (void)unused;
     struct mla *m = mla_create(&s);
     struct attn_plan_options options = {
-        .struct_size = sizeof options, .limits = {sizeof options.limits, NULL, MAX_REQS, 100, 0, MAX_LENGTH, 0, 0},
+        .struct_size = sizeof options,
+        .limits = {sizeof options.limits, NULL, MAX_REQS, 100, 0, MAX_LENGTH, 0, 0},
         .graph = 1};
     m->api->plan_destroy(m->plan);
     CHECK(m, m->api->plan_create(m->model, 0, &options, &m->plan, &m->error));
-    CHECK(m, m->api->plan_bind_workspace(m->plan, m->workspace, m->api->plan_workspace_bytes(m->plan), &m->error));
+    CHECK(m, m->api->plan_bind_workspace(m->plan, m->workspace,
+                                         m->api->plan_workspace_bytes(m->plan), &m->error));
     assert_int_equal(m->api->plan_graph_level(m->plan), ATTN_GRAPH_UNIFORM_BATCH);
-    assert_int_not_equal(m->api->plan_graph(m->plan, ATTN_PLAN_CAPTURE, &m->batch, NULL, &m->error), ATTN_OK);
+    assert_int_not_equal(m->api->plan_graph(m->plan, ATTN_PLAN_CAPTURE, &m->batch, NULL, &m->error),
+                         ATTN_OK);
     assert_string_equal(m->error.field, "num_prefills");
     m->batch.num_reqs = m->batch.num_tokens = m->batch.num_actual_tokens = m->batch.num_slots = 2;
     CHECK(m, m->api->plan_graph(m->plan, ATTN_PLAN_CAPTURE, &m->batch, NULL, &m->error));
@@ -183,15 +208,17 @@ static void test_graph(void **unused)
 static void test_padded_heads(void **unused)
 {
     (void)unused;
-    check(&(struct setting){"cpu_ref", .heads = 5, .padded = 8, .num_reqs = 3, .queries = {1, 1, 6}, .lens = {30, 1, 41},
-                            .chunk = 16}, true);
+    check(&(struct setting){"cpu_ref", .heads = 5, .padded = 8, .num_reqs = 3, .queries = {1, 1, 6},
+                            .lens = {30, 1, 41}, .chunk = 16},
+          true);
 }
 
 static void test_without_absorption(void **unused)
 {
     (void)unused;
-    check(&(struct setting){"cpu_ref", .heads = 5, .latent = true, .num_reqs = 3, .queries = {1, 1, 6},
-                            .lens = {30, 1, 41}}, false);
+    check(&(struct setting){"cpu_ref", .heads = 5, .latent = true, .num_reqs = 3,
+                            .queries = {1, 1, 6}, .lens = {30, 1, 41}},
+          false);
 }
 
 static void *symbol_of(const char *name)
@@ -206,9 +233,15 @@ static void *symbol_of(const char *name)
 /* The composition on other kernels, and its promise: each row of context is gathered once. */
 static void test_gathered_once(void **unused)
 {
-    const struct setting s = {"counted", .heads = 4, .chunk = 16, .num_reqs = 5, .queries = {1, 4, 3, 20, 1},
-                              .lens = {30, 41, 3, 60, 1}, .apart = true};
-    int32_t *gathered = symbol_of("poor_gathered"), *calls = symbol_of("poor_gather_calls"), rows = 0;
+    const struct setting s = {"counted",
+                              .heads = 4,
+                              .chunk = 16,
+                              .num_reqs = 5,
+                              .queries = {1, 4, 3, 20, 1},
+                              .lens = {30, 41, 3, 60, 1},
+                              .apart = true};
+    int32_t *gathered = symbol_of("poor_gathered"), *calls = symbol_of("poor_gather_calls"),
+            rows = 0;
     int32_t *attends = symbol_of("poor_attend_calls"), *latent = symbol_of("poor_latent_calls");
     (void)unused;
     struct mla *m = mla_create(&s);
@@ -220,7 +253,8 @@ static void test_gathered_once(void **unused)
         assert_true(gathered[i] <= 1);
         rows += gathered[i];
     }
-    assert_int_equal(rows, 37 + 40); /* contexts of the prefills; the last request, of one token, stands behind them */
+    /* contexts of the prefills; the last request, of one token, stands behind them */
+    assert_int_equal(rows, 37 + 40);
     assert_int_equal(*calls, 5);
     assert_int_equal(*attends, 6); /* the new keys, and the chunks */
     assert_int_equal(*latent, 1);
@@ -233,13 +267,15 @@ static void test_latent_only(void **unused)
     int32_t *latent = symbol_of("poor_latent_calls"), *attends = symbol_of("poor_attend_calls");
     (void)unused;
     *latent = *attends = 0;
-    check(&(struct setting){"latent_only", .heads = 5, .num_reqs = 4, .queries = {1, 1, 6, 12}, .lens = {30, 1, 41, 12}},
+    check(&(struct setting){"latent_only", .heads = 5, .num_reqs = 4, .queries = {1, 1, 6, 12},
+                            .lens = {30, 1, 41, 12}},
           false);
     assert_int_equal(*latent, 4); /* decodes and prefills, twice */
     assert_int_equal(*attends, 0);
 }
 
-/* A backend without the parts is refused with each that is missing; heads that are no multiple, too. */
+/* A backend without the parts is refused with each that is missing; heads that are no multiple,
+ * too. */
 static void test_refusals(void **unused)
 {
     static const struct {
@@ -260,18 +296,22 @@ static void test_refusals(void **unused)
         open_core(&m);
         describe(&m);
         const struct attn_layer_desc *layers[] = {&m.layer};
-        const struct attn_select_options options = {.struct_size = sizeof options, .backend = s.backend,
+        const struct attn_select_options options = {.struct_size = sizeof options,
+                                                    .backend = s.backend,
                                                     .flags = ATTN_SELECT_KEEP_UNSERVED};
         CHECK(&m, m.api->select(m.runtime, &options, layers, 1, &assignment, &m.error));
         for (int32_t b = 0; b < m.api->backend_count(m.runtime); b++) {
             int32_t verdict, count;
             struct attn_backend_info info = {.struct_size = sizeof info};
             CHECK(&m, m.api->backend_info(m.runtime, b, &info));
-            CHECK(&m, m.api->assignment_verdict(assignment, 0, ATTN_PHASE_PREFILL, b, &verdict, &count));
+            CHECK(&m, m.api->assignment_verdict(assignment, 0, ATTN_PHASE_PREFILL, b, &verdict,
+                                                &count));
             for (int32_t i = 0; i < count; i++) {
                 struct attn_reason reason = {.struct_size = sizeof reason};
-                CHECK(&m, m.api->assignment_reason(assignment, 0, ATTN_PHASE_PREFILL, b, i, &reason));
-                found |= strcmp(info.caps->name, s.backend) == 0 && strcmp(reason.field, cases[c].field) == 0 &&
+                CHECK(&m,
+                      m.api->assignment_reason(assignment, 0, ATTN_PHASE_PREFILL, b, i, &reason));
+                found |= strcmp(info.caps->name, s.backend) == 0 &&
+                         strcmp(reason.field, cases[c].field) == 0 &&
                          strcmp(reason.asked, cases[c].asked) == 0;
             }
         }
@@ -293,7 +333,8 @@ static void refuse(struct mla *m, const char *field)
 
 static void test_bad_runs(void **unused)
 {
-    const struct setting s = {"cpu_ref", .heads = 4, .topk = 0, .num_reqs = 2, .queries = {1, 6}, .lens = {30, 41}};
+    const struct setting s = {"cpu_ref",     .heads = 4,        .topk = 0,
+                              .num_reqs = 2, .queries = {1, 6}, .lens = {30, 41}};
     (void)unused;
     struct mla *m = mla_create(&s);
     step(m);
@@ -367,8 +408,8 @@ static void test_bad_weights(void **unused)
 /* Weights in 8 bits with a scale per head: what they read as is what is multiplied. */
 static void test_scaled_weights(void **unused)
 {
-    const struct setting s = {"cpu_ref", .heads = 4, .split = true, .chunk = 8, .num_reqs = 3, .queries = {1, 5, 3},
-                              .lens = {30, 20, 3}};
+    const struct setting s = {"cpu_ref",     .heads = 4,           .split = true,      .chunk = 8,
+                              .num_reqs = 3, .queries = {1, 5, 3}, .lens = {30, 20, 3}};
     static int8_t uk[4 * NOPE * RANK], uv[4 * RANK * V];
     static float scales[4] = {0.004f, 0.003f, 0.005f, 0.002f};
     struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}};
@@ -390,9 +431,11 @@ static void test_scaled_weights(void **unused)
     weights.w_uk_scale = weights.w_uv_scale = tensor(m, 2, scales, 1, 4, 0, 0, 1, 0);
     CHECK(m, m->api->layer_bind_params(m->api->model_layer(m->model, 0), &params, &m->error));
     const struct attn_plan_options plan = {
-        .struct_size = sizeof plan, .limits = {sizeof plan.limits, NULL, MAX_REQS, 100, 0, MAX_LENGTH, 0, 0}};
+        .struct_size = sizeof plan,
+        .limits = {sizeof plan.limits, NULL, MAX_REQS, 100, 0, MAX_LENGTH, 0, 0}};
     CHECK(m, m->api->plan_create(m->model, 0, &plan, &m->plan, &m->error));
-    CHECK(m, m->api->plan_bind_workspace(m->plan, m->workspace, m->api->plan_workspace_bytes(m->plan), &m->error));
+    CHECK(m, m->api->plan_bind_workspace(m->plan, m->workspace,
+                                         m->api->plan_workspace_bytes(m->plan), &m->error));
     set_io(m, stage_keys(m, false));
     step(m);
     compare(m, true);
@@ -404,17 +447,17 @@ int main(void)
     /* with the published sizes only what needs them: the oracle projects every key anew */
     const struct CMUnitTest large[] = {cmocka_unit_test(test_ds_mla)};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_graph),          cmocka_unit_test(test_fp8_output),
-        cmocka_unit_test(test_fp8_query),      cmocka_unit_test(test_window),
-        cmocka_unit_test(test_scales),         cmocka_unit_test(test_sinks),
-        cmocka_unit_test(test_first_row),
-        cmocka_unit_test(test_decode),         cmocka_unit_test(test_prefill),
-        cmocka_unit_test(test_idle_requests),  cmocka_unit_test(test_sparse),
-        cmocka_unit_test(test_fp8),            cmocka_unit_test(test_padded_heads),
-        cmocka_unit_test(test_without_absorption), cmocka_unit_test(test_gathered_once),
-        cmocka_unit_test(test_latent_only),    cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_bad_runs),       cmocka_unit_test(test_bad_weights),
-        cmocka_unit_test(test_scaled_weights),
+        cmocka_unit_test(test_graph),         cmocka_unit_test(test_fp8_output),
+        cmocka_unit_test(test_fp8_query),     cmocka_unit_test(test_window),
+        cmocka_unit_test(test_scales),        cmocka_unit_test(test_sinks),
+        cmocka_unit_test(test_first_row),     cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_prefill),       cmocka_unit_test(test_idle_requests),
+        cmocka_unit_test(test_sparse),        cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_padded_heads),  cmocka_unit_test(test_without_absorption),
+        cmocka_unit_test(test_gathered_once), cmocka_unit_test(test_latent_only),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_bad_runs),
+        cmocka_unit_test(test_bad_weights),   cmocka_unit_test(test_scaled_weights),
     };
-    return RANK == 512 ? cmocka_run_group_tests(large, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
+    return RANK == 512 ? cmocka_run_group_tests(large, NULL, NULL)
+                       : cmocka_run_group_tests(tests, NULL, NULL);
 }

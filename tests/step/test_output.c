@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Quantized outputs, composed by the core of an attend and the backend's quantize: decoded, they are the plain output
- * within half a step of their format. */
+/* Quantized outputs, composed by the core of an attend and the backend's quantize: decoded, they
+ * are the plain output within half a step of their format. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,7 +37,8 @@ static double e2m1(uint8_t code)
     return code & 8 ? -values[code & 7] : values[code & 7];
 }
 
-static void run_quantized(struct quantized *result, int32_t form, int32_t pow2, int32_t column_major)
+static void run_quantized(struct quantized *result, int32_t form, int32_t pow2,
+                          int32_t column_major)
 {
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
     struct attn_layer_desc layer = plain;
@@ -52,10 +53,13 @@ static void run_quantized(struct quantized *result, int32_t form, int32_t pow2, 
     layer.output_scale_column_major = column_major;
     fixture_init(&f, "cpu_ref", &layer, queries, lens, 4, 0, NULL, false);
     int32_t group = form == ATTN_OUTPUT_FP8_GROUP_64 ? 64 : form == ATTN_OUTPUT_NVFP4 ? 16 : 128;
-    int64_t groups = ROW / group, shape[3] = {TOKENS, HEADS, form == ATTN_OUTPUT_NVFP4 ? SIZE / 2 : SIZE};
+    int64_t groups = ROW / group,
+            shape[3] = {TOKENS, HEADS, form == ATTN_OUTPUT_NVFP4 ? SIZE / 2 : SIZE};
     int64_t scale_shape[2] = {column_major ? groups : TOKENS, column_major ? TOKENS : groups};
-    struct attn_tensor out = {result->bytes, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT8_E4M3FN, 8, 1}, shape, NULL, 0};
-    struct attn_tensor scales = {result->scales, {ATTN_DEVICE_CPU, 0}, 2, {ATTN_CODE_FLOAT, 32, 1}, scale_shape, NULL, 0};
+    struct attn_tensor out = {
+        result->bytes, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT8_E4M3FN, 8, 1}, shape, NULL, 0};
+    struct attn_tensor scales = {
+        result->scales, {ATTN_DEVICE_CPU, 0}, 2, {ATTN_CODE_FLOAT, 32, 1}, scale_shape, NULL, 0};
     struct attn_io_output_quant quant = {
         .ext = {.id = ATTN_EXT_IO_OUTPUT_QUANT, .struct_size = sizeof quant},
         .scale = &result->global,
@@ -66,14 +70,17 @@ static void run_quantized(struct quantized *result, int32_t form, int32_t pow2, 
     }
     f.io.out = &out;
     f.io.lse = NULL;
-    /* Without the extension there is no place for the scales; a float output is none of the form's. */
+    /* Without the extension there is no place for the scales; a float output is none of the form's.
+     */
     assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
-    assert_int_equal(f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "attn_io_output_quant");
     f.io.next = &quant.ext;
     if (form != ATTN_OUTPUT_NVFP4) {
         f.io.out = &f.tensors[3];
-        assert_int_equal(f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+        assert_int_equal(f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error),
+                         ATTN_ERROR_INVALID_ARGUMENT);
         assert_string_equal(f.error.field, "out");
         f.io.out = &out;
     }
@@ -140,7 +147,8 @@ static void test_nvfp4(void **state)
         for (int c = 0; c < ROW; c++) {
             double scale = e4m3(((uint8_t *)q.scales)[t * ROW / 16 + c / 16]) / q.global;
             uint8_t byte = q.bytes[(t * ROW + c) / 2];
-            double found = e2m1(c & 1 ? byte >> 4 : byte & 15) * scale, wanted = q.plain[t * ROW + c];
+            double found = e2m1(c & 1 ? byte >> 4 : byte & 15) * scale,
+                   wanted = q.plain[t * ROW + c];
             /* The widest step is 2 between 4 and 6; the scale itself is rounded to 1 in 16. */
             assert_true(fabs(found - wanted) <= 1.01 * scale + fabs(wanted) / 16);
         }
@@ -157,8 +165,10 @@ static void test_refusal(void **state)
     fixture_init(&f, "example", &plain, queries, lens, 4, 0, NULL, false);
     f.layer.output_form = ATTN_OUTPUT_FP8_STATIC;
     const struct attn_layer_desc *layers[] = {&f.layer};
-    const struct attn_select_options options = {.struct_size = sizeof options, .backend = "example"};
-    assert_int_equal(f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error), ATTN_ERROR_REFUSED);
+    const struct attn_select_options options = {.struct_size = sizeof options,
+                                                .backend = "example"};
+    assert_int_equal(f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error),
+                     ATTN_ERROR_REFUSED);
     print_message("%s\n", f.error.message);
     assert_non_null(strstr(f.error.message, "output_form"));
     fixture_finish(&f);

@@ -45,7 +45,8 @@ void *malloc(size_t size)
 
 static void test_no_allocation(void **state)
 {
-    const struct attn_host host = {.struct_size = sizeof host, .allocate = counting_allocate, .release = counting_release};
+    const struct attn_host host = {
+        .struct_size = sizeof host, .allocate = counting_allocate, .release = counting_release};
     struct fixture f;
     (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, &host, false);
@@ -73,7 +74,8 @@ static void refuse_plan(struct fixture *f, const char *field, const char *text)
     assert_string_equal(f->error.field, field);
     assert_non_null(strstr(f->error.message, text));
     /* Nothing half-done remains: a run is refused, too. */
-    assert_int_equal(f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error), ATTN_ERROR_ORDER);
+    assert_int_equal(f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error),
+                     ATTN_ERROR_ORDER);
 }
 
 static void test_bad_batches(void **state)
@@ -171,8 +173,9 @@ static void test_split(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_allocation), cmocka_unit_test(test_bad_batches), cmocka_unit_test(test_bad_io),
-        cmocka_unit_test(test_idle_and_profile), cmocka_unit_test(test_split),
+        cmocka_unit_test(test_no_allocation), cmocka_unit_test(test_bad_batches),
+        cmocka_unit_test(test_bad_io),        cmocka_unit_test(test_idle_and_profile),
+        cmocka_unit_test(test_split),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -176,7 +176,8 @@ static void test_order_and_owner(void **state)
     fixture_finish(&other);
 }
 
-/* An engine's workers are forked with everything bound, or bind for themselves; threads of the pool do not survive. */
+/* An engine's workers are forked with everything bound, or bind for themselves; threads of the pool
+ * do not survive. */
 static int child_agrees(struct fixture *f, const float *right)
 {
     memset(f->out, 0xff, out_bytes);
@@ -214,7 +215,8 @@ static void test_forks(void **state)
 
 enum { THREADS = 4, ROUNDS = 6 };
 
-/* Each thread: an engine of its own, and a plan of its own over the model that all have in common. */
+/* Each thread: an engine of its own, and a plan of its own over the model that all have in common.
+ */
 struct worker {
     pthread_t thread;
     struct fixture *common;
@@ -281,8 +283,8 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ways_are_equal), cmocka_unit_test(test_bad_tensors),
-        cmocka_unit_test(test_extensions),     cmocka_unit_test(test_older_and_newer_io),
+        cmocka_unit_test(test_ways_are_equal),  cmocka_unit_test(test_bad_tensors),
+        cmocka_unit_test(test_extensions),      cmocka_unit_test(test_older_and_newer_io),
         cmocka_unit_test(test_order_and_owner), cmocka_unit_test(test_forks),
         cmocka_unit_test(test_threads),
     };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a layer is given before it runs: parameters, and a cache that the backend's own write fills. */
+/* What a layer is given before it runs: parameters, and a cache that the backend's own write fills.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +18,8 @@ attn_status subject_out_of_memory(struct attn_error *error)
     return error->status = ATTN_ERROR_OUT_OF_MEMORY;
 }
 
-/* Parameters that all layers share; tensors live in `io` of the first layer's storage until bound. */
+/* Parameters that all layers share; tensors live in `io` of the first layer's storage until bound.
+ */
 struct parameters {
     struct attn_layer_params params;
     struct attn_kv_quant_params quant;
@@ -59,13 +61,13 @@ static void quant_parameters(struct subject *subject, struct parameters *p)
 static void mla_parameters(struct subject *subject, struct parameters *p)
 {
     const struct attn_mla_desc *mla = &subject->layer.mla;
-    int64_t rows = (int64_t)subject->layer.desc.num_q_heads *
-                   (mla->qk_nope_head_dim + mla->v_head_dim);
+    int64_t rows =
+        (int64_t)subject->layer.desc.num_q_heads * (mla->qk_nope_head_dim + mla->v_head_dim);
     int32_t dtype = subject->layer.desc.dtype;
-    void *weights = memory_normal(&subject->memory, dtype, rows * mla->kv_lora_rank, 0.05,
-                                  &subject->random);
-    p->kv_b_proj = subject_tensor(subject, &p->storage, weights, dtype, 2, rows, mla->kv_lora_rank,
-                                  0);
+    void *weights =
+        memory_normal(&subject->memory, dtype, rows * mla->kv_lora_rank, 0.05, &subject->random);
+    p->kv_b_proj =
+        subject_tensor(subject, &p->storage, weights, dtype, 2, rows, mla->kv_lora_rank, 0);
     p->mla = (struct attn_mla_weights){.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof p->mla, NULL},
                                        .kv_b_proj = &p->kv_b_proj};
     p->params.next = &p->mla.ext;
@@ -85,8 +87,8 @@ static void gdn_parameters(struct subject *subject, struct parameters *p)
     if (gdn->conv_width > 0) {
         void *weights = memory_normal(&subject->memory, dtype, channels * gdn->conv_width, 0.5,
                                       &subject->random);
-        p->conv_weight = subject_tensor(subject, &p->storage, weights, dtype, 2, channels,
-                                        gdn->conv_width, 0);
+        p->conv_weight =
+            subject_tensor(subject, &p->storage, weights, dtype, 2, channels, gdn->conv_width, 0);
         p->gdn.conv_weight = &p->conv_weight;
     }
     p->params.next = &p->gdn.ext;
@@ -183,8 +185,8 @@ static attn_status bind_state(struct subject *subject, attn_layer *layer, struct
                                     .conv_stride_slot = channels * width,
                                     .conv_stride_channel = width,
                                     .num_slots = slots};
-    memory.state = memory_normal(&subject->memory, ATTN_DTYPE_F32, slots * state, 0.1,
-                                 &subject->random);
+    memory.state =
+        memory_normal(&subject->memory, ATTN_DTYPE_F32, slots * state, 0.1, &subject->random);
     if (width > 0) {
         memory.conv_state = memory_normal(&subject->memory, subject->layer.desc.dtype,
                                           slots * channels * width, 1, &subject->random);
@@ -251,19 +253,21 @@ static void fill_tensors(struct subject *subject, struct fill *fill)
                                    .stream = subject->session->stream,
                                    .flags = ATTN_RUN_NO_ATTEND};
     if (mla->kv_lora_rank > 0) {
-        void *c = memory_normal(memory, desc->dtype, tokens * mla->kv_lora_rank, 1, &subject->random);
+        void *c =
+            memory_normal(memory, desc->dtype, tokens * mla->kv_lora_rank, 1, &subject->random);
         void *pe =
             memory_normal(memory, desc->dtype, tokens * mla->qk_rope_head_dim, 1, &subject->random);
         io->kv_c = subject_tensor(subject, io, c, desc->dtype, 2, tokens, mla->kv_lora_rank, 0);
-        io->k_pe = subject_tensor(subject, io, pe, desc->dtype, 2, tokens, mla->qk_rope_head_dim, 0);
+        io->k_pe =
+            subject_tensor(subject, io, pe, desc->dtype, 2, tokens, mla->qk_rope_head_dim, 0);
         io->mla = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof io->mla, NULL},
                                        .kv_c = &io->kv_c,
                                        .k_pe = &io->k_pe};
         io->io.next = &io->mla.ext;
         return;
     }
-    void *k = memory_normal(memory, desc->dtype, tokens * heads * desc->head_size, 1,
-                            &subject->random);
+    void *k =
+        memory_normal(memory, desc->dtype, tokens * heads * desc->head_size, 1, &subject->random);
     void *v = memory_normal(memory, desc->dtype, tokens * heads * dv, 1, &subject->random);
     io->k = subject_tensor(subject, io, k, desc->dtype, 3, tokens, heads, desc->head_size);
     io->v = subject_tensor(subject, io, v, desc->dtype, 3, tokens, heads, dv);
@@ -308,13 +312,12 @@ static void fill_batch(struct subject *subject, struct fill *fill)
 static attn_status fill_plan(struct subject *subject, struct fill *fill, struct attn_error *error)
 {
     const struct attn_api *api = subject->session->api;
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = {.struct_size = sizeof options.limits,
-                   .max_num_reqs = 1,
-                   .max_num_tokens = fill->length,
-                   .max_query_len = fill->length,
-                   .max_seq_len = fill->length}};
+    const struct attn_plan_options options = {.struct_size = sizeof options,
+                                              .limits = {.struct_size = sizeof options.limits,
+                                                         .max_num_reqs = 1,
+                                                         .max_num_tokens = fill->length,
+                                                         .max_query_len = fill->length,
+                                                         .max_seq_len = fill->length}};
     attn_status status = api->plan_create(subject->model, 0, &options, &fill->plan, error);
     size_t bytes = status == ATTN_OK ? api->plan_workspace_bytes(fill->plan) : 0;
     if (status == ATTN_OK && bytes > 0) {
@@ -368,8 +371,8 @@ attn_status subject_bind(struct subject *subject, struct attn_error *error)
     make_parameters(subject, &parameters);
     subject->layer.spec = (struct attn_kv_spec){.struct_size = sizeof subject->layer.spec};
     if (subject->layer.has_cache) {
-        status = api->layer_kv_spec(api->model_layer(subject->model, 0), &subject->layer.spec,
-                                    error);
+        status =
+            api->layer_kv_spec(api->model_layer(subject->model, 0), &subject->layer.spec, error);
         if (status == ATTN_OK && !make_table(subject)) {
             status = subject_out_of_memory(error);
         }

@@ -66,8 +66,8 @@ attn_status ceilings_create(struct ceilings **ceilings, const struct device *dev
         return type != NULL ? ATTN_ERROR_OUT_OF_MEMORY : error->status;
     }
     made->type = type;
-    attn_status status = type->create(&made->meter, made->kernels, &made->num_kernels, device,
-                                      num_threads, error);
+    attn_status status =
+        type->create(&made->meter, made->kernels, &made->num_kernels, device, num_threads, error);
     if (status != ATTN_OK) {
         free(made);
         return status;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the machine could do: the rates that a kernel's time is held against, measured in this process, before each
- * sample of the kernel, by the same number of threads. A ceiling is the best of several kernels. */
+/* What the machine could do: the rates that a kernel's time is held against, measured in this
+ * process, before each sample of the kernel, by the same number of threads. A ceiling is the best
+ * of several kernels. */
 #ifndef BENCH_CEILINGS_H
 #define BENCH_CEILINGS_H
 

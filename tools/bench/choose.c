@@ -35,7 +35,8 @@ static void add_reason(cJSON *reasons, const char *backend, const char *phase,
     }
 }
 
-/* Every reason of every backend that was asked for goes to the array, and as many as fit to the text. */
+/* Every reason of every backend that was asked for goes to the array, and as many as fit to the
+ * text. */
 static attn_status tell_reasons(const struct subject *subject, const char *backend, int32_t phase,
                                 cJSON *reasons, struct attn_error *error)
 {
@@ -99,8 +100,7 @@ attn_status subject_choose(struct subject *subject, const char *backend, cJSON *
 {
     const struct session *session = subject->session;
     struct attn_layer_desc *layers = calloc((size_t)subject->num_layers, sizeof *layers);
-    const struct attn_layer_desc **pointers =
-        calloc((size_t)subject->num_layers, sizeof *pointers);
+    const struct attn_layer_desc **pointers = calloc((size_t)subject->num_layers, sizeof *pointers);
     struct attn_select_options options = {.struct_size = sizeof options,
                                           .device = session->device.device,
                                           .flags = ATTN_SELECT_KEEP_UNSERVED};

@@ -57,7 +57,8 @@ static void count_decoder(const struct subject *subject, struct work *work)
     work->operations += 2 * visible.pairs * desc->num_q_heads * (desc->head_size + dv);
 }
 
-/* In latent space; sparse tokens of one request may choose the same rows, so the most that one of them reads. */
+/* In latent space; sparse tokens of one request may choose the same rows, so the most that one of
+ * them reads. */
 static void count_mla(const struct subject *subject, struct work *work)
 {
     const struct attn_mla_desc *mla = &subject->layer.mla;
@@ -77,8 +78,7 @@ static void count_mla(const struct subject *subject, struct work *work)
     work->bytes_read = rows * slot_bytes(subject) +
                        tokens * heads * (q_dims + mla->qk_rope_head_dim) * element_bytes(subject);
     work->bytes_written = tokens * heads * out_dims * element_bytes(subject);
-    work->operations =
-        2 * pairs * heads * (2 * mla->kv_lora_rank + mla->qk_rope_head_dim);
+    work->operations = 2 * pairs * heads * (2 * mla->kv_lora_rank + mla->qk_rope_head_dim);
     if (mla->absorb_in_core) {
         double weights = heads * (mla->qk_nope_head_dim + mla->v_head_dim) * mla->kv_lora_rank;
         work->bytes_read += weights * element_bytes(subject);

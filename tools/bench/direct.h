@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A backend of a session's runtime without the core: its plugin's entry, an instance, the table of kernels. */
+/* A backend of a session's runtime without the core: its plugin's entry, an instance, the table of
+ * kernels. */
 #ifndef BENCH_DIRECT_H
 #define BENCH_DIRECT_H
 

@@ -20,8 +20,8 @@
 static const char *const child_names[] = {"direct", "run", "direct_write", "run_write"};
 static const char *const functions[] = {"pair_direct_calls", "pair_run_calls"};
 
-/* Backend without its variant: valgrind shows a processor that lacks the newest instructions, and what the core adds
- * does not depend on the variant. */
+/* Backend without its variant: valgrind shows a processor that lacks the newest instructions, and
+ * what the core adds does not depend on the variant. */
 static void base_name(char *text, size_t size, const char *backend)
 {
     snprintf(text, size, "%.*s", (int)strcspn(backend, "@"), backend);
@@ -31,12 +31,17 @@ static int64_t count_in_child(const struct session *session, const struct shape 
                               const char *backend, int32_t way, char *why, size_t size)
 {
     char name[160], spec[512];
-    char *arguments[] = {(char *)"--child", (char *)(uintptr_t)child_names[way],
-                         (char *)"--backend", name,
-                         (char *)"--shape", spec,
+    char *arguments[] = {(char *)"--child",
+                         (char *)(uintptr_t)child_names[way],
+                         (char *)"--backend",
+                         name,
+                         (char *)"--shape",
+                         spec,
                          (char *)"--dtype",
                          (char *)(uintptr_t)number_name(session->options->dtype),
-                         (char *)"--threads", (char *)"1", NULL};
+                         (char *)"--threads",
+                         (char *)"1",
+                         NULL};
     base_name(name, sizeof name, backend);
     shape_text(shape, spec, sizeof spec);
     int64_t count = callgrind_count(arguments, functions[way % 2], why, size);
@@ -51,8 +56,8 @@ static int64_t count_way(const struct session *session, struct pair *pair, int32
         return count_in_child(session, &pair->subject.shape, pair->subject.backend, way, why, size);
     }
     counter_start(counter);
-    attn_status status = way % 2 ? pair_run_calls(pair, COUNTED_CALLS)
-                                 : pair_direct_calls(pair, COUNTED_CALLS);
+    attn_status status =
+        way % 2 ? pair_run_calls(pair, COUNTED_CALLS) : pair_direct_calls(pair, COUNTED_CALLS);
     int64_t count = counter_stop(counter);
     return status == ATTN_OK ? count : -1;
 }
@@ -111,8 +116,7 @@ static attn_status measure_pair(struct result *result, struct session *session,
     struct pair pair;
     struct timing timing = {.bound = ""};
     double added_ns;
-    attn_status status =
-        pair_init(&pair, session, host, &result->shape, backend, writes, error);
+    attn_status status = pair_init(&pair, session, host, &result->shape, backend, writes, error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -138,7 +142,7 @@ static attn_status measure_selection(cJSON *dispatch, const struct session *sess
 {
     struct attn_layer_desc *layers = calloc((size_t)count, sizeof *layers);
     const struct attn_layer_desc **pointers = calloc((size_t)count, sizeof *pointers);
-    char (*names)[32] = calloc((size_t)count, sizeof *names);
+    char(*names)[32] = calloc((size_t)count, sizeof *names);
     const struct attn_select_options options = {.struct_size = sizeof options,
                                                 .device = session->device.device,
                                                 .backend = "",
@@ -163,8 +167,8 @@ static attn_status measure_selection(cJSON *dispatch, const struct session *sess
     for (int32_t i = 0; i < SELECTIONS && status == ATTN_OK; i++) {
         attn_assignment *assignment;
         double begin = now_seconds();
-        status = session->api->select(session->runtime, &options, pointers, count, &assignment,
-                                      error);
+        status =
+            session->api->select(session->runtime, &options, pointers, count, &assignment, error);
         times[i] = now_seconds() - begin;
         session->api->assignment_destroy(assignment);
     }
@@ -180,7 +184,8 @@ static attn_status measure_selection(cJSON *dispatch, const struct session *sess
     return status;
 }
 
-/* Processes of their own, since a plugin is loaded once in a process; the first one fills the cache. */
+/* Processes of their own, since a plugin is loaded once in a process; the first one fills the
+ * cache. */
 static void measure_start(cJSON *dispatch, const struct session *session)
 {
     char *arguments[] = {(char *)"--child", (char *)"start", NULL};
@@ -287,7 +292,8 @@ int dispatch_child(const struct options *options)
             return child_count(options, way);
         }
     }
-    fprintf(stderr, "attn-bench: --child: '%s' is not start, direct, run, direct_write or run_write\n",
+    fprintf(stderr,
+            "attn-bench: --child: '%s' is not start, direct, run, direct_write or run_write\n",
             options->child);
     return EXIT_USAGE;
 }

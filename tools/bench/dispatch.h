@@ -7,8 +7,8 @@
 
 attn_status dispatch_measure(struct result *result, struct session *session, const char *backend,
                              struct attn_error *error);
-/* What a process measures that dispatch_measure started: `start`, or `run`, `direct`, `run_write`, `direct_write`, which
- * valgrind counts. Gives the exit status. */
+/* What a process measures that dispatch_measure started: `start`, or `run`, `direct`, `run_write`,
+ * `direct_write`, which valgrind counts. Gives the exit status. */
 int dispatch_child(const struct options *options);
 
 #endif

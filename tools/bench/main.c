@@ -92,7 +92,8 @@ static void measure(struct report *report, struct session *session, const struct
     report_add(report, &result);
 }
 
-/* Every backend of the device that can serve the shape; the others are no failure, unless none is left. */
+/* Every backend of the device that can serve the shape; the others are no failure, unless none is
+ * left. */
 static void tune_shape(struct report *report, struct session *session, const struct shape *shape)
 {
     const struct attn_api *api = session->api;
@@ -102,8 +103,8 @@ static void tune_shape(struct report *report, struct session *session, const str
         const char *wanted = session->options->backend;
         char name[160];
         api->backend_info(session->runtime, b, &info);
-        bool here = memcmp(&info.caps->device, &session->device.device,
-                           sizeof info.caps->device) == 0;
+        bool here =
+            memcmp(&info.caps->device, &session->device.device, sizeof info.caps->device) == 0;
         if (!here || (wanted != NULL && !backend_is_named(info.caps, wanted))) {
             continue;
         }
@@ -133,8 +134,8 @@ static void run_shapes(struct report *report, struct session *session)
             measure(report, session, &options->shapes.shapes[i], options->backend);
         }
     }
-    if (options->tune && tune_write(report, session, report->ranks_file,
-                                    sizeof report->ranks_file, &error) != ATTN_OK) {
+    if (options->tune && tune_write(report, session, report->ranks_file, sizeof report->ranks_file,
+                                    &error) != ATTN_OK) {
         report->ranks_file[0] = '\0';
         report->failed = true;
         fail_with("--tune", &error);

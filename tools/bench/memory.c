@@ -26,8 +26,8 @@ void memory_finish(struct memory *memory)
 
 void *memory_take(struct memory *memory, size_t bytes)
 {
-    void **items = memory->failed ? NULL
-                                  : realloc(memory->items, sizeof *items * (size_t)(memory->count + 1));
+    void **items =
+        memory->failed ? NULL : realloc(memory->items, sizeof *items * (size_t)(memory->count + 1));
     if (items == NULL) {
         memory->failed = true;
         return NULL;

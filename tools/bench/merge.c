@@ -51,8 +51,8 @@ static int32_t find_backend(const struct session *session, const char *backend,
     for (int32_t i = 0; i < session->api->backend_count(session->runtime); i++) {
         struct attn_backend_info info = {.struct_size = sizeof info};
         session->api->backend_info(session->runtime, i, &info);
-        bool here = memcmp(&info.caps->device, &session->device.device,
-                           sizeof info.caps->device) == 0;
+        bool here =
+            memcmp(&info.caps->device, &session->device.device, sizeof info.caps->device) == 0;
         if (here && info.caps->kernels & ATTN_KERNEL_MERGE_STATES &&
             info.caps->rank[ATTN_PHASE_PREFILL] > best_rank) {
             best = i;
@@ -60,7 +60,8 @@ static int32_t find_backend(const struct session *session, const char *backend,
         }
     }
     if (best < 0) {
-        snprintf(error->message, sizeof error->message, "no backend of the device has merge_states");
+        snprintf(error->message, sizeof error->message,
+                 "no backend of the device has merge_states");
         error->status = ATTN_ERROR_NO_BACKEND;
     }
     return best;
@@ -114,16 +115,15 @@ static attn_status make_tensors(struct merge *merge, const struct shape *shape,
         for (int32_t i = 0; i < NUM_TENSORS; i++) {
             bool lse = i == PREFIX_LSE || i == SUFFIX_LSE || i == LSE;
             int32_t kind = lse ? ATTN_DTYPE_F32 : dtype;
-            void *data = memory_normal(&merge->memory, kind, lse ? heads * rows : rows * heads * dims,
-                                       1, &random);
-            merge->tensors[c][i] =
-                (struct attn_tensor){data,
-                                     merge->session->device.device,
-                                     lse ? 2 : 3,
-                                     number_dtype(kind),
-                                     lse ? merge->lse_shape : merge->rows_shape,
-                                     NULL,
-                                     0};
+            void *data = memory_normal(&merge->memory, kind,
+                                       lse ? heads * rows : rows * heads * dims, 1, &random);
+            merge->tensors[c][i] = (struct attn_tensor){data,
+                                                        merge->session->device.device,
+                                                        lse ? 2 : 3,
+                                                        number_dtype(kind),
+                                                        lse ? merge->lse_shape : merge->rows_shape,
+                                                        NULL,
+                                                        0};
         }
     }
     if (merge->tensors == NULL || merge->memory.failed) {
@@ -152,8 +152,8 @@ attn_status merge_measure(struct result *result, struct session *session, const 
         status = direct_open(&merge.direct, session, index, pool_host(merge.pool), error);
     }
     status = status == ATTN_OK ? make_tensors(&merge, &result->shape, error) : status;
-    status = status == ATTN_OK ? timing_measure(&result->timing, session, &merge.work, error)
-                               : status;
+    status =
+        status == ATTN_OK ? timing_measure(&result->timing, session, &merge.work, error) : status;
     direct_close(&merge.direct);
     memory_finish(&merge.memory);
     free(merge.tensors);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `merge`: a kernel that engines reach through cascades only, so it is called as the core calls it. */
+/* `merge`: a kernel that engines reach through cascades only, so it is called as the core calls it.
+ */
 #ifndef BENCH_MERGE_H
 #define BENCH_MERGE_H
 

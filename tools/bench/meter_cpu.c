@@ -50,7 +50,8 @@ static uint64_t copy_plain(const struct share *share)
     return share->to[share->bytes - 1];
 }
 
-/* A multiply and an add for each of PLAIN_SUMS sums, as the compiler makes them for the baseline. */
+/* A multiply and an add for each of PLAIN_SUMS sums, as the compiler makes them for the baseline.
+ */
 static uint64_t arithmetic_plain(const struct share *share)
 {
     float sum[PLAIN_SUMS] = {0}, a = 0.5f, b = 1e-3f;
@@ -81,7 +82,7 @@ struct crew {
         pthread_t thread;
         double begin, end;
         uint64_t result;
-    } *members;
+    } * members;
 };
 
 static void *work(void *argument)
@@ -114,9 +115,8 @@ static double run_crew(const struct cpu_meter *meter, struct crew *crew)
 {
     int32_t started = 1;
     atomic_init(&crew->waiting, meter->num_threads);
-    while (started < meter->num_threads &&
-           pthread_create(&crew->members[started].thread, NULL, work, &crew->members[started]) ==
-               0) {
+    while (started < meter->num_threads && pthread_create(&crew->members[started].thread, NULL,
+                                                          work, &crew->members[started]) == 0) {
         started++;
     }
     atomic_fetch_sub(&crew->waiting, meter->num_threads - started);
@@ -141,9 +141,10 @@ static double cpu_run(void *state, const struct meter_kernel *kernel)
         return 0;
     }
     set_shares(meter, &crew, total);
-    double amount = crew.kernel->operations > 0
-                        ? crew.kernel->operations * ARITHMETIC_ROUNDS * meter->num_threads
-                        : (double)crew.members[0].share.bytes * meter->num_threads * (copies ? 2 : 1);
+    double amount =
+        crew.kernel->operations > 0
+            ? crew.kernel->operations * ARITHMETIC_ROUNDS * meter->num_threads
+            : (double)crew.members[0].share.bytes * meter->num_threads * (copies ? 2 : 1);
     double elapsed = run_crew(meter, &crew);
     free(crew.members);
     return elapsed > 0 ? amount / elapsed : 0;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels of the CPU's ceilings: baseline ones, and those of an instruction set that a CPU may lack. */
+/* Kernels of the CPU's ceilings: baseline ones, and those of an instruction set that a CPU may
+ * lack. */
 #ifndef BENCH_METER_CPU_H
 #define BENCH_METER_CPU_H
 
@@ -8,8 +9,8 @@
 
 #include "meter.h"
 
-/* A thread's share: `bytes` of memory at `from` (and `to`), or `rounds` of arithmetic. Gives what was read or computed,
- * so that nothing is left out by the compiler. */
+/* A thread's share: `bytes` of memory at `from` (and `to`), or `rounds` of arithmetic. Gives what
+ * was read or computed, so that nothing is left out by the compiler. */
 struct share {
     const uint8_t *from;
     uint8_t *to;

@@ -9,7 +9,8 @@
 #include "meter.h"
 #include "meter_cuda_ptx.h"
 
-#define MEMORY_BYTES (INT64_C(4) << 30) /* a gibibyte takes a quarter of a millisecond: too little beside a launch */
+/* a gibibyte takes a quarter of a millisecond: too little beside a launch */
+#define MEMORY_BYTES (INT64_C(4) << 30)
 #define THREADS 256
 #define MEMORY_BLOCKS 1024
 #define ARITHMETIC_BLOCKS 2048
@@ -74,8 +75,8 @@ static bool load_kernels(struct cuda_meter *m)
     for (size_t i = 0; text != NULL && i < count; i++) {
         strcat(text, meter_ptx[i]);
     }
-    bool ok = text != NULL && m->module_load(&m->module, text) == 0 && m->event_create(&m->begin, 0) == 0 &&
-              m->event_create(&m->end, 0) == 0;
+    bool ok = text != NULL && m->module_load(&m->module, text) == 0 &&
+              m->event_create(&m->begin, 0) == 0 && m->event_create(&m->end, 0) == 0;
     for (int32_t i = 0; i < NUM_KERNELS && ok; i++) {
         ok = m->get_function(&m->functions[i], m->module, entries[i]) == 0;
     }
@@ -125,10 +126,11 @@ static bool launch(struct cuda_meter *m, int32_t code, double *amount)
     }
     if (!memory) {
         count = ARITHMETIC_ROUNDS;
-        *amount = threads * ARITHMETIC_ROUNDS *
-                  (code == KERNEL_FMA ? FMA_OPERATIONS : MMA_OPERATIONS);
+        *amount =
+            threads * ARITHMETIC_ROUNDS * (code == KERNEL_FMA ? FMA_OPERATIONS : MMA_OPERATIONS);
     }
-    return m->launch(m->functions[code], blocks, 1, 1, THREADS, 1, 1, 0, NULL, arguments, NULL) == 0;
+    return m->launch(m->functions[code], blocks, 1, 1, THREADS, 1, 1, 0, NULL, arguments, NULL) ==
+           0;
 }
 
 static double cuda_run(void *state, const struct meter_kernel *kernel)
@@ -138,8 +140,7 @@ static double cuda_run(void *state, const struct meter_kernel *kernel)
     float milliseconds = 0;
     bool ok = device_wait(m->memory.device) && m->event_record(m->begin, NULL) == 0 &&
               launch(m, kernel->code, &amount) && m->event_record(m->end, NULL) == 0 &&
-              m->event_wait(m->end) == 0 &&
-              m->event_time(&milliseconds, m->begin, m->end) == 0;
+              m->event_wait(m->end) == 0 && m->event_time(&milliseconds, m->begin, m->end) == 0;
     return ok && milliseconds > 0 ? 1e3 * amount / milliseconds : 0;
 }
 
@@ -173,8 +174,8 @@ static bool fill(struct cuda_meter *m)
     void *source = memory_normal(&m->memory, ATTN_DTYPE_BF16, (int64_t)part / 2, 1, &random);
     uint8_t *host = source != NULL ? malloc(part) : NULL;
     m->buffer = memory_take(&m->memory, MEMORY_BYTES);
-    bool ok = host != NULL && m->buffer != NULL &&
-              device_read(m->memory.device, host, source, part);
+    bool ok =
+        host != NULL && m->buffer != NULL && device_read(m->memory.device, host, source, part);
     for (int64_t at = 0; ok && at < MEMORY_BYTES; at += (int64_t)part) {
         ok = device_write(m->memory.device, m->buffer + at, host, part);
     }

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kernels of the CUDA ceilings as PTX, which the driver compiles: this tool builds without a CUDA toolkit.
- * Memory is walked in 16-byte words, eight (copies: four) a thread in flight, a grid apart; arithmetic stays in
- * registers, in independent chains. */
+/* The kernels of the CUDA ceilings as PTX, which the driver compiles: this tool builds without a
+ * CUDA toolkit. Memory is walked in 16-byte words, eight (copies: four) a thread in flight, a grid
+ * apart; arithmetic stays in registers, in independent chains. */
 #ifndef BENCH_METER_CUDA_PTX_H
 #define BENCH_METER_CUDA_PTX_H
 
+/* PTX, laid out as PTX: */
+/* clang-format off */
 #define PTX_INDEX                                                                                  \
     "mov.u32 %r0, %ctaid.x;\n mov.u32 %r1, %ntid.x;\n mov.u32 %r2, %tid.x;\n"                      \
     "mad.lo.u32 %r3, %r0, %r1, %r2;\n cvt.u64.u32 %d0, %r3;\n"                                     \
@@ -91,5 +93,6 @@ static const char *const meter_ptx[] = {
     PTX_MMA(16, 17, 18, 19) PTX_MMA(20, 21, 22, 23) PTX_MMA(24, 25, 26, 27)
     PTX_MMA(28, 29, 30, 31)
     "sub.u64 %d7, %d7, 1;\n setp.ne.u64 %p0, %d7, 0;\n @%p0 bra MMA;\n" PTX_KEEP_FLOAT "}\n"};
+/* clang-format on */
 
 #endif

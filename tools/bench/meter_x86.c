@@ -9,7 +9,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Independent accumulators: more than latency times units of any core so far (AVX: 16 registers). */
+/* Independent accumulators: more than latency times units of any core so far (AVX: 16 registers).
+ */
 #define WIDE 24
 #define NARROW 12
 #define ROUND 64 /* steps inside one round */
@@ -19,7 +20,8 @@
 #define AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512bf16")))
 #define AMX __attribute__((target("amx-tile,amx-bf16")))
 
-/* One stream, prefetched `ahead` bytes before it is read: the hardware's prefetchers stop at pages. */
+/* One stream, prefetched `ahead` bytes before it is read: the hardware's prefetchers stop at pages.
+ */
 #define READ_ONE(vector, load, combine, ahead)                                                     \
     for (size_t i = 0; i < share->bytes; i += 8 * sizeof(vector)) {                                \
         const uint8_t *at = share->from + i;                                                       \
@@ -38,8 +40,7 @@
             const uint8_t *at = share->from + j * (share->bytes / 4) + i;                          \
             _mm_prefetch((const char *)at + 1024, _MM_HINT_T0);                                    \
             sum[2 * j] = combine(sum[2 * j], load((const void *)at));                              \
-            sum[2 * j + 1] =                                                                       \
-                combine(sum[2 * j + 1], load((const void *)(at + sizeof(vector))));                \
+            sum[2 * j + 1] = combine(sum[2 * j + 1], load((const void *)(at + sizeof(vector))));   \
         }                                                                                          \
     }
 
@@ -222,7 +223,8 @@ AMX static uint64_t dot_amx(const struct share *share)
     return (uint64_t)(sums[0] * 1e-20f);
 }
 
-/* The kernel lets a process use tiles once it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA). */
+/* The kernel lets a process use tiles once it has asked: arch_prctl(ARCH_REQ_XCOMP_PERM,
+ * XTILEDATA). */
 static int may_use_tiles(void)
 {
     return __builtin_cpu_supports("avx512bf16") && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
@@ -233,7 +235,8 @@ int32_t cpu_kernels_x86(struct cpu_kernel *kernels)
     int32_t count = 0;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         kernels[count++] = (struct cpu_kernel){"avx2, one stream", CEILING_READ, read_one_avx2, 0};
-        kernels[count++] = (struct cpu_kernel){"avx2, four streams", CEILING_READ, read_four_avx2, 0};
+        kernels[count++] =
+            (struct cpu_kernel){"avx2, four streams", CEILING_READ, read_four_avx2, 0};
         kernels[count++] =
             (struct cpu_kernel){"avx2, streaming stores", CEILING_COPY, copy_stream_avx2, 0};
         kernels[count++] =

@@ -23,7 +23,8 @@ static const char usage[] =
     "  --backend NAME   cpu_simd, cpu_simd@avx2 (default: what a selection takes)\n"
     "  --shape SHAPE    decode:r=1,l=1024..65536; may be repeated (default: decode, prefill)\n"
     "  --dtype D        f16, bf16 (default), f32\n"
-    "  --kv-dtype D     auto (default), f16, bf16, f32, fp8_e4m3, fp8_e5m2, int8_per_token_head, ...\n"
+    "  --kv-dtype D     auto (default), f16, bf16, f32, fp8_e4m3, fp8_e5m2, int8_per_token_head, "
+    "...\n"
     "  --threads N      of CPU backends and of their ceilings\n"
     "  --csv            one line for each result on stdout\n"
     "  --plot FILE      roofline and length curve, .svg or .png (needs gnuplot)\n"
@@ -85,8 +86,8 @@ static bool parse_threads(struct options *options, const char *text)
 static bool parse_plot(struct options *options, const char *text)
 {
     size_t length = strlen(text);
-    bool known = length > 4 && (strcmp(text + length - 4, ".svg") == 0 ||
-                                strcmp(text + length - 4, ".png") == 0);
+    bool known = length > 4 &&
+                 (strcmp(text + length - 4, ".svg") == 0 || strcmp(text + length - 4, ".png") == 0);
     options->plot = text;
     if (!known) {
         fprintf(stderr, "attn-bench: --plot: '%s' ends in neither .svg nor .png\n", text);
@@ -153,14 +154,19 @@ static int parse_one(struct options *options, int c)
 
 int options_parse(int argc, char **argv, struct options *options)
 {
-    static const struct option names[] = {
-        {"backend", required_argument, NULL, 'b'}, {"shape", required_argument, NULL, 's'},
-        {"dtype", required_argument, NULL, 'd'},   {"kv-dtype", required_argument, NULL, 'k'},
-        {"threads", required_argument, NULL, 't'}, {"plot", required_argument, NULL, 'p'},
-        {"csv", no_argument, NULL, 'c'},           {"tune", no_argument, NULL, 'u'},
-        {"json", no_argument, NULL, 'j'},          {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'v'},       {"child", required_argument, NULL, 'x'},
-        {NULL, 0, NULL, 0}};
+    static const struct option names[] = {{"backend", required_argument, NULL, 'b'},
+                                          {"shape", required_argument, NULL, 's'},
+                                          {"dtype", required_argument, NULL, 'd'},
+                                          {"kv-dtype", required_argument, NULL, 'k'},
+                                          {"threads", required_argument, NULL, 't'},
+                                          {"plot", required_argument, NULL, 'p'},
+                                          {"csv", no_argument, NULL, 'c'},
+                                          {"tune", no_argument, NULL, 'u'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {"version", no_argument, NULL, 'v'},
+                                          {"child", required_argument, NULL, 'x'},
+                                          {NULL, 0, NULL, 0}};
     int c, code = -1;
     *options = (struct options){.dtype = ATTN_DTYPE_BF16};
     while (code < 0 && (c = getopt_long(argc, argv, "", names, NULL)) != -1) {

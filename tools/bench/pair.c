@@ -119,8 +119,8 @@ void pair_finish(struct pair *pair)
 
 __attribute__((noinline)) attn_status pair_run_calls(struct pair *pair, int64_t calls)
 {
-    attn_status (*run)(attn_plan *, attn_layer *, const struct attn_step_io *, struct attn_error *) =
-        pair->subject.session->api->run;
+    attn_status (*run)(attn_plan *, attn_layer *, const struct attn_step_io *,
+                       struct attn_error *) = pair->subject.session->api->run;
     attn_plan *plan = pair->subject.plan;
     attn_layer *layer = pair->handle;
     const struct attn_step_io *io = &pair->subject.io[0].io;

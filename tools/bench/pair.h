@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The same kernels over the same tensors, once through the core's run() and once called directly. */
+/* The same kernels over the same tensors, once through the core's run() and once called directly.
+ */
 #ifndef BENCH_PAIR_H
 #define BENCH_PAIR_H
 
@@ -24,7 +25,8 @@ attn_status pair_init(struct pair *pair, struct session *session, const struct a
                       const struct shape *shape, const char *backend, bool writes,
                       struct attn_error *error);
 void pair_finish(struct pair *pair);
-/* So many calls, one like the other; the status of the last. Not inlined: valgrind counts inside them by name. */
+/* So many calls, one like the other; the status of the last. Not inlined: valgrind counts inside
+ * them by name. */
 attn_status pair_run_calls(struct pair *pair, int64_t calls);
 attn_status pair_direct_calls(struct pair *pair, int64_t calls);
 

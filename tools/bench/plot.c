@@ -49,7 +49,8 @@ static bool same_series(const struct result *a, const struct result *b)
 static bool begins_series(const struct report *report, int32_t index)
 {
     for (int32_t i = 0; i < index; i++) {
-        if (drawn(&report->results[i]) && same_series(&report->results[i], &report->results[index])) {
+        if (drawn(&report->results[i]) &&
+            same_series(&report->results[i], &report->results[index])) {
             return false;
         }
     }
@@ -129,7 +130,8 @@ static void put_lengths(FILE *pipe, const struct report *report, int32_t num_ser
         fprintf(pipe, "%s$series%d using 3:4 smooth unique with linespoints lc %d pt 7 title ",
                 i ? ", " : "", i, i + 1);
         put_title(pipe, report, i);
-        fprintf(pipe, ", $series%d using 3:5 smooth unique with lines lc %d dt 2 notitle", i, i + 1);
+        fprintf(pipe, ", $series%d using 3:5 smooth unique with lines lc %d dt 2 notitle", i,
+                i + 1);
     }
     fputc('\n', pipe);
 }
@@ -143,7 +145,8 @@ attn_status plot_write(const struct report *report, const struct session *sessio
         return fail(error, "cannot be started");
     }
     bool svg = strcmp(path + strlen(path) - 4, ".svg") == 0;
-    fprintf(pipe, "set terminal %s size 1280,560\nset output ", svg ? "svg background 'white'" : "pngcairo");
+    fprintf(pipe, "set terminal %s size 1280,560\nset output ",
+            svg ? "svg background 'white'" : "pngcairo");
     put_quoted(pipe, path);
     fputs("\nset termoption noenhanced\nset key below\nset grid\n", pipe);
     int32_t num_series = put_data(pipe, report);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A roofline and a curve over the length, drawn by gnuplot, which gets commands and data through a pipe. */
+/* A roofline and a curve over the length, drawn by gnuplot, which gets commands and data through a
+ * pipe. */
 #ifndef BENCH_PLOT_H
 #define BENCH_PLOT_H
 

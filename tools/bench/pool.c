@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A worker looks for the next loop for some ten microseconds before it sleeps: kernels follow each other, and ceilings
- * that come between must find the CPUs free. */
+/* A worker looks for the next loop for some ten microseconds before it sleeps: kernels follow each
+ * other, and ceilings that come between must find the CPUs free. */
 #define SPINS 20000
 
 struct worker {

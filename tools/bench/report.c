@@ -29,8 +29,7 @@ void report_finish(struct report *report)
 
 void report_add(struct report *report, const struct result *result)
 {
-    struct result *larger =
-        realloc(report->results, sizeof *larger * (size_t)(report->count + 1));
+    struct result *larger = realloc(report->results, sizeof *larger * (size_t)(report->count + 1));
     if (larger == NULL) {
         report->failed = true;
         cJSON_Delete(result->reasons);

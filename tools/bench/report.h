@@ -13,9 +13,9 @@ struct result {
     struct shape shape;
     char backend[160];
     struct timing timing;
-    char error[1024];  /* empty: measured */
-    cJSON *reasons;    /* of a refusal: backend, phase, field, asked, supported; or NULL */
-    cJSON *dispatch;   /* of `dispatch`: what the core adds; or NULL */
+    char error[1024]; /* empty: measured */
+    cJSON *reasons;   /* of a refusal: backend, phase, field, asked, supported; or NULL */
+    cJSON *dispatch;  /* of `dispatch`: what the core adds; or NULL */
     int32_t phase;
     int32_t kv_dtype;
     char rank_shape[128]; /* the layer as ranks name it; empty: it has none */
@@ -24,7 +24,7 @@ struct result {
 struct report {
     struct result *results;
     int32_t count;
-    bool failed; /* a result could not be kept */
+    bool failed;           /* a result could not be kept */
     char ranks_file[4096]; /* that --tune wrote; empty: none */
 };
 

@@ -24,7 +24,8 @@ static void set_lengths(struct requests *requests, const struct shape *shape, in
         bool decode = r < shape_int(shape, PARAMETER_R);
         query = decode ? 1 : s;
         keys = decode ? l : s;
-    } else if (shape->kind == SHAPE_VARLEN) { /* uniform in the logarithm; the first is the longest */
+    } else if (shape->kind == SHAPE_VARLEN) {
+        /* uniform in the logarithm; the first is the longest */
         double part = r == 0 ? 1 : pow(VARLEN_RATIO, -random_unit(random));
         query = (int32_t)ceil(s * part);
         keys = query;

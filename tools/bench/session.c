@@ -9,7 +9,8 @@
 #include "common/find.h"
 #include "common/library.h"
 
-/* As the core counts them: --threads, else ATTN_NUM_THREADS (which the core checks), else the CPUs. */
+/* As the core counts them: --threads, else ATTN_NUM_THREADS (which the core checks), else the CPUs.
+ */
 static int32_t count_threads(const struct options *options)
 {
     const char *text = getenv("ATTN_NUM_THREADS");
@@ -21,7 +22,8 @@ static int32_t count_threads(const struct options *options)
     return threads > 0 ? (int32_t)threads : 1;
 }
 
-/* Without a name: an accelerator before the CPU, the lowest id of the lowest type, as a selection would take it. */
+/* Without a name: an accelerator before the CPU, the lowest id of the lowest type, as a selection
+ * would take it. */
 static attn_status choose_device(const struct session *session, struct attn_device *device,
                                  struct attn_error *error)
 {
@@ -41,8 +43,8 @@ static attn_status choose_device(const struct session *session, struct attn_devi
         session->api->backend_info(session->runtime, i, &info);
         struct attn_device other = info.caps->device;
         bool accelerator = other.type != ATTN_DEVICE_CPU;
-        bool before = other.type < device->type ||
-                      (other.type == device->type && other.id < device->id);
+        bool before =
+            other.type < device->type || (other.type == device->type && other.id < device->id);
         if (accelerator && (device->type == ATTN_DEVICE_CPU || before)) {
             *device = other;
         }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all measurements of one process share: the runtime, the device, its stream, and the ceilings. */
+/* What all measurements of one process share: the runtime, the device, its stream, and the
+ * ceilings. */
 #ifndef BENCH_SESSION_H
 #define BENCH_SESSION_H
 

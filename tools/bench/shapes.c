@@ -53,16 +53,35 @@ struct initial {
     double value;
 };
 
-#define HEADS {PARAMETER_HQ, 32}, {PARAMETER_HKV, 8}, {PARAMETER_D, 128}, {PARAMETER_DV, 0}
-#define PLACE {PARAMETER_BLOCK, 0}, {PARAMETER_LAYOUT, LAYOUT_OWN}, {PARAMETER_SHUFFLE, 1}
+#define HEADS                                                                                      \
+    {PARAMETER_HQ, 32}, {PARAMETER_HKV, 8}, {PARAMETER_D, 128},                                    \
+    {                                                                                              \
+        PARAMETER_DV, 0                                                                            \
+    }
+#define PLACE                                                                                      \
+    {PARAMETER_BLOCK, 0}, {PARAMETER_LAYOUT, LAYOUT_OWN},                                          \
+    {                                                                                              \
+        PARAMETER_SHUFFLE, 1                                                                       \
+    }
 #define TERMS                                                                                      \
     {PARAMETER_WINDOW, 0}, {PARAMETER_CHUNK, 0}, {PARAMETER_SOFTCAP, 0}, {PARAMETER_SINKS, 0},     \
-        {PARAMETER_ALIBI, 0}
+    {                                                                                              \
+        PARAMETER_ALIBI, 0                                                                         \
+    }
 #define LATENT                                                                                     \
     {PARAMETER_HQ, 16}, {PARAMETER_LORA, 512}, {PARAMETER_ROPE, 64}, {PARAMETER_NOPE, 128},        \
-        {PARAMETER_DV, 128}, {PARAMETER_BLOCK, 0}, {PARAMETER_SHUFFLE, 1}, {PARAMETER_ABSORB, 0}
-#define SEED {PARAMETER_SEED, 1}
-#define END {PARAMETER_COUNT, 0}
+        {PARAMETER_DV, 128}, {PARAMETER_BLOCK, 0}, {PARAMETER_SHUFFLE, 1},                         \
+    {                                                                                              \
+        PARAMETER_ABSORB, 0                                                                        \
+    }
+#define SEED                                                                                       \
+    {                                                                                              \
+        PARAMETER_SEED, 1                                                                          \
+    }
+#define END                                                                                        \
+    {                                                                                              \
+        PARAMETER_COUNT, 0                                                                         \
+    }
 #define MAX_INITIAL 20
 
 /* A kind takes the parameters that have an initial value here, and no others. */
@@ -71,34 +90,97 @@ static const struct {
     const char *what;
     struct initial initial[MAX_INITIAL];
 } kinds[SHAPE_KIND_COUNT] = {
-    [SHAPE_DECODE] = {"decode", "s queries over l keys of each request",
-                      {{PARAMETER_R, 8}, {PARAMETER_L, 4096}, {PARAMETER_S, 1}, HEADS, PLACE, TERMS,
-                       {PARAMETER_WRITE, 0}, SEED, END}},
-    [SHAPE_PREFILL] = {"prefill", "s queries, causal unless causal=0, over l keys (0: s)",
-                       {{PARAMETER_R, 1}, {PARAMETER_L, 0}, {PARAMETER_S, 2048}, HEADS, PLACE, TERMS,
-                        {PARAMETER_CAUSAL, 1}, {PARAMETER_WRITE, 0}, SEED, END}},
-    [SHAPE_MIXED] = {"mixed", "r decodes over l keys and prefills of s tokens in one batch",
-                     {{PARAMETER_R, 8}, {PARAMETER_L, 4096}, {PARAMETER_S, 512},
-                      {PARAMETER_PREFILLS, 1}, HEADS, PLACE, TERMS, {PARAMETER_WRITE, 0}, SEED, END}},
-    [SHAPE_VARLEN] = {"varlen", "r causal prefills of s / 16 .. s tokens",
-                      {{PARAMETER_R, 8}, {PARAMETER_S, 2048}, HEADS, PLACE, TERMS,
-                       {PARAMETER_WRITE, 0}, SEED, END}},
-    [SHAPE_MLA] = {"mla", "s queries over l latent rows of each request",
+    [SHAPE_DECODE] = {"decode",
+                      "s queries over l keys of each request",
+                      {{PARAMETER_R, 8},
+                       {PARAMETER_L, 4096},
+                       {PARAMETER_S, 1},
+                       HEADS,
+                       PLACE,
+                       TERMS,
+                       {PARAMETER_WRITE, 0},
+                       SEED,
+                       END}},
+    [SHAPE_PREFILL] = {"prefill",
+                       "s queries, causal unless causal=0, over l keys (0: s)",
+                       {{PARAMETER_R, 1},
+                        {PARAMETER_L, 0},
+                        {PARAMETER_S, 2048},
+                        HEADS,
+                        PLACE,
+                        TERMS,
+                        {PARAMETER_CAUSAL, 1},
+                        {PARAMETER_WRITE, 0},
+                        SEED,
+                        END}},
+    [SHAPE_MIXED] = {"mixed",
+                     "r decodes over l keys and prefills of s tokens in one batch",
+                     {{PARAMETER_R, 8},
+                      {PARAMETER_L, 4096},
+                      {PARAMETER_S, 512},
+                      {PARAMETER_PREFILLS, 1},
+                      HEADS,
+                      PLACE,
+                      TERMS,
+                      {PARAMETER_WRITE, 0},
+                      SEED,
+                      END}},
+    [SHAPE_VARLEN] = {"varlen",
+                      "r causal prefills of s / 16 .. s tokens",
+                      {{PARAMETER_R, 8},
+                       {PARAMETER_S, 2048},
+                       HEADS,
+                       PLACE,
+                       TERMS,
+                       {PARAMETER_WRITE, 0},
+                       SEED,
+                       END}},
+    [SHAPE_MLA] = {"mla",
+                   "s queries over l latent rows of each request",
                    {{PARAMETER_R, 8}, {PARAMETER_L, 4096}, {PARAMETER_S, 1}, LATENT, SEED, END}},
-    [SHAPE_MLA_SPARSE] = {"mla_sparse", "the same over topk rows of the l",
-                          {{PARAMETER_R, 8}, {PARAMETER_L, 4096}, {PARAMETER_S, 1}, LATENT,
-                           {PARAMETER_TOPK, 2048}, SEED, END}},
-    [SHAPE_GDN] = {"gdn", "gated delta rule: s tokens of r requests with a state each",
-                   {{PARAMETER_R, 8}, {PARAMETER_S, 1}, {PARAMETER_HK, 16}, {PARAMETER_HV, 32},
-                    {PARAMETER_DK, 128}, {PARAMETER_DV, 128}, {PARAMETER_CONV, 4}, SEED, END}},
-    [SHAPE_WRITE] = {"write", "s keys and values of r requests into the cache",
-                     {{PARAMETER_R, 1}, {PARAMETER_S, 4096}, {PARAMETER_HKV, 8}, {PARAMETER_D, 128},
-                      {PARAMETER_DV, 0}, PLACE, SEED, END}},
-    [SHAPE_MERGE] = {"merge", "two outputs of s rows with their LSE into one",
+    [SHAPE_MLA_SPARSE] = {"mla_sparse",
+                          "the same over topk rows of the l",
+                          {{PARAMETER_R, 8},
+                           {PARAMETER_L, 4096},
+                           {PARAMETER_S, 1},
+                           LATENT,
+                           {PARAMETER_TOPK, 2048},
+                           SEED,
+                           END}},
+    [SHAPE_GDN] = {"gdn",
+                   "gated delta rule: s tokens of r requests with a state each",
+                   {{PARAMETER_R, 8},
+                    {PARAMETER_S, 1},
+                    {PARAMETER_HK, 16},
+                    {PARAMETER_HV, 32},
+                    {PARAMETER_DK, 128},
+                    {PARAMETER_DV, 128},
+                    {PARAMETER_CONV, 4},
+                    SEED,
+                    END}},
+    [SHAPE_WRITE] = {"write",
+                     "s keys and values of r requests into the cache",
+                     {{PARAMETER_R, 1},
+                      {PARAMETER_S, 4096},
+                      {PARAMETER_HKV, 8},
+                      {PARAMETER_D, 128},
+                      {PARAMETER_DV, 0},
+                      PLACE,
+                      SEED,
+                      END}},
+    [SHAPE_MERGE] = {"merge",
+                     "two outputs of s rows with their LSE into one",
                      {{PARAMETER_S, 4096}, {PARAMETER_HQ, 32}, {PARAMETER_D, 128}, SEED, END}},
-    [SHAPE_DISPATCH] = {"dispatch", "what the core adds to the kernel of a small decode",
-                        {{PARAMETER_R, 1}, {PARAMETER_L, 8}, {PARAMETER_HQ, 1}, {PARAMETER_HKV, 1},
-                         {PARAMETER_D, 64}, {PARAMETER_LAYERS, 61}, SEED, END}},
+    [SHAPE_DISPATCH] = {"dispatch",
+                        "what the core adds to the kernel of a small decode",
+                        {{PARAMETER_R, 1},
+                         {PARAMETER_L, 8},
+                         {PARAMETER_HQ, 1},
+                         {PARAMETER_HKV, 1},
+                         {PARAMETER_D, 64},
+                         {PARAMETER_LAYERS, 61},
+                         SEED,
+                         END}},
 };
 
 const char *shape_name(const struct shape *shape)
@@ -176,10 +258,11 @@ static bool say_range(enum parameter p, const char *text, char *message, size_t 
         snprintf(message, size,
                  "layout: '%s' is not one of own, nhd, hnd, nhd_inner, hnd_inner, hnd_rows", text);
     } else {
-        snprintf(message, size,
-                 "%s: '%s' is not %s from %.10g to %.10g, a list a+b+c, or a range a..b or a..b/step",
-                 parameters[p].name, text, parameters[p].whole ? "a whole number" : "a number",
-                 parameters[p].min, parameters[p].max);
+        snprintf(
+            message, size,
+            "%s: '%s' is not %s from %.10g to %.10g, a list a+b+c, or a range a..b or a..b/step",
+            parameters[p].name, text, parameters[p].whole ? "a whole number" : "a number",
+            parameters[p].min, parameters[p].max);
     }
     return false;
 }
@@ -256,8 +339,8 @@ static bool parse_values(struct values *values, enum parameter p, char *text, ch
 
 static bool say_unknown(enum shape_kind_code kind, const char *key, char *message, size_t size)
 {
-    size_t used = (size_t)snprintf(message, size, "%s has no parameter '%s'; it has ",
-                                   kinds[kind].name, key);
+    size_t used =
+        (size_t)snprintf(message, size, "%s has no parameter '%s'; it has ", kinds[kind].name, key);
     bool any = false;
     for (enum parameter p = 0; p < PARAMETER_COUNT && used < size; p++) {
         if (shape_takes(kind, p)) {
@@ -308,8 +391,8 @@ static bool fits_together(const struct shape *shape, char *message, size_t size)
     }
     if (shape->kind == SHAPE_GDN &&
         shape_int(shape, PARAMETER_HV) % shape_int(shape, PARAMETER_HK) != 0) {
-        snprintf(message, size, "hv: %d is not a multiple of hk, %d", shape_int(shape, PARAMETER_HV),
-                 shape_int(shape, PARAMETER_HK));
+        snprintf(message, size, "hv: %d is not a multiple of hk, %d",
+                 shape_int(shape, PARAMETER_HV), shape_int(shape, PARAMETER_HK));
         return false;
     }
     return true;
@@ -369,8 +452,8 @@ bool shapes_parse(struct shape_list *list, const char *text, char *message, size
         }
     }
     if (kind == SHAPE_KIND_COUNT) {
-        size_t used = (size_t)snprintf(message, size, "no shape is named '%.*s'; there are", (int)length,
-                                       text);
+        size_t used = (size_t)snprintf(message, size, "no shape is named '%.*s'; there are",
+                                       (int)length, text);
         for (kind = 0; kind < SHAPE_KIND_COUNT && used < size; kind++) {
             used += (size_t)snprintf(message + used, size - used, "%s %s", kind ? "," : "",
                                      kinds[kind].name);

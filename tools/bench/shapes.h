@@ -16,8 +16,8 @@ enum parameter {
     PARAMETER_HQ,
     PARAMETER_HKV,
     PARAMETER_D,
-    PARAMETER_DV,    /* 0: as d */
-    PARAMETER_BLOCK, /* slots; 0: the backend's choice */
+    PARAMETER_DV,     /* 0: as d */
+    PARAMETER_BLOCK,  /* slots; 0: the backend's choice */
     PARAMETER_LAYOUT, /* enum attn_kv_layout; -1: the backend's own */
     PARAMETER_WINDOW, /* keys, the query's own included; 0: none */
     PARAMETER_CHUNK,  /* chunked local attention; 0: none */
@@ -77,8 +77,9 @@ void parameter_text(const struct shape *shape, enum parameter parameter, char *t
 /* "decode:r=8,l=4096": every parameter that differs from the bare shape. */
 void shape_text(const struct shape *shape, char *text, size_t size);
 
-/* Appends what the text means: one shape, or, where a parameter is a list `a+b+c` or a range `a..b` (doubling) or
- * `a..b/step`, their product. False with a message naming what is wrong and what is allowed. */
+/* Appends what the text means: one shape, or, where a parameter is a list `a+b+c` or a range `a..b`
+ * (doubling) or `a..b/step`, their product. False with a message naming what is wrong and what is
+ * allowed. */
 bool shapes_parse(struct shape_list *list, const char *text, char *message, size_t size);
 void shapes_finish(struct shape_list *list);
 /* For --help and the manual: every shape with its parameters and defaults. */

@@ -93,8 +93,8 @@ attn_status subject_init(struct subject *subject, struct session *session,
     }
     status = status == ATTN_OK ? subject_choose(subject, backend, reasons, error) : status;
     if (status == ATTN_OK) {
-        status = api->model_create(session->runtime, subject->assignment, NULL, &subject->model,
-                                   error);
+        status =
+            api->model_create(session->runtime, subject->assignment, NULL, &subject->model, error);
     }
     status = status == ATTN_OK ? subject_bind(subject, error) : status;
     status = status == ATTN_OK ? subject_tensors(subject, error) : status;

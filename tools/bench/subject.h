@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One shape on a backend: equal layers of a model, each with its own cache and tensors, that share one plan, as an
- * engine would have them. A run of one layer after the other finds nothing in the caches. */
+/* One shape on a backend: equal layers of a model, each with its own cache and tensors, that share
+ * one plan, as an engine would have them. A run of one layer after the other finds nothing in the
+ * caches. */
 #ifndef BENCH_SUBJECT_H
 #define BENCH_SUBJECT_H
 
@@ -50,7 +51,7 @@ struct subject {
     attn_model *model;
     attn_plan *plan;
     struct attn_kv_view k_view, v_view; /* of the last layer */
-    int64_t num_blocks; /* of one layer's cache */
+    int64_t num_blocks;                 /* of one layer's cache */
     int64_t table_stride;
     int32_t *table; /* host [R, stride] */
     struct attn_batch batch;
@@ -59,7 +60,8 @@ struct subject {
     struct work work;
 };
 
-/* Appends what was refused to `reasons` (an array, may be NULL). On failure nothing is left to finish. */
+/* Appends what was refused to `reasons` (an array, may be NULL). On failure nothing is left to
+ * finish. */
 attn_status subject_init(struct subject *subject, struct session *session,
                          const struct shape *shape, const char *backend, cJSON *reasons,
                          struct attn_error *error);

@@ -17,8 +17,8 @@ struct attn_tensor subject_tensor(struct subject *subject, struct subject_io *io
     shape[0] = a;
     shape[1] = b;
     shape[2] = c;
-    return (struct attn_tensor){data, subject->session->device.device, ndim, number_dtype(dtype),
-                                shape, NULL, 0};
+    return (struct attn_tensor){
+        data, subject->session->device.device, ndim, number_dtype(dtype), shape, NULL, 0};
 }
 
 static struct attn_tensor normal_rows(struct subject *subject, struct subject_io *io, int64_t heads,
@@ -37,8 +37,7 @@ static struct attn_tensor empty_rows(struct subject *subject, struct subject_io 
 {
     int32_t dtype = subject->layer.desc.dtype;
     int64_t rows = subject->requests.num_tokens;
-    void *data =
-        memory_take(&subject->memory, (size_t)(rows * heads * dims) * number_bytes(dtype));
+    void *data = memory_take(&subject->memory, (size_t)(rows * heads * dims) * number_bytes(dtype));
     return subject_tensor(subject, io, data, dtype, 3, rows, heads, dims);
 }
 
@@ -179,7 +178,8 @@ static void paged_batch(struct subject *subject, bool writes)
         int64_t *slots = malloc((size_t)requests->num_tokens * sizeof *slots);
         if (slots != NULL) {
             own_slots(subject, slots);
-            if (subject->shape.kind == SHAPE_WRITE && subject->shape.value[PARAMETER_SHUFFLE] != 0) {
+            if (subject->shape.kind == SHAPE_WRITE &&
+                subject->shape.value[PARAMETER_SHUFFLE] != 0) {
                 shuffle_slots(subject, slots);
             }
         }
@@ -226,8 +226,7 @@ static bool make_batch(struct subject *subject, bool writes)
         .causal = -1,
         .query_start_loc = memory_upload(&subject->memory, starts, (count + 1) * sizeof *starts),
         .query_start_loc_host = starts, /* subject_finish's to free */
-        .seq_lens =
-            memory_upload(&subject->memory, requests->seq_lens, count * sizeof(int32_t)),
+        .seq_lens = memory_upload(&subject->memory, requests->seq_lens, count * sizeof(int32_t)),
         .seq_lens_host = requests->seq_lens,
     };
     if (subject->layer.has_cache) {
@@ -242,8 +241,7 @@ attn_status subject_tensors(struct subject *subject, struct attn_error *error)
 {
     bool mla = subject->layer.desc.kind == ATTN_LAYER_MLA ||
                subject->layer.desc.kind == ATTN_LAYER_MLA_SPARSE;
-    bool writes =
-        subject->shape.kind == SHAPE_WRITE || subject->shape.value[PARAMETER_WRITE] != 0;
+    bool writes = subject->shape.kind == SHAPE_WRITE || subject->shape.value[PARAMETER_WRITE] != 0;
     const int32_t *topk = NULL;
     if (!make_batch(subject, writes)) {
         return subject_out_of_memory(error);
@@ -257,8 +255,8 @@ attn_status subject_tensors(struct subject *subject, struct attn_error *error)
     }
     for (int32_t i = 0; i < subject->num_layers; i++) {
         struct subject_io *io = &subject->io[i];
-        io->io = (struct attn_step_io){.struct_size = sizeof io->io,
-                                       .stream = subject->session->stream};
+        io->io =
+            (struct attn_step_io){.struct_size = sizeof io->io, .stream = subject->session->stream};
         if (mla) {
             mla_io(subject, io, topk);
         } else if (subject->layer.desc.kind == ATTN_LAYER_GDN) {

@@ -37,8 +37,8 @@ double quantile(double *values, int32_t count, double part)
     return values[below] + (at - below) * (next - values[below]);
 }
 
-/* Calls one copy after the other; on an accelerator as one graph of a whole round, so that the host's part is not
- * what is measured. */
+/* Calls one copy after the other; on an accelerator as one graph of a whole round, so that the
+ * host's part is not what is measured. */
 struct caller {
     struct session *session;
     const struct work *work;
@@ -64,7 +64,8 @@ static void capture(struct caller *caller)
     }
 }
 
-/* Seconds of `calls` calls, until the device has done them. Whole rounds where they are captured. */
+/* Seconds of `calls` calls, until the device has done them. Whole rounds where they are captured.
+ */
 static attn_status time_calls(struct caller *caller, int64_t calls, double *elapsed,
                               struct attn_error *error)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One thing to time: a call over one of several copies of its data, and what it moves and computes. */
+/* One thing to time: a call over one of several copies of its data, and what it moves and computes.
+ */
 #ifndef BENCH_WORK_H
 #define BENCH_WORK_H
 

@@ -66,7 +66,8 @@ static void *copy_bytes(const void *source, size_t size)
     return copy;
 }
 
-/* The first backend of that name; text and arrays are copied since they are the plugin's only until return. */
+/* The first backend of that name; text and arrays are copied since they are the plugin's only until
+ * return. */
 struct wanted {
     struct backend *backend;
     const char *name;
@@ -102,12 +103,11 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     *mine = *caps;
     mine->name = copy_bytes(caps->name, strlen(caps->name) + 1);
     mine->variant = copy_bytes(caps->variant, strlen(caps->variant) + 1);
-    mine->head_sizes = copy_bytes(caps->head_sizes, (size_t)caps->num_head_sizes *
-                                                        sizeof *caps->head_sizes);
-    mine->block_sizes = copy_bytes(caps->block_sizes, (size_t)caps->num_block_sizes *
-                                                          sizeof *caps->block_sizes);
-    mine->refused =
-        copy_bytes(caps->refused, (size_t)caps->num_refused * sizeof *caps->refused);
+    mine->head_sizes =
+        copy_bytes(caps->head_sizes, (size_t)caps->num_head_sizes * sizeof *caps->head_sizes);
+    mine->block_sizes =
+        copy_bytes(caps->block_sizes, (size_t)caps->num_block_sizes * sizeof *caps->block_sizes);
+    mine->refused = copy_bytes(caps->refused, (size_t)caps->num_refused * sizeof *caps->refused);
     mine->next = NULL;
     bool ok = mine->name && mine->variant && mine->head_sizes && mine->block_sizes && mine->refused;
     return ok ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
@@ -126,9 +126,9 @@ static attn_status create(struct backend *backend, const char *name, struct attn
         return fail(error, ATTN_ERROR_NOT_FOUND, "backend",
                     "the plugin reports no backend of that name");
     }
-    status = backend->plugin->create(&backend->services.host, backend->caps.name,
-                                     backend->caps.variant, backend->caps.device,
-                                     &backend->instance, &kernels, error);
+    status =
+        backend->plugin->create(&backend->services.host, backend->caps.name, backend->caps.variant,
+                                backend->caps.device, &backend->instance, &kernels, error);
     if (status != ATTN_OK) {
         return status;
     }

@@ -22,7 +22,8 @@ struct backend {
     int32_t num_reported;        /* backends that the probe named */
 };
 
-/* `name` NULL or "name[@variant]": the first backend that fits. On failure nothing is left to finish. */
+/* `name` NULL or "name[@variant]": the first backend that fits. On failure nothing is left to
+ * finish. */
 attn_status backend_open(struct backend *backend, const char *file, const char *name,
                          struct attn_error *error);
 void backend_close(struct backend *backend);

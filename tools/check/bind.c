@@ -84,10 +84,10 @@ static void bind_lengths(const struct problem *p, struct binding *b, uint8_t *ba
     int32_t lengths = p->v[FACTOR_LENGTHS].a;
     for (int32_t r = 0; r < p->num_reqs; r++) {
         const struct request *request = &p->requests[r];
-        batch->max_query_len = request->query_len > batch->max_query_len ? request->query_len
-                                                                         : batch->max_query_len;
-        batch->max_seq_len = request->seq_len > batch->max_seq_len ? request->seq_len
-                                                                   : batch->max_seq_len;
+        batch->max_query_len =
+            request->query_len > batch->max_query_len ? request->query_len : batch->max_query_len;
+        batch->max_seq_len =
+            request->seq_len > batch->max_seq_len ? request->seq_len : batch->max_seq_len;
     }
     if (lengths != LENGTHS_EXACT) { /* the decode way's query length is no bound */
         batch->max_seq_len += LOOSENESS;
@@ -146,8 +146,8 @@ static void bind_batch(const struct problem *p, struct binding *b, uint8_t *base
         batch->span_start_loc = (const int32_t *)(base + p->at.span_start_loc);
     }
     if (p->v[FACTOR_TREE].a) {
-        int32_t per_row = p->v[FACTOR_TREE].a == ATTN_TREE_BITS ? PROBLEM_TREE_WIDTH / 32
-                                                                : PROBLEM_TREE_WIDTH;
+        int32_t per_row =
+            p->v[FACTOR_TREE].a == ATTN_TREE_BITS ? PROBLEM_TREE_WIDTH / 32 : PROBLEM_TREE_WIDTH;
         batch->tree = base + p->at.tree;
         batch->tree_stride_row = per_row;
         batch->tree_stride_request =
@@ -184,8 +184,8 @@ static void bind_tensors(const struct problem *p, struct binding *b, uint8_t *ba
     shape[1] = p->num_tokens;
     strides[0] = heads_outside ? p->num_tokens : 1;
     strides[1] = heads_outside ? 1 : 2 * hq;
-    b->lse = (struct attn_tensor){
-        base + at->lse, device, 2, number_dtype(ATTN_DTYPE_F32), shape, strides, 0};
+    b->lse = (struct attn_tensor){base + at->lse, device,  2, number_dtype(ATTN_DTYPE_F32),
+                                  shape,          strides, 0};
 }
 
 static void bind_writes(const struct problem *p, struct binding *b, uint8_t *base)

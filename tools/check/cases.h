@@ -34,8 +34,8 @@ enum case_factor {
     FACTOR_HEADS,     /* Hq, Hk */
     FACTOR_BLOCK_SIZE,
     FACTOR_LAYOUT,
-    FACTOR_SCALES,       /* attn_scale_form of k, of v */
-    FACTOR_SCALE_PLACE,  /* enum scale_place */
+    FACTOR_SCALES,      /* attn_scale_form of k, of v */
+    FACTOR_SCALE_PLACE, /* enum scale_place */
     /* of those per tensor: 0: device floats, 1: the host's, 2: neither, which reads as 1 */
     FACTOR_SCALE_SOURCE,
     FACTOR_CAUSAL,
@@ -153,6 +153,7 @@ static inline bool kv_is_fp8(int32_t kv_dtype)
 }
 
 /* names.c. "attend.decode.bf16.fp8_e4m3.d128x128.h8-2.b16.…", at most `size` bytes. */
-void case_name(const struct case_space *space, const struct attend_case *c, char *name, size_t size);
+void case_name(const struct case_space *space, const struct attend_case *c, char *name,
+               size_t size);
 
 #endif

@@ -8,8 +8,9 @@
 /* float32: sums of float32 products and an exponential good to a few units in the last place.
  * 16-bit: probabilities and outputs rounded to the format, 2^-11 and 2^-8 of a value, and half of
  * that again for the running maximum's rescaling. */
-static const struct bound dtype_bounds[] = {
-    [ATTN_DTYPE_F16] = {3e-3, 2e-3}, [ATTN_DTYPE_BF16] = {2e-2, 1.2e-2}, [ATTN_DTYPE_F32] = {4e-5, 2e-5}};
+static const struct bound dtype_bounds[] = {[ATTN_DTYPE_F16] = {3e-3, 2e-3},
+                                            [ATTN_DTYPE_BF16] = {2e-2, 1.2e-2},
+                                            [ATTN_DTYPE_F32] = {4e-5, 2e-5}};
 static const double lse_bounds[] = {
     [ATTN_DTYPE_F16] = 0x1p-10, [ATTN_DTYPE_BF16] = 0x1p-7, [ATTN_DTYPE_F32] = 0x1p-12};
 

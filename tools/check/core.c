@@ -91,8 +91,8 @@ attn_status core_open(struct core *core, const struct resolved *resolved,
                                                  .no_default_plugins = 1,
                                                  .isolation = -1};
     attn_status status = library_open(&core->api, error);
-    status = status == ATTN_OK ? core->api->runtime_create(&options, &core->runtime, error)
-                               : status;
+    status =
+        status == ATTN_OK ? core->api->runtime_create(&options, &core->runtime, error) : status;
     status = status == ATTN_OK ? find_backend(core, tested, error) : status;
     if (status != ATTN_OK) {
         core_close(core);
@@ -112,8 +112,7 @@ attn_status core_select(struct core *core, const struct attn_layer_desc *layer,
                         attn_assignment **assignment, struct attn_error *error)
 {
     const struct attn_layer_desc *layers[] = {layer};
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .device = core->device,
-                                                .backend = core->order};
+    const struct attn_select_options options = {
+        .struct_size = sizeof options, .device = core->device, .backend = core->order};
     return core->api->select(core->runtime, &options, layers, 1, assignment, error);
 }

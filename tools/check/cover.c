@@ -8,7 +8,8 @@
 
 #define COVER_CANDIDATES 24 /* random completions tried for each row of the array */
 
-/* Which pairs are covered: one bit per (factor i value, factor j value), i < j, in a flat index of all values. */
+/* Which pairs are covered: one bit per (factor i value, factor j value), i < j, in a flat index of
+ * all values. */
 struct coverage {
     int32_t first[FACTOR_COUNT + 1];
     uint8_t *seen; /* [values, values] */
@@ -20,8 +21,8 @@ static int32_t count_new(const struct coverage *cover, const struct attend_case 
     int32_t fresh = 0;
     for (int32_t i = 0; i < FACTOR_COUNT; i++) {
         for (int32_t j = i + 1; j < FACTOR_COUNT; j++) {
-            uint8_t *seen = &cover->seen[(cover->first[i] + c->index[i]) * total +
-                                         cover->first[j] + c->index[j]];
+            uint8_t *seen = &cover->seen[(cover->first[i] + c->index[i]) * total + cover->first[j] +
+                                         c->index[j]];
             fresh += !*seen;
             *seen |= mark;
         }
@@ -51,8 +52,8 @@ static bool take(struct attend_case **cases, int32_t *count, const struct attend
     return true;
 }
 
-/* For every pair of values: where it is not covered yet, the best of some random rows that hold it. Pairs that
- * case_settle() takes apart or that the backend refuses stay uncovered. */
+/* For every pair of values: where it is not covered yet, the best of some random rows that hold it.
+ * Pairs that case_settle() takes apart or that the backend refuses stay uncovered. */
 static bool cover_pairs(struct case_space *space, struct coverage *cover, uint64_t *random,
                         struct attend_case **cases, int32_t *num_cases)
 {

@@ -8,13 +8,12 @@
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
 
 /* Names of bits, in their order. */
-static const char *const kernels[] = {"attend",       "write_kv",   "merge_states",
-                                      "rope_write_kv", "attend_mla", "attend_mla_sparse",
-                                      "gather_kv",    "gated_delta", "batched_gemm",
-                                      "quantize",     "amax",        "copy_blocks",
-                                      "copy",         "fill"};
-static const char *const layer_kinds[] = {"decoder",    "encoder", "encoder_only",
-                                          "cross",      "mm_encoder", "mla",
+static const char *const kernels[] = {
+    "attend",    "write_kv",    "merge_states", "rope_write_kv", "attend_mla", "attend_mla_sparse",
+    "gather_kv", "gated_delta", "batched_gemm", "quantize",      "amax",       "copy_blocks",
+    "copy",      "fill"};
+static const char *const layer_kinds[] = {"decoder",    "encoder",     "encoder_only",
+                                          "cross",      "mm_encoder",  "mla",
                                           "mla_sparse", "static_sink", "gdn"};
 static const char *const phases[] = {"prefill", "decode"};
 static const char *const dtypes[] = {"f16",      "bf16",         "f32", "fp8_e4m3",
@@ -32,18 +31,29 @@ static const char *const kv_dtypes[] = {"auto",
                                         "int8_k",
                                         "nvfp4",
                                         "fp8_ds_mla"};
-static const char *const terms[] = {"causal",         "bidirectional",    "causal_per_request",
-                                    "sliding_window", "symmetric_window", "chunked_local",
-                                    "soft_cap",       "alibi",            "alibi_sqrt",
-                                    "sinks",          "static_sink",      "prefix_lm",
-                                    "tree_bits",      "tree_bias"};
-static const char *const features[] = {
-    "paged_kv",         "contiguous_kv",       "lse",
-    "block_table_row",  "mixed_batch",         "update_block_table",
-    "fused_write",      "fused_rope",          "fused_rope_norm",
-    "global_key_positions", "context_parallel", "interleave",
-    "batch_invariant",  "batch_invariant_prefix", "quantized_query",
-    "device_seq_lens",  "fast_prefill",        "cascade"};
+static const char *const terms[] = {
+    "causal",           "bidirectional", "causal_per_request", "sliding_window",
+    "symmetric_window", "chunked_local", "soft_cap",           "alibi",
+    "alibi_sqrt",       "sinks",         "static_sink",        "prefix_lm",
+    "tree_bits",        "tree_bias"};
+static const char *const features[] = {"paged_kv",
+                                       "contiguous_kv",
+                                       "lse",
+                                       "block_table_row",
+                                       "mixed_batch",
+                                       "update_block_table",
+                                       "fused_write",
+                                       "fused_rope",
+                                       "fused_rope_norm",
+                                       "global_key_positions",
+                                       "context_parallel",
+                                       "interleave",
+                                       "batch_invariant",
+                                       "batch_invariant_prefix",
+                                       "quantized_query",
+                                       "device_seq_lens",
+                                       "fast_prefill",
+                                       "cascade"};
 static const char *const walks[] = {"nhd", "hnd", "packed", "latent", "separate_strides"};
 static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_inner",
                                       "hnd_rows", "packed_k", "latent"};
@@ -61,16 +71,26 @@ struct mask {
     const char *const *bits;
     int32_t num_bits;
 };
-#define MASK(field, names) {#field, offsetof(struct attn_backend_caps, field), names, COUNT(names)}
+#define MASK(field, names)                                                                         \
+    {                                                                                              \
+#field, offsetof(struct attn_backend_caps, field), names, COUNT(names)                     \
+    }
 
 static const struct mask masks[] = {
-    MASK(kernels, kernels),           MASK(layer_kinds, layer_kinds),
-    MASK(phases, phases),             MASK(dtypes, dtypes),
-    MASK(kv_dtypes, kv_dtypes),       MASK(q_dtypes, dtypes),
-    MASK(terms, terms),               MASK(features, features),
-    MASK(walks, walks),               MASK(layouts, layouts),
-    MASK(k_scale_forms, scale_forms), MASK(v_scale_forms, scale_forms),
-    MASK(p_scale_forms, scale_forms), MASK(output_forms, output_forms),
+    MASK(kernels, kernels),
+    MASK(layer_kinds, layer_kinds),
+    MASK(phases, phases),
+    MASK(dtypes, dtypes),
+    MASK(kv_dtypes, kv_dtypes),
+    MASK(q_dtypes, dtypes),
+    MASK(terms, terms),
+    MASK(features, features),
+    MASK(walks, walks),
+    MASK(layouts, layouts),
+    MASK(k_scale_forms, scale_forms),
+    MASK(v_scale_forms, scale_forms),
+    MASK(p_scale_forms, scale_forms),
+    MASK(output_forms, output_forms),
 };
 
 /* Numbers of which more is better; limits where 0 means none. */

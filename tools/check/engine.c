@@ -23,8 +23,8 @@ attn_status engine_bind(struct engine *engine, struct core *core, const struct d
     }
     engine->layer = api->model_layer(engine->model, 0);
     if (binding->attend.k_cache != NULL) {
-        status = api->layer_bind_kv(engine->layer, binding->attend.k_cache,
-                                    binding->attend.v_cache, error);
+        status = api->layer_bind_kv(engine->layer, binding->attend.k_cache, binding->attend.v_cache,
+                                    error);
     }
     return status == ATTN_OK ? api->layer_bind_params(engine->layer, &binding->params, error)
                              : status;
@@ -52,8 +52,8 @@ attn_status engine_add_plan(struct engine *engine, int32_t index, const struct p
     bool ready = poison != NULL && plan->workspace != NULL;
     if (ready) {
         memset(poison, IMAGE_POISON, plan->bytes + WORKSPACE_GUARD);
-        ready = device_write(engine->device, plan->workspace, poison,
-                             plan->bytes + WORKSPACE_GUARD);
+        ready =
+            device_write(engine->device, plan->workspace, poison, plan->bytes + WORKSPACE_GUARD);
     }
     free(poison);
     return ready ? api->plan_bind_workspace(plan->plan, plan->workspace, plan->bytes, error)

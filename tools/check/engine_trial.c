@@ -65,8 +65,8 @@ static attn_status run_graph(const struct run *run, int32_t way, struct attn_err
         status = status == ATTN_OK ? ATTN_ERROR_DEVICE : status;
     }
     if (status == ATTN_OK) {
-        status = plan_batch(run, 0, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_REPLAY, side,
-                            error);
+        status =
+            plan_batch(run, 0, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_REPLAY, side, error);
     }
     if (status == ATTN_OK && capturing) {
         bool launched = device_graph_launch(side->device, &graph, side->stream);
@@ -94,9 +94,8 @@ static attn_status run_table_update(const struct run *run, struct attn_error *er
     attn_status status = plan_batch(run, 1, ATTN_PLAN_EAGER, side, error);
     *batch = whole;
     if (status == ATTN_OK) {
-        status = api->plan_update_block_table(run->engine->plans[0].plan,
-                                              run->engine->plans[1].plan, batch, side->stream,
-                                              error);
+        status = api->plan_update_block_table(
+            run->engine->plans[0].plan, run->engine->plans[1].plan, batch, side->stream, error);
     }
     return status == ATTN_OK ? run_step(run, 0, side, error) : status;
 }
@@ -125,8 +124,8 @@ static void *run_lane(void *argument)
         return NULL;
     }
     for (int32_t i = 0; i < 3 && lane->status == ATTN_OK; i++) {
-        lane->status = plan_batch(lane->run, lane->index, ATTN_PLAN_EAGER, lane->side,
-                                  &lane->error);
+        lane->status =
+            plan_batch(lane->run, lane->index, ATTN_PLAN_EAGER, lane->side, &lane->error);
         if (lane->status == ATTN_OK) {
             lane->status = run_step(lane->run, lane->index, lane->side, &lane->error);
         }
@@ -211,8 +210,8 @@ static enum trial_result write_keys(struct run *run, const struct side *referenc
         return trial_call_failed(run->trial, "a run that only writes", status, &error);
     }
     uint8_t *found = malloc(p->image.size);
-    bool read = found != NULL &&
-                device_read(run->side->device, found, run->side->memory, p->image.size);
+    bool read =
+        found != NULL && device_read(run->side->device, found, run->side->memory, p->image.size);
     enum trial_result result =
         read ? hold_cache(run->trial, p, reference->memory, found)
              : trial_say(run->trial, TRIAL_FAILED, "the cache cannot be read back");
@@ -247,8 +246,7 @@ static enum trial_result run_engine(struct run *run, const struct side *referenc
     struct engine *engine = run->engine;
     const struct binding *binding = &run->side->binding;
     bool graph = way == ENGINE_REPLAY || way == ENGINE_IN_GRAPH;
-    attn_status status =
-        engine_bind(engine, engine->core, run->side->device, binding, &error);
+    attn_status status = engine_bind(engine, engine->core, run->side->device, binding, &error);
     if (status == ATTN_OK) {
         status = engine_add_plan(engine, 0, run->problem, binding, graph, &error);
     }
@@ -332,7 +330,8 @@ bool engine_space_init(struct case_space *space, const struct attn_backend_caps 
 {
     struct attn_backend_caps composed = *caps;
     composed.terms |= ATTN_TERM_CHUNKED_LOCAL | ATTN_TERM_STATIC_SINK;
-    composed.layer_kinds |= UINT64_C(1) << ATTN_LAYER_ENCODER | UINT64_C(1) << ATTN_LAYER_MM_ENCODER;
+    composed.layer_kinds |= UINT64_C(1) << ATTN_LAYER_ENCODER | UINT64_C(1)
+                                                                    << ATTN_LAYER_MM_ENCODER;
     composed.num_refused = 0; /* the core knows them */
     bool ok = case_space_init(space, &composed);
     space->serves = engine_serves;

@@ -5,7 +5,7 @@
 
 #include "cases.h"
 
-static const int32_t model_head_sizes[] = {24,  32,  40,  64,  72,  80,  96,  112,
+static const int32_t model_head_sizes[] = {24,  32,  40,  64,  72,  80,  96, 112,
                                            120, 128, 160, 192, 224, 256, 512};
 static const int32_t usual_block_sizes[] = {1, 8, 16, 32, 64, 128, 256};
 static const struct factor_value usual_heads[] = {{4, 4}, {8, 2}, {9, 3}, {8, 1}, {5, 1}, {16, 1}};
@@ -107,7 +107,8 @@ static bool add_causal(struct factor *factor, const struct attn_backend_caps *ca
     bool ok = true;
     ok = ok && (!(caps->terms & ATTN_TERM_CAUSAL) || add(factor, CAUSAL_YES, 0));
     ok = ok && (!(caps->terms & ATTN_TERM_BIDIRECTIONAL) || add(factor, CAUSAL_NO, 0));
-    ok = ok && (!(caps->terms & ATTN_TERM_CAUSAL_PER_REQUEST) || add(factor, CAUSAL_PER_REQUEST, 0));
+    ok =
+        ok && (!(caps->terms & ATTN_TERM_CAUSAL_PER_REQUEST) || add(factor, CAUSAL_PER_REQUEST, 0));
     return ok && ((caps->terms & both) != both || add(factor, CAUSAL_OVERRIDDEN, 0));
 }
 
@@ -138,8 +139,8 @@ static bool add_queries(struct factor *factor, const struct attn_backend_caps *c
     for (int32_t i = ATTN_DTYPE_FP8_E4M3; i < ATTN_DTYPE_COUNT; i++) {
         bool declared =
             (caps->features & ATTN_FEATURE_QUANTIZED_QUERY) && (caps->q_dtypes >> i & 1);
-        ok = ok && (!declared || (add(factor, i, ATTN_SCALE_PER_TENSOR) &&
-                                  add(factor, i, ATTN_SCALE_PER_HEAD)));
+        ok = ok && (!declared ||
+                    (add(factor, i, ATTN_SCALE_PER_TENSOR) && add(factor, i, ATTN_SCALE_PER_HEAD)));
     }
     return ok;
 }
@@ -175,8 +176,7 @@ static bool add_shapes(struct factor *factor, const struct attn_backend_caps *ca
     bool ok = true;
     for (int32_t shape = 0; shape < SHAPE_COUNT; shape++) {
         int32_t phase = shape_is_decode(shape) ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
-        uint64_t keys =
-            shape_is_paged(shape) ? ATTN_FEATURE_PAGED_KV : ATTN_FEATURE_CONTIGUOUS_KV;
+        uint64_t keys = shape_is_paged(shape) ? ATTN_FEATURE_PAGED_KV : ATTN_FEATURE_CONTIGUOUS_KV;
         if ((caps->phases >> phase & 1) && (caps->features & keys)) {
             ok = ok && add(factor, shape, 0);
         }

@@ -47,8 +47,8 @@ static void fill_table(struct problem *p, int32_t r, int32_t *entries, const int
     int32_t block_size = p->v[FACTOR_BLOCK_SIZE].a, window = p->v[FACTOR_WINDOW].a;
     int32_t context = problem_context(p, r);
     const int32_t *row = (const int32_t *)(p->image.bytes + p->at.block_table_row);
-    const int32_t *first = (const int32_t *)(p->image.bytes + p->at.block_table) +
-                           row[0] * p->table_stride;
+    const int32_t *first =
+        (const int32_t *)(p->image.bytes + p->at.block_table) + row[0] * p->table_stride;
     for (int32_t j = 0; j < request->seq_len; j++) {
         bool shared = r > 0 && j < p->shared;
         if (j % block_size == 0) {

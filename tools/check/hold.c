@@ -50,8 +50,7 @@ static enum trial_result hold_lse(struct trial *trial, const struct problem *pro
 static bool other_rows_untouched(const struct problem *problem, const struct side *tested,
                                  const uint8_t *found)
 {
-    size_t row = (size_t)tested->binding.out.strides[0] *
-                 number_bytes(problem->v[FACTOR_DTYPE].a);
+    size_t row = (size_t)tested->binding.out.strides[0] * number_bytes(problem->v[FACTOR_DTYPE].a);
     size_t before = (size_t)problem->first_row * row, out = problem->at.out;
     size_t behind = (size_t)problem->num_actual_tokens * row;
     size_t rows = (size_t)(problem->num_tokens - problem->num_actual_tokens);
@@ -72,8 +71,8 @@ static enum trial_result hold_out(struct trial *trial, const struct problem *pro
     if (ratio > 1) {
         return trial_say(trial, TRIAL_FAILED,
                          "out[token %lld, head %d, dim %d] is %g, not %g; allowed error %g",
-                         (long long)worst.token, worst.head, worst.dim, worst.found,
-                         worst.expected, worst.allowed);
+                         (long long)worst.token, worst.head, worst.dim, worst.found, worst.expected,
+                         worst.allowed);
     }
     return TRIAL_PASSED;
 }
@@ -105,8 +104,8 @@ enum trial_result hold_step(struct trial *trial, const struct problem *problem,
         result = hold_cache(trial, problem, expected, found);
     }
     if (result == TRIAL_PASSED && tested->binding.attend.lse != NULL) {
-        result = hold_lse(trial, problem, &tested->binding.lse, rows,
-                          expected + problem->at.lse, found + problem->at.lse);
+        result = hold_lse(trial, problem, &tested->binding.lse, rows, expected + problem->at.lse,
+                          found + problem->at.lse);
     }
 done:
     free(found);

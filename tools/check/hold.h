@@ -11,8 +11,8 @@ enum trial_result hold_step(struct trial *trial, const struct problem *problem,
                             const struct side *reference, struct side *tested);
 
 /* hold_cache.c. Both caches after the step's keys were written: whole images in host memory. Plain
- * caches agree bit for bit; in quantized ones few codes may lie one step off, where a quotient falls
- * between two. */
+ * caches agree bit for bit; in quantized ones few codes may lie one step off, where a quotient
+ * falls between two. */
 enum trial_result hold_cache(struct trial *trial, const struct problem *problem,
                              const uint8_t *expected, const uint8_t *found);
 

@@ -22,7 +22,7 @@ struct rows {
     bool value;
     struct attn_kv_view expected, found, patched;
     int32_t zero_points[2]; /* int4: of the row's expected and found scale */
-    int64_t num_off; /* codes that lie one step off */
+    int64_t num_off;        /* codes that lie one step off */
     int64_t num_codes;
 };
 
@@ -93,10 +93,10 @@ static void patch(const struct rows *rows, struct place at, int32_t d)
 static bool hold_codes(struct rows *rows, struct place at, int32_t d, int32_t end, int32_t most)
 {
     for (; d < end; d++) {
-        int32_t want = ordinal(rows, element(&rows->expected, at, d, rows->bits), d) -
-                       rows->zero_points[0];
-        int32_t have = ordinal(rows, element(&rows->found, at, d, rows->bits), d) -
-                       rows->zero_points[1];
+        int32_t want =
+            ordinal(rows, element(&rows->expected, at, d, rows->bits), d) - rows->zero_points[0];
+        int32_t have =
+            ordinal(rows, element(&rows->found, at, d, rows->bits), d) - rows->zero_points[1];
         if (abs(want - have) > most) {
             return false;
         }
@@ -138,8 +138,7 @@ static bool hold_scaled_row(struct rows *rows, struct place at)
     }
     memcpy(scale_of(&rows->patched, at), scale_of(&rows->expected, at), sizeof want);
     /* behind a NaN the codes mean nothing */
-    return same &&
-           hold_codes(rows, at, 0, rows->expected.head_size, isnan(want) ? 1 << 16 : most);
+    return same && hold_codes(rows, at, 0, rows->expected.head_size, isnan(want) ? 1 << 16 : most);
 }
 
 static bool hold_nvfp4_row(struct rows *rows, struct place at)

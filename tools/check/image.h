@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One arena that holds everything a kernel may touch, with guard zones around each buffer. The reference works on one
- * copy and the backend under test on another, in its own device's memory; afterwards every byte that is not an output
- * has to be as it was. */
+/* One arena that holds everything a kernel may touch, with guard zones around each buffer. The
+ * reference works on one copy and the backend under test on another, in its own device's memory;
+ * afterwards every byte that is not an output has to be as it was. */
 #ifndef CHECK_IMAGE_H
 #define CHECK_IMAGE_H
 
@@ -9,7 +9,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define IMAGE_GUARD 512 /* bytes of poison between buffers; 0xFF reads as NaN in every float type */
+#define IMAGE_GUARD                                                                                \
+    512 /* bytes of poison between buffers; 0xFF reads as NaN in every float type                  \
+         */
 #define IMAGE_POISON 0xff
 
 /* Where a buffer lies in the arena, and whether a kernel may write it. */
@@ -33,7 +35,8 @@ void image_init(struct image *image);
 void image_finish(struct image *image);
 /* Reserves `size` poisoned bytes at a multiple of `alignment` and gives their offset. */
 size_t image_add(struct image *image, size_t size, size_t alignment, bool writable);
-/* First byte outside the writable regions where `after` differs from the initial contents, or -1. */
+/* First byte outside the writable regions where `after` differs from the initial contents, or -1.
+ */
 int64_t image_stray_write(const struct image *image, const uint8_t *after);
 
 #endif

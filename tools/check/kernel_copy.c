@@ -58,9 +58,9 @@ static enum trial_result run_copy_blocks(struct trial *trial, const void *varian
         int32_t from = kind == ATTN_COPY_HOST_TO_DEVICE, to = kind == ATTN_COPY_DEVICE_TO_HOST;
         for (int32_t c = 0; c < CACHES; c++) {
             size_t at = (size_t)c * BLOCKS * STRIDE;
-            copies[c] = (struct attn_block_copy){(from ? m->host : m->device) + at,
-                                                 (to ? m->host : m->device) + at, STRIDE, STRIDE,
-                                                 BYTES};
+            copies[c] =
+                (struct attn_block_copy){(from ? m->host : m->device) + at,
+                                         (to ? m->host : m->device) + at, STRIDE, STRIDE, BYTES};
             for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i += 2) {
                 memcpy(m->expected[to] + at + pairs[i + 1] * STRIDE,
                        m->before[from] + at + pairs[i] * STRIDE, BYTES);
@@ -90,9 +90,9 @@ static enum trial_result run_copy(struct trial *trial, const void *variant, uint
     if (m != NULL && init(m, trial->device, &seed)) {
         int32_t from = kind == ATTN_COPY_HOST_TO_DEVICE, to = kind == ATTN_COPY_DEVICE_TO_HOST;
         memcpy(m->expected[to] + 1001, m->before[from] + 13, 333);
-        attn_status status = trial->tested->kernels.copy(
-            trial->tested->instance, (to ? m->host : m->device) + 1001,
-            (from ? m->host : m->device) + 13, 333, kind, NULL, &error);
+        attn_status status =
+            trial->tested->kernels.copy(trial->tested->instance, (to ? m->host : m->device) + 1001,
+                                        (from ? m->host : m->device) + 13, 333, kind, NULL, &error);
         result = hold(trial, m, "copy", status, &error);
     }
     device_free(trial->device, m != NULL ? m->device : NULL);

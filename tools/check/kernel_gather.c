@@ -28,8 +28,7 @@ static attn_status call_gather(struct backend *backend, uint8_t *base, struct at
     const struct gather_case *c = context;
     const struct side *side = backend == c->reference.backend ? &c->reference : &c->tested;
     const struct binding *b = &side->binding;
-    struct pair_tensor out =
-        pair_rows(c->num_rows, b->layer.num_kv_heads, b->k_cache.head_size);
+    struct pair_tensor out = pair_rows(c->num_rows, b->layer.num_kv_heads, b->k_cache.head_size);
     struct attn_gather_kv_args args = {
         .struct_size = sizeof args,
         .instance = backend->instance,
@@ -105,9 +104,9 @@ static enum trial_result gather(struct trial *trial, const struct problem *p)
     if (result == TRIAL_PASSED &&
         compare_rows(pair.expected + c.out, pair.found + c.out, &rows.tensor, c.dtype, NULL,
                      c.num_rows, bound_of_dtype(c.dtype), &worst) > 1) {
-        result = trial_say(trial, TRIAL_FAILED, "row %lld, head %d, dim %d is %g, not %g",
-                           (long long)worst.token, worst.head, worst.dim, worst.found,
-                           worst.expected);
+        result =
+            trial_say(trial, TRIAL_FAILED, "row %lld, head %d, dim %d is %g, not %g",
+                      (long long)worst.token, worst.head, worst.dim, worst.found, worst.expected);
     }
     side_finish(&c.reference);
     side_finish(&c.tested);

@@ -25,7 +25,8 @@ struct gemm_case {
 /* a and out are views of [rows, batch, …], as heads lie in a step's tensors. */
 static struct pair_tensor by_heads(int64_t width)
 {
-    return (struct pair_tensor){.shape = {BATCH, ROWS, width}, .strides = {width, BATCH * width, 1}};
+    return (struct pair_tensor){.shape = {BATCH, ROWS, width},
+                                .strides = {width, BATCH * width, 1}};
 }
 
 static attn_status call_gemm(struct backend *backend, uint8_t *base, struct attn_device device,
@@ -89,8 +90,8 @@ void gemm_cases(const struct kernel_sink *sink)
     static const int32_t scales[] = {0, 1, BATCH};
     char name[96];
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
-        bool there = (sink->caps->dtypes >> dtype & 1) &&
-                     (sink->caps->kernels & ATTN_KERNEL_BATCHED_GEMM);
+        bool there =
+            (sink->caps->dtypes >> dtype & 1) && (sink->caps->kernels & ATTN_KERNEL_BATCHED_GEMM);
         for (int32_t i = 0; i < 8 && there; i++) {
             bool fp8 = i >= 4;
             struct gemm_variant v = {dtype, fp8 ? ATTN_DTYPE_FP8_E4M3 : dtype,

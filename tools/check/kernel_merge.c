@@ -59,9 +59,9 @@ static attn_status call_merge(struct backend *backend, uint8_t *base, struct att
         int32_t dtype = lse ? ATTN_DTYPE_F32 : i == M_OUT ? out_dtype(&c->v) : c->v.dtype;
         pair_bind(&s[i], base + c->at[i], device, dtype, lse ? 2 : 3);
     }
-    const struct attn_io_output_quant quant = {
-        {ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof quant, NULL},
-        (const float *)(base + c->at[M_SCALE]), NULL};
+    const struct attn_io_output_quant quant = {{ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof quant, NULL},
+                                               (const float *)(base + c->at[M_SCALE]),
+                                               NULL};
     struct attn_merge_states_args args = {.struct_size = sizeof args,
                                           .next = c->v.form == MERGE_FP8 ? &quant.ext : NULL,
                                           .instance = backend->instance,
@@ -102,7 +102,7 @@ static void fill_merge(struct image *image, const struct merge_case *c, uint64_t
         }
         if (pick < 2 && random_below(random, 2)) {
             suffix[at] = special[1 - pick]; /* both empty */
-        } else if (pick < 2) { /* behind an empty side nothing counts, not even NaN */
+        } else if (pick < 2) {              /* behind an empty side nothing counts, not even NaN */
             int64_t row = (int64_t)(i % TOKENS) * HEADS + i / TOKENS;
             number_store(image->bytes + c->at[M_PREFIX], row * dims + 3, c->v.dtype, NAN);
         }
@@ -135,21 +135,20 @@ static enum trial_result hold_merge(struct pair *pair, const struct merge_case *
     const uint8_t *expected = pair->expected + out + FIRST_ROW * row;
     const uint8_t *found = pair->found + out + FIRST_ROW * row;
     pair_bind(&rows, NULL, pair->trial->device->device, dtype, 3);
-    bool others = memcmp(pair->found + out, pair->image.bytes + out, FIRST_ROW * row) == 0 &&
-                  memcmp(found + NUM_ROWS * row,
-                         pair->image.bytes + out + (FIRST_ROW + NUM_ROWS) * row,
-                         (TOKENS - FIRST_ROW - NUM_ROWS) * row) == 0;
+    bool others =
+        memcmp(pair->found + out, pair->image.bytes + out, FIRST_ROW * row) == 0 &&
+        memcmp(found + NUM_ROWS * row, pair->image.bytes + out + (FIRST_ROW + NUM_ROWS) * row,
+               (TOKENS - FIRST_ROW - NUM_ROWS) * row) == 0;
     if (!others) {
         return trial_say(pair->trial, TRIAL_FAILED, "rows beside the merged ones were written");
     }
     /* fp8: one step, where a quotient falls between two */
-    struct bound bound = c->v.form == MERGE_FP8 ? (struct bound){2e-3, 0.13}
-                                                : bound_of_dtype(c->v.dtype);
+    struct bound bound =
+        c->v.form == MERGE_FP8 ? (struct bound){2e-3, 0.13} : bound_of_dtype(c->v.dtype);
     if (compare_rows(expected, found, &rows.tensor, dtype, NULL, NUM_ROWS, bound, &worst) > 1) {
-        return trial_say(pair->trial, TRIAL_FAILED,
-                         "merged row %lld, head %d, dim %d is %g, not %g",
-                         (long long)worst.token + FIRST_ROW, worst.head, worst.dim, worst.found,
-                         worst.expected);
+        return trial_say(
+            pair->trial, TRIAL_FAILED, "merged row %lld, head %d, dim %d is %g, not %g",
+            (long long)worst.token + FIRST_ROW, worst.head, worst.dim, worst.found, worst.expected);
     }
     return hold_lse(pair, c);
 }
@@ -159,8 +158,8 @@ static enum trial_result run_merge(struct trial *trial, const void *variant, uin
     struct merge_case c = {.v = *(const struct merge_variant *)variant};
     struct pair pair;
     pair_init(&pair, trial);
-    pair.optional = c.v.form == MERGE_FP8 &&
-                    !(trial->tested->caps.output_forms >> ATTN_OUTPUT_FP8_STATIC & 1);
+    pair.optional =
+        c.v.form == MERGE_FP8 && !(trial->tested->caps.output_forms >> ATTN_OUTPUT_FP8_STATIC & 1);
     for (int32_t i = 0; i < M_SCALE; i++) {
         bool lse = i == M_PREFIX_LSE || i == M_SUFFIX_LSE || i == M_LSE;
         size_t bytes = lse ? TOKENS * HEADS * sizeof(float)

@@ -28,7 +28,8 @@ struct mla_case {
     struct mla_variant v;
     int32_t lens[REQS], starts[REQS + 1];
     int32_t num_tokens;
-    size_t q, rows, context, cache, out, lse, seq_lens, start_loc, table, slots, context_slots, topk;
+    size_t q, rows, context, cache, out, lse, seq_lens, start_loc, table, slots, context_slots,
+        topk;
     int32_t num_context;
     const struct device *device;
 };
@@ -62,28 +63,28 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
                                     .qk_rope_head_dim = ROPE,
                                     .v_head_dim = 128,
                                     .topk = c->v.sparse ? TOPK : 0};
-    s->layer = (struct attn_layer_desc){
-        .struct_size = sizeof s->layer,
-        .next = &s->mla.ext,
-        .name = "mla",
-        .kind = c->v.sparse ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA,
-        .dtype = c->v.dtype,
-        .kv_dtype = c->v.kv_dtype,
-        .num_q_heads = HEADS,
-        .num_kv_heads = 1,
-        .head_size = ROW,
-        .head_size_v = RANK,
-        .scale = (float)(1 / sqrt(192)),
-        .causal = 1,
-        .window_left = -1,
-        .window_right = -1,
-        .block_size = BLOCK,
-        .num_speculative_tokens = c->v.query_len - 1,
-        .k_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
-        .v_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
-        .needs_lse = 1};
-    s->params = (struct attn_layer_params){.struct_size = sizeof s->params, .k_scale_host = 0.05f,
-                                           .v_scale_host = 0.05f};
+    s->layer =
+        (struct attn_layer_desc){.struct_size = sizeof s->layer,
+                                 .next = &s->mla.ext,
+                                 .name = "mla",
+                                 .kind = c->v.sparse ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA,
+                                 .dtype = c->v.dtype,
+                                 .kv_dtype = c->v.kv_dtype,
+                                 .num_q_heads = HEADS,
+                                 .num_kv_heads = 1,
+                                 .head_size = ROW,
+                                 .head_size_v = RANK,
+                                 .scale = (float)(1 / sqrt(192)),
+                                 .causal = 1,
+                                 .window_left = -1,
+                                 .window_right = -1,
+                                 .block_size = BLOCK,
+                                 .num_speculative_tokens = c->v.query_len - 1,
+                                 .k_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
+                                 .v_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
+                                 .needs_lse = 1};
+    s->params = (struct attn_layer_params){
+        .struct_size = sizeof s->params, .k_scale_host = 0.05f, .v_scale_host = 0.05f};
     s->batch = (struct attn_batch){.struct_size = sizeof s->batch,
                                    .num_reqs = REQS,
                                    .num_tokens = c->num_tokens,
@@ -184,16 +185,15 @@ static attn_status call_mla(struct backend *backend, uint8_t *base, struct attn_
     const struct mla_case *c = context;
     const struct device *memory = device.type == ATTN_DEVICE_CPU ? &cpu : c->device;
     const struct attn_kernels *k = &backend->kernels;
-    const struct attn_limits limits = {sizeof limits, NULL,  REQS,  c->num_tokens, c->v.query_len,
-                                       TABLE * BLOCK, TABLE, 0};
+    const struct attn_limits limits = {sizeof limits,  NULL,          REQS,  c->num_tokens,
+                                       c->v.query_len, TABLE * BLOCK, TABLE, 0};
     struct attn_plan_size size = {sizeof size, NULL, 0, 0};
     struct mla_step s;
     uint8_t drained;
     bind_step(&s, c, backend, base, device, stream);
-    attn_status status = k->prepare == NULL
-                             ? ATTN_OK
-                             : k->prepare(backend->instance, &s.layer, &s.params,
-                                          ATTN_PHASE_DECODE, &s.attend.state, error);
+    attn_status status = k->prepare == NULL ? ATTN_OK
+                                            : k->prepare(backend->instance, &s.layer, &s.params,
+                                                         ATTN_PHASE_DECODE, &s.attend.state, error);
     if (status == ATTN_OK && k->plan_size != NULL) {
         status = k->plan_size(backend->instance, s.attend.state, &limits, &size, error);
     }
@@ -210,8 +210,8 @@ static attn_status call_mla(struct backend *backend, uint8_t *base, struct attn_
         status = k->plan(&plan, ATTN_PLAN_EAGER, error);
     }
     if (status == ATTN_OK) {
-        status = c->v.sparse ? k->attend_mla_sparse(&s.attend, error)
-                             : k->attend_mla(&s.attend, error);
+        status =
+            c->v.sparse ? k->attend_mla_sparse(&s.attend, error) : k->attend_mla(&s.attend, error);
     }
     device_read(memory, &drained, base, 1);
     if (s.attend.state != NULL && k->release != NULL) {
@@ -282,8 +282,8 @@ static enum trial_result hold_mla(struct pair *pair, const struct mla_case *c)
                      c->num_tokens, bound_of_case(v), &worst) > 1) {
         return trial_say(pair->trial, TRIAL_FAILED,
                          "out[token %lld, head %d, dim %d] is %g, not %g; allowed error %g",
-                         (long long)worst.token, worst.head, worst.dim, worst.found,
-                         worst.expected, worst.allowed);
+                         (long long)worst.token, worst.head, worst.dim, worst.found, worst.expected,
+                         worst.allowed);
     }
     const float *want = (const float *)(pair->expected + c->lse);
     const float *have = (const float *)(pair->found + c->lse);
@@ -356,9 +356,10 @@ void mla_cases(const struct kernel_sink *sink)
     char name[128];
     for (int32_t i = 0; i < 3 * 3 * 4; i++) {
         int32_t dtype = i / 12, kv = i / 4 % 3;
-        struct mla_variant v = {dtype, kv == 0 ? kv_of_dtype[dtype]
-                                       : kv == 1 ? ATTN_KV_FP8_E4M3
-                                                 : ATTN_KV_FP8_DS_MLA,
+        struct mla_variant v = {dtype,
+                                kv == 0   ? kv_of_dtype[dtype]
+                                : kv == 1 ? ATTN_KV_FP8_E4M3
+                                          : ATTN_KV_FP8_DS_MLA,
                                 i & 1, (i & 2) != 0, 1 + (i / 2 + i) % 2};
         uint64_t kernel = v.sparse ? ATTN_KERNEL_ATTEND_MLA_SPARSE : ATTN_KERNEL_ATTEND_MLA;
         bool cached = (caps->kv_dtypes >> v.kv_dtype & 1) ||

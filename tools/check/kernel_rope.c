@@ -68,10 +68,13 @@ static bool make_tables(struct tables *t, const struct device *device, const str
     for (int32_t i = 0; i < 3; i++) {
         t->shapes[i][0] = i == 0 ? MAX_POSITION : d;
         t->shapes[i][1] = rotary;
-        t->tensors[i] =
-            (struct attn_tensor){t->memory + at[i],  device->device,
-                                 i == 0 ? 2 : 1,     number_dtype(i == 0 ? table : dtype),
-                                 t->shapes[i], NULL, 0};
+        t->tensors[i] = (struct attn_tensor){t->memory + at[i],
+                                             device->device,
+                                             i == 0 ? 2 : 1,
+                                             number_dtype(i == 0 ? table : dtype),
+                                             t->shapes[i],
+                                             NULL,
+                                             0};
     }
     t->rope = (struct attn_io_rope){.ext = {ATTN_EXT_IO_ROPE, 0, sizeof t->rope, NULL},
                                     .form = v->form,
@@ -186,19 +189,16 @@ static enum trial_result rope(struct trial *trial, const struct problem *p,
     enum trial_result result = TRIAL_FAILED;
     if (!side_init(&reference, trial->reference, &cpu, p) ||
         !side_init(&tested, trial->tested, trial->device, p) ||
-        !make_tables(&theirs, &cpu, p, v, seed) ||
-        !make_tables(&ours, trial->device, p, v, seed)) {
+        !make_tables(&theirs, &cpu, p, v, seed) || !make_tables(&ours, trial->device, p, v, seed)) {
         trial_say(trial, TRIAL_FAILED, "no memory for the case");
     } else {
         attn_status status = call_rope(&reference, &theirs, &error);
         attn_status other = status == ATTN_OK ? call_rope(&tested, &ours, &error) : status;
         if (status == ATTN_OK && other == ATTN_ERROR_UNSUPPORTED) {
-            result = trial_say(trial, TRIAL_SKIPPED, "refused: %s: %s", error.field,
-                               error.message);
+            result = trial_say(trial, TRIAL_SKIPPED, "refused: %s: %s", error.field, error.message);
         } else {
-            result = other == ATTN_OK
-                         ? hold_rope(trial, p, &reference, &tested)
-                         : trial_call_failed(trial, "rope_write_kv", other, &error);
+            result = other == ATTN_OK ? hold_rope(trial, p, &reference, &tested)
+                                      : trial_call_failed(trial, "rope_write_kv", other, &error);
         }
     }
     device_free(&cpu, theirs.memory);

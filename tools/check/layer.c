@@ -17,8 +17,8 @@ void case_layer(const struct factor_value *v, struct attn_layer_desc *layer)
         .name = "case",
         .kind = !paged                             ? v[FACTOR_KIND].a
                 : v[FACTOR_SHAPE].a == SHAPE_CROSS ? ATTN_LAYER_CROSS
-                : v[FACTOR_STATIC_SINK].a ? ATTN_LAYER_STATIC_SINK
-                                          : ATTN_LAYER_DECODER,
+                : v[FACTOR_STATIC_SINK].a          ? ATTN_LAYER_STATIC_SINK
+                                                   : ATTN_LAYER_DECODER,
         .dtype = v[FACTOR_DTYPE].a,
         .kv_dtype = v[FACTOR_KV_DTYPE].a,
         .num_q_heads = v[FACTOR_HEADS].a,
@@ -44,8 +44,12 @@ void case_layer(const struct factor_value *v, struct attn_layer_desc *layer)
         .num_speculative_tokens = v[FACTOR_SHAPE].a == SHAPE_SPECULATIVE ? 3 : 0,
         .q_scale_form = v[FACTOR_QUERY].a ? v[FACTOR_QUERY].b : ATTN_SCALE_NONE,
         .q_dtype = v[FACTOR_QUERY].a,
-        .k_scale_form = fp8 ? v[FACTOR_SCALES].a : global ? ATTN_SCALE_PER_TENSOR : 0,
-        .v_scale_form = fp8 ? v[FACTOR_SCALES].b : global ? ATTN_SCALE_PER_TENSOR : 0,
+        .k_scale_form = fp8      ? v[FACTOR_SCALES].a
+                        : global ? ATTN_SCALE_PER_TENSOR
+                                 : 0,
+        .v_scale_form = fp8      ? v[FACTOR_SCALES].b
+                        : global ? ATTN_SCALE_PER_TENSOR
+                                 : 0,
         .p_scale_form = v[FACTOR_P_SCALE].a,
         .needs_lse = v[FACTOR_LSE].a != 0,
         .needs_block_table_row = v[FACTOR_TABLE_ROW].a,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attn-check: holds a backend to everything that it declares, against cpu_ref, through the public ABI. */
+/* attn-check: holds a backend to everything that it declares, against cpu_ref, through the public
+ * ABI. */
 #include <fnmatch.h>
 #include <getopt.h>
 #include <stdio.h>
@@ -66,13 +67,12 @@ static int fail_with(const char *what, const struct attn_error *error, int code)
 static int parse(int argc, char **argv, struct options *options)
 {
     static const struct option names[] = {
-        {"quick", no_argument, NULL, 'q'},         {"full", no_argument, NULL, 'f'},
-        {"filter", required_argument, NULL, 'g'},  {"seed", required_argument, NULL, 's'},
-        {"list", no_argument, NULL, 'l'},          {"junit", required_argument, NULL, 'u'},
-        {"json", no_argument, NULL, 'j'},          {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'v'},       {"fail-fast", no_argument, NULL, 'x'},
-        {"expect", required_argument, NULL, 'e'},
-        {NULL, 0, NULL, 0}};
+        {"quick", no_argument, NULL, 'q'},        {"full", no_argument, NULL, 'f'},
+        {"filter", required_argument, NULL, 'g'}, {"seed", required_argument, NULL, 's'},
+        {"list", no_argument, NULL, 'l'},         {"junit", required_argument, NULL, 'u'},
+        {"json", no_argument, NULL, 'j'},         {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'v'},      {"fail-fast", no_argument, NULL, 'x'},
+        {"expect", required_argument, NULL, 'e'}, {NULL, 0, NULL, 0}};
     char *end = NULL;
     int c;
     *options = (struct options){.seed = 1};
@@ -251,8 +251,9 @@ static bool run_engines(struct run *run)
             puts(full_name);
             continue;
         }
-        tell(run, full_name, engine_trial(&run->trial, run->core, &space, &cases[i],
-                                          run->options->seed + (uint64_t)i, way));
+        tell(run, full_name,
+             engine_trial(&run->trial, run->core, &space, &cases[i],
+                          run->options->seed + (uint64_t)i, way));
     }
     free(cases);
     case_space_finish(&space);
@@ -263,10 +264,10 @@ static bool declared_slots_there(const struct backend *backend, struct attn_erro
 {
     const struct attn_kernels *k = &backend->kernels;
     const bool there[ATTN_KERNEL_COUNT] = {
-        k->attend != NULL,        k->write_kv != NULL,          k->merge_states != NULL,
-        k->rope_write_kv != NULL, k->attend_mla != NULL,        k->attend_mla_sparse != NULL,
-        k->gather_kv != NULL,     k->gated_delta != NULL,       k->batched_gemm != NULL,
-        k->quantize != NULL,      k->amax != NULL,              k->copy_blocks != NULL,
+        k->attend != NULL,        k->write_kv != NULL,    k->merge_states != NULL,
+        k->rope_write_kv != NULL, k->attend_mla != NULL,  k->attend_mla_sparse != NULL,
+        k->gather_kv != NULL,     k->gated_delta != NULL, k->batched_gemm != NULL,
+        k->quantize != NULL,      k->amax != NULL,        k->copy_blocks != NULL,
         k->copy != NULL,          k->fill != NULL};
     for (int32_t i = 0; i < ATTN_KERNEL_COUNT; i++) {
         if (there[i] != (backend->caps.kernels >> i & 1)) {

@@ -135,8 +135,7 @@ static attn_status starts_decrease(struct spoilt *s)
 {
     struct attn_batch batch = s->side->binding.batch;
     int32_t starts[PROBLEM_MAX_REQS + 1];
-    memcpy(starts, batch.query_start_loc_host,
-           (size_t)(batch.num_reqs + 1) * sizeof *starts);
+    memcpy(starts, batch.query_start_loc_host, (size_t)(batch.num_reqs + 1) * sizeof *starts);
     starts[1] = starts[2] + 1;
     batch.query_start_loc_host = starts;
     return plan(s, &batch);
@@ -375,9 +374,8 @@ static enum trial_result spoil_step(struct trial *trial, const struct malformed_
     }
     status = plan(&s, &b->batch);
     const struct attn_step_io io = engine_io(problem, tested);
-    status = status == ATTN_OK
-                 ? api->run(engine->plans[0].plan, engine->layer, &io, error)
-                 : status;
+    status =
+        status == ATTN_OK ? api->run(engine->plans[0].plan, engine->layer, &io, error) : status;
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "the step afterwards", status, error);
     }

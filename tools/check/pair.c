@@ -80,8 +80,8 @@ struct pair_tensor pair_rows(int64_t rows, int64_t heads, int64_t dims)
 struct attn_tensor *pair_bind(struct pair_tensor *shaped, void *data, struct attn_device device,
                               int32_t dtype, int32_t ndim)
 {
-    shaped->tensor = (struct attn_tensor){
-        data, device, ndim, number_dtype(dtype), shaped->shape, shaped->strides, 0};
+    shaped->tensor = (struct attn_tensor){data,          device,          ndim, number_dtype(dtype),
+                                          shaped->shape, shaped->strides, 0};
     return &shaped->tensor;
 }
 

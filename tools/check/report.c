@@ -138,7 +138,8 @@ bool report_junit(const struct report *report, const char *file)
             fputs("\"/>\n", out);
             continue;
         }
-        fputs(line->result == TRIAL_FAILED ? "\"><failure message=\"" : "\"><skipped message=\"", out);
+        fputs(line->result == TRIAL_FAILED ? "\"><failure message=\"" : "\"><skipped message=\"",
+              out);
         put_xml(out, line->message ? line->message : "");
         fputs("\"/></testcase>\n", out);
     }

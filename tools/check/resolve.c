@@ -53,8 +53,8 @@ attn_status resolve(struct resolved *resolved, const char *target, struct attn_e
     if (status != ATTN_OK) {
         return status;
     }
-    status = find_file(api, runtime, "cpu_ref", resolved->reference, sizeof resolved->reference,
-                       error);
+    status =
+        find_file(api, runtime, "cpu_ref", resolved->reference, sizeof resolved->reference, error);
     if (status == ATTN_OK && is_path(target)) {
         resolved->name = NULL;
         char *absolute = realpath(target, NULL);

@@ -11,8 +11,8 @@ struct resolved {
     const char *name;     /* the backend wanted of it; NULL: the first */
 };
 
-/* `target` is borrowed by `resolved`. A path (with a '/' or ending in .so) is taken as it is; a name is looked up among
- * the backends that the core finds. */
+/* `target` is borrowed by `resolved`. A path (with a '/' or ending in .so) is taken as it is; a
+ * name is looked up among the backends that the core finds. */
 attn_status resolve(struct resolved *resolved, const char *target, struct attn_error *error);
 
 #endif

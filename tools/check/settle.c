@@ -49,8 +49,7 @@ static void settle_cache(const struct case_space *space, struct attend_case *c)
         case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K) {
         set(space, c, FACTOR_SCALE_PLACE, SCALES_APART); /* planes of their own */
     }
-    bool scaled = kv_is_fp8(kv) || kv == ATTN_KV_NVFP4 ||
-                  case_value(space, c, FACTOR_QUERY).a != 0;
+    bool scaled = kv_is_fp8(kv) || kv == ATTN_KV_NVFP4 || case_value(space, c, FACTOR_QUERY).a != 0;
     if (!kv_has_row_scales(kv)) {
         off(c, FACTOR_SCALE_PLACE);
     }
@@ -129,8 +128,8 @@ uint64_t case_terms(const struct factor_value *v)
 
 uint64_t case_features(const struct factor_value *v)
 {
-    uint64_t features = shape_is_paged(v[FACTOR_SHAPE].a) ? ATTN_FEATURE_PAGED_KV
-                                                          : ATTN_FEATURE_CONTIGUOUS_KV;
+    uint64_t features =
+        shape_is_paged(v[FACTOR_SHAPE].a) ? ATTN_FEATURE_PAGED_KV : ATTN_FEATURE_CONTIGUOUS_KV;
     features |= v[FACTOR_LSE].a ? ATTN_FEATURE_LSE : 0;
     features |= v[FACTOR_TABLE_ROW].a ? ATTN_FEATURE_BLOCK_TABLE_ROW : 0;
     features |= v[FACTOR_LENGTHS].a == LENGTHS_DEVICE ? ATTN_FEATURE_DEVICE_SEQ_LENS : 0;
@@ -177,9 +176,9 @@ bool case_of_cache(const struct case_space *space, int32_t dtype, int32_t kv_dty
                    struct attend_case *c)
 {
     *c = (struct attend_case){{0}};
-    bool there = (set(space, c, FACTOR_SHAPE, SHAPE_EXTEND) ||
-                  set(space, c, FACTOR_SHAPE, SHAPE_DECODE)) &&
-                 set(space, c, FACTOR_DTYPE, dtype) && set(space, c, FACTOR_KV_DTYPE, kv_dtype);
+    bool there =
+        (set(space, c, FACTOR_SHAPE, SHAPE_EXTEND) || set(space, c, FACTOR_SHAPE, SHAPE_DECODE)) &&
+        set(space, c, FACTOR_DTYPE, dtype) && set(space, c, FACTOR_KV_DTYPE, kv_dtype);
     set(space, c, FACTOR_CAUSAL, CAUSAL_YES);
     for (int32_t size = 0; there && size < space->factors[FACTOR_HEAD_SIZE].count; size++) {
         for (int32_t block = 0; block < space->factors[FACTOR_BLOCK_SIZE].count; block++) {

@@ -65,11 +65,14 @@ attn_status side_prepare(struct side *side, const struct problem *problem, int32
                          struct attn_error *error)
 {
     const struct attn_kernels *kernels = &side->backend->kernels;
-    struct attn_limits limits = {sizeof limits, NULL, problem->num_reqs * factor,
+    struct attn_limits limits = {sizeof limits,
+                                 NULL,
+                                 problem->num_reqs * factor,
                                  problem->num_tokens * factor,
                                  side->binding.batch.max_query_len * factor,
                                  side->binding.batch.max_seq_len * factor,
-                                 (int32_t)problem->table_stride * factor, 0};
+                                 (int32_t)problem->table_stride * factor,
+                                 0};
     struct attn_plan_size size = {sizeof size, NULL, 0, 0};
     attn_status status = ATTN_OK;
     if (kernels->prepare != NULL) {
@@ -122,9 +125,9 @@ attn_status side_restore(struct side *side, const struct problem *problem)
     batch->seq_lens_host = batch->seq_lens_host != NULL ? (const int32_t *)lengths : NULL;
     batch->encoder_seq_lens_host =
         batch->encoder_seq_lens_host != NULL ? (const int32_t *)lengths : NULL;
-    bool ok = device_read(side->device, &drained, seq_lens, 1) &&
-              device_write(side->device, seq_lens, lengths,
-                           (size_t)problem->num_reqs * sizeof(int32_t));
+    bool ok =
+        device_read(side->device, &drained, seq_lens, 1) &&
+        device_write(side->device, seq_lens, lengths, (size_t)problem->num_reqs * sizeof(int32_t));
     return ok ? ATTN_OK : ATTN_ERROR_DEVICE;
 }
 

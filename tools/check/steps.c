@@ -20,13 +20,14 @@ static void *run_lane(void *argument)
     lane->result = TRIAL_SKIPPED;
     if (!device_enter(lane->trial.device)) {
         lane->result = TRIAL_FAILED;
-        snprintf(lane->trial.message, sizeof lane->trial.message, "a thread cannot enter the device");
+        snprintf(lane->trial.message, sizeof lane->trial.message,
+                 "a thread cannot enter the device");
         return NULL;
     }
     for (int32_t i = lane->first; i < lane->from->num_cases && i < 2 * CASES_EACH; i += 2) {
-        enum trial_result result = trial_attend(&lane->trial, lane->from->space,
-                                                &lane->from->cases[i], lane->seed + (uint64_t)i,
-                                                TRIAL_PLAIN);
+        enum trial_result result =
+            trial_attend(&lane->trial, lane->from->space, &lane->from->cases[i],
+                         lane->seed + (uint64_t)i, TRIAL_PLAIN);
         if (result == TRIAL_FAILED) {
             lane->result = result;
             break;

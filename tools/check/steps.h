@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Promises about steps as such: threads beside each other, and the same bits whatever else is in the batch. */
+/* Promises about steps as such: threads beside each other, and the same bits whatever else is in
+ * the batch. */
 #ifndef CHECK_STEPS_H
 #define CHECK_STEPS_H
 

@@ -142,8 +142,9 @@ bool trial_serves(void *user, const struct factor_value *v)
            trial_supports(trial, trial->tested, &layer, case_phase(v));
 }
 
-/* After the whole batch: every request again as a batch of its own, over the same outputs, which must not change by
- * a bit. Views with query_start_loc[0] above 0 are what the core hands out, too. */
+/* After the whole batch: every request again as a batch of its own, over the same outputs, which
+ * must not change by a bit. Views with query_start_loc[0] above 0 are what the core hands out, too.
+ */
 static enum trial_result run_alone(struct trial *trial, const struct problem *problem,
                                    struct side *tested, struct attn_error *error)
 {
@@ -189,15 +190,16 @@ static enum trial_result run_alone(struct trial *trial, const struct problem *pr
     } else if (result == TRIAL_PASSED &&
                (!device_read(tested->device, alone, tested->memory, bytes) ||
                 memcmp(alone, together, problem->image.used) != 0)) {
-        result = trial_say(trial, TRIAL_FAILED, "a request alone gives other bits than in its batch");
+        result =
+            trial_say(trial, TRIAL_FAILED, "a request alone gives other bits than in its batch");
     }
     free(together);
     free(alone);
     return result;
 }
 
-/* The step's keys by the backend's own kernel. In a quantized cache the reference's bytes take their
- * place afterwards, so that a code one step off is not an error of the attend. */
+/* The step's keys by the backend's own kernel. In a quantized cache the reference's bytes take
+ * their place afterwards, so that a code one step off is not an error of the attend. */
 static enum trial_result write_keys(struct trial *trial, const struct problem *problem,
                                     const struct side *reference, struct side *tested)
 {
@@ -213,13 +215,12 @@ static enum trial_result write_keys(struct trial *trial, const struct problem *p
     }
     uint8_t *found = malloc(problem->image.size);
     enum trial_result result =
-        found != NULL &&
-                device_read(tested->device, found, tested->memory, problem->image.size)
+        found != NULL && device_read(tested->device, found, tested->memory, problem->image.size)
             ? hold_cache(trial, problem, reference->memory, found)
             : trial_say(trial, TRIAL_FAILED, "the cache cannot be read back");
     free(found);
-    if (result == TRIAL_PASSED && !device_write(tested->device, tested->memory + first,
-                                                reference->memory + first, bytes)) {
+    if (result == TRIAL_PASSED &&
+        !device_write(tested->device, tested->memory + first, reference->memory + first, bytes)) {
         result = trial_say(trial, TRIAL_FAILED, "the cache cannot be written");
     }
     return result;

@@ -31,8 +31,8 @@ struct trial {
     struct backend *tested;
     const struct device *device;
     char message[ATTN_ERROR_MESSAGE_SIZE + 80]; /* why it failed or was skipped */
-    double max_error; /* largest error over its bound seen so far */
-    bool concurrent;  /* another thread runs beside: its allocations cannot be told apart */
+    double max_error;                           /* largest error over its bound seen so far */
+    bool concurrent; /* another thread runs beside: its allocations cannot be told apart */
 };
 
 /* Keeps the message and gives `result`. */

@@ -21,13 +21,12 @@ static bool names_field(struct core *core, const attn_assignment *assignment, co
     const struct attn_api *api = core->api;
     for (int32_t i = 0; i < api->backend_count(core->runtime); i++) {
         struct attn_backend_info info = {.struct_size = sizeof info};
-        bool ours = api->backend_info(core->runtime, i, &info) == ATTN_OK &&
-                    info.caps == core->caps;
+        bool ours =
+            api->backend_info(core->runtime, i, &info) == ATTN_OK && info.caps == core->caps;
         for (int32_t phase = 0; ours && phase < ATTN_PHASE_COUNT; phase++) {
             struct attn_reason reason = {.struct_size = sizeof reason};
-            for (int32_t j = 0; api->assignment_reason(assignment, 0, phase, i, j, &reason) ==
-                                ATTN_OK;
-                 j++) {
+            for (int32_t j = 0;
+                 api->assignment_reason(assignment, 0, phase, i, j, &reason) == ATTN_OK; j++) {
                 if (strcmp(reason.field, field) == 0 && reason.asked[0] != '\0' &&
                     reason.supported[0] != '\0') {
                     return true;
@@ -60,8 +59,8 @@ static void ask_plugin(struct trial *trial, const struct attn_layer_desc *layer)
             status = tested->plugin->supports(&tested->caps, layer, phase, &sink, &error);
         }
         if (status == ATTN_OK && tested->kernels.prepare != NULL) {
-            status = tested->kernels.prepare(tested->instance, layer, &params, phase, &state,
-                                             &error);
+            status =
+                tested->kernels.prepare(tested->instance, layer, &params, phase, &state, &error);
         }
         if (status == ATTN_OK && state != NULL && tested->kernels.release != NULL) {
             tested->kernels.release(tested->instance, state);
@@ -74,15 +73,13 @@ static enum trial_result run_undeclared(struct trial *trial, const void *variant
     const struct undeclared *u = variant;
     const struct attn_api *api = u->core->api;
     const struct attn_layer_desc *layers[] = {&u->layer};
-    struct attn_select_options options = {.struct_size = sizeof options,
-                                          .device = u->core->device,
-                                          .backend = u->core->order};
+    struct attn_select_options options = {
+        .struct_size = sizeof options, .device = u->core->device, .backend = u->core->order};
     struct attn_error error = ATTN_ERROR_INIT;
     attn_assignment *assignment = NULL;
     (void)seed;
     ask_plugin(trial, &u->layer);
-    attn_status status =
-        api->select(u->core->runtime, &options, layers, 1, &assignment, &error);
+    attn_status status = api->select(u->core->runtime, &options, layers, 1, &assignment, &error);
     if (status == ATTN_OK) {
         api->assignment_destroy(assignment);
         return u->composable ? TRIAL_PASSED
@@ -184,10 +181,14 @@ static void try_terms(const struct negative_sink *sink, const struct attn_layer_
 {
     const struct attn_backend_caps *caps = sink->cases->caps;
     struct undeclared u[] = {
-        {.layer = *base, .field = "sliding_window"},   {.layer = *base, .field = "soft_cap"},
-        {.layer = *base, .field = "alibi"},            {.layer = *base, .field = "alibi_sqrt"},
-        {.layer = *base, .field = "sinks"},            {.layer = *base, .field = "prefix_lm"},
-        {.layer = *base, .field = "tree_mask"},        {.layer = *base, .field = "tree_mask"},
+        {.layer = *base, .field = "sliding_window"},
+        {.layer = *base, .field = "soft_cap"},
+        {.layer = *base, .field = "alibi"},
+        {.layer = *base, .field = "alibi_sqrt"},
+        {.layer = *base, .field = "sinks"},
+        {.layer = *base, .field = "prefix_lm"},
+        {.layer = *base, .field = "tree_mask"},
+        {.layer = *base, .field = "tree_mask"},
         {.layer = *base, .field = "causal_per_request"},
         {.layer = *base, .field = "chunk_size", .composable = true},
         {.layer = *base, .field = "sink_len", .composable = true},

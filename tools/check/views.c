@@ -140,8 +140,7 @@ bool views_aligned(const struct factor_value *v, int32_t alignment)
         struct attn_kv_view view;
         views_make(v, value, 1, origin, origin, &view);
         if (view.stride_block % alignment != 0 || view.stride_slot % alignment != 0 ||
-            view.stride_head % alignment != 0 ||
-            (int64_t)((uintptr_t)view.data) % alignment != 0) {
+            view.stride_head % alignment != 0 || (int64_t)((uintptr_t)view.data) % alignment != 0) {
             return false;
         }
     }

@@ -50,8 +50,7 @@ static attn_status init_cuda(struct device *device, struct attn_error *error)
                  find(device->driver, "cuStreamDestroy_v2", &device->stream_destroy) &&
                  find(device->driver, "cuStreamBeginCapture_v2", &device->capture_begin) &&
                  find(device->driver, "cuStreamEndCapture", &device->capture_end) &&
-                 find(device->driver, "cuGraphInstantiateWithFlags",
-                      &device->graph_instantiate) &&
+                 find(device->driver, "cuGraphInstantiateWithFlags", &device->graph_instantiate) &&
                  find(device->driver, "cuGraphLaunch", &device->graph_launch) &&
                  find(device->driver, "cuGraphDestroy", &device->graph_destroy) &&
                  find(device->driver, "cuGraphExecDestroy", &device->exec_destroy);

@@ -22,7 +22,8 @@ static void own_folder(char *folder, size_t size)
 attn_status library_open(const struct attn_api **api, struct attn_error *error)
 {
     /* From build/tools/NAME, from an installed bin/NAME, by the loader's own search. */
-    static const char *const places[] = {"../core/" CORE_NAME, "../" ATTN_LIBDIR "/" CORE_NAME, NULL};
+    static const char *const places[] = {"../core/" CORE_NAME, "../" ATTN_LIBDIR "/" CORE_NAME,
+                                         NULL};
     char folder[3072], path[4096];
     void *library = NULL, *symbol = NULL;
     attn_get_api_fn *get_api;
@@ -43,7 +44,8 @@ attn_status library_open(const struct attn_api **api, struct attn_error *error)
         const char *why = dlerror();
         error->status = ATTN_ERROR_NOT_FOUND;
         snprintf(error->field, sizeof error->field, "%s", CORE_NAME);
-        snprintf(error->message, sizeof error->message, "%s", why != NULL ? why : "no entry symbol");
+        snprintf(error->message, sizeof error->message, "%s",
+                 why != NULL ? why : "no entry symbol");
         return ATTN_ERROR_NOT_FOUND;
     }
     memcpy(&get_api, &symbol, sizeof get_api);

@@ -84,15 +84,18 @@ static int32_t read_dtype(const cJSON *text)
 {
     const char *name = read_text(text, "torch_dtype");
     name = name[0] != '\0' ? name : read_text(text, "dtype");
-    return strcmp(name, "float16") == 0    ? ATTN_DTYPE_F16
-           : strcmp(name, "bfloat16") == 0 ? ATTN_DTYPE_BF16
-                                           : ATTN_DTYPE_F32; /* what Transformers takes where none is named */
+    return strcmp(name, "float16") == 0 ? ATTN_DTYPE_F16
+           : strcmp(name, "bfloat16") == 0
+               ? ATTN_DTYPE_BF16
+               : ATTN_DTYPE_F32; /* what Transformers takes where none is named */
 }
 
 void read_heads(struct reading *r, const cJSON *text, struct attn_layer_desc *desc)
 {
-    int32_t heads = read_int(r, text, "num_attention_heads", read_int(r, text, "n_head", 0, 1, 4096), 1, 4096);
-    int32_t hidden = read_int(r, text, "hidden_size", read_int(r, text, "n_embed", 0, 1, 1 << 20), 1, 1 << 20);
+    int32_t heads =
+        read_int(r, text, "num_attention_heads", read_int(r, text, "n_head", 0, 1, 4096), 1, 4096);
+    int32_t hidden =
+        read_int(r, text, "hidden_size", read_int(r, text, "n_embed", 0, 1, 1 << 20), 1, 1 << 20);
     if (heads <= 0) {
         fail(r, "num_attention_heads", "is missing; 1 to 4096 are allowed");
         heads = 1;
@@ -101,8 +104,8 @@ void read_heads(struct reading *r, const cJSON *text, struct attn_layer_desc *de
     desc->num_kv_heads = read_int(r, text, "num_key_value_heads", heads, 1, 4096);
     desc->head_size = read_int(r, text, "head_dim", hidden / heads, 8, 512);
     if (desc->num_q_heads % desc->num_kv_heads != 0) {
-        fail(r, "num_key_value_heads", "%d does not divide num_attention_heads %d", desc->num_kv_heads,
-             desc->num_q_heads);
+        fail(r, "num_key_value_heads", "%d does not divide num_attention_heads %d",
+             desc->num_kv_heads, desc->num_q_heads);
     }
     if (desc->head_size < 8 || desc->head_size % 8 != 0) {
         fail(r, "head_dim", "%d; multiples of 8 up to 512 are allowed", desc->head_size);
@@ -116,7 +119,8 @@ void read_heads(struct reading *r, const cJSON *text, struct attn_layer_desc *de
 }
 
 /* "sliding_attention", "full_attention", "chunked_attention" or "linear_attention" of layer i. */
-static const char *layer_type(struct reading *r, const cJSON *text, const char *model_type, int32_t i)
+static const char *layer_type(struct reading *r, const cJSON *text, const char *model_type,
+                              int32_t i)
 {
     const cJSON *types = cJSON_GetObjectItemCaseSensitive(text, "layer_types");
     int32_t pattern = read_int(r, text, "sliding_window_pattern", 0, 1, 1024);
@@ -125,8 +129,10 @@ static const char *layer_type(struct reading *r, const cJSON *text, const char *
     if (type != NULL) {
         return type;
     }
-    if (strcmp(model_type, "llama4_text") == 0) { /* every fourth layer has no rotation and sees all */
-        const cJSON *no_rope = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(text, "no_rope_layers"), i);
+    /* every fourth layer has no rotation and sees all */
+    if (strcmp(model_type, "llama4_text") == 0) {
+        const cJSON *no_rope =
+            cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(text, "no_rope_layers"), i);
         bool full = no_rope != NULL ? no_rope->valueint == 0 : (i + 1) % 4 == 0;
         return full ? "full_attention" : "chunked_attention";
     }
@@ -142,12 +148,13 @@ static const char *layer_type(struct reading *r, const cJSON *text, const char *
     return "full_attention";
 }
 
-/* What YaRN puts on queries and keys where a rotary embedding's own factor leaves it to the scale (DeepSeek's
- * yarn_get_mscale): 0.1 mscale_all_dim ln(factor) + 1. */
+/* What YaRN puts on queries and keys where a rotary embedding's own factor leaves it to the scale
+ * (DeepSeek's yarn_get_mscale): 0.1 mscale_all_dim ln(factor) + 1. */
 static double yarn_scale(struct reading *r, const cJSON *text)
 {
     const cJSON *scaling = cJSON_GetObjectItemCaseSensitive(text, "rope_scaling");
-    double all_dims = read_number(r, scaling, "mscale_all_dim", 0), factor = read_number(r, scaling, "factor", 1);
+    double all_dims = read_number(r, scaling, "mscale_all_dim", 0),
+           factor = read_number(r, scaling, "factor", 1);
     return all_dims > 0 && factor > 1 ? 0.1 * all_dims * log(factor) + 1 : 1;
 }
 
@@ -155,19 +162,21 @@ static void make_mla(struct reading *r, const cJSON *text, struct model_layer *l
 {
     struct attn_mla_desc *mla = &layer->mla;
     struct attn_layer_desc *desc = &layer->desc;
-    *mla = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof *mla, NULL},
-                                  .kv_lora_rank = read_int(r, text, "kv_lora_rank", 512, 8, 1024),
-                                  .qk_nope_head_dim = read_int(r, text, "qk_nope_head_dim", 128, 8, 512),
-                                  .qk_rope_head_dim = read_int(r, text, "qk_rope_head_dim", 64, 8, 512),
-                                  .v_head_dim = read_int(r, text, "v_head_dim", 128, 8, 512),
-                                  .topk = read_int(r, text, "index_topk", 0, 1, 1 << 20),
-                                  .absorb_in_core = 1,
-                                  .weight_dtype = desc->dtype};
+    *mla = (struct attn_mla_desc){
+        .ext = {ATTN_EXT_MLA_DESC, 0, sizeof *mla, NULL},
+        .kv_lora_rank = read_int(r, text, "kv_lora_rank", 512, 8, 1024),
+        .qk_nope_head_dim = read_int(r, text, "qk_nope_head_dim", 128, 8, 512),
+        .qk_rope_head_dim = read_int(r, text, "qk_rope_head_dim", 64, 8, 512),
+        .v_head_dim = read_int(r, text, "v_head_dim", 128, 8, 512),
+        .topk = read_int(r, text, "index_topk", 0, 1, 1 << 20),
+        .absorb_in_core = 1,
+        .weight_dtype = desc->dtype};
     desc->kind = mla->topk > 0 ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA;
     desc->num_kv_heads = 1;
     desc->head_size = mla->kv_lora_rank + mla->qk_rope_head_dim;
     desc->head_size_v = mla->v_head_dim;
-    double scale = 1 / sqrt(mla->qk_nope_head_dim + mla->qk_rope_head_dim), yarn = yarn_scale(r, text);
+    double scale = 1 / sqrt(mla->qk_nope_head_dim + mla->qk_rope_head_dim),
+           yarn = yarn_scale(r, text);
     desc->scale = (float)(scale * yarn * yarn);
     desc->next = &mla->ext;
 }
@@ -175,15 +184,16 @@ static void make_mla(struct reading *r, const cJSON *text, struct model_layer *l
 static void make_gdn(struct reading *r, const cJSON *text, struct model_layer *layer)
 {
     struct attn_gdn_desc *gdn = &layer->gdn;
-    *gdn = (struct attn_gdn_desc){.ext = {ATTN_EXT_GDN_DESC, 0, sizeof *gdn, NULL},
-                                  .num_k_heads = read_int(r, text, "linear_num_key_heads", 16, 1, 1024),
-                                  .num_v_heads = read_int(r, text, "linear_num_value_heads", 32, 1, 1024),
-                                  .head_size_k = read_int(r, text, "linear_key_head_dim", 128, 8, 512),
-                                  .head_size_v = read_int(r, text, "linear_value_head_dim", 128, 8, 512),
-                                  .conv_width = read_int(r, text, "linear_conv_kernel_dim", 4, 1, 64),
-                                  .conv_silu = 1,
-                                  .qk_l2norm = 1,
-                                  .state_dtype = ATTN_DTYPE_F32};
+    *gdn = (struct attn_gdn_desc){
+        .ext = {ATTN_EXT_GDN_DESC, 0, sizeof *gdn, NULL},
+        .num_k_heads = read_int(r, text, "linear_num_key_heads", 16, 1, 1024),
+        .num_v_heads = read_int(r, text, "linear_num_value_heads", 32, 1, 1024),
+        .head_size_k = read_int(r, text, "linear_key_head_dim", 128, 8, 512),
+        .head_size_v = read_int(r, text, "linear_value_head_dim", 128, 8, 512),
+        .conv_width = read_int(r, text, "linear_conv_kernel_dim", 4, 1, 64),
+        .conv_silu = 1,
+        .qk_l2norm = 1,
+        .state_dtype = ATTN_DTYPE_F32};
     layer->desc.kind = ATTN_LAYER_GDN;
     layer->desc.num_q_heads = layer->desc.num_kv_heads = gdn->num_k_heads;
     layer->desc.head_size = gdn->head_size_k;
@@ -210,7 +220,8 @@ static void make_decoder(struct reading *r, const cJSON *text, const char *model
         return;
     }
     bool all_slide = strcmp(model_type, "mistral") == 0 || strcmp(model_type, "mixtral") == 0;
-    if (window > 0 && !cJSON_IsFalse(use_window) && (all_slide || strcmp(type, "sliding_attention") == 0)) {
+    if (window > 0 && !cJSON_IsFalse(use_window) &&
+        (all_slide || strcmp(type, "sliding_attention") == 0)) {
         desc->has_window = 1;
         desc->window_left = window - 1;
         desc->window_right = 0;
@@ -224,8 +235,8 @@ static void make_decoder(struct reading *r, const cJSON *text, const char *model
 
 static void read_decoder(struct reading *r, const cJSON *text, const char *model_type)
 {
-    int32_t layers = read_int(r, text, "num_hidden_layers", read_int(r, text, "n_layer", 0, 1, MAX_LAYERS), 1,
-                              MAX_LAYERS);
+    int32_t layers = read_int(r, text, "num_hidden_layers",
+                              read_int(r, text, "n_layer", 0, 1, MAX_LAYERS), 1, MAX_LAYERS);
     if (layers <= 0) {
         fail(r, "num_hidden_layers", "is missing; 1 to %d are allowed", MAX_LAYERS);
     }
@@ -254,9 +265,10 @@ static char *read_file(const char *file, struct reading *r)
 /* Decoders whose layers are read as their own models define them. */
 static bool is_known(const char *model_type)
 {
-    static const char *const known[] = {"llama", "llama4_text", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss",
-                                        "mistral", "mixtral", "bloom", "deepseek_v3", "deepseek_v32", "qwen2", "qwen3",
-                                        "qwen3_next", "qwen2_5_vl", "qwen2_5_vl_text"};
+    static const char *const known[] = {
+        "llama",   "llama4_text", "gemma",      "gemma2",     "gemma3",         "gemma3_text",
+        "gpt_oss", "mistral",     "mixtral",    "bloom",      "deepseek_v3",    "deepseek_v32",
+        "qwen2",   "qwen3",       "qwen3_next", "qwen2_5_vl", "qwen2_5_vl_text"};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(model_type, known[i]) == 0) {
             return true;
@@ -284,7 +296,8 @@ static void read_root(struct reading *r, const cJSON *root)
     }
 }
 
-attn_status model_config_read(struct model_config *config, const char *file, struct attn_error *error)
+attn_status model_config_read(struct model_config *config, const char *file,
+                              struct attn_error *error)
 {
     struct reading r = {config, error, ATTN_OK};
     *config = (struct model_config){.max_layers = MAX_LAYERS};
@@ -293,7 +306,8 @@ attn_status model_config_read(struct model_config *config, const char *file, str
     config->layers = calloc(MAX_LAYERS, sizeof *config->layers);
     if (text != NULL && !cJSON_IsObject(root)) {
         const char *at = cJSON_GetErrorPtr();
-        fail(&r, "file", "is not a JSON object (byte %lld)", root == NULL && at >= text ? (long long)(at - text) : 0);
+        fail(&r, "file", "is not a JSON object (byte %lld)",
+             root == NULL && at >= text ? (long long)(at - text) : 0);
     } else if (config->layers == NULL) {
         fail(&r, "file", "no memory for its layers");
     } else if (r.status == ATTN_OK) {
@@ -350,7 +364,8 @@ void model_config_keep(struct model_config *config, int32_t count)
         layer->desc.name = layer->name;
         if (layer->desc.kind == ATTN_LAYER_GDN) {
             layer->desc.next = &layer->gdn.ext;
-        } else if (layer->desc.kind == ATTN_LAYER_MLA || layer->desc.kind == ATTN_LAYER_MLA_SPARSE) {
+        } else if (layer->desc.kind == ATTN_LAYER_MLA ||
+                   layer->desc.kind == ATTN_LAYER_MLA_SPARSE) {
             layer->desc.next = &layer->mla.ext;
         }
     }
@@ -381,7 +396,9 @@ void model_alibi_slopes(float *slopes, int32_t num_heads)
 void model_config_warn(const struct model_config *config, const char *tool, const char *file)
 {
     if (config->guessed) {
-        fprintf(stderr, "%s: %s: model_type '%s' is not known; its layers are read as plain causal decoders\n", tool,
-                file, config->model_type);
+        fprintf(
+            stderr,
+            "%s: %s: model_type '%s' is not known; its layers are read as plain causal decoders\n",
+            tool, file, config->model_type);
     }
 }

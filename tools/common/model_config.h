@@ -28,8 +28,10 @@ struct model_config {
 /* `tool: file: model_type 'x' is not known …` on stderr where it was guessed. */
 void model_config_warn(const struct model_config *config, const char *tool, const char *file);
 
-/* On failure nothing is left to finish, and the error names the field, its value and what is allowed. */
-attn_status model_config_read(struct model_config *config, const char *file, struct attn_error *error);
+/* On failure nothing is left to finish, and the error names the field, its value and what is
+ * allowed. */
+attn_status model_config_read(struct model_config *config, const char *file,
+                              struct attn_error *error);
 void model_config_finish(struct model_config *config);
 
 /* Keeps at most `count` layers of each tower, but at least one of every kind and window. */
@@ -38,7 +40,8 @@ void model_config_keep(struct model_config *config, int32_t count);
 /* "full", "sliding", "chunked" for decoders, else the kind's own name: as ATTN_BACKEND has them. */
 const char *model_layer_kind(const struct attn_layer_desc *layer);
 
-/* ALiBi slopes as BLOOM has them (Press et al. 2022): powers of 2^(-8/n), n the next lower power of two. */
+/* ALiBi slopes as BLOOM has them (Press et al. 2022): powers of 2^(-8/n), n the next lower power of
+ * two. */
 void model_alibi_slopes(float *slopes, int32_t num_heads);
 
 /* For the readers of families (model_towers.c). */
@@ -51,7 +54,8 @@ struct reading {
 
 int32_t read_int(struct reading *r, const struct cJSON *object, const char *name, int32_t otherwise,
                  int32_t min, int32_t max);
-double read_number(struct reading *r, const struct cJSON *object, const char *name, double otherwise);
+double read_number(struct reading *r, const struct cJSON *object, const char *name,
+                   double otherwise);
 const char *read_text(const struct cJSON *object, const char *name);
 struct model_layer *add_layer(struct reading *r, const char *prefix, int32_t index);
 /* Heads, head size, scale and dtype of a plain transformer configuration. */

@@ -7,8 +7,8 @@
 
 #include "model_config.h"
 
-static void make_encoder(struct reading *r, const char *prefix, int32_t kind, int32_t index, int32_t heads,
-                         int32_t hidden, int32_t dtype)
+static void make_encoder(struct reading *r, const char *prefix, int32_t kind, int32_t index,
+                         int32_t heads, int32_t hidden, int32_t dtype)
 {
     struct model_layer *layer = add_layer(r, prefix, index);
     struct attn_layer_desc *desc = &layer->desc;
@@ -29,7 +29,8 @@ static void read_whisper(struct reading *r, const cJSON *root)
     int32_t encoders = read_int(r, root, "encoder_layers", 32, 1, 500);
     int32_t decoders = read_int(r, root, "decoder_layers", 32, 1, 250);
     for (int32_t i = 0; i < encoders; i++) {
-        make_encoder(r, "encoder.layers", ATTN_LAYER_ENCODER, i, encoder_heads, hidden, ATTN_DTYPE_F16);
+        make_encoder(r, "encoder.layers", ATTN_LAYER_ENCODER, i, encoder_heads, hidden,
+                     ATTN_DTYPE_F16);
     }
     for (int32_t i = 0; i < decoders; i++) {
         for (int32_t cross = 0; cross < 2; cross++) {
@@ -61,9 +62,10 @@ static void read_bert(struct reading *r, const cJSON *root)
 static void read_vision(struct reading *r, const cJSON *root)
 {
     const cJSON *vision = cJSON_GetObjectItemCaseSensitive(root, "vision_config");
-    int32_t layers = read_int(r, vision, "num_hidden_layers", read_int(r, vision, "depth", 27, 1, 500), 1, 500);
-    int32_t heads = read_int(r, vision, "num_attention_heads", read_int(r, vision, "num_heads", 16, 1, 1024), 1,
-                             1024);
+    int32_t layers =
+        read_int(r, vision, "num_hidden_layers", read_int(r, vision, "depth", 27, 1, 500), 1, 500);
+    int32_t heads = read_int(r, vision, "num_attention_heads",
+                             read_int(r, vision, "num_heads", 16, 1, 1024), 1, 1024);
     int32_t hidden = read_int(r, vision, "hidden_size", 1152, 8, 1 << 20);
     for (int32_t i = 0; i < layers; i++) {
         make_encoder(r, "vision.layers", ATTN_LAYER_MM_ENCODER, i, heads, hidden, ATTN_DTYPE_BF16);

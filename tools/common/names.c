@@ -21,8 +21,8 @@ static const char *const kv_dtypes[] = {"auto",
                                         "int8_k",
                                         "nvfp4",
                                         "fp8_ds_mla"};
-static const char *const layouts[] = {"nhd",       "hnd",      "nhd_inner", "hnd_inner",
-                                      "hnd_rows",  "packed_k", "latent"};
+static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_inner",
+                                      "hnd_rows", "packed_k", "latent"};
 
 static int32_t code_in(const char *const *names, int32_t count, const char *name)
 {
@@ -46,8 +46,7 @@ const char *layout_name(int32_t layout)
 
 int32_t kv_dtype_of_name(const char *name)
 {
-    return strcmp(name, "fp8") == 0 ? ATTN_KV_FP8_E4M3
-                                    : code_in(kv_dtypes, COUNT(kv_dtypes), name);
+    return strcmp(name, "fp8") == 0 ? ATTN_KV_FP8_E4M3 : code_in(kv_dtypes, COUNT(kv_dtypes), name);
 }
 
 int32_t layout_of_name(const char *name)

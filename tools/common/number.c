@@ -35,8 +35,8 @@ const char *number_name(int32_t dtype_name)
     return formats[dtype_name].name;
 }
 
-/* Bits of a finite |value| in a small float: exponent and mantissa from an integer multiple of the step at its
- * exponent, so that a carry out of the mantissa lands in the exponent by itself. */
+/* Bits of a finite |value| in a small float: exponent and mantissa from an integer multiple of the
+ * step at its exponent, so that a carry out of the mantissa lands in the exponent by itself. */
 static uint32_t small_float_bits(double magnitude, int32_t mantissa_bits, int32_t bias)
 {
     int exponent;

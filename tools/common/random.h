@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A small seeded generator (SplitMix64, Steele, Lea, Flood 2014): the same inputs on every machine. */
+/* A small seeded generator (SplitMix64, Steele, Lea, Flood 2014): the same inputs on every machine.
+ */
 #ifndef TOOLS_RANDOM_H
 #define TOOLS_RANDOM_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attn-info: what is on this machine, and which backend would serve each layer of a model, with every reason. */
+/* attn-info: what is on this machine, and which backend would serve each layer of a model, with
+ * every reason. */
 #include <cjson/cJSON.h>
 #include <getopt.h>
 #include <stdbool.h>
@@ -41,18 +42,20 @@ struct info {
 
 static int fail_with(const char *what, const struct attn_error *error)
 {
-    fprintf(stderr, "attn-info: %s: %s%s%s\n", what, error->field, error->field[0] != '\0' ? ": " : "",
-            error->message);
+    fprintf(stderr, "attn-info: %s: %s%s%s\n", what, error->field,
+            error->field[0] != '\0' ? ": " : "", error->message);
     return EXIT_FAILURE;
 }
 
 static int parse(int argc, char **argv, struct options *options)
 {
-    static const struct option names[] = {
-        {"model", required_argument, NULL, 'm'}, {"explain", no_argument, NULL, 'e'},
-        {"devices", no_argument, NULL, 'd'},     {"json", no_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},        {"version", no_argument, NULL, 'v'},
-        {NULL, 0, NULL, 0}};
+    static const struct option names[] = {{"model", required_argument, NULL, 'm'},
+                                          {"explain", no_argument, NULL, 'e'},
+                                          {"devices", no_argument, NULL, 'd'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {"version", no_argument, NULL, 'v'},
+                                          {NULL, 0, NULL, 0}};
     int c;
     *options = (struct options){NULL, false, false, false};
     while ((c = getopt_long(argc, argv, "", names, NULL)) != -1) {
@@ -274,11 +277,13 @@ static void print_text(const cJSON *root, const struct options *options)
     puts("\nbackends");
     cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "backends"))
     {
-        printf("  %s%s%s %s (%s)\n", text_of(item, "name"), text_of(item, "variant")[0] != '\0' ? "@" : "",
-               text_of(item, "variant"), text_of(item, "version"), text_of(item, "vendor"));
+        printf("  %s%s%s %s (%s)\n", text_of(item, "name"),
+               text_of(item, "variant")[0] != '\0' ? "@" : "", text_of(item, "variant"),
+               text_of(item, "version"), text_of(item, "vendor"));
     }
     if (options->model != NULL) {
-        printf("\n%-5s %-22s %-12s %-22s %-22s rule\n", "layer", "name", "kind", "prefill", "decode");
+        printf("\n%-5s %-22s %-12s %-22s %-22s rule\n", "layer", "name", "kind", "prefill",
+               "decode");
     }
     cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "layers"))
     {
@@ -303,7 +308,8 @@ static attn_status select_model(struct info *info, struct attn_error *error)
         return status;
     }
     model_config_warn(&info->config, "attn-info", info->options.model);
-    const struct attn_layer_desc **layers = calloc((size_t)info->config.num_layers + 1, sizeof *layers);
+    const struct attn_layer_desc **layers =
+        calloc((size_t)info->config.num_layers + 1, sizeof *layers);
     if (layers == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Blocks of a group: handed out of a shuffled list, given back, swapped to host memory and in again. */
+/* Blocks of a group: handed out of a shuffled list, given back, swapped to host memory and in
+ * again. */
 #include <stdlib.h>
 
 #include "engine.h"
 
 #define SWAP_BLOCKS_PER_GROUP 2048
 
-attn_status blocks_reserve(struct engine *engine, struct run_group *group, int32_t r, int32_t length)
+attn_status blocks_reserve(struct engine *engine, struct run_group *group, int32_t r,
+                           int32_t length)
 {
     int32_t needed = (length + group->block_size - 1) / group->block_size;
     while (group->held[r] < needed) {
         if (group->num_free == 0) {
-            return engine_fail(engine, ATTN_ERROR_LIMIT, "blocks", "the cache has no free block left");
+            return engine_fail(engine, ATTN_ERROR_LIMIT, "blocks",
+                               "the cache has no free block left");
         }
         int32_t block = group->free_blocks[--group->num_free];
         group->references[block] = 1;
@@ -41,7 +44,8 @@ void blocks_free(struct run_group *group, int32_t r)
     }
 }
 
-/* Copies a request's blocks of one group between cache and swap space; in comes to other blocks than it left. */
+/* Copies a request's blocks of one group between cache and swap space; in comes to other blocks
+ * than it left. */
 static attn_status swap_group(struct engine *engine, int32_t g, int32_t r, bool out)
 {
     struct run_group *group = &engine->groups[g];
@@ -51,7 +55,8 @@ static attn_status swap_group(struct engine *engine, int32_t g, int32_t r, bool 
     if (others == NULL || pairs == NULL || count > SWAP_BLOCKS_PER_GROUP) {
         free(others);
         free(pairs);
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "swap", "no memory for the swap space");
+        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "swap",
+                           "no memory for the swap space");
     }
     for (int32_t i = 0; i < engine->num_layers; i++) {
         if (engine->layers[i].group == g) {
@@ -64,8 +69,8 @@ static attn_status swap_group(struct engine *engine, int32_t g, int32_t r, bool 
         pairs[2 * b + 1] = out ? b : block;
     }
     attn_status status = engine->api->copy_blocks(
-        engine->model, g, out ? ATTN_COPY_DEVICE_TO_HOST : ATTN_COPY_HOST_TO_DEVICE, others, pairs, count,
-        NULL, &engine->error);
+        engine->model, g, out ? ATTN_COPY_DEVICE_TO_HOST : ATTN_COPY_HOST_TO_DEVICE, others, pairs,
+        count, NULL, &engine->error);
     free(others);
     free(pairs);
     return status;
@@ -86,7 +91,8 @@ attn_status blocks_swap(struct engine *engine, int32_t r, bool out)
             continue;
         }
         if (!out) {
-            status = blocks_reserve(engine, group, r, group->cross ? request->encoder : request->length);
+            status =
+                blocks_reserve(engine, group, r, group->cross ? request->encoder : request->length);
         }
         status = status == ATTN_OK ? swap_group(engine, g, r, out) : status;
         if (out && status == ATTN_OK) {

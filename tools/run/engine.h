@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine that attn-run is: layers with caches and histories, requests, and the steps over them. */
+/* The engine that attn-run is: layers with caches and histories, requests, and the steps over them.
+ */
 #ifndef RUN_ENGINE_H
 #define RUN_ENGINE_H
 
@@ -12,7 +13,8 @@
 #define MAX_REQUESTS 64
 #define BLOCK_SIZE 16 /* slots */
 #define MAX_ROWS 4096 /* of a step */
-#define NUM_STATE_SLOTS 71 /* of GDN layers: more than requests, a prime, so that 5 r + 2 visits all */
+/* of GDN layers: more than requests, a prime, so that 5 r + 2 visits all */
+#define NUM_STATE_SLOTS 71
 
 struct settings {
     const char *model, *qkv, *requests;
@@ -29,10 +31,11 @@ struct request {
     int32_t output;     /* tokens, then it leaves */
     int32_t preempt_at; /* step at whose end it is swapped out for one step; -1: never */
     int32_t encoder;    /* keys of cross layers */
-    int32_t shares;     /* an earlier request with which the first `shared` tokens are common; -1: none */
+    /* an earlier request with which the first `shared` tokens are common; -1: none */
+    int32_t shares;
     int32_t shared;
-    int32_t length;     /* keys so far */
-    int32_t drawn;      /* tokens whose inputs came with its arrival */
+    int32_t length; /* keys so far */
+    int32_t drawn;  /* tokens whose inputs came with its arrival */
     int32_t produced;
     int32_t first_row; /* of its rows in a recording */
     bool arrived, running, swapped, left;
@@ -56,7 +59,8 @@ struct run_layer {
     uint8_t *windows; /* GDN: of the convolution, beside the states in `cache` */
     double *oracle_states[MAX_REQUESTS]; /* GDN: [Hv, Dv, Dk] behind the tokens so far */
     struct oracle_terms terms;
-    /* of the bound: how often values are rounded to the activations' dtype from input to output; 0 reads as 1 */
+    /* of the bound: how often values are rounded to the activations' dtype from input to output; 0
+     * reads as 1 */
     int32_t roundings;
     double max_error; /* over its bound */
     int64_t compared;
@@ -73,11 +77,11 @@ struct run_group {
     int32_t *free_blocks;
     int32_t num_free;
     int32_t *references; /* requests that hold a block */
-    int32_t *table; /* [MAX_REQUESTS, stride] */
+    int32_t *table;      /* [MAX_REQUESTS, stride] */
     int32_t stride;
-    int32_t held[MAX_REQUESTS];  /* blocks in the table's row */
+    int32_t held[MAX_REQUESTS];    /* blocks in the table's row */
     int32_t swapped[MAX_REQUESTS]; /* first block in the swap space; -1 */
-    int32_t num_swapped;         /* of the swap space, in use */
+    int32_t num_swapped;           /* of the swap space, in use */
     attn_plan *plan;
     void *workspace;
 };
@@ -121,7 +125,8 @@ void engine_finish(struct engine *engine);
 /* requests.c */
 attn_status requests_read(struct engine *engine);
 /* blocks.c: space for `length` keys of request r in a group; swapping */
-attn_status blocks_reserve(struct engine *engine, struct run_group *group, int32_t r, int32_t length);
+attn_status blocks_reserve(struct engine *engine, struct run_group *group, int32_t r,
+                           int32_t length);
 void blocks_free(struct run_group *group, int32_t r);
 /* Request r, which has none yet, begins with the first `count` blocks of another. */
 void blocks_share(struct run_group *group, int32_t r, int32_t other, int32_t count);
@@ -129,31 +134,35 @@ attn_status blocks_swap(struct engine *engine, int32_t r, bool out);
 /* step.c */
 attn_status engine_run(struct engine *engine);
 size_t element_bytes(const struct run_layer *layer);
-struct attn_tensor tensor_of(const struct run_layer *layer, void *data, int32_t ndim, int64_t *shape,
-                             int64_t *strides);
+struct attn_tensor tensor_of(const struct run_layer *layer, void *data, int32_t ndim,
+                             int64_t *shape, int64_t *strides);
 /* New keys of request r come into the history, first .. end-1: recorded or drawn. */
-attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first, int32_t end,
-                     int32_t capacity);
-/* `count` outputs from element `at` of `out` against what they should be. Not for two threads at once on one tally. */
+attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,
+                     int32_t end, int32_t capacity);
+/* `count` outputs from element `at` of `out` against what they should be. Not for two threads at
+ * once on one tally. */
 struct tally {
     double max_error;
     int64_t compared;
 };
-void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at, int32_t count,
-                 struct tally *tally);
+void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at,
+                 int32_t count, struct tally *tally);
 /* mla.c: weights; keys first .. end-1 of a request, written only; a step of one layer */
 attn_status mla_bind(struct engine *engine, struct run_layer *layer);
-attn_status mla_write(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first, int32_t end);
+attn_status mla_write(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,
+                      int32_t end);
 attn_status mla_run(struct engine *engine, struct run_layer *layer, const struct batch *batch);
-/* gdn.c: weights and states; a step of one layer, `states` being on the planned batch; states of requests that are
- * swapped, out of their slot and into another */
+/* gdn.c: weights and states; a step of one layer, `states` being on the planned batch; states of
+ * requests that are swapped, out of their slot and into another */
 attn_status gdn_bind(struct engine *engine, struct run_layer *layer);
 attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct batch *batch);
-void gdn_states(const struct run_group *group, const struct batch *batch, int32_t *slots, struct attn_batch_gdn *states);
+void gdn_states(const struct run_group *group, const struct batch *batch, int32_t *slots,
+                struct attn_batch_gdn *states);
 void gdn_swap(struct engine *engine, int32_t g, int32_t r, bool out);
 /* replay.c: --qkv from beginning to end, over engine_run */
 attn_status engine_replay(struct engine *engine);
-attn_status engine_fail(struct engine *engine, attn_status status, const char *field, const char *what);
+attn_status engine_fail(struct engine *engine, attn_status status, const char *field,
+                        const char *what);
 
 double random_normal(uint64_t *state);
 int32_t random_below(uint64_t *state, int32_t count);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GDN layers: a history of mixed rows and gates, a state slot for each request, and the oracle's own states. */
+/* GDN layers: a history of mixed rows and gates, a state slot for each request, and the oracle's
+ * own states. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,12 +29,14 @@ static attn_status bind_weights(struct engine *engine, struct run_layer *layer)
     layer->weights = malloc((size_t)(channels * g->conv_width) * element_bytes(layer));
     layer->gates = malloc(2 * (size_t)g->num_v_heads * sizeof *layer->gates);
     if (layer->weights == NULL || layer->gates == NULL) {
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "weights", "no memory for the convolution's");
+        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "weights",
+                           "no memory for the convolution's");
     }
     for (int64_t i = 0; i < channels * g->conv_width; i++) {
         oracle_write(layer->weights, i, layer->terms.number, 0.5 * random_normal(&engine->random));
     }
-    for (int32_t h = 0; h < 2 * g->num_v_heads; h++) { /* a_log, dt_bias: states that fade over some to many tokens */
+    /* a_log, dt_bias: states that fade over some to many tokens */
+    for (int32_t h = 0; h < 2 * g->num_v_heads; h++) {
         layer->gates[h] = (float)(random_normal(&engine->random) - (h < g->num_v_heads ? 2 : 0));
     }
     struct attn_tensor conv = tensor_of(layer, layer->weights, 2, shape, NULL);
@@ -49,13 +52,15 @@ attn_status gdn_bind(struct engine *engine, struct run_layer *layer)
 {
     static const int32_t numbers[] = {ORACLE_F16, ORACLE_BF16, ORACLE_F32};
     const struct attn_gdn_desc *g = &layer->source->gdn;
-    layer->terms = (struct oracle_terms){.number = numbers[layer->source->desc.dtype],
-                                         .num_q_heads = g->num_v_heads,
-                                         .num_kv_heads = 1,
-                                         .head_size = (int32_t)channels_of(g), /* the histories' rows: mixed, gates */
-                                         .head_size_v = 2 * g->num_v_heads,
-                                         .causal = 1};
-    size_t states = (size_t)state_size(g) * sizeof(float), windows = (size_t)window_size(g) * element_bytes(layer);
+    layer->terms = (struct oracle_terms){
+        .number = numbers[layer->source->desc.dtype],
+        .num_q_heads = g->num_v_heads,
+        .num_kv_heads = 1,
+        .head_size = (int32_t)channels_of(g), /* the histories' rows: mixed, gates */
+        .head_size_v = 2 * g->num_v_heads,
+        .causal = 1};
+    size_t states = (size_t)state_size(g) * sizeof(float),
+           windows = (size_t)window_size(g) * element_bytes(layer);
     layer->cache = malloc(NUM_STATE_SLOTS * states);
     layer->windows = malloc(NUM_STATE_SLOTS * windows);
     layer->swap = malloc(states + windows);
@@ -75,23 +80,26 @@ attn_status gdn_bind(struct engine *engine, struct run_layer *layer)
     return status == ATTN_OK ? bind_weights(engine, layer) : status;
 }
 
-void gdn_states(const struct run_group *group, const struct batch *batch, int32_t *slots, struct attn_batch_gdn *states)
+void gdn_states(const struct run_group *group, const struct batch *batch, int32_t *slots,
+                struct attn_batch_gdn *states)
 {
     for (int32_t i = 0; i < batch->num_reqs; i++) {
         slots[i] = group->slot[batch->request[i]];
     }
-    *states = (struct attn_batch_gdn){
-        .ext = {ATTN_EXT_BATCH_GDN, 0, sizeof *states, NULL}, .state_slots = slots, .state_slots_stride = 1};
+    *states = (struct attn_batch_gdn){.ext = {ATTN_EXT_BATCH_GDN, 0, sizeof *states, NULL},
+                                      .state_slots = slots,
+                                      .state_slots_stride = 1};
 }
 
 /* Tokens of one request against the recurrence, whose state moves on with them. */
-static attn_status verify_request(struct engine *engine, struct run_layer *layer, int32_t r, int32_t own, int32_t first,
-                                  int32_t count, const uint8_t *out)
+static attn_status verify_request(struct engine *engine, struct run_layer *layer, int32_t r,
+                                  int32_t own, int32_t first, int32_t count, const uint8_t *out)
 {
     const struct attn_gdn_desc *g = &layer->source->gdn;
-    const struct oracle_gdn oracle = {layer->terms.number, g->num_k_heads, g->num_v_heads,
-                                      g->head_size_k,      g->head_size_v, g->conv_width,
-                                      layer->weights,      layer->gates,   layer->gates + g->num_v_heads};
+    const struct oracle_gdn oracle = {
+        layer->terms.number, g->num_k_heads, g->num_v_heads,
+        g->head_size_k,      g->head_size_v, g->conv_width,
+        layer->weights,      layer->gates,   layer->gates + g->num_v_heads};
     int32_t row = g->num_v_heads * g->head_size_v;
     struct tally tally = {layer->max_error, layer->compared};
     double *expected = calloc((size_t)row, sizeof *expected);
@@ -100,13 +108,16 @@ static attn_status verify_request(struct engine *engine, struct run_layer *layer
     }
     if (expected == NULL || layer->oracle_states[r] == NULL) {
         free(expected);
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "verify", "no memory for the oracle's state");
+        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "verify",
+                           "no memory for the oracle's state");
     }
     for (int32_t c = 0; c < count; c++) {
-        oracle_gdn(&oracle, layer->k_history[r], layer->v_history[r], own + c, layer->oracle_states[r], expected);
+        oracle_gdn(&oracle, layer->k_history[r], layer->v_history[r], own + c,
+                   layer->oracle_states[r], expected);
         for (int32_t h = 0; h < g->num_v_heads; h++) {
             int64_t at = ((int64_t)(first + c) * g->num_v_heads + h) * g->head_size_v;
-            compare_row(layer, expected + (int64_t)h * g->head_size_v, out, at, g->head_size_v, &tally);
+            compare_row(layer, expected + (int64_t)h * g->head_size_v, out, at, g->head_size_v,
+                        &tally);
         }
     }
     layer->max_error = tally.max_error;
@@ -115,16 +126,18 @@ static attn_status verify_request(struct engine *engine, struct run_layer *layer
     return ATTN_OK;
 }
 
-static attn_status run_rows(struct engine *engine, struct run_layer *layer, const struct batch *batch, uint8_t *mixed,
-                            uint8_t *gates, uint8_t *out)
+static attn_status run_rows(struct engine *engine, struct run_layer *layer,
+                            const struct batch *batch, uint8_t *mixed, uint8_t *gates, uint8_t *out)
 {
     const struct attn_gdn_desc *g = &layer->source->gdn;
     int64_t tokens = batch->query_start_loc[batch->num_reqs], hv = g->num_v_heads;
-    int64_t mixed_shape[] = {tokens, channels_of(g)}, gate_shape[] = {tokens, hv}, gate_strides[] = {2 * hv, 1};
+    int64_t mixed_shape[] = {tokens, channels_of(g)}, gate_shape[] = {tokens, hv},
+            gate_strides[] = {2 * hv, 1};
     int64_t out_shape[] = {tokens, hv, g->head_size_v};
     struct attn_tensor rows = tensor_of(layer, mixed, 2, mixed_shape, NULL);
     struct attn_tensor a = tensor_of(layer, gates, 2, gate_shape, gate_strides);
-    struct attn_tensor b = tensor_of(layer, gates + (size_t)hv * element_bytes(layer), 2, gate_shape, gate_strides);
+    struct attn_tensor b =
+        tensor_of(layer, gates + (size_t)hv * element_bytes(layer), 2, gate_shape, gate_strides);
     struct attn_tensor outs = tensor_of(layer, out, 3, out_shape, NULL);
     struct attn_io_gdn gdn = {
         .ext = {ATTN_EXT_IO_GDN, 0, sizeof gdn, NULL}, .mixed_qkv = &rows, .a = &a, .b = &b};
@@ -138,7 +151,8 @@ attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct
     size_t tokens = (size_t)batch->query_start_loc[batch->num_reqs], e = element_bytes(layer);
     size_t mixed_row = (size_t)channels_of(g) * e, gate_row = 2 * (size_t)g->num_v_heads * e;
     size_t out_row = (size_t)g->num_v_heads * (size_t)g->head_size_v * e;
-    uint8_t *mixed = malloc(tokens * mixed_row), *gates = malloc(tokens * gate_row), *out = malloc(tokens * out_row);
+    uint8_t *mixed = malloc(tokens * mixed_row), *gates = malloc(tokens * gate_row),
+            *out = malloc(tokens * out_row);
     attn_status status = ATTN_OK;
     if (mixed == NULL || gates == NULL || out == NULL) {
         status = engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "rows", "no memory; try --scale");
@@ -161,7 +175,8 @@ attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct
     }
     for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && engine->settings->verify; i++) {
         int32_t first = batch->query_start_loc[i], count = batch->query_start_loc[i + 1] - first;
-        status = verify_request(engine, layer, batch->request[i], batch->seq_lens[i] - count, first, count, out);
+        status = verify_request(engine, layer, batch->request[i], batch->seq_lens[i] - count, first,
+                                count, out);
     }
     free(mixed);
     free(gates);
@@ -169,7 +184,8 @@ attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct
     return status;
 }
 
-/* Its memory is the engine's own: out to the swap space, the slot poisoned, and in to another slot. */
+/* Its memory is the engine's own: out to the swap space, the slot poisoned, and in to another slot.
+ */
 void gdn_swap(struct engine *engine, int32_t g, int32_t r, bool out)
 {
     struct run_group *group = &engine->groups[g];

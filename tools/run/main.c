@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attn-run: an engine's attention without its weights. It serves a model's layers with the selected backends over paged
- * caches, in continuous batches, and holds every output against an independent computation. */
+/* attn-run: an engine's attention without its weights. It serves a model's layers with the selected
+ * backends over paged caches, in continuous batches, and holds every output against an independent
+ * computation. */
 #include <cjson/cJSON.h>
 #include <getopt.h>
 #include <math.h>
@@ -15,7 +16,8 @@
 #define EXIT_USAGE 2
 
 static const char usage[] =
-    "usage: attn-run --model FILE|--qkv FILE [--layers N] [--scale F] [--steps N] [--requests FILE]\n"
+    "usage: attn-run --model FILE|--qkv FILE [--layers N] [--scale F] [--steps N] [--requests "
+    "FILE]\n"
     "                [--seed S] [--verify] [--json] [--help] [--version]\n"
     "\n"
     "Runs a model's attention layers over a paged KV cache in continuous batches.\n"
@@ -25,8 +27,10 @@ static const char usage[] =
     "  --layers N       at most N layers a tower, but one of each kind (default all)\n"
     "  --scale F        factor on the length of the long request (default 1)\n"
     "  --steps N        steps (default 4)\n"
-    "  --requests FILE  JSON list of {\"arrival\", \"prompt\", \"output\", \"preempt_at\", \"encoder\", \"shares\",\n"
-    "                   \"shared\"}: the first `shared` tokens are those of the earlier request `shares`\n"
+    "  --requests FILE  JSON list of {\"arrival\", \"prompt\", \"output\", \"preempt_at\", "
+    "\"encoder\", \"shares\",\n"
+    "                   \"shared\"}: the first `shared` tokens are those of the earlier request "
+    "`shares`\n"
     "  --seed S         of the inputs (default 1)\n"
     "  --verify         holds every output against a float64 computation over unpaged keys\n"
     "  --json           one JSON document on stdout\n"
@@ -50,13 +54,12 @@ static int bad_value(const char *option, const char *value, const char *allowed)
 static int parse(int argc, char **argv, struct settings *s)
 {
     static const struct option names[] = {
-        {"model", required_argument, NULL, 'm'},    {"layers", required_argument, NULL, 'l'},
-        {"qkv", required_argument, NULL, 'q'},
-        {"scale", required_argument, NULL, 'f'},    {"steps", required_argument, NULL, 'n'},
-        {"requests", required_argument, NULL, 'r'}, {"seed", required_argument, NULL, 's'},
-        {"verify", no_argument, NULL, 'V'},         {"json", no_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},           {"version", no_argument, NULL, 'v'},
-        {NULL, 0, NULL, 0}};
+        {"model", required_argument, NULL, 'm'}, {"layers", required_argument, NULL, 'l'},
+        {"qkv", required_argument, NULL, 'q'},   {"scale", required_argument, NULL, 'f'},
+        {"steps", required_argument, NULL, 'n'}, {"requests", required_argument, NULL, 'r'},
+        {"seed", required_argument, NULL, 's'},  {"verify", no_argument, NULL, 'V'},
+        {"json", no_argument, NULL, 'j'},        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'v'},     {NULL, 0, NULL, 0}};
     char *end;
     int c;
     *s = (struct settings){.steps = 4, .scale = 1, .seed = 1};
@@ -122,8 +125,8 @@ static bool layer_right(const struct run_layer *layer)
     return layer->compared > 0 && layer->max_error <= 1;
 }
 
-static void tell_json(const struct engine *engine, bool verified, double max_error, int64_t compared,
-                      double seconds)
+static void tell_json(const struct engine *engine, bool verified, double max_error,
+                      int64_t compared, double seconds)
 {
     cJSON *root = cJSON_CreateObject(), *layers = cJSON_CreateArray();
     cJSON_AddBoolToObject(root, "verified", verified);
@@ -137,7 +140,8 @@ static void tell_json(const struct engine *engine, bool verified, double max_err
         cJSON_AddStringToObject(item, "name", layer->source->name);
         cJSON_AddStringToObject(item, "kind", model_layer_kind(&layer->source->desc));
         cJSON_AddStringToObject(item, "backend", layer->backend);
-        cJSON_AddNumberToObject(item, "max_error", isfinite(layer->max_error) ? layer->max_error : 1e30);
+        cJSON_AddNumberToObject(item, "max_error",
+                                isfinite(layer->max_error) ? layer->max_error : 1e30);
         cJSON_AddItemToArray(layers, item);
     }
     cJSON_AddNumberToObject(root, "tokens", (double)engine->tokens);
@@ -153,8 +157,8 @@ static void tell_text(const struct engine *engine, bool verified, int64_t compar
     printf("%-5s %-20s %-12s %-24s error / bound\n", "layer", "name", "kind", "backend");
     for (int32_t i = 0; i < engine->num_layers; i++) {
         const struct run_layer *layer = &engine->layers[i];
-        printf("%5d %-20s %-12s %-24s ", i, layer->source->name, model_layer_kind(&layer->source->desc),
-               layer->backend);
+        printf("%5d %-20s %-12s %-24s ", i, layer->source->name,
+               model_layer_kind(&layer->source->desc), layer->backend);
         if (layer->compared > 0) {
             printf("%.3g%s\n", layer->max_error, layer_right(layer) ? "" : "  WRONG");
         } else {
@@ -162,7 +166,8 @@ static void tell_text(const struct engine *engine, bool verified, int64_t compar
         }
     }
     printf("%lld tokens in %.2f s; %lld elements compared%s\n", (long long)engine->tokens, seconds,
-           (long long)compared, engine->settings->verify ? (verified ? ", all right" : ", NOT all right") : "");
+           (long long)compared,
+           engine->settings->verify ? (verified ? ", all right" : ", NOT all right") : "");
 }
 
 static int tell(const struct engine *engine, double seconds)
@@ -204,11 +209,13 @@ int main(int argc, char **argv)
     }
     clock_gettime(CLOCK_MONOTONIC, &end);
     if (status != ATTN_OK) {
-        fprintf(stderr, "attn-run: %s: %s%s%s\n", settings.qkv != NULL ? settings.qkv : settings.model, engine.error.field,
+        fprintf(stderr, "attn-run: %s: %s%s%s\n",
+                settings.qkv != NULL ? settings.qkv : settings.model, engine.error.field,
                 engine.error.field[0] != '\0' ? ": " : "", engine.error.message);
         code = EXIT_FAILURE;
     } else {
-        code = tell(&engine, (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) * 1e-9);
+        code = tell(&engine, (double)(end.tv_sec - begin.tv_sec) +
+                                 (double)(end.tv_nsec - begin.tv_nsec) * 1e-9);
     }
     if (engine.api != NULL) {
         engine_finish(&engine);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* MLA layers: a history of latent rows, queries that look for one key by its rope part, and lists of keys for sparse ones.
+/* MLA layers: a history of latent rows, queries that look for one key by its rope part, and lists
+ * of keys for sparse ones.
  */
 #include <math.h>
 #include <pthread.h>
@@ -17,8 +18,8 @@
 struct latent_step {
     struct run_layer *layer;
     const struct batch *batch;
-    uint8_t *rows, *q, *out; /* [T, rank + rope], [T, Hq, nope + rope], [T, Hq, v] */
-    int32_t *listed;         /* [T, topk] */
+    uint8_t *rows, *q, *out;    /* [T, rank + rope], [T, Hq, nope + rope], [T, Hq, v] */
+    int32_t *listed;            /* [T, topk] */
     double *keys[MAX_REQUESTS]; /* the oracle's: [length, rank + rope] */
     int32_t next_head;
     bool failed;
@@ -49,14 +50,15 @@ attn_status mla_bind(struct engine *engine, struct run_layer *layer)
     }
     int64_t shape[] = {rows, m->kv_lora_rank};
     struct attn_tensor kv_b = tensor_of(layer, layer->weights, 2, shape, NULL);
-    struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}, .kv_b_proj = &kv_b};
+    struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL},
+                                       .kv_b_proj = &kv_b};
     struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
     return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
 }
 
 /* Rows [c | k_pe] as the two tensors that an engine has. */
-static void split_rows(const struct run_layer *layer, uint8_t *rows, int64_t count, struct attn_tensor *parts,
-                       int64_t (*shapes)[2], int64_t *strides)
+static void split_rows(const struct run_layer *layer, uint8_t *rows, int64_t count,
+                       struct attn_tensor *parts, int64_t (*shapes)[2], int64_t *strides)
 {
     const struct attn_mla_desc *m = &layer->source->mla;
     strides[0] = layer->terms.head_size;
@@ -64,24 +66,31 @@ static void split_rows(const struct run_layer *layer, uint8_t *rows, int64_t cou
     for (int32_t i = 0; i < 2; i++) {
         shapes[i][0] = count;
         shapes[i][1] = i == 0 ? m->kv_lora_rank : m->qk_rope_head_dim;
-        parts[i] = tensor_of(layer, rows + (i == 0 ? 0 : (size_t)m->kv_lora_rank * element_bytes(layer)), 2,
-                             shapes[i], strides);
+        parts[i] =
+            tensor_of(layer, rows + (i == 0 ? 0 : (size_t)m->kv_lora_rank * element_bytes(layer)),
+                      2, shapes[i], strides);
     }
 }
 
-attn_status mla_write(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first, int32_t end)
+attn_status mla_write(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,
+                      int32_t end)
 {
     struct attn_tensor parts[2];
     int64_t shapes[2][2], strides[2];
-    uint8_t *rows = layer->k_history[r] + (size_t)first * (size_t)layer->terms.head_size * element_bytes(layer);
+    uint8_t *rows =
+        layer->k_history[r] + (size_t)first * (size_t)layer->terms.head_size * element_bytes(layer);
     split_rows(layer, rows, end - first, parts, shapes, strides);
-    struct attn_io_mla mla = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, NULL}, .kv_c = &parts[0], .k_pe = &parts[1]};
-    struct attn_step_io io = {.struct_size = sizeof io, .next = &mla.ext, .flags = ATTN_RUN_NO_ATTEND};
+    struct attn_io_mla mla = {
+        .ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, NULL}, .kv_c = &parts[0], .k_pe = &parts[1]};
+    struct attn_step_io io = {
+        .struct_size = sizeof io, .next = &mla.ext, .flags = ATTN_RUN_NO_ATTEND};
     return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
 }
 
-/* One query row: noise of the logits' deviation in both parts, and a pull towards key j's rope part. */
-static void draw_query(struct engine *engine, const struct run_layer *layer, int32_t r, int64_t j, uint8_t *row)
+/* One query row: noise of the logits' deviation in both parts, and a pull towards key j's rope
+ * part. */
+static void draw_query(struct engine *engine, const struct run_layer *layer, int32_t r, int64_t j,
+                       uint8_t *row)
 {
     const struct attn_mla_desc *m = &layer->source->mla;
     const struct oracle_terms *t = &layer->terms;
@@ -97,13 +106,16 @@ static void draw_query(struct engine *engine, const struct run_layer *layer, int
             int32_t p = d - m->qk_nope_head_dim;
             double x = p >= 0 ? oracle_read(layer->k_history[r], pe + p, t->number) : 0;
             oracle_write(row, (int64_t)h * size + d, t->number,
-                         NEEDLE_LOGIT / (t->scale * norm) * x + deviation * random_normal(&engine->random));
+                         NEEDLE_LOGIT / (t->scale * norm) * x +
+                             deviation * random_normal(&engine->random));
         }
     }
 }
 
-/* Key j, some of the others that the query sees, and what is no key: -1 and positions past the end. */
-static void draw_list(struct engine *engine, int32_t topk, int64_t position, int64_t j, int32_t *listed)
+/* Key j, some of the others that the query sees, and what is no key: -1 and positions past the end.
+ */
+static void draw_list(struct engine *engine, int32_t topk, int64_t position, int64_t j,
+                      int32_t *listed)
 {
     int32_t count = 0;
     listed[count++] = (int32_t)j;
@@ -128,8 +140,8 @@ static attn_status fill_step(struct engine *engine, struct latent_step *step)
     const struct attn_mla_desc *m = &layer->source->mla;
     const struct batch *batch = step->batch;
     size_t row = (size_t)layer->terms.head_size * element_bytes(layer);
-    size_t q_row = (size_t)layer->terms.num_q_heads * (size_t)(m->qk_nope_head_dim + m->qk_rope_head_dim) *
-                   element_bytes(layer);
+    size_t q_row = (size_t)layer->terms.num_q_heads *
+                   (size_t)(m->qk_nope_head_dim + m->qk_rope_head_dim) * element_bytes(layer);
     for (int32_t i = 0; i < batch->num_reqs; i++) {
         int32_t r = batch->request[i], first = batch->query_start_loc[i];
         int32_t count = batch->query_start_loc[i + 1] - first, own = batch->seq_lens[i] - count;
@@ -137,12 +149,14 @@ static attn_status fill_step(struct engine *engine, struct latent_step *step)
         if (status != ATTN_OK) {
             return status;
         }
-        memcpy(step->rows + (size_t)first * row, layer->k_history[r] + (size_t)own * row, (size_t)count * row);
+        memcpy(step->rows + (size_t)first * row, layer->k_history[r] + (size_t)own * row,
+               (size_t)count * row);
         for (int32_t c = 0; c < count; c++) {
             int64_t j = random_below(&engine->random, own + c + 1);
             draw_query(engine, layer, r, j, step->q + (size_t)(first + c) * q_row);
             if (m->topk > 0) {
-                draw_list(engine, m->topk, own + c, j, step->listed + (int64_t)(first + c) * m->topk);
+                draw_list(engine, m->topk, own + c, j,
+                          step->listed + (int64_t)(first + c) * m->topk);
             }
         }
     }
@@ -153,14 +167,17 @@ static attn_status run_step(struct engine *engine, const struct latent_step *ste
 {
     struct run_layer *layer = step->layer;
     const struct attn_mla_desc *m = &layer->source->mla;
-    int64_t tokens = step->batch->query_start_loc[step->batch->num_reqs], heads = layer->terms.num_q_heads;
+    int64_t tokens = step->batch->query_start_loc[step->batch->num_reqs],
+            heads = layer->terms.num_q_heads;
     int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim, q_strides[] = {heads * size, size, 1};
-    int64_t q_shapes[2][3] = {{tokens, heads, m->qk_nope_head_dim}, {tokens, heads, m->qk_rope_head_dim}};
+    int64_t q_shapes[2][3] = {{tokens, heads, m->qk_nope_head_dim},
+                              {tokens, heads, m->qk_rope_head_dim}};
     int64_t out_shape[] = {tokens, heads, m->v_head_dim}, shapes[2][2], strides[2];
     struct attn_tensor parts[2], out = tensor_of(layer, step->out, 3, out_shape, NULL);
     struct attn_tensor nope = tensor_of(layer, step->q, 3, q_shapes[0], q_strides);
-    struct attn_tensor pe = tensor_of(layer, step->q + (size_t)m->qk_nope_head_dim * element_bytes(layer), 3,
-                                      q_shapes[1], q_strides);
+    struct attn_tensor pe =
+        tensor_of(layer, step->q + (size_t)m->qk_nope_head_dim * element_bytes(layer), 3,
+                  q_shapes[1], q_strides);
     split_rows(layer, step->rows, tokens, parts, shapes, strides);
     struct attn_io_mla mla = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, NULL},
                               .q_nope = &nope,
@@ -190,7 +207,8 @@ struct workplace {
     int32_t *seen;
 };
 
-static void verify_head(const struct latent_step *step, int32_t h, const struct workplace *w, struct tally *tally)
+static void verify_head(const struct latent_step *step, int32_t h, const struct workplace *w,
+                        struct tally *tally)
 {
     const struct run_layer *layer = step->layer;
     const struct attn_mla_desc *m = &layer->source->mla;
@@ -198,8 +216,8 @@ static void verify_head(const struct latent_step *step, int32_t h, const struct 
     int32_t heads = layer->terms.num_q_heads, number = layer->terms.number;
     int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim;
     int64_t elements = (int64_t)(m->qk_nope_head_dim + m->v_head_dim) * m->kv_lora_rank;
-    const struct oracle_mla head = {m->qk_nope_head_dim, m->qk_rope_head_dim, m->v_head_dim, m->kv_lora_rank,
-                                    layer->terms.scale, w->weights};
+    const struct oracle_mla head = {m->qk_nope_head_dim, m->qk_rope_head_dim, m->v_head_dim,
+                                    m->kv_lora_rank,     layer->terms.scale,  w->weights};
     for (int64_t i = 0; i < elements; i++) {
         w->weights[i] = oracle_read(layer->weights, h * elements + i, number);
     }
@@ -213,8 +231,10 @@ static void verify_head(const struct latent_step *step, int32_t h, const struct 
             if (m->topk > 0) {
                 count = seen_of(step->listed + (int64_t)t * m->topk, m->topk, position, w->seen);
             }
-            oracle_mla(&head, w->q, step->keys[i], m->topk > 0 ? w->seen : NULL, count, w->scores, w->out);
-            compare_row(layer, w->out, step->out, ((int64_t)t * heads + h) * m->v_head_dim, m->v_head_dim, tally);
+            oracle_mla(&head, w->q, step->keys[i], m->topk > 0 ? w->seen : NULL, count, w->scores,
+                       w->out);
+            compare_row(layer, w->out, step->out, ((int64_t)t * heads + h) * m->v_head_dim,
+                        m->v_head_dim, tally);
         }
     }
 }
@@ -224,17 +244,20 @@ static void *verify_heads(void *argument)
 {
     struct latent_step *step = argument;
     const struct attn_mla_desc *m = &step->layer->source->mla;
-    size_t rank = (size_t)m->kv_lora_rank, rows = (size_t)(m->qk_nope_head_dim + m->v_head_dim), most = 0;
+    size_t rank = (size_t)m->kv_lora_rank, rows = (size_t)(m->qk_nope_head_dim + m->v_head_dim),
+           most = 0;
     struct tally tally = {0, 0};
     for (int32_t i = 0; i < step->batch->num_reqs; i++) {
         most = (size_t)step->batch->seq_lens[i] > most ? (size_t)step->batch->seq_lens[i] : most;
     }
     most = (size_t)m->topk > most ? (size_t)m->topk : most;
-    const struct workplace w = {calloc(rows * rank, sizeof(double)),
-                                calloc((size_t)(m->qk_nope_head_dim + m->qk_rope_head_dim), sizeof(double)),
-                                calloc(most, sizeof(double)), calloc((size_t)m->v_head_dim, sizeof(double)),
-                                calloc(most, sizeof(int32_t))};
-    bool ready = w.weights != NULL && w.q != NULL && w.scores != NULL && w.out != NULL && w.seen != NULL;
+    const struct workplace w = {
+        calloc(rows * rank, sizeof(double)),
+        calloc((size_t)(m->qk_nope_head_dim + m->qk_rope_head_dim), sizeof(double)),
+        calloc(most, sizeof(double)), calloc((size_t)m->v_head_dim, sizeof(double)),
+        calloc(most, sizeof(int32_t))};
+    bool ready =
+        w.weights != NULL && w.q != NULL && w.scores != NULL && w.out != NULL && w.seen != NULL;
     for (;;) {
         pthread_mutex_lock(&step->lock);
         int32_t h = step->next_head++;
@@ -287,14 +310,17 @@ static attn_status verify_step(struct engine *engine, struct latent_step *step)
     for (int32_t i = 0; i < batch->num_reqs; i++) {
         free(step->keys[i]);
     }
-    return step->failed ? engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "verify", "no memory; try --scale") : ATTN_OK;
+    return step->failed
+               ? engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "verify", "no memory; try --scale")
+               : ATTN_OK;
 }
 
 attn_status mla_run(struct engine *engine, struct run_layer *layer, const struct batch *batch)
 {
     const struct attn_mla_desc *m = &layer->source->mla;
     size_t tokens = (size_t)batch->query_start_loc[batch->num_reqs], e = element_bytes(layer);
-    size_t heads = (size_t)layer->terms.num_q_heads, size = (size_t)(m->qk_nope_head_dim + m->qk_rope_head_dim);
+    size_t heads = (size_t)layer->terms.num_q_heads,
+           size = (size_t)(m->qk_nope_head_dim + m->qk_rope_head_dim);
     struct latent_step step = {.layer = layer,
                                .batch = batch,
                                .rows = malloc(tokens * (size_t)layer->terms.head_size * e),

@@ -36,7 +36,8 @@ void oracle_write(void *memory, int64_t at, int32_t number, double value)
     int mantissa_bits = number == ORACLE_BF16 ? 7 : 10, least = number == ORACLE_BF16 ? -126 : -14;
     int exponent = value != 0 ? ilogb(value) : least;
     exponent = exponent < least ? least : exponent;
-    double rounded = ldexp(nearbyint(ldexp(value, mantissa_bits - exponent)), exponent - mantissa_bits);
+    double rounded =
+        ldexp(nearbyint(ldexp(value, mantissa_bits - exponent)), exponent - mantissa_bits);
     if (number == ORACLE_BF16) {
         float narrow = (float)rounded;
         uint32_t wide;
@@ -63,8 +64,8 @@ static int visible(const struct oracle_terms *t, int64_t p, int64_t j)
     return t->chunk_size == 0 || p / t->chunk_size - j / t->chunk_size <= t->chunk_lookback;
 }
 
-static double score(const struct oracle_terms *t, const double *q, const void *k, int64_t p, int64_t j,
-                    int32_t head)
+static double score(const struct oracle_terms *t, const double *q, const void *k, int64_t p,
+                    int64_t j, int32_t head)
 {
     int64_t row = (j * t->num_kv_heads + head / (t->num_q_heads / t->num_kv_heads)) * t->head_size;
     double s = 0;
@@ -98,7 +99,8 @@ void oracle_attend(const struct oracle_terms *t, const void *q, const void *k, c
             continue;
         }
         double weight = exp(score(t, query, k, position, j, head) - m);
-        int64_t row = (j * t->num_kv_heads + head / (t->num_q_heads / t->num_kv_heads)) * t->head_size_v;
+        int64_t row =
+            (j * t->num_kv_heads + head / (t->num_q_heads / t->num_kv_heads)) * t->head_size_v;
         sum += weight;
         for (int32_t d = 0; d < t->head_size_v; d++) {
             out[d] += weight * oracle_read(v, row + d, t->number);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention of one query row, written from the formulas in float64 over unpaged keys. It shares nothing with the core or
- * any plugin, not even a header. */
+/* Attention of one query row, written from the formulas in float64 over unpaged keys. It shares
+ * nothing with the core or any plugin, not even a header. */
 #ifndef RUN_ORACLE_H
 #define RUN_ORACLE_H
 
@@ -20,22 +20,22 @@ struct oracle_terms {
     const float *sinks;        /* [num_q_heads] or NULL */
 };
 
-/* q: one row [num_q_heads, head_size]; k, v: [length, num_kv_heads, head size] compact; position: of the query among the
- * keys. Writes head `head` to out [head_size_v]. */
+/* q: one row [num_q_heads, head_size]; k, v: [length, num_kv_heads, head size] compact; position:
+ * of the query among the keys. Writes head `head` to out [head_size_v]. */
 void oracle_attend(const struct oracle_terms *terms, const void *q, const void *k, const void *v,
                    int64_t length, int64_t position, int32_t head, double *out);
 
-/* One MLA head in latent space: W_UK and W_UV are kv_b_proj's rows of the head, [nope + v, rank]; a key is [c : rank |
- * k_pe : rope]. */
+/* One MLA head in latent space: W_UK and W_UV are kv_b_proj's rows of the head, [nope + v, rank]; a
+ * key is [c : rank | k_pe : rope]. */
 struct oracle_mla {
     int32_t nope, rope, v, rank;
     double scale;
     const double *weights;
 };
-/* q [nope + rope]; keys [any, rank + rope]; the `count` listed ones are attended (NULL: 0 .. count-1). Writes out [v].
- * scores holds count doubles. */
-void oracle_mla(const struct oracle_mla *head, const double *q, const double *keys, const int32_t *listed,
-                int32_t count, double *scores, double *out);
+/* q [nope + rope]; keys [any, rank + rope]; the `count` listed ones are attended (NULL: 0 ..
+ * count-1). Writes out [v]. scores holds count doubles. */
+void oracle_mla(const struct oracle_mla *head, const double *q, const double *keys,
+                const int32_t *listed, int32_t count, double *scores, double *out);
 
 /* The gated delta rule of one value head, token by token. */
 struct oracle_gdn {
@@ -44,10 +44,10 @@ struct oracle_gdn {
     const void *conv_weight; /* [channels, conv_width] */
     const float *a_log, *dt_bias;
 };
-/* mixed: all rows [tokens, channels] of the sequence so far; gates: rows [a : Hv | b : Hv]. Moves state [Hv, Dv, Dk] on
- * by token t and writes out [Hv, Dv]. */
-void oracle_gdn(const struct oracle_gdn *layer, const void *mixed, const void *gates, int64_t t, double *state,
-                double *out);
+/* mixed: all rows [tokens, channels] of the sequence so far; gates: rows [a : Hv | b : Hv]. Moves
+ * state [Hv, Dv, Dk] on by token t and writes out [Hv, Dv]. */
+void oracle_gdn(const struct oracle_gdn *layer, const void *mixed, const void *gates, int64_t t,
+                double *state, double *out);
 
 double oracle_read(const void *memory, int64_t at, int32_t number);
 /* Rounds to nearest even; values are finite and in range. */

@@ -6,7 +6,8 @@
 #define MAX_HEAD_SIZE 512
 
 /* The causal convolution over channel c at token t, then x sigmoid(x). */
-static double convolve(const struct oracle_gdn *layer, const void *mixed, int64_t channels, int64_t t, int64_t c)
+static double convolve(const struct oracle_gdn *layer, const void *mixed, int64_t channels,
+                       int64_t t, int64_t c)
 {
     double x = 0;
     for (int32_t i = 0; i < layer->conv_width; i++) {
@@ -19,8 +20,8 @@ static double convolve(const struct oracle_gdn *layer, const void *mixed, int64_
     return x / (1 + exp(-x));
 }
 
-static void unit_row(const struct oracle_gdn *layer, const void *mixed, int64_t channels, int64_t t, int64_t first,
-                     double *row)
+static void unit_row(const struct oracle_gdn *layer, const void *mixed, int64_t channels, int64_t t,
+                     int64_t first, double *row)
 {
     double sum = 1e-6;
     for (int32_t i = 0; i < layer->head_size_k; i++) {
@@ -32,9 +33,10 @@ static void unit_row(const struct oracle_gdn *layer, const void *mixed, int64_t 
     }
 }
 
-/* S <- e^g S; S <- S + beta (v - S k) k^T; o = S q / sqrt(Dk); g = -e^A softplus(a + dt), beta = sigmoid(b). */
-void oracle_gdn(const struct oracle_gdn *layer, const void *mixed, const void *gates, int64_t t, double *state,
-                double *out)
+/* S <- e^g S; S <- S + beta (v - S k) k^T; o = S q / sqrt(Dk); g = -e^A softplus(a + dt), beta =
+ * sigmoid(b). */
+void oracle_gdn(const struct oracle_gdn *layer, const void *mixed, const void *gates, int64_t t,
+                double *state, double *out)
 {
     double q[MAX_HEAD_SIZE], k[MAX_HEAD_SIZE];
     int32_t dk = layer->head_size_k, dv = layer->head_size_v, hv = layer->num_v_heads;
@@ -52,7 +54,8 @@ void oracle_gdn(const struct oracle_gdn *layer, const void *mixed, const void *g
                 s[i] *= decay;
                 seen += s[i] * k[i];
             }
-            double r = beta * (convolve(layer, mixed, channels, t, 2 * keys + (int64_t)h * dv + d) - seen);
+            double r =
+                beta * (convolve(layer, mixed, channels, t, 2 * keys + (int64_t)h * dv + d) - seen);
             for (int32_t i = 0; i < dk; i++) {
                 s[i] += r * k[i];
                 o += s[i] * q[i];

@@ -7,8 +7,8 @@
 #define MAX_RANK 1024
 
 /* q k_j = (W_UK^T q_nope) c_j + q_pe k_pe_j; out = W_UV sum_j p_j c_j. */
-void oracle_mla(const struct oracle_mla *head, const double *q, const double *keys, const int32_t *listed,
-                int32_t count, double *scores, double *out)
+void oracle_mla(const struct oracle_mla *head, const double *q, const double *keys,
+                const int32_t *listed, int32_t count, double *scores, double *out)
 {
     double query[MAX_RANK] = {0}, sum[MAX_RANK] = {0}, m = -INFINITY, total = 0;
     int32_t rank = head->rank, row = rank + head->rope;

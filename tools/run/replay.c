@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* --qkv: recorded activations of a real model take the place of drawn ones, and its recorded output is held beside the
- * oracle's. An encoder's sentences are one step; a decoder's requests arrive one after the other and grow. */
+/* --qkv: recorded activations of a real model take the place of drawn ones, and its recorded output
+ * is held beside the oracle's. An encoder's sentences are one step; a decoder's requests arrive one
+ * after the other and grow. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 #include "tensors_file.h"
 
 #define MAX_LAYERS 1024
-#define PREEMPTED 0    /* this request of a decoder's recording is swapped out once */
+#define PREEMPTED 0 /* this request of a decoder's recording is swapped out once */
 #define PREEMPT_STEP 3
 
 struct recording {
@@ -52,7 +53,8 @@ static attn_status read_requests(struct engine *engine, struct recording *record
     }
     for (int32_t r = 0; r < recording->num_reqs; r++) {
         int32_t rows = recording->query_start_loc[r + 1] - recording->query_start_loc[r];
-        if (rows < 1 || (decoder && (recording->prompt_lens[r] < 1 || recording->prompt_lens[r] >= rows))) {
+        if (rows < 1 ||
+            (decoder && (recording->prompt_lens[r] < 1 || recording->prompt_lens[r] >= rows))) {
             return refuse(engine, decoder ? "prompt_lens" : "query_start_loc",
                           "a request has no row, or no prompt with a token behind it");
         }
@@ -77,15 +79,18 @@ static attn_status open_recording(struct engine *engine, struct recording *recor
     if (recording->num_layers < 1 || recording->num_layers > MAX_LAYERS) {
         return refuse(engine, "num_layers", "is not 1 to 1024");
     }
-    if (tensors_find(&recording->file, "layer.0.q", "F32", 3, recording->q_shape, &engine->error) == NULL ||
-        tensors_find(&recording->file, "layer.0.k", "F32", 3, recording->k_shape, &engine->error) == NULL) {
+    if (tensors_find(&recording->file, "layer.0.q", "F32", 3, recording->q_shape, &engine->error) ==
+            NULL ||
+        tensors_find(&recording->file, "layer.0.k", "F32", 3, recording->k_shape, &engine->error) ==
+            NULL) {
         return engine->error.status;
     }
     return read_requests(engine, recording, *decoder);
 }
 
 /* q and out are shaped as layer 0's q, k and v as its k. */
-static attn_status find_rows(struct engine *engine, struct run_layer *layer, const struct recording *recording)
+static attn_status find_rows(struct engine *engine, struct run_layer *layer,
+                             const struct recording *recording)
 {
     static const char *const names[] = {"q", "k", "v", "out"};
     for (int32_t i = 0; i < 4; i++) {
@@ -126,7 +131,8 @@ static attn_status describe(struct engine *engine, const struct recording *recor
             .num_kv_heads = (int32_t)recording->k_shape[1],
             .head_size = (int32_t)recording->q_shape[2],
             .causal = decoder,
-            .scale = scale != NULL ? strtof(scale, NULL) : (float)(1 / sqrt((double)recording->q_shape[2])),
+            .scale = scale != NULL ? strtof(scale, NULL)
+                                   : (float)(1 / sqrt((double)recording->q_shape[2])),
             .window_left = -1,
             .window_right = -1};
         engine->layers[i].source = layer;
@@ -159,7 +165,8 @@ static attn_status check_coverage(struct engine *engine, const struct recording 
     int64_t elements = recording->q_shape[0] * recording->q_shape[1] * recording->q_shape[2];
     for (int32_t i = 0; i < engine->num_layers && engine->settings->verify; i++) {
         if (engine->layers[i].compared != elements) {
-            return engine_fail(engine, ATTN_ERROR_INTERNAL, "compared", "not every recorded row was compared");
+            return engine_fail(engine, ATTN_ERROR_INTERNAL, "compared",
+                               "not every recorded row was compared");
         }
     }
     return ATTN_OK;

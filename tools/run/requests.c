@@ -24,7 +24,8 @@ int32_t random_below(uint64_t *state, int32_t count)
     return (int32_t)(random_bits(state) % (uint64_t)count);
 }
 
-/* Sum of eight 8-bit uniforms, brought to variance 1: fast, and near enough to normal for inputs. */
+/* Sum of eight 8-bit uniforms, brought to variance 1: fast, and near enough to normal for inputs.
+ */
 double random_normal(uint64_t *state)
 {
     uint64_t bits = random_bits(state);
@@ -77,8 +78,8 @@ static int32_t field(struct engine *engine, const cJSON *item, const char *name,
     if (!cJSON_IsNumber(value) || value->valuedouble != floor(value->valuedouble) ||
         value->valuedouble < least || value->valuedouble > MAX_LENGTH) {
         char what[128];
-        snprintf(what, sizeof what, "%g; a whole number from %d to %d", cJSON_IsNumber(value) ? value->valuedouble : NAN,
-                 least, MAX_LENGTH);
+        snprintf(what, sizeof what, "%g; a whole number from %d to %d",
+                 cJSON_IsNumber(value) ? value->valuedouble : NAN, least, MAX_LENGTH);
         engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, name, what);
         return least;
     }
@@ -88,11 +89,14 @@ static int32_t field(struct engine *engine, const cJSON *item, const char *name,
 static void check_sharing(struct engine *engine, int32_t index)
 {
     const struct request *request = &engine->requests[index];
-    if (request->shares >= index || (request->shares >= 0 && (request->shared >= request->prompt ||
-                                     request->shared > engine->requests[request->shares].prompt))) {
+    if (request->shares >= index ||
+        (request->shares >= 0 && (request->shared >= request->prompt ||
+                                  request->shared > engine->requests[request->shares].prompt))) {
         char what[160];
-        snprintf(what, sizeof what, "request %d shares %d tokens with request %d; an earlier one, fewer tokens "
-                 "than its own prompt and not more than the other's", index, request->shared, request->shares);
+        snprintf(what, sizeof what,
+                 "request %d shares %d tokens with request %d; an earlier one, fewer tokens "
+                 "than its own prompt and not more than the other's",
+                 index, request->shared, request->shares);
         engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, "shares", what);
     }
 }

@@ -11,7 +11,8 @@
 #define MIN_STEP_TOKENS 512
 #define MAX_STEP_TOKENS 8192
 
-attn_status engine_fail(struct engine *engine, attn_status status, const char *field, const char *what)
+attn_status engine_fail(struct engine *engine, attn_status status, const char *field,
+                        const char *what)
 {
     engine->status = engine->error.status = status;
     snprintf(engine->error.field, sizeof engine->error.field, "%s", field);
@@ -21,7 +22,8 @@ attn_status engine_fail(struct engine *engine, attn_status status, const char *f
 
 static attn_status no_memory(struct engine *engine)
 {
-    return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "memory", "not enough for this run; try --scale");
+    return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "memory",
+                       "not enough for this run; try --scale");
 }
 
 static attn_status select_layers(struct engine *engine)
@@ -35,19 +37,20 @@ static attn_status select_layers(struct engine *engine)
         engine->config.layers[i].desc.block_size = BLOCK_SIZE;
         descs[i] = &engine->config.layers[i].desc;
     }
-    attn_status status = engine->api->select(engine->runtime, NULL, descs, engine->num_layers, &assignment,
-                                             &engine->error);
+    attn_status status = engine->api->select(engine->runtime, NULL, descs, engine->num_layers,
+                                             &assignment, &engine->error);
     free(descs);
     if (status == ATTN_OK) {
-        status = engine->api->model_create(engine->runtime, assignment, NULL, &engine->model, &engine->error);
+        status = engine->api->model_create(engine->runtime, assignment, NULL, &engine->model,
+                                           &engine->error);
     }
     for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
         struct attn_choice prefill = {.struct_size = sizeof prefill}, decode = prefill;
         engine->api->assignment_choice(assignment, i, ATTN_PHASE_PREFILL, &prefill);
         engine->api->assignment_choice(assignment, i, ATTN_PHASE_DECODE, &decode);
         bool same = strcmp(prefill.name, decode.name) == 0;
-        snprintf(engine->layers[i].backend, sizeof engine->layers[i].backend, "%.78s%s%.78s", prefill.name,
-                 same ? "" : "/", same ? "" : decode.name);
+        snprintf(engine->layers[i].backend, sizeof engine->layers[i].backend, "%.78s%s%.78s",
+                 prefill.name, same ? "" : "/", same ? "" : decode.name);
     }
     engine->api->assignment_destroy(assignment);
     return status;
@@ -76,21 +79,22 @@ static attn_status make_params(struct engine *engine, struct run_layer *layer)
     }
     params.sinks = d->has_sinks ? layer->sinks : NULL;
     params.alibi_slopes = d->alibi ? layer->slopes : NULL;
-    layer->terms = (struct oracle_terms){.number = numbers[d->dtype],
-                                         .num_q_heads = d->num_q_heads,
-                                         .num_kv_heads = d->num_kv_heads,
-                                         .head_size = d->head_size,
-                                         .head_size_v = d->head_size_v > 0 ? d->head_size_v : d->head_size,
-                                         .scale = d->scale,
-                                         .causal = d->causal,
-                                         .has_window = d->has_window,
-                                         .window_left = d->window_left,
-                                         .window_right = d->window_right,
-                                         .chunk_size = d->chunk_size,
-                                         .chunk_lookback = d->chunk_lookback,
-                                         .soft_cap = d->soft_cap,
-                                         .alibi_slopes = params.alibi_slopes,
-                                         .sinks = params.sinks};
+    layer->terms =
+        (struct oracle_terms){.number = numbers[d->dtype],
+                              .num_q_heads = d->num_q_heads,
+                              .num_kv_heads = d->num_kv_heads,
+                              .head_size = d->head_size,
+                              .head_size_v = d->head_size_v > 0 ? d->head_size_v : d->head_size,
+                              .scale = d->scale,
+                              .causal = d->causal,
+                              .has_window = d->has_window,
+                              .window_left = d->window_left,
+                              .window_right = d->window_right,
+                              .chunk_size = d->chunk_size,
+                              .chunk_lookback = d->chunk_lookback,
+                              .soft_cap = d->soft_cap,
+                              .alibi_slopes = params.alibi_slopes,
+                              .sinks = params.sinks};
     return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
 }
 
@@ -107,13 +111,15 @@ static attn_status make_cache(struct engine *engine, struct run_layer *layer)
     }
     memset(layer->cache, 0xff, (size_t)group->num_blocks * page);
     bool latent = layer->spec.kind == ATTN_KV_SPEC_MLA;
-    attn_status status = engine->api->layer_kv_views(layer->handle, layer->cache, group->num_blocks, &k,
-                                                     latent ? NULL : &v, &engine->error);
-    return status == ATTN_OK ? engine->api->layer_bind_kv(layer->handle, &k, latent ? NULL : &v, &engine->error)
-                             : status;
+    attn_status status = engine->api->layer_kv_views(layer->handle, layer->cache, group->num_blocks,
+                                                     &k, latent ? NULL : &v, &engine->error);
+    return status == ATTN_OK
+               ? engine->api->layer_bind_kv(layer->handle, &k, latent ? NULL : &v, &engine->error)
+               : status;
 }
 
-static attn_status make_group(struct engine *engine, struct run_group *group, const struct run_layer *layer)
+static attn_status make_group(struct engine *engine, struct run_group *group,
+                              const struct run_layer *layer)
 {
     int64_t tokens = 0;
     group->has_cache = layer->spec.kind != ATTN_KV_SPEC_NONE;
@@ -162,12 +168,11 @@ static int32_t most_tokens(const struct engine *engine)
 static attn_status make_plan(struct engine *engine, int32_t index)
 {
     struct run_group *group = &engine->groups[index];
-    struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = {.struct_size = sizeof options.limits,
-                   .max_num_reqs = MAX_REQUESTS,
-                   .max_num_tokens = most_tokens(engine),
-                   .max_seq_len = engine->longest}};
+    struct attn_plan_options options = {.struct_size = sizeof options,
+                                        .limits = {.struct_size = sizeof options.limits,
+                                                   .max_num_reqs = MAX_REQUESTS,
+                                                   .max_num_tokens = most_tokens(engine),
+                                                   .max_seq_len = engine->longest}};
     attn_status status =
         engine->api->plan_create(engine->model, index, &options, &group->plan, &engine->error);
     size_t bytes = status == ATTN_OK ? engine->api->plan_workspace_bytes(group->plan) : 0;
@@ -176,8 +181,8 @@ static attn_status make_plan(struct engine *engine, int32_t index)
     }
     group->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
     return group->workspace == NULL ? no_memory(engine)
-                                    : engine->api->plan_bind_workspace(group->plan, group->workspace, bytes,
-                                                                       &engine->error);
+                                    : engine->api->plan_bind_workspace(
+                                          group->plan, group->workspace, bytes, &engine->error);
 }
 
 static attn_status bind_layers(struct engine *engine)
@@ -197,7 +202,8 @@ static attn_status bind_layers(struct engine *engine)
         if (status == ATTN_OK && engine->groups[layer->group].table == NULL) {
             status = make_group(engine, &engine->groups[layer->group], layer);
         }
-        bool paged = layer->spec.kind != ATTN_KV_SPEC_NONE && layer->spec.kind != ATTN_KV_SPEC_GDN_STATE;
+        bool paged =
+            layer->spec.kind != ATTN_KV_SPEC_NONE && layer->spec.kind != ATTN_KV_SPEC_GDN_STATE;
         if (status == ATTN_OK && paged) {
             status = make_cache(engine, layer);
         }
@@ -211,7 +217,8 @@ static attn_status bind_layers(struct engine *engine)
 
 attn_status engine_setup(struct engine *engine)
 {
-    attn_status status = model_config_read(&engine->config, engine->settings->model, &engine->error);
+    attn_status status =
+        model_config_read(&engine->config, engine->settings->model, &engine->error);
     if (status != ATTN_OK) {
         return status;
     }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Continuous batching: what each request gets in a step, the batch of every group, and the layers over it. */
+/* Continuous batching: what each request gets in a step, the batch of every group, and the layers
+ * over it. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine.h"
 
-#define CHUNK 24      /* prompt tokens that one request attends in a step */
+#define CHUNK 24 /* prompt tokens that one request attends in a step */
 #define WRITE_CHUNK 512
 #define LOGIT_DEVIATION 4.0
 #define NEEDLE_LOGIT 13.0
@@ -23,10 +24,11 @@ static struct attn_dtype tensor_dtype(const struct run_layer *layer)
     return dtypes[layer->terms.number];
 }
 
-struct attn_tensor tensor_of(const struct run_layer *layer, void *data, int32_t ndim, int64_t *shape,
-                             int64_t *strides)
+struct attn_tensor tensor_of(const struct run_layer *layer, void *data, int32_t ndim,
+                             int64_t *shape, int64_t *strides)
 {
-    return (struct attn_tensor){data, {ATTN_DEVICE_CPU, 0}, ndim, tensor_dtype(layer), shape, strides, 0};
+    return (struct attn_tensor){
+        data, {ATTN_DEVICE_CPU, 0}, ndim, tensor_dtype(layer), shape, strides, 0};
 }
 
 /* A compact tensor [rows, heads, dims] with memory of its own; NULL data without memory. */
@@ -35,21 +37,21 @@ struct rows {
     int64_t shape[3];
 };
 
-static void rows_init(struct rows *rows, const struct run_layer *layer, int64_t count, int32_t heads,
-                      int32_t dims, bool poison)
+static void rows_init(struct rows *rows, const struct run_layer *layer, int64_t count,
+                      int32_t heads, int32_t dims, bool poison)
 {
     size_t bytes = (size_t)count * (size_t)heads * (size_t)dims * element_bytes(layer);
     *rows = (struct rows){.shape = {count, heads, dims}};
-    rows->tensor = (struct attn_tensor){malloc(bytes + 64), {ATTN_DEVICE_CPU, 0}, 3, tensor_dtype(layer),
-                                        rows->shape, NULL, 0};
+    rows->tensor = (struct attn_tensor){
+        malloc(bytes + 64), {ATTN_DEVICE_CPU, 0}, 3, tensor_dtype(layer), rows->shape, NULL, 0};
     if (rows->tensor.data != NULL && poison) {
         memset(rows->tensor.data, 0xff, bytes + 64);
     }
 }
 
 /* Row `row` of request r in a recording of q, k, v or out. */
-static const float *recorded_row(const struct engine *engine, const struct run_layer *layer, int32_t which,
-                                 int32_t r, int64_t row)
+static const float *recorded_row(const struct engine *engine, const struct run_layer *layer,
+                                 int32_t which, int32_t r, int64_t row)
 {
     const struct oracle_terms *t = &layer->terms;
     int64_t width = which == 0 || which == 3 ? (int64_t)t->num_q_heads * t->head_size
@@ -59,18 +61,20 @@ static const float *recorded_row(const struct engine *engine, const struct run_l
                : NULL;
 }
 
-attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first, int32_t end,
-                     int32_t capacity)
+attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,
+                     int32_t end, int32_t capacity)
 {
     const struct oracle_terms *t = &layer->terms;
     uint8_t **histories[2] = {&layer->k_history[r], &layer->v_history[r]};
-    int64_t widths[2] = {(int64_t)t->num_kv_heads * t->head_size, (int64_t)t->num_kv_heads * t->head_size_v};
+    int64_t widths[2] = {(int64_t)t->num_kv_heads * t->head_size,
+                         (int64_t)t->num_kv_heads * t->head_size_v};
     for (int32_t i = 0; i < 2; i++) {
         if (*histories[i] == NULL) {
             *histories[i] = malloc((size_t)(capacity * widths[i]) * element_bytes(layer));
         }
         if (*histories[i] == NULL) {
-            return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "history", "no memory; try --scale");
+            return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "history",
+                               "no memory; try --scale");
         }
         const float *recorded = recorded_row(engine, layer, 1 + i, r, first);
         for (int64_t at = first * widths[i]; at < end * widths[i]; at++) {
@@ -82,12 +86,13 @@ attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, 
 }
 
 /* A query that looks for one key that it can see, with noise of the other logits' deviation. */
-static void draw_query(struct engine *engine, const struct run_layer *layer, int32_t r, int64_t position,
-                       int64_t length, uint8_t *row)
+static void draw_query(struct engine *engine, const struct run_layer *layer, int32_t r,
+                       int64_t position, int64_t length, uint8_t *row)
 {
     const struct oracle_terms *t = &layer->terms;
     int64_t reach = position + 1 < length ? position + 1 : length;
-    int64_t window = t->has_window && t->window_left >= 0 && t->window_left < reach ? t->window_left + 1 : reach;
+    int64_t window =
+        t->has_window && t->window_left >= 0 && t->window_left < reach ? t->window_left + 1 : reach;
     int64_t j = t->causal ? reach - 1 - random_below(&engine->random, (int32_t)window)
                           : random_below(&engine->random, (int32_t)length);
     for (int32_t h = 0; h < t->num_q_heads; h++) {
@@ -100,17 +105,19 @@ static void draw_query(struct engine *engine, const struct run_layer *layer, int
         for (int32_t d = 0; d < t->head_size; d++) {
             double x = oracle_read(layer->k_history[r], key + d, t->number);
             oracle_write(row, (int64_t)h * t->head_size + d, t->number,
-                         NEEDLE_LOGIT / (t->scale * norm) * x + deviation * random_normal(&engine->random));
+                         NEEDLE_LOGIT / (t->scale * norm) * x +
+                             deviation * random_normal(&engine->random));
         }
     }
 }
 
-static void make_query(struct engine *engine, const struct run_layer *layer, int32_t r, int64_t position,
-                       int64_t length, uint8_t *row)
+static void make_query(struct engine *engine, const struct run_layer *layer, int32_t r,
+                       int64_t position, int64_t length, uint8_t *row)
 {
     const float *recorded = recorded_row(engine, layer, 0, r, position);
     if (recorded != NULL) {
-        memcpy(row, recorded, (size_t)(layer->terms.num_q_heads * layer->terms.head_size) * sizeof *recorded);
+        memcpy(row, recorded,
+               (size_t)(layer->terms.num_q_heads * layer->terms.head_size) * sizeof *recorded);
     } else {
         draw_query(engine, layer, r, position, length, row);
     }
@@ -118,7 +125,8 @@ static void make_query(struct engine *engine, const struct run_layer *layer, int
 
 static double bound_ratio(int32_t number, double rms, double expected, double found)
 {
-    /* |error| <= a RMS of the row + b |expected|: probabilities and outputs rounded to the format. */
+    /* |error| <= a RMS of the row + b |expected|: probabilities and outputs rounded to the format.
+     */
     static const double a[] = {3e-3, 2e-2, 4e-5}, b[] = {2e-3, 1.2e-2, 2e-5};
     double ratio = fabs(found - expected) / (a[number] * rms + b[number] * fabs(expected) + 1e-30);
     return isnan(ratio) ? INFINITY : ratio;
@@ -131,8 +139,8 @@ static double recording_ratio(double rms, double expected, double found)
     return isnan(ratio) ? INFINITY : ratio;
 }
 
-void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at, int32_t count,
-                 struct tally *tally)
+void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at,
+                 int32_t count, struct tally *tally)
 {
     double sum = 0;
     for (int32_t d = 0; d < count; d++) {
@@ -148,14 +156,15 @@ void compare_row(const struct run_layer *layer, const double *expected, const vo
 }
 
 /* `recorded` is the row's recorded output, or NULL. */
-static void verify_row(struct run_layer *layer, const void *q, int32_t r, int64_t length, int64_t position,
-                       const uint8_t *out, const float *recorded)
+static void verify_row(struct run_layer *layer, const void *q, int32_t r, int64_t length,
+                       int64_t position, const uint8_t *out, const float *recorded)
 {
     const struct oracle_terms *t = &layer->terms;
     double expected[1024];
     for (int32_t h = 0; h < t->num_q_heads; h++) {
         double sum = 0;
-        oracle_attend(t, q, layer->k_history[r], layer->v_history[r], length, position, h, expected);
+        oracle_attend(t, q, layer->k_history[r], layer->v_history[r], length, position, h,
+                      expected);
         for (int32_t d = 0; d < t->head_size_v; d++) {
             sum += expected[d] * expected[d];
         }
@@ -196,7 +205,8 @@ static void fill_batch(struct engine *engine, const struct run_group *group, str
                                .num_slots = tokens};
 }
 
-static void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end, int64_t *slots)
+static void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end,
+                     int64_t *slots)
 {
     for (int32_t j = first; j < end; j++) {
         int64_t block = group->table[r * group->stride + j / group->block_size];
@@ -204,18 +214,20 @@ static void slots_of(const struct run_group *group, int32_t r, int32_t first, in
     }
 }
 
-/* Writes keys first .. end-1 of one request in one layer, attending nothing. A recurrent layer has no keys: there the
- * tokens are run. */
-static attn_status write_layer(struct engine *engine, struct run_layer *layer, const struct batch *batch, int32_t r,
-                               int32_t first, int32_t end)
+/* Writes keys first .. end-1 of one request in one layer, attending nothing. A recurrent layer has
+ * no keys: there the tokens are run. */
+static attn_status write_layer(struct engine *engine, struct run_layer *layer,
+                               const struct batch *batch, int32_t r, int32_t first, int32_t end)
 {
     const struct oracle_terms *t = &layer->terms;
-    int64_t shapes[2][3] = {{end - first, t->num_kv_heads, t->head_size}, {end - first, t->num_kv_heads, t->head_size_v}};
+    int64_t shapes[2][3] = {{end - first, t->num_kv_heads, t->head_size},
+                            {end - first, t->num_kv_heads, t->head_size_v}};
     struct attn_tensor k = tensor_of(layer, layer->k_history[r], 3, shapes[0], NULL);
     struct attn_tensor v = tensor_of(layer, layer->v_history[r], 3, shapes[1], NULL);
     k.byte_offset = (uint64_t)(first * shapes[0][1] * shapes[0][2]) * element_bytes(layer);
     v.byte_offset = (uint64_t)(first * shapes[1][1] * shapes[1][2]) * element_bytes(layer);
-    struct attn_step_io io = {.struct_size = sizeof io, .flags = ATTN_RUN_NO_ATTEND, .k = &k, .v = &v};
+    struct attn_step_io io = {
+        .struct_size = sizeof io, .flags = ATTN_RUN_NO_ATTEND, .k = &k, .v = &v};
     if (layer->spec.kind == ATTN_KV_SPEC_GDN_STATE) {
         return gdn_run(engine, layer, batch);
     }
@@ -226,7 +238,8 @@ static attn_status write_layer(struct engine *engine, struct run_layer *layer, c
 }
 
 /* Writes keys first .. end-1 of one request in every layer of a group. */
-static attn_status write_only(struct engine *engine, int32_t g, int32_t r, int32_t first, int32_t end)
+static attn_status write_only(struct engine *engine, int32_t g, int32_t r, int32_t first,
+                              int32_t end)
 {
     struct run_group *group = &engine->groups[g];
     struct batch *batch = calloc(1, sizeof *batch);
@@ -236,7 +249,9 @@ static attn_status write_only(struct engine *engine, int32_t g, int32_t r, int32
     attn_status status = group->recurrent ? ATTN_OK : blocks_reserve(engine, group, r, end);
     if (batch == NULL || status != ATTN_OK) {
         free(batch);
-        return status != ATTN_OK ? status : engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
+        return status != ATTN_OK
+                   ? status
+                   : engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
     }
     batch->num_reqs = 1;
     batch->query_start_loc[1] = end - first;
@@ -262,7 +277,8 @@ static attn_status write_only(struct engine *engine, int32_t g, int32_t r, int32
     return status;
 }
 
-/* The common beginning with another request that is here with it, in whole blocks: its keys are not written again. */
+/* The common beginning with another request that is here with it, in whole blocks: its keys are not
+ * written again. */
 static int32_t share(struct engine *engine, int32_t r)
 {
     const struct request *request = &engine->requests[r];
@@ -272,15 +288,16 @@ static int32_t share(struct engine *engine, int32_t r)
     }
     int32_t shared = request->shared / BLOCK_SIZE * BLOCK_SIZE;
     for (int32_t g = 0; g < engine->num_groups; g++) {
-        if (engine->groups[g].has_cache && !engine->groups[g].cross && !engine->groups[g].recurrent) {
+        if (engine->groups[g].has_cache && !engine->groups[g].cross &&
+            !engine->groups[g].recurrent) {
             blocks_share(&engine->groups[g], r, request->shares, shared / BLOCK_SIZE);
         }
     }
     return shared;
 }
 
-static attn_status fill_history(struct engine *engine, struct run_layer *layer, int32_t r, int32_t shared,
-                                int32_t written)
+static attn_status fill_history(struct engine *engine, struct run_layer *layer, int32_t r,
+                                int32_t shared, int32_t written)
 {
     const struct request *request = &engine->requests[r];
     const struct oracle_terms *t = &layer->terms;
@@ -294,7 +311,8 @@ static attn_status fill_history(struct engine *engine, struct run_layer *layer, 
     if (status == ATTN_OK && shared > 0) {
         size_t row = (size_t)shared * (size_t)t->num_kv_heads * element_bytes(layer);
         memcpy(layer->k_history[r], layer->k_history[request->shares], row * (size_t)t->head_size);
-        memcpy(layer->v_history[r], layer->v_history[request->shares], row * (size_t)t->head_size_v);
+        memcpy(layer->v_history[r], layer->v_history[request->shares],
+               row * (size_t)t->head_size_v);
     }
     return status == ATTN_OK ? add_keys(engine, layer, r, shared, written, 0) : status;
 }
@@ -354,7 +372,8 @@ static void compose(struct engine *engine, struct batch *batch)
     }
 }
 
-static attn_status run_layer(struct engine *engine, struct run_layer *layer, const struct batch *batch)
+static attn_status run_layer(struct engine *engine, struct run_layer *layer,
+                             const struct batch *batch)
 {
     const struct oracle_terms *t = &layer->terms;
     struct run_group *group = &engine->groups[layer->group];
@@ -373,7 +392,8 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer, con
     rows_init(&v, layer, tokens, t->num_kv_heads, t->head_size_v, false);
     rows_init(&out, layer, tokens, t->num_q_heads, t->head_size_v, true);
     size_t e = element_bytes(layer), q_row = (size_t)(t->num_q_heads * t->head_size) * e;
-    size_t k_row = (size_t)(t->num_kv_heads * t->head_size) * e, v_row = (size_t)(t->num_kv_heads * t->head_size_v) * e;
+    size_t k_row = (size_t)(t->num_kv_heads * t->head_size) * e,
+           v_row = (size_t)(t->num_kv_heads * t->head_size_v) * e;
     size_t out_row = (size_t)(t->num_q_heads * t->head_size_v) * e;
     if (!q.tensor.data || !k.tensor.data || !v.tensor.data || !out.tensor.data) {
         status = engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "rows", "no memory; try --scale");
@@ -383,13 +403,14 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer, con
         int32_t count = batch->query_start_loc[i + 1] - first, own = batch->seq_lens[i] - count;
         if (!cross) {
             status = add_keys(engine, layer, r, own, own + count, 0);
-            memcpy((uint8_t *)k.tensor.data + (size_t)first * k_row, layer->k_history[r] + (size_t)own * k_row,
-                   (size_t)count * k_row);
-            memcpy((uint8_t *)v.tensor.data + (size_t)first * v_row, layer->v_history[r] + (size_t)own * v_row,
-                   (size_t)count * v_row);
+            memcpy((uint8_t *)k.tensor.data + (size_t)first * k_row,
+                   layer->k_history[r] + (size_t)own * k_row, (size_t)count * k_row);
+            memcpy((uint8_t *)v.tensor.data + (size_t)first * v_row,
+                   layer->v_history[r] + (size_t)own * v_row, (size_t)count * v_row);
         }
         for (int32_t c = 0; c < count; c++) {
-            make_query(engine, layer, r, own + c, cross ? batch->encoder_lens[i] : batch->seq_lens[i],
+            make_query(engine, layer, r, own + c,
+                       cross ? batch->encoder_lens[i] : batch->seq_lens[i],
                        (uint8_t *)q.tensor.data + (size_t)(first + c) * q_row);
         }
     }
@@ -406,8 +427,8 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer, con
         int32_t length = cross ? batch->encoder_lens[i] : batch->seq_lens[i], r = batch->request[i];
         for (int32_t c = 0; c < count; c++) {
             int32_t position = batch->seq_lens[i] - count + c;
-            verify_row(layer, (uint8_t *)q.tensor.data + (size_t)(first + c) * q_row, r, length, position,
-                       (uint8_t *)out.tensor.data + (size_t)(first + c) * out_row,
+            verify_row(layer, (uint8_t *)q.tensor.data + (size_t)(first + c) * q_row, r, length,
+                       position, (uint8_t *)out.tensor.data + (size_t)(first + c) * out_row,
                        recorded_row(engine, layer, 3, r, position));
         }
     }
@@ -418,14 +439,16 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer, con
     return status;
 }
 
-/* Keys in the leading blocks that all requests of the batch have in common: what a scheduler knows of its prefix cache. */
+/* Keys in the leading blocks that all requests of the batch have in common: what a scheduler knows
+ * of its prefix cache. */
 static int32_t common_prefix(const struct run_group *group, const struct batch *batch)
 {
     const int32_t *first = group->table + batch->request[0] * group->stride;
     int32_t blocks = group->held[batch->request[0]];
     for (int32_t i = 1; i < batch->num_reqs; i++) {
         int32_t r = batch->request[i], same = 0;
-        while (same < blocks && same < group->held[r] && group->table[r * group->stride + same] == first[same]) {
+        while (same < blocks && same < group->held[r] &&
+               group->table[r * group->stride + same] == first[same]) {
             same++;
         }
         blocks = same;
@@ -451,7 +474,8 @@ static attn_status run_groups(struct engine *engine, struct batch *batch)
             int32_t count = batch->query_start_loc[i + 1] - batch->query_start_loc[i];
             status = blocks_reserve(engine, group, batch->request[i], batch->seq_lens[i]);
             if (status == ATTN_OK) {
-                slots_of(group, batch->request[i], batch->seq_lens[i] - count, batch->seq_lens[i], slots);
+                slots_of(group, batch->request[i], batch->seq_lens[i] - count, batch->seq_lens[i],
+                         slots);
                 slots += count;
             }
         }
@@ -462,7 +486,8 @@ static attn_status run_groups(struct engine *engine, struct batch *batch)
             view.next = &states.ext;
         }
         view.common_prefix_len = common_prefix(group, batch);
-        status = status == ATTN_OK ? engine->api->plan(group->plan, &view, NULL, &engine->error) : status;
+        status = status == ATTN_OK ? engine->api->plan(group->plan, &view, NULL, &engine->error)
+                                   : status;
         for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
             if (engine->layers[i].group == g) {
                 status = run_layer(engine, &engine->layers[i], batch);
@@ -483,7 +508,9 @@ static attn_status run_encoders(struct engine *engine)
         lengths[i] = recorded ? engine->requests[i].prompt : some[i];
     }
     struct batch *batch = calloc(1, sizeof *batch);
-    attn_status status = batch != NULL ? ATTN_OK : engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
+    attn_status status = batch != NULL
+                             ? ATTN_OK
+                             : engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
     for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
         struct run_group *group = &engine->groups[g];
         struct attn_batch view;
@@ -502,7 +529,8 @@ static attn_status run_encoders(struct engine *engine)
         status = engine->api->plan(group->plan, &view, NULL, &engine->error);
         for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
             struct run_layer *layer = &engine->layers[i];
-            for (int32_t r = 0; layer->group == g && r < batch->num_reqs && status == ATTN_OK; r++) {
+            for (int32_t r = 0; layer->group == g && r < batch->num_reqs && status == ATTN_OK;
+                 r++) {
                 status = add_keys(engine, layer, r, 0, 0, lengths[r]);
             }
             if (layer->group == g && status == ATTN_OK) {
@@ -522,7 +550,8 @@ static attn_status advance(struct engine *engine, const struct batch *batch, int
         struct request *request = &engine->requests[batch->request[i]];
         request->length = batch->seq_lens[i];
         request->produced += request->length > request->prompt;
-        if (request->produced >= request->output || request->length >= request->prompt + request->output) {
+        if (request->produced >= request->output ||
+            request->length >= request->prompt + request->output) {
             request->running = false;
             request->left = true;
             for (int32_t g = 0; g < engine->num_groups; g++) {
@@ -548,8 +577,9 @@ static attn_status advance(struct engine *engine, const struct batch *batch, int
 attn_status engine_run(struct engine *engine)
 {
     struct batch *batch = calloc(1, sizeof *batch);
-    attn_status status = batch != NULL ? run_encoders(engine)
-                                       : engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
+    attn_status status = batch != NULL
+                             ? run_encoders(engine)
+                             : engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
     for (int32_t step = 0; step < engine->steps && status == ATTN_OK; step++) {
         for (int32_t r = 0; r < engine->num_requests && status == ATTN_OK; r++) {
             if (!engine->requests[r].arrived && engine->requests[r].arrival <= step) {

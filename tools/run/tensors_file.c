@@ -44,14 +44,16 @@ attn_status tensors_open(struct tensors_file *file, const char *name, struct att
     *file = (struct tensors_file){NULL, 0, NULL, 0, NULL};
     attn_status status = read_all(file, name, error);
     if (status == ATTN_OK) {
-        memcpy(&length, file->bytes, sizeof length); /* little-endian, as every machine that this runs on */
+        /* little-endian, as every machine that this runs on */
+        memcpy(&length, file->bytes, sizeof length);
         if (length > MAX_HEADER || length > file->size - 8) {
             status = fail(error, "header", "its length is larger than the file");
         } else {
             file->header = cJSON_ParseWithLength((const char *)file->bytes + 8, (size_t)length);
             file->data = file->bytes + 8 + length;
             file->data_size = file->size - 8 - (size_t)length;
-            status = cJSON_IsObject(file->header) ? ATTN_OK : fail(error, "header", "is not a JSON object");
+            status = cJSON_IsObject(file->header) ? ATTN_OK
+                                                  : fail(error, "header", "is not a JSON object");
         }
     }
     if (status != ATTN_OK) {
@@ -67,8 +69,8 @@ void tensors_close(struct tensors_file *file)
     *file = (struct tensors_file){NULL, 0, NULL, 0, NULL};
 }
 
-const void *tensors_find(const struct tensors_file *file, const char *name, const char *dtype, int32_t ndim,
-                         int64_t *shape, struct attn_error *error)
+const void *tensors_find(const struct tensors_file *file, const char *name, const char *dtype,
+                         int32_t ndim, int64_t *shape, struct attn_error *error)
 {
     const cJSON *entry = cJSON_GetObjectItemCaseSensitive(file->header, name);
     const cJSON *sizes = cJSON_GetObjectItemCaseSensitive(entry, "shape");

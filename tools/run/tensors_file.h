@@ -20,9 +20,10 @@ struct tensors_file {
 attn_status tensors_open(struct tensors_file *file, const char *name, struct attn_error *error);
 void tensors_close(struct tensors_file *file);
 
-/* A tensor of that dtype ("F32", "I32") and number of dimensions, checked to lie in the file; NULL with the error. */
-const void *tensors_find(const struct tensors_file *file, const char *name, const char *dtype, int32_t ndim,
-                         int64_t *shape, struct attn_error *error);
+/* A tensor of that dtype ("F32", "I32") and number of dimensions, checked to lie in the file; NULL
+ * with the error. */
+const void *tensors_find(const struct tensors_file *file, const char *name, const char *dtype,
+                         int32_t ndim, int64_t *shape, struct attn_error *error);
 
 /* Text of the metadata, or NULL. */
 const char *tensors_metadata(const struct tensors_file *file, const char *name);

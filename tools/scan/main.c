@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attn-scan FILE: loads one plugin, probes it, and sends the record through its standard output. The core execs it, so
- * that a plugin which crashes, hangs or misbehaves does so here. It is the core's other half and is made of its objects;
- * the protocol stands in runtime/scan.h. */
+/* attn-scan FILE: loads one plugin, probes it, and sends the record through its standard output.
+ * The core execs it, so that a plugin which crashes, hangs or misbehaves does so here. It is the
+ * core's other half and is made of its objects; the protocol stands in runtime/scan.h. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -118,7 +118,8 @@ static void be_modest(void)
     }
 }
 
-static void run_here(void *user, int64_t count, int64_t grain, attn_parallel_body *body, void *argument)
+static void run_here(void *user, int64_t count, int64_t grain, attn_parallel_body *body,
+                     void *argument)
 {
     (void)user, (void)grain;
     if (count > 0) {
@@ -145,7 +146,8 @@ static attn_status examine(attn_runtime *runtime, struct plugin *plugin, struct 
     runtime_stage(runtime, plugin->file, 'P');
     status = plugin_probe(&runtime->host, plugin->table, found, why);
     const char *changed = conduct_difference(&before, text, sizeof text);
-    return changed == NULL ? status : error_set(why, ATTN_ERROR_PLUGIN, "conduct", "changed %s", changed);
+    return changed == NULL ? status
+                           : error_set(why, ATTN_ERROR_PLUGIN, "conduct", "changed %s", changed);
 }
 
 /* As much of a runtime as loading and probing need. */
@@ -193,7 +195,8 @@ int main(int argc, char **argv)
     if (argc != 2 || argv[1][0] != '/' || isatty(STDOUT_FILENO)) {
         const int help = argc == 2 && strcmp(argv[1], "--help") == 0;
         fputs("usage: attn-scan /path/to/attn_NAME.so >record\n"
-              "Probes a plugin in a process of its own. libattn runs it; attn-info shows the outcome.\n",
+              "Probes a plugin in a process of its own. libattn runs it; attn-info shows the "
+              "outcome.\n",
               help ? stdout : stderr);
         return help ? EXIT_SUCCESS : EXIT_USAGE;
     }

@@ -44,8 +44,7 @@ INLINE void direct_scores_four(float *scores, const uint16_t *q, const struct di
 {
     struct prefetch prefetch = prefetch_begin(args, (args->keys + 3) / 4 * 4);
     const int chunks = fixed_chunks > 0 ? fixed_chunks : args->depth / 32;
-    const __m512i by_head =
-        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i by_head = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     for (int32_t j = 0; j < args->keys; j += 4) {
         __m512 folded[4];
 #pragma GCC unroll 4
@@ -135,8 +134,7 @@ INLINE void direct_values_block(float *acc, const uint16_t *p, const struct dire
     for (int32_t j = 0; j < args->keys; j += 2) {
         const uint16_t *even = key_row(args, j) + column;
         const uint16_t *odd =
-            (j + 1 < args->keys ? key_row(args, j + 1) : (const uint16_t *)args->zero_row) +
-            column;
+            (j + 1 < args->keys ? key_row(args, j + 1) : (const uint16_t *)args->zero_row) + column;
         __m512i pair[4];
 #pragma GCC unroll 2
         for (int c = 0; c < chunks; c++) {
@@ -169,8 +167,7 @@ INLINE void direct_values_block(float *acc, const uint16_t *p, const struct dire
 INLINE void direct_values_rows(float *acc, const uint16_t *p, const struct direct_args *args,
                                const int rows, int with_prefetch)
 {
-    struct prefetch state =
-        prefetch_begin(args, (args->keys + 1) / 2 * ((args->depth + 63) / 64));
+    struct prefetch state = prefetch_begin(args, (args->keys + 1) / 2 * ((args->depth + 63) / 64));
     struct prefetch *prefetch = with_prefetch ? &state : NULL;
     int32_t column = 0;
     for (; column + 64 <= args->depth; column += 64) {
@@ -201,10 +198,8 @@ static void bf16_direct_finish(float *row, int32_t depth)
     for (int32_t d = 0; d < depth; d += 32) {
         __m512d low = _mm512_castps_pd(_mm512_loadu_ps(row + d));
         __m512d high = _mm512_castps_pd(_mm512_loadu_ps(row + d + 16));
-        _mm512_storeu_ps(row + d,
-                         _mm512_castpd_ps(_mm512_permutex2var_pd(low, front, high)));
-        _mm512_storeu_ps(row + d + 16,
-                         _mm512_castpd_ps(_mm512_permutex2var_pd(low, back, high)));
+        _mm512_storeu_ps(row + d, _mm512_castpd_ps(_mm512_permutex2var_pd(low, front, high)));
+        _mm512_storeu_ps(row + d + 16, _mm512_castpd_ps(_mm512_permutex2var_pd(low, back, high)));
     }
 }
 

@@ -75,8 +75,8 @@ INLINE void bf16_rows(const int vectors, float *c, int64_t ldc, const uint16_t *
     }
 }
 
-static void bf16_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const void *b,
-                      int64_t ldb, int32_t m, int32_t n, int32_t k, int accumulate)
+static void bf16_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const void *b, int64_t ldb,
+                      int32_t m, int32_t n, int32_t k, int accumulate)
 {
     const uint16_t *right = b;
     int32_t j = 0;

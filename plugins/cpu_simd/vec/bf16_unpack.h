@@ -65,8 +65,8 @@ static void bf16_from_e5m2(void *destination, const void *source, int64_t n)
 {
     uint16_t *out = destination;
     const uint8_t *in = source;
-    const __m512i small = _mm512_zextsi128_si512(
-        _mm_setr_epi16(0, 0x3780, 0x3800, 0x3840, 0, 0, 0, 0));
+    const __m512i small =
+        _mm512_zextsi128_si512(_mm_setr_epi16(0, 0x3780, 0x3800, 0x3840, 0, 0, 0, 0));
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
         __m512i codes = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(in + i)));

@@ -125,8 +125,7 @@ INLINE void f32_values_rows(float *acc, const float *p, const struct direct_args
                             const int rows, int with_prefetch)
 {
     const int32_t step = VF_COLUMNS * VF_WIDTH;
-    struct prefetch state =
-        prefetch_begin(args, args->keys * ((args->depth + step - 1) / step));
+    struct prefetch state = prefetch_begin(args, args->keys * ((args->depth + step - 1) / step));
     struct prefetch *prefetch = with_prefetch ? &state : NULL;
     int32_t column = 0;
     for (; column + step <= args->depth; column += step) {

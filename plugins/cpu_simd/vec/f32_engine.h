@@ -189,9 +189,8 @@ static void row_terms(float *scores, int32_t n, const struct score_terms *terms)
         }
         if (terms->alibi != ALIBI_NONE) {
             vf distance = vf_sub(vf_set1(terms->distance), vf_ramp((float)j));
-            distance = terms->alibi == ALIBI_LINEAR
-                           ? vf_abs(distance)
-                           : vf_sqrt(vf_max(vf_set1(0.0f), distance));
+            distance = terms->alibi == ALIBI_LINEAR ? vf_abs(distance)
+                                                    : vf_sqrt(vf_max(vf_set1(0.0f), distance));
             s = vf_sub(s, vf_mul(vf_set1(terms->slope), distance));
         }
         vf_store(scores + j, s);

@@ -3,8 +3,8 @@
  * look-ups, the sign and one interleaving: 5 instructions. Half the bytes of a bf16 cache, so the
  * arithmetic decides (1.1 of the time of a bf16 tile in L2).
  *
- * The interleaving leaves dims in the order (0-7, 16-23, 32-39, 48-55), (8-15, ...) of each 64; q is
- * brought into the same order once (fp8_order), the output back (fp8_finish). */
+ * The interleaving leaves dims in the order (0-7, 16-23, 32-39, 48-55), (8-15, ...) of each 64; q
+ * is brought into the same order once (fp8_order), the output back (fp8_finish). */
 #ifndef CPU_SIMD_FP8_DIRECT_H
 #define CPU_SIMD_FP8_DIRECT_H
 
@@ -40,8 +40,7 @@ INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direc
                             const int fixed_chunks, int with_prefetch)
 {
     const int chunks = fixed_chunks > 0 ? fixed_chunks : args->depth / 64;
-    const __m512i by_head =
-        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i by_head = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     struct fp8_lookup lookup = fp8_lookup_of(args);
     struct prefetch prefetch = prefetch_begin(args, (args->keys + 3) / 4 * 4);
     for (int32_t j = 0; j < args->keys; j += 4) {
@@ -58,8 +57,8 @@ INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direc
 #pragma GCC unroll 4
                 for (int r = 0; r < 4; r++) {
                     const uint16_t *left = q + r * args->depth + 64 * c;
-                    sum[r] = _mm512_dpbf16_ps(sum[r], bf16_bits(_mm512_loadu_si512(left)),
-                                              bf16_bits(x));
+                    sum[r] =
+                        _mm512_dpbf16_ps(sum[r], bf16_bits(_mm512_loadu_si512(left)), bf16_bits(x));
                     sum[r] = _mm512_dpbf16_ps(sum[r], bf16_bits(_mm512_loadu_si512(left + 32)),
                                               bf16_bits(y));
                 }
@@ -137,8 +136,7 @@ INLINE void fp8_values_block(float *acc, const uint16_t *p, const struct direct_
 static void fp8_direct_values(float *acc, const void *p, const struct direct_args *args)
 {
     for (int32_t r = 0; r < args->rows; r += 4) {
-        struct prefetch prefetch =
-            prefetch_begin(args, (args->keys + 1) / 2 * (args->depth / 64));
+        struct prefetch prefetch = prefetch_begin(args, (args->keys + 1) / 2 * (args->depth / 64));
         struct direct_args block = *args;
         for (block.column = 0; block.column < args->depth; block.column += 64) {
             fp8_values_block(acc + (int64_t)r * args->depth + block.column,

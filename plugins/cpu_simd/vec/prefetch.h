@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Software prefetch of the rows that come next, one line now and then: more lines at a time than the
- * core can have under way would only stall the loads behind them. */
+/* Software prefetch of the rows that come next, one line now and then: more lines at a time than
+ * the core can have under way would only stall the loads behind them. */
 #ifndef CPU_SIMD_PREFETCH_H
 #define CPU_SIMD_PREFETCH_H
 

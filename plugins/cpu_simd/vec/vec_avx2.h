@@ -13,19 +13,55 @@
 
 typedef __m256 vf;
 
-static inline vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
-static inline void vf_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
-static inline vf vf_set1(float x) { return _mm256_set1_ps(x); }
-static inline vf vf_add(vf a, vf b) { return _mm256_add_ps(a, b); }
-static inline vf vf_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
-static inline vf vf_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
-static inline vf vf_div(vf a, vf b) { return _mm256_div_ps(a, b); }
-static inline vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+static inline vf vf_load(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+static inline void vf_store(float *p, vf x)
+{
+    _mm256_storeu_ps(p, x);
+}
+static inline vf vf_set1(float x)
+{
+    return _mm256_set1_ps(x);
+}
+static inline vf vf_add(vf a, vf b)
+{
+    return _mm256_add_ps(a, b);
+}
+static inline vf vf_sub(vf a, vf b)
+{
+    return _mm256_sub_ps(a, b);
+}
+static inline vf vf_mul(vf a, vf b)
+{
+    return _mm256_mul_ps(a, b);
+}
+static inline vf vf_div(vf a, vf b)
+{
+    return _mm256_div_ps(a, b);
+}
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
 /* b where either is NaN */
-static inline vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
-static inline vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
-static inline vf vf_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
-static inline vf vf_sqrt(vf x) { return _mm256_sqrt_ps(x); }
+static inline vf vf_max(vf a, vf b)
+{
+    return _mm256_max_ps(a, b);
+}
+static inline vf vf_min(vf a, vf b)
+{
+    return _mm256_min_ps(a, b);
+}
+static inline vf vf_abs(vf x)
+{
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+}
+static inline vf vf_sqrt(vf x)
+{
+    return _mm256_sqrt_ps(x);
+}
 static inline float vf_sum(vf x)
 {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -108,8 +144,7 @@ static inline void vf_store_bf16(uint16_t *p, vf x)
     __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
     __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
     __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
-    __m128i out =
-        _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+    __m128i out = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
     _mm_storeu_si128((__m128i *)p, out);
 }
 static inline void vf_store_f16(uint16_t *p, vf x)

@@ -13,20 +13,59 @@
 
 typedef __m512 vf;
 
-static inline vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
-static inline void vf_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
-static inline vf vf_set1(float x) { return _mm512_set1_ps(x); }
-static inline vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
-static inline vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
-static inline vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
-static inline vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
-static inline vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+static inline vf vf_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+static inline void vf_store(float *p, vf x)
+{
+    _mm512_storeu_ps(p, x);
+}
+static inline vf vf_set1(float x)
+{
+    return _mm512_set1_ps(x);
+}
+static inline vf vf_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+static inline vf vf_sub(vf a, vf b)
+{
+    return _mm512_sub_ps(a, b);
+}
+static inline vf vf_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+static inline vf vf_div(vf a, vf b)
+{
+    return _mm512_div_ps(a, b);
+}
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
 /* b where either is NaN */
-static inline vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
-static inline vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
-static inline vf vf_abs(vf x) { return _mm512_abs_ps(x); }
-static inline vf vf_sqrt(vf x) { return _mm512_sqrt_ps(x); }
-static inline float vf_sum(vf x) { return _mm512_reduce_add_ps(x); }
+static inline vf vf_max(vf a, vf b)
+{
+    return _mm512_max_ps(a, b);
+}
+static inline vf vf_min(vf a, vf b)
+{
+    return _mm512_min_ps(a, b);
+}
+static inline vf vf_abs(vf x)
+{
+    return _mm512_abs_ps(x);
+}
+static inline vf vf_sqrt(vf x)
+{
+    return _mm512_sqrt_ps(x);
+}
+static inline float vf_sum(vf x)
+{
+    return _mm512_reduce_add_ps(x);
+}
 static inline void vf_sum_four(float *out, vf a, vf b, vf c, vf d)
 {
     vf ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -37,7 +76,10 @@ static inline void vf_sum_four(float *out, vf a, vf b, vf c, vf d)
     __m256 half = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 }
-static inline float vf_greatest(vf x) { return _mm512_reduce_max_ps(x); }
+static inline float vf_greatest(vf x)
+{
+    return _mm512_reduce_max_ps(x);
+}
 static inline __m512i vf_lanes(void)
 {
     return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

@@ -13,20 +13,59 @@
 
 typedef float vf;
 
-static inline vf vf_load(const float *p) { return *p; }
-static inline void vf_store(float *p, vf x) { *p = x; }
-static inline vf vf_set1(float x) { return x; }
-static inline vf vf_add(vf a, vf b) { return a + b; }
-static inline vf vf_sub(vf a, vf b) { return a - b; }
-static inline vf vf_mul(vf a, vf b) { return a * b; }
-static inline vf vf_div(vf a, vf b) { return a / b; }
-static inline vf vf_fma(vf a, vf b, vf c) { return a * b + c; }
+static inline vf vf_load(const float *p)
+{
+    return *p;
+}
+static inline void vf_store(float *p, vf x)
+{
+    *p = x;
+}
+static inline vf vf_set1(float x)
+{
+    return x;
+}
+static inline vf vf_add(vf a, vf b)
+{
+    return a + b;
+}
+static inline vf vf_sub(vf a, vf b)
+{
+    return a - b;
+}
+static inline vf vf_mul(vf a, vf b)
+{
+    return a * b;
+}
+static inline vf vf_div(vf a, vf b)
+{
+    return a / b;
+}
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+    return a * b + c;
+}
 /* b where either is NaN */
-static inline vf vf_max(vf a, vf b) { return a > b ? a : b; }
-static inline vf vf_min(vf a, vf b) { return a < b ? a : b; }
-static inline vf vf_abs(vf x) { return fabsf(x); }
-static inline vf vf_sqrt(vf x) { return sqrtf(x); }
-static inline float vf_sum(vf x) { return x; }
+static inline vf vf_max(vf a, vf b)
+{
+    return a > b ? a : b;
+}
+static inline vf vf_min(vf a, vf b)
+{
+    return a < b ? a : b;
+}
+static inline vf vf_abs(vf x)
+{
+    return fabsf(x);
+}
+static inline vf vf_sqrt(vf x)
+{
+    return sqrtf(x);
+}
+static inline float vf_sum(vf x)
+{
+    return x;
+}
 static inline void vf_sum_four(float *out, vf a, vf b, vf c, vf d)
 {
     out[0] = a;
@@ -34,8 +73,14 @@ static inline void vf_sum_four(float *out, vf a, vf b, vf c, vf d)
     out[2] = c;
     out[3] = d;
 }
-static inline float vf_greatest(vf x) { return x; }
-static inline vf vf_ramp(float first) { return first; }
+static inline float vf_greatest(vf x)
+{
+    return x;
+}
+static inline vf vf_ramp(float first)
+{
+    return first;
+}
 static inline vf vf_keep(vf x, int32_t first, int32_t low, int32_t high, float other)
 {
     return first >= low && first < high ? x : other;
@@ -55,13 +100,37 @@ static inline vf vf_exp2(vf x)
     p = p * f + 1.0f;
     return ldexpf(p, whole == whole ? (int)(whole > 200.0f ? 200.0f : whole) : 0);
 }
-static inline vf vf_load_bf16(const uint16_t *p) { return bf16_to_f32(*p); }
-static inline vf vf_load_f16(const uint16_t *p) { return f16_to_f32(*p); }
-static inline vf vf_load_e4m3(const uint8_t *p) { return e4m3_to_f32(*p); }
-static inline vf vf_load_e5m2(const uint8_t *p) { return e5m2_to_f32(*p); }
-static inline vf vf_load_int8(const int8_t *p) { return *p; }
-static inline void vf_store_bf16(uint16_t *p, vf x) { *p = f32_to_bf16(x); }
-static inline void vf_store_f16(uint16_t *p, vf x) { *p = f32_to_f16(x); }
-static inline void vf_transpose(vf *rows) { (void)rows; }
+static inline vf vf_load_bf16(const uint16_t *p)
+{
+    return bf16_to_f32(*p);
+}
+static inline vf vf_load_f16(const uint16_t *p)
+{
+    return f16_to_f32(*p);
+}
+static inline vf vf_load_e4m3(const uint8_t *p)
+{
+    return e4m3_to_f32(*p);
+}
+static inline vf vf_load_e5m2(const uint8_t *p)
+{
+    return e5m2_to_f32(*p);
+}
+static inline vf vf_load_int8(const int8_t *p)
+{
+    return *p;
+}
+static inline void vf_store_bf16(uint16_t *p, vf x)
+{
+    *p = f32_to_bf16(x);
+}
+static inline void vf_store_f16(uint16_t *p, vf x)
+{
+    *p = f32_to_f16(x);
+}
+static inline void vf_transpose(vf *rows)
+{
+    (void)rows;
+}
 
 #endif

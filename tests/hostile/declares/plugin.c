@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Declares one thing that is unknown, impossible or contradicts another: which one, HOSTILE_CASE says. */
+/* Declares one thing that is unknown, impossible or contradicts another: which one, HOSTILE_CASE
+ * says. */
 #include "../common.h"
 
 #include <attn/gdn.h>
@@ -11,8 +12,7 @@
 
 /* Each sees the sound device and caps before they are reported. */
 typedef void defect_fn(struct attn_device_info *d, struct attn_backend_caps *c);
-#define DEFECT(name)                                                                               \
-    static void name(struct attn_device_info *d, struct attn_backend_caps *c)
+#define DEFECT(name) static void name(struct attn_device_info *d, struct attn_backend_caps *c)
 #define CHANGE(name, statement)                                                                    \
     DEFECT(name)                                                                                   \
     {                                                                                              \
@@ -24,8 +24,9 @@ static char long_name[4096];
 static struct attn_range ranges[2] = {{16, 256, 16}, {16, 256, 16}};
 static struct attn_head_size_range heads[1] = {{{64, 256, 64}, {64, 256, 64}, 1}};
 static struct attn_refused_combination rows[1] = {{ATTN_TERM_ALIBI, 0, 0, "no"}};
-static struct attn_mla_caps mla[2] = {{{ATTN_EXT_CAPS_MLA, 0, sizeof *mla, NULL}, 512, 64, 1, 0, 0, 0},
-                                      {{ATTN_EXT_CAPS_MLA, 0, sizeof *mla, NULL}, 512, 64, 1, 0, 0, 0}};
+static struct attn_mla_caps mla[2] = {
+    {{ATTN_EXT_CAPS_MLA, 0, sizeof *mla, NULL}, 512, 64, 1, 0, 0, 0},
+    {{ATTN_EXT_CAPS_MLA, 0, sizeof *mla, NULL}, 512, 64, 1, 0, 0, 0}};
 static struct attn_ext stranger = {0x123456, 0, sizeof stranger, NULL};
 
 CHANGE(name_is_null, c->name = NULL)
@@ -95,26 +96,64 @@ static const struct {
     const char *name;
     defect_fn *apply;
 } cases[] = {
-    ENTRY_OF(name_is_null), ENTRY_OF(name_is_empty), ENTRY_OF(name_is_4_kb), ENTRY_OF(name_is_not_utf8),
-    ENTRY_OF(variant_is_no_name), ENTRY_OF(version_is_null), ENTRY_OF(vendor_has_control),
-    ENTRY_OF(vendor_is_not_utf8), ENTRY_OF(kernel_is_unknown), ENTRY_OF(layer_kind_is_unknown),
-    ENTRY_OF(phase_is_unknown), ENTRY_OF(feature_is_unknown), ENTRY_OF(walk_is_unknown),
-    ENTRY_OF(output_form_is_unknown), ENTRY_OF(no_kernels), ENTRY_OF(no_phases), ENTRY_OF(no_dtypes),
-    ENTRY_OF(mla_without_kernel), ENTRY_OF(sparse_without_kernel), ENTRY_OF(gdn_without_kernel),
-    ENTRY_OF(decoder_without_attend), ENTRY_OF(decoder_without_write), ENTRY_OF(rope_without_kernel),
-    ENTRY_OF(quantized_query_without_dtypes), ENTRY_OF(invariant_prefix_alone),
-    ENTRY_OF(layout_without_walk), ENTRY_OF(packed_without_walk),
-    ENTRY_OF(preferred_layout_is_negative), ENTRY_OF(preferred_block_size_is_none),
-    ENTRY_OF(paged_without_kv_dtypes), ENTRY_OF(paged_without_blocks), ENTRY_OF(attend_without_heads),
-    ENTRY_OF(heads_run_backwards), ENTRY_OF(head_size_v_is_zero), ENTRY_OF(same_is_seven),
-    ENTRY_OF(block_size_is_zero), ENTRY_OF(step_is_negative), ENTRY_OF(lists_are_endless),
-    ENTRY_OF(count_is_negative), ENTRY_OF(refused_has_no_array), ENTRY_OF(refused_is_empty),
-    ENTRY_OF(refused_is_unknown), ENTRY_OF(refused_text_is_foul), ENTRY_OF(alignment_is_48),
-    ENTRY_OF(threshold_is_negative), ENTRY_OF(graph_level_is_9), ENTRY_OF(reserved_is_set),
-    ENTRY_OF(extension_is_unknown), ENTRY_OF(extension_is_too_small), ENTRY_OF(extension_stands_twice),
-    ENTRY_OF(extension_runs_in_circles), ENTRY_OF(extension_is_negative),
-    ENTRY_OF(device_was_not_reported), ENTRY_OF(device_type_is_unknown), ENTRY_OF(device_id_is_negative),
-    ENTRY_OF(device_has_no_name), ENTRY_OF(device_memory_is_negative), ENTRY_OF(device_struct_is_small),
+    ENTRY_OF(name_is_null),
+    ENTRY_OF(name_is_empty),
+    ENTRY_OF(name_is_4_kb),
+    ENTRY_OF(name_is_not_utf8),
+    ENTRY_OF(variant_is_no_name),
+    ENTRY_OF(version_is_null),
+    ENTRY_OF(vendor_has_control),
+    ENTRY_OF(vendor_is_not_utf8),
+    ENTRY_OF(kernel_is_unknown),
+    ENTRY_OF(layer_kind_is_unknown),
+    ENTRY_OF(phase_is_unknown),
+    ENTRY_OF(feature_is_unknown),
+    ENTRY_OF(walk_is_unknown),
+    ENTRY_OF(output_form_is_unknown),
+    ENTRY_OF(no_kernels),
+    ENTRY_OF(no_phases),
+    ENTRY_OF(no_dtypes),
+    ENTRY_OF(mla_without_kernel),
+    ENTRY_OF(sparse_without_kernel),
+    ENTRY_OF(gdn_without_kernel),
+    ENTRY_OF(decoder_without_attend),
+    ENTRY_OF(decoder_without_write),
+    ENTRY_OF(rope_without_kernel),
+    ENTRY_OF(quantized_query_without_dtypes),
+    ENTRY_OF(invariant_prefix_alone),
+    ENTRY_OF(layout_without_walk),
+    ENTRY_OF(packed_without_walk),
+    ENTRY_OF(preferred_layout_is_negative),
+    ENTRY_OF(preferred_block_size_is_none),
+    ENTRY_OF(paged_without_kv_dtypes),
+    ENTRY_OF(paged_without_blocks),
+    ENTRY_OF(attend_without_heads),
+    ENTRY_OF(heads_run_backwards),
+    ENTRY_OF(head_size_v_is_zero),
+    ENTRY_OF(same_is_seven),
+    ENTRY_OF(block_size_is_zero),
+    ENTRY_OF(step_is_negative),
+    ENTRY_OF(lists_are_endless),
+    ENTRY_OF(count_is_negative),
+    ENTRY_OF(refused_has_no_array),
+    ENTRY_OF(refused_is_empty),
+    ENTRY_OF(refused_is_unknown),
+    ENTRY_OF(refused_text_is_foul),
+    ENTRY_OF(alignment_is_48),
+    ENTRY_OF(threshold_is_negative),
+    ENTRY_OF(graph_level_is_9),
+    ENTRY_OF(reserved_is_set),
+    ENTRY_OF(extension_is_unknown),
+    ENTRY_OF(extension_is_too_small),
+    ENTRY_OF(extension_stands_twice),
+    ENTRY_OF(extension_runs_in_circles),
+    ENTRY_OF(extension_is_negative),
+    ENTRY_OF(device_was_not_reported),
+    ENTRY_OF(device_type_is_unknown),
+    ENTRY_OF(device_id_is_negative),
+    ENTRY_OF(device_has_no_name),
+    ENTRY_OF(device_memory_is_negative),
+    ENTRY_OF(device_struct_is_small),
 };
 
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
@@ -133,8 +172,8 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     heads[0] = sound_heads[0];
     rows[0] = (struct attn_refused_combination){ATTN_TERM_ALIBI, 0, 0, "no"};
     for (int i = 0; i < 2; i++) {
-        mla[i] = (struct attn_mla_caps){
-            {ATTN_EXT_CAPS_MLA, 0, sizeof *mla, NULL}, 512, 64, 1, 0, 0, 0};
+        mla[i] =
+            (struct attn_mla_caps){{ATTN_EXT_CAPS_MLA, 0, sizeof *mla, NULL}, 512, 64, 1, 0, 0, 0};
     }
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         if (strcmp(cases[i].name, wanted) == 0) {

@@ -9,7 +9,8 @@ static const struct attn_range blocks[] = {{16, 64, 16}, {128, 1024, 128}};
 static const struct attn_head_size_range heads[] = {{{64, 256, 64}, {64, 256, 64}, 1},
                                                     {{192, 192, 1}, {128, 128, 1}, 0}};
 static const struct attn_refused_combination refused[] = {
-    {ATTN_TERM_ALIBI | ATTN_TERM_SOFT_CAP, 0, 0, "ALiBi und Deckel: nicht zusammen \xe2\x80\x94 nie"},
+    {ATTN_TERM_ALIBI | ATTN_TERM_SOFT_CAP, 0, 0,
+     "ALiBi und Deckel: nicht zusammen \xe2\x80\x94 nie"},
     {0, ATTN_FEATURE_LSE, UINT64_C(1) << ATTN_KV_FP8_E4M3, "no LSE over fp8"}};
 
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
