@@ -7,7 +7,6 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { HQ = 4, HK = 2, D = 64, BLOCK = 16, BLOCKS = 8, TOKENS = 20 };
 
@@ -19,11 +18,12 @@ static int fail(const char *what)
     return EXIT_FAILURE;
 }
 
-static struct attn_tensor rows(float *data, int64_t *shape, int64_t heads)
+/* The engine's own memory: a step's activations, [TOKENS, heads, D] float32. */
+static float q[TOKENS][HQ][D], k[TOKENS][HK][D], v[TOKENS][HK][D], out[TOKENS][HQ][D];
+static int64_t of_queries[] = {TOKENS, HQ, D}, of_keys[] = {TOKENS, HK, D};
+
+static struct attn_tensor tensor(void *data, int64_t *shape)
 {
-    shape[0] = TOKENS;
-    shape[1] = heads;
-    shape[2] = D;
     return (struct attn_tensor){
         data, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
 }
@@ -33,30 +33,21 @@ int main(int argc, char **argv)
     void *library = dlopen(argc > 1 ? argv[1] : "libattn.so.1", RTLD_NOW | RTLD_LOCAL);
     attn_get_api_fn *get_api = NULL;
     const struct attn_api *api;
-    if (library == NULL) {
+    if (library == NULL || (*(void **)&get_api = dlsym(library, ATTN_GET_API_SYMBOL)) == NULL) {
         fprintf(stderr, "engine: %s\n", dlerror());
         return EXIT_FAILURE;
     }
-    *(void **)&get_api = dlsym(library, ATTN_GET_API_SYMBOL);
     if (get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, &error) != ATTN_OK) {
         return fail("api");
     }
-
     /* Describe the layers once: one sees everything, the other the last 8 tokens. */
-    struct attn_layer_desc full = {.struct_size = sizeof full,
-                                   .name = "full",
-                                   .kind = ATTN_LAYER_DECODER,
-                                   .dtype = ATTN_DTYPE_F32,
-                                   .num_q_heads = HQ,
-                                   .num_kv_heads = HK,
-                                   .head_size = D,
-                                   .scale = 0.125f,
-                                   .causal = 1,
-                                   .block_size = BLOCK};
-    struct attn_layer_desc sliding = full;
-    sliding.name = "sliding";
-    sliding.has_window = 1;
-    sliding.window_left = 7;
+    /* clang-format off */
+    struct attn_layer_desc full = {
+        .struct_size = sizeof full, .name = "full", .kind = ATTN_LAYER_DECODER, .causal = 1,
+        .dtype = ATTN_DTYPE_F32, .num_q_heads = HQ, .num_kv_heads = HK, .head_size = D,
+        .scale = 0.125f, .block_size = BLOCK}, sliding = full;
+    /* clang-format on */
+    sliding.name = "sliding", sliding.has_window = 1, sliding.window_left = 7;
     const struct attn_layer_desc *layers[] = {&full, &sliding};
     attn_runtime *runtime;
     attn_assignment *assignment;
@@ -66,55 +57,41 @@ int main(int argc, char **argv)
         api->model_create(runtime, assignment, NULL, &model, &error) != ATTN_OK) {
         return fail("selection");
     }
-
-    /* The engine's own memory: activations, and caches in the layout that each layer asks for. */
-    float *q = malloc(sizeof(float) * TOKENS * HQ * D),
-          *k = malloc(sizeof(float) * TOKENS * HK * D);
-    float *v = malloc(sizeof(float) * TOKENS * HK * D),
-          *out = calloc(TOKENS * HQ * D, sizeof(float));
-    int64_t q_shape[3], k_shape[3], v_shape[3], out_shape[3];
-    struct attn_tensor tq = rows(q, q_shape, HQ), tk = rows(k, k_shape, HK),
-                       tv = rows(v, v_shape, HK);
-    struct attn_tensor to = rows(out, out_shape, HQ);
-    for (int i = 0; i < TOKENS * HQ * D; i++) {
-        q[i] = (float)(i % 7 - 3);
-        k[i % (TOKENS * HK * D)] = (float)(i % 5 - 2);
-        v[i % (TOKENS * HK * D)] = 1; /* so every output is 1, whatever the weights */
-    }
-
-    /* One request of 20 tokens in blocks 5 and 2. */
+    /* One request of 20 tokens in blocks 5 and 2; every v is 1, and so is every output. */
     const int32_t query_start_loc[] = {0, TOKENS}, seq_lens[] = {TOKENS}, block_table[] = {5, 2};
     int64_t slots[TOKENS];
     for (int t = 0; t < TOKENS; t++) {
         slots[t] = block_table[t / BLOCK] * BLOCK + t % BLOCK;
+        for (int i = 0; i < HQ * D; i++) {
+            q[t][i / D][i % D] = (float)(i % 7 - 3);
+            k[t][i / D % HK][i % D] = (float)(i % 5 - 2);
+            v[t][i / D % HK][i % D] = 1;
+        }
     }
-    const struct attn_batch batch = {.struct_size = sizeof batch,
-                                     .num_reqs = 1,
-                                     .num_tokens = TOKENS,
-                                     .num_actual_tokens = TOKENS,
-                                     .causal = -1,
-                                     .query_start_loc = query_start_loc,
-                                     .query_start_loc_host = query_start_loc,
-                                     .seq_lens = seq_lens,
-                                     .seq_lens_host = seq_lens,
-                                     .block_table = block_table,
-                                     .block_table_stride = 2,
-                                     .slot_mapping = slots,
-                                     .num_slots = TOKENS};
+    struct attn_tensor tq = tensor(q, of_queries), tk = tensor(k, of_keys);
+    struct attn_tensor tv = tensor(v, of_keys), to = tensor(out, of_queries);
+    /* clang-format off */
     const struct attn_step_io io = {
         .struct_size = sizeof io, .q = &tq, .k = &tk, .v = &tv, .out = &to};
-    struct attn_plan_options options = {.struct_size = sizeof options,
-                                        .limits = {.struct_size = sizeof options.limits,
-                                                   .max_num_reqs = 8,
-                                                   .max_num_tokens = 64,
-                                                   .max_seq_len = 128}};
+    const struct attn_batch batch = {
+        .struct_size = sizeof batch, .num_reqs = 1, .num_tokens = TOKENS,
+        .num_actual_tokens = TOKENS, .causal = -1, .query_start_loc = query_start_loc,
+        .query_start_loc_host = query_start_loc, .seq_lens = seq_lens, .seq_lens_host = seq_lens,
+        .block_table = block_table, .block_table_stride = 2,
+        .slot_mapping = slots, .num_slots = TOKENS};
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = {.struct_size = sizeof options.limits,
+                   .max_num_reqs = 8, .max_num_tokens = 64, .max_seq_len = 128}};
+    /* clang-format on */
     for (int32_t i = 0; i < 2; i++) {
         attn_layer *layer = api->model_layer(model, i);
         struct attn_kv_spec spec = {.struct_size = sizeof spec};
         struct attn_kv_view kv[2] = {{.struct_size = sizeof *kv}, {.struct_size = sizeof *kv}};
         struct attn_choice choice = {.struct_size = sizeof choice};
         attn_plan *plan;
-        api->layer_kv_spec(layer, &spec, &error);
+        api->layer_kv_spec(layer, &spec,
+                           &error); /* a cache in the layout that the layer asks for */
         void *cache = aligned_alloc(256, (size_t)(BLOCKS * spec.padded_page_bytes));
         if (api->layer_kv_views(layer, cache, BLOCKS, &kv[0], &kv[1], &error) != ATTN_OK ||
             api->layer_bind_kv(layer, &kv[0], &kv[1], &error) != ATTN_OK ||
@@ -122,23 +99,22 @@ int main(int argc, char **argv)
                              &plan, &error) != ATTN_OK) {
             return fail("binding");
         }
-        void *workspace = aligned_alloc(256, api->plan_workspace_bytes(plan));
-        if (api->plan_bind_workspace(plan, workspace, api->plan_workspace_bytes(plan), &error) !=
-                ATTN_OK ||
+        size_t bytes = api->plan_workspace_bytes(plan);
+        void *workspace = aligned_alloc(256, bytes);
+        if (api->plan_bind_workspace(plan, workspace, bytes, &error) != ATTN_OK ||
             api->plan(plan, &batch, NULL, &error) != ATTN_OK ||
             api->run(plan, layer, &io, &error) != ATTN_OK) {
             return fail("step");
         }
         api->assignment_choice(assignment, i, ATTN_PHASE_PREFILL, &choice);
-        printf("layer %s was served by %s: out[19, 0, 0] = %g\n", i ? "sliding" : "full",
-               choice.name, out[19 * HQ * D]);
+        printf("layer %s was served by %s: out[19, 0, 0] = %g\n", layers[i]->name, choice.name,
+               out[19][0][0]);
         api->plan_destroy(plan);
-        free(workspace);
-        free(cache);
+        free(workspace), free(cache);
     }
     api->model_destroy(model);
     api->assignment_destroy(assignment);
     api->runtime_destroy(runtime);
-    free(q), free(k), free(v), free(out);
+    dlclose(library);
     return EXIT_SUCCESS;
 }
