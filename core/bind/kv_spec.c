@@ -40,7 +40,7 @@ static int64_t scale_bytes(int32_t kv_dtype)
     case ATTN_KV_FP8_PER_TOKEN_HEAD:
     case ATTN_KV_INT8_PER_TOKEN_HEAD:
     case ATTN_KV_INT4_PER_TOKEN_HEAD:
-        return 2 * 4;
+        return 2 * (int64_t)sizeof(float);
     case ATTN_KV_INT8_KV:
     case ATTN_KV_INT8_K:
         return 4; /* keys only */

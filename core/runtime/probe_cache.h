@@ -12,7 +12,7 @@
 /* A refusal is believed for so long: a mended dependency leaves no trace on the plugin's file. */
 #define CACHE_REFUSAL_SECONDS 600
 /* What nobody has rewritten for so long belongs to a boot or a choice of devices that is gone. */
-#define CACHE_MAX_AGE_SECONDS (30 * 24 * 3600)
+#define CACHE_MAX_AGE_SECONDS ((time_t)30 * 24 * 3600)
 
 struct cache_entry {
     struct record record; /* text and items in `bytes` */

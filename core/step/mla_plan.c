@@ -147,7 +147,7 @@ size_t mla_lay_out(attn_plan *plan, size_t at)
         }
         size_t element = step->layer->layer.desc.dtype == ATTN_DTYPE_F32 ? 4 : 2;
         size_t heads = (size_t)mla_padded_heads(step->layer) * element;
-        size_t qk = (size_t)(m->qk_nope_head_dim + m->qk_rope_head_dim);
+        size_t qk = (size_t)m->qk_nope_head_dim + (size_t)m->qk_rope_head_dim;
         latent = larger(latent, latent_tokens(plan, step) * heads * (size_t)m->kv_lora_rank);
         if (mla_per_head(step)) {
             q = larger(q, tokens * heads * qk);

@@ -96,7 +96,7 @@ attn_status parallel_init(attn_plan *plan, struct attn_error *error)
     if (plan->parallel.pairs == NULL) {
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for %d pairs", tokens);
     }
-    for (int32_t t = 0; t < tokens; t++) {
+    for (int64_t t = 0; t < tokens; t++) {
         plan->parallel.pairs[2 * t] = plan->parallel.pairs[2 * t + 1] = t;
     }
     return ATTN_OK;

@@ -225,7 +225,7 @@ static void cut(const struct attn_batch *whole, int32_t first, int32_t end, stru
         part->block_table_rows -= first;
     }
     if (whole->tree != NULL) {
-        part->tree = (const uint8_t *)whole->tree + 4 * first * whole->tree_stride_request;
+        part->tree = (const uint8_t *)whole->tree + (int64_t)4 * first * whole->tree_stride_request;
     }
     part->max_query_len = 0;
     for (int32_t r = first; r < end; r++) {

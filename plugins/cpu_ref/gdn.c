@@ -98,7 +98,7 @@ static void store_out(const struct tile *tile, int64_t t, const double *o)
 {
     const struct attn_tensor *out = tile->gdn->args->out;
     uint8_t *row = tensor_row(out, tile->request->first_row + t, tile->head);
-    number_store_row(row + tile->first_row * (out->dtype.bits / 8), o,
+    number_store_row(row + (int64_t)tile->first_row * (out->dtype.bits / 8), o,
                      number_dtype_name(out->dtype), tile->num_rows);
 }
 

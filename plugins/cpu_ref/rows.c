@@ -193,7 +193,7 @@ static void load_nvfp4(const struct cache_place *at, uint8_t *memory, double glo
 static void store_ds_mla(uint8_t *memory, const double *row)
 {
     for (int32_t tile = 0; tile < DS_LATENT / DS_TILE; tile++) {
-        const double *x = row + tile * DS_TILE;
+        const double *x = row + (size_t)tile * DS_TILE;
         float scale = (float)at_least(largest_magnitude(x, DS_TILE) / FP8_LARGEST, FLT_MIN);
         memcpy(memory + DS_LATENT + tile * sizeof scale, &scale, sizeof scale);
         for (int32_t d = 0; d < DS_TILE; d++) {

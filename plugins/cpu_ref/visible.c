@@ -30,7 +30,7 @@ static bool in_span(const struct query *query, int64_t j)
     int32_t window = query->layer->prefix_lm_window;
     for (int32_t s = batch->span_start_loc[query->request];
          s < batch->span_start_loc[query->request + 1]; s++) {
-        int32_t first = batch->spans[2 * s], last = batch->spans[2 * s + 1];
+        int32_t first = batch->spans[2 * (int64_t)s], last = batch->spans[2 * (int64_t)s + 1];
         if (p >= first && p <= last && j >= first && j <= last) {
             return window == 0 || p - j < window;
         }

@@ -2,7 +2,7 @@
 # What demo.sh and test.sh have in common: the packages, and the release build in build/. Sourced from the root.
 set -eu
 
-PACKAGES="gcc g++ clang-format-14 meson ninja-build pkg-config libcmocka-dev libcjson-dev libdlpack-dev libopenmpi-dev openmpi-bin abigail-tools gnuplot-nox valgrind python3-venv"
+PACKAGES="gcc g++ clang-format-14 clang-tidy-14 meson ninja-build pkg-config libcmocka-dev libcjson-dev libdlpack-dev libopenmpi-dev openmpi-bin abigail-tools gnuplot-nox valgrind python3-venv"
 
 # Installs what is missing, as root or through sudo; else prints the one line to run and ends with 3.
 ensure_packages() {

@@ -28,7 +28,7 @@ void blocks_share(struct run_group *group, int32_t r, int32_t other, int32_t cou
     for (int32_t b = 0; b < count; b++) {
         int32_t block = group->table[other * group->stride + b];
         group->references[block]++;
-        group->table[r * group->stride + b] = block;
+        group->table[(size_t)r * (size_t)group->stride + (size_t)b] = block;
     }
     group->held[r] = count;
 }
@@ -50,7 +50,7 @@ static attn_status swap_group(struct engine *engine, int32_t g, int32_t r, bool 
 {
     struct run_group *group = &engine->groups[g];
     struct attn_block_memory *others = calloc((size_t)engine->num_layers, sizeof *others);
-    int64_t *pairs = calloc((size_t)(2 * group->stride), sizeof *pairs);
+    int64_t *pairs = calloc(2 * (size_t)group->stride, sizeof *pairs);
     int32_t count = group->held[r], members = 0;
     if (others == NULL || pairs == NULL || count > SWAP_BLOCKS_PER_GROUP) {
         free(others);
@@ -63,8 +63,9 @@ static attn_status swap_group(struct engine *engine, int32_t g, int32_t r, bool 
             others[members++].base = engine->layers[i].swap;
         }
     }
-    for (int32_t b = 0; b < count; b++) {
-        int64_t block = group->table[r * group->stride + b];
+    const int32_t *row = group->table + (size_t)r * (size_t)group->stride;
+    for (int64_t b = 0; b < count; b++) {
+        int64_t block = row[b];
         pairs[2 * b] = out ? block : b;
         pairs[2 * b + 1] = out ? b : block;
     }

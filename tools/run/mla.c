@@ -140,8 +140,8 @@ static attn_status fill_step(struct engine *engine, struct latent_step *step)
     const struct attn_mla_desc *m = &layer->source->mla;
     const struct batch *batch = step->batch;
     size_t row = (size_t)layer->terms.head_size * element_bytes(layer);
-    size_t q_row = (size_t)layer->terms.num_q_heads *
-                   (size_t)(m->qk_nope_head_dim + m->qk_rope_head_dim) * element_bytes(layer);
+    size_t q_row = (size_t)layer->terms.num_q_heads * (size_t)m->qk_nope_head_dim +
+                   (size_t)m->qk_rope_head_dim * element_bytes(layer);
     for (int32_t i = 0; i < batch->num_reqs; i++) {
         int32_t r = batch->request[i], first = batch->query_start_loc[i];
         int32_t count = batch->query_start_loc[i + 1] - first, own = batch->seq_lens[i] - count;
@@ -244,8 +244,8 @@ static void *verify_heads(void *argument)
 {
     struct latent_step *step = argument;
     const struct attn_mla_desc *m = &step->layer->source->mla;
-    size_t rank = (size_t)m->kv_lora_rank, rows = (size_t)(m->qk_nope_head_dim + m->v_head_dim),
-           most = 0;
+    size_t rank = (size_t)m->kv_lora_rank,
+           rows = (size_t)m->qk_nope_head_dim + (size_t)m->v_head_dim, most = 0;
     struct tally tally = {0, 0};
     for (int32_t i = 0; i < step->batch->num_reqs; i++) {
         most = (size_t)step->batch->seq_lens[i] > most ? (size_t)step->batch->seq_lens[i] : most;
@@ -253,7 +253,7 @@ static void *verify_heads(void *argument)
     most = (size_t)m->topk > most ? (size_t)m->topk : most;
     const struct workplace w = {
         calloc(rows * rank, sizeof(double)),
-        calloc((size_t)(m->qk_nope_head_dim + m->qk_rope_head_dim), sizeof(double)),
+        calloc((size_t)m->qk_nope_head_dim + (size_t)m->qk_rope_head_dim, sizeof(double)),
         calloc(most, sizeof(double)), calloc((size_t)m->v_head_dim, sizeof(double)),
         calloc(most, sizeof(int32_t))};
     bool ready =
@@ -320,7 +320,7 @@ attn_status mla_run(struct engine *engine, struct run_layer *layer, const struct
     const struct attn_mla_desc *m = &layer->source->mla;
     size_t tokens = (size_t)batch->query_start_loc[batch->num_reqs], e = element_bytes(layer);
     size_t heads = (size_t)layer->terms.num_q_heads,
-           size = (size_t)(m->qk_nope_head_dim + m->qk_rope_head_dim);
+           size = (size_t)m->qk_nope_head_dim + (size_t)m->qk_rope_head_dim;
     struct latent_step step = {.layer = layer,
                                .batch = batch,
                                .rows = malloc(tokens * (size_t)layer->terms.head_size * e),

@@ -443,7 +443,7 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer,
  * of its prefix cache. */
 static int32_t common_prefix(const struct run_group *group, const struct batch *batch)
 {
-    const int32_t *first = group->table + batch->request[0] * group->stride;
+    const int32_t *first = group->table + (size_t)batch->request[0] * (size_t)group->stride;
     int32_t blocks = group->held[batch->request[0]];
     for (int32_t i = 1; i < batch->num_reqs; i++) {
         int32_t r = batch->request[i], same = 0;
