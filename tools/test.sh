@@ -70,6 +70,12 @@ count_tests build-tsan tsan ${fixed_addresses:+"$fixed_addresses"} --suite core 
 stage "valgrind"
 count_tests build valgrind --setup valgrind --suite core
 
+if [ "$(uname -m)" = x86_64 ]; then
+    stage "AArch64, emulated"
+    build_folder build-aarch64 --cross-file tools/lib/aarch64.ini
+    count_tests build-aarch64 emulated
+fi
+
 stage "python"
 wait "$venv" || true
 [ ! -s build/venv.log ] || cat build/venv.log

@@ -61,7 +61,7 @@ static int32_t rank_of(const char *variant)
     static const struct {
         const char *name;
         int32_t rank;
-    } ranks[] = {{"scalar", 10}, {"neon", 40},       {"avx2", 40},
+    } ranks[] = {{"scalar", 10}, {"neon", 40},       {"neonbf16", 60}, {"avx2", 40},
                  {"avx512", 60}, {"avx512bf16", 80}, {"amx", 100}};
     for (size_t i = 0; i < sizeof(ranks) / sizeof(ranks[0]); i++) {
         if (strcmp(ranks[i].name, variant) == 0) {

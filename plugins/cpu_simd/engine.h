@@ -128,5 +128,6 @@ extern const struct variant variant_avx512;
 extern const struct variant variant_avx512bf16;
 extern const struct variant variant_amx;
 extern const struct variant variant_neon;
+extern const struct variant variant_neonbf16;
 
 #endif

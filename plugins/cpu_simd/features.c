@@ -70,6 +70,23 @@ static struct x86_features detect(void)
                 has(leaf7_d, 22) && request_tiles();
     return found;
 }
+
+#elif defined(__aarch64__)
+#if defined(__linux__)
+#include <sys/auxv.h>
+
+#define HWCAP2_HAS_BF16 (1ul << 14) /* HWCAP2_BF16 of asm/hwcap.h */
+#endif
+
+/* BFDOT and its conversions, optional from ARMv8.2 on. */
+static bool has_bf16(void)
+{
+#if defined(__linux__)
+    return (getauxval(AT_HWCAP2) & HWCAP2_HAS_BF16) != 0;
+#else
+    return false;
+#endif
+}
 #endif
 
 static void append(char *isa, size_t isa_bytes, const char *name)
@@ -111,6 +128,10 @@ int32_t variants_of_machine(const struct variant **variants, int32_t capacity, c
     if (count < capacity) {
         variants[count++] = &variant_neon;
         append(isa, isa_bytes, "neon");
+    }
+    if (count < capacity && has_bf16()) {
+        variants[count++] = &variant_neonbf16;
+        append(isa, isa_bytes, "bf16");
     }
 #endif
     return count;

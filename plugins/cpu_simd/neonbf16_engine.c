@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "vec/vec_neon.h"
+
+#include "vec/f32_direct.h"
+
+#include "vec/bfdot_direct.h"
+
+static const struct engine engine_f32 = F32_ENGINE;
+
+static const struct engine engine_bf16 = {
+    .element_bytes = 2,
+    .element = ELEMENT_BF16,
+    .row_block = 24,
+    .unpack = {bf16_from_f32, bf16_from_f16, bf16_from_bf16, bf16_from_e4m3, bf16_from_e5m2,
+               bf16_from_int8},
+    .pack_keys = bf16_pack_keys,
+    .pack_values = bf16_pack_values,
+    .gemm = bf16_gemm,
+    .softmax = bf16_softmax,
+    .direct = &bf16_direct,
+};
+
+const struct variant variant_neonbf16 = {
+    .name = "neonbf16", .f32 = &engine_f32, .bf16 = &engine_bf16, ROW_OPERATIONS};
