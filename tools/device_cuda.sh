@@ -18,12 +18,15 @@ for tool in bench soak; do
     nvcc -std=c++17 -O2 -I "$here/abi" "-gencode=arch=compute_$arch,code=sm_$arch" \
         "$here/tests/cuda_flash/$tool.cu" -o "$build/cuda_flash_$tool" -ldl || exit 1
 done
+cc -std=c11 -D_POSIX_C_SOURCE=200809L -I "$here/abi" "$here/tests/cuda_flash/context.c" -o "$build/cuda_flash_context" \
+    -ldl || exit 1
 LD_LIBRARY_PATH=$build/core
 ATTN_PLUGIN_PATH=$build/plugins/cpu_ref:$build/plugins/cuda_flash
 export LD_LIBRARY_PATH ATTN_PLUGIN_PATH
 plugin=$build/plugins/cuda_flash/attn_cuda_flash.so
 seed=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 failed=0
+"$build/cuda_flash_context" "$plugin" >&2 || failed=1
 "$build/tools/attn-check" cuda_flash "$how" --seed "$seed" >&2 || failed=1
 "$build/cuda_flash_soak" "$plugin" "$build/plugins/cpu_ref/attn_cpu_ref.so" "$seconds" "$seed" >&2 || failed=1
 "$build/cuda_flash_bench" "$plugin" || exit 1

@@ -39,7 +39,8 @@ static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phas
            x->alibi == y->alibi && x->prefix_lm == y->prefix_lm && x->tree_mask == y->tree_mask &&
            x->kind == y->kind && x->num_speculative_tokens == y->num_speculative_tokens &&
            x->parallel_drafting == y->parallel_drafting && x->q_scale_form == y->q_scale_form &&
-           x->p_scale_form == y->p_scale_form && x->batch_invariant == y->batch_invariant;
+           x->p_scale_form == y->p_scale_form && x->batch_invariant == y->batch_invariant &&
+           x->fast_prefill == y->fast_prefill;
 }
 
 static void assign_group(attn_model *model, attn_layer *layer)

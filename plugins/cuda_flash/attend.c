@@ -144,6 +144,8 @@ static void set_batch(struct flash_params *p, const struct attn_attend_args *arg
     p->tree_row = batch->tree_stride_row;
     p->paged = args->k_cache != NULL;
     p->block_size = args->k_cache != NULL ? args->k_cache->block_size : 1;
+    p->wanted_rows = layer->fast_prefill ? batch->logits_indices : NULL;
+    p->num_wanted_rows = batch->num_logits_indices;
 }
 
 /* Keys of a tile, as `shape` in produce.cuh has it. */
@@ -186,6 +188,13 @@ static void set_tensors(struct flash_params *p, const struct attn_attend_args *a
         p->q_scale = params->q_scale;
         p->q_scale_host = params->q_scale_host != 0 ? params->q_scale_host : 1;
         p->q_scale_per_head = args->layer->q_scale_form == ATTN_SCALE_PER_HEAD;
+    }
+    p->p_dtype = -1;
+    if (args->layer->p_scale_form != ATTN_SCALE_NONE) {
+        bool e5m2 = args->layer->kv_dtype == ATTN_KV_FP8_E5M2;
+        p->p_dtype = e5m2 ? ATTN_DTYPE_FP8_E5M2 : ATTN_DTYPE_FP8_E4M3;
+        p->p_scale = params->p_scale;
+        p->p_scale_host = params->p_scale_host != 0 ? params->p_scale_host : 1;
     }
     if (args->k_cache == NULL) {
         p->k = flash_cache_of_rows(args->k, args->layer->head_size);
@@ -263,7 +272,8 @@ static int32_t matrix_kernel(struct flash_params *p, const struct attn_attend_ar
         FLASH_ATTEND_F16,  FLASH_ATTEND_BF16, NO_KERNEL,        FLASH_ATTEND_E4M3,
         FLASH_ATTEND_E5M2, NO_KERNEL,         FLASH_ATTEND_INT8};
     bool narrow = p->k.dtype >= ATTN_DTYPE_FP8_E4M3;
-    if (p->q.dtype != ATTN_DTYPE_BF16 && p->q.dtype != ATTN_DTYPE_F16) {
+    if ((p->q.dtype != ATTN_DTYPE_BF16 && p->q.dtype != ATTN_DTYPE_F16) ||
+        p->k.form >= FLASH_ROW_INT4 || p->p_dtype >= 0) {
         return NO_KERNEL;
     }
     if (p->k.dtype != p->v.dtype || (!narrow && p->k.dtype != p->q.dtype) ||

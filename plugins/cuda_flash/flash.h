@@ -19,7 +19,9 @@ extern "C" {
 enum flash_row_form {
     FLASH_ROW_NUMBERS = 0, /* elements, times one scale per tensor or head */
     FLASH_ROW_SCALED = 1,  /* 8-bit elements, times a float32 of their own */
-    FLASH_ROW_CHANNEL = 2  /* int8 elements, times a scale per (head, dim) */
+    FLASH_ROW_CHANNEL = 2, /* int8 elements, times a scale per (head, dim) */
+    FLASH_ROW_INT4 = 3,    /* of the row turned by a Hadamard matrix; the zero point in the scale */
+    FLASH_ROW_NVFP4 = 4    /* e2m1, an e4m3 scale for 16 of them, one scale of the tensor */
 };
 
 /* K or V of a paged cache, or contiguous rows (then `block` is the row stride). */
@@ -28,15 +30,17 @@ struct flash_cache {
     int64_t block, slot, head; /* bytes */
     int64_t pack_stride;
     int32_t pack;           /* 0: dims are contiguous */
-    int32_t dtype;          /* enum attn_dtype_name of a stored element */
+    int32_t dtype;          /* enum attn_dtype_name of a stored element; 4-bit forms: INT8 */
     int32_t form;           /* enum flash_row_form */
     int32_t scale_per_head; /* of `scale` */
     const float *scale;     /* NULL: scale_host */
     float scale_host;
     int32_t head_size;
-    const char *row_scale; /* FLASH_ROW_SCALED */
+    const char *row_scale; /* FLASH_ROW_SCALED, INT4: float32; NVFP4: D / 16 bytes */
     int64_t row_scale_block, row_scale_slot, row_scale_head;
     const float *channel; /* FLASH_ROW_CHANNEL: [Hk, D] */
+    const float *signs;   /* FLASH_ROW_INT4: [D] of +-1 */
+    int32_t swizzled;     /* FLASH_ROW_NVFP4: block scales lie as V's do */
 };
 
 struct flash_rows {
@@ -103,6 +107,11 @@ struct flash_params {
     const float *q_scale; /* quantized queries, per tensor or per KV head; NULL: q_scale_host */
     float q_scale_host;
     int32_t q_scale_per_head;
+    const float *p_scale; /* quantized probabilities; NULL: p_scale_host */
+    float p_scale_host;
+    int32_t p_dtype;            /* enum attn_dtype_name that they are rounded to, or -1 */
+    const int32_t *wanted_rows; /* fast prefill: the rows of out to compute; NULL: all */
+    int32_t num_wanted_rows;
     struct flash_lse lse;
     /* The schedule, in the workspace: all (request, row tile) pairs x KV heads x key tiles are one
      * stream, cut into segments; a part is what one segment knows of one item, a (pair, head). */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* merge_states and gather_kv: a warp per (row, head). The limit of both is memory. */
+/* merge_states: a warp per (row, head). The limit is memory. */
 #include "launch.h"
 #include "rows.cuh"
 
@@ -51,42 +51,6 @@ cudaError_t launch_merge(const void *params, int32_t num_sms, cudaStream_t strea
     if (p.num_rows > 0 && p.heads > 0) {
         merge_states<<<grid_for(p.num_rows * p.heads, 4, (int64_t)num_sms * 16), 128, 0, stream>>>(
             p);
-    }
-    return cudaGetLastError();
-}
-
-/* Rows out_start[r] .. out_start[r + 1] - 1 are keys first_key[r] .. of request r. How many rows
- * there are stands on the device. */
-static __global__ void __launch_bounds__(128)
-    gather_kv(const __grid_constant__ flash_gather_params p)
-{
-    int32_t begin = p.out_start[0];
-    int64_t items = (int64_t)(p.out_start[p.num_reqs] - begin) * p.num_heads;
-    int lane = threadIdx.x & 31;
-    for (int64_t i = blockIdx.x * 4 + (threadIdx.x >> 5); i < items; i += (int64_t)gridDim.x * 4) {
-        int32_t row = begin + (int32_t)(i / p.num_heads), head = (int32_t)(i % p.num_heads);
-        int32_t r = find_start(p.out_start, p.num_reqs, row);
-        int32_t j = (p.first_key != nullptr ? p.first_key[r] : 0) + row - p.out_start[r];
-        int64_t table_row = p.block_table_row != nullptr ? p.block_table_row[r] : r;
-        int32_t index = j / p.block_size, slot = j - index * p.block_size;
-        int64_t block = p.block_table[table_row * p.block_table_stride + index];
-        const char *from = row_at(p.from, block, slot, head);
-        float scale = row_scale_of(p.from, block, slot, head);
-        char *to = p.to.data + row * p.to.row + head * p.to.head;
-        for (int32_t d = lane; d < p.from.head_size; d += 32) {
-            number_store(to, p.to.dtype, d, row_element(p.from, from, head, d) * scale);
-        }
-    }
-}
-
-cudaError_t launch_gather(const void *params, int32_t num_sms, cudaStream_t stream)
-{
-    if (params == nullptr) {
-        return load_kernel(gather_kv);
-    }
-    const flash_gather_params &p = *(const flash_gather_params *)params;
-    if (p.num_reqs > 0) {
-        gather_kv<<<num_sms * 16, 128, 0, stream>>>(p);
     }
     return cudaGetLastError();
 }

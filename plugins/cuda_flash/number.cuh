@@ -110,6 +110,26 @@ static __device__ __forceinline__ float divide_odd(float x, number_divisor by)
     return __int_as_float(farther ? bits + 1 : bits - 1);
 }
 
+/* A double to float, rounded to odd: the next rounding is then the only one. */
+static __device__ __forceinline__ float odd_float(double x)
+{
+    float y = __double2float_rz(x);
+    return (double)y != x && isfinite(y) ? __int_as_float(__float_as_int(y) | 1) : y;
+}
+
+/* e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6; halves to even, that is to codes without their last bit. */
+static __device__ __forceinline__ uint32_t e2m1_of(double x)
+{
+    const double middle[7] = {0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0};
+    double size = fabs(x);
+    uint32_t code = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 7; i++) {
+        code += size > middle[i] || (size == middle[i] && (i & 1) != 0);
+    }
+    return code | (signbit(x) ? 8u : 0u);
+}
+
 /* To int8, half away from zero; NaN becomes 0. */
 static __device__ __forceinline__ int8_t number_to_int8(float x)
 {

@@ -88,26 +88,45 @@ static __device__ int32_t cut_count(const flash_params &p, const flash_pair &pai
     return single ? min(pair.num_tiles, FLASH_INVARIANT_CUTS) : 1;
 }
 
-/* All pairs, and how many tiles they have. */
-static __device__ int32_t plan_pairs(const flash_params &p, int32_t pairs, int32_t *starts,
+/* Fast prefill: does one of the pair's rows belong to a token that is asked for? */
+static __device__ bool is_wanted(const flash_params &p, const flash_pair &pair)
+{
+    int32_t first = pair.query_start + pair.first_row / p.group;
+    int32_t last = pair.query_start + (pair.first_row + pair.num_rows - 1) / p.group;
+    for (int32_t i = 0; i < p.num_wanted_rows; i++) {
+        if (p.wanted_rows[i] >= first && p.wanted_rows[i] <= last) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* All pairs that are wanted, and how many tiles they have. */
+static __device__ int32_t plan_pairs(const flash_params &p, int32_t *pairs, int32_t *starts,
                                      int32_t *warps)
 {
-    int32_t total = 0;
-    for (int32_t first = 0; first < pairs; first += PLAN_THREADS) {
+    int32_t total = 0, kept = 0;
+    for (int32_t first = 0; first < *pairs; first += PLAN_THREADS) {
         int32_t pair = first + threadIdx.x, tiles = 0;
         flash_pair v = {};
-        if (pair < pairs) {
+        bool keep = pair < *pairs;
+        if (keep) {
             v = pair_of(p, pair, find_last(p.tile_start, p.num_reqs, pair));
-            tiles = v.num_tiles * p.num_kv_heads;
+            keep = p.wanted_rows == nullptr || is_wanted(p, v);
+            tiles = keep ? v.num_tiles * p.num_kv_heads : 0;
+        }
+        if (p.wanted_rows != nullptr) {
+            pair = running_sum(keep, &kept, warps);
         }
         v.start = running_sum(tiles, &total, warps);
-        if (pair < pairs) {
+        if (keep) {
             p.pairs[pair] = v;
             starts[pair] = v.start;
         }
     }
+    *pairs = p.wanted_rows != nullptr ? kept : *pairs;
     if (threadIdx.x == 0) {
-        starts[pairs] = total;
+        starts[*pairs] = total;
     }
     __syncthreads();
     return total;
@@ -221,7 +240,7 @@ static __device__ void link_segments(const flash_params &p, int32_t pairs, const
 static __global__ void __launch_bounds__(PLAN_THREADS) plan(const __grid_constant__ flash_params p)
 {
     __shared__ plan_memory memory;
-    int32_t pairs = 0, segments;
+    int32_t pairs = 0, segments = 0;
     for (int32_t first = 0; first < p.num_reqs; first += PLAN_THREADS) {
         int32_t r = first + threadIdx.x, tiles = 0;
         if (r < p.num_reqs) {
@@ -235,10 +254,10 @@ static __global__ void __launch_bounds__(PLAN_THREADS) plan(const __grid_constan
     }
     __syncthreads();
     int32_t *starts = pairs <= PLAN_PAIRS ? memory.pair_start : p.pair_start;
-    int32_t total = plan_pairs(p, pairs, starts, memory.warps);
+    int32_t total = plan_pairs(p, &pairs, starts, memory.warps);
     if (p.invariant) {
         segments = cut_items(p, pairs, memory.warps);
-    } else {
+    } else if (total > 0) {
         stream_cut cut = cut_stream(p, pairs, total, starts, memory.segment_begin);
         link_segments(p, pairs, cut, starts, memory.segment_begin);
         segments = cut.segments;

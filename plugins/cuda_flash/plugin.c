@@ -27,24 +27,25 @@ static const struct attn_backend_caps caps = {
     .dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32),
     .kv_dtypes = BIT(ATTN_KV_AUTO) | BIT(ATTN_KV_F16) | BIT(ATTN_KV_BF16) | BIT(ATTN_KV_F32) |
                  BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2) | BIT(ATTN_KV_FP8_PER_TOKEN_HEAD) |
-                 BIT(ATTN_KV_INT8_PER_TOKEN_HEAD) | BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K),
+                 BIT(ATTN_KV_INT8_PER_TOKEN_HEAD) | BIT(ATTN_KV_INT4_PER_TOKEN_HEAD) |
+                 BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K) | BIT(ATTN_KV_NVFP4),
     .q_dtypes = BIT(ATTN_DTYPE_FP8_E4M3) | BIT(ATTN_DTYPE_FP8_E5M2) | BIT(ATTN_DTYPE_INT8),
     .terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL | ATTN_TERM_CAUSAL_PER_REQUEST |
              ATTN_TERM_SLIDING_WINDOW | ATTN_TERM_SYMMETRIC_WINDOW | ATTN_TERM_CHUNKED_LOCAL |
              ATTN_TERM_SOFT_CAP | ATTN_TERM_ALIBI | ATTN_TERM_ALIBI_SQRT | ATTN_TERM_SINKS |
              ATTN_TERM_PREFIX_LM | ATTN_TERM_TREE_BITS | ATTN_TERM_TREE_BIAS,
-    .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_LSE |
-                ATTN_FEATURE_BLOCK_TABLE_ROW | ATTN_FEATURE_MIXED_BATCH |
-                ATTN_FEATURE_UPDATE_BLOCK_TABLE | ATTN_FEATURE_DEVICE_SEQ_LENS |
-                ATTN_FEATURE_FUSED_ROPE | ATTN_FEATURE_FUSED_ROPE_NORM |
-                ATTN_FEATURE_BATCH_INVARIANT | ATTN_FEATURE_QUANTIZED_QUERY,
+    .features =
+        ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_LSE |
+        ATTN_FEATURE_BLOCK_TABLE_ROW | ATTN_FEATURE_MIXED_BATCH | ATTN_FEATURE_UPDATE_BLOCK_TABLE |
+        ATTN_FEATURE_DEVICE_SEQ_LENS | ATTN_FEATURE_FUSED_ROPE | ATTN_FEATURE_FUSED_ROPE_NORM |
+        ATTN_FEATURE_BATCH_INVARIANT | ATTN_FEATURE_QUANTIZED_QUERY | ATTN_FEATURE_FAST_PREFILL,
     .walks = ATTN_WALK_NHD | ATTN_WALK_HND | ATTN_WALK_PACKED | ATTN_WALK_SEPARATE_STRIDES,
     .layouts = BIT(ATTN_KV_LAYOUT_NHD) | BIT(ATTN_KV_LAYOUT_HND) | BIT(ATTN_KV_LAYOUT_NHD_INNER) |
                BIT(ATTN_KV_LAYOUT_HND_INNER) | BIT(ATTN_KV_LAYOUT_HND_ROWS) |
                BIT(ATTN_KV_LAYOUT_PACKED_K),
     .k_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR) | BIT(ATTN_SCALE_PER_HEAD),
     .v_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR) | BIT(ATTN_SCALE_PER_HEAD),
-    .p_scale_forms = BIT(ATTN_SCALE_NONE),
+    .p_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR),
     .output_forms = BIT(ATTN_OUTPUT_PLAIN),
     .head_sizes = head_sizes,
     .block_sizes = block_sizes,
@@ -130,7 +131,23 @@ static attn_status cuda_supports(const struct attn_backend_caps *backend,
                                  const struct attn_layer_desc *layer, int32_t phase,
                                  const struct attn_reason_sink *reasons, struct attn_error *error)
 {
+    char asked[64];
+    int32_t v = layer->head_size_v > 0 ? layer->head_size_v : layer->head_size;
     (void)backend, (void)phase, (void)error;
+    snprintf(asked, sizeof asked, "%d, %d", layer->head_size, v);
+    if (layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD &&
+        ((layer->head_size & (layer->head_size - 1)) != 0 || (v & (v - 1)) != 0)) {
+        reasons->refuse(reasons->user, "head_size", asked,
+                        "powers of two with kv_dtype int4_per_token_head");
+    }
+    if (layer->kv_dtype == ATTN_KV_NVFP4 && (layer->head_size % 16 != 0 || v % 64 != 0)) {
+        reasons->refuse(reasons->user, "head_size", asked,
+                        "multiples of 16, of 64 for v, with kv_dtype nvfp4");
+    }
+    if (layer->kv_dtype == ATTN_KV_NVFP4 && layer->block_size % 4 != 0) {
+        snprintf(asked, sizeof asked, "%d", layer->block_size);
+        reasons->refuse(reasons->user, "block_size", asked, "multiples of 4 with kv_dtype nvfp4");
+    }
     if (layer->kv_dtype == ATTN_KV_INT8_K && layer->dtype == ATTN_DTYPE_F32) {
         reasons->refuse(reasons->user, "dtype", "f32", "f16, bf16 with kv_dtype int8_k");
     }

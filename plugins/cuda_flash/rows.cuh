@@ -4,7 +4,7 @@
 #define CUDA_FLASH_ROWS_CUH
 
 #include "flash.h"
-#include "number.cuh"
+#include "nibbles.cuh"
 
 static __device__ __forceinline__ float cache_scale(const flash_cache &c, int32_t head)
 {
@@ -18,28 +18,65 @@ static __device__ __forceinline__ float *row_scale_at(const flash_cache &c, int6
                      head * c.row_scale_head);
 }
 
-/* What all elements of a row are multiplied by; FLASH_ROW_CHANNEL has 1 here. */
-static __device__ __forceinline__ float row_scale_of(const flash_cache &c, int64_t block,
-                                                     int64_t slot, int32_t head)
-{
-    return c.form == FLASH_ROW_SCALED    ? *row_scale_at(c, block, slot, head)
-           : c.form == FLASH_ROW_CHANNEL ? 1.0f
-                                         : cache_scale(c, head);
-}
-
 static __device__ __forceinline__ const char *row_at(const flash_cache &c, int64_t block,
                                                      int64_t slot, int32_t head)
 {
     return c.data + block * c.block + slot * c.slot + head * c.head;
 }
 
-/* Element d, without its row's scale. */
-static __device__ __forceinline__ float row_element(const flash_cache &c, const char *row,
+/* A row to read: element d is (what row_element says) * scale. */
+struct flash_row {
+    const char *data;
+    float scale, zero; /* zero: FLASH_ROW_INT4's zero point */
+    block_scales blocks;
+};
+
+static __device__ __forceinline__ flash_row enter_row(const flash_cache &c, int64_t block,
+                                                      int64_t slot, int32_t head)
+{
+    flash_row row = {row_at(c, block, slot, head), 1.0f, 0.0f, {nullptr, 0, 1, 0}};
+    if (c.form == FLASH_ROW_SCALED) {
+        row.scale = *row_scale_at(c, block, slot, head);
+    } else if (c.form == FLASH_ROW_INT4) {
+        uint32_t bits = __float_as_uint(*row_scale_at(c, block, slot, head));
+        row.scale = __uint_as_float(bits & ~ZERO_POINT_MASK);
+        row.zero = (float)(bits & ZERO_POINT_MASK);
+    } else if (c.form != FLASH_ROW_CHANNEL) { /* whose elements have theirs */
+        row.scale = cache_scale(c, head);
+    }
+    if (c.form == FLASH_ROW_NVFP4) {
+        row.blocks = block_scales_of(c, block, slot, head);
+    }
+    return row;
+}
+
+/* Element d without the row's scale; FLASH_ROW_INT4: of the row as it was turned. */
+static __device__ __forceinline__ float row_element(const flash_cache &c, const flash_row &row,
                                                     int32_t head, int32_t d)
 {
+    if (c.form == FLASH_ROW_INT4) {
+        return (float)load_nibble(c, row.data, d) - row.zero;
+    }
+    if (c.form == FLASH_ROW_NVFP4) {
+        const char *scale = (const char *)block_scale_at(row.blocks, d / NVFP4_BLOCK);
+        return e2m1_number(load_nibble(c, row.data, d)) *
+               number_load(scale, ATTN_DTYPE_FP8_E4M3, 0);
+    }
     int32_t outer = c.pack > 0 ? d / c.pack : 0, inner = c.pack > 0 ? d - outer * c.pack : d;
-    float x = number_load(row + outer * c.pack_stride, c.dtype, inner);
+    float x = number_load(row.data + outer * c.pack_stride, c.dtype, inner);
     return c.form == FLASH_ROW_CHANNEL ? x * c.channel[(int64_t)head * c.head_size + d] : x;
+}
+
+/* x becomes the row's true values, or turned rows' sum of them: turned back, each element once. */
+static __device__ __forceinline__ void turn_back(const flash_cache &c, float (&x)[LANE_DIMS],
+                                                 int lane)
+{
+    hadamard(x, c.head_size, lane);
+#pragma unroll
+    for (int i = 0; i < LANE_DIMS; i++) {
+        int32_t d = i * 32 + lane;
+        x[i] *= d < c.head_size ? c.signs[d] / (float)c.head_size : 0.0f;
+    }
 }
 
 /* A row of numbers `from` into the cache. */
@@ -49,6 +86,15 @@ static __device__ __forceinline__ void row_store(const flash_cache &c, int64_t b
 {
     char *to = (char *)row_at(c, block, slot, head);
     float scale = 1.0f;
+    if (c.form == FLASH_ROW_INT4) {
+        store_int4_row(c, to, row_scale_at(c, block, slot, head), from, dtype, lane);
+        return;
+    }
+    if (c.form == FLASH_ROW_NVFP4) {
+        store_nvfp4_row(c, to, block_scales_of(c, block, slot, head),
+                        1.0 / (double)cache_scale(c, head), from, dtype, lane);
+        return;
+    }
     if (c.form == FLASH_ROW_SCALED) {
         float largest = 0.0f;
         for (int32_t d = lane; d < c.head_size; d += 32) {

@@ -38,6 +38,12 @@ static int32_t stored_as(const struct attn_layer_desc *layer, bool is_v, int32_t
     case ATTN_KV_INT8_PER_TOKEN_HEAD:
         *form = FLASH_ROW_SCALED;
         return ATTN_DTYPE_INT8;
+    case ATTN_KV_INT4_PER_TOKEN_HEAD:
+        *form = FLASH_ROW_INT4;
+        return ATTN_DTYPE_INT8;
+    case ATTN_KV_NVFP4:
+        *form = FLASH_ROW_NVFP4;
+        return ATTN_DTYPE_INT8;
     case ATTN_KV_INT8_KV:
         *form = is_v ? FLASH_ROW_CHANNEL : FLASH_ROW_SCALED;
         return ATTN_DTYPE_INT8;
@@ -49,11 +55,17 @@ static int32_t stored_as(const struct attn_layer_desc *layer, bool is_v, int32_t
     }
 }
 
-static const float *channel_scale(const struct attn_layer_params *params)
+static const struct attn_kv_quant_params *quant_params(const struct attn_layer_params *params)
 {
-    const struct attn_kv_quant_params *quant =
-        (const struct attn_kv_quant_params *)flash_find_ext(params->next, ATTN_EXT_KV_QUANT_PARAMS);
-    return quant != NULL ? quant->v_channel_scale : NULL;
+    static const struct attn_kv_quant_params none = {.v_channel_scale = NULL};
+    const struct attn_ext *ext = flash_find_ext(params->next, ATTN_EXT_KV_QUANT_PARAMS);
+    return ext != NULL ? (const struct attn_kv_quant_params *)ext : &none;
+}
+
+static const float *signs_of(const struct attn_layer_params *params, bool is_v)
+{
+    const struct attn_kv_quant_params *quant = quant_params(params);
+    return is_v ? quant->hadamard_signs_v : quant->hadamard_signs_k;
 }
 
 struct flash_cache flash_cache_of(const struct attn_layer_desc *layer,
@@ -71,16 +83,23 @@ struct flash_cache flash_cache_of(const struct attn_layer_desc *layer,
         .scale_host = 1,
     };
     c.dtype = stored_as(layer, is_v, &c.form);
-    if (c.form == FLASH_ROW_SCALED) {
+    if (c.form == FLASH_ROW_SCALED || c.form >= FLASH_ROW_INT4) {
         c.row_scale = view->scale;
         c.row_scale_block = view->scale_stride_block;
         c.row_scale_slot = view->scale_stride_slot;
         c.row_scale_head = view->scale_stride_head;
-    } else if (c.form == FLASH_ROW_CHANNEL) {
-        c.channel = channel_scale(params);
-    } else if (layer->kv_dtype != ATTN_KV_INT8_K) {
+    }
+    if (c.form == FLASH_ROW_CHANNEL) {
+        c.channel = quant_params(params)->v_channel_scale;
+    } else if (c.form == FLASH_ROW_INT4) {
+        c.signs = signs_of(params, is_v);
+    } else if (layer->kv_dtype != ATTN_KV_INT8_K && c.form != FLASH_ROW_SCALED) {
         int32_t form = is_v ? layer->v_scale_form : layer->k_scale_form;
         float host = is_v ? params->v_scale_host : params->k_scale_host;
+        c.swizzled = c.form == FLASH_ROW_NVFP4 && is_v;
+        if (c.form == FLASH_ROW_NVFP4) { /* always one of the tensor */
+            form = ATTN_SCALE_PER_TENSOR;
+        }
         if (form != ATTN_SCALE_NONE) {
             c.scale = is_v ? params->v_scale : params->k_scale;
             c.scale_host = host != 0 ? host : 1;
@@ -101,6 +120,38 @@ struct flash_cache flash_cache_of_rows(const struct attn_tensor *tensor, int32_t
                                 .scale_host = 1};
 }
 
+/* What a row's form needs beside the row. */
+static attn_status check_form(const struct attn_layer_desc *layer,
+                              const struct attn_layer_params *params,
+                              const struct attn_kv_view *view, bool is_v, int32_t form,
+                              struct attn_error *error)
+{
+    const char *name = is_v ? "v_cache" : "k_cache";
+    int32_t size = view->head_size;
+    if (form != FLASH_ROW_NUMBERS && form != FLASH_ROW_CHANNEL && view->scale == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "has no scales; kv_dtype %d keeps some per slot and head",
+                            layer->kv_dtype);
+    }
+    if (form == FLASH_ROW_CHANNEL && quant_params(params)->v_channel_scale == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_channel_scale",
+                            "is NULL; kv_dtype %d needs [Hk, Dv]", layer->kv_dtype);
+    }
+    if (form == FLASH_ROW_INT4 && (signs_of(params, is_v) == NULL || (size & (size - 1)) != 0)) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "hadamard_signs",
+                            "are NULL, or head size %d is no power of two: int4 rotates rows",
+                            size);
+    }
+    if (form == FLASH_ROW_NVFP4 &&
+        (size % 16 != 0 || (is_v && (size % 64 != 0 || view->block_size % 4 != 0)))) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "head size %d in blocks of %d; nvfp4 needs multiples of 16, for v of "
+                            "64 in blocks of a multiple of 4",
+                            size, view->block_size);
+    }
+    return ATTN_OK;
+}
+
 attn_status flash_check_view(const struct attn_layer_desc *layer,
                              const struct attn_layer_params *params,
                              const struct attn_kv_view *view, bool is_v, struct attn_error *error)
@@ -109,8 +160,8 @@ attn_status flash_check_view(const struct attn_layer_desc *layer,
     int32_t form;
     if (stored_as(layer, is_v, &form) < 0) {
         return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-                            "kv_dtype %d; f16, bf16, f32, fp8_e4m3, fp8_e5m2, fp8 and int8 per "
-                            "token and head, int8_kv and int8_k are served",
+                            "kv_dtype %d; 1 to 11 are served (f16 .. fp8_e5m2, fp8, int8 and int4 "
+                            "per token and head, int8_kv, int8_k, nvfp4)",
                             layer->kv_dtype);
     }
     if (view->data == NULL || view->block_size <= 0 || view->head_size <= 0 ||
@@ -120,16 +171,7 @@ attn_status flash_check_view(const struct attn_layer_desc *layer,
                             "size of 1 to 512 are needed",
                             view->data, view->block_size, view->head_size);
     }
-    if (form == FLASH_ROW_SCALED && view->scale == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "has no scales; kv_dtype %d keeps one per slot and head",
-                            layer->kv_dtype);
-    }
-    if (form == FLASH_ROW_CHANNEL && channel_scale(params) == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_channel_scale",
-                            "is NULL; kv_dtype %d needs [Hk, Dv]", layer->kv_dtype);
-    }
-    return ATTN_OK;
+    return check_form(layer, params, view, is_v, form, error);
 }
 
 attn_status flash_check_rows(const struct attn_tensor *tensor, const char *name,

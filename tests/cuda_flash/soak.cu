@@ -15,6 +15,7 @@
 #include <dlfcn.h>
 #include <random>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <attn/plugin.h>
@@ -117,14 +118,22 @@ struct soak_case {
     std::vector<int> query_len;
     size_t q, out, lse, k, v, k_cache, v_cache, k_scale, v_scale, slots, starts, lens, table, sinks,
         slopes;
-    size_t cache_bytes;
+    size_t cache_bytes, scale_bytes, signs;
     bool hnd;
     struct attn_layer_desc layer;
 };
 
-static int element_bytes(int kv)
+static int bits_of(int kv)
 {
-    return kv == ATTN_KV_F16 || kv == ATTN_KV_BF16 ? 2 : 1;
+    return kv == ATTN_KV_F16 || kv == ATTN_KV_BF16                    ? 16
+           : kv == ATTN_KV_INT4_PER_TOKEN_HEAD || kv == ATTN_KV_NVFP4 ? 4
+                                                                      : 8;
+}
+
+/* Of a slot and head, where there are any. */
+static int scale_bytes(const struct soak_case &c)
+{
+    return c.kv == ATTN_KV_NVFP4 ? c.dim / 16 : 4;
 }
 
 static void store(void *memory, size_t i, int dtype, float x)
@@ -148,18 +157,23 @@ static void draw_layer(soak_case &c)
                               ATTN_KV_FP8_E4M3,
                               ATTN_KV_FP8_E5M2,
                               ATTN_KV_FP8_PER_TOKEN_HEAD,
-                              ATTN_KV_INT8_PER_TOKEN_HEAD};
+                              ATTN_KV_INT8_PER_TOKEN_HEAD,
+                              ATTN_KV_INT4_PER_TOKEN_HEAD,
+                              ATTN_KV_NVFP4};
     static const int heads[][2] = {{8, 8}, {8, 2}, {16, 2}, {6, 2}, {4, 1}};
-    static const int dims[] = {64, 80, 128, 128, 128, 192, 256};
+    static const int dims[] = {64, 80, 128, 128, 128, 192, 256, 32, 96, 512};
+    static const int nibble_dims[] = {64, 128, 256, 512};
     static const int sizes[] = {1, 8, 16, 16, 24, 64, 64, 128, 256};
     c.dtype = below(2) ? ATTN_DTYPE_BF16 : ATTN_DTYPE_F16;
-    c.kv = kvs[below(6)];
+    c.kv = kvs[below(8)];
     c.kv = c.kv ? c.kv : c.dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
     int pair = below(5);
     c.heads = heads[pair][0];
     c.kv_heads = heads[pair][1];
-    c.dim = dims[below(7)];
+    bool nibbles = bits_of(c.kv) == 4;
+    c.dim = nibbles ? nibble_dims[below(4)] : dims[below(10)];
     c.block = sizes[below(9)];
+    c.block = c.kv == ATTN_KV_NVFP4 && c.block % 4 != 0 ? 16 : c.block;
     c.hnd = below(2);
     struct attn_layer_desc &l = c.layer;
     l = {sizeof l};
@@ -190,6 +204,7 @@ static void draw_batch(soak_case &c, twin &memory)
     bool prefill = below(3) == 0;
     c.reqs = 1 + below(prefill ? 3 : 24);
     c.longest = 1 + below(prefill ? 400 : below(4) ? 700 : 4000);
+    c.longest = c.dim > 256 ? 1 + c.longest / 4 : c.longest;
     c.tokens = c.most_query = 0;
     c.query_len.clear();
     for (int r = 0; r < c.reqs; r++) {
@@ -202,7 +217,8 @@ static void draw_batch(soak_case &c, twin &memory)
     c.per_req = (c.longest + c.block - 1) / c.block;
     c.blocks = c.per_req * 2 + 3;
     size_t rows = (size_t)c.blocks * c.block * c.kv_heads;
-    c.cache_bytes = rows * c.dim * element_bytes(c.kv);
+    c.cache_bytes = rows * c.dim * bits_of(c.kv) / 8;
+    c.scale_bytes = rows * scale_bytes(c);
     memory.used = 0;
     c.q = memory.add((size_t)c.tokens * c.heads * c.dim * 2);
     c.out = memory.add((size_t)c.tokens * c.heads * c.dim * 2);
@@ -211,8 +227,9 @@ static void draw_batch(soak_case &c, twin &memory)
     c.v = memory.add(rows * c.dim * 2);
     c.k_cache = memory.add(c.cache_bytes);
     c.v_cache = memory.add(c.cache_bytes);
-    c.k_scale = memory.add(rows * 4);
-    c.v_scale = memory.add(rows * 4);
+    c.k_scale = memory.add(c.scale_bytes);
+    c.v_scale = memory.add(c.scale_bytes);
+    c.signs = memory.add(c.dim * 4);
     c.slots = memory.add((size_t)c.blocks * c.block * 8);
     c.starts = memory.add((c.reqs + 1) * 4);
     c.lens = memory.add(c.reqs * 4);
@@ -241,6 +258,9 @@ static void fill(const soak_case &c, twin &m)
     for (int r = 0; r < c.reqs; r++) {
         starts[r + 1] = starts[r] + c.query_len[r];
     }
+    for (int d = 0; d < c.dim; d++) {
+        m.at<float>(c.signs, false)[d] = below(2) ? 1 : -1;
+    }
     for (int h = 0; h < c.heads; h++) {
         m.at<float>(c.sinks, false)[h] = 2 * normal();
         m.at<float>(c.slopes, false)[h] = 0.01f * (1 + h);
@@ -262,6 +282,7 @@ static void draw_lengths(const soak_case &c, twin &m)
 
 struct bound_case {
     struct attn_layer_params params;
+    struct attn_kv_quant_params quant;
     struct attn_batch batch;
     struct attn_kv_view k_cache, v_cache;
     struct attn_tensor q, k, v, out, lse;
@@ -292,15 +313,20 @@ static void bind_case(const soak_case &c, twin &m, const side &s, bool gpu, boun
     b.params.sinks = m.at<float>(c.sinks, gpu);
     b.params.alibi_slopes = m.at<float>(c.slopes, gpu);
     b.params.k_scale_host = 0.02f, b.params.v_scale_host = 0.03f;
+    if (c.kv == ATTN_KV_INT4_PER_TOKEN_HEAD) {
+        b.quant.ext = {ATTN_EXT_KV_QUANT_PARAMS, 0, sizeof b.quant, nullptr};
+        b.quant.hadamard_signs_k = b.quant.hadamard_signs_v = m.at<float>(c.signs, gpu);
+        b.params.next = &b.quant.ext;
+    }
     struct attn_kv_view view = {sizeof view};
-    int64_t row = (int64_t)c.dim * element_bytes(c.kv);
+    int64_t row = (int64_t)c.dim * bits_of(c.kv) / 8, scales = scale_bytes(c);
     view.num_blocks = c.blocks, view.block_size = c.block;
     view.num_heads = c.kv_heads, view.head_size = c.dim;
     view.stride_slot = c.hnd ? row : row * c.kv_heads;
     view.stride_head = c.hnd ? row * c.block : row;
     view.stride_block = row * c.kv_heads * c.block;
-    view.scale_stride_block = 4ll * c.kv_heads * c.block;
-    view.scale_stride_slot = 4ll * c.kv_heads, view.scale_stride_head = 4;
+    view.scale_stride_block = scales * c.kv_heads * c.block;
+    view.scale_stride_slot = scales * c.kv_heads, view.scale_stride_head = scales;
     b.k_cache = b.v_cache = view;
     b.k_cache.data = m.at<char>(c.k_cache, gpu), b.v_cache.data = m.at<char>(c.v_cache, gpu);
     b.k_cache.scale = m.at<char>(c.k_scale, gpu), b.v_cache.scale = m.at<char>(c.v_scale, gpu);
@@ -329,10 +355,14 @@ static void bind_case(const soak_case &c, twin &m, const side &s, bool gpu, boun
 
 static bool same_cache(const soak_case &c, twin &m)
 {
-    std::vector<char> found(c.cache_bytes);
-    for (size_t at : {c.k_cache, c.v_cache}) {
-        MUST(cudaMemcpy(found.data(), m.device + at, c.cache_bytes, cudaMemcpyDeviceToHost));
-        if (memcmp(found.data(), m.bytes.data() + at, c.cache_bytes) != 0) {
+    const size_t parts[][2] = {{c.k_cache, c.cache_bytes},
+                               {c.v_cache, c.cache_bytes},
+                               {c.k_scale, c.scale_bytes},
+                               {c.v_scale, c.scale_bytes}};
+    for (auto [at, bytes] : parts) {
+        std::vector<char> found(bytes);
+        MUST(cudaMemcpy(found.data(), m.device + at, bytes, cudaMemcpyDeviceToHost));
+        if (memcmp(found.data(), m.bytes.data() + at, bytes) != 0) {
             printf("the caches differ\n");
             return false;
         }
@@ -456,6 +486,38 @@ static bool run_case(const side &gpu, const side &cpu, soak_case &c, twin &m, gp
     return ok;
 }
 
+/* Bytes of the device that this process uses or, where NVML does not list it, that all use. */
+static size_t used_memory()
+{
+    struct process {
+        unsigned pid;
+        unsigned long long bytes;
+        unsigned instance[2];
+    };
+    static process found[256];
+    static int (*by_index)(unsigned, void **), (*list)(void *, unsigned *, process *);
+    void *device = nullptr;
+    unsigned count = 256;
+    if (by_index == nullptr) {
+        void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+        auto init = (int (*)())dlsym(library, "nvmlInit_v2");
+        by_index = (int (*)(unsigned, void **))dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+        list = (int (*)(void *, unsigned *, process *))dlsym(
+            library, "nvmlDeviceGetComputeRunningProcesses_v3");
+        MUST(init == nullptr || by_index == nullptr || list == nullptr || init() != 0);
+    }
+    MUST(by_index(0, &device));
+    MUST(list(device, &count, found));
+    for (unsigned i = 0; i < count; i++) {
+        if (found[i].pid == (unsigned)getpid()) {
+            return found[i].bytes;
+        }
+    }
+    size_t free, total;
+    MUST(cudaMemGetInfo(&free, &total));
+    return total - free;
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 3) {
@@ -474,7 +536,7 @@ int main(int argc, char **argv)
     MUST(cudaMalloc(&g.workspace, g.bytes));
     MUST(cudaStreamCreateWithFlags(&g.stream, cudaStreamNonBlocking));
     auto begin = std::chrono::steady_clock::now();
-    size_t free_first = 0, free_last = 0, total;
+    size_t used_first = 0, used_last = 0;
     uint64_t fixed = 0, again;
     long cases = 0, replays = 0;
     while (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() <
@@ -495,22 +557,25 @@ int main(int argc, char **argv)
         }
         if (fixed_case) {
             fixed = cases == 0 ? again : fixed;
-            MUST(cudaMemGetInfo(&free_last, &total));
-            free_first = cases <= 50 ? free_last : free_first;
-            if (again != fixed || free_last < free_first) {
-                printf("case %ld: the fixed case has hash %016llx, not %016llx; %zu bytes free, "
-                       "%zu at the beginning\n",
-                       cases, (unsigned long long)again, (unsigned long long)fixed, free_last,
-                       free_first);
+            used_last = used_memory();
+            used_first = cases <= 50 ? used_last : used_first;
+            if (again != fixed) {
+                printf("case %ld: the fixed case has hash %016llx, not %016llx\n", cases,
+                       (unsigned long long)again, (unsigned long long)fixed);
                 return 1;
             }
         }
         cases++;
         replays += n;
     }
-    printf("%ld cases, %ld replays in %.0f s: all as cpu_ref; fixed case %016llx; %zu bytes free "
-           "throughout\n",
-           cases, replays, seconds, (unsigned long long)fixed, free_last);
+    if (used_last > used_first) {
+        printf("%zu bytes of the device in use after %ld cases, %zu after 50\n", used_last, cases,
+               used_first);
+        return 1;
+    }
+    printf("%ld cases, %ld replays in %.0f s: all as cpu_ref; fixed case %016llx; %zu bytes of "
+           "the device in use as at the beginning\n",
+           cases, replays, seconds, (unsigned long long)fixed, used_last);
     gpu.plugin->destroy(gpu.instance);
     cpu.plugin->destroy(cpu.instance);
     return 0;

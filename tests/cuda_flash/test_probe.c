@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What cuda_flash finds on a machine of three GPUs: the ids are those that CUDA would give.
- * usage: test_probe PLUGIN.so, with the library of fake_nvml.c first in the search path */
+ * usage: test_probe PLUGIN.so, with the libraries of fake_nvml.c and fake_cuda.c first in the
+ * search path */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -36,6 +37,18 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     size_t at = strlen(f->backends);
     snprintf(f->backends + at, sizeof f->backends - at, "%d ", caps->device.id);
     return ATTN_OK;
+}
+
+static void *allocate(void *user, size_t size, size_t alignment)
+{
+    (void)user;
+    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+static void release(void *user, void *memory, size_t size)
+{
+    (void)user, (void)size;
+    free(memory);
 }
 
 static void set(const char *name, const char *value)
@@ -104,13 +117,32 @@ static void test_absent(void **state)
     set("FAKE_NVML_GPUS", NULL);
 }
 
+/* A driver initialised before an engine forks would cost its workers their GPU. */
+static void test_driver(void **state)
+{
+    attn_instance *instance;
+    const struct attn_kernels *table;
+    struct attn_host host = {.struct_size = sizeof host, .allocate = allocate, .release = release};
+    struct attn_error error = ATTN_ERROR_INIT;
+    (void)state;
+    probe(NULL, NULL, "0:sm_90/132 1:sm_90/132 2:sm_75/20 ", "0 1 ");
+    assert_null(getenv("FAKE_CUDA_OPENED"));
+    /* an instance does open it, and says what it finds */
+    assert_int_not_equal(plugin->create(&host, "cuda_flash", "",
+                                        (struct attn_device){ATTN_DEVICE_CUDA, 0}, &instance,
+                                        &table, &error),
+                         ATTN_OK);
+    assert_string_equal(error.field, "device");
+    assert_null(instance);
+    assert_non_null(getenv("FAKE_CUDA_OPENED"));
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order),
-        cmocka_unit_test(test_visible),
-        cmocka_unit_test(test_uuid),
-        cmocka_unit_test(test_absent),
+        cmocka_unit_test(test_driver), /* the first: what is loaded stays */
+        cmocka_unit_test(test_order),  cmocka_unit_test(test_visible),
+        cmocka_unit_test(test_uuid),   cmocka_unit_test(test_absent),
     };
     void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW) : NULL;
     if (library == NULL) {

@@ -73,6 +73,7 @@ static void describe_decoder(struct subject *subject)
     desc->soft_cap = (float)shape->value[PARAMETER_SOFTCAP];
     desc->alibi = shape_int(shape, PARAMETER_ALIBI);
     desc->has_sinks = shape_int(shape, PARAMETER_SINKS);
+    desc->batch_invariant = shape_int(shape, PARAMETER_INVARIANT);
     subject->layer.has_cache = true;
 }
 

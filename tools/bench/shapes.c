@@ -32,6 +32,7 @@ static const struct {
     [PARAMETER_SOFTCAP] = {"softcap", 0, 1e6, false},
     [PARAMETER_SINKS] = {"sinks", 0, 1, true},
     [PARAMETER_ALIBI] = {"alibi", 0, 2, true},
+    [PARAMETER_INVARIANT] = {"invariant", 0, 2, true},
     [PARAMETER_CAUSAL] = {"causal", 0, 1, true},
     [PARAMETER_SHUFFLE] = {"shuffle", 0, 1, true},
     [PARAMETER_WRITE] = {"write", 0, 1, true},
@@ -65,8 +66,9 @@ struct initial {
     }
 #define TERMS                                                                                      \
     {PARAMETER_WINDOW, 0}, {PARAMETER_CHUNK, 0}, {PARAMETER_SOFTCAP, 0}, {PARAMETER_SINKS, 0},     \
+        {PARAMETER_ALIBI, 0},                                                                      \
     {                                                                                              \
-        PARAMETER_ALIBI, 0                                                                         \
+        PARAMETER_INVARIANT, 0                                                                     \
     }
 #define LATENT                                                                                     \
     {PARAMETER_HQ, 16}, {PARAMETER_LORA, 512}, {PARAMETER_ROPE, 64}, {PARAMETER_NOPE, 128},        \

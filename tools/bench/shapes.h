@@ -24,6 +24,7 @@ enum parameter {
     PARAMETER_SOFTCAP,
     PARAMETER_SINKS,
     PARAMETER_ALIBI,
+    PARAMETER_INVARIANT,
     PARAMETER_CAUSAL,
     PARAMETER_SHUFFLE, /* blocks (write: slots) in random order */
     PARAMETER_WRITE,   /* the step's keys are written by the same run */
