@@ -42,24 +42,27 @@ static void groups_by_spec_and_by_schedule(void **state)
 {
     struct fixture fixture;
     struct attn_error error = ATTN_ERROR_INIT;
-    struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b"), fake_layer("c")};
-    int32_t members[3], count;
+    struct attn_layer_desc layers[] = {fake_layer("a"), fake_layer("b"), fake_layer("c"),
+                                       fake_layer("d")};
+    int32_t members[4], count;
     (void)state;
-    fake_init(&fixture);
+    fake_init(&fixture)->features |= ATTN_FEATURE_FAST_PREFILL;
     layers[1].scale = 0.25f; /* same cache, another schedule */
     layers[2].kv_sharing_target = "a";
-    attn_model *model = fake_model(&fixture, layers, 3, &error);
+    layers[3].fast_prefill = 1; /* a plan may leave rows out */
+    attn_model *model = fake_model(&fixture, layers, 4, &error);
     if (model == NULL) {
         fail_msg("%s", error.message);
     }
     assert_int_equal(model_num_groups(model, ATTN_GROUP_BLOCK_TABLE), 1);
     assert_int_equal(model_group(model, ATTN_GROUP_BLOCK_TABLE, 0, members, 2, &count), ATTN_OK);
-    assert_int_equal(count, 3);
+    assert_int_equal(count, 4);
     assert_int_equal(members[1], 1);
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
         int32_t a = layer_group(model_layer(model, 0), ATTN_GROUP_PLAN, phase);
         assert_int_not_equal(a, layer_group(model_layer(model, 1), ATTN_GROUP_PLAN, phase));
         assert_int_equal(a, layer_group(model_layer(model, 2), ATTN_GROUP_PLAN, phase));
+        assert_int_not_equal(a, layer_group(model_layer(model, 3), ATTN_GROUP_PLAN, phase));
     }
     model_destroy(model);
     fixture_finish(&fixture);
