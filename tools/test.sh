@@ -35,6 +35,7 @@ count_tests() {
 }
 
 stage "packages"
+PACKAGES="$PACKAGES clang libclang-rt-14-dev" # fuzzing's; a demonstration does without
 ensure_packages
 stage "release build"
 build_release
@@ -56,6 +57,10 @@ build_folder build-asan -Db_sanitize=address,undefined $sanitizer_options
 ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export ASAN_OPTIONS UBSAN_OPTIONS
 count_tests build-asan asan --suite core --suite tools --suite cpu_ref --suite hostile --timeout-multiplier 6
+
+stage "fuzzing"
+build_fuzz
+count_tests build-fuzz fuzz --suite fuzz
 
 stage "thread sanitizer"
 # shellcheck disable=SC2086

@@ -257,9 +257,8 @@ static attn_status check_cache(const struct attn_backend_caps *c, struct attn_er
                        (unsigned long long)walk_of_layout[i], (unsigned long long)c->walks);
         }
     }
-    if (c->layouts != 0 &&
-        (c->preferred_layout < 0 || c->preferred_layout >= ATTN_KV_LAYOUT_COUNT ||
-         !(c->layouts >> c->preferred_layout & 1))) {
+    if (c->preferred_layout < 0 || c->preferred_layout >= ATTN_KV_LAYOUT_COUNT ||
+        (c->layouts != 0 && !(c->layouts >> c->preferred_layout & 1))) {
         return BAD("preferred_layout", "%s: preferred_layout %d is not one of its layouts", c->name,
                    c->preferred_layout);
     }

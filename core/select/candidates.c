@@ -40,7 +40,7 @@ static void ask_plugin(struct selection *selection, const struct backend *backen
                        struct reasons *reasons)
 {
     const struct attn_plugin *plugin;
-    struct attn_error error = ATTN_ERROR_INIT;
+    struct attn_error error = ATTN_ERROR_INIT, why = ATTN_ERROR_INIT;
     struct refusals refusals = {reasons, 0};
     struct attn_reason_sink sink = {sizeof sink, NULL, &refusals, take_reason};
     struct attn_layer_desc desc = layer->desc;
@@ -53,9 +53,9 @@ static void ask_plugin(struct selection *selection, const struct backend *backen
         return;
     }
     desc.block_size = desc.block_size > 0 ? desc.block_size : block_size;
-    status = plugin->supports(&backend->caps, &desc, phase, &sink, &error);
+    status = plugin->supports(&backend->caps, &desc, phase, &sink, &why);
     if (status != ATTN_OK && reasons->count == 0) {
-        error_relay(&error, status, &error);
+        error_relay(&error, status, &why);
         reasons_add(reasons, error.field[0] != '\0' ? error.field : "supports", "this layer",
                     error.message);
     }

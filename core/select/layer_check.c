@@ -13,6 +13,7 @@
 #define MAX_LATENT 1024
 #define MAX_BLOCK 65536
 #define MAX_NAME 1023
+#define MAX_RANKS 4096 /* times MAX_HEADS, which a spread step's heads are, far from overflow */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 bool layer_has_cache(const struct attn_layer_desc *layer)
@@ -230,12 +231,13 @@ static attn_status check_ranks(const char *name, const char *field,
     if (ranks == NULL) {
         return ATTN_OK;
     }
-    if (ranks->struct_size < sizeof *ranks || ranks->world_size < 1 || ranks->rank < 0 ||
-        ranks->rank >= ranks->world_size) {
+    if (ranks->struct_size < sizeof *ranks || ranks->world_size < 1 ||
+        ranks->world_size > MAX_RANKS || ranks->rank < 0 || ranks->rank >= ranks->world_size) {
         return BAD(field,
                    "layer '%s': %s has struct_size %zu, rank %d of %d; at least %zu, and a rank "
-                   "from 0 below the number of ranks",
-                   name, field, ranks->struct_size, ranks->rank, ranks->world_size, sizeof *ranks);
+                   "from 0 below the number of ranks, which is at most %d",
+                   name, field, ranks->struct_size, ranks->rank, ranks->world_size, sizeof *ranks,
+                   MAX_RANKS);
     }
     if (ranks->all_gather == NULL || ranks->all_to_all == NULL ||
         ranks->reduce_scatter_f32 == NULL) {

@@ -127,13 +127,14 @@ static attn_status call_vendor(const struct schedule *schedule, const struct att
 {
     const struct attn_kernels *kernels = &schedule->instance->kernels;
     bool updates = schedule->instance->caps->features & ATTN_FEATURE_UPDATE_BLOCK_TABLE;
+    struct attn_error why = ATTN_ERROR_INIT;
     attn_status status = ATTN_OK;
     if (purpose->tables_only && updates && kernels->update_block_table != NULL) {
-        status = kernels->update_block_table(args, error);
+        status = kernels->update_block_table(args, &why);
     } else if (kernels->plan != NULL) {
-        status = kernels->plan(args, purpose->mode, error);
+        status = kernels->plan(args, purpose->mode, &why);
     }
-    return status == ATTN_OK ? status : error_relay(error, status, error);
+    return status == ATTN_OK ? status : error_relay(error, status, &why);
 }
 
 static attn_status call_vendors(attn_plan *plan, const struct purpose *purpose, void *stream,

@@ -52,8 +52,10 @@ static void cut_states(attn_plan *plan, int32_t view, int32_t first)
     const struct attn_batch_gdn *whole = &plan->states[VIEW_WHOLE];
     *part = *whole;
     part->state_slots += first * (whole->state_slots_stride > 0 ? whole->state_slots_stride : 1);
-    part->has_initial_state += whole->has_initial_state != NULL ? first : 0;
-    part->num_accepted_tokens += whole->num_accepted_tokens != NULL ? first : 0;
+    part->has_initial_state =
+        whole->has_initial_state != NULL ? whole->has_initial_state + first : NULL;
+    part->num_accepted_tokens =
+        whole->num_accepted_tokens != NULL ? whole->num_accepted_tokens + first : NULL;
     plan->views[view].next = &part->ext;
 }
 

@@ -345,6 +345,7 @@ attn_status plan_run(attn_plan *plan, attn_layer *layer, const struct attn_step_
         return refuse_run(plan, layer, error);
     }
     struct step *step = &plan->steps[layer->slot];
-    return io->struct_size == sizeof *io ? step->enter(plan, step, io, error)
-                                         : run_foreign(plan, step, io, error);
+    attn_status status = io->struct_size == sizeof *io ? step->enter(plan, step, io, error)
+                                                       : run_foreign(plan, step, io, error);
+    return status == ATTN_OK ? status : error_relay(error, status, error);
 }

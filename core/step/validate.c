@@ -81,6 +81,27 @@ static attn_status validate_slots(const attn_plan *plan, int64_t num_slots_in_ca
     return ATTN_OK;
 }
 
+/* What a batch carries besides: a kernel follows each of them. */
+static attn_status validate_lists(const struct attn_batch *b, struct attn_error *error)
+{
+    for (int32_t r = 0; b->spans != NULL && b->span_start_loc != NULL && r < b->num_reqs; r++) {
+        int32_t first = b->span_start_loc[r], end = b->span_start_loc[r + 1];
+        if (first < 0 || end < first || end > b->num_spans) {
+            return BAD("span_start_loc",
+                       "span_start_loc[%d] is %d and [%d] is %d; it begins at 0 or above, never "
+                       "decreases and ends at num_spans, %d, or before",
+                       r, first, r + 1, end, b->num_spans);
+        }
+    }
+    for (int32_t i = 0; b->logits_indices != NULL && i < b->num_logits_indices; i++) {
+        if (b->logits_indices[i] < 0 || b->logits_indices[i] >= b->num_actual_tokens) {
+            return BAD("logits_indices", "logits_indices[%d] is %d; the step has rows 0 to %d", i,
+                       b->logits_indices[i], b->num_actual_tokens - 1);
+        }
+    }
+    return ATTN_OK;
+}
+
 attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
 {
     const struct attn_batch *b = &plan->given;
@@ -89,11 +110,22 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
     if (plan->model->device.type != ATTN_DEVICE_CPU) {
         return ATTN_OK;
     }
+    attn_status status = validate_lists(b, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
     for (int32_t r = 0; r <= b->num_reqs; r++) {
         if (b->query_start_loc[r] != b->query_start_loc_host[r]) {
             return BAD("query_start_loc",
                        "query_start_loc[%d] is %d on the device and %d on the host", r,
                        b->query_start_loc[r], b->query_start_loc_host[r]);
+        }
+    }
+    for (int32_t r = 0;
+         b->key_start_loc != NULL && b->key_start_loc_host != NULL && r <= b->num_reqs; r++) {
+        if (b->key_start_loc[r] != b->key_start_loc_host[r]) {
+            return BAD("key_start_loc", "key_start_loc[%d] is %d on the device and %d on the host",
+                       r, b->key_start_loc[r], b->key_start_loc_host[r]);
         }
     }
     if (!layer_has_cache(l) || owner->layer.gdn != NULL) {
@@ -105,7 +137,7 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
                        b->seq_lens[r], b->seq_lens_host[r]);
         }
     }
-    attn_status status = validate_table(plan, owner, owner->k_cache.num_blocks, error);
+    status = validate_table(plan, owner, owner->k_cache.num_blocks, error);
     return status == ATTN_OK
                ? validate_slots(plan, owner->k_cache.num_blocks * l->block_size, error)
                : status;

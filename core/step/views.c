@@ -51,13 +51,13 @@ static attn_status check_starts(struct attn_batch *b, struct attn_error *error)
                    (const void *)b->query_start_loc, (const void *)start);
     }
     for (int32_t r = 0; r < b->num_reqs; r++) {
-        int32_t length = start[r + 1] - start[r];
-        if (start[r] < 0 || length < 0) {
+        if (start[r] < 0 || start[r + 1] < start[r]) {
             return BAD("query_start_loc",
                        "query_start_loc[%d] is %d and [%d] is %d; it begins at 0 or "
                        "above and never decreases",
                        r, start[r], r + 1, start[r + 1]);
         }
+        int32_t length = start[r + 1] - start[r];
         longest = length > longest ? length : longest;
     }
     if (b->num_reqs > 0 && start[b->num_reqs] != b->num_actual_tokens) {
@@ -201,6 +201,8 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
     return status;
 }
 
+#define MOVE(array) part->array = part->array != NULL ? part->array + first : NULL
+
 /* Requests first .. end-1 of a batch. Rows stay absolute: only per-request arrays move. */
 static void cut(const struct attn_batch *whole, int32_t first, int32_t end, struct attn_batch *part)
 {
@@ -210,14 +212,14 @@ static void cut(const struct attn_batch *whole, int32_t first, int32_t end, stru
     part->num_actual_tokens = start[end];
     part->query_start_loc += first;
     part->query_start_loc_host += first;
-    part->seq_lens += whole->seq_lens != NULL ? first : 0;
-    part->seq_lens_host += whole->seq_lens_host != NULL ? first : 0;
-    part->key_start_loc += whole->key_start_loc != NULL ? first : 0;
-    part->key_start_loc_host += whole->key_start_loc_host != NULL ? first : 0;
-    part->causal_per_request += whole->causal_per_request != NULL ? first : 0;
-    part->encoder_seq_lens += whole->encoder_seq_lens != NULL ? first : 0;
-    part->encoder_seq_lens_host += whole->encoder_seq_lens_host != NULL ? first : 0;
-    part->span_start_loc += whole->span_start_loc != NULL ? first : 0;
+    MOVE(seq_lens);
+    MOVE(seq_lens_host);
+    MOVE(key_start_loc);
+    MOVE(key_start_loc_host);
+    MOVE(causal_per_request);
+    MOVE(encoder_seq_lens);
+    MOVE(encoder_seq_lens_host);
+    MOVE(span_start_loc);
     if (whole->block_table_row != NULL) {
         part->block_table_row += first;
     } else if (whole->block_table != NULL) {

@@ -79,8 +79,12 @@ attn_status error_relay(struct attn_error *error, attn_status status, const stru
     char field[ATTN_ERROR_FIELD_SIZE], message[ATTN_ERROR_MESSAGE_SIZE];
     const attn_status known = status_is_known(status) ? status : ATTN_ERROR_PLUGIN;
 
-    if (error == NULL || from->struct_size < sizeof *from) {
+    if (error == NULL) {
         return known;
+    }
+    if (from->struct_size < sizeof *from) { /* overwritten: its texts are not to be read */
+        return error_set(error, known, "", "%s (status %d), without a text", status_text(status),
+                         status);
     }
     close_text(field, from->field, sizeof field);
     close_text(message, from->message, sizeof message);

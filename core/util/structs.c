@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "util/structs.h"
 
+#include <attn/api.h>
+#include <attn/plugin.h>
+#include <stdbool.h>
 #include <string.h>
 
 /* No struct of any ABI is larger; a larger struct_size is garbage, and its tail may not be read. */
@@ -68,14 +71,56 @@ const struct attn_ext *ext_find(const struct attn_ext *next, uint32_t id, size_t
     return NULL;
 }
 
-static int32_t is_known(uint32_t id, const uint32_t *known, int32_t num_known)
+/* By id: the size in ABI 0.1, under which none can be, and the size here. */
+static const struct {
+    size_t minimum, size;
+} sizes[] = {[ATTN_EXT_MLA_DESC] = {64, sizeof(struct attn_mla_desc)},
+             [ATTN_EXT_GDN_DESC] = {64, sizeof(struct attn_gdn_desc)},
+             [ATTN_EXT_MLA_WEIGHTS] = {64, sizeof(struct attn_mla_weights)},
+             [ATTN_EXT_GDN_WEIGHTS] = {56, sizeof(struct attn_gdn_weights)},
+             [ATTN_EXT_CONTEXT_PARALLEL] = {56, sizeof(struct attn_context_parallel)},
+             [ATTN_EXT_BATCH_CONTEXT] = {56, sizeof(struct attn_batch_context_parallel)},
+             [ATTN_EXT_BATCH_GDN] = {56, sizeof(struct attn_batch_gdn)},
+             [ATTN_EXT_IO_MLA] = {72, sizeof(struct attn_io_mla)},
+             [ATTN_EXT_IO_GDN] = {48, sizeof(struct attn_io_gdn)},
+             [ATTN_EXT_IO_OUTPUT_QUANT] = {40, sizeof(struct attn_io_output_quant)},
+             [ATTN_EXT_IO_ROPE] = {72, sizeof(struct attn_io_rope)},
+             [ATTN_EXT_KV_QUANT_PARAMS] = {48, sizeof(struct attn_kv_quant_params)},
+             [ATTN_EXT_CAPS_MLA] = {48, sizeof(struct attn_mla_caps)},
+             [ATTN_EXT_CAPS_GDN] = {40, sizeof(struct attn_gdn_caps)},
+             [ATTN_EXT_MM_ENCODER] = {40, sizeof(struct attn_mm_encoder_quant)}};
+
+/* As struct_read does it: neither cut inside of what it always had, nor with a tail that says what
+ * is not known here. */
+static attn_status check_size(const struct attn_ext *ext, bool known, const char *name,
+                              struct attn_error *error)
+{
+    bool sized = known && ext->id < sizeof sizes / sizeof *sizes;
+    size_t minimum = sized ? sizes[ext->id].minimum : sizeof(struct attn_ext);
+    if (ext->struct_size < minimum || ext->struct_size > MAX_STRUCT_SIZE) {
+        return error_set(error, ATTN_ERROR_STRUCT_SIZE, name,
+                         "extension %u of %s has struct_size %zu; allowed are %zu to %d", ext->id,
+                         name, ext->struct_size, minimum, MAX_STRUCT_SIZE);
+    }
+    for (size_t at = sized ? sizes[ext->id].size : ext->struct_size; at < ext->struct_size; at++) {
+        if (((const unsigned char *)ext)[at] != 0) {
+            return error_set(error, ATTN_ERROR_STRUCT_SIZE, name,
+                             "extension %u of %s has struct_size %zu and byte %zu is not 0; this "
+                             "library knows %zu bytes, and an unknown tail has to be all zero",
+                             ext->id, name, ext->struct_size, at, sizes[ext->id].size);
+        }
+    }
+    return ATTN_OK;
+}
+
+static bool is_known(uint32_t id, const uint32_t *known, int32_t num_known)
 {
     for (int32_t i = 0; i < num_known; i++) {
         if (known[i] == id) {
-            return 1;
+            return true;
         }
     }
-    return 0;
+    return false;
 }
 
 attn_status ext_check(const struct attn_ext *next, const uint32_t *known, int32_t num_known,
@@ -88,13 +133,12 @@ attn_status ext_check(const struct attn_ext *next, const uint32_t *known, int32_
             return error_set(error, ATTN_ERROR_EXTENSION, name,
                              "the extension chain of %s is longer than %d", name, MAX_CHAIN);
         }
-        if (next->struct_size < sizeof(struct attn_ext) || next->struct_size > MAX_STRUCT_SIZE) {
-            return error_set(error, ATTN_ERROR_STRUCT_SIZE, name,
-                             "extension %u of %s has struct_size %zu; allowed are %zu to %d",
-                             next->id, name, next->struct_size, sizeof(struct attn_ext),
-                             MAX_STRUCT_SIZE);
+        bool is_ours = is_known(next->id, known, num_known);
+        attn_status status = check_size(next, is_ours, name, error);
+        if (status != ATTN_OK) {
+            return status;
         }
-        if ((next->flags & ATTN_EXT_OPTIONAL) == 0 && !is_known(next->id, known, num_known)) {
+        if ((next->flags & ATTN_EXT_OPTIONAL) == 0 && !is_ours) {
             return error_set(error, ATTN_ERROR_EXTENSION, name,
                              "extension %u of %s is not known here and not marked optional",
                              next->id, name);

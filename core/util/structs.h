@@ -21,8 +21,9 @@ attn_status struct_write(void *destination, const void *source, size_t size, siz
 /* The extension of that id in a chain, at least `minimum` bytes, or NULL. */
 const struct attn_ext *ext_find(const struct attn_ext *next, uint32_t id, size_t minimum);
 
-/* Refuses extensions that are neither in `known` nor optional, chains longer than 64 and sizes
- * under a header. */
+/* Refuses extensions that are neither in `known` nor optional, chains longer than 64, sizes
+ * under those of ABI 0.1 (under a header, of those not known), and unknown tails that are not zero.
+ */
 attn_status ext_check(const struct attn_ext *next, const uint32_t *known, int32_t num_known,
                       const char *name, struct attn_error *error);
 

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <attn/collectives.h>
+
 #include "util/error.h"
 #include "util/structs.h"
 #include "util/text.h"
@@ -159,9 +161,9 @@ static void struct_write_keeps_header(void **state)
 
 static void extensions(void **state)
 {
-    const uint32_t known[] = {7};
+    const uint32_t known[] = {0x10007};
     struct attn_ext last = {8, ATTN_EXT_OPTIONAL, sizeof last, NULL};
-    struct attn_ext first = {7, 0, sizeof first, &last};
+    struct attn_ext first = {0x10007, 0, sizeof first, &last};
 
     (void)state;
     assert_int_equal(ext_check(&first, known, 1, "x", NULL), ATTN_OK);
@@ -179,6 +181,25 @@ static void extensions(void **state)
     assert_null(ext_find(&first, 9, 0));
 }
 
+/* Extensions of this ABI: not cut, and what a newer one adds is zero. */
+static void extension_sizes(void **state)
+{
+    const uint32_t known[] = {ATTN_EXT_CONTEXT_PARALLEL};
+    struct {
+        struct attn_context_parallel cp;
+        uint32_t newer[2];
+    } given = {.cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof given, NULL}}};
+
+    (void)state;
+    assert_int_equal(ext_check(&given.cp.ext, known, 1, "x", NULL), ATTN_OK);
+    given.newer[1] = 1;
+    assert_int_equal(ext_check(&given.cp.ext, known, 1, "x", NULL), ATTN_ERROR_STRUCT_SIZE);
+    given.cp.ext.struct_size = sizeof given.cp;
+    assert_int_equal(ext_check(&given.cp.ext, known, 1, "x", NULL), ATTN_OK);
+    given.cp.ext.struct_size = 28; /* through the middle of a pointer */
+    assert_int_equal(ext_check(&given.cp.ext, known, 1, "x", NULL), ATTN_ERROR_STRUCT_SIZE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -190,6 +211,7 @@ int main(void)
         cmocka_unit_test(struct_read_older_and_newer),
         cmocka_unit_test(struct_write_keeps_header),
         cmocka_unit_test(extensions),
+        cmocka_unit_test(extension_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -172,8 +172,8 @@ static const struct {
     {"supports_fails_silently",
      "select 8 ATTN_BACKEND: layer 'only', prefill: no backend can serve it; answers: "
      "supports this layer (supported: unknown status (status 12345), without a text)"},
-    {"attend_fails_silently", "run 12345 : "},
-    {"write_fails_silently", "run -1 : "},
+    {"attend_fails_silently", "run 11 : unknown status (status 12345), without a text"},
+    {"write_fails_silently", "run 11 : unknown status (status -1), without a text"},
     {"prepare_error_is_foul", "plan_create 12 : device error, with a text that is not clean UTF-8"},
     {"plan_size_is_endless",
      "plan_create 11 plan_size: answers asks for 9187201950435737471 bytes on the host "

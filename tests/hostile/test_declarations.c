@@ -119,8 +119,9 @@ static const struct {
     {"extension_is_unknown", ATTN_ERROR_EXTENSION,
      "attn_backend_caps: extension 1193046 of attn_backend_caps is not known here and not "
      "marked optional"},
-    {"extension_is_too_small", ATTN_ERROR_PLUGIN,
-     "next: declares: extension 13 stands twice, or is smaller than 48 bytes"},
+    {"extension_is_too_small", ATTN_ERROR_STRUCT_SIZE,
+     "attn_backend_caps: extension 13 of attn_backend_caps has struct_size 28; allowed are 48 to "
+     "65536"},
     {"extension_stands_twice", ATTN_ERROR_PLUGIN,
      "next: declares: extension 13 stands twice, or is smaller than 48 bytes"},
     {"extension_runs_in_circles", ATTN_ERROR_EXTENSION,

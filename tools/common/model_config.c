@@ -248,12 +248,22 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
 static char *read_file(const char *file, struct reading *r)
 {
     FILE *in = fopen(file, "rb");
-    char *text = in != NULL ? malloc(MAX_FILE + 1) : NULL;
-    size_t size = text != NULL ? fread(text, 1, MAX_FILE + 1, in) : 0;
+    char *text = NULL;
+    size_t size = 0, room = 0;
+    while (in != NULL && size == room && size <= MAX_FILE) {
+        room = room > 0 ? 2 * room : 1 << 16;
+        char *larger = realloc(text, room + 1);
+        if (larger == NULL) {
+            fail(r, "file", "no memory for it");
+            break;
+        }
+        text = larger;
+        size += fread(text + size, 1, room - size, in);
+    }
     if (in != NULL) {
         fclose(in);
     }
-    if (text == NULL || size > MAX_FILE) {
+    if (in == NULL || size > MAX_FILE || r->status != ATTN_OK) {
         fail(r, "file", "%s", in == NULL ? "cannot be opened" : "is larger than 16 MiB");
         free(text);
         return NULL;

@@ -66,6 +66,14 @@ build_release() {
     echo "$toolchains" >build/.toolchains
 }
 
+# build-fuzz/: the libFuzzer targets and the core under them, nothing else.
+build_fuzz() {
+    [ -f build-fuzz/build.ninja ] ||
+        CC=clang quietly meson setup build-fuzz -Dfuzz=enabled -Db_sanitize=address,undefined -Db_lundef=false \
+            -Dbuildtype=debugoptimized -Dcpu-simd=disabled -Dcuda-flash=disabled -Dmpi=disabled -Dnccl=disabled
+    quietly ninja -C build-fuzz fuzz
+}
+
 # build/venv, the one Python environment, as tests/requirements.txt pins it; made anew when that changes. Where nothing can
 # be downloaded it stays incomplete: the Python tests then count as skipped.
 ensure_venv() {

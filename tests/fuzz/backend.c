@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "backend.h"
+
+#include <string.h>
+
+#define ALL(count) ((UINT64_C(1) << (count)) - 1)
+
+struct promised promised;
+
+static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
+{
+    (void)args, (void)error;
+    return ATTN_OK;
+}
+
+static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    (void)args, (void)error;
+    return ATTN_OK;
+}
+
+static attn_status merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
+{
+    (void)args, (void)error;
+    return ATTN_OK;
+}
+
+static attn_status gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
+{
+    (void)args, (void)error;
+    return ATTN_OK;
+}
+
+static attn_status batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
+{
+    (void)args, (void)error;
+    return ATTN_OK;
+}
+
+static attn_status quantize(const struct attn_quantize_args *args, struct attn_error *error)
+{
+    (void)args, (void)error;
+    return ATTN_OK;
+}
+
+static attn_status amax(const struct attn_amax_args *args, struct attn_error *error)
+{
+    (void)args, (void)error;
+    return ATTN_OK;
+}
+
+static attn_status copy_blocks_nowhere(const struct attn_copy_blocks_args *args,
+                                       struct attn_error *error)
+{
+    (void)args, (void)error;
+    return ATTN_OK;
+}
+
+static attn_status copy(attn_instance *instance, void *destination, const void *source,
+                        size_t bytes, int32_t kind, void *stream, struct attn_error *error)
+{
+    (void)instance, (void)kind, (void)stream, (void)error;
+    memcpy(destination, source, bytes);
+    return ATTN_OK;
+}
+
+static attn_status fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
+                        size_t stride, int64_t rows, void *stream, struct attn_error *error)
+{
+    (void)instance, (void)destination, (void)value, (void)row_bytes, (void)stride, (void)rows,
+        (void)stream;
+    (void)error;
+    return ATTN_OK;
+}
+
+static attn_status plan_size(attn_instance *instance, attn_state *state,
+                             const struct attn_limits *limits, struct attn_plan_size *size,
+                             struct attn_error *error)
+{
+    (void)instance, (void)state, (void)error;
+    size->host_bytes = (size_t)limits->max_num_reqs * sizeof(int64_t);
+    size->device_bytes = 64;
+    return ATTN_OK;
+}
+
+/* Blocks of the keys that request r has, as far as no window hides some of them. */
+static void follow_table(const struct attn_attend_args *args, int32_t r, int64_t length)
+{
+    const struct attn_batch *b = args->batch;
+    const int64_t row = b->block_table_row != NULL ? b->block_table_row[r] : r;
+    const int64_t blocks = (length + args->k_cache->block_size - 1) / args->k_cache->block_size;
+    for (int64_t i = 0; i < blocks; i++) {
+        const int32_t block = b->block_table[row * b->block_table_stride + i];
+        FUZZ_CHECK(block >= 0 && block < promised.num_blocks);
+    }
+}
+
+/* Every number that a schedule is made of: counts within the limits, rows in order, lengths that
+ * are lengths. */
+static attn_status plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
+{
+    const struct attn_batch *b = args->batch;
+    const struct attn_layer_desc *l = args->layer;
+    const bool hides = l->has_window || l->chunk_size > 0;
+    int64_t *lengths = args->plan_host;
+    (void)mode, (void)error;
+    promised.plans++;
+    FUZZ_CHECK(b->num_reqs >= 0 && b->num_actual_tokens >= 0);
+    FUZZ_CHECK(b->num_actual_tokens <= promised.max_num_tokens);
+    for (int32_t i = 0; b->logits_indices != NULL && i < b->num_logits_indices; i++) {
+        FUZZ_CHECK(b->logits_indices[i] >= 0 && b->logits_indices[i] < promised.max_num_tokens);
+    }
+    for (int32_t r = 0; r < b->num_reqs; r++) {
+        if (b->spans != NULL && b->span_start_loc != NULL) {
+            FUZZ_CHECK(b->span_start_loc[r] >= 0 && b->span_start_loc[r + 1] <= b->num_spans);
+        }
+        const int32_t first = b->query_start_loc_host[r], end = b->query_start_loc_host[r + 1];
+        FUZZ_CHECK(first >= 0 && end >= first && end <= b->num_actual_tokens);
+        FUZZ_CHECK(end - first <= b->max_query_len);
+        if (!promised.host_only) {
+            FUZZ_CHECK(b->query_start_loc[r] == first && b->query_start_loc[r + 1] == end);
+        }
+        int64_t length = end - first;
+        if (args->k_cache != NULL && l->kind != ATTN_LAYER_GDN && b->seq_lens_host != NULL) {
+            length = b->seq_lens_host[r];
+            FUZZ_CHECK(length >= 0 && length <= b->max_seq_len);
+            FUZZ_CHECK(promised.host_only || b->seq_lens[r] == length);
+            if (promised.num_blocks > 0 && !hides && end > first) {
+                follow_table(args, r, length);
+            }
+        }
+        if (r < promised.max_num_reqs) {
+            lengths[r] = length; /* memory of the size that was asked for */
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status create(const struct attn_host *host, const char *backend, const char *variant,
+                          struct attn_device device, attn_instance **instance,
+                          const struct attn_kernels **kernels, struct attn_error *error)
+{
+    static const struct attn_kernels table = {.struct_size = sizeof table,
+                                              .attend = attend,
+                                              .write_kv = write_kv,
+                                              .merge_states = merge_states,
+                                              .rope_write_kv = write_kv,
+                                              .attend_mla = attend,
+                                              .attend_mla_sparse = attend,
+                                              .gather_kv = gather_kv,
+                                              .gated_delta = attend,
+                                              .batched_gemm = batched_gemm,
+                                              .quantize = quantize,
+                                              .amax = amax,
+                                              .copy_blocks = copy_blocks_nowhere,
+                                              .copy = copy,
+                                              .fill = fill,
+                                              .plan_size = plan_size,
+                                              .plan = plan};
+    static int32_t one;
+    (void)host, (void)backend, (void)variant, (void)device, (void)error;
+    *instance = (attn_instance *)(void *)&one;
+    *kernels = &table;
+    return ATTN_OK;
+}
+
+static void destroy(attn_instance *instance)
+{
+    (void)instance;
+}
+
+static void declare(struct attn_backend_caps *caps)
+{
+    static const struct attn_head_size_range heads[] = {{{8, 1024, 8}, {8, 1024, 8}, 0}};
+    static const struct attn_range blocks[] = {{1, 65536, 1}};
+    static const struct attn_gdn_caps gdn = {
+        {ATTN_EXT_CAPS_GDN, 0, sizeof gdn, NULL}, 512, 512, 64, 1024};
+    static const struct attn_mla_caps mla = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof mla, &gdn.ext},
+                                             .kv_lora_rank_max = 1024,
+                                             .qk_rope_head_dim_max = 512};
+    caps->next = &mla.ext;
+    caps->layer_kinds = ALL(ATTN_LAYER_KIND_COUNT);
+    caps->dtypes = caps->q_dtypes = ALL(ATTN_DTYPE_COUNT);
+    caps->kv_dtypes = ALL(ATTN_KV_DTYPE_COUNT);
+    caps->walks = ALL(5);
+    caps->layouts = ALL(ATTN_KV_LAYOUT_COUNT);
+    caps->k_scale_forms = caps->v_scale_forms = caps->p_scale_forms = ALL(4);
+    caps->output_forms = ALL(ATTN_OUTPUT_FORM_COUNT);
+    caps->head_sizes = heads;
+    caps->num_head_sizes = 1;
+    caps->block_sizes = blocks;
+    caps->num_block_sizes = 1;
+}
+
+void backend_init(struct fixture *fixture)
+{
+    fixture_init(fixture);
+    fixture->plugins[0].table_copy.create = create;
+    fixture->plugins[0].table_copy.destroy = destroy;
+    fixture->plugins[0].table = &fixture->plugins[0].table_copy;
+    struct attn_backend_caps *parts = fixture_add(fixture, "parts", "", 1);
+    declare(parts);
+    parts->kernels = ALL(ATTN_KERNEL_COUNT);
+    parts->layer_kinds = 1u << ATTN_LAYER_DECODER | 1u << ATTN_LAYER_MLA;
+    parts->output_forms = 1u << ATTN_OUTPUT_PLAIN;
+    parts->features &= ~(uint64_t)ATTN_FEATURE_MIXED_BATCH;
+    struct attn_backend_caps *whole = fixture_add(fixture, "whole", "", 9);
+    declare(whole);
+    whole->kernels = ALL(ATTN_KERNEL_COUNT) & ~ATTN_KERNEL_GATHER_KV;
+    whole->terms = ALL(ATTN_TERM_COUNT);
+    whole->features = ALL(ATTN_FEATURE_COUNT);
+}
+
+static attn_status exchange(void *user, const void *send, void *receive, size_t bytes, void *stream)
+{
+    (void)user, (void)send, (void)receive, (void)bytes, (void)stream;
+    return ATTN_OK;
+}
+
+static attn_status exchange_f32(void *user, const float *send, float *receive, size_t count,
+                                void *stream)
+{
+    (void)user, (void)send, (void)receive, (void)count, (void)stream;
+    return ATTN_OK;
+}
+
+void sample_layer(struct sampled *s, int32_t sample)
+{
+    static const int32_t kinds[SAMPLE_COUNT] = {[SAMPLE_CROSS] = ATTN_LAYER_CROSS,
+                                                [SAMPLE_ENCODER] = ATTN_LAYER_ENCODER_ONLY,
+                                                [SAMPLE_STATIC_SINK] = ATTN_LAYER_STATIC_SINK,
+                                                [SAMPLE_MLA] = ATTN_LAYER_MLA,
+                                                [SAMPLE_MLA_SPARSE] = ATTN_LAYER_MLA_SPARSE,
+                                                [SAMPLE_GDN] = ATTN_LAYER_GDN,
+                                                [SAMPLE_MM_ENCODER] = ATTN_LAYER_MM_ENCODER};
+    const bool mla = sample == SAMPLE_MLA || sample == SAMPLE_MLA_SPARSE;
+    *s = (struct sampled){.desc = fixture_layer("layers.0")};
+    s->desc.kind = kinds[sample];
+    s->desc.dtype = ATTN_DTYPE_F32;
+    s->desc.num_q_heads = 2;
+    s->desc.num_kv_heads = mla || sample == SAMPLE_PLAIN ? 1 : 2;
+    s->desc.head_size = mla ? 40 : 64;
+    s->desc.head_size_v = mla ? 16 : 0;
+    s->desc.causal =
+        sample != SAMPLE_CROSS && sample != SAMPLE_ENCODER && sample != SAMPLE_MM_ENCODER;
+    s->desc.has_window = sample == SAMPLE_SLIDING;
+    s->desc.window_left = sample == SAMPLE_SLIDING ? 19 : 0;
+    s->desc.chunk_size = sample == SAMPLE_CHUNKED ? 16 : 0;
+    s->desc.sink_len = sample == SAMPLE_STATIC_SINK ? 4 : 0;
+    s->desc.num_speculative_tokens = sample == SAMPLE_SPECULATIVE ? 3 : 0;
+    s->mla = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof s->mla, NULL},
+                                    .kv_lora_rank = 32,
+                                    .qk_nope_head_dim = 16,
+                                    .qk_rope_head_dim = 8,
+                                    .v_head_dim = 16,
+                                    .topk = sample == SAMPLE_MLA_SPARSE ? 8 : 0,
+                                    .absorb_in_core = 1,
+                                    .weight_dtype = ATTN_DTYPE_F32,
+                                    .context_workspace_tokens = 48};
+    s->gdn = (struct attn_gdn_desc){.ext = {ATTN_EXT_GDN_DESC, 0, sizeof s->gdn, NULL},
+                                    .num_k_heads = 2,
+                                    .num_v_heads = 2,
+                                    .head_size_k = 64,
+                                    .head_size_v = 64,
+                                    .conv_width = 4,
+                                    .num_speculative_tokens = 2,
+                                    .state_dtype = ATTN_DTYPE_F32};
+    s->ranks = (struct attn_collectives){.struct_size = sizeof s->ranks,
+                                         .rank = 1,
+                                         .world_size = 3,
+                                         .all_gather = exchange,
+                                         .all_to_all = exchange,
+                                         .reduce_scatter_f32 = exchange_f32,
+                                         .all_reduce_max_f32 = exchange_f32};
+    s->cp =
+        (struct attn_context_parallel){.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof s->cp, NULL},
+                                       .decode = &s->ranks,
+                                       .interleave = 2,
+                                       .reduce = ATTN_CP_ALL_TO_ALL};
+    s->mm_quant = (struct attn_mm_encoder_quant){
+        .ext = {ATTN_EXT_MM_ENCODER, 0, sizeof s->mm_quant, NULL}, .fp8 = 1};
+    s->desc.next = mla                           ? &s->mla.ext
+                   : sample == SAMPLE_GDN        ? &s->gdn.ext
+                   : sample == SAMPLE_PARALLEL   ? &s->cp.ext
+                   : sample == SAMPLE_MM_ENCODER ? &s->mm_quant.ext
+                                                 : NULL;
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two backends that declare much and compute nothing, and one layer of each sort. `whole` serves
+ * every kind of layer by itself; of `parts` the core has to compose what it can. Their plan slot
+ * follows every number of the view that it gets, as a kernel would. */
+#ifndef TESTS_FUZZ_BACKEND_H
+#define TESTS_FUZZ_BACKEND_H
+
+#include "../core/select_fixture.h"
+#include "fuzz.h"
+
+enum sample {
+    SAMPLE_PLAIN,
+    SAMPLE_SLIDING,
+    SAMPLE_CHUNKED,
+    SAMPLE_CROSS,
+    SAMPLE_ENCODER,
+    SAMPLE_STATIC_SINK,
+    SAMPLE_MLA,
+    SAMPLE_MLA_SPARSE,
+    SAMPLE_GDN,
+    SAMPLE_PARALLEL, /* a cache spread over three ranks */
+    SAMPLE_MM_ENCODER,
+    SAMPLE_SPECULATIVE,
+    SAMPLE_COUNT
+};
+
+/* A description with everything that may hang on it. */
+struct sampled {
+    struct attn_layer_desc desc;
+    struct attn_mla_desc mla;
+    struct attn_gdn_desc gdn;
+    struct attn_context_parallel cp;
+    struct attn_mm_encoder_quant mm_quant;
+    struct attn_collectives ranks;
+};
+void sample_layer(struct sampled *sampled, int32_t sample);
+
+/* A runtime that has both, on the CPU. */
+void backend_init(struct fixture *fixture);
+
+/* What the plan slot may rely on; set before plan(). */
+struct promised {
+    int32_t max_num_reqs, max_num_tokens;
+    bool host_only;     /* device arrays were not the host's: not followed */
+    int64_t num_blocks; /* each entry of the table below it; 0: the table was not checked */
+    int64_t plans;      /* counted */
+};
+extern struct promised promised;
+
+#endif

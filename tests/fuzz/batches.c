@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Batches under ATTN_VALIDATE=1: a sound one of some requests with some of its words and arrays
+ * changed, planned for one layer of each sort, captured and replayed, and run. Arrays are as long
+ * as the batch says, so that whoever reads more is caught; the backend's plan slot (backend.c)
+ * follows every number that it is handed. */
+#include <string.h>
+
+#include "backend.h"
+#include "bind/model.h"
+#include "step/plan.h"
+
+#define MOST_REQUESTS 8
+#define MOST_TOKENS 64
+#define MOST_KEYS 96
+#define MOST_BLOCKS 6 /* of a request */
+#define BLOCK 16
+#define NUM_BLOCKS 40
+#define NUM_SLOTS 12 /* of recurrent states */
+#define HEADS 2
+#define LONGEST_ARRAY 4096
+
+struct step {
+    struct fixture fixture;
+    struct blocks blocks;
+    struct sampled sampled;
+    attn_model *model;
+    attn_layer *layer;
+    attn_plan *plan;
+    struct attn_error error;
+};
+
+static int64_t clamp(int64_t value, int64_t low, int64_t high)
+{
+    return value < low ? low : value > high ? high : value;
+}
+
+/* The caches are addresses: nothing reads or writes them here. */
+static uint8_t cache[1 << 20] __attribute__((aligned(256)));
+
+static void bind_memory(struct step *s)
+{
+    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    FUZZ_CHECK(layer_kv_spec(s->layer, &spec, &s->error) == ATTN_OK);
+    if (spec.kind == ATTN_KV_SPEC_GDN_STATE) {
+        const struct attn_gdn_state state = {.struct_size = sizeof state,
+                                             .state = cache,
+                                             .state_stride_slot = HEADS * 64 * 64,
+                                             .conv_state = cache + (sizeof cache >> 1),
+                                             .conv_stride_slot = 384 * 5,
+                                             .conv_stride_channel = 5,
+                                             .num_slots = NUM_SLOTS};
+        FUZZ_CHECK(layer_bind_state(s->layer, &state, &s->error) == ATTN_OK);
+    } else if (spec.kind != ATTN_KV_SPEC_NONE) {
+        const bool latent =
+            spec.kind == ATTN_KV_SPEC_MLA || spec.kind == ATTN_KV_SPEC_SLIDING_WINDOW_MLA;
+        FUZZ_CHECK(spec.padded_page_bytes * NUM_BLOCKS <= (int64_t)sizeof cache);
+        FUZZ_CHECK(layer_kv_views(s->layer, cache, NUM_BLOCKS, &k, &v, &s->error) == ATTN_OK);
+        FUZZ_CHECK(layer_bind_kv(s->layer, &k, latent ? NULL : &v, &s->error) == ATTN_OK);
+    }
+}
+
+static struct attn_tensor addressed(int64_t *shape, int32_t ndim)
+{
+    return (struct attn_tensor){
+        cache, {ATTN_DEVICE_CPU, 0}, ndim, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+}
+
+static void bind_params(struct step *s)
+{
+    const struct attn_layer_desc *l = &s->sampled.desc;
+    const struct attn_mla_desc *m = &s->sampled.mla;
+    const struct attn_gdn_desc *g = &s->sampled.gdn;
+    int64_t sink_shape[] = {l->sink_len, l->num_kv_heads, l->head_size};
+    int64_t proj_shape[] = {l->num_q_heads * (m->qk_nope_head_dim + m->v_head_dim),
+                            m->kv_lora_rank};
+    int64_t conv_shape[] = {2 * g->num_k_heads * g->head_size_k + g->num_v_heads * g->head_size_v,
+                            g->conv_width};
+    const struct attn_tensor sink = addressed(sink_shape, 3), proj = addressed(proj_shape, 2),
+                             conv = addressed(conv_shape, 2);
+    const struct attn_mla_weights mla = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof mla, NULL},
+                                         .kv_b_proj = &proj};
+    const struct attn_gdn_weights gdn = {{ATTN_EXT_GDN_WEIGHTS, 0, sizeof gdn, NULL},
+                                         (const float *)cache,
+                                         (const float *)cache,
+                                         &conv,
+                                         NULL};
+    const struct attn_layer_params params = {.struct_size = sizeof params,
+                                             .next = l->kind == ATTN_LAYER_GDN        ? &gdn.ext
+                                                     : l->next == &s->sampled.mla.ext ? &mla.ext
+                                                                                      : NULL,
+                                             .sink_k = l->sink_len > 0 ? &sink : NULL,
+                                             .sink_v = l->sink_len > 0 ? &sink : NULL};
+    const attn_status status = layer_bind_params(s->layer, &params, &s->error);
+    fuzz_check_error(status, &s->error);
+    FUZZ_CHECK(status == ATTN_OK);
+}
+
+/* False: this layer cannot be stepped (its weights are not what is looked for here). */
+static bool make_plan(struct step *s, struct input *input)
+{
+    static const char *const texts[] = {"whole", "parts?", "decode=parts?;prefill=whole", ""};
+    const struct attn_layer_desc *layers[1] = {&s->sampled.desc};
+    const uint8_t how = input_byte(input);
+    attn_assignment *assignment = NULL;
+    backend_init(&s->fixture);
+    s->fixture.runtime.settings.validate = true;
+    sample_layer(&s->sampled, input_byte(input) % SAMPLE_COUNT);
+    s->sampled.desc.block_size = BLOCK;
+    const struct attn_select_options options = {.struct_size = sizeof options,
+                                                .backend = texts[how % 4]};
+    attn_status status =
+        select_layers(&s->fixture.runtime, &options, layers, 1, &assignment, &s->error);
+    if (status == ATTN_OK) {
+        status = model_create(&s->fixture.runtime, assignment, NULL, &s->model, &s->error);
+    }
+    assignment_destroy(assignment);
+    if (status != ATTN_OK) {
+        fuzz_check_error(status, &s->error);
+        return false;
+    }
+    s->layer = model_layer(s->model, 0);
+    bind_params(s);
+    bind_memory(s);
+    const struct attn_plan_options limits = {.struct_size = sizeof limits,
+                                             .limits = {.struct_size = sizeof limits.limits,
+                                                        .max_num_reqs = MOST_REQUESTS,
+                                                        .max_num_tokens = MOST_TOKENS,
+                                                        .max_seq_len = MOST_KEYS},
+                                             .graph = how >> 2 & 1};
+    status = plan_create(s->model, 0, &limits, &s->plan, &s->error);
+    fuzz_check_error(status, &s->error);
+    if (status != ATTN_OK) {
+        return false;
+    }
+    const size_t bytes = plan_workspace_bytes(s->plan);
+    void *workspace = blocks_add_aligned(&s->blocks, bytes);
+    FUZZ_CHECK(plan_bind_workspace(s->plan, workspace, bytes, &s->error) == ATTN_OK);
+    return true;
+}
+
+static int32_t *numbers(struct blocks *blocks, int64_t count)
+{
+    return blocks_add(blocks, (size_t)count * sizeof(int32_t));
+}
+
+/* The same numbers in memory of their own: a device's beside the host's. */
+static int32_t *twin(struct blocks *blocks, struct input *input, const int32_t *source,
+                     int64_t count)
+{
+    int32_t *copy = numbers(blocks, count);
+    memcpy(copy, source, (size_t)count * sizeof *copy);
+    if (input_byte(input) == 1) {
+        input_patch(input, copy, 0, (size_t)count * sizeof *copy);
+    }
+    return copy;
+}
+
+/* Lengths and rows: sound ones, then some of them changed. */
+static void add_lengths(struct blocks *blocks, struct input *input, struct attn_batch *b,
+                        int32_t requests)
+{
+    int32_t *start = numbers(blocks, requests + 1), *lens = numbers(blocks, requests);
+    int32_t row = 0;
+    for (int32_t r = 0; r < requests; r++) {
+        const uint8_t tag = input_byte(input);
+        const int32_t left = MOST_TOKENS - row;
+        const int32_t count = tag < 128 ? 1 : tag % 24;
+        start[r] = row;
+        row += count < left ? count : left;
+        lens[r] = (int32_t)clamp(row - start[r] + input_byte(input) % 64, 0, MOST_KEYS);
+    }
+    start[requests] = row;
+    b->num_reqs = requests;
+    b->num_tokens = b->num_actual_tokens = row;
+    if (input_byte(input) == 1) {
+        input_patch(input, start, 0, (size_t)(requests + 1) * sizeof *start);
+    }
+    if (requests > 0 && input_byte(input) == 1) {
+        input_patch(input, lens, 0, (size_t)requests * sizeof *lens);
+    }
+    b->query_start_loc_host = start;
+    b->query_start_loc = twin(blocks, input, start, requests + 1);
+    b->seq_lens_host = lens;
+    b->seq_lens = twin(blocks, input, lens, requests);
+    b->encoder_seq_lens_host = lens;
+    b->encoder_seq_lens = twin(blocks, input, lens, requests);
+}
+
+static void add_tables(struct blocks *blocks, struct input *input, struct attn_batch *b)
+{
+    const int64_t requests = clamp(b->num_reqs, 0, MOST_REQUESTS);
+    const int64_t rows = clamp(b->block_table_rows > 0 ? b->block_table_rows : requests, 0, 64);
+    b->block_table_stride = clamp(b->block_table_stride, -8, 64);
+    b->block_table_rows = b->block_table_rows > 64 ? 64 : b->block_table_rows;
+    b->num_slots = clamp(b->num_slots, -8, LONGEST_ARRAY);
+    const int64_t entries = b->block_table_stride > 0 ? rows * b->block_table_stride : 0;
+    int32_t *table = numbers(blocks, entries), *row = numbers(blocks, requests);
+    int64_t *slots =
+        blocks_add(blocks, (size_t)clamp(b->num_slots, 0, LONGEST_ARRAY) * sizeof *slots);
+    for (int64_t i = 0; i < entries; i++) {
+        table[i] = (int32_t)(i * 7 % NUM_BLOCKS);
+    }
+    for (int64_t i = 0; i < b->num_slots; i++) {
+        slots[i] = i * 5 % (NUM_BLOCKS * BLOCK);
+    }
+    for (int64_t r = 0; r < requests; r++) {
+        row[r] = (int32_t)(requests - 1 - r);
+    }
+    if (entries > 0 && input_byte(input) == 1) {
+        input_patch(input, table, 0, (size_t)entries * sizeof *table);
+    }
+    if (b->num_slots > 0 && input_byte(input) == 1) {
+        slots[input_byte(input) % b->num_slots] = input_int64(input);
+    }
+    const uint8_t tag = input_byte(input);
+    b->block_table = tag == 1 ? NULL : table;
+    b->slot_mapping = tag == 2 ? NULL : slots;
+    if (tag >= 3 && tag < 16 && requests > 0) {
+        input_patch(input, row, 0, (size_t)requests * sizeof *row);
+        b->block_table_row = row;
+    }
+}
+
+/* What a batch may carry besides. */
+static void add_more(struct step *s, struct input *input, struct attn_batch *b)
+{
+    const int32_t requests = (int32_t)clamp(b->num_reqs, 0, MOST_REQUESTS);
+    const int32_t wide = 1 + s->sampled.gdn.num_speculative_tokens;
+    const uint8_t more = input_byte(input);
+    struct attn_ext *next = NULL;
+    if (more & 1) {
+        int32_t *keys = numbers(&s->blocks, requests + 1);
+        for (int32_t r = 0; r <= requests; r++) {
+            keys[r] = r * 3;
+        }
+        input_patch(input, keys, 0, (size_t)(requests + 1) * sizeof *keys);
+        b->key_start_loc_host = more & 2 ? keys : NULL;
+        b->key_start_loc = twin(&s->blocks, input, keys, requests + 1);
+    }
+    if (more & 4) {
+        b->causal_per_request = blocks_add(&s->blocks, (size_t)requests);
+    }
+    if (more & 8) {
+        b->tree = blocks_add(&s->blocks, MOST_TOKENS * MOST_TOKENS * sizeof(int32_t));
+    }
+    if (more & 2) {
+        const int32_t spans = input_byte(input) % 8;
+        int32_t *start = numbers(&s->blocks, requests + 1);
+        for (int32_t r = 0; r <= requests; r++) {
+            start[r] = r < spans ? r : spans;
+        }
+        input_patch(input, start, 0, (size_t)(requests + 1) * sizeof *start);
+        b->num_spans = spans;
+        b->spans = numbers(&s->blocks, 2 * spans);
+        b->span_start_loc = start;
+        int32_t *logits = numbers(&s->blocks, spans);
+        input_patch(input, logits, 0, (size_t)spans * sizeof *logits);
+        b->logits_indices = logits;
+        b->num_logits_indices = spans;
+    }
+    if ((more & 16) || s->sampled.desc.kind == ATTN_LAYER_GDN) {
+        struct attn_batch_gdn gdn = {
+            {ATTN_EXT_BATCH_GDN, 0, sizeof gdn, NULL}, NULL, wide, NULL, NULL};
+        int32_t *slots = numbers(&s->blocks, (int64_t)requests * wide);
+        for (int32_t i = 0; i < requests * wide; i++) {
+            slots[i] = i % NUM_SLOTS;
+        }
+        if (requests > 0) {
+            input_patch(input, slots, 0, (size_t)(requests * wide) * sizeof *slots);
+        }
+        gdn.state_slots = more & 32 ? NULL : slots;
+        gdn.num_accepted_tokens = more & 64 ? numbers(&s->blocks, requests) : NULL;
+        next = blocks_struct(&s->blocks, input, &gdn, sizeof gdn, sizeof gdn);
+    }
+    if ((more & 128) || s->sampled.desc.next == &s->sampled.cp.ext) {
+        struct attn_batch_context_parallel cp = {
+            .ext = {ATTN_EXT_BATCH_CONTEXT, 0, sizeof cp, next}};
+        int32_t *lens = numbers(&s->blocks, requests);
+        for (int32_t r = 0; r < requests; r++) {
+            lens[r] = r * 5;
+        }
+        if (requests > 0) {
+            input_patch(input, lens, 0, (size_t)requests * sizeof *lens);
+        }
+        cp.local_seq_lens_host = lens;
+        cp.local_seq_lens = twin(&s->blocks, input, lens, requests);
+        cp.max_local_seq_len = input_int(input);
+        next = blocks_struct(&s->blocks, input, &cp, sizeof cp, sizeof cp);
+    }
+    b->next = next;
+}
+
+static struct attn_batch make_batch(struct step *s, struct input *input)
+{
+    struct attn_batch b = {.struct_size = sizeof b, .causal = -1};
+    add_lengths(&s->blocks, input, &b, input_byte(input) % (MOST_REQUESTS + 1));
+    b.max_encoder_seq_len = MOST_KEYS;
+    b.block_table_stride = MOST_BLOCKS;
+    b.num_slots = b.num_tokens;
+    const int32_t sound = b.num_reqs;
+    input_patch(input, &b, offsetof(struct attn_batch, mode), offsetof(struct attn_batch, causal));
+    /* Fewer requests leave longer arrays, more is over the limit or over the arrays. */
+    b.num_reqs = b.num_reqs <= MOST_REQUESTS && b.num_reqs > sound ? sound : b.num_reqs;
+    b.causal = input_byte(input) == 1 ? input_int(input) : b.causal;
+    const uint8_t tag = input_byte(input);
+    b.seq_lens_host = tag == 1 ? NULL : b.seq_lens_host;
+    b.query_start_loc_host = tag == 2 ? NULL : b.query_start_loc_host;
+    b.encoder_seq_lens = tag == 3 ? NULL : b.encoder_seq_lens;
+    b.common_prefix_len = tag == 4 ? input_int(input) : 0;
+    b.block_table_rows = tag == 5 ? input_int(input) : 0;
+    b.block_table_stride = tag == 6 ? input_int(input) : b.block_table_stride;
+    b.num_slots = tag == 7 ? input_int(input) : b.num_slots;
+    b.max_encoder_seq_len = tag == 8 ? input_int(input) : b.max_encoder_seq_len;
+    add_tables(&s->blocks, input, &b);
+    add_more(s, input, &b);
+    return b;
+}
+
+static void check_split(const struct step *s, const struct attn_batch *b)
+{
+    struct attn_batch_split split;
+    FUZZ_CHECK(plan_split(s->plan, &split) == ATTN_OK);
+    FUZZ_CHECK(split.num_decodes >= 0 && split.num_prefills >= 0);
+    FUZZ_CHECK(split.num_decode_tokens >= 0 && split.num_prefill_tokens >= 0);
+    if (b->mode != ATTN_BATCH_PROFILE && b->mode != ATTN_BATCH_IDLE && b->num_actual_tokens > 0) {
+        FUZZ_CHECK(split.num_decodes + split.num_prefills == b->num_reqs);
+    }
+}
+
+static struct attn_tensor rows(struct step *s, int64_t *shape, int64_t count, int64_t heads,
+                               int64_t size)
+{
+    shape[0] = count;
+    shape[1] = heads;
+    shape[2] = size;
+    void *data = blocks_add(&s->blocks, (size_t)(count * heads * size) * sizeof(float));
+    return (struct attn_tensor){
+        data, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+}
+
+/* Tensors of just the rows that the batch has. */
+static void run(struct step *s, struct input *input, const struct attn_batch *b)
+{
+    const struct attn_layer_desc *l = &s->sampled.desc;
+    const int64_t tokens = clamp(b->num_tokens, 0, MOST_TOKENS);
+    const int64_t keys = clamp(b->num_slots > tokens ? b->num_slots : tokens, 0, LONGEST_ARRAY);
+    int64_t shapes[4][3];
+    struct attn_tensor q = rows(s, shapes[0], tokens, l->num_q_heads, l->head_size);
+    struct attn_tensor k = rows(s, shapes[1], keys, l->num_kv_heads, l->head_size);
+    struct attn_tensor v = rows(s, shapes[2], keys, l->num_kv_heads, l->head_size);
+    struct attn_tensor out = rows(s, shapes[3], tokens, l->num_q_heads, l->head_size);
+    input_patch(input, shapes, 0, sizeof shapes);
+    const uint8_t tag = input_byte(input);
+    const struct attn_step_io io = {.struct_size = sizeof io,
+                                    .flags = tag < 8 ? tag : 0,
+                                    .q = tag == 8 ? NULL : &q,
+                                    .k = tag == 9 ? NULL : &k,
+                                    .v = &v,
+                                    .out = tag == 10 ? NULL : &out};
+    for (int32_t t = 0; t < 4; t++) { /* what a shape claims, its tensor has */
+        const int64_t *own = shapes[t];
+        int64_t there = t == 0 || t == 3 ? tokens * l->num_q_heads : keys * l->num_kv_heads;
+        there *= l->head_size;
+        if (own[0] < 0 || own[1] < 0 || own[2] < 0 || own[0] > there || own[1] > 64 ||
+            own[2] > 1024 || own[0] * own[1] * own[2] > there) {
+            return;
+        }
+    }
+    fuzz_check_error(plan_run(s->plan, s->layer, &io, &s->error), &s->error);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
+{
+    struct input input = {bytes, size};
+    struct step s = {.error = ATTN_ERROR_INIT};
+    bool ready = make_plan(&s, &input);
+    for (int32_t i = 0; ready && i < 2; i++) {
+        struct attn_batch b = make_batch(&s, &input);
+        const uint8_t way = input_byte(&input);
+        const bool spread = s.sampled.desc.next == &s.sampled.cp.ext;
+        promised = (struct promised){.max_num_reqs = MOST_REQUESTS,
+                                     .max_num_tokens = MOST_TOKENS,
+                                     .num_blocks = spread ? 0 : NUM_BLOCKS};
+        attn_status status = way < 224 ? plan_batch(s.plan, &b, NULL, &s.error)
+                                       : plan_graph(s.plan, way % 4, &b, NULL, &s.error);
+        fuzz_check_error(status, &s.error);
+        if (status == ATTN_OK) {
+            check_split(&s, &b);
+            run(&s, &input, &b);
+        }
+    }
+    plan_destroy(s.plan);
+    model_destroy(s.model);
+    fixture_finish(&s.fixture);
+    blocks_free(&s.blocks);
+    return 0;
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The file of measured times: whatever it holds, a start reads it, and what it finds is a time. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../core/select_fixture.h"
+#include "fuzz.h"
+#include "select/ranks.h"
+
+/* A folder in memory for this process; it goes with it. */
+static const char *folder(void)
+{
+    static char path[64];
+    if (path[0] == '\0') {
+        snprintf(path, sizeof path, "/dev/shm/attn_fuzz_XXXXXX");
+        FUZZ_CHECK(mkdtemp(path) != NULL);
+    }
+    return path;
+}
+
+static void clean_up(void)
+{
+    char path[96];
+    snprintf(path, sizeof path, "%s/ranks", folder());
+    unlink(path);
+    rmdir(folder());
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
+{
+    static bool prepared;
+    char path[96], directory[64];
+    struct fixture fixture;
+    struct arena arena;
+    struct ranks ranks;
+    snprintf(directory, sizeof directory, "%s", folder());
+    snprintf(path, sizeof path, "%s/ranks", directory);
+    if (!prepared) {
+        prepared = true;
+        atexit(clean_up);
+    }
+    FILE *file = fopen(path, "wb");
+    FUZZ_CHECK(file != NULL && fwrite(bytes, 1, size, file) == size && fclose(file) == 0);
+    fixture_init(&fixture);
+    fixture.runtime.settings.cache_dir = directory;
+    arena_init(&arena, &fixture.runtime.host);
+    FUZZ_CHECK(ranks_read(&ranks, &fixture.runtime, &arena));
+    const struct attn_layer_desc layer = fixture_layer("a");
+    for (int32_t i = 0; i < ranks.count; i++) {
+        const struct measurement *m = &ranks.items[i];
+        FUZZ_CHECK(m->time_us > 0 && isfinite(m->time_us) && m->backend[0] != '\0');
+        const double time = ranks_find(&ranks, m->arch, &layer, m->phase, m->backend);
+        FUZZ_CHECK(time >= 0);
+    }
+    arena_finish(&arena);
+    fixture_finish(&fixture);
+    return 0;
+}
