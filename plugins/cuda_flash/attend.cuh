@@ -49,6 +49,7 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
             rows = enter_rows(p, *run, q_row + (lane >> 2));
             high_rows = !SPLIT || run->pair.num_rows > 8;
             scale = p.scale * (p.k.form == FLASH_ROW_NUMBERS ? cache_scale(p.k, run->head) : 1.0f);
+            scale *= query_scale(p, run->head);
             scale *= p.soft_cap > 0.0f ? 1.0f : LOG2E;
             if (S::bytes && from_bf16) {
                 convert_query(sq, S::q_bytes);
@@ -126,10 +127,7 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
             finish_run<KIND, D, SPLIT>(p, *run, at, &mine.last_one, m, l, o);
             clear_rows(m, l, o);
             fence_for_boxes(); /* the stage was scratch memory */
-            __syncwarp();      /* all lanes have read the queries */
-            if (lane == 0) {
-                barrier_arrive(shared_address(&mine.q_empty[q_slot]));
-            }
+            barrier_arrive(shared_address(&mine.q_empty[q_slot]));
             q_slot = q_slot + 1 == S::q_buffers ? 0 : q_slot + 1;
         }
         /* every lane for itself: racecheck does not follow reads through __syncwarp to a barrier */
@@ -155,7 +153,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
             barrier_init(shared_address(&mine.empty[i]), 128);
         }
         for (int i = 0; i < S::q_buffers; i++) {
-            barrier_init(shared_address(&mine.q_empty[i]), 4);
+            barrier_init(shared_address(&mine.q_empty[i]), 128);
         }
     }
     if (threadIdx.x >= 128 && p.mapped) {

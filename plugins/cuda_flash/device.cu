@@ -7,9 +7,9 @@
 #include "launch.h"
 
 static flash_launcher *const launchers[FLASH_KERNEL_COUNT] = {
-    launch_plan,     launch_bf16,  launch_f16,   launch_e4m3,       launch_e5m2,
-    launch_int8,     launch_plain, launch_write, launch_rope_write, launch_merge,
-    launch_quantize, launch_amax,  launch_gather};
+    launch_plan,     launch_bf16,  launch_f16,    launch_e4m3,       launch_e5m2,
+    launch_int8,     launch_plain, launch_write,  launch_rope_write, launch_merge,
+    launch_quantize, launch_amax,  launch_gather, launch_widen};
 
 typedef CUresult CUDAAPI push_fn(CUcontext);
 typedef CUresult CUDAAPI pop_fn(CUcontext *);
@@ -19,9 +19,14 @@ typedef CUresult CUDAAPI encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_
                                    const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                    CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
+/* The runtime keeps an error until it is asked for it: the next launch must not find this one. */
 static const char *text_of(cudaError_t error)
 {
-    return error == cudaSuccess ? NULL : cudaGetErrorString(error);
+    if (error == cudaSuccess) {
+        return NULL;
+    }
+    (void)cudaGetLastError();
+    return cudaGetErrorString(error);
 }
 
 struct scope {

@@ -169,6 +169,14 @@ struct flash_amax_params {
     int32_t heads, dims, per_head, accumulate;
 };
 
+/* 8-bit rows of the batch's queries as 16-bit ones, which hold them exactly; without their scale.
+ */
+struct flash_widen_params {
+    struct flash_rows from, to;
+    const int32_t *query_start;
+    int32_t num_reqs, num_rows, heads, dims;
+};
+
 struct flash_gather_params {
     struct flash_cache from;
     struct flash_rows to;
@@ -191,6 +199,7 @@ enum flash_kernel {
     FLASH_QUANTIZE,
     FLASH_AMAX,
     FLASH_GATHER,
+    FLASH_WIDEN,
     FLASH_KERNEL_COUNT
 };
 

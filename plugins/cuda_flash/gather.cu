@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gather_kv: a warp per (row, head). The limit is memory. */
+/* gather_kv and queries that become wider: a warp per (row, head). The limit is memory. */
 #include "launch.h"
 #include "rows.cuh"
 
@@ -10,19 +10,21 @@ static __device__ void gather_turned(const flash_gather_params &p, const flash_r
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
         int32_t d = i * 32 + lane;
-        x[i] = d < p.from.head_size ? row_element(p.from, from, head, d) * from.scale : 0.0f;
+        x[i] = d < p.from.head_size ? row_element<true>(p.from, from, head, d) : 0.0f;
     }
     turn_back(p.from, x, lane);
+    float scale = row_scale<true>(p.from, from);
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
         if (i * 32 + lane < p.from.head_size) {
-            number_store(to, p.to.dtype, i * 32 + lane, x[i]);
+            number_store(to, p.to.dtype, i * 32 + lane, x[i] * scale);
         }
     }
 }
 
 /* Rows out_start[r] .. out_start[r + 1] - 1 are keys first_key[r] .. of request r. How many rows
  * there are stands on the device. */
+template <bool NIBBLES>
 static __global__ void __launch_bounds__(128)
     gather_kv(const __grid_constant__ flash_gather_params p)
 {
@@ -36,14 +38,16 @@ static __global__ void __launch_bounds__(128)
         int64_t table_row = p.block_table_row != nullptr ? p.block_table_row[r] : r;
         int32_t index = j / p.block_size, slot = j - index * p.block_size;
         int64_t block = p.block_table[table_row * p.block_table_stride + index];
-        flash_row from = enter_row(p.from, block, slot, head);
+        flash_row from = enter_row<NIBBLES>(p.from, block, slot, head);
         char *to = p.to.data + row * p.to.row + head * p.to.head;
-        if (p.from.form == FLASH_ROW_INT4) {
+        if (NIBBLES && p.from.form == FLASH_ROW_INT4) {
             gather_turned(p, from, head, to, lane);
             continue;
         }
+        float scale = row_scale<NIBBLES>(p.from, from);
         for (int32_t d = lane; d < p.from.head_size; d += 32) {
-            number_store(to, p.to.dtype, d, row_element(p.from, from, head, d) * from.scale);
+            float x = row_element<NIBBLES>(p.from, from, head, d);
+            number_store(to, p.to.dtype, d, x * scale);
         }
     }
 }
@@ -51,11 +55,37 @@ static __global__ void __launch_bounds__(128)
 cudaError_t launch_gather(const void *params, int32_t num_sms, cudaStream_t stream)
 {
     if (params == nullptr) {
-        return load_kernel(gather_kv);
+        cudaError_t error = load_kernel(gather_kv<true>);
+        return error ? error : load_kernel(gather_kv<false>);
     }
     const flash_gather_params &p = *(const flash_gather_params *)params;
     if (p.num_reqs > 0) {
-        gather_kv<<<num_sms * 16, 128, 0, stream>>>(p);
+        auto kernel = p.from.form >= FLASH_ROW_INT4 ? gather_kv<true> : gather_kv<false>;
+        kernel<<<num_sms * 16, 128, 0, stream>>>(p);
     }
+    return cudaGetLastError();
+}
+
+static __global__ void __launch_bounds__(128) widen(const __grid_constant__ flash_widen_params p)
+{
+    int32_t begin = p.query_start[0], rows = min(p.query_start[p.num_reqs], p.num_rows) - begin;
+    int64_t items = (int64_t)rows * p.heads;
+    int lane = threadIdx.x & 31;
+    for (int64_t i = blockIdx.x * 4 + (threadIdx.x >> 5); i < items; i += (int64_t)gridDim.x * 4) {
+        int64_t row = begin + i / p.heads, head = i % p.heads;
+        const char *from = p.from.data + row * p.from.row + head * p.from.head;
+        char *to = p.to.data + row * p.to.row + head * p.to.head;
+        for (int32_t d = lane; d < p.dims; d += 32) {
+            number_store(to, p.to.dtype, d, number_load(from, p.from.dtype, d));
+        }
+    }
+}
+
+cudaError_t launch_widen(const void *params, int32_t num_sms, cudaStream_t stream)
+{
+    if (params == nullptr) {
+        return load_kernel(widen);
+    }
+    widen<<<num_sms * 16, 128, 0, stream>>>(*(const flash_widen_params *)params);
     return cudaGetLastError();
 }

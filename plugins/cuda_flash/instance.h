@@ -18,6 +18,8 @@ struct attn_state {
     int32_t num_kv_heads, group, padded_size;
     int32_t invariant; /* 1: batch-invariant plans */
     int32_t narrow;    /* 1: the cache has 8-bit elements */
+    /* of a token's queries in 16 bits, where they come in 8; 0: they do not */
+    int32_t query_bytes;
 };
 
 attn_status cuda_attend(const struct attn_attend_args *args, struct attn_error *error);

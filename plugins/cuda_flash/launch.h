@@ -12,7 +12,7 @@ typedef cudaError_t flash_launcher(const void *params, int32_t num_sms, cudaStre
 
 flash_launcher launch_plan, launch_bf16, launch_f16, launch_e4m3, launch_e5m2, launch_int8,
     launch_plain, launch_write, launch_rope_write, launch_merge, launch_quantize, launch_amax,
-    launch_gather;
+    launch_gather, launch_widen;
 
 template <class Kernel> static inline cudaError_t load_kernel(Kernel *kernel)
 {

@@ -50,12 +50,6 @@ static __device__ __forceinline__ char *nibble_at(const flash_cache &c, char *ro
     return row + outer * c.pack_stride + (inner >> 1);
 }
 
-static __device__ __forceinline__ uint32_t load_nibble(const flash_cache &c, const char *row,
-                                                       int32_t d)
-{
-    return (uint32_t) * (const uint8_t *)nibble_at(c, (char *)row, d) >> ((d & 1) * 4) & 15;
-}
-
 /* Codes of two neighbouring lanes share a byte, which the even lane writes. */
 static __device__ __forceinline__ void store_nibble(const flash_cache &c, char *row, int32_t d,
                                                     uint32_t code)
@@ -66,28 +60,21 @@ static __device__ __forceinline__ void store_nibble(const flash_cache &c, char *
     }
 }
 
-/* Block scale i of a row stands at first + i / per_slot * slot + i % per_slot * unit: K's in order,
- * V's over the slots of a group of 4. */
-struct block_scales {
-    uint8_t *first;
-    int64_t slot;
-    int32_t per_slot, unit;
-};
-
-static __device__ __forceinline__ block_scales block_scales_of(const flash_cache &c, int64_t block,
-                                                               int64_t slot, int32_t head)
+/* Block scale i of a row: K's lie in order, V's over the slots of a group of 4, S = D / 16 of them:
+ * i / (S / 4) slots after the group's first, there at i % (S / 4) * 4 + slot % 4. */
+static __device__ __forceinline__ uint8_t *first_block_scale(const flash_cache &c, int64_t block,
+                                                             int64_t slot, int32_t head)
 {
     uint8_t *at = (uint8_t *)c.row_scale + block * c.row_scale_block + head * c.row_scale_head;
-    if (!c.swizzled) {
-        return {at + slot * c.row_scale_slot, 0, c.head_size, 1};
-    }
-    return {at + (slot & ~(int64_t)3) * c.row_scale_slot + (slot & 3), c.row_scale_slot,
-            c.head_size / NVFP4_BLOCK / 4, 4};
+    return c.swizzled ? at + (slot & ~(int64_t)3) * c.row_scale_slot + (slot & 3)
+                      : at + slot * c.row_scale_slot;
 }
 
-static __device__ __forceinline__ uint8_t *block_scale_at(const block_scales &s, int32_t i)
+static __device__ __forceinline__ uint8_t *block_scale_at(const flash_cache &c, uint8_t *first,
+                                                          int32_t i)
 {
-    return s.first + i / s.per_slot * s.slot + i % s.per_slot * s.unit;
+    int32_t quarter = c.head_size / NVFP4_BLOCK / 4;
+    return c.swizzled ? first + i / quarter * c.row_scale_slot + i % quarter * 4 : first + i;
 }
 
 static __device__ __forceinline__ float e2m1_number(uint32_t code)
@@ -153,7 +140,7 @@ static __device__ __noinline__ void store_int4_row(const flash_cache &c, char *r
 /* Half a warp has a block: its scale = e4m3(g amax / 6), an element = e2m1(x g / scale), with
  * g = 1 / the tensor's scale. */
 static __device__ __noinline__ void store_nvfp4_row(const flash_cache &c, char *row,
-                                                    const block_scales &scales, double global,
+                                                    uint8_t *scales, double global,
                                                     const char *from, int32_t dtype, int lane)
 {
 #pragma unroll 1
@@ -169,7 +156,7 @@ static __device__ __noinline__ void store_nvfp4_row(const flash_cache &c, char *
         double scale = (double)number_load((const char *)&code, ATTN_DTYPE_FP8_E4M3, 0);
         bool none = scale == 0.0 || isnan(scale);
         if ((lane & 15) == 0 && d < c.head_size) {
-            *block_scale_at(scales, d / NVFP4_BLOCK) = code;
+            *block_scale_at(c, scales, d / NVFP4_BLOCK) = code;
         }
         store_nibble(c, row, d, e2m1_of(none ? 0.0 : x * global / scale));
     }

@@ -1,25 +1,50 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The plain attend: a warp per (query, head), float32 arithmetic, any head size to 512, any element
- * type and any strides. For what the matrix kernels cannot walk. */
+/* The plain attend: a CTA per (query, head), float32 arithmetic, any head size to 512, any element
+ * type and any strides. For what the matrix kernels cannot walk. Each warp takes 2 keys at a time,
+ * so that their rows are on the way together; the warps join at the end. 2 * D elements read and
+ * 4 * D FLOPs per key: bound by instructions, which decode each element. */
 #include "launch.h"
 #include "rows.cuh"
 #include "visible.cuh"
+
+#define PLAIN_WARPS 16
+#define PLAIN_KEYS 2 /* of a warp's step */
+#define PLAIN_CHUNK 4
+#define PLAIN_MAX_SIZE (32 * LANE_DIMS)
 
 /* A query of a head, its lane's dims d = i * 32 + lane, and what its keys add up to. */
 struct plain_row {
     flash_request request;
     flash_interval range;
-    int32_t index, head, kv_head;
+    int32_t index, head, kv_head, k0, k1;
     float slope;
     float q[LANE_DIMS], o[LANE_DIMS], m, l;
 };
 
+struct plain_memory {
+    float m[PLAIN_WARPS], l[PLAIN_WARPS];
+    float o[PLAIN_WARPS][PLAIN_MAX_SIZE];
+};
+
+static __device__ __forceinline__ void enter_query(const flash_params &p, int32_t token,
+                                                   int32_t head, plain_row &row)
+{
+    row.request = load_request(p, find_start(p.query_start, p.num_reqs, token));
+    row.index = token - row.request.query_start;
+    row.range = interval_of(p, row.request, row.index);
+    row.head = head;
+    row.kv_head = head / p.group;
+    row.slope = p.slopes != nullptr ? p.slopes[head] : 0.0f;
+    key_range(p, row.request, row.index * p.group, row.index * p.group + 1, &row.k0, &row.k1);
+    row.k1 = min(row.k1, row.request.length);
+}
+
 /* Turned rows of keys meet a query that is turned likewise: <q, k> = <H S q, H S k> / D. */
-static __device__ void load_query(const flash_params &p, int32_t token, int lane, plain_row &row)
+static __device__ __forceinline__ void load_query(const flash_params &p, int32_t token, int lane,
+                                                  plain_row &row)
 {
     const char *from = p.q.data + token * p.q.row + row.head * p.q.head;
-    float scale =
-        p.q_scale != nullptr ? p.q_scale[p.q_scale_per_head ? row.kv_head : 0] : p.q_scale_host;
+    float scale = query_scale(p, row.kv_head);
     bool turned = p.k.form == FLASH_ROW_INT4;
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
@@ -35,37 +60,107 @@ static __device__ void load_query(const flash_params &p, int32_t token, int lane
     row.l = 0.0f;
 }
 
-/* The score of key j, in block and slot; false: nobody sees it. */
-static __device__ __forceinline__ bool score_key(const flash_params &p, const plain_row &row,
-                                                 int32_t j, int lane, int64_t *block, int64_t *slot,
-                                                 float *score)
+/* Where a key lies, and what its position adds to its score; -inf: it is not seen. */
+struct plain_key {
+    int64_t block, slot;
+    float bias;
+};
+
+static __device__ __forceinline__ plain_key find_key(const flash_params &p, const plain_row &row,
+                                                     int32_t j)
 {
     const flash_request &request = row.request;
-    bool inside = j >= row.range.first && j <= row.range.last;
-    if (!sees_slow(p, request, row.index, row.range.position, j, inside)) {
-        return false;
+    plain_key key = {request.key_start + j, 0, -INFINITY};
+    bool sees = j < row.k1 && j >= row.range.first && j <= row.range.last;
+    if (j < row.k1 && (p.spans != nullptr || p.tree != nullptr)) {
+        sees = sees_slow(p, request, row.index, row.range.position, j, sees);
     }
-    float bias = bias_of(p, request, row.index, row.range.position, row.slope, j);
-    if (bias == -INFINITY) {
-        return false;
+    if (sees) {
+        key.bias = bias_of(p, request, row.index, row.range.position, row.slope, j);
     }
-    *block = request.key_start + j;
-    *slot = 0;
-    if (p.paged) {
+    if (p.paged && key.bias != -INFINITY) {
         int64_t table = p.block_table_row != nullptr ? p.block_table_row[request.r] : request.r;
-        *slot = j % p.block_size;
-        *block = p.block_table[table * p.block_table_stride + j / p.block_size];
+        key.slot = j % p.block_size;
+        key.block = p.block_table[table * p.block_table_stride + j / p.block_size];
     }
-    flash_row k = enter_row(p.k, *block, *slot, row.kv_head);
-    float s = 0.0f;
+    return key;
+}
+
+/* Keys j and j + 1. One that is not seen has the place of one that is, so that reading it is no
+ * branch; false: none is seen. */
+static __device__ __forceinline__ bool find_keys(const flash_params &p, const plain_row &row,
+                                                 int32_t j, plain_key (&keys)[PLAIN_KEYS])
+{
+    plain_key seen = {0, 0, -INFINITY};
 #pragma unroll
-    for (int i = 0; i < LANE_DIMS; i++) {
-        int d = i * 32 + lane;
-        s += d < p.head_size ? row.q[i] * row_element(p.k, k, row.kv_head, d) : 0.0f;
+    for (int u = 0; u < PLAIN_KEYS; u++) {
+        keys[u] = find_key(p, row, j + u);
+        if (keys[u].bias != -INFINITY) {
+            seen = keys[u];
+        }
     }
-    s = warp_sum(s) * p.scale * k.scale;
-    *score = (p.soft_cap > 0.0f ? p.soft_cap * tanhf(s / p.soft_cap) : s) + bias;
-    return true;
+#pragma unroll
+    for (int u = 0; u < PLAIN_KEYS; u++) {
+        if (keys[u].bias == -INFINITY) {
+            keys[u].block = seen.block;
+            keys[u].slot = seen.slot;
+        }
+    }
+    return seen.bias != -INFINITY;
+}
+
+/* PLAIN_CHUNK dims of a lane from the i-th on, of all keys: all loads before the first use. */
+template <bool NIBBLES>
+static __device__ __forceinline__ void
+load_chunk(const flash_cache &c, const flash_row (&rows)[PLAIN_KEYS], int i, int lane,
+           flash_element (&x)[PLAIN_CHUNK][PLAIN_KEYS])
+{
+#pragma unroll
+    for (int n = 0; n < PLAIN_CHUNK; n++) {
+        int32_t d = min((i + n) * 32 + lane, c.head_size - 1);
+#pragma unroll
+        for (int u = 0; u < PLAIN_KEYS; u++) {
+            x[n][u] = load_element<NIBBLES>(c, rows[u], d);
+        }
+    }
+}
+
+/* Their scores; -inf where a key is not seen. */
+template <bool NIBBLES>
+static __device__ __forceinline__ void score_keys(const flash_params &p, const plain_row &row,
+                                                  const plain_key (&keys)[PLAIN_KEYS], int lane,
+                                                  float (&s)[PLAIN_KEYS])
+{
+    flash_row rows[PLAIN_KEYS];
+#pragma unroll
+    for (int u = 0; u < PLAIN_KEYS; u++) {
+        rows[u] = enter_row<NIBBLES>(p.k, keys[u].block, keys[u].slot, row.kv_head);
+        s[u] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < LANE_DIMS; i += PLAIN_CHUNK) {
+        if (i * 32 >= p.head_size) {
+            break;
+        }
+        flash_element x[PLAIN_CHUNK][PLAIN_KEYS];
+        load_chunk<NIBBLES>(p.k, rows, i, lane, x);
+#pragma unroll
+        for (int n = 0; n < PLAIN_CHUNK; n++) {
+            int32_t d = (i + n) * 32 + lane;
+#pragma unroll
+            for (int u = 0; u < PLAIN_KEYS; u++) {
+                float k = element_number<NIBBLES>(p.k, rows[u], x[n][u], row.kv_head,
+                                                  min(d, p.head_size - 1));
+                s[u] = d < p.head_size ? s[u] + row.q[i + n] * k : s[u];
+            }
+        }
+    }
+#pragma unroll
+    for (int u = 0; u < PLAIN_KEYS; u++) {
+        float sum = warp_sum(s[u]) * p.scale * row_scale<NIBBLES>(p.k, rows[u]);
+        sum = p.soft_cap > 0.0f ? p.soft_cap * tanhf(sum / p.soft_cap) : sum;
+        s[u] = keys[u].bias == -INFINITY ? -INFINITY : sum + keys[u].bias;
+    }
 }
 
 /* A probability as an fp8 kernel holds it; the denominator keeps it as it is. */
@@ -76,52 +171,113 @@ static __device__ __forceinline__ float round_probability(const flash_params &p,
     return number_load((const char *)&code, p.p_dtype, 0) * scale;
 }
 
-static __device__ __forceinline__ void add_key(const flash_params &p, int64_t block, int64_t slot,
-                                               float s, int lane, plain_row &row)
+/* Factor from sums relative to `from` to sums relative to `to`. */
+static __device__ __forceinline__ float shrink_of(float from, float to)
 {
-    float high = s > row.m ? s : row.m, shrink = row.m == high ? 1.0f : expf(row.m - high);
-    float w = s == high ? 1.0f : expf(s - high);
-    flash_row v = enter_row(p.v, block, slot, row.kv_head);
-    row.m = high;
-    row.l = row.l * shrink + w;
-    w = (p.p_dtype >= 0 ? round_probability(p, w) : w) * v.scale;
-#pragma unroll
-    for (int i = 0; i < LANE_DIMS; i++) {
-        int d = i * 32 + lane;
-        float x = d < p.head_size_v ? row_element(p.v, v, row.kv_head, d) : 0.0f;
-        row.o[i] = row.o[i] * shrink + w * x;
-    }
+    return from == to ? 1.0f : expf(from - to);
 }
 
-/* Rounded probabilities are relative to the largest, which so must be known before the first. */
-static __device__ __forceinline__ void visit_keys(const flash_params &p, int lane, plain_row &row)
+template <bool NIBBLES>
+static __device__ __forceinline__ void
+add_keys(const flash_params &p, const plain_key (&keys)[PLAIN_KEYS], const float (&s)[PLAIN_KEYS],
+         int lane, plain_row &row)
 {
-    int32_t k0, k1;
-    key_range(p, row.request, row.index * p.group, row.index * p.group + 1, &k0, &k1);
-    k1 = min(k1, row.request.length);
-    for (int pass = p.p_dtype >= 0 ? 0 : 1; pass < 2; pass++) {
-        for (int32_t j = k0; j < k1; j++) {
-            int64_t block, slot;
-            float s;
-            if (!score_key(p, row, j, lane, &block, &slot, &s)) {
-                continue;
-            }
-            if (pass == 0) {
-                row.m = s > row.m ? s : row.m;
-            } else {
-                add_key(p, block, slot, s, lane, row);
+    flash_row rows[PLAIN_KEYS];
+    float w[PLAIN_KEYS], high = row.m;
+#pragma unroll
+    for (int u = 0; u < PLAIN_KEYS; u++) {
+        rows[u] = enter_row<NIBBLES>(p.v, keys[u].block, keys[u].slot, row.kv_head);
+        high = s[u] > high ? s[u] : high; /* a NaN shows in its weight */
+    }
+    float shrink = shrink_of(row.m, high);
+    row.m = high;
+    row.l *= shrink;
+#pragma unroll
+    for (int u = 0; u < PLAIN_KEYS; u++) {
+        w[u] = s[u] == -INFINITY ? 0.0f : shrink_of(s[u], high);
+        row.l += w[u];
+        w[u] = p.p_dtype >= 0 ? round_probability(p, w[u]) : w[u];
+        w[u] *= row_scale<NIBBLES>(p.v, rows[u]);
+    }
+#pragma unroll
+    for (int i = 0; i < LANE_DIMS; i += PLAIN_CHUNK) {
+        if (i * 32 >= p.head_size_v) {
+            break;
+        }
+        flash_element x[PLAIN_CHUNK][PLAIN_KEYS];
+        load_chunk<NIBBLES>(p.v, rows, i, lane, x);
+#pragma unroll
+        for (int n = 0; n < PLAIN_CHUNK; n++) {
+            int32_t d = min((i + n) * 32 + lane, p.head_size_v - 1);
+            row.o[i + n] *= shrink;
+#pragma unroll
+            for (int u = 0; u < PLAIN_KEYS; u++) {
+                float v = element_number<NIBBLES>(p.v, rows[u], x[n][u], row.kv_head, d);
+                row.o[i + n] = s[u] == -INFINITY ? row.o[i + n] : row.o[i + n] + w[u] * v;
             }
         }
     }
 }
 
+static __device__ __forceinline__ float largest_of_warps(const float *m)
+{
+    float high = m[0];
+    for (int w = 1; w < PLAIN_WARPS; w++) {
+        high = m[w] > high ? m[w] : high;
+    }
+    return high;
+}
+
+/* Rounded probabilities are relative to the largest, which so must be known before the first. */
+template <bool NIBBLES>
+static __device__ __forceinline__ void visit_keys(const flash_params &p, int warp, int lane,
+                                                  plain_memory &memory, plain_row &row)
+{
+    for (int pass = p.p_dtype >= 0 ? 0 : 1; pass < 2; pass++) {
+        for (int32_t j = row.k0 + warp * PLAIN_KEYS; j < row.k1; j += PLAIN_WARPS * PLAIN_KEYS) {
+            plain_key keys[PLAIN_KEYS];
+            float s[PLAIN_KEYS];
+            if (!find_keys(p, row, j, keys)) {
+                continue;
+            }
+            score_keys<NIBBLES>(p, row, keys, lane, s);
+            if (pass == 0) {
+#pragma unroll
+                for (int u = 0; u < PLAIN_KEYS; u++) {
+                    row.m = s[u] > row.m ? s[u] : row.m;
+                }
+            } else {
+                add_keys<NIBBLES>(p, keys, s, lane, row);
+            }
+        }
+        if (pass == 0) {
+            memory.m[warp] = row.m;
+            __syncthreads(); /* all maxima are there */
+            row.m = largest_of_warps(memory.m);
+            __syncthreads(); /* the memory is used again */
+        }
+    }
+}
+
+/* The first warp adds the others' shares to its own, and writes the row. */
 static __device__ __forceinline__ void write_row(const flash_params &p, int32_t token, int lane,
-                                                 plain_row &row)
+                                                 const plain_memory &memory, plain_row &row)
 {
     float sink = p.sinks != nullptr ? p.sinks[row.head] : -INFINITY;
-    float high = fmaxf(row.m, sink), base = high == -INFINITY ? 0.0f : high;
-    float sum = row.l * expf(row.m - base) + expf(sink - base);
-    float factor = sum == 0.0f ? 0.0f : expf(row.m - base) / sum;
+    float high = fmaxf(largest_of_warps(memory.m), sink), base = high == -INFINITY ? 0.0f : high;
+    float sum = expf(sink - base), shrink[PLAIN_WARPS];
+    for (int w = 0; w < PLAIN_WARPS; w++) {
+        shrink[w] = shrink_of(memory.m[w], base);
+        sum += memory.l[w] * shrink[w];
+    }
+#pragma unroll
+    for (int i = 0; i < LANE_DIMS; i++) {
+        int d = i * 32 + lane;
+        row.o[i] = 0.0f;
+        for (int w = 0; w < PLAIN_WARPS && d < p.head_size_v; w++) {
+            row.o[i] += memory.o[w][d] * shrink[w];
+        }
+    }
     if (p.v.form == FLASH_ROW_INT4) {
         turn_back(p.v, row.o, lane);
     }
@@ -130,7 +286,7 @@ static __device__ __forceinline__ void write_row(const flash_params &p, int32_t 
         int d = i * 32 + lane;
         if (d < p.head_size_v) {
             number_store(p.out.data + token * p.out.row + row.head * p.out.head, p.out.dtype, d,
-                         row.o[i] * factor);
+                         sum == 0.0f ? 0.0f : row.o[i] / sum);
         }
     }
     if (lane == 0 && p.lse.data != nullptr) {
@@ -139,12 +295,41 @@ static __device__ __forceinline__ void write_row(const flash_params &p, int32_t 
     }
 }
 
-static __global__ void __launch_bounds__(128) attend_plain(const __grid_constant__ flash_params p)
+template <bool NIBBLES>
+static __device__ __forceinline__ void attend_row(const flash_params &p, int32_t token,
+                                                  int32_t head, plain_memory &memory)
 {
-    int32_t first = p.query_start[0], end = p.query_start[p.num_reqs], lane = threadIdx.x & 31;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    plain_row row;
+    enter_query(p, token, head, row);
+    load_query(p, token, lane, row);
+    visit_keys<NIBBLES>(p, warp, lane, memory, row);
+    if (lane == 0) {
+        memory.m[warp] = row.m;
+        memory.l[warp] = row.l;
+    }
+#pragma unroll
+    for (int i = 0; i < LANE_DIMS; i++) {
+        if (i * 32 + lane < p.head_size_v) {
+            memory.o[warp][i * 32 + lane] = row.o[i];
+        }
+    }
+    __syncthreads(); /* all shares are there */
+    if (warp == 0) {
+        write_row(p, token, lane, memory, row);
+    }
+    __syncthreads(); /* the memory is used again */
+}
+
+template <bool NIBBLES>
+static __global__ void __launch_bounds__(32 * PLAIN_WARPS)
+    attend_plain(const __grid_constant__ flash_params p)
+{
+    __shared__ plain_memory memory;
+    int32_t first = p.query_start[0], end = p.query_start[p.num_reqs];
     int32_t rows = p.wanted_rows != nullptr ? p.num_wanted_rows : end - first;
     int64_t items = (int64_t)rows * p.num_q_heads;
-    for (int64_t i = blockIdx.x * 4 + (threadIdx.x >> 5); i < items; i += (int64_t)gridDim.x * 4) {
+    for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
         int32_t at = (int32_t)(i / p.num_q_heads), token = first + at;
         if (p.wanted_rows != nullptr) { /* padded with repetitions; others may be another view's */
             token = p.wanted_rows[at];
@@ -152,24 +337,18 @@ static __global__ void __launch_bounds__(128) attend_plain(const __grid_constant
                 continue;
             }
         }
-        plain_row row;
-        row.request = load_request(p, find_start(p.query_start, p.num_reqs, token));
-        row.index = token - row.request.query_start;
-        row.range = interval_of(p, row.request, row.index);
-        row.head = (int32_t)(i % p.num_q_heads);
-        row.kv_head = row.head / p.group;
-        row.slope = p.slopes != nullptr ? p.slopes[row.head] : 0.0f;
-        load_query(p, token, lane, row);
-        visit_keys(p, lane, row);
-        write_row(p, token, lane, row);
+        attend_row<NIBBLES>(p, token, (int32_t)(i % p.num_q_heads), memory);
     }
 }
 
 cudaError_t launch_plain(const void *params, int32_t num_sms, cudaStream_t stream)
 {
     if (params == nullptr) {
-        return load_kernel(attend_plain);
+        cudaError_t error = load_kernel(attend_plain<true>);
+        return error ? error : load_kernel(attend_plain<false>);
     }
-    attend_plain<<<num_sms * 8, 128, 0, stream>>>(*(const flash_params *)params);
+    const flash_params &p = *(const flash_params *)params;
+    auto kernel = p.k.form >= FLASH_ROW_INT4 ? attend_plain<true> : attend_plain<false>;
+    kernel<<<num_sms * 8, 32 * PLAIN_WARPS, 0, stream>>>(p);
     return cudaGetLastError();
 }

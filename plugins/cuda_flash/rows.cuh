@@ -11,6 +11,12 @@ static __device__ __forceinline__ float cache_scale(const flash_cache &c, int32_
     return c.scale != nullptr ? c.scale[c.scale_per_head ? head : 0] : c.scale_host;
 }
 
+/* Of quantized queries, per KV head; 1 where there are none. */
+static __device__ __forceinline__ float query_scale(const flash_params &p, int32_t head)
+{
+    return p.q_scale != nullptr ? p.q_scale[p.q_scale_per_head ? head : 0] : p.q_scale_host;
+}
+
 static __device__ __forceinline__ float *row_scale_at(const flash_cache &c, int64_t block,
                                                       int64_t slot, int32_t head)
 {
@@ -24,47 +30,85 @@ static __device__ __forceinline__ const char *row_at(const flash_cache &c, int64
     return c.data + block * c.block + slot * c.slot + head * c.head;
 }
 
-/* A row to read: element d is (what row_element says) * scale. */
+/* A row to read: element d is row_element * row_scale. What is loaded here is used later, so that
+ * several rows are on the way together. NIBBLES: a 4-bit form. */
 struct flash_row {
     const char *data;
-    float scale, zero; /* zero: FLASH_ROW_INT4's zero point */
-    block_scales blocks;
+    uint32_t scale_bits; /* float32; FLASH_ROW_INT4: the zero point in the last 4 */
+    uint8_t *blocks;     /* FLASH_ROW_NVFP4's scales */
 };
 
+template <bool NIBBLES>
 static __device__ __forceinline__ flash_row enter_row(const flash_cache &c, int64_t block,
                                                       int64_t slot, int32_t head)
 {
-    flash_row row = {row_at(c, block, slot, head), 1.0f, 0.0f, {nullptr, 0, 1, 0}};
-    if (c.form == FLASH_ROW_SCALED) {
-        row.scale = *row_scale_at(c, block, slot, head);
-    } else if (c.form == FLASH_ROW_INT4) {
-        uint32_t bits = __float_as_uint(*row_scale_at(c, block, slot, head));
-        row.scale = __uint_as_float(bits & ~ZERO_POINT_MASK);
-        row.zero = (float)(bits & ZERO_POINT_MASK);
+    flash_row row = {row_at(c, block, slot, head), __float_as_uint(1.0f), nullptr};
+    if (c.form == (NIBBLES ? FLASH_ROW_INT4 : FLASH_ROW_SCALED)) {
+        row.scale_bits = *(const uint32_t *)row_scale_at(c, block, slot, head);
     } else if (c.form != FLASH_ROW_CHANNEL) { /* whose elements have theirs */
-        row.scale = cache_scale(c, head);
+        row.scale_bits = __float_as_uint(cache_scale(c, head));
     }
-    if (c.form == FLASH_ROW_NVFP4) {
-        row.blocks = block_scales_of(c, block, slot, head);
+    if (NIBBLES && c.form == FLASH_ROW_NVFP4) {
+        row.blocks = first_block_scale(c, block, slot, head);
     }
     return row;
 }
 
-/* Element d without the row's scale; FLASH_ROW_INT4: of the row as it was turned. */
+template <bool NIBBLES>
+static __device__ __forceinline__ float row_scale(const flash_cache &c, const flash_row &row)
+{
+    bool zero_point = NIBBLES && c.form == FLASH_ROW_INT4;
+    return __uint_as_float(zero_point ? row.scale_bits & ~ZERO_POINT_MASK : row.scale_bits);
+}
+
+/* An element as it is stored; FLASH_ROW_NVFP4's with the scale of its block. */
+struct flash_element {
+    uint32_t bits, scale;
+};
+
+template <bool NIBBLES>
+static __device__ __forceinline__ flash_element load_element(const flash_cache &c,
+                                                             const flash_row &row, int32_t d)
+{
+    flash_element x = {0, 0};
+    if constexpr (NIBBLES) {
+        x.bits = *(const uint8_t *)nibble_at(c, (char *)row.data, d);
+        if (c.form == FLASH_ROW_NVFP4) {
+            x.scale = *block_scale_at(c, row.blocks, d / NVFP4_BLOCK);
+        }
+        return x;
+    }
+    int32_t outer = c.pack > 0 ? d / c.pack : 0, inner = c.pack > 0 ? d - outer * c.pack : d;
+    int32_t bytes = number_bytes_of(c.dtype);
+    const char *at = row.data + outer * c.pack_stride + inner * bytes;
+    x.bits = bytes == 1   ? *(const uint8_t *)at
+             : bytes == 2 ? *(const uint16_t *)at
+                          : *(const uint32_t *)at;
+    return x;
+}
+
+/* Without the row's scale; FLASH_ROW_INT4: of the row as it was turned. */
+template <bool NIBBLES>
+static __device__ __forceinline__ float element_number(const flash_cache &c, const flash_row &row,
+                                                       flash_element x, int32_t head, int32_t d)
+{
+    if constexpr (NIBBLES) {
+        uint32_t code = x.bits >> ((d & 1) * 4) & 15;
+        if (c.form == FLASH_ROW_INT4) {
+            return (float)code - (float)(row.scale_bits & ZERO_POINT_MASK);
+        }
+        return e2m1_number(code) * number_load((const char *)&x.scale, ATTN_DTYPE_FP8_E4M3, 0);
+    }
+    float number = number_load((const char *)&x.bits, c.dtype, 0);
+    return c.form == FLASH_ROW_CHANNEL ? number * c.channel[(int64_t)head * c.head_size + d]
+                                       : number;
+}
+
+template <bool NIBBLES>
 static __device__ __forceinline__ float row_element(const flash_cache &c, const flash_row &row,
                                                     int32_t head, int32_t d)
 {
-    if (c.form == FLASH_ROW_INT4) {
-        return (float)load_nibble(c, row.data, d) - row.zero;
-    }
-    if (c.form == FLASH_ROW_NVFP4) {
-        const char *scale = (const char *)block_scale_at(row.blocks, d / NVFP4_BLOCK);
-        return e2m1_number(load_nibble(c, row.data, d)) *
-               number_load(scale, ATTN_DTYPE_FP8_E4M3, 0);
-    }
-    int32_t outer = c.pack > 0 ? d / c.pack : 0, inner = c.pack > 0 ? d - outer * c.pack : d;
-    float x = number_load(row.data + outer * c.pack_stride, c.dtype, inner);
-    return c.form == FLASH_ROW_CHANNEL ? x * c.channel[(int64_t)head * c.head_size + d] : x;
+    return element_number<NIBBLES>(c, row, load_element<NIBBLES>(c, row, d), head, d);
 }
 
 /* x becomes the row's true values, or turned rows' sum of them: turned back, each element once. */
@@ -91,7 +135,7 @@ static __device__ __forceinline__ void row_store(const flash_cache &c, int64_t b
         return;
     }
     if (c.form == FLASH_ROW_NVFP4) {
-        store_nvfp4_row(c, to, block_scales_of(c, block, slot, head),
+        store_nvfp4_row(c, to, first_block_scale(c, block, slot, head),
                         1.0 / (double)cache_scale(c, head), from, dtype, lane);
         return;
     }

@@ -32,6 +32,14 @@ static __device__ __forceinline__ uint32_t shrink2(float x, float y, number_divi
            (uint32_t)number_to_fp8(FORMAT, isnan(b) ? y : b) << 8;
 }
 
+static __device__ __forceinline__ float number_of_word(uint32_t word, bool high, int32_t dtype)
+{
+    if (dtype == ATTN_DTYPE_BF16) {
+        return __uint_as_float(high ? word & 0xffff0000u : word << 16);
+    }
+    return float_of_half((uint16_t)(high ? word >> 16 : word & 0xffff));
+}
+
 template <int FORMAT>
 static __device__ __forceinline__ uint4 shrink16(const uint4 (&x)[2], int32_t from,
                                                  number_divisor by)
@@ -40,14 +48,8 @@ static __device__ __forceinline__ uint4 shrink16(const uint4 (&x)[2], int32_t fr
     uint32_t out[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        float low, high;
-        if (from == ATTN_DTYPE_BF16) {
-            low = __uint_as_float(words[i] << 16);
-            high = __uint_as_float(words[i] & 0xffff0000u);
-        } else {
-            low = float_of_half((uint16_t)(words[i] & 0xffff));
-            high = float_of_half((uint16_t)(words[i] >> 16));
-        }
+        float low = number_of_word(words[i], false, from);
+        float high = number_of_word(words[i], true, from);
         out[i / 2] |= shrink2<FORMAT>(low, high, by) << (16 * (i & 1));
     }
     return make_uint4(out[0], out[1], out[2], out[3]);
@@ -114,6 +116,91 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
     }
 }
 
+/* 8 elements of a row with a scale of its own, which LANES lanes find together. */
+template <int LANES>
+static __device__ __forceinline__ uint2 scale_row(const uint4 &x, int32_t from, int32_t to,
+                                                  float *row_scale)
+{
+    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+    float largest = 0.0f, number[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        number[i] = number_of_word(words[i / 2], i & 1, from);
+        float size = fabsf(number[i]);
+        largest = isnan(size) || isnan(largest) ? NAN : fmaxf(largest, size);
+    }
+#pragma unroll
+    for (int d = LANES / 2; d > 0; d >>= 1) {
+        float other = __shfl_xor_sync(0xffffffffu, largest, d);
+        largest = isnan(largest) || isnan(other) ? NAN : fmaxf(largest, other);
+    }
+    float scale = __fdiv_rn(largest, to == ATTN_DTYPE_INT8 ? INT8_LARGEST : FP8_LARGEST);
+    scale = scale < LEAST_ROW_SCALE ? LEAST_ROW_SCALE : scale;
+    number_divisor by = divisor_of(scale);
+    uint32_t out[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        uint32_t two = to == ATTN_DTYPE_INT8
+                           ? (uint8_t)number_to_int8(divide_odd(number[i], by)) |
+                                 (uint32_t)(uint8_t)number_to_int8(divide_odd(number[i + 1], by))
+                                     << 8
+                           : shrink2<ATTN_DTYPE_FP8_E4M3>(number[i], number[i + 1], by);
+        out[i / 4] |= two << (8 * (i & 2));
+    }
+    *row_scale = scale;
+    return make_uint2(out[0], out[1]);
+}
+
+/* LANES lanes per (row, side, head), 16 bytes each; rows of 16-bit numbers to 8-bit ones with a
+ * scale per row. */
+template <int LANES>
+static __global__ void __launch_bounds__(WRITE_THREADS)
+    write_scaled(const __grid_constant__ flash_write_params p)
+{
+    int64_t items = p.num_slots * 2 * p.num_heads;
+    int64_t step = (int64_t)gridDim.x * (WRITE_THREADS / LANES);
+    int64_t first = (int64_t)blockIdx.x * (WRITE_THREADS / LANES) + threadIdx.x / LANES;
+    int32_t lane = threadIdx.x % LANES, in_warp = threadIdx.x % 32 / LANES;
+    for (; first - in_warp < items; first += step * WRITE_VECTORS) { /* a warp stays together */
+        int64_t slots[WRITE_VECTORS];
+        int32_t sides[WRITE_VECTORS], heads[WRITE_VECTORS];
+        uint4 x[WRITE_VECTORS];
+#pragma unroll
+        for (int u = 0; u < WRITE_VECTORS; u++) {
+            int64_t i = first + u * step, row = i / (2 * p.num_heads);
+            int32_t at = (int32_t)(i - row * 2 * p.num_heads);
+            slots[u] = i < items ? p.slots[row] : -1;
+            sides[u] = at >= p.num_heads;
+            heads[u] = at - sides[u] * p.num_heads;
+        }
+#pragma unroll
+        for (int u = 0; u < WRITE_VECTORS; u++) {
+            const flash_rows &from = p.from[sides[u]];
+            int64_t row = (first + u * step) / (2 * p.num_heads);
+            x[u] = make_uint4(0, 0, 0, 0);
+            if (slots[u] >= 0 && lane * 8 < p.to[sides[u]].head_size) {
+                x[u] = __ldcs((const uint4 *)(from.data + row * from.row + heads[u] * from.head) +
+                              lane);
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < WRITE_VECTORS; u++) {
+            const flash_cache &to = p.to[sides[u]];
+            float scale;
+            uint2 y = scale_row<LANES>(x[u], p.from[sides[u]].dtype, to.dtype, &scale);
+            int64_t block = slots[u] / p.block_size, slot = slots[u] - block * p.block_size;
+            if (slots[u] >= 0 && lane * 8 < to.head_size) {
+                uint32_t *at = (uint32_t *)row_at(to, block, slot, heads[u]) + lane * 2;
+                at[0] = y.x;
+                at[1] = y.y;
+            }
+            if (slots[u] >= 0 && lane == 0) {
+                *row_scale_at(to, block, slot, heads[u]) = scale;
+            }
+        }
+    }
+}
+
 /* A warp per (row, side, head): any form and layout. */
 static __global__ void __launch_bounds__(128)
     write_rows(const __grid_constant__ flash_write_params p)
@@ -141,6 +228,23 @@ static bool rows_are(const flash_rows &from, const flash_cache &to, uint64_t mor
            to.head_size % unit == 0;
 }
 
+static bool rows_scale(const flash_rows &from, const flash_cache &to)
+{
+    uint64_t read = (uint64_t)from.data | from.row | from.head;
+    uint64_t written = (uint64_t)to.data | to.block | to.slot | to.head;
+    return to.form == FLASH_ROW_SCALED && to.pack == 0 && from.dtype != ATTN_DTYPE_F32 &&
+           to.head_size % 8 == 0 && to.head_size <= 256 && read % 16 == 0 && written % 4 == 0;
+}
+
+static void write_with_scales(const flash_write_params &p, cudaStream_t stream)
+{
+    int32_t size = max(p.to[0].head_size, p.to[1].head_size);
+    int32_t lanes = size <= 64 ? 8 : size <= 128 ? 16 : 32;
+    auto kernel = lanes == 8 ? write_scaled<8> : lanes == 16 ? write_scaled<16> : write_scaled<32>;
+    int64_t per = (int64_t)WRITE_THREADS / lanes * WRITE_VECTORS;
+    kernel<<<grid_for(p.num_slots * 2 * p.num_heads, per, 1 << 20), WRITE_THREADS, 0, stream>>>(p);
+}
+
 cudaError_t launch_write(const void *params, int32_t num_sms, cudaStream_t stream)
 {
     if (params == nullptr) {
@@ -148,6 +252,9 @@ cudaError_t launch_write(const void *params, int32_t num_sms, cudaStream_t strea
         error = error ? error : load_kernel(write_vectors<WRITE_FP8, uint32_t>);
         error = error ? error : load_kernel(write_vectors<WRITE_COPY, int64_t>);
         error = error ? error : load_kernel(write_vectors<WRITE_FP8, int64_t>);
+        error = error ? error : load_kernel(write_scaled<8>);
+        error = error ? error : load_kernel(write_scaled<16>);
+        error = error ? error : load_kernel(write_scaled<32>);
         return error ? error : load_kernel(write_rows);
     }
     const flash_write_params &p = *(const flash_write_params *)params;
@@ -174,6 +281,8 @@ cudaError_t launch_write(const void *params, int32_t num_sms, cudaStream_t strea
                 ? (small ? write_vectors<WRITE_COPY, uint32_t> : write_vectors<WRITE_COPY, int64_t>)
                 : (small ? write_vectors<WRITE_FP8, uint32_t> : write_vectors<WRITE_FP8, int64_t>);
         kernel<<<grid, WRITE_THREADS, 0, stream>>>(p, vectors[0], vectors[1]);
+    } else if (rows_scale(p.from[0], p.to[0]) && rows_scale(p.from[1], p.to[1])) {
+        write_with_scales(p, stream);
     } else {
         grid = grid_for(p.num_slots * 2 * p.num_heads, 4, (int64_t)num_sms * 32);
         write_rows<<<grid, 128, 0, stream>>>(p);
