@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the checks on several GPUs share: one process a GPU, told its rank and where things are. */
+#ifndef COLLECTIVES_NCCL_RANKS_H
+#define COLLECTIVES_NCCL_RANKS_H
+
+#include <attn/api.h>
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+struct rank {
+    const char *core, *plugins;
+    const struct attn_collectives *ranks;
+    cudaStream_t stream;
+    int32_t checks, failures;
+};
+
+/* Counts what does not hold, and says so. */
+#define HOLD(of, condition, ...)                                                                   \
+    do {                                                                                           \
+        (of)->checks++;                                                                            \
+        if (!(condition)) {                                                                        \
+            (of)->failures++;                                                                      \
+            printf("rank %d, %s:%d: ", (of)->ranks != NULL ? (of)->ranks->rank : -1, __FILE__,     \
+                   __LINE__);                                                                      \
+            printf(__VA_ARGS__);                                                                   \
+            printf("\n");                                                                          \
+        }                                                                                          \
+    } while (0)
+
+/* Device memory with these bytes, or poisoned. NULL: none to be had. */
+void *device_copy(const void *bytes, size_t size);
+/* The entries of a table by themselves. */
+void check_table(struct rank *rank);
+/* A decoder layer with its cache spread over the ranks, beside the same layer on this GPU alone. */
+void check_spread(struct rank *rank);
+
+#endif
