@@ -112,6 +112,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
     ]),
     ("6. Fused output and helpers", [
         ("fp8 static and in groups, nvfp4", kernel("quantize"), "attend + quantize", f"{STEP}output, {CHECK}"),
+        ("multimodal encoder in fp8, scales from its amax history", feature("fp8_inputs"), "amax + quantize + attend", f"{STEP}encoder, {CHECK}"),
         ("amax", kernel("amax"), "", f"{REF}numeric, {CHECK}"),
         ("batched GEMM", kernel("batched_gemm"), "", f"{REF}numeric, {CHECK}"),
     ]),
@@ -121,7 +122,6 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
 OPEN = [
     "TurboQuant's four dtypes: codes and page sizes are reserved",
     "context parallelism: queries spread over ranks (prefill); MLA over spread caches",
-    "multimodal encoder in fp8 with its amax history",
     "V scales per (head, channel) calibrated over batches (they can be given)",
     "an engine's block of several kernel blocks: the engine passes the kernel's blocks",
 ]

@@ -78,7 +78,7 @@ struct attn_layer_desc {
  * device pointer is NULL. */
 struct attn_layer_params {
     size_t struct_size;
-    /* attn_mla_weights, attn_gdn_weights, attn_kv_quant_params */
+    /* attn_mla_weights, attn_gdn_weights, attn_kv_quant_params, attn_mm_encoder_state */
     const struct attn_ext *next;
     const float *sinks;        /* device [Hq], float32 logits; needed iff has_sinks */
     const float *alibi_slopes; /* device [Hq]; needed iff alibi is not NONE */
@@ -107,10 +107,22 @@ struct attn_kv_quant_params {
 struct attn_mm_encoder_quant {
     struct attn_ext ext; /* id ATTN_EXT_MM_ENCODER */
     int32_t fp8;         /* 1: q, k, v are quantized to e4m3 before the attend */
-    /* 16: scales from the largest amax of the last so many steps */
+    /* n > 0 (16): scale = largest amax of this and the last n - 1 steps / 448; 0: scales are given
+     */
     int32_t amax_history_len;
     float scale_margin;       /* factor on saved scales; 0 reads as 1 */
-    int32_t padded_head_size; /* 0: as head_size */
+    int32_t padded_head_size; /* of q and k, padded with zeros; 0: as head_size */
+};
+
+/* Its memory (on attn_layer_params), the engine's, borrowed as long as the parameters are. */
+struct attn_mm_encoder_state {
+    struct attn_ext ext; /* id ATTN_EXT_MM_ENCODER_STATE */
+    /* device [3, amax_history_len], of q, k, v: zeros at first, or what an earlier process left;
+     * NULL where scales are given */
+    float *amax_history;
+    /* device [3], of q, k, v: written by every run, or, given, read by it. To keep them for a later
+     * process an engine saves scale_margin times these and gives them with amax_history_len 0 */
+    float *scales;
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_layer_desc) == 224, "attn_layer_desc of ABI 0.1");

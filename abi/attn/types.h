@@ -67,7 +67,11 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 #define ATTN_FEATURE_FAST_PREFILL (UINT64_C(1) << 16)
 /* a fused cascade; without it the core composes */
 #define ATTN_FEATURE_CASCADE (UINT64_C(1) << 17)
-#define ATTN_FEATURE_COUNT 18
+/* k and v of a step without a cache, and q, may be e4m3 with per-tensor scales (kv_dtype, k_scale
+ * and v_scale of the layer that the kernel gets): what a quantized multimodal encoder is composed
+ * of */
+#define ATTN_FEATURE_FP8_INPUTS (UINT64_C(1) << 18)
+#define ATTN_FEATURE_COUNT 19
 
 enum attn_alibi { ATTN_ALIBI_NONE = 0, ATTN_ALIBI_LINEAR = 1, ATTN_ALIBI_SQRT = 2 };
 

@@ -69,7 +69,8 @@ enum attn_ext_id {
     ATTN_EXT_KV_QUANT_PARAMS = 12, /* struct attn_kv_quant_params, on attn_layer_params */
     ATTN_EXT_CAPS_MLA = 13,        /* struct attn_mla_caps, on attn_backend_caps */
     ATTN_EXT_CAPS_GDN = 14,        /* struct attn_gdn_caps, on attn_backend_caps */
-    ATTN_EXT_MM_ENCODER = 15       /* struct attn_mm_encoder_quant, on attn_layer_desc */
+    ATTN_EXT_MM_ENCODER = 15,      /* struct attn_mm_encoder_quant, on attn_layer_desc */
+    ATTN_EXT_MM_ENCODER_STATE = 16 /* struct attn_mm_encoder_state, on attn_layer_params */
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_ext) == 24, "attn_ext is frozen");

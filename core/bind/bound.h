@@ -65,6 +65,7 @@ struct attn_layer {
     struct kept_params kept[2]; /* one is in use, the other takes what is bound next */
     struct kept_params *params; /* the one in use; NULL: none bound */
     int32_t num_plans;          /* that hold calls prepared with them; guarded by attn_model.lock */
+    int64_t num_encoder_steps;  /* quantized encoders: which place of the history is next */
     struct head_weights mla_uk, mla_uv; /* [Hq, nope, kv_lora_rank], [Hq, kv_lora_rank, v] */
 };
 
@@ -113,6 +114,14 @@ attn_status gdn_check_weights(const attn_layer *layer, const struct attn_layer_p
 bool layer_is_spread(const attn_layer *layer);
 int64_t layer_tokens_per_block(const attn_layer *layer);
 void parallel_rewrite_parts(attn_layer *layer);
+
+/* encoder.c: a multimodal encoder in fp8, and the memory of its scales among its parameters (NULL:
+ * not there). */
+bool layer_is_quantized_encoder(const attn_layer *layer);
+const struct attn_mm_encoder_state *encoder_state(const struct attn_layer_params *params);
+attn_status encoder_check_state(const attn_layer *layer, const struct attn_layer_params *params,
+                                struct attn_error *error);
+void encoder_rewrite_parts(attn_layer *layer);
 
 /* kv_spec.c */
 void layer_make_spec(attn_layer *layer, int32_t layout);

@@ -248,7 +248,7 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
                               struct attn_error *error)
 {
     static const uint32_t known[] = {ATTN_EXT_MLA_WEIGHTS, ATTN_EXT_GDN_WEIGHTS,
-                                     ATTN_EXT_KV_QUANT_PARAMS};
+                                     ATTN_EXT_KV_QUANT_PARAMS, ATTN_EXT_MM_ENCODER_STATE};
     struct attn_layer_params read;
     if (layer == NULL) {
         return BAD("layer", "layer is NULL");
@@ -257,7 +257,7 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
     attn_status status =
         struct_read(&read, sizeof read, MIN_PARAMS, params, "attn_layer_params", error);
     if (status == ATTN_OK) {
-        status = ext_check(read.next, known, 3, "attn_layer_params", error);
+        status = ext_check(read.next, known, 4, "attn_layer_params", error);
     }
     if (status == ATTN_OK && (l->has_sinks != 0) != (read.sinks != NULL)) {
         status = BAD("sinks", "layer '%s': has_sinks is %d and sinks is %p", l->name, l->has_sinks,
@@ -283,6 +283,9 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
     }
     if (status == ATTN_OK && layer->layer.mla != NULL) {
         status = mla_bind_weights(layer, &kept->params, error);
+    }
+    if (status == ATTN_OK && layer_is_quantized_encoder(layer)) {
+        status = encoder_check_state(layer, &kept->params, error);
     }
     if (status != ATTN_OK) {
         return status;

@@ -24,6 +24,7 @@ struct kept_params {
     struct attn_kv_quant_params kv_quant;
     struct attn_mla_weights mla;
     struct attn_gdn_weights gdn;
+    struct attn_mm_encoder_state encoder;
     struct kept_tensor tensors[KEPT_MAX_TENSORS];
     int32_t num_tensors;
 };

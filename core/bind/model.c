@@ -59,6 +59,9 @@ void layer_rewrite_parts(attn_layer *layer)
     if (layer_is_spread(layer)) {
         parallel_rewrite_parts(layer);
     }
+    if (layer_is_quantized_encoder(layer)) {
+        encoder_rewrite_parts(layer);
+    }
 }
 
 attn_status layer_prepare(attn_layer *layer, int32_t phase, int32_t part, struct attn_error *error)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "select/layer_check.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -13,6 +14,7 @@
 #define MAX_LATENT 1024
 #define MAX_BLOCK 65536
 #define MAX_NAME 1023
+#define MAX_HISTORY 1024
 #define MAX_RANKS 4096 /* times MAX_HEADS, which a spread step's heads are, far from overflow */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
@@ -295,6 +297,27 @@ static attn_status check_extensions(const struct layer *layer, struct attn_error
                     l->name, g->num_v_heads, g->num_k_heads);
         }
         return status;
+    }
+    if (layer->mm_quant != NULL) {
+        const struct attn_mm_encoder_quant *q = layer->mm_quant;
+        const struct ranged ranges[] = {
+            {"fp8", q->fp8, 0, l->kind == ATTN_LAYER_MM_ENCODER ? 1 : 0},
+            {"amax_history_len", q->amax_history_len, 0, MAX_HISTORY},
+            {"padded_head_size", q->padded_head_size, 0, MAX_HEAD_SIZE}};
+        attn_status status = check_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
+        if (status == ATTN_OK && q->padded_head_size > 0 &&
+            (q->padded_head_size < l->head_size || q->padded_head_size % 8 != 0)) {
+            status = BAD("padded_head_size",
+                         "layer '%s': padded_head_size %d; 0, or a multiple of 8 from head_size %d",
+                         l->name, q->padded_head_size, l->head_size);
+        }
+        if (status == ATTN_OK && !(q->scale_margin >= 0 && q->scale_margin <= FLT_MAX)) {
+            status = BAD("scale_margin", "layer '%s': scale_margin is %g; 0 or a positive factor",
+                         l->name, (double)q->scale_margin);
+        }
+        if (status != ATTN_OK) {
+            return status;
+        }
     }
     if (layer->cp != NULL) {
         int32_t interleave = layer->cp->interleave > 0 ? layer->cp->interleave : 1;

@@ -103,6 +103,9 @@ static void hold_head_size(struct check *check)
 {
     const struct attn_backend_caps *caps = check->caps;
     int32_t qk = check->layer->head_size, v = check->layer->head_size_v;
+    if (check_is_quantized_encoder(check) && check->whole->mm_quant->padded_head_size > 0) {
+        qk = check->whole->mm_quant->padded_head_size;
+    }
     bool qk_found = false;
     struct text supported;
     char asked[48];
@@ -529,6 +532,7 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
     hold_output(&check);
     check_mla(&check, phase);
     check_gdn(&check);
+    check_encoder(&check);
     hold_features(&check, phase);
     hold_combinations(&check);
     allow_cascade(&check);

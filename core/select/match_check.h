@@ -25,6 +25,10 @@ void check_compose(struct check *check, uint32_t what, int32_t graph_level);
 void check_mla(struct check *check, int32_t phase);
 void check_gdn(struct check *check);
 
+/* match_encoder.c */
+bool check_is_quantized_encoder(const struct check *check);
+void check_encoder(struct check *check);
+
 /* match_parallel.c */
 bool check_is_spread(const struct check *check);
 void check_parallel(struct check *check);

@@ -2,6 +2,7 @@
 /* plan(): which calls this batch takes, over which view of it, and the vendors' own plans. */
 #include <string.h>
 
+#include "step/encoder.h"
 #include "step/gdn.h"
 #include "step/mla.h"
 #include "step/parallel.h"
@@ -60,6 +61,9 @@ static void choose_calls(attn_plan *plan, struct step *step)
         use(plan, prefix, VIEW_PREFIX);
         step->program = run_cascade;
         return;
+    }
+    if (layer_is_quantized_encoder(step->layer)) {
+        step->program = run_encoder;
     }
     if (takes_whole(step)) {
         step->main[0] = all_decode ? decode : prefill;

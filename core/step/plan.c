@@ -6,6 +6,7 @@
 
 #include "select/layer_check.h"
 #include "select/names.h"
+#include "step/encoder.h"
 #include "step/gdn.h"
 #include "step/mla.h"
 #include "step/parallel.h"
@@ -197,12 +198,15 @@ static attn_status make_step(attn_plan *plan, attn_layer *layer, struct attn_err
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv", "layer '%s' has no %s bound",
                          owner->layer.desc.name, owner->layer.gdn != NULL ? "state" : "cache");
     }
-    bool weights =
-        layer->layer.gdn != NULL || (layer->layer.mla != NULL && layer->layer.mla->absorb_in_core);
+    bool scales = layer_is_quantized_encoder(layer);
+    bool weights = scales || layer->layer.gdn != NULL ||
+                   (layer->layer.mla != NULL && layer->layer.mla->absorb_in_core);
     if ((l->has_sinks || l->alibi || l->sink_len > 0 || weights) && layer->params == NULL) {
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_params",
                          "layer '%s' has %s and no parameters bound", l->name,
-                         weights ? "weights" : "sinks, ALiBi or a static sink");
+                         scales    ? "scales of its inputs"
+                         : weights ? "weights"
+                                   : "sinks, ALiBi or a static sink");
     }
     describe_tensors(step);
     if (layer->layer.mla != NULL) {
@@ -260,6 +264,7 @@ static void lay_out(attn_plan *plan)
     at += quantizes ? aligned(tokens * row) : 0;
     at = mla_lay_out(plan, at);
     at = parallel_lay_out(plan, at);
+    at = encoder_lay_out(plan, at);
     for (int32_t i = 0; i < plan->num_schedules; i++) {
         plan->schedules[i].device_offset = at;
         at += aligned(plan->schedules[i].device_bytes);

@@ -110,6 +110,7 @@ struct scratch {
         size_t send, received;      /* [n] parts of a rank: [T, Hq, Dv], then [Hq, T] float32 */
         size_t zeros, all_lse, other_lse;
     } parallel;
+    size_t encoder[3]; /* q, k, v quantized: [T, heads, head size] e4m3 */
     size_t bytes;
 };
 

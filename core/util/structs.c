@@ -88,7 +88,8 @@ static const struct {
              [ATTN_EXT_KV_QUANT_PARAMS] = {48, sizeof(struct attn_kv_quant_params)},
              [ATTN_EXT_CAPS_MLA] = {48, sizeof(struct attn_mla_caps)},
              [ATTN_EXT_CAPS_GDN] = {40, sizeof(struct attn_gdn_caps)},
-             [ATTN_EXT_MM_ENCODER] = {40, sizeof(struct attn_mm_encoder_quant)}};
+             [ATTN_EXT_MM_ENCODER] = {40, sizeof(struct attn_mm_encoder_quant)},
+             [ATTN_EXT_MM_ENCODER_STATE] = {40, sizeof(struct attn_mm_encoder_state)}};
 
 /* As struct_read does it: neither cut inside of what it always had, nor with a tail that says what
  * is not known here. */

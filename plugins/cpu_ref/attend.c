@@ -62,6 +62,13 @@ void rows_add_key(const struct attn_attend_args *args, struct rows *rows, int32_
     }
 }
 
+static void scale_row(double *row, int32_t count, double scale)
+{
+    for (int32_t d = 0; d < count; d++) {
+        row[d] *= scale;
+    }
+}
+
 /* Key and value j of a request and KV head, wherever they stand. */
 static void load_key(const struct attn_attend_args *args, int32_t request, int64_t head, int64_t j,
                      double *k, double *v)
@@ -77,6 +84,14 @@ static void load_key(const struct attn_attend_args *args, int32_t request, int64
                         layer->head_size);
         number_load_row(v, tensor_row(args->v, row, head), number_dtype_name(args->v->dtype),
                         layer->head_size_v);
+        if (number_dtype_name(args->k->dtype) == ATTN_DTYPE_FP8_E4M3) { /* quantized inputs */
+            scale_row(
+                k, layer->head_size,
+                scale_of_head(params->k_scale, params->k_scale_host, layer->k_scale_form, head));
+            scale_row(
+                v, layer->head_size_v,
+                scale_of_head(params->v_scale, params->v_scale_host, layer->v_scale_form, head));
+        }
         return;
     }
     int64_t table_row = batch->block_table_row != NULL ? batch->block_table_row[request] : request;

@@ -53,7 +53,8 @@ static const char *const features[] = {"paged_kv",
                                        "quantized_query",
                                        "device_seq_lens",
                                        "fast_prefill",
-                                       "cascade"};
+                                       "cascade",
+                                       "fp8_inputs"};
 static const char *const walks[] = {"nhd", "hnd", "packed", "latent", "separate_strides"};
 static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_inner",
                                       "hnd_rows", "packed_k", "latent"};

@@ -16,12 +16,13 @@ struct kernel_sink {
     void (*try)(void *user, const char *name, kernel_run *run, const void *variant);
 };
 
-void merge_cases(const struct kernel_sink *sink);    /* kernel_merge.c */
-void quantize_cases(const struct kernel_sink *sink); /* kernel_quantize.c: quantize, amax */
-void gemm_cases(const struct kernel_sink *sink);     /* kernel_gemm.c */
-void copy_cases(const struct kernel_sink *sink);     /* kernel_copy.c: copy_blocks, copy, fill */
-void rope_cases(const struct kernel_sink *sink);     /* kernel_rope.c */
-void mla_cases(const struct kernel_sink *sink);      /* kernel_mla.c */
-void gather_cases(const struct kernel_sink *sink);   /* kernel_gather.c */
+void merge_cases(const struct kernel_sink *sink);      /* kernel_merge.c */
+void quantize_cases(const struct kernel_sink *sink);   /* kernel_quantize.c: quantize, amax */
+void gemm_cases(const struct kernel_sink *sink);       /* kernel_gemm.c */
+void copy_cases(const struct kernel_sink *sink);       /* kernel_copy.c: copy_blocks, copy, fill */
+void rope_cases(const struct kernel_sink *sink);       /* kernel_rope.c */
+void mla_cases(const struct kernel_sink *sink);        /* kernel_mla.c */
+void gather_cases(const struct kernel_sink *sink);     /* kernel_gather.c */
+void fp8_inputs_cases(const struct kernel_sink *sink); /* kernel_fp8_inputs.c */
 
 #endif

@@ -43,7 +43,8 @@ ATTN_FEATURE_QUANTIZED_QUERY = 1 << 14
 ATTN_FEATURE_DEVICE_SEQ_LENS = 1 << 15
 ATTN_FEATURE_FAST_PREFILL = 1 << 16
 ATTN_FEATURE_CASCADE = 1 << 17
-ATTN_FEATURE_COUNT = 18
+ATTN_FEATURE_FP8_INPUTS = 1 << 18
+ATTN_FEATURE_COUNT = 19
 ATTN_WALK_NHD = 1 << 0
 ATTN_WALK_HND = 1 << 1
 ATTN_WALK_PACKED = 1 << 2
@@ -74,6 +75,7 @@ ATTN_COMPOSE_CASCADE = 16
 ATTN_COMPOSE_MLA = 32
 ATTN_COMPOSE_CONTEXT_PARALLEL = 64
 ATTN_COMPOSE_OUTPUT_QUANT = 128
+ATTN_COMPOSE_MM_ENCODER = 512
 ATTN_COMPOSE_MLA_PREFILL = 256
 ATTN_BATCH_FAST_BUILD = 1
 ATTN_BATCH_NO_CASCADE = 2
@@ -100,6 +102,7 @@ class ExtId(IntEnum):
     CAPS_MLA = 13
     CAPS_GDN = 14
     MM_ENCODER = 15
+    MM_ENCODER_STATE = 16
 
 
 class Status(IntEnum):
@@ -804,6 +807,16 @@ class attn_mm_encoder_quant(Structure):
     ]
 
 
+class attn_mm_encoder_state(Structure):
+    """``struct attn_mm_encoder_state``."""
+
+    _fields_ = [
+        ("ext", attn_ext),
+        ("amax_history", c_void_p),
+        ("scales", c_void_p),
+    ]
+
+
 class attn_collectives(Structure):
     """``struct attn_collectives``."""
 
@@ -1430,6 +1443,7 @@ STRUCTS = {
     "attn_layer_params": attn_layer_params,
     "attn_kv_quant_params": attn_kv_quant_params,
     "attn_mm_encoder_quant": attn_mm_encoder_quant,
+    "attn_mm_encoder_state": attn_mm_encoder_state,
     "attn_collectives": attn_collectives,
     "attn_context_parallel": attn_context_parallel,
     "attn_batch_context_parallel": attn_batch_context_parallel,

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "step/encoder.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "util/error.h"
+
+#define E4M3_LARGEST 448.0f
+#define INPUTS 3 /* q, k, v */
+
+/* One of q, k and v: rows first .. end-1 of it, and where they lie quantized. */
+struct input {
+    const struct attn_tensor *given;
+    struct attn_tensor x, out, padded;
+    int64_t x_shape[3], out_shape[3], strides[3], padded_shape[3];
+    int64_t first;
+};
+
+static size_t input_bytes(const attn_plan *plan, const struct step *step, int32_t i)
+{
+    const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
+    int32_t heads = i == 0 ? part->num_q_heads : part->num_kv_heads;
+    int32_t size = i == 2 ? part->head_size_v : part->head_size;
+    return ((size_t)plan->limits.max_num_tokens * (size_t)heads * (size_t)size + 255) / 256 * 256;
+}
+
+size_t encoder_lay_out(attn_plan *plan, size_t at)
+{
+    for (int32_t i = 0; i < INPUTS; i++) {
+        size_t most = 0;
+        for (int32_t s = 0; s < plan->num_steps; s++) {
+            if (layer_is_quantized_encoder(plan->steps[s].layer)) {
+                size_t bytes = input_bytes(plan, &plan->steps[s], i);
+                most = bytes > most ? bytes : most;
+            }
+        }
+        plan->scratch.encoder[i] = at;
+        at += most;
+    }
+    return at;
+}
+
+static void input_init(struct input *in, const attn_plan *plan, const struct step *step, int32_t i,
+                       const struct attn_tensor *given)
+{
+    const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
+    const int32_t *keys = plan->given.key_start_loc_host;
+    bool own_rows = i > 0 && plan->given.key_start_loc != NULL && keys != NULL;
+    int64_t end = i > 0 ? plan->num_key_rows : plan->given.num_actual_tokens;
+    int64_t heads = given->shape[1], size = given->shape[2];
+    int64_t padded = i == 2 ? part->head_size_v : part->head_size;
+    int64_t row = given->strides != NULL ? given->strides[0] : heads * size;
+    *in = (struct input){.given = given, .first = own_rows ? keys[0] : plan->first_row};
+    in->x_shape[0] = in->out_shape[0] = end - in->first;
+    in->x_shape[1] = in->out_shape[1] = in->padded_shape[1] = heads;
+    in->x_shape[2] = in->out_shape[2] = size;
+    in->padded_shape[0] = end;
+    in->padded_shape[2] = padded;
+    in->strides[0] = heads * padded;
+    in->strides[1] = padded;
+    in->strides[2] = 1;
+    in->x = *given;
+    in->x.shape = in->x_shape;
+    in->x.byte_offset += (uint64_t)(in->first * row * (given->dtype.bits / 8));
+    in->padded = (struct attn_tensor){plan->workspace + plan->scratch.encoder[i],
+                                      plan->model->device,
+                                      3,
+                                      {ATTN_CODE_FLOAT8_E4M3FN, 8, 1},
+                                      in->padded_shape,
+                                      in->strides,
+                                      0};
+    in->out = in->padded;
+    in->out.shape = in->out_shape;
+    in->out.byte_offset = (uint64_t)(in->first * heads * padded);
+}
+
+/* This step's largest takes the place of the oldest; a NaN stays to be seen. */
+static attn_status update_scale(const struct step *step, const struct input *in, int32_t i,
+                                int32_t place, void *stream, struct attn_error *error)
+{
+    const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
+    const struct attn_mm_encoder_state *state = encoder_state(&step->layer->part_params[PART_MAIN]);
+    int32_t length = step->layer->layer.mm_quant->amax_history_len;
+    float *history = state->amax_history + (size_t)i * (size_t)length, largest = 0;
+    const struct attn_amax_args args = {
+        sizeof args, NULL, instance->handle, stream, &in->x, &history[place], 0, 0};
+    attn_status status = instance->kernels.amax(&args, error);
+    for (int32_t n = 0; n < length; n++) {
+        largest = isnan(history[n]) || history[n] > largest ? history[n] : largest;
+    }
+    state->scales[i] = largest == 0 ? 1 : largest / E4M3_LARGEST;
+    return status;
+}
+
+static void clear_padding(const struct input *in)
+{
+    int64_t size = in->x_shape[2], padded = in->padded_shape[2];
+    uint8_t *rows = (uint8_t *)in->padded.data + in->out.byte_offset;
+    for (int64_t r = 0; size < padded && r < in->x_shape[0] * in->x_shape[1]; r++) {
+        memset(rows + r * padded + size, 0, (size_t)(padded - size));
+    }
+}
+
+static attn_status quantize(const struct step *step, const struct input *in, int32_t i,
+                            void *stream, struct attn_error *error)
+{
+    const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
+    const struct attn_mm_encoder_state *state = encoder_state(&step->layer->part_params[PART_MAIN]);
+    const struct attn_quantize_args args = {.struct_size = sizeof args,
+                                            .instance = instance->handle,
+                                            .stream = stream,
+                                            .form = ATTN_OUTPUT_FP8_STATIC,
+                                            .scale_form = ATTN_SCALE_PER_TENSOR,
+                                            .x = &in->x,
+                                            .out = &in->out,
+                                            .scale = &state->scales[i]};
+    clear_padding(in);
+    return instance->kernels.quantize(&args, error);
+}
+
+attn_status run_encoder(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                        struct attn_error *error)
+{
+    const struct attn_tensor *given[INPUTS] = {io->q, io->k, io->v};
+    attn_layer *layer = step->layer;
+    int32_t length = layer->layer.mm_quant->amax_history_len;
+    int32_t place = length > 0 ? (int32_t)(layer->num_encoder_steps % length) : 0;
+    struct input inputs[INPUTS];
+    struct attn_step_io quantized = *io;
+    attn_status status = ATTN_OK;
+    if (plan->num_key_rows > plan->limits.max_num_tokens) {
+        return error_set(
+            error, ATTN_ERROR_LIMIT, "key_start_loc",
+            "%d rows of keys; a quantized encoder's plan has room for %d, its limit of "
+            "tokens",
+            plan->num_key_rows, plan->limits.max_num_tokens);
+    }
+    for (int32_t i = 0; i < INPUTS && status == ATTN_OK; i++) {
+        input_init(&inputs[i], plan, step, i, given[i]);
+        if (length > 0) {
+            status = update_scale(step, &inputs[i], i, place, io->stream, error);
+        }
+        status = status == ATTN_OK ? quantize(step, &inputs[i], i, io->stream, error) : status;
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    layer->num_encoder_steps++;
+    quantized.q = &inputs[0].padded;
+    quantized.k = &inputs[1].padded;
+    quantized.v = &inputs[2].padded;
+    return run_attends(plan, step, &quantized, error);
+}

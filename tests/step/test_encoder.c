@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A multimodal encoder in fp8: over more steps than the history is deep the outputs are those of
+ * the formula in float64, scale = largest amax of the last n steps / 448, with e4m3 rounded here.
+ */
+#include <dlfcn.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <attn/api.h>
+#include <cmocka.h>
+
+enum { REQS = 3, TOKENS = 20, HEADS = 4, KV_HEADS = 2, SIZE = 24, HISTORY = 16, STEPS = 37 };
+
+static const int32_t start[REQS + 1] = {0, 7, 8, TOKENS};
+static const struct attn_api *api;
+
+struct encoder {
+    attn_runtime *runtime;
+    attn_assignment *assignment;
+    attn_model *model;
+    attn_plan *plan;
+    void *workspace;
+    float q[TOKENS + 1][HEADS][SIZE], k[TOKENS + 1][KV_HEADS][SIZE], v[TOKENS + 1][KV_HEADS][SIZE];
+    float out[TOKENS + 1][HEADS][SIZE];
+    float history[3][HISTORY], scales[3];
+    struct attn_error error;
+};
+
+static attn_status try_bind(struct encoder *e, const struct attn_mm_encoder_state *state)
+{
+    const struct attn_layer_params params = {.struct_size = sizeof params,
+                                             .next = state != NULL ? &state->ext : NULL};
+    return api->layer_bind_params(api->model_layer(e->model, 0), &params, &e->error);
+}
+
+static attn_status try_create(struct encoder *e, const char *backend,
+                              const struct attn_mm_encoder_quant *quant)
+{
+    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
+                                          .next = &quant->ext,
+                                          .name = "vision.0",
+                                          .kind = ATTN_LAYER_MM_ENCODER,
+                                          .dtype = ATTN_DTYPE_F32,
+                                          .num_q_heads = HEADS,
+                                          .num_kv_heads = KV_HEADS,
+                                          .head_size = SIZE,
+                                          .scale = 0.25f};
+    const struct attn_layer_desc *layers[] = {&layer};
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .plugin_path = PLUGINS,
+                                                 .cache_dir = "",
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1,
+                                                 .isolation = -1};
+    const struct attn_select_options select = {.struct_size = sizeof select, .backend = backend};
+    memset(e, 0, sizeof *e);
+    e->error = (struct attn_error)ATTN_ERROR_INIT;
+    attn_status status = api->runtime_create(&options, &e->runtime, &e->error);
+    status =
+        status ? status : api->select(e->runtime, &select, layers, 1, &e->assignment, &e->error);
+    return status ? status
+                  : api->model_create(e->runtime, e->assignment, NULL, &e->model, &e->error);
+}
+
+static void make_plan(struct encoder *e)
+{
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = {.struct_size = sizeof options.limits, .max_num_reqs = 4, .max_num_tokens = 32}};
+    assert_int_equal(api->plan_create(e->model, 0, &options, &e->plan, &e->error), ATTN_OK);
+    size_t bytes = api->plan_workspace_bytes(e->plan);
+    e->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    memset(e->workspace, 0xff, bytes); /* NaN in what is not written */
+    assert_int_equal(api->plan_bind_workspace(e->plan, e->workspace, bytes, &e->error), ATTN_OK);
+}
+
+static void finish(struct encoder *e)
+{
+    api->plan_destroy(e->plan);
+    api->model_destroy(e->model);
+    api->assignment_destroy(e->assignment);
+    api->runtime_destroy(e->runtime);
+    free(e->workspace);
+}
+
+static void fill(float *x, int32_t count, uint32_t *seed, float size)
+{
+    for (int32_t i = 0; i < count; i++) {
+        *seed = *seed * 1664525u + 1013904223u;
+        x[i] = size * ((float)(*seed >> 8) / 8388608.0f - 1);
+    }
+}
+
+static struct attn_tensor tensor(void *data, int64_t *shape)
+{
+    return (struct attn_tensor){
+        data, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+}
+
+/* Rows behind the batch are NaN: nobody may take them for the largest. */
+static attn_status step(struct encoder *e, uint32_t seed, const float size[3])
+{
+    int64_t wide[] = {TOKENS + 1, HEADS, SIZE}, narrow[] = {TOKENS + 1, KV_HEADS, SIZE};
+    struct attn_tensor q = tensor(e->q, wide), k = tensor(e->k, narrow), v = tensor(e->v, narrow);
+    struct attn_tensor out = tensor(e->out, wide);
+    const struct attn_batch batch = {.struct_size = sizeof batch,
+                                     .num_reqs = REQS,
+                                     .num_tokens = TOKENS,
+                                     .num_actual_tokens = TOKENS,
+                                     .causal = -1,
+                                     .query_start_loc = start,
+                                     .query_start_loc_host = start};
+    const struct attn_step_io io = {
+        .struct_size = sizeof io, .q = &q, .k = &k, .v = &v, .out = &out};
+    fill(&e->q[0][0][0], TOKENS * HEADS * SIZE, &seed, size[0]);
+    fill(&e->k[0][0][0], TOKENS * KV_HEADS * SIZE, &seed, size[1]);
+    fill(&e->v[0][0][0], TOKENS * KV_HEADS * SIZE, &seed, size[2]);
+    for (int32_t i = 0; i < HEADS * SIZE; i++) {
+        e->q[TOKENS][i / SIZE][i % SIZE] = e->out[TOKENS][i / SIZE][i % SIZE] = NAN;
+        e->k[TOKENS][i / SIZE % KV_HEADS][i % SIZE] = NAN;
+        e->v[TOKENS][i / SIZE % KV_HEADS][i % SIZE] = NAN;
+    }
+    attn_status status = api->plan(e->plan, &batch, NULL, &e->error);
+    return status ? status : api->run(e->plan, api->model_layer(e->model, 0), &io, &e->error);
+}
+
+/* Nearest e4m3, ties to even: 4 bits of exponent from 2^-6, 3 of mantissa, at most 448. */
+static double rounded(double x)
+{
+    double size = fabs(x);
+    int exponent;
+    if (size >= 448) {
+        return copysign(448, x);
+    }
+    frexp(size, &exponent);
+    double unit = ldexp(1, (exponent - 1 < -6 ? -6 : exponent - 1) - 3);
+    return copysign(nearbyint(size / unit) * unit, x);
+}
+
+static double largest(const float *x, int32_t count)
+{
+    double most = 0;
+    for (int32_t i = 0; i < count; i++) {
+        most = fmax(most, fabs((double)x[i]));
+    }
+    return most;
+}
+
+static double quantized(float x, double scale)
+{
+    return rounded((double)(float)((double)x / scale)) * scale;
+}
+
+/* Largest error against attention over the rounded inputs. */
+static double error_of(const struct encoder *e, const double scale[3])
+{
+    double worst = 0;
+    for (int32_t r = 0; r < REQS; r++) {
+        for (int32_t t = start[r]; t < start[r + 1]; t++) {
+            for (int32_t h = 0; h < HEADS; h++) {
+                double sum = 0, mean[SIZE] = {0};
+                for (int32_t j = start[r]; j < start[r + 1]; j++) {
+                    double s = 0;
+                    for (int32_t d = 0; d < SIZE; d++) {
+                        s += quantized(e->q[t][h][d], scale[0]) *
+                             quantized(e->k[j][h / 2][d], scale[1]);
+                    }
+                    double p = exp(0.25 * s);
+                    sum += p;
+                    for (int32_t d = 0; d < SIZE; d++) {
+                        mean[d] += p * quantized(e->v[j][h / 2][d], scale[2]);
+                    }
+                }
+                for (int32_t d = 0; d < SIZE; d++) {
+                    worst = fmax(worst, fabs(mean[d] / sum - (double)e->out[t][h][d]));
+                }
+            }
+        }
+    }
+    return worst;
+}
+
+/* A burst at step 5 holds the scales up until it is n steps old, and not one step longer. */
+static void scales_follow_the_history(void **state)
+{
+    struct attn_mm_encoder_quant quant = {
+        .ext = {ATTN_EXT_MM_ENCODER, 0, sizeof quant, NULL}, .fp8 = 1, .amax_history_len = HISTORY};
+    double seen[3][STEPS];
+    (void)state;
+    for (int32_t padded = 0; padded <= 32; padded += 32) {
+        struct encoder e;
+        quant.padded_head_size = padded;
+        assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
+        const struct attn_mm_encoder_state memory = {
+            {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof memory, NULL}, e.history[0], e.scales};
+        assert_int_equal(try_bind(&e, &memory), ATTN_OK);
+        make_plan(&e);
+        for (int32_t i = 0; i < STEPS; i++) {
+            float burst = i == 5 ? 4 : 1;
+            const float size[3] = {burst * 0.5f, burst * 0.75f, burst * (1 + (float)(i % 3))};
+            double scale[3];
+            assert_int_equal(step(&e, (uint32_t)i, size), ATTN_OK);
+            seen[0][i] = largest(&e.q[0][0][0], TOKENS * HEADS * SIZE);
+            seen[1][i] = largest(&e.k[0][0][0], TOKENS * KV_HEADS * SIZE);
+            seen[2][i] = largest(&e.v[0][0][0], TOKENS * KV_HEADS * SIZE);
+            for (int32_t x = 0; x < 3; x++) {
+                double most = 0;
+                for (int32_t n = i < HISTORY ? 0 : i - HISTORY + 1; n <= i; n++) {
+                    most = fmax(most, seen[x][n]);
+                }
+                scale[x] = (double)((float)most / 448.0f);
+                assert_true(fabs((double)e.scales[x] - scale[x]) <= 1e-6 * scale[x]);
+            }
+            if (!(error_of(&e, scale) < 1e-4)) {
+                fail_msg("step %d, padded to %d: off by %g", i, padded, error_of(&e, scale));
+            }
+            assert_true(isnan(e.out[TOKENS][0][0])); /* not a row of the batch */
+        }
+        finish(&e);
+    }
+}
+
+/* A history of zeros divides by nothing; saved scales are used as they are given. */
+static void given_scales_are_used(void **state)
+{
+    struct attn_mm_encoder_quant quant = {.ext = {ATTN_EXT_MM_ENCODER, 0, sizeof quant, NULL},
+                                          .fp8 = 1};
+    const float size[3] = {1, 1, 1}, none[3] = {0, 0, 0};
+    struct encoder e;
+    (void)state;
+    assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
+    const struct attn_mm_encoder_state given = {
+        {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof given, NULL}, NULL, e.scales};
+    assert_int_equal(try_bind(&e, &given), ATTN_OK);
+    make_plan(&e);
+    for (int32_t x = 0; x < 3; x++) {
+        e.scales[x] = 0.001f * (float)(x + 1); /* 0.448 and above are cut off */
+    }
+    assert_int_equal(step(&e, 9, size), ATTN_OK);
+    assert_true(error_of(&e, (double[]){(double)0.001f, (double)0.002f, (double)0.003f}) < 1e-4);
+    finish(&e);
+
+    quant.amax_history_len = 4;
+    assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
+    const struct attn_mm_encoder_state kept = {
+        {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof kept, NULL}, e.history[0], e.scales};
+    assert_int_equal(try_bind(&e, &kept), ATTN_OK);
+    make_plan(&e);
+    assert_int_equal(step(&e, 9, none), ATTN_OK);
+    assert_true(e.scales[0] == 1 && e.scales[1] == 1 && e.scales[2] == 1);
+    assert_true(e.out[0][0][0] == 0);
+    finish(&e);
+}
+
+static void refusals_say_what_is_missing(void **state)
+{
+    struct attn_mm_encoder_quant quant = {
+        .ext = {ATTN_EXT_MM_ENCODER, 0, sizeof quant, NULL}, .fp8 = 1, .amax_history_len = HISTORY};
+    struct encoder e;
+    attn_plan *plan;
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = {.struct_size = sizeof options.limits, .max_num_reqs = 1, .max_num_tokens = 1}};
+    (void)state;
+    assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
+    assert_int_equal(api->plan_create(e.model, 0, &options, &plan, &e.error), ATTN_ERROR_ORDER);
+    assert_non_null(strstr(e.error.message, "scales of its inputs"));
+    assert_int_equal(try_bind(&e, NULL), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(e.error.field, "attn_mm_encoder_state");
+    const struct attn_mm_encoder_state no_history = {
+        {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof no_history, NULL}, NULL, e.scales};
+    assert_int_equal(try_bind(&e, &no_history), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(e.error.field, "amax_history");
+    finish(&e);
+
+    /* A small backend has neither the kernels nor the dtypes; its verdict names them. */
+    assert_int_equal(try_create(&e, "example", &quant), ATTN_ERROR_REFUSED);
+    assert_non_null(strstr(e.error.message, "mm_encoder_fp8"));
+    finish(&e);
+
+    quant.padded_head_size = 20;
+    assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(e.error.field, "padded_head_size");
+    finish(&e);
+    quant.padded_head_size = 0;
+    quant.scale_margin = -1;
+    assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(e.error.field, "scale_margin");
+    finish(&e);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(scales_follow_the_history),
+        cmocka_unit_test(given_scales_are_used),
+        cmocka_unit_test(refusals_say_what_is_missing),
+    };
+    void *core = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
+    attn_get_api_fn *get = NULL;
+    struct attn_error error = ATTN_ERROR_INIT;
+    if (core == NULL || (*(void **)&get = dlsym(core, ATTN_GET_API_SYMBOL)) == NULL ||
+        get(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, &error) != ATTN_OK) {
+        return 1;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
