@@ -15,6 +15,7 @@
 #define MAX_BLOCK 65536
 #define MAX_NAME 1023
 #define MAX_HISTORY 1024
+#define MAX_WINDOW (1 << 30)
 #define MAX_RANKS 4096 /* times MAX_HEADS, which a spread step's heads are, far from overflow */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
@@ -140,9 +141,10 @@ static attn_status check_terms(const struct attn_layer_desc *l, struct attn_erro
         return BAD(l->sink_len > 0 ? "sink_len" : "kv_sharing_target",
                    "layer '%s': a %s layer has no KV cache", l->name, name_of_kind(l->kind));
     }
-    if (l->has_window && (l->window_left < -1 || l->window_right < -1)) {
-        return BAD("window_left", "layer '%s': the window is (%d, %d); -1 (open) or above", l->name,
-                   l->window_left, l->window_right);
+    if (l->has_window && (l->window_left < -1 || l->window_left > MAX_WINDOW ||
+                          l->window_right < -1 || l->window_right > MAX_WINDOW)) {
+        return BAD("window_left", "layer '%s': the window is (%d, %d); -1 (open) to %d", l->name,
+                   l->window_left, l->window_right, MAX_WINDOW);
     }
     if (l->has_window && l->window_left == -1 && l->window_right == -1) {
         return BAD("has_window",

@@ -85,8 +85,12 @@ static void bind_params(struct step *s)
                                          (const float *)cache,
                                          &conv,
                                          NULL};
+    const struct attn_mm_encoder_state encoder = {
+        {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof encoder, NULL}, NULL, (float *)(void *)cache};
     const struct attn_layer_params params = {.struct_size = sizeof params,
-                                             .next = l->kind == ATTN_LAYER_GDN        ? &gdn.ext
+                                             .next = l->kind == ATTN_LAYER_GDN ? &gdn.ext
+                                                     : l->kind == ATTN_LAYER_MM_ENCODER
+                                                         ? &encoder.ext
                                                      : l->next == &s->sampled.mla.ext ? &mla.ext
                                                                                       : NULL,
                                              .sink_k = l->sink_len > 0 ? &sink : NULL,

@@ -12,10 +12,7 @@
 #define MAX_FILE (16 << 20)
 #define MAX_LAYERS 1024
 
-static void fail(struct reading *r, const char *field, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static void fail(struct reading *r, const char *field, const char *format, ...)
+void reading_fail(struct reading *r, const char *field, const char *format, ...)
 {
     va_list arguments;
     if (r->status != ATTN_OK) {
@@ -37,8 +34,8 @@ int32_t read_int(struct reading *r, const cJSON *object, const char *name, int32
     }
     if (!cJSON_IsNumber(item) || item->valuedouble != floor(item->valuedouble) ||
         item->valuedouble < min || item->valuedouble > max) {
-        fail(r, name, "%g; a whole number from %d to %d is allowed",
-             cJSON_IsNumber(item) ? item->valuedouble : (double)NAN, min, max);
+        reading_fail(r, name, "%g; a whole number from %d to %d is allowed",
+                     cJSON_IsNumber(item) ? item->valuedouble : (double)NAN, min, max);
         return otherwise > 0 ? otherwise : min;
     }
     return (int32_t)item->valuedouble;
@@ -52,8 +49,8 @@ double read_number(struct reading *r, const cJSON *object, const char *name, dou
     }
     if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble) || item->valuedouble < 0 ||
         item->valuedouble > 1e9) {
-        fail(r, name, "%g; a number from 0 to 1e9 is allowed",
-             cJSON_IsNumber(item) ? item->valuedouble : (double)NAN);
+        reading_fail(r, name, "%g; a number from 0 to 1e9 is allowed",
+                     cJSON_IsNumber(item) ? item->valuedouble : (double)NAN);
         return otherwise;
     }
     return item->valuedouble;
@@ -70,7 +67,7 @@ struct model_layer *add_layer(struct reading *r, const char *prefix, int32_t ind
     static struct model_layer spill; /* where a failed reading writes what nobody reads */
     struct model_config *config = r->config;
     if (r->status != ATTN_OK || config->num_layers >= config->max_layers) {
-        fail(r, "num_hidden_layers", "more than %d layers", config->max_layers);
+        reading_fail(r, "num_hidden_layers", "more than %d layers", config->max_layers);
         return &spill;
     }
     struct model_layer *layer = &config->layers[config->num_layers++];
@@ -97,18 +94,18 @@ void read_heads(struct reading *r, const cJSON *text, struct attn_layer_desc *de
     int32_t hidden =
         read_int(r, text, "hidden_size", read_int(r, text, "n_embed", 0, 1, 1 << 20), 1, 1 << 20);
     if (heads <= 0) {
-        fail(r, "num_attention_heads", "is missing; 1 to 4096 are allowed");
+        reading_fail(r, "num_attention_heads", "is missing; 1 to 4096 are allowed");
         heads = 1;
     }
     desc->num_q_heads = heads;
     desc->num_kv_heads = read_int(r, text, "num_key_value_heads", heads, 1, 4096);
     desc->head_size = read_int(r, text, "head_dim", hidden / heads, 8, 512);
     if (desc->num_q_heads % desc->num_kv_heads != 0) {
-        fail(r, "num_key_value_heads", "%d does not divide num_attention_heads %d",
-             desc->num_kv_heads, desc->num_q_heads);
+        reading_fail(r, "num_key_value_heads", "%d does not divide num_attention_heads %d",
+                     desc->num_kv_heads, desc->num_q_heads);
     }
     if (desc->head_size < 8 || desc->head_size % 8 != 0) {
-        fail(r, "head_dim", "%d; multiples of 8 up to 512 are allowed", desc->head_size);
+        reading_fail(r, "head_dim", "%d; multiples of 8 up to 512 are allowed", desc->head_size);
     }
     double scalar = read_number(r, text, "query_pre_attn_scalar", desc->head_size);
     desc->scale = (float)(1 / sqrt(scalar > 0 ? scalar : 1));
@@ -238,7 +235,7 @@ static void read_decoder(struct reading *r, const cJSON *text, const char *model
     int32_t layers = read_int(r, text, "num_hidden_layers",
                               read_int(r, text, "n_layer", 0, 1, MAX_LAYERS), 1, MAX_LAYERS);
     if (layers <= 0) {
-        fail(r, "num_hidden_layers", "is missing; 1 to %d are allowed", MAX_LAYERS);
+        reading_fail(r, "num_hidden_layers", "is missing; 1 to %d are allowed", MAX_LAYERS);
     }
     for (int32_t i = 0; i < layers && r->status == ATTN_OK; i++) {
         make_decoder(r, text, model_type, add_layer(r, "layers", i), i);
@@ -254,7 +251,7 @@ static char *read_file(const char *file, struct reading *r)
         room = room > 0 ? 2 * room : 1 << 16;
         char *larger = realloc(text, room + 1);
         if (larger == NULL) {
-            fail(r, "file", "no memory for it");
+            reading_fail(r, "file", "no memory for it");
             break;
         }
         text = larger;
@@ -264,7 +261,7 @@ static char *read_file(const char *file, struct reading *r)
         fclose(in);
     }
     if (in == NULL || size > MAX_FILE || r->status != ATTN_OK) {
-        fail(r, "file", "%s", in == NULL ? "cannot be opened" : "is larger than 16 MiB");
+        reading_fail(r, "file", "%s", in == NULL ? "cannot be opened" : "is larger than 16 MiB");
         free(text);
         return NULL;
     }
@@ -316,10 +313,10 @@ attn_status model_config_read(struct model_config *config, const char *file,
     config->layers = calloc(MAX_LAYERS, sizeof *config->layers);
     if (text != NULL && !cJSON_IsObject(root)) {
         const char *at = cJSON_GetErrorPtr();
-        fail(&r, "file", "is not a JSON object (byte %lld)",
-             root == NULL && at >= text ? (long long)(at - text) : 0);
+        reading_fail(&r, "file", "is not a JSON object (byte %lld)",
+                     root == NULL && at >= text ? (long long)(at - text) : 0);
     } else if (config->layers == NULL) {
-        fail(&r, "file", "no memory for its layers");
+        reading_fail(&r, "file", "no memory for its layers");
     } else if (r.status == ATTN_OK) {
         read_root(&r, root);
     }

@@ -7,8 +7,19 @@
 
 #include "model_config.h"
 
+/* Of heads that share the hidden size: `field` is where that stands. */
+static int32_t size_of_heads(struct reading *r, const char *field, int32_t hidden, int32_t heads)
+{
+    if (hidden % heads != 0 || hidden / heads % 8 != 0 || hidden / heads > 512) {
+        reading_fail(r, field, "%d over %d heads; heads of multiples of 8 up to 512 are allowed",
+                     hidden, heads);
+        return 8;
+    }
+    return hidden / heads;
+}
+
 static void make_encoder(struct reading *r, const char *prefix, int32_t kind, int32_t index,
-                         int32_t heads, int32_t hidden, int32_t dtype)
+                         int32_t heads, int32_t head_size, int32_t dtype)
 {
     struct model_layer *layer = add_layer(r, prefix, index);
     struct attn_layer_desc *desc = &layer->desc;
@@ -16,8 +27,8 @@ static void make_encoder(struct reading *r, const char *prefix, int32_t kind, in
     desc->kind = kind;
     desc->dtype = dtype;
     desc->num_q_heads = desc->num_kv_heads = heads;
-    desc->head_size = hidden / heads;
-    desc->scale = (float)(1 / sqrt(desc->head_size));
+    desc->head_size = head_size;
+    desc->scale = (float)(1 / sqrt(head_size));
     desc->window_left = desc->window_right = -1;
 }
 
@@ -28,8 +39,10 @@ static void read_whisper(struct reading *r, const cJSON *root)
     int32_t heads = read_int(r, root, "decoder_attention_heads", 20, 1, 1024);
     int32_t encoders = read_int(r, root, "encoder_layers", 32, 1, 500);
     int32_t decoders = read_int(r, root, "decoder_layers", 32, 1, 250);
+    int32_t encoder_size = size_of_heads(r, "d_model", hidden, encoder_heads);
+    int32_t size = size_of_heads(r, "d_model", hidden, heads);
     for (int32_t i = 0; i < encoders; i++) {
-        make_encoder(r, "encoder.layers", ATTN_LAYER_ENCODER, i, encoder_heads, hidden,
+        make_encoder(r, "encoder.layers", ATTN_LAYER_ENCODER, i, encoder_heads, encoder_size,
                      ATTN_DTYPE_F16);
     }
     for (int32_t i = 0; i < decoders; i++) {
@@ -40,8 +53,8 @@ static void read_whisper(struct reading *r, const cJSON *root)
             desc->dtype = ATTN_DTYPE_F16;
             desc->causal = !cross;
             desc->num_q_heads = desc->num_kv_heads = heads;
-            desc->head_size = hidden / heads;
-            desc->scale = (float)(1 / sqrt(desc->head_size));
+            desc->head_size = size;
+            desc->scale = (float)(1 / sqrt(size));
             desc->window_left = desc->window_right = -1;
         }
     }
@@ -54,7 +67,7 @@ static void read_bert(struct reading *r, const cJSON *root)
     read_heads(r, root, &heads);
     for (int32_t i = 0; i < layers; i++) {
         make_encoder(r, "encoder.layer", ATTN_LAYER_ENCODER_ONLY, i, heads.num_q_heads,
-                     heads.num_q_heads * heads.head_size, heads.dtype);
+                     heads.head_size, heads.dtype);
     }
 }
 
@@ -67,8 +80,9 @@ static void read_vision(struct reading *r, const cJSON *root)
     int32_t heads = read_int(r, vision, "num_attention_heads",
                              read_int(r, vision, "num_heads", 16, 1, 1024), 1, 1024);
     int32_t hidden = read_int(r, vision, "hidden_size", 1152, 8, 1 << 20);
+    int32_t size = size_of_heads(r, "hidden_size", hidden, heads);
     for (int32_t i = 0; i < layers; i++) {
-        make_encoder(r, "vision.layers", ATTN_LAYER_MM_ENCODER, i, heads, hidden, ATTN_DTYPE_BF16);
+        make_encoder(r, "vision.layers", ATTN_LAYER_MM_ENCODER, i, heads, size, ATTN_DTYPE_BF16);
     }
 }
 
