@@ -417,33 +417,6 @@ static void use_kept_lengths(struct mutable_args *m, const struct kept *kept)
     }
 }
 
-/* The width of a latent row is not the width of a key. */
-static void mla_scale_of_the_row(struct mutable_args *m)
-{
-    m->layer.scale = (float)(1 / sqrt(m->layer.head_size));
-}
-
-/* -1 and positions past the end mean no key, not the first one. */
-static void mla_none_is_first(struct mutable_args *m)
-{
-    const struct attn_mla_desc *mla = (const struct attn_mla_desc *)m->args.layer->next;
-    int32_t count = m->batch.num_actual_tokens * mla->topk;
-    if (mla->topk > 0 && m->args.next != NULL && count <= MAX_TABLE) {
-        m->io_mla = *(const struct attn_io_mla *)m->args.next;
-        for (int32_t i = 0; i < count; i++) {
-            int32_t position = m->io_mla.topk_indices[i];
-            m->table[i] = position < 0 ? 0 : position;
-        }
-        m->io_mla.topk_indices = m->table;
-        m->args.next = &m->io_mla.ext;
-    }
-}
-
-static void mla_drafts_see_all(struct mutable_args *m)
-{
-    m->layer.causal = 0;
-}
-
 const struct mutant attend_mutants[] = {
     {.name = "mutant_window_too_long", .before = window_too_long},
     {.name = "mutant_window_too_short", .before = window_too_short},
@@ -495,9 +468,6 @@ const struct mutant attend_mutants[] = {
     {.name = "mutant_lengths_stale", .plan = keep_lengths, .planned = use_kept_lengths},
     {.name = "mutant_plan_overrun", .overruns_plan = true},
     {.name = "mutant_step_allocates", .allocates = true},
-    {.name = "mutant_mla_scale_of_the_row", .mla = mla_scale_of_the_row},
-    {.name = "mutant_mla_none_is_first", .mla = mla_none_is_first},
-    {.name = "mutant_mla_drafts_see_all", .mla = mla_drafts_see_all},
     {.name = "mutant_fused_write_missing", .features = ATTN_FEATURE_FUSED_WRITE},
     /* the controls: they have to pass */
     {.name = "control_plain"},

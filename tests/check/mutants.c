@@ -71,14 +71,20 @@ static attn_status mutant_mla(const struct attn_attend_args *args, bool sparse,
     m.args = *args;
     m.args.instance = me->real;
     m.layer = *args->layer;
+    m.params = *args->params;
     m.batch = *args->batch;
     if (me->mutant->mla != NULL) {
         me->mutant->mla(&m);
     }
     m.args.layer = &m.layer;
+    m.args.params = &m.params;
     m.args.batch = &m.batch;
-    return sparse ? me->kernels->attend_mla_sparse(&m.args, error)
-                  : me->kernels->attend_mla(&m.args, error);
+    attn_status status = sparse ? me->kernels->attend_mla_sparse(&m.args, error)
+                                : me->kernels->attend_mla(&m.args, error);
+    if (status == ATTN_OK && me->mutant->mla_after != NULL) {
+        me->mutant->mla_after(args);
+    }
+    return status;
 }
 
 static attn_status mutant_mla_dense(const struct attn_attend_args *args, struct attn_error *error)
@@ -142,6 +148,7 @@ FORWARD(mutant_gather, gather_kv, gather, attn_gather_kv_args)
 FORWARD(mutant_gemm, batched_gemm, gemm, attn_batched_gemm_args)
 FORWARD(mutant_quantize, quantize, quantize, attn_quantize_args)
 FORWARD(mutant_amax, amax, amax, attn_amax_args)
+FORWARD(mutant_gdn, gated_delta, gdn, attn_attend_args)
 FORWARD(mutant_copy_blocks, copy_blocks, copy_blocks, attn_copy_blocks_args)
 
 static const struct attn_kernels mutant_kernels = {
@@ -153,6 +160,7 @@ static const struct attn_kernels mutant_kernels = {
     .merge_states = mutant_merge,
     .rope_write_kv = mutant_rope,
     .gather_kv = mutant_gather,
+    .gated_delta = mutant_gdn,
     .batched_gemm = mutant_gemm,
     .quantize = mutant_quantize,
     .amax = mutant_amax,
@@ -168,7 +176,11 @@ static const struct mutant *mutant_at(int32_t index)
         return &attend_mutants[index];
     }
     index -= num_attend_mutants;
-    return index < num_kernel_mutants ? &kernel_mutants[index] : NULL;
+    if (index < num_kernel_mutants) {
+        return &kernel_mutants[index];
+    }
+    index -= num_kernel_mutants;
+    return index < num_latent_mutants ? &latent_mutants[index] : NULL;
 }
 
 static const struct attn_plugin *real_plugin(struct attn_error *error)
@@ -202,8 +214,7 @@ static attn_status forward_backend(void *user, const struct attn_backend_caps *c
     for (int32_t i = 0; (mutant = mutant_at(i)) != NULL && status == ATTN_OK; i++) {
         struct attn_backend_caps mine = *caps;
         mine.name = mutant->name;
-        mine.kernels &= ~(ATTN_KERNEL_GATED_DELTA | ATTN_KERNEL_COPY | ATTN_KERNEL_FILL);
-        mine.next = NULL;
+        mine.kernels &= ~(ATTN_KERNEL_COPY | ATTN_KERNEL_FILL);
         mine.layer_kinds &= ~((UINT64_C(1) << ATTN_LAYER_MLA) | (UINT64_C(1) << ATTN_LAYER_GDN) |
                               (UINT64_C(1) << ATTN_LAYER_MLA_SPARSE));
         mine.features |= mutant->features;

@@ -63,6 +63,9 @@ struct mutant {
     attn_status (*copy_blocks)(const struct attn_kernels *, const struct attn_copy_blocks_args *,
                                struct attn_error *);
     void (*mla)(struct mutable_args *m); /* attend_mla and attend_mla_sparse, before */
+    void (*mla_after)(const struct attn_attend_args *args);
+    attn_status (*gdn)(const struct attn_kernels *, const struct attn_attend_args *,
+                       struct attn_error *);
     void (*plan)(const struct attn_attend_args *args, int32_t mode, struct kept *kept);
     void (*planned)(struct mutable_args *m, const struct kept *kept); /* before, with the plan's */
     bool ignores_updates;                                             /* of the block table */
@@ -71,7 +74,7 @@ struct mutant {
     bool fused;         /* attend writes the keys itself */
 };
 
-extern const struct mutant attend_mutants[], kernel_mutants[];
-extern const int32_t num_attend_mutants, num_kernel_mutants;
+extern const struct mutant attend_mutants[], kernel_mutants[], latent_mutants[];
+extern const int32_t num_attend_mutants, num_kernel_mutants, num_latent_mutants;
 
 #endif

@@ -16,7 +16,7 @@ for name in $(sed -n 's/^ *{\.name = "\([a-z_]*\)".*/\1/p' "$folder"/mutant_*.c)
     *) if [ $code -eq 1 ]; then caught=$((caught + 1)); else missed="$missed $name(exit $code)"; fi ;;
     esac
 done
-# without the gated delta rule it is no longer what the list says
+# without copy and fill it is no longer what the list says
 "$check" control_plain --filter amax.f32.per_head --expect "$list" >/dev/null 2>&1 && missed="$missed shrunken(exit 0)"
 echo "$caught mutants caught"
 [ -z "$missed" ] || { echo "not caught:$missed"; exit 1; }

@@ -86,6 +86,36 @@ static bool fits(const struct attn_backend_caps *caps, const char *name)
            (name[length] == '@' && strcmp(name + length + 1, caps->variant) == 0);
 }
 
+const struct attn_ext *backend_extension(const struct attn_backend_caps *caps, uint32_t id,
+                                         size_t size)
+{
+    const struct attn_ext *ext = caps->next;
+    while (ext != NULL && (ext->id != id || ext->struct_size < size)) {
+        ext = ext->next;
+    }
+    return ext;
+}
+
+/* Copies of what is known, chained to the copied capabilities. */
+static void take_extensions(struct backend *backend, const struct attn_backend_caps *caps)
+{
+    const struct attn_ext *mla = backend_extension(caps, ATTN_EXT_CAPS_MLA, sizeof backend->mla);
+    const struct attn_ext *gdn = backend_extension(caps, ATTN_EXT_CAPS_GDN, sizeof backend->gdn);
+    backend->caps.next = NULL;
+    if (mla != NULL) {
+        memcpy(&backend->mla, mla, sizeof backend->mla);
+        backend->mla.ext.struct_size = sizeof backend->mla;
+        backend->mla.ext.next = backend->caps.next;
+        backend->caps.next = &backend->mla.ext;
+    }
+    if (gdn != NULL) {
+        memcpy(&backend->gdn, gdn, sizeof backend->gdn);
+        backend->gdn.ext.struct_size = sizeof backend->gdn;
+        backend->gdn.ext.next = backend->caps.next;
+        backend->caps.next = &backend->gdn.ext;
+    }
+}
+
 static attn_status take_device(void *user, const struct attn_device_info *device)
 {
     (void)user;
@@ -108,7 +138,7 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     mine->block_sizes =
         copy_bytes(caps->block_sizes, (size_t)caps->num_block_sizes * sizeof *caps->block_sizes);
     mine->refused = copy_bytes(caps->refused, (size_t)caps->num_refused * sizeof *caps->refused);
-    mine->next = NULL;
+    take_extensions(wanted->backend, caps);
     bool ok = mine->name && mine->variant && mine->head_sizes && mine->block_sizes && mine->refused;
     return ok ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
 }

@@ -3,6 +3,8 @@
 #ifndef CHECK_BACKEND_H
 #define CHECK_BACKEND_H
 
+#include <attn/gdn.h>
+#include <attn/mla.h>
 #include <attn/plugin.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -16,10 +18,13 @@ struct check_host {
 struct backend {
     struct check_host services;
     const struct attn_plugin *plugin;
-    struct attn_backend_caps caps; /* as reported; arrays and text copied */
+    struct attn_backend_caps caps; /* as reported; arrays, text and known extensions copied */
+    struct attn_mla_caps mla;      /* what caps.next leads to, where it was declared */
+    struct attn_gdn_caps gdn;
     attn_instance *instance;
     struct attn_kernels kernels; /* zero behind what the plugin knows */
     int32_t num_reported;        /* backends that the probe named */
+    bool stepped;                /* it has run a step of a case beside the attends */
 };
 
 /* `name` NULL or "name[@variant]": the first backend that fits. On failure nothing is left to
@@ -27,5 +32,8 @@ struct backend {
 attn_status backend_open(struct backend *backend, const char *file, const char *name,
                          struct attn_error *error);
 void backend_close(struct backend *backend);
+/* The extension of that id and at least that size, or NULL. */
+const struct attn_ext *backend_extension(const struct attn_backend_caps *caps, uint32_t id,
+                                         size_t size);
 
 #endif

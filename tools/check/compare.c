@@ -72,7 +72,7 @@ double compare_rows(const void *expected, const void *found, const struct attn_t
                     struct mismatch *worst)
 {
     /* A row may lie in the format's subnormals, where half a unit is no small part of a value. */
-    double least = dtype == ATTN_DTYPE_F16 ? 0x1p-24 : 1e-30;
+    double least = bound.least + (dtype == ATTN_DTYPE_F16 ? 0x1p-24 : 1e-30);
     double largest = 0;
     for (int64_t t = 0; t < num_rows; t++) {
         for (int64_t h = 0; h < tensor->shape[1] && (rows == NULL || rows[t]); h++) {

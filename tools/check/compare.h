@@ -7,10 +7,11 @@
 
 #include "cases.h"
 
-/* |error| <= absolute * RMS of the reference's row + relative * |reference|. */
+/* |error| <= absolute * RMS of the reference's row + relative * |reference| + least. */
 struct bound {
     double absolute;
     double relative;
+    double least;
 };
 
 struct bound bound_of_dtype(int32_t dtype);

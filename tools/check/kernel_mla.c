@@ -3,7 +3,6 @@
 #include <attn/mla.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/names.h"
@@ -12,6 +11,7 @@
 #include "compare.h"
 #include "kernels.h"
 #include "pair.h"
+#include "planned.h"
 
 enum { RANK = 512, ROPE = 64, ROW = RANK + ROPE, HEADS = 64, REQS = 4, BLOCK = 64, TOPK = 48 };
 enum { TABLE = 4, BLOCKS = REQS * TABLE, MAX_TOKENS = 2 * REQS, DS_MLA_ROW = 656 };
@@ -177,7 +177,7 @@ static void bind_step(struct mla_step *s, const struct mla_case *c, struct backe
         .lse = pair_bind(&s->lse, base + c->lse, device, ATTN_DTYPE_F32, 2)};
 }
 
-/* prepare, plan_size, write, plan, attend; the plan's memory goes before the results are read. */
+/* The step's rows are written, then attended. */
 static attn_status call_mla(struct backend *backend, uint8_t *base, struct attn_device device,
                             void *stream, const void *context, struct attn_error *error)
 {
@@ -187,39 +187,13 @@ static attn_status call_mla(struct backend *backend, uint8_t *base, struct attn_
     const struct attn_kernels *k = &backend->kernels;
     const struct attn_limits limits = {sizeof limits,  NULL,          REQS,  c->num_tokens,
                                        c->v.query_len, TABLE * BLOCK, TABLE, 0};
-    struct attn_plan_size size = {sizeof size, NULL, 0, 0};
     struct mla_step s;
-    uint8_t drained;
     bind_step(&s, c, backend, base, device, stream);
-    attn_status status = k->prepare == NULL ? ATTN_OK
-                                            : k->prepare(backend->instance, &s.layer, &s.params,
-                                                         ATTN_PHASE_DECODE, &s.attend.state, error);
-    if (status == ATTN_OK && k->plan_size != NULL) {
-        status = k->plan_size(backend->instance, s.attend.state, &limits, &size, error);
-    }
-    s.attend.plan_host = malloc(size.host_bytes + 1);
-    s.attend.workspace = device_alloc(memory, size.device_bytes + 1);
-    if (status == ATTN_OK && (s.attend.plan_host == NULL || s.attend.workspace == NULL)) {
-        status = ATTN_ERROR_OUT_OF_MEMORY;
-    }
-    status = status == ATTN_OK ? k->write_kv(&s.write, error) : status;
-    if (status == ATTN_OK && k->plan != NULL) {
-        struct attn_attend_args plan = s.attend;
-        plan.q = plan.out = plan.lse = NULL;
-        plan.next = NULL;
-        status = k->plan(&plan, ATTN_PLAN_EAGER, error);
-    }
-    if (status == ATTN_OK) {
-        status =
-            c->v.sparse ? k->attend_mla_sparse(&s.attend, error) : k->attend_mla(&s.attend, error);
-    }
-    device_read(memory, &drained, base, 1);
-    if (s.attend.state != NULL && k->release != NULL) {
-        k->release(backend->instance, s.attend.state);
-    }
-    device_free(memory, s.attend.workspace);
-    free(s.attend.plan_host);
-    return status;
+    attn_status status = k->write_kv(&s.write, error);
+    return status == ATTN_OK
+               ? planned_call(backend, memory, &limits, &s.attend,
+                              c->v.sparse ? k->attend_mla_sparse : k->attend_mla, error)
+               : status;
 }
 
 static void draw_lengths(struct mla_case *c, uint64_t *random)

@@ -22,6 +22,7 @@ void gemm_cases(const struct kernel_sink *sink);       /* kernel_gemm.c */
 void copy_cases(const struct kernel_sink *sink);       /* kernel_copy.c: copy_blocks, copy, fill */
 void rope_cases(const struct kernel_sink *sink);       /* kernel_rope.c */
 void mla_cases(const struct kernel_sink *sink);        /* kernel_mla.c */
+void gdn_cases(const struct kernel_sink *sink);        /* kernel_gdn.c */
 void gather_cases(const struct kernel_sink *sink);     /* kernel_gather.c */
 void fp8_inputs_cases(const struct kernel_sink *sink); /* kernel_fp8_inputs.c */
 

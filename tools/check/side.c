@@ -4,16 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PLAN_GUARD 256
-
 void side_finish(struct side *side)
 {
     if (side->state != NULL) {
         side->backend->kernels.release(side->backend->instance, side->state);
     }
     device_free(side->device, side->memory);
-    device_free(side->device, side->plan.device);
-    free(side->plan.host);
+    plan_memory_finish(&side->plan, side->device);
     device_stream_destroy(side->device, side->stream);
 }
 
@@ -41,24 +38,10 @@ bool side_init(struct side *side, struct backend *backend, const struct device *
 
 static attn_status take_plan_memory(struct side *side, const struct attn_plan_size *size)
 {
-    struct plan_memory *plan = &side->plan;
-    size_t device_bytes = size->device_bytes + PLAN_GUARD;
-    plan->host_bytes = size->host_bytes;
-    plan->device_bytes = size->device_bytes;
-    plan->host = aligned_alloc(256, (size->host_bytes + 2 * PLAN_GUARD) / 256 * 256);
-    plan->device = device_alloc(side->device, device_bytes);
-    uint8_t *poison = malloc(device_bytes);
-    if (plan->host == NULL || plan->device == NULL || poison == NULL) {
-        free(poison);
-        return ATTN_ERROR_OUT_OF_MEMORY;
-    }
-    memset(plan->host, IMAGE_POISON, size->host_bytes + PLAN_GUARD);
-    memset(poison, IMAGE_POISON, device_bytes);
-    bool written = device_write(side->device, plan->device, poison, device_bytes);
-    free(poison);
-    side->binding.attend.plan_host = plan->host;
-    side->binding.attend.workspace = plan->device;
-    return written ? ATTN_OK : ATTN_ERROR_DEVICE;
+    attn_status status = plan_memory_init(&side->plan, side->device, size);
+    side->binding.attend.plan_host = side->plan.host;
+    side->binding.attend.workspace = side->plan.device;
+    return status;
 }
 
 attn_status side_prepare(struct side *side, const struct problem *problem, int32_t factor,
@@ -186,19 +169,5 @@ attn_status side_run_reference(struct side *reference, const struct problem *pro
 
 bool side_guards_whole(struct side *side)
 {
-    uint8_t guard[PLAN_GUARD];
-    if (side->plan.host == NULL) {
-        return true; /* it has no plan of its own */
-    }
-    if (!device_read(side->device, guard, side->plan.device + side->plan.device_bytes,
-                     PLAN_GUARD)) {
-        return false;
-    }
-    for (size_t i = 0; i < PLAN_GUARD; i++) {
-        if (guard[i] != IMAGE_POISON ||
-            side->plan.host[side->plan.host_bytes + i] != IMAGE_POISON) {
-            return false;
-        }
-    }
-    return true;
+    return plan_memory_guards_whole(&side->plan, side->device);
 }

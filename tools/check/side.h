@@ -5,14 +5,8 @@
 
 #include "backend.h"
 #include "common/device.h"
+#include "planned.h"
 #include "problem.h"
-
-/* One plan's memory, exactly as large as asked for, with guards behind both parts. */
-struct plan_memory {
-    size_t host_bytes, device_bytes;
-    uint8_t *host;
-    uint8_t *device;
-};
 
 struct side {
     struct backend *backend;
