@@ -2,7 +2,6 @@
 /* attend over q, k and v that arrive in e4m3, contiguous, with a scale each: what the core composes
  * a quantized multimodal encoder of. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/number.h"
@@ -10,24 +9,25 @@
 #include "compare.h"
 #include "kernels.h"
 #include "pair.h"
+#include "planned.h"
 
 #define REQS 3
 #define TOKENS 29
 #define HEADS 4
 #define KV_HEADS 2
-#define WORKSPACE_BYTES ((size_t)1 << 20)
 
 struct fp8_variant {
     int32_t dtype; /* of out */
     int32_t head_size;
 };
 
-enum { F_Q, F_K, F_V, F_OUT, F_SCALES, F_START, F_WORKSPACE, F_COUNT };
+enum { F_Q, F_K, F_V, F_OUT, F_SCALES, F_START, F_COUNT };
 
 struct fp8_case {
     struct fp8_variant v;
     size_t at[F_COUNT];
     int32_t start[REQS + 1]; /* the host's */
+    const struct device *device;
 };
 
 static struct attn_layer_desc layer_of(const struct fp8_variant *v)
@@ -50,51 +50,12 @@ static struct attn_layer_desc layer_of(const struct fp8_variant *v)
                                     .q_dtype = ATTN_DTYPE_FP8_E4M3};
 }
 
-/* prepare, plan and attend, as far as the backend has them. */
-static attn_status plan_and_attend(struct backend *backend, struct attn_attend_args *args,
-                                   struct attn_error *error)
-{
-    const struct attn_kernels *k = &backend->kernels;
-    const struct attn_limits limits = {.struct_size = sizeof limits,
-                                       .max_num_reqs = REQS,
-                                       .max_num_tokens = TOKENS,
-                                       .max_query_len = TOKENS,
-                                       .max_seq_len = TOKENS};
-    struct attn_plan_size size = {.struct_size = sizeof size};
-    void *host = NULL;
-    attn_status status = ATTN_OK;
-    if (k->prepare != NULL) {
-        status = k->prepare(args->instance, args->layer, args->params, ATTN_PHASE_PREFILL,
-                            &args->state, error);
-    }
-    if (status == ATTN_OK && k->plan_size != NULL) {
-        status = k->plan_size(args->instance, args->state, &limits, &size, error);
-    }
-    if (status == ATTN_OK && size.device_bytes > WORKSPACE_BYTES) {
-        status = ATTN_ERROR_WORKSPACE;
-    }
-    if (status == ATTN_OK) {
-        host = calloc(1, size.host_bytes + 1);
-        status = host != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
-    }
-    args->plan_host = host;
-    if (status == ATTN_OK && k->plan != NULL) {
-        struct attn_attend_args planned = *args;
-        planned.q = planned.k = planned.v = planned.out = NULL;
-        status = k->plan(&planned, ATTN_PLAN_EAGER, error);
-    }
-    status = status == ATTN_OK ? k->attend(args, error) : status;
-    if (args->state != NULL) {
-        k->release(args->instance, args->state);
-    }
-    free(host);
-    return status;
-}
-
 static attn_status call_attend(struct backend *backend, uint8_t *base, struct attn_device device,
                                void *stream, const void *context, struct attn_error *error)
 {
+    static const struct device cpu = {.device = {ATTN_DEVICE_CPU, 0}};
     const struct fp8_case *c = context;
+    const struct device *memory = device.type == ATTN_DEVICE_CPU ? &cpu : c->device;
     const struct attn_layer_desc layer = layer_of(&c->v);
     struct pair_tensor t[F_SCALES];
     for (int32_t i = 0; i < F_SCALES; i++) {
@@ -114,6 +75,11 @@ static attn_status call_attend(struct backend *backend, uint8_t *base, struct at
                                      .causal = -1,
                                      .query_start_loc = (const int32_t *)(base + c->at[F_START]),
                                      .query_start_loc_host = c->start};
+    const struct attn_limits limits = {.struct_size = sizeof limits,
+                                       .max_num_reqs = REQS,
+                                       .max_num_tokens = TOKENS,
+                                       .max_query_len = TOKENS,
+                                       .max_seq_len = TOKENS};
     struct attn_attend_args args = {.struct_size = sizeof args,
                                     .instance = backend->instance,
                                     .flags = ATTN_RUN_NO_WRITE,
@@ -124,14 +90,15 @@ static attn_status call_attend(struct backend *backend, uint8_t *base, struct at
                                     .q = &t[F_Q].tensor,
                                     .k = &t[F_K].tensor,
                                     .v = &t[F_V].tensor,
-                                    .out = &t[F_OUT].tensor,
-                                    .workspace = base + c->at[F_WORKSPACE]};
-    return plan_and_attend(backend, &args, error);
+                                    .out = &t[F_OUT].tensor};
+    return planned_call(backend, memory, &limits, &args, backend->kernels.attend, error);
 }
 
 static enum trial_result run_inputs(struct trial *trial, const void *variant, uint64_t seed)
 {
-    struct fp8_case c = {.v = *(const struct fp8_variant *)variant, .start = {0, 11, 12, TOKENS}};
+    struct fp8_case c = {.v = *(const struct fp8_variant *)variant,
+                         .start = {0, 11, 12, TOKENS},
+                         .device = trial->device};
     const size_t rows = (size_t)TOKENS * (size_t)c.v.head_size;
     struct pair pair;
     struct mismatch worst;
@@ -142,7 +109,6 @@ static enum trial_result run_inputs(struct trial *trial, const void *variant, ui
     c.at[F_OUT] = pair_add(&pair, rows * HEADS * number_bytes(c.v.dtype), true);
     c.at[F_SCALES] = pair_add(&pair, 3 * sizeof(float), false);
     c.at[F_START] = pair_add(&pair, sizeof c.start, false);
-    c.at[F_WORKSPACE] = pair_add(&pair, WORKSPACE_BYTES, true);
     if (!pair.image.failed) {
         static const float scales[] = {0.05f, 0.02f, 0.01f};
         for (int32_t i = F_Q; i <= F_V; i++) {
