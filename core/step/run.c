@@ -329,6 +329,43 @@ refuse_run(const attn_plan *plan, const attn_layer *layer, struct attn_error *er
                           "plan() has not succeeded for this step");
 }
 
+/* `text` behind what `to` holds, as far as it goes. */
+static size_t append(char *to, size_t at, const char *text)
+{
+    size_t length = strnlen(text, ATTN_ERROR_MESSAGE_SIZE - at);
+    memcpy(to + at, text, length);
+    return at + length;
+}
+
+/* A failed run: whatever a kernel has left becomes clean text behind the layer's name and its
+ * backends'. Copies, and formats nothing. */
+__attribute__((noinline)) static attn_status fail_run(const attn_layer *layer, attn_status status,
+                                                      struct attn_error *error)
+{
+    const struct instance *last = NULL;
+    char field[ATTN_ERROR_FIELD_SIZE], message[ATTN_ERROR_MESSAGE_SIZE + 1];
+    status = error_relay(error, status, error);
+    if (error == NULL || error->struct_size < sizeof *error) {
+        return status;
+    }
+    size_t at = append(message, 0, "layer '");
+    at = append(message, at, layer->layer.desc.name);
+    at = append(message, at, "'");
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        const struct instance *instance = layer->served[phase].instance;
+        if (instance != NULL && instance != last) {
+            at = append(message, at, last != NULL ? " and " : ", ");
+            at = append(message, at, instance->caps->name);
+            last = instance;
+        }
+    }
+    at = append(message, at, ": ");
+    at = append(message, at, error->message);
+    message[at] = '\0';
+    memcpy(field, error->field, sizeof field);
+    return error_set_text(error, status, field, message);
+}
+
 attn_status plan_run(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,
                      struct attn_error *error)
 {
@@ -347,5 +384,5 @@ attn_status plan_run(attn_plan *plan, attn_layer *layer, const struct attn_step_
     struct step *step = &plan->steps[layer->slot];
     attn_status status = io->struct_size == sizeof *io ? step->enter(plan, step, io, error)
                                                        : run_foreign(plan, step, io, error);
-    return status == ATTN_OK ? status : error_relay(error, status, error);
+    return status == ATTN_OK ? status : fail_run(layer, status, error);
 }

@@ -172,8 +172,16 @@ static const struct {
     {"supports_fails_silently",
      "select 8 ATTN_BACKEND: layer 'only', prefill: no backend can serve it; answers: "
      "supports this layer (supported: unknown status (status 12345), without a text)"},
-    {"attend_fails_silently", "run 11 : unknown status (status 12345), without a text"},
-    {"write_fails_silently", "run 11 : unknown status (status -1), without a text"},
+    {"attend_fails_silently",
+     "run 11 : layer 'only', answers: unknown status (status 12345), without a text"},
+    {"attend_error_is_foul",
+     "run 12 : layer 'only', answers: device error, with a text that is not clean UTF-8"},
+    {"attend_error_is_told",
+     "run 12 workspace: layer 'only', answers: launch failed: \xc3\xbc of 7"},
+    {"write_error_is_foul",
+     "run 12 : layer 'only', answers: device error, with a text that is not clean UTF-8"},
+    {"write_fails_silently",
+     "run 11 : layer 'only', answers: unknown status (status -1), without a text"},
     {"prepare_error_is_foul", "plan_create 12 : device error, with a text that is not clean UTF-8"},
     {"plan_size_is_endless",
      "plan_create 11 plan_size: answers asks for 9187201950435737471 bytes on the host "
@@ -215,6 +223,23 @@ static void wrong_answers_are_errors(void **state)
         }
     }
     print_message("%zu wrong answers are errors\n", sizeof answers / sizeof *answers - 1);
+}
+
+/* A text without an end becomes one that fits, behind the names. */
+static void endless_texts_end(void **state)
+{
+    static const char begins[] = "run 12 ";
+    char text[2048];
+
+    (void)state;
+    assert_int_equal(setenv("HOSTILE_CASE", "attend_error_is_endless", 1), 0);
+    serve(HOSTILE_DIR "/attn_answers.so", text, sizeof text);
+    assert_memory_equal(text, begins, sizeof begins - 1);
+    assert_int_equal(strspn(text + sizeof begins - 1, "f"), ATTN_ERROR_FIELD_SIZE - 1);
+    const char *message = strstr(text, ": ");
+    assert_non_null(message);
+    assert_memory_equal(message + 2, "layer 'only', answers: mmm", 26);
+    assert_int_equal(strlen(message + 2), ATTN_ERROR_MESSAGE_SIZE - 1);
 }
 
 /* A hundred thousand reasons: the first ones are kept. */
@@ -279,6 +304,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_answers_are_errors),
+        cmocka_unit_test(endless_texts_end),
         cmocka_unit_test(reasons_end),
         cmocka_unit_test(later_misdeeds_are_the_engines),
     };

@@ -54,13 +54,29 @@ static attn_status supports(const struct attn_backend_caps *caps,
 
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    (void)args, (void)error;
+    (void)args;
+    if (is("attend_error_is_foul")) {
+        return foul(error);
+    }
+    if (is("attend_error_is_endless") && error != NULL) { /* no byte of them ends a text */
+        memset(error->field, 'f', sizeof error->field);
+        memset(error->message, 'm', sizeof error->message);
+        return ATTN_ERROR_DEVICE;
+    }
+    if (is("attend_error_is_told") && error != NULL) {
+        strcpy(error->field, "workspace");
+        strcpy(error->message, "launch failed: \xc3\xbc of 7");
+        return ATTN_ERROR_DEVICE;
+    }
     return is("attend_fails_silently") ? 12345 : ATTN_OK;
 }
 
 static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    (void)args, (void)error;
+    (void)args;
+    if (is("write_error_is_foul")) {
+        return foul(error);
+    }
     return is("write_fails_silently") ? -1 : ATTN_OK;
 }
 
