@@ -3,6 +3,7 @@
  * The core execs it, so that a plugin which crashes, hangs or misbehaves does so here. It is the
  * core's other half and is made of its objects; the protocol stands in runtime/scan.h. */
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -25,17 +26,6 @@
 #define LONGEST_LIFE 660 /* s: the longest deadline and a minute */
 #define PIPE 3
 #define EXIT_USAGE 2
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1 /* their shadow counts as data */
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#if !defined(SANITIZED)
-#define SANITIZED 0
-#endif
 
 static void send_bytes(const void *bytes, size_t size)
 {
@@ -101,6 +91,15 @@ static void limit(int resource, rlim_t most)
     }
 }
 
+/* A sanitizer's shadow counts as data, and a plugin built with one may be tried in an engine
+ * without (LD_PRELOAD). */
+static bool is_sanitized(void)
+{
+    void *self = dlopen(NULL, RTLD_LAZY);
+    return self != NULL &&
+           (dlsym(self, "__asan_init") != NULL || dlsym(self, "__tsan_init") != NULL);
+}
+
 /* Ends with its engine, leaves no core file, and is the first to go where memory is short. */
 static void be_modest(void)
 {
@@ -108,7 +107,7 @@ static void be_modest(void)
     (void)alarm(LONGEST_LIFE); /* should the engine have died before that call */
     limit(RLIMIT_CORE, 0);
     limit(RLIMIT_STACK, MAX_STACK);
-    if (!SANITIZED) {
+    if (!is_sanitized()) {
         limit(RLIMIT_DATA, MAX_DATA);
     }
     int descriptor = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
