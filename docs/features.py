@@ -99,6 +99,8 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("fast prefill", feature("fast_prefill"), "", f"{STEP}around, {CHECK}"),
         ("context parallelism: decode, contexts", both(feature("lse", "contiguous_kv"), kernel("merge_states")),
          "gather, attend, exchange, merge", "tests/collectives/test_parallel (2, 3, 4 ranks)"),
+        ("context parallelism: queries of a request split", both(feature("block_table_row"), kernel("write_kv")),
+         "slices as requests, keys gathered", "tests/collectives/test_queries (2, 3, 4 ranks)"),
         ("profiling, idle", kernel("attend"), "whole", f"{STEP}promises"),
     ]),
     ("4. MLA", [
@@ -121,7 +123,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
 #: Rows of the features document that nothing serves yet.
 OPEN = [
     "TurboQuant's four dtypes: codes and page sizes are reserved",
-    "context parallelism: queries spread over ranks (prefill); MLA over spread caches",
+    "context parallelism: MLA over spread caches",
     "V scales per (head, channel) calibrated over batches (they can be given)",
     "an engine's block of several kernel blocks: the engine passes the kernel's blocks",
 ]

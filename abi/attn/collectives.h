@@ -30,7 +30,12 @@ enum attn_cp_order { ATTN_CP_CONTIGUOUS = 0, ATTN_CP_ZIGZAG = 1 };
 
 /* On attn_layer_desc. rank = pcp_rank * dcp_world + dcp_rank; interleave divides block_size. A
  * request of L keys has local(L) = floor(L / (n I)) I + clamp(L - floor(L / (n I)) n I - r I, 0, I)
- * of them on rank r of world n. */
+ * of them on rank r of world n = pcp_world * dcp_world. With `decode` NULL every rank of `prefill`
+ * has the whole cache.
+ *
+ * Of a request's Q queries, rank p of P = pcp_world has, in CONTIGUOUS order, those from p S to
+ * (p + 1) S - 1, S = ceil(Q / P), and in ZIGZAG, S = ceil(Q / 2P), those of the slices p and
+ * 2P - 1 - p of S queries each, in this order; what lies past Q is nobody's. */
 struct attn_context_parallel {
     struct attn_ext ext; /* id ATTN_EXT_CONTEXT_PARALLEL */
     /* dcp: ranks that split the KV cache; NULL: none */
@@ -52,6 +57,11 @@ struct attn_batch_context_parallel {
     int32_t reserved;
     /* device [T]: absolute positions of this rank's prefill queries */
     const int32_t *query_positions;
+    /* host [R]: queries of each request over all ranks of `prefill`; NULL: every rank has them all.
+     * Such a batch has this rank's queries (in query_start_loc, num_tokens, and the rows of q, k, v
+     * and out), the whole requests' seq_lens, and slots for the keys of all ranks, in the order of
+     * requests and positions. */
+    const int32_t *query_lens_host;
 };
 
 /* Ready tables, each in a small library of its own, which an engine may link or open; the core

@@ -112,6 +112,11 @@ attn_status gdn_check_weights(const attn_layer *layer, const struct attn_layer_p
 /* parallel.c: is the cache spread over ranks? Then a block of the table holds so many tokens over
  * all of them. */
 bool layer_is_spread(const attn_layer *layer);
+int32_t layer_cache_ranks(const attn_layer *layer); /* n */
+int32_t layer_cache_rank(const attn_layer *layer);  /* of a spread one */
+/* Have the ranks of `prefill` a slice each of a request's queries? */
+bool layer_splits_queries(const attn_layer *layer);
+bool layer_same_ranks(const attn_layer *a, const attn_layer *b);
 int64_t layer_tokens_per_block(const attn_layer *layer);
 void parallel_rewrite_parts(attn_layer *layer);
 

@@ -19,7 +19,7 @@ static bool same_table(attn_layer *a, attn_layer *b)
            layer_cache_owner(a)->spec.layout == layer_cache_owner(b)->spec.layout &&
            layer_tokens_per_block(layer_cache_owner(a)) ==
                layer_tokens_per_block(layer_cache_owner(b)) &&
-           layer_same_cache(x, y);
+           layer_same_ranks(a, b) && layer_same_cache(x, y);
 }
 
 /* backend, phase, Hq, window, chunk, soft cap, scale, sinks, causality; and what else changes a

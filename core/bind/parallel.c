@@ -2,16 +2,45 @@
 /* Layers whose cache is spread over ranks: what the two attends of such a step see of them. */
 #include "bind/bound.h"
 
-bool layer_is_spread(const attn_layer *layer)
+static int32_t world(const struct attn_collectives *ranks)
+{
+    return ranks != NULL ? ranks->world_size : 1;
+}
+
+bool layer_splits_queries(const attn_layer *layer)
+{
+    return layer->layer.cp != NULL && world(layer->layer.cp->prefill) > 1;
+}
+
+int32_t layer_cache_ranks(const attn_layer *layer)
 {
     const struct attn_context_parallel *cp = layer->layer.cp;
-    return cp != NULL && cp->decode != NULL && cp->decode->world_size > 1;
+    return cp != NULL && cp->decode != NULL ? world(cp->decode) * world(cp->prefill) : 1;
+}
+
+int32_t layer_cache_rank(const attn_layer *layer)
+{
+    const struct attn_context_parallel *cp = layer->layer.cp;
+    return (cp->prefill != NULL ? cp->prefill->rank : 0) * world(cp->decode) + cp->decode->rank;
+}
+
+bool layer_is_spread(const attn_layer *layer)
+{
+    return layer_cache_ranks(layer) > 1;
 }
 
 int64_t layer_tokens_per_block(const attn_layer *layer)
 {
-    int64_t ranks = layer_is_spread(layer) ? layer->layer.cp->decode->world_size : 1;
-    return layer->layer.desc.block_size * ranks;
+    return layer->layer.desc.block_size * (int64_t)layer_cache_ranks(layer);
+}
+
+bool layer_same_ranks(const attn_layer *a, const attn_layer *b)
+{
+    static const struct attn_context_parallel none;
+    const struct attn_context_parallel *x = a->layer.cp != NULL ? a->layer.cp : &none;
+    const struct attn_context_parallel *y = b->layer.cp != NULL ? b->layer.cp : &none;
+    return x->decode == y->decode && x->prefill == y->prefill && x->interleave == y->interleave &&
+           x->order == y->order;
 }
 
 /* The context is attended by the heads of all ranks. Sinks' logits stay with the new keys: in one

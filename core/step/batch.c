@@ -6,6 +6,7 @@
 #include "step/gdn.h"
 #include "step/mla.h"
 #include "step/parallel.h"
+#include "step/queries.h"
 #include "step/schedule.h"
 #include "util/structs.h"
 
@@ -54,6 +55,10 @@ static void choose_calls(attn_plan *plan, struct step *step)
         parallel_choose_calls(plan, step);
         return;
     }
+    if (plan->given.num_actual_tokens == 0) {
+        step->program = run_no_queries;
+        return;
+    }
     if (cascade_pays(plan, step)) {
         struct launch *prefix = &step->launches[ATTN_PHASE_PREFILL][PART_PREFIX];
         step->main[0] = all_decode ? decode : prefill;
@@ -92,6 +97,10 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
     bool cascade = false;
     attn_status status = ATTN_OK;
     plan->used_integers = 0;
+    status = queries_split(plan, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
     plan->views[VIEW_WHOLE] = plan->given;
     if (composed & ATTN_COMPOSE_CHUNKED) {
         status = compose_chunks(plan, &layer->layer.desc, error);
@@ -176,7 +185,9 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
         plan->schedules[i].view = -1;
     }
     bool empty = plan->given.mode == ATTN_BATCH_IDLE || plan->given.mode == ATTN_BATCH_PROFILE ||
-                 plan->given.num_reqs == 0 || plan->given.num_actual_tokens == 0;
+                 plan->given.num_reqs == 0 ||
+                 (plan->given.num_actual_tokens == 0 && queries_split_lens(plan) == NULL);
+    plan->parallel.split = false;
     if (empty) {
         plan->split = (struct attn_batch_split){0, 0, 0, 0};
         for (int32_t i = 0; i < plan->num_steps; i++) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "step/mla.h"
+#include "step/queries.h"
 #include "step/schedule.h"
 #include "util/error.h"
 
@@ -35,11 +36,12 @@ static int32_t merge_max_integers(const attn_plan *plan)
 int32_t compose_max_integers(const attn_plan *plan)
 {
     const struct attn_layer_desc *layer = &plan->steps[0].layer->layer.desc;
-    int32_t requests = plan->limits.max_num_reqs;
+    int32_t requests = plan->limits.max_num_reqs * queries_slices(plan->steps[0].layer);
     if (layer->chunk_size > 0) {
         requests = 2 * requests + plan->limits.max_num_tokens / layer->chunk_size;
     }
-    return 3 * (requests + 1) + 16 + mla_max_integers(plan) + merge_max_integers(plan);
+    return 3 * (requests + 1) + 16 + mla_max_integers(plan) + merge_max_integers(plan) +
+           queries_max_integers(plan);
 }
 
 attn_status compose_send(attn_plan *plan, void *stream, struct attn_error *error)

@@ -9,6 +9,7 @@
 
 /* A plan without such layers passes through all of them unchanged. */
 size_t parallel_lay_out(attn_plan *plan, size_t at);
+struct attn_limits parallel_limits(const attn_plan *plan, const attn_layer *layer, int32_t part);
 attn_status parallel_init(attn_plan *plan, struct attn_error *error);
 void parallel_finish(attn_plan *plan);
 attn_status parallel_make_views(attn_plan *plan, struct attn_error *error);

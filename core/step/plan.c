@@ -88,8 +88,9 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
     if (served->instance->kernels.plan_size != NULL) {
         struct attn_plan_size size = {.struct_size = sizeof size};
         struct attn_error why = ATTN_ERROR_INIT;
+        const struct attn_limits limits = parallel_limits(plan, layer, part);
         attn_status status = served->instance->kernels.plan_size(
-            served->instance->handle, served->states[part], &plan->limits, &size, &why);
+            served->instance->handle, served->states[part], &limits, &size, &why);
         if (status != ATTN_OK) {
             return error_relay(error, status, &why);
         }
@@ -181,7 +182,7 @@ static void describe_tensors(struct step *step)
     /* The prefill of MLA and that of a spread cache attend keys beside the cache: rows are written
      * apart. */
     step->fused_write = step->writes && step->layer->layer.mla == NULL &&
-                        !layer_is_spread(step->layer) &&
+                        !layer_is_spread(step->layer) && !layer_splits_queries(step->layer) &&
                         prefill->caps->features & ATTN_FEATURE_FUSED_WRITE &&
                         decode->caps->features & ATTN_FEATURE_FUSED_WRITE;
 }

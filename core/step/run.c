@@ -3,6 +3,7 @@
  * kernels. Nothing here allocates, locks or formats text. */
 #include <string.h>
 
+#include "step/queries.h"
 #include "step/schedule.h"
 #include "util/structs.h"
 
@@ -83,8 +84,9 @@ void step_choose_entry(attn_plan *plan, struct step *step)
     bool cross = step->layer->layer.desc.kind == ATTN_LAYER_CROSS;
     step->enter = run_general;
     bool plain_out = step->layer->layer.desc.output_form == ATTN_OUTPUT_PLAIN;
-    if (!one_call || !step->plain_checks || !plain_out || step->keys_are_inputs || cross ||
-        plan->validate || hooks->before_layer != NULL || hooks->after_layer != NULL) {
+    if (!one_call || plan->parallel.split || !step->plain_checks || !plain_out ||
+        step->keys_are_inputs || cross || plan->validate || hooks->before_layer != NULL ||
+        hooks->after_layer != NULL) {
         return;
     }
     if (!writes && !step->fused_write) {
@@ -255,8 +257,10 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
         }
         if (status == ATTN_OK &&
             (writes || (attends && step->keys_are_inputs && step->program != run_idle))) {
-            status =
-                check_keys_io(step, io, writes ? plan->given.num_slots : plan->num_key_rows, error);
+            status = check_keys_io(step, io,
+                                   writes && !plan->parallel.split ? plan->given.num_slots
+                                                                   : plan->num_key_rows,
+                                   error);
         }
         if (status == ATTN_OK && plan->validate) {
             status = validate_inputs(plan, step, io, error);
@@ -267,6 +271,12 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     }
     if (step->check_io != NULL && step->program != run_idle) {
         status = step->check_io(plan, step, io, writes, attends, error);
+    }
+    struct all_keys all;
+    if (status == ATTN_OK && plan->parallel.split &&
+        (writes || (attends && step->keys_are_inputs && step->program != run_idle))) {
+        status = queries_gather_keys(plan, step, io, &all, error);
+        io = &all.io;
     }
     if (status == ATTN_OK && writes && !(step->fused_write && attends)) {
         status = write_keys(plan, step, io, error);

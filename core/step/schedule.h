@@ -109,6 +109,10 @@ struct scratch {
         size_t out, lse;            /* [T, Hk n g, Dv] and [Hk n g, T]: the context that is here */
         size_t send, received;      /* [n] parts of a rank: [T, Hq, Dv], then [Hq, T] float32 */
         size_t zeros, all_lse, other_lse;
+        size_t rows; /* [P, widest, Hq, D]: queries of the ranks that split them */
+        size_t rows_send, rows_received; /* [P] parts of [widest, Hq, Dv] */
+        /* k and v: this rank's, all ranks', in the order of requests, and again per slice */
+        size_t keys[2][4];
     } parallel;
     size_t encoder[3]; /* q, k, v quantized: [T, heads, head size] e4m3 */
     size_t bytes;
@@ -127,6 +131,11 @@ struct context_chunk {
 struct merge_run {
     int32_t end_row;
     int32_t with_prefix; /* 1: both parts; 0: the suffix as it is */
+};
+
+/* Rows that are copied in one piece. */
+struct row_run {
+    int64_t from, to, rows;
 };
 
 /* Counts of the last capture, which its replays must have. */
@@ -179,7 +188,15 @@ struct attn_plan {
     } mla;
     struct {
         int64_t *pairs; /* (t, t) of every row */
+        int64_t num_pairs;
         int32_t world_size;
+        /* by the last plan: are the queries split, and how */
+        bool split;
+        int32_t widest;       /* most rows of a rank */
+        int32_t num_keys;     /* new ones, of all ranks */
+        struct row_run *runs; /* keys into their order, then into that of the slices */
+        int32_t max_runs, num_runs, num_slice_runs;
+        const int32_t *key_start; /* host, of the slices' keys; [num_reqs + 1] of the split batch */
     } parallel;
     int32_t num_multiprocessors;
     bool validate;

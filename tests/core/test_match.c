@@ -428,12 +428,58 @@ static void test_context_parallel(void **state)
     fixture_finish(&f);
 }
 
+/* Queries split over two ranks, whose slices share a row of the table: what a poor backend lacks,
+ * and what no backend is asked for. */
+static void test_split_queries(void **state)
+{
+    const struct attn_collectives ranks = {.struct_size = sizeof ranks,
+                                           .world_size = 2,
+                                           .all_gather = no_collective,
+                                           .all_to_all = no_collective,
+                                           .reduce_scatter_f32 = no_sum};
+    struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
+                                       .prefill = &ranks,
+                                       .order = ATTN_CP_ZIGZAG};
+    struct attn_layer_desc layer = fixture_layer("l");
+    struct fixture f;
+    struct arena arena;
+    struct reasons reasons;
+    (void)state;
+    layer.next = &cp.ext;
+    fixture_init(&f);
+    arena_init(&arena, &f.runtime.host);
+    struct attn_backend_caps *caps = fixture_add(&f, "alpha", "", 1);
+    caps->terms |= ATTN_TERM_SLIDING_WINDOW;
+    caps->features &=
+        ~(uint64_t)(ATTN_FEATURE_LSE | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_BLOCK_TABLE_ROW);
+    caps->kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV;
+    match_one(&f, &arena, &reasons, &layer);
+    assert_int_equal(reasons.count, 1); /* block_table_row */
+    cp.order = ATTN_CP_CONTIGUOUS;
+    layer.has_window = 1; /* one request's slice is a request: windows are as ever */
+    layer.window_left = 9;
+    match_one(&f, &arena, &reasons, &layer);
+    assert_int_equal(reasons.count, 0);
+    layer.fast_prefill = layer.device_seq_lens_only = 1;
+    caps->features |= ATTN_FEATURE_FAST_PREFILL | ATTN_FEATURE_DEVICE_SEQ_LENS;
+    caps->kernels &= ~(uint64_t)ATTN_KERNEL_WRITE_KV;
+    caps->features |= ATTN_FEATURE_FUSED_WRITE;
+    match_one(&f, &arena, &reasons, &layer);
+    assert_int_equal(reasons.count, 3);
+    for (int32_t i = 0; i < reasons.count; i++) {
+        assert_string_equal(reasons.items[i].field, "context_parallel");
+    }
+    arena_finish(&arena);
+    fixture_finish(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_reason),  cmocka_unit_test(test_all_reasons_at_once),
-        cmocka_unit_test(test_compositions), cmocka_unit_test(test_mla),
-        cmocka_unit_test(test_gdn),          cmocka_unit_test(test_context_parallel),
+        cmocka_unit_test(test_each_reason),   cmocka_unit_test(test_all_reasons_at_once),
+        cmocka_unit_test(test_compositions),  cmocka_unit_test(test_mla),
+        cmocka_unit_test(test_gdn),           cmocka_unit_test(test_context_parallel),
+        cmocka_unit_test(test_split_queries),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

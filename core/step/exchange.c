@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ranks that split the heads of a spread layer: queries to all of them, partial results back.
+ */
+#include "step/exchange.h"
+
+#include <string.h>
+
+#include "util/error.h"
+
+#define ALIGNMENT 256
+
+int64_t exchange_aligned(int64_t bytes)
+{
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+void exchange_init(struct exchange *x, const struct step *step, int64_t tokens)
+{
+    struct attn_tensor kind = {0};
+    tensor_set_kind(&kind, step->out.kind);
+    int64_t element = kind.dtype.bits / 8;
+    *x = (struct exchange){
+        .ranks = step->layer->layer.cp->decode,
+        .rows = layer_splits_queries(step->layer) ? step->layer->layer.cp->prefill : NULL,
+        .n = step->layer->layer.cp->decode->world_size,
+        .tokens = tokens,
+        .q_heads = step->q.heads,
+        .kv_heads = step->k.heads,
+        .group = step->q.heads / step->k.heads,
+        .q_row = step->q.head_size * element,
+        .out_row = step->out.head_size * element,
+        .dtype = kind.dtype};
+}
+
+int64_t exchange_part(const struct exchange *x, int64_t tokens)
+{
+    return exchange_aligned(tokens * x->q_heads * x->out_row) +
+           exchange_aligned(tokens * x->q_heads * 4);
+}
+
+attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const void *from,
+                      int64_t from_stride, int64_t bytes, int64_t count, struct attn_error *error)
+{
+    const struct attn_block_copy copy = {(void *)(uintptr_t)from, to, from_stride, to_stride,
+                                         bytes};
+    const struct attn_copy_blocks_args args = {.struct_size = sizeof args,
+                                               .instance = run->instance->handle,
+                                               .stream = run->io->stream,
+                                               .kind = ATTN_COPY_DEVICE_TO_DEVICE,
+                                               .num_copies = 1,
+                                               .copies = &copy,
+                                               .pairs = run->plan->parallel.pairs,
+                                               .num_pairs = count};
+    if (count <= 0) {
+        return ATTN_OK;
+    }
+    if (run->instance->kernels.copy_blocks != NULL) {
+        return run->instance->kernels.copy_blocks(&args, error);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        memcpy((uint8_t *)to + i * to_stride, (const uint8_t *)from + i * from_stride,
+               (size_t)bytes);
+    }
+    return ATTN_OK;
+}
+
+attn_status collective_told(attn_status status, struct attn_error *error)
+{
+    return status == ATTN_OK
+               ? status
+               : error_set_text(error, status, "collectives", "a collective of the engine failed");
+}
+
+attn_status pack_rows(const struct run *run, void *to, const struct attn_tensor *from,
+                      int64_t heads, int64_t row, int64_t count, struct attn_error *error)
+{
+    int64_t element = from->dtype.bits / 8, all = heads * row;
+    int64_t stride = from->strides != NULL ? from->strides[0] * element : all;
+    int64_t head = from->strides != NULL ? from->strides[1] * element : row;
+    const uint8_t *rows = (const uint8_t *)from->data + from->byte_offset;
+    bool compact = head == row;
+    attn_status status = ATTN_OK;
+    for (int64_t h = 0; h < (compact ? 1 : heads) && status == ATTN_OK; h++) {
+        status = copy_rows(run, (uint8_t *)to + h * row, all, rows + h * head, stride,
+                           compact ? all : row, count, error);
+    }
+    return status;
+}
+
+void over_rows(struct over *over, const struct run *run, void *data, int64_t heads,
+               int64_t head_size)
+{
+    *over = (struct over){.shape = {run->x.tokens, heads, head_size},
+                          .strides = {heads * head_size, head_size, 1}};
+    over->tensor = (struct attn_tensor){
+        data, run->plan->model->device, 3, run->x.dtype, over->shape, over->strides, 0};
+}
+
+void over_lse(struct over *over, const struct run *run, float *data, int64_t heads)
+{
+    *over = (struct over){.shape = {heads, run->x.tokens}, .strides = {run->x.tokens, 1}};
+    over->tensor = (struct attn_tensor){
+        data, run->plan->model->device, 2, {ATTN_CODE_FLOAT, 32, 1}, over->shape, over->strides, 0};
+}
+
+attn_status merge_parts(const struct run *run, const struct attn_tensor *a,
+                        const struct attn_tensor *a_lse, const struct attn_tensor *b,
+                        const struct attn_tensor *b_lse, const struct attn_tensor *out,
+                        const struct attn_tensor *lse, struct attn_error *error)
+{
+    const struct attn_merge_states_args args = {.struct_size = sizeof args,
+                                                .instance = run->instance->handle,
+                                                .stream = run->io->stream,
+                                                .prefix_out = a,
+                                                .prefix_lse = a_lse,
+                                                .suffix_out = b,
+                                                .suffix_lse = b_lse,
+                                                .out = out,
+                                                .lse = lse,
+                                                .num_rows = run->x.tokens,
+                                                .num_rows_with_prefix = run->x.tokens};
+    return run->step->merge(&args, error);
+}
+
+void part_tensors(const struct run *run, uint8_t *area, struct over *out, struct over *lse)
+{
+    const struct exchange *x = &run->x;
+    over_rows(out, run, area, x->q_heads, run->step->out.head_size);
+    over_lse(lse, run, (float *)(area + exchange_aligned(x->tokens * x->q_heads * x->out_row)),
+             x->q_heads);
+}
+
+/* Those of all ranks as [T, Hk, n, g, D]. */
+attn_status heads_gather(struct run *run, uint8_t *rows, struct attn_error *error)
+{
+    const struct exchange *x = &run->x;
+    int64_t row = x->q_heads * x->q_row, group = x->group * x->q_row;
+    if (x->n == 1) {
+        run->q = rows;
+        return ATTN_OK;
+    }
+    attn_status status =
+        collective_told(x->ranks->all_gather(x->ranks->user, rows, run->gathered,
+                                             (size_t)(x->tokens * row), run->io->stream),
+                        error);
+    for (int64_t i = 0; i < x->n * x->kv_heads && status == ATTN_OK; i++) {
+        int64_t rank = i % x->n, kv = i / x->n;
+        status = copy_rows(run, run->q + i * group, x->n * row,
+                           run->gathered + rank * x->tokens * row + kv * group, row, group,
+                           x->tokens, error);
+    }
+    return status;
+}
+
+/* out and lse of the heads of `rank` into an area of their own. */
+static attn_status pack_part(const struct run *run, int64_t rank, uint8_t *area, const float *lse,
+                             struct attn_error *error)
+{
+    const struct exchange *x = &run->x;
+    int64_t row = x->q_heads * x->out_row, group = x->group * x->out_row,
+            lse_group = x->group * x->tokens * 4;
+    uint8_t *lse_area = area + exchange_aligned(x->tokens * row);
+    attn_status status = ATTN_OK;
+    for (int64_t kv = 0; kv < x->kv_heads && status == ATTN_OK; kv++) {
+        int64_t i = kv * x->n + rank;
+        status = copy_rows(run, area + kv * group, row, run->out + i * group, x->n * row, group,
+                           x->tokens, error);
+        if (status == ATTN_OK) {
+            status = copy_rows(run, lse_area + kv * lse_group, 0,
+                               (const uint8_t *)lse + i * lse_group, 0, lse_group, 1, error);
+        }
+    }
+    return status;
+}
+
+/* Every rank gets all partial results of its own heads, and merges them in the order of the ranks:
+ * into the first area of `received`. */
+static attn_status reduce_all_to_all(const struct run *run, struct attn_error *error)
+{
+    const struct exchange *x = &run->x;
+    struct over out, lse, next_out, next_lse;
+    attn_status status = ATTN_OK;
+    for (int64_t rank = 0; rank < x->n && status == ATTN_OK; rank++) {
+        status =
+            pack_part(run, rank, run->send + rank * exchange_part(x, x->tokens), run->lse, error);
+    }
+    if (status == ATTN_OK) {
+        status = collective_told(x->ranks->all_to_all(x->ranks->user, run->send, run->received,
+                                                      (size_t)exchange_part(x, x->tokens),
+                                                      run->io->stream),
+                                 error);
+    }
+    part_tensors(run, run->received, &out, &lse);
+    for (int64_t rank = 1; rank < x->n && status == ATTN_OK; rank++) {
+        part_tensors(run, run->received + rank * exchange_part(x, x->tokens), &next_out, &next_lse);
+        status = merge_parts(run, &out.tensor, &lse.tensor, &next_out.tensor, &next_lse.tensor,
+                             &out.tensor, &lse.tensor, error);
+    }
+    return status;
+}
+
+/* Every rank weighs its partial results by all ranks' log-sum-exp, and sums over the ranks bring
+ * each its own heads. A merge with zeros under the others' log-sum-exp is that weighing. */
+static attn_status reduce_by_sum(const struct run *run, struct attn_error *error)
+{
+    const struct exchange *x = &run->x;
+    const struct scratch *s = &run->plan->scratch;
+    int64_t heads = x->n * x->q_heads, count = x->tokens * x->q_heads * (x->out_row / 4);
+    uint8_t *base = run->plan->workspace;
+    float *all = (float *)(base + s->parallel.all_lse),
+          *other_lse = (float *)(base + s->parallel.other_lse);
+    struct over out, lse, zeros, others, one;
+    int32_t found = 0;
+    over_rows(&out, run, run->out, heads, run->step->out.head_size);
+    over_rows(&zeros, run, base + s->parallel.zeros, heads, run->step->out.head_size);
+    over_lse(&lse, run, run->lse, heads);
+    over_lse(&others, run, other_lse, heads);
+    attn_status status = zero_tensor(run->plan, run->step, &zeros.tensor, run->io->stream, error);
+    if (status == ATTN_OK) {
+        status =
+            collective_told(x->ranks->all_gather(x->ranks->user, run->lse, all,
+                                                 (size_t)(heads * x->tokens * 4), run->io->stream),
+                            error);
+    }
+    for (int64_t rank = 0; rank < x->n && status == ATTN_OK; rank++) {
+        float *theirs = all + rank * heads * x->tokens;
+        if (rank == x->ranks->rank) {
+            continue;
+        }
+        if (found++ == 0) {
+            status = copy_rows(run, other_lse, 0, theirs, 0, heads * x->tokens * 4, 1, error);
+            continue;
+        }
+        over_lse(&one, run, theirs, heads);
+        status = merge_parts(run, &zeros.tensor, &others.tensor, &zeros.tensor, &one.tensor,
+                             &zeros.tensor, &others.tensor, error);
+    }
+    if (status == ATTN_OK) {
+        status = merge_parts(run, &out.tensor, &lse.tensor, &zeros.tensor, &others.tensor,
+                             &out.tensor, &lse.tensor, error);
+    }
+    for (int64_t rank = 0; rank < x->n && status == ATTN_OK; rank++) {
+        int64_t row = x->q_heads * x->out_row, group = x->group * x->out_row;
+        for (int64_t kv = 0; kv < x->kv_heads && status == ATTN_OK; kv++) {
+            status = copy_rows(run, run->send + rank * count * 4 + kv * group, row,
+                               run->out + (kv * x->n + rank) * group, x->n * row, group, x->tokens,
+                               error);
+        }
+    }
+    if (status == ATTN_OK) { /* the weighted lse of its own heads, beside where the sum goes */
+        status = pack_part(run, x->ranks->rank, run->received, run->lse, error);
+    }
+    return status == ATTN_OK
+               ? collective_told(x->ranks->reduce_scatter_f32(
+                                     x->ranks->user, (const float *)run->send,
+                                     (float *)run->received, (size_t)count, run->io->stream),
+                                 error)
+               : status;
+}
+
+attn_status heads_reduce(const struct run *run, struct attn_error *error)
+{
+    if (run->x.n == 1) {
+        return pack_part(run, 0, run->received, run->lse, error);
+    }
+    return run->step->layer->layer.cp->reduce == ATTN_CP_ALL_TO_ALL ? reduce_all_to_all(run, error)
+                                                                    : reduce_by_sum(run, error);
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One exchange of a spread layer's step under way: where its areas lie, and what passes between the
+ * ranks that split the heads (decode) and those that split the queries (prefill). */
+#ifndef CORE_STEP_EXCHANGE_H
+#define CORE_STEP_EXCHANGE_H
+
+#include "step/schedule.h"
+
+/* Sizes of one layer's exchange. Heads of all ranks stand as [Hk, n, g]: each rank's group beside
+ * the others' over the key head that they have in common. */
+struct exchange {
+    const struct attn_collectives *ranks, *rows; /* rows NULL: queries are one rank's */
+    int64_t n, tokens, q_heads, kv_heads, group; /* of one rank */
+    int64_t q_row, out_row;                      /* bytes of one head */
+    struct attn_dtype dtype;
+};
+
+struct run {
+    attn_plan *plan;
+    struct step *step;
+    const struct attn_step_io *io;
+    const struct instance *instance;
+    struct exchange x;
+    uint8_t *packed, *gathered, *q, *out, *send, *received;
+    float *lse;
+};
+
+/* Compact tensors over the workspace. */
+struct over {
+    struct attn_tensor tensor;
+    int64_t shape[3], strides[3];
+};
+
+int64_t exchange_aligned(int64_t bytes);
+void exchange_init(struct exchange *x, const struct step *step, int64_t tokens);
+/* Bytes of one rank's output and lse over its own heads, out first. */
+int64_t exchange_part(const struct exchange *x, int64_t tokens);
+void over_rows(struct over *over, const struct run *run, void *data, int64_t heads,
+               int64_t head_size);
+void over_lse(struct over *over, const struct run *run, float *data, int64_t heads);
+/* Parts of a rank in `area`: its output rows, then its lse. */
+void part_tensors(const struct run *run, uint8_t *area, struct over *out, struct over *lse);
+
+/* Copies `bytes` at each of `count` strided places. */
+attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const void *from,
+                      int64_t from_stride, int64_t bytes, int64_t count, struct attn_error *error);
+/* The rows of a tensor [count, heads, D] one behind the other; `row` bytes a head. */
+attn_status pack_rows(const struct run *run, void *to, const struct attn_tensor *from,
+                      int64_t heads, int64_t row, int64_t count, struct attn_error *error);
+/* The engine's collectives bring no text. */
+attn_status collective_told(attn_status status, struct attn_error *error);
+attn_status merge_parts(const struct run *run, const struct attn_tensor *a,
+                        const struct attn_tensor *a_lse, const struct attn_tensor *b,
+                        const struct attn_tensor *b_lse, const struct attn_tensor *out,
+                        const struct attn_tensor *lse, struct attn_error *error);
+
+/* exchange.c: over the ranks that split the heads. Queries at `rows` to run->q; out and lse of all
+ * heads to this rank's part in run->received. */
+attn_status heads_gather(struct run *run, uint8_t *rows, struct attn_error *error);
+attn_status heads_reduce(const struct run *run, struct attn_error *error);
+/* exchange_rows.c: over the ranks that split the queries. */
+attn_status rows_gather(const struct run *run, uint8_t **rows, struct attn_error *error);
+attn_status rows_reduce(struct run *run, struct attn_error *error);
+
+#endif

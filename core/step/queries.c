@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "step/queries.h"
+
+#include "step/exchange.h"
+#include "util/error.h"
+#include "util/structs.h"
+
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+enum { SENT, GATHERED, ORDERED, SLICED };
+
+struct slice {
+    int32_t first, end; /* of the request's queries */
+};
+
+int32_t queries_slices(const attn_layer *layer)
+{
+    return layer_splits_queries(layer) && layer->layer.cp->order == ATTN_CP_ZIGZAG ? 2 : 1;
+}
+
+static struct slice slice_of(const attn_layer *layer, int32_t queries, int32_t rank, int32_t i)
+{
+    int32_t parts = layer->layer.cp->prefill->world_size * queries_slices(layer);
+    int32_t size = (int32_t)(((int64_t)queries + parts - 1) / parts);
+    int64_t place = i == 0 ? rank : parts - 1 - rank;
+    int64_t first = place * size, end = first + size;
+    return (struct slice){(int32_t)(first < queries ? first : queries),
+                          (int32_t)(end < queries ? end : queries)};
+}
+
+int32_t queries_of(const attn_layer *layer, int32_t queries, int32_t rank)
+{
+    int32_t count = 0;
+    for (int32_t i = 0; i < queries_slices(layer); i++) {
+        struct slice s = slice_of(layer, queries, rank, i);
+        count += s.end - s.first;
+    }
+    return count;
+}
+
+/* Starts, lengths, rows and key starts of the slices; of the context that is attended for all
+ * ranks, starts, lengths and rows of every request and of the padding behind each rank's rows. */
+int32_t queries_max_integers(const attn_plan *plan)
+{
+    const attn_layer *layer = plan->steps[0].layer;
+    if (!layer_splits_queries(layer)) {
+        return 0;
+    }
+    int32_t slices = queries_slices(layer) * plan->limits.max_num_reqs;
+    int32_t context = layer->layer.cp->prefill->world_size * (plan->limits.max_num_reqs + 1);
+    return 4 * (slices + 1) + 3 * (context + 1);
+}
+
+attn_status queries_init(attn_plan *plan, struct attn_error *error)
+{
+    const attn_layer *layer = plan->steps[0].layer;
+    if (!layer_splits_queries(layer)) {
+        return ATTN_OK;
+    }
+    int64_t runs = (int64_t)queries_slices(layer) * plan->limits.max_num_reqs *
+                   (layer->layer.cp->prefill->world_size + 1);
+    plan->parallel.max_runs = (int32_t)(runs < INT32_MAX ? runs : INT32_MAX);
+    plan->parallel.runs = runtime_alloc(plan->model->runtime, (size_t)plan->parallel.max_runs *
+                                                                  sizeof *plan->parallel.runs);
+    return plan->parallel.runs != NULL ? ATTN_OK
+                                       : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan",
+                                                   "no memory for %lld runs", (long long)runs);
+}
+
+void queries_finish(attn_plan *plan)
+{
+    runtime_free(plan->model->runtime, plan->parallel.runs,
+                 (size_t)plan->parallel.max_runs * sizeof *plan->parallel.runs);
+}
+
+static int64_t row_bytes(const struct step *step, const struct rows *rows)
+{
+    struct attn_tensor kind = {0};
+    (void)step;
+    tensor_set_kind(&kind, rows->kind);
+    return rows->heads * rows->head_size * kind.dtype.bits / 8;
+}
+
+size_t queries_lay_out(attn_plan *plan, size_t at)
+{
+    const attn_layer *layer = plan->steps[0].layer;
+    if (!layer_splits_queries(layer)) {
+        return at;
+    }
+    int64_t ranks = layer->layer.cp->prefill->world_size, tokens = plan->limits.max_num_tokens;
+    int64_t rows[] = {tokens, ranks * tokens, ranks * tokens,
+                      layer_is_spread(layer) ? queries_slices(layer) * ranks * tokens : 0};
+    for (int32_t part = 0; part < 2; part++) {
+        int64_t most = 0;
+        for (int32_t i = 0; i < plan->num_steps; i++) {
+            const struct step *step = &plan->steps[i];
+            int64_t bytes = row_bytes(step, part == 0 ? &step->k : &step->v);
+            most = bytes > most ? bytes : most;
+        }
+        for (int32_t area = SENT; area <= SLICED; area++) {
+            plan->scratch.parallel.keys[part][area] = at;
+            at += (size_t)exchange_aligned(rows[area] * most);
+        }
+    }
+    return at;
+}
+
+const int32_t *queries_split_lens(const attn_plan *plan)
+{
+    const size_t least =
+        offsetof(struct attn_batch_context_parallel, query_lens_host) + sizeof(const int32_t *);
+    const struct attn_ext *ext = ext_find(plan->given.next, ATTN_EXT_BATCH_CONTEXT, least);
+    return ext != NULL && layer_splits_queries(plan->steps[0].layer)
+               ? ((const struct attn_batch_context_parallel *)ext)->query_lens_host
+               : NULL;
+}
+
+static attn_status check_batch(const attn_plan *plan, const int32_t *lens, struct attn_error *error)
+{
+    const struct attn_batch *b = &plan->given;
+    const attn_layer *layer = plan->steps[0].layer;
+    const struct attn_collectives *ranks = layer->layer.cp->prefill;
+    if (b->seq_lens_host == NULL) {
+        return BAD("seq_lens_host", "is NULL; queries that are split over ranks need it");
+    }
+    if (b->flags & ATTN_BATCH_IN_CAPTURE) {
+        return error_set(error, ATTN_ERROR_UNSUPPORTED, "query_lens_host",
+                         "queries split over %d ranks in a capture; captures take batches whose "
+                         "queries every rank has",
+                         ranks->world_size);
+    }
+    if (b->causal == 0) {
+        return BAD("causal", "causal is 0; queries that are split over ranks are causal");
+    }
+    if (b->block_table_row != NULL && (queries_slices(layer) > 1 || layer_is_spread(layer))) {
+        return BAD("block_table_row", "must be NULL where slices of the queries share its rows");
+    }
+    for (int32_t r = 0; r < b->num_reqs; r++) {
+        int32_t own = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
+        if (lens[r] < 0 || lens[r] > b->seq_lens_host[r]) {
+            return BAD("query_lens_host", "query_lens_host[%d] is %d; 0 to the request's %d keys",
+                       r, lens[r], b->seq_lens_host[r]);
+        }
+        int32_t expected = queries_of(layer, lens[r], ranks->rank);
+        if (own != expected) {
+            return BAD("query_start_loc",
+                       "request %d has %d queries here; of its %d, rank %d of %d has %d", r, own,
+                       lens[r], ranks->rank, ranks->world_size, expected);
+        }
+    }
+    return b->num_reqs == 0 || b->query_start_loc_host[0] == 0
+               ? ATTN_OK
+               : BAD("query_start_loc",
+                     "query_start_loc[0] is %d; 0 where queries are split over ranks",
+                     b->query_start_loc_host[0]);
+}
+
+/* How many rows each rank has, and where its keys belong among all of them. */
+static attn_status find_runs(attn_plan *plan, const int32_t *lens, struct attn_error *error)
+{
+    const attn_layer *layer = plan->steps[0].layer;
+    int32_t ranks = layer->layer.cp->prefill->world_size, num_reqs = plan->given.num_reqs;
+    int64_t keys = 0, widest = 0, most = plan->limits.max_num_tokens;
+    for (int32_t rank = 0; rank < ranks; rank++) {
+        int64_t rows = 0;
+        for (int32_t r = 0; r < num_reqs; r++) {
+            rows += queries_of(layer, lens[r], rank);
+        }
+        widest = rows > widest ? rows : widest;
+        keys += rows;
+    }
+    if (widest > most) {
+        return error_set(error, ATTN_ERROR_LIMIT, "query_lens_host",
+                         "a rank has %lld queries; 0 to %lld, the plan's max_num_tokens",
+                         (long long)widest, (long long)most);
+    }
+    if (plan->given.num_slots > keys) {
+        return BAD("num_slots", "%lld slots; the requests have %lld new keys over all ranks",
+                   (long long)plan->given.num_slots, (long long)keys);
+    }
+    plan->parallel.widest = (int32_t)widest;
+    plan->parallel.num_keys = (int32_t)keys;
+    plan->parallel.num_runs = 0;
+    for (int32_t rank = 0; rank < ranks; rank++) {
+        int64_t from = rank * widest, base = 0;
+        for (int32_t r = 0; r < num_reqs; r++) {
+            for (int32_t i = 0; i < queries_slices(layer); i++) {
+                struct slice s = slice_of(layer, lens[r], rank, i);
+                int64_t rows = s.end - s.first;
+                if (rows > 0) {
+                    plan->parallel.runs[plan->parallel.num_runs++] =
+                        (struct row_run){from, base + s.first, rows};
+                }
+                from += rows;
+            }
+            base += lens[r];
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status queries_split(attn_plan *plan, struct attn_error *error)
+{
+    const attn_layer *layer = plan->steps[0].layer;
+    const int32_t *lens = queries_split_lens(plan);
+    struct attn_batch *b = &plan->given;
+    plan->parallel.split = lens != NULL;
+    if (lens == NULL) {
+        return ATTN_OK;
+    }
+    attn_status status = check_batch(plan, lens, error);
+    status = status == ATTN_OK ? find_runs(plan, lens, error) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    int32_t each = queries_slices(layer), slices = each * b->num_reqs, at = 0;
+    int32_t *start = compose_take(plan, slices + 1), *length = compose_take(plan, slices);
+    int32_t *row = compose_take(plan, slices), *key_start = compose_take(plan, slices + 1);
+    struct row_run *runs = plan->parallel.runs + plan->parallel.num_runs;
+    int64_t base = 0;
+    start[0] = key_start[0] = 0;
+    for (int32_t r = 0; r < b->num_reqs; r++) {
+        for (int32_t i = 0; i < each; i++, at++) {
+            struct slice s = slice_of(layer, lens[r], layer->layer.cp->prefill->rank, i);
+            bool any = s.end > s.first;
+            start[at + 1] = start[at] + s.end - s.first;
+            length[at] = any ? b->seq_lens_host[r] - lens[r] + s.end : 0;
+            row[at] = r;
+            key_start[at + 1] = key_start[at] + (any ? s.end : 0);
+            runs[at] = (struct row_run){base, key_start[at], any ? s.end : 0};
+        }
+        base += lens[r];
+    }
+    plan->parallel.num_slice_runs = slices;
+    plan->parallel.key_start = key_start;
+    b->block_table_rows = b->block_table_rows > 0 ? b->block_table_rows : b->num_reqs;
+    b->num_reqs = slices;
+    b->query_start_loc_host = start;
+    b->query_start_loc = compose_on_device(plan, start);
+    b->seq_lens_host = length;
+    b->seq_lens = compose_on_device(plan, length);
+    if (each > 1) {
+        b->block_table_row = compose_on_device(plan, row);
+    }
+    return ATTN_OK;
+}
+
+/* The two areas of k and v as tensors of an io. */
+static void keys_over(const attn_plan *plan, const struct step *step, int32_t area, int64_t rows,
+                      const struct attn_step_io *io, struct all_keys *keys)
+{
+    uint8_t *base = plan->workspace;
+    const struct rows *kinds[] = {&step->k, &step->v};
+    struct attn_tensor *tensors[] = {&keys->k, &keys->v};
+    for (int32_t i = 0; i < 2; i++) {
+        int64_t *shape = keys->shapes[i];
+        shape[0] = rows;
+        shape[1] = kinds[i]->heads;
+        shape[2] = kinds[i]->head_size;
+        *tensors[i] = (struct attn_tensor){.data = base + plan->scratch.parallel.keys[i][area],
+                                           .device = plan->model->device,
+                                           .shape = shape};
+        tensor_set_kind(tensors[i], kinds[i]->kind);
+    }
+    keys->io = *io;
+    keys->io.k = &keys->k;
+    keys->io.v = &keys->v;
+}
+
+static attn_status copy_runs(const struct run *run, const struct row_run *runs, int32_t count,
+                             int32_t from, int32_t to, struct attn_error *error)
+{
+    const attn_plan *plan = run->plan;
+    attn_status status = ATTN_OK;
+    for (int32_t part = 0; part < 2; part++) {
+        int64_t row = row_bytes(run->step, part == 0 ? &run->step->k : &run->step->v);
+        uint8_t *source = plan->workspace + plan->scratch.parallel.keys[part][from];
+        uint8_t *target = plan->workspace + plan->scratch.parallel.keys[part][to];
+        for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
+            status = copy_rows(run, target + runs[i].to * row, 0, source + runs[i].from * row, 0,
+                               runs[i].rows * row, runs[i].rows > 0, error);
+        }
+    }
+    return status;
+}
+
+static struct run run_of(attn_plan *plan, struct step *step, const struct attn_step_io *io)
+{
+    return (struct run){.plan = plan,
+                        .step = step,
+                        .io = io,
+                        .instance = step->layer->served[ATTN_PHASE_PREFILL].instance};
+}
+
+attn_status queries_gather_keys(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                                struct all_keys *all, struct attn_error *error)
+{
+    const struct attn_collectives *ranks = step->layer->layer.cp->prefill;
+    const struct run run = run_of(plan, step, io);
+    const struct attn_tensor *inputs[] = {io->k, io->v};
+    attn_status status = ATTN_OK;
+    for (int32_t part = 0; part < 2 && status == ATTN_OK; part++) {
+        const struct rows *kind = part == 0 ? &step->k : &step->v;
+        const size_t *areas = plan->scratch.parallel.keys[part];
+        int64_t row = row_bytes(step, kind);
+        status = pack_rows(&run, plan->workspace + areas[SENT], inputs[part], kind->heads,
+                           row / kind->heads, plan->given.num_actual_tokens, error);
+        if (status == ATTN_OK) {
+            status = collective_told(ranks->all_gather(ranks->user, plan->workspace + areas[SENT],
+                                                       plan->workspace + areas[GATHERED],
+                                                       (size_t)(plan->parallel.widest * row),
+                                                       io->stream),
+                                     error);
+        }
+    }
+    if (status == ATTN_OK) {
+        status =
+            copy_runs(&run, plan->parallel.runs, plan->parallel.num_runs, GATHERED, ORDERED, error);
+    }
+    keys_over(plan, step, ORDERED, plan->parallel.num_keys, io, all);
+    return status;
+}
+
+attn_status queries_slice_keys(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                               struct all_keys *slices, struct attn_error *error)
+{
+    const struct run run = run_of(plan, step, io);
+    int32_t count = plan->parallel.num_slice_runs;
+    keys_over(plan, step, SLICED, plan->parallel.key_start[count], io, slices);
+    return copy_runs(&run, plan->parallel.runs + plan->parallel.num_runs, count, ORDERED, SLICED,
+                     error);
+}
+
+attn_status run_no_queries(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                           struct attn_error *error)
+{
+    (void)plan, (void)step, (void)io, (void)error;
+    return ATTN_OK;
+}
