@@ -91,7 +91,10 @@ static attn_status check_tensors(const struct attn_attend_args *args, const stru
 {
     const struct layer_shape *shape = &problem->shape;
     int32_t q_heads = shape->num_heads * shape->group;
-    attn_status status = check_tensor(args->q, "q", shape, q_heads, shape->depth, false, error);
+    attn_status status = ATTN_OK;
+    if (problem->latent == NULL || args->q != NULL) {
+        status = check_tensor(args->q, "q", shape, q_heads, shape->depth, false, error);
+    }
     if (status == ATTN_OK) {
         status = check_tensor(args->out, "out", shape, q_heads, shape->width, true, error);
     }
@@ -133,10 +136,11 @@ static bool no_work(const struct attn_batch *batch)
     return batch->mode == ATTN_BATCH_IDLE || batch->mode == ATTN_BATCH_PROFILE;
 }
 
-attn_status simd_attend(const struct attn_attend_args *args, struct attn_error *error)
+attn_status run_attend(const struct attn_attend_args *args, const struct latent_parts *parts,
+                       struct attn_error *error)
 {
     struct attend_run run;
-    attn_status status = problem_init(&run.problem, args, true, error);
+    attn_status status = problem_init(&run.problem, args, parts, true, error);
     status = status == ATTN_OK ? check_tensors(args, &run.problem, error) : status;
     if (status != ATTN_OK) {
         return status;
@@ -160,10 +164,16 @@ attn_status simd_attend(const struct attn_attend_args *args, struct attn_error *
     return ATTN_OK;
 }
 
-attn_status simd_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
+attn_status simd_attend(const struct attn_attend_args *args, struct attn_error *error)
+{
+    return run_attend(args, NULL, error);
+}
+
+attn_status plan_attend(const struct attn_attend_args *args, const struct latent_parts *parts,
+                        int32_t mode, struct attn_error *error)
 {
     struct problem problem;
-    attn_status status = problem_init(&problem, args, false, error);
+    attn_status status = problem_init(&problem, args, parts, false, error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -181,9 +191,17 @@ attn_status simd_plan(const struct attn_attend_args *args, int32_t mode, struct 
     return schedule_make(&problem, schedule, num_threads, error);
 }
 
+attn_status simd_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
+{
+    bool latent = args != NULL && args->layer != NULL && layer_is_latent(args->layer);
+    return latent ? simd_plan_latent(args, mode, error) : plan_attend(args, NULL, mode, error);
+}
+
 /* Lengths are the same: the schedule stays right. */
 attn_status simd_update_block_table(const struct attn_attend_args *args, struct attn_error *error)
 {
     struct problem problem;
-    return problem_init(&problem, args, false, error);
+    bool latent = args != NULL && args->layer != NULL && layer_is_latent(args->layer);
+    return latent ? check_latent_cache(args->layer, args->k_cache, error)
+                  : problem_init(&problem, args, NULL, false, error);
 }

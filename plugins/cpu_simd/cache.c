@@ -172,6 +172,10 @@ static attn_status write_init(struct write_loop *loop, const struct attn_write_k
 attn_status simd_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     struct write_loop loop;
+    if (args != NULL && args->instance != NULL && args->layer != NULL && args->params != NULL &&
+        layer_is_latent(args->layer)) {
+        return simd_write_latent(args, error);
+    }
     attn_status status = write_init(&loop, args, error);
     if (status == ATTN_OK) {
         const struct attn_host *host = args->instance->host;

@@ -10,23 +10,35 @@
 static const struct attn_head_size_range head_sizes[] = {{{8, 512, 8}, {8, 512, 8}, 0}};
 static const struct attn_range block_sizes[] = {{1, 65536, 1}};
 
+static const struct attn_mla_caps mla_caps = {
+    .ext = {ATTN_EXT_CAPS_MLA, 0, sizeof(mla_caps), NULL},
+    .kv_lora_rank_max = 512,
+    .qk_rope_head_dim_max = 64,
+    .num_q_heads_multiple = 1,
+    .topk_max = 1 << 20,
+    .topk_multiple = 1,
+};
+
 static const struct attn_backend_caps common_caps = {
     .struct_size = sizeof(struct attn_backend_caps),
+    .next = &mla_caps.ext,
     .name = "cpu_simd",
     .version = "0.1.0",
     .vendor = "libattn",
     .device = {ATTN_DEVICE_CPU, 0},
     .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_MERGE_STATES |
-               ATTN_KERNEL_ROPE_WRITE_KV | ATTN_KERNEL_COPY_BLOCKS | ATTN_KERNEL_COPY |
-               ATTN_KERNEL_FILL,
+               ATTN_KERNEL_ROPE_WRITE_KV | ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE |
+               ATTN_KERNEL_GATHER_KV | ATTN_KERNEL_BATCHED_GEMM | ATTN_KERNEL_COPY_BLOCKS |
+               ATTN_KERNEL_COPY | ATTN_KERNEL_FILL,
     .layer_kinds = BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) |
                    BIT(ATTN_LAYER_ENCODER_ONLY) | BIT(ATTN_LAYER_CROSS) |
-                   BIT(ATTN_LAYER_MM_ENCODER) | BIT(ATTN_LAYER_STATIC_SINK),
+                   BIT(ATTN_LAYER_MM_ENCODER) | BIT(ATTN_LAYER_STATIC_SINK) | BIT(ATTN_LAYER_MLA) |
+                   BIT(ATTN_LAYER_MLA_SPARSE),
     .phases = BIT(ATTN_PHASE_PREFILL) | BIT(ATTN_PHASE_DECODE),
     .dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32),
     .kv_dtypes = BIT(ATTN_KV_AUTO) | BIT(ATTN_KV_F16) | BIT(ATTN_KV_BF16) | BIT(ATTN_KV_F32) |
                  BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2) | BIT(ATTN_KV_FP8_PER_TOKEN_HEAD) |
-                 BIT(ATTN_KV_INT8_PER_TOKEN_HEAD),
+                 BIT(ATTN_KV_INT8_PER_TOKEN_HEAD) | BIT(ATTN_KV_FP8_DS_MLA),
     .terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL | ATTN_TERM_CAUSAL_PER_REQUEST |
              ATTN_TERM_SLIDING_WINDOW | ATTN_TERM_SYMMETRIC_WINDOW | ATTN_TERM_CHUNKED_LOCAL |
              ATTN_TERM_SOFT_CAP | ATTN_TERM_ALIBI | ATTN_TERM_ALIBI_SQRT | ATTN_TERM_SINKS |
@@ -36,10 +48,11 @@ static const struct attn_backend_caps common_caps = {
                 ATTN_FEATURE_UPDATE_BLOCK_TABLE | ATTN_FEATURE_FUSED_ROPE |
                 ATTN_FEATURE_FUSED_ROPE_NORM | ATTN_FEATURE_BATCH_INVARIANT |
                 ATTN_FEATURE_DEVICE_SEQ_LENS,
-    .walks = ATTN_WALK_NHD | ATTN_WALK_HND | ATTN_WALK_PACKED | ATTN_WALK_SEPARATE_STRIDES,
+    .walks = ATTN_WALK_NHD | ATTN_WALK_HND | ATTN_WALK_PACKED | ATTN_WALK_SEPARATE_STRIDES |
+             ATTN_WALK_LATENT,
     .layouts = BIT(ATTN_KV_LAYOUT_NHD) | BIT(ATTN_KV_LAYOUT_HND) | BIT(ATTN_KV_LAYOUT_NHD_INNER) |
                BIT(ATTN_KV_LAYOUT_HND_INNER) | BIT(ATTN_KV_LAYOUT_HND_ROWS) |
-               BIT(ATTN_KV_LAYOUT_PACKED_K),
+               BIT(ATTN_KV_LAYOUT_PACKED_K) | BIT(ATTN_KV_LAYOUT_LATENT),
     .k_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR) | BIT(ATTN_SCALE_PER_HEAD),
     .v_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR) | BIT(ATTN_SCALE_PER_HEAD),
     .p_scale_forms = BIT(ATTN_SCALE_NONE),

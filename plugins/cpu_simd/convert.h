@@ -105,6 +105,22 @@ static inline uint8_t f32_to_fp8(float value, int mantissa, int emin, float limi
     return sign | (uint8_t)(code > limit_code ? limit_code : code);
 }
 
+/* Rounded to odd, so that a second rounding to fewer bits is that of the double: a quotient just
+ * beside the middle of two codes does not become the middle. */
+static inline float f64_to_f32_odd(double value)
+{
+    float nearest = (float)value;
+    if (nearest == value || nearest != nearest) {
+        return nearest;
+    }
+    uint32_t bits = f32_to_bits(nearest);
+    double magnitude = value < 0 ? -value : value;
+    if ((double)bits_to_f32(bits & 0x7fffffffu) > magnitude) {
+        bits--;
+    }
+    return bits_to_f32(bits | 1u);
+}
+
 static inline uint8_t f32_to_e4m3(float value)
 {
     return f32_to_fp8(value, 3, -6, 448.0f, 0x7e);

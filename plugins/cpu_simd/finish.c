@@ -37,18 +37,19 @@ void load_queries(const struct attend_run *run, const struct work_item *item, in
     const struct layer_shape *shape = &problem->shape;
     const struct engine *engine = shape->engine;
     const struct attn_tensor *tensor = run->args->q;
-    int64_t bytes = tensor->dtype.bits / 8;
-    int64_t token_bytes = tensor_stride(tensor, 0) * bytes;
-    int64_t head_bytes = tensor_stride(tensor, 1) * bytes;
     int64_t first = problem->batch->query_start_loc[item->request] + (int64_t)item->token;
-    const char *source = tensor_data(tensor) + first * token_bytes;
     size_t row_bytes = (size_t)shape->depth_padded * (size_t)engine->element_bytes;
     size_t used_bytes = (size_t)shape->depth * (size_t)engine->element_bytes;
     char *out = q;
     for (int32_t t = 0; t < item->num_tokens; t++) {
         for (int32_t g = 0; g < shape->group; g++, out += row_bytes) {
-            const char *in = source + t * token_bytes + (head * shape->group + g) * head_bytes;
-            engine->unpack[shape->activation](out, in, shape->depth);
+            int32_t q_head = head * shape->group + g;
+            if (tensor == NULL) {
+                load_latent_query(problem->latent, shape, first + t, q_head, out);
+            } else {
+                engine->unpack[shape->activation](out, tensor_row(tensor, first + t, q_head),
+                                                  shape->depth);
+            }
             memset(out + used_bytes, 0, row_bytes - used_bytes);
         }
     }

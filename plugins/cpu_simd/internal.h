@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include <attn/gdn.h>
+#include <attn/mla.h>
 #include <attn/plugin.h>
 
 #include "common/tensors.h"
@@ -37,6 +39,8 @@ struct layer_shape {
     int32_t kv_element; /* enum element_type of a slot */
     int32_t activation; /* enum element_type of q */
     bool token_scales;  /* per-token-head scales */
+    bool ds_mla;        /* rows of fp8_ds_mla */
+    int32_t topk;       /* sparse MLA: entries of a query's list; 0: dense */
 };
 
 struct attn_state {
@@ -55,10 +59,21 @@ struct row_source {
     int32_t element;
     int32_t row_elements;
     bool stage; /* rows cannot be read in place */
+    bool ds_mla;
     const char *scale;
     int64_t scale_stride_block;
     int64_t scale_stride_slot;
     int64_t scale_stride_head;
+};
+
+/* What an MLA attend brings beside attend's arguments. */
+struct latent_parts {
+    int32_t rank;
+    int32_t rope;
+    const struct attn_tensor *q_latent; /* [T, Hq, rank], where q is NULL */
+    const struct attn_tensor *q_rope;
+    const int32_t *topk_indices; /* [T, topk], in a sparse run */
+    int64_t topk_stride;
 };
 
 /* One attend or its plan, with the arguments checked and resolved. */
@@ -76,6 +91,7 @@ struct problem {
     bool paged;
     const struct direct_engine *direct; /* of the decode path */
     bool direct_fp8;                    /* it reads fp8 rows in place */
+    const struct latent_parts *latent;  /* NULL: no MLA */
 };
 
 /* Keys that one query row sees: low .. high-1. */
@@ -132,9 +148,11 @@ attn_status fail(struct attn_error *error, attn_status status, const char *field
                  const char *message);
 attn_status shape_of_layer(const struct variant *variant, const struct attn_layer_desc *layer,
                            struct layer_shape *shape, struct attn_error *error);
-attn_status problem_init(struct problem *problem, const struct attn_attend_args *args, bool tensors,
-                         struct attn_error *error);
+attn_status problem_init(struct problem *problem, const struct attn_attend_args *args,
+                         const struct latent_parts *latent, bool tensors, struct attn_error *error);
 struct interval row_interval(const struct problem *problem, int32_t request, int32_t token);
+/* likewise, of the request's keys: in a sparse run not the entries of the list */
+struct interval visible_keys(const struct problem *problem, int32_t request, int32_t token);
 int32_t request_keys(const struct problem *problem, int32_t request);
 int32_t request_queries(const struct problem *problem, int32_t request);
 /* row pointers of keys first .. first+n-1 of a head, and their scales where there are any */
@@ -196,12 +214,51 @@ attn_status simd_copy(attn_instance *instance, void *destination, const void *so
 attn_status simd_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
                       size_t stride, int64_t rows, void *stream, struct attn_error *error);
 
+/* attend.c, with the arguments of MLA already rewritten; parts NULL: no MLA */
+attn_status run_attend(const struct attn_attend_args *args, const struct latent_parts *parts,
+                       struct attn_error *error);
+attn_status plan_attend(const struct attn_attend_args *args, const struct latent_parts *parts,
+                        int32_t mode, struct attn_error *error);
+
+/* mla.c */
+attn_status simd_attend_mla(const struct attn_attend_args *args, struct attn_error *error);
+attn_status simd_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error);
+attn_status simd_plan_latent(const struct attn_attend_args *args, int32_t mode,
+                             struct attn_error *error);
+void load_latent_query(const struct latent_parts *parts, const struct layer_shape *shape,
+                       int64_t row, int64_t head, char *out);
+/* Rows that entries first .. first+n-1 of a query's list name and the query sees; their number. */
+int32_t find_listed_rows(const struct problem *problem, int32_t request, int32_t token,
+                         int32_t first, int32_t n, const void **rows);
+
+/* latent.c */
+const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer);
+bool layer_is_latent(const struct attn_layer_desc *layer);
+attn_status check_latent_cache(const struct attn_layer_desc *layer, const struct attn_kv_view *view,
+                               struct attn_error *error);
+/* [rows, heads, size], or [rows, size] where heads is 0 */
+attn_status check_latent_part(const struct attn_tensor *tensor, const char *name, int32_t element,
+                              int64_t heads, int64_t size, int64_t rows, struct attn_error *error);
+/* the first `count` elements, up to 512 or all, of a row of fp8_ds_mla */
+void ds_mla_load(const struct variant *variant, const char *memory, float *row, int32_t count);
+attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn_error *error);
+attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
+
+/* gemm.c */
+int32_t element_of_any(const struct attn_tensor *tensor); /* -1: none of ours */
+attn_status simd_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error);
+
 /* features.c, caps.c */
 int32_t variants_of_machine(const struct variant **variants, int32_t capacity, char *isa,
                             size_t isa_bytes);
 const struct variant *variant_by_name(const char *name);
 attn_status simd_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                        struct attn_error *error);
+
+/* supports.c */
+attn_status simd_supports(const struct attn_backend_caps *caps, const struct attn_layer_desc *layer,
+                          int32_t phase, const struct attn_reason_sink *reasons,
+                          struct attn_error *error);
 
 static inline int32_t round_up(int32_t x, int32_t multiple)
 {

@@ -2,6 +2,8 @@
 /* Arguments to a checked problem: shapes, row sources, visible intervals. */
 #include "internal.h"
 
+#define MAX_STAGED 1024 /* elements of a row */
+
 const int32_t element_bytes[ELEMENT_COUNT] = {4, 2, 2, 1, 1, 1};
 
 attn_status fail(struct attn_error *error, attn_status status, const char *field,
@@ -44,6 +46,7 @@ static int32_t element_of_kv(int32_t kv_dtype, int32_t activation)
         return ELEMENT_F32;
     case ATTN_KV_FP8_E4M3:
     case ATTN_KV_FP8_PER_TOKEN_HEAD:
+    case ATTN_KV_FP8_DS_MLA:
         return ELEMENT_E4M3;
     case ATTN_KV_FP8_E5M2:
         return ELEMENT_E5M2;
@@ -87,10 +90,16 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     shape->item_rows = at_least(at_least(rows, 128), shape->group);
     shape->token_scales = layer->kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD ||
                           layer->kv_dtype == ATTN_KV_INT8_PER_TOKEN_HEAD;
-    /* f16 and f32 caches hold more than bf16 can: those are computed in float32 */
-    bool short_keys = shape->kv_element != ELEMENT_F32 && shape->kv_element != ELEMENT_F16;
+    shape->ds_mla = layer->kv_dtype == ATTN_KV_FP8_DS_MLA;
+    /* f16 and f32 caches, and e4m3 with scales in a row, hold more than bf16 can: those are
+     * computed in float32 */
+    bool short_keys =
+        shape->kv_element != ELEMENT_F32 && shape->kv_element != ELEMENT_F16 && !shape->ds_mla;
     bool short_math = shape->activation == ELEMENT_BF16 && short_keys && variant->bf16 != NULL;
     shape->engine = short_math ? variant->bf16 : variant->f32;
+    if (layer->kind == ATTN_LAYER_MLA_SPARSE && mla_of(layer) != NULL) {
+        shape->topk = mla_of(layer)->topk;
+    }
     return ATTN_OK;
 }
 
@@ -107,6 +116,7 @@ static void source_of_view(struct row_source *source, const struct attn_kv_view 
     source->pack = view->pack > 0 && view->pack < row_elements ? view->pack : 0;
     source->element = shape->kv_element;
     source->row_elements = row_elements;
+    source->ds_mla = shape->ds_mla;
     if (shape->token_scales) {
         source->scale = view->scale;
         source->scale_stride_block = view->scale_stride_block;
@@ -169,8 +179,8 @@ static attn_status check_terms(const struct attn_attend_args *args, struct attn_
     return ATTN_OK;
 }
 
-attn_status problem_init(struct problem *problem, const struct attn_attend_args *args, bool tensors,
-                         struct attn_error *error)
+attn_status problem_init(struct problem *problem, const struct attn_attend_args *args,
+                         const struct latent_parts *latent, bool tensors, struct attn_error *error)
 {
     memset(problem, 0, sizeof(*problem));
     if (args == NULL || args->instance == NULL || args->layer == NULL || args->params == NULL ||
@@ -183,6 +193,7 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
     problem->instance = args->instance;
     problem->layer = layer;
     problem->params = args->params;
+    problem->latent = latent;
     problem->batch = batch;
     problem->paged = args->k_cache != NULL;
     problem->causal = (batch->causal == -1 ? layer->causal : batch->causal) != 0;
@@ -211,12 +222,12 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
     }
     int32_t native = shape->engine->element;
     problem->keys.stage = problem->keys.element != native || problem->keys.pack != 0 ||
-                          shape->depth != shape->depth_padded;
+                          shape->ds_mla || shape->depth != shape->depth_padded;
     problem->values.stage = problem->values.element != native || problem->values.pack != 0 ||
-                            shape->width != shape->width_padded;
+                            shape->ds_mla || shape->width != shape->width_padded;
     const struct engine *engine = shape->engine;
     bool fp8 = shape->kv_element == ELEMENT_E4M3 || shape->kv_element == ELEMENT_E5M2;
-    problem->direct_fp8 = problem->paged && fp8 && engine->direct_fp8 != NULL &&
+    problem->direct_fp8 = problem->paged && fp8 && !shape->ds_mla && engine->direct_fp8 != NULL &&
                           problem->keys.pack == 0 && problem->values.pack == 0 &&
                           shape->depth % 64 == 0 && shape->width % 64 == 0;
     problem->direct = problem->direct_fp8 ? engine->direct_fp8 : engine->direct;
@@ -260,7 +271,7 @@ static void widen_by_spans(const struct problem *problem, int32_t request, int32
     }
 }
 
-struct interval row_interval(const struct problem *problem, int32_t request, int32_t token)
+struct interval visible_keys(const struct problem *problem, int32_t request, int32_t token)
 {
     const struct attn_layer_desc *layer = problem->layer;
     const struct attn_batch *batch = problem->batch;
@@ -292,6 +303,15 @@ struct interval row_interval(const struct problem *problem, int32_t request, int
     }
     seen.high = at_least(seen.high, seen.low);
     return seen;
+}
+
+/* A sparse query's keys are the entries of its list, visible or not. */
+struct interval row_interval(const struct problem *problem, int32_t request, int32_t token)
+{
+    if (problem->shape.topk > 0) {
+        return (struct interval){0, request_keys(problem, request) > 0 ? problem->shape.topk : 0};
+    }
+    return visible_keys(problem, request, token);
 }
 
 void find_rows(const struct problem *problem, const struct row_source *source, int32_t request,
@@ -328,6 +348,15 @@ void find_rows(const struct problem *problem, const struct row_source *source, i
     }
 }
 
+static void stage_ds_mla(const struct problem *problem, const struct row_source *source, char *out,
+                         const char *in)
+{
+    float row[MAX_STAGED];
+    const struct variant *variant = problem->instance->variant;
+    ds_mla_load(variant, in, row, source->row_elements);
+    problem->shape.engine->unpack[ELEMENT_F32](out, row, source->row_elements);
+}
+
 void stage_rows(const struct problem *problem, const struct row_source *source, char *stage,
                 int32_t padded, int32_t n, const void **rows)
 {
@@ -338,6 +367,12 @@ void stage_rows(const struct problem *problem, const struct row_source *source, 
     for (int32_t i = 0; i < n; i++) {
         char *out = stage + (size_t)i * row_bytes;
         const char *in = rows[i];
+        if (source->ds_mla) {
+            stage_ds_mla(problem, source, out, in);
+            memset(out + used_bytes, 0, row_bytes - used_bytes);
+            rows[i] = out;
+            continue;
+        }
         for (int32_t d = 0; d < source->row_elements; d += piece, in += source->stride_pack) {
             engine->unpack[source->element](out + (size_t)d * (size_t)engine->element_bytes, in,
                                             at_most(piece, source->row_elements - d));

@@ -26,7 +26,7 @@ size_t partial_floats(const struct layer_shape *shape)
 static int64_t max_items(const struct layer_shape *shape, int64_t requests, int64_t tokens,
                          int32_t num_threads)
 {
-    int64_t least_tokens = at_least(1, MIN_ITEM_ROWS / shape->group);
+    int64_t least_tokens = shape->topk > 0 ? 1 : at_least(1, MIN_ITEM_ROWS / shape->group);
     return (tokens / least_tokens + requests) * shape->num_heads + max_partials(num_threads);
 }
 
@@ -83,8 +83,8 @@ static void choose_path(const struct problem *problem, int32_t direct_heads, str
 {
     const struct layer_shape *shape = &problem->shape;
     bool tree = problem->batch->tree != NULL && problem->layer->tree_mask != ATTN_TREE_NONE;
-    item->direct = shape->engine->direct != NULL && !tree && shape->group <= DIRECT_ROWS &&
-                   request_queries(problem, item->request) == 1;
+    item->direct = shape->engine->direct != NULL && !tree && shape->topk == 0 &&
+                   shape->group <= DIRECT_ROWS && request_queries(problem, item->request) == 1;
     item->num_heads = item->direct ? direct_heads : 1;
 }
 
@@ -160,7 +160,8 @@ static int32_t parts_of(const struct builder *builder, const struct work_item *i
 {
     int64_t rows = (int64_t)item->num_tokens * builder->problem->shape.group;
     int64_t keys = (int64_t)item->key_end - item->key_begin;
-    if (builder->target == 0 || (item->num_heads == 1 && rows > SPLIT_ROWS) ||
+    if (builder->target == 0 ||
+        (item->num_heads == 1 && rows > at_least(SPLIT_ROWS, builder->problem->shape.group)) ||
         keys < 2 * SPLIT_KEYS) {
         return 1;
     }
@@ -235,6 +236,9 @@ static int32_t choose_tokens(const struct problem *problem, int32_t num_threads)
     const struct attn_batch *batch = problem->batch;
     int32_t group = problem->shape.group;
     int64_t rows = problem->shape.item_rows;
+    if (problem->shape.topk > 0) {
+        return 1; /* each query has its own list */
+    }
     if (problem->layer->batch_invariant == 0) {
         int64_t tokens =
             (int64_t)batch->query_start_loc[batch->num_reqs] - batch->query_start_loc[0];

@@ -137,12 +137,32 @@ static void move_spoilt_scales(struct tile *tile)
     }
 }
 
+/* Rows of the tile, listed ones without what the query does not see. */
+static void find_tile(struct tile *tile)
+{
+    const struct problem *problem = &tile->run->problem;
+    const struct work_item *item = tile->item;
+    int32_t skip = tile->skip;
+    int32_t count = tile->n - skip;
+    if (problem->shape.topk > 0) {
+        tile->skip = 0;
+        tile->n = find_listed_rows(problem, item->request, item->token, tile->first + skip, count,
+                                   tile->key_rows);
+        memcpy(tile->value_rows, tile->key_rows, (size_t)tile->n * sizeof(void *));
+        return;
+    }
+    find_rows(problem, &problem->keys, item->request, item->head, tile->first + skip, count,
+              tile->key_rows + skip, tile->key_scale + skip);
+    find_rows(problem, &problem->values, item->request, item->head, tile->first + skip, count,
+              tile->value_rows + skip, tile->value_scale + skip);
+}
+
 static void load_tile(struct tile *tile, char *scratch)
 {
     const struct attend_run *run = tile->run;
     const struct problem *problem = &run->problem;
     const struct layer_shape *shape = &problem->shape;
-    const struct work_item *item = tile->item;
+    find_tile(tile);
     int32_t padded = round_up(tile->n, COLUMN_MULTIPLE);
     int32_t skip = tile->skip;
     int32_t count = tile->n - skip;
@@ -150,10 +170,6 @@ static void load_tile(struct tile *tile, char *scratch)
         tile->key_rows[j] = tile->value_rows[j] = tile->zero_row;
         tile->key_scale[j] = tile->value_scale[j] = 0.0f;
     }
-    find_rows(problem, &problem->keys, item->request, item->head, tile->first + skip, count,
-              tile->key_rows + skip, tile->key_scale + skip);
-    find_rows(problem, &problem->values, item->request, item->head, tile->first + skip, count,
-              tile->value_rows + skip, tile->value_scale + skip);
     if (shape->token_scales) {
         for (int32_t j = tile->n; j < padded; j++) {
             tile->key_scale[j] = 0.0f;

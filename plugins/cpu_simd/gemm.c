@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* batched_gemm: out[b] = a[b] w[b] w_scale[b] through the engine's gemm. A block of w, at most
+ * 128 x 128, is packed once for 64 rows of a: 64 KiB in float32, 2 MFLOP. Sums are float32. */
+#include "internal.h"
+
+#define BLOCK_ROWS 64
+#define BLOCK_DEPTH 128
+#define BLOCK_COLUMNS TILE_KEYS
+
+struct gemm_loop {
+    const struct attn_batched_gemm_args *args;
+    const struct engine *engine;
+    int32_t a_element; /* enum element_type */
+    int32_t w_element;
+    int32_t out_element;
+    int64_t row_blocks;
+    int64_t column_blocks;
+};
+
+/* Operands of one block in the compute type; `stage` holds rows that gemm or pack cannot take as
+ * they lie. */
+struct gemm_block {
+    _Alignas(64) float packed[BLOCK_DEPTH * BLOCK_COLUMNS];
+    _Alignas(64) float stage[BLOCK_DEPTH * BLOCK_COLUMNS];
+    _Alignas(64) float a[BLOCK_ROWS * BLOCK_DEPTH];
+    _Alignas(64) float sum[BLOCK_ROWS * BLOCK_COLUMNS];
+    const void *rows[BLOCK_COLUMNS];
+};
+
+int32_t element_of_any(const struct attn_tensor *tensor)
+{
+    static const struct {
+        uint8_t code, bits;
+        int32_t element;
+    } known[] = {
+        {ATTN_CODE_FLOAT, 32, ELEMENT_F32},       {ATTN_CODE_FLOAT, 16, ELEMENT_F16},
+        {ATTN_CODE_BFLOAT, 16, ELEMENT_BF16},     {ATTN_CODE_FLOAT8_E4M3FN, 8, ELEMENT_E4M3},
+        {ATTN_CODE_FLOAT8_E5M2, 8, ELEMENT_E5M2}, {ATTN_CODE_INT, 8, ELEMENT_INT8}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (tensor->dtype.code == known[i].code && tensor->dtype.bits == known[i].bits) {
+            return known[i].element;
+        }
+    }
+    return -1;
+}
+
+/* `count` elements, `stride` elements apart, to the compute type; zeros up to `padded`. */
+static void stage_row(const struct engine *engine, int32_t element, char *out, const char *in,
+                      int64_t stride, int32_t count, int32_t padded)
+{
+    int64_t bytes = engine->element_bytes;
+    if (stride == 1) {
+        engine->unpack[element](out, in, count);
+    }
+    for (int32_t i = 0; i < count && stride != 1; i++) {
+        engine->unpack[element](out + i * bytes, in + i * stride * element_bytes[element], 1);
+    }
+    memset(out + count * bytes, 0, (size_t)((padded - count) * bytes));
+}
+
+/* Rows i .. i+rows-1 and columns p .. p+deep-1 of a[b]: as they lie, or staged. */
+static const char *load_left(const struct gemm_loop *loop, struct gemm_block *block, int64_t b,
+                             int64_t i, int32_t rows, int64_t p, int32_t deep, int64_t *lda)
+{
+    const struct attn_tensor *a = loop->args->a;
+    const struct engine *engine = loop->engine;
+    int64_t stride = tensor_stride(a, 2), bytes = element_bytes[loop->a_element];
+    int32_t padded = round_up(deep, DEPTH_MULTIPLE);
+    if (stride == 1 && padded == deep && loop->a_element == engine->element) {
+        *lda = tensor_stride(a, 1);
+        return (const char *)tensor_row(a, b, i) + p * bytes;
+    }
+    *lda = padded;
+    for (int32_t r = 0; r < rows; r++) {
+        stage_row(engine, loop->a_element,
+                  (char *)block->a + (int64_t)r * padded * engine->element_bytes,
+                  (const char *)tensor_row(a, b, i + r) + p * stride * bytes, stride, deep, padded);
+    }
+    return (const char *)block->a;
+}
+
+/* Rows p .. p+deep-1 and columns j .. j+columns-1 of w[b] as gemm's right operand, of rows *ldb
+ * wide. Transposed memory is packed as keys are, else as values. */
+static void load_right(const struct gemm_loop *loop, struct gemm_block *block, int64_t b, int64_t p,
+                       int32_t deep, int64_t j, int32_t columns, int64_t *ldb)
+{
+    const struct attn_tensor *w = loop->args->w;
+    const struct engine *engine = loop->engine;
+    int64_t down = tensor_stride(w, 1), across = tensor_stride(w, 2);
+    int64_t bytes = element_bytes[loop->w_element];
+    bool transposed = across != 1 && down == 1;
+    int32_t count = transposed ? columns : deep, length = transposed ? deep : columns;
+    int32_t padded = round_up(length, DEPTH_MULTIPLE);
+    bool in_place =
+        padded == length && (transposed || across == 1) && loop->w_element == engine->element;
+    const char *first = (const char *)tensor_row(w, b, p) + j * across * bytes;
+    for (int32_t r = 0; r < count; r++) {
+        const char *row = first + r * (transposed ? across : down) * bytes;
+        char *staged = (char *)block->stage + (int64_t)r * padded * engine->element_bytes;
+        if (!in_place) {
+            stage_row(engine, loop->w_element, staged, row, transposed ? down : across, length,
+                      padded);
+        }
+        block->rows[r] = in_place ? row : staged;
+    }
+    if (transposed) {
+        *ldb = TILE_KEYS;
+        engine->pack_keys(block->packed, block->rows, count, round_up(count, COLUMN_MULTIPLE),
+                          padded);
+        return;
+    }
+    *ldb = padded;
+    engine->pack_values(block->packed, block->rows, count, round_up(count, DEPTH_MULTIPLE), padded);
+}
+
+static void store_rows(const struct gemm_loop *loop, const struct gemm_block *block, int64_t b,
+                       int64_t i, int32_t rows, int64_t j, int32_t columns)
+{
+    const struct attn_batched_gemm_args *args = loop->args;
+    const struct variant *variant = args->instance->variant;
+    int64_t stride = tensor_stride(args->out, 2), bytes = element_bytes[loop->out_element];
+    float scale = args->w_scale == NULL ? 1.0f : args->w_scale[args->w_scale_count > 1 ? b : 0];
+    for (int32_t r = 0; r < rows; r++) {
+        char *out = (char *)tensor_row(args->out, b, i + r) + j * stride * bytes;
+        const float *sum = block->sum + (int64_t)r * BLOCK_COLUMNS;
+        if (stride == 1) {
+            variant->store[loop->out_element](out, sum, scale, columns);
+        }
+        for (int32_t c = 0; c < columns && stride != 1; c++) {
+            variant->store[loop->out_element](out + c * stride * bytes, sum + c, scale, 1);
+        }
+    }
+}
+
+static void multiply(const struct gemm_loop *loop, struct gemm_block *block, int64_t b, int64_t i,
+                     int64_t j)
+{
+    const struct attn_batched_gemm_args *args = loop->args;
+    int64_t depth = args->a->shape[2];
+    int64_t rows_left = args->out->shape[1] - i, columns_left = args->out->shape[2] - j;
+    int32_t rows = (int32_t)(rows_left < BLOCK_ROWS ? rows_left : BLOCK_ROWS);
+    int32_t columns = (int32_t)(columns_left < BLOCK_COLUMNS ? columns_left : BLOCK_COLUMNS);
+    memset(block->sum, 0, sizeof block->sum);
+    for (int64_t p = 0; p < depth; p += BLOCK_DEPTH) {
+        int32_t deep = (int32_t)(depth - p < BLOCK_DEPTH ? depth - p : BLOCK_DEPTH);
+        int64_t lda, ldb;
+        const char *a = load_left(loop, block, b, i, rows, p, deep, &lda);
+        load_right(loop, block, b, p, deep, j, columns, &ldb);
+        loop->engine->gemm(block->sum, BLOCK_COLUMNS, a, lda, block->packed, ldb, rows,
+                           round_up(columns, COLUMN_MULTIPLE), round_up(deep, DEPTH_MULTIPLE), 1);
+    }
+    store_rows(loop, block, b, i, rows, j, columns);
+}
+
+/* Items are (b, block of columns, block of rows). */
+static void gemm_items(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct gemm_loop *loop = argument;
+    const struct variant *variant = loop->args->instance->variant;
+    struct gemm_block block;
+    (void)worker;
+    if (variant->enter != NULL) {
+        variant->enter();
+    }
+    for (int64_t item = begin; item < end; item++) {
+        int64_t i = item % loop->row_blocks;
+        int64_t j = item / loop->row_blocks % loop->column_blocks;
+        multiply(loop, &block, item / loop->row_blocks / loop->column_blocks, i * BLOCK_ROWS,
+                 j * BLOCK_COLUMNS);
+    }
+    if (variant->leave != NULL) {
+        variant->leave();
+    }
+}
+
+static bool is_batch(const struct attn_tensor *tensor)
+{
+    return tensor != NULL && tensor->data != NULL && tensor->shape != NULL && tensor->ndim == 3;
+}
+
+attn_status simd_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
+{
+    const struct attn_tensor *a = args->a, *w = args->w, *out = args->out;
+    if (args->instance == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "instance", "is NULL; create makes one");
+    }
+    if (!is_batch(a) || !is_batch(w) || !is_batch(out) || a->shape[0] != w->shape[0] ||
+        a->shape[2] != w->shape[1] || out->shape[0] != a->shape[0] ||
+        out->shape[1] != a->shape[1] || out->shape[2] != w->shape[2]) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "w",
+                    "a [batch, M, K], w [batch, K, N], out [batch, M, N]");
+    }
+    struct gemm_loop loop = {.args = args,
+                             .a_element = element_of_any(a),
+                             .w_element = element_of_any(w),
+                             .out_element = element_of_any(out)};
+    if (loop.a_element < 0 || loop.w_element < 0 || loop.out_element < 0 ||
+        loop.out_element > ELEMENT_BF16) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "dtype",
+                            "a, w and out have dtype codes %d, %d and %d; a and w f16, bf16, f32, "
+                            "fp8 or int8, out f16, bf16 or f32",
+                            a->dtype.code, w->dtype.code, out->dtype.code);
+    }
+    if (args->w_scale != NULL && args->w_scale_count != 1 && args->w_scale_count != a->shape[0]) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w_scale_count",
+                            "%lld; 1 or the batch's %lld", (long long)args->w_scale_count,
+                            (long long)a->shape[0]);
+    }
+    /* products of what bf16 holds exactly */
+    const struct variant *variant = args->instance->variant;
+    bool exact = loop.a_element >= ELEMENT_BF16 && loop.w_element >= ELEMENT_BF16;
+    loop.engine = exact && variant->bf16 != NULL ? variant->bf16 : variant->f32;
+    loop.row_blocks = (out->shape[1] + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    loop.column_blocks = (out->shape[2] + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+    const struct attn_host *host = args->instance->host;
+    host->parallel_for(host->user, out->shape[0] * loop.row_blocks * loop.column_blocks, 1,
+                       gemm_items, &loop);
+    return ATTN_OK;
+}

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rows of a cache in and out one at a time: the latent rows that write_kv gets from an MLA layer,
+ * and gather_kv. */
+#include <float.h>
+
+#include "convert.h"
+#include "internal.h"
+
+#define MAX_ROW 1024
+#define DS_LATENT 512 /* fp8_ds_mla: e4m3 in tiles of 128, a float32 scale for each, then bf16 */
+#define DS_TILE 128
+#define DS_ROPE 64
+#define DS_ROPE_AT 528
+#define E4M3_LARGEST 448.0
+
+const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer)
+{
+    return (const struct attn_mla_desc *)ext_of(layer->next, ATTN_EXT_MLA_DESC);
+}
+
+bool layer_is_latent(const struct attn_layer_desc *layer)
+{
+    return layer->kind == ATTN_LAYER_MLA || layer->kind == ATTN_LAYER_MLA_SPARSE;
+}
+
+void ds_mla_load(const struct variant *variant, const char *memory, float *row, int32_t count)
+{
+    for (int32_t d = 0; d < count && d < DS_LATENT; d += DS_TILE) {
+        float scale;
+        memcpy(&scale, memory + DS_LATENT + d / DS_TILE * (int32_t)sizeof scale, sizeof scale);
+        variant->f32->unpack[ELEMENT_E4M3](row + d, memory + d, DS_TILE);
+        variant->scale_row(row + d, scale, DS_TILE);
+    }
+    if (count > DS_LATENT) {
+        variant->f32->unpack[ELEMENT_BF16](row + DS_LATENT, memory + DS_ROPE_AT, count - DS_LATENT);
+    }
+}
+
+static void ds_mla_store(const struct variant *variant, char *memory, const float *row)
+{
+    for (int32_t d = 0; d < DS_LATENT; d += DS_TILE) {
+        float largest = 0;
+        for (int32_t i = 0; i < DS_TILE; i++) {
+            float x = row[d + i];
+            largest = isnan(x) || isnan(largest) ? NAN : fmaxf(largest, fabsf(x));
+        }
+        double exact = largest / E4M3_LARGEST;
+        float scale = exact < FLT_MIN ? FLT_MIN : (float)exact;
+        memcpy(memory + DS_LATENT + d / DS_TILE * (int32_t)sizeof scale, &scale, sizeof scale);
+        for (int32_t i = 0; i < DS_TILE; i++) {
+            ((uint8_t *)memory)[d + i] = f32_to_e4m3(f64_to_f32_odd((double)row[d + i] / scale));
+        }
+    }
+    variant->store[ELEMENT_BF16](memory + DS_ROPE_AT, row + DS_LATENT, 1.0f, DS_ROPE);
+}
+
+/* The new rows of an MLA layer: one tensor, or latent and rope apart. */
+struct latent_write {
+    const struct attn_write_kv_args *args;
+    const struct attn_tensor *parts[2];
+    int32_t sizes[2];
+    int32_t activation;
+    int32_t kv_element;
+    float scale;
+};
+
+/* Elements d .. d+n-1 of a row, of the cache's type. */
+static void store_elements(const struct latent_write *loop, char *out, const float *row, int32_t n)
+{
+    const struct variant *variant = loop->args->instance->variant;
+    if (loop->kv_element <= ELEMENT_BF16) {
+        variant->store[loop->kv_element](out, row, 1.0f, n);
+        return;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        float value = f64_to_f32_odd((double)row[i] / loop->scale);
+        ((uint8_t *)out)[i] =
+            loop->kv_element == ELEMENT_E4M3 ? f32_to_e4m3(value) : f32_to_e5m2(value);
+    }
+}
+
+static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct latent_write *loop = argument;
+    const struct attn_write_kv_args *args = loop->args;
+    const struct attn_kv_view *view = args->k_cache;
+    const struct variant *variant = args->instance->variant;
+    int32_t size = view->head_size;
+    int32_t pack = view->pack > 0 && view->pack < size ? view->pack : size;
+    float row[MAX_ROW];
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        int64_t slot = args->slot_mapping[t];
+        if (slot < 0) {
+            continue;
+        }
+        for (int32_t i = 0, d = 0; i < 2; d += loop->sizes[i], i++) {
+            if (loop->sizes[i] > 0) {
+                variant->f32->unpack[loop->activation](row + d, tensor_row(loop->parts[i], t, 0),
+                                                       loop->sizes[i]);
+            }
+        }
+        char *memory = view_row(view, slot / view->block_size, slot % view->block_size, 0);
+        if (args->layer->kv_dtype == ATTN_KV_FP8_DS_MLA) {
+            ds_mla_store(variant, memory, row);
+            continue;
+        }
+        for (int32_t d = 0; d < size; d += pack, memory += view->stride_pack) {
+            store_elements(loop, memory, row + d, at_most(pack, size - d));
+        }
+    }
+}
+
+attn_status check_latent_part(const struct attn_tensor *tensor, const char *name, int32_t element,
+                              int64_t heads, int64_t size, int64_t rows, struct attn_error *error)
+{
+    int32_t ndim = heads > 0 ? 3 : 2;
+    if (tensor == NULL || tensor->data == NULL || tensor->shape == NULL || tensor->ndim != ndim) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "NULL or not of %d dimensions", ndim);
+    }
+    if (tensor->shape[0] < rows || tensor->shape[ndim - 1] != size ||
+        (heads > 0 && tensor->shape[1] != heads) || tensor_stride(tensor, ndim - 1) != 1) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "%lld rows of %lld, %lld apart in a row; at least %lld of %lld, and 1",
+                            (long long)tensor->shape[0], (long long)tensor->shape[ndim - 1],
+                            (long long)tensor_stride(tensor, ndim - 1), (long long)rows,
+                            (long long)size);
+    }
+    if (element_of_any(tensor) != element) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                    "dtype differs from the layer's activation dtype");
+    }
+    return ATTN_OK;
+}
+
+attn_status check_latent_cache(const struct attn_layer_desc *layer, const struct attn_kv_view *view,
+                               struct attn_error *error)
+{
+    const struct attn_mla_desc *mla = mla_of(layer);
+    if (mla == NULL || mla->kv_lora_rank <= 0 || mla->qk_rope_head_dim < 0 ||
+        layer->num_kv_heads != 1 || layer->head_size != mla->kv_lora_rank + mla->qk_rope_head_dim) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_mla_desc",
+                    "needed: one KV head of kv_lora_rank + qk_rope_head_dim");
+    }
+    if (view == NULL || view->data == NULL || view->block_size <= 0 || view->num_heads != 1 ||
+        view->head_size != layer->head_size) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "k_cache",
+                    "must be the latent view: one head of the layer's head_size");
+    }
+    bool ds_mla = layer->kv_dtype == ATTN_KV_FP8_DS_MLA;
+    if (ds_mla && (layer->head_size != DS_LATENT + DS_ROPE ||
+                   (view->pack > 0 && view->pack < layer->head_size))) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "head_size",
+                    "fp8_ds_mla has 512 + 64 in one piece");
+    }
+    return ATTN_OK;
+}
+
+attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    struct layer_shape shape;
+    attn_status status = shape_of_layer(args->instance->variant, args->layer, &shape, error);
+    status = status ? status : check_latent_cache(args->layer, args->k_cache, error);
+    if (status == ATTN_OK && args->slot_mapping == NULL) {
+        status = fail(error, ATTN_ERROR_INVALID_ARGUMENT, "slot_mapping", "NULL");
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    const struct attn_mla_desc *mla = mla_of(args->layer);
+    const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(args->next, ATTN_EXT_IO_MLA);
+    struct latent_write loop = {.args = args,
+                                .parts = {args->k, NULL},
+                                .sizes = {args->layer->head_size, 0},
+                                .activation = shape.activation,
+                                .kv_element = shape.kv_element,
+                                .scale = (float)scale_of_head(args->params->k_scale,
+                                                              args->params->k_scale_host,
+                                                              args->layer->k_scale_form, 0)};
+    if (args->k != NULL) {
+        status = check_latent_part(args->k, "k", shape.activation, 1, args->layer->head_size,
+                                   args->num_slots, error);
+    } else {
+        loop.parts[0] = io != NULL ? io->kv_c : NULL;
+        loop.parts[1] = io != NULL ? io->k_pe : NULL;
+        loop.sizes[0] = mla->kv_lora_rank;
+        loop.sizes[1] = mla->qk_rope_head_dim;
+        status = check_latent_part(loop.parts[0], "kv_c", shape.activation, 0, loop.sizes[0],
+                                   args->num_slots, error);
+        if (status == ATTN_OK && loop.sizes[1] > 0) {
+            status = check_latent_part(loop.parts[1], "k_pe", shape.activation, 0, loop.sizes[1],
+                                       args->num_slots, error);
+        }
+    }
+    if (status == ATTN_OK) {
+        const struct attn_host *host = args->instance->host;
+        host->parallel_for(host->user, args->num_slots, 8, write_latent_rows, &loop);
+    }
+    return status;
+}
+
+struct gather_loop {
+    const struct attn_gather_kv_args *args;
+    int32_t kv_element;
+    int32_t out_element;
+    bool token_scales;
+    bool scaled;
+};
+
+static void gather_row(const struct gather_loop *loop, int64_t block, int64_t slot, int64_t head,
+                       char *out)
+{
+    const struct attn_gather_kv_args *args = loop->args;
+    const struct attn_kv_view *view = args->cache;
+    const struct variant *variant = args->instance->variant;
+    int32_t size = view->head_size;
+    int32_t pack = view->pack > 0 && view->pack < size ? view->pack : size;
+    int64_t bytes = element_bytes[loop->kv_element];
+    const char *memory = view_row(view, block, slot, head);
+    float row[MAX_ROW];
+    float factor = 1.0f;
+    if (args->layer->kv_dtype == ATTN_KV_FP8_DS_MLA) {
+        ds_mla_load(variant, memory, row, size);
+        variant->store[loop->out_element](out, row, 1.0f, size);
+        return;
+    }
+    if (loop->token_scales) {
+        factor = *view_scale(view, block, slot, head);
+    } else if (loop->scaled) {
+        factor = (float)scale_of_head(args->params->k_scale, args->params->k_scale_host,
+                                      args->layer->k_scale_form, head);
+    }
+    for (int32_t d = 0; d < size; d += pack, memory += view->stride_pack) {
+        int32_t n = at_most(pack, size - d);
+        if (loop->kv_element == loop->out_element) {
+            memcpy(out + d * bytes, memory, (size_t)(n * bytes));
+        } else {
+            variant->f32->unpack[loop->kv_element](row + d, memory, n);
+        }
+    }
+    if (loop->kv_element != loop->out_element) {
+        variant->store[loop->out_element](out, row, factor, size);
+    }
+}
+
+/* Items are rows of out; out_start_loc says whose they are. */
+static void gather_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct gather_loop *loop = argument;
+    const struct attn_gather_kv_args *args = loop->args;
+    const struct attn_batch *batch = args->batch;
+    int64_t size = args->cache->block_size;
+    int32_t r = 0;
+    (void)worker;
+    for (int64_t i = begin + args->out_start_loc[0]; i < end + args->out_start_loc[0]; i++) {
+        while (i >= args->out_start_loc[r + 1]) {
+            r++;
+        }
+        int64_t table_row = batch->block_table_row != NULL ? batch->block_table_row[r] : r;
+        const int32_t *table = batch->block_table + table_row * batch->block_table_stride;
+        int64_t first = args->first_key != NULL ? args->first_key[r] : 0;
+        int64_t j = first + i - args->out_start_loc[r];
+        for (int64_t h = 0; h < args->cache->num_heads; h++) {
+            gather_row(loop, table[j / size], j % size, h, tensor_row(args->out, i, h));
+        }
+    }
+}
+
+attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
+{
+    const struct attn_kv_view *cache = args->cache;
+    struct layer_shape shape;
+    if (args->instance == NULL || args->layer == NULL || args->params == NULL ||
+        args->batch == NULL || cache == NULL || cache->data == NULL ||
+        args->batch->block_table == NULL || args->out_start_loc == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "cache",
+                    "gather_kv needs instance, layer, params, cache, out_start_loc and a batch "
+                    "with block_table");
+    }
+    attn_status status = shape_of_layer(args->instance->variant, args->layer, &shape, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (cache->head_size <= 0 || cache->head_size > MAX_ROW || cache->block_size <= 0 ||
+        (shape.token_scales && cache->scale == NULL)) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "cache",
+                            "head size %d in blocks of %d, scales %p; 1 to %d, from 1, and scales "
+                            "where the dtype keeps them per token",
+                            cache->head_size, cache->block_size, cache->scale, MAX_ROW);
+    }
+    if (layer_is_latent(args->layer)) {
+        status = check_latent_cache(args->layer, cache, error);
+    }
+    status = status ? status
+                    : check_latent_part(args->out, "out", shape.activation, cache->num_heads,
+                                        cache->head_size, 0, error);
+    if (status == ATTN_OK) {
+        struct gather_loop loop = {.args = args,
+                                   .kv_element = shape.kv_element,
+                                   .out_element = shape.activation,
+                                   .token_scales = shape.token_scales,
+                                   .scaled = shape.kv_element >= ELEMENT_E4M3};
+        int64_t rows = (int64_t)args->out_start_loc[args->batch->num_reqs] - args->out_start_loc[0];
+        const struct attn_host *host = args->instance->host;
+        host->parallel_for(host->user, rows, 16, gather_rows, &loop);
+    }
+    return status;
+}

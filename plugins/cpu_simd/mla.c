@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attend_mla and attend_mla_sparse: attends of one KV head whose value is the first kv_lora_rank of
+ * its key's row, with all query heads as rows of a tile. A sparse query's keys are the entries of
+ * its list: the list is cut into tiles as a sequence is, and what a tile must not see is left out
+ * of it. */
+#include "internal.h"
+
+#define MAX_LATENT 1024
+
+/* What attend is given in place of an MLA layer's arguments. */
+struct latent_call {
+    struct attn_attend_args args;
+    struct attn_layer_desc layer;
+    struct attn_layer_params params;
+    struct attn_kv_view values;
+    struct latent_parts parts;
+};
+
+static attn_status call_init(struct latent_call *call, const struct attn_attend_args *args,
+                             struct attn_error *error)
+{
+    if (args == NULL || args->instance == NULL || args->layer == NULL || args->params == NULL ||
+        args->batch == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "args",
+                    "instance, layer, params and batch must not be NULL");
+    }
+    if (!layer_is_latent(args->layer)) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "kind", "must be mla or mla_sparse");
+    }
+    attn_status status = check_latent_cache(args->layer, args->k_cache, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    const struct attn_mla_desc *mla = mla_of(args->layer);
+    if (args->layer->head_size > MAX_LATENT || mla->kv_lora_rank % 8 != 0) {
+        return fail(error, ATTN_ERROR_UNSUPPORTED, "kv_lora_rank",
+                    "multiples of 8, up to 1024 with the rope part");
+    }
+    call->args = *args;
+    call->layer = *args->layer;
+    call->params = *args->params;
+    call->values = *args->k_cache;
+    call->layer.head_size_v = mla->kv_lora_rank;
+    call->values.head_size = mla->kv_lora_rank;
+    /* keys and values are the same bytes */
+    call->layer.v_scale_form = call->layer.k_scale_form;
+    call->params.v_scale = call->params.k_scale;
+    call->params.v_scale_host = call->params.k_scale_host;
+    call->args.layer = &call->layer;
+    call->args.params = &call->params;
+    call->args.v_cache = &call->values;
+    call->parts = (struct latent_parts){.rank = mla->kv_lora_rank, .rope = mla->qk_rope_head_dim};
+    return ATTN_OK;
+}
+
+attn_status simd_plan_latent(const struct attn_attend_args *args, int32_t mode,
+                             struct attn_error *error)
+{
+    struct latent_call call;
+    attn_status status = call_init(&call, args, error);
+    return status == ATTN_OK ? plan_attend(&call.args, &call.parts, mode, error) : status;
+}
+
+static attn_status check_queries(const struct latent_call *call, struct attn_error *error)
+{
+    const struct attn_attend_args *args = &call->args;
+    const struct latent_parts *parts = &call->parts;
+    struct layer_shape shape;
+    attn_status status = shape_of_layer(args->instance->variant, args->layer, &shape, error);
+    if (status != ATTN_OK || args->q != NULL) { /* a whole row is checked as attend's is */
+        return status;
+    }
+    int64_t heads = args->layer->num_q_heads, rows = args->batch->num_actual_tokens;
+    status = check_latent_part(parts->q_latent, "q_nope", shape.activation, heads, parts->rank,
+                               rows, error);
+    if (status == ATTN_OK && parts->rope > 0) {
+        status = check_latent_part(parts->q_rope, "q_pe", shape.activation, heads, parts->rope,
+                                   rows, error);
+    }
+    return status;
+}
+
+static attn_status attend(const struct attn_attend_args *args, bool sparse,
+                          struct attn_error *error)
+{
+    struct latent_call call;
+    attn_status status = call_init(&call, args, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    const struct attn_io_mla *io = (const struct attn_io_mla *)ext_of(args->next, ATTN_EXT_IO_MLA);
+    if (io != NULL) {
+        call.parts.q_latent = io->q_nope;
+        call.parts.q_rope = io->q_pe;
+    }
+    if (sparse) {
+        int32_t topk = mla_of(args->layer)->topk;
+        if (io == NULL || io->topk_indices == NULL || topk <= 0 || io->topk_stride < topk) {
+            return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "topk_indices",
+                                "%p, rows %lld apart, of %d; a sparse layer's topk from 1, and "
+                                "rows of at least that",
+                                io != NULL ? (const void *)io->topk_indices : NULL,
+                                io != NULL ? (long long)io->topk_stride : 0, topk);
+        }
+        call.parts.topk_indices = io->topk_indices;
+        call.parts.topk_stride = io->topk_stride;
+    }
+    status = check_queries(&call, error);
+    return status == ATTN_OK ? run_attend(&call.args, &call.parts, error) : status;
+}
+
+attn_status simd_attend_mla(const struct attn_attend_args *args, struct attn_error *error)
+{
+    return attend(args, false, error);
+}
+
+attn_status simd_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error)
+{
+    return attend(args, true, error);
+}
+
+void load_latent_query(const struct latent_parts *parts, const struct layer_shape *shape,
+                       int64_t row, int64_t head, char *out)
+{
+    const struct engine *engine = shape->engine;
+    engine->unpack[shape->activation](out, tensor_row(parts->q_latent, row, head), parts->rank);
+    if (parts->rope > 0) {
+        engine->unpack[shape->activation](out + (int64_t)parts->rank * engine->element_bytes,
+                                          tensor_row(parts->q_rope, row, head), parts->rope);
+    }
+}
+
+int32_t find_listed_rows(const struct problem *problem, int32_t request, int32_t token,
+                         int32_t first, int32_t n, const void **rows)
+{
+    const struct attn_batch *batch = problem->batch;
+    const struct row_source *source = &problem->keys;
+    struct interval seen = visible_keys(problem, request, token);
+    int64_t query = batch->query_start_loc[request] + (int64_t)token;
+    const int32_t *list = problem->latent->topk_indices + query * problem->latent->topk_stride;
+    int64_t row = batch->block_table_row ? batch->block_table_row[request] : request;
+    const int32_t *table = batch->block_table + row * batch->block_table_stride;
+    int32_t count = 0;
+    for (int32_t i = first; i < first + n; i++) {
+        int32_t j = list[i];
+        if (j >= seen.low && j < seen.high) {
+            int64_t block = table[j / source->block_size];
+            rows[count++] = source->data + block * source->stride_block +
+                            j % source->block_size * source->stride_slot;
+        }
+    }
+    return count;
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the declared masks cannot say. */
+#include "internal.h"
+
+#define BIT(code) (UINT64_C(1) << (code))
+
+/* Latent rows are plain numbers or fp8_ds_mla's, and only they are. */
+static void supports_latent(const struct attn_layer_desc *layer,
+                            const struct attn_reason_sink *reasons)
+{
+    const uint64_t plain = BIT(ATTN_KV_F16) | BIT(ATTN_KV_BF16) | BIT(ATTN_KV_F32) |
+                           BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2);
+    char asked[32];
+    if (layer->kv_dtype != ATTN_KV_FP8_DS_MLA && !(plain >> layer->kv_dtype & 1)) {
+        snprintf(asked, sizeof asked, "%d", layer->kv_dtype);
+        reasons->refuse(reasons->user, "kv_dtype", asked,
+                        "f16, bf16, f32, fp8_e4m3, fp8_e5m2, fp8_ds_mla in MLA layers");
+    }
+    snprintf(asked, sizeof asked, "%d", layer->head_size);
+    if (layer->kv_dtype == ATTN_KV_FP8_DS_MLA && layer->head_size != 576) {
+        reasons->refuse(reasons->user, "head_size", asked, "512 + 64 with kv_dtype fp8_ds_mla");
+    }
+    const struct attn_mla_desc *mla = mla_of(layer);
+    if (mla != NULL && mla->kv_lora_rank % 8 != 0) {
+        snprintf(asked, sizeof asked, "%d", mla->kv_lora_rank);
+        reasons->refuse(reasons->user, "kv_lora_rank", asked, "multiples of 8");
+    }
+    /* entries of a list have no places in a row for them */
+    if (layer->kind == ATTN_LAYER_MLA_SPARSE && layer->alibi != ATTN_ALIBI_NONE) {
+        reasons->refuse(reasons->user, "alibi", "set", "none in sparse MLA layers");
+    }
+    if (layer->kind == ATTN_LAYER_MLA_SPARSE && layer->tree_mask != ATTN_TREE_NONE) {
+        reasons->refuse(reasons->user, "tree_mask", "set", "none in sparse MLA layers");
+    }
+}
+
+attn_status simd_supports(const struct attn_backend_caps *caps, const struct attn_layer_desc *layer,
+                          int32_t phase, const struct attn_reason_sink *reasons,
+                          struct attn_error *error)
+{
+    (void)caps, (void)phase, (void)error;
+    if (layer_is_latent(layer)) {
+        supports_latent(layer, reasons);
+    } else if (layer->kv_dtype == ATTN_KV_FP8_DS_MLA) {
+        reasons->refuse(reasons->user, "kv_dtype", "fp8_ds_mla", "in MLA layers only");
+    }
+    return ATTN_OK;
+}
