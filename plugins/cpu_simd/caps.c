@@ -10,8 +10,16 @@
 static const struct attn_head_size_range head_sizes[] = {{{8, 512, 8}, {8, 512, 8}, 0}};
 static const struct attn_range block_sizes[] = {{1, 65536, 1}};
 
+static const struct attn_gdn_caps gdn_caps = {
+    .ext = {ATTN_EXT_CAPS_GDN, 0, sizeof(gdn_caps), NULL},
+    .head_size_k_max = 512,
+    .head_size_v_max = 512,
+    .conv_width_max = 64,
+    .max_speculative_tokens = 1023,
+};
+
 static const struct attn_mla_caps mla_caps = {
-    .ext = {ATTN_EXT_CAPS_MLA, 0, sizeof(mla_caps), NULL},
+    .ext = {ATTN_EXT_CAPS_MLA, 0, sizeof(mla_caps), &gdn_caps.ext},
     .kv_lora_rank_max = 512,
     .qk_rope_head_dim_max = 64,
     .num_q_heads_multiple = 1,
@@ -28,12 +36,12 @@ static const struct attn_backend_caps common_caps = {
     .device = {ATTN_DEVICE_CPU, 0},
     .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_MERGE_STATES |
                ATTN_KERNEL_ROPE_WRITE_KV | ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE |
-               ATTN_KERNEL_GATHER_KV | ATTN_KERNEL_BATCHED_GEMM | ATTN_KERNEL_COPY_BLOCKS |
-               ATTN_KERNEL_COPY | ATTN_KERNEL_FILL,
+               ATTN_KERNEL_GATED_DELTA | ATTN_KERNEL_GATHER_KV | ATTN_KERNEL_BATCHED_GEMM |
+               ATTN_KERNEL_COPY_BLOCKS | ATTN_KERNEL_COPY | ATTN_KERNEL_FILL,
     .layer_kinds = BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) |
                    BIT(ATTN_LAYER_ENCODER_ONLY) | BIT(ATTN_LAYER_CROSS) |
                    BIT(ATTN_LAYER_MM_ENCODER) | BIT(ATTN_LAYER_STATIC_SINK) | BIT(ATTN_LAYER_MLA) |
-                   BIT(ATTN_LAYER_MLA_SPARSE),
+                   BIT(ATTN_LAYER_MLA_SPARSE) | BIT(ATTN_LAYER_GDN),
     .phases = BIT(ATTN_PHASE_PREFILL) | BIT(ATTN_PHASE_DECODE),
     .dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32),
     .kv_dtypes = BIT(ATTN_KV_AUTO) | BIT(ATTN_KV_F16) | BIT(ATTN_KV_BF16) | BIT(ATTN_KV_F32) |

@@ -108,6 +108,29 @@ struct engine {
     const struct direct_engine *direct_fp8;
 };
 
+/* One token of the gated delta rule on rows of a state. */
+struct delta_args {
+    float *to;         /* [rows, depth] after the token; may be `from` */
+    const float *from; /* before it */
+    int32_t rows;
+    int32_t depth;
+    const float *q; /* scaled */
+    const float *k;
+    const float *v;
+    float *out;
+    float decay; /* e^g */
+    float beta;
+    float kq; /* k.q */
+};
+
+struct delta_engine {
+    /* one output row of a causal convolution over `width` rows of x and weights, `stride` apart */
+    void (*convolve)(float *y, const float *x, const float *weights, const float *bias,
+                     int64_t stride, int32_t width, int32_t n, int with_silu);
+    float (*square_sum)(const float *row, int32_t n);
+    void (*step)(const struct delta_args *args);
+};
+
 struct variant {
     const char *name;
     const struct engine *f32;
@@ -118,6 +141,7 @@ struct variant {
     void (*add_scaled)(float *row, const float *other, float factor, int32_t n);
     /* float32 times factor to f32, f16 or bf16 */
     void (*store[3])(void *destination, const float *source, float factor, int64_t n);
+    const struct delta_engine *delta;
     int (*enter)(void); /* once per worker and call, before any engine call; NULL: nothing to do */
     void (*leave)(void);
 };

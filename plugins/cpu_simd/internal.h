@@ -45,6 +45,8 @@ struct layer_shape {
 
 struct attn_state {
     struct layer_shape shape;
+    struct attn_gdn_desc gdn; /* of a layer of gated delta, which has no shape */
+    bool is_gdn;
 };
 
 /* Key or value rows, paged or contiguous. Strides in bytes. */
@@ -243,6 +245,11 @@ attn_status check_latent_part(const struct attn_tensor *tensor, const char *name
 void ds_mla_load(const struct variant *variant, const char *memory, float *row, int32_t count);
 attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
+
+/* gdn.c, gdn_arguments.c */
+attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_error *error);
+size_t gdn_workspace_bytes(const struct attn_gdn_desc *desc, int32_t num_threads);
+attn_status check_gdn_desc(const struct attn_layer_desc *layer, struct attn_error *error);
 
 /* gemm.c */
 int32_t element_of_any(const struct attn_tensor *tensor); /* -1: none of ours */

@@ -10,7 +10,10 @@ static attn_status simd_prepare(attn_instance *instance, const struct attn_layer
     struct layer_shape shape;
     (void)params, (void)phase;
     *state = NULL;
-    attn_status status = shape_of_layer(instance->variant, layer, &shape, error);
+    bool is_gdn = layer->kind == ATTN_LAYER_GDN;
+    memset(&shape, 0, sizeof(shape));
+    attn_status status = is_gdn ? check_gdn_desc(layer, error)
+                                : shape_of_layer(instance->variant, layer, &shape, error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -19,6 +22,10 @@ static attn_status simd_prepare(attn_instance *instance, const struct attn_layer
         return fail(error, ATTN_ERROR_OUT_OF_MEMORY, "state", "no memory for a layer's state");
     }
     (*state)->shape = shape;
+    (*state)->is_gdn = is_gdn;
+    if (is_gdn) {
+        (*state)->gdn = *(const struct attn_gdn_desc *)ext_of(layer->next, ATTN_EXT_GDN_DESC);
+    }
     return ATTN_OK;
 }
 
@@ -38,6 +45,11 @@ static attn_status simd_plan_size(attn_instance *instance, attn_state *state,
                     "a prepared state and limits from 0 are needed");
     }
     int32_t threads = instance->host->num_threads;
+    if (state->is_gdn) {
+        size->host_bytes = 0;
+        size->device_bytes = gdn_workspace_bytes(&state->gdn, threads);
+        return ATTN_OK;
+    }
     size->host_bytes = schedule_bytes(&state->shape, limits, threads);
     size->device_bytes = workspace_bytes(&state->shape, limits, threads);
     return ATTN_OK;
@@ -50,6 +62,7 @@ static const struct attn_kernels kernels = {
     .merge_states = simd_merge_states,
     .attend_mla = simd_attend_mla,
     .attend_mla_sparse = simd_attend_mla_sparse,
+    .gated_delta = simd_gated_delta,
     .rope_write_kv = simd_rope_write_kv,
     .gather_kv = simd_gather_kv,
     .batched_gemm = simd_batched_gemm,

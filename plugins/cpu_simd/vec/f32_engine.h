@@ -262,6 +262,8 @@ DEFINE_STORE(f32_to_bf16_row, uint16_t, vf_store_bf16, f32_to_bf16)
 
 #define ROW_OPERATIONS                                                                             \
     .terms = row_terms, .scale_row = row_scale, .add_scaled = row_add_scaled,                      \
-    .store = {f32_to_f32_row, f32_to_f16_row, f32_to_bf16_row}
+    .store = {f32_to_f32_row, f32_to_f16_row, f32_to_bf16_row}, .delta = &delta_operations
+
+#include "delta.h"
 
 #endif

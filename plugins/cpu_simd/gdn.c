@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gated_delta: S <- e^g S; r = beta (v - S k); S <- S + r k^T; o = S q. A token at a time on the
+ * state's own memory, or in chunks through the float32 gemm on its transpose. Per chunk of C tokens
+ * and head, Dk = Dv = D: 6 C D^2 + 6 C^2 D FLOPs for 2 D^2 floats of state per request. */
+#include "gdn.h"
+
+struct gdn_loop {
+    struct gdn gdn;
+    char *scratch; /* of worker 0 */
+    size_t scratch_bytes;
+};
+
+struct gdn gdn_of(const struct attn_attend_args *args)
+{
+    struct gdn gdn = {
+        .args = args,
+        .desc = (const struct attn_gdn_desc *)ext_of(args->layer->next, ATTN_EXT_GDN_DESC),
+        .weights =
+            (const struct attn_gdn_weights *)ext_of(args->params->next, ATTN_EXT_GDN_WEIGHTS),
+        .states = (const struct attn_batch_gdn *)ext_of(args->batch->next, ATTN_EXT_BATCH_GDN),
+        .io = (const struct attn_io_gdn *)ext_of(args->next, ATTN_EXT_IO_GDN),
+        .variant = args->instance->variant,
+        .activation = args->layer->dtype == ATTN_DTYPE_F32   ? ELEMENT_F32
+                      : args->layer->dtype == ATTN_DTYPE_F16 ? ELEMENT_F16
+                                                             : ELEMENT_BF16};
+    gdn.num_channels = 2 * (int64_t)gdn.desc->num_k_heads * gdn.desc->head_size_k +
+                       (int64_t)gdn.desc->num_v_heads * gdn.desc->head_size_v;
+    return gdn;
+}
+
+bool gdn_request_of(const struct gdn *gdn, int32_t index, struct gdn_request *request)
+{
+    const struct attn_batch *batch = gdn->args->batch;
+    const struct attn_batch_gdn *states = gdn->states;
+    int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
+    const int32_t *accepted = states->num_accepted_tokens;
+    int64_t first = batch->query_start_loc[index], end = batch->query_start_loc[index + 1];
+    end = end < batch->num_actual_tokens ? end : batch->num_actual_tokens;
+    *request = (struct gdn_request){.index = index,
+                                    .first_row = first,
+                                    .num_tokens = end - first,
+                                    .slots = states->state_slots + index * stride};
+    if (request->num_tokens <= 0 || request->slots[0] < 0 ||
+        (batch->seq_lens != NULL && batch->seq_lens[index] == 0)) {
+        return false;
+    }
+    request->from = accepted != NULL ? accepted[index] - 1 : 0;
+    request->keeps_all =
+        accepted != NULL && request->num_tokens <= 1 + gdn->desc->num_speculative_tokens;
+    request->has_state = states->has_initial_state != NULL
+                             ? states->has_initial_state[index] != 0
+                             : batch->seq_lens[index] > request->num_tokens;
+    return true;
+}
+
+/* Places in a worker's memory; with memory NULL only the bytes count. */
+static size_t scratch_place(const struct attn_gdn_desc *desc, char *memory, struct gdn_scratch *s)
+{
+    size_t at = 0;
+    size_t depth = (size_t)round_up(desc->head_size_k, COLUMN_MULTIPLE);
+    size_t width = (size_t)round_up(desc->head_size_v, COLUMN_MULTIPLE);
+    size_t wider = depth > width ? depth : width;
+    size_t taps = (size_t)at_least(1, desc->conv_width);
+#define PLACE(field, floats)                                                                       \
+    (s->field = memory != NULL ? (float *)(memory + at) : NULL,                                    \
+     at += ((floats) * sizeof(float) + 63) / 64 * 64 + 64)
+    s->depth = (int32_t)depth;
+    s->width = (int32_t)width;
+    PLACE(q, GDN_CHUNK * depth);
+    PLACE(k, GDN_CHUNK * depth);
+    PLACE(v, GDN_CHUNK * width);
+    PLACE(o, GDN_CHUNK * width);
+    PLACE(kt, depth * GDN_CHUNK);
+    PLACE(kw, depth * GDN_CHUNK);
+    PLACE(kk, (size_t)GDN_CHUNK * GDN_CHUNK);
+    PLACE(qk, (size_t)GDN_CHUNK * GDN_CHUNK);
+    PLACE(d, (size_t)GDN_CHUNK * GDN_CHUNK);
+    PLACE(state, depth * width);
+    PLACE(raw, (taps - 1 + GDN_CHUNK) * wider);
+    PLACE(taps, (taps + 1) * wider);
+#undef PLACE
+    return (at + 4095) / 4096 * 4096 + 256;
+}
+
+size_t gdn_workspace_bytes(const struct attn_gdn_desc *desc, int32_t num_threads)
+{
+    struct gdn_scratch scratch;
+    return scratch_place(desc, NULL, &scratch) * (size_t)num_threads;
+}
+
+static float *state_of(const struct gdn *gdn, int64_t slot, int32_t head)
+{
+    return view_row(gdn->args->k_cache, slot, 0, head);
+}
+
+static void store_out(const struct gdn *gdn, const struct gdn_request *request, int64_t t,
+                      int32_t head, const float *o)
+{
+    const struct attn_tensor *out = gdn->args->out;
+    gdn->variant->store[element_of_any(out)](tensor_row(out, request->first_row + t, head), o, 1.0f,
+                                             gdn->desc->head_size_v);
+}
+
+/* The recurrence, token by token. A state that is not kept lives in the scratch. */
+static void run_steps(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
+                      struct gdn_scratch *s)
+{
+    const struct attn_gdn_desc *desc = gdn->desc;
+    struct delta_args step = {.rows = desc->head_size_v, .depth = desc->head_size_k};
+    size_t bytes = (size_t)desc->head_size_v * (size_t)desc->head_size_k * sizeof(float);
+    step.from = s->state;
+    if (request->has_state) {
+        step.from = state_of(gdn, request->slots[request->from], head);
+    } else {
+        memset(s->state, 0, bytes);
+    }
+    for (int64_t t = 0; t < request->num_tokens; t++) {
+        int32_t i = (int32_t)(t % GDN_CHUNK);
+        if (i == 0) {
+            int64_t left = request->num_tokens - t;
+            int32_t count = left < GDN_CHUNK ? (int32_t)left : GDN_CHUNK;
+            gdn_load_qk(gdn, request, t, count, head, s);
+            gdn_load_v(gdn, request, t, count, head, s);
+            gdn_load_gates(gdn, request, t, count, head, s);
+        }
+        int32_t slot = request->keeps_all ? request->slots[t] : request->slots[0];
+        step.to = slot >= 0 ? state_of(gdn, slot, head) : s->state;
+        step.q = s->q + (int64_t)i * s->depth;
+        step.k = s->k + (int64_t)i * s->depth;
+        step.v = s->v + (int64_t)i * s->width;
+        step.out = s->o;
+        step.decay = s->decay[i];
+        step.beta = s->beta[i];
+        step.kq = 0.0f;
+        for (int32_t d = 0; d < step.depth; d++) {
+            step.kq += step.k[d] * step.q[d];
+        }
+        gdn->variant->delta->step(&step);
+        store_out(gdn, request, t, head, s->o);
+        step.from = step.to;
+    }
+}
+
+static void load_state(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
+                       struct gdn_scratch *s)
+{
+    int32_t dk = gdn->desc->head_size_k;
+    memset(s->state, 0, (size_t)s->depth * (size_t)s->width * sizeof(float));
+    if (!request->has_state) {
+        return;
+    }
+    const float *state = state_of(gdn, request->slots[request->from], head);
+    for (int32_t d = 0; d < gdn->desc->head_size_v; d++) {
+        for (int32_t i = 0; i < dk; i++) {
+            s->state[(int64_t)i * s->width + d] = state[(int64_t)d * dk + i];
+        }
+    }
+}
+
+static void store_state(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
+                        const struct gdn_scratch *s)
+{
+    int32_t dk = gdn->desc->head_size_k;
+    float *state = state_of(gdn, request->slots[0], head);
+    for (int32_t d = 0; d < gdn->desc->head_size_v; d++) {
+        for (int32_t i = 0; i < dk; i++) {
+            state[(int64_t)d * dk + i] = s->state[(int64_t)i * s->width + d];
+        }
+    }
+}
+
+/* One chunk of C tokens. With D[t][j] the decay from behind token j to token t, E[t] that from the
+ * chunk's beginning, and S its first state:
+ *     r_t = beta_t (v_t - E[t] S k_t - sum_{j<t} D[t][j] (k_j k_t) r_j)
+ *     o_t = E[t] S q_t + sum_{j<=t} D[t][j] (k_j q_t) r_j
+ *     S  <- E[C-1] S + sum_j D[C-1][j] r_j k_j^T
+ * The sums over j < t are a unit lower triangular system, solved forwards: the WY form. Decays are
+ * products, not differences of sums, so that a decay of 0 stays one. */
+static void load_chunk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
+                       int32_t count, int32_t head, struct gdn_scratch *s)
+{
+    const struct engine *engine = gdn->variant->f32;
+    int32_t columns = round_up(count, COLUMN_MULTIPLE);
+    gdn_load_qk(gdn, request, first, count, head, s);
+    gdn_load_v(gdn, request, first, count, head, s);
+    gdn_load_gates(gdn, request, first, count, head, s);
+    for (int32_t i = 0; i < s->depth; i++) {
+        float *row = s->kt + (int64_t)i * GDN_CHUNK;
+        for (int32_t t = 0; t < count; t++) {
+            row[t] = s->k[(int64_t)t * s->depth + i];
+        }
+        memset(row + count, 0, (size_t)(GDN_CHUNK - count) * sizeof(float));
+    }
+    for (int32_t t = 0; t < count; t++) {
+        float *d = s->d + (int64_t)t * GDN_CHUNK;
+        for (int32_t j = 0; j < t; j++) {
+            d[j] = d[j - GDN_CHUNK] * s->decay[t];
+        }
+        d[t] = 1.0f;
+        s->e[t] = t > 0 ? s->e[t - 1] * s->decay[t] : s->decay[t];
+    }
+    engine->gemm(s->kk, GDN_CHUNK, s->k, s->depth, s->kt, GDN_CHUNK, count, columns, s->depth, 0);
+    engine->gemm(s->qk, GDN_CHUNK, s->q, s->depth, s->kt, GDN_CHUNK, count, columns, s->depth, 0);
+    for (int32_t t = 0; t < count; t++) { /* beside what they multiply from here on */
+        for (int32_t j = 0; j < count; j++) {
+            int64_t at = (int64_t)t * GDN_CHUNK + j;
+            s->kk[at] = j < t ? -s->beta[t] * s->d[at] * s->kk[at] : 0.0f;
+            s->qk[at] = j <= t ? s->d[at] * s->qk[at] : 0.0f;
+        }
+    }
+}
+
+#define SOLVE_ROWS 8 /* of the triangular system, taken through one gemm from what is solved */
+
+/* v becomes r. */
+static void solve_chunk(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
+{
+    const struct variant *variant = gdn->variant;
+    int32_t width = s->width;
+    variant->f32->gemm(s->o, width, s->k, s->depth, s->state, width, count, width, s->depth, 0);
+    for (int32_t t = 0; t < count; t++) {
+        float *r = s->v + (int64_t)t * width;
+        variant->add_scaled(r, s->o + (int64_t)t * width, -s->e[t], width);
+        variant->scale_row(r, s->beta[t], width);
+    }
+    for (int32_t first = 0; first < count; first += SOLVE_ROWS) {
+        int32_t rows = at_most(SOLVE_ROWS, count - first);
+        if (first > 0) {
+            variant->f32->gemm(s->v + (int64_t)first * width, width,
+                               s->kk + (int64_t)first * GDN_CHUNK, GDN_CHUNK, s->v, width, rows,
+                               width, first, 1);
+        }
+        for (int32_t t = first; t < first + rows; t++) {
+            for (int32_t j = first; j < t; j++) {
+                variant->add_scaled(s->v + (int64_t)t * width, s->v + (int64_t)j * width,
+                                    s->kk[(int64_t)t * GDN_CHUNK + j], width);
+            }
+        }
+    }
+}
+
+static void write_chunk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
+                        int32_t count, int32_t head, struct gdn_scratch *s)
+{
+    const struct variant *variant = gdn->variant;
+    int32_t width = s->width, last = count - 1;
+    variant->f32->gemm(s->o, width, s->q, s->depth, s->state, width, count, width, s->depth, 0);
+    for (int32_t t = 0; t < count; t++) {
+        variant->scale_row(s->o + (int64_t)t * width, s->e[t], width);
+    }
+    variant->f32->gemm(s->o, width, s->qk, GDN_CHUNK, s->v, width, count, width, count, 1);
+    for (int32_t t = 0; t < count; t++) {
+        store_out(gdn, request, first + t, head, s->o + (int64_t)t * width);
+    }
+    for (int32_t i = 0; i < s->depth; i++) {
+        for (int32_t j = 0; j < count; j++) {
+            s->kw[(int64_t)i * GDN_CHUNK + j] =
+                s->kt[(int64_t)i * GDN_CHUNK + j] * s->d[(int64_t)last * GDN_CHUNK + j];
+        }
+        variant->scale_row(s->state + (int64_t)i * width, s->e[last], width);
+    }
+    variant->f32->gemm(s->state, width, s->kw, GDN_CHUNK, s->v, width, s->depth, width, count, 1);
+}
+
+static void run_chunks(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
+                       struct gdn_scratch *s)
+{
+    int32_t size = gdn->desc->chunk_size;
+    size = size > 0 && size < GDN_CHUNK ? size : GDN_CHUNK;
+    load_state(gdn, request, head, s);
+    for (int64_t first = 0; first < request->num_tokens; first += size) {
+        int64_t left = request->num_tokens - first;
+        int32_t count = left < size ? (int32_t)left : size;
+        load_chunk(gdn, request, first, count, head, s);
+        solve_chunk(gdn, count, s);
+        write_chunk(gdn, request, first, count, head, s);
+    }
+    store_state(gdn, request, head, s);
+}
+
+/* Items are (request, value head). */
+static void delta_items(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct gdn_loop *loop = argument;
+    const struct gdn *gdn = &loop->gdn;
+    struct gdn_request request;
+    struct gdn_scratch scratch;
+    scratch_place(gdn->desc, loop->scratch + (size_t)worker * loop->scratch_bytes, &scratch);
+    for (int64_t item = begin; item < end; item++) {
+        int32_t head = (int32_t)(item % gdn->desc->num_v_heads);
+        if (!gdn_request_of(gdn, (int32_t)(item / gdn->desc->num_v_heads), &request) ||
+            request.slots[request.from] < 0) {
+            continue;
+        }
+        if (request.keeps_all || request.num_tokens == 1) {
+            run_steps(gdn, &request, head, &scratch);
+        } else {
+            run_chunks(gdn, &request, head, &scratch);
+        }
+    }
+}
+
+/* Behind the delta rule, since several value heads read one window. Items are (request, channel).
+ */
+static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct gdn_loop *loop = argument;
+    struct gdn_request request;
+    (void)worker;
+    for (int64_t item = begin; item < end; item++) {
+        if (gdn_request_of(&loop->gdn, (int32_t)(item / loop->gdn.num_channels), &request) &&
+            request.slots[request.from] >= 0) {
+            gdn_roll_window(&loop->gdn, &request, item % loop->gdn.num_channels);
+        }
+    }
+}
+
+attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
+{
+    attn_status status = check_gated_delta(args, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (args->workspace == NULL) {
+        return fail(error, ATTN_ERROR_ORDER, "workspace",
+                    "NULL: gated_delta needs the memory that plan_size asks for");
+    }
+    struct gdn_scratch scratch;
+    struct gdn_loop loop = {.gdn = gdn_of(args), .scratch = args->workspace};
+    loop.scratch_bytes = scratch_place(loop.gdn.desc, NULL, &scratch);
+    const struct attn_host *host = args->instance->host;
+    int64_t requests = args->batch->num_reqs;
+    host->parallel_for(host->user, requests * loop.gdn.desc->num_v_heads, 1, delta_items, &loop);
+    if (loop.gdn.desc->conv_width > 1) {
+        host->parallel_for(host->user, requests * loop.gdn.num_channels, 256, roll_items, &loop);
+    }
+    return ATTN_OK;
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The inner loops of the gated delta rule that are no gemm, over the vectors of one ISA: the
+ * causal convolution of a row, its norm, and one token of the recurrence. Per value row of the
+ * state and token: Dk floats read and written, 8 Dk FLOPs, so the memory bounds a decode. */
+#ifndef CPU_SIMD_DELTA_H
+#define CPU_SIMD_DELTA_H
+
+#include "f32_engine.h"
+
+/* x / (1 + e^-x) */
+INLINE vf silu(vf x)
+{
+    vf e = vf_exp2(vf_min(vf_set1(126.0f), vf_mul(x, vf_set1(-1.44269504f))));
+    return vf_div(x, vf_add(vf_set1(1.0f), e));
+}
+
+/* y_c = bias_c + sum_i w[i][c] x[i][c], then SiLU; n is a multiple of COLUMN_MULTIPLE. */
+static void delta_convolve(float *y, const float *x, const float *weights, const float *bias,
+                           int64_t stride, int32_t width, int32_t n, int with_silu)
+{
+    for (int32_t c = 0; c < n; c += VF_WIDTH) {
+        vf sum = vf_load(bias + c);
+        for (int32_t i = 0; i < width; i++) {
+            sum = vf_fma(vf_load(weights + i * stride + c), vf_load(x + i * stride + c), sum);
+        }
+        vf_store(y + c, with_silu ? silu(sum) : sum);
+    }
+}
+
+static float delta_square_sum(const float *row, int32_t n)
+{
+    vf sum = vf_set1(0.0f);
+    for (int32_t i = 0; i < n; i += VF_WIDTH) {
+        vf x = vf_load(row + i);
+        sum = vf_fma(x, x, sum);
+    }
+    return vf_sum(sum);
+}
+
+/* s.k and s.q of one row of the state */
+INLINE void delta_dots(const float *s, const struct delta_args *args, int32_t whole, float *by_k,
+                       float *by_q)
+{
+    vf sum_k = vf_set1(0.0f);
+    vf sum_q = vf_set1(0.0f);
+    for (int32_t i = 0; i < whole; i += VF_WIDTH) {
+        vf x = vf_load(s + i);
+        sum_k = vf_fma(x, vf_load(args->k + i), sum_k);
+        sum_q = vf_fma(x, vf_load(args->q + i), sum_q);
+    }
+    *by_k = vf_sum(sum_k);
+    *by_q = vf_sum(sum_q);
+    for (int32_t i = whole; i < args->depth; i++) {
+        *by_k += s[i] * args->k[i];
+        *by_q += s[i] * args->q[i];
+    }
+}
+
+/* With S' = e^g S: r = beta (v - S' k), S = S' + r k^T, and o = S q = S' q + r (k q). */
+static void delta_step(const struct delta_args *args)
+{
+    int32_t whole = args->depth / VF_WIDTH * VF_WIDTH;
+    vf decay = vf_set1(args->decay);
+    for (int32_t d = 0; d < args->rows; d++) {
+        const float *from = args->from + (int64_t)d * args->depth;
+        float *to = args->to + (int64_t)d * args->depth;
+        float by_k, by_q;
+        delta_dots(from, args, whole, &by_k, &by_q);
+        float r = args->beta * (args->v[d] - args->decay * by_k);
+        vf left = vf_set1(r);
+        for (int32_t i = 0; i < whole; i += VF_WIDTH) {
+            vf moved = vf_mul(left, vf_load(args->k + i));
+            vf_store(to + i, vf_fma(vf_load(from + i), decay, moved));
+        }
+        for (int32_t i = whole; i < args->depth; i++) {
+            to[i] = from[i] * args->decay + r * args->k[i];
+        }
+        args->out[d] = args->decay * by_q + r * args->kq;
+    }
+}
+
+static const struct delta_engine delta_operations = {
+    .convolve = delta_convolve, .square_sum = delta_square_sum, .step = delta_step};
+
+#endif
