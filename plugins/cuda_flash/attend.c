@@ -135,8 +135,8 @@ static bool widen_query(struct flash_params *p, struct flash_widen_params *w,
         args->batch->num_actual_tokens > plan->num_rows) {
         return false;
     }
-    struct layout at =
-        layout_of(args->instance, state, plan->num_reqs, plan->num_pairs, plan->num_rows);
+    struct layout at = layout_of(args->instance, state, plan->num_reqs, plan->num_pairs,
+                                 plan->num_rows, plan->by_item);
     bool as_keys = p->k.dtype == ATTN_DTYPE_BF16 || p->k.dtype == ATTN_DTYPE_F16;
     *w = (struct flash_widen_params){
         .from = p->q,

@@ -202,8 +202,7 @@ template <int KIND> static cudaError_t load_kind()
     error = error ? error : launch_shape<KIND, 64, false>(nullptr, nullptr);
     error = error ? error : launch_shape<KIND, 128, true>(nullptr, nullptr);
     error = error ? error : launch_shape<KIND, 128, false>(nullptr, nullptr);
-    error = error ? error : launch_shape<KIND, 256, true>(nullptr, nullptr);
-    return error ? error : launch_shape<KIND, 256, false>(nullptr, nullptr);
+    return error ? error : launch_shape<KIND, 256, true>(nullptr, nullptr);
 }
 
 template <int KIND> static cudaError_t launch_kind(const void *params, cudaStream_t stream)
@@ -218,9 +217,8 @@ template <int KIND> static cudaError_t launch_kind(const void *params, cudaStrea
                : d <= 128 ? launch_shape<KIND, 128, true>(p, stream)
                           : launch_shape<KIND, 256, true>(p, stream);
     }
-    return d <= 64    ? launch_shape<KIND, 64, false>(p, stream)
-           : d <= 128 ? launch_shape<KIND, 128, false>(p, stream)
-                      : launch_shape<KIND, 256, false>(p, stream);
+    return d <= 64 ? launch_shape<KIND, 64, false>(p, stream)
+                   : launch_shape<KIND, 128, false>(p, stream);
 }
 
 #endif

@@ -255,8 +255,8 @@ static __device__ __forceinline__ void finish_run(const flash_params &p, const f
 {
     using S = shape<KIND, D, SPLIT>;
     bool whole = run.count == run.pair.num_tiles;
-    int32_t slot_step = p.invariant ? 1 : 2;
-    int32_t slot = slot_step * run.segment + (!p.invariant && run.tile == 0);
+    int32_t slot_step = p.by_item ? 1 : 2;
+    int32_t slot = slot_step * run.segment + (!p.by_item && run.tile == 0);
     float *part = p.parts + (int64_t)slot * p.row_tile * (D + 2);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -284,7 +284,7 @@ static __device__ __forceinline__ void finish_run(const flash_params &p, const f
     barrier_consumers();
     if (*last_one) {
         /* Only the first of the parts begins inside its segment, unless that begins the item. */
-        int32_t first_slot = slot_step * run.first + (!p.invariant);
+        int32_t first_slot = slot_step * run.first + (!p.by_item);
         merge_parts<D>(p, run, first_slot, slot_step, (float *)stage, 2 * S::half / 4);
     }
 }

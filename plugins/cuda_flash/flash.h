@@ -116,6 +116,7 @@ struct flash_params {
     /* The schedule, in the workspace: all (request, row tile) pairs x KV heads x key tiles are one
      * stream, cut into segments; a part is what one segment knows of one item, a (pair, head). */
     int32_t row_tile;     /* rows (query, head of the group) of one item: 16 or 64 */
+    int32_t by_item;      /* 1: a segment is of one item; 0: of the stream, over several */
     int32_t invariant;    /* 1: items are cut by their own length alone */
     int32_t ctas;         /* of the attend's grid */
     int32_t overlaps;     /* 1: the launch may begin before the one before it has ended */

@@ -9,6 +9,7 @@
 #define PLAN_PAIRS 4096    /* whose sums fit into shared memory */
 #define PLAN_SEGMENTS 4096 /* likewise */
 #define SHORT_ITEM 1536    /* keys of an item that is not cut */
+#define LEAST_PART 8       /* tiles of a part of an item */
 #define LEAST_REST 3       /* tiles of a segment that is taken, not given */
 #define LEAST_SHARE 12     /* tiles of a CTA from which on segments are taken */
 #define LEAST_ITEMS 6      /* one for so many CTAs: fewer would have too many parts each */
@@ -82,10 +83,16 @@ static __device__ flash_pair pair_of(const flash_params &p, int32_t pair, int32_
     return v;
 }
 
-static __device__ int32_t cut_count(const flash_params &p, const flash_pair &pair)
+/* Batch-invariant: FLASH_INVARIANT_CUTS where one row tile has all of a request's rows, else one.
+ * Else parts of a CTA's share at most; there are fewer than 4 for each CTA, since only items of
+ * more than a share are cut. */
+static __device__ int32_t cut_count(const flash_params &p, const flash_pair &pair, int32_t share)
 {
-    bool single = pair.query_len * p.group <= p.row_tile;
-    return single ? min(pair.num_tiles, FLASH_INVARIANT_CUTS) : 1;
+    if (p.invariant) {
+        bool single = pair.query_len * p.group <= p.row_tile;
+        return single ? min(pair.num_tiles, FLASH_INVARIANT_CUTS) : 1;
+    }
+    return (pair.num_tiles + share - 1) / share;
 }
 
 /* Fast prefill: does one of the pair's rows belong to a token that is asked for? */
@@ -132,19 +139,18 @@ static __device__ int32_t plan_pairs(const flash_params &p, int32_t *pairs, int3
     return total;
 }
 
-/* Cuts at the same places of an item whatever else is in the batch: FLASH_INVARIANT_CUTS where one
- * row tile has all of a request's rows, else none. Items that are cut come first: only they have
- * parts. */
-static __device__ int32_t cut_items(const flash_params &p, int32_t pairs, int32_t *warps)
+/* Segments of one item each. Items that are cut come first: only they have parts. */
+static __device__ int32_t cut_items(const flash_params &p, int32_t pairs, int32_t total,
+                                    int32_t *warps)
 {
-    int32_t segments = 0;
+    int32_t segments = 0, share = max(total / p.ctas, LEAST_PART);
     for (int32_t pass = 0; pass < 2; pass++) {
         for (int32_t first = 0; first < pairs; first += PLAN_THREADS) {
             int32_t pair = first + threadIdx.x, cuts = 0;
             flash_pair v = {};
             if (pair < pairs) {
                 v = p.pairs[pair];
-                cuts = cut_count(p, v);
+                cuts = cut_count(p, v, share);
                 cuts = (cuts > 1) == (pass == 0) ? cuts : 0;
             }
             int32_t at = running_sum(cuts * p.num_kv_heads, &segments, warps);
@@ -255,8 +261,8 @@ static __global__ void __launch_bounds__(PLAN_THREADS) plan(const __grid_constan
     __syncthreads();
     int32_t *starts = pairs <= PLAN_PAIRS ? memory.pair_start : p.pair_start;
     int32_t total = plan_pairs(p, &pairs, starts, memory.warps);
-    if (p.invariant) {
-        segments = cut_items(p, pairs, memory.warps);
+    if (p.by_item) {
+        segments = cut_items(p, pairs, total, memory.warps);
     } else if (total > 0) {
         stream_cut cut = cut_stream(p, pairs, total, starts, memory.segment_begin);
         link_segments(p, pairs, cut, starts, memory.segment_begin);

@@ -148,6 +148,10 @@ static attn_status cuda_supports(const struct attn_backend_caps *backend,
         snprintf(asked, sizeof asked, "%d", layer->block_size);
         reasons->refuse(reasons->user, "block_size", asked, "multiples of 4 with kv_dtype nvfp4");
     }
+    if (layer->p_scale_form != ATTN_SCALE_NONE && layer->sink_len > 0) {
+        reasons->refuse(reasons->user, "p_scale_form", "with a static sink",
+                        "where a row is attended as a whole");
+    }
     if (layer->kv_dtype == ATTN_KV_INT8_K && layer->dtype == ATTN_DTYPE_F32) {
         reasons->refuse(reasons->user, "dtype", "f32", "f16, bf16 with kv_dtype int8_k");
     }

@@ -8,6 +8,7 @@
 /* Host part of a plan: a replay keeps it, since captured launches were made for it. */
 struct plan_host {
     int32_t row_tile;
+    int32_t by_item;
     int32_t num_reqs;
     int32_t num_rows;  /* of q, from its first */
     int64_t num_pairs; /* upper bound */
@@ -19,7 +20,7 @@ struct layout {
 };
 
 struct layout layout_of(const struct attn_instance *instance, const struct attn_state *state,
-                        int64_t reqs, int64_t pairs, int64_t rows);
+                        int64_t reqs, int64_t pairs, int64_t rows, bool by_item);
 /* Keys of a tile, as `shape` in produce.cuh has it. */
 int32_t tile_of(const struct attn_state *state, bool cached, int32_t row_tile);
 /* What the plan kernel and the attend kernels read alike. */

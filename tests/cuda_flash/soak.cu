@@ -198,17 +198,28 @@ static void draw_layer(soak_case &c)
     l.k_scale_form = l.v_scale_form = scaled ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
 }
 
-/* Sizes such that the reference takes well under a second. */
-static void draw_batch(soak_case &c, twin &memory)
+/* Prefill of such a length has kernels of its own: one request, so that the reference ends. */
+static void draw_long(soak_case &c)
 {
-    bool prefill = below(3) == 0;
-    c.reqs = 1 + below(prefill ? 3 : 24);
+    c.heads = 2, c.kv_heads = 1, c.dim = 64 + 64 * below(2), c.block = 64;
+    c.layer.num_q_heads = 2, c.layer.num_kv_heads = 1, c.layer.block_size = 64;
+    c.layer.head_size = c.layer.head_size_v = c.dim;
+    c.layer.batch_invariant = 0;
+}
+
+/* Sizes such that the reference takes well under a second, but for `very_long` ones. */
+static void draw_batch(soak_case &c, twin &memory, bool very_long)
+{
+    bool prefill = very_long || below(3) == 0;
+    c.reqs = 1 + (very_long ? 0 : below(prefill ? 3 : 24));
     c.longest = 1 + below(prefill ? 400 : below(4) ? 700 : 4000);
     c.longest = c.dim > 256 ? 1 + c.longest / 4 : c.longest;
+    c.longest += very_long ? 8192 : 0;
     c.tokens = c.most_query = 0;
     c.query_len.clear();
     for (int r = 0; r < c.reqs; r++) {
         int n = prefill ? 1 + below(std::min(c.longest, 150)) : 1 + below(4) * below(2);
+        n += very_long ? 8191 : 0;
         n = std::min(n, c.longest);
         c.query_len.push_back(n);
         c.tokens += n;
@@ -545,8 +556,12 @@ int main(int argc, char **argv)
         soak_case c;
         generator.seed(fixed_case ? 12345 : seed * 1000003 + (uint64_t)cases);
         draw_layer(c);
-        draw_batch(c, memory);
-        int n = 1 + below(4);
+        bool very_long = cases % 100 == 25;
+        if (very_long) {
+            draw_long(c);
+        }
+        draw_batch(c, memory, very_long);
+        int n = very_long ? 1 : 1 + below(4);
         if (!run_case(gpu, cpu, c, memory, g, n, below(2), fixed_case ? &again : nullptr)) {
             printf("case %ld of seed %llu: dtype %d kv %d heads %d/%d D %d block %d hnd %d reqs %d "
                    "longest %d queries %d window %d cap %g sinks %d alibi %d invariant %d\n",

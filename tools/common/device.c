@@ -113,18 +113,21 @@ void device_free(const struct device *device, void *memory)
     }
 }
 
+bool device_wait(const struct device *device)
+{
+    return device->context == NULL || device->synchronize() == 0;
+}
+
 bool device_write(const struct device *device, void *destination, const void *source, size_t bytes)
 {
     if (device->context == NULL) {
         memcpy(destination, source, bytes);
         return true;
     }
-    return device->to_device((uint64_t)(uintptr_t)destination, source, bytes) == 0;
-}
-
-bool device_wait(const struct device *device)
-{
-    return device->context == NULL || device->synchronize() == 0;
+    /* what comes from pageable memory may still be on its way when the copy returns, and streams
+     * that do not wait for the default one would not wait for it */
+    return device->to_device((uint64_t)(uintptr_t)destination, source, bytes) == 0 &&
+           device_wait(device);
 }
 
 bool device_read(const struct device *device, void *destination, const void *source, size_t bytes)
