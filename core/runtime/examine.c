@@ -10,6 +10,8 @@
 #include "util/error.h"
 #include "util/text.h"
 
+#define MAX_SCANS 8 /* processes at once */
+
 static attn_status no_memory(attn_runtime *runtime, struct attn_error *why)
 {
     runtime->arena.failed = true;
@@ -84,6 +86,46 @@ static attn_status keep(attn_runtime *runtime, const struct plugin *plugin, attn
     return failed ? no_memory(runtime, why) : status;
 }
 
+/* What the cache says of a plugin: ATTN_ERROR_NOT_FOUND if nothing, and ATTN_ERROR_IO if there is
+ * no file. The key is taken before anybody looks into the file. */
+static attn_status consult(attn_runtime *runtime, struct plugin *plugin, struct cache_entry *entry,
+                           struct attn_error *why)
+{
+    struct stat info;
+    if (stat(plugin->file, &info) != 0) {
+        return error_set(why, ATTN_ERROR_IO, "file", "cannot be read: %s", strerror(errno));
+    }
+    probe_key_set(&plugin->key, &runtime->machine, &info);
+    return runtime->settings.isolation <= 0 ? cache_read(runtime, plugin->file, &plugin->key, entry)
+                                            : ATTN_ERROR_NOT_FOUND;
+}
+
+/* The scanners of the plugins that come after this one and are unknown, too, run beside its own, so
+ * that many that hang cost little more than one. What cannot be begun is tried again in its turn.
+ */
+static void begin_others(attn_runtime *runtime, const struct plugin *plugin)
+{
+    int32_t running = 0;
+    struct plugin *end = runtime->plugins + runtime->num_plugins;
+    for (struct plugin *other = runtime->plugins; other < end; other++) {
+        running += other->scan.running;
+    }
+    for (struct plugin *other = runtime->plugins + (plugin - runtime->plugins) + 1;
+         other < end && running < MAX_SCANS; other++) {
+        struct cache_entry entry;
+        struct attn_error why = ATTN_ERROR_INIT;
+        if (other->status != ATTN_OK || other->scan.running) {
+            continue;
+        }
+        attn_status status = consult(runtime, other, &entry, &why);
+        if (status == ATTN_OK) {
+            cache_entry_finish(runtime, &entry);
+        } else if (status == ATTN_ERROR_NOT_FOUND) {
+            running += scan_begin(runtime, other->file, &other->scan, &why) == ATTN_OK;
+        }
+    }
+}
+
 /* In a process of its own. *there: whether one could be had. */
 static attn_status ask_apart(attn_runtime *runtime, struct plugin *plugin, struct found *found,
                              bool *there, struct attn_error *why)
@@ -92,7 +134,12 @@ static attn_status ask_apart(attn_runtime *runtime, struct plugin *plugin, struc
     struct record record;
     size_t at = 0;
     text_init(&answer, &runtime->host);
-    attn_status status = scan_plugin(runtime, plugin->file, &answer, &at, why);
+    attn_status status =
+        plugin->scan.running ? ATTN_OK : scan_begin(runtime, plugin->file, &plugin->scan, why);
+    if (status == ATTN_OK) {
+        begin_others(runtime, plugin);
+        status = scan_finish(runtime, &plugin->scan, &answer, &at, why);
+    }
     *there = status != ATTN_ERROR_NOT_FOUND;
     if (answer.failed) {
         status = no_memory(runtime, why);
@@ -130,16 +177,12 @@ static attn_status ask_anew(attn_runtime *runtime, struct plugin *plugin, struct
 attn_status plugin_examine(attn_runtime *runtime, struct plugin *plugin, struct found *found,
                            struct attn_error *why)
 {
-    struct stat info;
     struct cache_entry entry;
-    attn_status status = ATTN_ERROR_NOT_FOUND;
     found_reset(found);
-    if (stat(plugin->file, &info) != 0) {
-        return error_set(why, ATTN_ERROR_IO, "file", "cannot be read: %s", strerror(errno));
-    }
-    probe_key_set(&plugin->key, &runtime->machine, &info);
-    if (runtime->settings.isolation <= 0) {
-        status = cache_read(runtime, plugin->file, &plugin->key, &entry);
+    attn_status status = plugin->scan.running ? ATTN_ERROR_NOT_FOUND /* begun beside another */
+                                              : consult(runtime, plugin, &entry, why);
+    if (status == ATTN_ERROR_IO) {
+        return status;
     }
     if (status == ATTN_OK) {
         status = adopt(runtime, plugin, &entry.record, found, why);

@@ -201,6 +201,9 @@ static attn_status find_backends(attn_runtime *runtime, struct attn_error *error
     for (int32_t i = 0; i < runtime->num_plugins && status == ATTN_OK; i++) {
         status = take_plugin(runtime, i, &found, error);
     }
+    for (int32_t i = 0; i < runtime->num_plugins; i++) {
+        scan_abandon(&runtime->plugins[i].scan); /* where the enumeration has ended early */
+    }
     if (status == ATTN_OK) {
         qsort(runtime->backends, (size_t)runtime->num_backends, sizeof *runtime->backends,
               compare_backends);

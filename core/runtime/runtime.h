@@ -12,6 +12,7 @@
 
 #include "host/host.h"
 #include "runtime/key.h"
+#include "runtime/scan.h"
 #include "util/arena.h"
 
 /* One plugin file. `table` is NULL until plugin_load: with a warm cache only candidates are loaded.
@@ -29,6 +30,7 @@ struct plugin {
     int32_t num_backends;
     uint32_t abi_version; /* that its table has; 0: not known */
     struct probe_key key; /* of the file that was probed; zero: not known */
+    struct scan scan;     /* of its probe, while the plugins are enumerated */
 };
 
 /* One backend on one device in one variant. */

@@ -15,6 +15,7 @@
 
 #include "runtime/discover.h"
 #include "runtime/record.h"
+#include "runtime/runtime.h"
 
 #define HELLO_SIZE (sizeof SCAN_HELLO - 1)
 #define TICK_MS 50
@@ -23,18 +24,6 @@
 #define GRAVE_MS 1000
 
 extern char **environ;
-
-/* The child while it is watched. */
-struct child {
-    pid_t pid;
-    int pipe;
-    int64_t deadline; /* ms */
-    bool open;        /* the pipe's other end */
-    bool ended;       /* and not yet reaped */
-    bool lost;        /* reaped by others, as where SIGCHLD is ignored: its pid may be anybody's */
-    bool late, too_much;
-    int code, value; /* CLD_EXITED or CLD_KILLED, status or signal */
-};
 
 static int64_t now_ms(void)
 {
@@ -86,7 +75,7 @@ static int spawn(const char *scanner, const char *file, int write_end, pid_t *pi
 }
 
 /* Looks without reaping, so that the pid stays ours. */
-static void look(struct child *child)
+static void look(struct scan *child)
 {
     siginfo_t info = {.si_pid = 0};
     if (child->ended || child->lost) {
@@ -102,7 +91,7 @@ static void look(struct child *child)
 }
 
 /* What is in the pipe. */
-static void drain(struct child *child, struct text *answer)
+static void drain(struct scan *child, struct text *answer)
 {
     char bytes[4096];
     while (child->open && !answer->failed && !child->too_much) {
@@ -122,7 +111,7 @@ static void drain(struct child *child, struct text *answer)
 }
 
 /* Until the child has ended, its time is over, or it has said too much. */
-static void watch(struct child *child, struct text *answer)
+static void watch(struct scan *child, struct text *answer)
 {
     int64_t rest;
     long pause = 20000; /* ns: between the pipe's end and the process's */
@@ -148,7 +137,7 @@ static void watch(struct child *child, struct text *answer)
 }
 
 /* Ends what is left of it and its group, and reaps this pid alone. */
-static void bury(struct child *child)
+static void bury(struct scan *child)
 {
     const int64_t until = now_ms() + GRAVE_MS;
     look(child);
@@ -159,6 +148,7 @@ static void bury(struct child *child)
         }
     }
     close(child->pipe);
+    child->running = false;
 }
 
 static const char *signal_name(int number)
@@ -204,7 +194,7 @@ static attn_status judge_exit(int value, const char *stage, struct attn_error *w
     }
 }
 
-static attn_status judge(const attn_runtime *runtime, const struct child *child,
+static attn_status judge(const attn_runtime *runtime, const struct scan *child,
                          const struct text *answer, size_t *record, struct attn_error *why)
 {
     size_t at = HELLO_SIZE;
@@ -238,12 +228,13 @@ static attn_status judge(const attn_runtime *runtime, const struct child *child,
     return ATTN_OK;
 }
 
-attn_status scan_plugin(const attn_runtime *runtime, const char *file, struct text *answer,
-                        size_t *record, struct attn_error *why)
+attn_status scan_begin(const attn_runtime *runtime, const char *file, struct scan *scan,
+                       struct attn_error *why)
 {
     char scanner[PATH_MAX];
     int ends[2];
-    struct child child = {.open = true};
+    pid_t pid = -1;
+    *scan = (struct scan){.open = true};
     if (!scanner_path(scanner)) {
         return error_set(why, ATTN_ERROR_NOT_FOUND, "scan",
                          "there is no attn-scan beside the core");
@@ -252,20 +243,38 @@ attn_status scan_plugin(const attn_runtime *runtime, const char *file, struct te
         return error_set(why, ATTN_ERROR_NOT_FOUND, "scan", "no pipe to attn-scan: %s",
                          strerror(errno));
     }
-    int failed = fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0
-                     ? spawn(scanner, file, ends[1], &child.pid)
-                     : errno;
+    int failed =
+        fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0 ? spawn(scanner, file, ends[1], &pid) : errno;
     close(ends[1]);
     if (failed != 0) {
         close(ends[0]);
         return error_set(why, ATTN_ERROR_NOT_FOUND, "scan", "%s cannot be started: %s", scanner,
                          strerror(failed));
     }
-    child.pipe = ends[0];
-    child.deadline = now_ms() + runtime->settings.probe_deadline_ms;
-    watch(&child, answer);
-    bury(&child);
+    scan->running = true;
+    scan->pid = pid;
+    scan->pipe = ends[0];
+    scan->deadline = now_ms() + runtime->settings.probe_deadline_ms;
+    return ATTN_OK;
+}
+
+attn_status scan_finish(const attn_runtime *runtime, struct scan *scan, struct text *answer,
+                        size_t *record, struct attn_error *why)
+{
+    drain(scan, answer);
+    if (answer->length > PIPE_BUF) { /* it may have waited for us to read */
+        scan->deadline = now_ms() + runtime->settings.probe_deadline_ms;
+    }
+    watch(scan, answer);
+    bury(scan);
     return answer->failed ? error_set(why, ATTN_ERROR_OUT_OF_MEMORY, "scan",
                                       "no memory for the scanner's answer")
-                          : judge(runtime, &child, answer, record, why);
+                          : judge(runtime, scan, answer, record, why);
+}
+
+void scan_abandon(struct scan *scan)
+{
+    if (scan->running) {
+        bury(scan);
+    }
 }

@@ -9,8 +9,12 @@
 #ifndef CORE_RUNTIME_SCAN_H
 #define CORE_RUNTIME_SCAN_H
 
-#include "runtime/runtime.h"
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "util/text.h"
+
+typedef struct attn_runtime attn_runtime;
 
 #define SCAN_HELLO "ATTNSCAN"
 #define SCAN_STAGES "CEP"
@@ -19,10 +23,29 @@
 #define SCAN_EXIT_NO_MEMORY 113
 #define SCAN_EXIT_NO_PIPE 114
 
-/* ATTN_OK: `answer` has the record's bytes from *record on. ATTN_ERROR_NOT_FOUND: there is no
- * scanner that runs, with the cause. With answer->failed: our own lack of memory. Else why the
- * plugin is refused. */
-attn_status scan_plugin(const attn_runtime *runtime, const char *file, struct text *answer,
+/* One scanner's process while it runs; zeroed: none. Everything but `running` is scan.c's. */
+struct scan {
+    bool running; /* begun, and not yet finished or abandoned */
+    bool open;    /* the pipe's other end */
+    bool ended;   /* and not yet reaped */
+    bool lost;    /* reaped by others, as where SIGCHLD is ignored: its pid may be anybody's */
+    bool late, too_much;
+    int pid, pipe;
+    int code, value;  /* CLD_EXITED or CLD_KILLED, status or signal */
+    int64_t deadline; /* ms */
+};
+
+/* ATTN_ERROR_NOT_FOUND: there is no scanner that can be started, with the cause. */
+attn_status scan_begin(const attn_runtime *runtime, const char *file, struct scan *scan,
+                       struct attn_error *why);
+
+/* By the thread that began it. ATTN_OK: `answer` has the record's bytes from *record on.
+ * ATTN_ERROR_NOT_FOUND: the scanner does not run, with the cause. With answer->failed: our own lack
+ * of memory. Else why the plugin is refused. */
+attn_status scan_finish(const attn_runtime *runtime, struct scan *scan, struct text *answer,
                         size_t *record, struct attn_error *why);
+
+/* Ends it, if it runs; its answer is lost. */
+void scan_abandon(struct scan *scan);
 
 #endif

@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "fixture.h"
@@ -240,6 +241,48 @@ static void scanner_of_an_installed_core(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
+/* Sixteen that hang cost two deadlines, since eight are waited for at once; each has its own
+ * reason, and what stands behind them is found. */
+static void many_hang_at_once(void **state)
+{
+    enum { COUNT = 16, DEADLINE = 400 };
+    char folder[] = "/tmp/attn_many_XXXXXX", path[COUNT * 64 + 4096], name[64];
+    struct timespec begin, end;
+    size_t used = 0;
+
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    for (int i = 0; i < COUNT; i++) { /* by name and by inode they are different files */
+        const char *from = PLUGIN("hang_in_entry");
+        char command[8192];
+
+        snprintf(name, sizeof name, "%s/attn_hang%d.so", folder, i);
+        snprintf(command, sizeof command, "cp %s %s", from, name);
+        assert_int_equal(system(command), 0);
+        used += (size_t)snprintf(path + used, sizeof path - used, "%s:", name);
+    }
+    snprintf(path + used, sizeof path - used, "%s", PLUGIN("none"));
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    attn_runtime *runtime = create(path, DEADLINE);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    for (int i = 0; i < COUNT; i++) {
+        assert_string_equal(info_of(api, runtime, i).reason, "entry: did not end within 400 ms");
+    }
+    assert_int_equal(info_of(api, runtime, COUNT).status, ATTN_OK);
+    api->runtime_destroy(runtime);
+    const long took = (end.tv_sec - begin.tv_sec) * 1000 + (end.tv_nsec - begin.tv_nsec) / 1000000;
+    print_message("%d plugins that hang for %d ms took %ld ms\n", COUNT, DEADLINE, took);
+    assert_true(took < COUNT / 2 * DEADLINE);
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(name, sizeof name, "%s/attn_hang%d.so", folder, i);
+        unlink(name);
+    }
+    rmdir(folder);
+    errno = 0;
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* nobody is left */
+    assert_int_equal(errno, ECHILD);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -250,6 +293,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_allocation_fails_in_turn),
         cmocka_unit_test(closed_streams),
         cmocka_unit_test(scanner_of_an_installed_core),
+        cmocka_unit_test(many_hang_at_once),
     };
     const int failed = fixture_open(argc, argv);
 
