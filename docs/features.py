@@ -107,6 +107,9 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("decode over latent rows", kernel("attend_mla"), "absorb + up-project", f"{REF}mla, {STEP}mla, {RUN}"),
         ("prefill per head over gathered context", both(kernel("gather_kv", "batched_gemm", "merge_states"),
                                                         has("layer_kinds", "mla")), "whole", f"{STEP}mla, {RUN}"),
+        ("latent cache spread over ranks: decode, chunks of context", both(
+            kernel("attend_mla", "gather_kv", "batched_gemm", "merge_states"), has("layer_kinds", "mla")),
+         "exchange of latent queries and rows", "tests/collectives/test_latent (2, 3, 4 ranks)"),
         ("sparse", kernel("attend_mla_sparse"), "", f"{REF}mla, {STEP}mla, {RUN}"),
     ]),
     ("5. Gated delta rule", [
@@ -123,7 +126,6 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
 #: Rows of the features document that nothing serves yet.
 OPEN = [
     "TurboQuant's four dtypes: codes and page sizes are reserved",
-    "context parallelism: MLA over spread caches",
     "V scales per (head, channel) calibrated over batches (they can be given)",
     "an engine's block of several kernel blocks: the engine passes the kernel's blocks",
 ]

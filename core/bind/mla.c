@@ -153,6 +153,11 @@ void mla_rewrite_parts(attn_layer *layer)
     if (m->absorb_in_core) {
         latent->output_form = ATTN_OUTPUT_PLAIN; /* of the up-projection, by `quantize` */
     }
+    if (layer_is_spread(
+            layer)) { /* decode: the heads of all ranks against the rows that are here */
+        latent->num_q_heads *= layer->layer.cp->decode->world_size;
+        latent->needs_lse = 1;
+    }
     rewrite_projected(layer, PART_NEW);
     layer->part_params[PART_NEW].sinks = layer->part_params[PART_MAIN].sinks;
     rewrite_projected(layer, PART_CONTEXT);

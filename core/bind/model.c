@@ -56,7 +56,7 @@ void layer_rewrite_parts(attn_layer *layer)
     if (layer->layer.mla != NULL) {
         mla_rewrite_parts(layer);
     }
-    if (layer_is_spread(layer)) {
+    if (layer_is_spread(layer) && layer->layer.mla == NULL) {
         parallel_rewrite_parts(layer);
     }
     if (layer_is_quantized_encoder(layer)) {

@@ -423,7 +423,7 @@ static void hold_features(struct check *check, int32_t phase)
                  "yes");
     need_feature(check, l->batch_invariant >= 2, ATTN_FEATURE_BATCH_INVARIANT_PREFIX,
                  "batch_invariant", "with prefix caching");
-    check_parallel(check);
+    check_parallel(check, phase);
     /* The levels below ALWAYS speak of the decode way only. */
     if (l->graph_level > check->match->graph_level &&
         (phase == ATTN_PHASE_DECODE || l->graph_level == ATTN_GRAPH_ALWAYS)) {

@@ -31,6 +31,6 @@ void check_encoder(struct check *check);
 
 /* match_parallel.c */
 bool check_is_spread(const struct check *check);
-void check_parallel(struct check *check);
+void check_parallel(struct check *check, int32_t phase);
 
 #endif

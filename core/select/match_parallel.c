@@ -61,7 +61,8 @@ static void check_spread_cache(struct check *check)
         {caps->terms & ATTN_TERM_BIDIRECTIONAL, "a context that all queries see (bidirectional)",
          "no"},
         {caps->kernels & ATTN_KERNEL_MERGE_STATES, "merge_states of the ranks' parts", "no"},
-        {caps->max_group == 0 || l->num_q_heads / l->num_kv_heads * n <= caps->max_group,
+        {check->whole->mla != NULL || caps->max_group == 0 ||
+             l->num_q_heads / l->num_kv_heads * n <= caps->max_group,
          "the query heads of all ranks over a key head", "a smaller group"},
         {caps->max_num_q_heads == 0 || l->num_q_heads * n <= caps->max_num_q_heads,
          "the query heads of all ranks", "fewer"},
@@ -99,7 +100,7 @@ static void check_split_queries(struct check *check)
     hold(check, needs, sizeof needs / sizeof *needs);
 }
 
-void check_parallel(struct check *check)
+void check_parallel(struct check *check, int32_t phase)
 {
     const struct attn_context_parallel *cp = check->whole->cp;
     const struct attn_layer_desc *l = check->layer;
@@ -108,9 +109,16 @@ void check_parallel(struct check *check)
     if (!check_is_spread(check) && !splits) {
         return;
     }
+    bool mla = l->kind == ATTN_LAYER_MLA && !splits;
+    bool per_head = check->match->composed & ATTN_COMPOSE_MLA_PREFILL || phase == ATTN_PHASE_DECODE;
+    bool plain = !mla || (!l->has_sinks && l->num_speculative_tokens == 0 &&
+                          check->whole->mla->absorb_in_core &&
+                          check->whole->mla->padded_num_q_heads <= l->num_q_heads);
     const struct need needs[] = {
-        {l->kind == ATTN_LAYER_DECODER && l->causal, "a layer of this kind",
-         "causal decoder layers"},
+        {(l->kind == ATTN_LAYER_DECODER || mla) && l->causal, "a layer of this kind",
+         splits ? "causal decoder layers" : "causal decoder and MLA layers"},
+        {!mla || per_head, "MLA's prefill in latent space", "per head, over gathered context"},
+        {plain, "MLA with sinks, drafts, padded heads or latent queries", "none of them"},
         {caps->device.type == ATTN_DEVICE_CPU || caps->kernels & ATTN_KERNEL_COPY_BLOCKS,
          "copy_blocks, which orders rows and heads by rank", "no"},
     };
@@ -122,5 +130,6 @@ void check_parallel(struct check *check)
         check_split_queries(check);
     }
     /* where the slices lie is the host's to say: only batches that are not split are captured */
+    /* (of MLA, decodes: ATTN_COMPOSE_MLA_PREFILL says so) */
     check_compose(check, ATTN_COMPOSE_CONTEXT_PARALLEL, ATTN_GRAPH_ALWAYS);
 }

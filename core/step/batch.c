@@ -15,6 +15,9 @@ static int32_t threshold_of(const attn_plan *plan)
     const attn_layer *layer = plan->steps[0].layer;
     const struct attn_layer_desc *l = &layer->layer.desc;
     int32_t declared = layer->served[ATTN_PHASE_DECODE].instance->caps->reorder_threshold;
+    if (l->kind == ATTN_LAYER_MLA && layer_is_spread(layer)) {
+        return 1; /* more queries are causal among keys that lie on several ranks */
+    }
     if (l->num_speculative_tokens > 0) {
         return 1 + l->num_speculative_tokens * (l->parallel_drafting ? 2 : 1);
     }
@@ -114,7 +117,7 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
     if (status == ATTN_OK && layer->layer.gdn != NULL) {
         status = gdn_make_views(plan, error);
     }
-    if (status == ATTN_OK && layer_is_spread(layer)) {
+    if (status == ATTN_OK && layer_is_spread(layer) && layer->layer.mla == NULL) {
         status = parallel_make_views(plan, error);
     }
     if (status == ATTN_OK && composed & ATTN_COMPOSE_STATIC_SINK) {

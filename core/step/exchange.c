@@ -14,22 +14,25 @@ int64_t exchange_aligned(int64_t bytes)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
+/* All of a step's tensors are of the layer's own dtype here. */
 void exchange_init(struct exchange *x, const struct step *step, int64_t tokens)
 {
+    const struct layer *layer = &step->layer->layer;
     struct attn_tensor kind = {0};
-    tensor_set_kind(&kind, step->out.kind);
+    tensor_set_kind(&kind, step->k.kind);
     int64_t element = kind.dtype.bits / 8;
-    *x = (struct exchange){
-        .ranks = step->layer->layer.cp->decode,
-        .rows = layer_splits_queries(step->layer) ? step->layer->layer.cp->prefill : NULL,
-        .n = step->layer->layer.cp->decode->world_size,
-        .tokens = tokens,
-        .q_heads = step->q.heads,
-        .kv_heads = step->k.heads,
-        .group = step->q.heads / step->k.heads,
-        .q_row = step->q.head_size * element,
-        .out_row = step->out.head_size * element,
-        .dtype = kind.dtype};
+    *x = (struct exchange){.ranks = layer->cp->decode,
+                           .rows = layer_splits_queries(step->layer) ? layer->cp->prefill : NULL,
+                           .n = layer->cp->decode->world_size,
+                           .tokens = tokens,
+                           .q_heads = layer->desc.num_q_heads,
+                           .kv_heads = step->k.heads,
+                           .group = layer->desc.num_q_heads / step->k.heads,
+                           .out_size =
+                               layer->mla != NULL ? layer->mla->kv_lora_rank : step->out.head_size,
+                           .dtype = kind.dtype};
+    x->q_row = layer->desc.head_size * element;
+    x->out_row = x->out_size * element;
 }
 
 int64_t exchange_part(const struct exchange *x, int64_t tokens)
@@ -125,7 +128,7 @@ attn_status merge_parts(const struct run *run, const struct attn_tensor *a,
 void part_tensors(const struct run *run, uint8_t *area, struct over *out, struct over *lse)
 {
     const struct exchange *x = &run->x;
-    over_rows(out, run, area, x->q_heads, run->step->out.head_size);
+    over_rows(out, run, area, x->q_heads, run->x.out_size);
     over_lse(lse, run, (float *)(area + exchange_aligned(x->tokens * x->q_heads * x->out_row)),
              x->q_heads);
 }
@@ -211,8 +214,8 @@ static attn_status reduce_by_sum(const struct run *run, struct attn_error *error
           *other_lse = (float *)(base + s->parallel.other_lse);
     struct over out, lse, zeros, others, one;
     int32_t found = 0;
-    over_rows(&out, run, run->out, heads, run->step->out.head_size);
-    over_rows(&zeros, run, base + s->parallel.zeros, heads, run->step->out.head_size);
+    over_rows(&out, run, run->out, heads, run->x.out_size);
+    over_rows(&zeros, run, base + s->parallel.zeros, heads, run->x.out_size);
     over_lse(&lse, run, run->lse, heads);
     over_lse(&others, run, other_lse, heads);
     attn_status status = zero_tensor(run->plan, run->step, &zeros.tensor, run->io->stream, error);

@@ -12,6 +12,7 @@ struct exchange {
     const struct attn_collectives *ranks, *rows; /* rows NULL: queries are one rank's */
     int64_t n, tokens, q_heads, kv_heads, group; /* of one rank */
     int64_t q_row, out_row;                      /* bytes of one head */
+    int64_t out_size;                            /* of a head: Dv, or the latent rank of MLA */
     struct attn_dtype dtype;
 };
 

@@ -2,6 +2,7 @@
 /* MLA in a run: the projections around attend_mla, and prefill per head. Sources: DeepSeek-V2
  * (arXiv 2405.04434), section 2.1; vLLM v1, attention/backends/mla/common.py for the order of the
  * chunks. */
+#include "step/exchange.h"
 #include "step/mla.h"
 #include "util/structs.h"
 
@@ -149,7 +150,14 @@ static attn_status run_latent(const struct mla_run *run, struct launch *launch, 
              weights(&w, &layer->mla_uk, false), &layer->mla_uk,
              by_head(&b, latent_q, run->heads, first, end, 0, m->kv_lora_rank));
     mla.q_nope = latent_q;
-    status = status == ATTN_OK ? launch_mla(run, launch, &mla, latent_out) : status;
+    struct over reduced;
+    if (status == ATTN_OK && layer_is_spread(layer)) {
+        status = mla_attend_spread(run->plan, run->step, run->io, launch, &mla, end, &reduced,
+                                   run->error);
+        latent_out = &reduced.tensor;
+    } else {
+        status = status == ATTN_OK ? launch_mla(run, launch, &mla, latent_out) : status;
+    }
     if (status != ATTN_OK) {
         return status;
     }
@@ -264,7 +272,8 @@ static attn_status run_chunk(const struct mla_run *run, int32_t index, const str
     const struct attn_layer_desc *l = &run->step->layer->layer.desc;
     struct box rows, k, v, out, partial_lse;
     struct attn_batch view;
-    int64_t count = chunk->num_rows, tokens = plan->num_tokens;
+    bool spread = layer_is_spread(run->step->layer);
+    int64_t count = chunk->key_start[chunk->num_reqs], tokens = plan->num_tokens;
     const struct attn_tensor float32 = {.device = run->like.device,
                                         .dtype = {ATTN_CODE_FLOAT, 32, 1}};
     in_scratch(&rows, plan, &run->like, plan->scratch.mla.rows, 0, count, 1, l->head_size);
@@ -276,7 +285,13 @@ static attn_status run_chunk(const struct mla_run *run, int32_t index, const str
             tokens, 1, 0);
     partial_lse.tensor.ndim = 2;
     mla_chunk_view(plan, chunk, &view);
-    attn_status status = gather(run, chunk, &view, &rows.tensor);
+    struct box local;
+    in_scratch(&local, plan, &run->like, plan->scratch.mla.local, 0, chunk->num_rows, 1,
+               l->head_size);
+    attn_status status = gather(run, chunk, &view, spread ? &local.tensor : &rows.tensor);
+    if (status == ATTN_OK && spread) {
+        status = mla_gather_spread(plan, run->step, run->io, chunk, run->error);
+    }
     /* the gathered row is latent and rope part side by side, the same for all heads */
     rows.tensor.ndim = 2;
     rows.shape[1] = l->head_size;

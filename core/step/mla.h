@@ -21,6 +21,18 @@ void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
 /* Is this layer's prefill per head? */
 bool mla_per_head(const struct step *step);
 
+/* mla_spread.c: a latent cache that ranks share. The decode view's lengths become this rank's. */
+attn_status mla_localise(attn_plan *plan, struct attn_error *error);
+/* Rows 0 .. tokens-1 of the latent query and of q_pe against all ranks' rows: the tensor of the
+ * latent outputs of this rank's own heads. */
+struct over;
+attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                              struct launch *launch, const struct attn_io_mla *mla, int64_t tokens,
+                              struct over *out, struct attn_error *error);
+/* A chunk's rows of this rank to those of all ranks, by request. */
+attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                              const struct context_chunk *chunk, struct attn_error *error);
+
 extern step_program run_mla;    /* mla.c */
 extern step_check mla_check_io; /* mla_check.c */
 

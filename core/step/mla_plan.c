@@ -2,6 +2,7 @@
 /* MLA at plan_create and plan: scratch memory, chunks of context, and which calls a batch takes. */
 #include "select/layer_check.h"
 #include "step/mla.h"
+#include "step/parallel.h"
 #include "util/error.h"
 
 #define DEFAULT_CHUNK_ROWS 1024
@@ -74,8 +75,11 @@ attn_status mla_init(attn_plan *plan, struct attn_error *error)
         return ATTN_OK;
     }
     int64_t context = longest_context(plan) * plan->limits.max_num_reqs;
-    plan->mla.chunk_rows = chunk_rows(plan, context);
-    int64_t chunks = (context + plan->mla.chunk_rows - 1) / plan->mla.chunk_rows;
+    int32_t ranks = layer_cache_ranks(plan->steps[0].layer);
+    int32_t gathered = chunk_rows(plan, context) / ranks;
+    plan->mla.gather_rows = gathered > 0 ? gathered : 1;
+    plan->mla.chunk_rows = plan->mla.gather_rows * ranks;
+    int64_t chunks = (context + plan->mla.gather_rows - 1) / plan->mla.gather_rows;
     if (chunks > MAX_CHUNKS) {
         return error_set(
             error, ATTN_ERROR_LIMIT, "max_seq_len",
@@ -118,7 +122,10 @@ int32_t mla_max_integers(const attn_plan *plan)
         return 0;
     }
     int32_t requests = plan->limits.max_num_reqs + plan->mla.max_chunks;
-    return 2 * requests + plan->mla.max_chunks + plan->limits.max_num_reqs + 1 +
+    int32_t ranks = layer_cache_ranks(plan->steps[0].layer);
+    int32_t spread =
+        ranks > 1 ? (ranks + 1) * requests + plan->mla.max_chunks + plan->limits.max_num_reqs : 0;
+    return spread + 2 * requests + plan->mla.max_chunks + plan->limits.max_num_reqs + 1 +
            identity_integers(plan);
 }
 
@@ -137,7 +144,8 @@ static size_t latent_tokens(const attn_plan *plan, const struct step *step)
 
 size_t mla_lay_out(attn_plan *plan, size_t at)
 {
-    size_t latent = 0, q = 0, rows = 0, k = 0, v = 0, context = (size_t)plan->mla.chunk_rows;
+    size_t latent = 0, q = 0, rows = 0, spread = 0, k = 0, v = 0,
+           context = (size_t)plan->mla.chunk_rows;
     size_t tokens = (size_t)plan->limits.max_num_tokens, keys = larger(tokens, context);
     for (int32_t i = 0; i < plan->num_steps; i++) {
         const struct step *step = &plan->steps[i];
@@ -152,6 +160,7 @@ size_t mla_lay_out(attn_plan *plan, size_t at)
         if (mla_per_head(step)) {
             q = larger(q, tokens * heads * qk);
             rows = larger(rows, context * (size_t)step->layer->layer.desc.head_size * element);
+            spread = layer_is_spread(step->layer) ? rows : spread;
             k = larger(k, keys * heads * qk);
             v = larger(v, keys * heads * (size_t)m->v_head_dim);
         }
@@ -163,6 +172,8 @@ size_t mla_lay_out(attn_plan *plan, size_t at)
                  {&plan->scratch.mla.latent_out, latent},
                  {&plan->scratch.mla.q, q},
                  {&plan->scratch.mla.rows, rows},
+                 {&plan->scratch.mla.local, spread},
+                 {&plan->scratch.mla.gathered, spread},
                  {&plan->scratch.mla.k, k},
                  {&plan->scratch.mla.v, v}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -189,20 +200,51 @@ static void make_identity(attn_plan *plan)
     plan->mla.identity = compose_on_device(plan, memory);
 }
 
-static int32_t context_of(const struct attn_batch *view, int32_t r)
+/* Rows of a request's context that every rank has at most. */
+static int32_t context_of(const attn_plan *plan, const struct attn_batch *view, int32_t r)
 {
     int32_t queries = view->query_start_loc_host[r + 1] - view->query_start_loc_host[r];
     int32_t context = view->seq_lens_host[r] - queries;
-    return queries > 0 && context > 0 ? context : 0;
+    if (queries == 0 || context <= 0) {
+        return 0;
+    }
+    return layer_is_spread(plan->steps[0].layer)
+               ? parallel_local_length(plan->steps[0].layer, context, 0)
+               : context;
+}
+
+/* What each rank has of a chunk's rows. */
+static void count_rank_rows(attn_plan *plan, const struct attn_batch *view,
+                            struct context_chunk *chunk)
+{
+    const attn_layer *layer = plan->steps[0].layer;
+    int32_t ranks = layer_cache_ranks(layer);
+    int32_t *rows = compose_take(plan, chunk->num_reqs * ranks);
+    int32_t *key_start = compose_take(plan, chunk->num_reqs + 1);
+    key_start[0] = 0;
+    for (int32_t i = 0; i < chunk->num_reqs; i++) {
+        int32_t r = chunk->first_req + i, most = chunk->start[i + 1] - chunk->start[i];
+        int32_t queries = view->query_start_loc_host[r + 1] - view->query_start_loc_host[r];
+        key_start[i + 1] = key_start[i];
+        for (int32_t rank = 0; rank < ranks; rank++) {
+            int32_t here = parallel_local_length(layer, view->seq_lens_host[r] - queries, rank) -
+                           chunk->first_key[i];
+            here = here > 0 ? here : 0;
+            rows[i * ranks + rank] = here < most ? here : most;
+            key_start[i + 1] += rows[i * ranks + rank];
+        }
+    }
+    chunk->key_start = key_start;
+    chunk->rank_rows = rows;
 }
 
 /* One chunk from request r's key `done` on: as many rows as fit, requests one behind the other. */
 static void add_chunk(attn_plan *plan, const struct attn_batch *view, int32_t *r, int32_t *done)
 {
     struct context_chunk *chunk = &plan->mla.chunks[plan->mla.num_chunks++];
-    int32_t count = 0, left = plan->mla.chunk_rows, end = *r;
+    int32_t count = 0, left = plan->mla.gather_rows, end = *r;
     for (; end < view->num_reqs && left > 0; end++) {
-        int32_t rows = context_of(view, end) - (end == *r ? *done : 0);
+        int32_t rows = context_of(plan, view, end) - (end == *r ? *done : 0);
         left -= rows < left ? rows : left;
         count = rows > 0 ? end + 1 - *r : count; /* requests without context end no chunk */
     }
@@ -213,16 +255,20 @@ static void add_chunk(attn_plan *plan, const struct attn_batch *view, int32_t *r
     chunk->end_row = view->query_start_loc_host[*r + count];
     start[0] = 0;
     for (int32_t i = 0; i < count; i++) {
-        int32_t space = plan->mla.chunk_rows - start[i];
+        int32_t space = plan->mla.gather_rows - start[i];
         first_key[i] = i == 0 ? *done : 0;
-        int32_t rows = context_of(view, chunk->first_req + i) - first_key[i];
+        int32_t rows = context_of(plan, view, chunk->first_req + i) - first_key[i];
         rows = rows < space ? rows : space;
         start[i + 1] = start[i] + rows;
         *done = first_key[i] + rows;
     }
     chunk->num_rows = start[count];
+    chunk->key_start = start;
+    if (layer_is_spread(plan->steps[0].layer)) {
+        count_rank_rows(plan, view, chunk);
+    }
     *r += count - 1;
-    if (*done == context_of(view, *r)) {
+    if (*done == context_of(plan, view, *r)) {
         ++*r;
         *done = 0;
     }
@@ -232,7 +278,7 @@ static void make_chunks(attn_plan *plan, const struct attn_batch *view)
 {
     int32_t r = 0, done = 0;
     while (r < view->num_reqs) {
-        if (context_of(view, r) == 0) {
+        if (context_of(plan, view, r) == 0) {
             r++;
         } else {
             add_chunk(plan, view, &r, &done);
@@ -272,8 +318,8 @@ void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
         view->block_table += first * view->block_table_stride;
         view->block_table_rows -= first;
     }
-    view->key_start_loc_host = chunk->start;
-    view->key_start_loc = compose_on_device(plan, chunk->start);
+    view->key_start_loc_host = chunk->key_start;
+    view->key_start_loc = compose_on_device(plan, chunk->key_start);
     view->max_seq_len = plan->mla.chunk_rows;
     view->causal = -1; /* the part's layer is not */
     view->causal_per_request = NULL;
@@ -286,6 +332,12 @@ attn_status mla_make_views(attn_plan *plan, struct attn_error *error)
 {
     const struct attn_batch *prefill = &plan->views[VIEW_PREFILL];
     plan->mla.num_chunks = 0;
+    if (layer_is_spread(plan->steps[0].layer)) {
+        attn_status status = mla_localise(plan, error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+    }
     if (plan->mla.chunks == NULL || plan->split.num_prefill_tokens == 0) {
         return ATTN_OK;
     }

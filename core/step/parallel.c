@@ -52,7 +52,9 @@ size_t parallel_lay_out(attn_plan *plan, size_t at)
             continue;
         }
         exchange_init(&x, &plan->steps[i], max_rows(plan, layer));
-        q = larger(q, exchange_aligned(x.n * x.tokens * x.q_heads * x.q_row));
+        /* the two parts of an MLA query begin aligned */
+        q = larger(q, 2 * exchange_aligned(1) +
+                          exchange_aligned(x.n * x.tokens * x.q_heads * x.q_row));
         out = larger(out, exchange_aligned(x.n * x.tokens * x.q_heads * x.out_row));
         parts = larger(parts, x.n * exchange_part(&x, x.tokens));
         lse = larger(lse, exchange_aligned(x.n * x.tokens * x.q_heads * 4));
@@ -119,12 +121,17 @@ void parallel_finish(attn_plan *plan)
                  2 * (size_t)plan->parallel.num_pairs * sizeof(int64_t));
 }
 
-/* Keys of a request's context on this rank. */
-static int32_t local_length(const attn_layer *layer, int32_t context)
+int32_t parallel_local_length(const attn_layer *layer, int32_t context, int32_t rank)
 {
     int32_t interleave = layer->layer.cp->interleave > 0 ? layer->layer.cp->interleave : 1;
-    return context_parallel_length(context > 0 ? context : 0, layer_cache_rank(layer),
-                                   layer_cache_ranks(layer), interleave);
+    return context_parallel_length(context > 0 ? context : 0, rank, layer_cache_ranks(layer),
+                                   interleave);
+}
+
+/* On this rank. */
+static int32_t local_length(const attn_layer *layer, int32_t context)
+{
+    return parallel_local_length(layer, context, layer_cache_rank(layer));
 }
 
 /* The context for the queries of all ranks that split them: each rank's requests, and a request
@@ -237,7 +244,7 @@ static attn_status attend_context(const struct run *run, struct attn_error *erro
     struct attn_attend_args *args = &run->step->main[1]->args;
     struct over q, out, lse;
     over_rows(&q, run, run->q, x->n * x->q_heads, run->step->q.head_size);
-    over_rows(&out, run, run->out, x->n * x->q_heads, run->step->out.head_size);
+    over_rows(&out, run, run->out, x->n * x->q_heads, x->out_size);
     over_lse(&lse, run, run->lse, x->n * x->q_heads);
     args->next = NULL;
     args->stream = run->io->stream;

@@ -13,6 +13,8 @@ struct attn_limits parallel_limits(const attn_plan *plan, const attn_layer *laye
 attn_status parallel_init(attn_plan *plan, struct attn_error *error);
 void parallel_finish(attn_plan *plan);
 attn_status parallel_make_views(attn_plan *plan, struct attn_error *error);
+/* Keys of `context` on a rank of those that spread the cache. */
+int32_t parallel_local_length(const attn_layer *layer, int32_t context, int32_t rank);
 void parallel_choose_calls(attn_plan *plan, struct step *step);
 
 extern step_program run_parallel;

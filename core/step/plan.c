@@ -45,7 +45,7 @@ static bool needs_part(const attn_layer *layer, int32_t phase, int32_t part)
     const struct instance *instance = layer->served[phase].instance;
     const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
     bool per_head = layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_MLA_PREFILL;
-    if (layer_is_spread(layer)) {
+    if (layer_is_spread(layer) && layer->layer.mla == NULL) {
         return part == PART_NEW || part == PART_CONTEXT;
     }
     if (part == PART_MAIN) {
@@ -175,7 +175,8 @@ static void describe_tensors(struct step *step)
     step->out = rows_of(l->dtype, l->num_q_heads, l->head_size_v);
     step->quantizes = composed & ATTN_COMPOSE_OUTPUT_QUANT;
     step->plain_checks = step->layer->layer.mla == NULL && step->layer->layer.gdn == NULL;
-    step->keys_are_inputs = !layer_has_cache(l) || layer_is_spread(step->layer);
+    step->keys_are_inputs =
+        !layer_has_cache(l) || (layer_is_spread(step->layer) && step->layer->layer.mla == NULL);
     step->writes = layer_has_cache(l) && step->layer->layer.sharing_target < 0 &&
                    step->layer->layer.gdn == NULL;
     step->merge = prefill->kernels.merge_states;

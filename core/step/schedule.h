@@ -100,9 +100,10 @@ struct scratch {
     size_t lse[2];   /* [Hq, T] float32 */
     struct {
         size_t latent_q, latent_out; /* [decode tokens, Hq, kv_lora_rank] */
-        size_t q;    /* [T, Hq, nope + rope], where its parts are not side by side */
-        size_t rows; /* [context rows, kv_lora_rank + rope] */
-        size_t k, v; /* [T or context rows, Hq, nope + rope or v] */
+        size_t q;               /* [T, Hq, nope + rope], where its parts are not side by side */
+        size_t rows;            /* [context rows, kv_lora_rank + rope] */
+        size_t local, gathered; /* the same rows of this rank and of all: spread caches */
+        size_t k, v;            /* [T or context rows, Hq, nope + rope or v] */
     } mla;
     struct {
         size_t packed, gathered, q; /* queries of a rank, of all by rank, of all by key head */
@@ -124,7 +125,10 @@ struct context_chunk {
     int32_t num_rows;
     int32_t first_row, end_row; /* of q and out */
     const int32_t *first_key;   /* host, [num_reqs] */
-    const int32_t *start;       /* host, [num_reqs + 1]: rows of the gathered keys */
+    const int32_t *start;       /* host, [num_reqs + 1]: rows that are gathered, on each rank */
+    /* the keys that these are, of all ranks: as start, but in a spread cache */
+    const int32_t *key_start;
+    const int32_t *rank_rows; /* host, [num_reqs, n]: spread caches */
 };
 
 /* Rows up to end_row, from where the run before ended. */
@@ -180,7 +184,8 @@ struct attn_plan {
     struct {
         struct context_chunk *chunks;
         int32_t max_chunks, num_chunks;
-        int32_t chunk_rows; /* most rows of a chunk */
+        int32_t chunk_rows;  /* most rows of a chunk */
+        int32_t gather_rows; /* of these, on each rank */
         /* [n, n] of the activations' dtype, which copies rows by batched_gemm */
         int32_t identity_size;
         const void *identity;      /* device; by the last plan */

@@ -68,6 +68,12 @@ void describe(struct mla *m)
                                      .padded_num_q_heads = s->padded,
                                      .weight_dtype = ATTN_DTYPE_F32,
                                      .context_workspace_tokens = s->chunk};
+    m->cp =
+        (struct attn_context_parallel){.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof m->cp, NULL},
+                                       .decode = s->ranks,
+                                       .interleave = s->interleave,
+                                       .reduce = s->reduce};
+    m->desc.ext.next = s->ranks != NULL ? &m->cp.ext : NULL;
     m->layer = (struct attn_layer_desc){
         .struct_size = sizeof m->layer,
         .next = &m->desc.ext,
@@ -144,6 +150,7 @@ static void draw(struct mla *m)
     const struct setting *s = m->s;
     int32_t used = 0;
     m->starts[0] = s->first_row;
+    state += s->ranks != NULL ? 1000 * (uint32_t)s->ranks->rank : 0; /* a rank's own heads */
     for (int32_t h = 0; h < s->heads; h++) {
         m->sinks[h] = (float)(3 * random_value());
         for (int32_t i = 0; i < (NOPE + V) * RANK; i++) {
@@ -157,6 +164,8 @@ static void draw(struct mla *m)
             }
         }
     }
+    uint32_t own = state;
+    state = s->ranks != NULL ? 99 : state; /* the rows are all ranks' */
     for (int32_t r = 0; r < s->num_reqs; r++) {
         m->starts[r + 1] = m->starts[r] + s->queries[r];
         m->lens[r] = s->lens[r];
@@ -176,9 +185,21 @@ static void draw(struct mla *m)
             }
         }
     }
+    state = s->ranks != NULL ? own : state;
     for (int32_t i = 0; i < m->starts[s->num_reqs] * MAX_HEADS * (RANK + ROPE); i++) {
         (&m->q[0][0][0])[i] = (float)(3 * random_value());
     }
+}
+
+/* Of position j; -1: another rank's. */
+static int64_t slot_of(const struct mla *m, int32_t r, int32_t j)
+{
+    const struct setting *s = m->s;
+    int32_t n = s->ranks != NULL ? s->ranks->world_size : 1, each = s->ranks ? s->interleave : 1;
+    int32_t at = j % (BLOCK * n), rank = s->ranks != NULL ? s->ranks->rank : 0;
+    return at / each % n != rank
+               ? -1
+               : (int64_t)m->table[r][j / (BLOCK * n)] * BLOCK + at / (n * each) * each + at % each;
 }
 
 /* Keys of every request, one behind the other, the step's own in the rows of its tokens; returns
@@ -192,7 +213,7 @@ int32_t stage_keys(struct mla *m, bool context)
     for (int32_t r = 0; r < m->s->num_reqs; r++) {
         int32_t own = m->lens[r] - m->s->queries[r];
         for (int32_t j = context ? 0 : own; j < (context ? own : m->lens[r]); j++, count++) {
-            m->slots[count] = (int64_t)m->table[r][j / BLOCK] * BLOCK + j % BLOCK;
+            m->slots[count] = slot_of(m, r, j);
             memcpy(m->kv_c[count], m->rows[r][j], sizeof m->kv_c[0]);
             memcpy(m->k_pe[count], m->rows[r][j] + RANK, sizeof m->k_pe[0]);
         }

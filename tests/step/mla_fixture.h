@@ -32,6 +32,9 @@ struct setting {
     bool no_lse;
     int32_t drafted;
     int32_t num_reqs, queries[MAX_REQS], lens[MAX_REQS];
+    /* that share the cache, each with heads of its own; NULL: one alone */
+    const struct attn_collectives *ranks;
+    int32_t interleave, reduce;
 };
 
 struct mla {
@@ -42,6 +45,7 @@ struct mla {
     attn_plan *plan;
     struct attn_layer_desc layer;
     struct attn_mla_desc desc;
+    struct attn_context_parallel cp;
     float weights[MAX_HEADS * (NOPE + V) * RANK], uk[MAX_HEADS * NOPE * RANK],
         uv[MAX_HEADS * RANK * V];
     float rows[MAX_REQS][MAX_LENGTH][ROW]; /* as the engine has them */

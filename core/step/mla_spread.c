@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* MLA over a latent cache that ranks share. Decode: absorbed queries of all ranks' heads against
+ * the rows that are here, reduced by log-sum-exp. Prefill: rows of context gathered from all ranks;
+ * they are all visible, so their order within a request is free. */
+#include "step/exchange.h"
+#include "step/mla.h"
+#include "step/parallel.h"
+#include "util/error.h"
+
+/* The step's own rows are written before, so a decode counts all its keys. */
+attn_status mla_localise(attn_plan *plan, struct attn_error *error)
+{
+    const attn_layer *layer = plan->steps[0].layer;
+    struct attn_batch *view = &plan->views[VIEW_DECODE];
+    if (plan->given.seq_lens_host == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "seq_lens_host",
+                         "is NULL; MLA over a cache that ranks share needs it");
+    }
+    if (plan->first_row != 0) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "query_start_loc",
+                         "query_start_loc[0] is %d; 0 for MLA over a cache that ranks share",
+                         plan->first_row);
+    }
+    int32_t *local = compose_take(plan, view->num_reqs);
+    view->max_seq_len = 0;
+    for (int32_t r = 0; r < view->num_reqs; r++) {
+        local[r] = parallel_local_length(layer, view->seq_lens_host[r], layer_cache_rank(layer));
+        view->max_seq_len = local[r] > view->max_seq_len ? local[r] : view->max_seq_len;
+    }
+    view->seq_lens_host = local;
+    view->seq_lens = compose_on_device(plan, local);
+    return ATTN_OK;
+}
+
+static struct run run_of(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                         int64_t tokens)
+{
+    const struct scratch *s = &plan->scratch;
+    uint8_t *base = plan->workspace;
+    struct run run = {.plan = plan,
+                      .step = step,
+                      .io = io,
+                      .instance = step->layer->served[ATTN_PHASE_PREFILL].instance,
+                      .packed = base + s->parallel.packed,
+                      .gathered = base + s->parallel.gathered,
+                      .q = base + s->parallel.q,
+                      .out = base + s->parallel.out,
+                      .send = base + s->parallel.send,
+                      .received = base + s->parallel.received,
+                      .lse = (float *)(base + s->parallel.lse)};
+    exchange_init(&run.x, step, tokens);
+    return run;
+}
+
+/* [Hq, T] of the part to the engine's strides. */
+static attn_status copy_lse(const struct run *run, const struct over *part,
+                            const struct attn_tensor *to, struct attn_error *error)
+{
+    int64_t head = to->strides != NULL ? to->strides[0] : to->shape[1];
+    int64_t row = to->strides != NULL ? to->strides[1] : 1;
+    uint8_t *data = (uint8_t *)to->data + to->byte_offset;
+    const uint8_t *from = part->tensor.data;
+    attn_status status = ATTN_OK;
+    for (int64_t h = 0; h < run->x.q_heads && status == ATTN_OK; h++) {
+        status = copy_rows(run, data + h * head * 4, row * 4, from + h * run->x.tokens * 4, 4, 4,
+                           run->x.tokens, error);
+    }
+    return status;
+}
+
+attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                              struct launch *launch, const struct attn_io_mla *mla, int64_t tokens,
+                              struct over *out, struct attn_error *error)
+{
+    const struct attn_mla_desc *m = step->layer->layer.mla;
+    struct run run = run_of(plan, step, io, tokens);
+    struct exchange *x = &run.x;
+    struct attn_io_mla all = *mla;
+    struct attn_attend_args *args = &launch->args;
+    struct over q, pe, latent, lse, part_lse;
+    int64_t element = x->dtype.bits / 8, heads = x->n * x->q_heads;
+    uint8_t *rows = mla->q_nope->data;
+    x->q_row = m->kv_lora_rank * element;
+    attn_status status = heads_gather(&run, rows, error);
+    over_rows(&q, &run, run.q, heads, m->kv_lora_rank);
+    all.q_nope = &q.tensor;
+    if (status == ATTN_OK && m->qk_rope_head_dim > 0) {
+        run.q += exchange_aligned(tokens * heads * x->q_row);
+        x->q_row = m->qk_rope_head_dim * element;
+        status = pack_rows(&run, run.packed, mla->q_pe, x->q_heads, x->q_row, tokens, error);
+        status = status == ATTN_OK ? heads_gather(&run, run.packed, error) : status;
+        over_rows(&pe, &run, run.q, heads, m->qk_rope_head_dim);
+        all.q_pe = &pe.tensor;
+    }
+    over_rows(&latent, &run, run.out, heads, m->kv_lora_rank);
+    over_lse(&lse, &run, run.lse, heads);
+    args->next = &all.ext;
+    args->stream = io->stream;
+    args->q = args->k = args->v = NULL;
+    args->out = &latent.tensor;
+    args->lse = &lse.tensor;
+    status = status == ATTN_OK ? launch->kernel(args, error) : status;
+    args->next = NULL;
+    args->lse = NULL;
+    status = status == ATTN_OK ? heads_reduce(&run, error) : status;
+    part_tensors(&run, run.received, out, &part_lse);
+    return status == ATTN_OK && io->lse != NULL ? copy_lse(&run, &part_lse, io->lse, error)
+                                                : status;
+}
+
+attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                              const struct context_chunk *chunk, struct attn_error *error)
+{
+    const struct attn_collectives *ranks = step->layer->layer.cp->decode;
+    struct run run = run_of(plan, step, io, chunk->num_rows);
+    int64_t element = run.x.dtype.bits / 8, at = 0;
+    int64_t row = step->layer->layer.desc.head_size * element;
+    uint8_t *gathered = plan->workspace + plan->scratch.mla.gathered;
+    uint8_t *rows = plan->workspace + plan->scratch.mla.rows;
+    attn_status status =
+        collective_told(ranks->all_gather(ranks->user, plan->workspace + plan->scratch.mla.local,
+                                          gathered, (size_t)(chunk->num_rows * row), io->stream),
+                        error);
+    for (int32_t i = 0; i < chunk->num_reqs * ranks->world_size && status == ATTN_OK; i++) {
+        int64_t rank = i % ranks->world_size, count = chunk->rank_rows[i];
+        int64_t from = rank * chunk->num_rows + chunk->start[i / ranks->world_size];
+        status = copy_rows(&run, rows + at * row, 0, gathered + from * row, 0, count * row,
+                           count > 0, error);
+        at += count;
+    }
+    return status;
+}

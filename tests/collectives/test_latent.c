@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* MLA over a latent cache that the ranks of MPI share: every rank gets for its own heads what the
+ * formula gives over all rows. Run under mpirun. Exit status 0 if every rank agrees. */
+#include <mpi.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "mla_fixture.h"
+
+attn_mpi_collectives_create_fn attn_mpi_collectives_create;
+attn_collectives_destroy_fn attn_mpi_collectives_destroy;
+
+static struct attn_collectives *ranks;
+
+/* Decodes, of which the shortest leave ranks without rows; prefills with and without context, whose
+ * chunks are small, large, and by default; both. */
+static const struct setting settings[] = {
+    {.backend = "cpu_ref",
+     .heads = 4,
+     .num_reqs = 5,
+     .queries = {1, 1, 1, 1, 1},
+     .lens = {1, 2, 17, 40, 79}},
+    {.backend = "cpu_ref",
+     .heads = 2,
+     .split = true,
+     .apart = true,
+     .num_reqs = 3,
+     .chunk = 8,
+     .queries = {9, 20, 3},
+     .lens = {9, 61, 78}},
+    {.backend = "cpu_ref",
+     .heads = 3,
+     .chunk = 24,
+     .num_reqs = 5,
+     .queries = {1, 1, 5, 12, 2},
+     .lens = {33, 80, 70, 12, 41}},
+    {.backend = "cpu_ref",
+     .heads = 4,
+     .num_reqs = 4,
+     .queries = {1, 30, 2, 7},
+     .no_lse = true,
+     .lens = {3, 80, 50, 8}},
+    {.backend = "cpu_ref",
+     .heads = 2,
+     .fp8 = true,
+     .num_reqs = 3,
+     .queries = {1, 1, 6},
+     .lens = {60, 13, 75}},
+};
+
+static void test_equal_to_the_formula(void **state)
+{
+    static const int32_t interleaves[] = {1, 2, 8};
+    (void)state;
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        for (int32_t j = 0; j < 3; j++) {
+            struct setting s = settings[i];
+            s.ranks = ranks;
+            s.interleave = interleaves[j];
+            s.reduce = (int32_t)(i + (size_t)j) % 2;
+            check(&s, true);
+        }
+    }
+}
+
+/* What the exchange does not know is refused with a reason each. */
+static void test_refusals(void **state)
+{
+    struct setting s = settings[0];
+    struct mla *m = mla_create(&s);
+    const struct attn_layer_desc *layers[] = {&m->layer};
+    const struct attn_select_options options = {.struct_size = sizeof options,
+                                                .backend = "cpu_ref"};
+    (void)state;
+    for (int32_t i = 0; i < 4; i++) {
+        attn_assignment *assignment = NULL;
+        struct attn_error error = ATTN_ERROR_INIT;
+        s.has_sinks = i == 0;
+        s.drafted = i == 1;
+        s.padded = i == 2 ? 8 : 0;
+        s.window = i == 3 ? 9 : 0;
+        s.ranks = ranks;
+        s.interleave = 1;
+        s.reduce = ATTN_CP_ALL_TO_ALL;
+        describe(m);
+        assert_int_not_equal(m->api->select(m->runtime, &options, layers, 1, &assignment, &error),
+                             ATTN_OK);
+        assert_non_null(strstr(error.message, "context_parallel"));
+        assert_non_null(strstr(error.message, i == 3 ? "a window" : "MLA with sinks"));
+    }
+    mla_destroy(m);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_equal_to_the_formula),
+        cmocka_unit_test(test_refusals),
+    };
+    struct attn_error error = ATTN_ERROR_INIT;
+    MPI_Init(&argc, &argv);
+    if (attn_mpi_collectives_create(MPI_Comm_c2f(MPI_COMM_WORLD), &ranks, &error) != ATTN_OK) {
+        fprintf(stderr, "%s: %s\n", error.field, error.message);
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
+    int failed = cmocka_run_group_tests(tests, NULL, NULL), any = 0;
+    MPI_Allreduce(&failed, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    attn_mpi_collectives_destroy(ranks);
+    MPI_Finalize();
+    return any;
+}
