@@ -233,6 +233,22 @@ void load_latent_query(const struct latent_parts *parts, const struct layer_shap
 int32_t find_listed_rows(const struct problem *problem, int32_t request, int32_t token,
                          int32_t first, int32_t n, const void **rows);
 
+/* ahead.c: the rows of the tile to come, asked for in shares between the gemms of this one: only
+ * so many lines can be under way */
+struct ahead {
+    const void **rows; /* [TILE_KEYS] */
+    int32_t lines;     /* of 64 bytes in a row */
+    int32_t total;     /* lines in all; 0: nothing to come */
+    int32_t done;
+    int32_t share;
+};
+void ahead_begin(struct ahead *ahead, const struct problem *problem, const struct work_item *item,
+                 int32_t first, int32_t row_blocks);
+void ahead_some(struct ahead *ahead);
+/* depth and columns of one gemm between two shares */
+int32_t depth_step(const struct problem *problem);
+int32_t width_step(const struct problem *problem);
+
 /* latent.c */
 const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer);
 bool layer_is_latent(const struct attn_layer_desc *layer);

@@ -79,6 +79,15 @@ static void store_elements(const struct latent_write *loop, char *out, const flo
     }
 }
 
+static void copy_latent_row(const struct latent_write *loop, int64_t t, char *memory)
+{
+    for (int32_t i = 0; i < 2 && loop->sizes[i] > 0; i++) {
+        size_t bytes = (size_t)loop->sizes[i] * (size_t)element_bytes[loop->kv_element];
+        memcpy(memory, tensor_row(loop->parts[i], t, 0), bytes);
+        memory += bytes;
+    }
+}
+
 static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct latent_write *loop = argument;
@@ -94,13 +103,17 @@ static void write_latent_rows(void *argument, int64_t begin, int64_t end, int32_
         if (slot < 0) {
             continue;
         }
+        char *memory = view_row(view, slot / view->block_size, slot % view->block_size, 0);
+        if (loop->kv_element == loop->activation && pack == size) {
+            copy_latent_row(loop, t, memory);
+            continue;
+        }
         for (int32_t i = 0, d = 0; i < 2; d += loop->sizes[i], i++) {
             if (loop->sizes[i] > 0) {
                 variant->f32->unpack[loop->activation](row + d, tensor_row(loop->parts[i], t, 0),
                                                        loop->sizes[i]);
             }
         }
-        char *memory = view_row(view, slot / view->block_size, slot % view->block_size, 0);
         if (args->layer->kv_dtype == ATTN_KV_FP8_DS_MLA) {
             ds_mla_store(variant, memory, row);
             continue;

@@ -32,6 +32,7 @@ struct tile {
     int32_t skip;  /* columns before the item's first key: never read */
     int32_t n;
     bool spoilt; /* a value of the tile is NaN or infinite */
+    struct ahead ahead;
 };
 
 static void tile_init(struct tile *tile, const struct attend_run *run, const struct work_item *item,
@@ -60,6 +61,7 @@ static void tile_init(struct tile *tile, const struct attend_run *run, const str
         .key_scale = (float *)(scratch + at->key_scale),
         .value_scale = (float *)(scratch + at->value_scale),
         .zero_row = scratch + at->zero_row,
+        .ahead = {.rows = (const void **)(scratch + at->next_rows)},
     };
 }
 
@@ -253,9 +255,12 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
     int64_t element = engine->element_bytes;
     int64_t pair = engine->element == ELEMENT_BF16 ? 2 : 1;
     const char *q = tile->q + (int64_t)first_row * shape->depth_padded * element;
-    engine->gemm(tile->scores + begin, SCORE_STRIDE, q, shape->depth_padded,
-                 tile->keys + begin * pair * element, TILE_KEYS, rows, end - begin,
-                 shape->depth_padded, 0);
+    for (int32_t d = 0, step = depth_step(problem); d < shape->depth_padded; d += step) {
+        ahead_some(&tile->ahead);
+        engine->gemm(tile->scores + begin, SCORE_STRIDE, q + d * element, shape->depth_padded,
+                     tile->keys + ((int64_t)d * TILE_KEYS + begin * pair) * element, TILE_KEYS,
+                     rows, end - begin, at_most(step, shape->depth_padded - d), d > 0);
+    }
     if (problem->terms) {
         apply_terms(tile, first_row, rows, begin, end);
     }
@@ -281,9 +286,13 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
         }
     }
     const char *p = (const char *)tile->scores + begin * element;
-    engine->gemm(accumulator, shape->width_padded, p, SCORE_STRIDE * pair,
-                 tile->values + (int64_t)begin * shape->width_padded * element, shape->width_padded,
-                 rows, shape->width_padded, end - begin, tile->seen[block]);
+    const char *values = tile->values + (int64_t)begin * shape->width_padded * element;
+    for (int32_t d = 0, step = width_step(problem); d < shape->width_padded; d += step) {
+        ahead_some(&tile->ahead);
+        engine->gemm(accumulator + d, shape->width_padded, p, SCORE_STRIDE * pair,
+                     values + d * pair * element, shape->width_padded, rows,
+                     at_most(step, shape->width_padded - d), end - begin, tile->seen[block]);
+    }
     tile->seen[block] = 1;
     if (tile->spoilt) {
         add_spoilt_values(tile, first_row, rows);
@@ -322,6 +331,9 @@ void run_packed(const struct attend_run *run, const struct work_item *item, char
         tile.skip = at_least(0, item->key_begin - first);
         tile.n = at_most(TILE_KEYS, item->key_end - first);
         load_tile(&tile, scratch);
+        if (problem->latent != NULL) {
+            ahead_begin(&tile.ahead, problem, item, first + TILE_KEYS, (rows + step - 1) / step);
+        }
         for (int32_t m = 0, block = 0; m < rows; m += step, block++) {
             row_block(&tile, m, at_most(step, rows - m), block);
         }
