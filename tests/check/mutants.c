@@ -180,7 +180,11 @@ static const struct mutant *mutant_at(int32_t index)
         return &kernel_mutants[index];
     }
     index -= num_kernel_mutants;
-    return index < num_latent_mutants ? &latent_mutants[index] : NULL;
+    if (index < num_latent_mutants) {
+        return &latent_mutants[index];
+    }
+    index -= num_latent_mutants;
+    return index < num_shared_mutants ? &shared_mutants[index] : NULL;
 }
 
 static const struct attn_plugin *real_plugin(struct attn_error *error)

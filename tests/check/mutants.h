@@ -74,7 +74,7 @@ struct mutant {
     bool fused;         /* attend writes the keys itself */
 };
 
-extern const struct mutant attend_mutants[], kernel_mutants[], latent_mutants[];
-extern const int32_t num_attend_mutants, num_kernel_mutants, num_latent_mutants;
+extern const struct mutant attend_mutants[], kernel_mutants[], latent_mutants[], shared_mutants[];
+extern const int32_t num_attend_mutants, num_kernel_mutants, num_latent_mutants, num_shared_mutants;
 
 #endif
