@@ -117,8 +117,8 @@ struct attn_mm_encoder_quant {
 /* Its memory (on attn_layer_params), the engine's, borrowed as long as the parameters are. */
 struct attn_mm_encoder_state {
     struct attn_ext ext; /* id ATTN_EXT_MM_ENCODER_STATE */
-    /* device [3, amax_history_len], of q, k, v: zeros at first, or what an earlier process left;
-     * NULL where scales are given */
+    /* device [3, amax_history_len], of q, k, v, the latest last: zeros at first, or what an earlier
+     * process left; NULL where scales are given */
     float *amax_history;
     /* device [3], of q, k, v: written by every run, or, given, read by it. To keep them for a later
      * process an engine saves scale_margin times these and gives them with amax_history_len 0 */

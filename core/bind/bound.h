@@ -65,7 +65,6 @@ struct attn_layer {
     struct kept_params kept[2]; /* one is in use, the other takes what is bound next */
     struct kept_params *params; /* the one in use; NULL: none bound */
     int32_t num_plans;          /* that hold calls prepared with them; guarded by attn_model.lock */
-    int64_t num_encoder_steps;  /* quantized encoders: which place of the history is next */
     struct head_weights mla_uk, mla_uv; /* [Hq, nope, kv_lora_rank], [Hq, kv_lora_rank, v] */
 };
 

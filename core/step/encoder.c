@@ -75,22 +75,27 @@ static void input_init(struct input *in, const attn_plan *plan, const struct ste
     in->out.byte_offset = (uint64_t)(in->first * heads * padded);
 }
 
-/* This step's largest takes the place of the oldest; a NaN stays to be seen. */
-static attn_status update_scale(const struct step *step, const struct input *in, int32_t i,
-                                int32_t place, void *stream, struct attn_error *error)
+static attn_status find_largest(const struct step *step, const struct input *in, float *largest,
+                                void *stream, struct attn_error *error)
 {
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
-    const struct attn_mm_encoder_state *state = encoder_state(&step->layer->part_params[PART_MAIN]);
-    int32_t length = step->layer->layer.mm_quant->amax_history_len;
-    float *history = state->amax_history + (size_t)i * (size_t)length, largest = 0;
     const struct attn_amax_args args = {
-        sizeof args, NULL, instance->handle, stream, &in->x, &history[place], 0, 0};
-    attn_status status = instance->kernels.amax(&args, error);
-    for (int32_t n = 0; n < length; n++) {
+        sizeof args, NULL, instance->handle, stream, &in->x, largest, 0, 0};
+    return instance->kernels.amax(&args, error);
+}
+
+/* The oldest leaves, this step's largest comes last; a NaN stays to be seen. */
+static void update_scale(const struct step *step, int32_t i, float now)
+{
+    const struct attn_mm_encoder_state *state = encoder_state(&step->layer->part_params[PART_MAIN]);
+    size_t length = (size_t)step->layer->layer.mm_quant->amax_history_len;
+    float *history = state->amax_history + (size_t)i * length, largest = 0;
+    memmove(history, history + 1, (length - 1) * sizeof *history);
+    history[length - 1] = now;
+    for (size_t n = 0; n < length; n++) {
         largest = isnan(history[n]) || history[n] > largest ? history[n] : largest;
     }
     state->scales[i] = largest == 0 ? 1 : largest / E4M3_LARGEST;
-    return status;
 }
 
 static void clear_padding(const struct input *in)
@@ -123,9 +128,8 @@ attn_status run_encoder(attn_plan *plan, struct step *step, const struct attn_st
                         struct attn_error *error)
 {
     const struct attn_tensor *given[INPUTS] = {io->q, io->k, io->v};
-    attn_layer *layer = step->layer;
-    int32_t length = layer->layer.mm_quant->amax_history_len;
-    int32_t place = length > 0 ? (int32_t)(layer->num_encoder_steps % length) : 0;
+    bool follows = step->layer->layer.mm_quant->amax_history_len > 0;
+    float largest[INPUTS];
     struct input inputs[INPUTS];
     struct attn_step_io quantized = *io;
     attn_status status = ATTN_OK;
@@ -138,15 +142,17 @@ attn_status run_encoder(attn_plan *plan, struct step *step, const struct attn_st
     }
     for (int32_t i = 0; i < INPUTS && status == ATTN_OK; i++) {
         input_init(&inputs[i], plan, step, i, given[i]);
-        if (length > 0) {
-            status = update_scale(step, &inputs[i], i, place, io->stream, error);
+        status = follows ? find_largest(step, &inputs[i], &largest[i], io->stream, error) : status;
+    }
+    for (int32_t i = 0; i < INPUTS && status == ATTN_OK; i++) {
+        if (follows) {
+            update_scale(step, i, largest[i]);
         }
-        status = status == ATTN_OK ? quantize(step, &inputs[i], i, io->stream, error) : status;
+        status = quantize(step, &inputs[i], i, io->stream, error);
     }
     if (status != ATTN_OK) {
         return status;
     }
-    layer->num_encoder_steps++;
     quantized.q = &inputs[0].padded;
     quantized.k = &inputs[1].padded;
     quantized.v = &inputs[2].padded;

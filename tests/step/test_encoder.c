@@ -200,6 +200,15 @@ static void scales_follow_the_history(void **state)
         assert_int_equal(try_bind(&e, &memory), ATTN_OK);
         make_plan(&e);
         for (int32_t i = 0; i < STEPS; i++) {
+            if (i == 20) { /* another process goes on with what this one left */
+                float history[3][HISTORY];
+                memcpy(history, e.history, sizeof history);
+                finish(&e);
+                assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
+                memcpy(e.history, history, sizeof history);
+                assert_int_equal(try_bind(&e, &memory), ATTN_OK);
+                make_plan(&e);
+            }
             float burst = i == 5 ? 4 : 1;
             const float size[3] = {burst * 0.5f, burst * 0.75f, burst * (1 + (float)(i % 3))};
             double scale[3];

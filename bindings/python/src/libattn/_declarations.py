@@ -857,6 +857,7 @@ class attn_batch_context_parallel(Structure):
         ("max_local_seq_len", c_int32),
         ("reserved", c_int32),
         ("query_positions", c_void_p),
+        ("query_lens_host", c_void_p),
     ]
 
 
