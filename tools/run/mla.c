@@ -140,8 +140,9 @@ static attn_status fill_step(struct engine *engine, struct latent_step *step)
     const struct attn_mla_desc *m = &layer->source->mla;
     const struct batch *batch = step->batch;
     size_t row = (size_t)layer->terms.head_size * element_bytes(layer);
-    size_t q_row = (size_t)layer->terms.num_q_heads * (size_t)m->qk_nope_head_dim +
-                   (size_t)m->qk_rope_head_dim * element_bytes(layer);
+    size_t q_row = (size_t)layer->terms.num_q_heads *
+                   ((size_t)m->qk_nope_head_dim + (size_t)m->qk_rope_head_dim) *
+                   element_bytes(layer);
     for (int32_t i = 0; i < batch->num_reqs; i++) {
         int32_t r = batch->request[i], first = batch->query_start_loc[i];
         int32_t count = batch->query_start_loc[i + 1] - first, own = batch->seq_lens[i] - count;
