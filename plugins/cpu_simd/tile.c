@@ -236,15 +236,19 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
     const struct engine *engine = shape->engine;
     int32_t low = TILE_KEYS;
     int32_t high = 0;
-    for (int32_t m = first_row; m < first_row + rows; m++) {
-        int32_t token = m / shape->group;
+    for (int32_t m = first_row, token = m / shape->group; m < first_row + rows; token++) {
         int32_t last = at_most(tile->item->key_end, tile->token_high[token]) - tile->first;
         /* keys of the tile before the item's first are another item's */
-        tile->low[m] = at_least(tile->skip, tile->token_low[token] - tile->first);
-        tile->high[m] = at_most(tile->n, last);
-        if (tile->high[m] > tile->low[m]) {
-            low = at_most(low, tile->low[m]);
-            high = at_least(high, tile->high[m]);
+        int32_t from = at_least(tile->skip, tile->token_low[token] - tile->first);
+        int32_t to = at_most(tile->n, last);
+        int32_t next = at_most((token + 1) * shape->group, first_row + rows);
+        for (; m < next; m++) {
+            tile->low[m] = from;
+            tile->high[m] = to;
+        }
+        if (to > from) {
+            low = at_most(low, from);
+            high = at_least(high, to);
         }
     }
     if (high <= low) {

@@ -170,10 +170,46 @@ INLINE __m512 exp2_short(__m512 x)
     return _mm512_scalef_ps(p, limited);
 }
 
+/* A row that sees every key of a whole tile: its scores stay in registers. */
+INLINE void bf16_softmax_whole(const struct softmax_args *args, int32_t r)
+{
+    enum { VECTORS = TILE_KEYS / 16 };
+    const __m512bh ones = bf16_bits(_mm512_set1_epi16(0x3f80));
+    const __m512 factor = _mm512_set1_ps(args->factor);
+    float *s = args->scores + (int64_t)r * SCORE_STRIDE;
+    uint16_t *p_row = (uint16_t *)s;
+    __m512 x[VECTORS];
+    __m512 most[VECTORS];
+#pragma GCC unroll 8
+    for (int i = 0; i < VECTORS; i++) {
+        most[i] = x[i] = _mm512_loadu_ps(s + 16 * i);
+    }
+#pragma GCC unroll 8
+    for (int half = VECTORS / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < half; i++) {
+            most[i] = _mm512_max_ps(most[i], most[i + half]);
+        }
+    }
+    float best = _mm512_reduce_max_ps(most[0]) * args->factor;
+    __m512 minus = _mm512_set1_ps(-softmax_reference(args, r, best));
+    __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+#pragma GCC unroll 8
+    for (int i = 0; i < VECTORS; i += 2) {
+        __m512 p0 = exp2_short(_mm512_fmadd_ps(x[i], factor, minus));
+        __m512 p1 = exp2_short(_mm512_fmadd_ps(x[i + 1], factor, minus));
+        __m512bh pair = _mm512_cvtne2ps_pbh(p1, p0);
+        sum[i / 2 % 2] = _mm512_dpbf16_ps(sum[i / 2 % 2], pair, ones);
+        _mm512_storeu_si512(p_row + 16 * i, (__m512i)pair);
+    }
+    args->sum[r] += _mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1]));
+}
+
 /* The sum is taken over the rounded probabilities, so that a single strong key comes out exactly:
  * rounding cancels between numerator and denominator. */
 static void bf16_softmax(const struct softmax_args *args)
 {
+    int whole = args->begin == 0 && args->end == TILE_KEYS && args->value_scale == NULL;
     const __m512bh ones = bf16_bits(_mm512_set1_epi16(0x3f80));
     __m512 factor = _mm512_set1_ps(args->factor);
     for (int32_t r = 0; r < args->rows; r++) {
@@ -181,6 +217,10 @@ static void bf16_softmax(const struct softmax_args *args)
         uint16_t *p_row = (uint16_t *)s;
         int32_t low = args->low[r];
         int32_t high = args->high[r];
+        if (whole && low <= 0 && high >= TILE_KEYS) {
+            bf16_softmax_whole(args, r);
+            continue;
+        }
         float best = f32_row_max(s, args->begin, args->end, low, high) * args->factor;
         __m512 minus = _mm512_set1_ps(-softmax_reference(args, r, best));
         __m512 sum = _mm512_setzero_ps();
