@@ -68,33 +68,62 @@ static const void **head_rows(const struct direct *direct, const struct row_sour
     return direct->staged_rows;
 }
 
-/* What to prefetch while head h of the item is computed, in the order of memory. Heads apart (HND):
- * the next head of this tile, behind the last one the next tile's first. Heads side by side (NHD):
- * this head's share of the next tile's tokens, all heads of each. */
-static void find_next(const struct direct *direct, const struct row_source *source,
-                      const void **rows, const void **next_rows, int32_t h, int32_t n,
-                      int32_t next_n, struct direct_args *args)
+/* Rows of one kind to prefetch: `keys` rows of `source` at rows[] + offset, `heads` heads of each.
+ */
+static void prefetch_rows(struct direct_args *args, const struct row_source *source,
+                          const void **rows, int64_t offset, int32_t keys, int32_t heads)
+{
+    int64_t row_bytes = (int64_t)source->row_elements * element_bytes[source->element];
+    int64_t bytes = heads > 1 ? heads * source->stride_head : row_bytes;
+    args->next_rows = (const char *const *)rows;
+    args->next_offset = offset;
+    args->next_keys = source->pack == 0 ? keys : 0;
+    args->next_lines = (int32_t)((bytes + 63) / 64);
+}
+
+static bool heads_side_by_side(const struct direct *direct, const struct row_source *source)
+{
+    return direct->item->num_heads > 1 && source->stride_slot > source->stride_head;
+}
+
+/* This head's share of the next tile's tokens, all heads of each. */
+static void prefetch_share(const struct direct *direct, struct direct_args *args,
+                           const struct row_source *source, const void **next_rows, int32_t h,
+                           int32_t next_n)
 {
     int32_t heads = direct->item->num_heads;
-    int64_t row_bytes = (int64_t)source->row_elements * element_bytes[source->element];
-    args->next_offset = 0;
-    args->next_keys = 0;
-    if (source->pack != 0) {
+    int32_t from = next_n * h / heads;
+    prefetch_rows(args, source, next_rows + from, 0, next_n * (h + 1) / heads - from, heads);
+}
+
+/* What to prefetch during the scores of head h: with heads apart (HND) its values, so that only
+ * two heads' rows compete for the nearest cache. */
+static void prefetch_in_scores(const struct direct *direct, struct direct_args *args, int32_t h,
+                               int32_t n, int32_t next_n)
+{
+    const struct row_source *source = &direct->run->problem.keys;
+    if (heads_side_by_side(direct, source)) {
+        prefetch_share(direct, args, source, direct->next_keys, h, next_n);
         return;
     }
-    args->next_lines = (int32_t)((row_bytes + 63) / 64);
-    if (heads > 1 && source->stride_slot > source->stride_head) {
-        int32_t from = next_n * h / heads;
-        args->next_rows = (const char *const *)next_rows + from;
-        args->next_keys = next_n * (h + 1) / heads - from;
-        args->next_lines = (int32_t)((heads * source->stride_head + 63) / 64);
-    } else if (h + 1 < heads) {
-        args->next_rows = (const char *const *)rows;
-        args->next_offset = (h + 1) * source->stride_head;
-        args->next_keys = n;
+    source = &direct->run->problem.values;
+    prefetch_rows(args, source, direct->value_rows, h * source->stride_head, n, 1);
+}
+
+/* And during its values: the next head's keys, behind the last one the next tile's first. */
+static void prefetch_in_values(const struct direct *direct, struct direct_args *args, int32_t h,
+                               int32_t n, int32_t next_n)
+{
+    const struct row_source *source = &direct->run->problem.values;
+    if (heads_side_by_side(direct, source)) {
+        prefetch_share(direct, args, source, direct->next_values, h, next_n);
+        return;
+    }
+    source = &direct->run->problem.keys;
+    if (h + 1 < direct->item->num_heads) {
+        prefetch_rows(args, source, direct->key_rows, (h + 1) * source->stride_head, n, 1);
     } else {
-        args->next_rows = (const char *const *)next_rows;
-        args->next_keys = next_n;
+        prefetch_rows(args, source, direct->next_keys, 0, next_n, 1);
     }
 }
 
@@ -156,7 +185,7 @@ static void direct_tile(const struct direct *direct, int32_t h, int32_t first, i
     const void **rows = head_rows(direct, &problem->keys, direct->key_rows, h, n, at->stage_keys,
                                   shape->depth_padded, &args.offset);
     args.key_rows = (const char *const *)rows;
-    find_next(direct, &problem->keys, direct->key_rows, direct->next_keys, h, n, next_n, &args);
+    prefetch_in_scores(direct, &args, h, n, next_n);
     problem->direct->scores(scores, q, &args);
     if (problem->terms) {
         direct_terms(direct, head, first, n, scores);
@@ -166,8 +195,7 @@ static void direct_tile(const struct direct *direct, int32_t h, int32_t first, i
     rows = head_rows(direct, &problem->values, direct->value_rows, h, n, at->stage_values,
                      shape->width_padded, &args.offset);
     args.key_rows = (const char *const *)rows;
-    find_next(direct, &problem->values, direct->value_rows, direct->next_values, h, n, next_n,
-              &args);
+    prefetch_in_values(direct, &args, h, n, next_n);
     problem->direct->values(accumulator, scores, &args);
 }
 
