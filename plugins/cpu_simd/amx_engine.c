@@ -126,6 +126,7 @@ static const struct engine engine_bf16 = {
     .element_bytes = 2,
     .element = ELEMENT_BF16,
     .row_block = 32,
+    .direct_rows = 8,
     .unpack = {bf16_from_f32, bf16_from_f16, bf16_from_bf16, bf16_from_e4m3, bf16_from_e5m2,
                bf16_from_int8},
     .pack_keys = bf16_pack_keys,

@@ -106,6 +106,10 @@ static void prefetch_in_scores(const struct direct *direct, struct direct_args *
         prefetch_share(direct, args, source, direct->next_keys, h, next_n);
         return;
     }
+    if (direct->run->problem.latent != NULL) { /* its values are its keys */
+        prefetch_rows(args, source, direct->next_keys, 0, next_n / 2, 1);
+        return;
+    }
     source = &direct->run->problem.values;
     prefetch_rows(args, source, direct->value_rows, h * source->stride_head, n, 1);
 }
@@ -120,7 +124,9 @@ static void prefetch_in_values(const struct direct *direct, struct direct_args *
         return;
     }
     source = &direct->run->problem.keys;
-    if (h + 1 < direct->item->num_heads) {
+    if (direct->run->problem.latent != NULL) {
+        prefetch_rows(args, source, direct->next_keys + next_n / 2, 0, next_n - next_n / 2, 1);
+    } else if (h + 1 < direct->item->num_heads) {
         prefetch_rows(args, source, direct->key_rows, (h + 1) * source->stride_head, n, 1);
     } else {
         prefetch_rows(args, source, direct->next_keys, 0, next_n, 1);

@@ -19,7 +19,7 @@ enum element_type {
 
 #define TILE_KEYS 128  /* keys of one packed tile */
 #define DIRECT_KEYS 64 /* keys of one tile of the direct (decode) path */
-#define DIRECT_ROWS 8  /* most query rows that the direct path takes */
+#define DIRECT_ROWS 16 /* most query rows that the direct path takes */
 #define ROW_BLOCK_MAX 32
 #define SCORE_STRIDE TILE_KEYS /* floats between rows of scores */
 #define COLUMN_MULTIPLE 32     /* head_size_v and keys are padded to it in packed tiles */
@@ -88,6 +88,7 @@ struct engine {
     int32_t element_bytes; /* of the compute type: 4 or 2 */
     int32_t element;       /* enum element_type of the compute type */
     int32_t row_block;     /* query rows that gemm likes at a time */
+    int32_t direct_rows;   /* with more rows of one head decode is faster the packed way */
     /* n elements to the compute type */
     void (*unpack[ELEMENT_COUNT])(void *destination, const void *source, int64_t n);
     /* n key rows of `depth` compute elements into the layout of gemm's b, TILE_KEYS columns wide;

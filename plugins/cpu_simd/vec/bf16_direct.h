@@ -2,8 +2,8 @@
 /* Decode on AVX512_BF16: rows are query heads of one KV head (1, or blocks of 4), keys and values
  * are read where they lie.
  *
- * Scores: per key 4 loads and 16 dot instructions for D 128 and 4 heads, whose partial sums are
- * folded four heads at a time. Values: two rows are interleaved into pairs (2 shuffles for 32
+ * Scores: per 32 dims, four keys and four heads 8 loads and 16 dot instructions, whose partial sums
+ * are folded at the end. Values: two rows are interleaved into pairs (2 shuffles for 32
  * columns) and meet broadcast pairs of probabilities; columns stay in the order that the
  * interleaving gives until direct_finish. */
 #ifndef CPU_SIMD_BF16_DIRECT_H
@@ -38,39 +38,67 @@ INLINE const uint16_t *key_row(const struct direct_args *args, int32_t key)
     return (const uint16_t *)(args->key_rows[readable] + args->offset);
 }
 
-/* Four heads; chunks of 32 dims, a constant where this is inlined or 0. */
-INLINE void direct_scores_four(float *scores, const uint16_t *q, const struct direct_args *args,
-                               const int fixed_chunks, int with_prefetch)
+/* Four keys and four rows; chunks of 32 dims, a constant where this is inlined or 0. */
+INLINE void direct_scores_block(float *scores, const uint16_t *q, const uint16_t *const *key,
+                                int32_t depth, const int fixed_chunks, struct prefetch *prefetch)
 {
-    struct prefetch prefetch = prefetch_begin(args, (args->keys + 3) / 4 * 4);
-    const int chunks = fixed_chunks > 0 ? fixed_chunks : args->depth / 32;
+    const int chunks = fixed_chunks > 0 ? fixed_chunks : depth / 32;
     const __m512i by_head = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    for (int32_t j = 0; j < args->keys; j += 4) {
-        __m512 folded[4];
+    __m512 sum[4][4];
 #pragma GCC unroll 4
-        for (int32_t i = 0; i < 4; i++) {
-            const uint16_t *key = key_row(args, j + i);
-            __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(),
-                             _mm512_setzero_ps()};
-#pragma GCC unroll 8
-            for (int c = 0; c < chunks; c++) {
-                __m512i x = _mm512_loadu_si512(key + 32 * c);
+    for (int i = 0; i < 4; i++) {
 #pragma GCC unroll 4
-                for (int r = 0; r < 4; r++) {
-                    __m512i left = _mm512_loadu_si512(q + r * args->depth + 32 * c);
-                    sum[r] = _mm512_dpbf16_ps(sum[r], bf16_bits(left), bf16_bits(x));
-                }
-            }
-            if (with_prefetch) {
-                prefetch_step(&prefetch);
-            }
-            folded[i] = fold_four(sum[0], sum[1], sum[2], sum[3]);
+        for (int r = 0; r < 4; r++) {
+            sum[i][r] = _mm512_setzero_ps();
         }
-        __m512 all = _mm512_permutexvar_ps(by_head, fold_lanes(folded));
-        _mm_storeu_ps(scores + j, _mm512_castps512_ps128(all));
-        _mm_storeu_ps(scores + SCORE_STRIDE + j, _mm512_extractf32x4_ps(all, 1));
-        _mm_storeu_ps(scores + 2 * SCORE_STRIDE + j, _mm512_extractf32x4_ps(all, 2));
-        _mm_storeu_ps(scores + 3 * SCORE_STRIDE + j, _mm512_extractf32x4_ps(all, 3));
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < chunks; c++) {
+        __m512i x[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            x[i] = _mm512_loadu_si512(key[i] + 32 * c);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < 4; r++) {
+            __m512i left = _mm512_loadu_si512(q + r * depth + 32 * c);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                sum[i][r] = _mm512_dpbf16_ps(sum[i][r], bf16_bits(left), bf16_bits(x[i]));
+            }
+        }
+        if (c < 4) {
+            prefetch_step(prefetch);
+        }
+    }
+    for (int c = chunks; c < 4; c++) {
+        prefetch_step(prefetch);
+    }
+    __m512 folded[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        folded[i] = fold_four(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+    }
+    __m512 all = _mm512_permutexvar_ps(by_head, fold_lanes(folded));
+    _mm_storeu_ps(scores, _mm512_castps512_ps128(all));
+    _mm_storeu_ps(scores + SCORE_STRIDE, _mm512_extractf32x4_ps(all, 1));
+    _mm_storeu_ps(scores + 2 * SCORE_STRIDE, _mm512_extractf32x4_ps(all, 2));
+    _mm_storeu_ps(scores + 3 * SCORE_STRIDE, _mm512_extractf32x4_ps(all, 3));
+}
+
+/* Keys outside: four of them stay near for all rows. */
+INLINE void direct_scores_rows(float *scores, const uint16_t *q, const struct direct_args *args,
+                               const int fixed_chunks)
+{
+    const int32_t depth = fixed_chunks > 0 ? 32 * fixed_chunks : args->depth;
+    struct prefetch prefetch = prefetch_begin(args, (args->keys + 3) / 4 * args->rows);
+    for (int32_t j = 0; j < args->keys; j += 4) {
+        const uint16_t *key[4] = {key_row(args, j), key_row(args, j + 1), key_row(args, j + 2),
+                                  key_row(args, j + 3)};
+        for (int32_t r = 0; r < args->rows; r += 4) {
+            direct_scores_block(scores + (int64_t)r * SCORE_STRIDE + j, q + (int64_t)r * depth, key,
+                                depth, fixed_chunks, &prefetch);
+        }
     }
 }
 
@@ -105,16 +133,12 @@ static void bf16_direct_scores(float *scores, const void *q, const struct direct
         direct_scores_one(scores, q, args);
         return;
     }
-    for (int32_t r = 0; r < args->rows; r += 4) {
-        float *s = scores + (int64_t)r * SCORE_STRIDE;
-        const uint16_t *left = (const uint16_t *)q + (int64_t)r * args->depth;
-        if (args->depth == 128) {
-            direct_scores_four(s, left, args, 4, r == 0);
-        } else if (args->depth == 64) {
-            direct_scores_four(s, left, args, 2, r == 0);
-        } else {
-            direct_scores_four(s, left, args, 0, r == 0);
-        }
+    if (args->depth == 128) {
+        direct_scores_rows(scores, q, args, 4);
+    } else if (args->depth == 64) {
+        direct_scores_rows(scores, q, args, 2);
+    } else {
+        direct_scores_rows(scores, q, args, 0);
     }
 }
 
@@ -143,9 +167,7 @@ INLINE void direct_values_block(float *acc, const uint16_t *p, const struct dire
             pair[2 * c] = _mm512_unpacklo_epi16(x, y);
             pair[2 * c + 1] = _mm512_unpackhi_epi16(x, y);
         }
-        if (prefetch != NULL) {
-            prefetch_step(prefetch);
-        }
+        prefetch_step(prefetch);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             __m512i left = pair_broadcast(p + r * 2 * SCORE_STRIDE + j);
@@ -164,29 +186,31 @@ INLINE void direct_values_block(float *acc, const uint16_t *p, const struct dire
     }
 }
 
+/* Columns outside: a block's piece of 64 columns stays near for all rows. */
 INLINE void direct_values_rows(float *acc, const uint16_t *p, const struct direct_args *args,
-                               const int rows, int with_prefetch)
+                               const int rows)
 {
-    struct prefetch state = prefetch_begin(args, (args->keys + 1) / 2 * ((args->depth + 63) / 64));
-    struct prefetch *prefetch = with_prefetch ? &state : NULL;
-    int32_t column = 0;
-    for (; column + 64 <= args->depth; column += 64) {
-        direct_values_block(acc, p, args, rows, 2, column, prefetch);
-    }
-    if (column < args->depth) {
-        direct_values_block(acc, p, args, rows, 1, column, prefetch);
+    int32_t blocks = (args->depth + 63) / 64 * (args->rows / rows);
+    struct prefetch prefetch = prefetch_begin(args, (args->keys + 1) / 2 * blocks);
+    for (int32_t column = 0; column < args->depth; column += 64) {
+        for (int32_t r = 0; r < args->rows; r += rows) {
+            float *a = acc + (int64_t)r * args->depth;
+            const uint16_t *left = p + (int64_t)r * 2 * SCORE_STRIDE;
+            if (column + 64 <= args->depth) {
+                direct_values_block(a, left, args, rows, 2, column, &prefetch);
+            } else {
+                direct_values_block(a, left, args, rows, 1, column, &prefetch);
+            }
+        }
     }
 }
 
 static void bf16_direct_values(float *acc, const void *p, const struct direct_args *args)
 {
     if (args->rows == 1) {
-        direct_values_rows(acc, p, args, 1, 1);
-        return;
-    }
-    for (int32_t r = 0; r < args->rows; r += 4) {
-        direct_values_rows(acc + (int64_t)r * args->depth,
-                           (const uint16_t *)p + (int64_t)r * 2 * SCORE_STRIDE, args, 4, r == 0);
+        direct_values_rows(acc, p, args, 1);
+    } else {
+        direct_values_rows(acc, p, args, 4);
     }
 }
 

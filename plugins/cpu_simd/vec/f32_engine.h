@@ -253,7 +253,7 @@ DEFINE_STORE(f32_to_bf16_row, uint16_t, vf_store_bf16, f32_to_bf16)
 
 #define F32_ENGINE                                                                                 \
     {                                                                                              \
-        .element_bytes = 4, .element = ELEMENT_F32, .row_block = 24,                               \
+        .element_bytes = 4, .element = ELEMENT_F32, .row_block = 24, .direct_rows = 8,             \
         .unpack = {f32_from_f32,  f32_from_f16,  f32_from_bf16,                                    \
                    f32_from_e4m3, f32_from_e5m2, f32_from_int8},                                   \
         .pack_keys = f32_pack_keys, .pack_values = f32_pack_values, .gemm = f32_gemm,              \
