@@ -53,6 +53,10 @@ static bool fit_stages(const struct flash_device *device, int32_t element, struc
         p->stages = (room - fixed) / stage;
         if (p->stages >= 2) {
             p->stages = p->stages < FLASH_MAX_STAGES ? p->stages : FLASH_MAX_STAGES;
+#ifdef FLASH_TUNE
+            int32_t most = (int32_t)flash_tuned("stages", FLASH_MAX_STAGES);
+            p->stages = p->stages < most ? p->stages : most;
+#endif
             p->ctas = device->num_sms * ctas;
             return true;
         }

@@ -14,6 +14,20 @@
 
 #define ATTEND_THREADS 192
 
+#ifdef FLASH_TUNE
+static __device__ __forceinline__ void write_clock(const flash_params &p, int i)
+{
+    if (p.tune.clocks != nullptr && threadIdx.x == 0) {
+        unsigned long long now;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        p.tune.clocks[blockIdx.x * 8 + i] = now;
+    }
+}
+#define FLASH_CLOCK(i) write_clock(p, i)
+#else
+#define FLASH_CLOCK(i)
+#endif
+
 template <int KIND, int D, bool SPLIT>
 static __device__ __forceinline__ void compute(const flash_params &p, shared<KIND, D, SPLIT> &mine)
 {
@@ -40,7 +54,11 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
         if (left == 0) {
             int32_t slot = mine.run_of_stage[stage];
             if (slot == NO_RUN) {
+                FLASH_CLOCK(4);
                 break;
+            }
+            if (run == nullptr) {
+                FLASH_CLOCK(2);
             }
             run = &mine.runs[slot];
             left = run->count;
@@ -124,6 +142,7 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
         tile++;
         left--;
         if (left == 0) {
+            FLASH_CLOCK(3);
             finish_run<KIND, D, SPLIT>(p, *run, at, &mine.last_one, m, l, o);
             clear_rows(m, l, o);
             fence_for_boxes(); /* the stage was scratch memory */
@@ -160,7 +179,13 @@ __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
         fetch_map(threadIdx.x < 160 ? &p.k_map : &p.v_map);
     }
     __syncthreads(); /* the barriers are there */
+    FLASH_CLOCK(0);
+    if (threadIdx.x >= 128 && p.mapped && p.tune.ahead > 0) {
+        producer<KIND, D, SPLIT>(p, mine, threadIdx.x - 128).look_ahead();
+    }
     wait_for_earlier_kernels();
+    let_later_kernels_begin();
+    FLASH_CLOCK(1);
     if (threadIdx.x >= 128) {
         producer<KIND, D, SPLIT>(p, mine, threadIdx.x - 128).work();
     } else {

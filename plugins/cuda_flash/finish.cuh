@@ -8,7 +8,7 @@
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
-#define MERGE_AHEAD 16 /* parts that a thread of the merge reads at once */
+#define MERGE_AHEAD 16 /* vectors of parts that a thread of the merge reads at once */
 
 /* Dim of element e (0 or 1) of column tile n in a lane. */
 template <int KIND> static __device__ __forceinline__ int value_dim(int n, int lane, int e)
@@ -74,70 +74,93 @@ static __device__ __forceinline__ void write_values(const flash_params &p, int32
     }
 }
 
-/* Parts first .. last of an item, always in this order: the same bits every time. Each row's
- * weights, relative to its largest maximum, go through shared memory. */
-template <int D>
-static __device__ void merge_parts(const flash_params &p, const flash_run &run, int32_t first_slot,
-                                   int32_t slot_step, float *weights, int32_t room)
-{
-    int64_t size = (int64_t)p.row_tile * (D + 2);
-    int32_t count = run.last - run.first + 1, tid = threadIdx.x;
-    int32_t room_of_row = 2 * count + 2;
-    int32_t rows_at_once = min(run.pair.num_rows, max(room / room_of_row, 1));
-    auto part_at = [&](int32_t i) {
-        return p.parts + (i == 0 ? first_slot : slot_step * (run.first + i)) * size;
-    };
-    float v_scale = value_scale(p, run.head);
-    for (int32_t base = 0; base < run.pair.num_rows; base += rows_at_once) {
-        int32_t rows = min(rows_at_once, run.pair.num_rows - base), lane = tid & 31;
-        for (int32_t r = tid >> 5; r < rows; r += 4) {
-            float *w = weights + r * room_of_row, *sums = w + count + 2;
-            float m = -INFINITY, l = 0.0f;
-#pragma unroll 2
-            for (int32_t i = lane; i < count; i += 32) {
-                const float *at = part_at(i) + p.row_tile * D + base + r;
-                w[i] = __ldcg(at);
-                sums[i] = __ldcg(at + p.row_tile);
-                m = fmaxf(m, w[i]);
-            }
-            m = warp_largest(m, false);
-            float high = m == -INFINITY ? 0.0f : m;
-            for (int32_t i = lane; i < count; i += 32) {
-                w[i] = exp2f(w[i] - high);
-                l += w[i] * sums[i];
-            }
-            l = warp_sum(l);
-            if (lane == 0) {
-                w[count] = m;
-                w[count + 1] = l;
+/* AHEAD parts' OWN neighbouring values, as vectors. */
+template <int OWN, int AHEAD> struct parts_ahead {
+    float v[AHEAD][OWN];
+
+    __device__ __forceinline__ void load(int u, const float *from)
+    {
+        if constexpr (OWN == 2) {
+            float2 x = __ldcg((const float2 *)from);
+            v[u][0] = x.x, v[u][1] = x.y;
+        } else {
+#pragma unroll
+            for (int e = 0; e < OWN; e += 4) {
+                float4 x = __ldcg((const float4 *)(from + e));
+                v[u][e] = x.x, v[u][e + 1] = x.y, v[u][e + 2] = x.z, v[u][e + 3] = x.w;
             }
         }
-        barrier_consumers(); /* the weights are there */
-        for (int32_t i = tid; i < rows * (D / 4); i += 128) {
-            int32_t r = i / (D / 4), d = i % (D / 4) * 4;
-            const float *w = weights + r * room_of_row;
-            float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            for (int32_t j = 0; j < count; j += MERGE_AHEAD) {
-                float4 x[MERGE_AHEAD];
+    }
+    __device__ __forceinline__ void clear(int u)
+    {
 #pragma unroll
-                for (int u = 0; u < MERGE_AHEAD; u++) {
-                    x[u] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                    if (j + u < count) {
-                        x[u] = __ldcg((const float4 *)(part_at(j + u) + (base + r) * D + d));
+        for (int e = 0; e < OWN; e++) {
+            v[u][e] = 0.0f;
+        }
+    }
+};
+
+/* Parts first .. last of an item, always in this order: the same bits every time. A warp has a row:
+ * each lane the weight of one part in 32, and D / 32 dims of all. A part's values are on their way
+ * before the weights are known. */
+template <int D>
+static __device__ void merge_parts(const flash_params &p, const flash_run &run, int32_t first_slot,
+                                   int32_t slot_step)
+{
+    constexpr int own = D / 32, ahead = MERGE_AHEAD * 4 / own;
+    const int64_t size = (int64_t)p.row_tile * (D + 2), step = slot_step * size;
+    const float *zeroth = p.parts + first_slot * size, *rest = p.parts + run.first * step;
+    int32_t count = run.last - run.first + 1, lane = threadIdx.x & 31;
+    auto part_at = [&](int32_t i) { return i == 0 ? zeroth : rest + i * step; };
+    float v_scale = value_scale(p, run.head);
+    for (int32_t row = threadIdx.x >> 5; row < run.pair.num_rows; row += 4) {
+        float o[own], high = -INFINITY, sum = 0.0f;
+#pragma unroll
+        for (int e = 0; e < own; e++) {
+            o[e] = 0.0f;
+        }
+        for (int32_t base = 0; base < count; base += 32) {
+            float m = -INFINITY, l = 0.0f, weight = 0.0f;
+            if (base + lane < count) {
+                const float *at = part_at(base + lane) + p.row_tile * D + row;
+                m = __ldcg(at);
+                l = __ldcg(at + p.row_tile);
+            }
+            int32_t here = min(count - base, 32);
+            for (int32_t j = 0; j < here; j += ahead) {
+                parts_ahead<own, ahead> x;
+#pragma unroll
+                for (int u = 0; u < ahead; u++) {
+                    if (j + u < here) {
+                        x.load(u, part_at(base + j + u) + row * D + lane * own);
+                    } else {
+                        x.clear(u);
+                    }
+                }
+                if (j == 0) {
+                    float before = high;
+                    high = fmaxf(high, warp_largest(m, false));
+                    float at = high == -INFINITY ? 0.0f : high, shrink = exp2f(before - at);
+                    weight = exp2f(m - at);
+                    sum = sum * shrink + warp_sum(weight * l);
+#pragma unroll
+                    for (int e = 0; e < own; e++) {
+                        o[e] *= shrink;
                     }
                 }
 #pragma unroll
-                for (int u = 0; u < MERGE_AHEAD; u++) {
-                    float f = j + u < count ? w[j + u] : 0.0f;
-                    o[0] += f * x[u].x, o[1] += f * x[u].y;
-                    o[2] += f * x[u].z, o[3] += f * x[u].w;
+                for (int u = 0; u < ahead; u++) {
+                    float f = __shfl_sync(0xffffffffu, weight, j + u);
+#pragma unroll
+                    for (int e = 0; e < own; e++) {
+                        o[e] += f * x.v[u][e];
+                    }
                 }
             }
-            out_row out = out_row_of(p, run, base + r);
-            float factor = finish_row(out.sink, w[count], w[count + 1], d == 0 ? out.lse : nullptr);
-            write_values<4>(p, run.head, out.data, d, o, factor * v_scale);
         }
-        barrier_consumers(); /* the weights' memory is used again */
+        out_row out = out_row_of(p, run, row);
+        float factor = finish_row(out.sink, high, sum, lane == 0 ? out.lse : nullptr);
+        write_values<own>(p, run.head, out.data, lane * own, o, factor * v_scale);
     }
 }
 
@@ -285,7 +308,7 @@ static __device__ __forceinline__ void finish_run(const flash_params &p, const f
     if (*last_one) {
         /* Only the first of the parts begins inside its segment, unless that begins the item. */
         int32_t first_slot = slot_step * run.first + (!p.by_item);
-        merge_parts<D>(p, run, first_slot, slot_step, (float *)stage, 2 * S::half / 4);
+        merge_parts<D>(p, run, first_slot, slot_step);
     }
 }
 

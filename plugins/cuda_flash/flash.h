@@ -87,7 +87,22 @@ struct flash_map {
     FLASH_ALIGN64 uint64_t words[16]; /* CUtensorMap */
 };
 
+/* What was tried beside each other; FLASH_TUNE reads other values from the environment. */
+struct flash_tune {
+    int32_t ahead; /* tiles that a CTA asks for in L2 before the kernels before it have ended */
+    int32_t whole; /* 1: chunks of items, where so few as CTAs fit */
+    int32_t most_parts;   /* of an item, where chunks are made of them */
+    int32_t slack;        /* chunks may exceed a share by its slack-th */
+    int32_t rest;         /* LEAST_REST */
+    int32_t part;         /* of a share that is cut into levels: 1 / 2^part */
+    int32_t tail;         /* 64 keys; so long items stay whole at a share's end */
+    int32_t items;        /* LEAST_ITEMS */
+    int32_t chunk_levels; /* 1: chunks are cut into levels, too */
+    uint64_t *clocks;
+};
+
 struct flash_params {
+    struct flash_tune tune;
     struct flash_map k_map, v_map; /* (dim, slot, head, block), if `mapped` */
     int32_t mapped, box_rows;
     int32_t tile; /* keys */
@@ -96,7 +111,7 @@ struct flash_params {
     int32_t alibi, prefix_lm_window, tree_mask, paged, block_size;
     float scale, soft_cap;
     const int32_t *query_start, *key_start, *seq_lens, *block_table, *block_table_row;
-    int64_t block_table_stride;
+    int64_t block_table_stride, block_table_size; /* elements */
     const uint8_t *causal_per_request;
     const int32_t *spans, *span_start; /* NULL: none */
     const void *tree;                  /* NULL: none */

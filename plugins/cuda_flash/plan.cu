@@ -8,6 +8,7 @@
 #define PLAN_THREADS 1024
 #define PLAN_PAIRS 4096    /* whose sums fit into shared memory */
 #define PLAN_SEGMENTS 4096 /* likewise */
+#define PLAN_CHUNKS 512    /* pairs that are cut into chunks of items */
 #define SHORT_ITEM 1536    /* keys of an item that is not cut */
 #define LEAST_PART 8       /* tiles of a part of an item */
 #define LEAST_REST 3       /* tiles of a segment that is taken, not given */
@@ -18,6 +19,7 @@ struct plan_memory {
     int32_t warps[32];
     int32_t pair_start[PLAN_PAIRS + 1];
     int32_t segment_begin[PLAN_SEGMENTS + 1];
+    int32_t chunk_start[PLAN_CHUNKS];
 };
 
 /* Sum of the values of the threads before this one, plus `carry`, which becomes the new total. */
@@ -173,47 +175,103 @@ static __device__ int32_t cut_items(const flash_params &p, int32_t pairs, int32_
     return segments;
 }
 
-/* Every CTA's equal share of the stream is cut again: three quarters of it, which the CTA itself
- * takes, then half of the rest and so on, which whoever is free takes. Where CTAs have few tiles,
- * shares stay whole. */
+/* Shares of the stream, and segments of shares: three quarters of one, which a CTA itself takes,
+ * then half of the rest and so on, which whoever is free takes. Where CTAs have few tiles, shares
+ * stay whole. */
 struct stream_cut {
-    int32_t ctas, levels, segments;
+    int32_t shares, levels, segments;
 };
+
+static __device__ __forceinline__ int32_t tiles_of(const flash_params &p, const int32_t *starts,
+                                                   int32_t pair)
+{
+    return (starts[pair + 1] - starts[pair]) / p.num_kv_heads;
+}
 
 /* A cut inside of a short item moves to its beginning: parts would cost more than they balance. The
  * segment before may then be empty. */
 static __device__ int32_t move_cut(const flash_params &p, int32_t pairs, const int32_t *starts,
-                                   int32_t at, int32_t share)
+                                   int32_t at, int32_t share, int32_t short_keys)
 {
-    int32_t pair = find_last(starts, pairs, at);
-    int32_t tiles = (starts[pair + 1] - starts[pair]) / p.num_kv_heads;
-    bool is_short = tiles * p.tile <= SHORT_ITEM && tiles <= share;
+    if (at >= starts[pairs]) {
+        return at;
+    }
+    int32_t pair = find_last(starts, pairs, at), tiles = tiles_of(p, starts, pair);
+    bool is_short = tiles * p.tile <= short_keys && tiles <= share;
     return is_short ? at - (at - starts[pair]) % tiles : at;
 }
 
+/* Items in chunks of `most` tiles at most: how many, and where each pair's begin. */
+static __device__ int32_t count_chunks(const flash_params &p, int32_t pairs, const int32_t *starts,
+                                       int32_t most, plan_memory &memory)
+{
+    int32_t chunks = 0;
+    if (pairs > PLAN_CHUNKS) {
+        return INT32_MAX;
+    }
+    for (int32_t first = 0; first < pairs; first += PLAN_THREADS) {
+        int32_t pair = first + threadIdx.x, cuts = 0;
+        if (pair < pairs) {
+            cuts = (tiles_of(p, starts, pair) + most - 1) / most * p.num_kv_heads;
+        }
+        int32_t at = running_sum(cuts, &chunks, memory.warps);
+        if (pair < pairs) {
+            memory.chunk_start[pair] = at;
+        }
+    }
+    __syncthreads();
+    return chunks;
+}
+
+static __device__ int32_t begin_of_chunk(const flash_params &p, int32_t pairs,
+                                         const int32_t *starts, int32_t most, int32_t chunk,
+                                         const plan_memory &memory)
+{
+    int32_t pair = find_last(memory.chunk_start, pairs, chunk), tiles = tiles_of(p, starts, pair);
+    int32_t cuts = (tiles + most - 1) / most, i = chunk - memory.chunk_start[pair], head = i / cuts;
+    return starts[pair] + head * tiles + (int32_t)((int64_t)tiles * (i - head * cuts) / cuts);
+}
+
+/* Shares are chunks of items, where so few as CTAs are hardly longer than equal shares; else equal
+ * shares. */
 static __device__ stream_cut cut_stream(const flash_params &p, int32_t pairs, int32_t total,
-                                        const int32_t *starts, int32_t *begin)
+                                        const int32_t *starts, plan_memory &memory)
 {
     stream_cut cut = {min(p.ctas, total), 1, 0};
-    int32_t share = total / cut.ctas, room = min(p.max_segments, PLAN_SEGMENTS);
-    if (share >= LEAST_SHARE && pairs * p.num_kv_heads >= cut.ctas / LEAST_ITEMS) {
-        while ((share >> (1 + cut.levels)) >= LEAST_REST && cut.ctas * (cut.levels + 1) <= room) {
+    int32_t *begin = memory.segment_begin;
+    int32_t share = total / cut.shares, room = min(p.max_segments, PLAN_SEGMENTS);
+    int32_t items = pairs * p.num_kv_heads, slack = p.tune.slack;
+    int64_t parts = (int64_t)items * p.tune.most_parts;
+    int32_t most = max((int32_t)((int64_t)total * (slack + 1) / ((int64_t)cut.shares * slack)),
+                       (int32_t)((total + parts - 1) / parts));
+    int32_t chunks = p.tune.whole != 0 ? count_chunks(p, pairs, starts, most, memory) : INT32_MAX;
+    bool whole = chunks <= cut.shares;
+    if (share >= LEAST_SHARE && items >= cut.shares / p.tune.items &&
+        (!whole || p.tune.chunk_levels != 0)) {
+        while ((share >> (p.tune.part + cut.levels - 1)) >= p.tune.rest &&
+               cut.shares * (cut.levels + 1) <= room) {
             cut.levels++;
         }
     }
-    cut.segments = cut.ctas * cut.levels;
-    for (int32_t s = threadIdx.x; s < cut.segments; s += PLAN_THREADS) {
-        int32_t i = s / cut.levels, level = s - i * cut.levels;
-        int32_t start = (int32_t)((int64_t)total * i / cut.ctas);
-        int32_t end = (int32_t)((int64_t)total * (i + 1) / cut.ctas);
-        begin[s] = level == 0 ? start : end - (share >> (1 + level));
-    }
-    if (threadIdx.x == 0) {
-        begin[cut.segments] = total;
+    cut.shares = whole ? chunks : cut.shares;
+    cut.segments = cut.shares * cut.levels;
+    for (int32_t i = threadIdx.x; i <= cut.shares; i += PLAN_THREADS) {
+        int32_t at = total;
+        if (i < cut.shares) {
+            at = whole ? begin_of_chunk(p, pairs, starts, most, i, memory)
+                       : move_cut(p, pairs, starts, (int32_t)((int64_t)total * i / cut.shares),
+                                  share, SHORT_ITEM);
+        }
+        begin[i * cut.levels] = at;
     }
     __syncthreads();
     for (int32_t s = threadIdx.x; s < cut.segments; s += PLAN_THREADS) {
-        begin[s] = move_cut(p, pairs, starts, begin[s], share);
+        int32_t i = s / cut.levels, level = s - i * cut.levels;
+        if (level > 0) {
+            int32_t start = begin[i * cut.levels], end = begin[(i + 1) * cut.levels];
+            int32_t at = end - ((end - start) >> (p.tune.part + level - 1));
+            begin[s] = whole ? at : move_cut(p, pairs, starts, at, share, p.tune.tail * 64);
+        }
     }
     __syncthreads();
     return cut;
@@ -239,7 +297,7 @@ static __device__ void link_segments(const flash_params &p, int32_t pairs, const
         int32_t last_item = starts[last_pair] + (last_tile - starts[last_pair]) / of_last * of_last;
         s.first = find_last(begin, cut.segments, item);
         s.last = find_last(begin, cut.segments, last_item + of_last - 1);
-        p.segments[i % cut.levels * cut.ctas + i / cut.levels] = s;
+        p.segments[i % cut.levels * cut.shares + i / cut.levels] = s;
     }
 }
 
@@ -264,7 +322,7 @@ static __global__ void __launch_bounds__(PLAN_THREADS) plan(const __grid_constan
     if (p.by_item) {
         segments = cut_items(p, pairs, total, memory.warps);
     } else if (total > 0) {
-        stream_cut cut = cut_stream(p, pairs, total, starts, memory.segment_begin);
+        stream_cut cut = cut_stream(p, pairs, total, starts, memory);
         link_segments(p, pairs, cut, starts, memory.segment_begin);
         segments = cut.segments;
     }

@@ -72,26 +72,49 @@ template <int TILE> struct tile_place {
     int32_t low, high; /* keys of the tile that are read: low .. high - 1 */
 };
 
+/* An entry of the block table. AHEAD: it may be one of an earlier step, or not be there at all
+ * (-1); the L1 must not keep it. */
+template <bool AHEAD>
+static __device__ __forceinline__ int32_t table_entry(const flash_params &p, int64_t at)
+{
+    if (!AHEAD) {
+        return p.block_table[at];
+    }
+    return at >= 0 && at < p.block_table_size ? __ldcg(p.block_table + at) : -1;
+}
+
+/* The place of a box: those of a page's columns are neighbouring lanes'. */
+template <int TILE, bool AHEAD>
+static __device__ __forceinline__ tile_place<TILE>
+place_box(const flash_params &p, const flash_run &run, int32_t tile, int lane, int boxes_of_page)
+{
+    tile_place<TILE> at;
+    int32_t base = (run.pair.k0 & ~(TILE - 1)) + tile * TILE;
+    int32_t rows = p.box_rows, key = lane / boxes_of_page * rows;
+    at.low = run.pair.k0 - base;
+    at.high = run.pair.k1 - base;
+    at.block[0] = -1;
+    at.slot[0] = 0;
+    if (key < TILE && key < at.high && key + rows > at.low) {
+        int32_t index = p.paged ? (base + key) / p.block_size : 0;
+        at.slot[0] = base + key - index * p.block_size + run.pair.key_start;
+        at.block[0] = p.paged ? table_entry<AHEAD>(p, run.pair.table + index) : 0;
+    }
+    return at;
+}
+
 /* The entries are used a tile later, so that nobody waits for them here. */
 template <int TILE>
 static __device__ __forceinline__ tile_place<TILE>
 place_tile(const flash_params &p, const flash_run &run, int32_t tile, int lane, int boxes_of_page)
 {
+    if (p.mapped) {
+        return place_box<TILE, false>(p, run, tile, lane, boxes_of_page);
+    }
     tile_place<TILE> at;
     int32_t base = (run.pair.k0 & ~(TILE - 1)) + tile * TILE;
     at.low = run.pair.k0 - base;
     at.high = run.pair.k1 - base;
-    if (p.mapped) {
-        int32_t rows = p.box_rows, key = lane / boxes_of_page * rows;
-        at.block[0] = -1;
-        at.slot[0] = 0;
-        if (key < TILE && key < at.high && key + rows > at.low) {
-            int32_t index = p.paged ? (base + key) / p.block_size : 0;
-            at.slot[0] = base + key - index * p.block_size + run.pair.key_start;
-            at.block[0] = p.paged ? p.block_table[run.pair.table + index] : 0;
-        }
-        return at;
-    }
 #pragma unroll
     for (int i = 0; i < TILE / 32; i++) {
         int32_t key = lane + 32 * i;
@@ -224,6 +247,37 @@ template <int KIND, int D, bool SPLIT> struct producer {
     __device__ producer(const flash_params &params, shared<KIND, D, SPLIT> &memory, int thread)
         : p(params), mine(memory), values(thread >= 32), lane(thread & 31)
     {
+    }
+
+    /* While the kernels before this one still run: asks L2 for the CTA's first tiles. The schedule
+     * and the table may be those of an earlier step, or none: hints alone come of them, and the L1
+     * keeps nothing. */
+    __device__ __forceinline__ void look_ahead()
+    {
+        constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
+        constexpr int row_bytes = S::chunks >= 8 ? 128 : S::chunks * 16;
+        const flash_segment *segment = &p.segments[blockIdx.x];
+        int32_t begin = __ldcg(&segment->begin), end = __ldcg(&segment->end);
+        int32_t tiles = __ldcg(&segment->pair.num_tiles);
+        int32_t within = begin - __ldcg(&segment->pair.start);
+        flash_run run;
+        run.pair.k0 = __ldcg(&segment->pair.k0);
+        run.pair.k1 = __ldcg(&segment->pair.k1);
+        run.pair.key_start = __ldcg(&segment->pair.key_start);
+        run.pair.table = __ldcg(&segment->pair.table);
+        if ((int32_t)blockIdx.x >= __ldcg(&p.header->segments) || within < 0 || tiles <= 0) {
+            return;
+        }
+        run.head = within / tiles;
+        run.tile = within - run.head * tiles;
+        run.count = min(min(tiles - run.tile, end - begin), p.tune.ahead);
+        for (int32_t i = 0; i < run.count; i++) {
+            tile_place<S::tile> at = place_box<S::tile, true>(p, run, run.tile + i, lane, columns);
+            if (at.block[0] >= 0) {
+                fetch_box(values ? &p.v_map : &p.k_map, lane % columns * row_bytes / S::element,
+                          at.slot[0], run.head, at.block[0]);
+            }
+        }
     }
 
     __device__ __forceinline__ void next_stage()

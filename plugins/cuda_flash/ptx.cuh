@@ -139,6 +139,19 @@ static __device__ __forceinline__ void copy_box(uint32_t to, const void *map, in
 #endif
 }
 
+/* Asks for a box in L2: a hint, whatever the memory holds by then. What is outside of the map is
+ * left out. */
+static __device__ __forceinline__ void fetch_box(const void *map, int dim, int slot, int head,
+                                                 int block)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),
+        "r"(dim), "r"(slot), "r"(head), "r"(block)
+        : "memory");
+#endif
+}
+
 /* Ordinary accesses to shared memory before this come before TMA's after it. */
 static __device__ __forceinline__ void fence_for_boxes()
 {
@@ -196,6 +209,13 @@ static __device__ __forceinline__ void wait_for_earlier_kernels()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* The next kernel may begin, up to its own wait, once all CTAs of this one have come here. */
+static __device__ __forceinline__ void let_later_kernels_begin()
+{
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

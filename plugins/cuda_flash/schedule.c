@@ -2,6 +2,8 @@
 /* A layer's state, the memory of its plans, and the launch that makes a schedule. */
 #include "schedule.h"
 
+#include <string.h>
+
 #define SEGMENTS_PER_CTA 8
 #define LONG_QUERIES 8192 /* of a request, on average */
 
@@ -133,6 +135,8 @@ void set_batch(struct flash_params *p, const struct attn_attend_args *args)
     p->block_table = batch->block_table;
     p->block_table_row = batch->block_table_row;
     p->block_table_stride = batch->block_table_stride;
+    p->block_table_size = batch->block_table_stride *
+                          (batch->block_table_rows > 0 ? batch->block_table_rows : batch->num_reqs);
     p->spans = layer->prefix_lm && batch->span_start_loc != NULL ? batch->spans : NULL;
     p->span_start = batch->span_start_loc;
     p->tree = layer->tree_mask != ATTN_TREE_NONE ? batch->tree : NULL;
@@ -151,12 +155,47 @@ int32_t tile_of(const struct attn_state *state, bool cached, int32_t row_tile)
                : FLASH_TILE;
 }
 
+#ifdef FLASH_TUNE
+#include <stdlib.h>
+int64_t flash_tuned(const char *name, int64_t usual)
+{
+    const char *text = getenv("ATTN_FLASH_TUNE");
+    size_t length = strlen(name);
+    while (text != NULL && *text != 0) {
+        if (strncmp(text, name, length) == 0 && text[length] == '=') {
+            return strtoll(text + length + 1, NULL, 0);
+        }
+        text = strchr(text, ',');
+        text = text != NULL ? text + 1 : NULL;
+    }
+    return usual;
+}
+#define TUNED(name, usual) flash_tuned(name, usual)
+#else
+#define TUNED(name, usual) (usual)
+#endif
+
+static void set_tune(struct flash_tune *t)
+{
+    t->ahead = (int32_t)TUNED("ahead", 3);
+    t->whole = (int32_t)TUNED("whole", 1);
+    t->most_parts = (int32_t)TUNED("most_parts", 32);
+    t->slack = (int32_t)TUNED("slack", 16);
+    t->rest = (int32_t)TUNED("rest", 3);
+    t->part = (int32_t)TUNED("part", 2);
+    t->tail = (int32_t)TUNED("tail", 24);
+    t->items = (int32_t)TUNED("items", 6);
+    t->chunk_levels = (int32_t)TUNED("chunk_levels", 0);
+    t->clocks = (uint64_t *)(uintptr_t)TUNED("clocks", 0);
+}
+
 void set_schedule(struct flash_params *p, const struct attn_attend_args *args)
 {
     const struct plan_host *plan = args->plan_host;
     const struct attn_state *state = args->state;
     const struct flash_device *device = &args->instance->device;
     char *memory = args->workspace;
+    set_tune(&p->tune);
     struct layout at = layout_of(args->instance, state, plan->num_reqs, plan->num_pairs,
                                  plan->num_rows, plan->by_item);
     p->row_tile = plan->row_tile;

@@ -2,6 +2,7 @@
 /* The KV write, alone and with rotary embedding (Su et al. 2021) and RMS norm before it. Bytes:
  * each new row read and written once; the limit is memory. */
 #include "launch.h"
+#include "ptx.cuh"
 #include "rows.cuh"
 
 #define WRITE_THREADS 256
@@ -61,6 +62,7 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
     write_vectors(const __grid_constant__ flash_write_params p, int32_t k_vectors,
                   int32_t v_vectors)
 {
+    let_later_kernels_begin();
     int32_t per_row = (k_vectors + v_vectors) * p.num_heads;
     const INDEX total = (INDEX)(p.num_slots * per_row), step = (INDEX)(gridDim.x * WRITE_THREADS);
     INDEX first = (INDEX)blockIdx.x * WRITE_THREADS + threadIdx.x;
@@ -157,6 +159,7 @@ template <int LANES>
 static __global__ void __launch_bounds__(WRITE_THREADS)
     write_scaled(const __grid_constant__ flash_write_params p)
 {
+    let_later_kernels_begin();
     int64_t items = p.num_slots * 2 * p.num_heads;
     int64_t step = (int64_t)gridDim.x * (WRITE_THREADS / LANES);
     int64_t first = (int64_t)blockIdx.x * (WRITE_THREADS / LANES) + threadIdx.x / LANES;
@@ -205,6 +208,7 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
 static __global__ void __launch_bounds__(128)
     write_rows(const __grid_constant__ flash_write_params p)
 {
+    let_later_kernels_begin();
     int64_t items = p.num_slots * 2 * p.num_heads;
     int lane = threadIdx.x & 31;
     for (int64_t i = blockIdx.x * 4 + (threadIdx.x >> 5); i < items; i += (int64_t)gridDim.x * 4) {
@@ -331,6 +335,7 @@ static __global__ void __launch_bounds__(32 * ROPE_WARPS)
     rope_write(const __grid_constant__ flash_write_params p)
 {
     __shared__ float rows[ROPE_WARPS][ROPE_MAX_HEAD_SIZE];
+    let_later_kernels_begin();
     int32_t heads = p.num_q_heads + 2 * p.num_heads;
     int64_t items = p.num_slots * heads;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;

@@ -3,6 +3,7 @@
  * graph, over rotating caches of more than twice the L2, medians. usage: bench PLUGIN.so [PART OF A
  * NAME] */
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include <attn/plugin.h>
@@ -100,7 +102,7 @@ static double median_us(int copies, const std::function<void(int)> &launch)
     }
     MUST(cudaStreamEndCapture(stream, &graph));
     MUST(cudaGraphInstantiate(&exec, graph, 0));
-    for (int i = 0; i < 13; i++) {
+    for (int i = 0; i < 23; i++) {
         float ms;
         MUST(cudaEventRecord(begin, stream));
         MUST(cudaGraphLaunch(exec, stream));
@@ -128,7 +130,8 @@ template <class T> static T *upload(const std::vector<T> &v)
 
 struct setting {
     const char *name;
-    int reqs, length, block, heads, kv_heads, dim, fp8, queries, skew, window, sinks, cap, prefill;
+    int reqs, length, block, heads, kv_heads, dim, fp8, queries, skew, window, sinks, cap, prefill,
+        step;
 };
 
 static struct attn_tensor tensor(void *data, int64_t *shape, int code, int bits)
@@ -139,7 +142,7 @@ static struct attn_tensor tensor(void *data, int64_t *shape, int code, int bits)
 static char *pool;
 static size_t pool_bytes;
 
-static void time_setting(const setting &s, double read_rate)
+static void time_setting(const setting &s, double read_rate, const char *variant)
 {
     int q_len = s.prefill ? s.length : s.queries, element = s.fp8 ? 1 : 2;
     std::vector<int> lens(s.reqs, s.length), starts(s.reqs + 1);
@@ -220,22 +223,72 @@ static void time_setting(const setting &s, double read_rate)
         views[i] = v;
     }
     args.k_cache = &views[0], args.v_cache = &views[1];
+    std::vector<int64_t> last(s.reqs); /* slots of the requests' last keys */
+    for (int r = 0; r < s.reqs; r++) {
+        int at = lens[r] - 1;
+        last[r] = (int64_t)table[(size_t)r * per_req + at / s.block] * s.block + at % s.block;
+    }
+    int64_t new_shape[3] = {s.reqs, s.kv_heads, s.dim};
+    struct attn_tensor row = tensor(q, new_shape, ATTN_CODE_BFLOAT, 16);
+    struct attn_write_kv_args write = {sizeof write};
+    write.instance = instance, write.layer = &layer, write.params = &params;
+    write.slot_mapping = upload(last), write.num_slots = s.reqs, write.stream = stream;
+    write.k = write.v = &row;
+    const bool clocks = getenv("BENCH_CLOCKS") != nullptr;
+    static uint64_t *clock = nullptr;
+    if (clocks) {
+        char text[400];
+        if (clock == nullptr) {
+            MUST(cudaMalloc(&clock, 1 << 16));
+        }
+        MUST(cudaMemset(clock, 0, 1 << 16));
+        snprintf(text, sizeof text, "%s,clocks=%lld", variant, (long long)(uintptr_t)clock);
+        setenv("ATTN_FLASH_TUNE", text, 1);
+    }
     MUST(kernels->plan(&args, ATTN_PLAN_EAGER, nullptr));
     double us = median_us(copies, [&](int i) {
         args.k_cache = &views[2 * i], args.v_cache = &views[2 * i + 1];
+        write.k_cache = args.k_cache, write.v_cache = args.v_cache;
+        if (s.step) {
+            MUST(kernels->write_kv(&write, nullptr));
+        }
         MUST(kernels->attend(&args, nullptr));
     });
+    if (clocks) { /* of the last launch */
+        std::vector<uint64_t> at(1 << 13);
+        MUST(cudaDeviceSynchronize());
+        MUST(cudaMemcpy(at.data(), clock, 1 << 16, cudaMemcpyDeviceToHost));
+        uint64_t zero = ~0ull;
+        for (int c = 0; c < 264; c++) {
+            zero = at[8 * c + 2] != 0 ? std::min(zero, at[8 * c + 1]) : zero;
+        }
+        printf("clocks %s [%s] us:", s.name, variant);
+        for (int i = 0; i < 5; i++) {
+            std::vector<double> v;
+            for (int c = 0; c < 264; c++) {
+                if (at[8 * c + 2] != 0) {
+                    v.push_back(((double)at[8 * c + i] - (double)zero) * 1e-3);
+                }
+            }
+            std::sort(v.begin(), v.end());
+            if (!v.empty()) {
+                printf(" %d: %.1f %.1f %.1f |", i, v[0], v[v.size() / 2], v.back());
+            }
+        }
+        printf("\n");
+    }
     if (s.prefill) {
         double flop = 4.0 * s.heads * s.dim * s.reqs * s.length * (s.length + 1.0) / 2;
-        printf("| %s | %.1f us | %.0f TFLOP/s causal | |\n", s.name, us, flop / us / 1e6);
+        printf("| %s%s%s | %.1f us | %.0f TFLOP/s causal | |\n", s.name, *variant ? " @" : "",
+               variant, us, flop / us / 1e6);
     } else {
         double keys = 0;
         for (int r = 0; r < s.reqs; r++) {
             keys += s.window > 0 ? std::min(lens[r], s.window) : lens[r];
         }
         double bytes = keys * s.kv_heads * s.dim * element * 2.0;
-        printf("| %s | %.1f us | %.0f GB/s | %.3f of read |\n", s.name, us, bytes / us / 1e3,
-               bytes / us / 1e3 / read_rate);
+        printf("| %s%s%s | %.1f us | %.0f GB/s | %.3f of read |\n", s.name, *variant ? " @" : "",
+               variant, us, bytes / us / 1e3, bytes / us / 1e3 / read_rate);
     }
     fflush(stdout);
     kernels->release(instance, state);
@@ -279,6 +332,114 @@ static void time_write(double copy_rate, int tokens, int fp8)
     double rate = (rows * 4 + rows * 2.0 * element) / us / 1e3;
     printf("| KV write %s, %d tokens | %.1f us | %.0f GB/s | %.3f of copy |\n",
            fp8 ? "bf16 to fp8" : "bf16", tokens, us, rate, rate / copy_rate);
+}
+
+/* What a launch of as many parameters costs the host by itself. */
+struct bare_params {
+    char bytes[1024];
+};
+static __global__ void bare(const __grid_constant__ bare_params)
+{
+}
+
+/* Median ns of the host for one call; so few between waits that no queue is full. */
+static double host_ns(const std::function<void()> &call)
+{
+    std::vector<double> times;
+    for (int i = 0; i < 220; i++) {
+        MUST(cudaStreamSynchronize(stream));
+        auto begin = std::chrono::steady_clock::now();
+        for (int k = 0; k < 20; k++) {
+            call();
+        }
+        std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
+        if (i >= 20) {
+            times.push_back(spent.count() / 20);
+        }
+    }
+    MUST(cudaStreamSynchronize(stream));
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+}
+
+/* The host's share of a plan of 256 mixed requests, and of an attend beside a bare launch of the
+ * same kind: one graph-less decode step of a layer. */
+static void time_host()
+{
+    const int reqs = 256, block = 64, heads = 8, dim = 128;
+    std::vector<int> lens(reqs), starts(reqs + 1), table;
+    int longest = 0, longest_query = 0;
+    for (int r = 0; r < reqs; r++) { /* a quarter prefills of 16 to 128 tokens, the others decode */
+        int query = r % 4 == 3 ? 16 << r / 4 % 4 : 1;
+        lens[r] = query + r * 37 % 2000;
+        starts[r + 1] = starts[r] + query;
+        longest = std::max(longest, lens[r]);
+        longest_query = std::max(longest_query, query);
+    }
+    int per_req = (longest + block - 1) / block, tokens = starts[reqs];
+    for (int i = 0; i < reqs * per_req; i++) {
+        table.push_back(i);
+    }
+    int64_t shape[3] = {tokens, 4 * heads, dim},
+            half = (int64_t)reqs * per_req * block * heads * dim * 2;
+    __nv_bfloat16 *q, *out;
+    MUST(cudaMalloc(&q, (size_t)tokens * 4 * heads * dim * 2));
+    MUST(cudaMalloc(&out, (size_t)tokens * 4 * heads * dim * 2));
+    struct attn_layer_desc layer = {sizeof layer};
+    layer.name = "host";
+    layer.dtype = ATTN_DTYPE_BF16, layer.kv_dtype = ATTN_KV_BF16;
+    layer.num_q_heads = 4 * heads, layer.num_kv_heads = heads;
+    layer.head_size = layer.head_size_v = dim;
+    layer.scale = 0.088388f, layer.causal = 1, layer.block_size = block;
+    layer.window_left = layer.window_right = -1;
+    struct attn_layer_params params = {sizeof params};
+    struct attn_batch batch = {sizeof batch};
+    batch.num_reqs = reqs, batch.num_tokens = batch.num_actual_tokens = tokens;
+    batch.max_query_len = longest_query, batch.max_seq_len = longest, batch.causal = -1;
+    batch.query_start_loc = upload(starts), batch.query_start_loc_host = starts.data();
+    batch.seq_lens = upload(lens), batch.block_table = upload(table);
+    batch.block_table_stride = per_req, batch.block_table_rows = reqs;
+    struct attn_limits limits = {sizeof limits, nullptr, reqs,    tokens,
+                                 longest_query, longest, per_req, 0};
+    struct attn_plan_size size = {sizeof size};
+    attn_state *state;
+    MUST(kernels->prepare(instance, &layer, &params, 0, &state, nullptr));
+    MUST(kernels->plan_size(instance, state, &limits, &size, nullptr));
+    std::vector<char> plan(size.host_bytes);
+    void *workspace;
+    MUST(cudaMalloc(&workspace, size.device_bytes));
+    struct attn_kv_view views[2];
+    for (int i = 0; i < 2; i++) {
+        views[i] = {sizeof views[i]};
+        views[i].data = pool + i * half;
+        views[i].num_blocks = reqs * per_req, views[i].block_size = block;
+        views[i].num_heads = heads, views[i].head_size = dim;
+        views[i].stride_head = (int64_t)block * dim * 2, views[i].stride_slot = dim * 2;
+        views[i].stride_block = views[i].stride_head * heads;
+    }
+    struct attn_tensor tq = tensor(q, shape, ATTN_CODE_BFLOAT, 16);
+    struct attn_tensor to = tensor(out, shape, ATTN_CODE_BFLOAT, 16);
+    struct attn_attend_args args = {sizeof args};
+    args.instance = instance, args.state = state, args.layer = &layer, args.params = &params;
+    args.batch = &batch, args.plan_host = plan.data(), args.workspace = workspace;
+    args.stream = stream, args.q = &tq, args.out = &to;
+    args.k_cache = &views[0], args.v_cache = &views[1];
+    cudaLaunchAttribute attribute;
+    cudaLaunchConfig_t config = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3(264), config.blockDim = dim3(192), config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = 1;
+    bare_params nothing = {};
+    double launch = host_ns([&] { MUST(cudaLaunchKernelEx(&config, bare, nothing)); });
+    double planned = host_ns([&] { MUST(kernels->plan(&args, ATTN_PLAN_EAGER, nullptr)); });
+    double attended = host_ns([&] { MUST(kernels->attend(&args, nullptr)); });
+    printf("| host: a bare launch | %.2f us | | |\n", launch * 1e-3);
+    printf("| host: plan, 256 mixed requests | %.2f us | | |\n", planned * 1e-3);
+    printf("| host: attend, 256 mixed requests | %.2f us | %.2f us beyond a bare launch | |\n",
+           attended * 1e-3, (attended - launch) * 1e-3);
+    kernels->release(instance, state);
+    cudaFree(workspace), cudaFree(q), cudaFree(out);
 }
 
 int main(int argc, char **argv)
@@ -337,17 +498,33 @@ int main(int argc, char **argv)
         {"soft cap, R 64, L 8192", 64, 8192, 64, 32, 8, 128, 0, 1, 0, 0, 0, 1},
         {"skewed, R 64, mean L 8192", 64, 8192, 64, 32, 8, 128, 0, 1, 1},
         {"4 queries, R 64, L 8192", 64, 8192, 64, 32, 8, 128, 0, 4},
+        {"step of R 1, L 1024", 1, 1024, 64, 32, 8, 128, 0, 1, 0, 0, 0, 0, 0, 1},
+        {"step of R 1, L 8192", 1, 8192, 64, 32, 8, 128, 0, 1, 0, 0, 0, 0, 0, 1},
+        {"step of R 1, L 32768", 1, 32768, 64, 32, 8, 128, 0, 1, 0, 0, 0, 0, 0, 1},
+        {"step of R 8, L 8192", 8, 8192, 64, 32, 8, 128, 0, 1, 0, 0, 0, 0, 0, 1},
+        {"step of R 64, L 8192", 64, 8192, 64, 32, 8, 128, 0, 1, 0, 0, 0, 0, 0, 1},
         {"prefill 8 x 2048 causal", 8, 2048, 64, 32, 8, 128, 0, 1, 0, 0, 0, 0, 1},
         {"prefill 1 x 16384 causal", 1, 16384, 64, 32, 8, 128, 0, 1, 0, 0, 0, 0, 1},
     };
     const char *only = argc > 2 ? argv[2] : "";
     for (const setting &s : settings) {
-        if (strstr(s.name, only) != nullptr) {
-            time_setting(s, read_rate);
+        if (strstr(s.name, only) == nullptr) {
+            continue;
+        }
+        std::string all = getenv("BENCH_VARIANTS") != nullptr ? getenv("BENCH_VARIANTS") : "";
+        for (size_t from = 0; from <= all.size();) {
+            size_t to = std::min(all.find(';', from), all.size());
+            std::string variant = all.substr(from, to - from);
+            setenv("ATTN_FLASH_TUNE", variant.c_str(), 1);
+            time_setting(s, read_rate, variant.c_str());
+            from = to + 1;
         }
     }
     for (int fp8 = 0; fp8 < 2 && strstr("KV write", only) != nullptr; fp8++) {
         time_write(copy_rate, 65536, fp8);
+    }
+    if (strstr("host", only) != nullptr) {
+        time_host();
     }
     plugin->destroy(instance);
     return 0;
