@@ -1,114 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* write_kv, rope_write_kv, and the copies of blocks and bytes. */
-#include "convert.h"
 #include "internal.h"
-
-#define MAX_HEAD_SIZE 1024
-#define LEAST_SCALE 1e-6
-#define E4M3_LARGEST 448.0
-#define INT8_LARGEST 127.0f
 
 struct write_loop {
     const struct attn_write_kv_args *args;
     const struct attn_io_rope *rope;
     int32_t activation;
-    int32_t kv_element;
-    bool token_scales;
+    struct row_form keys;
+    struct row_form values;
 };
-
-static void store_element(void *row, int32_t element, int32_t d, float value)
-{
-    switch (element) {
-    case ELEMENT_F32:
-        ((float *)row)[d] = value;
-        break;
-    case ELEMENT_F16:
-        ((uint16_t *)row)[d] = f32_to_f16(value);
-        break;
-    case ELEMENT_BF16:
-        ((uint16_t *)row)[d] = f32_to_bf16(value);
-        break;
-    case ELEMENT_E4M3:
-        ((uint8_t *)row)[d] = f32_to_e4m3(value);
-        break;
-    case ELEMENT_INT8: /* half away from zero */
-        ((int8_t *)row)[d] =
-            isnan(value) ? 0 : (int8_t)fmaxf(-INT8_LARGEST, fminf(INT8_LARGEST, roundf(value)));
-        break;
-    default:
-        ((uint8_t *)row)[d] = f32_to_e5m2(value);
-        break;
-    }
-}
-
-/* The scale of a row by its own largest element, kept beside the slot. A NaN in the row is in the
- * scale too: an int8 has none. The division is in double, so that scale and codes are those of
- * exact arithmetic. */
-static float row_scale(const struct write_loop *loop, const struct attn_kv_view *view, int64_t slot,
-                       int64_t head, const float *values)
-{
-    float largest = 0;
-    for (int32_t d = 0; d < view->head_size; d++) {
-        largest = isnan(values[d]) || isnan(largest) ? NAN : fmaxf(largest, fabsf(values[d]));
-    }
-    double exact = largest / (loop->kv_element == ELEMENT_INT8 ? INT8_LARGEST : E4M3_LARGEST);
-    float scale = exact < LEAST_SCALE ? (float)LEAST_SCALE : (float)exact;
-    char *place = (char *)view->scale + slot / view->block_size * view->scale_stride_block +
-                  slot % view->block_size * view->scale_stride_slot +
-                  head * view->scale_stride_head;
-    memcpy(place, &scale, sizeof scale);
-    return scale;
-}
-
-/* One row into a slot, in pieces of the view's pack. */
-static void write_row(const struct write_loop *loop, const struct attn_kv_view *view, int64_t slot,
-                      int64_t head, float scale, const char *source)
-{
-    const struct engine *plain = loop->args->instance->variant->f32;
-    int32_t size = view->head_size;
-    int32_t pack = view->pack > 0 && view->pack < size ? view->pack : size;
-    int32_t bytes = element_bytes[loop->kv_element];
-    char *row = view_row(view, slot / view->block_size, slot % view->block_size, head);
-    float values[MAX_HEAD_SIZE];
-    bool same = loop->kv_element == loop->activation;
-    if (!same) {
-        plain->unpack[loop->activation](values, source, size);
-    }
-    if (loop->token_scales) {
-        scale = row_scale(loop, view, slot, head, values);
-    }
-    for (int32_t d = 0; d < size; d += pack, row += view->stride_pack) {
-        int32_t n = at_most(pack, size - d);
-        if (same) {
-            memcpy(row, source + (int64_t)d * bytes, (size_t)n * (size_t)bytes);
-            continue;
-        }
-        for (int32_t i = 0; i < n; i++) {
-            store_element(row, loop->kv_element, i, (float)((double)values[d + i] / scale));
-        }
-    }
-}
 
 static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct write_loop *loop = argument;
     const struct attn_write_kv_args *args = loop->args;
-    const struct attn_layer_params *params = args->params;
-    bool scaled = loop->kv_element >= ELEMENT_E4M3 && !loop->token_scales;
+    struct row_place k = {.variant = args->instance->variant,
+                          .layer = args->layer,
+                          .params = args->params,
+                          .view = args->k_cache,
+                          .form = &loop->keys};
+    struct row_place v = k;
+    v.view = args->v_cache;
+    v.form = &loop->values;
+    v.is_v = true;
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         int64_t slot = args->slot_mapping[t];
         for (int64_t h = 0; h < args->layer->num_kv_heads && slot >= 0; h++) {
-            float k_scale = 1.0f;
-            float v_scale = 1.0f;
-            if (scaled) {
-                k_scale = (float)scale_of_head(params->k_scale, params->k_scale_host,
-                                               args->layer->k_scale_form, h);
-                v_scale = (float)scale_of_head(params->v_scale, params->v_scale_host,
-                                               args->layer->v_scale_form, h);
-            }
-            write_row(loop, args->k_cache, slot, h, k_scale, tensor_row(args->k, t, h));
-            write_row(loop, args->v_cache, slot, h, v_scale, tensor_row(args->v, t, h));
+            k.slot = v.slot = slot;
+            k.head = v.head = h;
+            row_write(&k, tensor_row(args->k, t, h), loop->activation);
+            row_write(&v, tensor_row(args->v, t, h), loop->activation);
         }
     }
 }
@@ -153,16 +75,16 @@ static attn_status write_init(struct write_loop *loop, const struct attn_write_k
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "k_cache",
                     "head and block sizes of the views must be the layer's");
     }
-    if (shape.token_scales && (args->k_cache->scale == NULL || args->v_cache->scale == NULL)) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "scale",
-                    "a cache per token and head needs the views' scales");
-    }
-    *loop = (struct write_loop){.args = args,
-                                .activation = shape.activation,
-                                .kv_element = shape.kv_element,
-                                .token_scales = shape.token_scales};
+    *loop = (struct write_loop){
+        .args = args, .activation = shape.activation, .keys = shape.keys, .values = shape.values};
     int32_t dtype = args->layer->dtype;
-    status = check_rows(args->k, "k", dtype, shape.num_heads, shape.depth, error);
+    status = check_row_params(args->layer, args->params, args->k_cache, false, error);
+    if (status == ATTN_OK) {
+        status = check_row_params(args->layer, args->params, args->v_cache, true, error);
+    }
+    if (status == ATTN_OK) {
+        status = check_rows(args->k, "k", dtype, shape.num_heads, shape.depth, error);
+    }
     if (status == ATTN_OK) {
         status = check_rows(args->v, "v", dtype, shape.num_heads, shape.width, error);
     }

@@ -38,7 +38,7 @@ static void direct_terms(const struct direct *direct, int32_t head, int32_t firs
                                 .soft_cap = layer->soft_cap,
                                 .alibi = layer->alibi,
                                 .distance = (float)(position - first)};
-    if (problem->shape.token_scales && problem->paged) {
+    if (problem->keys.scale != NULL) {
         terms.key_scale = direct->key_scale;
     }
     for (int32_t g = 0; g < group; g++) {
@@ -154,7 +154,7 @@ static void direct_softmax(const struct direct *direct, int32_t head, int32_t n,
         .reference = (float *)(direct->scratch + at->reference) + index,
         .sum = (float *)(direct->scratch + at->sum) + index,
         .rescale = rescale,
-        .value_scale = shape->token_scales && problem->paged ? direct->value_scale : NULL,
+        .value_scale = problem->values.scale != NULL ? direct->value_scale : NULL,
     };
     shape->engine->softmax(&softmax);
     float *accumulator = (float *)(direct->scratch + at->accumulator);
@@ -281,6 +281,7 @@ static void find_scales(const struct direct *direct, int32_t h, int32_t first, i
 void run_direct(const struct attend_run *run, const struct work_item *item, char *scratch)
 {
     const struct layer_shape *shape = &run->problem.shape;
+    bool scaled = run->problem.keys.scale != NULL || run->problem.values.scale != NULL;
     struct direct direct;
     direct_init(&direct, run, item, scratch);
     int32_t next_n = at_most(DIRECT_KEYS, item->key_end - item->key_begin);
@@ -291,7 +292,7 @@ void run_direct(const struct attend_run *run, const struct work_item *item, char
         next_n = at_least(0, at_most(DIRECT_KEYS, item->key_end - first - n));
         find_tile(&direct, first + n, next_n);
         for (int32_t h = 0; h < item->num_heads; h++) {
-            if (shape->token_scales) {
+            if (scaled) {
                 find_scales(&direct, h, first, n);
             }
             direct_tile(&direct, h, first, n, next_n);

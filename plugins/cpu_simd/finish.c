@@ -2,17 +2,11 @@
 /* Queries in, outputs and log-sum-exps out, and the merge of split parts. */
 #include "internal.h"
 
-static bool scaled_cache(const struct problem *problem)
-{
-    return problem->paged && (problem->layer->kv_dtype == ATTN_KV_FP8_E4M3 ||
-                              problem->layer->kv_dtype == ATTN_KV_FP8_E5M2);
-}
-
 /* The layer's scale times that of a quantized cache's keys. */
 float key_factor(const struct problem *problem, int32_t head)
 {
     float scale = problem->layer->scale;
-    if (scaled_cache(problem)) {
+    if (problem->paged && problem->shape.keys.head_scale) {
         scale *= (float)scale_of_head(problem->params->k_scale, problem->params->k_scale_host,
                                       problem->layer->k_scale_form, head);
     }
@@ -21,7 +15,7 @@ float key_factor(const struct problem *problem, int32_t head)
 
 static float value_factor(const struct problem *problem, int32_t head)
 {
-    if (!scaled_cache(problem)) {
+    if (!problem->paged || !problem->shape.values.head_scale) {
         return 1.0f;
     }
     return (float)scale_of_head(problem->params->v_scale, problem->params->v_scale_host,
@@ -59,6 +53,17 @@ void load_queries(const struct attend_run *run, const struct work_item *item, in
     }
 }
 
+/* int8_kv: codes were summed; each channel has a scale of its own. */
+static void scale_channels(const struct problem *problem, int32_t head, const float *sums,
+                           float *values)
+{
+    int32_t width = problem->shape.width;
+    const float *scale = channel_scales(&problem->shape, problem->params) + (int64_t)head * width;
+    for (int32_t d = 0; d < width; d++) {
+        values[d] = sums[d] * scale[d];
+    }
+}
+
 /* Output row and LSE of query `row` of the step and query head `q_head`. */
 static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
                       const float *accumulator, float reference, float sum)
@@ -85,7 +90,12 @@ static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
     char *destination =
         tensor_data(out) + (row * tensor_stride(out, 0) + q_head * tensor_stride(out, 1)) * bytes;
     int32_t type = out->dtype.code == ATTN_CODE_BFLOAT ? 2 : out->dtype.bits == 16 ? 1 : 0;
+    float true_values[MAX_HEAD_SIZE];
     factor *= value_factor(problem, head);
+    if (problem->paged && problem->shape.values.channel_scale && !empty) {
+        scale_channels(problem, head, accumulator, true_values);
+        accumulator = true_values;
+    }
     problem->instance->variant->store[type](destination, accumulator, factor, problem->shape.width);
     if (lse != NULL) {
         int64_t at = q_head * tensor_stride(lse, 0) + row * tensor_stride(lse, 1);

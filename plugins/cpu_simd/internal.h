@@ -17,6 +17,7 @@
 #define LOG2_E 1.44269504088896340736f
 #define LN_2 0.69314718055994530942f
 
+#define MAX_HEAD_SIZE 1024
 #define ITEM_ROWS 768  /* query rows of one work item at head size 128 */
 #define SPLIT_ROWS 64  /* items of more rows are never split along the keys */
 #define SPLIT_KEYS 256 /* a split part has at least so many */
@@ -24,6 +25,14 @@
 struct attn_instance {
     const struct attn_host *host;
     const struct variant *variant;
+};
+
+/* What the rows of a cache's keys, or of its values, are made of. */
+struct row_form {
+    int32_t element;    /* enum element_type of a number or code */
+    bool head_scale;    /* fp8: a scale per tensor or head */
+    bool row_scale;     /* a float32 beside each row */
+    bool channel_scale; /* a float32 per head and channel */
 };
 
 /* Sizes that follow from a layer alone. */
@@ -35,10 +44,10 @@ struct layer_shape {
     int32_t width; /* head_size_v */
     int32_t depth_padded;
     int32_t width_padded;
-    int32_t item_rows;  /* most rows of one item */
-    int32_t kv_element; /* enum element_type of a slot */
+    int32_t item_rows; /* most rows of one item */
+    struct row_form keys;
+    struct row_form values;
     int32_t activation; /* enum element_type of q */
-    bool token_scales;  /* per-token-head scales */
     bool ds_mla;        /* rows of fp8_ds_mla */
     int32_t topk;       /* sparse MLA: entries of a query's list; 0: dense */
 };
@@ -144,8 +153,31 @@ struct scratch_layout {
     size_t bytes;
 };
 
-/* problem.c */
+/* rows.c: rows of a cache in and out */
 extern const int32_t element_bytes[ELEMENT_COUNT];
+struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v); /* element -1: none */
+attn_status check_row_params(const struct attn_layer_desc *layer,
+                             const struct attn_layer_params *params,
+                             const struct attn_kv_view *view, bool is_v, struct attn_error *error);
+/* [Hk, Dv], of int8_kv's values; NULL where the form has none */
+const float *channel_scales(const struct layer_shape *shape,
+                            const struct attn_layer_params *params);
+/* Key or value of one slot and head, of whichever form but those of MLA. */
+struct row_place {
+    const struct variant *variant;
+    const struct attn_layer_desc *layer;
+    const struct attn_layer_params *params;
+    const struct attn_kv_view *view;
+    const struct row_form *form;
+    bool is_v;
+    int64_t slot; /* of all blocks */
+    int64_t head;
+};
+/* from and to `activation` elements, an enum element_type */
+void row_write(const struct row_place *at, const char *source, int32_t activation);
+void row_read(const struct row_place *at, char *out, int32_t activation);
+
+/* problem.c */
 attn_status fail(struct attn_error *error, attn_status status, const char *field,
                  const char *message);
 attn_status shape_of_layer(const struct variant *variant, const struct attn_layer_desc *layer,

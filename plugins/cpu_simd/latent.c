@@ -187,7 +187,7 @@ attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn
                                 .parts = {args->k, NULL},
                                 .sizes = {args->layer->head_size, 0},
                                 .activation = shape.activation,
-                                .kv_element = shape.kv_element,
+                                .kv_element = shape.keys.element,
                                 .scale = (float)scale_of_head(args->params->k_scale,
                                                               args->params->k_scale_host,
                                                               args->layer->k_scale_form, 0)};
@@ -215,46 +215,29 @@ attn_status simd_write_latent(const struct attn_write_kv_args *args, struct attn
 
 struct gather_loop {
     const struct attn_gather_kv_args *args;
-    int32_t kv_element;
+    struct row_form form;
     int32_t out_element;
-    bool token_scales;
-    bool scaled;
 };
 
 static void gather_row(const struct gather_loop *loop, int64_t block, int64_t slot, int64_t head,
                        char *out)
 {
     const struct attn_gather_kv_args *args = loop->args;
-    const struct attn_kv_view *view = args->cache;
     const struct variant *variant = args->instance->variant;
-    int32_t size = view->head_size;
-    int32_t pack = view->pack > 0 && view->pack < size ? view->pack : size;
-    int64_t bytes = element_bytes[loop->kv_element];
-    const char *memory = view_row(view, block, slot, head);
-    float row[MAX_ROW];
-    float factor = 1.0f;
     if (args->layer->kv_dtype == ATTN_KV_FP8_DS_MLA) {
-        ds_mla_load(variant, memory, row, size);
-        variant->store[loop->out_element](out, row, 1.0f, size);
+        float row[MAX_ROW];
+        ds_mla_load(variant, view_row(args->cache, block, slot, head), row, args->cache->head_size);
+        variant->store[loop->out_element](out, row, 1.0f, args->cache->head_size);
         return;
     }
-    if (loop->token_scales) {
-        factor = *view_scale(view, block, slot, head);
-    } else if (loop->scaled) {
-        factor = (float)scale_of_head(args->params->k_scale, args->params->k_scale_host,
-                                      args->layer->k_scale_form, head);
-    }
-    for (int32_t d = 0; d < size; d += pack, memory += view->stride_pack) {
-        int32_t n = at_most(pack, size - d);
-        if (loop->kv_element == loop->out_element) {
-            memcpy(out + d * bytes, memory, (size_t)(n * bytes));
-        } else {
-            variant->f32->unpack[loop->kv_element](row + d, memory, n);
-        }
-    }
-    if (loop->kv_element != loop->out_element) {
-        variant->store[loop->out_element](out, row, factor, size);
-    }
+    struct row_place at = {.variant = variant,
+                           .layer = args->layer,
+                           .params = args->params,
+                           .view = args->cache,
+                           .form = &loop->form,
+                           .slot = block * args->cache->block_size + slot,
+                           .head = head};
+    row_read(&at, out, loop->out_element);
 }
 
 /* Items are rows of out; out_start_loc says whose they are. */
@@ -295,25 +278,21 @@ attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_e
     if (status != ATTN_OK) {
         return status;
     }
-    if (cache->head_size <= 0 || cache->head_size > MAX_ROW || cache->block_size <= 0 ||
-        (shape.token_scales && cache->scale == NULL)) {
+    if (cache->head_size <= 0 || cache->head_size > MAX_ROW || cache->block_size <= 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "cache",
-                            "head size %d in blocks of %d, scales %p; 1 to %d, from 1, and scales "
-                            "where the dtype keeps them per token",
-                            cache->head_size, cache->block_size, cache->scale, MAX_ROW);
+                            "head size %d in blocks of %d; 1 to %d, and from 1", cache->head_size,
+                            cache->block_size, MAX_ROW);
     }
-    if (layer_is_latent(args->layer)) {
+    status = check_row_params(args->layer, args->params, cache, false, error);
+    if (status == ATTN_OK && layer_is_latent(args->layer)) {
         status = check_latent_cache(args->layer, cache, error);
     }
     status = status ? status
                     : check_latent_part(args->out, "out", shape.activation, cache->num_heads,
                                         cache->head_size, 0, error);
     if (status == ATTN_OK) {
-        struct gather_loop loop = {.args = args,
-                                   .kv_element = shape.kv_element,
-                                   .out_element = shape.activation,
-                                   .token_scales = shape.token_scales,
-                                   .scaled = shape.kv_element >= ELEMENT_E4M3};
+        struct gather_loop loop = {
+            .args = args, .form = shape.keys, .out_element = shape.activation};
         int64_t rows = (int64_t)args->out_start_loc[args->batch->num_reqs] - args->out_start_loc[0];
         const struct attn_host *host = args->instance->host;
         host->parallel_for(host->user, rows, 16, gather_rows, &loop);

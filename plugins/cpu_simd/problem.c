@@ -2,10 +2,6 @@
 /* Arguments to a checked problem: shapes, row sources, visible intervals. */
 #include "internal.h"
 
-#define MAX_STAGED 1024 /* elements of a row */
-
-const int32_t element_bytes[ELEMENT_COUNT] = {4, 2, 2, 1, 1, 1};
-
 attn_status fail(struct attn_error *error, attn_status status, const char *field,
                  const char *message)
 {
@@ -33,30 +29,6 @@ static int32_t element_of_dtype(int32_t dtype)
     }
 }
 
-static int32_t element_of_kv(int32_t kv_dtype, int32_t activation)
-{
-    switch (kv_dtype) {
-    case ATTN_KV_AUTO:
-        return activation;
-    case ATTN_KV_F16:
-        return ELEMENT_F16;
-    case ATTN_KV_BF16:
-        return ELEMENT_BF16;
-    case ATTN_KV_F32:
-        return ELEMENT_F32;
-    case ATTN_KV_FP8_E4M3:
-    case ATTN_KV_FP8_PER_TOKEN_HEAD:
-    case ATTN_KV_FP8_DS_MLA:
-        return ELEMENT_E4M3;
-    case ATTN_KV_FP8_E5M2:
-        return ELEMENT_E5M2;
-    case ATTN_KV_INT8_PER_TOKEN_HEAD:
-        return ELEMENT_INT8;
-    default:
-        return -1;
-    }
-}
-
 attn_status shape_of_layer(const struct variant *variant, const struct attn_layer_desc *layer,
                            struct layer_shape *shape, struct attn_error *error)
 {
@@ -65,17 +37,25 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     if (shape->activation < 0) {
         return fail(error, ATTN_ERROR_UNSUPPORTED, "dtype", "allowed: f16, bf16, f32");
     }
-    shape->kv_element = element_of_kv(layer->kv_dtype, shape->activation);
-    if (shape->kv_element < 0) {
-        return fail(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-                    "allowed: f16, bf16, f32, fp8_e4m3, fp8_e5m2, fp8 and int8 per token and head");
+    shape->keys = row_form_of(layer->kv_dtype, shape->activation, false);
+    shape->values = row_form_of(layer->kv_dtype, shape->activation, true);
+    if (shape->keys.element < 0) {
+        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
+                            "%d; 1 to 7, 9, 10 and 12 are served (f16, bf16, f32, fp8_e4m3, "
+                            "fp8_e5m2, fp8 and int8 per token and head, int8_kv, int8_k, "
+                            "fp8_ds_mla)",
+                            layer->kv_dtype);
+    }
+    if (layer->kv_dtype == ATTN_KV_INT8_K && shape->activation == ELEMENT_F32) {
+        return fail(error, ATTN_ERROR_UNSUPPORTED, "dtype",
+                    "f32; values of int8_k have 16 bits: f16 or bf16");
     }
     if (layer->num_kv_heads <= 0 || layer->num_q_heads <= 0 ||
         layer->num_q_heads % layer->num_kv_heads != 0) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "num_q_heads",
                     "must be a positive multiple of num_kv_heads");
     }
-    if (layer->head_size <= 0 || layer->head_size % 8 != 0 || layer->head_size > 1024) {
+    if (layer->head_size <= 0 || layer->head_size % 8 != 0 || layer->head_size > MAX_HEAD_SIZE) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "head_size",
                     "allowed: multiples of 8 up to 1024");
     }
@@ -83,19 +63,21 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     shape->group = layer->num_q_heads / layer->num_kv_heads;
     shape->depth = layer->head_size;
     shape->width = layer->head_size_v > 0 ? layer->head_size_v : layer->head_size;
+    if (shape->width % 8 != 0 || shape->width > MAX_HEAD_SIZE) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "head_size_v",
+                            "%d; allowed: multiples of 8 up to %d", shape->width, MAX_HEAD_SIZE);
+    }
     shape->depth_padded = round_up(shape->depth, DEPTH_MULTIPLE);
     shape->width_padded = round_up(shape->width, COLUMN_MULTIPLE);
     /* its accumulator and queries stay within L2: 600 KiB */
     int32_t rows = ITEM_ROWS * 128 / at_least(128, at_least(shape->depth, shape->width));
     shape->item_rows = at_least(at_least(rows, 128), shape->group);
-    shape->token_scales = layer->kv_dtype == ATTN_KV_FP8_PER_TOKEN_HEAD ||
-                          layer->kv_dtype == ATTN_KV_INT8_PER_TOKEN_HEAD;
     shape->ds_mla = layer->kv_dtype == ATTN_KV_FP8_DS_MLA;
     /* f16 and f32 caches, and e4m3 with scales in a row, hold more than bf16 can: those are
      * computed in float32 */
-    bool short_keys =
-        shape->kv_element != ELEMENT_F32 && shape->kv_element != ELEMENT_F16 && !shape->ds_mla;
-    bool short_math = shape->activation == ELEMENT_BF16 && short_keys && variant->bf16 != NULL;
+    bool short_rows = shape->keys.element >= ELEMENT_BF16 &&
+                      shape->values.element >= ELEMENT_BF16 && !shape->ds_mla;
+    bool short_math = shape->activation == ELEMENT_BF16 && short_rows && variant->bf16 != NULL;
     shape->engine = short_math ? variant->bf16 : variant->f32;
     if (layer->kind == ATTN_LAYER_MLA_SPARSE && mla_of(layer) != NULL) {
         shape->topk = mla_of(layer)->topk;
@@ -104,7 +86,7 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
 }
 
 static void source_of_view(struct row_source *source, const struct attn_kv_view *view,
-                           const struct layer_shape *shape, int32_t row_elements)
+                           const struct row_form *form, int32_t row_elements, bool ds_mla)
 {
     memset(source, 0, sizeof(*source));
     source->data = view->data;
@@ -114,10 +96,10 @@ static void source_of_view(struct row_source *source, const struct attn_kv_view 
     source->stride_pack = view->stride_pack;
     source->block_size = view->block_size;
     source->pack = view->pack > 0 && view->pack < row_elements ? view->pack : 0;
-    source->element = shape->kv_element;
+    source->element = form->element;
     source->row_elements = row_elements;
-    source->ds_mla = shape->ds_mla;
-    if (shape->token_scales) {
+    source->ds_mla = ds_mla;
+    if (form->row_scale) {
         source->scale = view->scale;
         source->scale_stride_block = view->scale_stride_block;
         source->scale_stride_slot = view->scale_stride_slot;
@@ -137,8 +119,7 @@ static void source_of_tensor(struct row_source *source, const struct attn_tensor
     source->row_elements = row_elements;
 }
 
-static attn_status check_cache(const struct attn_attend_args *args, const struct layer_shape *shape,
-                               struct attn_error *error)
+static attn_status check_cache(const struct attn_attend_args *args, struct attn_error *error)
 {
     const struct attn_batch *batch = args->batch;
     if (args->v_cache == NULL) {
@@ -148,15 +129,14 @@ static attn_status check_cache(const struct attn_attend_args *args, const struct
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "block_size",
                     "must be positive and the same in both views");
     }
-    if (shape->token_scales && (args->k_cache->scale == NULL || args->v_cache->scale == NULL)) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "scale",
-                    "per-token-head caches need scale views");
-    }
     if (batch->seq_lens == NULL || batch->block_table == NULL) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT,
                     batch->seq_lens == NULL ? "seq_lens" : "block_table", "NULL with a cache");
     }
-    return ATTN_OK;
+    attn_status status = check_row_params(args->layer, args->params, args->k_cache, false, error);
+    return status == ATTN_OK
+               ? check_row_params(args->layer, args->params, args->v_cache, true, error)
+               : status;
 }
 
 static attn_status check_terms(const struct attn_attend_args *args, struct attn_error *error)
@@ -202,17 +182,18 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
     attn_status status = shape_of_layer(args->instance->variant, layer, shape, error);
     status = status == ATTN_OK ? check_terms(args, error) : status;
     if (status == ATTN_OK && problem->paged) {
-        status = check_cache(args, shape, error);
+        status = check_cache(args, error);
     }
     if (status != ATTN_OK) {
         return status;
     }
     problem->terms = layer->soft_cap > 0.0f || layer->alibi != ATTN_ALIBI_NONE ||
-                     (problem->paged && shape->token_scales) ||
+                     (problem->paged && shape->keys.row_scale) ||
                      (batch->tree != NULL && layer->tree_mask != ATTN_TREE_NONE);
     if (problem->paged) {
-        source_of_view(&problem->keys, args->k_cache, shape, shape->depth);
-        source_of_view(&problem->values, args->v_cache, shape, shape->width);
+        source_of_view(&problem->keys, args->k_cache, &shape->keys, shape->depth, shape->ds_mla);
+        source_of_view(&problem->values, args->v_cache, &shape->values, shape->width,
+                       shape->ds_mla);
     } else if (tensors) {
         if (args->k == NULL || args->v == NULL) {
             return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "k", "k and v are the keys here");
@@ -226,7 +207,7 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
     problem->values.stage = problem->values.element != native || problem->values.pack != 0 ||
                             shape->ds_mla || shape->width != shape->width_padded;
     const struct engine *engine = shape->engine;
-    bool fp8 = shape->kv_element == ELEMENT_E4M3 || shape->kv_element == ELEMENT_E5M2;
+    bool fp8 = shape->keys.element == ELEMENT_E4M3 || shape->keys.element == ELEMENT_E5M2;
     problem->direct_fp8 = problem->paged && fp8 && !shape->ds_mla && engine->direct_fp8 != NULL &&
                           problem->keys.pack == 0 && problem->values.pack == 0 &&
                           shape->depth % 64 == 0 && shape->width % 64 == 0;
@@ -351,7 +332,7 @@ void find_rows(const struct problem *problem, const struct row_source *source, i
 static void stage_ds_mla(const struct problem *problem, const struct row_source *source, char *out,
                          const char *in)
 {
-    float row[MAX_STAGED];
+    float row[MAX_HEAD_SIZE];
     const struct variant *variant = problem->instance->variant;
     ds_mla_load(variant, in, row, source->row_elements);
     problem->shape.engine->unpack[ELEMENT_F32](out, row, source->row_elements);

@@ -44,5 +44,8 @@ attn_status simd_supports(const struct attn_backend_caps *caps, const struct att
     } else if (layer->kv_dtype == ATTN_KV_FP8_DS_MLA) {
         reasons->refuse(reasons->user, "kv_dtype", "fp8_ds_mla", "in MLA layers only");
     }
+    if (layer->kv_dtype == ATTN_KV_INT8_K && layer->dtype == ATTN_DTYPE_F32) {
+        reasons->refuse(reasons->user, "dtype", "f32", "f16, bf16 with kv_dtype int8_k");
+    }
     return ATTN_OK;
 }

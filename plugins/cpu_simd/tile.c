@@ -172,7 +172,7 @@ static void load_tile(struct tile *tile, char *scratch)
         tile->key_rows[j] = tile->value_rows[j] = tile->zero_row;
         tile->key_scale[j] = tile->value_scale[j] = 0.0f;
     }
-    if (shape->token_scales) {
+    if (problem->keys.scale != NULL || problem->values.scale != NULL) {
         for (int32_t j = tile->n; j < padded; j++) {
             tile->key_scale[j] = 0.0f;
             tile->value_scale[j] = 0.0f;
@@ -186,7 +186,7 @@ static void load_tile(struct tile *tile, char *scratch)
         stage_rows(problem, &problem->values, scratch + run->layout.stage_values,
                    shape->width_padded, count, tile->value_rows + skip);
     }
-    if (shape->token_scales && problem->paged) { /* such rows are always staged */
+    if (problem->values.scale != NULL) { /* such rows are always staged */
         move_spoilt_scales(tile);
     }
     const struct engine *engine = shape->engine;
@@ -210,7 +210,7 @@ static void apply_terms(struct tile *tile, int32_t first_row, int32_t rows, int3
     struct score_terms terms = {.scale = key_factor(problem, item->head),
                                 .soft_cap = layer->soft_cap,
                                 .alibi = layer->alibi};
-    if (problem->shape.token_scales && problem->paged) {
+    if (problem->keys.scale != NULL) {
         terms.key_scale = tile->key_scale + begin;
     }
     for (int32_t r = 0; r < rows; r++) {
@@ -280,7 +280,7 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
         .reference = tile->reference + first_row,
         .sum = tile->sum + first_row,
         .rescale = tile->rescale,
-        .value_scale = shape->token_scales && problem->paged ? tile->value_scale : NULL,
+        .value_scale = problem->values.scale != NULL ? tile->value_scale : NULL,
     };
     engine->softmax(&softmax);
     for (int32_t r = 0; r < rows && tile->seen[block]; r++) {

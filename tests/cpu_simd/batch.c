@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Batches: logits of standard deviation 4 and more, a planted needle per request and KV head, NaN
- * in every byte of cache and padding that must not be read. */
+ * in all padding that must not be read. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <stdio.h>
@@ -37,7 +37,7 @@ float element_value(const struct attn_tensor *tensor, int64_t index)
     return tensor->dtype.code == ATTN_CODE_BFLOAT ? bf16_to_f32(bits) : f16_to_f32(bits);
 }
 
-static void *filled(size_t bytes, int byte)
+void *filled(size_t bytes, int byte)
 {
     void *memory = malloc(bytes + 64);
     if (memory == NULL) {
@@ -210,96 +210,6 @@ static void make_key_tensors(struct test_data *data)
     tensor_make(&data->v, test->dtype, 3, data->v_shape, NULL, v);
 }
 
-static int32_t slot_bytes(const struct test_case *test)
-{
-    switch (test->kv_dtype) {
-    case ATTN_KV_AUTO:
-        return dtype_bytes(test->dtype);
-    case ATTN_KV_F32:
-        return 4;
-    case ATTN_KV_F16:
-    case ATTN_KV_BF16:
-        return 2;
-    default:
-        return 1;
-    }
-}
-
-static void make_view(struct attn_kv_view *view, const struct test_case *test, char *base,
-                      int64_t blocks, int32_t size, int64_t element)
-{
-    int64_t heads = test->kv_heads;
-    int64_t slots = test->block_size;
-    bool head_major = test->layout == ATTN_KV_LAYOUT_HND;
-    *view = (struct attn_kv_view){.struct_size = sizeof(*view),
-                                  .data = base,
-                                  .num_blocks = blocks,
-                                  .block_size = test->block_size,
-                                  .num_heads = test->kv_heads,
-                                  .head_size = size,
-                                  .stride_block = heads * slots * size * element};
-    view->stride_slot = head_major ? size * element : heads * size * element;
-    view->stride_head = head_major ? slots * size * element : size * element;
-    if (test->pack > 0) { /* [N, Hk, D/x, B, x] */
-        view->pack = test->pack;
-        view->stride_slot = test->pack * element;
-        view->stride_pack = slots * test->pack * element;
-        view->stride_head = slots * size * element;
-    }
-}
-
-/* Blocks are shuffled, block 0 belongs to nobody, table entries past a request's end are wild. */
-static void make_cache(struct test_data *data)
-{
-    const struct test_case *test = data->test;
-    int32_t columns = 1;
-    for (int32_t r = 0; r < test->num_reqs; r++) {
-        int32_t blocks = (data->lengths[r] + test->block_size - 1) / test->block_size + 1;
-        columns = blocks > columns ? blocks : columns;
-    }
-    int32_t rows = test->num_reqs + (test->table_rows ? 4 : 0);
-    int32_t blocks = 1 + test->num_reqs * columns;
-    int32_t *order = filled((size_t)blocks * sizeof(*order), 0);
-    for (int32_t i = 0; i < blocks; i++) {
-        order[i] = i;
-    }
-    for (int32_t i = blocks - 1; i > 1; i--) {
-        int32_t other = random_int(1, i);
-        int32_t kept = order[i];
-        order[i] = order[other];
-        order[other] = kept;
-    }
-    data->table = filled((size_t)(rows * columns) * sizeof(int32_t), 0x6f);
-    data->num_slots = data->num_keys + 1;
-    data->slots = filled((size_t)data->num_slots * sizeof(int64_t), 0);
-    int64_t element = slot_bytes(test);
-    int64_t width = data->layer.head_size_v;
-    int64_t k_bytes = element * blocks * test->block_size * test->kv_heads * test->depth;
-    int64_t v_bytes = element * blocks * test->block_size * test->kv_heads * width;
-    data->cache_bytes = (size_t)(k_bytes + v_bytes);
-    data->cache = filled(data->cache_bytes, 0xff);
-    make_view(&data->k_view, test, data->cache, blocks, test->depth, element);
-    make_view(&data->v_view, test, (char *)data->cache + k_bytes, blocks, (int32_t)width, element);
-    int64_t slot = 0;
-    for (int32_t r = 0, next = 1; r < test->num_reqs; r++) {
-        data->table_row[r] = test->table_rows ? rows - 1 - r : r;
-        int32_t *row = data->table + (int64_t)data->table_row[r] * columns;
-        for (int32_t j = 0; j < data->lengths[r]; j++) {
-            if (j % test->block_size == 0) {
-                row[j / test->block_size] = order[next++];
-            }
-            data->slots[slot++] =
-                (int64_t)row[j / test->block_size] * test->block_size + j % test->block_size;
-        }
-    }
-    data->slots[slot] = -1; /* a row to skip: its k and v are NaN */
-    free(order);
-    data->batch.block_table = data->table;
-    data->batch.block_table_stride = columns;
-    data->batch.block_table_rows = rows;
-    data->batch.block_table_row = test->table_rows ? data->table_row : NULL;
-}
-
 static void make_spans(struct test_data *data)
 {
     const struct test_case *test = data->test;
@@ -363,6 +273,14 @@ static void make_params(struct test_data *data)
     for (int32_t h = 0; h < 2 * test->kv_heads; h++) {
         data->scales[h] = 0.01f + 0.02f * fabsf(random_normal());
     }
+    data->channel_scales = filled((size_t)(test->kv_heads * data->layer.head_size_v) * 4, 0);
+    for (int32_t i = 0; i < test->kv_heads * data->layer.head_size_v; i++) {
+        data->channel_scales[i] = 0.02f + 0.02f * fabsf(random_normal());
+    }
+    data->quant = (struct attn_kv_quant_params){
+        .ext = {.id = ATTN_EXT_KV_QUANT_PARAMS, .struct_size = sizeof(data->quant)},
+        .v_channel_scale = data->channel_scales};
+    data->params.next = &data->quant.ext;
     data->params.sinks = test->sinks ? data->sinks : NULL;
     data->params.alibi_slopes = test->alibi ? data->slopes : NULL;
     if (test->scale_form == ATTN_SCALE_PER_HEAD) {
@@ -412,29 +330,16 @@ void data_make(struct test_data *data, const struct test_case *test, const struc
     }
     if (test->block_size > 0) {
         make_cache(data);
-        struct attn_write_kv_args write = {.struct_size = sizeof(write),
-                                           .instance = writer->instance,
-                                           .layer = &data->layer,
-                                           .params = &data->params,
-                                           .k_cache = &data->k_view,
-                                           .v_cache = &data->v_view,
-                                           .slot_mapping = data->slots,
-                                           .num_slots = data->num_slots,
-                                           .k = &data->k,
-                                           .v = &data->v};
-        struct attn_error error = ATTN_ERROR_INIT;
-        if (writer->kernels->write_kv(&write, &error) != ATTN_OK) {
-            fprintf(stderr, "write_kv of %s: %s: %s\n", test->name, error.field, error.message);
-            abort();
-        }
+        write_cache(data, writer);
     }
 }
 
 void data_free(struct test_data *data)
 {
-    void *const all[] = {data->q.data, data->k.data,   data->v.data,    data->table,  data->spans,
-                         data->slots,  data->tree,     data->sinks,     data->slopes, data->scales,
-                         data->cache,  data->keys_f32, data->values_f32};
+    void *const all[] = {data->q.data,     data->k.data,        data->v.data, data->table,
+                         data->spans,      data->slots,         data->tree,   data->sinks,
+                         data->slopes,     data->scales,        data->cache,  data->keys_f32,
+                         data->values_f32, data->channel_scales};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         free(all[i]);
     }

@@ -85,18 +85,24 @@ struct test_data {
     int64_t *slots;
     int64_t num_slots;
     void *tree;
-    float *sinks, *slopes, *scales;
+    float *sinks, *slopes, *scales, *channel_scales;
+    struct attn_kv_quant_params quant;
     float *keys_f32, *values_f32; /* all keys of all requests before rounding */
     void *cache;
     size_t cache_bytes;
 };
 void data_make(struct test_data *data, const struct test_case *test, const struct backend *writer);
 void data_free(struct test_data *data);
+void *filled(size_t bytes, int byte); /* never NULL */
 int32_t dtype_bytes(int32_t dtype);
 float element_value(const struct attn_tensor *tensor, int64_t index);
 /* runs prepare, plan_size, plan (where there are) and attend into fresh outputs, which the caller
  * frees. Rows that must not be written hold a pattern. */
 attn_status run_attend(const struct backend *backend, struct test_data *data, void **out,
                        float **lse, struct attn_error *error);
+
+/* cache.c */
+void make_cache(struct test_data *data);
+void write_cache(struct test_data *data, const struct backend *writer);
 
 #endif

@@ -6,5 +6,7 @@
 
 /* every kernel of one variant but attend itself */
 void check_kernels(const struct backend *reference, const struct backend *simd);
+/* writes.c: write_kv, which is the same code in every variant */
+void check_writes(const struct backend *reference, const struct backend *simd);
 
 #endif

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the rows of each kv_dtype are made of, and one row of a cache in and out. Divisions are in
+ * double, so that scales and codes are those of exact arithmetic. */
+#include "convert.h"
+#include "internal.h"
+
+#define LEAST_SCALE 1e-6
+#define E4M3_LARGEST 448.0
+#define INT8_LARGEST 127.0
+
+const int32_t element_bytes[ELEMENT_COUNT] = {4, 2, 2, 1, 1, 1};
+
+struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v)
+{
+    switch (kv_dtype) {
+    case ATTN_KV_AUTO:
+        return (struct row_form){.element = activation};
+    case ATTN_KV_F16:
+        return (struct row_form){.element = ELEMENT_F16};
+    case ATTN_KV_BF16:
+        return (struct row_form){.element = ELEMENT_BF16};
+    case ATTN_KV_F32:
+        return (struct row_form){.element = ELEMENT_F32};
+    case ATTN_KV_FP8_E4M3:
+        return (struct row_form){.element = ELEMENT_E4M3, .head_scale = true};
+    case ATTN_KV_FP8_E5M2:
+        return (struct row_form){.element = ELEMENT_E5M2, .head_scale = true};
+    case ATTN_KV_FP8_PER_TOKEN_HEAD:
+        return (struct row_form){.element = ELEMENT_E4M3, .row_scale = true};
+    case ATTN_KV_INT8_PER_TOKEN_HEAD:
+        return (struct row_form){.element = ELEMENT_INT8, .row_scale = true};
+    case ATTN_KV_INT8_KV:
+        return (struct row_form){
+            .element = ELEMENT_INT8, .row_scale = !is_v, .channel_scale = is_v};
+    case ATTN_KV_INT8_K:
+        return is_v ? (struct row_form){.element = activation}
+                    : (struct row_form){.element = ELEMENT_INT8, .row_scale = true};
+    case ATTN_KV_FP8_DS_MLA:
+        return (struct row_form){.element = ELEMENT_E4M3};
+    default:
+        return (struct row_form){.element = -1};
+    }
+}
+
+static const struct attn_kv_quant_params *quant_params(const struct attn_layer_params *params)
+{
+    return (const struct attn_kv_quant_params *)ext_of(params->next, ATTN_EXT_KV_QUANT_PARAMS);
+}
+
+const float *channel_scales(const struct layer_shape *shape, const struct attn_layer_params *params)
+{
+    return shape->values.channel_scale ? quant_params(params)->v_channel_scale : NULL;
+}
+
+attn_status check_row_params(const struct attn_layer_desc *layer,
+                             const struct attn_layer_params *params,
+                             const struct attn_kv_view *view, bool is_v, struct attn_error *error)
+{
+    const struct attn_kv_quant_params *quant = quant_params(params);
+    struct row_form form = row_form_of(layer->kv_dtype, ELEMENT_F32, is_v);
+    if (form.row_scale && view->scale == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "scale",
+                            "%s has no scales; kv_dtype %d keeps some per slot and head",
+                            is_v ? "v_cache" : "k_cache", layer->kv_dtype);
+    }
+    if (form.channel_scale && (quant == NULL || quant->v_channel_scale == NULL)) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_channel_scale",
+                            "NULL; kv_dtype %d needs [Hk, Dv]", layer->kv_dtype);
+    }
+    return ATTN_OK;
+}
+
+static float head_scale(const struct row_place *at)
+{
+    const struct attn_layer_params *params = at->params;
+    return (float)(at->is_v ? scale_of_head(params->v_scale, params->v_scale_host,
+                                            at->layer->v_scale_form, at->head)
+                            : scale_of_head(params->k_scale, params->k_scale_host,
+                                            at->layer->k_scale_form, at->head));
+}
+
+/* The float32 beside the row. */
+static void *scale_place(const struct row_place *at)
+{
+    return view_scale(at->view, at->slot / at->view->block_size, at->slot % at->view->block_size,
+                      at->head);
+}
+
+static char *memory_of(const struct row_place *at)
+{
+    return view_row(at->view, at->slot / at->view->block_size, at->slot % at->view->block_size,
+                    at->head);
+}
+
+static int32_t pack_of(const struct attn_kv_view *view)
+{
+    return view->pack > 0 && view->pack < view->head_size ? view->pack : view->head_size;
+}
+
+/* fp8 rounds once: the quotient is brought to float32 in a way that keeps which side of the middle
+ * of two codes it is on. */
+static void store_element(void *row, int32_t element, int32_t d, double value)
+{
+    switch (element) {
+    case ELEMENT_F32:
+        ((float *)row)[d] = (float)value;
+        break;
+    case ELEMENT_F16:
+        ((uint16_t *)row)[d] = f32_to_f16((float)value);
+        break;
+    case ELEMENT_BF16:
+        ((uint16_t *)row)[d] = f32_to_bf16((float)value);
+        break;
+    case ELEMENT_E4M3:
+        ((uint8_t *)row)[d] = f32_to_e4m3(f64_to_f32_odd(value));
+        break;
+    case ELEMENT_INT8: /* half away from zero; a NaN shows in the row's scale */
+        ((int8_t *)row)[d] =
+            isnan(value) ? 0 : (int8_t)fmax(-INT8_LARGEST, fmin(INT8_LARGEST, round(value)));
+        break;
+    default:
+        ((uint8_t *)row)[d] = f32_to_e5m2(f64_to_f32_odd(value));
+        break;
+    }
+}
+
+/* A row's scale by its own largest element. A NaN in the row is in the scale too: an int8 has none.
+ */
+static float scale_of_values(const struct row_place *at, const float *values)
+{
+    float largest = 0;
+    for (int32_t d = 0; d < at->view->head_size; d++) {
+        largest = isnan(values[d]) || isnan(largest) ? NAN : fmaxf(largest, fabsf(values[d]));
+    }
+    double exact = largest / (at->form->element == ELEMENT_INT8 ? INT8_LARGEST : E4M3_LARGEST);
+    return exact < LEAST_SCALE ? (float)LEAST_SCALE : (float)exact;
+}
+
+void row_write(const struct row_place *at, const char *source, int32_t activation)
+{
+    int32_t size = at->view->head_size, pack = pack_of(at->view);
+    int32_t element = at->form->element, bytes = element_bytes[element];
+    char *row = memory_of(at);
+    float values[MAX_HEAD_SIZE], scale = 1.0f;
+    if (element == activation) {
+        for (int32_t d = 0; d < size; d += pack, row += at->view->stride_pack) {
+            memcpy(row, source + (int64_t)d * bytes, (size_t)pack * (size_t)bytes);
+        }
+        return;
+    }
+    at->variant->f32->unpack[activation](values, source, size);
+    if (at->form->row_scale) {
+        scale = scale_of_values(at, values);
+        memcpy(scale_place(at), &scale, sizeof scale);
+    } else if (at->form->head_scale) {
+        scale = head_scale(at);
+    }
+    const float *channels = at->form->channel_scale
+                                ? quant_params(at->params)->v_channel_scale + at->head * size
+                                : NULL;
+    for (int32_t d = 0; d < size; d += pack, row += at->view->stride_pack) {
+        for (int32_t i = 0; i < pack; i++) {
+            double by = channels != NULL ? channels[d + i] : scale;
+            store_element(row, element, i, (double)values[d + i] / by);
+        }
+    }
+}
+
+void row_read(const struct row_place *at, char *out, int32_t activation)
+{
+    int32_t size = at->view->head_size, pack = pack_of(at->view);
+    int32_t element = at->form->element, bytes = element_bytes[element];
+    const char *row = memory_of(at);
+    float values[MAX_HEAD_SIZE], scale = 1.0f;
+    if (at->form->row_scale) {
+        memcpy(&scale, scale_place(at), sizeof scale);
+    } else if (at->form->head_scale) {
+        scale = head_scale(at);
+    }
+    for (int32_t d = 0; d < size; d += pack, row += at->view->stride_pack) {
+        if (element == activation) {
+            memcpy(out + (int64_t)d * bytes, row, (size_t)pack * (size_t)bytes);
+        } else {
+            at->variant->f32->unpack[element](values + d, row, pack);
+        }
+    }
+    if (element != activation) {
+        at->variant->store[activation](out, values, scale, size);
+    }
+}
