@@ -1,109 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mistakes of attend, plan and update_block_table. */
-#include <math.h>
+/* Mistakes of an attend's batch and outputs, and of plan and update_block_table. */
 #include <string.h>
 
 #include "mutants.h"
-
-static void window_too_long(struct mutable_args *m)
-{
-    m->layer.window_left += m->layer.window_left >= 0;
-}
-
-static void window_too_short(struct mutable_args *m)
-{
-    m->layer.window_left -= m->layer.window_left > 0;
-}
-
-static void window_one_sided(struct mutable_args *m)
-{
-    m->layer.window_right = m->layer.has_window ? 0 : m->layer.window_right;
-}
-
-static void sink_missing(struct mutable_args *m)
-{
-    m->layer.has_sinks = 0;
-    m->params.sinks = NULL;
-}
-
-static void sink_twice(struct mutable_args *m)
-{
-    for (int32_t h = 0; m->params.sinks != NULL && h < m->layer.num_q_heads; h++) {
-        m->sinks[h] = m->params.sinks[h] + logf(2);
-    }
-    m->params.sinks = m->params.sinks != NULL ? m->sinks : NULL;
-}
-
-static void scale_twice(struct mutable_args *m)
-{
-    m->layer.scale *= m->layer.scale;
-}
-
-static void soft_cap_missing(struct mutable_args *m)
-{
-    m->layer.soft_cap = 0;
-}
-
-static void alibi_sign(struct mutable_args *m)
-{
-    for (int32_t h = 0; m->params.alibi_slopes != NULL && h < m->layer.num_q_heads; h++) {
-        m->slopes[h] = -m->params.alibi_slopes[h];
-    }
-    m->params.alibi_slopes = m->params.alibi_slopes != NULL ? m->slopes : NULL;
-}
-
-static void alibi_sqrt_linear(struct mutable_args *m)
-{
-    m->layer.alibi = m->layer.alibi == ATTN_ALIBI_SQRT ? ATTN_ALIBI_LINEAR : m->layer.alibi;
-}
-
-/* Sees one key too many. */
-static void causal_late(struct mutable_args *m)
-{
-    if (m->layer.causal && !m->layer.has_window && !m->layer.causal_per_request &&
-        !m->layer.prefix_lm && !m->layer.tree_mask && !m->layer.chunk_size) {
-        m->layer.causal = 0;
-        m->layer.has_window = 1;
-        m->layer.window_left = -1;
-        m->layer.window_right = 1;
-    }
-}
-
-static void chunk_lookback(struct mutable_args *m)
-{
-    m->layer.chunk_lookback += m->layer.chunk_size > 0;
-}
-
-static void static_sink_missing(struct mutable_args *m)
-{
-    m->layer.sink_len = 0;
-    m->params.sink_k = m->params.sink_v = NULL;
-}
-
-static void spans_exclusive(struct mutable_args *m)
-{
-    for (int32_t i = 0; m->batch.spans != NULL && i < m->batch.num_spans && i < 2 * MAX_REQS; i++) {
-        m->spans[2 * i] = m->batch.spans[2 * i];
-        m->spans[2 * i + 1] = m->batch.spans[2 * i + 1] - 1;
-    }
-    m->batch.spans = m->batch.spans != NULL ? m->spans : NULL;
-}
-
-static void span_window_missing(struct mutable_args *m)
-{
-    m->layer.prefix_lm_window = 0;
-}
-
-static void tree_ignored(struct mutable_args *m)
-{
-    m->layer.tree_mask = ATTN_TREE_NONE;
-    m->batch.tree = NULL;
-}
-
-static void tree_shared(struct mutable_args *m)
-{
-    m->batch.tree_stride_request = 0;
-}
 
 /* Rows in another order than block_table_row says: each request reads its neighbour's. Entries that
  * are garbage for the neighbour become block 0, since a crash would prove less. */
@@ -129,11 +28,6 @@ static void key_start_ignored(struct mutable_args *m)
 {
     m->batch.key_start_loc = NULL;
     m->batch.key_start_loc_host = NULL;
-}
-
-static void causal_flags_ignored(struct mutable_args *m)
-{
-    m->batch.causal_per_request = NULL;
 }
 
 /* One key past the end, where its slot still lies in the last block. */
@@ -165,28 +59,6 @@ static void last_page_wrong(struct mutable_args *m)
         }
     }
     m->batch.block_table = m->table;
-}
-
-static void k_scale_ignored(struct mutable_args *m)
-{
-    m->params.k_scale = NULL;
-}
-
-static void head_scales_as_tensor(struct mutable_args *m)
-{
-    for (int32_t h = 0; m->params.v_scale != NULL && h < m->layer.num_kv_heads; h++) {
-        m->v_scale[h] = m->params.v_scale[0];
-    }
-    m->params.v_scale = m->params.v_scale != NULL ? m->v_scale : NULL;
-}
-
-static void v_scale_twice(struct mutable_args *m)
-{
-    int32_t count = m->layer.v_scale_form == ATTN_SCALE_PER_HEAD ? m->layer.num_kv_heads : 1;
-    for (int32_t h = 0; m->params.v_scale != NULL && h < count; h++) {
-        m->v_scale[h] = m->params.v_scale[h] * m->params.v_scale[h];
-    }
-    m->params.v_scale = m->params.v_scale != NULL ? m->v_scale : NULL;
 }
 
 static void lse_base_two(const struct attn_attend_args *args)
@@ -231,87 +103,6 @@ static void outputs_rounded(const struct attn_attend_args *args)
         uint32_t *x = (uint32_t *)args->out->data + i;
         *x &= 0xffff0000u; /* as bf16 */
     }
-}
-
-/* The scale of a whole tensor where each head has its own. */
-static void q_scale_of_first_head(struct mutable_args *m)
-{
-    for (int32_t h = 0; m->params.q_scale != NULL && h < m->layer.num_kv_heads; h++) {
-        m->q_scale[h] = m->params.q_scale[0];
-    }
-    m->params.q_scale = m->params.q_scale != NULL ? m->q_scale : NULL;
-}
-
-static void q_scale_ignored(struct mutable_args *m)
-{
-    m->layer.q_scale_form = ATTN_SCALE_NONE;
-}
-
-static void host_scales_ignored(struct mutable_args *m)
-{
-    m->params.k_scale_host = m->params.v_scale_host = m->params.q_scale_host = 0;
-}
-
-static void p_scale_far_off(struct mutable_args *m)
-{
-    m->params.p_scale = NULL;
-    m->params.p_scale_host = 0.3f;
-}
-
-/* Rows' own scales of the keys: all of them 1. */
-static void row_scales_ignored(struct mutable_args *m)
-{
-    int32_t kv = m->layer.kv_dtype;
-    if (m->args.k_cache != NULL && m->args.k_cache->scale != NULL && kv != ATTN_KV_NVFP4 &&
-        kv != ATTN_KV_INT4_PER_TOKEN_HEAD) {
-        m->one = 1;
-        m->k_cache = *m->args.k_cache;
-        m->k_cache.scale = &m->one;
-        m->k_cache.scale_stride_block = m->k_cache.scale_stride_slot = 0;
-        m->k_cache.scale_stride_head = 0;
-        m->args.k_cache = &m->k_cache;
-    }
-}
-
-static void signs_missing(struct mutable_args *m)
-{
-    if (m->layer.kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD && m->params.next != NULL) {
-        m->quant = *(const struct attn_kv_quant_params *)m->params.next;
-        for (int32_t d = 0; d < m->layer.head_size && d < MAX_DIMS; d++) {
-            m->floats[d] = 1;
-        }
-        m->quant.hadamard_signs_k = m->floats;
-        m->params.next = &m->quant.ext;
-    }
-}
-
-/* Values of a head take the channel scales of the first one. */
-static void channel_scales_of_first_head(struct mutable_args *m)
-{
-    if (m->layer.kv_dtype == ATTN_KV_INT8_KV && m->params.next != NULL &&
-        m->layer.num_kv_heads * m->layer.head_size_v <= MAX_DIMS) {
-        m->quant = *(const struct attn_kv_quant_params *)m->params.next;
-        for (int32_t i = 0; i < m->layer.num_kv_heads * m->layer.head_size_v; i++) {
-            m->floats[i] = m->quant.v_channel_scale[i % m->layer.head_size_v];
-        }
-        m->quant.v_channel_scale = m->floats;
-        m->params.next = &m->quant.ext;
-    }
-}
-
-/* nvfp4's swizzle of V's block scales is not undone. */
-static void swizzle_ignored(struct mutable_args *m)
-{
-    if (m->layer.kv_dtype == ATTN_KV_NVFP4 && m->args.v_cache != NULL) {
-        m->v_cache = *m->args.v_cache;
-        m->v_cache.scale = (uint8_t *)m->v_cache.scale + 1;
-        m->args.v_cache = &m->v_cache;
-    }
-}
-
-static void override_ignored(struct mutable_args *m)
-{
-    m->batch.causal = -1;
 }
 
 /* Rows are counted from the view's first one, as if it were row 0 of q and out. */
@@ -417,44 +208,15 @@ static void use_kept_lengths(struct mutable_args *m, const struct kept *kept)
     }
 }
 
-const struct mutant attend_mutants[] = {
-    {.name = "mutant_window_too_long", .before = window_too_long},
-    {.name = "mutant_window_too_short", .before = window_too_short},
-    {.name = "mutant_window_one_sided", .before = window_one_sided},
-    {.name = "mutant_sink_missing", .before = sink_missing},
-    {.name = "mutant_sink_twice", .before = sink_twice},
-    {.name = "mutant_scale_twice", .before = scale_twice},
-    {.name = "mutant_soft_cap_missing", .before = soft_cap_missing},
-    {.name = "mutant_alibi_sign", .before = alibi_sign},
-    {.name = "mutant_alibi_sqrt_linear", .before = alibi_sqrt_linear},
-    {.name = "mutant_causal_late", .before = causal_late},
-    {.name = "mutant_chunk_lookback", .before = chunk_lookback},
-    {.name = "mutant_static_sink_missing", .before = static_sink_missing},
-    {.name = "mutant_spans_exclusive", .before = spans_exclusive},
-    {.name = "mutant_span_window_missing", .before = span_window_missing},
-    {.name = "mutant_tree_ignored", .before = tree_ignored},
-    {.name = "mutant_tree_shared", .before = tree_shared},
+static const struct mutant mutants[] = {
     {.name = "mutant_table_row_ignored", .before = table_row_ignored},
     {.name = "mutant_key_start_ignored", .before = key_start_ignored},
-    {.name = "mutant_causal_flags_ignored", .before = causal_flags_ignored},
     {.name = "mutant_unmasked_tail", .before = unmasked_tail},
     {.name = "mutant_last_page_wrong", .before = last_page_wrong},
-    {.name = "mutant_k_scale_ignored", .before = k_scale_ignored},
-    {.name = "mutant_v_scale_twice", .before = v_scale_twice},
-    {.name = "mutant_head_scales_as_tensor", .before = head_scales_as_tensor},
     {.name = "mutant_lse_base_two", .after = lse_base_two},
     {.name = "mutant_padding_cleared", .after = padding_cleared},
     {.name = "mutant_heads_exchanged", .after = heads_exchanged},
     {.name = "mutant_outputs_rounded", .after = outputs_rounded},
-    {.name = "mutant_q_scale_of_first_head", .before = q_scale_of_first_head},
-    {.name = "mutant_q_scale_ignored", .before = q_scale_ignored},
-    {.name = "mutant_host_scales_ignored", .before = host_scales_ignored},
-    {.name = "mutant_p_scale_far_off", .before = p_scale_far_off},
-    {.name = "mutant_row_scales_ignored", .before = row_scales_ignored},
-    {.name = "mutant_signs_missing", .before = signs_missing},
-    {.name = "mutant_channel_scales_of_first_head", .before = channel_scales_of_first_head},
-    {.name = "mutant_swizzle_ignored", .before = swizzle_ignored},
-    {.name = "mutant_override_ignored", .before = override_ignored},
     {.name = "mutant_first_row_ignored", .before = first_row_ignored},
     {.name = "mutant_half_of_the_rows", .before = half_of_the_rows},
     {.name = "mutant_split_drops_the_last_key", .before = split_drops_the_last_key},
@@ -474,4 +236,4 @@ const struct mutant attend_mutants[] = {
     {.name = "control_fused", .features = ATTN_FEATURE_FUSED_WRITE, .fused = true},
     {.name = "control_planned", .plan = keep_table, .planned = use_kept_table},
 };
-const int32_t num_attend_mutants = sizeof attend_mutants / sizeof *attend_mutants;
+const struct mutant_list attend_mutants = {mutants, sizeof mutants / sizeof *mutants};

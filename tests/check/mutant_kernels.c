@@ -249,7 +249,7 @@ static attn_status merge_in_base_two(const struct attn_kernels *kernels,
     return status;
 }
 
-const struct mutant kernel_mutants[] = {
+static const struct mutant mutants[] = {
     {.name = "mutant_skip_ignored", .write = skip_ignored},
     {.name = "mutant_last_row_dropped", .write = last_row_dropped},
     {.name = "mutant_merge_ignores_empty", .merge = merge_ignores_empty},
@@ -267,4 +267,4 @@ const struct mutant kernel_mutants[] = {
     {.name = "mutant_copies_backwards", .copy_blocks = copies_backwards},
     {.name = "mutant_merge_in_base_two", .merge = merge_in_base_two},
 };
-const int32_t num_kernel_mutants = sizeof kernel_mutants / sizeof *kernel_mutants;
+const struct mutant_list kernel_mutants = {mutants, sizeof mutants / sizeof *mutants};

@@ -342,7 +342,7 @@ static attn_status gdn_padding_cleared(const struct attn_kernels *kernels,
     return status;
 }
 
-const struct mutant latent_mutants[] = {
+static const struct mutant mutants[] = {
     {.name = "mutant_mla_scale_of_the_row", .mla = mla_scale_of_the_row},
     {.name = "mutant_mla_none_is_first", .mla = mla_none_is_first},
     {.name = "mutant_mla_drafts_see_all", .mla = mla_drafts_see_all},
@@ -371,4 +371,4 @@ const struct mutant latent_mutants[] = {
     {.name = "mutant_gdn_groups_interleaved", .gdn = gdn_groups_interleaved},
     {.name = "mutant_gdn_padding_cleared", .gdn = gdn_padding_cleared},
 };
-const int32_t num_latent_mutants = sizeof latent_mutants / sizeof *latent_mutants;
+const struct mutant_list latent_mutants = {mutants, sizeof mutants / sizeof *mutants};

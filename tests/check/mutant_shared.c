@@ -49,8 +49,8 @@ static void leave_scratch(const struct attn_attend_args *args)
     }
 }
 
-const struct mutant shared_mutants[] = {
+static const struct mutant mutants[] = {
     {.name = "mutant_plans_share", .plan = keep_in_common, .planned = use_common},
     {.name = "mutant_threads_share", .before = enter_scratch, .after = leave_scratch},
 };
-const int32_t num_shared_mutants = sizeof shared_mutants / sizeof *shared_mutants;
+const struct mutant_list shared_mutants = {mutants, sizeof mutants / sizeof *mutants};

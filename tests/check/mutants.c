@@ -172,19 +172,16 @@ static const struct attn_kernels mutant_kernels = {
 
 static const struct mutant *mutant_at(int32_t index)
 {
-    if (index < num_attend_mutants) {
-        return &attend_mutants[index];
+    static const struct mutant_list *const lists[] = {&attend_mutants,    &term_mutants,
+                                                      &quantized_mutants, &kernel_mutants,
+                                                      &latent_mutants,    &shared_mutants};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        if (index < lists[i]->count) {
+            return &lists[i]->mutants[index];
+        }
+        index -= lists[i]->count;
     }
-    index -= num_attend_mutants;
-    if (index < num_kernel_mutants) {
-        return &kernel_mutants[index];
-    }
-    index -= num_kernel_mutants;
-    if (index < num_latent_mutants) {
-        return &latent_mutants[index];
-    }
-    index -= num_latent_mutants;
-    return index < num_shared_mutants ? &shared_mutants[index] : NULL;
+    return NULL;
 }
 
 static const struct attn_plugin *real_plugin(struct attn_error *error)

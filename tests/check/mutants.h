@@ -74,7 +74,12 @@ struct mutant {
     bool fused;         /* attend writes the keys itself */
 };
 
-extern const struct mutant attend_mutants[], kernel_mutants[], latent_mutants[], shared_mutants[];
-extern const int32_t num_attend_mutants, num_kernel_mutants, num_latent_mutants, num_shared_mutants;
+/* mutant_*.c, each what it knows */
+struct mutant_list {
+    const struct mutant *mutants;
+    int32_t count;
+};
+extern const struct mutant_list attend_mutants, kernel_mutants, latent_mutants, quantized_mutants,
+    shared_mutants, term_mutants;
 
 #endif
