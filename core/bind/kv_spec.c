@@ -33,20 +33,29 @@ int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value)
     }
 }
 
-/* Bytes of the scales of one slot and head. */
-static int64_t scale_bytes(int32_t kv_dtype)
+int64_t kv_scale_bytes(int32_t kv_dtype, int32_t head_size, bool value)
 {
     switch (kv_dtype) {
     case ATTN_KV_FP8_PER_TOKEN_HEAD:
     case ATTN_KV_INT8_PER_TOKEN_HEAD:
     case ATTN_KV_INT4_PER_TOKEN_HEAD:
-        return 2 * (int64_t)sizeof(float);
+        return sizeof(float);
     case ATTN_KV_INT8_KV:
     case ATTN_KV_INT8_K:
-        return 4; /* keys only */
+        return value ? 0 : sizeof(float); /* keys only */
+    case ATTN_KV_NVFP4:
+        return head_size / 16;
     default:
         return 0;
     }
+}
+
+/* Of K and V together, those that are not counted with the row. */
+static int64_t scale_bytes(int32_t kv_dtype)
+{
+    return kv_dtype == ATTN_KV_NVFP4
+               ? 0
+               : kv_scale_bytes(kv_dtype, 0, false) + kv_scale_bytes(kv_dtype, 0, true);
 }
 
 static int32_t spec_kind(const struct layer *layer)

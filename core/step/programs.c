@@ -152,13 +152,18 @@ attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct a
     return status;
 }
 
-/* Idle: zeros. Profiling: zeros, and the whole workspace is touched. */
+/* Idle: zeros. Profiling: zeros, and the whole workspace is touched. Any other batch comes here
+ * without a row to compute, and leaves out as it is. */
 attn_status run_idle(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                      struct attn_error *error)
 {
+    int32_t mode = plan->given.mode;
+    if (mode != ATTN_BATCH_IDLE && mode != ATTN_BATCH_PROFILE) {
+        return ATTN_OK;
+    }
     attn_status status =
         io->out != NULL ? zero_tensor(plan, step, io->out, io->stream, error) : ATTN_OK;
-    if (status == ATTN_OK && plan->given.mode == ATTN_BATCH_PROFILE && plan->scratch.bytes > 0) {
+    if (status == ATTN_OK && mode == ATTN_BATCH_PROFILE && plan->scratch.bytes > 0) {
         int64_t shape[3] = {1, 1, (int64_t)plan->scratch.bytes};
         struct attn_tensor workspace = {
             plan->workspace, plan->model->device, 3, {ATTN_CODE_UINT, 8, 1}, shape, NULL, 0};

@@ -155,6 +155,26 @@ static void test_idle_and_profile(void **state)
     fixture_finish(&f);
 }
 
+/* Any other batch without a row computes none, and rows that are not computed stay. */
+static void test_no_queries(void **state)
+{
+    static const int32_t none[5] = {0};
+    struct fixture f;
+    (void)state;
+    fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
+    f.batch.query_start_loc = f.batch.query_start_loc_host = none;
+    f.batch.num_actual_tokens = 0;
+    f.batch.num_slots = 0;
+    for (int i = 0; i < 31 * 4 * 32; i++) {
+        f.out[i] = 7;
+    }
+    fixture_step(&f);
+    for (int i = 0; i < 31 * 4 * 32; i++) {
+        assert_true(f.out[i] == 7);
+    }
+    fixture_finish(&f);
+}
+
 static void test_split(void **state)
 {
     struct attn_batch_split split;
@@ -175,7 +195,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_allocation), cmocka_unit_test(test_bad_batches),
         cmocka_unit_test(test_bad_io),        cmocka_unit_test(test_idle_and_profile),
-        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_no_queries),    cmocka_unit_test(test_split),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Blocks of a group's layers that move: inside of the caches, to the host's memory and back. */
+#include <string.h>
+
+#include "bind/bound.h"
+#include "bind/model.h"
+#include "util/error.h"
+
+#define MAX_PLANES 4 /* rows of K and V, and their scales where these stand apart */
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+/* What a layer keeps of a block in one piece: block b lies at base + b stride. */
+struct plane {
+    uint8_t *base;
+    int64_t stride;
+    int64_t bytes;
+};
+
+struct planes {
+    struct plane planes[MAX_PLANES];
+    int32_t count;
+};
+
+/* Joins a plane to one that it touches or lies in: K and V in one page, scales behind their rows.
+ * What stands between the rows of a block goes with them. */
+static void add_plane(struct planes *all, struct plane plane)
+{
+    for (int32_t i = 0; i < all->count; i++) {
+        struct plane *p = &all->planes[i];
+        bool apart = plane.base > p->base + p->bytes || p->base > plane.base + plane.bytes;
+        if (p->stride == plane.stride && !apart) {
+            uint8_t *end = p->base + p->bytes;
+            end = plane.base + plane.bytes > end ? plane.base + plane.bytes : end;
+            p->base = plane.base < p->base ? plane.base : p->base;
+            p->bytes = end - p->base;
+            return;
+        }
+    }
+    all->planes[all->count++] = plane;
+}
+
+/* Bytes of a row of one head, scales not counted. */
+static int64_t row_bytes(const attn_layer *layer, const struct attn_kv_view *view, bool value)
+{
+    if (layer->layer.gdn != NULL) { /* states are float32, their windows activations */
+        return view->head_size * (value && layer->layer.desc.dtype != ATTN_DTYPE_F32 ? 2 : 4);
+    }
+    int64_t row = kv_row_bytes(layer->spec.kv_dtype, view->head_size, value);
+    return layer->spec.kv_dtype == ATTN_KV_NVFP4 ? view->head_size / 2 : row;
+}
+
+static void add_view(struct planes *all, const attn_layer *layer, const struct attn_kv_view *view,
+                     bool value)
+{
+    int64_t slots = view->block_size - 1, heads = view->num_heads - 1;
+    int64_t row = row_bytes(layer, view, value);
+    int64_t scale = kv_scale_bytes(layer->spec.kv_dtype, view->head_size, value);
+    if (view->pack > 0 && view->pack < view->head_size) {
+        int64_t pieces = view->head_size / view->pack;
+        row = (pieces - 1) * view->stride_pack + row / pieces;
+    }
+    add_plane(all, (struct plane){view->data, view->stride_block,
+                                  slots * view->stride_slot + heads * view->stride_head + row});
+    if (scale > 0 && view->scale != NULL) {
+        add_plane(all, (struct plane){view->scale, view->scale_stride_block,
+                                      slots * view->scale_stride_slot +
+                                          heads * view->scale_stride_head + scale});
+    }
+}
+
+/* Copies of one layer's blocks. In the other memory the planes of a block stand one behind the
+ * other. */
+static attn_status add_copies(attn_layer *layer, int32_t kind,
+                              const struct attn_block_memory *other, struct attn_block_copy *copies,
+                              int32_t *count, struct attn_error *error)
+{
+    struct planes all = {.count = 0};
+    int64_t bytes = 0, stride = layer->spec.padded_page_bytes;
+    bool out = kind == ATTN_COPY_DEVICE_TO_HOST;
+    add_view(&all, layer, &layer->k_cache, false);
+    if (layer->has_v_cache) {
+        add_view(&all, layer, &layer->v_cache, true);
+    }
+    if (other != NULL && other->stride > 0) {
+        stride = other->stride;
+    }
+    for (int32_t i = 0; i < all.count; i++) {
+        const struct plane *mine = &all.planes[i];
+        uint8_t *theirs = other != NULL ? (uint8_t *)other->base + bytes : mine->base;
+        int64_t their_stride = other != NULL ? stride : mine->stride;
+        copies[i] = out ? (struct attn_block_copy){mine->base, theirs, mine->stride, their_stride,
+                                                   mine->bytes}
+                        : (struct attn_block_copy){theirs, mine->base, their_stride, mine->stride,
+                                                   mine->bytes};
+        bytes += mine->bytes;
+    }
+    *count = all.count;
+    return other == NULL || bytes <= stride
+               ? ATTN_OK
+               : BAD("other",
+                     "layer '%s': a block takes %lld bytes, those of the other memory lie %lld "
+                     "bytes apart",
+                     layer->layer.desc.name, (long long)bytes, (long long)stride);
+}
+
+static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, bool has_other,
+                               const int64_t *pairs, int64_t num_pairs, struct attn_error *error)
+{
+    int64_t blocks = INT64_MAX;
+    for (int32_t i = 0; i < model->num_layers; i++) {
+        attn_layer *layer = &model->layers[i];
+        if (layer->group == group && layer->layer.sharing_target < 0) {
+            if (layer->k_cache.data == NULL) {
+                return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv",
+                                 "layer '%s' has no cache bound", layer->layer.desc.name);
+            }
+            blocks = layer->k_cache.num_blocks < blocks ? layer->k_cache.num_blocks : blocks;
+        }
+    }
+    for (int64_t i = 0; i < num_pairs; i++) {
+        bool source_ours = kind != ATTN_COPY_HOST_TO_DEVICE,
+             target_ours = kind != ATTN_COPY_DEVICE_TO_HOST;
+        int64_t source = pairs[2 * i], target = pairs[2 * i + 1];
+        if (source < 0 || target < 0 || (source_ours && source >= blocks) ||
+            (target_ours && target >= blocks)) {
+            return BAD("pairs", "pair %lld is (%lld, %lld); the cache has blocks 0 to %lld",
+                       (long long)i, (long long)source, (long long)target, (long long)blocks - 1);
+        }
+    }
+    if (has_other != (kind != ATTN_COPY_DEVICE_TO_DEVICE)) {
+        return BAD("other", "kind %d %s memory of the other side", kind,
+                   has_other ? "takes no" : "needs");
+    }
+    return ATTN_OK;
+}
+
+/* On a CPU all memory is the host's: no kernel is needed. */
+static void move_blocks(const struct attn_copy_blocks_args *args)
+{
+    for (int32_t c = 0; c < args->num_copies; c++) {
+        const struct attn_block_copy *copy = &args->copies[c];
+        for (int64_t i = 0; i < args->num_pairs; i++) {
+            memmove((uint8_t *)copy->destination +
+                        args->pairs[2 * i + 1] * copy->destination_stride,
+                    (const uint8_t *)copy->source + args->pairs[2 * i] * copy->source_stride,
+                    (size_t)copy->bytes);
+        }
+    }
+}
+
+attn_status copy_blocks(attn_model *model, int32_t group, int32_t kind,
+                        const struct attn_block_memory *other, const int64_t *pairs,
+                        int64_t num_pairs, void *stream, struct attn_error *error)
+{
+    if (model == NULL || group < 0 || group >= model->num_groups || num_pairs < 0 ||
+        (num_pairs > 0 && pairs == NULL) || kind < ATTN_COPY_HOST_TO_DEVICE ||
+        kind > ATTN_COPY_DEVICE_TO_DEVICE) {
+        return BAD("group",
+                   "model %p, group %d, kind %d, %lld pairs at %p; a group of the model, "
+                   "kind 1 to 3 and an array of pairs",
+                   (void *)model, group, kind, (long long)num_pairs, (const void *)pairs);
+    }
+    attn_status status = check_pairs(model, group, kind, other != NULL, pairs, num_pairs, error);
+    for (int32_t i = 0; i < model->num_layers && status == ATTN_OK; i++) {
+        attn_layer *layer = &model->layers[i];
+        struct attn_block_copy copies[MAX_PLANES];
+        int32_t count = 0;
+        const struct instance *instance = layer->served[ATTN_PHASE_DECODE].instance;
+        if (layer->group != group || layer->layer.sharing_target >= 0) {
+            continue;
+        }
+        if (instance->kernels.copy_blocks == NULL && model->device.type != ATTN_DEVICE_CPU) {
+            return error_set(error, ATTN_ERROR_UNSUPPORTED, "copy_blocks",
+                             "%s has no copy_blocks kernel", instance->caps->name);
+        }
+        status = add_copies(layer, kind, other != NULL ? &other[layer->slot] : NULL, copies, &count,
+                            error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+        struct attn_copy_blocks_args args = {.struct_size = sizeof args,
+                                             .instance = instance->handle,
+                                             .stream = stream,
+                                             .kind = kind,
+                                             .num_copies = count,
+                                             .copies = copies,
+                                             .pairs = pairs,
+                                             .num_pairs = num_pairs};
+        if (instance->kernels.copy_blocks != NULL) {
+            status = instance->kernels.copy_blocks(&args, error);
+        } else {
+            move_blocks(&args);
+        }
+    }
+    return status;
+}
