@@ -173,6 +173,20 @@ static void bits_by_batch(const struct attn_attend_args *args)
     }
 }
 
+/* A request without queries is taken for one of a query: the row behind it is written. */
+static void idle_takes_a_row(const struct attn_attend_args *args)
+{
+    const struct attn_batch *batch = args->batch;
+    size_t row = (size_t)args->out->strides[0] * args->out->dtype.bits / 8;
+    for (int32_t r = 0; args->k_cache != NULL && r < batch->num_reqs; r++) {
+        const int32_t *start = &batch->query_start_loc[r];
+        if (start[0] == start[1] && batch->seq_lens[r] > 0 && start[0] < args->out->shape[0]) {
+            memset((uint8_t *)args->out->data + (size_t)start[0] * row, 0,
+                   args->out->dtype.bits / 8);
+        }
+    }
+}
+
 static void query_scribbled(const struct attn_attend_args *args)
 {
     ((uint8_t *)args->q->data)[0] ^= 1;
@@ -222,6 +236,7 @@ static const struct mutant mutants[] = {
     {.name = "mutant_split_drops_the_last_key", .before = split_drops_the_last_key},
     {.name = "mutant_nan_hidden", .after = nan_hidden},
     {.name = "mutant_bits_by_batch", .after = bits_by_batch},
+    {.name = "mutant_idle_takes_a_row", .after = idle_takes_a_row},
     {.name = "mutant_query_scribbled", .after = query_scribbled},
     {.name = "mutant_table_stale",
      .plan = keep_table,

@@ -235,6 +235,51 @@ static attn_status copies_backwards(const struct attn_kernels *kernels,
     return kernels->copy_blocks(&changed, error);
 }
 
+/* The first plane only: the values, or the scales, stay behind. */
+static attn_status copies_first_plane(const struct attn_kernels *kernels,
+                                      const struct attn_copy_blocks_args *args,
+                                      struct attn_error *error)
+{
+    struct attn_copy_blocks_args changed = *args;
+    changed.num_copies = args->num_copies > 0;
+    return kernels->copy_blocks(&changed, error);
+}
+
+/* As if blocks lay equally far apart in both memories. */
+static attn_status copies_by_one_stride(const struct attn_kernels *kernels,
+                                        const struct attn_copy_blocks_args *args,
+                                        struct attn_error *error)
+{
+    struct attn_block_copy copies[8];
+    struct attn_copy_blocks_args changed = *args;
+    for (int32_t i = 0; i < args->num_copies && i < 8; i++) {
+        copies[i] = args->copies[i];
+        bool nearer = copies[i].source_stride < copies[i].destination_stride;
+        int64_t stride = nearer ? copies[i].source_stride : copies[i].destination_stride;
+        copies[i].source_stride = copies[i].destination_stride = stride;
+    }
+    changed.copies = copies;
+    return kernels->copy_blocks(&changed, error);
+}
+
+/* Rows stand one behind the other, whatever the stride says. */
+static attn_status fills_densely(const struct attn_kernels *kernels, attn_instance *real,
+                                 void *destination, int32_t value, size_t row_bytes, size_t stride,
+                                 int64_t rows, struct attn_error *error)
+{
+    (void)stride;
+    return kernels->fill(real, destination, value, row_bytes, row_bytes, rows, NULL, error);
+}
+
+/* What is zeroed is zeroed with the gaps between its rows. */
+static attn_status fills_gaps(const struct attn_kernels *kernels, attn_instance *real,
+                              void *destination, int32_t value, size_t row_bytes, size_t stride,
+                              int64_t rows, struct attn_error *error)
+{
+    (void)row_bytes;
+    return kernels->fill(real, destination, value, stride, stride, rows, NULL, error);
+}
+
 static attn_status merge_in_base_two(const struct attn_kernels *kernels,
                                      const struct attn_merge_states_args *args,
                                      struct attn_error *error)
@@ -265,6 +310,10 @@ static const struct mutant mutants[] = {
     {.name = "mutant_quantize_any_scale", .quantize = quantize_any_scale},
     {.name = "mutant_amax_afresh", .amax = amax_afresh},
     {.name = "mutant_copies_backwards", .copy_blocks = copies_backwards},
+    {.name = "mutant_copies_first_plane", .copy_blocks = copies_first_plane},
+    {.name = "mutant_copies_by_one_stride", .copy_blocks = copies_by_one_stride},
+    {.name = "mutant_fills_densely", .fill = fills_densely},
+    {.name = "mutant_fills_gaps", .fill = fills_gaps},
     {.name = "mutant_merge_in_base_two", .merge = merge_in_base_two},
 };
 const struct mutant_list kernel_mutants = {mutants, sizeof mutants / sizeof *mutants};

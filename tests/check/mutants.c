@@ -151,6 +151,17 @@ FORWARD(mutant_amax, amax, amax, attn_amax_args)
 FORWARD(mutant_gdn, gated_delta, gdn, attn_attend_args)
 FORWARD(mutant_copy_blocks, copy_blocks, copy_blocks, attn_copy_blocks_args)
 
+static attn_status mutant_fill(attn_instance *me, void *destination, int32_t value,
+                               size_t row_bytes, size_t stride, int64_t rows, void *stream,
+                               struct attn_error *error)
+{
+    fill_kernel *fill = me->mutant->fill;
+    return fill != NULL
+               ? fill(me->kernels, me->real, destination, value, row_bytes, stride, rows, error)
+               : me->kernels->fill(me->real, destination, value, row_bytes, stride, rows, stream,
+                                   error);
+}
+
 static const struct attn_kernels mutant_kernels = {
     .struct_size = sizeof mutant_kernels,
     .attend = mutant_attend,
@@ -168,6 +179,7 @@ static const struct attn_kernels mutant_kernels = {
     .plan_size = mutant_plan_size,
     .plan = mutant_plan,
     .update_block_table = mutant_update,
+    .fill = mutant_fill,
 };
 
 static const struct mutant *mutant_at(int32_t index)
@@ -215,7 +227,7 @@ static attn_status forward_backend(void *user, const struct attn_backend_caps *c
     for (int32_t i = 0; (mutant = mutant_at(i)) != NULL && status == ATTN_OK; i++) {
         struct attn_backend_caps mine = *caps;
         mine.name = mutant->name;
-        mine.kernels &= ~(ATTN_KERNEL_COPY | ATTN_KERNEL_FILL);
+        mine.kernels &= ~ATTN_KERNEL_COPY;
         mine.layer_kinds &= ~((UINT64_C(1) << ATTN_LAYER_MLA) | (UINT64_C(1) << ATTN_LAYER_GDN) |
                               (UINT64_C(1) << ATTN_LAYER_MLA_SPARSE));
         mine.features |= mutant->features;

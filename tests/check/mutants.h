@@ -42,6 +42,10 @@ struct kept {
 typedef attn_status write_kernel(const struct attn_kernels *kernels,
                                  const struct attn_write_kv_args *args, struct attn_error *error);
 
+typedef attn_status fill_kernel(const struct attn_kernels *kernels, attn_instance *real,
+                                void *destination, int32_t value, size_t row_bytes, size_t stride,
+                                int64_t rows, struct attn_error *error);
+
 /* NULL: as cpu_ref does it. */
 struct mutant {
     const char *name;
@@ -62,6 +66,7 @@ struct mutant {
                         struct attn_error *);
     attn_status (*copy_blocks)(const struct attn_kernels *, const struct attn_copy_blocks_args *,
                                struct attn_error *);
+    fill_kernel *fill;                   /* which is declared only then */
     void (*mla)(struct mutable_args *m); /* attend_mla and attend_mla_sparse, before */
     void (*mla_after)(const struct attn_attend_args *args);
     attn_status (*gdn)(const struct attn_kernels *, const struct attn_attend_args *,

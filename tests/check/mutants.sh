@@ -6,17 +6,27 @@
 set -u
 check=$1 plugin=$2 folder=$(dirname "$3") list=$4
 caught=0 missed=""
+# What of the suite has to catch a mutant: where a kind of case knows one thing, that kind alone.
+cases_of() {
+    case $1 in
+    mutant_gdn_*) echo 'gated_delta*' ;;
+    mutant_mla_*) echo 'attend_mla*' ;;
+    mutant_copies_*) echo 'blocks.*' ;;
+    mutant_fills_*) echo 'idle.*' ;;
+    *) echo '*' ;;
+    esac
+}
 ATTN_PLUGIN_PATH=$plugin
 export ATTN_PLUGIN_PATH
 for name in $(sed -n 's/^ *{\.name = "\([a-z_]*\)".*/\1/p' "$folder"/mutant_*.c); do
-    "$check" "$name" --fail-fast >/dev/null 2>&1
+    "$check" "$name" --fail-fast --filter "$(cases_of "$name")" >/dev/null 2>&1
     code=$?
     case $name in
     control_*) [ $code -eq 0 ] || missed="$missed $name(exit $code)" ;;
     *) if [ $code -eq 1 ]; then caught=$((caught + 1)); else missed="$missed $name(exit $code)"; fi ;;
     esac
 done
-# without copy and fill it is no longer what the list says
+# without copy it is no longer what the list says
 "$check" control_plain --filter amax.f32.per_head --expect "$list" >/dev/null 2>&1 && missed="$missed shrunken(exit 0)"
 echo "$caught mutants caught"
 [ -z "$missed" ] || { echo "not caught:$missed"; exit 1; }

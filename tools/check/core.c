@@ -108,6 +108,14 @@ void core_close(struct core *core)
     core->runtime = NULL;
 }
 
+struct core core_of_reference(const struct core *core)
+{
+    return (struct core){.api = core->api,
+                         .runtime = core->runtime,
+                         .device = {ATTN_DEVICE_CPU, 0},
+                         .order = "cpu_ref"};
+}
+
 attn_status core_select(struct core *core, const struct attn_layer_desc *layer,
                         attn_assignment **assignment, struct attn_error *error)
 {

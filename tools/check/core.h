@@ -24,6 +24,8 @@ struct core {
 attn_status core_open(struct core *core, const struct resolved *resolved,
                       const struct attn_backend_caps *tested, struct attn_error *error);
 void core_close(struct core *core);
+/* The same core with cpu_ref ordered instead; it ends with `core`. */
+struct core core_of_reference(const struct core *core);
 /* Chooses for one layer with the backend ordered. */
 attn_status core_select(struct core *core, const struct attn_layer_desc *layer,
                         attn_assignment **assignment, struct attn_error *error);

@@ -8,11 +8,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core_cases.h"
 #include "crash.h"
 #include "declared.h"
 #include "engine.h"
 #include "kernels.h"
-#include "negative.h"
 #include "report.h"
 #include "resolve.h"
 #include "steps.h"
@@ -222,12 +222,12 @@ static void run_kernels(struct run *run)
 }
 
 /* What has to be refused comes last: a wrong result says more. */
-static void run_refusals(struct run *run)
+static void run_core_cases(struct run *run)
 {
     const struct kernel_sink sink = {run, &run->trial.tested->caps, &run->space, try_case};
-    const struct negative_sink negative = {run->core, &run->space, &sink};
-    undeclared_cases(&negative);
-    malformed_cases(&negative);
+    const struct core_sink sink_of_core = {run->core, &run->space, &sink};
+    undeclared_cases(&sink_of_core);
+    malformed_cases(&sink_of_core);
 }
 
 /* Cases through the core, each in one way in turn. */
@@ -256,6 +256,12 @@ static bool run_engines(struct run *run)
         tell(run, full_name,
              engine_trial(&run->trial, run->core, &space, &cases[i],
                           run->options->seed + (uint64_t)i, way));
+    }
+    if (ok) {
+        const struct kernel_sink sink = {run, &run->trial.tested->caps, &space, try_case};
+        const struct core_sink sink_of_core = {run->core, &space, &sink};
+        idle_cases(&sink_of_core);
+        blocks_cases(&sink_of_core);
     }
     free(cases);
     case_space_finish(&space);
@@ -311,7 +317,7 @@ static int run_suite(struct run *run)
     run_kernels(run);
     run_attends(run);
     bool drawn = run_engines(run);
-    run_refusals(run);
+    run_core_cases(run);
     if (!drawn) {
         snprintf(error.message, sizeof error.message, "no memory for the cases");
         return fail_with(options->target, &error, EXIT_FAILURE);

@@ -6,7 +6,7 @@
 
 #include "hold.h"
 #include "malformed.h"
-#include "negative.h"
+#include "core_cases.h"
 
 attn_status malformed_plan(struct spoilt *s, const struct attn_batch *batch)
 {
@@ -81,7 +81,7 @@ static enum trial_result run_malformed(struct trial *trial, const void *variant,
     return result;
 }
 
-void malformed_cases(const struct negative_sink *sink)
+void malformed_cases(const struct core_sink *sink)
 {
     static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
     static const struct malformed_list *const lists[] = {&malformed_runs, &malformed_batches,

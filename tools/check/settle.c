@@ -9,7 +9,7 @@ static void off(struct attend_case *c, int32_t factor)
     c->index[factor] = 0;
 }
 
-static bool set(const struct case_space *space, struct attend_case *c, int32_t factor, int32_t a)
+bool case_set(const struct case_space *space, struct attend_case *c, int32_t factor, int32_t a)
 {
     for (int32_t i = 0; i < space->factors[factor].count; i++) {
         if (space->factors[factor].values[i].a == a) {
@@ -38,7 +38,7 @@ static void settle_cache(const struct case_space *space, struct attend_case *c)
         off(c, FACTOR_FAST_PREFILL);
     }
     if (!paged || case_value(space, c, FACTOR_KV_DTYPE).a <= ATTN_KV_F32) {
-        set(space, c, FACTOR_KV_DTYPE, kv_of_dtype[dtype]);
+        case_set(space, c, FACTOR_KV_DTYPE, kv_of_dtype[dtype]);
     }
     int32_t kv = case_value(space, c, FACTOR_KV_DTYPE).a;
     if (!kv_is_fp8(kv)) {
@@ -47,7 +47,7 @@ static void settle_cache(const struct case_space *space, struct attend_case *c)
     }
     if (kv == ATTN_KV_INT8_KV || kv == ATTN_KV_INT8_K ||
         case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K) {
-        set(space, c, FACTOR_SCALE_PLACE, SCALES_APART); /* planes of their own */
+        case_set(space, c, FACTOR_SCALE_PLACE, SCALES_APART); /* planes of their own */
     }
     bool scaled = kv_is_fp8(kv) || kv == ATTN_KV_NVFP4 || case_value(space, c, FACTOR_QUERY).a != 0;
     if (!kv_has_row_scales(kv)) {
@@ -63,8 +63,8 @@ static void settle_terms(const struct case_space *space, struct attend_case *c)
     int32_t shape = case_value(space, c, FACTOR_SHAPE).a;
     int32_t causal = case_value(space, c, FACTOR_CAUSAL).a;
     if (shape == SHAPE_CROSS) { /* positions of the keys have nothing to do with the queries' */
-        if (!set(space, c, FACTOR_CAUSAL, CAUSAL_NO)) {
-            set(space, c, FACTOR_SHAPE, SHAPE_EXTEND);
+        if (!case_set(space, c, FACTOR_CAUSAL, CAUSAL_NO)) {
+            case_set(space, c, FACTOR_SHAPE, SHAPE_EXTEND);
         }
         off(c, FACTOR_WINDOW);
         off(c, FACTOR_ALIBI);
@@ -176,10 +176,11 @@ bool case_of_cache(const struct case_space *space, int32_t dtype, int32_t kv_dty
                    struct attend_case *c)
 {
     *c = (struct attend_case){{0}};
-    bool there =
-        (set(space, c, FACTOR_SHAPE, SHAPE_EXTEND) || set(space, c, FACTOR_SHAPE, SHAPE_DECODE)) &&
-        set(space, c, FACTOR_DTYPE, dtype) && set(space, c, FACTOR_KV_DTYPE, kv_dtype);
-    set(space, c, FACTOR_CAUSAL, CAUSAL_YES);
+    bool there = (case_set(space, c, FACTOR_SHAPE, SHAPE_EXTEND) ||
+                  case_set(space, c, FACTOR_SHAPE, SHAPE_DECODE)) &&
+                 case_set(space, c, FACTOR_DTYPE, dtype) &&
+                 case_set(space, c, FACTOR_KV_DTYPE, kv_dtype);
+    case_set(space, c, FACTOR_CAUSAL, CAUSAL_YES);
     for (int32_t size = 0; there && size < space->factors[FACTOR_HEAD_SIZE].count; size++) {
         for (int32_t block = 0; block < space->factors[FACTOR_BLOCK_SIZE].count; block++) {
             c->index[FACTOR_HEAD_SIZE] = size;

@@ -6,7 +6,7 @@
 
 #include "common/names.h"
 #include "common/number.h"
-#include "negative.h"
+#include "core_cases.h"
 
 struct undeclared {
     struct core *core;
@@ -101,7 +101,7 @@ static enum trial_result run_undeclared(struct trial *trial, const void *variant
                              u->field);
 }
 
-static void try_layer(const struct negative_sink *sink, const char *name, struct undeclared *u)
+static void try_layer(const struct core_sink *sink, const char *name, struct undeclared *u)
 {
     char full_name[128];
     u->core = sink->core;
@@ -121,7 +121,7 @@ static bool in_ranges(const struct attn_range *ranges, int32_t count, int32_t va
     return false;
 }
 
-static void try_numbers(const struct negative_sink *sink, const struct attn_layer_desc *base)
+static void try_numbers(const struct core_sink *sink, const struct attn_layer_desc *base)
 {
     static const int32_t sizes[] = {8, 24, 40, 72, 80, 96, 120, 160, 192, 256, 512};
     static const int32_t blocks[] = {1, 3, 16, 24, 48, 96, 256, 4096, 1 << 16};
@@ -155,7 +155,7 @@ static void try_numbers(const struct negative_sink *sink, const struct attn_laye
     }
 }
 
-static void try_dtypes(const struct negative_sink *sink, const struct attn_layer_desc *base)
+static void try_dtypes(const struct core_sink *sink, const struct attn_layer_desc *base)
 {
     const struct attn_backend_caps *caps = sink->cases->caps;
     char name[96];
@@ -177,7 +177,7 @@ static void try_dtypes(const struct negative_sink *sink, const struct attn_layer
     }
 }
 
-static void try_terms(const struct negative_sink *sink, const struct attn_layer_desc *base)
+static void try_terms(const struct core_sink *sink, const struct attn_layer_desc *base)
 {
     const struct attn_backend_caps *caps = sink->cases->caps;
     struct undeclared u[] = {
@@ -227,7 +227,7 @@ static void try_terms(const struct negative_sink *sink, const struct attn_layer_
     }
 }
 
-static void try_features(const struct negative_sink *sink, const struct attn_layer_desc *base)
+static void try_features(const struct core_sink *sink, const struct attn_layer_desc *base)
 {
     const struct attn_backend_caps *caps = sink->cases->caps;
     struct undeclared u = {.layer = *base};
@@ -277,7 +277,7 @@ static void try_features(const struct negative_sink *sink, const struct attn_lay
     }
 }
 
-void undeclared_cases(const struct negative_sink *sink)
+void undeclared_cases(const struct core_sink *sink)
 {
     struct factor_value v[FACTOR_COUNT];
     struct attn_layer_desc base;
