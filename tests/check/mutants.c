@@ -68,6 +68,9 @@ static attn_status mutant_mla(const struct attn_attend_args *args, bool sparse,
 {
     const struct attn_instance *me = args->instance;
     static _Thread_local struct mutable_args m;
+    if (me->mutant->mla_takes != NULL && me->mutant->mla_takes(args) != ATTN_OK) {
+        return me->mutant->mla_takes(args);
+    }
     m.args = *args;
     m.args.instance = me->real;
     m.layer = *args->layer;
@@ -184,9 +187,9 @@ static const struct attn_kernels mutant_kernels = {
 
 static const struct mutant *mutant_at(int32_t index)
 {
-    static const struct mutant_list *const lists[] = {&attend_mutants,    &term_mutants,
-                                                      &quantized_mutants, &kernel_mutants,
-                                                      &latent_mutants,    &shared_mutants};
+    static const struct mutant_list *const lists[] = {
+        &attend_mutants, &term_mutants, &quantized_mutants, &kernel_mutants,
+        &mla_mutants,    &gdn_mutants,  &shared_mutants};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         if (index < lists[i]->count) {
             return &lists[i]->mutants[index];
@@ -226,7 +229,13 @@ static attn_status forward_backend(void *user, const struct attn_backend_caps *c
     const struct mutant *mutant;
     for (int32_t i = 0; (mutant = mutant_at(i)) != NULL && status == ATTN_OK; i++) {
         struct attn_backend_caps mine = *caps;
+        struct attn_mla_caps latent;
         mine.name = mutant->name;
+        if (mutant->latent != NULL) {
+            latent = *mutant->latent;
+            latent.ext.next = caps->next->next; /* behind cpu_ref's own */
+            mine.next = &latent.ext;
+        }
         mine.kernels &= ~ATTN_KERNEL_COPY;
         mine.layer_kinds &= ~((UINT64_C(1) << ATTN_LAYER_MLA) | (UINT64_C(1) << ATTN_LAYER_GDN) |
                               (UINT64_C(1) << ATTN_LAYER_MLA_SPARSE));

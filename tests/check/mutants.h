@@ -69,6 +69,8 @@ struct mutant {
     fill_kernel *fill;                   /* which is declared only then */
     void (*mla)(struct mutable_args *m); /* attend_mla and attend_mla_sparse, before */
     void (*mla_after)(const struct attn_attend_args *args);
+    attn_status (*mla_takes)(const struct attn_attend_args *args); /* before anything else */
+    const struct attn_mla_caps *latent; /* declared instead of cpu_ref's */
     attn_status (*gdn)(const struct attn_kernels *, const struct attn_attend_args *,
                        struct attn_error *);
     void (*plan)(const struct attn_attend_args *args, int32_t mode, struct kept *kept);
@@ -84,7 +86,7 @@ struct mutant_list {
     const struct mutant *mutants;
     int32_t count;
 };
-extern const struct mutant_list attend_mutants, kernel_mutants, latent_mutants, quantized_mutants,
-    shared_mutants, term_mutants;
+extern const struct mutant_list attend_mutants, gdn_mutants, kernel_mutants, mla_mutants,
+    quantized_mutants, shared_mutants, term_mutants;
 
 #endif

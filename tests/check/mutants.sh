@@ -10,7 +10,7 @@ caught=0 missed=""
 cases_of() {
     case $1 in
     mutant_gdn_*) echo 'gated_delta*' ;;
-    mutant_mla_*) echo 'attend_mla*' ;;
+    mutant_mla_* | control_mla_*) echo 'attend_mla*' ;;
     mutant_copies_*) echo 'blocks.*' ;;
     mutant_fills_*) echo 'idle.*' ;;
     *) echo '*' ;;

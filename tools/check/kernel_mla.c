@@ -13,10 +13,16 @@
 #include "pair.h"
 #include "planned.h"
 
-enum { RANK = 512, ROPE = 64, ROW = RANK + ROPE, HEADS = 64, REQS = 4, BLOCK = 64, TOPK = 48 };
-enum { TABLE = 4, BLOCKS = REQS * TABLE, MAX_TOKENS = 2 * REQS, DS_MLA_ROW = 656 };
+enum { REQS = 4, BLOCK = 64, TABLE = 4, BLOCKS = REQS * TABLE, MAX_TOKENS = 2 * REQS };
+enum { DS_MLA_RANK = 512, DS_MLA_ROPE = 64, DS_MLA_ROW = 656 };
+
+/* Within what attn_mla_caps says. */
+struct mla_sizes {
+    int32_t rank, rope, heads, topk;
+};
 
 struct mla_variant {
+    struct mla_sizes n;
     int32_t dtype;
     int32_t kv_dtype;
     bool sparse;
@@ -28,6 +34,7 @@ struct mla_case {
     struct mla_variant v;
     int32_t lens[REQS], starts[REQS + 1];
     int32_t num_tokens;
+    int32_t row; /* elements of a latent row */
     size_t q, rows, context, cache, out, lse, seq_lens, start_loc, table, slots, context_slots,
         topk;
     int32_t num_context;
@@ -36,9 +43,10 @@ struct mla_case {
 
 static size_t row_bytes(const struct mla_variant *v)
 {
+    size_t row = (size_t)(v->n.rank + v->n.rope);
     return v->kv_dtype == ATTN_KV_FP8_DS_MLA ? DS_MLA_ROW
-           : kv_is_fp8(v->kv_dtype)          ? ROW
-                                             : ROW * number_bytes(v->dtype);
+           : kv_is_fp8(v->kv_dtype)          ? row
+                                             : row * number_bytes(v->dtype);
 }
 
 /* Everything that both kernels of a step take, over one copy of the image. */
@@ -58,11 +66,11 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
 {
     bool fp8 = kv_is_fp8(c->v.kv_dtype);
     s->mla = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof s->mla, NULL},
-                                    .kv_lora_rank = RANK,
+                                    .kv_lora_rank = c->v.n.rank,
                                     .qk_nope_head_dim = 128,
-                                    .qk_rope_head_dim = ROPE,
+                                    .qk_rope_head_dim = c->v.n.rope,
                                     .v_head_dim = 128,
-                                    .topk = c->v.sparse ? TOPK : 0};
+                                    .topk = c->v.sparse ? c->v.n.topk : 0};
     s->layer =
         (struct attn_layer_desc){.struct_size = sizeof s->layer,
                                  .next = &s->mla.ext,
@@ -70,10 +78,10 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
                                  .kind = c->v.sparse ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA,
                                  .dtype = c->v.dtype,
                                  .kv_dtype = c->v.kv_dtype,
-                                 .num_q_heads = HEADS,
+                                 .num_q_heads = c->v.n.heads,
                                  .num_kv_heads = 1,
-                                 .head_size = ROW,
-                                 .head_size_v = RANK,
+                                 .head_size = c->row,
+                                 .head_size_v = c->v.n.rank,
                                  .scale = (float)(1 / sqrt(192)),
                                  .causal = 1,
                                  .window_left = -1,
@@ -107,7 +115,7 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
                                     .num_blocks = BLOCKS,
                                     .block_size = BLOCK,
                                     .num_heads = 1,
-                                    .head_size = ROW,
+                                    .head_size = c->row,
                                     .stride_block = BLOCK * row,
                                     .stride_slot = row,
                                     .stride_head = row};
@@ -119,9 +127,9 @@ static struct attn_tensor *part(struct pair_tensor *shaped, const struct mla_cas
                                 int64_t width)
 {
     bool flat = heads == 0;
-    int64_t row = (flat ? 1 : heads) * ROW;
+    int64_t row = (flat ? 1 : heads) * c->row;
     *shaped = (struct pair_tensor){.shape = {c->num_tokens, flat ? width : heads, width},
-                                   .strides = {row, flat ? 1 : ROW, 1}};
+                                   .strides = {row, flat ? 1 : c->row, 1}};
     return pair_bind(shaped, data + (size_t)first * number_bytes(c->v.dtype), device, c->v.dtype,
                      flat ? 2 : 3);
 }
@@ -131,22 +139,23 @@ static void bind_step(struct mla_step *s, const struct mla_case *c, struct backe
 {
     memset(s, 0, sizeof *s);
     describe(s, c, base);
-    s->q = pair_rows(c->num_tokens, HEADS, ROW);
-    s->rows = pair_rows(c->num_tokens, 1, ROW);
-    s->context = pair_rows(c->num_context, 1, ROW);
-    s->out = pair_rows(c->num_tokens, HEADS, RANK);
-    s->lse = (struct pair_tensor){.shape = {HEADS, c->num_tokens}, .strides = {c->num_tokens, 1}};
+    s->q = pair_rows(c->num_tokens, c->v.n.heads, c->row);
+    s->rows = pair_rows(c->num_tokens, 1, c->row);
+    s->context = pair_rows(c->num_context, 1, c->row);
+    s->out = pair_rows(c->num_tokens, c->v.n.heads, c->v.n.rank);
+    s->lse =
+        (struct pair_tensor){.shape = {c->v.n.heads, c->num_tokens}, .strides = {c->num_tokens, 1}};
     pair_bind(&s->context, base + c->context, device, c->v.dtype, 3);
     s->io = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof s->io, NULL}};
     if (c->v.parts) {
-        s->io.q_nope = part(&s->q_nope, c, base + c->q, device, HEADS, 0, RANK);
-        s->io.q_pe = part(&s->q_pe, c, base + c->q, device, HEADS, RANK, ROPE);
-        s->io.kv_c = part(&s->kv_c, c, base + c->rows, device, 0, 0, RANK);
-        s->io.k_pe = part(&s->k_pe, c, base + c->rows, device, 0, RANK, ROPE);
+        s->io.q_nope = part(&s->q_nope, c, base + c->q, device, c->v.n.heads, 0, c->v.n.rank);
+        s->io.q_pe = part(&s->q_pe, c, base + c->q, device, c->v.n.heads, c->v.n.rank, c->v.n.rope);
+        s->io.kv_c = part(&s->kv_c, c, base + c->rows, device, 0, 0, c->v.n.rank);
+        s->io.k_pe = part(&s->k_pe, c, base + c->rows, device, 0, c->v.n.rank, c->v.n.rope);
     }
     if (c->v.sparse) {
         s->io.topk_indices = (const int32_t *)(base + c->topk);
-        s->io.topk_stride = TOPK;
+        s->io.topk_stride = c->v.n.topk;
     }
     const struct attn_ext *next = c->v.parts || c->v.sparse ? &s->io.ext : NULL;
     const struct attn_tensor *rows = pair_bind(&s->rows, base + c->rows, device, c->v.dtype, 3);
@@ -234,20 +243,20 @@ static void fill(struct mla_case *c, uint8_t *base, uint64_t *random)
                 *slots++ = slot;
             }
         }
-        for (int32_t i = 0; i < c->v.query_len * TOPK; i++) { /* -1 and past the end: none */
+        for (int32_t i = 0; i < c->v.query_len * c->v.n.topk; i++) { /* -1 and past the end: none */
             int32_t pick = random_below(random, c->lens[r] + 20);
-            topk[c->starts[r] * TOPK + i] = random_below(random, 9) ? pick : -1;
+            topk[c->starts[r] * c->v.n.topk + i] = random_below(random, 9) ? pick : -1;
         }
     }
-    fill_rows(base + c->q, (int64_t)c->num_tokens * HEADS * ROW, c->v.dtype, 2, random);
-    fill_rows(base + c->rows, (int64_t)c->num_tokens * ROW, c->v.dtype, 1, random);
-    fill_rows(base + c->context, (int64_t)c->num_context * ROW, c->v.dtype, 1, random);
+    fill_rows(base + c->q, (int64_t)c->num_tokens * c->v.n.heads * c->row, c->v.dtype, 2, random);
+    fill_rows(base + c->rows, (int64_t)c->num_tokens * c->row, c->v.dtype, 1, random);
+    fill_rows(base + c->context, (int64_t)c->num_context * c->row, c->v.dtype, 1, random);
 }
 
 static enum trial_result hold_mla(struct pair *pair, const struct mla_case *c)
 {
     struct factor_value v[FACTOR_COUNT] = {{0, 0}};
-    struct pair_tensor out = pair_rows(c->num_tokens, HEADS, RANK);
+    struct pair_tensor out = pair_rows(c->num_tokens, c->v.n.heads, c->v.n.rank);
     struct mismatch worst;
     v[FACTOR_DTYPE].a = c->v.dtype;
     v[FACTOR_KV_DTYPE].a = c->v.kv_dtype;
@@ -261,7 +270,7 @@ static enum trial_result hold_mla(struct pair *pair, const struct mla_case *c)
     }
     const float *want = (const float *)(pair->expected + c->lse);
     const float *have = (const float *)(pair->found + c->lse);
-    for (int32_t i = 0; i < HEADS * c->num_tokens; i++) {
+    for (int32_t i = 0; i < c->v.n.heads * c->num_tokens; i++) {
         if (want[i] != have[i] && !(fabsf(want[i] - have[i]) <= bound_of_lse(v))) {
             return trial_say(pair->trial, TRIAL_FAILED, "lse of head %d, token %d is %g, not %g",
                              i / c->num_tokens, i % c->num_tokens, have[i], want[i]);
@@ -295,20 +304,21 @@ static enum trial_result run_mla(struct trial *trial, const void *variant, uint6
     struct attn_error error = ATTN_ERROR_INIT;
     struct pair pair;
     size_t e = number_bytes(c.v.dtype);
+    c.row = c.v.n.rank + c.v.n.rope;
     pair_init(&pair, trial);
     draw_lengths(&c, &seed);
-    c.q = pair_add(&pair, (size_t)(c.num_tokens * HEADS * ROW) * e, false);
-    c.rows = pair_add(&pair, (size_t)(c.num_tokens * ROW) * e, false);
-    c.context = pair_add(&pair, (size_t)(c.num_context * ROW) * e, false);
+    c.q = pair_add(&pair, (size_t)(c.num_tokens * c.v.n.heads * c.row) * e, false);
+    c.rows = pair_add(&pair, (size_t)(c.num_tokens * c.row) * e, false);
+    c.context = pair_add(&pair, (size_t)(c.num_context * c.row) * e, false);
     c.cache = pair_add(&pair, BLOCKS * BLOCK * row_bytes(&c.v), true);
-    c.out = pair_add(&pair, (size_t)(c.num_tokens * HEADS * RANK) * e, true);
-    c.lse = pair_add(&pair, (size_t)(c.num_tokens * HEADS) * sizeof(float), true);
+    c.out = pair_add(&pair, (size_t)(c.num_tokens * c.v.n.heads * c.v.n.rank) * e, true);
+    c.lse = pair_add(&pair, (size_t)(c.num_tokens * c.v.n.heads) * sizeof(float), true);
     c.seq_lens = pair_add(&pair, sizeof c.lens, false);
     c.start_loc = pair_add(&pair, sizeof c.starts, false);
     c.table = pair_add(&pair, BLOCKS * sizeof(int32_t), false);
     c.slots = pair_add(&pair, MAX_TOKENS * sizeof(int64_t), false);
     c.context_slots = pair_add(&pair, (size_t)c.num_context * sizeof(int64_t), false);
-    c.topk = pair_add(&pair, MAX_TOKENS * TOPK * sizeof(int32_t), false);
+    c.topk = pair_add(&pair, MAX_TOKENS * c.v.n.topk * sizeof(int32_t), false);
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     if (!pair.image.failed) {
         fill(&c, pair.image.bytes, &seed);
@@ -323,26 +333,67 @@ static enum trial_result run_mla(struct trial *trial, const void *variant, uint6
     return result;
 }
 
+static int32_t at_most(int32_t value, int32_t most)
+{
+    return most > 0 && value > most ? most : value; /* 0: any */
+}
+
+/* The multiple next to `wanted`, above it if that is allowed. */
+static int32_t multiple_of(int32_t wanted, int32_t multiple, int32_t most)
+{
+    multiple = multiple > 1 ? multiple : 1;
+    int32_t size = (wanted + multiple - 1) / multiple * multiple;
+    return most > 0 && size > most ? most / multiple * multiple : size;
+}
+
+/* What most models have, or sizes that divide by nothing that is not declared. */
+static struct mla_sizes sizes_within(const struct attn_mla_caps *caps, bool odd)
+{
+    return (struct mla_sizes){.rank = at_most(odd ? 320 : DS_MLA_RANK, caps->kv_lora_rank_max),
+                              .rope = at_most(odd ? 40 : DS_MLA_ROPE, caps->qk_rope_head_dim_max),
+                              .heads = multiple_of(odd ? 17 : 64, caps->num_q_heads_multiple, 0),
+                              .topk =
+                                  multiple_of(odd ? 33 : 48, caps->topk_multiple, caps->topk_max)};
+}
+
+static bool served(const struct attn_backend_caps *caps, const struct mla_variant *v)
+{
+    uint64_t kernel = v->sparse ? ATTN_KERNEL_ATTEND_MLA_SPARSE : ATTN_KERNEL_ATTEND_MLA;
+    bool plain = v->kv_dtype <= ATTN_KV_F32;
+    bool cached =
+        (caps->kv_dtypes >> v->kv_dtype & 1) || (plain && (caps->kv_dtypes >> ATTN_KV_AUTO & 1));
+    bool whole =
+        v->kv_dtype != ATTN_KV_FP8_DS_MLA || (v->n.rank == DS_MLA_RANK && v->n.rope == DS_MLA_ROPE);
+    whole = whole && (!v->sparse || v->n.topk > 0);
+    return (caps->kernels & kernel) && (caps->dtypes >> v->dtype & 1) && cached && whole;
+}
+
 void mla_cases(const struct kernel_sink *sink)
 {
     static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
-    const struct attn_backend_caps *caps = sink->caps;
+    static const struct attn_mla_caps any = {.kv_lora_rank_max = 0};
+    const struct attn_ext *ext = backend_extension(sink->caps, ATTN_EXT_CAPS_MLA, sizeof any);
+    const struct attn_mla_caps *caps = ext != NULL ? (const struct attn_mla_caps *)ext : &any;
     char name[128];
-    for (int32_t i = 0; i < 3 * 3 * 4; i++) {
-        int32_t dtype = i / 12, kv = i / 4 % 3;
-        struct mla_variant v = {dtype,
+    for (int32_t i = 0; i < 2 * 3 * 3 * 4; i++) {
+        int32_t dtype = i / 12 % 3, kv = i / 4 % 3;
+        struct mla_variant v = {sizes_within(caps, i >= 36),
+                                dtype,
                                 kv == 0   ? kv_of_dtype[dtype]
                                 : kv == 1 ? ATTN_KV_FP8_E4M3
                                           : ATTN_KV_FP8_DS_MLA,
-                                i & 1, (i & 2) != 0, 1 + (i / 2 + i) % 2};
-        uint64_t kernel = v.sparse ? ATTN_KERNEL_ATTEND_MLA_SPARSE : ATTN_KERNEL_ATTEND_MLA;
-        bool cached = (caps->kv_dtypes >> v.kv_dtype & 1) ||
-                      (kv == 0 && (caps->kv_dtypes >> ATTN_KV_AUTO & 1));
-        if (!(caps->kernels & kernel) || !(caps->dtypes >> dtype & 1) || !cached) {
+                                i & 1,
+                                (i & 2) != 0,
+                                at_most(1 + (i / 2 + i) % 2, caps->max_query_len)};
+        if (!served(sink->caps, &v)) {
             continue;
         }
-        snprintf(name, sizeof name, "attend_mla%s.%s.%s.q%d%s", v.sparse ? "_sparse" : "",
-                 number_name(dtype), kv_dtype_name(v.kv_dtype), v.query_len,
+        int length =
+            snprintf(name, sizeof name, "attend_mla%s.%s.%s.d%d+%d.h%d", v.sparse ? "_sparse" : "",
+                     number_name(dtype), kv_dtype_name(v.kv_dtype), v.n.rank, v.n.rope, v.n.heads);
+        length +=
+            v.sparse ? snprintf(name + length, sizeof name - (size_t)length, ".k%d", v.n.topk) : 0;
+        snprintf(name + length, sizeof name - (size_t)length, ".q%d%s", v.query_len,
                  v.parts ? ".parts" : "");
         sink->try(sink->user, name, run_mla, &v);
     }

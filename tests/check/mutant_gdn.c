@@ -1,98 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mistakes of the latent and recurrent kernels: attend_mla, attend_mla_sparse, gated_delta. */
+/* Mistakes of gated_delta. */
 #include <attn/gdn.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "mutants.h"
 
 #define MAX_STATES 8 /* slots between a request's */
-
-/* The width of a latent row is not the width of a key. */
-static void mla_scale_of_the_row(struct mutable_args *m)
-{
-    m->layer.scale = (float)(1 / sqrt(m->layer.head_size));
-}
-
-/* -1 and positions past the end mean no key, not the first one. */
-static void mla_none_is_first(struct mutable_args *m)
-{
-    const struct attn_mla_desc *mla = (const struct attn_mla_desc *)m->args.layer->next;
-    int32_t count = m->batch.num_actual_tokens * mla->topk;
-    if (mla->topk > 0 && m->args.next != NULL && count <= MAX_TABLE) {
-        m->io_mla = *(const struct attn_io_mla *)m->args.next;
-        for (int32_t i = 0; i < count; i++) {
-            int32_t position = m->io_mla.topk_indices[i];
-            m->table[i] = position < 0 ? 0 : position;
-        }
-        m->io_mla.topk_indices = m->table;
-        m->args.next = &m->io_mla.ext;
-    }
-}
-
-static void mla_drafts_see_all(struct mutable_args *m)
-{
-    m->layer.causal = 0;
-}
-
-static void mla_scale_ignored(struct mutable_args *m)
-{
-    m->params.k_scale_host = 1;
-}
-
-/* A position that is listed twice counts once. */
-static void mla_duplicates_once(struct mutable_args *m)
-{
-    const struct attn_mla_desc *mla = (const struct attn_mla_desc *)m->args.layer->next;
-    int32_t count = m->batch.num_actual_tokens * mla->topk;
-    if (mla->topk == 0 || m->args.next == NULL || count > MAX_TABLE) {
-        return;
-    }
-    m->io_mla = *(const struct attn_io_mla *)m->args.next;
-    memcpy(m->table, m->io_mla.topk_indices, (size_t)count * sizeof *m->table);
-    for (int32_t i = 0; i < count; i++) {
-        for (int32_t j = i / mla->topk * mla->topk; j < i; j++) {
-            m->table[i] = m->table[j] == m->table[i] ? -1 : m->table[i];
-        }
-    }
-    m->io_mla.topk_indices = m->table;
-    m->args.next = &m->io_mla.ext;
-}
-
-/* The last of the listed positions is not read. */
-static void mla_last_position_dropped(struct mutable_args *m)
-{
-    const struct attn_mla_desc *mla = (const struct attn_mla_desc *)m->args.layer->next;
-    int32_t count = m->batch.num_actual_tokens * mla->topk;
-    if (mla->topk > 0 && m->args.next != NULL && count <= MAX_TABLE) {
-        m->io_mla = *(const struct attn_io_mla *)m->args.next;
-        memcpy(m->table, m->io_mla.topk_indices, (size_t)count * sizeof *m->table);
-        for (int32_t i = mla->topk - 1; i < count; i += mla->topk) {
-            m->table[i] = -1;
-        }
-        m->io_mla.topk_indices = m->table;
-        m->args.next = &m->io_mla.ext;
-    }
-}
-
-static void mla_last_key_dropped(struct mutable_args *m)
-{
-    for (int32_t r = 0; r < m->batch.num_reqs; r++) {
-        m->seq_lens[r] = m->batch.seq_lens[r] - (m->batch.seq_lens[r] > m->batch.max_query_len);
-    }
-    m->batch.seq_lens = m->batch.seq_lens_host = m->seq_lens;
-}
-
-static void mla_lse_base_two(const struct attn_attend_args *args)
-{
-    for (int64_t h = 0; args->lse != NULL && h < args->lse->shape[0]; h++) {
-        for (int32_t t = 0; t < args->batch->num_actual_tokens; t++) {
-            ((float *)args->lse->data)[h * args->lse->strides[0] + t * args->lse->strides[1]] *=
-                1.4426950408889634f;
-        }
-    }
-}
 
 /* A call of gated_delta whose arguments may be changed. */
 struct gdn_copy {
@@ -343,14 +257,6 @@ static attn_status gdn_padding_cleared(const struct attn_kernels *kernels,
 }
 
 static const struct mutant mutants[] = {
-    {.name = "mutant_mla_scale_of_the_row", .mla = mla_scale_of_the_row},
-    {.name = "mutant_mla_none_is_first", .mla = mla_none_is_first},
-    {.name = "mutant_mla_drafts_see_all", .mla = mla_drafts_see_all},
-    {.name = "mutant_mla_scale_ignored", .mla = mla_scale_ignored},
-    {.name = "mutant_mla_duplicates_once", .mla = mla_duplicates_once},
-    {.name = "mutant_mla_last_position_dropped", .mla = mla_last_position_dropped},
-    {.name = "mutant_mla_last_key_dropped", .mla = mla_last_key_dropped},
-    {.name = "mutant_mla_lse_base_two", .mla_after = mla_lse_base_two},
     {.name = "mutant_gdn_norm_missing", .gdn = gdn_norm_missing},
     {.name = "mutant_gdn_silu_missing", .gdn = gdn_silu_missing},
     {.name = "mutant_gdn_bias_missing", .gdn = gdn_bias_missing},
@@ -371,4 +277,4 @@ static const struct mutant mutants[] = {
     {.name = "mutant_gdn_groups_interleaved", .gdn = gdn_groups_interleaved},
     {.name = "mutant_gdn_padding_cleared", .gdn = gdn_padding_cleared},
 };
-const struct mutant_list latent_mutants = {mutants, sizeof mutants / sizeof *mutants};
+const struct mutant_list gdn_mutants = {mutants, sizeof mutants / sizeof *mutants};
