@@ -75,6 +75,8 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
          f"{REF}quantized, {STEP}caches, {CHECK}"),
         ("int4 per token and head, Hadamard", kv("int4_per_token_head"), "", f"{REF}quantized, {STEP}caches, {CHECK}"),
         ("two-level int8", kv("int8_kv", "int8_k"), "", f"{REF}quantized, {STEP}caches, {CHECK}"),
+        ("two-level int8: decodes write in their attend", has("decode_write_kv_dtypes", "int8_kv", "int8_k"), "writes before",
+         f"{STEP}fused_write, {CHECK}"),
         ("nvfp4", kv("nvfp4"), "", f"{REF}quantized, {STEP}caches, {CHECK}"),
         ("fp8_ds_mla rows", kv("fp8_ds_mla"), "", f"{REF}mla, {STEP}mla"),
         ("quantized queries", feature("quantized_query"), "", f"{REF}quantized, {CHECK}"),

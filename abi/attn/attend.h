@@ -58,11 +58,14 @@ struct attn_attend_args {
     void *plan_host; /* plan_size.host_bytes */
     void *workspace; /* plan_size.device_bytes */
     void *stream;
-    uint32_t flags;              /* ATTN_RUN_* ; NO_WRITE is set unless FUSED_WRITE was declared */
-    int32_t phase;               /* enum attn_phase */
-    const struct attn_tensor *q; /* [T, Hq, D] */
-    const struct attn_tensor *k; /* [Tk, Hk, D] or NULL */
-    const struct attn_tensor *v; /* [Tk, Hk, Dv] or NULL */
+    /* ATTN_RUN_*. NO_WRITE is set unless FUSED_WRITE was declared, or the step is of decodes only
+     * and decode_write_kv_dtypes has the layer's kv_dtype: then all num_slots rows of k and v go to
+     * slot_mapping before they are attended */
+    uint32_t flags;
+    int32_t phase;                 /* enum attn_phase */
+    const struct attn_tensor *q;   /* [T, Hq, D] */
+    const struct attn_tensor *k;   /* [Tk, Hk, D] or NULL */
+    const struct attn_tensor *v;   /* [Tk, Hk, Dv] or NULL */
     const struct attn_tensor *out; /* [T, Hq, Dv] */
     const struct attn_tensor *lse; /* [Hq, T] float32, natural log; NULL: not asked for */
 };

@@ -109,6 +109,9 @@ struct attn_backend_caps {
     int32_t max_speculative_tokens;
     int32_t rank[2]; /* by enum attn_phase: higher is better; cpu_ref has 0 */
     int32_t reserved;
+    /* kv_dtypes of which attend writes k and v itself in steps of decodes only; before every other
+     * step write_kv does. FUSED_WRITE says it of all caches and steps */
+    uint64_t decode_write_kv_dtypes;
 };
 
 /* Where a probe puts what it finds. Each call returns ATTN_OK or the reason why the item was
@@ -130,7 +133,7 @@ struct attn_reason_sink {
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 72, "attn_device_info of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 256, "attn_backend_caps of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 264, "attn_backend_caps of ABI 0.1");
 ATTN_STATIC_ASSERT(sizeof(struct attn_probe_sink) == 40, "attn_probe_sink of ABI 0.1");
 ATTN_STATIC_ASSERT(sizeof(struct attn_reason_sink) == 32, "attn_reason_sink of ABI 0.1");
 

@@ -75,6 +75,7 @@ static attn_status check_masks(const struct attn_backend_caps *c, struct attn_er
         {"v_scale_forms", c->v_scale_forms, NUM_SCALE_FORMS},
         {"p_scale_forms", c->p_scale_forms, NUM_SCALE_FORMS},
         {"output_forms", c->output_forms, ATTN_OUTPUT_FORM_COUNT},
+        {"decode_write_kv_dtypes", c->decode_write_kv_dtypes, ATTN_KV_DTYPE_COUNT},
     };
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
         if (masks[i].mask >> masks[i].count != 0) {
@@ -210,6 +211,14 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
     if ((c->layer_kinds & BIT(ATTN_LAYER_DECODER)) && (c->features & ATTN_FEATURE_PAGED_KV) &&
         !(c->kernels & ATTN_KERNEL_WRITE_KV) && !(c->features & ATTN_FEATURE_FUSED_WRITE)) {
         return BAD("kernels", "%s: decoder layers without write_kv or fused write", c->name);
+    }
+    if (c->decode_write_kv_dtypes != 0 &&
+        (c->decode_write_kv_dtypes & ~c->kv_dtypes || !(c->kernels & ATTN_KERNEL_WRITE_KV))) {
+        return BAD("decode_write_kv_dtypes",
+                   "%s: decode_write_kv_dtypes is %#llx; some of kv_dtypes, %#llx, with the kernel "
+                   "write_kv for the steps of other kinds",
+                   c->name, (unsigned long long)c->decode_write_kv_dtypes,
+                   (unsigned long long)c->kv_dtypes);
     }
     if ((c->features & (ATTN_FEATURE_FUSED_ROPE | ATTN_FEATURE_FUSED_ROPE_NORM)) &&
         !(c->kernels & ATTN_KERNEL_ROPE_WRITE_KV)) {

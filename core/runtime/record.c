@@ -8,7 +8,6 @@
 #include "runtime/probe.h"
 
 #define MAGIC "ATTNPROB"
-#define FORMAT 1
 #define HEADER_SIZE 32
 #define MAX_ITEMS 4096
 
@@ -22,8 +21,8 @@ struct codec {
     bool failed;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 72 && sizeof(struct attn_backend_caps) == 256,
-                   "a field that is added is coded below, and FORMAT goes up");
+ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 72 && sizeof(struct attn_backend_caps) == 264,
+                   "a field that is added is coded below, and RECORD_FORMAT goes up");
 
 static const void *take(struct codec *c, size_t size)
 {
@@ -201,11 +200,12 @@ static void code_backend(struct codec *c, struct attn_backend_caps *caps)
     code_text(c, &caps->vendor);
     code_i32(c, &caps->device.type);
     code_i32(c, &caps->device.id);
-    uint64_t *const masks[] = {&caps->kernels,       &caps->layer_kinds,   &caps->phases,
-                               &caps->dtypes,        &caps->kv_dtypes,     &caps->q_dtypes,
-                               &caps->terms,         &caps->features,      &caps->walks,
-                               &caps->layouts,       &caps->k_scale_forms, &caps->v_scale_forms,
-                               &caps->p_scale_forms, &caps->output_forms};
+    uint64_t *const masks[] = {
+        &caps->kernels,       &caps->layer_kinds,   &caps->phases,
+        &caps->dtypes,        &caps->kv_dtypes,     &caps->q_dtypes,
+        &caps->terms,         &caps->features,      &caps->walks,
+        &caps->layouts,       &caps->k_scale_forms, &caps->v_scale_forms,
+        &caps->p_scale_forms, &caps->output_forms,  &caps->decode_write_kv_dtypes};
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
         code_u64(c, masks[i]);
     }
@@ -248,7 +248,7 @@ void record_write(struct text *out, const struct record *record, const struct fo
             num_backends = whole ? found->num_backends : 0;
     const size_t start = out->length;
     text_add_bytes(out, MAGIC, 8);
-    code_integer(&c, FORMAT, 8);
+    code_integer(&c, RECORD_FORMAT, 8);
     code_integer(&c, 0, 8); /* size and sum come last */
     code_integer(&c, 0, 8);
     code_head(&c, &head);
@@ -284,7 +284,7 @@ const char *record_read(struct record *record, const unsigned char *bytes, size_
     if (c.failed || memcmp(magic, MAGIC, 8) != 0) {
         return "is no record of a probe";
     }
-    if (format != FORMAT) {
+    if (format != RECORD_FORMAT) {
         return "has another format";
     }
     if (length != c.left) {

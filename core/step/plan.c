@@ -134,7 +134,7 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
                                              .layer = &layer->parts[part],
                                              .params = &layer->part_params[part],
                                              .phase = phase};
-    launch->args.flags = part == PART_MAIN && step->fused_write ? 0 : ATTN_RUN_NO_WRITE;
+    launch->args.flags = ATTN_RUN_NO_WRITE; /* but where plan() finds that it writes */
     bool gathered = layer->layer.mla != NULL && part == PART_CONTEXT;
     if (part == PART_SINK) {
         launch->args.k = layer->params->params.sink_k;
@@ -182,10 +182,11 @@ static void describe_tensors(struct step *step)
     step->merge = prefill->kernels.merge_states;
     /* The prefill of MLA and that of a spread cache attend keys beside the cache: rows are written
      * apart. */
-    step->fused_write = step->writes && step->layer->layer.mla == NULL &&
-                        !layer_is_spread(step->layer) && !layer_splits_queries(step->layer) &&
-                        prefill->caps->features & ATTN_FEATURE_FUSED_WRITE &&
+    bool may_fuse = step->writes && step->layer->layer.mla == NULL &&
+                    !layer_is_spread(step->layer) && !layer_splits_queries(step->layer);
+    step->fused_write = may_fuse && prefill->caps->features & ATTN_FEATURE_FUSED_WRITE &&
                         decode->caps->features & ATTN_FEATURE_FUSED_WRITE;
+    step->fused_decode = may_fuse && decode->caps->decode_write_kv_dtypes >> l->kv_dtype & 1;
 }
 
 static attn_status make_step(attn_plan *plan, attn_layer *layer, struct attn_error *error)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run(): the hot path. It checks the tensors, sets what changes from step to step, and calls the
- * kernels. Nothing here allocates, locks or formats text. */
+/* run(): it checks the tensors, sets what changes from step to step, and calls the kernels. Nothing
+ * here allocates, locks or formats text. */
 #include <string.h>
 
 #include "step/queries.h"
@@ -9,94 +9,6 @@
 
 #define MIN_IO 72 /* size in ABI 0.1 */
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
-
-static inline bool is_rows(const struct attn_tensor *t, const struct rows *wanted, int64_t rows)
-{
-    return tensor_kind(t) == wanted->kind && t->shape != NULL && t->shape[0] >= rows &&
-           t->shape[1] == wanted->heads && t->shape[2] == wanted->head_size &&
-           (t->strides == NULL || t->strides[2] == 1);
-}
-
-/* q, k, v and out stand side by side in both structs: two vector moves. A plain run has neither
- * extensions nor an lse, and launch_run leaves none behind. */
-static inline void set_io(struct attn_attend_args *args, const struct attn_step_io *io)
-{
-    const size_t bytes = 4 * sizeof args->q;
-    ATTN_STATIC_ASSERT(offsetof(struct attn_attend_args, out) -
-                               offsetof(struct attn_attend_args, q) ==
-                           offsetof(struct attn_step_io, out) - offsetof(struct attn_step_io, q),
-                       "q, k, v, out in one order");
-    args->stream = io->stream;
-    memcpy(&args->q, &io->q, bytes);
-}
-
-/* Flags that change a plain run, extensions and the lse in one test. */
-static inline bool is_special(const struct attn_step_io *io, uint32_t flags)
-{
-    return ((uintptr_t)io->next | (uintptr_t)io->lse | (io->flags & flags)) != 0;
-}
-
-/* One attend over a cache that has its keys: what most runs of an engine with its own write are.
- * Whatever is not plain goes the general way, which also finds the words for a refusal. */
-static attn_status run_attend(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                              struct attn_error *error)
-{
-    const struct attn_tensor *q = io->q, *out = io->out;
-    int64_t rows = plan->num_tokens;
-    if (is_special(io, ATTN_RUN_NO_ATTEND) || q == NULL || out == NULL ||
-        !is_rows(q, &step->q, rows) || !is_rows(out, &step->out, rows)) {
-        return run_general(plan, step, io, error);
-    }
-    struct launch *launch = step->main[0];
-    set_io(&launch->args, io);
-    return launch->kernel(&launch->args, error);
-}
-
-/* Likewise with the step's keys written first. */
-static attn_status run_write_attend(attn_plan *plan, struct step *step,
-                                    const struct attn_step_io *io, struct attn_error *error)
-{
-    const struct attn_tensor *q = io->q, *k = io->k, *v = io->v, *out = io->out;
-    int64_t rows = plan->num_tokens, slots = plan->given.num_slots;
-    if (is_special(io, UINT32_MAX) || q == NULL || k == NULL || v == NULL || out == NULL ||
-        !is_rows(q, &step->q, rows) || !is_rows(k, &step->k, slots) ||
-        !is_rows(v, &step->v, slots) || !is_rows(out, &step->out, rows)) {
-        return run_general(plan, step, io, error);
-    }
-    step->write.stream = io->stream;
-    step->write.k = k;
-    step->write.v = v;
-    attn_status status = step->write_kv(&step->write, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    struct launch *launch = step->main[0];
-    set_io(&launch->args, io);
-    return launch->kernel(&launch->args, error);
-}
-
-void step_choose_entry(attn_plan *plan, struct step *step)
-{
-    const struct attn_model_options *hooks = &plan->model->options;
-    bool one_call = step->program == run_attends && step->main[0] != NULL && step->main[1] == NULL;
-    bool writes = step->writes && plan->given.num_slots > 0;
-    /* keys come with the first step only */
-    bool cross = step->layer->layer.desc.kind == ATTN_LAYER_CROSS;
-    step->enter = run_general;
-    bool plain_out = step->layer->layer.desc.output_form == ATTN_OUTPUT_PLAIN;
-    if (!one_call || plan->parallel.split || !step->plain_checks || !plain_out ||
-        step->keys_are_inputs || cross || plan->validate || hooks->before_layer != NULL ||
-        hooks->after_layer != NULL) {
-        return;
-    }
-    if (!writes && !step->fused_write) {
-        step->enter = run_attend;
-    } else if (step->write_kv != NULL && !step->fused_write) {
-        step->write.slot_mapping = plan->given.slot_mapping;
-        step->write.num_slots = plan->given.num_slots;
-        step->enter = run_write_attend;
-    }
-}
 
 attn_status step_check_out(const attn_plan *plan, const struct step *step,
                            const struct attn_tensor *out, struct attn_error *error)
@@ -112,7 +24,7 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
         const struct attn_tensor fp8 = {.ndim = 3, .dtype = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1}};
         wanted.kind = tensor_kind(&fp8);
     }
-    if (out == NULL || !is_rows(out, &wanted, plan->num_tokens)) {
+    if (out == NULL || !tensor_is_rows(out, &wanted, plan->num_tokens)) {
         return FAIL("out",
                     "out is NULL or not [num_tokens or more, num_q_heads, head_size_v] of the "
                     "layer's dtype (float8_e4m3fn in the fp8 output forms) with a contiguous "
@@ -124,7 +36,7 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
 static attn_status check_attend_io(const attn_plan *plan, const struct step *step,
                                    const struct attn_step_io *io, struct attn_error *error)
 {
-    if (io->q == NULL || !is_rows(io->q, &step->q, plan->num_tokens)) {
+    if (io->q == NULL || !tensor_is_rows(io->q, &step->q, plan->num_tokens)) {
         return FAIL("q",
                     "q is NULL or not [num_tokens or more, num_q_heads, head_size] of the layer's "
                     "dtype with a contiguous last dimension");
@@ -141,17 +53,23 @@ static attn_status check_attend_io(const attn_plan *plan, const struct step *ste
 static attn_status check_keys_io(const struct step *step, const struct attn_step_io *io,
                                  int64_t rows, struct attn_error *error)
 {
-    if (io->k == NULL || !is_rows(io->k, &step->k, rows)) {
+    if (io->k == NULL || !tensor_is_rows(io->k, &step->k, rows)) {
         return FAIL("k",
                     "k is NULL or not [rows, num_kv_heads, head_size] of the layer's dtype with a "
                     "contiguous last dimension and a row per slot");
     }
-    if (io->v == NULL || !is_rows(io->v, &step->v, rows)) {
+    if (io->v == NULL || !tensor_is_rows(io->v, &step->v, rows)) {
         return FAIL("v",
                     "v is NULL or not [rows, num_kv_heads, head_size_v] of the layer's dtype with "
                     "a contiguous last dimension and a row per slot");
     }
     return ATTN_OK;
+}
+
+static bool has_rope(const struct attn_step_io *io)
+{
+    return io->next != NULL &&
+           ext_find(io->next, ATTN_EXT_IO_ROPE, sizeof(struct attn_io_rope)) != NULL;
 }
 
 /* Does this run write keys? A cross layer brings them once, and a shared cache is another's to
@@ -174,8 +92,7 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
     args->num_slots = plan->given.num_slots;
     args->k = io->k;
     args->v = io->v;
-    if (io->next != NULL &&
-        ext_find(io->next, ATTN_EXT_IO_ROPE, sizeof(struct attn_io_rope)) != NULL) {
+    if (has_rope(io)) {
         kernel = step->layer->served[ATTN_PHASE_PREFILL].instance->kernels.rope_write_kv;
         args->q = io->q;
         if (kernel == NULL) {
@@ -278,11 +195,13 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
         status = queries_gather_keys(plan, step, io, &all, error);
         io = &all.io;
     }
-    if (status == ATTN_OK && writes && !(step->fused_write && attends)) {
+    /* keys that are rotated on their way have a kernel of their own */
+    bool fused = step->fuses && writes && attends && !has_rope(io);
+    if (status == ATTN_OK && writes && !fused) {
         status = write_keys(plan, step, io, error);
     }
-    for (int32_t i = 0; i < 2 && step->fused_write && step->main[i] != NULL; i++) {
-        step->main[i]->args.flags = writes ? 0 : ATTN_RUN_NO_WRITE;
+    for (int32_t i = 0; i < 2 && step->fuses && step->main[i] != NULL; i++) {
+        step->main[i]->args.flags = fused ? 0 : ATTN_RUN_NO_WRITE;
     }
     if (status != ATTN_OK || !attends) {
         return status;

@@ -72,6 +72,14 @@ static inline void tensor_set_kind(struct attn_tensor *tensor, uint64_t kind)
     memcpy((char *)tensor + offsetof(struct attn_tensor, ndim), &kind, sizeof kind);
 }
 
+static inline bool tensor_is_rows(const struct attn_tensor *t, const struct rows *wanted,
+                                  int64_t rows)
+{
+    return tensor_kind(t) == wanted->kind && t->shape != NULL && t->shape[0] >= rows &&
+           t->shape[1] == wanted->heads && t->shape[2] == wanted->head_size &&
+           (t->strides == NULL || t->strides[2] == 1);
+}
+
 /* One layer in a plan. */
 struct step {
     step_program *enter;   /* what run() calls: by the last plan */
@@ -83,6 +91,8 @@ struct step {
     bool plain_checks;
     step_check *check_io;
     bool fused_write;     /* attends write k and v themselves */
+    bool fused_decode;    /* likewise where one attend of decodes is the whole step */
+    bool fuses;           /* by the last plan */
     bool keys_are_inputs; /* no cache: k and v are read by attend */
     bool quantizes;       /* output form through `quantize` */
     struct launch launches[ATTN_PHASE_COUNT][PART_COUNT];
@@ -225,8 +235,9 @@ const int32_t *compose_on_device(const attn_plan *plan, const int32_t *host);
 attn_status compose_send(attn_plan *plan, void *stream, struct attn_error *error);
 int32_t compose_max_integers(const attn_plan *plan);
 
-/* run.c: chooses what run() enters, after the program and its calls are chosen. */
+/* entries.c: chooses what run() enters, after the program and its calls are chosen. */
 void step_choose_entry(attn_plan *plan, struct step *step);
+/* run.c */
 extern step_program run_general;
 /* out in the layer's output form */
 attn_status step_check_out(const attn_plan *plan, const struct step *step,

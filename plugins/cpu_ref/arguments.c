@@ -169,6 +169,20 @@ attn_status check_terms(const struct attn_attend_args *args, struct attn_error *
     return ATTN_OK;
 }
 
+static attn_status check_flags(const struct attn_attend_args *args, struct attn_error *error)
+{
+    bool writes = args->k_cache != NULL && !(args->flags & ATTN_RUN_NO_WRITE);
+    bool decode = args->phase == ATTN_PHASE_DECODE;
+    if (!writes || (decode && REF_DECODE_WRITES >> args->layer->kv_dtype & 1)) {
+        return ATTN_OK;
+    }
+    return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "flags",
+                        "%u without NO_WRITE in phase %d, kv_dtype %d; attend writes keys in "
+                        "decodes (phase %d) of int8_kv and int8_k (%d, %d)",
+                        args->flags, args->phase, args->layer->kv_dtype, ATTN_PHASE_DECODE,
+                        ATTN_KV_INT8_KV, ATTN_KV_INT8_K);
+}
+
 attn_status check_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     attn_status status = check_instance(args->instance, error);
@@ -206,7 +220,8 @@ attn_status check_attend(const struct attn_attend_args *args, struct attn_error 
     if (status == ATTN_OK && args->lse != NULL) {
         status = check_lse(args->lse, "lse", error);
     }
-    return status == ATTN_OK ? check_keys(args, error) : status;
+    status = status == ATTN_OK ? check_keys(args, error) : status;
+    return status == ATTN_OK ? check_flags(args, error) : status;
 }
 
 attn_status check_write(const struct attn_write_kv_args *args, struct attn_error *error)

@@ -82,6 +82,7 @@ static const struct attn_backend_caps caps = {
     .graph_fill_seq_len = 1,
     .reorder_threshold = 1,
     .rank = {0, 0},
+    .decode_write_kv_dtypes = REF_DECODE_WRITES,
 };
 
 static const struct attn_kernels kernels = {

@@ -24,6 +24,11 @@ static void table_row_ignored(struct mutable_args *m)
     m->batch.block_table_row = NULL;
 }
 
+static void write_skipped(struct mutable_args *m)
+{
+    m->args.flags |= ATTN_RUN_NO_WRITE;
+}
+
 static void key_start_ignored(struct mutable_args *m)
 {
     m->batch.key_start_loc = NULL;
@@ -223,6 +228,7 @@ static void use_kept_lengths(struct mutable_args *m, const struct kept *kept)
 }
 
 static const struct mutant mutants[] = {
+    {.name = "mutant_decode_write_missing", .before = write_skipped},
     {.name = "mutant_table_row_ignored", .before = table_row_ignored},
     {.name = "mutant_key_start_ignored", .before = key_start_ignored},
     {.name = "mutant_unmasked_tail", .before = unmasked_tail},

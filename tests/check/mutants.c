@@ -38,6 +38,8 @@ static attn_status mutant_attend(const struct attn_attend_args *args, struct att
     m.args.layer = &m.layer;
     m.args.params = &m.params;
     m.args.batch = &m.batch;
+    /* cpu_ref's attend writes in decodes of few caches only */
+    m.args.flags |= mutant->features & ATTN_FEATURE_FUSED_WRITE ? ATTN_RUN_NO_WRITE : 0;
     bool writes = mutant->fused && !(args->flags & ATTN_RUN_NO_WRITE) && args->k != NULL;
     if (writes && args->k_cache != NULL) { /* a cross layer brings its keys once */
         const struct attn_write_kv_args write = {.struct_size = sizeof write,

@@ -147,6 +147,8 @@ DEFECT(no_table, p->batch.block_table = NULL)
 DEFECT(no_span_start, p->batch.span_start_loc = NULL)
 DEFECT(negative_reqs, p->batch.num_reqs = -1)
 DEFECT(no_query_start, p->batch.query_start_loc = NULL)
+DEFECT(write_in_prefill, args->flags = 0; args->phase = ATTN_PHASE_PREFILL)
+DEFECT(write_of_plain_rows, args->flags = 0)
 
 static const struct defect defects[] = {
     {"instance", no_instance},
@@ -187,6 +189,8 @@ static const struct defect defects[] = {
     {"block_table", no_table},
     {"span_start_loc", no_span_start},
     {"num_reqs", negative_reqs},
+    {"flags", write_in_prefill},
+    {"flags", write_of_plain_rows},
 };
 
 /* Each is refused by name, with and without room for the text, and nothing is written. */
@@ -203,6 +207,8 @@ static void test_attend_defects(void **state)
                                         .batch = &p->batch,
                                         .k_cache = &p->k_view,
                                         .v_cache = &p->v_view,
+                                        .flags = ATTN_RUN_NO_WRITE,
+                                        .phase = ATTN_PHASE_DECODE,
                                         .q = &p->q_tensor.tensor,
                                         .out = &p->out_tensor.tensor,
                                         .lse = &p->lse_tensor.tensor};

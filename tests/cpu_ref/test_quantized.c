@@ -312,6 +312,7 @@ static void check_cache(int32_t kv_dtype, const struct reference *reference)
         .batch = &batch,
         .k_cache = &k_view,
         .v_cache = &v_view,
+        .flags = ATTN_RUN_NO_WRITE,
         .q = tensor_set(&tq, q, ATTN_DTYPE_BF16, 3, (int64_t[]){QUERIES, QUERY_HEADS, DIMS}, NULL),
         .out =
             tensor_set(&to, out, ATTN_DTYPE_F32, 3, (int64_t[]){QUERIES, QUERY_HEADS, DIMS}, NULL),

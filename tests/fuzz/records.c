@@ -23,7 +23,7 @@ static uint8_t *with_header(struct blocks *blocks, const uint8_t *payload, size_
 {
     uint8_t *bytes = blocks_add(blocks, HEADER + size);
     memcpy(bytes, "ATTNPROB", 8);
-    put(bytes + 8, 1);
+    put(bytes + 8, RECORD_FORMAT);
     put(bytes + 16, size);
     put(bytes + 24, hash_bytes(HASH_INIT, payload, size));
     memcpy(bytes + HEADER, payload, size);

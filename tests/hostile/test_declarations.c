@@ -48,6 +48,15 @@ static const struct {
      "walks: declares: walks is 0x21; bits from 5 on are not known"},
     {"output_form_is_unknown", ATTN_ERROR_PLUGIN,
      "output_forms: declares: output_forms is 0x20; bits from 5 on are not known"},
+    {"decode_write_is_unknown", ATTN_ERROR_PLUGIN,
+     "decode_write_kv_dtypes: declares: decode_write_kv_dtypes is 0x20000; bits from 17 on are not "
+     "known"},
+    {"decode_write_of_no_cache", ATTN_ERROR_PLUGIN,
+     "decode_write_kv_dtypes: declares: decode_write_kv_dtypes is 0x200; some of kv_dtypes, 0x8, "
+     "with the kernel write_kv for the steps of other kinds"},
+    {"decode_write_alone", ATTN_ERROR_PLUGIN,
+     "decode_write_kv_dtypes: declares: decode_write_kv_dtypes is 0x8; some of kv_dtypes, 0x8, "
+     "with the kernel write_kv for the steps of other kinds"},
     {"no_kernels", ATTN_ERROR_PLUGIN,
      "kernels: declares: kernels, layer_kinds, phases and dtypes may not be empty"},
     {"no_phases", ATTN_ERROR_PLUGIN,

@@ -92,6 +92,7 @@ static const struct mask masks[] = {
     MASK(v_scale_forms, scale_forms),
     MASK(p_scale_forms, scale_forms),
     MASK(output_forms, output_forms),
+    MASK(decode_write_kv_dtypes, kv_dtypes),
 };
 
 /* Numbers of which more is better; limits where 0 means none. */

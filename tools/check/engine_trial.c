@@ -198,7 +198,8 @@ static enum trial_result write_keys(struct run *run, const struct side *referenc
     const struct problem *p = run->problem;
     struct attn_error error = ATTN_ERROR_INIT;
     size_t first = p->at.cache, bytes = p->at.cache_end - first;
-    bool fused = run->engine->core->caps->features & ATTN_FEATURE_FUSED_WRITE;
+    bool fused =
+        run->engine->core->caps->features & ATTN_FEATURE_FUSED_WRITE || p->v[FACTOR_WRITE].a;
     if (!p->paged || p->v[FACTOR_KV_DTYPE].a <= ATTN_KV_F32 || fused) {
         return TRIAL_PASSED; /* there is nothing to compare apart */
     }

@@ -155,6 +155,7 @@ static bool add_feature(struct factor *factor, const struct attn_backend_caps *c
 
 static bool add_features(struct factor *f, const struct attn_backend_caps *caps)
 {
+    bool writes = caps->features & ATTN_FEATURE_FUSED_WRITE || caps->decode_write_kv_dtypes != 0;
     bool p_scale = caps->p_scale_forms >> ATTN_SCALE_PER_TENSOR & 1;
     bool ok = add_queries(&f[FACTOR_QUERY], caps) && add(&f[FACTOR_P_SCALE], 0, 0);
     ok = ok && (!p_scale || add(&f[FACTOR_P_SCALE], ATTN_SCALE_PER_TENSOR, 0));
@@ -165,7 +166,7 @@ static bool add_features(struct factor *f, const struct attn_backend_caps *caps)
     ok = ok && add_feature(&f[FACTOR_LENGTHS], caps, ATTN_FEATURE_DEVICE_SEQ_LENS, LENGTHS_DEVICE);
     ok = ok && add(&f[FACTOR_FIRST_ROW], 0, 0) && add(&f[FACTOR_FIRST_ROW], 5, 0);
     ok = ok && add_feature(&f[FACTOR_TABLE_ROW], caps, ATTN_FEATURE_BLOCK_TABLE_ROW, 1);
-    ok = ok && add_feature(&f[FACTOR_WRITE], caps, ATTN_FEATURE_FUSED_WRITE, 1);
+    ok = ok && add(&f[FACTOR_WRITE], 0, 0) && (!writes || add(&f[FACTOR_WRITE], 1, 0));
     ok = ok && add_feature(&f[FACTOR_LSE], caps, ATTN_FEATURE_LSE, 1);
     ok = ok && add_feature(&f[FACTOR_LSE], caps, ATTN_FEATURE_LSE, 2);
     return ok && add(&f[FACTOR_STRIDES], 0, 0) && add(&f[FACTOR_STRIDES], 1, 0);

@@ -99,10 +99,22 @@ static void settle_terms(const struct case_space *space, struct attend_case *c)
     }
 }
 
+/* An attend writes in every step, or in decodes of some caches only. */
+static void settle_write(const struct case_space *space, struct attend_case *c)
+{
+    bool decode = shape_is_decode(case_value(space, c, FACTOR_SHAPE).a);
+    int32_t kv = case_value(space, c, FACTOR_KV_DTYPE).a;
+    if (!(space->caps.features & ATTN_FEATURE_FUSED_WRITE) &&
+        !(decode && space->caps.decode_write_kv_dtypes >> kv & 1)) {
+        off(c, FACTOR_WRITE);
+    }
+}
+
 void case_settle(const struct case_space *space, struct attend_case *c)
 {
     settle_terms(space, c);
     settle_cache(space, c);
+    settle_write(space, c);
 }
 
 uint64_t case_terms(const struct factor_value *v)

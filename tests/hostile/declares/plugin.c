@@ -43,6 +43,10 @@ CHANGE(phase_is_unknown, c->phases |= BIT(5))
 CHANGE(feature_is_unknown, c->features |= BIT(63))
 CHANGE(walk_is_unknown, c->walks |= BIT(5))
 CHANGE(output_form_is_unknown, c->output_forms |= BIT(ATTN_OUTPUT_FORM_COUNT))
+CHANGE(decode_write_is_unknown, c->decode_write_kv_dtypes = BIT(ATTN_KV_DTYPE_COUNT))
+CHANGE(decode_write_of_no_cache, c->decode_write_kv_dtypes = BIT(ATTN_KV_INT8_KV))
+CHANGE(decode_write_alone, c->decode_write_kv_dtypes = c->kv_dtypes;
+       c->kernels = ATTN_KERNEL_ATTEND; c->features |= ATTN_FEATURE_FUSED_WRITE)
 CHANGE(no_kernels, c->kernels = 0)
 CHANGE(no_phases, c->phases = 0)
 CHANGE(no_dtypes, c->dtypes = 0)
@@ -110,6 +114,9 @@ static const struct {
     ENTRY_OF(feature_is_unknown),
     ENTRY_OF(walk_is_unknown),
     ENTRY_OF(output_form_is_unknown),
+    ENTRY_OF(decode_write_is_unknown),
+    ENTRY_OF(decode_write_of_no_cache),
+    ENTRY_OF(decode_write_alone),
     ENTRY_OF(no_kernels),
     ENTRY_OF(no_phases),
     ENTRY_OF(no_dtypes),

@@ -57,6 +57,7 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     caps.max_speculative_tokens = 5;
     caps.rank[0] = -3;
     caps.rank[1] = 77;
+    caps.decode_write_kv_dtypes = UINT64_C(1) << ATTN_KV_FP8_E4M3;
     caps.refused = refused;
     caps.num_refused = 2;
     status = status ? status : sink->backend(sink->user, &caps);

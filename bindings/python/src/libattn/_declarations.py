@@ -583,6 +583,7 @@ class attn_backend_caps(Structure):
         ("max_speculative_tokens", c_int32),
         ("rank", c_int32 * 2),
         ("reserved", c_int32),
+        ("decode_write_kv_dtypes", c_uint64),
     ]
 
 

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cpu_ref under the name of spy, which counts how the core has rows written; as spy_apart it does
+ * not say that its attends can write. */
+#include "spy.h"
+
+#include <attn/plugin.h>
+#include <dlfcn.h>
+#include <stddef.h>
+#include <string.h>
+
+ATTN_EXPORT struct spy_counts spy_counts;
+
+static const struct attn_plugin *real;
+static struct attn_plugin mine;
+static struct attn_kernels real_kernels, kernels;
+static const struct attn_probe_sink *outer; /* while a probe runs */
+
+static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
+{
+    spy_counts.attends++;
+    if (!(args->flags & ATTN_RUN_NO_WRITE)) {
+        spy_counts.fused++;
+        spy_counts.fused_prefills += args->phase == ATTN_PHASE_PREFILL;
+    }
+    return real_kernels.attend(args, error);
+}
+
+static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    spy_counts.writes++;
+    return real_kernels.write_kv(args, error);
+}
+
+static attn_status rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+{
+    spy_counts.rope_writes++;
+    return real_kernels.rope_write_kv(args, error);
+}
+
+static attn_status take_backend(void *user, const struct attn_backend_caps *caps)
+{
+    struct attn_backend_caps renamed = *caps;
+    renamed.name = "spy";
+    attn_status status = outer->backend(user, &renamed);
+    renamed.name = "spy_apart";
+    renamed.decode_write_kv_dtypes = 0;
+    return status == ATTN_OK ? outer->backend(user, &renamed) : status;
+}
+
+static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
+                         struct attn_error *error)
+{
+    struct attn_probe_sink inner = *sink;
+    outer = sink;
+    inner.backend = take_backend;
+    return real->probe(host, &inner, error);
+}
+
+static attn_status create(const struct attn_host *host, const char *backend, const char *variant,
+                          struct attn_device device, attn_instance **instance,
+                          const struct attn_kernels **table, struct attn_error *error)
+{
+    (void)backend;
+    attn_status status = real->create(host, "cpu_ref", variant, device, instance, table, error);
+    if (status == ATTN_OK) {
+        real_kernels = kernels = **table;
+        kernels.attend = attend;
+        kernels.write_kv = write_kv;
+        kernels.rope_write_kv = rope_write_kv;
+        *table = &kernels;
+    }
+    return status;
+}
+
+attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plugin **out,
+                              struct attn_error *error)
+{
+    attn_plugin_entry_fn *entry = NULL;
+    void *library = dlopen(CPU_REF_FILE, RTLD_NOW | RTLD_LOCAL);
+    void *symbol = library != NULL ? dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL) : NULL;
+    *out = NULL;
+    if (symbol == NULL) {
+        return ATTN_ERROR_ABSENT;
+    }
+    memcpy(&entry, &symbol, sizeof entry);
+    attn_status status = entry(min, max, &real, error);
+    if (status == ATTN_OK) {
+        mine = *real;
+        mine.name = "spy";
+        mine.probe = probe;
+        mine.create = create;
+        *out = &mine;
+    }
+    return status;
+}

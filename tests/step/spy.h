@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef STEP_SPY_H
+#define STEP_SPY_H
+
+#include <stdint.h>
+
+/* Calls of kernels; `fused`: attends that had to write. */
+struct spy_counts {
+    int32_t attends, fused, fused_prefills, writes, rope_writes;
+};
+
+#endif

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Caches whose decodes write in their attend: which steps and layers get it, that whatever is
+ * beside it still writes before, and that the cache comes out the same by every bit. */
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fixture.h"
+#include "history.h"
+#include "spy.h"
+
+enum { LEVEL_1, LEVEL_2, PLAIN, PER_TOKEN_HEAD, LAYERS, FUSING = 2 };
+
+static const struct attn_layer_desc layers[LAYERS] = {
+    [LEVEL_1] = {.kind = ATTN_LAYER_DECODER, .kv_dtype = ATTN_KV_INT8_KV},
+    [LEVEL_2] = {.kind = ATTN_LAYER_DECODER, .kv_dtype = ATTN_KV_INT8_K},
+    [PLAIN] = {.kind = ATTN_LAYER_DECODER},
+    [PER_TOKEN_HEAD] = {.kind = ATTN_LAYER_DECODER, .kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD},
+};
+static const int32_t prefill[H_REQS] = {9, 5, 12, 20}, decode[H_REQS] = {1, 1, 1, 1},
+                     mixed[H_REQS] = {1, 1, 4, 9}, drafts[H_REQS] = {3, 3, 3, 3};
+
+/* Of the file that the core has opened. */
+static struct spy_counts *counts(void)
+{
+    void *library = dlopen(SPY_FILE, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(library);
+    struct spy_counts *found = dlsym(library, "spy_counts");
+    assert_non_null(found);
+    return found;
+}
+
+/* A step's calls, by what it is made of. */
+static void expect(struct history *h, const int32_t *query_lens, enum history_way way,
+                   int32_t writes, int32_t fused)
+{
+    struct spy_counts *c = counts();
+    memset(c, 0, sizeof *c);
+    history_step(h, query_lens, way);
+    assert_int_equal(c->attends, h->num_layers);
+    assert_int_equal(c->writes, writes);
+    assert_int_equal(c->fused, fused);
+    assert_int_equal(c->fused_prefills, 0);
+}
+
+static void test_which_steps_and_layers(void **state)
+{
+    struct history *h = calloc(1, sizeof *h);
+    (void)state;
+    history_init(h, "spy", layers, LAYERS);
+    expect(h, prefill, HISTORY_ONE_RUN, LAYERS, 0);
+    expect(h, decode, HISTORY_ONE_RUN, LAYERS - FUSING, FUSING);
+    expect(h, mixed, HISTORY_ONE_RUN, LAYERS, 0); /* a mixed step writes first */
+    expect(h, decode, HISTORY_ONE_RUN, LAYERS - FUSING, FUSING);
+    expect(h, decode, HISTORY_APART, LAYERS, 0);
+    expect(h, decode, HISTORY_ONE_RUN, LAYERS - FUSING, FUSING);
+    history_finish(h);
+    free(h);
+}
+
+/* Several queries of a request are decodes too where the layer drafts; they see each other's keys.
+ */
+static void test_drafts(void **state)
+{
+    struct history *h = calloc(1, sizeof *h);
+    struct attn_layer_desc drafting[FUSING] = {layers[LEVEL_1], layers[LEVEL_2]};
+    (void)state;
+    drafting[0].num_speculative_tokens = drafting[1].num_speculative_tokens = 2;
+    history_init(h, "spy", drafting, FUSING);
+    expect(h, prefill, HISTORY_ONE_RUN, FUSING, 0);
+    expect(h, drafts, HISTORY_ONE_RUN, 0, FUSING);
+    expect(h, decode, HISTORY_ONE_RUN, 0, FUSING);
+    history_finish(h);
+    free(h);
+}
+
+/* The backend of the decodes fuses, whatever serves the prefills. */
+static void test_two_backends(void **state)
+{
+    struct history *h = calloc(1, sizeof *h);
+    (void)state;
+    history_init(h, "prefill=cpu_ref;decode=spy", layers, LAYERS);
+    struct spy_counts *c = counts();
+    memset(c, 0, sizeof *c);
+    history_step(h, prefill, HISTORY_ONE_RUN);
+    history_step(h, mixed, HISTORY_ONE_RUN);
+    assert_int_equal(c->fused, 0);
+    history_step(h, decode, HISTORY_ONE_RUN);
+    assert_int_equal(c->fused, FUSING);
+    assert_int_equal(c->writes, 0); /* all others are the prefills' backend's */
+    history_finish(h);
+    history_init(h, "prefill=spy;decode=spy_apart", layers, LAYERS);
+    memset(c, 0, sizeof *c);
+    history_step(h, prefill, HISTORY_ONE_RUN);
+    history_step(h, decode, HISTORY_ONE_RUN);
+    assert_int_equal(c->fused, 0);
+    assert_int_equal(c->writes, 2 * LAYERS);
+    history_finish(h);
+    free(h);
+}
+
+static void test_bits_of_the_cache(void **state)
+{
+    static const int32_t *const steps[] = {prefill, decode, decode, mixed, decode};
+    struct history *fused = calloc(1, sizeof *fused), *apart = calloc(1, sizeof *apart);
+    (void)state;
+    history_init(fused, "spy", layers, LAYERS);
+    history_init(apart, "cpu_ref", layers, LAYERS);
+    struct spy_counts *c = counts();
+    memset(c, 0, sizeof *c);
+    for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
+        history_step(fused, steps[s], HISTORY_ONE_RUN);
+        history_step(apart, steps[s], HISTORY_APART);
+        for (int32_t i = 0; i < LAYERS; i++) {
+            const struct history_layer *a = &fused->layers[i], *b = &apart->layers[i];
+            assert_int_equal(a->cache_bytes, b->cache_bytes);
+            assert_memory_equal(a->cache, b->cache, a->cache_bytes);
+        }
+    }
+    assert_int_equal(c->fused, 3 * FUSING);
+    history_finish(fused);
+    history_finish(apart);
+    free(fused);
+    free(apart);
+}
+
+static void run(struct fixture *f, uint32_t flags, int32_t writes, int32_t fused)
+{
+    struct spy_counts *c = counts();
+    memset(c, 0, sizeof *c);
+    f->io.flags = flags;
+    assert_int_equal(f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error),
+                     ATTN_OK);
+    assert_int_equal(c->writes, writes);
+    assert_int_equal(c->fused, fused);
+}
+
+/* Runs of one plan, the plain ones by the short way and by the general one. */
+static void test_flags_of_runs(void **state)
+{
+    static const int32_t ones[] = {1, 1, 1}, lens[] = {40, 17, 33};
+    const struct attn_layer_desc layer = {
+        .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV};
+    (void)state;
+    for (int32_t general = 0; general < 2; general++) {
+        struct fixture f;
+        fixture_init(&f, "spy", &layer, ones, lens, 3, 0, NULL, general);
+        f.io.lse = NULL;
+        fixture_step(&f);
+        run(&f, ATTN_RUN_NO_WRITE, 0, 0);
+        run(&f, 0, 0, 1);
+        run(&f, ATTN_RUN_NO_ATTEND, 1, 0);
+        run(&f, 0, 0, 1);
+        f.batch.num_slots = 0; /* the engine has written */
+        f.io.flags = 0;
+        fixture_step(&f);
+        run(&f, 0, 0, 0);
+        fixture_finish(&f);
+    }
+}
+
+/* Keys that are rotated on their way are written by the kernel that rotates them. */
+static void test_rotated_keys(void **state)
+{
+    static const int32_t ones[] = {1, 1, 1}, lens[] = {40, 17, 33};
+    const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER,
+                                          .causal = 1,
+                                          .kv_dtype = ATTN_KV_INT8_KV,
+                                          .rope = ATTN_ROPE_NEOX};
+    static float cos_sin[64][32];
+    static const int64_t positions[] = {39, 16, 32};
+    int64_t shape[] = {64, 32};
+    const struct attn_tensor table = {
+        cos_sin, {ATTN_DEVICE_CPU, 0}, 2, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+    const struct attn_io_rope rope = {.ext = {ATTN_EXT_IO_ROPE, 0, sizeof rope, NULL},
+                                      .form = ATTN_ROPE_NEOX,
+                                      .positions = positions,
+                                      .cos_sin = &table};
+    struct fixture f;
+    struct spy_counts *c = counts();
+    (void)state;
+    for (int32_t i = 0; i < 64 * 32; i++) {
+        cos_sin[i / 32][i % 32] = i % 32 < 16 ? 1 : 0; /* by no angle */
+    }
+    fixture_init(&f, "spy", &layer, ones, lens, 3, 0, NULL, false);
+    memset(c, 0, sizeof *c);
+    f.io.next = &rope.ext;
+    fixture_step(&f);
+    assert_int_equal(c->rope_writes, 1);
+    assert_int_equal(c->fused + c->writes, 0);
+    f.io.next = NULL;
+    fixture_step(&f);
+    assert_int_equal(c->rope_writes, 1);
+    assert_int_equal(c->fused, 1);
+    fixture_finish(&f);
+}
+
+/* A shared prefix is attended apart; the attend of what is behind it writes. */
+static void test_cascade(void **state)
+{
+    const struct attn_layer_desc layer = {
+        .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV, .num_kv_heads = 4};
+    int32_t ones[8], lens[8];
+    struct fixture f, whole;
+    struct spy_counts *c = counts();
+    (void)state;
+    for (int32_t r = 0; r < 8; r++) {
+        ones[r] = 1;
+        lens[r] = 260 + 3 * r;
+    }
+    fixture_init(&f, "spy", &layer, ones, lens, 8, 256, NULL, true);
+    fixture_init(&whole, "cpu_ref", &layer, ones, lens, 8, 256, NULL, true);
+    whole.batch.flags |= ATTN_BATCH_NO_CASCADE;
+    memset(c, 0, sizeof *c);
+    fixture_step(&f);
+    fixture_step(&whole);
+    assert_int_equal(c->attends, 2);
+    assert_int_equal(c->fused, 1);
+    assert_int_equal(c->writes, 0);
+    assert_true(fixture_difference(&f, &whole) < 1e-5);
+    fixture_finish(&f);
+    fixture_finish(&whole);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_which_steps_and_layers),
+        cmocka_unit_test(test_drafts),
+        cmocka_unit_test(test_two_backends),
+        cmocka_unit_test(test_bits_of_the_cache),
+        cmocka_unit_test(test_flags_of_runs),
+        cmocka_unit_test(test_rotated_keys),
+        cmocka_unit_test(test_cascade),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
