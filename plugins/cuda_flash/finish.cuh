@@ -74,44 +74,44 @@ static __device__ __forceinline__ void write_values(const flash_params &p, int32
     }
 }
 
-/* AHEAD parts' OWN neighbouring values, as vectors. */
-template <int OWN, int AHEAD> struct parts_ahead {
-    float v[AHEAD][OWN];
-
-    __device__ __forceinline__ void load(int u, const float *from)
-    {
+/* A lane's neighbouring values of a part; zeros where it is not `real`. */
+template <int OWN>
+static __device__ __forceinline__ void load_values(bool real, const float *from, float (&x)[OWN])
+{
+#pragma unroll
+    for (int e = 0; e < OWN; e++) {
+        x[e] = 0.0f;
+    }
+    if (real) {
         if constexpr (OWN == 2) {
-            float2 x = __ldcg((const float2 *)from);
-            v[u][0] = x.x, v[u][1] = x.y;
+            float2 y = __ldcg((const float2 *)from);
+            x[0] = y.x, x[1] = y.y;
         } else {
 #pragma unroll
             for (int e = 0; e < OWN; e += 4) {
-                float4 x = __ldcg((const float4 *)(from + e));
-                v[u][e] = x.x, v[u][e + 1] = x.y, v[u][e + 2] = x.z, v[u][e + 3] = x.w;
+                float4 y = __ldcg((const float4 *)(from + e));
+                x[e] = y.x, x[e + 1] = y.y, x[e + 2] = y.z, x[e + 3] = y.w;
             }
         }
     }
-    __device__ __forceinline__ void clear(int u)
-    {
-#pragma unroll
-        for (int e = 0; e < OWN; e++) {
-            v[u][e] = 0.0f;
-        }
-    }
-};
+}
 
 /* Parts first .. last of an item, always in this order: the same bits every time. A warp has a row:
- * each lane the weight of one part in 32, and D / 32 dims of all. A part's values are on their way
- * before the weights are known. */
-template <int D>
-static __device__ void merge_parts(const flash_params &p, const flash_run &run, int32_t first_slot,
-                                   int32_t slot_step)
+ * each lane the weight of one part in 32, and D / 32 dims of all. All parts' values of one pass are
+ * on their way before their weights are known, as many as there is room for in `scratch`. */
+template <int D, int SCRATCH>
+static __device__ void merge_parts(const flash_params &p, const flash_run &run, char *scratch)
 {
-    constexpr int own = D / 32, ahead = MERGE_AHEAD * 4 / own;
-    const int64_t size = (int64_t)p.row_tile * (D + 2), step = slot_step * size;
-    const float *zeroth = p.parts + first_slot * size, *rest = p.parts + run.first * step;
+    constexpr int own = D / 32, ahead = MERGE_AHEAD * 4 / own < 32 ? MERGE_AHEAD * 4 / own : 32;
+    constexpr int room = SCRATCH / (128 * own * 4), pass = ahead + room < 32 ? ahead + room : 32;
+    const int64_t size = (int64_t)p.row_tile * (D + 2), step = p.by_item ? size : 2 * size;
+    /* Only the first of the parts begins inside its segment, unless that begins the item. */
+    const float *rest = p.parts + run.first * step, *zeroth = rest + (p.by_item ? 0 : size);
     int32_t count = run.last - run.first + 1, lane = threadIdx.x & 31;
     auto part_at = [&](int32_t i) { return i == 0 ? zeroth : rest + i * step; };
+    auto spare_at = [&](int32_t i) {
+        return scratch + ((i - ahead) * 128 + threadIdx.x) * own * 4;
+    };
     float v_scale = value_scale(p, run.head);
     for (int32_t row = threadIdx.x >> 5; row < run.pair.num_rows; row += 4) {
         float o[own], high = -INFINITY, sum = 0.0f;
@@ -119,42 +119,50 @@ static __device__ void merge_parts(const flash_params &p, const flash_run &run, 
         for (int e = 0; e < own; e++) {
             o[e] = 0.0f;
         }
-        for (int32_t base = 0; base < count; base += 32) {
-            float m = -INFINITY, l = 0.0f, weight = 0.0f;
-            if (base + lane < count) {
+        for (int32_t base = 0; base < count; base += pass) {
+            int32_t here = min(count - base, pass);
+            float m = -INFINITY, l = 0.0f;
+            if (lane < here) {
                 const float *at = part_at(base + lane) + p.row_tile * D + row;
                 m = __ldcg(at);
                 l = __ldcg(at + p.row_tile);
             }
-            int32_t here = min(count - base, 32);
-            for (int32_t j = 0; j < here; j += ahead) {
-                parts_ahead<own, ahead> x;
+            for (int32_t i = ahead; i < here; i++) {
+                const float *from = part_at(base + i) + row * D + lane * own;
 #pragma unroll
-                for (int u = 0; u < ahead; u++) {
-                    if (j + u < here) {
-                        x.load(u, part_at(base + j + u) + row * D + lane * own);
-                    } else {
-                        x.clear(u);
-                    }
+                for (int e = 0; e < own; e += 4) {
+                    copy16(shared_address(spare_at(i) + e * 4), from + e, 16);
                 }
-                if (j == 0) {
-                    float before = high;
-                    high = fmaxf(high, warp_largest(m, false));
-                    float at = high == -INFINITY ? 0.0f : high, shrink = exp2f(before - at);
-                    weight = exp2f(m - at);
-                    sum = sum * shrink + warp_sum(weight * l);
+            }
+            float x[ahead][own];
 #pragma unroll
-                    for (int e = 0; e < own; e++) {
-                        o[e] *= shrink;
-                    }
+            for (int i = 0; i < ahead; i++) {
+                load_values<own>(i < here, part_at(base + i) + row * D + lane * own, x[i]);
+            }
+            float before = high;
+            high = fmaxf(high, warp_largest(m, false));
+            float at = high == -INFINITY ? 0.0f : high, shrink = exp2f(before - at);
+            float weight = exp2f(m - at);
+            sum = sum * shrink + warp_sum(weight * l);
+#pragma unroll
+            for (int e = 0; e < own; e++) {
+                o[e] *= shrink;
+            }
+#pragma unroll
+            for (int i = 0; i < ahead; i++) {
+                float f = __shfl_sync(0xffffffffu, weight, i);
+#pragma unroll
+                for (int e = 0; e < own; e++) {
+                    o[e] += f * x[i][e];
                 }
+            }
+            wait_for_copies();
+            for (int32_t i = ahead; i < here; i++) {
+                float f = __shfl_sync(0xffffffffu, weight, i);
+                const float *y = (const float *)spare_at(i);
 #pragma unroll
-                for (int u = 0; u < ahead; u++) {
-                    float f = __shfl_sync(0xffffffffu, weight, j + u);
-#pragma unroll
-                    for (int e = 0; e < own; e++) {
-                        o[e] += f * x.v[u][e];
-                    }
+                for (int e = 0; e < own; e++) {
+                    o[e] += f * y[e];
                 }
             }
         }
@@ -270,16 +278,74 @@ static __device__ __forceinline__ void store_rows(const flash_params &p, const f
     }
 }
 
+/* What a computing thread knows of the CTA's parts: one at most is open, in memory but of unknown
+ * rank. With the clerk, its rank is asked for at the end of the next run. */
+struct open_parts {
+    bool open = false;
+    int phase = 0;
+};
+
+template <int KIND, int D, bool SPLIT>
+static __device__ __forceinline__ void
+settle_part(const flash_params &p, shared<KIND, D, SPLIT> &mine, char *scratch, open_parts &parts)
+{
+    using S = shape<KIND, D, SPLIT>;
+    if (!parts.open) {
+        return;
+    }
+    parts.open = false;
+    barrier_wait(shared_address(&mine.told), parts.phase);
+    parts.phase ^= 1;
+    if (mine.last_one) {
+        barrier_consumers(); /* all warps have read the stage */
+        merge_parts<D, 2 * S::half>(p, mine.open, scratch);
+        barrier_consumers(); /* scratch and `open` are used again */
+    }
+}
+
+/* The part is written: thread 0 publishes it for all, or the clerk does. */
+template <int KIND, int D, bool SPLIT>
+static __device__ __forceinline__ void open_part(const flash_params &p,
+                                                 shared<KIND, D, SPLIT> &mine, const flash_run &run,
+                                                 open_parts &parts)
+{
+    if (threadIdx.x == 0) {
+        mine.open = run;
+    }
+    parts.open = true;
+    if (p.mapped) {
+        barrier_arrive(shared_address(&mine.part_there));
+        return;
+    }
+    barrier_consumers();
+    if (threadIdx.x == 0) {
+        mine.last_one = publish_part(p, run);
+        barrier_arrive(shared_address(&mine.told));
+    }
+}
+
+/* The CTA has no more parts. */
+template <int KIND, int D, bool SPLIT>
+static __device__ __forceinline__ void dismiss_clerk(const flash_params &p,
+                                                     shared<KIND, D, SPLIT> &mine)
+{
+    if (p.mapped) {
+        if (threadIdx.x == 0) {
+            mine.open.item = NO_ITEM;
+        }
+        barrier_arrive(shared_address(&mine.part_there));
+    }
+}
+
 /* `stage` is the run's last; nobody copies into it before this is done. */
 template <int KIND, int D, bool SPLIT>
-static __device__ __forceinline__ void finish_run(const flash_params &p, const flash_run &run,
-                                                  char *stage, int32_t *last_one, float (&m)[2],
-                                                  float (&l)[2], const float (&o)[D / 8][4])
+static __device__ __forceinline__ void
+finish_run(const flash_params &p, shared<KIND, D, SPLIT> &mine, const flash_run &run, char *stage,
+           open_parts &parts, float (&m)[2], float (&l)[2], const float (&o)[D / 8][4])
 {
     using S = shape<KIND, D, SPLIT>;
     bool whole = run.count == run.pair.num_tiles;
-    int32_t slot_step = p.by_item ? 1 : 2;
-    int32_t slot = slot_step * run.segment + (!p.by_item && run.tile == 0);
+    int32_t slot = p.by_item ? run.segment : 2 * run.segment + (run.tile == 0);
     float *part = p.parts + (int64_t)slot * p.row_tile * (D + 2);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -293,22 +359,9 @@ static __device__ __forceinline__ void finish_run(const flash_params &p, const f
     } else {
         store_rows<KIND, D>(p, run, whole, part, m, l, o);
     }
-    if (whole) {
-        return;
-    }
-    barrier_consumers(); /* the part is written: thread 0 publishes it for all */
-    if (threadIdx.x == 0) {
-        bool last = add_and_publish(&p.arrived[run.item], 1) == run.last - run.first;
-        if (last) {
-            p.arrived[run.item] = 0; /* for the next run of this plan */
-        }
-        *last_one = last;
-    }
-    barrier_consumers();
-    if (*last_one) {
-        /* Only the first of the parts begins inside its segment, unless that begins the item. */
-        int32_t first_slot = slot_step * run.first + (!p.by_item);
-        merge_parts<D>(p, run, first_slot, slot_step);
+    settle_part<KIND, D, SPLIT>(p, mine, stage, parts);
+    if (!whole) {
+        open_part<KIND, D, SPLIT>(p, mine, run, parts);
     }
 }
 

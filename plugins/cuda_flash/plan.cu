@@ -278,27 +278,36 @@ static __device__ stream_cut cut_stream(const flash_params &p, int32_t pairs, in
 }
 
 /* Which pair a segment begins in, and which segments share its outer items. They are taken level by
- * level, so that the last ones are small and of all items. */
-static __device__ void link_segments(const flash_params &p, int32_t pairs, const stream_cut &cut,
-                                     const int32_t *starts, const int32_t *begin)
+ * level, so that the last ones are small and of all items; empty ones by nobody. */
+static __device__ int32_t link_segments(const flash_params &p, int32_t pairs, const stream_cut &cut,
+                                        const int32_t *starts, const int32_t *begin, int32_t *warps)
 {
-    for (int32_t i = threadIdx.x; i < cut.segments; i += PLAN_THREADS) {
+    int32_t kept = 0;
+    for (int32_t first = 0; first < cut.segments; first += PLAN_THREADS) {
+        int32_t turn = first + threadIdx.x;
+        int32_t i = turn % cut.shares * cut.levels + turn / cut.shares;
+        bool keep = turn < cut.segments && begin[i] < begin[i + 1];
+        int32_t at = running_sum(keep, &kept, warps);
+        if (!keep) {
+            continue;
+        }
         flash_segment s = {};
         s.begin = begin[i];
         s.end = begin[i + 1];
         s.index = i;
         s.pair_index = find_last(starts, pairs, s.begin);
         s.pair = p.pairs[s.pair_index];
-        int32_t last_tile = max(s.end - 1, s.begin); /* a segment may be empty */
-        int32_t last_pair = find_last(starts, pairs, last_tile), first_start = starts[s.pair_index];
-        int32_t of_first = (starts[s.pair_index + 1] - first_start) / p.num_kv_heads;
-        int32_t of_last = (starts[last_pair + 1] - starts[last_pair]) / p.num_kv_heads;
+        int32_t last_pair = find_last(starts, pairs, s.end - 1);
+        int32_t first_start = starts[s.pair_index];
+        int32_t of_first = tiles_of(p, starts, s.pair_index);
+        int32_t of_last = tiles_of(p, starts, last_pair);
         int32_t item = first_start + (s.begin - first_start) / of_first * of_first;
-        int32_t last_item = starts[last_pair] + (last_tile - starts[last_pair]) / of_last * of_last;
+        int32_t last_item = starts[last_pair] + (s.end - 1 - starts[last_pair]) / of_last * of_last;
         s.first = find_last(begin, cut.segments, item);
         s.last = find_last(begin, cut.segments, last_item + of_last - 1);
-        p.segments[i % cut.levels * cut.shares + i / cut.levels] = s;
+        p.segments[at] = s;
     }
+    return kept;
 }
 
 static __global__ void __launch_bounds__(PLAN_THREADS) plan(const __grid_constant__ flash_params p)
@@ -323,8 +332,7 @@ static __global__ void __launch_bounds__(PLAN_THREADS) plan(const __grid_constan
         segments = cut_items(p, pairs, total, memory.warps);
     } else if (total > 0) {
         stream_cut cut = cut_stream(p, pairs, total, starts, memory);
-        link_segments(p, pairs, cut, starts, memory.segment_begin);
-        segments = cut.segments;
+        segments = link_segments(p, pairs, cut, starts, memory.segment_begin, memory.warps);
     }
     for (int32_t i = threadIdx.x; i < pairs * p.num_kv_heads; i += PLAN_THREADS) {
         p.arrived[i] = 0;

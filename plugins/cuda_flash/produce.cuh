@@ -10,6 +10,7 @@
 #include "visible.cuh"
 
 #define NO_RUN (-1)
+#define NO_ITEM (-1)
 
 /* The tiles of one item in one segment: what the four warps compute without looking up. */
 struct flash_run {
@@ -40,6 +41,9 @@ template <int KIND, int D, bool SPLIT> struct shared {
     alignas(128) char q[S::q_buffers][S::q_bytes];
     flash_run runs[FLASH_MAX_STAGES + 1]; /* a stage holds a tile of one run */
     uint64_t full[FLASH_MAX_STAGES], empty[FLASH_MAX_STAGES], q_empty[S::q_buffers];
+    uint64_t part_there,
+        told;       /* a part is in memory; whether it was its item's last one is known */
+    flash_run open; /* whose part that is; item NO_ITEM: no more come */
     int32_t run_of_stage[FLASH_MAX_STAGES];
     int32_t last_one, taken[2];
 };
@@ -72,21 +76,18 @@ template <int TILE> struct tile_place {
     int32_t low, high; /* keys of the tile that are read: low .. high - 1 */
 };
 
-/* An entry of the block table. AHEAD: it may be one of an earlier step, or not be there at all
- * (-1); the L1 must not keep it. */
-template <bool AHEAD>
-static __device__ __forceinline__ int32_t table_entry(const flash_params &p, int64_t at)
-{
-    if (!AHEAD) {
-        return p.block_table[at];
-    }
-    return at >= 0 && at < p.block_table_size ? __ldcg(p.block_table + at) : -1;
-}
+/* An entry of the block table that was read before it was known to be the one: at `at`, or -1. */
+struct table_guess {
+    int64_t at;
+    int32_t block;
+};
 
-/* The place of a box: those of a page's columns are neighbouring lanes'. */
-template <int TILE, bool AHEAD>
+/* The place of a box: those of a page's columns are neighbouring lanes'. `entry` looks the table
+ * up. */
+template <int TILE, class Entry>
 static __device__ __forceinline__ tile_place<TILE>
-place_box(const flash_params &p, const flash_run &run, int32_t tile, int lane, int boxes_of_page)
+place_box(const flash_params &p, const flash_run &run, int32_t tile, int lane, int boxes_of_page,
+          const Entry &entry)
 {
     tile_place<TILE> at;
     int32_t base = (run.pair.k0 & ~(TILE - 1)) + tile * TILE;
@@ -98,7 +99,7 @@ place_box(const flash_params &p, const flash_run &run, int32_t tile, int lane, i
     if (key < TILE && key < at.high && key + rows > at.low) {
         int32_t index = p.paged ? (base + key) / p.block_size : 0;
         at.slot[0] = base + key - index * p.block_size + run.pair.key_start;
-        at.block[0] = p.paged ? table_entry<AHEAD>(p, run.pair.table + index) : 0;
+        at.block[0] = p.paged ? entry(run.pair.table + index) : 0;
     }
     return at;
 }
@@ -106,10 +107,13 @@ place_box(const flash_params &p, const flash_run &run, int32_t tile, int lane, i
 /* The entries are used a tile later, so that nobody waits for them here. */
 template <int TILE>
 static __device__ __forceinline__ tile_place<TILE>
-place_tile(const flash_params &p, const flash_run &run, int32_t tile, int lane, int boxes_of_page)
+place_tile(const flash_params &p, const flash_run &run, int32_t tile, int lane, int boxes_of_page,
+           const table_guess &guess)
 {
     if (p.mapped) {
-        return place_box<TILE, false>(p, run, tile, lane, boxes_of_page);
+        return place_box<TILE>(p, run, tile, lane, boxes_of_page, [&](int64_t i) {
+            return i == guess.at ? guess.block : p.block_table[i];
+        });
     }
     tile_place<TILE> at;
     int32_t base = (run.pair.k0 & ~(TILE - 1)) + tile * TILE;
@@ -130,12 +134,12 @@ place_tile(const flash_params &p, const flash_run &run, int32_t tile, int lane, 
     return at;
 }
 
-/* One of K and V of a tile by TMA: a box per block and column of 128 bytes, each from a lane. Slots
+/* K and V of a tile by TMA: a box of each per block and column of 128 bytes, from one lane. Slots
  * of a block that no query sees come along; blocks of them do not. */
 template <int KIND, int D, int TILE>
-static __device__ __forceinline__ void copy_boxes(const flash_params &p, const flash_map &map,
-                                                  int32_t head, const tile_place<TILE> &at,
-                                                  uint32_t to, uint32_t barrier, int lane)
+static __device__ __forceinline__ void copy_boxes(const flash_params &p, int32_t head,
+                                                  const tile_place<TILE> &at, uint32_t to,
+                                                  uint32_t barrier, int lane)
 {
     using S = shape<KIND, D, true>;
     constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
@@ -144,12 +148,15 @@ static __device__ __forceinline__ void copy_boxes(const flash_params &p, const f
     bool mine = at.block[0] >= 0;
     int count = __popc(__ballot_sync(0xffffffffu, mine));
     if (lane == 0) {
-        barrier_expect(barrier, count * rows * row_bytes);
+        barrier_expect(barrier, 2 * count * rows * row_bytes);
     }
     __syncwarp();
     if (mine) {
-        copy_box(to + column * TILE * row_bytes + page * rows * row_bytes, &map,
-                 column * row_bytes / S::element, at.slot[0], head, at.block[0], barrier);
+        to += column * TILE * row_bytes + page * rows * row_bytes;
+        copy_box(to, &p.k_map, column * row_bytes / S::element, at.slot[0], head, at.block[0],
+                 barrier);
+        copy_box(to + TILE * D * S::element, &p.v_map, column * row_bytes / S::element, at.slot[0],
+                 head, at.block[0], barrier);
     }
 }
 
@@ -236,47 +243,42 @@ static __device__ __forceinline__ void copy_query(const flash_params &p, const f
     }
 }
 
+/* Who copies. With TMA one warp does, and the other one is the clerk; else one copies keys, the
+ * other values. */
 template <int KIND, int D, bool SPLIT> struct producer {
     using S = shape<KIND, D, SPLIT>;
+    static constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1; /* boxes of a page */
     const flash_params &p;
     shared<KIND, D, SPLIT> &mine;
     const bool values; /* which of the two warps this is */
     const int lane;
     int stage = 0, phase = 0, run_slot = 0, q_slot = 0, q_phase = 0;
+    table_guess guess = {-1, -1};
 
     __device__ producer(const flash_params &params, shared<KIND, D, SPLIT> &memory, int thread)
         : p(params), mine(memory), values(thread >= 32), lane(thread & 31)
     {
     }
 
-    /* While the kernels before this one still run: asks L2 for the CTA's first tiles. The schedule
-     * and the table may be those of an earlier step, or none: hints alone come of them, and the L1
-     * keeps nothing. */
+    /* While the kernels before this one still run: where in the table this lane's first block will
+     * stand. The schedule may be that of an earlier step, or none: a guess alone comes of it, and
+     * the L1 keeps nothing. */
     __device__ __forceinline__ void look_ahead()
     {
-        constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
-        constexpr int row_bytes = S::chunks >= 8 ? 128 : S::chunks * 16;
         const flash_segment *segment = &p.segments[blockIdx.x];
-        int32_t begin = __ldcg(&segment->begin), end = __ldcg(&segment->end);
-        int32_t tiles = __ldcg(&segment->pair.num_tiles);
+        int32_t begin = __ldcg(&segment->begin), tiles = __ldcg(&segment->pair.num_tiles);
         int32_t within = begin - __ldcg(&segment->pair.start);
         flash_run run;
         run.pair.k0 = __ldcg(&segment->pair.k0);
         run.pair.k1 = __ldcg(&segment->pair.k1);
-        run.pair.key_start = __ldcg(&segment->pair.key_start);
+        run.pair.key_start = 0;
         run.pair.table = __ldcg(&segment->pair.table);
-        if ((int32_t)blockIdx.x >= __ldcg(&p.header->segments) || within < 0 || tiles <= 0) {
-            return;
-        }
-        run.head = within / tiles;
-        run.tile = within - run.head * tiles;
-        run.count = min(min(tiles - run.tile, end - begin), p.tune.ahead);
-        for (int32_t i = 0; i < run.count; i++) {
-            tile_place<S::tile> at = place_box<S::tile, true>(p, run, run.tile + i, lane, columns);
-            if (at.block[0] >= 0) {
-                fetch_box(values ? &p.v_map : &p.k_map, lane % columns * row_bytes / S::element,
-                          at.slot[0], run.head, at.block[0]);
-            }
+        int32_t segments = __ldcg(&p.header->segments);
+        if ((int32_t)blockIdx.x < segments && within >= 0 && tiles > 0) {
+            place_box<S::tile>(p, run, within % tiles, lane, columns, [&](int64_t i) {
+                guess.at = i >= 0 && i < p.block_table_size ? i : -1;
+                return 0;
+            });
         }
     }
 
@@ -289,7 +291,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* All 64 lanes' copies and the first's ordinary stores: 65 arrivals. */
+    /* All copying lanes' copies and the first's ordinary stores. */
     __device__ __forceinline__ void commit(int32_t run)
     {
         if (!values && lane == 0) {
@@ -300,25 +302,35 @@ template <int KIND, int D, bool SPLIT> struct producer {
         next_stage();
     }
 
+    __device__ __forceinline__ void copy_half_tile(const flash_run &run, int32_t tile, uint32_t to,
+                                                   const tile_place<S::tile> &at)
+    {
+        const flash_cache &cache = values ? p.v : p.k;
+        if (S::bytes) {
+            copy_scales<S::tile>(p, cache, run, tile, to + 2 * S::half + (values ? S::tile * 4 : 0),
+                                 lane);
+        }
+        copy_half<KIND, D, S::tile>(p, cache, values ? p.head_size_v : p.head_size, run.head, at,
+                                    to + (values ? S::half : 0), lane);
+    }
+
     __device__ __forceinline__ void copy_run(const flash_run &run)
     {
-        constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
-        tile_place<S::tile> at = place_tile<S::tile>(p, run, run.tile, lane, columns);
+        tile_place<S::tile> at = place_tile<S::tile>(p, run, run.tile, lane, columns, guess);
+        guess.at = -1;
         for (int32_t i = 0; i < run.count; i++) {
             barrier_wait(shared_address(&mine.empty[stage]), phase ^ 1);
             uint32_t to = shared_address(stage_at(mine, stage));
-            const flash_cache &cache = values ? p.v : p.k;
-            if (S::bytes) {
-                copy_scales<S::tile>(p, cache, run, run.tile + i,
-                                     to + 2 * S::half + (values ? S::tile * 4 : 0), lane);
-            }
-            to += values ? S::half : 0;
             if (p.mapped) {
-                copy_boxes<KIND, D, S::tile>(p, values ? p.v_map : p.k_map, run.head, at, to,
-                                             shared_address(&mine.full[stage]), lane);
+                copy_boxes<KIND, D, S::tile>(p, run.head, at, to, shared_address(&mine.full[stage]),
+                                             lane);
+                if (S::bytes) {
+                    to += 2 * S::half;
+                    copy_scales<S::tile>(p, p.k, run, run.tile + i, to, lane);
+                    copy_scales<S::tile>(p, p.v, run, run.tile + i, to + S::tile * 4, lane);
+                }
             } else {
-                copy_half<KIND, D, S::tile>(p, cache, values ? p.head_size_v : p.head_size,
-                                            run.head, at, to, lane);
+                copy_half_tile(run, run.tile + i, to, at);
             }
             if (i == 0 && !values) { /* a stage is free, so this run's place is */
                 if (lane == 0) {
@@ -334,7 +346,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
             }
             commit(run_slot);
             if (i + 1 < run.count) {
-                at = place_tile<S::tile>(p, run, run.tile + i + 1, lane, columns);
+                at = place_tile<S::tile>(p, run, run.tile + i + 1, lane, columns, guess);
             }
         }
         run_slot = run_slot == FLASH_MAX_STAGES ? 0 : run_slot + 1;
@@ -364,12 +376,26 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
+    /* A number that the first warp took, to both. */
+    __device__ __forceinline__ int32_t tell(int32_t taken, int turn)
+    {
+        if (p.mapped) {
+            return __shfl_sync(0xffffffffu, taken, 0);
+        }
+        if (!values && lane == 0) {
+            mine.taken[turn] = taken;
+        }
+        asm volatile("bar.sync 2, 64;" ::: "memory"); /* the number is there */
+        return mine.taken[turn];
+    }
+
     /* The first segment is the CTA's own; further ones are taken as CTAs become free, since not all
      * multiprocessors read equally fast. Who takes the last number puts the counter back. One warp
      * takes, one segment ahead, and tells the other. */
     __device__ __forceinline__ void work()
     {
         flash_segment segment = p.segments[blockIdx.x]; /* there is room for one of each CTA */
+        guess.block = guess.at >= 0 ? p.block_table[guess.at] : -1;
         int32_t segments = p.header->segments, index = blockIdx.x, taken = 0, turn = 0;
         bool shares = segments > (int32_t)gridDim.x;
         if (shares && !values && lane == 0) {
@@ -380,14 +406,10 @@ template <int KIND, int D, bool SPLIT> struct producer {
             if (!shares) {
                 break;
             }
-            if (!values && lane == 0) {
-                mine.taken[turn] = taken;
-                if (taken == segments - 1) {
-                    p.header->taken = 0;
-                }
+            if (!values && lane == 0 && taken == segments - 1) {
+                p.header->taken = 0;
             }
-            asm volatile("bar.sync 2, 64;" ::: "memory"); /* the number is there */
-            index = (int32_t)gridDim.x + mine.taken[turn];
+            index = (int32_t)gridDim.x + tell(taken, turn);
             turn ^= 1; /* read by both before it is written again: a barrier lies between */
             if (index >= segments) {
                 break;
@@ -401,5 +423,31 @@ template <int KIND, int D, bool SPLIT> struct producer {
         commit(NO_RUN);
     }
 };
+
+/* Counts the item's parts that are in memory: was this one the last? */
+static __device__ __forceinline__ bool publish_part(const flash_params &p, const flash_run &run)
+{
+    bool last = add_and_publish(&p.arrived[run.item], 1) == run.last - run.first;
+    if (last) {
+        p.arrived[run.item] = 0; /* for the next run of this plan */
+    }
+    return last;
+}
+
+/* The clerk counts parts while the computing warps go on: two round trips to memory that they need
+ * not wait for. */
+template <int KIND, int D, bool SPLIT>
+static __device__ __forceinline__ void keep_books(const flash_params &p,
+                                                  shared<KIND, D, SPLIT> &mine)
+{
+    for (int turn = 0;; turn ^= 1) {
+        barrier_wait(shared_address(&mine.part_there), turn);
+        if (mine.open.item == NO_ITEM) {
+            return;
+        }
+        mine.last_one = publish_part(p, mine.open);
+        barrier_arrive(shared_address(&mine.told));
+    }
+}
 
 #endif

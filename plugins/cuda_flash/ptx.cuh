@@ -95,6 +95,12 @@ static __device__ __forceinline__ void copy4(uint32_t to, const void *from, int 
                  : "memory");
 }
 
+/* This thread's copies are there. */
+static __device__ __forceinline__ void wait_for_copies()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 static __device__ __forceinline__ void barrier_init(uint32_t barrier, int count)
 {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
@@ -136,19 +142,6 @@ static __device__ __forceinline__ void copy_box(uint32_t to, const void *map, in
                  "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
                  "l"(map), "r"(dim), "r"(slot), "r"(head), "r"(block), "r"(barrier)
                  : "memory");
-#endif
-}
-
-/* Asks for a box in L2: a hint, whatever the memory holds by then. What is outside of the map is
- * left out. */
-static __device__ __forceinline__ void fetch_box(const void *map, int dim, int slot, int head,
-                                                 int block)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),
-        "r"(dim), "r"(slot), "r"(head), "r"(block)
-        : "memory");
 #endif
 }
 

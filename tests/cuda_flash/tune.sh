@@ -31,9 +31,9 @@ wait $one
 say "soak: $? $(tail -2 "$OUT/soak1")"
 wait $two
 say "soak, varied: $? $(tail -2 "$OUT/soak2")"
-BENCH_VARIANTS=${VARIANTS:-} timeout "${BENCH_SECONDS:-150}" "$build/cuda_flash_bench" "$plugin" >"$OUT/table" 2>&1
+BENCH_VARIANTS=${VARIANTS:-} timeout "${BENCH_SECONDS:-150}" "$build/cuda_flash_bench" "$plugin" "${ONLY:-}" >"$OUT/table" 2>&1
 say "bench: $?"
-BENCH_CLOCKS=1 BENCH_VARIANTS=${CLOCK_VARIANTS:-} timeout 40 "$build/cuda_flash_bench" "$plugin" >"$OUT/clocks" 2>&1
+BENCH_CLOCKS=1 BENCH_VARIANTS=${CLOCK_VARIANTS:-} timeout 40 "$build/cuda_flash_bench" "$plugin" "${ONLY:-}" >"$OUT/clocks" 2>&1
 say "clocks: $?"
 grep clocks "$OUT/clocks"
 [ -z "${MORE:-}" ] || sh -c "$MORE"
