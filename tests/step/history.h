@@ -31,7 +31,7 @@ struct history_layer {
     uint8_t *cache;
     size_t cache_bytes;
     float scale, v_channel_scale[H_HK * H_D];
-    h_keys k, v; /* as they were given */
+    h_keys k, v; /* as a reader of the cache is to find them */
 };
 
 struct history {
@@ -61,8 +61,10 @@ void history_finish(struct history *h);
  */
 void history_step(struct history *h, const int32_t *query_lens, enum history_way way);
 
-/* unpaged.c. One query row q [H_HQ, H_D] of request r at position p, by the formulas of the
- * features document in float64 over the rows as the cache's dtype holds them. */
+/* unpaged.c. A row as it was given becomes the row that the cache's dtype keeps of it. */
+void unpaged_store(const struct history_layer *owner, bool value, int32_t head, double *row);
+/* One query row q [H_HQ, H_D] of request r at position p, by the formulas of the
+ * features document in float64. */
 void unpaged_attend(const struct history_layer *layer, const struct history_layer *owner, int32_t r,
                     int32_t p, const double *q, double *out);
 

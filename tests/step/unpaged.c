@@ -40,25 +40,21 @@ static double row_scale(const double *x)
     return (float)(largest > 1e-6 ? largest : 1e-6);
 }
 
-/* What a reader of the cache finds for a row that was given. */
-static void stored_row(const struct history_layer *owner, bool value, int32_t head, const double *x,
-                       double *row)
+void unpaged_store(const struct history_layer *owner, bool value, int32_t head, double *row)
 {
     int32_t kv = owner->spec.kv_dtype;
     bool dynamic = kv == ATTN_KV_INT8_PER_TOKEN_HEAD ||
                    (!value && (kv == ATTN_KV_INT8_KV || kv == ATTN_KV_INT8_K));
-    double scale = dynamic ? row_scale(x) : 1;
+    double scale = dynamic ? row_scale(row) : 1;
     for (int32_t d = 0; d < H_D; d++) {
         if (dynamic) {
-            row[d] = to_int8(x[d] / scale) * scale;
+            row[d] = to_int8(row[d] / scale) * scale;
         } else if (kv == ATTN_KV_INT8_KV) {
             double channel = owner->v_channel_scale[head * H_D + d];
-            row[d] = to_int8(x[d] / channel) * channel;
+            row[d] = to_int8(row[d] / channel) * channel;
         } else if (kv == ATTN_KV_FP8_E4M3) {
-            row[d] = to_e4m3(x[d] / (double)owner->scale) * (double)owner->scale;
-        } else { /* bf16, which the row came in */
-            row[d] = x[d];
-        }
+            row[d] = to_e4m3(row[d] / (double)owner->scale) * (double)owner->scale;
+        } /* else bf16, which the row came in */
     }
 }
 
@@ -68,10 +64,10 @@ void unpaged_attend(const struct history_layer *layer, const struct history_laye
     const struct attn_layer_desc *l = &layer->desc;
     for (int32_t h = 0; h < H_HQ; h++) {
         int32_t head = h / (H_HQ / H_HK), first = l->has_window ? p - l->window_left : 0;
-        double score[H_KEYS], row[H_D], sum = 0, m = -INFINITY, o[H_D] = {0};
+        double score[H_KEYS], sum = 0, m = -INFINITY, o[H_D] = {0};
         first = first > 0 ? first : 0;
         for (int32_t j = first; j <= p; j++) {
-            stored_row(owner, false, head, owner->k[r][j][head], row);
+            const double *row = owner->k[r][j][head];
             score[j] = 0;
             for (int32_t d = 0; d < H_D; d++) {
                 score[j] += (double)l->scale * q[h * H_D + d] * row[d];
@@ -80,7 +76,7 @@ void unpaged_attend(const struct history_layer *layer, const struct history_laye
         }
         for (int32_t j = first; j <= p; j++) {
             double w = exp(score[j] - m);
-            stored_row(owner, true, head, owner->v[r][j][head], row);
+            const double *row = owner->v[r][j][head];
             sum += w;
             for (int32_t d = 0; d < H_D; d++) {
                 o[d] += w * row[d];
