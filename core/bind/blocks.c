@@ -43,7 +43,8 @@ static void add_plane(struct planes *all, struct plane plane)
 static int64_t row_bytes(const attn_layer *layer, const struct attn_kv_view *view, bool value)
 {
     if (layer->layer.gdn != NULL) { /* states are float32, their windows activations */
-        return view->head_size * (value && layer->layer.desc.dtype != ATTN_DTYPE_F32 ? 2 : 4);
+        int64_t bytes = value && layer->layer.desc.dtype != ATTN_DTYPE_F32 ? 2 : 4;
+        return view->head_size * bytes;
     }
     int64_t row = kv_row_bytes(layer->spec.kv_dtype, view->head_size, value);
     return layer->spec.kv_dtype == ATTN_KV_NVFP4 ? view->head_size / 2 : row;
