@@ -9,48 +9,6 @@
 #include "select/names.h"
 #include "util/structs.h"
 
-void reasons_add(struct reasons *reasons, const char *field, const char *asked,
-                 const char *supported)
-{
-    if (reasons->count == reasons->capacity) {
-        int32_t capacity = reasons->capacity > 0 ? 2 * reasons->capacity : 4;
-        struct attn_reason *items = arena_array(reasons->arena, (size_t)capacity, sizeof *items);
-        if (items == NULL) {
-            reasons->failed = true;
-            return;
-        }
-        if (reasons->count > 0) {
-            memcpy(items, reasons->items, sizeof *items * (size_t)reasons->count);
-        }
-        reasons->items = items;
-        reasons->capacity = capacity;
-    }
-    struct attn_reason *reason = &reasons->items[reasons->count];
-    *reason = (struct attn_reason){sizeof *reason, NULL, arena_string(reasons->arena, field),
-                                   arena_string(reasons->arena, asked),
-                                   arena_string(reasons->arena, supported)};
-    if (reason->field == NULL || reason->asked == NULL || reason->supported == NULL) {
-        reasons->failed = true;
-        return;
-    }
-    reasons->count++;
-}
-
-void check_refuse_number(struct check *check, const char *field, int64_t asked,
-                         const char *supported)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%lld", (long long)asked);
-    reasons_add(check->reasons, field, text, supported);
-}
-
-void check_refuse_limit(struct check *check, const char *field, int64_t asked, int64_t most)
-{
-    char supported[48];
-    snprintf(supported, sizeof supported, "at most %lld", (long long)most);
-    check_refuse_number(check, field, asked, supported);
-}
-
 /* A code against a mask, with the mask's names as what is supported. */
 static void hold_code(struct check *check, const char *field, int32_t code, uint64_t mask,
                       int32_t count, const char *(*name)(int32_t))
@@ -62,125 +20,6 @@ static void hold_code(struct check *check, const char *field, int32_t code, uint
     text_init(&supported, check->reasons->host);
     name_mask(&supported, mask, count, name);
     reasons_add(check->reasons, field, name(code), text_get(&supported));
-    check->reasons->failed |= supported.failed;
-    text_finish(&supported);
-}
-
-static bool in_range(const struct attn_range *range, int32_t value)
-{
-    int32_t step = range->multiple > 0 ? range->multiple : 1;
-    return value >= range->min && value <= range->max && (value - range->min) % step == 0;
-}
-
-bool range_holds(const struct attn_range *ranges, int32_t count, int32_t value)
-{
-    for (int32_t i = 0; i < count; i++) {
-        if (in_range(&ranges[i], value)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static void add_range(struct text *text, const struct attn_range *range)
-{
-    if (range->min == range->max) {
-        text_add(text, "%d", range->min);
-    } else if (range->multiple > 1) {
-        text_add(text, "%d..%d in steps of %d", range->min, range->max, range->multiple);
-    } else {
-        text_add(text, "%d..%d", range->min, range->max);
-    }
-}
-
-/* What a list of ranges reads as: no range is "none". */
-static const char *text_or_none(const struct text *text)
-{
-    return text->length > 0 ? text_get(text) : "none";
-}
-
-static void hold_head_size(struct check *check)
-{
-    const struct attn_backend_caps *caps = check->caps;
-    int32_t qk = check->layer->head_size, v = check->layer->head_size_v;
-    if (check_is_quantized_encoder(check) && check->whole->mm_quant->padded_head_size > 0) {
-        qk = check->whole->mm_quant->padded_head_size;
-    }
-    bool qk_found = false;
-    struct text supported;
-    char asked[48];
-    for (int32_t i = 0; i < caps->num_head_sizes; i++) {
-        const struct attn_head_size_range *range = &caps->head_sizes[i];
-        if (in_range(&range->qk, qk)) {
-            qk_found = true;
-            if (range->same ? v == qk : in_range(&range->v, v)) {
-                return;
-            }
-        }
-    }
-    text_init(&supported, check->reasons->host);
-    for (int32_t i = 0; i < caps->num_head_sizes; i++) {
-        text_add_string(&supported, i > 0 ? ", " : "");
-        add_range(&supported, &caps->head_sizes[i].qk);
-        if (!caps->head_sizes[i].same) {
-            text_add_string(&supported, " with head_size_v ");
-            add_range(&supported, &caps->head_sizes[i].v);
-        }
-    }
-    if (qk_found) {
-        snprintf(asked, sizeof asked, "%d with head_size %d", v, qk);
-        reasons_add(check->reasons, "head_size_v", asked, text_or_none(&supported));
-    } else {
-        check_refuse_number(check, "head_size", qk, text_or_none(&supported));
-    }
-    check->reasons->failed |= supported.failed;
-    text_finish(&supported);
-}
-
-static void hold_block_size(struct check *check, const int32_t *candidates, int32_t count)
-{
-    const struct attn_backend_caps *caps = check->caps;
-    int32_t asked = check->layer->block_size;
-    struct text supported;
-    if (!layer_has_cache(check->layer) || check->layer->kind == ATTN_LAYER_GDN) {
-        return;
-    }
-    if (asked > 0) {
-        check->match->block_size = asked;
-        if (range_holds(caps->block_sizes, caps->num_block_sizes, asked)) {
-            return;
-        }
-    } else if (count == 0 && caps->num_block_sizes > 0) {
-        check->match->block_size =
-            range_holds(caps->block_sizes, caps->num_block_sizes, caps->preferred_block_size)
-                ? caps->preferred_block_size
-                : caps->block_sizes[0].min;
-        return;
-    }
-    for (int32_t i = 0; asked == 0 && i < count; i++) {
-        if (range_holds(caps->block_sizes, caps->num_block_sizes, candidates[i])) {
-            check->match->block_size = candidates[i];
-            return;
-        }
-    }
-    text_init(&supported, check->reasons->host);
-    for (int32_t i = 0; i < caps->num_block_sizes; i++) {
-        text_add_string(&supported, i > 0 ? ", " : "");
-        add_range(&supported, &caps->block_sizes[i]);
-    }
-    if (asked == 0 && count > 1) {
-        struct text offered;
-        text_init(&offered, check->reasons->host);
-        for (int32_t i = 0; i < count; i++) {
-            text_add(&offered, "%s%d", i > 0 ? ", " : "", candidates[i]);
-        }
-        reasons_add(check->reasons, "block_size", text_get(&offered), text_or_none(&supported));
-        check->reasons->failed |= offered.failed;
-        text_finish(&offered);
-    } else {
-        check_refuse_number(check, "block_size", asked > 0 || count == 0 ? asked : candidates[0],
-                            text_or_none(&supported));
-    }
     check->reasons->failed |= supported.failed;
     text_finish(&supported);
 }
@@ -197,21 +36,6 @@ static void need_feature(struct check *check, bool wanted, uint64_t feature, con
 {
     if (wanted && !(check->caps->features & feature)) {
         reasons_add(check->reasons, field, asked, "no");
-    }
-}
-
-void check_need_kernel(struct check *check, uint64_t kernel, const char *name)
-{
-    if (!(check->caps->kernels & kernel)) {
-        reasons_add(check->reasons, "kernel", name, "not in the backend's table");
-    }
-}
-
-void check_compose(struct check *check, uint32_t what, int32_t graph_level)
-{
-    check->match->composed |= what;
-    if (graph_level < check->match->graph_level) {
-        check->match->graph_level = graph_level;
     }
 }
 
@@ -437,19 +261,6 @@ static void hold_features(struct check *check, int32_t phase)
     }
 }
 
-static void hold_heads(struct check *check)
-{
-    const struct attn_layer_desc *l = check->layer;
-    int32_t group = l->num_q_heads / l->num_kv_heads;
-    if (check->whole->mla == NULL && check->caps->max_group > 0 && group > check->caps->max_group) {
-        check_refuse_limit(check, "group (num_q_heads / num_kv_heads)", group,
-                           check->caps->max_group);
-    }
-    if (check->caps->max_num_q_heads > 0 && l->num_q_heads > check->caps->max_num_q_heads) {
-        check_refuse_limit(check, "num_q_heads", l->num_q_heads, check->caps->max_num_q_heads);
-    }
-}
-
 /* A step may take a shared prefix apart wherever log-sum-exp and merge are there. */
 static void allow_cascade(struct check *check)
 {
@@ -465,51 +276,6 @@ static void allow_cascade(struct check *check)
     }
 }
 
-static uint64_t terms_of(const struct attn_layer_desc *l, uint32_t composed)
-{
-    uint64_t terms = l->causal ? ATTN_TERM_CAUSAL : ATTN_TERM_BIDIRECTIONAL;
-    terms |= l->causal_per_request ? ATTN_TERM_CAUSAL_PER_REQUEST : 0;
-    if (l->has_window) {
-        terms |= !l->causal && l->window_right != 0 ? ATTN_TERM_SYMMETRIC_WINDOW
-                                                    : ATTN_TERM_SLIDING_WINDOW;
-    }
-    terms |= l->chunk_size > 0 && !(composed & ATTN_COMPOSE_CHUNKED) ? ATTN_TERM_CHUNKED_LOCAL : 0;
-    terms |= l->soft_cap > 0 ? ATTN_TERM_SOFT_CAP : 0;
-    terms |= l->alibi == ATTN_ALIBI_LINEAR ? ATTN_TERM_ALIBI : 0;
-    terms |= l->alibi == ATTN_ALIBI_SQRT ? ATTN_TERM_ALIBI_SQRT : 0;
-    terms |= l->has_sinks ? ATTN_TERM_SINKS : 0;
-    terms |= l->sink_len > 0 && !(composed & ATTN_COMPOSE_STATIC_SINK) ? ATTN_TERM_STATIC_SINK : 0;
-    terms |= l->prefix_lm ? ATTN_TERM_PREFIX_LM : 0;
-    terms |= l->tree_mask == ATTN_TREE_BITS ? ATTN_TERM_TREE_BITS : 0;
-    terms |= l->tree_mask == ATTN_TREE_BIAS ? ATTN_TERM_TREE_BIAS : 0;
-    return terms;
-}
-
-static uint64_t features_of(const struct attn_layer_desc *l)
-{
-    uint64_t features = layer_has_cache(l) ? ATTN_FEATURE_PAGED_KV : ATTN_FEATURE_CONTIGUOUS_KV;
-    features |= l->needs_lse ? ATTN_FEATURE_LSE : 0;
-    features |= l->needs_block_table_row ? ATTN_FEATURE_BLOCK_TABLE_ROW : 0;
-    features |= l->device_seq_lens_only ? ATTN_FEATURE_DEVICE_SEQ_LENS : 0;
-    features |= l->q_scale_form != ATTN_SCALE_NONE ? ATTN_FEATURE_QUANTIZED_QUERY : 0;
-    features |= l->batch_invariant >= 1 ? ATTN_FEATURE_BATCH_INVARIANT : 0;
-    return features;
-}
-
-static void hold_combinations(struct check *check)
-{
-    uint64_t terms = terms_of(check->layer, check->match->composed);
-    uint64_t features = features_of(check->layer);
-    for (int32_t i = 0; i < check->caps->num_refused; i++) {
-        const struct attn_refused_combination *refused = &check->caps->refused[i];
-        bool kv = refused->kv_dtypes == 0 || refused->kv_dtypes >> check->layer->kv_dtype & 1;
-        if (kv && (terms & refused->terms) == refused->terms &&
-            (features & refused->features) == refused->features) {
-            reasons_add(check->reasons, "combination", refused->why, "not together");
-        }
-    }
-}
-
 void match_backend(const struct attn_backend_caps *caps, const struct layer *layer, int32_t phase,
                    const int32_t *block_sizes, int32_t num_block_sizes, struct match *match,
                    struct reasons *reasons)
@@ -520,11 +286,11 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
     hold_code(&check, "phase", phase, caps->phases, ATTN_PHASE_COUNT, name_of_phase);
     hold_code(&check, "dtype", layer->desc.dtype, caps->dtypes, ATTN_DTYPE_COUNT, name_of_dtype);
     hold_kernels(&check);
-    hold_heads(&check);
+    check_heads(&check);
     if (layer->mla == NULL && layer->gdn == NULL) {
-        hold_head_size(&check);
+        check_head_size(&check);
     }
-    hold_block_size(&check, block_sizes, num_block_sizes);
+    check_block_size(&check, block_sizes, num_block_sizes);
     hold_quantization(&check);
     if (layer->gdn == NULL) {
         hold_terms(&check);
@@ -534,6 +300,6 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
     check_gdn(&check);
     check_encoder(&check);
     hold_features(&check, phase);
-    hold_combinations(&check);
+    check_combinations(&check);
     allow_cascade(&check);
 }

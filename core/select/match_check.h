@@ -21,6 +21,15 @@ void check_need_kernel(struct check *check, uint64_t kernel, const char *name);
 /* The core does `what` itself; the layer is then captured at most at this level. */
 void check_compose(struct check *check, uint32_t what, int32_t graph_level);
 
+/* match_sizes.c */
+void check_heads(struct check *check);
+void check_head_size(struct check *check);
+/* the engine's candidates, or the layer's own block size; match->block_size becomes the choice */
+void check_block_size(struct check *check, const int32_t *candidates, int32_t count);
+
+/* match_combinations.c: after compositions are decided */
+void check_combinations(struct check *check);
+
 /* match_latent.c: layers with an extension of their own; the others pass. */
 void check_mla(struct check *check, int32_t phase);
 void check_gdn(struct check *check);

@@ -9,6 +9,7 @@
 #include "select/export.h"
 #include "select/layer_check.h"
 #include "select/names.h"
+#include "select/settle.h"
 #include "select/suggest.h"
 #include "util/structs.h"
 
@@ -92,126 +93,6 @@ static const char *arch_of(const attn_runtime *runtime, struct attn_device devic
     return "";
 }
 
-static void fill_choice(struct selection *selection, const struct layer *layer,
-                        const struct rule *rule, const struct candidate *candidates,
-                        int32_t backend, int32_t phase, struct assignment_phase *out)
-{
-    struct attn_choice *choice = &out->choice;
-    bool named = rule != NULL && rule->num_wanted > 0;
-    *choice = (struct attn_choice){.struct_size = sizeof *choice,
-                                   .backend = backend,
-                                   .name = "",
-                                   .rule = rule != NULL ? rule->text : "",
-                                   .kv_dtype = layer->desc.kv_dtype,
-                                   .status = ATTN_OK};
-    if (backend < 0) {
-        choice->forced = named && !rule->wish;
-        choice->status = choice->forced ? ATTN_ERROR_REFUSED : ATTN_ERROR_NO_BACKEND;
-        return;
-    }
-    const struct candidate *candidate = &candidates[backend];
-    const struct backend *taken = &selection->runtime->backends[backend];
-    choice->forced = named && candidate->wanted < rule->num_wanted;
-    choice->name = arena_string(selection->arena, taken->full_name);
-    selection->failed |= choice->name == NULL;
-    choice->rank = taken->caps.rank[phase];
-    choice->measured = candidate->measured;
-    choice->composed = candidate->match.composed;
-    choice->graph_level = candidate->match.graph_level;
-    choice->block_size = candidate->match.block_size;
-    if (choice->forced) {
-        runtime_log(selection->runtime, ATTN_LOG_INFO, "layer '%s', %s: %s, forced by '%s'",
-                    layer->desc.name, name_of_phase(phase), choice->name, rule->text);
-    }
-}
-
-/* Layout: what decode prefers if prefill can walk it; a sharing layer takes its target's. */
-static int32_t common_layout(const struct selection *selection, const int32_t *chosen)
-{
-    const struct attn_backend_caps *d = &selection->runtime->backends[chosen[1]].caps;
-    const struct attn_backend_caps *p = &selection->runtime->backends[chosen[0]].caps;
-    uint64_t both = d->layouts & p->layouts;
-    if (both >> d->preferred_layout & 1) {
-        return d->preferred_layout;
-    }
-    if (both >> p->preferred_layout & 1) {
-        return p->preferred_layout;
-    }
-    for (int32_t layout = 0; layout < ATTN_KV_LAYOUT_COUNT; layout++) {
-        if (both >> layout & 1) {
-            return layout;
-        }
-    }
-    return d->preferred_layout;
-}
-
-/* A layer that reads another's cache has to walk what that one was given. */
-static void hold_sharing(struct selection *selection, const struct layer *layer,
-                         struct verdict *verdicts, struct candidate *candidates)
-{
-    if (layer->sharing_target < 0) {
-        return;
-    }
-    const struct attn_choice *target =
-        &selection->assignment->layers[layer->sharing_target].phases[ATTN_PHASE_DECODE].choice;
-    for (int32_t b = 0; b < selection->runtime->num_backends && target->backend >= 0; b++) {
-        const struct attn_backend_caps *caps = &selection->runtime->backends[b].caps;
-        struct reasons reasons = {selection->arena, &selection->runtime->host, NULL, 0, 0, false};
-        if (!candidates[b].eligible) {
-            continue;
-        }
-        if (!(caps->layouts >> target->layout & 1)) {
-            reasons_add(&reasons, "kv_sharing_target", name_of_layout(target->layout),
-                        "other layouts than the target's");
-        }
-        if (!range_holds(caps->block_sizes, caps->num_block_sizes, target->block_size)) {
-            char asked[32];
-            snprintf(asked, sizeof asked, "blocks of %d", target->block_size);
-            reasons_add(&reasons, "kv_sharing_target", asked, "other block sizes");
-        }
-        candidates[b].match.block_size = target->block_size;
-        selection->failed |= reasons.failed;
-        if (reasons.count > 0) {
-            candidates[b].eligible = false;
-            verdicts[b] = (struct verdict){ATTN_VERDICT_UNSUPPORTED, reasons.count, reasons.items};
-        }
-    }
-}
-
-static void settle_layer(struct selection *selection, struct assignment_layer *out,
-                         const struct rule *const *rules,
-                         struct candidate *const candidates[ATTN_PHASE_COUNT],
-                         struct verdict *const verdicts[ATTN_PHASE_COUNT])
-{
-    struct layer *layer = &out->layer;
-    int32_t chosen[ATTN_PHASE_COUNT];
-    candidates_choose(selection, layer, rules, candidates, chosen);
-    if (!layer_has_cache(&layer->desc)) { /* encoders have one phase */
-        chosen[ATTN_PHASE_DECODE] = chosen[ATTN_PHASE_PREFILL];
-    }
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
-        if (chosen[phase] >= 0) {
-            verdicts[phase][chosen[phase]].code = ATTN_VERDICT_CHOSEN;
-        }
-        out->phases[phase].verdicts = verdicts[phase];
-        fill_choice(selection, layer, rules[phase], candidates[phase], chosen[phase], phase,
-                    &out->phases[phase]);
-    }
-    if (chosen[0] >= 0 && chosen[1] >= 0 && layer_has_cache(&layer->desc)) {
-        int32_t block = out->phases[ATTN_PHASE_DECODE].choice.block_size;
-        int32_t layout = common_layout(selection, chosen);
-        if (layer->sharing_target >= 0) {
-            layout = selection->assignment->layers[layer->sharing_target].phases[0].choice.layout;
-        }
-        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
-            out->phases[phase].choice.block_size = block;
-            out->phases[phase].choice.layout = layout;
-        }
-        layer->desc.block_size = block;
-    }
-    selection->assignment->complete &= chosen[0] >= 0 && chosen[1] >= 0;
-}
-
 /* Two copied extensions, or none, of one content. */
 static bool same_ext(const void *a, const void *b, size_t size)
 {
@@ -277,7 +158,7 @@ static attn_status select_layer(struct selection *selection, int32_t index,
         rules[phase] = rules_find(&selection->rules, index, &out->layer.desc, asked);
         candidates_judge(selection, &out->layer, rules[phase], asked, verdicts[phase],
                          candidates[phase]);
-        hold_sharing(selection, &out->layer, verdicts[phase], candidates[phase]);
+        settle_sharing(selection, &out->layer, verdicts[phase], candidates[phase]);
     }
     settle_layer(selection, out, rules, candidates, verdicts);
     return selection->failed ? NO_MEMORY(error) : ATTN_OK;

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The extensions of a layer's description: MLA, gated delta, encoders in fp8, context parallelism.
+ */
+#ifndef CORE_SELECT_LAYER_EXT_H
+#define CORE_SELECT_LAYER_EXT_H
+
+#include "select/assignment.h"
+
+#define MAX_HEADS 65536
+#define MAX_HEAD_SIZE 512
+#define MAX_LATENT 1024
+
+/* A field that has to lie in a range. */
+struct ranged {
+    const char *field;
+    int32_t value;
+    int32_t min;
+    int32_t max;
+};
+
+/* An error names the layer, the first field out of its range, its value and the range. */
+attn_status layer_ranges(const char *name, const struct ranged *ranges, size_t count,
+                         struct attn_error *error);
+
+/* Copies the known ones into the layer, each of today's size, and chains them to its desc. */
+attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
+                                  const struct attn_ext *next, struct attn_error *error);
+
+/* The copied ones: those that the layer's kind needs and takes, and their values. */
+attn_status layer_check_extensions(const struct layer *layer, struct attn_error *error);
+
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "select/match_check.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void reasons_add(struct reasons *reasons, const char *field, const char *asked,
+                 const char *supported)
+{
+    if (reasons->count == reasons->capacity) {
+        int32_t capacity = reasons->capacity > 0 ? 2 * reasons->capacity : 4;
+        struct attn_reason *items = arena_array(reasons->arena, (size_t)capacity, sizeof *items);
+        if (items == NULL) {
+            reasons->failed = true;
+            return;
+        }
+        if (reasons->count > 0) {
+            memcpy(items, reasons->items, sizeof *items * (size_t)reasons->count);
+        }
+        reasons->items = items;
+        reasons->capacity = capacity;
+    }
+    struct attn_reason *reason = &reasons->items[reasons->count];
+    *reason = (struct attn_reason){sizeof *reason, NULL, arena_string(reasons->arena, field),
+                                   arena_string(reasons->arena, asked),
+                                   arena_string(reasons->arena, supported)};
+    if (reason->field == NULL || reason->asked == NULL || reason->supported == NULL) {
+        reasons->failed = true;
+        return;
+    }
+    reasons->count++;
+}
+
+void check_refuse_number(struct check *check, const char *field, int64_t asked,
+                         const char *supported)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)asked);
+    reasons_add(check->reasons, field, text, supported);
+}
+
+void check_refuse_limit(struct check *check, const char *field, int64_t asked, int64_t most)
+{
+    char supported[48];
+    snprintf(supported, sizeof supported, "at most %lld", (long long)most);
+    check_refuse_number(check, field, asked, supported);
+}
+
+void check_need_kernel(struct check *check, uint64_t kernel, const char *name)
+{
+    if (!(check->caps->kernels & kernel)) {
+        reasons_add(check->reasons, "kernel", name, "not in the backend's table");
+    }
+}
+
+void check_compose(struct check *check, uint32_t what, int32_t graph_level)
+{
+    check->match->composed |= what;
+    if (graph_level < check->match->graph_level) {
+        check->match->graph_level = graph_level;
+    }
+}

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Head sizes, block sizes and numbers of heads against the ranges that a backend declares. */
+#include <stdio.h>
+
+#include "select/layer_check.h"
+#include "select/match_check.h"
+
+static bool in_range(const struct attn_range *range, int32_t value)
+{
+    int32_t step = range->multiple > 0 ? range->multiple : 1;
+    return value >= range->min && value <= range->max && (value - range->min) % step == 0;
+}
+
+bool range_holds(const struct attn_range *ranges, int32_t count, int32_t value)
+{
+    for (int32_t i = 0; i < count; i++) {
+        if (in_range(&ranges[i], value)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void add_range(struct text *text, const struct attn_range *range)
+{
+    if (range->min == range->max) {
+        text_add(text, "%d", range->min);
+    } else if (range->multiple > 1) {
+        text_add(text, "%d..%d in steps of %d", range->min, range->max, range->multiple);
+    } else {
+        text_add(text, "%d..%d", range->min, range->max);
+    }
+}
+
+/* What a list of ranges reads as: no range is "none". */
+static const char *text_or_none(const struct text *text)
+{
+    return text->length > 0 ? text_get(text) : "none";
+}
+
+void check_head_size(struct check *check)
+{
+    const struct attn_backend_caps *caps = check->caps;
+    int32_t qk = check->layer->head_size, v = check->layer->head_size_v;
+    if (check_is_quantized_encoder(check) && check->whole->mm_quant->padded_head_size > 0) {
+        qk = check->whole->mm_quant->padded_head_size;
+    }
+    bool qk_found = false;
+    struct text supported;
+    char asked[48];
+    for (int32_t i = 0; i < caps->num_head_sizes; i++) {
+        const struct attn_head_size_range *range = &caps->head_sizes[i];
+        if (in_range(&range->qk, qk)) {
+            qk_found = true;
+            if (range->same ? v == qk : in_range(&range->v, v)) {
+                return;
+            }
+        }
+    }
+    text_init(&supported, check->reasons->host);
+    for (int32_t i = 0; i < caps->num_head_sizes; i++) {
+        text_add_string(&supported, i > 0 ? ", " : "");
+        add_range(&supported, &caps->head_sizes[i].qk);
+        if (!caps->head_sizes[i].same) {
+            text_add_string(&supported, " with head_size_v ");
+            add_range(&supported, &caps->head_sizes[i].v);
+        }
+    }
+    if (qk_found) {
+        snprintf(asked, sizeof asked, "%d with head_size %d", v, qk);
+        reasons_add(check->reasons, "head_size_v", asked, text_or_none(&supported));
+    } else {
+        check_refuse_number(check, "head_size", qk, text_or_none(&supported));
+    }
+    check->reasons->failed |= supported.failed;
+    text_finish(&supported);
+}
+
+void check_block_size(struct check *check, const int32_t *candidates, int32_t count)
+{
+    const struct attn_backend_caps *caps = check->caps;
+    int32_t asked = check->layer->block_size;
+    struct text supported;
+    if (!layer_has_cache(check->layer) || check->layer->kind == ATTN_LAYER_GDN) {
+        return;
+    }
+    if (asked > 0) {
+        check->match->block_size = asked;
+        if (range_holds(caps->block_sizes, caps->num_block_sizes, asked)) {
+            return;
+        }
+    } else if (count == 0 && caps->num_block_sizes > 0) {
+        check->match->block_size =
+            range_holds(caps->block_sizes, caps->num_block_sizes, caps->preferred_block_size)
+                ? caps->preferred_block_size
+                : caps->block_sizes[0].min;
+        return;
+    }
+    for (int32_t i = 0; asked == 0 && i < count; i++) {
+        if (range_holds(caps->block_sizes, caps->num_block_sizes, candidates[i])) {
+            check->match->block_size = candidates[i];
+            return;
+        }
+    }
+    text_init(&supported, check->reasons->host);
+    for (int32_t i = 0; i < caps->num_block_sizes; i++) {
+        text_add_string(&supported, i > 0 ? ", " : "");
+        add_range(&supported, &caps->block_sizes[i]);
+    }
+    if (asked == 0 && count > 1) {
+        struct text offered;
+        text_init(&offered, check->reasons->host);
+        for (int32_t i = 0; i < count; i++) {
+            text_add(&offered, "%s%d", i > 0 ? ", " : "", candidates[i]);
+        }
+        reasons_add(check->reasons, "block_size", text_get(&offered), text_or_none(&supported));
+        check->reasons->failed |= offered.failed;
+        text_finish(&offered);
+    } else {
+        check_refuse_number(check, "block_size", asked > 0 || count == 0 ? asked : candidates[0],
+                            text_or_none(&supported));
+    }
+    check->reasons->failed |= supported.failed;
+    text_finish(&supported);
+}
+
+void check_heads(struct check *check)
+{
+    const struct attn_layer_desc *l = check->layer;
+    int32_t group = l->num_q_heads / l->num_kv_heads;
+    if (check->whole->mla == NULL && check->caps->max_group > 0 && group > check->caps->max_group) {
+        check_refuse_limit(check, "group (num_q_heads / num_kv_heads)", group,
+                           check->caps->max_group);
+    }
+    if (check->caps->max_num_q_heads > 0 && l->num_q_heads > check->caps->max_num_q_heads) {
+        check_refuse_limit(check, "num_q_heads", l->num_q_heads, check->caps->max_num_q_heads);
+    }
+}
