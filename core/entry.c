@@ -59,6 +59,7 @@ static const struct attn_api api_table = {
     .batch_order = batch_order,
     .context_parallel_length = context_parallel_length,
     .context_parallel_slots = context_parallel_slots,
+    .layer_calibrate_v_scales = layer_calibrate_v_scales,
 };
 
 attn_status attn_get_api(uint32_t abi_version_min, uint32_t abi_version_max,

@@ -89,7 +89,9 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("layers that skip the cache's quantization, beside quantized ones", kernel("attend"), "whole", f"{STEP}skipped"),
         ("block copies and swaps", kernel("copy_blocks"), "on a CPU", f"{STEP}caches, {RUN}"),
         ("transfer points around a layer", kernel("attend"), "whole", f"{STEP}around"),
-        ("scales from the first batch", kernel("amax"), "amax / range", f"{STEP}around"),
+        ("scales from the first batch", kernel("amax"), "amax / range, on a CPU", f"{STEP}around"),
+        ("V scales per head and channel over the first batches", both(kernel("amax"), kv("int8_kv")),
+         "amax / range, on a CPU", f"{STEP}calibrate"),
     ]),
     ("3. Batch, plan, graphs", [
         ("decode/prefill split, order of requests", kernel("attend"), "whole", f"{STEP}helpers, {STEP}promises, tests/core/test_plan"),
@@ -129,7 +131,6 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
 #: Rows of the features document that nothing serves yet.
 OPEN = [
     "TurboQuant's four dtypes: codes and page sizes are reserved",
-    "V scales per (head, channel) calibrated over batches (they can be given)",
     "an engine's block of several kernel blocks: the engine passes the kernel's blocks",
 ]
 

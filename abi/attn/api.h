@@ -147,6 +147,16 @@ struct attn_api {
                                           const int32_t *block_row, int32_t block_size,
                                           int32_t rank, int32_t world_size, int32_t interleave,
                                           int64_t *slots, struct attn_error *error);
+
+    /* V's scales per (KV head, channel) from the first batches, for caches of int8_kv: one call per
+     * batch, before its run. amax: device floats [Hk, Dv], zeros at first, then the largest |v| so
+     * far. v_channel_scale [Hk, Dv], where attn_kv_quant_params may point: amax / range, 1 where
+     * amax is 0. range 0: v's constant above, 100; to 127 nothing saturates that was seen. All rows
+     * of io->v count. The cache is not written again: values from before a call that changed their
+     * scale are read by the new one, so requests of the calibration end with it. */
+    attn_status (*layer_calibrate_v_scales)(attn_layer *layer, const struct attn_step_io *io,
+                                            float range, float *amax, float *v_channel_scale,
+                                            struct attn_error *error);
 };
 
 /* The one symbol. Answers with a table whose abi_version lies in min .. max, or

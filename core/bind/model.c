@@ -5,7 +5,6 @@
 
 #include "bind/bound.h"
 #include "select/layer_check.h"
-#include "select/names.h"
 #include "util/structs.h"
 
 #define MIN_MODEL_OPTIONS 40 /* size in ABI 0.1 */
@@ -206,50 +205,4 @@ void model_destroy(attn_model *model)
 attn_layer *model_layer(attn_model *model, int32_t index)
 {
     return model != NULL && index >= 0 && index < model->num_layers ? &model->layers[index] : NULL;
-}
-
-attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io *io, float *q_scale,
-                                   float *k_scale, float *v_scale, struct attn_error *error)
-{
-    /* Range constants: the largest values that q, k and v are expected to reach. */
-    static const float ranges[] = {200, 200, 100};
-    static const char *const names[] = {"q", "k", "v"};
-    if (layer == NULL || io == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layer", "layer or io is NULL");
-    }
-    const struct attn_tensor *tensors[] = {io->q, io->k, io->v}, *second_q = NULL;
-    struct head_rows latent;
-    if (layer->layer.mla != NULL) {
-        second_q = mla_scale_inputs(io, &latent, tensors);
-    }
-    float *scales[] = {q_scale, k_scale, v_scale};
-    const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
-    if (instance->kernels.amax == NULL || layer->model->device.type != ATTN_DEVICE_CPU) {
-        return error_set(error, ATTN_ERROR_UNSUPPORTED, "amax",
-                         "scales are calculated on a CPU by a backend with the amax kernel");
-    }
-    for (int32_t i = 0; i < 3; i++) {
-        struct attn_amax_args args = {
-            sizeof args, NULL, instance->handle, io->stream, tensors[i], scales[i], 0, 0};
-        if (scales[i] == NULL) {
-            continue;
-        }
-        if (tensors[i] == NULL) {
-            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, names[i],
-                             "%s is NULL and its scale is "
-                             "asked for",
-                             names[i]);
-        }
-        attn_status status = instance->kernels.amax(&args, error);
-        if (status == ATTN_OK && i == 0 && second_q != NULL) {
-            args.x = second_q;
-            args.accumulate = 1;
-            status = instance->kernels.amax(&args, error);
-        }
-        if (status != ATTN_OK) {
-            return status;
-        }
-        *scales[i] = *scales[i] > 0 ? *scales[i] / ranges[i] : 1;
-    }
-    return ATTN_OK;
 }

@@ -30,6 +30,8 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
                               struct attn_error *error);
 attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io *io, float *q_scale,
                                    float *k_scale, float *v_scale, struct attn_error *error);
+attn_status layer_calibrate_v_scales(attn_layer *layer, const struct attn_step_io *io, float range,
+                                     float *amax, float *v_channel_scale, struct attn_error *error);
 attn_status copy_blocks(attn_model *model, int32_t group, int32_t kind,
                         const struct attn_block_memory *other, const int64_t *pairs,
                         int64_t num_pairs, void *stream, struct attn_error *error);

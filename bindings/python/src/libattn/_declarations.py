@@ -1415,6 +1415,7 @@ class attn_api(Structure):
         ("batch_order", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p)),
         ("context_parallel_length", CFUNCTYPE(c_int32, c_int32, c_int32, c_int32, c_int32)),
         ("context_parallel_slots", CFUNCTYPE(c_int32, c_void_p, c_int64, c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p)),
+        ("layer_calibrate_v_scales", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_void_p)),
     ]
 
 

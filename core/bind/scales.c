@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Scales calculated from what runs bring: largest magnitudes over range constants. */
+#include <math.h>
+
+#include "bind/bound.h"
+#include "bind/model.h"
+#include "runtime/runtime.h"
+#include "select/names.h"
+#include "util/structs.h"
+
+/* The largest values that q, k and v are expected to reach. */
+enum { RANGE_Q = 200, RANGE_K = 200, RANGE_V = 100 };
+
+/* The backend that finds largest magnitudes, or NULL with the reason. */
+static const struct instance *find_amax(const attn_layer *layer, struct attn_error *error)
+{
+    const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
+    if (instance->kernels.amax != NULL && layer->model->device.type == ATTN_DEVICE_CPU) {
+        return instance;
+    }
+    error_set(error, ATTN_ERROR_UNSUPPORTED, "amax",
+              "scales are calculated on a CPU by a backend with the amax kernel");
+    return NULL;
+}
+
+attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io *io, float *q_scale,
+                                   float *k_scale, float *v_scale, struct attn_error *error)
+{
+    static const float ranges[] = {RANGE_Q, RANGE_K, RANGE_V};
+    static const char *const names[] = {"q", "k", "v"};
+    if (layer == NULL || io == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layer", "layer or io is NULL");
+    }
+    const struct attn_tensor *tensors[] = {io->q, io->k, io->v}, *second_q = NULL;
+    struct head_rows latent;
+    if (layer->layer.mla != NULL) {
+        second_q = mla_scale_inputs(io, &latent, tensors);
+    }
+    float *scales[] = {q_scale, k_scale, v_scale};
+    const struct instance *instance = find_amax(layer, error);
+    if (instance == NULL) {
+        return ATTN_ERROR_UNSUPPORTED;
+    }
+    for (int32_t i = 0; i < 3; i++) {
+        struct attn_amax_args args = {
+            sizeof args, NULL, instance->handle, io->stream, tensors[i], scales[i], 0, 0};
+        if (scales[i] == NULL) {
+            continue;
+        }
+        if (tensors[i] == NULL) {
+            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, names[i],
+                             "%s is NULL and its scale is "
+                             "asked for",
+                             names[i]);
+        }
+        attn_status status = instance->kernels.amax(&args, error);
+        if (status == ATTN_OK && i == 0 && second_q != NULL) {
+            args.x = second_q;
+            args.accumulate = 1;
+            status = instance->kernels.amax(&args, error);
+        }
+        if (status != ATTN_OK) {
+            return status;
+        }
+        *scales[i] = *scales[i] > 0 ? *scales[i] / ranges[i] : 1;
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_values(const attn_layer *layer, const struct attn_tensor *v,
+                                struct attn_error *error)
+{
+    const struct attn_layer_desc *l = &layer->layer.desc;
+    bool whole = v != NULL && v->data != NULL && v->shape != NULL && v->ndim == 3;
+    if (!whole || v->shape[1] != l->num_kv_heads || v->shape[2] != l->head_size_v ||
+        (v->strides != NULL && v->strides[2] != 1) || v->dtype.bits % 8 != 0) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "v",
+                         "layer '%s': v is NULL or not [rows, %d, %d] with a contiguous last "
+                         "dimension",
+                         l->name, l->num_kv_heads, l->head_size_v);
+    }
+    return ATTN_OK;
+}
+
+/* Largest |v| of each channel: to the amax kernel every channel of a head is a head of size 1. */
+static attn_status channel_amax(const attn_layer *layer, const struct instance *instance,
+                                const struct attn_step_io *io, float *amax,
+                                struct attn_error *error)
+{
+    const struct attn_layer_desc *l = &layer->layer.desc;
+    const struct attn_tensor *v = io->v;
+    int64_t row = v->strides != NULL ? v->strides[0] : v->shape[1] * v->shape[2];
+    int64_t head = v->strides != NULL ? v->strides[1] : v->shape[2];
+    int64_t shape[3] = {v->shape[0], v->shape[2], 1}, strides[3] = {row, 1, 1};
+    attn_status status = ATTN_OK;
+    for (int32_t h = 0; h < l->num_kv_heads && status == ATTN_OK; h++) {
+        struct attn_tensor channels = *v;
+        channels.shape = shape;
+        channels.strides = strides;
+        channels.byte_offset += (uint64_t)(h * head) * (v->dtype.bits / 8);
+        const struct attn_amax_args args = {
+            .struct_size = sizeof args,
+            .instance = instance->handle,
+            .stream = io->stream,
+            .x = &channels,
+            .out = amax + (int64_t)h * l->head_size_v,
+            .per_head = 1,
+        };
+        status = instance->kernels.amax(&args, error);
+    }
+    for (int32_t i = 0; i < l->num_kv_heads * l->head_size_v && status == ATTN_OK; i++) {
+        if (!isfinite(amax[i])) {
+            status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "v",
+                               "layer '%s': the largest value of head %d, channel %d is %g; finite "
+                               "ones only",
+                               l->name, i / l->head_size_v, i % l->head_size_v, (double)amax[i]);
+        }
+    }
+    return status;
+}
+
+attn_status layer_calibrate_v_scales(attn_layer *layer, const struct attn_step_io *io, float range,
+                                     float *amax, float *v_channel_scale, struct attn_error *error)
+{
+    if (layer == NULL || io == NULL || amax == NULL || v_channel_scale == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "amax",
+                         "layer %p, io %p, amax %p, v_channel_scale %p; none may be NULL",
+                         (void *)layer, (const void *)io, (void *)amax, (void *)v_channel_scale);
+    }
+    const struct attn_layer_desc *l = &layer->layer.desc;
+    if (l->kv_dtype != ATTN_KV_INT8_KV) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "kv_dtype",
+                         "layer '%s' has a cache of %s; scales per channel of v are %s's", l->name,
+                         name_of_kv_dtype(l->kv_dtype), name_of_kv_dtype(ATTN_KV_INT8_KV));
+    }
+    if (!(range >= 0 && range < INFINITY)) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "range",
+                         "%g; above 0, or 0 for the constant, %d", (double)range, RANGE_V);
+    }
+    const struct instance *instance = find_amax(layer, error);
+    attn_status status =
+        instance != NULL ? check_values(layer, io->v, error) : ATTN_ERROR_UNSUPPORTED;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    int32_t count = l->num_kv_heads * l->head_size_v;
+    attn_runtime *runtime = layer->model->runtime;
+    float *found = runtime_alloc(runtime, (size_t)count * sizeof *found);
+    if (found == NULL) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "amax", "no memory for %d channels",
+                         count);
+    }
+    status = channel_amax(layer, instance, io, found, error);
+    for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
+        amax[i] = found[i] > amax[i] ? found[i] : amax[i];
+        v_channel_scale[i] = amax[i] > 0 ? amax[i] / (range > 0 ? range : (float)RANGE_V) : 1;
+    }
+    runtime_free(runtime, found, (size_t)count * sizeof *found);
+    return status;
+}
