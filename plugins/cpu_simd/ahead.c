@@ -31,8 +31,7 @@ void ahead_begin(struct ahead *ahead, const struct problem *problem, const struc
     } else {
         find_rows(problem, source, item->request, item->head, first, n, ahead->rows, NULL);
     }
-    int32_t row_bytes = source->row_elements * element_bytes[source->element];
-    ahead->lines = (row_bytes + LINE_BYTES - 1) / LINE_BYTES;
+    ahead->lines = (source->row_bytes + LINE_BYTES - 1) / LINE_BYTES;
     ahead->total = n * ahead->lines;
     int32_t shares =
         (shape->depth_padded + STEP - 1) / STEP + (shape->width_padded + STEP - 1) / STEP;

@@ -53,7 +53,7 @@ static void direct_terms(const struct direct *direct, int32_t head, int32_t firs
 /* Rows of head h of the tile: in place, or staged where the engine cannot read them there. */
 static const void **head_rows(const struct direct *direct, const struct row_source *source,
                               const void **rows, int32_t h, int32_t n, size_t stage, int32_t padded,
-                              int64_t *offset)
+                              float *scales, int64_t *offset)
 {
     *offset = h * source->stride_head;
     if (!source->stage || direct->run->problem.direct_fp8) {
@@ -64,7 +64,7 @@ static const void **head_rows(const struct direct *direct, const struct row_sour
     }
     *offset = 0;
     stage_rows(&direct->run->problem, source, direct->scratch + stage, padded, n,
-               direct->staged_rows);
+               direct->staged_rows, scales);
     return direct->staged_rows;
 }
 
@@ -73,8 +73,7 @@ static const void **head_rows(const struct direct *direct, const struct row_sour
 static void prefetch_rows(struct direct_args *args, const struct row_source *source,
                           const void **rows, int64_t offset, int32_t keys, int32_t heads)
 {
-    int64_t row_bytes = (int64_t)source->row_elements * element_bytes[source->element];
-    int64_t bytes = heads > 1 ? heads * source->stride_head : row_bytes;
+    int64_t bytes = heads > 1 ? heads * source->stride_head : source->row_bytes;
     args->next_rows = (const char *const *)rows;
     args->next_offset = offset;
     args->next_keys = source->pack == 0 ? keys : 0;
@@ -189,17 +188,17 @@ static void direct_tile(const struct direct *direct, int32_t h, int32_t first, i
                                .zero_row = direct->scratch + at->zero_row,
                                .element = problem->keys.element};
     const void **rows = head_rows(direct, &problem->keys, direct->key_rows, h, n, at->stage_keys,
-                                  shape->depth_padded, &args.offset);
+                                  shape->depth_padded, direct->key_scale, &args.offset);
     args.key_rows = (const char *const *)rows;
     prefetch_in_scores(direct, &args, h, n, next_n);
     problem->direct->scores(scores, q, &args);
     if (problem->terms) {
         direct_terms(direct, head, first, n, scores);
     }
+    rows = head_rows(direct, &problem->values, direct->value_rows, h, n, at->stage_values,
+                     shape->width_padded, direct->value_scale, &args.offset);
     direct_softmax(direct, head, n, index);
     args.depth = shape->width_padded;
-    rows = head_rows(direct, &problem->values, direct->value_rows, h, n, at->stage_values,
-                     shape->width_padded, &args.offset);
     args.key_rows = (const char *const *)rows;
     prefetch_in_values(direct, &args, h, n, next_n);
     problem->direct->values(accumulator, scores, &args);

@@ -138,6 +138,9 @@ struct variant {
     const struct engine *bf16; /* NULL: bf16 is computed in float32 */
     void (*terms)(float *scores, int32_t n, const struct score_terms *terms);
     void (*scale_row)(float *row, float factor, int32_t n);
+    void (*hadamard)(float *row, int32_t n); /* Sylvester's, not normalised; n a power of two */
+    /* n codes of 4 bits, the even ones in the low halves of bytes, less zero */
+    void (*nibbles)(int8_t *codes, const uint8_t *packed, int32_t zero, int32_t n);
     /* row += factor * other */
     void (*add_scaled)(float *row, const float *other, float factor, int32_t n);
     /* float32 times factor to f32, f16 or bf16 */

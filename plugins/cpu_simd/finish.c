@@ -22,6 +22,26 @@ static float value_factor(const struct problem *problem, int32_t head)
                                 problem->layer->v_scale_form, head);
 }
 
+/* As int4 keeps its keys; in bf16 with what that rounds off behind it. */
+static void load_turned_query(const struct problem *problem, const void *memory, char *out)
+{
+    const struct variant *variant = problem->instance->variant;
+    const struct layer_shape *shape = &problem->shape;
+    const struct engine *engine = shape->engine;
+    float row[MAX_HEAD_SIZE], rounded[MAX_HEAD_SIZE];
+    variant->f32->unpack[shape->activation](row, memory, shape->depth);
+    int4_turn_query(variant, int4_signs(problem->params, false), row, shape->depth);
+    engine->unpack[ELEMENT_F32](out, row, shape->depth);
+    if (shape->query_parts > 1) {
+        variant->f32->unpack[engine->element](rounded, out, shape->depth);
+        for (int32_t d = 0; d < shape->depth; d++) {
+            row[d] -= rounded[d];
+        }
+        engine->unpack[ELEMENT_F32](out + (size_t)(shape->depth_padded / 2 * engine->element_bytes),
+                                    row, shape->depth);
+    }
+}
+
 /* Rows of the item are token-major: row = token * group + head of the group. Rows up to
  * rows_padded become zero. */
 void load_queries(const struct attend_run *run, const struct work_item *item, int32_t head, char *q,
@@ -33,18 +53,19 @@ void load_queries(const struct attend_run *run, const struct work_item *item, in
     const struct attn_tensor *tensor = run->args->q;
     int64_t first = problem->batch->query_start_loc[item->request] + (int64_t)item->token;
     size_t row_bytes = (size_t)shape->depth_padded * (size_t)engine->element_bytes;
-    size_t used_bytes = (size_t)shape->depth * (size_t)engine->element_bytes;
     char *out = q;
     for (int32_t t = 0; t < item->num_tokens; t++) {
         for (int32_t g = 0; g < shape->group; g++, out += row_bytes) {
             int32_t q_head = head * shape->group + g;
+            memset(out, 0, row_bytes);
             if (tensor == NULL) {
                 load_latent_query(problem->latent, shape, first + t, q_head, out);
+            } else if (problem->keys.nibbles) {
+                load_turned_query(problem, tensor_row(tensor, first + t, q_head), out);
             } else {
                 engine->unpack[shape->activation](out, tensor_row(tensor, first + t, q_head),
                                                   shape->depth);
             }
-            memset(out + used_bytes, 0, row_bytes - used_bytes);
         }
     }
     int32_t rows = item->num_tokens * shape->group;
@@ -53,15 +74,26 @@ void load_queries(const struct attend_run *run, const struct work_item *item, in
     }
 }
 
-/* int8_kv: codes were summed; each channel has a scale of its own. */
-static void scale_channels(const struct problem *problem, int32_t head, const float *sums,
-                           float *values)
+/* What was summed as the cache keeps it: int8_kv's channels have scales of their own, int4's rows
+ * are turned. In `plain`, or the sums themselves. */
+static const float *plain_values(const struct problem *problem, int32_t head, const float *sums,
+                                 float *plain)
 {
     int32_t width = problem->shape.width;
+    const struct row_form *form = &problem->shape.values;
+    if (!problem->paged || (!form->channel_scale && !form->nibbles)) {
+        return sums;
+    }
+    if (form->nibbles) {
+        memcpy(plain, sums, (size_t)width * sizeof(float));
+        int4_turn_back(problem->instance->variant, int4_signs(problem->params, true), plain, width);
+        return plain;
+    }
     const float *scale = channel_scales(&problem->shape, problem->params) + (int64_t)head * width;
     for (int32_t d = 0; d < width; d++) {
-        values[d] = sums[d] * scale[d];
+        plain[d] = sums[d] * scale[d];
     }
+    return plain;
 }
 
 /* Output row and LSE of query `row` of the step and query head `q_head`. */
@@ -90,11 +122,10 @@ static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
     char *destination =
         tensor_data(out) + (row * tensor_stride(out, 0) + q_head * tensor_stride(out, 1)) * bytes;
     int32_t type = out->dtype.code == ATTN_CODE_BFLOAT ? 2 : out->dtype.bits == 16 ? 1 : 0;
-    float true_values[MAX_HEAD_SIZE];
+    float plain[MAX_HEAD_SIZE];
     factor *= value_factor(problem, head);
-    if (problem->paged && problem->shape.values.channel_scale && !empty) {
-        scale_channels(problem, head, accumulator, true_values);
-        accumulator = true_values;
+    if (!empty) {
+        accumulator = plain_values(problem, head, accumulator, plain);
     }
     problem->instance->variant->store[type](destination, accumulator, factor, problem->shape.width);
     if (lse != NULL) {

@@ -30,6 +30,7 @@ struct attn_instance {
 /* What the rows of a cache's keys, or of its values, are made of. */
 struct row_form {
     int32_t element;    /* enum element_type of a number or code */
+    bool nibbles;       /* int4: two codes in a byte, of turned rows */
     bool head_scale;    /* fp8: a scale per tensor or head */
     bool row_scale;     /* a float32 beside each row */
     bool channel_scale; /* a float32 per head and channel */
@@ -40,9 +41,10 @@ struct layer_shape {
     const struct engine *engine;
     int32_t num_heads; /* KV heads */
     int32_t group;
-    int32_t depth; /* head_size */
-    int32_t width; /* head_size_v */
-    int32_t depth_padded;
+    int32_t depth;        /* head_size */
+    int32_t width;        /* head_size_v */
+    int32_t query_parts;  /* 2: what bf16 rounds off a query stands behind it, the key twice */
+    int32_t depth_padded; /* of all parts */
     int32_t width_padded;
     int32_t item_rows; /* most rows of one item */
     struct row_form keys;
@@ -69,7 +71,10 @@ struct row_source {
     int32_t pack;       /* elements; 0: a row's elements are contiguous */
     int32_t element;
     int32_t row_elements;
-    bool stage; /* rows cannot be read in place */
+    int32_t row_bytes; /* of its elements */
+    bool nibbles;
+    int32_t copies; /* of a staged row, one for each part of the queries */
+    bool stage;     /* rows cannot be read in place */
     bool ds_mla;
     const char *scale;
     int64_t scale_stride_block;
@@ -177,6 +182,18 @@ struct row_place {
 void row_write(const struct row_place *at, const char *source, int32_t activation);
 void row_read(const struct row_place *at, char *out, int32_t activation);
 
+/* int4.c */
+const float *int4_signs(const struct attn_layer_params *params, bool is_v); /* NULL: none given */
+void int4_turn_query(const struct variant *variant, const float *signs, float *row, int32_t n);
+void int4_turn_back(const struct variant *variant, const float *signs, float *row, int32_t n);
+int32_t int4_zero(float *scale); /* takes the zero point off a scale */
+/* codes less their zero point, n of them in pieces of `pack` */
+void int4_codes(const struct variant *variant, int8_t *codes, const char *row, int32_t n,
+                int32_t pack, int64_t stride_pack, int32_t zero);
+/* the row's scale, zero point included */
+float int4_write(const struct attn_kv_view *view, char *memory, const float *values,
+                 const float *signs);
+
 /* problem.c */
 attn_status fail(struct attn_error *error, attn_status status, const char *field,
                  const char *message);
@@ -192,9 +209,10 @@ int32_t request_queries(const struct problem *problem, int32_t request);
 /* row pointers of keys first .. first+n-1 of a head, and their scales where there are any */
 void find_rows(const struct problem *problem, const struct row_source *source, int32_t request,
                int32_t head, int32_t first, int32_t n, const void **rows, float *scales);
-/* the rows' elements in the compute type, padded to `padded` elements each */
+/* the rows' elements in the compute type, padded to `padded` elements each; the zero points of int4
+ * leave their scales */
 void stage_rows(const struct problem *problem, const struct row_source *source, char *stage,
-                int32_t padded, int32_t n, const void **rows);
+                int32_t padded, int32_t n, const void **rows, float *scales);
 
 /* schedule.c */
 size_t schedule_bytes(const struct layer_shape *shape, const struct attn_limits *limits,

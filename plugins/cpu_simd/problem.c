@@ -41,9 +41,8 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     shape->values = row_form_of(layer->kv_dtype, shape->activation, true);
     if (shape->keys.element < 0) {
         return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-                            "%d; 1 to 7, 9, 10 and 12 are served (f16, bf16, f32, fp8_e4m3, "
-                            "fp8_e5m2, fp8 and int8 per token and head, int8_kv, int8_k, "
-                            "fp8_ds_mla)",
+                            "%d; 1 to 10 and 12 are served (f16, bf16, f32, fp8_e4m3, fp8_e5m2, "
+                            "fp8, int8 and int4 per token and head, int8_kv, int8_k, fp8_ds_mla)",
                             layer->kv_dtype);
     }
     if (layer->kv_dtype == ATTN_KV_INT8_K && shape->activation == ELEMENT_F32) {
@@ -67,7 +66,6 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "head_size_v",
                             "%d; allowed: multiples of 8 up to %d", shape->width, MAX_HEAD_SIZE);
     }
-    shape->depth_padded = round_up(shape->depth, DEPTH_MULTIPLE);
     shape->width_padded = round_up(shape->width, COLUMN_MULTIPLE);
     /* its accumulator and queries stay within L2: 600 KiB */
     int32_t rows = ITEM_ROWS * 128 / at_least(128, at_least(shape->depth, shape->width));
@@ -79,6 +77,9 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
                       shape->values.element >= ELEMENT_BF16 && !shape->ds_mla;
     bool short_math = shape->activation == ELEMENT_BF16 && short_rows && variant->bf16 != NULL;
     shape->engine = short_math ? variant->bf16 : variant->f32;
+    /* a turned query has more bits than the query had */
+    shape->query_parts = short_math && shape->keys.nibbles ? 2 : 1;
+    shape->depth_padded = shape->query_parts * round_up(shape->depth, DEPTH_MULTIPLE);
     if (layer->kind == ATTN_LAYER_MLA_SPARSE && mla_of(layer) != NULL) {
         shape->topk = mla_of(layer)->topk;
     }
@@ -98,6 +99,9 @@ static void source_of_view(struct row_source *source, const struct attn_kv_view 
     source->pack = view->pack > 0 && view->pack < row_elements ? view->pack : 0;
     source->element = form->element;
     source->row_elements = row_elements;
+    source->nibbles = form->nibbles;
+    source->row_bytes =
+        form->nibbles ? (row_elements + 1) / 2 : row_elements * element_bytes[form->element];
     source->ds_mla = ds_mla;
     if (form->row_scale) {
         source->scale = view->scale;
@@ -117,6 +121,7 @@ static void source_of_tensor(struct row_source *source, const struct attn_tensor
     source->stride_head = tensor_stride(tensor, 1) * bytes;
     source->element = shape->activation;
     source->row_elements = row_elements;
+    source->row_bytes = row_elements * (int32_t)bytes;
 }
 
 static attn_status check_cache(const struct attn_attend_args *args, struct attn_error *error)
@@ -202,6 +207,8 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
         source_of_tensor(&problem->values, args->v, shape, shape->width);
     }
     int32_t native = shape->engine->element;
+    problem->keys.copies = problem->paged ? shape->query_parts : 1;
+    problem->values.copies = 1;
     problem->keys.stage = problem->keys.element != native || problem->keys.pack != 0 ||
                           shape->ds_mla || shape->depth != shape->depth_padded;
     problem->values.stage = problem->values.element != native || problem->values.pack != 0 ||
@@ -338,27 +345,47 @@ static void stage_ds_mla(const struct problem *problem, const struct row_source 
     problem->shape.engine->unpack[ELEMENT_F32](out, row, source->row_elements);
 }
 
+static void stage_nibbles(const struct problem *problem, const struct row_source *source, char *out,
+                          const char *in, float *scale)
+{
+    int8_t codes[MAX_HEAD_SIZE];
+    int32_t n = source->row_elements;
+    int4_codes(problem->instance->variant, codes, in, n, source->pack != 0 ? source->pack : n,
+               source->stride_pack, int4_zero(scale));
+    problem->shape.engine->unpack[ELEMENT_INT8](out, codes, n);
+}
+
+static void stage_plain(const struct problem *problem, const struct row_source *source, char *out,
+                        const char *in)
+{
+    const struct engine *engine = problem->shape.engine;
+    int32_t piece = source->pack != 0 ? source->pack : source->row_elements;
+    for (int32_t d = 0; d < source->row_elements; d += piece, in += source->stride_pack) {
+        engine->unpack[source->element](out + (size_t)d * (size_t)engine->element_bytes, in,
+                                        at_most(piece, source->row_elements - d));
+    }
+}
+
 void stage_rows(const struct problem *problem, const struct row_source *source, char *stage,
-                int32_t padded, int32_t n, const void **rows)
+                int32_t padded, int32_t n, const void **rows, float *scales)
 {
     const struct engine *engine = problem->shape.engine;
     size_t row_bytes = (size_t)padded * (size_t)engine->element_bytes;
+    size_t part_bytes = row_bytes / (size_t)source->copies;
     size_t used_bytes = (size_t)source->row_elements * (size_t)engine->element_bytes;
-    int32_t piece = source->pack != 0 ? source->pack : source->row_elements;
     for (int32_t i = 0; i < n; i++) {
         char *out = stage + (size_t)i * row_bytes;
-        const char *in = rows[i];
         if (source->ds_mla) {
-            stage_ds_mla(problem, source, out, in);
-            memset(out + used_bytes, 0, row_bytes - used_bytes);
-            rows[i] = out;
-            continue;
+            stage_ds_mla(problem, source, out, rows[i]);
+        } else if (source->nibbles) {
+            stage_nibbles(problem, source, out, rows[i], &scales[i]);
+        } else {
+            stage_plain(problem, source, out, rows[i]);
         }
-        for (int32_t d = 0; d < source->row_elements; d += piece, in += source->stride_pack) {
-            engine->unpack[source->element](out + (size_t)d * (size_t)engine->element_bytes, in,
-                                            at_most(piece, source->row_elements - d));
+        memset(out + used_bytes, 0, part_bytes - used_bytes);
+        if (source->copies > 1) {
+            memcpy(out + part_bytes, out, part_bytes);
         }
-        memset(out + used_bytes, 0, row_bytes - used_bytes);
         rows[i] = out;
     }
 }

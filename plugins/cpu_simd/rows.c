@@ -29,6 +29,8 @@ struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v)
         return (struct row_form){.element = ELEMENT_E4M3, .row_scale = true};
     case ATTN_KV_INT8_PER_TOKEN_HEAD:
         return (struct row_form){.element = ELEMENT_INT8, .row_scale = true};
+    case ATTN_KV_INT4_PER_TOKEN_HEAD:
+        return (struct row_form){.element = ELEMENT_INT8, .nibbles = true, .row_scale = true};
     case ATTN_KV_INT8_KV:
         return (struct row_form){
             .element = ELEMENT_INT8, .row_scale = !is_v, .channel_scale = is_v};
@@ -66,6 +68,15 @@ attn_status check_row_params(const struct attn_layer_desc *layer,
     if (form.channel_scale && (quant == NULL || quant->v_channel_scale == NULL)) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_channel_scale",
                             "NULL; kv_dtype %d needs [Hk, Dv]", layer->kv_dtype);
+    }
+    if (form.nibbles && int4_signs(params, is_v) == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT,
+                            is_v ? "hadamard_signs_v" : "hadamard_signs_k",
+                            "NULL; kv_dtype %d needs one for each dim", layer->kv_dtype);
+    }
+    if (form.nibbles && (view->head_size & (view->head_size - 1)) != 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, is_v ? "head_size_v" : "head_size",
+                            "%d; powers of two with kv_dtype int4_per_token_head", view->head_size);
     }
     return ATTN_OK;
 }
@@ -149,6 +160,11 @@ void row_write(const struct row_place *at, const char *source, int32_t activatio
         return;
     }
     at->variant->f32->unpack[activation](values, source, size);
+    if (at->form->nibbles) {
+        scale = int4_write(at->view, row, values, int4_signs(at->params, at->is_v));
+        memcpy(scale_place(at), &scale, sizeof scale);
+        return;
+    }
     if (at->form->row_scale) {
         scale = scale_of_values(at, values);
         memcpy(scale_place(at), &scale, sizeof scale);
@@ -166,12 +182,33 @@ void row_write(const struct row_place *at, const char *source, int32_t activatio
     }
 }
 
+static void read_int4(const struct row_place *at, float *values)
+{
+    int8_t codes[MAX_HEAD_SIZE];
+    float scale;
+    int32_t size = at->view->head_size;
+    memcpy(&scale, scale_place(at), sizeof scale);
+    int32_t zero = int4_zero(&scale);
+    int4_codes(at->variant, codes, memory_of(at), size, pack_of(at->view), at->view->stride_pack,
+               zero);
+    at->variant->f32->unpack[ELEMENT_INT8](values, codes, size);
+    for (int32_t d = 0; d < size; d++) {
+        values[d] *= scale;
+    }
+    int4_turn_back(at->variant, int4_signs(at->params, at->is_v), values, size);
+}
+
 void row_read(const struct row_place *at, char *out, int32_t activation)
 {
     int32_t size = at->view->head_size, pack = pack_of(at->view);
     int32_t element = at->form->element, bytes = element_bytes[element];
     const char *row = memory_of(at);
     float values[MAX_HEAD_SIZE], scale = 1.0f;
+    if (at->form->nibbles) {
+        read_int4(at, values);
+        at->variant->store[activation](out, values, 1.0f, size);
+        return;
+    }
     if (at->form->row_scale) {
         memcpy(&scale, scale_place(at), sizeof scale);
     } else if (at->form->head_scale) {

@@ -44,6 +44,14 @@ attn_status simd_supports(const struct attn_backend_caps *caps, const struct att
     } else if (layer->kv_dtype == ATTN_KV_FP8_DS_MLA) {
         reasons->refuse(reasons->user, "kv_dtype", "fp8_ds_mla", "in MLA layers only");
     }
+    int32_t width = layer->head_size_v > 0 ? layer->head_size_v : layer->head_size;
+    if (layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD &&
+        ((layer->head_size & (layer->head_size - 1)) != 0 || (width & (width - 1)) != 0)) {
+        char asked[32];
+        snprintf(asked, sizeof asked, "%d, %d", layer->head_size, width);
+        reasons->refuse(reasons->user, "head_size", asked,
+                        "powers of two with kv_dtype int4_per_token_head");
+    }
     if (layer->kv_dtype == ATTN_KV_INT8_K && layer->dtype == ATTN_DTYPE_F32) {
         reasons->refuse(reasons->user, "dtype", "f32", "f16, bf16 with kv_dtype int8_k");
     }

@@ -180,11 +180,11 @@ static void load_tile(struct tile *tile, char *scratch)
     }
     if (problem->keys.stage) {
         stage_rows(problem, &problem->keys, scratch + run->layout.stage_keys, shape->depth_padded,
-                   count, tile->key_rows + skip);
+                   count, tile->key_rows + skip, tile->key_scale + skip);
     }
     if (problem->values.stage) {
         stage_rows(problem, &problem->values, scratch + run->layout.stage_values,
-                   shape->width_padded, count, tile->value_rows + skip);
+                   shape->width_padded, count, tile->value_rows + skip, tile->value_scale + skip);
     }
     if (problem->values.scale != NULL) { /* such rows are always staged */
         move_spoilt_scales(tile);

@@ -277,8 +277,14 @@ static void make_params(struct test_data *data)
     for (int32_t i = 0; i < test->kv_heads * data->layer.head_size_v; i++) {
         data->channel_scales[i] = 0.02f + 0.02f * fabsf(random_normal());
     }
+    data->signs = filled((size_t)(test->depth + data->layer.head_size_v) * 4, 0);
+    for (int32_t i = 0; i < test->depth + data->layer.head_size_v; i++) {
+        data->signs[i] = random_int(0, 1) ? 1.0f : -1.0f;
+    }
     data->quant = (struct attn_kv_quant_params){
         .ext = {.id = ATTN_EXT_KV_QUANT_PARAMS, .struct_size = sizeof(data->quant)},
+        .hadamard_signs_k = data->signs,
+        .hadamard_signs_v = data->signs + test->depth,
         .v_channel_scale = data->channel_scales};
     data->params.next = &data->quant.ext;
     data->params.sinks = test->sinks ? data->sinks : NULL;
@@ -336,10 +342,10 @@ void data_make(struct test_data *data, const struct test_case *test, const struc
 
 void data_free(struct test_data *data)
 {
-    void *const all[] = {data->q.data,     data->k.data,        data->v.data, data->table,
-                         data->spans,      data->slots,         data->tree,   data->sinks,
-                         data->slopes,     data->scales,        data->cache,  data->keys_f32,
-                         data->values_f32, data->channel_scales};
+    void *const all[] = {data->q.data,     data->k.data,         data->v.data, data->table,
+                         data->spans,      data->slots,          data->tree,   data->sinks,
+                         data->slopes,     data->scales,         data->cache,  data->keys_f32,
+                         data->values_f32, data->channel_scales, data->signs};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         free(all[i]);
     }

@@ -6,26 +6,28 @@
 
 #include "check.h"
 
-/* Bytes of an element of keys or values. */
-static int32_t slot_bytes(const struct test_case *test, bool is_v)
+/* Bits of an element of keys or values. */
+static int32_t slot_bits(const struct test_case *test, bool is_v)
 {
     switch (test->kv_dtype) {
-    case ATTN_KV_INT8_K:
-        return is_v ? dtype_bytes(test->dtype) : 1;
-    case ATTN_KV_AUTO:
-        return dtype_bytes(test->dtype);
-    case ATTN_KV_F32:
+    case ATTN_KV_INT4_PER_TOKEN_HEAD:
         return 4;
+    case ATTN_KV_INT8_K:
+        return is_v ? 8 * dtype_bytes(test->dtype) : 8;
+    case ATTN_KV_AUTO:
+        return 8 * dtype_bytes(test->dtype);
+    case ATTN_KV_F32:
+        return 32;
     case ATTN_KV_F16:
     case ATTN_KV_BF16:
-        return 2;
+        return 16;
     default:
-        return 1;
+        return 8;
     }
 }
 
 static void make_view(struct attn_kv_view *view, const struct test_case *test, char *base,
-                      int64_t blocks, int32_t size, int64_t element)
+                      int64_t blocks, int32_t size, int32_t bits)
 {
     int64_t heads = test->kv_heads;
     int64_t slots = test->block_size;
@@ -36,14 +38,15 @@ static void make_view(struct attn_kv_view *view, const struct test_case *test, c
                                   .block_size = test->block_size,
                                   .num_heads = test->kv_heads,
                                   .head_size = size,
-                                  .stride_block = heads * slots * size * element};
-    view->stride_slot = head_major ? size * element : heads * size * element;
-    view->stride_head = head_major ? slots * size * element : size * element;
+                                  .stride_block = heads * slots * size * bits / 8};
+    view->stride_slot = (head_major ? size : heads * size) * bits / 8;
+    view->stride_head = (head_major ? slots * size : size) * bits / 8;
     if (test->pack > 0) { /* [N, Hk, D/x, B, x] */
         view->pack = test->pack;
-        view->stride_slot = test->pack * element;
-        view->stride_pack = slots * test->pack * element;
-        view->stride_head = slots * size * element;
+        view->stride_slot = (test->pack * bits + 7) / 8;
+        view->stride_pack = slots * view->stride_slot;
+        view->stride_head = size / test->pack * view->stride_pack;
+        view->stride_block = heads * view->stride_head;
     }
 }
 
@@ -87,16 +90,17 @@ void make_cache(struct test_data *data)
     data->num_slots = data->num_keys + 1;
     data->slots = filled((size_t)data->num_slots * sizeof(int64_t), 0);
     int64_t rows_of_side = (int64_t)blocks * test->block_size * test->kv_heads;
-    int64_t k_element = slot_bytes(test, false), v_element = slot_bytes(test, true);
+    int32_t k_bits = slot_bits(test, false), v_bits = slot_bits(test, true);
     int64_t width = data->layer.head_size_v;
-    int64_t k_bytes = k_element * rows_of_side * test->depth;
-    int64_t v_bytes = v_element * rows_of_side * width;
+    bool halves = test->pack == 1 && k_bits == 4; /* a byte each */
+    int64_t k_bytes = rows_of_side * test->depth * (halves ? 8 : k_bits) / 8;
+    int64_t v_bytes = rows_of_side * width * (halves ? 8 : v_bits) / 8;
     int64_t scale_bytes = rows_of_side * (int64_t)sizeof(float);
     data->cache_bytes = (size_t)(k_bytes + v_bytes + 2 * scale_bytes);
     data->cache = filled(data->cache_bytes, 0xff);
     char *values = (char *)data->cache + k_bytes;
-    make_view(&data->k_view, test, data->cache, blocks, test->depth, k_element);
-    make_view(&data->v_view, test, values, blocks, (int32_t)width, v_element);
+    make_view(&data->k_view, test, data->cache, blocks, test->depth, k_bits);
+    make_view(&data->v_view, test, values, blocks, (int32_t)width, v_bits);
     if (has_row_scales(test->kv_dtype, false)) {
         add_scales(&data->k_view, values + v_bytes);
     }

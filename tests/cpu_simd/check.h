@@ -85,7 +85,7 @@ struct test_data {
     int64_t *slots;
     int64_t num_slots;
     void *tree;
-    float *sinks, *slopes, *scales, *channel_scales;
+    float *sinks, *slopes, *scales, *channel_scales, *signs;
     struct attn_kv_quant_params quant;
     float *keys_f32, *values_f32; /* all keys of all requests before rounding */
     void *cache;

@@ -134,6 +134,7 @@ void check_writes(const struct backend *reference, const struct backend *simd)
                                         ATTN_KV_FP8_E5M2,
                                         ATTN_KV_FP8_PER_TOKEN_HEAD,
                                         ATTN_KV_INT8_PER_TOKEN_HEAD,
+                                        ATTN_KV_INT4_PER_TOKEN_HEAD,
                                         ATTN_KV_INT8_KV,
                                         ATTN_KV_INT8_K};
     for (size_t i = 0; i < sizeof(kv_dtypes) / sizeof(kv_dtypes[0]); i++) {
@@ -151,6 +152,9 @@ void check_writes(const struct backend *reference, const struct backend *simd)
                                      .dtype = j % 3,
                                      .pack = j / 3 * 8};
             bool fp8 = test.kv_dtype == ATTN_KV_FP8_E4M3 || test.kv_dtype == ATTN_KV_FP8_E5M2;
+            if (test.kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) {
+                test.depth = 128; /* powers of two */
+            }
             test.nan_key = test.kv_dtype != ATTN_KV_FP8_E5M2; /* whose NaNs are many */
             test.scale_form = fp8 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_NONE;
             if (test.kv_dtype != ATTN_KV_INT8_K || test.dtype != ATTN_DTYPE_F32) {

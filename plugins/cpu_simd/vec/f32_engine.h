@@ -213,6 +213,37 @@ static void row_add_scaled(float *row, const float *other, float factor, int32_t
     }
 }
 
+/* Sums and differences of elements `half` apart, for half = 1, 2, 4, … */
+static void row_hadamard(float *row, int32_t n)
+{
+    for (int32_t half = 1; half < n; half *= 2) {
+        for (int32_t first = 0; first < n; first += 2 * half) {
+            float *a = row + first, *b = a + half;
+            int32_t d = 0;
+            for (; d + VF_WIDTH <= half; d += VF_WIDTH) {
+                vf x = vf_load(a + d), y = vf_load(b + d);
+                vf_store(a + d, vf_add(x, y));
+                vf_store(b + d, vf_sub(x, y));
+            }
+            for (; d < half; d++) {
+                float x = a[d], y = b[d];
+                a[d] = x + y;
+                b[d] = x - y;
+            }
+        }
+    }
+}
+
+static void row_nibbles(int8_t *restrict codes, const uint8_t *restrict packed, int32_t zero,
+                        int32_t n)
+{
+    int8_t less = (int8_t)zero;
+    for (int32_t i = 0; i < n / 2; i++) {
+        codes[2 * i] = (int8_t)((packed[i] & 15) - less);
+        codes[2 * i + 1] = (int8_t)((packed[i] >> 4) - less);
+    }
+}
+
 #define DEFINE_UNPACK(name, type, load, convert)                                                   \
     static void name(void *destination, const void *source, int64_t n)                             \
     {                                                                                              \
@@ -261,8 +292,9 @@ DEFINE_STORE(f32_to_bf16_row, uint16_t, vf_store_bf16, f32_to_bf16)
     }
 
 #define ROW_OPERATIONS                                                                             \
-    .terms = row_terms, .scale_row = row_scale, .add_scaled = row_add_scaled,                      \
-    .store = {f32_to_f32_row, f32_to_f16_row, f32_to_bf16_row}, .delta = &delta_operations
+    .terms = row_terms, .scale_row = row_scale, .hadamard = row_hadamard, .nibbles = row_nibbles,  \
+    .add_scaled = row_add_scaled, .store = {f32_to_f32_row, f32_to_f16_row, f32_to_bf16_row},      \
+    .delta = &delta_operations
 
 #include "delta.h"
 

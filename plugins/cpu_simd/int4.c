@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* int4 per token and head. A row x is kept as t = H (s x), of signs s and Sylvester's Hadamard
+ * matrix H: codes of 4 bits, value (code - zero) scale, the zero point in the scale's low mantissa
+ * bits. H H = D, so that q x = (H (s q) / D) t, and a sum of values is that of their t, turned back
+ * once. codes - zero are whole numbers up to 15, which every compute type holds. */
+#include "internal.h"
+
+#define LEAST_SCALE 1e-6
+#define LARGEST 15.0
+#define ZERO_MASK 15u
+
+const float *int4_signs(const struct attn_layer_params *params, bool is_v)
+{
+    const struct attn_kv_quant_params *quant =
+        (const struct attn_kv_quant_params *)ext_of(params->next, ATTN_EXT_KV_QUANT_PARAMS);
+    return quant == NULL ? NULL : is_v ? quant->hadamard_signs_v : quant->hadamard_signs_k;
+}
+
+void int4_turn_query(const struct variant *variant, const float *signs, float *row, int32_t n)
+{
+    for (int32_t d = 0; d < n; d++) {
+        row[d] *= signs[d] / (float)n;
+    }
+    variant->hadamard(row, n);
+}
+
+void int4_turn_back(const struct variant *variant, const float *signs, float *row, int32_t n)
+{
+    variant->hadamard(row, n);
+    for (int32_t d = 0; d < n; d++) {
+        row[d] *= signs[d] / (float)n;
+    }
+}
+
+int32_t int4_zero(float *scale)
+{
+    uint32_t bits;
+    memcpy(&bits, scale, sizeof bits);
+    uint32_t kept = bits & ~ZERO_MASK;
+    memcpy(scale, &kept, sizeof kept);
+    return (int32_t)(bits & ZERO_MASK);
+}
+
+void int4_codes(const struct variant *variant, int8_t *codes, const char *row, int32_t n,
+                int32_t pack, int64_t stride_pack, int32_t zero)
+{
+    for (int32_t d = 0; d < n; d += pack, row += stride_pack) {
+        if (pack > 1) {
+            variant->nibbles(codes + d, (const uint8_t *)row, zero, pack);
+        } else { /* odd elements lie in the high nibble of bytes of their own */
+            codes[d] = (int8_t)((*(const uint8_t *)row >> d % 2 * 4 & 15) - zero);
+        }
+    }
+}
+
+/* In double: near the middle of two codes the sums' rounding would decide. */
+static void turn(double *row, const float *values, const float *signs, int32_t n)
+{
+    for (int32_t d = 0; d < n; d++) {
+        row[d] = (double)values[d] * signs[d];
+    }
+    for (int32_t half = 1; half < n; half *= 2) {
+        for (int32_t first = 0; first < n; first += 2 * half) {
+            for (int32_t d = first; d < first + half; d++) {
+                double a = row[d], b = row[d + half];
+                row[d] = a + b;
+                row[d + half] = a - b;
+            }
+        }
+    }
+}
+
+/* Largest and smallest; both NaN where any is. */
+static void range_of(const double *row, int32_t n, double *low, double *high)
+{
+    *low = INFINITY;
+    *high = -INFINITY;
+    for (int32_t d = 0; d < n; d++) {
+        if (isnan(row[d])) {
+            *low = *high = NAN;
+            return;
+        }
+        *low = fmin(*low, row[d]);
+        *high = fmax(*high, row[d]);
+    }
+}
+
+float int4_write(const struct attn_kv_view *view, char *memory, const float *values,
+                 const float *signs)
+{
+    double row[MAX_HEAD_SIZE], low, high;
+    int32_t n = view->head_size, pack = view->pack > 0 ? view->pack : n;
+    turn(row, values, signs, n);
+    range_of(row, n, &low, &high);
+    if (isnan(low)) {
+        return NAN; /* says all that there is to say */
+    }
+    double exact = (high - low) / LARGEST;
+    float scale = exact < LEAST_SCALE ? (float)LEAST_SCALE : (float)exact;
+    double zero = fmax(0, fmin(LARGEST, round(-low / scale)));
+    for (int32_t d = 0; d < n; d++) {
+        uint32_t code = (uint32_t)fmax(0, fmin(LARGEST, round(row[d] / scale) + zero));
+        uint8_t *byte = (uint8_t *)memory + d / pack * view->stride_pack + d % pack / 2;
+        *byte = (uint8_t)(d % 2 ? (*byte & 15u) | code << 4 : (*byte & 0xf0u) | code);
+    }
+    uint32_t bits;
+    memcpy(&bits, &scale, sizeof bits);
+    bits = (bits & ~ZERO_MASK) | (uint32_t)zero;
+    memcpy(&scale, &bits, sizeof bits);
+    return scale;
+}
