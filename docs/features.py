@@ -87,6 +87,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
          f"{REF}kernels, {CHECK}"),
         ("shared caches, hybrids, groups", kernel("attend"), "whole", f"{STEP}hybrid"),
         ("layers that skip the cache's quantization, beside quantized ones", kernel("attend"), "whole", f"{STEP}skipped"),
+        ("page bytes and rows of every dtype and kind of layer", kernel("attend"), "whole", f"{STEP}pages, tests/core/test_bind"),
         ("block copies and swaps", kernel("copy_blocks"), "on a CPU", f"{STEP}caches, {RUN}"),
         ("transfer points around a layer", kernel("attend"), "whole", f"{STEP}around"),
         ("scales from the first batch", kernel("amax"), "amax / range, on a CPU", f"{STEP}around"),
@@ -115,6 +116,8 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("latent cache spread over ranks: decode, chunks of context", both(
             kernel("attend_mla", "gather_kv", "batched_gemm", "merge_states"), has("layer_kinds", "mla")),
          "exchange of latent queries and rows", "tests/collectives/test_latent (2, 3, 4 ranks)"),
+        ("W_UK and W_UV: split from kv_b_proj or given, in 8 bits with scales", both(
+            kernel("attend_mla", "batched_gemm"), has("layer_kinds", "mla")), "views per head", f"{STEP}mla, {CHECK}"),
         ("sparse", kernel("attend_mla_sparse"), "", f"{REF}mla, {STEP}mla, {RUN}"),
     ]),
     ("5. Gated delta rule", [
@@ -130,7 +133,8 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
 
 #: Rows of the features document that nothing serves yet.
 OPEN = [
-    "TurboQuant's four dtypes: codes and page sizes are reserved",
+    "TurboQuant's four dtypes: codes and rows are reserved (tests/core/test_bind holds their page bytes)",
+    "MLA's weights in mxfp4: 16- and 32-bit floats and 8 bits with scales per tensor or head are served",
     "an engine's block of several kernel blocks: the engine passes the kernel's blocks",
 ]
 

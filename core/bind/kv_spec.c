@@ -28,6 +28,15 @@ int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value)
         return head_size / 2 + head_size / 16;
     case ATTN_KV_FP8_DS_MLA:
         return 656;
+    /* TurboQuant: a 16-bit norm behind rotated keys, a 16-bit scale and zero behind values */
+    case ATTN_KV_TURBOQUANT_K8V4:
+        return value ? head_size / 2 + 4 : head_size;
+    case ATTN_KV_TURBOQUANT_4BIT_NC:
+        return head_size / 2 + (value ? 4 : 2);
+    case ATTN_KV_TURBOQUANT_K3V4_NC:
+        return value ? head_size / 2 + 4 : head_size * 3 / 8 + 2;
+    case ATTN_KV_TURBOQUANT_3BIT_NC:
+        return head_size * 3 / 8 + (value ? 4 : 2);
     default:
         return head_size;
     }
@@ -95,8 +104,9 @@ static void set_shape(struct attn_kv_spec *spec, int32_t ndim, const int64_t *sh
  * of bytes. */
 static bool has_whole_pages(const struct attn_kv_spec *spec)
 {
-    return spec->head_size != spec->head_size_v || scale_bytes(spec->kv_dtype) > 0 ||
-           spec->kv_dtype == ATTN_KV_INT8_K || spec->kv_dtype == ATTN_KV_NVFP4 ||
+    return kv_row_bytes(spec->kv_dtype, spec->head_size, false) !=
+               kv_row_bytes(spec->kv_dtype, spec->head_size_v, true) ||
+           scale_bytes(spec->kv_dtype) > 0 || spec->kv_dtype == ATTN_KV_NVFP4 ||
            spec->padded_page_bytes != spec->page_bytes || spec->layout == ATTN_KV_LAYOUT_PACKED_K;
 }
 

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Page bytes of every cache dtype and kind of layer by the table of the features document, and that
+ * the rows and scales of the views are just those bytes: each belongs to one of them, and none to
+ * two. */
+#include <attn/api.h>
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { BLOCKS = 3, PADDING = 512 };
+
+static const struct attn_api *api;
+static attn_runtime *runtime;
+
+#define CHECK(call)                                                                                \
+    do {                                                                                           \
+        struct attn_error error = ATTN_ERROR_INIT;                                                 \
+        if ((call) != ATTN_OK) {                                                                   \
+            fail_msg("%s: %s: %s", #call, error.field, error.message);                             \
+        }                                                                                          \
+    } while (0)
+
+/* Bytes of one slot and head: of K's row, V's row, and their scales. */
+struct row_bytes {
+    int64_t k, v, k_scale, v_scale;
+};
+
+#define ROWS(name, ...)                                                                            \
+    static struct row_bytes name(int64_t d, int64_t dv)                                            \
+    {                                                                                              \
+        return (struct row_bytes){__VA_ARGS__};                                                    \
+    }
+ROWS(four_bytes, 4 * d, 4 * dv, 0, 0)
+ROWS(two_bytes, 2 * d, 2 * dv, 0, 0)
+ROWS(one_byte, d, dv, 0, 0)
+ROWS(one_byte_scaled, d, dv, 4, 4) /* per-token-head: + 2 B Hk 4 */
+ROWS(half_a_byte_scaled, d / 2, dv / 2, 4, 4)
+ROWS(level_1, d, dv, 4, 0)
+ROWS(level_2, d, 2 * dv, 4, 0)
+ROWS(nvfp4, d / 2, dv / 2, d / 16, dv / 16)
+
+static const struct {
+    int32_t kv_dtype, dtype;
+    struct row_bytes (*rows)(int64_t d, int64_t dv);
+} dtypes[] = {
+    {ATTN_KV_AUTO, ATTN_DTYPE_F32, four_bytes},
+    {ATTN_KV_AUTO, ATTN_DTYPE_BF16, two_bytes},
+    {ATTN_KV_F32, ATTN_DTYPE_BF16, four_bytes},
+    {ATTN_KV_F16, ATTN_DTYPE_F32, two_bytes},
+    {ATTN_KV_BF16, ATTN_DTYPE_F16, two_bytes},
+    {ATTN_KV_FP8_E4M3, ATTN_DTYPE_BF16, one_byte},
+    {ATTN_KV_FP8_E5M2, ATTN_DTYPE_F16, one_byte},
+    {ATTN_KV_FP8_PER_TOKEN_HEAD, ATTN_DTYPE_BF16, one_byte_scaled},
+    {ATTN_KV_INT8_PER_TOKEN_HEAD, ATTN_DTYPE_BF16, one_byte_scaled},
+    {ATTN_KV_INT4_PER_TOKEN_HEAD, ATTN_DTYPE_BF16, half_a_byte_scaled},
+    {ATTN_KV_INT8_KV, ATTN_DTYPE_F32, level_1},
+    {ATTN_KV_INT8_K, ATTN_DTYPE_BF16, level_2},
+    {ATTN_KV_NVFP4, ATTN_DTYPE_BF16, nvfp4},
+};
+
+static const struct {
+    int32_t block_size, num_kv_heads, head_size, head_size_v;
+} shapes[] = {{16, 2, 64, 64}, {32, 8, 128, 128}, {8, 1, 256, 64}, {4, 3, 64, 128}};
+
+/* Kinds of layers over one shape, and what their caches are called. */
+static const struct kind {
+    int32_t kind, spec, window, chunk, sink_len;
+} kinds[] = {
+    {ATTN_LAYER_DECODER, ATTN_KV_SPEC_FULL, 0, 0, 0},
+    {ATTN_LAYER_DECODER, ATTN_KV_SPEC_SLIDING_WINDOW, 9, 0, 0},
+    {ATTN_LAYER_DECODER, ATTN_KV_SPEC_CHUNKED_LOCAL, 0, 32, 0},
+    {ATTN_LAYER_CROSS, ATTN_KV_SPEC_CROSS, 0, 0, 0},
+    {ATTN_LAYER_STATIC_SINK, ATTN_KV_SPEC_SINK_FULL, 0, 0, 16},
+    {ATTN_LAYER_ENCODER_ONLY, ATTN_KV_SPEC_NONE, 0, 0, 0},
+};
+
+static struct attn_layer_desc describe(size_t t, size_t s, const struct kind *kind)
+{
+    return (struct attn_layer_desc){
+        .struct_size = sizeof(struct attn_layer_desc),
+        .name = "layer",
+        .kind = kind->kind,
+        .dtype = dtypes[t].dtype,
+        .kv_dtype = dtypes[t].kv_dtype,
+        .num_q_heads = 2 * shapes[s].num_kv_heads,
+        .num_kv_heads = shapes[s].num_kv_heads,
+        .head_size = shapes[s].head_size,
+        .head_size_v = shapes[s].head_size_v,
+        .scale = 0.125f,
+        .causal = kind->kind != ATTN_LAYER_CROSS && kind->kind != ATTN_LAYER_ENCODER_ONLY,
+        .has_window = kind->window > 0,
+        .window_left = kind->window - 1,
+        .chunk_size = kind->chunk,
+        .sink_len = kind->sink_len,
+        .block_size = shapes[s].block_size,
+    };
+}
+
+static attn_model *bind(const struct attn_layer_desc *layer, struct attn_kv_spec *spec)
+{
+    const struct attn_layer_desc *layers[] = {layer};
+    attn_assignment *assignment;
+    attn_model *model;
+    *spec = (struct attn_kv_spec){.struct_size = sizeof *spec};
+    CHECK(api->select(runtime, NULL, layers, 1, &assignment, &error));
+    CHECK(api->model_create(runtime, assignment, NULL, &model, &error));
+    CHECK(api->layer_kv_spec(api->model_layer(model, 0), spec, &error));
+    api->assignment_destroy(assignment);
+    return model;
+}
+
+static void mark(uint8_t *map, int64_t size, int64_t at, int64_t bytes)
+{
+    assert_true(at >= 0 && at + bytes <= size);
+    for (int64_t i = at; i < at + bytes; i++) {
+        assert_int_equal(map[i], 0);
+        map[i] = 1;
+    }
+}
+
+/* By the formula above struct attn_kv_view. Rows of whole dims; the scales' own strides. */
+static void mark_view(const struct attn_kv_view *view, const uint8_t *base, uint8_t *map,
+                      int64_t size, int64_t row, int64_t scale)
+{
+    assert_true(view->pack == 0 || view->pack == view->head_size);
+    for (int64_t b = 0; b < BLOCKS; b++) {
+        for (int64_t s = 0; s < view->block_size; s++) {
+            for (int64_t h = 0; h < view->num_heads; h++) {
+                mark(map, size,
+                     (const uint8_t *)view->data - base + b * view->stride_block +
+                         s * view->stride_slot + h * view->stride_head,
+                     row);
+                if (scale > 0) {
+                    mark(map, size,
+                         (const uint8_t *)view->scale - base + b * view->scale_stride_block +
+                             s * view->scale_stride_slot + h * view->scale_stride_head,
+                         scale);
+                }
+            }
+        }
+    }
+}
+
+static void hold_views(attn_model *model, const struct attn_kv_spec *spec,
+                       const struct row_bytes *rows, bool latent)
+{
+    int64_t size = BLOCKS * spec->padded_page_bytes, used = 0;
+    uint8_t *base = aligned_alloc(256, (size_t)(size + 255) / 256 * 256);
+    uint8_t *map = calloc((size_t)size, 1);
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    attn_layer *layer = api->model_layer(model, 0);
+    CHECK(api->layer_kv_views(layer, base, BLOCKS, &k, latent ? NULL : &v, &error));
+    CHECK(api->layer_bind_kv(layer, &k, latent ? NULL : &v, &error));
+    mark_view(&k, base, map, size, rows->k, rows->k_scale);
+    if (!latent) {
+        mark_view(&v, base, map, size, rows->v, rows->v_scale);
+    }
+    for (int64_t i = 0; i < size; i++) {
+        int64_t in_page = i % spec->padded_page_bytes;
+        used += map[i];
+        assert_true(!map[i] || spec->ndim != 2 || in_page < spec->page_bytes);
+    }
+    assert_int_equal(used, BLOCKS * spec->page_bytes); /* no byte is left over */
+    free(map);
+    free(base);
+}
+
+static void test_every_dtype(void **state)
+{
+    (void)state;
+    for (size_t t = 0; t < sizeof dtypes / sizeof *dtypes; t++) {
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+            struct row_bytes rows = dtypes[t].rows(shapes[s].head_size, shapes[s].head_size_v);
+            int64_t page = (int64_t)shapes[s].block_size * shapes[s].num_kv_heads *
+                           (rows.k + rows.v + rows.k_scale + rows.v_scale);
+            for (int32_t padded = 0; padded < 2; padded++) {
+                struct attn_layer_desc layer = describe(t, s, &kinds[0]);
+                struct attn_kv_spec spec;
+                layer.padded_page_bytes = padded ? page + PADDING : 0;
+                attn_model *model = bind(&layer, &spec);
+                assert_int_equal(spec.page_bytes, page);
+                assert_int_equal(spec.padded_page_bytes, padded ? page + PADDING : page);
+                assert_true(!padded || (spec.ndim == 2 && spec.shape[1] == page + PADDING));
+                hold_views(model, &spec, &rows, false);
+                api->model_destroy(model);
+            }
+        }
+    }
+}
+
+static void test_every_kind(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        for (size_t t = 0; t < sizeof dtypes / sizeof *dtypes; t++) {
+            struct row_bytes rows = dtypes[t].rows(64, 64);
+            struct attn_layer_desc layer = describe(t, 0, &kinds[i]);
+            struct attn_kv_spec spec;
+            bool none = kinds[i].spec == ATTN_KV_SPEC_NONE;
+            attn_model *model = bind(&layer, &spec);
+            assert_int_equal(spec.kind, kinds[i].spec);
+            assert_int_equal(spec.page_bytes,
+                             none ? 0 : 16 * 2 * (rows.k + rows.v + rows.k_scale + rows.v_scale));
+            if (!none) {
+                hold_views(model, &spec, &rows, false);
+            }
+            api->model_destroy(model);
+        }
+    }
+}
+
+/* MLA: B 576 element size, also sliding; fp8_ds_mla: B 656. */
+static void test_latent_rows(void **state)
+{
+    static const struct {
+        int32_t kv_dtype, dtype;
+        int64_t row;
+    } rows[] = {{ATTN_KV_AUTO, ATTN_DTYPE_BF16, 2 * 576},
+                {ATTN_KV_AUTO, ATTN_DTYPE_F32, 4 * 576},
+                {ATTN_KV_FP8_E4M3, ATTN_DTYPE_BF16, 576},
+                {ATTN_KV_FP8_E5M2, ATTN_DTYPE_BF16, 576},
+                {ATTN_KV_FP8_DS_MLA, ATTN_DTYPE_BF16, 656}};
+    const struct attn_mla_desc mla = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla, NULL},
+                                      .kv_lora_rank = 512,
+                                      .qk_nope_head_dim = 128,
+                                      .qk_rope_head_dim = 64,
+                                      .v_head_dim = 128};
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        for (int32_t sliding = 0; sliding < 2; sliding++) {
+            struct attn_layer_desc layer = {.struct_size = sizeof layer,
+                                            .next = &mla.ext,
+                                            .name = "layer",
+                                            .kind = ATTN_LAYER_MLA,
+                                            .dtype = rows[i].dtype,
+                                            .kv_dtype = rows[i].kv_dtype,
+                                            .num_q_heads = 4,
+                                            .num_kv_heads = 1,
+                                            .head_size = 576,
+                                            .scale = 0.125f,
+                                            .causal = 1,
+                                            .has_window = sliding,
+                                            .window_left = sliding ? 6 : 0,
+                                            .block_size = 32};
+            const struct row_bytes row = {rows[i].row, 0, 0, 0};
+            struct attn_kv_spec spec;
+            attn_model *model = bind(&layer, &spec);
+            assert_int_equal(spec.kind,
+                             sliding ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA);
+            assert_int_equal(spec.page_bytes, 32 * rows[i].row);
+            hold_views(model, &spec, &row, true);
+            api->model_destroy(model);
+        }
+    }
+}
+
+/* GDN: S [Hv, Dv, Dk] float32 and the convolution's window of width - 1 and the drafts. */
+static void test_states(void **state)
+{
+    const struct attn_gdn_desc gdn = {.ext = {ATTN_EXT_GDN_DESC, 0, sizeof gdn, NULL},
+                                      .num_k_heads = 2,
+                                      .num_v_heads = 4,
+                                      .head_size_k = 32,
+                                      .head_size_v = 64,
+                                      .conv_width = 4,
+                                      .num_speculative_tokens = 2};
+    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
+                                          .next = &gdn.ext,
+                                          .name = "layer",
+                                          .kind = ATTN_LAYER_GDN,
+                                          .dtype = ATTN_DTYPE_BF16,
+                                          .num_q_heads = 2,
+                                          .num_kv_heads = 2,
+                                          .head_size = 32,
+                                          .head_size_v = 64,
+                                          .scale = 0.125f,
+                                          .causal = 1};
+    struct attn_kv_spec spec;
+    (void)state;
+    attn_model *model = bind(&layer, &spec);
+    assert_int_equal(spec.kind, ATTN_KV_SPEC_GDN_STATE);
+    assert_int_equal(spec.page_bytes, 4 * 64 * 32 * 4 + (2 * 2 * 32 + 4 * 64) * (4 - 1 + 2) * 2);
+    api->model_destroy(model);
+}
+
+static int open_runtime(void **state)
+{
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .plugin_path = PLUGINS,
+                                                 .cache_dir = "",
+                                                 .backend = "cpu_ref",
+                                                 .num_threads = 1,
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1};
+    attn_get_api_fn *get_api;
+    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
+    void *symbol = library != NULL ? dlsym(library, ATTN_GET_API_SYMBOL) : NULL;
+    (void)state;
+    if (symbol == NULL) {
+        return 1;
+    }
+    memcpy(&get_api, &symbol, sizeof get_api);
+    return get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK ||
+           api->runtime_create(&options, &runtime, NULL) != ATTN_OK;
+}
+
+static int close_runtime(void **state)
+{
+    (void)state;
+    api->runtime_destroy(runtime);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_dtype),
+        cmocka_unit_test(test_every_kind),
+        cmocka_unit_test(test_latent_rows),
+        cmocka_unit_test(test_states),
+    };
+    return cmocka_run_group_tests(tests, open_runtime, close_runtime);
+}
