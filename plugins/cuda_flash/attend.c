@@ -52,11 +52,13 @@ static bool fit_stages(const struct flash_device *device, int32_t element, struc
         room = room < device->smem_of_cta ? room : device->smem_of_cta;
         p->stages = (room - fixed) / stage;
         if (p->stages >= 2) {
-            p->stages = p->stages < FLASH_MAX_STAGES ? p->stages : FLASH_MAX_STAGES;
+            int32_t most = FLASH_ON_THE_WAY / (ctas * 2 * p->tile * d * element);
 #ifdef FLASH_TUNE
-            int32_t most = (int32_t)flash_tuned("stages", FLASH_MAX_STAGES);
-            p->stages = p->stages < most ? p->stages : most;
+            most =
+                (int32_t)flash_tuned("way", FLASH_ON_THE_WAY) / (ctas * 2 * p->tile * d * element);
 #endif
+            most = element == 1 || most > FLASH_MAX_STAGES ? FLASH_MAX_STAGES : most < 2 ? 2 : most;
+            p->stages = p->stages < most ? p->stages : most;
             p->ctas = device->num_sms * ctas;
             return true;
         }

@@ -47,7 +47,6 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
     const flash_run *run = nullptr;
     char *sq = mine.q[0];
     bool high_rows = true;
-    open_parts parts;
     clear_rows(m, l, o);
 #pragma unroll 1
     for (;;) {
@@ -55,8 +54,6 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
         if (left == 0) {
             int32_t slot = mine.run_of_stage[stage];
             if (slot == NO_RUN) {
-                settle_part<KIND, D, SPLIT>(p, mine, stage_at(mine, stage), parts);
-                dismiss_clerk(p, mine);
                 FLASH_CLOCK(4);
                 break;
             }
@@ -146,7 +143,7 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
         left--;
         if (left == 0) {
             FLASH_CLOCK(3);
-            finish_run<KIND, D, SPLIT>(p, mine, *run, at, parts, m, l, o);
+            finish_run<KIND, D, SPLIT>(p, *run, at, &mine.last_one, m, l, o);
             clear_rows(m, l, o);
             fence_for_boxes(); /* the stage was scratch memory */
             barrier_arrive(shared_address(&mine.q_empty[q_slot]));
@@ -171,33 +168,25 @@ __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
     shared<KIND, D, SPLIT> &mine = *(shared<KIND, D, SPLIT> *)memory;
     if (threadIdx.x == 0) {
         for (int i = 0; i < p.stages; i++) {
-            barrier_init(shared_address(&mine.full[i]), p.mapped ? 33 : 65);
+            barrier_init(shared_address(&mine.full[i]), 65);
             barrier_init(shared_address(&mine.empty[i]), 128);
         }
         for (int i = 0; i < S::q_buffers; i++) {
             barrier_init(shared_address(&mine.q_empty[i]), 128);
         }
-        barrier_init(shared_address(&mine.part_there), 128);
-        barrier_init(shared_address(&mine.told), 1);
     }
     if (threadIdx.x >= 128 && p.mapped) {
         fetch_map(threadIdx.x < 160 ? &p.k_map : &p.v_map);
     }
     __syncthreads(); /* the barriers are there */
     FLASH_CLOCK(0);
-    producer<KIND, D, SPLIT> copies(p, mine, threadIdx.x - 128);
-    if (threadIdx.x >= 128 && threadIdx.x < 160 && p.mapped && p.paged && p.tune.ahead != 0) {
-        copies.look_ahead();
-    }
     wait_for_earlier_kernels();
     let_later_kernels_begin();
     FLASH_CLOCK(1);
-    if (threadIdx.x < 128) {
+    if (threadIdx.x >= 128) {
+        producer<KIND, D, SPLIT>(p, mine, threadIdx.x - 128).work();
+    } else {
         compute<KIND, D, SPLIT>(p, mine);
-    } else if (threadIdx.x < 160 || !p.mapped) {
-        copies.work();
-    } else if (threadIdx.x == 160) {
-        keep_books(p, mine);
     }
 }
 

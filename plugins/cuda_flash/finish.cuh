@@ -8,7 +8,6 @@
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
-#define MERGE_AHEAD 16 /* vectors of parts that a thread of the merge reads at once */
 
 /* Dim of element e (0 or 1) of column tile n in a lane. */
 template <int KIND> static __device__ __forceinline__ int value_dim(int n, int lane, int e)
@@ -57,11 +56,29 @@ static __device__ __forceinline__ float value_scale(const flash_params &p, int32
     return p.v.form == FLASH_ROW_NUMBERS ? cache_scale(p.v, head) : 1.0f;
 }
 
+/* In a call: what writes rows is read from far away when it is needed, so it stays small. */
+static __device__ __noinline__ void store_number(char *row, int32_t dtype, int32_t d, float x)
+{
+    number_store(row, dtype, d, x);
+}
+
 /* N neighbouring dims from `d` on. */
 template <int N>
 static __device__ __forceinline__ void write_values(const flash_params &p, int32_t head, char *row,
                                                     int d, const float (&x)[N], float factor)
 {
+    bool is_short = p.out.dtype == ATTN_DTYPE_BF16 || p.out.dtype == ATTN_DTYPE_F16;
+    if (N % 2 == 0 && is_short && p.v.form != FLASH_ROW_CHANNEL && d + N <= p.head_size_v &&
+        ((uintptr_t)row & 3) == 0) {
+        uint32_t *to = (uint32_t *)(row + d * 2);
+#pragma unroll
+        for (int e = 0; e + 1 < N; e += 2) {
+            float a = x[e] * factor, b = x[e + 1] * factor;
+            to[e / 2] =
+                p.out.dtype == ATTN_DTYPE_BF16 ? pack2<KIND_BF16>(a, b) : pack2<KIND_F16>(a, b);
+        }
+        return;
+    }
 #pragma unroll
     for (int e = 0; e < N; e++) {
         if (d + e < p.head_size_v) {
@@ -69,56 +86,36 @@ static __device__ __forceinline__ void write_values(const flash_params &p, int32
             if (p.v.form == FLASH_ROW_CHANNEL) {
                 v *= p.v.channel[(int64_t)head * p.head_size_v + d + e];
             }
-            number_store(row, p.out.dtype, d + e, v);
-        }
-    }
-}
-
-/* A lane's neighbouring values of a part; zeros where it is not `real`. */
-template <int OWN>
-static __device__ __forceinline__ void load_values(bool real, const float *from, float (&x)[OWN])
-{
-#pragma unroll
-    for (int e = 0; e < OWN; e++) {
-        x[e] = 0.0f;
-    }
-    if (real) {
-        if constexpr (OWN == 2) {
-            float2 y = __ldcg((const float2 *)from);
-            x[0] = y.x, x[1] = y.y;
-        } else {
-#pragma unroll
-            for (int e = 0; e < OWN; e += 4) {
-                float4 y = __ldcg((const float4 *)(from + e));
-                x[e] = y.x, x[e + 1] = y.y, x[e + 2] = y.z, x[e + 3] = y.w;
-            }
+            store_number(row, p.out.dtype, d + e, v);
         }
     }
 }
 
 /* Parts first .. last of an item, always in this order: the same bits every time. A warp has a row:
- * each lane the weight of one part in 32, and D / 32 dims of all. All parts' values of one pass are
- * on their way before their weights are known, as many as there is room for in `scratch`. */
+ * each lane the weight of one part of a pass, and `own` dims of all. What a pass reads is on its
+ * way before the weights are known; loops stay rolled, since nobody has this code at hand. */
 template <int D, int SCRATCH>
-static __device__ void merge_parts(const flash_params &p, const flash_run &run, char *scratch)
+static __device__ __forceinline__ void merge_parts(const flash_params &p, const flash_run &run,
+                                                   int32_t first_slot, int32_t slot_step,
+                                                   char *scratch)
 {
-    constexpr int own = D / 32, ahead = MERGE_AHEAD * 4 / own < 32 ? MERGE_AHEAD * 4 / own : 32;
-    constexpr int room = SCRATCH / (128 * own * 4), pass = ahead + room < 32 ? ahead + room : 32;
-    const int64_t size = (int64_t)p.row_tile * (D + 2), step = p.by_item ? size : 2 * size;
-    /* Only the first of the parts begins inside its segment, unless that begins the item. */
-    const float *rest = p.parts + run.first * step, *zeroth = rest + (p.by_item ? 0 : size);
+    constexpr int own = D > 128 ? D / 32 : 4, room = SCRATCH / (128 * own * 4),
+                  pass = room < 32 ? room : 32;
+    const int64_t size = (int64_t)p.row_tile * (D + 2), step = slot_step * size;
+    const float *zeroth = p.parts + first_slot * size, *rest = p.parts + run.first * step;
     int32_t count = run.last - run.first + 1, lane = threadIdx.x & 31;
     auto part_at = [&](int32_t i) { return i == 0 ? zeroth : rest + i * step; };
-    auto spare_at = [&](int32_t i) {
-        return scratch + ((i - ahead) * 128 + threadIdx.x) * own * 4;
-    };
+    auto copy_at = [&](int32_t i) { return scratch + (i * 128 + threadIdx.x) * own * 4; };
+    bool has_dims = lane * own < D; /* D 64: half of the lanes */
     float v_scale = value_scale(p, run.head);
+#pragma unroll 1
     for (int32_t row = threadIdx.x >> 5; row < run.pair.num_rows; row += 4) {
         float o[own], high = -INFINITY, sum = 0.0f;
 #pragma unroll
         for (int e = 0; e < own; e++) {
             o[e] = 0.0f;
         }
+#pragma unroll 1
         for (int32_t base = 0; base < count; base += pass) {
             int32_t here = min(count - base, pass);
             float m = -INFINITY, l = 0.0f;
@@ -127,17 +124,13 @@ static __device__ void merge_parts(const flash_params &p, const flash_run &run, 
                 m = __ldcg(at);
                 l = __ldcg(at + p.row_tile);
             }
-            for (int32_t i = ahead; i < here; i++) {
+#pragma unroll 2
+            for (int32_t i = 0; i < here; i++) {
                 const float *from = part_at(base + i) + row * D + lane * own;
 #pragma unroll
-                for (int e = 0; e < own; e += 4) {
-                    copy16(shared_address(spare_at(i) + e * 4), from + e, 16);
+                for (int e = 0; e < own && has_dims; e += 4) {
+                    copy16(shared_address(copy_at(i) + e * 4), from + e, 16);
                 }
-            }
-            float x[ahead][own];
-#pragma unroll
-            for (int i = 0; i < ahead; i++) {
-                load_values<own>(i < here, part_at(base + i) + row * D + lane * own, x[i]);
             }
             float before = high;
             high = fmaxf(high, warp_largest(m, false));
@@ -148,27 +141,22 @@ static __device__ void merge_parts(const flash_params &p, const flash_run &run, 
             for (int e = 0; e < own; e++) {
                 o[e] *= shrink;
             }
-#pragma unroll
-            for (int i = 0; i < ahead; i++) {
+            wait_for_copies(); /* a thread reads what it has copied itself */
+#pragma unroll 4
+            for (int32_t i = 0; i < here; i++) {
                 float f = __shfl_sync(0xffffffffu, weight, i);
+                const float *x = (const float *)copy_at(i);
 #pragma unroll
                 for (int e = 0; e < own; e++) {
-                    o[e] += f * x[i][e];
-                }
-            }
-            wait_for_copies();
-            for (int32_t i = ahead; i < here; i++) {
-                float f = __shfl_sync(0xffffffffu, weight, i);
-                const float *y = (const float *)spare_at(i);
-#pragma unroll
-                for (int e = 0; e < own; e++) {
-                    o[e] += f * y[e];
+                    o[e] += f * x[e];
                 }
             }
         }
         out_row out = out_row_of(p, run, row);
         float factor = finish_row(out.sink, high, sum, lane == 0 ? out.lse : nullptr);
-        write_values<own>(p, run.head, out.data, lane * own, o, factor * v_scale);
+        if (has_dims) {
+            write_values<own>(p, run.head, out.data, lane * own, o, factor * v_scale);
+        }
     }
 }
 
@@ -210,6 +198,7 @@ join_warps(const flash_params &p, const flash_run &run, float *scratch, float *s
         }
         barrier_consumers(); /* the shares are there */
         int rows = min(ROUND, run.pair.num_rows - first);
+#pragma unroll 1
         for (int i = threadIdx.x; i < rows * (D / 4); i += 128) {
             int r = i / (D / 4), d = i % (D / 4) * 4, row = first + r;
             float high = fmaxf(fmaxf(sm[row], sm[16 + row]), fmaxf(sm[32 + row], sm[48 + row]));
@@ -246,6 +235,7 @@ static __device__ __forceinline__ void store_rows(const flash_params &p, const f
                                                   bool whole, float *part, const float (&m)[2],
                                                   const float (&l)[2], const float (&o)[D / 8][4])
 {
+    constexpr int near = KIND >= KIND_E4M3 ? 2 : 1; /* column tiles whose dims alternate */
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     float v_scale = value_scale(p, run.head);
 #pragma unroll
@@ -263,89 +253,35 @@ static __device__ __forceinline__ void store_rows(const flash_params &p, const f
             part[64 * (D + 1) + row] = l[i];
         }
 #pragma unroll
-        for (int n = 0; n < D / 8; n++) {
+        for (int n = 0; n < D / 8; n += near) {
+            int d = value_dim<KIND>(n, lane, 0);
+            float x[2 * near];
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                int d = value_dim<KIND>(n, lane, e);
-                const float x[1] = {o[n][2 * i + e]};
-                if (whole) {
-                    write_values<1>(p, run.head, out.data, d, x, factor * v_scale);
-                } else {
-                    part[row * D + d] = x[0];
+            for (int e = 0; e < 2 * near; e++) {
+                x[e] = o[n + e % near][2 * i + e / near];
+            }
+            if (whole) {
+                write_values<2 * near>(p, run.head, out.data, d, x, factor * v_scale);
+            } else {
+#pragma unroll
+                for (int e = 0; e < 2 * near; e++) {
+                    part[row * D + d + e] = x[e];
                 }
             }
         }
     }
 }
 
-/* What a computing thread knows of the CTA's parts: one at most is open, in memory but of unknown
- * rank. With the clerk, its rank is asked for at the end of the next run. */
-struct open_parts {
-    bool open = false;
-    int phase = 0;
-};
-
-template <int KIND, int D, bool SPLIT>
-static __device__ __forceinline__ void
-settle_part(const flash_params &p, shared<KIND, D, SPLIT> &mine, char *scratch, open_parts &parts)
-{
-    using S = shape<KIND, D, SPLIT>;
-    if (!parts.open) {
-        return;
-    }
-    parts.open = false;
-    barrier_wait(shared_address(&mine.told), parts.phase);
-    parts.phase ^= 1;
-    if (mine.last_one) {
-        barrier_consumers(); /* all warps have read the stage */
-        merge_parts<D, 2 * S::half>(p, mine.open, scratch);
-        barrier_consumers(); /* scratch and `open` are used again */
-    }
-}
-
-/* The part is written: thread 0 publishes it for all, or the clerk does. */
-template <int KIND, int D, bool SPLIT>
-static __device__ __forceinline__ void open_part(const flash_params &p,
-                                                 shared<KIND, D, SPLIT> &mine, const flash_run &run,
-                                                 open_parts &parts)
-{
-    if (threadIdx.x == 0) {
-        mine.open = run;
-    }
-    parts.open = true;
-    if (p.mapped) {
-        barrier_arrive(shared_address(&mine.part_there));
-        return;
-    }
-    barrier_consumers();
-    if (threadIdx.x == 0) {
-        mine.last_one = publish_part(p, run);
-        barrier_arrive(shared_address(&mine.told));
-    }
-}
-
-/* The CTA has no more parts. */
-template <int KIND, int D, bool SPLIT>
-static __device__ __forceinline__ void dismiss_clerk(const flash_params &p,
-                                                     shared<KIND, D, SPLIT> &mine)
-{
-    if (p.mapped) {
-        if (threadIdx.x == 0) {
-            mine.open.item = NO_ITEM;
-        }
-        barrier_arrive(shared_address(&mine.part_there));
-    }
-}
-
 /* `stage` is the run's last; nobody copies into it before this is done. */
 template <int KIND, int D, bool SPLIT>
-static __device__ __forceinline__ void
-finish_run(const flash_params &p, shared<KIND, D, SPLIT> &mine, const flash_run &run, char *stage,
-           open_parts &parts, float (&m)[2], float (&l)[2], const float (&o)[D / 8][4])
+static __device__ __forceinline__ void finish_run(const flash_params &p, const flash_run &run,
+                                                  char *stage, int32_t *last_one, float (&m)[2],
+                                                  float (&l)[2], const float (&o)[D / 8][4])
 {
     using S = shape<KIND, D, SPLIT>;
     bool whole = run.count == run.pair.num_tiles;
-    int32_t slot = p.by_item ? run.segment : 2 * run.segment + (run.tile == 0);
+    int32_t slot_step = p.by_item ? 1 : 2;
+    int32_t slot = slot_step * run.segment + (!p.by_item && run.tile == 0);
     float *part = p.parts + (int64_t)slot * p.row_tile * (D + 2);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -359,9 +295,22 @@ finish_run(const flash_params &p, shared<KIND, D, SPLIT> &mine, const flash_run 
     } else {
         store_rows<KIND, D>(p, run, whole, part, m, l, o);
     }
-    settle_part<KIND, D, SPLIT>(p, mine, stage, parts);
-    if (!whole) {
-        open_part<KIND, D, SPLIT>(p, mine, run, parts);
+    if (whole) {
+        return;
+    }
+    barrier_consumers(); /* the part is written: thread 0 publishes it for all */
+    if (threadIdx.x == 0) {
+        bool last = add_and_publish(&p.arrived[run.item], 1) == run.last - run.first;
+        if (last) {
+            p.arrived[run.item] = 0; /* for the next run of this plan */
+        }
+        *last_one = last;
+    }
+    barrier_consumers();
+    if (*last_one) {
+        /* Only the first of the parts begins inside its segment, unless that begins the item. */
+        int32_t first_slot = slot_step * run.first + (!p.by_item);
+        merge_parts<D, 2 * S::half>(p, run, first_slot, slot_step, stage);
     }
 }
 

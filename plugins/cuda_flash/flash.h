@@ -10,11 +10,12 @@
 extern "C" {
 #endif
 
-#define FLASH_TILE 64          /* keys of one step of a CTA */
-#define FLASH_NARROW_TILE 128  /* where one row tile has all rows, and keys are 8-bit */
-#define FLASH_MAX_STAGES 6     /* tiles of a CTA in shared memory */
-#define FLASH_FIXED_SMEM 1024  /* of an attend CTA beside queries and stages */
-#define FLASH_INVARIANT_CUTS 4 /* parts of an item in batch-invariant plans */
+#define FLASH_TILE 64                 /* keys of one step of a CTA */
+#define FLASH_NARROW_TILE 128         /* where one row tile has all rows, and keys are 8-bit */
+#define FLASH_MAX_STAGES 6            /* tiles of a CTA in shared memory */
+#define FLASH_FIXED_SMEM 1024         /* of an attend CTA beside queries and stages */
+#define FLASH_ON_THE_WAY (128 * 1024) /* bytes of 16-bit tiles of a multiprocessor */
+#define FLASH_INVARIANT_CUTS 4        /* parts of an item in batch-invariant plans */
 
 enum flash_row_form {
     FLASH_ROW_NUMBERS = 0, /* elements, times one scale per tensor or head */
@@ -89,8 +90,7 @@ struct flash_map {
 
 /* What was tried beside each other; FLASH_TUNE reads other values from the environment. */
 struct flash_tune {
-    int32_t ahead; /* tiles that a CTA asks for in L2 before the kernels before it have ended */
-    int32_t whole; /* 1: chunks of items, where so few as CTAs fit */
+    int32_t whole;        /* 1: chunks of items, where so few as CTAs fit */
     int32_t most_parts;   /* of an item, where chunks are made of them */
     int32_t slack;        /* chunks may exceed a share by its slack-th */
     int32_t rest;         /* LEAST_REST */
@@ -111,7 +111,7 @@ struct flash_params {
     int32_t alibi, prefix_lm_window, tree_mask, paged, block_size;
     float scale, soft_cap;
     const int32_t *query_start, *key_start, *seq_lens, *block_table, *block_table_row;
-    int64_t block_table_stride, block_table_size; /* elements */
+    int64_t block_table_stride;
     const uint8_t *causal_per_request;
     const int32_t *spans, *span_start; /* NULL: none */
     const void *tree;                  /* NULL: none */

@@ -10,7 +10,6 @@
 #include "visible.cuh"
 
 #define NO_RUN (-1)
-#define NO_ITEM (-1)
 
 /* The tiles of one item in one segment: what the four warps compute without looking up. */
 struct flash_run {
@@ -41,9 +40,6 @@ template <int KIND, int D, bool SPLIT> struct shared {
     alignas(128) char q[S::q_buffers][S::q_bytes];
     flash_run runs[FLASH_MAX_STAGES + 1]; /* a stage holds a tile of one run */
     uint64_t full[FLASH_MAX_STAGES], empty[FLASH_MAX_STAGES], q_empty[S::q_buffers];
-    uint64_t part_there,
-        told;       /* a part is in memory; whether it was its item's last one is known */
-    flash_run open; /* whose part that is; item NO_ITEM: no more come */
     int32_t run_of_stage[FLASH_MAX_STAGES];
     int32_t last_one, taken[2];
 };
@@ -76,49 +72,26 @@ template <int TILE> struct tile_place {
     int32_t low, high; /* keys of the tile that are read: low .. high - 1 */
 };
 
-/* An entry of the block table that was read before it was known to be the one: at `at`, or -1. */
-struct table_guess {
-    int64_t at;
-    int32_t block;
-};
-
-/* The place of a box: those of a page's columns are neighbouring lanes'. `entry` looks the table
- * up. */
-template <int TILE, class Entry>
-static __device__ __forceinline__ tile_place<TILE>
-place_box(const flash_params &p, const flash_run &run, int32_t tile, int lane, int boxes_of_page,
-          const Entry &entry)
-{
-    tile_place<TILE> at;
-    int32_t base = (run.pair.k0 & ~(TILE - 1)) + tile * TILE;
-    int32_t rows = p.box_rows, key = lane / boxes_of_page * rows;
-    at.low = run.pair.k0 - base;
-    at.high = run.pair.k1 - base;
-    at.block[0] = -1;
-    at.slot[0] = 0;
-    if (key < TILE && key < at.high && key + rows > at.low) {
-        int32_t index = p.paged ? (base + key) / p.block_size : 0;
-        at.slot[0] = base + key - index * p.block_size + run.pair.key_start;
-        at.block[0] = p.paged ? entry(run.pair.table + index) : 0;
-    }
-    return at;
-}
-
 /* The entries are used a tile later, so that nobody waits for them here. */
 template <int TILE>
 static __device__ __forceinline__ tile_place<TILE>
-place_tile(const flash_params &p, const flash_run &run, int32_t tile, int lane, int boxes_of_page,
-           const table_guess &guess)
+place_tile(const flash_params &p, const flash_run &run, int32_t tile, int lane, int boxes_of_page)
 {
-    if (p.mapped) {
-        return place_box<TILE>(p, run, tile, lane, boxes_of_page, [&](int64_t i) {
-            return i == guess.at ? guess.block : p.block_table[i];
-        });
-    }
     tile_place<TILE> at;
     int32_t base = (run.pair.k0 & ~(TILE - 1)) + tile * TILE;
     at.low = run.pair.k0 - base;
     at.high = run.pair.k1 - base;
+    if (p.mapped) {
+        int32_t rows = p.box_rows, key = lane / boxes_of_page * rows;
+        at.block[0] = -1;
+        at.slot[0] = 0;
+        if (key < TILE && key < at.high && key + rows > at.low) {
+            int32_t index = p.paged ? (base + key) / p.block_size : 0;
+            at.slot[0] = base + key - index * p.block_size + run.pair.key_start;
+            at.block[0] = p.paged ? p.block_table[run.pair.table + index] : 0;
+        }
+        return at;
+    }
 #pragma unroll
     for (int i = 0; i < TILE / 32; i++) {
         int32_t key = lane + 32 * i;
@@ -134,12 +107,12 @@ place_tile(const flash_params &p, const flash_run &run, int32_t tile, int lane, 
     return at;
 }
 
-/* K and V of a tile by TMA: a box of each per block and column of 128 bytes, from one lane. Slots
+/* One of K and V of a tile by TMA: a box per block and column of 128 bytes, each from a lane. Slots
  * of a block that no query sees come along; blocks of them do not. */
 template <int KIND, int D, int TILE>
-static __device__ __forceinline__ void copy_boxes(const flash_params &p, int32_t head,
-                                                  const tile_place<TILE> &at, uint32_t to,
-                                                  uint32_t barrier, int lane)
+static __device__ __forceinline__ void copy_boxes(const flash_params &p, const flash_map &map,
+                                                  int32_t head, const tile_place<TILE> &at,
+                                                  uint32_t to, uint32_t barrier, int lane)
 {
     using S = shape<KIND, D, true>;
     constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
@@ -148,15 +121,12 @@ static __device__ __forceinline__ void copy_boxes(const flash_params &p, int32_t
     bool mine = at.block[0] >= 0;
     int count = __popc(__ballot_sync(0xffffffffu, mine));
     if (lane == 0) {
-        barrier_expect(barrier, 2 * count * rows * row_bytes);
+        barrier_expect(barrier, count * rows * row_bytes);
     }
     __syncwarp();
     if (mine) {
-        to += column * TILE * row_bytes + page * rows * row_bytes;
-        copy_box(to, &p.k_map, column * row_bytes / S::element, at.slot[0], head, at.block[0],
-                 barrier);
-        copy_box(to + TILE * D * S::element, &p.v_map, column * row_bytes / S::element, at.slot[0],
-                 head, at.block[0], barrier);
+        copy_box(to + column * TILE * row_bytes + page * rows * row_bytes, &map,
+                 column * row_bytes / S::element, at.slot[0], head, at.block[0], barrier);
     }
 }
 
@@ -243,43 +213,17 @@ static __device__ __forceinline__ void copy_query(const flash_params &p, const f
     }
 }
 
-/* Who copies. With TMA one warp does, and the other one is the clerk; else one copies keys, the
- * other values. */
 template <int KIND, int D, bool SPLIT> struct producer {
     using S = shape<KIND, D, SPLIT>;
-    static constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1; /* boxes of a page */
     const flash_params &p;
     shared<KIND, D, SPLIT> &mine;
     const bool values; /* which of the two warps this is */
     const int lane;
     int stage = 0, phase = 0, run_slot = 0, q_slot = 0, q_phase = 0;
-    table_guess guess = {-1, -1};
 
     __device__ producer(const flash_params &params, shared<KIND, D, SPLIT> &memory, int thread)
         : p(params), mine(memory), values(thread >= 32), lane(thread & 31)
     {
-    }
-
-    /* While the kernels before this one still run: where in the table this lane's first block will
-     * stand. The schedule may be that of an earlier step, or none: a guess alone comes of it, and
-     * the L1 keeps nothing. */
-    __device__ __forceinline__ void look_ahead()
-    {
-        const flash_segment *segment = &p.segments[blockIdx.x];
-        int32_t begin = __ldcg(&segment->begin), tiles = __ldcg(&segment->pair.num_tiles);
-        int32_t within = begin - __ldcg(&segment->pair.start);
-        flash_run run;
-        run.pair.k0 = __ldcg(&segment->pair.k0);
-        run.pair.k1 = __ldcg(&segment->pair.k1);
-        run.pair.key_start = 0;
-        run.pair.table = __ldcg(&segment->pair.table);
-        int32_t segments = __ldcg(&p.header->segments);
-        if ((int32_t)blockIdx.x < segments && within >= 0 && tiles > 0) {
-            place_box<S::tile>(p, run, within % tiles, lane, columns, [&](int64_t i) {
-                guess.at = i >= 0 && i < p.block_table_size ? i : -1;
-                return 0;
-            });
-        }
     }
 
     __device__ __forceinline__ void next_stage()
@@ -291,7 +235,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* All copying lanes' copies and the first's ordinary stores. */
+    /* All 64 lanes' copies and the first's ordinary stores: 65 arrivals. */
     __device__ __forceinline__ void commit(int32_t run)
     {
         if (!values && lane == 0) {
@@ -302,35 +246,25 @@ template <int KIND, int D, bool SPLIT> struct producer {
         next_stage();
     }
 
-    __device__ __forceinline__ void copy_half_tile(const flash_run &run, int32_t tile, uint32_t to,
-                                                   const tile_place<S::tile> &at)
-    {
-        const flash_cache &cache = values ? p.v : p.k;
-        if (S::bytes) {
-            copy_scales<S::tile>(p, cache, run, tile, to + 2 * S::half + (values ? S::tile * 4 : 0),
-                                 lane);
-        }
-        copy_half<KIND, D, S::tile>(p, cache, values ? p.head_size_v : p.head_size, run.head, at,
-                                    to + (values ? S::half : 0), lane);
-    }
-
     __device__ __forceinline__ void copy_run(const flash_run &run)
     {
-        tile_place<S::tile> at = place_tile<S::tile>(p, run, run.tile, lane, columns, guess);
-        guess.at = -1;
+        constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
+        tile_place<S::tile> at = place_tile<S::tile>(p, run, run.tile, lane, columns);
         for (int32_t i = 0; i < run.count; i++) {
             barrier_wait(shared_address(&mine.empty[stage]), phase ^ 1);
             uint32_t to = shared_address(stage_at(mine, stage));
+            const flash_cache &cache = values ? p.v : p.k;
+            if (S::bytes) {
+                copy_scales<S::tile>(p, cache, run, run.tile + i,
+                                     to + 2 * S::half + (values ? S::tile * 4 : 0), lane);
+            }
+            to += values ? S::half : 0;
             if (p.mapped) {
-                copy_boxes<KIND, D, S::tile>(p, run.head, at, to, shared_address(&mine.full[stage]),
-                                             lane);
-                if (S::bytes) {
-                    to += 2 * S::half;
-                    copy_scales<S::tile>(p, p.k, run, run.tile + i, to, lane);
-                    copy_scales<S::tile>(p, p.v, run, run.tile + i, to + S::tile * 4, lane);
-                }
+                copy_boxes<KIND, D, S::tile>(p, values ? p.v_map : p.k_map, run.head, at, to,
+                                             shared_address(&mine.full[stage]), lane);
             } else {
-                copy_half_tile(run, run.tile + i, to, at);
+                copy_half<KIND, D, S::tile>(p, cache, values ? p.head_size_v : p.head_size,
+                                            run.head, at, to, lane);
             }
             if (i == 0 && !values) { /* a stage is free, so this run's place is */
                 if (lane == 0) {
@@ -346,7 +280,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
             }
             commit(run_slot);
             if (i + 1 < run.count) {
-                at = place_tile<S::tile>(p, run, run.tile + i + 1, lane, columns, guess);
+                at = place_tile<S::tile>(p, run, run.tile + i + 1, lane, columns);
             }
         }
         run_slot = run_slot == FLASH_MAX_STAGES ? 0 : run_slot + 1;
@@ -376,26 +310,12 @@ template <int KIND, int D, bool SPLIT> struct producer {
         }
     }
 
-    /* A number that the first warp took, to both. */
-    __device__ __forceinline__ int32_t tell(int32_t taken, int turn)
-    {
-        if (p.mapped) {
-            return __shfl_sync(0xffffffffu, taken, 0);
-        }
-        if (!values && lane == 0) {
-            mine.taken[turn] = taken;
-        }
-        asm volatile("bar.sync 2, 64;" ::: "memory"); /* the number is there */
-        return mine.taken[turn];
-    }
-
     /* The first segment is the CTA's own; further ones are taken as CTAs become free, since not all
      * multiprocessors read equally fast. Who takes the last number puts the counter back. One warp
      * takes, one segment ahead, and tells the other. */
     __device__ __forceinline__ void work()
     {
         flash_segment segment = p.segments[blockIdx.x]; /* there is room for one of each CTA */
-        guess.block = guess.at >= 0 ? p.block_table[guess.at] : -1;
         int32_t segments = p.header->segments, index = blockIdx.x, taken = 0, turn = 0;
         bool shares = segments > (int32_t)gridDim.x;
         if (shares && !values && lane == 0) {
@@ -406,10 +326,14 @@ template <int KIND, int D, bool SPLIT> struct producer {
             if (!shares) {
                 break;
             }
-            if (!values && lane == 0 && taken == segments - 1) {
-                p.header->taken = 0;
+            if (!values && lane == 0) {
+                mine.taken[turn] = taken;
+                if (taken == segments - 1) {
+                    p.header->taken = 0;
+                }
             }
-            index = (int32_t)gridDim.x + tell(taken, turn);
+            asm volatile("bar.sync 2, 64;" ::: "memory"); /* the number is there */
+            index = (int32_t)gridDim.x + mine.taken[turn];
             turn ^= 1; /* read by both before it is written again: a barrier lies between */
             if (index >= segments) {
                 break;
@@ -423,31 +347,5 @@ template <int KIND, int D, bool SPLIT> struct producer {
         commit(NO_RUN);
     }
 };
-
-/* Counts the item's parts that are in memory: was this one the last? */
-static __device__ __forceinline__ bool publish_part(const flash_params &p, const flash_run &run)
-{
-    bool last = add_and_publish(&p.arrived[run.item], 1) == run.last - run.first;
-    if (last) {
-        p.arrived[run.item] = 0; /* for the next run of this plan */
-    }
-    return last;
-}
-
-/* The clerk counts parts while the computing warps go on: two round trips to memory that they need
- * not wait for. */
-template <int KIND, int D, bool SPLIT>
-static __device__ __forceinline__ void keep_books(const flash_params &p,
-                                                  shared<KIND, D, SPLIT> &mine)
-{
-    for (int turn = 0;; turn ^= 1) {
-        barrier_wait(shared_address(&mine.part_there), turn);
-        if (mine.open.item == NO_ITEM) {
-            return;
-        }
-        mine.last_one = publish_part(p, mine.open);
-        barrier_arrive(shared_address(&mine.told));
-    }
-}
 
 #endif

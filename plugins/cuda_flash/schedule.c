@@ -135,8 +135,6 @@ void set_batch(struct flash_params *p, const struct attn_attend_args *args)
     p->block_table = batch->block_table;
     p->block_table_row = batch->block_table_row;
     p->block_table_stride = batch->block_table_stride;
-    p->block_table_size = batch->block_table_stride *
-                          (batch->block_table_rows > 0 ? batch->block_table_rows : batch->num_reqs);
     p->spans = layer->prefix_lm && batch->span_start_loc != NULL ? batch->spans : NULL;
     p->span_start = batch->span_start_loc;
     p->tree = layer->tree_mask != ATTN_TREE_NONE ? batch->tree : NULL;
@@ -177,12 +175,11 @@ int64_t flash_tuned(const char *name, int64_t usual)
 
 static void set_tune(struct flash_tune *t)
 {
-    t->ahead = (int32_t)TUNED("ahead", 3);
     t->whole = (int32_t)TUNED("whole", 1);
     t->most_parts = (int32_t)TUNED("most_parts", 32);
     t->slack = (int32_t)TUNED("slack", 16);
     t->rest = (int32_t)TUNED("rest", 3);
-    t->part = (int32_t)TUNED("part", 2);
+    t->part = (int32_t)TUNED("part", 3);
     t->tail = (int32_t)TUNED("tail", 24);
     t->items = (int32_t)TUNED("items", 6);
     t->chunk_levels = (int32_t)TUNED("chunk_levels", 0);

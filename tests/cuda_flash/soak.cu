@@ -356,6 +356,7 @@ static void bind_case(const soak_case &c, twin &m, const side &s, bool gpu, boun
     b.attend.layer = &c.layer, b.attend.params = &b.params, b.attend.batch = &b.batch;
     b.attend.k_cache = &b.k_cache, b.attend.v_cache = &b.v_cache;
     b.attend.q = &b.q, b.attend.out = &b.out, b.attend.lse = &b.lse;
+    b.attend.flags = ATTN_RUN_NO_WRITE;
     b.attend.phase = c.most_query > 4 ? ATTN_PHASE_PREFILL : ATTN_PHASE_DECODE;
     b.write = {sizeof b.write};
     b.write.instance = s.instance, b.write.layer = &c.layer, b.write.params = &b.params;

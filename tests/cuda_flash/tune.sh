@@ -56,4 +56,5 @@ print('| what | ' + ' | '.join(n or '-' for n in names) + ' |')
 for name in order:
     print('| ' + name + ' | ' + ' | '.join(rows.get((name, n), '') for n in names) + ' |')
 P
+[ -z "${LAST:-}" ] || sh -c "$LAST"
 say end
