@@ -5,6 +5,8 @@
  * computed. */
 #include "internal.h"
 
+#define LINE_BYTES 64
+
 struct direct {
     const struct attend_run *run;
     const struct work_item *item;
@@ -14,7 +16,11 @@ struct direct {
     const void **next_keys; /* of the tile to come */
     const void **next_values;
     const void **staged_rows;
-    float *key_scale;
+    const void **key_scales; /* of the item's first head, where they are kept beside rows */
+    const void **value_scales;
+    const void **next_key_scales;
+    const void **next_value_scales;
+    float *key_scale; /* of the head at hand */
     float *value_scale;
     int32_t rows_padded; /* rows of a head in q and the accumulator */
 };
@@ -22,7 +28,8 @@ struct direct {
 static int32_t rows_of_group(const struct problem *problem)
 {
     int32_t group = problem->shape.group;
-    return group == 1 && !problem->direct_fp8 ? 1 : round_up(group, 4);
+    bool codes = problem->keys.direct_codes || problem->values.direct_codes;
+    return group == 1 && !codes ? 1 : round_up(group, 4);
 }
 
 static void direct_terms(const struct direct *direct, int32_t head, int32_t first, int32_t n,
@@ -56,7 +63,7 @@ static const void **head_rows(const struct direct *direct, const struct row_sour
                               float *scales, int64_t *offset)
 {
     *offset = h * source->stride_head;
-    if (!source->stage || direct->run->problem.direct_fp8) {
+    if (!source->stage || source->direct_codes) {
         return rows;
     }
     for (int32_t i = 0; i < n; i++) {
@@ -191,7 +198,7 @@ static void direct_tile(const struct direct *direct, int32_t h, int32_t first, i
                                   shape->depth_padded, direct->key_scale, &args.offset);
     args.key_rows = (const char *const *)rows;
     prefetch_in_scores(direct, &args, h, n, next_n);
-    problem->direct->scores(scores, q, &args);
+    problem->keys.direct->scores(scores, q, &args);
     if (problem->terms) {
         direct_terms(direct, head, first, n, scores);
     }
@@ -199,9 +206,10 @@ static void direct_tile(const struct direct *direct, int32_t h, int32_t first, i
                      shape->width_padded, direct->value_scale, &args.offset);
     direct_softmax(direct, head, n, index);
     args.depth = shape->width_padded;
+    args.element = problem->values.element;
     args.key_rows = (const char *const *)rows;
     prefetch_in_values(direct, &args, h, n, next_n);
-    problem->direct->values(accumulator, scores, &args);
+    problem->values.direct->values(accumulator, scores, &args);
 }
 
 static void direct_init(struct direct *direct, const struct attend_run *run,
@@ -218,6 +226,10 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
         .next_keys = (const void **)(scratch + at->next_rows),
         .next_values = (const void **)(scratch + at->next_rows) + DIRECT_KEYS,
         .staged_rows = (const void **)(scratch + at->next_rows) + 2 * DIRECT_KEYS,
+        .key_scales = (const void **)(scratch + at->scale_rows),
+        .value_scales = (const void **)(scratch + at->scale_rows) + DIRECT_KEYS,
+        .next_key_scales = (const void **)(scratch + at->scale_rows) + 2 * DIRECT_KEYS,
+        .next_value_scales = (const void **)(scratch + at->scale_rows) + 3 * DIRECT_KEYS,
         .key_scale = (float *)(scratch + at->key_scale),
         .value_scale = (float *)(scratch + at->value_scale),
         .rows_padded = rows_of_group(&run->problem),
@@ -227,8 +239,8 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
     for (int32_t h = 0; h < item->num_heads; h++) {
         char *q = scratch + at->q + (size_t)(h * direct->rows_padded) * row_bytes;
         load_queries(run, item, item->head + h, q, direct->rows_padded);
-        for (int32_t r = 0; r < shape->group && run->problem.direct->order != NULL; r++) {
-            run->problem.direct->order(q + (size_t)r * row_bytes, shape->depth_padded);
+        for (int32_t r = 0; r < shape->group && run->problem.keys.direct->order != NULL; r++) {
+            run->problem.keys.direct->order(q + (size_t)r * row_bytes, shape->depth_padded);
         }
     }
     memset(scratch + at->accumulator, 0,
@@ -252,35 +264,64 @@ static void find_tile(const struct direct *direct, int32_t first, int32_t n)
     const struct problem *problem = &direct->run->problem;
     const struct work_item *item = direct->item;
     find_rows(problem, &problem->keys, item->request, item->head, first, n, direct->next_keys,
-              NULL);
+              direct->next_key_scales);
     find_rows(problem, &problem->values, item->request, item->head, first, n, direct->next_values,
-              NULL);
+              direct->next_value_scales);
+}
+
+static void swap_rows(const void ***one, const void ***other)
+{
+    const void **kept = *one;
+    *one = *other;
+    *other = kept;
 }
 
 static void swap_tiles(struct direct *direct)
 {
-    const void **kept = direct->key_rows;
-    direct->key_rows = direct->next_keys;
-    direct->next_keys = kept;
-    kept = direct->value_rows;
-    direct->value_rows = direct->next_values;
-    direct->next_values = kept;
+    swap_rows(&direct->key_rows, &direct->next_keys);
+    swap_rows(&direct->value_rows, &direct->next_values);
+    swap_rows(&direct->key_scales, &direct->next_key_scales);
+    swap_rows(&direct->value_scales, &direct->next_value_scales);
 }
 
-static void find_scales(const struct direct *direct, int32_t h, int32_t first, int32_t n)
+/* Scales that come next: with heads side by side this head's share of the next tile's slots, all
+ * heads of each; with heads apart the next head's, behind the last one the next tile's first. */
+static void prefetch_scales(const struct direct *direct, const struct row_source *source,
+                            const void **scales, const void **next_scales, int32_t h, int32_t n,
+                            int32_t next_n)
 {
-    const struct problem *problem = &direct->run->problem;
-    const struct work_item *item = direct->item;
-    find_rows(problem, &problem->keys, item->request, item->head + h, first, n, direct->staged_rows,
-              direct->key_scale);
-    find_rows(problem, &problem->values, item->request, item->head + h, first, n,
-              direct->staged_rows, direct->value_scale);
+    int32_t heads = direct->item->num_heads;
+    bool apart = source->scale_stride_head > source->scale_stride_slot;
+    bool here = apart && h + 1 < heads;
+    int64_t offset = here ? (h + 1) * source->scale_stride_head : 0;
+    int32_t from = apart ? 0 : next_n * h / heads;
+    int32_t to = here ? n : apart ? next_n : next_n * (h + 1) / heads;
+    int64_t step = source->scale_stride_slot > 0 && source->scale_stride_slot < LINE_BYTES
+                       ? LINE_BYTES / source->scale_stride_slot
+                       : 1;
+    for (int64_t i = from; i < to; i += step) {
+        __builtin_prefetch((const char *)(here ? scales : next_scales)[i] + offset, 0, 3);
+    }
+}
+
+static void find_scales(const struct direct *direct, int32_t h, int32_t n, int32_t next_n)
+{
+    const struct row_source *keys = &direct->run->problem.keys;
+    const struct row_source *values = &direct->run->problem.values;
+    if (keys->scale != NULL) {
+        load_scales(direct->key_scales, h * keys->scale_stride_head, n, direct->key_scale);
+        prefetch_scales(direct, keys, direct->key_scales, direct->next_key_scales, h, n, next_n);
+    }
+    if (values->scale != NULL) {
+        load_scales(direct->value_scales, h * values->scale_stride_head, n, direct->value_scale);
+        prefetch_scales(direct, values, direct->value_scales, direct->next_value_scales, h, n,
+                        next_n);
+    }
 }
 
 void run_direct(const struct attend_run *run, const struct work_item *item, char *scratch)
 {
     const struct layer_shape *shape = &run->problem.shape;
-    bool scaled = run->problem.keys.scale != NULL || run->problem.values.scale != NULL;
     struct direct direct;
     direct_init(&direct, run, item, scratch);
     int32_t next_n = at_most(DIRECT_KEYS, item->key_end - item->key_begin);
@@ -291,9 +332,7 @@ void run_direct(const struct attend_run *run, const struct work_item *item, char
         next_n = at_least(0, at_most(DIRECT_KEYS, item->key_end - first - n));
         find_tile(&direct, first + n, next_n);
         for (int32_t h = 0; h < item->num_heads; h++) {
-            if (scaled) {
-                find_scales(&direct, h, first, n);
-            }
+            find_scales(&direct, h, n, next_n);
             direct_tile(&direct, h, first, n, next_n);
         }
     }
@@ -301,9 +340,9 @@ void run_direct(const struct attend_run *run, const struct work_item *item, char
         int32_t row = h * direct.rows_padded;
         float *accumulator =
             (float *)(scratch + run->layout.accumulator) + (int64_t)row * shape->width_padded;
-        for (int32_t g = 0; g < shape->group && run->problem.direct->finish != NULL; g++) {
-            run->problem.direct->finish(accumulator + (int64_t)g * shape->width_padded,
-                                        shape->width_padded);
+        for (int32_t g = 0; g < shape->group && run->problem.values.direct->finish != NULL; g++) {
+            run->problem.values.direct->finish(accumulator + (int64_t)g * shape->width_padded,
+                                               shape->width_padded);
         }
         finish_item(run, item, item->head + h, accumulator,
                     (float *)(scratch + run->layout.reference) + row,

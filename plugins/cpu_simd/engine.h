@@ -70,7 +70,7 @@ struct direct_args {
     int64_t next_offset;
     int32_t next_keys;
     int32_t next_lines;
-    int32_t element; /* enum element_type of the rows, for fp8 */
+    int32_t element; /* enum element_type of the rows, for direct_codes */
     int32_t column;  /* first column of a block, inside an engine */
 };
 
@@ -105,8 +105,8 @@ struct engine {
                  int32_t m, int32_t n, int32_t k, int accumulate);
     void (*softmax)(const struct softmax_args *args);
     const struct direct_engine *direct; /* rows in the compute type; NULL: no decode path */
-    /* rows of e4m3 or e5m2, where head_size and head_size_v are multiples of 64; NULL: staged */
-    const struct direct_engine *direct_fp8;
+    /* rows of e4m3, e5m2 or int8, a multiple of 64 of them in a row; NULL: staged */
+    const struct direct_engine *direct_codes;
 };
 
 /* One token of the gated delta rule on rows of a state. */

@@ -75,6 +75,10 @@ struct row_source {
     bool nibbles;
     int32_t copies; /* of a staged row, one for each part of the queries */
     bool stage;     /* rows cannot be read in place */
+    /* of the decode path: the engine's for codes, which reads them in place, or for what is staged
+     * or needs no staging */
+    const struct direct_engine *direct;
+    bool direct_codes;
     bool ds_mla;
     const char *scale;
     int64_t scale_stride_block;
@@ -105,9 +109,7 @@ struct problem {
     bool causal_per_request;
     bool terms; /* scores need more than a factor */
     bool paged;
-    const struct direct_engine *direct; /* of the decode path */
-    bool direct_fp8;                    /* it reads fp8 rows in place */
-    const struct latent_parts *latent;  /* NULL: no MLA */
+    const struct latent_parts *latent; /* NULL: no MLA */
 };
 
 /* Keys that one query row sees: low .. high-1. */
@@ -154,7 +156,7 @@ struct schedule {
 struct scratch_layout {
     size_t q, accumulator, scores, keys, values, stage_keys, stage_values, zero_row, row;
     size_t reference, sum, rescale, low, high, token_low, token_high, seen;
-    size_t key_rows, value_rows, next_rows, key_scale, value_scale;
+    size_t key_rows, value_rows, next_rows, scale_rows, key_scale, value_scale;
     size_t bytes;
 };
 
@@ -206,9 +208,11 @@ struct interval row_interval(const struct problem *problem, int32_t request, int
 struct interval visible_keys(const struct problem *problem, int32_t request, int32_t token);
 int32_t request_keys(const struct problem *problem, int32_t request);
 int32_t request_queries(const struct problem *problem, int32_t request);
-/* row pointers of keys first .. first+n-1 of a head, and their scales where there are any */
+/* where rows first .. first+n-1 of a head stand, and their scales if there are any */
 void find_rows(const struct problem *problem, const struct row_source *source, int32_t request,
-               int32_t head, int32_t first, int32_t n, const void **rows, float *scales);
+               int32_t head, int32_t first, int32_t n, const void **rows, const void **scale_rows);
+/* scales[i] = the float32 `offset` bytes behind scale_rows[i] */
+void load_scales(const void *const *scale_rows, int64_t offset, int32_t n, float *scales);
 /* the rows' elements in the compute type, padded to `padded` elements each; the zero points of int4
  * leave their scales */
 void stage_rows(const struct problem *problem, const struct row_source *source, char *stage,

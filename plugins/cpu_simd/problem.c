@@ -164,6 +164,14 @@ static attn_status check_terms(const struct attn_attend_args *args, struct attn_
     return ATTN_OK;
 }
 
+static void choose_direct(struct row_source *source, const struct engine *engine)
+{
+    source->direct_codes = engine->direct_codes != NULL && source->element >= ELEMENT_E4M3 &&
+                           !source->ds_mla && !source->nibbles && source->pack == 0 &&
+                           source->row_elements % 64 == 0;
+    source->direct = source->direct_codes ? engine->direct_codes : engine->direct;
+}
+
 attn_status problem_init(struct problem *problem, const struct attn_attend_args *args,
                          const struct latent_parts *latent, bool tensors, struct attn_error *error)
 {
@@ -213,12 +221,8 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
                           shape->ds_mla || shape->depth != shape->depth_padded;
     problem->values.stage = problem->values.element != native || problem->values.pack != 0 ||
                             shape->ds_mla || shape->width != shape->width_padded;
-    const struct engine *engine = shape->engine;
-    bool fp8 = shape->keys.element == ELEMENT_E4M3 || shape->keys.element == ELEMENT_E5M2;
-    problem->direct_fp8 = problem->paged && fp8 && !shape->ds_mla && engine->direct_fp8 != NULL &&
-                          problem->keys.pack == 0 && problem->values.pack == 0 &&
-                          shape->depth % 64 == 0 && shape->width % 64 == 0;
-    problem->direct = problem->direct_fp8 ? engine->direct_fp8 : engine->direct;
+    choose_direct(&problem->keys, shape->engine);
+    choose_direct(&problem->values, shape->engine);
     return ATTN_OK;
 }
 
@@ -303,7 +307,7 @@ struct interval row_interval(const struct problem *problem, int32_t request, int
 }
 
 void find_rows(const struct problem *problem, const struct row_source *source, int32_t request,
-               int32_t head, int32_t first, int32_t n, const void **rows, float *scales)
+               int32_t head, int32_t first, int32_t n, const void **rows, const void **scale_rows)
 {
     const struct attn_batch *batch = problem->batch;
     const char *base = source->data + head * source->stride_head;
@@ -329,10 +333,17 @@ void find_rows(const struct problem *problem, const struct row_source *source, i
                                       head * source->scale_stride_head;
         for (; i < n && slot < size; i++, slot++) {
             rows[i] = at + slot * source->stride_slot;
-            if (scale != NULL && scales != NULL) {
-                memcpy(&scales[i], scale + slot * source->scale_stride_slot, sizeof(float));
+            if (scale != NULL && scale_rows != NULL) {
+                scale_rows[i] = scale + slot * source->scale_stride_slot;
             }
         }
+    }
+}
+
+void load_scales(const void *const *scale_rows, int64_t offset, int32_t n, float *scales)
+{
+    for (int32_t i = 0; i < n; i++) {
+        memcpy(&scales[i], (const char *)scale_rows[i] + offset, sizeof(float));
     }
 }
 

@@ -25,6 +25,7 @@ struct tile {
     int32_t *seen; /* [row block]: its accumulator has been written */
     const void **key_rows;
     const void **value_rows;
+    const void **scale_rows;
     float *key_scale;
     float *value_scale;
     char *zero_row;
@@ -58,6 +59,7 @@ static void tile_init(struct tile *tile, const struct attend_run *run, const str
         .seen = (int32_t *)(scratch + at->seen),
         .key_rows = (const void **)(scratch + at->key_rows),
         .value_rows = (const void **)(scratch + at->value_rows),
+        .scale_rows = (const void **)(scratch + at->scale_rows),
         .key_scale = (float *)(scratch + at->key_scale),
         .value_scale = (float *)(scratch + at->value_scale),
         .zero_row = scratch + at->zero_row,
@@ -154,9 +156,15 @@ static void find_tile(struct tile *tile)
         return;
     }
     find_rows(problem, &problem->keys, item->request, item->head, tile->first + skip, count,
-              tile->key_rows + skip, tile->key_scale + skip);
+              tile->key_rows + skip, tile->scale_rows);
+    if (problem->keys.scale != NULL) {
+        load_scales(tile->scale_rows, 0, count, tile->key_scale + skip);
+    }
     find_rows(problem, &problem->values, item->request, item->head, tile->first + skip, count,
-              tile->value_rows + skip, tile->value_scale + skip);
+              tile->value_rows + skip, tile->scale_rows);
+    if (problem->values.scale != NULL) {
+        load_scales(tile->scale_rows, 0, count, tile->value_scale + skip);
+    }
 }
 
 static void load_tile(struct tile *tile, char *scratch)

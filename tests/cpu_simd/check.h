@@ -63,6 +63,7 @@ struct test_case {
     int32_t longer_keys; /* contiguous keys with a key_start_loc of their own */
     int32_t nan_key;     /* a NaN in the last key and value of each request */
     int32_t idle;        /* every third request has no query */
+    int32_t least_code;  /* int8 rows hold -128, which no writer of ours makes */
     int32_t batch_invariant;
     float bound; /* 0: by dtype */
 };
@@ -89,7 +90,7 @@ struct test_data {
     struct attn_kv_quant_params quant;
     float *keys_f32, *values_f32; /* all keys of all requests before rounding */
     void *cache;
-    size_t cache_bytes;
+    size_t cache_bytes, row_bytes; /* rows stand before their scales */
 };
 void data_make(struct test_data *data, const struct test_case *test, const struct backend *writer);
 void data_free(struct test_data *data);

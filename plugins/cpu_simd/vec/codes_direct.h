@@ -1,47 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode from fp8 caches on AVX512_BF16 and VBMI: 64 codes become two vectors of bf16 by two byte
- * look-ups, the sign and one interleaving: 5 instructions. Half the bytes of a bf16 cache, so the
- * arithmetic decides (1.1 of the time of a bf16 tile in L2).
+/* Decode from caches of 8-bit codes, fp8 and int8, on AVX512_BF16 and VBMI: 64 codes become two
+ * vectors of bf16 by two byte look-ups of their magnitudes, the sign and one interleaving: 5
+ * instructions, for int8 7. Half the bytes of a bf16 cache, so the arithmetic decides (fp8: 1.1 of
+ * the time of a bf16 tile in L2).
  *
  * The interleaving leaves dims in the order (0-7, 16-23, 32-39, 48-55), (8-15, ...) of each 64; q
- * is brought into the same order once (fp8_order), the output back (fp8_finish). */
-#ifndef CPU_SIMD_FP8_DIRECT_H
-#define CPU_SIMD_FP8_DIRECT_H
+ * is brought into the same order once (codes_order), the output back (codes_finish). */
+#ifndef CPU_SIMD_CODES_DIRECT_H
+#define CPU_SIMD_CODES_DIRECT_H
 
 #include "bf16_direct.h"
-#include "fp8_tables.h"
+#include "code_tables.h"
 
-struct fp8_lookup {
+struct code_lookup {
     __m512i low[2];
     __m512i high[2];
 };
 
-INLINE struct fp8_lookup fp8_lookup_of(const struct direct_args *args)
+INLINE struct code_lookup code_lookup_of(const struct direct_args *args, const int is_int8)
 {
-    const struct fp8_table *table = args->element == ELEMENT_E4M3 ? &table_e4m3 : &table_e5m2;
-    return (struct fp8_lookup){
+    const struct code_table *table = is_int8                         ? &table_int8
+                                     : args->element == ELEMENT_E4M3 ? &table_e4m3
+                                                                     : &table_e5m2;
+    return (struct code_lookup){
         {_mm512_loadu_si512(table->low), _mm512_loadu_si512(table->low + 64)},
         {_mm512_loadu_si512(table->high), _mm512_loadu_si512(table->high + 64)}};
 }
 
-INLINE void fp8_load(const struct fp8_lookup *lookup, const char *row, __m512i *first,
-                     __m512i *second)
+/* The look-ups take 7 bits of a magnitude, which are 0 for int8's -128 as they are for 0: there the
+ * table has 128, and what is 0 is masked. */
+INLINE void codes_load(const struct code_lookup *lookup, const char *row, const int is_int8,
+                       __m512i *first, __m512i *second)
 {
     __m512i codes = _mm512_loadu_si512(row);
-    __m512i low = _mm512_permutex2var_epi8(lookup->low[0], codes, lookup->low[1]);
-    __m512i high = _mm512_permutex2var_epi8(lookup->high[0], codes, lookup->high[1]);
+    __m512i magnitude = is_int8 ? _mm512_abs_epi8(codes) : codes;
+    __mmask64 some = is_int8 ? _mm512_test_epi8_mask(codes, codes) : ~(__mmask64)0;
+    __m512i low = _mm512_permutex2var_epi8(lookup->low[0], magnitude, lookup->low[1]);
+    __m512i high =
+        _mm512_maskz_permutex2var_epi8(some, lookup->high[0], magnitude, lookup->high[1]);
     /* high | (codes & 0x80) */
     high = _mm512_ternarylogic_epi32(high, codes, _mm512_set1_epi8((char)0x80), 0xf8);
     *first = _mm512_unpacklo_epi8(low, high);
     *second = _mm512_unpackhi_epi8(low, high);
 }
 
-INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direct_args *args,
-                            const int fixed_chunks, struct burst *burst)
+INLINE void codes_scores_rows(float *scores, const uint16_t *q, const struct direct_args *args,
+                              const int fixed_chunks, const int is_int8, struct burst *burst)
 {
     const int chunks = fixed_chunks > 0 ? fixed_chunks : args->depth / 64;
     const __m512i by_head = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    struct fp8_lookup lookup = fp8_lookup_of(args);
+    struct code_lookup lookup = code_lookup_of(args, is_int8);
     for (int32_t j = 0; j < args->keys; j += 4) {
         __m512 folded[4];
 #pragma GCC unroll 4
@@ -52,7 +60,7 @@ INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direc
 #pragma GCC unroll 4
             for (int c = 0; c < chunks; c++) {
                 __m512i x, y;
-                fp8_load(&lookup, key + 64 * c, &x, &y);
+                codes_load(&lookup, key + 64 * c, is_int8, &x, &y);
 #pragma GCC unroll 4
                 for (int r = 0; r < 4; r++) {
                     const uint16_t *left = q + r * args->depth + 64 * c;
@@ -73,25 +81,29 @@ INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direc
     }
 }
 
-static void fp8_direct_scores(float *scores, const void *q, const struct direct_args *args)
+static void codes_direct_scores(float *scores, const void *q, const struct direct_args *args)
 {
     struct burst burst = burst_begin(args, (args->keys + 3) / 4 * args->rows);
     for (int32_t r = 0; r < args->rows; r += 4) {
         float *s = scores + (int64_t)r * SCORE_STRIDE;
         const uint16_t *left = (const uint16_t *)q + (int64_t)r * args->depth;
-        if (args->depth == 128) {
-            fp8_scores_rows(s, left, args, 2, &burst);
+        if (args->element == ELEMENT_INT8 && args->depth == 128) {
+            codes_scores_rows(s, left, args, 2, 1, &burst);
+        } else if (args->element == ELEMENT_INT8) {
+            codes_scores_rows(s, left, args, 0, 1, &burst);
+        } else if (args->depth == 128) {
+            codes_scores_rows(s, left, args, 2, 0, &burst);
         } else {
-            fp8_scores_rows(s, left, args, 0, &burst);
+            codes_scores_rows(s, left, args, 0, 0, &burst);
         }
     }
 }
 
 /* 4 rows x 64 columns */
-INLINE void fp8_values_block(float *acc, const uint16_t *p, const struct direct_args *args,
-                             struct burst *burst)
+INLINE void codes_values_block(float *acc, const uint16_t *p, const struct direct_args *args,
+                               const int is_int8, struct burst *burst)
 {
-    struct fp8_lookup lookup = fp8_lookup_of(args);
+    struct code_lookup lookup = code_lookup_of(args, is_int8);
     __m512 sum[4][4];
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
@@ -104,8 +116,9 @@ INLINE void fp8_values_block(float *acc, const uint16_t *p, const struct direct_
         const char *odd_row =
             j + 1 < args->keys ? (const char *)key_row(args, j + 1) : args->zero_row;
         __m512i even[2], odd[2], pair[4];
-        fp8_load(&lookup, (const char *)key_row(args, j) + args->column, &even[0], &even[1]);
-        fp8_load(&lookup, odd_row + args->column, &odd[0], &odd[1]);
+        codes_load(&lookup, (const char *)key_row(args, j) + args->column, is_int8, &even[0],
+                   &even[1]);
+        codes_load(&lookup, odd_row + args->column, is_int8, &odd[0], &odd[1]);
         pair[0] = _mm512_unpacklo_epi16(even[0], odd[0]);
         pair[1] = _mm512_unpackhi_epi16(even[0], odd[0]);
         pair[2] = _mm512_unpacklo_epi16(even[1], odd[1]);
@@ -129,20 +142,25 @@ INLINE void fp8_values_block(float *acc, const uint16_t *p, const struct direct_
     }
 }
 
-static void fp8_direct_values(float *acc, const void *p, const struct direct_args *args)
+static void codes_direct_values(float *acc, const void *p, const struct direct_args *args)
 {
     int32_t blocks = args->rows / 4 * (args->depth / 64);
     struct burst burst = burst_begin(args, (args->keys + 1) / 2 * blocks);
     for (int32_t r = 0; r < args->rows; r += 4) {
         struct direct_args block = *args;
         for (block.column = 0; block.column < args->depth; block.column += 64) {
-            fp8_values_block(acc + (int64_t)r * args->depth + block.column,
-                             (const uint16_t *)p + (int64_t)r * 2 * SCORE_STRIDE, &block, &burst);
+            float *out = acc + (int64_t)r * args->depth + block.column;
+            const uint16_t *left = (const uint16_t *)p + (int64_t)r * 2 * SCORE_STRIDE;
+            if (args->element == ELEMENT_INT8) {
+                codes_values_block(out, left, &block, 1, &burst);
+            } else {
+                codes_values_block(out, left, &block, 0, &burst);
+            }
         }
     }
 }
 
-static void fp8_order(void *q, int32_t n)
+static void codes_order(void *q, int32_t n)
 {
     uint16_t *row = q;
     for (int32_t d = 0; d < n; d += 64) {
@@ -154,7 +172,7 @@ static void fp8_order(void *q, int32_t n)
 }
 
 /* Vector c of each four holds columns 4 c .. 4 c + 3 of every 16. */
-static void fp8_direct_finish(float *row, int32_t depth)
+static void codes_finish(float *row, int32_t depth)
 {
     for (int32_t d = 0; d < depth; d += 64) {
         __m512 z[4];
@@ -172,11 +190,11 @@ static void fp8_direct_finish(float *row, int32_t depth)
     }
 }
 
-static const struct direct_engine fp8_direct = {
-    .scores = fp8_direct_scores,
-    .values = fp8_direct_values,
-    .finish = fp8_direct_finish,
-    .order = fp8_order,
+static const struct direct_engine codes_direct = {
+    .scores = codes_direct_scores,
+    .values = codes_direct_values,
+    .finish = codes_finish,
+    .order = codes_order,
 };
 
 #endif
