@@ -8,7 +8,7 @@
 #include "vec/bf16_engine.h"
 #include "vec/bf16_unpack.h"
 
-#include "vec/codes_direct.h"
+#include "vec/int8_direct.h"
 
 struct tile_config {
     uint8_t palette;
@@ -134,7 +134,8 @@ static const struct engine engine_bf16 = {
     .gemm = amx_gemm,
     .softmax = bf16_softmax,
     .direct = &bf16_direct,
-    .direct_codes = &codes_direct,
+    .direct_fp8 = &fp8_direct,
+    .direct_int8 = &int8_direct,
 };
 
 const struct variant variant_amx = {.name = "amx",

@@ -6,7 +6,7 @@
 #include "vec/bf16_engine.h"
 #include "vec/bf16_unpack.h"
 
-#include "vec/codes_direct.h"
+#include "vec/int8_direct.h"
 
 static const struct engine engine_f32 = F32_ENGINE;
 
@@ -22,7 +22,8 @@ static const struct engine engine_bf16 = {
     .gemm = bf16_gemm,
     .softmax = bf16_softmax,
     .direct = &bf16_direct,
-    .direct_codes = &codes_direct,
+    .direct_fp8 = &fp8_direct,
+    .direct_int8 = &int8_direct,
 };
 
 const struct variant variant_avx512bf16 = {

@@ -191,6 +191,7 @@ static void direct_tile(const struct direct *direct, int32_t h, int32_t first, i
         direct->scratch + at->q + (int64_t)index * shape->depth_padded * engine->element_bytes;
     struct direct_args args = {.keys = n,
                                .rows = direct->rows_padded,
+                               .q_scale = (float *)(direct->scratch + at->q_scale) + index,
                                .depth = shape->depth_padded,
                                .zero_row = direct->scratch + at->zero_row,
                                .element = problem->keys.element};
@@ -235,12 +236,15 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
         .rows_padded = rows_of_group(&run->problem),
     };
     int32_t rows = direct->rows_padded * item->num_heads;
+    float *q_scale = (float *)(scratch + at->q_scale);
+    memset(q_scale, 0, (size_t)rows * sizeof(float));
     size_t row_bytes = (size_t)shape->depth_padded * (size_t)shape->engine->element_bytes;
     for (int32_t h = 0; h < item->num_heads; h++) {
         char *q = scratch + at->q + (size_t)(h * direct->rows_padded) * row_bytes;
         load_queries(run, item, item->head + h, q, direct->rows_padded);
         for (int32_t r = 0; r < shape->group && run->problem.keys.direct->order != NULL; r++) {
-            run->problem.keys.direct->order(q + (size_t)r * row_bytes, shape->depth_padded);
+            q_scale[h * direct->rows_padded + r] =
+                run->problem.keys.direct->order(q + (size_t)r * row_bytes, shape->depth_padded);
         }
     }
     memset(scratch + at->accumulator, 0,

@@ -59,8 +59,9 @@ struct softmax_args {
 
 struct direct_args {
     int32_t keys;
-    int32_t rows;  /* query rows, at most DIRECT_ROWS */
-    int32_t depth; /* padded head_size (scores) or head_size_v (values) */
+    int32_t rows;         /* query rows, at most DIRECT_ROWS */
+    const float *q_scale; /* [rows], of `order` */
+    int32_t depth;        /* padded head_size (scores) or head_size_v (values) */
     const char *const *key_rows;
     int64_t offset;       /* bytes from key_rows[j] to this head's row */
     const void *zero_row; /* stands behind the last of an odd number of rows */
@@ -70,7 +71,7 @@ struct direct_args {
     int64_t next_offset;
     int32_t next_keys;
     int32_t next_lines;
-    int32_t element; /* enum element_type of the rows, for direct_codes */
+    int32_t element; /* enum element_type of the rows, for fp8 */
     int32_t column;  /* first column of a block, inside an engine */
 };
 
@@ -81,7 +82,8 @@ struct direct_engine {
     /* acc[row] += p[row] V, with columns in the engine's own order */
     void (*values)(float *acc, const void *p, const struct direct_args *args);
     void (*finish)(float *row, int32_t width); /* into plain order, in place; NULL: it is */
-    void (*order)(void *q, int32_t n);         /* brings q into the order of scores; NULL: plain */
+    /* brings a row of q into the order and form of scores, and returns its scale; NULL: it is */
+    float (*order)(void *q, int32_t n);
 };
 
 struct engine {
@@ -105,8 +107,9 @@ struct engine {
                  int32_t m, int32_t n, int32_t k, int accumulate);
     void (*softmax)(const struct softmax_args *args);
     const struct direct_engine *direct; /* rows in the compute type; NULL: no decode path */
-    /* rows of e4m3, e5m2 or int8, a multiple of 64 of them in a row; NULL: staged */
-    const struct direct_engine *direct_codes;
+    /* rows of e4m3 or e5m2, and of int8, a multiple of 64 up to 512 in a row; NULL: staged */
+    const struct direct_engine *direct_fp8;
+    const struct direct_engine *direct_int8;
 };
 
 /* One token of the gated delta rule on rows of a state. */

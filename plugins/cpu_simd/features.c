@@ -57,13 +57,14 @@ static struct x86_features detect(void)
     uint32_t leaf7_b = b;
     uint32_t leaf7_d = d;
     bool vbmi = has(c, 1);
+    bool vnni = has(c, 11);
     uint32_t highest = a;
     found.avx2 = (state & 0x6) == 0x6 && fma && f16c && has(leaf7_b, 5);
     /* F, DQ, BW, VL */
     found.avx512 = found.avx2 && (state & 0xe6) == 0xe6 && has(leaf7_b, 16) && has(leaf7_b, 17) &&
                    has(leaf7_b, 30) && has(leaf7_b, 31);
     if (highest >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
-        found.avx512bf16 = found.avx512 && has(a, 5) && vbmi;
+        found.avx512bf16 = found.avx512 && has(a, 5) && vbmi && vnni;
     }
     /* TILE and BF16, with both tile states enabled */
     found.amx = found.avx512bf16 && (state & 0x60000) == 0x60000 && has(leaf7_d, 24) &&
@@ -115,7 +116,7 @@ int32_t variants_of_machine(const struct variant **variants, int32_t capacity, c
     } levels[] = {
         {found.avx2, &variant_avx2, "avx2,fma,f16c"},
         {found.avx512, &variant_avx512, "avx512f,avx512bw,avx512dq,avx512vl"},
-        {found.avx512bf16, &variant_avx512bf16, "avx512_bf16,avx512_vbmi"},
+        {found.avx512bf16, &variant_avx512bf16, "avx512_bf16,avx512_vbmi,avx512_vnni"},
         {found.amx, &variant_amx, "amx_tile,amx_bf16"},
     };
     for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i++) {

@@ -166,10 +166,13 @@ static attn_status check_terms(const struct attn_attend_args *args, struct attn_
 
 static void choose_direct(struct row_source *source, const struct engine *engine)
 {
-    source->direct_codes = engine->direct_codes != NULL && source->element >= ELEMENT_E4M3 &&
-                           !source->ds_mla && !source->nibbles && source->pack == 0 &&
-                           source->row_elements % 64 == 0;
-    source->direct = source->direct_codes ? engine->direct_codes : engine->direct;
+    const struct direct_engine *codes = source->element == ELEMENT_INT8   ? engine->direct_int8
+                                        : source->element >= ELEMENT_E4M3 ? engine->direct_fp8
+                                                                          : NULL;
+    source->direct_codes = codes != NULL && !source->ds_mla && !source->nibbles &&
+                           source->pack == 0 && source->row_elements % 64 == 0 &&
+                           source->row_elements <= 512;
+    source->direct = source->direct_codes ? codes : engine->direct;
 }
 
 attn_status problem_init(struct problem *problem, const struct attn_attend_args *args,

@@ -297,6 +297,7 @@ void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape
     PLACE(stage_values, tile * width * element);
     PLACE(zero_row, wider * element);
     PLACE(row, wider * sizeof(float));
+    PLACE(q_scale, rows * sizeof(float));
     PLACE(reference, rows * sizeof(float));
     PLACE(sum, rows * sizeof(float));
     PLACE(rescale, rows * sizeof(float));

@@ -5,7 +5,7 @@
  * the time of a bf16 tile in L2).
  *
  * The interleaving leaves dims in the order (0-7, 16-23, 32-39, 48-55), (8-15, ...) of each 64; q
- * is brought into the same order once (codes_order), the output back (codes_finish). */
+ * is brought into the same order once (fp8_order), the output back (codes_finish). */
 #ifndef CPU_SIMD_CODES_DIRECT_H
 #define CPU_SIMD_CODES_DIRECT_H
 
@@ -44,12 +44,12 @@ INLINE void codes_load(const struct code_lookup *lookup, const char *row, const 
     *second = _mm512_unpackhi_epi8(low, high);
 }
 
-INLINE void codes_scores_rows(float *scores, const uint16_t *q, const struct direct_args *args,
-                              const int fixed_chunks, const int is_int8, struct burst *burst)
+INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direct_args *args,
+                            const int fixed_chunks, struct burst *burst)
 {
     const int chunks = fixed_chunks > 0 ? fixed_chunks : args->depth / 64;
     const __m512i by_head = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    struct code_lookup lookup = code_lookup_of(args, is_int8);
+    struct code_lookup lookup = code_lookup_of(args, 0);
     for (int32_t j = 0; j < args->keys; j += 4) {
         __m512 folded[4];
 #pragma GCC unroll 4
@@ -60,7 +60,7 @@ INLINE void codes_scores_rows(float *scores, const uint16_t *q, const struct dir
 #pragma GCC unroll 4
             for (int c = 0; c < chunks; c++) {
                 __m512i x, y;
-                codes_load(&lookup, key + 64 * c, is_int8, &x, &y);
+                codes_load(&lookup, key + 64 * c, 0, &x, &y);
 #pragma GCC unroll 4
                 for (int r = 0; r < 4; r++) {
                     const uint16_t *left = q + r * args->depth + 64 * c;
@@ -81,20 +81,16 @@ INLINE void codes_scores_rows(float *scores, const uint16_t *q, const struct dir
     }
 }
 
-static void codes_direct_scores(float *scores, const void *q, const struct direct_args *args)
+static void fp8_direct_scores(float *scores, const void *q, const struct direct_args *args)
 {
     struct burst burst = burst_begin(args, (args->keys + 3) / 4 * args->rows);
     for (int32_t r = 0; r < args->rows; r += 4) {
         float *s = scores + (int64_t)r * SCORE_STRIDE;
         const uint16_t *left = (const uint16_t *)q + (int64_t)r * args->depth;
-        if (args->element == ELEMENT_INT8 && args->depth == 128) {
-            codes_scores_rows(s, left, args, 2, 1, &burst);
-        } else if (args->element == ELEMENT_INT8) {
-            codes_scores_rows(s, left, args, 0, 1, &burst);
-        } else if (args->depth == 128) {
-            codes_scores_rows(s, left, args, 2, 0, &burst);
+        if (args->depth == 128) {
+            fp8_scores_rows(s, left, args, 2, &burst);
         } else {
-            codes_scores_rows(s, left, args, 0, 0, &burst);
+            fp8_scores_rows(s, left, args, 0, &burst);
         }
     }
 }
@@ -142,7 +138,8 @@ INLINE void codes_values_block(float *acc, const uint16_t *p, const struct direc
     }
 }
 
-static void codes_direct_values(float *acc, const void *p, const struct direct_args *args)
+INLINE void codes_values(float *acc, const void *p, const struct direct_args *args,
+                         const int is_int8)
 {
     int32_t blocks = args->rows / 4 * (args->depth / 64);
     struct burst burst = burst_begin(args, (args->keys + 1) / 2 * blocks);
@@ -151,16 +148,17 @@ static void codes_direct_values(float *acc, const void *p, const struct direct_a
         for (block.column = 0; block.column < args->depth; block.column += 64) {
             float *out = acc + (int64_t)r * args->depth + block.column;
             const uint16_t *left = (const uint16_t *)p + (int64_t)r * 2 * SCORE_STRIDE;
-            if (args->element == ELEMENT_INT8) {
-                codes_values_block(out, left, &block, 1, &burst);
-            } else {
-                codes_values_block(out, left, &block, 0, &burst);
-            }
+            codes_values_block(out, left, &block, is_int8, &burst);
         }
     }
 }
 
-static void codes_order(void *q, int32_t n)
+static void fp8_direct_values(float *acc, const void *p, const struct direct_args *args)
+{
+    codes_values(acc, p, args, 0);
+}
+
+static float fp8_order(void *q, int32_t n)
 {
     uint16_t *row = q;
     for (int32_t d = 0; d < n; d += 64) {
@@ -169,6 +167,7 @@ static void codes_order(void *q, int32_t n)
         _mm512_storeu_si512(row + d, _mm512_shuffle_i64x2(front, back, 0x88));
         _mm512_storeu_si512(row + d + 32, _mm512_shuffle_i64x2(front, back, 0xdd));
     }
+    return 1.0f;
 }
 
 /* Vector c of each four holds columns 4 c .. 4 c + 3 of every 16. */
@@ -190,11 +189,11 @@ static void codes_finish(float *row, int32_t depth)
     }
 }
 
-static const struct direct_engine codes_direct = {
-    .scores = codes_direct_scores,
-    .values = codes_direct_values,
+static const struct direct_engine fp8_direct = {
+    .scores = fp8_direct_scores,
+    .values = fp8_direct_values,
     .finish = codes_finish,
-    .order = codes_order,
+    .order = fp8_order,
 };
 
 #endif
