@@ -48,9 +48,19 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
     char *sq = mine.q[0];
     bool high_rows = true;
     clear_rows(m, l, o);
+    /* A tile of nobody's before the first one has come: the loop's instructions are at hand then.
+     */
+    bool rehearses = SPLIT && D <= 128 && p.mapped && p.tune.warm != 0;
+    if (rehearses) {
+        run = &mine.runs[FLASH_MAX_STAGES];
+        left = 2;
+        rows = enter_rows(p, *run, 0);
+    }
 #pragma unroll 1
     for (;;) {
-        barrier_wait(shared_address(&mine.full[stage]), phase);
+        if (!rehearses) {
+            barrier_wait(shared_address(&mine.full[stage]), phase);
+        }
         if (left == 0) {
             int32_t slot = mine.run_of_stage[stage];
             if (slot == NO_RUN) {
@@ -139,6 +149,13 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
                                              s[2 * sub + 1], o);
             }
         }
+        if (rehearses) {
+            rehearses = false;
+            left = 0;
+            run = nullptr;
+            clear_rows(m, l, o);
+            continue;
+        }
         tile++;
         left--;
         if (left == 0) {
@@ -167,6 +184,9 @@ __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
     extern __shared__ __align__(1024) char memory[];
     shared<KIND, D, SPLIT> &mine = *(shared<KIND, D, SPLIT> *)memory;
     if (threadIdx.x == 0) {
+        flash_run &nobodys = mine.runs[FLASH_MAX_STAGES];
+        nobodys = {};
+        nobodys.pair.k1 = S::tile;
         for (int i = 0; i < p.stages; i++) {
             barrier_init(shared_address(&mine.full[i]), 65);
             barrier_init(shared_address(&mine.empty[i]), 128);

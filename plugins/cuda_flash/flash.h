@@ -90,6 +90,7 @@ struct flash_map {
 
 /* What was tried beside each other; FLASH_TUNE reads other values from the environment. */
 struct flash_tune {
+    int32_t evict, warm;
     int32_t whole;        /* 1: chunks of items, where so few as CTAs fit */
     int32_t most_parts;   /* of an item, where chunks are made of them */
     int32_t slack;        /* chunks may exceed a share by its slack-th */

@@ -175,6 +175,8 @@ int64_t flash_tuned(const char *name, int64_t usual)
 
 static void set_tune(struct flash_tune *t)
 {
+    t->evict = (int32_t)TUNED("evict", 0);
+    t->warm = (int32_t)TUNED("warm", 0);
     t->whole = (int32_t)TUNED("whole", 1);
     t->most_parts = (int32_t)TUNED("most_parts", 32);
     t->slack = (int32_t)TUNED("slack", 16);
