@@ -163,6 +163,52 @@ static void test_flags_of_runs(void **state)
     }
 }
 
+/* A captured step writes to the slots of its replay. */
+static void test_replay(void **state)
+{
+    static const int32_t ones[] = {1, 1, 1}, lens[] = {40, 17, 33};
+    const struct attn_layer_desc layer = {
+        .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV};
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = {sizeof options.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0},
+        .graph = 1};
+    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct fixture f, apart;
+    struct spy_counts *c = counts();
+    attn_plan *plan;
+    (void)state;
+    fixture_init(&f, "spy", &layer, ones, lens, 3, 0, NULL, false);
+    fixture_init(&apart, "spy_apart", &layer, ones, lens, 3, 0, NULL, false);
+    attn_layer *bound = f.api->model_layer(f.model, 0);
+    assert_int_equal(f.api->layer_kv_spec(bound, &spec, &f.error), ATTN_OK);
+    assert_int_equal(f.api->plan_create(f.model, 0, &options, &plan, &f.error), ATTN_OK);
+    assert_int_equal(
+        f.api->plan_bind_workspace(plan, f.workspace, f.api->plan_workspace_bytes(plan), &f.error),
+        ATTN_OK);
+    for (int32_t replay = 0; replay < 3; replay++) {
+        for (int32_t r = 0; r < 3; r++) {
+            int32_t j = f.seq_lens[r] = apart.seq_lens[r] = lens[r] + replay - 2;
+            f.slots[r] = apart.slots[r] =
+                (int64_t)f.block_table[r * MAX_BLOCKS + (j - 1) / 16] * 16 + (j - 1) % 16;
+        }
+        memset(c, 0, sizeof *c);
+        assert_int_equal(f.api->plan_graph(plan, replay ? ATTN_PLAN_REPLAY : ATTN_PLAN_CAPTURE,
+                                           &f.batch, NULL, &f.error),
+                         ATTN_OK);
+        assert_int_equal(f.api->run(plan, bound, &f.io, &f.error), ATTN_OK);
+        assert_int_equal(c->fused, 1);
+        assert_int_equal(c->writes, 0);
+        fixture_step(&apart);
+        assert_int_equal(c->writes, 1);
+        assert_true(fixture_difference(&f, &apart) == 0);
+        assert_memory_equal(f.cache, apart.cache, f.num_blocks * spec.page_bytes);
+    }
+    f.api->plan_destroy(plan);
+    fixture_finish(&f);
+    fixture_finish(&apart);
+}
+
 /* Keys that are rotated on their way are written by the kernel that rotates them. */
 static void test_rotated_keys(void **state)
 {
@@ -229,13 +275,10 @@ static void test_cascade(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_which_steps_and_layers),
-        cmocka_unit_test(test_drafts),
-        cmocka_unit_test(test_two_backends),
-        cmocka_unit_test(test_bits_of_the_cache),
-        cmocka_unit_test(test_flags_of_runs),
-        cmocka_unit_test(test_rotated_keys),
-        cmocka_unit_test(test_cascade),
+        cmocka_unit_test(test_which_steps_and_layers), cmocka_unit_test(test_drafts),
+        cmocka_unit_test(test_two_backends),           cmocka_unit_test(test_bits_of_the_cache),
+        cmocka_unit_test(test_flags_of_runs),          cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_rotated_keys),           cmocka_unit_test(test_cascade),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
