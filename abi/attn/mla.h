@@ -17,6 +17,9 @@
 
 #include "tensor.h"
 
+/* A weight_dtype beside enum attn_dtype_name: e2m1 with an e8m0 scale for each 32 elements. */
+#define ATTN_MLA_WEIGHT_MXFP4 16
+
 struct attn_mla_desc {    /* on attn_layer_desc */
     struct attn_ext ext;  /* id ATTN_EXT_MLA_DESC */
     int32_t kv_lora_rank; /* 512 */
@@ -31,7 +34,7 @@ struct attn_mla_desc {    /* on attn_layer_desc */
      * the first num_q_heads count, the others may hold anything; 0: as num_q_heads. Kernels see
      * this number. */
     int32_t padded_num_q_heads;
-    /* enum attn_dtype_name of W_UK and W_UV as held; fp8 carries scales */
+    /* enum attn_dtype_name of W_UK and W_UV as held, fp8 with scales; or ATTN_MLA_WEIGHT_MXFP4 */
     int32_t weight_dtype;
     /* rows of context gathered at a time in prefill; 0: what fits */
     int64_t context_workspace_tokens;
@@ -43,7 +46,8 @@ struct attn_mla_weights { /* on attn_layer_params */
     const struct attn_tensor *kv_b_proj;
     const struct attn_tensor *w_uk; /* or already split: [Hq, nope, kv_lora_rank] */
     const struct attn_tensor *w_uv; /* [Hq, kv_lora_rank, v] */
-    /* float32 [1] or [Hq], for quantized weights; NULL: none */
+    /* float32 [1] or [Hq], for quantized weights; NULL: none. Mxfp4, of w_uk and w_uv only: e8m0 of
+     * w_uk's (w_uv's) shape, one of its last two dimensions divided by 32 */
     const struct attn_tensor *w_uk_scale;
     const struct attn_tensor *w_uv_scale;
 };

@@ -25,7 +25,10 @@ struct attn_merge_states_args {
     int64_t num_rows_with_prefix;
 };
 
-/* out[b] = a[b] op(w[b]), a [batch, M, K], w [batch, K, N], strided; float32 accumulation. */
+/* out[b] = a[b] op(w[b]), a [batch, M, K], w [batch, K, N], strided; float32 accumulation. MXFP4
+ * (OCP Microscaling Formats 1.0): w is e2m1, two elements a byte, the one of even offset in the low
+ * nibble, and w_block_scale e8m0, 2^(code - 127) or NaN (255), of w's shape with K or N divided by
+ * 32: one for each 32 elements along that dimension. */
 struct attn_batched_gemm_args {
     size_t struct_size;
     const struct attn_ext *next;
@@ -36,6 +39,7 @@ struct attn_batched_gemm_args {
     const float *w_scale; /* device [1] or [batch], NULL: none */
     int64_t w_scale_count;
     const struct attn_tensor *out;
+    const struct attn_tensor *w_block_scale; /* mxfp4; else NULL */
 };
 
 /* x -> out in an attn_output_form, or a query to fp8 / int8. Rows [T, heads, D]. */
@@ -69,7 +73,7 @@ struct attn_amax_args {
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_merge_states_args) == 104,
                    "attn_merge_states_args of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_batched_gemm_args) == 72,
+ATTN_STATIC_ASSERT(sizeof(struct attn_batched_gemm_args) == 80,
                    "attn_batched_gemm_args of ABI 0.1");
 ATTN_STATIC_ASSERT(sizeof(struct attn_quantize_args) == 80, "attn_quantize_args of ABI 0.1");
 ATTN_STATIC_ASSERT(sizeof(struct attn_amax_args) == 56, "attn_amax_args of ABI 0.1");

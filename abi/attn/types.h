@@ -71,7 +71,9 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
  * and v_scale of the layer that the kernel gets): what a quantized multimodal encoder is composed
  * of */
 #define ATTN_FEATURE_FP8_INPUTS (UINT64_C(1) << 18)
-#define ATTN_FEATURE_COUNT 19
+/* batched_gemm takes w in mxfp4, see attn_batched_gemm_args */
+#define ATTN_FEATURE_MXFP4_WEIGHTS (UINT64_C(1) << 19)
+#define ATTN_FEATURE_COUNT 20
 
 enum attn_alibi { ATTN_ALIBI_NONE = 0, ATTN_ALIBI_LINEAR = 1, ATTN_ALIBI_SQRT = 2 };
 

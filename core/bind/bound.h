@@ -47,6 +47,8 @@ struct head_weights {
     int64_t shape[3], strides[3];
     const float *scale; /* or NULL */
     int64_t num_scales;
+    struct attn_tensor block_scale; /* mxfp4: data is not NULL */
+    int64_t block_shape[3], block_strides[3];
 };
 
 struct attn_layer {

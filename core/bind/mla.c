@@ -4,6 +4,7 @@
 #include "bind/bound.h"
 #include "util/structs.h"
 
+#define MX_BLOCK 32
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 static int64_t stride_of(const struct attn_tensor *tensor, int32_t dim)
@@ -70,11 +71,47 @@ static attn_status take_weights(const attn_layer *layer, struct head_weights *w,
     return ATTN_OK;
 }
 
+/* One e8m0 for each 32 elements along one of the last two dimensions. */
+static attn_status take_block_scale(const attn_layer *layer, struct head_weights *w,
+                                    const struct attn_tensor *scale, const char *name,
+                                    struct attn_error *error)
+{
+    bool whole =
+        scale != NULL && scale->ndim == 3 && scale->shape != NULL &&
+        scale->shape[0] == w->shape[0] && scale->dtype.bits == 8 &&
+        (scale->dtype.code == ATTN_CODE_FLOAT8_E8M0FNU || scale->dtype.code == ATTN_CODE_UINT);
+    bool rows =
+        whole && scale->shape[1] * MX_BLOCK == w->shape[1] && scale->shape[2] == w->shape[2];
+    bool columns =
+        whole && scale->shape[1] == w->shape[1] && scale->shape[2] * MX_BLOCK == w->shape[2];
+    if (!rows && !columns) {
+        return BAD(name,
+                   "layer '%s': %s is NULL or not e8m0 of the weights' [%lld, %lld, %lld], one of "
+                   "the last two divided by %d",
+                   layer->layer.desc.name, name, (long long)w->shape[0], (long long)w->shape[1],
+                   (long long)w->shape[2], MX_BLOCK);
+    }
+    w->block_scale = *scale;
+    for (int32_t i = 0; i < 3; i++) {
+        w->block_shape[i] = scale->shape[i];
+        w->block_strides[i] = stride_of(scale, i);
+    }
+    return ATTN_OK;
+}
+
+static bool is_mxfp4(const struct attn_tensor *weights)
+{
+    return weights != NULL && weights->dtype.code == ATTN_CODE_FLOAT4_E2M1FN;
+}
+
 static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
                               const struct attn_tensor *scale, const char *name,
                               struct attn_error *error)
 {
     int64_t heads = layer->layer.desc.num_q_heads;
+    if (is_mxfp4(&w->tensor)) {
+        return take_block_scale(layer, w, scale, name, error);
+    }
     if (scale == NULL) {
         return ATTN_OK;
     }
@@ -86,6 +123,32 @@ static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
     }
     w->scale = (const float *)((const uint8_t *)scale->data + scale->byte_offset);
     w->num_scales = scale->shape[0];
+    return ATTN_OK;
+}
+
+/* Selection went by weight_dtype, so mxfp4 comes where it was announced, and nowhere else. */
+static attn_status check_dtypes(const attn_layer *layer, const struct attn_mla_weights *weights,
+                                struct attn_error *error)
+{
+    bool joined = weights->kv_b_proj != NULL;
+    bool declared = layer->layer.mla->weight_dtype == ATTN_MLA_WEIGHT_MXFP4;
+    const struct {
+        const struct attn_tensor *tensor;
+        const char *name;
+        bool right;
+    } given[] = {{weights->kv_b_proj, "kv_b_proj", !declared && !is_mxfp4(weights->kv_b_proj)},
+                 {weights->w_uk, "w_uk", joined || is_mxfp4(weights->w_uk) == declared},
+                 {weights->w_uv, "w_uv", joined || is_mxfp4(weights->w_uv) == declared}};
+    for (int32_t i = 0; i < 3; i++) {
+        if (given[i].tensor != NULL && !given[i].right) {
+            return BAD(given[i].name,
+                       "layer '%s': %s has dtype code %d of %d bits and weight_dtype is %d; mxfp4 "
+                       "(%d) is of w_uk and w_uv in e2m1 (code %d), and of nothing else",
+                       layer->layer.desc.name, given[i].name, given[i].tensor->dtype.code,
+                       given[i].tensor->dtype.bits, layer->layer.mla->weight_dtype,
+                       ATTN_MLA_WEIGHT_MXFP4, ATTN_CODE_FLOAT4_E2M1FN);
+        }
+    }
     return ATTN_OK;
 }
 
@@ -106,6 +169,10 @@ attn_status mla_bind_weights(attn_layer *layer, const struct attn_layer_params *
                    layer->layer.desc.name);
     }
     struct head_weights uk = {.scale = NULL}, uv = {.scale = NULL};
+    status = check_dtypes(layer, weights, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
     if (weights->kv_b_proj != NULL) {
         status = split_projection(layer, weights->kv_b_proj, &uk, &uv, error);
     } else {

@@ -109,6 +109,11 @@ static attn_status check_mla_desc(const struct layer *layer, struct attn_error *
                                     {"topk", m->topk, l->kind == ATTN_LAYER_MLA_SPARSE ? 1 : 0,
                                      l->kind == ATTN_LAYER_MLA_SPARSE ? 1 << 20 : 0}};
     attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
+    if (status == ATTN_OK && m->weight_dtype != ATTN_MLA_WEIGHT_MXFP4 &&
+        (m->weight_dtype < 0 || m->weight_dtype >= ATTN_DTYPE_COUNT)) {
+        status = BAD("weight_dtype", "layer '%s': weight_dtype is %d; 0 to %d, or %d (mxfp4)",
+                     l->name, m->weight_dtype, ATTN_DTYPE_COUNT - 1, ATTN_MLA_WEIGHT_MXFP4);
+    }
     if (status == ATTN_OK &&
         (l->num_kv_heads != 1 || l->head_size != m->kv_lora_rank + m->qk_rope_head_dim)) {
         status = BAD("head_size",

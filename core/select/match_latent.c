@@ -90,6 +90,10 @@ void check_mla(struct check *check, int32_t phase)
     if (mla->absorb_in_core) {
         check_need_kernel(check, ATTN_KERNEL_BATCHED_GEMM, "batched_gemm (absorb and project up)");
         check_compose(check, ATTN_COMPOSE_MLA, ATTN_GRAPH_ALWAYS);
+        if (mla->weight_dtype == ATTN_MLA_WEIGHT_MXFP4 &&
+            !(check->caps->features & ATTN_FEATURE_MXFP4_WEIGHTS)) {
+            reasons_add(check->reasons, "weight_dtype", "mxfp4", "no batched_gemm of it");
+        }
     }
     if (phase == ATTN_PHASE_PREFILL && check->caps->kernels & ATTN_KERNEL_ATTEND_MLA) {
         hold_mla_prefill(check, caps);

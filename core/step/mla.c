@@ -79,29 +79,51 @@ struct mla_run {
     struct attn_error *error;
 };
 
+/* Heads, rows and columns of a tensor of weights or of their block scales, or transposed per head.
+ */
+static const struct attn_tensor *turned(struct box *box, const struct attn_tensor *tensor,
+                                        const int64_t *shape, const int64_t *strides,
+                                        bool transposed)
+{
+    int32_t i = transposed ? 2 : 1, j = transposed ? 1 : 2;
+    uint8_t *data = (uint8_t *)tensor->data + tensor->byte_offset;
+    return box_set(box, tensor, data, shape[0], shape[i], shape[j], strides[0], strides[i],
+                   strides[j]);
+}
+
 static attn_status gemm(const struct mla_run *run, const struct instance *instance,
                         const struct attn_tensor *a, const struct attn_tensor *w,
-                        const struct head_weights *scaled, const struct attn_tensor *out)
+                        const struct attn_tensor *out)
 {
     struct attn_batched_gemm_args args = {.struct_size = sizeof args,
                                           .instance = instance->handle,
                                           .stream = run->io->stream,
                                           .a = a,
                                           .w = w,
-                                          .w_scale = scaled != NULL ? scaled->scale : NULL,
-                                          .w_scale_count = scaled != NULL ? scaled->num_scales : 0,
                                           .out = out};
     return instance->kernels.batched_gemm(&args, run->error);
 }
 
-/* W or its transpose per head. */
-static const struct attn_tensor *weights(struct box *box, const struct head_weights *w,
-                                         bool transposed)
+/* a W or a W^T per head. */
+static attn_status project(const struct mla_run *run, const struct instance *instance,
+                           const struct attn_tensor *a, const struct head_weights *w,
+                           bool transposed, const struct attn_tensor *out)
 {
-    int32_t i = transposed ? 2 : 1, j = transposed ? 1 : 2;
-    uint8_t *data = (uint8_t *)w->tensor.data + w->tensor.byte_offset;
-    return box_set(box, &w->tensor, data, w->shape[0], w->shape[i], w->shape[j], w->strides[0],
-                   w->strides[i], w->strides[j]);
+    struct box weights, scales;
+    struct attn_batched_gemm_args args = {
+        .struct_size = sizeof args,
+        .instance = instance->handle,
+        .stream = run->io->stream,
+        .a = a,
+        .w = turned(&weights, &w->tensor, w->shape, w->strides, transposed),
+        .w_scale = w->scale,
+        .w_scale_count = w->num_scales,
+        .out = out};
+    if (w->block_scale.data != NULL) {
+        args.w_block_scale =
+            turned(&scales, &w->block_scale, w->block_shape, w->block_strides, transposed);
+    }
+    return instance->kernels.batched_gemm(&args, run->error);
 }
 
 /* The same [size, size] identity for every head: a product with it copies rows to other strides. */
@@ -134,7 +156,7 @@ static attn_status run_latent(const struct mla_run *run, struct launch *launch, 
     const struct instance *instance = layer->served[phase].instance;
     const struct attn_mla_desc *m = run->desc;
     struct attn_io_mla mla = *run->mla;
-    struct box q, out, a, w, b;
+    struct box q, out, a, b;
     int64_t padded = mla_padded_heads(layer);
     mla.ext.next = NULL;
     if (!m->absorb_in_core) {
@@ -145,10 +167,9 @@ static attn_status run_latent(const struct mla_run *run, struct launch *launch, 
         &q, run->plan, &run->like, scratch->mla.latent_q, first, end, padded, m->kv_lora_rank);
     const struct attn_tensor *latent_out = in_scratch(
         &out, run->plan, &run->like, scratch->mla.latent_out, first, end, padded, m->kv_lora_rank);
-    attn_status status =
-        gemm(run, instance, by_head(&a, mla.q_nope, run->heads, first, end, 0, m->qk_nope_head_dim),
-             weights(&w, &layer->mla_uk, false), &layer->mla_uk,
-             by_head(&b, latent_q, run->heads, first, end, 0, m->kv_lora_rank));
+    attn_status status = project(
+        run, instance, by_head(&a, mla.q_nope, run->heads, first, end, 0, m->qk_nope_head_dim),
+        &layer->mla_uk, false, by_head(&b, latent_q, run->heads, first, end, 0, m->kv_lora_rank));
     mla.q_nope = latent_q;
     struct over reduced;
     if (status == ATTN_OK && layer_is_spread(layer)) {
@@ -161,9 +182,9 @@ static attn_status run_latent(const struct mla_run *run, struct launch *launch, 
     if (status != ATTN_OK) {
         return status;
     }
-    return gemm(run, instance, by_head(&a, latent_out, run->heads, first, end, 0, m->kv_lora_rank),
-                weights(&w, &layer->mla_uv, false), &layer->mla_uv,
-                by_head(&b, run->io->out, run->heads, first, end, 0, m->v_head_dim));
+    return project(
+        run, instance, by_head(&a, latent_out, run->heads, first, end, 0, m->kv_lora_rank),
+        &layer->mla_uv, false, by_head(&b, run->io->out, run->heads, first, end, 0, m->v_head_dim));
 }
 
 /* k = [c W_UK^T | k_pe], v = c W_UV of rows first .. end-1 of c and k_pe, to the same rows of k and
@@ -177,22 +198,20 @@ static attn_status project_keys(const struct mla_run *run, const struct attn_ten
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_mla_desc *m = run->desc;
     struct box a, w, b;
-    attn_status status =
-        gemm(run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
-             weights(&w, &layer->mla_uk, true), &layer->mla_uk,
-             by_head(&b, k, run->heads, first, end, 0, m->qk_nope_head_dim));
+    attn_status status = project(
+        run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank), &layer->mla_uk,
+        true, by_head(&b, k, run->heads, first, end, 0, m->qk_nope_head_dim));
     if (status == ATTN_OK && m->qk_rope_head_dim > 0) {
         status = gemm(
             run, instance, by_head(&a, k_pe, run->heads, first, end, pe_at, m->qk_rope_head_dim),
-            identity(&w, run, m->qk_rope_head_dim), NULL,
+            identity(&w, run, m->qk_rope_head_dim),
             by_head(&b, k, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim));
     }
     if (status != ATTN_OK) {
         return status;
     }
-    return gemm(run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
-                weights(&w, &layer->mla_uv, false), &layer->mla_uv,
-                by_head(&b, v, run->heads, first, end, 0, m->v_head_dim));
+    return project(run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
+                   &layer->mla_uv, false, by_head(&b, v, run->heads, first, end, 0, m->v_head_dim));
 }
 
 /* Both parts of the query as one row: as they lie if they are slices of one, else copied. */
@@ -213,14 +232,14 @@ static attn_status join_query(const struct mla_run *run, int64_t first, int64_t 
     in_scratch(q, run->plan, nope, run->plan->scratch.mla.q, first, end, run->heads, size);
     attn_status status =
         gemm(run, instance, by_head(&a, nope, run->heads, first, end, 0, m->qk_nope_head_dim),
-             identity(&w, run, m->qk_nope_head_dim), NULL,
+             identity(&w, run, m->qk_nope_head_dim),
              by_head(&b, &q->tensor, run->heads, first, end, 0, m->qk_nope_head_dim));
     if (status != ATTN_OK) {
         return status;
     }
     return gemm(
         run, instance, by_head(&a, pe, run->heads, first, end, 0, m->qk_rope_head_dim),
-        identity(&w, run, m->qk_rope_head_dim), NULL,
+        identity(&w, run, m->qk_rope_head_dim),
         by_head(&b, &q->tensor, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim));
 }
 

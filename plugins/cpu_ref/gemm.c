@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* batched_gemm: out[b] = a[b] w[b] w_scale[b], summed in double precision, k ascending. */
+#include <math.h>
+#include <string.h>
+
 #include "common/number.h"
 #include "common/tensors.h"
 #include "reference.h"
@@ -7,6 +10,9 @@
 #define TILE_ROWS 16
 #define TILE_COLUMNS 128
 #define TILE_DEPTH 64
+#define MX_BLOCK 32
+#define E8M0_BIAS 127
+#define E8M0_NAN 255
 
 /* Elements (b, i .. i+rows-1, j .. j+columns-1) of a 3-D tensor. */
 static void load_tile(const struct attn_tensor *tensor, int64_t b, int64_t i, int64_t rows,
@@ -32,6 +38,29 @@ static void load_tile(const struct attn_tensor *tensor, int64_t b, int64_t i, in
         }
         if (stride == 1) {
             number_load_row(tile + r * tile_stride, memory + j * bytes, name, columns);
+        }
+    }
+}
+
+/* Likewise of mxfp4: an e2m1 lies at its offset in elements, two a byte, and its block's scale at
+ * the same place of a tensor of which one dimension is 32 times shorter. */
+static void load_mxfp4_tile(const struct attn_batched_gemm_args *args, int64_t b, int64_t i,
+                            int64_t rows, int64_t j, int64_t columns, double *tile)
+{
+    const struct attn_tensor *w = args->w, *scales = args->w_block_scale;
+    int64_t row_block = w->shape[1] / scales->shape[1],
+            column_block = w->shape[2] / scales->shape[2];
+    const uint8_t *memory = (const uint8_t *)w->data + w->byte_offset;
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t c = 0; c < columns; c++) {
+            int64_t at = b * tensor_stride(w, 0) + (i + r) * tensor_stride(w, 1) +
+                         (j + c) * tensor_stride(w, 2);
+            uint8_t pair = memory[at / 2];
+            const uint8_t *scale = (const uint8_t *)tensor_row(scales, b, (i + r) / row_block) +
+                                   (j + c) / column_block * tensor_stride(scales, 2);
+            double power = *scale == E8M0_NAN ? NAN : ldexp(1, *scale - E8M0_BIAS);
+            tile[r * TILE_COLUMNS + c] =
+                number_from_e2m1((uint8_t)(at % 2 ? pair >> 4 : pair & 15)) * power;
         }
     }
 }
@@ -65,7 +94,11 @@ static void multiply(const struct attn_batched_gemm_args *args, int64_t b, int64
     for (int64_t k = 0; k < depth; k += TILE_DEPTH) {
         int64_t deep = at_most(depth - k, TILE_DEPTH);
         load_tile(args->a, b, i, rows, k, deep, a, TILE_DEPTH);
-        load_tile(args->w, b, k, deep, j, columns, w, TILE_COLUMNS);
+        if (args->w_block_scale != NULL) {
+            load_mxfp4_tile(args, b, k, deep, j, columns, w);
+        } else {
+            load_tile(args->w, b, k, deep, j, columns, w, TILE_COLUMNS);
+        }
         for (int64_t r = 0; r < rows; r++) {
             for (int64_t d = 0; d < deep; d++) {
                 for (int64_t c = 0; c < columns; c++) {
@@ -101,8 +134,39 @@ static bool is_batch(const struct attn_tensor *tensor)
     return tensor != NULL && tensor->data != NULL && tensor->shape != NULL && tensor->ndim == 3;
 }
 
-attn_status ref_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
+static attn_status check_weights(const struct attn_batched_gemm_args *args,
+                                 struct attn_error *error)
 {
+    const struct attn_tensor *w = args->w, *scales = args->w_block_scale;
+    bool e2m1 = w->dtype.code == ATTN_CODE_FLOAT4_E2M1FN && w->dtype.bits == 4;
+    if (e2m1 != (scales != NULL)) {
+        return plugin_error(
+            error, ATTN_ERROR_INVALID_ARGUMENT, "w_block_scale",
+            "w has dtype code %d of %d bits and w_block_scale is %p; e2m1 (code %d, "
+            "4 bits) comes with block scales, and nothing else does",
+            w->dtype.code, w->dtype.bits, (const void *)scales, ATTN_CODE_FLOAT4_E2M1FN);
+    }
+    if (!e2m1) {
+        return ATTN_OK;
+    }
+    bool whole = is_batch(scales) && scales->shape[0] == w->shape[0] && scales->dtype.bits == 8;
+    bool rows =
+        whole && scales->shape[1] * MX_BLOCK == w->shape[1] && scales->shape[2] == w->shape[2];
+    bool columns =
+        whole && scales->shape[1] == w->shape[1] && scales->shape[2] * MX_BLOCK == w->shape[2];
+    return rows || columns
+               ? ATTN_OK
+               : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w_block_scale",
+                              "not e8m0 of w's [%lld, %lld, %lld], K or N divided by %d",
+                              (long long)w->shape[0], (long long)w->shape[1],
+                              (long long)w->shape[2], MX_BLOCK);
+}
+
+attn_status ref_batched_gemm(const struct attn_batched_gemm_args *given, struct attn_error *error)
+{
+    struct attn_batched_gemm_args whole = {0}; /* an older caller's tail is missing */
+    memcpy(&whole, given, given->struct_size < sizeof whole ? given->struct_size : sizeof whole);
+    const struct attn_batched_gemm_args *args = &whole;
     const struct attn_tensor *a = args->a, *w = args->w, *out = args->out;
     attn_status status = check_instance(args->instance, error);
     if (status != ATTN_OK) {
@@ -114,11 +178,16 @@ attn_status ref_batched_gemm(const struct attn_batched_gemm_args *args, struct a
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w",
                             "a [batch, M, K], w [batch, K, N], out [batch, M, N]");
     }
-    if (number_dtype_name(a->dtype) < 0 || number_dtype_name(w->dtype) < 0 ||
+    status = check_weights(args, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (number_dtype_name(a->dtype) < 0 ||
+        (number_dtype_name(w->dtype) < 0 && args->w_block_scale == NULL) ||
         number_dtype_name(out->dtype) < 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "dtype",
                             "a, w and out have dtype codes %d, %d and %d; f16, bf16, f32, fp8 or "
-                            "int8",
+                            "int8, w also mxfp4",
                             a->dtype.code, w->dtype.code, out->dtype.code);
     }
     if (args->w_scale != NULL && args->w_scale_count != 1 && args->w_scale_count != a->shape[0]) {

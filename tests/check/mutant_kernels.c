@@ -185,6 +185,25 @@ static attn_status gemm_one_scale(const struct attn_kernels *kernels,
     return kernels->batched_gemm(&changed, error);
 }
 
+/* Every block has the first one's power of two. */
+static attn_status gemm_one_block_scale(const struct attn_kernels *kernels,
+                                        const struct attn_batched_gemm_args *args,
+                                        struct attn_error *error)
+{
+    struct attn_batched_gemm_args changed = *args;
+    struct attn_tensor scales;
+    int64_t strides[3];
+    if (args->w_block_scale != NULL) {
+        scales = *args->w_block_scale;
+        for (int32_t i = 0; i < 3; i++) {
+            strides[i] = scales.shape[i] == args->w->shape[i] ? scales.strides[i] : 0;
+        }
+        scales.strides = strides;
+        changed.w_block_scale = &scales;
+    }
+    return kernels->batched_gemm(&changed, error);
+}
+
 static attn_status quantize_row_major(const struct attn_kernels *kernels,
                                       const struct attn_quantize_args *args,
                                       struct attn_error *error)
@@ -306,6 +325,7 @@ static const struct mutant mutants[] = {
     {.name = "mutant_rope_one_position", .rope = rope_one_position},
     {.name = "mutant_gather_from_the_start", .gather = gather_from_the_start},
     {.name = "mutant_gemm_one_scale", .gemm = gemm_one_scale},
+    {.name = "mutant_gemm_one_block_scale", .gemm = gemm_one_block_scale},
     {.name = "mutant_quantize_row_major", .quantize = quantize_row_major},
     {.name = "mutant_quantize_any_scale", .quantize = quantize_any_scale},
     {.name = "mutant_amax_afresh", .amax = amax_afresh},

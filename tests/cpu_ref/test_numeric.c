@@ -239,6 +239,95 @@ static void test_gemm(void **state)
     }
 }
 
+/* e2m1 by its table and e8m0 by its power of two (OCP Microscaling Formats 1.0), with blocks along
+ * K and along N, in rows and transposed. */
+static void test_mxfp4_gemm(void **state)
+{
+    enum { B = 2, M = 19, K = 96, N = 160, BLOCK = 32 };
+    static const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    static float a[B * M * K], out[B * M * N];
+    static uint8_t w[B * K * N / 2], scales[B * K * N / BLOCK];
+    const float factor = 0.25f;
+    (void)state;
+    for (int32_t i = 0; i < B * M * K; i++) {
+        a[i] = (float)random_normal();
+    }
+    for (int32_t i = 0; i < B * K * N / 2; i++) {
+        w[i] = (uint8_t)(i * 73 + i / 7 * 41);
+    }
+    for (int32_t i = 0; i < B * K * N / BLOCK; i++) {
+        scales[i] = (uint8_t)(120 + i % 13);
+    }
+    for (int32_t form = 0; form < 8; form++) {
+        struct test_tensor ta, tw, to, ts;
+        int32_t transposed = form & 1, along_k = form & 2, one = form & 4;
+        int64_t sk = along_k ? K / BLOCK : K, sn = along_k ? N : N / BLOCK;
+        struct attn_batched_gemm_args args = {
+            .struct_size = sizeof args,
+            .instance = threaded.instance,
+            .w_scale = one ? &factor : NULL,
+            .w_scale_count = one ? 1 : 0,
+            .a = tensor_set(&ta, a, ATTN_DTYPE_F32, 3, (int64_t[]){B, M, K}, NULL),
+            .w = tensor_set(&tw, w, ATTN_DTYPE_INT8, 3, (int64_t[]){B, K, N},
+                            transposed ? (int64_t[]){N * K, 1, K} : NULL),
+            .w_block_scale = tensor_set(&ts, scales, ATTN_DTYPE_INT8, 3, (int64_t[]){B, sk, sn},
+                                        transposed ? (int64_t[]){sn * sk, 1, sk} : NULL),
+            .out = tensor_set(&to, out, ATTN_DTYPE_F32, 3, (int64_t[]){B, M, N}, NULL)};
+        tw.tensor.dtype = (struct attn_dtype){ATTN_CODE_FLOAT4_E2M1FN, 4, 1};
+        ts.tensor.dtype = (struct attn_dtype){ATTN_CODE_FLOAT8_E8M0FNU, 8, 1};
+        assert_int_equal(threaded.kernels->batched_gemm(&args, NULL), ATTN_OK);
+        for (int32_t i = 0; i < B * M * N; i++) {
+            int32_t b = i / (M * N), m = i / N % M, n = i % N;
+            double want = 0;
+            for (int32_t k = 0; k < K; k++) {
+                int64_t at = transposed ? (b * N + n) * K + k : (b * K + k) * N + n;
+                int64_t block_k = along_k ? k / BLOCK : k, block_n = along_k ? n : n / BLOCK;
+                int64_t scale = transposed ? (b * sn + block_n) * sk + block_k
+                                           : (b * sk + block_k) * sn + block_n;
+                int32_t code = w[at / 2] >> (at % 2 * 4) & 15;
+                double value = (code & 8 ? -1 : 1) * values[code & 7];
+                want += (double)a[(b * M + m) * K + k] * value * pow(2, scales[scale] - 127);
+            }
+            want *= one ? (double)factor : 1;
+            expect_near(out[i], want, F32_BOUND, "product", i);
+        }
+    }
+}
+
+/* Block scales of another shape, of other weights, or none; and one that says NaN. */
+static void test_mxfp4_scales(void **state)
+{
+    enum { K = 32, N = 64 };
+    static float a[K] = {1}, out[N];
+    static uint8_t w[K * N / 2], scales[K * N];
+    struct test_tensor ta, tw, to, ts;
+    (void)state;
+    for (int32_t i = 0; i < 4; i++) {
+        struct attn_error error = ATTN_ERROR_INIT;
+        struct attn_batched_gemm_args args = {
+            .struct_size = sizeof args,
+            .instance = threaded.instance,
+            .a = tensor_set(&ta, a, ATTN_DTYPE_F32, 3, (int64_t[]){1, 1, K}, NULL),
+            .w = tensor_set(&tw, w, ATTN_DTYPE_INT8, 3, (int64_t[]){1, K, N}, NULL),
+            .w_block_scale = tensor_set(&ts, scales, ATTN_DTYPE_INT8, 3,
+                                        (int64_t[]){1, i == 0 ? K : 1, N}, NULL),
+            .out = tensor_set(&to, out, ATTN_DTYPE_F32, 3, (int64_t[]){1, 1, N}, NULL)};
+        if (i != 1) {
+            tw.tensor.dtype = (struct attn_dtype){ATTN_CODE_FLOAT4_E2M1FN, 4, 1};
+        }
+        args.w_block_scale = i == 2 ? NULL : args.w_block_scale;
+        scales[3] = 255;
+        attn_status status = threaded.kernels->batched_gemm(&args, &error);
+        assert_int_equal(status, i == 3 ? ATTN_OK : ATTN_ERROR_INVALID_ARGUMENT);
+        if (i < 3) {
+            assert_string_equal(error.field, "w_block_scale");
+            assert_true(error.message[0] != '\0');
+        } else {
+            assert_true(isnan(out[3]) && out[2] == 0 && out[4] == 0);
+        }
+    }
+}
+
 static void test_copies(void **state)
 {
     uint8_t source[6][16], destination[8][12], bytes[16];
@@ -290,6 +379,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_quantize_nvfp4),
         cmocka_unit_test(test_amax),
         cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_mxfp4_gemm),
+        cmocka_unit_test(test_mxfp4_scales),
         cmocka_unit_test(test_copies),
     };
     if (argc != 2 || !harness_open(argv[1])) {

@@ -43,7 +43,7 @@ static const struct {
     {"phase_is_unknown", ATTN_ERROR_PLUGIN,
      "phases: declares: phases is 0x23; bits from 2 on are not known"},
     {"feature_is_unknown", ATTN_ERROR_PLUGIN,
-     "features: declares: features is 0x8000000000000001; bits from 19 on are not known"},
+     "features: declares: features is 0x8000000000000001; bits from 20 on are not known"},
     {"walk_is_unknown", ATTN_ERROR_PLUGIN,
      "walks: declares: walks is 0x21; bits from 5 on are not known"},
     {"output_form_is_unknown", ATTN_ERROR_PLUGIN,

@@ -54,7 +54,8 @@ static const char *const features[] = {"paged_kv",
                                        "device_seq_lens",
                                        "fast_prefill",
                                        "cascade",
-                                       "fp8_inputs"};
+                                       "fp8_inputs",
+                                       "mxfp4_weights"};
 static const char *const walks[] = {"nhd", "hnd", "packed", "latent", "separate_strides"};
 static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_inner",
                                       "hnd_rows", "packed_k", "latent"};

@@ -44,7 +44,8 @@ ATTN_FEATURE_DEVICE_SEQ_LENS = 1 << 15
 ATTN_FEATURE_FAST_PREFILL = 1 << 16
 ATTN_FEATURE_CASCADE = 1 << 17
 ATTN_FEATURE_FP8_INPUTS = 1 << 18
-ATTN_FEATURE_COUNT = 19
+ATTN_FEATURE_MXFP4_WEIGHTS = 1 << 19
+ATTN_FEATURE_COUNT = 20
 ATTN_WALK_NHD = 1 << 0
 ATTN_WALK_HND = 1 << 1
 ATTN_WALK_PACKED = 1 << 2
@@ -82,6 +83,7 @@ ATTN_BATCH_NO_CASCADE = 2
 ATTN_BATCH_IN_CAPTURE = 4
 ATTN_RUN_NO_WRITE = 1
 ATTN_RUN_NO_ATTEND = 2
+ATTN_MLA_WEIGHT_MXFP4 = 16
 
 
 class ExtId(IntEnum):
@@ -1247,6 +1249,7 @@ class attn_batched_gemm_args(Structure):
         ("w_scale", c_void_p),
         ("w_scale_count", c_int64),
         ("out", c_void_p),
+        ("w_block_scale", c_void_p),
     ]
 
 
