@@ -2,8 +2,6 @@
 /* attend: arguments become flash_params, and the kernel that can walk them is chosen. */
 #include "schedule.h"
 
-#include <string.h>
-
 #define NO_KERNEL (-1)
 
 static void set_tensors(struct flash_params *p, const struct attn_attend_args *args)
@@ -55,10 +53,6 @@ static bool fit_stages(const struct flash_device *device, int32_t element, struc
         p->stages = (room - fixed) / stage;
         if (p->stages >= 2) {
             int32_t most = FLASH_ON_THE_WAY / (ctas * 2 * p->tile * d * element);
-#ifdef FLASH_TUNE
-            most =
-                (int32_t)flash_tuned("way", FLASH_ON_THE_WAY) / (ctas * 2 * p->tile * d * element);
-#endif
             most = element == 1 || most > FLASH_MAX_STAGES ? FLASH_MAX_STAGES : most < 2 ? 2 : most;
             p->stages = p->stages < most ? p->stages : most;
             p->ctas = device->num_sms * ctas;
@@ -68,39 +62,11 @@ static bool fit_stages(const struct flash_device *device, int32_t element, struc
     return false;
 }
 
-/* Both maps of `key`, remembered or encoded: two calls of the driver take longer than all else
- * here. False: TMA cannot walk one of them. */
-static bool find_maps(struct flash_params *p, const struct attn_attend_args *args,
-                      const struct map_key *key)
-{
-    const struct flash_device *device = &args->instance->device;
-    struct map_memory *memory = &args->state->maps;
-    int32_t size = args->state->padded_size;
-    bool mine = !atomic_flag_test_and_set_explicit(&memory->busy, memory_order_acquire);
-    bool found = mine && memcmp(&memory->key, key, sizeof *key) == 0;
-    if (found) {
-        p->k_map = memory->maps[0];
-        p->v_map = memory->maps[1];
-    } else {
-        found = flash_encode_map(device, &p->k, p->num_kv_heads, key->rows, key->blocks,
-                                 key->box_rows, size, &p->k_map) &&
-                flash_encode_map(device, &p->v, p->num_kv_heads, key->rows, key->blocks,
-                                 key->box_rows, size, &p->v_map);
-        if (mine && found) {
-            memory->maps[0] = p->k_map;
-            memory->maps[1] = p->v_map;
-            memory->key = *key;
-        }
-    }
-    if (mine) {
-        atomic_flag_clear_explicit(&memory->busy, memory_order_release);
-    }
-    return found;
-}
-
 /* TMA copies boxes of whole blocks: 8 rows are the period of its swizzle. */
 static void map_cache(struct flash_params *p, const struct attn_attend_args *args)
 {
+    const struct flash_device *device = &args->instance->device;
+    int32_t size = args->state->padded_size;
     int64_t rows = p->block_size, blocks = 1;
     p->box_rows = p->tile;
     if (p->paged) {
@@ -117,16 +83,10 @@ static void map_cache(struct flash_params *p, const struct attn_attend_args *arg
         p->v.slot = p->v.block;
         p->block_size = (int32_t)rows;
     }
-    struct map_key key = {.data = {p->k.data, p->v.data},
-                          .slot = {p->k.slot, p->v.slot},
-                          .head = {p->k.head, p->v.head},
-                          .block = {p->k.block, p->v.block},
-                          .rows = rows,
-                          .blocks = blocks,
-                          .head_size = {p->k.head_size, p->v.head_size},
-                          .dtype = p->k.dtype,
-                          .box_rows = p->box_rows};
-    p->mapped = find_maps(p, args, &key);
+    p->mapped = flash_encode_map(device, &p->k, p->num_kv_heads, rows, blocks, p->box_rows, size,
+                                 &p->k_map) &&
+                flash_encode_map(device, &p->v, p->num_kv_heads, rows, blocks, p->box_rows, size,
+                                 &p->v_map);
     if (!p->mapped && !p->paged) {
         p->k.slot = p->v.slot = 0;
         p->block_size = 1;

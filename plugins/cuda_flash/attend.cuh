@@ -14,20 +14,6 @@
 
 #define ATTEND_THREADS 192
 
-#ifdef FLASH_TUNE
-static __device__ __forceinline__ void write_clock(const flash_params &p, int i)
-{
-    if (p.tune.clocks != nullptr && threadIdx.x == 0) {
-        unsigned long long now;
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-        p.tune.clocks[blockIdx.x * 8 + i] = now;
-    }
-}
-#define FLASH_CLOCK(i) write_clock(p, i)
-#else
-#define FLASH_CLOCK(i)
-#endif
-
 template <int KIND, int D, bool SPLIT>
 static __device__ __forceinline__ void compute(const flash_params &p, shared<KIND, D, SPLIT> &mine)
 {
@@ -48,27 +34,13 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
     char *sq = mine.q[0];
     bool high_rows = true;
     clear_rows(m, l, o);
-    /* A tile of nobody's before the first one has come: the loop's instructions are at hand then.
-     */
-    bool rehearses = SPLIT && D <= 128 && p.mapped && p.tune.warm != 0;
-    if (rehearses) {
-        run = &mine.runs[FLASH_MAX_STAGES];
-        left = 2;
-        rows = enter_rows(p, *run, 0);
-    }
 #pragma unroll 1
     for (;;) {
-        if (!rehearses) {
-            barrier_wait(shared_address(&mine.full[stage]), phase);
-        }
+        barrier_wait(shared_address(&mine.full[stage]), phase);
         if (left == 0) {
             int32_t slot = mine.run_of_stage[stage];
             if (slot == NO_RUN) {
-                FLASH_CLOCK(4);
                 break;
-            }
-            if (run == nullptr) {
-                FLASH_CLOCK(2);
             }
             run = &mine.runs[slot];
             left = run->count;
@@ -149,17 +121,9 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
                                              s[2 * sub + 1], o);
             }
         }
-        if (rehearses) {
-            rehearses = false;
-            left = 0;
-            run = nullptr;
-            clear_rows(m, l, o);
-            continue;
-        }
         tile++;
         left--;
         if (left == 0) {
-            FLASH_CLOCK(3);
             finish_run<KIND, D, SPLIT>(p, *run, at, &mine.last_one, m, l, o);
             clear_rows(m, l, o);
             fence_for_boxes(); /* the stage was scratch memory */
@@ -184,9 +148,6 @@ __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
     extern __shared__ __align__(1024) char memory[];
     shared<KIND, D, SPLIT> &mine = *(shared<KIND, D, SPLIT> *)memory;
     if (threadIdx.x == 0) {
-        flash_run &nobodys = mine.runs[FLASH_MAX_STAGES];
-        nobodys = {};
-        nobodys.pair.k1 = S::tile;
         for (int i = 0; i < p.stages; i++) {
             barrier_init(shared_address(&mine.full[i]), 65);
             barrier_init(shared_address(&mine.empty[i]), 128);
@@ -199,10 +160,8 @@ __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
         fetch_map(threadIdx.x < 160 ? &p.k_map : &p.v_map);
     }
     __syncthreads(); /* the barriers are there */
-    FLASH_CLOCK(0);
     wait_for_earlier_kernels();
     let_later_kernels_begin();
-    FLASH_CLOCK(1);
     if (threadIdx.x >= 128) {
         producer<KIND, D, SPLIT>(p, mine, threadIdx.x - 128).work();
     } else {

@@ -88,22 +88,7 @@ struct flash_map {
     FLASH_ALIGN64 uint64_t words[16]; /* CUtensorMap */
 };
 
-/* What was tried beside each other; FLASH_TUNE reads other values from the environment. */
-struct flash_tune {
-    int32_t evict, warm;
-    int32_t whole;        /* 1: chunks of items, where so few as CTAs fit */
-    int32_t most_parts;   /* of an item, where chunks are made of them */
-    int32_t slack;        /* chunks may exceed a share by its slack-th */
-    int32_t rest;         /* LEAST_REST */
-    int32_t part;         /* of a share that is cut into levels: 1 / 2^part */
-    int32_t tail;         /* 64 keys; so long items stay whole at a share's end */
-    int32_t items;        /* LEAST_ITEMS */
-    int32_t chunk_levels; /* 1: chunks are cut into levels, too */
-    uint64_t *clocks;
-};
-
 struct flash_params {
-    struct flash_tune tune;
     struct flash_map k_map, v_map; /* (dim, slot, head, block), if `mapped` */
     int32_t mapped, box_rows;
     int32_t tile; /* keys */

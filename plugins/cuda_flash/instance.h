@@ -3,8 +3,6 @@
 #ifndef CUDA_FLASH_INSTANCE_H
 #define CUDA_FLASH_INSTANCE_H
 
-#include <stdatomic.h>
-
 #include "common/number.h"
 #include "common/tensors.h"
 #include "flash.h"
@@ -16,22 +14,7 @@ struct attn_instance {
     struct flash_device device;
 };
 
-/* What the maps of a cache depend on: K's and V's. No padding: keys are compared as bytes. */
-struct map_key {
-    const char *data[2];
-    int64_t slot[2], head[2], block[2], rows, blocks;
-    int32_t head_size[2], dtype, box_rows;
-};
-
-/* The maps of the layer's cache as they were last encoded. Whoever finds it busy does without. */
-struct map_memory {
-    struct flash_map maps[2];
-    struct map_key key;
-    atomic_flag busy;
-};
-
 struct attn_state {
-    struct map_memory maps;
     int32_t num_kv_heads, group, padded_size;
     int32_t invariant; /* 1: batch-invariant plans */
     int32_t narrow;    /* 1: the cache has 8-bit elements */

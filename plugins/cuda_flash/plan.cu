@@ -12,6 +12,9 @@
 #define SHORT_ITEM 1536    /* keys of an item that is not cut */
 #define LEAST_PART 8       /* tiles of a part of an item */
 #define LEAST_REST 3       /* tiles of a segment that is taken, not given */
+#define REST_OF_SHARE 3    /* 1 / 2^3 of a share is not its CTA's own */
+#define CHUNK_SLACK 16     /* a chunk may exceed a CTA's equal share by 1 / 16 */
+#define MOST_PARTS 32      /* of an item that chunks are made of, where there are few items */
 #define LEAST_SHARE 12     /* tiles of a CTA from which on segments are taken */
 #define LEAST_ITEMS 6      /* one for so many CTAs: fewer would have too many parts each */
 
@@ -175,9 +178,8 @@ static __device__ int32_t cut_items(const flash_params &p, int32_t pairs, int32_
     return segments;
 }
 
-/* Shares of the stream, and segments of shares: three quarters of one, which a CTA itself takes,
- * then half of the rest and so on, which whoever is free takes. Where CTAs have few tiles, shares
- * stay whole. */
+/* Shares of the stream, and segments of shares: most of one, which a CTA itself takes, then half of
+ * the rest and so on, which whoever is free takes. Where CTAs have few tiles, shares stay whole. */
 struct stream_cut {
     int32_t shares, levels, segments;
 };
@@ -191,13 +193,13 @@ static __device__ __forceinline__ int32_t tiles_of(const flash_params &p, const 
 /* A cut inside of a short item moves to its beginning: parts would cost more than they balance. The
  * segment before may then be empty. */
 static __device__ int32_t move_cut(const flash_params &p, int32_t pairs, const int32_t *starts,
-                                   int32_t at, int32_t share, int32_t short_keys)
+                                   int32_t at, int32_t share)
 {
     if (at >= starts[pairs]) {
         return at;
     }
     int32_t pair = find_last(starts, pairs, at), tiles = tiles_of(p, starts, pair);
-    bool is_short = tiles * p.tile <= short_keys && tiles <= share;
+    bool is_short = tiles * p.tile <= SHORT_ITEM && tiles <= share;
     return is_short ? at - (at - starts[pair]) % tiles : at;
 }
 
@@ -232,23 +234,23 @@ static __device__ int32_t begin_of_chunk(const flash_params &p, int32_t pairs,
     return starts[pair] + head * tiles + (int32_t)((int64_t)tiles * (i - head * cuts) / cuts);
 }
 
-/* Shares are chunks of items, where so few as CTAs are hardly longer than equal shares; else equal
- * shares. */
+/* Shares are chunks of items, one for a CTA at most, where they are hardly longer than equal
+ * shares; else equal shares. */
 static __device__ stream_cut cut_stream(const flash_params &p, int32_t pairs, int32_t total,
                                         const int32_t *starts, plan_memory &memory)
 {
     stream_cut cut = {min(p.ctas, total), 1, 0};
     int32_t *begin = memory.segment_begin;
     int32_t share = total / cut.shares, room = min(p.max_segments, PLAN_SEGMENTS);
-    int32_t items = pairs * p.num_kv_heads, slack = p.tune.slack;
-    int64_t parts = (int64_t)items * p.tune.most_parts;
-    int32_t most = max((int32_t)((int64_t)total * (slack + 1) / ((int64_t)cut.shares * slack)),
-                       (int32_t)((total + parts - 1) / parts));
-    int32_t chunks = p.tune.whole != 0 ? count_chunks(p, pairs, starts, most, memory) : INT32_MAX;
+    int32_t items = pairs * p.num_kv_heads;
+    int64_t parts = (int64_t)items * MOST_PARTS;
+    int32_t most =
+        max((int32_t)((int64_t)total * (CHUNK_SLACK + 1) / ((int64_t)cut.shares * CHUNK_SLACK)),
+            (int32_t)((total + parts - 1) / parts));
+    int32_t chunks = count_chunks(p, pairs, starts, most, memory);
     bool whole = chunks <= cut.shares;
-    if (share >= LEAST_SHARE && items >= cut.shares / p.tune.items &&
-        (!whole || p.tune.chunk_levels != 0)) {
-        while ((share >> (p.tune.part + cut.levels - 1)) >= p.tune.rest &&
+    if (share >= LEAST_SHARE && items >= cut.shares / LEAST_ITEMS && !whole) {
+        while ((share >> (REST_OF_SHARE + cut.levels - 1)) >= LEAST_REST &&
                cut.shares * (cut.levels + 1) <= room) {
             cut.levels++;
         }
@@ -260,7 +262,7 @@ static __device__ stream_cut cut_stream(const flash_params &p, int32_t pairs, in
         if (i < cut.shares) {
             at = whole ? begin_of_chunk(p, pairs, starts, most, i, memory)
                        : move_cut(p, pairs, starts, (int32_t)((int64_t)total * i / cut.shares),
-                                  share, SHORT_ITEM);
+                                  share);
         }
         begin[i * cut.levels] = at;
     }
@@ -269,8 +271,8 @@ static __device__ stream_cut cut_stream(const flash_params &p, int32_t pairs, in
         int32_t i = s / cut.levels, level = s - i * cut.levels;
         if (level > 0) {
             int32_t start = begin[i * cut.levels], end = begin[(i + 1) * cut.levels];
-            int32_t at = end - ((end - start) >> (p.tune.part + level - 1));
-            begin[s] = whole ? at : move_cut(p, pairs, starts, at, share, p.tune.tail * 64);
+            int32_t at = end - ((end - start) >> (REST_OF_SHARE + level - 1));
+            begin[s] = move_cut(p, pairs, starts, at, share); /* chunks have one level */
         }
     }
     __syncthreads();

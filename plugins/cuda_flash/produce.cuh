@@ -110,9 +110,9 @@ place_tile(const flash_params &p, const flash_run &run, int32_t tile, int lane, 
 /* One of K and V of a tile by TMA: a box per block and column of 128 bytes, each from a lane. Slots
  * of a block that no query sees come along; blocks of them do not. */
 template <int KIND, int D, int TILE>
-static __device__ __forceinline__ void
-copy_boxes(const flash_params &p, const flash_map &map, int32_t head, const tile_place<TILE> &at,
-           uint32_t to, uint32_t barrier, int lane, uint64_t policy)
+static __device__ __forceinline__ void copy_boxes(const flash_params &p, const flash_map &map,
+                                                  int32_t head, const tile_place<TILE> &at,
+                                                  uint32_t to, uint32_t barrier, int lane)
 {
     using S = shape<KIND, D, true>;
     constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
@@ -126,7 +126,7 @@ copy_boxes(const flash_params &p, const flash_map &map, int32_t head, const tile
     __syncwarp();
     if (mine) {
         copy_box(to + column * TILE * row_bytes + page * rows * row_bytes, &map,
-                 column * row_bytes / S::element, at.slot[0], head, at.block[0], barrier, policy);
+                 column * row_bytes / S::element, at.slot[0], head, at.block[0], barrier);
     }
 }
 
@@ -219,12 +219,10 @@ template <int KIND, int D, bool SPLIT> struct producer {
     shared<KIND, D, SPLIT> &mine;
     const bool values; /* which of the two warps this is */
     const int lane;
-    const uint64_t policy; /* a decode reads its keys once */
     int stage = 0, phase = 0, run_slot = 0, q_slot = 0, q_phase = 0;
 
     __device__ producer(const flash_params &params, shared<KIND, D, SPLIT> &memory, int thread)
-        : p(params), mine(memory), values(thread >= 32), lane(thread & 31),
-          policy(keep_policy(SPLIT && !params.by_item && params.tune.evict != 0))
+        : p(params), mine(memory), values(thread >= 32), lane(thread & 31)
     {
     }
 
@@ -263,7 +261,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
             to += values ? S::half : 0;
             if (p.mapped) {
                 copy_boxes<KIND, D, S::tile>(p, values ? p.v_map : p.k_map, run.head, at, to,
-                                             shared_address(&mine.full[stage]), lane, policy);
+                                             shared_address(&mine.full[stage]), lane);
             } else {
                 copy_half<KIND, D, S::tile>(p, cache, values ? p.head_size_v : p.head_size,
                                             run.head, at, to, lane);

@@ -133,29 +133,14 @@ static __device__ __forceinline__ void fetch_map(const void *map)
 #endif
 }
 
-/* How long L2 keeps what is read: `once`, it is the first to go. */
-static __device__ __forceinline__ uint64_t keep_policy(bool once)
-{
-    uint64_t policy = 0;
-#if __CUDA_ARCH__ >= 900
-    if (once) {
-        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    } else {
-        asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    }
-#endif
-    return policy;
-}
-
 /* One box of a TMA map to shared memory; the barrier counts its bytes. */
 static __device__ __forceinline__ void copy_box(uint32_t to, const void *map, int dim, int slot,
-                                                int head, int block, uint32_t barrier,
-                                                uint64_t policy)
+                                                int head, int block, uint32_t barrier)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
-                 "l"(map), "r"(dim), "r"(slot), "r"(head), "r"(block), "r"(barrier), "l"(policy)
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(map), "r"(dim), "r"(slot), "r"(head), "r"(block), "r"(barrier)
                  : "memory");
 #endif
 }

@@ -2,8 +2,6 @@
 /* A layer's state, the memory of its plans, and the launch that makes a schedule. */
 #include "schedule.h"
 
-#include <string.h>
-
 #define SEGMENTS_PER_CTA 8
 #define LONG_QUERIES 8192 /* of a request, on average */
 
@@ -153,48 +151,12 @@ int32_t tile_of(const struct attn_state *state, bool cached, int32_t row_tile)
                : FLASH_TILE;
 }
 
-#ifdef FLASH_TUNE
-#include <stdlib.h>
-int64_t flash_tuned(const char *name, int64_t usual)
-{
-    const char *text = getenv("ATTN_FLASH_TUNE");
-    size_t length = strlen(name);
-    while (text != NULL && *text != 0) {
-        if (strncmp(text, name, length) == 0 && text[length] == '=') {
-            return strtoll(text + length + 1, NULL, 0);
-        }
-        text = strchr(text, ',');
-        text = text != NULL ? text + 1 : NULL;
-    }
-    return usual;
-}
-#define TUNED(name, usual) flash_tuned(name, usual)
-#else
-#define TUNED(name, usual) (usual)
-#endif
-
-static void set_tune(struct flash_tune *t)
-{
-    t->evict = (int32_t)TUNED("evict", 0);
-    t->warm = (int32_t)TUNED("warm", 0);
-    t->whole = (int32_t)TUNED("whole", 1);
-    t->most_parts = (int32_t)TUNED("most_parts", 32);
-    t->slack = (int32_t)TUNED("slack", 16);
-    t->rest = (int32_t)TUNED("rest", 3);
-    t->part = (int32_t)TUNED("part", 3);
-    t->tail = (int32_t)TUNED("tail", 24);
-    t->items = (int32_t)TUNED("items", 6);
-    t->chunk_levels = (int32_t)TUNED("chunk_levels", 0);
-    t->clocks = (uint64_t *)(uintptr_t)TUNED("clocks", 0);
-}
-
 void set_schedule(struct flash_params *p, const struct attn_attend_args *args)
 {
     const struct plan_host *plan = args->plan_host;
     const struct attn_state *state = args->state;
     const struct flash_device *device = &args->instance->device;
     char *memory = args->workspace;
-    set_tune(&p->tune);
     struct layout at = layout_of(args->instance, state, plan->num_reqs, plan->num_pairs,
                                  plan->num_rows, plan->by_item);
     p->row_tile = plan->row_tile;

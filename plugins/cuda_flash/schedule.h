@@ -26,7 +26,6 @@ int32_t tile_of(const struct attn_state *state, bool cached, int32_t row_tile);
 /* What the plan kernel and the attend kernels read alike. */
 void set_layer(struct flash_params *p, const struct attn_attend_args *args);
 void set_batch(struct flash_params *p, const struct attn_attend_args *args);
-int64_t flash_tuned(const char *name, int64_t usual);
 void set_schedule(struct flash_params *p, const struct attn_attend_args *args);
 
 #endif

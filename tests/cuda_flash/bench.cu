@@ -2,43 +2,8 @@
 /* Times cuda_flash through the plugin ABI against ceilings of the same run: inside a captured
  * graph, over rotating caches of more than twice the L2, medians. usage: bench PLUGIN.so [PART OF A
  * NAME] */
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-#include <dlfcn.h>
-#include <functional>
-#include <string>
-#include <vector>
-
-#include <attn/plugin.h>
-
-#define MUST(x)                                                                                    \
-    do {                                                                                           \
-        auto status_ = (x);                                                                        \
-        if (status_) {                                                                             \
-            printf("%s:%d: %d\n", #x, __LINE__, (int)status_);                                     \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-
-static void *host_allocate(void *, size_t size, size_t alignment)
-{
-    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-static void host_release(void *, void *memory, size_t)
-{
-    free(memory);
-}
-static struct attn_host host = {sizeof host,  nullptr, nullptr, nullptr, host_allocate,
-                                host_release, nullptr, 1,       0};
-static const struct attn_plugin *plugin;
-static const struct attn_kernels *kernels;
-static attn_instance *instance;
-static cudaStream_t stream;
+#include "bench_plugin.cuh"
+#include "bench_host.cuh"
 
 static __global__ void read_all(const uint4 *data, size_t count, unsigned *out)
 {
@@ -76,73 +41,13 @@ static __global__ void copy_all(const uint4 *from, uint4 *to, size_t count)
     }
 }
 
-static __global__ void random_bf16(__nv_bfloat16 *data, size_t count)
-{
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
-         i += (size_t)gridDim.x * blockDim.x) {
-        unsigned x = (unsigned)i * 2654435761u;
-        x ^= x >> 15;
-        x *= 2246822519u;
-        data[i] = __float2bfloat16((float)(x >> 8) / 8388608.0f - 1.0f);
-    }
-}
-
-/* Median us of one launch: `copies` launches, each on its own data, in one graph. */
-static double median_us(int copies, const std::function<void(int)> &launch)
-{
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    cudaEvent_t begin, end;
-    std::vector<double> times;
-    MUST(cudaEventCreate(&begin));
-    MUST(cudaEventCreate(&end));
-    MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-    for (int i = 0; i < copies; i++) {
-        launch(i);
-    }
-    MUST(cudaStreamEndCapture(stream, &graph));
-    MUST(cudaGraphInstantiate(&exec, graph, 0));
-    for (int i = 0; i < 23; i++) {
-        float ms;
-        MUST(cudaEventRecord(begin, stream));
-        MUST(cudaGraphLaunch(exec, stream));
-        MUST(cudaEventRecord(end, stream));
-        MUST(cudaEventSynchronize(end));
-        MUST(cudaEventElapsedTime(&ms, begin, end));
-        if (i >= 3) {
-            times.push_back(ms * 1e3 / copies);
-        }
-    }
-    std::sort(times.begin(), times.end());
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    return times[times.size() / 2];
-}
-
-template <class T> static T *upload(const std::vector<T> &v)
-{
-    T *p;
-    MUST(cudaMalloc(&p, v.size() * sizeof(T)));
-    MUST(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
-    MUST(cudaDeviceSynchronize()); /* of pageable memory: the copy may come later than the return */
-    return p;
-}
-
 struct setting {
     const char *name;
     int reqs, length, block, heads, kv_heads, dim, fp8, queries, skew, window, sinks, cap, prefill,
         step;
 };
 
-static struct attn_tensor tensor(void *data, int64_t *shape, int code, int bits)
-{
-    return {data, {ATTN_DEVICE_CUDA, 0}, 3, {(uint8_t)code, (uint8_t)bits, 1}, shape, nullptr, 0};
-}
-
-static char *pool;
-static size_t pool_bytes;
-
-static void time_setting(const setting &s, double read_rate, const char *variant)
+static void time_setting(const setting &s, double read_rate)
 {
     int q_len = s.prefill ? s.length : s.queries, element = s.fp8 ? 1 : 2;
     std::vector<int> lens(s.reqs, s.length), starts(s.reqs + 1);
@@ -234,17 +139,6 @@ static void time_setting(const setting &s, double read_rate, const char *variant
     write.instance = instance, write.layer = &layer, write.params = &params;
     write.slot_mapping = upload(last), write.num_slots = s.reqs, write.stream = stream;
     write.k = write.v = &row;
-    const bool clocks = getenv("BENCH_CLOCKS") != nullptr;
-    static uint64_t *clock = nullptr;
-    if (clocks) {
-        char text[400];
-        if (clock == nullptr) {
-            MUST(cudaMalloc(&clock, 1 << 16));
-        }
-        MUST(cudaMemset(clock, 0, 1 << 16));
-        snprintf(text, sizeof text, "%s,clocks=%lld", variant, (long long)(uintptr_t)clock);
-        setenv("ATTN_FLASH_TUNE", text, 1);
-    }
     MUST(kernels->plan(&args, ATTN_PLAN_EAGER, nullptr));
     double us = median_us(copies, [&](int i) {
         args.k_cache = &views[2 * i], args.v_cache = &views[2 * i + 1];
@@ -254,41 +148,17 @@ static void time_setting(const setting &s, double read_rate, const char *variant
         }
         MUST(kernels->attend(&args, nullptr));
     });
-    if (clocks) { /* of the last launch */
-        std::vector<uint64_t> at(1 << 13);
-        MUST(cudaDeviceSynchronize());
-        MUST(cudaMemcpy(at.data(), clock, 1 << 16, cudaMemcpyDeviceToHost));
-        uint64_t zero = ~0ull;
-        for (int c = 0; c < 264; c++) {
-            zero = at[8 * c + 2] != 0 ? std::min(zero, at[8 * c + 1]) : zero;
-        }
-        printf("clocks %s [%s] us:", s.name, variant);
-        for (int i = 0; i < 5; i++) {
-            std::vector<double> v;
-            for (int c = 0; c < 264; c++) {
-                if (at[8 * c + 2] != 0) {
-                    v.push_back(((double)at[8 * c + i] - (double)zero) * 1e-3);
-                }
-            }
-            std::sort(v.begin(), v.end());
-            if (!v.empty()) {
-                printf(" %d: %.1f %.1f %.1f |", i, v[0], v[v.size() / 2], v.back());
-            }
-        }
-        printf("\n");
-    }
     if (s.prefill) {
         double flop = 4.0 * s.heads * s.dim * s.reqs * s.length * (s.length + 1.0) / 2;
-        printf("| %s%s%s | %.1f us | %.0f TFLOP/s causal | |\n", s.name, *variant ? " @" : "",
-               variant, us, flop / us / 1e6);
+        printf("| %s | %.1f us | %.0f TFLOP/s causal | |\n", s.name, us, flop / us / 1e6);
     } else {
         double keys = 0;
         for (int r = 0; r < s.reqs; r++) {
             keys += s.window > 0 ? std::min(lens[r], s.window) : lens[r];
         }
         double bytes = keys * s.kv_heads * s.dim * element * 2.0;
-        printf("| %s%s%s | %.1f us | %.0f GB/s | %.3f of read |\n", s.name, *variant ? " @" : "",
-               variant, us, bytes / us / 1e3, bytes / us / 1e3 / read_rate);
+        printf("| %s | %.1f us | %.0f GB/s | %.3f of read |\n", s.name, us, bytes / us / 1e3,
+               bytes / us / 1e3 / read_rate);
     }
     fflush(stdout);
     kernels->release(instance, state);
@@ -332,114 +202,6 @@ static void time_write(double copy_rate, int tokens, int fp8)
     double rate = (rows * 4 + rows * 2.0 * element) / us / 1e3;
     printf("| KV write %s, %d tokens | %.1f us | %.0f GB/s | %.3f of copy |\n",
            fp8 ? "bf16 to fp8" : "bf16", tokens, us, rate, rate / copy_rate);
-}
-
-/* What a launch of as many parameters costs the host by itself. */
-struct bare_params {
-    char bytes[1024];
-};
-static __global__ void bare(const __grid_constant__ bare_params)
-{
-}
-
-/* Median ns of the host for one call; so few between waits that no queue is full. */
-static double host_ns(const std::function<void()> &call)
-{
-    std::vector<double> times;
-    for (int i = 0; i < 220; i++) {
-        MUST(cudaStreamSynchronize(stream));
-        auto begin = std::chrono::steady_clock::now();
-        for (int k = 0; k < 20; k++) {
-            call();
-        }
-        std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
-        if (i >= 20) {
-            times.push_back(spent.count() / 20);
-        }
-    }
-    MUST(cudaStreamSynchronize(stream));
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
-}
-
-/* The host's share of a plan of 256 mixed requests, and of an attend beside a bare launch of the
- * same kind: one graph-less decode step of a layer. */
-static void time_host()
-{
-    const int reqs = 256, block = 64, heads = 8, dim = 128;
-    std::vector<int> lens(reqs), starts(reqs + 1), table;
-    int longest = 0, longest_query = 0;
-    for (int r = 0; r < reqs; r++) { /* a quarter prefills of 16 to 128 tokens, the others decode */
-        int query = r % 4 == 3 ? 16 << r / 4 % 4 : 1;
-        lens[r] = query + r * 37 % 2000;
-        starts[r + 1] = starts[r] + query;
-        longest = std::max(longest, lens[r]);
-        longest_query = std::max(longest_query, query);
-    }
-    int per_req = (longest + block - 1) / block, tokens = starts[reqs];
-    for (int i = 0; i < reqs * per_req; i++) {
-        table.push_back(i);
-    }
-    int64_t shape[3] = {tokens, 4 * heads, dim},
-            half = (int64_t)reqs * per_req * block * heads * dim * 2;
-    __nv_bfloat16 *q, *out;
-    MUST(cudaMalloc(&q, (size_t)tokens * 4 * heads * dim * 2));
-    MUST(cudaMalloc(&out, (size_t)tokens * 4 * heads * dim * 2));
-    struct attn_layer_desc layer = {sizeof layer};
-    layer.name = "host";
-    layer.dtype = ATTN_DTYPE_BF16, layer.kv_dtype = ATTN_KV_BF16;
-    layer.num_q_heads = 4 * heads, layer.num_kv_heads = heads;
-    layer.head_size = layer.head_size_v = dim;
-    layer.scale = 0.088388f, layer.causal = 1, layer.block_size = block;
-    layer.window_left = layer.window_right = -1;
-    struct attn_layer_params params = {sizeof params};
-    struct attn_batch batch = {sizeof batch};
-    batch.num_reqs = reqs, batch.num_tokens = batch.num_actual_tokens = tokens;
-    batch.max_query_len = longest_query, batch.max_seq_len = longest, batch.causal = -1;
-    batch.query_start_loc = upload(starts), batch.query_start_loc_host = starts.data();
-    batch.seq_lens = upload(lens), batch.block_table = upload(table);
-    batch.block_table_stride = per_req, batch.block_table_rows = reqs;
-    struct attn_limits limits = {sizeof limits, nullptr, reqs,    tokens,
-                                 longest_query, longest, per_req, 0};
-    struct attn_plan_size size = {sizeof size};
-    attn_state *state;
-    MUST(kernels->prepare(instance, &layer, &params, 0, &state, nullptr));
-    MUST(kernels->plan_size(instance, state, &limits, &size, nullptr));
-    std::vector<char> plan(size.host_bytes);
-    void *workspace;
-    MUST(cudaMalloc(&workspace, size.device_bytes));
-    struct attn_kv_view views[2];
-    for (int i = 0; i < 2; i++) {
-        views[i] = {sizeof views[i]};
-        views[i].data = pool + i * half;
-        views[i].num_blocks = reqs * per_req, views[i].block_size = block;
-        views[i].num_heads = heads, views[i].head_size = dim;
-        views[i].stride_head = (int64_t)block * dim * 2, views[i].stride_slot = dim * 2;
-        views[i].stride_block = views[i].stride_head * heads;
-    }
-    struct attn_tensor tq = tensor(q, shape, ATTN_CODE_BFLOAT, 16);
-    struct attn_tensor to = tensor(out, shape, ATTN_CODE_BFLOAT, 16);
-    struct attn_attend_args args = {sizeof args};
-    args.instance = instance, args.state = state, args.layer = &layer, args.params = &params;
-    args.batch = &batch, args.plan_host = plan.data(), args.workspace = workspace;
-    args.stream = stream, args.q = &tq, args.out = &to;
-    args.k_cache = &views[0], args.v_cache = &views[1];
-    cudaLaunchAttribute attribute;
-    cudaLaunchConfig_t config = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(264), config.blockDim = dim3(192), config.stream = stream;
-    config.attrs = &attribute, config.numAttrs = 1;
-    bare_params nothing = {};
-    double launch = host_ns([&] { MUST(cudaLaunchKernelEx(&config, bare, nothing)); });
-    double planned = host_ns([&] { MUST(kernels->plan(&args, ATTN_PLAN_EAGER, nullptr)); });
-    double attended = host_ns([&] { MUST(kernels->attend(&args, nullptr)); });
-    printf("| host: a bare launch | %.2f us | | |\n", launch * 1e-3);
-    printf("| host: plan, 256 mixed requests | %.2f us | | |\n", planned * 1e-3);
-    printf("| host: attend, 256 mixed requests | %.2f us | %.2f us beyond a bare launch | |\n",
-           attended * 1e-3, (attended - launch) * 1e-3);
-    kernels->release(instance, state);
-    cudaFree(workspace), cudaFree(q), cudaFree(out);
 }
 
 int main(int argc, char **argv)
@@ -508,16 +270,8 @@ int main(int argc, char **argv)
     };
     const char *only = argc > 2 ? argv[2] : "";
     for (const setting &s : settings) {
-        if (strstr(s.name, only) == nullptr) {
-            continue;
-        }
-        std::string all = getenv("BENCH_VARIANTS") != nullptr ? getenv("BENCH_VARIANTS") : "";
-        for (size_t from = 0; from <= all.size();) {
-            size_t to = std::min(all.find(';', from), all.size());
-            std::string variant = all.substr(from, to - from);
-            setenv("ATTN_FLASH_TUNE", variant.c_str(), 1);
-            time_setting(s, read_rate, variant.c_str());
-            from = to + 1;
+        if (strstr(s.name, only) != nullptr) {
+            time_setting(s, read_rate);
         }
     }
     for (int fp8 = 0; fp8 < 2 && strstr("KV write", only) != nullptr; fp8++) {

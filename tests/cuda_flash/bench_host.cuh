@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What plan and attend cost the host. */
+#ifndef CUDA_FLASH_BENCH_HOST_CUH
+#define CUDA_FLASH_BENCH_HOST_CUH
+
+#include "bench_plugin.cuh"
+
+/* What a launch of as many parameters costs the host by itself. */
+struct bare_params {
+    char bytes[1024];
+};
+static __global__ void bare(const __grid_constant__ bare_params)
+{
+}
+
+/* Median ns of the host for one call; so few between waits that no queue is full. */
+static double host_ns(const std::function<void()> &call)
+{
+    std::vector<double> times;
+    for (int i = 0; i < 220; i++) {
+        MUST(cudaStreamSynchronize(stream));
+        auto begin = std::chrono::steady_clock::now();
+        for (int k = 0; k < 20; k++) {
+            call();
+        }
+        std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
+        if (i >= 20) {
+            times.push_back(spent.count() / 20);
+        }
+    }
+    MUST(cudaStreamSynchronize(stream));
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+}
+
+/* The host's share of a plan of 256 mixed requests, and of an attend beside a bare launch of the
+ * same kind: one graph-less decode step of a layer. */
+static void time_host()
+{
+    const int reqs = 256, block = 64, heads = 8, dim = 128;
+    std::vector<int> lens(reqs), starts(reqs + 1), table;
+    int longest = 0, longest_query = 0;
+    for (int r = 0; r < reqs; r++) { /* a quarter prefills of 16 to 128 tokens, the others decode */
+        int query = r % 4 == 3 ? 16 << r / 4 % 4 : 1;
+        lens[r] = query + r * 37 % 2000;
+        starts[r + 1] = starts[r] + query;
+        longest = std::max(longest, lens[r]);
+        longest_query = std::max(longest_query, query);
+    }
+    int per_req = (longest + block - 1) / block, tokens = starts[reqs];
+    for (int i = 0; i < reqs * per_req; i++) {
+        table.push_back(i);
+    }
+    int64_t shape[3] = {tokens, 4 * heads, dim},
+            half = (int64_t)reqs * per_req * block * heads * dim * 2;
+    __nv_bfloat16 *q, *out;
+    MUST(cudaMalloc(&q, (size_t)tokens * 4 * heads * dim * 2));
+    MUST(cudaMalloc(&out, (size_t)tokens * 4 * heads * dim * 2));
+    struct attn_layer_desc layer = {sizeof layer};
+    layer.name = "host";
+    layer.dtype = ATTN_DTYPE_BF16, layer.kv_dtype = ATTN_KV_BF16;
+    layer.num_q_heads = 4 * heads, layer.num_kv_heads = heads;
+    layer.head_size = layer.head_size_v = dim;
+    layer.scale = 0.088388f, layer.causal = 1, layer.block_size = block;
+    layer.window_left = layer.window_right = -1;
+    struct attn_layer_params params = {sizeof params};
+    struct attn_batch batch = {sizeof batch};
+    batch.num_reqs = reqs, batch.num_tokens = batch.num_actual_tokens = tokens;
+    batch.max_query_len = longest_query, batch.max_seq_len = longest, batch.causal = -1;
+    batch.query_start_loc = upload(starts), batch.query_start_loc_host = starts.data();
+    batch.seq_lens = upload(lens), batch.block_table = upload(table);
+    batch.block_table_stride = per_req, batch.block_table_rows = reqs;
+    struct attn_limits limits = {sizeof limits, nullptr, reqs,    tokens,
+                                 longest_query, longest, per_req, 0};
+    struct attn_plan_size size = {sizeof size};
+    attn_state *state;
+    MUST(kernels->prepare(instance, &layer, &params, 0, &state, nullptr));
+    MUST(kernels->plan_size(instance, state, &limits, &size, nullptr));
+    std::vector<char> plan(size.host_bytes);
+    void *workspace;
+    MUST(cudaMalloc(&workspace, size.device_bytes));
+    struct attn_kv_view views[2];
+    for (int i = 0; i < 2; i++) {
+        views[i] = {sizeof views[i]};
+        views[i].data = pool + i * half;
+        views[i].num_blocks = reqs * per_req, views[i].block_size = block;
+        views[i].num_heads = heads, views[i].head_size = dim;
+        views[i].stride_head = (int64_t)block * dim * 2, views[i].stride_slot = dim * 2;
+        views[i].stride_block = views[i].stride_head * heads;
+    }
+    struct attn_tensor tq = tensor(q, shape, ATTN_CODE_BFLOAT, 16);
+    struct attn_tensor to = tensor(out, shape, ATTN_CODE_BFLOAT, 16);
+    struct attn_attend_args args = {sizeof args};
+    args.instance = instance, args.state = state, args.layer = &layer, args.params = &params;
+    args.batch = &batch, args.plan_host = plan.data(), args.workspace = workspace;
+    args.stream = stream, args.q = &tq, args.out = &to;
+    args.k_cache = &views[0], args.v_cache = &views[1];
+    cudaLaunchAttribute attribute;
+    cudaLaunchConfig_t config = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3(264), config.blockDim = dim3(192), config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = 1;
+    bare_params nothing = {};
+    double launch = host_ns([&] { MUST(cudaLaunchKernelEx(&config, bare, nothing)); });
+    double planned = host_ns([&] { MUST(kernels->plan(&args, ATTN_PLAN_EAGER, nullptr)); });
+    double attended = host_ns([&] { MUST(kernels->attend(&args, nullptr)); });
+    printf("| host: a bare launch | %.2f us | | |\n", launch * 1e-3);
+    printf("| host: plan, 256 mixed requests | %.2f us | | |\n", planned * 1e-3);
+    printf("| host: attend, 256 mixed requests | %.2f us | %.2f us beyond a bare launch | |\n",
+           attended * 1e-3, (attended - launch) * 1e-3);
+    kernels->release(instance, state);
+    cudaFree(workspace), cudaFree(q), cudaFree(out);
+}
+
+#endif

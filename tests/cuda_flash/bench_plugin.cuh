@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A plugin under the bench: its instance, memory on the device, and medians of captured launches.
+ */
+#ifndef CUDA_FLASH_BENCH_PLUGIN_CUH
+#define CUDA_FLASH_BENCH_PLUGIN_CUH
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <functional>
+#include <vector>
+
+#include <attn/plugin.h>
+
+#define MUST(x)                                                                                    \
+    do {                                                                                           \
+        auto status_ = (x);                                                                        \
+        if (status_) {                                                                             \
+            printf("%s:%d: %d\n", #x, __LINE__, (int)status_);                                     \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static void *host_allocate(void *, size_t size, size_t alignment)
+{
+    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+static void host_release(void *, void *memory, size_t)
+{
+    free(memory);
+}
+static struct attn_host host = {sizeof host,  nullptr, nullptr, nullptr, host_allocate,
+                                host_release, nullptr, 1,       0};
+static const struct attn_plugin *plugin;
+static const struct attn_kernels *kernels;
+static attn_instance *instance;
+static cudaStream_t stream;
+
+static __global__ void random_bf16(__nv_bfloat16 *data, size_t count)
+{
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
+         i += (size_t)gridDim.x * blockDim.x) {
+        unsigned x = (unsigned)i * 2654435761u;
+        x ^= x >> 15;
+        x *= 2246822519u;
+        data[i] = __float2bfloat16((float)(x >> 8) / 8388608.0f - 1.0f);
+    }
+}
+
+/* Median us of one launch: `copies` launches, each on its own data, in one graph. */
+static double median_us(int copies, const std::function<void(int)> &launch)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaEvent_t begin, end;
+    std::vector<double> times;
+    MUST(cudaEventCreate(&begin));
+    MUST(cudaEventCreate(&end));
+    MUST(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    for (int i = 0; i < copies; i++) {
+        launch(i);
+    }
+    MUST(cudaStreamEndCapture(stream, &graph));
+    MUST(cudaGraphInstantiate(&exec, graph, 0));
+    for (int i = 0; i < 23; i++) {
+        float ms;
+        MUST(cudaEventRecord(begin, stream));
+        MUST(cudaGraphLaunch(exec, stream));
+        MUST(cudaEventRecord(end, stream));
+        MUST(cudaEventSynchronize(end));
+        MUST(cudaEventElapsedTime(&ms, begin, end));
+        if (i >= 3) {
+            times.push_back(ms * 1e3 / copies);
+        }
+    }
+    std::sort(times.begin(), times.end());
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    return times[times.size() / 2];
+}
+
+template <class T> static T *upload(const std::vector<T> &v)
+{
+    T *p;
+    MUST(cudaMalloc(&p, v.size() * sizeof(T)));
+    MUST(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+    MUST(cudaDeviceSynchronize()); /* of pageable memory: the copy may come later than the return */
+    return p;
+}
+
+static struct attn_tensor tensor(void *data, int64_t *shape, int code, int bits)
+{
+    return {data, {ATTN_DEVICE_CUDA, 0}, 3, {(uint8_t)code, (uint8_t)bits, 1}, shape, nullptr, 0};
+}
+
+static char *pool;
+static size_t pool_bytes;
+
+#endif
