@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The plan kernel's cuts on the CPU, a thread for each of its threads: over random batches every
+ * tile is in one segment, and the segments that an item's parts are counted by are those that have
+ * parts of it. */
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <pthread.h>
+#include <random>
+#include <thread>
+#include <vector>
+
+#define PLAN_THREADS 64
+#define __device__
+#define __forceinline__ inline
+#define __noinline__
+#define __expf expf
+#define __fdividef(a, b) ((a) / (b))
+using std::max;
+using std::min;
+
+static thread_local struct {
+    int x;
+} threadIdx;
+static pthread_barrier_t all_threads, threads_of_warp[PLAN_THREADS / 32];
+static int32_t exchange[PLAN_THREADS];
+
+static void __syncthreads()
+{
+    pthread_barrier_wait(&all_threads);
+}
+
+static int32_t __shfl_up_sync(unsigned, int32_t value, int distance)
+{
+    int thread = threadIdx.x, lane = thread & 31;
+    exchange[thread] = value;
+    pthread_barrier_wait(&threads_of_warp[thread >> 5]);
+    int32_t other = lane >= distance ? exchange[thread - distance] : value;
+    pthread_barrier_wait(&threads_of_warp[thread >> 5]);
+    return other;
+}
+
+#include "../../plugins/cuda_flash/cut.cuh"
+
+struct batch {
+    std::vector<int> lengths, queries;
+    int heads, ctas, tile, window, by_item;
+};
+
+static std::mt19937 generator(1);
+static int failures;
+
+static int below(int n)
+{
+    return (int)(generator() % (unsigned)n);
+}
+
+/* What a walk of the segments finds, as the attend kernel walks them. */
+struct walk {
+    std::vector<int> times;                              /* each tile is taken */
+    std::vector<std::vector<std::pair<int, int>>> parts; /* of each item: (segment, slot) */
+    std::vector<std::pair<int, int>> counted;            /* of each item: first and last segment */
+    const char *wrong = nullptr;
+};
+
+static void walk_segment(const flash_params &p, const flash_segment &s, walk &w)
+{
+    int pair = s.pair_index, at = s.begin;
+    while (at < s.end) {
+        const flash_pair &v = p.pairs[pair];
+        int within = at - v.start;
+        if (within >= v.num_tiles * p.num_kv_heads) {
+            pair++;
+            continue;
+        }
+        int head = within / v.num_tiles, tile = within - head * v.num_tiles;
+        int count = min(v.num_tiles - tile, s.end - at), item = pair * p.num_kv_heads + head;
+        for (int i = 0; i < count; i++) {
+            w.times[at + i]++;
+        }
+        if (count < v.num_tiles) {
+            int first = tile > 0 ? s.first : s.index;
+            int last = tile + count < v.num_tiles ? s.last : s.index;
+            std::pair<int, int> range = {first, last};
+            if (!w.parts[item].empty() && w.counted[item] != range) {
+                w.wrong = "two segments count an item's parts differently";
+            }
+            w.counted[item] = range;
+            w.parts[item].push_back({s.index, p.by_item ? s.index : 2 * s.index + (tile == 0)});
+        }
+        at += count;
+    }
+}
+
+/* The merge reads the parts of segments first .. last, the first one where an item begins. */
+static void check_parts(const flash_params &p, walk &w)
+{
+    std::vector<char> used(2 * (size_t)p.max_segments);
+    for (size_t item = 0; item < w.parts.size(); item++) {
+        auto &parts = w.parts[item];
+        std::sort(parts.begin(), parts.end());
+        auto [first, last] = w.counted[item];
+        if (!parts.empty() && (int)parts.size() != last - first + 1) {
+            w.wrong = "an item has not as many parts as are counted";
+        }
+        for (size_t i = 0; i < parts.size(); i++) {
+            int segment = first + (int)i;
+            int slot = p.by_item ? segment : 2 * segment + (i == 0);
+            if (parts[i] != std::pair<int, int>(segment, slot) || used[slot]) {
+                w.wrong = "a part is not where the merge reads it";
+            }
+            used[parts[i].second] = 1;
+        }
+    }
+}
+
+static const char *walk_all(const flash_params &p)
+{
+    walk w;
+    const flash_header &header = *p.header;
+    if (header.segments > p.max_segments) {
+        return "more segments than there is room for";
+    }
+    w.times.resize(header.tiles);
+    w.parts.resize((size_t)header.pairs * p.num_kv_heads);
+    w.counted.resize(w.parts.size());
+    for (int i = 0; i < header.segments; i++) {
+        const flash_segment &s = p.segments[i];
+        if (s.begin >= s.end || s.begin < p.pairs[s.pair_index].start || s.end > header.tiles ||
+            memcmp(&s.pair, &p.pairs[s.pair_index], sizeof s.pair) != 0) {
+            return "a segment is empty, or does not begin in its pair";
+        }
+        walk_segment(p, s, w);
+    }
+    for (int times : w.times) {
+        if (times != 1) {
+            return "a tile is not in one segment";
+        }
+    }
+    check_parts(p, w);
+    return w.wrong;
+}
+
+static void run(const batch &b, const char *name)
+{
+    int reqs = (int)b.lengths.size();
+    std::vector<int> starts(reqs + 1);
+    for (int r = 0; r < reqs; r++) {
+        starts[r + 1] = starts[r] + b.queries[r];
+    }
+    flash_params p = {};
+    p.num_reqs = reqs, p.num_kv_heads = b.heads, p.group = 4, p.num_q_heads = 4 * b.heads;
+    p.causal = p.paged = 1, p.block_size = 64, p.block_table_stride = 1000;
+    p.window_left = b.window > 0 ? b.window - 1 : -1, p.window_right = -1;
+    p.query_start = starts.data(), p.seq_lens = b.lengths.data();
+    p.row_tile = 16, p.by_item = b.by_item, p.ctas = b.ctas, p.tile = b.tile;
+    size_t pairs = (size_t)starts[reqs] * p.group / 16 + reqs + 1;
+    p.max_segments = b.by_item ? 5 * b.ctas + (int)pairs * b.heads : 8 * b.ctas;
+    flash_header header = {};
+    std::vector<flash_pair> pair_memory(pairs);
+    std::vector<flash_segment> segments(p.max_segments);
+    std::vector<int> tile_start(reqs + 1), pair_start(pairs + 1), arrived(pairs * b.heads, 1);
+    p.header = &header, p.pairs = pair_memory.data(), p.segments = segments.data();
+    p.tile_start = tile_start.data(), p.pair_start = pair_start.data();
+    p.arrived = arrived.data();
+    static plan_memory memory;
+    std::vector<std::thread> threads;
+    for (int i = 0; i < PLAN_THREADS; i++) {
+        threads.emplace_back([&, i] {
+            threadIdx.x = i;
+            make_schedule(p, memory);
+        });
+    }
+    for (std::thread &thread : threads) {
+        thread.join();
+    }
+    const char *wrong = walk_all(p);
+    if (wrong != nullptr) {
+        failures++;
+        printf("%s, %d requests, %d heads, %d CTAs: %s\n", name, reqs, b.heads, b.ctas, wrong);
+    }
+}
+
+static batch random_batch(int i)
+{
+    batch b;
+    int kind = below(4), many = below(2), reqs = 1 + below(40);
+    for (int r = 0; r < reqs; r++) {
+        int length = kind == 0   ? below(3000)
+                     : kind == 1 ? 1 + below(40000)
+                     : kind == 2 ? (below(8) == 0 ? 50000 : 200)
+                                 : below(400);
+        b.queries.push_back(many ? 1 + below(8) : 1);
+        b.lengths.push_back(length + b.queries.back());
+    }
+    b.heads = 1 + below(8);
+    b.ctas = below(2) ? 264 : 17;
+    b.tile = below(2) ? 64 : 128;
+    b.window = below(3) == 0 ? 1024 : 0;
+    b.by_item = i % 4 == 3;
+    return b;
+}
+
+int main()
+{
+    pthread_barrier_init(&all_threads, nullptr, PLAN_THREADS);
+    for (pthread_barrier_t &warp : threads_of_warp) {
+        pthread_barrier_init(&warp, nullptr, 32);
+    }
+    const int alike[][2] = {{1, 1024},  {1, 8192},  {1, 32768}, {2, 8192},   {8, 8192},
+                            {8, 32768}, {16, 8192}, {64, 1024}, {256, 1024}, {64, 8192}};
+    for (auto [reqs, length] : alike) {
+        run({std::vector<int>(reqs, length), std::vector<int>(reqs, 1), 8, 264, 64, 0, 0},
+            "requests alike");
+    }
+    for (int i = 0; i < 40; i++) {
+        run(random_batch(i), "random requests");
+    }
+    printf("%d batches failed\n", failures);
+    return failures != 0;
+}
