@@ -117,6 +117,8 @@ struct engine {
     attn_status status;
 };
 
+#define CHUNK 24 /* prompt tokens that one request attends in a step */
+
 /* setup.c */
 attn_status engine_setup(struct engine *engine);
 /* Selects and binds the layers that are described. */
@@ -133,12 +135,26 @@ void blocks_share(struct run_group *group, int32_t r, int32_t other, int32_t cou
 attn_status blocks_swap(struct engine *engine, int32_t r, bool out);
 /* step.c */
 attn_status engine_run(struct engine *engine);
+/* admit.c: a request comes; batches of a group and slots of keys first .. end-1 */
+attn_status admit(struct engine *engine, int32_t r);
+void fill_batch(struct engine *engine, const struct run_group *group, struct batch *batch,
+                struct attn_batch *out);
+void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end, int64_t *slots);
+/* rows.c */
 size_t element_bytes(const struct run_layer *layer);
 struct attn_tensor tensor_of(const struct run_layer *layer, void *data, int32_t ndim,
                              int64_t *shape, int64_t *strides);
 /* New keys of request r come into the history, first .. end-1: recorded or drawn. */
 attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,
                      int32_t end, int32_t capacity);
+/* A compact tensor [rows, heads, dims] with memory of its own; NULL data without memory. */
+struct rows {
+    struct attn_tensor tensor;
+    int64_t shape[3];
+};
+
+void rows_init(struct rows *rows, const struct run_layer *layer, int64_t count, int32_t heads,
+               int32_t dims, bool poison);
 /* `count` outputs from element `at` of `out` against what they should be. Not for two threads at
  * once on one tally. */
 struct tally {
@@ -147,6 +163,15 @@ struct tally {
 };
 void compare_row(const struct run_layer *layer, const double *expected, const void *out, int64_t at,
                  int32_t count, struct tally *tally);
+/* Row `row` of request r in a recording of q, k, v or out (0 .. 3); NULL: none. */
+const float *recorded_row(const struct engine *engine, const struct run_layer *layer, int32_t which,
+                          int32_t r, int64_t row);
+/* All heads of the query at `position`, recorded or drawn. */
+void make_query(struct engine *engine, const struct run_layer *layer, int32_t r, int64_t position,
+                int64_t length, uint8_t *row);
+/* One output row against the oracle over the first `length` keys, and against the recording. */
+void verify_row(struct run_layer *layer, const void *q, int32_t r, int64_t length, int64_t position,
+                const uint8_t *out, const float *recorded);
 /* mla.c: weights; keys first .. end-1 of a request, written only; a step of one layer */
 attn_status mla_bind(struct engine *engine, struct run_layer *layer);
 attn_status mla_write(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,

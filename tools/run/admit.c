@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A request's arrival: what it shares with another, and the keys of its prompt written without
+ * being attended. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+
+#define WRITE_CHUNK 512
+
+void fill_batch(struct engine *engine, const struct run_group *group, struct batch *batch,
+                struct attn_batch *out)
+{
+    const int32_t tokens = batch->query_start_loc[batch->num_reqs];
+    (void)engine;
+    *out = (struct attn_batch){.struct_size = sizeof *out,
+                               .num_reqs = batch->num_reqs,
+                               .num_tokens = tokens,
+                               .num_actual_tokens = tokens,
+                               .causal = -1,
+                               .query_start_loc = batch->query_start_loc,
+                               .query_start_loc_host = batch->query_start_loc,
+                               .seq_lens = batch->seq_lens,
+                               .seq_lens_host = batch->seq_lens,
+                               .encoder_seq_lens = batch->encoder_lens,
+                               .encoder_seq_lens_host = batch->encoder_lens,
+                               .block_table = group->table,
+                               .block_table_stride = group->stride,
+                               .block_table_rows = MAX_REQUESTS,
+                               .block_table_row = batch->rows,
+                               .slot_mapping = batch->slots,
+                               .num_slots = tokens};
+}
+
+void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end, int64_t *slots)
+{
+    for (int32_t j = first; j < end; j++) {
+        int64_t block = group->table[r * group->stride + j / group->block_size];
+        *slots++ = block * group->block_size + j % group->block_size;
+    }
+}
+
+/* Writes keys first .. end-1 of one request in one layer, attending nothing. A recurrent layer has
+ * no keys: there the tokens are run. */
+static attn_status write_layer(struct engine *engine, struct run_layer *layer,
+                               const struct batch *batch, int32_t r, int32_t first, int32_t end)
+{
+    const struct oracle_terms *t = &layer->terms;
+    int64_t shapes[2][3] = {{end - first, t->num_kv_heads, t->head_size},
+                            {end - first, t->num_kv_heads, t->head_size_v}};
+    struct attn_tensor k = tensor_of(layer, layer->k_history[r], 3, shapes[0], NULL);
+    struct attn_tensor v = tensor_of(layer, layer->v_history[r], 3, shapes[1], NULL);
+    k.byte_offset = (uint64_t)(first * shapes[0][1] * shapes[0][2]) * element_bytes(layer);
+    v.byte_offset = (uint64_t)(first * shapes[1][1] * shapes[1][2]) * element_bytes(layer);
+    struct attn_step_io io = {
+        .struct_size = sizeof io, .flags = ATTN_RUN_NO_ATTEND, .k = &k, .v = &v};
+    if (layer->spec.kind == ATTN_KV_SPEC_GDN_STATE) {
+        return gdn_run(engine, layer, batch);
+    }
+    if (layer->spec.kind == ATTN_KV_SPEC_MLA) {
+        return mla_write(engine, layer, r, first, end);
+    }
+    return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
+}
+
+/* Writes keys first .. end-1 of one request in every layer of a group. */
+static attn_status write_only(struct engine *engine, int32_t g, int32_t r, int32_t first,
+                              int32_t end)
+{
+    struct run_group *group = &engine->groups[g];
+    struct batch *batch = calloc(1, sizeof *batch);
+    struct attn_batch_gdn states;
+    struct attn_batch view;
+    int32_t slots[MAX_REQUESTS];
+    attn_status status = group->recurrent ? ATTN_OK : blocks_reserve(engine, group, r, end);
+    if (batch == NULL || status != ATTN_OK) {
+        free(batch);
+        return status != ATTN_OK
+                   ? status
+                   : engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "batch", "no memory");
+    }
+    batch->num_reqs = 1;
+    batch->query_start_loc[1] = end - first;
+    batch->seq_lens[0] = end;
+    batch->encoder_lens[0] = end;
+    batch->rows[0] = r;
+    batch->request[0] = r;
+    fill_batch(engine, group, batch, &view);
+    if (group->recurrent) {
+        gdn_states(group, batch, slots, &states);
+        view.next = &states.ext;
+        view.num_slots = 0;
+    } else {
+        slots_of(group, r, first, end, batch->slots);
+    }
+    status = engine->api->plan(group->plan, &view, NULL, &engine->error);
+    for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
+        if (engine->layers[i].group == g) {
+            status = write_layer(engine, &engine->layers[i], batch, r, first, end);
+        }
+    }
+    free(batch);
+    return status;
+}
+
+/* The common beginning with another request that is here with it, in whole blocks: its keys are not
+ * written again. */
+static int32_t share(struct engine *engine, int32_t r)
+{
+    const struct request *request = &engine->requests[r];
+    const struct request *other = request->shares >= 0 ? &engine->requests[request->shares] : NULL;
+    if (other == NULL || !other->running || other->length < request->shared) {
+        return 0;
+    }
+    int32_t shared = request->shared / BLOCK_SIZE * BLOCK_SIZE;
+    for (int32_t g = 0; g < engine->num_groups; g++) {
+        if (engine->groups[g].has_cache && !engine->groups[g].cross &&
+            !engine->groups[g].recurrent) {
+            blocks_share(&engine->groups[g], r, request->shares, shared / BLOCK_SIZE);
+        }
+    }
+    return shared;
+}
+
+static attn_status fill_history(struct engine *engine, struct run_layer *layer, int32_t r,
+                                int32_t shared, int32_t written)
+{
+    const struct request *request = &engine->requests[r];
+    const struct oracle_terms *t = &layer->terms;
+    if (layer->source->desc.kind == ATTN_LAYER_CROSS) {
+        return add_keys(engine, layer, r, 0, request->encoder, request->encoder);
+    }
+    if (!layer->source->desc.causal) {
+        return ATTN_OK; /* encoders get theirs with their step */
+    }
+    attn_status status = add_keys(engine, layer, r, 0, 0, request->prompt + request->output);
+    if (status == ATTN_OK && shared > 0) {
+        size_t row = (size_t)shared * (size_t)t->num_kv_heads * element_bytes(layer);
+        memcpy(layer->k_history[r], layer->k_history[request->shares], row * (size_t)t->head_size);
+        memcpy(layer->v_history[r], layer->v_history[request->shares],
+               row * (size_t)t->head_size_v);
+    }
+    return status == ATTN_OK ? add_keys(engine, layer, r, shared, written, 0) : status;
+}
+
+/* A request comes: its encoder keys are written, and of its prompt all but the last tokens. */
+attn_status admit(struct engine *engine, int32_t r)
+{
+    struct request *request = &engine->requests[r];
+    int32_t shared = share(engine, r), written = shared;
+    attn_status status = ATTN_OK;
+    written = request->prompt - 2 * CHUNK > written ? request->prompt - 2 * CHUNK : written;
+    for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
+        status = fill_history(engine, &engine->layers[i], r, shared, written);
+    }
+    request->drawn = written;
+    for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
+        const struct run_group *group = &engine->groups[g];
+        int32_t first = group->cross || group->recurrent ? 0 : shared;
+        int32_t end = !group->has_cache ? 0 : group->cross ? request->encoder : written;
+        for (int32_t at = first; at < end && status == ATTN_OK; at += WRITE_CHUNK) {
+            status = write_only(engine, g, r, at, at + WRITE_CHUNK < end ? at + WRITE_CHUNK : end);
+        }
+    }
+    request->length = written;
+    request->arrived = request->running = status == ATTN_OK;
+    return status;
+}
