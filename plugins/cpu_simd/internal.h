@@ -11,6 +11,7 @@
 #include <attn/mla.h>
 #include <attn/plugin.h>
 
+#include "common/structs.h"
 #include "common/tensors.h"
 #include "engine.h"
 

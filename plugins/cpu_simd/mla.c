@@ -19,6 +19,10 @@ struct latent_call {
 static attn_status call_init(struct latent_call *call, const struct attn_attend_args *args,
                              struct attn_error *error)
 {
+    attn_status status = struct_attend_known(args, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
     if (args == NULL || args->instance == NULL || args->layer == NULL || args->params == NULL ||
         args->batch == NULL) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "args",
@@ -27,7 +31,7 @@ static attn_status call_init(struct latent_call *call, const struct attn_attend_
     if (!layer_is_latent(args->layer)) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "kind", "must be mla or mla_sparse");
     }
-    attn_status status = check_latent_cache(args->layer, args->k_cache, error);
+    status = check_latent_cache(args->layer, args->k_cache, error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -40,6 +44,11 @@ static attn_status call_init(struct latent_call *call, const struct attn_attend_
     call->layer = *args->layer;
     call->params = *args->params;
     call->values = *args->k_cache;
+    /* what an unknown tail says has been heard: it is all zero */
+    call->args.struct_size = sizeof call->args;
+    call->layer.struct_size = sizeof call->layer;
+    call->params.struct_size = sizeof call->params;
+    call->values.struct_size = sizeof call->values;
     call->layer.head_size_v = mla->kv_lora_rank;
     call->values.head_size = mla->kv_lora_rank;
     /* keys and values are the same bytes */

@@ -156,12 +156,16 @@ static bool widen_query(struct flash_params *p, struct flash_widen_params *w,
 
 static attn_status check_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
+    attn_status status = struct_attend_known(args, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
     if (args->params == NULL || args->state == NULL || args->plan_host == NULL ||
         args->workspace == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attend",
                             "params, state and a plan's memory are needed; one is NULL");
     }
-    attn_status status = flash_check_rows(args->q, "q", error);
+    status = flash_check_rows(args->q, "q", error);
     if (status == ATTN_OK) {
         status = flash_check_rows(args->out, "out", error);
     }

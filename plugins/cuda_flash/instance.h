@@ -4,6 +4,7 @@
 #define CUDA_FLASH_INSTANCE_H
 
 #include "common/number.h"
+#include "common/structs.h"
 #include "common/tensors.h"
 #include "flash.h"
 

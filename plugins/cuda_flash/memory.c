@@ -4,12 +4,16 @@
 
 static attn_status check_write(const struct attn_write_kv_args *args, struct attn_error *error)
 {
+    attn_status status = struct_write_known(args, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
     if (args->k_cache == NULL || args->v_cache == NULL || args->params == NULL ||
         args->layer == NULL || (args->slot_mapping == NULL && args->num_slots > 0)) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "write_kv",
                             "layer, params, both caches and slot_mapping are needed; one is NULL");
     }
-    attn_status status = flash_check_rows(args->k, "k", error);
+    status = flash_check_rows(args->k, "k", error);
     if (status == ATTN_OK) {
         status = flash_check_rows(args->v, "v", error);
     }
@@ -95,13 +99,17 @@ attn_status cuda_rope_write_kv(const struct attn_write_kv_args *args, struct att
 
 attn_status cuda_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
 {
+    attn_status status = struct_gather_known(args, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
     if (args->layer == NULL || args->params == NULL || args->cache == NULL || args->batch == NULL ||
         args->batch->block_table == NULL || args->out_start_loc == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "gather_kv",
                             "layer, params, cache, out_start_loc and a batch with block_table are "
                             "needed; one is NULL");
     }
-    attn_status status = flash_check_rows(args->out, "out", error);
+    status = flash_check_rows(args->out, "out", error);
     if (status == ATTN_OK) {
         status = flash_check_view(args->layer, args->params, args->cache, false, error);
     }
@@ -145,18 +153,16 @@ attn_status cuda_fill(attn_instance *instance, void *destination, int32_t value,
 
 attn_status cuda_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
 {
-    for (int32_t i = 0; i < args->num_copies; i++) {
+    attn_status status = STRUCT_KNOWN(attn_copy_blocks_args, args, error);
+    for (int32_t i = 0; status == ATTN_OK && i < args->num_copies; i++) {
         const struct attn_block_copy *copy = &args->copies[i];
-        for (int64_t j = 0; j < args->num_pairs; j++) {
+        for (int64_t j = 0; status == ATTN_OK && j < args->num_pairs; j++) {
             const int64_t *pair = &args->pairs[2 * j];
-            attn_status status = cuda_copy(
-                args->instance, (char *)copy->destination + pair[1] * copy->destination_stride,
-                (const char *)copy->source + pair[0] * copy->source_stride, (size_t)copy->bytes,
-                args->kind, args->stream, error);
-            if (status != ATTN_OK) {
-                return status;
-            }
+            status = cuda_copy(args->instance,
+                               (char *)copy->destination + pair[1] * copy->destination_stride,
+                               (const char *)copy->source + pair[0] * copy->source_stride,
+                               (size_t)copy->bytes, args->kind, args->stream, error);
         }
     }
-    return ATTN_OK;
+    return status;
 }

@@ -6,11 +6,12 @@ attn_status cuda_merge_states(const struct attn_merge_states_args *args, struct 
 {
     const struct attn_tensor *const tensors[] = {args->prefix_out, args->suffix_out, args->out};
     static const char *const names[] = {"prefix_out", "suffix_out", "out"};
-    for (int32_t i = 0; i < 3; i++) {
-        attn_status status = flash_check_rows(tensors[i], names[i], error);
-        if (status != ATTN_OK) {
-            return status;
-        }
+    attn_status status = STRUCT_KNOWN(attn_merge_states_args, args, error);
+    for (int32_t i = 0; status == ATTN_OK && i < 3; i++) {
+        status = flash_check_rows(tensors[i], names[i], error);
+    }
+    if (status != ATTN_OK) {
+        return status;
     }
     if (args->prefix_lse == NULL || args->suffix_lse == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "lse",
@@ -46,11 +47,15 @@ static attn_status check_quantize(const struct attn_quantize_args *args, struct 
 {
     int32_t group = group_of(args->form);
     bool is_static = args->form == ATTN_OUTPUT_FP8_STATIC;
+    attn_status status = STRUCT_KNOWN(attn_quantize_args, args, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
     if (group == 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form", "%d; 1 to %d", args->form,
                             ATTN_OUTPUT_FORM_COUNT - 1);
     }
-    attn_status status = flash_check_rows(args->x, "x", error);
+    status = flash_check_rows(args->x, "x", error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -110,7 +115,8 @@ attn_status cuda_quantize(const struct attn_quantize_args *args, struct attn_err
 
 attn_status cuda_amax(const struct attn_amax_args *args, struct attn_error *error)
 {
-    attn_status status = flash_check_rows(args->x, "x", error);
+    attn_status status = STRUCT_KNOWN(attn_amax_args, args, error);
+    status = status ? status : flash_check_rows(args->x, "x", error);
     if (status != ATTN_OK) {
         return status;
     }

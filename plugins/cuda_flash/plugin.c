@@ -170,6 +170,10 @@ static attn_status cuda_create(const struct attn_host *host, const char *backend
                             "%s@%s on device type %d; cuda_flash on type %d is here", backend,
                             variant, device.type, ATTN_DEVICE_CUDA);
     }
+    attn_status status = STRUCT_KNOWN(attn_host, host, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
     struct attn_instance *made = host->allocate(host->user, sizeof *made, 64);
     if (made == NULL) {
         return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "instance", "%zu bytes", sizeof *made);

@@ -132,7 +132,11 @@ static const struct attn_mla_caps few_sizes = {
 
 static attn_status few_sizes_only(const struct attn_attend_args *args)
 {
-    const struct attn_mla_desc *mla = (const struct attn_mla_desc *)args->layer->next;
+    const struct attn_ext *ext = args->layer->next;
+    while (ext->id != ATTN_EXT_MLA_DESC) {
+        ext = ext->next;
+    }
+    const struct attn_mla_desc *mla = (const struct attn_mla_desc *)ext;
     bool declared = mla->kv_lora_rank <= few_sizes.kv_lora_rank_max &&
                     mla->qk_rope_head_dim <= few_sizes.qk_rope_head_dim_max &&
                     args->layer->num_q_heads % few_sizes.num_q_heads_multiple == 0 &&

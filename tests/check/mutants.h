@@ -39,6 +39,16 @@ struct kept {
     int32_t seq_lens[MAX_REQS];
 };
 
+/* How structs of other sizes and unknown extensions are taken. */
+enum mutant_structs {
+    STRUCTS_BY_THE_RULE,
+    STRUCTS_SMALL_TAKEN,
+    STRUCTS_TAIL_IGNORED,
+    STRUCTS_EXTENSION_IGNORED,
+    STRUCTS_GROWN_REFUSED,   /* even where the tail is zero */
+    STRUCTS_OPTIONAL_REFUSED /* an extension that might be ignored */
+};
+
 typedef attn_status write_kernel(const struct attn_kernels *kernels,
                                  const struct attn_write_kv_args *args, struct attn_error *error);
 
@@ -75,18 +85,34 @@ struct mutant {
                        struct attn_error *);
     void (*plan)(const struct attn_attend_args *args, int32_t mode, struct kept *kept);
     void (*planned)(struct mutable_args *m, const struct kept *kept); /* before, with the plan's */
-    bool ignores_updates;                                             /* of the block table */
-    bool overruns_plan; /* writes past what plan_size asked for */
-    bool allocates;     /* in every attend */
-    bool fused;         /* attend writes the keys itself */
+    int32_t structs;                                                  /* enum mutant_structs */
+    bool writes_error;    /* of an attend that succeeds */
+    bool needs_error;     /* to refuse an attend */
+    bool leaves_outputs;  /* of a create that fails */
+    bool leaves_state;    /* of a prepare that fails */
+    bool ignores_updates; /* of the block table */
+    bool overruns_plan;   /* writes past what plan_size asked for */
+    bool allocates;       /* in every attend */
+    bool fused;           /* attend writes the keys itself */
 };
+
+struct attn_instance {
+    attn_instance *real;
+    const struct attn_plugin *plugin;
+    const struct attn_kernels *kernels;
+    const struct attn_host *host;
+    const struct mutant *mutant;
+};
+
+/* mutant_table.c */
+extern const struct attn_kernels mutant_kernels;
 
 /* mutant_*.c, each what it knows */
 struct mutant_list {
     const struct mutant *mutants;
     int32_t count;
 };
-extern const struct mutant_list attend_mutants, gdn_mutants, kernel_mutants, mla_mutants,
-    quantized_mutants, shared_mutants, term_mutants;
+extern const struct mutant_list attend_mutants, call_mutants, gdn_mutants, kernel_mutants,
+    mla_mutants, quantized_mutants, shared_mutants, term_mutants;
 
 #endif

@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every mutant of cpu_ref has to fail attn-check, the unchanged controls have to pass, and declaring less than a
 # committed list says has to fail. Prints how many were caught.
-# usage: mutants.sh ATTN-CHECK PLUGIN FOLDER LIST
+# usage: mutants.sh ATTN-CHECK PLUGIN FOLDER LIST ENTRY
 set -u
-check=$1 plugin=$2 folder=$(dirname "$3") list=$4
+check=$1 plugin=$2 folder=$(dirname "$3") list=$4 entry=$5
 caught=0 missed=""
 # What of the suite has to catch a mutant: where a kind of case knows one thing, that kind alone.
 cases_of() {
     case $1 in
     mutant_gdn_*) echo 'gated_delta*' ;;
     mutant_mla_* | control_mla_*) echo 'attend_mla*' ;;
+    mutant_calls_*) echo 'calls.*' ;;
     mutant_copies_*) echo 'blocks.*' ;;
     mutant_fills_*) echo 'idle.*' ;;
     *) echo '*' ;;
@@ -28,6 +29,10 @@ for name in $(sed -n 's/^ *{\.name = "\([a-z_]*\)".*/\1/p' "$folder"/mutant_*.c)
 done
 # without copy it is no longer what the list says
 "$check" control_plain --filter amax.f32.per_head --expect "$list" >/dev/null 2>&1 && missed="$missed shrunken(exit 0)"
+# behind an entry that takes every range of versions
+ATTN_PLUGIN_PATH=$entry "$check" control_plain --filter calls.entry >/dev/null 2>&1
+code=$?
+if [ $code -eq 1 ]; then caught=$((caught + 1)); else missed="$missed entry(exit $code)"; fi
 echo "$caught mutants caught"
 [ -z "$missed" ] || { echo "not caught:$missed"; exit 1; }
 [ $caught -ge 50 ]

@@ -171,7 +171,6 @@ static attn_status create(struct backend *backend, const char *name, struct attn
 attn_status backend_open(struct backend *backend, const char *file, const char *name,
                          struct attn_error *error)
 {
-    attn_plugin_entry_fn *entry;
     attn_status status;
     memset(backend, 0, sizeof *backend);
     backend->services.host = (struct attn_host){
@@ -188,8 +187,8 @@ attn_status backend_open(struct backend *backend, const char *file, const char *
     if (symbol == NULL) {
         return fail(error, ATTN_ERROR_PLUGIN, "file", dlerror());
     }
-    memcpy(&entry, &symbol, sizeof entry);
-    status = entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &backend->plugin, error);
+    memcpy(&backend->entry, &symbol, sizeof backend->entry);
+    status = backend->entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &backend->plugin, error);
     if (status == ATTN_OK) {
         status = create(backend, name, error);
     }

@@ -17,6 +17,7 @@ struct check_host {
 
 struct backend {
     struct check_host services;
+    attn_plugin_entry_fn *entry;
     const struct attn_plugin *plugin;
     struct attn_backend_caps caps; /* as reported; arrays, text and known extensions copied */
     struct attn_mla_caps mla;      /* what caps.next leads to, where it was declared */

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "calls.h"
 #include "core_cases.h"
 #include "crash.h"
 #include "declared.h"
@@ -226,6 +227,7 @@ static void run_core_cases(struct run *run)
 {
     const struct kernel_sink sink = {run, &run->trial.tested->caps, &run->space, try_case};
     const struct core_sink sink_of_core = {run->core, &run->space, &sink};
+    call_cases(&sink);
     undeclared_cases(&sink_of_core);
     malformed_cases(&sink_of_core);
 }

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of a mutant: cpu_ref's kernels behind its mistake. */
+#include <string.h>
+
+#include "common/structs.h"
+#include "mutants.h"
+
+#define PLAN_BYTES sizeof(struct kept)
+#define STATE_BYTES 64
+
+/* What the mutant makes of a struct's header. */
+static attn_status judge(const struct mutant *mutant, const void *given, size_t size,
+                         const char *name, struct attn_error *error)
+{
+    const struct struct_header *header = given;
+    attn_status status = struct_known(given, size, size, name, NULL);
+    bool small = header->struct_size < size;
+    bool ignored =
+        (small && mutant->structs == STRUCTS_SMALL_TAKEN) ||
+        (!small && status == ATTN_ERROR_STRUCT_SIZE && mutant->structs == STRUCTS_TAIL_IGNORED) ||
+        (status == ATTN_ERROR_EXTENSION && mutant->structs == STRUCTS_EXTENSION_IGNORED);
+    if (ignored) {
+        return ATTN_OK;
+    }
+    switch (mutant->structs) {
+    case STRUCTS_GROWN_REFUSED:
+        return header->struct_size != size ? ATTN_ERROR_STRUCT_SIZE : status;
+    case STRUCTS_OPTIONAL_REFUSED:
+        return header->next != NULL && header->next->flags & ATTN_EXT_OPTIONAL
+                   ? ATTN_ERROR_EXTENSION
+                   : status;
+    default:
+        return struct_known(given, size, size, name, error);
+    }
+}
+
+/* A copy of a struct that was let in is of this file's size, and what is unknown is not passed on.
+ */
+static void tidy(void *copy, size_t size)
+{
+    struct struct_header *header = copy;
+    header->struct_size = size;
+    if (header->next != NULL && header->next->id > ATTN_EXT_MM_ENCODER_STATE) {
+        header->next = header->next->next;
+    }
+}
+
+/* The arguments in `m`, or the mutant's refusal. */
+static attn_status take_args(struct mutable_args *m, const struct attn_attend_args *args,
+                             struct attn_error *error)
+{
+    const struct attn_instance *me = args->instance;
+    attn_status status = judge(me->mutant, args, sizeof *args, "args", error);
+    status = status ? status : judge(me->mutant, args->layer, sizeof *args->layer, "layer", error);
+    status =
+        status ? status : judge(me->mutant, args->params, sizeof *args->params, "params", error);
+    status = status ? status : judge(me->mutant, args->batch, sizeof *args->batch, "batch", error);
+    if (status != ATTN_OK) {
+        if (me->mutant->needs_error) {
+            error->status = status;
+        }
+        return status;
+    }
+    m->args = *args;
+    m->args.instance = me->real;
+    m->layer = *args->layer;
+    m->params = *args->params;
+    m->batch = *args->batch;
+    tidy(&m->args, sizeof m->args);
+    tidy(&m->layer, sizeof m->layer);
+    tidy(&m->params, sizeof m->params);
+    tidy(&m->batch, sizeof m->batch);
+    return ATTN_OK;
+}
+
+static attn_status mutant_attend(const struct attn_attend_args *args, struct attn_error *error)
+{
+    const struct attn_instance *me = args->instance;
+    const struct mutant *mutant = me->mutant;
+    static _Thread_local struct mutable_args m;
+    attn_status taken = take_args(&m, args, error);
+    if (taken != ATTN_OK) {
+        return taken;
+    }
+    if (mutant->before != NULL) {
+        mutant->before(&m);
+    }
+    if (mutant->planned != NULL) {
+        mutant->planned(&m, args->plan_host);
+    }
+    if (mutant->allocates) {
+        me->host->release(me->host->user, me->host->allocate(me->host->user, 64, 64), 64);
+    }
+    m.args.layer = &m.layer;
+    m.args.params = &m.params;
+    m.args.batch = &m.batch;
+    /* cpu_ref's attend writes in decodes of few caches only */
+    m.args.flags |= mutant->features & ATTN_FEATURE_FUSED_WRITE ? ATTN_RUN_NO_WRITE : 0;
+    bool writes = mutant->fused && !(args->flags & ATTN_RUN_NO_WRITE) && args->k != NULL;
+    if (writes && args->k_cache != NULL) { /* a cross layer brings its keys once */
+        const struct attn_write_kv_args write = {.struct_size = sizeof write,
+                                                 .instance = me->real,
+                                                 .layer = args->layer,
+                                                 .params = args->params,
+                                                 .k_cache = args->k_cache,
+                                                 .v_cache = args->v_cache,
+                                                 .slot_mapping = args->batch->slot_mapping,
+                                                 .num_slots = args->batch->num_slots,
+                                                 .stream = args->stream,
+                                                 .k = args->k,
+                                                 .v = args->v};
+        attn_status status = me->kernels->write_kv(&write, error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+    }
+    attn_status status = me->kernels->attend(&m.args, error);
+    if (status == ATTN_OK && mutant->after != NULL) {
+        mutant->after(args);
+    }
+    if (status == ATTN_OK && mutant->writes_error && error != NULL) {
+        error->status = ATTN_OK;
+        error->message[0] = '\0';
+    }
+    return status;
+}
+
+static attn_status mutant_mla(const struct attn_attend_args *args, bool sparse,
+                              struct attn_error *error)
+{
+    const struct attn_instance *me = args->instance;
+    static _Thread_local struct mutable_args m;
+    if (me->mutant->mla_takes != NULL && me->mutant->mla_takes(args) != ATTN_OK) {
+        return me->mutant->mla_takes(args);
+    }
+    attn_status taken = take_args(&m, args, error);
+    if (taken != ATTN_OK) {
+        return taken;
+    }
+    if (me->mutant->mla != NULL) {
+        me->mutant->mla(&m);
+    }
+    m.args.layer = &m.layer;
+    m.args.params = &m.params;
+    m.args.batch = &m.batch;
+    attn_status status = sparse ? me->kernels->attend_mla_sparse(&m.args, error)
+                                : me->kernels->attend_mla(&m.args, error);
+    if (status == ATTN_OK && me->mutant->mla_after != NULL) {
+        me->mutant->mla_after(args);
+    }
+    return status;
+}
+
+static attn_status mutant_mla_dense(const struct attn_attend_args *args, struct attn_error *error)
+{
+    return mutant_mla(args, false, error);
+}
+
+static attn_status mutant_mla_sparse(const struct attn_attend_args *args, struct attn_error *error)
+{
+    return mutant_mla(args, true, error);
+}
+
+static attn_status mutant_plan_size(attn_instance *me, attn_state *state,
+                                    const struct attn_limits *limits, struct attn_plan_size *size,
+                                    struct attn_error *error)
+{
+    attn_status status = judge(me->mutant, limits, sizeof *limits, "limits", error);
+    (void)state;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    size->host_bytes = PLAN_BYTES;
+    size->device_bytes = 64;
+    return ATTN_OK;
+}
+
+/* A state that nobody reads: it takes memory. */
+static attn_status mutant_prepare(attn_instance *me, const struct attn_layer_desc *layer,
+                                  const struct attn_layer_params *params, int32_t phase,
+                                  attn_state **state, struct attn_error *error)
+{
+    (void)layer;
+    (void)params;
+    (void)phase;
+    (void)error;
+    attn_state *made = me->host->allocate(me->host->user, STATE_BYTES, 16);
+    if (made != NULL || !me->mutant->leaves_state) {
+        *state = made;
+    }
+    return made != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
+}
+
+static void mutant_release(attn_instance *me, attn_state *state)
+{
+    me->host->release(me->host->user, state, STATE_BYTES);
+}
+
+static attn_status mutant_plan(const struct attn_attend_args *args, int32_t mode,
+                               struct attn_error *error)
+{
+    const struct mutant *mutant = args->instance->mutant;
+    (void)error;
+    if (mutant->plan != NULL) {
+        mutant->plan(args, mode, args->plan_host);
+    }
+    if (mutant->overruns_plan) {
+        memset(args->workspace, 0, 64 + 1);
+    }
+    return ATTN_OK;
+}
+
+static attn_status mutant_update(const struct attn_attend_args *args, struct attn_error *error)
+{
+    return args->instance->mutant->ignores_updates ? ATTN_OK
+                                                   : mutant_plan(args, ATTN_PLAN_EAGER, error);
+}
+
+/* Every kernel: the mutant's own, or cpu_ref's, with the instance behind. */
+#define FORWARD(function, kernel, slot, type)                                                      \
+    static attn_status function(const struct type *args, struct attn_error *error)                 \
+    {                                                                                              \
+        const struct attn_instance *me = args->instance;                                           \
+        attn_status status = judge(me->mutant, args, sizeof *args, "args", error);                 \
+        if (status != ATTN_OK) {                                                                   \
+            return status;                                                                         \
+        }                                                                                          \
+        struct type changed = *args;                                                               \
+        tidy(&changed, sizeof changed);                                                            \
+        changed.instance = me->real;                                                               \
+        return me->mutant->slot != NULL ? me->mutant->slot(me->kernels, &changed, error)           \
+                                        : me->kernels->kernel(&changed, error);                    \
+    }
+
+FORWARD(mutant_write, write_kv, write, attn_write_kv_args)
+FORWARD(mutant_rope, rope_write_kv, rope, attn_write_kv_args)
+FORWARD(mutant_merge, merge_states, merge, attn_merge_states_args)
+FORWARD(mutant_gather, gather_kv, gather, attn_gather_kv_args)
+FORWARD(mutant_gemm, batched_gemm, gemm, attn_batched_gemm_args)
+FORWARD(mutant_quantize, quantize, quantize, attn_quantize_args)
+FORWARD(mutant_amax, amax, amax, attn_amax_args)
+FORWARD(mutant_gdn, gated_delta, gdn, attn_attend_args)
+FORWARD(mutant_copy_blocks, copy_blocks, copy_blocks, attn_copy_blocks_args)
+
+static attn_status mutant_fill(attn_instance *me, void *destination, int32_t value,
+                               size_t row_bytes, size_t stride, int64_t rows, void *stream,
+                               struct attn_error *error)
+{
+    fill_kernel *fill = me->mutant->fill;
+    return fill != NULL
+               ? fill(me->kernels, me->real, destination, value, row_bytes, stride, rows, error)
+               : me->kernels->fill(me->real, destination, value, row_bytes, stride, rows, stream,
+                                   error);
+}
+
+const struct attn_kernels mutant_kernels = {
+    .struct_size = sizeof mutant_kernels,
+    .attend = mutant_attend,
+    .attend_mla = mutant_mla_dense,
+    .attend_mla_sparse = mutant_mla_sparse,
+    .write_kv = mutant_write,
+    .merge_states = mutant_merge,
+    .rope_write_kv = mutant_rope,
+    .gather_kv = mutant_gather,
+    .gated_delta = mutant_gdn,
+    .batched_gemm = mutant_gemm,
+    .quantize = mutant_quantize,
+    .amax = mutant_amax,
+    .copy_blocks = mutant_copy_blocks,
+    .prepare = mutant_prepare,
+    .release = mutant_release,
+    .plan_size = mutant_plan_size,
+    .plan = mutant_plan,
+    .update_block_table = mutant_update,
+    .fill = mutant_fill,
+};
