@@ -91,19 +91,6 @@ static const struct attn_tensor *turned(struct box *box, const struct attn_tenso
                    strides[j]);
 }
 
-static attn_status gemm(const struct mla_run *run, const struct instance *instance,
-                        const struct attn_tensor *a, const struct attn_tensor *w,
-                        const struct attn_tensor *out)
-{
-    struct attn_batched_gemm_args args = {.struct_size = sizeof args,
-                                          .instance = instance->handle,
-                                          .stream = run->io->stream,
-                                          .a = a,
-                                          .w = w,
-                                          .out = out};
-    return instance->kernels.batched_gemm(&args, run->error);
-}
-
 /* a W or a W^T per head. */
 static attn_status project(const struct mla_run *run, const struct instance *instance,
                            const struct attn_tensor *a, const struct head_weights *w,
@@ -126,11 +113,22 @@ static attn_status project(const struct mla_run *run, const struct instance *ins
     return instance->kernels.batched_gemm(&args, run->error);
 }
 
-/* The same [size, size] identity for every head: a product with it copies rows to other strides. */
-static const struct attn_tensor *identity(struct box *box, const struct mla_run *run, int64_t size)
+/* Rows of `size` dims to other strides: a product with the same identity for every head. */
+static attn_status copy_by_gemm(const struct mla_run *run, const struct attn_tensor *from,
+                                int64_t size, const struct attn_tensor *to)
 {
-    return box_set(box, &run->like, (void *)(uintptr_t)run->plan->mla.identity, run->heads, size,
-                   size, 0, run->plan->mla.identity_size, 1);
+    const struct instance *instance = run->step->layer->served[ATTN_PHASE_PREFILL].instance;
+    struct box w;
+    void *identity = (void *)(uintptr_t)run->plan->mla.identity;
+    const struct attn_batched_gemm_args args = {.struct_size = sizeof args,
+                                                .instance = instance->handle,
+                                                .stream = run->io->stream,
+                                                .a = from,
+                                                .w = box_set(&w, &run->like, identity, run->heads,
+                                                             size, size, 0,
+                                                             run->plan->mla.identity_size, 1),
+                                                .out = to};
+    return instance->kernels.batched_gemm(&args, run->error);
 }
 
 static attn_status launch_mla(const struct mla_run *run, struct launch *launch,
@@ -197,14 +195,14 @@ static attn_status project_keys(const struct mla_run *run, const struct attn_ten
     const attn_layer *layer = run->step->layer;
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_mla_desc *m = run->desc;
-    struct box a, w, b;
+    struct box a, b;
     attn_status status = project(
         run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank), &layer->mla_uk,
         true, by_head(&b, k, run->heads, first, end, 0, m->qk_nope_head_dim));
     if (status == ATTN_OK && m->qk_rope_head_dim > 0) {
-        status = gemm(
-            run, instance, by_head(&a, k_pe, run->heads, first, end, pe_at, m->qk_rope_head_dim),
-            identity(&w, run, m->qk_rope_head_dim),
+        status = copy_by_gemm(
+            run, by_head(&a, k_pe, run->heads, first, end, pe_at, m->qk_rope_head_dim),
+            m->qk_rope_head_dim,
             by_head(&b, k, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim));
     }
     if (status != ATTN_OK) {
@@ -218,10 +216,9 @@ static attn_status project_keys(const struct mla_run *run, const struct attn_ten
 static attn_status join_query(const struct mla_run *run, int64_t first, int64_t end, struct box *q)
 {
     const struct attn_tensor *nope = run->mla->q_nope, *pe = run->mla->q_pe;
-    const struct instance *instance = run->step->layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_mla_desc *m = run->desc;
     int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim;
-    struct box a, w, b;
+    struct box a, b;
     if (m->qk_rope_head_dim == 0 ||
         (element_of(nope, 0, m->qk_nope_head_dim) == element_of(pe, 0, 0) &&
          stride_of(nope, 0) == stride_of(pe, 0) && stride_of(nope, 1) == stride_of(pe, 1))) {
@@ -230,16 +227,14 @@ static attn_status join_query(const struct mla_run *run, int64_t first, int64_t 
         return ATTN_OK;
     }
     in_scratch(q, run->plan, nope, run->plan->scratch.mla.q, first, end, run->heads, size);
-    attn_status status =
-        gemm(run, instance, by_head(&a, nope, run->heads, first, end, 0, m->qk_nope_head_dim),
-             identity(&w, run, m->qk_nope_head_dim),
-             by_head(&b, &q->tensor, run->heads, first, end, 0, m->qk_nope_head_dim));
+    attn_status status = copy_by_gemm(
+        run, by_head(&a, nope, run->heads, first, end, 0, m->qk_nope_head_dim), m->qk_nope_head_dim,
+        by_head(&b, &q->tensor, run->heads, first, end, 0, m->qk_nope_head_dim));
     if (status != ATTN_OK) {
         return status;
     }
-    return gemm(
-        run, instance, by_head(&a, pe, run->heads, first, end, 0, m->qk_rope_head_dim),
-        identity(&w, run, m->qk_rope_head_dim),
+    return copy_by_gemm(
+        run, by_head(&a, pe, run->heads, first, end, 0, m->qk_rope_head_dim), m->qk_rope_head_dim,
         by_head(&b, &q->tensor, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim));
 }
 
