@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Scales calculated from what runs bring: largest magnitudes over range constants. */
+#include <float.h>
 #include <math.h>
 
 #include "bind/bound.h"
@@ -21,6 +22,14 @@ static const struct instance *find_amax(const attn_layer *layer, struct attn_err
     error_set(error, ATTN_ERROR_UNSUPPORTED, "amax",
               "scales are calculated on a CPU by a backend with the amax kernel");
     return NULL;
+}
+
+static attn_status call_amax(const struct instance *instance, const struct attn_amax_args *args,
+                             struct attn_error *error)
+{
+    struct attn_error why = ATTN_ERROR_INIT;
+    attn_status status = instance->kernels.amax(args, &why);
+    return status == ATTN_OK ? ATTN_OK : error_relay(error, status, &why);
 }
 
 attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io *io, float *q_scale,
@@ -53,11 +62,11 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io 
                              "asked for",
                              names[i]);
         }
-        attn_status status = instance->kernels.amax(&args, error);
+        attn_status status = call_amax(instance, &args, error);
         if (status == ATTN_OK && i == 0 && second_q != NULL) {
             args.x = second_q;
             args.accumulate = 1;
-            status = instance->kernels.amax(&args, error);
+            status = call_amax(instance, &args, error);
         }
         if (status != ATTN_OK) {
             return status;
@@ -106,7 +115,7 @@ static attn_status channel_amax(const attn_layer *layer, const struct instance *
             .out = amax + (int64_t)h * l->head_size_v,
             .per_head = 1,
         };
-        status = instance->kernels.amax(&args, error);
+        status = call_amax(instance, &args, error);
     }
     for (int32_t i = 0; i < l->num_kv_heads * l->head_size_v && status == ATTN_OK; i++) {
         if (!isfinite(amax[i])) {
@@ -153,7 +162,9 @@ attn_status layer_calibrate_v_scales(attn_layer *layer, const struct attn_step_i
     status = channel_amax(layer, instance, io, found, error);
     for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
         amax[i] = found[i] > amax[i] ? found[i] : amax[i];
-        v_channel_scale[i] = amax[i] > 0 ? amax[i] / (range > 0 ? range : (float)RANGE_V) : 1;
+        float scale = amax[i] / (range > 0 ? range : (float)RANGE_V);
+        /* what is nearly nothing keeps a scale that divides */
+        v_channel_scale[i] = amax[i] > 0 ? fmaxf(scale, FLT_MIN) : 1;
     }
     runtime_free(runtime, found, (size_t)count * sizeof *found);
     return status;
