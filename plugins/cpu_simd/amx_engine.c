@@ -8,7 +8,7 @@
 #include "vec/bf16_engine.h"
 #include "vec/bf16_unpack.h"
 
-#include "vec/int8_direct.h"
+#include "vec/whole_direct.h"
 
 struct tile_config {
     uint8_t palette;
@@ -136,6 +136,7 @@ static const struct engine engine_bf16 = {
     .direct = &bf16_direct,
     .direct_fp8 = &fp8_direct,
     .direct_int8 = &int8_direct,
+    .direct_int4 = &int4_direct,
 };
 
 const struct variant variant_amx = {.name = "amx",

@@ -6,7 +6,7 @@
 #include "vec/bf16_engine.h"
 #include "vec/bf16_unpack.h"
 
-#include "vec/int8_direct.h"
+#include "vec/whole_direct.h"
 
 static const struct engine engine_f32 = F32_ENGINE;
 
@@ -24,6 +24,7 @@ static const struct engine engine_bf16 = {
     .direct = &bf16_direct,
     .direct_fp8 = &fp8_direct,
     .direct_int8 = &int8_direct,
+    .direct_int4 = &int4_direct,
 };
 
 const struct variant variant_avx512bf16 = {

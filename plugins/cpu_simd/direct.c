@@ -22,6 +22,8 @@ struct direct {
     const void **next_value_scales;
     float *key_scale; /* of the head at hand */
     float *value_scale;
+    int32_t *key_zero; /* likewise, of int4 rows read in place */
+    int32_t *value_zero;
     int32_t rows_padded; /* rows of a head in q and the accumulator */
 };
 
@@ -194,6 +196,7 @@ static void direct_tile(const struct direct *direct, int32_t h, int32_t first, i
                                .q_scale = (float *)(direct->scratch + at->q_scale) + index,
                                .depth = shape->depth_padded,
                                .zero_row = direct->scratch + at->zero_row,
+                               .zeros = direct->key_zero,
                                .element = problem->keys.element};
     const void **rows = head_rows(direct, &problem->keys, direct->key_rows, h, n, at->stage_keys,
                                   shape->depth_padded, direct->key_scale, &args.offset);
@@ -207,6 +210,7 @@ static void direct_tile(const struct direct *direct, int32_t h, int32_t first, i
                      shape->width_padded, direct->value_scale, &args.offset);
     direct_softmax(direct, head, n, index);
     args.depth = shape->width_padded;
+    args.zeros = direct->value_zero;
     args.element = problem->values.element;
     args.key_rows = (const char *const *)rows;
     prefetch_in_values(direct, &args, h, n, next_n);
@@ -233,6 +237,8 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
         .next_value_scales = (const void **)(scratch + at->scale_rows) + 3 * DIRECT_KEYS,
         .key_scale = (float *)(scratch + at->key_scale),
         .value_scale = (float *)(scratch + at->value_scale),
+        .key_zero = (int32_t *)(scratch + at->key_zero),
+        .value_zero = (int32_t *)(scratch + at->value_zero),
         .rows_padded = rows_of_group(&run->problem),
     };
     int32_t rows = direct->rows_padded * item->num_heads;
@@ -260,6 +266,8 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
     }
     memset(direct->key_scale, 0, TILE_KEYS * sizeof(float));
     memset(direct->value_scale, 0, TILE_KEYS * sizeof(float));
+    memset(direct->key_zero, 0, TILE_KEYS * sizeof(int32_t));
+    memset(direct->value_zero, 0, TILE_KEYS * sizeof(int32_t));
 }
 
 /* Rows of the item's first head in the tile to come. */
@@ -308,16 +316,27 @@ static void prefetch_scales(const struct direct *direct, const struct row_source
     }
 }
 
+/* Of one kind of rows of head h; rows that are staged part with their zero points there. */
+static void find_row_scales(const struct row_source *source, const void **scale_rows, int32_t h,
+                            int32_t n, float *scales, int32_t *zeros)
+{
+    load_scales(scale_rows, h * source->scale_stride_head, n, scales);
+    for (int32_t i = 0; i < n && source->nibbles && source->direct_codes; i++) {
+        zeros[i] = int4_zero(&scales[i]);
+    }
+}
+
 static void find_scales(const struct direct *direct, int32_t h, int32_t n, int32_t next_n)
 {
     const struct row_source *keys = &direct->run->problem.keys;
     const struct row_source *values = &direct->run->problem.values;
     if (keys->scale != NULL) {
-        load_scales(direct->key_scales, h * keys->scale_stride_head, n, direct->key_scale);
+        find_row_scales(keys, direct->key_scales, h, n, direct->key_scale, direct->key_zero);
         prefetch_scales(direct, keys, direct->key_scales, direct->next_key_scales, h, n, next_n);
     }
     if (values->scale != NULL) {
-        load_scales(direct->value_scales, h * values->scale_stride_head, n, direct->value_scale);
+        find_row_scales(values, direct->value_scales, h, n, direct->value_scale,
+                        direct->value_zero);
         prefetch_scales(direct, values, direct->value_scales, direct->next_value_scales, h, n,
                         next_n);
     }

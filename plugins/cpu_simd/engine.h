@@ -61,6 +61,7 @@ struct direct_args {
     int32_t keys;
     int32_t rows;         /* query rows, at most DIRECT_ROWS */
     const float *q_scale; /* [rows], of `order` */
+    const int32_t *zeros; /* [keys + 3] zero points of int4 rows */
     int32_t depth;        /* padded head_size (scores) or head_size_v (values) */
     const char *const *key_rows;
     int64_t offset;       /* bytes from key_rows[j] to this head's row */
@@ -107,9 +108,11 @@ struct engine {
                  int32_t m, int32_t n, int32_t k, int accumulate);
     void (*softmax)(const struct softmax_args *args);
     const struct direct_engine *direct; /* rows in the compute type; NULL: no decode path */
-    /* rows of e4m3 or e5m2, and of int8, a multiple of 64 up to 512 in a row; NULL: staged */
+    /* rows of e4m3 or e5m2, of int8, and of int4, a multiple of 64 up to 512 in a row; NULL: staged
+     */
     const struct direct_engine *direct_fp8;
     const struct direct_engine *direct_int8;
+    const struct direct_engine *direct_int4;
 };
 
 /* One token of the gated delta rule on rows of a state. */

@@ -7,7 +7,6 @@
 
 #define LEAST_SCALE 1e-6
 #define LARGEST 15.0
-#define ZERO_MASK 15u
 
 const float *int4_signs(const struct attn_layer_params *params, bool is_v)
 {
@@ -18,27 +17,20 @@ const float *int4_signs(const struct attn_layer_params *params, bool is_v)
 
 void int4_turn_query(const struct variant *variant, const float *signs, float *row, int32_t n)
 {
+    float factor = 1.0f / (float)n;
     for (int32_t d = 0; d < n; d++) {
-        row[d] *= signs[d] / (float)n;
+        row[d] *= signs[d] * factor;
     }
     variant->hadamard(row, n);
 }
 
 void int4_turn_back(const struct variant *variant, const float *signs, float *row, int32_t n)
 {
+    float factor = 1.0f / (float)n;
     variant->hadamard(row, n);
     for (int32_t d = 0; d < n; d++) {
-        row[d] *= signs[d] / (float)n;
+        row[d] *= signs[d] * factor;
     }
-}
-
-int32_t int4_zero(float *scale)
-{
-    uint32_t bits;
-    memcpy(&bits, scale, sizeof bits);
-    uint32_t kept = bits & ~ZERO_MASK;
-    memcpy(scale, &kept, sizeof kept);
-    return (int32_t)(bits & ZERO_MASK);
 }
 
 void int4_codes(const struct variant *variant, int8_t *codes, const char *row, int32_t n,
@@ -105,7 +97,7 @@ float int4_write(const struct attn_kv_view *view, char *memory, const float *val
     }
     uint32_t bits;
     memcpy(&bits, &scale, sizeof bits);
-    bits = (bits & ~ZERO_MASK) | (uint32_t)zero;
+    bits = (bits & ~INT4_ZERO_MASK) | (uint32_t)zero;
     memcpy(&scale, &bits, sizeof bits);
     return scale;
 }

@@ -157,7 +157,8 @@ struct schedule {
 struct scratch_layout {
     size_t q, accumulator, scores, keys, values, stage_keys, stage_values, zero_row, row;
     size_t q_scale, reference, sum, rescale, low, high, token_low, token_high, seen;
-    size_t key_rows, value_rows, next_rows, scale_rows, key_scale, value_scale;
+    size_t key_rows, value_rows, next_rows, scale_rows, key_scale, value_scale, key_zero,
+        value_zero;
     size_t bytes;
 };
 
@@ -189,7 +190,6 @@ void row_read(const struct row_place *at, char *out, int32_t activation);
 const float *int4_signs(const struct attn_layer_params *params, bool is_v); /* NULL: none given */
 void int4_turn_query(const struct variant *variant, const float *signs, float *row, int32_t n);
 void int4_turn_back(const struct variant *variant, const float *signs, float *row, int32_t n);
-int32_t int4_zero(float *scale); /* takes the zero point off a scale */
 /* codes less their zero point, n of them in pieces of `pack` */
 void int4_codes(const struct variant *variant, int8_t *codes, const char *row, int32_t n,
                 int32_t pack, int64_t stride_pack, int32_t zero);
@@ -337,6 +337,18 @@ attn_status simd_probe(const struct attn_host *host, const struct attn_probe_sin
 attn_status simd_supports(const struct attn_backend_caps *caps, const struct attn_layer_desc *layer,
                           int32_t phase, const struct attn_reason_sink *reasons,
                           struct attn_error *error);
+
+#define INT4_ZERO_MASK 15u
+
+/* takes the zero point off a scale */
+static inline int32_t int4_zero(float *scale)
+{
+    uint32_t bits;
+    memcpy(&bits, scale, sizeof bits);
+    uint32_t kept = bits & ~INT4_ZERO_MASK;
+    memcpy(scale, &kept, sizeof kept);
+    return (int32_t)(bits & INT4_ZERO_MASK);
+}
 
 static inline int32_t round_up(int32_t x, int32_t multiple)
 {

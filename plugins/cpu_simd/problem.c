@@ -166,12 +166,12 @@ static attn_status check_terms(const struct attn_attend_args *args, struct attn_
 
 static void choose_direct(struct row_source *source, const struct engine *engine)
 {
-    const struct direct_engine *codes = source->element == ELEMENT_INT8   ? engine->direct_int8
+    const struct direct_engine *codes = source->nibbles                   ? engine->direct_int4
+                                        : source->element == ELEMENT_INT8 ? engine->direct_int8
                                         : source->element >= ELEMENT_E4M3 ? engine->direct_fp8
                                                                           : NULL;
-    source->direct_codes = codes != NULL && !source->ds_mla && !source->nibbles &&
-                           source->pack == 0 && source->row_elements % 64 == 0 &&
-                           source->row_elements <= 512;
+    source->direct_codes = codes != NULL && !source->ds_mla && source->pack == 0 &&
+                           source->row_elements % 64 == 0 && source->row_elements <= 512;
     source->direct = source->direct_codes ? codes : engine->direct;
 }
 

@@ -312,6 +312,8 @@ void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape
     PLACE(scale_rows, 4 * tile * sizeof(void *));
     PLACE(key_scale, tile * sizeof(float));
     PLACE(value_scale, tile * sizeof(float));
+    PLACE(key_zero, tile * sizeof(int32_t));
+    PLACE(value_zero, tile * sizeof(int32_t));
 #undef PLACE
     /* pages of their own, and not all at the same place in the caches' sets */
     layout->bytes = (at + 4095) / 4096 * 4096 + 256;

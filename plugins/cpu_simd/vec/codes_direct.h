@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode from caches of 8-bit codes, fp8 and int8, on AVX512_BF16 and VBMI: 64 codes become two
+/* Decode from caches of codes, fp8, int8 and int4, on AVX512_BF16 and VBMI: 64 codes become two
  * vectors of bf16 by two byte look-ups of their magnitudes, the sign and one interleaving: 5
- * instructions, for int8 7. Half the bytes of a bf16 cache, so the arithmetic decides (fp8: 1.1 of
- * the time of a bf16 tile in L2).
+ * instructions, for int8 and int4 7. Half the bytes of a bf16 cache, so the arithmetic decides
+ * (fp8: 1.1 of the time of a bf16 tile in L2).
  *
  * The interleaving leaves dims in the order (0-7, 16-23, 32-39, 48-55), (8-15, ...) of each 64; q
  * is brought into the same order once (fp8_order), the output back (codes_finish). */
@@ -12,14 +12,16 @@
 #include "bf16_direct.h"
 #include "code_tables.h"
 
+enum code_kind { CODES_FP8, CODES_INT8, CODES_INT4 };
+
 struct code_lookup {
     __m512i low[2];
     __m512i high[2];
 };
 
-INLINE struct code_lookup code_lookup_of(const struct direct_args *args, const int is_int8)
+INLINE struct code_lookup code_lookup_of(const struct direct_args *args, const enum code_kind kind)
 {
-    const struct code_table *table = is_int8                         ? &table_int8
+    const struct code_table *table = kind == CODES_INT8              ? &table_int8
                                      : args->element == ELEMENT_E4M3 ? &table_e4m3
                                                                      : &table_e5m2;
     return (struct code_lookup){
@@ -29,9 +31,10 @@ INLINE struct code_lookup code_lookup_of(const struct direct_args *args, const i
 
 /* The look-ups take 7 bits of a magnitude, which are 0 for int8's -128 as they are for 0: there the
  * table has 128, and what is 0 is masked. */
-INLINE void codes_load(const struct code_lookup *lookup, const char *row, const int is_int8,
+INLINE void bytes_load(const struct code_lookup *lookup, const char *row, const enum code_kind kind,
                        __m512i *first, __m512i *second)
 {
+    const int is_int8 = kind == CODES_INT8;
     __m512i codes = _mm512_loadu_si512(row);
     __m512i magnitude = is_int8 ? _mm512_abs_epi8(codes) : codes;
     __mmask64 some = is_int8 ? _mm512_test_epi8_mask(codes, codes) : ~(__mmask64)0;
@@ -44,12 +47,45 @@ INLINE void codes_load(const struct code_lookup *lookup, const char *row, const 
     *second = _mm512_unpackhi_epi8(low, high);
 }
 
+/* 32 bytes of two codes each */
+INLINE __m512i widened_nibbles(const char *row)
+{
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)row));
+}
+
+INLINE void nibbles_load(const char *row, int32_t zero, __m512i *first, __m512i *second)
+{
+    const uint8_t *lows = table_nibbles.low + 15 - zero, *highs = table_nibbles.high + 15 - zero;
+    __m512i pairs = widened_nibbles(row);
+    /* (pairs | pairs << 4) & 0x0f0f: a code in each byte, in order */
+    __m512i codes =
+        _mm512_ternarylogic_epi32(pairs, _mm512_slli_epi16(pairs, 4), _mm512_set1_epi8(0x0f), 0xa8);
+    __m512i low = _mm512_shuffle_epi8(
+        _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)lows)), codes);
+    __m512i high = _mm512_shuffle_epi8(
+        _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)highs)), codes);
+    *first = _mm512_unpacklo_epi8(low, high);
+    *second = _mm512_unpackhi_epi8(low, high);
+}
+
+/* 64 columns of a value, from `column` on */
+INLINE void codes_load(const struct code_lookup *lookup, const struct direct_args *args,
+                       const char *row, int32_t key, const enum code_kind kind, __m512i *first,
+                       __m512i *second)
+{
+    if (kind == CODES_INT4) {
+        nibbles_load(row + args->column / 2, args->zeros[key], first, second);
+    } else {
+        bytes_load(lookup, row + args->column, kind, first, second);
+    }
+}
+
 INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direct_args *args,
                             const int fixed_chunks, struct burst *burst)
 {
     const int chunks = fixed_chunks > 0 ? fixed_chunks : args->depth / 64;
     const __m512i by_head = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    struct code_lookup lookup = code_lookup_of(args, 0);
+    struct code_lookup lookup = code_lookup_of(args, CODES_FP8);
     for (int32_t j = 0; j < args->keys; j += 4) {
         __m512 folded[4];
 #pragma GCC unroll 4
@@ -60,7 +96,7 @@ INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direc
 #pragma GCC unroll 4
             for (int c = 0; c < chunks; c++) {
                 __m512i x, y;
-                codes_load(&lookup, key + 64 * c, 0, &x, &y);
+                bytes_load(&lookup, key + 64 * c, CODES_FP8, &x, &y);
 #pragma GCC unroll 4
                 for (int r = 0; r < 4; r++) {
                     const uint16_t *left = q + r * args->depth + 64 * c;
@@ -97,9 +133,9 @@ static void fp8_direct_scores(float *scores, const void *q, const struct direct_
 
 /* 4 rows x 64 columns */
 INLINE void codes_values_block(float *acc, const uint16_t *p, const struct direct_args *args,
-                               const int is_int8, struct burst *burst)
+                               const enum code_kind kind, struct burst *burst)
 {
-    struct code_lookup lookup = code_lookup_of(args, is_int8);
+    struct code_lookup lookup = code_lookup_of(args, kind);
     __m512 sum[4][4];
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
@@ -112,9 +148,8 @@ INLINE void codes_values_block(float *acc, const uint16_t *p, const struct direc
         const char *odd_row =
             j + 1 < args->keys ? (const char *)key_row(args, j + 1) : args->zero_row;
         __m512i even[2], odd[2], pair[4];
-        codes_load(&lookup, (const char *)key_row(args, j) + args->column, is_int8, &even[0],
-                   &even[1]);
-        codes_load(&lookup, odd_row + args->column, is_int8, &odd[0], &odd[1]);
+        codes_load(&lookup, args, (const char *)key_row(args, j), j, kind, &even[0], &even[1]);
+        codes_load(&lookup, args, odd_row, j + 1, kind, &odd[0], &odd[1]);
         pair[0] = _mm512_unpacklo_epi16(even[0], odd[0]);
         pair[1] = _mm512_unpackhi_epi16(even[0], odd[0]);
         pair[2] = _mm512_unpacklo_epi16(even[1], odd[1]);
@@ -139,7 +174,7 @@ INLINE void codes_values_block(float *acc, const uint16_t *p, const struct direc
 }
 
 INLINE void codes_values(float *acc, const void *p, const struct direct_args *args,
-                         const int is_int8)
+                         const enum code_kind kind)
 {
     int32_t blocks = args->rows / 4 * (args->depth / 64);
     struct burst burst = burst_begin(args, (args->keys + 1) / 2 * blocks);
@@ -148,14 +183,14 @@ INLINE void codes_values(float *acc, const void *p, const struct direct_args *ar
         for (block.column = 0; block.column < args->depth; block.column += 64) {
             float *out = acc + (int64_t)r * args->depth + block.column;
             const uint16_t *left = (const uint16_t *)p + (int64_t)r * 2 * SCORE_STRIDE;
-            codes_values_block(out, left, &block, is_int8, &burst);
+            codes_values_block(out, left, &block, kind, &burst);
         }
     }
 }
 
 static void fp8_direct_values(float *acc, const void *p, const struct direct_args *args)
 {
-    codes_values(acc, p, args, 0);
+    codes_values(acc, p, args, CODES_FP8);
 }
 
 static float fp8_order(void *q, int32_t n)

@@ -213,24 +213,28 @@ static void row_add_scaled(float *row, const float *other, float factor, int32_t
     }
 }
 
-/* Sums and differences of elements `half` apart, for half = 1, 2, 4, … */
+/* Sums and differences of elements `half` apart; a constant where this is inlined and small. */
+INLINE void hadamard_stage(float *restrict row, int32_t n, const int32_t half)
+{
+    for (int32_t first = 0; first < n; first += 2 * half) {
+        for (int32_t d = first; d < first + half; d++) {
+            float x = row[d], y = row[d + half];
+            row[d] = x + y;
+            row[d + half] = x - y;
+        }
+    }
+}
+
 static void row_hadamard(float *row, int32_t n)
 {
-    for (int32_t half = 1; half < n; half *= 2) {
-        for (int32_t first = 0; first < n; first += 2 * half) {
-            float *a = row + first, *b = a + half;
-            int32_t d = 0;
-            for (; d + VF_WIDTH <= half; d += VF_WIDTH) {
-                vf x = vf_load(a + d), y = vf_load(b + d);
-                vf_store(a + d, vf_add(x, y));
-                vf_store(b + d, vf_sub(x, y));
-            }
-            for (; d < half; d++) {
-                float x = a[d], y = b[d];
-                a[d] = x + y;
-                b[d] = x - y;
-            }
-        }
+    if (n >= 16) {
+        hadamard_stage(row, n, 1);
+        hadamard_stage(row, n, 2);
+        hadamard_stage(row, n, 4);
+        hadamard_stage(row, n, 8);
+    }
+    for (int32_t half = n >= 16 ? 16 : 1; half < n; half *= 2) {
+        hadamard_stage(row, n, half);
     }
 }
 

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Decode from int8 caches on AVX512_VNNI. Scores are sums of whole numbers: q becomes 16-bit ones
+ * once, of which the largest is 32767, with a scale for the row; the last bit is 2^-8 of a bf16's
+ * at that size. Per key, D 128 and 4 heads, 4 loads that widen and 16 dot instructions, where bf16
+ * wants 28 more to convert codes. Exact up to 512 dims: 512 * 128 * 32767 < 2^31.
+ *
+ * Probabilities are too unlike each other for 16 bits: values go as fp8's do. */
+#ifndef CPU_SIMD_WHOLE_DIRECT_H
+#define CPU_SIMD_WHOLE_DIRECT_H
+
+#include "codes_direct.h"
+
+#define QUERY_LARGEST 32767.0f
+
+/* As fold_four and fold_lanes. */
+INLINE __m512i fold_four_int(__m512i a, __m512i b, __m512i c, __m512i d)
+{
+    __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+}
+
+INLINE __m512i fold_lanes_int(const __m512i *v)
+{
+    __m512i a = _mm512_add_epi32(_mm512_shuffle_i32x4(v[0], v[1], 0x88),
+                                 _mm512_shuffle_i32x4(v[0], v[1], 0xdd));
+    __m512i b = _mm512_add_epi32(_mm512_shuffle_i32x4(v[2], v[3], 0x88),
+                                 _mm512_shuffle_i32x4(v[2], v[3], 0xdd));
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+}
+
+/* 64 dims of a key: int8's in order, of int4 the even ones before the odd, less the zero point. */
+INLINE void whole_load(const char *key, int c, __m512i zero, const int nibbles, __m512i *x,
+                       __m512i *y)
+{
+    if (nibbles) {
+        __m512i pairs = widened_nibbles(key + 32 * c);
+        *x = _mm512_sub_epi16(_mm512_and_si512(pairs, _mm512_set1_epi16(15)), zero);
+        *y = _mm512_sub_epi16(_mm512_srli_epi16(pairs, 4), zero);
+        return;
+    }
+    const __m256i *codes = (const __m256i *)(const void *)(key + 64 * c);
+    *x = _mm512_cvtepi8_epi16(_mm256_loadu_si256(codes));
+    *y = _mm512_cvtepi8_epi16(_mm256_loadu_si256(codes + 1));
+}
+
+INLINE void whole_scores_rows(float *scores, const int16_t *q, const float *q_scale,
+                              const struct direct_args *args, const int chunks, const int nibbles,
+                              struct burst *burst)
+{
+    const __m512i by_head = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512 scale =
+        _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
+                              _mm512_castps128_ps512(_mm_loadu_ps(q_scale)));
+    for (int32_t j = 0; j < args->keys; j += 4) {
+        __m512i folded[4];
+#pragma GCC unroll 4
+        for (int32_t i = 0; i < 4; i++) {
+            const char *key = (const char *)key_row(args, j + i);
+            __m512i sum[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(),
+                              _mm512_setzero_si512(), _mm512_setzero_si512()};
+            __m512i zero = nibbles ? _mm512_set1_epi16((int16_t)args->zeros[j + i]) : sum[0];
+#pragma GCC unroll 4
+            for (int c = 0; c < chunks; c++) {
+                __m512i x, y;
+                whole_load(key, c, zero, nibbles, &x, &y);
+#pragma GCC unroll 4
+                for (int r = 0; r < 4; r++) {
+                    const int16_t *left = q + r * args->depth + 64 * c;
+                    sum[r] = _mm512_dpwssd_epi32(sum[r], x, _mm512_loadu_si512(left));
+                    sum[r] = _mm512_dpwssd_epi32(sum[r], y, _mm512_loadu_si512(left + 32));
+                }
+            }
+            prefetch_burst(burst);
+            folded[i] = fold_four_int(sum[0], sum[1], sum[2], sum[3]);
+        }
+        __m512i whole = _mm512_permutexvar_epi32(by_head, fold_lanes_int(folded));
+        __m512 all = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), scale);
+        _mm_storeu_ps(scores + j, _mm512_castps512_ps128(all));
+        _mm_storeu_ps(scores + SCORE_STRIDE + j, _mm512_extractf32x4_ps(all, 1));
+        _mm_storeu_ps(scores + 2 * SCORE_STRIDE + j, _mm512_extractf32x4_ps(all, 2));
+        _mm_storeu_ps(scores + 3 * SCORE_STRIDE + j, _mm512_extractf32x4_ps(all, 3));
+    }
+}
+
+static void int8_direct_scores(float *scores, const void *q, const struct direct_args *args)
+{
+    struct burst burst = burst_begin(args, (args->keys + 3) / 4 * args->rows);
+    for (int32_t r = 0; r < args->rows; r += 4) {
+        float *s = scores + (int64_t)r * SCORE_STRIDE;
+        const int16_t *left = (const int16_t *)q + (int64_t)r * args->depth;
+        if (args->depth == 128) {
+            whole_scores_rows(s, left, args->q_scale + r, args, 2, 0, &burst);
+        } else {
+            whole_scores_rows(s, left, args->q_scale + r, args, args->depth / 64, 0, &burst);
+        }
+    }
+}
+
+/* A row of q has room for two parts, of which int4_order leaves one. */
+static void int4_direct_scores(float *scores, const void *q, const struct direct_args *args)
+{
+    struct burst burst = burst_begin(args, (args->keys + 3) / 4 * args->rows);
+    for (int32_t r = 0; r < args->rows; r += 4) {
+        float *s = scores + (int64_t)r * SCORE_STRIDE;
+        const int16_t *left = (const int16_t *)q + (int64_t)r * args->depth;
+        if (args->depth == 256) {
+            whole_scores_rows(s, left, args->q_scale + r, args, 2, 1, &burst);
+        } else {
+            whole_scores_rows(s, left, args->q_scale + r, args, args->depth / 128, 1, &burst);
+        }
+    }
+}
+
+static void int8_direct_values(float *acc, const void *p, const struct direct_args *args)
+{
+    codes_values(acc, p, args, CODES_INT8);
+}
+
+static void int4_direct_values(float *acc, const void *p, const struct direct_args *args)
+{
+    codes_values(acc, p, args, CODES_INT4);
+}
+
+/* Elements d .. d+15 of a row of bf16, its second part added. */
+INLINE __m512 query_load(const uint16_t *row, int32_t d, int32_t second)
+{
+    __m512 x = vf_load_bf16(row + d);
+    return second > 0 ? _mm512_add_ps(x, vf_load_bf16(row + second + d)) : x;
+}
+
+/* The scale of n whole numbers, NaN where an element is not finite, and what makes them of
+ * elements. */
+INLINE float query_scale(const uint16_t *row, int32_t n, int32_t second, __m512 *factor)
+{
+    __m512 largest = _mm512_setzero_ps(), spoilt = _mm512_setzero_ps();
+    for (int32_t d = 0; d < n; d += 16) {
+        __m512 x = query_load(row, d, second);
+        largest = _mm512_max_ps(largest, _mm512_abs_ps(x));
+        spoilt = _mm512_fmadd_ps(x, _mm512_setzero_ps(), spoilt);
+    }
+    float top = vf_greatest(largest);
+    *factor = _mm512_set1_ps(top > 0.0f ? QUERY_LARGEST / top : 0.0f);
+    return top / QUERY_LARGEST + vf_sum(spoilt);
+}
+
+INLINE void query_store(uint16_t *out, __m512 x, __m512 factor)
+{
+    __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(x, factor));
+    _mm256_storeu_si256((__m256i *)(void *)out, _mm512_cvtsepi32_epi16(whole));
+}
+
+static float int8_order(void *q, int32_t n)
+{
+    uint16_t *row = q;
+    __m512 factor;
+    float scale = query_scale(row, n, 0, &factor);
+    for (int32_t d = 0; d < n; d += 16) {
+        query_store(row + d, query_load(row, d, 0), factor);
+    }
+    return scale;
+}
+
+/* Of each 64 dims the even ones before the odd. */
+static float int4_order(void *q, int32_t n)
+{
+    const __m512i evens =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
+    uint16_t *row = q;
+    __m512 factor;
+    float scale = query_scale(row, n / 2, n / 2, &factor);
+    for (int32_t d = 0; d < n / 2; d += 64) {
+        __m512 x[4];
+        for (int32_t i = 0; i < 4; i++) {
+            x[i] = query_load(row, d + 16 * i, n / 2);
+        }
+        for (int32_t i = 0; i < 2; i++) {
+            query_store(row + d + 16 * i, _mm512_permutex2var_ps(x[2 * i], evens, x[2 * i + 1]),
+                        factor);
+            query_store(row + d + 32 + 16 * i, _mm512_permutex2var_ps(x[2 * i], odds, x[2 * i + 1]),
+                        factor);
+        }
+    }
+    return scale;
+}
+
+static const struct direct_engine int8_direct = {
+    .scores = int8_direct_scores,
+    .values = int8_direct_values,
+    .finish = codes_finish,
+    .order = int8_order,
+};
+
+static const struct direct_engine int4_direct = {
+    .scores = int4_direct_scores,
+    .values = int4_direct_values,
+    .finish = codes_finish,
+    .order = int4_order,
+};
+
+#endif
