@@ -185,6 +185,10 @@ struct row_place {
 /* from and to `activation` elements, an enum element_type */
 void row_write(const struct row_place *at, const char *source, int32_t activation);
 void row_read(const struct row_place *at, char *out, int32_t activation);
+/* the rows' elements in the compute type, padded to `padded` elements each; the zero points of int4
+ * leave their scales */
+void stage_rows(const struct problem *problem, const struct row_source *source, char *stage,
+                int32_t padded, int32_t n, const void **rows, float *scales);
 
 /* int4.c */
 const float *int4_signs(const struct attn_layer_params *params, bool is_v); /* NULL: none given */
@@ -214,10 +218,6 @@ void find_rows(const struct problem *problem, const struct row_source *source, i
                int32_t head, int32_t first, int32_t n, const void **rows, const void **scale_rows);
 /* scales[i] = the float32 `offset` bytes behind scale_rows[i] */
 void load_scales(const void *const *scale_rows, int64_t offset, int32_t n, float *scales);
-/* the rows' elements in the compute type, padded to `padded` elements each; the zero points of int4
- * leave their scales */
-void stage_rows(const struct problem *problem, const struct row_source *source, char *stage,
-                int32_t padded, int32_t n, const void **rows, float *scales);
 
 /* schedule.c */
 size_t schedule_bytes(const struct layer_shape *shape, const struct attn_limits *limits,

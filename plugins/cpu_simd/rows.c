@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the rows of each kv_dtype are made of, and one row of a cache in and out. Divisions are in
- * double, so that scales and codes are those of exact arithmetic. */
+/* What the rows of each kv_dtype are made of, one row of a cache in and out, and rows of a tile in
+ * the compute type. Divisions are in double, so that scales and codes are those of exact
+ * arithmetic.
+ */
 #include "convert.h"
 #include "internal.h"
 
@@ -223,5 +225,59 @@ void row_read(const struct row_place *at, char *out, int32_t activation)
     }
     if (element != activation) {
         at->variant->store[activation](out, values, scale, size);
+    }
+}
+
+static void stage_ds_mla(const struct problem *problem, const struct row_source *source, char *out,
+                         const char *in)
+{
+    float row[MAX_HEAD_SIZE];
+    const struct variant *variant = problem->instance->variant;
+    ds_mla_load(variant, in, row, source->row_elements);
+    problem->shape.engine->unpack[ELEMENT_F32](out, row, source->row_elements);
+}
+
+static void stage_nibbles(const struct problem *problem, const struct row_source *source, char *out,
+                          const char *in, float *scale)
+{
+    int8_t codes[MAX_HEAD_SIZE];
+    int32_t n = source->row_elements;
+    int4_codes(problem->instance->variant, codes, in, n, source->pack != 0 ? source->pack : n,
+               source->stride_pack, int4_zero(scale));
+    problem->shape.engine->unpack[ELEMENT_INT8](out, codes, n);
+}
+
+static void stage_plain(const struct problem *problem, const struct row_source *source, char *out,
+                        const char *in)
+{
+    const struct engine *engine = problem->shape.engine;
+    int32_t piece = source->pack != 0 ? source->pack : source->row_elements;
+    for (int32_t d = 0; d < source->row_elements; d += piece, in += source->stride_pack) {
+        engine->unpack[source->element](out + (size_t)d * (size_t)engine->element_bytes, in,
+                                        at_most(piece, source->row_elements - d));
+    }
+}
+
+void stage_rows(const struct problem *problem, const struct row_source *source, char *stage,
+                int32_t padded, int32_t n, const void **rows, float *scales)
+{
+    const struct engine *engine = problem->shape.engine;
+    size_t row_bytes = (size_t)padded * (size_t)engine->element_bytes;
+    size_t part_bytes = row_bytes / (size_t)source->copies;
+    size_t used_bytes = (size_t)source->row_elements * (size_t)engine->element_bytes;
+    for (int32_t i = 0; i < n; i++) {
+        char *out = stage + (size_t)i * row_bytes;
+        if (source->ds_mla) {
+            stage_ds_mla(problem, source, out, rows[i]);
+        } else if (source->nibbles) {
+            stage_nibbles(problem, source, out, rows[i], &scales[i]);
+        } else {
+            stage_plain(problem, source, out, rows[i]);
+        }
+        memset(out + used_bytes, 0, part_bytes - used_bytes);
+        if (source->copies > 1) {
+            memcpy(out + part_bytes, out, part_bytes);
+        }
+        rows[i] = out;
     }
 }

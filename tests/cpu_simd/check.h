@@ -68,6 +68,10 @@ struct test_case {
     float bound; /* 0: by dtype */
 };
 
+/* cases.c */
+extern const struct test_case test_cases[];
+extern const size_t num_test_cases;
+
 /* batch.c: memory and arguments of a case, filled from the random generator */
 struct test_data {
     const struct test_case *test;
