@@ -100,7 +100,8 @@ static int32_t choose_heads(const struct problem *problem, int32_t num_threads)
         parts += one ? 1 : 1 + request_keys(problem, r) / SPLIT_KEYS;
     }
     bool enough = num_threads == 1 || parts >= 2 * (int64_t)num_threads;
-    return enough && shape->num_heads * DIRECT_ROWS <= shape->item_rows ? shape->num_heads : 1;
+    int32_t rows = shape->num_heads * round_up(shape->group, 4);
+    return enough && rows <= shape->item_rows ? shape->num_heads : 1;
 }
 
 static void item_range(const struct problem *problem, struct work_item *item)

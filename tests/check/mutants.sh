@@ -19,20 +19,22 @@ cases_of() {
 }
 ATTN_PLUGIN_PATH=$plugin
 export ATTN_PLUGIN_PATH
-for name in $(sed -n 's/^ *{\.name = "\([a-z_]*\)".*/\1/p' "$folder"/mutant_*.c); do
-    "$check" "$name" --fail-fast --filter "$(cases_of "$name")" >/dev/null 2>&1
-    code=$?
-    case $name in
-    control_*) [ $code -eq 0 ] || missed="$missed $name(exit $code)" ;;
-    *) if [ $code -eq 1 ]; then caught=$((caught + 1)); else missed="$missed $name(exit $code)"; fi ;;
+results=$(for name in $(sed -n 's/^ *{\.name = "\([a-z_]*\)".*/\1/p' "$folder"/mutant_*.c); do
+    echo "$name" "$(cases_of "$name")"
+done | xargs -P "$(nproc)" -L 1 sh -c '"$0" "$1" --fail-fast --filter "$2" >/dev/null 2>&1; echo "$1:$?"' "$check")
+for result in $results; do
+    case $result in
+    control_*:0) ;;
+    mutant_*:1) caught=$((caught + 1)) ;;
+    *) missed="$missed $result" ;;
     esac
 done
 # without copy it is no longer what the list says
-"$check" control_plain --filter amax.f32.per_head --expect "$list" >/dev/null 2>&1 && missed="$missed shrunken(exit 0)"
+"$check" control_plain --filter amax.f32.per_head --expect "$list" >/dev/null 2>&1 && missed="$missed shrunken:0"
 # behind an entry that takes every range of versions
 ATTN_PLUGIN_PATH=$entry "$check" control_plain --filter calls.entry >/dev/null 2>&1
 code=$?
-if [ $code -eq 1 ]; then caught=$((caught + 1)); else missed="$missed entry(exit $code)"; fi
+if [ $code -eq 1 ]; then caught=$((caught + 1)); else missed="$missed entry:$code"; fi
 echo "$caught mutants caught"
 [ -z "$missed" ] || { echo "not caught:$missed"; exit 1; }
 [ $caught -ge 50 ]
