@@ -106,6 +106,7 @@ static attn_status check_mla_desc(const struct layer *layer, struct attn_error *
                                     {"qk_nope_head_dim", m->qk_nope_head_dim, 8, MAX_HEAD_SIZE},
                                     {"qk_rope_head_dim", m->qk_rope_head_dim, 0, MAX_HEAD_SIZE},
                                     {"v_head_dim", m->v_head_dim, 8, MAX_HEAD_SIZE},
+                                    {"padded_num_q_heads", m->padded_num_q_heads, 0, MAX_HEADS},
                                     {"topk", m->topk, l->kind == ATTN_LAYER_MLA_SPARSE ? 1 : 0,
                                      l->kind == ATTN_LAYER_MLA_SPARSE ? 1 << 20 : 0}};
     attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
@@ -201,12 +202,12 @@ attn_status layer_check_extensions(const struct layer *layer, struct attn_error 
         return BAD("attn_gdn_desc", "layer '%s' of kind %s %s attn_gdn_desc", l->name,
                    name_of_kind(l->kind), l->kind == ATTN_LAYER_GDN ? "needs" : "takes no");
     }
-    if (mla) {
-        return check_mla_desc(layer, error);
+    attn_status status = mla ? check_mla_desc(layer, error) : ATTN_OK;
+    if (status == ATTN_OK && layer->gdn != NULL) {
+        status = check_gdn_desc(layer, error);
     }
-    if (layer->gdn != NULL) {
-        return check_gdn_desc(layer, error);
+    if (status == ATTN_OK && layer->mm_quant != NULL) {
+        status = check_encoder_quant(layer, error);
     }
-    attn_status status = layer->mm_quant != NULL ? check_encoder_quant(layer, error) : ATTN_OK;
     return status == ATTN_OK && layer->cp != NULL ? check_context_parallel(layer, error) : status;
 }
