@@ -68,6 +68,10 @@ attn_runtime *create_by(const struct attn_api *table, const char *path, int32_t 
     attn_runtime *runtime = NULL;
     const attn_status status = table->runtime_create(&options, &runtime, &error);
 
+    /* An answer that comes in fewer pieces grows its text in fewer steps. */
+    if (meter != NULL && meter->fail_at > meter->calls) {
+        expected = ATTN_OK;
+    }
     if (status != expected) {
         fail_msg("%s: status %d, %s: %s", path, status, error.field, error.message);
     }

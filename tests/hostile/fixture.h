@@ -20,7 +20,8 @@ extern const char *core_file, *scan_file;
 /* From the arguments libattn.so.1 and attn-scan; 0, or main's exit status. */
 int fixture_open(int argc, char **argv);
 
-/* No cache, nothing from the environment. `meter` may be NULL. */
+/* No cache, nothing from the environment. `meter` may be NULL; one whose fail_at was not reached
+ * expects ATTN_OK. */
 attn_runtime *create_by(const struct attn_api *table, const char *path, int32_t isolation,
                         int32_t deadline, struct meter *meter, attn_status expected);
 /* With isolation 0. */

@@ -134,7 +134,7 @@ static void every_allocation_fails_in_turn(void **state)
     assert_int_equal(meter.alive, 0);
     for (long i = 1; i <= calls; i++) {
         meter = (struct meter){.fail_at = i};
-        create_by(api, path, 0, 0, &meter, ATTN_ERROR_OUT_OF_MEMORY);
+        api->runtime_destroy(create_by(api, path, 0, 0, &meter, ATTN_ERROR_OUT_OF_MEMORY));
         assert_int_equal(meter.alive, 0);
     }
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
