@@ -166,6 +166,45 @@ static void make_context_of_all(attn_plan *plan, struct attn_batch *context)
     context->block_table_row = compose_on_device(plan, row);
 }
 
+/* The engine's own counts of this rank's keys. What the host can see of them has to be a part of
+ * each request's context. */
+static attn_status take_local(const attn_plan *plan,
+                              const struct attn_batch_context_parallel *given,
+                              struct attn_batch *context, struct attn_error *error)
+{
+    const struct attn_batch *whole = &plan->given;
+    const bool validate = plan->validate && plan->model->device.type == ATTN_DEVICE_CPU;
+    const int32_t *start = whole->query_start_loc_host, *lens = given->local_seq_lens_host;
+    int32_t most = whole->max_seq_len;
+    if (given->max_local_seq_len < 0 || given->max_local_seq_len > most) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "max_local_seq_len",
+                         "max_local_seq_len is %d; 0 to max_seq_len, %d", given->max_local_seq_len,
+                         most);
+    }
+    most = given->max_local_seq_len > 0 ? given->max_local_seq_len : most;
+    for (int32_t r = 0; lens != NULL && r < whole->num_reqs; r++) {
+        int32_t length = whole->seq_lens_host != NULL ? whole->seq_lens_host[r] : most;
+        int32_t queries = whole->seq_lens_host != NULL ? start[r + 1] - start[r] : 0;
+        int32_t limit = length - queries > 0 ? length - queries : 0;
+        limit = limit < most ? limit : most;
+        if (lens[r] < 0 || lens[r] > limit) {
+            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "local_seq_lens",
+                             "local_seq_lens[%d] is %d; 0 to %d, the request's context and "
+                             "max_local_seq_len",
+                             r, lens[r], limit);
+        }
+        if (validate && given->local_seq_lens[r] != lens[r]) {
+            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "local_seq_lens",
+                             "local_seq_lens[%d] is %d on the device and %d on the host", r,
+                             given->local_seq_lens[r], lens[r]);
+        }
+    }
+    context->seq_lens = given->local_seq_lens;
+    context->seq_lens_host = lens;
+    context->max_seq_len = most;
+    return ATTN_OK;
+}
+
 static attn_status make_context(attn_plan *plan, struct attn_batch *context,
                                 struct attn_error *error)
 {
@@ -181,11 +220,7 @@ static attn_status make_context(attn_plan *plan, struct attn_batch *context,
                          "attn_batch_context_parallel");
     }
     if (given != NULL && given->local_seq_lens != NULL) {
-        context->seq_lens = given->local_seq_lens;
-        context->seq_lens_host = given->local_seq_lens_host;
-        context->max_seq_len =
-            given->max_local_seq_len > 0 ? given->max_local_seq_len : whole->max_seq_len;
-        return ATTN_OK;
+        return take_local(plan, given, context, error);
     }
     int32_t *local = compose_take(plan, whole->num_reqs);
     context->max_seq_len = 0;
