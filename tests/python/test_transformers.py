@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import library
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
@@ -244,8 +245,8 @@ class Compiled(unittest.TestCase):
         integration.register(backend="cpu_simd")
         q, k, v = torch.randn(2, 4, 5, 16), torch.randn(2, 2, 5, 16), torch.randn(2, 2, 5, 16)
         arguments = (q, k, v, None, None, 0.25, True, None, 0.0, "decoder", 0)
-        torch.library.opcheck(torch.ops.libattn.attend.default, arguments,
-                              test_utils=("test_schema", "test_faketensor"))
+        library.opcheck(torch.ops.libattn.attend.default, arguments,
+                        test_utils=("test_schema", "test_faketensor"))
 
     def test_model(self) -> None:
         """One graph, no break; other lengths run too."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import library
 
 from . import dense
 
 
-@torch.library.custom_op("libattn::attend", mutates_args=())
+@library.custom_op("libattn::attend", mutates_args=())
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, sinks: torch.Tensor | None,
            scale: float, causal: bool, window: Sequence[int] | None, soft_cap: float, kind: str,
            index: int) -> torch.Tensor:
