@@ -25,47 +25,6 @@ static double dot(const double *a, const double *b, int32_t count)
     return sum;
 }
 
-struct gdn gdn_of(const struct attn_attend_args *args)
-{
-    struct gdn gdn = {
-        .args = args,
-        .desc = (const struct attn_gdn_desc *)ext_of(args->layer->next, ATTN_EXT_GDN_DESC),
-        .weights =
-            (const struct attn_gdn_weights *)ext_of(args->params->next, ATTN_EXT_GDN_WEIGHTS),
-        .states = (const struct attn_batch_gdn *)ext_of(args->batch->next, ATTN_EXT_BATCH_GDN),
-        .io = (const struct attn_io_gdn *)ext_of(args->next, ATTN_EXT_IO_GDN)};
-    if (gdn.desc != NULL) {
-        gdn.num_channels = 2 * (int64_t)gdn.desc->num_k_heads * gdn.desc->head_size_k +
-                           (int64_t)gdn.desc->num_v_heads * gdn.desc->head_size_v;
-    }
-    return gdn;
-}
-
-bool gdn_request_of(const struct gdn *gdn, int32_t index, struct gdn_request *request)
-{
-    const struct attn_batch *batch = gdn->args->batch;
-    const struct attn_batch_gdn *states = gdn->states;
-    int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
-    const int32_t *accepted = states->num_accepted_tokens;
-    int64_t first = batch->query_start_loc[index], end = batch->query_start_loc[index + 1];
-    end = end < batch->num_actual_tokens ? end : batch->num_actual_tokens;
-    *request = (struct gdn_request){.index = index,
-                                    .first_row = first,
-                                    .num_tokens = end - first,
-                                    .slots = states->state_slots + index * stride};
-    if (request->num_tokens <= 0 || request->slots[0] < 0 ||
-        (batch->seq_lens != NULL && batch->seq_lens[index] == 0)) {
-        return false;
-    }
-    request->from = accepted != NULL ? accepted[index] - 1 : 0;
-    request->keeps_all =
-        accepted != NULL && request->num_tokens <= 1 + gdn->desc->num_speculative_tokens;
-    request->has_state = states->has_initial_state != NULL
-                             ? states->has_initial_state[index] != 0
-                             : batch->seq_lens[index] > request->num_tokens;
-    return true;
-}
-
 static float *state_rows(const struct tile *tile, int64_t slot)
 {
     float *state = view_row(tile->gdn->args->k_cache, slot, 0, tile->head);

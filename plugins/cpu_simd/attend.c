@@ -2,6 +2,7 @@
 /* The kernel slots attend and plan, and the parallel loop. */
 #include <stdatomic.h>
 
+#include "common/gated_delta.h"
 #include "internal.h"
 
 struct attend_loop {
@@ -195,7 +196,7 @@ attn_status simd_plan(const struct attn_attend_args *args, int32_t mode, struct 
 {
     bool latent = args != NULL && args->layer != NULL && layer_is_latent(args->layer);
     if (args != NULL && args->layer != NULL && args->layer->kind == ATTN_LAYER_GDN) {
-        return check_gdn_desc(args->layer, error); /* nothing is prepared: items are its heads */
+        return gdn_check_desc(args->layer, error); /* nothing is prepared: items are its heads */
     }
     return latent ? simd_plan_latent(args, mode, error) : plan_attend(args, NULL, mode, error);
 }

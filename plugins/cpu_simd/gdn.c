@@ -10,49 +10,6 @@ struct gdn_loop {
     size_t scratch_bytes;
 };
 
-struct gdn gdn_of(const struct attn_attend_args *args)
-{
-    struct gdn gdn = {
-        .args = args,
-        .desc = (const struct attn_gdn_desc *)ext_of(args->layer->next, ATTN_EXT_GDN_DESC),
-        .weights =
-            (const struct attn_gdn_weights *)ext_of(args->params->next, ATTN_EXT_GDN_WEIGHTS),
-        .states = (const struct attn_batch_gdn *)ext_of(args->batch->next, ATTN_EXT_BATCH_GDN),
-        .io = (const struct attn_io_gdn *)ext_of(args->next, ATTN_EXT_IO_GDN),
-        .variant = args->instance->variant,
-        .activation = args->layer->dtype == ATTN_DTYPE_F32   ? ELEMENT_F32
-                      : args->layer->dtype == ATTN_DTYPE_F16 ? ELEMENT_F16
-                                                             : ELEMENT_BF16};
-    gdn.num_channels = 2 * (int64_t)gdn.desc->num_k_heads * gdn.desc->head_size_k +
-                       (int64_t)gdn.desc->num_v_heads * gdn.desc->head_size_v;
-    return gdn;
-}
-
-bool gdn_request_of(const struct gdn *gdn, int32_t index, struct gdn_request *request)
-{
-    const struct attn_batch *batch = gdn->args->batch;
-    const struct attn_batch_gdn *states = gdn->states;
-    int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
-    const int32_t *accepted = states->num_accepted_tokens;
-    int64_t first = batch->query_start_loc[index], end = batch->query_start_loc[index + 1];
-    end = end < batch->num_actual_tokens ? end : batch->num_actual_tokens;
-    *request = (struct gdn_request){.index = index,
-                                    .first_row = first,
-                                    .num_tokens = end - first,
-                                    .slots = states->state_slots + index * stride};
-    if (request->num_tokens <= 0 || request->slots[0] < 0 ||
-        (batch->seq_lens != NULL && batch->seq_lens[index] == 0)) {
-        return false;
-    }
-    request->from = accepted != NULL ? accepted[index] - 1 : 0;
-    request->keeps_all =
-        accepted != NULL && request->num_tokens <= 1 + gdn->desc->num_speculative_tokens;
-    request->has_state = states->has_initial_state != NULL
-                             ? states->has_initial_state[index] != 0
-                             : batch->seq_lens[index] > request->num_tokens;
-    return true;
-}
-
 /* Places in a worker's memory; with memory NULL only the bytes count. */
 static size_t scratch_place(const struct attn_gdn_desc *desc, char *memory, struct gdn_scratch *s)
 {
@@ -97,8 +54,8 @@ static void store_out(const struct gdn *gdn, const struct gdn_request *request, 
                       int32_t head, const float *o)
 {
     const struct attn_tensor *out = gdn->args->out;
-    gdn->variant->store[element_of_any(out)](tensor_row(out, request->first_row + t, head), o, 1.0f,
-                                             gdn->desc->head_size_v);
+    gdn_variant(gdn)->store[element_of_any(out)](tensor_row(out, request->first_row + t, head), o,
+                                                 1.0f, gdn->desc->head_size_v);
 }
 
 /* The recurrence, token by token. A state that is not kept lives in the scratch. */
@@ -135,7 +92,7 @@ static void run_steps(const struct gdn *gdn, const struct gdn_request *request, 
         for (int32_t d = 0; d < step.depth; d++) {
             step.kq += step.k[d] * step.q[d];
         }
-        gdn->variant->delta->step(&step);
+        gdn_variant(gdn)->delta->step(&step);
         store_out(gdn, request, t, head, s->o);
         step.from = step.to;
     }
@@ -179,7 +136,7 @@ static void store_state(const struct gdn *gdn, const struct gdn_request *request
 static void load_chunk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                        int32_t count, int32_t head, struct gdn_scratch *s)
 {
-    const struct engine *engine = gdn->variant->f32;
+    const struct engine *engine = gdn_variant(gdn)->f32;
     int32_t columns = round_up(count, COLUMN_MULTIPLE);
     gdn_load_qk(gdn, request, first, count, head, s);
     gdn_load_v(gdn, request, first, count, head, s);
@@ -215,7 +172,7 @@ static void load_chunk(const struct gdn *gdn, const struct gdn_request *request,
 /* v becomes r. */
 static void solve_chunk(const struct gdn *gdn, int32_t count, struct gdn_scratch *s)
 {
-    const struct variant *variant = gdn->variant;
+    const struct variant *variant = gdn_variant(gdn);
     int32_t width = s->width;
     variant->f32->gemm(s->o, width, s->k, s->depth, s->state, width, count, width, s->depth, 0);
     for (int32_t t = 0; t < count; t++) {
@@ -242,7 +199,7 @@ static void solve_chunk(const struct gdn *gdn, int32_t count, struct gdn_scratch
 static void write_chunk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                         int32_t count, int32_t head, struct gdn_scratch *s)
 {
-    const struct variant *variant = gdn->variant;
+    const struct variant *variant = gdn_variant(gdn);
     int32_t width = s->width, last = count - 1;
     variant->f32->gemm(s->o, width, s->q, s->depth, s->state, width, count, width, s->depth, 0);
     for (int32_t t = 0; t < count; t++) {

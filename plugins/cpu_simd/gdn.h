@@ -1,37 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of gated_delta share: one call's tensors, a request's place in them, and a
- * worker's memory. */
+/* What the parts of gated_delta share: how a call is computed, and a worker's memory. */
 #ifndef CPU_SIMD_GDN_H
 #define CPU_SIMD_GDN_H
 
+#include "common/gated_delta.h"
 #include "internal.h"
 
-#define GDN_MAX_HEAD_SIZE 512
-#define GDN_MAX_CONV_WIDTH 64
-#define GDN_MAX_DRAFTED 1024
-#define GDN_CHUNK 64 /* tokens of a chunk at most; a larger chunk_size is run in pieces */
+static inline const struct variant *gdn_variant(const struct gdn *gdn)
+{
+    return gdn->args->instance->variant;
+}
 
-struct gdn {
-    const struct attn_attend_args *args;
-    const struct attn_gdn_desc *desc;
-    const struct attn_gdn_weights *weights;
-    const struct attn_batch_gdn *states;
-    const struct attn_io_gdn *io;
-    const struct variant *variant;
-    int64_t num_channels; /* 2 Hk Dk + Hv Dv, in the order q, k, v */
-    int32_t activation;   /* enum element_type */
-};
-
-/* One request of a step. */
-struct gdn_request {
-    int32_t index;
-    int64_t first_row;
-    int64_t num_tokens;
-    const int32_t *slots; /* of its states */
-    int32_t from;         /* the number of the state that it starts from */
-    bool has_state;       /* else it starts from zeros */
-    bool keeps_all;       /* speculative: a state per token */
-};
+/* enum element_type of the layer's tensors */
+static inline int32_t gdn_activation(const struct gdn *gdn)
+{
+    int32_t dtype = gdn->args->layer->dtype;
+    return dtype == ATTN_DTYPE_F32   ? ELEMENT_F32
+           : dtype == ATTN_DTYPE_F16 ? ELEMENT_F16
+                                     : ELEMENT_BF16;
+}
 
 /* A worker's memory: rows are padded to COLUMN_MULTIPLE floats, with zeros. */
 struct gdn_scratch {
@@ -53,11 +40,6 @@ struct gdn_scratch {
     float beta[GDN_CHUNK];
     float e[GDN_CHUNK]; /* decay from the chunk's beginning through token t */
 };
-
-/* gdn.c */
-struct gdn gdn_of(const struct attn_attend_args *args);
-/* false: nothing is to be done for it */
-bool gdn_request_of(const struct gdn *gdn, int32_t index, struct gdn_request *request);
 
 /* gdn_inputs.c: rows of `count` tokens from `first` on, as the delta rule takes them */
 void gdn_load_qk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,

@@ -53,13 +53,13 @@ static void load_raw(const struct gdn *gdn, const struct gdn_request *request, i
         const void *window = window_of(gdn, request, channel + c);
         for (int32_t i = 0; i < before; i++) {
             int64_t entry = window_entry(gdn, request, first + i);
-            raw[i * stride + c] = load_element(window, gdn->activation, entry);
+            raw[i * stride + c] = load_element(window, gdn_activation(gdn), entry);
         }
     }
     for (int32_t i = before; i < rows; i++) {
         const char *row = tensor_row(mixed, request->first_row + first + i, 0);
-        gdn->variant->f32->unpack[element](raw + i * stride, row + channel * element_bytes[element],
-                                           count);
+        gdn_variant(gdn)->f32->unpack[element](raw + i * stride,
+                                               row + channel * element_bytes[element], count);
     }
 }
 
@@ -94,16 +94,16 @@ static void load_rows(const struct gdn *gdn, const struct gdn_request *request, 
         load_raw(gdn, request, first - (width - 1), count + width - 1, channel, size, padded,
                  scratch->raw);
         for (int32_t t = 0; t < count; t++) {
-            gdn->variant->delta->convolve(rows + (int64_t)t * padded,
-                                          scratch->raw + (int64_t)t * padded, scratch->taps,
-                                          scratch->taps + (int64_t)width * padded, padded, width,
-                                          padded, gdn->desc->conv_silu);
+            gdn_variant(gdn)->delta->convolve(rows + (int64_t)t * padded,
+                                              scratch->raw + (int64_t)t * padded, scratch->taps,
+                                              scratch->taps + (int64_t)width * padded, padded,
+                                              width, padded, gdn->desc->conv_silu);
         }
         return;
     }
     for (int32_t t = 0; t < count; t++) {
         float *row = rows + (int64_t)t * padded;
-        gdn->variant->f32->unpack[element_of_any(plain)](
+        gdn_variant(gdn)->f32->unpack[element_of_any(plain)](
             row, tensor_row(plain, request->first_row + first + t, head), size);
         memset(row + size, 0, (size_t)(padded - size) * sizeof(float));
     }
@@ -113,7 +113,7 @@ void gdn_load_qk(const struct gdn *gdn, const struct gdn_request *request, int64
                  int32_t count, int32_t head, struct gdn_scratch *scratch)
 {
     const struct attn_gdn_desc *desc = gdn->desc;
-    const struct variant *variant = gdn->variant;
+    const struct variant *variant = gdn_variant(gdn);
     int64_t key_head = head / (desc->num_v_heads / desc->num_k_heads);
     int64_t at = key_head * desc->head_size_k;
     int64_t keys = (int64_t)desc->num_k_heads * desc->head_size_k;
@@ -173,8 +173,8 @@ void gdn_roll_window(const struct gdn *gdn, const struct gdn_request *request, i
         if (t >= 0) {
             x = tensor_element(mixed, request->first_row + t, channel);
         } else if (request->has_state) {
-            x = load_element(window, gdn->activation, window_entry(gdn, request, t));
+            x = load_element(window, gdn_activation(gdn), window_entry(gdn, request, t));
         }
-        store_element(window, gdn->activation, i, x);
+        store_element(window, gdn_activation(gdn), i, x);
     }
 }

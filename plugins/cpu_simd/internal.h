@@ -320,7 +320,6 @@ attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_e
 /* gdn.c, gdn_arguments.c */
 attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_error *error);
 size_t gdn_workspace_bytes(const struct attn_gdn_desc *desc, int32_t num_threads);
-attn_status check_gdn_desc(const struct attn_layer_desc *layer, struct attn_error *error);
 
 /* gemm.c */
 int32_t element_of_any(const struct attn_tensor *tensor); /* -1: none of ours */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_simd: the fast CPU backend. The entry, instances, and what is prepared per layer. */
+#include "common/gated_delta.h"
 #include "internal.h"
 
 static attn_status simd_prepare(attn_instance *instance, const struct attn_layer_desc *layer,
@@ -12,7 +13,7 @@ static attn_status simd_prepare(attn_instance *instance, const struct attn_layer
     *state = NULL;
     bool is_gdn = layer->kind == ATTN_LAYER_GDN;
     memset(&shape, 0, sizeof(shape));
-    attn_status status = is_gdn ? check_gdn_desc(layer, error)
+    attn_status status = is_gdn ? gdn_check_desc(layer, error)
                                 : shape_of_layer(instance->variant, layer, &shape, error);
     if (status != ATTN_OK) {
         return status;

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One call of gated_delta as every plugin reads it: its parts, a request's place in them, and the
+ * checks of what will be followed. */
+#ifndef PLUGINS_COMMON_GATED_DELTA_H
+#define PLUGINS_COMMON_GATED_DELTA_H
+
+#include <attn/gdn.h>
+
+#include "common/tensors.h"
+
+#define GDN_MAX_HEAD_SIZE 512
+#define GDN_MAX_CONV_WIDTH 64
+#define GDN_MAX_DRAFTED 1024
+#define GDN_CHUNK 64 /* tokens of a chunk at most; a larger chunk_size is run in pieces */
+
+#define GDN_BAD(field, ...) plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+/* One call's parts. */
+struct gdn {
+    const struct attn_attend_args *args;
+    const struct attn_gdn_desc *desc;
+    const struct attn_gdn_weights *weights;
+    const struct attn_batch_gdn *states;
+    const struct attn_io_gdn *io;
+    int64_t num_channels; /* 2 Hk Dk + Hv Dv, in the order q, k, v */
+};
+
+/* One request of a step. */
+struct gdn_request {
+    int32_t index;
+    int64_t first_row;
+    int64_t num_tokens;
+    const int32_t *slots; /* of its states */
+    int32_t from;         /* the number of the state that it starts from */
+    bool has_state;       /* else it starts from zeros */
+    bool keeps_all;       /* speculative: a state per token */
+};
+
+static inline struct gdn gdn_of(const struct attn_attend_args *args)
+{
+    struct gdn gdn = {
+        .args = args,
+        .desc = (const struct attn_gdn_desc *)ext_of(args->layer->next, ATTN_EXT_GDN_DESC),
+        .weights =
+            (const struct attn_gdn_weights *)ext_of(args->params->next, ATTN_EXT_GDN_WEIGHTS),
+        .states = (const struct attn_batch_gdn *)ext_of(args->batch->next, ATTN_EXT_BATCH_GDN),
+        .io = (const struct attn_io_gdn *)ext_of(args->next, ATTN_EXT_IO_GDN)};
+    if (gdn.desc != NULL) {
+        gdn.num_channels = 2 * (int64_t)gdn.desc->num_k_heads * gdn.desc->head_size_k +
+                           (int64_t)gdn.desc->num_v_heads * gdn.desc->head_size_v;
+    }
+    return gdn;
+}
+
+/* false: nothing is to be done for it */
+static inline bool gdn_request_of(const struct gdn *gdn, int32_t index, struct gdn_request *request)
+{
+    const struct attn_batch *batch = gdn->args->batch;
+    const struct attn_batch_gdn *states = gdn->states;
+    int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
+    const int32_t *accepted = states->num_accepted_tokens;
+    int64_t first = batch->query_start_loc[index], end = batch->query_start_loc[index + 1];
+    end = end < batch->num_actual_tokens ? end : batch->num_actual_tokens;
+    *request = (struct gdn_request){.index = index,
+                                    .first_row = first,
+                                    .num_tokens = end - first,
+                                    .slots = states->state_slots + index * stride};
+    if (request->num_tokens <= 0 || request->slots[0] < 0 ||
+        (batch->seq_lens != NULL && batch->seq_lens[index] == 0)) {
+        return false;
+    }
+    request->from = accepted != NULL ? accepted[index] - 1 : 0;
+    request->keeps_all =
+        accepted != NULL && request->num_tokens <= 1 + gdn->desc->num_speculative_tokens;
+    request->has_state = states->has_initial_state != NULL
+                             ? states->has_initial_state[index] != 0
+                             : batch->seq_lens[index] > request->num_tokens;
+    return true;
+}
+
+static inline attn_status gdn_check_desc(const struct attn_layer_desc *layer,
+                                         struct attn_error *error)
+{
+    const struct attn_gdn_desc *g =
+        layer != NULL ? (const struct attn_gdn_desc *)ext_of(layer->next, ATTN_EXT_GDN_DESC) : NULL;
+    if (g == NULL) {
+        return GDN_BAD("attn_gdn_desc", "the layer is NULL or has no attn_gdn_desc");
+    }
+    if (g->num_k_heads <= 0 || g->num_v_heads <= 0 || g->num_v_heads % g->num_k_heads != 0) {
+        return GDN_BAD("num_v_heads", "%d value heads over %d key heads; a positive multiple",
+                       g->num_v_heads, g->num_k_heads);
+    }
+    if (g->head_size_k <= 0 || g->head_size_k > GDN_MAX_HEAD_SIZE || g->head_size_v <= 0 ||
+        g->head_size_v > GDN_MAX_HEAD_SIZE) {
+        return GDN_BAD("head_size_k", "head sizes %d and %d; 1 to %d", g->head_size_k,
+                       g->head_size_v, GDN_MAX_HEAD_SIZE);
+    }
+    if (g->conv_width < 0 || g->conv_width > GDN_MAX_CONV_WIDTH || g->chunk_size < 0) {
+        return GDN_BAD("conv_width", "conv_width %d, chunk_size %d; 0 to %d, and from 0",
+                       g->conv_width, g->chunk_size, GDN_MAX_CONV_WIDTH);
+    }
+    if (g->num_speculative_tokens < 0 || g->num_speculative_tokens >= GDN_MAX_DRAFTED) {
+        return GDN_BAD("num_speculative_tokens", "%d; 0 to %d", g->num_speculative_tokens,
+                       GDN_MAX_DRAFTED - 1);
+    }
+    if (layer->dtype < ATTN_DTYPE_F16 || layer->dtype > ATTN_DTYPE_F32) {
+        return GDN_BAD("dtype", "%d; f16, bf16 or f32", layer->dtype);
+    }
+    return ATTN_OK;
+}
+
+static inline attn_status gdn_check_memory(const struct gdn *gdn, struct attn_error *error)
+{
+    const struct attn_gdn_desc *g = gdn->desc;
+    const struct attn_kv_view *state = gdn->args->k_cache, *window = gdn->args->v_cache;
+    int64_t size = (int64_t)g->head_size_v * g->head_size_k;
+    int32_t width = g->conv_width - 1 + g->num_speculative_tokens;
+    if (state == NULL || state->data == NULL || state->num_heads != g->num_v_heads ||
+        state->head_size != size) {
+        return GDN_BAD("k_cache",
+                       "the state is NULL or %d heads of %d; %d of Dv Dk, %lld, are needed",
+                       state != NULL ? state->num_heads : 0, state != NULL ? state->head_size : 0,
+                       g->num_v_heads, (long long)size);
+    }
+    if (g->conv_width > 1 &&
+        (window == NULL || window->data == NULL || window->num_heads != gdn->num_channels ||
+         window->head_size < width)) {
+        return GDN_BAD(
+            "v_cache",
+            "the convolution's window is NULL or %d channels of %d; %lld of %d are needed",
+            window != NULL ? window->num_heads : 0, window != NULL ? window->head_size : 0,
+            (long long)gdn->num_channels, width);
+    }
+    return ATTN_OK;
+}
+
+/* Every index that will be followed. */
+static inline attn_status gdn_check_slots(const struct gdn *gdn, struct attn_error *error)
+{
+    const struct attn_batch *batch = gdn->args->batch;
+    const struct attn_batch_gdn *states = gdn->states;
+    int32_t drafted = gdn->desc->num_speculative_tokens;
+    int64_t num_slots = gdn->args->k_cache->num_blocks;
+    if (states == NULL || states->state_slots == NULL) {
+        return GDN_BAD("state_slots", "is NULL, or attn_batch_gdn is not on the batch");
+    }
+    if (states->has_initial_state == NULL && batch->seq_lens == NULL) {
+        return GDN_BAD("has_initial_state", "is NULL, and so is seq_lens, which would tell");
+    }
+    if (states->num_accepted_tokens != NULL && states->state_slots_stride < 1 + drafted) {
+        return GDN_BAD("state_slots_stride", "%lld; rows of %d states are needed",
+                       (long long)states->state_slots_stride, 1 + drafted);
+    }
+    for (int32_t r = 0; r < batch->num_reqs; r++) {
+        struct gdn_request request;
+        if (!gdn_request_of(gdn, r, &request)) {
+            continue;
+        }
+        if (request.from < 0 || request.from > drafted) {
+            return GDN_BAD("num_accepted_tokens", "request %d: %d; 1 to %d", r, request.from + 1,
+                           1 + drafted);
+        }
+        int64_t used = request.keeps_all ? request.num_tokens : 1;
+        used = used > request.from + 1 ? used : request.from + 1;
+        for (int64_t i = 0; i < used; i++) {
+            if (request.slots[i] >= num_slots) {
+                return GDN_BAD("state_slots",
+                               "request %d, state %lld: slot %d; negative, or 0 to %lld", r,
+                               (long long)i, request.slots[i], (long long)num_slots - 1);
+            }
+        }
+    }
+    return ATTN_OK;
+}
+
+#undef GDN_BAD
+
+#endif
