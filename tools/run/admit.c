@@ -8,11 +8,9 @@
 
 #define WRITE_CHUNK 512
 
-void fill_batch(struct engine *engine, const struct run_group *group, struct batch *batch,
-                struct attn_batch *out)
+void fill_batch(const struct run_group *group, struct batch *batch, struct attn_batch *out)
 {
     const int32_t tokens = batch->query_start_loc[batch->num_reqs];
-    (void)engine;
     *out = (struct attn_batch){.struct_size = sizeof *out,
                                .num_reqs = batch->num_reqs,
                                .num_tokens = tokens,
@@ -85,7 +83,7 @@ static attn_status write_only(struct engine *engine, int32_t g, int32_t r, int32
     batch->encoder_lens[0] = end;
     batch->rows[0] = r;
     batch->request[0] = r;
-    fill_batch(engine, group, batch, &view);
+    fill_batch(group, batch, &view);
     if (group->recurrent) {
         gdn_states(group, batch, slots, &states);
         view.next = &states.ext;

@@ -137,8 +137,7 @@ attn_status blocks_swap(struct engine *engine, int32_t r, bool out);
 attn_status engine_run(struct engine *engine);
 /* admit.c: a request comes; batches of a group and slots of keys first .. end-1 */
 attn_status admit(struct engine *engine, int32_t r);
-void fill_batch(struct engine *engine, const struct run_group *group, struct batch *batch,
-                struct attn_batch *out);
+void fill_batch(const struct run_group *group, struct batch *batch, struct attn_batch *out);
 void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end, int64_t *slots);
 /* rows.c */
 size_t element_bytes(const struct run_layer *layer);

@@ -144,7 +144,7 @@ static attn_status run_groups(struct engine *engine, struct batch *batch)
                 slots += count;
             }
         }
-        fill_batch(engine, group, batch, &view);
+        fill_batch(group, batch, &view);
         view.num_slots = blocks ? view.num_slots : 0;
         if (group->recurrent) {
             gdn_states(group, batch, state_slots, &states);
@@ -188,7 +188,7 @@ static attn_status run_encoders(struct engine *engine)
             batch->seq_lens[i] = lengths[i];
             batch->query_start_loc[i + 1] = batch->query_start_loc[i] + lengths[i];
         }
-        fill_batch(engine, group, batch, &view);
+        fill_batch(group, batch, &view);
         view.seq_lens = view.seq_lens_host = view.block_table = view.block_table_row = NULL;
         view.num_slots = 0;
         status = engine->api->plan(group->plan, &view, NULL, &engine->error);
