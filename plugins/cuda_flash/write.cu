@@ -29,8 +29,9 @@ static __device__ __forceinline__ uint32_t shrink2(float x, float y, number_divi
         return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE,
                                         FORMAT == ATTN_DTYPE_FP8_E5M2 ? __NV_E5M2 : __NV_E4M3);
     }
-    return number_to_fp8(FORMAT, isnan(a) ? x : a) |
-           (uint32_t)number_to_fp8(FORMAT, isnan(b) ? y : b) << 8;
+    /* a NaN that came from x keeps x's sign */
+    return number_to_fp8(FORMAT, isnan(x) ? x : a) |
+           (uint32_t)number_to_fp8(FORMAT, isnan(y) ? y : b) << 8;
 }
 
 static __device__ __forceinline__ float number_of_word(uint32_t word, bool high, int32_t dtype)

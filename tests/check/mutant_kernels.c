@@ -129,6 +129,30 @@ static attn_status ties_to_even(const struct attn_kernels *kernels,
     return write_and_spoil(kernels, args, error, round_to_even);
 }
 
+/* Right: a NaN scale already makes the row NaN. */
+static void clear_behind_nan(const struct attn_write_kv_args *args, int64_t t, int64_t slot,
+                             int64_t head)
+{
+    int32_t kv = args->layer->kv_dtype;
+    float scale;
+    (void)t;
+    if ((kv != ATTN_KV_INT8_PER_TOKEN_HEAD && kv != ATTN_KV_FP8_PER_TOKEN_HEAD) ||
+        args->k_cache->pack > 0) {
+        return;
+    }
+    memcpy(&scale, scale_of(args->k_cache, slot, head), sizeof scale);
+    if (isnan(scale)) {
+        memset(row_of(args->k_cache, slot, head), 1, (size_t)args->k_cache->head_size);
+    }
+}
+
+static attn_status cleared_behind_nan(const struct attn_kernels *kernels,
+                                      const struct attn_write_kv_args *args,
+                                      struct attn_error *error)
+{
+    return write_and_spoil(kernels, args, error, clear_behind_nan);
+}
+
 static attn_status rope_of_the_other_form(const struct attn_kernels *kernels,
                                           const struct attn_write_kv_args *args,
                                           struct attn_error *error)
@@ -320,6 +344,7 @@ static const struct mutant mutants[] = {
     {.name = "mutant_zero_point_off", .write = zero_point_off},
     {.name = "mutant_nibbles_swapped", .write = nibbles_swapped},
     {.name = "mutant_ties_to_even", .write = ties_to_even},
+    {.name = "control_cleared_behind_nan", .write = cleared_behind_nan},
     {.name = "mutant_rope_form", .rope = rope_of_the_other_form},
     {.name = "mutant_rope_norm_missing", .rope = rope_without_norm},
     {.name = "mutant_rope_one_position", .rope = rope_one_position},

@@ -12,6 +12,7 @@
 #define ZERO_POINT_MASK 15u
 #define POISONED_WORD 0xffffffffu
 #define NVFP4_BLOCK 16
+#define ANY (1 << 16) /* of the steps between two codes */
 
 /* K's or V's rows in both images, and in a copy of the found one in which what may differ is
  * replaced by what was expected. */
@@ -137,8 +138,12 @@ static bool hold_scaled_row(struct rows *rows, struct place at)
         most = power_of_two(want) ? 0 : 1; /* the quotients are exact */
     }
     memcpy(scale_of(&rows->patched, at), scale_of(&rows->expected, at), sizeof want);
-    /* behind a NaN the codes mean nothing */
-    return same && hold_codes(rows, at, 0, rows->expected.head_size, isnan(want) ? 1 << 16 : most);
+    int64_t num_off = rows->num_off;
+    if (!same || !hold_codes(rows, at, 0, rows->expected.head_size, isnan(want) ? ANY : most)) {
+        return false;
+    }
+    rows->num_off = isnan(want) ? num_off : rows->num_off; /* codes behind a NaN mean nothing */
+    return true;
 }
 
 static bool hold_nvfp4_row(struct rows *rows, struct place at)
@@ -155,7 +160,7 @@ static bool hold_nvfp4_row(struct rows *rows, struct place at)
         uint8_t want = scale_of(&rows->expected, there)[index];
         uint8_t have = scale_of(&rows->found, there)[index];
         bool nan = (want & 0x7f) == 0x7f && (have & 0x7f) == 0x7f;
-        int32_t most = nan ? 16 : 1;
+        int64_t num_off = rows->num_off;
         if (want == IMAGE_POISON) {
             continue;
         }
@@ -163,9 +168,10 @@ static bool hold_nvfp4_row(struct rows *rows, struct place at)
         if (!nan && abs(want - have) > 1) {
             return false;
         }
-        if (!hold_codes(rows, at, i * NVFP4_BLOCK, (i + 1) * NVFP4_BLOCK, most)) {
+        if (!hold_codes(rows, at, i * NVFP4_BLOCK, (i + 1) * NVFP4_BLOCK, nan ? ANY : 1)) {
             return false;
         }
+        rows->num_off = nan ? num_off : rows->num_off;
     }
     return true;
 }
