@@ -1,21 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* MLA over a latent cache that the ranks of MPI share: every rank gets for its own heads what the
  * formula gives over all rows. Run under mpirun. Exit status 0 if every rank agrees. */
-#include <mpi.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "mla_fixture.h"
-
-attn_mpi_collectives_create_fn attn_mpi_collectives_create;
-attn_collectives_destroy_fn attn_mpi_collectives_destroy;
-
-static struct attn_collectives *ranks;
+#include "ranks.h"
 
 /* Decodes, of which the shortest leave ranks without rows; prefills with and without context, whose
  * chunks are small, large, and by default; both. */
@@ -102,15 +95,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_equal_to_the_formula),
         cmocka_unit_test(test_refusals),
     };
-    struct attn_error error = ATTN_ERROR_INIT;
-    MPI_Init(&argc, &argv);
-    if (attn_mpi_collectives_create(MPI_Comm_c2f(MPI_COMM_WORLD), &ranks, &error) != ATTN_OK) {
-        fprintf(stderr, "%s: %s\n", error.field, error.message);
-        MPI_Abort(MPI_COMM_WORLD, 2);
-    }
-    int failed = cmocka_run_group_tests(tests, NULL, NULL), any = 0;
-    MPI_Allreduce(&failed, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    attn_mpi_collectives_destroy(ranks);
-    MPI_Finalize();
-    return any;
+    ranks_begin(&argc, &argv);
+    return ranks_end(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -1,28 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Queries split over the ranks of MPI: every rank gets for its slices what one rank gets for all,
+/* Queries split over the ranks of MPI: every rank gets for its slices what one rank gets for ranks,
  * over a whole cache, over one spread by the same ranks, and over one spread by heads' ranks too.
  * Run under mpirun. Exit status 0 if every rank agrees. */
 #include <math.h>
-#include <mpi.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
-#include "fixture.h"
+#include "ranks.h"
+#include "shard.h"
 
 #define BOUND 4e-5
 
-attn_mpi_collectives_create_fn attn_mpi_collectives_create;
-attn_collectives_destroy_fn attn_mpi_collectives_destroy;
+enum { HQ = 4 };
 
-enum { BLOCK = 16, HQ = 4, ROWS = MAX_BLOCKS * BLOCK };
-
-/* Over all ranks; over this one; and where there are four, two by two. */
-static struct attn_collectives *all, *self, *row_pair, *head_pair;
+/* This rank alone; and where there are four, two by two. */
+static struct attn_collectives *self, *row_pair, *head_pair;
 
 /* Requests shorter than the ranks are many leave some of them without queries, and one alone leaves
  * all but one without any. */
@@ -44,11 +40,8 @@ struct trial {
 };
 
 struct side {
-    attn_assignment *assignment;
-    attn_model *model;
-    attn_plan *plan;
-    void *cache, *workspace;
-    int32_t table[5 * MAX_BLOCKS], starts[6], own[5];
+    struct shard shard;
+    int32_t starts[6], own[5];
     int64_t slots[MAX_TOKENS];
     int32_t rows[MAX_TOKENS], num_rows; /* of the whole batch, that are this rank's */
     float q[MAX_TOKENS * HQ * 32], k[MAX_TOKENS * HQ * 32], v[MAX_TOKENS * HQ * 32];
@@ -60,55 +53,12 @@ struct side {
     struct attn_step_io io;
 };
 
-#define CHECK(f, call)                                                                             \
-    do {                                                                                           \
-        if ((call) != ATTN_OK) {                                                                   \
-            fail_msg("rank %d: %s: %s: %s", all->rank, #call, (f)->error.field,                    \
-                     (f)->error.message);                                                          \
-        }                                                                                          \
-    } while (0)
-
 /* Whose is query i of Q? As attn/collectives.h says it. */
 static int32_t rank_of(int32_t i, int32_t queries, int32_t ranks, int32_t order)
 {
     int32_t parts = order == ATTN_CP_ZIGZAG ? 2 * ranks : ranks;
     int32_t part = i / ((queries + parts - 1) / parts);
     return part < ranks ? part : parts - 1 - part;
-}
-
-static void slots_of(struct side *s, const struct fixture *f, const struct trial *t, int32_t r,
-                     int32_t first, int32_t count, int64_t *slots)
-{
-    static int64_t positions[ROWS];
-    int32_t heads = t->heads != NULL ? t->heads->world_size : 1;
-    int32_t n = t->heads != NULL ? heads * t->rows->world_size : 1;
-    int32_t rank = t->heads != NULL ? t->rows->rank * heads + t->heads->rank : 0;
-    for (int32_t i = 0; i < count; i++) {
-        positions[i] = first + i;
-    }
-    assert_int_equal(f->api->context_parallel_slots(positions, count, &s->table[r * MAX_BLOCKS],
-                                                    BLOCK, rank, n, t->interleave, slots, NULL),
-                     ATTN_OK);
-}
-
-static void fill_cache(struct side *s, const struct fixture *f, const struct trial *t,
-                       const struct attn_kv_view *full, const struct attn_kv_view *here)
-{
-    static int64_t slots[ROWS];
-    for (int32_t r = 0; r < f->batch.num_reqs; r++) {
-        int32_t context = f->seq_lens[r] - (f->query_start_loc[r + 1] - f->query_start_loc[r]);
-        slots_of(s, f, t, r, 0, context, slots);
-        for (int32_t j = 0; j < context; j++) {
-            for (int32_t h = 0; h < full->num_heads && slots[j] >= 0; h++) {
-                int32_t block = f->block_table[r * MAX_BLOCKS + j / BLOCK];
-                memcpy((char *)here->data + slots[j] / BLOCK * here->stride_block +
-                           slots[j] % BLOCK * here->stride_slot + h * here->stride_head,
-                       (const char *)full->data + block * full->stride_block +
-                           j % BLOCK * full->stride_slot + h * full->stride_head,
-                       (size_t)f->layer.head_size * sizeof(float));
-            }
-        }
-    }
 }
 
 static void side_bind(struct side *s, struct fixture *f, const struct trial *t)
@@ -120,40 +70,12 @@ static void side_bind(struct side *s, struct fixture *f, const struct trial *t)
         .interleave = t->interleave,
         .reduce = t->reduce,
         .order = t->order};
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .backend = "cpu_ref"};
-    const struct attn_plan_options limits = {
-        .struct_size = sizeof limits,
-        .limits = {sizeof limits.limits, NULL, MAX_REQS, MAX_TOKENS, 0, ROWS, 0, 0}};
-    struct attn_layer_desc layer = f->layer;
-    const struct attn_layer_desc *layers[] = {&layer};
-    const struct attn_layer_params params = {.struct_size = sizeof params,
-                                             .sinks = layer.has_sinks ? f->sinks : NULL};
-    struct attn_kv_view k = {.struct_size = sizeof k}, v = k, full_k = k, full_v = k;
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
-    int32_t blocks = f->batch.num_reqs * MAX_BLOCKS;
-    for (int32_t i = 0; i < blocks; i++) {
-        s->table[i] = blocks - 1 - i; /* backwards */
+    if (t->heads == NULL) {
+        shard_init(&s->shard, f, &cp, 0, 1);
+    } else {
+        shard_init(&s->shard, f, &cp, t->rows->rank * t->heads->world_size + t->heads->rank,
+                   t->heads->world_size * t->rows->world_size);
     }
-    layer.next = &cp.ext;
-    CHECK(f, f->api->select(f->runtime, &options, layers, 1, &s->assignment, &f->error));
-    CHECK(f, f->api->model_create(f->runtime, s->assignment, NULL, &s->model, &f->error));
-    attn_layer *bound = f->api->model_layer(s->model, 0);
-    CHECK(f, f->api->layer_kv_spec(bound, &spec, &f->error));
-    s->cache = aligned_alloc(256, (size_t)(blocks * spec.padded_page_bytes));
-    memset(s->cache, 0xff, (size_t)(blocks * spec.padded_page_bytes));
-    CHECK(f, f->api->layer_kv_views(bound, s->cache, blocks, &k, &v, &f->error));
-    CHECK(f, f->api->layer_bind_kv(bound, &k, &v, &f->error));
-    CHECK(f, f->api->layer_bind_params(bound, &params, &f->error));
-    CHECK(f, f->api->layer_kv_views(f->api->model_layer(f->model, 0), f->cache, f->num_blocks,
-                                    &full_k, &full_v, &f->error));
-    fill_cache(s, f, t, &full_k, &k);
-    fill_cache(s, f, t, &full_v, &v);
-    CHECK(f, f->api->plan_create(s->model, 0, &limits, &s->plan, &f->error));
-    size_t bytes = f->api->plan_workspace_bytes(s->plan);
-    s->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    memset(s->workspace, 0xff, bytes);
-    CHECK(f, f->api->plan_bind_workspace(s->plan, s->workspace, bytes, &f->error));
 }
 
 /* This rank's rows of the fixture's batch. */
@@ -169,7 +91,7 @@ static void side_cut(struct side *s, struct fixture *f, const struct trial *t)
         }
         s->starts[r + 1] = s->num_rows;
         s->own[r] = count;
-        slots_of(s, f, t, r, f->seq_lens[r] - count, count, s->slots + first);
+        shard_slots(&s->shard, f, r, f->seq_lens[r] - count, count, s->slots + first);
     }
     const int64_t heads[] = {HQ, kv, kv, HQ};
     const float *from[] = {f->q, f->k, f->v};
@@ -196,7 +118,7 @@ static void side_cut(struct side *s, struct fixture *f, const struct trial *t)
     s->batch.next = t->split ? &s->ext.ext : NULL;
     s->batch.num_tokens = s->batch.num_actual_tokens = s->num_rows;
     s->batch.query_start_loc = s->batch.query_start_loc_host = s->starts;
-    s->batch.block_table = s->table;
+    s->batch.block_table = s->shard.table;
     s->batch.slot_mapping = s->slots;
     s->io = (struct attn_step_io){.struct_size = sizeof s->io,
                                   .q = &s->tensors[0],
@@ -241,11 +163,7 @@ static struct side *side_init(struct fixture *f, const struct trial *t,
 
 static void side_finish(struct side *s, struct fixture *f)
 {
-    f->api->plan_destroy(s->plan);
-    f->api->model_destroy(s->model);
-    f->api->assignment_destroy(s->assignment);
-    free(s->cache);
-    free(s->workspace);
+    shard_finish(&s->shard, f);
     free(s);
     fixture_finish(f);
 }
@@ -258,13 +176,14 @@ static void hold(const struct trial *t, const struct attn_layer_desc *desc)
     for (int32_t i = 0; i < 2; i++) { /* a plan used again */
         memset(s->out, 0xff, sizeof s->out);
         memset(s->lse, 0xff, sizeof s->lse);
-        CHECK(&f, f.api->plan(s->plan, &s->batch, NULL, &f.error));
-        CHECK(&f, f.api->run(s->plan, f.api->model_layer(s->model, 0), &s->io, &f.error));
+        CHECK(&f, f.api->plan(s->shard.plan, &s->batch, NULL, &f.error));
+        CHECK(&f,
+              f.api->run(s->shard.plan, f.api->model_layer(s->shard.model, 0), &s->io, &f.error));
     }
     double d = difference(s, &f);
     if (!(d < BOUND)) {
         print_message("rank %d: %s, %d by %d ranks%s, %s, interleave %d, reduce %d%s: %g\n",
-                      all->rank, batches[t->which].name, t->rows->world_size,
+                      ranks->rank, batches[t->which].name, t->rows->world_size,
                       t->heads != NULL ? t->heads->world_size : 1,
                       t->heads != NULL ? " over a spread cache" : "",
                       t->order == ATTN_CP_ZIGZAG ? "zig-zag" : "contiguous", t->interleave,
@@ -292,7 +211,7 @@ static void test_whole_cache(void **state)
     for (size_t which = 0; which < sizeof batches / sizeof *batches; which++) {
         for (int32_t order = 0; order < 2; order++) {
             for (size_t i = 0; i < sizeof descs / sizeof *descs; i++) {
-                const struct trial t = {which, all, NULL, order, 1, 1, i + 2 > which};
+                const struct trial t = {which, ranks, NULL, order, 1, 1, i + 2 > which};
                 hold(&t, &descs[i]);
             }
         }
@@ -309,7 +228,7 @@ static void test_spread_cache(void **state)
                                                  .causal = 1,
                                                  .num_kv_heads = 1 + i % 2,
                                                  .has_sinks = i % 3 == 1};
-            struct trial t = {which, all, self, i / 3, interleaves[i % 3], i % 2, true};
+            struct trial t = {which, ranks, self, i / 3, interleaves[i % 3], i % 2, true};
             hold(&t, &desc);
             t.split = false;
             hold(&t, &desc);
@@ -327,29 +246,34 @@ static void test_spread_cache(void **state)
 static void test_refused_batches(void **state)
 {
     const struct attn_layer_desc desc = {.kind = ATTN_LAYER_DECODER, .causal = 1};
-    const struct trial t = {1, all, NULL, ATTN_CP_ZIGZAG, 1, 1, true};
+    const struct trial t = {1, ranks, NULL, ATTN_CP_ZIGZAG, 1, 1, true};
     struct fixture f;
     struct side *s = side_init(&f, &t, &desc);
     struct attn_batch batch = s->batch;
     (void)state;
     batch.seq_lens_host = NULL;
-    assert_int_equal(f.api->plan(s->plan, &batch, NULL, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(f.api->plan(s->shard.plan, &batch, NULL, &f.error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "seq_lens_host");
-    assert_int_equal(f.api->plan(s->plan, &s->batch, NULL, &f.error), ATTN_OK);
+    assert_int_equal(f.api->plan(s->shard.plan, &s->batch, NULL, &f.error), ATTN_OK);
     s->own[4] += 64;
-    assert_int_equal(f.api->plan(s->plan, &s->batch, NULL, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(f.api->plan(s->shard.plan, &s->batch, NULL, &f.error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "query_start_loc");
     s->own[4] = 301; /* of 300 keys */
-    assert_int_equal(f.api->plan(s->plan, &s->batch, NULL, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(f.api->plan(s->shard.plan, &s->batch, NULL, &f.error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "query_lens_host");
     s->own[4] = 70;
     batch = s->batch;
     batch.causal = 0;
-    assert_int_equal(f.api->plan(s->plan, &batch, NULL, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(f.api->plan(s->shard.plan, &batch, NULL, &f.error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "causal");
     batch = s->batch;
     batch.block_table_row = s->starts;
-    assert_int_equal(f.api->plan(s->plan, &batch, NULL, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(f.api->plan(s->shard.plan, &batch, NULL, &f.error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "block_table_row");
     side_finish(s, &f);
 }
@@ -358,7 +282,7 @@ static void test_refused_batches(void **state)
 static void test_refused_layers(void **state)
 {
     const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
-    const struct trial t = {0, all, NULL, ATTN_CP_ZIGZAG, 1, 1, true};
+    const struct trial t = {0, ranks, NULL, ATTN_CP_ZIGZAG, 1, 1, true};
     struct fixture f;
     struct side *s = side_init(&f, &t, &plain);
     (void)state;
@@ -366,7 +290,7 @@ static void test_refused_layers(void **state)
         const struct attn_context_parallel cp = {
             .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp},
             .decode = i == 3 ? self : NULL,
-            .prefill = all,
+            .prefill = ranks,
             .order = ATTN_CP_ZIGZAG};
         static const char *const asked[] = {"spans", "seq_lens_host", "fast prefill", "a window"};
         struct attn_layer_desc layer = f.layer;
@@ -385,17 +309,6 @@ static void test_refused_layers(void **state)
     side_finish(s, &f);
 }
 
-static struct attn_collectives *ranks_of(MPI_Comm comm)
-{
-    struct attn_error error = ATTN_ERROR_INIT;
-    struct attn_collectives *made = NULL;
-    if (attn_mpi_collectives_create(MPI_Comm_c2f(comm), &made, &error) != ATTN_OK) {
-        fprintf(stderr, "%s: %s\n", error.field, error.message);
-        MPI_Abort(MPI_COMM_WORLD, 2);
-    }
-    return made;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -405,25 +318,21 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_refused_layers),
     };
     MPI_Comm rows = MPI_COMM_NULL, heads = MPI_COMM_NULL;
-    MPI_Init(&argc, &argv);
-    all = ranks_of(MPI_COMM_WORLD);
+    ranks_begin(&argc, &argv);
     self = ranks_of(MPI_COMM_SELF);
-    if (all->world_size == 4) {
-        MPI_Comm_split(MPI_COMM_WORLD, all->rank % 2, all->rank, &rows);
-        MPI_Comm_split(MPI_COMM_WORLD, all->rank / 2, all->rank, &heads);
+    if (ranks->world_size == 4) {
+        MPI_Comm_split(MPI_COMM_WORLD, ranks->rank % 2, ranks->rank, &rows);
+        MPI_Comm_split(MPI_COMM_WORLD, ranks->rank / 2, ranks->rank, &heads);
         row_pair = ranks_of(rows);
         head_pair = ranks_of(heads);
     }
-    int failed = cmocka_run_group_tests(tests, NULL, NULL), any = 0;
-    MPI_Allreduce(&failed, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    attn_mpi_collectives_destroy(head_pair);
-    attn_mpi_collectives_destroy(row_pair);
-    attn_mpi_collectives_destroy(self);
-    attn_mpi_collectives_destroy(all);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    ranks_destroy(head_pair);
+    ranks_destroy(row_pair);
+    ranks_destroy(self);
     if (rows != MPI_COMM_NULL) {
         MPI_Comm_free(&rows);
         MPI_Comm_free(&heads);
     }
-    MPI_Finalize();
-    return any;
+    return ranks_end(failed);
 }

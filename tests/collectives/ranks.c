@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+
+#include "ranks.h"
+
+attn_mpi_collectives_create_fn attn_mpi_collectives_create;
+attn_collectives_destroy_fn attn_mpi_collectives_destroy;
+
+struct attn_collectives *ranks;
+
+struct attn_collectives *ranks_of(MPI_Comm comm)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct attn_collectives *made = NULL;
+    if (attn_mpi_collectives_create(MPI_Comm_c2f(comm), &made, &error) != ATTN_OK) {
+        fprintf(stderr, "%s: %s\n", error.field, error.message);
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
+    return made;
+}
+
+void ranks_destroy(struct attn_collectives *some)
+{
+    attn_mpi_collectives_destroy(some);
+}
+
+void ranks_begin(int *argc, char ***argv)
+{
+    MPI_Init(argc, argv);
+    ranks = ranks_of(MPI_COMM_WORLD);
+}
+
+int ranks_end(int failed)
+{
+    int any = 0;
+    MPI_Allreduce(&failed, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    ranks_destroy(ranks);
+    MPI_Finalize();
+    return any;
+}
