@@ -37,16 +37,17 @@ static attn_status pieces(size_t bytes, int *count, MPI_Datatype *type, MPI_Data
     return told(code);
 }
 
-static attn_status all_gather(void *user, const void *send, void *receive, size_t bytes,
-                              void *stream)
+typedef int exchange(const void *, int, MPI_Datatype, void *, int, MPI_Datatype, MPI_Comm);
+
+static attn_status exchange_pieces(exchange *call, void *user, const void *send, void *receive,
+                                   size_t bytes)
 {
     const struct mpi_collectives *c = user;
     MPI_Datatype type, page;
     int count;
     attn_status status = pieces(bytes, &count, &type, &page);
-    (void)stream;
     if (status == ATTN_OK) {
-        status = told(MPI_Allgather(send, count, type, receive, count, type, c->comm));
+        status = told(call(send, count, type, receive, count, type, c->comm));
     }
     if (page != MPI_DATATYPE_NULL) {
         MPI_Type_free(&page);
@@ -54,21 +55,18 @@ static attn_status all_gather(void *user, const void *send, void *receive, size_
     return status;
 }
 
+static attn_status all_gather(void *user, const void *send, void *receive, size_t bytes,
+                              void *stream)
+{
+    (void)stream;
+    return exchange_pieces(MPI_Allgather, user, send, receive, bytes);
+}
+
 static attn_status all_to_all(void *user, const void *send, void *receive, size_t bytes,
                               void *stream)
 {
-    const struct mpi_collectives *c = user;
-    MPI_Datatype type, page;
-    int count;
-    attn_status status = pieces(bytes, &count, &type, &page);
     (void)stream;
-    if (status == ATTN_OK) {
-        status = told(MPI_Alltoall(send, count, type, receive, count, type, c->comm));
-    }
-    if (page != MPI_DATATYPE_NULL) {
-        MPI_Type_free(&page);
-    }
-    return status;
+    return exchange_pieces(MPI_Alltoall, user, send, receive, bytes);
 }
 
 static attn_status reduce_scatter_f32(void *user, const float *send, float *receive, size_t count,

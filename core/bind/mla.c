@@ -3,21 +3,10 @@
  * get. */
 #include "bind/bound.h"
 #include "util/structs.h"
+#include "util/tensor.h"
 
 #define MX_BLOCK 32
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-
-static int64_t stride_of(const struct attn_tensor *tensor, int32_t dim)
-{
-    int64_t stride = 1;
-    if (tensor->strides != NULL) {
-        return tensor->strides[dim];
-    }
-    for (int32_t i = tensor->ndim - 1; i > dim; i--) {
-        stride *= tensor->shape[i];
-    }
-    return stride;
-}
 
 static void head_weights_set(struct head_weights *w, const struct attn_tensor *source,
                              int64_t first, const int64_t *shape, const int64_t *strides)
@@ -46,7 +35,7 @@ static attn_status split_projection(const attn_layer *layer, const struct attn_t
                    "layer '%s': kv_b_proj has %d dimensions or another shape than [%lld, %lld]",
                    layer->layer.desc.name, kv_b->ndim, (long long)rows, (long long)rank);
     }
-    int64_t row = stride_of(kv_b, 0), column = stride_of(kv_b, 1), head = (nope + v) * row;
+    int64_t row = tensor_stride(kv_b, 0), column = tensor_stride(kv_b, 1), head = (nope + v) * row;
     head_weights_set(uk, kv_b, 0, (const int64_t[]){heads, nope, rank},
                      (const int64_t[]){head, row, column});
     head_weights_set(uv, kv_b, nope * row, (const int64_t[]){heads, rank, v},
@@ -65,9 +54,9 @@ static attn_status take_weights(const attn_layer *layer, struct head_weights *w,
             name, "layer '%s': %s is NULL or not [%lld, %lld, %lld], and there is no kv_b_proj",
             layer->layer.desc.name, name, (long long)heads, (long long)rows, (long long)columns);
     }
-    head_weights_set(
-        w, source, 0, (const int64_t[]){heads, rows, columns},
-        (const int64_t[]){stride_of(source, 0), stride_of(source, 1), stride_of(source, 2)});
+    head_weights_set(w, source, 0, (const int64_t[]){heads, rows, columns},
+                     (const int64_t[]){tensor_stride(source, 0), tensor_stride(source, 1),
+                                       tensor_stride(source, 2)});
     return ATTN_OK;
 }
 
@@ -94,7 +83,7 @@ static attn_status take_block_scale(const attn_layer *layer, struct head_weights
     w->block_scale = *scale;
     for (int32_t i = 0; i < 3; i++) {
         w->block_shape[i] = scale->shape[i];
-        w->block_strides[i] = stride_of(scale, i);
+        w->block_strides[i] = tensor_stride(scale, i);
     }
     return ATTN_OK;
 }
@@ -251,9 +240,9 @@ const struct attn_tensor *mla_scale_inputs(const struct attn_step_io *io, struct
     tensors[0] = mla->q_nope;
     if (mla->kv_c != NULL && mla->kv_c->ndim == 2 && mla->kv_c->shape != NULL) {
         int64_t rows = mla->kv_c->shape[0], size = mla->kv_c->shape[1],
-                row = stride_of(mla->kv_c, 0);
-        *latent =
-            (struct head_rows){*mla->kv_c, {rows, 1, size}, {row, size, stride_of(mla->kv_c, 1)}};
+                row = tensor_stride(mla->kv_c, 0);
+        *latent = (struct head_rows){
+            *mla->kv_c, {rows, 1, size}, {row, size, tensor_stride(mla->kv_c, 1)}};
         latent->tensor.ndim = 3;
         latent->tensor.shape = latent->shape;
         latent->tensor.strides = latent->strides;

@@ -8,6 +8,7 @@
 #include "runtime/runtime.h"
 #include "select/names.h"
 #include "util/structs.h"
+#include "util/tensor.h"
 
 /* The largest values that q, k and v are expected to reach. */
 enum { RANGE_Q = 200, RANGE_K = 200, RANGE_V = 100 };
@@ -98,8 +99,8 @@ static attn_status channel_amax(const attn_layer *layer, const struct instance *
 {
     const struct attn_layer_desc *l = &layer->layer.desc;
     const struct attn_tensor *v = io->v;
-    int64_t row = v->strides != NULL ? v->strides[0] : v->shape[1] * v->shape[2];
-    int64_t head = v->strides != NULL ? v->strides[1] : v->shape[2];
+    int64_t row = tensor_stride(v, 0);
+    int64_t head = tensor_stride(v, 1);
     int64_t shape[3] = {v->shape[0], v->shape[2], 1}, strides[3] = {row, 1, 1};
     attn_status status = ATTN_OK;
     for (int32_t h = 0; h < l->num_kv_heads && status == ATTN_OK; h++) {

@@ -35,6 +35,26 @@ void exchange_init(struct exchange *x, const struct step *step, int64_t tokens)
     x->out_row = x->out_size * element;
 }
 
+struct run exchange_run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                        int64_t tokens)
+{
+    const struct scratch *s = &plan->scratch;
+    uint8_t *base = plan->workspace;
+    struct run run = {.plan = plan,
+                      .step = step,
+                      .io = io,
+                      .instance = step->layer->served[ATTN_PHASE_PREFILL].instance,
+                      .packed = base + s->parallel.packed,
+                      .gathered = base + s->parallel.gathered,
+                      .q = base + s->parallel.q,
+                      .out = base + s->parallel.out,
+                      .send = base + s->parallel.send,
+                      .received = base + s->parallel.received,
+                      .lse = (float *)(base + s->parallel.lse)};
+    exchange_init(&run.x, step, tokens);
+    return run;
+}
+
 int64_t exchange_part(const struct exchange *x, int64_t tokens)
 {
     return exchange_aligned(tokens * x->q_heads * x->out_row) +

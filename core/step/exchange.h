@@ -34,6 +34,9 @@ struct over {
 
 int64_t exchange_aligned(int64_t bytes);
 void exchange_init(struct exchange *x, const struct step *step, int64_t tokens);
+/* The exchange of a step over `tokens` queries, with its areas of the plan's workspace. */
+struct run exchange_run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                        int64_t tokens);
 /* Bytes of one rank's output and lse over its own heads, out first. */
 int64_t exchange_part(const struct exchange *x, int64_t tokens);
 void over_rows(struct over *over, const struct run *run, void *data, int64_t heads,

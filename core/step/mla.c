@@ -5,6 +5,7 @@
 #include "step/exchange.h"
 #include "step/mla.h"
 #include "util/structs.h"
+#include "util/tensor.h"
 
 /* A tensor of three dimensions with its own shape and strides (elements). */
 struct box {
@@ -26,21 +27,9 @@ static const struct attn_tensor *box_set(struct box *box, const struct attn_tens
     return &box->tensor;
 }
 
-static int64_t stride_of(const struct attn_tensor *tensor, int32_t dim)
-{
-    int64_t stride = 1;
-    if (tensor->strides != NULL) {
-        return tensor->strides[dim];
-    }
-    for (int32_t i = tensor->ndim - 1; i > dim; i--) {
-        stride *= tensor->shape[i];
-    }
-    return stride;
-}
-
 static uint8_t *element_of(const struct attn_tensor *tensor, int64_t row, int64_t last)
 {
-    int64_t elements = row * stride_of(tensor, 0) + last;
+    int64_t elements = row * tensor_stride(tensor, 0) + last;
     return (uint8_t *)tensor->data + tensor->byte_offset + elements * (tensor->dtype.bits / 8);
 }
 
@@ -50,9 +39,9 @@ static const struct attn_tensor *by_head(struct box *box, const struct attn_tens
                                          int64_t heads, int64_t first, int64_t end, int64_t at,
                                          int64_t size)
 {
-    int64_t head = rows->ndim == 3 ? stride_of(rows, 1) : 0;
+    int64_t head = rows->ndim == 3 ? tensor_stride(rows, 1) : 0;
     return box_set(box, rows, element_of(rows, first, at), heads, end - first, size, head,
-                   stride_of(rows, 0), 1);
+                   tensor_stride(rows, 0), 1);
 }
 
 /* Compact rows [heads, size] in the workspace of which row `first` is the first; nothing before it
@@ -221,9 +210,10 @@ static attn_status join_query(const struct mla_run *run, int64_t first, int64_t 
     struct box a, b;
     if (m->qk_rope_head_dim == 0 ||
         (element_of(nope, 0, m->qk_nope_head_dim) == element_of(pe, 0, 0) &&
-         stride_of(nope, 0) == stride_of(pe, 0) && stride_of(nope, 1) == stride_of(pe, 1))) {
+         tensor_stride(nope, 0) == tensor_stride(pe, 0) &&
+         tensor_stride(nope, 1) == tensor_stride(pe, 1))) {
         box_set(q, nope, element_of(nope, 0, 0), nope->shape[0], run->heads, size,
-                stride_of(nope, 0), stride_of(nope, 1), 1);
+                tensor_stride(nope, 0), tensor_stride(nope, 1), 1);
         return ATTN_OK;
     }
     in_scratch(q, run->plan, nope, run->plan->scratch.mla.q, first, end, run->heads, size);

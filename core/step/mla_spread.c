@@ -6,6 +6,7 @@
 #include "step/mla.h"
 #include "step/parallel.h"
 #include "util/error.h"
+#include "util/tensor.h"
 
 /* The step's own rows are written before, so a decode counts all its keys. */
 attn_status mla_localise(attn_plan *plan, struct attn_error *error)
@@ -32,32 +33,12 @@ attn_status mla_localise(attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-static struct run run_of(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                         int64_t tokens)
-{
-    const struct scratch *s = &plan->scratch;
-    uint8_t *base = plan->workspace;
-    struct run run = {.plan = plan,
-                      .step = step,
-                      .io = io,
-                      .instance = step->layer->served[ATTN_PHASE_PREFILL].instance,
-                      .packed = base + s->parallel.packed,
-                      .gathered = base + s->parallel.gathered,
-                      .q = base + s->parallel.q,
-                      .out = base + s->parallel.out,
-                      .send = base + s->parallel.send,
-                      .received = base + s->parallel.received,
-                      .lse = (float *)(base + s->parallel.lse)};
-    exchange_init(&run.x, step, tokens);
-    return run;
-}
-
 /* [Hq, T] of the part to the engine's strides. */
 static attn_status copy_lse(const struct run *run, const struct over *part,
                             const struct attn_tensor *to, struct attn_error *error)
 {
-    int64_t head = to->strides != NULL ? to->strides[0] : to->shape[1];
-    int64_t row = to->strides != NULL ? to->strides[1] : 1;
+    int64_t head = tensor_stride(to, 0);
+    int64_t row = tensor_stride(to, 1);
     uint8_t *data = (uint8_t *)to->data + to->byte_offset;
     const uint8_t *from = part->tensor.data;
     attn_status status = ATTN_OK;
@@ -73,7 +54,7 @@ attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct a
                               struct over *out, struct attn_error *error)
 {
     const struct attn_mla_desc *m = step->layer->layer.mla;
-    struct run run = run_of(plan, step, io, tokens);
+    struct run run = exchange_run(plan, step, io, tokens);
     struct exchange *x = &run.x;
     struct attn_io_mla all = *mla;
     struct attn_attend_args *args = &launch->args;
@@ -112,7 +93,7 @@ attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct a
                               const struct context_chunk *chunk, struct attn_error *error)
 {
     const struct attn_collectives *ranks = step->layer->layer.cp->decode;
-    struct run run = run_of(plan, step, io, chunk->num_rows);
+    struct run run = exchange_run(plan, step, io, chunk->num_rows);
     int64_t element = run.x.dtype.bits / 8, at = 0;
     int64_t row = step->layer->layer.desc.head_size * element;
     uint8_t *gathered = plan->workspace + plan->scratch.mla.gathered;

@@ -322,24 +322,12 @@ static attn_status attend_new(struct run *run, struct attn_error *error)
 attn_status run_parallel(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                          struct attn_error *error)
 {
-    const struct scratch *s = &plan->scratch;
-    uint8_t *base = plan->workspace, *rows = NULL;
-    struct run run = {.plan = plan,
-                      .step = step,
-                      .io = io,
-                      .instance = step->layer->served[ATTN_PHASE_PREFILL].instance,
-                      .packed = base + s->parallel.packed,
-                      .gathered = base + s->parallel.gathered,
-                      .q = base + s->parallel.q,
-                      .out = base + s->parallel.out,
-                      .send = base + s->parallel.send,
-                      .received = base + s->parallel.received,
-                      .lse = (float *)(base + s->parallel.lse)};
+    uint8_t *rows = NULL;
     int64_t tokens = plan->given.num_actual_tokens;
     if (plan->parallel.split) {
         tokens = (int64_t)plan->parallel.widest * step->layer->layer.cp->prefill->world_size;
     }
-    exchange_init(&run.x, step, tokens);
+    struct run run = exchange_run(plan, step, io, tokens);
     attn_status status = rows_gather(&run, &rows, error);
     status = status ? status : heads_gather(&run, rows, error);
     status = status ? status : attend_context(&run, error);

@@ -217,6 +217,9 @@ struct attn_plan {
     bool validate;
 };
 
+/* make.c */
+attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *error);
+
 /* views.c */
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error);
 void batch_split(attn_plan *plan, const struct attn_batch *whole, int32_t threshold);

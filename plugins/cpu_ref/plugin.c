@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/entry.h"
 #include "common/structs.h"
 #include "common/tensors.h"
 #include "gdn.h"
@@ -239,15 +240,5 @@ static const struct attn_plugin plugin_table = {
 attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
                               const struct attn_plugin **plugin, struct attn_error *error)
 {
-    *plugin = NULL;
-    if (abi_version_min > ATTN_ABI_VERSION || abi_version_max < ATTN_ABI_VERSION) {
-        return plugin_error(
-            error, ATTN_ERROR_ABI_VERSION, "abi_version",
-            "%u.%u to %u.%u was asked; cpu_ref speaks %u.%u", ATTN_VERSION_MAJOR(abi_version_min),
-            ATTN_VERSION_MINOR(abi_version_min), ATTN_VERSION_MAJOR(abi_version_max),
-            ATTN_VERSION_MINOR(abi_version_max), ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
-            ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
-    }
-    *plugin = &plugin_table;
-    return ATTN_OK;
+    return plugin_answer(&plugin_table, abi_version_min, abi_version_max, plugin, error);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_simd: the fast CPU backend. The entry, instances, and what is prepared per layer. */
+#include "common/entry.h"
 #include "common/gated_delta.h"
 #include "internal.h"
 
@@ -135,15 +136,5 @@ static const struct attn_plugin plugin = {
 attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
                               const struct attn_plugin **out, struct attn_error *error)
 {
-    *out = NULL;
-    if (abi_version_min > ATTN_ABI_VERSION || abi_version_max < ATTN_ABI_VERSION_MIN) {
-        return plugin_error(
-            error, ATTN_ERROR_ABI_VERSION, "abi_version",
-            "%u.%u to %u.%u was asked; cpu_simd speaks %u.%u", ATTN_VERSION_MAJOR(abi_version_min),
-            ATTN_VERSION_MINOR(abi_version_min), ATTN_VERSION_MAJOR(abi_version_max),
-            ATTN_VERSION_MINOR(abi_version_max), ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
-            ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
-    }
-    *out = &plugin;
-    return ATTN_OK;
+    return plugin_answer(&plugin, abi_version_min, abi_version_max, out, error);
 }

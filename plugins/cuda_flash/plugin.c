@@ -2,6 +2,7 @@
 /* cuda_flash: NVIDIA GPUs from compute capability 8.0 on. The entry, the probe and instances. */
 #include <string.h>
 
+#include "common/entry.h"
 #include "instance.h"
 #include "nvml.h"
 
@@ -213,15 +214,5 @@ static const struct attn_plugin plugin_table = {
 attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
                               const struct attn_plugin **plugin, struct attn_error *error)
 {
-    *plugin = NULL;
-    if (abi_version_min > ATTN_ABI_VERSION || abi_version_max < ATTN_ABI_VERSION) {
-        return plugin_error(
-            error, ATTN_ERROR_ABI_VERSION, "abi_version",
-            "%u.%u to %u.%u was asked; cuda_flash speaks %u.%u",
-            ATTN_VERSION_MAJOR(abi_version_min), ATTN_VERSION_MINOR(abi_version_min),
-            ATTN_VERSION_MAJOR(abi_version_max), ATTN_VERSION_MINOR(abi_version_max),
-            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION), ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
-    }
-    *plugin = &plugin_table;
-    return ATTN_OK;
+    return plugin_answer(&plugin_table, abi_version_min, abi_version_max, plugin, error);
 }
