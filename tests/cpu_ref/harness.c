@@ -5,9 +5,14 @@
 #include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 #include "formats.h"
 
@@ -97,24 +102,37 @@ static int32_t reference_open(struct reference *reference, attn_plugin_entry_fn 
                                      &reference->kernels, NULL) == ATTN_OK;
 }
 
-int32_t harness_open(const char *file)
+static bool open_plugin(const char *file)
 {
     attn_plugin_entry_fn *entry;
     void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         fprintf(stderr, "%s\n", dlerror());
-        return 0;
+        return false;
     }
     *(void **)&entry = dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL);
     return entry != NULL && reference_open(&serial, entry, &serial_host) &&
            reference_open(&threaded, entry, &threaded_host);
 }
 
-void harness_close(void)
+static int close_plugin(void **unused)
 {
+    (void)unused;
     serial.plugin->destroy(serial.instance);
     threaded.plugin->destroy(threaded.instance);
     threaded.plugin->destroy(NULL);
+    return 0;
+}
+
+int harness_main(int argc, char **argv, uint64_t seed, const struct CMUnitTest *tests, size_t count)
+{
+    if (argc != 2 || !open_plugin(argv[1])) {
+        fprintf(stderr, "usage: %s attn_cpu_ref.so\n", argv[0]);
+        return 2;
+    }
+    random_seed(seed);
+    printf("seed %llu\n", (unsigned long long)seed);
+    return _cmocka_run_group_tests("tests", tests, count, NULL, close_plugin);
 }
 
 void random_seed(uint64_t seed)

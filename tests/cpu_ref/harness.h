@@ -4,6 +4,7 @@
 #define TESTS_CPU_REF_HARNESS_H
 
 #include <attn/plugin.h>
+#include <stddef.h>
 
 struct reference {
     const struct attn_plugin *plugin;
@@ -13,8 +14,12 @@ struct reference {
 
 extern struct reference serial, threaded;
 
-int32_t harness_open(const char *file);
-void harness_close(void);
+struct CMUnitTest;
+
+/* A test's main: opens the plugin that its one argument names, runs the cases, closes it. Random
+ * numbers begin with `seed`, which is printed. */
+int harness_main(int argc, char **argv, uint64_t seed, const struct CMUnitTest *tests,
+                 size_t count);
 
 void random_seed(uint64_t seed);
 uint64_t random_bits(void);

@@ -3,7 +3,6 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -265,13 +264,6 @@ static void test_write_defects(void **state)
     }
 }
 
-static int close_plugin(void **state)
-{
-    (void)state;
-    harness_close();
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -279,9 +271,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_create),        cmocka_unit_test(test_attend_defects),
         cmocka_unit_test(test_write_defects),
     };
-    if (argc != 2 || !harness_open(argv[1])) {
-        fprintf(stderr, "usage: test_arguments attn_cpu_ref.so\n");
-        return 2;
-    }
-    return cmocka_run_group_tests(tests, NULL, close_plugin);
+    return harness_main(argc, argv, 1, tests, sizeof tests / sizeof *tests);
 }

@@ -4,7 +4,6 @@
 #include <stddef.h>
 #include <setjmp.h>
 #include <stdio.h>
-#include <string.h>
 
 #include <cmocka.h>
 
@@ -372,13 +371,6 @@ static void test_visible_nan(void **state)
     }
 }
 
-static int close_plugin(void **state)
-{
-    (void)state;
-    harness_close();
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -389,10 +381,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_wide_tree),       cmocka_unit_test(test_fast_prefill),
         cmocka_unit_test(test_visible_nan),
     };
-    if (argc != 2 || !harness_open(argv[1])) {
-        fprintf(stderr, "usage: test_attend attn_cpu_ref.so\n");
-        return 2;
-    }
-    printf("seed %d\n", SEED);
-    return cmocka_run_group_tests(tests, NULL, close_plugin);
+    return harness_main(argc, argv, SEED, tests, sizeof tests / sizeof *tests);
 }

@@ -5,7 +5,6 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -349,13 +348,6 @@ static void test_gather(void **state)
     }
 }
 
-static int close_plugin(void **state)
-{
-    (void)state;
-    harness_close();
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -363,11 +355,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_gather),
     };
-    if (argc != 2 || !harness_open(argv[1])) {
-        fprintf(stderr, "usage: test_kernels attn_cpu_ref.so\n");
-        return 2;
-    }
-    random_seed(SEED);
-    printf("seed %d\n", SEED);
-    return cmocka_run_group_tests(tests, NULL, close_plugin);
+    return harness_main(argc, argv, SEED, tests, sizeof tests / sizeof *tests);
 }

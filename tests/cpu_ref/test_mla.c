@@ -5,7 +5,6 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -489,13 +488,6 @@ static void test_write_defects(void **state)
     }
 }
 
-static int close_plugin(void **state)
-{
-    (void)state;
-    harness_close();
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -503,11 +495,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_gather),        cmocka_unit_test(test_defects),
         cmocka_unit_test(test_write_defects),
     };
-    if (argc != 2 || !harness_open(argv[1])) {
-        fprintf(stderr, "usage: test_mla attn_cpu_ref.so\n");
-        return 2;
-    }
-    random_seed(SEED);
-    printf("seed %d\n", SEED);
-    return cmocka_run_group_tests(tests, NULL, close_plugin);
+    return harness_main(argc, argv, SEED, tests, sizeof tests / sizeof *tests);
 }

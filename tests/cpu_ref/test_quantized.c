@@ -5,7 +5,6 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -366,21 +365,8 @@ static void test_caches(void **state)
     }
 }
 
-static int close_plugin(void **state)
-{
-    (void)state;
-    harness_close();
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_caches)};
-    if (argc != 2 || !harness_open(argv[1])) {
-        fprintf(stderr, "usage: test_quantized attn_cpu_ref.so\n");
-        return 2;
-    }
-    random_seed(SEED);
-    printf("seed %d\n", SEED);
-    return cmocka_run_group_tests(tests, NULL, close_plugin);
+    return harness_main(argc, argv, SEED, tests, sizeof tests / sizeof *tests);
 }
