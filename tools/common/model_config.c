@@ -1,66 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model_config.h"
+#include "model_reading.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define MAX_FILE (16 << 20)
-#define MAX_LAYERS 1024
-
-void reading_fail(struct reading *r, const char *field, const char *format, ...)
-{
-    va_list arguments;
-    if (r->status != ATTN_OK) {
-        return; /* the first failure is told */
-    }
-    r->status = r->error->status = ATTN_ERROR_INVALID_ARGUMENT;
-    snprintf(r->error->field, sizeof r->error->field, "%s", field);
-    va_start(arguments, format);
-    vsnprintf(r->error->message, sizeof r->error->message, format, arguments);
-    va_end(arguments);
-}
-
-int32_t read_int(struct reading *r, const cJSON *object, const char *name, int32_t otherwise,
-                 int32_t min, int32_t max)
-{
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
-    if (item == NULL || cJSON_IsNull(item) || cJSON_IsFalse(item)) {
-        return otherwise;
-    }
-    if (!cJSON_IsNumber(item) || item->valuedouble != floor(item->valuedouble) ||
-        item->valuedouble < min || item->valuedouble > max) {
-        reading_fail(r, name, "%g; a whole number from %d to %d is allowed",
-                     cJSON_IsNumber(item) ? item->valuedouble : (double)NAN, min, max);
-        return otherwise > 0 ? otherwise : min;
-    }
-    return (int32_t)item->valuedouble;
-}
-
-double read_number(struct reading *r, const cJSON *object, const char *name, double otherwise)
-{
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
-    if (item == NULL || cJSON_IsNull(item)) {
-        return otherwise;
-    }
-    if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble) || item->valuedouble < 0 ||
-        item->valuedouble > 1e9) {
-        reading_fail(r, name, "%g; a number from 0 to 1e9 is allowed",
-                     cJSON_IsNumber(item) ? item->valuedouble : (double)NAN);
-        return otherwise;
-    }
-    return item->valuedouble;
-}
-
-const char *read_text(const cJSON *object, const char *name)
-{
-    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, name));
-    return text != NULL ? text : "";
-}
 
 struct model_layer *add_layer(struct reading *r, const char *prefix, int32_t index)
 {
@@ -336,68 +284,6 @@ void model_config_finish(struct model_config *config)
 {
     free(config->layers);
     *config = (struct model_config){.layers = NULL};
-}
-
-static bool same_sort(const struct model_layer *a, const struct model_layer *b)
-{
-    return a->tower == b->tower && a->desc.kind == b->desc.kind &&
-           a->desc.has_window == b->desc.has_window && a->desc.chunk_size == b->desc.chunk_size;
-}
-
-void model_config_keep(struct model_config *config, int32_t count)
-{
-    int32_t kept = 0, of_tower[2] = {0, 0}, sorts[2] = {0, 0};
-    bool first[MAX_LAYERS];
-    for (int32_t i = 0; i < config->num_layers; i++) {
-        first[i] = true;
-        for (int32_t j = 0; j < i; j++) {
-            first[i] &= !same_sort(&config->layers[i], &config->layers[j]);
-        }
-        sorts[config->layers[i].tower] += first[i];
-    }
-    for (int32_t i = 0; i < config->num_layers; i++) {
-        int32_t tower = config->layers[i].tower;
-        /* Room is left for the sorts that are still to come. */
-        bool room = of_tower[tower] + sorts[tower] < count;
-        sorts[tower] -= first[i];
-        if (first[i] || room) {
-            of_tower[tower]++;
-            config->layers[kept++] = config->layers[i];
-        }
-    }
-    config->num_layers = kept;
-    for (int32_t i = 0; i < kept; i++) { /* layers have moved, and what they point to with them */
-        struct model_layer *layer = &config->layers[i];
-        layer->desc.name = layer->name;
-        if (layer->desc.kind == ATTN_LAYER_GDN) {
-            layer->desc.next = &layer->gdn.ext;
-        } else if (layer->desc.kind == ATTN_LAYER_MLA ||
-                   layer->desc.kind == ATTN_LAYER_MLA_SPARSE) {
-            layer->desc.next = &layer->mla.ext;
-        }
-    }
-}
-
-const char *model_layer_kind(const struct attn_layer_desc *layer)
-{
-    static const char *const kinds[] = {"full", "encoder",    "encoder_only", "cross", "mm_encoder",
-                                        "mla",  "mla_sparse", "static_sink",  "gdn"};
-    if (layer->kind != ATTN_LAYER_DECODER) {
-        return kinds[layer->kind];
-    }
-    return layer->chunk_size > 0 ? "chunked" : layer->has_window ? "sliding" : "full";
-}
-
-void model_alibi_slopes(float *slopes, int32_t num_heads)
-{
-    int32_t power = 1;
-    while (2 * power <= num_heads) {
-        power *= 2;
-    }
-    for (int32_t h = 0; h < num_heads; h++) {
-        double exponent = h < power ? -8.0 * (h + 1) / power : -4.0 * (2 * (h - power) + 1) / power;
-        slopes[h] = (float)exp2(exponent);
-    }
 }
 
 void model_config_warn(const struct model_config *config, const char *tool, const char *file)

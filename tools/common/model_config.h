@@ -9,6 +9,8 @@
 #include <attn/status.h>
 #include <stdbool.h>
 
+#define MAX_LAYERS 1024 /* of a model */
+
 struct model_layer {
     struct attn_layer_desc desc;
     struct attn_mla_desc mla; /* linked from desc.next where the kind is MLA */
@@ -43,26 +45,5 @@ const char *model_layer_kind(const struct attn_layer_desc *layer);
 /* ALiBi slopes as BLOOM has them (Press et al. 2022): powers of 2^(-8/n), n the next lower power of
  * two. */
 void model_alibi_slopes(float *slopes, int32_t num_heads);
-
-/* For the readers of families (model_towers.c). */
-struct cJSON;
-struct reading {
-    struct model_config *config;
-    struct attn_error *error;
-    attn_status status;
-};
-
-/* The first failure is told. */
-void reading_fail(struct reading *r, const char *field, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-int32_t read_int(struct reading *r, const struct cJSON *object, const char *name, int32_t otherwise,
-                 int32_t min, int32_t max);
-double read_number(struct reading *r, const struct cJSON *object, const char *name,
-                   double otherwise);
-const char *read_text(const struct cJSON *object, const char *name);
-struct model_layer *add_layer(struct reading *r, const char *prefix, int32_t index);
-/* Heads, head size, scale and dtype of a plain transformer configuration. */
-void read_heads(struct reading *r, const struct cJSON *text, struct attn_layer_desc *desc);
-void read_tower(struct reading *r, const struct cJSON *root, const char *model_type);
 
 #endif

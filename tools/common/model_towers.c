@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "model_config.h"
+#include "model_reading.h"
 
 /* Of heads that share the hidden size: `field` is where that stands. */
 static int32_t size_of_heads(struct reading *r, const char *field, int32_t hidden, int32_t heads)

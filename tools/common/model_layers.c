@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What tools ask of layers that were read. */
+#include <math.h>
+
+#include "model_config.h"
+
+static bool same_sort(const struct model_layer *a, const struct model_layer *b)
+{
+    return a->tower == b->tower && a->desc.kind == b->desc.kind &&
+           a->desc.has_window == b->desc.has_window && a->desc.chunk_size == b->desc.chunk_size;
+}
+
+void model_config_keep(struct model_config *config, int32_t count)
+{
+    int32_t kept = 0, of_tower[2] = {0, 0}, sorts[2] = {0, 0};
+    bool first[MAX_LAYERS];
+    for (int32_t i = 0; i < config->num_layers; i++) {
+        first[i] = true;
+        for (int32_t j = 0; j < i; j++) {
+            first[i] &= !same_sort(&config->layers[i], &config->layers[j]);
+        }
+        sorts[config->layers[i].tower] += first[i];
+    }
+    for (int32_t i = 0; i < config->num_layers; i++) {
+        int32_t tower = config->layers[i].tower;
+        /* Room is left for the sorts that are still to come. */
+        bool room = of_tower[tower] + sorts[tower] < count;
+        sorts[tower] -= first[i];
+        if (first[i] || room) {
+            of_tower[tower]++;
+            config->layers[kept++] = config->layers[i];
+        }
+    }
+    config->num_layers = kept;
+    for (int32_t i = 0; i < kept; i++) { /* layers have moved, and what they point to with them */
+        struct model_layer *layer = &config->layers[i];
+        layer->desc.name = layer->name;
+        if (layer->desc.kind == ATTN_LAYER_GDN) {
+            layer->desc.next = &layer->gdn.ext;
+        } else if (layer->desc.kind == ATTN_LAYER_MLA ||
+                   layer->desc.kind == ATTN_LAYER_MLA_SPARSE) {
+            layer->desc.next = &layer->mla.ext;
+        }
+    }
+}
+
+const char *model_layer_kind(const struct attn_layer_desc *layer)
+{
+    static const char *const kinds[] = {"full", "encoder",    "encoder_only", "cross", "mm_encoder",
+                                        "mla",  "mla_sparse", "static_sink",  "gdn"};
+    if (layer->kind != ATTN_LAYER_DECODER) {
+        return kinds[layer->kind];
+    }
+    return layer->chunk_size > 0 ? "chunked" : layer->has_window ? "sliding" : "full";
+}
+
+void model_alibi_slopes(float *slopes, int32_t num_heads)
+{
+    int32_t power = 1;
+    while (2 * power <= num_heads) {
+        power *= 2;
+    }
+    for (int32_t h = 0; h < num_heads; h++) {
+        double exponent = h < power ? -8.0 * (h + 1) / power : -4.0 * (2 * (h - power) + 1) / power;
+        slopes[h] = (float)exp2(exponent);
+    }
+}
