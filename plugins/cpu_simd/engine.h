@@ -134,7 +134,7 @@ struct delta_engine {
     /* one output row of a causal convolution over `width` rows of x and weights, `stride` apart */
     void (*convolve)(float *y, const float *x, const float *weights, const float *bias,
                      int64_t stride, int32_t width, int32_t n, int with_silu);
-    float (*square_sum)(const float *row, int32_t n);
+    float (*dot)(const float *a, const float *b, int32_t n); /* n of COLUMN_MULTIPLE */
     void (*step)(const struct delta_args *args);
 };
 

@@ -32,24 +32,31 @@ struct gdn_scratch {
     float *kw;     /* [depth, C]: kt times decays */
     float *kk;     /* [C, C]: k k^T */
     float *qk;     /* [C, C]: q k^T */
+    float *by_r;   /* [C, C]: kk as the triangular system takes it, with a value head's decays */
+    float *by_q;   /* [C, C]: qk likewise */
     float *d;      /* [C, C]: decay from behind token j to token t */
-    float *state;  /* [depth, width]: S transposed; of a step S itself */
+    float *states; /* of each head of an item [depth, width]: S transposed; of a step S itself */
     float *raw;    /* [conv_width - 1 + C, wider of both]: inputs of the convolution */
-    float *taps;   /* [conv_width + 1, wider]: weights, then the bias */
+    const float *taps; /* of all heads of the mixed row [conv_width + 1, depth or width]: weights,
+                        * then the bias */
     float decay[GDN_CHUNK];
     float beta[GDN_CHUNK];
     float e[GDN_CHUNK]; /* decay from the chunk's beginning through token t */
 };
 
-/* gdn_inputs.c: rows of `count` tokens from `first` on, as the delta rule takes them */
+/* gdn_inputs.c: weights of the convolution of one of the 2 Hk + Hv heads of q, k and v */
+size_t gdn_taps_floats(const struct attn_gdn_desc *desc);
+void gdn_load_taps(const struct gdn *gdn, int32_t head, float *taps);
+/* Rows of `count` tokens from `first` on, as the delta rule takes them. */
 void gdn_load_qk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
-                 int32_t count, int32_t head, struct gdn_scratch *scratch);
+                 int32_t count, int32_t key_head, struct gdn_scratch *scratch);
 void gdn_load_v(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                 int32_t count, int32_t head, struct gdn_scratch *scratch);
 void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                     int32_t count, int32_t head, struct gdn_scratch *scratch);
-/* The window of one channel after the step. */
-void gdn_roll_window(const struct gdn *gdn, const struct gdn_request *request, int64_t channel);
+/* The windows of channels .. end - 1 after the step. */
+void gdn_roll_window(const struct gdn *gdn, const struct gdn_request *request, int64_t channel,
+                     int64_t end);
 
 /* gdn_arguments.c */
 attn_status check_gated_delta(const struct attn_attend_args *args, struct attn_error *error);

@@ -14,6 +14,36 @@ static float load_element(const void *memory, int32_t element, int64_t i)
                                     : bf16_to_f32(((const uint16_t *)memory)[i]);
 }
 
+/* Numbers that lie [column][place] in memory, columns `bytes` and places `step` elements apart. */
+struct columns {
+    const char *first;
+    int64_t bytes, step;
+    int32_t element;
+};
+
+/* rows[i][c] = columns[c][i]; rows lie `stride` floats apart. */
+static void transpose(const struct columns *columns, int32_t num_columns, int32_t places,
+                      float *rows, int64_t stride)
+{
+    const char *from = columns->first;
+    int64_t bytes = columns->bytes, step = columns->step;
+#define EACH(type, number)                                                                         \
+    for (int32_t c = 0; c < num_columns; c++) {                                                    \
+        const type *x = (const type *)(from + c * bytes);                                          \
+        for (int32_t i = 0; i < places; i++) {                                                     \
+            rows[i * stride + c] = number(x[i * step]);                                            \
+        }                                                                                          \
+    }
+    if (columns->element == ELEMENT_F32) {
+        EACH(float, )
+    } else if (columns->element == ELEMENT_F16) {
+        EACH(uint16_t, f16_to_f32)
+    } else {
+        EACH(uint16_t, bf16_to_f32)
+    }
+#undef EACH
+}
+
 static void store_element(void *memory, int32_t element, int64_t i, float x)
 {
     if (element == ELEMENT_F32) {
@@ -40,94 +70,120 @@ static int64_t window_entry(const struct gdn *gdn, const struct gdn_request *req
     return request->from + gdn->desc->conv_width - 1 + t;
 }
 
-/* Inputs of the channels at tokens first .. first+rows-1; those before the step come out of the
- * window. */
-static void load_raw(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
-                     int32_t rows, int64_t channel, int32_t count, int64_t stride, float *raw)
+/* A head's channels of the mixed row: those of q, then of k, then of v. */
+struct head_channels {
+    int64_t first;
+    int32_t size, padded;
+    size_t taps; /* floats before its own */
+};
+
+static struct head_channels channels_of(const struct attn_gdn_desc *desc, int32_t head)
 {
-    const struct attn_tensor *mixed = gdn->io->mixed_qkv;
-    int32_t element = element_of_any(mixed);
-    int32_t before = first < 0 ? (int32_t)(-first < rows ? -first : rows) : 0;
-    memset(raw, 0, (size_t)rows * (size_t)stride * sizeof(float));
-    for (int32_t c = 0; c < count && before > 0 && request->has_state; c++) {
-        const void *window = window_of(gdn, request, channel + c);
-        for (int32_t i = 0; i < before; i++) {
-            int64_t entry = window_entry(gdn, request, first + i);
-            raw[i * stride + c] = load_element(window, gdn_activation(gdn), entry);
-        }
-    }
-    for (int32_t i = before; i < rows; i++) {
-        const char *row = tensor_row(mixed, request->first_row + first + i, 0);
-        gdn_variant(gdn)->f32->unpack[element](raw + i * stride,
-                                               row + channel * element_bytes[element], count);
-    }
+    int32_t keys = 2 * desc->num_k_heads, before = head < keys ? head : keys;
+    size_t rows = (size_t)desc->conv_width + 1;
+    size_t depth = (size_t)round_up(desc->head_size_k, COLUMN_MULTIPLE);
+    size_t width = (size_t)round_up(desc->head_size_v, COLUMN_MULTIPLE);
+    return (struct head_channels){
+        .first = (int64_t)before * desc->head_size_k + (int64_t)(head - before) * desc->head_size_v,
+        .size = head < keys ? desc->head_size_k : desc->head_size_v,
+        .padded = (int32_t)(head < keys ? depth : width),
+        .taps = rows * ((size_t)before * depth + (size_t)(head - before) * width)};
 }
 
-static void load_taps(const struct gdn *gdn, int64_t channel, int32_t count, int64_t stride,
-                      float *taps)
+size_t gdn_taps_floats(const struct attn_gdn_desc *desc)
+{
+    return desc->conv_width > 0 ? channels_of(desc, 2 * desc->num_k_heads + desc->num_v_heads).taps
+                                : 0;
+}
+
+void gdn_load_taps(const struct gdn *gdn, int32_t head, float *taps)
 {
     const struct attn_tensor *weight = gdn->weights->conv_weight;
     const struct attn_tensor *bias = gdn->weights->conv_bias;
-    int32_t element = element_of_any(weight), width = gdn->desc->conv_width;
-    int64_t tap = tensor_stride(weight, 1);
-    memset(taps, 0, (size_t)(width + 1) * (size_t)stride * sizeof(float));
-    for (int32_t c = 0; c < count; c++) {
-        const void *row = tensor_row(weight, channel + c, 0);
-        for (int32_t i = 0; i < width; i++) {
-            taps[i * stride + c] = load_element(row, element, i * tap);
-        }
-        if (bias != NULL) {
-            taps[width * stride + c] = tensor_element(bias, 0, channel + c);
-        }
+    const struct head_channels channels = channels_of(gdn->desc, head);
+    int32_t width = gdn->desc->conv_width;
+    float *rows = taps + channels.taps;
+    const struct columns weights = {.first = tensor_row(weight, channels.first, 0),
+                                    .bytes = tensor_stride(weight, 0) * (weight->dtype.bits / 8),
+                                    .step = tensor_stride(weight, 1),
+                                    .element = element_of_any(weight)};
+    memset(rows, 0, (size_t)(width + 1) * (size_t)channels.padded * sizeof(float));
+    transpose(&weights, channels.size, width, rows, channels.padded);
+    for (int32_t c = 0; c < channels.size && bias != NULL; c++) {
+        rows[(int64_t)width * channels.padded + c] = tensor_element(bias, 0, channels.first + c);
     }
 }
 
-/* Rows of one head: of `plain`, or convolved from channels of the mixed row. */
-static void load_rows(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
-                      int32_t count, const struct attn_tensor *plain, int64_t head, int64_t channel,
-                      int32_t size, struct gdn_scratch *scratch, float *rows)
+/* Inputs of the channels at tokens first .. first+rows-1; those before the step come out of the
+ * window. */
+static void load_raw(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
+                     int32_t rows, const struct head_channels *channels, float *raw)
 {
-    int32_t padded = round_up(size, COLUMN_MULTIPLE);
-    int32_t width = gdn->desc->conv_width;
+    const struct attn_tensor *mixed = gdn->io->mixed_qkv;
+    int32_t element = element_of_any(mixed), stride = channels->padded;
+    int32_t before = first < 0 ? (int32_t)(-first < rows ? -first : rows) : 0;
+    if (before > 0 && (!request->has_state || channels->size < stride)) {
+        memset(raw, 0, (size_t)before * (size_t)stride * sizeof(float));
+    }
+    if (before > 0 && request->has_state) {
+        const int32_t stored = gdn_activation(gdn);
+        const struct columns window = {
+            .first = (const char *)window_of(gdn, request, channels->first) +
+                     window_entry(gdn, request, first) * element_bytes[stored],
+            .bytes = gdn->args->v_cache->stride_head,
+            .step = 1,
+            .element = stored};
+        transpose(&window, channels->size, before, raw, stride);
+    }
+    for (int32_t i = before; i < rows; i++) {
+        const char *row = tensor_row(mixed, request->first_row + first + i, 0);
+        float *to = raw + (int64_t)i * stride;
+        gdn_variant(gdn)->f32->unpack[element](to, row + channels->first * element_bytes[element],
+                                               channels->size);
+        memset(to + channels->size, 0, (size_t)(stride - channels->size) * sizeof(float));
+    }
+}
+
+/* Rows of a head, counted as in channels_of: of `plain`, or convolved from the mixed row. */
+static void load_rows(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
+                      int32_t count, const struct attn_tensor *plain, int64_t plain_head,
+                      int32_t head, struct gdn_scratch *scratch, float *rows)
+{
+    const struct head_channels channels = channels_of(gdn->desc, head);
+    int32_t padded = channels.padded, width = gdn->desc->conv_width;
     if (width > 0) {
-        load_taps(gdn, channel, size, padded, scratch->taps);
-        load_raw(gdn, request, first - (width - 1), count + width - 1, channel, size, padded,
-                 scratch->raw);
+        const float *taps = scratch->taps + channels.taps;
+        load_raw(gdn, request, first - (width - 1), count + width - 1, &channels, scratch->raw);
         for (int32_t t = 0; t < count; t++) {
-            gdn_variant(gdn)->delta->convolve(rows + (int64_t)t * padded,
-                                              scratch->raw + (int64_t)t * padded, scratch->taps,
-                                              scratch->taps + (int64_t)width * padded, padded,
-                                              width, padded, gdn->desc->conv_silu);
+            gdn_variant(gdn)->delta->convolve(
+                rows + (int64_t)t * padded, scratch->raw + (int64_t)t * padded, taps,
+                taps + (int64_t)width * padded, padded, width, padded, gdn->desc->conv_silu);
         }
         return;
     }
     for (int32_t t = 0; t < count; t++) {
         float *row = rows + (int64_t)t * padded;
         gdn_variant(gdn)->f32->unpack[element_of_any(plain)](
-            row, tensor_row(plain, request->first_row + first + t, head), size);
-        memset(row + size, 0, (size_t)(padded - size) * sizeof(float));
+            row, tensor_row(plain, request->first_row + first + t, plain_head), channels.size);
+        memset(row + channels.size, 0, (size_t)(padded - channels.size) * sizeof(float));
     }
 }
 
 void gdn_load_qk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
-                 int32_t count, int32_t head, struct gdn_scratch *scratch)
+                 int32_t count, int32_t key_head, struct gdn_scratch *scratch)
 {
     const struct attn_gdn_desc *desc = gdn->desc;
     const struct variant *variant = gdn_variant(gdn);
-    int64_t key_head = head / (desc->num_v_heads / desc->num_k_heads);
-    int64_t at = key_head * desc->head_size_k;
-    int64_t keys = (int64_t)desc->num_k_heads * desc->head_size_k;
-    load_rows(gdn, request, first, count, gdn->args->q, key_head, at, desc->head_size_k, scratch,
-              scratch->q);
-    load_rows(gdn, request, first, count, gdn->args->k, key_head, keys + at, desc->head_size_k,
+    load_rows(gdn, request, first, count, gdn->args->q, key_head, key_head, scratch, scratch->q);
+    load_rows(gdn, request, first, count, gdn->args->k, key_head, desc->num_k_heads + key_head,
               scratch, scratch->k);
     for (int32_t t = 0; t < count; t++) {
         float *q = scratch->q + (int64_t)t * scratch->depth;
         float *k = scratch->k + (int64_t)t * scratch->depth;
         float by = gdn->args->layer->scale;
         if (desc->qk_l2norm) {
-            by /= sqrtf(variant->delta->square_sum(q, scratch->depth) + L2_EPSILON);
-            float norm = sqrtf(variant->delta->square_sum(k, scratch->depth) + L2_EPSILON);
+            by /= sqrtf(variant->delta->dot(q, q, scratch->depth) + L2_EPSILON);
+            float norm = sqrtf(variant->delta->dot(k, k, scratch->depth) + L2_EPSILON);
             variant->scale_row(k, 1.0f / norm, scratch->depth);
         }
         variant->scale_row(q, by, scratch->depth);
@@ -137,22 +193,20 @@ void gdn_load_qk(const struct gdn *gdn, const struct gdn_request *request, int64
 void gdn_load_v(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                 int32_t count, int32_t head, struct gdn_scratch *scratch)
 {
-    const struct attn_gdn_desc *desc = gdn->desc;
-    int64_t channel =
-        2 * (int64_t)desc->num_k_heads * desc->head_size_k + (int64_t)head * desc->head_size_v;
-    load_rows(gdn, request, first, count, gdn->args->v, head, channel, desc->head_size_v, scratch,
-              scratch->v);
+    load_rows(gdn, request, first, count, gdn->args->v, head, 2 * gdn->desc->num_k_heads + head,
+              scratch, scratch->v);
 }
 
 /* g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b). */
 void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                     int32_t count, int32_t head, struct gdn_scratch *scratch)
 {
+    double rate = -exp((double)gdn->weights->a_log[head]);
     for (int32_t t = 0; t < count; t++) {
         int64_t row = request->first_row + first + t;
         double x = (double)tensor_element(gdn->io->a, row, head) + gdn->weights->dt_bias[head];
         double softplus = x > SOFTPLUS_THRESHOLD ? x : log1p(exp(x));
-        scratch->decay[t] = (float)exp(-exp((double)gdn->weights->a_log[head]) * softplus);
+        scratch->decay[t] = (float)exp(rate * softplus);
         scratch->beta[t] = (float)(1 / (1 + exp(-(double)tensor_element(gdn->io->b, row, head))));
     }
 }
@@ -160,21 +214,36 @@ void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, in
 /* With h the conv_width - 1 inputs before the step and x its own, the window becomes the last
  * conv_width - 1 of (h, x); a speculative step keeps (h, x) without its first, so that the window
  * after token i begins at entry i. Entries are read no earlier than they are written. */
-void gdn_roll_window(const struct gdn *gdn, const struct gdn_request *request, int64_t channel)
+void gdn_roll_window(const struct gdn *gdn, const struct gdn_request *request, int64_t channel,
+                     int64_t end)
 {
     const struct attn_tensor *mixed = gdn->io->mixed_qkv;
+    int32_t stored = gdn_activation(gdn), given = element_of_any(mixed);
     int64_t history = gdn->desc->conv_width - 1, tokens = request->num_tokens;
     int64_t skipped = request->keeps_all ? 1 : tokens;
-    int64_t count = history + tokens - skipped;
-    void *window = window_of(gdn, request, channel);
-    for (int64_t i = 0; i < count; i++) {
-        int64_t t = skipped + i - history;
-        float x = 0.0f;
-        if (t >= 0) {
-            x = tensor_element(mixed, request->first_row + t, channel);
-        } else if (request->has_state) {
-            x = load_element(window, gdn_activation(gdn), window_entry(gdn, request, t));
+    int64_t kept = history > skipped ? history - skipped : 0, from = request->from + skipped;
+    int64_t fresh = tokens + history - skipped - kept;
+    const char *row = tensor_row(mixed, request->first_row + tokens - fresh, 0);
+    int64_t row_bytes = tensor_stride(mixed, 0) * element_bytes[given];
+    for (; channel < end; channel++) {
+        void *window = window_of(gdn, request, channel);
+#define MOVE(type)                                                                                 \
+    for (int64_t i = 0; i < kept; i++) {                                                           \
+        ((type *)window)[i] = request->has_state ? ((type *)window)[from + i] : 0;                 \
+    }
+        if (stored == ELEMENT_F32) {
+            MOVE(float)
+        } else {
+            MOVE(uint16_t)
         }
-        store_element(window, gdn_activation(gdn), i, x);
+#undef MOVE
+        for (int64_t i = 0; i < fresh; i++) {
+            const char *x = row + i * row_bytes + channel * element_bytes[given];
+            if (stored == given && stored != ELEMENT_F32) {
+                ((uint16_t *)window)[kept + i] = *(const uint16_t *)x;
+            } else {
+                store_element(window, stored, kept + i, load_element(x, given, 0));
+            }
+        }
     }
 }

@@ -27,12 +27,11 @@ static void delta_convolve(float *y, const float *x, const float *weights, const
     }
 }
 
-static float delta_square_sum(const float *row, int32_t n)
+static float delta_dot(const float *a, const float *b, int32_t n)
 {
     vf sum = vf_set1(0.0f);
     for (int32_t i = 0; i < n; i += VF_WIDTH) {
-        vf x = vf_load(row + i);
-        sum = vf_fma(x, x, sum);
+        sum = vf_fma(vf_load(a + i), vf_load(b + i), sum);
     }
     return vf_sum(sum);
 }
@@ -80,6 +79,6 @@ static void delta_step(const struct delta_args *args)
 }
 
 static const struct delta_engine delta_operations = {
-    .convolve = delta_convolve, .square_sum = delta_square_sum, .step = delta_step};
+    .convolve = delta_convolve, .dot = delta_dot, .step = delta_step};
 
 #endif
