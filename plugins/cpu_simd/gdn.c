@@ -42,8 +42,7 @@ static size_t scratch_place(const struct attn_gdn_desc *desc, char *memory, stru
     PLACE(k, GDN_CHUNK * depth);
     PLACE(v, GDN_CHUNK * width);
     PLACE(o, GDN_CHUNK * width);
-    PLACE(kt, depth * GDN_CHUNK);
-    PLACE(kw, depth * GDN_CHUNK);
+    PLACE(kt, depth * TILE_KEYS);
     PLACE(kk, (size_t)GDN_CHUNK * GDN_CHUNK);
     PLACE(qk, (size_t)GDN_CHUNK * GDN_CHUNK);
     PLACE(by_r, (size_t)GDN_CHUNK * GDN_CHUNK);
@@ -152,7 +151,7 @@ static void store_state(const struct gdn *gdn, const struct gdn_request *request
 }
 
 /* What is above the diagonal is not computed but for whole blocks of this many tokens. */
-#define TRIANGLE_ROWS 32
+#define TRIANGLE_ROWS 30
 
 /* One chunk of C tokens. With D[t][j] the decay from behind token j to token t, E[t] that from the
  * chunk's beginning, and S its first state:
@@ -166,21 +165,35 @@ static void load_keys(const struct gdn *gdn, const struct gdn_request *request, 
 {
     const struct engine *engine = gdn_variant(gdn)->f32;
     gdn_load_qk(gdn, request, first, count, key_head, s);
-    for (int32_t i = 0; i < s->depth; i++) {
-        float *row = s->kt + (int64_t)i * GDN_CHUNK;
-        for (int32_t t = 0; t < count; t++) {
-            row[t] = s->k[(int64_t)t * s->depth + i];
-        }
-        memset(row + count, 0, (size_t)(GDN_CHUNK - count) * sizeof(float));
+    const void *keys[GDN_CHUNK];
+    for (int32_t t = 0; t < count; t++) {
+        keys[t] = s->k + (int64_t)t * s->depth;
     }
+    engine->pack_keys(s->kt, keys, count, round_up(count, COLUMN_MULTIPLE), s->depth);
     for (int32_t t = 0; t < count; t += TRIANGLE_ROWS) {
         int32_t rows = at_most(TRIANGLE_ROWS, count - t);
         int32_t columns = round_up(t + rows, COLUMN_MULTIPLE);
         engine->gemm(s->kk + (int64_t)t * GDN_CHUNK, GDN_CHUNK, s->k + (int64_t)t * s->depth,
-                     s->depth, s->kt, GDN_CHUNK, rows, columns, s->depth, 0);
+                     s->depth, s->kt, TILE_KEYS, rows, columns, s->depth, 0);
         engine->gemm(s->qk + (int64_t)t * GDN_CHUNK, GDN_CHUNK, s->q + (int64_t)t * s->depth,
-                     s->depth, s->kt, GDN_CHUNK, rows, columns, s->depth, 0);
+                     s->depth, s->kt, TILE_KEYS, rows, columns, s->depth, 0);
     }
+}
+
+/* Row t of D, from the row before it, and the products with what k and q give. */
+static void decay_row(float *restrict d, int32_t t, float decay, float minus_beta,
+                      const float *restrict kk, const float *restrict qk, float *restrict by_r,
+                      float *restrict by_q)
+{
+    for (int32_t j = 0; j < t; j++) {
+        float by = d[j - GDN_CHUNK] * decay;
+        d[j] = by;
+        by_r[j] = minus_beta * by * kk[j];
+        by_q[j] = by * qk[j];
+    }
+    d[t] = 1.0f;
+    by_q[t] = qk[t];
+    memset(by_q + t + 1, 0, (size_t)(GDN_CHUNK - 1 - t) * sizeof(float));
 }
 
 static void load_values(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
@@ -190,20 +203,13 @@ static void load_values(const struct gdn *gdn, const struct gdn_request *request
     gdn_load_gates(gdn, request, first, count, head, s);
     for (int32_t t = 0; t < count; t++) {
         int64_t row = (int64_t)t * GDN_CHUNK;
-        float *d = s->d + row;
-        for (int32_t j = 0; j < t; j++) {
-            d[j] = d[j - GDN_CHUNK] * s->decay[t];
-            s->by_r[row + j] = -s->beta[t] * d[j] * s->kk[row + j];
-            s->by_q[row + j] = d[j] * s->qk[row + j];
-        }
-        d[t] = 1.0f;
-        s->by_q[row + t] = s->qk[row + t];
-        memset(s->by_q + row + t + 1, 0, (size_t)(GDN_CHUNK - 1 - t) * sizeof(float));
+        decay_row(s->d + row, t, s->decay[t], -s->beta[t], s->kk + row, s->qk + row, s->by_r + row,
+                  s->by_q + row);
         s->e[t] = t > 0 ? s->e[t - 1] * s->decay[t] : s->decay[t];
     }
 }
 
-#define SOLVE_ROWS 8 /* of the triangular system, taken through one gemm from what is solved */
+#define SOLVE_ROWS 6 /* of the triangular system, taken through one gemm from what is solved */
 
 /* v becomes r. */
 static void solve_chunk(const struct gdn *gdn, int32_t count, const float *state,
@@ -250,14 +256,13 @@ static void write_chunk(const struct gdn *gdn, const struct gdn_request *request
     for (int32_t t = 0; t < count; t++) {
         store_out(gdn, request, first + t, head, s->o + (int64_t)t * width);
     }
-    const float *decays = s->d + (int64_t)last * GDN_CHUNK;
+    for (int32_t t = 0; t < last; t++) { /* r as it is left at the chunk's end */
+        variant->scale_row(s->v + (int64_t)t * width, s->d[(int64_t)last * GDN_CHUNK + t], width);
+    }
     for (int32_t i = 0; i < s->depth; i++) {
-        for (int32_t j = 0; j < count; j++) {
-            s->kw[(int64_t)i * GDN_CHUNK + j] = s->kt[(int64_t)i * GDN_CHUNK + j] * decays[j];
-        }
         variant->scale_row(state + (int64_t)i * width, s->e[last], width);
     }
-    variant->f32->gemm(state, width, s->kw, GDN_CHUNK, s->v, width, s->depth, width, count, 1);
+    variant->f32->gemm(state, width, s->kt, TILE_KEYS, s->v, width, s->depth, width, count, 1);
 }
 
 static void run_chunks(const struct gdn *gdn, const struct gdn_request *request, int32_t head,

@@ -28,8 +28,7 @@ struct gdn_scratch {
     float *k;      /* [C, depth] */
     float *v;      /* [C, width]; r of the chunk replaces it */
     float *o;      /* [C, width] */
-    float *kt;     /* [depth, C]: k transposed */
-    float *kw;     /* [depth, C]: kt times decays */
+    float *kt;     /* [depth, TILE_KEYS]: k transposed */
     float *kk;     /* [C, C]: k k^T */
     float *qk;     /* [C, C]: q k^T */
     float *by_r;   /* [C, C]: kk as the triangular system takes it, with a value head's decays */
