@@ -6,6 +6,7 @@
 
 #define L2_EPSILON 1e-6f
 #define SOFTPLUS_THRESHOLD 20
+#define ROWS_AHEAD 8 /* of the mixed row, which lie too far apart for the hardware to follow */
 
 static float load_element(const void *memory, int32_t element, int64_t i)
 {
@@ -135,9 +136,16 @@ static void load_raw(const struct gdn *gdn, const struct gdn_request *request, i
             .element = stored};
         transpose(&window, channels->size, before, raw, stride);
     }
+    int64_t row_bytes = tensor_stride(mixed, 0) * element_bytes[element];
+    int64_t first_byte = channels->first * element_bytes[element];
+    int32_t bytes = channels->size * element_bytes[element];
     for (int32_t i = before; i < rows; i++) {
         const char *row = tensor_row(mixed, request->first_row + first + i, 0);
         float *to = raw + (int64_t)i * stride;
+        const char *ahead = row + ROWS_AHEAD * row_bytes + first_byte;
+        for (int32_t at = 0; i + ROWS_AHEAD < rows && at < bytes; at += 64) {
+            __builtin_prefetch(ahead + at);
+        }
         gdn_variant(gdn)->f32->unpack[element](to, row + channels->first * element_bytes[element],
                                                channels->size);
         memset(to + channels->size, 0, (size_t)(stride - channels->size) * sizeof(float));
