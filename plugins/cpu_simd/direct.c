@@ -1,31 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The direct (decode) path: one query, its group's heads as rows, keys and values read in place and
  * once. Per KV head and key, D 128, bf16: 512 bytes and 1 KiFLOP per query head, so the memory
- * bounds it; the next tile's rows are prefetched through the block table while this one is
- * computed. */
-#include "internal.h"
-
-#define LINE_BYTES 64
-
-struct direct {
-    const struct attend_run *run;
-    const struct work_item *item;
-    char *scratch;
-    const void **key_rows;
-    const void **value_rows;
-    const void **next_keys; /* of the tile to come */
-    const void **next_values;
-    const void **staged_rows;
-    const void **key_scales; /* of the item's first head, where they are kept beside rows */
-    const void **value_scales;
-    const void **next_key_scales;
-    const void **next_value_scales;
-    float *key_scale; /* of the head at hand */
-    float *value_scale;
-    int32_t *key_zero; /* likewise, of int4 rows read in place */
-    int32_t *value_zero;
-    int32_t rows_padded; /* rows of a head in q and the accumulator */
-};
+ * bounds it.
+ *
+ * A tile is 64 keys. The scores of all its heads are taken before their values, in the order in
+ * which memory has them: with heads apart (HND) head by head, with a token's heads side by side
+ * (NHD) some tokens at a time. */
+#include "direct.h"
 
 static int32_t rows_of_group(const struct problem *problem)
 {
@@ -77,88 +58,27 @@ static const void **head_rows(const struct direct *direct, const struct row_sour
     return direct->staged_rows;
 }
 
-/* Rows of one kind to prefetch: `keys` rows of `source` at rows[] + offset, `heads` heads of each.
- */
-static void prefetch_rows(struct direct_args *args, const struct row_source *source,
-                          const void **rows, int64_t offset, int32_t keys, int32_t heads)
-{
-    int64_t bytes = heads > 1 ? heads * source->stride_head : source->row_bytes;
-    args->next_rows = (const char *const *)rows;
-    args->next_offset = offset;
-    args->next_keys = source->pack == 0 ? keys : 0;
-    args->next_lines = (int32_t)((bytes + 63) / 64);
-}
-
-static bool heads_side_by_side(const struct direct *direct, const struct row_source *source)
-{
-    return direct->item->num_heads > 1 && source->stride_slot > source->stride_head;
-}
-
-/* This head's share of the next tile's tokens, all heads of each. */
-static void prefetch_share(const struct direct *direct, struct direct_args *args,
-                           const struct row_source *source, const void **next_rows, int32_t h,
-                           int32_t next_n)
-{
-    int32_t heads = direct->item->num_heads;
-    int32_t from = next_n * h / heads;
-    prefetch_rows(args, source, next_rows + from, 0, next_n * (h + 1) / heads - from, heads);
-}
-
-/* What to prefetch during the scores of head h: with heads apart (HND) its values, so that only
- * two heads' rows compete for the nearest cache. */
-static void prefetch_in_scores(const struct direct *direct, struct direct_args *args, int32_t h,
-                               int32_t n, int32_t next_n)
-{
-    const struct row_source *source = &direct->run->problem.keys;
-    if (heads_side_by_side(direct, source)) {
-        prefetch_share(direct, args, source, direct->next_keys, h, next_n);
-        return;
-    }
-    if (direct->run->problem.latent != NULL) { /* its values are its keys */
-        prefetch_rows(args, source, direct->next_keys, 0, next_n / 2, 1);
-        return;
-    }
-    source = &direct->run->problem.values;
-    prefetch_rows(args, source, direct->value_rows, h * source->stride_head, n, 1);
-}
-
-/* And during its values: the next head's keys, behind the last one the next tile's first. */
-static void prefetch_in_values(const struct direct *direct, struct direct_args *args, int32_t h,
-                               int32_t n, int32_t next_n)
-{
-    const struct row_source *source = &direct->run->problem.values;
-    if (heads_side_by_side(direct, source)) {
-        prefetch_share(direct, args, source, direct->next_values, h, next_n);
-        return;
-    }
-    source = &direct->run->problem.keys;
-    if (direct->run->problem.latent != NULL) {
-        prefetch_rows(args, source, direct->next_keys + next_n / 2, 0, next_n - next_n / 2, 1);
-    } else if (h + 1 < direct->item->num_heads) {
-        prefetch_rows(args, source, direct->key_rows, (h + 1) * source->stride_head, n, 1);
-    } else {
-        prefetch_rows(args, source, direct->next_keys, 0, next_n, 1);
-    }
-}
-
-static void direct_softmax(const struct direct *direct, int32_t head, int32_t n, int32_t index)
+static void direct_softmax(const struct direct *direct, const struct direct_step *step,
+                           float *scores)
 {
     const struct problem *problem = &direct->run->problem;
     const struct layer_shape *shape = &problem->shape;
     const struct scratch_layout *at = &direct->run->layout;
+    int32_t index = step->head * direct->rows_padded;
     int32_t low[DIRECT_ROWS] = {0};
     int32_t high[DIRECT_ROWS];
     for (int32_t r = 0; r < DIRECT_ROWS; r++) {
-        high[r] = n;
+        high[r] = step->n;
     }
+    float factor = key_factor(problem, direct->item->head + step->head);
     float *rescale = (float *)(direct->scratch + at->rescale);
     struct softmax_args softmax = {
-        .scores = (float *)(direct->scratch + at->scores),
+        .scores = scores,
         .rows = shape->group,
-        .end = round_up(n, COLUMN_MULTIPLE),
+        .end = round_up(step->n, COLUMN_MULTIPLE),
         .low = low,
         .high = high,
-        .factor = problem->terms ? LOG2_E : key_factor(problem, head) * LOG2_E,
+        .factor = problem->terms ? LOG2_E : factor * LOG2_E,
         .reference = (float *)(direct->scratch + at->reference) + index,
         .sum = (float *)(direct->scratch + at->sum) + index,
         .rescale = rescale,
@@ -175,46 +95,59 @@ static void direct_softmax(const struct direct *direct, int32_t head, int32_t n,
     }
 }
 
-/* Head h of the item on the tile of keys first .. first+n-1; next_n keys stand in the next tile. */
-static void direct_tile(const struct direct *direct, int32_t h, int32_t first, int32_t n,
-                        int32_t next_n)
+static float *step_scores(const struct direct *direct, const struct direct_step *step)
 {
-    const struct attend_run *run = direct->run;
-    const struct problem *problem = &run->problem;
+    return (float *)(direct->scratch + direct->run->layout.scores) +
+           (int64_t)(step->head - step->first_head) * direct->rows_padded * SCORE_STRIDE;
+}
+
+static void step_of_scores(const struct direct *direct, const struct direct_step *step)
+{
+    const struct problem *problem = &direct->run->problem;
     const struct layer_shape *shape = &problem->shape;
-    const struct engine *engine = shape->engine;
-    const struct scratch_layout *at = &run->layout;
-    int32_t index = h * direct->rows_padded;
-    int32_t head = direct->item->head + h;
-    float *scores = (float *)(direct->scratch + at->scores);
-    float *accumulator =
-        (float *)(direct->scratch + at->accumulator) + (int64_t)index * shape->width_padded;
-    const char *q =
-        direct->scratch + at->q + (int64_t)index * shape->depth_padded * engine->element_bytes;
-    struct direct_args args = {.keys = n,
+    const struct scratch_layout *at = &direct->run->layout;
+    int32_t index = step->head * direct->rows_padded;
+    const char *q = direct->scratch + at->q +
+                    (int64_t)index * shape->depth_padded * shape->engine->element_bytes;
+    struct direct_args args = {.keys = step->keys,
                                .rows = direct->rows_padded,
                                .q_scale = (float *)(direct->scratch + at->q_scale) + index,
                                .depth = shape->depth_padded,
                                .zero_row = direct->scratch + at->zero_row,
                                .zeros = direct->key_zero,
                                .element = problem->keys.element};
-    const void **rows = head_rows(direct, &problem->keys, direct->key_rows, h, n, at->stage_keys,
-                                  shape->depth_padded, direct->key_scale, &args.offset);
+    const void **rows =
+        head_rows(direct, &problem->keys, direct->key_rows + step->from, step->head, step->keys,
+                  at->stage_keys, shape->depth_padded, direct->key_scale, &args.offset);
     args.key_rows = (const char *const *)rows;
-    prefetch_in_scores(direct, &args, h, n, next_n);
-    problem->keys.direct->scores(scores, q, &args);
-    if (problem->terms) {
-        direct_terms(direct, head, first, n, scores);
+    ahead_of_scores(direct, step, &args);
+    problem->keys.direct->scores(step_scores(direct, step) + step->from, q, &args);
+}
+
+static void step_of_values(const struct direct *direct, const struct direct_step *step)
+{
+    const struct problem *problem = &direct->run->problem;
+    const struct layer_shape *shape = &problem->shape;
+    const struct scratch_layout *at = &direct->run->layout;
+    float *accumulator = (float *)(direct->scratch + at->accumulator) +
+                         (int64_t)step->head * direct->rows_padded * shape->width_padded;
+    struct direct_args args = {.keys = step->keys,
+                               .rows = direct->rows_padded,
+                               .depth = shape->width_padded,
+                               .zero_row = direct->scratch + at->zero_row,
+                               .zeros = direct->value_zero,
+                               .element = problem->values.element};
+    const void **rows =
+        head_rows(direct, &problem->values, direct->value_rows + step->from, step->head, step->keys,
+                  at->stage_values, shape->width_padded, direct->value_scale, &args.offset);
+    float *scores = step_scores(direct, step);
+    if (step->from == 0) {
+        direct_softmax(direct, step, scores);
     }
-    rows = head_rows(direct, &problem->values, direct->value_rows, h, n, at->stage_values,
-                     shape->width_padded, direct->value_scale, &args.offset);
-    direct_softmax(direct, head, n, index);
-    args.depth = shape->width_padded;
-    args.zeros = direct->value_zero;
-    args.element = problem->values.element;
     args.key_rows = (const char *const *)rows;
-    prefetch_in_values(direct, &args, h, n, next_n);
-    problem->values.direct->values(accumulator, scores, &args);
+    ahead_of_values(direct, step, &args);
+    problem->values.direct->values(
+        accumulator, (const char *)scores + step->from * shape->engine->element_bytes, &args);
 }
 
 static void direct_init(struct direct *direct, const struct attend_run *run,
@@ -241,6 +174,11 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
         .value_zero = (int32_t *)(scratch + at->value_zero),
         .rows_padded = rows_of_group(&run->problem),
     };
+    const struct row_source *keys = &run->problem.keys;
+    const struct row_source *values = &run->problem.values;
+    direct->bunch = at_most(item->num_heads, DIRECT_SCORE_ROWS / direct->rows_padded);
+    direct->side_by_side = direct->bunch > 1 && keys->stride_slot > keys->stride_head &&
+                           values->stride_slot > values->stride_head;
     int32_t rows = direct->rows_padded * item->num_heads;
     float *q_scale = (float *)(scratch + at->q_scale);
     memset(q_scale, 0, (size_t)rows * sizeof(float));
@@ -259,7 +197,8 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
            (size_t)at_least(shape->width_padded, shape->depth_padded) *
                (size_t)shape->engine->element_bytes);
     /* rows past the group keep zero probabilities */
-    memset(scratch + at->scores, 0, (size_t)DIRECT_ROWS * SCORE_STRIDE * sizeof(float));
+    memset(scratch + at->scores, 0,
+           (size_t)(direct->bunch * direct->rows_padded) * SCORE_STRIDE * sizeof(float));
     for (int32_t m = 0; m < rows; m++) {
         ((float *)(scratch + at->reference))[m] = -INFINITY;
         ((float *)(scratch + at->sum))[m] = 0.0f;
@@ -296,26 +235,6 @@ static void swap_tiles(struct direct *direct)
     swap_rows(&direct->value_scales, &direct->next_value_scales);
 }
 
-/* Scales that come next: with heads side by side this head's share of the next tile's slots, all
- * heads of each; with heads apart the next head's, behind the last one the next tile's first. */
-static void prefetch_scales(const struct direct *direct, const struct row_source *source,
-                            const void **scales, const void **next_scales, int32_t h, int32_t n,
-                            int32_t next_n)
-{
-    int32_t heads = direct->item->num_heads;
-    bool apart = source->scale_stride_head > source->scale_stride_slot;
-    bool here = apart && h + 1 < heads;
-    int64_t offset = here ? (h + 1) * source->scale_stride_head : 0;
-    int32_t from = apart ? 0 : next_n * h / heads;
-    int32_t to = here ? n : apart ? next_n : next_n * (h + 1) / heads;
-    int64_t step = source->scale_stride_slot > 0 && source->scale_stride_slot < LINE_BYTES
-                       ? LINE_BYTES / source->scale_stride_slot
-                       : 1;
-    for (int64_t i = from; i < to; i += step) {
-        __builtin_prefetch((const char *)(here ? scales : next_scales)[i] + offset, 0, 3);
-    }
-}
-
 /* Of one kind of rows of head h; rows that are staged part with their zero points there. */
 static void find_row_scales(const struct row_source *source, const void **scale_rows, int32_t h,
                             int32_t n, float *scales, int32_t *zeros)
@@ -326,19 +245,58 @@ static void find_row_scales(const struct row_source *source, const void **scale_
     }
 }
 
-static void find_scales(const struct direct *direct, int32_t h, int32_t n, int32_t next_n)
+static void find_key_scales(const struct direct *direct, const struct direct_step *step)
 {
     const struct row_source *keys = &direct->run->problem.keys;
-    const struct row_source *values = &direct->run->problem.values;
     if (keys->scale != NULL) {
-        find_row_scales(keys, direct->key_scales, h, n, direct->key_scale, direct->key_zero);
-        prefetch_scales(direct, keys, direct->key_scales, direct->next_key_scales, h, n, next_n);
+        find_row_scales(keys, direct->key_scales, step->head, step->n, direct->key_scale,
+                        direct->key_zero);
+        prefetch_scales(direct, keys, direct->key_scales, direct->next_key_scales, step->head,
+                        step->n, step->next_n);
     }
+}
+
+static void find_value_scales(const struct direct *direct, const struct direct_step *step)
+{
+    const struct row_source *values = &direct->run->problem.values;
     if (values->scale != NULL) {
-        find_row_scales(values, direct->value_scales, h, n, direct->value_scale,
+        find_row_scales(values, direct->value_scales, step->head, step->n, direct->value_scale,
                         direct->value_zero);
-        prefetch_scales(direct, values, direct->value_scales, direct->next_value_scales, h, n,
-                        next_n);
+        prefetch_scales(direct, values, direct->value_scales, direct->next_value_scales, step->head,
+                        step->n, step->next_n);
+    }
+}
+
+/* One bunch of heads on the tile of keys first .. first+n-1. Scales are of one head at a time:
+ * where rows of several heads are read together, they are wanted behind the last of a head's
+ * scores and before the first of its values. */
+static void direct_bunch(const struct direct *direct, struct direct_step step, int32_t first)
+{
+    const struct problem *problem = &direct->run->problem;
+    int32_t together = keys_together(direct, &problem->keys, step.n);
+    for (step.from = 0; step.from < step.n; step.from += together) {
+        step.keys = at_most(together, step.n - step.from);
+        bool last = step.from + step.keys == step.n;
+        for (step.head = step.first_head; step.head < step.end_head; step.head++) {
+            if (last) {
+                find_key_scales(direct, &step);
+            }
+            step_of_scores(direct, &step);
+            if (last && problem->terms) {
+                direct_terms(direct, direct->item->head + step.head, first, step.n,
+                             step_scores(direct, &step));
+            }
+        }
+    }
+    together = keys_together(direct, &problem->values, step.n);
+    for (step.from = 0; step.from < step.n; step.from += together) {
+        step.keys = at_most(together, step.n - step.from);
+        for (step.head = step.first_head; step.head < step.end_head; step.head++) {
+            if (step.from == 0) {
+                find_value_scales(direct, &step);
+            }
+            step_of_values(direct, &step);
+        }
     }
 }
 
@@ -350,13 +308,15 @@ void run_direct(const struct attend_run *run, const struct work_item *item, char
     int32_t next_n = at_most(DIRECT_KEYS, item->key_end - item->key_begin);
     find_tile(&direct, item->key_begin, next_n);
     for (int32_t first = item->key_begin; first < item->key_end; first += DIRECT_KEYS) {
-        int32_t n = next_n;
+        struct direct_step step = {.n = next_n};
         swap_tiles(&direct);
-        next_n = at_least(0, at_most(DIRECT_KEYS, item->key_end - first - n));
-        find_tile(&direct, first + n, next_n);
-        for (int32_t h = 0; h < item->num_heads; h++) {
-            find_scales(&direct, h, n, next_n);
-            direct_tile(&direct, h, first, n, next_n);
+        next_n = at_least(0, at_most(DIRECT_KEYS, item->key_end - first - step.n));
+        find_tile(&direct, first + step.n, next_n);
+        step.next_n = next_n;
+        for (int32_t h = 0; h < item->num_heads; h = step.end_head) {
+            step.first_head = h;
+            step.end_head = at_most(h + direct.bunch, item->num_heads);
+            direct_bunch(&direct, step, first);
         }
     }
     for (int32_t h = 0; h < item->num_heads; h++) {

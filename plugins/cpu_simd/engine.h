@@ -19,7 +19,7 @@ enum element_type {
 
 #define TILE_KEYS 128  /* keys of one packed tile */
 #define DIRECT_KEYS 64 /* keys of one tile of the direct (decode) path */
-#define DIRECT_ROWS 16 /* most query rows that the direct path takes */
+#define DIRECT_ROWS 16 /* most query rows of one head that the direct path takes */
 #define ROW_BLOCK_MAX 32
 #define SCORE_STRIDE TILE_KEYS /* floats between rows of scores */
 #define COLUMN_MULTIPLE 32     /* head_size_v and keys are padded to it in packed tiles */

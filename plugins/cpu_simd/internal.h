@@ -19,9 +19,10 @@
 #define LN_2 0.69314718055994530942f
 
 #define MAX_HEAD_SIZE 1024
-#define ITEM_ROWS 768  /* query rows of one work item at head size 128 */
-#define SPLIT_ROWS 64  /* items of more rows are never split along the keys */
-#define SPLIT_KEYS 256 /* a split part has at least so many */
+#define ITEM_ROWS 768         /* query rows of one work item at head size 128 */
+#define SPLIT_ROWS 64         /* items of more rows are never split along the keys */
+#define DIRECT_SCORE_ROWS 128 /* most query rows whose scores a decode holds at once */
+#define SPLIT_KEYS 256        /* a split part has at least so many */
 
 struct attn_instance {
     const struct attn_host *host;

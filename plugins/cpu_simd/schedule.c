@@ -291,7 +291,7 @@ void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape
 #define PLACE(field, bytes) (layout->field = at, at += align_up(bytes) + 64)
     PLACE(q, rows * depth * element);
     PLACE(accumulator, rows * width * sizeof(float));
-    PLACE(scores, (size_t)ROW_BLOCK_MAX * SCORE_STRIDE * sizeof(float));
+    PLACE(scores, (size_t)DIRECT_SCORE_ROWS * SCORE_STRIDE * sizeof(float));
     PLACE(keys, tile * depth * element);
     PLACE(values, tile * width * element);
     PLACE(stage_keys, tile * depth * element);
