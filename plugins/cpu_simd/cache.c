@@ -26,8 +26,14 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         int64_t slot = args->slot_mapping[t];
-        for (int64_t h = 0; h < args->layer->num_kv_heads && slot >= 0; h++) {
-            k.slot = v.slot = slot;
+        if (slot < 0) {
+            continue;
+        }
+        k.block = slot / k.view->block_size;
+        k.slot = slot - k.block * k.view->block_size;
+        v.block = slot / v.view->block_size;
+        v.slot = slot - v.block * v.view->block_size;
+        for (int64_t h = 0; h < args->layer->num_kv_heads; h++) {
             k.head = v.head = h;
             row_write(&k, tensor_row(args->k, t, h), loop->activation);
             row_write(&v, tensor_row(args->v, t, h), loop->activation);

@@ -17,6 +17,8 @@ enum element_type {
     ELEMENT_COUNT = 6
 };
 
+#define LEAST_ROW_SCALE 1e-6 /* of rows with a scale of their own */
+#define MAX_HEAD_SIZE 1024
 #define TILE_KEYS 128  /* keys of one packed tile */
 #define DIRECT_KEYS 64 /* keys of one tile of the direct (decode) path */
 #define DIRECT_ROWS 16 /* most query rows of one head that the direct path takes */
@@ -138,6 +140,20 @@ struct delta_engine {
     void (*step)(const struct delta_args *args);
 };
 
+/* Rows of float32 to the codes of quantized caches, each rounded once. */
+struct code_engine {
+    /* magnitude; NaN if any is */
+    float (*largest)(const float *x, int32_t n);
+    /* x / scale, or where `channels` is not NULL x[i] / channels[i], to e4m3, e5m2 or int8; NULL
+     * for other elements */
+    void (*encode[ELEMENT_COUNT])(void *codes, const float *x, float scale, const float *channels,
+                                  int32_t n);
+    /* The row turned by signs and Hadamard's matrix, two codes in a byte; returns their zero point.
+     * A NaN in the row makes *scale NaN, and no code is written. */
+    int32_t (*encode_int4)(uint8_t *codes, const float *x, const float *signs, int32_t n,
+                           float *scale);
+};
+
 struct variant {
     const char *name;
     const struct engine *f32;
@@ -152,6 +168,7 @@ struct variant {
     /* float32 times factor to f32, f16 or bf16 */
     void (*store[3])(void *destination, const float *source, float factor, int64_t n);
     const struct delta_engine *delta;
+    const struct code_engine *codes;
     int (*enter)(void); /* once per worker and call, before any engine call; NULL: nothing to do */
     void (*leave)(void);
 };

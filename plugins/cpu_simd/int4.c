@@ -5,9 +5,6 @@
  * once. codes - zero are whole numbers up to 15, which every compute type holds. */
 #include "internal.h"
 
-#define LEAST_SCALE 1e-6
-#define LARGEST 15.0
-
 const float *int4_signs(const struct attn_layer_params *params, bool is_v)
 {
     const struct attn_kv_quant_params *quant =
@@ -45,55 +42,23 @@ void int4_codes(const struct variant *variant, int8_t *codes, const char *row, i
     }
 }
 
-/* In double: near the middle of two codes the sums' rounding would decide. */
-static void turn(double *row, const float *values, const float *signs, int32_t n)
+float int4_write(const struct variant *variant, const struct attn_kv_view *view, char *memory,
+                 const float *values, const float *signs)
 {
-    for (int32_t d = 0; d < n; d++) {
-        row[d] = (double)values[d] * signs[d];
-    }
-    for (int32_t half = 1; half < n; half *= 2) {
-        for (int32_t first = 0; first < n; first += 2 * half) {
-            for (int32_t d = first; d < first + half; d++) {
-                double a = row[d], b = row[d + half];
-                row[d] = a + b;
-                row[d + half] = a - b;
-            }
-        }
-    }
-}
-
-/* Largest and smallest; both NaN where any is. */
-static void range_of(const double *row, int32_t n, double *low, double *high)
-{
-    *low = INFINITY;
-    *high = -INFINITY;
-    for (int32_t d = 0; d < n; d++) {
-        if (isnan(row[d])) {
-            *low = *high = NAN;
-            return;
-        }
-        *low = fmin(*low, row[d]);
-        *high = fmax(*high, row[d]);
-    }
-}
-
-float int4_write(const struct attn_kv_view *view, char *memory, const float *values,
-                 const float *signs)
-{
-    double row[MAX_HEAD_SIZE], low, high;
     int32_t n = view->head_size, pack = view->pack > 0 ? view->pack : n;
-    turn(row, values, signs, n);
-    range_of(row, n, &low, &high);
-    if (isnan(low)) {
-        return NAN; /* says all that there is to say */
+    uint8_t codes[MAX_HEAD_SIZE / 2];
+    float scale;
+    int32_t zero = variant->codes->encode_int4(codes, values, signs, n, &scale);
+    if (isnan(scale)) {
+        return scale; /* says all that there is to say */
     }
-    double exact = (high - low) / LARGEST;
-    float scale = exact < LEAST_SCALE ? (float)LEAST_SCALE : (float)exact;
-    double zero = fmax(0, fmin(LARGEST, round(-low / scale)));
-    for (int32_t d = 0; d < n; d++) {
-        uint32_t code = (uint32_t)fmax(0, fmin(LARGEST, round(row[d] / scale) + zero));
-        uint8_t *byte = (uint8_t *)memory + d / pack * view->stride_pack + d % pack / 2;
-        *byte = (uint8_t)(d % 2 ? (*byte & 15u) | code << 4 : (*byte & 0xf0u) | code);
+    for (int32_t d = 0; d < n; d += pack, memory += view->stride_pack) {
+        if (pack > 1) {
+            memcpy(memory, codes + d / 2, (size_t)pack / 2);
+        } else { /* odd elements lie in the high nibble of bytes of their own */
+            uint8_t code = codes[d / 2] >> d % 2 * 4 & 15, *byte = (uint8_t *)memory;
+            *byte = (uint8_t)(d % 2 ? (*byte & 15u) | code << 4 : (*byte & 0xf0u) | code);
+        }
     }
     uint32_t bits;
     memcpy(&bits, &scale, sizeof bits);

@@ -18,7 +18,6 @@
 #define LOG2_E 1.44269504088896340736f
 #define LN_2 0.69314718055994530942f
 
-#define MAX_HEAD_SIZE 1024
 #define ITEM_ROWS 768         /* query rows of one work item at head size 128 */
 #define SPLIT_ROWS 64         /* items of more rows are never split along the keys */
 #define DIRECT_SCORE_ROWS 128 /* most query rows whose scores a decode holds at once */
@@ -180,7 +179,8 @@ struct row_place {
     const struct attn_kv_view *view;
     const struct row_form *form;
     bool is_v;
-    int64_t slot; /* of all blocks */
+    int64_t block;
+    int64_t slot; /* of the block */
     int64_t head;
 };
 /* from and to `activation` elements, an enum element_type */
@@ -199,8 +199,8 @@ void int4_turn_back(const struct variant *variant, const float *signs, float *ro
 void int4_codes(const struct variant *variant, int8_t *codes, const char *row, int32_t n,
                 int32_t pack, int64_t stride_pack, int32_t zero);
 /* the row's scale, zero point included */
-float int4_write(const struct attn_kv_view *view, char *memory, const float *values,
-                 const float *signs);
+float int4_write(const struct variant *variant, const struct attn_kv_view *view, char *memory,
+                 const float *values, const float *signs);
 
 /* problem.c */
 attn_status fail(struct attn_error *error, attn_status status, const char *field,

@@ -39,17 +39,10 @@ void ds_mla_load(const struct variant *variant, const char *memory, float *row, 
 static void ds_mla_store(const struct variant *variant, char *memory, const float *row)
 {
     for (int32_t d = 0; d < DS_LATENT; d += DS_TILE) {
-        float largest = 0;
-        for (int32_t i = 0; i < DS_TILE; i++) {
-            float x = row[d + i];
-            largest = isnan(x) || isnan(largest) ? NAN : fmaxf(largest, fabsf(x));
-        }
-        double exact = largest / E4M3_LARGEST;
+        double exact = variant->codes->largest(row + d, DS_TILE) / E4M3_LARGEST;
         float scale = exact < FLT_MIN ? FLT_MIN : (float)exact;
         memcpy(memory + DS_LATENT + d / DS_TILE * (int32_t)sizeof scale, &scale, sizeof scale);
-        for (int32_t i = 0; i < DS_TILE; i++) {
-            ((uint8_t *)memory)[d + i] = f32_to_e4m3(f64_to_f32_odd((double)row[d + i] / scale));
-        }
+        variant->codes->encode[ELEMENT_E4M3](memory + d, row + d, scale, NULL, DS_TILE);
     }
     variant->store[ELEMENT_BF16](memory + DS_ROPE_AT, row + DS_LATENT, 1.0f, DS_ROPE);
 }
@@ -72,11 +65,7 @@ static void store_elements(const struct latent_write *loop, char *out, const flo
         variant->store[loop->kv_element](out, row, 1.0f, n);
         return;
     }
-    for (int32_t i = 0; i < n; i++) {
-        float value = f64_to_f32_odd((double)row[i] / loop->scale);
-        ((uint8_t *)out)[i] =
-            loop->kv_element == ELEMENT_E4M3 ? f32_to_e4m3(value) : f32_to_e5m2(value);
-    }
+    variant->codes->encode[loop->kv_element](out, row, loop->scale, NULL, n);
 }
 
 static void copy_latent_row(const struct latent_write *loop, int64_t t, char *memory)
@@ -235,7 +224,8 @@ static void gather_row(const struct gather_loop *loop, int64_t block, int64_t sl
                            .params = args->params,
                            .view = args->cache,
                            .form = &loop->form,
-                           .slot = block * args->cache->block_size + slot,
+                           .block = block,
+                           .slot = slot,
                            .head = head};
     row_read(&at, out, loop->out_element);
 }

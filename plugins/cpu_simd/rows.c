@@ -6,7 +6,6 @@
 #include "convert.h"
 #include "internal.h"
 
-#define LEAST_SCALE 1e-6
 #define E4M3_LARGEST 448.0
 #define INT8_LARGEST 127.0
 
@@ -95,14 +94,12 @@ static float head_scale(const struct row_place *at)
 /* The float32 beside the row. */
 static void *scale_place(const struct row_place *at)
 {
-    return view_scale(at->view, at->slot / at->view->block_size, at->slot % at->view->block_size,
-                      at->head);
+    return view_scale(at->view, at->block, at->slot, at->head);
 }
 
 static char *memory_of(const struct row_place *at)
 {
-    return view_row(at->view, at->slot / at->view->block_size, at->slot % at->view->block_size,
-                    at->head);
+    return view_row(at->view, at->block, at->slot, at->head);
 }
 
 static int32_t pack_of(const struct attn_kv_view *view)
@@ -110,43 +107,13 @@ static int32_t pack_of(const struct attn_kv_view *view)
     return view->pack > 0 && view->pack < view->head_size ? view->pack : view->head_size;
 }
 
-/* fp8 rounds once: the quotient is brought to float32 in a way that keeps which side of the middle
- * of two codes it is on. */
-static void store_element(void *row, int32_t element, int32_t d, double value)
-{
-    switch (element) {
-    case ELEMENT_F32:
-        ((float *)row)[d] = (float)value;
-        break;
-    case ELEMENT_F16:
-        ((uint16_t *)row)[d] = f32_to_f16((float)value);
-        break;
-    case ELEMENT_BF16:
-        ((uint16_t *)row)[d] = f32_to_bf16((float)value);
-        break;
-    case ELEMENT_E4M3:
-        ((uint8_t *)row)[d] = f32_to_e4m3(f64_to_f32_odd(value));
-        break;
-    case ELEMENT_INT8: /* half away from zero; a NaN shows in the row's scale */
-        ((int8_t *)row)[d] =
-            isnan(value) ? 0 : (int8_t)fmax(-INT8_LARGEST, fmin(INT8_LARGEST, round(value)));
-        break;
-    default:
-        ((uint8_t *)row)[d] = f32_to_e5m2(f64_to_f32_odd(value));
-        break;
-    }
-}
-
 /* A row's scale by its own largest element. A NaN in the row is in the scale too: an int8 has none.
  */
 static float scale_of_values(const struct row_place *at, const float *values)
 {
-    float largest = 0;
-    for (int32_t d = 0; d < at->view->head_size; d++) {
-        largest = isnan(values[d]) || isnan(largest) ? NAN : fmaxf(largest, fabsf(values[d]));
-    }
+    float largest = at->variant->codes->largest(values, at->view->head_size);
     double exact = largest / (at->form->element == ELEMENT_INT8 ? INT8_LARGEST : E4M3_LARGEST);
-    return exact < LEAST_SCALE ? (float)LEAST_SCALE : (float)exact;
+    return exact < LEAST_ROW_SCALE ? (float)LEAST_ROW_SCALE : (float)exact;
 }
 
 void row_write(const struct row_place *at, const char *source, int32_t activation)
@@ -163,7 +130,7 @@ void row_write(const struct row_place *at, const char *source, int32_t activatio
     }
     at->variant->f32->unpack[activation](values, source, size);
     if (at->form->nibbles) {
-        scale = int4_write(at->view, row, values, int4_signs(at->params, at->is_v));
+        scale = int4_write(at->variant, at->view, row, values, int4_signs(at->params, at->is_v));
         memcpy(scale_place(at), &scale, sizeof scale);
         return;
     }
@@ -176,11 +143,15 @@ void row_write(const struct row_place *at, const char *source, int32_t activatio
     const float *channels = at->form->channel_scale
                                 ? quant_params(at->params)->v_channel_scale + at->head * size
                                 : NULL;
-    for (int32_t d = 0; d < size; d += pack, row += at->view->stride_pack) {
-        for (int32_t i = 0; i < pack; i++) {
-            double by = channels != NULL ? channels[d + i] : scale;
-            store_element(row, element, i, (double)values[d + i] / by);
+    if (element <= ELEMENT_BF16) {
+        for (int32_t d = 0; d < size; d += pack, row += at->view->stride_pack) {
+            at->variant->store[element](row, values + d, 1.0f, pack);
         }
+        return;
+    }
+    for (int32_t d = 0; d < size; d += pack, row += at->view->stride_pack) {
+        at->variant->codes->encode[element](row, values + d, scale,
+                                            channels != NULL ? channels + d : NULL, pack);
     }
 }
 
