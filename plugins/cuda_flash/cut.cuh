@@ -4,6 +4,7 @@
 #ifndef CUDA_FLASH_CUT_CUH
 #define CUDA_FLASH_CUT_CUH
 
+#include "search.cuh"
 #include "visible.cuh"
 
 #ifndef PLAN_THREADS
@@ -54,21 +55,6 @@ static __device__ int32_t running_sum(int32_t value, int32_t *carry, int32_t *wa
     *carry += warps[31];
     __syncthreads();
     return before;
-}
-
-/* The last i of 0 .. count - 1 with starts[i] <= x. */
-static __device__ __forceinline__ int32_t find_last(const int32_t *starts, int32_t count, int32_t x)
-{
-    int32_t low = 0, high = count - 1;
-    while (low < high) {
-        int32_t middle = (low + high + 1) >> 1;
-        if (starts[middle] <= x) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    return low;
 }
 
 static __device__ flash_pair pair_of(const flash_params &p, int32_t pair, int32_t r)

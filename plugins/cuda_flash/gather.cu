@@ -2,6 +2,7 @@
 /* gather_kv and queries that become wider: a warp per (row, head). The limit is memory. */
 #include "launch.h"
 #include "rows.cuh"
+#include "search.cuh"
 
 static __device__ void gather_turned(const flash_gather_params &p, const flash_row &from,
                                      int32_t head, char *to, int lane)
@@ -33,7 +34,7 @@ static __global__ void __launch_bounds__(128)
     int lane = threadIdx.x & 31;
     for (int64_t i = blockIdx.x * 4 + (threadIdx.x >> 5); i < items; i += (int64_t)gridDim.x * 4) {
         int32_t row = begin + (int32_t)(i / p.num_heads), head = (int32_t)(i % p.num_heads);
-        int32_t r = find_start(p.out_start, p.num_reqs, row);
+        int32_t r = find_last(p.out_start, p.num_reqs, row);
         int32_t j = (p.first_key != nullptr ? p.first_key[r] : 0) + row - p.out_start[r];
         int64_t table_row = p.block_table_row != nullptr ? p.block_table_row[r] : r;
         int32_t index = j / p.block_size, slot = j - index * p.block_size;

@@ -5,6 +5,7 @@
  * 4 * D FLOPs per key: bound by instructions, which decode each element. */
 #include "launch.h"
 #include "rows.cuh"
+#include "search.cuh"
 #include "visible.cuh"
 
 #define PLAIN_WARPS 16
@@ -29,7 +30,7 @@ struct plain_memory {
 static __device__ __forceinline__ void enter_query(const flash_params &p, int32_t token,
                                                    int32_t head, plain_row &row)
 {
-    row.request = load_request(p, find_start(p.query_start, p.num_reqs, token));
+    row.request = load_request(p, find_last(p.query_start, p.num_reqs, token));
     row.index = token - row.request.query_start;
     row.range = interval_of(p, row.request, row.index);
     row.head = head;

@@ -172,20 +172,4 @@ static __device__ __forceinline__ void row_store(const flash_cache &c, int64_t b
     }
 }
 
-/* The last i of 0 .. count - 1 with starts[i] <= x. */
-static __device__ __forceinline__ int32_t find_start(const int32_t *starts, int32_t count,
-                                                     int32_t x)
-{
-    int32_t low = 0, high = count - 1;
-    while (low < high) {
-        int32_t middle = (low + high + 1) >> 1;
-        if (starts[middle] <= x) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    return low;
-}
-
 #endif

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where a number stands in a list of running sums. */
+#ifndef CUDA_FLASH_SEARCH_CUH
+#define CUDA_FLASH_SEARCH_CUH
+
+#include <stdint.h>
+
+/* The last i of 0 .. count - 1 with starts[i] <= x. */
+static __device__ __forceinline__ int32_t find_last(const int32_t *starts, int32_t count, int32_t x)
+{
+    int32_t low = 0, high = count - 1;
+    while (low < high) {
+        int32_t middle = (low + high + 1) >> 1;
+        if (starts[middle] <= x) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+#endif
