@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Times cuda_flash through the plugin ABI against ceilings of the same run: inside a captured
  * graph, over rotating caches of more than twice the L2, medians. usage: bench PLUGIN.so [PART OF A
- * NAME] */
+ * NAME]... */
 #include "bench_plugin.cuh"
 #include "bench_host.cuh"
 
@@ -247,6 +247,8 @@ int main(int argc, char **argv)
         {"R 128, L 16384, paged 64", 128, 16384, 64, 32, 8, 128, 0, 1},
         {"R 8, L 32768", 8, 32768, 64, 32, 8, 128, 0, 1},
         {"R 8, L 8192", 8, 8192, 64, 32, 8, 128, 0, 1},
+        {"R 2, L 8192", 2, 8192, 64, 32, 8, 128, 0, 1},
+        {"R 4, L 8192", 4, 8192, 64, 32, 8, 128, 0, 1},
         {"R 64, L 1024", 64, 1024, 64, 32, 8, 128, 0, 1},
         {"R 256, L 1024", 256, 1024, 64, 32, 8, 128, 0, 1},
         {"R 1, L 1024", 1, 1024, 64, 32, 8, 128, 0, 1},
@@ -258,6 +260,12 @@ int main(int argc, char **argv)
         {"window 1024, R 256, L 8192", 256, 8192, 64, 32, 8, 128, 0, 1, 0, 1024},
         {"sinks, R 64, L 8192", 64, 8192, 64, 32, 8, 128, 0, 1, 0, 0, 1},
         {"soft cap, R 64, L 8192", 64, 8192, 64, 32, 8, 128, 0, 1, 0, 0, 0, 1},
+        {"sinks, R 1, L 8192", 1, 8192, 64, 32, 8, 128, 0, 1, 0, 0, 1},
+        {"soft cap, R 1, L 8192", 1, 8192, 64, 32, 8, 128, 0, 1, 0, 0, 0, 1},
+        {"fp8 R 1, L 8192", 1, 8192, 64, 32, 8, 128, 1, 1},
+        {"D 64, R 1, L 8192", 1, 8192, 64, 32, 8, 64, 0, 1},
+        {"4 queries, R 1, L 8192", 1, 8192, 64, 32, 8, 128, 0, 4},
+        {"skewed, R 2, mean L 8192", 2, 8192, 64, 32, 8, 128, 0, 1, 1},
         {"skewed, R 64, mean L 8192", 64, 8192, 64, 32, 8, 128, 0, 1, 1},
         {"4 queries, R 64, L 8192", 64, 8192, 64, 32, 8, 128, 0, 4},
         {"step of R 1, L 1024", 1, 1024, 64, 32, 8, 128, 0, 1, 0, 0, 0, 0, 0, 1},
@@ -268,16 +276,22 @@ int main(int argc, char **argv)
         {"prefill 8 x 2048 causal", 8, 2048, 64, 32, 8, 128, 0, 1, 0, 0, 0, 0, 1},
         {"prefill 1 x 16384 causal", 1, 16384, 64, 32, 8, 128, 0, 1, 0, 0, 0, 0, 1},
     };
-    const char *only = argc > 2 ? argv[2] : "";
+    auto is_asked = [&](const char *name) {
+        bool asked = argc <= 2;
+        for (int i = 2; i < argc; i++) {
+            asked |= strstr(name, argv[i]) != nullptr;
+        }
+        return asked;
+    };
     for (const setting &s : settings) {
-        if (strstr(s.name, only) != nullptr) {
+        if (is_asked(s.name)) {
             time_setting(s, read_rate);
         }
     }
-    for (int fp8 = 0; fp8 < 2 && strstr("KV write", only) != nullptr; fp8++) {
+    for (int fp8 = 0; fp8 < 2 && is_asked("KV write"); fp8++) {
         time_write(copy_rate, 65536, fp8);
     }
-    if (strstr("host", only) != nullptr) {
+    if (is_asked("host")) {
         time_host();
     }
     plugin->destroy(instance);
