@@ -38,8 +38,8 @@ static uint64_t bits_of(const struct flash_cache *c)
            (uint64_t)c->head;
 }
 
-/* How many CTAs with how many stages each multiprocessor holds; the sizes are those of `shape` in
- * produce.cuh. False: not two stages of one. */
+/* How many CTAs, at most the plan's, with how many stages each multiprocessor holds; the sizes are
+ * those of `shape` in produce.cuh. False: not two stages of one. */
 static bool fit_stages(const struct flash_device *device, int32_t element, struct flash_params *p)
 {
     int32_t size = p->head_size > p->head_size_v ? p->head_size : p->head_size_v;
@@ -47,7 +47,7 @@ static bool fit_stages(const struct flash_device *device, int32_t element, struc
     bool split = p->row_tile == 16;
     int32_t stage = 2 * p->tile * d * element + (split || element == 1 ? 1024 : 0);
     int32_t fixed = FLASH_FIXED_SMEM + (split ? 2 * 16 : 64) * d * 2;
-    for (int32_t ctas = d > 128 ? 1 : 2; ctas > 0; ctas--) {
+    for (int32_t ctas = p->ctas / device->num_sms; ctas > 0; ctas--) {
         int32_t room = device->smem_of_sm / ctas - 1024;
         room = room < device->smem_of_cta ? room : device->smem_of_cta;
         p->stages = (room - fixed) / stage;

@@ -4,6 +4,7 @@
 
 #define SEGMENTS_PER_CTA 8
 #define LONG_QUERIES 8192 /* of a request, on average */
+#define LEAST_PARTS 8     /* of an item, whose CTAs have a multiprocessor each */
 
 static size_t round_up(size_t bytes)
 {
@@ -18,7 +19,7 @@ static int64_t segment_bound(const struct attn_instance *instance, const struct 
     int64_t ctas = (int64_t)instance->device.num_sms * (state->padded_size > 128 ? 1 : 2);
     if (by_item) {
         int64_t invariant = reqs * state->num_kv_heads * FLASH_INVARIANT_CUTS;
-        int64_t cut = state->invariant ? invariant : 4 * ctas; /* cut_count in plan.cu */
+        int64_t cut = state->invariant ? invariant : 4 * ctas; /* cut_count in cut.cuh */
         *part_rows = cut * 16;
         return cut + pairs * state->num_kv_heads + ctas; /* one that is read for each CTA */
     }
@@ -155,6 +156,21 @@ int32_t tile_of(const struct attn_state *state, bool cached, int32_t row_tile)
                : FLASH_TILE;
 }
 
+/* CTAs of a multiprocessor. One, with more tiles on the way, where a single request makes so few
+ * items that two would leave twice as many parts of each to be merged. On an H200, 32/8 heads,
+ * D 128, two and one: R 1, L 8192 15.2 and 14.0 us, with 4 queries 24.6 and 19.3, soft cap 15.5 and
+ * 14.6, fp8 14.1 and 13.4; D 64 12.3 and 13.1; two requests 22.9 and 22.7, but 24.0 and 25.8 if one
+ * is 64 times longer. What is scored in calls computes too long for one. */
+static int32_t ctas_of_sm(const struct flash_device *device, const struct attn_state *state,
+                          const struct plan_host *plan, const struct attn_layer_desc *layer)
+{
+    bool in_calls =
+        layer->alibi != ATTN_ALIBI_NONE || layer->tree_mask != ATTN_TREE_NONE || layer->prefix_lm;
+    bool few = plan->num_reqs == 1 && state->num_kv_heads * LEAST_PARTS <= device->num_sms;
+    bool one = few && device->major >= 9 && plan->row_tile == 16 && !plan->by_item && !in_calls;
+    return state->padded_size > 128 || (one && state->padded_size == 128) ? 1 : 2;
+}
+
 void set_schedule(struct flash_params *p, const struct attn_attend_args *args)
 {
     const struct plan_host *plan = args->plan_host;
@@ -166,7 +182,7 @@ void set_schedule(struct flash_params *p, const struct attn_attend_args *args)
     p->row_tile = plan->row_tile;
     p->by_item = plan->by_item;
     p->invariant = state->invariant;
-    p->ctas = device->num_sms * (state->padded_size > 128 ? 1 : 2);
+    p->ctas = device->num_sms * ctas_of_sm(device, state, plan, args->layer);
     p->tile = tile_of(state, args->k_cache != NULL, plan->row_tile);
     p->max_segments = plan->row_tile == 16 || plan->by_item ? at.max_segments : p->ctas;
     p->header = (struct flash_header *)memory;

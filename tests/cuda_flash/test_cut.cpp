@@ -197,7 +197,7 @@ static batch random_batch(int i)
         b.lengths.push_back(length + b.queries.back());
     }
     b.heads = 1 + below(8);
-    b.ctas = below(2) ? 264 : 17;
+    b.ctas = below(2) ? 264 : below(2) ? 132 : 17;
     b.tile = below(2) ? 64 : 128;
     b.window = below(3) == 0 ? 1024 : 0;
     b.by_item = i % 4 == 3;
@@ -213,8 +213,10 @@ int main()
     const int alike[][2] = {{1, 1024},  {1, 8192},  {1, 32768}, {2, 8192},   {8, 8192},
                             {8, 32768}, {16, 8192}, {64, 1024}, {256, 1024}, {64, 8192}};
     for (auto [reqs, length] : alike) {
-        run({std::vector<int>(reqs, length), std::vector<int>(reqs, 1), 8, 264, 64, 0, 0},
-            "requests alike");
+        for (int ctas : {264, 132}) {
+            run({std::vector<int>(reqs, length), std::vector<int>(reqs, 1), 8, ctas, 64, 0, 0},
+                "requests alike");
+        }
     }
     for (int i = 0; i < 40; i++) {
         run(random_batch(i), "random requests");
