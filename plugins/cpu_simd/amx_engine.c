@@ -8,6 +8,8 @@
 #include "vec/bf16_engine.h"
 #include "vec/bf16_unpack.h"
 
+#include "vec/amx_flash.h"
+
 #include "vec/whole_direct.h"
 
 struct tile_config {
@@ -133,6 +135,7 @@ static const struct engine engine_bf16 = {
     .pack_values = bf16_pack_values,
     .gemm = amx_gemm,
     .softmax = bf16_softmax,
+    .flash = &amx_flash,
     .direct = &bf16_direct,
     .direct_fp8 = &fp8_direct,
     .direct_int8 = &int8_direct,

@@ -23,6 +23,7 @@ enum element_type {
 #define DIRECT_KEYS 64 /* keys of one tile of the direct (decode) path */
 #define DIRECT_ROWS 16 /* most query rows of one head that the direct path takes */
 #define ROW_BLOCK_MAX 32
+#define FLASH_ROWS 32
 #define SCORE_STRIDE TILE_KEYS /* floats between rows of scores */
 #define COLUMN_MULTIPLE 32     /* head_size_v and keys are padded to it in packed tiles */
 #define DEPTH_MULTIPLE 32      /* head_size is padded to it */
@@ -89,6 +90,43 @@ struct direct_engine {
     float (*order)(void *q, int32_t n);
 };
 
+/* Rows of an item that see columns of a tile. */
+struct flash_block {
+    int32_t row;   /* first of FLASH_ROWS rows of the item */
+    int32_t begin; /* columns that any of them sees, multiples of 32 */
+    int32_t end;
+    int32_t masked; /* 0: all see all of them, low and high are not read */
+    int32_t fresh;  /* 1: the accumulator holds nothing yet */
+};
+
+/* A tile of keys for all rows of an item: scores, softmax, values. Rows and state are padded to
+ * whole blocks, padding sees nothing or has queries of zero. */
+struct flash_args {
+    const void *q;      /* [rows][depth] */
+    float *accumulator; /* [rows][width] */
+    const void *keys;
+    const void *values;
+    int32_t depth;
+    int32_t width;
+    int32_t num_blocks; /* at least one */
+    const struct flash_block *blocks;
+    const int32_t *low; /* [rows], as softmax_args has them */
+    const int32_t *high;
+    float factor;
+    float *reference;
+    float *sum;
+};
+
+/* The packed path's tile in one call, where scores need a factor and a mask only. */
+struct flash_engine {
+    /* as engine's, in an order of its own; columns are multiples of 32 */
+    void (*pack_keys)(void *packed, const void *const *rows, int32_t n, int32_t columns,
+                      int32_t depth);
+    int (*pack_values)(void *packed, const void *const *rows, int32_t n, int32_t n_padded,
+                       int32_t width);
+    void (*attend)(const struct flash_args *args);
+};
+
 struct engine {
     int32_t element_bytes; /* of the compute type: 4 or 2 */
     int32_t element;       /* enum element_type of the compute type */
@@ -109,6 +147,7 @@ struct engine {
     void (*gemm)(float *c, int64_t ldc, const void *a, int64_t lda, const void *b, int64_t ldb,
                  int32_t m, int32_t n, int32_t k, int accumulate);
     void (*softmax)(const struct softmax_args *args);
+    const struct flash_engine *flash;   /* NULL: none */
     const struct direct_engine *direct; /* rows in the compute type; NULL: no decode path */
     /* rows of e4m3 or e5m2, of int8, and of int4, a multiple of 64 up to 512 in a row; NULL: staged
      */

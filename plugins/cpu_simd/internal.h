@@ -156,7 +156,7 @@ struct schedule {
 /* Offsets of one worker's memory, in bytes. */
 struct scratch_layout {
     size_t q, accumulator, scores, keys, values, stage_keys, stage_values, zero_row, row;
-    size_t q_scale, reference, sum, rescale, low, high, token_low, token_high, seen;
+    size_t q_scale, reference, sum, rescale, low, high, token_low, token_high, seen, blocks;
     size_t key_rows, value_rows, next_rows, scale_rows, key_scale, value_scale, key_zero,
         value_zero;
     size_t bytes;

@@ -307,6 +307,7 @@ void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape
     PLACE(token_low, rows * sizeof(int32_t));
     PLACE(token_high, rows * sizeof(int32_t));
     PLACE(seen, rows * sizeof(int32_t));
+    PLACE(blocks, (rows / FLASH_ROWS + 1) * sizeof(struct flash_block));
     PLACE(key_rows, 2 * tile * sizeof(void *));
     PLACE(value_rows, 2 * tile * sizeof(void *));
     PLACE(next_rows, 4 * (size_t)DIRECT_KEYS * sizeof(void *));

@@ -4,37 +4,7 @@
  *
  * Per tile and row block: scores (gemm), terms, online softmax, values (gemm). For 384 rows, D 128:
  * 64 KiB are packed for 25 MFLOP. */
-#include "internal.h"
-
-struct tile {
-    const struct attend_run *run;
-    const struct work_item *item;
-    char *q;
-    float *accumulator;
-    float *scores;
-    char *keys;
-    char *values;
-    float *row;
-    float *reference;
-    float *sum;
-    float *rescale;
-    int32_t *low; /* of the current tile, by row of the item */
-    int32_t *high;
-    int32_t *token_low; /* absolute, by token of the item */
-    int32_t *token_high;
-    int32_t *seen; /* [row block]: its accumulator has been written */
-    const void **key_rows;
-    const void **value_rows;
-    const void **scale_rows;
-    float *key_scale;
-    float *value_scale;
-    char *zero_row;
-    int32_t first; /* key of column 0: a multiple of TILE_KEYS */
-    int32_t skip;  /* columns before the item's first key: never read */
-    int32_t n;
-    bool spoilt; /* a value of the tile is NaN or infinite */
-    struct ahead ahead;
-};
+#include "tile.h"
 
 static void tile_init(struct tile *tile, const struct attend_run *run, const struct work_item *item,
                       char *scratch)
@@ -57,6 +27,7 @@ static void tile_init(struct tile *tile, const struct attend_run *run, const str
         .token_low = (int32_t *)(scratch + at->token_low),
         .token_high = (int32_t *)(scratch + at->token_high),
         .seen = (int32_t *)(scratch + at->seen),
+        .blocks = (struct flash_block *)(scratch + at->blocks),
         .key_rows = (const void **)(scratch + at->key_rows),
         .value_rows = (const void **)(scratch + at->value_rows),
         .scale_rows = (const void **)(scratch + at->scale_rows),
@@ -198,6 +169,14 @@ static void load_tile(struct tile *tile, char *scratch)
         move_spoilt_scales(tile);
     }
     const struct engine *engine = shape->engine;
+    if (tile->flash) {
+        tile->spoilt = engine->flash->pack_values(tile->values, tile->value_rows, tile->n, padded,
+                                                  shape->width_padded) != 0;
+    }
+    if (tile->flash && !tile->spoilt) {
+        engine->flash->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
+        return;
+    }
     engine->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
     tile->spoilt = engine->pack_values(tile->values, tile->value_rows, tile->n, padded,
                                        shape->width_padded) != 0;
@@ -319,13 +298,15 @@ void run_packed(const struct attend_run *run, const struct work_item *item, char
     int32_t step = shape->engine->row_block;
     struct tile tile;
     tile_init(&tile, run, item, scratch);
-    load_queries(run, item, item->head, tile.q, rows);
+    tile.flash = flash_takes(problem, rows);
+    int32_t rows_padded = tile.flash ? round_up(rows, FLASH_ROWS) : rows;
+    load_queries(run, item, item->head, tile.q, rows_padded);
     for (int32_t t = 0; t < item->num_tokens; t++) {
         struct interval seen = row_interval(problem, item->request, item->token + t);
         tile.token_low[t] = seen.low;
         tile.token_high[t] = seen.high;
     }
-    for (int32_t m = 0; m < rows; m++) {
+    for (int32_t m = 0; m < rows_padded; m++) {
         tile.reference[m] = -INFINITY;
         tile.sum[m] = 0.0f;
     }
@@ -343,6 +324,10 @@ void run_packed(const struct attend_run *run, const struct work_item *item, char
         tile.skip = at_least(0, item->key_begin - first);
         tile.n = at_most(TILE_KEYS, item->key_end - first);
         load_tile(&tile, scratch);
+        if (tile.flash && !tile.spoilt) {
+            flash_tile(&tile, rows);
+            continue;
+        }
         if (problem->latent != NULL) {
             ahead_begin(&tile.ahead, problem, item, first + TILE_KEYS, (rows + step - 1) / step);
         }

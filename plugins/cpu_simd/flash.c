@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The packed path by an engine's flash: what each block of rows sees of a tile. */
+#include "tile.h"
+
+/* A block of fewer rows is mostly padding. */
+#define FLASH_LEAST_ROWS 17
+
+bool flash_takes(const struct problem *problem, int32_t rows)
+{
+    const struct engine *engine = problem->shape.engine;
+    return engine->flash != NULL && engine->row_block == FLASH_ROWS && rows >= FLASH_LEAST_ROWS &&
+           !problem->terms && problem->values.scale == NULL && problem->latent == NULL;
+}
+
+/* Columns of the tile that a token sees. */
+static struct interval token_columns(const struct tile *tile, int32_t token)
+{
+    int32_t last = at_most(tile->item->key_end, tile->token_high[token]) - tile->first;
+    return (struct interval){at_least(tile->skip, tile->token_low[token] - tile->first),
+                             at_most(tile->n, last)};
+}
+
+/* Rows first .. first+rows-1 of the item; false: they see nothing of the tile. */
+static bool find_block(const struct tile *tile, int32_t first, int32_t rows,
+                       struct flash_block *block)
+{
+    int32_t group = tile->run->problem.shape.group;
+    int32_t low = TILE_KEYS, high = 0, latest_low = 0, earliest_high = TILE_KEYS;
+    for (int32_t token = first / group; token * group < first + rows; token++) {
+        struct interval seen = token_columns(tile, token);
+        latest_low = at_least(latest_low, seen.low);
+        earliest_high = at_most(earliest_high, seen.high);
+        if (seen.high > seen.low) {
+            low = at_most(low, seen.low);
+            high = at_least(high, seen.high);
+        }
+    }
+    if (high <= low) {
+        return false;
+    }
+    *block = (struct flash_block){.row = first,
+                                  .begin = low / COLUMN_MULTIPLE * COLUMN_MULTIPLE,
+                                  .end = round_up(high, COLUMN_MULTIPLE),
+                                  .fresh = !tile->seen[first / FLASH_ROWS]};
+    block->masked = latest_low > block->begin || earliest_high < block->end;
+    return true;
+}
+
+static void find_masks(const struct tile *tile, int32_t first, int32_t rows)
+{
+    int32_t group = tile->run->problem.shape.group;
+    for (int32_t m = first; m < first + rows;) {
+        struct interval seen = token_columns(tile, m / group);
+        int32_t next = at_most((m / group + 1) * group, first + rows);
+        for (; m < next; m++) {
+            tile->low[m] = seen.low;
+            tile->high[m] = seen.high;
+        }
+    }
+    for (int32_t m = first + rows; m < first + FLASH_ROWS; m++) {
+        tile->low[m] = tile->high[m] = 0;
+    }
+}
+
+void flash_tile(struct tile *tile, int32_t rows)
+{
+    const struct problem *problem = &tile->run->problem;
+    const struct layer_shape *shape = &problem->shape;
+    int32_t count = 0;
+    for (int32_t first = 0; first < rows; first += FLASH_ROWS) {
+        int32_t of_block = at_most(FLASH_ROWS, rows - first);
+        struct flash_block *block = &tile->blocks[count];
+        if (!find_block(tile, first, of_block, block)) {
+            continue;
+        }
+        if (block->masked) {
+            find_masks(tile, first, of_block);
+        }
+        tile->seen[first / FLASH_ROWS] = 1;
+        count++;
+    }
+    if (count == 0) {
+        return;
+    }
+    struct flash_args args = {
+        .q = tile->q,
+        .accumulator = tile->accumulator,
+        .keys = tile->keys,
+        .values = tile->values,
+        .depth = shape->depth_padded,
+        .width = shape->width_padded,
+        .num_blocks = count,
+        .blocks = tile->blocks,
+        .low = tile->low,
+        .high = tile->high,
+        .factor = key_factor(problem, tile->item->head) * LOG2_E,
+        .reference = tile->reference,
+        .sum = tile->sum,
+    };
+    shape->engine->flash->attend(&args);
+}
