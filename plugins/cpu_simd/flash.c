@@ -20,9 +20,8 @@ static struct interval token_columns(const struct tile *tile, int32_t token)
                              at_most(tile->n, last)};
 }
 
-/* Rows first .. first+rows-1 of the item; false: they see nothing of the tile. */
-static bool find_block(const struct tile *tile, int32_t first, int32_t rows,
-                       struct flash_block *block)
+/* Rows first .. first+rows-1 of the item. */
+static struct flash_block find_block(const struct tile *tile, int32_t first, int32_t rows)
 {
     int32_t group = tile->run->problem.shape.group;
     int32_t low = TILE_KEYS, high = 0, latest_low = 0, earliest_high = TILE_KEYS;
@@ -35,67 +34,75 @@ static bool find_block(const struct tile *tile, int32_t first, int32_t rows,
             high = at_least(high, seen.high);
         }
     }
-    if (high <= low) {
-        return false;
+    struct flash_block block = {0};
+    if (high > low) {
+        block.begin = low / COLUMN_MULTIPLE * COLUMN_MULTIPLE;
+        block.end = round_up(high, COLUMN_MULTIPLE);
+        block.masked = latest_low > block.begin || earliest_high < block.end;
     }
-    *block = (struct flash_block){.row = first,
-                                  .begin = low / COLUMN_MULTIPLE * COLUMN_MULTIPLE,
-                                  .end = round_up(high, COLUMN_MULTIPLE),
-                                  .fresh = !tile->seen[first / FLASH_ROWS]};
-    block->masked = latest_low > block->begin || earliest_high < block->end;
-    return true;
+    return block;
 }
 
-static void find_masks(const struct tile *tile, int32_t first, int32_t rows)
+static void find_masks(const struct tile *tile, int32_t first, int32_t rows, int32_t *low,
+                       int32_t *high)
 {
     int32_t group = tile->run->problem.shape.group;
     for (int32_t m = first; m < first + rows;) {
         struct interval seen = token_columns(tile, m / group);
         int32_t next = at_most((m / group + 1) * group, first + rows);
         for (; m < next; m++) {
-            tile->low[m] = seen.low;
-            tile->high[m] = seen.high;
+            low[m] = seen.low;
+            high[m] = seen.high;
         }
     }
     for (int32_t m = first + rows; m < first + FLASH_ROWS; m++) {
-        tile->low[m] = tile->high[m] = 0;
+        low[m] = high[m] = 0;
     }
 }
 
-void flash_tile(struct tile *tile, int32_t rows)
+void flash_run(struct tile *tile, int32_t rows)
 {
     const struct problem *problem = &tile->run->problem;
     const struct layer_shape *shape = &problem->shape;
-    int32_t count = 0;
-    for (int32_t first = 0; first < rows; first += FLASH_ROWS) {
-        int32_t of_block = at_most(FLASH_ROWS, rows - first);
-        struct flash_block *block = &tile->blocks[count];
-        if (!find_block(tile, first, of_block, block)) {
-            continue;
-        }
-        if (block->masked) {
-            find_masks(tile, first, of_block);
-        }
-        tile->seen[first / FLASH_ROWS] = 1;
-        count++;
-    }
-    if (count == 0) {
-        return;
-    }
     struct flash_args args = {
         .q = tile->q,
         .accumulator = tile->accumulator,
-        .keys = tile->keys,
-        .values = tile->values,
         .depth = shape->depth_padded,
         .width = shape->width_padded,
-        .num_blocks = count,
-        .blocks = tile->blocks,
-        .low = tile->low,
-        .high = tile->high,
+        .num_blocks = round_up(rows, FLASH_ROWS) / FLASH_ROWS,
+        .num_tiles = tile->num_tiles,
+        .tiles = tile->tiles,
         .factor = key_factor(problem, tile->item->head) * LOG2_E,
         .reference = tile->reference,
         .sum = tile->sum,
     };
-    shape->engine->flash->attend(&args);
+    if (args.num_tiles > 0) {
+        shape->engine->flash->attend(&args);
+    }
+    tile->num_tiles = 0;
+}
+
+void flash_add(struct tile *tile, int32_t rows)
+{
+    int32_t slot = tile->num_tiles++;
+    int32_t padded = round_up(rows, FLASH_ROWS);
+    struct flash_block *blocks = tile->blocks + (int64_t)slot * (padded / FLASH_ROWS);
+    int32_t *low = tile->low + (int64_t)slot * padded;
+    int32_t *high = tile->high + (int64_t)slot * padded;
+    tile->tiles[slot] = (struct flash_tile){tile->keys, tile->values, blocks, low, high};
+    for (int32_t first = 0; first < rows; first += FLASH_ROWS) {
+        int32_t of_block = at_most(FLASH_ROWS, rows - first);
+        struct flash_block *block = &blocks[first / FLASH_ROWS];
+        *block = find_block(tile, first, of_block);
+        if (block->masked) {
+            find_masks(tile, first, of_block, low, high);
+        }
+        if (block->begin < block->end) {
+            block->fresh = !tile->seen[first / FLASH_ROWS];
+            tile->seen[first / FLASH_ROWS] = 1;
+        }
+    }
+    if (tile->num_tiles == FLASH_TILES) {
+        flash_run(tile, rows);
+    }
 }

@@ -233,6 +233,8 @@ struct work_item *schedule_items(const struct schedule *schedule);
 int32_t *schedule_order(const struct schedule *schedule);
 struct merge_item *schedule_merges(const struct schedule *schedule);
 void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape);
+/* of a tile's keys, or of its values */
+size_t packed_bytes(const struct layer_shape *shape, bool keys);
 
 /* finish.c: everything that is the same for both paths */
 struct attend_run {

@@ -279,6 +279,12 @@ attn_status schedule_make(const struct problem *problem, void *memory, int32_t n
     return ATTN_OK;
 }
 
+size_t packed_bytes(const struct layer_shape *shape, bool keys)
+{
+    size_t row = (size_t)(keys ? shape->depth_padded : shape->width_padded);
+    return align_up((TILE_KEYS + 2) * row * (size_t)shape->engine->element_bytes);
+}
+
 void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape)
 {
     size_t at = 0;
@@ -288,12 +294,13 @@ void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape
     size_t width = (size_t)shape->width_padded;
     size_t wider = depth > width ? depth : width;
     size_t tile = TILE_KEYS + 2;
+    size_t tiles = shape->engine->flash != NULL ? FLASH_TILES : 1; /* packed at a time */
 #define PLACE(field, bytes) (layout->field = at, at += align_up(bytes) + 64)
     PLACE(q, rows * depth * element);
     PLACE(accumulator, rows * width * sizeof(float));
     PLACE(scores, (size_t)DIRECT_SCORE_ROWS * SCORE_STRIDE * sizeof(float));
-    PLACE(keys, tile * depth * element);
-    PLACE(values, tile * width * element);
+    PLACE(keys, tiles * packed_bytes(shape, true));
+    PLACE(values, tiles * packed_bytes(shape, false));
     PLACE(stage_keys, tile * depth * element);
     PLACE(stage_values, tile * width * element);
     PLACE(zero_row, wider * element);
@@ -302,12 +309,12 @@ void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape
     PLACE(reference, rows * sizeof(float));
     PLACE(sum, rows * sizeof(float));
     PLACE(rescale, rows * sizeof(float));
-    PLACE(low, rows * sizeof(int32_t));
-    PLACE(high, rows * sizeof(int32_t));
+    PLACE(low, tiles * rows * sizeof(int32_t));
+    PLACE(high, tiles * rows * sizeof(int32_t));
     PLACE(token_low, rows * sizeof(int32_t));
     PLACE(token_high, rows * sizeof(int32_t));
     PLACE(seen, rows * sizeof(int32_t));
-    PLACE(blocks, (rows / FLASH_ROWS + 1) * sizeof(struct flash_block));
+    PLACE(blocks, tiles * (rows / FLASH_ROWS + 1) * sizeof(struct flash_block));
     PLACE(key_rows, 2 * tile * sizeof(void *));
     PLACE(value_rows, 2 * tile * sizeof(void *));
     PLACE(next_rows, 4 * (size_t)DIRECT_KEYS * sizeof(void *));

@@ -16,8 +16,6 @@ static void tile_init(struct tile *tile, const struct attend_run *run, const str
         .q = scratch + at->q,
         .accumulator = (float *)(scratch + at->accumulator),
         .scores = (float *)(scratch + at->scores),
-        .keys = scratch + at->keys,
-        .values = scratch + at->values,
         .row = (float *)(scratch + at->row),
         .reference = (float *)(scratch + at->reference),
         .sum = (float *)(scratch + at->sum),
@@ -323,11 +321,15 @@ void run_packed(const struct attend_run *run, const struct work_item *item, char
         tile.first = first;
         tile.skip = at_least(0, item->key_begin - first);
         tile.n = at_most(TILE_KEYS, item->key_end - first);
+        tile.keys = scratch + run->layout.keys + (size_t)tile.num_tiles * packed_bytes(shape, true);
+        tile.values =
+            scratch + run->layout.values + (size_t)tile.num_tiles * packed_bytes(shape, false);
         load_tile(&tile, scratch);
         if (tile.flash && !tile.spoilt) {
-            flash_tile(&tile, rows);
+            flash_add(&tile, rows);
             continue;
         }
+        flash_run(&tile, rows);
         if (problem->latent != NULL) {
             ahead_begin(&tile.ahead, problem, item, first + TILE_KEYS, (rows + step - 1) / step);
         }
@@ -335,6 +337,7 @@ void run_packed(const struct attend_run *run, const struct work_item *item, char
             row_block(&tile, m, at_most(step, rows - m), block);
         }
     }
+    flash_run(&tile, rows);
     for (int32_t m = 0, block = 0; m < rows; m += step, block++) {
         if (!tile.seen[block]) {
             memset(tile.accumulator + (int64_t)m * shape->width_padded, 0,

@@ -17,12 +17,14 @@ struct tile {
     float *reference;
     float *sum;
     float *rescale;
-    int32_t *low; /* of the current tile, by row of the item */
+    int32_t *low; /* of the current tile, by row of the item; in flash of all FLASH_TILES */
     int32_t *high;
     int32_t *token_low; /* absolute, by token of the item */
     int32_t *token_high;
-    int32_t *seen; /* [row block]: its accumulator has been written */
-    struct flash_block *blocks;
+    int32_t *seen;                        /* [row block]: its accumulator has been written */
+    struct flash_block *blocks;           /* [FLASH_TILES][blocks of rows] */
+    struct flash_tile tiles[FLASH_TILES]; /* packed and not attended to yet */
+    int32_t num_tiles;
     const void **key_rows;
     const void **value_rows;
     const void **scale_rows;
@@ -39,7 +41,9 @@ struct tile {
 
 /* flash.c */
 bool flash_takes(const struct problem *problem, int32_t rows);
-/* the tile, packed for flash, for all rows of the item */
-void flash_tile(struct tile *tile, int32_t rows);
+/* adds the tile, packed for flash; all that were added are attended to when there are FLASH_TILES
+ */
+void flash_add(struct tile *tile, int32_t rows);
+void flash_run(struct tile *tile, int32_t rows);
 
 #endif
