@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cpu_simd's AMX engine with its tile instructions done by vectors, for machines without tiles. One
+ * thread at a time. */
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+static unsigned char tiles[8][16][64];
+
+static void tile_load(int tile, const void *memory, int64_t stride)
+{
+    for (int i = 0; i < 16; i++) {
+        memcpy(tiles[tile][i], (const char *)memory + i * stride, 64);
+    }
+}
+
+static void tile_store(int tile, void *memory, int64_t stride)
+{
+    for (int i = 0; i < 16; i++) {
+        memcpy((char *)memory + i * stride, tiles[tile][i], 64);
+    }
+}
+
+static void tile_zero(int tile)
+{
+    memset(tiles[tile], 0, sizeof tiles[tile]);
+}
+
+static void tile_multiply(int c, int a, int b)
+{
+    for (int i = 0; i < 16; i++) {
+        __m512 sum = _mm512_loadu_ps(tiles[c][i]);
+        for (int k = 0; k < 16; k++) {
+            int pair;
+            memcpy(&pair, tiles[a][i] + sizeof pair * (size_t)k, sizeof pair);
+            sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair),
+                                   (__m512bh)_mm512_loadu_si512(tiles[b][k]));
+        }
+        _mm512_storeu_ps(tiles[c][i], sum);
+    }
+}
+
+#undef _tile_loadd
+#undef _tile_stream_loadd
+#undef _tile_stored
+#undef _tile_zero
+#undef _tile_dpbf16ps
+#undef _tile_loadconfig
+#undef _tile_release
+#define _tile_loadd(tile, memory, stride) tile_load(tile, memory, stride)
+#define _tile_stream_loadd(tile, memory, stride) tile_load(tile, memory, stride)
+#define _tile_stored(tile, memory, stride) tile_store(tile, memory, stride)
+#define _tile_zero(tile) tile_zero(tile)
+#define _tile_dpbf16ps(c, a, b) tile_multiply(c, a, b)
+#define _tile_loadconfig(config) ((void)(config))
+#define _tile_release() ((void)0)
+
+#include "cpu_simd/amx_engine.c"

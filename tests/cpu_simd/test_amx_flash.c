@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The AMX engine's flash, on emulated tiles, against sums in double: masks, padding, references
+ * that are raised in the middle of a tile, tiles in one call and in two. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cpu_simd/engine.h"
+
+enum { MAX_ROWS = 96, MAX_KEYS = FLASH_TILES * TILE_KEYS, MAX_SIZE = 160 };
+
+enum mask { MASK_NONE, MASK_CAUSAL, MASK_RANDOM };
+
+static struct {
+    _Alignas(64) uint16_t q[MAX_ROWS * MAX_SIZE];
+    _Alignas(64) uint16_t k[MAX_KEYS][MAX_SIZE];
+    _Alignas(64) uint16_t v[MAX_KEYS][MAX_SIZE];
+    _Alignas(64) uint16_t keys[FLASH_TILES][TILE_KEYS * MAX_SIZE];
+    _Alignas(64) uint16_t values[FLASH_TILES][TILE_KEYS * MAX_SIZE];
+    _Alignas(64) float out[2][MAX_ROWS * MAX_SIZE];
+    float reference[2][MAX_ROWS];
+    float sum[2][MAX_ROWS];
+    int32_t low[MAX_ROWS]; /* of all keys */
+    int32_t high[MAX_ROWS];
+    int32_t tile_low[FLASH_TILES][MAX_ROWS];
+    int32_t tile_high[FLASH_TILES][MAX_ROWS];
+    struct flash_block blocks[FLASH_TILES][MAX_ROWS / FLASH_ROWS];
+    struct flash_tile tiles[FLASH_TILES];
+} it;
+
+static uint32_t random_state = 20261121;
+
+static uint32_t draw(uint32_t below)
+{
+    random_state = random_state * 1664525u + 1013904223u;
+    return (uint32_t)(((uint64_t)(random_state >> 8) * below) >> 24);
+}
+
+static uint16_t bf16_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)((bits + 0x8000u) >> 16);
+}
+
+static double value_of(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static uint16_t draw_value(float size)
+{
+    return bf16_of(((float)draw(20001) / 10000.0f - 1.0f) * size);
+}
+
+struct shape {
+    int32_t rows, keys, depth, width;
+    enum mask mask;
+    float growth; /* of later keys, so that references are raised */
+};
+
+static int32_t in_tile(int32_t key, int32_t tile)
+{
+    int32_t column = key - tile * TILE_KEYS;
+    return column < 0 ? 0 : column > TILE_KEYS ? TILE_KEYS : column;
+}
+
+static void fill(const struct shape *shape)
+{
+    memset(&it, 0, sizeof it);
+    for (int32_t i = 0; i < shape->rows * shape->depth; i++) {
+        it.q[i] = draw_value(1.0f);
+    }
+    for (int32_t j = 0; j < shape->keys; j++) {
+        float size = 1.0f + shape->growth * (float)j / (float)shape->keys;
+        for (int32_t d = 0; d < shape->depth; d++) {
+            it.k[j][d] = draw_value(size);
+        }
+        for (int32_t d = 0; d < shape->width; d++) {
+            it.v[j][d] = draw_value(1.0f);
+        }
+    }
+    for (int32_t r = 0; r < shape->rows; r++) {
+        it.high[r] = shape->keys;
+        if (shape->mask == MASK_CAUSAL) {
+            it.high[r] = shape->keys - (shape->rows - 1 - r) / 2;
+        } else if (shape->mask == MASK_RANDOM) {
+            it.low[r] = (int32_t)draw((uint32_t)shape->keys);
+            it.high[r] = (int32_t)draw((uint32_t)shape->keys + 1);
+        }
+    }
+}
+
+/* What of the tile each block sees, as the plugin finds it. */
+static void find_blocks(const struct shape *shape, int32_t tile, bool *seen)
+{
+    int32_t padded = (shape->rows + FLASH_ROWS - 1) / FLASH_ROWS * FLASH_ROWS;
+    for (int32_t r = 0; r < shape->rows; r++) {
+        it.tile_low[tile][r] = in_tile(it.low[r], tile);
+        it.tile_high[tile][r] = in_tile(it.high[r], tile);
+    }
+    for (int32_t first = 0; first < padded; first += FLASH_ROWS) {
+        int32_t low = TILE_KEYS, high = 0;
+        struct flash_block *block = &it.blocks[tile][first / FLASH_ROWS];
+        for (int32_t r = first; r < first + FLASH_ROWS && r < shape->rows; r++) {
+            if (it.tile_high[tile][r] > it.tile_low[tile][r]) {
+                low = it.tile_low[tile][r] < low ? it.tile_low[tile][r] : low;
+                high = it.tile_high[tile][r] > high ? it.tile_high[tile][r] : high;
+            }
+        }
+        if (high > low) {
+            *block = (struct flash_block){low / 32 * 32, (high + 31) / 32 * 32, 0,
+                                          !seen[first / FLASH_ROWS]};
+            seen[first / FLASH_ROWS] = true;
+        }
+        for (int32_t r = first; r < first + FLASH_ROWS && r < shape->rows; r++) {
+            block->masked |= it.tile_low[tile][r] > block->begin;
+            block->masked |= it.tile_high[tile][r] < block->end;
+        }
+    }
+}
+
+static void attend(const struct flash_engine *flash, const struct shape *shape, int32_t begin,
+                   int32_t end, int32_t result)
+{
+    struct flash_args args = {.q = it.q,
+                              .accumulator = it.out[result],
+                              .depth = shape->depth,
+                              .width = shape->width,
+                              .num_blocks = (shape->rows + FLASH_ROWS - 1) / FLASH_ROWS,
+                              .num_tiles = end - begin,
+                              .tiles = it.tiles + begin,
+                              .factor = 1.44269504f / sqrtf((float)shape->depth) * 4.0f,
+                              .reference = it.reference[result],
+                              .sum = it.sum[result]};
+    if (args.num_tiles > 0) {
+        flash->attend(&args);
+    }
+}
+
+/* The row in double, against the result; the error is one of probabilities rounded to bf16. */
+static void hold_row(const struct shape *shape, int32_t r)
+{
+    double factor = 1.44269504 / sqrt((double)shape->depth) * 4.0;
+    static double score[MAX_KEYS];
+    double most = -INFINITY, sum = 0;
+    for (int32_t j = it.low[r]; j < it.high[r]; j++) {
+        score[j] = 0;
+        for (int32_t d = 0; d < shape->depth; d++) {
+            score[j] += value_of(it.q[r * shape->depth + d]) * value_of(it.k[j][d]);
+        }
+        score[j] *= factor;
+        most = score[j] > most ? score[j] : most;
+    }
+    for (int32_t j = it.low[r]; j < it.high[r]; j++) {
+        sum += exp2(score[j] - most);
+    }
+    if (it.high[r] <= it.low[r]) {
+        assert_true(it.sum[0][r] == 0.0f && it.reference[0][r] == -INFINITY);
+        return;
+    }
+    double log_sum = (double)it.reference[0][r] + log2((double)it.sum[0][r]);
+    assert_true(fabs(log_sum - (most + log2(sum))) < 0.01);
+    for (int32_t d = 0; d < shape->width; d++) {
+        double exact = 0, size = 0;
+        for (int32_t j = it.low[r]; j < it.high[r]; j++) {
+            double term = exp2(score[j] - most) / sum * value_of(it.v[j][d]);
+            exact += term;
+            size += fabs(term);
+        }
+        double got = (double)it.out[0][r * shape->width + d] / (double)it.sum[0][r];
+        if (!(fabs(got - exact) <= size / 128 + 1e-6)) {
+            fail_msg("row %d, column %d is %g, not %g (%d rows, %d keys, %d x %d, mask %d)", r, d,
+                     got, exact, shape->rows, shape->keys, shape->depth, shape->width,
+                     (int)shape->mask);
+        }
+    }
+}
+
+static void hold(const struct shape *shape)
+{
+    const struct flash_engine *flash = variant_amx.bf16->flash;
+    int32_t tiles = (shape->keys + TILE_KEYS - 1) / TILE_KEYS;
+    bool seen[MAX_ROWS / FLASH_ROWS] = {false};
+    fill(shape);
+    for (int32_t t = 0; t < tiles; t++) {
+        const void *keys[TILE_KEYS], *values[TILE_KEYS];
+        int32_t n = in_tile(shape->keys, t);
+        for (int32_t j = 0; j < n; j++) {
+            keys[j] = it.k[t * TILE_KEYS + j];
+            values[j] = it.v[t * TILE_KEYS + j];
+        }
+        flash->pack_keys(it.keys[t], keys, n, (n + 31) / 32 * 32, shape->depth);
+        assert_int_equal(
+            flash->pack_values(it.values[t], values, n, (n + 31) / 32 * 32, shape->width), 0);
+        find_blocks(shape, t, seen);
+        it.tiles[t] = (struct flash_tile){it.keys[t], it.values[t], it.blocks[t], it.tile_low[t],
+                                          it.tile_high[t]};
+    }
+    for (int32_t r = 0; r < MAX_ROWS; r++) {
+        it.reference[0][r] = it.reference[1][r] = -INFINITY;
+    }
+    attend(flash, shape, 0, tiles, 0);
+    for (int32_t r = 0; r < shape->rows; r++) {
+        hold_row(shape, r);
+    }
+    attend(flash, shape, 0, tiles / 2, 1);
+    attend(flash, shape, tiles / 2, tiles, 1);
+    assert_memory_equal(it.sum[0], it.sum[1], sizeof it.sum[0]);
+    assert_memory_equal(it.reference[0], it.reference[1], sizeof it.reference[0]);
+    assert_memory_equal(it.out[0], it.out[1], sizeof it.out[0]);
+}
+
+static void test_rows_and_masks(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < 120; i++) {
+        struct shape shape = {.rows = 17 + (int32_t)draw(MAX_ROWS - 16),
+                              .depth = 32 + 32 * (int32_t)draw(5),
+                              .width = 32 + 32 * (int32_t)draw(5),
+                              .mask = (enum mask)(i % 3),
+                              .growth = i % 4 == 3 ? 8.0f : 0.0f};
+        shape.keys = shape.rows + (int32_t)draw((uint32_t)(MAX_KEYS + 1 - shape.rows));
+        hold(&shape);
+    }
+}
+
+static void test_what_is_not_finite(void **state)
+{
+    static const uint16_t spoilt[] = {0x7f80, 0xff80, 0x7fc0, 0xffff};
+    const struct flash_engine *flash = variant_amx.bf16->flash;
+    const void *rows[TILE_KEYS];
+    (void)state;
+    memset(&it, 0, sizeof it);
+    for (int32_t j = 0; j < TILE_KEYS; j++) {
+        rows[j] = it.v[j];
+    }
+    it.v[3][5] = 0xff7f; /* the largest that is */
+    assert_int_equal(flash->pack_values(it.values[0], rows, 40, 64, 96), 0);
+    for (size_t i = 0; i < sizeof spoilt / sizeof *spoilt; i++) {
+        it.v[39][95] = spoilt[i];
+        assert_int_equal(flash->pack_values(it.values[0], rows, 40, 64, 96), 1);
+        assert_int_equal(flash->pack_values(it.values[0], rows, 39, 64, 96), 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows_and_masks),
+        cmocka_unit_test(test_what_is_not_finite),
+    };
+    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512dq") ||
+        !__builtin_cpu_supports("avx512vbmi") || !__builtin_cpu_supports("avx512vnni")) {
+        return 77;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
