@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the direct path prefetches: memory in the order in which it is read, about 16 KiB ahead. A
  * prefetch for which no buffer is free is dropped, and then the load waits for all of memory's
- * latency; so lines are asked for evenly, and near enough to be still in the nearest cache. */
+ * latency; so lines are asked for evenly, and near enough to be still in the nearest cache. Of the
+ * tile to come a line of each page is asked for: between two steps of a model other layers have
+ * displaced the page tables, whose entries come from memory, too. */
 #include "direct.h"
 
 #define LINE_BYTES 64
+#define PAGE_BYTES 4096
 #define AHEAD_BYTES 16384
 
 /* `keys` rows of `source` at rows[] + offset, `bytes` of each. */
@@ -54,6 +57,32 @@ static void prefetch_share(const struct direct_step *step, struct direct_args *a
                   end - part);
 }
 
+static void touch_pages(const struct row_source *source, const void **rows, int64_t offset,
+                        int32_t n, int64_t bytes)
+{
+    int64_t step = source->stride_slot > 0 ? PAGE_BYTES / source->stride_slot : 1;
+    step = step > 1 ? step : 1;
+    for (int64_t i = 0; i < n && source->pack == 0; i += step) {
+        for (int64_t at = 0; at < bytes; at += PAGE_BYTES) {
+            __builtin_prefetch((const char *)rows[i] + offset + at, 0, 3);
+        }
+    }
+}
+
+/* This step's share of the pages of the tile to come. */
+static void ahead_of_tile(const struct direct *direct, const struct direct_step *step,
+                          const struct row_source *source, const void **next_rows)
+{
+    if (!direct->side_by_side) {
+        touch_pages(source, next_rows, step->head * source->stride_head, step->next_n,
+                    source->row_bytes);
+    } else if (step->head == step->first_head) {
+        touch_pages(source, next_rows + step->from, step->first_head * source->stride_head,
+                    at_most(step->keys, step->next_n - step->from),
+                    (step->end_head - step->first_head) * source->stride_head);
+    }
+}
+
 static int32_t bunch_heads(const struct direct *direct, int32_t first_head)
 {
     return at_most(direct->bunch, direct->item->num_heads - first_head);
@@ -85,7 +114,10 @@ void ahead_of_scores(const struct direct *direct, const struct direct_step *step
     int32_t next = step->from + step->keys;
     if (direct->run->problem.latent != NULL) { /* its values are its keys */
         prefetch_rows(args, keys, direct->next_keys, 0, step->next_n / 2, keys->row_bytes);
-    } else if (direct->side_by_side && next < step->n) {
+        return;
+    }
+    ahead_of_tile(direct, step, keys, direct->next_keys);
+    if (direct->side_by_side && next < step->n) {
         prefetch_share(step, args, keys, direct->key_rows, next,
                        at_most(step->keys, step->n - next), step->first_head, heads);
     } else if (direct->side_by_side) {
@@ -110,7 +142,10 @@ void ahead_of_values(const struct direct *direct, const struct direct_step *step
     if (direct->run->problem.latent != NULL) {
         prefetch_rows(args, keys, direct->next_keys + step->next_n / 2, 0,
                       step->next_n - step->next_n / 2, keys->row_bytes);
-    } else if (direct->side_by_side && next < step->n) {
+        return;
+    }
+    ahead_of_tile(direct, step, values, direct->next_values);
+    if (direct->side_by_side && next < step->n) {
         prefetch_share(step, args, values, direct->value_rows, next,
                        at_most(step->keys, step->n - next), step->first_head,
                        step->end_head - step->first_head);
