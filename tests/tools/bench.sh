@@ -65,6 +65,9 @@ grep -q '"read_gb_s"' "$folder/out.json" && grep -q '"copy_gb_s"' "$folder/out.j
 # A layout that was asked for, a quantized cache, the step's own write.
 expect 0 'layout=nhd_inner' "$bench" --backend cpu_ref --threads 1 --shape decode:$tiny,layout=nhd_inner,block=16,shuffle=0
 expect 0 'fp8_e4m3' "$bench" --backend cpu_ref --threads 1 --kv-dtype fp8_e4m3 --csv --shape decode:$tiny,write=1
+# One layer again and again: no bytes in its floor, and no rank from its time.
+expect 0 '"bound":[[:space:]]*"operations"' "$bench" --json --backend cpu_ref --threads 1 --shape decode:$tiny,rotate=0
+expect 2 'rank cannot come from the shape decode:.*rotate=0' "$bench" --tune --shape decode:$tiny,rotate=0
 # A sweep: a line for each value behind the heading.
 lines=$("$bench" --csv --backend cpu_ref --threads 1 --shape "write:s=16..64+100,hkv=2,d=64" | wc -l)
 [ "$lines" -eq 5 ] || { echo "the sweep has $lines lines, not 5"; failed=1; }

@@ -182,9 +182,12 @@ int options_parse(int argc, char **argv, struct options *options)
         code = EXIT_USAGE;
     }
     for (int32_t i = 0; code < 0 && options->tune && i < options->shapes.count; i++) {
-        if (!tune_takes(options->shapes.shapes[i].kind)) {
+        const struct shape *shape = &options->shapes.shapes[i];
+        if (!tune_takes(shape->kind) || shape->value[PARAMETER_ROTATE] == 0) {
+            char text[256];
+            shape_text(shape, text, sizeof text);
             fprintf(stderr, "attn-bench: --tune: a layer's rank cannot come from the shape %s\n",
-                    shape_name(&options->shapes.shapes[i]));
+                    text);
             code = EXIT_USAGE;
         }
     }

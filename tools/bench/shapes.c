@@ -36,6 +36,7 @@ static const struct {
     [PARAMETER_CAUSAL] = {"causal", 0, 1, true},
     [PARAMETER_SHUFFLE] = {"shuffle", 0, 1, true},
     [PARAMETER_WRITE] = {"write", 0, 1, true},
+    [PARAMETER_ROTATE] = {"rotate", 0, 1, true},
     [PARAMETER_LORA] = {"lora", 8, 4096, true},
     [PARAMETER_ROPE] = {"rope", 8, 1024, true},
     [PARAMETER_NOPE] = {"nope", 8, 1024, true},
@@ -80,11 +81,15 @@ struct initial {
     {                                                                                              \
         PARAMETER_SEED, 1                                                                          \
     }
+#define ROTATE                                                                                     \
+    {                                                                                              \
+        PARAMETER_ROTATE, 1                                                                        \
+    }
 #define END                                                                                        \
     {                                                                                              \
         PARAMETER_COUNT, 0                                                                         \
     }
-#define MAX_INITIAL 20
+#define MAX_INITIAL 22
 
 /* A kind takes the parameters that have an initial value here, and no others. */
 static const struct {
@@ -101,6 +106,7 @@ static const struct {
                        PLACE,
                        TERMS,
                        {PARAMETER_WRITE, 0},
+                       ROTATE,
                        SEED,
                        END}},
     [SHAPE_PREFILL] = {"prefill",
@@ -113,6 +119,7 @@ static const struct {
                         TERMS,
                         {PARAMETER_CAUSAL, 1},
                         {PARAMETER_WRITE, 0},
+                        ROTATE,
                         SEED,
                         END}},
     [SHAPE_MIXED] = {"mixed",
@@ -125,6 +132,7 @@ static const struct {
                       PLACE,
                       TERMS,
                       {PARAMETER_WRITE, 0},
+                      ROTATE,
                       SEED,
                       END}},
     [SHAPE_VARLEN] = {"varlen",
@@ -135,11 +143,13 @@ static const struct {
                        PLACE,
                        TERMS,
                        {PARAMETER_WRITE, 0},
+                       ROTATE,
                        SEED,
                        END}},
-    [SHAPE_MLA] = {"mla",
-                   "s queries over l latent rows of each request",
-                   {{PARAMETER_R, 8}, {PARAMETER_L, 4096}, {PARAMETER_S, 1}, LATENT, SEED, END}},
+    [SHAPE_MLA] =
+        {"mla",
+         "s queries over l latent rows of each request",
+         {{PARAMETER_R, 8}, {PARAMETER_L, 4096}, {PARAMETER_S, 1}, LATENT, ROTATE, SEED, END}},
     [SHAPE_MLA_SPARSE] = {"mla_sparse",
                           "the same over topk rows of the l",
                           {{PARAMETER_R, 8},
@@ -147,6 +157,7 @@ static const struct {
                            {PARAMETER_S, 1},
                            LATENT,
                            {PARAMETER_TOPK, 2048},
+                           ROTATE,
                            SEED,
                            END}},
     [SHAPE_GDN] = {"gdn",
@@ -158,6 +169,7 @@ static const struct {
                     {PARAMETER_DK, 128},
                     {PARAMETER_DV, 128},
                     {PARAMETER_CONV, 4},
+                    ROTATE,
                     SEED,
                     END}},
     [SHAPE_WRITE] = {"write",

@@ -28,6 +28,7 @@ enum parameter {
     PARAMETER_CAUSAL,
     PARAMETER_SHUFFLE, /* blocks (write: slots) in random order */
     PARAMETER_WRITE,   /* the step's keys are written by the same run */
+    PARAMETER_ROTATE,  /* 0: one layer again and again, whatever the caches hold of it */
     PARAMETER_LORA,    /* kv_lora_rank */
     PARAMETER_ROPE,
     PARAMETER_NOPE,

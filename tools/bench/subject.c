@@ -39,10 +39,16 @@ static double guess_bytes(const struct subject *subject)
     return keys * desc->num_kv_heads * (desc->head_size + (latent ? 0 : dv)) * element;
 }
 
+static bool stays_near(const struct subject *subject)
+{
+    return shape_takes(subject->shape.kind, PARAMETER_ROTATE) &&
+           subject->shape.value[PARAMETER_ROTATE] == 0;
+}
+
 static bool make_layers(struct subject *subject)
 {
-    subject->num_layers =
-        subject->shape.kind == SHAPE_DISPATCH ? 1 : work_copies(guess_bytes(subject));
+    bool one = subject->shape.kind == SHAPE_DISPATCH || stays_near(subject);
+    subject->num_layers = one ? 1 : work_copies(guess_bytes(subject));
     subject->names = calloc((size_t)subject->num_layers, sizeof *subject->names);
     subject->io = calloc((size_t)subject->num_layers, sizeof *subject->io);
     for (int32_t i = 0; subject->names != NULL && i < subject->num_layers; i++) {
@@ -103,7 +109,10 @@ attn_status subject_init(struct subject *subject, struct session *session,
         subject_finish(subject);
         return status;
     }
-    subject->work = (struct work){.num_copies = subject->num_layers, .run = run, .user = subject};
+    subject->work = (struct work){.num_copies = subject->num_layers,
+                                  .near = stays_near(subject),
+                                  .run = run,
+                                  .user = subject};
     subject_count(subject);
     return ATTN_OK;
 }

@@ -98,7 +98,9 @@ static double floor_seconds(struct session *session, const struct work *work, co
         rate = ceilings_measure(ceilings, work->arithmetic);
         rate = rate > 0 ? rate : ceilings_measure(ceilings, CEILING_F32);
     }
-    if (2 * both > COPY_PART * all || work->bytes_written > work->bytes_read) {
+    if (work->near) {
+        bytes = 0;
+    } else if (2 * both > COPY_PART * all || work->bytes_written > work->bytes_read) {
         double read = work->bytes_read - both;
         bytes = (all - read) / ceilings_measure(ceilings, CEILING_COPY);
         bytes += read > 0 ? read / ceilings_measure(ceilings, CEILING_READ) : 0;

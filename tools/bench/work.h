@@ -5,6 +5,7 @@
 #define BENCH_WORK_H
 
 #include <attn/status.h>
+#include <stdbool.h>
 
 #include "ceilings.h"
 
@@ -14,6 +15,7 @@ struct work {
     double operations; /* a multiply and an add are two */
     enum ceiling arithmetic;
     int32_t num_copies; /* one after the other, they push each other out of the caches */
+    bool near;          /* one copy, which the caches may hold: its bytes make no floor */
     attn_status (*run)(void *user, int32_t copy, struct attn_error *error);
     void *user;
 };
