@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Software prefetch of the rows that come next, a few lines now and then: more lines at a time than
- * the core can have under way would only stall the loads behind them.
+/* Software prefetch of the rows that come next, a few lines now and then: what is asked for while
+ * the core has all the lines under way that it can have (some 28 on Zen 5) is dropped.
  *
  * Two paces. Where memory bounds the loop, prefetch_step: lines singly, at any place of a row; its
  * dozen instructions a line are free there, and lines that follow each other closely are not (bf16
