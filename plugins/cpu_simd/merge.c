@@ -4,55 +4,93 @@
 
 #define MAX_MERGE_SIZE 1024
 
-static int32_t element_of_tensor(const struct attn_tensor *tensor)
+/* One of the rows that are merged or made, with what does not change from row to row. */
+struct rows_of {
+    char *data;
+    int64_t token, head; /* bytes */
+    int32_t element;
+};
+
+struct lse_of {
+    char *data; /* NULL: none */
+    int64_t token, head;
+};
+
+struct merge_loop {
+    const struct attn_merge_states_args *args;
+    struct rows_of prefix, suffix, out;
+    struct lse_of prefix_lse, suffix_lse, lse;
+};
+
+static struct rows_of rows_of(const struct attn_tensor *tensor)
 {
-    return tensor->dtype.code == ATTN_CODE_BFLOAT ? ELEMENT_BF16
-           : tensor->dtype.bits == 16             ? ELEMENT_F16
-                                                  : ELEMENT_F32;
+    int64_t bytes = tensor->dtype.bits / 8;
+    return (struct rows_of){.data = tensor_data(tensor),
+                            .token = tensor_stride(tensor, 0) * bytes,
+                            .head = tensor_stride(tensor, 1) * bytes,
+                            .element = element_of_any(tensor)};
 }
 
-static void merge_row(const struct attn_merge_states_args *args, int64_t t, int64_t h)
+static struct lse_of lse_of(const struct attn_tensor *tensor)
 {
+    if (tensor == NULL) {
+        return (struct lse_of){.data = NULL};
+    }
+    return (struct lse_of){.data = tensor_data(tensor),
+                           .token = tensor_stride(tensor, 1) * (int64_t)sizeof(float),
+                           .head = tensor_stride(tensor, 0) * (int64_t)sizeof(float)};
+}
+
+static char *row_of(const struct rows_of *rows, int64_t t, int64_t h)
+{
+    return rows->data + t * rows->token + h * rows->head;
+}
+
+static float *lse_at(const struct lse_of *lse, int64_t t, int64_t h)
+{
+    return (float *)(lse->data + t * lse->token + h * lse->head);
+}
+
+static void merge_row(const struct merge_loop *loop, int64_t t, int64_t h, float *row, float *other)
+{
+    const struct attn_merge_states_args *args = loop->args;
     const struct variant *variant = args->instance->variant;
     int32_t size = (int32_t)args->out->shape[2];
-    float row[MAX_MERGE_SIZE + 64];
-    float other[MAX_MERGE_SIZE + 64];
-    float lse1 = *(const float *)tensor_row(args->prefix_lse, h, t);
-    float lse2 = *(const float *)tensor_row(args->suffix_lse, h, t);
+    float lse1 = *lse_at(&loop->prefix_lse, t, h);
+    float lse2 = *lse_at(&loop->suffix_lse, t, h);
     bool first = !isinf(lse1) && t - args->first_row < args->num_rows_with_prefix;
     bool second = !isinf(lse2);
     float top = -INFINITY;
     if (first || second) {
         top = !second || (first && lse1 > lse2) ? lse1 : lse2;
     }
-    float w1 = first ? expf(lse1 - top) : 0.0f;
-    float w2 = second ? expf(lse2 - top) : 0.0f;
+    float w1 = !first ? 0.0f : lse1 == top ? 1.0f : expf(lse1 - top);
+    float w2 = !second ? 0.0f : lse2 == top ? 1.0f : expf(lse2 - top);
     float sum = w1 + w2;
-    memset(row, 0, (size_t)round_up(size, COLUMN_MULTIPLE) * sizeof(float));
-    memset(other, 0, (size_t)round_up(size, COLUMN_MULTIPLE) * sizeof(float));
     if (first) {
-        variant->f32->unpack[element_of_tensor(args->prefix_out)](
-            other, tensor_row(args->prefix_out, t, h), size);
-        variant->add_scaled(row, other, w1 / sum, round_up(size, COLUMN_MULTIPLE));
+        variant->f32->unpack[loop->prefix.element](row, row_of(&loop->prefix, t, h), size);
+        variant->scale_row(row, w1 / sum, round_up(size, COLUMN_MULTIPLE));
+    } else {
+        memset(row, 0, (size_t)size * sizeof(float));
     }
     if (second) {
-        variant->f32->unpack[element_of_tensor(args->suffix_out)](
-            other, tensor_row(args->suffix_out, t, h), size);
+        variant->f32->unpack[loop->suffix.element](other, row_of(&loop->suffix, t, h), size);
         variant->add_scaled(row, other, w2 / sum, round_up(size, COLUMN_MULTIPLE));
     }
-    variant->store[element_of_tensor(args->out)](tensor_row(args->out, t, h), row, 1.0f, size);
-    if (args->lse != NULL) {
-        *(float *)tensor_row(args->lse, h, t) = first || second ? top + logf(sum) : -INFINITY;
+    variant->store[loop->out.element](row_of(&loop->out, t, h), row, 1.0f, size);
+    if (loop->lse.data != NULL) {
+        *lse_at(&loop->lse, t, h) = first || second ? top + logf(sum) : -INFINITY;
     }
 }
 
 static void merge_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
-    const struct attn_merge_states_args *args = argument;
+    const struct merge_loop *loop = argument;
+    float row[MAX_MERGE_SIZE + 64] = {0}, other[MAX_MERGE_SIZE + 64] = {0}; /* what pads a row */
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
-        for (int64_t h = 0; h < args->out->shape[1]; h++) {
-            merge_row(args, args->first_row + t, h);
+        for (int64_t h = 0; h < loop->args->out->shape[1]; h++) {
+            merge_row(loop, loop->args->first_row + t, h, row, other);
         }
     }
 }
@@ -69,7 +107,8 @@ attn_status simd_merge_states(const struct attn_merge_states_args *args, struct 
         const struct attn_tensor *tensor = tensors[i];
         if (tensor == NULL || tensor->ndim != 3 || tensor->shape[1] != args->out->shape[1] ||
             tensor->shape[2] != args->out->shape[2] || tensor->shape[2] > MAX_MERGE_SIZE ||
-            tensor_stride(tensor, 2) != 1 || tensor->dtype.bits < 16) {
+            tensor_stride(tensor, 2) != 1 || element_of_any(tensor) < 0 ||
+            element_of_any(tensor) > ELEMENT_BF16) {
             return fail(error, ATTN_ERROR_INVALID_ARGUMENT, names[i],
                         "must be f16, bf16 or f32 [tokens, heads, size up to 1024], the same in "
                         "all three, the last stride 1");
@@ -82,6 +121,13 @@ attn_status simd_merge_states(const struct attn_merge_states_args *args, struct 
                     "both must be float32 [heads, tokens]");
     }
     const struct attn_host *host = args->instance->host;
-    host->parallel_for(host->user, args->num_rows, 4, merge_rows, (void *)(uintptr_t)args);
+    struct merge_loop loop = {.args = args,
+                              .prefix = rows_of(args->prefix_out),
+                              .suffix = rows_of(args->suffix_out),
+                              .out = rows_of(args->out),
+                              .prefix_lse = lse_of(args->prefix_lse),
+                              .suffix_lse = lse_of(args->suffix_lse),
+                              .lse = lse_of(args->lse)};
+    host->parallel_for(host->user, args->num_rows, 16, merge_rows, &loop);
     return ATTN_OK;
 }
