@@ -177,7 +177,8 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
     const struct row_source *keys = &run->problem.keys;
     const struct row_source *values = &run->problem.values;
     direct->bunch = at_most(item->num_heads, DIRECT_SCORE_ROWS / direct->rows_padded);
-    direct->side_by_side = direct->bunch > 1 && keys->stride_slot > keys->stride_head &&
+    direct->side_by_side = direct->bunch > 1 && keys->stride_head > 0 && values->stride_head > 0 &&
+                           keys->stride_slot > keys->stride_head &&
                            values->stride_slot > values->stride_head;
     int32_t rows = direct->rows_padded * item->num_heads;
     float *q_scale = (float *)(scratch + at->q_scale);
