@@ -3,7 +3,6 @@
  * and gather_kv. */
 #include <float.h>
 
-#include "convert.h"
 #include "internal.h"
 
 #define MAX_ROW 1024

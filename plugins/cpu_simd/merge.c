@@ -4,51 +4,34 @@
 
 #define MAX_MERGE_SIZE 1024
 
-/* One of the rows that are merged or made, with what does not change from row to row. */
-struct rows_of {
-    char *data;
+/* What a tensor has of a token and head, with what does not change from one to the next. */
+struct places {
+    char *data;          /* NULL: there is no such tensor */
     int64_t token, head; /* bytes */
     int32_t element;
 };
 
-struct lse_of {
-    char *data; /* NULL: none */
-    int64_t token, head;
-};
-
 struct merge_loop {
     const struct attn_merge_states_args *args;
-    struct rows_of prefix, suffix, out;
-    struct lse_of prefix_lse, suffix_lse, lse;
+    struct places prefix, suffix, out; /* [T, H, D] */
+    struct places prefix_lse, suffix_lse, lse;
 };
 
-static struct rows_of rows_of(const struct attn_tensor *tensor)
-{
-    int64_t bytes = tensor->dtype.bits / 8;
-    return (struct rows_of){.data = tensor_data(tensor),
-                            .token = tensor_stride(tensor, 0) * bytes,
-                            .head = tensor_stride(tensor, 1) * bytes,
-                            .element = element_of_any(tensor)};
-}
-
-static struct lse_of lse_of(const struct attn_tensor *tensor)
+static struct places places_of(const struct attn_tensor *tensor, int32_t token, int32_t head)
 {
     if (tensor == NULL) {
-        return (struct lse_of){.data = NULL};
+        return (struct places){.data = NULL};
     }
-    return (struct lse_of){.data = tensor_data(tensor),
-                           .token = tensor_stride(tensor, 1) * (int64_t)sizeof(float),
-                           .head = tensor_stride(tensor, 0) * (int64_t)sizeof(float)};
+    int64_t bytes = tensor->dtype.bits / 8;
+    return (struct places){.data = tensor_data(tensor),
+                           .token = tensor_stride(tensor, token) * bytes,
+                           .head = tensor_stride(tensor, head) * bytes,
+                           .element = element_of_any(tensor)};
 }
 
-static char *row_of(const struct rows_of *rows, int64_t t, int64_t h)
+static char *place_of(const struct places *places, int64_t t, int64_t h)
 {
-    return rows->data + t * rows->token + h * rows->head;
-}
-
-static float *lse_at(const struct lse_of *lse, int64_t t, int64_t h)
-{
-    return (float *)(lse->data + t * lse->token + h * lse->head);
+    return places->data + t * places->token + h * places->head;
 }
 
 static void merge_row(const struct merge_loop *loop, int64_t t, int64_t h, float *row, float *other)
@@ -56,8 +39,8 @@ static void merge_row(const struct merge_loop *loop, int64_t t, int64_t h, float
     const struct attn_merge_states_args *args = loop->args;
     const struct variant *variant = args->instance->variant;
     int32_t size = (int32_t)args->out->shape[2];
-    float lse1 = *lse_at(&loop->prefix_lse, t, h);
-    float lse2 = *lse_at(&loop->suffix_lse, t, h);
+    float lse1 = *(const float *)place_of(&loop->prefix_lse, t, h);
+    float lse2 = *(const float *)place_of(&loop->suffix_lse, t, h);
     bool first = !isinf(lse1) && t - args->first_row < args->num_rows_with_prefix;
     bool second = !isinf(lse2);
     float top = -INFINITY;
@@ -68,18 +51,18 @@ static void merge_row(const struct merge_loop *loop, int64_t t, int64_t h, float
     float w2 = !second ? 0.0f : lse2 == top ? 1.0f : expf(lse2 - top);
     float sum = w1 + w2;
     if (first) {
-        variant->f32->unpack[loop->prefix.element](row, row_of(&loop->prefix, t, h), size);
+        variant->f32->unpack[loop->prefix.element](row, place_of(&loop->prefix, t, h), size);
         variant->scale_row(row, w1 / sum, round_up(size, COLUMN_MULTIPLE));
     } else {
         memset(row, 0, (size_t)size * sizeof(float));
     }
     if (second) {
-        variant->f32->unpack[loop->suffix.element](other, row_of(&loop->suffix, t, h), size);
+        variant->f32->unpack[loop->suffix.element](other, place_of(&loop->suffix, t, h), size);
         variant->add_scaled(row, other, w2 / sum, round_up(size, COLUMN_MULTIPLE));
     }
-    variant->store[loop->out.element](row_of(&loop->out, t, h), row, 1.0f, size);
+    variant->store[loop->out.element](place_of(&loop->out, t, h), row, 1.0f, size);
     if (loop->lse.data != NULL) {
-        *lse_at(&loop->lse, t, h) = first || second ? top + logf(sum) : -INFINITY;
+        *(float *)place_of(&loop->lse, t, h) = first || second ? top + logf(sum) : -INFINITY;
     }
 }
 
@@ -122,12 +105,12 @@ attn_status simd_merge_states(const struct attn_merge_states_args *args, struct 
     }
     const struct attn_host *host = args->instance->host;
     struct merge_loop loop = {.args = args,
-                              .prefix = rows_of(args->prefix_out),
-                              .suffix = rows_of(args->suffix_out),
-                              .out = rows_of(args->out),
-                              .prefix_lse = lse_of(args->prefix_lse),
-                              .suffix_lse = lse_of(args->suffix_lse),
-                              .lse = lse_of(args->lse)};
+                              .prefix = places_of(args->prefix_out, 0, 1),
+                              .suffix = places_of(args->suffix_out, 0, 1),
+                              .out = places_of(args->out, 0, 1),
+                              .prefix_lse = places_of(args->prefix_lse, 1, 0),
+                              .suffix_lse = places_of(args->suffix_lse, 1, 0),
+                              .lse = places_of(args->lse, 1, 0)};
     host->parallel_for(host->user, args->num_rows, 16, merge_rows, &loop);
     return ATTN_OK;
 }

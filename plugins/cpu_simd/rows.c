@@ -3,7 +3,6 @@
  * the compute type. Divisions are in double, so that scales and codes are those of exact
  * arithmetic.
  */
-#include "convert.h"
 #include "internal.h"
 
 #define E4M3_LARGEST 448.0

@@ -12,38 +12,6 @@ enum {
     TILE_ELEMENTS = 512 /* bf16 of one tile register */
 };
 
-INLINE __m128 quarter_of(const void *const *rows, int32_t n, int32_t i, int32_t at)
-{
-    return i < n ? _mm_loadu_ps((const float *)((const uint16_t *)rows[i] + at)) : _mm_setzero_ps();
-}
-
-/* Rows i, i + 4, i + 8, i + 12 meet in a register as they are loaded, which leaves half of the
- * shuffles of a transposition. */
-INLINE void pack_key_tile(float *out, const void *const *rows, int32_t n, int32_t d)
-{
-    __m512 r[16];
-    __m512 t[16];
-#pragma GCC unroll 16
-    for (int32_t i = 0; i < 16; i++) { /* row i % 4 of each four, pairs 4 (i / 4) .. */
-        int32_t at = d + i / 4 * 8;
-        r[i] = _mm512_castps128_ps512(quarter_of(rows, n, i % 4, at));
-        r[i] = _mm512_insertf32x4(r[i], quarter_of(rows, n, i % 4 + 4, at), 1);
-        r[i] = _mm512_insertf32x4(r[i], quarter_of(rows, n, i % 4 + 8, at), 2);
-        r[i] = _mm512_insertf32x4(r[i], quarter_of(rows, n, i % 4 + 12, at), 3);
-    }
-#pragma GCC unroll 16
-    for (int32_t i = 0; i < 16; i += 4) {
-        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-        t[i + 2] = _mm512_unpacklo_ps(r[i + 2], r[i + 3]);
-        t[i + 3] = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
-        _mm512_storeu_ps(out + 16 * i, _mm512_shuffle_ps(t[i], t[i + 2], 0x44));
-        _mm512_storeu_ps(out + 16 * i + 16, _mm512_shuffle_ps(t[i], t[i + 2], 0xee));
-        _mm512_storeu_ps(out + 16 * i + 32, _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44));
-        _mm512_storeu_ps(out + 16 * i + 48, _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee));
-    }
-}
-
 static void amx_flash_pack_keys(void *packed, const void *const *rows, int32_t n, int32_t columns,
                                 int32_t depth)
 {
