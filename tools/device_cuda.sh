@@ -15,7 +15,7 @@ case $arch in 90) target=90a ;; *) target=$arch ;; esac
 ninja -C "$build" core/libattn.so.1.0.0 tools/attn-check plugins/cpu_ref/attn_cpu_ref.so \
     plugins/cuda_flash/attn_cuda_flash.so >&2 || exit 1
 for tool in bench soak; do
-    nvcc -std=c++17 -O2 -I "$here/abi" "-gencode=arch=compute_$arch,code=sm_$arch" \
+    nvcc -std=c++17 -O2 -I "$here/abi" -I "$here/plugins" "-gencode=arch=compute_$arch,code=sm_$arch" \
         "$here/tests/cuda_flash/$tool.cu" -o "$build/cuda_flash_$tool" -ldl || exit 1
 done
 cc -std=c11 -D_POSIX_C_SOURCE=200809L -I "$here/abi" "$here/tests/cuda_flash/context.c" -o "$build/cuda_flash_context" \

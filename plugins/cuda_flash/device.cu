@@ -3,7 +3,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include "flash.h"
+#include "gpu/params.h"
 #include "launch.h"
 
 static flash_launcher *const launchers[FLASH_KERNEL_COUNT] = {

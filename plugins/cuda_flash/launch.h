@@ -6,7 +6,7 @@
 
 #include <cuda_runtime.h>
 
-#include "flash.h"
+#include "gpu/params.h"
 
 typedef cudaError_t flash_launcher(const void *params, int32_t num_sms, cudaStream_t stream);
 

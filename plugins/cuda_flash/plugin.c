@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "common/entry.h"
-#include "instance.h"
+#include "gpu/host/instance.h"
 #include "nvml.h"
 
 #define BIT(code) (UINT64_C(1) << (code))

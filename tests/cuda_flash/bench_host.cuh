@@ -5,7 +5,7 @@
 
 #include "bench_plugin.cuh"
 
-#include "../../plugins/cuda_flash/flash.h"
+#include "gpu/params.h"
 
 /* A launch costs the host more while kernels before it run, so the kernel of a bare launch runs for
  * a while as well. */

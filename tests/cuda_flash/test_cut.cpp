@@ -43,7 +43,7 @@ static int32_t __shfl_up_sync(unsigned, int32_t value, int distance)
     return other;
 }
 
-#include "../../plugins/cuda_flash/cut.cuh"
+#include "gpu/kernels/cut.h"
 
 struct batch {
     std::vector<int> lengths, queries;

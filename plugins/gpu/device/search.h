@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where a number stands in a list of running sums. */
-#ifndef CUDA_FLASH_SEARCH_CUH
-#define CUDA_FLASH_SEARCH_CUH
+#ifndef GPU_DEVICE_SEARCH_H
+#define GPU_DEVICE_SEARCH_H
 
 #include <stdint.h>
 

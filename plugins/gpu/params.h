@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the host side and the kernels share: one call of each kernel as plain numbers, by value. */
-#ifndef CUDA_FLASH_H
-#define CUDA_FLASH_H
+#ifndef GPU_PARAMS_H
+#define GPU_PARAMS_H
 
 #include <attn/plugin.h>
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A layer's state, the memory of its plans, and the launch that makes a schedule. */
-#include "schedule.h"
+#include "gpu/host/schedule.h"
 
 #define SEGMENTS_PER_CTA 8
 #define LONG_QUERIES 8192 /* of a request, on average */
@@ -19,7 +19,7 @@ static int64_t segment_bound(const struct attn_instance *instance, const struct 
     int64_t ctas = (int64_t)instance->device.num_sms * (state->padded_size > 128 ? 1 : 2);
     if (by_item) {
         int64_t invariant = reqs * state->num_kv_heads * FLASH_INVARIANT_CUTS;
-        int64_t cut = state->invariant ? invariant : 4 * ctas; /* cut_count in cut.cuh */
+        int64_t cut = state->invariant ? invariant : 4 * ctas; /* cut_count in gpu/kernels/cut.h */
         *part_rows = cut * 16;
         return cut + pairs * state->num_kv_heads + ctas; /* one that is read for each CTA */
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The slots that write and gather the cache, copy and fill. */
-#include "instance.h"
+#include "gpu/host/instance.h"
 
 static attn_status check_write(const struct attn_write_kv_args *args, struct attn_error *error)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The end of a run: the warps' shares are joined, and written out or, if other CTAs have parts of
  * the item, left as a part; who finishes last merges the parts in their order. */
-#ifndef CUDA_FLASH_FINISH_CUH
-#define CUDA_FLASH_FINISH_CUH
+#ifndef CUDA_FLASH_SM80_FINISH_CUH
+#define CUDA_FLASH_SM80_FINISH_CUH
 
-#include "produce.cuh"
+#include "sm80_produce.cuh"
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Elements of any type the backend holds, to and from float32, rounded to nearest. fp8 saturates.
  */
-#ifndef CUDA_FLASH_NUMBER_CUH
-#define CUDA_FLASH_NUMBER_CUH
+#ifndef GPU_DEVICE_NUMBER_H
+#define GPU_DEVICE_NUMBER_H
 
 #include <attn/tensor.h>
 #include <cuda_bf16.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The KV write, alone and with rotary embedding (Su et al. 2021) and RMS norm before it. Bytes:
  * each new row read and written once; the limit is memory. */
-#include "launch.h"
-#include "ptx.cuh"
-#include "rows.cuh"
+#include "cuda_flash/launch.h"
+#include "cuda_flash/ptx/ptx.cuh"
+#include "gpu/device/rows.h"
 
 #define WRITE_THREADS 256
 #define WRITE_VECTORS 4 /* independent 16-byte loads of a thread */

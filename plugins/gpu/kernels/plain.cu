@@ -3,10 +3,10 @@
  * type and any strides. For what the matrix kernels cannot walk. Each warp takes 2 keys at a time,
  * so that their rows are on the way together; the warps join at the end. 2 * D elements read and
  * 4 * D FLOPs per key: bound by instructions, which decode each element. */
-#include "launch.h"
-#include "rows.cuh"
-#include "search.cuh"
-#include "visible.cuh"
+#include "cuda_flash/launch.h"
+#include "gpu/device/rows.h"
+#include "gpu/device/search.h"
+#include "gpu/device/visible.h"
 
 #define PLAIN_WARPS 16
 #define PLAIN_KEYS 2 /* of a warp's step */

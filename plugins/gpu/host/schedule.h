@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a plan and the attends after it share on the host. */
-#ifndef CUDA_FLASH_SCHEDULE_H
-#define CUDA_FLASH_SCHEDULE_H
+#ifndef GPU_HOST_SCHEDULE_H
+#define GPU_HOST_SCHEDULE_H
 
-#include "instance.h"
+#include "gpu/host/instance.h"
 
 /* Host part of a plan: a replay keeps it, since captured launches were made for it. */
 struct plan_host {
@@ -21,7 +21,7 @@ struct layout {
 
 struct layout layout_of(const struct attn_instance *instance, const struct attn_state *state,
                         int64_t reqs, int64_t pairs, int64_t rows, bool by_item);
-/* Keys of a tile, as `shape` in produce.cuh has it. */
+/* Keys of a tile, as `shape` in sm80_produce.cuh has it. */
 int32_t tile_of(const struct attn_state *state, bool cached, int32_t row_tile);
 /* What the plan kernel and the attend kernels read alike. */
 void set_layer(struct flash_params *p, const struct attn_attend_args *args);

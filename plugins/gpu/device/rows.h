@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of a cache, one (block, slot, head) at a time, by a whole warp: any layout and any form. */
-#ifndef CUDA_FLASH_ROWS_CUH
-#define CUDA_FLASH_ROWS_CUH
+#ifndef GPU_DEVICE_ROWS_H
+#define GPU_DEVICE_ROWS_H
 
-#include "flash.h"
-#include "nibbles.cuh"
+#include "gpu/params.h"
+#include "gpu/device/nibbles.h"
 
 static __device__ __forceinline__ float cache_scale(const flash_cache &c, int32_t head)
 {

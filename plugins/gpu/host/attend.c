@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attend: arguments become flash_params, and the kernel that can walk them is chosen. */
-#include "schedule.h"
+#include "gpu/host/schedule.h"
 
 #define NO_KERNEL (-1)
 
@@ -39,7 +39,7 @@ static uint64_t bits_of(const struct flash_cache *c)
 }
 
 /* How many CTAs, at most the plan's, with how many stages each multiprocessor holds; the sizes are
- * those of `shape` in produce.cuh. False: not two stages of one. */
+ * those of `shape` in sm80_produce.cuh. False: not two stages of one. */
 static bool fit_stages(const struct flash_device *device, int32_t element, struct flash_params *p)
 {
     int32_t size = p->head_size > p->head_size_v ? p->head_size : p->head_size_v;

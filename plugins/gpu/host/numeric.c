@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The slots that work on rows beside the cache: merge_states, quantize, amax. */
-#include "instance.h"
+#include "gpu/host/instance.h"
 
 attn_status cuda_merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
 {

@@ -5,12 +5,12 @@
  *   else:  64 rows; each warp takes 16 rows and all keys of a tile.
  * A tile of n keys: 2 * n * D elements read, 4 * n * D * rows FLOPs. SPLIT is bound by memory, the
  * other by mma.sync. */
-#ifndef CUDA_FLASH_ATTEND_CUH
-#define CUDA_FLASH_ATTEND_CUH
+#ifndef CUDA_FLASH_SM80_ATTEND_CUH
+#define CUDA_FLASH_SM80_ATTEND_CUH
 
-#include "finish.cuh"
+#include "sm80_finish.cuh"
 #include "launch.h"
-#include "tile.cuh"
+#include "sm80_tile.cuh"
 
 #define ATTEND_THREADS 192
 

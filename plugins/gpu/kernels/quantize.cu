@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* quantize and amax over rows [T, heads, D] taken as [T, heads * D]: each element read once. */
-#include "launch.h"
-#include "number.cuh"
+#include "cuda_flash/launch.h"
+#include "gpu/device/number.h"
 
 #define LEAST_AMAX 1e-10 /* of a group */
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An instance, what is prepared per layer, and the slots of the kernel table. */
-#ifndef CUDA_FLASH_INSTANCE_H
-#define CUDA_FLASH_INSTANCE_H
+#ifndef GPU_HOST_INSTANCE_H
+#define GPU_HOST_INSTANCE_H
 
 #include "common/number.h"
 #include "common/structs.h"
 #include "common/tensors.h"
-#include "flash.h"
+#include "gpu/params.h"
 
 #define FLASH_MAX_MATRIX_SIZE 256 /* head size of the matrix kernels */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors and cache views of the ABI, checked and turned into what the kernels take. */
-#include "instance.h"
+#include "gpu/host/instance.h"
 
 const struct attn_ext *flash_find_ext(const struct attn_ext *ext, uint32_t id)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* merge_states: a warp per (row, head). The limit is memory. */
-#include "launch.h"
-#include "rows.cuh"
+#include "cuda_flash/launch.h"
+#include "gpu/device/rows.h"
 
 static __device__ __forceinline__ float side_number(const flash_rows &side, int64_t t, int64_t h,
                                                     float weight, int32_t d)

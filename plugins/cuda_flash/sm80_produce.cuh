@@ -2,12 +2,12 @@
 /* The last two warps of an attend CTA: both walk the CTA's segments and copy into shared memory,
  * some stages ahead of the four warps that compute, one the queries and keys, the other the values.
  */
-#ifndef CUDA_FLASH_PRODUCE_CUH
-#define CUDA_FLASH_PRODUCE_CUH
+#ifndef CUDA_FLASH_SM80_PRODUCE_CUH
+#define CUDA_FLASH_SM80_PRODUCE_CUH
 
-#include "ptx.cuh"
-#include "rows.cuh"
-#include "visible.cuh"
+#include "ptx/ptx.cuh"
+#include "gpu/device/rows.h"
+#include "gpu/device/visible.h"
 
 #define NO_RUN (-1)
 

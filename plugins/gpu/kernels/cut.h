@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The cuts of a schedule: the tiles of each (request, row tile) pair as running sums, and the
  * segments into which the stream of tiles is cut. By one CTA, or by as many threads of a test. */
-#ifndef CUDA_FLASH_CUT_CUH
-#define CUDA_FLASH_CUT_CUH
+#ifndef GPU_KERNELS_CUT_H
+#define GPU_KERNELS_CUT_H
 
-#include "search.cuh"
-#include "visible.cuh"
+#include "gpu/device/search.h"
+#include "gpu/device/visible.h"
 
 #ifndef PLAN_THREADS
 #define PLAN_THREADS 1024

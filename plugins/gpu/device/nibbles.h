@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of 4-bit elements, a warp each; lane l has dims l, l + 32 and so on. What is stored is found
  * in double: codes and scales are then those of exact arithmetic. */
-#ifndef CUDA_FLASH_NIBBLES_CUH
-#define CUDA_FLASH_NIBBLES_CUH
+#ifndef GPU_DEVICE_NIBBLES_H
+#define GPU_DEVICE_NIBBLES_H
 
-#include "flash.h"
-#include "number.cuh"
+#include "gpu/params.h"
+#include "gpu/device/number.h"
 
 #define LANE_DIMS 16 /* dims of a lane: head sizes to 512 */
 #define INT4_LARGEST 15.0

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which keys a query sees and what position adds to its scores, as the kernels ask it. */
-#ifndef CUDA_FLASH_VISIBLE_CUH
-#define CUDA_FLASH_VISIBLE_CUH
+#ifndef GPU_DEVICE_VISIBLE_H
+#define GPU_DEVICE_VISIBLE_H
 
-#include "flash.h"
+#include "gpu/params.h"
 
 struct flash_request {
     int32_t r, query_start, query_len, key_start, length, causal;

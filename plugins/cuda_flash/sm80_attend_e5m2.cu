@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "attend.cuh"
+#include "sm80_attend.cuh"
 
 cudaError_t launch_e5m2(const void *params, int32_t num_sms, cudaStream_t stream)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gather_kv and queries that become wider: a warp per (row, head). The limit is memory. */
-#include "launch.h"
-#include "rows.cuh"
-#include "search.cuh"
+#include "cuda_flash/launch.h"
+#include "gpu/device/rows.h"
+#include "gpu/device/search.h"
 
 static __device__ void gather_turned(const flash_gather_params &p, const flash_row &from,
                                      int32_t head, char *to, int lane)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One tile in one warp: scores of 16 rows, what they see, online softmax, weighted values. */
-#ifndef CUDA_FLASH_TILE_CUH
-#define CUDA_FLASH_TILE_CUH
+#ifndef CUDA_FLASH_SM80_TILE_CUH
+#define CUDA_FLASH_SM80_TILE_CUH
 
-#include "finish.cuh"
+#include "sm80_finish.cuh"
 
 /* What the two rows of a lane, g and g + 8 of its warp's 16, see. Rows that are not there see all:
  * what becomes of them is nobody's. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The schedule, made on the device from the lengths as they are there. One CTA. */
-#include "cut.cuh"
-#include "launch.h"
+#include "gpu/kernels/cut.h"
+#include "cuda_flash/launch.h"
 
 static __global__ void __launch_bounds__(PLAN_THREADS) plan(const __grid_constant__ flash_params p)
 {
