@@ -31,7 +31,8 @@ struct attn_layer_desc {
     /* a decoder's window of w tokens, its own included, is (w - 1, 0); -1: open */
     int32_t window_left;
     int32_t window_right;
-    int32_t chunk_size;       /* c > 0: chunked local attention */
+    /* c > 0: chunked local attention; excludes a window and causal_per_request */
+    int32_t chunk_size;
     int32_t chunk_lookback;   /* visible if p/c - j/c <= chunk_lookback (0: the same chunk) */
     float soft_cap;           /* c > 0: s = c tanh(s / c) */
     int32_t alibi;            /* enum attn_alibi */
@@ -39,7 +40,9 @@ struct attn_layer_desc {
     int32_t sink_len;         /* static sink: fixed keys before every request's keys */
     int32_t prefix_lm;        /* 1: batches may carry bidirectional spans */
     int32_t prefix_lm_window; /* w > 0: inside spans too, p - j < w */
-    int32_t tree_mask;        /* enum attn_tree_mask that batches may carry */
+    /* enum attn_tree_mask that batches may carry. It only hides: on a causal layer what lies above
+     * the diagonal stays hidden, whatever the tree says */
+    int32_t tree_mask;
     /* slots in a block of the engine's block table; 0: the backend may choose */
     int32_t block_size;
     /* n: decode requests have up to 1 + n queries (1 + 2n in parallel drafting) */
@@ -60,7 +63,8 @@ struct attn_layer_desc {
     int32_t skip_kv_quantization;
     int32_t needs_lse;   /* 1: runs may ask for the log-sum-exp */
     int32_t graph_level; /* enum attn_graph_level that the engine needs */
-    /* 1: same bits for a request whatever else is in the batch; 2: prefixes too */
+    /* 1: same bits for a request whatever else is in the batch; 2: and however much of it came from
+     * the cache. An MLA layer then needs decodes first, and with 2 goes the latent way alone */
     int32_t batch_invariant;
     int32_t rope;                  /* enum attn_rope that rope_write runs need; see io.h */
     int32_t qk_norm;               /* 1: together with q/k RMS norm */

@@ -11,7 +11,11 @@
  * first kv_lora_rank of its row. Sparse: key i of a query is topk_indices[t, i]; terms of the layer
  * (causality, a window) still hide keys; an index that is listed twice counts twice. write_kv: k
  * [T, 1, kv_lora_rank + rope], or NULL, and attn_io_mla brings kv_c and k_pe. gather_kv: whole
- * rows, [rows, 1, kv_lora_rank + rope]. k_scale is the one scale of an fp8 row. */
+ * rows, [rows, 1, kv_lora_rank + rope]. k_scale is the one scale of an fp8 row.
+ *
+ * Prefill per head (ATTN_COMPOSE_MLA_PREFILL) attends to a step's new rows as they came, kv_c and
+ * k_pe, and to earlier ones as the cache holds them: with a quantized cache the next step reads the
+ * same rows rounded. The latent way reads all of them from the cache. */
 #ifndef ATTN_MLA_H
 #define ATTN_MLA_H
 

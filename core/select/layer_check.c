@@ -135,6 +135,12 @@ static attn_status check_terms(const struct attn_layer_desc *l, struct attn_erro
         return BAD("chunk_size", "layer '%s': chunked local attention is causal; causal is 0",
                    l->name);
     }
+    if (l->chunk_size > 0 && l->causal_per_request) {
+        return BAD("causal_per_request",
+                   "layer '%s': chunked local attention (chunk_size %d) is causal for every "
+                   "request; causal_per_request must be 0",
+                   l->name, l->chunk_size);
+    }
     if (l->sink_len > 0 && l->kind != ATTN_LAYER_STATIC_SINK) {
         return BAD("sink_len", "layer '%s': sink_len is %d; only a static_sink layer has one",
                    l->name, l->sink_len);

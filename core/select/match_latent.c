@@ -45,6 +45,8 @@ static bool can_prefill_per_head(struct check *check, bool tell)
         {holds_head_sizes(caps, qk, mla->v_head_dim), sizes, "no"},
         {!l->has_window && l->chunk_size == 0 && l->alibi == ATTN_ALIBI_NONE && !l->prefix_lm,
          "a window, chunks, ALiBi or spans", "only latent, as decode"},
+        {l->batch_invariant < 2, "the same bits with and without prefix caching",
+         "only latent, as decode"},
         {!l->device_seq_lens_only, "lengths on the device only", "host lengths"},
         {mla->absorb_in_core, "queries in latent space", "only latent, as decode"},
     };

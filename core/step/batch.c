@@ -46,6 +46,11 @@ static void choose_calls(attn_plan *plan, struct step *step)
     bool all_decode = plan->split.num_prefills == 0 && !step->keys_are_inputs;
     step->main[0] = step->main[1] = NULL;
     step->program = run_attends;
+    if (!layer_is_spread(step->layer) && !plan->parallel.split &&
+        plan->split.num_decode_tokens == 0 && plan->split.num_prefill_tokens == 0) {
+        step->program = run_no_queries; /* query_start_loc may begin above 0 */
+        return;
+    }
     if (step->layer->layer.mla != NULL) {
         mla_choose_calls(plan, step);
         return;

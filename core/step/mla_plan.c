@@ -44,6 +44,18 @@ static bool any_per_head(const attn_plan *plan)
     return false;
 }
 
+/* A layer whose bits must not depend on a request's neighbours: chunks cut a request's context by
+ * its own length alone. */
+static bool any_invariant(const attn_plan *plan)
+{
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        if (plan->steps[i].layer->layer.desc.batch_invariant) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Keys that a request can have. */
 static int64_t longest_context(const attn_plan *plan)
 {
@@ -80,6 +92,8 @@ attn_status mla_init(attn_plan *plan, struct attn_error *error)
     plan->mla.gather_rows = gathered > 0 ? gathered : 1;
     plan->mla.chunk_rows = plan->mla.gather_rows * ranks;
     int64_t chunks = (context + plan->mla.gather_rows - 1) / plan->mla.gather_rows;
+    plan->mla.invariant = any_invariant(plan);
+    chunks += plan->mla.invariant ? plan->limits.max_num_reqs : 0; /* each may end one early */
     if (chunks > MAX_CHUNKS) {
         return error_set(
             error, ATTN_ERROR_LIMIT, "max_seq_len",
@@ -238,14 +252,25 @@ static void count_rank_rows(attn_plan *plan, const struct attn_batch *view,
     chunk->rank_rows = rows;
 }
 
+/* How many rows of a request, of whose context `left` are missing, go into the `space` of a chunk
+ * that it does not begin (`follows`) or does. */
+static int32_t rows_for_chunk(const attn_plan *plan, int32_t left, int32_t space, bool follows)
+{
+    if (left <= space) {
+        return left;
+    }
+    return plan->mla.invariant && follows ? 0 : space;
+}
+
 /* One chunk from request r's key `done` on: as many rows as fit, requests one behind the other. */
 static void add_chunk(attn_plan *plan, const struct attn_batch *view, int32_t *r, int32_t *done)
 {
     struct context_chunk *chunk = &plan->mla.chunks[plan->mla.num_chunks++];
     int32_t count = 0, left = plan->mla.gather_rows, end = *r;
     for (; end < view->num_reqs && left > 0; end++) {
-        int32_t rows = context_of(plan, view, end) - (end == *r ? *done : 0);
-        left -= rows < left ? rows : left;
+        int32_t missing = context_of(plan, view, end) - (end == *r ? *done : 0);
+        int32_t rows = rows_for_chunk(plan, missing, left, end != *r);
+        left = rows < missing ? 0 : left - rows;
         count = rows > 0 ? end + 1 - *r : count; /* requests without context end no chunk */
     }
     int32_t *first_key = compose_take(plan, count), *start = compose_take(plan, count + 1);
@@ -257,8 +282,8 @@ static void add_chunk(attn_plan *plan, const struct attn_batch *view, int32_t *r
     for (int32_t i = 0; i < count; i++) {
         int32_t space = plan->mla.gather_rows - start[i];
         first_key[i] = i == 0 ? *done : 0;
-        int32_t rows = context_of(plan, view, chunk->first_req + i) - first_key[i];
-        rows = rows < space ? rows : space;
+        int32_t missing = context_of(plan, view, chunk->first_req + i) - first_key[i];
+        int32_t rows = rows_for_chunk(plan, missing, space, i > 0);
         start[i + 1] = start[i] + rows;
         *done = first_key[i] + rows;
     }
@@ -328,10 +353,33 @@ void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
     view->num_spans = 0;
 }
 
+/* A decode behind a prefill would be computed per head, alone it goes the latent way. */
+static attn_status check_order(const attn_plan *plan, struct attn_error *error)
+{
+    const struct attn_batch *prefill = &plan->views[VIEW_PREFILL];
+    const int32_t *start = prefill->query_start_loc_host;
+    for (int32_t r = 0; r < prefill->num_reqs; r++) {
+        int32_t queries = start[r + 1] - start[r];
+        if (queries > 0 && queries <= plan->decode_threshold) {
+            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "query_start_loc",
+                             "request %d has %d queries, a decode, behind request %d, a prefill; "
+                             "MLA with batch_invariant needs decodes first (batch_order)",
+                             plan->split.num_decodes + r, queries, plan->split.num_decodes);
+        }
+    }
+    return ATTN_OK;
+}
+
 attn_status mla_make_views(attn_plan *plan, struct attn_error *error)
 {
     const struct attn_batch *prefill = &plan->views[VIEW_PREFILL];
     plan->mla.num_chunks = 0;
+    if (plan->mla.invariant && plan->split.num_prefills > 0) {
+        attn_status status = check_order(plan, error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+    }
     if (layer_is_spread(plan->steps[0].layer)) {
         attn_status status = mla_localise(plan, error);
         if (status != ATTN_OK) {

@@ -194,6 +194,7 @@ struct attn_plan {
     struct {
         struct context_chunk *chunks;
         int32_t max_chunks, num_chunks;
+        bool invariant; /* chunks cut each request by its own length alone */
         int32_t chunk_rows;  /* most rows of a chunk */
         int32_t gather_rows; /* of these, on each rank */
         /* [n, n] of the activations' dtype, which copies rows by batched_gemm */
@@ -213,6 +214,7 @@ struct attn_plan {
         int32_t max_runs, num_runs, num_slice_runs;
         const int32_t *key_start; /* host, of the slices' keys; [num_reqs + 1] of the split batch */
     } parallel;
+    int32_t decode_threshold; /* most queries of a decode; by the last plan */
     int32_t num_multiprocessors;
     bool validate;
 };

@@ -240,6 +240,7 @@ void batch_split(attn_plan *plan, const struct attn_batch *whole, int32_t thresh
 {
     const int32_t *start = whole->query_start_loc_host;
     int32_t decodes = 0;
+    plan->decode_threshold = threshold;
     while (decodes < whole->num_reqs && start[decodes + 1] - start[decodes] <= threshold) {
         decodes++;
     }

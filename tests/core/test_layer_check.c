@@ -60,6 +60,7 @@ CHANGE(window_negative, l->has_window = 1; l->window_left = -2)
 CHANGE(window_open, l->has_window = 1; l->window_left = l->window_right = -1)
 CHANGE(chunk_negative, l->chunk_size = -1)
 CHANGE(chunk_window, l->chunk_size = 64; l->has_window = 1; l->window_left = 3)
+CHANGE(chunk_per_request, l->chunk_size = 64; l->causal_per_request = 1)
 CHANGE(chunk_causal, l->chunk_size = 64; l->causal = 0)
 CHANGE(sink_kind, l->sink_len = 4)
 CHANGE(sink_none, l->kind = ATTN_LAYER_STATIC_SINK)
@@ -114,6 +115,7 @@ static const struct {
     {window_open, "has_window", "open on both sides"},
     {chunk_negative, "chunk_size", "-1"},
     {chunk_window, "chunk_size", "exclude each other"},
+    {chunk_per_request, "causal_per_request", "chunk_size 64"},
     {chunk_causal, "chunk_size", "causal"},
     {sink_kind, "sink_len", "4"},
     {sink_none, "sink_len", "1 or more"},

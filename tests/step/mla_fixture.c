@@ -97,6 +97,7 @@ void describe(struct mla *m)
         .q_scale_form = s->fp8_query ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
         .q_dtype = ATTN_DTYPE_FP8_E4M3,
         .needs_lse = !s->no_lse,
+        .batch_invariant = s->invariant,
         .num_speculative_tokens = s->drafted};
 }
 

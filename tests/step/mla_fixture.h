@@ -30,7 +30,7 @@ struct setting {
     bool has_sinks;
     int32_t first_row; /* query_start_loc[0] */
     bool no_lse;
-    int32_t drafted;
+    int32_t drafted, invariant;
     int32_t num_reqs, queries[MAX_REQS], lens[MAX_REQS];
     /* that share the cache, each with heads of its own; NULL: one alone */
     const struct attn_collectives *ranks;

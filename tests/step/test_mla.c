@@ -221,6 +221,97 @@ static void test_without_absorption(void **unused)
           false);
 }
 
+/* Request r as the only one of its step: its rows, lengths and blocks as they lie. */
+static void only_request(struct mla *m, int32_t r)
+{
+    m->batch.num_reqs = 1;
+    m->batch.query_start_loc += r;
+    m->batch.query_start_loc_host += r;
+    m->batch.seq_lens += r;
+    m->batch.seq_lens_host += r;
+    m->batch.block_table += (int64_t)r * MAX_BLOCKS;
+    m->batch.num_actual_tokens = m->starts[r + 1];
+    m->io.flags = ATTN_RUN_NO_WRITE;
+}
+
+/* Every request again alone, bit for bit, whatever its neighbours made of the chunks. */
+static void hold_invariant(const struct setting *s)
+{
+    int32_t size = V;
+    struct mla *m = mla_create(s);
+    int64_t count = (int64_t)m->starts[s->num_reqs] * s->heads * size;
+    float *together = calloc((size_t)count, sizeof *together);
+    step(m);
+    compare(m, s->invariant == 1);
+    memcpy(together, m->out, (size_t)count * sizeof *together);
+    const struct attn_batch whole = m->batch;
+    for (int32_t r = 0; r < s->num_reqs; r++) {
+        int64_t first = (int64_t)m->starts[r] * s->heads * size;
+        int64_t end = (int64_t)m->starts[r + 1] * s->heads * size;
+        m->batch = whole;
+        only_request(m, r);
+        memset(m->out, 0xff, (size_t)count * sizeof *together);
+        step(m);
+        assert_memory_equal(m->out + first, together + first, (size_t)(end - first) * 4);
+    }
+    free(together);
+    mla_destroy(m);
+}
+
+static void test_invariant(void **unused)
+{
+    static const char *const backends[] = {"cpu_ref", "cpu_simd"};
+    static const int32_t rows[] = {0, 7, 16, 1, 30};
+    (void)unused;
+    for (int32_t b = 0; b <= CPU_SIMD; b++) {
+        for (int32_t chunk = 0; chunk < 5; chunk++) {
+            hold_invariant(&(struct setting){
+                backends[b], .heads = 6, .chunk = rows[chunk], .invariant = 1, .num_reqs = 5,
+                .queries = {1, 1, 4, 3, 20}, .lens = {30, 1, 41, 33, 60}});
+            hold_invariant(&(struct setting){backends[b], .heads = 6, .chunk = rows[chunk],
+                                             .invariant = 1, .num_reqs = 4, .queries = {2, 5, 0, 9},
+                                             .lens = {20, 17, 30, 47}});
+        }
+        hold_invariant(&(struct setting){backends[b], .heads = 4, .invariant = 1, .drafted = 3,
+                                         .num_reqs = 3, .queries = {3, 1, 4}, .lens = {17, 9, 24}});
+    }
+}
+
+/* A prompt in two steps, whatever its first part was computed with: all goes the latent way. */
+static void test_invariant_prefix(void **unused)
+{
+    const struct setting whole = {"cpu_ref",     .heads = 6,         .invariant = 2,
+                                  .num_reqs = 2, .queries = {30, 9}, .lens = {30, 9}};
+    struct setting rest = whole;
+    (void)unused;
+    hold_invariant(&whole);
+    rest.queries[0] = 12;
+    struct mla *m = mla_create(&whole), *second = mla_create(&rest);
+    memcpy(second->rows, m->rows, sizeof m->rows);
+    memcpy(second->q[0], m->q[18], 12 * sizeof m->q[0]);
+    step(m);
+    memcpy(second->cache, m->cache, sizeof(float) * BLOCK * ROW * NUM_BLOCKS);
+    set_io(second, stage_keys(second, false));
+    second->io.flags = ATTN_RUN_NO_WRITE;
+    step(second);
+    assert_memory_equal(second->out, m->out + 18 * 6 * V, 12 * 6 * V * sizeof(float));
+    mla_destroy(second);
+    mla_destroy(m);
+}
+
+/* In a batch of another order a decode would be computed as a prefill. */
+static void test_invariant_order(void **unused)
+{
+    const struct setting s = {"cpu_ref",     .heads = 4,        .invariant = 1,
+                              .num_reqs = 2, .queries = {5, 1}, .lens = {9, 9}};
+    (void)unused;
+    struct mla *m = mla_create(&s);
+    assert_int_equal(m->api->plan(m->plan, &m->batch, NULL, &m->error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(m->error.message, "request 1 has 1 queries"));
+    mla_destroy(m);
+}
+
 static void *symbol_of(const char *name)
 {
     void *library = dlopen(POOR_FILE, RTLD_NOW | RTLD_LOCAL);
@@ -447,16 +538,18 @@ int main(void)
     /* with the published sizes only what needs them: the oracle projects every key anew */
     const struct CMUnitTest large[] = {cmocka_unit_test(test_ds_mla)};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_graph),         cmocka_unit_test(test_fp8_output),
-        cmocka_unit_test(test_fp8_query),     cmocka_unit_test(test_window),
-        cmocka_unit_test(test_scales),        cmocka_unit_test(test_sinks),
-        cmocka_unit_test(test_first_row),     cmocka_unit_test(test_decode),
-        cmocka_unit_test(test_prefill),       cmocka_unit_test(test_idle_requests),
-        cmocka_unit_test(test_sparse),        cmocka_unit_test(test_fp8),
-        cmocka_unit_test(test_padded_heads),  cmocka_unit_test(test_without_absorption),
-        cmocka_unit_test(test_gathered_once), cmocka_unit_test(test_latent_only),
-        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_bad_runs),
-        cmocka_unit_test(test_bad_weights),   cmocka_unit_test(test_scaled_weights),
+        cmocka_unit_test(test_graph),           cmocka_unit_test(test_fp8_output),
+        cmocka_unit_test(test_fp8_query),       cmocka_unit_test(test_window),
+        cmocka_unit_test(test_scales),          cmocka_unit_test(test_sinks),
+        cmocka_unit_test(test_first_row),       cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_prefill),         cmocka_unit_test(test_idle_requests),
+        cmocka_unit_test(test_sparse),          cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_padded_heads),    cmocka_unit_test(test_without_absorption),
+        cmocka_unit_test(test_gathered_once),   cmocka_unit_test(test_latent_only),
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_bad_runs),
+        cmocka_unit_test(test_bad_weights),     cmocka_unit_test(test_scaled_weights),
+        cmocka_unit_test(test_invariant),       cmocka_unit_test(test_invariant_prefix),
+        cmocka_unit_test(test_invariant_order),
     };
     return RANK == 512 ? cmocka_run_group_tests(large, NULL, NULL)
                        : cmocka_run_group_tests(tests, NULL, NULL);
