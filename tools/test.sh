@@ -1,6 +1,29 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Builds and tests everything; the last line counts. From a fresh clone on a bare Debian 12.
+# usage: tools/test.sh [--quick [--filter SUITE]]
+# --quick: layout of the sources, a release build without CUDA in build-quick/, and the core's tests, in minutes;
+# --filter: the tests of that suite instead (tools, cpu_ref, hostile ...; meson test --list names them).
+quick='' suite=core
+while [ $# -gt 0 ]; do
+    case $1 in
+    --quick) quick=1 ;;
+    --filter)
+        [ $# -ge 2 ] || { echo "test.sh: --filter: needs the name of a suite" >&2; exit 2; }
+        suite=$2
+        shift
+        ;;
+    *)
+        echo "test.sh: unknown argument '$1'; usage: test.sh [--quick [--filter SUITE]]" >&2
+        exit 2
+        ;;
+    esac
+    shift
+done
+if [ -z "$quick" ] && [ "$suite" != core ]; then
+    echo "test.sh: --filter goes with --quick" >&2
+    exit 2
+fi
 cd "$(dirname "$0")/.."
 . tools/lib/setup.sh
 
@@ -33,6 +56,25 @@ count_tests() {
         esac
     done
 }
+
+finish() {
+    stage "end"
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
+    exit
+}
+
+if [ -n "$quick" ]; then
+    stage "packages"
+    ensure_packages
+    stage "release build without CUDA"
+    build_folder build-quick -Dcuda-flash=disabled -Dnccl=disabled
+    stage "format"
+    count_tests build-quick format format
+    stage "$suite"
+    count_tests build-quick quick --suite "$suite"
+    finish
+fi
 
 stage "packages"
 PACKAGES="$PACKAGES clang libclang-rt-14-dev" # fuzzing's; a demonstration does without
@@ -86,6 +128,4 @@ wait "$venv" || true
 [ ! -s build/venv.log ] || cat build/venv.log
 count_tests build python --suite python
 
-stage "end"
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
+finish
