@@ -21,24 +21,24 @@ static void order_text(const struct subject *subject, const char *backend, char 
     }
 }
 
-static void add_reason(cJSON *reasons, const char *backend, const char *phase,
+static void add_reason(struct json *reasons, const char *backend, const char *phase,
                        const struct attn_reason *reason)
 {
-    cJSON *item = reasons != NULL ? cJSON_CreateObject() : NULL;
+    struct json *item = reasons != NULL ? json_object() : NULL;
     if (item != NULL) {
-        cJSON_AddStringToObject(item, "backend", backend);
-        cJSON_AddStringToObject(item, "phase", phase);
-        cJSON_AddStringToObject(item, "field", reason->field);
-        cJSON_AddStringToObject(item, "asked", reason->asked);
-        cJSON_AddStringToObject(item, "supported", reason->supported);
-        cJSON_AddItemToArray(reasons, item);
+        json_add(item, "backend", json_string(backend));
+        json_add(item, "phase", json_string(phase));
+        json_add(item, "field", json_string(reason->field));
+        json_add(item, "asked", json_string(reason->asked));
+        json_add(item, "supported", json_string(reason->supported));
+        json_push(reasons, item);
     }
 }
 
 /* Every reason of every backend that was asked for goes to the array, and as many as fit to the
  * text. */
 static attn_status tell_reasons(const struct subject *subject, const char *backend, int32_t phase,
-                                cJSON *reasons, struct attn_error *error)
+                                struct json *reasons, struct attn_error *error)
 {
     const struct attn_api *api = subject->session->api;
     const attn_runtime *runtime = subject->session->runtime;
@@ -73,7 +73,7 @@ static attn_status tell_reasons(const struct subject *subject, const char *backe
     return error->status = ATTN_ERROR_NO_BACKEND;
 }
 
-static attn_status take_choice(struct subject *subject, const char *backend, cJSON *reasons,
+static attn_status take_choice(struct subject *subject, const char *backend, struct json *reasons,
                                struct attn_error *error)
 {
     const struct attn_api *api = subject->session->api;
@@ -95,7 +95,7 @@ static attn_status take_choice(struct subject *subject, const char *backend, cJS
     return ATTN_OK;
 }
 
-attn_status subject_choose(struct subject *subject, const char *backend, cJSON *reasons,
+attn_status subject_choose(struct subject *subject, const char *backend, struct json *reasons,
                            struct attn_error *error)
 {
     const struct session *session = subject->session;

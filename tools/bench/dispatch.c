@@ -62,21 +62,21 @@ static int64_t count_way(const struct session *session, struct pair *pair, int32
     return status == ATTN_OK ? count : -1;
 }
 
-static void add_instructions(cJSON *item, const struct session *session, struct pair *pair)
+static void add_instructions(struct json *item, const struct session *session, struct pair *pair)
 {
     char why[256] = "the counter cannot be read";
     int counter = counter_open();
     int32_t first = pair->writes ? 2 : 0;
     int64_t direct = count_way(session, pair, first, counter, why, sizeof why);
     int64_t run = direct >= 0 ? count_way(session, pair, first + 1, counter, why, sizeof why) : -1;
-    cJSON_AddStringToObject(item, "counted_by", counter >= 0 ? "perf_event" : "callgrind");
+    json_add(item, "counted_by", json_string(counter >= 0 ? "perf_event" : "callgrind"));
     if (run >= 0) {
-        cJSON_AddNumberToObject(item, "run_instructions", (double)run / COUNTED_CALLS);
-        cJSON_AddNumberToObject(item, "direct_instructions", (double)direct / COUNTED_CALLS);
-        cJSON_AddNumberToObject(item, "added_instructions", (double)(run - direct) / COUNTED_CALLS);
+        json_add(item, "run_instructions", json_number((double)run / COUNTED_CALLS));
+        json_add(item, "direct_instructions", json_number((double)direct / COUNTED_CALLS));
+        json_add(item, "added_instructions", json_number((double)(run - direct) / COUNTED_CALLS));
     } else {
-        cJSON_AddNullToObject(item, "added_instructions");
-        cJSON_AddStringToObject(item, "not_counted", why);
+        json_add(item, "added_instructions", json_null());
+        json_add(item, "not_counted", json_string(why));
     }
     if (counter >= 0) {
         counter_close(counter);
@@ -120,11 +120,12 @@ static attn_status measure_pair(struct result *result, struct session *session,
     if (status != ATTN_OK) {
         return status;
     }
-    cJSON *item = cJSON_AddObjectToObject(result->dispatch, writes ? "write_attend" : "attend");
+    struct json *item =
+        json_add(result->dispatch, writes ? "write_attend" : "attend", json_object());
     time_pair(&pair, &timing, &added_ns);
-    cJSON_AddNumberToObject(item, "run_ns", 1e3 * timing.time_us);
-    cJSON_AddNumberToObject(item, "direct_ns", 1e3 * timing.floor_us);
-    cJSON_AddNumberToObject(item, "added_ns", added_ns);
+    json_add(item, "run_ns", json_number(1e3 * timing.time_us));
+    json_add(item, "direct_ns", json_number(1e3 * timing.floor_us));
+    json_add(item, "added_ns", json_number(added_ns));
     add_instructions(item, session, &pair);
     if (!writes) {
         result->timing = timing;
@@ -137,8 +138,8 @@ static attn_status measure_pair(struct result *result, struct session *session,
 }
 
 /* Layers of a large model, every other one sliding, judged against every backend. */
-static attn_status measure_selection(cJSON *dispatch, const struct session *session, int32_t count,
-                                     struct attn_error *error)
+static attn_status measure_selection(struct json *dispatch, const struct session *session,
+                                     int32_t count, struct attn_error *error)
 {
     struct attn_layer_desc *layers = calloc((size_t)count, sizeof *layers);
     const struct attn_layer_desc **pointers = calloc((size_t)count, sizeof *pointers);
@@ -173,10 +174,10 @@ static attn_status measure_selection(cJSON *dispatch, const struct session *sess
         session->api->assignment_destroy(assignment);
     }
     if (status == ATTN_OK) {
-        cJSON *item = cJSON_AddObjectToObject(dispatch, "selection");
-        cJSON_AddNumberToObject(item, "layers", count);
-        cJSON_AddNumberToObject(item, "backends", session->api->backend_count(session->runtime));
-        cJSON_AddNumberToObject(item, "ms", 1e3 * quantile(times, SELECTIONS, 0.5));
+        struct json *item = json_add(dispatch, "selection", json_object());
+        json_add(item, "layers", json_number(count));
+        json_add(item, "backends", json_number(session->api->backend_count(session->runtime)));
+        json_add(item, "ms", json_number(1e3 * quantile(times, SELECTIONS, 0.5)));
     }
     free(names);
     free(pointers);
@@ -186,7 +187,7 @@ static attn_status measure_selection(cJSON *dispatch, const struct session *sess
 
 /* Processes of their own, since a plugin is loaded once in a process; the first one fills the
  * cache. */
-static void measure_start(cJSON *dispatch, const struct session *session)
+static void measure_start(struct json *dispatch, const struct session *session)
 {
     char *arguments[] = {(char *)"--child", (char *)"start", NULL};
     double times[STARTS];
@@ -198,12 +199,12 @@ static void measure_start(cJSON *dispatch, const struct session *session)
             times[count++] = seconds;
         }
     }
-    cJSON *item = cJSON_AddObjectToObject(dispatch, "start");
-    cJSON_AddNumberToObject(item, "plugins", session->api->plugin_count(session->runtime));
+    struct json *item = json_add(dispatch, "start", json_object());
+    json_add(item, "plugins", json_number(session->api->plugin_count(session->runtime)));
     if (count > 0) {
-        cJSON_AddNumberToObject(item, "ms", 1e3 * quantile(times, count, 0.5));
+        json_add(item, "ms", json_number(1e3 * quantile(times, count, 0.5)));
     } else {
-        cJSON_AddNullToObject(item, "ms");
+        json_add(item, "ms", json_null());
     }
 }
 
@@ -219,7 +220,7 @@ attn_status dispatch_measure(struct result *result, struct session *session, con
     }
     attn_status status = session_init(&serial, &serial_options, pool_host(pool), true, error);
     if (status == ATTN_OK) {
-        result->dispatch = cJSON_CreateObject();
+        result->dispatch = json_object();
         status = measure_pair(result, &serial, pool_host(pool), backend, false, error);
         if (status == ATTN_OK) {
             status = measure_pair(result, &serial, pool_host(pool), backend, true, error);

@@ -56,7 +56,7 @@ static void measure_subject(struct result *result, struct session *session, cons
 {
     struct attn_error error = ATTN_ERROR_INIT;
     struct subject subject;
-    result->reasons = cJSON_CreateArray();
+    result->reasons = json_array();
     attn_status status =
         subject_init(&subject, session, &result->shape, backend, result->reasons, &error);
     if (status == ATTN_OK) {
@@ -112,8 +112,8 @@ static void tune_shape(struct report *report, struct session *session, const str
                  info.caps->variant[0] != '\0' ? "@" : "", info.caps->variant);
         measure(report, session, shape, name);
         struct result *last = report->count > first ? &report->results[report->count - 1] : NULL;
-        if (last != NULL && cJSON_GetArraySize(last->reasons) > 0) { /* it cannot serve the layer */
-            cJSON_Delete(last->reasons);
+        if (last != NULL && json_count(last->reasons) > 0) { /* it cannot serve the layer */
+            json_destroy(last->reasons);
             report->count--;
         }
     }
@@ -142,7 +142,7 @@ static void run_shapes(struct report *report, struct session *session)
     }
 }
 
-static int show(const struct report *report, const struct session *session)
+static int show(struct report *report, const struct session *session)
 {
     const struct options *options = session->options;
     bool shown = true;

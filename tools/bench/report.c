@@ -20,8 +20,8 @@ static const struct {
 void report_finish(struct report *report)
 {
     for (int32_t i = 0; i < report->count; i++) {
-        cJSON_Delete(report->results[i].reasons);
-        cJSON_Delete(report->results[i].dispatch);
+        json_destroy(report->results[i].reasons);
+        json_destroy(report->results[i].dispatch);
     }
     free(report->results);
     *report = (struct report){.results = NULL};
@@ -32,8 +32,8 @@ void report_add(struct report *report, const struct result *result)
     struct result *larger = realloc(report->results, sizeof *larger * (size_t)(report->count + 1));
     if (larger == NULL) {
         report->failed = true;
-        cJSON_Delete(result->reasons);
-        cJSON_Delete(result->dispatch);
+        json_destroy(result->reasons);
+        json_destroy(result->dispatch);
         return;
     }
     report->results = larger;
@@ -59,29 +59,29 @@ static void device_text(const struct session *session, char *text, size_t size)
     snprintf(text, size, "%s:%d", kind, session->device.device.id);
 }
 
-static cJSON *ceilings_json(const struct session *session)
+static struct json *ceilings_json(const struct session *session)
 {
-    cJSON *object = cJSON_CreateObject(), *kernels = cJSON_CreateObject();
+    struct json *object = json_object(), *kernels = json_object();
     char device[32];
     device_text(session, device, sizeof device);
-    cJSON_AddStringToObject(object, "device", device);
-    cJSON_AddStringToObject(object, "device_name", session->device_name);
-    cJSON_AddNumberToObject(object, "threads", session->num_threads);
+    json_add(object, "device", json_string(device));
+    json_add(object, "device_name", json_string(session->device_name));
+    json_add(object, "threads", json_number(session->num_threads));
     for (enum ceiling c = 0; c < CEILING_COUNT && session->ceilings != NULL; c++) {
         double best = ceilings_best(session->ceilings, c);
         if (best > 0) {
-            cJSON_AddNumberToObject(object, ceiling_names[c].name, ceiling_names[c].factor * best);
-            cJSON_AddStringToObject(kernels, ceiling_names[c].name,
-                                    ceilings_kernel(session->ceilings, c));
+            json_add(object, ceiling_names[c].name, json_number(ceiling_names[c].factor * best));
+            json_add(kernels, ceiling_names[c].name,
+                     json_string(ceilings_kernel(session->ceilings, c)));
         }
     }
-    cJSON_AddItemToObject(object, "kernels", kernels);
+    json_add(object, "kernels", kernels);
     return object;
 }
 
-static cJSON *parameters_json(const struct shape *shape)
+static struct json *parameters_json(const struct shape *shape)
 {
-    cJSON *object = cJSON_CreateObject();
+    struct json *object = json_object();
     for (enum parameter p = 0; p < PARAMETER_COUNT; p++) {
         char text[32];
         if (!shape_takes(shape->kind, p)) {
@@ -89,94 +89,92 @@ static cJSON *parameters_json(const struct shape *shape)
         }
         if (p == PARAMETER_LAYOUT) {
             parameter_text(shape, p, text, sizeof text);
-            cJSON_AddStringToObject(object, parameter_name(p), text);
+            json_add(object, parameter_name(p), json_string(text));
         } else {
-            cJSON_AddNumberToObject(object, parameter_name(p), shape->value[p]);
+            json_add(object, parameter_name(p), json_number(shape->value[p]));
         }
     }
     return object;
 }
 
-static void add_timing(cJSON *item, const struct timing *timing)
+static void add_timing(struct json *item, const struct timing *timing)
 {
-    cJSON_AddNumberToObject(item, "time_us", timing->time_us);
-    cJSON_AddNumberToObject(item, "spread", timing->spread);
-    cJSON_AddNumberToObject(item, "gb_s", timing->gb_s);
-    cJSON_AddNumberToObject(item, "tflop_s", timing->tflop_s);
-    cJSON_AddNumberToObject(item, "floor_us", timing->floor_us);
-    cJSON_AddNumberToObject(item, "ratio_to_floor", timing->ratio_to_floor);
-    cJSON_AddStringToObject(item, "bound", timing->bound);
-    cJSON_AddNumberToObject(item, "samples", timing->num_samples);
-    cJSON_AddNumberToObject(item, "calls", (double)timing->num_calls);
-    cJSON_AddBoolToObject(item, "failed", timing->failed);
+    json_add(item, "time_us", json_number(timing->time_us));
+    json_add(item, "spread", json_number(timing->spread));
+    json_add(item, "gb_s", json_number(timing->gb_s));
+    json_add(item, "tflop_s", json_number(timing->tflop_s));
+    json_add(item, "floor_us", json_number(timing->floor_us));
+    json_add(item, "ratio_to_floor", json_number(timing->ratio_to_floor));
+    json_add(item, "bound", json_string(timing->bound));
+    json_add(item, "samples", json_number(timing->num_samples));
+    json_add(item, "calls", json_number((double)timing->num_calls));
+    json_add(item, "failed", json_bool(timing->failed));
 }
 
-static cJSON *result_json(const struct result *result, const struct session *session)
+/* The result's own parts become part of the document. */
+static struct json *result_json(struct result *result, const struct session *session)
 {
-    cJSON *item = cJSON_CreateObject();
+    struct json *item = json_object();
     char device[32];
     device_text(session, device, sizeof device);
-    cJSON_AddStringToObject(item, "shape", shape_name(&result->shape));
-    cJSON_AddItemToObject(item, "parameters", parameters_json(&result->shape));
-    cJSON_AddStringToObject(item, "dtype", number_name(session->options->dtype));
-    cJSON_AddStringToObject(item, "kv_dtype", kv_dtype_name(result->kv_dtype));
+    json_add(item, "shape", json_string(shape_name(&result->shape)));
+    json_add(item, "parameters", parameters_json(&result->shape));
+    json_add(item, "dtype", json_string(number_name(session->options->dtype)));
+    json_add(item, "kv_dtype", json_string(kv_dtype_name(result->kv_dtype)));
     if (result->backend[0] != '\0') {
-        cJSON_AddStringToObject(item, "backend", result->backend);
+        json_add(item, "backend", json_string(result->backend));
     } else {
-        cJSON_AddNullToObject(item, "backend");
+        json_add(item, "backend", json_null());
     }
-    cJSON_AddStringToObject(item, "device", device);
-    cJSON_AddNumberToObject(item, "threads", session->num_threads);
+    json_add(item, "device", json_string(device));
+    json_add(item, "threads", json_number(session->num_threads));
     if (result->error[0] == '\0') {
         add_timing(item, &result->timing);
     } else {
-        cJSON_AddStringToObject(item, "error", result->error);
+        json_add(item, "error", json_string(result->error));
     }
-    if (result->reasons != NULL && cJSON_GetArraySize(result->reasons) > 0) {
-        cJSON_AddItemToObject(item, "reasons", cJSON_Duplicate(result->reasons, true));
+    if (json_count(result->reasons) > 0) {
+        json_add(item, "reasons", result->reasons);
+        result->reasons = NULL;
     }
     if (result->dispatch != NULL) {
-        cJSON_AddItemToObject(item, "dispatch", cJSON_Duplicate(result->dispatch, true));
+        json_add(item, "dispatch", result->dispatch);
+        result->dispatch = NULL;
     }
     return item;
 }
 
-bool report_json(const struct report *report, const struct session *session)
+bool report_json(struct report *report, const struct session *session)
 {
-    cJSON *root = cJSON_CreateObject(), *results = cJSON_CreateArray();
-    cJSON_AddItemToObject(root, "ceilings", ceilings_json(session));
-    cJSON_AddItemToObject(root, "results", results);
+    struct json *root = json_object();
+    json_add(root, "ceilings", ceilings_json(session));
+    struct json *results = json_add(root, "results", json_array());
     if (report->ranks_file[0] != '\0') {
-        cJSON_AddStringToObject(root, "ranks_file", report->ranks_file);
+        json_add(root, "ranks_file", json_string(report->ranks_file));
     }
     for (int32_t i = 0; i < report->count; i++) {
-        cJSON_AddItemToArray(results, result_json(&report->results[i], session));
+        json_push(results, result_json(&report->results[i], session));
     }
-    char *text = cJSON_Print(root);
-    cJSON_Delete(root);
-    if (text == NULL) {
-        return false;
-    }
-    puts(text);
-    cJSON_free(text);
-    return true;
+    bool printed = json_print(root);
+    json_destroy(root);
+    return printed;
 }
 
-static void print_dispatch(const cJSON *dispatch)
+static void print_dispatch(const struct json *dispatch)
 {
-    const cJSON *item, *value;
-    cJSON_ArrayForEach(item, dispatch)
+    const struct json *item, *value;
+    JSON_EACH(item, dispatch)
     {
-        if (!cJSON_IsObject(item)) {
+        if (item->type != JSON_OBJECT) {
             continue;
         }
-        printf("  %-13s", item->string);
-        cJSON_ArrayForEach(value, item)
+        printf("  %-13s", item->name);
+        JSON_EACH(value, item)
         {
-            if (cJSON_IsNumber(value)) {
-                printf(" %s %.6g", value->string, value->valuedouble);
-            } else if (cJSON_IsString(value)) {
-                printf(" %s %s", value->string, value->valuestring);
+            if (value->type == JSON_NUMBER) {
+                printf(" %s %.6g", value->name, value->number);
+            } else if (value->type == JSON_STRING) {
+                printf(" %s %s", value->name, value->text);
             }
         }
         putchar('\n');

@@ -3,7 +3,7 @@
 #ifndef BENCH_REPORT_H
 #define BENCH_REPORT_H
 
-#include <cjson/cJSON.h>
+#include "common/json.h"
 
 #include "session.h"
 #include "timing.h"
@@ -13,9 +13,9 @@ struct result {
     struct shape shape;
     char backend[160];
     struct timing timing;
-    char error[1024]; /* empty: measured */
-    cJSON *reasons;   /* of a refusal: backend, phase, field, asked, supported; or NULL */
-    cJSON *dispatch;  /* of `dispatch`: what the core adds; or NULL */
+    char error[1024];      /* empty: measured */
+    struct json *reasons;  /* of a refusal: backend, phase, field, asked, supported; or NULL */
+    struct json *dispatch; /* of `dispatch`: what the core adds; or NULL */
     int32_t phase;
     int32_t kv_dtype;
     char rank_shape[128]; /* the layer as ranks name it; empty: it has none */
@@ -33,7 +33,8 @@ void report_finish(struct report *report);
 void report_add(struct report *report, const struct result *result);
 /* Whether every shape was measured, at or above its floor. */
 bool report_all_good(const struct report *report);
-bool report_json(const struct report *report, const struct session *session);
+/* Parts of the results become parts of the document: once. */
+bool report_json(struct report *report, const struct session *session);
 void report_text(const struct report *report, const struct session *session);
 void report_csv(const struct report *report, const struct session *session);
 

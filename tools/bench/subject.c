@@ -82,7 +82,7 @@ static attn_status make_plan(struct subject *subject, struct attn_error *error)
 }
 
 attn_status subject_init(struct subject *subject, struct session *session,
-                         const struct shape *shape, const char *backend, cJSON *reasons,
+                         const struct shape *shape, const char *backend, struct json *reasons,
                          struct attn_error *error)
 {
     const struct attn_api *api = session->api;

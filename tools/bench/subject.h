@@ -5,7 +5,7 @@
 #ifndef BENCH_SUBJECT_H
 #define BENCH_SUBJECT_H
 
-#include <cjson/cJSON.h>
+#include "common/json.h"
 
 #include "memory.h"
 #include "requests.h"
@@ -63,14 +63,14 @@ struct subject {
 /* Appends what was refused to `reasons` (an array, may be NULL). On failure nothing is left to
  * finish. */
 attn_status subject_init(struct subject *subject, struct session *session,
-                         const struct shape *shape, const char *backend, cJSON *reasons,
+                         const struct shape *shape, const char *backend, struct json *reasons,
                          struct attn_error *error);
 void subject_finish(struct subject *subject);
 
 /* layer.c: the description of the shape's layer. */
 void subject_describe(struct subject *subject);
 /* choose.c: the assignment and the backend's name, or all reasons against it. */
-attn_status subject_choose(struct subject *subject, const char *backend, cJSON *reasons,
+attn_status subject_choose(struct subject *subject, const char *backend, struct json *reasons,
                            struct attn_error *error);
 /* bind.c: parameters, caches filled by the backend's own write. */
 attn_status subject_bind(struct subject *subject, struct attn_error *error);

@@ -96,17 +96,16 @@ static const struct mask masks[] = {
     MASK(decode_write_kv_dtypes, kv_dtypes),
 };
 
-/* Numbers of which more is better; limits where 0 means none. */
+/* Numbers of which more is better; of a limit (max_) 0 means none. */
 static const struct number {
     const char *name;
     size_t offset;
-    bool limit;
 } numbers[] = {
-    {"graph_level", offsetof(struct attn_backend_caps, graph_level), false},
-    {"reorder_threshold", offsetof(struct attn_backend_caps, reorder_threshold), false},
-    {"max_group", offsetof(struct attn_backend_caps, max_group), true},
-    {"max_num_q_heads", offsetof(struct attn_backend_caps, max_num_q_heads), true},
-    {"max_speculative_tokens", offsetof(struct attn_backend_caps, max_speculative_tokens), true},
+    {"graph_level", offsetof(struct attn_backend_caps, graph_level)},
+    {"reorder_threshold", offsetof(struct attn_backend_caps, reorder_threshold)},
+    {"max_group", offsetof(struct attn_backend_caps, max_group)},
+    {"max_num_q_heads", offsetof(struct attn_backend_caps, max_num_q_heads)},
+    {"max_speculative_tokens", offsetof(struct attn_backend_caps, max_speculative_tokens)},
 };
 
 static uint64_t mask_of(const struct attn_backend_caps *caps, const struct mask *mask)
@@ -123,176 +122,47 @@ static int32_t number_of(const struct attn_backend_caps *caps, const struct numb
     return value;
 }
 
-static cJSON *range_json(const struct attn_range *range)
+static struct json *range_json(const struct attn_range *range)
 {
-    const int values[] = {range->min, range->max, range->multiple};
-    return cJSON_CreateIntArray(values, 3);
+    struct json *values = json_array();
+    json_push(values, json_number(range->min));
+    json_push(values, json_number(range->max));
+    json_push(values, json_number(range->multiple));
+    return values;
 }
 
-cJSON *declared_json(const struct attn_backend_caps *caps)
+struct json *declared_json(const struct attn_backend_caps *caps)
 {
-    cJSON *root = cJSON_CreateObject();
-    cJSON_AddStringToObject(root, "name", caps->name);
+    struct json *root = json_object();
+    json_add(root, "name", json_string(caps->name));
     for (int32_t i = 0; i < COUNT(masks); i++) {
-        cJSON *names = cJSON_AddArrayToObject(root, masks[i].name);
+        struct json *names = json_add(root, masks[i].name, json_array());
         for (int32_t bit = 0; bit < masks[i].num_bits; bit++) {
             if (mask_of(caps, &masks[i]) >> bit & 1) {
-                cJSON_AddItemToArray(names, cJSON_CreateString(masks[i].bits[bit]));
+                json_push(names, json_string(masks[i].bits[bit]));
             }
         }
     }
-    cJSON *head_sizes = cJSON_AddArrayToObject(root, "head_sizes");
+    struct json *head_sizes = json_add(root, "head_sizes", json_array());
     for (int32_t i = 0; i < caps->num_head_sizes; i++) {
-        cJSON *pair = cJSON_CreateObject();
-        cJSON_AddItemToObject(pair, "qk", range_json(&caps->head_sizes[i].qk));
+        struct json *pair = json_object();
+        json_add(pair, "qk", range_json(&caps->head_sizes[i].qk));
         if (!caps->head_sizes[i].same) {
-            cJSON_AddItemToObject(pair, "v", range_json(&caps->head_sizes[i].v));
+            json_add(pair, "v", range_json(&caps->head_sizes[i].v));
         }
-        cJSON_AddItemToArray(head_sizes, pair);
+        json_push(head_sizes, pair);
     }
-    cJSON *block_sizes = cJSON_AddArrayToObject(root, "block_sizes");
+    struct json *block_sizes = json_add(root, "block_sizes", json_array());
     for (int32_t i = 0; i < caps->num_block_sizes; i++) {
-        cJSON_AddItemToArray(block_sizes, range_json(&caps->block_sizes[i]));
+        json_push(block_sizes, range_json(&caps->block_sizes[i]));
     }
-    cJSON *refused = cJSON_AddArrayToObject(root, "refused");
+    struct json *refused = json_add(root, "refused", json_array());
     for (int32_t i = 0; i < caps->num_refused; i++) {
         const char *why = caps->refused[i].why;
-        cJSON_AddItemToArray(refused, cJSON_CreateString(why != NULL ? why : ""));
+        json_push(refused, json_string(why != NULL ? why : ""));
     }
     for (int32_t i = 0; i < COUNT(numbers); i++) {
-        cJSON_AddNumberToObject(root, numbers[i].name, number_of(caps, &numbers[i]));
+        json_add(root, numbers[i].name, json_number(number_of(caps, &numbers[i])));
     }
     return root;
-}
-
-/* Every value of `want` [min, max, multiple] lies in `have`. */
-static bool range_within(const cJSON *want, const struct attn_range *have)
-{
-    int32_t min = cJSON_GetArrayItem(want, 0) ? cJSON_GetArrayItem(want, 0)->valueint : 0;
-    int32_t max = cJSON_GetArrayItem(want, 1) ? cJSON_GetArrayItem(want, 1)->valueint : 0;
-    int32_t step = cJSON_GetArrayItem(want, 2) ? cJSON_GetArrayItem(want, 2)->valueint : 1;
-    int32_t ours = have->multiple > 0 ? have->multiple : 1;
-    return min >= have->min && max <= have->max && (min - have->min) % ours == 0 &&
-           (min == max || step % ours == 0);
-}
-
-static bool masks_hold(const struct attn_backend_caps *caps, const cJSON *list, char *why,
-                       size_t size)
-{
-    const cJSON *name;
-    for (int32_t i = 0; i < COUNT(masks); i++) {
-        cJSON_ArrayForEach(name, cJSON_GetObjectItemCaseSensitive(list, masks[i].name))
-        {
-            bool there = false;
-            for (int32_t bit = 0; bit < masks[i].num_bits && cJSON_IsString(name); bit++) {
-                there = there || (strcmp(masks[i].bits[bit], name->valuestring) == 0 &&
-                                  (mask_of(caps, &masks[i]) >> bit & 1));
-            }
-            if (!there) {
-                snprintf(why, size, "%s: '%s' is expected and not declared", masks[i].name,
-                         cJSON_IsString(name) ? name->valuestring : "?");
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
-static bool sizes_hold(const struct attn_backend_caps *caps, const cJSON *list, char *why,
-                       size_t size)
-{
-    const cJSON *want;
-    cJSON_ArrayForEach(want, cJSON_GetObjectItemCaseSensitive(list, "head_sizes"))
-    {
-        const cJSON *qk = cJSON_GetObjectItemCaseSensitive(want, "qk");
-        const cJSON *v = cJSON_GetObjectItemCaseSensitive(want, "v");
-        bool there = false;
-        for (int32_t i = 0; i < caps->num_head_sizes; i++) {
-            const struct attn_head_size_range *have = &caps->head_sizes[i];
-            bool values = v != NULL ? !have->same && range_within(v, &have->v) : true;
-            there = there || (range_within(qk, &have->qk) && values);
-        }
-        if (!there) {
-            snprintf(why, size, "head_sizes: a range that is expected is not declared");
-            return false;
-        }
-    }
-    cJSON_ArrayForEach(want, cJSON_GetObjectItemCaseSensitive(list, "block_sizes"))
-    {
-        bool there = false;
-        for (int32_t i = 0; i < caps->num_block_sizes; i++) {
-            there = there || range_within(want, &caps->block_sizes[i]);
-        }
-        if (!there) {
-            snprintf(why, size, "block_sizes: a range that is expected is not declared");
-            return false;
-        }
-    }
-    return true;
-}
-
-/* A new refusal is a lost combination; limits may only widen. */
-static bool rest_holds(const struct attn_backend_caps *caps, const cJSON *list, char *why,
-                       size_t size)
-{
-    const cJSON *refused = cJSON_GetObjectItemCaseSensitive(list, "refused");
-    for (int32_t i = 0; i < caps->num_refused; i++) {
-        const cJSON *known;
-        bool expected = false;
-        cJSON_ArrayForEach(known, refused)
-        {
-            expected = expected || (cJSON_IsString(known) && caps->refused[i].why != NULL &&
-                                    strcmp(known->valuestring, caps->refused[i].why) == 0);
-        }
-        if (!expected) {
-            snprintf(why, size, "refused: '%s' is declared and not expected",
-                     caps->refused[i].why != NULL ? caps->refused[i].why : "");
-            return false;
-        }
-    }
-    for (int32_t i = 0; i < COUNT(numbers); i++) {
-        const cJSON *item = cJSON_GetObjectItemCaseSensitive(list, numbers[i].name);
-        int32_t have = number_of(caps, &numbers[i]);
-        int32_t want = cJSON_IsNumber(item) ? item->valueint : 0;
-        bool wide = numbers[i].limit && have == 0;
-        if (!wide && (have < want || (numbers[i].limit && want == 0))) {
-            snprintf(why, size, "%s: %d is declared, %d expected", numbers[i].name, have, want);
-            return false;
-        }
-    }
-    return true;
-}
-
-static char *read_file(const char *file)
-{
-    FILE *in = fopen(file, "rb");
-    char *text = NULL;
-    long bytes = -1;
-    if (in != NULL && fseek(in, 0, SEEK_END) == 0 && (bytes = ftell(in)) >= 0 &&
-        fseek(in, 0, SEEK_SET) == 0) {
-        text = malloc((size_t)bytes + 1);
-    }
-    if (text != NULL) {
-        text[fread(text, 1, (size_t)bytes, in)] = '\0';
-    }
-    if (in != NULL) {
-        fclose(in);
-    }
-    return text;
-}
-
-bool declared_holds(const struct attn_backend_caps *caps, const char *file, char *why, size_t size)
-{
-    char *text = read_file(file);
-    cJSON *list = text != NULL ? cJSON_Parse(text) : NULL;
-    bool holds = false;
-    if (!cJSON_IsObject(list)) {
-        snprintf(why, size, "%s: %s", file, text == NULL ? "cannot be read" : "is no JSON object");
-    } else {
-        holds = masks_hold(caps, list, why, size) && sizes_hold(caps, list, why, size) &&
-                rest_holds(caps, list, why, size);
-    }
-    cJSON_Delete(list);
-    free(text);
-    return holds;
 }

@@ -37,55 +37,49 @@ void report_add(struct report *report, const char *name, enum trial_result resul
 }
 
 /* Cases by what their names begin with: "attend", "engine", "merge_states", … */
-static void add_counts(cJSON *root, const struct report *report)
+static void add_counts(struct json *root, const struct report *report)
 {
-    cJSON *kinds = cJSON_AddObjectToObject(root, "cases");
+    struct json *kinds = json_add(root, "cases", json_object());
     for (int32_t i = 0; i < report->num_lines && kinds != NULL; i++) {
         const char *name = report->lines[i].name;
         char kind[64];
         snprintf(kind, sizeof kind, "%.*s", (int)strcspn(name, "."), name);
-        cJSON *count = cJSON_GetObjectItemCaseSensitive(kinds, kind);
+        struct json *count = json_get(kinds, kind);
         if (count == NULL) {
-            count = cJSON_AddNumberToObject(kinds, kind, 0);
+            count = json_add(kinds, kind, json_number(0));
         }
         if (count != NULL) {
-            cJSON_SetNumberValue(count, count->valuedouble + 1);
+            count->number++;
         }
     }
 }
 
 bool report_json(const struct report *report, const struct attn_backend_caps *caps)
 {
-    cJSON *root = cJSON_CreateObject();
-    cJSON *failures = cJSON_CreateArray();
-    cJSON_AddStringToObject(root, "backend", report->backend);
-    cJSON_AddNumberToObject(root, "passed", report->counts[TRIAL_PASSED]);
-    cJSON_AddNumberToObject(root, "failed", report->counts[TRIAL_FAILED]);
-    cJSON_AddNumberToObject(root, "skipped", report->counts[TRIAL_SKIPPED]);
-    cJSON_AddItemToObject(root, "features", declared_json(caps));
+    struct json *root = json_object();
+    json_add(root, "backend", json_string(report->backend));
+    json_add(root, "passed", json_number(report->counts[TRIAL_PASSED]));
+    json_add(root, "failed", json_number(report->counts[TRIAL_FAILED]));
+    json_add(root, "skipped", json_number(report->counts[TRIAL_SKIPPED]));
+    json_add(root, "features", declared_json(caps));
     add_counts(root, report);
-    cJSON_AddItemToObject(root, "failures", failures);
+    struct json *failures = json_add(root, "failures", json_array());
     for (int32_t i = 0; i < report->num_lines; i++) {
         const struct report_line *line = &report->lines[i];
         if (line->result == TRIAL_FAILED) {
             char repeat[1024];
-            cJSON *failure = cJSON_CreateObject();
+            struct json *failure = json_object();
             snprintf(repeat, sizeof repeat, "attn-check %s --full --seed %llu --filter '%s'",
                      report->target, (unsigned long long)report->seed, line->name);
-            cJSON_AddStringToObject(failure, "case", line->name);
-            cJSON_AddStringToObject(failure, "message", line->message ? line->message : "");
-            cJSON_AddStringToObject(failure, "repeat", repeat);
-            cJSON_AddItemToArray(failures, failure);
+            json_add(failure, "case", json_string(line->name));
+            json_add(failure, "message", json_string(line->message ? line->message : ""));
+            json_add(failure, "repeat", json_string(repeat));
+            json_push(failures, failure);
         }
     }
-    char *text = cJSON_Print(root);
-    cJSON_Delete(root);
-    if (text == NULL) {
-        return false;
-    }
-    puts(text);
-    cJSON_free(text);
-    return true;
+    bool printed = json_print(root);
+    json_destroy(root);
+    return printed;
 }
 
 void report_text(const struct report *report)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attn-info: what is on this machine, and which backend would serve each layer of a model, with
  * every reason. */
-#include <cjson/cJSON.h>
+#include "common/json.h"
 #include <getopt.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -90,78 +90,78 @@ static int parse(int argc, char **argv, struct options *options)
     return -1;
 }
 
-static cJSON *plugins_json(const struct info *info)
+static struct json *plugins_json(const struct info *info)
 {
-    cJSON *plugins = cJSON_CreateArray();
+    struct json *plugins = json_array();
     for (int32_t i = 0; i < info->api->plugin_count(info->runtime); i++) {
         struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
-        cJSON *item = cJSON_CreateObject();
+        struct json *item = json_object();
         info->api->plugin_info(info->runtime, i, &plugin);
-        cJSON_AddStringToObject(item, "file", plugin.file);
-        cJSON_AddStringToObject(item, "status", info->api->status_text(plugin.status));
-        cJSON_AddStringToObject(item, "reason", plugin.reason);
-        cJSON_AddItemToArray(plugins, item);
+        json_add(item, "file", json_string(plugin.file));
+        json_add(item, "status", json_string(info->api->status_text(plugin.status)));
+        json_add(item, "reason", json_string(plugin.reason));
+        json_push(plugins, item);
     }
     return plugins;
 }
 
-static cJSON *devices_json(const struct info *info)
+static struct json *devices_json(const struct info *info)
 {
-    cJSON *devices = cJSON_CreateArray();
+    struct json *devices = json_array();
     for (int32_t i = 0; i < info->api->device_count(info->runtime); i++) {
         struct attn_device_info device = {.struct_size = sizeof device};
-        cJSON *item = cJSON_CreateObject();
+        struct json *item = json_object();
         info->api->device_info(info->runtime, i, &device);
-        cJSON_AddNumberToObject(item, "type", device.device.type);
-        cJSON_AddNumberToObject(item, "id", device.device.id);
-        cJSON_AddStringToObject(item, "name", device.name);
-        cJSON_AddStringToObject(item, "arch", device.arch);
-        cJSON_AddStringToObject(item, "isa", device.isa);
-        cJSON_AddNumberToObject(item, "num_multiprocessors", device.num_multiprocessors);
-        cJSON_AddNumberToObject(item, "memory_bytes", (double)device.memory_bytes);
-        cJSON_AddItemToArray(devices, item);
+        json_add(item, "type", json_number(device.device.type));
+        json_add(item, "id", json_number(device.device.id));
+        json_add(item, "name", json_string(device.name));
+        json_add(item, "arch", json_string(device.arch));
+        json_add(item, "isa", json_string(device.isa));
+        json_add(item, "num_multiprocessors", json_number(device.num_multiprocessors));
+        json_add(item, "memory_bytes", json_number((double)device.memory_bytes));
+        json_push(devices, item);
     }
     return devices;
 }
 
-static cJSON *backends_json(const struct info *info)
+static struct json *backends_json(const struct info *info)
 {
-    cJSON *backends = cJSON_CreateArray();
+    struct json *backends = json_array();
     for (int32_t i = 0; i < info->api->backend_count(info->runtime); i++) {
         struct attn_backend_info backend = {.struct_size = sizeof backend};
-        cJSON *item = cJSON_CreateObject(), *device = cJSON_CreateObject();
+        struct json *item = json_object(), *device = json_object();
         info->api->backend_info(info->runtime, i, &backend);
-        cJSON_AddStringToObject(item, "name", backend.caps->name);
-        cJSON_AddStringToObject(item, "variant", backend.caps->variant);
-        cJSON_AddStringToObject(item, "version", backend.caps->version);
-        cJSON_AddStringToObject(item, "vendor", backend.caps->vendor);
-        cJSON_AddNumberToObject(device, "type", backend.caps->device.type);
-        cJSON_AddNumberToObject(device, "id", backend.caps->device.id);
-        cJSON_AddItemToObject(item, "device", device);
-        cJSON_AddItemToArray(backends, item);
+        json_add(item, "name", json_string(backend.caps->name));
+        json_add(item, "variant", json_string(backend.caps->variant));
+        json_add(item, "version", json_string(backend.caps->version));
+        json_add(item, "vendor", json_string(backend.caps->vendor));
+        json_add(device, "type", json_number(backend.caps->device.type));
+        json_add(device, "id", json_number(backend.caps->device.id));
+        json_add(item, "device", device);
+        json_push(backends, item);
     }
     return backends;
 }
 
-static void add_choice(const struct info *info, cJSON *layer, int32_t index, int32_t phase)
+static void add_choice(const struct info *info, struct json *layer, int32_t index, int32_t phase)
 {
     struct attn_choice choice = {.struct_size = sizeof choice};
-    cJSON *item = cJSON_CreateObject();
+    struct json *item = json_object();
     info->api->assignment_choice(info->assignment, index, phase, &choice);
     if (choice.backend >= 0) {
-        cJSON_AddStringToObject(item, "backend", choice.name);
+        json_add(item, "backend", json_string(choice.name));
     } else {
-        cJSON_AddNullToObject(item, "backend");
+        json_add(item, "backend", json_null());
     }
-    cJSON_AddStringToObject(item, "rule", choice.rule);
-    cJSON_AddBoolToObject(item, "forced", choice.forced);
-    cJSON_AddBoolToObject(item, "measured", choice.measured);
-    cJSON_AddItemToObject(layer, phase_names[phase], item);
+    json_add(item, "rule", json_string(choice.rule));
+    json_add(item, "forced", json_bool(choice.forced));
+    json_add(item, "measured", json_bool(choice.measured));
+    json_add(layer, phase_names[phase], item);
 }
 
-static void add_rejected(const struct info *info, cJSON *layer, int32_t index)
+static void add_rejected(const struct info *info, struct json *layer, int32_t index)
 {
-    cJSON *rejected = cJSON_CreateArray();
+    struct json *rejected = json_array();
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
         for (int32_t b = 0; b < info->api->backend_count(info->runtime); b++) {
             struct attn_backend_info backend = {.struct_size = sizeof backend};
@@ -170,129 +170,121 @@ static void add_rejected(const struct info *info, cJSON *layer, int32_t index)
             if (verdict == ATTN_VERDICT_CHOSEN || verdict == ATTN_VERDICT_ELIGIBLE) {
                 continue;
             }
-            cJSON *item = cJSON_CreateObject(), *reasons = cJSON_CreateArray();
+            struct json *item = json_object(), *reasons = json_array();
             char name[160];
             info->api->backend_info(info->runtime, b, &backend);
             snprintf(name, sizeof name, "%s%s%s", backend.caps->name,
                      backend.caps->variant[0] != '\0' ? "@" : "", backend.caps->variant);
-            cJSON_AddStringToObject(item, "backend", name);
-            cJSON_AddStringToObject(item, "phase", phase_names[phase]);
+            json_add(item, "backend", json_string(name));
+            json_add(item, "phase", json_string(phase_names[phase]));
             for (int32_t r = 0; r < count; r++) {
                 struct attn_reason reason = {.struct_size = sizeof reason};
-                cJSON *why = cJSON_CreateObject();
+                struct json *why = json_object();
                 info->api->assignment_reason(info->assignment, index, phase, b, r, &reason);
-                cJSON_AddStringToObject(why, "field", reason.field);
-                cJSON_AddStringToObject(why, "asked", reason.asked);
-                cJSON_AddStringToObject(why, "supported", reason.supported);
-                cJSON_AddItemToArray(reasons, why);
+                json_add(why, "field", json_string(reason.field));
+                json_add(why, "asked", json_string(reason.asked));
+                json_add(why, "supported", json_string(reason.supported));
+                json_push(reasons, why);
             }
-            cJSON_AddItemToObject(item, "reasons", reasons);
-            cJSON_AddItemToArray(rejected, item);
+            json_add(item, "reasons", reasons);
+            json_push(rejected, item);
         }
     }
-    cJSON_AddItemToObject(layer, "rejected", rejected);
+    json_add(layer, "rejected", rejected);
 }
 
-static cJSON *layers_json(const struct info *info)
+static struct json *layers_json(const struct info *info)
 {
-    cJSON *layers = cJSON_CreateArray();
+    struct json *layers = json_array();
     for (int32_t i = 0; info->assignment != NULL && i < info->config.num_layers; i++) {
-        cJSON *layer = cJSON_CreateObject();
-        cJSON_AddNumberToObject(layer, "index", i);
-        cJSON_AddStringToObject(layer, "name", info->config.layers[i].name);
-        cJSON_AddStringToObject(layer, "kind", model_layer_kind(&info->config.layers[i].desc));
+        struct json *layer = json_object();
+        json_add(layer, "index", json_number(i));
+        json_add(layer, "name", json_string(info->config.layers[i].name));
+        json_add(layer, "kind", json_string(model_layer_kind(&info->config.layers[i].desc)));
         for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
             add_choice(info, layer, i, phase);
         }
         add_rejected(info, layer, i);
-        cJSON_AddItemToArray(layers, layer);
+        json_push(layers, layer);
     }
     return layers;
 }
 
-static cJSON *whole_json(const struct info *info)
+static struct json *whole_json(const struct info *info)
 {
     char abi[32];
-    cJSON *root = cJSON_CreateObject();
+    struct json *root = json_object();
     snprintf(abi, sizeof abi, "%u.%u", ATTN_VERSION_MAJOR(info->api->abi_version),
              ATTN_VERSION_MINOR(info->api->abi_version));
-    cJSON_AddStringToObject(root, "abi", abi);
-    cJSON_AddStringToObject(root, "version", info->api->version);
-    cJSON_AddItemToObject(root, "plugins", plugins_json(info));
-    cJSON_AddItemToObject(root, "devices", devices_json(info));
-    cJSON_AddItemToObject(root, "backends", backends_json(info));
-    cJSON_AddItemToObject(root, "layers", layers_json(info));
+    json_add(root, "abi", json_string(abi));
+    json_add(root, "version", json_string(info->api->version));
+    json_add(root, "plugins", plugins_json(info));
+    json_add(root, "devices", devices_json(info));
+    json_add(root, "backends", backends_json(info));
+    json_add(root, "layers", layers_json(info));
     return root;
 }
 
-static const char *text_of(const cJSON *item, const char *name)
+static void print_explanation(const struct json *layer)
 {
-    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, name));
-    return text != NULL ? text : "-";
-}
-
-static void print_explanation(const cJSON *layer)
-{
-    const cJSON *rejected, *reason;
+    const struct json *rejected, *reason;
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
-        const cJSON *choice = cJSON_GetObjectItemCaseSensitive(layer, phase_names[phase]);
-        if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(choice, "measured"))) {
-            printf("      %s for %s: a measurement on file\n", text_of(choice, "backend"),
+        const struct json *choice = json_get(layer, phase_names[phase]);
+        if (json_value(choice, "measured") != 0) {
+            printf("      %s for %s: a measurement on file\n", json_text(choice, "backend"),
                    phase_names[phase]);
         }
     }
-    cJSON_ArrayForEach(rejected, cJSON_GetObjectItemCaseSensitive(layer, "rejected"))
+    JSON_EACH(rejected, json_get(layer, "rejected"))
     {
-        printf("      not %s for %s:", text_of(rejected, "backend"), text_of(rejected, "phase"));
-        cJSON_ArrayForEach(reason, cJSON_GetObjectItemCaseSensitive(rejected, "reasons"))
+        printf("      not %s for %s:", json_text(rejected, "backend"),
+               json_text(rejected, "phase"));
+        JSON_EACH(reason, json_get(rejected, "reasons"))
         {
-            printf(" %s %s (supported: %s);", text_of(reason, "field"), text_of(reason, "asked"),
-                   text_of(reason, "supported"));
+            printf(" %s %s (supported: %s);", json_text(reason, "field"),
+                   json_text(reason, "asked"), json_text(reason, "supported"));
         }
         putchar('\n');
     }
 }
 
 /* The same document, for people. */
-static void print_text(const cJSON *root, const struct options *options)
+static void print_text(const struct json *root, const struct options *options)
 {
-    const cJSON *item;
-    printf("libattn %s, ABI %s\n\nplugins\n", text_of(root, "version"), text_of(root, "abi"));
-    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "plugins"))
+    const struct json *item;
+    printf("libattn %s, ABI %s\n\nplugins\n", json_text(root, "version"), json_text(root, "abi"));
+    JSON_EACH(item, json_get(root, "plugins"))
     {
-        printf("  %s: %s%s%s\n", text_of(item, "file"), text_of(item, "status"),
-               text_of(item, "reason")[0] != '\0' ? ": " : "", text_of(item, "reason"));
+        printf("  %s: %s%s%s\n", json_text(item, "file"), json_text(item, "status"),
+               json_text(item, "reason")[0] != '\0' ? ": " : "", json_text(item, "reason"));
     }
     if (options->devices) {
         puts("\ndevices");
-        cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "devices"))
+        JSON_EACH(item, json_get(root, "devices"))
         {
-            printf("  %s, %s, %d multiprocessors or cores, %.1f GiB %s\n", text_of(item, "name"),
-                   text_of(item, "arch"),
-                   cJSON_GetObjectItemCaseSensitive(item, "num_multiprocessors")->valueint,
-                   cJSON_GetObjectItemCaseSensitive(item, "memory_bytes")->valuedouble / (1 << 30),
-                   text_of(item, "isa"));
+            printf("  %s, %s, %d multiprocessors or cores, %.1f GiB %s\n", json_text(item, "name"),
+                   json_text(item, "arch"), (int)json_value(item, "num_multiprocessors"),
+                   json_value(item, "memory_bytes") / (1 << 30), json_text(item, "isa"));
         }
     }
     puts("\nbackends");
-    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "backends"))
+    JSON_EACH(item, json_get(root, "backends"))
     {
-        printf("  %s%s%s %s (%s)\n", text_of(item, "name"),
-               text_of(item, "variant")[0] != '\0' ? "@" : "", text_of(item, "variant"),
-               text_of(item, "version"), text_of(item, "vendor"));
+        printf("  %s%s%s %s (%s)\n", json_text(item, "name"),
+               json_text(item, "variant")[0] != '\0' ? "@" : "", json_text(item, "variant"),
+               json_text(item, "version"), json_text(item, "vendor"));
     }
     if (options->model != NULL) {
         printf("\n%-5s %-22s %-12s %-22s %-22s rule\n", "layer", "name", "kind", "prefill",
                "decode");
     }
-    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "layers"))
+    JSON_EACH(item, json_get(root, "layers"))
     {
-        const cJSON *prefill = cJSON_GetObjectItemCaseSensitive(item, "prefill");
-        const cJSON *decode = cJSON_GetObjectItemCaseSensitive(item, "decode");
-        printf("%5d %-22s %-12s %-22s %-22s %s\n",
-               cJSON_GetObjectItemCaseSensitive(item, "index")->valueint, text_of(item, "name"),
-               text_of(item, "kind"), text_of(prefill, "backend"), text_of(decode, "backend"),
-               text_of(decode, "rule"));
+        const struct json *prefill = json_get(item, "prefill");
+        const struct json *decode = json_get(item, "decode");
+        printf("%5d %-22s %-12s %-22s %-22s %s\n", (int)json_value(item, "index"),
+               json_text(item, "name"), json_text(item, "kind"), json_text(prefill, "backend"),
+               json_text(decode, "backend"), json_text(decode, "rule"));
         if (options->explain) {
             print_explanation(item);
         }
@@ -338,16 +330,16 @@ static bool all_served(const struct info *info)
 
 static int show(struct info *info)
 {
-    cJSON *root = whole_json(info);
+    struct json *root = whole_json(info);
     bool served = all_served(info);
     if (info->options.json) {
-        char *text = cJSON_Print(root);
-        puts(text != NULL ? text : "{}");
-        cJSON_free(text);
+        if (!json_print(root)) {
+            puts("{}");
+        }
     } else {
         print_text(root, &info->options);
     }
-    cJSON_Delete(root);
+    json_destroy(root);
     if (!served) {
         fprintf(stderr, "attn-info: %s: a layer has no backend%s\n", info->options.model,
                 info->options.explain || info->options.json ? "" : "; --explain tells why");

@@ -2,7 +2,7 @@
 /* attn-run: an engine's attention without its weights. It serves a model's layers with the selected
  * backends over paged caches, in continuous batches, and holds every output against an independent
  * computation. */
-#include <cjson/cJSON.h>
+#include "common/json.h"
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
@@ -128,28 +128,28 @@ static bool layer_right(const struct run_layer *layer)
 static void tell_json(const struct engine *engine, bool verified, double max_error,
                       int64_t compared, double seconds)
 {
-    cJSON *root = cJSON_CreateObject(), *layers = cJSON_CreateArray();
-    cJSON_AddBoolToObject(root, "verified", verified);
-    cJSON_AddNumberToObject(root, "max_error", isfinite(max_error) ? max_error : 1e30);
-    cJSON_AddNumberToObject(root, "compared_elements", (double)compared);
-    cJSON_AddItemToObject(root, "layers", layers);
+    struct json *root = json_object();
+    json_add(root, "verified", json_bool(verified));
+    json_add(root, "max_error", json_number(isfinite(max_error) ? max_error : 1e30));
+    json_add(root, "compared_elements", json_number((double)compared));
+    struct json *layers = json_add(root, "layers", json_array());
     for (int32_t i = 0; i < engine->num_layers; i++) {
         const struct run_layer *layer = &engine->layers[i];
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddNumberToObject(item, "index", i);
-        cJSON_AddStringToObject(item, "name", layer->source->name);
-        cJSON_AddStringToObject(item, "kind", model_layer_kind(&layer->source->desc));
-        cJSON_AddStringToObject(item, "backend", layer->backend);
-        cJSON_AddNumberToObject(item, "max_error",
-                                isfinite(layer->max_error) ? layer->max_error : 1e30);
-        cJSON_AddItemToArray(layers, item);
+        struct json *item = json_object();
+        json_add(item, "index", json_number(i));
+        json_add(item, "name", json_string(layer->source->name));
+        json_add(item, "kind", json_string(model_layer_kind(&layer->source->desc)));
+        json_add(item, "backend", json_string(layer->backend));
+        json_add(item, "max_error",
+                 json_number(isfinite(layer->max_error) ? layer->max_error : 1e30));
+        json_push(layers, item);
     }
-    cJSON_AddNumberToObject(root, "tokens", (double)engine->tokens);
-    cJSON_AddNumberToObject(root, "seconds", seconds);
-    char *text = cJSON_Print(root);
-    puts(text != NULL ? text : "{}");
-    cJSON_free(text);
-    cJSON_Delete(root);
+    json_add(root, "tokens", json_number((double)engine->tokens));
+    json_add(root, "seconds", json_number(seconds));
+    if (!json_print(root)) {
+        puts("{}");
+    }
+    json_destroy(root);
 }
 
 static void tell_text(const struct engine *engine, bool verified, int64_t compared, double seconds)

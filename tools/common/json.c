@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "json.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct json *make(enum json_type type, double number)
+{
+    struct json *value = calloc(1, sizeof *value);
+    if (value != NULL) {
+        value->type = type;
+        value->number = number;
+    }
+    return value;
+}
+
+struct json *json_object(void)
+{
+    return make(JSON_OBJECT, 0);
+}
+
+struct json *json_array(void)
+{
+    return make(JSON_ARRAY, 0);
+}
+
+struct json *json_null(void)
+{
+    return make(JSON_NULL, 0);
+}
+
+struct json *json_bool(bool value)
+{
+    return make(JSON_BOOL, value);
+}
+
+struct json *json_number(double number)
+{
+    return isfinite(number) ? make(JSON_NUMBER, number) : json_null();
+}
+
+struct json *json_string(const char *text)
+{
+    struct json *value = make(text != NULL ? JSON_STRING : JSON_NULL, 0);
+    if (value != NULL && text != NULL && (value->text = strdup(text)) == NULL) {
+        json_destroy(value);
+        return NULL;
+    }
+    return value;
+}
+
+void json_destroy(struct json *value)
+{
+    if (value == NULL) {
+        return;
+    }
+    for (struct json *item = value->first, *next; item != NULL; item = next) {
+        next = item->next;
+        json_destroy(item);
+    }
+    free(value->name);
+    free(value->text);
+    free(value);
+}
+
+struct json *json_push(struct json *array, struct json *value)
+{
+    if (array == NULL || value == NULL) {
+        if (array != NULL) {
+            array->incomplete = true;
+        }
+        json_destroy(value);
+        return NULL;
+    }
+    if (array->last != NULL) {
+        array->last->next = value;
+    } else {
+        array->first = value;
+    }
+    return array->last = value;
+}
+
+struct json *json_add(struct json *object, const char *name, struct json *value)
+{
+    if (value != NULL && (value->name = strdup(name)) == NULL) {
+        json_destroy(value);
+        value = NULL;
+    }
+    return json_push(object, value);
+}
+
+struct json *json_get(const struct json *object, const char *name)
+{
+    struct json *item = object != NULL ? object->first : NULL;
+    while (item != NULL && (item->name == NULL || strcmp(item->name, name) != 0)) {
+        item = item->next;
+    }
+    return item;
+}
+
+const char *json_text(const struct json *object, const char *name)
+{
+    const struct json *item = json_get(object, name);
+    return item != NULL && item->type == JSON_STRING ? item->text : "-";
+}
+
+double json_value(const struct json *object, const char *name)
+{
+    const struct json *item = json_get(object, name);
+    return item != NULL ? item->number : 0;
+}
+
+int32_t json_count(const struct json *value)
+{
+    int32_t count = 0;
+    for (const struct json *item = value != NULL ? value->first : NULL; item != NULL;
+         item = item->next) {
+        count++;
+    }
+    return count;
+}
+
+/* Bytes of the UTF-8 sequence that text begins with; 0 if it is not a valid one (RFC 3629). */
+static int32_t utf8_length(const unsigned char *text)
+{
+    int32_t length = text[0] < 0x80 ? 1 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : 4;
+    uint32_t code = text[0] & (length == 1 ? 0x7fu : 0xffu >> (length + 1));
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    if (length > 1 && (text[0] < 0xc2 || text[0] > 0xf4)) {
+        return 0;
+    }
+    for (int32_t i = 1; i < length; i++) {
+        if ((text[i] & 0xc0) != 0x80) {
+            return 0;
+        }
+        code = code << 6 | (text[i] & 0x3fu);
+    }
+    bool valid = code >= least[length] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
+    return valid ? length : 0;
+}
+
+static void print_string(const char *text)
+{
+    putchar('"');
+    for (const unsigned char *c = (const unsigned char *)text; *c != '\0';) {
+        int32_t length = utf8_length(c);
+        if (length == 0) {
+            fputs("\\ufffd", stdout);
+        } else if (*c == '"' || *c == '\\') {
+            printf("\\%c", *c);
+        } else if (*c < 0x20 || *c == 0x7f || (*c == 0xc2 && c[1] < 0xa0)) { /* C0, DEL, C1 */
+            printf("\\u%04x", length == 1 ? *c : c[1]);
+        } else {
+            fwrite(c, 1, (size_t)length, stdout);
+        }
+        c += length > 0 ? length : 1;
+    }
+    putchar('"');
+}
+
+/* The shortest decimal number that reads back as the same double. */
+static void print_number(double number)
+{
+    char text[32];
+    for (int32_t digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, number);
+        if (strtod(text, NULL) == number) {
+            break;
+        }
+    }
+    fputs(text, stdout);
+}
+
+static void print_value(const struct json *value, int32_t depth)
+{
+    switch (value->type) {
+    case JSON_NULL:
+        fputs("null", stdout);
+        return;
+    case JSON_BOOL:
+        fputs(value->number != 0 ? "true" : "false", stdout);
+        return;
+    case JSON_NUMBER:
+        print_number(value->number);
+        return;
+    case JSON_STRING:
+        print_string(value->text);
+        return;
+    default:
+        break;
+    }
+    putchar(value->type == JSON_OBJECT ? '{' : '[');
+    for (const struct json *item = value->first; item != NULL; item = item->next) {
+        printf("%s\n%*s", item != value->first ? "," : "", 2 * (depth + 1), "");
+        if (value->type == JSON_OBJECT) {
+            print_string(item->name);
+            fputs(": ", stdout);
+        }
+        print_value(item, depth + 1);
+    }
+    if (value->first != NULL) {
+        printf("\n%*s", 2 * depth, "");
+    }
+    putchar(value->type == JSON_OBJECT ? '}' : ']');
+}
+
+static bool complete(const struct json *value)
+{
+    bool whole = value != NULL && !value->incomplete;
+    for (const struct json *item = value != NULL ? value->first : NULL; item != NULL && whole;
+         item = item->next) {
+        whole = complete(item);
+    }
+    return whole;
+}
+
+bool json_print(const struct json *root)
+{
+    if (!complete(root)) {
+        return false;
+    }
+    print_value(root, 0);
+    putchar('\n');
+    return true;
+}
