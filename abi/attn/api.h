@@ -82,7 +82,7 @@ struct attn_api {
                                   struct attn_kv_view *k, struct attn_kv_view *v,
                                   struct attn_error *error);
     /* Hands cache memory in; refused if the backend cannot walk it. Layers that share a cache take
-     * none. v NULL: MLA. */
+     * none. v NULL: MLA. Not while a plan holds the layer, or one that reads its cache. */
     attn_status (*layer_bind_kv)(attn_layer *layer, const struct attn_kv_view *k,
                                  const struct attn_kv_view *v, struct attn_error *error);
     attn_status (*layer_bind_state)(attn_layer *layer, const struct attn_gdn_state *state,

@@ -66,7 +66,8 @@ struct attn_layer {
     bool has_v_cache;
     struct kept_params kept[2]; /* one is in use, the other takes what is bound next */
     struct kept_params *params; /* the one in use; NULL: none bound */
-    int32_t num_plans;          /* that hold calls prepared with them; guarded by attn_model.lock */
+    /* that hold calls prepared with its cache or parameters; guarded by attn_model.lock */
+    int32_t num_plans;
     struct head_weights mla_uk, mla_uv; /* [Hq, nope, kv_lora_rank], [Hq, kv_lora_rank, v] */
 };
 
@@ -128,6 +129,11 @@ const struct attn_mm_encoder_state *encoder_state(const struct attn_layer_params
 attn_status encoder_check_state(const attn_layer *layer, const struct attn_layer_params *params,
                                 struct attn_error *error);
 void encoder_rewrite_parts(attn_layer *layer);
+
+/* A cache ends at most so far behind its beginning, which is more than a machine addresses, so that
+ * sums of several stay far from overflow. */
+#define MAX_CACHE_BITS 56
+#define MAX_CACHE ((int64_t)1 << MAX_CACHE_BITS)
 
 /* kv_spec.c */
 void layer_make_spec(attn_layer *layer, int32_t layout);

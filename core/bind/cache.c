@@ -20,27 +20,83 @@ struct extent {
     int64_t stride;
 };
 
-/* Dimensions sorted by stride: each must begin behind the end of the smaller ones. */
-static bool overlaps(struct extent *e, int32_t count, int64_t row_bytes)
+/* The rows of one view as dimensions by falling stride, without those of one element. */
+struct layout {
+    uint8_t *data;
+    int64_t row_bytes;
+    struct extent extents[4];
+    int32_t count;
+};
+
+static void layout_add(struct layout *layout, int64_t count, int64_t stride)
 {
-    int64_t reach = row_bytes;
-    for (int32_t i = 1; i < count; i++) {
-        for (int32_t j = i; j > 0 && e[j].stride < e[j - 1].stride; j--) {
-            struct extent swapped = e[j];
-            e[j] = e[j - 1];
-            e[j - 1] = swapped;
-        }
+    int32_t at = layout->count;
+    if (count <= 1) {
+        return;
     }
-    for (int32_t i = 0; i < count; i++) {
-        if (e[i].count <= 1) {
-            continue;
-        }
-        if (e[i].stride < reach) {
-            return true;
-        }
-        reach = e[i].stride * (e[i].count - 1) + reach;
+    for (; at > 0 && layout->extents[at - 1].stride < stride; at--) {
+        layout->extents[at] = layout->extents[at - 1];
     }
-    return false;
+    layout->extents[at] = (struct extent){count, stride};
+    layout->count++;
+}
+
+static struct layout layout_of(const struct attn_kv_view *view, int64_t row_bytes)
+{
+    const int32_t pack = view->pack > 0 ? view->pack : view->head_size;
+    const bool packed = pack < view->head_size;
+    struct layout layout = {.data = view->data,
+                            .row_bytes = packed ? row_bytes / view->head_size * pack : row_bytes};
+    layout_add(&layout, view->num_blocks, view->stride_block);
+    layout_add(&layout, view->block_size, view->stride_slot);
+    layout_add(&layout, view->num_heads, view->stride_head);
+    layout_add(&layout, packed ? view->head_size / pack : 1, view->stride_pack);
+    return layout;
+}
+
+/* Bytes from the first row to the end of the last, of dimension `from` and those within it; -1 if
+ * rows overlap, above MAX_CACHE if that is where they end. */
+static int64_t layout_reach(const struct layout *layout, int32_t from)
+{
+    int64_t reach = layout->row_bytes;
+    for (int32_t i = layout->count - 1; i >= from; i--) {
+        const struct extent *e = &layout->extents[i];
+        if (e->stride < reach) {
+            return -1;
+        }
+        if (e->count - 1 > (MAX_CACHE - reach) / e->stride) {
+            return MAX_CACHE + 1;
+        }
+        reach += e->stride * (e->count - 1);
+    }
+    return reach;
+}
+
+/* Do rows of both share bytes? `distance` from a's to b's first. Views that lie within each other
+ * have to step alike there: what no kernel's layout is counts as sharing. */
+static bool layouts_meet(const struct layout *a, const struct layout *b, int32_t from,
+                         int64_t distance)
+{
+    if (distance < 0) {
+        return layouts_meet(b, a, from, -distance);
+    }
+    if (distance >= layout_reach(a, from)) {
+        return false;
+    }
+    if (from >= a->count || from >= b->count ||
+        a->extents[from].stride != b->extents[from].stride) {
+        return true;
+    }
+    int64_t stride = a->extents[from].stride, rest = distance % stride;
+    return layouts_meet(a, b, from + 1, rest) || layouts_meet(a, b, from + 1, rest - stride);
+}
+
+/* Bytes of a row without block scales, which have a place of their own, behind the row or apart. */
+static int64_t data_bytes(const struct attn_layer_desc *l, bool value)
+{
+    int32_t head_size = value ? l->head_size_v : l->head_size;
+    return l->kv_dtype == ATTN_KV_NVFP4 ? head_size / 2
+                                        : kv_row_bytes(l->kv_dtype, head_size, value);
 }
 
 static attn_status check_view(const attn_layer *layer, const struct attn_kv_view *view, bool value,
@@ -49,10 +105,7 @@ static attn_status check_view(const attn_layer *layer, const struct attn_kv_view
     const char *name = layer->layer.desc.name, *which = value ? "v" : "k";
     const struct attn_layer_desc *l = &layer->layer.desc;
     int32_t head_size = value ? l->head_size_v : l->head_size;
-    int64_t row = kv_row_bytes(l->kv_dtype, head_size, value);
-    if (l->kv_dtype == ATTN_KV_NVFP4) {
-        row = head_size / 2; /* block scales have a place of their own, behind the row or apart */
-    }
+    int64_t row = data_bytes(l, value);
     int32_t pack = view->pack > 0 ? view->pack : head_size;
     if (view->data == NULL || view->num_blocks <= 0) {
         return BAD("data", "layer '%s', %s: data %p, %lld blocks; an address and at least 1 block",
@@ -76,12 +129,17 @@ static attn_status check_view(const attn_layer *layer, const struct attn_kv_view
                    name, which, (long long)view->stride_block, (long long)view->stride_slot,
                    (long long)view->stride_head);
     }
-    struct extent extents[4] = {{view->num_blocks, view->stride_block},
-                                {view->block_size, view->stride_slot},
-                                {view->num_heads, view->stride_head},
-                                {head_size / pack, view->stride_pack}};
-    bool packed = pack < head_size;
-    if (overlaps(extents, packed ? 4 : 3, packed ? row / head_size * pack : row)) {
+    const struct layout layout = layout_of(view, row);
+    int64_t reach = layout_reach(&layout, 0);
+    if (reach > MAX_CACHE) {
+        return error_set(error, ATTN_ERROR_LIMIT, "num_blocks",
+                         "layer '%s', %s: %lld blocks with strides %lld, %lld, %lld and %lld end "
+                         "more than 2^%d bytes behind the first",
+                         name, which, (long long)view->num_blocks, (long long)view->stride_block,
+                         (long long)view->stride_slot, (long long)view->stride_head,
+                         (long long)view->stride_pack, MAX_CACHE_BITS);
+    }
+    if (reach < 0) {
         return BAD("stride_slot",
                    "layer '%s', %s: strides (block %lld, slot %lld, head %lld, pack %lld bytes) "
                    "make rows of %lld bytes overlap",
@@ -125,6 +183,47 @@ static attn_status check_walk(const attn_layer *layer, const struct attn_kv_view
     return ATTN_OK;
 }
 
+/* A plan holds sizes, views and what kernels made of the parameters. `call` names who asks. */
+static attn_status check_no_plans(attn_layer *layer, const char *call, struct attn_error *error)
+{
+    pthread_mutex_lock(&layer->model->lock);
+    int32_t plans = layer->num_plans;
+    pthread_mutex_unlock(&layer->model->lock);
+    return plans == 0
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_ORDER, call,
+                           "layer '%s' is in %d plans, and takes new memory in none; destroy them "
+                           "first, or change what the memory holds",
+                           layer->layer.desc.name, plans);
+}
+
+/* K and V: as many blocks of each, and no byte is both. */
+static attn_status check_apart(const attn_layer *layer, const struct attn_kv_view views[2],
+                               struct attn_error *error)
+{
+    const struct attn_layer_desc *l = &layer->layer.desc;
+    const struct layout k = layout_of(&views[0], data_bytes(l, false));
+    const struct layout v = layout_of(&views[1], data_bytes(l, true));
+    if (views[0].num_blocks != views[1].num_blocks) {
+        return BAD("num_blocks", "layer '%s': k has %lld blocks, v %lld", l->name,
+                   (long long)views[0].num_blocks, (long long)views[1].num_blocks);
+    }
+    /* either may lie at any address: the distance need not fit in 63 bits */
+    const uintptr_t low = (uintptr_t)(k.data < v.data ? k.data : v.data);
+    const uintptr_t high = (uintptr_t)(k.data < v.data ? v.data : k.data);
+    const int64_t apart = high - low > MAX_CACHE ? MAX_CACHE : (int64_t)(high - low);
+    if (layouts_meet(&k, &v, 0, k.data < v.data ? apart : -apart)) {
+        return BAD("data",
+                   "layer '%s': k at %p and v at %p (strides %lld, %lld, %lld and %lld, %lld, %lld "
+                   "bytes) share bytes; each row needs memory of its own",
+                   l->name, views[0].data, views[1].data, (long long)views[0].stride_block,
+                   (long long)views[0].stride_slot, (long long)views[0].stride_head,
+                   (long long)views[1].stride_block, (long long)views[1].stride_slot,
+                   (long long)views[1].stride_head);
+    }
+    return ATTN_OK;
+}
+
 attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
                           const struct attn_kv_view *v, struct attn_error *error)
 {
@@ -151,10 +250,10 @@ attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
         status = check_view(layer, &views[i], i == 1, error);
         status = status == ATTN_OK ? check_walk(layer, &views[i], i == 1, error) : status;
     }
-    if (status == ATTN_OK && !latent && views[0].num_blocks != views[1].num_blocks) {
-        status = BAD("num_blocks", "layer '%s': k has %lld blocks, v %lld", layer->layer.desc.name,
-                     (long long)views[0].num_blocks, (long long)views[1].num_blocks);
+    if (status == ATTN_OK && !latent) {
+        status = check_apart(layer, views, error);
     }
+    status = status == ATTN_OK ? check_no_plans(layer, "layer_bind_kv", error) : status;
     if (status == ATTN_OK) {
         layer->k_cache = views[0];
         layer->has_v_cache = !latent;
@@ -163,6 +262,29 @@ attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
         }
     }
     return status;
+}
+
+/* All slots of both states within MAX_CACHE bytes. */
+static attn_status check_state_reach(const attn_layer *layer, const struct attn_gdn_state *s,
+                                     int64_t conv_element, struct attn_error *error)
+{
+    const struct attn_gdn_desc *g = layer->layer.gdn;
+    const int64_t channels =
+        2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
+    const int64_t strides[] = {s->state_stride_slot, s->conv_stride_slot, s->conv_stride_channel};
+    const int64_t counts[] = {s->num_slots, s->num_slots, channels};
+    static const char *const names[] = {"state_stride_slot", "conv_stride_slot",
+                                        "conv_stride_channel"};
+    for (int32_t i = 0; i < (g->conv_width > 0 ? 3 : 1); i++) {
+        const int64_t most = MAX_CACHE / (i == 0 ? 4 : conv_element) / counts[i];
+        if (strides[i] < 0 || strides[i] > most) {
+            return error_set(error, ATTN_ERROR_LIMIT, names[i],
+                             "layer '%s': %lld elements between neighbours of %lld; 0 to %lld",
+                             layer->layer.desc.name, (long long)strides[i], (long long)counts[i],
+                             (long long)most);
+        }
+    }
+    return ATTN_OK;
 }
 
 /* State as two views, see gdn.h: kernels take all memory alike. */
@@ -191,6 +313,11 @@ attn_status layer_bind_state(attn_layer *layer, const struct attn_gdn_state *sta
             layer->layer.desc.name, read.state, (long long)read.num_slots,
             (long long)read.state_stride_slot, read.conv_state, (long long)(head * g->num_v_heads),
             g->conv_width > 0 ? " and the convolution's" : "");
+    }
+    status = check_state_reach(layer, &read, element, error);
+    status = status == ATTN_OK ? check_no_plans(layer, "layer_bind_state", error) : status;
+    if (status != ATTN_OK) {
+        return status;
     }
     layer->k_cache = (struct attn_kv_view){.struct_size = sizeof layer->k_cache,
                                            .data = read.state,
@@ -230,20 +357,6 @@ static attn_status check_sink(const attn_layer *layer, const struct attn_tensor 
     return ATTN_OK;
 }
 
-/* A plan's prepared calls hold what kernels made of the parameters. */
-static attn_status check_no_plans(attn_layer *layer, struct attn_error *error)
-{
-    pthread_mutex_lock(&layer->model->lock);
-    int32_t plans = layer->num_plans;
-    pthread_mutex_unlock(&layer->model->lock);
-    return plans == 0
-               ? ATTN_OK
-               : error_set(error, ATTN_ERROR_ORDER, "layer_bind_params",
-                           "layer '%s' is in %d plans; destroy them first, or change what the "
-                           "parameters point at",
-                           layer->layer.desc.name, plans);
-}
-
 attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params *params,
                               struct attn_error *error)
 {
@@ -274,7 +387,7 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
         status = status == ATTN_OK ? check_sink(layer, read.sink_v, true, error) : status;
     }
     if (status == ATTN_OK) {
-        status = check_no_plans(layer, error);
+        status = check_no_plans(layer, "layer_bind_params", error);
     }
     struct kept_params *kept = &layer->kept[layer->params == &layer->kept[0]];
     status = status == ATTN_OK ? kept_params_take(kept, &read, error) : status;

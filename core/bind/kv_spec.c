@@ -279,6 +279,12 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layer",
                          "layer '%s' has no cache of keys and values", layer->layer.desc.name);
     }
+    if (num_blocks > MAX_CACHE / spec.padded_page_bytes) {
+        return error_set(error, ATTN_ERROR_LIMIT, "num_blocks",
+                         "layer '%s': %lld blocks of %lld bytes; together at most 2^%d bytes",
+                         layer->layer.desc.name, (long long)num_blocks,
+                         (long long)spec.padded_page_bytes, MAX_CACHE_BITS);
+    }
     if ((uintptr_t)base % (uintptr_t)spec.alignment != 0) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "base",
                          "%p is not a multiple of %d bytes", base, spec.alignment);

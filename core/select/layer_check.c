@@ -13,6 +13,7 @@
 #define MAX_BLOCK 65536
 #define MAX_NAME 1023
 #define MAX_WINDOW (1 << 30)
+#define MAX_PAGE ((int64_t)1 << 48)
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 bool layer_has_cache(const struct attn_layer_desc *layer)
@@ -96,9 +97,9 @@ static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_er
                    "layer '%s': soft_cap is %g; it must be finite and 0 (none) or above", l->name,
                    (double)l->soft_cap);
     }
-    if (l->padded_page_bytes < 0) {
-        return BAD("padded_page_bytes", "layer '%s': padded_page_bytes is %lld; 0 or above",
-                   l->name, (long long)l->padded_page_bytes);
+    if (l->padded_page_bytes < 0 || l->padded_page_bytes > MAX_PAGE) {
+        return BAD("padded_page_bytes", "layer '%s': padded_page_bytes is %lld; 0 to %lld", l->name,
+                   (long long)l->padded_page_bytes, (long long)MAX_PAGE);
     }
     return ATTN_OK;
 }

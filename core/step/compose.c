@@ -15,7 +15,7 @@
 
 /* `count` integers; their device address follows from their place. The plan has room for the worst
  * case. */
-int32_t *compose_take(attn_plan *plan, int32_t count)
+int32_t *compose_take(attn_plan *plan, int64_t count)
 {
     int32_t *taken = plan->integers + plan->used_integers;
     plan->used_integers += count;
@@ -28,20 +28,25 @@ const int32_t *compose_on_device(const attn_plan *plan, const int32_t *host)
 }
 
 /* A run of rows is two integers. */
-static int32_t merge_max_integers(const attn_plan *plan)
+static int64_t merge_max_integers(const attn_plan *plan)
 {
-    return plan->steps[0].layer->layer.desc.sink_len > 0 ? 2 * plan->limits.max_num_reqs : 0;
+    return plan->steps[0].layer->layer.desc.sink_len > 0 ? 2 * (int64_t)plan->limits.max_num_reqs
+                                                         : 0;
 }
 
-int32_t compose_max_integers(const attn_plan *plan)
+/* Requests of a view that the core makes. */
+static int64_t max_view_requests(const attn_plan *plan)
 {
     const struct attn_layer_desc *layer = &plan->steps[0].layer->layer.desc;
-    int32_t requests = plan->limits.max_num_reqs * queries_slices(plan->steps[0].layer);
-    if (layer->chunk_size > 0) {
-        requests = 2 * requests + plan->limits.max_num_tokens / layer->chunk_size;
-    }
-    return 3 * (requests + 1) + 16 + mla_max_integers(plan) + merge_max_integers(plan) +
-           queries_max_integers(plan);
+    int64_t requests = (int64_t)plan->limits.max_num_reqs * queries_slices(plan->steps[0].layer);
+    return layer->chunk_size > 0 ? 2 * requests + plan->limits.max_num_tokens / layer->chunk_size
+                                 : requests;
+}
+
+int64_t compose_max_integers(const attn_plan *plan)
+{
+    return 3 * (max_view_requests(plan) + 1) + 16 + mla_max_integers(plan) +
+           merge_max_integers(plan) + queries_max_integers(plan);
 }
 
 attn_status compose_send(attn_plan *plan, void *stream, struct attn_error *error)
@@ -236,8 +241,7 @@ attn_status compose_chunks(attn_plan *plan, const struct attn_layer_desc *layer,
 {
     const struct attn_batch *whole = &plan->given;
     struct attn_batch *view = &plan->views[VIEW_WHOLE];
-    int32_t most =
-        (compose_max_integers(plan) - mla_max_integers(plan) - merge_max_integers(plan) - 16) / 3;
+    int64_t most = max_view_requests(plan) + 1;
     struct chunks chunks = {compose_take(plan, most), compose_take(plan, most),
                             compose_take(plan, most), 0};
     if (whole->seq_lens_host == NULL) {

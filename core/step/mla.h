@@ -12,7 +12,7 @@ void mla_describe(struct step *step);
 attn_status mla_init(attn_plan *plan, struct attn_error *error);
 void mla_finish(attn_plan *plan);
 size_t mla_lay_out(attn_plan *plan, size_t at);
-int32_t mla_max_integers(const attn_plan *plan);
+int64_t mla_max_integers(const attn_plan *plan);
 attn_status mla_make_views(attn_plan *plan, struct attn_error *error);
 void mla_choose_calls(attn_plan *plan, struct step *step);
 /* The batch of one chunk, over the plan's own arrays. */

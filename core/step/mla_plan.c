@@ -56,11 +56,12 @@ static bool any_invariant(const attn_plan *plan)
     return false;
 }
 
-/* Keys that a request can have. */
+/* Keys that a request can have; lengths are int32_t. */
 static int64_t longest_context(const attn_plan *plan)
 {
     const attn_layer *owner = layer_cache_owner(plan->steps[0].layer);
     int64_t slots = owner->k_cache.num_blocks * (int64_t)owner->k_cache.block_size;
+    slots = slots < INT32_MAX ? slots : INT32_MAX;
     return plan->limits.max_seq_len > 0 && plan->limits.max_seq_len < slots
                ? plan->limits.max_seq_len
                : slots;
@@ -130,14 +131,14 @@ static int32_t identity_integers(const attn_plan *plan)
 
 /* Two arrays for each chunk's requests, of which consecutive chunks share one at most;
  * query_start_loc; identity. */
-int32_t mla_max_integers(const attn_plan *plan)
+int64_t mla_max_integers(const attn_plan *plan)
 {
     if (plan->mla.chunks == NULL) {
         return 0;
     }
-    int32_t requests = plan->limits.max_num_reqs + plan->mla.max_chunks;
-    int32_t ranks = layer_cache_ranks(plan->steps[0].layer);
-    int32_t spread =
+    int64_t requests = (int64_t)plan->limits.max_num_reqs + plan->mla.max_chunks;
+    int64_t ranks = layer_cache_ranks(plan->steps[0].layer);
+    int64_t spread =
         ranks > 1 ? (ranks + 1) * requests + plan->mla.max_chunks + plan->limits.max_num_reqs : 0;
     return spread + 2 * requests + plan->mla.max_chunks + plan->limits.max_num_reqs + 1 +
            identity_integers(plan);

@@ -102,6 +102,11 @@ attn_status parallel_init(attn_plan *plan, struct attn_error *error)
     if (status != ATTN_OK || rows == 0) {
         return status;
     }
+    if (rows > INT32_MAX) {
+        return error_set(error, ATTN_ERROR_LIMIT, "max_num_tokens",
+                         "%d tokens on each rank are %lld rows of all ranks; at most %d",
+                         plan->limits.max_num_tokens, (long long)rows, INT32_MAX);
+    }
     plan->parallel.pairs = runtime_alloc(plan->model->runtime, 2 * (size_t)rows * sizeof(int64_t));
     if (plan->parallel.pairs == NULL) {
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for %lld pairs",

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "select/layer_check.h"
+#include "select/layer_ext.h"
 #include "select/names.h"
 #include "step/encoder.h"
 #include "step/gdn.h"
@@ -16,10 +17,39 @@
 #define MIN_PLAN_OPTIONS 64 /* sizes in ABI 0.1 */
 #define MIN_LIMITS 40
 #define ALIGNMENT 256
+#define MAX_AREA 0x1p58 /* bytes; the sum of all areas fits in 64 bits */
 
 static size_t aligned(size_t bytes)
 {
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* Limits under which no size below overflows: a bound on the largest area, in floating point. The
+ * widest are partial results of all ranks' rows and heads, and log-sum-exps of all their parts. */
+static attn_status check_sizes(const attn_plan *plan, struct attn_error *error)
+{
+    int64_t integers = compose_max_integers(plan);
+    if (integers > MAX_INTEGERS) {
+        return error_set(error, ATTN_ERROR_LIMIT, "max_num_reqs",
+                         "%d requests of %d tokens take %lld integers in a plan; at most %d",
+                         plan->limits.max_num_reqs, plan->limits.max_num_tokens,
+                         (long long)integers, MAX_INTEGERS);
+    }
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        const attn_layer *layer = plan->steps[i].layer;
+        double ranks = layer_cache_ranks(layer);
+        double rows = layer_splits_queries(layer) ? layer->layer.cp->prefill->world_size : 1;
+        double heads = plan->steps[i].q.heads > plan->steps[i].out.heads ? plan->steps[i].q.heads
+                                                                         : plan->steps[i].out.heads;
+        double bytes = ranks * ranks * rows * plan->limits.max_num_tokens * heads * MAX_LATENT * 8;
+        if (bytes > MAX_AREA) {
+            return error_set(error, ATTN_ERROR_LIMIT, "max_num_tokens",
+                             "%d tokens of %.0f heads over %.0f ranks: parts of a workspace may "
+                             "take %g bytes, and %g are the most",
+                             plan->limits.max_num_tokens, heads, ranks * rows, bytes, MAX_AREA);
+        }
+    }
+    return ATTN_OK;
 }
 
 /* Lays the workspace out: the core's own arrays and partial results, then each schedule's. */
@@ -87,12 +117,15 @@ static attn_status read_options(attn_plan *plan, const struct attn_plan_options 
     return status;
 }
 
-/* Tells the layers that they are in one plan more, or one less. */
+/* Tells the layers, and those whose caches they read, that they are in one plan more, or one less.
+ */
 static void count_in(attn_plan *plan, int32_t change)
 {
     pthread_mutex_lock(&plan->model->lock);
     for (int32_t i = 0; i < plan->num_steps; i++) {
-        plan->steps[i].layer->num_plans += change;
+        attn_layer *layer = plan->steps[i].layer, *owner = layer_cache_owner(layer);
+        layer->num_plans += change;
+        owner->num_plans += owner != layer ? change : 0;
     }
     plan->counted = change > 0;
     pthread_mutex_unlock(&plan->model->lock);
@@ -123,6 +156,10 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     count_in(plan, 1);
     status = mla_init(plan, error);
     status = status == ATTN_OK ? parallel_init(plan, error) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    status = check_sizes(plan, error);
     if (status != ATTN_OK) {
         return status;
     }

@@ -40,14 +40,15 @@ int32_t queries_of(const attn_layer *layer, int32_t queries, int32_t rank)
 
 /* Starts, lengths, rows and key starts of the slices; of the context that is attended for all
  * ranks, starts, lengths and rows of every request and of the padding behind each rank's rows. */
-int32_t queries_max_integers(const attn_plan *plan)
+int64_t queries_max_integers(const attn_plan *plan)
 {
     const attn_layer *layer = plan->steps[0].layer;
     if (!layer_splits_queries(layer)) {
         return 0;
     }
-    int32_t slices = queries_slices(layer) * plan->limits.max_num_reqs;
-    int32_t context = layer->layer.cp->prefill->world_size * (plan->limits.max_num_reqs + 1);
+    int64_t reqs = plan->limits.max_num_reqs;
+    int64_t slices = queries_slices(layer) * reqs;
+    int64_t context = layer->layer.cp->prefill->world_size * (reqs + 1);
     return 4 * (slices + 1) + 3 * (context + 1);
 }
 
@@ -59,7 +60,13 @@ attn_status queries_init(attn_plan *plan, struct attn_error *error)
     }
     int64_t runs = (int64_t)queries_slices(layer) * plan->limits.max_num_reqs *
                    (layer->layer.cp->prefill->world_size + 1);
-    plan->parallel.max_runs = (int32_t)(runs < INT32_MAX ? runs : INT32_MAX);
+    if (runs > INT32_MAX) {
+        return error_set(error, ATTN_ERROR_LIMIT, "max_num_reqs",
+                         "%d requests over %d ranks are %lld runs of keys; at most %d",
+                         plan->limits.max_num_reqs, layer->layer.cp->prefill->world_size,
+                         (long long)runs, INT32_MAX);
+    }
+    plan->parallel.max_runs = (int32_t)runs;
     plan->parallel.runs = runtime_alloc(plan->model->runtime, (size_t)plan->parallel.max_runs *
                                                                   sizeof *plan->parallel.runs);
     return plan->parallel.runs != NULL ? ATTN_OK

@@ -10,7 +10,7 @@
 /* Slices that a rank has of one request: 1, or 2 in zig-zag order. */
 int32_t queries_slices(const attn_layer *layer);
 /* Integers that a plan needs more. */
-int32_t queries_max_integers(const attn_plan *plan);
+int64_t queries_max_integers(const attn_plan *plan);
 attn_status queries_init(attn_plan *plan, struct attn_error *error);
 void queries_finish(attn_plan *plan);
 size_t queries_lay_out(attn_plan *plan, size_t at);

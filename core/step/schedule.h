@@ -185,9 +185,9 @@ struct attn_plan {
     uint8_t *workspace;
     size_t workspace_bytes;
     struct scratch scratch;
-    int32_t *integers; /* host copy of scratch.integers */
-    int32_t num_integers;
-    int32_t used_integers;
+    int32_t *integers;    /* host copy of scratch.integers */
+    int64_t num_integers; /* up to MAX_INTEGERS */
+    int64_t used_integers;
     struct merge_run *merge_runs; /* host, among the integers; by the last plan */
     int32_t num_merge_runs;
     struct attn_batch_gdn states[VIEW_COUNT]; /* GDN: what the views carry */
@@ -226,6 +226,10 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error);
 void batch_split(attn_plan *plan, const struct attn_batch *whole, int32_t threshold);
 
+/* Most of a plan's own integers: places among them, and counts of what they describe, are int32_t.
+ */
+#define MAX_INTEGERS INT32_MAX
+
 /* compose.c: views over arrays that the core makes */
 attn_status compose_sink(attn_plan *plan, const struct attn_layer_desc *layer,
                          struct attn_error *error);
@@ -234,11 +238,12 @@ attn_status compose_chunks(attn_plan *plan, const struct attn_layer_desc *layer,
                            struct attn_error *error);
 bool cascade_pays(const attn_plan *plan, const struct step *step);
 /* Integers of the plan, and where they will lie on the device. */
-int32_t *compose_take(attn_plan *plan, int32_t count);
+int32_t *compose_take(attn_plan *plan, int64_t count);
 const int32_t *compose_on_device(const attn_plan *plan, const int32_t *host);
 /* Brings the integers that the views use to the device. */
 attn_status compose_send(attn_plan *plan, void *stream, struct attn_error *error);
-int32_t compose_max_integers(const attn_plan *plan);
+/* How many the worst batch within the limits takes; may be above MAX_INTEGERS. */
+int64_t compose_max_integers(const attn_plan *plan);
 
 /* entries.c: chooses what run() enters, after the program and its calls are chosen. */
 void step_choose_entry(attn_plan *plan, struct step *step);

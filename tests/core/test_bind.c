@@ -103,6 +103,46 @@ static void groups_by_spec_and_by_schedule(void **state)
     fixture_finish(&fixture);
 }
 
+/* V over K: at its first row, at another one, and half a row behind one. */
+static void views_share_no_bytes(attn_layer *layer, const struct attn_kv_view *k,
+                                 const struct attn_kv_view *v)
+{
+    const int64_t at[] = {0, k->stride_slot, k->stride_block, k->stride_head / 2,
+                          (uint8_t *)v->data - (uint8_t *)k->data - 8};
+    for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
+        struct attn_error error = ATTN_ERROR_INIT;
+        struct attn_kv_view low = *v, high = *k;
+        low.data = (uint8_t *)k->data + at[i];
+        assert_int_equal(layer_bind_kv(layer, k, &low, &error), ATTN_ERROR_INVALID_ARGUMENT);
+        assert_string_equal(error.field, "data");
+        low.data = v->data;
+        high.data = (uint8_t *)v->data + at[i];
+        assert_int_equal(layer_bind_kv(layer, &high, &low, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    }
+}
+
+/* Strides and counts whose products leave 64 bits, or any machine's memory. */
+static void views_end_in_memory(attn_layer *layer, const struct attn_kv_view *k,
+                                const struct attn_kv_view *v)
+{
+    static const int64_t blocks[] = {INT64_MAX, (int64_t)1 << 62, (int64_t)1 << 50, 3};
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+        struct attn_error error = ATTN_ERROR_INIT;
+        struct attn_kv_view views[2] = {*k, *v};
+        for (int32_t j = 0; j < 2; j++) {
+            views[j].num_blocks = blocks[i];
+            views[j].stride_block = blocks[i] > 3 ? views[j].stride_block : INT64_MAX;
+        }
+        assert_int_equal(layer_bind_kv(layer, &views[0], &views[1], &error), ATTN_ERROR_LIMIT);
+        assert_string_equal(error.field, "num_blocks");
+        if (blocks[i] > 3) {
+            assert_int_equal(
+                layer_kv_views(layer, k->data, blocks[i], &views[0], &views[1], &error),
+                ATTN_ERROR_LIMIT);
+        }
+    }
+}
+
 static void wrong_views_are_refused(void **state)
 {
     struct fixture fixture;
@@ -138,6 +178,8 @@ static void wrong_views_are_refused(void **state)
     bad.num_blocks = 3;
     assert_int_equal(layer_bind_kv(layer, &k, &bad, &error), ATTN_ERROR_INVALID_ARGUMENT);
     assert_int_equal(layer_bind_kv(layer, &k, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    views_share_no_bytes(layer, &k, &v);
+    views_end_in_memory(layer, &k, &v);
     assert_int_equal(layer_bind_kv(model_layer(model, 1), &k, &v, &error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_int_equal(layer_bind_kv(layer, &k, &v, &error), ATTN_OK);

@@ -111,7 +111,7 @@ static struct bench *bench_create(struct attn_layer_desc desc, bool validate)
                                         .limits = {.struct_size = sizeof options.limits,
                                                    .max_num_reqs = 8,
                                                    .max_num_tokens = TOKENS}};
-    fake_init(&b->fixture);
+    fake_init(&b->fixture)->features |= ATTN_FEATURE_BLOCK_TABLE_ROW;
     b->fixture.runtime.settings.validate = validate;
     b->error = (struct attn_error)ATTN_ERROR_INIT;
     b->model = fake_model(&b->fixture, &desc, 1, &b->error);
@@ -191,6 +191,44 @@ static void decodes_and_prefills_are_two_calls(void **state)
     for (int32_t i = 0; i < b->start[4] * 4 * FAKE_HEAD_SIZE; i++) {
         assert_false(isnan(b->data[3][i]));
     }
+    bench_destroy(b);
+}
+
+/* Limits that mean "none" do not fit in a plan of composed requests: that is an error, and no small
+ * allocation. */
+static void plans_of_chunks_refuse_endless_limits(void **state)
+{
+    static const int32_t requests[] = {INT32_MAX, 715827883, 1 << 30, 357913942, 1 << 29};
+    struct attn_layer_desc desc = fake_layer("a");
+    desc.chunk_size = 16;
+    struct bench *b = bench_create(desc, false);
+    (void)state;
+    for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
+        struct attn_plan_options options = {.struct_size = sizeof options,
+                                            .limits = {.struct_size = sizeof options.limits,
+                                                       .max_num_reqs = requests[i],
+                                                       .max_num_tokens = INT32_MAX}};
+        attn_plan *plan = b->plan;
+        assert_int_equal(plan_create(b->model, 0, &options, &plan, &b->error), ATTN_ERROR_LIMIT);
+        assert_null(plan);
+        assert_string_equal(b->error.field, "max_num_reqs");
+    }
+    bench_destroy(b);
+}
+
+/* Plans hold views of the cache: it is bound again after they are gone. */
+static void caches_stay_while_a_plan_holds_them(void **state)
+{
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    struct bench *b = bench_create(fake_layer("a"), false);
+    attn_layer *layer = model_layer(b->model, 0);
+    (void)state;
+    assert_int_equal(layer_kv_views(layer, b->cache, 1, &k, &v, &b->error), ATTN_OK);
+    assert_int_equal(layer_bind_kv(layer, &k, &v, &b->error), ATTN_ERROR_ORDER);
+    assert_string_equal(b->error.field, "layer_bind_kv");
+    plan_destroy(b->plan);
+    b->plan = NULL;
+    assert_int_equal(layer_bind_kv(layer, &k, &v, &b->error), ATTN_OK);
     bench_destroy(b);
 }
 
@@ -338,6 +376,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decodes_and_prefills_are_two_calls),
+        cmocka_unit_test(plans_of_chunks_refuse_endless_limits),
+        cmocka_unit_test(caches_stay_while_a_plan_holds_them),
         cmocka_unit_test(only_leading_requests_are_decodes),
         cmocka_unit_test(wrong_batches_are_refused),
         cmocka_unit_test(empty_batch_is_no_error),
