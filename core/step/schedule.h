@@ -194,7 +194,7 @@ struct attn_plan {
     struct {
         struct context_chunk *chunks;
         int32_t max_chunks, num_chunks;
-        bool invariant; /* chunks cut each request by its own length alone */
+        bool invariant;      /* chunks cut each request by its own length alone */
         int32_t chunk_rows;  /* most rows of a chunk */
         int32_t gather_rows; /* of these, on each rank */
         /* [n, n] of the activations' dtype, which copies rows by batched_gemm */
