@@ -6,7 +6,7 @@
 #include "gpu/params.h"
 #include "launch.h"
 
-static flash_launcher *const launchers[FLASH_KERNEL_COUNT] = {
+static gpu_launcher *const launchers[GPU_KERNEL_COUNT] = {
     launch_plan,     launch_bf16,  launch_f16,    launch_e4m3,       launch_e5m2,
     launch_int8,     launch_plain, launch_write,  launch_rope_write, launch_merge,
     launch_quantize, launch_amax,  launch_gather, launch_widen};
@@ -30,8 +30,8 @@ static const char *text_of(cudaError_t error)
 }
 
 struct scope {
-    const struct flash_device *device;
-    explicit scope(const struct flash_device *d) : device(d)
+    const struct gpu_device *device;
+    explicit scope(const struct gpu_device *d) : device(d)
     {
         ((push_fn *)d->push)((CUcontext)d->context);
     }
@@ -52,7 +52,7 @@ static cudaError_t entry_point(const char *name, void **function)
 }
 
 /* cudaSetDevice makes the primary context current; the caller's own comes back at the end. */
-extern "C" const char *flash_device_open(struct flash_device *device, int32_t id)
+extern "C" const char *gpu_device_open(struct gpu_device *device, int32_t id)
 {
     CUcontext before = NULL, own = NULL;
     void *get = NULL, *set = NULL;
@@ -83,28 +83,28 @@ extern "C" const char *flash_device_open(struct flash_device *device, int32_t id
     error = error ? error
                   : cudaDeviceGetAttribute(&device->smem_of_cta,
                                            cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
-    for (int kernel = 0; kernel < FLASH_KERNEL_COUNT; kernel++) {
+    for (int kernel = 0; kernel < GPU_KERNEL_COUNT; kernel++) {
         error = error ? error : launchers[kernel](NULL, 0, NULL);
     }
     ((push_fn *)set)(before);
     return text_of(error);
 }
 
-extern "C" void flash_device_close(struct flash_device *device)
+extern "C" void gpu_device_close(struct gpu_device *device)
 {
     device->context = NULL; /* the primary context is the process's, not ours to end */
 }
 
-extern "C" const char *flash_launch(const struct flash_device *device, enum flash_kernel kernel,
-                                    const void *params, void *stream)
+extern "C" const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel kernel,
+                                         const void *params, void *stream)
 {
     scope inside(device);
     return text_of(launchers[kernel](params, device->num_sms, (cudaStream_t)stream));
 }
 
-extern "C" bool flash_encode_map(const struct flash_device *device, const struct flash_cache *cache,
-                                 int32_t heads, int64_t rows, int64_t blocks, int32_t box_rows,
-                                 int32_t padded_size, struct flash_map *map)
+extern "C" bool gpu_device_map(const struct gpu_device *device, const struct gpu_cache *cache,
+                               int32_t heads, int64_t rows, int64_t blocks, int32_t box_rows,
+                               int32_t padded_size, struct gpu_map *map)
 {
     if (device->encode_map == NULL || device->major < 9) {
         return false;
@@ -128,8 +128,8 @@ extern "C" bool flash_encode_map(const struct flash_device *device, const struct
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-extern "C" const char *flash_copy(const struct flash_device *device, void *to, const void *from,
-                                  size_t bytes, int32_t kind, void *stream)
+extern "C" const char *gpu_device_copy(const struct gpu_device *device, void *to, const void *from,
+                                       size_t bytes, int32_t kind, void *stream)
 {
     static const cudaMemcpyKind kinds[] = {cudaMemcpyDefault, cudaMemcpyHostToDevice,
                                            cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice};
@@ -137,8 +137,8 @@ extern "C" const char *flash_copy(const struct flash_device *device, void *to, c
     return text_of(cudaMemcpyAsync(to, from, bytes, kinds[kind], (cudaStream_t)stream));
 }
 
-extern "C" const char *flash_fill(const struct flash_device *device, void *to, int32_t value,
-                                  size_t row_bytes, size_t stride, int64_t rows, void *stream)
+extern "C" const char *gpu_device_fill(const struct gpu_device *device, void *to, int32_t value,
+                                       size_t row_bytes, size_t stride, int64_t rows, void *stream)
 {
     scope inside(device);
     if (rows <= 0 || row_bytes == 0) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One launcher per kernel: params is its flash_*_params; NULL only loads the kernel, so that no
+/* One launcher per kernel: params is its gpu_*_params; NULL only loads the kernel, so that no
  * step does. */
 #ifndef CUDA_FLASH_LAUNCH_H
 #define CUDA_FLASH_LAUNCH_H
@@ -8,9 +8,9 @@
 
 #include "gpu/params.h"
 
-typedef cudaError_t flash_launcher(const void *params, int32_t num_sms, cudaStream_t stream);
+typedef cudaError_t gpu_launcher(const void *params, int32_t num_sms, cudaStream_t stream);
 
-flash_launcher launch_plan, launch_bf16, launch_f16, launch_e4m3, launch_e5m2, launch_int8,
+gpu_launcher launch_plan, launch_bf16, launch_f16, launch_e4m3, launch_e5m2, launch_int8,
     launch_plain, launch_write, launch_rope_write, launch_merge, launch_quantize, launch_amax,
     launch_gather, launch_widen;
 

@@ -63,21 +63,21 @@ static const struct attn_backend_caps caps = {
 
 static const struct attn_kernels kernels = {
     .struct_size = sizeof kernels,
-    .attend = cuda_attend,
-    .write_kv = cuda_write_kv,
-    .merge_states = cuda_merge_states,
-    .rope_write_kv = cuda_rope_write_kv,
-    .gather_kv = cuda_gather_kv,
-    .quantize = cuda_quantize,
-    .amax = cuda_amax,
-    .copy_blocks = cuda_copy_blocks,
-    .copy = cuda_copy,
-    .fill = cuda_fill,
-    .prepare = cuda_prepare,
-    .release = cuda_release,
-    .plan_size = cuda_plan_size,
-    .plan = cuda_plan,
-    .update_block_table = cuda_update_block_table,
+    .attend = gpu_attend,
+    .write_kv = gpu_write_kv,
+    .merge_states = gpu_merge_states,
+    .rope_write_kv = gpu_rope_write_kv,
+    .gather_kv = gpu_gather_kv,
+    .quantize = gpu_quantize,
+    .amax = gpu_amax,
+    .copy_blocks = gpu_copy_blocks,
+    .copy = gpu_copy,
+    .fill = gpu_fill,
+    .prepare = gpu_prepare,
+    .release = gpu_release,
+    .plan_size = gpu_plan_size,
+    .plan = gpu_plan,
+    .update_block_table = gpu_update_block_table,
 };
 
 static attn_status report(const struct attn_probe_sink *sink, const struct nvml_device *device,
@@ -181,7 +181,7 @@ static attn_status cuda_create(const struct attn_host *host, const char *backend
     }
     memset(made, 0, sizeof *made);
     made->host = host;
-    const char *cause = flash_device_open(&made->device, device.id);
+    const char *cause = gpu_device_open(&made->device, device.id);
     if (cause != NULL) {
         host->release(host->user, made, sizeof *made);
         return plugin_error(error, ATTN_ERROR_DEVICE, "device", "device %d: %s", device.id, cause);
@@ -194,7 +194,7 @@ static attn_status cuda_create(const struct attn_host *host, const char *backend
 static void cuda_destroy(attn_instance *instance)
 {
     if (instance != NULL) {
-        flash_device_close(&instance->device);
+        gpu_device_close(&instance->device);
         instance->host->release(instance->host->user, instance, sizeof *instance);
     }
 }

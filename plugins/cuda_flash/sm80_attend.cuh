@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The attend kernel. CTAs of 4 warps that compute and 2 that copy walk segments of the plan's
- * stream of tiles. Rows of one item are (query, head of the group) pairs of one KV head.
+ * stream of tiles. Rows of one item are (query, head of the group) of one KV head.
  *   SPLIT: 16 rows; each warp takes 16 keys of a tile, and the warps join at the end of a run.
  *   else:  64 rows; each warp takes 16 rows and all keys of a tile.
  * A tile of n keys: 2 * n * D elements read, 4 * n * D * rows FLOPs. SPLIT is bound by memory, the
@@ -15,7 +15,7 @@
 #define ATTEND_THREADS 192
 
 template <int KIND, int D, bool SPLIT>
-static __device__ __forceinline__ void compute(const flash_params &p, shared<KIND, D, SPLIT> &mine)
+static __device__ __forceinline__ void compute(const gpu_params &p, shared<KIND, D, SPLIT> &mine)
 {
     using S = shape<KIND, D, SPLIT>;
     constexpr int subs = SPLIT ? S::tile / 64 : 4, own = SPLIT ? 16 * subs : 16;
@@ -23,14 +23,14 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
     const int q_row = SPLIT ? 0 : warp * 16, first = SPLIT ? warp * own : 0;
     const bool slow = p.spans != nullptr || p.tree != nullptr || p.alibi != 0;
     const bool from_bf16 = p.q.dtype == ATTN_DTYPE_BF16;
-    const bool k_scaled = S::bytes && p.k.form == FLASH_ROW_SCALED;
-    const bool v_scaled = S::bytes && p.v.form == FLASH_ROW_SCALED;
+    const bool k_scaled = S::bytes && p.k.form == GPU_ROW_SCALED;
+    const bool v_scaled = S::bytes && p.v.form == GPU_ROW_SCALED;
     float o[D / 8][4], m[2], l[2], scale = 0.0f;
     lane_rows rows;
     int stage = 0, phase = 0, q_slot = 0;
     int32_t left = 0; /* tiles of the run that are not done */
     int32_t tile = 0;
-    const flash_run *run = nullptr;
+    const gpu_run *run = nullptr;
     char *sq = mine.q[0];
     bool high_rows = true;
     clear_rows(m, l, o);
@@ -47,8 +47,8 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
             tile = run->tile;
             sq = mine.q[q_slot];
             rows = enter_rows(p, *run, q_row + (lane >> 2));
-            high_rows = !SPLIT || run->pair.num_rows > 8;
-            scale = p.scale * (p.k.form == FLASH_ROW_NUMBERS ? cache_scale(p.k, run->head) : 1.0f);
+            high_rows = !SPLIT || run->row_tile.num_rows > 8;
+            scale = p.scale * (p.k.form == GPU_ROW_NUMBERS ? cache_scale(p.k, run->head) : 1.0f);
             scale *= query_scale(p, run->head);
             scale *= p.soft_cap > 0.0f ? 1.0f : LOG2E;
             if (S::bytes && from_bf16) {
@@ -72,11 +72,12 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
                                            s[2 * sub + 1]);
             }
         }
-        int32_t tile_base = (run->pair.k0 & ~(S::tile - 1)) + tile * S::tile;
+        int32_t tile_base = (run->row_tile.k0 & ~(S::tile - 1)) + tile * S::tile;
         int32_t base = tile_base + first;
-        if (p.mapped && (tile_base < run->pair.k0 || tile_base + S::tile > run->pair.k1)) {
-            clear_values<KIND, D, S::tile>(at + S::half, warp * own, own, run->pair.k0 - tile_base,
-                                           run->pair.k1 - tile_base, lane);
+        if (p.mapped && (tile_base < run->row_tile.k0 || tile_base + S::tile > run->row_tile.k1)) {
+            clear_values<KIND, D, S::tile>(at + S::half, warp * own, own,
+                                           run->row_tile.k0 - tile_base,
+                                           run->row_tile.k1 - tile_base, lane);
             if (SPLIT) {
                 __syncwarp(); /* the warp's own keys are clean */
             } else {
@@ -142,7 +143,7 @@ static __device__ __forceinline__ void compute(const flash_params &p, shared<KIN
 
 template <int KIND, int D, bool SPLIT>
 __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
-    attend(const __grid_constant__ flash_params p)
+    attend(const __grid_constant__ gpu_params p)
 {
     using S = shape<KIND, D, SPLIT>;
     extern __shared__ __align__(1024) char memory[];
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
 
 /* p NULL: only loads the kernel. */
 template <int KIND, int D, bool SPLIT>
-static cudaError_t launch_shape(const flash_params *p, cudaStream_t stream)
+static cudaError_t launch_shape(const gpu_params *p, cudaStream_t stream)
 {
     using S = shape<KIND, D, SPLIT>;
     if (p == nullptr) {
@@ -190,7 +191,7 @@ static cudaError_t launch_shape(const flash_params *p, cudaStream_t stream)
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3((unsigned)p->ctas);
     config.blockDim = dim3(ATTEND_THREADS);
-    config.dynamicSmemBytes = S::q_buffers * S::q_bytes + FLASH_FIXED_SMEM + p->stages * S::stage;
+    config.dynamicSmemBytes = S::q_buffers * S::q_bytes + GPU_FIXED_SMEM + p->stages * S::stage;
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = p->overlaps ? 1 : 0;
@@ -208,12 +209,12 @@ template <int KIND> static cudaError_t load_kind()
 
 template <int KIND> static cudaError_t launch_kind(const void *params, cudaStream_t stream)
 {
-    const flash_params *p = (const flash_params *)params;
+    const gpu_params *p = (const gpu_params *)params;
     if (p == nullptr) {
         return load_kind<KIND>();
     }
     int32_t d = p->head_size > p->head_size_v ? p->head_size : p->head_size_v;
-    if (p->row_tile == 16) {
+    if (p->tile_rows == 16) {
         return d <= 64    ? launch_shape<KIND, 64, true>(p, stream)
                : d <= 128 ? launch_shape<KIND, 128, true>(p, stream)
                           : launch_shape<KIND, 256, true>(p, stream);

@@ -24,11 +24,11 @@ struct out_row {
     float sink; /* base 2; -inf: none */
 };
 
-static __device__ __forceinline__ out_row out_row_of(const flash_params &p, const flash_run &run,
+static __device__ __forceinline__ out_row out_row_of(const gpu_params &p, const gpu_run &run,
                                                      int row)
 {
-    int32_t at = run.pair.first_row + row, index = at / p.group;
-    int64_t token = run.pair.query_start + index;
+    int32_t at = run.row_tile.first_row + row, index = at / p.group;
+    int64_t token = run.row_tile.query_start + index;
     int32_t head = run.head * p.group + at - index * p.group;
     out_row v;
     v.data = p.out.data + token * p.out.row + head * p.out.head;
@@ -51,9 +51,9 @@ static __device__ __forceinline__ float finish_row(float sink, float m, float l,
 }
 
 /* What all values of a head are multiplied by; per channel in write_values. */
-static __device__ __forceinline__ float value_scale(const flash_params &p, int32_t head)
+static __device__ __forceinline__ float value_scale(const gpu_params &p, int32_t head)
 {
-    return p.v.form == FLASH_ROW_NUMBERS ? cache_scale(p.v, head) : 1.0f;
+    return p.v.form == GPU_ROW_NUMBERS ? cache_scale(p.v, head) : 1.0f;
 }
 
 /* In a call: what writes rows is read from far away when it is needed, so it stays small. */
@@ -64,11 +64,11 @@ static __device__ __noinline__ void store_number(char *row, int32_t dtype, int32
 
 /* N neighbouring dims from `d` on. */
 template <int N>
-static __device__ __forceinline__ void write_values(const flash_params &p, int32_t head, char *row,
+static __device__ __forceinline__ void write_values(const gpu_params &p, int32_t head, char *row,
                                                     int d, const float (&x)[N], float factor)
 {
     bool is_short = p.out.dtype == ATTN_DTYPE_BF16 || p.out.dtype == ATTN_DTYPE_F16;
-    if (N % 2 == 0 && is_short && p.v.form != FLASH_ROW_CHANNEL && d + N <= p.head_size_v &&
+    if (N % 2 == 0 && is_short && p.v.form != GPU_ROW_CHANNEL && d + N <= p.head_size_v &&
         ((uintptr_t)row & 3) == 0) {
         uint32_t *to = (uint32_t *)(row + d * 2);
 #pragma unroll
@@ -83,7 +83,7 @@ static __device__ __forceinline__ void write_values(const flash_params &p, int32
     for (int e = 0; e < N; e++) {
         if (d + e < p.head_size_v) {
             float v = x[e] * factor;
-            if (p.v.form == FLASH_ROW_CHANNEL) {
+            if (p.v.form == GPU_ROW_CHANNEL) {
                 v *= p.v.channel[(int64_t)head * p.head_size_v + d + e];
             }
             store_number(row, p.out.dtype, d + e, v);
@@ -95,13 +95,13 @@ static __device__ __forceinline__ void write_values(const flash_params &p, int32
  * each lane the weight of one part of a pass, and `own` dims of all. What a pass reads is on its
  * way before the weights are known; loops stay rolled, since nobody has this code at hand. */
 template <int D, int SCRATCH>
-static __device__ __forceinline__ void merge_parts(const flash_params &p, const flash_run &run,
+static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gpu_run &run,
                                                    int32_t first_slot, int32_t slot_step,
                                                    char *scratch)
 {
     constexpr int own = D > 128 ? D / 32 : 4, room = SCRATCH / (128 * own * 4),
                   pass = room < 32 ? room : 32;
-    const int64_t size = (int64_t)p.row_tile * (D + 2), step = slot_step * size;
+    const int64_t size = (int64_t)p.tile_rows * (D + 2), step = slot_step * size;
     const float *zeroth = p.parts + first_slot * size, *rest = p.parts + run.first * step;
     int32_t count = run.last - run.first + 1, lane = threadIdx.x & 31;
     auto part_at = [&](int32_t i) { return i == 0 ? zeroth : rest + i * step; };
@@ -109,7 +109,7 @@ static __device__ __forceinline__ void merge_parts(const flash_params &p, const 
     bool has_dims = lane * own < D; /* D 64: half of the lanes */
     float v_scale = value_scale(p, run.head);
 #pragma unroll 1
-    for (int32_t row = threadIdx.x >> 5; row < run.pair.num_rows; row += 4) {
+    for (int32_t row = threadIdx.x >> 5; row < run.row_tile.num_rows; row += 4) {
         float o[own], high = -INFINITY, sum = 0.0f;
 #pragma unroll
         for (int e = 0; e < own; e++) {
@@ -120,9 +120,9 @@ static __device__ __forceinline__ void merge_parts(const flash_params &p, const 
             int32_t here = min(count - base, pass);
             float m = -INFINITY, l = 0.0f;
             if (lane < here) {
-                const float *at = part_at(base + lane) + p.row_tile * D + row;
+                const float *at = part_at(base + lane) + p.tile_rows * D + row;
                 m = __ldcg(at);
-                l = __ldcg(at + p.row_tile);
+                l = __ldcg(at + p.tile_rows);
             }
 #pragma unroll 2
             for (int32_t i = 0; i < here; i++) {
@@ -164,7 +164,7 @@ static __device__ __forceinline__ void merge_parts(const flash_params &p, const 
  * A row's dims are rotated by 8 per row, so that neighbouring rows stand in other banks. */
 template <int KIND, int D, int ROUND>
 static __device__ __forceinline__ void
-join_warps(const flash_params &p, const flash_run &run, float *scratch, float *sm, bool whole,
+join_warps(const gpu_params &p, const gpu_run &run, float *scratch, float *sm, bool whole,
            float *part, const float (&m)[2], const float (&l)[2], const float (&o)[D / 8][4])
 {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
@@ -180,12 +180,12 @@ join_warps(const flash_params &p, const flash_run &run, float *scratch, float *s
     }
 #pragma unroll
     for (int first = 0; first < 16; first += ROUND) {
-        if (first >= run.pair.num_rows) {
+        if (first >= run.row_tile.num_rows) {
             break;
         }
 #pragma unroll
         for (int i = first / 8; i < (first + ROUND) / 8; i++) {
-            if (8 * i < run.pair.num_rows) {
+            if (8 * i < run.row_tile.num_rows) {
                 float *to = scratch + (warp * ROUND + g + 8 * i - first) * D;
 #pragma unroll
                 for (int n = 0; n < D / 8; n++) {
@@ -197,7 +197,7 @@ join_warps(const flash_params &p, const flash_run &run, float *scratch, float *s
             }
         }
         barrier_consumers(); /* the shares are there */
-        int rows = min(ROUND, run.pair.num_rows - first);
+        int rows = min(ROUND, run.row_tile.num_rows - first);
 #pragma unroll 1
         for (int i = threadIdx.x; i < rows * (D / 4); i += 128) {
             int r = i / (D / 4), d = i % (D / 4) * 4, row = first + r;
@@ -231,7 +231,7 @@ join_warps(const flash_params &p, const flash_run &run, float *scratch, float *s
 
 /* 64 rows: a warp has all keys of its 16. */
 template <int KIND, int D>
-static __device__ __forceinline__ void store_rows(const flash_params &p, const flash_run &run,
+static __device__ __forceinline__ void store_rows(const gpu_params &p, const gpu_run &run,
                                                   bool whole, float *part, const float (&m)[2],
                                                   const float (&l)[2], const float (&o)[D / 8][4])
 {
@@ -241,7 +241,7 @@ static __device__ __forceinline__ void store_rows(const flash_params &p, const f
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int row = warp * 16 + (lane >> 2) + 8 * i;
-        if (row >= run.pair.num_rows) {
+        if (row >= run.row_tile.num_rows) {
             continue;
         }
         out_row out = out_row_of(p, run, row);
@@ -274,15 +274,15 @@ static __device__ __forceinline__ void store_rows(const flash_params &p, const f
 
 /* `stage` is the run's last; nobody copies into it before this is done. */
 template <int KIND, int D, bool SPLIT>
-static __device__ __forceinline__ void finish_run(const flash_params &p, const flash_run &run,
+static __device__ __forceinline__ void finish_run(const gpu_params &p, const gpu_run &run,
                                                   char *stage, int32_t *last_one, float (&m)[2],
                                                   float (&l)[2], const float (&o)[D / 8][4])
 {
     using S = shape<KIND, D, SPLIT>;
-    bool whole = run.count == run.pair.num_tiles;
+    bool whole = run.count == run.row_tile.num_tiles;
     int32_t slot_step = p.by_item ? 1 : 2;
     int32_t slot = slot_step * run.segment + (!p.by_item && run.tile == 0);
-    float *part = p.parts + (int64_t)slot * p.row_tile * (D + 2);
+    float *part = p.parts + (int64_t)slot * p.tile_rows * (D + 2);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         l[i] += __shfl_xor_sync(0xffffffffu, l[i], 1);

@@ -12,18 +12,18 @@
 #define NO_RUN (-1)
 
 /* The tiles of one item in one segment: what the four warps compute without looking up. */
-struct flash_run {
-    flash_pair pair;
+struct gpu_run {
+    gpu_row_tile row_tile;
     int32_t head, tile, count;    /* tiles tile .. tile + count - 1 of the item */
     int32_t segment, first, last; /* segments that share the item */
-    int32_t item, reserved;       /* item: pair x KV heads + head */
+    int32_t item, reserved;       /* item: row_tile x KV heads + head */
 };
 
 template <int KIND, int D, bool SPLIT> struct shape {
     static constexpr bool bytes = KIND >= KIND_E4M3;
     static constexpr int element = bytes ? 1 : 2;
     static constexpr int chunks = D * element / 16; /* 16-byte pieces of a key's row */
-    static constexpr int tile = SPLIT && bytes && D <= 128 ? FLASH_NARROW_TILE : FLASH_TILE;
+    static constexpr int tile = SPLIT && bytes && D <= 128 ? GPU_NARROW_TILE : GPU_TILE;
     static constexpr int half = tile * D * element;
     /* rows' scales; later 4 warps' m and l */
     static constexpr int tail = SPLIT || bytes ? 1024 : 0;
@@ -38,9 +38,9 @@ template <int KIND, int D, bool SPLIT> struct shape {
 template <int KIND, int D, bool SPLIT> struct shared {
     using S = shape<KIND, D, SPLIT>;
     alignas(128) char q[S::q_buffers][S::q_bytes];
-    flash_run runs[FLASH_MAX_STAGES + 1]; /* a stage holds a tile of one run */
-    uint64_t full[FLASH_MAX_STAGES], empty[FLASH_MAX_STAGES], q_empty[S::q_buffers];
-    int32_t run_of_stage[FLASH_MAX_STAGES];
+    gpu_run runs[GPU_MAX_STAGES + 1]; /* a stage holds a tile of one run */
+    uint64_t full[GPU_MAX_STAGES], empty[GPU_MAX_STAGES], q_empty[S::q_buffers];
+    int32_t run_of_stage[GPU_MAX_STAGES];
     int32_t last_one, taken[2];
 };
 
@@ -48,8 +48,8 @@ template <int KIND, int D, bool SPLIT>
 static __device__ __forceinline__ char *stage_at(shared<KIND, D, SPLIT> &mine, int stage)
 {
     using S = shape<KIND, D, SPLIT>;
-    static_assert(sizeof mine <= S::q_buffers * S::q_bytes + FLASH_FIXED_SMEM, "room for it");
-    return (char *)&mine + S::q_buffers * S::q_bytes + FLASH_FIXED_SMEM + stage * S::stage;
+    static_assert(sizeof mine <= S::q_buffers * S::q_bytes + GPU_FIXED_SMEM, "room for it");
+    return (char *)&mine + S::q_buffers * S::q_bytes + GPU_FIXED_SMEM + stage * S::stage;
 }
 
 /* Neighbouring rows put the same chunk into different banks. */
@@ -75,20 +75,20 @@ template <int TILE> struct tile_place {
 /* The entries are used a tile later, so that nobody waits for them here. */
 template <int TILE>
 static __device__ __forceinline__ tile_place<TILE>
-place_tile(const flash_params &p, const flash_run &run, int32_t tile, int lane, int boxes_of_page)
+place_tile(const gpu_params &p, const gpu_run &run, int32_t tile, int lane, int boxes_of_page)
 {
     tile_place<TILE> at;
-    int32_t base = (run.pair.k0 & ~(TILE - 1)) + tile * TILE;
-    at.low = run.pair.k0 - base;
-    at.high = run.pair.k1 - base;
+    int32_t base = (run.row_tile.k0 & ~(TILE - 1)) + tile * TILE;
+    at.low = run.row_tile.k0 - base;
+    at.high = run.row_tile.k1 - base;
     if (p.mapped) {
         int32_t rows = p.box_rows, key = lane / boxes_of_page * rows;
         at.block[0] = -1;
         at.slot[0] = 0;
         if (key < TILE && key < at.high && key + rows > at.low) {
             int32_t index = p.paged ? (base + key) / p.block_size : 0;
-            at.slot[0] = base + key - index * p.block_size + run.pair.key_start;
-            at.block[0] = p.paged ? p.block_table[run.pair.table + index] : 0;
+            at.slot[0] = base + key - index * p.block_size + run.row_tile.key_start;
+            at.block[0] = p.paged ? p.block_table[run.row_tile.table + index] : 0;
         }
         return at;
     }
@@ -97,11 +97,11 @@ place_tile(const flash_params &p, const flash_run &run, int32_t tile, int lane, 
         int32_t key = lane + 32 * i;
         at.block[i] = at.slot[i] = 0;
         if (!p.paged) {
-            at.block[i] = run.pair.key_start + base + key;
+            at.block[i] = run.row_tile.key_start + base + key;
         } else if (key >= at.low && key < at.high) {
             int32_t index = (base + key) / p.block_size;
             at.slot[i] = base + key - index * p.block_size;
-            at.block[i] = p.block_table[run.pair.table + index];
+            at.block[i] = p.block_table[run.row_tile.table + index];
         }
     }
     return at;
@@ -110,7 +110,7 @@ place_tile(const flash_params &p, const flash_run &run, int32_t tile, int lane, 
 /* One of K and V of a tile by TMA: a box per block and column of 128 bytes, each from a lane. Slots
  * of a block that no query sees come along; blocks of them do not. */
 template <int KIND, int D, int TILE>
-static __device__ __forceinline__ void copy_boxes(const flash_params &p, const flash_map &map,
+static __device__ __forceinline__ void copy_boxes(const gpu_params &p, const gpu_map &map,
                                                   int32_t head, const tile_place<TILE> &at,
                                                   uint32_t to, uint32_t barrier, int lane)
 {
@@ -133,7 +133,7 @@ static __device__ __forceinline__ void copy_boxes(const flash_params &p, const f
 /* One of K and V of a tile. Rows that no query sees, and dims past the head size, become zero. A
  * stretch is 16 rows that lie one stride apart: all block sizes that 16 divides. */
 template <int KIND, int D, int TILE>
-static __device__ __forceinline__ void copy_half(const flash_params &p, const flash_cache &cache,
+static __device__ __forceinline__ void copy_half(const gpu_params &p, const gpu_cache &cache,
                                                  int32_t head_size, int32_t head,
                                                  const tile_place<TILE> &at, uint32_t to, int lane)
 {
@@ -178,19 +178,19 @@ static __device__ __forceinline__ void copy_half(const flash_params &p, const fl
 
 /* Rows' scales: the keys' places are looked up here, since boxes know blocks alone. */
 template <int TILE>
-static __device__ __forceinline__ void copy_scales(const flash_params &p, const flash_cache &cache,
-                                                   const flash_run &run, int32_t tile, uint32_t to,
+static __device__ __forceinline__ void copy_scales(const gpu_params &p, const gpu_cache &cache,
+                                                   const gpu_run &run, int32_t tile, uint32_t to,
                                                    int lane)
 {
-    if (cache.form != FLASH_ROW_SCALED) {
+    if (cache.form != GPU_ROW_SCALED) {
         return;
     }
-    int32_t base = (run.pair.k0 & ~(TILE - 1)) + tile * TILE;
+    int32_t base = (run.row_tile.k0 & ~(TILE - 1)) + tile * TILE;
 #pragma unroll
     for (int i = 0; i < TILE / 32; i++) {
         int32_t key = base + lane + 32 * i, index = key / p.block_size;
-        bool real = key >= run.pair.k0 && key < run.pair.k1;
-        int64_t block = real ? p.block_table[run.pair.table + index] : 0;
+        bool real = key >= run.row_tile.k0 && key < run.row_tile.k1;
+        int64_t block = real ? p.block_table[run.row_tile.table + index] : 0;
         int64_t slot = real ? key - index * p.block_size : 0;
         copy4(to + (lane + 32 * i) * 4, row_scale_at(cache, block, slot, run.head), real ? 4 : 0);
     }
@@ -198,15 +198,15 @@ static __device__ __forceinline__ void copy_scales(const flash_params &p, const 
 
 /* Raw 16-bit queries of a run; rows past the last become zero. */
 template <int D, int ROWS>
-static __device__ __forceinline__ void copy_query(const flash_params &p, const flash_run &run,
+static __device__ __forceinline__ void copy_query(const gpu_params &p, const gpu_run &run,
                                                   uint32_t to, int lane)
 {
 #pragma unroll 4
     for (int i = lane; i < ROWS * (D / 8); i += 32) {
         int row = i / (D / 8), chunk = i % (D / 8);
-        bool real = row < run.pair.num_rows && chunk * 8 < p.head_size;
-        int32_t at = run.pair.first_row + (real ? row : 0), token = at / p.group;
-        const char *from = p.q.data + (int64_t)(run.pair.query_start + token) * p.q.row +
+        bool real = row < run.row_tile.num_rows && chunk * 8 < p.head_size;
+        int32_t at = run.row_tile.first_row + (real ? row : 0), token = at / p.group;
+        const char *from = p.q.data + (int64_t)(run.row_tile.query_start + token) * p.q.row +
                            (int64_t)(run.head * p.group + at - token * p.group) * p.q.head;
         copy16(to + (row * (D / 8) + swizzle<D / 8>(row, chunk)) * 16,
                from + (real ? chunk * 16 : 0), real ? 16 : 0);
@@ -215,13 +215,13 @@ static __device__ __forceinline__ void copy_query(const flash_params &p, const f
 
 template <int KIND, int D, bool SPLIT> struct producer {
     using S = shape<KIND, D, SPLIT>;
-    const flash_params &p;
+    const gpu_params &p;
     shared<KIND, D, SPLIT> &mine;
     const bool values; /* which of the two warps this is */
     const int lane;
     int stage = 0, phase = 0, run_slot = 0, q_slot = 0, q_phase = 0;
 
-    __device__ producer(const flash_params &params, shared<KIND, D, SPLIT> &memory, int thread)
+    __device__ producer(const gpu_params &params, shared<KIND, D, SPLIT> &memory, int thread)
         : p(params), mine(memory), values(thread >= 32), lane(thread & 31)
     {
     }
@@ -246,14 +246,14 @@ template <int KIND, int D, bool SPLIT> struct producer {
         next_stage();
     }
 
-    __device__ __forceinline__ void copy_run(const flash_run &run)
+    __device__ __forceinline__ void copy_run(const gpu_run &run)
     {
         constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
         tile_place<S::tile> at = place_tile<S::tile>(p, run, run.tile, lane, columns);
         for (int32_t i = 0; i < run.count; i++) {
             barrier_wait(shared_address(&mine.empty[stage]), phase ^ 1);
             uint32_t to = shared_address(stage_at(mine, stage));
-            const flash_cache &cache = values ? p.v : p.k;
+            const gpu_cache &cache = values ? p.v : p.k;
             if (S::bytes) {
                 copy_scales<S::tile>(p, cache, run, run.tile + i,
                                      to + 2 * S::half + (values ? S::tile * 4 : 0), lane);
@@ -283,28 +283,28 @@ template <int KIND, int D, bool SPLIT> struct producer {
                 at = place_tile<S::tile>(p, run, run.tile + i + 1, lane, columns);
             }
         }
-        run_slot = run_slot == FLASH_MAX_STAGES ? 0 : run_slot + 1;
+        run_slot = run_slot == GPU_MAX_STAGES ? 0 : run_slot + 1;
     }
 
-    __device__ __forceinline__ void copy_segment(const flash_segment &segment)
+    __device__ __forceinline__ void copy_segment(const gpu_segment &segment)
     {
-        int32_t pair = segment.pair_index, t = segment.begin;
-        flash_run run;
-        run.pair = segment.pair;
+        int32_t row_tile = segment.row_tile_index, t = segment.begin;
+        gpu_run run;
+        run.row_tile = segment.row_tile;
         run.segment = segment.index;
         while (t < segment.end) {
-            int32_t within = t - run.pair.start;
-            if (within >= run.pair.num_tiles * p.num_kv_heads) {
-                pair++;
-                run.pair = p.pairs[pair];
+            int32_t within = t - run.row_tile.start;
+            if (within >= run.row_tile.num_tiles * p.num_kv_heads) {
+                row_tile++;
+                run.row_tile = p.row_tiles[row_tile];
                 continue;
             }
-            run.head = within / run.pair.num_tiles;
-            run.tile = within - run.head * run.pair.num_tiles;
-            run.count = min(run.pair.num_tiles - run.tile, segment.end - t);
-            run.item = pair * p.num_kv_heads + run.head;
+            run.head = within / run.row_tile.num_tiles;
+            run.tile = within - run.head * run.row_tile.num_tiles;
+            run.count = min(run.row_tile.num_tiles - run.tile, segment.end - t);
+            run.item = row_tile * p.num_kv_heads + run.head;
             run.first = run.tile > 0 ? segment.first : segment.index;
-            run.last = run.tile + run.count < run.pair.num_tiles ? segment.last : segment.index;
+            run.last = run.tile + run.count < run.row_tile.num_tiles ? segment.last : segment.index;
             copy_run(run);
             t += run.count;
         }
@@ -315,7 +315,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
      * takes, one segment ahead, and tells the other. */
     __device__ __forceinline__ void work()
     {
-        flash_segment segment = p.segments[blockIdx.x]; /* there is room for one of each CTA */
+        gpu_segment segment = p.segments[blockIdx.x]; /* there is room for one of each CTA */
         int32_t segments = p.header->segments, index = blockIdx.x, taken = 0, turn = 0;
         bool shares = segments > (int32_t)gridDim.x;
         if (shares && !values && lane == 0) {

@@ -11,18 +11,18 @@ struct lane_rows {
     int32_t first[2], last[2];
 };
 
-static __device__ __forceinline__ lane_rows enter_rows(const flash_params &p, const flash_run &run,
+static __device__ __forceinline__ lane_rows enter_rows(const gpu_params &p, const gpu_run &run,
                                                        int row)
 {
     lane_rows v;
-    flash_request request = request_of_pair(run.pair);
+    gpu_request request = request_of_row_tile(run.row_tile);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         v.first[i] = INT32_MIN;
         v.last[i] = INT32_MAX;
-        if (row + 8 * i < run.pair.num_rows) {
-            int32_t index = (run.pair.first_row + row + 8 * i) / p.group;
-            flash_interval s = interval_of(p, request, index);
+        if (row + 8 * i < run.row_tile.num_rows) {
+            int32_t index = (run.row_tile.first_row + row + 8 * i) / p.group;
+            gpu_interval s = interval_of(p, request, index);
             v.first[i] = s.first;
             v.last[i] = s.last;
         }
@@ -45,16 +45,16 @@ template <int N> struct tile_scores {
 /* What intervals do not say: spans, trees, ALiBi. Scores are scaled and capped, base 2; `row` and
  * row + 8 are the lane's. */
 template <int N>
-static __device__ __noinline__ void score_slowly(const flash_params &p, const flash_run &run,
-                                                 int row, int32_t first_key, tile_scores<N> &x)
+static __device__ __noinline__ void score_slowly(const gpu_params &p, const gpu_run &run, int row,
+                                                 int32_t first_key, tile_scores<N> &x)
 {
-    flash_request request = request_of_pair(run.pair);
+    gpu_request request = request_of_row_tile(run.row_tile);
     for (int i = 0; i < 2; i++) {
-        int32_t at = run.pair.first_row + row + 8 * i, index = at / p.group;
-        if (row + 8 * i >= run.pair.num_rows) {
+        int32_t at = run.row_tile.first_row + row + 8 * i, index = at / p.group;
+        if (row + 8 * i >= run.row_tile.num_rows) {
             break;
         }
-        flash_interval v = interval_of(p, request, index);
+        gpu_interval v = interval_of(p, request, index);
         float slope =
             p.slopes != nullptr ? p.slopes[run.head * p.group + at - index * p.group] : 0.0f;
 #pragma unroll 1
@@ -72,7 +72,7 @@ static __device__ __noinline__ void score_slowly(const flash_params &p, const fl
  * there are none. `inside`: all rows see all keys. */
 template <int N>
 static __device__ __forceinline__ void
-score_tile(const flash_params &p, const flash_run &run, const lane_rows &rows, int row, float scale,
+score_tile(const gpu_params &p, const gpu_run &run, const lane_rows &rows, int row, float scale,
            bool slow, bool high_rows, bool inside, int32_t first_key, float (&s)[N][4])
 {
 #pragma unroll
@@ -121,11 +121,11 @@ enum tile_view {
     SEES_APART  /* a weight of 0 may meet a value that is no number */
 };
 
-static __device__ __forceinline__ int view_of_tile(const flash_params &p, const flash_run &run,
+static __device__ __forceinline__ int view_of_tile(const gpu_params &p, const gpu_run &run,
                                                    const lane_rows &rows, int32_t low, int32_t high)
 {
     bool outer = false, inner = p.spans != nullptr || p.tree != nullptr;
-    int32_t seen_low = max(low, run.pair.k0), seen_high = min(high, run.pair.k1 - 1);
+    int32_t seen_low = max(low, run.row_tile.k0), seen_high = min(high, run.row_tile.k1 - 1);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         outer |= rows.first[i] > low || rows.last[i] < high;

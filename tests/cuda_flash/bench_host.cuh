@@ -10,7 +10,7 @@
 /* A launch costs the host more while kernels before it run, so the kernel of a bare launch runs for
  * a while as well. */
 struct bare_params {
-    struct flash_params as_many;
+    struct gpu_params as_many;
     long long clocks;
 };
 static __global__ void bare(const __grid_constant__ bare_params p)

@@ -66,18 +66,18 @@ struct walk {
     const char *wrong = nullptr;
 };
 
-static void walk_segment(const flash_params &p, const flash_segment &s, walk &w)
+static void walk_segment(const gpu_params &p, const gpu_segment &s, walk &w)
 {
-    int pair = s.pair_index, at = s.begin;
+    int row_tile = s.row_tile_index, at = s.begin;
     while (at < s.end) {
-        const flash_pair &v = p.pairs[pair];
+        const gpu_row_tile &v = p.row_tiles[row_tile];
         int within = at - v.start;
         if (within >= v.num_tiles * p.num_kv_heads) {
-            pair++;
+            row_tile++;
             continue;
         }
         int head = within / v.num_tiles, tile = within - head * v.num_tiles;
-        int count = min(v.num_tiles - tile, s.end - at), item = pair * p.num_kv_heads + head;
+        int count = min(v.num_tiles - tile, s.end - at), item = row_tile * p.num_kv_heads + head;
         for (int i = 0; i < count; i++) {
             w.times[at + i]++;
         }
@@ -96,7 +96,7 @@ static void walk_segment(const flash_params &p, const flash_segment &s, walk &w)
 }
 
 /* The merge reads the parts of segments first .. last, the first one where an item begins. */
-static void check_parts(const flash_params &p, walk &w)
+static void check_parts(const gpu_params &p, walk &w)
 {
     std::vector<char> used(2 * (size_t)p.max_segments);
     for (size_t item = 0; item < w.parts.size(); item++) {
@@ -117,21 +117,22 @@ static void check_parts(const flash_params &p, walk &w)
     }
 }
 
-static const char *walk_all(const flash_params &p)
+static const char *walk_all(const gpu_params &p)
 {
     walk w;
-    const flash_header &header = *p.header;
+    const gpu_header &header = *p.header;
     if (header.segments > p.max_segments) {
         return "more segments than there is room for";
     }
     w.times.resize(header.tiles);
-    w.parts.resize((size_t)header.pairs * p.num_kv_heads);
+    w.parts.resize((size_t)header.row_tiles * p.num_kv_heads);
     w.counted.resize(w.parts.size());
     for (int i = 0; i < header.segments; i++) {
-        const flash_segment &s = p.segments[i];
-        if (s.begin >= s.end || s.begin < p.pairs[s.pair_index].start || s.end > header.tiles ||
-            memcmp(&s.pair, &p.pairs[s.pair_index], sizeof s.pair) != 0) {
-            return "a segment is empty, or does not begin in its pair";
+        const gpu_segment &s = p.segments[i];
+        if (s.begin >= s.end || s.begin < p.row_tiles[s.row_tile_index].start ||
+            s.end > header.tiles ||
+            memcmp(&s.row_tile, &p.row_tiles[s.row_tile_index], sizeof s.row_tile) != 0) {
+            return "a segment is empty, or does not begin in its row_tile";
         }
         walk_segment(p, s, w);
     }
@@ -151,20 +152,21 @@ static void run(const batch &b, const char *name)
     for (int r = 0; r < reqs; r++) {
         starts[r + 1] = starts[r] + b.queries[r];
     }
-    flash_params p = {};
+    gpu_params p = {};
     p.num_reqs = reqs, p.num_kv_heads = b.heads, p.group = 4, p.num_q_heads = 4 * b.heads;
     p.causal = p.paged = 1, p.block_size = 64, p.block_table_stride = 1000;
     p.window_left = b.window > 0 ? b.window - 1 : -1, p.window_right = -1;
     p.query_start = starts.data(), p.seq_lens = b.lengths.data();
-    p.row_tile = 16, p.by_item = b.by_item, p.ctas = b.ctas, p.tile = b.tile;
-    size_t pairs = (size_t)starts[reqs] * p.group / 16 + reqs + 1;
-    p.max_segments = b.by_item ? 5 * b.ctas + (int)pairs * b.heads : 8 * b.ctas;
-    flash_header header = {};
-    std::vector<flash_pair> pair_memory(pairs);
-    std::vector<flash_segment> segments(p.max_segments);
-    std::vector<int> tile_start(reqs + 1), pair_start(pairs + 1), arrived(pairs * b.heads, 1);
-    p.header = &header, p.pairs = pair_memory.data(), p.segments = segments.data();
-    p.tile_start = tile_start.data(), p.pair_start = pair_start.data();
+    p.tile_rows = 16, p.by_item = b.by_item, p.ctas = b.ctas, p.tile = b.tile;
+    size_t row_tiles = (size_t)starts[reqs] * p.group / 16 + reqs + 1;
+    p.max_segments = b.by_item ? 5 * b.ctas + (int)row_tiles * b.heads : 8 * b.ctas;
+    gpu_header header = {};
+    std::vector<gpu_row_tile> pair_memory(row_tiles);
+    std::vector<gpu_segment> segments(p.max_segments);
+    std::vector<int> row_tile_start(reqs + 1), key_tile_start(row_tiles + 1),
+        arrived(row_tiles * b.heads, 1);
+    p.header = &header, p.row_tiles = pair_memory.data(), p.segments = segments.data();
+    p.row_tile_start = row_tile_start.data(), p.key_tile_start = key_tile_start.data();
     p.arrived = arrived.data();
     static plan_memory memory;
     std::vector<std::thread> threads;

@@ -8,7 +8,7 @@
 #include <cuda_fp8.h>
 #include <stdint.h>
 
-enum flash_kind { KIND_BF16, KIND_F16, KIND_E4M3, KIND_E5M2, KIND_INT8 };
+enum gpu_kind { KIND_BF16, KIND_F16, KIND_E4M3, KIND_E5M2, KIND_INT8 };
 
 static __device__ __forceinline__ uint32_t shared_address(const void *p)
 {

@@ -44,14 +44,14 @@ static __device__ __forceinline__ void hadamard(T (&x)[LANE_DIMS], int32_t count
     }
 }
 
-static __device__ __forceinline__ char *nibble_at(const flash_cache &c, char *row, int32_t d)
+static __device__ __forceinline__ char *nibble_at(const gpu_cache &c, char *row, int32_t d)
 {
     int32_t outer = c.pack > 0 ? d / c.pack : 0, inner = c.pack > 0 ? d - outer * c.pack : d;
     return row + outer * c.pack_stride + (inner >> 1);
 }
 
 /* Codes of two neighbouring lanes share a byte, which the even lane writes. */
-static __device__ __forceinline__ void store_nibble(const flash_cache &c, char *row, int32_t d,
+static __device__ __forceinline__ void store_nibble(const gpu_cache &c, char *row, int32_t d,
                                                     uint32_t code)
 {
     uint32_t high = __shfl_down_sync(0xffffffffu, code, 1);
@@ -62,7 +62,7 @@ static __device__ __forceinline__ void store_nibble(const flash_cache &c, char *
 
 /* Block scale i of a row: K's lie in order, V's over the slots of a group of 4, S = D / 16 of them:
  * i / (S / 4) slots after the group's first, there at i % (S / 4) * 4 + slot % 4. */
-static __device__ __forceinline__ uint8_t *first_block_scale(const flash_cache &c, int64_t block,
+static __device__ __forceinline__ uint8_t *first_block_scale(const gpu_cache &c, int64_t block,
                                                              int64_t slot, int32_t head)
 {
     uint8_t *at = (uint8_t *)c.row_scale + block * c.row_scale_block + head * c.row_scale_head;
@@ -70,7 +70,7 @@ static __device__ __forceinline__ uint8_t *first_block_scale(const flash_cache &
                       : at + slot * c.row_scale_slot;
 }
 
-static __device__ __forceinline__ uint8_t *block_scale_at(const flash_cache &c, uint8_t *first,
+static __device__ __forceinline__ uint8_t *block_scale_at(const gpu_cache &c, uint8_t *first,
                                                           int32_t i)
 {
     int32_t quarter = c.head_size / NVFP4_BLOCK / 4;
@@ -95,7 +95,7 @@ static __device__ __forceinline__ double warp_extreme(double x, bool largest)
 }
 
 /* scale = max((max - min) / 15, 1e-6), zero point = round(-min / scale) in its last 4 bits. */
-static __device__ __noinline__ void store_int4_row(const flash_cache &c, char *row,
+static __device__ __noinline__ void store_int4_row(const gpu_cache &c, char *row,
                                                    float *scale_memory, const char *from,
                                                    int32_t dtype, int lane)
 {
@@ -139,9 +139,9 @@ static __device__ __noinline__ void store_int4_row(const flash_cache &c, char *r
 
 /* Half a warp has a block: its scale = e4m3(g amax / 6), an element = e2m1(x g / scale), with
  * g = 1 / the tensor's scale. */
-static __device__ __noinline__ void store_nvfp4_row(const flash_cache &c, char *row,
-                                                    uint8_t *scales, double global,
-                                                    const char *from, int32_t dtype, int lane)
+static __device__ __noinline__ void store_nvfp4_row(const gpu_cache &c, char *row, uint8_t *scales,
+                                                    double global, const char *from, int32_t dtype,
+                                                    int lane)
 {
 #pragma unroll 1
     for (int32_t first = 0; first < c.head_size; first += 32) {

@@ -6,25 +6,25 @@
 #include "gpu/params.h"
 #include "gpu/device/nibbles.h"
 
-static __device__ __forceinline__ float cache_scale(const flash_cache &c, int32_t head)
+static __device__ __forceinline__ float cache_scale(const gpu_cache &c, int32_t head)
 {
     return c.scale != nullptr ? c.scale[c.scale_per_head ? head : 0] : c.scale_host;
 }
 
 /* Of quantized queries, per KV head; 1 where there are none. */
-static __device__ __forceinline__ float query_scale(const flash_params &p, int32_t head)
+static __device__ __forceinline__ float query_scale(const gpu_params &p, int32_t head)
 {
     return p.q_scale != nullptr ? p.q_scale[p.q_scale_per_head ? head : 0] : p.q_scale_host;
 }
 
-static __device__ __forceinline__ float *row_scale_at(const flash_cache &c, int64_t block,
+static __device__ __forceinline__ float *row_scale_at(const gpu_cache &c, int64_t block,
                                                       int64_t slot, int32_t head)
 {
     return (float *)(c.row_scale + block * c.row_scale_block + slot * c.row_scale_slot +
                      head * c.row_scale_head);
 }
 
-static __device__ __forceinline__ const char *row_at(const flash_cache &c, int64_t block,
+static __device__ __forceinline__ const char *row_at(const gpu_cache &c, int64_t block,
                                                      int64_t slot, int32_t head)
 {
     return c.data + block * c.block + slot * c.slot + head * c.head;
@@ -32,48 +32,48 @@ static __device__ __forceinline__ const char *row_at(const flash_cache &c, int64
 
 /* A row to read: element d is row_element * row_scale. What is loaded here is used later, so that
  * several rows are on the way together. NIBBLES: a 4-bit form. */
-struct flash_row {
+struct gpu_cache_row {
     const char *data;
-    uint32_t scale_bits; /* float32; FLASH_ROW_INT4: the zero point in the last 4 */
-    uint8_t *blocks;     /* FLASH_ROW_NVFP4's scales */
+    uint32_t scale_bits; /* float32; GPU_ROW_INT4: the zero point in the last 4 */
+    uint8_t *blocks;     /* GPU_ROW_NVFP4's scales */
 };
 
 template <bool NIBBLES>
-static __device__ __forceinline__ flash_row enter_row(const flash_cache &c, int64_t block,
-                                                      int64_t slot, int32_t head)
+static __device__ __forceinline__ gpu_cache_row enter_row(const gpu_cache &c, int64_t block,
+                                                          int64_t slot, int32_t head)
 {
-    flash_row row = {row_at(c, block, slot, head), __float_as_uint(1.0f), nullptr};
-    if (c.form == (NIBBLES ? FLASH_ROW_INT4 : FLASH_ROW_SCALED)) {
+    gpu_cache_row row = {row_at(c, block, slot, head), __float_as_uint(1.0f), nullptr};
+    if (c.form == (NIBBLES ? GPU_ROW_INT4 : GPU_ROW_SCALED)) {
         row.scale_bits = *(const uint32_t *)row_scale_at(c, block, slot, head);
-    } else if (c.form != FLASH_ROW_CHANNEL) { /* whose elements have theirs */
+    } else if (c.form != GPU_ROW_CHANNEL) { /* whose elements have theirs */
         row.scale_bits = __float_as_uint(cache_scale(c, head));
     }
-    if (NIBBLES && c.form == FLASH_ROW_NVFP4) {
+    if (NIBBLES && c.form == GPU_ROW_NVFP4) {
         row.blocks = first_block_scale(c, block, slot, head);
     }
     return row;
 }
 
 template <bool NIBBLES>
-static __device__ __forceinline__ float row_scale(const flash_cache &c, const flash_row &row)
+static __device__ __forceinline__ float row_scale(const gpu_cache &c, const gpu_cache_row &row)
 {
-    bool zero_point = NIBBLES && c.form == FLASH_ROW_INT4;
+    bool zero_point = NIBBLES && c.form == GPU_ROW_INT4;
     return __uint_as_float(zero_point ? row.scale_bits & ~ZERO_POINT_MASK : row.scale_bits);
 }
 
-/* An element as it is stored; FLASH_ROW_NVFP4's with the scale of its block. */
-struct flash_element {
+/* An element as it is stored; GPU_ROW_NVFP4's with the scale of its block. */
+struct gpu_element {
     uint32_t bits, scale;
 };
 
 template <bool NIBBLES>
-static __device__ __forceinline__ flash_element load_element(const flash_cache &c,
-                                                             const flash_row &row, int32_t d)
+static __device__ __forceinline__ gpu_element load_element(const gpu_cache &c,
+                                                           const gpu_cache_row &row, int32_t d)
 {
-    flash_element x = {0, 0};
+    gpu_element x = {0, 0};
     if constexpr (NIBBLES) {
         x.bits = *(const uint8_t *)nibble_at(c, (char *)row.data, d);
-        if (c.form == FLASH_ROW_NVFP4) {
+        if (c.form == GPU_ROW_NVFP4) {
             x.scale = *block_scale_at(c, row.blocks, d / NVFP4_BLOCK);
         }
         return x;
@@ -87,32 +87,31 @@ static __device__ __forceinline__ flash_element load_element(const flash_cache &
     return x;
 }
 
-/* Without the row's scale; FLASH_ROW_INT4: of the row as it was turned. */
+/* Without the row's scale; GPU_ROW_INT4: of the row as it was turned. */
 template <bool NIBBLES>
-static __device__ __forceinline__ float element_number(const flash_cache &c, const flash_row &row,
-                                                       flash_element x, int32_t head, int32_t d)
+static __device__ __forceinline__ float element_number(const gpu_cache &c, const gpu_cache_row &row,
+                                                       gpu_element x, int32_t head, int32_t d)
 {
     if constexpr (NIBBLES) {
         uint32_t code = x.bits >> ((d & 1) * 4) & 15;
-        if (c.form == FLASH_ROW_INT4) {
+        if (c.form == GPU_ROW_INT4) {
             return (float)code - (float)(row.scale_bits & ZERO_POINT_MASK);
         }
         return e2m1_number(code) * number_load((const char *)&x.scale, ATTN_DTYPE_FP8_E4M3, 0);
     }
     float number = number_load((const char *)&x.bits, c.dtype, 0);
-    return c.form == FLASH_ROW_CHANNEL ? number * c.channel[(int64_t)head * c.head_size + d]
-                                       : number;
+    return c.form == GPU_ROW_CHANNEL ? number * c.channel[(int64_t)head * c.head_size + d] : number;
 }
 
 template <bool NIBBLES>
-static __device__ __forceinline__ float row_element(const flash_cache &c, const flash_row &row,
+static __device__ __forceinline__ float row_element(const gpu_cache &c, const gpu_cache_row &row,
                                                     int32_t head, int32_t d)
 {
     return element_number<NIBBLES>(c, row, load_element<NIBBLES>(c, row, d), head, d);
 }
 
 /* x becomes the row's true values, or turned rows' sum of them: turned back, each element once. */
-static __device__ __forceinline__ void turn_back(const flash_cache &c, float (&x)[LANE_DIMS],
+static __device__ __forceinline__ void turn_back(const gpu_cache &c, float (&x)[LANE_DIMS],
                                                  int lane)
 {
     hadamard(x, c.head_size, lane);
@@ -124,22 +123,22 @@ static __device__ __forceinline__ void turn_back(const flash_cache &c, float (&x
 }
 
 /* A row of numbers `from` into the cache. */
-static __device__ __forceinline__ void row_store(const flash_cache &c, int64_t block, int64_t slot,
+static __device__ __forceinline__ void row_store(const gpu_cache &c, int64_t block, int64_t slot,
                                                  int32_t head, const char *from, int32_t dtype,
                                                  int lane)
 {
     char *to = (char *)row_at(c, block, slot, head);
     float scale = 1.0f;
-    if (c.form == FLASH_ROW_INT4) {
+    if (c.form == GPU_ROW_INT4) {
         store_int4_row(c, to, row_scale_at(c, block, slot, head), from, dtype, lane);
         return;
     }
-    if (c.form == FLASH_ROW_NVFP4) {
+    if (c.form == GPU_ROW_NVFP4) {
         store_nvfp4_row(c, to, first_block_scale(c, block, slot, head),
                         1.0 / (double)cache_scale(c, head), from, dtype, lane);
         return;
     }
-    if (c.form == FLASH_ROW_SCALED) {
+    if (c.form == GPU_ROW_SCALED) {
         float largest = 0.0f;
         for (int32_t d = lane; d < c.head_size; d += 32) {
             float x = fabsf(number_load(from, dtype, d));
@@ -151,14 +150,14 @@ static __device__ __forceinline__ void row_store(const flash_cache &c, int64_t b
         if (lane == 0) {
             *row_scale_at(c, block, slot, head) = scale;
         }
-    } else if (c.form == FLASH_ROW_NUMBERS && c.dtype >= ATTN_DTYPE_FP8_E4M3) {
+    } else if (c.form == GPU_ROW_NUMBERS && c.dtype >= ATTN_DTYPE_FP8_E4M3) {
         scale = cache_scale(c, head);
     }
     number_divisor by = divisor_of(scale);
     for (int32_t d = lane; d < c.head_size; d += 32) {
         int32_t outer = c.pack > 0 ? d / c.pack : 0, inner = c.pack > 0 ? d - outer * c.pack : d;
         float x = number_load(from, dtype, d);
-        if (c.form == FLASH_ROW_CHANNEL) {
+        if (c.form == GPU_ROW_CHANNEL) {
             by = divisor_of(c.channel[(int64_t)head * c.head_size + d]);
         }
         char *at = to + outer * c.pack_stride;

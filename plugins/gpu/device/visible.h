@@ -5,19 +5,19 @@
 
 #include "gpu/params.h"
 
-struct flash_request {
+struct gpu_request {
     int32_t r, query_start, query_len, key_start, length, causal;
 };
 
-static __device__ __forceinline__ flash_request request_of_pair(const flash_pair &pair)
+static __device__ __forceinline__ gpu_request request_of_row_tile(const gpu_row_tile &row_tile)
 {
-    return {pair.request,   pair.query_start, pair.query_len,
-            pair.key_start, pair.length,      pair.causal};
+    return {row_tile.request,   row_tile.query_start, row_tile.query_len,
+            row_tile.key_start, row_tile.length,      row_tile.causal};
 }
 
-static __device__ __forceinline__ flash_request load_request(const flash_params &p, int32_t r)
+static __device__ __forceinline__ gpu_request load_request(const gpu_params &p, int32_t r)
 {
-    flash_request q;
+    gpu_request q;
     q.r = r;
     q.query_start = p.query_start[r];
     q.query_len = p.query_start[r + 1] - q.query_start;
@@ -28,14 +28,14 @@ static __device__ __forceinline__ flash_request load_request(const flash_params 
 }
 
 /* Keys first .. last of query `index`, by everything that is an interval. */
-struct flash_interval {
+struct gpu_interval {
     int32_t first, last, position;
 };
 
-static __device__ __forceinline__ flash_interval interval_of(const flash_params &p,
-                                                             const flash_request &q, int32_t index)
+static __device__ __forceinline__ gpu_interval interval_of(const gpu_params &p,
+                                                           const gpu_request &q, int32_t index)
 {
-    flash_interval v;
+    gpu_interval v;
     v.position = q.length - q.query_len + index;
     v.first = 0;
     v.last = q.length - 1;
@@ -55,7 +55,7 @@ static __device__ __forceinline__ flash_interval interval_of(const flash_params 
 }
 
 /* Beyond the interval: spans that add keys, a tree's bits that take some away. */
-static __device__ __noinline__ bool sees_slow(const flash_params &p, const flash_request &q,
+static __device__ __noinline__ bool sees_slow(const gpu_params &p, const gpu_request &q,
                                               int32_t index, int32_t position, int32_t j, bool sees)
 {
     if (j < 0 || j >= q.length) {
@@ -78,7 +78,7 @@ static __device__ __noinline__ bool sees_slow(const flash_params &p, const flash
     return sees;
 }
 
-static __device__ __forceinline__ float bias_of(const flash_params &p, const flash_request &q,
+static __device__ __forceinline__ float bias_of(const gpu_params &p, const gpu_request &q,
                                                 int32_t index, int32_t position, float slope,
                                                 int32_t j)
 {
@@ -106,7 +106,7 @@ static __device__ __forceinline__ float cap_score(float s, float cap)
 }
 
 /* Keys that some query of rows first_row .. end_row - 1 sees. */
-static __device__ __forceinline__ void key_range(const flash_params &p, const flash_request &q,
+static __device__ __forceinline__ void key_range(const gpu_params &p, const gpu_request &q,
                                                  int32_t first_row, int32_t end_row, int32_t *k0,
                                                  int32_t *k1)
 {
@@ -115,8 +115,8 @@ static __device__ __forceinline__ void key_range(const flash_params &p, const fl
         *k1 = max(q.length, 0);
         return;
     }
-    flash_interval a = interval_of(p, q, first_row / p.group);
-    flash_interval b = interval_of(p, q, (end_row - 1) / p.group);
+    gpu_interval a = interval_of(p, q, first_row / p.group);
+    gpu_interval b = interval_of(p, q, (end_row - 1) / p.group);
     *k0 = max(a.first, 0);
     *k1 = max(b.last + 1, *k0);
 }

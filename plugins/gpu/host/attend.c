@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend: arguments become flash_params, and the kernel that can walk them is chosen. */
+/* attend: arguments become gpu_params, and the kernel that can walk them is chosen. */
 #include "gpu/host/schedule.h"
 
 #define NO_KERNEL (-1)
 
-static void set_tensors(struct flash_params *p, const struct attn_attend_args *args)
+static void set_tensors(struct gpu_params *p, const struct attn_attend_args *args)
 {
     const struct attn_layer_params *params = args->params;
-    p->q = flash_rows_of(args->q);
-    p->out = flash_rows_of(args->out);
-    p->lse = flash_lse_of(args->lse);
+    p->q = gpu_tensor_of(args->q);
+    p->out = gpu_tensor_of(args->out);
+    p->lse = gpu_lse_of(args->lse);
     p->q_scale_host = 1;
     if (args->layer->q_scale_form != ATTN_SCALE_NONE) {
         p->q_scale = params->q_scale;
@@ -24,15 +24,15 @@ static void set_tensors(struct flash_params *p, const struct attn_attend_args *a
         p->p_scale_host = params->p_scale_host != 0 ? params->p_scale_host : 1;
     }
     if (args->k_cache == NULL) {
-        p->k = flash_cache_of_rows(args->k, args->layer->head_size);
-        p->v = flash_cache_of_rows(args->v, args->layer->head_size_v);
+        p->k = gpu_cache_of_tensor(args->k, args->layer->head_size);
+        p->v = gpu_cache_of_tensor(args->v, args->layer->head_size_v);
     } else {
-        p->k = flash_cache_of(args->layer, params, args->k_cache, false);
-        p->v = flash_cache_of(args->layer, params, args->v_cache, true);
+        p->k = gpu_cache_of(args->layer, params, args->k_cache, false);
+        p->v = gpu_cache_of(args->layer, params, args->v_cache, true);
     }
 }
 
-static uint64_t bits_of(const struct flash_cache *c)
+static uint64_t bits_of(const struct gpu_cache *c)
 {
     return (uint64_t)(uintptr_t)c->data | (uint64_t)c->block | (uint64_t)c->slot |
            (uint64_t)c->head;
@@ -40,20 +40,20 @@ static uint64_t bits_of(const struct flash_cache *c)
 
 /* How many CTAs, at most the plan's, with how many stages each multiprocessor holds; the sizes are
  * those of `shape` in sm80_produce.cuh. False: not two stages of one. */
-static bool fit_stages(const struct flash_device *device, int32_t element, struct flash_params *p)
+static bool fit_stages(const struct gpu_device *device, int32_t element, struct gpu_params *p)
 {
     int32_t size = p->head_size > p->head_size_v ? p->head_size : p->head_size_v;
-    int32_t d = size <= 64 ? 64 : size <= 128 ? 128 : FLASH_MAX_MATRIX_SIZE;
-    bool split = p->row_tile == 16;
+    int32_t d = size <= 64 ? 64 : size <= 128 ? 128 : GPU_MAX_MATRIX_SIZE;
+    bool split = p->tile_rows == 16;
     int32_t stage = 2 * p->tile * d * element + (split || element == 1 ? 1024 : 0);
-    int32_t fixed = FLASH_FIXED_SMEM + (split ? 2 * 16 : 64) * d * 2;
+    int32_t fixed = GPU_FIXED_SMEM + (split ? 2 * 16 : 64) * d * 2;
     for (int32_t ctas = p->ctas / device->num_sms; ctas > 0; ctas--) {
         int32_t room = device->smem_of_sm / ctas - 1024;
         room = room < device->smem_of_cta ? room : device->smem_of_cta;
         p->stages = (room - fixed) / stage;
         if (p->stages >= 2) {
-            int32_t most = FLASH_ON_THE_WAY / (ctas * 2 * p->tile * d * element);
-            most = element == 1 || most > FLASH_MAX_STAGES ? FLASH_MAX_STAGES : most < 2 ? 2 : most;
+            int32_t most = GPU_ON_THE_WAY / (ctas * 2 * p->tile * d * element);
+            most = element == 1 || most > GPU_MAX_STAGES ? GPU_MAX_STAGES : most < 2 ? 2 : most;
             p->stages = p->stages < most ? p->stages : most;
             p->ctas = device->num_sms * ctas;
             return true;
@@ -63,9 +63,9 @@ static bool fit_stages(const struct flash_device *device, int32_t element, struc
 }
 
 /* TMA copies boxes of whole blocks: 8 rows are the period of its swizzle. */
-static void map_cache(struct flash_params *p, const struct attn_attend_args *args)
+static void map_cache(struct gpu_params *p, const struct attn_attend_args *args)
 {
-    const struct flash_device *device = &args->instance->device;
+    const struct gpu_device *device = &args->instance->device;
     int32_t size = args->state->padded_size;
     int64_t rows = p->block_size, blocks = 1;
     p->box_rows = p->tile;
@@ -83,10 +83,10 @@ static void map_cache(struct flash_params *p, const struct attn_attend_args *arg
         p->v.slot = p->v.block;
         p->block_size = (int32_t)rows;
     }
-    p->mapped = flash_encode_map(device, &p->k, p->num_kv_heads, rows, blocks, p->box_rows, size,
-                                 &p->k_map) &&
-                flash_encode_map(device, &p->v, p->num_kv_heads, rows, blocks, p->box_rows, size,
-                                 &p->v_map);
+    p->mapped =
+        gpu_device_map(device, &p->k, p->num_kv_heads, rows, blocks, p->box_rows, size,
+                       &p->k_map) &&
+        gpu_device_map(device, &p->v, p->num_kv_heads, rows, blocks, p->box_rows, size, &p->v_map);
     if (!p->mapped && !p->paged) {
         p->k.slot = p->v.slot = 0;
         p->block_size = 1;
@@ -95,18 +95,18 @@ static void map_cache(struct flash_params *p, const struct attn_attend_args *arg
 
 /* The matrix kernel of these arguments, or NO_KERNEL. They copy 16 bytes at a time, and count rows'
  * offsets in 16 bytes and 31 bits. */
-static int32_t matrix_kernel(struct flash_params *p, const struct attn_attend_args *args)
+static int32_t matrix_kernel(struct gpu_params *p, const struct attn_attend_args *args)
 {
-    static const int32_t kernels[ATTN_DTYPE_COUNT] = {
-        FLASH_ATTEND_F16,  FLASH_ATTEND_BF16, NO_KERNEL,        FLASH_ATTEND_E4M3,
-        FLASH_ATTEND_E5M2, NO_KERNEL,         FLASH_ATTEND_INT8};
+    static const int32_t kernels[ATTN_DTYPE_COUNT] = {GPU_ATTEND_F16,  GPU_ATTEND_BF16, NO_KERNEL,
+                                                      GPU_ATTEND_E4M3, GPU_ATTEND_E5M2, NO_KERNEL,
+                                                      GPU_ATTEND_INT8};
     bool narrow = p->k.dtype >= ATTN_DTYPE_FP8_E4M3;
     if ((p->q.dtype != ATTN_DTYPE_BF16 && p->q.dtype != ATTN_DTYPE_F16) ||
-        p->k.form >= FLASH_ROW_INT4 || p->p_dtype >= 0) {
+        p->k.form >= GPU_ROW_INT4 || p->p_dtype >= 0) {
         return NO_KERNEL;
     }
     if (p->k.dtype != p->v.dtype || (!narrow && p->k.dtype != p->q.dtype) ||
-        p->head_size > FLASH_MAX_MATRIX_SIZE || p->head_size_v > FLASH_MAX_MATRIX_SIZE ||
+        p->head_size > GPU_MAX_MATRIX_SIZE || p->head_size_v > GPU_MAX_MATRIX_SIZE ||
         p->k.pack != 0 || p->v.pack != 0) {
         return NO_KERNEL;
     }
@@ -119,7 +119,7 @@ static int32_t matrix_kernel(struct flash_params *p, const struct attn_attend_ar
         rows * p->v.block / 16 >= INT32_MAX) {
         return NO_KERNEL;
     }
-    if (p->tile != tile_of(args->state, narrow, p->row_tile) ||
+    if (p->tile != tile_of(args->state, narrow, p->tile_rows) ||
         !fit_stages(&args->instance->device, narrow ? 1 : 2, p)) {
         return NO_KERNEL;
     }
@@ -128,7 +128,7 @@ static int32_t matrix_kernel(struct flash_params *p, const struct attn_attend_ar
 }
 
 /* Quantized queries as the matrix kernels take them: where they will stand in the workspace. */
-static bool widen_query(struct flash_params *p, struct flash_widen_params *w,
+static bool widen_query(struct gpu_params *p, struct gpu_widen_params *w,
                         const struct attn_attend_args *args)
 {
     const struct plan_host *plan = args->plan_host;
@@ -137,10 +137,10 @@ static bool widen_query(struct flash_params *p, struct flash_widen_params *w,
         args->batch->num_actual_tokens > plan->num_rows) {
         return false;
     }
-    struct layout at = layout_of(args->instance, state, plan->num_reqs, plan->num_pairs,
+    struct layout at = layout_of(args->instance, state, plan->num_reqs, plan->num_row_tiles,
                                  plan->num_rows, plan->by_item);
     bool as_keys = p->k.dtype == ATTN_DTYPE_BF16 || p->k.dtype == ATTN_DTYPE_F16;
-    *w = (struct flash_widen_params){
+    *w = (struct gpu_widen_params){
         .from = p->q,
         .to = {(char *)args->workspace + at.query, state->query_bytes, p->head_size * 2,
                as_keys ? p->k.dtype : ATTN_DTYPE_F16},
@@ -165,29 +165,28 @@ static attn_status check_attend(const struct attn_attend_args *args, struct attn
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attend",
                             "params, state and a plan's memory are needed; one is NULL");
     }
-    status = flash_check_rows(args->q, "q", error);
+    status = gpu_check_tensor(args->q, "q", error);
     if (status == ATTN_OK) {
-        status = flash_check_rows(args->out, "out", error);
+        status = gpu_check_tensor(args->out, "out", error);
     }
     if (status == ATTN_OK && args->k_cache == NULL) {
-        status = flash_check_rows(args->k, "k", error);
-        return status == ATTN_OK ? flash_check_rows(args->v, "v", error) : status;
+        status = gpu_check_tensor(args->k, "k", error);
+        return status == ATTN_OK ? gpu_check_tensor(args->v, "v", error) : status;
     }
     if (status == ATTN_OK) {
-        status = flash_check_view(args->layer, args->params, args->k_cache, false, error);
+        status = gpu_check_view(args->layer, args->params, args->k_cache, false, error);
     }
     if (status == ATTN_OK && args->v_cache == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_cache",
                             "is NULL beside k_cache");
     }
-    return status == ATTN_OK
-               ? flash_check_view(args->layer, args->params, args->v_cache, true, error)
-               : status;
+    return status == ATTN_OK ? gpu_check_view(args->layer, args->params, args->v_cache, true, error)
+                             : status;
 }
 
-attn_status cuda_attend(const struct attn_attend_args *args, struct attn_error *error)
+attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    struct flash_params p = {0};
+    struct gpu_params p = {0};
     attn_status status = check_attend(args, error);
     if (status != ATTN_OK || args->batch->num_reqs == 0) {
         return status;
@@ -196,19 +195,19 @@ attn_status cuda_attend(const struct attn_attend_args *args, struct attn_error *
     set_batch(&p, args);
     set_schedule(&p, args);
     set_tensors(&p, args);
-    const struct flash_device *device = &args->instance->device;
-    struct flash_widen_params widen;
+    const struct gpu_device *device = &args->instance->device;
+    struct gpu_widen_params widen;
     const char *cause = NULL;
     bool widens = widen_query(&p, &widen, args);
     int32_t kernel = matrix_kernel(&p, args);
     if (kernel == NO_KERNEL) {
         p.q = widens ? widen.from : p.q;
-        kernel = FLASH_ATTEND_PLAIN;
+        kernel = GPU_ATTEND_PLAIN;
     } else if (widens) {
-        cause = flash_launch(device, FLASH_WIDEN, &widen, args->stream);
+        cause = gpu_device_launch(device, GPU_WIDEN, &widen, args->stream);
     }
     p.overlaps = device->major >= 9;
-    cause =
-        cause != NULL ? cause : flash_launch(device, (enum flash_kernel)kernel, &p, args->stream);
+    cause = cause != NULL ? cause
+                          : gpu_device_launch(device, (enum gpu_kernel)kernel, &p, args->stream);
     return device_status(cause, "attend", error);
 }

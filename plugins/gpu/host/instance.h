@@ -8,11 +8,11 @@
 #include "common/tensors.h"
 #include "gpu/params.h"
 
-#define FLASH_MAX_MATRIX_SIZE 256 /* head size of the matrix kernels */
+#define GPU_MAX_MATRIX_SIZE 256 /* head size of the matrix kernels */
 
 struct attn_instance {
     const struct attn_host *host;
-    struct flash_device device;
+    struct gpu_device device;
 };
 
 struct attn_state {
@@ -23,43 +23,43 @@ struct attn_state {
     int32_t query_bytes;
 };
 
-attn_status cuda_attend(const struct attn_attend_args *args, struct attn_error *error);
-attn_status cuda_prepare(attn_instance *instance, const struct attn_layer_desc *layer,
-                         const struct attn_layer_params *params, int32_t phase, attn_state **state,
-                         struct attn_error *error);
-void cuda_release(attn_instance *instance, attn_state *state);
-attn_status cuda_plan_size(attn_instance *instance, attn_state *state,
-                           const struct attn_limits *limits, struct attn_plan_size *size,
-                           struct attn_error *error);
-attn_status cuda_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error);
-attn_status cuda_update_block_table(const struct attn_attend_args *args, struct attn_error *error);
+attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *error);
+attn_status gpu_prepare(attn_instance *instance, const struct attn_layer_desc *layer,
+                        const struct attn_layer_params *params, int32_t phase, attn_state **state,
+                        struct attn_error *error);
+void gpu_release(attn_instance *instance, attn_state *state);
+attn_status gpu_plan_size(attn_instance *instance, attn_state *state,
+                          const struct attn_limits *limits, struct attn_plan_size *size,
+                          struct attn_error *error);
+attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error);
+attn_status gpu_update_block_table(const struct attn_attend_args *args, struct attn_error *error);
 
-attn_status cuda_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
-attn_status cuda_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
-attn_status cuda_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
-attn_status cuda_merge_states(const struct attn_merge_states_args *args, struct attn_error *error);
-attn_status cuda_quantize(const struct attn_quantize_args *args, struct attn_error *error);
-attn_status cuda_amax(const struct attn_amax_args *args, struct attn_error *error);
-attn_status cuda_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error);
-attn_status cuda_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
-                      int32_t kind, void *stream, struct attn_error *error);
-attn_status cuda_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
-                      size_t stride, int64_t rows, void *stream, struct attn_error *error);
+attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
+attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
+attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
+attn_status gpu_merge_states(const struct attn_merge_states_args *args, struct attn_error *error);
+attn_status gpu_quantize(const struct attn_quantize_args *args, struct attn_error *error);
+attn_status gpu_amax(const struct attn_amax_args *args, struct attn_error *error);
+attn_status gpu_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error);
+attn_status gpu_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
+                     int32_t kind, void *stream, struct attn_error *error);
+attn_status gpu_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
+                     size_t stride, int64_t rows, void *stream, struct attn_error *error);
 
 /* Tensors and views as the kernels take them. */
-struct flash_rows flash_rows_of(const struct attn_tensor *tensor);
-struct flash_lse flash_lse_of(const struct attn_tensor *tensor); /* NULL: none */
-struct flash_cache flash_cache_of(const struct attn_layer_desc *layer,
-                                  const struct attn_layer_params *params,
-                                  const struct attn_kv_view *view, bool is_v);
+struct gpu_tensor gpu_tensor_of(const struct attn_tensor *tensor);
+struct gpu_lse gpu_lse_of(const struct attn_tensor *tensor); /* NULL: none */
+struct gpu_cache gpu_cache_of(const struct attn_layer_desc *layer,
+                              const struct attn_layer_params *params,
+                              const struct attn_kv_view *view, bool is_v);
 /* Contiguous keys or values [Tk, Hk, D]. */
-struct flash_cache flash_cache_of_rows(const struct attn_tensor *tensor, int32_t head_size);
-attn_status flash_check_view(const struct attn_layer_desc *layer,
-                             const struct attn_layer_params *params,
-                             const struct attn_kv_view *view, bool is_v, struct attn_error *error);
-attn_status flash_check_rows(const struct attn_tensor *tensor, const char *name,
+struct gpu_cache gpu_cache_of_tensor(const struct attn_tensor *tensor, int32_t head_size);
+attn_status gpu_check_view(const struct attn_layer_desc *layer,
+                           const struct attn_layer_params *params, const struct attn_kv_view *view,
+                           bool is_v, struct attn_error *error);
+attn_status gpu_check_tensor(const struct attn_tensor *tensor, const char *name,
                              struct attn_error *error);
-const struct attn_ext *flash_find_ext(const struct attn_ext *ext, uint32_t id);
+const struct attn_ext *gpu_find_ext(const struct attn_ext *ext, uint32_t id);
 
 static inline attn_status device_status(const char *cause, const char *what,
                                         struct attn_error *error)

@@ -13,24 +13,23 @@ static attn_status check_write(const struct attn_write_kv_args *args, struct att
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "write_kv",
                             "layer, params, both caches and slot_mapping are needed; one is NULL");
     }
-    status = flash_check_rows(args->k, "k", error);
+    status = gpu_check_tensor(args->k, "k", error);
     if (status == ATTN_OK) {
-        status = flash_check_rows(args->v, "v", error);
+        status = gpu_check_tensor(args->v, "v", error);
     }
     if (status == ATTN_OK) {
-        status = flash_check_view(args->layer, args->params, args->k_cache, false, error);
+        status = gpu_check_view(args->layer, args->params, args->k_cache, false, error);
     }
-    return status == ATTN_OK
-               ? flash_check_view(args->layer, args->params, args->v_cache, true, error)
-               : status;
+    return status == ATTN_OK ? gpu_check_view(args->layer, args->params, args->v_cache, true, error)
+                             : status;
 }
 
-static struct flash_write_params write_params(const struct attn_write_kv_args *args)
+static struct gpu_write_params write_params(const struct attn_write_kv_args *args)
 {
-    return (struct flash_write_params){
-        .from = {flash_rows_of(args->k), flash_rows_of(args->v)},
-        .to = {flash_cache_of(args->layer, args->params, args->k_cache, false),
-               flash_cache_of(args->layer, args->params, args->v_cache, true)},
+    return (struct gpu_write_params){
+        .from = {gpu_tensor_of(args->k), gpu_tensor_of(args->v)},
+        .to = {gpu_cache_of(args->layer, args->params, args->k_cache, false),
+               gpu_cache_of(args->layer, args->params, args->v_cache, true)},
         .slots = args->slot_mapping,
         .num_slots = args->num_slots,
         .num_heads = args->layer->num_kv_heads,
@@ -38,14 +37,14 @@ static struct flash_write_params write_params(const struct attn_write_kv_args *a
     };
 }
 
-attn_status cuda_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     attn_status status = check_write(args, error);
     if (status != ATTN_OK) {
         return status;
     }
-    const struct flash_write_params p = write_params(args);
-    return device_status(flash_launch(&args->instance->device, FLASH_WRITE, &p, args->stream),
+    const struct gpu_write_params p = write_params(args);
+    return device_status(gpu_device_launch(&args->instance->device, GPU_WRITE, &p, args->stream),
                          "write_kv", error);
 }
 
@@ -64,13 +63,13 @@ static attn_status check_rope(const struct attn_write_kv_args *args,
                             "%d; an even number up to head_size %d", rope->rotary_dim,
                             args->layer->head_size);
     }
-    return flash_check_rows(args->q, "q", error);
+    return gpu_check_tensor(args->q, "q", error);
 }
 
-attn_status cuda_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
+attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     const struct attn_io_rope *rope =
-        (const struct attn_io_rope *)flash_find_ext(args->next, ATTN_EXT_IO_ROPE);
+        (const struct attn_io_rope *)gpu_find_ext(args->next, ATTN_EXT_IO_ROPE);
     attn_status status = check_write(args, error);
     if (status == ATTN_OK) {
         status = check_rope(args, rope, error);
@@ -78,10 +77,10 @@ attn_status cuda_rope_write_kv(const struct attn_write_kv_args *args, struct att
     if (status != ATTN_OK) {
         return status;
     }
-    struct flash_write_params p = write_params(args);
+    struct gpu_write_params p = write_params(args);
     const struct attn_tensor *norm[2] = {rope->q_norm_weight, rope->k_norm_weight};
-    p.q = flash_rows_of(args->q);
-    p.cos_sin = flash_rows_of(rope->cos_sin);
+    p.q = gpu_tensor_of(args->q);
+    p.cos_sin = gpu_tensor_of(rope->cos_sin);
     p.positions = rope->positions;
     p.num_q_heads = args->layer->num_q_heads;
     p.rotary_dim = rope->rotary_dim > 0 ? rope->rotary_dim : args->layer->head_size;
@@ -93,11 +92,12 @@ attn_status cuda_rope_write_kv(const struct attn_write_kv_args *args, struct att
             p.norm_dtype[i] = number_dtype_name(norm[i]->dtype);
         }
     }
-    return device_status(flash_launch(&args->instance->device, FLASH_ROPE_WRITE, &p, args->stream),
-                         "rope_write_kv", error);
+    return device_status(
+        gpu_device_launch(&args->instance->device, GPU_ROPE_WRITE, &p, args->stream),
+        "rope_write_kv", error);
 }
 
-attn_status cuda_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
+attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
 {
     attn_status status = struct_gather_known(args, error);
     if (status != ATTN_OK) {
@@ -109,16 +109,16 @@ attn_status cuda_gather_kv(const struct attn_gather_kv_args *args, struct attn_e
                             "layer, params, cache, out_start_loc and a batch with block_table are "
                             "needed; one is NULL");
     }
-    status = flash_check_rows(args->out, "out", error);
+    status = gpu_check_tensor(args->out, "out", error);
     if (status == ATTN_OK) {
-        status = flash_check_view(args->layer, args->params, args->cache, false, error);
+        status = gpu_check_view(args->layer, args->params, args->cache, false, error);
     }
     if (status != ATTN_OK) {
         return status;
     }
-    const struct flash_gather_params p = {
-        .from = flash_cache_of(args->layer, args->params, args->cache, false),
-        .to = flash_rows_of(args->out),
+    const struct gpu_gather_params p = {
+        .from = gpu_cache_of(args->layer, args->params, args->cache, false),
+        .to = gpu_tensor_of(args->out),
         .block_table = args->batch->block_table,
         .block_table_row = args->batch->block_table_row,
         .first_key = args->first_key,
@@ -128,40 +128,41 @@ attn_status cuda_gather_kv(const struct attn_gather_kv_args *args, struct attn_e
         .num_heads = args->cache->num_heads,
         .block_size = args->cache->block_size,
     };
-    return device_status(flash_launch(&args->instance->device, FLASH_GATHER, &p, args->stream),
+    return device_status(gpu_device_launch(&args->instance->device, GPU_GATHER, &p, args->stream),
                          "gather_kv", error);
 }
 
-attn_status cuda_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
-                      int32_t kind, void *stream, struct attn_error *error)
+attn_status gpu_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
+                     int32_t kind, void *stream, struct attn_error *error)
 {
     if (kind < ATTN_COPY_HOST_TO_DEVICE || kind > ATTN_COPY_DEVICE_TO_DEVICE) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "kind", "%d; 1 to 3 is allowed",
                             kind);
     }
-    return device_status(flash_copy(&instance->device, destination, source, bytes, kind, stream),
-                         "copy", error);
-}
-
-attn_status cuda_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
-                      size_t stride, int64_t rows, void *stream, struct attn_error *error)
-{
     return device_status(
-        flash_fill(&instance->device, destination, value, row_bytes, stride, rows, stream), "fill",
+        gpu_device_copy(&instance->device, destination, source, bytes, kind, stream), "copy",
         error);
 }
 
-attn_status cuda_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
+attn_status gpu_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
+                     size_t stride, int64_t rows, void *stream, struct attn_error *error)
+{
+    return device_status(
+        gpu_device_fill(&instance->device, destination, value, row_bytes, stride, rows, stream),
+        "fill", error);
+}
+
+attn_status gpu_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
 {
     attn_status status = STRUCT_KNOWN(attn_copy_blocks_args, args, error);
     for (int32_t i = 0; status == ATTN_OK && i < args->num_copies; i++) {
         const struct attn_block_copy *copy = &args->copies[i];
         for (int64_t j = 0; status == ATTN_OK && j < args->num_pairs; j++) {
             const int64_t *pair = &args->pairs[2 * j];
-            status = cuda_copy(args->instance,
-                               (char *)copy->destination + pair[1] * copy->destination_stride,
-                               (const char *)copy->source + pair[0] * copy->source_stride,
-                               (size_t)copy->bytes, args->kind, args->stream, error);
+            status = gpu_copy(args->instance,
+                              (char *)copy->destination + pair[1] * copy->destination_stride,
+                              (const char *)copy->source + pair[0] * copy->source_stride,
+                              (size_t)copy->bytes, args->kind, args->stream, error);
         }
     }
     return status;

@@ -2,13 +2,13 @@
 /* The slots that work on rows beside the cache: merge_states, quantize, amax. */
 #include "gpu/host/instance.h"
 
-attn_status cuda_merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
+attn_status gpu_merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
 {
     const struct attn_tensor *const tensors[] = {args->prefix_out, args->suffix_out, args->out};
     static const char *const names[] = {"prefix_out", "suffix_out", "out"};
     attn_status status = STRUCT_KNOWN(attn_merge_states_args, args, error);
     for (int32_t i = 0; status == ATTN_OK && i < 3; i++) {
-        status = flash_check_rows(tensors[i], names[i], error);
+        status = gpu_check_tensor(tensors[i], names[i], error);
     }
     if (status != ATTN_OK) {
         return status;
@@ -18,14 +18,14 @@ attn_status cuda_merge_states(const struct attn_merge_states_args *args, struct 
                             "both sides' lse are needed; one is NULL");
     }
     const struct attn_io_output_quant *quant =
-        (const struct attn_io_output_quant *)flash_find_ext(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
-    const struct flash_merge_params p = {
-        .prefix = flash_rows_of(args->prefix_out),
-        .suffix = flash_rows_of(args->suffix_out),
-        .out = flash_rows_of(args->out),
-        .prefix_lse = flash_lse_of(args->prefix_lse),
-        .suffix_lse = flash_lse_of(args->suffix_lse),
-        .lse = flash_lse_of(args->lse),
+        (const struct attn_io_output_quant *)gpu_find_ext(args->next, ATTN_EXT_IO_OUTPUT_QUANT);
+    const struct gpu_merge_params p = {
+        .prefix = gpu_tensor_of(args->prefix_out),
+        .suffix = gpu_tensor_of(args->suffix_out),
+        .out = gpu_tensor_of(args->out),
+        .prefix_lse = gpu_lse_of(args->prefix_lse),
+        .suffix_lse = gpu_lse_of(args->suffix_lse),
+        .lse = gpu_lse_of(args->lse),
         .first_row = args->first_row,
         .num_rows = args->num_rows,
         .num_rows_with_prefix = args->num_rows_with_prefix,
@@ -33,7 +33,7 @@ attn_status cuda_merge_states(const struct attn_merge_states_args *args, struct 
         .heads = (int32_t)args->out->shape[1],
         .dims = (int32_t)args->out->shape[2],
     };
-    return device_status(flash_launch(&args->instance->device, FLASH_MERGE, &p, args->stream),
+    return device_status(gpu_device_launch(&args->instance->device, GPU_MERGE, &p, args->stream),
                          "merge_states", error);
 }
 
@@ -55,7 +55,7 @@ static attn_status check_quantize(const struct attn_quantize_args *args, struct 
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form", "%d; 1 to %d", args->form,
                             ATTN_OUTPUT_FORM_COUNT - 1);
     }
-    status = flash_check_rows(args->x, "x", error);
+    status = gpu_check_tensor(args->x, "x", error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -74,7 +74,7 @@ static attn_status check_quantize(const struct attn_quantize_args *args, struct 
         bool there = args->out != NULL && args->out->data != NULL && args->out->shape != NULL;
         return there ? ATTN_OK : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out", "is NULL");
     }
-    status = flash_check_rows(args->out, "out", error);
+    status = gpu_check_tensor(args->out, "out", error);
     if (status == ATTN_OK && args->out->dtype.bits != 8) {
         status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out",
                               "%d bits; forms 1 to 3 write 8", args->out->dtype.bits);
@@ -82,15 +82,15 @@ static attn_status check_quantize(const struct attn_quantize_args *args, struct 
     return status;
 }
 
-attn_status cuda_quantize(const struct attn_quantize_args *args, struct attn_error *error)
+attn_status gpu_quantize(const struct attn_quantize_args *args, struct attn_error *error)
 {
     attn_status status = check_quantize(args, error);
     if (status != ATTN_OK) {
         return status;
     }
-    struct flash_quantize_params p = {
-        .x = flash_rows_of(args->x),
-        .out = flash_rows_of(args->out),
+    struct gpu_quantize_params p = {
+        .x = gpu_tensor_of(args->x),
+        .out = gpu_tensor_of(args->out),
         .scale = args->scale,
         .num_rows = args->x->shape[0],
         .heads = (int32_t)args->x->shape[1],
@@ -109,22 +109,22 @@ attn_status cuda_quantize(const struct attn_quantize_args *args, struct attn_err
         p.scale_row = tensor_stride(args->block_scales, columns ? 1 : 0);
         p.scale_column = tensor_stride(args->block_scales, columns ? 0 : 1);
     }
-    return device_status(flash_launch(&args->instance->device, FLASH_QUANTIZE, &p, args->stream),
+    return device_status(gpu_device_launch(&args->instance->device, GPU_QUANTIZE, &p, args->stream),
                          "quantize", error);
 }
 
-attn_status cuda_amax(const struct attn_amax_args *args, struct attn_error *error)
+attn_status gpu_amax(const struct attn_amax_args *args, struct attn_error *error)
 {
     attn_status status = STRUCT_KNOWN(attn_amax_args, args, error);
-    status = status ? status : flash_check_rows(args->x, "x", error);
+    status = status ? status : gpu_check_tensor(args->x, "x", error);
     if (status != ATTN_OK) {
         return status;
     }
     if (args->out == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out", "is NULL");
     }
-    const struct flash_amax_params p = {
-        .x = flash_rows_of(args->x),
+    const struct gpu_amax_params p = {
+        .x = gpu_tensor_of(args->x),
         .out = args->out,
         .num_rows = args->x->shape[0],
         .heads = (int32_t)args->x->shape[1],
@@ -132,6 +132,6 @@ attn_status cuda_amax(const struct attn_amax_args *args, struct attn_error *erro
         .per_head = args->per_head,
         .accumulate = args->accumulate,
     };
-    return device_status(flash_launch(&args->instance->device, FLASH_AMAX, &p, args->stream),
+    return device_status(gpu_device_launch(&args->instance->device, GPU_AMAX, &p, args->stream),
                          "amax", error);
 }

@@ -14,14 +14,14 @@ static size_t round_up(size_t bytes)
 /* Segments of a plan, and how many of them may leave parts of 16 rows. Parts of 64 rows are fewer:
  * there each CTA has one segment. */
 static int64_t segment_bound(const struct attn_instance *instance, const struct attn_state *state,
-                             int64_t reqs, int64_t pairs, bool by_item, int64_t *part_rows)
+                             int64_t reqs, int64_t row_tiles, bool by_item, int64_t *part_rows)
 {
     int64_t ctas = (int64_t)instance->device.num_sms * (state->padded_size > 128 ? 1 : 2);
     if (by_item) {
-        int64_t invariant = reqs * state->num_kv_heads * FLASH_INVARIANT_CUTS;
+        int64_t invariant = reqs * state->num_kv_heads * GPU_INVARIANT_CUTS;
         int64_t cut = state->invariant ? invariant : 4 * ctas; /* cut_count in gpu/kernels/cut.h */
         *part_rows = cut * 16;
-        return cut + pairs * state->num_kv_heads + ctas; /* one that is read for each CTA */
+        return cut + row_tiles * state->num_kv_heads + ctas; /* one that is read for each CTA */
     }
     int64_t taken = 2 * ctas * SEGMENTS_PER_CTA * 16, given = 2 * ctas * 64;
     *part_rows = taken > given ? taken : given;
@@ -29,26 +29,29 @@ static int64_t segment_bound(const struct attn_instance *instance, const struct 
 }
 
 struct layout layout_of(const struct attn_instance *instance, const struct attn_state *state,
-                        int64_t reqs, int64_t pairs, int64_t rows, bool by_item)
+                        int64_t reqs, int64_t row_tiles, int64_t rows, bool by_item)
 {
     struct layout at;
-    int64_t part_rows, segments = segment_bound(instance, state, reqs, pairs, by_item, &part_rows);
+    int64_t part_rows,
+        segments = segment_bound(instance, state, reqs, row_tiles, by_item, &part_rows);
     at.max_segments = (int32_t)segments;
-    at.segments = round_up(sizeof(struct flash_header));
-    at.pairs = at.segments + round_up((size_t)segments * sizeof(struct flash_segment));
-    at.tile_start = at.pairs + round_up((size_t)(pairs + 1) * sizeof(struct flash_pair));
-    at.pair_start = at.tile_start + round_up((size_t)(reqs + 1) * sizeof(int32_t));
-    at.arrived = at.pair_start + round_up((size_t)(pairs + 1) * sizeof(int32_t));
-    at.parts = at.arrived + round_up((size_t)pairs * (size_t)state->num_kv_heads * sizeof(int32_t));
+    at.segments = round_up(sizeof(struct gpu_header));
+    at.row_tiles = at.segments + round_up((size_t)segments * sizeof(struct gpu_segment));
+    at.row_tile_start =
+        at.row_tiles + round_up((size_t)(row_tiles + 1) * sizeof(struct gpu_row_tile));
+    at.key_tile_start = at.row_tile_start + round_up((size_t)(reqs + 1) * sizeof(int32_t));
+    at.arrived = at.key_tile_start + round_up((size_t)(row_tiles + 1) * sizeof(int32_t));
+    at.parts =
+        at.arrived + round_up((size_t)row_tiles * (size_t)state->num_kv_heads * sizeof(int32_t));
     at.query =
         at.parts + round_up((size_t)part_rows * ((size_t)state->padded_size + 2) * sizeof(float));
     at.end = at.query + round_up((size_t)rows * (size_t)state->query_bytes);
     return at;
 }
 
-attn_status cuda_prepare(attn_instance *instance, const struct attn_layer_desc *layer,
-                         const struct attn_layer_params *params, int32_t phase, attn_state **state,
-                         struct attn_error *error)
+attn_status gpu_prepare(attn_instance *instance, const struct attn_layer_desc *layer,
+                        const struct attn_layer_params *params, int32_t phase, attn_state **state,
+                        struct attn_error *error)
 {
     const struct attn_host *host = instance->host;
     int32_t size = layer->head_size > layer->head_size_v ? layer->head_size : layer->head_size_v;
@@ -66,7 +69,7 @@ attn_status cuda_prepare(attn_instance *instance, const struct attn_layer_desc *
     **state = (struct attn_state){0};
     (*state)->num_kv_heads = layer->num_kv_heads;
     (*state)->group = layer->num_q_heads / layer->num_kv_heads;
-    (*state)->padded_size = size <= 64 ? 64 : size <= 128 ? 128 : FLASH_MAX_MATRIX_SIZE;
+    (*state)->padded_size = size <= 64 ? 64 : size <= 128 ? 128 : GPU_MAX_MATRIX_SIZE;
     (*state)->invariant = layer->batch_invariant != 0;
     (*state)->narrow = layer->kv_dtype >= ATTN_KV_FP8_E4M3;
     if (layer->q_scale_form != ATTN_SCALE_NONE && layer->dtype != ATTN_DTYPE_F32) {
@@ -75,16 +78,16 @@ attn_status cuda_prepare(attn_instance *instance, const struct attn_layer_desc *
     return ATTN_OK;
 }
 
-void cuda_release(attn_instance *instance, attn_state *state)
+void gpu_release(attn_instance *instance, attn_state *state)
 {
     if (state != NULL) {
         instance->host->release(instance->host->user, state, sizeof *state);
     }
 }
 
-attn_status cuda_plan_size(attn_instance *instance, attn_state *state,
-                           const struct attn_limits *limits, struct attn_plan_size *size,
-                           struct attn_error *error)
+attn_status gpu_plan_size(attn_instance *instance, attn_state *state,
+                          const struct attn_limits *limits, struct attn_plan_size *size,
+                          struct attn_error *error)
 {
     if (state == NULL || limits == NULL || limits->max_num_reqs < 0 || limits->max_num_tokens < 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, state == NULL ? "state" : "limits",
@@ -94,17 +97,17 @@ attn_status cuda_plan_size(attn_instance *instance, attn_state *state,
     if (status != ATTN_OK) {
         return status;
     }
-    int64_t pairs =
+    int64_t row_tiles =
         ((int64_t)limits->max_num_tokens * state->group + 15) / 16 + limits->max_num_reqs;
     int64_t reqs = limits->max_num_reqs, rows = limits->max_num_tokens;
-    size_t by_item = layout_of(instance, state, reqs, pairs, rows, true).end;
-    size_t stream = layout_of(instance, state, reqs, pairs, rows, false).end;
+    size_t by_item = layout_of(instance, state, reqs, row_tiles, rows, true).end;
+    size_t stream = layout_of(instance, state, reqs, row_tiles, rows, false).end;
     size->host_bytes = sizeof(struct plan_host);
     size->device_bytes = state->invariant || by_item > stream ? by_item : stream;
     return ATTN_OK;
 }
 
-void set_layer(struct flash_params *p, const struct attn_attend_args *args)
+void set_layer(struct gpu_params *p, const struct attn_attend_args *args)
 {
     const struct attn_layer_desc *layer = args->layer;
     p->num_q_heads = layer->num_q_heads;
@@ -125,7 +128,7 @@ void set_layer(struct flash_params *p, const struct attn_attend_args *args)
     p->slopes = layer->alibi != ATTN_ALIBI_NONE ? args->params->alibi_slopes : NULL;
 }
 
-void set_batch(struct flash_params *p, const struct attn_attend_args *args)
+void set_batch(struct gpu_params *p, const struct attn_attend_args *args)
 {
     const struct attn_batch *batch = args->batch;
     const struct attn_layer_desc *layer = args->layer;
@@ -149,11 +152,10 @@ void set_batch(struct flash_params *p, const struct attn_attend_args *args)
     p->num_wanted_rows = batch->num_logits_indices;
 }
 
-int32_t tile_of(const struct attn_state *state, bool cached, int32_t row_tile)
+int32_t tile_of(const struct attn_state *state, bool cached, int32_t tile_rows)
 {
-    return state->narrow && cached && row_tile == 16 && state->padded_size <= 128
-               ? FLASH_NARROW_TILE
-               : FLASH_TILE;
+    return state->narrow && cached && tile_rows == 16 && state->padded_size <= 128 ? GPU_NARROW_TILE
+                                                                                   : GPU_TILE;
 }
 
 /* CTAs of a multiprocessor. One, with more tiles on the way, where a single request makes so few
@@ -161,35 +163,35 @@ int32_t tile_of(const struct attn_state *state, bool cached, int32_t row_tile)
  * D 128, two and one: R 1, L 8192 15.2 and 14.0 us, with 4 queries 24.6 and 19.3, soft cap 15.5 and
  * 14.6, fp8 14.1 and 13.4; D 64 12.3 and 13.1; two requests 22.9 and 22.7, but 24.0 and 25.8 if one
  * is 64 times longer. What is scored in calls computes too long for one. */
-static int32_t ctas_of_sm(const struct flash_device *device, const struct attn_state *state,
+static int32_t ctas_of_sm(const struct gpu_device *device, const struct attn_state *state,
                           const struct plan_host *plan, const struct attn_layer_desc *layer)
 {
     bool in_calls =
         layer->alibi != ATTN_ALIBI_NONE || layer->tree_mask != ATTN_TREE_NONE || layer->prefix_lm;
     bool few = plan->num_reqs == 1 && state->num_kv_heads * LEAST_PARTS <= device->num_sms;
-    bool one = few && device->major >= 9 && plan->row_tile == 16 && !plan->by_item && !in_calls;
+    bool one = few && device->major >= 9 && plan->tile_rows == 16 && !plan->by_item && !in_calls;
     return state->padded_size > 128 || (one && state->padded_size == 128) ? 1 : 2;
 }
 
-void set_schedule(struct flash_params *p, const struct attn_attend_args *args)
+void set_schedule(struct gpu_params *p, const struct attn_attend_args *args)
 {
     const struct plan_host *plan = args->plan_host;
     const struct attn_state *state = args->state;
-    const struct flash_device *device = &args->instance->device;
+    const struct gpu_device *device = &args->instance->device;
     char *memory = args->workspace;
-    struct layout at = layout_of(args->instance, state, plan->num_reqs, plan->num_pairs,
+    struct layout at = layout_of(args->instance, state, plan->num_reqs, plan->num_row_tiles,
                                  plan->num_rows, plan->by_item);
-    p->row_tile = plan->row_tile;
+    p->tile_rows = plan->tile_rows;
     p->by_item = plan->by_item;
     p->invariant = state->invariant;
     p->ctas = device->num_sms * ctas_of_sm(device, state, plan, args->layer);
-    p->tile = tile_of(state, args->k_cache != NULL, plan->row_tile);
-    p->max_segments = plan->row_tile == 16 || plan->by_item ? at.max_segments : p->ctas;
-    p->header = (struct flash_header *)memory;
-    p->segments = (struct flash_segment *)(memory + at.segments);
-    p->pairs = (struct flash_pair *)(memory + at.pairs);
-    p->tile_start = (int32_t *)(memory + at.tile_start);
-    p->pair_start = (int32_t *)(memory + at.pair_start);
+    p->tile = tile_of(state, args->k_cache != NULL, plan->tile_rows);
+    p->max_segments = plan->tile_rows == 16 || plan->by_item ? at.max_segments : p->ctas;
+    p->header = (struct gpu_header *)memory;
+    p->segments = (struct gpu_segment *)(memory + at.segments);
+    p->row_tiles = (struct gpu_row_tile *)(memory + at.row_tiles);
+    p->row_tile_start = (int32_t *)(memory + at.row_tile_start);
+    p->key_tile_start = (int32_t *)(memory + at.key_tile_start);
     p->arrived = (int32_t *)(memory + at.arrived);
     p->parts = (float *)(memory + at.parts);
 }
@@ -207,14 +209,14 @@ static void choose_shape(struct plan_host *plan, const struct attn_state *state,
     int64_t queries = batch->num_reqs > 0 ? start[batch->num_reqs] - start[0] : 0;
     bool is_long = queries > LONG_QUERIES * (int64_t)batch->num_reqs && state->padded_size <= 128;
     plan->by_item = state->invariant || (!decode && !is_long);
-    plan->row_tile = decode || plan->by_item ? 16 : 64;
+    plan->tile_rows = decode || plan->by_item ? 16 : 64;
 }
 
-attn_status cuda_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
+attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
 {
     struct plan_host *plan = args->plan_host;
     const struct attn_batch *batch = args->batch;
-    struct flash_params p = {0};
+    struct gpu_params p = {0};
     attn_status status = struct_attend_known(args, error);
     if (status != ATTN_OK) {
         return status;
@@ -227,9 +229,10 @@ attn_status cuda_plan(const struct attn_attend_args *args, int32_t mode, struct 
         choose_shape(plan, args->state, batch);
         plan->num_reqs = batch->num_reqs;
         plan->num_rows = batch->num_actual_tokens;
-        plan->num_pairs = ((int64_t)batch->num_tokens * args->state->group + plan->row_tile - 1) /
-                              plan->row_tile +
-                          batch->num_reqs;
+        plan->num_row_tiles =
+            ((int64_t)batch->num_tokens * args->state->group + plan->tile_rows - 1) /
+                plan->tile_rows +
+            batch->num_reqs;
     }
     if (mode == ATTN_PLAN_OUT_OF_GRAPH || batch->num_reqs == 0) {
         return ATTN_OK;
@@ -237,12 +240,12 @@ attn_status cuda_plan(const struct attn_attend_args *args, int32_t mode, struct 
     set_layer(&p, args);
     set_batch(&p, args);
     set_schedule(&p, args);
-    return device_status(flash_launch(&args->instance->device, FLASH_PLAN, &p, args->stream),
+    return device_status(gpu_device_launch(&args->instance->device, GPU_PLAN, &p, args->stream),
                          "plan", error);
 }
 
 /* The schedule depends on lengths alone; tables are read when a step runs. */
-attn_status cuda_update_block_table(const struct attn_attend_args *args, struct attn_error *error)
+attn_status gpu_update_block_table(const struct attn_attend_args *args, struct attn_error *error)
 {
     (void)args, (void)error;
     return ATTN_OK;

@@ -7,25 +7,26 @@
 
 /* Host part of a plan: a replay keeps it, since captured launches were made for it. */
 struct plan_host {
-    int32_t row_tile;
+    int32_t tile_rows;
     int32_t by_item;
     int32_t num_reqs;
-    int32_t num_rows;  /* of q, from its first */
-    int64_t num_pairs; /* upper bound */
+    int32_t num_rows;      /* of q, from its first */
+    int64_t num_row_tiles; /* upper bound */
 };
 
 struct layout {
-    size_t segments, pairs, tile_start, pair_start, arrived, parts, query, end; /* bytes */
+    size_t segments, row_tiles, row_tile_start, key_tile_start, arrived, parts, query,
+        end; /* bytes */
     int32_t max_segments;
 };
 
 struct layout layout_of(const struct attn_instance *instance, const struct attn_state *state,
-                        int64_t reqs, int64_t pairs, int64_t rows, bool by_item);
+                        int64_t reqs, int64_t row_tiles, int64_t rows, bool by_item);
 /* Keys of a tile, as `shape` in sm80_produce.cuh has it. */
-int32_t tile_of(const struct attn_state *state, bool cached, int32_t row_tile);
+int32_t tile_of(const struct attn_state *state, bool cached, int32_t tile_rows);
 /* What the plan kernel and the attend kernels read alike. */
-void set_layer(struct flash_params *p, const struct attn_attend_args *args);
-void set_batch(struct flash_params *p, const struct attn_attend_args *args);
-void set_schedule(struct flash_params *p, const struct attn_attend_args *args);
+void set_layer(struct gpu_params *p, const struct attn_attend_args *args);
+void set_batch(struct gpu_params *p, const struct attn_attend_args *args);
+void set_schedule(struct gpu_params *p, const struct attn_attend_args *args);
 
 #endif

@@ -2,7 +2,7 @@
 /* Tensors and cache views of the ABI, checked and turned into what the kernels take. */
 #include "gpu/host/instance.h"
 
-const struct attn_ext *flash_find_ext(const struct attn_ext *ext, uint32_t id)
+const struct attn_ext *gpu_find_ext(const struct attn_ext *ext, uint32_t id)
 {
     while (ext != NULL && ext->id != id) {
         ext = ext->next;
@@ -10,45 +10,45 @@ const struct attn_ext *flash_find_ext(const struct attn_ext *ext, uint32_t id)
     return ext;
 }
 
-struct flash_rows flash_rows_of(const struct attn_tensor *tensor)
+struct gpu_tensor gpu_tensor_of(const struct attn_tensor *tensor)
 {
     int64_t bytes = tensor->dtype.bits / 8;
-    return (struct flash_rows){
+    return (struct gpu_tensor){
         (char *)tensor->data + tensor->byte_offset, tensor_stride(tensor, 0) * bytes,
         tensor->ndim > 2 ? tensor_stride(tensor, 1) * bytes : 0, number_dtype_name(tensor->dtype)};
 }
 
-struct flash_lse flash_lse_of(const struct attn_tensor *tensor)
+struct gpu_lse gpu_lse_of(const struct attn_tensor *tensor)
 {
     if (tensor == NULL) {
-        return (struct flash_lse){NULL, 0, 0};
+        return (struct gpu_lse){NULL, 0, 0};
     }
-    return (struct flash_lse){(float *)((char *)tensor->data + tensor->byte_offset),
-                              tensor_stride(tensor, 0), tensor_stride(tensor, 1)};
+    return (struct gpu_lse){(float *)((char *)tensor->data + tensor->byte_offset),
+                            tensor_stride(tensor, 0), tensor_stride(tensor, 1)};
 }
 
 /* How a row of K or V is stored: form and element, or -1 where the kv_dtype is not served. */
 static int32_t stored_as(const struct attn_layer_desc *layer, bool is_v, int32_t *form)
 {
-    *form = FLASH_ROW_NUMBERS;
+    *form = GPU_ROW_NUMBERS;
     switch (layer->kv_dtype) {
     case ATTN_KV_FP8_PER_TOKEN_HEAD:
-        *form = FLASH_ROW_SCALED;
+        *form = GPU_ROW_SCALED;
         return ATTN_DTYPE_FP8_E4M3;
     case ATTN_KV_INT8_PER_TOKEN_HEAD:
-        *form = FLASH_ROW_SCALED;
+        *form = GPU_ROW_SCALED;
         return ATTN_DTYPE_INT8;
     case ATTN_KV_INT4_PER_TOKEN_HEAD:
-        *form = FLASH_ROW_INT4;
+        *form = GPU_ROW_INT4;
         return ATTN_DTYPE_INT8;
     case ATTN_KV_NVFP4:
-        *form = FLASH_ROW_NVFP4;
+        *form = GPU_ROW_NVFP4;
         return ATTN_DTYPE_INT8;
     case ATTN_KV_INT8_KV:
-        *form = is_v ? FLASH_ROW_CHANNEL : FLASH_ROW_SCALED;
+        *form = is_v ? GPU_ROW_CHANNEL : GPU_ROW_SCALED;
         return ATTN_DTYPE_INT8;
     case ATTN_KV_INT8_K:
-        *form = is_v ? FLASH_ROW_NUMBERS : FLASH_ROW_SCALED;
+        *form = is_v ? GPU_ROW_NUMBERS : GPU_ROW_SCALED;
         return is_v ? layer->dtype : ATTN_DTYPE_INT8;
     default:
         return number_of_kv(layer->kv_dtype);
@@ -58,7 +58,7 @@ static int32_t stored_as(const struct attn_layer_desc *layer, bool is_v, int32_t
 static const struct attn_kv_quant_params *quant_params(const struct attn_layer_params *params)
 {
     static const struct attn_kv_quant_params none = {.v_channel_scale = NULL};
-    const struct attn_ext *ext = flash_find_ext(params->next, ATTN_EXT_KV_QUANT_PARAMS);
+    const struct attn_ext *ext = gpu_find_ext(params->next, ATTN_EXT_KV_QUANT_PARAMS);
     return ext != NULL ? (const struct attn_kv_quant_params *)ext : &none;
 }
 
@@ -68,11 +68,11 @@ static const float *signs_of(const struct attn_layer_params *params, bool is_v)
     return is_v ? quant->hadamard_signs_v : quant->hadamard_signs_k;
 }
 
-struct flash_cache flash_cache_of(const struct attn_layer_desc *layer,
-                                  const struct attn_layer_params *params,
-                                  const struct attn_kv_view *view, bool is_v)
+struct gpu_cache gpu_cache_of(const struct attn_layer_desc *layer,
+                              const struct attn_layer_params *params,
+                              const struct attn_kv_view *view, bool is_v)
 {
-    struct flash_cache c = {
+    struct gpu_cache c = {
         .data = view->data,
         .block = view->stride_block,
         .slot = view->stride_slot,
@@ -83,21 +83,21 @@ struct flash_cache flash_cache_of(const struct attn_layer_desc *layer,
         .scale_host = 1,
     };
     c.dtype = stored_as(layer, is_v, &c.form);
-    if (c.form == FLASH_ROW_SCALED || c.form >= FLASH_ROW_INT4) {
+    if (c.form == GPU_ROW_SCALED || c.form >= GPU_ROW_INT4) {
         c.row_scale = view->scale;
         c.row_scale_block = view->scale_stride_block;
         c.row_scale_slot = view->scale_stride_slot;
         c.row_scale_head = view->scale_stride_head;
     }
-    if (c.form == FLASH_ROW_CHANNEL) {
+    if (c.form == GPU_ROW_CHANNEL) {
         c.channel = quant_params(params)->v_channel_scale;
-    } else if (c.form == FLASH_ROW_INT4) {
+    } else if (c.form == GPU_ROW_INT4) {
         c.signs = signs_of(params, is_v);
-    } else if (layer->kv_dtype != ATTN_KV_INT8_K && c.form != FLASH_ROW_SCALED) {
+    } else if (layer->kv_dtype != ATTN_KV_INT8_K && c.form != GPU_ROW_SCALED) {
         int32_t form = is_v ? layer->v_scale_form : layer->k_scale_form;
         float host = is_v ? params->v_scale_host : params->k_scale_host;
-        c.swizzled = c.form == FLASH_ROW_NVFP4 && is_v;
-        if (c.form == FLASH_ROW_NVFP4) { /* always one of the tensor */
+        c.swizzled = c.form == GPU_ROW_NVFP4 && is_v;
+        if (c.form == GPU_ROW_NVFP4) { /* always one of the tensor */
             form = ATTN_SCALE_PER_TENSOR;
         }
         if (form != ATTN_SCALE_NONE) {
@@ -109,15 +109,15 @@ struct flash_cache flash_cache_of(const struct attn_layer_desc *layer,
     return c;
 }
 
-struct flash_cache flash_cache_of_rows(const struct attn_tensor *tensor, int32_t head_size)
+struct gpu_cache gpu_cache_of_tensor(const struct attn_tensor *tensor, int32_t head_size)
 {
-    struct flash_rows rows = flash_rows_of(tensor);
-    return (struct flash_cache){.data = rows.data,
-                                .block = rows.row,
-                                .head = rows.head,
-                                .dtype = rows.dtype,
-                                .head_size = head_size,
-                                .scale_host = 1};
+    struct gpu_tensor rows = gpu_tensor_of(tensor);
+    return (struct gpu_cache){.data = rows.data,
+                              .block = rows.row,
+                              .head = rows.head,
+                              .dtype = rows.dtype,
+                              .head_size = head_size,
+                              .scale_host = 1};
 }
 
 /* What a row's form needs beside the row. */
@@ -128,21 +128,21 @@ static attn_status check_form(const struct attn_layer_desc *layer,
 {
     const char *name = is_v ? "v_cache" : "k_cache";
     int32_t size = view->head_size;
-    if (form != FLASH_ROW_NUMBERS && form != FLASH_ROW_CHANNEL && view->scale == NULL) {
+    if (form != GPU_ROW_NUMBERS && form != GPU_ROW_CHANNEL && view->scale == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
                             "has no scales; kv_dtype %d keeps some per slot and head",
                             layer->kv_dtype);
     }
-    if (form == FLASH_ROW_CHANNEL && quant_params(params)->v_channel_scale == NULL) {
+    if (form == GPU_ROW_CHANNEL && quant_params(params)->v_channel_scale == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_channel_scale",
                             "is NULL; kv_dtype %d needs [Hk, Dv]", layer->kv_dtype);
     }
-    if (form == FLASH_ROW_INT4 && (signs_of(params, is_v) == NULL || (size & (size - 1)) != 0)) {
+    if (form == GPU_ROW_INT4 && (signs_of(params, is_v) == NULL || (size & (size - 1)) != 0)) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "hadamard_signs",
                             "are NULL, or head size %d is no power of two: int4 rotates rows",
                             size);
     }
-    if (form == FLASH_ROW_NVFP4 &&
+    if (form == GPU_ROW_NVFP4 &&
         (size % 16 != 0 || (is_v && (size % 64 != 0 || view->block_size % 4 != 0)))) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
                             "head size %d in blocks of %d; nvfp4 needs multiples of 16, for v of "
@@ -152,9 +152,9 @@ static attn_status check_form(const struct attn_layer_desc *layer,
     return ATTN_OK;
 }
 
-attn_status flash_check_view(const struct attn_layer_desc *layer,
-                             const struct attn_layer_params *params,
-                             const struct attn_kv_view *view, bool is_v, struct attn_error *error)
+attn_status gpu_check_view(const struct attn_layer_desc *layer,
+                           const struct attn_layer_params *params, const struct attn_kv_view *view,
+                           bool is_v, struct attn_error *error)
 {
     const char *name = is_v ? "v_cache" : "k_cache";
     int32_t form;
@@ -174,7 +174,7 @@ attn_status flash_check_view(const struct attn_layer_desc *layer,
     return check_form(layer, params, view, is_v, form, error);
 }
 
-attn_status flash_check_rows(const struct attn_tensor *tensor, const char *name,
+attn_status gpu_check_tensor(const struct attn_tensor *tensor, const char *name,
                              struct attn_error *error)
 {
     if (tensor == NULL || tensor->data == NULL || tensor->shape == NULL || tensor->ndim != 3) {

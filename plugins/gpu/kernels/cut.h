@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cuts of a schedule: the tiles of each (request, row tile) pair as running sums, and the
+/* The cuts of a schedule: the tiles of each (request, row tile) as running sums, and the
  * segments into which the stream of tiles is cut. By one CTA, or by as many threads of a test. */
 #ifndef GPU_KERNELS_CUT_H
 #define GPU_KERNELS_CUT_H
@@ -10,21 +10,21 @@
 #ifndef PLAN_THREADS
 #define PLAN_THREADS 1024
 #endif
-#define PLAN_PAIRS 4096    /* whose sums fit into shared memory */
-#define PLAN_SEGMENTS 4096 /* likewise */
-#define PLAN_CHUNKS 512    /* pairs that are cut into chunks of items */
-#define SHORT_ITEM 1536    /* keys of an item that is not cut */
-#define LEAST_PART 8       /* tiles of a part of an item */
-#define LEAST_REST 3       /* tiles of a segment that is taken, not given */
-#define REST_OF_SHARE 3    /* 1 / 2^3 of a share is not its CTA's own */
-#define CHUNK_SLACK 16     /* a chunk may exceed a CTA's equal share by 1 / 16 */
-#define MOST_PARTS 32      /* of an item that chunks are made of, where there are few items */
-#define LEAST_SHARE 12     /* tiles of a CTA from which on segments are taken */
-#define LEAST_ITEMS 6      /* one for so many CTAs: fewer would have too many parts each */
+#define PLAN_ROW_TILES 4096 /* whose sums fit into shared memory */
+#define PLAN_SEGMENTS 4096  /* likewise */
+#define PLAN_CHUNKS 512     /* row tiles that are cut into chunks of items */
+#define SHORT_ITEM 1536     /* keys of an item that is not cut */
+#define LEAST_PART 8        /* tiles of a part of an item */
+#define LEAST_REST 3        /* tiles of a segment that is taken, not given */
+#define REST_OF_SHARE 3     /* 1 / 2^3 of a share is not its CTA's own */
+#define CHUNK_SLACK 16      /* a chunk may exceed a CTA's equal share by 1 / 16 */
+#define MOST_PARTS 32       /* of an item that chunks are made of, where there are few items */
+#define LEAST_SHARE 12      /* tiles of a CTA from which on segments are taken */
+#define LEAST_ITEMS 6       /* one for so many CTAs: fewer would have too many parts each */
 
 struct plan_memory {
     int32_t warps[32];
-    int32_t pair_start[PLAN_PAIRS + 1];
+    int32_t key_tile_start[PLAN_ROW_TILES + 1];
     int32_t segment_begin[PLAN_SEGMENTS + 1];
     int32_t chunk_start[PLAN_CHUNKS];
 };
@@ -57,12 +57,12 @@ static __device__ int32_t running_sum(int32_t value, int32_t *carry, int32_t *wa
     return before;
 }
 
-static __device__ flash_pair pair_of(const flash_params &p, int32_t pair, int32_t r)
+static __device__ gpu_row_tile row_tile_of(const gpu_params &p, int32_t row_tile, int32_t r)
 {
-    flash_request q = load_request(p, r);
-    flash_pair v = {};
-    v.first_row = (pair - p.tile_start[r]) * p.row_tile;
-    v.num_rows = min(p.row_tile, q.query_len * p.group - v.first_row);
+    gpu_request q = load_request(p, r);
+    gpu_row_tile v = {};
+    v.first_row = (row_tile - p.row_tile_start[r]) * p.tile_rows;
+    v.num_rows = min(p.tile_rows, q.query_len * p.group - v.first_row);
     key_range(p, q, v.first_row, v.first_row + v.num_rows, &v.k0, &v.k1);
     v.num_tiles = (v.k1 - (v.k0 & ~(p.tile - 1)) + p.tile - 1) / p.tile;
     v.num_tiles = max(v.num_tiles, 1); /* an item without keys still writes its rows */
@@ -77,23 +77,24 @@ static __device__ flash_pair pair_of(const flash_params &p, int32_t pair, int32_
     return v;
 }
 
-/* Batch-invariant: FLASH_INVARIANT_CUTS where one row tile has all of a request's rows, else one.
+/* Batch-invariant: GPU_INVARIANT_CUTS where one row tile has all of a request's rows, else one.
  * Else parts of a CTA's share at most; there are fewer than 4 for each CTA, since only items of
  * more than a share are cut. */
-static __device__ int32_t cut_count(const flash_params &p, const flash_pair &pair, int32_t share)
+static __device__ int32_t cut_count(const gpu_params &p, const gpu_row_tile &row_tile,
+                                    int32_t share)
 {
     if (p.invariant) {
-        bool single = pair.query_len * p.group <= p.row_tile;
-        return single ? min(pair.num_tiles, FLASH_INVARIANT_CUTS) : 1;
+        bool single = row_tile.query_len * p.group <= p.tile_rows;
+        return single ? min(row_tile.num_tiles, GPU_INVARIANT_CUTS) : 1;
     }
-    return (pair.num_tiles + share - 1) / share;
+    return (row_tile.num_tiles + share - 1) / share;
 }
 
-/* Fast prefill: does one of the pair's rows belong to a token that is asked for? */
-static __device__ bool is_wanted(const flash_params &p, const flash_pair &pair)
+/* Fast prefill: does one of the row tile's rows belong to a token that is asked for? */
+static __device__ bool is_wanted(const gpu_params &p, const gpu_row_tile &row_tile)
 {
-    int32_t first = pair.query_start + pair.first_row / p.group;
-    int32_t last = pair.query_start + (pair.first_row + pair.num_rows - 1) / p.group;
+    int32_t first = row_tile.query_start + row_tile.first_row / p.group;
+    int32_t last = row_tile.query_start + (row_tile.first_row + row_tile.num_rows - 1) / p.group;
     for (int32_t i = 0; i < p.num_wanted_rows; i++) {
         if (p.wanted_rows[i] >= first && p.wanted_rows[i] <= last) {
             return true;
@@ -102,62 +103,62 @@ static __device__ bool is_wanted(const flash_params &p, const flash_pair &pair)
     return false;
 }
 
-/* All pairs that are wanted, and how many tiles they have. */
-static __device__ int32_t plan_pairs(const flash_params &p, int32_t *pairs, int32_t *starts,
-                                     int32_t *warps)
+/* All row tiles that are wanted, and how many tiles they have. */
+static __device__ int32_t plan_row_tiles(const gpu_params &p, int32_t *row_tiles, int32_t *starts,
+                                         int32_t *warps)
 {
     int32_t total = 0, kept = 0;
-    for (int32_t first = 0; first < *pairs; first += PLAN_THREADS) {
-        int32_t pair = first + threadIdx.x, tiles = 0;
-        flash_pair v = {};
-        bool keep = pair < *pairs;
+    for (int32_t first = 0; first < *row_tiles; first += PLAN_THREADS) {
+        int32_t row_tile = first + threadIdx.x, tiles = 0;
+        gpu_row_tile v = {};
+        bool keep = row_tile < *row_tiles;
         if (keep) {
-            v = pair_of(p, pair, find_last(p.tile_start, p.num_reqs, pair));
+            v = row_tile_of(p, row_tile, find_last(p.row_tile_start, p.num_reqs, row_tile));
             keep = p.wanted_rows == nullptr || is_wanted(p, v);
             tiles = keep ? v.num_tiles * p.num_kv_heads : 0;
         }
         if (p.wanted_rows != nullptr) {
-            pair = running_sum(keep, &kept, warps);
+            row_tile = running_sum(keep, &kept, warps);
         }
         v.start = running_sum(tiles, &total, warps);
         if (keep) {
-            p.pairs[pair] = v;
-            starts[pair] = v.start;
+            p.row_tiles[row_tile] = v;
+            starts[row_tile] = v.start;
         }
     }
-    *pairs = p.wanted_rows != nullptr ? kept : *pairs;
+    *row_tiles = p.wanted_rows != nullptr ? kept : *row_tiles;
     if (threadIdx.x == 0) {
-        starts[*pairs] = total;
+        starts[*row_tiles] = total;
     }
     __syncthreads();
     return total;
 }
 
 /* Segments of one item each. Items that are cut come first: only they have parts. */
-static __device__ int32_t cut_items(const flash_params &p, int32_t pairs, int32_t total,
+static __device__ int32_t cut_items(const gpu_params &p, int32_t row_tiles, int32_t total,
                                     int32_t *warps)
 {
     int32_t segments = 0, share = max(total / p.ctas, LEAST_PART);
     for (int32_t pass = 0; pass < 2; pass++) {
-        for (int32_t first = 0; first < pairs; first += PLAN_THREADS) {
-            int32_t pair = first + threadIdx.x, cuts = 0;
-            flash_pair v = {};
-            if (pair < pairs) {
-                v = p.pairs[pair];
+        for (int32_t first = 0; first < row_tiles; first += PLAN_THREADS) {
+            int32_t row_tile = first + threadIdx.x, cuts = 0;
+            gpu_row_tile v = {};
+            if (row_tile < row_tiles) {
+                v = p.row_tiles[row_tile];
                 cuts = cut_count(p, v, share);
                 cuts = (cuts > 1) == (pass == 0) ? cuts : 0;
             }
             int32_t at = running_sum(cuts * p.num_kv_heads, &segments, warps);
             for (int32_t i = 0; i < cuts * p.num_kv_heads; i++) {
                 int32_t head = i / cuts, cut = i - head * cuts;
-                flash_segment s = {};
+                gpu_segment s = {};
                 s.begin =
                     v.start + head * v.num_tiles + (int32_t)((int64_t)v.num_tiles * cut / cuts);
                 s.end = v.start + head * v.num_tiles +
                         (int32_t)((int64_t)v.num_tiles * (cut + 1) / cuts);
                 s.index = at + i;
-                s.pair_index = pair;
-                s.pair = v;
+                s.row_tile_index = row_tile;
+                s.row_tile = v;
                 s.first = at + head * cuts;
                 s.last = s.first + cuts - 1;
                 p.segments[at + i] = s;
@@ -173,70 +174,72 @@ struct stream_cut {
     int32_t shares, levels, segments;
 };
 
-static __device__ __forceinline__ int32_t tiles_of(const flash_params &p, const int32_t *starts,
-                                                   int32_t pair)
+static __device__ __forceinline__ int32_t tiles_of(const gpu_params &p, const int32_t *starts,
+                                                   int32_t row_tile)
 {
-    return (starts[pair + 1] - starts[pair]) / p.num_kv_heads;
+    return (starts[row_tile + 1] - starts[row_tile]) / p.num_kv_heads;
 }
 
 /* A cut inside of a short item moves to its beginning: parts would cost more than they balance. The
  * segment before may then be empty. */
-static __device__ int32_t move_cut(const flash_params &p, int32_t pairs, const int32_t *starts,
+static __device__ int32_t move_cut(const gpu_params &p, int32_t row_tiles, const int32_t *starts,
                                    int32_t at, int32_t share)
 {
-    if (at >= starts[pairs]) {
+    if (at >= starts[row_tiles]) {
         return at;
     }
-    int32_t pair = find_last(starts, pairs, at), tiles = tiles_of(p, starts, pair);
+    int32_t row_tile = find_last(starts, row_tiles, at), tiles = tiles_of(p, starts, row_tile);
     bool is_short = tiles * p.tile <= SHORT_ITEM && tiles <= share;
-    return is_short ? at - (at - starts[pair]) % tiles : at;
+    return is_short ? at - (at - starts[row_tile]) % tiles : at;
 }
 
-/* Items in chunks of `most` tiles at most: how many, and where each pair's begin. */
-static __device__ int32_t count_chunks(const flash_params &p, int32_t pairs, const int32_t *starts,
-                                       int32_t most, plan_memory &memory)
+/* Items in chunks of `most` tiles at most: how many, and where each row tile's begin. */
+static __device__ int32_t count_chunks(const gpu_params &p, int32_t row_tiles,
+                                       const int32_t *starts, int32_t most, plan_memory &memory)
 {
     int32_t chunks = 0;
-    if (pairs > PLAN_CHUNKS) {
+    if (row_tiles > PLAN_CHUNKS) {
         return INT32_MAX;
     }
-    for (int32_t first = 0; first < pairs; first += PLAN_THREADS) {
-        int32_t pair = first + threadIdx.x, cuts = 0;
-        if (pair < pairs) {
-            cuts = (tiles_of(p, starts, pair) + most - 1) / most * p.num_kv_heads;
+    for (int32_t first = 0; first < row_tiles; first += PLAN_THREADS) {
+        int32_t row_tile = first + threadIdx.x, cuts = 0;
+        if (row_tile < row_tiles) {
+            cuts = (tiles_of(p, starts, row_tile) + most - 1) / most * p.num_kv_heads;
         }
         int32_t at = running_sum(cuts, &chunks, memory.warps);
-        if (pair < pairs) {
-            memory.chunk_start[pair] = at;
+        if (row_tile < row_tiles) {
+            memory.chunk_start[row_tile] = at;
         }
     }
     __syncthreads();
     return chunks;
 }
 
-static __device__ int32_t begin_of_chunk(const flash_params &p, int32_t pairs,
+static __device__ int32_t begin_of_chunk(const gpu_params &p, int32_t row_tiles,
                                          const int32_t *starts, int32_t most, int32_t chunk,
                                          const plan_memory &memory)
 {
-    int32_t pair = find_last(memory.chunk_start, pairs, chunk), tiles = tiles_of(p, starts, pair);
-    int32_t cuts = (tiles + most - 1) / most, i = chunk - memory.chunk_start[pair], head = i / cuts;
-    return starts[pair] + head * tiles + (int32_t)((int64_t)tiles * (i - head * cuts) / cuts);
+    int32_t row_tile = find_last(memory.chunk_start, row_tiles, chunk),
+            tiles = tiles_of(p, starts, row_tile);
+    int32_t cuts = (tiles + most - 1) / most, i = chunk - memory.chunk_start[row_tile],
+            head = i / cuts;
+    return starts[row_tile] + head * tiles + (int32_t)((int64_t)tiles * (i - head * cuts) / cuts);
 }
 
 /* Shares are chunks of items, one for a CTA at most, where they are hardly longer than equal
  * shares; else equal shares. */
-static __device__ stream_cut cut_stream(const flash_params &p, int32_t pairs, int32_t total,
+static __device__ stream_cut cut_stream(const gpu_params &p, int32_t row_tiles, int32_t total,
                                         const int32_t *starts, plan_memory &memory)
 {
     stream_cut cut = {min(p.ctas, total), 1, 0};
     int32_t *begin = memory.segment_begin;
     int32_t share = total / cut.shares, room = min(p.max_segments, PLAN_SEGMENTS);
-    int32_t items = pairs * p.num_kv_heads;
+    int32_t items = row_tiles * p.num_kv_heads;
     int64_t parts = (int64_t)items * MOST_PARTS;
     int32_t most =
         max((int32_t)((int64_t)total * (CHUNK_SLACK + 1) / ((int64_t)cut.shares * CHUNK_SLACK)),
             (int32_t)((total + parts - 1) / parts));
-    int32_t chunks = count_chunks(p, pairs, starts, most, memory);
+    int32_t chunks = count_chunks(p, row_tiles, starts, most, memory);
     bool whole = chunks <= cut.shares;
     if (share >= LEAST_SHARE && items >= cut.shares / LEAST_ITEMS && !whole) {
         while ((share >> (REST_OF_SHARE + cut.levels - 1)) >= LEAST_REST &&
@@ -249,8 +252,8 @@ static __device__ stream_cut cut_stream(const flash_params &p, int32_t pairs, in
     for (int32_t i = threadIdx.x; i <= cut.shares; i += PLAN_THREADS) {
         int32_t at = total;
         if (i < cut.shares) {
-            at = whole ? begin_of_chunk(p, pairs, starts, most, i, memory)
-                       : move_cut(p, pairs, starts, (int32_t)((int64_t)total * i / cut.shares),
+            at = whole ? begin_of_chunk(p, row_tiles, starts, most, i, memory)
+                       : move_cut(p, row_tiles, starts, (int32_t)((int64_t)total * i / cut.shares),
                                   share);
         }
         begin[i * cut.levels] = at;
@@ -261,17 +264,18 @@ static __device__ stream_cut cut_stream(const flash_params &p, int32_t pairs, in
         if (level > 0) {
             int32_t start = begin[i * cut.levels], end = begin[(i + 1) * cut.levels];
             int32_t at = end - ((end - start) >> (REST_OF_SHARE + level - 1));
-            begin[s] = move_cut(p, pairs, starts, at, share); /* chunks have one level */
+            begin[s] = move_cut(p, row_tiles, starts, at, share); /* chunks have one level */
         }
     }
     __syncthreads();
     return cut;
 }
 
-/* Which pair a segment begins in, and which segments share its outer items. They are taken level by
- * level, so that the last ones are small and of all items; empty ones by nobody. */
-static __device__ int32_t link_segments(const flash_params &p, int32_t pairs, const stream_cut &cut,
-                                        const int32_t *starts, const int32_t *begin, int32_t *warps)
+/* Which row tile a segment begins in, and which segments share its outer items. They are taken
+ * level by level, so that the last ones are small and of all items; empty ones by nobody. */
+static __device__ int32_t link_segments(const gpu_params &p, int32_t row_tiles,
+                                        const stream_cut &cut, const int32_t *starts,
+                                        const int32_t *begin, int32_t *warps)
 {
     int32_t kept = 0;
     for (int32_t first = 0; first < cut.segments; first += PLAN_THREADS) {
@@ -282,18 +286,19 @@ static __device__ int32_t link_segments(const flash_params &p, int32_t pairs, co
         if (!keep) {
             continue;
         }
-        flash_segment s = {};
+        gpu_segment s = {};
         s.begin = begin[i];
         s.end = begin[i + 1];
         s.index = i;
-        s.pair_index = find_last(starts, pairs, s.begin);
-        s.pair = p.pairs[s.pair_index];
-        int32_t last_pair = find_last(starts, pairs, s.end - 1);
-        int32_t first_start = starts[s.pair_index];
-        int32_t of_first = tiles_of(p, starts, s.pair_index);
-        int32_t of_last = tiles_of(p, starts, last_pair);
+        s.row_tile_index = find_last(starts, row_tiles, s.begin);
+        s.row_tile = p.row_tiles[s.row_tile_index];
+        int32_t last_row_tile = find_last(starts, row_tiles, s.end - 1);
+        int32_t first_start = starts[s.row_tile_index];
+        int32_t of_first = tiles_of(p, starts, s.row_tile_index);
+        int32_t of_last = tiles_of(p, starts, last_row_tile);
         int32_t item = first_start + (s.begin - first_start) / of_first * of_first;
-        int32_t last_item = starts[last_pair] + (s.end - 1 - starts[last_pair]) / of_last * of_last;
+        int32_t last_item =
+            starts[last_row_tile] + (s.end - 1 - starts[last_row_tile]) / of_last * of_last;
         s.first = find_last(begin, cut.segments, item);
         s.last = find_last(begin, cut.segments, last_item + of_last - 1);
         p.segments[at] = s;
@@ -301,34 +306,34 @@ static __device__ int32_t link_segments(const flash_params &p, int32_t pairs, co
     return kept;
 }
 
-static __device__ void make_schedule(const flash_params &p, plan_memory &memory)
+static __device__ void make_schedule(const gpu_params &p, plan_memory &memory)
 {
-    int32_t pairs = 0, segments = 0;
+    int32_t row_tiles = 0, segments = 0;
     for (int32_t first = 0; first < p.num_reqs; first += PLAN_THREADS) {
         int32_t r = first + threadIdx.x, tiles = 0;
         if (r < p.num_reqs) {
             int32_t rows = (p.query_start[r + 1] - p.query_start[r]) * p.group;
-            tiles = (rows + p.row_tile - 1) / p.row_tile;
+            tiles = (rows + p.tile_rows - 1) / p.tile_rows;
         }
-        int32_t start = running_sum(tiles, &pairs, memory.warps);
+        int32_t start = running_sum(tiles, &row_tiles, memory.warps);
         if (r < p.num_reqs) {
-            p.tile_start[r] = start;
+            p.row_tile_start[r] = start;
         }
     }
     __syncthreads();
-    int32_t *starts = pairs <= PLAN_PAIRS ? memory.pair_start : p.pair_start;
-    int32_t total = plan_pairs(p, &pairs, starts, memory.warps);
+    int32_t *starts = row_tiles <= PLAN_ROW_TILES ? memory.key_tile_start : p.key_tile_start;
+    int32_t total = plan_row_tiles(p, &row_tiles, starts, memory.warps);
     if (p.by_item) {
-        segments = cut_items(p, pairs, total, memory.warps);
+        segments = cut_items(p, row_tiles, total, memory.warps);
     } else if (total > 0) {
-        stream_cut cut = cut_stream(p, pairs, total, starts, memory);
-        segments = link_segments(p, pairs, cut, starts, memory.segment_begin, memory.warps);
+        stream_cut cut = cut_stream(p, row_tiles, total, starts, memory);
+        segments = link_segments(p, row_tiles, cut, starts, memory.segment_begin, memory.warps);
     }
-    for (int32_t i = threadIdx.x; i < pairs * p.num_kv_heads; i += PLAN_THREADS) {
+    for (int32_t i = threadIdx.x; i < row_tiles * p.num_kv_heads; i += PLAN_THREADS) {
         p.arrived[i] = 0;
     }
     if (threadIdx.x == 0) {
-        *p.header = {total, pairs, segments, 0};
+        *p.header = {total, row_tiles, segments, 0};
     }
 }
 

@@ -4,7 +4,7 @@
 #include "gpu/device/rows.h"
 #include "gpu/device/search.h"
 
-static __device__ void gather_turned(const flash_gather_params &p, const flash_row &from,
+static __device__ void gather_turned(const gpu_gather_params &p, const gpu_cache_row &from,
                                      int32_t head, char *to, int lane)
 {
     float x[LANE_DIMS];
@@ -26,8 +26,7 @@ static __device__ void gather_turned(const flash_gather_params &p, const flash_r
 /* Rows out_start[r] .. out_start[r + 1] - 1 are keys first_key[r] .. of request r. How many rows
  * there are stands on the device. */
 template <bool NIBBLES>
-static __global__ void __launch_bounds__(128)
-    gather_kv(const __grid_constant__ flash_gather_params p)
+static __global__ void __launch_bounds__(128) gather_kv(const __grid_constant__ gpu_gather_params p)
 {
     int32_t begin = p.out_start[0];
     int64_t items = (int64_t)(p.out_start[p.num_reqs] - begin) * p.num_heads;
@@ -39,9 +38,9 @@ static __global__ void __launch_bounds__(128)
         int64_t table_row = p.block_table_row != nullptr ? p.block_table_row[r] : r;
         int32_t index = j / p.block_size, slot = j - index * p.block_size;
         int64_t block = p.block_table[table_row * p.block_table_stride + index];
-        flash_row from = enter_row<NIBBLES>(p.from, block, slot, head);
+        gpu_cache_row from = enter_row<NIBBLES>(p.from, block, slot, head);
         char *to = p.to.data + row * p.to.row + head * p.to.head;
-        if (NIBBLES && p.from.form == FLASH_ROW_INT4) {
+        if (NIBBLES && p.from.form == GPU_ROW_INT4) {
             gather_turned(p, from, head, to, lane);
             continue;
         }
@@ -59,15 +58,15 @@ cudaError_t launch_gather(const void *params, int32_t num_sms, cudaStream_t stre
         cudaError_t error = load_kernel(gather_kv<true>);
         return error ? error : load_kernel(gather_kv<false>);
     }
-    const flash_gather_params &p = *(const flash_gather_params *)params;
+    const gpu_gather_params &p = *(const gpu_gather_params *)params;
     if (p.num_reqs > 0) {
-        auto kernel = p.from.form >= FLASH_ROW_INT4 ? gather_kv<true> : gather_kv<false>;
+        auto kernel = p.from.form >= GPU_ROW_INT4 ? gather_kv<true> : gather_kv<false>;
         kernel<<<num_sms * 16, 128, 0, stream>>>(p);
     }
     return cudaGetLastError();
 }
 
-static __global__ void __launch_bounds__(128) widen(const __grid_constant__ flash_widen_params p)
+static __global__ void __launch_bounds__(128) widen(const __grid_constant__ gpu_widen_params p)
 {
     int32_t begin = p.query_start[0], rows = min(p.query_start[p.num_reqs], p.num_rows) - begin;
     int64_t items = (int64_t)rows * p.heads;
@@ -87,6 +86,6 @@ cudaError_t launch_widen(const void *params, int32_t num_sms, cudaStream_t strea
     if (params == nullptr) {
         return load_kernel(widen);
     }
-    widen<<<num_sms * 16, 128, 0, stream>>>(*(const flash_widen_params *)params);
+    widen<<<num_sms * 16, 128, 0, stream>>>(*(const gpu_widen_params *)params);
     return cudaGetLastError();
 }

@@ -3,7 +3,7 @@
 #include "cuda_flash/launch.h"
 #include "gpu/device/rows.h"
 
-static __device__ __forceinline__ float side_number(const flash_rows &side, int64_t t, int64_t h,
+static __device__ __forceinline__ float side_number(const gpu_tensor &side, int64_t t, int64_t h,
                                                     float weight, int32_t d)
 {
     return weight == 0.0f
@@ -12,7 +12,7 @@ static __device__ __forceinline__ float side_number(const flash_rows &side, int6
 }
 
 static __global__ void __launch_bounds__(128)
-    merge_states(const __grid_constant__ flash_merge_params p)
+    merge_states(const __grid_constant__ gpu_merge_params p)
 {
     int64_t items = p.num_rows * p.heads;
     int lane = threadIdx.x & 31;
@@ -47,7 +47,7 @@ cudaError_t launch_merge(const void *params, int32_t num_sms, cudaStream_t strea
     if (params == nullptr) {
         return load_kernel(merge_states);
     }
-    const flash_merge_params &p = *(const flash_merge_params *)params;
+    const gpu_merge_params &p = *(const gpu_merge_params *)params;
     if (p.num_rows > 0 && p.heads > 0) {
         merge_states<<<grid_for(p.num_rows * p.heads, 4, (int64_t)num_sms * 16), 128, 0, stream>>>(
             p);

@@ -15,8 +15,8 @@
 
 /* A query of a head, its lane's dims d = i * 32 + lane, and what its keys add up to. */
 struct plain_row {
-    flash_request request;
-    flash_interval range;
+    gpu_request request;
+    gpu_interval range;
     int32_t index, head, kv_head, k0, k1;
     float slope;
     float q[LANE_DIMS], o[LANE_DIMS], m, l;
@@ -27,8 +27,8 @@ struct plain_memory {
     float o[PLAIN_WARPS][PLAIN_MAX_SIZE];
 };
 
-static __device__ __forceinline__ void enter_query(const flash_params &p, int32_t token,
-                                                   int32_t head, plain_row &row)
+static __device__ __forceinline__ void enter_query(const gpu_params &p, int32_t token, int32_t head,
+                                                   plain_row &row)
 {
     row.request = load_request(p, find_last(p.query_start, p.num_reqs, token));
     row.index = token - row.request.query_start;
@@ -41,12 +41,12 @@ static __device__ __forceinline__ void enter_query(const flash_params &p, int32_
 }
 
 /* Turned rows of keys meet a query that is turned likewise: <q, k> = <H S q, H S k> / D. */
-static __device__ __forceinline__ void load_query(const flash_params &p, int32_t token, int lane,
+static __device__ __forceinline__ void load_query(const gpu_params &p, int32_t token, int lane,
                                                   plain_row &row)
 {
     const char *from = p.q.data + token * p.q.row + row.head * p.q.head;
     float scale = query_scale(p, row.kv_head);
-    bool turned = p.k.form == FLASH_ROW_INT4;
+    bool turned = p.k.form == GPU_ROW_INT4;
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
         int d = i * 32 + lane;
@@ -67,10 +67,10 @@ struct plain_key {
     float bias;
 };
 
-static __device__ __forceinline__ plain_key find_key(const flash_params &p, const plain_row &row,
+static __device__ __forceinline__ plain_key find_key(const gpu_params &p, const plain_row &row,
                                                      int32_t j)
 {
-    const flash_request &request = row.request;
+    const gpu_request &request = row.request;
     plain_key key = {request.key_start + j, 0, -INFINITY};
     bool sees = j < row.k1 && j >= row.range.first && j <= row.range.last;
     if (j < row.k1 && (p.spans != nullptr || p.tree != nullptr)) {
@@ -89,7 +89,7 @@ static __device__ __forceinline__ plain_key find_key(const flash_params &p, cons
 
 /* Keys j and j + 1. One that is not seen has the place of one that is, so that reading it is no
  * branch; false: none is seen. */
-static __device__ __forceinline__ bool find_keys(const flash_params &p, const plain_row &row,
+static __device__ __forceinline__ bool find_keys(const gpu_params &p, const plain_row &row,
                                                  int32_t j, plain_key (&keys)[PLAIN_KEYS])
 {
     plain_key seen = {0, 0, -INFINITY};
@@ -113,8 +113,8 @@ static __device__ __forceinline__ bool find_keys(const flash_params &p, const pl
 /* PLAIN_CHUNK dims of a lane from the i-th on, of all keys: all loads before the first use. */
 template <bool NIBBLES>
 static __device__ __forceinline__ void
-load_chunk(const flash_cache &c, const flash_row (&rows)[PLAIN_KEYS], int i, int lane,
-           flash_element (&x)[PLAIN_CHUNK][PLAIN_KEYS])
+load_chunk(const gpu_cache &c, const gpu_cache_row (&rows)[PLAIN_KEYS], int i, int lane,
+           gpu_element (&x)[PLAIN_CHUNK][PLAIN_KEYS])
 {
 #pragma unroll
     for (int n = 0; n < PLAIN_CHUNK; n++) {
@@ -128,11 +128,11 @@ load_chunk(const flash_cache &c, const flash_row (&rows)[PLAIN_KEYS], int i, int
 
 /* Their scores; -inf where a key is not seen. */
 template <bool NIBBLES>
-static __device__ __forceinline__ void score_keys(const flash_params &p, const plain_row &row,
+static __device__ __forceinline__ void score_keys(const gpu_params &p, const plain_row &row,
                                                   const plain_key (&keys)[PLAIN_KEYS], int lane,
                                                   float (&s)[PLAIN_KEYS])
 {
-    flash_row rows[PLAIN_KEYS];
+    gpu_cache_row rows[PLAIN_KEYS];
 #pragma unroll
     for (int u = 0; u < PLAIN_KEYS; u++) {
         rows[u] = enter_row<NIBBLES>(p.k, keys[u].block, keys[u].slot, row.kv_head);
@@ -143,7 +143,7 @@ static __device__ __forceinline__ void score_keys(const flash_params &p, const p
         if (i * 32 >= p.head_size) {
             break;
         }
-        flash_element x[PLAIN_CHUNK][PLAIN_KEYS];
+        gpu_element x[PLAIN_CHUNK][PLAIN_KEYS];
         load_chunk<NIBBLES>(p.k, rows, i, lane, x);
 #pragma unroll
         for (int n = 0; n < PLAIN_CHUNK; n++) {
@@ -165,7 +165,7 @@ static __device__ __forceinline__ void score_keys(const flash_params &p, const p
 }
 
 /* A probability as an fp8 kernel holds it; the denominator keeps it as it is. */
-static __device__ __forceinline__ float round_probability(const flash_params &p, float w)
+static __device__ __forceinline__ float round_probability(const gpu_params &p, float w)
 {
     float scale = p.p_scale != nullptr ? *p.p_scale : p.p_scale_host;
     uint8_t code = number_to_fp8(p.p_dtype, divide_odd(w, divisor_of(scale)));
@@ -180,10 +180,10 @@ static __device__ __forceinline__ float shrink_of(float from, float to)
 
 template <bool NIBBLES>
 static __device__ __forceinline__ void
-add_keys(const flash_params &p, const plain_key (&keys)[PLAIN_KEYS], const float (&s)[PLAIN_KEYS],
+add_keys(const gpu_params &p, const plain_key (&keys)[PLAIN_KEYS], const float (&s)[PLAIN_KEYS],
          int lane, plain_row &row)
 {
-    flash_row rows[PLAIN_KEYS];
+    gpu_cache_row rows[PLAIN_KEYS];
     float w[PLAIN_KEYS], high = row.m;
 #pragma unroll
     for (int u = 0; u < PLAIN_KEYS; u++) {
@@ -205,7 +205,7 @@ add_keys(const flash_params &p, const plain_key (&keys)[PLAIN_KEYS], const float
         if (i * 32 >= p.head_size_v) {
             break;
         }
-        flash_element x[PLAIN_CHUNK][PLAIN_KEYS];
+        gpu_element x[PLAIN_CHUNK][PLAIN_KEYS];
         load_chunk<NIBBLES>(p.v, rows, i, lane, x);
 #pragma unroll
         for (int n = 0; n < PLAIN_CHUNK; n++) {
@@ -231,7 +231,7 @@ static __device__ __forceinline__ float largest_of_warps(const float *m)
 
 /* Rounded probabilities are relative to the largest, which so must be known before the first. */
 template <bool NIBBLES>
-static __device__ __forceinline__ void visit_keys(const flash_params &p, int warp, int lane,
+static __device__ __forceinline__ void visit_keys(const gpu_params &p, int warp, int lane,
                                                   plain_memory &memory, plain_row &row)
 {
     for (int pass = p.p_dtype >= 0 ? 0 : 1; pass < 2; pass++) {
@@ -261,7 +261,7 @@ static __device__ __forceinline__ void visit_keys(const flash_params &p, int war
 }
 
 /* The first warp adds the others' shares to its own, and writes the row. */
-static __device__ __forceinline__ void write_row(const flash_params &p, int32_t token, int lane,
+static __device__ __forceinline__ void write_row(const gpu_params &p, int32_t token, int lane,
                                                  const plain_memory &memory, plain_row &row)
 {
     float sink = p.sinks != nullptr ? p.sinks[row.head] : -INFINITY;
@@ -279,7 +279,7 @@ static __device__ __forceinline__ void write_row(const flash_params &p, int32_t 
             row.o[i] += memory.o[w][d] * shrink[w];
         }
     }
-    if (p.v.form == FLASH_ROW_INT4) {
+    if (p.v.form == GPU_ROW_INT4) {
         turn_back(p.v, row.o, lane);
     }
 #pragma unroll
@@ -297,8 +297,8 @@ static __device__ __forceinline__ void write_row(const flash_params &p, int32_t 
 }
 
 template <bool NIBBLES>
-static __device__ __forceinline__ void attend_row(const flash_params &p, int32_t token,
-                                                  int32_t head, plain_memory &memory)
+static __device__ __forceinline__ void attend_row(const gpu_params &p, int32_t token, int32_t head,
+                                                  plain_memory &memory)
 {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     plain_row row;
@@ -324,7 +324,7 @@ static __device__ __forceinline__ void attend_row(const flash_params &p, int32_t
 
 template <bool NIBBLES>
 static __global__ void __launch_bounds__(32 * PLAIN_WARPS)
-    attend_plain(const __grid_constant__ flash_params p)
+    attend_plain(const __grid_constant__ gpu_params p)
 {
     __shared__ plain_memory memory;
     int32_t first = p.query_start[0], end = p.query_start[p.num_reqs];
@@ -348,8 +348,8 @@ cudaError_t launch_plain(const void *params, int32_t num_sms, cudaStream_t strea
         cudaError_t error = load_kernel(attend_plain<true>);
         return error ? error : load_kernel(attend_plain<false>);
     }
-    const flash_params &p = *(const flash_params *)params;
-    auto kernel = p.k.form >= FLASH_ROW_INT4 ? attend_plain<true> : attend_plain<false>;
+    const gpu_params &p = *(const gpu_params *)params;
+    auto kernel = p.k.form >= GPU_ROW_INT4 ? attend_plain<true> : attend_plain<false>;
     kernel<<<num_sms * 8, 32 * PLAIN_WARPS, 0, stream>>>(p);
     return cudaGetLastError();
 }

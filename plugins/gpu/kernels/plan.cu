@@ -3,7 +3,7 @@
 #include "gpu/kernels/cut.h"
 #include "cuda_flash/launch.h"
 
-static __global__ void __launch_bounds__(PLAN_THREADS) plan(const __grid_constant__ flash_params p)
+static __global__ void __launch_bounds__(PLAN_THREADS) plan(const __grid_constant__ gpu_params p)
 {
     __shared__ plan_memory memory;
     make_schedule(p, memory);
@@ -14,6 +14,6 @@ cudaError_t launch_plan(const void *params, int32_t num_sms, cudaStream_t stream
     if (params == nullptr) {
         return load_kernel(plan);
     }
-    plan<<<1, PLAN_THREADS, 0, stream>>>(*(const flash_params *)params);
+    plan<<<1, PLAN_THREADS, 0, stream>>>(*(const gpu_params *)params);
     return cudaGetLastError();
 }

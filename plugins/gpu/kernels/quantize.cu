@@ -5,7 +5,7 @@
 
 #define LEAST_AMAX 1e-10 /* of a group */
 
-static __device__ __forceinline__ float column_number(const flash_rows &x, int64_t token,
+static __device__ __forceinline__ float column_number(const gpu_tensor &x, int64_t token,
                                                       int32_t dims, int64_t column)
 {
     int64_t head = column / dims;
@@ -15,7 +15,7 @@ static __device__ __forceinline__ float column_number(const flash_rows &x, int64
 
 /* Each element by one scale of the tensor or of its head. */
 static __global__ void __launch_bounds__(256)
-    quantize_static(const __grid_constant__ flash_quantize_params p)
+    quantize_static(const __grid_constant__ gpu_quantize_params p)
 {
     int64_t columns = (int64_t)p.heads * p.dims, items = p.num_rows * columns;
     for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < items;
@@ -42,7 +42,7 @@ static __device__ __forceinline__ float group_scale(float largest, int32_t pow2)
 
 /* A warp per (token, group of 64 or 128 columns). */
 static __global__ void __launch_bounds__(128)
-    quantize_groups(const __grid_constant__ flash_quantize_params p)
+    quantize_groups(const __grid_constant__ gpu_quantize_params p)
 {
     int64_t groups = (int64_t)p.heads * p.dims / p.group, items = p.num_rows * groups;
     int lane = threadIdx.x & 31;
@@ -73,7 +73,7 @@ static __global__ void __launch_bounds__(128)
 
 /* A thread per (token, 16 columns): block scale = e4m3(g amax / 6), element = e2m1(x g / scale). */
 static __global__ void __launch_bounds__(128)
-    quantize_nvfp4(const __grid_constant__ flash_quantize_params p)
+    quantize_nvfp4(const __grid_constant__ gpu_quantize_params p)
 {
     int64_t blocks = (int64_t)p.heads * p.dims / 16, items = p.num_rows * blocks;
     double global = p.scale != nullptr ? (double)*p.scale : 1.0;
@@ -106,7 +106,7 @@ cudaError_t launch_quantize(const void *params, int32_t num_sms, cudaStream_t st
         error = error ? error : load_kernel(quantize_groups);
         return error ? error : load_kernel(quantize_nvfp4);
     }
-    const flash_quantize_params &p = *(const flash_quantize_params *)params;
+    const gpu_quantize_params &p = *(const gpu_quantize_params *)params;
     int64_t columns = (int64_t)p.heads * p.dims, most = (int64_t)num_sms * 32;
     if (p.num_rows <= 0 || columns <= 0) {
         return cudaSuccess;
@@ -122,7 +122,7 @@ cudaError_t launch_quantize(const void *params, int32_t num_sms, cudaStream_t st
 }
 
 /* A warp per (row, head). Magnitudes order as their bits do, so an integer maximum joins them. */
-static __global__ void __launch_bounds__(128) amax(const __grid_constant__ flash_amax_params p)
+static __global__ void __launch_bounds__(128) amax(const __grid_constant__ gpu_amax_params p)
 {
     int64_t items = p.num_rows * p.heads;
     int lane = threadIdx.x & 31;
@@ -145,7 +145,7 @@ cudaError_t launch_amax(const void *params, int32_t num_sms, cudaStream_t stream
     if (params == nullptr) {
         return load_kernel(amax);
     }
-    const flash_amax_params &p = *(const flash_amax_params *)params;
+    const gpu_amax_params &p = *(const gpu_amax_params *)params;
     if (!p.accumulate) {
         size_t bytes = (p.per_head ? (size_t)p.heads : 1) * sizeof(float);
         cudaError_t error = cudaMemsetAsync(p.out, 0, bytes, stream);

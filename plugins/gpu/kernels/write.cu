@@ -60,8 +60,7 @@ static __device__ __forceinline__ uint4 shrink16(const uint4 (&x)[2], int32_t fr
 /* Vectors of 16 written bytes, counted over (row, side, head, place in the head's row). */
 template <int WAY, class INDEX>
 static __global__ void __launch_bounds__(WRITE_THREADS)
-    write_vectors(const __grid_constant__ flash_write_params p, int32_t k_vectors,
-                  int32_t v_vectors)
+    write_vectors(const __grid_constant__ gpu_write_params p, int32_t k_vectors, int32_t v_vectors)
 {
     let_later_kernels_begin();
     int32_t per_row = (k_vectors + v_vectors) * p.num_heads;
@@ -86,8 +85,8 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
             at -= side ? k_vectors * p.num_heads : 0;
             int32_t head = at / vectors, place = at - head * vectors;
             int64_t block = (int64_t)((uint64_t)slots[u] / (uint32_t)p.block_size);
-            const flash_rows &rows = p.from[side];
-            const flash_cache &cache = p.to[side];
+            const gpu_tensor &rows = p.from[side];
+            const gpu_cache &cache = p.to[side];
             from[u] = rows.data + (int64_t)row * rows.row + head * rows.head +
                       place * (WAY == WRITE_COPY ? 16 : 32);
             to[u] =
@@ -107,7 +106,7 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
                 continue;
             }
             if (WAY == WRITE_FP8) {
-                const flash_cache &cache = p.to[sides[u]];
+                const gpu_cache &cache = p.to[sides[u]];
                 number_divisor by = divisor_of(cache_scale(cache, heads[u]));
                 int32_t dtype = p.from[sides[u]].dtype;
                 x[u][0] = cache.dtype == ATTN_DTYPE_FP8_E5M2
@@ -158,7 +157,7 @@ static __device__ __forceinline__ uint2 scale_row(const uint4 &x, int32_t from, 
  * scale per row. */
 template <int LANES>
 static __global__ void __launch_bounds__(WRITE_THREADS)
-    write_scaled(const __grid_constant__ flash_write_params p)
+    write_scaled(const __grid_constant__ gpu_write_params p)
 {
     let_later_kernels_begin();
     int64_t items = p.num_slots * 2 * p.num_heads;
@@ -179,7 +178,7 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
         }
 #pragma unroll
         for (int u = 0; u < WRITE_VECTORS; u++) {
-            const flash_rows &from = p.from[sides[u]];
+            const gpu_tensor &from = p.from[sides[u]];
             int64_t row = (first + u * step) / (2 * p.num_heads);
             x[u] = make_uint4(0, 0, 0, 0);
             if (slots[u] >= 0 && lane * 8 < p.to[sides[u]].head_size) {
@@ -189,7 +188,7 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
         }
 #pragma unroll
         for (int u = 0; u < WRITE_VECTORS; u++) {
-            const flash_cache &to = p.to[sides[u]];
+            const gpu_cache &to = p.to[sides[u]];
             float scale;
             uint2 y = scale_row<LANES>(x[u], p.from[sides[u]].dtype, to.dtype, &scale);
             int64_t block = slots[u] / p.block_size, slot = slots[u] - block * p.block_size;
@@ -206,8 +205,7 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
 }
 
 /* A warp per (row, side, head): any form and layout. */
-static __global__ void __launch_bounds__(128)
-    write_rows(const __grid_constant__ flash_write_params p)
+static __global__ void __launch_bounds__(128) write_rows(const __grid_constant__ gpu_write_params p)
 {
     let_later_kernels_begin();
     int64_t items = p.num_slots * 2 * p.num_heads;
@@ -218,30 +216,30 @@ static __global__ void __launch_bounds__(128)
         int32_t head = at - side * p.num_heads;
         int64_t slot = p.slots[row];
         if (slot >= 0) {
-            const flash_rows &from = p.from[side];
+            const gpu_tensor &from = p.from[side];
             row_store(p.to[side], slot / p.block_size, slot % p.block_size, head,
                       from.data + row * from.row + head * from.head, from.dtype, lane);
         }
     }
 }
 
-static bool rows_are(const flash_rows &from, const flash_cache &to, uint64_t more, int32_t unit)
+static bool rows_are(const gpu_tensor &from, const gpu_cache &to, uint64_t more, int32_t unit)
 {
     uint64_t read = (uint64_t)from.data | from.row | from.head;
     uint64_t written = (uint64_t)to.data | to.block | to.slot | to.head;
-    return to.pack == 0 && to.form == FLASH_ROW_NUMBERS && (read | written | more) % 16 == 0 &&
+    return to.pack == 0 && to.form == GPU_ROW_NUMBERS && (read | written | more) % 16 == 0 &&
            to.head_size % unit == 0;
 }
 
-static bool rows_scale(const flash_rows &from, const flash_cache &to)
+static bool rows_scale(const gpu_tensor &from, const gpu_cache &to)
 {
     uint64_t read = (uint64_t)from.data | from.row | from.head;
     uint64_t written = (uint64_t)to.data | to.block | to.slot | to.head;
-    return to.form == FLASH_ROW_SCALED && to.pack == 0 && from.dtype != ATTN_DTYPE_F32 &&
+    return to.form == GPU_ROW_SCALED && to.pack == 0 && from.dtype != ATTN_DTYPE_F32 &&
            to.head_size % 8 == 0 && to.head_size <= 256 && read % 16 == 0 && written % 4 == 0;
 }
 
-static void write_with_scales(const flash_write_params &p, cudaStream_t stream)
+static void write_with_scales(const gpu_write_params &p, cudaStream_t stream)
 {
     int32_t size = max(p.to[0].head_size, p.to[1].head_size);
     int32_t lanes = size <= 64 ? 8 : size <= 128 ? 16 : 32;
@@ -262,12 +260,12 @@ cudaError_t launch_write(const void *params, int32_t num_sms, cudaStream_t strea
         error = error ? error : load_kernel(write_scaled<32>);
         return error ? error : load_kernel(write_rows);
     }
-    const flash_write_params &p = *(const flash_write_params *)params;
+    const gpu_write_params &p = *(const gpu_write_params *)params;
     bool copies = true, shrinks = true;
     int32_t vectors[2];
     for (int side = 0; side < 2; side++) {
-        const flash_rows &from = p.from[side];
-        const flash_cache &to = p.to[side];
+        const gpu_tensor &from = p.from[side];
+        const gpu_cache &to = p.to[side];
         int32_t bytes = from.dtype == ATTN_DTYPE_F32 ? 4 : 2;
         copies = copies && from.dtype == to.dtype && rows_are(from, to, 0, 16 / bytes);
         shrinks = shrinks && from.dtype != ATTN_DTYPE_F32 && to.dtype >= ATTN_DTYPE_FP8_E4M3 &&
@@ -297,7 +295,7 @@ cudaError_t launch_write(const void *params, int32_t num_sms, cudaStream_t strea
 
 /* Turns a row in place: float32 in shared memory, one rounding at the end. Pairs are (d, d + half)
  * in the NeoX form, (2d, 2d + 1) in GPT-J's. */
-static __device__ void turn_row(const flash_write_params &p, char *row, int32_t dtype,
+static __device__ void turn_row(const gpu_write_params &p, char *row, int32_t dtype,
                                 int32_t head_size, int side, int64_t position, float *x, int lane)
 {
     float sum = 0.0f;
@@ -333,7 +331,7 @@ static __device__ void turn_row(const flash_write_params &p, char *row, int32_t 
 
 /* A warp per (row, head of q, k or v). */
 static __global__ void __launch_bounds__(32 * ROPE_WARPS)
-    rope_write(const __grid_constant__ flash_write_params p)
+    rope_write(const __grid_constant__ gpu_write_params p)
 {
     __shared__ float rows[ROPE_WARPS][ROPE_MAX_HEAD_SIZE];
     let_later_kernels_begin();
@@ -352,7 +350,7 @@ static __global__ void __launch_bounds__(32 * ROPE_WARPS)
         head -= p.num_q_heads;
         int side = head >= p.num_heads;
         head -= side * p.num_heads;
-        const flash_rows &from = p.from[side];
+        const gpu_tensor &from = p.from[side];
         char *at = from.data + row * from.row + head * from.head;
         if (side == 0) {
             turn_row(p, at, from.dtype, p.to[0].head_size, 1, p.positions[row], rows[warp], lane);
@@ -370,7 +368,7 @@ cudaError_t launch_rope_write(const void *params, int32_t num_sms, cudaStream_t 
     if (params == nullptr) {
         return load_kernel(rope_write);
     }
-    const flash_write_params &p = *(const flash_write_params *)params;
+    const gpu_write_params &p = *(const gpu_write_params *)params;
     if (p.num_slots > 0) {
         int64_t items = p.num_slots * (p.num_q_heads + 2 * p.num_heads);
         rope_write<<<grid_for(items, ROPE_WARPS, (int64_t)num_sms * 64), 32 * ROPE_WARPS, 0,
