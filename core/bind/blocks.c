@@ -42,8 +42,8 @@ static void add_plane(struct planes *all, struct plane plane)
 /* Bytes of a row of one head, scales not counted. */
 static int64_t row_bytes(const attn_layer *layer, const struct attn_kv_view *view, bool value)
 {
-    if (layer->layer.gdn != NULL) { /* states are float32, their windows activations */
-        int64_t bytes = value && layer->layer.desc.dtype != ATTN_DTYPE_F32 ? 2 : 4;
+    if (layer->selected->gdn != NULL) { /* states are float32, their windows activations */
+        int64_t bytes = value && layer->desc->dtype != ATTN_DTYPE_F32 ? 2 : 4;
         return view->head_size * bytes;
     }
     int64_t row = kv_row_bytes(layer->spec.kv_dtype, view->head_size, value);
@@ -101,7 +101,7 @@ static attn_status add_copies(attn_layer *layer, int32_t kind,
                : BAD("other",
                      "layer '%s': a block takes %lld bytes, those of the other memory lie %lld "
                      "bytes apart",
-                     layer->layer.desc.name, (long long)bytes, (long long)stride);
+                     layer->desc->name, (long long)bytes, (long long)stride);
 }
 
 static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, bool has_other,
@@ -110,10 +110,10 @@ static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, b
     int64_t blocks = INT64_MAX;
     for (int32_t i = 0; i < model->num_layers; i++) {
         attn_layer *layer = &model->layers[i];
-        if (layer->group == group && layer->layer.sharing_target < 0) {
+        if (layer->group == group && layer->owner == layer) {
             if (layer->k_cache.data == NULL) {
                 return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv",
-                                 "layer '%s' has no cache bound", layer->layer.desc.name);
+                                 "layer '%s' has no cache bound", layer->desc->name);
             }
             blocks = layer->k_cache.num_blocks < blocks ? layer->k_cache.num_blocks : blocks;
         }
@@ -167,7 +167,7 @@ attn_status copy_blocks(attn_model *model, int32_t group, int32_t kind,
         struct attn_block_copy copies[MAX_PLANES];
         int32_t count = 0;
         const struct instance *instance = layer->served[ATTN_PHASE_DECODE].instance;
-        if (layer->group != group || layer->layer.sharing_target >= 0) {
+        if (layer->group != group || layer->owner != layer) {
             continue;
         }
         if (instance->kernels.copy_blocks == NULL && model->device.type != ATTN_DEVICE_CPU) {

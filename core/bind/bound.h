@@ -57,7 +57,9 @@ struct attn_layer {
     int32_t group;           /* block-table group */
     int32_t slot;            /* place among the layers of its group */
     const attn_layer *table; /* the group's first layer: one pointer that names model and group */
-    struct layer layer;
+    const struct layer *selected;       /* of the assignment, which the model keeps */
+    const struct attn_layer_desc *desc; /* its description */
+    attn_layer *owner; /* whose cache this one reads: itself, or its sharing target */
     struct served served[ATTN_PHASE_COUNT];
     struct attn_layer_desc parts[PART_COUNT];         /* as kernels see them */
     struct attn_layer_params part_params[PART_COUNT]; /* likewise */
@@ -73,6 +75,7 @@ struct attn_layer {
 
 struct attn_model {
     attn_runtime *runtime;
+    attn_assignment *assignment; /* its layers' descriptions */
     struct attn_device device;
     struct attn_model_options options;
     struct arena arena;
@@ -84,9 +87,6 @@ struct attn_model {
     int32_t num_plan_groups;
     pthread_mutex_t lock; /* of states[] and num_plans */
 };
-
-/* The layer whose cache this one reads: itself, or its sharing target. */
-attn_layer *layer_cache_owner(attn_layer *layer);
 
 /* Rewrites the layer for each part, after binding anything that changes them. */
 void layer_rewrite_parts(attn_layer *layer);

@@ -102,8 +102,8 @@ static int64_t data_bytes(const struct attn_layer_desc *l, bool value)
 static attn_status check_view(const attn_layer *layer, const struct attn_kv_view *view, bool value,
                               struct attn_error *error)
 {
-    const char *name = layer->layer.desc.name, *which = value ? "v" : "k";
-    const struct attn_layer_desc *l = &layer->layer.desc;
+    const char *name = layer->desc->name, *which = value ? "v" : "k";
+    const struct attn_layer_desc *l = layer->desc;
     int32_t head_size = value ? l->head_size_v : l->head_size;
     int64_t row = data_bytes(l, value);
     int32_t pack = view->pack > 0 ? view->pack : head_size;
@@ -152,12 +152,12 @@ static attn_status check_view(const attn_layer *layer, const struct attn_kv_view
 static attn_status check_walk(const attn_layer *layer, const struct attn_kv_view *view, bool value,
                               struct attn_error *error)
 {
-    const char *name = layer->layer.desc.name, *which = value ? "v" : "k";
+    const char *name = layer->desc->name, *which = value ? "v" : "k";
     bool packed = view->pack > 0 && view->pack < view->head_size;
     bool nhd = view->stride_slot >= view->stride_head;
-    uint64_t walk = layer->layer.mla != NULL ? ATTN_WALK_LATENT
-                    : nhd                    ? ATTN_WALK_NHD
-                                             : ATTN_WALK_HND;
+    uint64_t walk = layer->selected->mla != NULL ? ATTN_WALK_LATENT
+                    : nhd                        ? ATTN_WALK_NHD
+                                                 : ATTN_WALK_HND;
     walk |= packed ? ATTN_WALK_PACKED : 0;
     if (view->num_heads == 1 || view->block_size == 1) { /* both orders are the same */
         walk &= ~(ATTN_WALK_NHD | ATTN_WALK_HND);
@@ -194,14 +194,14 @@ static attn_status check_no_plans(attn_layer *layer, const char *call, struct at
                : error_set(error, ATTN_ERROR_ORDER, call,
                            "layer '%s' is in %d plans, and takes new memory in none; destroy them "
                            "first, or change what the memory holds",
-                           layer->layer.desc.name, plans);
+                           layer->desc->name, plans);
 }
 
 /* K and V: as many blocks of each, and no byte is both. */
 static attn_status check_apart(const attn_layer *layer, const struct attn_kv_view views[2],
                                struct attn_error *error)
 {
-    const struct attn_layer_desc *l = &layer->layer.desc;
+    const struct attn_layer_desc *l = layer->desc;
     const struct layout k = layout_of(&views[0], data_bytes(l, false));
     const struct layout v = layout_of(&views[1], data_bytes(l, true));
     if (views[0].num_blocks != views[1].num_blocks) {
@@ -232,13 +232,13 @@ attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
         return BAD("layer", "layer is NULL");
     }
     if (layer->spec.kind == ATTN_KV_SPEC_NONE || layer->spec.kind == ATTN_KV_SPEC_GDN_STATE) {
-        return BAD("layer", "layer '%s' takes no cache: %s", layer->layer.desc.name,
-                   layer->layer.sharing_target >= 0 ? "it reads that of its kv_sharing_target"
-                                                    : "its kind has none");
+        return BAD("layer", "layer '%s' takes no cache: %s", layer->desc->name,
+                   layer->owner != layer ? "it reads that of its kv_sharing_target"
+                                         : "its kind has none");
     }
-    bool latent = layer->layer.mla != NULL;
+    bool latent = layer->selected->mla != NULL;
     if (k == NULL || (v == NULL) != latent) {
-        return BAD("v", "layer '%s': k %p, v %p; %s", layer->layer.desc.name, (const void *)k,
+        return BAD("v", "layer '%s': k %p, v %p; %s", layer->desc->name, (const void *)k,
                    (const void *)v, latent ? "an MLA layer has k only" : "both are needed");
     }
     attn_status status =
@@ -268,7 +268,7 @@ attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
 static attn_status check_state_reach(const attn_layer *layer, const struct attn_gdn_state *s,
                                      int64_t conv_element, struct attn_error *error)
 {
-    const struct attn_gdn_desc *g = layer->layer.gdn;
+    const struct attn_gdn_desc *g = layer->selected->gdn;
     const int64_t channels =
         2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
     const int64_t strides[] = {s->state_stride_slot, s->conv_stride_slot, s->conv_stride_channel};
@@ -280,7 +280,7 @@ static attn_status check_state_reach(const attn_layer *layer, const struct attn_
         if (strides[i] < 0 || strides[i] > most) {
             return error_set(error, ATTN_ERROR_LIMIT, names[i],
                              "layer '%s': %lld elements between neighbours of %lld; 0 to %lld",
-                             layer->layer.desc.name, (long long)strides[i], (long long)counts[i],
+                             layer->desc->name, (long long)strides[i], (long long)counts[i],
                              (long long)most);
         }
     }
@@ -292,16 +292,16 @@ attn_status layer_bind_state(attn_layer *layer, const struct attn_gdn_state *sta
                              struct attn_error *error)
 {
     struct attn_gdn_state read;
-    if (layer == NULL || layer->layer.gdn == NULL) {
+    if (layer == NULL || layer->selected->gdn == NULL) {
         return BAD("layer", "only a gdn layer takes a state");
     }
-    const struct attn_gdn_desc *g = layer->layer.gdn;
+    const struct attn_gdn_desc *g = layer->selected->gdn;
     attn_status status = struct_read(&read, sizeof read, MIN_STATE, state, "attn_gdn_state", error);
     if (status != ATTN_OK) {
         return status;
     }
     int64_t head = (int64_t)g->head_size_v * g->head_size_k;
-    int64_t element = layer->layer.desc.dtype == ATTN_DTYPE_F32 ? 4 : 2;
+    int64_t element = layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2;
     int32_t channels = 2 * g->num_k_heads * g->head_size_k + g->num_v_heads * g->head_size_v;
     if (read.state == NULL || read.num_slots <= 0 ||
         read.state_stride_slot < head * g->num_v_heads ||
@@ -310,7 +310,7 @@ attn_status layer_bind_state(attn_layer *layer, const struct attn_gdn_state *sta
             "state",
             "layer '%s': state %p of %lld slots, %lld floats apart, conv_state %p; a state of "
             "at least %lld floats a slot%s is needed",
-            layer->layer.desc.name, read.state, (long long)read.num_slots,
+            layer->desc->name, read.state, (long long)read.num_slots,
             (long long)read.state_stride_slot, read.conv_state, (long long)(head * g->num_v_heads),
             g->conv_width > 0 ? " and the convolution's" : "");
     }
@@ -345,7 +345,7 @@ attn_status layer_bind_state(attn_layer *layer, const struct attn_gdn_state *sta
 static attn_status check_sink(const attn_layer *layer, const struct attn_tensor *tensor, bool value,
                               struct attn_error *error)
 {
-    const struct attn_layer_desc *l = &layer->layer.desc;
+    const struct attn_layer_desc *l = layer->desc;
     int32_t head_size = value ? l->head_size_v : l->head_size;
     if (tensor == NULL || tensor->ndim != 3 || tensor->shape == NULL ||
         tensor->shape[0] != l->sink_len || tensor->shape[1] != l->num_kv_heads ||
@@ -366,7 +366,7 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
     if (layer == NULL) {
         return BAD("layer", "layer is NULL");
     }
-    const struct attn_layer_desc *l = &layer->layer.desc;
+    const struct attn_layer_desc *l = layer->desc;
     attn_status status =
         struct_read(&read, sizeof read, MIN_PARAMS, params, "attn_layer_params", error);
     if (status == ATTN_OK) {
@@ -391,10 +391,10 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
     }
     struct kept_params *kept = &layer->kept[layer->params == &layer->kept[0]];
     status = status == ATTN_OK ? kept_params_take(kept, &read, error) : status;
-    if (status == ATTN_OK && layer->layer.gdn != NULL) {
+    if (status == ATTN_OK && layer->selected->gdn != NULL) {
         status = gdn_check_weights(layer, &kept->params, error);
     }
-    if (status == ATTN_OK && layer->layer.mla != NULL) {
+    if (status == ATTN_OK && layer->selected->mla != NULL) {
         status = mla_bind_weights(layer, &kept->params, error);
     }
     if (status == ATTN_OK && layer_is_quantized_encoder(layer)) {

@@ -8,7 +8,7 @@
 
 bool layer_is_quantized_encoder(const attn_layer *layer)
 {
-    return layer->layer.mm_quant != NULL && layer->layer.mm_quant->fp8;
+    return layer->selected->mm_quant != NULL && layer->selected->mm_quant->fp8;
 }
 
 const struct attn_mm_encoder_state *encoder_state(const struct attn_layer_params *params)
@@ -21,8 +21,8 @@ attn_status encoder_check_state(const attn_layer *layer, const struct attn_layer
                                 struct attn_error *error)
 {
     const struct attn_mm_encoder_state *state = encoder_state(params);
-    const char *name = layer->layer.desc.name;
-    int32_t length = layer->layer.mm_quant->amax_history_len;
+    const char *name = layer->desc->name;
+    int32_t length = layer->selected->mm_quant->amax_history_len;
     if (state == NULL || state->scales == NULL) {
         return BAD("attn_mm_encoder_state",
                    "layer '%s' quantizes its inputs; attn_mm_encoder_state and its scales [3] are "
@@ -44,7 +44,7 @@ void encoder_rewrite_parts(attn_layer *layer)
     struct attn_layer_desc *desc = &layer->parts[PART_MAIN];
     struct attn_layer_params *params = &layer->part_params[PART_MAIN];
     const struct attn_mm_encoder_state *state = encoder_state(params);
-    int32_t padded = layer->layer.mm_quant->padded_head_size;
+    int32_t padded = layer->selected->mm_quant->padded_head_size;
     desc->head_size = padded > 0 ? padded : desc->head_size;
     desc->kv_dtype = ATTN_KV_FP8_E4M3;
     desc->q_dtype = ATTN_DTYPE_FP8_E4M3;

@@ -8,11 +8,11 @@
 attn_status gdn_check_weights(const attn_layer *layer, const struct attn_layer_params *params,
                               struct attn_error *error)
 {
-    const struct attn_gdn_desc *g = layer->layer.gdn;
+    const struct attn_gdn_desc *g = layer->selected->gdn;
     const struct attn_ext *ext =
         ext_find(params->next, ATTN_EXT_GDN_WEIGHTS, sizeof(struct attn_gdn_weights));
     const struct attn_gdn_weights *weights = (const struct attn_gdn_weights *)ext;
-    const char *name = layer->layer.desc.name;
+    const char *name = layer->desc->name;
     int64_t channels =
         2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
     if (weights == NULL || weights->a_log == NULL || weights->dt_bias == NULL) {

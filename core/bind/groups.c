@@ -10,15 +10,14 @@
 /* A layer that reads another's cache goes with that one's table. */
 static bool same_table(attn_layer *a, attn_layer *b)
 {
-    const struct layer *x = &layer_cache_owner(a)->layer, *y = &layer_cache_owner(b)->layer;
+    const struct layer *x = a->owner->selected, *y = b->owner->selected;
     bool cached_x = layer_has_cache(&x->desc), cached_y = layer_has_cache(&y->desc);
     if (!cached_x || !cached_y) {
         return cached_x == cached_y;
     }
-    return layer_cache_owner(a)->spec.kind == layer_cache_owner(b)->spec.kind &&
-           layer_cache_owner(a)->spec.layout == layer_cache_owner(b)->spec.layout &&
-           layer_tokens_per_block(layer_cache_owner(a)) ==
-               layer_tokens_per_block(layer_cache_owner(b)) &&
+    return a->owner->spec.kind == b->owner->spec.kind &&
+           a->owner->spec.layout == b->owner->spec.layout &&
+           layer_tokens_per_block(a->owner) == layer_tokens_per_block(b->owner) &&
            layer_same_ranks(a, b) && layer_same_cache(x, y);
 }
 
@@ -26,7 +25,7 @@ static bool same_table(attn_layer *a, attn_layer *b)
  * kernel's schedule. */
 static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phase)
 {
-    const struct attn_layer_desc *x = &a->layer.desc, *y = &b->layer.desc;
+    const struct attn_layer_desc *x = a->desc, *y = b->desc;
     return a->group == b->group && a->served[phase].instance == b->served[phase].instance &&
            a->served[phase].composed == b->served[phase].composed && x->dtype == y->dtype &&
            x->num_q_heads == y->num_q_heads && x->num_kv_heads == y->num_kv_heads &&

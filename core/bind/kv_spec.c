@@ -149,10 +149,10 @@ static int64_t gdn_bytes(const struct layer *layer)
 
 void layer_make_spec(attn_layer *layer, int32_t layout)
 {
-    const struct attn_layer_desc *l = &layer->layer.desc;
+    const struct attn_layer_desc *l = layer->desc;
     struct attn_kv_spec *spec = &layer->spec;
     *spec = (struct attn_kv_spec){.struct_size = sizeof *spec,
-                                  .kind = spec_kind(&layer->layer),
+                                  .kind = spec_kind(layer->selected),
                                   .kv_dtype = l->kv_dtype,
                                   .layout = layout,
                                   .block_size = l->block_size,
@@ -167,10 +167,10 @@ void layer_make_spec(attn_layer *layer, int32_t layout)
         spec->block_size = 0;
         return;
     }
-    if (layer->layer.gdn != NULL) {
-        spec->page_bytes = gdn_bytes(&layer->layer);
+    if (layer->selected->gdn != NULL) {
+        spec->page_bytes = gdn_bytes(layer->selected);
         spec->block_size = 1;
-    } else if (layer->layer.mla != NULL) {
+    } else if (layer->selected->mla != NULL) {
         spec->layout = ATTN_KV_LAYOUT_LATENT;
         spec->page_bytes = spec->block_size * kv_row_bytes(l->kv_dtype, l->head_size, false);
     } else {
@@ -180,7 +180,7 @@ void layer_make_spec(attn_layer *layer, int32_t layout)
     }
     spec->padded_page_bytes =
         l->padded_page_bytes > spec->page_bytes ? l->padded_page_bytes : spec->page_bytes;
-    if (layer->layer.gdn != NULL || layer->layer.mla != NULL) {
+    if (layer->selected->gdn != NULL || layer->selected->mla != NULL) {
         static const int32_t straight[] = {0, 1};
         set_shape(spec, 2, (const int64_t[]){-1, spec->padded_page_bytes}, straight);
     } else {
@@ -277,12 +277,12 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
     struct attn_kv_spec spec = layer->spec;
     if (spec.kind == ATTN_KV_SPEC_NONE || spec.kind == ATTN_KV_SPEC_GDN_STATE) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layer",
-                         "layer '%s' has no cache of keys and values", layer->layer.desc.name);
+                         "layer '%s' has no cache of keys and values", layer->desc->name);
     }
     if (num_blocks > MAX_CACHE / spec.padded_page_bytes) {
         return error_set(error, ATTN_ERROR_LIMIT, "num_blocks",
                          "layer '%s': %lld blocks of %lld bytes; together at most 2^%d bytes",
-                         layer->layer.desc.name, (long long)num_blocks,
+                         layer->desc->name, (long long)num_blocks,
                          (long long)spec.padded_page_bytes, MAX_CACHE_BITS);
     }
     if ((uintptr_t)base % (uintptr_t)spec.alignment != 0) {
@@ -296,7 +296,7 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
         make_view(&spec, i == 1, base, num_blocks, &views[i]);
         add_scales(&spec, base, i == 1, &views[i]);
     }
-    if (layer->layer.mla != NULL) {
+    if (layer->selected->mla != NULL) {
         views[0].num_heads = 1;
         views[0].stride_block = spec.padded_page_bytes;
         views[0].stride_slot = kv_row_bytes(spec.kv_dtype, spec.head_size, false);

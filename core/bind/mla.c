@@ -26,14 +26,14 @@ static attn_status split_projection(const attn_layer *layer, const struct attn_t
                                     struct head_weights *uk, struct head_weights *uv,
                                     struct attn_error *error)
 {
-    const struct attn_mla_desc *m = layer->layer.mla;
-    int64_t heads = layer->layer.desc.num_q_heads, rank = m->kv_lora_rank;
+    const struct attn_mla_desc *m = layer->selected->mla;
+    int64_t heads = layer->desc->num_q_heads, rank = m->kv_lora_rank;
     int64_t nope = m->qk_nope_head_dim, v = m->v_head_dim, rows = heads * (nope + v);
     if (kv_b->ndim != 2 || kv_b->shape == NULL || kv_b->shape[0] != rows ||
         kv_b->shape[1] != rank) {
         return BAD("kv_b_proj",
                    "layer '%s': kv_b_proj has %d dimensions or another shape than [%lld, %lld]",
-                   layer->layer.desc.name, kv_b->ndim, (long long)rows, (long long)rank);
+                   layer->desc->name, kv_b->ndim, (long long)rows, (long long)rank);
     }
     int64_t row = tensor_stride(kv_b, 0), column = tensor_stride(kv_b, 1), head = (nope + v) * row;
     head_weights_set(uk, kv_b, 0, (const int64_t[]){heads, nope, rank},
@@ -47,12 +47,12 @@ static attn_status take_weights(const attn_layer *layer, struct head_weights *w,
                                 const struct attn_tensor *source, const char *name, int64_t rows,
                                 int64_t columns, struct attn_error *error)
 {
-    int64_t heads = layer->layer.desc.num_q_heads;
+    int64_t heads = layer->desc->num_q_heads;
     if (source == NULL || source->ndim != 3 || source->shape == NULL || source->shape[0] != heads ||
         source->shape[1] != rows || source->shape[2] != columns) {
-        return BAD(
-            name, "layer '%s': %s is NULL or not [%lld, %lld, %lld], and there is no kv_b_proj",
-            layer->layer.desc.name, name, (long long)heads, (long long)rows, (long long)columns);
+        return BAD(name,
+                   "layer '%s': %s is NULL or not [%lld, %lld, %lld], and there is no kv_b_proj",
+                   layer->desc->name, name, (long long)heads, (long long)rows, (long long)columns);
     }
     head_weights_set(w, source, 0, (const int64_t[]){heads, rows, columns},
                      (const int64_t[]){tensor_stride(source, 0), tensor_stride(source, 1),
@@ -77,7 +77,7 @@ static attn_status take_block_scale(const attn_layer *layer, struct head_weights
         return BAD(name,
                    "layer '%s': %s is NULL or not e8m0 of the weights' [%lld, %lld, %lld], one of "
                    "the last two divided by %d",
-                   layer->layer.desc.name, name, (long long)w->shape[0], (long long)w->shape[1],
+                   layer->desc->name, name, (long long)w->shape[0], (long long)w->shape[1],
                    (long long)w->shape[2], MX_BLOCK);
     }
     w->block_scale = *scale;
@@ -97,7 +97,7 @@ static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
                               const struct attn_tensor *scale, const char *name,
                               struct attn_error *error)
 {
-    int64_t heads = layer->layer.desc.num_q_heads;
+    int64_t heads = layer->desc->num_q_heads;
     if (is_mxfp4(&w->tensor)) {
         return take_block_scale(layer, w, scale, name, error);
     }
@@ -107,8 +107,8 @@ static attn_status take_scale(const attn_layer *layer, struct head_weights *w,
     if (scale->ndim != 1 || scale->shape == NULL ||
         (scale->shape[0] != 1 && scale->shape[0] != heads) ||
         scale->dtype.code != ATTN_CODE_FLOAT || scale->dtype.bits != 32) {
-        return BAD(name, "layer '%s': %s is not float32 [1] or [%lld]", layer->layer.desc.name,
-                   name, (long long)heads);
+        return BAD(name, "layer '%s': %s is not float32 [1] or [%lld]", layer->desc->name, name,
+                   (long long)heads);
     }
     w->scale = (const float *)((const uint8_t *)scale->data + scale->byte_offset);
     w->num_scales = scale->shape[0];
@@ -120,7 +120,7 @@ static attn_status check_dtypes(const attn_layer *layer, const struct attn_mla_w
                                 struct attn_error *error)
 {
     bool joined = weights->kv_b_proj != NULL;
-    bool declared = layer->layer.mla->weight_dtype == ATTN_MLA_WEIGHT_MXFP4;
+    bool declared = layer->selected->mla->weight_dtype == ATTN_MLA_WEIGHT_MXFP4;
     const struct {
         const struct attn_tensor *tensor;
         const char *name;
@@ -133,8 +133,8 @@ static attn_status check_dtypes(const attn_layer *layer, const struct attn_mla_w
             return BAD(given[i].name,
                        "layer '%s': %s has dtype code %d of %d bits and weight_dtype is %d; mxfp4 "
                        "(%d) is of w_uk and w_uv in e2m1 (code %d), and of nothing else",
-                       layer->layer.desc.name, given[i].name, given[i].tensor->dtype.code,
-                       given[i].tensor->dtype.bits, layer->layer.mla->weight_dtype,
+                       layer->desc->name, given[i].name, given[i].tensor->dtype.code,
+                       given[i].tensor->dtype.bits, layer->selected->mla->weight_dtype,
                        ATTN_MLA_WEIGHT_MXFP4, ATTN_CODE_FLOAT4_E2M1FN);
         }
     }
@@ -144,7 +144,7 @@ static attn_status check_dtypes(const attn_layer *layer, const struct attn_mla_w
 attn_status mla_bind_weights(attn_layer *layer, const struct attn_layer_params *params,
                              struct attn_error *error)
 {
-    const struct attn_mla_desc *m = layer->layer.mla;
+    const struct attn_mla_desc *m = layer->selected->mla;
     const struct attn_ext *ext =
         ext_find(params->next, ATTN_EXT_MLA_WEIGHTS, sizeof(struct attn_mla_weights));
     const struct attn_mla_weights *weights = (const struct attn_mla_weights *)ext;
@@ -155,7 +155,7 @@ attn_status mla_bind_weights(attn_layer *layer, const struct attn_layer_params *
     if (weights == NULL) {
         return BAD("attn_mla_weights",
                    "layer '%s' leaves the projections to the core and brings no weights",
-                   layer->layer.desc.name);
+                   layer->desc->name);
     }
     struct head_weights uk = {.scale = NULL}, uv = {.scale = NULL};
     status = check_dtypes(layer, weights, error);
@@ -184,9 +184,9 @@ attn_status mla_bind_weights(attn_layer *layer, const struct attn_layer_params *
 static void rewrite_projected(attn_layer *layer, int32_t part)
 {
     static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
-    const struct attn_mla_desc *m = layer->layer.mla;
+    const struct attn_mla_desc *m = layer->selected->mla;
     struct attn_layer_desc *desc = &layer->parts[part];
-    *desc = layer->layer.desc;
+    *desc = *layer->desc;
     desc->next = NULL;
     desc->kind = ATTN_LAYER_DECODER;
     desc->kv_dtype = kv_of_dtype[desc->dtype];
@@ -202,7 +202,7 @@ static void rewrite_projected(attn_layer *layer, int32_t part)
 
 void mla_rewrite_parts(attn_layer *layer)
 {
-    const struct attn_mla_desc *m = layer->layer.mla;
+    const struct attn_mla_desc *m = layer->selected->mla;
     struct attn_layer_desc *latent = &layer->parts[PART_MAIN];
     latent->head_size_v = m->kv_lora_rank;
     latent->num_q_heads = mla_padded_heads(layer);
@@ -211,7 +211,7 @@ void mla_rewrite_parts(attn_layer *layer)
     }
     if (layer_is_spread(
             layer)) { /* decode: the heads of all ranks against the rows that are here */
-        latent->num_q_heads *= layer->layer.cp->decode->world_size;
+        latent->num_q_heads *= layer->selected->cp->decode->world_size;
         latent->needs_lse = 1;
     }
     rewrite_projected(layer, PART_NEW);
@@ -224,7 +224,7 @@ void mla_rewrite_parts(attn_layer *layer)
 
 int32_t mla_padded_heads(const attn_layer *layer)
 {
-    int32_t padded = layer->layer.mla->padded_num_q_heads, heads = layer->layer.desc.num_q_heads;
+    int32_t padded = layer->selected->mla->padded_num_q_heads, heads = layer->desc->num_q_heads;
     return padded > heads ? padded : heads;
 }
 

@@ -5,15 +5,10 @@
 
 #include "bind/bound.h"
 #include "select/layer_check.h"
+#include "select/select.h"
 #include "util/structs.h"
 
 #define MIN_MODEL_OPTIONS 40 /* size in ABI 0.1 */
-
-attn_layer *layer_cache_owner(attn_layer *layer)
-{
-    return layer->layer.sharing_target >= 0 ? &layer->model->layers[layer->layer.sharing_target]
-                                            : layer;
-}
 
 /* The terms that a part leaves to the others. Whatever PART_MAIN keeps is the union over the
  * phases: a composed step is composed in both or the layer keeps its term and kernels of the other
@@ -26,11 +21,11 @@ void layer_rewrite_parts(attn_layer *layer)
     }
     for (int32_t part = 0; part < PART_COUNT; part++) {
         struct attn_layer_desc *desc = &layer->parts[part];
-        *desc = layer->layer.desc;
+        *desc = *layer->desc;
         desc->output_form = ATTN_OUTPUT_PLAIN;
         if (part == PART_MAIN) {
             bool quantizes = (composed[0] | composed[1]) & ATTN_COMPOSE_OUTPUT_QUANT;
-            desc->output_form = quantizes ? ATTN_OUTPUT_PLAIN : layer->layer.desc.output_form;
+            desc->output_form = quantizes ? ATTN_OUTPUT_PLAIN : layer->desc->output_form;
             if ((composed[0] | composed[1]) & ATTN_COMPOSE_STATIC_SINK) {
                 desc->kind = ATTN_LAYER_DECODER;
                 desc->sink_len = 0;
@@ -52,10 +47,10 @@ void layer_rewrite_parts(attn_layer *layer)
         desc->needs_lse = 1;
         desc->kind = part == PART_SINK ? ATTN_LAYER_ENCODER_ONLY : ATTN_LAYER_DECODER;
     }
-    if (layer->layer.mla != NULL) {
+    if (layer->selected->mla != NULL) {
         mla_rewrite_parts(layer);
     }
-    if (layer_is_spread(layer) && layer->layer.mla == NULL) {
+    if (layer_is_spread(layer) && layer->selected->mla == NULL) {
         parallel_rewrite_parts(layer);
     }
     if (layer_is_quantized_encoder(layer)) {
@@ -100,7 +95,11 @@ static attn_status bind_layer(attn_model *model, int32_t index,
     attn_layer *layer = &model->layers[index];
     layer->model = model;
     layer->index = index;
-    attn_status status = layer_copy(&model->arena, &layer->layer, &source->layer, error);
+    layer->selected = &source->layer;
+    layer->desc = &source->layer.desc;
+    layer->owner =
+        source->layer.sharing_target >= 0 ? &model->layers[source->layer.sharing_target] : layer;
+    attn_status status = ATTN_OK;
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT && status == ATTN_OK; phase++) {
         const struct attn_choice *choice = &source->phases[phase].choice;
         struct served *served = &layer->served[phase];
@@ -172,6 +171,7 @@ attn_status model_create(attn_runtime *runtime, const attn_assignment *assignmen
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "model", "no memory for the model");
     }
     model->runtime = runtime;
+    model->assignment = assignment_keep(assignment);
     model->device = assignment->device;
     model->options = read;
     arena_init(&model->arena, &runtime->host);
@@ -199,6 +199,7 @@ void model_destroy(attn_model *model)
     attn_runtime *runtime = model->runtime;
     pthread_mutex_destroy(&model->lock);
     arena_finish(&model->arena);
+    assignment_destroy(model->assignment);
     runtime_free(runtime, model, sizeof *model);
 }
 

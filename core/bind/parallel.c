@@ -9,18 +9,18 @@ static int32_t world(const struct attn_collectives *ranks)
 
 bool layer_splits_queries(const attn_layer *layer)
 {
-    return layer->layer.cp != NULL && world(layer->layer.cp->prefill) > 1;
+    return layer->selected->cp != NULL && world(layer->selected->cp->prefill) > 1;
 }
 
 int32_t layer_cache_ranks(const attn_layer *layer)
 {
-    const struct attn_context_parallel *cp = layer->layer.cp;
+    const struct attn_context_parallel *cp = layer->selected->cp;
     return cp != NULL && cp->decode != NULL ? world(cp->decode) * world(cp->prefill) : 1;
 }
 
 int32_t layer_cache_rank(const attn_layer *layer)
 {
-    const struct attn_context_parallel *cp = layer->layer.cp;
+    const struct attn_context_parallel *cp = layer->selected->cp;
     return (cp->prefill != NULL ? cp->prefill->rank : 0) * world(cp->decode) + cp->decode->rank;
 }
 
@@ -31,14 +31,14 @@ bool layer_is_spread(const attn_layer *layer)
 
 int64_t layer_tokens_per_block(const attn_layer *layer)
 {
-    return layer->layer.desc.block_size * (int64_t)layer_cache_ranks(layer);
+    return layer->desc->block_size * (int64_t)layer_cache_ranks(layer);
 }
 
 bool layer_same_ranks(const attn_layer *a, const attn_layer *b)
 {
     static const struct attn_context_parallel none;
-    const struct attn_context_parallel *x = a->layer.cp != NULL ? a->layer.cp : &none;
-    const struct attn_context_parallel *y = b->layer.cp != NULL ? b->layer.cp : &none;
+    const struct attn_context_parallel *x = a->selected->cp != NULL ? a->selected->cp : &none;
+    const struct attn_context_parallel *y = b->selected->cp != NULL ? b->selected->cp : &none;
     return x->decode == y->decode && x->prefill == y->prefill && x->interleave == y->interleave &&
            x->order == y->order;
 }
@@ -51,5 +51,5 @@ void parallel_rewrite_parts(attn_layer *layer)
     *fresh = layer->parts[PART_MAIN];
     fresh->needs_lse = 1;
     layer->part_params[PART_NEW] = layer->part_params[PART_MAIN];
-    layer->parts[PART_CONTEXT].num_q_heads *= layer->layer.cp->decode->world_size;
+    layer->parts[PART_CONTEXT].num_q_heads *= layer->selected->cp->decode->world_size;
 }

@@ -43,7 +43,7 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io 
     }
     const struct attn_tensor *tensors[] = {io->q, io->k, io->v}, *second_q = NULL;
     struct head_rows latent;
-    if (layer->layer.mla != NULL) {
+    if (layer->selected->mla != NULL) {
         second_q = mla_scale_inputs(io, &latent, tensors);
     }
     float *scales[] = {q_scale, k_scale, v_scale};
@@ -80,7 +80,7 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io 
 static attn_status check_values(const attn_layer *layer, const struct attn_tensor *v,
                                 struct attn_error *error)
 {
-    const struct attn_layer_desc *l = &layer->layer.desc;
+    const struct attn_layer_desc *l = layer->desc;
     bool whole = v != NULL && v->data != NULL && v->shape != NULL && v->ndim == 3;
     if (!whole || v->shape[1] != l->num_kv_heads || v->shape[2] != l->head_size_v ||
         (v->strides != NULL && v->strides[2] != 1) || v->dtype.bits % 8 != 0) {
@@ -97,7 +97,7 @@ static attn_status channel_amax(const attn_layer *layer, const struct instance *
                                 const struct attn_step_io *io, float *amax,
                                 struct attn_error *error)
 {
-    const struct attn_layer_desc *l = &layer->layer.desc;
+    const struct attn_layer_desc *l = layer->desc;
     const struct attn_tensor *v = io->v;
     int64_t row = tensor_stride(v, 0);
     int64_t head = tensor_stride(v, 1);
@@ -137,7 +137,7 @@ attn_status layer_calibrate_v_scales(attn_layer *layer, const struct attn_step_i
                          "layer %p, io %p, amax %p, v_channel_scale %p; none may be NULL",
                          (void *)layer, (const void *)io, (void *)amax, (void *)v_channel_scale);
     }
-    const struct attn_layer_desc *l = &layer->layer.desc;
+    const struct attn_layer_desc *l = layer->desc;
     if (l->kv_dtype != ATTN_KV_INT8_KV) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "kv_dtype",
                          "layer '%s' has a cache of %s; scales per channel of v are %s's", l->name,

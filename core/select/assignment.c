@@ -8,9 +8,16 @@
 #define MIN_CHOICE 72 /* sizes in ABI 0.1 */
 #define MIN_REASON 40
 
+attn_assignment *assignment_keep(const attn_assignment *assignment)
+{
+    attn_assignment *kept = (attn_assignment *)(uintptr_t)assignment; /* all but `users` is const */
+    atomic_fetch_add(&kept->users, 1);
+    return kept;
+}
+
 void assignment_destroy(attn_assignment *assignment)
 {
-    if (assignment != NULL) {
+    if (assignment != NULL && atomic_fetch_sub(&assignment->users, 1) == 1) {
         attn_runtime *runtime = assignment->runtime;
         arena_finish(&assignment->arena);
         runtime_free(runtime, assignment, sizeof *assignment);

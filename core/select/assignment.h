@@ -9,6 +9,7 @@
 #include <attn/layer.h>
 #include <attn/mla.h>
 #include <attn/selection.h>
+#include <stdatomic.h>
 
 #include "runtime/runtime.h"
 #include "util/arena.h"
@@ -43,6 +44,7 @@ struct assignment_layer {
 
 struct attn_assignment {
     attn_runtime *runtime;
+    atomic_int users;   /* the engine, and models made of it; the last one frees it */
     struct arena arena; /* everything below, text included */
     struct attn_device device;
     bool complete; /* every layer and phase is served */
@@ -51,8 +53,7 @@ struct attn_assignment {
     struct assignment_layer *layers;
 };
 
-/* Deep copy of a resolved layer into an arena. */
-attn_status layer_copy(struct arena *arena, struct layer *copy, const struct layer *source,
-                       struct attn_error *error);
+/* One user more; assignment_destroy is one less. */
+attn_assignment *assignment_keep(const attn_assignment *assignment);
 
 #endif

@@ -286,18 +286,3 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
     }
     return status;
 }
-
-attn_status layer_copy(struct arena *arena, struct layer *copy, const struct layer *source,
-                       struct attn_error *error)
-{
-    *copy = *source;
-    copy->desc.name = arena_string(arena, source->desc.name);
-    if (source->desc.kv_sharing_target != NULL) {
-        copy->desc.kv_sharing_target = arena_string(arena, source->desc.kv_sharing_target);
-    }
-    if (copy->desc.name == NULL ||
-        (source->desc.kv_sharing_target != NULL && copy->desc.kv_sharing_target == NULL)) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory for a layer");
-    }
-    return layer_copy_extensions(arena, copy, source->desc.next, error);
-}

@@ -292,6 +292,7 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
     }
     arena_init(&assignment->arena, &runtime->host);
     assignment->runtime = runtime;
+    atomic_init(&assignment->users, 1);
     assignment->complete = true;
     assignment->num_layers = num_layers;
     assignment->num_backends = runtime->num_backends;

@@ -13,7 +13,7 @@
 static int32_t threshold_of(const attn_plan *plan)
 {
     const attn_layer *layer = plan->steps[0].layer;
-    const struct attn_layer_desc *l = &layer->layer.desc;
+    const struct attn_layer_desc *l = layer->desc;
     int32_t declared = layer->served[ATTN_PHASE_DECODE].instance->caps->reorder_threshold;
     if (l->kind == ATTN_LAYER_MLA && layer_is_spread(layer)) {
         return 1; /* more queries are causal among keys that lie on several ranks */
@@ -51,11 +51,11 @@ static void choose_calls(attn_plan *plan, struct step *step)
         step->program = run_no_queries; /* query_start_loc may begin above 0 */
         return;
     }
-    if (step->layer->layer.mla != NULL) {
+    if (step->layer->selected->mla != NULL) {
         mla_choose_calls(plan, step);
         return;
     }
-    if (step->layer->layer.gdn != NULL) {
+    if (step->layer->selected->gdn != NULL) {
         gdn_choose_calls(plan, step);
         return;
     }
@@ -111,22 +111,22 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
     }
     plan->views[VIEW_WHOLE] = plan->given;
     if (composed & ATTN_COMPOSE_CHUNKED) {
-        status = compose_chunks(plan, &layer->layer.desc, error);
+        status = compose_chunks(plan, layer->desc, error);
     }
     if (status == ATTN_OK) {
         batch_split(plan, &plan->views[VIEW_WHOLE], threshold_of(plan));
     }
-    if (status == ATTN_OK && layer->layer.mla != NULL) {
+    if (status == ATTN_OK && layer->selected->mla != NULL) {
         status = mla_make_views(plan, error);
     }
-    if (status == ATTN_OK && layer->layer.gdn != NULL) {
+    if (status == ATTN_OK && layer->selected->gdn != NULL) {
         status = gdn_make_views(plan, error);
     }
-    if (status == ATTN_OK && layer_is_spread(layer) && layer->layer.mla == NULL) {
+    if (status == ATTN_OK && layer_is_spread(layer) && layer->selected->mla == NULL) {
         status = parallel_make_views(plan, error);
     }
     if (status == ATTN_OK && composed & ATTN_COMPOSE_STATIC_SINK) {
-        status = compose_sink(plan, &layer->layer.desc, error);
+        status = compose_sink(plan, layer->desc, error);
     }
     for (int32_t i = 0; i < plan->num_steps && !cascade; i++) {
         cascade = cascade_pays(plan, &plan->steps[i]);

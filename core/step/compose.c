@@ -30,14 +30,13 @@ const int32_t *compose_on_device(const attn_plan *plan, const int32_t *host)
 /* A run of rows is two integers. */
 static int64_t merge_max_integers(const attn_plan *plan)
 {
-    return plan->steps[0].layer->layer.desc.sink_len > 0 ? 2 * (int64_t)plan->limits.max_num_reqs
-                                                         : 0;
+    return plan->steps[0].layer->desc->sink_len > 0 ? 2 * (int64_t)plan->limits.max_num_reqs : 0;
 }
 
 /* Requests of a view that the core makes. */
 static int64_t max_view_requests(const attn_plan *plan)
 {
-    const struct attn_layer_desc *layer = &plan->steps[0].layer->layer.desc;
+    const struct attn_layer_desc *layer = plan->steps[0].layer->desc;
     int64_t requests = (int64_t)plan->limits.max_num_reqs * queries_slices(plan->steps[0].layer);
     return layer->chunk_size > 0 ? 2 * requests + plan->limits.max_num_tokens / layer->chunk_size
                                  : requests;
@@ -132,7 +131,7 @@ attn_status compose_sink(attn_plan *plan, const struct attn_layer_desc *layer,
 static int32_t usable_prefix(const attn_plan *plan)
 {
     const struct attn_batch *b = &plan->given;
-    int32_t block = plan->steps[0].layer->layer.desc.block_size;
+    int32_t block = plan->steps[0].layer->desc->block_size;
     int32_t prefix = b->common_prefix_len;
     if (b->seq_lens_host == NULL || b->num_reqs < CASCADE_MIN_REQS || block <= 0) {
         return 0;
@@ -151,12 +150,12 @@ static int32_t usable_prefix(const attn_plan *plan)
 bool cascade_pays(const attn_plan *plan, const struct step *step)
 {
     const struct attn_batch *b = &plan->given;
-    const struct attn_layer_desc *l = &step->layer->layer.desc;
+    const struct attn_layer_desc *l = step->layer->desc;
     int32_t prefix = usable_prefix(plan);
     bool excluded = l->alibi != ATTN_ALIBI_NONE || l->has_window || l->chunk_size > 0 ||
                     l->prefix_lm || l->sink_len > 0 || l->causal_per_request ||
-                    step->layer->layer.cp != NULL || l->kind != ATTN_LAYER_DECODER || !l->causal ||
-                    b->causal == 0 || l->batch_invariant ||
+                    step->layer->selected->cp != NULL || l->kind != ATTN_LAYER_DECODER ||
+                    !l->causal || b->causal == 0 || l->batch_invariant ||
                     (l->output_form != ATTN_OUTPUT_PLAIN && !step->quantizes);
     bool flags = b->flags & (ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE);
     bool parts =
@@ -181,7 +180,7 @@ attn_status compose_cascade(attn_plan *plan, struct attn_error *error)
     const struct attn_batch *whole = &plan->given;
     struct attn_batch *prefix = &plan->views[VIEW_PREFIX], *suffix = &plan->views[VIEW_SUFFIX];
     int32_t length = usable_prefix(plan);
-    int32_t block = plan->steps[0].layer->layer.desc.block_size;
+    int32_t block = plan->steps[0].layer->desc->block_size;
     (void)error;
     one_request(plan, prefix);
     int32_t *prefix_len = compose_take(plan, 1);

@@ -88,7 +88,7 @@ static attn_status find_largest(const struct step *step, const struct input *in,
 static void update_scale(const struct step *step, int32_t i, float now)
 {
     const struct attn_mm_encoder_state *state = encoder_state(&step->layer->part_params[PART_MAIN]);
-    size_t length = (size_t)step->layer->layer.mm_quant->amax_history_len;
+    size_t length = (size_t)step->layer->selected->mm_quant->amax_history_len;
     float *history = state->amax_history + (size_t)i * length, largest = 0;
     memmove(history, history + 1, (length - 1) * sizeof *history);
     history[length - 1] = now;
@@ -128,7 +128,7 @@ attn_status run_encoder(attn_plan *plan, struct step *step, const struct attn_st
                         struct attn_error *error)
 {
     const struct attn_tensor *given[INPUTS] = {io->q, io->k, io->v};
-    bool follows = step->layer->layer.mm_quant->amax_history_len > 0;
+    bool follows = step->layer->selected->mm_quant->amax_history_len > 0;
     float largest[INPUTS];
     struct input inputs[INPUTS];
     struct attn_step_io quantized = *io;

@@ -90,7 +90,7 @@ void step_choose_entry(attn_plan *plan, struct step *step)
     bool one_call = step->program == run_attends && step->main[0] != NULL && step->main[1] == NULL;
     bool writes = step->writes && plan->given.num_slots > 0;
     /* keys come with the first step only */
-    bool cross = step->layer->layer.desc.kind == ATTN_LAYER_CROSS;
+    bool cross = step->layer->desc->kind == ATTN_LAYER_CROSS;
     bool decodes =
         step->main[0] == &step->launches[ATTN_PHASE_DECODE][PART_MAIN] && step->main[1] == NULL;
     step->fuses = step->fused_write || (step->fused_decode && decodes);
@@ -98,7 +98,7 @@ void step_choose_entry(attn_plan *plan, struct step *step)
         step->main[i]->args.flags = step->fuses && writes ? 0 : ATTN_RUN_NO_WRITE;
     }
     step->enter = run_general;
-    bool plain_out = step->layer->layer.desc.output_form == ATTN_OUTPUT_PLAIN;
+    bool plain_out = step->layer->desc->output_form == ATTN_OUTPUT_PLAIN;
     if (!one_call || plan->parallel.split || !step->plain_checks || !plain_out ||
         step->keys_are_inputs || cross || plan->validate || hooks->before_layer != NULL ||
         hooks->after_layer != NULL) {

@@ -17,7 +17,7 @@ int64_t exchange_aligned(int64_t bytes)
 /* All of a step's tensors are of the layer's own dtype here. */
 void exchange_init(struct exchange *x, const struct step *step, int64_t tokens)
 {
-    const struct layer *layer = &step->layer->layer;
+    const struct layer *layer = step->layer->selected;
     struct attn_tensor kind = {0};
     tensor_set_kind(&kind, step->k.kind);
     int64_t element = kind.dtype.bits / 8;
@@ -286,6 +286,7 @@ attn_status heads_reduce(const struct run *run, struct attn_error *error)
     if (run->x.n == 1) {
         return pack_part(run, 0, run->received, run->lse, error);
     }
-    return run->step->layer->layer.cp->reduce == ATTN_CP_ALL_TO_ALL ? reduce_all_to_all(run, error)
-                                                                    : reduce_by_sum(run, error);
+    return run->step->layer->selected->cp->reduce == ATTN_CP_ALL_TO_ALL
+               ? reduce_all_to_all(run, error)
+               : reduce_by_sum(run, error);
 }

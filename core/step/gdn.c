@@ -8,7 +8,7 @@
 
 void gdn_describe(struct step *step)
 {
-    const struct attn_gdn_desc *g = step->layer->layer.gdn;
+    const struct attn_gdn_desc *g = step->layer->selected->gdn;
     step->check_io = gdn_check_io;
     step->q.heads = step->k.heads = g->num_k_heads;
     step->q.head_size = step->k.head_size = g->head_size_k;
@@ -23,7 +23,7 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
     const struct attn_batch *b = &plan->given;
     const attn_layer *layer = plan->steps[0].layer;
     int64_t slots = layer->k_cache.num_blocks, stride = states->state_slots_stride;
-    int32_t drafted = layer->layer.gdn->num_speculative_tokens;
+    int32_t drafted = layer->selected->gdn->num_speculative_tokens;
     for (int32_t r = 0; r < b->num_reqs; r++) {
         int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
         int32_t accepted = states->num_accepted_tokens != NULL ? states->num_accepted_tokens[r] : 1;
@@ -63,10 +63,10 @@ attn_status gdn_make_views(attn_plan *plan, struct attn_error *error)
 {
     const struct attn_ext *ext =
         ext_find(plan->given.next, ATTN_EXT_BATCH_GDN, sizeof(struct attn_batch_gdn));
-    const struct attn_gdn_desc *g = plan->steps[0].layer->layer.gdn;
+    const struct attn_gdn_desc *g = plan->steps[0].layer->selected->gdn;
     if (ext == NULL) {
         return BAD("attn_batch_gdn", "is not on the batch; layer '%s' needs its state_slots",
-                   plan->steps[0].layer->layer.desc.name);
+                   plan->steps[0].layer->desc->name);
     }
     struct attn_batch_gdn *states = &plan->states[VIEW_WHOLE];
     *states = *(const struct attn_batch_gdn *)ext;
@@ -141,7 +141,7 @@ attn_status gdn_check_io(const attn_plan *plan, const struct step *step,
 {
     const struct attn_io_gdn *gdn =
         (const struct attn_io_gdn *)ext_find(io->next, ATTN_EXT_IO_GDN, sizeof *gdn);
-    const struct attn_gdn_desc *g = step->layer->layer.gdn;
+    const struct attn_gdn_desc *g = step->layer->selected->gdn;
     int64_t rows = plan->num_tokens, keys = 2 * (int64_t)g->num_k_heads * g->head_size_k;
     (void)writes; /* the state moves with the attend */
     if (!attends) {

@@ -27,11 +27,11 @@ static step_kernel *kernel_of(const struct instance *instance, int32_t kind)
 /* Parts beside the layer itself run on prefill's backend: all tokens against a few fixed keys. */
 static bool needs_part(const attn_layer *layer, int32_t phase, int32_t part)
 {
-    const struct attn_layer_desc *l = &layer->layer.desc;
+    const struct attn_layer_desc *l = layer->desc;
     const struct instance *instance = layer->served[phase].instance;
     const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
     bool per_head = layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_MLA_PREFILL;
-    if (layer_is_spread(layer) && layer->layer.mla == NULL) {
+    if (layer_is_spread(layer) && layer->selected->mla == NULL) {
         return part == PART_NEW || part == PART_CONTEXT;
     }
     if (part == PART_MAIN) {
@@ -107,13 +107,13 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
     attn_layer *layer = step->layer;
     struct served *served = &layer->served[phase];
     struct launch *launch = &step->launches[phase][part];
-    attn_layer *owner = layer_cache_owner(layer);
+    attn_layer *owner = layer->owner;
     attn_status status = layer_prepare(layer, phase, part, error);
     if (status != ATTN_OK) {
         return status;
     }
-    launch->kernel = kernel_of(served->instance,
-                               part == PART_MAIN ? layer->layer.desc.kind : ATTN_LAYER_DECODER);
+    launch->kernel =
+        kernel_of(served->instance, part == PART_MAIN ? layer->desc->kind : ATTN_LAYER_DECODER);
     launch->args = (struct attn_attend_args){.struct_size = sizeof launch->args,
                                              .instance = served->instance->handle,
                                              .state = served->states[part],
@@ -121,7 +121,7 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
                                              .params = &layer->part_params[part],
                                              .phase = phase};
     launch->args.flags = ATTN_RUN_NO_WRITE; /* but where plan() finds that it writes */
-    bool gathered = layer->layer.mla != NULL && part == PART_CONTEXT;
+    bool gathered = layer->selected->mla != NULL && part == PART_CONTEXT;
     if (part == PART_SINK) {
         launch->args.k = layer->params->params.sink_k;
         launch->args.v = layer->params->params.sink_v;
@@ -150,7 +150,7 @@ static struct rows rows_of(int32_t dtype, int32_t heads, int32_t head_size)
 
 static void describe_tensors(struct step *step)
 {
-    const struct attn_layer_desc *l = &step->layer->layer.desc;
+    const struct attn_layer_desc *l = step->layer->desc;
     const struct instance *prefill = step->layer->served[ATTN_PHASE_PREFILL].instance;
     const struct instance *decode = step->layer->served[ATTN_PHASE_DECODE].instance;
     bool quantized_q = l->q_scale_form != ATTN_SCALE_NONE;
@@ -160,15 +160,15 @@ static void describe_tensors(struct step *step)
     step->v = rows_of(l->dtype, l->num_kv_heads, l->head_size_v);
     step->out = rows_of(l->dtype, l->num_q_heads, l->head_size_v);
     step->quantizes = composed & ATTN_COMPOSE_OUTPUT_QUANT;
-    step->plain_checks = step->layer->layer.mla == NULL && step->layer->layer.gdn == NULL;
+    step->plain_checks = step->layer->selected->mla == NULL && step->layer->selected->gdn == NULL;
     step->keys_are_inputs =
-        !layer_has_cache(l) || (layer_is_spread(step->layer) && step->layer->layer.mla == NULL);
-    step->writes = layer_has_cache(l) && step->layer->layer.sharing_target < 0 &&
-                   step->layer->layer.gdn == NULL;
+        !layer_has_cache(l) || (layer_is_spread(step->layer) && step->layer->selected->mla == NULL);
+    step->writes = layer_has_cache(l) && step->layer->owner == step->layer &&
+                   step->layer->selected->gdn == NULL;
     step->merge = prefill->kernels.merge_states;
     /* The prefill of MLA and that of a spread cache attend keys beside the cache: rows are written
      * apart. */
-    bool may_fuse = step->writes && step->layer->layer.mla == NULL &&
+    bool may_fuse = step->writes && step->layer->selected->mla == NULL &&
                     !layer_is_spread(step->layer) && !layer_splits_queries(step->layer);
     step->fused_write = may_fuse && prefill->caps->features & ATTN_FEATURE_FUSED_WRITE &&
                         decode->caps->features & ATTN_FEATURE_FUSED_WRITE;
@@ -178,18 +178,18 @@ static void describe_tensors(struct step *step)
 attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *error)
 {
     struct step *step = &plan->steps[layer->slot];
-    attn_layer *owner = layer_cache_owner(layer);
-    const struct attn_layer_desc *l = &layer->layer.desc;
+    attn_layer *owner = layer->owner;
+    const struct attn_layer_desc *l = layer->desc;
     const struct instance *prefill = layer->served[ATTN_PHASE_PREFILL].instance;
     attn_status status = ATTN_OK;
     step->layer = layer;
     if (layer_has_cache(l) && owner->k_cache.data == NULL) {
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv", "layer '%s' has no %s bound",
-                         owner->layer.desc.name, owner->layer.gdn != NULL ? "state" : "cache");
+                         owner->desc->name, owner->selected->gdn != NULL ? "state" : "cache");
     }
     bool scales = layer_is_quantized_encoder(layer);
-    bool weights = scales || layer->layer.gdn != NULL ||
-                   (layer->layer.mla != NULL && layer->layer.mla->absorb_in_core);
+    bool weights = scales || layer->selected->gdn != NULL ||
+                   (layer->selected->mla != NULL && layer->selected->mla->absorb_in_core);
     if ((l->has_sinks || l->alibi || l->sink_len > 0 || weights) && layer->params == NULL) {
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_params",
                          "layer '%s' has %s and no parameters bound", l->name,
@@ -198,10 +198,10 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
                                    : "sinks, ALiBi or a static sink");
     }
     describe_tensors(step);
-    if (layer->layer.mla != NULL) {
+    if (layer->selected->mla != NULL) {
         mla_describe(step);
     }
-    if (layer->layer.gdn != NULL) {
+    if (layer->selected->gdn != NULL) {
         gdn_describe(step);
     }
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT && status == ATTN_OK; phase++) {

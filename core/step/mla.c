@@ -254,7 +254,7 @@ static attn_status gather(const struct mla_run *run, const struct context_chunk 
                                        .instance = instance->handle,
                                        .layer = &layer->parts[PART_MAIN],
                                        .params = &layer->part_params[PART_MAIN],
-                                       .cache = &layer_cache_owner(layer)->k_cache,
+                                       .cache = &layer->owner->k_cache,
                                        .batch = view,
                                        .first_key = compose_on_device(run->plan, chunk->first_key),
                                        .out_start_loc = compose_on_device(run->plan, chunk->start),
@@ -273,7 +273,7 @@ static attn_status run_chunk(const struct mla_run *run, int32_t index, const str
     struct launch *launch = &run->step->launches[ATTN_PHASE_PREFILL][PART_CONTEXT];
     const struct instance *instance = run->step->layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_mla_desc *m = run->desc;
-    const struct attn_layer_desc *l = &run->step->layer->layer.desc;
+    const struct attn_layer_desc *l = run->step->layer->desc;
     struct box rows, k, v, out, partial_lse;
     struct attn_batch view;
     bool spread = layer_is_spread(run->step->layer);
@@ -372,9 +372,9 @@ attn_status run_mla(attn_plan *plan, struct step *step, const struct attn_step_i
         .step = step,
         .io = io,
         .mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA, sizeof *run.mla),
-        .desc = step->layer->layer.mla,
+        .desc = step->layer->selected->mla,
         .like = {.device = plan->model->device},
-        .heads = step->layer->layer.desc.num_q_heads,
+        .heads = step->layer->desc->num_q_heads,
         .error = error};
     struct rows activations = step->k;
     tensor_set_kind(&run.like, activations.kind);

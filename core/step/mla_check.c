@@ -26,7 +26,7 @@ static attn_status check_queries(const attn_plan *plan, const struct step *step,
                                  const struct attn_step_io *io, const struct attn_io_mla *mla,
                                  struct attn_error *error)
 {
-    const struct attn_mla_desc *m = step->layer->layer.mla;
+    const struct attn_mla_desc *m = step->layer->selected->mla;
     int64_t tokens = plan->num_tokens;
     if (!is_query(mla->q_nope, step, tokens,
                   m->absorb_in_core ? m->qk_nope_head_dim : m->kv_lora_rank)) {
@@ -60,8 +60,8 @@ attn_status mla_check_io(const attn_plan *plan, const struct step *step,
 {
     const struct attn_io_mla *mla =
         (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA, sizeof *mla);
-    const struct attn_mla_desc *m = step->layer->layer.mla;
-    const char *name = step->layer->layer.desc.name;
+    const struct attn_mla_desc *m = step->layer->selected->mla;
+    const char *name = step->layer->desc->name;
     if (mla == NULL || io->q != NULL || io->k != NULL || io->v != NULL) {
         return FAIL("attn_io_mla",
                     "a run of MLA brings its tensors in attn_io_mla, and q, k and v are NULL");

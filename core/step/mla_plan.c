@@ -26,7 +26,7 @@ bool mla_per_head(const struct step *step)
 
 void mla_describe(struct step *step)
 {
-    const struct attn_mla_desc *m = step->layer->layer.mla;
+    const struct attn_mla_desc *m = step->layer->selected->mla;
     step->check_io = mla_check_io;
     if (!m->absorb_in_core) {
         step->out.head_size = m->kv_lora_rank;
@@ -37,7 +37,7 @@ void mla_describe(struct step *step)
 static bool any_per_head(const attn_plan *plan)
 {
     for (int32_t i = 0; i < plan->num_steps; i++) {
-        if (plan->steps[i].layer->layer.mla != NULL && mla_per_head(&plan->steps[i])) {
+        if (plan->steps[i].layer->selected->mla != NULL && mla_per_head(&plan->steps[i])) {
             return true;
         }
     }
@@ -49,7 +49,7 @@ static bool any_per_head(const attn_plan *plan)
 static bool any_invariant(const attn_plan *plan)
 {
     for (int32_t i = 0; i < plan->num_steps; i++) {
-        if (plan->steps[i].layer->layer.desc.batch_invariant) {
+        if (plan->steps[i].layer->desc->batch_invariant) {
             return true;
         }
     }
@@ -59,7 +59,7 @@ static bool any_invariant(const attn_plan *plan)
 /* Keys that a request can have; lengths are int32_t. */
 static int64_t longest_context(const attn_plan *plan)
 {
-    const attn_layer *owner = layer_cache_owner(plan->steps[0].layer);
+    const attn_layer *owner = plan->steps[0].layer->owner;
     int64_t slots = owner->k_cache.num_blocks * (int64_t)owner->k_cache.block_size;
     slots = slots < INT32_MAX ? slots : INT32_MAX;
     return plan->limits.max_seq_len > 0 && plan->limits.max_seq_len < slots
@@ -73,7 +73,7 @@ static int32_t chunk_rows(const attn_plan *plan, int64_t context)
 {
     int64_t rows = 0;
     for (int32_t i = 0; i < plan->num_steps; i++) {
-        const struct attn_mla_desc *m = plan->steps[i].layer->layer.mla;
+        const struct attn_mla_desc *m = plan->steps[i].layer->selected->mla;
         int64_t asked = m != NULL ? m->context_workspace_tokens : 0;
         rows = asked > 0 && (rows == 0 || asked < rows) ? asked : rows;
     }
@@ -107,7 +107,7 @@ attn_status mla_init(attn_plan *plan, struct attn_error *error)
     plan->mla.chunks =
         runtime_alloc(plan->model->runtime, (size_t)chunks * sizeof *plan->mla.chunks);
     for (int32_t i = 0; i < plan->num_steps; i++) {
-        const struct attn_mla_desc *m = plan->steps[i].layer->layer.mla;
+        const struct attn_mla_desc *m = plan->steps[i].layer->selected->mla;
         int32_t size =
             m->qk_nope_head_dim > m->qk_rope_head_dim ? m->qk_nope_head_dim : m->qk_rope_head_dim;
         plan->mla.identity_size = size > plan->mla.identity_size ? size : plan->mla.identity_size;
@@ -149,7 +149,7 @@ int64_t mla_max_integers(const attn_plan *plan)
 static size_t latent_tokens(const attn_plan *plan, const struct step *step)
 {
     const attn_layer *first = plan->steps[0].layer;
-    const struct attn_layer_desc *l = &first->layer.desc;
+    const struct attn_layer_desc *l = first->desc;
     int64_t declared = first->served[ATTN_PHASE_DECODE].instance->caps->reorder_threshold;
     int64_t drafted = 1 + (int64_t)l->num_speculative_tokens * (l->parallel_drafting ? 2 : 1);
     int64_t tokens = (drafted > declared ? drafted : declared) * plan->limits.max_num_reqs;
@@ -164,17 +164,17 @@ size_t mla_lay_out(attn_plan *plan, size_t at)
     size_t tokens = (size_t)plan->limits.max_num_tokens, keys = larger(tokens, context);
     for (int32_t i = 0; i < plan->num_steps; i++) {
         const struct step *step = &plan->steps[i];
-        const struct attn_mla_desc *m = step->layer->layer.mla;
+        const struct attn_mla_desc *m = step->layer->selected->mla;
         if (m == NULL || !m->absorb_in_core) {
             continue;
         }
-        size_t element = step->layer->layer.desc.dtype == ATTN_DTYPE_F32 ? 4 : 2;
+        size_t element = step->layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2;
         size_t heads = (size_t)mla_padded_heads(step->layer) * element;
         size_t qk = (size_t)m->qk_nope_head_dim + (size_t)m->qk_rope_head_dim;
         latent = larger(latent, latent_tokens(plan, step) * heads * (size_t)m->kv_lora_rank);
         if (mla_per_head(step)) {
             q = larger(q, tokens * heads * qk);
-            rows = larger(rows, context * (size_t)step->layer->layer.desc.head_size * element);
+            rows = larger(rows, context * (size_t)step->layer->desc->head_size * element);
             spread = layer_is_spread(step->layer) ? rows : spread;
             k = larger(k, keys * heads * qk);
             v = larger(v, keys * heads * (size_t)m->v_head_dim);
@@ -202,7 +202,7 @@ size_t mla_lay_out(attn_plan *plan, size_t at)
 static void make_identity(attn_plan *plan)
 {
     static const uint32_t ones[] = {0x3c00, 0x3f80, 0x3f800000};
-    int32_t dtype = plan->steps[0].layer->layer.desc.dtype, size = plan->mla.identity_size;
+    int32_t dtype = plan->steps[0].layer->desc->dtype, size = plan->mla.identity_size;
     int32_t *memory = compose_take(plan, identity_integers(plan));
     memset(memory, 0, (size_t)identity_integers(plan) * sizeof *memory);
     for (int32_t i = 0; i < size * size; i += size + 1) {

@@ -53,7 +53,7 @@ attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct a
                               struct launch *launch, const struct attn_io_mla *mla, int64_t tokens,
                               struct over *out, struct attn_error *error)
 {
-    const struct attn_mla_desc *m = step->layer->layer.mla;
+    const struct attn_mla_desc *m = step->layer->selected->mla;
     struct run run = exchange_run(plan, step, io, tokens);
     struct exchange *x = &run.x;
     struct attn_io_mla all = *mla;
@@ -92,10 +92,10 @@ attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct a
 attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                               const struct context_chunk *chunk, struct attn_error *error)
 {
-    const struct attn_collectives *ranks = step->layer->layer.cp->decode;
+    const struct attn_collectives *ranks = step->layer->selected->cp->decode;
     struct run run = exchange_run(plan, step, io, chunk->num_rows);
     int64_t element = run.x.dtype.bits / 8, at = 0;
-    int64_t row = step->layer->layer.desc.head_size * element;
+    int64_t row = step->layer->desc->head_size * element;
     uint8_t *gathered = plan->workspace + plan->scratch.mla.gathered;
     uint8_t *rows = plan->workspace + plan->scratch.mla.rows;
     attn_status status =

@@ -11,7 +11,7 @@
 /* Rows that this rank may attend the context for. */
 static int64_t max_rows(const attn_plan *plan, const attn_layer *layer)
 {
-    int64_t ranks = layer_splits_queries(layer) ? layer->layer.cp->prefill->world_size : 1;
+    int64_t ranks = layer_splits_queries(layer) ? layer->selected->cp->prefill->world_size : 1;
     return ranks * plan->limits.max_num_tokens;
 }
 
@@ -25,7 +25,7 @@ struct attn_limits parallel_limits(const attn_plan *plan, const attn_layer *laye
     int64_t reqs = (int64_t)limits.max_num_reqs * queries_slices(layer),
             tokens = max_rows(plan, layer);
     if (part == PART_CONTEXT) {
-        reqs = layer->layer.cp->prefill->world_size * ((int64_t)limits.max_num_reqs + 1);
+        reqs = layer->selected->cp->prefill->world_size * ((int64_t)limits.max_num_reqs + 1);
         limits.max_num_tokens = (int32_t)(tokens < INT32_MAX ? tokens : INT32_MAX);
         limits.max_query_len = limits.max_query_len > limits.max_num_tokens ? limits.max_query_len
                                                                             : limits.max_num_tokens;
@@ -128,7 +128,7 @@ void parallel_finish(attn_plan *plan)
 
 int32_t parallel_local_length(const attn_layer *layer, int32_t context, int32_t rank)
 {
-    int32_t interleave = layer->layer.cp->interleave > 0 ? layer->layer.cp->interleave : 1;
+    int32_t interleave = layer->selected->cp->interleave > 0 ? layer->selected->cp->interleave : 1;
     return context_parallel_length(context > 0 ? context : 0, rank, layer_cache_ranks(layer),
                                    interleave);
 }
@@ -145,7 +145,7 @@ static void make_context_of_all(attn_plan *plan, struct attn_batch *context)
 {
     const attn_layer *layer = plan->steps[0].layer;
     const int32_t *lens = queries_split_lens(plan);
-    int32_t ranks = layer->layer.cp->prefill->world_size, num_reqs = plan->received.num_reqs;
+    int32_t ranks = layer->selected->cp->prefill->world_size, num_reqs = plan->received.num_reqs;
     int32_t count = ranks * (num_reqs + 1), at = 0;
     int32_t *start = compose_take(plan, count + 1), *length = compose_take(plan, count);
     int32_t *row = compose_take(plan, count);
@@ -330,7 +330,7 @@ attn_status run_parallel(attn_plan *plan, struct step *step, const struct attn_s
     uint8_t *rows = NULL;
     int64_t tokens = plan->given.num_actual_tokens;
     if (plan->parallel.split) {
-        tokens = (int64_t)plan->parallel.widest * step->layer->layer.cp->prefill->world_size;
+        tokens = (int64_t)plan->parallel.widest * step->layer->selected->cp->prefill->world_size;
     }
     struct run run = exchange_run(plan, step, io, tokens);
     attn_status status = rows_gather(&run, &rows, error);

@@ -38,7 +38,7 @@ static attn_status check_sizes(const attn_plan *plan, struct attn_error *error)
     for (int32_t i = 0; i < plan->num_steps; i++) {
         const attn_layer *layer = plan->steps[i].layer;
         double ranks = layer_cache_ranks(layer);
-        double rows = layer_splits_queries(layer) ? layer->layer.cp->prefill->world_size : 1;
+        double rows = layer_splits_queries(layer) ? layer->selected->cp->prefill->world_size : 1;
         double heads = plan->steps[i].q.heads > plan->steps[i].out.heads ? plan->steps[i].q.heads
                                                                          : plan->steps[i].out.heads;
         double bytes = ranks * ranks * rows * plan->limits.max_num_tokens * heads * MAX_LATENT * 8;
@@ -60,7 +60,7 @@ static void lay_out(attn_plan *plan)
     for (int32_t i = 0; i < plan->num_steps; i++) {
         const struct step *step = &plan->steps[i];
         size_t bytes = (size_t)step->out.heads * (size_t)step->out.head_size *
-                       (step->layer->layer.desc.dtype == ATTN_DTYPE_F32 ? 4 : 2);
+                       (step->layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2);
         row = bytes > row ? bytes : row;
         heads = (size_t)step->q.heads > heads ? (size_t)step->q.heads : heads;
         merges |= step->launches[ATTN_PHASE_PREFILL][PART_PREFIX].kernel != NULL ||
@@ -123,7 +123,7 @@ static void count_in(attn_plan *plan, int32_t change)
 {
     pthread_mutex_lock(&plan->model->lock);
     for (int32_t i = 0; i < plan->num_steps; i++) {
-        attn_layer *layer = plan->steps[i].layer, *owner = layer_cache_owner(layer);
+        attn_layer *layer = plan->steps[i].layer, *owner = layer->owner;
         layer->num_plans += change;
         owner->num_plans += owner != layer ? change : 0;
     }

@@ -15,12 +15,12 @@ struct slice {
 
 int32_t queries_slices(const attn_layer *layer)
 {
-    return layer_splits_queries(layer) && layer->layer.cp->order == ATTN_CP_ZIGZAG ? 2 : 1;
+    return layer_splits_queries(layer) && layer->selected->cp->order == ATTN_CP_ZIGZAG ? 2 : 1;
 }
 
 static struct slice slice_of(const attn_layer *layer, int32_t queries, int32_t rank, int32_t i)
 {
-    int32_t parts = layer->layer.cp->prefill->world_size * queries_slices(layer);
+    int32_t parts = layer->selected->cp->prefill->world_size * queries_slices(layer);
     int32_t size = (int32_t)(((int64_t)queries + parts - 1) / parts);
     int64_t place = i == 0 ? rank : parts - 1 - rank;
     int64_t first = place * size, end = first + size;
@@ -48,7 +48,7 @@ int64_t queries_max_integers(const attn_plan *plan)
     }
     int64_t reqs = plan->limits.max_num_reqs;
     int64_t slices = queries_slices(layer) * reqs;
-    int64_t context = layer->layer.cp->prefill->world_size * (reqs + 1);
+    int64_t context = layer->selected->cp->prefill->world_size * (reqs + 1);
     return 4 * (slices + 1) + 3 * (context + 1);
 }
 
@@ -59,11 +59,11 @@ attn_status queries_init(attn_plan *plan, struct attn_error *error)
         return ATTN_OK;
     }
     int64_t runs = (int64_t)queries_slices(layer) * plan->limits.max_num_reqs *
-                   (layer->layer.cp->prefill->world_size + 1);
+                   (layer->selected->cp->prefill->world_size + 1);
     if (runs > INT32_MAX) {
         return error_set(error, ATTN_ERROR_LIMIT, "max_num_reqs",
                          "%d requests over %d ranks are %lld runs of keys; at most %d",
-                         plan->limits.max_num_reqs, layer->layer.cp->prefill->world_size,
+                         plan->limits.max_num_reqs, layer->selected->cp->prefill->world_size,
                          (long long)runs, INT32_MAX);
     }
     plan->parallel.max_runs = (int32_t)runs;
@@ -94,7 +94,7 @@ size_t queries_lay_out(attn_plan *plan, size_t at)
     if (!layer_splits_queries(layer)) {
         return at;
     }
-    int64_t ranks = layer->layer.cp->prefill->world_size, tokens = plan->limits.max_num_tokens;
+    int64_t ranks = layer->selected->cp->prefill->world_size, tokens = plan->limits.max_num_tokens;
     int64_t rows[] = {tokens, ranks * tokens, ranks * tokens,
                       layer_is_spread(layer) ? queries_slices(layer) * ranks * tokens : 0};
     for (int32_t part = 0; part < 2; part++) {
@@ -126,7 +126,7 @@ static attn_status check_batch(const attn_plan *plan, const int32_t *lens, struc
 {
     const struct attn_batch *b = &plan->given;
     const attn_layer *layer = plan->steps[0].layer;
-    const struct attn_collectives *ranks = layer->layer.cp->prefill;
+    const struct attn_collectives *ranks = layer->selected->cp->prefill;
     if (b->seq_lens_host == NULL) {
         return BAD("seq_lens_host", "is NULL; queries that are split over ranks need it");
     }
@@ -166,7 +166,7 @@ static attn_status check_batch(const attn_plan *plan, const int32_t *lens, struc
 static attn_status find_runs(attn_plan *plan, const int32_t *lens, struct attn_error *error)
 {
     const attn_layer *layer = plan->steps[0].layer;
-    int32_t ranks = layer->layer.cp->prefill->world_size, num_reqs = plan->given.num_reqs;
+    int32_t ranks = layer->selected->cp->prefill->world_size, num_reqs = plan->given.num_reqs;
     int64_t keys = 0, widest = 0, most = plan->limits.max_num_tokens;
     for (int32_t rank = 0; rank < ranks; rank++) {
         int64_t rows = 0;
@@ -228,7 +228,7 @@ attn_status queries_split(attn_plan *plan, struct attn_error *error)
     start[0] = key_start[0] = 0;
     for (int32_t r = 0; r < b->num_reqs; r++) {
         for (int32_t i = 0; i < each; i++, at++) {
-            struct slice s = slice_of(layer, lens[r], layer->layer.cp->prefill->rank, i);
+            struct slice s = slice_of(layer, lens[r], layer->selected->cp->prefill->rank, i);
             bool any = s.end > s.first;
             start[at + 1] = start[at] + s.end - s.first;
             length[at] = any ? b->seq_lens_host[r] - lens[r] + s.end : 0;
@@ -302,7 +302,7 @@ static struct run run_of(attn_plan *plan, struct step *step, const struct attn_s
 attn_status queries_gather_keys(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                                 struct all_keys *all, struct attn_error *error)
 {
-    const struct attn_collectives *ranks = step->layer->layer.cp->prefill;
+    const struct attn_collectives *ranks = step->layer->selected->cp->prefill;
     const struct run run = run_of(plan, step, io);
     const struct attn_tensor *inputs[] = {io->k, io->v};
     attn_status status = ATTN_OK;

@@ -13,7 +13,7 @@
 attn_status step_check_out(const attn_plan *plan, const struct step *step,
                            const struct attn_tensor *out, struct attn_error *error)
 {
-    int32_t form = step->layer->layer.desc.output_form;
+    int32_t form = step->layer->desc->output_form;
     struct rows wanted = step->out;
     /* two values a byte: the row's shape is the quantize kernel's to check */
     if (form == ATTN_OUTPUT_NVFP4) {
@@ -78,7 +78,7 @@ static inline bool writes_now(const attn_plan *plan, const struct step *step,
                               const struct attn_step_io *io)
 {
     return step->writes && !(io->flags & ATTN_RUN_NO_WRITE) && plan->given.num_slots > 0 &&
-           (io->k != NULL || step->layer->layer.desc.kind != ATTN_LAYER_CROSS);
+           (io->k != NULL || step->layer->desc->kind != ATTN_LAYER_CROSS);
 }
 
 static attn_status write_keys(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -116,7 +116,7 @@ static attn_status quantize_out(attn_plan *plan, struct step *step, const struct
 {
     const struct attn_ext *ext =
         ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT, sizeof(struct attn_io_output_quant));
-    const struct attn_layer_desc *layer = &step->layer->layer.desc;
+    const struct attn_layer_desc *layer = step->layer->desc;
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
     int64_t shape[3] = {plan->given.num_actual_tokens, step->out.heads, step->out.head_size};
     int64_t strides[3] = {step->out.heads * step->out.head_size, step->out.head_size, 1};
@@ -153,7 +153,7 @@ static attn_status quantize_out(attn_plan *plan, struct step *step, const struct
 static attn_status validate_inputs(const attn_plan *plan, const struct step *step,
                                    const struct attn_step_io *io, struct attn_error *error)
 {
-    const char *layer = step->layer->layer.desc.name;
+    const char *layer = step->layer->desc->name;
     attn_status status = validate_tensor(plan, io->q, "q", layer, error);
     if (status == ATTN_OK && writes_now(plan, step, io)) {
         status = validate_tensor(plan, io->k, "k", layer, error);
@@ -209,7 +209,7 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     status = step->quantizes && step->program != run_idle ? quantize_out(plan, step, io, error)
                                                           : step->program(plan, step, io, error);
     if (status == ATTN_OK && plan->validate && step->plain_checks && !step->quantizes) {
-        status = validate_tensor(plan, io->out, "out", step->layer->layer.desc.name, error);
+        status = validate_tensor(plan, io->out, "out", step->layer->desc->name, error);
     }
     return status;
 }
@@ -278,7 +278,7 @@ __attribute__((noinline)) static attn_status fail_run(const attn_layer *layer, a
         return status;
     }
     size_t at = append(message, 0, "layer '");
-    at = append(message, at, layer->layer.desc.name);
+    at = append(message, at, layer->desc->name);
     at = append(message, at, "'");
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
         const struct instance *instance = layer->served[phase].instance;

@@ -31,7 +31,7 @@ static attn_status validate_table(const attn_plan *plan, const attn_layer *owner
                                   int64_t num_blocks, struct attn_error *error)
 {
     const struct attn_batch *b = &plan->given;
-    const struct attn_layer_desc *l = &plan->steps[0].layer->layer.desc;
+    const struct attn_layer_desc *l = plan->steps[0].layer->desc;
     int64_t block_size = layer_tokens_per_block(owner);
     for (int32_t r = 0; r < b->num_reqs; r++) {
         int64_t row = b->block_table_row != NULL ? b->block_table_row[r] : r;
@@ -105,8 +105,8 @@ static attn_status validate_lists(const struct attn_batch *b, struct attn_error 
 attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
 {
     const struct attn_batch *b = &plan->given;
-    attn_layer *owner = layer_cache_owner(plan->steps[0].layer);
-    const struct attn_layer_desc *l = &owner->layer.desc;
+    attn_layer *owner = plan->steps[0].layer->owner;
+    const struct attn_layer_desc *l = owner->desc;
     if (plan->model->device.type != ATTN_DEVICE_CPU) {
         return ATTN_OK;
     }
@@ -128,7 +128,7 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
                        r, b->key_start_loc[r], b->key_start_loc_host[r]);
         }
     }
-    if (!layer_has_cache(l) || owner->layer.gdn != NULL) {
+    if (!layer_has_cache(l) || owner->selected->gdn != NULL) {
         return ATTN_OK;
     }
     for (int32_t r = 0; b->seq_lens_host != NULL && r < b->num_reqs; r++) {

@@ -140,9 +140,9 @@ static attn_status check_key_starts(const struct attn_batch *b, struct attn_erro
 static attn_status check_cache(const attn_plan *plan, struct attn_batch *b,
                                struct attn_error *error)
 {
-    attn_layer *owner = layer_cache_owner(plan->steps[0].layer);
-    const struct attn_layer_desc *layer = &owner->layer.desc;
-    if (owner->layer.gdn != NULL) {
+    attn_layer *owner = plan->steps[0].layer->owner;
+    const struct attn_layer_desc *layer = owner->desc;
+    if (owner->selected->gdn != NULL) {
         return ATTN_OK; /* states by slot: attn_batch_gdn */
     }
     if (!layer_has_cache(layer)) {
