@@ -191,7 +191,7 @@ static void try_terms(const struct core_sink *sink, const struct attn_layer_desc
         {.layer = *base, .field = "tree_mask"},
         {.layer = *base, .field = "causal_per_request"},
         {.layer = *base, .field = "chunk_size", .composable = true},
-        {.layer = *base, .field = "sink_len", .composable = true},
+        {.layer = *base, .field = "static_sink", .composable = true},
     };
     static const struct {
         const char *name;

@@ -1,0 +1,45 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# The example plugin with one capability after the other taken out of it: what is left is still right, and attn-check is
+# green. Each runs the refusals (`undeclared.*`), which follow what is not declared; the least of all runs every case.
+# usage: less.sh ATTN-CHECK PLUGIN.c ABI CC...
+set -u
+check=$1 source=$2 abi=$3
+shift 3
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+failed=0
+
+# word...: declares none of them, and the table has no kernel that is not declared
+without() {
+    cp "$source" "$root/less.c"
+    for word; do
+        grep -qw "$word" "$root/less.c" || { echo "$word is not in $source"; failed=1; }
+        sed -i "s/\b$word\b/0/" "$root/less.c"
+        [ "$word" != ATTN_KERNEL_MERGE_STATES ] || sed -i 's/\.merge_states = merge_states/.merge_states = NULL/' "$root/less.c"
+    done
+}
+
+hold() {
+    name=$1 filter=$2
+    if $CC -std=c11 -O2 -w -shared -fPIC -fvisibility=hidden -I "$abi" "$root/less.c" -lm -o "$root/attn_less.so" &&
+        "$check" "$root/attn_less.so" --filter "$filter" >"$root/out" 2>&1; then
+        return
+    fi
+    echo "without $name:"
+    tail -20 "$root/out"
+    failed=1
+}
+
+CC=$*
+least='ATTN_TERM_SLIDING_WINDOW ATTN_TERM_SYMMETRIC_WINDOW ATTN_FEATURE_CONTIGUOUS_KV ATTN_FEATURE_LSE
+    ATTN_FEATURE_BLOCK_TABLE_ROW ATTN_FEATURE_MIXED_BATCH ATTN_WALK_SEPARATE_STRIDES ATTN_KERNEL_MERGE_STATES'
+for word in $least ATTN_TERM_BIDIRECTIONAL; do
+    without "$word"
+    hold "$word" 'undeclared.*'
+done
+# shellcheck disable=SC2086 # words
+without $least
+hold 'all of these' '*'
+[ "$failed" = 0 ] && tail -1 "$root/out"
+exit $failed
