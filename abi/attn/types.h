@@ -27,8 +27,8 @@ enum attn_layer_kind {
 
 enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUNT = 2 };
 
-/* Terms of one attention (docs/features.md, section 1), as bits: what a layer needs, what a backend
- * can do. */
+/* Terms of one attention (docs/semantics.md, section 1), as bits: what a layer needs, what a
+ * backend can do. */
 #define ATTN_TERM_CAUSAL (UINT64_C(1) << 0)
 #define ATTN_TERM_BIDIRECTIONAL (UINT64_C(1) << 1)
 #define ATTN_TERM_CAUSAL_PER_REQUEST (UINT64_C(1) << 2)

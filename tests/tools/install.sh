@@ -19,6 +19,10 @@ for header in "$models"/../abi/attn/*.h; do
     cmp "$header" "$prefix/include/attn/$(basename "$header")"
 done
 
+for page in writing-a-backend semantics features abi; do
+    [ -s "$prefix/share/doc/libattn/$page.md" ]
+done
+
 # Moved as a whole: nothing may point back at the build tree.
 "$prefix/bin/attn-info" --json >info.json
 grep -q "\"file\":[[:space:]]*\"$plugins/attn_cpu_ref.so\"" info.json
