@@ -51,4 +51,34 @@ head -c 1000 "$data/minilm/attention.safetensors" >cut.safetensors
 status=0
 "$run" --qkv cut.safetensors --verify 2>/dev/null || status=$?
 [ $status -eq 1 ]
-rm cut.safetensors
+
+# A recording of one encoder layer in which k has the shape that is named: q is [4, 2, 8].
+record() {
+    k_bytes=$(($1 * $2 * $3 * 4))
+    header='{"__metadata__":{"kind":"encoder_only","num_layers":"1"},"query_start_loc":{"dtype":"I32","shape":[2],'
+    header=$header'"data_offsets":[0,8]}'
+    at=8
+    for part in "q 4,2,8 256" "out 4,2,8 256" "k $1,$2,$3 $k_bytes" "v $1,$2,$3 $k_bytes"; do
+        set -- $part
+        header=$header',"layer.0.'$1'":{"dtype":"F32","shape":['$2'],"data_offsets":['$at','$((at + $3))']}'
+        at=$((at + $3))
+    done
+    header=$header'}'
+    while [ $((${#header} % 8)) -ne 0 ]; do header="$header "; done
+    {
+        printf "\\$(printf %o $((${#header} % 256)))\\$(printf %o $((${#header} / 256)))\\0\\0\\0\\0\\0\\0"
+        printf %s "$header"
+        printf '\000\000\000\000\004\000\000\000'
+        head -c $((at - 8)) /dev/zero
+    } >cut.safetensors
+}
+record 4 1 8
+ATTN_BACKEND=cpu_ref "$run" --qkv cut.safetensors --verify
+for shape in "3 2 8" "1 1 8" "4 2 4" "4 1 64"; do
+    record $shape
+    status=0
+    ATTN_BACKEND=cpu_ref "$run" --qkv cut.safetensors --verify 2>found || status=$?
+    [ $status -eq 1 ]
+    grep -q 'layer.0.k: layer.0.k is \[' found
+done
+rm cut.safetensors found

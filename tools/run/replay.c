@@ -11,7 +11,8 @@
 #include "tensors_file.h"
 
 #define MAX_LAYERS 1024
-#define PREEMPTED 0 /* this request of a decoder's recording is swapped out once */
+#define MAX_RECORDED_ROWS (1 << 24) /* far more than a recording in memory has */
+#define PREEMPTED 0                 /* this request of a decoder's recording is swapped out once */
 #define PREEMPT_STEP 3
 
 struct recording {
@@ -26,6 +27,20 @@ struct recording {
 static attn_status refuse(struct engine *engine, const char *field, const char *what)
 {
     return engine_fail(engine, ATTN_ERROR_INVALID_ARGUMENT, field, what);
+}
+
+/* Rows of k and v belong to those of q; all heads are of one size. */
+static attn_status check_shapes(struct engine *engine, const int64_t q[3], const int64_t k[3])
+{
+    char what[160];
+    snprintf(what, sizeof what,
+             "layer.0.k is [%lld, %lld, %lld] beside q of [%lld, %lld, %lld]; as many rows, up to "
+             "%d, and the same head size are needed",
+             (long long)k[0], (long long)k[1], (long long)k[2], (long long)q[0], (long long)q[1],
+             (long long)q[2], MAX_RECORDED_ROWS);
+    return q[0] <= MAX_RECORDED_ROWS && k[0] == q[0] && k[2] == q[2]
+               ? ATTN_OK
+               : refuse(engine, "layer.0.k", what);
 }
 
 static attn_status read_requests(struct engine *engine, struct recording *recording, bool decoder)
@@ -52,8 +67,8 @@ static attn_status read_requests(struct engine *engine, struct recording *record
         }
     }
     for (int32_t r = 0; r < recording->num_reqs; r++) {
-        int32_t rows = recording->query_start_loc[r + 1] - recording->query_start_loc[r];
-        if (rows < 1 ||
+        int64_t rows = (int64_t)recording->query_start_loc[r + 1] - recording->query_start_loc[r];
+        if (rows < 1 || recording->query_start_loc[r + 1] > recording->q_shape[0] ||
             (decoder && (recording->prompt_lens[r] < 1 || recording->prompt_lens[r] >= rows))) {
             return refuse(engine, decoder ? "prompt_lens" : "query_start_loc",
                           "a request has no row, or no prompt with a token behind it");
@@ -85,7 +100,8 @@ static attn_status open_recording(struct engine *engine, struct recording *recor
             NULL) {
         return engine->error.status;
     }
-    return read_requests(engine, recording, *decoder);
+    status = check_shapes(engine, recording->q_shape, recording->k_shape);
+    return status ? status : read_requests(engine, recording, *decoder);
 }
 
 /* q and out are shaped as layer 0's q, k and v as its k. */
