@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "host/cache_file.h"
 #include "runtime/runtime.h"
 
 #define MAX_THREADS 4096
@@ -96,18 +97,6 @@ static attn_status read_switches(struct settings *settings,
     return ATTN_OK;
 }
 
-/* The user's cache directory: XDG's, else ~/.cache. Empty: none. */
-static void default_cache_dir(const struct attn_runtime_options *options, char *folder, size_t size)
-{
-    const char *xdg = env_get(options, "XDG_CACHE_HOME"), *home = env_get(options, "HOME");
-    folder[0] = '\0';
-    if (xdg != NULL && xdg[0] == '/') {
-        snprintf(folder, size, "%s/libattn", xdg);
-    } else if (home != NULL && home[0] == '/') {
-        snprintf(folder, size, "%s/.cache/libattn", home);
-    }
-}
-
 static const char *first_of(const char *option, const char *variable, const char *otherwise)
 {
     return option != NULL ? option : variable != NULL ? variable : otherwise;
@@ -124,12 +113,17 @@ attn_status settings_read(struct settings *settings, const struct attn_runtime_o
     }
     /* Empty is a choice here: no cache. */
     const char *chosen = options->ignore_environment ? NULL : secure_getenv("ATTN_CACHE_DIR");
-    default_cache_dir(options, cache_dir, sizeof cache_dir);
+    const char *own = options->cache_dir != NULL ? options->cache_dir : chosen;
+    cache_dir[0] = '\0';
+    if (own == NULL) {
+        cache_folder_default(cache_dir, sizeof cache_dir, env_get(options, "XDG_CACHE_HOME"),
+                             env_get(options, "HOME"), &settings->no_cache);
+    }
     settings->backend =
         arena_string(arena, first_of(options->backend, env_get(options, "ATTN_BACKEND"), ""));
     settings->plugin_path = arena_string(
         arena, first_of(options->plugin_path, env_get(options, "ATTN_PLUGIN_PATH"), ""));
-    settings->cache_dir = arena_string(arena, first_of(options->cache_dir, chosen, cache_dir));
+    settings->cache_dir = arena_string(arena, own != NULL ? own : cache_dir);
     if (settings->backend == NULL || settings->plugin_path == NULL || settings->cache_dir == NULL) {
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "settings", "no memory for the settings");
     }

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "host/cache_file.h"
 #include "runtime/hash.h"
 
 #define PREFIX "probe-"
@@ -25,65 +26,24 @@ static bool entry_path(const attn_runtime *runtime, const char *file, char path[
                                         (unsigned long long)name) < PATH_MAX;
 }
 
-/* NULL, or why the file may not be believed. */
-static const char *distrust(const struct stat *info)
-{
-    if (!S_ISREG(info->st_mode)) {
-        return "is not a regular file";
-    }
-    if (info->st_uid != geteuid()) {
-        return "belongs to another user";
-    }
-    if (info->st_mode & (S_IWGRP | S_IWOTH)) {
-        return "is writable for others";
-    }
-    return (size_t)info->st_size > RECORD_MAX_SIZE ? "is too large" : NULL;
-}
-
-static ssize_t read_all(int descriptor, unsigned char *bytes, size_t size)
-{
-    size_t done = 0;
-    while (done < size) {
-        ssize_t got = read(descriptor, bytes + done, size - done);
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got <= 0) {
-            break;
-        }
-        done += (size_t)got;
-    }
-    return (ssize_t)done;
-}
-
 /* The bytes on file. *why: NULL where there is none, or the reason against it. */
 static attn_status read_entry(const attn_runtime *runtime, const char *path,
                               struct cache_entry *entry, struct stat *info, const char **why)
 {
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    attn_status status = ATTN_ERROR_NOT_FOUND;
-    *why = NULL;
-    if (descriptor < 0) {
-        *why = errno == ENOENT || errno == ENOTDIR ? NULL
-               : errno == ELOOP                    ? "is a symbolic link"
-                                                   : "cannot be opened";
-        return status;
+    struct cache_file file;
+    *why = cache_file_open(&file, path, RECORD_MAX_SIZE);
+    if (*why != NULL || file.descriptor < 0) {
+        return ATTN_ERROR_NOT_FOUND;
     }
-    *why = fstat(descriptor, info) == 0 ? distrust(info) : "cannot be read";
-    if (*why == NULL && info->st_size == 0) {
-        *why = "is empty";
+    *info = file.info;
+    entry->size = (size_t)info->st_size;
+    entry->bytes = runtime_alloc(runtime, entry->size);
+    if (entry->bytes == NULL) {
+        cache_file_close(&file);
+        return ATTN_ERROR_OUT_OF_MEMORY;
     }
-    if (*why == NULL) {
-        entry->size = (size_t)info->st_size;
-        entry->bytes = runtime_alloc(runtime, entry->size);
-        status = entry->bytes != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
-    }
-    if (status == ATTN_OK &&
-        read_all(descriptor, entry->bytes, entry->size) != (ssize_t)entry->size) {
-        *why = "is truncated";
-    }
-    close(descriptor);
-    return status;
+    *why = cache_file_read(&file, entry->bytes) ? NULL : "is truncated";
+    return ATTN_OK;
 }
 
 /* NULL, or why the record is not an answer for this file on this machine. "": no fault of anybody.
@@ -139,23 +99,6 @@ void cache_entry_finish(const attn_runtime *runtime, struct cache_entry *entry)
     *entry = (struct cache_entry){.bytes = NULL};
 }
 
-/* The folder and those above it, for the user alone. */
-static void make_folder(const char *folder)
-{
-    char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s", folder) >= (int)sizeof path) {
-        return;
-    }
-    for (char *at = path + 1; *at != '\0'; at++) {
-        if (*at == '/') {
-            *at = '\0';
-            (void)mkdir(path, 0700);
-            *at = '/';
-        }
-    }
-    (void)mkdir(path, 0700);
-}
-
 static void prune(const char *folder)
 {
     DIR *directory = opendir(folder);
@@ -173,44 +116,14 @@ static void prune(const char *folder)
     }
 }
 
-static bool write_all(int descriptor, const unsigned char *bytes, size_t size)
-{
-    while (size > 0) {
-        ssize_t done = write(descriptor, bytes, size);
-        if (done < 0 && errno == EINTR) {
-            continue;
-        }
-        if (done <= 0) {
-            return false;
-        }
-        bytes += done;
-        size -= (size_t)done;
-    }
-    return true;
-}
-
 void cache_write(attn_runtime *runtime, const char *file, const void *record, size_t size)
 {
-    char path[PATH_MAX], beside[PATH_MAX + 8];
+    char path[PATH_MAX];
     if (!entry_path(runtime, file, path)) {
         return;
     }
-    snprintf(beside, sizeof beside, "%s.XXXXXX", path);
-    int descriptor = mkostemp(beside, O_CLOEXEC); /* mode 0600 */
-    if (descriptor < 0 && errno == ENOENT) {
-        make_folder(runtime->settings.cache_dir);
-        snprintf(beside, sizeof beside, "%s.XXXXXX", path);
-        descriptor = mkostemp(beside, O_CLOEXEC);
-    }
-    if (descriptor < 0) {
+    if (!cache_file_write(path, record, size)) {
         runtime_log(runtime, ATTN_LOG_INFO, "%s cannot be written: %s", path, strerror(errno));
-        return;
-    }
-    bool written = write_all(descriptor, record, size);
-    written &= close(descriptor) == 0;
-    if (!written || rename(beside, path) != 0) {
-        runtime_log(runtime, ATTN_LOG_INFO, "%s cannot be written: %s", path, strerror(errno));
-        (void)unlink(beside);
     }
     if (!runtime->cache_pruned) {
         runtime->cache_pruned = true;

@@ -283,6 +283,10 @@ attn_status runtime_create(const struct attn_runtime_options *given, attn_runtim
     arena_init(&runtime->arena, &runtime->host);
     pthread_mutex_init(&runtime->lock, NULL);
     status = settings_read(&runtime->settings, &options, &runtime->arena, error);
+    if (status == ATTN_OK && runtime->settings.no_cache != NULL) {
+        runtime_log(runtime, ATTN_LOG_WARN, "%s: nothing is cached; ATTN_CACHE_DIR names a folder",
+                    runtime->settings.no_cache);
+    }
     status = status ? status : start_pool(runtime, error);
     status = status ? status : find_backends(runtime, error);
     if (status != ATTN_OK) {

@@ -1,43 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "select/ranks.h"
 
+#include <limits.h>
+#include <locale.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "host/cache_file.h"
 #include "select/names.h"
 
 #define MAX_FILE (1 << 20)
-#define MAX_LINES 8192
 
-static bool read_file(char *path, char **content, size_t *size, struct arena *arena)
+/* A number as attn-bench writes it, whatever the process's locale says of decimal points; *end is
+ * where it ends. */
+static double read_number(const char *text, char **end)
 {
-    FILE *file = fopen(path, "re");
-    *content = NULL;
-    *size = 0;
-    if (file == NULL) {
-        return true;
+    const locale_t plain = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
+    const locale_t before = plain != (locale_t)0 ? uselocale(plain) : (locale_t)0;
+    const double number = strtod(text, end);
+    if (plain != (locale_t)0) {
+        uselocale(before);
+        freelocale(plain);
     }
-    long end = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : 0;
-    size_t most = end > 0 && end < MAX_FILE ? (size_t)end : end > 0 ? MAX_FILE : 0;
-    rewind(file);
-    char *memory = arena_alloc(arena, most + 1);
-    if (memory != NULL) {
-        *size = fread(memory, 1, most, file);
-        *content = memory;
-    }
-    fclose(file);
-    return memory != NULL;
+    return number;
 }
 
 static bool parse_line(const char *line, struct measurement *item, struct arena *arena)
 {
-    char arch[64], shape[128], phase[16], backend[160];
-    double time_us;
+    char arch[64], shape[128], phase[16], backend[160], *end;
     int used = 0;
-    if (sscanf(line, "%63s %127s %15s %159s %lf %n", arch, shape, phase, backend, &time_us,
-               &used) != 5 ||
-        line[used] != '\0' || !isfinite(time_us) || time_us <= 0) {
+    if (sscanf(line, "%63s %127s %15s %159s %n", arch, shape, phase, backend, &used) != 4) {
+        return false;
+    }
+    item->time_us = read_number(line + used, &end);
+    if (end == line + used || end[strspn(end, " \t\r")] != '\0' || !isfinite(item->time_us) ||
+        item->time_us <= 0) {
         return false;
     }
     for (item->phase = 0; item->phase < ATTN_PHASE_COUNT; item->phase++) {
@@ -45,16 +44,47 @@ static bool parse_line(const char *line, struct measurement *item, struct arena 
             item->arch = arena_string(arena, arch);
             item->shape = arena_string(arena, shape);
             item->backend = arena_string(arena, backend);
-            item->time_us = time_us;
             return item->arch != NULL && item->shape != NULL && item->backend != NULL;
         }
     }
     return false;
 }
 
+/* The file's text; empty where there is none, or where it is not believed. False without memory. */
+static bool read_text(const attn_runtime *runtime, const char *path, struct arena *arena,
+                      char **content, size_t *size)
+{
+    struct cache_file file;
+    const char *why = cache_file_open(&file, path, MAX_FILE);
+    *size = 0;
+    if (why == NULL && file.descriptor >= 0) {
+        *size = (size_t)file.info.st_size;
+        *content = arena_alloc(arena, *size + 1);
+        if (*content == NULL) {
+            cache_file_close(&file);
+            return false;
+        }
+        why = cache_file_read(&file, *content) ? NULL : "was cut while it was read";
+    }
+    if (why != NULL) {
+        *size = 0;
+        runtime_log(runtime, ATTN_LOG_WARN, "%s %s; no measured ranks are used", path, why);
+    }
+    return true;
+}
+
+static int32_t count_lines(const char *content, size_t size)
+{
+    int32_t count = 1;
+    for (size_t i = 0; i < size; i++) {
+        count += content[i] == '\n';
+    }
+    return count;
+}
+
 bool ranks_read(struct ranks *ranks, const attn_runtime *runtime, struct arena *arena)
 {
-    char path[4096], *content, *next;
+    char path[PATH_MAX], *content = NULL, *next;
     size_t size;
     int32_t broken = 0;
     *ranks = (struct ranks){NULL, 0};
@@ -63,17 +93,17 @@ bool ranks_read(struct ranks *ranks, const attn_runtime *runtime, struct arena *
         snprintf(path, sizeof path, "%s/ranks", folder) >= (int)sizeof path) {
         return true;
     }
-    if (!read_file(path, &content, &size, arena)) {
+    if (!read_text(runtime, path, arena, &content, &size)) {
         return false;
     }
-    if (content == NULL) {
+    if (size == 0) {
         return true;
     }
-    ranks->items = arena_array(arena, MAX_LINES, sizeof *ranks->items);
+    ranks->items = arena_array(arena, (size_t)count_lines(content, size), sizeof *ranks->items);
     if (ranks->items == NULL) {
         return false;
     }
-    for (char *line = content; line < content + size && ranks->count < MAX_LINES; line = next) {
+    for (char *line = content; line < content + size; line = next) {
         next = memchr(line, '\n', (size_t)(content + size - line));
         next = next != NULL ? next : content + size;
         *next++ = '\0';

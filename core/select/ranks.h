@@ -24,7 +24,8 @@ struct ranks {
     int32_t count;
 };
 
-/* A missing file has no measurements; broken lines are passed over with a warning. False without
+/* A missing file has no measurements, nor has one that others could have written (with a warning);
+ * broken lines are passed over with a warning. False without
  * memory. */
 bool ranks_read(struct ranks *ranks, const attn_runtime *runtime, struct arena *arena);
 /* Time in microseconds, or 0 where nothing was measured. */

@@ -110,6 +110,15 @@ printf 'x86-64 1/1x8x8.f32.f32 decode other 1\n' >>"$folder/cache/ranks"
 expect 0 'ranks' "$bench" --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
 expect 0 'ranks' "$bench" --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
 [ "$(wc -l <"$folder/cache/ranks")" -eq 3 ] || { echo "ranks:"; cat "$folder/cache/ranks"; failed=1; }
+# A planted link is no place to write to, no cache none at all, and the file is the user's alone.
+mv "$folder/cache/ranks" "$folder/elsewhere"
+ln -s "$folder/elsewhere" "$folder/cache/ranks"
+cp "$folder/elsewhere" "$folder/before"
+(umask 0; expect 0 'is a symbolic link' "$bench" --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"; exit $failed) || failed=1
+cmp "$folder/elsewhere" "$folder/before" || failed=1
+[ ! -L "$folder/cache/ranks" ] && [ "$(stat -c %a "$folder/cache/ranks")" = 600 ] || { ls -l "$folder/cache"; failed=1; }
+expect 1 'ATTN_CACHE_DIR: is empty' env ATTN_CACHE_DIR= "$bench" --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
+expect 1 'ATTN_CACHE_DIR' env ATTN_CACHE_DIR=here "$bench" --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
 unset ATTN_PLUGIN_PATH
 
 # What is not served: reasons, and exit 1.

@@ -2,12 +2,15 @@
 #include "tune.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
+
+#include "host/cache_file.h"
+
+#define MAX_FILE ((size_t)1 << 20) /* of what the core reads */
 
 static const char *const phase_names[] = {"prefill", "decode"};
 
@@ -24,33 +27,27 @@ static attn_status fail(struct attn_error *error, const char *what, const char *
     return error->status = ATTN_ERROR_IO;
 }
 
-/* As the core finds it: ATTN_CACHE_DIR, else the user's cache directory. */
-static bool cache_folder(char *folder, size_t size)
+/* As the core finds it: ATTN_CACHE_DIR, where empty means none, else the user's cache directory. */
+static attn_status ranks_path(char *path, size_t size, struct attn_error *error)
 {
-    const char *own = secure_getenv("ATTN_CACHE_DIR"), *xdg = secure_getenv("XDG_CACHE_HOME");
-    const char *home = secure_getenv("HOME");
-    if (own != NULL && own[0] != '\0') {
-        return (size_t)snprintf(folder, size, "%s", own) < size;
+    char folder[PATH_MAX];
+    const char *own = secure_getenv("ATTN_CACHE_DIR"), *why = NULL;
+    if (own != NULL && own[0] != '/') {
+        return fail(error, "ATTN_CACHE_DIR",
+                    own[0] == '\0' ? "is empty: there is no cache, and no place for ranks"
+                                   : "is not an absolute path");
     }
-    if (xdg != NULL && xdg[0] == '/') {
-        return (size_t)snprintf(folder, size, "%s/libattn", xdg) < size;
+    snprintf(folder, sizeof folder, "%s", own != NULL ? own : "");
+    if (own == NULL) {
+        cache_folder_default(folder, sizeof folder, secure_getenv("XDG_CACHE_HOME"),
+                             secure_getenv("HOME"), &why);
     }
-    return home != NULL && home[0] == '/' &&
-           (size_t)snprintf(folder, size, "%s/.cache/libattn", home) < size;
-}
-
-static bool make_folder(char *folder)
-{
-    for (char *slash = strchr(folder + 1, '/');; slash = strchr(slash + 1, '/')) {
-        if (slash != NULL) {
-            *slash = '\0';
-        }
-        bool made = mkdir(folder, 0777) == 0 || errno == EEXIST;
-        if (slash == NULL) {
-            return made;
-        }
-        *slash = '/';
+    if (folder[0] == '\0') {
+        return fail(error, "ATTN_CACHE_DIR", why != NULL ? why : "it and HOME are unset");
     }
+    return (size_t)snprintf(path, size, "%s/ranks", folder) < size
+               ? ATTN_OK
+               : fail(error, "ATTN_CACHE_DIR", "is too long");
 }
 
 static bool usable(const struct result *result)
@@ -67,7 +64,7 @@ static void key_of(const struct result *result, const struct session *session, c
 }
 
 /* Several lengths of one layer give one line: the geometric mean, to which each counts alike. */
-static bool write_line(const struct report *report, const struct session *session, int32_t index,
+static void write_line(const struct report *report, const struct session *session, int32_t index,
                        FILE *file)
 {
     char key[512], other[512];
@@ -81,13 +78,13 @@ static bool write_line(const struct report *report, const struct session *sessio
         key_of(&report->results[i], session, other, sizeof other);
         if (strcmp(key, other) == 0) {
             if (i < index) {
-                return true; /* written with the first of them */
+                return; /* written with the first of them */
             }
             sum += log(report->results[i].timing.time_us);
             count++;
         }
     }
-    return fprintf(file, "%s%.6g\n", key, exp(sum / count)) > 0;
+    fprintf(file, "%s%.6g\n", key, exp(sum / count));
 }
 
 static bool is_replaced(const struct report *report, const struct session *session,
@@ -105,53 +102,70 @@ static bool is_replaced(const struct report *report, const struct session *sessi
     return false;
 }
 
-/* What stood in the file and is not measured anew. */
-static bool keep_lines(const struct report *report, const struct session *session, const char *path,
-                       FILE *file)
+/* What stood in the file and is not measured anew. A file that the core would not believe is not
+ * carried on. */
+static attn_status keep_lines(const struct report *report, const struct session *session,
+                              const char *path, FILE *out, struct attn_error *error)
 {
-    FILE *old = fopen(path, "r");
-    char *line = NULL;
-    size_t capacity = 0;
-    bool ok = true;
-    while (old != NULL && ok && getline(&line, &capacity, old) > 0) {
-        ok = is_replaced(report, session, line) || fputs(line, file) >= 0;
+    struct cache_file file;
+    const char *why = cache_file_open(&file, path, MAX_FILE);
+    if (why != NULL) {
+        fprintf(stderr, "attn-bench: %s %s; it is written anew\n", path, why);
     }
-    free(line);
-    if (old != NULL) {
-        fclose(old);
+    if (why != NULL || file.descriptor < 0) {
+        return ATTN_OK;
     }
-    return ok;
+    const size_t size = (size_t)file.info.st_size;
+    char *content = malloc(size + 1);
+    if (content == NULL || !cache_file_read(&file, content)) {
+        cache_file_close(&file);
+        free(content);
+        return fail(error, path, "cannot be read");
+    }
+    content[size] = '\0';
+    for (char *line = content, *next; *line != '\0'; line = next) {
+        next = line + strcspn(line, "\n");
+        if (*next != '\0') {
+            *next++ = '\0';
+        }
+        if (!is_replaced(report, session, line)) {
+            fprintf(out, "%s\n", line);
+        }
+    }
+    free(content);
+    return ATTN_OK;
 }
 
 attn_status tune_write(const struct report *report, const struct session *session, char *path,
                        size_t size, struct attn_error *error)
 {
-    char folder[4000], temporary[4120];
     int32_t count = 0;
+    char *text = NULL;
+    size_t length = 0;
     for (int32_t i = 0; i < report->count; i++) {
         count += usable(&report->results[i]);
     }
     if (count == 0) {
         return fail(error, "--tune", "no backend was measured; the ranks stay as they were");
     }
-    if (!cache_folder(folder, sizeof folder)) {
-        return fail(error, "ATTN_CACHE_DIR", "there is no cache directory: it and HOME are unset");
+    attn_status status = ranks_path(path, size, error);
+    FILE *out = status == ATTN_OK ? open_memstream(&text, &length) : NULL;
+    if (out == NULL) {
+        return status ? status : fail(error, path, strerror(errno));
     }
-    snprintf(path, size, "%s/ranks", folder);
-    snprintf(temporary, sizeof temporary, "%s/ranks.%ld", folder, (long)getpid());
-    FILE *file = make_folder(folder) ? fopen(temporary, "w") : NULL;
-    if (file == NULL) {
-        return fail(error, folder, strerror(errno));
+    status = keep_lines(report, session, path, out, error);
+    for (int32_t i = 0; i < report->count && status == ATTN_OK; i++) {
+        if (usable(&report->results[i])) {
+            write_line(report, session, i, out);
+        }
     }
-    bool ok = keep_lines(report, session, path, file);
-    for (int32_t i = 0; i < report->count && ok; i++) {
-        ok = !usable(&report->results[i]) || write_line(report, session, i, file);
+    if (fclose(out) != 0) {
+        status = fail(error, path, "no memory");
+    } else if (status == ATTN_OK && length > MAX_FILE) {
+        status = fail(error, path, "would be larger than 1 MiB, which is not read");
+    } else if (status == ATTN_OK && !cache_file_write(path, text, length)) {
+        status = fail(error, path, strerror(errno));
     }
-    ok = fclose(file) == 0 && ok;
-    if (!ok || rename(temporary, path) != 0) { /* readers see the old file or the new one */
-        const char *why = strerror(errno);
-        remove(temporary);
-        return fail(error, path, why);
-    }
-    return ATTN_OK;
+    free(text);
+    return status;
 }

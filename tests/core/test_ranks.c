@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The door to the cache folder, and the measured ranks behind it: what others could have written
+ * steers no selection, and nothing that lies there stops a process. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <locale.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "host/cache_file.h"
+#include "select_fixture.h"
+
+#define NOBODY 65534
+#define LINE "x86-64 32/8x128x128.bf16.bf16 decode alpha 4.5\n"
+
+struct place {
+    char folder[64], ranks[96];
+};
+
+static int set_up(void **state)
+{
+    struct place *place = calloc(1, sizeof *place);
+    snprintf(place->folder, sizeof place->folder, "/tmp/attn-ranks-XXXXXX");
+    assert_non_null(mkdtemp(place->folder));
+    snprintf(place->ranks, sizeof place->ranks, "%s/ranks", place->folder);
+    *state = place;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    struct place *place = *state;
+    unlink(place->ranks);
+    assert_int_equal(rmdir(place->folder), 0);
+    free(place);
+    return 0;
+}
+
+static void write_ranks(const struct place *place, mode_t mode)
+{
+    FILE *file = fopen(place->ranks, "w");
+    assert_non_null(file);
+    fputs(LINE, file);
+    fclose(file);
+    assert_int_equal(chmod(place->ranks, mode), 0);
+}
+
+/* The backend that decode gets; "beta" is the plugin's estimate, "alpha" the measurement's. */
+static const char *chosen(const struct place *place)
+{
+    static char name[64];
+    struct attn_layer_desc layer = fixture_layer("l");
+    struct attn_error error;
+    struct fixture f;
+    attn_assignment *a = NULL;
+    fixture_init(&f);
+    fixture_add(&f, "alpha", "", 1);
+    fixture_add(&f, "beta", "", 50);
+    f.runtime.settings.cache_dir = (char *)(uintptr_t)place->folder;
+    alarm(20); /* a select that hangs ends the test */
+    assert_int_equal(fixture_select(&f, "", &layer, 1, &a, &error), ATTN_OK);
+    alarm(0);
+    snprintf(name, sizeof name, "%s", fixture_chosen(a, 0, ATTN_PHASE_DECODE));
+    assignment_destroy(a);
+    fixture_finish(&f);
+    return name;
+}
+
+static void own_file_is_read(void **state)
+{
+    struct place *place = *state;
+    assert_string_equal(chosen(place), "beta");
+    write_ranks(place, 0644);
+    assert_string_equal(chosen(place), "alpha");
+}
+
+static void foreign_files_steer_nothing(void **state)
+{
+    struct place *place = *state;
+    char elsewhere[128];
+    write_ranks(place, 0666);
+    assert_string_equal(chosen(place), "beta");
+    write_ranks(place, 0620);
+    assert_string_equal(chosen(place), "beta");
+    if (geteuid() == 0) {
+        write_ranks(place, 0644);
+        assert_int_equal(chown(place->ranks, NOBODY, NOBODY), 0);
+        assert_string_equal(chosen(place), "beta");
+    }
+    unlink(place->ranks);
+    write_ranks(place, 0600);
+    snprintf(elsewhere, sizeof elsewhere, "%s/elsewhere", place->folder);
+    assert_int_equal(rename(place->ranks, elsewhere), 0);
+    assert_int_equal(symlink(elsewhere, place->ranks), 0);
+    assert_string_equal(chosen(place), "beta");
+    unlink(elsewhere);
+    unlink(place->ranks);
+    assert_int_equal(mkfifo(place->ranks, 0600), 0);
+    assert_string_equal(chosen(place), "beta");
+}
+
+/* A locale of our own making, whose decimal point is a comma. */
+static bool set_comma(const struct place *place)
+{
+    char command[2048];
+    snprintf(
+        command, sizeof command,
+        "cd %s && printf 'comment_char %%%%\\nescape_char /\\nLC_NUMERIC\\n"
+        "decimal_point \",\"\\nthousands_sep \"\"\\ngrouping -1\\nEND LC_NUMERIC\\n' >source && "
+        "printf '<code_set_name> ANSI_X3.4-1968\\n<comment_char> %%%%\\n<escape_char> /\\n"
+        "CHARMAP\\n<U002C> /x2c COMMA\\nEND CHARMAP\\n' >map && "
+        "localedef -c -i source -f ./map ./comma; rm -f source map",
+        place->folder);
+    char *const arguments[] = {"sh", "-c", command, NULL};
+    const pid_t pid = fork();
+    if (pid == 0) {
+        const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+        dup2(nowhere, STDOUT_FILENO);
+        dup2(nowhere, STDERR_FILENO);
+        execv("/bin/sh", arguments);
+        _exit(127);
+    }
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    setenv("LOCPATH", place->folder, 1);
+    return setlocale(LC_NUMERIC, "comma") != NULL;
+}
+
+static void locale_changes_no_number(void **state)
+{
+    struct place *place = *state;
+    char command[128];
+    write_ranks(place, 0600);
+    const bool comma = set_comma(place);
+    snprintf(command, sizeof command, "%.1f", 0.5);
+    const bool takes_effect = strcmp(command, "0,5") == 0;
+    if (comma && takes_effect) {
+        assert_string_equal(chosen(place), "alpha");
+    }
+    snprintf(command, sizeof command, "%.1f", 0.5);
+    assert_int_equal(takes_effect, strcmp(command, "0,5") == 0); /* the locale is as it was */
+    setlocale(LC_NUMERIC, "C");
+    unsetenv("LOCPATH");
+    snprintf(command, sizeof command, "rm -rf %s/comma", place->folder);
+    assert_int_equal(system(command), 0);
+    if (!takes_effect) {
+        print_message("localedef is not here\n");
+        skip();
+    }
+}
+
+static void written_for_the_user_alone(void **state)
+{
+    struct place *place = *state;
+    static const mode_t masks[] = {0, 077, 0777};
+    struct stat info;
+    for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
+        const mode_t before = umask(masks[i]);
+        assert_true(cache_file_write(place->ranks, LINE, sizeof LINE - 1));
+        umask(before);
+        assert_int_equal(lstat(place->ranks, &info), 0);
+        assert_int_equal(info.st_mode & 07777, 0600);
+        assert_int_equal(info.st_size, sizeof LINE - 1);
+    }
+    assert_string_equal(chosen(place), "alpha");
+}
+
+/* A limit on the size of files is an error, and no SIGXFSZ that ends the engine. */
+static void file_size_limit_ends_nothing(void **state)
+{
+    struct place *place = *state;
+    int status = -1;
+    const pid_t pid = fork();
+    if (pid == 0) {
+        const struct rlimit limit = {16, 16};
+        sigset_t pending;
+        setrlimit(RLIMIT_FSIZE, &limit);
+        const bool written = cache_file_write(place->ranks, LINE, sizeof LINE - 1);
+        const int why = errno;
+        sigpending(&pending);
+        _exit(written || why != EFBIG || sigismember(&pending, SIGXFSZ));
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(access(place->ranks, F_OK), -1); /* and half a file is left nowhere */
+}
+
+static void root_takes_no_other_home(void **state)
+{
+    struct place *place = *state;
+    char folder[256], below[96];
+    const char *why = "";
+    cache_folder_default(folder, sizeof folder, NULL, place->folder, &why);
+    assert_null(why);
+    assert_string_equal(folder + strlen(place->folder), "/.cache/libattn");
+    cache_folder_default(folder, sizeof folder, NULL, NULL, &why);
+    assert_string_equal(folder, "");
+    assert_null(why);
+    if (geteuid() != 0) {
+        skip();
+    }
+    snprintf(below, sizeof below, "%s/not/there", place->folder);
+    assert_int_equal(chown(place->folder, NOBODY, NOBODY), 0);
+    cache_folder_default(folder, sizeof folder, NULL, place->folder, &why);
+    assert_string_equal(folder, "");
+    assert_string_equal(why, "HOME belongs to another user");
+    cache_folder_default(folder, sizeof folder, below, "/root", &why);
+    assert_string_equal(folder, "");
+    assert_non_null(strstr(why, "XDG_CACHE_HOME"));
+}
+
+int main(void)
+{
+#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        CASE(own_file_is_read),
+        CASE(foreign_files_steer_nothing),
+        CASE(locale_changes_no_number),
+        CASE(written_for_the_user_alone),
+        CASE(file_size_limit_ends_nothing),
+        CASE(root_takes_no_other_home),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
