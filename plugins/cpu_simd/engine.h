@@ -4,6 +4,7 @@
 #ifndef CPU_SIMD_ENGINE_H
 #define CPU_SIMD_ENGINE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* Element types of rows in memory. */
@@ -224,5 +225,11 @@ extern const struct variant variant_avx512bf16;
 extern const struct variant variant_amx;
 extern const struct variant variant_neon;
 extern const struct variant variant_neonbf16;
+
+/* The variants that this machine runs, the slowest first, and the names of its ISA extensions;
+ * the variant of a name, or NULL if there is none here. */
+int32_t variants_of_machine(const struct variant **variants, int32_t capacity, char *isa,
+                            size_t isa_bytes);
+const struct variant *variant_by_name(const char *name);
 
 #endif

@@ -328,10 +328,6 @@ size_t gdn_workspace_bytes(const struct attn_gdn_desc *desc, int32_t num_threads
 int32_t element_of_any(const struct attn_tensor *tensor); /* -1: none of ours */
 attn_status simd_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error);
 
-/* features.c, caps.c */
-int32_t variants_of_machine(const struct variant **variants, int32_t capacity, char *isa,
-                            size_t isa_bytes);
-const struct variant *variant_by_name(const char *name);
 attn_status simd_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                        struct attn_error *error);
 

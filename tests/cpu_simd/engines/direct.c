@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The decode path of an engine: keys and values read where they lie, in the compute type or as
+ * codes of a quantized cache. */
+#include "engines.h"
+
+enum { TIMES = 30 };
+
+static struct {
+    _Alignas(64) uint8_t rows[DIRECT_KEYS][4 * MAX_SIZE];
+    _Alignas(64) uint8_t zero[4 * MAX_SIZE];
+    _Alignas(64) uint8_t q[DIRECT_ROWS * MAX_SIZE * 4];
+    _Alignas(64) float scores[DIRECT_ROWS * SCORE_STRIDE];
+    _Alignas(64) float acc[DIRECT_ROWS * MAX_SIZE];
+    double a[DIRECT_ROWS][MAX_SIZE];
+    double b[DIRECT_KEYS][MAX_SIZE];
+    double old[DIRECT_ROWS][MAX_SIZE];
+    float q_scale[DIRECT_ROWS];
+    int32_t zeros[DIRECT_KEYS + 3];
+    const char *pointers[DIRECT_KEYS];
+} it;
+
+/* What a row of the cache holds. */
+struct codes {
+    const struct direct_engine *direct;
+    int32_t element;  /* enum element_type; ELEMENT_COUNT: int4 */
+    int32_t multiple; /* of the head size */
+    bool in_fours;    /* rows are blocks of 4 */
+    const char *name;
+};
+
+static void fill_keys(const struct codes *codes, int32_t keys, int32_t size)
+{
+    for (int32_t j = 0; j < keys; j++) {
+        it.pointers[j] = (const char *)it.rows[j];
+        it.zeros[j] = (int32_t)draw(16);
+        for (int32_t d = 0; d < size; d++) {
+            uint32_t code = draw(256);
+            if (codes->element == engine->element) {
+                it.b[j][d] = put_element(it.rows[j], d, draw_number(1.0f));
+            } else if (codes->element == ELEMENT_COUNT) {
+                uint8_t *pair = &it.rows[j][d / 2];
+                *pair = (uint8_t)(d % 2 == 0 ? code & 15 : (*pair & 15) | (code & 15) << 4);
+                it.b[j][d] = (double)(code & 15) - it.zeros[j];
+            } else {
+                while (!isfinite(code_value(codes->element, code))) {
+                    code = draw(256);
+                }
+                it.rows[j][d] = (uint8_t)code;
+                it.b[j][d] = code_value(codes->element, code);
+            }
+        }
+    }
+}
+
+/* Queries of `size` dims; int4's arrive as two parts that add up, each of half the row. */
+static void fill_queries(const struct codes *codes, int32_t rows, int32_t size)
+{
+    bool two = codes->element == ELEMENT_COUNT;
+    int32_t length = two ? 2 * size : size;
+    for (int32_t r = 0; r < rows; r++) {
+        uint8_t *row = it.q + (int64_t)r * length * engine->element_bytes;
+        for (int32_t d = 0; d < size; d++) {
+            it.a[r][d] = put_element(row, d, draw_number(1.0f));
+            if (two) {
+                it.a[r][d] += put_element(row, size + d, draw_number(0.004f));
+            }
+        }
+        it.q_scale[r] = 1.0f;
+        if (codes->direct->order != NULL) {
+            it.q_scale[r] = codes->direct->order(row, length);
+        }
+    }
+}
+
+static void check_scores(const struct codes *codes, int32_t time, int32_t rows, int32_t keys,
+                         int32_t size)
+{
+    bool whole = codes->element == ELEMENT_INT8 || codes->element == ELEMENT_COUNT;
+    struct direct_args args = {.keys = keys,
+                               .rows = rows,
+                               .q_scale = it.q_scale,
+                               .zeros = it.zeros,
+                               .depth = codes->element == ELEMENT_COUNT ? 2 * size : size,
+                               .key_rows = it.pointers,
+                               .zero_row = it.zero,
+                               .element = codes->element};
+    fill_keys(codes, keys, size);
+    fill_queries(codes, rows, size);
+    codes->direct->scores(it.scores, it.q, &args);
+    for (int32_t r = 0; r < rows; r++) {
+        for (int32_t j = 0; j < keys; j++) {
+            double sum = 0, total = 0, sizes = 0;
+            for (int32_t d = 0; d < size; d++) {
+                sum += it.a[r][d] * it.b[j][d];
+                total += fabs(it.a[r][d] * it.b[j][d]);
+                sizes += fabs(it.b[j][d]);
+            }
+            /* q as 16-bit whole numbers is off by half a step of its largest */
+            double bound = size * 0x1p-24 * total + (whole ? 0.51 * it.q_scale[r] * sizes : 0);
+            check_near(it.scores[r * SCORE_STRIDE + j], sum, bound, codes->name, r, j);
+        }
+    }
+    if (time == 0) {
+        BENCH(codes->name, codes->direct->scores(it.scores, it.q, &args))
+    }
+}
+
+static void check_values(const struct codes *codes, int32_t rows, int32_t keys, int32_t size)
+{
+    struct direct_args args = {.keys = keys,
+                               .rows = rows,
+                               .zeros = it.zeros,
+                               .depth = size,
+                               .key_rows = it.pointers,
+                               .zero_row = it.zero,
+                               .element = codes->element};
+    double p[DIRECT_ROWS][DIRECT_KEYS];
+    fill_keys(codes, keys, size);
+    memset(it.scores, 0, sizeof it.scores);
+    memset(it.acc, 0, sizeof it.acc);
+    memset(it.old, 0, sizeof it.old);
+    for (int32_t time = 0; time < 2; time++) { /* the second adds to the first */
+        for (int32_t r = 0; r < rows; r++) {
+            for (int32_t j = 0; j < keys; j++) {
+                p[r][j] = put_element(it.scores + r * SCORE_STRIDE, j, draw_number(1.0f));
+            }
+            for (int32_t d = 0; d < size; d++) {
+                for (int32_t j = 0; j < keys; j++) {
+                    it.old[r][d] += p[r][j] * it.b[j][d];
+                }
+            }
+        }
+        codes->direct->values(it.acc, it.scores, &args);
+    }
+    for (int32_t r = 0; r < rows; r++) {
+        if (codes->direct->finish != NULL) {
+            codes->direct->finish(it.acc + r * size, size);
+        }
+        for (int32_t d = 0; d < size; d++) {
+            double total = 0;
+            for (int32_t j = 0; j < keys; j++) {
+                total += 2 * fabs(it.b[j][d]);
+            }
+            check_near(it.acc[r * size + d], it.old[r][d], keys * 0x1p-22 * total, codes->name, r,
+                       d);
+        }
+    }
+}
+
+static void check_codes(const struct codes *codes)
+{
+    if (codes->direct == NULL) {
+        return;
+    }
+    check_scores(codes, 0, 4, 64, 128); /* the case that --bench times */
+    for (int32_t time = 1; time < TIMES; time++) {
+        int32_t fours = 4 * (1 + (int32_t)draw(DIRECT_ROWS / 4));
+        int32_t rows = !codes->in_fours && draw(3) == 0 ? 1 : fours;
+        int32_t keys = 1 + (int32_t)draw(DIRECT_KEYS);
+        int32_t size = codes->multiple * (1 + (int32_t)draw((uint32_t)(256 / codes->multiple)));
+        check_scores(codes, time, rows, keys, size);
+        check_values(codes, rows, keys, size);
+    }
+}
+
+void test_direct(void **state)
+{
+    (void)state;
+    check_codes(&(struct codes){engine->direct, engine->element, 32, false, "direct"});
+}
+
+void test_direct_codes(void **state)
+{
+    (void)state;
+    check_codes(&(struct codes){engine->direct_fp8, ELEMENT_E4M3, 64, true, "direct e4m3"});
+    check_codes(&(struct codes){engine->direct_fp8, ELEMENT_E5M2, 64, true, "direct e5m2"});
+    check_codes(&(struct codes){engine->direct_int8, ELEMENT_INT8, 64, true, "direct int8"});
+    check_codes(&(struct codes){engine->direct_int4, ELEMENT_COUNT, 64, true, "direct int4"});
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every slot of every ISA level that this machine has, against plain C in double. With --bench the
+ * same calls are timed. */
+#ifndef TESTS_CPU_SIMD_ENGINES_H
+#define TESTS_CPU_SIMD_ENGINES_H
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cpu_simd/engine.h"
+
+enum { MAX_SIZE = 512 }; /* of a head in these tests */
+
+/* What is being tested: set by main for each variant and engine. */
+extern const struct variant *variant;
+extern const struct engine *engine; /* one of the variant's */
+
+/* A whole number below `below`, a number in -size .. size, and one element of an engine. */
+uint32_t draw(uint32_t below);
+float draw_number(float size);
+/* Elements of the compute type: stores the nearest one, and gives it back. */
+double put_element(void *elements, int64_t at, float x);
+double element_at(const void *elements, int64_t at);
+/* The number that a code stands for, by its definition. */
+double code_value(int32_t element, uint32_t code);
+/* Relative rounding of one element of the compute type. */
+double element_step(void);
+
+/* |found - wanted| <= bound, or both NaN; a failure names `what` and the place. */
+void check_near(double found, double wanted, double bound, const char *what, int32_t i, int32_t j);
+
+/* Times calls of a slot where --bench is given: CALL is repeated. */
+#define BENCH(name, call)                                                                          \
+    for (struct bench bench = bench_begin(name); bench_more(&bench);) {                            \
+        call;                                                                                      \
+    }
+struct bench {
+    const char *name;
+    int64_t calls;
+    int64_t wanted;
+    double begin;
+};
+struct bench bench_begin(const char *name);
+bool bench_more(struct bench *bench);
+
+void test_unpack(void **state);
+void test_scores_gemm(void **state);
+void test_values_gemm(void **state);
+void test_softmax(void **state);
+void test_direct(void **state);
+void test_direct_codes(void **state);
+void test_terms(void **state);
+void test_rows(void **state);
+void test_store(void **state);
+void test_nibbles(void **state);
+void test_delta(void **state);
+void test_convolve(void **state);
+void test_encode(void **state);
+void test_encode_int4(void **state);
+
+#endif

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _POSIX_C_SOURCE 200809L /* clock_gettime */
+#include "engines.h"
+
+#include <stdio.h>
+#include <time.h>
+
+const struct variant *variant;
+const struct engine *engine;
+
+static bool benching;
+static uint64_t random_state;
+
+uint32_t draw(uint32_t below)
+{
+    random_state = random_state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(((random_state >> 33) * below) >> 31);
+}
+
+float draw_number(float size)
+{
+    return ((float)draw(1u << 24) / (float)(1 << 23) - 1.0f) * size;
+}
+
+double code_value(int32_t element, uint32_t code)
+{
+    static const struct {
+        int bits, mantissa, bias;
+    } formats[] = {[ELEMENT_F16] = {16, 10, 15},
+                   [ELEMENT_BF16] = {16, 7, 127},
+                   [ELEMENT_E4M3] = {8, 3, 7},
+                   [ELEMENT_E5M2] = {8, 2, 15}};
+    if (element == ELEMENT_INT8) {
+        return (int8_t)code;
+    }
+    int bits = formats[element].bits, mantissa = formats[element].mantissa;
+    int exponent_mask = (1 << (bits - 1 - mantissa)) - 1;
+    int exponent = (int)(code >> mantissa) & exponent_mask;
+    int fraction = (int)code & ((1 << mantissa) - 1);
+    double sign = code >> (bits - 1) & 1 ? -1.0 : 1.0;
+    if (exponent == exponent_mask && element != ELEMENT_E4M3) {
+        return fraction != 0 ? NAN : sign * INFINITY;
+    }
+    if (element == ELEMENT_E4M3 && (code & 0x7f) == 0x7f) {
+        return NAN;
+    }
+    int shift = (exponent > 0 ? exponent : 1) - formats[element].bias - mantissa;
+    return sign * ldexp(fraction + (exponent > 0 ? 1 << mantissa : 0), shift);
+}
+
+double element_at(const void *elements, int64_t at)
+{
+    if (engine->element == ELEMENT_F32) {
+        return ((const float *)elements)[at];
+    }
+    return code_value(ELEMENT_BF16, ((const uint16_t *)elements)[at]);
+}
+
+double put_element(void *elements, int64_t at, float x)
+{
+    if (engine->element == ELEMENT_F32) {
+        ((float *)elements)[at] = x;
+        return x;
+    }
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits += 0x7fff + (bits >> 16 & 1); /* to nearest, halves to even; x is finite */
+    ((uint16_t *)elements)[at] = (uint16_t)(bits >> 16);
+    return element_at(elements, at);
+}
+
+double element_step(void)
+{
+    return engine->element == ELEMENT_F32 ? 0x1p-24 : 0x1p-8;
+}
+
+void check_near(double found, double wanted, double bound, const char *what, int32_t i, int32_t j)
+{
+    if (!(fabs(found - wanted) <= bound) && !(isnan(found) && isnan(wanted)) && found != wanted) {
+        fail_msg("%s, %s: [%d][%d] is %.9g, not %.9g within %.3g", variant->name, what, i, j, found,
+                 wanted, bound);
+    }
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+struct bench bench_begin(const char *name)
+{
+    return (struct bench){name, 0, benching ? 1 << 10 : 0, seconds()};
+}
+
+bool bench_more(struct bench *bench)
+{
+    if (bench->calls++ < bench->wanted) {
+        return true;
+    }
+    if (benching) {
+        double elapsed = seconds() - bench->begin;
+        if (elapsed < 0.02) { /* too short to believe */
+            bench->wanted *= 4;
+            bench->calls = 0;
+            bench->begin = seconds();
+            return bench_more(bench);
+        }
+        printf("%-11s %-4s %-28s %10.1f ns\n", variant->name,
+               engine->element == ELEMENT_F32 ? "f32" : "bf16", bench->name,
+               1e9 * elapsed / (double)bench->wanted);
+    }
+    return false;
+}
+
+static int enter(void **state)
+{
+    (void)state;
+    return variant->enter != NULL && variant->enter() != 0;
+}
+
+static int leave(void **state)
+{
+    (void)state;
+    if (variant->leave != NULL) {
+        variant->leave();
+    }
+    return 0;
+}
+
+/* usage: test_engines [--bench] */
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest of_engine[] = {
+        cmocka_unit_test(test_unpack),      cmocka_unit_test(test_scores_gemm),
+        cmocka_unit_test(test_values_gemm), cmocka_unit_test(test_softmax),
+        cmocka_unit_test(test_direct),      cmocka_unit_test(test_direct_codes),
+    };
+    const struct CMUnitTest of_variant[] = {
+        cmocka_unit_test(test_terms),  cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_store),  cmocka_unit_test(test_nibbles),
+        cmocka_unit_test(test_delta),  cmocka_unit_test(test_convolve),
+        cmocka_unit_test(test_encode), cmocka_unit_test(test_encode_int4),
+    };
+    const struct variant *variants[8];
+    char isa[128];
+    int failed = 0;
+    int32_t count = variants_of_machine(variants, 8, isa, sizeof isa);
+    benching = argc > 1 && strcmp(argv[1], "--bench") == 0;
+    random_state = 20261122;
+    for (int32_t i = 0; i < count; i++) {
+        variant = variants[i];
+        printf("variant %s\n", variant->name);
+        for (int32_t e = 0; e < 2; e++) {
+            engine = e == 0 ? variant->f32 : variant->bf16;
+            if (engine != NULL) {
+                failed +=
+                    cmocka_run_group_tests_name(e == 0 ? "f32" : "bf16", of_engine, enter, leave);
+            }
+        }
+        engine = variant->f32;
+        failed += cmocka_run_group_tests_name("rows", of_variant, enter, leave);
+    }
+    return failed;
+}

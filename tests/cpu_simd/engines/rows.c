@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A variant's operations on single rows: score terms, scaling, rotation, conversion, the gated
+ * delta rule's inner loops, and the codes of quantized rows. */
+#include "engines.h"
+
+enum { TIMES = 40 };
+
+static _Alignas(64) float row[2 * MAX_SIZE], other[2 * MAX_SIZE];
+static double wanted[2 * MAX_SIZE];
+
+static void fill(float *x, int32_t n, float size)
+{
+    for (int32_t i = 0; i < n; i++) {
+        x[i] = draw_number(size);
+    }
+}
+
+static void check_row(int32_t n, double relative, double absolute, const char *what)
+{
+    for (int32_t i = 0; i < n; i++) {
+        check_near(row[i], wanted[i], relative * fabs(wanted[i]) + absolute, what, i, 0);
+    }
+}
+
+/* The soft cap keeps relative precision at scores far below it. */
+void test_terms(void **state)
+{
+    (void)state;
+    for (int32_t time = 0; time < 4 * TIMES; time++) {
+        int32_t n = 32 * (1 + (int32_t)draw(TILE_KEYS / 32));
+        static const float caps[] = {0, 1, 50, 1e6f};
+        struct score_terms terms = {.scale = 0.125f,
+                                    .soft_cap = caps[draw(4)],
+                                    .key_scale = draw(2) ? other : NULL,
+                                    .alibi = (int32_t)draw(3),
+                                    .slope = 0.25f,
+                                    .distance = (float)draw(300) - 50};
+        fill(row, n, ldexpf(1.0f, (int)draw(24) - 12));
+        fill(other, n, 2.0f);
+        double most = 0;
+        for (int32_t j = 0; j < n; j++) {
+            double s = (double)row[j] * terms.scale * (terms.key_scale != NULL ? other[j] : 1);
+            double cap = terms.soft_cap, distance = terms.distance - (float)j;
+            s = cap > 0 ? cap * tanh(s / cap) : s;
+            double bias = terms.alibi == ALIBI_LINEAR ? fabs(distance)
+                          : terms.alibi == ALIBI_SQRT ? sqrt(distance > 0 ? distance : 0)
+                                                      : 0;
+            wanted[j] = s - terms.slope * bias;
+            most = fmax(most, terms.slope * bias);
+        }
+        variant->terms(row, n, &terms);
+        check_row(n, 6e-7, 1e-6 * most, "terms");
+    }
+    struct score_terms terms = {.scale = 0.125f, .soft_cap = 50};
+    BENCH("terms: soft cap, 128", variant->terms(row, 128, &terms))
+}
+
+void test_rows(void **state)
+{
+    (void)state;
+    for (int32_t time = 0; time < TIMES; time++) {
+        int32_t n = 32 * (1 + (int32_t)draw(MAX_SIZE / 32));
+        float by = draw_number(3.0f);
+        fill(row, n, 5.0f);
+        fill(other, n, 5.0f);
+        for (int32_t i = 0; i < n; i++) {
+            wanted[i] = row[i] + (double)by * other[i];
+        }
+        variant->add_scaled(row, other, by, n);
+        check_row(n, 1e-7, 2e-6, "add_scaled");
+        for (int32_t i = 0; i < n; i++) {
+            wanted[i] = (double)row[i] * by;
+        }
+        variant->scale_row(row, by, n);
+        check_row(n, 1e-7, 0, "scale_row");
+        n = 1 << draw(10);
+        fill(row, n, 1.0f);
+        for (int32_t i = 0; i < n; i++) {
+            wanted[i] = 0;
+            for (int32_t j = 0; j < n; j++) {
+                wanted[i] += __builtin_parity((unsigned)(i & j)) ? -row[j] : row[j];
+            }
+        }
+        variant->hadamard(row, n);
+        check_row(n, 0, 1e-6 * n, "hadamard");
+    }
+    BENCH("hadamard, 128", variant->hadamard(row, 128))
+}
+
+void test_store(void **state)
+{
+    static uint8_t out[4 * MAX_SIZE + 8];
+    static const int32_t formats[] = {ELEMENT_F32, ELEMENT_F16, ELEMENT_BF16};
+    (void)state;
+    for (int32_t time = 0; time < TIMES; time++) {
+        for (int32_t f = 0; f < 3; f++) {
+            int32_t n = 1 + (int32_t)draw(MAX_SIZE), bytes = f == 0 ? 4 : 2;
+            fill(row, n, ldexpf(1.0f, (int)draw(20) - 10));
+            memset(out, 0xee, sizeof out);
+            variant->store[f](out, row, 0.75f, n);
+            for (int32_t i = 0; i < n; i++) {
+                float x = 0.75f * row[i];
+                double found = x;
+                uint16_t code;
+                memcpy(&code, out + 2 * i, sizeof code);
+                if (f > 0) {
+                    found = code_value(formats[f], code);
+                } else {
+                    memcpy(&x, out + 4 * i, sizeof x);
+                    check_near(x, found, 0, "store", f, i);
+                }
+                double step = f == 0 ? 0 : f == 1 ? 0x1p-11 : 0x1p-8;
+                check_near(found, 0.75 * row[i], step * fabs(x) + 0x1p-24 * fabs(x) + 0x1p-25,
+                           "store", f, i);
+            }
+            assert_int_equal(out[n * bytes], 0xee);
+        }
+    }
+}
+
+void test_nibbles(void **state)
+{
+    static uint8_t packed[MAX_SIZE];
+    static int8_t codes[2 * MAX_SIZE];
+    (void)state;
+    for (int32_t time = 0; time < TIMES; time++) {
+        int32_t n = 2 * (1 + (int32_t)draw(MAX_SIZE)), zero = (int32_t)draw(16);
+        for (int32_t i = 0; i < n / 2; i++) {
+            packed[i] = (uint8_t)draw(256);
+        }
+        variant->nibbles(codes, packed, zero, n);
+        for (int32_t i = 0; i < n; i++) {
+            assert_int_equal(codes[i], (packed[i / 2] >> 4 * (i % 2) & 15) - zero);
+        }
+    }
+}
+
+void test_delta(void **state)
+{
+    enum { ROWS = 48, DEPTH = 200 };
+    static float before[ROWS * DEPTH], after[ROWS * DEPTH], q[DEPTH], k[DEPTH], v[ROWS], out[ROWS];
+    (void)state;
+    for (int32_t time = 0; time < TIMES; time++) {
+        int32_t rows = 1 + (int32_t)draw(ROWS), depth = 8 * (1 + (int32_t)draw(DEPTH / 8));
+        float decay = 0.9f, beta = 0.7f;
+        double kq = 0;
+        fill(before, rows * depth, 1.0f);
+        fill(q, depth, 0.3f);
+        fill(k, depth, 0.3f);
+        fill(v, rows, 1.0f);
+        for (int32_t i = 0; i < depth; i++) {
+            kq += (double)k[i] * q[i];
+        }
+        bool in_place = draw(2);
+        memcpy(after, before, sizeof after);
+        struct delta_args args = {.to = after,
+                                  .from = in_place ? after : before,
+                                  .rows = rows,
+                                  .depth = depth,
+                                  .q = q,
+                                  .k = k,
+                                  .v = v,
+                                  .out = out,
+                                  .decay = decay,
+                                  .beta = beta,
+                                  .kq = (float)kq};
+        variant->delta->step(&args);
+        for (int32_t d = 0; d < rows; d++) {
+            double by_k = 0, o = 0;
+            for (int32_t i = 0; i < depth; i++) {
+                by_k += decay * (double)before[d * depth + i] * k[i];
+            }
+            double r = beta * (v[d] - by_k);
+            for (int32_t i = 0; i < depth; i++) {
+                double s = decay * (double)before[d * depth + i] + r * k[i];
+                check_near(after[d * depth + i], s, 1e-5, "state", d, i);
+                o += s * q[i];
+            }
+            check_near(out[d], o, 3e-5, "out of a step", d, 0);
+        }
+    }
+    int32_t n = 96;
+    double dot = 0;
+    fill(row, n, 1.0f);
+    fill(other, n, 1.0f);
+    for (int32_t i = 0; i < n; i++) {
+        dot += (double)row[i] * other[i];
+    }
+    check_near(variant->delta->dot(row, other, n), dot, 1e-5, "dot", 0, 0);
+    struct delta_args args = {.to = after,
+                              .from = after,
+                              .rows = 48,
+                              .depth = 128,
+                              .q = q,
+                              .k = k,
+                              .v = v,
+                              .out = out,
+                              .decay = 0.5f,
+                              .beta = 0.5f};
+    BENCH("delta step 48 x 128", variant->delta->step(&args))
+}
+
+void test_convolve(void **state)
+{
+    enum { CHANNELS = 160 };
+    static float x[4 * CHANNELS], weights[4 * CHANNELS], bias[CHANNELS];
+    (void)state;
+    for (int32_t time = 0; time < TIMES; time++) {
+        int32_t width = 1 + (int32_t)draw(4), n = 32 * (1 + (int32_t)draw(CHANNELS / 32));
+        bool with_silu = draw(2);
+        fill(x, width * CHANNELS, 6.0f);
+        fill(weights, width * CHANNELS, 3.0f);
+        fill(bias, n, 40.0f);
+        for (int32_t c = 0; c < n; c++) {
+            double sum = bias[c];
+            for (int32_t i = 0; i < width; i++) {
+                sum += (double)weights[i * CHANNELS + c] * x[i * CHANNELS + c];
+            }
+            wanted[c] = with_silu ? sum / (1 + exp(-sum)) : sum;
+        }
+        variant->delta->convolve(row, x, weights, bias, CHANNELS, width, n, with_silu);
+        check_row(n, 1e-6, 3e-5, "convolution");
+    }
+}
+
+/* The nearest code of a format: two codes equally near are both right only if the even one is. */
+static void check_code(int32_t element, uint32_t code, double x, int32_t at)
+{
+    double largest = element == ELEMENT_E4M3 ? 448 : element == ELEMENT_E5M2 ? 57344 : 127;
+    double least = element == ELEMENT_INT8 ? -127 : -largest;
+    double held = fmin(fmax(x, least), largest), found = code_value(element, code);
+    for (uint32_t c = 0; c < 256; c++) {
+        double value = code_value(element, c);
+        if (!isfinite(value) || fabs(value) > largest || c == code) {
+            continue;
+        }
+        bool nearer = fabs(value - held) < fabs(found - held);
+        /* halves: to even codes; int8's away from zero */
+        bool tie = fabs(value - held) == fabs(found - held) && value != found;
+        bool wins = element == ELEMENT_INT8 ? fabs(value) > fabs(found) : c % 2 == 0;
+        if (nearer || (tie && wins)) {
+            fail_msg("%s, encode to %d: [%d] %.9g became %.9g, %.9g is nearer", variant->name,
+                     element, at, x, found, value);
+        }
+    }
+}
+
+void test_encode(void **state)
+{
+    static const int32_t formats[] = {ELEMENT_E4M3, ELEMENT_E5M2, ELEMENT_INT8};
+    static uint8_t codes[MAX_SIZE];
+    (void)state;
+    for (int32_t time = 0; time < TIMES; time++) {
+        for (int32_t f = 0; f < 3; f++) {
+            int32_t n = 1 + (int32_t)draw(MAX_SIZE);
+            float scale = draw(2) ? 1.0f : ldexpf(1.0f + (float)draw(100) / 100, (int)draw(8) - 4);
+            fill(row, n, ldexpf(1.0f, (int)draw(22) - 8));
+            for (int32_t i = 0; i < n; i += 3) { /* beside the middle of two codes */
+                uint32_t code = draw(120);
+                double middle =
+                    (code_value(formats[f], code) + code_value(formats[f], code + 1)) / 2;
+                row[i] = isfinite(middle) ? (float)(middle * scale) : 0.0f;
+            }
+            variant->codes->encode[formats[f]](codes, row, scale, NULL, n);
+            double most = 0;
+            for (int32_t i = 0; i < n; i++) {
+                check_code(formats[f], codes[i], (double)row[i] / scale, i);
+                most = fmax(most, fabs((double)row[i]));
+            }
+            assert_true(variant->codes->largest(row, n) == (float)most);
+            fill(other, n, 1.0f);
+            for (int32_t i = 0; i < n; i++) {
+                other[i] += 1.5f;
+            }
+            variant->codes->encode[formats[f]](codes, row, scale, other, n);
+            for (int32_t i = 0; i < n; i++) {
+                check_code(formats[f], codes[i], (double)row[i] / other[i], i);
+            }
+        }
+    }
+    BENCH("encode e4m3, 128", variant->codes->encode[ELEMENT_E4M3](codes, row, 1.0f, NULL, 128))
+}
+
+void test_encode_int4(void **state)
+{
+    static uint8_t codes[MAX_SIZE];
+    (void)state;
+    for (int32_t time = 0; time < TIMES; time++) {
+        int32_t n = 2 << draw(9);
+        float scale;
+        fill(row, n, 3.0f);
+        for (int32_t i = 0; i < n; i++) {
+            other[i] = draw(2) ? 1.0f : -1.0f;
+        }
+        double low = INFINITY, high = -INFINITY;
+        for (int32_t i = 0; i < n; i++) {
+            wanted[i] = 0;
+            for (int32_t j = 0; j < n; j++) {
+                double x = (double)row[j] * other[j];
+                wanted[i] += __builtin_parity((unsigned)(i & j)) ? -x : x;
+            }
+            low = fmin(low, wanted[i]);
+            high = fmax(high, wanted[i]);
+        }
+        int32_t zero = variant->codes->encode_int4(codes, row, other, n, &scale);
+        check_near(scale, fmax((high - low) / 15, 1e-6), 1e-6 * scale, "int4 scale", 0, 0);
+        check_near(zero, fmin(fmax(-low / scale, 0), 15), 0.5 + 1e-5, "int4 zero point", 0, 0);
+        for (int32_t i = 0; i < n; i++) {
+            double code = codes[i / 2] >> 4 * (i % 2) & 15;
+            check_near(code, fmin(fmax(wanted[i] / scale + zero, 0), 15), 0.5 + 1e-4, "int4 code",
+                       i, 0);
+        }
+    }
+    BENCH("encode int4, 128", {
+        float scale;
+        variant->codes->encode_int4(codes, row, other, 128, &scale);
+    })
+}
