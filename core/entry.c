@@ -2,6 +2,7 @@
 /* The one exported symbol and the one table. */
 #include <attn/api.h>
 
+#include "bind/device.h"
 #include "bind/model.h"
 #include "runtime/runtime.h"
 #include "select/select.h"
@@ -60,6 +61,21 @@ static const struct attn_api api_table = {
     .context_parallel_length = context_parallel_length,
     .context_parallel_slots = context_parallel_slots,
     .layer_calibrate_v_scales = layer_calibrate_v_scales,
+    .best_device = best_device,
+    .device_open = device_open,
+    .device_close = device_close,
+    .device_allocate = device_allocate,
+    .device_free = device_free,
+    .device_copy = device_copy,
+    .device_fill = device_fill,
+    .device_of_address = device_of_address,
+    .device_stream_create = device_stream_create,
+    .device_stream_destroy = device_stream_destroy,
+    .device_synchronize = device_synchronize,
+    .device_capture_begin = device_capture_begin,
+    .device_capture_end = device_capture_end,
+    .device_graph_launch = device_graph_launch,
+    .device_graph_destroy = device_graph_destroy,
 };
 
 attn_status attn_get_api(uint32_t abi_version_min, uint32_t abi_version_max,

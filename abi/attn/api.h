@@ -157,6 +157,45 @@ struct attn_api {
     attn_status (*layer_calibrate_v_scales)(attn_layer *layer, const struct attn_step_io *io,
                                             float range, float *amax, float *v_channel_scale,
                                             struct attn_error *error);
+
+    /* Devices, for engines without memory and streams of their own. The best device that any
+     * backend has: accelerators before the CPU, then the lowest type and id; where `backend` (NULL:
+     * the runtime's selection text) orders backends, theirs. To be stated in select's options. */
+    attn_status (*best_device)(const attn_runtime *runtime, const char *backend,
+                               struct attn_device *device, struct attn_error *error);
+    /* Opens a device that device_info lists. ATTN_ERROR_NOT_FOUND: there is no such device;
+     * ATTN_ERROR_UNSUPPORTED: no backend on it hands out its memory. The CPU's is the host's, and
+     * its stream is NULL. Close it before the runtime is destroyed. */
+    attn_status (*device_open)(attn_runtime *runtime, struct attn_device device,
+                               attn_open_device **opened, struct attn_error *error);
+    void (*device_close)(attn_open_device *opened);
+    /* `kind` is an enum attn_memory_kind. Aligned to 256 bytes; bytes 0 reads as 1. */
+    attn_status (*device_allocate)(attn_open_device *opened, int32_t kind, size_t bytes,
+                                   void **memory, struct attn_error *error);
+    void (*device_free)(attn_open_device *opened, int32_t kind, void *memory);
+    /* `kind` is an enum attn_copy_kind. The source is read, or the destination written, behind what
+     * the stream holds already: host memory stays as it is until the stream is done. */
+    attn_status (*device_copy)(attn_open_device *opened, void *destination, const void *source,
+                               size_t bytes, int32_t kind, void *stream, struct attn_error *error);
+    attn_status (*device_fill)(attn_open_device *opened, void *destination, int32_t value,
+                               size_t bytes, void *stream, struct attn_error *error);
+    /* Whose memory lies at an address, see memory_device in kernels.h. */
+    attn_status (*device_of_address)(attn_open_device *opened, const void *address,
+                                     struct attn_device *device, struct attn_error *error);
+    attn_status (*device_stream_create)(attn_open_device *opened, void **stream,
+                                        struct attn_error *error);
+    void (*device_stream_destroy)(attn_open_device *opened, void *stream);
+    /* NULL: everything on the device. Gives the error that the work has met. */
+    attn_status (*device_synchronize)(attn_open_device *opened, void *stream,
+                                      struct attn_error *error);
+    /* ATTN_ERROR_UNSUPPORTED where the device has no graphs: on a CPU. */
+    attn_status (*device_capture_begin)(attn_open_device *opened, void *stream,
+                                        struct attn_error *error);
+    attn_status (*device_capture_end)(attn_open_device *opened, void *stream, void **graph,
+                                      struct attn_error *error);
+    attn_status (*device_graph_launch)(attn_open_device *opened, void *graph, void *stream,
+                                       struct attn_error *error);
+    void (*device_graph_destroy)(attn_open_device *opened, void *graph);
 };
 
 /* The one symbol. Answers with a table whose abi_version lies in min .. max, or

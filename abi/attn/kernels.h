@@ -10,6 +10,7 @@
 #define ATTN_KERNELS_H
 
 #include "cache_kernels.h"
+#include "device_memory.h"
 #include "numeric_kernels.h"
 #include "status.h"
 
@@ -57,8 +58,34 @@ struct attn_kernels {
      * the last plan. */
     attn_status (*update_block_table)(const struct attn_attend_args *args,
                                       struct attn_error *error);
+
+    /* The device's memory, streams and graphs, see device_memory.h. Of each of the three groups all
+     * slots are there or none; memory_device may stand alone. Not of caps.kernels. */
+    /* *memory: at a multiple of 256 bytes. ATTN_ERROR_OUT_OF_MEMORY says how much is free. */
+    attn_status (*allocate_memory)(const struct attn_memory_args *args, void **memory,
+                                   struct attn_error *error);
+    attn_status (*free_memory)(const struct attn_memory_args *args, struct attn_error *error);
+    /* Whose memory lies at the address: its device's type and id; ATTN_DEVICE_CPU for what the
+     * driver does not know. Memory that this backend's kernels can read, wherever it lies, may be
+     * answered with the instance's own device. */
+    attn_status (*memory_device)(const struct attn_memory_args *args, struct attn_device *device,
+                                 struct attn_error *error);
+    /* A stream that waits for no other. */
+    attn_status (*create_stream)(const struct attn_stream_args *args, void **stream,
+                                 struct attn_error *error);
+    attn_status (*destroy_stream)(const struct attn_stream_args *args, struct attn_error *error);
+    /* Returns when the stream's work is done, with the error that it has met. */
+    attn_status (*synchronize)(const struct attn_stream_args *args, struct attn_error *error);
+    /* Between these two, what this thread enqueues on the stream is recorded and not run. A failed
+     * end_capture has ended the capture, too. */
+    attn_status (*begin_capture)(const struct attn_stream_args *args, struct attn_error *error);
+    attn_status (*end_capture)(const struct attn_stream_args *args, void **graph,
+                               struct attn_error *error);
+    attn_status (*launch_graph)(const struct attn_stream_args *args, struct attn_error *error);
+    attn_status (*destroy_graph)(const struct attn_stream_args *args, struct attn_error *error);
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_kernels) == 168, "attn_kernels of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_kernels) == 248,
+                   "attn_kernels: 168 bytes and the device's memory, streams and graphs");
 
 #endif

@@ -12,6 +12,8 @@ typedef struct attn_assignment
 typedef struct attn_model attn_model; /* bound layers of one assignment */
 typedef struct attn_layer attn_layer; /* one of a model's; lives as long as the model */
 typedef struct attn_plan attn_plan;   /* one batch in flight of one block-table group */
+typedef struct attn_open_device
+    attn_open_device; /* a device's memory, streams and graphs; thread-safe */
 
 /* In place of the environment. NULL or 0: the variable's value, read once, at creation. */
 struct attn_runtime_options {

@@ -12,6 +12,7 @@ enum attn_device_type { /* DLDeviceType */
                         ATTN_DEVICE_CUDA_HOST = 3,
                         ATTN_DEVICE_ROCM = 10,
                         ATTN_DEVICE_ROCM_HOST = 11,
+                        ATTN_DEVICE_EXTENSION = 12, /* kDLExtDev: a device under test */
                         ATTN_DEVICE_CUDA_MANAGED = 13,
                         ATTN_DEVICE_ONEAPI = 14
 };

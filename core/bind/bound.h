@@ -10,7 +10,7 @@
 #include "bind/kept.h"
 #include "select/assignment.h"
 
-/* A backend, created on the model's device. */
+/* A backend, created on its device. */
 struct instance {
     int32_t backend; /* index in the runtime */
     const struct attn_backend_caps *caps;
@@ -139,7 +139,9 @@ void encoder_rewrite_parts(attn_layer *layer);
 void layer_make_spec(attn_layer *layer, int32_t layout);
 /* groups.c */
 void model_make_groups(attn_model *model);
-/* instance.c */
+/* instance.c: a backend created on its device; the model's own, made once */
+attn_status instance_create(attn_runtime *runtime, int32_t backend, struct instance *instance,
+                            struct attn_error *error);
 attn_status model_make_instance(attn_model *model, int32_t backend, struct instance **instance,
                                 struct attn_error *error);
 void instance_finish(struct instance *instance);

@@ -6,6 +6,33 @@
 
 #define MIN_KERNELS 168 /* size in ABI 0.1 */
 
+/* Slots that are there together or not at all. */
+static attn_status check_groups(const struct attn_kernels *k, const char *name,
+                                struct attn_error *error)
+{
+    const struct {
+        const char *slots;
+        bool some, all;
+    } groups[] = {
+        {"allocate_memory, free_memory", k->allocate_memory || k->free_memory,
+         k->allocate_memory && k->free_memory},
+        {"create_stream, destroy_stream, synchronize",
+         k->create_stream || k->destroy_stream || k->synchronize,
+         k->create_stream && k->destroy_stream && k->synchronize},
+        {"begin_capture, end_capture, launch_graph, destroy_graph",
+         k->begin_capture || k->end_capture || k->launch_graph || k->destroy_graph,
+         k->begin_capture && k->end_capture && k->launch_graph && k->destroy_graph},
+    };
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
+        if (groups[i].some && !groups[i].all) {
+            return error_set(error, ATTN_ERROR_PLUGIN, "attn_kernels",
+                             "%s has some of the slots %s; all are there or none", name,
+                             groups[i].slots);
+        }
+    }
+    return ATTN_OK;
+}
+
 /* The declared mask against the slots that are there. */
 static attn_status check_slots(const struct instance *instance, const char *name,
                                struct attn_error *error)
@@ -41,16 +68,16 @@ static attn_status check_slots(const struct instance *instance, const char *name
         return error_set(error, ATTN_ERROR_PLUGIN, "release", "%s has prepare without release",
                          name);
     }
-    return ATTN_OK;
+    return check_groups(k, name, error);
 }
 
-static attn_status create(attn_model *model, struct instance *instance, const char *name,
+static attn_status create(attn_runtime *runtime, struct instance *instance, const char *name,
                           struct attn_error *error)
 {
     const struct attn_kernels *kernels = NULL;
     const struct attn_backend_caps *caps = instance->caps;
     struct attn_error why = ATTN_ERROR_INIT;
-    attn_status status = instance->plugin->create(&model->runtime->host, caps->name, caps->variant,
+    attn_status status = instance->plugin->create(&runtime->host, caps->name, caps->variant,
                                                   caps->device, &instance->handle, &kernels, &why);
     if (status != ATTN_OK) {
         instance->handle = NULL;
@@ -65,10 +92,24 @@ static attn_status create(attn_model *model, struct instance *instance, const ch
     return status == ATTN_OK ? check_slots(instance, name, error) : status;
 }
 
+attn_status instance_create(attn_runtime *runtime, int32_t backend, struct instance *instance,
+                            struct attn_error *error)
+{
+    const struct backend *found = &runtime->backends[backend];
+    *instance = (struct instance){.backend = backend, .caps = &found->caps};
+    attn_status status = runtime_plugin_table(runtime, found->plugin, &instance->plugin, error);
+    if (status == ATTN_OK) {
+        status = create(runtime, instance, found->full_name, error);
+    }
+    if (status != ATTN_OK) {
+        instance_finish(instance);
+    }
+    return status;
+}
+
 attn_status model_make_instance(attn_model *model, int32_t backend, struct instance **out,
                                 struct attn_error *error)
 {
-    const struct backend *found = &model->runtime->backends[backend];
     for (int32_t i = 0; i < model->num_instances; i++) {
         if (model->instances[i].backend == backend) {
             *out = &model->instances[i];
@@ -76,20 +117,12 @@ attn_status model_make_instance(attn_model *model, int32_t backend, struct insta
         }
     }
     struct instance *instance = &model->instances[model->num_instances];
-    instance->backend = backend;
-    instance->caps = &found->caps;
-    attn_status status =
-        runtime_plugin_table(model->runtime, found->plugin, &instance->plugin, error);
+    attn_status status = instance_create(model->runtime, backend, instance, error);
     if (status == ATTN_OK) {
-        status = create(model, instance, found->full_name, error);
+        model->num_instances++;
+        *out = instance;
     }
-    if (status != ATTN_OK) {
-        instance_finish(instance);
-        return status;
-    }
-    model->num_instances++;
-    *out = instance;
-    return ATTN_OK;
+    return status;
 }
 
 void instance_finish(struct instance *instance)

@@ -22,6 +22,7 @@ static bool device_is_known(struct attn_device device)
     case ATTN_DEVICE_CPU:
     case ATTN_DEVICE_CUDA:
     case ATTN_DEVICE_ROCM:
+    case ATTN_DEVICE_EXTENSION:
     case ATTN_DEVICE_ONEAPI:
         return device.id >= 0;
     default:
@@ -40,10 +41,10 @@ attn_status device_check(const struct attn_device_info *d, struct attn_error *er
     if (!device_is_known(d->device)) {
         return BAD(
             "device",
-            "%s: device type %d, id %d; types %d (CPU), %d (CUDA), %d (ROCm) and %d (oneAPI) "
-            "with an id of 0 or above are known",
+            "%s: device type %d, id %d; types %d (CPU), %d (CUDA), %d (ROCm), %d (extension) and "
+            "%d (oneAPI) with an id of 0 or above are known",
             d->name, d->device.type, d->device.id, ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA,
-            ATTN_DEVICE_ROCM, ATTN_DEVICE_ONEAPI);
+            ATTN_DEVICE_ROCM, ATTN_DEVICE_EXTENSION, ATTN_DEVICE_ONEAPI);
     }
     if (d->compute_capability_major < 0 || d->compute_capability_minor < 0 ||
         d->num_multiprocessors < 0 || d->memory_bytes < 0 || d->reserved != 0) {

@@ -67,7 +67,7 @@ static bool may_be_meant(const struct rules *rules, const struct backend *backen
 
 /* The best device that any backend has: accelerators before the CPU, then the lowest id. Where
  * backends are ordered, theirs. */
-static struct attn_device default_device(const attn_runtime *runtime, const struct rules *rules)
+static struct attn_device device_of_rules(const attn_runtime *runtime, const struct rules *rules)
 {
     struct attn_device best = {ATTN_DEVICE_CPU, 0};
     for (int32_t b = 0; b < runtime->num_backends; b++) {
@@ -80,6 +80,26 @@ static struct attn_device default_device(const attn_runtime *runtime, const stru
         }
     }
     return best;
+}
+
+attn_status best_device(const attn_runtime *runtime, const char *backend,
+                        struct attn_device *device, struct attn_error *error)
+{
+    struct arena arena;
+    struct rules rules;
+    if (runtime == NULL || device == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "device",
+                         "runtime %p, device %p; neither may be NULL", (const void *)runtime,
+                         (void *)device);
+    }
+    const char *text = backend != NULL ? backend : runtime->settings.backend;
+    arena_init(&arena, &runtime->host);
+    attn_status status = rules_parse(&rules, text, strlen(text), &arena, error);
+    if (status == ATTN_OK) {
+        *device = device_of_rules(runtime, &rules);
+    }
+    arena_finish(&arena);
+    return status;
 }
 
 static const char *arch_of(const attn_runtime *runtime, struct attn_device device)
@@ -310,7 +330,7 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
     }
     status = status == ATTN_OK ? check_names(&selection, text, error) : status;
     assignment->device =
-        options.device.type != 0 ? options.device : default_device(runtime, &selection.rules);
+        options.device.type != 0 ? options.device : device_of_rules(runtime, &selection.rules);
     selection.arch = arch_of(runtime, assignment->device);
     status = status == ATTN_OK ? select_all(&selection, layers, error) : status;
     if (status == ATTN_OK && options.import_text != NULL) {

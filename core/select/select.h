@@ -10,6 +10,8 @@
 attn_status select_layers(attn_runtime *runtime, const struct attn_select_options *options,
                           const struct attn_layer_desc *const *layers, int32_t num_layers,
                           attn_assignment **assignment, struct attn_error *error);
+attn_status best_device(const attn_runtime *runtime, const char *backend,
+                        struct attn_device *device, struct attn_error *error);
 void assignment_destroy(attn_assignment *assignment);
 int32_t assignment_num_layers(const attn_assignment *assignment);
 attn_status assignment_choice(const attn_assignment *assignment, int32_t layer, int32_t phase,

@@ -149,3 +149,108 @@ extern "C" const char *gpu_device_fill(const struct gpu_device *device, void *to
     }
     return text_of(cudaMemset2DAsync(to, stride, value, row_bytes, rows, (cudaStream_t)stream));
 }
+
+extern "C" const char *gpu_device_allocate(const struct gpu_device *device, int32_t kind,
+                                           size_t bytes, void **memory, size_t room[2])
+{
+    scope inside(device);
+    cudaError_t error = kind == ATTN_MEMORY_DEVICE
+                            ? cudaMalloc(memory, bytes)
+                            : cudaHostAlloc(memory, bytes, cudaHostAllocPortable);
+    const char *cause = text_of(error);
+    if (error != cudaSuccess) {
+        *memory = NULL;
+    }
+    if (error == cudaErrorMemoryAllocation && cudaMemGetInfo(&room[0], &room[1]) != cudaSuccess) {
+        (void)cudaGetLastError();
+    }
+    return cause;
+}
+
+extern "C" const char *gpu_device_free(const struct gpu_device *device, int32_t kind, void *memory)
+{
+    scope inside(device);
+    return text_of(kind == ATTN_MEMORY_DEVICE ? cudaFree(memory) : cudaFreeHost(memory));
+}
+
+extern "C" const char *gpu_device_of_memory(const struct gpu_device *device, const void *address,
+                                            struct attn_device *owner)
+{
+    scope inside(device);
+    cudaPointerAttributes found;
+    int pageable = 0;
+    cudaError_t error = cudaPointerGetAttributes(&found, address);
+    if (error != cudaSuccess) {
+        return text_of(error);
+    }
+    switch (found.type) {
+    case cudaMemoryTypeDevice:
+        *owner = {ATTN_DEVICE_CUDA, found.device};
+        break;
+    case cudaMemoryTypeManaged:
+        *owner = {ATTN_DEVICE_CUDA_MANAGED, 0};
+        break;
+    case cudaMemoryTypeHost:
+        *owner = {ATTN_DEVICE_CUDA_HOST, 0};
+        break;
+    default: /* the host's: some systems' kernels can read that, too */
+        error = cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device->id);
+        *owner =
+            pageable ? attn_device{ATTN_DEVICE_CUDA, device->id} : attn_device{ATTN_DEVICE_CPU, 0};
+    }
+    return text_of(error);
+}
+
+extern "C" const char *gpu_device_stream_create(const struct gpu_device *device, void **stream)
+{
+    scope inside(device);
+    return text_of(cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking));
+}
+
+extern "C" const char *gpu_device_stream_destroy(const struct gpu_device *device, void *stream)
+{
+    scope inside(device);
+    return text_of(cudaStreamDestroy((cudaStream_t)stream));
+}
+
+extern "C" const char *gpu_device_synchronize(const struct gpu_device *device, void *stream)
+{
+    scope inside(device);
+    return text_of(stream != NULL ? cudaStreamSynchronize((cudaStream_t)stream)
+                                  : cudaDeviceSynchronize());
+}
+
+extern "C" const char *gpu_device_capture_begin(const struct gpu_device *device, void *stream)
+{
+    scope inside(device);
+    return text_of(cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeThreadLocal));
+}
+
+/* What is launched is the instantiated graph; what was recorded is not needed behind it. */
+extern "C" const char *gpu_device_capture_end(const struct gpu_device *device, void *stream,
+                                              void **graph)
+{
+    scope inside(device);
+    cudaGraph_t recorded = NULL;
+    cudaGraphExec_t made = NULL;
+    cudaError_t error = cudaStreamEndCapture((cudaStream_t)stream, &recorded);
+    error = error ? error : cudaGraphInstantiateWithFlags(&made, recorded, 0);
+    if (recorded != NULL) {
+        cudaGraphDestroy(recorded);
+    }
+    *graph = error == cudaSuccess ? made : NULL;
+    return text_of(error);
+}
+
+extern "C" const char *gpu_device_graph_launch(const struct gpu_device *device, void *graph,
+                                               void *stream)
+{
+    scope inside(device);
+    return text_of(cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)stream));
+}
+
+extern "C" const char *gpu_device_graph_destroy(const struct gpu_device *device, void *graph)
+{
+    scope inside(device);
+    return text_of(cudaGraphExecDestroy((cudaGraphExec_t)graph));
+}

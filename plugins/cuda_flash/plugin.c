@@ -78,6 +78,16 @@ static const struct attn_kernels kernels = {
     .plan_size = gpu_plan_size,
     .plan = gpu_plan,
     .update_block_table = gpu_update_block_table,
+    .allocate_memory = gpu_allocate_memory,
+    .free_memory = gpu_free_memory,
+    .memory_device = gpu_memory_device,
+    .create_stream = gpu_create_stream,
+    .destroy_stream = gpu_destroy_stream,
+    .synchronize = gpu_synchronize,
+    .begin_capture = gpu_begin_capture,
+    .end_capture = gpu_end_capture,
+    .launch_graph = gpu_launch_graph,
+    .destroy_graph = gpu_destroy_graph,
 };
 
 static attn_status report(const struct attn_probe_sink *sink, const struct nvml_device *device,

@@ -231,6 +231,21 @@ const char *gpu_device_copy(const struct gpu_device *device, void *to, const voi
 const char *gpu_device_fill(const struct gpu_device *device, void *to, int32_t value,
                             size_t row_bytes, size_t stride, int64_t rows, void *stream);
 
+/* For engines without memory and streams of their own. Memory that is not there leaves *memory NULL
+ * and, in room, the bytes that are free and all; any other failure leaves room as it was. */
+const char *gpu_device_allocate(const struct gpu_device *device, int32_t kind, size_t bytes,
+                                void **memory, size_t room[2]);
+const char *gpu_device_free(const struct gpu_device *device, int32_t kind, void *memory);
+const char *gpu_device_of_memory(const struct gpu_device *device, const void *address,
+                                 struct attn_device *owner);
+const char *gpu_device_stream_create(const struct gpu_device *device, void **stream);
+const char *gpu_device_stream_destroy(const struct gpu_device *device, void *stream);
+const char *gpu_device_synchronize(const struct gpu_device *device, void *stream); /* NULL: all */
+const char *gpu_device_capture_begin(const struct gpu_device *device, void *stream);
+const char *gpu_device_capture_end(const struct gpu_device *device, void *stream, void **graph);
+const char *gpu_device_graph_launch(const struct gpu_device *device, void *graph, void *stream);
+const char *gpu_device_graph_destroy(const struct gpu_device *device, void *graph);
+
 #ifdef __cplusplus
 }
 #endif

@@ -38,7 +38,8 @@ void *memory_take(struct memory *memory, size_t bytes)
         memory->failed = true;
         return NULL;
     }
-    if (memory->device->context == NULL) { /* else samples would time the first touch of pages */
+    if (memory->device->device.type ==
+        ATTN_DEVICE_CPU) { /* else samples would time the first touch of pages */
         memset(items[memory->count], 0, bytes);
     }
     return items[memory->count++];

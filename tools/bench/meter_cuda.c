@@ -25,8 +25,12 @@ static const char *const entries[NUM_KERNELS] = {"read_all", "copy_all", "fma_al
 struct cuda_meter {
     struct memory memory;
     uint8_t *buffer;
+    int32_t device;
+    void *context; /* the device's primary one, retained */
     void *module, *begin, *end;
     void *functions[NUM_KERNELS];
+    int (*context_set)(void *);
+    int (*context_release)(int);
     int (*module_load)(void **, const void *);
     int (*module_unload)(void *);
     int (*get_function)(void **, void *, const char *);
@@ -51,9 +55,18 @@ static bool find(void *library, const char *symbol, void *function)
     return address != NULL;
 }
 
-static bool find_driver(struct cuda_meter *m, void *driver)
+/* Its own kernels need the driver, in the context that the backends' memory is of. */
+static bool find_driver(struct cuda_meter *m)
 {
-    return find(driver, "cuModuleLoadData", &m->module_load) &&
+    int (*init)(unsigned);
+    int (*retain)(void **, int);
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* it cannot be closed again */
+    return driver != NULL && find(driver, "cuInit", &init) &&
+           find(driver, "cuDevicePrimaryCtxRetain", &retain) &&
+           find(driver, "cuDevicePrimaryCtxRelease_v2", &m->context_release) &&
+           find(driver, "cuCtxSetCurrent", &m->context_set) && init(0) == 0 &&
+           retain(&m->context, m->device) == 0 && m->context_set(m->context) == 0 &&
+           find(driver, "cuModuleLoadData", &m->module_load) &&
            find(driver, "cuModuleUnload", &m->module_unload) &&
            find(driver, "cuModuleGetFunction", &m->get_function) &&
            find(driver, "cuLaunchKernel", &m->launch) &&
@@ -162,6 +175,9 @@ static void cuda_destroy(void *state)
     if (m->module != NULL) {
         m->module_unload(m->module);
     }
+    if (m->context != NULL) {
+        m->context_release(m->device);
+    }
     memory_finish(&m->memory);
     free(m);
 }
@@ -199,7 +215,8 @@ static attn_status cuda_create(void **state, struct meter_kernel *kernels, int32
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
     memory_init(&m->memory, device);
-    if (!find_driver(m, device->driver) || !load_kernels(m) || !fill(m)) {
+    m->device = device->device.id;
+    if (!find_driver(m) || !load_kernels(m) || !fill(m)) {
         cuda_destroy(m);
         snprintf(error->message, sizeof error->message,
                  "the ceilings' kernels cannot be loaded, or %lld MiB of memory are not free",

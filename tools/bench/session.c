@@ -22,33 +22,21 @@ static int32_t count_threads(const struct options *options)
     return threads > 0 ? (int32_t)threads : 1;
 }
 
-/* Without a name: an accelerator before the CPU, the lowest id of the lowest type, as a selection
- * would take it. */
+/* The named backend's, else the one that a selection would best be made for. */
 static attn_status choose_device(const struct session *session, struct attn_device *device,
                                  struct attn_error *error)
 {
     struct attn_backend_info info = {.struct_size = sizeof info};
     const char *name = session->options->backend;
-    *device = (struct attn_device){ATTN_DEVICE_CPU, 0};
-    if (name != NULL) {
-        int32_t index = backend_find(session->api, session->runtime, name, error);
-        if (index < 0) {
-            return error->status;
-        }
-        session->api->backend_info(session->runtime, index, &info);
-        *device = info.caps->device;
-        return ATTN_OK;
+    if (name == NULL) {
+        return session->api->best_device(session->runtime, NULL, device, error);
     }
-    for (int32_t i = 0; i < session->api->backend_count(session->runtime); i++) {
-        session->api->backend_info(session->runtime, i, &info);
-        struct attn_device other = info.caps->device;
-        bool accelerator = other.type != ATTN_DEVICE_CPU;
-        bool before =
-            other.type < device->type || (other.type == device->type && other.id < device->id);
-        if (accelerator && (device->type == ATTN_DEVICE_CPU || before)) {
-            *device = other;
-        }
+    int32_t index = backend_find(session->api, session->runtime, name, error);
+    if (index < 0) {
+        return error->status;
     }
+    session->api->backend_info(session->runtime, index, &info);
+    *device = info.caps->device;
     return ATTN_OK;
 }
 
@@ -80,7 +68,9 @@ attn_status session_init(struct session *session, const struct options *options,
         status = session->api->runtime_create(&settings, &session->runtime, error);
     }
     status = status == ATTN_OK ? choose_device(session, &device, error) : status;
-    status = status == ATTN_OK ? device_init(&session->device, device, error) : status;
+    status = status == ATTN_OK
+                 ? device_init(&session->device, session->api, session->runtime, device, error)
+                 : status;
     if (status != ATTN_OK) {
         session_finish(session);
         return status;

@@ -43,8 +43,7 @@ struct caller {
     struct session *session;
     const struct work *work;
     int32_t next;
-    struct device_graph graph;
-    bool captured;
+    void *graph; /* NULL: not captured */
 };
 
 static void capture(struct caller *caller)
@@ -57,10 +56,10 @@ static void capture(struct caller *caller)
     for (int32_t i = 0; i < caller->work->num_copies && status == ATTN_OK; i++) {
         status = caller->work->run(caller->work->user, i, NULL);
     }
-    bool ended = device_capture_end(device, caller->session->stream, &caller->graph);
-    caller->captured = ended && status == ATTN_OK;
-    if (ended && !caller->captured) {
-        device_graph_finish(device, &caller->graph);
+    caller->graph = device_capture_end(device, caller->session->stream);
+    if (status != ATTN_OK) {
+        device_graph_finish(device, caller->graph);
+        caller->graph = NULL;
     }
 }
 
@@ -72,9 +71,9 @@ static attn_status time_calls(struct caller *caller, int64_t calls, double *elap
     const struct device *device = &caller->session->device;
     attn_status status = device_wait(device) ? ATTN_OK : ATTN_ERROR_DEVICE;
     double begin = now_seconds();
-    if (caller->captured) {
+    if (caller->graph != NULL) {
         for (int64_t i = 0; i < calls && status == ATTN_OK; i += caller->work->num_copies) {
-            bool launched = device_graph_launch(device, &caller->graph, caller->session->stream);
+            bool launched = device_graph_launch(device, caller->graph, caller->session->stream);
             status = launched ? ATTN_OK : ATTN_ERROR_DEVICE;
         }
     } else {
@@ -125,7 +124,7 @@ static attn_status warm_up(struct caller *caller, double *call_seconds, struct a
     }
     if (status == ATTN_OK && elapsed < SLOW_SECONDS) {
         capture(caller);
-        int64_t calls = caller->captured ? caller->work->num_copies : 1;
+        int64_t calls = caller->graph != NULL ? caller->work->num_copies : 1;
         status = time_calls(caller, calls, &elapsed, error);
         elapsed /= (double)calls;
     }
@@ -154,7 +153,7 @@ static attn_status sample(struct timing *timing, struct caller *caller, double c
                           struct attn_error *error)
 {
     double times[MAX_SAMPLES], floors[MAX_SAMPLES];
-    int64_t round = caller->captured ? caller->work->num_copies : 1;
+    int64_t round = caller->graph != NULL ? caller->work->num_copies : 1;
     int64_t calls = call_seconds > 0 ? (int64_t)(SAMPLE_SECONDS / call_seconds) + 1 : 1000;
     int32_t least = call_seconds > SLOW_SECONDS ? SLOW_SAMPLES : MIN_SAMPLES;
     double begin = now_seconds();
@@ -185,8 +184,6 @@ attn_status timing_measure(struct timing *timing, struct session *session, const
     attn_status status = session_ceilings(session, error);
     status = status == ATTN_OK ? warm_up(&caller, &call_seconds, error) : status;
     status = status == ATTN_OK ? sample(timing, &caller, call_seconds, error) : status;
-    if (caller.captured) {
-        device_graph_finish(&session->device, &caller.graph);
-    }
+    device_graph_finish(&session->device, caller.graph);
     return status;
 }

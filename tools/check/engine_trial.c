@@ -53,7 +53,7 @@ static attn_status run_graph(const struct run *run, int32_t way, struct attn_err
 {
     bool inside = way == ENGINE_IN_GRAPH;
     struct side *side = run->side;
-    struct device_graph graph = {0};
+    void *graph = NULL;
     attn_status status =
         plan_shorter(run, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_CAPTURE, error);
     bool capturing = status == ATTN_OK && device_capture_begin(side->device, side->stream);
@@ -61,7 +61,8 @@ static attn_status run_graph(const struct run *run, int32_t way, struct attn_err
         status = plan_batch(run, 0, ATTN_PLAN_IN_GRAPH, side, error);
     }
     status = status == ATTN_OK ? run_step(run, 0, side, error) : status;
-    if (capturing && !device_capture_end(side->device, side->stream, &graph)) {
+    graph = capturing ? device_capture_end(side->device, side->stream) : NULL;
+    if (capturing && graph == NULL) {
         status = status == ATTN_OK ? ATTN_ERROR_DEVICE : status;
     }
     if (status == ATTN_OK) {
@@ -69,7 +70,7 @@ static attn_status run_graph(const struct run *run, int32_t way, struct attn_err
             plan_batch(run, 0, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_REPLAY, side, error);
     }
     if (status == ATTN_OK && capturing) {
-        bool launched = device_graph_launch(side->device, &graph, side->stream);
+        bool launched = device_graph_launch(side->device, graph, side->stream);
         status = launched ? ATTN_OK : ATTN_ERROR_DEVICE;
     } else if (status == ATTN_OK) {
         status = inside ? plan_batch(run, 0, ATTN_PLAN_IN_GRAPH, side, error) : ATTN_OK;
@@ -77,7 +78,7 @@ static attn_status run_graph(const struct run *run, int32_t way, struct attn_err
     }
     uint8_t drained;
     device_read(side->device, &drained, side->memory, 1);
-    device_graph_finish(side->device, &graph);
+    device_graph_finish(side->device, graph);
     return status;
 }
 
@@ -119,10 +120,6 @@ struct lane {
 static void *run_lane(void *argument)
 {
     struct lane *lane = argument;
-    if (!device_enter(lane->run->side->device)) {
-        lane->status = ATTN_ERROR_DEVICE;
-        return NULL;
-    }
     for (int32_t i = 0; i < 3 && lane->status == ATTN_OK; i++) {
         lane->status =
             plan_batch(lane->run, lane->index, ATTN_PLAN_EAGER, lane->side, &lane->error);
@@ -184,7 +181,7 @@ static enum trial_result count_step(const struct run *run)
     if (status != ATTN_OK) {
         return trial_call_failed(run->trial, "the step again", status, &error);
     }
-    bool cpu = run->side->device->context == NULL;
+    bool cpu = run->side->device->device.type == ATTN_DEVICE_CPU;
     if (atomic_load(allocations) != before || (cpu && mallinfo2().uordblks > heap)) {
         return trial_say(run->trial, TRIAL_FAILED, "a step allocated memory");
     }

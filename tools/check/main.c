@@ -364,9 +364,10 @@ int main(int argc, char **argv)
     }
     attn_status status = backend_open(&tested, resolved.file, resolved.name, &error);
     if (status == ATTN_OK) {
-        status = device_init(&device, tested.caps.device, &error);
-        bool has_device = status == ATTN_OK;
-        status = has_device ? core_open(&core, &resolved, &tested.caps, &error) : status;
+        status = core_open(&core, &resolved, &tested.caps, &error);
+        if (status == ATTN_OK) {
+            status = device_init(&device, core.api, core.runtime, tested.caps.device, &error);
+        }
         if (status == ATTN_OK) {
             struct run run = {.options = &options,
                               .trial = {&reference, &tested, &device, "", 0, false},
@@ -378,11 +379,9 @@ int main(int argc, char **argv)
             report_finish(&run.report);
             case_space_finish(&run.space);
             free(run.cases);
-            core_close(&core);
-        }
-        if (has_device) {
             device_finish(&device);
         }
+        core_close(&core);
         backend_close(&tested);
     }
     backend_close(&reference);

@@ -80,7 +80,7 @@ static attn_status run_step(struct backend *backend, const struct device *device
     bool taken = atomic_load(&backend->services.allocations) != before ||
                  (backend->stepped && mallinfo2().uordblks > heap);
     backend->stepped = true;
-    if (status == ATTN_OK && taken && device->context == NULL) {
+    if (status == ATTN_OK && taken && device->device.type == ATTN_DEVICE_CPU) {
         return broken(error, "step", "a step allocated memory");
     }
     return status;

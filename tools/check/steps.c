@@ -18,12 +18,6 @@ static void *run_lane(void *argument)
 {
     struct lane *lane = argument;
     lane->result = TRIAL_SKIPPED;
-    if (!device_enter(lane->trial.device)) {
-        lane->result = TRIAL_FAILED;
-        snprintf(lane->trial.message, sizeof lane->trial.message,
-                 "a thread cannot enter the device");
-        return NULL;
-    }
     for (int32_t i = lane->first; i < lane->from->num_cases && i < 2 * CASES_EACH; i += 2) {
         enum trial_result result =
             trial_attend(&lane->trial, lane->from->space, &lane->from->cases[i],

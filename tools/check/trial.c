@@ -77,7 +77,7 @@ static attn_status capture_and_replay(struct side *side, const struct problem *p
                                       struct attn_error *error)
 {
     bool inside = way == TRIAL_IN_GRAPH;
-    struct device_graph graph = {0};
+    void *graph = NULL;
     attn_status status = side_plan_shorter(
         side, problem, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_CAPTURE, error);
     bool capturing = status == ATTN_OK && device_capture_begin(side->device, side->stream);
@@ -85,14 +85,15 @@ static attn_status capture_and_replay(struct side *side, const struct problem *p
         status = side_plan(side, ATTN_PLAN_IN_GRAPH, error);
     }
     status = status == ATTN_OK ? side_attend(side, error) : status;
-    if (capturing && !device_capture_end(side->device, side->stream, &graph)) {
+    graph = capturing ? device_capture_end(side->device, side->stream) : NULL;
+    if (capturing && graph == NULL) {
         status = status == ATTN_OK ? ATTN_ERROR_DEVICE : status;
     }
     if (status == ATTN_OK) {
         status = side_plan(side, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_REPLAY, error);
     }
     if (status == ATTN_OK && capturing) {
-        bool launched = device_graph_launch(side->device, &graph, side->stream);
+        bool launched = device_graph_launch(side->device, graph, side->stream);
         status = launched ? ATTN_OK : ATTN_ERROR_DEVICE;
     } else if (status == ATTN_OK) {
         status = inside ? side_plan(side, ATTN_PLAN_IN_GRAPH, error) : ATTN_OK;
@@ -100,7 +101,7 @@ static attn_status capture_and_replay(struct side *side, const struct problem *p
     }
     uint8_t drained; /* the graph may not be destroyed under its own launch */
     device_read(side->device, &drained, side->memory, 1);
-    device_graph_finish(side->device, &graph);
+    device_graph_finish(side->device, graph);
     return status;
 }
 
@@ -250,7 +251,7 @@ static enum trial_result run_step(struct trial *trial, const struct problem *pro
 {
     struct attn_error error = ATTN_ERROR_INIT;
     bool graph = way == TRIAL_REPLAY || way == TRIAL_IN_GRAPH;
-    bool counted = !trial->concurrent && tested->device->context == NULL;
+    bool counted = !trial->concurrent && tested->device->device.type == ATTN_DEVICE_CPU;
     atomic_long *allocations = &tested->backend->services.allocations;
     long before = atomic_load(allocations);
     size_t heap = mallinfo2().uordblks;

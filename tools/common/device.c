@@ -1,187 +1,180 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "device.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define DEVICE_ALIGNMENT 256
 
-static attn_status fail(struct attn_error *error, attn_status status, const char *what)
+attn_status device_init(struct device *device, const struct attn_api *api, attn_runtime *runtime,
+                        struct attn_device which, struct attn_error *error)
 {
-    if (error != NULL) {
-        error->status = status;
-        snprintf(error->field, sizeof error->field, "device");
-        snprintf(error->message, sizeof error->message, "%s", what);
-    }
-    return status;
-}
-
-/* dlsym gives a data pointer; POSIX says that it may be read as a function's. */
-static bool find(void *library, const char *symbol, void *function)
-{
-    void *address = dlsym(library, symbol);
-    memcpy(function, &address, sizeof address);
-    return address != NULL;
-}
-
-static attn_status init_cuda(struct device *device, struct attn_error *error)
-{
-    int (*init)(unsigned);
-    int (*get)(int *, int);
-    int (*retain)(void **, int);
-    int ordinal;
-    device->driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (device->driver == NULL) {
-        return fail(error, ATTN_ERROR_ABSENT, "libcuda.so.1 is not there");
-    }
-    bool found = find(device->driver, "cuInit", &init) &&
-                 find(device->driver, "cuDeviceGet", &get) &&
-                 find(device->driver, "cuDevicePrimaryCtxRetain", &retain) &&
-                 find(device->driver, "cuDevicePrimaryCtxRelease_v2", &device->context_release) &&
-                 find(device->driver, "cuCtxSetCurrent", &device->set_current) &&
-                 find(device->driver, "cuMemAlloc_v2", &device->alloc) &&
-                 find(device->driver, "cuMemFree_v2", &device->release) &&
-                 find(device->driver, "cuMemcpyHtoD_v2", &device->to_device) &&
-                 find(device->driver, "cuMemcpyDtoH_v2", &device->to_host) &&
-                 find(device->driver, "cuCtxSynchronize", &device->synchronize) &&
-                 find(device->driver, "cuStreamCreate", &device->stream_create) &&
-                 find(device->driver, "cuStreamDestroy_v2", &device->stream_destroy) &&
-                 find(device->driver, "cuStreamBeginCapture_v2", &device->capture_begin) &&
-                 find(device->driver, "cuStreamEndCapture", &device->capture_end) &&
-                 find(device->driver, "cuGraphInstantiateWithFlags", &device->graph_instantiate) &&
-                 find(device->driver, "cuGraphLaunch", &device->graph_launch) &&
-                 find(device->driver, "cuGraphDestroy", &device->graph_destroy) &&
-                 find(device->driver, "cuGraphExecDestroy", &device->exec_destroy);
-    if (!found) {
-        return fail(error, ATTN_ERROR_ABSENT, "libcuda.so.1 lacks a function of the driver API");
-    }
-    if (init(0) != 0 || get(&ordinal, device->device.id) != 0 ||
-        retain(&device->context, ordinal) != 0 || device->set_current(device->context) != 0) {
-        return fail(error, ATTN_ERROR_ABSENT, "no CUDA device answers");
-    }
-    return ATTN_OK;
-}
-
-attn_status device_init(struct device *device, struct attn_device which, struct attn_error *error)
-{
-    memset(device, 0, sizeof *device);
-    device->device = which;
-    if (which.type == ATTN_DEVICE_CPU) {
-        return ATTN_OK;
-    }
-    if (which.type == ATTN_DEVICE_CUDA) {
-        attn_status status = init_cuda(device, error);
-        if (status != ATTN_OK) {
-            device_finish(device);
-        }
-        return status;
-    }
-    return fail(error, ATTN_ERROR_UNSUPPORTED, "memory of this device type cannot be allocated");
-}
-
-bool device_enter(const struct device *device)
-{
-    return device->context == NULL || device->set_current(device->context) == 0;
+    *device = (struct device){.device = which, .api = api};
+    return api->device_open(runtime, which, &device->opened, error);
 }
 
 void device_finish(struct device *device)
 {
-    if (device->context != NULL) {
-        device->context_release(device->device.id);
+    if (device->opened != NULL) {
+        device->api->device_close(device->opened);
     }
-    device->context = NULL; /* the driver itself stays loaded: it does not support dlclose */
+    device->opened = NULL;
+}
+
+static int32_t kind_of(bool host)
+{
+    return host ? ATTN_MEMORY_HOST : ATTN_MEMORY_DEVICE;
+}
+
+attn_status device_take(const struct device *device, bool host, size_t bytes, void **memory,
+                        struct attn_error *error)
+{
+    if (device->opened != NULL) {
+        return device->api->device_allocate(device->opened, kind_of(host), bytes, memory, error);
+    }
+    *memory = aligned_alloc(DEVICE_ALIGNMENT,
+                            (bytes + DEVICE_ALIGNMENT) / DEVICE_ALIGNMENT * DEVICE_ALIGNMENT);
+    return *memory != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
+}
+
+void device_give(const struct device *device, bool host, void *memory)
+{
+    if (device->opened != NULL) {
+        device->api->device_free(device->opened, kind_of(host), memory);
+    } else {
+        free(memory);
+    }
+}
+
+static attn_status wait(const struct device *device, struct attn_error *error)
+{
+    return device->opened != NULL ? device->api->device_synchronize(device->opened, NULL, error)
+                                  : ATTN_OK;
+}
+
+/* Behind everything on the device, and done on return. */
+static attn_status copy(const struct device *device, void *destination, const void *source,
+                        size_t bytes, int32_t kind, struct attn_error *error)
+{
+    if (device->opened == NULL) {
+        memcpy(destination, source, bytes);
+        return ATTN_OK;
+    }
+    attn_status status = wait(device, error);
+    if (status == ATTN_OK) {
+        status =
+            device->api->device_copy(device->opened, destination, source, bytes, kind, NULL, error);
+    }
+    return status == ATTN_OK ? wait(device, error) : status;
+}
+
+attn_status device_copy_in(const struct device *device, void *destination, const void *source,
+                           size_t bytes, struct attn_error *error)
+{
+    return copy(device, destination, source, bytes, ATTN_COPY_HOST_TO_DEVICE, error);
+}
+
+attn_status device_copy_out(const struct device *device, void *destination, const void *source,
+                            size_t bytes, struct attn_error *error)
+{
+    return copy(device, destination, source, bytes, ATTN_COPY_DEVICE_TO_HOST, error);
+}
+
+attn_status device_set(const struct device *device, void *destination, int32_t value, size_t bytes,
+                       struct attn_error *error)
+{
+    if (device->opened == NULL) {
+        memset(destination, value, bytes);
+        return ATTN_OK;
+    }
+    attn_status status =
+        device->api->device_fill(device->opened, destination, value, bytes, NULL, error);
+    return status == ATTN_OK ? wait(device, error) : status;
 }
 
 void *device_alloc(const struct device *device, size_t bytes)
 {
-    if (device->context == NULL) {
-        size_t rounded = (bytes + DEVICE_ALIGNMENT) / DEVICE_ALIGNMENT * DEVICE_ALIGNMENT;
-        return aligned_alloc(DEVICE_ALIGNMENT, rounded);
-    }
-    uint64_t address;
-    return device->alloc(&address, bytes ? bytes : 1) == 0 ? (void *)(uintptr_t)address : NULL;
+    void *memory = NULL;
+    return device_take(device, false, bytes, &memory, NULL) == ATTN_OK ? memory : NULL;
 }
 
 void device_free(const struct device *device, void *memory)
 {
-    if (device->context == NULL) {
-        free(memory);
-    } else if (memory != NULL) {
-        device->release((uint64_t)(uintptr_t)memory);
-    }
-}
-
-bool device_wait(const struct device *device)
-{
-    return device->context == NULL || device->synchronize() == 0;
+    device_give(device, false, memory);
 }
 
 bool device_write(const struct device *device, void *destination, const void *source, size_t bytes)
 {
-    if (device->context == NULL) {
-        memcpy(destination, source, bytes);
-        return true;
-    }
-    /* what comes from pageable memory may still be on its way when the copy returns, and streams
-     * that do not wait for the default one would not wait for it */
-    return device->to_device((uint64_t)(uintptr_t)destination, source, bytes) == 0 &&
-           device_wait(device);
+    return device_copy_in(device, destination, source, bytes, NULL) == ATTN_OK;
 }
 
 bool device_read(const struct device *device, void *destination, const void *source, size_t bytes)
 {
-    if (device->context == NULL) {
-        memcpy(destination, source, bytes);
-        return true;
-    }
-    return device_wait(device) &&
-           device->to_host(destination, (uint64_t)(uintptr_t)source, bytes) == 0;
+    return device_copy_out(device, destination, source, bytes, NULL) == ATTN_OK;
+}
+
+bool device_wait(const struct device *device)
+{
+    return wait(device, NULL) == ATTN_OK;
 }
 
 void *device_stream_create(const struct device *device)
 {
     void *stream = NULL;
-    if (device->context != NULL && device->stream_create(&stream, 1) != 0) {
-        return NULL;
-    }
-    return stream;
+    return device->opened != NULL &&
+                   device->api->device_stream_create(device->opened, &stream, NULL) == ATTN_OK
+               ? stream
+               : NULL;
 }
 
 void device_stream_destroy(const struct device *device, void *stream)
 {
     if (stream != NULL) {
-        device->stream_destroy(stream);
+        device->api->device_stream_destroy(device->opened, stream);
     }
 }
-
-#define CAPTURE_THREAD_LOCAL 1 /* CU_STREAM_CAPTURE_MODE_THREAD_LOCAL */
 
 bool device_capture_begin(const struct device *device, void *stream)
 {
-    return device->context != NULL && device->capture_begin(stream, CAPTURE_THREAD_LOCAL) == 0;
+    return device->opened != NULL &&
+           device->api->device_capture_begin(device->opened, stream, NULL) == ATTN_OK;
 }
 
-bool device_capture_end(const struct device *device, void *stream, struct device_graph *graph)
+void *device_capture_end(const struct device *device, void *stream)
 {
-    return device->capture_end(stream, &graph->graph) == 0 &&
-           device->graph_instantiate(&graph->exec, graph->graph, 0) == 0;
+    void *graph = NULL;
+    device->api->device_capture_end(device->opened, stream, &graph, NULL);
+    return graph;
 }
 
-bool device_graph_launch(const struct device *device, const struct device_graph *graph,
-                         void *stream)
+bool device_graph_launch(const struct device *device, void *graph, void *stream)
 {
-    return device->graph_launch(graph->exec, stream) == 0;
+    return device->api->device_graph_launch(device->opened, graph, stream, NULL) == ATTN_OK;
 }
 
-void device_graph_finish(const struct device *device, struct device_graph *graph)
+void device_graph_finish(const struct device *device, void *graph)
 {
-    if (graph->exec != NULL) {
-        device->exec_destroy(graph->exec);
+    if (graph != NULL) {
+        device->api->device_graph_destroy(device->opened, graph);
     }
-    if (graph->graph != NULL) {
-        device->graph_destroy(graph->graph);
+}
+
+const char *device_name(struct attn_device device, char *text)
+{
+    static const struct {
+        int32_t type;
+        const char *name;
+    } names[] = {{ATTN_DEVICE_CPU, "cpu"},
+                 {ATTN_DEVICE_CUDA, "cuda"},
+                 {ATTN_DEVICE_ROCM, "rocm"},
+                 {ATTN_DEVICE_EXTENSION, "extension"},
+                 {ATTN_DEVICE_ONEAPI, "oneapi"}};
+    snprintf(text, DEVICE_NAME_SIZE, "type %d:%d", device.type, device.id);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (names[i].type == device.type) {
+            snprintf(text, DEVICE_NAME_SIZE, "%s:%d", names[i].name, device.id);
+        }
     }
-    *graph = (struct device_graph){NULL, NULL};
+    return text;
 }

@@ -46,6 +46,22 @@ attn_status gpu_copy(attn_instance *instance, void *destination, const void *sou
 attn_status gpu_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
                      size_t stride, int64_t rows, void *stream, struct attn_error *error);
 
+/* services.c: for engines without device memory of their own */
+attn_status gpu_allocate_memory(const struct attn_memory_args *args, void **memory,
+                                struct attn_error *error);
+attn_status gpu_free_memory(const struct attn_memory_args *args, struct attn_error *error);
+attn_status gpu_memory_device(const struct attn_memory_args *args, struct attn_device *device,
+                              struct attn_error *error);
+attn_status gpu_create_stream(const struct attn_stream_args *args, void **stream,
+                              struct attn_error *error);
+attn_status gpu_destroy_stream(const struct attn_stream_args *args, struct attn_error *error);
+attn_status gpu_synchronize(const struct attn_stream_args *args, struct attn_error *error);
+attn_status gpu_begin_capture(const struct attn_stream_args *args, struct attn_error *error);
+attn_status gpu_end_capture(const struct attn_stream_args *args, void **graph,
+                            struct attn_error *error);
+attn_status gpu_launch_graph(const struct attn_stream_args *args, struct attn_error *error);
+attn_status gpu_destroy_graph(const struct attn_stream_args *args, struct attn_error *error);
+
 /* Tensors and views as the kernels take them. */
 struct gpu_tensor gpu_tensor_of(const struct attn_tensor *tensor);
 struct gpu_lse gpu_lse_of(const struct attn_tensor *tensor); /* NULL: none */

@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A device's memory, streams and graphs for an engine that has none of its own: a backend's on that
+ * device, or the host's. Errors of a plugin are relayed as clean text. */
+#include "bind/device.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "bind/bound.h"
+#include "util/device.h"
+#include "util/text.h"
+
+#define ALIGNMENT 256
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+struct attn_open_device {
+    attn_runtime *runtime;
+    struct attn_device device;
+    struct instance instance; /* handle NULL: the host */
+};
+
+static bool is_host(const attn_open_device *opened)
+{
+    return opened->instance.handle == NULL;
+}
+
+/* A plugin's answer with its text made clean. */
+static attn_status relay(attn_status status, const struct attn_error *why, struct attn_error *error)
+{
+    return status == ATTN_OK ? ATTN_OK : error_relay(error, status, why);
+}
+
+static attn_status lacks(const attn_open_device *opened, const char *slot, struct attn_error *error)
+{
+    return error_set(error, ATTN_ERROR_UNSUPPORTED, slot, "%s has no %s",
+                     is_host(opened) ? "a CPU" : opened->instance.caps->name, slot);
+}
+
+static bool is_listed(const attn_runtime *runtime, struct attn_device device)
+{
+    for (int32_t i = 0; i < runtime->num_devices; i++) {
+        if (device_same(runtime->devices[i].device, device)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static attn_status refuse_device(const attn_runtime *runtime, struct attn_device device,
+                                 struct attn_error *error)
+{
+    char name[DEVICE_TEXT_SIZE];
+    struct text there;
+    text_init(&there, &runtime->host);
+    for (int32_t i = 0; i < runtime->num_devices; i++) {
+        char other[DEVICE_TEXT_SIZE];
+        text_add(&there, "%s%s", i > 0 ? ", " : "", device_text(runtime->devices[i].device, other));
+    }
+    error_set(error, ATTN_ERROR_NOT_FOUND, "device", "there is no %s here; there is %s",
+              device_text(device, name), there.length > 0 ? text_get(&there) : "no device");
+    text_finish(&there);
+    return ATTN_ERROR_NOT_FOUND;
+}
+
+/* The first backend on the device that hands out memory; else why none does. */
+static attn_status find_instance(attn_open_device *opened, struct attn_error *error)
+{
+    attn_runtime *runtime = opened->runtime;
+    char name[DEVICE_TEXT_SIZE];
+    attn_status status =
+        error_set(error, ATTN_ERROR_UNSUPPORTED, "device", "no backend on %s hands out its memory",
+                  device_text(opened->device, name));
+    for (int32_t b = 0; b < runtime->num_backends; b++) {
+        if (!device_same(runtime->backends[b].caps.device, opened->device)) {
+            continue;
+        }
+        attn_status made = instance_create(runtime, b, &opened->instance, error);
+        if (made != ATTN_OK) {
+            status = made;
+            continue;
+        }
+        if (opened->instance.kernels.allocate_memory != NULL) {
+            return ATTN_OK;
+        }
+        status = error_set(error, ATTN_ERROR_UNSUPPORTED, "allocate_memory",
+                           "%s hands out no memory of %s", opened->instance.caps->name,
+                           device_text(opened->device, name));
+        instance_finish(&opened->instance);
+    }
+    return status;
+}
+
+attn_status device_open(attn_runtime *runtime, struct attn_device device, attn_open_device **out,
+                        struct attn_error *error)
+{
+    if (out == NULL || runtime == NULL) {
+        return BAD("opened", "runtime %p, opened %p; neither may be NULL", (void *)runtime,
+                   (void *)out);
+    }
+    *out = NULL;
+    device = device.type == 0 ? (struct attn_device){ATTN_DEVICE_CPU, 0} : device;
+    bool host = device_same(device, (struct attn_device){ATTN_DEVICE_CPU, 0});
+    if (!host && !is_listed(runtime, device)) {
+        return refuse_device(runtime, device, error);
+    }
+    attn_open_device *opened = runtime_alloc(runtime, sizeof *opened);
+    if (opened == NULL) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "opened", "no memory for the device");
+    }
+    opened->runtime = runtime;
+    opened->device = device;
+    attn_status status = host ? ATTN_OK : find_instance(opened, error);
+    if (status != ATTN_OK) {
+        device_close(opened);
+        return status;
+    }
+    *out = opened;
+    return ATTN_OK;
+}
+
+void device_close(attn_open_device *opened)
+{
+    if (opened != NULL) {
+        attn_runtime *runtime = opened->runtime;
+        instance_finish(&opened->instance);
+        runtime_free(runtime, opened, sizeof *opened);
+    }
+}
+
+static struct attn_memory_args memory_args(const attn_open_device *opened)
+{
+    return (struct attn_memory_args){.struct_size = sizeof(struct attn_memory_args),
+                                     .instance = opened->instance.handle};
+}
+
+attn_status device_allocate(attn_open_device *opened, int32_t kind, size_t bytes, void **memory,
+                            struct attn_error *error)
+{
+    struct attn_error why = ATTN_ERROR_INIT;
+    if (memory == NULL || opened == NULL ||
+        (kind != ATTN_MEMORY_DEVICE && kind != ATTN_MEMORY_HOST)) {
+        return BAD("kind", "device %p, kind %d, memory %p; a device, kind 1 or 2 and a pointer",
+                   (void *)opened, kind, (void *)memory);
+    }
+    *memory = NULL;
+    bytes = bytes > 0 ? bytes : 1;
+    if (is_host(opened)) {
+        size_t rounded =
+            bytes <= SIZE_MAX - ALIGNMENT ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : 0;
+        *memory = rounded > 0 ? aligned_alloc(ALIGNMENT, rounded) : NULL;
+        return *memory != NULL ? ATTN_OK
+                               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "bytes",
+                                           "%zu bytes of the host's memory are not free", bytes);
+    }
+    struct attn_memory_args args = memory_args(opened);
+    args.kind = kind;
+    args.bytes = bytes;
+    attn_status status = opened->instance.kernels.allocate_memory(&args, memory, &why);
+    if (status == ATTN_OK && *memory == NULL) {
+        return error_set(error, ATTN_ERROR_PLUGIN, "allocate_memory",
+                         "%s answered ATTN_OK without memory", opened->instance.caps->name);
+    }
+    *memory = status == ATTN_OK ? *memory : NULL;
+    return relay(status, &why, error);
+}
+
+void device_free(attn_open_device *opened, int32_t kind, void *memory)
+{
+    if (opened == NULL || memory == NULL) {
+        return;
+    }
+    if (is_host(opened)) {
+        free(memory);
+        return;
+    }
+    struct attn_memory_args args = memory_args(opened);
+    args.kind = kind;
+    args.memory = memory;
+    opened->instance.kernels.free_memory(&args, NULL);
+}
+
+attn_status device_copy(attn_open_device *opened, void *destination, const void *source,
+                        size_t bytes, int32_t kind, void *stream, struct attn_error *error)
+{
+    struct attn_error why = ATTN_ERROR_INIT;
+    if (opened == NULL || kind < ATTN_COPY_HOST_TO_DEVICE || kind > ATTN_COPY_DEVICE_TO_DEVICE) {
+        return BAD("kind", "device %p, kind %d; a device and kind 1 to 3", (void *)opened, kind);
+    }
+    if (bytes == 0) {
+        return ATTN_OK;
+    }
+    if (destination == NULL || source == NULL) {
+        return BAD("source", "%zu bytes from %p to %p; neither may be NULL", bytes, source,
+                   destination);
+    }
+    if (is_host(opened)) {
+        memcpy(destination, source, bytes);
+        return ATTN_OK;
+    }
+    if (opened->instance.kernels.copy == NULL) {
+        return lacks(opened, "copy", error);
+    }
+    attn_status status = opened->instance.kernels.copy(opened->instance.handle, destination, source,
+                                                       bytes, kind, stream, &why);
+    return relay(status, &why, error);
+}
+
+attn_status device_fill(attn_open_device *opened, void *destination, int32_t value, size_t bytes,
+                        void *stream, struct attn_error *error)
+{
+    struct attn_error why = ATTN_ERROR_INIT;
+    if (opened == NULL || (destination == NULL && bytes > 0)) {
+        return BAD("destination", "device %p, %zu bytes at %p; neither may be NULL", (void *)opened,
+                   bytes, destination);
+    }
+    if (bytes == 0) {
+        return ATTN_OK;
+    }
+    if (is_host(opened)) {
+        memset(destination, value, bytes);
+        return ATTN_OK;
+    }
+    if (opened->instance.kernels.fill == NULL) {
+        return lacks(opened, "fill", error);
+    }
+    attn_status status = opened->instance.kernels.fill(opened->instance.handle, destination, value,
+                                                       bytes, bytes, 1, stream, &why);
+    return relay(status, &why, error);
+}
+
+attn_status device_of_address(attn_open_device *opened, const void *address,
+                              struct attn_device *device, struct attn_error *error)
+{
+    struct attn_error why = ATTN_ERROR_INIT;
+    if (opened == NULL || device == NULL) {
+        return BAD("device", "device %p, answer %p; neither may be NULL", (void *)opened,
+                   (void *)device);
+    }
+    *device = (struct attn_device){ATTN_DEVICE_CPU, 0};
+    if (is_host(opened)) {
+        return ATTN_OK;
+    }
+    if (opened->instance.kernels.memory_device == NULL) {
+        return lacks(opened, "memory_device", error);
+    }
+    struct attn_memory_args args = memory_args(opened);
+    args.memory = (void *)(uintptr_t)address;
+    return relay(opened->instance.kernels.memory_device(&args, device, &why), &why, error);
+}
+
+/* A slot of streams and graphs, which are there in groups; `slot` NULL: unsupported. */
+static attn_status
+call_stream(attn_open_device *opened,
+            attn_status (*slot)(const struct attn_stream_args *, struct attn_error *),
+            const char *name, void *stream, void *graph, struct attn_error *error)
+{
+    struct attn_error why = ATTN_ERROR_INIT;
+    if (slot == NULL) {
+        return lacks(opened, name, error);
+    }
+    const struct attn_stream_args args = {.struct_size = sizeof args,
+                                          .instance = opened->instance.handle,
+                                          .stream = stream,
+                                          .graph = graph};
+    return relay(slot(&args, &why), &why, error);
+}
+
+/* Likewise one that makes a handle. */
+static attn_status call_maker(attn_open_device *opened,
+                              attn_status (*slot)(const struct attn_stream_args *, void **,
+                                                  struct attn_error *),
+                              const char *name, void *stream, void **made, struct attn_error *error)
+{
+    struct attn_error why = ATTN_ERROR_INIT;
+    if (slot == NULL) {
+        return lacks(opened, name, error);
+    }
+    const struct attn_stream_args args = {
+        .struct_size = sizeof args, .instance = opened->instance.handle, .stream = stream};
+    attn_status status = slot(&args, made, &why);
+    *made = status == ATTN_OK ? *made : NULL;
+    return relay(status, &why, error);
+}
+
+attn_status device_stream_create(attn_open_device *opened, void **stream, struct attn_error *error)
+{
+    if (opened == NULL || stream == NULL) {
+        return BAD("stream", "device %p, stream %p; neither may be NULL", (void *)opened,
+                   (void *)stream);
+    }
+    *stream = NULL;
+    return is_host(opened) ? ATTN_OK
+                           : call_maker(opened, opened->instance.kernels.create_stream,
+                                        "create_stream", NULL, stream, error);
+}
+
+void device_stream_destroy(attn_open_device *opened, void *stream)
+{
+    if (opened != NULL && stream != NULL) {
+        call_stream(opened, opened->instance.kernels.destroy_stream, "destroy_stream", stream, NULL,
+                    NULL);
+    }
+}
+
+attn_status device_synchronize(attn_open_device *opened, void *stream, struct attn_error *error)
+{
+    if (opened == NULL) {
+        return BAD("opened", "the device is NULL");
+    }
+    return is_host(opened) ? ATTN_OK
+                           : call_stream(opened, opened->instance.kernels.synchronize,
+                                         "synchronize", stream, NULL, error);
+}
+
+attn_status device_capture_begin(attn_open_device *opened, void *stream, struct attn_error *error)
+{
+    return opened != NULL ? call_stream(opened, opened->instance.kernels.begin_capture,
+                                        "begin_capture", stream, NULL, error)
+                          : BAD("opened", "the device is NULL");
+}
+
+attn_status device_capture_end(attn_open_device *opened, void *stream, void **graph,
+                               struct attn_error *error)
+{
+    if (opened == NULL || graph == NULL) {
+        return BAD("graph", "device %p, graph %p; neither may be NULL", (void *)opened,
+                   (void *)graph);
+    }
+    *graph = NULL;
+    return call_maker(opened, opened->instance.kernels.end_capture, "end_capture", stream, graph,
+                      error);
+}
+
+attn_status device_graph_launch(attn_open_device *opened, void *graph, void *stream,
+                                struct attn_error *error)
+{
+    return opened != NULL ? call_stream(opened, opened->instance.kernels.launch_graph,
+                                        "launch_graph", stream, graph, error)
+                          : BAD("opened", "the device is NULL");
+}
+
+void device_graph_destroy(attn_open_device *opened, void *graph)
+{
+    if (opened != NULL && graph != NULL) {
+        call_stream(opened, opened->instance.kernels.destroy_graph, "destroy_graph", NULL, graph,
+                    NULL);
+    }
+}

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Devices compared and named. */
+#ifndef CORE_UTIL_DEVICE_H
+#define CORE_UTIL_DEVICE_H
+
+#include <attn/tensor.h>
+#include <stdbool.h>
+
+#define DEVICE_TEXT_SIZE 32
+
+static inline bool device_same(struct attn_device a, struct attn_device b)
+{
+    return a.type == b.type && a.id == b.id;
+}
+
+/* "cuda:0" into `text` of DEVICE_TEXT_SIZE bytes, which it returns; "type 77:0" for a type that is
+ * not known. Formats by hand: a run that fails may call it. */
+const char *device_text(struct attn_device device, char *text);
+
+#endif

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A device's memory through the core's table: the fake device's, which the host cannot touch, and
+ * the host's own. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <attn/api.h>
+#include <cmocka.h>
+#include <dlfcn.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BYTES 10000
+#define CAPACITY (1 << 20)
+
+static const struct attn_api *api;
+static attn_runtime *runtime;
+static const struct attn_device fake = {ATTN_DEVICE_EXTENSION, 0}, cpu = {ATTN_DEVICE_CPU, 0};
+
+static int open_runtime(void **state)
+{
+    attn_get_api_fn *entry = NULL;
+    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .backend = "",
+                                                 .plugin_path = PLUGINS,
+                                                 .cache_dir = "",
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1,
+                                                 .isolation = -1};
+    (void)state;
+    setenv("FAKE_DEVICE_BYTES", "1048576", 1); /* CAPACITY */
+    assert_non_null(library);
+    *(void **)&entry = dlsym(library, ATTN_GET_API_SYMBOL);
+    return entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) == ATTN_OK &&
+                   api->runtime_create(&options, &runtime, NULL) == ATTN_OK
+               ? 0
+               : -1;
+}
+
+static int close_runtime(void **state)
+{
+    (void)state;
+    api->runtime_destroy(runtime);
+    return 0;
+}
+
+static void copies_and_fills(struct attn_device device)
+{
+    static uint8_t in[BYTES], out[BYTES];
+    attn_open_device *opened;
+    void *memory, *other, *locked, *stream;
+    assert_int_equal(api->device_open(runtime, device, &opened, NULL), ATTN_OK);
+    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &memory, NULL), 0);
+    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, 0, &other, NULL), 0);
+    api->device_free(opened, ATTN_MEMORY_DEVICE, other);
+    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &other, NULL), 0);
+    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_HOST, BYTES, &locked, NULL), 0);
+    assert_int_equal((uintptr_t)memory % 256, 0);
+    assert_int_equal((uintptr_t)locked % 256, 0);
+    assert_int_equal(api->device_stream_create(opened, &stream, NULL), ATTN_OK);
+    for (int32_t i = 0; i < BYTES; i++) {
+        in[i] = (uint8_t)(7 * i + i / 251);
+    }
+    memcpy(locked, in, BYTES);
+    assert_int_equal(
+        api->device_copy(opened, memory, locked, BYTES, ATTN_COPY_HOST_TO_DEVICE, stream, NULL),
+        ATTN_OK);
+    assert_int_equal(
+        api->device_copy(opened, other, memory, BYTES, ATTN_COPY_DEVICE_TO_DEVICE, stream, NULL),
+        ATTN_OK);
+    assert_int_equal(api->device_fill(opened, memory, 0x5a, 99, stream, NULL), ATTN_OK);
+    assert_int_equal(
+        api->device_copy(opened, out, other, BYTES, ATTN_COPY_DEVICE_TO_HOST, stream, NULL),
+        ATTN_OK);
+    assert_int_equal(api->device_synchronize(opened, stream, NULL), ATTN_OK);
+    assert_memory_equal(in, out, BYTES);
+    assert_int_equal(
+        api->device_copy(opened, out, memory, BYTES, ATTN_COPY_DEVICE_TO_HOST, NULL, NULL),
+        ATTN_OK);
+    assert_int_equal(api->device_synchronize(opened, NULL, NULL), ATTN_OK);
+    memset(in, 0x5a, 99);
+    assert_memory_equal(in, out, BYTES);
+    api->device_stream_destroy(opened, stream);
+    api->device_free(opened, ATTN_MEMORY_HOST, locked);
+    api->device_free(opened, ATTN_MEMORY_DEVICE, other);
+    api->device_free(opened, ATTN_MEMORY_DEVICE, memory);
+    api->device_free(opened, ATTN_MEMORY_DEVICE, NULL);
+    api->device_close(opened);
+    api->device_close(NULL);
+}
+
+static void test_fake(void **state)
+{
+    (void)state;
+    copies_and_fills(fake);
+}
+
+static void test_host(void **state)
+{
+    (void)state;
+    copies_and_fills(cpu);
+    copies_and_fills((struct attn_device){0, 0}); /* not stated: the CPU */
+}
+
+/* What CI relies on: a touch by the host ends the process that does it. */
+static void test_host_cannot_touch(void **state)
+{
+    attn_open_device *opened;
+    void *memory;
+    int status = 0;
+    (void)state;
+    assert_int_equal(api->device_open(runtime, fake, &opened, NULL), ATTN_OK);
+    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &memory, NULL), 0);
+    for (int32_t write = 0; write < 2; write++) {
+        pid_t child = fork();
+        if (child == 0) {
+            signal(SIGSEGV, SIG_DFL);
+            volatile uint8_t *byte = memory;
+            if (write) {
+                *byte = 1;
+            }
+            _exit(*byte == 77 ? 2 : 1);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    }
+    api->device_free(opened, ATTN_MEMORY_DEVICE, memory);
+    api->device_close(opened);
+}
+
+static void test_out_of_memory(void **state)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_open_device *opened;
+    void *memory, *rest = NULL;
+    (void)state;
+    assert_int_equal(api->device_open(runtime, fake, &opened, NULL), ATTN_OK);
+    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, CAPACITY - 8192, &memory, 0),
+                     ATTN_OK);
+    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, 8193, &rest, &error),
+                     ATTN_ERROR_OUT_OF_MEMORY);
+    assert_null(rest);
+    assert_string_equal(error.message, "fake_device: 8193 bytes; 8192 of its 1048576 are free");
+    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, 8192, &rest, NULL), ATTN_OK);
+    api->device_free(opened, ATTN_MEMORY_DEVICE, memory);
+    api->device_free(opened, ATTN_MEMORY_DEVICE, rest);
+    assert_int_equal(
+        api->device_allocate(opened, ATTN_MEMORY_DEVICE, CAPACITY - 8192, &memory, NULL), ATTN_OK);
+    api->device_free(opened, ATTN_MEMORY_DEVICE, memory);
+    api->device_close(opened);
+    /* the host's own */
+    assert_int_equal(api->device_open(runtime, cpu, &opened, NULL), ATTN_OK);
+    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, SIZE_MAX - 3, &rest, &error),
+                     ATTN_ERROR_OUT_OF_MEMORY);
+    assert_null(rest);
+    api->device_close(opened);
+}
+
+static void test_addresses(void **state)
+{
+    attn_open_device *opened;
+    struct attn_device owner;
+    void *memory;
+    (void)state;
+    assert_int_equal(api->device_open(runtime, fake, &opened, NULL), ATTN_OK);
+    assert_int_equal(api->device_allocate(opened, ATTN_MEMORY_DEVICE, BYTES, &memory, NULL), 0);
+    assert_int_equal(api->device_of_address(opened, (uint8_t *)memory + 9, &owner, NULL), ATTN_OK);
+    assert_memory_equal(&owner, &fake, sizeof owner);
+    assert_int_equal(api->device_of_address(opened, &owner, &owner, NULL), ATTN_OK);
+    assert_memory_equal(&owner, &cpu, sizeof owner);
+    api->device_free(opened, ATTN_MEMORY_DEVICE, memory);
+    api->device_close(opened);
+}
+
+static void test_refusals(void **state)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_open_device *opened = (attn_open_device *)(void *)&error;
+    struct attn_device best;
+    void *handle = NULL;
+    (void)state;
+    assert_int_equal(
+        api->device_open(runtime, (struct attn_device){ATTN_DEVICE_EXTENSION, 3}, &opened, &error),
+        ATTN_ERROR_NOT_FOUND);
+    assert_null(opened);
+    assert_string_equal(error.field, "device");
+    assert_string_equal(error.message, "there is no extension:3 here; there is cpu:0, extension:0");
+    assert_int_equal(api->device_open(NULL, fake, &opened, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(api->device_open(runtime, fake, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(api->device_open(runtime, fake, &opened, &error), ATTN_OK);
+    assert_int_equal(api->device_allocate(opened, 3, 8, &handle, &error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(api->device_copy(opened, &error, &best, 8, 0, NULL, &error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(api->device_copy(opened, NULL, &best, 8, 1, NULL, &error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(api->device_fill(opened, NULL, 0, 8, NULL, &error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    /* a kernel of the device does not take the host's memory */
+    assert_int_equal(api->device_fill(opened, &best, 0, sizeof best, NULL, &error),
+                     ATTN_ERROR_DEVICE);
+    assert_int_equal(api->device_capture_begin(opened, NULL, &error), ATTN_ERROR_UNSUPPORTED);
+    assert_string_equal(error.message, "fake_device has no begin_capture");
+    assert_int_equal(api->device_capture_end(opened, NULL, &handle, &error),
+                     ATTN_ERROR_UNSUPPORTED);
+    assert_int_equal(api->device_graph_launch(opened, NULL, NULL, &error), ATTN_ERROR_UNSUPPORTED);
+    api->device_close(opened);
+    assert_int_equal(api->device_open(runtime, cpu, &opened, &error), ATTN_OK);
+    assert_int_equal(api->device_capture_begin(opened, NULL, &error), ATTN_ERROR_UNSUPPORTED);
+    assert_string_equal(error.message, "a CPU has no begin_capture");
+    api->device_close(opened);
+}
+
+static void test_best(void **state)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct attn_device best = {0, 0};
+    (void)state;
+    assert_int_equal(api->best_device(runtime, NULL, &best, &error), ATTN_OK);
+    assert_memory_equal(&best, &fake, sizeof best);
+    assert_int_equal(api->best_device(runtime, "cpu_ref", &best, &error), ATTN_OK);
+    assert_memory_equal(&best, &cpu, sizeof best);
+    assert_int_equal(api->best_device(runtime, "cpu_ref?", &best, &error), ATTN_OK);
+    assert_memory_equal(&best, &fake, sizeof best);
+    assert_int_equal(api->best_device(runtime, "=;", &best, &error), ATTN_ERROR_SYNTAX);
+    assert_int_equal(api->best_device(runtime, NULL, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fake),
+        cmocka_unit_test(test_host),
+        cmocka_unit_test(test_host_cannot_touch),
+        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_addresses),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_best),
+    };
+    return cmocka_run_group_tests(tests, open_runtime, close_runtime);
+}
