@@ -6,7 +6,7 @@
 static size_t add_text(char *to, size_t at, const char *text)
 {
     size_t length = strlen(text);
-    memcpy(to + at, text, length);
+    memcpy(to + at, text, length + 1);
     return at + length;
 }
 
