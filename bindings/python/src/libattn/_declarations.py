@@ -141,6 +141,7 @@ class DeviceType(IntEnum):
     CUDA_HOST = 3
     ROCM = 10
     ROCM_HOST = 11
+    EXTENSION = 12
     CUDA_MANAGED = 13
     ONEAPI = 14
 
@@ -355,6 +356,13 @@ class CopyKind(IntEnum):
     HOST_TO_DEVICE = 1
     DEVICE_TO_HOST = 2
     DEVICE_TO_DEVICE = 3
+
+
+class MemoryKind(IntEnum):
+    """``enum attn_memory_kind``."""
+
+    DEVICE = 1
+    HOST = 2
 
 
 class GroupKind(IntEnum):
@@ -1216,6 +1224,32 @@ class attn_copy_blocks_args(Structure):
     ]
 
 
+class attn_memory_args(Structure):
+    """``struct attn_memory_args``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("instance", c_void_p),
+        ("memory", c_void_p),
+        ("bytes", c_size_t),
+        ("kind", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class attn_stream_args(Structure):
+    """``struct attn_stream_args``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("instance", c_void_p),
+        ("stream", c_void_p),
+        ("graph", c_void_p),
+    ]
+
+
 class attn_merge_states_args(Structure):
     """``struct attn_merge_states_args``."""
 
@@ -1312,6 +1346,16 @@ class attn_kernels(Structure):
         ("plan_size", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)),
         ("plan", CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p)),
         ("update_block_table", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
+        ("allocate_memory", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
+        ("free_memory", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
+        ("memory_device", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
+        ("create_stream", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
+        ("destroy_stream", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
+        ("synchronize", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
+        ("begin_capture", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
+        ("end_capture", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
+        ("launch_graph", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
+        ("destroy_graph", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
     ]
 
 
@@ -1419,6 +1463,21 @@ class attn_api(Structure):
         ("context_parallel_length", CFUNCTYPE(c_int32, c_int32, c_int32, c_int32, c_int32)),
         ("context_parallel_slots", CFUNCTYPE(c_int32, c_void_p, c_int64, c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p)),
         ("layer_calibrate_v_scales", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_void_p)),
+        ("best_device", CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_void_p)),
+        ("device_open", CFUNCTYPE(c_int32, c_void_p, attn_device, c_void_p, c_void_p)),
+        ("device_close", CFUNCTYPE(None, c_void_p)),
+        ("device_allocate", CFUNCTYPE(c_int32, c_void_p, c_int32, c_size_t, c_void_p, c_void_p)),
+        ("device_free", CFUNCTYPE(None, c_void_p, c_int32, c_void_p)),
+        ("device_copy", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, c_int32, c_void_p, c_void_p)),
+        ("device_fill", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int32, c_size_t, c_void_p, c_void_p)),
+        ("device_of_address", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
+        ("device_stream_create", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
+        ("device_stream_destroy", CFUNCTYPE(None, c_void_p, c_void_p)),
+        ("device_synchronize", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
+        ("device_capture_begin", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
+        ("device_capture_end", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
+        ("device_graph_launch", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
+        ("device_graph_destroy", CFUNCTYPE(None, c_void_p, c_void_p)),
     ]
 
 
@@ -1475,6 +1534,8 @@ STRUCTS = {
     "attn_gather_kv_args": attn_gather_kv_args,
     "attn_block_copy": attn_block_copy,
     "attn_copy_blocks_args": attn_copy_blocks_args,
+    "attn_memory_args": attn_memory_args,
+    "attn_stream_args": attn_stream_args,
     "attn_merge_states_args": attn_merge_states_args,
     "attn_batched_gemm_args": attn_batched_gemm_args,
     "attn_quantize_args": attn_quantize_args,
