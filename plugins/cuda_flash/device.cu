@@ -6,10 +6,21 @@
 #include "gpu/params.h"
 #include "launch.h"
 
-static gpu_launcher *const launchers[GPU_KERNEL_COUNT] = {
-    launch_plan,     launch_bf16,  launch_f16,    launch_e4m3,       launch_e5m2,
-    launch_int8,     launch_plain, launch_write,  launch_rope_write, launch_merge,
-    launch_quantize, launch_amax,  launch_gather, launch_widen};
+#define DECLARE_KERNEL(name, params, threads)                                                      \
+    extern "C" __global__ void kernel_##name(const __grid_constant__ params p);
+GPU_KERNELS(DECLARE_KERNEL)
+
+struct entry {
+    const void *function;
+    int32_t threads;
+};
+
+#define KERNEL_ENTRY(name, params, threads) {(const void *)kernel_##name, threads},
+static const entry kernels[] = {GPU_KERNELS(KERNEL_ENTRY)};
+
+/* Attends by the dtype of a cache; NULL: none. */
+static gpu_attend_launcher *const attends[ATTN_DTYPE_COUNT] = {
+    launch_f16, launch_bf16, nullptr, launch_e4m3, launch_e5m2, nullptr, launch_int8};
 
 typedef CUresult CUDAAPI push_fn(CUcontext);
 typedef CUresult CUDAAPI pop_fn(CUcontext *);
@@ -73,6 +84,7 @@ extern "C" const char *gpu_device_open(struct gpu_device *device, int32_t id)
         ((get_fn *)get)(&own);
         device->context = own;
         device->id = id;
+        device->lanes = 32;
         error = cudaDeviceGetAttribute(&device->num_sms, cudaDevAttrMultiProcessorCount, id);
     }
     error = error ? error
@@ -83,8 +95,12 @@ extern "C" const char *gpu_device_open(struct gpu_device *device, int32_t id)
     error = error ? error
                   : cudaDeviceGetAttribute(&device->smem_of_cta,
                                            cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
-    for (int kernel = 0; kernel < GPU_KERNEL_COUNT; kernel++) {
-        error = error ? error : launchers[kernel](NULL, 0, NULL);
+    for (const entry &kernel : kernels) { /* loads it, so that no step does */
+        cudaFuncAttributes attributes;
+        error = error ? error : cudaFuncGetAttributes(&attributes, kernel.function);
+    }
+    for (gpu_attend_launcher *attend : attends) {
+        error = error || attend == nullptr ? error : attend(nullptr, nullptr);
     }
     ((push_fn *)set)(before);
     return text_of(error);
@@ -96,10 +112,20 @@ extern "C" void gpu_device_close(struct gpu_device *device)
 }
 
 extern "C" const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel kernel,
-                                         const void *params, void *stream)
+                                         int64_t groups, const void *params, void *stream)
 {
     scope inside(device);
-    return text_of(launchers[kernel](params, device->num_sms, (cudaStream_t)stream));
+    void *arguments[] = {(void *)params};
+    return text_of(cudaLaunchKernel(kernels[kernel].function, dim3((unsigned)groups),
+                                    dim3(kernels[kernel].threads), arguments, 0,
+                                    (cudaStream_t)stream));
+}
+
+extern "C" const char *gpu_device_attend(const struct gpu_device *device, int32_t dtype,
+                                         const struct gpu_params *params, void *stream)
+{
+    scope inside(device);
+    return text_of(attends[dtype](params, (cudaStream_t)stream));
 }
 
 extern "C" bool gpu_device_map(const struct gpu_device *device, const struct gpu_cache *cache,

@@ -207,9 +207,8 @@ template <int KIND> static cudaError_t load_kind()
     return error ? error : launch_shape<KIND, 256, true>(nullptr, nullptr);
 }
 
-template <int KIND> static cudaError_t launch_kind(const void *params, cudaStream_t stream)
+template <int KIND> static cudaError_t launch_kind(const gpu_params *p, cudaStream_t stream)
 {
-    const gpu_params *p = (const gpu_params *)params;
     if (p == nullptr) {
         return load_kind<KIND>();
     }

@@ -6,6 +6,8 @@
 #include <attn/plugin.h>
 #include <stdbool.h>
 
+#include "gpu/kernels/list.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -15,6 +17,7 @@ extern "C" {
 #define GPU_MAX_STAGES 6            /* tiles of a CTA in shared memory */
 #define GPU_FIXED_SMEM 1024         /* of an attend CTA beside queries and stages */
 #define GPU_ON_THE_WAY (128 * 1024) /* bytes of 16-bit tiles of a multiprocessor */
+#define WRITE_VECTORS 4             /* independent 16-byte loads of a thread that writes */
 #define GPU_INVARIANT_CUTS 4        /* parts of an item in batch-invariant plans */
 
 enum gpu_row_form {
@@ -148,6 +151,7 @@ struct gpu_write_params {
     int32_t norm_dtype[2];
     int32_t num_q_heads, rotary_dim, neox;
     float norm_eps;
+    int32_t vectors[2]; /* of 16 written bytes in a head's row: write_copy, write_fp8 */
 };
 
 struct gpu_merge_params {
@@ -190,28 +194,11 @@ struct gpu_gather_params {
     int32_t num_reqs, num_heads, block_size;
 };
 
-enum gpu_kernel {
-    GPU_PLAN,
-    GPU_ATTEND_BF16,
-    GPU_ATTEND_F16,
-    GPU_ATTEND_E4M3,
-    GPU_ATTEND_E5M2,
-    GPU_ATTEND_INT8,
-    GPU_ATTEND_PLAIN,
-    GPU_WRITE,
-    GPU_ROPE_WRITE,
-    GPU_MERGE,
-    GPU_QUANTIZE,
-    GPU_AMAX,
-    GPU_GATHER,
-    GPU_WIDEN,
-    GPU_KERNEL_COUNT
-};
-
 /* Every call answers NULL or the cause of its failure, and leaves the caller's context current. */
 struct gpu_device {
     void *context, *push, *pop;      /* CUcontext, cuCtxPushCurrent, cuCtxPopCurrent */
     int32_t id, num_sms, major;      /* major: of the compute capability */
+    int32_t lanes;                   /* of a warp: GPU_LANES of its kernels */
     int32_t smem_of_sm, smem_of_cta; /* bytes */
     void *encode_map;                /* cuTensorMapEncodeTiled; NULL: no TMA */
 };
@@ -223,9 +210,12 @@ void gpu_device_close(struct gpu_device *device);
 bool gpu_device_map(const struct gpu_device *device, const struct gpu_cache *cache, int32_t heads,
                     int64_t rows, int64_t blocks, int32_t box_rows, int32_t padded_size,
                     struct gpu_map *map);
-/* params: the kernel's gpu_*_params */
+/* A kernel of gpu/kernels, by so many groups. params: those that list.h names. */
 const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel kernel,
-                              const void *params, void *stream);
+                              int64_t groups, const void *params, void *stream);
+/* The matrix kernel for caches of this dtype (enum attn_dtype_name). */
+const char *gpu_device_attend(const struct gpu_device *device, int32_t dtype,
+                              const struct gpu_params *params, void *stream);
 const char *gpu_device_copy(const struct gpu_device *device, void *to, const void *from,
                             size_t bytes, int32_t kind, void *stream);
 const char *gpu_device_fill(const struct gpu_device *device, void *to, int32_t value,

@@ -179,18 +179,6 @@ static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int phase)
     }
 }
 
-/* Releases what this thread's CTA has written before the barrier it came through, and acquires what
- * others have released here. */
-static __device__ __forceinline__ int32_t add_and_publish(int32_t *counter, int32_t value)
-{
-    int32_t before;
-    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(counter), "r"(value)
-                 : "memory");
-    return before;
-}
-
 /* The named barrier of the 128 threads that compute. */
 static __device__ __forceinline__ void barrier_consumers()
 {
@@ -202,14 +190,6 @@ static __device__ __forceinline__ void wait_for_earlier_kernels()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/* The next kernel may begin, up to its own wait, once all CTAs of this one have come here. */
-static __device__ __forceinline__ void let_later_kernels_begin()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

@@ -5,32 +5,30 @@
 #define GPU_DEVICE_NUMBER_H
 
 #include <attn/tensor.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
+
+#include "gpu/device/target.h"
 
 #define FP8_LARGEST 448.0f
 #define INT8_LARGEST 127.0f
 #define LEAST_ROW_SCALE 1e-6f
 
 /* A NaN keeps its sign, which the conversion would drop. */
-static __device__ __forceinline__ float float_of_half(uint16_t bits)
+GPU_INLINE float float_of_half(uint16_t bits)
 {
-    float x = __half2float(__ushort_as_half(bits));
-    return isnan(x) ? __uint_as_float(0x7fc00000u | (uint32_t)(bits & 0x8000) << 16) : x;
+    float x = float_of_half_bits(bits);
+    return isnan(x) ? bits_float(0x7fc00000u | (uint32_t)(bits & 0x8000) << 16) : x;
 }
 
-static __device__ __forceinline__ float number_load(const char *row, int32_t dtype, int32_t d)
+GPU_INLINE float number_load(const char *row, int32_t dtype, int32_t d)
 {
     switch (dtype) {
     case ATTN_DTYPE_F16:
         return float_of_half(((const uint16_t *)row)[d]);
     case ATTN_DTYPE_BF16:
-        return __bfloat162float(((const __nv_bfloat16 *)row)[d]);
+        return float_of_bf16(((const uint16_t *)row)[d]);
     case ATTN_DTYPE_FP8_E4M3:
     case ATTN_DTYPE_FP8_E5M2:
-        return __half2float(__half(__nv_cvt_fp8_to_halfraw(
-            ((const uint8_t *)row)[d], dtype == ATTN_DTYPE_FP8_E5M2 ? __NV_E5M2 : __NV_E4M3)));
+        return float_of_fp8(dtype == ATTN_DTYPE_FP8_E5M2, ((const uint8_t *)row)[d]);
     case ATTN_DTYPE_INT8:
         return (float)((const int8_t *)row)[d];
     default:
@@ -38,28 +36,28 @@ static __device__ __forceinline__ float number_load(const char *row, int32_t dty
     }
 }
 
-static __device__ __forceinline__ uint8_t number_to_fp8(int32_t dtype, float x)
+GPU_INLINE uint8_t number_to_fp8(int32_t dtype, float x)
 {
     bool e5m2 = dtype == ATTN_DTYPE_FP8_E5M2;
     if (isnan(x)) { /* keeps its sign, as other numbers do */
-        return (__float_as_uint(x) >> 24 & 0x80) | (e5m2 ? 0x7e : 0x7f);
+        return (float_bits(x) >> 24 & 0x80) | (e5m2 ? 0x7e : 0x7f);
     }
-    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, e5m2 ? __NV_E5M2 : __NV_E4M3);
+    return fp8_of(e5m2, x);
 }
 
-static __device__ __forceinline__ int32_t number_bytes_of(int32_t dtype)
+GPU_INLINE int32_t number_bytes_of(int32_t dtype)
 {
     return dtype == ATTN_DTYPE_F32 ? 4 : dtype <= ATTN_DTYPE_BF16 ? 2 : 1;
 }
 
-static __device__ __forceinline__ void number_store(char *row, int32_t dtype, int32_t d, float x)
+GPU_INLINE void number_store(char *row, int32_t dtype, int32_t d, float x)
 {
     switch (dtype) {
     case ATTN_DTYPE_F16:
-        ((__half *)row)[d] = __float2half_rn(x);
+        ((uint16_t *)row)[d] = half_of(x);
         break;
     case ATTN_DTYPE_BF16:
-        ((__nv_bfloat16 *)row)[d] = __float2bfloat16_rn(x);
+        ((uint16_t *)row)[d] = bf16_of(x);
         break;
     case ATTN_DTYPE_FP8_E4M3:
     case ATTN_DTYPE_FP8_E5M2:
@@ -81,44 +79,44 @@ struct number_divisor {
     bool exact; /* the scale is a power of two */
 };
 
-static __device__ __forceinline__ number_divisor divisor_of(float scale)
+GPU_INLINE number_divisor divisor_of(float scale)
 {
-    float inverse = __frcp_rn(scale), size = fabsf(inverse);
+    float inverse = reciprocal_nearest(scale), size = fabsf(inverse);
     bool plain = size > 1e-30f && size < 1e30f;
-    return {scale, inverse, plain, plain && (__float_as_uint(scale) & 0x7fffff) == 0};
+    return {scale, inverse, plain, plain && (float_bits(scale) & 0x7fffff) == 0};
 }
 
 /* x / scale rounded to odd: a step from here to any smaller format rounds as the true quotient
  * would. The correction of the product with the inverse is Markstein's; an even result that is not
  * exact moves one unit towards the true one, so that it stands on no boundary of a format. */
-static __device__ __forceinline__ float divide_odd(float x, number_divisor by)
+GPU_INLINE float divide_odd(float x, number_divisor by)
 {
     float q = x * by.inverse;
     if (isnan(x) || q == 0.0f) { /* their signs stay */
         return isnan(x) ? x : q;
     }
     if (!(fabsf(q) < 60000.0f) || !by.plain) { /* saturates, is not finite, or has no inverse */
-        return __fdiv_rn(x, by.scale);
+        return divide_nearest(x, by.scale);
     }
     q = fmaf(fmaf(-q, by.scale, x), by.inverse, q);
     float rest = fmaf(-q, by.scale, x);
-    int32_t bits = __float_as_int(q);
+    int32_t bits = (int32_t)float_bits(q);
     if (rest == 0.0f || (bits & 1) != 0) {
         return q;
     }
     bool farther = (rest < 0.0f) == ((q < 0.0f) != (by.scale < 0.0f));
-    return __int_as_float(farther ? bits + 1 : bits - 1);
+    return bits_float((uint32_t)farther ? bits + 1 : bits - 1);
 }
 
 /* A double to float, rounded to odd: the next rounding is then the only one. */
-static __device__ __forceinline__ float odd_float(double x)
+GPU_INLINE float odd_float(double x)
 {
-    float y = __double2float_rz(x);
-    return (double)y != x && isfinite(y) ? __int_as_float(__float_as_int(y) | 1) : y;
+    float y = float_toward_zero(x);
+    return (double)y != x && isfinite(y) ? bits_float((uint32_t)(int32_t)float_bits(y) | 1) : y;
 }
 
 /* e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6; halves to even, that is to codes without their last bit. */
-static __device__ __forceinline__ uint32_t e2m1_of(double x)
+GPU_INLINE uint32_t e2m1_of(double x)
 {
     const double middle[7] = {0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0};
     double size = fabs(x);
@@ -131,24 +129,24 @@ static __device__ __forceinline__ uint32_t e2m1_of(double x)
 }
 
 /* To int8, half away from zero; NaN becomes 0. */
-static __device__ __forceinline__ int8_t number_to_int8(float x)
+GPU_INLINE int8_t number_to_int8(float x)
 {
     return isnan(x) ? (int8_t)0 : (int8_t)fmaxf(-INT8_LARGEST, fminf(INT8_LARGEST, roundf(x)));
 }
 
-static __device__ __forceinline__ float warp_sum(float x)
+GPU_INLINE float warp_sum(float x)
 {
-    for (int d = 16; d > 0; d >>= 1) {
-        x += __shfl_xor_sync(0xffffffffu, x, d);
+    for (int d = GPU_LANES / 2; d > 0; d >>= 1) {
+        x += lane_xor(x, d);
     }
     return x;
 }
 
 /* Largest of magnitudes; a NaN stays if `keep_nan`. */
-static __device__ __forceinline__ float warp_largest(float x, bool keep_nan)
+GPU_INLINE float warp_largest(float x, bool keep_nan)
 {
-    for (int d = 16; d > 0; d >>= 1) {
-        float y = __shfl_xor_sync(0xffffffffu, x, d);
+    for (int d = GPU_LANES / 2; d > 0; d >>= 1) {
+        float y = lane_xor(x, d);
         x = keep_nan && (isnan(x) || isnan(y)) ? NAN : fmaxf(x, y);
     }
     return x;

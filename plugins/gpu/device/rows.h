@@ -6,26 +6,24 @@
 #include "gpu/params.h"
 #include "gpu/device/nibbles.h"
 
-static __device__ __forceinline__ float cache_scale(const gpu_cache &c, int32_t head)
+GPU_INLINE float cache_scale(const gpu_cache &c, int32_t head)
 {
     return c.scale != nullptr ? c.scale[c.scale_per_head ? head : 0] : c.scale_host;
 }
 
 /* Of quantized queries, per KV head; 1 where there are none. */
-static __device__ __forceinline__ float query_scale(const gpu_params &p, int32_t head)
+GPU_INLINE float query_scale(const gpu_params &p, int32_t head)
 {
     return p.q_scale != nullptr ? p.q_scale[p.q_scale_per_head ? head : 0] : p.q_scale_host;
 }
 
-static __device__ __forceinline__ float *row_scale_at(const gpu_cache &c, int64_t block,
-                                                      int64_t slot, int32_t head)
+GPU_INLINE float *row_scale_at(const gpu_cache &c, int64_t block, int64_t slot, int32_t head)
 {
     return (float *)(c.row_scale + block * c.row_scale_block + slot * c.row_scale_slot +
                      head * c.row_scale_head);
 }
 
-static __device__ __forceinline__ const char *row_at(const gpu_cache &c, int64_t block,
-                                                     int64_t slot, int32_t head)
+GPU_INLINE const char *row_at(const gpu_cache &c, int64_t block, int64_t slot, int32_t head)
 {
     return c.data + block * c.block + slot * c.slot + head * c.head;
 }
@@ -39,14 +37,13 @@ struct gpu_cache_row {
 };
 
 template <bool NIBBLES>
-static __device__ __forceinline__ gpu_cache_row enter_row(const gpu_cache &c, int64_t block,
-                                                          int64_t slot, int32_t head)
+GPU_INLINE gpu_cache_row enter_row(const gpu_cache &c, int64_t block, int64_t slot, int32_t head)
 {
-    gpu_cache_row row = {row_at(c, block, slot, head), __float_as_uint(1.0f), nullptr};
+    gpu_cache_row row = {row_at(c, block, slot, head), float_bits(1.0f), nullptr};
     if (c.form == (NIBBLES ? GPU_ROW_INT4 : GPU_ROW_SCALED)) {
         row.scale_bits = *(const uint32_t *)row_scale_at(c, block, slot, head);
     } else if (c.form != GPU_ROW_CHANNEL) { /* whose elements have theirs */
-        row.scale_bits = __float_as_uint(cache_scale(c, head));
+        row.scale_bits = float_bits(cache_scale(c, head));
     }
     if (NIBBLES && c.form == GPU_ROW_NVFP4) {
         row.blocks = first_block_scale(c, block, slot, head);
@@ -54,11 +51,10 @@ static __device__ __forceinline__ gpu_cache_row enter_row(const gpu_cache &c, in
     return row;
 }
 
-template <bool NIBBLES>
-static __device__ __forceinline__ float row_scale(const gpu_cache &c, const gpu_cache_row &row)
+template <bool NIBBLES> GPU_INLINE float row_scale(const gpu_cache &c, const gpu_cache_row &row)
 {
     bool zero_point = NIBBLES && c.form == GPU_ROW_INT4;
-    return __uint_as_float(zero_point ? row.scale_bits & ~ZERO_POINT_MASK : row.scale_bits);
+    return bits_float(zero_point ? row.scale_bits & ~ZERO_POINT_MASK : row.scale_bits);
 }
 
 /* An element as it is stored; GPU_ROW_NVFP4's with the scale of its block. */
@@ -67,8 +63,7 @@ struct gpu_element {
 };
 
 template <bool NIBBLES>
-static __device__ __forceinline__ gpu_element load_element(const gpu_cache &c,
-                                                           const gpu_cache_row &row, int32_t d)
+GPU_INLINE gpu_element load_element(const gpu_cache &c, const gpu_cache_row &row, int32_t d)
 {
     gpu_element x = {0, 0};
     if constexpr (NIBBLES) {
@@ -89,8 +84,8 @@ static __device__ __forceinline__ gpu_element load_element(const gpu_cache &c,
 
 /* Without the row's scale; GPU_ROW_INT4: of the row as it was turned. */
 template <bool NIBBLES>
-static __device__ __forceinline__ float element_number(const gpu_cache &c, const gpu_cache_row &row,
-                                                       gpu_element x, int32_t head, int32_t d)
+GPU_INLINE float element_number(const gpu_cache &c, const gpu_cache_row &row, gpu_element x,
+                                int32_t head, int32_t d)
 {
     if constexpr (NIBBLES) {
         uint32_t code = x.bits >> ((d & 1) * 4) & 15;
@@ -104,28 +99,25 @@ static __device__ __forceinline__ float element_number(const gpu_cache &c, const
 }
 
 template <bool NIBBLES>
-static __device__ __forceinline__ float row_element(const gpu_cache &c, const gpu_cache_row &row,
-                                                    int32_t head, int32_t d)
+GPU_INLINE float row_element(const gpu_cache &c, const gpu_cache_row &row, int32_t head, int32_t d)
 {
     return element_number<NIBBLES>(c, row, load_element<NIBBLES>(c, row, d), head, d);
 }
 
 /* x becomes the row's true values, or turned rows' sum of them: turned back, each element once. */
-static __device__ __forceinline__ void turn_back(const gpu_cache &c, float (&x)[LANE_DIMS],
-                                                 int lane)
+GPU_INLINE void turn_back(const gpu_cache &c, float (&x)[LANE_DIMS], int lane)
 {
     hadamard(x, c.head_size, lane);
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
-        int32_t d = i * 32 + lane;
+        int32_t d = i * GPU_LANES + lane;
         x[i] *= d < c.head_size ? c.signs[d] / (float)c.head_size : 0.0f;
     }
 }
 
 /* A row of numbers `from` into the cache. */
-static __device__ __forceinline__ void row_store(const gpu_cache &c, int64_t block, int64_t slot,
-                                                 int32_t head, const char *from, int32_t dtype,
-                                                 int lane)
+GPU_INLINE void row_store(const gpu_cache &c, int64_t block, int64_t slot, int32_t head,
+                          const char *from, int32_t dtype, int lane)
 {
     char *to = (char *)row_at(c, block, slot, head);
     float scale = 1.0f;
@@ -140,12 +132,12 @@ static __device__ __forceinline__ void row_store(const gpu_cache &c, int64_t blo
     }
     if (c.form == GPU_ROW_SCALED) {
         float largest = 0.0f;
-        for (int32_t d = lane; d < c.head_size; d += 32) {
+        for (int32_t d = lane; d < c.head_size; d += GPU_LANES) {
             float x = fabsf(number_load(from, dtype, d));
             largest = isnan(x) || isnan(largest) ? NAN : fmaxf(largest, x);
         }
         largest = warp_largest(largest, true);
-        scale = __fdiv_rn(largest, c.dtype == ATTN_DTYPE_INT8 ? INT8_LARGEST : FP8_LARGEST);
+        scale = divide_nearest(largest, c.dtype == ATTN_DTYPE_INT8 ? INT8_LARGEST : FP8_LARGEST);
         scale = scale < LEAST_ROW_SCALE ? LEAST_ROW_SCALE : scale;
         if (lane == 0) {
             *row_scale_at(c, block, slot, head) = scale;
@@ -154,7 +146,7 @@ static __device__ __forceinline__ void row_store(const gpu_cache &c, int64_t blo
         scale = cache_scale(c, head);
     }
     number_divisor by = divisor_of(scale);
-    for (int32_t d = lane; d < c.head_size; d += 32) {
+    for (int32_t d = lane; d < c.head_size; d += GPU_LANES) {
         int32_t outer = c.pack > 0 ? d / c.pack : 0, inner = c.pack > 0 ? d - outer * c.pack : d;
         float x = number_load(from, dtype, d);
         if (c.form == GPU_ROW_CHANNEL) {

@@ -3,10 +3,10 @@
 #ifndef GPU_DEVICE_SEARCH_H
 #define GPU_DEVICE_SEARCH_H
 
-#include <stdint.h>
+#include "gpu/device/target.h"
 
 /* The last i of 0 .. count - 1 with starts[i] <= x. */
-static __device__ __forceinline__ int32_t find_last(const int32_t *starts, int32_t count, int32_t x)
+GPU_INLINE int32_t find_last(const int32_t *starts, int32_t count, int32_t x)
 {
     int32_t low = 0, high = count - 1;
     while (low < high) {

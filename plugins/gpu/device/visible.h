@@ -3,19 +3,20 @@
 #ifndef GPU_DEVICE_VISIBLE_H
 #define GPU_DEVICE_VISIBLE_H
 
+#include "gpu/device/target.h"
 #include "gpu/params.h"
 
 struct gpu_request {
     int32_t r, query_start, query_len, key_start, length, causal;
 };
 
-static __device__ __forceinline__ gpu_request request_of_row_tile(const gpu_row_tile &row_tile)
+GPU_INLINE gpu_request request_of_row_tile(const gpu_row_tile &row_tile)
 {
     return {row_tile.request,   row_tile.query_start, row_tile.query_len,
             row_tile.key_start, row_tile.length,      row_tile.causal};
 }
 
-static __device__ __forceinline__ gpu_request load_request(const gpu_params &p, int32_t r)
+GPU_INLINE gpu_request load_request(const gpu_params &p, int32_t r)
 {
     gpu_request q;
     q.r = r;
@@ -32,8 +33,7 @@ struct gpu_interval {
     int32_t first, last, position;
 };
 
-static __device__ __forceinline__ gpu_interval interval_of(const gpu_params &p,
-                                                           const gpu_request &q, int32_t index)
+GPU_INLINE gpu_interval interval_of(const gpu_params &p, const gpu_request &q, int32_t index)
 {
     gpu_interval v;
     v.position = q.length - q.query_len + index;
@@ -55,8 +55,8 @@ static __device__ __forceinline__ gpu_interval interval_of(const gpu_params &p,
 }
 
 /* Beyond the interval: spans that add keys, a tree's bits that take some away. */
-static __device__ __noinline__ bool sees_slow(const gpu_params &p, const gpu_request &q,
-                                              int32_t index, int32_t position, int32_t j, bool sees)
+GPU_CALL bool sees_slow(const gpu_params &p, const gpu_request &q, int32_t index, int32_t position,
+                        int32_t j, bool sees)
 {
     if (j < 0 || j >= q.length) {
         return false;
@@ -78,9 +78,8 @@ static __device__ __noinline__ bool sees_slow(const gpu_params &p, const gpu_req
     return sees;
 }
 
-static __device__ __forceinline__ float bias_of(const gpu_params &p, const gpu_request &q,
-                                                int32_t index, int32_t position, float slope,
-                                                int32_t j)
+GPU_INLINE float bias_of(const gpu_params &p, const gpu_request &q, int32_t index, int32_t position,
+                         float slope, int32_t j)
 {
     float bias = 0.0f;
     int32_t distance = position - j;
@@ -96,19 +95,18 @@ static __device__ __forceinline__ float bias_of(const gpu_params &p, const gpu_r
     return bias;
 }
 
-static __device__ __forceinline__ float cap_score(float s, float cap)
+GPU_INLINE float cap_score(float s, float cap)
 {
     if (!(cap > 0.0f)) {
         return s;
     }
-    float e = __expf(s * __fdividef(2.0f, cap));
-    return cap * (1.0f - __fdividef(2.0f, e + 1.0f));
+    float e = exp_fast(s * divide_fast(2.0f, cap));
+    return cap * (1.0f - divide_fast(2.0f, e + 1.0f));
 }
 
 /* Keys that some query of rows first_row .. end_row - 1 sees. */
-static __device__ __forceinline__ void key_range(const gpu_params &p, const gpu_request &q,
-                                                 int32_t first_row, int32_t end_row, int32_t *k0,
-                                                 int32_t *k1)
+GPU_INLINE void key_range(const gpu_params &p, const gpu_request &q, int32_t first_row,
+                          int32_t end_row, int32_t *k0, int32_t *k1)
 {
     if (p.spans != nullptr) {
         *k0 = 0;

@@ -2,8 +2,6 @@
 /* attend: arguments become gpu_params, and the kernel that can walk them is chosen. */
 #include "gpu/host/schedule.h"
 
-#define NO_KERNEL (-1)
-
 static void set_tensors(struct gpu_params *p, const struct attn_attend_args *args)
 {
     const struct attn_layer_params *params = args->params;
@@ -93,38 +91,35 @@ static void map_cache(struct gpu_params *p, const struct attn_attend_args *args)
     }
 }
 
-/* The matrix kernel of these arguments, or NO_KERNEL. They copy 16 bytes at a time, and count rows'
+/* Whether a matrix kernel walks these arguments. They copy 16 bytes at a time, and count rows'
  * offsets in 16 bytes and 31 bits. */
-static int32_t matrix_kernel(struct gpu_params *p, const struct attn_attend_args *args)
+static bool is_for_matrix(struct gpu_params *p, const struct attn_attend_args *args)
 {
-    static const int32_t kernels[ATTN_DTYPE_COUNT] = {GPU_ATTEND_F16,  GPU_ATTEND_BF16, NO_KERNEL,
-                                                      GPU_ATTEND_E4M3, GPU_ATTEND_E5M2, NO_KERNEL,
-                                                      GPU_ATTEND_INT8};
     bool narrow = p->k.dtype >= ATTN_DTYPE_FP8_E4M3;
     if ((p->q.dtype != ATTN_DTYPE_BF16 && p->q.dtype != ATTN_DTYPE_F16) ||
         p->k.form >= GPU_ROW_INT4 || p->p_dtype >= 0) {
-        return NO_KERNEL;
+        return false;
     }
-    if (p->k.dtype != p->v.dtype || (!narrow && p->k.dtype != p->q.dtype) ||
-        p->head_size > GPU_MAX_MATRIX_SIZE || p->head_size_v > GPU_MAX_MATRIX_SIZE ||
-        p->k.pack != 0 || p->v.pack != 0) {
-        return NO_KERNEL;
+    if (p->k.dtype == ATTN_DTYPE_F32 || p->k.dtype != p->v.dtype ||
+        (!narrow && p->k.dtype != p->q.dtype) || p->head_size > GPU_MAX_MATRIX_SIZE ||
+        p->head_size_v > GPU_MAX_MATRIX_SIZE || p->k.pack != 0 || p->v.pack != 0) {
+        return false;
     }
     if (narrow && (p->head_size % 16 != 0 || p->head_size_v % 16 != 0)) {
-        return NO_KERNEL;
+        return false;
     }
     uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
     int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
     if ((bits_of(&p->k) | bits_of(&p->v) | q) % 16 != 0 || rows * p->k.block / 16 >= INT32_MAX ||
         rows * p->v.block / 16 >= INT32_MAX) {
-        return NO_KERNEL;
+        return false;
     }
     if (p->tile != tile_of(args->state, narrow, p->tile_rows) ||
         !fit_stages(&args->instance->device, narrow ? 1 : 2, p)) {
-        return NO_KERNEL;
+        return false;
     }
     map_cache(p, args);
-    return kernels[p->k.dtype];
+    return true;
 }
 
 /* Quantized queries as the matrix kernels take them: where they will stand in the workspace. */
@@ -199,15 +194,18 @@ attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *e
     struct gpu_widen_params widen;
     const char *cause = NULL;
     bool widens = widen_query(&p, &widen, args);
-    int32_t kernel = matrix_kernel(&p, args);
-    if (kernel == NO_KERNEL) {
-        p.q = widens ? widen.from : p.q;
-        kernel = GPU_ATTEND_PLAIN;
-    } else if (widens) {
-        cause = gpu_device_launch(device, GPU_WIDEN, &widen, args->stream);
-    }
     p.overlaps = device->major >= 9;
-    cause = cause != NULL ? cause
-                          : gpu_device_launch(device, (enum gpu_kernel)kernel, &p, args->stream);
+    if (is_for_matrix(&p, args)) {
+        if (widens) {
+            cause = gpu_device_launch(device, GPU_KERNEL_widen, (int64_t)device->num_sms * 16,
+                                      &widen, args->stream);
+        }
+        cause = cause != NULL ? cause : gpu_device_attend(device, p.k.dtype, &p, args->stream);
+    } else {
+        p.q = widens ? widen.from : p.q;
+        cause = gpu_device_launch(
+            device, p.k.form >= GPU_ROW_INT4 ? GPU_KERNEL_plain_nibbles : GPU_KERNEL_plain,
+            (int64_t)device->num_sms * 8, &p, args->stream);
+    }
     return device_status(cause, "attend", error);
 }

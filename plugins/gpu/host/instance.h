@@ -77,6 +77,20 @@ attn_status gpu_check_tensor(const struct attn_tensor *tensor, const char *name,
                              struct attn_error *error);
 const struct attn_ext *gpu_find_ext(const struct attn_ext *ext, uint32_t id);
 
+/* Groups of `per` items each, at most `most`. */
+static inline int64_t gpu_groups(int64_t items, int64_t per, int64_t most)
+{
+    int64_t groups = (items + per - 1) / per;
+    return groups < 1 ? 1 : groups < most ? groups : most;
+}
+
+/* Groups of a kernel whose warps take an item each, at most so many for each multiprocessor. */
+static inline int64_t gpu_warp_groups(const struct gpu_device *device, int32_t threads,
+                                      int64_t items, int64_t most)
+{
+    return gpu_groups(items, threads / device->lanes, device->num_sms * most);
+}
+
 static inline attn_status device_status(const char *cause, const char *what,
                                         struct attn_error *error)
 {

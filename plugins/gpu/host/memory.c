@@ -37,14 +37,87 @@ static struct gpu_write_params write_params(const struct attn_write_kv_args *arg
     };
 }
 
+static uint64_t bits_of_tensor(const struct gpu_tensor *t)
+{
+    return (uint64_t)(uintptr_t)t->data | (uint64_t)t->row | (uint64_t)t->head;
+}
+
+static uint64_t bits_of_cache(const struct gpu_cache *c)
+{
+    return (uint64_t)(uintptr_t)c->data | (uint64_t)c->block | (uint64_t)c->slot |
+           (uint64_t)c->head;
+}
+
+/* Vectors of 16 bytes that a row becomes by write_copy or write_fp8; 0: not by this one. */
+static int32_t vectors_of_row(const struct gpu_tensor *from, const struct gpu_cache *to,
+                              bool to_fp8)
+{
+    int32_t bytes = number_bytes(to->dtype);
+    bool fp8 = to->dtype == ATTN_DTYPE_FP8_E4M3 || to->dtype == ATTN_DTYPE_FP8_E5M2;
+    bool fits =
+        to_fp8 ? fp8 && number_bytes(from->dtype) == 2 : bytes > 1 && from->dtype == to->dtype;
+    if (!fits || to->pack != 0 || to->form != GPU_ROW_NUMBERS ||
+        to->head_size % (16 / bytes) != 0 || (bits_of_tensor(from) | bits_of_cache(to)) % 16 != 0) {
+        return 0;
+    }
+    return to->head_size * bytes / 16;
+}
+
+/* Rows for write_scaled: lanes of one, 16 read bytes each. 0: not by it. */
+static int32_t lanes_of_row(const struct gpu_tensor *from, const struct gpu_cache *to)
+{
+    if (to->form != GPU_ROW_SCALED || to->pack != 0 || number_bytes(from->dtype) != 2 ||
+        to->head_size % 8 != 0 || to->head_size > 256 || bits_of_tensor(from) % 16 != 0 ||
+        bits_of_cache(to) % 4 != 0) {
+        return 0;
+    }
+    return to->head_size <= 64 ? 8 : to->head_size <= 128 ? 16 : 32;
+}
+
+static const char *launch_write(const struct gpu_device *device, struct gpu_write_params *p,
+                                void *stream)
+{
+    int64_t rows = p->num_slots * p->num_heads;
+    for (int32_t to_fp8 = 0; to_fp8 < 2; to_fp8++) {
+        p->vectors[0] = vectors_of_row(&p->from[0], &p->to[0], to_fp8);
+        p->vectors[1] = vectors_of_row(&p->from[1], &p->to[1], to_fp8);
+        if (p->vectors[0] > 0 && p->vectors[1] > 0) {
+            int64_t all = rows * (p->vectors[0] + p->vectors[1]);
+            bool far = all >= INT32_MAX; /* else sums of a few steps still fit into 32 bits */
+            static const enum gpu_kernel kernels[2][2] = {
+                {GPU_KERNEL_write_copy, GPU_KERNEL_write_copy_far},
+                {GPU_KERNEL_write_fp8, GPU_KERNEL_write_fp8_far}};
+            return gpu_device_launch(
+                device, kernels[to_fp8][far],
+                gpu_groups(all, (int64_t)GPU_THREADS_write_copy * WRITE_VECTORS, 1 << 20), p,
+                stream);
+        }
+    }
+    int32_t k_lanes = lanes_of_row(&p->from[0], &p->to[0]);
+    int32_t v_lanes = lanes_of_row(&p->from[1], &p->to[1]);
+    if (k_lanes > 0 && v_lanes > 0) {
+        int32_t lanes = k_lanes > v_lanes ? k_lanes : v_lanes;
+        int64_t per = (int64_t)GPU_THREADS_write_scaled_8 / lanes * WRITE_VECTORS;
+        return gpu_device_launch(device,
+                                 lanes == 8    ? GPU_KERNEL_write_scaled_8
+                                 : lanes == 16 ? GPU_KERNEL_write_scaled_16
+                                               : GPU_KERNEL_write_scaled_32,
+                                 gpu_groups(rows * 2, per, 1 << 20), p, stream);
+    }
+    return gpu_device_launch(device, GPU_KERNEL_write_rows,
+                             gpu_warp_groups(device, GPU_THREADS_write_rows, rows * 2, 32), p,
+                             stream);
+}
+
 attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     attn_status status = check_write(args, error);
     if (status != ATTN_OK) {
         return status;
     }
-    const struct gpu_write_params p = write_params(args);
-    return device_status(gpu_device_launch(&args->instance->device, GPU_WRITE, &p, args->stream),
+    struct gpu_write_params p = write_params(args);
+    return device_status(p.num_slots > 0 ? launch_write(&args->instance->device, &p, args->stream)
+                                         : NULL,
                          "write_kv", error);
 }
 
@@ -92,8 +165,15 @@ attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn
             p.norm_dtype[i] = number_dtype_name(norm[i]->dtype);
         }
     }
+    const struct gpu_device *device = &args->instance->device;
+    int64_t items = p.num_slots * (p.num_q_heads + 2 * p.num_heads);
+    if (items <= 0) {
+        return ATTN_OK;
+    }
     return device_status(
-        gpu_device_launch(&args->instance->device, GPU_ROPE_WRITE, &p, args->stream),
+        gpu_device_launch(device, GPU_KERNEL_rope_write,
+                          gpu_warp_groups(device, GPU_THREADS_rope_write, items, 64), &p,
+                          args->stream),
         "rope_write_kv", error);
 }
 
@@ -128,7 +208,14 @@ attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_er
         .num_heads = args->cache->num_heads,
         .block_size = args->cache->block_size,
     };
-    return device_status(gpu_device_launch(&args->instance->device, GPU_GATHER, &p, args->stream),
+    const struct gpu_device *device = &args->instance->device;
+    if (p.num_reqs <= 0) {
+        return ATTN_OK;
+    }
+    return device_status(gpu_device_launch(device,
+                                           p.from.form >= GPU_ROW_INT4 ? GPU_KERNEL_gather_nibbles
+                                                                       : GPU_KERNEL_gather,
+                                           (int64_t)device->num_sms * 16, &p, args->stream),
                          "gather_kv", error);
 }
 

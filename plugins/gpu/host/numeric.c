@@ -33,8 +33,16 @@ attn_status gpu_merge_states(const struct attn_merge_states_args *args, struct a
         .heads = (int32_t)args->out->shape[1],
         .dims = (int32_t)args->out->shape[2],
     };
-    return device_status(gpu_device_launch(&args->instance->device, GPU_MERGE, &p, args->stream),
-                         "merge_states", error);
+    const struct gpu_device *device = &args->instance->device;
+    int64_t items = p.num_rows * p.heads;
+    if (items <= 0) {
+        return ATTN_OK;
+    }
+    return device_status(
+        gpu_device_launch(device, GPU_KERNEL_merge_states,
+                          gpu_warp_groups(device, GPU_THREADS_merge_states, items, 16), &p,
+                          args->stream),
+        "merge_states", error);
 }
 
 static int32_t group_of(int32_t form)
@@ -82,6 +90,28 @@ static attn_status check_quantize(const struct attn_quantize_args *args, struct 
     return status;
 }
 
+static const char *launch_quantize(const struct gpu_device *device,
+                                   const struct gpu_quantize_params *p, void *stream)
+{
+    int64_t elements = p->num_rows * p->heads * p->dims, most = device->num_sms * 32;
+    if (elements <= 0) {
+        return NULL;
+    }
+    if (p->form == ATTN_OUTPUT_FP8_STATIC) {
+        return gpu_device_launch(device, GPU_KERNEL_quantize_static,
+                                 gpu_groups(elements, GPU_THREADS_quantize_static, most), p,
+                                 stream);
+    }
+    if (p->form == ATTN_OUTPUT_NVFP4) {
+        return gpu_device_launch(device, GPU_KERNEL_quantize_nvfp4,
+                                 gpu_groups(elements / 16, GPU_THREADS_quantize_nvfp4, most), p,
+                                 stream);
+    }
+    return gpu_device_launch(
+        device, GPU_KERNEL_quantize_groups,
+        gpu_warp_groups(device, GPU_THREADS_quantize_groups, elements / p->group, 32), p, stream);
+}
+
 attn_status gpu_quantize(const struct attn_quantize_args *args, struct attn_error *error)
 {
     attn_status status = check_quantize(args, error);
@@ -109,8 +139,8 @@ attn_status gpu_quantize(const struct attn_quantize_args *args, struct attn_erro
         p.scale_row = tensor_stride(args->block_scales, columns ? 1 : 0);
         p.scale_column = tensor_stride(args->block_scales, columns ? 0 : 1);
     }
-    return device_status(gpu_device_launch(&args->instance->device, GPU_QUANTIZE, &p, args->stream),
-                         "quantize", error);
+    return device_status(launch_quantize(&args->instance->device, &p, args->stream), "quantize",
+                         error);
 }
 
 attn_status gpu_amax(const struct attn_amax_args *args, struct attn_error *error)
@@ -132,6 +162,17 @@ attn_status gpu_amax(const struct attn_amax_args *args, struct attn_error *error
         .per_head = args->per_head,
         .accumulate = args->accumulate,
     };
-    return device_status(gpu_device_launch(&args->instance->device, GPU_AMAX, &p, args->stream),
-                         "amax", error);
+    const struct gpu_device *device = &args->instance->device;
+    const char *cause = NULL;
+    int64_t items = p.num_rows * p.heads;
+    if (!p.accumulate) {
+        size_t bytes = (p.per_head ? (size_t)p.heads : 1) * sizeof(float);
+        cause = gpu_device_fill(device, p.out, 0, bytes, bytes, 1, args->stream);
+    }
+    if (cause == NULL && items > 0) {
+        cause = gpu_device_launch(device, GPU_KERNEL_amax,
+                                  gpu_warp_groups(device, GPU_THREADS_amax, items, 32), &p,
+                                  args->stream);
+    }
+    return device_status(cause, "amax", error);
 }

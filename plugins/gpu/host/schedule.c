@@ -240,8 +240,9 @@ attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct a
     set_layer(&p, args);
     set_batch(&p, args);
     set_schedule(&p, args);
-    return device_status(gpu_device_launch(&args->instance->device, GPU_PLAN, &p, args->stream),
-                         "plan", error);
+    return device_status(
+        gpu_device_launch(&args->instance->device, GPU_KERNEL_plan, 1, &p, args->stream), "plan",
+        error);
 }
 
 /* The schedule depends on lengths alone; tables are read when a step runs. */

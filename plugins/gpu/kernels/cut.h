@@ -8,7 +8,7 @@
 #include "gpu/device/visible.h"
 
 #ifndef PLAN_THREADS
-#define PLAN_THREADS 1024
+#define PLAN_THREADS GPU_THREADS_plan
 #endif
 #define PLAN_ROW_TILES 4096 /* whose sums fit into shared memory */
 #define PLAN_SEGMENTS 4096  /* likewise */
@@ -23,41 +23,42 @@
 #define LEAST_ITEMS 6       /* one for so many CTAs: fewer would have too many parts each */
 
 struct plan_memory {
-    int32_t warps[32];
+    int32_t warps[GPU_LANES];
     int32_t key_tile_start[PLAN_ROW_TILES + 1];
     int32_t segment_begin[PLAN_SEGMENTS + 1];
     int32_t chunk_start[PLAN_CHUNKS];
 };
 
 /* Sum of the values of the threads before this one, plus `carry`, which becomes the new total. */
-static __device__ int32_t running_sum(int32_t value, int32_t *carry, int32_t *warps)
+GPU_DEVICE int32_t running_sum(int32_t value, int32_t *carry, int32_t *warps)
 {
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    int lane = lane_index(), warp = warp_index();
+    static_assert(PLAN_THREADS / GPU_LANES <= GPU_LANES, "one warp adds the others' sums");
     int32_t sum = value;
-    for (int d = 1; d < 32; d <<= 1) {
-        int32_t other = __shfl_up_sync(0xffffffffu, sum, d);
+    for (int d = 1; d < GPU_LANES; d <<= 1) {
+        int32_t other = lane_up(sum, d);
         sum += lane >= d ? other : 0;
     }
-    if (lane == 31) {
+    if (lane == GPU_LANES - 1) {
         warps[warp] = sum;
     }
-    __syncthreads();
+    sync_group();
     if (warp == 0) {
-        int32_t all = lane < PLAN_THREADS / 32 ? warps[lane] : 0;
-        for (int d = 1; d < 32; d <<= 1) {
-            int32_t other = __shfl_up_sync(0xffffffffu, all, d);
+        int32_t all = lane < PLAN_THREADS / GPU_LANES ? warps[lane] : 0;
+        for (int d = 1; d < GPU_LANES; d <<= 1) {
+            int32_t other = lane_up(all, d);
             all += lane >= d ? other : 0;
         }
         warps[lane] = all;
     }
-    __syncthreads();
+    sync_group();
     int32_t before = *carry + sum - value + (warp > 0 ? warps[warp - 1] : 0);
-    *carry += warps[31];
-    __syncthreads();
+    *carry += warps[GPU_LANES - 1];
+    sync_group();
     return before;
 }
 
-static __device__ gpu_row_tile row_tile_of(const gpu_params &p, int32_t row_tile, int32_t r)
+GPU_DEVICE gpu_row_tile row_tile_of(const gpu_params &p, int32_t row_tile, int32_t r)
 {
     gpu_request q = load_request(p, r);
     gpu_row_tile v = {};
@@ -80,8 +81,7 @@ static __device__ gpu_row_tile row_tile_of(const gpu_params &p, int32_t row_tile
 /* Batch-invariant: GPU_INVARIANT_CUTS where one row tile has all of a request's rows, else one.
  * Else parts of a CTA's share at most; there are fewer than 4 for each CTA, since only items of
  * more than a share are cut. */
-static __device__ int32_t cut_count(const gpu_params &p, const gpu_row_tile &row_tile,
-                                    int32_t share)
+GPU_DEVICE int32_t cut_count(const gpu_params &p, const gpu_row_tile &row_tile, int32_t share)
 {
     if (p.invariant) {
         bool single = row_tile.query_len * p.group <= p.tile_rows;
@@ -91,7 +91,7 @@ static __device__ int32_t cut_count(const gpu_params &p, const gpu_row_tile &row
 }
 
 /* Fast prefill: does one of the row tile's rows belong to a token that is asked for? */
-static __device__ bool is_wanted(const gpu_params &p, const gpu_row_tile &row_tile)
+GPU_DEVICE bool is_wanted(const gpu_params &p, const gpu_row_tile &row_tile)
 {
     int32_t first = row_tile.query_start + row_tile.first_row / p.group;
     int32_t last = row_tile.query_start + (row_tile.first_row + row_tile.num_rows - 1) / p.group;
@@ -104,12 +104,12 @@ static __device__ bool is_wanted(const gpu_params &p, const gpu_row_tile &row_ti
 }
 
 /* All row tiles that are wanted, and how many tiles they have. */
-static __device__ int32_t plan_row_tiles(const gpu_params &p, int32_t *row_tiles, int32_t *starts,
-                                         int32_t *warps)
+GPU_DEVICE int32_t plan_row_tiles(const gpu_params &p, int32_t *row_tiles, int32_t *starts,
+                                  int32_t *warps)
 {
     int32_t total = 0, kept = 0;
     for (int32_t first = 0; first < *row_tiles; first += PLAN_THREADS) {
-        int32_t row_tile = first + threadIdx.x, tiles = 0;
+        int32_t row_tile = first + thread_index(), tiles = 0;
         gpu_row_tile v = {};
         bool keep = row_tile < *row_tiles;
         if (keep) {
@@ -127,21 +127,20 @@ static __device__ int32_t plan_row_tiles(const gpu_params &p, int32_t *row_tiles
         }
     }
     *row_tiles = p.wanted_rows != nullptr ? kept : *row_tiles;
-    if (threadIdx.x == 0) {
+    if (thread_index() == 0) {
         starts[*row_tiles] = total;
     }
-    __syncthreads();
+    sync_group();
     return total;
 }
 
 /* Segments of one item each. Items that are cut come first: only they have parts. */
-static __device__ int32_t cut_items(const gpu_params &p, int32_t row_tiles, int32_t total,
-                                    int32_t *warps)
+GPU_DEVICE int32_t cut_items(const gpu_params &p, int32_t row_tiles, int32_t total, int32_t *warps)
 {
     int32_t segments = 0, share = max(total / p.ctas, LEAST_PART);
     for (int32_t pass = 0; pass < 2; pass++) {
         for (int32_t first = 0; first < row_tiles; first += PLAN_THREADS) {
-            int32_t row_tile = first + threadIdx.x, cuts = 0;
+            int32_t row_tile = first + thread_index(), cuts = 0;
             gpu_row_tile v = {};
             if (row_tile < row_tiles) {
                 v = p.row_tiles[row_tile];
@@ -174,16 +173,15 @@ struct stream_cut {
     int32_t shares, levels, segments;
 };
 
-static __device__ __forceinline__ int32_t tiles_of(const gpu_params &p, const int32_t *starts,
-                                                   int32_t row_tile)
+GPU_INLINE int32_t tiles_of(const gpu_params &p, const int32_t *starts, int32_t row_tile)
 {
     return (starts[row_tile + 1] - starts[row_tile]) / p.num_kv_heads;
 }
 
 /* A cut inside of a short item moves to its beginning: parts would cost more than they balance. The
  * segment before may then be empty. */
-static __device__ int32_t move_cut(const gpu_params &p, int32_t row_tiles, const int32_t *starts,
-                                   int32_t at, int32_t share)
+GPU_DEVICE int32_t move_cut(const gpu_params &p, int32_t row_tiles, const int32_t *starts,
+                            int32_t at, int32_t share)
 {
     if (at >= starts[row_tiles]) {
         return at;
@@ -194,15 +192,15 @@ static __device__ int32_t move_cut(const gpu_params &p, int32_t row_tiles, const
 }
 
 /* Items in chunks of `most` tiles at most: how many, and where each row tile's begin. */
-static __device__ int32_t count_chunks(const gpu_params &p, int32_t row_tiles,
-                                       const int32_t *starts, int32_t most, plan_memory &memory)
+GPU_DEVICE int32_t count_chunks(const gpu_params &p, int32_t row_tiles, const int32_t *starts,
+                                int32_t most, plan_memory &memory)
 {
     int32_t chunks = 0;
     if (row_tiles > PLAN_CHUNKS) {
         return INT32_MAX;
     }
     for (int32_t first = 0; first < row_tiles; first += PLAN_THREADS) {
-        int32_t row_tile = first + threadIdx.x, cuts = 0;
+        int32_t row_tile = first + thread_index(), cuts = 0;
         if (row_tile < row_tiles) {
             cuts = (tiles_of(p, starts, row_tile) + most - 1) / most * p.num_kv_heads;
         }
@@ -211,13 +209,12 @@ static __device__ int32_t count_chunks(const gpu_params &p, int32_t row_tiles,
             memory.chunk_start[row_tile] = at;
         }
     }
-    __syncthreads();
+    sync_group();
     return chunks;
 }
 
-static __device__ int32_t begin_of_chunk(const gpu_params &p, int32_t row_tiles,
-                                         const int32_t *starts, int32_t most, int32_t chunk,
-                                         const plan_memory &memory)
+GPU_DEVICE int32_t begin_of_chunk(const gpu_params &p, int32_t row_tiles, const int32_t *starts,
+                                  int32_t most, int32_t chunk, const plan_memory &memory)
 {
     int32_t row_tile = find_last(memory.chunk_start, row_tiles, chunk),
             tiles = tiles_of(p, starts, row_tile);
@@ -228,8 +225,8 @@ static __device__ int32_t begin_of_chunk(const gpu_params &p, int32_t row_tiles,
 
 /* Shares are chunks of items, one for a CTA at most, where they are hardly longer than equal
  * shares; else equal shares. */
-static __device__ stream_cut cut_stream(const gpu_params &p, int32_t row_tiles, int32_t total,
-                                        const int32_t *starts, plan_memory &memory)
+GPU_DEVICE stream_cut cut_stream(const gpu_params &p, int32_t row_tiles, int32_t total,
+                                 const int32_t *starts, plan_memory &memory)
 {
     stream_cut cut = {min(p.ctas, total), 1, 0};
     int32_t *begin = memory.segment_begin;
@@ -249,7 +246,7 @@ static __device__ stream_cut cut_stream(const gpu_params &p, int32_t row_tiles, 
     }
     cut.shares = whole ? chunks : cut.shares;
     cut.segments = cut.shares * cut.levels;
-    for (int32_t i = threadIdx.x; i <= cut.shares; i += PLAN_THREADS) {
+    for (int32_t i = thread_index(); i <= cut.shares; i += PLAN_THREADS) {
         int32_t at = total;
         if (i < cut.shares) {
             at = whole ? begin_of_chunk(p, row_tiles, starts, most, i, memory)
@@ -258,8 +255,8 @@ static __device__ stream_cut cut_stream(const gpu_params &p, int32_t row_tiles, 
         }
         begin[i * cut.levels] = at;
     }
-    __syncthreads();
-    for (int32_t s = threadIdx.x; s < cut.segments; s += PLAN_THREADS) {
+    sync_group();
+    for (int32_t s = thread_index(); s < cut.segments; s += PLAN_THREADS) {
         int32_t i = s / cut.levels, level = s - i * cut.levels;
         if (level > 0) {
             int32_t start = begin[i * cut.levels], end = begin[(i + 1) * cut.levels];
@@ -267,19 +264,18 @@ static __device__ stream_cut cut_stream(const gpu_params &p, int32_t row_tiles, 
             begin[s] = move_cut(p, row_tiles, starts, at, share); /* chunks have one level */
         }
     }
-    __syncthreads();
+    sync_group();
     return cut;
 }
 
 /* Which row tile a segment begins in, and which segments share its outer items. They are taken
  * level by level, so that the last ones are small and of all items; empty ones by nobody. */
-static __device__ int32_t link_segments(const gpu_params &p, int32_t row_tiles,
-                                        const stream_cut &cut, const int32_t *starts,
-                                        const int32_t *begin, int32_t *warps)
+GPU_DEVICE int32_t link_segments(const gpu_params &p, int32_t row_tiles, const stream_cut &cut,
+                                 const int32_t *starts, const int32_t *begin, int32_t *warps)
 {
     int32_t kept = 0;
     for (int32_t first = 0; first < cut.segments; first += PLAN_THREADS) {
-        int32_t turn = first + threadIdx.x;
+        int32_t turn = first + thread_index();
         int32_t i = turn % cut.shares * cut.levels + turn / cut.shares;
         bool keep = turn < cut.segments && begin[i] < begin[i + 1];
         int32_t at = running_sum(keep, &kept, warps);
@@ -306,11 +302,11 @@ static __device__ int32_t link_segments(const gpu_params &p, int32_t row_tiles,
     return kept;
 }
 
-static __device__ void make_schedule(const gpu_params &p, plan_memory &memory)
+GPU_DEVICE void make_schedule(const gpu_params &p, plan_memory &memory)
 {
     int32_t row_tiles = 0, segments = 0;
     for (int32_t first = 0; first < p.num_reqs; first += PLAN_THREADS) {
-        int32_t r = first + threadIdx.x, tiles = 0;
+        int32_t r = first + thread_index(), tiles = 0;
         if (r < p.num_reqs) {
             int32_t rows = (p.query_start[r + 1] - p.query_start[r]) * p.group;
             tiles = (rows + p.tile_rows - 1) / p.tile_rows;
@@ -320,7 +316,7 @@ static __device__ void make_schedule(const gpu_params &p, plan_memory &memory)
             p.row_tile_start[r] = start;
         }
     }
-    __syncthreads();
+    sync_group();
     int32_t *starts = row_tiles <= PLAN_ROW_TILES ? memory.key_tile_start : p.key_tile_start;
     int32_t total = plan_row_tiles(p, &row_tiles, starts, memory.warps);
     if (p.by_item) {
@@ -329,10 +325,10 @@ static __device__ void make_schedule(const gpu_params &p, plan_memory &memory)
         stream_cut cut = cut_stream(p, row_tiles, total, starts, memory);
         segments = link_segments(p, row_tiles, cut, starts, memory.segment_begin, memory.warps);
     }
-    for (int32_t i = threadIdx.x; i < row_tiles * p.num_kv_heads; i += PLAN_THREADS) {
+    for (int32_t i = thread_index(); i < row_tiles * p.num_kv_heads; i += PLAN_THREADS) {
         p.arrived[i] = 0;
     }
-    if (threadIdx.x == 0) {
+    if (thread_index() == 0) {
         *p.header = {total, row_tiles, segments, 0};
     }
 }

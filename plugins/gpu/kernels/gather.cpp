@@ -1,37 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gather_kv and queries that become wider: a warp per (row, head). The limit is memory. */
-#include "cuda_flash/launch.h"
 #include "gpu/device/rows.h"
 #include "gpu/device/search.h"
 
-static __device__ void gather_turned(const gpu_gather_params &p, const gpu_cache_row &from,
-                                     int32_t head, char *to, int lane)
+GPU_DEVICE void gather_turned(const gpu_gather_params &p, const gpu_cache_row &from, int32_t head,
+                              char *to, int lane)
 {
     float x[LANE_DIMS];
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
-        int32_t d = i * 32 + lane;
+        int32_t d = i * GPU_LANES + lane;
         x[i] = d < p.from.head_size ? row_element<true>(p.from, from, head, d) : 0.0f;
     }
     turn_back(p.from, x, lane);
     float scale = row_scale<true>(p.from, from);
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
-        if (i * 32 + lane < p.from.head_size) {
-            number_store(to, p.to.dtype, i * 32 + lane, x[i] * scale);
+        if (i * GPU_LANES + lane < p.from.head_size) {
+            number_store(to, p.to.dtype, i * GPU_LANES + lane, x[i] * scale);
         }
     }
 }
 
 /* Rows out_start[r] .. out_start[r + 1] - 1 are keys first_key[r] .. of request r. How many rows
  * there are stands on the device. */
-template <bool NIBBLES>
-static __global__ void __launch_bounds__(128) gather_kv(const __grid_constant__ gpu_gather_params p)
+template <bool NIBBLES> GPU_INLINE void gather_rows(const gpu_gather_params &p)
 {
     int32_t begin = p.out_start[0];
     int64_t items = (int64_t)(p.out_start[p.num_reqs] - begin) * p.num_heads;
-    int lane = threadIdx.x & 31;
-    for (int64_t i = blockIdx.x * 4 + (threadIdx.x >> 5); i < items; i += (int64_t)gridDim.x * 4) {
+    int lane = lane_index();
+    for (int64_t i = warp_of_grid(GPU_THREADS_gather); i < items;
+         i += warps_of_grid(GPU_THREADS_gather)) {
         int32_t row = begin + (int32_t)(i / p.num_heads), head = (int32_t)(i % p.num_heads);
         int32_t r = find_last(p.out_start, p.num_reqs, row);
         int32_t j = (p.first_key != nullptr ? p.first_key[r] : 0) + row - p.out_start[r];
@@ -45,47 +44,35 @@ static __global__ void __launch_bounds__(128) gather_kv(const __grid_constant__ 
             continue;
         }
         float scale = row_scale<NIBBLES>(p.from, from);
-        for (int32_t d = lane; d < p.from.head_size; d += 32) {
+        for (int32_t d = lane; d < p.from.head_size; d += GPU_LANES) {
             float x = row_element<NIBBLES>(p.from, from, head, d);
             number_store(to, p.to.dtype, d, x * scale);
         }
     }
 }
 
-cudaError_t launch_gather(const void *params, int32_t num_sms, cudaStream_t stream)
+GPU_KERNEL(gather, gpu_gather_params)
 {
-    if (params == nullptr) {
-        cudaError_t error = load_kernel(gather_kv<true>);
-        return error ? error : load_kernel(gather_kv<false>);
-    }
-    const gpu_gather_params &p = *(const gpu_gather_params *)params;
-    if (p.num_reqs > 0) {
-        auto kernel = p.from.form >= GPU_ROW_INT4 ? gather_kv<true> : gather_kv<false>;
-        kernel<<<num_sms * 16, 128, 0, stream>>>(p);
-    }
-    return cudaGetLastError();
+    gather_rows<false>(p);
 }
 
-static __global__ void __launch_bounds__(128) widen(const __grid_constant__ gpu_widen_params p)
+GPU_KERNEL(gather_nibbles, gpu_gather_params)
+{
+    gather_rows<true>(p);
+}
+
+GPU_KERNEL(widen, gpu_widen_params)
 {
     int32_t begin = p.query_start[0], rows = min(p.query_start[p.num_reqs], p.num_rows) - begin;
     int64_t items = (int64_t)rows * p.heads;
-    int lane = threadIdx.x & 31;
-    for (int64_t i = blockIdx.x * 4 + (threadIdx.x >> 5); i < items; i += (int64_t)gridDim.x * 4) {
+    int lane = lane_index();
+    for (int64_t i = warp_of_grid(GPU_THREADS_widen); i < items;
+         i += warps_of_grid(GPU_THREADS_widen)) {
         int64_t row = begin + i / p.heads, head = i % p.heads;
         const char *from = p.from.data + row * p.from.row + head * p.from.head;
         char *to = p.to.data + row * p.to.row + head * p.to.head;
-        for (int32_t d = lane; d < p.dims; d += 32) {
+        for (int32_t d = lane; d < p.dims; d += GPU_LANES) {
             number_store(to, p.to.dtype, d, number_load(from, p.from.dtype, d));
         }
     }
-}
-
-cudaError_t launch_widen(const void *params, int32_t num_sms, cudaStream_t stream)
-{
-    if (params == nullptr) {
-        return load_kernel(widen);
-    }
-    widen<<<num_sms * 16, 128, 0, stream>>>(*(const gpu_widen_params *)params);
-    return cudaGetLastError();
 }

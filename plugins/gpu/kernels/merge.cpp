@@ -1,24 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* merge_states: a warp per (row, head). The limit is memory. */
-#include "cuda_flash/launch.h"
 #include "gpu/device/rows.h"
 
-static __device__ __forceinline__ float side_number(const gpu_tensor &side, int64_t t, int64_t h,
-                                                    float weight, int32_t d)
+GPU_INLINE float side_number(const gpu_tensor &side, int64_t t, int64_t h, float weight, int32_t d)
 {
     return weight == 0.0f
                ? 0.0f
                : weight * number_load(side.data + t * side.row + h * side.head, side.dtype, d);
 }
 
-static __global__ void __launch_bounds__(128)
-    merge_states(const __grid_constant__ gpu_merge_params p)
+GPU_KERNEL(merge_states, gpu_merge_params)
 {
     int64_t items = p.num_rows * p.heads;
-    int lane = threadIdx.x & 31;
+    int lane = lane_index();
     float scale = p.out_scale != nullptr ? *p.out_scale : 1.0f;
     number_divisor by = divisor_of(scale);
-    for (int64_t i = blockIdx.x * 4 + (threadIdx.x >> 5); i < items; i += (int64_t)gridDim.x * 4) {
+    for (int64_t i = warp_of_grid(GPU_THREADS_merge_states); i < items;
+         i += warps_of_grid(GPU_THREADS_merge_states)) {
         int64_t t = p.first_row + i / p.heads, h = i % p.heads;
         /* past these rows the prefix may have no memory at all */
         float a = t - p.first_row < p.num_rows_with_prefix
@@ -29,8 +27,8 @@ static __global__ void __launch_bounds__(128)
         b = isinf(b) ? -INFINITY : b;
         float m = fmaxf(a, b), base = m == -INFINITY ? 0.0f : m;
         float wa = expf(a - base), wb = expf(b - base), sum = wa + wb;
-        __syncwarp(); /* lse may be one of the inputs: all lanes have read it */
-        for (int32_t d = lane; d < p.dims; d += 32) {
+        sync_lanes(); /* lse may be one of the inputs: all lanes have read it */
+        for (int32_t d = lane; d < p.dims; d += GPU_LANES) {
             float x = side_number(p.prefix, t, h, wa, d) + side_number(p.suffix, t, h, wb, d);
             x = sum == 0.0f ? 0.0f : x / sum;
             number_store(p.out.data + t * p.out.row + h * p.out.head, p.out.dtype, d,
@@ -40,17 +38,4 @@ static __global__ void __launch_bounds__(128)
             p.lse.data[h * p.lse.head + t * p.lse.row] = sum == 0.0f ? -INFINITY : base + logf(sum);
         }
     }
-}
-
-cudaError_t launch_merge(const void *params, int32_t num_sms, cudaStream_t stream)
-{
-    if (params == nullptr) {
-        return load_kernel(merge_states);
-    }
-    const gpu_merge_params &p = *(const gpu_merge_params *)params;
-    if (p.num_rows > 0 && p.heads > 0) {
-        merge_states<<<grid_for(p.num_rows * p.heads, 4, (int64_t)num_sms * 16), 128, 0, stream>>>(
-            p);
-    }
-    return cudaGetLastError();
 }

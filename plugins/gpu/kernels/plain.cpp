@@ -3,17 +3,16 @@
  * type and any strides. For what the matrix kernels cannot walk. Each warp takes 2 keys at a time,
  * so that their rows are on the way together; the warps join at the end. 2 * D elements read and
  * 4 * D FLOPs per key: bound by instructions, which decode each element. */
-#include "cuda_flash/launch.h"
 #include "gpu/device/rows.h"
 #include "gpu/device/search.h"
 #include "gpu/device/visible.h"
 
-#define PLAIN_WARPS 16
+#define PLAIN_WARPS (GPU_THREADS_plain / GPU_LANES)
 #define PLAIN_KEYS 2 /* of a warp's step */
 #define PLAIN_CHUNK 4
-#define PLAIN_MAX_SIZE (32 * LANE_DIMS)
+#define PLAIN_MAX_SIZE (GPU_LANES * LANE_DIMS)
 
-/* A query of a head, its lane's dims d = i * 32 + lane, and what its keys add up to. */
+/* A query of a head, its lane's dims d = i * GPU_LANES + lane, and what its keys add up to. */
 struct plain_row {
     gpu_request request;
     gpu_interval range;
@@ -27,8 +26,7 @@ struct plain_memory {
     float o[PLAIN_WARPS][PLAIN_MAX_SIZE];
 };
 
-static __device__ __forceinline__ void enter_query(const gpu_params &p, int32_t token, int32_t head,
-                                                   plain_row &row)
+GPU_INLINE void enter_query(const gpu_params &p, int32_t token, int32_t head, plain_row &row)
 {
     row.request = load_request(p, find_last(p.query_start, p.num_reqs, token));
     row.index = token - row.request.query_start;
@@ -41,15 +39,14 @@ static __device__ __forceinline__ void enter_query(const gpu_params &p, int32_t 
 }
 
 /* Turned rows of keys meet a query that is turned likewise: <q, k> = <H S q, H S k> / D. */
-static __device__ __forceinline__ void load_query(const gpu_params &p, int32_t token, int lane,
-                                                  plain_row &row)
+GPU_INLINE void load_query(const gpu_params &p, int32_t token, int lane, plain_row &row)
 {
     const char *from = p.q.data + token * p.q.row + row.head * p.q.head;
     float scale = query_scale(p, row.kv_head);
     bool turned = p.k.form == GPU_ROW_INT4;
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
-        int d = i * 32 + lane;
+        int d = i * GPU_LANES + lane;
         row.q[i] = d < p.head_size ? number_load(from, p.q.dtype, d) * scale : 0.0f;
         row.q[i] *= turned && d < p.head_size ? p.k.signs[d] / (float)p.head_size : 1.0f;
         row.o[i] = 0.0f;
@@ -67,8 +64,7 @@ struct plain_key {
     float bias;
 };
 
-static __device__ __forceinline__ plain_key find_key(const gpu_params &p, const plain_row &row,
-                                                     int32_t j)
+GPU_INLINE plain_key find_key(const gpu_params &p, const plain_row &row, int32_t j)
 {
     const gpu_request &request = row.request;
     plain_key key = {request.key_start + j, 0, -INFINITY};
@@ -89,8 +85,8 @@ static __device__ __forceinline__ plain_key find_key(const gpu_params &p, const 
 
 /* Keys j and j + 1. One that is not seen has the place of one that is, so that reading it is no
  * branch; false: none is seen. */
-static __device__ __forceinline__ bool find_keys(const gpu_params &p, const plain_row &row,
-                                                 int32_t j, plain_key (&keys)[PLAIN_KEYS])
+GPU_INLINE bool find_keys(const gpu_params &p, const plain_row &row, int32_t j,
+                          plain_key (&keys)[PLAIN_KEYS])
 {
     plain_key seen = {0, 0, -INFINITY};
 #pragma unroll
@@ -112,13 +108,12 @@ static __device__ __forceinline__ bool find_keys(const gpu_params &p, const plai
 
 /* PLAIN_CHUNK dims of a lane from the i-th on, of all keys: all loads before the first use. */
 template <bool NIBBLES>
-static __device__ __forceinline__ void
-load_chunk(const gpu_cache &c, const gpu_cache_row (&rows)[PLAIN_KEYS], int i, int lane,
-           gpu_element (&x)[PLAIN_CHUNK][PLAIN_KEYS])
+GPU_INLINE void load_chunk(const gpu_cache &c, const gpu_cache_row (&rows)[PLAIN_KEYS], int i,
+                           int lane, gpu_element (&x)[PLAIN_CHUNK][PLAIN_KEYS])
 {
 #pragma unroll
     for (int n = 0; n < PLAIN_CHUNK; n++) {
-        int32_t d = min((i + n) * 32 + lane, c.head_size - 1);
+        int32_t d = min((i + n) * GPU_LANES + lane, c.head_size - 1);
 #pragma unroll
         for (int u = 0; u < PLAIN_KEYS; u++) {
             x[n][u] = load_element<NIBBLES>(c, rows[u], d);
@@ -128,9 +123,8 @@ load_chunk(const gpu_cache &c, const gpu_cache_row (&rows)[PLAIN_KEYS], int i, i
 
 /* Their scores; -inf where a key is not seen. */
 template <bool NIBBLES>
-static __device__ __forceinline__ void score_keys(const gpu_params &p, const plain_row &row,
-                                                  const plain_key (&keys)[PLAIN_KEYS], int lane,
-                                                  float (&s)[PLAIN_KEYS])
+GPU_INLINE void score_keys(const gpu_params &p, const plain_row &row,
+                           const plain_key (&keys)[PLAIN_KEYS], int lane, float (&s)[PLAIN_KEYS])
 {
     gpu_cache_row rows[PLAIN_KEYS];
 #pragma unroll
@@ -140,14 +134,14 @@ static __device__ __forceinline__ void score_keys(const gpu_params &p, const pla
     }
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i += PLAIN_CHUNK) {
-        if (i * 32 >= p.head_size) {
+        if (i * GPU_LANES >= p.head_size) {
             break;
         }
         gpu_element x[PLAIN_CHUNK][PLAIN_KEYS];
         load_chunk<NIBBLES>(p.k, rows, i, lane, x);
 #pragma unroll
         for (int n = 0; n < PLAIN_CHUNK; n++) {
-            int32_t d = (i + n) * 32 + lane;
+            int32_t d = (i + n) * GPU_LANES + lane;
 #pragma unroll
             for (int u = 0; u < PLAIN_KEYS; u++) {
                 float k = element_number<NIBBLES>(p.k, rows[u], x[n][u], row.kv_head,
@@ -165,7 +159,7 @@ static __device__ __forceinline__ void score_keys(const gpu_params &p, const pla
 }
 
 /* A probability as an fp8 kernel holds it; the denominator keeps it as it is. */
-static __device__ __forceinline__ float round_probability(const gpu_params &p, float w)
+GPU_INLINE float round_probability(const gpu_params &p, float w)
 {
     float scale = p.p_scale != nullptr ? *p.p_scale : p.p_scale_host;
     uint8_t code = number_to_fp8(p.p_dtype, divide_odd(w, divisor_of(scale)));
@@ -173,15 +167,14 @@ static __device__ __forceinline__ float round_probability(const gpu_params &p, f
 }
 
 /* Factor from sums relative to `from` to sums relative to `to`. */
-static __device__ __forceinline__ float shrink_of(float from, float to)
+GPU_INLINE float shrink_of(float from, float to)
 {
     return from == to ? 1.0f : expf(from - to);
 }
 
 template <bool NIBBLES>
-static __device__ __forceinline__ void
-add_keys(const gpu_params &p, const plain_key (&keys)[PLAIN_KEYS], const float (&s)[PLAIN_KEYS],
-         int lane, plain_row &row)
+GPU_INLINE void add_keys(const gpu_params &p, const plain_key (&keys)[PLAIN_KEYS],
+                         const float (&s)[PLAIN_KEYS], int lane, plain_row &row)
 {
     gpu_cache_row rows[PLAIN_KEYS];
     float w[PLAIN_KEYS], high = row.m;
@@ -202,14 +195,14 @@ add_keys(const gpu_params &p, const plain_key (&keys)[PLAIN_KEYS], const float (
     }
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i += PLAIN_CHUNK) {
-        if (i * 32 >= p.head_size_v) {
+        if (i * GPU_LANES >= p.head_size_v) {
             break;
         }
         gpu_element x[PLAIN_CHUNK][PLAIN_KEYS];
         load_chunk<NIBBLES>(p.v, rows, i, lane, x);
 #pragma unroll
         for (int n = 0; n < PLAIN_CHUNK; n++) {
-            int32_t d = min((i + n) * 32 + lane, p.head_size_v - 1);
+            int32_t d = min((i + n) * GPU_LANES + lane, p.head_size_v - 1);
             row.o[i + n] *= shrink;
 #pragma unroll
             for (int u = 0; u < PLAIN_KEYS; u++) {
@@ -220,7 +213,7 @@ add_keys(const gpu_params &p, const plain_key (&keys)[PLAIN_KEYS], const float (
     }
 }
 
-static __device__ __forceinline__ float largest_of_warps(const float *m)
+GPU_INLINE float largest_of_warps(const float *m)
 {
     float high = m[0];
     for (int w = 1; w < PLAIN_WARPS; w++) {
@@ -231,8 +224,8 @@ static __device__ __forceinline__ float largest_of_warps(const float *m)
 
 /* Rounded probabilities are relative to the largest, which so must be known before the first. */
 template <bool NIBBLES>
-static __device__ __forceinline__ void visit_keys(const gpu_params &p, int warp, int lane,
-                                                  plain_memory &memory, plain_row &row)
+GPU_INLINE void visit_keys(const gpu_params &p, int warp, int lane, plain_memory &memory,
+                           plain_row &row)
 {
     for (int pass = p.p_dtype >= 0 ? 0 : 1; pass < 2; pass++) {
         for (int32_t j = row.k0 + warp * PLAIN_KEYS; j < row.k1; j += PLAIN_WARPS * PLAIN_KEYS) {
@@ -253,16 +246,16 @@ static __device__ __forceinline__ void visit_keys(const gpu_params &p, int warp,
         }
         if (pass == 0) {
             memory.m[warp] = row.m;
-            __syncthreads(); /* all maxima are there */
+            sync_group(); /* all maxima are there */
             row.m = largest_of_warps(memory.m);
-            __syncthreads(); /* the memory is used again */
+            sync_group(); /* the memory is used again */
         }
     }
 }
 
 /* The first warp adds the others' shares to its own, and writes the row. */
-static __device__ __forceinline__ void write_row(const gpu_params &p, int32_t token, int lane,
-                                                 const plain_memory &memory, plain_row &row)
+GPU_INLINE void write_row(const gpu_params &p, int32_t token, int lane, const plain_memory &memory,
+                          plain_row &row)
 {
     float sink = p.sinks != nullptr ? p.sinks[row.head] : -INFINITY;
     float high = fmaxf(largest_of_warps(memory.m), sink), base = high == -INFINITY ? 0.0f : high;
@@ -273,7 +266,7 @@ static __device__ __forceinline__ void write_row(const gpu_params &p, int32_t to
     }
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
-        int d = i * 32 + lane;
+        int d = i * GPU_LANES + lane;
         row.o[i] = 0.0f;
         for (int w = 0; w < PLAIN_WARPS && d < p.head_size_v; w++) {
             row.o[i] += memory.o[w][d] * shrink[w];
@@ -284,7 +277,7 @@ static __device__ __forceinline__ void write_row(const gpu_params &p, int32_t to
     }
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
-        int d = i * 32 + lane;
+        int d = i * GPU_LANES + lane;
         if (d < p.head_size_v) {
             number_store(p.out.data + token * p.out.row + row.head * p.out.head, p.out.dtype, d,
                          sum == 0.0f ? 0.0f : row.o[i] / sum);
@@ -297,10 +290,9 @@ static __device__ __forceinline__ void write_row(const gpu_params &p, int32_t to
 }
 
 template <bool NIBBLES>
-static __device__ __forceinline__ void attend_row(const gpu_params &p, int32_t token, int32_t head,
-                                                  plain_memory &memory)
+GPU_INLINE void attend_row(const gpu_params &p, int32_t token, int32_t head, plain_memory &memory)
 {
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    int warp = warp_index(), lane = lane_index();
     plain_row row;
     enter_query(p, token, head, row);
     load_query(p, token, lane, row);
@@ -311,26 +303,23 @@ static __device__ __forceinline__ void attend_row(const gpu_params &p, int32_t t
     }
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
-        if (i * 32 + lane < p.head_size_v) {
-            memory.o[warp][i * 32 + lane] = row.o[i];
+        if (i * GPU_LANES + lane < p.head_size_v) {
+            memory.o[warp][i * GPU_LANES + lane] = row.o[i];
         }
     }
-    __syncthreads(); /* all shares are there */
+    sync_group(); /* all shares are there */
     if (warp == 0) {
         write_row(p, token, lane, memory, row);
     }
-    __syncthreads(); /* the memory is used again */
+    sync_group(); /* the memory is used again */
 }
 
-template <bool NIBBLES>
-static __global__ void __launch_bounds__(32 * PLAIN_WARPS)
-    attend_plain(const __grid_constant__ gpu_params p)
+template <bool NIBBLES> GPU_INLINE void attend_rows(const gpu_params &p, plain_memory &memory)
 {
-    __shared__ plain_memory memory;
     int32_t first = p.query_start[0], end = p.query_start[p.num_reqs];
     int32_t rows = p.wanted_rows != nullptr ? p.num_wanted_rows : end - first;
     int64_t items = (int64_t)rows * p.num_q_heads;
-    for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
+    for (int64_t i = group_index(); i < items; i += group_count()) {
         int32_t at = (int32_t)(i / p.num_q_heads), token = first + at;
         if (p.wanted_rows != nullptr) { /* padded with repetitions; others may be another view's */
             token = p.wanted_rows[at];
@@ -342,14 +331,14 @@ static __global__ void __launch_bounds__(32 * PLAIN_WARPS)
     }
 }
 
-cudaError_t launch_plain(const void *params, int32_t num_sms, cudaStream_t stream)
+GPU_KERNEL(plain, gpu_params)
 {
-    if (params == nullptr) {
-        cudaError_t error = load_kernel(attend_plain<true>);
-        return error ? error : load_kernel(attend_plain<false>);
-    }
-    const gpu_params &p = *(const gpu_params *)params;
-    auto kernel = p.k.form >= GPU_ROW_INT4 ? attend_plain<true> : attend_plain<false>;
-    kernel<<<num_sms * 8, 32 * PLAIN_WARPS, 0, stream>>>(p);
-    return cudaGetLastError();
+    GPU_SHARED plain_memory memory;
+    attend_rows<false>(p, memory);
+}
+
+GPU_KERNEL(plain_nibbles, gpu_params)
+{
+    GPU_SHARED plain_memory memory;
+    attend_rows<true>(p, memory);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The plan kernel's cuts on the CPU, a thread for each of its threads: over random batches every
+/* The plan kernel's cuts on the CPU, a fibre for each of its threads: over random batches every
  * tile is in one segment, and the segments that an item's parts are counted by are those that have
  * parts of it. */
 #include <algorithm>
@@ -8,41 +8,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <pthread.h>
 #include <random>
-#include <thread>
 #include <vector>
 
 #define PLAN_THREADS 64
-#define __device__
-#define __forceinline__ inline
-#define __noinline__
-#define __expf expf
-#define __fdividef(a, b) ((a) / (b))
-using std::max;
-using std::min;
-
-static thread_local struct {
-    int x;
-} threadIdx;
-static pthread_barrier_t all_threads, threads_of_warp[PLAN_THREADS / 32];
-static int32_t exchange[PLAN_THREADS];
-
-static void __syncthreads()
-{
-    pthread_barrier_wait(&all_threads);
-}
-
-static int32_t __shfl_up_sync(unsigned, int32_t value, int distance)
-{
-    int thread = threadIdx.x, lane = thread & 31;
-    exchange[thread] = value;
-    pthread_barrier_wait(&threads_of_warp[thread >> 5]);
-    int32_t other = lane >= distance ? exchange[thread - distance] : value;
-    pthread_barrier_wait(&threads_of_warp[thread >> 5]);
-    return other;
-}
-
 #include "gpu/kernels/cut.h"
 
 struct batch {
@@ -132,7 +101,7 @@ static const char *walk_all(const gpu_params &p)
         if (s.begin >= s.end || s.begin < p.row_tiles[s.row_tile_index].start ||
             s.end > header.tiles ||
             memcmp(&s.row_tile, &p.row_tiles[s.row_tile_index], sizeof s.row_tile) != 0) {
-            return "a segment is empty, or does not begin in its row_tile";
+            return "a segment is empty, or does not begin in its row tile";
         }
         walk_segment(p, s, w);
     }
@@ -161,24 +130,17 @@ static void run(const batch &b, const char *name)
     size_t row_tiles = (size_t)starts[reqs] * p.group / 16 + reqs + 1;
     p.max_segments = b.by_item ? 5 * b.ctas + (int)row_tiles * b.heads : 8 * b.ctas;
     gpu_header header = {};
-    std::vector<gpu_row_tile> pair_memory(row_tiles);
+    std::vector<gpu_row_tile> row_tile_memory(row_tiles);
     std::vector<gpu_segment> segments(p.max_segments);
     std::vector<int> row_tile_start(reqs + 1), key_tile_start(row_tiles + 1),
         arrived(row_tiles * b.heads, 1);
-    p.header = &header, p.row_tiles = pair_memory.data(), p.segments = segments.data();
+    p.header = &header, p.row_tiles = row_tile_memory.data(), p.segments = segments.data();
     p.row_tile_start = row_tile_start.data(), p.key_tile_start = key_tile_start.data();
     p.arrived = arrived.data();
     static plan_memory memory;
-    std::vector<std::thread> threads;
-    for (int i = 0; i < PLAN_THREADS; i++) {
-        threads.emplace_back([&, i] {
-            threadIdx.x = i;
-            make_schedule(p, memory);
-        });
-    }
-    for (std::thread &thread : threads) {
-        thread.join();
-    }
+    host_run_group(
+        PLAN_THREADS, 0, 1,
+        [](void *argument) { make_schedule(*(const gpu_params *)argument, memory); }, &p);
     const char *wrong = walk_all(p);
     if (wrong != nullptr) {
         failures++;
@@ -208,10 +170,6 @@ static batch random_batch(int i)
 
 int main()
 {
-    pthread_barrier_init(&all_threads, nullptr, PLAN_THREADS);
-    for (pthread_barrier_t &warp : threads_of_warp) {
-        pthread_barrier_init(&warp, nullptr, 32);
-    }
     const int alike[][2] = {{1, 1024},  {1, 8192},  {1, 32768}, {2, 8192},   {8, 8192},
                             {8, 32768}, {16, 8192}, {64, 1024}, {256, 1024}, {64, 8192}};
     for (auto [reqs, length] : alike) {

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The KV write, alone and with rotary embedding (Su et al. 2021) and RMS norm before it. Bytes:
  * each new row read and written once; the limit is memory. */
-#include "cuda_flash/launch.h"
-#include "cuda_flash/ptx/ptx.cuh"
 #include "gpu/device/rows.h"
 
-#define WRITE_THREADS 256
-#define WRITE_VECTORS 4 /* independent 16-byte loads of a thread */
-#define ROPE_WARPS 4
+#define WRITE_THREADS GPU_THREADS_write_copy
+#define ROPE_WARPS (GPU_THREADS_rope_write / GPU_LANES)
 #define ROPE_MAX_HEAD_SIZE 512
 
 /* `bytes` of a row to as many, or 16-bit numbers to half as many fp8. */
@@ -15,36 +12,33 @@ enum write_way { WRITE_COPY, WRITE_FP8 };
 
 /* x / scale to fp8. The product with the inverse is off by less than 2 units; only near a value
  * between two fp8 numbers, where the last 19 bits are 0, can that matter. */
-template <int FORMAT>
-static __device__ __forceinline__ uint32_t shrink2(float x, float y, number_divisor by)
+template <int FORMAT> GPU_INLINE uint32_t shrink2(float x, float y, number_divisor by)
 {
     float a = x * by.inverse, b = y * by.inverse;
     if (!by.exact) {
-        bool a_sure = ((__float_as_uint(a) + 4) & 0x7ffff) > 8 && fabsf(a) < 60000.0f;
-        bool b_sure = ((__float_as_uint(b) + 4) & 0x7ffff) > 8 && fabsf(b) < 60000.0f;
+        bool a_sure = ((float_bits(a) + 4) & 0x7ffff) > 8 && fabsf(a) < 60000.0f;
+        bool b_sure = ((float_bits(b) + 4) & 0x7ffff) > 8 && fabsf(b) < 60000.0f;
         a = a_sure ? a : divide_odd(x, by);
         b = b_sure ? b : divide_odd(y, by);
     }
     if (!(isnan(a) || isnan(b))) {
-        return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE,
-                                        FORMAT == ATTN_DTYPE_FP8_E5M2 ? __NV_E5M2 : __NV_E4M3);
+        return fp8_pair_of(FORMAT == ATTN_DTYPE_FP8_E5M2, a, b);
     }
     /* a NaN that came from x keeps x's sign */
     return number_to_fp8(FORMAT, isnan(x) ? x : a) |
            (uint32_t)number_to_fp8(FORMAT, isnan(y) ? y : b) << 8;
 }
 
-static __device__ __forceinline__ float number_of_word(uint32_t word, bool high, int32_t dtype)
+GPU_INLINE float number_of_word(uint32_t word, bool high, int32_t dtype)
 {
     if (dtype == ATTN_DTYPE_BF16) {
-        return __uint_as_float(high ? word & 0xffff0000u : word << 16);
+        return bits_float(high ? word & 0xffff0000u : word << 16);
     }
     return float_of_half((uint16_t)(high ? word >> 16 : word & 0xffff));
 }
 
 template <int FORMAT>
-static __device__ __forceinline__ uint4 shrink16(const uint4 (&x)[2], int32_t from,
-                                                 number_divisor by)
+GPU_INLINE uint4 shrink16(const uint4 (&x)[2], int32_t from, number_divisor by)
 {
     const uint32_t words[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
     uint32_t out[4] = {0, 0, 0, 0};
@@ -58,14 +52,14 @@ static __device__ __forceinline__ uint4 shrink16(const uint4 (&x)[2], int32_t fr
 }
 
 /* Vectors of 16 written bytes, counted over (row, side, head, place in the head's row). */
-template <int WAY, class INDEX>
-static __global__ void __launch_bounds__(WRITE_THREADS)
-    write_vectors(const __grid_constant__ gpu_write_params p, int32_t k_vectors, int32_t v_vectors)
+template <int WAY, class INDEX> GPU_INLINE void write_vectors(const gpu_write_params &p)
 {
     let_later_kernels_begin();
+    int32_t k_vectors = p.vectors[0], v_vectors = p.vectors[1];
     int32_t per_row = (k_vectors + v_vectors) * p.num_heads;
-    const INDEX total = (INDEX)(p.num_slots * per_row), step = (INDEX)(gridDim.x * WRITE_THREADS);
-    INDEX first = (INDEX)blockIdx.x * WRITE_THREADS + threadIdx.x;
+    const INDEX total = (INDEX)(p.num_slots * per_row),
+                step = (INDEX)(group_count() * WRITE_THREADS);
+    INDEX first = (INDEX)group_index() * WRITE_THREADS + thread_index();
     for (; first < total; first += step * WRITE_VECTORS) {
         const char *from[WRITE_VECTORS];
         char *to[WRITE_VECTORS];
@@ -94,9 +88,9 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
             heads[u] = head;
             sides[u] = side;
             if (slots[u] >= 0) {
-                x[u][0] = __ldcs((const uint4 *)from[u]);
+                x[u][0] = load_once((const uint4 *)from[u]);
                 if (WAY == WRITE_FP8) {
-                    x[u][1] = __ldcs((const uint4 *)from[u] + 1);
+                    x[u][1] = load_once((const uint4 *)from[u] + 1);
                 }
             }
         }
@@ -120,8 +114,7 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
 
 /* 8 elements of a row with a scale of its own, which LANES lanes find together. */
 template <int LANES>
-static __device__ __forceinline__ uint2 scale_row(const uint4 &x, int32_t from, int32_t to,
-                                                  float *row_scale)
+GPU_INLINE uint2 scale_row(const uint4 &x, int32_t from, int32_t to, float *row_scale)
 {
     const uint32_t words[4] = {x.x, x.y, x.z, x.w};
     float largest = 0.0f, number[8];
@@ -133,10 +126,10 @@ static __device__ __forceinline__ uint2 scale_row(const uint4 &x, int32_t from, 
     }
 #pragma unroll
     for (int d = LANES / 2; d > 0; d >>= 1) {
-        float other = __shfl_xor_sync(0xffffffffu, largest, d);
+        float other = lane_xor(largest, d);
         largest = isnan(largest) || isnan(other) ? NAN : fmaxf(largest, other);
     }
-    float scale = __fdiv_rn(largest, to == ATTN_DTYPE_INT8 ? INT8_LARGEST : FP8_LARGEST);
+    float scale = divide_nearest(largest, to == ATTN_DTYPE_INT8 ? INT8_LARGEST : FP8_LARGEST);
     scale = scale < LEAST_ROW_SCALE ? LEAST_ROW_SCALE : scale;
     number_divisor by = divisor_of(scale);
     uint32_t out[2] = {0, 0};
@@ -155,15 +148,13 @@ static __device__ __forceinline__ uint2 scale_row(const uint4 &x, int32_t from, 
 
 /* LANES lanes per (row, side, head), 16 bytes each; rows of 16-bit numbers to 8-bit ones with a
  * scale per row. */
-template <int LANES>
-static __global__ void __launch_bounds__(WRITE_THREADS)
-    write_scaled(const __grid_constant__ gpu_write_params p)
+template <int LANES> GPU_INLINE void write_scaled(const gpu_write_params &p)
 {
     let_later_kernels_begin();
     int64_t items = p.num_slots * 2 * p.num_heads;
-    int64_t step = (int64_t)gridDim.x * (WRITE_THREADS / LANES);
-    int64_t first = (int64_t)blockIdx.x * (WRITE_THREADS / LANES) + threadIdx.x / LANES;
-    int32_t lane = threadIdx.x % LANES, in_warp = threadIdx.x % 32 / LANES;
+    int64_t step = (int64_t)group_count() * (WRITE_THREADS / LANES);
+    int64_t first = (int64_t)group_index() * (WRITE_THREADS / LANES) + thread_index() / LANES;
+    int32_t lane = thread_index() % LANES, in_warp = thread_index() % GPU_LANES / LANES;
     for (; first - in_warp < items; first += step * WRITE_VECTORS) { /* a warp stays together */
         int64_t slots[WRITE_VECTORS];
         int32_t sides[WRITE_VECTORS], heads[WRITE_VECTORS];
@@ -182,8 +173,8 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
             int64_t row = (first + u * step) / (2 * p.num_heads);
             x[u] = make_uint4(0, 0, 0, 0);
             if (slots[u] >= 0 && lane * 8 < p.to[sides[u]].head_size) {
-                x[u] = __ldcs((const uint4 *)(from.data + row * from.row + heads[u] * from.head) +
-                              lane);
+                x[u] = load_once(
+                    (const uint4 *)(from.data + row * from.row + heads[u] * from.head) + lane);
             }
         }
 #pragma unroll
@@ -205,12 +196,13 @@ static __global__ void __launch_bounds__(WRITE_THREADS)
 }
 
 /* A warp per (row, side, head): any form and layout. */
-static __global__ void __launch_bounds__(128) write_rows(const __grid_constant__ gpu_write_params p)
+GPU_KERNEL(write_rows, gpu_write_params)
 {
     let_later_kernels_begin();
     int64_t items = p.num_slots * 2 * p.num_heads;
-    int lane = threadIdx.x & 31;
-    for (int64_t i = blockIdx.x * 4 + (threadIdx.x >> 5); i < items; i += (int64_t)gridDim.x * 4) {
+    int lane = lane_index();
+    for (int64_t i = warp_of_grid(GPU_THREADS_write_rows); i < items;
+         i += warps_of_grid(GPU_THREADS_write_rows)) {
         int64_t row = i / (2 * p.num_heads);
         int32_t at = (int32_t)(i - row * 2 * p.num_heads), side = at >= p.num_heads;
         int32_t head = at - side * p.num_heads;
@@ -223,96 +215,61 @@ static __global__ void __launch_bounds__(128) write_rows(const __grid_constant__
     }
 }
 
-static bool rows_are(const gpu_tensor &from, const gpu_cache &to, uint64_t more, int32_t unit)
+GPU_KERNEL(write_copy, gpu_write_params)
 {
-    uint64_t read = (uint64_t)from.data | from.row | from.head;
-    uint64_t written = (uint64_t)to.data | to.block | to.slot | to.head;
-    return to.pack == 0 && to.form == GPU_ROW_NUMBERS && (read | written | more) % 16 == 0 &&
-           to.head_size % unit == 0;
+    write_vectors<WRITE_COPY, uint32_t>(p);
 }
 
-static bool rows_scale(const gpu_tensor &from, const gpu_cache &to)
+GPU_KERNEL(write_copy_far, gpu_write_params)
 {
-    uint64_t read = (uint64_t)from.data | from.row | from.head;
-    uint64_t written = (uint64_t)to.data | to.block | to.slot | to.head;
-    return to.form == GPU_ROW_SCALED && to.pack == 0 && from.dtype != ATTN_DTYPE_F32 &&
-           to.head_size % 8 == 0 && to.head_size <= 256 && read % 16 == 0 && written % 4 == 0;
+    write_vectors<WRITE_COPY, int64_t>(p);
 }
 
-static void write_with_scales(const gpu_write_params &p, cudaStream_t stream)
+GPU_KERNEL(write_fp8, gpu_write_params)
 {
-    int32_t size = max(p.to[0].head_size, p.to[1].head_size);
-    int32_t lanes = size <= 64 ? 8 : size <= 128 ? 16 : 32;
-    auto kernel = lanes == 8 ? write_scaled<8> : lanes == 16 ? write_scaled<16> : write_scaled<32>;
-    int64_t per = (int64_t)WRITE_THREADS / lanes * WRITE_VECTORS;
-    kernel<<<grid_for(p.num_slots * 2 * p.num_heads, per, 1 << 20), WRITE_THREADS, 0, stream>>>(p);
+    write_vectors<WRITE_FP8, uint32_t>(p);
 }
 
-cudaError_t launch_write(const void *params, int32_t num_sms, cudaStream_t stream)
+GPU_KERNEL(write_fp8_far, gpu_write_params)
 {
-    if (params == nullptr) {
-        cudaError_t error = load_kernel(write_vectors<WRITE_COPY, uint32_t>);
-        error = error ? error : load_kernel(write_vectors<WRITE_FP8, uint32_t>);
-        error = error ? error : load_kernel(write_vectors<WRITE_COPY, int64_t>);
-        error = error ? error : load_kernel(write_vectors<WRITE_FP8, int64_t>);
-        error = error ? error : load_kernel(write_scaled<8>);
-        error = error ? error : load_kernel(write_scaled<16>);
-        error = error ? error : load_kernel(write_scaled<32>);
-        return error ? error : load_kernel(write_rows);
-    }
-    const gpu_write_params &p = *(const gpu_write_params *)params;
-    bool copies = true, shrinks = true;
-    int32_t vectors[2];
-    for (int side = 0; side < 2; side++) {
-        const gpu_tensor &from = p.from[side];
-        const gpu_cache &to = p.to[side];
-        int32_t bytes = from.dtype == ATTN_DTYPE_F32 ? 4 : 2;
-        copies = copies && from.dtype == to.dtype && rows_are(from, to, 0, 16 / bytes);
-        shrinks = shrinks && from.dtype != ATTN_DTYPE_F32 && to.dtype >= ATTN_DTYPE_FP8_E4M3 &&
-                  to.dtype <= ATTN_DTYPE_FP8_E5M2 && rows_are(from, to, 0, 16);
-        vectors[side] = copies ? to.head_size * bytes / 16 : to.head_size / 16;
-    }
-    if (p.num_slots <= 0) {
-        return cudaSuccess;
-    }
-    int64_t all = p.num_slots * p.num_heads * (vectors[0] + vectors[1]);
-    unsigned grid = grid_for(all, WRITE_THREADS * WRITE_VECTORS, 1 << 20);
-    bool small = all < INT32_MAX; /* sums of a few steps still fit into 32 bits */
-    if (copies || shrinks) {
-        auto kernel =
-            copies
-                ? (small ? write_vectors<WRITE_COPY, uint32_t> : write_vectors<WRITE_COPY, int64_t>)
-                : (small ? write_vectors<WRITE_FP8, uint32_t> : write_vectors<WRITE_FP8, int64_t>);
-        kernel<<<grid, WRITE_THREADS, 0, stream>>>(p, vectors[0], vectors[1]);
-    } else if (rows_scale(p.from[0], p.to[0]) && rows_scale(p.from[1], p.to[1])) {
-        write_with_scales(p, stream);
-    } else {
-        grid = grid_for(p.num_slots * 2 * p.num_heads, 4, (int64_t)num_sms * 32);
-        write_rows<<<grid, 128, 0, stream>>>(p);
-    }
-    return cudaGetLastError();
+    write_vectors<WRITE_FP8, int64_t>(p);
+}
+
+GPU_KERNEL(write_scaled_8, gpu_write_params)
+{
+    write_scaled<8>(p);
+}
+
+GPU_KERNEL(write_scaled_16, gpu_write_params)
+{
+    write_scaled<16>(p);
+}
+
+GPU_KERNEL(write_scaled_32, gpu_write_params)
+{
+    write_scaled<32>(p);
 }
 
 /* Turns a row in place: float32 in shared memory, one rounding at the end. Pairs are (d, d + half)
  * in the NeoX form, (2d, 2d + 1) in GPT-J's. */
-static __device__ void turn_row(const gpu_write_params &p, char *row, int32_t dtype,
-                                int32_t head_size, int side, int64_t position, float *x, int lane)
+GPU_DEVICE void turn_row(const gpu_write_params &p, char *row, int32_t dtype, int32_t head_size,
+                         int side, int64_t position, float *x, int lane)
 {
     float sum = 0.0f;
-    for (int32_t d = lane; d < head_size; d += 32) {
+    for (int32_t d = lane; d < head_size; d += GPU_LANES) {
         x[d] = number_load(row, dtype, d);
         sum += x[d] * x[d];
     }
     if (p.norm[side] != nullptr) {
         float factor = 1.0f / sqrtf(warp_sum(sum) / (float)head_size + p.norm_eps);
-        for (int32_t d = lane; d < head_size; d += 32) {
+        for (int32_t d = lane; d < head_size; d += GPU_LANES) {
             x[d] *= factor * number_load((const char *)p.norm[side], p.norm_dtype[side], d);
         }
     }
-    __syncwarp(); /* pairs cross lanes */
+    sync_lanes(); /* pairs cross lanes */
     const char *table = p.cos_sin.data + position * p.cos_sin.row;
     int32_t half = p.rotary_dim / 2;
-    for (int32_t d = lane; d < half; d += 32) {
+    for (int32_t d = lane; d < half; d += GPU_LANES) {
         int32_t first = p.neox ? d : 2 * d, second = p.neox ? d + half : 2 * d + 1;
         float c = number_load(table, p.cos_sin.dtype, d);
         float s = number_load(table, p.cos_sin.dtype, half + d);
@@ -320,26 +277,25 @@ static __device__ void turn_row(const gpu_write_params &p, char *row, int32_t dt
         x[first] = a * c - b * s;
         x[second] = b * c + a * s;
     }
-    __syncwarp(); /* all pairs are turned */
-    for (int32_t d = lane; d < head_size; d += 32) {
+    sync_lanes(); /* all pairs are turned */
+    for (int32_t d = lane; d < head_size; d += GPU_LANES) {
         if (!isnan(x[d]) || !isnan(number_load(row, dtype, d))) { /* a NaN stays as it was */
             number_store(row, dtype, d, x[d]);
         }
     }
-    __syncwarp(); /* row_store reads what other lanes wrote */
+    sync_lanes(); /* row_store reads what other lanes wrote */
 }
 
 /* A warp per (row, head of q, k or v). */
-static __global__ void __launch_bounds__(32 * ROPE_WARPS)
-    rope_write(const __grid_constant__ gpu_write_params p)
+GPU_KERNEL(rope_write, gpu_write_params)
 {
-    __shared__ float rows[ROPE_WARPS][ROPE_MAX_HEAD_SIZE];
+    GPU_SHARED float rows[ROPE_WARPS][ROPE_MAX_HEAD_SIZE];
     let_later_kernels_begin();
     int32_t heads = p.num_q_heads + 2 * p.num_heads;
     int64_t items = p.num_slots * heads;
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    for (int64_t i = (int64_t)blockIdx.x * ROPE_WARPS + warp; i < items;
-         i += (int64_t)gridDim.x * ROPE_WARPS) {
+    int warp = warp_index(), lane = lane_index();
+    for (int64_t i = (int64_t)group_index() * ROPE_WARPS + warp; i < items;
+         i += (int64_t)group_count() * ROPE_WARPS) {
         int64_t row = i / heads;
         int32_t head = (int32_t)(i - row * heads);
         if (head < p.num_q_heads) {
@@ -361,18 +317,4 @@ static __global__ void __launch_bounds__(32 * ROPE_WARPS)
                       lane);
         }
     }
-}
-
-cudaError_t launch_rope_write(const void *params, int32_t num_sms, cudaStream_t stream)
-{
-    if (params == nullptr) {
-        return load_kernel(rope_write);
-    }
-    const gpu_write_params &p = *(const gpu_write_params *)params;
-    if (p.num_slots > 0) {
-        int64_t items = p.num_slots * (p.num_q_heads + 2 * p.num_heads);
-        rope_write<<<grid_for(items, ROPE_WARPS, (int64_t)num_sms * 64), 32 * ROPE_WARPS, 0,
-                     stream>>>(p);
-    }
-    return cudaGetLastError();
 }

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* target.h by CUDA. */
+#ifndef GPU_DEVICE_TARGET_CUDA_H
+#define GPU_DEVICE_TARGET_CUDA_H
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <stdint.h>
+
+#define GPU_LANES 32
+#define GPU_ALL_LANES 0xffffffffu
+
+#define GPU_DEVICE static __device__
+#define GPU_INLINE static __device__ __forceinline__
+#define GPU_CALL static __device__ __noinline__
+#define GPU_SHARED __shared__
+#define GPU_KERNEL(name, params)                                                                   \
+    extern "C" __global__ void __launch_bounds__(GPU_THREADS_##name)                               \
+        kernel_##name(const __grid_constant__ params p)
+
+GPU_INLINE uint32_t thread_index()
+{
+    return threadIdx.x;
+}
+
+GPU_INLINE uint32_t group_index()
+{
+    return blockIdx.x;
+}
+
+GPU_INLINE uint32_t group_count()
+{
+    return gridDim.x;
+}
+
+template <class T> GPU_INLINE T lane_xor(T x, int32_t distance)
+{
+    return __shfl_xor_sync(GPU_ALL_LANES, x, distance);
+}
+
+template <class T> GPU_INLINE T lane_up(T x, int32_t distance)
+{
+    return __shfl_up_sync(GPU_ALL_LANES, x, distance);
+}
+
+template <class T> GPU_INLINE T lane_down(T x, int32_t distance)
+{
+    return __shfl_down_sync(GPU_ALL_LANES, x, distance);
+}
+
+template <class T> GPU_INLINE T lane_read(T x, int32_t lane)
+{
+    return __shfl_sync(GPU_ALL_LANES, x, lane);
+}
+
+GPU_INLINE bool any_lane(bool x)
+{
+    return __any_sync(GPU_ALL_LANES, x);
+}
+
+GPU_INLINE void sync_group()
+{
+    __syncthreads();
+}
+
+GPU_INLINE void sync_lanes()
+{
+    __syncwarp();
+}
+
+GPU_INLINE int32_t atomic_add(int32_t *at, int32_t x)
+{
+    return atomicAdd(at, x);
+}
+
+GPU_INLINE int32_t atomic_max(int32_t *at, int32_t x)
+{
+    return atomicMax(at, x);
+}
+
+GPU_INLINE int32_t add_and_publish(int32_t *counter, int32_t x)
+{
+    int32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(x)
+                 : "memory");
+    return before;
+}
+
+/* Programmatic dependent launch, up to the next kernel's own wait. */
+GPU_INLINE void let_later_kernels_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+GPU_INLINE uint32_t float_bits(float x)
+{
+    return __float_as_uint(x);
+}
+
+GPU_INLINE float bits_float(uint32_t x)
+{
+    return __uint_as_float(x);
+}
+
+GPU_INLINE uint64_t double_bits(double x)
+{
+    return (uint64_t)__double_as_longlong(x);
+}
+
+GPU_INLINE double bits_double(uint64_t x)
+{
+    return __longlong_as_double((long long)x);
+}
+
+GPU_INLINE float divide_nearest(float a, float b)
+{
+    return __fdiv_rn(a, b);
+}
+
+GPU_INLINE float reciprocal_nearest(float x)
+{
+    return __frcp_rn(x);
+}
+
+GPU_INLINE float float_toward_zero(double x)
+{
+    return __double2float_rz(x);
+}
+
+GPU_INLINE float exp_fast(float x)
+{
+    return __expf(x);
+}
+
+GPU_INLINE float divide_fast(float a, float b)
+{
+    return __fdividef(a, b);
+}
+
+GPU_INLINE uint16_t half_of(float x)
+{
+    return __half_as_ushort(__float2half_rn(x));
+}
+
+GPU_INLINE float float_of_half_bits(uint16_t bits)
+{
+    return __half2float(__ushort_as_half(bits));
+}
+
+GPU_INLINE uint16_t bf16_of(float x)
+{
+    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
+GPU_INLINE float float_of_bf16(uint16_t bits)
+{
+    return __bfloat162float(__ushort_as_bfloat16(bits));
+}
+
+/* Saturating; x is no NaN. */
+GPU_INLINE uint8_t fp8_of(bool e5m2, float x)
+{
+    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, e5m2 ? __NV_E5M2 : __NV_E4M3);
+}
+
+GPU_INLINE float float_of_fp8(bool e5m2, uint8_t bits)
+{
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(bits, e5m2 ? __NV_E5M2 : __NV_E4M3)));
+}
+
+GPU_INLINE uint32_t fp8_pair_of(bool e5m2, float low, float high)
+{
+    return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE,
+                                    e5m2 ? __NV_E5M2 : __NV_E4M3);
+}
+
+GPU_INLINE uint4 load_once(const uint4 *at)
+{
+    return __ldcs(at);
+}
+
+#endif

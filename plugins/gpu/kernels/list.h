@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels of this folder. X(name, its parameters, threads of a group): the entry is
+ * kernel_<name>. Threads are a multiple of 64, which warps of 32 and of 64 lanes divide. */
+#ifndef GPU_KERNELS_LIST_H
+#define GPU_KERNELS_LIST_H
+
+#define GPU_KERNELS(X)                                                                             \
+    X(plan, gpu_params, 1024)                                                                      \
+    X(plain, gpu_params, 512)                                                                      \
+    X(plain_nibbles, gpu_params, 512)                                                              \
+    X(widen, gpu_widen_params, 128)                                                                \
+    X(write_copy, gpu_write_params, 256)                                                           \
+    X(write_copy_far, gpu_write_params, 256)                                                       \
+    X(write_fp8, gpu_write_params, 256)                                                            \
+    X(write_fp8_far, gpu_write_params, 256)                                                        \
+    X(write_scaled_8, gpu_write_params, 256)                                                       \
+    X(write_scaled_16, gpu_write_params, 256)                                                      \
+    X(write_scaled_32, gpu_write_params, 256)                                                      \
+    X(write_rows, gpu_write_params, 128)                                                           \
+    X(rope_write, gpu_write_params, 128)                                                           \
+    X(gather, gpu_gather_params, 128)                                                              \
+    X(gather_nibbles, gpu_gather_params, 128)                                                      \
+    X(merge_states, gpu_merge_params, 128)                                                         \
+    X(quantize_static, gpu_quantize_params, 256)                                                   \
+    X(quantize_groups, gpu_quantize_params, 128)                                                   \
+    X(quantize_nvfp4, gpu_quantize_params, 128)                                                    \
+    X(amax, gpu_amax_params, 128)
+
+#define GPU_KERNEL_NUMBER(name, params, threads) GPU_KERNEL_##name,
+enum gpu_kernel { GPU_KERNELS(GPU_KERNEL_NUMBER) GPU_KERNEL_COUNT };
+#undef GPU_KERNEL_NUMBER
+
+#define GPU_KERNEL_THREADS(name, params, threads) GPU_THREADS_##name = threads,
+enum gpu_kernel_threads { GPU_KERNELS(GPU_KERNEL_THREADS) GPU_THREADS_END };
+#undef GPU_KERNEL_THREADS
+
+#endif
