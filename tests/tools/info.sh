@@ -18,10 +18,14 @@ expect() {
     fi
 }
 
+sed 's/"bfloat16"/"float32"/' "$models/llama-3.1-8b.json" >float32.json
 expect 0 'cpu_ref' "$info"
 expect 0 '"backends"' "$info" --json
 expect 0 'usage' "$info" --help
 expect 2 'usage' "$info" --no-such-option
+expect 0 'terms: causal' "$info" --capabilities
+expect 0 '"capabilities": {' "$info" --capabilities --json
+expect 0 'example could serve decode: declared rank -1' env ATTN_PLUGIN_PATH="$plugin" "$info" --explain --model float32.json
 expect 2 'usage' "$info" stray
 expect 1 'cannot be opened' "$info" --model no-such-file.json
 expect 0 'sliding' "$info" --model "$models/gemma-2-9b.json"
@@ -41,5 +45,5 @@ printf '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096, "nu
 expect 1 'num_key_value_heads' "$info" --model broken.json
 printf '{"model_type": "unheard_of", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}' >broken.json
 expect 0 "model_type 'unheard_of' is not known" "$info" --model broken.json
-rm -f broken.json
+rm -f broken.json float32.json
 exit $failed

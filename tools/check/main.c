@@ -129,6 +129,17 @@ static int parse(int argc, char **argv, struct options *options)
     return -1;
 }
 
+/* A case's inputs follow from its name (FNV-1a) and the seed, so that they stay the same where
+ * other capabilities are declared and other cases stand around it. */
+static uint64_t seed_of(const struct options *options, const char *name)
+{
+    uint64_t hash = UINT64_C(14695981039346656037);
+    for (; *name != '\0'; name++) {
+        hash = (hash ^ (uint8_t)*name) * UINT64_C(1099511628211);
+    }
+    return hash + options->seed;
+}
+
 struct run {
     const struct options *options;
     struct trial trial;
@@ -177,7 +188,7 @@ static void run_attends(struct run *run)
                 continue;
             }
             int32_t taken = declared ? way : TRIAL_PLAIN;
-            snprintf(full_name, sizeof full_name, "%s.%s.%d", name, trial_way_names[taken], i);
+            snprintf(full_name, sizeof full_name, "%s.%s", name, trial_way_names[taken]);
             if (!wanted(run, full_name)) {
                 continue;
             }
@@ -187,7 +198,7 @@ static void run_attends(struct run *run)
             }
             tell(run, full_name,
                  trial_attend(&run->trial, &run->space, &run->cases[i],
-                              run->options->seed + (uint64_t)i, taken));
+                              seed_of(run->options, full_name), taken));
         }
     }
 }
@@ -246,8 +257,8 @@ static bool run_engines(struct run *run)
         char name[CASE_NAME_SIZE], full_name[CASE_NAME_SIZE + 40];
         int32_t way = i % ENGINE_WAY_COUNT;
         case_name(&space, &cases[i], name, sizeof name);
-        snprintf(full_name, sizeof full_name, "engine%s.%s.%d", name + strlen("attend"),
-                 engine_way_names[way], i);
+        snprintf(full_name, sizeof full_name, "engine%s.%s", name + strlen("attend"),
+                 engine_way_names[way]);
         if (!wanted(run, full_name)) {
             continue;
         }
@@ -257,7 +268,7 @@ static bool run_engines(struct run *run)
         }
         tell(run, full_name,
              engine_trial(&run->trial, run->core, &space, &cases[i],
-                          run->options->seed + (uint64_t)i, way));
+                          seed_of(run->options, full_name), way));
     }
     if (ok) {
         const struct kernel_sink sink = {run, &run->trial.tested->caps, &space, try_case};
@@ -283,8 +294,9 @@ static bool declared_slots_there(const struct backend *backend, struct attn_erro
         if (there[i] != (backend->caps.kernels >> i & 1)) {
             snprintf(error->field, sizeof error->field, "kernels");
             snprintf(error->message, sizeof error->message,
-                     "bit %d of the declared mask says %d, the table's slot %d", i,
-                     (int)(backend->caps.kernels >> i & 1), there[i]);
+                     "%s is %s in the declared mask and %s in the table of kernels",
+                     declared_kernel_name(i), backend->caps.kernels >> i & 1 ? "set" : "not set",
+                     there[i] ? "there" : "NULL");
             return false;
         }
     }
@@ -293,8 +305,8 @@ static bool declared_slots_there(const struct backend *backend, struct attn_erro
 
 static int run_suite(struct run *run)
 {
-    crash_watch();
     const struct options *options = run->options;
+    crash_watch(options->target, options->seed);
     struct attn_error error = ATTN_ERROR_INIT;
     if (!declared_slots_there(run->trial.tested, &error)) {
         return fail_with("declared capabilities", &error, EXIT_FAILURE);

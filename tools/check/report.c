@@ -54,6 +54,13 @@ static void add_counts(struct json *root, const struct report *report)
     }
 }
 
+static void repeat_command(const struct report *report, const struct report_line *line,
+                           char *command, size_t size)
+{
+    snprintf(command, size, "attn-check %s --full --seed %llu --filter '%s'", report->target,
+             (unsigned long long)report->seed, line->name);
+}
+
 bool report_json(const struct report *report, const struct attn_backend_caps *caps)
 {
     struct json *root = json_object();
@@ -69,8 +76,7 @@ bool report_json(const struct report *report, const struct attn_backend_caps *ca
         if (line->result == TRIAL_FAILED) {
             char repeat[1024];
             struct json *failure = json_object();
-            snprintf(repeat, sizeof repeat, "attn-check %s --full --seed %llu --filter '%s'",
-                     report->target, (unsigned long long)report->seed, line->name);
+            repeat_command(report, line, repeat, sizeof repeat);
             json_add(failure, "case", json_string(line->name));
             json_add(failure, "message", json_string(line->message ? line->message : ""));
             json_add(failure, "repeat", json_string(repeat));
@@ -82,13 +88,115 @@ bool report_json(const struct report *report, const struct attn_backend_caps *ca
     return printed;
 }
 
-void report_text(const struct report *report)
+/* A part of a case's name, between dots and plus signs: a shape, a dtype, a term ... */
+struct part {
+    const char *text;
+    size_t length; /* of a term without its value */
+    bool term;     /* behind a plus sign */
+};
+
+static bool next_part(const char **at, struct part *part)
+{
+    bool term = **at == '+';
+    *at += strspn(*at, ".+");
+    size_t length = strcspn(*at, ".+");
+    *part = (struct part){*at, term ? strcspn(*at, ".+0123456789") : length, term};
+    *at += length;
+    return length > 0;
+}
+
+/* The same part in the same place, or, a term, anywhere. */
+static bool has_part(const char *name, const struct part *wanted, int32_t place)
+{
+    struct part part;
+    for (int32_t i = 0; next_part(&name, &part); i++) {
+        if ((wanted->term ? part.term : i == place) && part.length == wanted->length &&
+            memcmp(part.text, wanted->text, part.length) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_attend(const struct report_line *line)
+{
+    return strncmp(line->name, "attend.", 7) == 0 || strncmp(line->name, "engine.", 7) == 0;
+}
+
+/* What all failed attends have in common and not all others have: one line for each such part, with
+ * how many others have it. One failure says it by its name. */
+static void print_common(const struct report *report)
+{
+    const struct report_line *first = NULL;
+    int32_t failed = 0;
+    for (int32_t i = 0; i < report->num_lines; i++) {
+        const struct report_line *line = &report->lines[i];
+        if (line->result == TRIAL_FAILED && is_attend(line)) {
+            first = first != NULL ? first : line;
+            failed++;
+        }
+    }
+    if (failed < 2) {
+        return;
+    }
+    const char *at = first->name;
+    struct part part;
+    for (int32_t place = 0; next_part(&at, &part); place++) {
+        int32_t with = 0, others = 0, others_with = 0;
+        for (int32_t i = 0; i < report->num_lines; i++) {
+            const struct report_line *line = &report->lines[i];
+            if (is_attend(line)) {
+                bool has = has_part(line->name, &part, place);
+                bool fails = line->result == TRIAL_FAILED;
+                with += has && fails;
+                others += !fails;
+                others_with += has && !fails;
+            }
+        }
+        if (with == failed && others_with < others) {
+            printf("all %d failed attends have %.*s, as %d of the %d others\n", failed,
+                   (int)part.length, part.text, others_with, others);
+        }
+    }
+}
+
+/* Each reason once, with how many cases it kept from running. */
+static void print_skipped(const struct report *report)
 {
     for (int32_t i = 0; i < report->num_lines; i++) {
-        if (report->lines[i].result == TRIAL_FAILED) {
-            printf("FAILED %s\n       %s\n", report->lines[i].name,
-                   report->lines[i].message ? report->lines[i].message : "");
+        const struct report_line *line = &report->lines[i];
+        int32_t same = 0;
+        bool seen = line->result != TRIAL_SKIPPED || line->message == NULL;
+        for (int32_t j = 0; j < report->num_lines && !seen; j++) {
+            const struct report_line *other = &report->lines[j];
+            bool equal = other->result == TRIAL_SKIPPED && other->message != NULL &&
+                         strcmp(other->message, line->message) == 0;
+            seen = equal && j < i;
+            same += equal;
         }
+        if (!seen) {
+            printf("skipped %d (%s%s): %s\n", same, line->name, same > 1 ? ", ..." : "",
+                   line->message);
+        }
+    }
+}
+
+void report_text(const struct report *report)
+{
+    const struct report_line *first = NULL;
+    for (int32_t i = 0; i < report->num_lines; i++) {
+        const struct report_line *line = &report->lines[i];
+        if (line->result == TRIAL_FAILED) {
+            printf("FAILED %s\n       %s\n", line->name, line->message ? line->message : "");
+            first = first != NULL ? first : line;
+        }
+    }
+    print_common(report);
+    print_skipped(report);
+    if (first != NULL) {
+        char repeat[1024];
+        repeat_command(report, first, repeat, sizeof repeat);
+        printf("the first in a debugger: gdb --args %s\n", repeat);
     }
     printf("%s: %d passed, %d failed, %d skipped (seed %llu)\n", report->backend,
            report->counts[TRIAL_PASSED], report->counts[TRIAL_FAILED],

@@ -8,28 +8,33 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/declared.h"
 #include "common/library.h"
 #include "common/model_config.h"
 
 #define EXIT_USAGE 2
 
 static const char usage[] =
-    "usage: attn-info [--model FILE] [--explain] [--devices] [--json] [--help] [--version]\n"
+    "usage: attn-info [--model FILE] [--explain] [--devices] [--capabilities] [--json]\n"
+    "                 [--help] [--version]\n"
     "\n"
     "Lists plugins and backends; with a model, the backend of every layer and phase.\n"
     "\n"
-    "  --model FILE  a model's config.json\n"
-    "  --explain     for each layer, why the other backends were not taken\n"
-    "  --devices     lists the devices, too\n"
-    "  --json        one JSON document on stdout\n"
+    "  --model FILE    a model's config.json\n"
+    "  --explain       for each layer, why the other backends were not taken\n"
+    "  --devices       lists the devices, too\n"
+    "  --capabilities  lists what each backend declares\n"
+    "  --json          one JSON document on stdout\n"
     "\n"
     "Exit status: 0 every layer is served, 1 a layer is not or an order was refused, 2 usage.\n";
 
 static const char *const phase_names[] = {"prefill", "decode"};
+static const char *const verdict_names[] = {"chosen", "eligible", "excluded by a rule",
+                                            "unsupported", "on another device"};
 
 struct options {
     const char *model;
-    bool explain, devices, json;
+    bool explain, devices, capabilities, json;
 };
 
 struct info {
@@ -49,15 +54,13 @@ static int fail_with(const char *what, const struct attn_error *error)
 
 static int parse(int argc, char **argv, struct options *options)
 {
-    static const struct option names[] = {{"model", required_argument, NULL, 'm'},
-                                          {"explain", no_argument, NULL, 'e'},
-                                          {"devices", no_argument, NULL, 'd'},
-                                          {"json", no_argument, NULL, 'j'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {"version", no_argument, NULL, 'v'},
-                                          {NULL, 0, NULL, 0}};
+    static const struct option names[] = {
+        {"model", required_argument, NULL, 'm'}, {"explain", no_argument, NULL, 'e'},
+        {"devices", no_argument, NULL, 'd'},     {"capabilities", no_argument, NULL, 'c'},
+        {"json", no_argument, NULL, 'j'},        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'v'},     {NULL, 0, NULL, 0}};
     int c;
-    *options = (struct options){NULL, false, false, false};
+    *options = (struct options){NULL, false, false, false, false};
     while ((c = getopt_long(argc, argv, "", names, NULL)) != -1) {
         switch (c) {
         case 'm':
@@ -68,6 +71,9 @@ static int parse(int argc, char **argv, struct options *options)
             break;
         case 'd':
             options->devices = true;
+            break;
+        case 'c':
+            options->capabilities = true;
             break;
         case 'j':
             options->json = true;
@@ -138,6 +144,13 @@ static struct json *backends_json(const struct info *info)
         json_add(device, "type", json_number(backend.caps->device.type));
         json_add(device, "id", json_number(backend.caps->device.id));
         json_add(item, "device", device);
+        struct json *rank = json_add(item, "rank", json_object());
+        for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+            json_add(rank, phase_names[phase], json_number(backend.caps->rank[phase]));
+        }
+        if (info->options.capabilities) {
+            json_add(item, "capabilities", declared_json(backend.caps));
+        }
         json_push(backends, item);
     }
     return backends;
@@ -155,42 +168,58 @@ static void add_choice(const struct info *info, struct json *layer, int32_t inde
     }
     json_add(item, "rule", json_string(choice.rule));
     json_add(item, "forced", json_bool(choice.forced));
+    json_add(item, "rank", json_number(choice.rank));
     json_add(item, "measured", json_bool(choice.measured));
     json_add(layer, phase_names[phase], item);
 }
 
-static void add_rejected(const struct info *info, struct json *layer, int32_t index)
+static struct json *reasons_json(const struct info *info, int32_t index, int32_t phase,
+                                 int32_t backend, int32_t count)
 {
-    struct json *rejected = json_array();
+    struct json *reasons = json_array();
+    for (int32_t r = 0; r < count; r++) {
+        struct attn_reason reason = {.struct_size = sizeof reason};
+        struct json *why = json_object();
+        info->api->assignment_reason(info->assignment, index, phase, backend, r, &reason);
+        json_add(why, "field", json_string(reason.field));
+        json_add(why, "asked", json_string(reason.asked));
+        json_add(why, "supported", json_string(reason.supported));
+        json_push(reasons, why);
+    }
+    return reasons;
+}
+
+/* Every backend that was not taken: those that could serve the layer, with the rank that they
+ * declare, and those that cannot, with all reasons. */
+static void add_others(const struct info *info, struct json *layer, int32_t index)
+{
+    struct json *eligible = json_add(layer, "eligible", json_array());
+    struct json *rejected = json_add(layer, "rejected", json_array());
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
         for (int32_t b = 0; b < info->api->backend_count(info->runtime); b++) {
             struct attn_backend_info backend = {.struct_size = sizeof backend};
             int32_t verdict, count;
+            char name[160];
             info->api->assignment_verdict(info->assignment, index, phase, b, &verdict, &count);
-            if (verdict == ATTN_VERDICT_CHOSEN || verdict == ATTN_VERDICT_ELIGIBLE) {
+            if (verdict == ATTN_VERDICT_CHOSEN) {
                 continue;
             }
-            struct json *item = json_object(), *reasons = json_array();
-            char name[160];
+            struct json *item = json_object();
             info->api->backend_info(info->runtime, b, &backend);
             snprintf(name, sizeof name, "%s%s%s", backend.caps->name,
                      backend.caps->variant[0] != '\0' ? "@" : "", backend.caps->variant);
             json_add(item, "backend", json_string(name));
             json_add(item, "phase", json_string(phase_names[phase]));
-            for (int32_t r = 0; r < count; r++) {
-                struct attn_reason reason = {.struct_size = sizeof reason};
-                struct json *why = json_object();
-                info->api->assignment_reason(info->assignment, index, phase, b, r, &reason);
-                json_add(why, "field", json_string(reason.field));
-                json_add(why, "asked", json_string(reason.asked));
-                json_add(why, "supported", json_string(reason.supported));
-                json_push(reasons, why);
+            if (verdict == ATTN_VERDICT_ELIGIBLE) {
+                json_add(item, "rank", json_number(backend.caps->rank[phase]));
+                json_push(eligible, item);
+            } else {
+                json_add(item, "verdict", json_string(verdict_names[verdict]));
+                json_add(item, "reasons", reasons_json(info, index, phase, b, count));
+                json_push(rejected, item);
             }
-            json_add(item, "reasons", reasons);
-            json_push(rejected, item);
         }
     }
-    json_add(layer, "rejected", rejected);
 }
 
 static struct json *layers_json(const struct info *info)
@@ -204,7 +233,7 @@ static struct json *layers_json(const struct info *info)
         for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
             add_choice(info, layer, i, phase);
         }
-        add_rejected(info, layer, i);
+        add_others(info, layer, i);
         json_push(layers, layer);
     }
     return layers;
@@ -230,20 +259,76 @@ static void print_explanation(const struct json *layer)
     const struct json *rejected, *reason;
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
         const struct json *choice = json_get(layer, phase_names[phase]);
-        if (json_value(choice, "measured") != 0) {
-            printf("      %s for %s: a measurement on file\n", json_text(choice, "backend"),
-                   phase_names[phase]);
+        if (json_get(choice, "backend")->type == JSON_STRING) {
+            const char *rule = json_text(choice, "rule");
+            printf("      %s for %s: rank %d%s%s%s\n", json_text(choice, "backend"),
+                   phase_names[phase], (int)json_value(choice, "rank"),
+                   json_value(choice, "measured") != 0 ? ", measured and on file" : "",
+                   rule[0] != '\0' ? ", by the rule " : "", rule);
         }
+    }
+    JSON_EACH(rejected, json_get(layer, "eligible"))
+    {
+        printf("      %s could serve %s: declared rank %d\n", json_text(rejected, "backend"),
+               json_text(rejected, "phase"), (int)json_value(rejected, "rank"));
     }
     JSON_EACH(rejected, json_get(layer, "rejected"))
     {
         printf("      not %s for %s:", json_text(rejected, "backend"),
                json_text(rejected, "phase"));
+        if (json_count(json_get(rejected, "reasons")) == 0) {
+            printf(" %s", json_text(rejected, "verdict"));
+        }
         JSON_EACH(reason, json_get(rejected, "reasons"))
         {
             printf(" %s %s (supported: %s);", json_text(reason, "field"),
                    json_text(reason, "asked"), json_text(reason, "supported"));
         }
+        putchar('\n');
+    }
+}
+
+static void print_value(const struct json *value)
+{
+    const struct json *item;
+    switch (value->type) {
+    case JSON_NUMBER:
+        printf("%lld", (long long)value->number);
+        return;
+    case JSON_BOOL:
+        printf("%s", value->number != 0 ? "yes" : "no");
+        return;
+    case JSON_STRING:
+        printf("%s", value->text);
+        return;
+    case JSON_ARRAY:
+        JSON_EACH(item, value)
+        {
+            print_value(item);
+            printf("%s", item->next != NULL ? ", " : "");
+        }
+        return;
+    case JSON_OBJECT:
+        JSON_EACH(item, value)
+        {
+            printf("%s ", item->name);
+            print_value(item);
+            printf("%s", item->next != NULL ? ", " : "");
+        }
+        return;
+    default:
+        printf("none");
+    }
+}
+
+/* A line for each field that a backend declares. */
+static void print_capabilities(const struct json *capabilities)
+{
+    const struct json *field;
+    JSON_EACH(field, capabilities)
+    {
+        printf("    %s: ", field->name);
+        print_value(field);
         putchar('\n');
     }
 }
@@ -270,9 +355,12 @@ static void print_text(const struct json *root, const struct options *options)
     puts("\nbackends");
     JSON_EACH(item, json_get(root, "backends"))
     {
-        printf("  %s%s%s %s (%s)\n", json_text(item, "name"),
+        const struct json *rank = json_get(item, "rank");
+        printf("  %s%s%s %s (%s), rank %d in prefill, %d in decode\n", json_text(item, "name"),
                json_text(item, "variant")[0] != '\0' ? "@" : "", json_text(item, "variant"),
-               json_text(item, "version"), json_text(item, "vendor"));
+               json_text(item, "version"), json_text(item, "vendor"),
+               (int)json_value(rank, "prefill"), (int)json_value(rank, "decode"));
+        print_capabilities(json_get(item, "capabilities"));
     }
     if (options->model != NULL) {
         printf("\n%-5s %-22s %-12s %-22s %-22s rule\n", "layer", "name", "kind", "prefill",

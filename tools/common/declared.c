@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "declared.h"
+#include "common/declared.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,6 +66,11 @@ _Static_assert(COUNT(kernels) == ATTN_KERNEL_COUNT, "a name for every kernel");
 _Static_assert(COUNT(layer_kinds) == ATTN_LAYER_KIND_COUNT, "a name for every kind");
 _Static_assert(COUNT(terms) == ATTN_TERM_COUNT, "a name for every term");
 _Static_assert(COUNT(features) == ATTN_FEATURE_COUNT, "a name for every feature");
+
+const char *declared_kernel_name(int32_t bit)
+{
+    return kernels[bit];
+}
 
 struct mask {
     const char *name;

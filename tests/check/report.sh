@@ -1,0 +1,49 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# What attn-check says of a wrong plugin: what the failed cases have in common, which kernel was not declared, how to
+# repeat a case, and which case took the process down.
+# usage: report.sh ATTN-CHECK PLUGIN.c ABI CC...
+set -u
+check=$1 source=$2 abi=$3
+shift 3
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+failed=0
+
+# expect PATTERN: in what the last run printed
+expect() {
+    grep -q -- "$1" "$root/out" || {
+        echo "no '$1' in:"
+        tail -20 "$root/out"
+        failed=1
+    }
+}
+
+cc="$*"
+# change SED-EXPRESSION: builds the example with one line changed
+change() {
+    sed "$1" "$source" >"$root/wrong.c"
+    cmp -s "$source" "$root/wrong.c" && { echo "'$1' changes nothing"; failed=1; }
+    $cc -std=c11 -O2 -w -shared -fPIC -fvisibility=hidden -I "$abi" "$root/wrong.c" -lm -o "$root/attn_wrong.so"
+}
+
+change 's/j < position - l->window_left/j <= position - l->window_left/'
+"$check" "$root/attn_wrong.so" --filter 'attend.*' >"$root/out" 2>&1 && failed=1
+expect '^all [0-9]* failed attends have window, as [0-9]* of the [0-9]* others$'
+expect "^the first in a debugger: gdb --args attn-check $root/attn_wrong.so --full --seed 1 --filter 'attend\."
+repeat=$(sed -n "s/^the first in a debugger.*--filter '\(.*\)'$/\1/p" "$root/out")
+"$check" "$root/attn_wrong.so" --full --seed 1 --filter "$repeat" >"$root/out" 2>&1 && failed=1
+expect '1 failed'
+change 's/\.merge_states = merge_states/.merge_states = NULL/'
+"$check" "$root/attn_wrong.so" >"$root/out" 2>&1 && failed=1
+expect 'merge_states is set in the declared mask and NULL in the table of kernels'
+
+change 's/float s = 0, before = m;/float s = 0, before = m; *(volatile char *)0 = 1;/'
+"$check" "$root/attn_wrong.so" --filter 'attend.*' >"$root/out" 2>&1 && failed=1
+expect 'attn-check: attend\..*: crashed with SIGSEGV$'
+expect "^  gdb --args attn-check $root/attn_wrong.so --full --seed 1 --filter 'attend\..*'$"
+
+change 's/.version = "0.1.0"/.version = "0.1.1"/'
+"$check" "$root/attn_wrong.so" --filter 'calls.*' >"$root/out" 2>&1
+expect '^skipped [0-9]* (calls\..*): the backend has no plan_size'
+exit $failed
