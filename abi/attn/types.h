@@ -88,7 +88,7 @@ enum attn_scale_form {
 };
 
 enum attn_output_form {
-    ATTN_OUTPUT_PLAIN = 0,        /* the activation dtype, or f32 */
+    ATTN_OUTPUT_PLAIN = 0,        /* the activation dtype */
     ATTN_OUTPUT_FP8_STATIC = 1,   /* e4m3, one scale per tensor */
     ATTN_OUTPUT_FP8_GROUP_64 = 2, /* e4m3, scale max(amax, 1e-10) / 448 per 64 */
     ATTN_OUTPUT_FP8_GROUP_128 = 3,

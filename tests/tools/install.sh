@@ -35,4 +35,26 @@ fi
 export PKG_CONFIG_PATH="$(dirname "$pc")" PKG_CONFIG_SYSROOT_DIR="$root"
 ${CC:-cc} -o engine "$models/../examples/engine.c" $(pkg-config --cflags attn) -ldl -lm
 LD_LIBRARY_PATH=$(dirname "$library") ./engine | grep -q 'was served by'
+# A vendor's flags bring headers and no library; the plugin that they build is found.
+[ -z "$(pkg-config --libs attn-plugin | tr -d ' ')" ]
+${CC:-cc} -shared -fPIC -fvisibility=hidden $(pkg-config --cflags attn-plugin) "$models/../examples/plugin.c" -lm -o "$root/attn_example.so"
+ATTN_PLUGIN_PATH=$root/attn_example.so "$prefix/bin/attn-info" | grep -q '  example '
+if command -v cmake >/dev/null; then
+    cp "$models"/../examples/*.c "$root"
+    cat >"$root/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.20)
+project(client C)
+find_package(attn 0.1 REQUIRED)
+add_executable(engine engine.c)
+target_link_libraries(engine attn::attn dl)
+add_library(yours MODULE plugin.c)
+target_link_libraries(yours attn::plugin m)
+END
+    cmake -S "$root" -B "$root/client" -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
+    cmake --build "$root/client" >/dev/null
+    LD_LIBRARY_PATH=$(dirname "$library") "$root/client/engine" | grep -q 'was served by'
+    if ldd "$root/client/libyours.so" | grep attn; then
+        exit 1
+    fi
+fi
 rm -rf "$root" engine info.json
