@@ -5,6 +5,8 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
+#include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +50,21 @@ attn_status plugins_add(attn_runtime *runtime, const char *file, attn_status sta
     return ATTN_OK;
 }
 
+/* Notes a place for runtime->searched, and logs it. */
+__attribute__((format(printf, 3, 4))) static void note(attn_runtime *runtime, int32_t level,
+                                                       const char *format, ...)
+{
+    char line[PATH_MAX + 120];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    size_t used = strlen(runtime->searched);
+    snprintf(runtime->searched + used, sizeof runtime->searched - used, "%s%s",
+             used > 0 ? "; " : "", line);
+    runtime_log(runtime, level, "plugins: %s", line);
+}
+
 static int is_plugin_name(const struct dirent *entry)
 {
     size_t length = strlen(entry->d_name);
@@ -60,13 +77,19 @@ static int is_folder_name(const struct dirent *entry)
     return entry->d_name[0] != '.';
 }
 
-/* attn_*.so of one directory, in the order of their names. A directory that is not there adds
- * nothing. */
+/* attn_*.so of one directory, in the order of their names. A directory that is not there, or cannot
+ * be read, adds nothing but a note. */
 static attn_status add_folder(attn_runtime *runtime, const char *folder)
 {
     struct dirent **entries = NULL;
     attn_status status = ATTN_OK;
     int count = scandir(folder, &entries, is_plugin_name, alphasort);
+    if (count < 0) {
+        note(runtime, errno == ENOENT ? ATTN_LOG_INFO : ATTN_LOG_WARN, "%s: %s", folder,
+             strerror(errno));
+    } else {
+        note(runtime, ATTN_LOG_DEBUG, "%s: %d files attn_*.so", folder, count);
+    }
     for (int i = 0; i < count; i++) {
         char path[PATH_MAX];
         int length = snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
@@ -103,10 +126,12 @@ static attn_status add_path(attn_runtime *runtime, const char *path)
     char real[PATH_MAX], reason[PATH_MAX + 80];
     if (path[0] != '/') {
         snprintf(reason, sizeof reason, "'%s' in ATTN_PLUGIN_PATH is not an absolute path", path);
+        runtime_log(runtime, ATTN_LOG_WARN, "plugins: %s", reason);
         return plugins_add(runtime, path, ATTN_ERROR_INVALID_ARGUMENT, reason);
     }
     if (realpath(path, real) == NULL || stat(real, &info) != 0) {
         snprintf(reason, sizeof reason, "%s", strerror(errno));
+        runtime_log(runtime, ATTN_LOG_WARN, "plugins: '%s' in ATTN_PLUGIN_PATH: %s", path, reason);
         return plugins_add(runtime, path, ATTN_ERROR_NOT_FOUND, reason);
     }
     return S_ISDIR(info.st_mode) ? add_folder(runtime, real)
@@ -137,14 +162,39 @@ static attn_status add_configured(attn_runtime *runtime)
     return status;
 }
 
+/* The file behind an address of this process, as the kernel has mapped it: the linker knows only
+ * the name by which it was opened, and a relative one means another file once the working directory
+ * has changed. */
+static bool mapped_file(const void *address, char file[PATH_MAX])
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[PATH_MAX + 128];
+    bool found = false;
+    while (maps != NULL && !found && fgets(line, sizeof line, maps) != NULL) {
+        unsigned long long begin, end;
+        char *path = strchr(line, '/');
+        if (path != NULL && sscanf(line, "%llx-%llx", &begin, &end) == 2 &&
+            (uintptr_t)address >= begin && (uintptr_t)address < end) {
+            path[strcspn(path, "\n")] = '\0';
+            found = realpath(path, file) != NULL;
+            break;
+        }
+    }
+    if (maps != NULL) {
+        fclose(maps);
+    }
+    return found;
+}
+
 /* <build>/core/libattn.so.1, or <libdir>/libattn.so.1. */
 bool core_place(char folder[PATH_MAX], bool *build_tree)
 {
     Dl_info info;
     /* Any object of this library tells where it was loaded from. */
     static const char here;
-    if (dladdr(&here, &info) == 0 || info.dli_fname == NULL || info.dli_fname[0] != '/' ||
-        realpath(info.dli_fname, folder) == NULL) {
+    bool known = dladdr(&here, &info) != 0 && info.dli_fname != NULL && info.dli_fname[0] == '/' &&
+                 realpath(info.dli_fname, folder) != NULL;
+    if (!known && !mapped_file(&here, folder)) {
         return false;
     }
     *strrchr(folder, '/') = '\0';
@@ -164,6 +214,8 @@ static attn_status add_own(attn_runtime *runtime)
     struct stat there;
     bool build_tree;
     if (!core_place(place, &build_tree)) {
+        note(runtime, ATTN_LOG_WARN,
+             "the folder of libattn.so.1 is not known (no /proc), so only ATTN_PLUGIN_PATH counts");
         return ATTN_OK;
     }
     snprintf(folder, sizeof folder, "%s/%s", place, build_tree ? "plugins" : "attn");

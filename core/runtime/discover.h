@@ -9,15 +9,16 @@
 
 /* Fills runtime->plugins: ATTN_PLUGIN_PATH's entries in order, then the installed directory, or the
  * build tree's when the core itself lies in one. Each directory's attn_*.so, sorted. Entries that
- * are not absolute are kept with their reason. A file is taken once. */
+ * are not absolute are kept with their reason. A file is taken once. runtime->searched says what
+ * was looked at. */
 attn_status plugins_discover(attn_runtime *runtime, struct attn_error *error);
 
 /* Appends a file to runtime->plugins; `status` and `reason` where it is refused already. */
 attn_status plugins_add(attn_runtime *runtime, const char *file, attn_status status,
                         const char *reason);
 
-/* The folder of this library, or, if it lies in a build tree, that tree's. False: it was loaded by
- * a relative name, which would be read against the working directory. */
+/* The folder of this library, or, if it lies in a build tree, that tree's, by whatever name it was
+ * opened. False: that is not known. */
 bool core_place(char folder[PATH_MAX], bool *build_tree);
 
 #endif

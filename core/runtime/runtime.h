@@ -76,6 +76,7 @@ struct attn_runtime {
     int32_t num_devices;
     struct backend *backends; /* sorted by full_name, then device */
     int32_t num_backends;
+    char searched[768]; /* the folders that discovery looked at, each with what it gave */
     pthread_mutex_t lock;
     struct machine machine; /* if there is a cache of probes */
     bool cache_pruned;

@@ -222,6 +222,22 @@ static attn_status tell_unserved(const struct attn_assignment *assignment, struc
     return ATTN_OK;
 }
 
+/* Where nothing offers a backend the selection text is not to blame: names what was looked at. */
+static attn_status tell_no_backends(const attn_runtime *runtime, struct attn_error *error)
+{
+    struct text text;
+    text_init(&text, &runtime->host);
+    text_add(&text, "no plugin offers a backend; looked at: %s", runtime->searched);
+    for (int32_t i = 0; i < runtime->num_plugins; i++) {
+        const struct plugin *plugin = &runtime->plugins[i];
+        text_add(&text, "; %s: %s", plugin->file,
+                 plugin->reason[0] != '\0' ? plugin->reason : "no backend on this machine");
+    }
+    error_set(error, ATTN_ERROR_NO_BACKEND, "plugins", "%s", text_get(&text));
+    text_finish(&text);
+    return ATTN_ERROR_NO_BACKEND;
+}
+
 static attn_status read_options(struct attn_select_options *options,
                                 const struct attn_select_options *given, struct attn_error *error)
 {
@@ -327,6 +343,10 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
     if (status == ATTN_OK && options.import_text != NULL) {
         text = options.import_text; /* what it says is taken as it is, instead of the rules */
         status = import_rules(&selection.rules, text, num_layers, selection.arena, error);
+    }
+    if (status == ATTN_OK && runtime->num_backends == 0 &&
+        !(options.flags & ATTN_SELECT_KEEP_UNSERVED)) {
+        status = tell_no_backends(runtime, error);
     }
     status = status == ATTN_OK ? check_names(&selection, text, error) : status;
     assignment->device =

@@ -37,7 +37,7 @@ static enum trial_result hold(struct trial *trial, struct memories *m, const cha
 {
     bool read = device_read(trial->device, m->after, m->device, SIZE);
     if (status == ATTN_ERROR_UNSUPPORTED) {
-        return trial_say(trial, TRIAL_SKIPPED, "refused: %s: %s", error->field, error->message);
+        return trial_call_refused(trial, error);
     }
     if (status != ATTN_OK || !read) {
         return trial_call_failed(trial, what, status, error);

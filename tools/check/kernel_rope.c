@@ -195,7 +195,7 @@ static enum trial_result rope(struct trial *trial, const struct problem *p,
         attn_status status = call_rope(&reference, &theirs, &error);
         attn_status other = status == ATTN_OK ? call_rope(&tested, &ours, &error) : status;
         if (status == ATTN_OK && other == ATTN_ERROR_UNSUPPORTED) {
-            result = trial_say(trial, TRIAL_SKIPPED, "refused: %s: %s", error.field, error.message);
+            result = trial_call_refused(trial, &error);
         } else {
             result = other == ATTN_OK ? hold_rope(trial, p, &reference, &tested)
                                       : trial_call_failed(trial, "rope_write_kv", other, &error);

@@ -59,7 +59,7 @@ enum trial_result pair_run(struct pair *pair, pair_call *call, const void *conte
     bool read = device_read(trial->device, pair->found, pair->memory, pair->image.size);
     device_stream_destroy(trial->device, stream);
     if (status == ATTN_ERROR_UNSUPPORTED || (pair->optional && status != ATTN_OK)) {
-        return trial_say(trial, TRIAL_SKIPPED, "refused: %s: %s", error.field, error.message);
+        return trial_call_refused(trial, &error);
     }
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "kernel", status, &error);

@@ -52,6 +52,15 @@ enum trial_result trial_call_failed(struct trial *trial, const char *what, attn_
                      error->message);
 }
 
+enum trial_result trial_call_refused(struct trial *trial, const struct attn_error *error)
+{
+    return error->message[0] == '\0'
+               ? trial_say(trial, TRIAL_SKIPPED,
+                           "the kernel refused it as unsupported, without a text")
+               : trial_say(trial, TRIAL_SKIPPED, "the kernel refused it: %s: %s", error->field,
+                           error->message);
+}
+
 /* A plan for other blocks, and other slots, that update_block_table then replaces. */
 static attn_status plan_and_update(struct side *side, const struct problem *problem,
                                    struct attn_error *error)

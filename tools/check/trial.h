@@ -45,6 +45,10 @@ trial_say(struct trial *trial, enum trial_result result, const char *format, ...
 enum trial_result trial_call_failed(struct trial *trial, const char *what, attn_status status,
                                     const struct attn_error *error);
 
+/* A call of the backend was refused as unsupported: the case is skipped, with its text if there is
+ * any. */
+enum trial_result trial_call_refused(struct trial *trial, const struct attn_error *error);
+
 /* What the backend's own `supports` says; its last reason is kept. */
 bool trial_supports(struct trial *trial, const struct backend *backend,
                     const struct attn_layer_desc *layer, int32_t phase);

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where plugins are looked for: a core that is opened by a relative name finds its own, and one
+ * that finds none says where it has looked and why that gave nothing. The argument is libattn.so.1.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <attn/api.h>
+#include <cmocka.h>
+#include <dlfcn.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char core[PATH_MAX];
+static char warnings[2048];
+
+static void keep_warning(void *user, int32_t level, const char *who, const char *message)
+{
+    (void)user, (void)who;
+    if (level == ATTN_LOG_WARN) {
+        strncat(warnings, message, sizeof warnings - strlen(warnings) - 1);
+    }
+}
+
+static const struct attn_host host = {.struct_size = sizeof host, .log = keep_warning};
+
+static attn_runtime *open_core(const char *name, const char *path, const struct attn_api **api)
+{
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .host = &host,
+                                                 .backend = "cpu_simd",
+                                                 .plugin_path = path,
+                                                 .cache_dir = "",
+                                                 .num_threads = 1,
+                                                 .log_level = 1 + ATTN_LOG_WARN,
+                                                 .ignore_environment = 1};
+    attn_runtime *runtime = NULL;
+    if (library == NULL) {
+        fail_msg("%s", dlerror());
+    }
+    attn_get_api_fn *get = (attn_get_api_fn *)(uintptr_t)dlsym(library, ATTN_GET_API_SYMBOL);
+    assert_int_equal(get(ATTN_ABI_VERSION, ATTN_ABI_VERSION, api, NULL), ATTN_OK);
+    assert_int_equal((*api)->runtime_create(&options, &runtime, NULL), ATTN_OK);
+    return runtime;
+}
+
+/* In a process of its own, since a library is opened by its first name. */
+static void apart(void (*body)(void))
+{
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        body();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void open_relative(void)
+{
+    char folder[PATH_MAX], name[PATH_MAX + 2];
+    const struct attn_api *api;
+    snprintf(folder, sizeof folder, "%s", core);
+    snprintf(name, sizeof name, "./%s", strrchr(core, '/') + 1);
+    assert_int_equal(chdir(dirname(folder)), 0);
+    /* the directory that the name was relative to is left before anything is looked for */
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(library);
+    assert_int_equal(chdir("/"), 0);
+    attn_runtime *runtime = open_core(core, "", &api);
+    if (api->backend_count(runtime) < 1) {
+        printf("no backends\n");
+        _exit(1);
+    }
+    api->runtime_destroy(runtime);
+}
+
+static void test_relative_name(void **state)
+{
+    (void)state;
+    apart(open_relative);
+}
+
+static void test_nothing_found(void **state)
+{
+    char folder[] = "/tmp/attn_places_XXXXXX", command[3 * PATH_MAX], copy[PATH_MAX],
+         wanted[PATH_MAX];
+    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
+                                          .name = "layer",
+                                          .dtype = ATTN_DTYPE_F32,
+                                          .num_q_heads = 1,
+                                          .num_kv_heads = 1,
+                                          .head_size = 64,
+                                          .scale = 1,
+                                          .causal = 1};
+    const struct attn_layer_desc *layers = &layer;
+    const struct attn_api *api;
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_assignment *assignment;
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(copy, sizeof copy, "%s/libattn.so.1", folder);
+    snprintf(command, sizeof command, "cp '%s' '%s'", core, copy);
+    assert_int_equal(system(command), 0); /* NOLINT(cert-env33-c): paths of the build */
+    attn_runtime *runtime = open_core(copy, "here/attn:/no/such/folder", &api);
+    assert_int_equal(api->backend_count(runtime), 0);
+    assert_non_null(strstr(warnings, "'here/attn' in ATTN_PLUGIN_PATH is not an absolute path"));
+    assert_non_null(strstr(warnings, "'/no/such/folder' in ATTN_PLUGIN_PATH: No such file"));
+    assert_int_equal(api->select(runtime, NULL, &layers, 1, &assignment, &error),
+                     ATTN_ERROR_NO_BACKEND);
+    assert_string_equal(error.field, "plugins");
+    snprintf(wanted, sizeof wanted, "%s/attn: No such file", folder);
+    assert_non_null(strstr(error.message, wanted));
+    assert_non_null(strstr(error.message, "/no/such/folder: No such file"));
+    api->runtime_destroy(runtime);
+    unlink(copy);
+    rmdir(folder);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_relative_name),
+                                       cmocka_unit_test(test_nothing_found)};
+    if (argc < 2 || realpath(argv[1], core) == NULL) {
+        return 2;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
