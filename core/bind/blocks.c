@@ -39,22 +39,11 @@ static void add_plane(struct planes *all, struct plane plane)
     all->planes[all->count++] = plane;
 }
 
-/* Bytes of a row of one head, scales not counted. */
-static int64_t row_bytes(const attn_layer *layer, const struct attn_kv_view *view, bool value)
-{
-    if (layer->selected->gdn != NULL) { /* states are float32, their windows activations */
-        int64_t bytes = value && layer->desc->dtype != ATTN_DTYPE_F32 ? 2 : 4;
-        return view->head_size * bytes;
-    }
-    int64_t row = kv_row_bytes(layer->spec.kv_dtype, view->head_size, value);
-    return layer->spec.kv_dtype == ATTN_KV_NVFP4 ? view->head_size / 2 : row;
-}
-
 static void add_view(struct planes *all, const attn_layer *layer, const struct attn_kv_view *view,
                      bool value)
 {
     int64_t slots = view->block_size - 1, heads = view->num_heads - 1;
-    int64_t row = row_bytes(layer, view, value);
+    int64_t row = layer->row_bytes[value];
     int64_t scale = kv_scale_bytes(layer->spec.kv_dtype, view->head_size, value);
     if (view->pack > 0 && view->pack < view->head_size) {
         int64_t pieces = view->head_size / view->pack;

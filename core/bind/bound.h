@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include "bind/kept.h"
+#include "compose/composition.h"
 #include "select/assignment.h"
 
 /* A backend, created on its device. */
@@ -41,16 +42,6 @@ struct served {
     bool prepared[PART_COUNT];
 };
 
-/* One projection of MLA, [Hq, rows, columns], over the engine's memory. */
-struct head_weights {
-    struct attn_tensor tensor; /* its shape and strides are these */
-    int64_t shape[3], strides[3];
-    const float *scale; /* or NULL */
-    int64_t num_scales;
-    struct attn_tensor block_scale; /* mxfp4: data is not NULL */
-    int64_t block_shape[3], block_strides[3];
-};
-
 struct attn_layer {
     attn_model *model;
     int32_t index;
@@ -61,16 +52,20 @@ struct attn_layer {
     const struct attn_layer_desc *desc; /* its description */
     attn_layer *owner; /* whose cache this one reads: itself, or its sharing target */
     struct served served[ATTN_PHASE_COUNT];
+    const struct composition
+        *compositions[MAX_COMPOSITIONS + 1];          /* that serve it; ends with NULL */
+    void *data[MAX_COMPOSITIONS];                     /* layer_bytes of each */
     struct attn_layer_desc parts[PART_COUNT];         /* as kernels see them */
     struct attn_layer_params part_params[PART_COUNT]; /* likewise */
     struct attn_kv_spec spec;
     struct attn_kv_view k_cache, v_cache; /* data NULL: not bound */
     bool has_v_cache;
+    int64_t row_bytes[2];       /* of one head in k_cache and v_cache, scales not counted */
+    int64_t tokens_per_block;   /* of a block table's entry: over all ranks that share the cache */
     struct kept_params kept[2]; /* one is in use, the other takes what is bound next */
     struct kept_params *params; /* the one in use; NULL: none bound */
     /* that hold calls prepared with its cache or parameters; guarded by attn_model.lock */
     int32_t num_plans;
-    struct head_weights mla_uk, mla_uv; /* [Hq, nope, kv_lora_rank], [Hq, kv_lora_rank, v] */
 };
 
 struct attn_model {
@@ -88,6 +83,9 @@ struct attn_model {
     pthread_mutex_t lock; /* of states[] and num_plans */
 };
 
+/* The layer's memory of a composition that serves it. */
+void *layer_data(const attn_layer *layer, const struct composition *composition);
+
 /* Rewrites the layer for each part, after binding anything that changes them. */
 void layer_rewrite_parts(attn_layer *layer);
 
@@ -95,40 +93,15 @@ void layer_rewrite_parts(attn_layer *layer);
 attn_status layer_prepare(attn_layer *layer, int32_t phase, int32_t part, struct attn_error *error);
 void layer_release_states(attn_layer *layer);
 
-/* mla.c, gdn.c: what the parameters of such layers must bring; the layer as its kernels see it. */
-attn_status mla_bind_weights(attn_layer *layer, const struct attn_layer_params *params,
-                             struct attn_error *error);
-void mla_rewrite_parts(attn_layer *layer);
-int32_t mla_padded_heads(const attn_layer *layer);
-/* What scales are calculated from: of q, k and v the query's first part and the latent rows;
- * returns its second part. */
+/* cache.c: refuses while a plan holds the layer: sizes, views and what kernels made of the
+ * parameters. `call` names who asks. */
+attn_status layer_check_unplanned(attn_layer *layer, const char *call, struct attn_error *error);
+
+/* A tensor of three dimensions over memory of its own, see composition.scale_inputs. */
 struct head_rows {
     struct attn_tensor tensor;
     int64_t shape[3], strides[3];
 };
-const struct attn_tensor *mla_scale_inputs(const struct attn_step_io *io, struct head_rows *latent,
-                                           const struct attn_tensor *tensors[3]);
-attn_status gdn_check_weights(const attn_layer *layer, const struct attn_layer_params *params,
-                              struct attn_error *error);
-
-/* parallel.c: is the cache spread over ranks? Then a block of the table holds so many tokens over
- * all of them. */
-bool layer_is_spread(const attn_layer *layer);
-int32_t layer_cache_ranks(const attn_layer *layer); /* n */
-int32_t layer_cache_rank(const attn_layer *layer);  /* of a spread one */
-/* Have the ranks of `prefill` a slice each of a request's queries? */
-bool layer_splits_queries(const attn_layer *layer);
-bool layer_same_ranks(const attn_layer *a, const attn_layer *b);
-int64_t layer_tokens_per_block(const attn_layer *layer);
-void parallel_rewrite_parts(attn_layer *layer);
-
-/* encoder.c: a multimodal encoder in fp8, and the memory of its scales among its parameters (NULL:
- * not there). */
-bool layer_is_quantized_encoder(const attn_layer *layer);
-const struct attn_mm_encoder_state *encoder_state(const struct attn_layer_params *params);
-attn_status encoder_check_state(const attn_layer *layer, const struct attn_layer_params *params,
-                                struct attn_error *error);
-void encoder_rewrite_parts(attn_layer *layer);
 
 /* A cache ends at most so far behind its beginning, which is more than a machine addresses, so that
  * sums of several stay far from overflow. */

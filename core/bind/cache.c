@@ -10,7 +10,6 @@
 #include "util/structs.h"
 
 #define MIN_VIEW 112 /* sizes in ABI 0.1 */
-#define MIN_STATE 64
 #define MIN_PARAMS 96
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
@@ -155,9 +154,9 @@ static attn_status check_walk(const attn_layer *layer, const struct attn_kv_view
     const char *name = layer->desc->name, *which = value ? "v" : "k";
     bool packed = view->pack > 0 && view->pack < view->head_size;
     bool nhd = view->stride_slot >= view->stride_head;
-    uint64_t walk = layer->selected->mla != NULL ? ATTN_WALK_LATENT
-                    : nhd                        ? ATTN_WALK_NHD
-                                                 : ATTN_WALK_HND;
+    uint64_t walk = layer->spec.layout == ATTN_KV_LAYOUT_LATENT ? ATTN_WALK_LATENT
+                    : nhd                                       ? ATTN_WALK_NHD
+                                                                : ATTN_WALK_HND;
     walk |= packed ? ATTN_WALK_PACKED : 0;
     if (view->num_heads == 1 || view->block_size == 1) { /* both orders are the same */
         walk &= ~(ATTN_WALK_NHD | ATTN_WALK_HND);
@@ -181,20 +180,6 @@ static attn_status check_walk(const attn_layer *layer, const struct attn_kv_view
         }
     }
     return ATTN_OK;
-}
-
-/* A plan holds sizes, views and what kernels made of the parameters. `call` names who asks. */
-static attn_status check_no_plans(attn_layer *layer, const char *call, struct attn_error *error)
-{
-    pthread_mutex_lock(&layer->model->lock);
-    int32_t plans = layer->num_plans;
-    pthread_mutex_unlock(&layer->model->lock);
-    return plans == 0
-               ? ATTN_OK
-               : error_set(error, ATTN_ERROR_ORDER, call,
-                           "layer '%s' is in %d plans, and takes new memory in none; destroy them "
-                           "first, or change what the memory holds",
-                           layer->desc->name, plans);
 }
 
 /* K and V: as many blocks of each, and no byte is both. */
@@ -224,6 +209,19 @@ static attn_status check_apart(const attn_layer *layer, const struct attn_kv_vie
     return ATTN_OK;
 }
 
+attn_status layer_check_unplanned(attn_layer *layer, const char *call, struct attn_error *error)
+{
+    pthread_mutex_lock(&layer->model->lock);
+    int32_t plans = layer->num_plans;
+    pthread_mutex_unlock(&layer->model->lock);
+    return plans == 0
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_ORDER, call,
+                           "layer '%s' is in %d plans, and takes new memory in none; destroy them "
+                           "first, or change what the memory holds",
+                           layer->desc->name, plans);
+}
+
 attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
                           const struct attn_kv_view *v, struct attn_error *error)
 {
@@ -236,7 +234,7 @@ attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
                    layer->owner != layer ? "it reads that of its kv_sharing_target"
                                          : "its kind has none");
     }
-    bool latent = layer->selected->mla != NULL;
+    bool latent = layer->spec.layout == ATTN_KV_LAYOUT_LATENT;
     if (k == NULL || (v == NULL) != latent) {
         return BAD("v", "layer '%s': k %p, v %p; %s", layer->desc->name, (const void *)k,
                    (const void *)v, latent ? "an MLA layer has k only" : "both are needed");
@@ -253,93 +251,17 @@ attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
     if (status == ATTN_OK && !latent) {
         status = check_apart(layer, views, error);
     }
-    status = status == ATTN_OK ? check_no_plans(layer, "layer_bind_kv", error) : status;
+    status = status == ATTN_OK ? layer_check_unplanned(layer, "layer_bind_kv", error) : status;
     if (status == ATTN_OK) {
         layer->k_cache = views[0];
         layer->has_v_cache = !latent;
+        layer->row_bytes[0] = data_bytes(layer->desc, false);
+        layer->row_bytes[1] = data_bytes(layer->desc, true);
         if (!latent) {
             layer->v_cache = views[1];
         }
     }
     return status;
-}
-
-/* All slots of both states within MAX_CACHE bytes. */
-static attn_status check_state_reach(const attn_layer *layer, const struct attn_gdn_state *s,
-                                     int64_t conv_element, struct attn_error *error)
-{
-    const struct attn_gdn_desc *g = layer->selected->gdn;
-    const int64_t channels =
-        2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
-    const int64_t strides[] = {s->state_stride_slot, s->conv_stride_slot, s->conv_stride_channel};
-    const int64_t counts[] = {s->num_slots, s->num_slots, channels};
-    static const char *const names[] = {"state_stride_slot", "conv_stride_slot",
-                                        "conv_stride_channel"};
-    for (int32_t i = 0; i < (g->conv_width > 0 ? 3 : 1); i++) {
-        const int64_t most = MAX_CACHE / (i == 0 ? 4 : conv_element) / counts[i];
-        if (strides[i] < 0 || strides[i] > most) {
-            return error_set(error, ATTN_ERROR_LIMIT, names[i],
-                             "layer '%s': %lld elements between neighbours of %lld; 0 to %lld",
-                             layer->desc->name, (long long)strides[i], (long long)counts[i],
-                             (long long)most);
-        }
-    }
-    return ATTN_OK;
-}
-
-/* State as two views, see gdn.h: kernels take all memory alike. */
-attn_status layer_bind_state(attn_layer *layer, const struct attn_gdn_state *state,
-                             struct attn_error *error)
-{
-    struct attn_gdn_state read;
-    if (layer == NULL || layer->selected->gdn == NULL) {
-        return BAD("layer", "only a gdn layer takes a state");
-    }
-    const struct attn_gdn_desc *g = layer->selected->gdn;
-    attn_status status = struct_read(&read, sizeof read, MIN_STATE, state, "attn_gdn_state", error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    int64_t head = (int64_t)g->head_size_v * g->head_size_k;
-    int64_t element = layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2;
-    int32_t channels = 2 * g->num_k_heads * g->head_size_k + g->num_v_heads * g->head_size_v;
-    if (read.state == NULL || read.num_slots <= 0 ||
-        read.state_stride_slot < head * g->num_v_heads ||
-        (g->conv_width > 0 && read.conv_state == NULL)) {
-        return BAD(
-            "state",
-            "layer '%s': state %p of %lld slots, %lld floats apart, conv_state %p; a state of "
-            "at least %lld floats a slot%s is needed",
-            layer->desc->name, read.state, (long long)read.num_slots,
-            (long long)read.state_stride_slot, read.conv_state, (long long)(head * g->num_v_heads),
-            g->conv_width > 0 ? " and the convolution's" : "");
-    }
-    status = check_state_reach(layer, &read, element, error);
-    status = status == ATTN_OK ? check_no_plans(layer, "layer_bind_state", error) : status;
-    if (status != ATTN_OK) {
-        return status;
-    }
-    layer->k_cache = (struct attn_kv_view){.struct_size = sizeof layer->k_cache,
-                                           .data = read.state,
-                                           .num_blocks = read.num_slots,
-                                           .block_size = 1,
-                                           .num_heads = g->num_v_heads,
-                                           .head_size = (int32_t)head,
-                                           .stride_block = 4 * read.state_stride_slot,
-                                           .stride_slot = 4 * head * g->num_v_heads,
-                                           .stride_head = 4 * head};
-    layer->has_v_cache = g->conv_width > 0;
-    layer->v_cache =
-        (struct attn_kv_view){.struct_size = sizeof layer->v_cache,
-                              .data = read.conv_state,
-                              .num_blocks = read.num_slots,
-                              .block_size = 1,
-                              .num_heads = channels,
-                              .head_size = g->conv_width - 1 + g->num_speculative_tokens,
-                              .stride_block = element * read.conv_stride_slot,
-                              .stride_slot = element * read.conv_stride_slot,
-                              .stride_head = element * read.conv_stride_channel};
-    return ATTN_OK;
 }
 
 static attn_status check_sink(const attn_layer *layer, const struct attn_tensor *tensor, bool value,
@@ -387,18 +309,14 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
         status = status == ATTN_OK ? check_sink(layer, read.sink_v, true, error) : status;
     }
     if (status == ATTN_OK) {
-        status = check_no_plans(layer, "layer_bind_params", error);
+        status = layer_check_unplanned(layer, "layer_bind_params", error);
     }
     struct kept_params *kept = &layer->kept[layer->params == &layer->kept[0]];
     status = status == ATTN_OK ? kept_params_take(kept, &read, error) : status;
-    if (status == ATTN_OK && layer->selected->gdn != NULL) {
-        status = gdn_check_weights(layer, &kept->params, error);
-    }
-    if (status == ATTN_OK && layer->selected->mla != NULL) {
-        status = mla_bind_weights(layer, &kept->params, error);
-    }
-    if (status == ATTN_OK && layer_is_quantized_encoder(layer)) {
-        status = encoder_check_state(layer, &kept->params, error);
+    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
+        if (status == ATTN_OK && (*c)->bind_params != NULL) {
+            status = (*c)->bind_params(layer, &kept->params, error);
+        }
     }
     if (status != ATTN_OK) {
         return status;

@@ -15,10 +15,14 @@ static bool same_table(attn_layer *a, attn_layer *b)
     if (!cached_x || !cached_y) {
         return cached_x == cached_y;
     }
+    for (int32_t i = 0; compositions[i] != NULL; i++) {
+        if (compositions[i]->same_table != NULL && !compositions[i]->same_table(a, b)) {
+            return false;
+        }
+    }
     return a->owner->spec.kind == b->owner->spec.kind &&
            a->owner->spec.layout == b->owner->spec.layout &&
-           layer_tokens_per_block(a->owner) == layer_tokens_per_block(b->owner) &&
-           layer_same_ranks(a, b) && layer_same_cache(x, y);
+           a->owner->tokens_per_block == b->owner->tokens_per_block && layer_same_cache(x, y);
 }
 
 /* backend, phase, Hq, window, chunk, soft cap, scale, sinks, causality; and what else changes a

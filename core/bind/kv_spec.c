@@ -136,17 +136,6 @@ static void set_paged_shape(struct attn_kv_spec *spec)
     }
 }
 
-/* One page is all of a slot's state: S [Hv, Dv, Dk] float32, and the convolution's window. */
-static int64_t gdn_bytes(const struct layer *layer)
-{
-    const struct attn_gdn_desc *g = layer->gdn;
-    int64_t state = (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k * 4;
-    int64_t channels =
-        2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
-    int64_t width = g->conv_width > 0 ? g->conv_width - 1 + g->num_speculative_tokens : 0;
-    return state + channels * width * (layer->desc.dtype == ATTN_DTYPE_F32 ? 4 : 2);
-}
-
 void layer_make_spec(attn_layer *layer, int32_t layout)
 {
     const struct attn_layer_desc *l = layer->desc;
@@ -167,20 +156,21 @@ void layer_make_spec(attn_layer *layer, int32_t layout)
         spec->block_size = 0;
         return;
     }
-    if (layer->selected->gdn != NULL) {
-        spec->page_bytes = gdn_bytes(layer->selected);
-        spec->block_size = 1;
-    } else if (layer->selected->mla != NULL) {
-        spec->layout = ATTN_KV_LAYOUT_LATENT;
-        spec->page_bytes = spec->block_size * kv_row_bytes(l->kv_dtype, l->head_size, false);
-    } else {
+    bool own = false;
+    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
+        if ((*c)->make_spec != NULL) {
+            (*c)->make_spec(layer, spec);
+            own = true;
+        }
+    }
+    if (!own) {
         int64_t row = kv_row_bytes(l->kv_dtype, l->head_size, false) +
                       kv_row_bytes(l->kv_dtype, l->head_size_v, true) + scale_bytes(l->kv_dtype);
         spec->page_bytes = (int64_t)spec->block_size * spec->num_kv_heads * row;
     }
     spec->padded_page_bytes =
         l->padded_page_bytes > spec->page_bytes ? l->padded_page_bytes : spec->page_bytes;
-    if (layer->selected->gdn != NULL || layer->selected->mla != NULL) {
+    if (own) { /* a block is one page of bytes */
         static const int32_t straight[] = {0, 1};
         set_shape(spec, 2, (const int64_t[]){-1, spec->padded_page_bytes}, straight);
     } else {
@@ -296,7 +286,7 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
         make_view(&spec, i == 1, base, num_blocks, &views[i]);
         add_scales(&spec, base, i == 1, &views[i]);
     }
-    if (layer->selected->mla != NULL) {
+    if (spec.layout == ATTN_KV_LAYOUT_LATENT) {
         views[0].num_heads = 1;
         views[0].stride_block = spec.padded_page_bytes;
         views[0].stride_slot = kv_row_bytes(spec.kv_dtype, spec.head_size, false);

@@ -15,28 +15,14 @@
  * phase read it. */
 void layer_rewrite_parts(attn_layer *layer)
 {
-    uint32_t composed[ATTN_PHASE_COUNT];
-    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
-        composed[phase] = layer->served[phase].composed;
-    }
-    for (int32_t part = 0; part < PART_COUNT; part++) {
+    layer->parts[PART_MAIN] = *layer->desc;
+    for (int32_t part = PART_MAIN + 1; part < PART_COUNT; part++) {
         struct attn_layer_desc *desc = &layer->parts[part];
         *desc = *layer->desc;
-        desc->output_form = ATTN_OUTPUT_PLAIN;
-        if (part == PART_MAIN) {
-            bool quantizes = (composed[0] | composed[1]) & ATTN_COMPOSE_OUTPUT_QUANT;
-            desc->output_form = quantizes ? ATTN_OUTPUT_PLAIN : layer->desc->output_form;
-            if ((composed[0] | composed[1]) & ATTN_COMPOSE_STATIC_SINK) {
-                desc->kind = ATTN_LAYER_DECODER;
-                desc->sink_len = 0;
-            }
-            if ((composed[0] | composed[1]) & ATTN_COMPOSE_CHUNKED) {
-                desc->chunk_size = desc->chunk_lookback = 0;
-            }
-            continue;
-        }
         layer->part_params[part].sinks = NULL;
         layer->part_params[part].sink_k = layer->part_params[part].sink_v = NULL;
+        desc->kind = ATTN_LAYER_DECODER;
+        desc->output_form = ATTN_OUTPUT_PLAIN;
         desc->has_sinks = 0;
         desc->sink_len = 0;
         desc->causal = desc->causal_per_request = 0;
@@ -45,16 +31,12 @@ void layer_rewrite_parts(attn_layer *layer)
         desc->has_window = 0;
         desc->window_left = desc->window_right = -1;
         desc->needs_lse = 1;
-        desc->kind = part == PART_SINK ? ATTN_LAYER_ENCODER_ONLY : ATTN_LAYER_DECODER;
     }
-    if (layer->selected->mla != NULL) {
-        mla_rewrite_parts(layer);
-    }
-    if (layer_is_spread(layer) && layer->selected->mla == NULL) {
-        parallel_rewrite_parts(layer);
-    }
-    if (layer_is_quantized_encoder(layer)) {
-        encoder_rewrite_parts(layer);
+    layer->tokens_per_block = layer->desc->block_size;
+    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
+        if ((*c)->rewrite_parts != NULL) {
+            (*c)->rewrite_parts(layer);
+        }
     }
 }
 
@@ -89,6 +71,33 @@ void layer_release_states(attn_layer *layer)
     }
 }
 
+void *layer_data(const attn_layer *layer, const struct composition *composition)
+{
+    int32_t i = 0;
+    while (layer->compositions[i] != composition) {
+        i++;
+    }
+    return layer->data[i];
+}
+
+static attn_status find_compositions(attn_layer *layer, struct attn_error *error)
+{
+    int32_t count = 0;
+    for (int32_t i = 0; compositions[i] != NULL; i++) {
+        size_t bytes = compositions[i]->layer_bytes;
+        if (compositions[i]->serves(layer)) {
+            layer->compositions[count] = compositions[i];
+            layer->data[count] = arena_alloc(&layer->model->arena, bytes);
+            if (bytes > 0 && layer->data[count] == NULL) {
+                return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "model",
+                                 "no memory for layer '%s'", layer->desc->name);
+            }
+            count++;
+        }
+    }
+    return ATTN_OK;
+}
+
 static attn_status bind_layer(attn_model *model, int32_t index,
                               const struct assignment_layer *source, struct attn_error *error)
 {
@@ -107,6 +116,7 @@ static attn_status bind_layer(attn_model *model, int32_t index,
         served->graph_level = choice->graph_level;
         status = model_make_instance(model, choice->backend, &served->instance, error);
     }
+    status = status == ATTN_OK ? find_compositions(layer, error) : status;
     if (status == ATTN_OK) {
         for (int32_t part = 0; part < PART_COUNT; part++) {
             layer->part_params[part].struct_size = sizeof layer->part_params[part];

@@ -42,9 +42,11 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io 
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layer", "layer or io is NULL");
     }
     const struct attn_tensor *tensors[] = {io->q, io->k, io->v}, *second_q = NULL;
-    struct head_rows latent;
-    if (layer->selected->mla != NULL) {
-        second_q = mla_scale_inputs(io, &latent, tensors);
+    struct head_rows rows;
+    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
+        if ((*c)->scale_inputs != NULL) {
+            second_q = (*c)->scale_inputs(io, &rows, tensors);
+        }
     }
     float *scales[] = {q_scale, k_scale, v_scale};
     const struct instance *instance = find_amax(layer, error);

@@ -2,33 +2,8 @@
 /* plan(): which calls this batch takes, over which view of it, and the vendors' own plans. */
 #include <string.h>
 
-#include "step/encoder.h"
-#include "step/gdn.h"
-#include "step/mla.h"
-#include "step/parallel.h"
-#include "step/queries.h"
 #include "step/schedule.h"
 #include "util/structs.h"
-
-static int32_t threshold_of(const attn_plan *plan)
-{
-    const attn_layer *layer = plan->steps[0].layer;
-    const struct attn_layer_desc *l = layer->desc;
-    int32_t declared = layer->served[ATTN_PHASE_DECODE].instance->caps->reorder_threshold;
-    if (l->kind == ATTN_LAYER_MLA && layer_is_spread(layer)) {
-        return 1; /* more queries are causal among keys that lie on several ranks */
-    }
-    if (l->num_speculative_tokens > 0) {
-        return 1 + l->num_speculative_tokens * (l->parallel_drafting ? 2 : 1);
-    }
-    return declared > 1 ? declared : 1;
-}
-
-static void use(attn_plan *plan, struct launch *launch, int32_t view)
-{
-    launch->schedule->view = view;
-    launch->args.batch = &plan->views[view];
-}
 
 /* One backend for both phases that takes mixed batches whole, or a layer with one phase: one call.
  */
@@ -39,102 +14,103 @@ static bool takes_whole(const struct step *step)
                                      served[0].instance->caps->features & ATTN_FEATURE_MIXED_BATCH);
 }
 
-static void choose_calls(attn_plan *plan, struct step *step)
+/* What a plain layer of this batch takes. */
+static void choose_attends(attn_plan *plan, struct step *step)
 {
     struct launch *prefill = &step->launches[ATTN_PHASE_PREFILL][PART_MAIN];
     struct launch *decode = &step->launches[ATTN_PHASE_DECODE][PART_MAIN];
-    bool all_decode = plan->split.num_prefills == 0 && !step->keys_are_inputs;
-    step->main[0] = step->main[1] = NULL;
+    int32_t calls = 0;
     step->program = run_attends;
-    if (!layer_is_spread(step->layer) && !plan->parallel.split &&
-        plan->split.num_decode_tokens == 0 && plan->split.num_prefill_tokens == 0) {
-        step->program = run_no_queries; /* query_start_loc may begin above 0 */
-        return;
-    }
-    if (step->layer->selected->mla != NULL) {
-        mla_choose_calls(plan, step);
-        return;
-    }
-    if (step->layer->selected->gdn != NULL) {
-        gdn_choose_calls(plan, step);
-        return;
-    }
-    if (layer_is_spread(step->layer)) {
-        parallel_choose_calls(plan, step);
-        return;
-    }
-    if (plan->given.num_actual_tokens == 0) {
-        step->program = run_no_queries;
-        return;
-    }
-    if (cascade_pays(plan, step)) {
-        struct launch *prefix = &step->launches[ATTN_PHASE_PREFILL][PART_PREFIX];
-        step->main[0] = all_decode ? decode : prefill;
-        use(plan, step->main[0], VIEW_SUFFIX);
-        use(plan, prefix, VIEW_PREFIX);
-        step->program = run_cascade;
-        return;
-    }
-    if (layer_is_quantized_encoder(step->layer)) {
-        step->program = run_encoder;
-    }
     if (takes_whole(step)) {
-        step->main[0] = all_decode ? decode : prefill;
-        use(plan, step->main[0], VIEW_WHOLE);
+        bool all_decode = plan->split.num_prefills == 0 && !step->keys_are_inputs;
+        step->main[0] = launch_use(all_decode ? decode : prefill, &plan->whole);
+        return;
+    }
+    if (plan->split.num_decodes > 0) {
+        step->main[calls++] = launch_use(decode, &plan->decode);
+    }
+    if (plan->split.num_prefills > 0) {
+        step->main[calls++] = launch_use(prefill, &plan->prefill);
+    }
+}
+
+/* Does a rank without queries of its own take part in this batch? */
+static bool joins(const attn_plan *plan)
+{
+    bool joins = false;
+    for (int32_t i = 0; i < plan->num_compositions; i++) {
+        const struct composition *c = plan->compositions[i].is;
+        joins |= c->joins != NULL && c->joins(plan);
+    }
+    return joins;
+}
+
+static void choose_calls(attn_plan *plan, struct step *step)
+{
+    const struct composition *const *list = step->layer->compositions, *taken = NULL;
+    int32_t count = 0;
+    step->main[0] = step->main[1] = NULL;
+    step->bring_keys = NULL;
+    while (list[count] != NULL) {
+        count++;
+    }
+    /* query_start_loc may begin above 0 */
+    bool rows = plan->split.num_decode_tokens + plan->split.num_prefill_tokens > 0 || joins(plan);
+    for (int32_t i = count - 1; i >= 0 && taken == NULL && rows; i--) {
+        taken = list[i]->choose != NULL && list[i]->choose(plan, step) ? list[i] : NULL;
+    }
+    if (taken != NULL) {
+        step->program = taken->run;
+    } else if (!rows || plan->given.num_actual_tokens == 0) {
+        step->program = run_nothing;
     } else {
-        int32_t calls = 0;
-        if (plan->split.num_decodes > 0) {
-            step->main[calls++] = decode;
-            use(plan, decode, VIEW_DECODE);
-        }
-        if (plan->split.num_prefills > 0) {
-            step->main[calls++] = prefill;
-            use(plan, prefill, VIEW_PREFILL);
+        choose_attends(plan, step);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        if (list[i]->wrap != NULL && list[i]->wrap(plan, step)) {
+            step->program = list[i]->run;
         }
     }
-    if (step->launches[ATTN_PHASE_PREFILL][PART_SINK].kernel != NULL) {
-        use(plan, &step->launches[ATTN_PHASE_PREFILL][PART_SINK], VIEW_SINK);
-        step->program = run_with_sink;
+}
+
+static attn_status send_integers(attn_plan *plan, void *stream, struct attn_error *error)
+{
+    const struct instance *instance = plan->steps[0].layer->served[ATTN_PHASE_DECODE].instance;
+    size_t bytes = (size_t)plan->used_integers * sizeof *plan->integers;
+    if (bytes == 0) {
+        return ATTN_OK;
     }
+    void *to = plan->workspace + plan->scratch.integers;
+    if (plan->model->device.type == ATTN_DEVICE_CPU) {
+        memcpy(to, plan->integers, bytes);
+        return ATTN_OK;
+    }
+    if (instance->kernels.copy == NULL) {
+        return error_set(error, ATTN_ERROR_UNSUPPORTED, "copy",
+                         "%s has no copy kernel, which a composed step needs",
+                         instance->caps->name);
+    }
+    return instance->kernels.copy(instance->handle, to, plan->integers, bytes,
+                                  ATTN_COPY_HOST_TO_DEVICE, stream, error);
 }
 
 static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *error)
 {
-    const attn_layer *layer = plan->steps[0].layer;
-    uint32_t composed = layer->served[0].composed | layer->served[1].composed;
-    bool cascade = false;
     attn_status status = ATTN_OK;
     plan->used_integers = 0;
-    status = queries_split(plan, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    plan->views[VIEW_WHOLE] = plan->given;
-    if (composed & ATTN_COMPOSE_CHUNKED) {
-        status = compose_chunks(plan, layer->desc, error);
+    plan->whole = plan->given;
+    for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
+        const struct composition *c = plan->compositions[i].is;
+        status = c->cut != NULL ? c->cut(plan, error) : ATTN_OK;
     }
     if (status == ATTN_OK) {
-        batch_split(plan, &plan->views[VIEW_WHOLE], threshold_of(plan));
+        batch_split(plan);
     }
-    if (status == ATTN_OK && layer->selected->mla != NULL) {
-        status = mla_make_views(plan, error);
+    for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
+        const struct composition *c = plan->compositions[i].is;
+        status = c->make_views != NULL ? c->make_views(plan, error) : ATTN_OK;
     }
-    if (status == ATTN_OK && layer->selected->gdn != NULL) {
-        status = gdn_make_views(plan, error);
-    }
-    if (status == ATTN_OK && layer_is_spread(layer) && layer->selected->mla == NULL) {
-        status = parallel_make_views(plan, error);
-    }
-    if (status == ATTN_OK && composed & ATTN_COMPOSE_STATIC_SINK) {
-        status = compose_sink(plan, layer->desc, error);
-    }
-    for (int32_t i = 0; i < plan->num_steps && !cascade; i++) {
-        cascade = cascade_pays(plan, &plan->steps[i]);
-    }
-    if (status == ATTN_OK && cascade) {
-        status = compose_cascade(plan, error);
-    }
-    return status == ATTN_OK ? compose_send(plan, stream, error) : status;
+    return status == ATTN_OK ? send_integers(plan, stream, error) : status;
 }
 
 /* What a plan is made for. */
@@ -164,9 +140,9 @@ static attn_status call_vendors(attn_plan *plan, const struct purpose *purpose, 
     attn_status status = ATTN_OK;
     for (int32_t i = 0; i < plan->num_schedules && status == ATTN_OK; i++) {
         struct schedule *schedule = &plan->schedules[i];
-        if (schedule->view >= 0) {
+        if (schedule->batch != NULL) {
             struct attn_attend_args args = *schedule->args;
-            args.batch = &plan->views[schedule->view];
+            args.batch = schedule->batch;
             args.stream = stream;
             status = call_vendor(schedule, &args, purpose, error);
         }
@@ -190,17 +166,16 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
         return status;
     }
     for (int32_t i = 0; i < plan->num_schedules; i++) {
-        plan->schedules[i].view = -1;
+        plan->schedules[i].batch = NULL;
     }
     bool empty = plan->given.mode == ATTN_BATCH_IDLE || plan->given.mode == ATTN_BATCH_PROFILE ||
-                 plan->given.num_reqs == 0 ||
-                 (plan->given.num_actual_tokens == 0 && queries_split_lens(plan) == NULL);
-    plan->parallel.split = false;
+                 plan->given.num_reqs == 0 || (plan->given.num_actual_tokens == 0 && !joins(plan));
     if (empty) {
         plan->split = (struct attn_batch_split){0, 0, 0, 0};
         for (int32_t i = 0; i < plan->num_steps; i++) {
             plan->steps[i].program = run_idle;
             plan->steps[i].enter = run_general;
+            plan->steps[i].bring_keys = NULL;
         }
         plan->ready = plan->table;
         return ATTN_OK;

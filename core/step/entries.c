@@ -99,7 +99,7 @@ void step_choose_entry(attn_plan *plan, struct step *step)
     }
     step->enter = run_general;
     bool plain_out = step->layer->desc->output_form == ATTN_OUTPUT_PLAIN;
-    if (!one_call || plan->parallel.split || !step->plain_checks || !plain_out ||
+    if (!one_call || step->bring_keys != NULL || !step->plain_checks || !plain_out ||
         step->keys_are_inputs || cross || plan->validate || hooks->before_layer != NULL ||
         hooks->after_layer != NULL) {
         return;

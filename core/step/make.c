@@ -2,54 +2,19 @@
 /* Making one layer's step of a plan: all calls that it may need, prepared, and what its tensors
  * have to be. */
 #include "select/layer_check.h"
-#include "step/gdn.h"
-#include "step/mla.h"
-#include "step/parallel.h"
 #include "step/schedule.h"
 
 /* bytes of one kernel; sums of them stay far from overflow */
 #define MAX_SCHEDULE ((size_t)1 << 40)
 
-static step_kernel *kernel_of(const struct instance *instance, int32_t kind)
+/* Bits of the parts that a phase may call: the layer itself, unless a composition says more. */
+static uint32_t parts_of(const attn_layer *layer, int32_t phase)
 {
-    switch (kind) {
-    case ATTN_LAYER_MLA:
-        return instance->kernels.attend_mla;
-    case ATTN_LAYER_MLA_SPARSE:
-        return instance->kernels.attend_mla_sparse;
-    case ATTN_LAYER_GDN:
-        return instance->kernels.gated_delta;
-    default:
-        return instance->kernels.attend;
+    uint32_t parts = 1u << PART_MAIN;
+    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
+        parts = (*c)->parts != NULL ? (*c)->parts(layer, phase, parts) : parts;
     }
-}
-
-/* Parts beside the layer itself run on prefill's backend: all tokens against a few fixed keys. */
-static bool needs_part(const attn_layer *layer, int32_t phase, int32_t part)
-{
-    const struct attn_layer_desc *l = layer->desc;
-    const struct instance *instance = layer->served[phase].instance;
-    const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
-    bool per_head = layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_MLA_PREFILL;
-    if (layer_is_spread(layer) && layer->selected->mla == NULL) {
-        return part == PART_NEW || part == PART_CONTEXT;
-    }
-    if (part == PART_MAIN) {
-        return phase == ATTN_PHASE_DECODE || !per_head;
-    }
-    if (phase != ATTN_PHASE_PREFILL) {
-        return false;
-    }
-    if (part == PART_NEW || part == PART_CONTEXT) {
-        return per_head;
-    }
-    if (part == PART_SINK) {
-        return layer->served[phase].composed & ATTN_COMPOSE_STATIC_SINK;
-    }
-    return l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window && l->chunk_size == 0 &&
-           instance->kernels.merge_states != NULL &&
-           (instance->caps->features & features) == features &&
-           instance->caps->terms & ATTN_TERM_BIDIRECTIONAL;
+    return parts;
 }
 
 /* The schedule of a layer's plan group for one part, made when its first layer comes. */
@@ -68,13 +33,17 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
     *schedule = (struct schedule){.plan_group = served->plan_group,
                                   .phase = phase,
                                   .part = part,
-                                  .view = -1,
                                   .args = &launch->args,
                                   .instance = served->instance};
     if (served->instance->kernels.plan_size != NULL) {
         struct attn_plan_size size = {.struct_size = sizeof size};
         struct attn_error why = ATTN_ERROR_INIT;
-        const struct attn_limits limits = parallel_limits(plan, layer, part);
+        struct attn_limits limits = plan->limits;
+        for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
+            if ((*c)->limit != NULL) {
+                (*c)->limit(plan, layer, part, &limits);
+            }
+        }
         attn_status status = served->instance->kernels.plan_size(
             served->instance->handle, served->states[part], &limits, &size, &why);
         if (status != ATTN_OK) {
@@ -112,8 +81,7 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
     if (status != ATTN_OK) {
         return status;
     }
-    launch->kernel =
-        kernel_of(served->instance, part == PART_MAIN ? layer->desc->kind : ATTN_LAYER_DECODER);
+    launch->kernel = served->instance->kernels.attend;
     launch->args = (struct attn_attend_args){.struct_size = sizeof launch->args,
                                              .instance = served->instance->handle,
                                              .state = served->states[part],
@@ -121,13 +89,14 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
                                              .params = &layer->part_params[part],
                                              .phase = phase};
     launch->args.flags = ATTN_RUN_NO_WRITE; /* but where plan() finds that it writes */
-    bool gathered = layer->selected->mla != NULL && part == PART_CONTEXT;
-    if (part == PART_SINK) {
-        launch->args.k = layer->params->params.sink_k;
-        launch->args.v = layer->params->params.sink_v;
-    } else if (owner->k_cache.data != NULL && part != PART_NEW && !gathered) {
+    if (owner->k_cache.data != NULL && part != PART_NEW) {
         launch->args.k_cache = &owner->k_cache;
         launch->args.v_cache = owner->has_v_cache ? &owner->v_cache : NULL;
+    }
+    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
+        if ((*c)->make_call != NULL) {
+            (*c)->make_call(step, part, launch);
+        }
     }
     status = find_schedule(plan, layer, phase, part, launch, error);
     if (status == ATTN_OK) {
@@ -154,25 +123,36 @@ static void describe_tensors(struct step *step)
     const struct instance *prefill = step->layer->served[ATTN_PHASE_PREFILL].instance;
     const struct instance *decode = step->layer->served[ATTN_PHASE_DECODE].instance;
     bool quantized_q = l->q_scale_form != ATTN_SCALE_NONE;
-    uint32_t composed = step->layer->served[0].composed | step->layer->served[1].composed;
     step->q = rows_of(quantized_q ? l->q_dtype : l->dtype, l->num_q_heads, l->head_size);
     step->k = rows_of(l->dtype, l->num_kv_heads, l->head_size);
     step->v = rows_of(l->dtype, l->num_kv_heads, l->head_size_v);
     step->out = rows_of(l->dtype, l->num_q_heads, l->head_size_v);
-    step->quantizes = composed & ATTN_COMPOSE_OUTPUT_QUANT;
-    step->plain_checks = step->layer->selected->mla == NULL && step->layer->selected->gdn == NULL;
-    step->keys_are_inputs =
-        !layer_has_cache(l) || (layer_is_spread(step->layer) && step->layer->selected->mla == NULL);
-    step->writes = layer_has_cache(l) && step->layer->owner == step->layer &&
-                   step->layer->selected->gdn == NULL;
+    step->plain_checks = step->checks_out = true;
+    step->keys_are_inputs = !layer_has_cache(l);
+    step->writes = layer_has_cache(l) && step->layer->owner == step->layer;
     step->merge = prefill->kernels.merge_states;
-    /* The prefill of MLA and that of a spread cache attend keys beside the cache: rows are written
-     * apart. */
-    bool may_fuse = step->writes && step->layer->selected->mla == NULL &&
-                    !layer_is_spread(step->layer) && !layer_splits_queries(step->layer);
-    step->fused_write = may_fuse && prefill->caps->features & ATTN_FEATURE_FUSED_WRITE &&
+    step->fused_write = step->writes && prefill->caps->features & ATTN_FEATURE_FUSED_WRITE &&
                         decode->caps->features & ATTN_FEATURE_FUSED_WRITE;
-    step->fused_decode = may_fuse && decode->caps->decode_write_kv_dtypes >> l->kv_dtype & 1;
+    step->fused_decode = step->writes && decode->caps->decode_write_kv_dtypes >> l->kv_dtype & 1;
+    for (const struct composition *const *c = step->layer->compositions; *c != NULL; c++) {
+        if ((*c)->describe != NULL) {
+            (*c)->describe(step);
+        }
+        step->check_io = (*c)->check_io != NULL ? (*c)->check_io : step->check_io;
+    }
+}
+
+/* What only bound parameters can bring, in words, or NULL. */
+static const char *needed_params(const attn_layer *layer)
+{
+    const struct attn_layer_desc *l = layer->desc;
+    const char *needed =
+        l->has_sinks || l->alibi || l->sink_len > 0 ? "sinks, ALiBi or a static sink" : NULL;
+    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
+        const char *more = (*c)->needs_params != NULL ? (*c)->needs_params(layer) : NULL;
+        needed = more != NULL ? more : needed;
+    }
+    return needed;
 }
 
 attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *error)
@@ -185,28 +165,18 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
     step->layer = layer;
     if (layer_has_cache(l) && owner->k_cache.data == NULL) {
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv", "layer '%s' has no %s bound",
-                         owner->desc->name, owner->selected->gdn != NULL ? "state" : "cache");
+                         owner->desc->name,
+                         owner->spec.kind == ATTN_KV_SPEC_GDN_STATE ? "state" : "cache");
     }
-    bool scales = layer_is_quantized_encoder(layer);
-    bool weights = scales || layer->selected->gdn != NULL ||
-                   (layer->selected->mla != NULL && layer->selected->mla->absorb_in_core);
-    if ((l->has_sinks || l->alibi || l->sink_len > 0 || weights) && layer->params == NULL) {
+    const char *needed = needed_params(layer);
+    if (needed != NULL && layer->params == NULL) {
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_params",
-                         "layer '%s' has %s and no parameters bound", l->name,
-                         scales    ? "scales of its inputs"
-                         : weights ? "weights"
-                                   : "sinks, ALiBi or a static sink");
+                         "layer '%s' has %s and no parameters bound", l->name, needed);
     }
     describe_tensors(step);
-    if (layer->selected->mla != NULL) {
-        mla_describe(step);
-    }
-    if (layer->selected->gdn != NULL) {
-        gdn_describe(step);
-    }
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT && status == ATTN_OK; phase++) {
         for (int32_t part = 0; part < PART_COUNT && status == ATTN_OK; part++) {
-            if (needs_part(layer, phase, part)) {
+            if (parts_of(layer, phase) >> part & 1) {
                 status = make_launch(plan, step, phase, part, error);
             }
         }

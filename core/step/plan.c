@@ -4,87 +4,93 @@
 
 #include <string.h>
 
-#include "select/layer_check.h"
 #include "select/layer_ext.h"
-#include "select/names.h"
-#include "step/encoder.h"
-#include "step/gdn.h"
-#include "step/mla.h"
-#include "step/parallel.h"
 #include "step/schedule.h"
 #include "util/structs.h"
 
 #define MIN_PLAN_OPTIONS 64 /* sizes in ABI 0.1 */
 #define MIN_LIMITS 40
-#define ALIGNMENT 256
+#define NO_MEMORY(error)                                                                           \
+    error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for the plan")
 #define MAX_AREA 0x1p58 /* bytes; the sum of all areas fits in 64 bits */
 
-static size_t aligned(size_t bytes)
+void *plan_data(const attn_plan *plan, const struct composition *composition)
 {
-    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    for (int32_t i = 0; i < plan->num_compositions; i++) {
+        if (plan->compositions[i].is == composition) {
+            return plan->compositions[i].data;
+        }
+    }
+    return NULL;
 }
 
 /* Limits under which no size below overflows: a bound on the largest area, in floating point. The
  * widest are partial results of all ranks' rows and heads, and log-sum-exps of all their parts. */
-static attn_status check_sizes(const attn_plan *plan, struct attn_error *error)
+attn_status plan_check_area(const attn_plan *plan, const struct step *step, double ranks,
+                            double parts, struct attn_error *error)
 {
-    int64_t integers = compose_max_integers(plan);
-    if (integers > MAX_INTEGERS) {
+    double heads = step->q.heads > step->out.heads ? step->q.heads : step->out.heads;
+    double bytes = parts * plan->limits.max_num_tokens * heads * MAX_LATENT * 8;
+    return bytes <= MAX_AREA
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_LIMIT, "max_num_tokens",
+                           "%d tokens of %.0f heads over %.0f ranks: parts of a workspace may "
+                           "take %g bytes, and %g are the most",
+                           plan->limits.max_num_tokens, heads, ranks, bytes, MAX_AREA);
+}
+
+static attn_status check_sizes(attn_plan *plan, struct attn_error *error)
+{
+    plan->num_integers = 1; /* engines allocate a workspace unasked: none is empty */
+    for (int32_t i = 0; i < plan->num_compositions; i++) {
+        const struct composition *c = plan->compositions[i].is;
+        plan->num_integers += c->integers != NULL ? c->integers(plan) : 0;
+    }
+    if (plan->num_integers > MAX_INTEGERS) {
         return error_set(error, ATTN_ERROR_LIMIT, "max_num_reqs",
                          "%d requests of %d tokens take %lld integers in a plan; at most %d",
                          plan->limits.max_num_reqs, plan->limits.max_num_tokens,
-                         (long long)integers, MAX_INTEGERS);
+                         (long long)plan->num_integers, MAX_INTEGERS);
     }
-    for (int32_t i = 0; i < plan->num_steps; i++) {
-        const attn_layer *layer = plan->steps[i].layer;
-        double ranks = layer_cache_ranks(layer);
-        double rows = layer_splits_queries(layer) ? layer->selected->cp->prefill->world_size : 1;
-        double heads = plan->steps[i].q.heads > plan->steps[i].out.heads ? plan->steps[i].q.heads
-                                                                         : plan->steps[i].out.heads;
-        double bytes = ranks * ranks * rows * plan->limits.max_num_tokens * heads * MAX_LATENT * 8;
-        if (bytes > MAX_AREA) {
-            return error_set(error, ATTN_ERROR_LIMIT, "max_num_tokens",
-                             "%d tokens of %.0f heads over %.0f ranks: parts of a workspace may "
-                             "take %g bytes, and %g are the most",
-                             plan->limits.max_num_tokens, heads, ranks * rows, bytes, MAX_AREA);
-        }
+    attn_status status = ATTN_OK;
+    for (int32_t i = 0; i < plan->num_steps && status == ATTN_OK; i++) {
+        status = plan_check_area(plan, &plan->steps[i], 1, 1, error);
     }
-    return ATTN_OK;
+    return status;
 }
 
 /* Lays the workspace out: the core's own arrays and partial results, then each schedule's. */
 static void lay_out(attn_plan *plan)
 {
-    size_t tokens = (size_t)plan->limits.max_num_tokens, row = 0, heads = 0, at = 0;
-    bool merges = false, quantizes = false;
+    const int64_t tokens = plan->limits.max_num_tokens;
+    int64_t heads = 0;
+    size_t at = 0;
+    bool merges = false;
     for (int32_t i = 0; i < plan->num_steps; i++) {
         const struct step *step = &plan->steps[i];
-        size_t bytes = (size_t)step->out.heads * (size_t)step->out.head_size *
-                       (step->layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2);
-        row = bytes > row ? bytes : row;
-        heads = (size_t)step->q.heads > heads ? (size_t)step->q.heads : heads;
-        merges |= step->launches[ATTN_PHASE_PREFILL][PART_PREFIX].kernel != NULL ||
-                  step->launches[ATTN_PHASE_PREFILL][PART_SINK].kernel != NULL ||
-                  step->launches[ATTN_PHASE_PREFILL][PART_CONTEXT].kernel != NULL;
-        quantizes |= step->quantizes;
+        int64_t bytes = step->out.heads * step->out.head_size *
+                        (step->layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2);
+        plan->scratch.row = bytes > plan->scratch.row ? bytes : plan->scratch.row;
+        heads = step->q.heads > heads ? step->q.heads : heads;
+        for (int32_t part = PART_MAIN + 1; part < PART_COUNT; part++) {
+            merges |= part != PART_NEW && step->launches[ATTN_PHASE_PREFILL][part].kernel != NULL;
+        }
     }
-    plan->num_integers = compose_max_integers(plan);
     plan->scratch.integers = at;
-    at += aligned((size_t)plan->num_integers * sizeof(int32_t));
+    at += (size_t)plan_aligned(plan->num_integers * (int64_t)sizeof(int32_t));
     plan->scratch.out = at;
-    at += merges ? aligned(tokens * row) : 0;
+    at += merges ? (size_t)plan_aligned(tokens * plan->scratch.row) : 0;
     for (int32_t i = 0; i < 2; i++) {
         plan->scratch.lse[i] = at;
-        at += merges ? aligned(tokens * heads * sizeof(float)) : 0;
+        at += merges ? (size_t)plan_aligned(tokens * heads * (int64_t)sizeof(float)) : 0;
     }
-    plan->scratch.plain = at;
-    at += quantizes ? aligned(tokens * row) : 0;
-    at = mla_lay_out(plan, at);
-    at = parallel_lay_out(plan, at);
-    at = encoder_lay_out(plan, at);
+    for (int32_t i = 0; i < plan->num_compositions; i++) {
+        const struct composition *c = plan->compositions[i].is;
+        at = c->lay_out != NULL ? c->lay_out(plan, at) : at;
+    }
     for (int32_t i = 0; i < plan->num_schedules; i++) {
         plan->schedules[i].device_offset = at;
-        at += aligned(plan->schedules[i].device_bytes);
+        at += (size_t)plan_aligned((int64_t)plan->schedules[i].device_bytes);
     }
     plan->scratch.bytes = at;
 }
@@ -131,22 +137,54 @@ static void count_in(attn_plan *plan, int32_t change)
     pthread_mutex_unlock(&plan->model->lock);
 }
 
+/* Requests of up to so many queries go the decode way. */
+static int32_t threshold_of(const attn_layer *layer)
+{
+    const struct attn_layer_desc *l = layer->desc;
+    int32_t declared = layer->served[ATTN_PHASE_DECODE].instance->caps->reorder_threshold;
+    if (l->num_speculative_tokens > 0) {
+        return 1 + l->num_speculative_tokens * (l->parallel_drafting ? 2 : 1);
+    }
+    return declared > 1 ? declared : 1;
+}
+
+static bool is_in(const attn_plan *plan, const attn_layer *layer)
+{
+    return layer->group == plan->group;
+}
+
+/* Those that serve any layer of the group, in the order of the table. */
+static attn_status find_compositions(attn_plan *plan, struct attn_error *error)
+{
+    for (int32_t i = 0; compositions[i] != NULL; i++) {
+        bool serves = false;
+        for (int32_t l = 0; l < plan->model->num_layers && !serves; l++) {
+            const attn_layer *layer = &plan->model->layers[l];
+            serves = is_in(plan, layer) && compositions[i]->serves(layer);
+        }
+        if (serves) {
+            struct plan_composition *mine = &plan->compositions[plan->num_compositions++];
+            mine->is = compositions[i];
+            mine->data = arena_alloc(&plan->arena, compositions[i]->plan_bytes);
+        }
+    }
+    return plan->arena.failed ? NO_MEMORY(error) : ATTN_OK;
+}
+
 static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
 {
-    attn_runtime *runtime = plan->model->runtime;
-    attn_status status = ATTN_OK;
+    attn_status status = find_compositions(plan, error);
     for (int32_t i = 0; i < plan->model->num_layers; i++) {
-        plan->num_steps += plan->model->layers[i].group == plan->group;
+        plan->num_steps += is_in(plan, &plan->model->layers[i]);
     }
     size_t calls = (size_t)plan->num_steps * ATTN_PHASE_COUNT * PART_COUNT;
-    plan->steps = runtime_alloc(runtime, (size_t)plan->num_steps * sizeof *plan->steps);
-    plan->schedules = runtime_alloc(runtime, calls * sizeof *plan->schedules);
+    plan->steps = arena_array(&plan->arena, (size_t)plan->num_steps, sizeof *plan->steps);
+    plan->schedules = arena_array(&plan->arena, calls, sizeof *plan->schedules);
     if (plan->steps == NULL || plan->schedules == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for %d layers",
-                         plan->num_steps);
+        return NO_MEMORY(error);
     }
     for (int32_t i = 0; i < plan->model->num_layers && status == ATTN_OK; i++) {
-        if (plan->model->layers[i].group == plan->group) {
+        if (is_in(plan, &plan->model->layers[i])) {
             status = step_make(plan, &plan->model->layers[i], error);
         }
     }
@@ -154,19 +192,19 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
         return status;
     }
     count_in(plan, 1);
-    status = mla_init(plan, error);
-    status = status == ATTN_OK ? parallel_init(plan, error) : status;
-    if (status != ATTN_OK) {
-        return status;
+    plan->max_reqs = plan->limits.max_num_reqs;
+    plan->decode_threshold = threshold_of(plan->steps[0].layer);
+    for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
+        const struct composition *c = plan->compositions[i].is;
+        status = c->init != NULL ? c->init(plan, error) : ATTN_OK;
     }
-    status = check_sizes(plan, error);
+    status = status == ATTN_OK ? check_sizes(plan, error) : status;
     if (status != ATTN_OK) {
         return status;
     }
     lay_out(plan);
-    plan->integers = runtime_alloc(runtime, (size_t)plan->num_integers * sizeof(int32_t));
-    return plan->integers != NULL ? ATTN_OK
-                                  : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory");
+    plan->integers = arena_array(&plan->arena, (size_t)plan->num_integers, sizeof *plan->integers);
+    return plan->integers != NULL ? ATTN_OK : NO_MEMORY(error);
 }
 
 attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan_options *options,
@@ -183,8 +221,9 @@ attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan
     }
     attn_plan *plan = runtime_alloc(model->runtime, sizeof *plan);
     if (plan == NULL) {
-        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for the plan");
+        return NO_MEMORY(error);
     }
+    arena_init(&plan->arena, &model->runtime->host);
     plan->model = model;
     plan->group = group;
     for (int32_t i = model->num_layers - 1; i >= 0; i--) {
@@ -220,15 +259,10 @@ void plan_destroy(attn_plan *plan)
     if (plan->counted) {
         count_in(plan, -1);
     }
-    size_t calls = (size_t)plan->num_steps * ATTN_PHASE_COUNT * PART_COUNT;
     for (int32_t i = 0; plan->schedules != NULL && i < plan->num_schedules; i++) {
         runtime_free(runtime, plan->schedules[i].host, plan->schedules[i].host_bytes);
     }
-    mla_finish(plan);
-    parallel_finish(plan);
-    runtime_free(runtime, plan->integers, (size_t)plan->num_integers * sizeof(int32_t));
-    runtime_free(runtime, plan->schedules, calls * sizeof *plan->schedules);
-    runtime_free(runtime, plan->steps, (size_t)plan->num_steps * sizeof *plan->steps);
+    arena_finish(&plan->arena);
     runtime_free(runtime, plan, sizeof *plan);
 }
 
@@ -240,10 +274,10 @@ size_t plan_workspace_bytes(const attn_plan *plan)
 attn_status plan_bind_workspace(attn_plan *plan, void *workspace, size_t bytes,
                                 struct attn_error *error)
 {
-    if (plan == NULL || workspace == NULL || (uintptr_t)workspace % ALIGNMENT != 0) {
+    if (plan == NULL || workspace == NULL || (uintptr_t)workspace % WORKSPACE_ALIGNMENT != 0) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "workspace",
                          "plan %p, workspace %p; an address that is a multiple of %d", (void *)plan,
-                         workspace, ALIGNMENT);
+                         workspace, WORKSPACE_ALIGNMENT);
     }
     if (bytes < plan->scratch.bytes) {
         return error_set(error, ATTN_ERROR_WORKSPACE, "bytes", "%zu bytes; the plan needs %zu",

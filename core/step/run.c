@@ -3,7 +3,6 @@
  * here allocates, locks or formats text. */
 #include <string.h>
 
-#include "step/queries.h"
 #include "step/schedule.h"
 #include "util/structs.h"
 
@@ -111,45 +110,6 @@ static attn_status write_keys(attn_plan *plan, struct step *step, const struct a
     return status;
 }
 
-static attn_status quantize_out(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                                struct attn_error *error)
-{
-    const struct attn_ext *ext =
-        ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT, sizeof(struct attn_io_output_quant));
-    const struct attn_layer_desc *layer = step->layer->desc;
-    const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
-    int64_t shape[3] = {plan->given.num_actual_tokens, step->out.heads, step->out.head_size};
-    int64_t strides[3] = {step->out.heads * step->out.head_size, step->out.head_size, 1};
-    struct attn_tensor plain = {plan->workspace + plan->scratch.plain,
-                                plan->model->device,
-                                3,
-                                {0, 0, 0},
-                                shape,
-                                strides,
-                                0};
-    struct attn_step_io inner = *io;
-    if (ext == NULL) {
-        return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_output_quant",
-                              "the layer's output form needs attn_io_output_quant on the run");
-    }
-    const struct attn_io_output_quant *quant = (const struct attn_io_output_quant *)ext;
-    tensor_set_kind(&plain, step->out.kind);
-    inner.out = &plain;
-    attn_status status = step->program(plan, step, &inner, error);
-    struct attn_quantize_args args = {.struct_size = sizeof args,
-                                      .instance = instance->handle,
-                                      .stream = io->stream,
-                                      .form = layer->output_form,
-                                      .scale_form = ATTN_SCALE_PER_TENSOR,
-                                      .scale_pow2 = layer->output_scale_pow2,
-                                      .scale_column_major = layer->output_scale_column_major,
-                                      .x = &plain,
-                                      .out = io->out,
-                                      .scale = quant->scale,
-                                      .block_scales = quant->block_scales};
-    return status == ATTN_OK ? instance->kernels.quantize(&args, error) : status;
-}
-
 static attn_status validate_inputs(const attn_plan *plan, const struct step *step,
                                    const struct attn_step_io *io, struct attn_error *error)
 {
@@ -175,8 +135,8 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
         if (status == ATTN_OK &&
             (writes || (attends && step->keys_are_inputs && step->program != run_idle))) {
             status = check_keys_io(step, io,
-                                   writes && !plan->parallel.split ? plan->given.num_slots
-                                                                   : plan->num_key_rows,
+                                   writes && step->bring_keys == NULL ? plan->given.num_slots
+                                                                      : plan->num_key_rows,
                                    error);
         }
         if (status == ATTN_OK && plan->validate) {
@@ -189,11 +149,9 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     if (step->check_io != NULL && step->program != run_idle) {
         status = step->check_io(plan, step, io, writes, attends, error);
     }
-    struct all_keys all;
-    if (status == ATTN_OK && plan->parallel.split &&
+    if (status == ATTN_OK && step->bring_keys != NULL &&
         (writes || (attends && step->keys_are_inputs && step->program != run_idle))) {
-        status = queries_gather_keys(plan, step, io, &all, error);
-        io = &all.io;
+        status = step->bring_keys(plan, step, &io, error);
     }
     /* keys that are rotated on their way have a kernel of their own */
     bool fused = step->fuses && writes && attends && !has_rope(io);
@@ -206,9 +164,8 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     if (status != ATTN_OK || !attends) {
         return status;
     }
-    status = step->quantizes && step->program != run_idle ? quantize_out(plan, step, io, error)
-                                                          : step->program(plan, step, io, error);
-    if (status == ATTN_OK && plan->validate && step->plain_checks && !step->quantizes) {
+    status = step->program(plan, step, io, error);
+    if (status == ATTN_OK && plan->validate && step->plain_checks && step->checks_out) {
         status = validate_tensor(plan, io->out, "out", step->layer->desc->name, error);
     }
     return status;

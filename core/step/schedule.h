@@ -6,28 +6,18 @@
 #include <string.h>
 
 #include "bind/bound.h"
+#include "compose/composition.h"
 #include "step/plan.h"
 
-/* Views of the step's batch. */
-enum view {
-    VIEW_WHOLE,
-    VIEW_DECODE,  /* the leading requests of few queries */
-    VIEW_PREFILL, /* the rest */
-    VIEW_PREFIX,  /* cascade: all tokens as one request over the common prefix */
-    VIEW_SUFFIX,  /* cascade: the requests over the keys behind it */
-    VIEW_SINK,    /* static sink: all tokens as one request over the fixed keys */
-    VIEW_NEW,     /* MLA's prefill over its own keys: contiguous, rows as queries */
-    VIEW_CONTEXT, /* likewise over the first chunk of its context */
-    VIEW_COUNT
-};
+#define WORKSPACE_ALIGNMENT 256
 
 /* One vendor plan: of a plan group, for one part of a composed step. */
 struct schedule {
     int32_t plan_group;
     int32_t phase;
     int32_t part;
-    int32_t view;                  /* of the last plan; -1: not needed by it */
-    struct attn_attend_args *args; /* of the first layer: what plan() gets */
+    const struct attn_batch *batch; /* of the last plan; NULL: not needed by it */
+    struct attn_attend_args *args;  /* of the first layer: what plan() gets */
     const struct instance *instance;
     size_t host_bytes;
     size_t device_bytes;
@@ -43,15 +33,6 @@ struct launch {
     struct attn_attend_args args;
     struct schedule *schedule;
 };
-
-struct step;
-typedef attn_status step_program(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                                 struct attn_error *error);
-
-/* Tensors that come in extensions; `writes` and `attends`: whether this run will. */
-typedef attn_status step_check(const attn_plan *plan, const struct step *step,
-                               const struct attn_step_io *io, bool writes, bool attends,
-                               struct attn_error *error);
 
 /* What a tensor [rows, heads, head_size] of a step must be. */
 struct rows {
@@ -84,17 +65,22 @@ static inline bool tensor_is_rows(const struct attn_tensor *t, const struct rows
 struct step {
     step_program *enter;   /* what run() calls: by the last plan */
     step_program *program; /* the attends alone, likewise */
+    step_program *inner;   /* what a quantized output is the program around, likewise */
     attn_layer *layer;
     struct rows q, k, v, out;
     bool writes; /* this layer's own cache is filled by runs */
-    /* q, k, v, out are [T, heads, D]; MLA and GDN bring extensions, see check_io */
+    /* q, k, v, out are [T, heads, D]; others bring extensions, see check_io */
     bool plain_checks;
     step_check *check_io;
     bool fused_write;     /* attends write k and v themselves */
     bool fused_decode;    /* likewise where one attend of decodes is the whole step */
     bool fuses;           /* by the last plan */
     bool keys_are_inputs; /* no cache: k and v are read by attend */
-    bool quantizes;       /* output form through `quantize` */
+    bool checks_out;      /* out is of the activations' dtype or the attend's own form */
+    /* by the last plan: brings the k and v that are written and attended, in *io, which lives until
+     * the run ends; NULL: those of the run */
+    attn_status (*bring_keys)(attn_plan *plan, struct step *step, const struct attn_step_io **io,
+                              struct attn_error *error);
     struct launch launches[ATTN_PHASE_COUNT][PART_COUNT];
     struct launch *main[2]; /* by the last plan: attends of the part itself; NULL: none */
     struct attn_write_kv_args write;
@@ -106,50 +92,15 @@ struct step {
 struct scratch {
     size_t integers; /* lengths and rows of views that the core makes */
     size_t out;      /* one side of a merge: [T, Hq, Dv] */
-    size_t plain;    /* what is to be quantized: [T, Hq, Dv] */
     size_t lse[2];   /* [Hq, T] float32 */
-    struct {
-        size_t latent_q, latent_out; /* [decode tokens, Hq, kv_lora_rank] */
-        size_t q;               /* [T, Hq, nope + rope], where its parts are not side by side */
-        size_t rows;            /* [context rows, kv_lora_rank + rope] */
-        size_t local, gathered; /* the same rows of this rank and of all: spread caches */
-        size_t k, v;            /* [T or context rows, Hq, nope + rope or v] */
-    } mla;
-    struct {
-        size_t packed, gathered, q; /* queries of a rank, of all by rank, of all by key head */
-        size_t out, lse;            /* [T, Hk n g, Dv] and [Hk n g, T]: the context that is here */
-        size_t send, received;      /* [n] parts of a rank: [T, Hq, Dv], then [Hq, T] float32 */
-        size_t zeros, all_lse, other_lse;
-        size_t rows; /* [P, widest, Hq, D]: queries of the ranks that split them */
-        size_t rows_send, rows_received; /* [P] parts of [widest, Hq, Dv] */
-        /* k and v: this rank's, all ranks', in the order of requests, and again per slice */
-        size_t keys[2][4];
-    } parallel;
-    size_t encoder[3]; /* q, k, v quantized: [T, heads, head size] e4m3 */
+    int64_t row;     /* bytes of the longest row of out */
     size_t bytes;
 };
 
-/* Rows of context that MLA's prefill gathers and projects at a time, by the last plan. */
-struct context_chunk {
-    int32_t first_req, num_reqs; /* of the prefill view */
-    int32_t num_rows;
-    int32_t first_row, end_row; /* of q and out */
-    const int32_t *first_key;   /* host, [num_reqs] */
-    const int32_t *start;       /* host, [num_reqs + 1]: rows that are gathered, on each rank */
-    /* the keys that these are, of all ranks: as start, but in a spread cache */
-    const int32_t *key_start;
-    const int32_t *rank_rows; /* host, [num_reqs, n]: spread caches */
-};
-
-/* Rows up to end_row, from where the run before ended. */
-struct merge_run {
-    int32_t end_row;
-    int32_t with_prefix; /* 1: both parts; 0: the suffix as it is */
-};
-
-/* Rows that are copied in one piece. */
-struct row_run {
-    int64_t from, to, rows;
+/* A composition that serves a layer of the plan. */
+struct plan_composition {
+    const struct composition *is;
+    void *data; /* plan_bytes of it */
 };
 
 /* Counts of the last capture, which its replays must have. */
@@ -162,15 +113,20 @@ struct attn_plan {
     attn_model *model;
     int32_t group;
     struct attn_limits limits;
+    int64_t max_reqs; /* requests of `whole`: more than the engine's, where they are cut */
     int32_t graph;
+    struct arena arena; /* all that is the plan's own but for the schedules' memory */
     struct step *steps; /* by attn_layer.slot */
     int32_t num_steps;
     bool counted; /* in its layers' num_plans */
     struct schedule *schedules;
     int32_t num_schedules;
-    struct attn_batch views[VIEW_COUNT];
+    int32_t num_compositions;
+    struct plan_composition compositions[MAX_COMPOSITIONS];
     struct attn_batch received; /* the engine's, zero-extended */
     struct attn_batch given;    /* the same, bounds and encoder lengths filled in */
+    /* the requests that kernels see, the leading ones of few queries, and the rest */
+    struct attn_batch whole, decode, prefill;
     struct attn_batch_split split;
     int32_t num_tokens;      /* rows that tensors must have */
     int32_t num_key_rows;    /* likewise k and v where keys are contiguous */
@@ -188,62 +144,59 @@ struct attn_plan {
     int32_t *integers;    /* host copy of scratch.integers */
     int64_t num_integers; /* up to MAX_INTEGERS */
     int64_t used_integers;
-    struct merge_run *merge_runs; /* host, among the integers; by the last plan */
-    int32_t num_merge_runs;
-    struct attn_batch_gdn states[VIEW_COUNT]; /* GDN: what the views carry */
-    struct {
-        struct context_chunk *chunks;
-        int32_t max_chunks, num_chunks;
-        bool invariant;      /* chunks cut each request by its own length alone */
-        int32_t chunk_rows;  /* most rows of a chunk */
-        int32_t gather_rows; /* of these, on each rank */
-        /* [n, n] of the activations' dtype, which copies rows by batched_gemm */
-        int32_t identity_size;
-        const void *identity;      /* device; by the last plan */
-        struct attn_batch context; /* the prefill view with host arrays of the plan's own */
-    } mla;
-    struct {
-        int64_t *pairs; /* (t, t) of every row */
-        int64_t num_pairs;
-        int32_t world_size;
-        /* by the last plan: are the queries split, and how */
-        bool split;
-        int32_t widest;       /* most rows of a rank */
-        int32_t num_keys;     /* new ones, of all ranks */
-        struct row_run *runs; /* keys into their order, then into that of the slices */
-        int32_t max_runs, num_runs, num_slice_runs;
-        const int32_t *key_start; /* host, of the slices' keys; [num_reqs + 1] of the split batch */
-    } parallel;
-    int32_t decode_threshold; /* most queries of a decode; by the last plan */
+    int32_t decode_threshold; /* most queries of a decode */
     int32_t num_multiprocessors;
     bool validate;
 };
+
+/* plan.c */
+/* The plan's memory of a composition, NULL if that serves none of its layers. */
+void *plan_data(const attn_plan *plan, const struct composition *composition);
+/* Bytes of an area of the workspace, to where the next may begin. */
+static inline int64_t plan_aligned(int64_t bytes)
+{
+    return (bytes + WORKSPACE_ALIGNMENT - 1) / WORKSPACE_ALIGNMENT * WORKSPACE_ALIGNMENT;
+}
+
+/* Refuses limits under which the areas of a step that sees `ranks` times its heads and `parts` of
+ * them may be larger than sizes can say. */
+attn_status plan_check_area(const attn_plan *plan, const struct step *step, double ranks,
+                            double parts, struct attn_error *error);
 
 /* make.c */
 attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *error);
 
 /* views.c */
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error);
-void batch_split(attn_plan *plan, const struct attn_batch *whole, int32_t threshold);
+/* Cuts plan->whole into its decodes and the rest. */
+void batch_split(attn_plan *plan);
 
 /* Most of a plan's own integers: places among them, and counts of what they describe, are int32_t.
  */
 #define MAX_INTEGERS INT32_MAX
 
-/* compose.c: views over arrays that the core makes */
-attn_status compose_sink(attn_plan *plan, const struct attn_layer_desc *layer,
-                         struct attn_error *error);
-attn_status compose_cascade(attn_plan *plan, struct attn_error *error);
-attn_status compose_chunks(attn_plan *plan, const struct attn_layer_desc *layer,
-                           struct attn_error *error);
-bool cascade_pays(const attn_plan *plan, const struct step *step);
-/* Integers of the plan, and where they will lie on the device. */
-int32_t *compose_take(attn_plan *plan, int64_t count);
-const int32_t *compose_on_device(const attn_plan *plan, const int32_t *host);
-/* Brings the integers that the views use to the device. */
-attn_status compose_send(attn_plan *plan, void *stream, struct attn_error *error);
-/* How many the worst batch within the limits takes; may be above MAX_INTEGERS. */
-int64_t compose_max_integers(const attn_plan *plan);
+/* batch.c */
+/* `count` integers for arrays of a view; the plan has room for the worst case. */
+static inline int32_t *plan_take(attn_plan *plan, int64_t count)
+{
+    int32_t *taken = plan->integers + plan->used_integers;
+    plan->used_integers += count;
+    return taken;
+}
+
+/* Where an array of plan_take will lie on the device. */
+static inline const int32_t *plan_on_device(const attn_plan *plan, const int32_t *host)
+{
+    return (const int32_t *)(plan->workspace + plan->scratch.integers) + (host - plan->integers);
+}
+
+/* This step calls `launch`, over `batch`, which lives as long as the plan. */
+static inline struct launch *launch_use(struct launch *launch, const struct attn_batch *batch)
+{
+    launch->schedule->batch = batch;
+    launch->args.batch = batch;
+    return launch;
+}
 
 /* entries.c: chooses what run() enters, after the program and its calls are chosen. */
 void step_choose_entry(attn_plan *plan, struct step *step);
@@ -254,7 +207,11 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
                            const struct attn_tensor *out, struct attn_error *error);
 
 /* programs.c */
-extern step_program run_idle, run_attends, run_cascade, run_with_sink;
+extern step_program run_idle, run_nothing, run_attends;
+/* One attend with the run's q and extensions. */
+attn_status launch_run(struct launch *launch, const struct attn_step_io *io,
+                       const struct attn_tensor *out, const struct attn_tensor *lse,
+                       struct attn_error *error);
 /* Sets rows of a tensor to zero on the plan's device. */
 attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct attn_tensor *tensor,
                         void *stream, struct attn_error *error);

@@ -32,7 +32,7 @@ static attn_status validate_table(const attn_plan *plan, const attn_layer *owner
 {
     const struct attn_batch *b = &plan->given;
     const struct attn_layer_desc *l = plan->steps[0].layer->desc;
-    int64_t block_size = layer_tokens_per_block(owner);
+    int64_t block_size = owner->tokens_per_block;
     for (int32_t r = 0; r < b->num_reqs; r++) {
         int64_t row = b->block_table_row != NULL ? b->block_table_row[r] : r;
         int64_t length = b->seq_lens[r];
@@ -128,7 +128,7 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
                        r, b->key_start_loc[r], b->key_start_loc_host[r]);
         }
     }
-    if (!layer_has_cache(l) || owner->selected->gdn != NULL) {
+    if (!layer_has_cache(l) || owner->spec.kind == ATTN_KV_SPEC_GDN_STATE) {
         return ATTN_OK;
     }
     for (int32_t r = 0; b->seq_lens_host != NULL && r < b->num_reqs; r++) {

@@ -142,7 +142,7 @@ static attn_status check_cache(const attn_plan *plan, struct attn_batch *b,
 {
     attn_layer *owner = plan->steps[0].layer->owner;
     const struct attn_layer_desc *layer = owner->desc;
-    if (owner->selected->gdn != NULL) {
+    if (owner->spec.kind == ATTN_KV_SPEC_GDN_STATE) {
         return ATTN_OK; /* states by slot: attn_batch_gdn */
     }
     if (!layer_has_cache(layer)) {
@@ -155,7 +155,7 @@ static attn_status check_cache(const attn_plan *plan, struct attn_batch *b,
                      (const void *)b->seq_lens, (const void *)b->block_table);
     }
     b->block_table_rows = b->block_table_rows > 0 ? b->block_table_rows : b->num_reqs;
-    int64_t in_block = layer_tokens_per_block(owner);
+    int64_t in_block = owner->tokens_per_block;
     int64_t blocks = (b->max_seq_len + in_block - 1) / in_block;
     if (status == ATTN_OK && b->seq_lens_host != NULL && b->num_reqs > 1 &&
         b->block_table_stride < blocks && b->block_table_rows > 1) {
@@ -236,16 +236,17 @@ static void cut(const struct attn_batch *whole, int32_t first, int32_t end, stru
     }
 }
 
-void batch_split(attn_plan *plan, const struct attn_batch *whole, int32_t threshold)
+void batch_split(attn_plan *plan)
 {
+    const struct attn_batch *whole = &plan->whole;
     const int32_t *start = whole->query_start_loc_host;
     int32_t decodes = 0;
-    plan->decode_threshold = threshold;
-    while (decodes < whole->num_reqs && start[decodes + 1] - start[decodes] <= threshold) {
+    while (decodes < whole->num_reqs &&
+           start[decodes + 1] - start[decodes] <= plan->decode_threshold) {
         decodes++;
     }
-    cut(whole, 0, decodes, &plan->views[VIEW_DECODE]);
-    cut(whole, decodes, whole->num_reqs, &plan->views[VIEW_PREFILL]);
+    cut(whole, 0, decodes, &plan->decode);
+    cut(whole, decodes, whole->num_reqs, &plan->prefill);
     int32_t decode_tokens = start[decodes] - start[0];
     plan->split = (struct attn_batch_split){decodes, whole->num_reqs - decodes, decode_tokens,
                                             start[whole->num_reqs] - start[decodes]};

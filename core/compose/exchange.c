@@ -1,64 +1,57 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ranks that split the heads of a spread layer: queries to all of them, partial results back.
- */
-#include "step/exchange.h"
+/* Queries to all ranks, partial results back: first over those that split the heads, then over
+ * those that split the queries. */
+#include "compose/exchange.h"
 
 #include <string.h>
 
 #include "util/error.h"
 
-#define ALIGNMENT 256
-
-int64_t exchange_aligned(int64_t bytes)
-{
-    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
 /* All of a step's tensors are of the layer's own dtype here. */
 void exchange_init(struct exchange *x, const struct step *step, int64_t tokens)
 {
-    const struct layer *layer = step->layer->selected;
+    const struct attn_layer_desc *layer = step->layer->desc;
+    const struct attn_context_parallel *cp = step->layer->selected->cp;
     struct attn_tensor kind = {0};
     tensor_set_kind(&kind, step->k.kind);
     int64_t element = kind.dtype.bits / 8;
-    *x = (struct exchange){.ranks = layer->cp->decode,
-                           .rows = layer_splits_queries(step->layer) ? layer->cp->prefill : NULL,
-                           .n = layer->cp->decode->world_size,
+    *x = (struct exchange){.ranks = cp->decode,
+                           .rows = layer_splits_queries(step->layer) ? cp->prefill : NULL,
+                           .n = cp->decode->world_size,
                            .tokens = tokens,
-                           .q_heads = layer->desc.num_q_heads,
+                           .q_heads = layer->num_q_heads,
                            .kv_heads = step->k.heads,
-                           .group = layer->desc.num_q_heads / step->k.heads,
-                           .out_size =
-                               layer->mla != NULL ? layer->mla->kv_lora_rank : step->out.head_size,
+                           .group = layer->num_q_heads / step->k.heads,
+                           .out_size = step->layer->parts[PART_MAIN].head_size_v,
                            .dtype = kind.dtype};
-    x->q_row = layer->desc.head_size * element;
+    x->q_row = layer->head_size * element;
     x->out_row = x->out_size * element;
 }
 
 struct run exchange_run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                         int64_t tokens)
 {
-    const struct scratch *s = &plan->scratch;
+    struct parallel_plan *p = parallel_plan(plan);
     uint8_t *base = plan->workspace;
     struct run run = {.plan = plan,
+                      .p = p,
                       .step = step,
                       .io = io,
                       .instance = step->layer->served[ATTN_PHASE_PREFILL].instance,
-                      .packed = base + s->parallel.packed,
-                      .gathered = base + s->parallel.gathered,
-                      .q = base + s->parallel.q,
-                      .out = base + s->parallel.out,
-                      .send = base + s->parallel.send,
-                      .received = base + s->parallel.received,
-                      .lse = (float *)(base + s->parallel.lse)};
+                      .packed = base + p->at.packed,
+                      .gathered = base + p->at.gathered,
+                      .q = base + p->at.q,
+                      .out = base + p->at.out,
+                      .send = base + p->at.send,
+                      .received = base + p->at.received,
+                      .lse = (float *)(base + p->at.lse)};
     exchange_init(&run.x, step, tokens);
     return run;
 }
 
 int64_t exchange_part(const struct exchange *x, int64_t tokens)
 {
-    return exchange_aligned(tokens * x->q_heads * x->out_row) +
-           exchange_aligned(tokens * x->q_heads * 4);
+    return plan_aligned(tokens * x->q_heads * x->out_row) + plan_aligned(tokens * x->q_heads * 4);
 }
 
 attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const void *from,
@@ -72,7 +65,7 @@ attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const 
                                                .kind = ATTN_COPY_DEVICE_TO_DEVICE,
                                                .num_copies = 1,
                                                .copies = &copy,
-                                               .pairs = run->plan->parallel.pairs,
+                                               .pairs = run->p->pairs,
                                                .num_pairs = count};
     if (count <= 0) {
         return ATTN_OK;
@@ -149,7 +142,7 @@ void part_tensors(const struct run *run, uint8_t *area, struct over *out, struct
 {
     const struct exchange *x = &run->x;
     over_rows(out, run, area, x->q_heads, run->x.out_size);
-    over_lse(lse, run, (float *)(area + exchange_aligned(x->tokens * x->q_heads * x->out_row)),
+    over_lse(lse, run, (float *)(area + plan_aligned(x->tokens * x->q_heads * x->out_row)),
              x->q_heads);
 }
 
@@ -182,7 +175,7 @@ static attn_status pack_part(const struct run *run, int64_t rank, uint8_t *area,
     const struct exchange *x = &run->x;
     int64_t row = x->q_heads * x->out_row, group = x->group * x->out_row,
             lse_group = x->group * x->tokens * 4;
-    uint8_t *lse_area = area + exchange_aligned(x->tokens * row);
+    uint8_t *lse_area = area + plan_aligned(x->tokens * row);
     attn_status status = ATTN_OK;
     for (int64_t kv = 0; kv < x->kv_heads && status == ATTN_OK; kv++) {
         int64_t i = kv * x->n + rank;
@@ -227,15 +220,14 @@ static attn_status reduce_all_to_all(const struct run *run, struct attn_error *e
 static attn_status reduce_by_sum(const struct run *run, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
-    const struct scratch *s = &run->plan->scratch;
+    const struct parallel_plan *p = run->p;
     int64_t heads = x->n * x->q_heads, count = x->tokens * x->q_heads * (x->out_row / 4);
     uint8_t *base = run->plan->workspace;
-    float *all = (float *)(base + s->parallel.all_lse),
-          *other_lse = (float *)(base + s->parallel.other_lse);
+    float *all = (float *)(base + p->at.all_lse), *other_lse = (float *)(base + p->at.other_lse);
     struct over out, lse, zeros, others, one;
     int32_t found = 0;
     over_rows(&out, run, run->out, heads, run->x.out_size);
-    over_rows(&zeros, run, base + s->parallel.zeros, heads, run->x.out_size);
+    over_rows(&zeros, run, base + p->at.zeros, heads, run->x.out_size);
     over_lse(&lse, run, run->lse, heads);
     over_lse(&others, run, other_lse, heads);
     attn_status status = zero_tensor(run->plan, run->step, &zeros.tensor, run->io->stream, error);
@@ -289,4 +281,77 @@ attn_status heads_reduce(const struct run *run, struct attn_error *error)
     return run->step->layer->selected->cp->reduce == ATTN_CP_ALL_TO_ALL
                ? reduce_all_to_all(run, error)
                : reduce_by_sum(run, error);
+}
+
+/* This rank's queries side by side; where the queries are split, those of all ranks, each rank's in
+ * as many rows as the widest has. */
+attn_status rows_gather(const struct run *run, uint8_t **rows, struct attn_error *error)
+{
+    const struct exchange *x = &run->x;
+    const attn_plan *plan = run->plan;
+    int64_t row = x->q_heads * x->q_row;
+    attn_status status = pack_rows(run, run->packed, run->io->q, x->q_heads, x->q_row,
+                                   plan->given.num_actual_tokens, error);
+    *rows = run->packed;
+    if (status == ATTN_OK && run->p->split) {
+        *rows = plan->workspace + run->p->at.rows;
+        status =
+            collective_told(x->rows->all_gather(x->rows->user, run->packed, *rows,
+                                                (size_t)(run->p->widest * row), run->io->stream),
+                            error);
+    }
+    return status;
+}
+
+/* Rows of rank `rank` out of the part at `from`, which has all ranks', as a part of their own. */
+static attn_status pack_rank(const struct run *run, int64_t rank, uint8_t *from, uint8_t *area,
+                             struct attn_error *error)
+{
+    const struct exchange *x = &run->x;
+    int64_t widest = run->p->widest, row = x->q_heads * x->out_row;
+    const uint8_t *lse = from + plan_aligned(x->tokens * row);
+    attn_status status =
+        copy_rows(run, area, 0, from + rank * widest * row, 0, widest * row, widest > 0, error);
+    return status == ATTN_OK
+               ? copy_rows(run, area + plan_aligned(widest * row), widest * 4,
+                           lse + rank * widest * 4, x->tokens * 4, widest * 4, x->q_heads, error)
+               : status;
+}
+
+/* Each rank's own rows from all of them, merged in the order of the ranks. Where every rank has all
+ * queries, their parts are merged likewise on each. Leaves the result in run->received, and the
+ * number of its rows in run->x.tokens. */
+attn_status rows_reduce(struct run *run, struct attn_error *error)
+{
+    struct exchange *x = &run->x;
+    const attn_plan *plan = run->plan;
+    uint8_t *send = plan->workspace + run->p->at.rows_send;
+    uint8_t *received = plan->workspace + run->p->at.rows_received;
+    struct over out, lse, next_out, next_lse;
+    attn_status status = ATTN_OK;
+    if (x->rows == NULL) {
+        return ATTN_OK;
+    }
+    int64_t tokens = run->p->split ? run->p->widest : x->tokens;
+    int64_t part = exchange_part(x, tokens);
+    for (int64_t rank = 0; run->p->split && rank < x->rows->world_size; rank++) {
+        status = status ? status : pack_rank(run, rank, run->received, send + rank * part, error);
+    }
+    if (status == ATTN_OK) {
+        status = collective_told(
+            run->p->split
+                ? x->rows->all_to_all(x->rows->user, send, received, (size_t)part, run->io->stream)
+                : x->rows->all_gather(x->rows->user, run->received, received, (size_t)part,
+                                      run->io->stream),
+            error);
+    }
+    x->tokens = tokens;
+    run->received = received;
+    part_tensors(run, received, &out, &lse);
+    for (int64_t rank = 1; rank < x->rows->world_size && status == ATTN_OK; rank++) {
+        part_tensors(run, received + rank * part, &next_out, &next_lse);
+        status = merge_parts(run, &out.tensor, &lse.tensor, &next_out.tensor, &next_lse.tensor,
+                             &out.tensor, &lse.tensor, error);
+    }
+    return status;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One exchange of a spread layer's step under way: where its areas lie, and what passes between the
  * ranks that split the heads (decode) and those that split the queries (prefill). */
-#ifndef CORE_STEP_EXCHANGE_H
-#define CORE_STEP_EXCHANGE_H
+#ifndef CORE_COMPOSE_EXCHANGE_H
+#define CORE_COMPOSE_EXCHANGE_H
 
-#include "step/schedule.h"
+#include "compose/context_parallel.h"
 
 /* Sizes of one layer's exchange. Heads of all ranks stand as [Hk, n, g]: each rank's group beside
  * the others' over the key head that they have in common. */
@@ -18,6 +18,7 @@ struct exchange {
 
 struct run {
     attn_plan *plan;
+    struct parallel_plan *p;
     struct step *step;
     const struct attn_step_io *io;
     const struct instance *instance;
@@ -32,7 +33,6 @@ struct over {
     int64_t shape[3], strides[3];
 };
 
-int64_t exchange_aligned(int64_t bytes);
 void exchange_init(struct exchange *x, const struct step *step, int64_t tokens);
 /* The exchange of a step over `tokens` queries, with its areas of the plan's workspace. */
 struct run exchange_run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -58,11 +58,12 @@ attn_status merge_parts(const struct run *run, const struct attn_tensor *a,
                         const struct attn_tensor *b_lse, const struct attn_tensor *out,
                         const struct attn_tensor *lse, struct attn_error *error);
 
-/* exchange.c: over the ranks that split the heads. Queries at `rows` to run->q; out and lse of all
+/* Over the ranks that split the heads: queries at `rows` to run->q; out and lse of all
  * heads to this rank's part in run->received. */
 attn_status heads_gather(struct run *run, uint8_t *rows, struct attn_error *error);
 attn_status heads_reduce(const struct run *run, struct attn_error *error);
-/* exchange_rows.c: over the ranks that split the queries. */
+/* Over the ranks that split the queries. This rank's queries side by side, at *rows; where they are
+ * split, those of all ranks, each rank's in as many rows as the widest has. */
 attn_status rows_gather(const struct run *run, uint8_t **rows, struct attn_error *error);
 attn_status rows_reduce(struct run *run, struct attn_error *error);
 

@@ -1,12 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* MLA layers at bind: kv_b_proj seen as W_UK and W_UV per head, and the layers that their kernels
- * get. */
-#include "bind/bound.h"
+/* An MLA layer: kv_b_proj seen as W_UK and W_UV per head, and the layers that its kernels get. */
+#include "compose/context_parallel.h"
+#include "compose/mla.h"
 #include "util/structs.h"
 #include "util/tensor.h"
 
 #define MX_BLOCK 32
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+bool mla_serves(const attn_layer *layer)
+{
+    return layer->selected->mla != NULL;
+}
+
+void mla_make_spec(const attn_layer *layer, struct attn_kv_spec *spec)
+{
+    (void)layer;
+    spec->layout = ATTN_KV_LAYOUT_LATENT;
+    spec->page_bytes = spec->block_size * kv_row_bytes(spec->kv_dtype, spec->head_size, false);
+}
 
 static void head_weights_set(struct head_weights *w, const struct attn_tensor *source,
                              int64_t first, const int64_t *shape, const int64_t *strides)
@@ -141,8 +153,8 @@ static attn_status check_dtypes(const attn_layer *layer, const struct attn_mla_w
     return ATTN_OK;
 }
 
-attn_status mla_bind_weights(attn_layer *layer, const struct attn_layer_params *params,
-                             struct attn_error *error)
+attn_status mla_bind_params(attn_layer *layer, const struct attn_layer_params *params,
+                            struct attn_error *error)
 {
     const struct attn_mla_desc *m = layer->selected->mla;
     const struct attn_ext *ext =
@@ -174,8 +186,7 @@ attn_status mla_bind_weights(attn_layer *layer, const struct attn_layer_params *
     status = status ? status : take_scale(layer, &uk, weights->w_uk_scale, "w_uk_scale", error);
     status = status ? status : take_scale(layer, &uv, weights->w_uv_scale, "w_uv_scale", error);
     if (status == ATTN_OK) {
-        layer->mla_uk = uk;
-        layer->mla_uv = uv;
+        *(struct mla_weights *)layer_data(layer, &composition_mla) = (struct mla_weights){uk, uv};
     }
     return status;
 }

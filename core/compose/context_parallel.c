@@ -1,12 +1,82 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "step/parallel.h"
+#include "compose/context_parallel.h"
 
 #include <string.h>
 
-#include "step/exchange.h"
-#include "step/queries.h"
+#include "compose/exchange.h"
+#include "compose/split_queries.h"
 #include "util/error.h"
 #include "util/structs.h"
+
+static int32_t world(const struct attn_collectives *ranks)
+{
+    return ranks != NULL ? ranks->world_size : 1;
+}
+
+bool layer_splits_queries(const attn_layer *layer)
+{
+    return layer->selected->cp != NULL && world(layer->selected->cp->prefill) > 1;
+}
+
+int32_t layer_cache_ranks(const attn_layer *layer)
+{
+    const struct attn_context_parallel *cp = layer->selected->cp;
+    return cp != NULL && cp->decode != NULL ? world(cp->decode) * world(cp->prefill) : 1;
+}
+
+int32_t layer_cache_rank(const attn_layer *layer)
+{
+    const struct attn_context_parallel *cp = layer->selected->cp;
+    return (cp->prefill != NULL ? cp->prefill->rank : 0) * world(cp->decode) + cp->decode->rank;
+}
+
+bool layer_is_spread(const attn_layer *layer)
+{
+    return layer_cache_ranks(layer) > 1;
+}
+
+static bool same_table(const attn_layer *a, const attn_layer *b)
+{
+    static const struct attn_context_parallel none;
+    const struct attn_context_parallel *x = a->selected->cp != NULL ? a->selected->cp : &none;
+    const struct attn_context_parallel *y = b->selected->cp != NULL ? b->selected->cp : &none;
+    return x->decode == y->decode && x->prefill == y->prefill && x->interleave == y->interleave &&
+           x->order == y->order;
+}
+
+/* The context is attended by the heads of all ranks. Sinks' logits stay with the new keys: in one
+ * part, on the rank that owns the heads. */
+static void rewrite_parts(attn_layer *layer)
+{
+    layer->tokens_per_block *= layer_cache_ranks(layer);
+    if (!layer_is_spread(layer)) {
+        return;
+    }
+    struct attn_layer_desc *fresh = &layer->parts[PART_NEW];
+    *fresh = layer->parts[PART_MAIN];
+    fresh->output_form = ATTN_OUTPUT_PLAIN;
+    fresh->needs_lse = 1;
+    layer->part_params[PART_NEW] = layer->part_params[PART_MAIN];
+    layer->parts[PART_CONTEXT].num_q_heads *= layer->selected->cp->decode->world_size;
+}
+
+static bool serves(const attn_layer *layer)
+{
+    return layer_is_spread(layer) || layer_splits_queries(layer);
+}
+
+static uint32_t parts(const attn_layer *layer, int32_t phase, uint32_t parts)
+{
+    (void)phase;
+    return layer_is_spread(layer) ? 1u << PART_NEW | 1u << PART_CONTEXT : parts;
+}
+
+/* Rows are written apart: keys are attended beside the cache, or pass through the ranks first. */
+static void describe(struct step *step)
+{
+    step->keys_are_inputs |= layer_is_spread(step->layer);
+    step->fused_write = step->fused_decode = false;
+}
 
 /* Rows that this rank may attend the context for. */
 static int64_t max_rows(const attn_plan *plan, const attn_layer *layer)
@@ -15,23 +85,22 @@ static int64_t max_rows(const attn_plan *plan, const attn_layer *layer)
     return ranks * plan->limits.max_num_tokens;
 }
 
-/* What a vendor's plan for a part of this layer has to be able to take. */
-struct attn_limits parallel_limits(const attn_plan *plan, const attn_layer *layer, int32_t part)
+static void limit(const attn_plan *plan, const attn_layer *layer, int32_t part,
+                  struct attn_limits *limits)
 {
-    struct attn_limits limits = plan->limits;
     if (!layer_splits_queries(layer)) {
-        return limits;
+        return;
     }
-    int64_t reqs = (int64_t)limits.max_num_reqs * queries_slices(layer),
+    int64_t reqs = (int64_t)limits->max_num_reqs * queries_slices(layer),
             tokens = max_rows(plan, layer);
     if (part == PART_CONTEXT) {
-        reqs = layer->selected->cp->prefill->world_size * ((int64_t)limits.max_num_reqs + 1);
-        limits.max_num_tokens = (int32_t)(tokens < INT32_MAX ? tokens : INT32_MAX);
-        limits.max_query_len = limits.max_query_len > limits.max_num_tokens ? limits.max_query_len
-                                                                            : limits.max_num_tokens;
+        reqs = layer->selected->cp->prefill->world_size * ((int64_t)limits->max_num_reqs + 1);
+        limits->max_num_tokens = (int32_t)(tokens < INT32_MAX ? tokens : INT32_MAX);
+        limits->max_query_len = limits->max_query_len > limits->max_num_tokens
+                                    ? limits->max_query_len
+                                    : limits->max_num_tokens;
     }
-    limits.max_num_reqs = (int32_t)(reqs < INT32_MAX ? reqs : INT32_MAX);
-    return limits;
+    limits->max_num_reqs = (int32_t)(reqs < INT32_MAX ? reqs : INT32_MAX);
 }
 
 static int64_t larger(int64_t a, int64_t b)
@@ -40,9 +109,9 @@ static int64_t larger(int64_t a, int64_t b)
 }
 
 /* Areas of the exchange, each as large as the layer that needs most. */
-size_t parallel_lay_out(attn_plan *plan, size_t at)
+static size_t lay_out(attn_plan *plan, size_t at)
 {
-    struct scratch *s = &plan->scratch;
+    struct parallel_plan *p = parallel_plan(plan);
     int64_t q = 0, out = 0, parts = 0, lse = 0, rows = 0, row_parts = 0;
     at = queries_lay_out(plan, at);
     for (int32_t i = 0; i < plan->num_steps; i++) {
@@ -53,34 +122,33 @@ size_t parallel_lay_out(attn_plan *plan, size_t at)
         }
         exchange_init(&x, &plan->steps[i], max_rows(plan, layer));
         /* the two parts of an MLA query begin aligned */
-        q = larger(q, 2 * exchange_aligned(1) +
-                          exchange_aligned(x.n * x.tokens * x.q_heads * x.q_row));
-        out = larger(out, exchange_aligned(x.n * x.tokens * x.q_heads * x.out_row));
+        q = larger(q, 2 * plan_aligned(1) + plan_aligned(x.n * x.tokens * x.q_heads * x.q_row));
+        out = larger(out, plan_aligned(x.n * x.tokens * x.q_heads * x.out_row));
         parts = larger(parts, x.n * exchange_part(&x, x.tokens));
-        lse = larger(lse, exchange_aligned(x.n * x.tokens * x.q_heads * 4));
+        lse = larger(lse, plan_aligned(x.n * x.tokens * x.q_heads * 4));
         if (x.rows != NULL) {
-            rows = larger(rows, exchange_aligned(x.tokens * x.q_heads * x.q_row));
+            rows = larger(rows, plan_aligned(x.tokens * x.q_heads * x.q_row));
             row_parts = larger(row_parts,
                                x.rows->world_size * exchange_part(&x, plan->limits.max_num_tokens));
         }
-        plan->parallel.world_size = (int32_t)larger(x.n, plan->parallel.world_size);
+        p->world_size = (int32_t)larger(x.n, p->world_size);
     }
     const struct {
         size_t *place;
         int64_t bytes;
-    } areas[] = {{&s->parallel.packed, q},
-                 {&s->parallel.gathered, q},
-                 {&s->parallel.q, q},
-                 {&s->parallel.out, out},
-                 {&s->parallel.lse, lse},
-                 {&s->parallel.send, parts},
-                 {&s->parallel.received, parts},
-                 {&s->parallel.zeros, out},
-                 {&s->parallel.all_lse, lse * plan->parallel.world_size},
-                 {&s->parallel.other_lse, lse},
-                 {&s->parallel.rows, rows},
-                 {&s->parallel.rows_send, row_parts},
-                 {&s->parallel.rows_received, row_parts}};
+    } areas[] = {{&p->at.packed, q},
+                 {&p->at.gathered, q},
+                 {&p->at.q, q},
+                 {&p->at.out, out},
+                 {&p->at.lse, lse},
+                 {&p->at.send, parts},
+                 {&p->at.received, parts},
+                 {&p->at.zeros, out},
+                 {&p->at.all_lse, lse * p->world_size},
+                 {&p->at.other_lse, lse},
+                 {&p->at.rows, rows},
+                 {&p->at.rows_send, row_parts},
+                 {&p->at.rows_received, row_parts}};
     for (size_t i = 0; i < sizeof areas / sizeof *areas; i++) {
         *areas[i].place = at;
         at += (size_t)areas[i].bytes;
@@ -89,8 +157,9 @@ size_t parallel_lay_out(attn_plan *plan, size_t at)
 }
 
 /* Rows are copied by pairs (t, t); one pair (0, 0) copies a whole area. */
-attn_status parallel_init(attn_plan *plan, struct attn_error *error)
+static attn_status init(attn_plan *plan, struct attn_error *error)
 {
+    struct parallel_plan *p = parallel_plan(plan);
     int64_t rows = 0;
     attn_status status = queries_init(plan, error);
     for (int32_t i = 0; i < plan->num_steps; i++) {
@@ -107,23 +176,31 @@ attn_status parallel_init(attn_plan *plan, struct attn_error *error)
                          "%d tokens on each rank are %lld rows of all ranks; at most %d",
                          plan->limits.max_num_tokens, (long long)rows, INT32_MAX);
     }
-    plan->parallel.pairs = runtime_alloc(plan->model->runtime, 2 * (size_t)rows * sizeof(int64_t));
-    if (plan->parallel.pairs == NULL) {
+    p->pairs = arena_array(&plan->arena, 2 * (size_t)rows, sizeof *p->pairs);
+    if (p->pairs == NULL) {
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for %lld pairs",
                          (long long)rows);
     }
-    plan->parallel.num_pairs = rows;
     for (int64_t t = 0; t < rows; t++) {
-        plan->parallel.pairs[2 * t] = plan->parallel.pairs[2 * t + 1] = t;
+        p->pairs[2 * t] = p->pairs[2 * t + 1] = t;
     }
-    return ATTN_OK;
+    for (int32_t i = 0; i < plan->num_steps && status == ATTN_OK; i++) {
+        const attn_layer *layer = plan->steps[i].layer;
+        double n = layer_cache_ranks(layer), split = world(layer->selected->cp->prefill);
+        status = plan_check_area(plan, &plan->steps[i], n * split, n * n * split, error);
+    }
+    return status;
 }
 
-void parallel_finish(attn_plan *plan)
+/* Lengths of the context that is here, and what split queries need. */
+static int64_t integers(const attn_plan *plan)
 {
-    queries_finish(plan);
-    runtime_free(plan->model->runtime, plan->parallel.pairs,
-                 2 * (size_t)plan->parallel.num_pairs * sizeof(int64_t));
+    return plan->limits.max_num_reqs + queries_max_integers(plan);
+}
+
+static bool joins(const attn_plan *plan)
+{
+    return queries_split_lens(plan) != NULL;
 }
 
 int32_t parallel_local_length(const attn_layer *layer, int32_t context, int32_t rank)
@@ -143,12 +220,13 @@ static int32_t local_length(const attn_layer *layer, int32_t context)
  * without keys over the padding behind its rows. */
 static void make_context_of_all(attn_plan *plan, struct attn_batch *context)
 {
+    struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = plan->steps[0].layer;
     const int32_t *lens = queries_split_lens(plan);
     int32_t ranks = layer->selected->cp->prefill->world_size, num_reqs = plan->received.num_reqs;
     int32_t count = ranks * (num_reqs + 1), at = 0;
-    int32_t *start = compose_take(plan, count + 1), *length = compose_take(plan, count);
-    int32_t *row = compose_take(plan, count);
+    int32_t *start = plan_take(plan, count + 1), *length = plan_take(plan, count);
+    int32_t *row = plan_take(plan, count);
     start[0] = context->max_seq_len = 0;
     for (int32_t rank = 0; rank < ranks; rank++) {
         for (int32_t r = 0; r < num_reqs; r++, at++) {
@@ -157,18 +235,18 @@ static void make_context_of_all(attn_plan *plan, struct attn_batch *context)
             row[at] = r;
             context->max_seq_len = (int32_t)larger(context->max_seq_len, length[at]);
         }
-        start[at + 1] = (rank + 1) * plan->parallel.widest;
+        start[at + 1] = (rank + 1) * p->widest;
         length[at] = row[at] = 0;
         at++;
     }
     context->num_reqs = count;
-    context->num_tokens = context->num_actual_tokens = ranks * plan->parallel.widest;
-    context->max_query_len = plan->parallel.widest;
+    context->num_tokens = context->num_actual_tokens = ranks * p->widest;
+    context->max_query_len = p->widest;
     context->query_start_loc_host = start;
-    context->query_start_loc = compose_on_device(plan, start);
+    context->query_start_loc = plan_on_device(plan, start);
     context->seq_lens_host = length;
-    context->seq_lens = compose_on_device(plan, length);
-    context->block_table_row = compose_on_device(plan, row);
+    context->seq_lens = plan_on_device(plan, length);
+    context->block_table_row = plan_on_device(plan, row);
 }
 
 /* The engine's own counts of this rank's keys. What the host can see of them has to be a part of
@@ -227,7 +305,7 @@ static attn_status make_context(attn_plan *plan, struct attn_batch *context,
     if (given != NULL && given->local_seq_lens != NULL) {
         return take_local(plan, given, context, error);
     }
-    int32_t *local = compose_take(plan, whole->num_reqs);
+    int32_t *local = plan_take(plan, whole->num_reqs);
     context->max_seq_len = 0;
     for (int32_t r = 0; r < whole->num_reqs; r++) {
         int32_t queries = whole->query_start_loc_host[r + 1] - whole->query_start_loc_host[r];
@@ -235,14 +313,19 @@ static attn_status make_context(attn_plan *plan, struct attn_batch *context,
         context->max_seq_len = (int32_t)larger(context->max_seq_len, local[r]);
     }
     context->seq_lens_host = local;
-    context->seq_lens = compose_on_device(plan, local);
+    context->seq_lens = plan_on_device(plan, local);
     return ATTN_OK;
 }
 
-attn_status parallel_make_views(attn_plan *plan, struct attn_error *error)
+/* Of a cache that is attended here: another composition may take the layer. */
+static attn_status make_views(attn_plan *plan, struct attn_error *error)
 {
+    struct parallel_plan *p = parallel_plan(plan);
     const struct attn_batch *whole = &plan->given;
-    struct attn_batch *context = &plan->views[VIEW_CONTEXT], *fresh = &plan->views[VIEW_NEW];
+    struct attn_batch *context = &p->context, *fresh = &p->own_keys;
+    if (!plan->steps[0].keys_are_inputs) {
+        return ATTN_OK;
+    }
     *fresh = *whole;
     fresh->seq_lens = fresh->seq_lens_host = NULL;
     fresh->block_table = fresh->block_table_row = NULL;
@@ -254,28 +337,29 @@ attn_status parallel_make_views(attn_plan *plan, struct attn_error *error)
     context->slot_mapping = NULL;
     context->num_slots = 0;
     context->tree = NULL;
-    if (!plan->parallel.split) {
+    if (!p->split) {
         return make_context(plan, context, error);
     }
-    fresh->key_start_loc_host = plan->parallel.key_start;
-    fresh->key_start_loc = compose_on_device(plan, plan->parallel.key_start);
-    fresh->max_seq_len = plan->parallel.num_keys;
+    fresh->key_start_loc_host = p->key_start;
+    fresh->key_start_loc = plan_on_device(plan, p->key_start);
+    fresh->max_seq_len = p->num_keys;
     make_context_of_all(plan, context);
     return ATTN_OK;
 }
 
-void parallel_choose_calls(attn_plan *plan, struct step *step)
+static bool choose(attn_plan *plan, struct step *step)
 {
+    struct parallel_plan *p = parallel_plan(plan);
     int32_t phase = plan->split.num_prefills == 0 ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
-    step->main[1] = &step->launches[phase][PART_CONTEXT];
-    step->main[1]->schedule->view = VIEW_CONTEXT;
-    step->main[1]->args.batch = &plan->views[VIEW_CONTEXT];
-    if (plan->given.num_actual_tokens > 0) {
-        step->main[0] = &step->launches[phase][PART_NEW];
-        step->main[0]->schedule->view = VIEW_NEW;
-        step->main[0]->args.batch = &plan->views[VIEW_NEW];
+    step->bring_keys = p->split ? queries_gather_keys : NULL;
+    if (!layer_is_spread(step->layer)) {
+        return false;
     }
-    step->program = run_parallel;
+    step->main[1] = launch_use(&step->launches[phase][PART_CONTEXT], &p->context);
+    if (plan->given.num_actual_tokens > 0) {
+        step->main[0] = launch_use(&step->launches[phase][PART_NEW], &p->own_keys);
+    }
+    return true;
 }
 
 static attn_status attend_context(const struct run *run, struct attn_error *error)
@@ -304,7 +388,7 @@ static attn_status attend_new(struct run *run, struct attn_error *error)
     struct over out, lse, new_lse;
     struct all_keys slices;
     attn_status status = ATTN_OK;
-    if (plan->parallel.split) {
+    if (run->p->split) {
         status = queries_slice_keys(plan, run->step, io, &slices, error);
         io = &slices.io;
     }
@@ -324,19 +408,38 @@ static attn_status attend_new(struct run *run, struct attn_error *error)
                              : status;
 }
 
-attn_status run_parallel(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                         struct attn_error *error)
+static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                       struct attn_error *error)
 {
+    struct parallel_plan *p = parallel_plan(plan);
     uint8_t *rows = NULL;
     int64_t tokens = plan->given.num_actual_tokens;
-    if (plan->parallel.split) {
-        tokens = (int64_t)plan->parallel.widest * step->layer->selected->cp->prefill->world_size;
+    if (p->split) {
+        tokens = (int64_t)p->widest * step->layer->selected->cp->prefill->world_size;
     }
-    struct run run = exchange_run(plan, step, io, tokens);
-    attn_status status = rows_gather(&run, &rows, error);
-    status = status ? status : heads_gather(&run, rows, error);
-    status = status ? status : attend_context(&run, error);
-    status = status ? status : heads_reduce(&run, error);
-    status = status ? status : rows_reduce(&run, error);
-    return status == ATTN_OK && step->main[0] != NULL ? attend_new(&run, error) : status;
+    struct run exchange = exchange_run(plan, step, io, tokens);
+    attn_status status = rows_gather(&exchange, &rows, error);
+    status = status ? status : heads_gather(&exchange, rows, error);
+    status = status ? status : attend_context(&exchange, error);
+    status = status ? status : heads_reduce(&exchange, error);
+    status = status ? status : rows_reduce(&exchange, error);
+    return status == ATTN_OK && step->main[0] != NULL ? attend_new(&exchange, error) : status;
 }
+
+const struct composition composition_context_parallel = {
+    .serves = serves,
+    .same_table = same_table,
+    .rewrite_parts = rewrite_parts,
+    .plan_bytes = sizeof(struct parallel_plan),
+    .parts = parts,
+    .describe = describe,
+    .limit = limit,
+    .init = init,
+    .integers = integers,
+    .lay_out = lay_out,
+    .joins = joins,
+    .cut = queries_split,
+    .make_views = make_views,
+    .choose = choose,
+    .run = run,
+};

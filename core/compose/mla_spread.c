@@ -2,9 +2,9 @@
 /* MLA over a latent cache that ranks share. Decode: absorbed queries of all ranks' heads against
  * the rows that are here, reduced by log-sum-exp. Prefill: rows of context gathered from all ranks;
  * they are all visible, so their order within a request is free. */
-#include "step/exchange.h"
-#include "step/mla.h"
-#include "step/parallel.h"
+#include "compose/context_parallel.h"
+#include "compose/exchange.h"
+#include "compose/mla.h"
 #include "util/error.h"
 #include "util/tensor.h"
 
@@ -12,7 +12,7 @@
 attn_status mla_localise(attn_plan *plan, struct attn_error *error)
 {
     const attn_layer *layer = plan->steps[0].layer;
-    struct attn_batch *view = &plan->views[VIEW_DECODE];
+    struct attn_batch *view = &plan->decode;
     if (plan->given.seq_lens_host == NULL) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "seq_lens_host",
                          "is NULL; MLA over a cache that ranks share needs it");
@@ -22,14 +22,14 @@ attn_status mla_localise(attn_plan *plan, struct attn_error *error)
                          "query_start_loc[0] is %d; 0 for MLA over a cache that ranks share",
                          plan->first_row);
     }
-    int32_t *local = compose_take(plan, view->num_reqs);
+    int32_t *local = plan_take(plan, view->num_reqs);
     view->max_seq_len = 0;
     for (int32_t r = 0; r < view->num_reqs; r++) {
         local[r] = parallel_local_length(layer, view->seq_lens_host[r], layer_cache_rank(layer));
         view->max_seq_len = local[r] > view->max_seq_len ? local[r] : view->max_seq_len;
     }
     view->seq_lens_host = local;
-    view->seq_lens = compose_on_device(plan, local);
+    view->seq_lens = plan_on_device(plan, local);
     return ATTN_OK;
 }
 
@@ -66,7 +66,7 @@ attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct a
     over_rows(&q, &run, run.q, heads, m->kv_lora_rank);
     all.q_nope = &q.tensor;
     if (status == ATTN_OK && m->qk_rope_head_dim > 0) {
-        run.q += exchange_aligned(tokens * heads * x->q_row);
+        run.q += plan_aligned(tokens * heads * x->q_row);
         x->q_row = m->qk_rope_head_dim * element;
         status = pack_rows(&run, run.packed, mla->q_pe, x->q_heads, x->q_row, tokens, error);
         status = status == ATTN_OK ? heads_gather(&run, run.packed, error) : status;
@@ -92,15 +92,16 @@ attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct a
 attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                               const struct context_chunk *chunk, struct attn_error *error)
 {
+    const struct mla_plan *p = mla_plan(plan);
     const struct attn_collectives *ranks = step->layer->selected->cp->decode;
     struct run run = exchange_run(plan, step, io, chunk->num_rows);
     int64_t element = run.x.dtype.bits / 8, at = 0;
     int64_t row = step->layer->desc->head_size * element;
-    uint8_t *gathered = plan->workspace + plan->scratch.mla.gathered;
-    uint8_t *rows = plan->workspace + plan->scratch.mla.rows;
+    uint8_t *gathered = plan->workspace + p->at.gathered;
+    uint8_t *rows = plan->workspace + p->at.rows;
     attn_status status =
-        collective_told(ranks->all_gather(ranks->user, plan->workspace + plan->scratch.mla.local,
-                                          gathered, (size_t)(chunk->num_rows * row), io->stream),
+        collective_told(ranks->all_gather(ranks->user, plan->workspace + p->at.local, gathered,
+                                          (size_t)(chunk->num_rows * row), io->stream),
                         error);
     for (int32_t i = 0; i < chunk->num_reqs * ranks->world_size && status == ATTN_OK; i++) {
         int64_t rank = i % ranks->world_size, count = chunk->rank_rows[i];

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "step/encoder.h"
-
+/* Multimodal encoders in fp8: scales from the largest values of the last steps, q, k and v
+ * quantized into the workspace (q and k padded with zeros), and one attend over them. On a CPU. */
 #include <math.h>
 #include <string.h>
 
-#include "util/error.h"
+#include "step/schedule.h"
+#include "util/structs.h"
 
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 #define E4M3_LARGEST 448.0f
 #define INPUTS 3 /* q, k, v */
 
@@ -17,25 +19,87 @@ struct input {
     int64_t first;
 };
 
+static bool serves(const attn_layer *layer)
+{
+    return layer->selected->mm_quant != NULL && layer->selected->mm_quant->fp8;
+}
+
+static const struct attn_mm_encoder_state *state_of(const struct attn_layer_params *params)
+{
+    return (const struct attn_mm_encoder_state *)ext_find(params->next, ATTN_EXT_MM_ENCODER_STATE,
+                                                          sizeof(struct attn_mm_encoder_state));
+}
+
+static attn_status bind_params(attn_layer *layer, const struct attn_layer_params *params,
+                               struct attn_error *error)
+{
+    const struct attn_mm_encoder_state *state = state_of(params);
+    const char *name = layer->desc->name;
+    int32_t length = layer->selected->mm_quant->amax_history_len;
+    if (state == NULL || state->scales == NULL) {
+        return BAD("attn_mm_encoder_state",
+                   "layer '%s' quantizes its inputs; attn_mm_encoder_state and its scales [3] are "
+                   "needed on the parameters",
+                   name);
+    }
+    if ((state->amax_history != NULL) != (length > 0)) {
+        return BAD("amax_history",
+                   "layer '%s': amax_history is %p and amax_history_len %d; [3, amax_history_len], "
+                   "or NULL with scales that are given",
+                   name, (const void *)state->amax_history, length);
+    }
+    return ATTN_OK;
+}
+
+/* One attend over inputs that the core has quantized. */
+static void rewrite_parts(attn_layer *layer)
+{
+    struct attn_layer_desc *desc = &layer->parts[PART_MAIN];
+    struct attn_layer_params *params = &layer->part_params[PART_MAIN];
+    const struct attn_mm_encoder_state *state = state_of(params);
+    int32_t padded = layer->selected->mm_quant->padded_head_size;
+    desc->head_size = padded > 0 ? padded : desc->head_size;
+    desc->kv_dtype = ATTN_KV_FP8_E4M3;
+    desc->q_dtype = ATTN_DTYPE_FP8_E4M3;
+    desc->q_scale_form = desc->k_scale_form = desc->v_scale_form = ATTN_SCALE_PER_TENSOR;
+    if (state != NULL) {
+        params->q_scale = &state->scales[0];
+        params->k_scale = &state->scales[1];
+        params->v_scale = &state->scales[2];
+    }
+}
+
+static const char *needs_params(const attn_layer *layer)
+{
+    (void)layer;
+    return "scales of its inputs";
+}
+
 static size_t input_bytes(const attn_plan *plan, const struct step *step, int32_t i)
 {
     const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
     int32_t heads = i == 0 ? part->num_q_heads : part->num_kv_heads;
     int32_t size = i == 2 ? part->head_size_v : part->head_size;
-    return ((size_t)plan->limits.max_num_tokens * (size_t)heads * (size_t)size + 255) / 256 * 256;
+    return plan_aligned((int64_t)plan->limits.max_num_tokens * heads * size);
 }
 
-size_t encoder_lay_out(attn_plan *plan, size_t at)
+/* Places in the workspace of q, k, v quantized: [T, heads, head size] e4m3. */
+struct places {
+    size_t inputs[INPUTS];
+};
+
+static size_t lay_out(attn_plan *plan, size_t at)
 {
+    struct places *places = plan_data(plan, &composition_encoder);
     for (int32_t i = 0; i < INPUTS; i++) {
         size_t most = 0;
         for (int32_t s = 0; s < plan->num_steps; s++) {
-            if (layer_is_quantized_encoder(plan->steps[s].layer)) {
+            if (serves(plan->steps[s].layer)) {
                 size_t bytes = input_bytes(plan, &plan->steps[s], i);
                 most = bytes > most ? bytes : most;
             }
         }
-        plan->scratch.encoder[i] = at;
+        places->inputs[i] = at;
         at += most;
     }
     return at;
@@ -45,6 +109,7 @@ static void input_init(struct input *in, const attn_plan *plan, const struct ste
                        const struct attn_tensor *given)
 {
     const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
+    const struct places *places = plan_data(plan, &composition_encoder);
     const int32_t *keys = plan->given.key_start_loc_host;
     bool own_rows = i > 0 && plan->given.key_start_loc != NULL && keys != NULL;
     int64_t end = i > 0 ? plan->num_key_rows : plan->given.num_actual_tokens;
@@ -63,7 +128,7 @@ static void input_init(struct input *in, const attn_plan *plan, const struct ste
     in->x = *given;
     in->x.shape = in->x_shape;
     in->x.byte_offset += (uint64_t)(in->first * row * (given->dtype.bits / 8));
-    in->padded = (struct attn_tensor){plan->workspace + plan->scratch.encoder[i],
+    in->padded = (struct attn_tensor){plan->workspace + places->inputs[i],
                                       plan->model->device,
                                       3,
                                       {ATTN_CODE_FLOAT8_E4M3FN, 8, 1},
@@ -87,7 +152,7 @@ static attn_status find_largest(const struct step *step, const struct input *in,
 /* The oldest leaves, this step's largest comes last; a NaN stays to be seen. */
 static void update_scale(const struct step *step, int32_t i, float now)
 {
-    const struct attn_mm_encoder_state *state = encoder_state(&step->layer->part_params[PART_MAIN]);
+    const struct attn_mm_encoder_state *state = state_of(&step->layer->part_params[PART_MAIN]);
     size_t length = (size_t)step->layer->selected->mm_quant->amax_history_len;
     float *history = state->amax_history + (size_t)i * length, largest = 0;
     memmove(history, history + 1, (length - 1) * sizeof *history);
@@ -111,7 +176,7 @@ static attn_status quantize(const struct step *step, const struct input *in, int
                             void *stream, struct attn_error *error)
 {
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
-    const struct attn_mm_encoder_state *state = encoder_state(&step->layer->part_params[PART_MAIN]);
+    const struct attn_mm_encoder_state *state = state_of(&step->layer->part_params[PART_MAIN]);
     const struct attn_quantize_args args = {.struct_size = sizeof args,
                                             .instance = instance->handle,
                                             .stream = stream,
@@ -124,8 +189,8 @@ static attn_status quantize(const struct step *step, const struct input *in, int
     return instance->kernels.quantize(&args, error);
 }
 
-attn_status run_encoder(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                        struct attn_error *error)
+static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                       struct attn_error *error)
 {
     const struct attn_tensor *given[INPUTS] = {io->q, io->k, io->v};
     bool follows = step->layer->selected->mm_quant->amax_history_len > 0;
@@ -158,3 +223,20 @@ attn_status run_encoder(attn_plan *plan, struct step *step, const struct attn_st
     quantized.v = &inputs[2].padded;
     return run_attends(plan, step, &quantized, error);
 }
+
+static bool wrap(attn_plan *plan, struct step *step)
+{
+    (void)plan;
+    return step->program == run_attends;
+}
+
+const struct composition composition_encoder = {
+    .serves = serves,
+    .rewrite_parts = rewrite_parts,
+    .bind_params = bind_params,
+    .needs_params = needs_params,
+    .plan_bytes = sizeof(struct places),
+    .lay_out = lay_out,
+    .wrap = wrap,
+    .run = run,
+};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "step/queries.h"
+#include "compose/split_queries.h"
 
-#include "step/exchange.h"
+#include "compose/exchange.h"
 #include "util/error.h"
 #include "util/structs.h"
 
@@ -54,10 +54,12 @@ int64_t queries_max_integers(const attn_plan *plan)
 
 attn_status queries_init(attn_plan *plan, struct attn_error *error)
 {
+    struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = plan->steps[0].layer;
     if (!layer_splits_queries(layer)) {
         return ATTN_OK;
     }
+    plan->max_reqs *= queries_slices(layer);
     int64_t runs = (int64_t)queries_slices(layer) * plan->limits.max_num_reqs *
                    (layer->selected->cp->prefill->world_size + 1);
     if (runs > INT32_MAX) {
@@ -66,30 +68,22 @@ attn_status queries_init(attn_plan *plan, struct attn_error *error)
                          plan->limits.max_num_reqs, layer->selected->cp->prefill->world_size,
                          (long long)runs, INT32_MAX);
     }
-    plan->parallel.max_runs = (int32_t)runs;
-    plan->parallel.runs = runtime_alloc(plan->model->runtime, (size_t)plan->parallel.max_runs *
-                                                                  sizeof *plan->parallel.runs);
-    return plan->parallel.runs != NULL ? ATTN_OK
-                                       : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan",
-                                                   "no memory for %lld runs", (long long)runs);
+    p->runs = arena_array(&plan->arena, (size_t)runs, sizeof *p->runs);
+    return p->runs != NULL ? ATTN_OK
+                           : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan",
+                                       "no memory for %lld runs", (long long)runs);
 }
 
-void queries_finish(attn_plan *plan)
-{
-    runtime_free(plan->model->runtime, plan->parallel.runs,
-                 (size_t)plan->parallel.max_runs * sizeof *plan->parallel.runs);
-}
-
-static int64_t row_bytes(const struct step *step, const struct rows *rows)
+static int64_t row_bytes(const struct rows *rows)
 {
     struct attn_tensor kind = {0};
-    (void)step;
     tensor_set_kind(&kind, rows->kind);
     return rows->heads * rows->head_size * kind.dtype.bits / 8;
 }
 
 size_t queries_lay_out(attn_plan *plan, size_t at)
 {
+    struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = plan->steps[0].layer;
     if (!layer_splits_queries(layer)) {
         return at;
@@ -101,12 +95,12 @@ size_t queries_lay_out(attn_plan *plan, size_t at)
         int64_t most = 0;
         for (int32_t i = 0; i < plan->num_steps; i++) {
             const struct step *step = &plan->steps[i];
-            int64_t bytes = row_bytes(step, part == 0 ? &step->k : &step->v);
+            int64_t bytes = row_bytes(part == 0 ? &step->k : &step->v);
             most = bytes > most ? bytes : most;
         }
         for (int32_t area = SENT; area <= SLICED; area++) {
-            plan->scratch.parallel.keys[part][area] = at;
-            at += (size_t)exchange_aligned(rows[area] * most);
+            p->at.keys[part][area] = at;
+            at += (size_t)plan_aligned(rows[area] * most);
         }
     }
     return at;
@@ -165,6 +159,7 @@ static attn_status check_batch(const attn_plan *plan, const int32_t *lens, struc
 /* How many rows each rank has, and where its keys belong among all of them. */
 static attn_status find_runs(attn_plan *plan, const int32_t *lens, struct attn_error *error)
 {
+    struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = plan->steps[0].layer;
     int32_t ranks = layer->selected->cp->prefill->world_size, num_reqs = plan->given.num_reqs;
     int64_t keys = 0, widest = 0, most = plan->limits.max_num_tokens;
@@ -185,9 +180,9 @@ static attn_status find_runs(attn_plan *plan, const int32_t *lens, struct attn_e
         return BAD("num_slots", "%lld slots; the requests have %lld new keys over all ranks",
                    (long long)plan->given.num_slots, (long long)keys);
     }
-    plan->parallel.widest = (int32_t)widest;
-    plan->parallel.num_keys = (int32_t)keys;
-    plan->parallel.num_runs = 0;
+    p->widest = (int32_t)widest;
+    p->num_keys = (int32_t)keys;
+    p->num_runs = 0;
     for (int32_t rank = 0; rank < ranks; rank++) {
         int64_t from = rank * widest, base = 0;
         for (int32_t r = 0; r < num_reqs; r++) {
@@ -195,8 +190,7 @@ static attn_status find_runs(attn_plan *plan, const int32_t *lens, struct attn_e
                 struct slice s = slice_of(layer, lens[r], rank, i);
                 int64_t rows = s.end - s.first;
                 if (rows > 0) {
-                    plan->parallel.runs[plan->parallel.num_runs++] =
-                        (struct row_run){from, base + s.first, rows};
+                    p->runs[p->num_runs++] = (struct row_run){from, base + s.first, rows};
                 }
                 from += rows;
             }
@@ -208,10 +202,11 @@ static attn_status find_runs(attn_plan *plan, const int32_t *lens, struct attn_e
 
 attn_status queries_split(attn_plan *plan, struct attn_error *error)
 {
+    struct parallel_plan *p = parallel_plan(plan);
     const attn_layer *layer = plan->steps[0].layer;
     const int32_t *lens = queries_split_lens(plan);
     struct attn_batch *b = &plan->given;
-    plan->parallel.split = lens != NULL;
+    p->split = lens != NULL;
     if (lens == NULL) {
         return ATTN_OK;
     }
@@ -221,9 +216,9 @@ attn_status queries_split(attn_plan *plan, struct attn_error *error)
         return status;
     }
     int32_t each = queries_slices(layer), slices = each * b->num_reqs, at = 0;
-    int32_t *start = compose_take(plan, slices + 1), *length = compose_take(plan, slices);
-    int32_t *row = compose_take(plan, slices), *key_start = compose_take(plan, slices + 1);
-    struct row_run *runs = plan->parallel.runs + plan->parallel.num_runs;
+    int32_t *start = plan_take(plan, slices + 1), *length = plan_take(plan, slices);
+    int32_t *row = plan_take(plan, slices), *key_start = plan_take(plan, slices + 1);
+    struct row_run *runs = p->runs + p->num_runs;
     int64_t base = 0;
     start[0] = key_start[0] = 0;
     for (int32_t r = 0; r < b->num_reqs; r++) {
@@ -238,17 +233,18 @@ attn_status queries_split(attn_plan *plan, struct attn_error *error)
         }
         base += lens[r];
     }
-    plan->parallel.num_slice_runs = slices;
-    plan->parallel.key_start = key_start;
+    p->num_slice_runs = slices;
+    p->key_start = key_start;
     b->block_table_rows = b->block_table_rows > 0 ? b->block_table_rows : b->num_reqs;
     b->num_reqs = slices;
     b->query_start_loc_host = start;
-    b->query_start_loc = compose_on_device(plan, start);
+    b->query_start_loc = plan_on_device(plan, start);
     b->seq_lens_host = length;
-    b->seq_lens = compose_on_device(plan, length);
+    b->seq_lens = plan_on_device(plan, length);
     if (each > 1) {
-        b->block_table_row = compose_on_device(plan, row);
+        b->block_table_row = plan_on_device(plan, row);
     }
+    plan->whole = *b;
     return ATTN_OK;
 }
 
@@ -256,6 +252,7 @@ attn_status queries_split(attn_plan *plan, struct attn_error *error)
 static void keys_over(const attn_plan *plan, const struct step *step, int32_t area, int64_t rows,
                       const struct attn_step_io *io, struct all_keys *keys)
 {
+    struct parallel_plan *p = parallel_plan(plan);
     uint8_t *base = plan->workspace;
     const struct rows *kinds[] = {&step->k, &step->v};
     struct attn_tensor *tensors[] = {&keys->k, &keys->v};
@@ -264,9 +261,8 @@ static void keys_over(const attn_plan *plan, const struct step *step, int32_t ar
         shape[0] = rows;
         shape[1] = kinds[i]->heads;
         shape[2] = kinds[i]->head_size;
-        *tensors[i] = (struct attn_tensor){.data = base + plan->scratch.parallel.keys[i][area],
-                                           .device = plan->model->device,
-                                           .shape = shape};
+        *tensors[i] = (struct attn_tensor){
+            .data = base + p->at.keys[i][area], .device = plan->model->device, .shape = shape};
         tensor_set_kind(tensors[i], kinds[i]->kind);
     }
     keys->io = *io;
@@ -277,12 +273,13 @@ static void keys_over(const attn_plan *plan, const struct step *step, int32_t ar
 static attn_status copy_runs(const struct run *run, const struct row_run *runs, int32_t count,
                              int32_t from, int32_t to, struct attn_error *error)
 {
+    const struct parallel_plan *p = run->p;
     const attn_plan *plan = run->plan;
     attn_status status = ATTN_OK;
     for (int32_t part = 0; part < 2; part++) {
-        int64_t row = row_bytes(run->step, part == 0 ? &run->step->k : &run->step->v);
-        uint8_t *source = plan->workspace + plan->scratch.parallel.keys[part][from];
-        uint8_t *target = plan->workspace + plan->scratch.parallel.keys[part][to];
+        int64_t row = row_bytes(part == 0 ? &run->step->k : &run->step->v);
+        uint8_t *source = plan->workspace + p->at.keys[part][from];
+        uint8_t *target = plan->workspace + p->at.keys[part][to];
         for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
             status = copy_rows(run, target + runs[i].to * row, 0, source + runs[i].from * row, 0,
                                runs[i].rows * row, runs[i].rows > 0, error);
@@ -294,53 +291,48 @@ static attn_status copy_runs(const struct run *run, const struct row_run *runs, 
 static struct run run_of(attn_plan *plan, struct step *step, const struct attn_step_io *io)
 {
     return (struct run){.plan = plan,
+                        .p = parallel_plan(plan),
                         .step = step,
                         .io = io,
                         .instance = step->layer->served[ATTN_PHASE_PREFILL].instance};
 }
 
-attn_status queries_gather_keys(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                                struct all_keys *all, struct attn_error *error)
+attn_status queries_gather_keys(attn_plan *plan, struct step *step,
+                                const struct attn_step_io **given, struct attn_error *error)
 {
+    struct parallel_plan *p = parallel_plan(plan);
+    const struct attn_step_io *io = *given;
     const struct attn_collectives *ranks = step->layer->selected->cp->prefill;
     const struct run run = run_of(plan, step, io);
     const struct attn_tensor *inputs[] = {io->k, io->v};
     attn_status status = ATTN_OK;
     for (int32_t part = 0; part < 2 && status == ATTN_OK; part++) {
         const struct rows *kind = part == 0 ? &step->k : &step->v;
-        const size_t *areas = plan->scratch.parallel.keys[part];
-        int64_t row = row_bytes(step, kind);
+        const size_t *areas = p->at.keys[part];
+        int64_t row = row_bytes(kind);
         status = pack_rows(&run, plan->workspace + areas[SENT], inputs[part], kind->heads,
                            row / kind->heads, plan->given.num_actual_tokens, error);
         if (status == ATTN_OK) {
             status = collective_told(ranks->all_gather(ranks->user, plan->workspace + areas[SENT],
                                                        plan->workspace + areas[GATHERED],
-                                                       (size_t)(plan->parallel.widest * row),
-                                                       io->stream),
+                                                       (size_t)(p->widest * row), io->stream),
                                      error);
         }
     }
     if (status == ATTN_OK) {
-        status =
-            copy_runs(&run, plan->parallel.runs, plan->parallel.num_runs, GATHERED, ORDERED, error);
+        status = copy_runs(&run, p->runs, p->num_runs, GATHERED, ORDERED, error);
     }
-    keys_over(plan, step, ORDERED, plan->parallel.num_keys, io, all);
+    keys_over(plan, step, ORDERED, p->num_keys, io, &p->ordered);
+    *given = &p->ordered.io;
     return status;
 }
 
 attn_status queries_slice_keys(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                                struct all_keys *slices, struct attn_error *error)
 {
+    struct parallel_plan *p = parallel_plan(plan);
     const struct run run = run_of(plan, step, io);
-    int32_t count = plan->parallel.num_slice_runs;
-    keys_over(plan, step, SLICED, plan->parallel.key_start[count], io, slices);
-    return copy_runs(&run, plan->parallel.runs + plan->parallel.num_runs, count, ORDERED, SLICED,
-                     error);
-}
-
-attn_status run_no_queries(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                           struct attn_error *error)
-{
-    (void)plan, (void)step, (void)io, (void)error;
-    return ATTN_OK;
+    int32_t count = p->num_slice_runs;
+    keys_over(plan, step, SLICED, p->key_start[count], io, slices);
+    return copy_runs(&run, p->runs + p->num_runs, count, ORDERED, SLICED, error);
 }

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* MLA in a run: the projections around attend_mla, and prefill per head. Sources: DeepSeek-V2
- * (arXiv 2405.04434), section 2.1; vLLM v1, attention/backends/mla/common.py for the order of the
- * chunks. */
-#include "step/exchange.h"
-#include "step/mla.h"
+/* MLA in a run: the projections around attend_mla, prefill per head, and what a run must bring.
+ * Sources: DeepSeek-V2 (arXiv 2405.04434), section 2.1; vLLM v1, attention/backends/mla/common.py
+ * for the order of the chunks. */
+#include "compose/context_parallel.h"
+#include "compose/exchange.h"
+#include "compose/mla.h"
 #include "util/structs.h"
 #include "util/tensor.h"
+
+#define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 
 /* A tensor of three dimensions with its own shape and strides (elements). */
 struct box {
@@ -57,8 +60,10 @@ static const struct attn_tensor *in_scratch(struct box *box, const attn_plan *pl
 }
 
 /* What the calls of one run share. */
-struct mla_run {
+struct mla_call {
     attn_plan *plan;
+    const struct mla_plan *p;
+    const struct mla_weights *weights;
     struct step *step;
     const struct attn_step_io *io;
     const struct attn_io_mla *mla;
@@ -81,7 +86,7 @@ static const struct attn_tensor *turned(struct box *box, const struct attn_tenso
 }
 
 /* a W or a W^T per head. */
-static attn_status project(const struct mla_run *run, const struct instance *instance,
+static attn_status project(const struct mla_call *run, const struct instance *instance,
                            const struct attn_tensor *a, const struct head_weights *w,
                            bool transposed, const struct attn_tensor *out)
 {
@@ -103,24 +108,23 @@ static attn_status project(const struct mla_run *run, const struct instance *ins
 }
 
 /* Rows of `size` dims to other strides: a product with the same identity for every head. */
-static attn_status copy_by_gemm(const struct mla_run *run, const struct attn_tensor *from,
+static attn_status copy_by_gemm(const struct mla_call *run, const struct attn_tensor *from,
                                 int64_t size, const struct attn_tensor *to)
 {
     const struct instance *instance = run->step->layer->served[ATTN_PHASE_PREFILL].instance;
     struct box w;
-    void *identity = (void *)(uintptr_t)run->plan->mla.identity;
-    const struct attn_batched_gemm_args args = {.struct_size = sizeof args,
-                                                .instance = instance->handle,
-                                                .stream = run->io->stream,
-                                                .a = from,
-                                                .w = box_set(&w, &run->like, identity, run->heads,
-                                                             size, size, 0,
-                                                             run->plan->mla.identity_size, 1),
-                                                .out = to};
+    void *identity = (void *)(uintptr_t)run->p->identity;
+    const struct attn_batched_gemm_args args = {
+        .struct_size = sizeof args,
+        .instance = instance->handle,
+        .stream = run->io->stream,
+        .a = from,
+        .w = box_set(&w, &run->like, identity, run->heads, size, size, 0, run->p->identity_size, 1),
+        .out = to};
     return instance->kernels.batched_gemm(&args, run->error);
 }
 
-static attn_status launch_mla(const struct mla_run *run, struct launch *launch,
+static attn_status launch_mla(const struct mla_call *run, struct launch *launch,
                               const struct attn_io_mla *mla, const struct attn_tensor *out)
 {
     struct attn_attend_args *args = &launch->args;
@@ -136,7 +140,7 @@ static attn_status launch_mla(const struct mla_run *run, struct launch *launch,
 }
 
 /* Rows first .. end-1: q_nope W_UK beside q_pe against latent rows, and the output through W_UV. */
-static attn_status run_latent(const struct mla_run *run, struct launch *launch, int32_t phase,
+static attn_status run_latent(const struct mla_call *run, struct launch *launch, int32_t phase,
                               int64_t first, int64_t end)
 {
     const attn_layer *layer = run->step->layer;
@@ -149,14 +153,14 @@ static attn_status run_latent(const struct mla_run *run, struct launch *launch, 
     if (!m->absorb_in_core) {
         return launch_mla(run, launch, &mla, run->io->out);
     }
-    const struct scratch *scratch = &run->plan->scratch;
-    const struct attn_tensor *latent_q = in_scratch(
-        &q, run->plan, &run->like, scratch->mla.latent_q, first, end, padded, m->kv_lora_rank);
+    const struct attn_tensor *latent_q = in_scratch(&q, run->plan, &run->like, run->p->at.latent_q,
+                                                    first, end, padded, m->kv_lora_rank);
     const struct attn_tensor *latent_out = in_scratch(
-        &out, run->plan, &run->like, scratch->mla.latent_out, first, end, padded, m->kv_lora_rank);
+        &out, run->plan, &run->like, run->p->at.latent_out, first, end, padded, m->kv_lora_rank);
     attn_status status = project(
         run, instance, by_head(&a, mla.q_nope, run->heads, first, end, 0, m->qk_nope_head_dim),
-        &layer->mla_uk, false, by_head(&b, latent_q, run->heads, first, end, 0, m->kv_lora_rank));
+        &run->weights->uk, false,
+        by_head(&b, latent_q, run->heads, first, end, 0, m->kv_lora_rank));
     mla.q_nope = latent_q;
     struct over reduced;
     if (status == ATTN_OK && layer_is_spread(layer)) {
@@ -169,14 +173,15 @@ static attn_status run_latent(const struct mla_run *run, struct launch *launch, 
     if (status != ATTN_OK) {
         return status;
     }
-    return project(
-        run, instance, by_head(&a, latent_out, run->heads, first, end, 0, m->kv_lora_rank),
-        &layer->mla_uv, false, by_head(&b, run->io->out, run->heads, first, end, 0, m->v_head_dim));
+    return project(run, instance,
+                   by_head(&a, latent_out, run->heads, first, end, 0, m->kv_lora_rank),
+                   &run->weights->uv, false,
+                   by_head(&b, run->io->out, run->heads, first, end, 0, m->v_head_dim));
 }
 
 /* k = [c W_UK^T | k_pe], v = c W_UV of rows first .. end-1 of c and k_pe, to the same rows of k and
  * v. */
-static attn_status project_keys(const struct mla_run *run, const struct attn_tensor *c,
+static attn_status project_keys(const struct mla_call *run, const struct attn_tensor *c,
                                 const struct attn_tensor *k_pe, int64_t pe_at, int64_t first,
                                 int64_t end, const struct attn_tensor *k,
                                 const struct attn_tensor *v)
@@ -186,8 +191,8 @@ static attn_status project_keys(const struct mla_run *run, const struct attn_ten
     const struct attn_mla_desc *m = run->desc;
     struct box a, b;
     attn_status status = project(
-        run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank), &layer->mla_uk,
-        true, by_head(&b, k, run->heads, first, end, 0, m->qk_nope_head_dim));
+        run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
+        &run->weights->uk, true, by_head(&b, k, run->heads, first, end, 0, m->qk_nope_head_dim));
     if (status == ATTN_OK && m->qk_rope_head_dim > 0) {
         status = copy_by_gemm(
             run, by_head(&a, k_pe, run->heads, first, end, pe_at, m->qk_rope_head_dim),
@@ -198,11 +203,12 @@ static attn_status project_keys(const struct mla_run *run, const struct attn_ten
         return status;
     }
     return project(run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
-                   &layer->mla_uv, false, by_head(&b, v, run->heads, first, end, 0, m->v_head_dim));
+                   &run->weights->uv, false,
+                   by_head(&b, v, run->heads, first, end, 0, m->v_head_dim));
 }
 
 /* Both parts of the query as one row: as they lie if they are slices of one, else copied. */
-static attn_status join_query(const struct mla_run *run, int64_t first, int64_t end, struct box *q)
+static attn_status join_query(const struct mla_call *run, int64_t first, int64_t end, struct box *q)
 {
     const struct attn_tensor *nope = run->mla->q_nope, *pe = run->mla->q_pe;
     const struct attn_mla_desc *m = run->desc;
@@ -216,7 +222,7 @@ static attn_status join_query(const struct mla_run *run, int64_t first, int64_t 
                 tensor_stride(nope, 0), tensor_stride(nope, 1), 1);
         return ATTN_OK;
     }
-    in_scratch(q, run->plan, nope, run->plan->scratch.mla.q, first, end, run->heads, size);
+    in_scratch(q, run->plan, nope, run->p->at.q, first, end, run->heads, size);
     attn_status status = copy_by_gemm(
         run, by_head(&a, nope, run->heads, first, end, 0, m->qk_nope_head_dim), m->qk_nope_head_dim,
         by_head(&b, &q->tensor, run->heads, first, end, 0, m->qk_nope_head_dim));
@@ -228,7 +234,7 @@ static attn_status join_query(const struct mla_run *run, int64_t first, int64_t 
         by_head(&b, &q->tensor, run->heads, first, end, m->qk_nope_head_dim, m->qk_rope_head_dim));
 }
 
-static attn_status attend_keys(const struct mla_run *run, struct launch *launch,
+static attn_status attend_keys(const struct mla_call *run, struct launch *launch,
                                const struct attn_tensor *q, const struct attn_tensor *k,
                                const struct attn_tensor *v, const struct attn_tensor *out,
                                const struct attn_tensor *lse)
@@ -245,7 +251,7 @@ static attn_status attend_keys(const struct mla_run *run, struct launch *launch,
     return status;
 }
 
-static attn_status gather(const struct mla_run *run, const struct context_chunk *chunk,
+static attn_status gather(const struct mla_call *run, const struct context_chunk *chunk,
                           const struct attn_batch *view, const struct attn_tensor *rows)
 {
     attn_layer *layer = run->step->layer;
@@ -256,8 +262,8 @@ static attn_status gather(const struct mla_run *run, const struct context_chunk 
                                        .params = &layer->part_params[PART_MAIN],
                                        .cache = &layer->owner->k_cache,
                                        .batch = view,
-                                       .first_key = compose_on_device(run->plan, chunk->first_key),
-                                       .out_start_loc = compose_on_device(run->plan, chunk->start),
+                                       .first_key = plan_on_device(run->plan, chunk->first_key),
+                                       .out_start_loc = plan_on_device(run->plan, chunk->start),
                                        .stream = run->io->stream,
                                        .out = rows};
     return instance->kernels.gather_kv(&args, run->error);
@@ -265,11 +271,11 @@ static attn_status gather(const struct mla_run *run, const struct context_chunk 
 
 /* One chunk: gathered once, projected, attended by its requests' queries, and merged into what they
  * have so far. */
-static attn_status run_chunk(const struct mla_run *run, int32_t index, const struct attn_tensor *q,
+static attn_status run_chunk(const struct mla_call *run, int32_t index, const struct attn_tensor *q,
                              const struct attn_tensor *lse)
 {
     attn_plan *plan = run->plan;
-    const struct context_chunk *chunk = &plan->mla.chunks[index];
+    const struct context_chunk *chunk = &run->p->chunks[index];
     struct launch *launch = &run->step->launches[ATTN_PHASE_PREFILL][PART_CONTEXT];
     const struct instance *instance = run->step->layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_mla_desc *m = run->desc;
@@ -280,18 +286,17 @@ static attn_status run_chunk(const struct mla_run *run, int32_t index, const str
     int64_t count = chunk->key_start[chunk->num_reqs], tokens = plan->num_tokens;
     const struct attn_tensor float32 = {.device = run->like.device,
                                         .dtype = {ATTN_CODE_FLOAT, 32, 1}};
-    in_scratch(&rows, plan, &run->like, plan->scratch.mla.rows, 0, count, 1, l->head_size);
-    in_scratch(&k, plan, &run->like, plan->scratch.mla.k, 0, count, run->heads,
+    in_scratch(&rows, plan, &run->like, run->p->at.rows, 0, count, 1, l->head_size);
+    in_scratch(&k, plan, &run->like, run->p->at.k, 0, count, run->heads,
                m->qk_nope_head_dim + m->qk_rope_head_dim);
-    in_scratch(&v, plan, &run->like, plan->scratch.mla.v, 0, count, run->heads, m->v_head_dim);
+    in_scratch(&v, plan, &run->like, run->p->at.v, 0, count, run->heads, m->v_head_dim);
     in_scratch(&out, plan, &run->like, plan->scratch.out, 0, tokens, run->heads, m->v_head_dim);
     box_set(&partial_lse, &float32, plan->workspace + plan->scratch.lse[0], run->heads, tokens, 0,
             tokens, 1, 0);
     partial_lse.tensor.ndim = 2;
     mla_chunk_view(plan, chunk, &view);
     struct box local;
-    in_scratch(&local, plan, &run->like, plan->scratch.mla.local, 0, chunk->num_rows, 1,
-               l->head_size);
+    in_scratch(&local, plan, &run->like, run->p->at.local, 0, chunk->num_rows, 1, l->head_size);
     attn_status status = gather(run, chunk, &view, spread ? &local.tensor : &rows.tensor);
     if (status == ATTN_OK && spread) {
         status = mla_gather_spread(plan, run->step, run->io, chunk, run->error);
@@ -305,7 +310,7 @@ static attn_status run_chunk(const struct mla_run *run, int32_t index, const str
                               &v.tensor);
     }
     launch->args.batch = &view;
-    if (status == ATTN_OK && plan->mla.num_chunks > 1 && instance->kernels.plan != NULL) {
+    if (status == ATTN_OK && run->p->num_chunks > 1 && instance->kernels.plan != NULL) {
         launch->args.stream = run->io->stream; /* one schedule's memory serves all chunks in turn */
         launch->args.q = launch->args.k = launch->args.v = launch->args.out = NULL;
         status = instance->kernels.plan(&launch->args, ATTN_PLAN_EAGER, run->error);
@@ -314,7 +319,7 @@ static attn_status run_chunk(const struct mla_run *run, int32_t index, const str
         status =
             attend_keys(run, launch, q, &k.tensor, &v.tensor, &out.tensor, &partial_lse.tensor);
     }
-    launch->args.batch = &plan->views[VIEW_CONTEXT];
+    launch->args.batch = &run->p->first_chunk;
     struct attn_merge_states_args merge = {.struct_size = sizeof merge,
                                            .instance = instance->handle,
                                            .stream = run->io->stream,
@@ -333,7 +338,7 @@ static attn_status run_chunk(const struct mla_run *run, int32_t index, const str
 
 /* Rows first .. end-1, prefills: causal over their own keys, then chunk by chunk over what came
  * before. */
-static attn_status run_per_head(const struct mla_run *run, int64_t first, int64_t end)
+static attn_status run_per_head(const struct mla_call *run, int64_t first, int64_t end)
 {
     attn_plan *plan = run->plan;
     const struct attn_mla_desc *m = run->desc;
@@ -342,9 +347,9 @@ static attn_status run_per_head(const struct mla_run *run, int64_t first, int64_
     const struct attn_tensor *lse = run->io->lse;
     struct box q, k, v, own_lse;
     int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim, tokens = plan->num_tokens;
-    in_scratch(&k, plan, &run->like, plan->scratch.mla.k, first, end, run->heads, size);
-    in_scratch(&v, plan, &run->like, plan->scratch.mla.v, first, end, run->heads, m->v_head_dim);
-    if (lse == NULL && plan->mla.num_chunks > 0) {
+    in_scratch(&k, plan, &run->like, run->p->at.k, first, end, run->heads, size);
+    in_scratch(&v, plan, &run->like, run->p->at.v, first, end, run->heads, m->v_head_dim);
+    if (lse == NULL && run->p->num_chunks > 0) {
         lse = box_set(&own_lse, &float32, plan->workspace + plan->scratch.lse[1], run->heads,
                       tokens, 0, tokens, 1, 0);
         own_lse.tensor.ndim = 2;
@@ -358,17 +363,19 @@ static attn_status run_per_head(const struct mla_run *run, int64_t first, int64_
         status = attend_keys(run, run->step->main[1], &q.tensor, &k.tensor, &v.tensor, run->io->out,
                              lse);
     }
-    for (int32_t i = 0; i < plan->mla.num_chunks && status == ATTN_OK; i++) {
+    for (int32_t i = 0; i < run->p->num_chunks && status == ATTN_OK; i++) {
         status = run_chunk(run, i, &q.tensor, lse);
     }
     return status;
 }
 
-attn_status run_mla(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+attn_status mla_run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                     struct attn_error *error)
 {
-    struct mla_run run = {
+    struct mla_call run = {
         .plan = plan,
+        .p = mla_plan(plan),
+        .weights = layer_data(step->layer, &composition_mla),
         .step = step,
         .io = io,
         .mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA, sizeof *run.mla),
@@ -392,6 +399,92 @@ attn_status run_mla(attn_plan *plan, struct step *step, const struct attn_step_i
     if (status != ATTN_OK) {
         return status;
     }
-    return mla_per_head(step) ? run_per_head(&run, end, last)
-                              : run_latent(&run, step->main[1], ATTN_PHASE_PREFILL, end, last);
+    return mla_per_head(step->layer)
+               ? run_per_head(&run, end, last)
+               : run_latent(&run, step->main[1], ATTN_PHASE_PREFILL, end, last);
+}
+
+static bool is_flat(const struct attn_tensor *t, uint64_t kind, int64_t rows, int64_t size)
+{
+    struct attn_tensor like = {.data = NULL};
+    tensor_set_kind(&like, kind);
+    return t != NULL && t->data != NULL && t->shape != NULL && t->ndim == 2 &&
+           memcmp(&t->dtype, &like.dtype, sizeof like.dtype) == 0 && t->shape[0] >= rows &&
+           t->shape[1] == size && (t->strides == NULL || t->strides[1] == 1);
+}
+
+static bool is_query(const struct attn_tensor *t, const struct step *step, int64_t rows,
+                     int64_t size)
+{
+    return t != NULL && t->data != NULL && t->shape != NULL && tensor_kind(t) == step->q.kind &&
+           t->shape[0] >= rows && t->shape[1] == mla_padded_heads(step->layer) &&
+           t->shape[2] == size && (t->strides == NULL || t->strides[2] == 1);
+}
+
+static attn_status check_queries(const attn_plan *plan, const struct step *step,
+                                 const struct attn_step_io *io, const struct attn_io_mla *mla,
+                                 struct attn_error *error)
+{
+    const struct attn_mla_desc *m = step->layer->selected->mla;
+    int64_t tokens = plan->num_tokens;
+    if (!is_query(mla->q_nope, step, tokens,
+                  m->absorb_in_core ? m->qk_nope_head_dim : m->kv_lora_rank)) {
+        return FAIL(
+            "q_nope",
+            "q_nope is NULL or not [num_tokens or more, padded_num_q_heads or num_q_heads, "
+            "qk_nope_head_dim (kv_lora_rank without absorption)] of the query's dtype with a "
+            "contiguous last dimension");
+    }
+    if (m->qk_rope_head_dim > 0 && !is_query(mla->q_pe, step, tokens, m->qk_rope_head_dim)) {
+        return FAIL("q_pe",
+                    "q_pe is NULL or not [num_tokens or more, padded_num_q_heads or num_q_heads, "
+                    "qk_rope_head_dim] of the query's dtype with a contiguous last dimension");
+    }
+    if (io->lse != NULL &&
+        (io->lse->ndim != 2 || io->lse->shape == NULL ||
+         io->lse->shape[0] != mla_padded_heads(step->layer) || io->lse->shape[1] < tokens ||
+         io->lse->dtype.bits != 32 || io->lse->dtype.code != ATTN_CODE_FLOAT)) {
+        return FAIL("lse",
+                    "lse is not [padded_num_q_heads or num_q_heads, num_tokens or more] float32");
+    }
+    if (m->topk > 0 && (mla->topk_indices == NULL || mla->topk_stride < m->topk)) {
+        return FAIL("topk_indices", "topk_indices is NULL, or topk_stride under the layer's topk");
+    }
+    return step_check_out(plan, step, io->out, error);
+}
+
+attn_status mla_check_io(const attn_plan *plan, const struct step *step,
+                         const struct attn_step_io *io, bool writes, bool attends,
+                         struct attn_error *error)
+{
+    const struct attn_io_mla *mla =
+        (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA, sizeof *mla);
+    const struct attn_mla_desc *m = step->layer->selected->mla;
+    const char *name = step->layer->desc->name;
+    if (mla == NULL || io->q != NULL || io->k != NULL || io->v != NULL) {
+        return FAIL("attn_io_mla",
+                    "a run of MLA brings its tensors in attn_io_mla, and q, k and v are NULL");
+    }
+    bool projects = attends && mla_per_head(step->layer) && plan->split.num_prefill_tokens > 0;
+    int64_t rows = writes ? plan->given.num_slots : 0;
+    rows = projects && plan->num_tokens > rows ? plan->num_tokens : rows;
+    if ((writes || projects) && !is_flat(mla->kv_c, step->k.kind, rows, m->kv_lora_rank)) {
+        return FAIL(
+            "kv_c",
+            "kv_c is NULL or not [rows, kv_lora_rank] of the layer's dtype with a contiguous last "
+            "dimension and a row per slot and token");
+    }
+    if ((writes || projects) && m->qk_rope_head_dim > 0 &&
+        !is_flat(mla->k_pe, step->k.kind, rows, m->qk_rope_head_dim)) {
+        return FAIL(
+            "k_pe",
+            "k_pe is NULL or not [rows, qk_rope_head_dim] of the layer's dtype with a contiguous "
+            "last dimension and a row per slot and token");
+    }
+    attn_status status = attends ? check_queries(plan, step, io, mla, error) : ATTN_OK;
+    if (status == ATTN_OK && attends && plan->validate) {
+        status = validate_tensor(plan, mla->q_nope, "q_nope", name, error);
+        status = status == ATTN_OK ? validate_tensor(plan, mla->q_pe, "q_pe", name, error) : status;
+    }
+    return status;
 }

@@ -1,43 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* MLA at plan_create and plan: scratch memory, chunks of context, and which calls a batch takes. */
-#include "select/layer_check.h"
-#include "step/mla.h"
-#include "step/parallel.h"
+#include "compose/context_parallel.h"
+#include "compose/mla.h"
 #include "util/error.h"
 
 #define DEFAULT_CHUNK_ROWS 1024
 #define MAX_CHUNKS (1 << 20)
-#define ALIGNMENT 256
-
-static size_t aligned(size_t bytes)
-{
-    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
 
 static size_t larger(size_t a, size_t b)
 {
     return a > b ? a : b;
 }
 
-bool mla_per_head(const struct step *step)
+bool mla_per_head(const attn_layer *layer)
 {
-    return step->layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_MLA_PREFILL;
+    return layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_MLA_PREFILL;
 }
 
-void mla_describe(struct step *step)
+static const char *needs_params(const attn_layer *layer)
+{
+    return layer->selected->mla->absorb_in_core ? "weights" : NULL;
+}
+
+static uint32_t parts(const attn_layer *layer, int32_t phase, uint32_t parts)
+{
+    (void)parts;
+    return phase == ATTN_PHASE_PREFILL && mla_per_head(layer) ? 1u << PART_NEW | 1u << PART_CONTEXT
+                                                              : 1u << PART_MAIN;
+}
+
+/* Rows are written apart: prefill attends keys beside the cache. */
+static void describe(struct step *step)
 {
     const struct attn_mla_desc *m = step->layer->selected->mla;
-    step->check_io = mla_check_io;
+    step->plain_checks = step->keys_are_inputs = false;
+    step->fused_write = step->fused_decode = false;
     if (!m->absorb_in_core) {
         step->out.head_size = m->kv_lora_rank;
         step->out.heads = mla_padded_heads(step->layer);
     }
 }
 
+static void make_call(const struct step *step, int32_t part, struct launch *launch)
+{
+    const struct instance *instance = step->layer->served[launch->args.phase].instance;
+    if (part == PART_MAIN) {
+        launch->kernel = step->layer->desc->kind == ATTN_LAYER_MLA_SPARSE
+                             ? instance->kernels.attend_mla_sparse
+                             : instance->kernels.attend_mla;
+    } else { /* gathered and projected */
+        launch->args.k_cache = launch->args.v_cache = NULL;
+    }
+}
+
 static bool any_per_head(const attn_plan *plan)
 {
     for (int32_t i = 0; i < plan->num_steps; i++) {
-        if (plan->steps[i].layer->selected->mla != NULL && mla_per_head(&plan->steps[i])) {
+        if (plan->steps[i].layer->selected->mla != NULL && mla_per_head(plan->steps[i].layer)) {
             return true;
         }
     }
@@ -82,65 +101,64 @@ static int32_t chunk_rows(const attn_plan *plan, int64_t context)
     return (int32_t)(rows > 0 ? rows : 1);
 }
 
-attn_status mla_init(attn_plan *plan, struct attn_error *error)
+static attn_status init(attn_plan *plan, struct attn_error *error)
 {
+    struct mla_plan *p = mla_plan(plan);
+    if (layer_is_spread(plan->steps[0].layer)) {
+        plan->decode_threshold = 1; /* more would be causal among keys that lie on several ranks */
+    }
     if (!any_per_head(plan)) {
         return ATTN_OK;
     }
     int64_t context = longest_context(plan) * plan->limits.max_num_reqs;
     int32_t ranks = layer_cache_ranks(plan->steps[0].layer);
     int32_t gathered = chunk_rows(plan, context) / ranks;
-    plan->mla.gather_rows = gathered > 0 ? gathered : 1;
-    plan->mla.chunk_rows = plan->mla.gather_rows * ranks;
-    int64_t chunks = (context + plan->mla.gather_rows - 1) / plan->mla.gather_rows;
-    plan->mla.invariant = any_invariant(plan);
-    chunks += plan->mla.invariant ? plan->limits.max_num_reqs : 0; /* each may end one early */
+    p->gather_rows = gathered > 0 ? gathered : 1;
+    p->chunk_rows = p->gather_rows * ranks;
+    int64_t chunks = (context + p->gather_rows - 1) / p->gather_rows;
+    p->invariant = any_invariant(plan);
+    chunks += p->invariant ? plan->limits.max_num_reqs : 0; /* each may end one early */
     if (chunks > MAX_CHUNKS) {
         return error_set(
             error, ATTN_ERROR_LIMIT, "max_seq_len",
             "%d requests of %lld keys are %lld chunks of %d context rows; at most %d: limit "
             "max_seq_len, or give more context_workspace_tokens",
             plan->limits.max_num_reqs, (long long)longest_context(plan), (long long)chunks,
-            plan->mla.chunk_rows, MAX_CHUNKS);
+            p->chunk_rows, MAX_CHUNKS);
     }
-    plan->mla.max_chunks = (int32_t)chunks;
-    plan->mla.chunks =
-        runtime_alloc(plan->model->runtime, (size_t)chunks * sizeof *plan->mla.chunks);
+    p->max_chunks = (int32_t)chunks;
+    p->chunks = arena_array(&plan->arena, (size_t)chunks, sizeof *p->chunks);
     for (int32_t i = 0; i < plan->num_steps; i++) {
         const struct attn_mla_desc *m = plan->steps[i].layer->selected->mla;
         int32_t size =
             m->qk_nope_head_dim > m->qk_rope_head_dim ? m->qk_nope_head_dim : m->qk_rope_head_dim;
-        plan->mla.identity_size = size > plan->mla.identity_size ? size : plan->mla.identity_size;
+        p->identity_size = size > p->identity_size ? size : p->identity_size;
     }
-    return plan->mla.chunks != NULL
-               ? ATTN_OK
-               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan",
-                           "no memory for %lld chunks of context", (long long)chunks);
-}
-
-void mla_finish(attn_plan *plan)
-{
-    runtime_free(plan->model->runtime, plan->mla.chunks,
-                 (size_t)plan->mla.max_chunks * sizeof *plan->mla.chunks);
+    return p->chunks != NULL ? ATTN_OK
+                             : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan",
+                                         "no memory for %lld chunks of context", (long long)chunks);
 }
 
 static int32_t identity_integers(const attn_plan *plan)
 {
-    return plan->mla.identity_size * plan->mla.identity_size;
+    struct mla_plan *p = mla_plan(plan);
+    return p->identity_size * p->identity_size;
 }
 
 /* Two arrays for each chunk's requests, of which consecutive chunks share one at most;
  * query_start_loc; identity. */
-int64_t mla_max_integers(const attn_plan *plan)
+static int64_t integers(const attn_plan *plan)
 {
-    if (plan->mla.chunks == NULL) {
-        return 0;
+    struct mla_plan *p = mla_plan(plan);
+    if (p->chunks == NULL) {
+        return layer_is_spread(plan->steps[0].layer) ? plan->limits.max_num_reqs : 0;
     }
-    int64_t requests = (int64_t)plan->limits.max_num_reqs + plan->mla.max_chunks;
+    int64_t requests = (int64_t)plan->limits.max_num_reqs + p->max_chunks;
     int64_t ranks = layer_cache_ranks(plan->steps[0].layer);
     int64_t spread =
-        ranks > 1 ? (ranks + 1) * requests + plan->mla.max_chunks + plan->limits.max_num_reqs : 0;
-    return spread + 2 * requests + plan->mla.max_chunks + plan->limits.max_num_reqs + 1 +
+        ranks > 1 ? (ranks + 1) * requests + p->max_chunks + 2 * (int64_t)plan->limits.max_num_reqs
+                  : 0;
+    return spread + 2 * requests + p->max_chunks + plan->limits.max_num_reqs + 1 +
            identity_integers(plan);
 }
 
@@ -153,14 +171,14 @@ static size_t latent_tokens(const attn_plan *plan, const struct step *step)
     int64_t declared = first->served[ATTN_PHASE_DECODE].instance->caps->reorder_threshold;
     int64_t drafted = 1 + (int64_t)l->num_speculative_tokens * (l->parallel_drafting ? 2 : 1);
     int64_t tokens = (drafted > declared ? drafted : declared) * plan->limits.max_num_reqs;
-    bool all = !mla_per_head(step) || tokens > plan->limits.max_num_tokens;
+    bool all = !mla_per_head(step->layer) || tokens > plan->limits.max_num_tokens;
     return (size_t)(all ? plan->limits.max_num_tokens : tokens);
 }
 
-size_t mla_lay_out(attn_plan *plan, size_t at)
+static size_t lay_out(attn_plan *plan, size_t at)
 {
-    size_t latent = 0, q = 0, rows = 0, spread = 0, k = 0, v = 0,
-           context = (size_t)plan->mla.chunk_rows;
+    struct mla_plan *p = mla_plan(plan);
+    size_t latent = 0, q = 0, rows = 0, spread = 0, k = 0, v = 0, context = (size_t)p->chunk_rows;
     size_t tokens = (size_t)plan->limits.max_num_tokens, keys = larger(tokens, context);
     for (int32_t i = 0; i < plan->num_steps; i++) {
         const struct step *step = &plan->steps[i];
@@ -172,7 +190,7 @@ size_t mla_lay_out(attn_plan *plan, size_t at)
         size_t heads = (size_t)mla_padded_heads(step->layer) * element;
         size_t qk = (size_t)m->qk_nope_head_dim + (size_t)m->qk_rope_head_dim;
         latent = larger(latent, latent_tokens(plan, step) * heads * (size_t)m->kv_lora_rank);
-        if (mla_per_head(step)) {
+        if (mla_per_head(step->layer)) {
             q = larger(q, tokens * heads * qk);
             rows = larger(rows, context * (size_t)step->layer->desc->head_size * element);
             spread = layer_is_spread(step->layer) ? rows : spread;
@@ -183,17 +201,12 @@ size_t mla_lay_out(attn_plan *plan, size_t at)
     const struct {
         size_t *place;
         size_t bytes;
-    } parts[] = {{&plan->scratch.mla.latent_q, latent},
-                 {&plan->scratch.mla.latent_out, latent},
-                 {&plan->scratch.mla.q, q},
-                 {&plan->scratch.mla.rows, rows},
-                 {&plan->scratch.mla.local, spread},
-                 {&plan->scratch.mla.gathered, spread},
-                 {&plan->scratch.mla.k, k},
-                 {&plan->scratch.mla.v, v}};
+    } parts[] = {
+        {&p->at.latent_q, latent}, {&p->at.latent_out, latent}, {&p->at.q, q}, {&p->at.rows, rows},
+        {&p->at.local, spread},    {&p->at.gathered, spread},   {&p->at.k, k}, {&p->at.v, v}};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         *parts[i].place = at;
-        at += aligned(parts[i].bytes);
+        at += plan_aligned((int64_t)parts[i].bytes);
     }
     return at;
 }
@@ -201,9 +214,10 @@ size_t mla_lay_out(attn_plan *plan, size_t at)
 /* 1 on the diagonal, in the activations' dtype: products with it are exact copies. */
 static void make_identity(attn_plan *plan)
 {
+    struct mla_plan *p = mla_plan(plan);
     static const uint32_t ones[] = {0x3c00, 0x3f80, 0x3f800000};
-    int32_t dtype = plan->steps[0].layer->desc->dtype, size = plan->mla.identity_size;
-    int32_t *memory = compose_take(plan, identity_integers(plan));
+    int32_t dtype = plan->steps[0].layer->desc->dtype, size = p->identity_size;
+    int32_t *memory = plan_take(plan, identity_integers(plan));
     memset(memory, 0, (size_t)identity_integers(plan) * sizeof *memory);
     for (int32_t i = 0; i < size * size; i += size + 1) {
         if (dtype == ATTN_DTYPE_F32) {
@@ -212,7 +226,7 @@ static void make_identity(attn_plan *plan)
             ((uint16_t *)memory)[i] = (uint16_t)ones[dtype];
         }
     }
-    plan->mla.identity = compose_on_device(plan, memory);
+    p->identity = plan_on_device(plan, memory);
 }
 
 /* Rows of a request's context that every rank has at most. */
@@ -234,8 +248,8 @@ static void count_rank_rows(attn_plan *plan, const struct attn_batch *view,
 {
     const attn_layer *layer = plan->steps[0].layer;
     int32_t ranks = layer_cache_ranks(layer);
-    int32_t *rows = compose_take(plan, chunk->num_reqs * ranks);
-    int32_t *key_start = compose_take(plan, chunk->num_reqs + 1);
+    int32_t *rows = plan_take(plan, (int64_t)chunk->num_reqs * ranks);
+    int32_t *key_start = plan_take(plan, chunk->num_reqs + 1);
     key_start[0] = 0;
     for (int32_t i = 0; i < chunk->num_reqs; i++) {
         int32_t r = chunk->first_req + i, most = chunk->start[i + 1] - chunk->start[i];
@@ -257,31 +271,33 @@ static void count_rank_rows(attn_plan *plan, const struct attn_batch *view,
  * that it does not begin (`follows`) or does. */
 static int32_t rows_for_chunk(const attn_plan *plan, int32_t left, int32_t space, bool follows)
 {
+    struct mla_plan *p = mla_plan(plan);
     if (left <= space) {
         return left;
     }
-    return plan->mla.invariant && follows ? 0 : space;
+    return p->invariant && follows ? 0 : space;
 }
 
 /* One chunk from request r's key `done` on: as many rows as fit, requests one behind the other. */
 static void add_chunk(attn_plan *plan, const struct attn_batch *view, int32_t *r, int32_t *done)
 {
-    struct context_chunk *chunk = &plan->mla.chunks[plan->mla.num_chunks++];
-    int32_t count = 0, left = plan->mla.gather_rows, end = *r;
+    struct mla_plan *p = mla_plan(plan);
+    struct context_chunk *chunk = &p->chunks[p->num_chunks++];
+    int32_t count = 0, left = p->gather_rows, end = *r;
     for (; end < view->num_reqs && left > 0; end++) {
         int32_t missing = context_of(plan, view, end) - (end == *r ? *done : 0);
         int32_t rows = rows_for_chunk(plan, missing, left, end != *r);
         left = rows < missing ? 0 : left - rows;
         count = rows > 0 ? end + 1 - *r : count; /* requests without context end no chunk */
     }
-    int32_t *first_key = compose_take(plan, count), *start = compose_take(plan, count + 1);
+    int32_t *first_key = plan_take(plan, count), *start = plan_take(plan, count + 1);
     *chunk = (struct context_chunk){
         .first_req = *r, .num_reqs = count, .first_key = first_key, .start = start};
     chunk->first_row = view->query_start_loc_host[*r];
     chunk->end_row = view->query_start_loc_host[*r + count];
     start[0] = 0;
     for (int32_t i = 0; i < count; i++) {
-        int32_t space = plan->mla.gather_rows - start[i];
+        int32_t space = p->gather_rows - start[i];
         first_key[i] = i == 0 ? *done : 0;
         int32_t missing = context_of(plan, view, chunk->first_req + i) - first_key[i];
         int32_t rows = rows_for_chunk(plan, missing, space, i > 0);
@@ -315,8 +331,9 @@ static void make_chunks(attn_plan *plan, const struct attn_batch *view)
 /* The prefill view for attends over keys that are no cache: its host arrays outlive plan(). */
 static void make_context_view(attn_plan *plan, const struct attn_batch *prefill)
 {
-    struct attn_batch *view = &plan->mla.context;
-    int32_t *start = compose_take(plan, prefill->num_reqs + 1);
+    struct mla_plan *p = mla_plan(plan);
+    struct attn_batch *view = &p->context;
+    int32_t *start = plan_take(plan, prefill->num_reqs + 1);
     memcpy(start, prefill->query_start_loc_host, (size_t)(prefill->num_reqs + 1) * sizeof *start);
     *view = *prefill;
     view->query_start_loc_host = start;
@@ -332,8 +349,9 @@ static void make_context_view(attn_plan *plan, const struct attn_batch *prefill)
 void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
                     struct attn_batch *view)
 {
+    struct mla_plan *p = mla_plan(plan);
     int32_t first = chunk->first_req;
-    *view = plan->mla.context;
+    *view = p->context;
     view->num_reqs = chunk->num_reqs;
     view->num_actual_tokens = chunk->end_row;
     view->query_start_loc += first;
@@ -345,8 +363,8 @@ void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
         view->block_table_rows -= first;
     }
     view->key_start_loc_host = chunk->key_start;
-    view->key_start_loc = compose_on_device(plan, chunk->key_start);
-    view->max_seq_len = plan->mla.chunk_rows;
+    view->key_start_loc = plan_on_device(plan, chunk->key_start);
+    view->max_seq_len = p->chunk_rows;
     view->causal = -1; /* the part's layer is not */
     view->causal_per_request = NULL;
     view->tree = NULL;
@@ -357,7 +375,7 @@ void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
 /* A decode behind a prefill would be computed per head, alone it goes the latent way. */
 static attn_status check_order(const attn_plan *plan, struct attn_error *error)
 {
-    const struct attn_batch *prefill = &plan->views[VIEW_PREFILL];
+    const struct attn_batch *prefill = &plan->prefill;
     const int32_t *start = prefill->query_start_loc_host;
     for (int32_t r = 0; r < prefill->num_reqs; r++) {
         int32_t queries = start[r + 1] - start[r];
@@ -371,11 +389,12 @@ static attn_status check_order(const attn_plan *plan, struct attn_error *error)
     return ATTN_OK;
 }
 
-attn_status mla_make_views(attn_plan *plan, struct attn_error *error)
+static attn_status make_views(attn_plan *plan, struct attn_error *error)
 {
-    const struct attn_batch *prefill = &plan->views[VIEW_PREFILL];
-    plan->mla.num_chunks = 0;
-    if (plan->mla.invariant && plan->split.num_prefills > 0) {
+    struct mla_plan *p = mla_plan(plan);
+    const struct attn_batch *prefill = &plan->prefill;
+    p->num_chunks = 0;
+    if (p->invariant && plan->split.num_prefills > 0) {
         attn_status status = check_order(plan, error);
         if (status != ATTN_OK) {
             return status;
@@ -387,7 +406,7 @@ attn_status mla_make_views(attn_plan *plan, struct attn_error *error)
             return status;
         }
     }
-    if (plan->mla.chunks == NULL || plan->split.num_prefill_tokens == 0) {
+    if (p->chunks == NULL || plan->split.num_prefill_tokens == 0) {
         return ATTN_OK;
     }
     if (prefill->seq_lens_host == NULL) {
@@ -404,45 +423,60 @@ attn_status mla_make_views(attn_plan *plan, struct attn_error *error)
     make_identity(plan);
     make_context_view(plan, prefill);
     make_chunks(plan, prefill);
-    plan->views[VIEW_NEW] = plan->mla.context;
-    plan->views[VIEW_NEW].block_table = plan->views[VIEW_NEW].block_table_row = NULL;
-    if (plan->mla.num_chunks > 0) {
-        mla_chunk_view(plan, &plan->mla.chunks[0], &plan->views[VIEW_CONTEXT]);
+    p->own_keys = p->context;
+    p->own_keys.block_table = p->own_keys.block_table_row = NULL;
+    if (p->num_chunks > 0) {
+        mla_chunk_view(plan, &p->chunks[0], &p->first_chunk);
     }
     return ATTN_OK;
 }
 
-static struct launch *use(attn_plan *plan, struct launch *launch, int32_t view)
+static bool choose(attn_plan *plan, struct step *step)
 {
-    launch->schedule->view = view;
-    launch->args.batch = &plan->views[view];
-    return launch;
-}
-
-void mla_choose_calls(attn_plan *plan, struct step *step)
-{
+    struct mla_plan *p = mla_plan(plan);
     struct launch *decode = &step->launches[ATTN_PHASE_DECODE][PART_MAIN];
     struct launch *prefill = &step->launches[ATTN_PHASE_PREFILL][PART_MAIN];
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
     bool mixed = instance == step->layer->served[ATTN_PHASE_DECODE].instance &&
                  instance->caps->features & ATTN_FEATURE_MIXED_BATCH;
-    step->program = run_mla;
-    if (!mla_per_head(step) && mixed) {
-        step->main[0] = use(plan, plan->split.num_prefills == 0 ? decode : prefill, VIEW_WHOLE);
-        return;
+    if (!mla_per_head(step->layer) && mixed) {
+        step->main[0] = launch_use(plan->split.num_prefills == 0 ? decode : prefill, &plan->whole);
+        return true;
     }
     if (plan->split.num_decode_tokens > 0) {
-        step->main[0] = use(plan, decode, VIEW_DECODE);
+        step->main[0] = launch_use(decode, &plan->decode);
     }
     if (plan->split.num_prefill_tokens == 0) {
-        return;
+        return true;
     }
-    if (!mla_per_head(step)) {
-        step->main[1] = use(plan, prefill, VIEW_PREFILL);
-        return;
+    if (!mla_per_head(step->layer)) {
+        step->main[1] = launch_use(prefill, &plan->prefill);
+        return true;
     }
-    step->main[1] = use(plan, &step->launches[ATTN_PHASE_PREFILL][PART_NEW], VIEW_NEW);
-    if (plan->mla.num_chunks > 0) {
-        use(plan, &step->launches[ATTN_PHASE_PREFILL][PART_CONTEXT], VIEW_CONTEXT);
+    step->main[1] = launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_NEW], &p->own_keys);
+    if (p->num_chunks > 0) {
+        launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_CONTEXT], &p->first_chunk);
     }
+    return true;
 }
+
+const struct composition composition_mla = {
+    .serves = mla_serves,
+    .make_spec = mla_make_spec,
+    .rewrite_parts = mla_rewrite_parts,
+    .layer_bytes = sizeof(struct mla_weights),
+    .bind_params = mla_bind_params,
+    .needs_params = needs_params,
+    .scale_inputs = mla_scale_inputs,
+    .plan_bytes = sizeof(struct mla_plan),
+    .parts = parts,
+    .describe = describe,
+    .make_call = make_call,
+    .init = init,
+    .integers = integers,
+    .lay_out = lay_out,
+    .make_views = make_views,
+    .choose = choose,
+    .check_io = mla_check_io,
+    .run = mla_run,
+};

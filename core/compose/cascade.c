@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Cascade: a prefix that all requests of a batch have in common, attended once for all of them. */
+#include "compose/merged.h"
+
+#define CASCADE_MIN_PREFIX 256
+#define CASCADE_MIN_REQS 8
+#define CASCADE_TILE 128 /* query rows and keys of a tile in the cost estimate */
+
+/* All tokens over the common prefix; the requests over the keys behind it. */
+struct views {
+    struct attn_batch prefix, suffix;
+};
+
+static bool serves(const attn_layer *layer)
+{
+    const struct attn_layer_desc *l = layer->desc;
+    const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
+    const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
+    return l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window && l->chunk_size == 0 &&
+           instance->kernels.merge_states != NULL &&
+           (instance->caps->features & features) == features &&
+           instance->caps->terms & ATTN_TERM_BIDIRECTIONAL;
+}
+
+static uint32_t parts(const attn_layer *layer, int32_t phase, uint32_t parts)
+{
+    (void)layer;
+    return phase == ATTN_PHASE_PREFILL ? parts | 1u << PART_PREFIX : parts;
+}
+
+/* Starts and length of the prefix, lengths of the suffixes. */
+static int64_t integers(const attn_plan *plan)
+{
+    return 3 + (int64_t)plan->limits.max_num_reqs;
+}
+
+/* The engine's prefix, cut to whole blocks that lie before every request's queries; 0: no cascade.
+ */
+static int32_t usable_prefix(const attn_plan *plan)
+{
+    const struct attn_batch *b = &plan->given;
+    int32_t block = plan->steps[0].layer->desc->block_size;
+    int32_t prefix = b->common_prefix_len;
+    if (b->seq_lens_host == NULL || b->num_reqs < CASCADE_MIN_REQS || block <= 0) {
+        return 0;
+    }
+    for (int32_t r = 0; r < b->num_reqs; r++) {
+        int32_t context =
+            b->seq_lens_host[r] - (b->query_start_loc_host[r + 1] - b->query_start_loc_host[r]);
+        prefix = context < prefix ? context : prefix;
+    }
+    prefix = prefix / block * block;
+    return prefix >= CASCADE_MIN_PREFIX ? prefix : 0;
+}
+
+/* Terms under which the prefix can be attended apart, and then whether it is cheaper than split-KV
+ * decode (the heuristic of vLLM's use_cascade_attention). */
+static bool pays(const attn_plan *plan, const struct step *step)
+{
+    const struct attn_batch *b = &plan->given;
+    const struct attn_layer_desc *l = step->layer->desc;
+    int32_t prefix = usable_prefix(plan);
+    bool excluded = l->alibi != ATTN_ALIBI_NONE || l->has_window || l->chunk_size > 0 ||
+                    l->prefix_lm || l->sink_len > 0 || l->causal_per_request ||
+                    step->layer->selected->cp != NULL || l->kind != ATTN_LAYER_DECODER ||
+                    !l->causal || b->causal == 0 || l->batch_invariant ||
+                    step->layer->parts[PART_MAIN].output_form != ATTN_OUTPUT_PLAIN;
+    bool flags = b->flags & (ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE);
+    bool parts =
+        step->merge != NULL && step->launches[ATTN_PHASE_PREFILL][PART_PREFIX].kernel != NULL;
+    if (prefix == 0 || excluded || flags || !parts) {
+        return false;
+    }
+    int64_t g = l->num_q_heads / l->num_kv_heads, reqs = b->num_reqs;
+    if (g == 1 || b->max_query_len > 1) {
+        return true;
+    }
+    int64_t tiles = (prefix + CASCADE_TILE - 1) / CASCADE_TILE;
+    int64_t sms = plan->num_multiprocessors > 0 ? plan->num_multiprocessors : 1;
+    int64_t cascade_ctas = l->num_q_heads * ((reqs + CASCADE_TILE - 1) / CASCADE_TILE);
+    int64_t cascade = (cascade_ctas + sms - 1) / sms * tiles;
+    int64_t split_ctas = reqs * l->num_kv_heads * ((g + CASCADE_TILE - 1) / CASCADE_TILE) * tiles;
+    return cascade < (split_ctas + sms - 1) / sms;
+}
+
+static attn_status make_views(attn_plan *plan, struct attn_error *error)
+{
+    const struct attn_batch *whole = &plan->given;
+    struct views *views = plan_data(plan, &composition_cascade);
+    struct attn_batch *prefix = &views->prefix, *suffix = &views->suffix;
+    bool any = false;
+    int32_t length = usable_prefix(plan);
+    int32_t block = plan->steps[0].layer->desc->block_size;
+    (void)error;
+    for (int32_t i = 0; i < plan->num_steps && !any; i++) {
+        any = pays(plan, &plan->steps[i]);
+    }
+    if (!any) {
+        return ATTN_OK;
+    }
+    merged_view(plan, prefix);
+    int32_t *prefix_len = plan_take(plan, 1);
+    *prefix_len = length;
+    prefix->seq_lens_host = prefix_len;
+    prefix->seq_lens = plan_on_device(plan, prefix_len);
+    prefix->max_seq_len = length;
+
+    int32_t *lens = plan_take(plan, whole->num_reqs);
+    *suffix = *whole;
+    suffix->max_seq_len = 0;
+    for (int32_t r = 0; r < whole->num_reqs; r++) {
+        lens[r] = whole->seq_lens_host[r] - length;
+        suffix->max_seq_len = lens[r] > suffix->max_seq_len ? lens[r] : suffix->max_seq_len;
+    }
+    suffix->seq_lens_host = lens;
+    suffix->seq_lens = plan_on_device(plan, lens);
+    suffix->block_table += length / block;
+    return ATTN_OK;
+}
+
+static bool choose(attn_plan *plan, struct step *step)
+{
+    struct views *views = plan_data(plan, &composition_cascade);
+    if (plan->given.num_actual_tokens == 0 || !pays(plan, step)) {
+        return false;
+    }
+    int32_t phase = plan->split.num_prefills == 0 ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL;
+    step->main[0] = launch_use(&step->launches[phase][PART_MAIN], &views->suffix);
+    launch_use(&step->launches[ATTN_PHASE_PREFILL][PART_PREFIX], &views->prefix);
+    return true;
+}
+
+static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                       struct attn_error *error)
+{
+    const struct merge_run whole = {plan->given.num_actual_tokens, 1};
+    return merged_run(plan, step, &step->launches[ATTN_PHASE_PREFILL][PART_PREFIX], &whole, 1, io,
+                      error);
+}
+
+const struct composition composition_cascade = {
+    .serves = serves,
+    .plan_bytes = sizeof(struct views),
+    .parts = parts,
+    .integers = integers,
+    .make_views = make_views,
+    .choose = choose,
+    .run = run,
+};

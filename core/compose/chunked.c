@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Chunked local attention as virtual requests, for backends without the term. */
+#include "step/schedule.h"
+#include "util/error.h"
+
+static bool serves(const attn_layer *layer)
+{
+    return (layer->served[0].composed | layer->served[1].composed) & ATTN_COMPOSE_CHUNKED;
+}
+
+static void rewrite_parts(attn_layer *layer)
+{
+    layer->parts[PART_MAIN].chunk_size = layer->parts[PART_MAIN].chunk_lookback = 0;
+}
+
+/* A request lies in two chunks, and in one more for each chunk_size tokens. */
+static int64_t max_chunks(const attn_plan *plan)
+{
+    return 2 * plan->max_reqs +
+           plan->limits.max_num_tokens / plan->steps[0].layer->desc->chunk_size;
+}
+
+static int64_t integers(const attn_plan *plan)
+{
+    return 3 * (max_chunks(plan) + 1);
+}
+
+/* Chunks that request r's queries lie in become requests over their own chunk and the
+ * chunk_lookback ones before it. With a table stride of 1 a row is any place in the engine's table,
+ * so that no table is copied. */
+struct chunks {
+    int32_t *start, *lens, *rows;
+    int32_t count;
+};
+
+static void add_chunks(struct chunks *chunks, const struct attn_layer_desc *layer,
+                       int32_t row_begin, int32_t query_len, int32_t seq_len, int64_t table_place)
+{
+    int64_t size = layer->chunk_size, position = seq_len - query_len;
+    int32_t row = row_begin;
+    /* an idle request stays one: its rows are still its own */
+    if (position < 0 || query_len == 0) {
+        chunks->start[chunks->count] = row;
+        chunks->lens[chunks->count] = 0;
+        chunks->rows[chunks->count++] = (int32_t)table_place;
+        return;
+    }
+    while (position < seq_len) {
+        int64_t chunk = position / size;
+        int64_t end = (chunk + 1) * size < seq_len ? (chunk + 1) * size : seq_len;
+        int64_t from = chunk > layer->chunk_lookback ? (chunk - layer->chunk_lookback) * size : 0;
+        chunks->start[chunks->count] = row;
+        chunks->lens[chunks->count] = (int32_t)(end - from);
+        chunks->rows[chunks->count] = (int32_t)(table_place + from / layer->block_size);
+        chunks->count++;
+        row += (int32_t)(end - position);
+        position = end;
+    }
+}
+
+static attn_status cut(attn_plan *plan, struct attn_error *error)
+{
+    const struct attn_layer_desc *layer = plan->steps[0].layer->desc;
+    const struct attn_batch *whole = &plan->given;
+    struct attn_batch *view = &plan->whole;
+    int64_t most = max_chunks(plan) + 1;
+    struct chunks chunks = {plan_take(plan, most), plan_take(plan, most), plan_take(plan, most), 0};
+    if (whole->seq_lens_host == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "seq_lens_host",
+                         "chunks as virtual requests need the lengths on the host");
+    }
+    if (whole->block_table_row != NULL && plan->model->device.type != ATTN_DEVICE_CPU) {
+        return error_set(error, ATTN_ERROR_UNSUPPORTED, "block_table_row",
+                         "chunks as virtual requests take no block_table_row on this device");
+    }
+    if (whole->block_table_rows * whole->block_table_stride > INT32_MAX) {
+        return error_set(error, ATTN_ERROR_LIMIT, "block_table", "more than 2^31 entries");
+    }
+    for (int32_t r = 0; r < whole->num_reqs; r++) {
+        const int32_t *start = whole->query_start_loc_host;
+        int64_t row = whole->block_table_row != NULL ? whole->block_table_row[r] : r;
+        add_chunks(&chunks, layer, start[r], start[r + 1] - start[r], whole->seq_lens_host[r],
+                   row * whole->block_table_stride);
+    }
+    chunks.start[chunks.count] = whole->query_start_loc_host[whole->num_reqs];
+    *view = *whole;
+    view->num_reqs = chunks.count;
+    view->query_start_loc_host = chunks.start;
+    view->query_start_loc = plan_on_device(plan, chunks.start);
+    view->seq_lens_host = chunks.lens;
+    view->seq_lens = plan_on_device(plan, chunks.lens);
+    view->block_table_row = plan_on_device(plan, chunks.rows);
+    view->block_table_rows = whole->block_table_rows * whole->block_table_stride;
+    view->block_table_stride = 1;
+    int64_t longest = (int64_t)layer->chunk_size * (layer->chunk_lookback + 1);
+    view->max_seq_len = view->max_seq_len < longest ? view->max_seq_len : (int32_t)longest;
+    return ATTN_OK;
+}
+
+const struct composition composition_chunked = {
+    .serves = serves,
+    .rewrite_parts = rewrite_parts,
+    .integers = integers,
+    .cut = cut,
+};

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Compositions: what the core makes of a backend's kernels where a layer or a step is more than one
+ * attend. Each is one file with one constant table; the rest of the core walks the tables and knows
+ * none by name. A new one is its file and its line in compositions.c.
+ *
+ * A layer keeps a list of those that serve it (found when it is bound, after its backends are
+ * chosen), a plan the list of those that serve any layer of its group. What they change is changed
+ * in the order of compositions.c, so that a later one overrides an earlier one; which of them takes
+ * a step is asked the other way round. */
+#ifndef CORE_COMPOSE_COMPOSITION_H
+#define CORE_COMPOSE_COMPOSITION_H
+
+#include <attn/api.h>
+#include <stdbool.h>
+
+#define MAX_COMPOSITIONS 8
+
+struct head_rows;
+struct launch;
+struct step;
+
+typedef attn_status step_program(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                                 struct attn_error *error);
+
+/* Tensors that come in extensions; `writes` and `attends`: whether this run will. */
+typedef attn_status step_check(const attn_plan *plan, const struct step *step,
+                               const struct attn_step_io *io, bool writes, bool attends,
+                               struct attn_error *error);
+
+/* All but `serves` may be NULL. */
+struct composition {
+    bool (*serves)(const attn_layer *layer);
+
+    /* Binding a layer. */
+    size_t layer_bytes; /* zeroed memory of its own in a layer, see layer_data */
+    void (*make_spec)(const attn_layer *layer, struct attn_kv_spec *spec); /* kind is set */
+    /* may these two be in one block-table group? asked of every pair */
+    bool (*same_table)(const attn_layer *a, const attn_layer *b);
+    /* the layer as kernels see it: attn_layer.parts and part_params; after each binding */
+    void (*rewrite_parts)(attn_layer *layer);
+    /* what the parameters must bring; nothing is kept unless it answers ATTN_OK */
+    attn_status (*bind_params)(attn_layer *layer, const struct attn_layer_params *params,
+                               struct attn_error *error);
+    /* what only parameters can bring, in words, or NULL if this layer needs none */
+    const char *(*needs_params)(const attn_layer *layer);
+    /* q, k and v that scales are calculated from; returns a second part of q, or NULL. `rows` is
+     * memory for a tensor. */
+    const struct attn_tensor *(*scale_inputs)(const struct attn_step_io *io, struct head_rows *rows,
+                                              const struct attn_tensor *tensors[3]);
+
+    /* Making a plan. */
+    size_t plan_bytes; /* zeroed memory of its own in a plan, see plan_data */
+    /* bits of enum part that a phase may call, given those so far */
+    uint32_t (*parts)(const attn_layer *layer, int32_t phase, uint32_t parts);
+    void (*describe)(struct step *step); /* what runs bring, beside a plain layer's */
+    void (*make_call)(const struct step *step, int32_t part, struct launch *launch);
+    /* what a vendor's plan for a part must be able to take */
+    void (*limit)(const attn_plan *plan, const attn_layer *layer, int32_t part,
+                  struct attn_limits *limits);
+    attn_status (*init)(attn_plan *plan, struct attn_error *error); /* memory: plan->arena */
+    int64_t (*integers)(const attn_plan *plan);    /* most that it takes by plan_take */
+    size_t (*lay_out)(attn_plan *plan, size_t at); /* its areas of the workspace; their end */
+
+    /* plan(). */
+    /* does a rank without queries of its own take part in this batch? */
+    bool (*joins)(const attn_plan *plan);
+    /* the requests that kernels see: plan->given, plan->whole, before decodes are cut off */
+    attn_status (*cut)(attn_plan *plan, struct attn_error *error);
+    attn_status (*make_views)(attn_plan *plan, struct attn_error *error);
+    /* takes the step, which is then run by `run`: chooses its calls; or leaves it, false */
+    bool (*choose)(attn_plan *plan, struct step *step);
+    /* puts `run` around the program that was chosen; or leaves it, false */
+    bool (*wrap)(attn_plan *plan, struct step *step);
+
+    /* run(). */
+    step_check *check_io;
+    step_program *run;
+};
+
+/* In the order above; ends with NULL. */
+extern const struct composition *const compositions[MAX_COMPOSITIONS + 1];
+
+extern const struct composition composition_cascade, composition_context_parallel,
+    composition_chunked, composition_mla, composition_recurrent, composition_sink,
+    composition_encoder, composition_output_quant;
+
+#endif

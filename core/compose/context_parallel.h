@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Context parallelism of a layer whose cache is spread over ranks: every rank attends the context
+ * that it holds with the queries of all ranks' heads, the partial results are exchanged and merged
+ * by log-sum-exp, and the step's own keys, which every rank has, are attended apart. Where ranks
+ * split the queries of a request, see split_queries.h. */
+#ifndef CORE_COMPOSE_CONTEXT_PARALLEL_H
+#define CORE_COMPOSE_CONTEXT_PARALLEL_H
+
+#include <attn/collectives.h>
+
+#include "step/schedule.h"
+
+/* Rows that are copied in one piece. */
+struct row_run {
+    int64_t from, to, rows;
+};
+
+/* Keys of all ranks as the k and v of an io; the tensors live as long as this. */
+struct all_keys {
+    struct attn_tensor k, v;
+    int64_t shapes[2][3];
+    struct attn_step_io io;
+};
+
+/* Of a plan. */
+struct parallel_plan {
+    int64_t *pairs; /* (t, t) of every row */
+    int32_t world_size;
+    struct attn_batch context, own_keys; /* by the last plan: views of the two attends */
+    /* by the last plan: are the queries split, and how */
+    bool split;
+    int32_t widest;       /* most rows of a rank */
+    int32_t num_keys;     /* new ones, of all ranks */
+    struct row_run *runs; /* keys into their order, then into that of the slices */
+    int32_t num_runs, num_slice_runs;
+    const int32_t *key_start; /* host, of the slices' keys; [num_reqs + 1] of the split batch */
+    struct all_keys ordered;  /* by the last run */
+    struct {                  /* places in the workspace */
+        size_t packed, gathered, q; /* queries of a rank, of all by rank, of all by key head */
+        size_t out, lse;            /* [T, Hk n g, Dv] and [Hk n g, T]: the context that is here */
+        size_t send, received;      /* [n] parts of a rank: [T, Hq, Dv], then [Hq, T] float32 */
+        size_t zeros, all_lse, other_lse;
+        size_t rows; /* [P, widest, Hq, D]: queries of the ranks that split them */
+        size_t rows_send, rows_received; /* [P] parts of [widest, Hq, Dv] */
+        /* k and v: this rank's, all ranks', in the order of requests, and again per slice */
+        size_t keys[2][4];
+    } at;
+};
+
+static inline struct parallel_plan *parallel_plan(const attn_plan *plan)
+{
+    return plan_data(plan, &composition_context_parallel);
+}
+
+/* Is the cache spread over ranks? Then a block of the table holds so many tokens over all of them.
+ */
+bool layer_is_spread(const attn_layer *layer);
+int32_t layer_cache_ranks(const attn_layer *layer); /* n */
+int32_t layer_cache_rank(const attn_layer *layer);  /* of a spread one */
+/* Have the ranks of `prefill` a slice each of a request's queries? */
+bool layer_splits_queries(const attn_layer *layer);
+/* Keys of `context` on a rank of those that spread the cache. */
+int32_t parallel_local_length(const attn_layer *layer, int32_t context, int32_t rank);
+
+#endif

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Steps of two parts: some keys, which all tokens see, and what is left of the layer, merged by
+ * log-sum-exp. */
+#ifndef CORE_COMPOSE_MERGED_H
+#define CORE_COMPOSE_MERGED_H
+
+#include "step/schedule.h"
+
+/* Rows up to end_row, from where the run before ended. */
+struct merge_run {
+    int32_t end_row;
+    int32_t with_prefix; /* 1: both parts; 0: what is left, as it is */
+};
+
+/* All tokens of the step as one request, not causal. Takes 2 integers of the plan. */
+void merged_view(attn_plan *plan, struct attn_batch *view);
+
+/* `first` attends into the workspace, the step's main calls into out; then both become one. */
+attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
+                       const struct merge_run *runs, int32_t num_runs,
+                       const struct attn_step_io *io, struct attn_error *error);
+
+#endif

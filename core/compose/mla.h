@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* MLA. Decode: q_nope W_UK, attend_mla, W_UV. Prefill: new keys and chunks of context projected per
+ * head, attended and merged; or as decode, where the backend's parts do not allow it, and always if
+ * sparse. mla_layer.c binds a layer, mla.c plans, mla_run.c runs, mla_spread.c does both for latent
+ * caches that ranks share. */
+#ifndef CORE_COMPOSE_MLA_H
+#define CORE_COMPOSE_MLA_H
+
+#include <attn/mla.h>
+
+#include "step/schedule.h"
+
+struct over;
+
+/* One projection, [Hq, rows, columns], over the engine's memory. */
+struct head_weights {
+    struct attn_tensor tensor; /* its shape and strides are these */
+    int64_t shape[3], strides[3];
+    const float *scale; /* or NULL */
+    int64_t num_scales;
+    struct attn_tensor block_scale; /* mxfp4: data is not NULL */
+    int64_t block_shape[3], block_strides[3];
+};
+
+/* Of a layer: [Hq, nope, kv_lora_rank], [Hq, kv_lora_rank, v]. */
+struct mla_weights {
+    struct head_weights uk, uv;
+};
+
+/* Rows of context that prefill gathers and projects at a time, by the last plan. */
+struct context_chunk {
+    int32_t first_req, num_reqs; /* of the prefill view */
+    int32_t num_rows;
+    int32_t first_row, end_row; /* of q and out */
+    const int32_t *first_key;   /* host, [num_reqs] */
+    const int32_t *start;       /* host, [num_reqs + 1]: rows that are gathered, on each rank */
+    /* the keys that these are, of all ranks: as start, but in a spread cache */
+    const int32_t *key_start;
+    const int32_t *rank_rows; /* host, [num_reqs, n]: spread caches */
+};
+
+/* Of a plan. */
+struct mla_plan {
+    struct context_chunk *chunks;
+    int32_t max_chunks, num_chunks;
+    bool invariant;      /* chunks cut each request by its own length alone */
+    int32_t chunk_rows;  /* most rows of a chunk */
+    int32_t gather_rows; /* of these, on each rank */
+    /* [n, n] of the activations' dtype, which copies rows by batched_gemm */
+    int32_t identity_size;
+    const void *identity; /* device; by the last plan */
+    /* the prefill view with host arrays of the plan's own; over its own keys, contiguous, rows as
+     * queries; over the first chunk of its context */
+    struct attn_batch context, own_keys, first_chunk;
+    struct {                         /* places in the workspace */
+        size_t latent_q, latent_out; /* [decode tokens, Hq, kv_lora_rank] */
+        size_t q;               /* [T, Hq, nope + rope], where its parts are not side by side */
+        size_t rows;            /* [context rows, kv_lora_rank + rope] */
+        size_t local, gathered; /* the same rows of this rank and of all: spread caches */
+        size_t k, v;            /* [T or context rows, Hq, nope + rope or v] */
+    } at;
+};
+
+static inline struct mla_plan *mla_plan(const attn_plan *plan)
+{
+    return plan_data(plan, &composition_mla);
+}
+
+/* mla_layer.c: see struct composition */
+bool mla_serves(const attn_layer *layer);
+void mla_make_spec(const attn_layer *layer, struct attn_kv_spec *spec);
+void mla_rewrite_parts(attn_layer *layer);
+attn_status mla_bind_params(attn_layer *layer, const struct attn_layer_params *params,
+                            struct attn_error *error);
+const struct attn_tensor *mla_scale_inputs(const struct attn_step_io *io, struct head_rows *latent,
+                                           const struct attn_tensor *tensors[3]);
+int32_t mla_padded_heads(const attn_layer *layer);
+
+/* mla.c: is this layer's prefill per head? */
+bool mla_per_head(const attn_layer *layer);
+/* The batch of one chunk, over the plan's own arrays. */
+void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
+                    struct attn_batch *view);
+
+/* mla_spread.c: the decode view's lengths become this rank's. */
+attn_status mla_localise(attn_plan *plan, struct attn_error *error);
+/* Rows 0 .. tokens-1 of the latent query and of q_pe against all ranks' rows: the tensor of the
+ * latent outputs of this rank's own heads. */
+attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                              struct launch *launch, const struct attn_io_mla *mla, int64_t tokens,
+                              struct over *out, struct attn_error *error);
+/* A chunk's rows of this rank to those of all ranks, by request. */
+attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                              const struct context_chunk *chunk, struct attn_error *error);
+
+extern step_program mla_run;    /* mla_run.c */
+extern step_check mla_check_io; /* mla_run.c */
+
+#endif

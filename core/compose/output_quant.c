@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Output forms that no attend of the backend writes, or that stand behind a merge or a projection:
+ * the step's output as it is into the workspace, then `quantize`. */
+#include "step/schedule.h"
+#include "util/structs.h"
+
+struct quant {
+    size_t plain; /* place in the workspace: [T, Hq, Dv] */
+};
+
+static bool serves(const attn_layer *layer)
+{
+    return (layer->served[0].composed | layer->served[1].composed) & ATTN_COMPOSE_OUTPUT_QUANT;
+}
+
+static void rewrite_parts(attn_layer *layer)
+{
+    layer->parts[PART_MAIN].output_form = ATTN_OUTPUT_PLAIN;
+}
+
+static void describe(struct step *step)
+{
+    step->checks_out = false;
+}
+
+static size_t lay_out(attn_plan *plan, size_t at)
+{
+    struct quant *quant = plan_data(plan, &composition_output_quant);
+    quant->plain = at;
+    return at + plan_aligned(plan->limits.max_num_tokens * (int64_t)plan->scratch.row);
+}
+
+static bool wrap(attn_plan *plan, struct step *step)
+{
+    (void)plan;
+    step->inner = step->program;
+    return true;
+}
+
+static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                       struct attn_error *error)
+{
+    const struct quant *quant = plan_data(plan, &composition_output_quant);
+    const struct attn_ext *ext =
+        ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT, sizeof(struct attn_io_output_quant));
+    const struct attn_layer_desc *layer = step->layer->desc;
+    const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
+    int64_t shape[3] = {plan->given.num_actual_tokens, step->out.heads, step->out.head_size};
+    int64_t strides[3] = {step->out.heads * step->out.head_size, step->out.head_size, 1};
+    struct attn_tensor plain = {
+        plan->workspace + quant->plain, plan->model->device, 3, {0, 0, 0}, shape, strides, 0};
+    struct attn_step_io inner = *io;
+    if (ext == NULL) {
+        return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_output_quant",
+                              "the layer's output form needs attn_io_output_quant on the run");
+    }
+    const struct attn_io_output_quant *given = (const struct attn_io_output_quant *)ext;
+    tensor_set_kind(&plain, step->out.kind);
+    inner.out = &plain;
+    attn_status status = step->inner(plan, step, &inner, error);
+    struct attn_quantize_args args = {.struct_size = sizeof args,
+                                      .instance = instance->handle,
+                                      .stream = io->stream,
+                                      .form = layer->output_form,
+                                      .scale_form = ATTN_SCALE_PER_TENSOR,
+                                      .scale_pow2 = layer->output_scale_pow2,
+                                      .scale_column_major = layer->output_scale_column_major,
+                                      .x = &plain,
+                                      .out = io->out,
+                                      .scale = given->scale,
+                                      .block_scales = given->block_scales};
+    return status == ATTN_OK ? instance->kernels.quantize(&args, error) : status;
+}
+
+const struct composition composition_output_quant = {
+    .serves = serves,
+    .rewrite_parts = rewrite_parts,
+    .plan_bytes = sizeof(struct quant),
+    .describe = describe,
+    .lay_out = lay_out,
+    .wrap = wrap,
+    .run = run,
+};

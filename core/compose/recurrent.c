@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Recurrent layers: the gated delta rule (GDN). A request has a state in a slot instead of keys in
+ * blocks; a step is one call of gated_delta. */
+#include "bind/model.h"
+#include "step/schedule.h"
+#include "util/structs.h"
+
+#define MIN_STATE 64 /* size in ABI 0.1 */
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+#define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
+
+static bool serves(const attn_layer *layer)
+{
+    return layer->selected->gdn != NULL;
+}
+
+/* One page is all of a slot's state: S [Hv, Dv, Dk] float32, and the convolution's window. */
+static void make_spec(const attn_layer *layer, struct attn_kv_spec *spec)
+{
+    const struct attn_gdn_desc *g = layer->selected->gdn;
+    int64_t state = (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k * 4;
+    int64_t channels =
+        2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
+    int64_t width = g->conv_width > 0 ? g->conv_width - 1 + g->num_speculative_tokens : 0;
+    spec->page_bytes = state + channels * width * (layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2);
+    spec->block_size = 1;
+}
+
+/* All slots of both states within MAX_CACHE bytes. */
+static attn_status check_state_reach(const attn_layer *layer, const struct attn_gdn_state *s,
+                                     int64_t conv_element, struct attn_error *error)
+{
+    const struct attn_gdn_desc *g = layer->selected->gdn;
+    const int64_t channels =
+        2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
+    const int64_t strides[] = {s->state_stride_slot, s->conv_stride_slot, s->conv_stride_channel};
+    const int64_t counts[] = {s->num_slots, s->num_slots, channels};
+    static const char *const names[] = {"state_stride_slot", "conv_stride_slot",
+                                        "conv_stride_channel"};
+    for (int32_t i = 0; i < (g->conv_width > 0 ? 3 : 1); i++) {
+        const int64_t most = MAX_CACHE / (i == 0 ? 4 : conv_element) / counts[i];
+        if (strides[i] < 0 || strides[i] > most) {
+            return error_set(error, ATTN_ERROR_LIMIT, names[i],
+                             "layer '%s': %lld elements between neighbours of %lld; 0 to %lld",
+                             layer->desc->name, (long long)strides[i], (long long)counts[i],
+                             (long long)most);
+        }
+    }
+    return ATTN_OK;
+}
+
+/* State as two views, see gdn.h: kernels take all memory alike. */
+attn_status layer_bind_state(attn_layer *layer, const struct attn_gdn_state *state,
+                             struct attn_error *error)
+{
+    struct attn_gdn_state read;
+    if (layer == NULL || layer->selected->gdn == NULL) {
+        return BAD("layer", "only a gdn layer takes a state");
+    }
+    const struct attn_gdn_desc *g = layer->selected->gdn;
+    attn_status status = struct_read(&read, sizeof read, MIN_STATE, state, "attn_gdn_state", error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    int64_t head = (int64_t)g->head_size_v * g->head_size_k;
+    int64_t element = layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2;
+    int32_t channels = 2 * g->num_k_heads * g->head_size_k + g->num_v_heads * g->head_size_v;
+    if (read.state == NULL || read.num_slots <= 0 ||
+        read.state_stride_slot < head * g->num_v_heads ||
+        (g->conv_width > 0 && read.conv_state == NULL)) {
+        return BAD(
+            "state",
+            "layer '%s': state %p of %lld slots, %lld floats apart, conv_state %p; a state of "
+            "at least %lld floats a slot%s is needed",
+            layer->desc->name, read.state, (long long)read.num_slots,
+            (long long)read.state_stride_slot, read.conv_state, (long long)(head * g->num_v_heads),
+            g->conv_width > 0 ? " and the convolution's" : "");
+    }
+    status = check_state_reach(layer, &read, element, error);
+    status = status == ATTN_OK ? layer_check_unplanned(layer, "layer_bind_state", error) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    layer->k_cache = (struct attn_kv_view){.struct_size = sizeof layer->k_cache,
+                                           .data = read.state,
+                                           .num_blocks = read.num_slots,
+                                           .block_size = 1,
+                                           .num_heads = g->num_v_heads,
+                                           .head_size = (int32_t)head,
+                                           .stride_block = 4 * read.state_stride_slot,
+                                           .stride_slot = 4 * head * g->num_v_heads,
+                                           .stride_head = 4 * head};
+    layer->has_v_cache = g->conv_width > 0;
+    layer->v_cache =
+        (struct attn_kv_view){.struct_size = sizeof layer->v_cache,
+                              .data = read.conv_state,
+                              .num_blocks = read.num_slots,
+                              .block_size = 1,
+                              .num_heads = channels,
+                              .head_size = g->conv_width - 1 + g->num_speculative_tokens,
+                              .stride_block = element * read.conv_stride_slot,
+                              .stride_slot = element * read.conv_stride_slot,
+                              .stride_head = element * read.conv_stride_channel};
+    layer->row_bytes[0] = 4 * head;
+    layer->row_bytes[1] = element * layer->v_cache.head_size;
+    return ATTN_OK;
+}
+
+/* Weights are borrowed, and handed to kernels as they came. */
+static attn_status bind_params(attn_layer *layer, const struct attn_layer_params *params,
+                               struct attn_error *error)
+{
+    const struct attn_gdn_desc *g = layer->selected->gdn;
+    const struct attn_ext *ext =
+        ext_find(params->next, ATTN_EXT_GDN_WEIGHTS, sizeof(struct attn_gdn_weights));
+    const struct attn_gdn_weights *weights = (const struct attn_gdn_weights *)ext;
+    const char *name = layer->desc->name;
+    int64_t channels =
+        2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
+    if (weights == NULL || weights->a_log == NULL || weights->dt_bias == NULL) {
+        return BAD("attn_gdn_weights",
+                   "layer '%s': the parameters bring no attn_gdn_weights, or a_log %p or "
+                   "dt_bias %p is NULL",
+                   name, weights != NULL ? (const void *)weights->a_log : NULL,
+                   weights != NULL ? (const void *)weights->dt_bias : NULL);
+    }
+    const struct attn_tensor *conv = weights->conv_weight, *bias = weights->conv_bias;
+    if (g->conv_width > 0 && (conv == NULL || conv->ndim != 2 || conv->shape == NULL ||
+                              conv->shape[0] != channels || conv->shape[1] != g->conv_width)) {
+        return BAD("conv_weight", "layer '%s': conv_weight is NULL or not [%lld, %d]", name,
+                   (long long)channels, g->conv_width);
+    }
+    if (g->conv_width > 0 && bias != NULL &&
+        (bias->ndim != 1 || bias->shape == NULL || bias->shape[0] != channels)) {
+        return BAD("conv_bias", "layer '%s': conv_bias is not [%lld]", name, (long long)channels);
+    }
+    return ATTN_OK;
+}
+
+static const char *needs_params(const attn_layer *layer)
+{
+    (void)layer;
+    return "weights";
+}
+
+static void describe(struct step *step)
+{
+    const struct attn_gdn_desc *g = step->layer->selected->gdn;
+    step->plain_checks = step->writes = step->fused_write = step->fused_decode = false;
+    step->q.heads = step->k.heads = g->num_k_heads;
+    step->q.head_size = step->k.head_size = g->head_size_k;
+    step->v.heads = step->out.heads = g->num_v_heads;
+    step->v.head_size = step->out.head_size = g->head_size_v;
+}
+
+/* Every slot that a kernel will follow, where the host can read them. */
+static attn_status validate_slots(const attn_plan *plan, const struct attn_batch_gdn *states,
+                                  struct attn_error *error)
+{
+    const struct attn_batch *b = &plan->given;
+    const attn_layer *layer = plan->steps[0].layer;
+    int64_t slots = layer->k_cache.num_blocks, stride = states->state_slots_stride;
+    int32_t drafted = layer->selected->gdn->num_speculative_tokens;
+    for (int32_t r = 0; r < b->num_reqs; r++) {
+        int32_t queries = b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
+        int32_t accepted = states->num_accepted_tokens != NULL ? states->num_accepted_tokens[r] : 1;
+        const int32_t *row = states->state_slots + r * (stride > 0 ? stride : 1);
+        if (queries == 0 || row[0] < 0) {
+            continue;
+        }
+        if (accepted < 1 || accepted > 1 + drafted) {
+            return BAD("num_accepted_tokens", "request %d: %d; 1 to %d", r, accepted, 1 + drafted);
+        }
+        for (int32_t i = 0; i < (states->num_accepted_tokens != NULL ? 1 + drafted : 1); i++) {
+            if (row[i] >= slots) {
+                return BAD("state_slots",
+                           "request %d, state %d: slot %d; the layer has slots 0 to %lld", r, i,
+                           row[i], (long long)slots - 1);
+            }
+        }
+    }
+    return ATTN_OK;
+}
+
+/* What the views carry. */
+struct states {
+    struct attn_batch_gdn whole, decode, prefill;
+};
+
+/* The extension of a part of the batch: its arrays begin at the part's first request. */
+static void cut_states(const struct attn_batch_gdn *whole, int32_t first,
+                       struct attn_batch_gdn *part, struct attn_batch *view)
+{
+    *part = *whole;
+    part->state_slots += first * (whole->state_slots_stride > 0 ? whole->state_slots_stride : 1);
+    part->has_initial_state =
+        whole->has_initial_state != NULL ? whole->has_initial_state + first : NULL;
+    part->num_accepted_tokens =
+        whole->num_accepted_tokens != NULL ? whole->num_accepted_tokens + first : NULL;
+    view->next = &part->ext;
+}
+
+static attn_status make_views(attn_plan *plan, struct attn_error *error)
+{
+    const struct attn_ext *ext =
+        ext_find(plan->given.next, ATTN_EXT_BATCH_GDN, sizeof(struct attn_batch_gdn));
+    const struct attn_gdn_desc *g = plan->steps[0].layer->selected->gdn;
+    if (ext == NULL) {
+        return BAD("attn_batch_gdn", "is not on the batch; layer '%s' needs its state_slots",
+                   plan->steps[0].layer->desc->name);
+    }
+    struct states *parts = plan_data(plan, &composition_recurrent);
+    struct attn_batch_gdn *states = &parts->whole;
+    *states = *(const struct attn_batch_gdn *)ext;
+    states->ext.struct_size = sizeof *states;
+    states->ext.next = NULL;
+    if (states->state_slots == NULL || states->state_slots_stride < 0 ||
+        (states->num_accepted_tokens != NULL &&
+         states->state_slots_stride < 1 + g->num_speculative_tokens)) {
+        return BAD(
+            "state_slots",
+            "%p, rows %lld apart; an array is needed, and rows of %d states where tokens are "
+            "drafted",
+            (const void *)states->state_slots, (long long)states->state_slots_stride,
+            1 + g->num_speculative_tokens);
+    }
+    if (states->has_initial_state == NULL && plan->given.seq_lens == NULL) {
+        return BAD("has_initial_state", "is NULL, and so is seq_lens, which would tell");
+    }
+    if (plan->validate && plan->model->device.type == ATTN_DEVICE_CPU) {
+        attn_status status = validate_slots(plan, states, error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+    }
+    plan->whole.next = &states->ext;
+    cut_states(states, 0, &parts->decode, &plan->decode);
+    cut_states(states, plan->split.num_decodes, &parts->prefill, &plan->prefill);
+    return ATTN_OK;
+}
+
+/* One call over all requests, or one a phase where two backends serve them. */
+static bool choose(attn_plan *plan, struct step *step)
+{
+    const struct served *served = step->layer->served;
+    struct launch *prefill = &step->launches[ATTN_PHASE_PREFILL][PART_MAIN];
+    struct launch *decode = &step->launches[ATTN_PHASE_DECODE][PART_MAIN];
+    int32_t calls = 0;
+    if (served[ATTN_PHASE_PREFILL].instance == served[ATTN_PHASE_DECODE].instance) {
+        bool all_decode = plan->split.num_prefills == 0;
+        step->main[0] = launch_use(all_decode ? decode : prefill, &plan->whole);
+        return true;
+    }
+    if (plan->split.num_decode_tokens > 0) {
+        step->main[calls++] = launch_use(decode, &plan->decode);
+    }
+    if (plan->split.num_prefill_tokens > 0) {
+        step->main[calls] = launch_use(prefill, &plan->prefill);
+    }
+    return true;
+}
+
+static void make_call(const struct step *step, int32_t part, struct launch *launch)
+{
+    (void)part;
+    launch->kernel = step->layer->served[launch->args.phase].instance->kernels.gated_delta;
+}
+
+static bool is_flat(const struct attn_tensor *t, int64_t rows, int64_t columns)
+{
+    return t != NULL && t->data != NULL && t->shape != NULL && t->ndim == 2 &&
+           t->shape[0] >= rows && t->shape[1] == columns;
+}
+
+static bool is_rows(const struct attn_tensor *t, const struct rows *wanted, int64_t rows)
+{
+    return t != NULL && t->data != NULL && t->shape != NULL && tensor_kind(t) == wanted->kind &&
+           t->shape[0] >= rows && t->shape[1] == wanted->heads && t->shape[2] == wanted->head_size;
+}
+
+static attn_status check_io(const attn_plan *plan, const struct step *step,
+                            const struct attn_step_io *io, bool writes, bool attends,
+                            struct attn_error *error)
+{
+    const struct attn_io_gdn *gdn =
+        (const struct attn_io_gdn *)ext_find(io->next, ATTN_EXT_IO_GDN, sizeof *gdn);
+    const struct attn_gdn_desc *g = step->layer->selected->gdn;
+    int64_t rows = plan->num_tokens, keys = 2 * (int64_t)g->num_k_heads * g->head_size_k;
+    (void)writes; /* the state moves with the attend */
+    if (!attends) {
+        return ATTN_OK;
+    }
+    if (gdn == NULL || io->lse != NULL) {
+        return FAIL("attn_io_gdn", "a run of GDN needs attn_io_gdn and has no lse");
+    }
+    if (!is_flat(gdn->a, rows, g->num_v_heads) || !is_flat(gdn->b, rows, g->num_v_heads)) {
+        return FAIL("a", "a or b is NULL or not [num_tokens or more, num_v_heads]");
+    }
+    if (g->conv_width > 0 &&
+        !is_flat(gdn->mixed_qkv, rows, keys + (int64_t)g->num_v_heads * g->head_size_v)) {
+        return FAIL("mixed_qkv", "mixed_qkv is NULL or not [num_tokens or more, 2 Hk Dk + Hv Dv]");
+    }
+    if (g->conv_width == 0 && (!is_rows(io->q, &step->q, rows) || !is_rows(io->k, &step->k, rows) ||
+                               !is_rows(io->v, &step->v, rows))) {
+        return FAIL("q", "q, k or v is NULL or not [num_tokens or more, Hk or Hv, Dk or Dv] of the "
+                         "layer's dtype");
+    }
+    return step_check_out(plan, step, io->out, error);
+}
+
+const struct composition composition_recurrent = {
+    .serves = serves,
+    .make_spec = make_spec,
+    .bind_params = bind_params,
+    .needs_params = needs_params,
+    .plan_bytes = sizeof(struct states),
+    .describe = describe,
+    .make_call = make_call,
+    .make_views = make_views,
+    .choose = choose,
+    .check_io = check_io,
+    .run = run_attends,
+};

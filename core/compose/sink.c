@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Static sinks: fixed keys before every request's own, attended apart by all tokens. */
+#include "compose/merged.h"
+
+/* By the last plan. */
+struct sink {
+    struct attn_batch view;
+    struct merge_run *runs; /* host, among the plan's integers */
+    int32_t num_runs;
+};
+
+static bool serves(const attn_layer *layer)
+{
+    return (layer->served[0].composed | layer->served[1].composed) & ATTN_COMPOSE_STATIC_SINK;
+}
+
+static void rewrite_parts(attn_layer *layer)
+{
+    layer->parts[PART_MAIN].kind = ATTN_LAYER_DECODER;
+    layer->parts[PART_MAIN].sink_len = 0;
+    layer->parts[PART_SINK].kind = ATTN_LAYER_ENCODER_ONLY;
+}
+
+static uint32_t parts(const attn_layer *layer, int32_t phase, uint32_t parts)
+{
+    bool mine = layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_STATIC_SINK;
+    return mine && phase == ATTN_PHASE_PREFILL ? parts | 1u << PART_SINK : parts;
+}
+
+static void make_call(const struct step *step, int32_t part, struct launch *launch)
+{
+    if (part == PART_SINK) {
+        launch->args.k_cache = launch->args.v_cache = NULL;
+        launch->args.k = step->layer->params->params.sink_k;
+        launch->args.v = step->layer->params->params.sink_v;
+    }
+}
+
+/* Two arrays of 2, and 2 for each run of rows. */
+static int64_t integers(const attn_plan *plan)
+{
+    return 4 + 2 * (int64_t)plan->limits.max_num_reqs;
+}
+
+/* Rows of requests without keys see no sink either: their part of the merge has no prefix. */
+static void find_merge_runs(attn_plan *plan, struct sink *sink)
+{
+    const struct attn_batch *b = &plan->given;
+    int32_t *runs = plan_take(plan, 2 * (int64_t)b->num_reqs);
+    sink->runs = (struct merge_run *)runs;
+    sink->num_runs = 0;
+    for (int32_t r = 0; r < b->num_reqs; r++) {
+        bool keys = b->seq_lens_host == NULL || b->seq_lens_host[r] > 0;
+        int32_t last = sink->num_runs - 1;
+        if (last < 0 || sink->runs[last].with_prefix != keys) {
+            sink->runs[++last].with_prefix = keys;
+            sink->num_runs++;
+        }
+        sink->runs[last].end_row = b->query_start_loc_host[r + 1];
+    }
+}
+
+static attn_status make_views(attn_plan *plan, struct attn_error *error)
+{
+    struct sink *sink = plan_data(plan, &composition_sink);
+    int32_t length = plan->steps[0].layer->desc->sink_len;
+    (void)error;
+    merged_view(plan, &sink->view);
+    int32_t *keys = plan_take(plan, 2);
+    keys[0] = 0;
+    keys[1] = length;
+    sink->view.key_start_loc_host = keys;
+    sink->view.key_start_loc = plan_on_device(plan, keys);
+    sink->view.max_seq_len = length;
+    sink->view.seq_lens = sink->view.seq_lens_host = NULL;
+    sink->view.block_table = sink->view.block_table_row = NULL;
+    find_merge_runs(plan, sink);
+    return ATTN_OK;
+}
+
+static bool wrap(attn_plan *plan, struct step *step)
+{
+    struct sink *sink = plan_data(plan, &composition_sink);
+    struct launch *launch = &step->launches[ATTN_PHASE_PREFILL][PART_SINK];
+    if (launch->kernel == NULL || step->program != run_attends) {
+        return false;
+    }
+    launch_use(launch, &sink->view);
+    return true;
+}
+
+static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                       struct attn_error *error)
+{
+    const struct sink *sink = plan_data(plan, &composition_sink);
+    return merged_run(plan, step, &step->launches[ATTN_PHASE_PREFILL][PART_SINK], sink->runs,
+                      sink->num_runs, io, error);
+}
+
+const struct composition composition_sink = {
+    .serves = serves,
+    .rewrite_parts = rewrite_parts,
+    .plan_bytes = sizeof(struct sink),
+    .parts = parts,
+    .make_call = make_call,
+    .integers = integers,
+    .make_views = make_views,
+    .wrap = wrap,
+    .run = run,
+};
