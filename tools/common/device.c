@@ -178,3 +178,18 @@ const char *device_name(struct attn_device device, char *text)
     }
     return text;
 }
+
+const char *device_title(const struct attn_api *api, const attn_runtime *runtime,
+                         struct attn_device device, char *text)
+{
+    char name[DEVICE_NAME_SIZE];
+    snprintf(text, DEVICE_TITLE_SIZE, "%s", device_name(device, name));
+    for (int32_t i = 0; i < api->device_count(runtime); i++) {
+        struct attn_device_info info = {.struct_size = sizeof info};
+        if (api->device_info(runtime, i, &info) == ATTN_OK &&
+            memcmp(&info.device, &device, sizeof device) == 0) {
+            snprintf(text, DEVICE_TITLE_SIZE, "%s (%s)", name, info.name);
+        }
+    }
+    return text;
+}

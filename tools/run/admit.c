@@ -30,6 +30,36 @@ void fill_batch(const struct run_group *group, struct batch *batch, struct attn_
                                .num_slots = tokens};
 }
 
+/* The batch's arrays as they are now, in the device's memory until the next plan. */
+attn_status plan_batch(struct engine *engine, struct run_group *group, struct attn_batch *batch,
+                       struct attn_batch_gdn *states)
+{
+    const size_t reqs = (size_t)batch->num_reqs, word = sizeof(int32_t);
+    const struct {
+        const void **array;
+        size_t bytes;
+    } arrays[] = {
+        {(const void **)&batch->query_start_loc, (reqs + 1) * word},
+        {(const void **)&batch->seq_lens, reqs * word},
+        {(const void **)&batch->encoder_seq_lens, reqs * word},
+        {(const void **)&batch->block_table, (size_t)(MAX_REQUESTS * group->stride) * word},
+        {(const void **)&batch->block_table_row, reqs * word},
+        {(const void **)&batch->slot_mapping, (size_t)batch->num_slots * sizeof(int64_t)},
+        {(const void **)&states->state_slots, reqs * word}};
+    const size_t count = sizeof arrays / sizeof *arrays - (states == NULL);
+    pool_reset(engine, &engine->batches);
+    for (size_t i = 0; i < count; i++) {
+        if (*arrays[i].array != NULL) {
+            *arrays[i].array =
+                pool_send(engine, &engine->batches, *arrays[i].array, arrays[i].bytes);
+            if (*arrays[i].array == NULL) {
+                return engine->error.status;
+            }
+        }
+    }
+    return engine->api->plan(group->plan, batch, engine->stream, &engine->error);
+}
+
 void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end, int64_t *slots)
 {
     for (int32_t j = first; j < end; j++) {
@@ -46,18 +76,28 @@ static attn_status write_layer(struct engine *engine, struct run_layer *layer,
     const struct oracle_terms *t = &layer->terms;
     int64_t shapes[2][3] = {{end - first, t->num_kv_heads, t->head_size},
                             {end - first, t->num_kv_heads, t->head_size_v}};
-    struct attn_tensor k = tensor_of(layer, layer->k_history[r], 3, shapes[0], NULL);
-    struct attn_tensor v = tensor_of(layer, layer->v_history[r], 3, shapes[1], NULL);
-    k.byte_offset = (uint64_t)(first * shapes[0][1] * shapes[0][2]) * element_bytes(layer);
-    v.byte_offset = (uint64_t)(first * shapes[1][1] * shapes[1][2]) * element_bytes(layer);
-    struct attn_step_io io = {
-        .struct_size = sizeof io, .flags = ATTN_RUN_NO_ATTEND, .k = &k, .v = &v};
     if (layer->spec.kind == ATTN_KV_SPEC_GDN_STATE) {
         return gdn_run(engine, layer, batch);
     }
     if (layer->spec.kind == ATTN_KV_SPEC_MLA) {
         return mla_write(engine, layer, r, first, end);
     }
+    const uint8_t *histories[2] = {layer->k_history[r], layer->v_history[r]};
+    struct attn_tensor rows[2];
+    for (int32_t i = 0; i < 2; i++) {
+        size_t row = (size_t)(shapes[i][1] * shapes[i][2]) * element_bytes(layer);
+        void *data = pool_send(engine, &engine->rows, histories[i] + (size_t)first * row,
+                               (size_t)(end - first) * row);
+        if (data == NULL) {
+            return engine->error.status;
+        }
+        rows[i] = tensor_of(engine, layer, data, 3, shapes[i], NULL);
+    }
+    struct attn_step_io io = {.struct_size = sizeof io,
+                              .stream = engine->stream,
+                              .flags = ATTN_RUN_NO_ATTEND,
+                              .k = &rows[0],
+                              .v = &rows[1]};
     return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
 }
 
@@ -91,10 +131,12 @@ static attn_status write_only(struct engine *engine, int32_t g, int32_t r, int32
     } else {
         slots_of(group, r, first, end, batch->slots);
     }
-    status = engine->api->plan(group->plan, &view, NULL, &engine->error);
+    status = plan_batch(engine, group, &view, group->recurrent ? &states : NULL);
     for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
         if (engine->layers[i].group == g) {
             status = write_layer(engine, &engine->layers[i], batch, r, first, end);
+            status = status == ATTN_OK ? engine_wait(engine) : status;
+            pool_reset(engine, &engine->rows);
         }
     }
     free(batch);

@@ -5,8 +5,6 @@
 
 #include "engine.h"
 
-#define SWAP_BLOCKS_PER_GROUP 2048
-
 attn_status blocks_reserve(struct engine *engine, struct run_group *group, int32_t r,
                            int32_t length)
 {
@@ -52,16 +50,23 @@ static attn_status swap_group(struct engine *engine, int32_t g, int32_t r, bool 
     struct attn_block_memory *others = calloc((size_t)engine->num_layers, sizeof *others);
     int64_t *pairs = calloc(2 * (size_t)group->stride, sizeof *pairs);
     int32_t count = group->held[r], members = 0;
-    if (others == NULL || pairs == NULL || count > SWAP_BLOCKS_PER_GROUP) {
+    if (others == NULL || pairs == NULL) {
         free(others);
         free(pairs);
         return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "swap",
                            "no memory for the swap space");
     }
-    for (int32_t i = 0; i < engine->num_layers; i++) {
-        if (engine->layers[i].group == g) {
-            others[members++].base = engine->layers[i].swap;
+    attn_status status = ATTN_OK;
+    for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
+        struct run_layer *layer = &engine->layers[i];
+        if (layer->group != g) {
+            continue;
         }
+        if (layer->swap == NULL) { /* room for any one request */
+            size_t bytes = (size_t)group->stride * (size_t)layer->spec.padded_page_bytes;
+            status = engine_take(engine, true, bytes, "swap space", &layer->swap);
+        }
+        others[members++].base = layer->swap;
     }
     const int32_t *row = group->table + (size_t)r * (size_t)group->stride;
     for (int64_t b = 0; b < count; b++) {
@@ -69,9 +74,12 @@ static attn_status swap_group(struct engine *engine, int32_t g, int32_t r, bool 
         pairs[2 * b] = out ? block : b;
         pairs[2 * b + 1] = out ? b : block;
     }
-    attn_status status = engine->api->copy_blocks(
-        engine->model, g, out ? ATTN_COPY_DEVICE_TO_HOST : ATTN_COPY_HOST_TO_DEVICE, others, pairs,
-        count, NULL, &engine->error);
+    if (status == ATTN_OK) {
+        status = engine->api->copy_blocks(engine->model, g,
+                                          out ? ATTN_COPY_DEVICE_TO_HOST : ATTN_COPY_HOST_TO_DEVICE,
+                                          others, pairs, count, engine->stream, &engine->error);
+    }
+    status = status == ATTN_OK ? engine_wait(engine) : status;
     free(others);
     free(pairs);
     return status;
@@ -88,7 +96,7 @@ attn_status blocks_swap(struct engine *engine, int32_t r, bool out)
             continue;
         }
         if (group->recurrent) {
-            gdn_swap(engine, g, r, out);
+            status = gdn_swap(engine, g, r, out);
             continue;
         }
         if (!out) {

@@ -7,6 +7,7 @@
 #include <attn/api.h>
 #include <stdbool.h>
 
+#include "common/device.h"
 #include "common/model_config.h"
 #include "oracle.h"
 
@@ -48,15 +49,16 @@ struct run_layer {
     attn_layer *handle;
     struct attn_kv_spec spec;
     int32_t group;
-    void *cache;
-    void *swap; /* host memory for swapped blocks */
-    float *sinks, *slopes;
+    void *cache;           /* the device's */
+    void *swap;            /* page-locked memory for swapped blocks; NULL: nothing was swapped */
+    float *sinks, *slopes; /* and of these, as of `weights` and `gates`, the device's copies: */
+    void *device_params[2];
     uint8_t *k_history[MAX_REQUESTS], *v_history[MAX_REQUESTS];
     /* q, k, v, out of a recording [T, heads, head_size]; NULL: inputs are drawn */
     const float *recorded[4];
     uint8_t *weights; /* MLA: kv_b_proj; GDN: the convolution's, of the activations' dtype */
     float *gates;     /* GDN: a_log, then dt_bias [Hv] */
-    uint8_t *windows; /* GDN: of the convolution, beside the states in `cache` */
+    void *windows;    /* GDN: of the convolution, beside the states in `cache`; the device's */
     double *oracle_states[MAX_REQUESTS]; /* GDN: [Hv, Dv, Dk] behind the tokens so far */
     struct oracle_terms terms;
     /* of the bound: how often values are rounded to the activations' dtype from input to output; 0
@@ -83,7 +85,15 @@ struct run_group {
     int32_t swapped[MAX_REQUESTS]; /* first block in the swap space; -1 */
     int32_t num_swapped;           /* of the swap space, in use */
     attn_plan *plan;
-    void *workspace;
+    void *workspace; /* the device's */
+};
+
+/* Memory of the device that is taken in turn and given back at once. */
+#define POOL_BLOCKS 24
+struct pool {
+    void *blocks[POOL_BLOCKS]; /* the last one is in use, of `size` bytes */
+    int32_t count;
+    size_t size, used;
 };
 
 /* The step's batch: requests in the order decode, then prefill. */
@@ -102,6 +112,9 @@ struct engine {
     const struct settings *settings;
     attn_runtime *runtime;
     attn_model *model;
+    struct device device; /* that the layers run on */
+    void *stream;
+    struct pool batches, rows; /* of a group's plan, of a layer's run */
     struct model_config config;
     struct run_layer *layers;
     int32_t num_layers;
@@ -135,25 +148,43 @@ void blocks_share(struct run_group *group, int32_t r, int32_t other, int32_t cou
 attn_status blocks_swap(struct engine *engine, int32_t r, bool out);
 /* step.c */
 attn_status engine_run(struct engine *engine);
-/* admit.c: a request comes; batches of a group and slots of keys first .. end-1 */
+/* memory.c: memory of the device (`host`: page-locked) that stays, `what` being the words for it
+ * where it is not there; the pools' */
+attn_status engine_take(struct engine *engine, bool host, size_t bytes, const char *what,
+                        void **memory);
+/* A copy on the device; NULL with the engine's error. */
+void *pool_send(struct engine *engine, struct pool *pool, const void *source, size_t bytes);
+/* For everything that is on the device, so that pools may be reset. */
+attn_status engine_wait(struct engine *engine);
+void pool_reset(struct engine *engine, struct pool *pool);
+void pool_finish(struct engine *engine, struct pool *pool);
+/* admit.c: a request comes; a group's batch on the device, planned; slots of keys first .. end-1 */
 attn_status admit(struct engine *engine, int32_t r);
 void fill_batch(const struct run_group *group, struct batch *batch, struct attn_batch *out);
+/* `states` NULL: not recurrent */
+attn_status plan_batch(struct engine *engine, struct run_group *group, struct attn_batch *batch,
+                       struct attn_batch_gdn *states);
 void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end, int64_t *slots);
 /* rows.c */
 size_t element_bytes(const struct run_layer *layer);
-struct attn_tensor tensor_of(const struct run_layer *layer, void *data, int32_t ndim,
-                             int64_t *shape, int64_t *strides);
+/* A tensor in the device's memory. */
+struct attn_tensor tensor_of(const struct engine *engine, const struct run_layer *layer, void *data,
+                             int32_t ndim, int64_t *shape, int64_t *strides);
 /* New keys of request r come into the history, first .. end-1: recorded or drawn. */
 attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,
                      int32_t end, int32_t capacity);
-/* A compact tensor [rows, heads, dims] with memory of its own; NULL data without memory. */
+/* A compact tensor [rows, heads, dims]: memory of the host's own, NULL without memory, and once it
+ * was sent the device's from the pool of rows. */
 struct rows {
     struct attn_tensor tensor;
     int64_t shape[3];
+    uint8_t *host;
+    size_t bytes;
 };
 
 void rows_init(struct rows *rows, const struct run_layer *layer, int64_t count, int32_t heads,
                int32_t dims, bool poison);
+attn_status rows_send(struct engine *engine, const struct run_layer *layer, struct rows *rows);
 /* `count` outputs from element `at` of `out` against what they should be. Not for two threads at
  * once on one tally. */
 struct tally {
@@ -171,6 +202,9 @@ void make_query(struct engine *engine, const struct run_layer *layer, int32_t r,
 /* One output row against the oracle over the first `length` keys, and against the recording. */
 void verify_row(struct run_layer *layer, const void *q, int32_t r, int64_t length, int64_t position,
                 const uint8_t *out, const float *recorded);
+/* setup.c: parameter `index` of the layer, copied to device_params[index] */
+attn_status params_send(struct engine *engine, struct run_layer *layer, int32_t index,
+                        const void *source, size_t bytes);
 /* mla.c: weights; keys first .. end-1 of a request, written only; a step of one layer */
 attn_status mla_bind(struct engine *engine, struct run_layer *layer);
 attn_status mla_write(struct engine *engine, struct run_layer *layer, int32_t r, int32_t first,
@@ -182,7 +216,7 @@ attn_status gdn_bind(struct engine *engine, struct run_layer *layer);
 attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct batch *batch);
 void gdn_states(const struct run_group *group, const struct batch *batch, int32_t *slots,
                 struct attn_batch_gdn *states);
-void gdn_swap(struct engine *engine, int32_t g, int32_t r, bool out);
+attn_status gdn_swap(struct engine *engine, int32_t g, int32_t r, bool out);
 /* replay.c: --qkv from beginning to end, over engine_run */
 attn_status engine_replay(struct engine *engine);
 attn_status engine_fail(struct engine *engine, attn_status status, const char *field,

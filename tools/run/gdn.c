@@ -32,6 +32,8 @@ static attn_status bind_weights(struct engine *engine, struct run_layer *layer)
         return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "weights",
                            "no memory for the convolution's");
     }
+    const size_t bytes[] = {(size_t)(channels * g->conv_width) * element_bytes(layer),
+                            2 * (size_t)g->num_v_heads * sizeof *layer->gates};
     for (int64_t i = 0; i < channels * g->conv_width; i++) {
         oracle_write(layer->weights, i, layer->terms.number, 0.5 * random_normal(&engine->random));
     }
@@ -39,10 +41,19 @@ static attn_status bind_weights(struct engine *engine, struct run_layer *layer)
     for (int32_t h = 0; h < 2 * g->num_v_heads; h++) {
         layer->gates[h] = (float)(random_normal(&engine->random) - (h < g->num_v_heads ? 2 : 0));
     }
-    struct attn_tensor conv = tensor_of(layer, layer->weights, 2, shape, NULL);
+    const void *sources[] = {layer->weights, layer->gates};
+    attn_status status = ATTN_OK;
+    for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) {
+        status = params_send(engine, layer, i, sources[i], bytes[i]);
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    const float *gates = layer->device_params[1];
+    struct attn_tensor conv = tensor_of(engine, layer, layer->device_params[0], 2, shape, NULL);
     struct attn_gdn_weights weights = {.ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof weights, NULL},
-                                       .a_log = layer->gates,
-                                       .dt_bias = layer->gates + g->num_v_heads,
+                                       .a_log = gates,
+                                       .dt_bias = gates + g->num_v_heads,
                                        .conv_weight = &conv};
     struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
     return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
@@ -61,14 +72,21 @@ attn_status gdn_bind(struct engine *engine, struct run_layer *layer)
         .causal = 1};
     size_t states = (size_t)state_size(g) * sizeof(float),
            windows = (size_t)window_size(g) * element_bytes(layer);
-    layer->cache = malloc(NUM_STATE_SLOTS * states);
-    layer->windows = malloc(NUM_STATE_SLOTS * windows);
-    layer->swap = malloc(states + windows);
-    if (layer->cache == NULL || layer->windows == NULL || layer->swap == NULL) {
-        return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "states", "no memory for the states");
+    const struct {
+        void **memory;
+        size_t bytes;
+    } parts[] = {{&layer->cache, NUM_STATE_SLOTS * states},
+                 {&layer->windows, NUM_STATE_SLOTS * windows}};
+    attn_status status = engine_take(engine, true, states + windows, "swap space", &layer->swap);
+    for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) { /* NaN until a request writes */
+        status = engine_take(engine, false, parts[i].bytes, "states", parts[i].memory);
+        status = status == ATTN_OK ? device_set(&engine->device, *parts[i].memory, 0xff,
+                                                parts[i].bytes, &engine->error)
+                                   : status;
     }
-    memset(layer->cache, 0xff, NUM_STATE_SLOTS * states); /* NaN until a request writes */
-    memset(layer->windows, 0xff, NUM_STATE_SLOTS * windows);
+    if (status != ATTN_OK) {
+        return status;
+    }
     const struct attn_gdn_state state = {.struct_size = sizeof state,
                                          .state = layer->cache,
                                          .state_stride_slot = state_size(g),
@@ -76,7 +94,7 @@ attn_status gdn_bind(struct engine *engine, struct run_layer *layer)
                                          .conv_stride_slot = window_size(g),
                                          .conv_stride_channel = g->conv_width - 1,
                                          .num_slots = NUM_STATE_SLOTS};
-    attn_status status = engine->api->layer_bind_state(layer->handle, &state, &engine->error);
+    status = engine->api->layer_bind_state(layer->handle, &state, &engine->error);
     return status == ATTN_OK ? bind_weights(engine, layer) : status;
 }
 
@@ -134,15 +152,30 @@ static attn_status run_rows(struct engine *engine, struct run_layer *layer,
     int64_t mixed_shape[] = {tokens, channels_of(g)}, gate_shape[] = {tokens, hv},
             gate_strides[] = {2 * hv, 1};
     int64_t out_shape[] = {tokens, hv, g->head_size_v};
-    struct attn_tensor rows = tensor_of(layer, mixed, 2, mixed_shape, NULL);
-    struct attn_tensor a = tensor_of(layer, gates, 2, gate_shape, gate_strides);
+    const size_t e = element_bytes(layer),
+                 bytes[] = {(size_t)(tokens * mixed_shape[1]) * e, (size_t)(tokens * 2 * hv) * e,
+                            (size_t)(tokens * hv * g->head_size_v) * e};
+    uint8_t *sources[] = {mixed, gates, out}, *sent[3];
+    for (int32_t i = 0; i < 3; i++) {
+        sent[i] = pool_send(engine, &engine->rows, sources[i], bytes[i]);
+        if (sent[i] == NULL) {
+            return engine->error.status;
+        }
+    }
+    struct attn_tensor rows = tensor_of(engine, layer, sent[0], 2, mixed_shape, NULL);
+    struct attn_tensor a = tensor_of(engine, layer, sent[1], 2, gate_shape, gate_strides);
     struct attn_tensor b =
-        tensor_of(layer, gates + (size_t)hv * element_bytes(layer), 2, gate_shape, gate_strides);
-    struct attn_tensor outs = tensor_of(layer, out, 3, out_shape, NULL);
+        tensor_of(engine, layer, sent[1] + (size_t)hv * e, 2, gate_shape, gate_strides);
+    struct attn_tensor outs = tensor_of(engine, layer, sent[2], 3, out_shape, NULL);
     struct attn_io_gdn gdn = {
         .ext = {ATTN_EXT_IO_GDN, 0, sizeof gdn, NULL}, .mixed_qkv = &rows, .a = &a, .b = &b};
-    struct attn_step_io io = {.struct_size = sizeof io, .next = &gdn.ext, .out = &outs};
-    return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
+    struct attn_step_io io = {
+        .struct_size = sizeof io, .next = &gdn.ext, .stream = engine->stream, .out = &outs};
+    attn_status status =
+        engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
+    return status == ATTN_OK
+               ? device_copy_out(&engine->device, out, sent[2], bytes[2], &engine->error)
+               : status;
 }
 
 attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct batch *batch)
@@ -178,6 +211,7 @@ attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct
         status = verify_request(engine, layer, batch->request[i], batch->seq_lens[i] - count, first,
                                 count, out);
     }
+    pool_reset(engine, &engine->rows);
     free(mixed);
     free(gates);
     free(out);
@@ -186,9 +220,11 @@ attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct
 
 /* Its memory is the engine's own: out to the swap space, the slot poisoned, and in to another slot.
  */
-void gdn_swap(struct engine *engine, int32_t g, int32_t r, bool out)
+attn_status gdn_swap(struct engine *engine, int32_t g, int32_t r, bool out)
 {
+    const struct device *device = &engine->device;
     struct run_group *group = &engine->groups[g];
+    attn_status status = ATTN_OK;
     group->slot[r] = out ? group->slot[r] : NUM_STATE_SLOTS - 1 - group->slot[r];
     for (int32_t other = 0; other < engine->num_requests && !out; other++) {
         if (other != r && group->slot[other] == group->slot[r]) { /* taken: back to where it was */
@@ -205,14 +241,16 @@ void gdn_swap(struct engine *engine, int32_t g, int32_t r, bool out)
         size_t state = (size_t)state_size(desc) * sizeof(float);
         size_t window = (size_t)window_size(desc) * element_bytes(layer);
         uint8_t *parts[] = {(uint8_t *)layer->cache + (size_t)group->slot[r] * state,
-                            layer->windows + (size_t)group->slot[r] * window};
+                            (uint8_t *)layer->windows + (size_t)group->slot[r] * window};
         uint8_t *saved[] = {layer->swap, (uint8_t *)layer->swap + state};
         size_t sizes[] = {state, window};
-        for (int32_t p = 0; p < 2; p++) {
-            memcpy(out ? saved[p] : parts[p], out ? parts[p] : saved[p], sizes[p]);
-            if (out) {
-                memset(parts[p], 0xff, sizes[p]);
+        for (int32_t p = 0; p < 2 && status == ATTN_OK; p++) {
+            status = out ? device_copy_out(device, saved[p], parts[p], sizes[p], &engine->error)
+                         : device_copy_in(device, parts[p], saved[p], sizes[p], &engine->error);
+            if (out && status == ATTN_OK) {
+                status = device_set(device, parts[p], 0xff, sizes[p], &engine->error);
             }
         }
     }
+    return status;
 }

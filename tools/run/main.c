@@ -129,6 +129,8 @@ static void tell_json(const struct engine *engine, bool verified, double max_err
                       int64_t compared, double seconds)
 {
     struct json *root = json_object();
+    char device[DEVICE_NAME_SIZE];
+    json_add(root, "device", json_string(device_name(engine->device.device, device)));
     json_add(root, "verified", json_bool(verified));
     json_add(root, "max_error", json_number(isfinite(max_error) ? max_error : 1e30));
     json_add(root, "compared_elements", json_number((double)compared));
@@ -154,6 +156,8 @@ static void tell_json(const struct engine *engine, bool verified, double max_err
 
 static void tell_text(const struct engine *engine, bool verified, int64_t compared, double seconds)
 {
+    char device[DEVICE_TITLE_SIZE];
+    printf("on %s\n", device_title(engine->api, engine->runtime, engine->device.device, device));
     printf("%-5s %-20s %-12s %-24s error / bound\n", "layer", "name", "kind", "backend");
     for (int32_t i = 0; i < engine->num_layers; i++) {
         const struct run_layer *layer = &engine->layers[i];

@@ -49,7 +49,12 @@ attn_status mla_bind(struct engine *engine, struct run_layer *layer)
                      random_normal(&engine->random) / sqrt(m->kv_lora_rank));
     }
     int64_t shape[] = {rows, m->kv_lora_rank};
-    struct attn_tensor kv_b = tensor_of(layer, layer->weights, 2, shape, NULL);
+    attn_status status = params_send(engine, layer, 0, layer->weights,
+                                     (size_t)(rows * m->kv_lora_rank) * element_bytes(layer));
+    if (status != ATTN_OK) {
+        return status;
+    }
+    struct attn_tensor kv_b = tensor_of(engine, layer, layer->device_params[0], 2, shape, NULL);
     struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL},
                                        .kv_b_proj = &kv_b};
     struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
@@ -57,8 +62,9 @@ attn_status mla_bind(struct engine *engine, struct run_layer *layer)
 }
 
 /* Rows [c | k_pe] as the two tensors that an engine has. */
-static void split_rows(const struct run_layer *layer, uint8_t *rows, int64_t count,
-                       struct attn_tensor *parts, int64_t (*shapes)[2], int64_t *strides)
+static void split_rows(const struct engine *engine, const struct run_layer *layer, uint8_t *rows,
+                       int64_t count, struct attn_tensor *parts, int64_t (*shapes)[2],
+                       int64_t *strides)
 {
     const struct attn_mla_desc *m = &layer->source->mla;
     strides[0] = layer->terms.head_size;
@@ -66,9 +72,9 @@ static void split_rows(const struct run_layer *layer, uint8_t *rows, int64_t cou
     for (int32_t i = 0; i < 2; i++) {
         shapes[i][0] = count;
         shapes[i][1] = i == 0 ? m->kv_lora_rank : m->qk_rope_head_dim;
-        parts[i] =
-            tensor_of(layer, rows + (i == 0 ? 0 : (size_t)m->kv_lora_rank * element_bytes(layer)),
-                      2, shapes[i], strides);
+        parts[i] = tensor_of(engine, layer,
+                             rows + (i == 0 ? 0 : (size_t)m->kv_lora_rank * element_bytes(layer)),
+                             2, shapes[i], strides);
     }
 }
 
@@ -77,13 +83,19 @@ attn_status mla_write(struct engine *engine, struct run_layer *layer, int32_t r,
 {
     struct attn_tensor parts[2];
     int64_t shapes[2][2], strides[2];
-    uint8_t *rows =
-        layer->k_history[r] + (size_t)first * (size_t)layer->terms.head_size * element_bytes(layer);
-    split_rows(layer, rows, end - first, parts, shapes, strides);
+    const size_t row = (size_t)layer->terms.head_size * element_bytes(layer);
+    uint8_t *rows = pool_send(engine, &engine->rows, layer->k_history[r] + (size_t)first * row,
+                              (size_t)(end - first) * row);
+    if (rows == NULL) {
+        return engine->error.status;
+    }
+    split_rows(engine, layer, rows, end - first, parts, shapes, strides);
     struct attn_io_mla mla = {
         .ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, NULL}, .kv_c = &parts[0], .k_pe = &parts[1]};
-    struct attn_step_io io = {
-        .struct_size = sizeof io, .next = &mla.ext, .flags = ATTN_RUN_NO_ATTEND};
+    struct attn_step_io io = {.struct_size = sizeof io,
+                              .next = &mla.ext,
+                              .stream = engine->stream,
+                              .flags = ATTN_RUN_NO_ATTEND};
     return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
 }
 
@@ -174,21 +186,38 @@ static attn_status run_step(struct engine *engine, const struct latent_step *ste
     int64_t q_shapes[2][3] = {{tokens, heads, m->qk_nope_head_dim},
                               {tokens, heads, m->qk_rope_head_dim}};
     int64_t out_shape[] = {tokens, heads, m->v_head_dim}, shapes[2][2], strides[2];
-    struct attn_tensor parts[2], out = tensor_of(layer, step->out, 3, out_shape, NULL);
-    struct attn_tensor nope = tensor_of(layer, step->q, 3, q_shapes[0], q_strides);
-    struct attn_tensor pe =
-        tensor_of(layer, step->q + (size_t)m->qk_nope_head_dim * element_bytes(layer), 3,
-                  q_shapes[1], q_strides);
-    split_rows(layer, step->rows, tokens, parts, shapes, strides);
+    const size_t e = element_bytes(layer),
+                 bytes[] = {(size_t)(tokens * layer->terms.head_size) * e,
+                            (size_t)(tokens * heads * size) * e,
+                            (size_t)(tokens * heads * m->v_head_dim) * e,
+                            (size_t)(tokens * m->topk) * sizeof *step->listed};
+    const void *sources[] = {step->rows, step->q, step->out, step->listed};
+    uint8_t *sent[4] = {NULL};
+    for (int32_t i = 0; i < (m->topk > 0 ? 4 : 3); i++) {
+        sent[i] = pool_send(engine, &engine->rows, sources[i], bytes[i]);
+        if (sent[i] == NULL) {
+            return engine->error.status;
+        }
+    }
+    struct attn_tensor parts[2], out = tensor_of(engine, layer, sent[2], 3, out_shape, NULL);
+    struct attn_tensor nope = tensor_of(engine, layer, sent[1], 3, q_shapes[0], q_strides);
+    struct attn_tensor pe = tensor_of(engine, layer, sent[1] + (size_t)m->qk_nope_head_dim * e, 3,
+                                      q_shapes[1], q_strides);
+    split_rows(engine, layer, sent[0], tokens, parts, shapes, strides);
     struct attn_io_mla mla = {.ext = {ATTN_EXT_IO_MLA, 0, sizeof mla, NULL},
                               .q_nope = &nope,
                               .q_pe = &pe,
                               .kv_c = &parts[0],
                               .k_pe = &parts[1],
-                              .topk_indices = m->topk > 0 ? step->listed : NULL,
+                              .topk_indices = (const int32_t *)(const void *)sent[3],
                               .topk_stride = m->topk};
-    struct attn_step_io io = {.struct_size = sizeof io, .next = &mla.ext, .out = &out};
-    return engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
+    struct attn_step_io io = {
+        .struct_size = sizeof io, .next = &mla.ext, .stream = engine->stream, .out = &out};
+    attn_status status =
+        engine->api->run(engine->groups[layer->group].plan, layer->handle, &io, &engine->error);
+    return status == ATTN_OK
+               ? device_copy_out(&engine->device, step->out, sent[2], bytes[2], &engine->error)
+               : status;
 }
 
 /* Of a list the keys that the query sees; returns how many. */
@@ -339,6 +368,7 @@ attn_status mla_run(struct engine *engine, struct run_layer *layer, const struct
     if (status == ATTN_OK && engine->settings->verify) {
         status = verify_step(engine, &step);
     }
+    pool_reset(engine, &engine->rows);
     free(step.rows);
     free(step.q);
     free(step.out);

@@ -21,23 +21,29 @@ static struct attn_dtype tensor_dtype(const struct run_layer *layer)
     return dtypes[layer->terms.number];
 }
 
-struct attn_tensor tensor_of(const struct run_layer *layer, void *data, int32_t ndim,
-                             int64_t *shape, int64_t *strides)
+struct attn_tensor tensor_of(const struct engine *engine, const struct run_layer *layer, void *data,
+                             int32_t ndim, int64_t *shape, int64_t *strides)
 {
     return (struct attn_tensor){
-        data, {ATTN_DEVICE_CPU, 0}, ndim, tensor_dtype(layer), shape, strides, 0};
+        data, engine->device.device, ndim, tensor_dtype(layer), shape, strides, 0};
 }
 
 void rows_init(struct rows *rows, const struct run_layer *layer, int64_t count, int32_t heads,
                int32_t dims, bool poison)
 {
-    size_t bytes = (size_t)count * (size_t)heads * (size_t)dims * element_bytes(layer);
     *rows = (struct rows){.shape = {count, heads, dims}};
-    rows->tensor = (struct attn_tensor){
-        malloc(bytes + 64), {ATTN_DEVICE_CPU, 0}, 3, tensor_dtype(layer), rows->shape, NULL, 0};
-    if (rows->tensor.data != NULL && poison) {
-        memset(rows->tensor.data, 0xff, bytes + 64);
+    rows->bytes = (size_t)count * (size_t)heads * (size_t)dims * element_bytes(layer);
+    rows->host = malloc(rows->bytes + 1);
+    if (rows->host != NULL && poison) {
+        memset(rows->host, 0xff, rows->bytes);
     }
+}
+
+attn_status rows_send(struct engine *engine, const struct run_layer *layer, struct rows *rows)
+{
+    void *memory = pool_send(engine, &engine->rows, rows->host, rows->bytes);
+    rows->tensor = tensor_of(engine, layer, memory, 3, rows->shape, NULL);
+    return memory != NULL ? ATTN_OK : engine->error.status;
 }
 
 const float *recorded_row(const struct engine *engine, const struct run_layer *layer, int32_t which,

@@ -7,7 +7,6 @@
 
 #include "engine.h"
 
-#define SWAP_BLOCKS_PER_GROUP 2048
 #define MIN_STEP_TOKENS 512
 #define MAX_STEP_TOKENS 8192
 
@@ -26,6 +25,29 @@ static attn_status no_memory(struct engine *engine)
                        "not enough for this run; try --scale");
 }
 
+attn_status params_send(struct engine *engine, struct run_layer *layer, int32_t index,
+                        const void *source, size_t bytes)
+{
+    attn_status status =
+        engine_take(engine, false, bytes, "parameters", &layer->device_params[index]);
+    return status == ATTN_OK ? device_copy_in(&engine->device, layer->device_params[index], source,
+                                              bytes, &engine->error)
+                             : status;
+}
+
+/* The best device, or the one of what ATTN_BACKEND orders. */
+static attn_status open_device(struct engine *engine)
+{
+    struct attn_device device;
+    attn_status status = engine->api->best_device(engine->runtime, NULL, &device, &engine->error);
+    status = status == ATTN_OK ? device_init(&engine->device, engine->api, engine->runtime, device,
+                                             &engine->error)
+                               : status;
+    return status == ATTN_OK ? engine->api->device_stream_create(engine->device.opened,
+                                                                 &engine->stream, &engine->error)
+                             : status;
+}
+
 static attn_status select_layers(struct engine *engine)
 {
     const struct attn_layer_desc **descs = calloc((size_t)engine->num_layers + 1, sizeof *descs);
@@ -37,7 +59,9 @@ static attn_status select_layers(struct engine *engine)
         engine->config.layers[i].desc.block_size = BLOCK_SIZE;
         descs[i] = &engine->config.layers[i].desc;
     }
-    attn_status status = engine->api->select(engine->runtime, NULL, descs, engine->num_layers,
+    const struct attn_select_options options = {.struct_size = sizeof options,
+                                                .device = engine->device.device};
+    attn_status status = engine->api->select(engine->runtime, &options, descs, engine->num_layers,
                                              &assignment, &engine->error);
     free(descs);
     if (status == ATTN_OK) {
@@ -77,8 +101,14 @@ static attn_status make_params(struct engine *engine, struct run_layer *layer)
     if (layer->spec.kind == ATTN_KV_SPEC_MLA) {
         return mla_bind(engine, layer);
     }
-    params.sinks = d->has_sinks ? layer->sinks : NULL;
-    params.alibi_slopes = d->alibi ? layer->slopes : NULL;
+    const size_t bytes = (size_t)d->num_q_heads * sizeof(float);
+    attn_status status = params_send(engine, layer, 0, layer->sinks, bytes);
+    status = status == ATTN_OK ? params_send(engine, layer, 1, layer->slopes, bytes) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    params.sinks = d->has_sinks ? layer->device_params[0] : NULL;
+    params.alibi_slopes = d->alibi ? layer->device_params[1] : NULL;
     layer->terms =
         (struct oracle_terms){.number = numbers[d->dtype],
                               .num_q_heads = d->num_q_heads,
@@ -93,8 +123,8 @@ static attn_status make_params(struct engine *engine, struct run_layer *layer)
                               .chunk_size = d->chunk_size,
                               .chunk_lookback = d->chunk_lookback,
                               .soft_cap = d->soft_cap,
-                              .alibi_slopes = params.alibi_slopes,
-                              .sinks = params.sinks};
+                              .alibi_slopes = d->alibi ? layer->slopes : NULL,
+                              .sinks = d->has_sinks ? layer->sinks : NULL};
     return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
 }
 
@@ -103,16 +133,17 @@ static attn_status make_cache(struct engine *engine, struct run_layer *layer)
 {
     struct run_group *group = &engine->groups[layer->group];
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    size_t page = (size_t)layer->spec.padded_page_bytes;
-    layer->cache = aligned_alloc(256, ((size_t)group->num_blocks * page + 255) / 256 * 256);
-    layer->swap = malloc(SWAP_BLOCKS_PER_GROUP * page);
-    if (layer->cache == NULL || layer->swap == NULL) {
-        return no_memory(engine);
+    size_t bytes = (size_t)group->num_blocks * (size_t)layer->spec.padded_page_bytes;
+    attn_status status = engine_take(engine, false, bytes, "cache", &layer->cache);
+    if (status == ATTN_OK) {
+        status = device_set(&engine->device, layer->cache, 0xff, bytes, &engine->error);
     }
-    memset(layer->cache, 0xff, (size_t)group->num_blocks * page);
+    if (status != ATTN_OK) {
+        return status;
+    }
     bool latent = layer->spec.kind == ATTN_KV_SPEC_MLA;
-    attn_status status = engine->api->layer_kv_views(layer->handle, layer->cache, group->num_blocks,
-                                                     &k, latent ? NULL : &v, &engine->error);
+    status = engine->api->layer_kv_views(layer->handle, layer->cache, group->num_blocks, &k,
+                                         latent ? NULL : &v, &engine->error);
     return status == ATTN_OK
                ? engine->api->layer_bind_kv(layer->handle, &k, latent ? NULL : &v, &engine->error)
                : status;
@@ -179,10 +210,10 @@ static attn_status make_plan(struct engine *engine, int32_t index)
     if (status != ATTN_OK || bytes == 0) {
         return status;
     }
-    group->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    return group->workspace == NULL ? no_memory(engine)
-                                    : engine->api->plan_bind_workspace(
-                                          group->plan, group->workspace, bytes, &engine->error);
+    status = engine_take(engine, false, bytes, "workspace", &group->workspace);
+    return status == ATTN_OK ? engine->api->plan_bind_workspace(group->plan, group->workspace,
+                                                                bytes, &engine->error)
+                             : status;
 }
 
 static attn_status bind_layers(struct engine *engine)
@@ -241,15 +272,17 @@ attn_status engine_setup(struct engine *engine)
 
 attn_status engine_bind(struct engine *engine)
 {
-    attn_status status = select_layers(engine);
+    attn_status status = open_device(engine);
+    status = status == ATTN_OK ? select_layers(engine) : status;
     return status == ATTN_OK ? bind_layers(engine) : status;
 }
 
 void engine_finish(struct engine *engine)
 {
+    device_wait(&engine->device); /* after a failure, for what is still running */
     for (int32_t g = 0; engine->groups != NULL && g < engine->num_groups; g++) {
         engine->api->plan_destroy(engine->groups[g].plan);
-        free(engine->groups[g].workspace);
+        device_give(&engine->device, false, engine->groups[g].workspace);
         free(engine->groups[g].free_blocks);
         free(engine->groups[g].references);
         free(engine->groups[g].table);
@@ -264,14 +297,21 @@ void engine_finish(struct engine *engine)
             free(layer->v_history[r]);
             free(layer->oracle_states[r]);
         }
-        free(layer->cache);
-        free(layer->swap);
+        for (int32_t p = 0; p < 2; p++) {
+            device_give(&engine->device, false, layer->device_params[p]);
+        }
+        device_give(&engine->device, false, layer->cache);
+        device_give(&engine->device, false, layer->windows);
+        device_give(&engine->device, true, layer->swap);
         free(layer->sinks);
         free(layer->slopes);
         free(layer->weights);
         free(layer->gates);
-        free(layer->windows);
     }
+    pool_finish(engine, &engine->batches);
+    pool_finish(engine, &engine->rows);
+    device_stream_destroy(&engine->device, engine->stream);
+    device_finish(&engine->device);
     free(engine->groups);
     free(engine->layers);
     model_config_finish(&engine->config);

@@ -60,7 +60,7 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer,
     size_t k_row = (size_t)(t->num_kv_heads * t->head_size) * e,
            v_row = (size_t)(t->num_kv_heads * t->head_size_v) * e;
     size_t out_row = (size_t)(t->num_q_heads * t->head_size_v) * e;
-    if (!q.tensor.data || !k.tensor.data || !v.tensor.data || !out.tensor.data) {
+    if (!q.host || !k.host || !v.host || !out.host) {
         status = engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "rows", "no memory; try --scale");
     }
     for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK; i++) {
@@ -68,18 +68,23 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer,
         int32_t count = batch->query_start_loc[i + 1] - first, own = batch->seq_lens[i] - count;
         if (!cross) {
             status = add_keys(engine, layer, r, own, own + count, 0);
-            memcpy((uint8_t *)k.tensor.data + (size_t)first * k_row,
-                   layer->k_history[r] + (size_t)own * k_row, (size_t)count * k_row);
-            memcpy((uint8_t *)v.tensor.data + (size_t)first * v_row,
-                   layer->v_history[r] + (size_t)own * v_row, (size_t)count * v_row);
+            memcpy(k.host + (size_t)first * k_row, layer->k_history[r] + (size_t)own * k_row,
+                   (size_t)count * k_row);
+            memcpy(v.host + (size_t)first * v_row, layer->v_history[r] + (size_t)own * v_row,
+                   (size_t)count * v_row);
         }
         for (int32_t c = 0; c < count; c++) {
             make_query(engine, layer, r, own + c,
                        cross ? batch->encoder_lens[i] : batch->seq_lens[i],
-                       (uint8_t *)q.tensor.data + (size_t)(first + c) * q_row);
+                       q.host + (size_t)(first + c) * q_row);
         }
     }
+    struct rows *sent[] = {&q, &out, &k, &v};
+    for (int32_t i = 0; i < (cross ? 2 : 4) && status == ATTN_OK; i++) {
+        status = rows_send(engine, layer, sent[i]);
+    }
     struct attn_step_io io = {.struct_size = sizeof io,
+                              .stream = engine->stream,
                               .q = &q.tensor,
                               .k = cross ? NULL : &k.tensor,
                               .v = cross ? NULL : &v.tensor,
@@ -87,20 +92,25 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer,
     if (status == ATTN_OK) {
         status = engine->api->run(group->plan, layer->handle, &io, &engine->error);
     }
+    if (status == ATTN_OK) {
+        status =
+            device_copy_out(&engine->device, out.host, out.tensor.data, out.bytes, &engine->error);
+    }
     for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && engine->settings->verify; i++) {
         int32_t first = batch->query_start_loc[i], count = batch->query_start_loc[i + 1] - first;
         int32_t length = cross ? batch->encoder_lens[i] : batch->seq_lens[i], r = batch->request[i];
         for (int32_t c = 0; c < count; c++) {
             int32_t position = batch->seq_lens[i] - count + c;
-            verify_row(layer, (uint8_t *)q.tensor.data + (size_t)(first + c) * q_row, r, length,
-                       position, (uint8_t *)out.tensor.data + (size_t)(first + c) * out_row,
+            verify_row(layer, q.host + (size_t)(first + c) * q_row, r, length, position,
+                       out.host + (size_t)(first + c) * out_row,
                        recorded_row(engine, layer, 3, r, position));
         }
     }
-    free(q.tensor.data);
-    free(k.tensor.data);
-    free(v.tensor.data);
-    free(out.tensor.data);
+    pool_reset(engine, &engine->rows);
+    free(q.host);
+    free(k.host);
+    free(v.host);
+    free(out.host);
     return status;
 }
 
@@ -151,8 +161,9 @@ static attn_status run_groups(struct engine *engine, struct batch *batch)
             view.next = &states.ext;
         }
         view.common_prefix_len = common_prefix(group, batch);
-        status = status == ATTN_OK ? engine->api->plan(group->plan, &view, NULL, &engine->error)
-                                   : status;
+        if (status == ATTN_OK) {
+            status = plan_batch(engine, group, &view, group->recurrent ? &states : NULL);
+        }
         for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
             if (engine->layers[i].group == g) {
                 status = run_layer(engine, &engine->layers[i], batch);
@@ -191,7 +202,8 @@ static attn_status run_encoders(struct engine *engine)
         fill_batch(group, batch, &view);
         view.seq_lens = view.seq_lens_host = view.block_table = view.block_table_row = NULL;
         view.num_slots = 0;
-        status = engine->api->plan(group->plan, &view, NULL, &engine->error);
+        view.encoder_seq_lens = NULL;
+        status = plan_batch(engine, group, &view, NULL);
         for (int32_t i = 0; i < engine->num_layers && status == ATTN_OK; i++) {
             struct run_layer *layer = &engine->layers[i];
             for (int32_t r = 0; layer->group == g && r < batch->num_reqs && status == ATTN_OK;
