@@ -22,10 +22,12 @@ static int fail(const char *what)
 static float q[TOKENS][HQ][D], k[TOKENS][HK][D], v[TOKENS][HK][D], out[TOKENS][HQ][D];
 static int64_t of_queries[] = {TOKENS, HQ, D}, of_keys[] = {TOKENS, HK, D};
 
+/* Where that memory lies. An engine for a GPU states the GPU, and has its memory there. */
+static const struct attn_device device = {ATTN_DEVICE_CPU, 0};
+
 static struct attn_tensor tensor(void *data, int64_t *shape)
 {
-    return (struct attn_tensor){
-        data, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+    return (struct attn_tensor){data, device, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
 }
 
 int main(int argc, char **argv)
@@ -49,14 +51,17 @@ int main(int argc, char **argv)
     /* clang-format on */
     sliding.name = "sliding", sliding.has_window = 1, sliding.window_left = 7;
     const struct attn_layer_desc *layers[] = {&full, &sliding};
+    const struct attn_select_options on_device = {.struct_size = sizeof on_device,
+                                                  .device = device};
     attn_runtime *runtime;
     attn_assignment *assignment;
     attn_model *model;
     if (api->runtime_create(NULL, &runtime, &error) != ATTN_OK ||
-        api->select(runtime, NULL, layers, 2, &assignment, &error) != ATTN_OK ||
+        api->select(runtime, &on_device, layers, 2, &assignment, &error) != ATTN_OK ||
         api->model_create(runtime, assignment, NULL, &model, &error) != ATTN_OK) {
         return fail("selection");
     }
+    puts("device: the CPU, where this engine's memory lies");
     /* One request of 20 tokens in blocks 5 and 2; every v is 1, and so is every output. */
     const int32_t query_start_loc[] = {0, TOKENS}, seq_lens[] = {TOKENS}, block_table[] = {5, 2};
     int64_t slots[TOKENS];

@@ -8,7 +8,6 @@
 
 #include "bind/bound.h"
 #include "util/device.h"
-#include "util/text.h"
 
 #define ALIGNMENT 256
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
@@ -34,32 +33,6 @@ static attn_status lacks(const attn_open_device *opened, const char *slot, struc
 {
     return error_set(error, ATTN_ERROR_UNSUPPORTED, slot, "%s has no %s",
                      is_host(opened) ? "a CPU" : opened->instance.caps->name, slot);
-}
-
-static bool is_listed(const attn_runtime *runtime, struct attn_device device)
-{
-    for (int32_t i = 0; i < runtime->num_devices; i++) {
-        if (device_same(runtime->devices[i].device, device)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static attn_status refuse_device(const attn_runtime *runtime, struct attn_device device,
-                                 struct attn_error *error)
-{
-    char name[DEVICE_TEXT_SIZE];
-    struct text there;
-    text_init(&there, &runtime->host);
-    for (int32_t i = 0; i < runtime->num_devices; i++) {
-        char other[DEVICE_TEXT_SIZE];
-        text_add(&there, "%s%s", i > 0 ? ", " : "", device_text(runtime->devices[i].device, other));
-    }
-    error_set(error, ATTN_ERROR_NOT_FOUND, "device", "there is no %s here; there is %s",
-              device_text(device, name), there.length > 0 ? text_get(&there) : "no device");
-    text_finish(&there);
-    return ATTN_ERROR_NOT_FOUND;
 }
 
 /* The first backend on the device that hands out memory; else why none does. */
@@ -100,8 +73,8 @@ attn_status device_open(attn_runtime *runtime, struct attn_device device, attn_o
     *out = NULL;
     device = device.type == 0 ? (struct attn_device){ATTN_DEVICE_CPU, 0} : device;
     bool host = device_same(device, (struct attn_device){ATTN_DEVICE_CPU, 0});
-    if (!host && !is_listed(runtime, device)) {
-        return refuse_device(runtime, device, error);
+    if (!host && !runtime_lists(runtime, device)) {
+        return runtime_refuse_device(runtime, device, error);
     }
     attn_open_device *opened = runtime_alloc(runtime, sizeof *opened);
     if (opened == NULL) {

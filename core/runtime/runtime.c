@@ -12,7 +12,9 @@
 #include "runtime/examine.h"
 #include "runtime/load.h"
 #include "runtime/probe_cache.h"
+#include "util/device.h"
 #include "util/structs.h"
+#include "util/text.h"
 
 #define MIN_OPTIONS 72 /* sizes in ABI 0.1 */
 #define MIN_HOST 64
@@ -337,6 +339,32 @@ attn_status plugin_info(const attn_runtime *runtime, int32_t index, struct attn_
 int32_t device_count(const attn_runtime *runtime)
 {
     return runtime != NULL ? runtime->num_devices : 0;
+}
+
+bool runtime_lists(const attn_runtime *runtime, struct attn_device device)
+{
+    for (int32_t i = 0; i < runtime->num_devices; i++) {
+        if (device_same(runtime->devices[i].device, device)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+attn_status runtime_refuse_device(const attn_runtime *runtime, struct attn_device device,
+                                  struct attn_error *error)
+{
+    char name[DEVICE_TEXT_SIZE];
+    struct text there;
+    text_init(&there, &runtime->host);
+    for (int32_t i = 0; i < runtime->num_devices; i++) {
+        char other[DEVICE_TEXT_SIZE];
+        text_add(&there, "%s%s", i > 0 ? ", " : "", device_text(runtime->devices[i].device, other));
+    }
+    error_set(error, ATTN_ERROR_NOT_FOUND, "device", "there is no %s here; there is %s",
+              device_text(device, name), there.length > 0 ? text_get(&there) : "no device");
+    text_finish(&there);
+    return ATTN_ERROR_NOT_FOUND;
 }
 
 attn_status device_info(const attn_runtime *runtime, int32_t index, struct attn_device_info *info)

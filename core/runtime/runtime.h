@@ -84,6 +84,11 @@ struct attn_runtime {
     void (*on_stage)(char stage);
 };
 
+/* Is it a device that a probe reported? The error that it is not names those that are. */
+bool runtime_lists(const attn_runtime *runtime, struct attn_device device);
+attn_status runtime_refuse_device(const attn_runtime *runtime, struct attn_device device,
+                                  struct attn_error *error);
+
 /* Makes sure that the plugin's code is loaded and its table is there (thread-safe, idempotent). */
 attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin,
                                  const struct attn_plugin **table, struct attn_error *error);

@@ -6,6 +6,7 @@
 
 #include "select/layer_check.h"
 #include "select/names.h"
+#include "util/device.h"
 #include "util/error.h"
 #include "util/text.h"
 
@@ -91,12 +92,12 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
         struct candidate *candidate = &candidates[b];
         struct reasons reasons = {selection->arena, &runtime->host, NULL, 0, 0, false};
         *candidate = (struct candidate){.wanted = place_in_rule(rule, backend)};
-        if (backend->caps.device.type != device.type || backend->caps.device.id != device.id) {
-            char asked[48], has[48];
-            snprintf(asked, sizeof asked, "type %d, id %d", device.type, device.id);
-            snprintf(has, sizeof has, "type %d, id %d", backend->caps.device.type,
-                     backend->caps.device.id);
-            reasons_add(&reasons, "device", asked, has);
+        if (!device_same(backend->caps.device, device)) {
+            char asked[DEVICE_TEXT_SIZE + 32], has[DEVICE_TEXT_SIZE];
+            bool stated = selection->options->device.type != 0;
+            device_text(device, asked);
+            strcat(asked, stated ? "" : ", as none was stated");
+            reasons_add(&reasons, "device", asked, device_text(backend->caps.device, has));
             verdicts[b].code = ATTN_VERDICT_OTHER_DEVICE;
         } else {
             match_backend(&backend->caps, layer, phase, selection->options->block_sizes,

@@ -11,6 +11,7 @@
 #include "select/names.h"
 #include "select/settle.h"
 #include "select/suggest.h"
+#include "util/device.h"
 #include "util/structs.h"
 
 #define MIN_SELECT_OPTIONS 56 /* size in ABI 0.1 */
@@ -100,6 +101,21 @@ attn_status best_device(const attn_runtime *runtime, const char *backend,
     }
     arena_finish(&arena);
     return status;
+}
+
+/* The device that is stated, or the CPU. One that is not here is refused by name. */
+static attn_status take_device(const attn_runtime *runtime, struct attn_device stated,
+                               struct attn_device *device, struct attn_error *error)
+{
+    *device = stated.type != 0 ? stated : (struct attn_device){ATTN_DEVICE_CPU, 0};
+    for (int32_t b = 0; b < runtime->num_backends; b++) {
+        if (device_same(runtime->backends[b].caps.device, *device)) {
+            return ATTN_OK;
+        }
+    }
+    return stated.type == 0 || stated.type == ATTN_DEVICE_CPU || runtime_lists(runtime, *device)
+               ? ATTN_OK
+               : runtime_refuse_device(runtime, *device, error);
 }
 
 static const char *arch_of(const attn_runtime *runtime, struct attn_device device)
@@ -349,8 +365,8 @@ attn_status select_layers(attn_runtime *runtime, const struct attn_select_option
         status = tell_no_backends(runtime, error);
     }
     status = status == ATTN_OK ? check_names(&selection, text, error) : status;
-    assignment->device =
-        options.device.type != 0 ? options.device : device_of_rules(runtime, &selection.rules);
+    status = status == ATTN_OK ? take_device(runtime, options.device, &assignment->device, error)
+                               : status;
     selection.arch = arch_of(runtime, assignment->device);
     status = status == ATTN_OK ? select_all(&selection, layers, error) : status;
     if (status == ATTN_OK && options.import_text != NULL) {

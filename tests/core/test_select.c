@@ -475,18 +475,34 @@ static void test_devices(void **state)
     fixture_init(&f);
     fixture_add(&f, "cpu", "", 1);
     fixture_add(&f, "gpu", "", 1)->device = (struct attn_device){ATTN_DEVICE_CUDA, 0};
+    /* An engine that states no device has the CPU's memory. */
     assert_int_equal(select_layers(&f.runtime, NULL, &pointer, 1, &a, &error), ATTN_OK);
+    assert_string_equal(fixture_chosen(a, 0, D), "cpu");
+    assignment_destroy(a);
+    options.device = (struct attn_device){ATTN_DEVICE_CUDA, 0};
+    assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error), ATTN_OK);
     assert_string_equal(fixture_chosen(a, 0, D), "gpu");
     assignment_destroy(a);
+    options.device = (struct attn_device){ATTN_DEVICE_CPU, 0};
     assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error), ATTN_OK);
     assert_string_equal(fixture_chosen(a, 0, D), "cpu");
     assert_int_equal(assignment_verdict(a, 0, D, 1, &verdict, NULL), ATTN_OK);
     assert_int_equal(verdict, ATTN_VERDICT_OTHER_DEVICE);
     assignment_destroy(a);
-    /* An order decides the device where none was asked for. */
-    assert_int_equal(fixture_select(&f, "cpu", &layer, 1, &a, &error), ATTN_OK);
-    assert_string_equal(fixture_chosen(a, 0, D), "cpu");
-    assignment_destroy(a);
+    /* An order of another device's backend is refused, and says what was not stated. */
+    assert_int_equal(fixture_select(&f, "gpu", &layer, 1, &a, &error), ATTN_ERROR_REFUSED);
+    assert_non_null(strstr(error.message, "gpu: device cpu:0, as none was stated (supported: "
+                                          "cuda:0)"));
+    options.device = (struct attn_device){ATTN_DEVICE_CUDA, 7};
+    assert_int_equal(select_layers(&f.runtime, &options, &pointer, 1, &a, &error),
+                     ATTN_ERROR_NOT_FOUND);
+    assert_string_equal(error.message, "there is no cuda:7 here; there is cpu:0");
+    assert_null(a);
+    struct attn_device best;
+    assert_int_equal(best_device(&f.runtime, NULL, &best, &error), ATTN_OK);
+    assert_true(best.type == ATTN_DEVICE_CUDA && best.id == 0);
+    assert_int_equal(best_device(&f.runtime, "cpu", &best, &error), ATTN_OK);
+    assert_int_equal(best.type, ATTN_DEVICE_CPU);
     fixture_finish(&f);
 }
 

@@ -140,11 +140,11 @@ static const struct {
     {"device_was_not_reported", ATTN_ERROR_PLUGIN,
      "device: declares is on device type 1, id 3, which its probe did not report"},
     {"device_type_is_unknown", ATTN_ERROR_PLUGIN,
-     "device: test CPU: device type 77, id 0; types 1 (CPU), 2 (CUDA), 10 (ROCm) and 14 "
-     "(oneAPI) with an id of 0 or above are known"},
+     "device: test CPU: device type 77, id 0; types 1 (CPU), 2 (CUDA), 10 (ROCm), 12 "
+     "(extension) and 14 (oneAPI) with an id of 0 or above are known"},
     {"device_id_is_negative", ATTN_ERROR_PLUGIN,
-     "device: test CPU: device type 1, id -1; types 1 (CPU), 2 (CUDA), 10 (ROCm) and 14 "
-     "(oneAPI) with an id of 0 or above are known"},
+     "device: test CPU: device type 1, id -1; types 1 (CPU), 2 (CUDA), 10 (ROCm), 12 "
+     "(extension) and 14 (oneAPI) with an id of 0 or above are known"},
     {"device_has_no_name", ATTN_ERROR_PLUGIN,
      "device: name, arch or isa is not clean UTF-8 text of at most 255 bytes (isa: 1023)"},
     {"device_memory_is_negative", ATTN_ERROR_PLUGIN,

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "common/declared.h"
+#include "common/device.h"
 #include "common/library.h"
 #include "common/model_config.h"
 
@@ -40,6 +41,7 @@ struct options {
 struct info {
     const struct attn_api *api;
     attn_runtime *runtime;
+    struct attn_device device;   /* that a model is selected for */
     attn_assignment *assignment; /* NULL without a model */
     struct model_config config;
     struct options options;
@@ -250,6 +252,10 @@ static struct json *whole_json(const struct info *info)
     json_add(root, "plugins", plugins_json(info));
     json_add(root, "devices", devices_json(info));
     json_add(root, "backends", backends_json(info));
+    if (info->assignment != NULL) {
+        char device[DEVICE_NAME_SIZE];
+        json_add(root, "device", json_string(device_name(info->device, device)));
+    }
     json_add(root, "layers", layers_json(info));
     return root;
 }
@@ -363,8 +369,8 @@ static void print_text(const struct json *root, const struct options *options)
         print_capabilities(json_get(item, "capabilities"));
     }
     if (options->model != NULL) {
-        printf("\n%-5s %-22s %-12s %-22s %-22s rule\n", "layer", "name", "kind", "prefill",
-               "decode");
+        printf("\nlayers on %s\n", json_text(root, "device"));
+        printf("%-5s %-22s %-12s %-22s %-22s rule\n", "layer", "name", "kind", "prefill", "decode");
     }
     JSON_EACH(item, json_get(root, "layers"))
     {
@@ -381,12 +387,14 @@ static void print_text(const struct json *root, const struct options *options)
 
 static attn_status select_model(struct info *info, struct attn_error *error)
 {
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .flags = ATTN_SELECT_KEEP_UNSERVED};
-    attn_status status = model_config_read(&info->config, info->options.model, error);
+    attn_status status = info->api->best_device(info->runtime, NULL, &info->device, error);
+    status =
+        status == ATTN_OK ? model_config_read(&info->config, info->options.model, error) : status;
     if (status != ATTN_OK) {
         return status;
     }
+    const struct attn_select_options options = {
+        .struct_size = sizeof options, .device = info->device, .flags = ATTN_SELECT_KEEP_UNSERVED};
     model_config_warn(&info->config, "attn-info", info->options.model);
     const struct attn_layer_desc **layers =
         calloc((size_t)info->config.num_layers + 1, sizeof *layers);

@@ -56,7 +56,9 @@ def main() -> int:
 
     integration.register()
     sentences = sys.argv[1:] or SENTENCES
-    embeddings = embed(*load("libattn"), sentences)
+    tokenizer, model = load("libattn")
+    print(f"device {model.device}: where the model's tensors are")
+    embeddings = embed(tokenizer, model, sentences)
     for sentence, row in zip(sentences, embeddings):
         print(f"[{', '.join(f'{x:+.4f}' for x in row[:6])}, …]  {sentence}")
     print("\ncosines")

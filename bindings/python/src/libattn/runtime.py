@@ -187,7 +187,7 @@ class Runtime:
         backend : str, optional
             In place of the runtime's text (``ATTN_BACKEND``); ``""`` forces nothing.
         device : (str, int), optional
-            ``("cpu", 0)``, ``("cuda", 1)``; by default the best device that any backend has.
+            ``("cpu", 0)``, ``("cuda", 1)``: where the tensors are; by default the CPU.
         import_text : str, optional
             What `Assignment.export` gave on another rank: taken as it is or refused.
         block_sizes : sequence of int
