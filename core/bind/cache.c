@@ -161,22 +161,28 @@ static attn_status check_walk(const attn_layer *layer, const struct attn_kv_view
     if (view->num_heads == 1 || view->block_size == 1) { /* both orders are the same */
         walk &= ~(ATTN_WALK_NHD | ATTN_WALK_HND);
     }
+    const int32_t dtype = layer->desc->kv_dtype;
+    const int32_t element = dtype == ATTN_KV_F32                            ? 4
+                            : dtype == ATTN_KV_F16 || dtype == ATTN_KV_BF16 ? 2
+                                                                            : 1;
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
         const struct attn_backend_caps *caps = layer->served[phase].instance->caps;
+        const int32_t alignment = caps->kv_alignment > element ? caps->kv_alignment : element;
         if ((caps->walks & walk) != walk) {
             return error_set(error, ATTN_ERROR_UNSUPPORTED, "walks",
                              "layer '%s', %s: the view is %s%s, and %s for %s does not walk it",
                              name, which, nhd ? "nhd" : "hnd", packed ? ", packed" : "", caps->name,
                              name_of_phase(phase));
         }
-        if (caps->kv_alignment > 1 && ((uintptr_t)view->data % (uintptr_t)caps->kv_alignment != 0 ||
-                                       view->stride_block % caps->kv_alignment != 0 ||
-                                       view->stride_slot % caps->kv_alignment != 0 ||
-                                       view->stride_head % caps->kv_alignment != 0)) {
+        if ((uintptr_t)view->data % (uintptr_t)alignment != 0 ||
+            view->stride_block % alignment != 0 || view->stride_slot % alignment != 0 ||
+            view->stride_head % alignment != 0) {
             return BAD("data",
-                       "layer '%s', %s: address %p or a stride is not a multiple of %d bytes, "
-                       "which %s needs",
-                       name, which, view->data, caps->kv_alignment, caps->name);
+                       "layer '%s', %s: address %p or a stride (%lld, %lld, %lld) is not a "
+                       "multiple of %d bytes, which %s needs",
+                       name, which, view->data, (long long)view->stride_block,
+                       (long long)view->stride_slot, (long long)view->stride_head, alignment,
+                       caps->name);
         }
     }
     return ATTN_OK;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "host/host.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,15 +56,57 @@ static void services_release(void *user, void *memory, size_t size)
     free(memory);
 }
 
+/* One loop of an engine that is watched. */
+struct watched {
+    struct host_services *services;
+    attn_parallel_body *body;
+    void *argument;
+    int64_t count;
+    _Atomic int64_t done; /* items */
+};
+
+static void note_wrong(struct host_services *services, enum host_wrong what, int64_t value)
+{
+    int64_t none = 0;
+    atomic_compare_exchange_strong(&services->wrong, &none, (int64_t)what | value << 2);
+}
+
+enum host_wrong host_take_wrong(struct host_services *services, int64_t *value)
+{
+    int64_t wrong = atomic_exchange(&services->wrong, 0);
+    *value = wrong >> 2;
+    return (enum host_wrong)(wrong & 3);
+}
+
+/* A slice under a worker that no scratch memory was made for is not run. */
+static void run_watched(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    struct watched *watched = argument;
+    if (worker < 0 || worker >= watched->services->watched_threads) {
+        note_wrong(watched->services, HOST_WRONG_WORKER, worker);
+    } else if (begin < 0 || end > watched->count || begin > end) {
+        note_wrong(watched->services, HOST_WRONG_ITEMS, begin < 0 ? begin : end);
+    } else {
+        watched->body(watched->argument, begin, end, worker);
+    }
+    atomic_fetch_add(&watched->done, end - begin);
+}
+
 static void services_parallel_for(void *user, int64_t count, int64_t grain,
                                   attn_parallel_body *body, void *argument)
 {
-    const struct host_services *services = user;
-
-    if (services->engine.parallel_for != NULL) {
+    struct host_services *services = user;
+    if (services->engine.parallel_for == NULL) {
+        pool_run(services->pool, count, grain, body, argument);
+    } else if (services->watched_threads == 0) {
         services->engine.parallel_for(services->engine.user, count, grain, body, argument);
     } else {
-        pool_run(services->pool, count, grain, body, argument);
+        struct watched watched = {services, body, argument, count, 0};
+        services->engine.parallel_for(services->engine.user, count, grain, run_watched, &watched);
+        int64_t done = atomic_load(&watched.done);
+        if (done != count) {
+            note_wrong(services, HOST_WRONG_ITEMS, done);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 #define CORE_HOST_HOST_H
 
 #include <attn/host.h>
+#include <stdatomic.h>
 
 #include "util/error.h"
 
@@ -14,7 +15,18 @@ struct host_services {
     struct attn_host engine; /* slots may be NULL */
     struct pool *pool;       /* needed iff engine.parallel_for is NULL */
     int32_t log_level;       /* enum attn_log_level: what passes */
+    /* ATTN_VALIDATE=1: what the engine's parallel_for hands out is checked against num_threads; 0:
+     * not */
+    int32_t watched_threads;
+    /* the first wrong one since host_take_wrong_worker; 0: none */
+    _Atomic int64_t wrong;
 };
+
+enum host_wrong { HOST_WRONG_NONE = 0, HOST_WRONG_WORKER = 1, HOST_WRONG_ITEMS = 2 };
+
+/* What the engine's parallel_for did wrong since the last call: handed out a worker that is not
+ * below num_threads (*value is it), or not every item once (*value is how many). */
+enum host_wrong host_take_wrong(struct host_services *services, int64_t *value);
 
 /* Makes `host` a full table over `services`. */
 void host_init(struct attn_host *host, struct host_services *services, int32_t num_threads);

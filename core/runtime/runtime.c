@@ -247,6 +247,9 @@ static attn_status start_pool(attn_runtime *runtime, struct attn_error *error)
         services->engine.parallel_for != NULL && services->engine.num_threads > 0
             ? services->engine.num_threads
             : runtime->settings.num_threads;
+    if (services->engine.parallel_for != NULL && runtime->settings.validate) {
+        services->watched_threads = runtime->host.num_threads;
+    }
     if (services->engine.parallel_for == NULL) {
         services->pool = pool_create(&runtime->host, runtime->host.num_threads);
         if (services->pool == NULL) {

@@ -32,8 +32,9 @@ static attn_status run_attend(attn_plan *plan, struct step *step, const struct a
 {
     const struct attn_tensor *q = io->q, *out = io->out;
     int64_t rows = plan->num_tokens;
-    if (is_special(io, ATTN_RUN_NO_ATTEND) || q == NULL || out == NULL ||
-        !tensor_is_rows(q, &step->q, rows) || !tensor_is_rows(out, &step->out, rows)) {
+    if (is_special(io, ATTN_RUN_NO_ATTEND) || step_leaves_keys(plan, step, io) || q == NULL ||
+        out == NULL || !tensor_is_rows(q, &step->q, rows) ||
+        !tensor_is_rows(out, &step->out, rows)) {
         return run_general(plan, step, io, error);
     }
     struct launch *launch = step->main[0];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* run(): it checks the tensors, sets what changes from step to step, and calls the kernels. Nothing
- * here allocates, locks or formats text. */
+ * here allocates or locks, and text is formatted for a refusal alone. */
 #include <string.h>
 
 #include "step/schedule.h"
@@ -24,10 +24,7 @@ attn_status step_check_out(const attn_plan *plan, const struct step *step,
         wanted.kind = tensor_kind(&fp8);
     }
     if (out == NULL || !tensor_is_rows(out, &wanted, plan->num_tokens)) {
-        return FAIL("out",
-                    "out is NULL or not [num_tokens or more, num_q_heads, head_size_v] of the "
-                    "layer's dtype (float8_e4m3fn in the fp8 output forms) with a contiguous "
-                    "last dimension");
+        return refuse_rows("out", out, &wanted, plan->num_tokens, error);
     }
     return ATTN_OK;
 }
@@ -36,15 +33,13 @@ static attn_status check_attend_io(const attn_plan *plan, const struct step *ste
                                    const struct attn_step_io *io, struct attn_error *error)
 {
     if (io->q == NULL || !tensor_is_rows(io->q, &step->q, plan->num_tokens)) {
-        return FAIL("q",
-                    "q is NULL or not [num_tokens or more, num_q_heads, head_size] of the layer's "
-                    "dtype with a contiguous last dimension");
+        return refuse_rows("q", io->q, &step->q, plan->num_tokens, error);
     }
     if (io->lse != NULL &&
         (io->lse->ndim != 2 || io->lse->shape == NULL || io->lse->shape[0] != step->q.heads ||
          io->lse->shape[1] < plan->num_tokens || io->lse->dtype.bits != 32 ||
          io->lse->dtype.code != ATTN_CODE_FLOAT)) {
-        return FAIL("lse", "lse is not [num_q_heads, num_tokens or more] float32");
+        return refuse_lse(io->lse, step->q.heads, plan->num_tokens, error);
     }
     return step_check_out(plan, step, io->out, error);
 }
@@ -53,14 +48,10 @@ static attn_status check_keys_io(const struct step *step, const struct attn_step
                                  int64_t rows, struct attn_error *error)
 {
     if (io->k == NULL || !tensor_is_rows(io->k, &step->k, rows)) {
-        return FAIL("k",
-                    "k is NULL or not [rows, num_kv_heads, head_size] of the layer's dtype with a "
-                    "contiguous last dimension and a row per slot");
+        return refuse_rows("k", io->k, &step->k, rows, error);
     }
     if (io->v == NULL || !tensor_is_rows(io->v, &step->v, rows)) {
-        return FAIL("v",
-                    "v is NULL or not [rows, num_kv_heads, head_size_v] of the layer's dtype with "
-                    "a contiguous last dimension and a row per slot");
+        return refuse_rows("v", io->v, &step->v, rows, error);
     }
     return ATTN_OK;
 }
@@ -129,6 +120,9 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     bool attends = !(io->flags & ATTN_RUN_NO_ATTEND);
     bool writes = writes_now(plan, step, io) && step->program != run_idle;
     if (step->plain_checks) {
+        if (step_leaves_keys(plan, step, io)) {
+            return refuse_unwritten(error);
+        }
         if (attends) {
             status = check_attend_io(plan, step, io, error);
         }
@@ -168,7 +162,7 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     if (status == ATTN_OK && plan->validate && step->plain_checks && step->checks_out) {
         status = validate_tensor(plan, io->out, "out", step->layer->desc->name, error);
     }
-    return status;
+    return status == ATTN_OK && plan->validate ? validate_workers(plan, error) : status;
 }
 
 /* Everything that a run can be. */

@@ -163,6 +163,23 @@ static inline int64_t plan_aligned(int64_t bytes)
 attn_status plan_check_area(const attn_plan *plan, const struct step *step, double ranks,
                             double parts, struct attn_error *error);
 
+/* Does a run bring keys that no slot takes? Where the layer's cache is its own it would then attend
+ * to what the cache held before. */
+static inline bool step_leaves_keys(const attn_plan *plan, const struct step *step,
+                                    const struct attn_step_io *io)
+{
+    return io->k != NULL && step->writes && plan->given.num_slots == 0 &&
+           plan->given.num_actual_tokens > 0 && plan->given.mode != ATTN_BATCH_IDLE &&
+           plan->given.mode != ATTN_BATCH_PROFILE && !(io->flags & ATTN_RUN_NO_WRITE);
+}
+
+/* refusals.c: errors of a run with the value found. `found` fails tensor_is_rows, or is NULL. */
+attn_status refuse_rows(const char *field, const struct attn_tensor *found,
+                        const struct rows *wanted, int64_t rows, struct attn_error *error);
+attn_status refuse_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows,
+                       struct attn_error *error);
+attn_status refuse_unwritten(struct attn_error *error);
+
 /* make.c */
 attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *error);
 
@@ -218,6 +235,8 @@ attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct a
 
 /* validate.c */
 attn_status validate_batch(const attn_plan *plan, struct attn_error *error);
+/* What the engine's parallel_for did wrong since the last call, if the runtime has watched it. */
+attn_status validate_workers(const attn_plan *plan, struct attn_error *error);
 attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *tensor,
                             const char *name, const char *layer, struct attn_error *error);
 

@@ -143,6 +143,26 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
                : status;
 }
 
+attn_status validate_workers(const attn_plan *plan, struct attn_error *error)
+{
+    attn_runtime *runtime = plan->model->runtime;
+    int64_t value;
+    switch (host_take_wrong(&runtime->services, &value)) {
+    case HOST_WRONG_WORKER:
+        return BAD("parallel_for",
+                   "the engine's parallel_for called a body with worker %lld; workers are 0 to %d "
+                   "(attn_host.num_threads): the slice was not run",
+                   (long long)value, runtime->host.num_threads - 1);
+    case HOST_WRONG_ITEMS:
+        return BAD("parallel_for",
+                   "the engine's parallel_for ran %lld items of a loop that has others; each item "
+                   "belongs to one slice, and all are done on return",
+                   (long long)value);
+    default:
+        return ATTN_OK;
+    }
+}
+
 static bool is_nan(const uint8_t *element, struct attn_dtype dtype)
 {
     uint16_t half;

@@ -88,6 +88,11 @@ static attn_status check_lengths(const attn_plan *plan, struct attn_batch *b,
         }
         longest = lens[r] > longest ? lens[r] : longest;
     }
+    if (lens != NULL && plan->limits.max_seq_len > 0 && longest > plan->limits.max_seq_len) {
+        return error_set(error, ATTN_ERROR_LIMIT, "seq_lens_host",
+                         "a request has %d keys in seq_lens_host; 0 to %d, the plan's max_seq_len",
+                         longest, plan->limits.max_seq_len);
+    }
     if (lens != NULL && b->max_seq_len > 0 && b->max_seq_len < longest) {
         return BAD("max_seq_len", "max_seq_len is %d and a request has %d keys", b->max_seq_len,
                    longest);

@@ -157,6 +157,7 @@ static void test_flags_of_runs(void **state)
         run(&f, 0, 0, 1);
         f.batch.num_slots = 0; /* the engine has written */
         f.io.flags = 0;
+        f.io.k = f.io.v = NULL;
         fixture_step(&f);
         run(&f, 0, 0, 0);
         fixture_finish(&f);

@@ -44,9 +44,14 @@ static void hold_ways_equal(const char *backend)
     }
     f.batch.num_slots = 0; /* the keys are there: the plain way without a write */
     memset(f.out, 0xff, out_bytes);
-    f.io.flags = 0;
+    f.io.flags = ATTN_RUN_NO_WRITE;
     fixture_step(&f);
     assert_memory_equal(f.out, general, out_bytes);
+    /* keys that no slot takes would be lost, and the attend read what was there before */
+    f.io.flags = 0;
+    assert_int_equal(run(&f, &f.io), ATTN_ERROR_INVALID_ARGUMENT);
+    f.io.k = f.io.v = NULL;
+    assert_int_equal(run(&f, &f.io), ATTN_OK);
     free(general);
     fixture_finish(&f);
 }

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Texts of a run that is refused: the value that was found, next to what is allowed. */
+#include <stdio.h>
+
+#include "step/schedule.h"
+#include "util/error.h"
+
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+/* "float32", "bfloat16", or code and bits of one without a name here. */
+static const char *dtype_text(struct attn_dtype dtype, char *text, size_t size)
+{
+    static const char *const names[] = {[ATTN_CODE_INT] = "int",
+                                        [ATTN_CODE_UINT] = "uint",
+                                        [ATTN_CODE_FLOAT] = "float",
+                                        [ATTN_CODE_BFLOAT] = "bfloat"};
+    if (dtype.code == ATTN_CODE_FLOAT8_E4M3FN || dtype.code == ATTN_CODE_FLOAT8_E5M2) {
+        snprintf(text, size, "float8_%s", dtype.code == ATTN_CODE_FLOAT8_E5M2 ? "e5m2" : "e4m3fn");
+    } else if (dtype.code < sizeof names / sizeof *names && names[dtype.code] != NULL) {
+        snprintf(text, size, "%s%d", names[dtype.code], dtype.bits);
+    } else {
+        snprintf(text, size, "dtype code %d of %d bits", dtype.code, dtype.bits);
+    }
+    return text;
+}
+
+attn_status refuse_rows(const char *field, const struct attn_tensor *found,
+                        const struct rows *wanted, int64_t rows, struct attn_error *error)
+{
+    char have[40], need[40];
+    struct attn_tensor kind = {0};
+    tensor_set_kind(&kind, wanted->kind);
+    if (found == NULL) {
+        return BAD(field, "%s is NULL; [%lld or more, %lld, %lld] is needed", field,
+                   (long long)rows, (long long)wanted->heads, (long long)wanted->head_size);
+    }
+    if (found->ndim != 3 || found->shape == NULL) {
+        return BAD(field, "%s has %d dimensions, shape %p; 3 are needed: [rows, heads, dims]",
+                   field, found->ndim, (const void *)found->shape);
+    }
+    if (found->dtype.code != kind.dtype.code || found->dtype.bits != kind.dtype.bits ||
+        found->dtype.lanes != kind.dtype.lanes) {
+        return BAD(field, "%s is %s (%d lanes); the layer's is %s", field,
+                   dtype_text(found->dtype, have, sizeof have), found->dtype.lanes,
+                   dtype_text(kind.dtype, need, sizeof need));
+    }
+    if (found->shape[0] < rows || found->shape[1] != wanted->heads ||
+        found->shape[2] != wanted->head_size) {
+        return BAD(field, "%s is [%lld, %lld, %lld]; [%lld or more, %lld, %lld] is needed", field,
+                   (long long)found->shape[0], (long long)found->shape[1],
+                   (long long)found->shape[2], (long long)rows, (long long)wanted->heads,
+                   (long long)wanted->head_size);
+    }
+    return BAD(field, "the last stride of %s is %lld; 1, a row's dims are contiguous", field,
+               found->strides != NULL ? (long long)found->strides[2] : 1);
+}
+
+attn_status refuse_lse(const struct attn_tensor *lse, int64_t heads, int64_t rows,
+                       struct attn_error *error)
+{
+    char have[40];
+    if (lse->ndim != 2 || lse->shape == NULL) {
+        return BAD("lse", "lse has %d dimensions, shape %p; 2 are needed: [num_q_heads, tokens]",
+                   lse->ndim, (const void *)lse->shape);
+    }
+    return BAD("lse", "lse is [%lld, %lld] %s; [%lld, %lld or more] float32 is needed",
+               (long long)lse->shape[0], (long long)lse->shape[1],
+               dtype_text(lse->dtype, have, sizeof have), (long long)heads, (long long)rows);
+}
+
+attn_status refuse_unwritten(struct attn_error *error)
+{
+    return BAD("slot_mapping",
+               "the run brings k and the batch has no slots (num_slots 0): the attend would read "
+               "what the cache held before; give slot_mapping, or ATTN_RUN_NO_WRITE where the "
+               "cache has the keys already");
+}

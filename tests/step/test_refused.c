@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What engines get wrong is refused with the value found, never served quietly: tensors, lengths,
+ * caches at odd addresses, loops that an engine's threads run otherwise than the ABI says. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fixture.h"
+
+static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
+
+static void init(struct fixture *f, const struct attn_host *host, bool validate)
+{
+    fixture_init(f, "cpu_ref", &decoder, queries, lens, 4, 0, host, validate);
+    assert_int_equal(f->api->plan(f->plan, &f->batch, NULL, &f->error), ATTN_OK);
+}
+
+static attn_status run(struct fixture *f)
+{
+    return f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error);
+}
+
+static void refuse(struct fixture *f, attn_status status, const char *field, const char *text)
+{
+    assert_int_equal(status, ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(f->error.field, field);
+    if (strstr(f->error.message, text) == NULL) {
+        fail_msg("no '%s' in: %s", text, f->error.message);
+    }
+}
+
+static void test_values(void **state)
+{
+    struct fixture f;
+    int64_t shape[] = {31, 3, 32}, strides[] = {128, 32, 2}, few[] = {30, 2, 32};
+    (void)state;
+    init(&f, NULL, false);
+    struct attn_tensor bad = f.tensors[0];
+    f.io.q = &bad;
+    bad.shape = shape;
+    refuse(&f, run(&f), "q", "q is [31, 3, 32]; [31 or more, 4, 32] is needed");
+    bad = f.tensors[0];
+    bad.strides = strides;
+    refuse(&f, run(&f), "q", "the last stride of q is 2");
+    bad = f.tensors[0];
+    bad.dtype = (struct attn_dtype){ATTN_CODE_BFLOAT, 16, 1};
+    refuse(&f, run(&f), "q", "q is bfloat16 (1 lanes); the layer's is float32");
+    f.io.q = NULL;
+    refuse(&f, run(&f), "q", "q is NULL");
+    f.io.q = &f.tensors[0];
+    bad = f.tensors[1];
+    bad.shape = few;
+    f.io.k = &bad;
+    refuse(&f, run(&f), "k", "k is [30, 2, 32]; [31 or more, 2, 32] is needed");
+    fixture_finish(&f);
+}
+
+/* A length above the plan's limit is the length's fault. */
+static void test_lengths(void **state)
+{
+    struct fixture f;
+    (void)state;
+    init(&f, NULL, false);
+    f.seq_lens[2] = MAX_BLOCKS * 16 + 1;
+    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_LIMIT);
+    assert_string_equal(f.error.field, "seq_lens_host");
+    assert_non_null(strstr(f.error.message, "a request has 1537 keys"));
+    fixture_finish(&f);
+}
+
+static void test_odd_address(void **state)
+{
+    struct fixture f;
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    (void)state;
+    init(&f, NULL, false);
+    attn_layer *layer = f.api->model_layer(f.model, 0);
+    assert_int_equal(
+        f.api->layer_kv_views(layer, (char *)f.cache + 256, f.num_blocks - 1, &k, &v, &f.error),
+        ATTN_OK);
+    k.data = (char *)k.data + 2;
+    refuse(&f, f.api->layer_bind_kv(layer, &k, &v, &f.error), "data", "multiple of 4 bytes");
+    fixture_finish(&f);
+}
+
+enum mistake { RIGHT, FOREIGN_WORKER, LEFT_OUT };
+
+/* An engine that has lent more threads than it said, or has lost a slice. */
+static void wrong_parallel_for(void *user, int64_t count, int64_t grain, attn_parallel_body *body,
+                               void *argument)
+{
+    const enum mistake *mistake = user;
+    (void)grain;
+    body(argument, 0, 1, *mistake == FOREIGN_WORKER ? 2 : 1);
+    if (*mistake != LEFT_OUT && count > 1) {
+        body(argument, 1, count, 0);
+    }
+}
+
+static void test_threads(void **state)
+{
+    enum mistake mistake = RIGHT;
+    const struct attn_host host = {.struct_size = sizeof host,
+                                   .user = &mistake,
+                                   .parallel_for = wrong_parallel_for,
+                                   .num_threads = 2};
+    struct fixture f;
+    (void)state;
+    init(&f, &host, true);
+    assert_int_equal(run(&f), ATTN_OK);
+    mistake = FOREIGN_WORKER;
+    refuse(&f, run(&f), "parallel_for", "worker 2; workers are 0 to 1");
+    mistake = LEFT_OUT;
+    refuse(&f, run(&f), "parallel_for", "ran 1 items");
+    mistake = RIGHT;
+    assert_int_equal(run(&f), ATTN_OK);
+    fixture_finish(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_values), cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_odd_address), cmocka_unit_test(test_threads)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
