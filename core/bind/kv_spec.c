@@ -74,15 +74,10 @@ static int32_t spec_kind(const struct layer *layer)
         return ATTN_KV_SPEC_NONE;
     }
     switch (l->kind) {
-    case ATTN_LAYER_MLA:
-    case ATTN_LAYER_MLA_SPARSE:
-        return l->has_window ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA;
     case ATTN_LAYER_CROSS:
         return ATTN_KV_SPEC_CROSS;
     case ATTN_LAYER_STATIC_SINK:
         return ATTN_KV_SPEC_SINK_FULL;
-    case ATTN_LAYER_GDN:
-        return ATTN_KV_SPEC_GDN_STATE;
     default:
         return l->chunk_size > 0 ? ATTN_KV_SPEC_CHUNKED_LOCAL
                : l->has_window   ? ATTN_KV_SPEC_SLIDING_WINDOW

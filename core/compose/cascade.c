@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cascade: a prefix that all requests of a batch have in common, attended once for all of them. */
 #include "compose/merged.h"
+#include "select/match_check.h"
 
 #define CASCADE_MIN_PREFIX 256
 #define CASCADE_MIN_REQS 8
@@ -10,6 +11,22 @@
 struct views {
     struct attn_batch prefix, suffix;
 };
+
+/* A step may take a shared prefix apart wherever log-sum-exp and merge are there. */
+static void match(struct check *check, int32_t phase)
+{
+    (void)phase;
+    const struct attn_layer_desc *l = check->layer;
+    bool own_form =
+        l->output_form != ATTN_OUTPUT_PLAIN && check->caps->output_forms >> l->output_form & 1;
+    bool plain = l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window && !own_form &&
+                 l->chunk_size == 0 && !l->alibi && !l->prefix_lm && check->whole->cp == NULL;
+    if (plain && check->caps->features & ATTN_FEATURE_LSE &&
+        !(check->caps->features & ATTN_FEATURE_CASCADE) &&
+        check->caps->kernels & ATTN_KERNEL_MERGE_STATES) {
+        check->match->composed |= ATTN_COMPOSE_CASCADE; /* never in a capture: no graph level */
+    }
+}
 
 static bool serves(const attn_layer *layer)
 {
@@ -139,6 +156,7 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
 }
 
 const struct composition composition_cascade = {
+    .match = match,
     .serves = serves,
     .plan_bytes = sizeof(struct views),
     .parts = parts,

@@ -1,7 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chunked local attention as virtual requests, for backends without the term. */
+#include "select/match_check.h"
 #include "step/schedule.h"
 #include "util/error.h"
+
+static void match(struct check *check, int32_t phase)
+{
+    (void)phase;
+    const struct attn_layer_desc *l = check->layer;
+    if (l->chunk_size == 0 || check->caps->terms & ATTN_TERM_CHUNKED_LOCAL) {
+        return;
+    }
+    check_compose(check, ATTN_COMPOSE_CHUNKED, ATTN_GRAPH_NEVER);
+    check_need_feature(check, true, ATTN_FEATURE_BLOCK_TABLE_ROW, "chunk_size",
+                       "as virtual requests: block_table_row");
+    int32_t block = l->block_size > 0 ? l->block_size : check->match->block_size;
+    if (block > 0 && l->chunk_size % block != 0) {
+        check_refuse_number(check, "chunk_size", l->chunk_size,
+                            "as virtual requests: multiples of block_size");
+    }
+    if (l->device_seq_lens_only) {
+        reasons_add(check->reasons, "chunk_size", "with lengths on the device only",
+                    "as virtual requests: host lengths");
+    }
+    if (l->prefix_lm || l->tree_mask || l->causal_per_request) {
+        reasons_add(check->reasons, "chunk_size", "with spans, trees or causal flags per request",
+                    "as virtual requests: none of them");
+    }
+}
 
 static bool serves(const attn_layer *layer)
 {
@@ -98,6 +124,7 @@ static attn_status cut(attn_plan *plan, struct attn_error *error)
 }
 
 const struct composition composition_chunked = {
+    .match = match,
     .serves = serves,
     .rewrite_parts = rewrite_parts,
     .integers = integers,

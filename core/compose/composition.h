@@ -15,8 +15,10 @@
 
 #define MAX_COMPOSITIONS 8
 
+struct check;
 struct head_rows;
 struct launch;
+struct layer;
 struct step;
 
 typedef attn_status step_program(attn_plan *plan, struct step *step, const struct attn_step_io *io,
@@ -29,11 +31,16 @@ typedef attn_status step_check(const attn_plan *plan, const struct step *step,
 
 /* All but `serves` may be NULL. */
 struct composition {
+    /* Selecting. Any layer: checks its own extension, and says what follows from it. */
+    attn_status (*resolve)(struct layer *layer, struct attn_error *error);
+    /* any layer: what it needs of a backend, and ATTN_COMPOSE_* where the core composes it */
+    void (*match)(struct check *check, int32_t phase);
+
     bool (*serves)(const attn_layer *layer);
 
     /* Binding a layer. */
     size_t layer_bytes; /* zeroed memory of its own in a layer, see layer_data */
-    void (*make_spec)(const attn_layer *layer, struct attn_kv_spec *spec); /* kind is set */
+    void (*make_spec)(const attn_layer *layer, struct attn_kv_spec *spec); /* of an own layout */
     /* may these two be in one block-table group? asked of every pair */
     bool (*same_table)(const attn_layer *a, const attn_layer *b);
     /* the layer as kernels see it: attn_layer.parts and part_params; after each binding */

@@ -5,8 +5,13 @@
 
 #include "compose/exchange.h"
 #include "compose/split_queries.h"
+#include "select/layer_ext.h"
+#include "select/match_check.h"
 #include "util/error.h"
 #include "util/structs.h"
+
+#define MAX_RANKS 4096 /* times MAX_HEADS, which a spread step's heads are, far from overflow */
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 static int32_t world(const struct attn_collectives *ranks)
 {
@@ -18,10 +23,20 @@ bool layer_splits_queries(const attn_layer *layer)
     return layer->selected->cp != NULL && world(layer->selected->cp->prefill) > 1;
 }
 
+/* Ranks that hold a part of the cache each. */
+static int32_t cache_ranks(const struct attn_context_parallel *cp)
+{
+    return cp != NULL && cp->decode != NULL ? world(cp->decode) * world(cp->prefill) : 1;
+}
+
+bool context_is_spread(const struct attn_context_parallel *cp)
+{
+    return cache_ranks(cp) > 1;
+}
+
 int32_t layer_cache_ranks(const attn_layer *layer)
 {
-    const struct attn_context_parallel *cp = layer->selected->cp;
-    return cp != NULL && cp->decode != NULL ? world(cp->decode) * world(cp->prefill) : 1;
+    return cache_ranks(layer->selected->cp);
 }
 
 int32_t layer_cache_rank(const attn_layer *layer)
@@ -32,7 +47,165 @@ int32_t layer_cache_rank(const attn_layer *layer)
 
 bool layer_is_spread(const attn_layer *layer)
 {
-    return layer_cache_ranks(layer) > 1;
+    return context_is_spread(layer->selected->cp);
+}
+
+/* The engine's table of collectives, which is used from every step. */
+static attn_status check_ranks(const char *name, const char *field,
+                               const struct attn_collectives *ranks, struct attn_error *error)
+{
+    if (ranks == NULL) {
+        return ATTN_OK;
+    }
+    if (ranks->struct_size < sizeof *ranks || ranks->world_size < 1 ||
+        ranks->world_size > MAX_RANKS || ranks->rank < 0 || ranks->rank >= ranks->world_size) {
+        return BAD(field,
+                   "layer '%s': %s has struct_size %zu, rank %d of %d; at least %zu, and a rank "
+                   "from 0 below the number of ranks, which is at most %d",
+                   name, field, ranks->struct_size, ranks->rank, ranks->world_size, sizeof *ranks,
+                   MAX_RANKS);
+    }
+    if (ranks->all_gather == NULL || ranks->all_to_all == NULL ||
+        ranks->reduce_scatter_f32 == NULL) {
+        return BAD(field, "layer '%s': %s lacks all_gather, all_to_all or reduce_scatter_f32", name,
+                   field);
+    }
+    return ATTN_OK;
+}
+
+static attn_status resolve(struct layer *layer, struct attn_error *error)
+{
+    if (layer->cp == NULL) {
+        return ATTN_OK;
+    }
+    const struct attn_layer_desc *l = &layer->desc;
+    int32_t interleave = layer->cp->interleave > 0 ? layer->cp->interleave : 1;
+    attn_status status = check_ranks(l->name, "decode", layer->cp->decode, error);
+    status =
+        status == ATTN_OK ? check_ranks(l->name, "prefill", layer->cp->prefill, error) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    const struct ranged ranges[] = {
+        {"reduce", layer->cp->reduce, ATTN_CP_ALL_GATHER_REDUCE_SCATTER, ATTN_CP_ALL_TO_ALL},
+        {"order", layer->cp->order, ATTN_CP_CONTIGUOUS, ATTN_CP_ZIGZAG}};
+    status = layer_ranges(l->name, ranges, 2, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (layer->cp->interleave < 0 || (l->block_size > 0 && l->block_size % interleave != 0)) {
+        return BAD("interleave", "layer '%s': interleave %d must divide block_size %d", l->name,
+                   layer->cp->interleave, l->block_size);
+    }
+    layer->out_apart |= context_is_spread(layer->cp);
+    return ATTN_OK;
+}
+
+struct need {
+    bool there;
+    const char *asked;
+    const char *supported;
+};
+
+static void hold(struct check *check, const struct need *needs, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (!needs[i].there) {
+            reasons_add(check->reasons, "context_parallel", needs[i].asked, needs[i].supported);
+        }
+    }
+}
+
+/* A cache spread over ranks: what the exchange is made of, and the terms whose keys it would lose
+ * the positions of. */
+static void check_spread_cache(struct check *check)
+{
+    const struct attn_context_parallel *cp = check->whole->cp;
+    const struct attn_layer_desc *l = check->layer;
+    const struct attn_backend_caps *caps = check->caps;
+    int32_t n = cp->decode->world_size;
+    bool sums = n > 1 && cp->reduce == ATTN_CP_ALL_GATHER_REDUCE_SCATTER;
+    bool positions = l->has_window || l->chunk_size > 0 || l->alibi || l->prefix_lm ||
+                     l->tree_mask || l->causal_per_request || l->sink_len > 0;
+    const struct need needs[] = {
+        {!positions,
+         "a window, chunks, ALiBi, spans, trees, a static sink or causality per request",
+         "plain causal layers"},
+        {l->q_scale_form == ATTN_SCALE_NONE, "quantized queries",
+         "queries of the activation dtype"},
+        {!sums || l->dtype == ATTN_DTYPE_F32, "sums over ranks (reduce 0) of 16-bit outputs",
+         "all to all (reduce 1), or f32"},
+        {caps->features & ATTN_FEATURE_LSE, "log-sum-exp", "no"},
+        {caps->features & ATTN_FEATURE_CONTIGUOUS_KV, "contiguous keys", "no"},
+        {caps->terms & ATTN_TERM_BIDIRECTIONAL, "a context that all queries see (bidirectional)",
+         "no"},
+        {caps->kernels & ATTN_KERNEL_MERGE_STATES, "merge_states of the ranks' parts", "no"},
+        {check->whole->is_latent || caps->max_group == 0 ||
+             l->num_q_heads / l->num_kv_heads * n <= caps->max_group,
+         "the query heads of all ranks over a key head", "a smaller group"},
+        {caps->max_num_q_heads == 0 || l->num_q_heads * n <= caps->max_num_q_heads,
+         "the query heads of all ranks", "fewer"},
+    };
+    hold(check, needs, sizeof needs / sizeof *needs);
+}
+
+/* Queries split over ranks: slices are requests of their own over one table, and keys pass through
+ * the ranks before they are written. */
+static void check_split_queries(struct check *check)
+{
+    const struct attn_context_parallel *cp = check->whole->cp;
+    const struct attn_layer_desc *l = check->layer;
+    const struct attn_backend_caps *caps = check->caps;
+    bool shares_rows = cp->order == ATTN_CP_ZIGZAG || cache_ranks(cp) > 1;
+    const struct need needs[] = {
+        {!l->prefix_lm && !l->tree_mask && !l->causal_per_request && l->sink_len == 0,
+         "queries split over ranks with spans, trees, a static sink or causality per request",
+         "causal layers, windows, chunks, ALiBi, sinks"},
+        {!l->rope && !l->qk_norm, "queries split over ranks with RoPE or norm in the write",
+         "rotated keys"},
+        {!l->device_seq_lens_only, "queries split over ranks without seq_lens_host",
+         "lengths on the host"},
+        {!l->fast_prefill, "queries split over ranks with fast prefill", "either"},
+        {!shares_rows || !l->needs_block_table_row,
+         "queries split over ranks with the engine's block_table_row",
+         "contiguous order and a whole cache"},
+        {!shares_rows || caps->features & ATTN_FEATURE_BLOCK_TABLE_ROW,
+         "slices of a request over one row of the block table (block_table_row)", "no"},
+        {l->output_form == ATTN_OUTPUT_PLAIN, "queries split over ranks with quantized outputs",
+         "plain outputs"},
+        {check->whole->sharing_target >= 0 || caps->kernels & ATTN_KERNEL_WRITE_KV,
+         "write_kv of all ranks' keys", "no"},
+    };
+    hold(check, needs, sizeof needs / sizeof *needs);
+}
+
+static void match(struct check *check, int32_t phase)
+{
+    (void)phase;
+    const struct attn_context_parallel *cp = check->whole->cp;
+    const struct attn_layer_desc *l = check->layer;
+    const struct attn_backend_caps *caps = check->caps;
+    bool splits = cp != NULL && world(cp->prefill) > 1;
+    if (!context_is_spread(check->whole->cp) && !splits) {
+        return;
+    }
+    bool mla = l->kind == ATTN_LAYER_MLA && !splits;
+    const struct need needs[] = {
+        {(l->kind == ATTN_LAYER_DECODER || mla) && l->causal, "a layer of this kind",
+         splits ? "causal decoder layers" : "causal decoder and MLA layers"},
+        {caps->device.type == ATTN_DEVICE_CPU || caps->kernels & ATTN_KERNEL_COPY_BLOCKS,
+         "copy_blocks, which orders rows and heads by rank", "no"},
+    };
+    hold(check, needs, sizeof needs / sizeof *needs);
+    if (context_is_spread(check->whole->cp)) {
+        check_spread_cache(check);
+    }
+    if (splits) {
+        check_split_queries(check);
+    }
+    /* where the slices lie is the host's to say: only batches that are not split are captured */
+    /* (of MLA, decodes: ATTN_COMPOSE_MLA_PREFILL says so) */
+    check_compose(check, ATTN_COMPOSE_CONTEXT_PARALLEL, ATTN_GRAPH_ALWAYS);
 }
 
 static bool same_table(const attn_layer *a, const attn_layer *b)
@@ -427,6 +600,8 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
 }
 
 const struct composition composition_context_parallel = {
+    .resolve = resolve,
+    .match = match,
     .serves = serves,
     .same_table = same_table,
     .rewrite_parts = rewrite_parts,

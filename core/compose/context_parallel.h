@@ -55,6 +55,7 @@ static inline struct parallel_plan *parallel_plan(const attn_plan *plan)
 /* Is the cache spread over ranks? Then a block of the table holds so many tokens over all of them.
  */
 bool layer_is_spread(const attn_layer *layer);
+bool context_is_spread(const struct attn_context_parallel *cp);
 int32_t layer_cache_ranks(const attn_layer *layer); /* n */
 int32_t layer_cache_rank(const attn_layer *layer);  /* of a spread one */
 /* Have the ranks of `prefill` a slice each of a request's queries? */

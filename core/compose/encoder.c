@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Multimodal encoders in fp8: scales from the largest values of the last steps, q, k and v
  * quantized into the workspace (q and k padded with zeros), and one attend over them. On a CPU. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
+#include "select/layer_ext.h"
+#include "select/match_check.h"
 #include "step/schedule.h"
 #include "util/structs.h"
 
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 #define E4M3_LARGEST 448.0f
+#define MAX_HISTORY 1024
 #define INPUTS 3 /* q, k, v */
 
 /* One of q, k and v: rows first .. end-1 of it, and where they lie quantized. */
@@ -19,9 +23,71 @@ struct input {
     int64_t first;
 };
 
+static bool is_quantized(const struct layer *layer)
+{
+    return layer->mm_quant != NULL && layer->mm_quant->fp8;
+}
+
+static attn_status resolve(struct layer *layer, struct attn_error *error)
+{
+    if (layer->mm_quant == NULL) {
+        return ATTN_OK;
+    }
+    const struct attn_layer_desc *l = &layer->desc;
+    const struct attn_mm_encoder_quant *q = layer->mm_quant;
+    const struct ranged ranges[] = {{"fp8", q->fp8, 0, l->kind == ATTN_LAYER_MM_ENCODER ? 1 : 0},
+                                    {"amax_history_len", q->amax_history_len, 0, MAX_HISTORY},
+                                    {"padded_head_size", q->padded_head_size, 0, MAX_HEAD_SIZE}};
+    attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
+    if (status == ATTN_OK && q->padded_head_size > 0 &&
+        (q->padded_head_size < l->head_size || q->padded_head_size % 8 != 0)) {
+        status = BAD("padded_head_size",
+                     "layer '%s': padded_head_size %d; 0, or a multiple of 8 from head_size %d",
+                     l->name, q->padded_head_size, l->head_size);
+    }
+    if (status == ATTN_OK && !(q->scale_margin >= 0 && q->scale_margin <= FLT_MAX)) {
+        status = BAD("scale_margin", "layer '%s': scale_margin is %g; 0 or a positive factor",
+                     l->name, (double)q->scale_margin);
+    }
+    if (q->fp8 && q->padded_head_size > 0) {
+        layer->attend_size = q->padded_head_size;
+    }
+    return status;
+}
+
+static void need(struct check *check, bool there, const char *asked)
+{
+    if (!there) {
+        reasons_add(check->reasons, "mm_encoder_fp8", asked, "no");
+    }
+}
+
+static void match(struct check *check, int32_t phase)
+{
+    (void)phase;
+    const struct attn_backend_caps *caps = check->caps;
+    if (!is_quantized(check->whole)) {
+        return;
+    }
+    need(check, caps->features & ATTN_FEATURE_FP8_INPUTS, "keys and values in e4m3, contiguous");
+    need(check, caps->features & ATTN_FEATURE_QUANTIZED_QUERY, "a quantized query");
+    need(check, caps->q_dtypes >> ATTN_DTYPE_FP8_E4M3 & 1, "a query in e4m3");
+    need(check, caps->kv_dtypes >> ATTN_KV_FP8_E4M3 & 1, "kv_dtype fp8_e4m3");
+    need(check, (caps->k_scale_forms & caps->v_scale_forms) >> ATTN_SCALE_PER_TENSOR & 1,
+         "scales per tensor");
+    check_need_kernel(check, ATTN_KERNEL_QUANTIZE, "quantize");
+    if (check->whole->mm_quant->amax_history_len > 0) {
+        check_need_kernel(check, ATTN_KERNEL_AMAX, "amax");
+    }
+    if (caps->device.type != ATTN_DEVICE_CPU) { /* it divides the history's largest by 448 itself */
+        reasons_add(check->reasons, "mm_encoder_fp8", "scales kept by the core", "on a CPU");
+    }
+    check_compose(check, ATTN_COMPOSE_MM_ENCODER, ATTN_GRAPH_ALWAYS);
+}
+
 static bool serves(const attn_layer *layer)
 {
-    return layer->selected->mm_quant != NULL && layer->selected->mm_quant->fp8;
+    return is_quantized(layer->selected);
 }
 
 static const struct attn_mm_encoder_state *state_of(const struct attn_layer_params *params)
@@ -231,6 +297,8 @@ static bool wrap(attn_plan *plan, struct step *step)
 }
 
 const struct composition composition_encoder = {
+    .resolve = resolve,
+    .match = match,
     .serves = serves,
     .rewrite_parts = rewrite_parts,
     .bind_params = bind_params,

@@ -461,6 +461,8 @@ static bool choose(attn_plan *plan, struct step *step)
 }
 
 const struct composition composition_mla = {
+    .resolve = mla_resolve,
+    .match = mla_match,
     .serves = mla_serves,
     .make_spec = mla_make_spec,
     .rewrite_parts = mla_rewrite_parts,

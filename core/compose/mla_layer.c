@@ -1,12 +1,206 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An MLA layer: kv_b_proj seen as W_UK and W_UV per head, and the layers that its kernels get. */
+/* An MLA layer: what it needs of a backend, kv_b_proj seen as W_UK and W_UV per head, and the
+ * layers that its kernels get. */
+#include <stdio.h>
+
 #include "compose/context_parallel.h"
 #include "compose/mla.h"
+#include "select/layer_ext.h"
+#include "select/match_check.h"
 #include "util/structs.h"
 #include "util/tensor.h"
 
 #define MX_BLOCK 32
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+attn_status mla_resolve(struct layer *layer, struct attn_error *error)
+{
+    struct attn_layer_desc *l = &layer->desc;
+    bool is_sparse = l->kind == ATTN_LAYER_MLA_SPARSE;
+    layer->is_latent = layer->mla != NULL;
+    if ((l->kind == ATTN_LAYER_MLA || is_sparse) != layer->is_latent) {
+        return layer_refuse_extension(layer, "attn_mla_desc", !layer->is_latent, error);
+    }
+    if (!layer->is_latent) {
+        return ATTN_OK;
+    }
+    layer->kernel = is_sparse ? ATTN_KERNEL_ATTEND_MLA_SPARSE : ATTN_KERNEL_ATTEND_MLA;
+    layer->kernel_name = is_sparse ? "attend_mla_sparse" : "attend_mla";
+    layer->writes_apart = true; /* prefill attends no cache */
+    layer->out_apart |= layer->mla->absorb_in_core != 0;
+    const struct attn_mla_desc *m = layer->mla;
+    const struct ranged ranges[] = {{"kv_lora_rank", m->kv_lora_rank, 8, MAX_LATENT},
+                                    {"qk_nope_head_dim", m->qk_nope_head_dim, 8, MAX_HEAD_SIZE},
+                                    {"qk_rope_head_dim", m->qk_rope_head_dim, 0, MAX_HEAD_SIZE},
+                                    {"v_head_dim", m->v_head_dim, 8, MAX_HEAD_SIZE},
+                                    {"padded_num_q_heads", m->padded_num_q_heads, 0, MAX_HEADS},
+                                    {"topk", m->topk, is_sparse ? 1 : 0, is_sparse ? 1 << 20 : 0}};
+    attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
+    if (status == ATTN_OK && m->weight_dtype != ATTN_MLA_WEIGHT_MXFP4 &&
+        (m->weight_dtype < 0 || m->weight_dtype >= ATTN_DTYPE_COUNT)) {
+        status = BAD("weight_dtype", "layer '%s': weight_dtype is %d; 0 to %d, or %d (mxfp4)",
+                     l->name, m->weight_dtype, ATTN_DTYPE_COUNT - 1, ATTN_MLA_WEIGHT_MXFP4);
+    }
+    if (status == ATTN_OK &&
+        (l->num_kv_heads != 1 || l->head_size != m->kv_lora_rank + m->qk_rope_head_dim)) {
+        status = BAD("head_size",
+                     "layer '%s': an MLA layer has one KV head of kv_lora_rank + "
+                     "qk_rope_head_dim = %d; num_kv_heads %d, head_size %d",
+                     l->name, m->kv_lora_rank + m->qk_rope_head_dim, l->num_kv_heads, l->head_size);
+    }
+    l->head_size_v = m->v_head_dim;
+    return status;
+}
+
+/* A pair of head sizes that attend is not asked for by the layer itself. */
+static bool holds_head_sizes(const struct attn_backend_caps *caps, int32_t qk, int32_t v)
+{
+    for (int32_t i = 0; i < caps->num_head_sizes; i++) {
+        const struct attn_head_size_range *range = &caps->head_sizes[i];
+        if (range_holds(&range->qk, 1, qk) &&
+            (range->same ? v == qk : range_holds(&range->v, 1, v))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What prefill per head needs beside attend_mla: new keys projected, context gathered and projected
+ * in chunks, merged. With `tell` each missing part becomes a reason. */
+static bool can_prefill_per_head(struct check *check, bool tell)
+{
+    static const char field[] = "mla_prefill";
+    const struct attn_layer_desc *l = check->layer;
+    const struct attn_backend_caps *caps = check->caps;
+    const struct attn_mla_desc *mla = check->whole->mla;
+    const uint64_t terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL;
+    int32_t qk = mla->qk_nope_head_dim + mla->qk_rope_head_dim;
+    char sizes[64];
+    snprintf(sizes, sizeof sizes, "attend of head_size %d, head_size_v %d", qk, mla->v_head_dim);
+    const struct {
+        bool there;
+        const char *asked;
+        const char *supported;
+    } parts[] = {
+        {caps->kernels & ATTN_KERNEL_ATTEND, "attend over projected keys", "no"},
+        {caps->kernels & ATTN_KERNEL_GATHER_KV, "gather_kv of the context", "no"},
+        {caps->kernels & ATTN_KERNEL_MERGE_STATES, "merge_states of context and new keys", "no"},
+        {caps->kernels & ATTN_KERNEL_BATCHED_GEMM, "batched_gemm (projection of keys)", "no"},
+        {caps->features & ATTN_FEATURE_CONTIGUOUS_KV, "contiguous keys", "no"},
+        {caps->features & ATTN_FEATURE_LSE, "log-sum-exp", "no"},
+        {(caps->terms & terms) == terms, "causal and bidirectional attends", "not both"},
+        {holds_head_sizes(caps, qk, mla->v_head_dim), sizes, "no"},
+        {!l->has_window && l->chunk_size == 0 && l->alibi == ATTN_ALIBI_NONE && !l->prefix_lm,
+         "a window, chunks, ALiBi or spans", "only latent, as decode"},
+        {l->batch_invariant < 2, "the same bits with and without prefix caching",
+         "only latent, as decode"},
+        {!l->device_seq_lens_only, "lengths on the device only", "host lengths"},
+        {mla->absorb_in_core, "queries in latent space", "only latent, as decode"},
+    };
+    bool all = true;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        all &= parts[i].there;
+        if (!parts[i].there && tell) {
+            reasons_add(check->reasons, field, parts[i].asked, parts[i].supported);
+        }
+    }
+    return all;
+}
+
+/* Prefill goes per head where the parts are there, else in latent space if attend_mla takes any
+ * number of queries. */
+static void hold_mla_prefill(struct check *check, const struct attn_mla_caps *caps)
+{
+    if (check->layer->kind != ATTN_LAYER_MLA) {
+        return; /* sparse: all tokens go one way */
+    }
+    if (can_prefill_per_head(check, false)) {
+        /* context chunks differ from step to step: captures hold decodes only */
+        check_compose(check, ATTN_COMPOSE_MLA_PREFILL, ATTN_GRAPH_UNIFORM_BATCH);
+    } else if (caps == NULL || caps->max_query_len > 0) {
+        can_prefill_per_head(check, true);
+        if (caps != NULL) {
+            char supported[64];
+            snprintf(supported, sizeof supported, "at most %d queries a request",
+                     caps->max_query_len);
+            reasons_add(check->reasons, "max_query_len", "prefill in latent space", supported);
+        }
+    }
+}
+
+/* Latent caches that ranks share. */
+static void hold_spread(struct check *check, int32_t phase)
+{
+    const struct attn_layer_desc *l = check->layer;
+    const struct attn_mla_desc *mla = check->whole->mla;
+    if (!context_is_spread(check->whole->cp) || l->kind != ATTN_LAYER_MLA) {
+        return;
+    }
+    if (phase == ATTN_PHASE_PREFILL && !(check->match->composed & ATTN_COMPOSE_MLA_PREFILL)) {
+        reasons_add(check->reasons, "context_parallel", "MLA's prefill in latent space",
+                    "per head, over gathered context");
+    }
+    if (l->has_sinks || l->num_speculative_tokens > 0 || !mla->absorb_in_core ||
+        mla->padded_num_q_heads > l->num_q_heads) {
+        reasons_add(check->reasons, "context_parallel",
+                    "MLA with sinks, drafts, padded heads or latent queries", "none of them");
+    }
+}
+
+void mla_match(struct check *check, int32_t phase)
+{
+    const struct attn_mla_desc *mla = check->whole->mla;
+    const struct attn_mla_caps *caps =
+        (const struct attn_mla_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_MLA, sizeof *caps);
+    if (mla == NULL) {
+        return;
+    }
+    if (mla->absorb_in_core) {
+        check_need_kernel(check, ATTN_KERNEL_BATCHED_GEMM, "batched_gemm (absorb and project up)");
+        check_compose(check, ATTN_COMPOSE_MLA, ATTN_GRAPH_ALWAYS);
+        if (mla->weight_dtype == ATTN_MLA_WEIGHT_MXFP4 &&
+            !(check->caps->features & ATTN_FEATURE_MXFP4_WEIGHTS)) {
+            reasons_add(check->reasons, "weight_dtype", "mxfp4", "no batched_gemm of it");
+        }
+    }
+    if (phase == ATTN_PHASE_PREFILL && check->caps->kernels & ATTN_KERNEL_ATTEND_MLA) {
+        hold_mla_prefill(check, caps);
+    }
+    hold_spread(check, phase);
+    if (caps == NULL) {
+        if (check->caps->kernels & (ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE)) {
+            reasons_add(check->reasons, "attn_mla_caps", "limits of MLA", "not declared");
+        }
+        return; /* else the missing kernel says it */
+    }
+    int32_t queries =
+        1 + check->layer->num_speculative_tokens * (check->layer->parallel_drafting ? 2 : 1);
+    if (phase == ATTN_PHASE_DECODE && caps->max_query_len > 0 && queries > caps->max_query_len) {
+        check_refuse_limit(check, "max_query_len", queries, caps->max_query_len);
+    }
+    if (mla->kv_lora_rank > caps->kv_lora_rank_max) {
+        check_refuse_limit(check, "kv_lora_rank", mla->kv_lora_rank, caps->kv_lora_rank_max);
+    }
+    if (mla->qk_rope_head_dim > caps->qk_rope_head_dim_max) {
+        check_refuse_limit(check, "qk_rope_head_dim", mla->qk_rope_head_dim,
+                           caps->qk_rope_head_dim_max);
+    }
+    if (mla->topk > 0 && caps->topk_max > 0 && mla->topk > caps->topk_max) {
+        check_refuse_limit(check, "topk", mla->topk, caps->topk_max);
+    }
+    if (mla->topk > 0 && caps->topk_multiple > 1 && mla->topk % caps->topk_multiple != 0) {
+        char supported[48];
+        snprintf(supported, sizeof supported, "multiples of %d", caps->topk_multiple);
+        check_refuse_number(check, "topk", mla->topk, supported);
+    }
+    int32_t heads =
+        mla->padded_num_q_heads > 0 ? mla->padded_num_q_heads : check->layer->num_q_heads;
+    if (caps->num_q_heads_multiple > 1 && heads % caps->num_q_heads_multiple != 0) {
+        char supported[48];
+        snprintf(supported, sizeof supported, "multiples of %d", caps->num_q_heads_multiple);
+        check_refuse_number(check, "padded_num_q_heads", heads, supported);
+    }
+}
 
 bool mla_serves(const attn_layer *layer)
 {
@@ -15,7 +209,7 @@ bool mla_serves(const attn_layer *layer)
 
 void mla_make_spec(const attn_layer *layer, struct attn_kv_spec *spec)
 {
-    (void)layer;
+    spec->kind = layer->desc->has_window ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA;
     spec->layout = ATTN_KV_LAYOUT_LATENT;
     spec->page_bytes = spec->block_size * kv_row_bytes(spec->kv_dtype, spec->head_size, false);
 }

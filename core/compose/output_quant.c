@@ -1,12 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Output forms that no attend of the backend writes, or that stand behind a merge or a projection:
  * the step's output as it is into the workspace, then `quantize`. */
+#include "select/match_check.h"
+#include "select/names.h"
 #include "step/schedule.h"
 #include "util/structs.h"
 
 struct quant {
     size_t plain; /* place in the workspace: [T, Hq, Dv] */
 };
+
+/* A backend's own form is that of one attend: what is merged of parts, or projected, is quantized
+ * behind that. */
+static void match(struct check *check, int32_t phase)
+{
+    (void)phase;
+    const struct attn_backend_caps *caps = check->caps;
+    int32_t form = check->layer->output_form;
+    bool own = caps->output_forms >> form & 1;
+    bool merged = check->match->composed & ATTN_COMPOSE_STATIC_SINK || check->whole->out_apart;
+    if (form == ATTN_OUTPUT_PLAIN || (own && !merged)) {
+        return;
+    }
+    if (caps->kernels & ATTN_KERNEL_QUANTIZE) {
+        check_compose(check, ATTN_COMPOSE_OUTPUT_QUANT, ATTN_GRAPH_ALWAYS);
+    } else if (own) {
+        check_need_kernel(check, ATTN_KERNEL_QUANTIZE,
+                          "quantize (behind a merge or an up-projection)");
+    } else {
+        check_code(check, "output_form", form, caps->output_forms, ATTN_OUTPUT_FORM_COUNT,
+                   name_of_output_form);
+    }
+}
 
 static bool serves(const attn_layer *layer)
 {
@@ -73,6 +98,7 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
 }
 
 const struct composition composition_output_quant = {
+    .match = match,
     .serves = serves,
     .rewrite_parts = rewrite_parts,
     .plan_bytes = sizeof(struct quant),

@@ -2,12 +2,73 @@
 /* Recurrent layers: the gated delta rule (GDN). A request has a state in a slot instead of keys in
  * blocks; a step is one call of gated_delta. */
 #include "bind/model.h"
+#include "select/layer_ext.h"
+#include "select/match_check.h"
 #include "step/schedule.h"
 #include "util/structs.h"
 
 #define MIN_STATE 64 /* size in ABI 0.1 */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
+
+static attn_status resolve(struct layer *layer, struct attn_error *error)
+{
+    layer->has_states = layer->gdn != NULL;
+    if ((layer->desc.kind == ATTN_LAYER_GDN) != layer->has_states) {
+        return layer_refuse_extension(layer, "attn_gdn_desc", !layer->has_states, error);
+    }
+    if (!layer->has_states) {
+        return ATTN_OK;
+    }
+    layer->kernel = ATTN_KERNEL_GATED_DELTA;
+    layer->kernel_name = "gated_delta";
+    const struct attn_layer_desc *l = &layer->desc;
+    const struct attn_gdn_desc *g = layer->gdn;
+    const struct ranged ranges[] = {{"num_k_heads", g->num_k_heads, 1, MAX_HEADS},
+                                    {"num_v_heads", g->num_v_heads, 1, MAX_HEADS},
+                                    {"head_size_k", g->head_size_k, 8, MAX_HEAD_SIZE},
+                                    {"head_size_v", g->head_size_v, 8, MAX_HEAD_SIZE},
+                                    {"conv_width", g->conv_width, 0, 64},
+                                    {"chunk_size", g->chunk_size, 0, 4096},
+                                    {"num_speculative_tokens", g->num_speculative_tokens, 0, 1024}};
+    attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
+    if (status == ATTN_OK && g->num_v_heads % g->num_k_heads != 0) {
+        status =
+            BAD("num_v_heads", "layer '%s': num_v_heads %d is not a multiple of num_k_heads %d",
+                l->name, g->num_v_heads, g->num_k_heads);
+    }
+    return status;
+}
+
+static void match(struct check *check, int32_t phase)
+{
+    (void)phase;
+    const struct attn_gdn_desc *gdn = check->whole->gdn;
+    const struct attn_gdn_caps *caps =
+        (const struct attn_gdn_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_GDN, sizeof *caps);
+    if (gdn == NULL) {
+        return;
+    }
+    if (caps == NULL) {
+        if (check->caps->kernels & ATTN_KERNEL_GATED_DELTA) {
+            reasons_add(check->reasons, "attn_gdn_caps", "limits of GDN", "not declared");
+        }
+        return;
+    }
+    if (gdn->head_size_k > caps->head_size_k_max) {
+        check_refuse_limit(check, "head_size_k", gdn->head_size_k, caps->head_size_k_max);
+    }
+    if (gdn->head_size_v > caps->head_size_v_max) {
+        check_refuse_limit(check, "head_size_v", gdn->head_size_v, caps->head_size_v_max);
+    }
+    if (gdn->conv_width > caps->conv_width_max) {
+        check_refuse_limit(check, "conv_width", gdn->conv_width, caps->conv_width_max);
+    }
+    if (gdn->num_speculative_tokens > caps->max_speculative_tokens) {
+        check_refuse_limit(check, "num_speculative_tokens", gdn->num_speculative_tokens,
+                           caps->max_speculative_tokens);
+    }
+}
 
 static bool serves(const attn_layer *layer)
 {
@@ -24,6 +85,7 @@ static void make_spec(const attn_layer *layer, struct attn_kv_spec *spec)
     int64_t width = g->conv_width > 0 ? g->conv_width - 1 + g->num_speculative_tokens : 0;
     spec->page_bytes = state + channels * width * (layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2);
     spec->block_size = 1;
+    spec->kind = ATTN_KV_SPEC_GDN_STATE;
 }
 
 /* All slots of both states within MAX_CACHE bytes. */
@@ -309,6 +371,8 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
 }
 
 const struct composition composition_recurrent = {
+    .resolve = resolve,
+    .match = match,
     .serves = serves,
     .make_spec = make_spec,
     .bind_params = bind_params,

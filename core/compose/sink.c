@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Static sinks: fixed keys before every request's own, attended apart by all tokens. */
 #include "compose/merged.h"
+#include "select/match_check.h"
 
 /* By the last plan. */
 struct sink {
@@ -8,6 +9,27 @@ struct sink {
     struct merge_run *runs; /* host, among the plan's integers */
     int32_t num_runs;
 };
+
+static void match(struct check *check, int32_t phase)
+{
+    (void)phase;
+    const struct attn_backend_caps *caps = check->caps;
+    if (check->layer->sink_len == 0 || caps->terms & ATTN_TERM_STATIC_SINK) {
+        return;
+    }
+    check_compose(check, ATTN_COMPOSE_STATIC_SINK, ATTN_GRAPH_UNIFORM_BATCH);
+    check_need_feature(check, true, ATTN_FEATURE_LSE, "static_sink",
+                       "attend(sink) + attend(rest) + merge: log-sum-exp");
+    check_need_feature(check, true, ATTN_FEATURE_CONTIGUOUS_KV, "static_sink",
+                       "attend(sink) + attend(rest) + merge: contiguous keys");
+    if (!(caps->kernels & ATTN_KERNEL_MERGE_STATES)) {
+        reasons_add(check->reasons, "static_sink",
+                    "attend(sink) + attend(rest) + merge: merge_states", "no");
+    }
+    if (check->layer->alibi != ATTN_ALIBI_NONE) {
+        reasons_add(check->reasons, "static_sink", "with ALiBi", "only fused");
+    }
+}
 
 static bool serves(const attn_layer *layer)
 {
@@ -98,6 +120,7 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
 }
 
 const struct composition composition_sink = {
+    .match = match,
     .serves = serves,
     .rewrite_parts = rewrite_parts,
     .plan_bytes = sizeof(struct sink),

@@ -155,7 +155,7 @@ static bool one_cache(const struct selection *selection, const struct layer *lay
     const struct attn_backend_caps *a = &selection->runtime->backends[prefill].caps;
     const struct attn_backend_caps *b = &selection->runtime->backends[decode].caps;
     int32_t block = candidates[ATTN_PHASE_DECODE][decode].match.block_size;
-    if (prefill == decode || !layer_has_cache(&layer->desc) || layer->gdn != NULL) {
+    if (prefill == decode || !layer_has_cache(&layer->desc) || layer->has_states) {
         return true;
     }
     return (a->layouts & b->layouts) != 0 && range_holds(a->block_sizes, a->num_block_sizes, block);

@@ -164,9 +164,6 @@ static void complete(struct layer *layer)
     struct attn_layer_desc *l = &layer->desc;
     static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
     l->head_size_v = l->head_size_v > 0 ? l->head_size_v : l->head_size;
-    if (layer->mla != NULL) {
-        l->head_size_v = layer->mla->v_head_dim;
-    }
     if (l->kv_dtype == ATTN_KV_AUTO || l->skip_kv_quantization || !layer_has_cache(l)) {
         l->kv_dtype = kv_of_dtype[l->dtype];
         l->k_scale_form = l->v_scale_form = ATTN_SCALE_NONE;
@@ -181,7 +178,7 @@ static void complete(struct layer *layer)
     if (!l->has_window) {
         l->window_left = l->window_right = -1;
     }
-    if (!layer_has_cache(l) || l->kind == ATTN_LAYER_GDN) {
+    if (!layer_has_cache(l) || layer->has_states) {
         l->block_size = 0;
     }
 }
@@ -190,12 +187,12 @@ bool layer_same_cache(const struct layer *a, const struct layer *b)
 {
     const struct attn_layer_desc *x = &a->desc, *y = &b->desc;
     return (x->kind == ATTN_LAYER_CROSS) == (y->kind == ATTN_LAYER_CROSS) &&
-           (x->kind == ATTN_LAYER_GDN) == (y->kind == ATTN_LAYER_GDN) &&
-           x->kv_dtype == y->kv_dtype && x->num_kv_heads == y->num_kv_heads &&
-           x->head_size == y->head_size && x->head_size_v == y->head_size_v &&
-           x->block_size == y->block_size && x->has_window == y->has_window &&
-           x->window_left == y->window_left && x->chunk_size == y->chunk_size &&
-           x->sink_len == y->sink_len && x->padded_page_bytes == y->padded_page_bytes;
+           a->has_states == b->has_states && x->kv_dtype == y->kv_dtype &&
+           x->num_kv_heads == y->num_kv_heads && x->head_size == y->head_size &&
+           x->head_size_v == y->head_size_v && x->block_size == y->block_size &&
+           x->has_window == y->has_window && x->window_left == y->window_left &&
+           x->chunk_size == y->chunk_size && x->sink_len == y->sink_len &&
+           x->padded_page_bytes == y->padded_page_bytes;
 }
 
 /* Shape alone: a sliding layer may read the cache of a full one. */

@@ -26,7 +26,12 @@ attn_status layer_ranges(const char *name, const struct ranged *ranges, size_t c
 attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
                                   const struct attn_ext *next, struct attn_error *error);
 
-/* The copied ones: those that the layer's kind needs and takes, and their values. */
-attn_status layer_check_extensions(const struct layer *layer, struct attn_error *error);
+/* The copied ones: those that the layer's kind needs and takes, and their values; and what follows
+ * from them for the layer. */
+attn_status layer_check_extensions(struct layer *layer, struct attn_error *error);
+
+/* The refusal of a layer whose kind needs an extension that is not there, or takes none. */
+attn_status layer_refuse_extension(const struct layer *layer, const char *extension, bool needed,
+                                   struct attn_error *error);
 
 #endif

@@ -4,37 +4,15 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "compose/composition.h"
 #include "select/layer_check.h"
 #include "select/match_check.h"
 #include "select/names.h"
 #include "util/structs.h"
 
-/* A code against a mask, with the mask's names as what is supported. */
-static void hold_code(struct check *check, const char *field, int32_t code, uint64_t mask,
-                      int32_t count, const char *(*name)(int32_t))
-{
-    struct text supported;
-    if (mask >> code & 1) {
-        return;
-    }
-    text_init(&supported, check->reasons->host);
-    name_mask(&supported, mask, count, name);
-    reasons_add(check->reasons, field, name(code), text_get(&supported));
-    check->reasons->failed |= supported.failed;
-    text_finish(&supported);
-}
-
 static void need_term(struct check *check, uint64_t term, const char *field, const char *asked)
 {
     if (!(check->caps->terms & term)) {
-        reasons_add(check->reasons, field, asked, "no");
-    }
-}
-
-static void need_feature(struct check *check, bool wanted, uint64_t feature, const char *field,
-                         const char *asked)
-{
-    if (wanted && !(check->caps->features & feature)) {
         reasons_add(check->reasons, field, asked, "no");
     }
 }
@@ -55,54 +33,10 @@ static void hold_kind(struct check *check)
     } else if (!layer_has_cache(check->layer) && contiguous && bidirectional) {
         check_compose(check, ATTN_COMPOSE_ENCODER, ATTN_GRAPH_ALWAYS);
     } else if (kind == ATTN_LAYER_STATIC_SINK && decoder) {
-        /* by the terms, see hold_static_sink */
+        /* by the terms, see compose/sink.c */
     } else {
-        hold_code(check, "layer_kind", kind, caps->layer_kinds, ATTN_LAYER_KIND_COUNT,
-                  name_of_kind);
-    }
-}
-
-static void hold_static_sink(struct check *check)
-{
-    const struct attn_backend_caps *caps = check->caps;
-    if (check->layer->sink_len == 0 || caps->terms & ATTN_TERM_STATIC_SINK) {
-        return;
-    }
-    check_compose(check, ATTN_COMPOSE_STATIC_SINK, ATTN_GRAPH_UNIFORM_BATCH);
-    need_feature(check, true, ATTN_FEATURE_LSE, "static_sink",
-                 "attend(sink) + attend(rest) + merge: log-sum-exp");
-    need_feature(check, true, ATTN_FEATURE_CONTIGUOUS_KV, "static_sink",
-                 "attend(sink) + attend(rest) + merge: contiguous keys");
-    if (!(caps->kernels & ATTN_KERNEL_MERGE_STATES)) {
-        reasons_add(check->reasons, "static_sink",
-                    "attend(sink) + attend(rest) + merge: merge_states", "no");
-    }
-    if (check->layer->alibi != ATTN_ALIBI_NONE) {
-        reasons_add(check->reasons, "static_sink", "with ALiBi", "only fused");
-    }
-}
-
-static void hold_chunk(struct check *check)
-{
-    const struct attn_layer_desc *l = check->layer;
-    if (l->chunk_size == 0 || check->caps->terms & ATTN_TERM_CHUNKED_LOCAL) {
-        return;
-    }
-    check_compose(check, ATTN_COMPOSE_CHUNKED, ATTN_GRAPH_NEVER);
-    need_feature(check, true, ATTN_FEATURE_BLOCK_TABLE_ROW, "chunk_size",
-                 "as virtual requests: block_table_row");
-    int32_t block = l->block_size > 0 ? l->block_size : check->match->block_size;
-    if (block > 0 && l->chunk_size % block != 0) {
-        check_refuse_number(check, "chunk_size", l->chunk_size,
-                            "as virtual requests: multiples of block_size");
-    }
-    if (l->device_seq_lens_only) {
-        reasons_add(check->reasons, "chunk_size", "with lengths on the device only",
-                    "as virtual requests: host lengths");
-    }
-    if (l->prefix_lm || l->tree_mask || l->causal_per_request) {
-        reasons_add(check->reasons, "chunk_size", "with spans, trees or causal flags per request",
-                    "as virtual requests: none of them");
+        check_code(check, "layer_kind", kind, caps->layer_kinds, ATTN_LAYER_KIND_COUNT,
+                   name_of_kind);
     }
 }
 
@@ -144,32 +78,20 @@ static void hold_terms(struct check *check)
     } else if (l->tree_mask == ATTN_TREE_BIAS) {
         need_term(check, ATTN_TERM_TREE_BIAS, "tree_mask", "bias");
     }
-    hold_chunk(check);
-    hold_static_sink(check);
 }
 
 static void hold_kernels(struct check *check)
 {
-    switch (check->layer->kind) {
-    case ATTN_LAYER_MLA:
-        check_need_kernel(check, ATTN_KERNEL_ATTEND_MLA, "attend_mla");
-        break;
-    case ATTN_LAYER_MLA_SPARSE:
-        check_need_kernel(check, ATTN_KERNEL_ATTEND_MLA_SPARSE, "attend_mla_sparse");
-        break;
-    case ATTN_LAYER_GDN:
-        check_need_kernel(check, ATTN_KERNEL_GATED_DELTA, "gated_delta");
+    check_need_kernel(check, check->whole->kernel, check->whole->kernel_name);
+    if (check->whole->has_states) {
         return;
-    default:
-        check_need_kernel(check, ATTN_KERNEL_ATTEND, "attend");
     }
     if (!layer_has_cache(check->layer)) {
-        need_feature(check, true, ATTN_FEATURE_CONTIGUOUS_KV, "contiguous_kv", "yes");
+        check_need_feature(check, true, ATTN_FEATURE_CONTIGUOUS_KV, "contiguous_kv", "yes");
         return;
     }
-    need_feature(check, true, ATTN_FEATURE_PAGED_KV, "paged_kv", "yes");
-    /* the prefill of MLA attends no cache, so its rows are written apart */
-    bool fused = check->caps->features & ATTN_FEATURE_FUSED_WRITE && check->whole->mla == NULL;
+    check_need_feature(check, true, ATTN_FEATURE_PAGED_KV, "paged_kv", "yes");
+    bool fused = check->caps->features & ATTN_FEATURE_FUSED_WRITE && !check->whole->writes_apart;
     if (check->whole->sharing_target < 0 && !fused) {
         check_need_kernel(check, ATTN_KERNEL_WRITE_KV, "write_kv");
     }
@@ -179,55 +101,30 @@ static void hold_quantization(struct check *check)
 {
     const struct attn_layer_desc *l = check->layer;
     const struct attn_backend_caps *caps = check->caps;
-    if (layer_has_cache(l) && l->kind != ATTN_LAYER_GDN) {
+    if (layer_has_cache(l) && !check->whole->has_states) {
         /* `auto` in the mask stands for a cache of the activations' dtype. */
         static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
         bool as_activations =
             caps->kv_dtypes >> ATTN_KV_AUTO & 1 && l->kv_dtype == kv_of_dtype[l->dtype];
         if (!as_activations) {
-            hold_code(check, "kv_dtype", l->kv_dtype, caps->kv_dtypes, ATTN_KV_DTYPE_COUNT,
-                      name_of_kv_dtype);
+            check_code(check, "kv_dtype", l->kv_dtype, caps->kv_dtypes, ATTN_KV_DTYPE_COUNT,
+                       name_of_kv_dtype);
         }
         if (l->kv_dtype == ATTN_KV_FP8_E4M3 || l->kv_dtype == ATTN_KV_FP8_E5M2) {
-            hold_code(check, "k_scale_form", l->k_scale_form, caps->k_scale_forms, 4,
-                      name_of_scale_form);
-            hold_code(check, "v_scale_form", l->v_scale_form, caps->v_scale_forms, 4,
-                      name_of_scale_form);
+            check_code(check, "k_scale_form", l->k_scale_form, caps->k_scale_forms, 4,
+                       name_of_scale_form);
+            check_code(check, "v_scale_form", l->v_scale_form, caps->v_scale_forms, 4,
+                       name_of_scale_form);
         }
     }
     if (l->p_scale_form != ATTN_SCALE_NONE) {
-        hold_code(check, "p_scale_form", l->p_scale_form, caps->p_scale_forms, 4,
-                  name_of_scale_form);
+        check_code(check, "p_scale_form", l->p_scale_form, caps->p_scale_forms, 4,
+                   name_of_scale_form);
     }
     if (l->q_scale_form != ATTN_SCALE_NONE) {
-        need_feature(check, true, ATTN_FEATURE_QUANTIZED_QUERY, "q_scale_form",
-                     name_of_scale_form(l->q_scale_form));
-        hold_code(check, "q_dtype", l->q_dtype, caps->q_dtypes, ATTN_DTYPE_COUNT, name_of_dtype);
-    }
-}
-
-/* A backend's own form is that of one attend: what is merged of parts is quantized behind the
- * merge. */
-static void hold_output(struct check *check)
-{
-    const struct attn_backend_caps *caps = check->caps;
-    int32_t form = check->layer->output_form;
-    /* nor does an attend write the output of an up-projection */
-    bool projected = check->whole->mla != NULL && check->whole->mla->absorb_in_core;
-    bool own = caps->output_forms >> form & 1;
-    bool merged =
-        check->match->composed & ATTN_COMPOSE_STATIC_SINK || projected || check_is_spread(check);
-    if (form == ATTN_OUTPUT_PLAIN || (own && !merged)) {
-        return;
-    }
-    if (caps->kernels & ATTN_KERNEL_QUANTIZE) {
-        check_compose(check, ATTN_COMPOSE_OUTPUT_QUANT, ATTN_GRAPH_ALWAYS);
-    } else if (own) {
-        check_need_kernel(check, ATTN_KERNEL_QUANTIZE,
-                          "quantize (behind a merge or an up-projection)");
-    } else {
-        hold_code(check, "output_form", form, caps->output_forms, ATTN_OUTPUT_FORM_COUNT,
-                  name_of_output_form);
+        check_need_feature(check, true, ATTN_FEATURE_QUANTIZED_QUERY, "q_scale_form",
+                           name_of_scale_form(l->q_scale_form));
+        check_code(check, "q_dtype", l->q_dtype, caps->q_dtypes, ATTN_DTYPE_COUNT, name_of_dtype);
     }
 }
 
@@ -235,19 +132,18 @@ static void hold_features(struct check *check, int32_t phase)
 {
     const struct attn_layer_desc *l = check->layer;
     static const char *const levels[] = {"never", "single_token_decode", "uniform_batch", "always"};
-    need_feature(check, l->needs_lse, ATTN_FEATURE_LSE, "lse", "yes");
-    need_feature(check, l->needs_block_table_row, ATTN_FEATURE_BLOCK_TABLE_ROW, "block_table_row",
-                 "yes");
-    need_feature(check, l->device_seq_lens_only, ATTN_FEATURE_DEVICE_SEQ_LENS,
-                 "device_seq_lens_only", "yes");
-    need_feature(check, l->fast_prefill, ATTN_FEATURE_FAST_PREFILL, "fast_prefill", "yes");
-    need_feature(check, l->rope != 0, ATTN_FEATURE_FUSED_ROPE, "rope", "yes");
-    need_feature(check, l->qk_norm != 0, ATTN_FEATURE_FUSED_ROPE_NORM, "qk_norm", "yes");
-    need_feature(check, l->batch_invariant >= 1, ATTN_FEATURE_BATCH_INVARIANT, "batch_invariant",
-                 "yes");
-    need_feature(check, l->batch_invariant >= 2, ATTN_FEATURE_BATCH_INVARIANT_PREFIX,
-                 "batch_invariant", "with prefix caching");
-    check_parallel(check, phase);
+    check_need_feature(check, l->needs_lse, ATTN_FEATURE_LSE, "lse", "yes");
+    check_need_feature(check, l->needs_block_table_row, ATTN_FEATURE_BLOCK_TABLE_ROW,
+                       "block_table_row", "yes");
+    check_need_feature(check, l->device_seq_lens_only, ATTN_FEATURE_DEVICE_SEQ_LENS,
+                       "device_seq_lens_only", "yes");
+    check_need_feature(check, l->fast_prefill, ATTN_FEATURE_FAST_PREFILL, "fast_prefill", "yes");
+    check_need_feature(check, l->rope != 0, ATTN_FEATURE_FUSED_ROPE, "rope", "yes");
+    check_need_feature(check, l->qk_norm != 0, ATTN_FEATURE_FUSED_ROPE_NORM, "qk_norm", "yes");
+    check_need_feature(check, l->batch_invariant >= 1, ATTN_FEATURE_BATCH_INVARIANT,
+                       "batch_invariant", "yes");
+    check_need_feature(check, l->batch_invariant >= 2, ATTN_FEATURE_BATCH_INVARIANT_PREFIX,
+                       "batch_invariant", "with prefix caching");
     /* The levels below ALWAYS speak of the decode way only. */
     if (l->graph_level > check->match->graph_level &&
         (phase == ATTN_PHASE_DECODE || l->graph_level == ATTN_GRAPH_ALWAYS)) {
@@ -261,21 +157,6 @@ static void hold_features(struct check *check, int32_t phase)
     }
 }
 
-/* A step may take a shared prefix apart wherever log-sum-exp and merge are there. */
-static void allow_cascade(struct check *check)
-{
-    const struct attn_layer_desc *l = check->layer;
-    bool own_form = l->output_form != ATTN_OUTPUT_PLAIN &&
-                    !(check->match->composed & ATTN_COMPOSE_OUTPUT_QUANT);
-    bool plain = l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window && !own_form &&
-                 l->chunk_size == 0 && !l->alibi && !l->prefix_lm && check->whole->cp == NULL;
-    if (plain && check->caps->features & ATTN_FEATURE_LSE &&
-        !(check->caps->features & ATTN_FEATURE_CASCADE) &&
-        check->caps->kernels & ATTN_KERNEL_MERGE_STATES) {
-        check->match->composed |= ATTN_COMPOSE_CASCADE; /* never in a capture: no graph level */
-    }
-}
-
 void match_backend(const struct attn_backend_caps *caps, const struct layer *layer, int32_t phase,
                    const int32_t *block_sizes, int32_t num_block_sizes, struct match *match,
                    struct reasons *reasons)
@@ -283,23 +164,23 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
     struct check check = {caps, &layer->desc, layer, reasons, match};
     *match = (struct match){0, caps->graph_level, 0};
     hold_kind(&check);
-    hold_code(&check, "phase", phase, caps->phases, ATTN_PHASE_COUNT, name_of_phase);
-    hold_code(&check, "dtype", layer->desc.dtype, caps->dtypes, ATTN_DTYPE_COUNT, name_of_dtype);
+    check_code(&check, "phase", phase, caps->phases, ATTN_PHASE_COUNT, name_of_phase);
+    check_code(&check, "dtype", layer->desc.dtype, caps->dtypes, ATTN_DTYPE_COUNT, name_of_dtype);
     hold_kernels(&check);
     check_heads(&check);
-    if (layer->mla == NULL && layer->gdn == NULL) {
+    if (!layer->has_states && !layer->is_latent) {
         check_head_size(&check);
     }
     check_block_size(&check, block_sizes, num_block_sizes);
     hold_quantization(&check);
-    if (layer->gdn == NULL) {
+    if (!layer->has_states) {
         hold_terms(&check);
     }
-    hold_output(&check);
-    check_mla(&check, phase);
-    check_gdn(&check);
-    check_encoder(&check);
+    for (int32_t i = 0; compositions[i] != NULL; i++) {
+        if (compositions[i]->match != NULL) {
+            compositions[i]->match(&check, phase);
+        }
+    }
     hold_features(&check, phase);
     check_combinations(&check);
-    allow_cascade(&check);
 }

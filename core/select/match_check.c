@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "select/names.h"
+
 void reasons_add(struct reasons *reasons, const char *field, const char *asked,
                  const char *supported)
 {
@@ -50,6 +52,29 @@ void check_need_kernel(struct check *check, uint64_t kernel, const char *name)
 {
     if (!(check->caps->kernels & kernel)) {
         reasons_add(check->reasons, "kernel", name, "not in the backend's table");
+    }
+}
+
+/* A code against a mask, with the mask's names as what is supported. */
+void check_code(struct check *check, const char *field, int32_t code, uint64_t mask, int32_t count,
+                const char *(*name)(int32_t))
+{
+    struct text supported;
+    if (mask >> code & 1) {
+        return;
+    }
+    text_init(&supported, check->reasons->host);
+    name_mask(&supported, mask, count, name);
+    reasons_add(check->reasons, field, name(code), text_get(&supported));
+    check->reasons->failed |= supported.failed;
+    text_finish(&supported);
+}
+
+void check_need_feature(struct check *check, bool wanted, uint64_t feature, const char *field,
+                        const char *asked)
+{
+    if (wanted && !(check->caps->features & feature)) {
+        reasons_add(check->reasons, field, asked, "no");
     }
 }
 

@@ -18,6 +18,11 @@ void check_refuse_number(struct check *check, const char *field, int64_t asked,
                          const char *supported);
 void check_refuse_limit(struct check *check, const char *field, int64_t asked, int64_t most);
 void check_need_kernel(struct check *check, uint64_t kernel, const char *name);
+/* A code against a mask, with the mask's names as what is supported. */
+void check_code(struct check *check, const char *field, int32_t code, uint64_t mask, int32_t count,
+                const char *(*name)(int32_t));
+void check_need_feature(struct check *check, bool wanted, uint64_t feature, const char *field,
+                        const char *asked);
 /* The core does `what` itself; the layer is then captured at most at this level. */
 void check_compose(struct check *check, uint32_t what, int32_t graph_level);
 
@@ -29,17 +34,5 @@ void check_block_size(struct check *check, const int32_t *candidates, int32_t co
 
 /* match_combinations.c: after compositions are decided */
 void check_combinations(struct check *check);
-
-/* match_latent.c: layers with an extension of their own; the others pass. */
-void check_mla(struct check *check, int32_t phase);
-void check_gdn(struct check *check);
-
-/* match_encoder.c */
-bool check_is_quantized_encoder(const struct check *check);
-void check_encoder(struct check *check);
-
-/* match_parallel.c */
-bool check_is_spread(const struct check *check);
-void check_parallel(struct check *check, int32_t phase);
 
 #endif

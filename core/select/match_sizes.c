@@ -41,10 +41,7 @@ static const char *text_or_none(const struct text *text)
 void check_head_size(struct check *check)
 {
     const struct attn_backend_caps *caps = check->caps;
-    int32_t qk = check->layer->head_size, v = check->layer->head_size_v;
-    if (check_is_quantized_encoder(check) && check->whole->mm_quant->padded_head_size > 0) {
-        qk = check->whole->mm_quant->padded_head_size;
-    }
+    int32_t qk = check->whole->attend_size, v = check->layer->head_size_v;
     bool qk_found = false;
     struct text supported;
     char asked[48];
@@ -81,7 +78,7 @@ void check_block_size(struct check *check, const int32_t *candidates, int32_t co
     const struct attn_backend_caps *caps = check->caps;
     int32_t asked = check->layer->block_size;
     struct text supported;
-    if (!layer_has_cache(check->layer) || check->layer->kind == ATTN_LAYER_GDN) {
+    if (!layer_has_cache(check->layer) || check->whole->has_states) {
         return;
     }
     if (asked > 0) {
@@ -128,7 +125,7 @@ void check_heads(struct check *check)
 {
     const struct attn_layer_desc *l = check->layer;
     int32_t group = l->num_q_heads / l->num_kv_heads;
-    if (check->whole->mla == NULL && check->caps->max_group > 0 && group > check->caps->max_group) {
+    if (!check->whole->is_latent && check->caps->max_group > 0 && group > check->caps->max_group) {
         check_refuse_limit(check, "group (num_q_heads / num_kv_heads)", group,
                            check->caps->max_group);
     }

@@ -129,19 +129,15 @@ static const char *arch_of(const attn_runtime *runtime, struct attn_device devic
     return "";
 }
 
-/* Two copied extensions, or none, of one content. */
-static bool same_ext(const void *a, const void *b, size_t size)
+/* Copied extensions stand in one order, each of today's size. */
+static bool same_extensions(const struct attn_ext *a, const struct attn_ext *b)
 {
-    const size_t from = sizeof(struct attn_ext);
-    return a == b || (a != NULL && b != NULL &&
-                      memcmp((const char *)a + from, (const char *)b + from, size - from) == 0);
-}
-
-static bool same_extensions(const struct layer *a, const struct layer *b)
-{
-    return same_ext(a->mla, b->mla, sizeof *a->mla) && same_ext(a->gdn, b->gdn, sizeof *a->gdn) &&
-           same_ext(a->cp, b->cp, sizeof *a->cp) &&
-           same_ext(a->mm_quant, b->mm_quant, sizeof *a->mm_quant);
+    while (a != NULL && b != NULL && a->id == b->id &&
+           memcmp(a + 1, b + 1, a->struct_size - sizeof *a) == 0) {
+        a = a->next;
+        b = b->next;
+    }
+    return a == NULL && b == NULL;
 }
 
 static bool same_question(const struct selection *selection, const struct assignment_layer *a,
@@ -153,7 +149,7 @@ static bool same_question(const struct selection *selection, const struct assign
     x.block_size = asked_block_sizes[index_a];
     y.block_size = asked_block_sizes[index_b];
     if (a->layer.sharing_target >= 0 || b->layer.sharing_target >= 0 ||
-        !same_extensions(&a->layer, &b->layer) ||
+        !same_extensions(x.next, y.next) ||
         memcmp((const char *)&x + from, (const char *)&y + from, sizeof x - from) != 0) {
         return false;
     }
