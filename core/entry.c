@@ -85,8 +85,7 @@ attn_status attn_get_api(uint32_t abi_version_min, uint32_t abi_version_max,
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "api", "api is NULL");
     }
     *api = NULL;
-    if (abi_version_min > abi_version_max || abi_version_min > ATTN_ABI_VERSION ||
-        abi_version_max < ATTN_ABI_VERSION_MIN) {
+    if (!ATTN_VERSION_SERVES(abi_version_min, abi_version_max)) {
         return error_set(error, ATTN_ERROR_ABI_VERSION, "abi_version_min",
                          "asked for ABI %u.%u to %u.%u; libattn %s speaks %u.%u to %u.%u",
                          ATTN_VERSION_MAJOR(abi_version_min), ATTN_VERSION_MINOR(abi_version_min),
@@ -96,7 +95,6 @@ attn_status attn_get_api(uint32_t abi_version_min, uint32_t abi_version_max,
                          ATTN_VERSION_MAJOR(ATTN_ABI_VERSION),
                          ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
     }
-    /* One version is spoken so far: it lies in every range that overlaps ours. */
     *api = &api_table;
     return ATTN_OK;
 }

@@ -77,44 +77,10 @@ static void attend_row(const struct attn_attend_args *a, int64_t r, int64_t toke
     }
 }
 
-/* The rule for every struct: not smaller than in ABI 0.1, `least`; what is not known here is zero,
- * or an extension that is optional. */
-static attn_status known(const void *given, size_t least, size_t size)
-{
-    const struct {
-        size_t struct_size;
-        const struct attn_ext *next;
-    } *header = given;
-    if (header == NULL) {
-        return ATTN_OK;
-    }
-    for (size_t i = size; i < header->struct_size; i++) {
-        if (((const char *)given)[i] != 0) {
-            return ATTN_ERROR_STRUCT_SIZE;
-        }
-    }
-    for (const struct attn_ext *ext = header->next; ext != NULL; ext = ext->next) {
-        if (!(ext->flags & ATTN_EXT_OPTIONAL) && ext->id > ATTN_EXT_MM_ENCODER_STATE) {
-            return ATTN_ERROR_EXTENSION;
-        }
-    }
-    return header->struct_size < least ? ATTN_ERROR_STRUCT_SIZE : ATTN_OK;
-}
-#define KNOWN(pointer, least) known(pointer, least, sizeof *(pointer))
-
 static attn_status attend(const struct attn_attend_args *a, struct attn_error *error)
 {
     const struct attn_batch *b = a->batch;
-    attn_status status = KNOWN(a, 144);
     (void)error;
-    status = status ? status : KNOWN(a->layer, 224);
-    status = status ? status : KNOWN(a->params, 96);
-    status = status ? status : KNOWN(a->batch, 232);
-    status = status ? status : KNOWN(a->k_cache, 112);
-    status = status ? status : KNOWN(a->v_cache, 112);
-    if (status != ATTN_OK) {
-        return status;
-    }
     for (int64_t r = 0; r < b->num_reqs; r++) {
         int64_t first = b->query_start_loc[r], count = b->query_start_loc[r + 1] - first;
         const int32_t *start = b->key_start_loc ? b->key_start_loc : b->query_start_loc;
@@ -130,15 +96,7 @@ static attn_status attend(const struct attn_attend_args *a, struct attn_error *e
 
 static attn_status write_kv(const struct attn_write_kv_args *a, struct attn_error *error)
 {
-    attn_status status = KNOWN(a, 104);
     (void)error;
-    status = status ? status : KNOWN(a->layer, 224);
-    status = status ? status : KNOWN(a->params, 96);
-    status = status ? status : KNOWN(a->k_cache, 112);
-    status = status ? status : KNOWN(a->v_cache, 112);
-    if (status != ATTN_OK) {
-        return status;
-    }
     for (int64_t t = 0; t < a->num_slots; t++) {
         int64_t at = a->slot_mapping[t], size = a->k_cache->block_size;
         for (int64_t h = 0; at >= 0 && h < a->layer->num_kv_heads; h++) {
@@ -154,9 +112,6 @@ static attn_status write_kv(const struct attn_write_kv_args *a, struct attn_erro
 static attn_status merge_states(const struct attn_merge_states_args *a, struct attn_error *error)
 {
     (void)error;
-    if (KNOWN(a, 104) != ATTN_OK) {
-        return KNOWN(a, 104);
-    }
     if (a->out->dtype.bits != 32) {
         return ATTN_ERROR_UNSUPPORTED; /* a quantized output, which is not declared */
     }
@@ -239,9 +194,6 @@ static attn_status create(const struct attn_host *host, const char *backend, con
     (void)backend, (void)variant, (void)device, (void)error;
     *table = NULL; /* on failure both are */
     *instance = NULL;
-    if (KNOWN(host, 64) != ATTN_OK) {
-        return KNOWN(host, 64);
-    }
     *instance = host->allocate(host->user, sizeof **instance, 16);
     if (*instance == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
@@ -271,6 +223,6 @@ attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plug
                               struct attn_error *error)
 {
     (void)error;
-    *out = min <= ATTN_ABI_VERSION && max >= ATTN_ABI_VERSION ? &plugin : NULL;
+    *out = ATTN_VERSION_SERVES(min, max) ? &plugin : NULL;
     return *out != NULL ? ATTN_OK : ATTN_ERROR_ABI_VERSION;
 }

@@ -18,7 +18,7 @@
 struct attn_api {
     size_t struct_size;
     const struct attn_ext *next;
-    uint32_t abi_version; /* the one chosen from the caller's range */
+    uint32_t abi_version; /* what the core was built for: may exceed the caller's */
     uint32_t reserved;
     const char *version; /* of the library: "0.1.0" */
     /* constant; "unknown status" for others */
@@ -198,7 +198,7 @@ struct attn_api {
     void (*device_graph_destroy)(attn_open_device *opened, void *graph);
 };
 
-/* The one symbol. Answers with a table whose abi_version lies in min .. max, or
+/* The one symbol. Answers with the table if ATTN_VERSION_SERVES(min, max), else with
  * ATTN_ERROR_ABI_VERSION. The table lives as long as the library is loaded. */
 typedef attn_status attn_get_api_fn(uint32_t abi_version_min, uint32_t abi_version_max,
                                     const struct attn_api **api, struct attn_error *error);

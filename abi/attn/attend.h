@@ -70,8 +70,8 @@ struct attn_attend_args {
     const struct attn_tensor *lse; /* [Hq, T] float32, natural log; NULL: not asked for */
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_limits) == 40, "attn_limits of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_plan_size) == 32, "attn_plan_size of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 144, "attn_attend_args of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_limits) == 40, "attn_limits of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_plan_size) == 32, "attn_plan_size of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 144, "attn_attend_args of ABI 0.2");
 
 #endif

@@ -84,6 +84,6 @@ struct attn_batch_split {
     int32_t num_prefill_tokens;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_batch) == 232, "attn_batch of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_batch) == 232, "attn_batch of ABI 0.2");
 
 #endif

@@ -69,8 +69,8 @@ struct attn_copy_blocks_args {
     int64_t num_pairs;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_write_kv_args) == 104, "attn_write_kv_args of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_gather_kv_args) == 88, "attn_gather_kv_args of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_copy_blocks_args) == 64, "attn_copy_blocks_args of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_write_kv_args) == 104, "attn_write_kv_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_gather_kv_args) == 88, "attn_gather_kv_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_copy_blocks_args) == 64, "attn_copy_blocks_args of ABI 0.2");
 
 #endif

@@ -63,7 +63,8 @@ struct attn_refused_combination {
 #define ATTN_KERNEL_COUNT 14
 
 /* One backend on one device in one variant. Arrays and text are borrowed until the sink returns;
- * the core copies them, and of the extensions those that it knows. Masks: bit 1 << code. */
+ * the core copies them, and of the extensions those that it knows. Masks: bit 1 << code; bits that
+ * the core does not know are dropped (version.h, declarations). */
 struct attn_backend_caps {
     size_t struct_size;
     const struct attn_ext *next; /* attn_mla_caps, attn_gdn_caps */
@@ -114,8 +115,8 @@ struct attn_backend_caps {
     uint64_t decode_write_kv_dtypes;
 };
 
-/* Where a probe puts what it finds. Each call returns ATTN_OK or the reason why the item was
- * refused; the probe may go on after a refusal. */
+/* Where a probe puts what it finds. Each call returns ATTN_OK or the reason why the item is left
+ * out: a core that is older than the plugin may not know its device, say. The probe goes on. */
 struct attn_probe_sink {
     size_t struct_size;
     const struct attn_ext *next;
@@ -132,9 +133,9 @@ struct attn_reason_sink {
     void (*refuse)(void *user, const char *field, const char *asked, const char *supported);
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 72, "attn_device_info of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 264, "attn_backend_caps of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_probe_sink) == 40, "attn_probe_sink of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_reason_sink) == 32, "attn_reason_sink of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 72, "attn_device_info of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 264, "attn_backend_caps of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_probe_sink) == 40, "attn_probe_sink of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_reason_sink) == 32, "attn_reason_sink of ABI 0.2");
 
 #endif

@@ -85,6 +85,6 @@ typedef void attn_collectives_destroy_fn(struct attn_collectives *collectives);
 #define ATTN_NCCL_COLLECTIVES_CREATE_SYMBOL "attn_nccl_collectives_create"
 #define ATTN_NCCL_COLLECTIVES_DESTROY_SYMBOL "attn_nccl_collectives_destroy"
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_collectives) == 64, "attn_collectives of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_collectives) == 64, "attn_collectives of ABI 0.2");
 
 #endif

@@ -77,6 +77,6 @@ struct attn_gdn_caps {   /* on attn_backend_caps */
     int32_t max_speculative_tokens;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_gdn_state) == 64, "attn_gdn_state of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_gdn_state) == 64, "attn_gdn_state of ABI 0.2");
 
 #endif

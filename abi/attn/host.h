@@ -42,9 +42,9 @@ struct attn_host {
                          void *argument);
     /* upper bound of `worker` + 1; 0 from an engine: as many as the pool would have */
     int32_t num_threads;
-    int32_t reserved;
+    uint32_t abi_version; /* towards a plugin: what the core was built for; 0 from an engine */
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_host) == 64, "attn_host of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_host) == 64, "attn_host of ABI 0.2");
 
 #endif

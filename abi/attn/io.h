@@ -52,6 +52,6 @@ struct attn_io_rope {
     int32_t reserved;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_step_io) == 72, "attn_step_io of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_step_io) == 72, "attn_step_io of ABI 0.2");
 
 #endif

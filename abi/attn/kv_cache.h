@@ -133,7 +133,7 @@ struct attn_kv_spec {
     int32_t stride_order[ATTN_KV_SPEC_MAX_DIMS];
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_kv_view) == 112, "attn_kv_view of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_kv_spec) == 176, "attn_kv_spec of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_kv_view) == 112, "attn_kv_view of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_kv_spec) == 176, "attn_kv_spec of ABI 0.2");
 
 #endif

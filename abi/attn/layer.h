@@ -74,6 +74,9 @@ struct attn_layer_desc {
     int32_t max_seq_len;  /* longest request that will be run; 0: unknown. For ranks only */
     int32_t max_num_reqs; /* likewise */
     int32_t reserved;
+    /* ATTN_FEATURE_* that runs of this layer need beyond what its other fields say: whoever has not
+     * declared them is refused at selection */
+    uint64_t needed_features;
 };
 
 /* Per-layer memory, given at bind and borrowed until the layer is destroyed or bound again; the
@@ -129,7 +132,7 @@ struct attn_mm_encoder_state {
     float *scales;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_layer_desc) == 224, "attn_layer_desc of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_layer_params) == 96, "attn_layer_params of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_layer_desc) == 232, "attn_layer_desc of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_layer_params) == 96, "attn_layer_params of ABI 0.2");
 
 #endif

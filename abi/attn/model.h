@@ -48,7 +48,7 @@ enum attn_request_class {
     ATTN_REQUEST_PREFILL = 3
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_model_options) == 40, "attn_model_options of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_plan_options) == 64, "attn_plan_options of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_model_options) == 40, "attn_model_options of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_plan_options) == 64, "attn_plan_options of ABI 0.2");
 
 #endif

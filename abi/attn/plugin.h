@@ -15,7 +15,7 @@
 struct attn_plugin {
     size_t struct_size;
     const struct attn_ext *next;
-    uint32_t abi_version; /* the one chosen from the caller's range */
+    uint32_t abi_version; /* what the plugin was built for: may exceed the caller's */
     uint32_t reserved;
     const char *name; /* of the plugin: "cpu_ref" */
     const char *version;
@@ -38,7 +38,7 @@ struct attn_plugin {
     void (*destroy)(attn_instance *instance); /* accepts NULL */
 };
 
-/* The one symbol. Answers with a plugin whose abi_version lies in min .. max, or with
+/* The one symbol. Answers with its plugin if ATTN_VERSION_SERVES(min, max), else with
  * ATTN_ERROR_ABI_VERSION and the versions that it speaks as text. Must not do anything else. */
 typedef attn_status attn_plugin_entry_fn(uint32_t abi_version_min, uint32_t abi_version_max,
                                          const struct attn_plugin **plugin,
@@ -48,6 +48,6 @@ ATTN_EXPORT attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi
                                           const struct attn_plugin **plugin,
                                           struct attn_error *error);
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_plugin) == 80, "attn_plugin of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_plugin) == 80, "attn_plugin of ABI 0.2");
 
 #endif

@@ -48,7 +48,9 @@ struct attn_plugin_info {
     const char *vendor;
     attn_status status; /* ATTN_OK, ATTN_ERROR_ABSENT (hardware), or why it was refused */
     int32_t num_backends;
-    const char *reason; /* empty if OK */
+    /* why it was refused; with ATTN_OK empty, or why the first backend or device that it reported
+     * was left out */
+    const char *reason;
 };
 
 /* One backend on one device in one variant, from the core's own copy of its declaration. */
@@ -62,7 +64,7 @@ struct attn_backend_info {
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_runtime_options) == 80,
                    "attn_runtime_options: 72 bytes and probe_deadline_ms");
-ATTN_STATIC_ASSERT(sizeof(struct attn_plugin_info) == 64, "attn_plugin_info of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_backend_info) == 32, "attn_backend_info of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_plugin_info) == 64, "attn_plugin_info of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_backend_info) == 32, "attn_backend_info of ABI 0.2");
 
 #endif

@@ -73,8 +73,8 @@ struct attn_reason {
     const char *supported; /* "64, 128, 16..256 in steps of 8" */
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_select_options) == 56, "attn_select_options of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_choice) == 72, "attn_choice of ABI 0.1");
-ATTN_STATIC_ASSERT(sizeof(struct attn_reason) == 40, "attn_reason of ABI 0.1");
+ATTN_STATIC_ASSERT(sizeof(struct attn_select_options) == 56, "attn_select_options of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_choice) == 72, "attn_choice of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_reason) == 40, "attn_reason of ABI 0.2");
 
 #endif

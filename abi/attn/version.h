@@ -7,14 +7,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A version is major << 16 | minor. While major is 0 a minor step may break; from 1.0 on a minor
- * step only appends. Both sides pass the range that they speak and the callee answers with one
- * version in it. */
+/* A version is major << 16 | minor. A minor step only appends, and versions of one major work
+ * together in both directions; a major step may break. */
 #define ATTN_MAKE_VERSION(major, minor) (((uint32_t)(major) << 16) | (uint32_t)(minor))
-#define ATTN_ABI_VERSION ATTN_MAKE_VERSION(0, 1)
-#define ATTN_ABI_VERSION_MIN ATTN_MAKE_VERSION(0, 1)
+#define ATTN_ABI_VERSION ATTN_MAKE_VERSION(0, 2)
+#define ATTN_ABI_VERSION_MIN ATTN_MAKE_VERSION(0, 2)
 #define ATTN_VERSION_MAJOR(version) ((version) >> 16)
 #define ATTN_VERSION_MINOR(version) ((version)&0xffffu)
+
+/* Negotiation. The caller passes the oldest version that it works with and the one that it was
+ * built for; the callee answers with a table whose abi_version is the one that *it* was built for,
+ * or with ATTN_ERROR_ABI_VERSION. Either may be the newer. The callee asks SERVES of the caller's
+ * range, the caller asks ACCEPTS of the answer. */
+#define ATTN_VERSION_SERVES(min, max) ((min) <= ATTN_ABI_VERSION && (max) >= ATTN_ABI_VERSION_MIN)
+#define ATTN_VERSION_ACCEPTS(version)                                                              \
+    (ATTN_VERSION_MAJOR(version) == ATTN_VERSION_MAJOR(ATTN_ABI_VERSION) &&                        \
+     (version) >= ATTN_ABI_VERSION_MIN)
 
 #if defined(__cplusplus)
 #define ATTN_STATIC_ASSERT(condition, message) static_assert(condition, message)
@@ -38,10 +46,35 @@ ATTN_STATIC_ASSERT(sizeof(void *) == 8 && sizeof(size_t) == 8,
  *     size_t struct_size;            sizeof(the struct) as the writer of it was compiled
  *     const struct attn_ext *next;   NULL, or a chain of typed extensions
  *
- * A reader takes min(struct_size, its own sizeof) bytes: a missing tail means the default, which is
- * 0 for every field unless its comment says otherwise; an unknown tail that is all zero is ignored,
- * and one that is not is refused (ATTN_ERROR_STRUCT_SIZE). A struct_size under the size of version
- * 0.1 is refused likewise. Reserved fields must be 0. */
+ * A reader takes min(struct_size, its own sizeof) bytes; a missing tail means 0, which is the
+ * default of every field. A struct_size under the one in ABI 0.2 is refused
+ * (ATTN_ERROR_STRUCT_SIZE). What an unknown tail means, written by somebody newer, depends on the
+ * class:
+ *
+ * Inputs (what an engine passes to the core: options, layers, parameters, views, batches, runs). A
+ * tail of zeros is ignored; any other is refused by name (ATTN_ERROR_STRUCT_SIZE), since ignoring
+ * it would change the result. Reserved fields must be 0 and flags known.
+ *
+ * Tables (attn_api, attn_plugin, attn_kernels, attn_host, attn_collectives, the sinks). The tail is
+ * ignored: a newer table has more slots. Before a slot that is not in ABI 0.2 is called, ask
+ * ATTN_HAS_SLOT.
+ *
+ * Declarations (attn_device_info, attn_backend_caps and their extensions). The tail is ignored, and
+ * so are bits of masks that are not known and rows of `refused` that hold such bits: no layer that
+ * the reader can describe needs them. A later field may add an ability; what it would take away has
+ * to be refused by `supports`, too.
+ *
+ * Kernels' arguments, and what they point to, are the core's. The core has refused whatever it does
+ * not know, and whatever a backend has not declared, before a kernel sees it; so a kernel looks at
+ * no struct_size. It reads the fields and looks up the extensions that it knows, and ignores the
+ * rest. A field of a later version comes with a bit of the layer or a feature that a backend has
+ * to declare. A plugin that reads such a field works with an older core, too, by asking
+ * attn_host.abi_version in create, or ATTN_HAS_FIELD in prepare. */
+#define ATTN_HAS_FIELD(pointer, field)                                                             \
+    ((size_t)((const char *)(&(pointer)->field + 1) - (const char *)(pointer)) <=                  \
+     (pointer)->struct_size)
+#define ATTN_HAS_SLOT(table, slot) (ATTN_HAS_FIELD(table, slot) && (table)->slot != NULL)
+
 struct attn_ext {
     uint32_t id;                 /* ATTN_EXT_*: which struct begins with this header */
     uint32_t flags;              /* ATTN_EXT_OPTIONAL or 0 */

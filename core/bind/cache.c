@@ -9,7 +9,7 @@
 #include "select/names.h"
 #include "util/structs.h"
 
-#define MIN_VIEW 112 /* sizes in ABI 0.1 */
+#define MIN_VIEW 112 /* sizes in ABI 0.2 */
 #define MIN_PARAMS 96
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 

@@ -4,7 +4,7 @@
 #include "bind/bound.h"
 #include "util/structs.h"
 
-#define MIN_KERNELS 168 /* size in ABI 0.1 */
+#define MIN_KERNELS 248 /* size in ABI 0.2 */
 
 /* Slots that are there together or not at all. */
 static attn_status check_groups(const struct attn_kernels *k, const char *name,
@@ -87,8 +87,8 @@ static attn_status create(attn_runtime *runtime, struct instance *instance, cons
         return error_set(error, ATTN_ERROR_PLUGIN, "create", "%s answered ATTN_OK without %s", name,
                          instance->handle == NULL ? "an instance" : "kernels");
     }
-    status = struct_read(&instance->kernels, sizeof instance->kernels, MIN_KERNELS, kernels,
-                         "attn_kernels", error);
+    status = table_read(&instance->kernels, sizeof instance->kernels, MIN_KERNELS, kernels,
+                        "attn_kernels", error);
     return status == ATTN_OK ? check_slots(instance, name, error) : status;
 }
 

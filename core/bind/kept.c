@@ -40,7 +40,7 @@ static attn_status keep_tensor(struct kept_params *kept, const struct attn_tenso
 static bool keep_extension(struct kept_params *kept, const struct attn_ext *chain, uint32_t id,
                            struct attn_ext *copy, size_t size)
 {
-    const struct attn_ext *found = ext_find(chain, id, sizeof *found);
+    const struct attn_ext *found = ext_find(chain, id);
     if (found == NULL) {
         return false;
     }

@@ -7,7 +7,7 @@
 #include "select/names.h"
 #include "util/structs.h"
 
-#define MIN_SPEC 176 /* sizes in ABI 0.1 */
+#define MIN_SPEC 176 /* sizes in ABI 0.2 */
 #define MIN_VIEW 112
 #define ALIGNMENT 256
 

@@ -8,7 +8,7 @@
 #include "select/select.h"
 #include "util/structs.h"
 
-#define MIN_MODEL_OPTIONS 40 /* size in ABI 0.1 */
+#define MIN_MODEL_OPTIONS 40 /* size in ABI 0.2 */
 
 /* The terms that a part leaves to the others. Whatever PART_MAIN keeps is the union over the
  * phases: a composed step is composed in both or the layer keeps its term and kernels of the other

@@ -465,11 +465,8 @@ static attn_status make_context(attn_plan *plan, struct attn_batch *context,
                                 struct attn_error *error)
 {
     const struct attn_batch *whole = &plan->given;
-    const size_t least =
-        offsetof(struct attn_batch_context_parallel, query_positions) + sizeof(const int32_t *);
     const struct attn_batch_context_parallel *given =
-        (const struct attn_batch_context_parallel *)ext_find(whole->next, ATTN_EXT_BATCH_CONTEXT,
-                                                             least);
+        (const struct attn_batch_context_parallel *)ext_find(whole->next, ATTN_EXT_BATCH_CONTEXT);
     if (whole->seq_lens_host == NULL && (given == NULL || given->local_seq_lens == NULL)) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "local_seq_lens",
                          "context parallelism needs seq_lens_host, or local_seq_lens of "

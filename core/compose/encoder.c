@@ -92,8 +92,7 @@ static bool serves(const attn_layer *layer)
 
 static const struct attn_mm_encoder_state *state_of(const struct attn_layer_params *params)
 {
-    return (const struct attn_mm_encoder_state *)ext_find(params->next, ATTN_EXT_MM_ENCODER_STATE,
-                                                          sizeof(struct attn_mm_encoder_state));
+    return (const struct attn_mm_encoder_state *)ext_find(params->next, ATTN_EXT_MM_ENCODER_STATE);
 }
 
 static attn_status bind_params(attn_layer *layer, const struct attn_layer_params *params,

@@ -151,7 +151,7 @@ void mla_match(struct check *check, int32_t phase)
 {
     const struct attn_mla_desc *mla = check->whole->mla;
     const struct attn_mla_caps *caps =
-        (const struct attn_mla_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_MLA, sizeof *caps);
+        (const struct attn_mla_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_MLA);
     if (mla == NULL) {
         return;
     }
@@ -351,8 +351,7 @@ attn_status mla_bind_params(attn_layer *layer, const struct attn_layer_params *p
                             struct attn_error *error)
 {
     const struct attn_mla_desc *m = layer->selected->mla;
-    const struct attn_ext *ext =
-        ext_find(params->next, ATTN_EXT_MLA_WEIGHTS, sizeof(struct attn_mla_weights));
+    const struct attn_ext *ext = ext_find(params->next, ATTN_EXT_MLA_WEIGHTS);
     const struct attn_mla_weights *weights = (const struct attn_mla_weights *)ext;
     attn_status status;
     if (!m->absorb_in_core) {
@@ -436,8 +435,7 @@ int32_t mla_padded_heads(const attn_layer *layer)
 const struct attn_tensor *mla_scale_inputs(const struct attn_step_io *io, struct head_rows *latent,
                                            const struct attn_tensor *tensors[3])
 {
-    const struct attn_io_mla *mla =
-        (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA, sizeof *mla);
+    const struct attn_io_mla *mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA);
     tensors[0] = tensors[1] = tensors[2] = NULL;
     if (mla == NULL) {
         return NULL;

@@ -372,17 +372,16 @@ static attn_status run_per_head(const struct mla_call *run, int64_t first, int64
 attn_status mla_run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                     struct attn_error *error)
 {
-    struct mla_call run = {
-        .plan = plan,
-        .p = mla_plan(plan),
-        .weights = layer_data(step->layer, &composition_mla),
-        .step = step,
-        .io = io,
-        .mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA, sizeof *run.mla),
-        .desc = step->layer->selected->mla,
-        .like = {.device = plan->model->device},
-        .heads = step->layer->desc->num_q_heads,
-        .error = error};
+    struct mla_call run = {.plan = plan,
+                           .p = mla_plan(plan),
+                           .weights = layer_data(step->layer, &composition_mla),
+                           .step = step,
+                           .io = io,
+                           .mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA),
+                           .desc = step->layer->selected->mla,
+                           .like = {.device = plan->model->device},
+                           .heads = step->layer->desc->num_q_heads,
+                           .error = error};
     struct rows activations = step->k;
     tensor_set_kind(&run.like, activations.kind);
     int64_t first = plan->first_row, end = first + plan->split.num_decode_tokens;
@@ -457,8 +456,7 @@ attn_status mla_check_io(const attn_plan *plan, const struct step *step,
                          const struct attn_step_io *io, bool writes, bool attends,
                          struct attn_error *error)
 {
-    const struct attn_io_mla *mla =
-        (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA, sizeof *mla);
+    const struct attn_io_mla *mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA);
     const struct attn_mla_desc *m = step->layer->selected->mla;
     const char *name = step->layer->desc->name;
     if (mla == NULL || io->q != NULL || io->k != NULL || io->v != NULL) {

@@ -66,8 +66,7 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
                        struct attn_error *error)
 {
     const struct quant *quant = plan_data(plan, &composition_output_quant);
-    const struct attn_ext *ext =
-        ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT, sizeof(struct attn_io_output_quant));
+    const struct attn_ext *ext = ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
     const struct attn_layer_desc *layer = step->layer->desc;
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
     int64_t shape[3] = {plan->given.num_actual_tokens, step->out.heads, step->out.head_size};

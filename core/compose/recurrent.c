@@ -7,7 +7,7 @@
 #include "step/schedule.h"
 #include "util/structs.h"
 
-#define MIN_STATE 64 /* size in ABI 0.1 */
+#define MIN_STATE 64 /* size in ABI 0.2 */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 
@@ -45,7 +45,7 @@ static void match(struct check *check, int32_t phase)
     (void)phase;
     const struct attn_gdn_desc *gdn = check->whole->gdn;
     const struct attn_gdn_caps *caps =
-        (const struct attn_gdn_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_GDN, sizeof *caps);
+        (const struct attn_gdn_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_GDN);
     if (gdn == NULL) {
         return;
     }
@@ -173,8 +173,7 @@ static attn_status bind_params(attn_layer *layer, const struct attn_layer_params
                                struct attn_error *error)
 {
     const struct attn_gdn_desc *g = layer->selected->gdn;
-    const struct attn_ext *ext =
-        ext_find(params->next, ATTN_EXT_GDN_WEIGHTS, sizeof(struct attn_gdn_weights));
+    const struct attn_ext *ext = ext_find(params->next, ATTN_EXT_GDN_WEIGHTS);
     const struct attn_gdn_weights *weights = (const struct attn_gdn_weights *)ext;
     const char *name = layer->desc->name;
     int64_t channels =
@@ -264,8 +263,7 @@ static void cut_states(const struct attn_batch_gdn *whole, int32_t first,
 
 static attn_status make_views(attn_plan *plan, struct attn_error *error)
 {
-    const struct attn_ext *ext =
-        ext_find(plan->given.next, ATTN_EXT_BATCH_GDN, sizeof(struct attn_batch_gdn));
+    const struct attn_ext *ext = ext_find(plan->given.next, ATTN_EXT_BATCH_GDN);
     const struct attn_gdn_desc *g = plan->steps[0].layer->selected->gdn;
     if (ext == NULL) {
         return BAD("attn_batch_gdn", "is not on the batch; layer '%s' needs its state_slots",
@@ -344,8 +342,7 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, bool writes, bool attends,
                             struct attn_error *error)
 {
-    const struct attn_io_gdn *gdn =
-        (const struct attn_io_gdn *)ext_find(io->next, ATTN_EXT_IO_GDN, sizeof *gdn);
+    const struct attn_io_gdn *gdn = (const struct attn_io_gdn *)ext_find(io->next, ATTN_EXT_IO_GDN);
     const struct attn_gdn_desc *g = step->layer->selected->gdn;
     int64_t rows = plan->num_tokens, keys = 2 * (int64_t)g->num_k_heads * g->head_size_k;
     (void)writes; /* the state moves with the attend */

@@ -108,9 +108,7 @@ size_t queries_lay_out(attn_plan *plan, size_t at)
 
 const int32_t *queries_split_lens(const attn_plan *plan)
 {
-    const size_t least =
-        offsetof(struct attn_batch_context_parallel, query_lens_host) + sizeof(const int32_t *);
-    const struct attn_ext *ext = ext_find(plan->given.next, ATTN_EXT_BATCH_CONTEXT, least);
+    const struct attn_ext *ext = ext_find(plan->given.next, ATTN_EXT_BATCH_CONTEXT);
     return ext != NULL && layer_splits_queries(plan->steps[0].layer)
                ? ((const struct attn_batch_context_parallel *)ext)->query_lens_host
                : NULL;

@@ -120,6 +120,7 @@ void host_init(struct attn_host *host, struct host_services *services, int32_t n
     host->release = services_release;
     host->parallel_for = services_parallel_for;
     host->num_threads = num_threads;
+    host->abi_version = ATTN_ABI_VERSION;
 }
 
 void *host_alloc(const struct attn_host *host, size_t size)

@@ -4,6 +4,7 @@
 #include <attn/gdn.h>
 #include <attn/mla.h>
 #include <attn/types.h>
+#include <string.h>
 
 #include "util/structs.h"
 #include "util/text.h"
@@ -54,36 +55,50 @@ attn_status device_check(const struct attn_device_info *d, struct attn_error *er
     return ATTN_OK;
 }
 
-/* A mask with bits that this ABI does not know would mean that nobody checks them. */
+#define MASK(field, count)                                                                         \
+    {                                                                                              \
+        offsetof(struct attn_backend_caps, field), count                                           \
+    }
+/* Every mask, and how many of its bits this ABI knows. */
+static const struct {
+    size_t offset;
+    int32_t count;
+} masks[] = {MASK(kernels, ATTN_KERNEL_COUNT),
+             MASK(layer_kinds, ATTN_LAYER_KIND_COUNT),
+             MASK(phases, ATTN_PHASE_COUNT),
+             MASK(dtypes, ATTN_DTYPE_COUNT),
+             MASK(kv_dtypes, ATTN_KV_DTYPE_COUNT),
+             MASK(q_dtypes, ATTN_DTYPE_COUNT),
+             MASK(terms, ATTN_TERM_COUNT),
+             MASK(features, ATTN_FEATURE_COUNT),
+             MASK(walks, NUM_WALKS),
+             MASK(layouts, ATTN_KV_LAYOUT_COUNT),
+             MASK(k_scale_forms, NUM_SCALE_FORMS),
+             MASK(v_scale_forms, NUM_SCALE_FORMS),
+             MASK(p_scale_forms, NUM_SCALE_FORMS),
+             MASK(output_forms, ATTN_OUTPUT_FORM_COUNT),
+             MASK(decode_write_kv_dtypes, ATTN_KV_DTYPE_COUNT)};
+
+void caps_trim(struct attn_backend_caps *c)
+{
+    for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
+        uint64_t mask;
+        memcpy(&mask, (char *)c + masks[i].offset, sizeof mask);
+        mask &= BIT(masks[i].count) - 1;
+        memcpy((char *)c + masks[i].offset, &mask, sizeof mask);
+    }
+}
+
+bool refused_trim(struct attn_refused_combination *row)
+{
+    const bool any_cache = row->kv_dtypes == 0;
+    row->kv_dtypes &= BIT(ATTN_KV_DTYPE_COUNT) - 1;
+    return row->terms >> ATTN_TERM_COUNT == 0 && row->features >> ATTN_FEATURE_COUNT == 0 &&
+           (any_cache || row->kv_dtypes != 0);
+}
+
 static attn_status check_masks(const struct attn_backend_caps *c, struct attn_error *error)
 {
-    const struct {
-        const char *field;
-        uint64_t mask;
-        int32_t count;
-    } masks[] = {
-        {"kernels", c->kernels, ATTN_KERNEL_COUNT},
-        {"layer_kinds", c->layer_kinds, ATTN_LAYER_KIND_COUNT},
-        {"phases", c->phases, ATTN_PHASE_COUNT},
-        {"dtypes", c->dtypes, ATTN_DTYPE_COUNT},
-        {"kv_dtypes", c->kv_dtypes, ATTN_KV_DTYPE_COUNT},
-        {"q_dtypes", c->q_dtypes, ATTN_DTYPE_COUNT},
-        {"terms", c->terms, ATTN_TERM_COUNT},
-        {"features", c->features, ATTN_FEATURE_COUNT},
-        {"walks", c->walks, NUM_WALKS},
-        {"layouts", c->layouts, ATTN_KV_LAYOUT_COUNT},
-        {"k_scale_forms", c->k_scale_forms, NUM_SCALE_FORMS},
-        {"v_scale_forms", c->v_scale_forms, NUM_SCALE_FORMS},
-        {"p_scale_forms", c->p_scale_forms, NUM_SCALE_FORMS},
-        {"output_forms", c->output_forms, ATTN_OUTPUT_FORM_COUNT},
-        {"decode_write_kv_dtypes", c->decode_write_kv_dtypes, ATTN_KV_DTYPE_COUNT},
-    };
-    for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
-        if (masks[i].mask >> masks[i].count != 0) {
-            return BAD(masks[i].field, "%s: %s is %#llx; bits from %d on are not known", c->name,
-                       masks[i].field, (unsigned long long)masks[i].mask, masks[i].count);
-        }
-    }
     if (c->kernels == 0 || c->layer_kinds == 0 || c->phases == 0 || c->dtypes == 0) {
         return BAD("kernels", "%s: kernels, layer_kinds, phases and dtypes may not be empty",
                    c->name);
@@ -100,10 +115,6 @@ static attn_status check_refused(const struct attn_backend_caps *c, int32_t at,
                                  struct attn_error *error)
 {
     const struct attn_refused_combination *row = &c->refused[at];
-    if (row->terms >> ATTN_TERM_COUNT != 0 || row->features >> ATTN_FEATURE_COUNT != 0 ||
-        row->kv_dtypes >> ATTN_KV_DTYPE_COUNT != 0) {
-        return BAD("refused", "%s: refused[%d] has bits that are not known", c->name, at);
-    }
     if (row->terms == 0 && row->features == 0 && row->kv_dtypes == 0) {
         return BAD("refused", "%s: refused[%d] is empty and would refuse every layer", c->name, at);
     }
@@ -287,13 +298,13 @@ static attn_status check_extensions(const struct attn_backend_caps *c, struct at
     uint32_t seen = 0;
     for (const struct attn_ext *ext = c->next; ext != NULL; ext = ext->next) {
         const bool mla = ext->id == ATTN_EXT_CAPS_MLA;
-        const size_t size = mla ? sizeof(struct attn_mla_caps) : sizeof(struct attn_gdn_caps);
+        const size_t known = mla ? sizeof(struct attn_mla_caps) : sizeof(struct attn_gdn_caps);
+        const size_t size = ext->struct_size < known ? ext->struct_size : known;
         if (!mla && ext->id != ATTN_EXT_CAPS_GDN) {
             continue;
         }
-        if (seen & 1u << ext->id || ext->struct_size < size) {
-            return BAD("next", "%s: extension %u stands twice, or is smaller than %zu bytes",
-                       c->name, ext->id, size);
+        if (seen & 1u << ext->id) {
+            return BAD("next", "%s: extension %u stands twice", c->name, ext->id);
         }
         seen |= 1u << ext->id;
         const int32_t *numbers = (const int32_t *)(const void *)(ext + 1);

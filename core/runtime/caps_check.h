@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a backend may declare: nothing that this ABI does not know, nothing that cannot be, nothing
- * that contradicts something else of it. */
+/* What a backend may declare: nothing that cannot be, nothing that contradicts something else of
+ * it. What this ABI does not know is left out (declarations, attn/version.h). */
 #ifndef CORE_RUNTIME_CAPS_CHECK_H
 #define CORE_RUNTIME_CAPS_CHECK_H
 
 #include <attn/capability.h>
 
 #include "util/error.h"
+
+/* Takes bits that are not known out of all masks. */
+void caps_trim(struct attn_backend_caps *caps);
+/* Takes unknown kv_dtypes out of a row. False: a layer that it refuses cannot be described here. */
+bool refused_trim(struct attn_refused_combination *row);
 
 /* `variant` is not NULL; extensions have passed ext_check. */
 attn_status caps_check(const struct attn_backend_caps *caps, struct attn_error *error);

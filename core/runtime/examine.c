@@ -60,7 +60,11 @@ static attn_status adopt(attn_runtime *runtime, struct plugin *plugin, const str
     if (!whole) {
         return error_set(why, ATTN_ERROR_PLUGIN, "probe", "its record is malformed");
     }
-    return found_status(found, why);
+    attn_status status = found_status(found, why);
+    if (status == ATTN_OK && record->message[0] != '\0') {
+        found_note(found, record->field, record->message);
+    }
+    return status;
 }
 
 static attn_status keep(attn_runtime *runtime, const struct plugin *plugin, attn_status status,

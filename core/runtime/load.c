@@ -16,7 +16,7 @@
 #include "util/structs.h"
 #include "util/text.h"
 
-#define MIN_PLUGIN 80 /* size in ABI 0.1 */
+#define MIN_PLUGIN 80 /* size in ABI 0.2 */
 #define MAX_LABEL 127
 #define REFUSE(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
 
@@ -89,13 +89,12 @@ static attn_status check_file(const struct plugin *plugin, struct probe_key *now
 
 static attn_status check_table(const struct attn_plugin *table, struct attn_error *error)
 {
-    if (table->abi_version < ATTN_ABI_VERSION_MIN || table->abi_version > ATTN_ABI_VERSION) {
+    if (!ATTN_VERSION_ACCEPTS(table->abi_version)) {
         return error_set(
             error, ATTN_ERROR_ABI_VERSION, "abi_version",
-            "the plugin chose ABI %u.%u; %u.%u to %u.%u were offered",
+            "the plugin was built for ABI %u.%u; %u.%u and later ones of that major are served",
             ATTN_VERSION_MAJOR(table->abi_version), ATTN_VERSION_MINOR(table->abi_version),
-            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION_MIN), ATTN_VERSION_MINOR(ATTN_ABI_VERSION_MIN),
-            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION), ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
+            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION_MIN), ATTN_VERSION_MINOR(ATTN_ABI_VERSION_MIN));
     }
     if (!text_is_name(table->name)) {
         return REFUSE("name", "the plugin's name is not [a-z][a-z0-9_]* of at most 63 bytes");
@@ -167,8 +166,8 @@ static attn_status call_entry(struct plugin *plugin, void *symbol, struct attn_e
     if (table == NULL) {
         return REFUSE("entry", "answered ATTN_OK without a table");
     }
-    return struct_read(&plugin->table_copy, sizeof plugin->table_copy, MIN_PLUGIN, table,
-                       "attn_plugin", error);
+    return table_read(&plugin->table_copy, sizeof plugin->table_copy, MIN_PLUGIN, table,
+                      "attn_plugin", error);
 }
 
 attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct attn_error *error)

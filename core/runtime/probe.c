@@ -1,34 +1,43 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runtime/probe.h"
 
+#include <attn/gdn.h>
+#include <attn/mla.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "runtime/caps_check.h"
 #include "util/structs.h"
 
-#define MIN_DEVICE_INFO 72 /* sizes in ABI 0.1 */
-#define MIN_CAPS 256
+#define MIN_DEVICE_INFO 72 /* sizes in ABI 0.2 */
+#define MIN_CAPS 264
 #define MAX_DEVICES 64
 #define MAX_BACKENDS 256
-#define BAD(field, ...) error_set(&found->error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
+#define BAD(field, ...) error_set(&error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
 
-static attn_status no_memory(struct found *found)
+static attn_status no_memory(struct attn_error *error)
 {
-    return error_set(&found->error, ATTN_ERROR_OUT_OF_MEMORY, "probe",
-                     "no memory for what it reports");
+    return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "probe", "no memory for what it reports");
+}
+
+/* The end of one item: of those that are left out, the first one's reason is kept. */
+static attn_status left_out(struct found *found, attn_status status, const struct attn_error *error)
+{
+    if (status != ATTN_OK && found->status == ATTN_OK) {
+        found->status = status;
+        found->error = *error;
+    }
+    return status;
 }
 
 static attn_status take_device(void *user, const struct attn_device_info *info)
 {
     struct found *found = user;
     struct attn_device_info device;
-    if (found->status != ATTN_OK) {
-        return found->status; /* the first reason is the one that is kept */
-    }
-    attn_status status = struct_read(&device, sizeof device, MIN_DEVICE_INFO, info,
-                                     "attn_device_info", &found->error);
-    status = status ? status : device_check(&device, &found->error);
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_status status =
+        table_read(&device, sizeof device, MIN_DEVICE_INFO, info, "attn_device_info", &error);
+    status = status ? status : device_check(&device, &error);
     if (status == ATTN_OK && found->num_devices == MAX_DEVICES) {
         status = BAD("device", "more than %d devices", MAX_DEVICES);
     }
@@ -37,13 +46,12 @@ static attn_status take_device(void *user, const struct attn_device_info *info)
         device.name = arena_string(found->arena, device.name);
         device.arch = arena_string(found->arena, device.arch);
         device.isa = arena_string(found->arena, device.isa != NULL ? device.isa : "");
-        status = device.name && device.arch && device.isa ? ATTN_OK : no_memory(found);
+        status = device.name && device.arch && device.isa ? ATTN_OK : no_memory(&error);
     }
     if (status == ATTN_OK) {
         found->devices[found->num_devices++] = device;
     }
-    found->status = status;
-    return status;
+    return left_out(found, status, &error);
 }
 
 static void *copy_array(struct arena *arena, const void *array, int32_t count, size_t size,
@@ -67,12 +75,16 @@ static struct attn_ext *copy_extensions(struct arena *arena, const struct attn_e
         if (next->id != ATTN_EXT_CAPS_MLA && next->id != ATTN_EXT_CAPS_GDN) {
             continue;
         }
-        struct attn_ext *copy = arena_alloc(arena, next->struct_size);
+        const size_t known = next->id == ATTN_EXT_CAPS_MLA ? sizeof(struct attn_mla_caps)
+                                                           : sizeof(struct attn_gdn_caps);
+        const size_t size = next->struct_size < known ? next->struct_size : known;
+        struct attn_ext *copy = arena_alloc(arena, known); /* a missing tail is 0 */
         if (copy == NULL) {
             *failed = true;
             return first;
         }
-        memcpy(copy, next, next->struct_size);
+        memcpy(copy, next, size);
+        copy->struct_size = known;
         copy->next = NULL;
         *last = copy;
         last = (struct attn_ext **)(uintptr_t)&copy->next;
@@ -81,7 +93,7 @@ static struct attn_ext *copy_extensions(struct arena *arena, const struct attn_e
 }
 
 static attn_status copy_caps(struct found *found, const struct attn_backend_caps *source,
-                             struct backend *backend)
+                             struct backend *backend, struct attn_error *error)
 {
     struct attn_backend_caps *caps = &backend->caps;
     struct attn_refused_combination *refused;
@@ -101,16 +113,20 @@ static attn_status copy_caps(struct found *found, const struct attn_backend_caps
                                    sizeof *caps->block_sizes, &failed);
     refused =
         copy_array(found->arena, source->refused, source->num_refused, sizeof *refused, &failed);
+    caps->num_refused = 0;
     for (int32_t i = 0; i < source->num_refused && !failed; i++) {
-        const char *why = source->refused[i].why;
-        refused[i].why = arena_string(found->arena, why != NULL ? why : "");
-        failed |= refused[i].why == NULL;
+        struct attn_refused_combination row = source->refused[i];
+        if (refused_trim(&row)) {
+            row.why = arena_string(found->arena, row.why != NULL ? row.why : "");
+            failed |= row.why == NULL;
+            refused[caps->num_refused++] = row;
+        }
     }
     caps->refused = refused;
     caps->next = copy_extensions(found->arena, source->next, &failed);
     failed |=
         !backend->full_name || !caps->name || !caps->variant || !caps->version || !caps->vendor;
-    return failed ? no_memory(found) : ATTN_OK;
+    return failed ? no_memory(error) : ATTN_OK;
 }
 
 static attn_status take_backend(void *user, const struct attn_backend_caps *given)
@@ -118,14 +134,13 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *give
     static const uint32_t known[] = {ATTN_EXT_CAPS_MLA, ATTN_EXT_CAPS_GDN};
     struct found *found = user;
     struct attn_backend_caps caps;
-    if (found->status != ATTN_OK) {
-        return found->status;
-    }
+    struct attn_error error = ATTN_ERROR_INIT;
     attn_status status =
-        struct_read(&caps, sizeof caps, MIN_CAPS, given, "attn_backend_caps", &found->error);
-    status = status ? status : ext_check(caps.next, known, 2, "attn_backend_caps", &found->error);
+        table_read(&caps, sizeof caps, MIN_CAPS, given, "attn_backend_caps", &error);
+    status = status ? status : ext_check(caps.next, known, 2, "attn_backend_caps", &error);
     caps.variant = caps.variant != NULL ? caps.variant : "";
-    status = status ? status : caps_check(&caps, &found->error);
+    caps_trim(&caps);
+    status = status ? status : caps_check(&caps, &error);
     if (status == ATTN_OK && found->num_backends == MAX_BACKENDS) {
         status = BAD("backend", "more than %d backends", MAX_BACKENDS);
     }
@@ -138,11 +153,10 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *give
         }
     }
     if (status == ATTN_OK) {
-        status = copy_caps(found, &caps, &found->backends[found->num_backends]);
+        status = copy_caps(found, &caps, &found->backends[found->num_backends], &error);
     }
     found->num_backends += status == ATTN_OK;
-    found->status = status;
-    return status;
+    return left_out(found, status, &error);
 }
 
 attn_status found_init(struct found *found, struct arena *arena, struct attn_error *error)
@@ -179,25 +193,42 @@ static bool reported(const struct found *found, struct attn_device device)
     return false;
 }
 
-attn_status found_status(const struct found *found, struct attn_error *error)
+/* Backends on devices that were not reported are left out. */
+static void drop_homeless(struct found *found)
 {
+    int32_t kept = 0;
+    for (int32_t i = 0; i < found->num_backends; i++) {
+        const struct attn_backend_caps *caps = &found->backends[i].caps;
+        struct attn_error error = ATTN_ERROR_INIT;
+        if (reported(found, caps->device)) {
+            found->backends[kept++] = found->backends[i];
+            continue;
+        }
+        attn_status status =
+            BAD("device", "%s is on device type %d, id %d, which its probe did not report",
+                caps->name, caps->device.type, caps->device.id);
+        (void)left_out(found, status, &error);
+    }
+    found->num_backends = kept;
+}
+
+attn_status found_status(struct found *found, struct attn_error *error)
+{
+    drop_homeless(found);
+    if (found->num_backends > 0 && found->status != ATTN_ERROR_OUT_OF_MEMORY) {
+        return ATTN_OK;
+    }
     if (found->status != ATTN_OK) {
         return error_set(error, found->status, found->error.field, "%s", found->error.message);
     }
-    for (int32_t i = 0; i < found->num_backends; i++) {
-        const struct attn_backend_caps *caps = &found->backends[i].caps;
-        if (!reported(found, caps->device)) {
-            return error_set(error, ATTN_ERROR_PLUGIN, "device",
-                             "%s is on device type %d, id %d, which its probe did not report",
-                             caps->name, caps->device.type, caps->device.id);
-        }
-    }
-    return found->num_backends > 0
-               ? ATTN_OK
-               : error_set(error, ATTN_ERROR_PLUGIN, "probe",
-                           "answered ok and reported no backend; hardware that is not "
-                           "there is status %d",
-                           ATTN_ERROR_ABSENT);
+    return error_set(error, ATTN_ERROR_PLUGIN, "probe",
+                     "answered ok and reported no backend; hardware that is not there is status %d",
+                     ATTN_ERROR_ABSENT);
+}
+
+void found_note(struct found *found, const char *field, const char *message)
+{
+    found->status = error_set(&found->error, ATTN_ERROR_PLUGIN, field, "%s", message);
 }
 
 attn_status plugin_probe(const struct attn_host *host, const struct attn_plugin *table,
@@ -206,7 +237,7 @@ attn_status plugin_probe(const struct attn_host *host, const struct attn_plugin 
     const struct attn_probe_sink sink = found_sink(found);
     struct attn_error why = ATTN_ERROR_INIT;
     attn_status status = table->probe(host, &sink, &why);
-    /* What was wrong with an item says more than the probe's own end. */
+    /* What was wrong with an item says more than the probe's own end, which may be that status. */
     return status == ATTN_OK || found->status != ATTN_OK ? found_status(found, error)
                                                          : error_relay(error, status, &why);
 }

@@ -12,7 +12,7 @@ struct found {
     int32_t num_devices;
     struct backend *backends;
     int32_t num_backends;
-    attn_status status; /* of the first item that was refused */
+    attn_status status; /* of the first item that was left out */
     struct attn_error error;
 };
 
@@ -21,11 +21,12 @@ attn_status found_init(struct found *found, struct arena *arena, struct attn_err
 void found_reset(struct found *found);
 /* Checks and copies what is put into it. */
 struct attn_probe_sink found_sink(struct found *found);
-/* Of the first item that was refused, or of the whole: backends on devices that were reported, one
- * at least. */
-attn_status found_status(const struct found *found, struct attn_error *error);
+/* ATTN_OK if a backend is left, on a device that was reported; else why the first was left out. */
+attn_status found_status(struct found *found, struct attn_error *error);
+/* Puts back, from a record, why an item was left out. */
+void found_note(struct found *found, const char *field, const char *message);
 
-/* Asks the plugin's probe. A contradiction in what it says refuses the plugin as a whole. */
+/* Asks the plugin's probe. A contradiction in what it says of one backend leaves that one out. */
 attn_status plugin_probe(const struct attn_host *host, const struct attn_plugin *table,
                          struct found *found, struct attn_error *error);
 

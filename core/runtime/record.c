@@ -247,6 +247,10 @@ void record_write(struct text *out, const struct record *record, const struct fo
     int32_t num_devices = whole ? found->num_devices : 0,
             num_backends = whole ? found->num_backends : 0;
     const size_t start = out->length;
+    if (whole && found->status != ATTN_OK) {
+        head.field = found->error.field;
+        head.message = found->error.message;
+    }
     text_add_bytes(out, MAGIC, 8);
     code_integer(&c, RECORD_FORMAT, 8);
     code_integer(&c, 0, 8); /* size and sum come last */

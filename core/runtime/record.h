@@ -18,7 +18,7 @@
 #include "util/arena.h"
 #include "util/text.h"
 
-#define RECORD_FORMAT 2
+#define RECORD_FORMAT 3
 #define RECORD_MAX_SIZE ((size_t)4 << 20)
 
 struct found;
@@ -27,7 +27,7 @@ struct record {
     struct probe_key key;
     const char *file;
     attn_status status; /* of loading and probing; no items unless ATTN_OK */
-    const char *field;  /* why not; clean text */
+    const char *field;  /* why not, or why an item was left out; clean text */
     const char *message;
     uint32_t abi_version; /* 0 and empty names: refused before they were known */
     const char *name;

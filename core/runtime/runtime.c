@@ -16,7 +16,7 @@
 #include "util/structs.h"
 #include "util/text.h"
 
-#define MIN_OPTIONS 72 /* sizes in ABI 0.1 */
+#define MIN_OPTIONS 80 /* sizes in ABI 0.2 */
 #define MIN_HOST 64
 #define MIN_PLUGIN_INFO 64
 #define MIN_DEVICE_INFO 72
@@ -131,13 +131,27 @@ static attn_status add_backends(attn_runtime *runtime, int32_t plugin, const str
     return ATTN_OK;
 }
 
+/* Why a plugin, or, where its status is ATTN_OK, something that it reports, was left out. */
+static attn_status keep_reason(attn_runtime *runtime, struct plugin *plugin,
+                               const struct attn_error *why, struct attn_error *error)
+{
+    char reason[sizeof why->field + sizeof why->message + 4];
+    snprintf(reason, sizeof reason, "%s%s%s", why->field, why->field[0] != '\0' ? ": " : "",
+             why->message);
+    plugin->reason = arena_string(&runtime->arena, reason);
+    runtime_log(runtime, plugin->status == ATTN_ERROR_ABSENT ? ATTN_LOG_INFO : ATTN_LOG_WARN,
+                "%s: %s", plugin->file, reason);
+    return plugin->reason != NULL
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plugins", "no memory for a reason");
+}
+
 /* One bad plugin never fails the enumeration; its reason is kept. Only memory ends it. */
 static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct found *found,
                                struct attn_error *error)
 {
     struct plugin *plugin = &runtime->plugins[index];
     struct attn_error why = ATTN_ERROR_INIT;
-    char reason[sizeof why.field + sizeof why.message + 4];
     if (plugin->status != ATTN_OK) {
         return ATTN_OK;
     }
@@ -147,21 +161,15 @@ static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct foun
     }
     if (status == ATTN_OK) {
         add_devices(runtime, found);
-        return ATTN_OK;
+        return found->status == ATTN_OK ? ATTN_OK
+                                        : keep_reason(runtime, plugin, &found->error, error);
     }
     /* A plugin may say that it found no memory; only our own lack of it ends the enumeration. */
     if (status == ATTN_ERROR_OUT_OF_MEMORY && runtime->arena.failed) {
         return error_set(error, status, "plugins", "no memory while reading %s", plugin->file);
     }
-    snprintf(reason, sizeof reason, "%s%s%s", why.field, why.field[0] != '\0' ? ": " : "",
-             why.message);
     plugin->status = status;
-    plugin->reason = arena_string(&runtime->arena, reason);
-    runtime_log(runtime, status == ATTN_ERROR_ABSENT ? ATTN_LOG_INFO : ATTN_LOG_WARN, "%s: %s",
-                plugin->file, reason);
-    return plugin->reason != NULL
-               ? ATTN_OK
-               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plugins", "no memory for a reason");
+    return keep_reason(runtime, plugin, &why, error);
 }
 
 static int compare_backends(const void *a, const void *b)
@@ -222,8 +230,8 @@ static attn_status make_host(attn_runtime *runtime, const struct attn_runtime_op
     struct host_services *services = &runtime->services;
     attn_status status = ATTN_OK;
     if (options->host != NULL) {
-        status = struct_read(&services->engine, sizeof services->engine, MIN_HOST, options->host,
-                             "attn_host", error);
+        status = table_read(&services->engine, sizeof services->engine, MIN_HOST, options->host,
+                            "attn_host", error);
     }
     if (status == ATTN_OK &&
         (services->engine.allocate == NULL) != (services->engine.release == NULL)) {

@@ -5,7 +5,7 @@
 #include "select/select.h"
 #include "util/structs.h"
 
-#define MIN_CHOICE 72 /* sizes in ABI 0.1 */
+#define MIN_CHOICE 72 /* sizes in ABI 0.2 */
 #define MIN_REASON 40
 
 attn_assignment *assignment_keep(const attn_assignment *assignment)

@@ -9,7 +9,7 @@
 #include "select/names.h"
 #include "util/structs.h"
 
-#define MIN_LAYER_DESC 224 /* sizes in ABI 0.1 */
+#define MIN_LAYER_DESC 232 /* sizes in ABI 0.2 */
 #define MAX_BLOCK 65536
 #define MAX_NAME 1023
 #define MAX_WINDOW (1 << 30)
@@ -96,6 +96,11 @@ static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_er
         return BAD("soft_cap",
                    "layer '%s': soft_cap is %g; it must be finite and 0 (none) or above", l->name,
                    (double)l->soft_cap);
+    }
+    if (l->needed_features >> ATTN_FEATURE_COUNT != 0) {
+        return BAD("needed_features",
+                   "layer '%s': needed_features is %#llx; bits from %d on are not known here",
+                   l->name, (unsigned long long)l->needed_features, ATTN_FEATURE_COUNT);
     }
     if (l->padded_page_bytes < 0 || l->padded_page_bytes > MAX_PAGE) {
         return BAD("padded_page_bytes", "layer '%s': padded_page_bytes is %lld; 0 to %lld", l->name,

@@ -25,7 +25,7 @@ attn_status layer_ranges(const char *name, const struct ranged *ranges, size_t c
 static void *copy_ext(struct arena *arena, const struct attn_ext *next, uint32_t id, size_t size,
                       bool *failed)
 {
-    const struct attn_ext *ext = ext_find(next, id, sizeof *ext);
+    const struct attn_ext *ext = ext_find(next, id);
     struct attn_ext *copy;
     if (ext == NULL) {
         return NULL;

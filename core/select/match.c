@@ -144,6 +144,12 @@ static void hold_features(struct check *check, int32_t phase)
                        "batch_invariant", "yes");
     check_need_feature(check, l->batch_invariant >= 2, ATTN_FEATURE_BATCH_INVARIANT_PREFIX,
                        "batch_invariant", "with prefix caching");
+    uint64_t missing = l->needed_features & ~check->caps->features;
+    for (int32_t i = 0; i < ATTN_FEATURE_COUNT; i++) {
+        if (missing >> i & 1) {
+            check_refuse_number(check, "needed_features", i, "bits of the backend's features");
+        }
+    }
     /* The levels below ALWAYS speak of the decode way only. */
     if (l->graph_level > check->match->graph_level &&
         (phase == ATTN_PHASE_DECODE || l->graph_level == ATTN_GRAPH_ALWAYS)) {

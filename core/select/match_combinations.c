@@ -31,7 +31,7 @@ static uint64_t features_of(const struct attn_layer_desc *l)
     features |= l->device_seq_lens_only ? ATTN_FEATURE_DEVICE_SEQ_LENS : 0;
     features |= l->q_scale_form != ATTN_SCALE_NONE ? ATTN_FEATURE_QUANTIZED_QUERY : 0;
     features |= l->batch_invariant >= 1 ? ATTN_FEATURE_BATCH_INVARIANT : 0;
-    return features;
+    return features | l->needed_features;
 }
 
 void check_combinations(struct check *check)

@@ -8,7 +8,7 @@
 #include "step/schedule.h"
 #include "util/structs.h"
 
-#define MIN_PLAN_OPTIONS 64 /* sizes in ABI 0.1 */
+#define MIN_PLAN_OPTIONS 64 /* sizes in ABI 0.2 */
 #define MIN_LIMITS 40
 #define NO_MEMORY(error)                                                                           \
     error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for the plan")

@@ -6,7 +6,7 @@
 #include "step/schedule.h"
 #include "util/structs.h"
 
-#define MIN_IO 72 /* size in ABI 0.1 */
+#define MIN_IO 72 /* size in ABI 0.2 */
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 
 attn_status step_check_out(const attn_plan *plan, const struct step *step,
@@ -58,8 +58,7 @@ static attn_status check_keys_io(const struct step *step, const struct attn_step
 
 static bool has_rope(const struct attn_step_io *io)
 {
-    return io->next != NULL &&
-           ext_find(io->next, ATTN_EXT_IO_ROPE, sizeof(struct attn_io_rope)) != NULL;
+    return io->next != NULL && ext_find(io->next, ATTN_EXT_IO_ROPE) != NULL;
 }
 
 /* Does this run write keys? A cross layer brings them once, and a shared cache is another's to

@@ -11,10 +11,9 @@
 #define MAX_CHAIN 64
 #define HEADER_SIZE (sizeof(size_t) + sizeof(void *))
 
-attn_status struct_read(void *copy, size_t size, size_t minimum, const void *source,
-                        const char *name, struct attn_error *error)
+static attn_status read_known(void *copy, size_t size, size_t minimum, const void *source,
+                              const char *name, struct attn_error *error)
 {
-    const unsigned char *bytes = source;
     size_t given = 0;
 
     memset(copy, 0, size);
@@ -28,6 +27,28 @@ attn_status struct_read(void *copy, size_t size, size_t minimum, const void *sou
                          "%s.struct_size is %zu; allowed are %zu to %d", name, given, minimum,
                          MAX_STRUCT_SIZE);
     }
+    memcpy(copy, source, given < size ? given : size);
+    memcpy(copy, &size, sizeof size);
+    return ATTN_OK;
+}
+
+attn_status table_read(void *copy, size_t size, size_t minimum, const void *source,
+                       const char *name, struct attn_error *error)
+{
+    return read_known(copy, size, minimum, source, name, error);
+}
+
+attn_status struct_read(void *copy, size_t size, size_t minimum, const void *source,
+                        const char *name, struct attn_error *error)
+{
+    const unsigned char *bytes = source;
+    size_t given = 0;
+    attn_status status = read_known(copy, size, minimum, source, name, error);
+
+    if (status != ATTN_OK) {
+        return status;
+    }
+    memcpy(&given, source, sizeof given);
     for (size_t at = size; at < given; at++) {
         if (bytes[at] != 0) {
             return error_set(error, ATTN_ERROR_STRUCT_SIZE, name,
@@ -36,8 +57,6 @@ attn_status struct_read(void *copy, size_t size, size_t minimum, const void *sou
                              name, given, at, size);
         }
     }
-    memcpy(copy, source, given < size ? given : size);
-    memcpy(copy, &size, sizeof size);
     return ATTN_OK;
 }
 
@@ -60,34 +79,35 @@ attn_status struct_write(void *destination, const void *source, size_t size, siz
     return ATTN_OK;
 }
 
-const struct attn_ext *ext_find(const struct attn_ext *next, uint32_t id, size_t minimum)
+const struct attn_ext *ext_find(const struct attn_ext *next, uint32_t id)
 {
     for (int32_t i = 0; next != NULL && i < MAX_CHAIN; i++) {
         if (next->id == id) {
-            return next->struct_size >= minimum ? next : NULL;
+            return next;
         }
         next = next->next;
     }
     return NULL;
 }
 
-/* By id: the size in ABI 0.1, under which none can be, and the size here. */
+/* By id: the size in ABI 0.2, under which none can be, and the size here. */
 static const struct {
     size_t minimum, size;
+    bool is_declared; /* of the class whose unknown tail is ignored */
 } sizes[] = {[ATTN_EXT_MLA_DESC] = {64, sizeof(struct attn_mla_desc)},
              [ATTN_EXT_GDN_DESC] = {64, sizeof(struct attn_gdn_desc)},
              [ATTN_EXT_MLA_WEIGHTS] = {64, sizeof(struct attn_mla_weights)},
              [ATTN_EXT_GDN_WEIGHTS] = {56, sizeof(struct attn_gdn_weights)},
              [ATTN_EXT_CONTEXT_PARALLEL] = {56, sizeof(struct attn_context_parallel)},
-             [ATTN_EXT_BATCH_CONTEXT] = {56, sizeof(struct attn_batch_context_parallel)},
+             [ATTN_EXT_BATCH_CONTEXT] = {64, sizeof(struct attn_batch_context_parallel)},
              [ATTN_EXT_BATCH_GDN] = {56, sizeof(struct attn_batch_gdn)},
              [ATTN_EXT_IO_MLA] = {72, sizeof(struct attn_io_mla)},
              [ATTN_EXT_IO_GDN] = {48, sizeof(struct attn_io_gdn)},
              [ATTN_EXT_IO_OUTPUT_QUANT] = {40, sizeof(struct attn_io_output_quant)},
              [ATTN_EXT_IO_ROPE] = {72, sizeof(struct attn_io_rope)},
              [ATTN_EXT_KV_QUANT_PARAMS] = {48, sizeof(struct attn_kv_quant_params)},
-             [ATTN_EXT_CAPS_MLA] = {48, sizeof(struct attn_mla_caps)},
-             [ATTN_EXT_CAPS_GDN] = {40, sizeof(struct attn_gdn_caps)},
+             [ATTN_EXT_CAPS_MLA] = {48, sizeof(struct attn_mla_caps), true},
+             [ATTN_EXT_CAPS_GDN] = {40, sizeof(struct attn_gdn_caps), true},
              [ATTN_EXT_MM_ENCODER] = {40, sizeof(struct attn_mm_encoder_quant)},
              [ATTN_EXT_MM_ENCODER_STATE] = {40, sizeof(struct attn_mm_encoder_state)}};
 
@@ -103,7 +123,10 @@ static attn_status check_size(const struct attn_ext *ext, bool known, const char
                          "extension %u of %s has struct_size %zu; allowed are %zu to %d", ext->id,
                          name, ext->struct_size, minimum, MAX_STRUCT_SIZE);
     }
-    for (size_t at = sized ? sizes[ext->id].size : ext->struct_size; at < ext->struct_size; at++) {
+    if (!sized || sizes[ext->id].is_declared) {
+        return ATTN_OK;
+    }
+    for (size_t at = sizes[ext->id].size; at < ext->struct_size; at++) {
         if (((const unsigned char *)ext)[at] != 0) {
             return error_set(error, ATTN_ERROR_STRUCT_SIZE, name,
                              "extension %u of %s has struct_size %zu and byte %zu is not 0; this "

@@ -7,23 +7,27 @@
 
 #include "util/error.h"
 
-/* Copies a caller's struct into `copy` of `size` bytes: a missing tail becomes zero, an unknown
+/* Copies an engine's input into `copy` of `size` bytes: a missing tail becomes zero, an unknown
  * tail of zeros is ignored, any other is refused, as is a struct_size under `minimum` (the size in
- * ABI 0.1). copy->struct_size is set to `size`. `name` is the struct's name, for the error.
+ * ABI 0.2). copy->struct_size is set to `size`. `name` is the struct's name, for the error.
  * `source` NULL is refused. */
 attn_status struct_read(void *copy, size_t size, size_t minimum, const void *source,
                         const char *name, struct attn_error *error);
+
+/* Likewise a table of functions or a declaration, of which an unknown tail is ignored. */
+attn_status table_read(void *copy, size_t size, size_t minimum, const void *source,
+                       const char *name, struct attn_error *error);
 
 /* Writes `size` bytes of ours into a caller's struct of its own struct_size, cutting or
  * zero-filling the tail; the caller's `struct_size` and `next` stay. */
 attn_status struct_write(void *destination, const void *source, size_t size, size_t minimum);
 
-/* The extension of that id in a chain, at least `minimum` bytes, or NULL. */
-const struct attn_ext *ext_find(const struct attn_ext *next, uint32_t id, size_t minimum);
+/* The extension of that id in a chain that has passed ext_check, or NULL. */
+const struct attn_ext *ext_find(const struct attn_ext *next, uint32_t id);
 
 /* Refuses extensions that are neither in `known` nor optional, chains longer than 64, sizes
- * under those of ABI 0.1 (under a header, of those not known), and unknown tails that are not zero.
- */
+ * under those of ABI 0.2 (under a header, of those not known), and unknown tails that are not zero,
+ * but for declarations' (attn/version.h). */
 attn_status ext_check(const struct attn_ext *next, const uint32_t *known, int32_t num_known,
                       const char *name, struct attn_error *error);
 

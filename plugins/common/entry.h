@@ -6,19 +6,20 @@
 
 #include "common/tensors.h"
 
-/* What attn_plugin_entry answers where `table` is all that the plugin speaks. */
+/* What attn_plugin_entry answers: the plugin's one table, or which versions it speaks. */
 static inline attn_status plugin_answer(const struct attn_plugin *table, uint32_t abi_version_min,
                                         uint32_t abi_version_max, const struct attn_plugin **plugin,
                                         struct attn_error *error)
 {
     *plugin = NULL;
-    if (abi_version_min > table->abi_version || abi_version_max < table->abi_version) {
+    if (!ATTN_VERSION_SERVES(abi_version_min, abi_version_max)) {
         return plugin_error(
             error, ATTN_ERROR_ABI_VERSION, "abi_version",
-            "%u.%u to %u.%u was asked; %s speaks %u.%u", ATTN_VERSION_MAJOR(abi_version_min),
-            ATTN_VERSION_MINOR(abi_version_min), ATTN_VERSION_MAJOR(abi_version_max),
-            ATTN_VERSION_MINOR(abi_version_max), table->name,
-            ATTN_VERSION_MAJOR(table->abi_version), ATTN_VERSION_MINOR(table->abi_version));
+            "%u.%u to %u.%u was asked; %s speaks %u.%u to %u.%u",
+            ATTN_VERSION_MAJOR(abi_version_min), ATTN_VERSION_MINOR(abi_version_min),
+            ATTN_VERSION_MAJOR(abi_version_max), ATTN_VERSION_MINOR(abi_version_max), table->name,
+            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION_MIN), ATTN_VERSION_MINOR(ATTN_ABI_VERSION_MIN),
+            ATTN_VERSION_MAJOR(ATTN_ABI_VERSION), ATTN_VERSION_MINOR(ATTN_ABI_VERSION));
     }
     *plugin = table;
     return ATTN_OK;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the reference checks before it reads: vendors' tools call it directly. */
 #include "common/number.h"
-#include "common/structs.h"
 #include "common/tensors.h"
 #include "reference.h"
 
@@ -186,8 +185,7 @@ static attn_status check_flags(const struct attn_attend_args *args, struct attn_
 
 attn_status check_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    attn_status status = struct_attend_known(args, error);
-    status = status ? status : check_instance(args->instance, error);
+    attn_status status = check_instance(args->instance, error);
     if (status == ATTN_OK) {
         status = check_layer(args->layer, error);
     }
@@ -228,7 +226,7 @@ attn_status check_attend(const struct attn_attend_args *args, struct attn_error 
 
 attn_status check_write(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    attn_status status = struct_write_known(args, error);
+    attn_status status = ATTN_OK;
     if (status == ATTN_OK && args->layer != NULL && layer_is_latent(args->layer)) {
         return check_write_latent(args, error);
     }

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "common/number.h"
-#include "common/structs.h"
 #include "common/tensors.h"
 #include "reference.h"
 
@@ -131,10 +130,6 @@ attn_status ref_write_kv(const struct attn_write_kv_args *args, struct attn_erro
 static attn_status check_gather(const struct attn_gather_kv_args *args, struct attn_error *error)
 {
     const struct attn_kv_view *cache = args->cache;
-    attn_status status = struct_gather_known(args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (args->layer == NULL || args->params == NULL || args->batch == NULL || cache == NULL ||
         cache->data == NULL || args->batch->block_table == NULL || args->out_start_loc == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "cache",
@@ -146,7 +141,7 @@ static attn_status check_gather(const struct attn_gather_kv_args *args, struct a
                             "head size %d in blocks of %d; 1 to %d, and from 1", cache->head_size,
                             cache->block_size, REF_MAX_HEAD_SIZE);
     }
-    status = row_check(args->layer, args->params, cache, false, error);
+    attn_status status = row_check(args->layer, args->params, cache, false, error);
     return status != ATTN_OK
                ? status
                : check_tensor(args->out, "out", 3, cache->num_heads, cache->head_size, error);
@@ -195,10 +190,6 @@ attn_status ref_gather_kv(const struct attn_gather_kv_args *args, struct attn_er
 
 attn_status ref_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
 {
-    attn_status status = STRUCT_KNOWN(attn_copy_blocks_args, args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (args->num_pairs < 0 || args->num_copies < 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "num_pairs",
                             "%lld pairs of %d copies; both from 0", (long long)args->num_pairs,

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What gated_delta checks before it reads. */
 #include "common/number.h"
-#include "common/structs.h"
 #include "common/tensors.h"
 #include "gdn.h"
 
@@ -85,8 +84,7 @@ static attn_status check_io(const struct gdn *gdn, struct attn_error *error)
 
 attn_status check_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
 {
-    attn_status status = struct_attend_known(args, error);
-    status = status ? status : check_instance(args->instance, error);
+    attn_status status = check_instance(args->instance, error);
     status = status ? status : gdn_check_desc(args->layer, error);
     if (status == ATTN_OK && args->params == NULL) {
         status = BAD("params", "is NULL");

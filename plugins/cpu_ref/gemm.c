@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "common/number.h"
-#include "common/structs.h"
 #include "common/tensors.h"
 #include "reference.h"
 
@@ -163,17 +162,10 @@ static attn_status check_weights(const struct attn_batched_gemm_args *args,
                               (long long)w->shape[2], MX_BLOCK);
 }
 
-attn_status ref_batched_gemm(const struct attn_batched_gemm_args *given, struct attn_error *error)
+attn_status ref_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
 {
-    struct attn_batched_gemm_args whole = {0}; /* an older caller's tail is missing */
-    attn_status status = STRUCT_KNOWN_FROM(attn_batched_gemm_args, 72, given, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    memcpy(&whole, given, given->struct_size < sizeof whole ? given->struct_size : sizeof whole);
-    const struct attn_batched_gemm_args *args = &whole;
     const struct attn_tensor *a = args->a, *w = args->w, *out = args->out;
-    status = check_instance(args->instance, error);
+    attn_status status = check_instance(args->instance, error);
     if (status != ATTN_OK) {
         return status;
     }

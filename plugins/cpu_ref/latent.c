@@ -3,7 +3,6 @@
 #include <attn/mla.h>
 
 #include "common/number.h"
-#include "common/structs.h"
 #include "common/tensors.h"
 #include "reference.h"
 
@@ -177,8 +176,7 @@ attn_status check_attend_mla(const struct attn_attend_args *args, bool sparse,
                              struct attn_error *error)
 {
     static const char *const names[] = {"q", "q_nope", "q_pe"};
-    attn_status status = struct_attend_known(args, error);
-    status = status ? status : check_instance(args->instance, error);
+    attn_status status = check_instance(args->instance, error);
     status = status == ATTN_OK ? check_layer_mla(args->layer, error) : status;
     if (status != ATTN_OK) {
         return status;

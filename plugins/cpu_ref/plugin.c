@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "common/entry.h"
-#include "common/structs.h"
 #include "common/tensors.h"
 #include "gdn.h"
 #include "reference.h"
@@ -203,10 +202,6 @@ static attn_status ref_create(const struct attn_host *host, const char *backend,
                             "%s@%s on device type %d; cpu_ref on type %d is here",
                             backend != NULL ? backend : "(NULL)", variant, device.type,
                             ATTN_DEVICE_CPU);
-    }
-    attn_status status = STRUCT_KNOWN(attn_host, host, error);
-    if (status != ATTN_OK) {
-        return status;
     }
     *instance = host->allocate(host->user, sizeof **instance, _Alignof(struct attn_instance));
     if (*instance == NULL) {

@@ -3,7 +3,6 @@
 #include <math.h>
 
 #include "common/number.h"
-#include "common/structs.h"
 #include "common/tensors.h"
 #include "reference.h"
 
@@ -110,7 +109,7 @@ static void quantize_nvfp4(const struct attn_quantize_args *args, int64_t token)
 static attn_status check_quantize(const struct attn_quantize_args *args, int32_t group,
                                   struct attn_error *error)
 {
-    attn_status status = STRUCT_KNOWN(attn_quantize_args, args, error);
+    attn_status status = ATTN_OK;
     bool is_static = args->form == ATTN_OUTPUT_FP8_STATIC;
     if (status != ATTN_OK) {
         return status;
@@ -186,10 +185,6 @@ attn_status ref_quantize(const struct attn_quantize_args *args, struct attn_erro
 attn_status ref_amax(const struct attn_amax_args *args, struct attn_error *error)
 {
     double row[REF_MAX_HEAD_SIZE];
-    attn_status status = STRUCT_KNOWN(attn_amax_args, args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (args->x == NULL || args->out == NULL || args->x->ndim != 3 ||
         args->x->shape[2] > REF_MAX_HEAD_SIZE || number_dtype_name(args->x->dtype) < 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "x",

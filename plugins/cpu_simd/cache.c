@@ -100,15 +100,11 @@ static attn_status write_init(struct write_loop *loop, const struct attn_write_k
 attn_status simd_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     struct write_loop loop;
-    attn_status status = struct_write_known(args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (args != NULL && args->instance != NULL && args->layer != NULL && args->params != NULL &&
         layer_is_latent(args->layer)) {
         return simd_write_latent(args, error);
     }
-    status = write_init(&loop, args, error);
+    attn_status status = write_init(&loop, args, error);
     if (status == ATTN_OK) {
         const struct attn_host *host = args->instance->host;
         host->parallel_for(host->user, args->num_slots, 8, write_rows, &loop);
@@ -189,8 +185,7 @@ static void rope_rows(void *argument, int64_t begin, int64_t end, int32_t worker
 attn_status simd_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     struct write_loop loop;
-    attn_status status = struct_write_known(args, error);
-    status = status ? status : write_init(&loop, args, error);
+    attn_status status = write_init(&loop, args, error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -234,10 +229,6 @@ static void copy_pairs(void *argument, int64_t begin, int64_t end, int32_t worke
 
 attn_status simd_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
 {
-    attn_status status = STRUCT_KNOWN(attn_copy_blocks_args, args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (args->num_pairs < 0 || args->num_copies < 0) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT,
                     args->num_pairs < 0 ? "num_pairs" : "num_copies", "negative");

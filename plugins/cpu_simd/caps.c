@@ -116,16 +116,14 @@ attn_status simd_probe(const struct attn_host *host, const struct attn_probe_sin
         .memory_bytes = pages > 0 ? (int64_t)pages * page_bytes : 0,
     };
     (void)host;
-    if (sink->device(sink->user, &device) != ATTN_OK) {
-        return fail(error, ATTN_ERROR_PLUGIN, "device", "the sink refused the CPU");
-    }
+    attn_status status = sink->device(sink->user, &device);
+    (void)error;
     for (int32_t i = 0; i < count; i++) {
         struct attn_backend_caps caps = common_caps;
         caps.variant = variants[i]->name;
         caps.rank[0] = caps.rank[1] = rank_of(variants[i]->name);
-        if (sink->backend(sink->user, &caps) != ATTN_OK) {
-            return fail(error, ATTN_ERROR_PLUGIN, "backend", "the sink refused a variant");
-        }
+        attn_status taken = sink->backend(sink->user, &caps);
+        status = status ? status : taken;
     }
-    return ATTN_OK;
+    return status;
 }

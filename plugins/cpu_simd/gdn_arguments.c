@@ -77,14 +77,10 @@ static attn_status check_io(const struct gdn *gdn, struct attn_error *error)
 
 attn_status check_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
 {
-    attn_status status = struct_attend_known(args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (args->instance == NULL || args->params == NULL) {
         return BAD(args->instance == NULL ? "instance" : "params", "is NULL");
     }
-    status = gdn_check_desc(args->layer, error);
+    attn_status status = gdn_check_desc(args->layer, error);
     if (status != ATTN_OK) {
         return status;
     }

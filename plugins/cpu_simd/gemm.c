@@ -181,10 +181,6 @@ static bool is_batch(const struct attn_tensor *tensor)
 attn_status simd_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
 {
     const struct attn_tensor *a = args->a, *w = args->w, *out = args->out;
-    attn_status status = STRUCT_KNOWN_FROM(attn_batched_gemm_args, 72, args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (args->instance == NULL) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "instance", "is NULL; create makes one");
     }

@@ -11,7 +11,6 @@
 #include <attn/mla.h>
 #include <attn/plugin.h>
 
-#include "common/structs.h"
 #include "common/tensors.h"
 #include "engine.h"
 

@@ -256,10 +256,6 @@ attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_e
 {
     const struct attn_kv_view *cache = args->cache;
     struct layer_shape shape;
-    attn_status status = struct_gather_known(args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (args->instance == NULL || args->layer == NULL || args->params == NULL ||
         args->batch == NULL || cache == NULL || cache->data == NULL ||
         args->batch->block_table == NULL || args->out_start_loc == NULL) {
@@ -267,7 +263,7 @@ attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_e
                     "gather_kv needs instance, layer, params, cache, out_start_loc and a batch "
                     "with block_table");
     }
-    status = shape_of_layer(args->instance->variant, args->layer, &shape, error);
+    attn_status status = shape_of_layer(args->instance->variant, args->layer, &shape, error);
     if (status != ATTN_OK) {
         return status;
     }

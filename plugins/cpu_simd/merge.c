@@ -82,10 +82,6 @@ attn_status simd_merge_states(const struct attn_merge_states_args *args, struct 
 {
     const struct attn_tensor *const tensors[] = {args->out, args->prefix_out, args->suffix_out};
     static const char *const names[] = {"out", "prefix_out", "suffix_out"};
-    attn_status status = STRUCT_KNOWN(attn_merge_states_args, args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     for (int32_t i = 0; i < 3; i++) {
         const struct attn_tensor *tensor = tensors[i];
         if (tensor == NULL || tensor->ndim != 3 || tensor->shape[1] != args->out->shape[1] ||

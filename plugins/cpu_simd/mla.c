@@ -19,10 +19,6 @@ struct latent_call {
 static attn_status call_init(struct latent_call *call, const struct attn_attend_args *args,
                              struct attn_error *error)
 {
-    attn_status status = struct_attend_known(args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (args == NULL || args->instance == NULL || args->layer == NULL || args->params == NULL ||
         args->batch == NULL) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "args",
@@ -31,7 +27,7 @@ static attn_status call_init(struct latent_call *call, const struct attn_attend_
     if (!layer_is_latent(args->layer)) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "kind", "must be mla or mla_sparse");
     }
-    status = check_latent_cache(args->layer, args->k_cache, error);
+    attn_status status = check_latent_cache(args->layer, args->k_cache, error);
     if (status != ATTN_OK) {
         return status;
     }

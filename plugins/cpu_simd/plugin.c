@@ -46,10 +46,6 @@ static attn_status simd_plan_size(attn_instance *instance, attn_state *state,
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, state == NULL ? "state" : "limits",
                     "a prepared state and limits from 0 are needed");
     }
-    attn_status status = STRUCT_KNOWN(attn_limits, limits, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     int32_t threads = instance->host->num_threads;
     if (state->is_gdn) {
         size->host_bytes = 0;
@@ -98,10 +94,6 @@ static attn_status simd_create(const struct attn_host *host, const char *backend
     if (found == NULL) {
         return plugin_error(error, ATTN_ERROR_NOT_FOUND, "variant",
                             "%s is not one of this machine's variants", variant);
-    }
-    attn_status status = STRUCT_KNOWN(attn_host, host, error);
-    if (status != ATTN_OK) {
-        return status;
     }
     attn_instance *made = host->allocate(host->user, sizeof(*made), 64);
     if (made == NULL) {

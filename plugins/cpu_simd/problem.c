@@ -179,10 +179,6 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
                          const struct latent_parts *latent, bool tensors, struct attn_error *error)
 {
     memset(problem, 0, sizeof(*problem));
-    attn_status status = struct_attend_known(args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (args == NULL || args->instance == NULL || args->layer == NULL || args->params == NULL ||
         args->batch == NULL) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "args",
@@ -199,7 +195,7 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
     problem->causal = (batch->causal == -1 ? layer->causal : batch->causal) != 0;
     problem->causal_per_request = layer->causal_per_request != 0 && batch->causal_per_request;
     struct layer_shape *shape = &problem->shape;
-    status = shape_of_layer(args->instance->variant, layer, shape, error);
+    attn_status status = shape_of_layer(args->instance->variant, layer, shape, error);
     status = status == ATTN_OK ? check_terms(args, error) : status;
     if (status == ATTN_OK && problem->paged) {
         status = check_cache(args, error);

@@ -118,15 +118,14 @@ static attn_status cuda_probe(const struct attn_host *host, const struct attn_pr
     struct nvml_device devices[NVML_MAX_DEVICES];
     const char *cause = "";
     int32_t count = nvml_devices(devices, NVML_MAX_DEVICES, &cause), usable = 0;
+    attn_status status = ATTN_OK;
     (void)host;
     if (count == 0) {
         return plugin_error(error, ATTN_ERROR_ABSENT, "device", "%s", cause);
     }
     for (int32_t i = 0; i < count; i++) {
-        attn_status status = report(sink, &devices[i], i);
-        if (status != ATTN_OK) {
-            return plugin_error(error, status, "probe", "the sink refused device %d", i);
-        }
+        attn_status taken = report(sink, &devices[i], i);
+        status = status ? status : taken;
         usable += devices[i].major >= 8;
     }
     if (usable == 0) {
@@ -134,7 +133,7 @@ static attn_status cuda_probe(const struct attn_host *host, const struct attn_pr
                             "%d.%d of the first GPU; from 8.0 on is served", devices[0].major,
                             devices[0].minor);
     }
-    return ATTN_OK;
+    return status;
 }
 
 /* What the masks cannot say. */
@@ -180,10 +179,6 @@ static attn_status cuda_create(const struct attn_host *host, const char *backend
         return plugin_error(error, ATTN_ERROR_NOT_FOUND, "backend",
                             "%s@%s on device type %d; cuda_flash on type %d is here", backend,
                             variant, device.type, ATTN_DEVICE_CUDA);
-    }
-    attn_status status = STRUCT_KNOWN(attn_host, host, error);
-    if (status != ATTN_OK) {
-        return status;
     }
     struct attn_instance *made = host->allocate(host->user, sizeof *made, 64);
     if (made == NULL) {

@@ -1,59 +1,69 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Every engine with every plugin, whichever headers they were built from. See README.md.
+# Every engine with every plugin through every core, of this version and the next. See README.md.
+# usage: pairs.sh LIBATTN CPU_REF SOURCE
 set -eu
-core=$1 source=$2
+core=$1 cpu_ref=$2 source=$3
 here=$source/tests/abi_versions
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Grows every struct that tells its size, but for those held by value; their static asserts go.
-grow() {
-    mkdir -p "$work/grown/attn"
-    for header in "$source"/abi/attn/*.h; do
-        awk '
-            /^struct attn_[a-z_]+ \{/ { sized = 0; held = $2 == "attn_limits" || $2 == "attn_error" }
-            /^    size_t struct_size;/ { sized = 1 }
-            /^\};/ && sized && !held { print "    uint64_t grown_tail[3];"; sized = 0 }
-            /^ATTN_STATIC_ASSERT\((sizeof|offsetof)\(struct/ { skip = 1 }
-            !skip { print }
-            skip && /;$/ { skip = 0 }
-        ' "$header" >"$work/grown/attn/$(basename "$header")"
-    done
-    cp "$source"/examples/engine.c "$source"/examples/plugin.c "$work/grown"
-}
-
-# Builds NAME from the folder that holds attn/, and its examples.
-build() {
-    cc -std=gnu11 -I "$2" -o "$work/engine_$1" "$3/engine.c" -ldl
-    mkdir -p "$work/plugin_$1"
-    cc -std=gnu11 -shared -fPIC -fvisibility=hidden -I "$2" -o "$work/plugin_$1/attn_example.so" "$3/plugin.c" -lm
-}
-
-grow
-grep -q grown_tail "$work/grown/attn/api.h" && grep -q grown_tail "$work/grown/attn/kernels.h"
-build now "$source/abi" "$source/examples"
-build grown "$work/grown" "$work/grown"
-names="now grown"
-for folder in "$here"/*/attn; do
-    version=$(basename "$(dirname "$folder")")
-    build "$version" "$(dirname "$folder")" "$(dirname "$folder")"
-    names="$names $version"
+# The next version's headers: structs that tell their size have grown, but for those held by value.
+mkdir -p "$work/next/attn"
+for header in "$source"/abi/attn/*.h; do
+    awk '
+        /^#define ATTN_ABI_VERSION ATTN_MAKE_VERSION/ { sub(/\(0, [0-9]+\)/, "(0, 99)") }
+        /^struct attn_[a-z_]+ \{/ { sized = 0; held = $2 ~ /^attn_(limits|error|ext)$/ }
+        /^    size_t struct_size;/ { sized = 1 }
+        /^\};/ && sized && !held { print "    uint64_t grown_tail[3];"; sized = 0 }
+        /^#define ATTN_STATIC_ASSERT/ { print "#define ATTN_STATIC_ASSERT(condition, message) struct attn_not_asserted"; next }
+        { print }
+    ' "$header" >"$work/next/attn/$(basename "$header")"
 done
+for header in api kernels plugin host layer capability; do
+    grep -q grown_tail "$work/next/attn/$header.h"
+done
+
+# build NAME HEADERS FLAGS: an engine and a plugin
+build() {
+    mkdir -p "$work/plugin_$1"
+    # shellcheck disable=SC2086
+    cc -std=gnu11 $3 -I "$2" -o "$work/engine_$1" "$source/examples/engine.c" -ldl
+    # shellcheck disable=SC2086
+    cc -std=gnu11 $3 -shared -fPIC -fvisibility=hidden -I "$2" -o "$work/plugin_$1/attn_example.so" "$here/plugin.c" -lm
+}
+build this "$source/abi" ""
+build next "$work/next" -DNEXT
+cc -std=gnu11 -I "$work/next" -o "$work/inputs" "$here/inputs.c" -ldl
+mkdir "$work/objects"
+# rooms have files of the same names
+(cd "$source/core" && find . -name '*.c' | sed 's|^\./||' | while read -r file; do
+    echo "$file" "$work/objects/$(echo "$file" | tr / _).o"
+done | xargs -n 2 -P 2 sh -c '
+    cc -std=c11 -fPIC -fvisibility=hidden -D_GNU_SOURCE "-DATTN_LIBRARY_VERSION=\"0.99.0\"" -I "$0" -I . -c "$1" -o "$2"' "$work/next")
+cc -shared -pthread -Wl,--version-script,"$source/core/libattn.map" -o "$work/libattn_next.so" "$work"/objects/*.o -ldl -lm
 
 pairs=0
-for engine in $names; do
-    for plugin in $names; do
-        ATTN_CACHE_DIR='' ATTN_BACKEND=example ATTN_PLUGIN_PATH=$work/plugin_$plugin \
-            "$work/engine_$engine" "$core" >"$work/out" || { echo "engine $engine, plugin $plugin failed"; exit 1; }
-        for layer in full sliding; do
-            grep -q "layer $layer was served by example: out\[19, 0, 0\] = 1$" "$work/out" || {
-                echo "engine $engine, plugin $plugin:"
-                cat "$work/out"
-                exit 1
-            }
-        done
-        pairs=$((pairs + 1))
+# serve CORE ENGINE PLUGIN-FILE BACKEND
+serve() {
+    ATTN_CACHE_DIR='' ATTN_BACKEND=$4 ATTN_PLUGIN_PATH=$3 "$work/engine_$2" "$1" >"$work/out" ||
+        { echo "core $1, engine $2, plugin $3 failed"; exit 1; }
+    for layer in full sliding; do
+        grep -q "layer $layer was served by $4: out\[19, 0, 0\] = 1$" "$work/out" || {
+            echo "core $1, engine $2, plugin $3:"
+            cat "$work/out"
+            exit 1
+        }
+    done
+    pairs=$((pairs + 1))
+}
+for each in "$core" "$work/libattn_next.so"; do
+    for engine in this next; do
+        serve "$each" $engine "$work/plugin_this/attn_example.so" example
+        serve "$each" $engine "$work/plugin_next/attn_example.so" example
+        serve "$each" $engine "$cpu_ref" cpu_ref
     done
 done
+ATTN_CACHE_DIR='' ATTN_PLUGIN_PATH=$cpu_ref "$work/inputs" "$core" this
+ATTN_CACHE_DIR='' ATTN_PLUGIN_PATH=$cpu_ref "$work/inputs" "$work/libattn_next.so" next
 echo "$pairs pairs"

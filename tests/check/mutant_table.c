@@ -2,36 +2,27 @@
 /* The table of a mutant: cpu_ref's kernels behind its mistake. */
 #include <string.h>
 
-#include "common/structs.h"
 #include "mutants.h"
 
 #define PLAN_BYTES sizeof(struct kept)
 #define STATE_BYTES 64
 
+struct struct_header {
+    size_t struct_size;
+    const struct attn_ext *next;
+};
+
 /* What the mutant makes of a struct's header. */
-static attn_status judge(const struct mutant *mutant, const void *given, size_t size,
-                         const char *name, struct attn_error *error)
+static attn_status judge(const struct mutant *mutant, const void *given, size_t size)
 {
     const struct struct_header *header = given;
-    attn_status status = struct_known(given, size, size, name, NULL);
-    bool small = header->struct_size < size;
-    bool ignored =
-        (small && mutant->structs == STRUCTS_SMALL_TAKEN) ||
-        (!small && status == ATTN_ERROR_STRUCT_SIZE && mutant->structs == STRUCTS_TAIL_IGNORED) ||
-        (status == ATTN_ERROR_EXTENSION && mutant->structs == STRUCTS_EXTENSION_IGNORED);
-    if (ignored) {
-        return ATTN_OK;
+    if (mutant->structs == STRUCTS_GROWN_REFUSED && header->struct_size != size) {
+        return ATTN_ERROR_STRUCT_SIZE;
     }
-    switch (mutant->structs) {
-    case STRUCTS_GROWN_REFUSED:
-        return header->struct_size != size ? ATTN_ERROR_STRUCT_SIZE : status;
-    case STRUCTS_OPTIONAL_REFUSED:
-        return header->next != NULL && header->next->flags & ATTN_EXT_OPTIONAL
-                   ? ATTN_ERROR_EXTENSION
-                   : status;
-    default:
-        return struct_known(given, size, size, name, error);
-    }
+    return mutant->structs == STRUCTS_EXTENSION_REFUSED && header->next != NULL &&
+                   header->next->id > ATTN_EXT_MM_ENCODER_STATE
+               ? ATTN_ERROR_EXTENSION
+               : ATTN_OK;
 }
 
 /* A copy of a struct that was let in is of this file's size, and what is unknown is not passed on.
@@ -46,19 +37,14 @@ static void tidy(void *copy, size_t size)
 }
 
 /* The arguments in `m`, or the mutant's refusal. */
-static attn_status take_args(struct mutable_args *m, const struct attn_attend_args *args,
-                             struct attn_error *error)
+static attn_status take_args(struct mutable_args *m, const struct attn_attend_args *args)
 {
     const struct attn_instance *me = args->instance;
-    attn_status status = judge(me->mutant, args, sizeof *args, "args", error);
-    status = status ? status : judge(me->mutant, args->layer, sizeof *args->layer, "layer", error);
-    status =
-        status ? status : judge(me->mutant, args->params, sizeof *args->params, "params", error);
-    status = status ? status : judge(me->mutant, args->batch, sizeof *args->batch, "batch", error);
+    attn_status status = judge(me->mutant, args, sizeof *args);
+    status = status ? status : judge(me->mutant, args->layer, sizeof *args->layer);
+    status = status ? status : judge(me->mutant, args->params, sizeof *args->params);
+    status = status ? status : judge(me->mutant, args->batch, sizeof *args->batch);
     if (status != ATTN_OK) {
-        if (me->mutant->needs_error) {
-            error->status = status;
-        }
         return status;
     }
     m->args = *args;
@@ -78,7 +64,7 @@ static attn_status mutant_attend(const struct attn_attend_args *args, struct att
     const struct attn_instance *me = args->instance;
     const struct mutant *mutant = me->mutant;
     static _Thread_local struct mutable_args m;
-    attn_status taken = take_args(&m, args, error);
+    attn_status taken = take_args(&m, args);
     if (taken != ATTN_OK) {
         return taken;
     }
@@ -118,6 +104,9 @@ static attn_status mutant_attend(const struct attn_attend_args *args, struct att
     if (status == ATTN_OK && mutant->after != NULL) {
         mutant->after(args);
     }
+    if (mutant->needs_error) {
+        (void)*(volatile int32_t *)&error->reserved;
+    }
     if (status == ATTN_OK && mutant->writes_error && error != NULL) {
         error->status = ATTN_OK;
         error->message[0] = '\0';
@@ -133,7 +122,7 @@ static attn_status mutant_mla(const struct attn_attend_args *args, bool sparse,
     if (me->mutant->mla_takes != NULL && me->mutant->mla_takes(args) != ATTN_OK) {
         return me->mutant->mla_takes(args);
     }
-    attn_status taken = take_args(&m, args, error);
+    attn_status taken = take_args(&m, args);
     if (taken != ATTN_OK) {
         return taken;
     }
@@ -165,8 +154,9 @@ static attn_status mutant_plan_size(attn_instance *me, attn_state *state,
                                     const struct attn_limits *limits, struct attn_plan_size *size,
                                     struct attn_error *error)
 {
-    attn_status status = judge(me->mutant, limits, sizeof *limits, "limits", error);
+    attn_status status = judge(me->mutant, limits, sizeof *limits);
     (void)state;
+    (void)error;
     if (status != ATTN_OK) {
         return status;
     }
@@ -221,7 +211,7 @@ static attn_status mutant_update(const struct attn_attend_args *args, struct att
     static attn_status function(const struct type *args, struct attn_error *error)                 \
     {                                                                                              \
         const struct attn_instance *me = args->instance;                                           \
-        attn_status status = judge(me->mutant, args, sizeof *args, "args", error);                 \
+        attn_status status = judge(me->mutant, args, sizeof *args);                                \
         if (status != ATTN_OK) {                                                                   \
             return status;                                                                         \
         }                                                                                          \

@@ -152,7 +152,7 @@ attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max
                               const struct attn_plugin **plugin, struct attn_error *error)
 {
     (void)error;
-    if (abi_version_min > ATTN_ABI_VERSION || abi_version_max < ATTN_ABI_VERSION) {
+    if (!ATTN_VERSION_SERVES(abi_version_min, abi_version_max)) {
         return ATTN_ERROR_ABI_VERSION;
     }
     *plugin = &mutants_plugin;

@@ -39,15 +39,8 @@ struct kept {
     int32_t seq_lens[MAX_REQS];
 };
 
-/* How structs of other sizes and unknown extensions are taken. */
-enum mutant_structs {
-    STRUCTS_BY_THE_RULE,
-    STRUCTS_SMALL_TAKEN,
-    STRUCTS_TAIL_IGNORED,
-    STRUCTS_EXTENSION_IGNORED,
-    STRUCTS_GROWN_REFUSED,   /* even where the tail is zero */
-    STRUCTS_OPTIONAL_REFUSED /* an extension that might be ignored */
-};
+/* How structs of a newer core and unknown extensions are taken. */
+enum mutant_structs { STRUCTS_BY_THE_RULE, STRUCTS_GROWN_REFUSED, STRUCTS_EXTENSION_REFUSED };
 
 typedef attn_status write_kernel(const struct attn_kernels *kernels,
                                  const struct attn_write_kv_args *args, struct attn_error *error);
@@ -87,7 +80,7 @@ struct mutant {
     void (*planned)(struct mutable_args *m, const struct kept *kept); /* before, with the plan's */
     int32_t structs;                                                  /* enum mutant_structs */
     bool writes_error;    /* of an attend that succeeds */
-    bool needs_error;     /* to refuse an attend */
+    bool needs_error;     /* to attend */
     bool leaves_outputs;  /* of a create that fails */
     bool leaves_state;    /* of a prepare that fails */
     bool ignores_updates; /* of the block table */

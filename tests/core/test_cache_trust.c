@@ -167,9 +167,9 @@ static void mended_plugin_is_taken_up(void **state)
 {
     struct place *place = *state;
 
-    copy_file(PLUGIN("unknown_bits"), place->plugin);
-    place_start(place, ATTN_ERROR_PLUGIN, "terms", true);
-    place_start(place, ATTN_ERROR_PLUGIN, "terms", false);
+    copy_file(PLUGIN("bad_backend_name"), place->plugin);
+    place_start(place, ATTN_ERROR_PLUGIN, "name", true);
+    place_start(place, ATTN_ERROR_PLUGIN, "name", false);
     copy_file(PLUGIN("rich"), place->plugin);
     place_start(place, ATTN_OK, "rich", true);
     place_start(place, ATTN_OK, "rich", false);
@@ -187,11 +187,11 @@ static void refusals_expire(void **state)
 {
     struct place *place = *state;
 
-    copy_file(PLUGIN("unknown_bits"), place->plugin);
-    place_start(place, ATTN_ERROR_PLUGIN, "terms", true);
+    copy_file(PLUGIN("bad_backend_name"), place->plugin);
+    place_start(place, ATTN_ERROR_PLUGIN, "name", true);
     place_entries(place, make_old);
-    place_start(place, ATTN_ERROR_PLUGIN, "terms", true);
-    place_start(place, ATTN_ERROR_PLUGIN, "terms", false);
+    place_start(place, ATTN_ERROR_PLUGIN, "name", true);
+    place_start(place, ATTN_ERROR_PLUGIN, "name", false);
     place_entries(place, drop_entry);
     copy_file(PLUGIN("absent"), place->plugin);
     place_start(place, ATTN_ERROR_ABSENT, "no such accelerator", true);

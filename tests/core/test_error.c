@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <attn/collectives.h>
+#include <attn/api.h>
 
 #include "util/error.h"
 #include "util/structs.h"
@@ -128,6 +128,10 @@ static void struct_read_older_and_newer(void **state)
     assert_int_equal(large.b, 0);
     assert_int_equal(struct_read(&small, sizeof small, sizeof old, &wide, "x", &error), ATTN_OK);
     wide.b = (int64_t)1 << 56;
+    /* a table or a declaration may know more */
+    assert_int_equal(table_read(&small, sizeof small, sizeof old, &wide, "x", &error), ATTN_OK);
+    assert_int_equal(small.struct_size, sizeof small);
+    assert_int_equal(small.a, 7);
     assert_int_equal(struct_read(&small, sizeof small, sizeof old, &wide, "x", &error),
                      ATTN_ERROR_STRUCT_SIZE);
     assert_non_null(strstr(error.message, "byte 31"));
@@ -167,9 +171,8 @@ static void extensions(void **state)
 
     (void)state;
     assert_int_equal(ext_check(&first, known, 1, "x", NULL), ATTN_OK);
-    assert_ptr_equal(ext_find(&first, 8, sizeof last), &last);
-    assert_null(ext_find(&first, 8, sizeof last + 1));
-    assert_null(ext_find(&first, 9, 0));
+    assert_ptr_equal(ext_find(&first, 8), &last);
+    assert_null(ext_find(&first, 9));
     last.flags = 0;
     assert_int_equal(ext_check(&first, known, 1, "x", NULL), ATTN_ERROR_EXTENSION);
     last.flags = ATTN_EXT_OPTIONAL;
@@ -178,7 +181,7 @@ static void extensions(void **state)
     last.struct_size = sizeof last;
     last.next = &first; /* a ring ends */
     assert_int_equal(ext_check(&first, known, 1, "x", NULL), ATTN_ERROR_EXTENSION);
-    assert_null(ext_find(&first, 9, 0));
+    assert_null(ext_find(&first, 9));
 }
 
 /* Extensions of this ABI: not cut, and what a newer one adds is zero. */
@@ -200,6 +203,43 @@ static void extension_sizes(void **state)
     assert_int_equal(ext_check(&given.cp.ext, known, 1, "x", NULL), ATTN_ERROR_STRUCT_SIZE);
 }
 
+/* What a newer vendor says at the end of a declaration is ignored. */
+static void declared_sizes(void **state)
+{
+    const uint32_t known[] = {ATTN_EXT_CAPS_MLA};
+    struct {
+        struct attn_mla_caps mla;
+        uint32_t newer[2];
+    } given = {.mla = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof given, NULL}}, .newer = {1, 2}};
+
+    (void)state;
+    assert_int_equal(ext_check(&given.mla.ext, known, 1, "x", NULL), ATTN_OK);
+    given.mla.ext.struct_size = 28;
+    assert_int_equal(ext_check(&given.mla.ext, known, 1, "x", NULL), ATTN_ERROR_STRUCT_SIZE);
+}
+
+/* Both macros, in the language in which this file is. */
+static void table_slots(void **state)
+{
+    const struct attn_kernels all = {.struct_size = sizeof all};
+    struct attn_kernels old = {.struct_size = offsetof(struct attn_kernels, copy)};
+
+    (void)state;
+    assert_true(ATTN_HAS_FIELD(&all, update_block_table));
+    assert_false(ATTN_HAS_SLOT(&all, update_block_table)); /* NULL */
+    assert_true(ATTN_HAS_FIELD(&old, copy_blocks));
+    assert_false(ATTN_HAS_FIELD(&old, copy));
+    memset(&old.copy, 0xff, sizeof old.copy); /* of another's memory */
+    assert_false(ATTN_HAS_SLOT(&old, copy));
+    assert_true(ATTN_VERSION_SERVES(ATTN_ABI_VERSION, ATTN_ABI_VERSION + 7));
+    assert_true(ATTN_VERSION_SERVES(0, ATTN_ABI_VERSION_MIN));
+    assert_false(ATTN_VERSION_SERVES(0, ATTN_ABI_VERSION_MIN - 1));
+    assert_false(ATTN_VERSION_SERVES(ATTN_ABI_VERSION + 1, ATTN_ABI_VERSION + 7));
+    assert_true(ATTN_VERSION_ACCEPTS(ATTN_ABI_VERSION + 7));
+    assert_false(ATTN_VERSION_ACCEPTS(ATTN_ABI_VERSION_MIN - 1));
+    assert_false(ATTN_VERSION_ACCEPTS(ATTN_ABI_VERSION + (1 << 16)));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -212,6 +252,8 @@ int main(void)
         cmocka_unit_test(struct_write_keeps_header),
         cmocka_unit_test(extensions),
         cmocka_unit_test(extension_sizes),
+        cmocka_unit_test(declared_sizes),
+        cmocka_unit_test(table_slots),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -154,6 +154,6 @@ attn_status attn_plugin_entry(uint32_t min, uint32_t max, const struct attn_plug
                               struct attn_error *error)
 {
     (void)error;
-    *out = min <= ATTN_ABI_VERSION && max >= ATTN_ABI_VERSION ? &plugin : NULL;
+    *out = ATTN_VERSION_SERVES(min, max) ? &plugin : NULL;
     return *out != NULL ? ATTN_OK : ATTN_ERROR_ABI_VERSION;
 }

@@ -15,14 +15,14 @@ struct call_case {
 static enum trial_result run_changes(struct trial *trial, const void *variant, uint64_t seed)
 {
     const struct call_case *c = variant;
-    enum trial_result result;
+    enum trial_result result = TRIAL_PASSED;
     if (c->place->which == CALL_LIMITS && trial->tested->kernels.plan_size == NULL) {
         return trial_say(trial, TRIAL_SKIPPED, "the backend has no plan_size, which takes them");
     }
-    result = call_run(trial, c->target, c->place, CALL_GROWN, c->run, c->variant, seed);
-    return result == TRIAL_PASSED
-               ? call_run(trial, c->target, c->place, CALL_OPTIONAL, c->run, c->variant, seed)
-               : result;
+    for (int32_t change = 0; change < CALL_CHANGE_COUNT && result == TRIAL_PASSED; change++) {
+        result = call_run(trial, c->target, c->place, change, c->run, c->variant, seed);
+    }
+    return result;
 }
 
 static void try_case(const struct kernel_sink *sink, const struct call_case *c)

@@ -9,7 +9,6 @@
 #include "side.h"
 
 #define MOST_ALLOCATIONS 64
-#define LEAST_HOST 64 /* bytes of attn_host in ABI 0.1 */
 
 /* A host whose memory runs out. */
 struct poor_host {
@@ -74,6 +73,14 @@ static enum trial_result run_entry(struct trial *trial, const void *variant, uin
                              ranges[i].name, status, ATTN_ERROR_ABI_VERSION);
         }
     }
+    /* A newer core that still works with this version. */
+    const struct attn_plugin *plugin = NULL;
+    attn_status status =
+        trial->tested->entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION + 1, &plugin, NULL);
+    if (status != ATTN_OK || plugin == NULL || !ATTN_VERSION_ACCEPTS(plugin->abi_version)) {
+        return trial_say(trial, TRIAL_FAILED, "a caller of the next minor version: status %d",
+                         status);
+    }
     return TRIAL_PASSED;
 }
 
@@ -87,18 +94,14 @@ static enum trial_result run_create_host(struct trial *trial, const void *varian
         struct attn_ext ext;
         attn_instance *instance;
         const struct attn_kernels *kernels;
-        call_change_struct(change, host, sizeof *host, LEAST_HOST, memory, &ext);
+        call_change_struct(change, host, sizeof *host, memory, &ext);
         attn_status status = create(trial->tested, (const struct attn_host *)(const void *)memory,
                                     &instance, &kernels);
-        bool empty = instance == NULL && kernels == NULL;
-        if (status == ATTN_OK) {
-            trial->tested->plugin->destroy(instance);
+        if (status != ATTN_OK) {
+            return trial_say(trial, TRIAL_FAILED, "a host %s: status %d, not %d",
+                             call_change_names[change], status, ATTN_OK);
         }
-        if (status != call_expected(change) || (status != ATTN_OK && !empty)) {
-            return trial_say(trial, TRIAL_FAILED, "a host %s: status %d, not %d%s",
-                             call_change_names[change], status, call_expected(change),
-                             status != ATTN_OK && !empty ? ", and an output is not NULL" : "");
-        }
+        trial->tested->plugin->destroy(instance);
     }
     return TRIAL_PASSED;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Calls straight through the vendor's table, beside the core, of which the ABI says what the vendor
- * answers: structs of other sizes and unknown extensions (version.h), no memory (host.h,
+ * answers: structs of a newer core and unknown extensions (version.h), no memory (host.h,
  * plugin.h, kernels.h), versions that it does not speak. What the core holds for every backend is
  * no case here. */
 #ifndef CHECK_CALLS_H
@@ -8,7 +8,7 @@
 
 #include "kernels.h"
 
-/* Which struct of a call is another's: older, newer, or extended. */
+/* Which struct of a call is a newer core's. */
 enum call_struct {
     CALL_ARGS,
     CALL_LAYER,
@@ -19,18 +19,13 @@ enum call_struct {
     CALL_LIMITS
 };
 
-/* What the vendor is handed. */
+/* What the vendor is handed, and serves as ever. */
 enum call_change {
-    CALL_SMALL,     /* under the size of ABI 0.1: ATTN_ERROR_STRUCT_SIZE */
-    CALL_GROWN,     /* an unknown tail of zeros: as ever */
-    CALL_GROWN_SET, /* one that says something: ATTN_ERROR_STRUCT_SIZE */
-    CALL_UNKNOWN,   /* an unknown extension: ATTN_ERROR_EXTENSION */
-    CALL_OPTIONAL,  /* one that may be ignored: as ever */
+    CALL_GROWN,    /* an unknown tail that is not zero */
+    CALL_EXTENDED, /* an unknown extension in front of the chain */
     CALL_CHANGE_COUNT
 };
 
-/* ATTN_OK: the call is served. */
-attn_status call_expected(int32_t change);
 extern const char *const call_change_names[CALL_CHANGE_COUNT];
 
 /* A kernel whose calls can be changed. */
@@ -47,7 +42,6 @@ struct call_place {
     int32_t which; /* enum call_struct */
     size_t offset; /* of the pointer to it in the arguments; CALL_SELF, CALL_NOT_THERE */
     size_t size;
-    size_t least; /* its size in ABI 0.1 */
 };
 #define CALL_SELF SIZE_MAX
 #define CALL_NOT_THERE (SIZE_MAX - 1)
@@ -55,14 +49,13 @@ struct call_place {
 extern const struct call_target call_targets[];
 extern const int32_t num_call_targets;
 
-/* call_shim.c. A case run with one struct of the target's calls changed, so that it is served:
- * CALL_GROWN, before which every change that has to be refused is tried, or CALL_OPTIONAL. */
+/* call_shim.c. A case run with one struct of the target's calls changed. */
 enum trial_result call_run(struct trial *trial, const struct call_target *target,
-                           const struct call_place *place, int32_t served, kernel_run *run,
+                           const struct call_place *place, int32_t change, kernel_run *run,
                            const void *variant, uint64_t seed);
 /* The struct at `from`, changed, in `to` of `size` + CALL_TAIL bytes. */
 #define CALL_TAIL 32
-void call_change_struct(int32_t change, const void *from, size_t size, size_t least, void *to,
+void call_change_struct(int32_t change, const void *from, size_t size, void *to,
                         struct attn_ext *ext);
 
 /* call_cases.c */

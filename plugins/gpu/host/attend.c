@@ -151,16 +151,12 @@ static bool widen_query(struct gpu_params *p, struct gpu_widen_params *w,
 
 static attn_status check_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    attn_status status = struct_attend_known(args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (args->params == NULL || args->state == NULL || args->plan_host == NULL ||
         args->workspace == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attend",
                             "params, state and a plan's memory are needed; one is NULL");
     }
-    status = gpu_check_tensor(args->q, "q", error);
+    attn_status status = gpu_check_tensor(args->q, "q", error);
     if (status == ATTN_OK) {
         status = gpu_check_tensor(args->out, "out", error);
     }

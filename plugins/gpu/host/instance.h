@@ -4,7 +4,6 @@
 #define GPU_HOST_INSTANCE_H
 
 #include "common/number.h"
-#include "common/structs.h"
 #include "common/tensors.h"
 #include "gpu/params.h"
 

@@ -4,16 +4,12 @@
 
 static attn_status check_write(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    attn_status status = struct_write_known(args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (args->k_cache == NULL || args->v_cache == NULL || args->params == NULL ||
         args->layer == NULL || (args->slot_mapping == NULL && args->num_slots > 0)) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "write_kv",
                             "layer, params, both caches and slot_mapping are needed; one is NULL");
     }
-    status = gpu_check_tensor(args->k, "k", error);
+    attn_status status = gpu_check_tensor(args->k, "k", error);
     if (status == ATTN_OK) {
         status = gpu_check_tensor(args->v, "v", error);
     }
@@ -179,17 +175,13 @@ attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn
 
 attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
 {
-    attn_status status = struct_gather_known(args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (args->layer == NULL || args->params == NULL || args->cache == NULL || args->batch == NULL ||
         args->batch->block_table == NULL || args->out_start_loc == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "gather_kv",
                             "layer, params, cache, out_start_loc and a batch with block_table are "
                             "needed; one is NULL");
     }
-    status = gpu_check_tensor(args->out, "out", error);
+    attn_status status = gpu_check_tensor(args->out, "out", error);
     if (status == ATTN_OK) {
         status = gpu_check_view(args->layer, args->params, args->cache, false, error);
     }
@@ -241,7 +233,7 @@ attn_status gpu_fill(attn_instance *instance, void *destination, int32_t value, 
 
 attn_status gpu_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
 {
-    attn_status status = STRUCT_KNOWN(attn_copy_blocks_args, args, error);
+    attn_status status = ATTN_OK;
     for (int32_t i = 0; status == ATTN_OK && i < args->num_copies; i++) {
         const struct attn_block_copy *copy = &args->copies[i];
         for (int64_t j = 0; status == ATTN_OK && j < args->num_pairs; j++) {

@@ -6,7 +6,7 @@ attn_status gpu_merge_states(const struct attn_merge_states_args *args, struct a
 {
     const struct attn_tensor *const tensors[] = {args->prefix_out, args->suffix_out, args->out};
     static const char *const names[] = {"prefix_out", "suffix_out", "out"};
-    attn_status status = STRUCT_KNOWN(attn_merge_states_args, args, error);
+    attn_status status = ATTN_OK;
     for (int32_t i = 0; status == ATTN_OK && i < 3; i++) {
         status = gpu_check_tensor(tensors[i], names[i], error);
     }
@@ -55,15 +55,11 @@ static attn_status check_quantize(const struct attn_quantize_args *args, struct 
 {
     int32_t group = group_of(args->form);
     bool is_static = args->form == ATTN_OUTPUT_FP8_STATIC;
-    attn_status status = STRUCT_KNOWN(attn_quantize_args, args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (group == 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form", "%d; 1 to %d", args->form,
                             ATTN_OUTPUT_FORM_COUNT - 1);
     }
-    status = gpu_check_tensor(args->x, "x", error);
+    attn_status status = gpu_check_tensor(args->x, "x", error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -145,8 +141,7 @@ attn_status gpu_quantize(const struct attn_quantize_args *args, struct attn_erro
 
 attn_status gpu_amax(const struct attn_amax_args *args, struct attn_error *error)
 {
-    attn_status status = STRUCT_KNOWN(attn_amax_args, args, error);
-    status = status ? status : gpu_check_tensor(args->x, "x", error);
+    attn_status status = gpu_check_tensor(args->x, "x", error);
     if (status != ATTN_OK) {
         return status;
     }

@@ -93,10 +93,6 @@ attn_status gpu_plan_size(attn_instance *instance, attn_state *state,
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, state == NULL ? "state" : "limits",
                             "a prepared state and limits from 0 are needed");
     }
-    attn_status status = STRUCT_KNOWN(attn_limits, limits, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     int64_t row_tiles =
         ((int64_t)limits->max_num_tokens * state->group + 15) / 16 + limits->max_num_reqs;
     int64_t reqs = limits->max_num_reqs, rows = limits->max_num_tokens;
@@ -217,10 +213,6 @@ attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct a
     struct plan_host *plan = args->plan_host;
     const struct attn_batch *batch = args->batch;
     struct gpu_params p = {0};
-    attn_status status = struct_attend_known(args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (plan == NULL || args->workspace == NULL || args->state == NULL) {
         return plugin_error(error, ATTN_ERROR_WORKSPACE, "workspace",
                             "a plan needs its state, host memory and workspace");

@@ -7,10 +7,6 @@ attn_status gpu_allocate_memory(const struct attn_memory_args *args, void **memo
 {
     size_t room[2] = {0, 0};
     *memory = NULL;
-    attn_status status = STRUCT_KNOWN(attn_memory_args, args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     if (args->bytes == 0 || args->kind < ATTN_MEMORY_DEVICE || args->kind > ATTN_MEMORY_HOST) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "kind",
                             "%zu bytes of kind %d; 1 or more of kind 1 or 2", args->bytes,
@@ -28,9 +24,8 @@ attn_status gpu_allocate_memory(const struct attn_memory_args *args, void **memo
 
 attn_status gpu_free_memory(const struct attn_memory_args *args, struct attn_error *error)
 {
-    attn_status status = STRUCT_KNOWN(attn_memory_args, args, error);
-    return status != ATTN_OK || args->memory == NULL
-               ? status
+    return args->memory == NULL
+               ? ATTN_OK
                : device_status(gpu_device_free(&args->instance->device, args->kind, args->memory),
                                "free_memory", error);
 }
@@ -38,76 +33,57 @@ attn_status gpu_free_memory(const struct attn_memory_args *args, struct attn_err
 attn_status gpu_memory_device(const struct attn_memory_args *args, struct attn_device *device,
                               struct attn_error *error)
 {
-    attn_status status = STRUCT_KNOWN(attn_memory_args, args, error);
-    return status == ATTN_OK
-               ? device_status(gpu_device_of_memory(&args->instance->device, args->memory, device),
-                               "memory_device", error)
-               : status;
+    return device_status(gpu_device_of_memory(&args->instance->device, args->memory, device),
+                         "memory_device", error);
 }
 
 attn_status gpu_create_stream(const struct attn_stream_args *args, void **stream,
                               struct attn_error *error)
 {
     *stream = NULL;
-    attn_status status = STRUCT_KNOWN(attn_stream_args, args, error);
-    return status == ATTN_OK
-               ? device_status(gpu_device_stream_create(&args->instance->device, stream),
-                               "create_stream", error)
-               : status;
+    return device_status(gpu_device_stream_create(&args->instance->device, stream), "create_stream",
+                         error);
 }
 
 attn_status gpu_destroy_stream(const struct attn_stream_args *args, struct attn_error *error)
 {
-    attn_status status = STRUCT_KNOWN(attn_stream_args, args, error);
-    return status != ATTN_OK || args->stream == NULL
-               ? status
+    return args->stream == NULL
+               ? ATTN_OK
                : device_status(gpu_device_stream_destroy(&args->instance->device, args->stream),
                                "destroy_stream", error);
 }
 
 attn_status gpu_synchronize(const struct attn_stream_args *args, struct attn_error *error)
 {
-    attn_status status = STRUCT_KNOWN(attn_stream_args, args, error);
-    return status == ATTN_OK
-               ? device_status(gpu_device_synchronize(&args->instance->device, args->stream),
-                               "synchronize", error)
-               : status;
+    return device_status(gpu_device_synchronize(&args->instance->device, args->stream),
+                         "synchronize", error);
 }
 
 attn_status gpu_begin_capture(const struct attn_stream_args *args, struct attn_error *error)
 {
-    attn_status status = STRUCT_KNOWN(attn_stream_args, args, error);
-    return status == ATTN_OK
-               ? device_status(gpu_device_capture_begin(&args->instance->device, args->stream),
-                               "begin_capture", error)
-               : status;
+    return device_status(gpu_device_capture_begin(&args->instance->device, args->stream),
+                         "begin_capture", error);
 }
 
 attn_status gpu_end_capture(const struct attn_stream_args *args, void **graph,
                             struct attn_error *error)
 {
     *graph = NULL;
-    attn_status status = STRUCT_KNOWN(attn_stream_args, args, error);
-    return status == ATTN_OK
-               ? device_status(gpu_device_capture_end(&args->instance->device, args->stream, graph),
-                               "end_capture", error)
-               : status;
+    return device_status(gpu_device_capture_end(&args->instance->device, args->stream, graph),
+                         "end_capture", error);
 }
 
 attn_status gpu_launch_graph(const struct attn_stream_args *args, struct attn_error *error)
 {
-    attn_status status = STRUCT_KNOWN(attn_stream_args, args, error);
-    return status == ATTN_OK ? device_status(gpu_device_graph_launch(&args->instance->device,
-                                                                     args->graph, args->stream),
-                                             "launch_graph", error)
-                             : status;
+    return device_status(
+        gpu_device_graph_launch(&args->instance->device, args->graph, args->stream), "launch_graph",
+        error);
 }
 
 attn_status gpu_destroy_graph(const struct attn_stream_args *args, struct attn_error *error)
 {
-    attn_status status = STRUCT_KNOWN(attn_stream_args, args, error);
-    return status != ATTN_OK || args->graph == NULL
-               ? status
+    return args->graph == NULL
+               ? ATTN_OK
                : device_status(gpu_device_graph_destroy(&args->instance->device, args->graph),
                                "destroy_graph", error);
 }

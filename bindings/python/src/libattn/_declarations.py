@@ -5,8 +5,8 @@ from ctypes import (CFUNCTYPE, Structure, c_char, c_char_p, c_float, c_int32, c_
                     c_uint16, c_uint32, c_uint64, c_void_p)
 from enum import IntEnum
 
-ATTN_ABI_VERSION = 0 << 16 | 1
-ATTN_ABI_VERSION_MIN = 0 << 16 | 1
+ATTN_ABI_VERSION = 0 << 16 | 2
+ATTN_ABI_VERSION_MIN = 0 << 16 | 2
 ATTN_EXT_OPTIONAL = 1
 ATTN_ERROR_FIELD_SIZE = 64
 ATTN_ERROR_MESSAGE_SIZE = 944
@@ -449,7 +449,7 @@ class attn_host(Structure):
         ("release", CFUNCTYPE(None, c_void_p, c_void_p, c_size_t)),
         ("parallel_for", CFUNCTYPE(None, c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
         ("num_threads", c_int32),
-        ("reserved", c_int32),
+        ("abi_version", c_uint32),
     ]
 
 
@@ -771,6 +771,7 @@ class attn_layer_desc(Structure):
         ("max_seq_len", c_int32),
         ("max_num_reqs", c_int32),
         ("reserved", c_int32),
+        ("needed_features", c_uint64),
     ]
 
 
