@@ -14,8 +14,13 @@ enum attn_log_level {
     ATTN_LOG_TRACE = 4
 };
 
+/* A kernel on a CPU, the bodies of its loops included, takes at most so much of the stack of the
+ * thread that runs it: engines have small ones. */
+#define ATTN_STEP_STACK_BYTES 65536
+
 /* One slice of a parallel loop: the items begin .. end-1. `worker` is in 0 .. num_threads-1 and no
- * two slices that run at the same time carry the same one, so it may index scratch memory. */
+ * two slices of one loop that run at the same time carry the same one, so it may index scratch
+ * memory of that loop's call. Loops of several callers run at once, each with the same numbers. */
 typedef void attn_parallel_body(void *argument, int64_t begin, int64_t end, int32_t worker);
 
 /* Passed per instance and never kept in a plugin's global, since two cores may share one loaded
@@ -29,7 +34,8 @@ struct attn_host {
     size_t struct_size;
     const struct attn_ext *next;
     void *user;
-    /* One line without a newline; borrowed until return. */
+    /* One line without a newline, without control characters; borrowed until return. What it calls
+     * of this library may be refused with ATTN_ERROR_ORDER: a plugin is loading. */
     void (*log)(void *user, int32_t level, const char *who, const char *message);
     /* `alignment` is a power of two, at least 8. NULL when there is no memory. Never called in a
      * step. */

@@ -5,11 +5,11 @@
 #define CORE_BIND_BOUND_H
 
 #include <attn/api.h>
-#include <pthread.h>
 
 #include "bind/kept.h"
 #include "compose/composition.h"
 #include "select/assignment.h"
+#include "util/lock.h"
 
 /* A backend, created on its device. */
 struct instance {
@@ -80,7 +80,7 @@ struct attn_model {
     int32_t num_layers;
     int32_t num_groups;
     int32_t num_plan_groups;
-    pthread_mutex_t lock; /* of states[] and num_plans */
+    struct lock lock; /* of states[] and num_plans */
 };
 
 /* The layer's memory of a composition that serves it. */

@@ -217,9 +217,11 @@ static attn_status check_apart(const attn_layer *layer, const struct attn_kv_vie
 
 attn_status layer_check_unplanned(attn_layer *layer, const char *call, struct attn_error *error)
 {
-    pthread_mutex_lock(&layer->model->lock);
+    const bool taken = lock_take(&layer->model->lock);
     int32_t plans = layer->num_plans;
-    pthread_mutex_unlock(&layer->model->lock);
+    if (taken) {
+        lock_give(&layer->model->lock);
+    }
     return plans == 0
                ? ATTN_OK
                : error_set(error, ATTN_ERROR_ORDER, call,

@@ -45,7 +45,12 @@ attn_status layer_prepare(attn_layer *layer, int32_t phase, int32_t part, struct
     struct served *served = &layer->served[phase];
     const struct attn_kernels *kernels = &served->instance->kernels;
     attn_status status = ATTN_OK;
-    pthread_mutex_lock(&layer->model->lock);
+    if (!lock_take(&layer->model->lock)) {
+        return error_set(error, ATTN_ERROR_ORDER, "log",
+                         "called while this thread prepares a layer of the same model, as from its "
+                         "log: layer '%s' cannot be prepared there",
+                         layer->desc->name);
+    }
     if (!served->prepared[part] && kernels->prepare != NULL) {
         struct attn_error why = ATTN_ERROR_INIT;
         status = kernels->prepare(served->instance->handle, &layer->parts[part],
@@ -53,7 +58,7 @@ attn_status layer_prepare(attn_layer *layer, int32_t phase, int32_t part, struct
         status = status == ATTN_OK ? status : error_relay(error, status, &why);
     }
     served->prepared[part] = status == ATTN_OK;
-    pthread_mutex_unlock(&layer->model->lock);
+    lock_give(&layer->model->lock);
     return status;
 }
 
@@ -185,7 +190,7 @@ attn_status model_create(attn_runtime *runtime, const attn_assignment *assignmen
     model->device = assignment->device;
     model->options = read;
     arena_init(&model->arena, &runtime->host);
-    pthread_mutex_init(&model->lock, NULL);
+    lock_init(&model->lock);
     attn_status status = fill_model(model, assignment, error);
     if (status != ATTN_OK) {
         model_destroy(model);
@@ -207,7 +212,7 @@ void model_destroy(attn_model *model)
         instance_finish(&model->instances[i]);
     }
     attn_runtime *runtime = model->runtime;
-    pthread_mutex_destroy(&model->lock);
+    lock_finish(&model->lock);
     arena_finish(&model->arena);
     assignment_destroy(model->assignment);
     runtime_free(runtime, model, sizeof *model);

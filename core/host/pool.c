@@ -19,6 +19,9 @@
 /* Slices per thread that are aimed at: enough to even out, few enough to be cheap. */
 #define SLICES_PER_THREAD 2
 
+/* What threads get beside what the system takes of it: a body has ATTN_STEP_STACK_BYTES. */
+#define STACK_BYTES ((size_t)512 << 10)
+
 #define GATE_SHUT (-1)
 
 struct worker {
@@ -202,11 +205,23 @@ static void reset(struct pool *pool)
     pool->num_started = 0;
 }
 
+/* A stack of stated size, whatever the process's limit or libc says; the system's share grows with
+ * the thread-local storage of libraries. False: the system's own. */
+static bool set_stack(pthread_attr_t *attributes)
+{
+    const long least = sysconf(_SC_THREAD_STACK_MIN);
+    return pthread_attr_init(attributes) == 0 &&
+           pthread_attr_setstacksize(attributes, STACK_BYTES + (least > 0 ? (size_t)least : 0)) ==
+               0;
+}
+
 /* As many workers as the system grants: with none the loops run in their callers. */
 static void start_workers(struct pool *pool)
 {
     sigset_t all;
     sigset_t before;
+    pthread_attr_t attributes;
+    const bool sized = set_stack(&attributes);
 
     /* The engine's signals are for the engine's threads. */
     sigfillset(&all);
@@ -216,11 +231,12 @@ static void start_workers(struct pool *pool)
 
         worker->pool = pool;
         worker->index = pool->num_started + 1;
-        if (pthread_create(&worker->thread, NULL, worker_main, worker) != 0) {
+        if (pthread_create(&worker->thread, sized ? &attributes : NULL, worker_main, worker) != 0) {
             break;
         }
         pool->num_started++;
     }
+    pthread_attr_destroy(&attributes);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
@@ -292,9 +308,17 @@ void pool_run(struct pool *pool, int64_t count, int64_t grain, attn_parallel_bod
         return;
     }
     grain = grain < 1 ? 1 : grain;
-    if (count <= grain || pool->num_threads == 1 || !ensure_started(pool) ||
+    if (count <= grain || pool->num_threads == 1) {
+        body(argument, 0, count, 0);
+        return;
+    }
+    /* A caller that is cancelled in the loop ends behind it: its workers and the pool are free. */
+    int cancelled_before;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelled_before);
+    if (!ensure_started(pool) ||
         atomic_flag_test_and_set_explicit(&pool->busy, memory_order_acquire)) {
         body(argument, 0, count, 0);
+        pthread_setcancelstate(cancelled_before, NULL);
         return;
     }
     pool->job.count = count;
@@ -307,4 +331,5 @@ void pool_run(struct pool *pool, int64_t count, int64_t grain, attn_parallel_bod
     work(pool, 0);
     wait_until_done(pool);
     atomic_flag_clear_explicit(&pool->busy, memory_order_release);
+    pthread_setcancelstate(cancelled_before, NULL);
 }

@@ -62,14 +62,20 @@ attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin,
                                  const struct attn_plugin **table, struct attn_error *error)
 {
     struct plugin *found = &runtime->plugins[plugin];
-    pthread_mutex_lock(&runtime->lock);
+    if (!lock_take(&runtime->lock)) {
+        *table = NULL;
+        return error_set(error, ATTN_ERROR_ORDER, "log",
+                         "called while this thread loads a plugin for the same runtime, as from "
+                         "its log: %s cannot be loaded there",
+                         found->file);
+    }
     const bool fresh = found->table == NULL;
     attn_status status = plugin_load(runtime, found, error);
     if (status != ATTN_OK && fresh) {
         cache_forget(runtime, found->file); /* whatever the record says does not hold any more */
     }
     *table = status == ATTN_OK ? found->table : NULL;
-    pthread_mutex_unlock(&runtime->lock);
+    lock_give(&runtime->lock);
     return status;
 }
 
@@ -294,7 +300,7 @@ attn_status runtime_create(const struct attn_runtime_options *given, attn_runtim
     runtime->services = on_stack.services;
     host_init(&runtime->host, &runtime->services, 1);
     arena_init(&runtime->arena, &runtime->host);
-    pthread_mutex_init(&runtime->lock, NULL);
+    lock_init(&runtime->lock);
     status = settings_read(&runtime->settings, &options, &runtime->arena, error);
     if (status == ATTN_OK && runtime->settings.no_cache != NULL) {
         runtime_log(runtime, ATTN_LOG_WARN, "%s: nothing is cached; ATTN_CACHE_DIR names a folder",
@@ -318,7 +324,7 @@ void runtime_destroy(attn_runtime *runtime)
     struct host_services services = runtime->services;
     struct attn_host host;
     pool_destroy(runtime->services.pool);
-    pthread_mutex_destroy(&runtime->lock);
+    lock_finish(&runtime->lock);
     arena_finish(&runtime->arena);
     services.pool = NULL;
     host_init(&host, &services, 1); /* the runtime's own table goes with it */

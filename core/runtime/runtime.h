@@ -7,13 +7,13 @@
 
 #include <attn/plugin.h>
 #include <attn/runtime.h>
-#include <pthread.h>
 #include <stdbool.h>
 
 #include "host/host.h"
 #include "runtime/key.h"
 #include "runtime/scan.h"
 #include "util/arena.h"
+#include "util/lock.h"
 
 /* One plugin file. `table` is NULL until plugin_load: with a warm cache only candidates are loaded.
  */
@@ -77,7 +77,7 @@ struct attn_runtime {
     struct backend *backends; /* sorted by full_name, then device */
     int32_t num_backends;
     char searched[768]; /* the folders that discovery looked at, each with what it gave */
-    pthread_mutex_t lock;
+    struct lock lock;
     struct machine machine; /* if there is a cache of probes */
     bool cache_pruned;
     /* the scanner's: before a plugin's constructors C, entry E, probe P */

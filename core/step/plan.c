@@ -127,14 +127,16 @@ static attn_status read_options(attn_plan *plan, const struct attn_plan_options 
  */
 static void count_in(attn_plan *plan, int32_t change)
 {
-    pthread_mutex_lock(&plan->model->lock);
+    const bool taken = lock_take(&plan->model->lock);
     for (int32_t i = 0; i < plan->num_steps; i++) {
         attn_layer *layer = plan->steps[i].layer, *owner = layer->owner;
         layer->num_plans += change;
         owner->num_plans += owner != layer ? change : 0;
     }
     plan->counted = change > 0;
-    pthread_mutex_unlock(&plan->model->lock);
+    if (taken) {
+        lock_give(&plan->model->lock);
+    }
 }
 
 /* Requests of up to so many queries go the decode way. */

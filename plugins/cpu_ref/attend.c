@@ -130,9 +130,9 @@ static double sink_score(const struct attn_attend_args *args, const struct query
 /* With quantized probabilities the maximum is known before the first weight, as it is for a whole
  * tile in a kernel. */
 static void find_maximum(const struct attn_attend_args *args, const struct query *query,
-                         int64_t head, int64_t first, int64_t end, struct rows *rows)
+                         int64_t head, int64_t first, int64_t end, struct rows *rows, double *k,
+                         double *v)
 {
-    double k[REF_MAX_HEAD_SIZE], v[REF_MAX_HEAD_SIZE];
     for (int64_t s = 0; s < sink_keys(args, query); s++) {
         load_sink_key(args, head, s, k, v);
         for (int32_t i = 0; i < rows->count; i++) {
@@ -159,7 +159,7 @@ static void visit_keys(const struct attn_attend_args *args, const struct query *
     int64_t first, end;
     query_key_range(query, &first, &end);
     if (args->layer->p_scale_form != ATTN_SCALE_NONE) {
-        find_maximum(args, query, head, first, end, rows);
+        find_maximum(args, query, head, first, end, rows, k, v);
     }
     for (int64_t s = 0; s < sink_keys(args, query); s++) {
         load_sink_key(args, head, s, k, v);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gated_delta: S <- e^g S; r = beta (v - S k); S <- S + r k^T; o = S q, a token at a time or in
- * chunks. Rows of S do not depend on each other and are worked on in tiles. */
+/* gated_delta: S <- e^g S; r = beta (v - S k); S <- S + r k^T; o = S q, a token at a time. Rows of
+ * S do not depend on each other and are worked on in tiles, which fit in a thread's stack. */
 #include "gdn.h"
 
 #include <math.h>
@@ -92,102 +92,6 @@ static void run_steps(struct tile *tile)
     }
 }
 
-/* One chunk of C tokens. With D[t][j] the decay from behind token j to token t, E[t] that from the
- * chunk's beginning, and S its first state:
- *     r_t = beta_t (v_t - E[t] S k_t - sum_{j<t} D[t][j] (k_j k_t) r_j)
- *     o_t = E[t] S q_t + sum_{j<=t} D[t][j] (k_j q_t) r_j
- *     S  <- E[C-1] S + sum_j D[C-1][j] r_j k_j^T
- * The sums over j < t are a unit lower triangular system, solved forwards: the WY form. Decays are
- * products, not differences of sums, so that a decay of 0 stays one. */
-struct chunk {
-    int32_t count;
-    double q[GDN_CHUNK][GDN_MAX_HEAD_SIZE];
-    double k[GDN_CHUNK][GDN_MAX_HEAD_SIZE];
-    double r[GDN_CHUNK][GDN_TILE]; /* v first */
-    double d[GDN_CHUNK][GDN_CHUNK];
-    double e[GDN_CHUNK];
-    double beta[GDN_CHUNK];
-};
-
-static void load_chunk(const struct tile *tile, int64_t first, struct chunk *chunk)
-{
-    for (int32_t t = 0; t < chunk->count; t++) {
-        double decay;
-        gdn_load_qk(tile->gdn, tile->request, first + t, tile->head, chunk->q[t], chunk->k[t]);
-        gdn_load_v(tile->gdn, tile->request, first + t, tile->head, tile->first_row, tile->num_rows,
-                   chunk->r[t]);
-        gdn_load_gates(tile->gdn, tile->request, first + t, tile->head, &decay, &chunk->beta[t]);
-        for (int32_t j = 0; j < t; j++) {
-            chunk->d[t][j] = chunk->d[t - 1][j] * decay;
-        }
-        chunk->d[t][t] = 1;
-        chunk->e[t] = t > 0 ? chunk->e[t - 1] * decay : decay;
-    }
-}
-
-static void solve_chunk(const struct tile *tile, struct chunk *chunk)
-{
-    int32_t dk = tile->gdn->desc->head_size_k;
-    for (int32_t t = 0; t < chunk->count; t++) {
-        for (int32_t d = 0; d < tile->num_rows; d++) {
-            chunk->r[t][d] -= chunk->e[t] * dot(tile->s[d], chunk->k[t], dk);
-        }
-        for (int32_t j = 0; j < t; j++) {
-            double a = chunk->d[t][j] * dot(chunk->k[j], chunk->k[t], dk);
-            for (int32_t d = 0; d < tile->num_rows; d++) {
-                chunk->r[t][d] -= a * chunk->r[j][d];
-            }
-        }
-        for (int32_t d = 0; d < tile->num_rows; d++) {
-            chunk->r[t][d] *= chunk->beta[t];
-        }
-    }
-}
-
-static void write_chunk(struct tile *tile, int64_t first, const struct chunk *chunk)
-{
-    int32_t dk = tile->gdn->desc->head_size_k, last = chunk->count - 1;
-    for (int32_t t = 0; t < chunk->count; t++) {
-        double o[GDN_TILE];
-        for (int32_t d = 0; d < tile->num_rows; d++) {
-            o[d] = chunk->e[t] * dot(tile->s[d], chunk->q[t], dk);
-        }
-        for (int32_t j = 0; j <= t; j++) {
-            double a = chunk->d[t][j] * dot(chunk->k[j], chunk->q[t], dk);
-            for (int32_t d = 0; d < tile->num_rows; d++) {
-                o[d] += a * chunk->r[j][d];
-            }
-        }
-        store_out(tile, first + t, o);
-    }
-    for (int32_t d = 0; d < tile->num_rows; d++) {
-        for (int32_t i = 0; i < dk; i++) {
-            tile->s[d][i] *= chunk->e[last];
-        }
-        for (int32_t j = 0; j <= last; j++) {
-            double r = chunk->d[last][j] * chunk->r[j][d];
-            for (int32_t i = 0; i < dk; i++) {
-                tile->s[d][i] += r * chunk->k[j][i];
-            }
-        }
-    }
-}
-
-static void run_chunks(struct tile *tile)
-{
-    struct chunk chunk;
-    int32_t size = tile->gdn->desc->chunk_size;
-    size = size > 0 && size < GDN_CHUNK ? size : GDN_CHUNK;
-    for (int64_t first = 0; first < tile->request->num_tokens; first += size) {
-        int64_t left = tile->request->num_tokens - first;
-        chunk.count = left < size ? (int32_t)left : size;
-        load_chunk(tile, first, &chunk);
-        solve_chunk(tile, &chunk);
-        write_chunk(tile, first, &chunk);
-    }
-    store_state(tile, tile->request->slots[0]);
-}
-
 /* Items are (request, value head). */
 static void delta_items(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
@@ -208,11 +112,7 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
             tile.first_row = row;
             tile.num_rows = left < GDN_TILE ? left : GDN_TILE;
             load_state(&tile);
-            if (request.keeps_all || request.num_tokens == 1) {
-                run_steps(&tile);
-            } else {
-                run_chunks(&tile);
-            }
+            run_steps(&tile);
         }
     }
 }

@@ -6,7 +6,7 @@
 #include "common/gated_delta.h"
 #include "reference.h"
 
-#define GDN_TILE 32 /* rows of S that are worked on at a time; they are independent */
+#define GDN_TILE 8 /* rows of S that are worked on at a time; they are independent */
 
 /* gdn_inputs.c: q (scaled), k and rows first_row .. + count - 1 of v of token t, as the delta rule
  * takes them; the gates e^g and beta. */

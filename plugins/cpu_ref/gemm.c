@@ -9,7 +9,7 @@
 
 #define TILE_ROWS 16
 #define TILE_COLUMNS 128
-#define TILE_DEPTH 64
+#define TILE_DEPTH 16
 #define MX_BLOCK 32
 #define E8M0_BIAS 127
 #define E8M0_NAN 255

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 
 #define REF_MAX_HEAD_SIZE 576
-#define REF_MAX_LOOP_ROWS 8 /* query heads that share one reading of a key */
+#define REF_MAX_LOOP_ROWS 4 /* query heads that share one reading of a key */
 /* Caches whose decodes write the step's keys in the attend: the two levels of int8. */
 #define REF_DECODE_WRITES (UINT64_C(1) << ATTN_KV_INT8_KV | UINT64_C(1) << ATTN_KV_INT8_K)
 

@@ -251,6 +251,7 @@ static const struct mutant mutants[] = {
     {.name = "mutant_lengths_stale", .plan = keep_lengths, .planned = use_kept_lengths},
     {.name = "mutant_plan_overrun", .overruns_plan = true},
     {.name = "mutant_step_allocates", .allocates = true},
+    {.name = "mutant_step_deep", .deep = true},
     {.name = "mutant_fused_write_missing", .features = ATTN_FEATURE_FUSED_WRITE},
     /* the controls: they have to pass */
     {.name = "control_plain"},

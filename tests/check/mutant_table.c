@@ -74,6 +74,12 @@ static attn_status mutant_attend(const struct attn_attend_args *args, struct att
     if (mutant->planned != NULL) {
         mutant->planned(&m, args->plan_host);
     }
+    if (mutant->deep) {
+        volatile char much[ATTN_STEP_STACK_BYTES];
+        for (size_t i = 0; i < sizeof much; i += 64) {
+            much[i] = 1;
+        }
+    }
     if (mutant->allocates) {
         me->host->release(me->host->user, me->host->allocate(me->host->user, 64, 64), 64);
     }

@@ -86,6 +86,7 @@ struct mutant {
     bool ignores_updates; /* of the block table */
     bool overruns_plan;   /* writes past what plan_size asked for */
     bool allocates;       /* in every attend */
+    bool deep;            /* takes much of the stack in every attend */
     bool fused;           /* attend writes the keys itself */
 };
 

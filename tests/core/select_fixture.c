@@ -56,12 +56,12 @@ void fixture_init(struct fixture *fixture)
     fixture->runtime.devices = fixture->devices;
     fixture->runtime.num_devices = 1;
     fixture->runtime.backends = fixture->backends;
-    pthread_mutex_init(&fixture->runtime.lock, NULL);
+    lock_init(&fixture->runtime.lock);
 }
 
 void fixture_finish(struct fixture *fixture)
 {
-    pthread_mutex_destroy(&fixture->runtime.lock);
+    lock_finish(&fixture->runtime.lock);
 }
 
 struct attn_backend_caps *fixture_add(struct fixture *fixture, const char *name,

@@ -49,6 +49,32 @@ static void body(void *argument, int64_t begin, int64_t end, int32_t worker)
     atomic_fetch_sub(&loop->inside[worker], 1);
 }
 
+static atomic_int sleepers;
+static atomic_size_t smallest_stack, largest_stack; /* of workers */
+
+/* Every item is a cancellation point. */
+static void sleeping_body(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    (void)argument;
+    for (int64_t i = begin; i < end; i++) {
+        atomic_fetch_add(&sleepers, 1);
+        usleep(500);
+    }
+    if (worker > 0) {
+        pthread_attr_t attributes;
+        size_t bytes = 0;
+        pthread_getattr_np(pthread_self(), &attributes);
+        pthread_attr_getstacksize(&attributes, &bytes);
+        pthread_attr_destroy(&attributes);
+        if (bytes < atomic_load(&smallest_stack)) {
+            atomic_store(&smallest_stack, bytes);
+        }
+        if (bytes > atomic_load(&largest_stack)) {
+            atomic_store(&largest_stack, bytes);
+        }
+    }
+}
+
 /* 0 if the loop was right. */
 static int run_loop(struct loop *loop, struct pool *pool, int64_t count, int64_t grain)
 {
@@ -228,6 +254,41 @@ static void destroy_accepts_null(void **state)
     pool_destroy(pool_create(&host, NUM_THREADS)); /* never used */
 }
 
+static void *cancelled_caller(void *argument)
+{
+    struct pool *pool = argument;
+    pthread_testcancel(); /* not yet */
+    pool_run(pool, 64, 1, sleeping_body, NULL);
+    pthread_testcancel();
+    return NULL;
+}
+
+/* The pool is as good as new after a caller was cancelled in the middle of a loop. */
+static void cancelled_in_a_loop(void **state)
+{
+    struct pool *pool = pool_create(&host, NUM_THREADS);
+    pthread_t thread;
+    void *result = NULL;
+    (void)state;
+    assert_non_null(pool);
+    atomic_store(&sleepers, 0);
+    assert_int_equal(pthread_create(&thread, NULL, cancelled_caller, pool), 0);
+    while (atomic_load(&sleepers) == 0) {
+        usleep(100);
+    }
+    pthread_cancel(thread);
+    assert_int_equal(pthread_join(thread, &result), 0);
+    assert_ptr_equal(result, PTHREAD_CANCELED);
+    assert_int_equal(atomic_load(&sleepers), 64);
+    atomic_store(&smallest_stack, SIZE_MAX);
+    atomic_store(&largest_stack, 0);
+    pool_run(pool, 64, 1, sleeping_body, NULL);
+    assert_true(atomic_load(&largest_stack) > 0); /* other threads take part again */
+    assert_true(atomic_load(&smallest_stack) >= 8 * ATTN_STEP_STACK_BYTES);
+    assert_true(atomic_load(&largest_stack) <= (size_t)1 << 20); /* and not the process's 8 MiB */
+    pool_destroy(pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -236,6 +297,7 @@ int main(void)
         cmocka_unit_test(many_callers),
         cmocka_unit_test(nested_loops),
         cmocka_unit_test(fork_before_and_after_first_use),
+        cmocka_unit_test(cancelled_in_a_loop),
         cmocka_unit_test(destroy_accepts_null),
     };
 

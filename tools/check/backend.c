@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "stack.h"
+
 #define HOST_THREADS 2
 
 static attn_status fail(struct attn_error *error, attn_status status, const char *field,
@@ -43,18 +45,27 @@ static void host_release(void *user, void *memory, size_t size)
     free(memory);
 }
 
+void backend_stack_used(struct check_host *services, size_t bytes)
+{
+    size_t deepest = atomic_load(&services->deepest_stack);
+    while (bytes > deepest &&
+           !atomic_compare_exchange_weak(&services->deepest_stack, &deepest, bytes)) {
+    }
+}
+
 /* Slices run in reverse order with changing workers: nobody may rely on 0 being first. */
 static void host_parallel_for(void *user, int64_t count, int64_t grain, attn_parallel_body *body,
                               void *argument)
 {
     int64_t slice = grain > 0 ? grain : 1;
     int32_t worker = 0;
-    (void)user;
+    stack_paint();
     for (int64_t begin = (count - 1) / slice * slice; begin >= 0 && count > 0; begin -= slice) {
         int64_t end = begin + slice < count ? begin + slice : count;
         body(argument, begin, end, worker);
         worker = (worker + 1) % HOST_THREADS;
     }
+    backend_stack_used(user, stack_used());
 }
 
 static void *copy_bytes(const void *source, size_t size)

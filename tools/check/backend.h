@@ -13,6 +13,7 @@
 struct check_host {
     struct attn_host host;
     atomic_long allocations;
+    atomic_size_t deepest_stack; /* bytes that a step, or a loop's body, took of its thread's */
 };
 
 struct backend {
@@ -33,6 +34,8 @@ struct backend {
 attn_status backend_open(struct backend *backend, const char *file, const char *name,
                          struct attn_error *error);
 void backend_close(struct backend *backend);
+/* Keeps what stack_used() found. */
+void backend_stack_used(struct check_host *services, size_t bytes);
 /* The extension of that id and at least that size, or NULL. */
 const struct attn_ext *backend_extension(const struct attn_backend_caps *caps, uint32_t id,
                                          size_t size);

@@ -160,9 +160,20 @@ static bool wanted(const struct run *run, const char *name)
     return mine;
 }
 
+/* What host.h grants to a step on a CPU. */
+static enum trial_result hold_stack(struct trial *trial, enum trial_result result)
+{
+    size_t used = atomic_exchange(&trial->tested->services.deepest_stack, 0);
+    return result == TRIAL_PASSED && used > ATTN_STEP_STACK_BYTES
+               ? trial_say(trial, TRIAL_FAILED, "a step took %zu bytes of stack; %d at most", used,
+                           ATTN_STEP_STACK_BYTES)
+               : result;
+}
+
 static void tell(struct run *run, const char *name, enum trial_result result)
 {
     crash_case(NULL);
+    result = hold_stack(&run->trial, result);
     report_add(&run->report, name, result, run->trial.message);
     if (isatty(STDERR_FILENO) && !run->options->json) {
         fprintf(stderr, "\r%d cases, %d failed", run->report.num_lines,

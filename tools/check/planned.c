@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "image.h"
+#include "stack.h"
 
 #define PLAN_GUARD 256
 
@@ -69,6 +70,7 @@ static attn_status run_step(struct backend *backend, const struct device *device
     long before = atomic_load(&backend->services.allocations);
     size_t heap = mallinfo2().uordblks;
     attn_status status = ATTN_OK;
+    stack_paint();
     if (backend->kernels.plan != NULL) {
         struct attn_attend_args plan = *args;
         plan.q = plan.k = plan.v = plan.out = plan.lse = NULL;
@@ -76,6 +78,9 @@ static attn_status run_step(struct backend *backend, const struct device *device
         status = backend->kernels.plan(&plan, ATTN_PLAN_EAGER, error);
     }
     status = status == ATTN_OK ? kernel(args, error) : status;
+    if (device->device.type == ATTN_DEVICE_CPU) {
+        backend_stack_used(&backend->services, stack_used());
+    }
     /* the first step of a library takes its thread-local storage from the heap */
     bool taken = atomic_load(&backend->services.allocations) != before ||
                  (backend->stepped && mallinfo2().uordblks > heap);
