@@ -97,12 +97,6 @@ void layer_release_states(attn_layer *layer);
  * parameters. `call` names who asks. */
 attn_status layer_check_unplanned(attn_layer *layer, const char *call, struct attn_error *error);
 
-/* A tensor of three dimensions over memory of its own, see composition.scale_inputs. */
-struct head_rows {
-    struct attn_tensor tensor;
-    int64_t shape[3], strides[3];
-};
-
 /* A cache ends at most so far behind its beginning, which is more than a machine addresses, so that
  * sums of several stay far from overflow. */
 #define MAX_CACHE_BITS 56

@@ -11,23 +11,21 @@ static attn_status keep_tensor(struct kept_params *kept, const struct attn_tenso
                                const char *name, struct attn_error *error)
 {
     const struct attn_tensor *source = *slot;
-    int64_t stride = 1;
     if (source == NULL) {
         return ATTN_OK;
     }
-    if (source->ndim < 1 || source->ndim > KEPT_MAX_DIMS || source->shape == NULL ||
+    if (source->ndim < 1 || source->ndim > TENSOR_MAX_DIMS || source->shape == NULL ||
         source->data == NULL) {
         return error_set(
             error, ATTN_ERROR_INVALID_ARGUMENT, name,
             "%s has %d dimensions, shape %p, data %p; 1 to %d dimensions, and neither may be NULL",
-            name, source->ndim, (const void *)source->shape, source->data, KEPT_MAX_DIMS);
+            name, source->ndim, (const void *)source->shape, source->data, TENSOR_MAX_DIMS);
     }
-    struct kept_tensor *copy = &kept->tensors[kept->num_tensors++];
+    struct own_tensor *copy = &kept->tensors[kept->num_tensors++];
     copy->tensor = *source;
-    for (int32_t i = source->ndim - 1; i >= 0; i--) {
+    for (int32_t i = 0; i < source->ndim; i++) {
         copy->shape[i] = source->shape[i];
-        copy->strides[i] = source->strides != NULL ? source->strides[i] : stride;
-        stride *= copy->shape[i];
+        copy->strides[i] = tensor_stride(source, i);
     }
     copy->tensor.shape = copy->shape;
     copy->tensor.strides = copy->strides;

@@ -9,14 +9,9 @@
 #include <attn/mla.h>
 #include <attn/status.h>
 
-#define KEPT_MAX_DIMS 4
-#define KEPT_MAX_TENSORS 9 /* sink_k, sink_v, five of MLA, two of GDN */
+#include "util/tensor.h"
 
-struct kept_tensor {
-    struct attn_tensor tensor;
-    int64_t shape[KEPT_MAX_DIMS];
-    int64_t strides[KEPT_MAX_DIMS];
-};
+#define KEPT_MAX_TENSORS 9 /* sink_k, sink_v, five of MLA, two of GDN */
 
 /* Must not move while `params` is used. */
 struct kept_params {
@@ -25,7 +20,7 @@ struct kept_params {
     struct attn_mla_weights mla;
     struct attn_gdn_weights gdn;
     struct attn_mm_encoder_state encoder;
-    struct kept_tensor tensors[KEPT_MAX_TENSORS];
+    struct own_tensor tensors[KEPT_MAX_TENSORS];
     int32_t num_tensors;
 };
 

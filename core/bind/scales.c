@@ -42,7 +42,7 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io 
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layer", "layer or io is NULL");
     }
     const struct attn_tensor *tensors[] = {io->q, io->k, io->v}, *second_q = NULL;
-    struct head_rows rows;
+    struct own_tensor rows;
     for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
         if ((*c)->scale_inputs != NULL) {
             second_q = (*c)->scale_inputs(io, &rows, tensors);

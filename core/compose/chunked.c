@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chunked local attention as virtual requests, for backends without the term. */
 #include "select/match_check.h"
-#include "step/schedule.h"
+#include "step/plan_state.h"
 #include "util/error.h"
 
 static void match(struct check *check, int32_t phase)

@@ -16,7 +16,7 @@
 #define MAX_COMPOSITIONS 8
 
 struct check;
-struct head_rows;
+struct own_tensor;
 struct launch;
 struct layer;
 struct step;
@@ -52,7 +52,8 @@ struct composition {
     const char *(*needs_params)(const attn_layer *layer);
     /* q, k and v that scales are calculated from; returns a second part of q, or NULL. `rows` is
      * memory for a tensor. */
-    const struct attn_tensor *(*scale_inputs)(const struct attn_step_io *io, struct head_rows *rows,
+    const struct attn_tensor *(*scale_inputs)(const struct attn_step_io *io,
+                                              struct own_tensor *rows,
                                               const struct attn_tensor *tensors[3]);
 
     /* Making a plan. */

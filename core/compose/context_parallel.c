@@ -536,7 +536,7 @@ static attn_status attend_context(const struct run *run, struct attn_error *erro
 {
     const struct exchange *x = &run->x;
     struct attn_attend_args *args = &run->step->main[1]->args;
-    struct over q, out, lse;
+    struct own_tensor q, out, lse;
     over_rows(&q, run, run->q, x->n * x->q_heads, run->step->q.head_size);
     over_rows(&out, run, run->out, x->n * x->q_heads, x->out_size);
     over_lse(&lse, run, run->lse, x->n * x->q_heads);
@@ -555,7 +555,7 @@ static attn_status attend_new(struct run *run, struct attn_error *error)
     attn_plan *plan = run->plan;
     const struct attn_step_io *io = run->io;
     struct attn_attend_args *args = &run->step->main[0]->args;
-    struct over out, lse, new_lse;
+    struct own_tensor out, lse, new_lse;
     struct all_keys slices;
     attn_status status = ATTN_OK;
     if (run->p->split) {

@@ -8,7 +8,7 @@
 
 #include <attn/collectives.h>
 
-#include "step/schedule.h"
+#include "step/plan_state.h"
 
 /* Rows that are copied in one piece. */
 struct row_run {
@@ -17,8 +17,7 @@ struct row_run {
 
 /* Keys of all ranks as the k and v of an io; the tensors live as long as this. */
 struct all_keys {
-    struct attn_tensor k, v;
-    int64_t shapes[2][3];
+    struct own_tensor k, v;
     struct attn_step_io io;
 };
 

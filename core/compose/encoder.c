@@ -7,7 +7,7 @@
 
 #include "select/layer_ext.h"
 #include "select/match_check.h"
-#include "step/schedule.h"
+#include "step/plan_state.h"
 #include "util/structs.h"
 
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
@@ -17,10 +17,7 @@
 
 /* One of q, k and v: rows first .. end-1 of it, and where they lie quantized. */
 struct input {
-    const struct attn_tensor *given;
-    struct attn_tensor x, out, padded;
-    int64_t x_shape[3], out_shape[3], strides[3], padded_shape[3];
-    int64_t first;
+    struct own_tensor x, out, padded;
 };
 
 static bool is_quantized(const struct layer *layer)
@@ -176,33 +173,20 @@ static void input_init(struct input *in, const attn_plan *plan, const struct ste
     const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
     const struct places *places = plan_data(plan, &composition_encoder);
     const int32_t *keys = plan->given.key_start_loc_host;
+    const struct attn_tensor e4m3 = {.device = plan->model->device,
+                                     .dtype = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1}};
     bool own_rows = i > 0 && plan->given.key_start_loc != NULL && keys != NULL;
+    int64_t first = own_rows ? keys[0] : plan->first_row;
     int64_t end = i > 0 ? plan->num_key_rows : plan->given.num_actual_tokens;
-    int64_t heads = given->shape[1], size = given->shape[2];
+    int64_t heads = given->shape[1], size = given->shape[2], row = tensor_stride(given, 0);
     int64_t padded = i == 2 ? part->head_size_v : part->head_size;
-    int64_t row = given->strides != NULL ? given->strides[0] : heads * size;
-    *in = (struct input){.given = given, .first = own_rows ? keys[0] : plan->first_row};
-    in->x_shape[0] = in->out_shape[0] = end - in->first;
-    in->x_shape[1] = in->out_shape[1] = in->padded_shape[1] = heads;
-    in->x_shape[2] = in->out_shape[2] = size;
-    in->padded_shape[0] = end;
-    in->padded_shape[2] = padded;
-    in->strides[0] = heads * padded;
-    in->strides[1] = padded;
-    in->strides[2] = 1;
-    in->x = *given;
-    in->x.shape = in->x_shape;
-    in->x.byte_offset += (uint64_t)(in->first * row * (given->dtype.bits / 8));
-    in->padded = (struct attn_tensor){plan->workspace + places->inputs[i],
-                                      plan->model->device,
-                                      3,
-                                      {ATTN_CODE_FLOAT8_E4M3FN, 8, 1},
-                                      in->padded_shape,
-                                      in->strides,
-                                      0};
-    in->out = in->padded;
-    in->out.shape = in->out_shape;
-    in->out.byte_offset = (uint64_t)(in->first * heads * padded);
+    uint8_t *from = (uint8_t *)given->data + given->byte_offset,
+            *to = plan->workspace + places->inputs[i];
+    tensor_set(&in->x, given, from + first * row * (given->dtype.bits / 8), end - first, heads,
+               size, row, tensor_stride(given, 1), tensor_stride(given, 2));
+    tensor_set_rows(&in->padded, &e4m3, to, end, heads, padded);
+    tensor_set(&in->out, &e4m3, to + first * heads * padded, end - first, heads, size,
+               heads * padded, padded, 1);
 }
 
 static attn_status find_largest(const struct step *step, const struct input *in, float *largest,
@@ -210,7 +194,7 @@ static attn_status find_largest(const struct step *step, const struct input *in,
 {
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_amax_args args = {
-        sizeof args, NULL, instance->handle, stream, &in->x, largest, 0, 0};
+        sizeof args, NULL, instance->handle, stream, &in->x.tensor, largest, 0, 0};
     return instance->kernels.amax(&args, error);
 }
 
@@ -230,9 +214,9 @@ static void update_scale(const struct step *step, int32_t i, float now)
 
 static void clear_padding(const struct input *in)
 {
-    int64_t size = in->x_shape[2], padded = in->padded_shape[2];
-    uint8_t *rows = (uint8_t *)in->padded.data + in->out.byte_offset;
-    for (int64_t r = 0; size < padded && r < in->x_shape[0] * in->x_shape[1]; r++) {
+    int64_t size = in->out.shape[2], padded = in->padded.shape[2];
+    uint8_t *rows = in->out.tensor.data;
+    for (int64_t r = 0; size < padded && r < in->out.shape[0] * in->out.shape[1]; r++) {
         memset(rows + r * padded + size, 0, (size_t)(padded - size));
     }
 }
@@ -247,8 +231,8 @@ static attn_status quantize(const struct step *step, const struct input *in, int
                                             .stream = stream,
                                             .form = ATTN_OUTPUT_FP8_STATIC,
                                             .scale_form = ATTN_SCALE_PER_TENSOR,
-                                            .x = &in->x,
-                                            .out = &in->out,
+                                            .x = &in->x.tensor,
+                                            .out = &in->out.tensor,
                                             .scale = &state->scales[i]};
     clear_padding(in);
     return instance->kernels.quantize(&args, error);
@@ -283,9 +267,9 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     if (status != ATTN_OK) {
         return status;
     }
-    quantized.q = &inputs[0].padded;
-    quantized.k = &inputs[1].padded;
-    quantized.v = &inputs[2].padded;
+    quantized.q = &inputs[0].padded.tensor;
+    quantized.k = &inputs[1].padded.tensor;
+    quantized.v = &inputs[2].padded.tensor;
     return run_attends(plan, step, &quantized, error);
 }
 

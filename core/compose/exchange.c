@@ -103,20 +103,17 @@ attn_status pack_rows(const struct run *run, void *to, const struct attn_tensor 
     return status;
 }
 
-void over_rows(struct over *over, const struct run *run, void *data, int64_t heads,
+void over_rows(struct own_tensor *over, const struct run *run, void *data, int64_t heads,
                int64_t head_size)
 {
-    *over = (struct over){.shape = {run->x.tokens, heads, head_size},
-                          .strides = {heads * head_size, head_size, 1}};
-    over->tensor = (struct attn_tensor){
-        data, run->plan->model->device, 3, run->x.dtype, over->shape, over->strides, 0};
+    const struct attn_tensor like = {.device = run->plan->model->device, .dtype = run->x.dtype};
+    tensor_set_rows(over, &like, data, run->x.tokens, heads, head_size);
 }
 
-void over_lse(struct over *over, const struct run *run, float *data, int64_t heads)
+void over_lse(struct own_tensor *over, const struct run *run, float *data, int64_t heads)
 {
-    *over = (struct over){.shape = {heads, run->x.tokens}, .strides = {run->x.tokens, 1}};
-    over->tensor = (struct attn_tensor){
-        data, run->plan->model->device, 2, {ATTN_CODE_FLOAT, 32, 1}, over->shape, over->strides, 0};
+    const struct attn_tensor like = {.device = run->plan->model->device};
+    tensor_set_lse(over, &like, data, heads, run->x.tokens);
 }
 
 attn_status merge_parts(const struct run *run, const struct attn_tensor *a,
@@ -138,7 +135,8 @@ attn_status merge_parts(const struct run *run, const struct attn_tensor *a,
     return run->step->merge(&args, error);
 }
 
-void part_tensors(const struct run *run, uint8_t *area, struct over *out, struct over *lse)
+void part_tensors(const struct run *run, uint8_t *area, struct own_tensor *out,
+                  struct own_tensor *lse)
 {
     const struct exchange *x = &run->x;
     over_rows(out, run, area, x->q_heads, run->x.out_size);
@@ -194,7 +192,7 @@ static attn_status pack_part(const struct run *run, int64_t rank, uint8_t *area,
 static attn_status reduce_all_to_all(const struct run *run, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
-    struct over out, lse, next_out, next_lse;
+    struct own_tensor out, lse, next_out, next_lse;
     attn_status status = ATTN_OK;
     for (int64_t rank = 0; rank < x->n && status == ATTN_OK; rank++) {
         status =
@@ -224,7 +222,7 @@ static attn_status reduce_by_sum(const struct run *run, struct attn_error *error
     int64_t heads = x->n * x->q_heads, count = x->tokens * x->q_heads * (x->out_row / 4);
     uint8_t *base = run->plan->workspace;
     float *all = (float *)(base + p->at.all_lse), *other_lse = (float *)(base + p->at.other_lse);
-    struct over out, lse, zeros, others, one;
+    struct own_tensor out, lse, zeros, others, one;
     int32_t found = 0;
     over_rows(&out, run, run->out, heads, run->x.out_size);
     over_rows(&zeros, run, base + p->at.zeros, heads, run->x.out_size);
@@ -327,7 +325,7 @@ attn_status rows_reduce(struct run *run, struct attn_error *error)
     const attn_plan *plan = run->plan;
     uint8_t *send = plan->workspace + run->p->at.rows_send;
     uint8_t *received = plan->workspace + run->p->at.rows_received;
-    struct over out, lse, next_out, next_lse;
+    struct own_tensor out, lse, next_out, next_lse;
     attn_status status = ATTN_OK;
     if (x->rows == NULL) {
         return ATTN_OK;

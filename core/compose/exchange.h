@@ -27,23 +27,18 @@ struct run {
     float *lse;
 };
 
-/* Compact tensors over the workspace. */
-struct over {
-    struct attn_tensor tensor;
-    int64_t shape[3], strides[3];
-};
-
 void exchange_init(struct exchange *x, const struct step *step, int64_t tokens);
 /* The exchange of a step over `tokens` queries, with its areas of the plan's workspace. */
 struct run exchange_run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                         int64_t tokens);
 /* Bytes of one rank's output and lse over its own heads, out first. */
 int64_t exchange_part(const struct exchange *x, int64_t tokens);
-void over_rows(struct over *over, const struct run *run, void *data, int64_t heads,
+void over_rows(struct own_tensor *over, const struct run *run, void *data, int64_t heads,
                int64_t head_size);
-void over_lse(struct over *over, const struct run *run, float *data, int64_t heads);
+void over_lse(struct own_tensor *over, const struct run *run, float *data, int64_t heads);
 /* Parts of a rank in `area`: its output rows, then its lse. */
-void part_tensors(const struct run *run, uint8_t *area, struct over *out, struct over *lse);
+void part_tensors(const struct run *run, uint8_t *area, struct own_tensor *out,
+                  struct own_tensor *lse);
 
 /* Copies `bytes` at each of `count` strided places. */
 attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const void *from,

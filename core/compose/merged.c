@@ -21,56 +21,23 @@ void merged_view(attn_plan *plan, struct attn_batch *view)
     view->num_slots = 0;
 }
 
-/* Tensors over the workspace for one side of a merge. */
-struct partial {
-    struct attn_tensor out, lse[2];
-    int64_t shape[3], strides[3], lse_shape[2], lse_strides[2];
-};
-
-static void partial_init(struct partial *p, attn_plan *plan, const struct step *step)
-{
-    int64_t tokens = plan->num_tokens;
-    p->shape[0] = tokens;
-    p->shape[1] = step->out.heads;
-    p->shape[2] = step->out.head_size;
-    p->strides[0] = step->out.heads * step->out.head_size;
-    p->strides[1] = step->out.head_size;
-    p->strides[2] = 1;
-    p->lse_shape[0] = step->out.heads;
-    p->lse_shape[1] = tokens;
-    p->lse_strides[0] = tokens;
-    p->lse_strides[1] = 1;
-    p->out = (struct attn_tensor){plan->workspace + plan->scratch.out,
-                                  plan->model->device,
-                                  3,
-                                  {0, 0, 0},
-                                  p->shape,
-                                  p->strides,
-                                  0};
-    tensor_set_kind(&p->out, step->out.kind);
-    for (int32_t i = 0; i < 2; i++) {
-        p->lse[i] = (struct attn_tensor){plan->workspace + plan->scratch.lse[i],
-                                         plan->model->device,
-                                         2,
-                                         {ATTN_CODE_FLOAT, 32, 1},
-                                         p->lse_shape,
-                                         p->lse_strides,
-                                         0};
-    }
-}
-
 attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
                        const struct merge_run *runs, int32_t num_runs,
                        const struct attn_step_io *io, struct attn_error *error)
 {
-    struct partial partial;
-    attn_status status;
-    partial_init(&partial, plan, step);
-    status = launch_run(first, io, &partial.out, &partial.lse[0], error);
+    const struct attn_tensor like = tensor_like(plan, &step->out);
+    struct own_tensor out, lse[2];
+    tensor_set_rows(&out, &like, plan->workspace + plan->scratch.out, plan->num_tokens,
+                    step->out.heads, step->out.head_size);
+    for (int32_t i = 0; i < 2; i++) {
+        tensor_set_lse(&lse[i], &like, plan->workspace + plan->scratch.lse[i], step->out.heads,
+                       plan->num_tokens);
+    }
+    attn_status status = launch_run(first, io, &out.tensor, &lse[0].tensor, error);
     for (int32_t i = 0; i < 2 && step->main[i] != NULL && status == ATTN_OK; i++) {
         step->main[i]->args.k = io->k;
         step->main[i]->args.v = io->v;
-        status = launch_run(step->main[i], io, io->out, &partial.lse[1], error);
+        status = launch_run(step->main[i], io, io->out, &lse[1].tensor, error);
     }
     if (status != ATTN_OK) {
         return status;
@@ -78,10 +45,10 @@ attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
     struct attn_merge_states_args args = {.struct_size = sizeof args,
                                           .instance = first->args.instance,
                                           .stream = io->stream,
-                                          .prefix_out = &partial.out,
-                                          .prefix_lse = &partial.lse[0],
+                                          .prefix_out = &out.tensor,
+                                          .prefix_lse = &lse[0].tensor,
                                           .suffix_out = io->out,
-                                          .suffix_lse = &partial.lse[1],
+                                          .suffix_lse = &lse[1].tensor,
                                           .out = io->out,
                                           .lse = io->lse};
     int64_t row = plan->first_row;

@@ -4,7 +4,7 @@
 #ifndef CORE_COMPOSE_MERGED_H
 #define CORE_COMPOSE_MERGED_H
 
-#include "step/schedule.h"
+#include "step/plan_state.h"
 
 /* Rows up to end_row, from where the run before ended. */
 struct merge_run {

@@ -8,9 +8,7 @@
 
 #include <attn/mla.h>
 
-#include "step/schedule.h"
-
-struct over;
+#include "step/plan_state.h"
 
 /* One projection, [Hq, rows, columns], over the engine's memory. */
 struct head_weights {
@@ -74,7 +72,7 @@ void mla_make_spec(const attn_layer *layer, struct attn_kv_spec *spec);
 void mla_rewrite_parts(attn_layer *layer);
 attn_status mla_bind_params(attn_layer *layer, const struct attn_layer_params *params,
                             struct attn_error *error);
-const struct attn_tensor *mla_scale_inputs(const struct attn_step_io *io, struct head_rows *latent,
+const struct attn_tensor *mla_scale_inputs(const struct attn_step_io *io, struct own_tensor *latent,
                                            const struct attn_tensor *tensors[3]);
 int32_t mla_padded_heads(const attn_layer *layer);
 
@@ -90,7 +88,7 @@ attn_status mla_localise(attn_plan *plan, struct attn_error *error);
  * latent outputs of this rank's own heads. */
 attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                               struct launch *launch, const struct attn_io_mla *mla, int64_t tokens,
-                              struct over *out, struct attn_error *error);
+                              struct own_tensor *out, struct attn_error *error);
 /* A chunk's rows of this rank to those of all ranks, by request. */
 attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                               const struct context_chunk *chunk, struct attn_error *error);

@@ -10,26 +10,6 @@
 
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 
-/* A tensor of three dimensions with its own shape and strides (elements). */
-struct box {
-    struct attn_tensor tensor;
-    int64_t shape[3], strides[3];
-};
-
-static const struct attn_tensor *box_set(struct box *box, const struct attn_tensor *like,
-                                         void *data, int64_t a, int64_t b, int64_t c, int64_t sa,
-                                         int64_t sb, int64_t sc)
-{
-    *box = (struct box){.shape = {a, b, c}, .strides = {sa, sb, sc}};
-    box->tensor = *like;
-    box->tensor.data = data;
-    box->tensor.ndim = 3;
-    box->tensor.byte_offset = 0;
-    box->tensor.shape = box->shape;
-    box->tensor.strides = box->strides;
-    return &box->tensor;
-}
-
 static uint8_t *element_of(const struct attn_tensor *tensor, int64_t row, int64_t last)
 {
     int64_t elements = row * tensor_stride(tensor, 0) + last;
@@ -38,25 +18,25 @@ static uint8_t *element_of(const struct attn_tensor *tensor, int64_t row, int64_
 
 /* Rows first .. end-1 of [T, heads, size] (columns at .. at+size-1) as [heads, rows, size]; of [T,
  * size] as the same rows for every head. */
-static const struct attn_tensor *by_head(struct box *box, const struct attn_tensor *rows,
+static const struct attn_tensor *by_head(struct own_tensor *box, const struct attn_tensor *rows,
                                          int64_t heads, int64_t first, int64_t end, int64_t at,
                                          int64_t size)
 {
     int64_t head = rows->ndim == 3 ? tensor_stride(rows, 1) : 0;
-    return box_set(box, rows, element_of(rows, first, at), heads, end - first, size, head,
-                   tensor_stride(rows, 0), 1);
+    return tensor_set(box, rows, element_of(rows, first, at), heads, end - first, size, head,
+                      tensor_stride(rows, 0), 1);
 }
 
 /* Compact rows [heads, size] in the workspace of which row `first` is the first; nothing before it
  * is touched. */
-static const struct attn_tensor *in_scratch(struct box *box, const attn_plan *plan,
+static const struct attn_tensor *in_scratch(struct own_tensor *box, const attn_plan *plan,
                                             const struct attn_tensor *like, size_t place,
                                             int64_t first, int64_t end, int64_t heads, int64_t size)
 {
     int64_t row = heads * size;
     uintptr_t data =
         (uintptr_t)(plan->workspace + place) - (uintptr_t)(first * row * (like->dtype.bits / 8));
-    return box_set(box, like, (void *)data, end, heads, size, row, size, 1);
+    return tensor_set(box, like, (void *)data, end, heads, size, row, size, 1);
 }
 
 /* What the calls of one run share. */
@@ -75,14 +55,14 @@ struct mla_call {
 
 /* Heads, rows and columns of a tensor of weights or of their block scales, or transposed per head.
  */
-static const struct attn_tensor *turned(struct box *box, const struct attn_tensor *tensor,
+static const struct attn_tensor *turned(struct own_tensor *box, const struct attn_tensor *tensor,
                                         const int64_t *shape, const int64_t *strides,
                                         bool transposed)
 {
     int32_t i = transposed ? 2 : 1, j = transposed ? 1 : 2;
     uint8_t *data = (uint8_t *)tensor->data + tensor->byte_offset;
-    return box_set(box, tensor, data, shape[0], shape[i], shape[j], strides[0], strides[i],
-                   strides[j]);
+    return tensor_set(box, tensor, data, shape[0], shape[i], shape[j], strides[0], strides[i],
+                      strides[j]);
 }
 
 /* a W or a W^T per head. */
@@ -90,7 +70,7 @@ static attn_status project(const struct mla_call *run, const struct instance *in
                            const struct attn_tensor *a, const struct head_weights *w,
                            bool transposed, const struct attn_tensor *out)
 {
-    struct box weights, scales;
+    struct own_tensor weights, scales;
     struct attn_batched_gemm_args args = {
         .struct_size = sizeof args,
         .instance = instance->handle,
@@ -112,15 +92,16 @@ static attn_status copy_by_gemm(const struct mla_call *run, const struct attn_te
                                 int64_t size, const struct attn_tensor *to)
 {
     const struct instance *instance = run->step->layer->served[ATTN_PHASE_PREFILL].instance;
-    struct box w;
+    struct own_tensor w;
     void *identity = (void *)(uintptr_t)run->p->identity;
-    const struct attn_batched_gemm_args args = {
-        .struct_size = sizeof args,
-        .instance = instance->handle,
-        .stream = run->io->stream,
-        .a = from,
-        .w = box_set(&w, &run->like, identity, run->heads, size, size, 0, run->p->identity_size, 1),
-        .out = to};
+    const struct attn_batched_gemm_args args = {.struct_size = sizeof args,
+                                                .instance = instance->handle,
+                                                .stream = run->io->stream,
+                                                .a = from,
+                                                .w = tensor_set(&w, &run->like, identity,
+                                                                run->heads, size, size, 0,
+                                                                run->p->identity_size, 1),
+                                                .out = to};
     return instance->kernels.batched_gemm(&args, run->error);
 }
 
@@ -147,7 +128,7 @@ static attn_status run_latent(const struct mla_call *run, struct launch *launch,
     const struct instance *instance = layer->served[phase].instance;
     const struct attn_mla_desc *m = run->desc;
     struct attn_io_mla mla = *run->mla;
-    struct box q, out, a, b;
+    struct own_tensor q, out, a, b;
     int64_t padded = mla_padded_heads(layer);
     mla.ext.next = NULL;
     if (!m->absorb_in_core) {
@@ -162,7 +143,7 @@ static attn_status run_latent(const struct mla_call *run, struct launch *launch,
         &run->weights->uk, false,
         by_head(&b, latent_q, run->heads, first, end, 0, m->kv_lora_rank));
     mla.q_nope = latent_q;
-    struct over reduced;
+    struct own_tensor reduced;
     if (status == ATTN_OK && layer_is_spread(layer)) {
         status = mla_attend_spread(run->plan, run->step, run->io, launch, &mla, end, &reduced,
                                    run->error);
@@ -189,7 +170,7 @@ static attn_status project_keys(const struct mla_call *run, const struct attn_te
     const attn_layer *layer = run->step->layer;
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_mla_desc *m = run->desc;
-    struct box a, b;
+    struct own_tensor a, b;
     attn_status status = project(
         run, instance, by_head(&a, c, run->heads, first, end, 0, m->kv_lora_rank),
         &run->weights->uk, true, by_head(&b, k, run->heads, first, end, 0, m->qk_nope_head_dim));
@@ -208,18 +189,19 @@ static attn_status project_keys(const struct mla_call *run, const struct attn_te
 }
 
 /* Both parts of the query as one row: as they lie if they are slices of one, else copied. */
-static attn_status join_query(const struct mla_call *run, int64_t first, int64_t end, struct box *q)
+static attn_status join_query(const struct mla_call *run, int64_t first, int64_t end,
+                              struct own_tensor *q)
 {
     const struct attn_tensor *nope = run->mla->q_nope, *pe = run->mla->q_pe;
     const struct attn_mla_desc *m = run->desc;
     int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim;
-    struct box a, b;
+    struct own_tensor a, b;
     if (m->qk_rope_head_dim == 0 ||
         (element_of(nope, 0, m->qk_nope_head_dim) == element_of(pe, 0, 0) &&
          tensor_stride(nope, 0) == tensor_stride(pe, 0) &&
          tensor_stride(nope, 1) == tensor_stride(pe, 1))) {
-        box_set(q, nope, element_of(nope, 0, 0), nope->shape[0], run->heads, size,
-                tensor_stride(nope, 0), tensor_stride(nope, 1), 1);
+        tensor_set(q, nope, element_of(nope, 0, 0), nope->shape[0], run->heads, size,
+                   tensor_stride(nope, 0), tensor_stride(nope, 1), 1);
         return ATTN_OK;
     }
     in_scratch(q, run->plan, nope, run->p->at.q, first, end, run->heads, size);
@@ -280,22 +262,19 @@ static attn_status run_chunk(const struct mla_call *run, int32_t index, const st
     const struct instance *instance = run->step->layer->served[ATTN_PHASE_PREFILL].instance;
     const struct attn_mla_desc *m = run->desc;
     const struct attn_layer_desc *l = run->step->layer->desc;
-    struct box rows, k, v, out, partial_lse;
+    struct own_tensor rows, k, v, out, partial_lse;
     struct attn_batch view;
     bool spread = layer_is_spread(run->step->layer);
     int64_t count = chunk->key_start[chunk->num_reqs], tokens = plan->num_tokens;
-    const struct attn_tensor float32 = {.device = run->like.device,
-                                        .dtype = {ATTN_CODE_FLOAT, 32, 1}};
     in_scratch(&rows, plan, &run->like, run->p->at.rows, 0, count, 1, l->head_size);
     in_scratch(&k, plan, &run->like, run->p->at.k, 0, count, run->heads,
                m->qk_nope_head_dim + m->qk_rope_head_dim);
     in_scratch(&v, plan, &run->like, run->p->at.v, 0, count, run->heads, m->v_head_dim);
     in_scratch(&out, plan, &run->like, plan->scratch.out, 0, tokens, run->heads, m->v_head_dim);
-    box_set(&partial_lse, &float32, plan->workspace + plan->scratch.lse[0], run->heads, tokens, 0,
-            tokens, 1, 0);
-    partial_lse.tensor.ndim = 2;
+    tensor_set_lse(&partial_lse, &run->like, plan->workspace + plan->scratch.lse[0], run->heads,
+                   tokens);
     mla_chunk_view(plan, chunk, &view);
-    struct box local;
+    struct own_tensor local;
     in_scratch(&local, plan, &run->like, run->p->at.local, 0, chunk->num_rows, 1, l->head_size);
     attn_status status = gather(run, chunk, &view, spread ? &local.tensor : &rows.tensor);
     if (status == ATTN_OK && spread) {
@@ -342,17 +321,14 @@ static attn_status run_per_head(const struct mla_call *run, int64_t first, int64
 {
     attn_plan *plan = run->plan;
     const struct attn_mla_desc *m = run->desc;
-    const struct attn_tensor float32 = {.device = run->like.device,
-                                        .dtype = {ATTN_CODE_FLOAT, 32, 1}};
     const struct attn_tensor *lse = run->io->lse;
-    struct box q, k, v, own_lse;
+    struct own_tensor q, k, v, own_lse;
     int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim, tokens = plan->num_tokens;
     in_scratch(&k, plan, &run->like, run->p->at.k, first, end, run->heads, size);
     in_scratch(&v, plan, &run->like, run->p->at.v, first, end, run->heads, m->v_head_dim);
     if (lse == NULL && run->p->num_chunks > 0) {
-        lse = box_set(&own_lse, &float32, plan->workspace + plan->scratch.lse[1], run->heads,
-                      tokens, 0, tokens, 1, 0);
-        own_lse.tensor.ndim = 2;
+        lse = tensor_set_lse(&own_lse, &run->like, plan->workspace + plan->scratch.lse[1],
+                             run->heads, tokens);
     }
     attn_status status = join_query(run, first, end, &q);
     if (status == ATTN_OK) {
@@ -379,11 +355,9 @@ attn_status mla_run(attn_plan *plan, struct step *step, const struct attn_step_i
                            .io = io,
                            .mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA),
                            .desc = step->layer->selected->mla,
-                           .like = {.device = plan->model->device},
+                           .like = tensor_like(plan, &step->k),
                            .heads = step->layer->desc->num_q_heads,
                            .error = error};
-    struct rows activations = step->k;
-    tensor_set_kind(&run.like, activations.kind);
     int64_t first = plan->first_row, end = first + plan->split.num_decode_tokens;
     int64_t last = end + plan->split.num_prefill_tokens;
     attn_status status = ATTN_OK;

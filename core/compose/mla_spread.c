@@ -34,7 +34,7 @@ attn_status mla_localise(attn_plan *plan, struct attn_error *error)
 }
 
 /* [Hq, T] of the part to the engine's strides. */
-static attn_status copy_lse(const struct run *run, const struct over *part,
+static attn_status copy_lse(const struct run *run, const struct own_tensor *part,
                             const struct attn_tensor *to, struct attn_error *error)
 {
     int64_t head = tensor_stride(to, 0);
@@ -51,14 +51,14 @@ static attn_status copy_lse(const struct run *run, const struct over *part,
 
 attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                               struct launch *launch, const struct attn_io_mla *mla, int64_t tokens,
-                              struct over *out, struct attn_error *error)
+                              struct own_tensor *out, struct attn_error *error)
 {
     const struct attn_mla_desc *m = step->layer->selected->mla;
     struct run run = exchange_run(plan, step, io, tokens);
     struct exchange *x = &run.x;
     struct attn_io_mla all = *mla;
     struct attn_attend_args *args = &launch->args;
-    struct over q, pe, latent, lse, part_lse;
+    struct own_tensor q, pe, latent, lse, part_lse;
     int64_t element = x->dtype.bits / 8, heads = x->n * x->q_heads;
     uint8_t *rows = mla->q_nope->data;
     x->q_row = m->kv_lora_rank * element;

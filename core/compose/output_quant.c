@@ -3,7 +3,7 @@
  * the step's output as it is into the workspace, then `quantize`. */
 #include "select/match_check.h"
 #include "select/names.h"
-#include "step/schedule.h"
+#include "step/plan_state.h"
 #include "util/structs.h"
 
 struct quant {
@@ -69,18 +69,17 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
     const struct attn_ext *ext = ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
     const struct attn_layer_desc *layer = step->layer->desc;
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;
-    int64_t shape[3] = {plan->given.num_actual_tokens, step->out.heads, step->out.head_size};
-    int64_t strides[3] = {step->out.heads * step->out.head_size, step->out.head_size, 1};
-    struct attn_tensor plain = {
-        plan->workspace + quant->plain, plan->model->device, 3, {0, 0, 0}, shape, strides, 0};
+    const struct attn_tensor like = tensor_like(plan, &step->out);
+    struct own_tensor plain;
     struct attn_step_io inner = *io;
     if (ext == NULL) {
         return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_output_quant",
                               "the layer's output form needs attn_io_output_quant on the run");
     }
     const struct attn_io_output_quant *given = (const struct attn_io_output_quant *)ext;
-    tensor_set_kind(&plain, step->out.kind);
-    inner.out = &plain;
+    inner.out =
+        tensor_set_rows(&plain, &like, plan->workspace + quant->plain,
+                        plan->given.num_actual_tokens, step->out.heads, step->out.head_size);
     attn_status status = step->inner(plan, step, &inner, error);
     struct attn_quantize_args args = {.struct_size = sizeof args,
                                       .instance = instance->handle,
@@ -89,7 +88,7 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
                                       .scale_form = ATTN_SCALE_PER_TENSOR,
                                       .scale_pow2 = layer->output_scale_pow2,
                                       .scale_column_major = layer->output_scale_column_major,
-                                      .x = &plain,
+                                      .x = &plain.tensor,
                                       .out = io->out,
                                       .scale = given->scale,
                                       .block_scales = given->block_scales};

@@ -4,7 +4,7 @@
 #include "bind/model.h"
 #include "select/layer_ext.h"
 #include "select/match_check.h"
-#include "step/schedule.h"
+#include "step/plan_state.h"
 #include "util/structs.h"
 
 #define MIN_STATE 64 /* size in ABI 0.2 */

@@ -250,22 +250,17 @@ attn_status queries_split(attn_plan *plan, struct attn_error *error)
 static void keys_over(const attn_plan *plan, const struct step *step, int32_t area, int64_t rows,
                       const struct attn_step_io *io, struct all_keys *keys)
 {
-    struct parallel_plan *p = parallel_plan(plan);
-    uint8_t *base = plan->workspace;
+    const struct parallel_plan *p = parallel_plan(plan);
     const struct rows *kinds[] = {&step->k, &step->v};
-    struct attn_tensor *tensors[] = {&keys->k, &keys->v};
+    struct own_tensor *tensors[] = {&keys->k, &keys->v};
     for (int32_t i = 0; i < 2; i++) {
-        int64_t *shape = keys->shapes[i];
-        shape[0] = rows;
-        shape[1] = kinds[i]->heads;
-        shape[2] = kinds[i]->head_size;
-        *tensors[i] = (struct attn_tensor){
-            .data = base + p->at.keys[i][area], .device = plan->model->device, .shape = shape};
-        tensor_set_kind(tensors[i], kinds[i]->kind);
+        const struct attn_tensor like = tensor_like(plan, kinds[i]);
+        tensor_set_rows(tensors[i], &like, plan->workspace + p->at.keys[i][area], rows,
+                        kinds[i]->heads, kinds[i]->head_size);
     }
     keys->io = *io;
-    keys->io.k = &keys->k;
-    keys->io.v = &keys->v;
+    keys->io.k = &keys->k.tensor;
+    keys->io.v = &keys->v.tensor;
 }
 
 static attn_status copy_runs(const struct run *run, const struct row_run *runs, int32_t count,

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "select/layer_ext.h"
-#include "step/schedule.h"
+#include "step/plan_state.h"
 #include "util/structs.h"
 
 #define MIN_PLAN_OPTIONS 64 /* sizes in ABI 0.2 */

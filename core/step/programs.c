@@ -2,7 +2,7 @@
 /* What a step of a layer without a composition is: one or two calls, or nothing. */
 #include <string.h>
 
-#include "step/schedule.h"
+#include "step/plan_state.h"
 #include "util/error.h"
 
 attn_status launch_run(struct launch *launch, const struct attn_step_io *io,

@@ -2,7 +2,7 @@
 /* Texts of a run that is refused: the value that was found, next to what is allowed. */
 #include <stdio.h>
 
-#include "step/schedule.h"
+#include "step/plan_state.h"
 #include "util/error.h"
 
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)

@@ -3,7 +3,7 @@
  * here allocates or locks, and text is formatted for a refusal alone. */
 #include <string.h>
 
-#include "step/schedule.h"
+#include "step/plan_state.h"
 #include "util/structs.h"
 
 #define MIN_IO 72 /* size in ABI 0.2 */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "select/layer_check.h"
-#include "step/schedule.h"
+#include "step/plan_state.h"
 #include "util/error.h"
 
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)

@@ -7,4 +7,22 @@
 /* Elements between neighbours in dimension `dim`; tensors without strides are compact. */
 int64_t tensor_stride(const struct attn_tensor *tensor, int32_t dim);
 
+/* A tensor with a shape and strides (elements) of its own. It must not move while it is used. */
+#define TENSOR_MAX_DIMS 4
+struct own_tensor {
+    struct attn_tensor tensor;
+    int64_t shape[TENSOR_MAX_DIMS], strides[TENSOR_MAX_DIMS];
+};
+
+/* [a, b, c] at `data`, of the dtype and on the device of `like`. */
+const struct attn_tensor *tensor_set(struct own_tensor *own, const struct attn_tensor *like,
+                                     void *data, int64_t a, int64_t b, int64_t c, int64_t stride_a,
+                                     int64_t stride_b, int64_t stride_c);
+/* The same, compact. */
+const struct attn_tensor *tensor_set_rows(struct own_tensor *own, const struct attn_tensor *like,
+                                          void *data, int64_t rows, int64_t heads, int64_t size);
+/* [heads, tokens] float32 on the device of `like`: a log-sum-exp. */
+const struct attn_tensor *tensor_set_lse(struct own_tensor *own, const struct attn_tensor *like,
+                                         void *data, int64_t heads, int64_t tokens);
+
 #endif

@@ -3,7 +3,7 @@
  * whatever else a run can be goes the general way. */
 #include <string.h>
 
-#include "step/schedule.h"
+#include "step/plan_state.h"
 #include "util/error.h"
 
 /* q, k, v and out stand side by side in both structs: two vector moves. A plain run has neither

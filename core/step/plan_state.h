@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a plan holds. Everything is sized at creation; a step only fills it. */
-#ifndef CORE_STEP_SCHEDULE_H
-#define CORE_STEP_SCHEDULE_H
+#ifndef CORE_STEP_PLAN_STATE_H
+#define CORE_STEP_PLAN_STATE_H
 
 #include <string.h>
 
 #include "bind/bound.h"
 #include "compose/composition.h"
 #include "step/plan.h"
+#include "util/tensor.h"
 
 #define WORKSPACE_ALIGNMENT 256
 
@@ -180,10 +181,10 @@ attn_status refuse_lse(const struct attn_tensor *lse, int64_t heads, int64_t row
                        struct attn_error *error);
 attn_status refuse_unwritten(struct attn_error *error);
 
-/* make.c */
+/* make_step.c */
 attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *error);
 
-/* views.c */
+/* read_batch.c */
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error);
 /* Cuts plan->whole into its decodes and the rest. */
 void batch_split(attn_plan *plan);
@@ -192,7 +193,15 @@ void batch_split(attn_plan *plan);
  */
 #define MAX_INTEGERS INT32_MAX
 
-/* batch.c */
+/* The device of the plan and the dtype of rows, for tensors that the core makes. */
+static inline struct attn_tensor tensor_like(const attn_plan *plan, const struct rows *rows)
+{
+    struct attn_tensor like = {.device = plan->model->device};
+    tensor_set_kind(&like, rows->kind);
+    return like;
+}
+
+/* plan_batch.c: arrays of a view, in host memory of the plan, sent to the workspace by plan() */
 /* `count` integers for arrays of a view; the plan has room for the worst case. */
 static inline int32_t *plan_take(attn_plan *plan, int64_t count)
 {
@@ -215,7 +224,7 @@ static inline struct launch *launch_use(struct launch *launch, const struct attn
     return launch;
 }
 
-/* entries.c: chooses what run() enters, after the program and its calls are chosen. */
+/* fast_run.c: chooses what run() enters, after the program and its calls are chosen. */
 void step_choose_entry(attn_plan *plan, struct step *step);
 /* run.c */
 extern step_program run_general;

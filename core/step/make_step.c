@@ -2,7 +2,7 @@
 /* Making one layer's step of a plan: all calls that it may need, prepared, and what its tensors
  * have to be. */
 #include "select/layer_check.h"
-#include "step/schedule.h"
+#include "step/plan_state.h"
 
 /* bytes of one kernel; sums of them stay far from overflow */
 #define MAX_SCHEDULE ((size_t)1 << 40)

@@ -2,7 +2,7 @@
 /* plan(): which calls this batch takes, over which view of it, and the vendors' own plans. */
 #include <string.h>
 
-#include "step/schedule.h"
+#include "step/plan_state.h"
 #include "util/structs.h"
 
 /* One backend for both phases that takes mixed batches whole, or a layer with one phase: one call.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading the engine's batch and cutting it into its decode and prefill parts. */
 #include "select/layer_check.h"
-#include "step/schedule.h"
+#include "step/plan_state.h"
 #include "util/structs.h"
 
 #define MIN_BATCH 232 /* size in ABI 0.2 */
