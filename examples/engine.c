@@ -1,16 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An engine in a hundred lines: it opens the core, describes two layers, plans, steps, and says who
- * served it.
+/* A small engine: it opens the core, describes two layers, has their backends chosen, gives them a
+ * paged cache, and decodes: a prompt, then token after token while the cache grows block by block.
+ * Every step is checked against plain attention over all keys so far. docs/engine.md explains it
+ * line by line.
  *
- *     cc -I abi examples/engine.c -ldl -o engine && ./engine path/to/libattn.so.1 */
+ *     cc -I abi examples/engine.c -ldl -lm -o engine && ./engine path/to/libattn.so.1 */
 #include <attn/api.h>
 #include <dlfcn.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { HQ = 4, HK = 2, D = 64, BLOCK = 16, BLOCKS = 8, TOKENS = 20 };
+enum { HQ = 4, HK = 2, D = 64, BLOCK = 16, BLOCKS = 8, PROMPT = 20, LENGTH = 50, LAYERS = 2 };
+enum { ROW_BLOCKS = (LENGTH + BLOCK - 1) / BLOCK, WINDOW = 8 };
 
+static const struct attn_api *api;
 static struct attn_error error = ATTN_ERROR_INIT;
+
+/* Where this engine's memory lies. One for a GPU states the GPU, and has its memory there. */
+static const struct attn_device device = {ATTN_DEVICE_CPU, 0};
+
+/* One layer: its cache, and a plan for its block table (layers of one cache specification would
+ * share both). */
+struct layer {
+    attn_layer *bound;
+    attn_plan *plan;
+    void *cache, *workspace;
+    float keys[LENGTH][HK][D], values[LENGTH][HK][D]; /* for the check alone */
+};
+static struct layer layers[LAYERS];
+
+/* The one request: which blocks hold its keys, in order. */
+static int32_t block_table[ROW_BLOCKS], num_blocks;
 
 static int fail(const char *what)
 {
@@ -18,23 +39,135 @@ static int fail(const char *what)
     return EXIT_FAILURE;
 }
 
-/* The engine's own memory: a step's activations, [TOKENS, heads, D] float32. */
-static float q[TOKENS][HQ][D], k[TOKENS][HK][D], v[TOKENS][HK][D], out[TOKENS][HQ][D];
-static int64_t of_queries[] = {TOKENS, HQ, D}, of_keys[] = {TOKENS, HK, D};
-
-/* Where that memory lies. An engine for a GPU states the GPU, and has its memory there. */
-static const struct attn_device device = {ATTN_DEVICE_CPU, 0};
-
-static struct attn_tensor tensor(void *data, int64_t *shape)
+static float draw(void)
 {
-    return (struct attn_tensor){data, device, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+    static uint32_t state = 1;
+    state = state * 1664525u + 1013904223u;
+    return (float)(state >> 8) / (float)(1 << 23) - 1;
+}
+
+static void *zeroed(size_t bytes) /* aligned to 256; on a GPU this would be device memory */
+{
+    char *memory = (char *)aligned_alloc(256, (bytes + 255) / 256 * 256);
+    for (size_t i = 0; memory != NULL && i < bytes; i++) {
+        memory[i] = 0;
+    }
+    return memory;
+}
+
+/* Once per layer: memory in the layout that its backend likes best, and a plan with its workspace.
+ */
+static attn_status bind(attn_model *model, int32_t index)
+{
+    struct layer *layer = &layers[index];
+    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    /* clang-format off */
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = {.struct_size = sizeof options.limits, .max_num_reqs = 1, .max_num_tokens = PROMPT,
+                   .max_seq_len = LENGTH}};
+    /* clang-format on */
+    layer->bound = api->model_layer(model, index);
+    attn_status status = api->layer_kv_spec(layer->bound, &spec, &error);
+    layer->cache = status == ATTN_OK ? zeroed((size_t)(BLOCKS * spec.padded_page_bytes)) : NULL;
+    status =
+        status ? status : api->layer_kv_views(layer->bound, layer->cache, BLOCKS, &k, &v, &error);
+    status = status ? status : api->layer_bind_kv(layer->bound, &k, &v, &error);
+    int32_t group = api->layer_group(layer->bound, ATTN_GROUP_BLOCK_TABLE, 0);
+    status = status ? status : api->plan_create(model, group, &options, &layer->plan, &error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    size_t bytes = api->plan_workspace_bytes(layer->plan); /* the worst case of the limits */
+    layer->workspace = zeroed(bytes);
+    return api->plan_bind_workspace(layer->plan, layer->workspace, bytes, &error);
+}
+
+/* A place in the cache for each new position, in a new block where the last one is full. */
+static void give_slots(int32_t first, int32_t count, int64_t *slots)
+{
+    static const int32_t free_blocks[BLOCKS] = {5, 2, 7, 0, 3, 6, 1, 4};
+    for (int32_t t = 0; t < count; t++) {
+        int32_t position = first + t;
+        if (position / BLOCK == num_blocks) {
+            block_table[num_blocks] = free_blocks[num_blocks];
+            num_blocks++;
+        }
+        slots[t] = (int64_t)block_table[position / BLOCK] * BLOCK + position % BLOCK;
+    }
+}
+
+/* Plain attention of one query head, to see that the step is right. */
+static float difference(const struct layer *layer, const float *q, const float *out, int32_t head,
+                        int32_t position, int32_t window)
+{
+    double sum = 0, weighted[D] = {0}, largest = 0;
+    for (int32_t j = window > 0 && position >= window ? position - window + 1 : 0; j <= position;
+         j++) {
+        double score = 0;
+        for (int32_t d = 0; d < D; d++) {
+            score += (double)q[d] * layer->keys[j][head / (HQ / HK)][d];
+        }
+        double weight = exp(0.125 * score);
+        sum += weight;
+        for (int32_t d = 0; d < D; d++) {
+            weighted[d] += weight * layer->values[j][head / (HQ / HK)][d];
+        }
+    }
+    for (int32_t d = 0; d < D; d++) {
+        largest = fmax(largest, fabs(out[d] - weighted[d] / sum));
+    }
+    return (float)largest;
+}
+
+/* `count` new tokens behind the `first` that the cache holds: plan and run of every layer. */
+static attn_status step(int32_t first, int32_t count, float *largest)
+{
+    static float q[PROMPT][HQ][D], k[PROMPT][HK][D], v[PROMPT][HK][D], out[PROMPT][HQ][D];
+    int64_t slots[PROMPT], of_queries[] = {count, HQ, D}, of_keys[] = {count, HK, D};
+    const struct attn_dtype f32 = {ATTN_CODE_FLOAT, 32, 1};
+    const struct attn_tensor tq = {q, device, 3, f32, of_queries, NULL, 0};
+    const struct attn_tensor tk = {k, device, 3, f32, of_keys, NULL, 0};
+    const struct attn_tensor tv = {v, device, 3, f32, of_keys, NULL, 0};
+    const struct attn_tensor to = {out, device, 3, f32, of_queries, NULL, 0};
+    const int32_t query_start_loc[] = {0, count}, seq_lens[] = {first + count};
+    give_slots(first, count, slots);
+    /* clang-format off */
+    const struct attn_step_io io = {.struct_size = sizeof io, .q = &tq, .k = &tk, .v = &tv, .out = &to};
+    const struct attn_batch batch = {
+        .struct_size = sizeof batch, .num_reqs = 1, .num_tokens = count, .num_actual_tokens = count,
+        .causal = -1, .query_start_loc = query_start_loc, .query_start_loc_host = query_start_loc,
+        .seq_lens = seq_lens, .seq_lens_host = seq_lens, .block_table = block_table,
+        .block_table_stride = ROW_BLOCKS, .slot_mapping = slots, .num_slots = count};
+    /* clang-format on */
+    for (int32_t i = 0; i < LAYERS; i++) {
+        struct layer *layer = &layers[i];
+        for (int32_t n = 0; n < count * HQ * D; n++) {
+            (&q[0][0][0])[n] = 3 * draw();
+        }
+        for (int32_t n = 0; n < count * HK * D; n++) {
+            (&k[0][0][0])[n] = (&layer->keys[first][0][0])[n] = draw();
+            (&v[0][0][0])[n] = (&layer->values[first][0][0])[n] = draw();
+        }
+        attn_status status = api->plan(layer->plan, &batch, NULL, &error);
+        status = status ? status : api->run(layer->plan, layer->bound, &io, &error);
+        if (status != ATTN_OK) {
+            return status;
+        }
+        for (int32_t n = 0; n < count * HQ; n++) {
+            int32_t t = n / HQ, h = n % HQ;
+            *largest = fmaxf(
+                *largest, difference(layer, q[t][h], out[t][h], h, first + t, i == 1 ? WINDOW : 0));
+        }
+    }
+    return ATTN_OK;
 }
 
 int main(int argc, char **argv)
 {
     void *library = dlopen(argc > 1 ? argv[1] : "libattn.so.1", RTLD_NOW | RTLD_LOCAL);
     attn_get_api_fn *get_api = NULL;
-    const struct attn_api *api;
     if (library == NULL || (*(void **)&get_api = dlsym(library, ATTN_GET_API_SYMBOL)) == NULL) {
         fprintf(stderr, "engine: %s\n", dlerror());
         return EXIT_FAILURE;
@@ -42,84 +175,48 @@ int main(int argc, char **argv)
     if (get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, &error) != ATTN_OK) {
         return fail("api");
     }
-    /* Describe the layers once: one sees everything, the other the last 8 tokens. */
     /* clang-format off */
     struct attn_layer_desc full = {
-        .struct_size = sizeof full, .name = "full", .kind = ATTN_LAYER_DECODER, .causal = 1,
-        .dtype = ATTN_DTYPE_F32, .num_q_heads = HQ, .num_kv_heads = HK, .head_size = D,
-        .scale = 0.125f, .block_size = BLOCK}, sliding = full;
+        .struct_size = sizeof full, .name = "full", .kind = ATTN_LAYER_DECODER, .dtype = ATTN_DTYPE_F32,
+        .num_q_heads = HQ, .num_kv_heads = HK, .head_size = D, .scale = 0.125f, .causal = 1, .block_size = BLOCK};
     /* clang-format on */
-    sliding.name = "sliding", sliding.has_window = 1, sliding.window_left = 7;
-    const struct attn_layer_desc *layers[] = {&full, &sliding};
+    struct attn_layer_desc sliding = full;
+    sliding.name = "sliding", sliding.has_window = 1, sliding.window_left = WINDOW - 1;
+    const struct attn_layer_desc *described[LAYERS] = {&full, &sliding};
     const struct attn_select_options on_device = {.struct_size = sizeof on_device,
                                                   .device = device};
     attn_runtime *runtime;
     attn_assignment *assignment;
     attn_model *model;
     if (api->runtime_create(NULL, &runtime, &error) != ATTN_OK ||
-        api->select(runtime, &on_device, layers, 2, &assignment, &error) != ATTN_OK ||
+        api->select(runtime, &on_device, described, LAYERS, &assignment, &error) != ATTN_OK ||
         api->model_create(runtime, assignment, NULL, &model, &error) != ATTN_OK) {
         return fail("selection");
     }
     puts("device: the CPU, where this engine's memory lies");
-    /* One request of 20 tokens in blocks 5 and 2; every v is 1, and so is every output. */
-    const int32_t query_start_loc[] = {0, TOKENS}, seq_lens[] = {TOKENS}, block_table[] = {5, 2};
-    int64_t slots[TOKENS];
-    for (int t = 0; t < TOKENS; t++) {
-        slots[t] = block_table[t / BLOCK] * BLOCK + t % BLOCK;
-        for (int i = 0; i < HQ * D; i++) {
-            q[t][i / D][i % D] = (float)(i % 7 - 3);
-            k[t][i / D % HK][i % D] = (float)(i % 5 - 2);
-            v[t][i / D % HK][i % D] = 1;
-        }
-    }
-    struct attn_tensor tq = tensor(q, of_queries), tk = tensor(k, of_keys);
-    struct attn_tensor tv = tensor(v, of_keys), to = tensor(out, of_queries);
-    /* clang-format off */
-    const struct attn_step_io io = {
-        .struct_size = sizeof io, .q = &tq, .k = &tk, .v = &tv, .out = &to};
-    const struct attn_batch batch = {
-        .struct_size = sizeof batch, .num_reqs = 1, .num_tokens = TOKENS,
-        .num_actual_tokens = TOKENS, .causal = -1, .query_start_loc = query_start_loc,
-        .query_start_loc_host = query_start_loc, .seq_lens = seq_lens, .seq_lens_host = seq_lens,
-        .block_table = block_table, .block_table_stride = 2,
-        .slot_mapping = slots, .num_slots = TOKENS};
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = {.struct_size = sizeof options.limits,
-                   .max_num_reqs = 8, .max_num_tokens = 64, .max_seq_len = 128}};
-    /* clang-format on */
-    for (int32_t i = 0; i < 2; i++) {
-        attn_layer *layer = api->model_layer(model, i);
-        struct attn_kv_spec spec = {.struct_size = sizeof spec};
-        struct attn_kv_view kv[2] = {{.struct_size = sizeof *kv}, {.struct_size = sizeof *kv}};
+    for (int32_t i = 0; i < LAYERS; i++) {
         struct attn_choice choice = {.struct_size = sizeof choice};
-        attn_plan *plan;
-        api->layer_kv_spec(layer, &spec,
-                           &error); /* a cache in the layout that the layer asks for */
-        void *cache = aligned_alloc(256, (size_t)(BLOCKS * spec.padded_page_bytes));
-        if (api->layer_kv_views(layer, cache, BLOCKS, &kv[0], &kv[1], &error) != ATTN_OK ||
-            api->layer_bind_kv(layer, &kv[0], &kv[1], &error) != ATTN_OK ||
-            api->plan_create(model, api->layer_group(layer, ATTN_GROUP_BLOCK_TABLE, 0), &options,
-                             &plan, &error) != ATTN_OK) {
+        if (bind(model, i) != ATTN_OK) {
             return fail("binding");
         }
-        size_t bytes = api->plan_workspace_bytes(plan);
-        void *workspace = aligned_alloc(256, bytes);
-        if (api->plan_bind_workspace(plan, workspace, bytes, &error) != ATTN_OK ||
-            api->plan(plan, &batch, NULL, &error) != ATTN_OK ||
-            api->run(plan, layer, &io, &error) != ATTN_OK) {
+        api->assignment_choice(assignment, i, ATTN_PHASE_DECODE, &choice);
+        printf("layer %s was served by %s\n", described[i]->name, choice.name);
+    }
+    float largest = 0;
+    for (int32_t length = 0; length < LENGTH; length += length == 0 ? PROMPT : 1) {
+        if (step(length, length == 0 ? PROMPT : 1, &largest) != ATTN_OK) {
             return fail("step");
         }
-        api->assignment_choice(assignment, i, ATTN_PHASE_PREFILL, &choice);
-        printf("layer %s was served by %s: out[19, 0, 0] = %g\n", layers[i]->name, choice.name,
-               out[19][0][0]);
-        api->plan_destroy(plan);
-        free(workspace), free(cache);
+    }
+    printf("%d tokens in %d blocks, largest difference %.1e\n", LENGTH, num_blocks,
+           (double)largest);
+    for (int32_t i = 0; i < LAYERS; i++) {
+        api->plan_destroy(layers[i].plan);
+        free(layers[i].workspace), free(layers[i].cache);
     }
     api->model_destroy(model);
     api->assignment_destroy(assignment);
     api->runtime_destroy(runtime);
     dlclose(library);
-    return EXIT_SUCCESS;
+    return largest < 1e-4f ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -1,13 +1,17 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The two examples do what they say: the engine is served, and the small plugin passes attn-check and serves decoder,
+# The examples do what they say: the engine decodes, right in every step, its threads are lent where they stand, and the small plugin passes attn-check and serves decoder,
 # encoder and chunked layers of real models. tests/step has its cross, static sink and cascade steps.
 set -eu
-models=$1 engine=$2 core=$3 plugin=$4 check=$5 run=$6
+models=$1 engine=$2 core=$3 plugin=$4 check=$5 run=$6 spmd=$7
 
-ATTN_BACKEND=cpu_ref "$engine" "$core" | tee engine.out
-grep -q 'layer full was served by cpu_ref: out\[19, 0, 0\] = 1$' engine.out
-grep -q 'layer sliding was served by cpu_ref: out\[19, 0, 0\] = 1$' engine.out
+for backend in '' cpu_ref; do
+    ATTN_VALIDATE=1 ATTN_BACKEND=$backend "$engine" "$core" | tee engine.out
+    grep -q "layer full was served by ${backend:-cpu_}" engine.out
+    grep -q "layer sliding was served by ${backend:-cpu_}" engine.out
+    grep -q '^50 tokens in 4 blocks, largest difference' engine.out
+    ATTN_VALIDATE=1 ATTN_BACKEND=$backend "$spmd" "$core" | grep -q '^3 threads, 20 steps: out\[0, 0\] = 1.5'
+done
 rm engine.out
 
 ATTN_PLUGIN_PATH=$plugin

@@ -19,7 +19,7 @@ for header in "$models"/../abi/attn/*.h; do
     cmp "$header" "$prefix/include/attn/$(basename "$header")"
 done
 
-for page in writing-a-backend semantics features abi; do
+for page in engine writing-a-backend semantics features abi; do
     [ -s "$prefix/share/doc/libattn/$page.md" ]
 done
 
@@ -46,7 +46,7 @@ cmake_minimum_required(VERSION 3.20)
 project(client C)
 find_package(attn 0.1 REQUIRED)
 add_executable(engine engine.c)
-target_link_libraries(engine attn::attn dl)
+target_link_libraries(engine attn::attn dl m)
 add_library(yours MODULE plugin.c)
 target_link_libraries(yours attn::plugin m)
 END
