@@ -44,6 +44,7 @@ struct attn_gdn_state {
     int64_t conv_stride_slot;  /* elements */
     int64_t conv_stride_channel; /* elements */
     int64_t num_slots;
+    struct attn_device device; /* of both memories; type 0: not stated */
 };
 
 /* A request whose first slot is negative, or that has no tokens, is left alone, its rows of out
@@ -77,6 +78,6 @@ struct attn_gdn_caps {   /* on attn_backend_caps */
     int32_t max_speculative_tokens;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_gdn_state) == 64, "attn_gdn_state of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_gdn_state) == 72, "attn_gdn_state of ABI 0.2");
 
 #endif

@@ -66,8 +66,8 @@ struct attn_kernels {
                                    struct attn_error *error);
     attn_status (*free_memory)(const struct attn_memory_args *args, struct attn_error *error);
     /* Whose memory lies at the address: its device's type and id; ATTN_DEVICE_CPU for what the
-     * driver does not know. Memory that this backend's kernels can read, wherever it lies, may be
-     * answered with the instance's own device. */
+     * driver does not know; ATTN_DEVICE_CUDA_MANAGED, whoever the vendor is, for what both the host
+     * and this device may touch. */
     attn_status (*memory_device)(const struct attn_memory_args *args, struct attn_device *device,
                                  struct attn_error *error);
     /* A stream that waits for no other. */

@@ -64,6 +64,7 @@ struct attn_kv_view {
     int64_t scale_stride_block;
     int64_t scale_stride_slot;
     int64_t scale_stride_head;
+    struct attn_device device; /* of data and scale; type 0: not stated */
 };
 
 /* Physical orders, as a preference and, as bits, as what a backend can walk. A view is NHD if
@@ -133,7 +134,7 @@ struct attn_kv_spec {
     int32_t stride_order[ATTN_KV_SPEC_MAX_DIMS];
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_kv_view) == 112, "attn_kv_view of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_kv_view) == 120, "attn_kv_view of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_kv_spec) == 176, "attn_kv_spec of ABI 0.2");
 
 #endif

@@ -100,6 +100,7 @@ struct attn_layer_params {
     float k_scale_host;
     float v_scale_host;
     float p_scale_host;
+    struct attn_device device; /* of every pointer here and in the extensions; type 0: not stated */
 };
 
 /* Extra parameters of quantized caches (on attn_layer_params). */
@@ -133,6 +134,6 @@ struct attn_mm_encoder_state {
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_layer_desc) == 232, "attn_layer_desc of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_layer_params) == 96, "attn_layer_params of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_layer_params) == 104, "attn_layer_params of ABI 0.2");
 
 #endif

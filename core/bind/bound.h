@@ -76,6 +76,7 @@ struct attn_model {
     struct arena arena;
     struct instance *instances;
     int32_t num_instances;
+    const struct instance *asked; /* whose memory lies at an address; NULL: nobody can tell */
     attn_layer *layers;
     int32_t num_layers;
     int32_t num_groups;

@@ -4,13 +4,14 @@
 
 #include "bind/bound.h"
 #include "bind/model.h"
+#include "bind/place.h"
 #include "select/layer_check.h"
 #include "select/match.h"
 #include "select/names.h"
 #include "util/structs.h"
 
-#define MIN_VIEW 112 /* sizes in ABI 0.2 */
-#define MIN_PARAMS 96
+#define MIN_VIEW 120 /* sizes in ABI 0.2 */
+#define MIN_PARAMS 104
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 /* One dimension of a view, for finding overlaps. */
@@ -255,6 +256,9 @@ attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
     for (int32_t i = 0; i < (latent ? 1 : 2) && status == ATTN_OK; i++) {
         status = check_view(layer, &views[i], i == 1, error);
         status = status == ATTN_OK ? check_walk(layer, &views[i], i == 1, error) : status;
+        status = status == ATTN_OK
+                     ? place_check_view(layer->model, &views[i], i == 1 ? "v" : "k", error)
+                     : status;
     }
     if (status == ATTN_OK && !latent) {
         status = check_apart(layer, views, error);
@@ -319,6 +323,7 @@ attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params 
     if (status == ATTN_OK) {
         status = layer_check_unplanned(layer, "layer_bind_params", error);
     }
+    status = status == ATTN_OK ? place_check_params(layer->model, &read, error) : status;
     struct kept_params *kept = &layer->kept[layer->params == &layer->kept[0]];
     status = status == ATTN_OK ? kept_params_take(kept, &read, error) : status;
     for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {

@@ -8,7 +8,7 @@
 #include "util/structs.h"
 
 #define MIN_SPEC 176 /* sizes in ABI 0.2 */
-#define MIN_VIEW 112
+#define MIN_VIEW 120
 #define ALIGNMENT 256
 
 /* Bytes of one key's or value's row of one head, scales not counted. */
@@ -279,6 +279,7 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
     }
     for (int32_t i = 0; i < 2; i++) {
         make_view(&spec, i == 1, base, num_blocks, &views[i]);
+        views[i].device = layer->model->device;
         add_scales(&spec, base, i == 1, &views[i]);
     }
     if (spec.layout == ATTN_KV_LAYOUT_LATENT) {

@@ -149,6 +149,10 @@ static attn_status fill_model(attn_model *model, const attn_assignment *assignme
         }
         model->num_layers++;
     }
+    for (int32_t i = model->num_instances - 1; i >= 0; i--) {
+        const struct instance *instance = &model->instances[i];
+        model->asked = instance->kernels.memory_device != NULL ? instance : model->asked;
+    }
     model_make_groups(model);
     return ATTN_OK;
 }

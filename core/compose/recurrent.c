@@ -2,12 +2,13 @@
 /* Recurrent layers: the gated delta rule (GDN). A request has a state in a slot instead of keys in
  * blocks; a step is one call of gated_delta. */
 #include "bind/model.h"
+#include "bind/place.h"
 #include "select/layer_ext.h"
 #include "select/match_check.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-#define MIN_STATE 64 /* size in ABI 0.2 */
+#define MIN_STATE 72 /* size in ABI 0.2 */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 #define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
 
@@ -139,6 +140,9 @@ attn_status layer_bind_state(attn_layer *layer, const struct attn_gdn_state *sta
             g->conv_width > 0 ? " and the convolution's" : "");
     }
     status = check_state_reach(layer, &read, element, error);
+    status = status ? status : place_check_device(layer->model, read.device, "state", error);
+    status = status ? status : place_ask(layer->model, read.state, "state", error);
+    status = status ? status : place_ask(layer->model, read.conv_state, "conv_state", error);
     status = status == ATTN_OK ? layer_check_unplanned(layer, "layer_bind_state", error) : status;
     if (status != ATTN_OK) {
         return status;

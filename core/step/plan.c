@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "bind/place.h"
 #include "select/layer_ext.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
@@ -232,6 +233,7 @@ attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan
         plan->table = model->layers[i].group == group ? model->layers[i].table : plan->table;
     }
     plan->validate = model->runtime->settings.validate;
+    plan->device = device_code(&model->device);
     for (int32_t i = 0; i < model->runtime->num_devices; i++) {
         const struct attn_device_info *device = &model->runtime->devices[i];
         if (device->device.type == model->device.type && device->device.id == model->device.id) {
@@ -284,6 +286,10 @@ attn_status plan_bind_workspace(attn_plan *plan, void *workspace, size_t bytes,
     if (bytes < plan->scratch.bytes) {
         return error_set(error, ATTN_ERROR_WORKSPACE, "bytes", "%zu bytes; the plan needs %zu",
                          bytes, plan->scratch.bytes);
+    }
+    attn_status status = place_ask(plan->model, workspace, "workspace", error);
+    if (status != ATTN_OK) {
+        return status;
     }
     plan->workspace = workspace;
     plan->workspace_bytes = bytes;

@@ -195,6 +195,7 @@ static attn_status make_plan(attn_plan *plan, const struct attn_batch *batch,
         step_choose_entry(plan, &plan->steps[i]);
     }
     status = call_vendors(plan, purpose, stream, error);
+    status = plan->validate ? places_settle(plan, stream, status, error) : status;
     plan->ready = status == ATTN_OK ? plan->table : NULL;
     return status;
 }
@@ -205,6 +206,7 @@ attn_status plan_batch(attn_plan *plan, const struct attn_batch *batch, void *st
     if (plan == NULL) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "plan", "plan is NULL");
     }
+    plan->capturing = false;
     return make_plan(plan, batch, &(struct purpose){ATTN_PLAN_EAGER, false}, stream, error);
 }
 
@@ -220,6 +222,7 @@ attn_status plan_graph(attn_plan *plan, int32_t mode, const struct attn_batch *b
                          "the plan was made without attn_plan_options.graph");
     }
     const struct purpose purpose = {mode, false};
+    plan->capturing = mode == ATTN_PLAN_CAPTURE || mode == ATTN_PLAN_IN_GRAPH;
     if (mode == ATTN_PLAN_IN_GRAPH) {
         return plan->ready != NULL ? call_vendors(plan, &purpose, stream, error)
                                    : error_set(error, ATTN_ERROR_ORDER, "mode",

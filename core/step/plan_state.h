@@ -49,6 +49,14 @@ static inline uint64_t tensor_kind(const struct attn_tensor *tensor)
     return kind;
 }
 
+/* Its device, or the plan's, as one number. */
+static inline uint64_t device_code(const struct attn_device *device)
+{
+    uint64_t code;
+    memcpy(&code, device, sizeof code);
+    return code;
+}
+
 static inline void tensor_set_kind(struct attn_tensor *tensor, uint64_t kind)
 {
     memcpy((char *)tensor + offsetof(struct attn_tensor, ndim), &kind, sizeof kind);
@@ -60,6 +68,13 @@ static inline bool tensor_is_rows(const struct attn_tensor *t, const struct rows
     return tensor_kind(t) == wanted->kind && t->shape != NULL && t->shape[0] >= rows &&
            t->shape[1] == wanted->heads && t->shape[2] == wanted->head_size &&
            (t->strides == NULL || t->strides[2] == 1);
+}
+
+/* Likewise on a device, which the fast ways want to be the plan's own. */
+static inline bool tensor_is_rows_on(const struct attn_tensor *t, const struct rows *wanted,
+                                     int64_t rows, uint64_t device)
+{
+    return device_code(&t->device) == device && tensor_is_rows(t, wanted, rows);
 }
 
 /* One layer in a plan. */
@@ -129,6 +144,7 @@ struct attn_plan {
     /* the requests that kernels see, the leading ones of few queries, and the rest */
     struct attn_batch whole, decode, prefill;
     struct attn_batch_split split;
+    uint64_t device;         /* device_code of the model's */
     int32_t num_tokens;      /* rows that tensors must have */
     int32_t num_key_rows;    /* likewise k and v where keys are contiguous */
     int32_t first_row;       /* query_start_loc_host[0]: host copies end with plan() */
@@ -148,6 +164,8 @@ struct attn_plan {
     int32_t decode_threshold; /* most queries of a decode */
     int32_t num_multiprocessors;
     bool validate;
+    bool asked;     /* the driver, of a batch's arrays */
+    bool capturing; /* by the last plan(): its runs are recorded, and nothing may wait for them */
 };
 
 /* plan.c */
@@ -241,6 +259,17 @@ attn_status launch_run(struct launch *launch, const struct attn_step_io *io,
 /* Sets rows of a tensor to zero on the plan's device. */
 attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct attn_tensor *tensor,
                         void *stream, struct attn_error *error);
+
+/* places.c: is everything that a batch and a run bring where it has to be? Of a batch the driver is
+ * asked for the first one and under validation, of a run under validation. */
+attn_status places_check_batch(attn_plan *plan, const struct attn_batch *batch,
+                               struct attn_error *error);
+attn_status places_check_run(const attn_plan *plan, const struct attn_step_io *io,
+                             struct attn_error *error);
+/* Under validation: waits for what was enqueued, so that its error is told by the call that
+ * enqueued it, `status` being what the call would answer. Not while a capture goes on. */
+attn_status places_settle(const attn_plan *plan, void *stream, attn_status status,
+                          struct attn_error *error);
 
 /* validate.c */
 attn_status validate_batch(const attn_plan *plan, struct attn_error *error);

@@ -187,6 +187,9 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
         status = ext_check(read.next, known, 2, "attn_batch", error);
     }
     if (status == ATTN_OK && read.mode != ATTN_BATCH_PROFILE) {
+        status = places_check_batch(plan, &read, error);
+    }
+    if (status == ATTN_OK && read.mode != ATTN_BATCH_PROFILE) {
         status = check_counts(plan, &read, error);
         if (status == ATTN_OK && read.mode != ATTN_BATCH_IDLE) {
             status = check_starts(&read, error);

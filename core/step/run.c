@@ -172,16 +172,17 @@ attn_status run_general(attn_plan *plan, struct step *step, const struct attn_st
                                      ATTN_EXT_IO_ROPE};
     const struct attn_model_options *hooks = &plan->model->options;
     int32_t layer = step->layer->index;
-    if (io->next != NULL) {
-        attn_status status = ext_check(io->next, known, 4, "attn_step_io", error);
-        if (status != ATTN_OK) {
-            return status;
-        }
+    attn_status status =
+        io->next != NULL ? ext_check(io->next, known, 4, "attn_step_io", error) : ATTN_OK;
+    status = status == ATTN_OK ? places_check_run(plan, io, error) : status;
+    if (status != ATTN_OK) {
+        return status;
     }
     if (hooks->before_layer != NULL) {
         hooks->before_layer(hooks->user, layer, io->stream);
     }
-    attn_status status = run_step(plan, step, io, error);
+    status = run_step(plan, step, io, error);
+    status = plan->validate ? places_settle(plan, io->stream, status, error) : status;
     if (hooks->after_layer != NULL) {
         hooks->after_layer(hooks->user, layer, io->stream);
     }

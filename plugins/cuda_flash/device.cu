@@ -221,8 +221,7 @@ extern "C" const char *gpu_device_of_memory(const struct gpu_device *device, con
         break;
     default: /* the host's: some systems' kernels can read that, too */
         error = cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device->id);
-        *owner =
-            pageable ? attn_device{ATTN_DEVICE_CUDA, device->id} : attn_device{ATTN_DEVICE_CPU, 0};
+        *owner = {pageable ? ATTN_DEVICE_CUDA_MANAGED : ATTN_DEVICE_CPU, 0};
     }
     return text_of(error);
 }

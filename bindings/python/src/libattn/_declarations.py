@@ -46,6 +46,7 @@ ATTN_FEATURE_CASCADE = 1 << 17
 ATTN_FEATURE_FP8_INPUTS = 1 << 18
 ATTN_FEATURE_MXFP4_WEIGHTS = 1 << 19
 ATTN_FEATURE_COUNT = 20
+ATTN_STEP_STACK_BYTES = 65536
 ATTN_WALK_NHD = 1 << 0
 ATTN_WALK_HND = 1 << 1
 ATTN_WALK_PACKED = 1 << 2
@@ -473,6 +474,7 @@ class attn_kv_view(Structure):
         ("scale_stride_block", c_int64),
         ("scale_stride_slot", c_int64),
         ("scale_stride_head", c_int64),
+        ("device", attn_device),
     ]
 
 
@@ -793,6 +795,7 @@ class attn_layer_params(Structure):
         ("k_scale_host", c_float),
         ("v_scale_host", c_float),
         ("p_scale_host", c_float),
+        ("device", attn_device),
     ]
 
 
@@ -1069,6 +1072,7 @@ class attn_gdn_state(Structure):
         ("conv_stride_slot", c_int64),
         ("conv_stride_channel", c_int64),
         ("num_slots", c_int64),
+        ("device", attn_device),
     ]
 
 

@@ -1,0 +1,63 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Tools on a device whose memory the host cannot touch: every model, both recordings, swaps, and what goes wrong.
+# Arguments: the models' folder, attn-run, attn-info, attn-bench, the engine's example, libattn.so.1.
+set -eu
+models=$1 run=$2 info=$3 bench=$4 engine=$5 core=$6
+data=$models/../tests/data
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export ATTN_CACHE_DIR=''
+
+# Runs a command that has to end with STATUS and say TEXT, with nothing left allocated.
+expect() {
+    status=$1 text=$2
+    shift 2
+    found=0
+    "$@" >"$work/out" 2>&1 || found=$?
+    if [ $found -ne "$status" ] || ! grep -q -- "$text" "$work/out" || grep -q LEAKED "$work/out"; then
+        echo "$*: status $found, not $status, or without '$text', or memory is left:"
+        cat "$work/out"
+        exit 1
+    fi
+}
+
+for model in "$models"/*.json; do
+    echo "== $(basename "$model")"
+    expect 0 'all right' "$run" --model "$model" --layers 1 --steps 2 --scale 0.05 --verify
+    grep -q '^on extension:0 (protected pages)$' "$work/out"
+done
+for recording in minilm smollm2; do
+    expect 0 'all right' "$run" --qkv "$data/$recording/attention.safetensors" --verify
+done
+# Shared blocks, a cascade and a request that is swapped out and in; states of GDN likewise.
+printf '[{"prompt": 120, "output": 6}, {"arrival": 1, "prompt": 90, "output": 5, "shares": 0, "shared": 80}' >"$work/requests"
+printf ', {"arrival": 2, "prompt": 75, "output": 4, "preempt_at": 3}]' >>"$work/requests"
+for model in gpt-oss-20b qwen3-next-80b-a3b; do
+    ATTN_VALIDATE=1 expect 0 'all right' "$run" --model "$models/$model.json" --layers 1 --steps 7 \
+        --requests "$work/requests" --verify
+done
+expect 0 '"device": *"extension:0"' "$run" --model "$models/llama-3.1-8b.json" --layers 1 --steps 1 --scale 0.05 --json
+expect 0 '^layers on extension:0$' "$info" --model "$models/llama-3.1-8b.json"
+
+# A tool goes where it is told to; an engine whose memory is the CPU's stays there.
+ATTN_BACKEND=cpu_ref expect 0 '^on cpu:0' "$run" --model "$models/llama-3.1-8b.json" --layers 1 --steps 1 --scale 0.05 --verify
+expect 0 'served by cpu_.*= 1$' "$engine" "$core"
+ATTN_BACKEND=fake_device expect 1 'device cpu:0' "$engine" "$core"
+
+# Memory that runs out: at once, in the middle, and in a step; the message has what and how much.
+for bytes in 4096 100000 3000000 12000000; do
+    FAKE_DEVICE_BYTES=$bytes expect 1 'MiB of extension:0: fake_device: .* bytes; .* are free' \
+        "$run" --model "$models/qwen2.5-vl-7b.json" --layers 2 --steps 2 --scale 0.1 --verify
+done
+# A driver without a device is no device; a layer that the device's backend does not serve says why.
+FAKE_DEVICE_ABSENT=1 expect 0 '^on cpu:0' "$run" --model "$models/llama-3.1-8b.json" --layers 1 --steps 1 --scale 0.05 --verify
+FAKE_DEVICE_LAYERS=1 expect 1 "layer 'layers.0', prefill: no backend can serve it.*fake_device: layer_kind mla" \
+    "$run" --model "$models/deepseek-v3.json" --layers 1 --steps 1 --scale 0.05 --verify
+# Work that goes wrong behind the call: told somewhere, and under validation with its layer and step.
+FAKE_DEVICE_FAILS=3 expect 1 'illegal memory access' \
+    "$run" --model "$models/llama-3.1-8b.json" --layers 2 --steps 2 --scale 0.05 --verify
+ATTN_VALIDATE=1 FAKE_DEVICE_FAILS=3 expect 1 "layer 'layers.0', fake_device: step 1[0-9]*: .*illegal memory access" \
+    "$run" --model "$models/llama-3.1-8b.json" --layers 2 --steps 2 --scale 0.05 --verify
+# attn-bench has ceilings for known devices; what it brings lies in this one's memory, too.
+expect 1 'ceilings' "$bench" --shape decode:R=1,L=128 --dtype f32

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What an engine hands in from a wrong memory is refused by name, whatever it says of itself. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <attn/api.h>
+#include <cmocka.h>
+#include <dlfcn.h>
+#include <stdbool.h>
+
+enum { TOKENS = 20, HEADS = 2, SIZE = 64, BLOCK = 16, BLOCKS = 4 };
+
+/* Every array of a step, at once on the host and in the device's memory. */
+struct arrays {
+    float q[TOKENS][HEADS][SIZE], k[TOKENS][HEADS][SIZE], v[TOKENS][HEADS][SIZE];
+    float out[TOKENS][HEADS][SIZE], lse[HEADS][TOKENS], sinks[HEADS];
+    int32_t query_start_loc[2], seq_lens[1], block_table[2];
+    int64_t slots[TOKENS];
+};
+
+static struct {
+    const struct attn_api *api;
+    attn_runtime *runtime;
+    attn_open_device *opened;
+    attn_assignment *assignment;
+    attn_model *model;
+    attn_layer *layer;
+    attn_plan *plan;
+    struct arrays host, *device; /* what lies there may not be touched */
+    void *cache, *workspace;
+    struct attn_tensor q, k, v, out, lse;
+    struct attn_batch batch;
+    struct attn_step_io io;
+} f;
+
+static const struct attn_device fake = {ATTN_DEVICE_EXTENSION, 0}, cpu = {ATTN_DEVICE_CPU, 0};
+static int64_t of_rows[] = {TOKENS, HEADS, SIZE}, of_lse[] = {HEADS, TOKENS};
+static struct attn_error error;
+
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        error = (struct attn_error)ATTN_ERROR_INIT;                                                \
+        if ((call) != ATTN_OK) {                                                                   \
+            fail_msg("%s: %s", error.field, error.message);                                        \
+        }                                                                                          \
+    } while (0)
+#define REFUSED(call, name)                                                                        \
+    do {                                                                                           \
+        error = (struct attn_error)ATTN_ERROR_INIT;                                                \
+        assert_int_equal(call, ATTN_ERROR_INVALID_ARGUMENT);                                       \
+        assert_string_equal(error.field, name);                                                    \
+        assert_non_null(                                                                           \
+            strstr(error.message, "on cpu:0; the layer's backend runs on extension:0"));           \
+    } while (0)
+
+static void make_runtime(bool validates)
+{
+    attn_get_api_fn *entry = NULL;
+    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .backend = "",
+                                                 .plugin_path = PLUGINS,
+                                                 .cache_dir = "",
+                                                 .validate = validates ? 1 : -1,
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1,
+                                                 .isolation = -1};
+    assert_non_null(library);
+    *(void **)&entry = dlsym(library, ATTN_GET_API_SYMBOL);
+    OK(entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &f.api, &error));
+    OK(f.api->runtime_create(&options, &f.runtime, &error));
+}
+
+static void make_layer(void)
+{
+    const struct attn_layer_desc desc = {.struct_size = sizeof desc,
+                                         .name = "full",
+                                         .kind = ATTN_LAYER_DECODER,
+                                         .causal = 1,
+                                         .dtype = ATTN_DTYPE_F32,
+                                         .num_q_heads = HEADS,
+                                         .num_kv_heads = HEADS,
+                                         .head_size = SIZE,
+                                         .scale = 0.125f,
+                                         .has_sinks = 1,
+                                         .needs_lse = 1,
+                                         .block_size = BLOCK};
+    const struct attn_layer_desc *layers[] = {&desc};
+    const struct attn_select_options options = {.struct_size = sizeof options, .device = fake};
+    OK(f.api->select(f.runtime, &options, layers, 1, &f.assignment, &error));
+    OK(f.api->model_create(f.runtime, f.assignment, NULL, &f.model, &error));
+    f.layer = f.api->model_layer(f.model, 0);
+}
+
+static struct attn_tensor tensor(void *data, int32_t ndim, int64_t *shape)
+{
+    return (struct attn_tensor){data, fake, ndim, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+}
+
+static void make_arrays(void)
+{
+    for (int32_t t = 0; t < TOKENS; t++) {
+        f.host.slots[t] = BLOCK + t;
+        for (int32_t i = 0; i < HEADS * SIZE; i++) {
+            f.host.v[t][i / SIZE][i % SIZE] = 1;
+        }
+    }
+    f.host.query_start_loc[1] = f.host.seq_lens[0] = TOKENS;
+    f.host.block_table[0] = 1;
+    f.host.block_table[1] = 2;
+    f.host.sinks[0] = f.host.sinks[1] = -100; /* next to nothing */
+    OK(f.api->device_allocate(f.opened, ATTN_MEMORY_DEVICE, sizeof f.host, (void **)&f.device,
+                              &error));
+    OK(f.api->device_copy(f.opened, f.device, &f.host, sizeof f.host, ATTN_COPY_HOST_TO_DEVICE,
+                          NULL, &error));
+    f.q = tensor(f.device->q, 3, of_rows);
+    f.k = tensor(f.device->k, 3, of_rows);
+    f.v = tensor(f.device->v, 3, of_rows);
+    f.out = tensor(f.device->out, 3, of_rows);
+    f.lse = tensor(f.device->lse, 2, of_lse);
+    f.io = (struct attn_step_io){
+        .struct_size = sizeof f.io, .q = &f.q, .k = &f.k, .v = &f.v, .out = &f.out, .lse = &f.lse};
+    f.batch = (struct attn_batch){.struct_size = sizeof f.batch,
+                                  .num_reqs = 1,
+                                  .num_tokens = TOKENS,
+                                  .num_actual_tokens = TOKENS,
+                                  .causal = -1,
+                                  .query_start_loc = f.device->query_start_loc,
+                                  .query_start_loc_host = f.host.query_start_loc,
+                                  .seq_lens = f.device->seq_lens,
+                                  .seq_lens_host = f.host.seq_lens,
+                                  .block_table = f.device->block_table,
+                                  .block_table_stride = 2,
+                                  .slot_mapping = f.device->slots,
+                                  .num_slots = TOKENS};
+}
+
+static int set_up(bool validates)
+{
+    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    memset(&f, 0, sizeof f);
+    make_runtime(validates);
+    OK(f.api->device_open(f.runtime, fake, &f.opened, &error));
+    make_layer();
+    make_arrays();
+    OK(f.api->layer_kv_spec(f.layer, &spec, &error));
+    OK(f.api->device_allocate(f.opened, ATTN_MEMORY_DEVICE,
+                              (size_t)(BLOCKS * spec.padded_page_bytes), &f.cache, &error));
+    return 0;
+}
+
+static int plain(void **state)
+{
+    (void)state;
+    return set_up(false);
+}
+
+static int validating(void **state)
+{
+    (void)state;
+    return set_up(true);
+}
+
+static void bind_all(void)
+{
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    const struct attn_layer_params params = {
+        .struct_size = sizeof params, .sinks = f.device->sinks, .device = fake};
+    const struct attn_plan_options options = {.struct_size = sizeof options,
+                                              .limits = {.struct_size = sizeof options.limits,
+                                                         .max_num_reqs = 1,
+                                                         .max_num_tokens = TOKENS}};
+    OK(f.api->layer_kv_views(f.layer, f.cache, BLOCKS, &k, &v, &error));
+    assert_memory_equal(&k.device, &fake, sizeof fake);
+    OK(f.api->layer_bind_kv(f.layer, &k, &v, &error));
+    OK(f.api->layer_bind_params(f.layer, &params, &error));
+    OK(f.api->plan_create(f.model, 0, &options, &f.plan, &error));
+    size_t bytes = f.api->plan_workspace_bytes(f.plan);
+    void *wrong = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    REFUSED(f.api->plan_bind_workspace(f.plan, wrong, bytes, &error), "workspace");
+    free(wrong);
+    OK(f.api->device_allocate(f.opened, ATTN_MEMORY_DEVICE, bytes, &f.workspace, &error));
+    OK(f.api->plan_bind_workspace(f.plan, f.workspace, bytes, &error));
+}
+
+static int tear_down(void **state)
+{
+    void *memory[] = {f.device, f.cache, f.workspace};
+    (void)state;
+    f.api->plan_destroy(f.plan);
+    f.api->model_destroy(f.model);
+    f.api->assignment_destroy(f.assignment);
+    for (int32_t i = 0; i < 3; i++) {
+        f.api->device_free(f.opened, ATTN_MEMORY_DEVICE, memory[i]);
+    }
+    f.api->device_close(f.opened);
+    f.api->runtime_destroy(f.runtime);
+    return 0;
+}
+
+static void runs_and_is_right(void)
+{
+    OK(f.api->run(f.plan, f.layer, &f.io, &error));
+    OK(f.api->device_copy(f.opened, &f.host, f.device, sizeof f.host, ATTN_COPY_DEVICE_TO_HOST,
+                          NULL, &error));
+    for (int32_t t = 0; t < TOKENS; t++) {
+        assert_true(f.host.out[t][1][SIZE - 1] > 0.999f && f.host.out[t][1][SIZE - 1] < 1.001f);
+    }
+}
+
+static void test_bindings(void **state)
+{
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    struct attn_layer_params params = {.struct_size = sizeof params, .sinks = f.device->sinks};
+    (void)state;
+    OK(f.api->layer_kv_views(f.layer, f.cache, BLOCKS, &k, &v, &error));
+    v.device = cpu;
+    REFUSED(f.api->layer_bind_kv(f.layer, &k, &v, &error), "v");
+    v.device = (struct attn_device){0, 0}; /* not stated: the driver knows */
+    void *own = k.data;
+    k.data = &f.host;
+    k.data = (void *)((uintptr_t)k.data / 64 * 64);
+    REFUSED(f.api->layer_bind_kv(f.layer, &k, &v, &error), "k");
+    k.device = (struct attn_device){0, 0};
+    REFUSED(f.api->layer_bind_kv(f.layer, &k, &v, &error), "k");
+    k.data = own;
+    OK(f.api->layer_bind_kv(f.layer, &k, &v, &error));
+    params.device = cpu;
+    REFUSED(f.api->layer_bind_params(f.layer, &params, &error), "attn_layer_params");
+    params.device = fake;
+    params.sinks = f.host.sinks;
+    REFUSED(f.api->layer_bind_params(f.layer, &params, &error), "sinks");
+    params.sinks = f.device->sinks;
+    OK(f.api->layer_bind_params(f.layer, &params, &error));
+}
+
+/* Every array of a plan's first batch. */
+static void test_first_batch(void **state)
+{
+    const struct attn_batch whole = f.batch;
+    (void)state;
+    bind_all();
+    f.batch.query_start_loc = f.host.query_start_loc;
+    REFUSED(f.api->plan(f.plan, &f.batch, NULL, &error), "query_start_loc");
+    f.batch = whole, f.batch.seq_lens = f.host.seq_lens;
+    REFUSED(f.api->plan(f.plan, &f.batch, NULL, &error), "seq_lens");
+    f.batch = whole, f.batch.block_table = f.host.block_table;
+    REFUSED(f.api->plan(f.plan, &f.batch, NULL, &error), "block_table");
+    f.batch = whole, f.batch.slot_mapping = f.host.slots;
+    REFUSED(f.api->plan(f.plan, &f.batch, NULL, &error), "slot_mapping");
+    f.batch = whole, f.batch.query_start_loc_host = f.device->query_start_loc;
+    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(error.field, "query_start_loc_host");
+    assert_string_equal(error.message, "on extension:0; the host reads it");
+    f.batch = whole;
+    OK(f.api->plan(f.plan, &f.batch, NULL, &error));
+    runs_and_is_right();
+}
+
+static void test_tensors(void **state)
+{
+    struct attn_tensor *all[] = {&f.q, &f.k, &f.v, &f.out, &f.lse};
+    static const char *const names[] = {"q", "k", "v", "out", "lse"};
+    (void)state;
+    bind_all();
+    OK(f.api->plan(f.plan, &f.batch, NULL, &error));
+    for (int32_t lse = 0; lse < 2; lse++) { /* the general way, and the fast one */
+        f.io.lse = lse ? NULL : &f.lse;
+        for (int32_t i = 0; i < 5 - lse; i++) {
+            all[i]->device = cpu;
+            REFUSED(f.api->run(f.plan, f.layer, &f.io, &error), names[i]);
+            assert_non_null(strstr(error.message, "layer 'full', fake_device: "));
+            all[i]->device = (struct attn_device){0, 0}; /* reads as the CPU */
+            REFUSED(f.api->run(f.plan, f.layer, &f.io, &error), names[i]);
+            all[i]->device = (struct attn_device){ATTN_DEVICE_CUDA, 1};
+            assert_int_equal(f.api->run(f.plan, f.layer, &f.io, &error),
+                             ATTN_ERROR_INVALID_ARGUMENT);
+            assert_non_null(strstr(error.message, "on cuda:1; the layer's"));
+            all[i]->device = fake;
+        }
+        runs_and_is_right();
+    }
+    f.q.device.type = ATTN_DEVICE_CUDA_MANAGED; /* anybody's */
+    runs_and_is_right();
+}
+
+/* Under validation addresses are asked for, whatever a tensor says. */
+static void test_validation(void **state)
+{
+    (void)state;
+    bind_all();
+    OK(f.api->plan(f.plan, &f.batch, NULL, &error));
+    runs_and_is_right();
+    f.q.data = f.host.q;
+    REFUSED(f.api->run(f.plan, f.layer, &f.io, &error), "q");
+    f.q.data = f.device->q;
+    f.batch.block_table = f.host.block_table;
+    REFUSED(f.api->plan(f.plan, &f.batch, NULL, &error), "block_table");
+    f.batch.block_table = f.device->block_table;
+    OK(f.api->plan(f.plan, &f.batch, NULL, &error));
+    runs_and_is_right();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_bindings, plain, tear_down),
+        cmocka_unit_test_setup_teardown(test_first_batch, plain, tear_down),
+        cmocka_unit_test_setup_teardown(test_tensors, plain, tear_down),
+        cmocka_unit_test_setup_teardown(test_tensors, validating, tear_down),
+        cmocka_unit_test_setup_teardown(test_validation, validating, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
