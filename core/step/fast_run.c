@@ -32,10 +32,9 @@ static attn_status run_attend(attn_plan *plan, struct step *step, const struct a
 {
     const struct attn_tensor *q = io->q, *out = io->out;
     int64_t rows = plan->num_tokens;
-    uint64_t device = plan->device;
     if (is_special(io, ATTN_RUN_NO_ATTEND) || step_leaves_keys(plan, step, io) || q == NULL ||
-        out == NULL || !tensor_is_rows_on(q, &step->q, rows, device) ||
-        !tensor_is_rows_on(out, &step->out, rows, device)) {
+        out == NULL || !tensor_is_rows_here(q, &step->q, rows) ||
+        !tensor_is_rows_here(out, &step->out, rows)) {
         return run_general(plan, step, io, error);
     }
     struct launch *launch = step->main[0];
@@ -49,12 +48,9 @@ static inline bool is_plain_write(const attn_plan *plan, const struct step *step
 {
     const struct attn_tensor *q = io->q, *k = io->k, *v = io->v, *out = io->out;
     int64_t rows = plan->num_tokens, slots = plan->given.num_slots;
-    uint64_t device = plan->device;
     return !is_special(io, UINT32_MAX) && q != NULL && k != NULL && v != NULL && out != NULL &&
-           tensor_is_rows_on(q, &step->q, rows, device) &&
-           tensor_is_rows_on(k, &step->k, slots, device) &&
-           tensor_is_rows_on(v, &step->v, slots, device) &&
-           tensor_is_rows_on(out, &step->out, rows, device);
+           tensor_is_rows_here(q, &step->q, rows) && tensor_is_rows_here(k, &step->k, slots) &&
+           tensor_is_rows_here(v, &step->v, slots) && tensor_is_rows_here(out, &step->out, rows);
 }
 
 /* Likewise with the step's keys written first. */

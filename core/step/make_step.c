@@ -114,7 +114,7 @@ static struct rows rows_of(int32_t dtype, int32_t heads, int32_t head_size)
         {ATTN_CODE_FLOAT8_E5M2, 8, 1}, {ATTN_CODE_FLOAT8_E4M3FNUZ, 8, 1},
         {ATTN_CODE_INT, 8, 1}};
     const struct attn_tensor tensor = {.ndim = 3, .dtype = dtypes[dtype]};
-    return (struct rows){tensor_kind(&tensor), heads, head_size};
+    return (struct rows){tensor_kind(&tensor), heads, head_size, 0};
 }
 
 static void describe_tensors(struct step *step)
@@ -127,6 +127,8 @@ static void describe_tensors(struct step *step)
     step->k = rows_of(l->dtype, l->num_kv_heads, l->head_size);
     step->v = rows_of(l->dtype, l->num_kv_heads, l->head_size_v);
     step->out = rows_of(l->dtype, l->num_q_heads, l->head_size_v);
+    step->q.device = step->k.device = step->v.device = step->out.device =
+        device_code(&step->layer->model->device);
     step->plain_checks = step->checks_out = true;
     step->keys_are_inputs = !layer_has_cache(l);
     step->writes = layer_has_cache(l) && step->layer->owner == step->layer;

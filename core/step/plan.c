@@ -233,7 +233,6 @@ attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan
         plan->table = model->layers[i].group == group ? model->layers[i].table : plan->table;
     }
     plan->validate = model->runtime->settings.validate;
-    plan->device = device_code(&model->device);
     for (int32_t i = 0; i < model->runtime->num_devices; i++) {
         const struct attn_device_info *device = &model->runtime->devices[i];
         if (device->device.type == model->device.type && device->device.id == model->device.id) {

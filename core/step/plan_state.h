@@ -40,6 +40,7 @@ struct rows {
     uint64_t kind; /* ndim and dtype, the eight bytes that lie side by side in attn_tensor */
     int64_t heads;
     int64_t head_size;
+    uint64_t device; /* likewise the eight bytes before; what the fast ways want */
 };
 
 static inline uint64_t tensor_kind(const struct attn_tensor *tensor)
@@ -49,7 +50,7 @@ static inline uint64_t tensor_kind(const struct attn_tensor *tensor)
     return kind;
 }
 
-/* Its device, or the plan's, as one number. */
+/* As one number. */
 static inline uint64_t device_code(const struct attn_device *device)
 {
     uint64_t code;
@@ -62,19 +63,25 @@ static inline void tensor_set_kind(struct attn_tensor *tensor, uint64_t kind)
     memcpy((char *)tensor + offsetof(struct attn_tensor, ndim), &kind, sizeof kind);
 }
 
+static inline bool tensor_has_shape(const struct attn_tensor *t, const struct rows *wanted,
+                                    int64_t rows)
+{
+    return t->shape != NULL && t->shape[0] >= rows && t->shape[1] == wanted->heads &&
+           t->shape[2] == wanted->head_size && (t->strides == NULL || t->strides[2] == 1);
+}
+
 static inline bool tensor_is_rows(const struct attn_tensor *t, const struct rows *wanted,
                                   int64_t rows)
 {
-    return tensor_kind(t) == wanted->kind && t->shape != NULL && t->shape[0] >= rows &&
-           t->shape[1] == wanted->heads && t->shape[2] == wanted->head_size &&
-           (t->strides == NULL || t->strides[2] == 1);
+    return tensor_kind(t) == wanted->kind && tensor_has_shape(t, wanted, rows);
 }
 
-/* Likewise on a device, which the fast ways want to be the plan's own. */
-static inline bool tensor_is_rows_on(const struct attn_tensor *t, const struct rows *wanted,
-                                     int64_t rows, uint64_t device)
+/* Likewise on the plan's own device, in one test more. */
+static inline bool tensor_is_rows_here(const struct attn_tensor *t, const struct rows *wanted,
+                                       int64_t rows)
 {
-    return device_code(&t->device) == device && tensor_is_rows(t, wanted, rows);
+    return ((tensor_kind(t) ^ wanted->kind) | (device_code(&t->device) ^ wanted->device)) == 0 &&
+           tensor_has_shape(t, wanted, rows);
 }
 
 /* One layer in a plan. */
@@ -144,7 +151,6 @@ struct attn_plan {
     /* the requests that kernels see, the leading ones of few queries, and the rest */
     struct attn_batch whole, decode, prefill;
     struct attn_batch_split split;
-    uint64_t device;         /* device_code of the model's */
     int32_t num_tokens;      /* rows that tensors must have */
     int32_t num_key_rows;    /* likewise k and v where keys are contiguous */
     int32_t first_row;       /* query_start_loc_host[0]: host copies end with plan() */

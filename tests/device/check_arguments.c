@@ -39,7 +39,8 @@ static attn_status check_tensor(const struct attn_tensor *tensor, const char *na
     if (tensor == NULL) {
         return ATTN_OK;
     }
-    if (tensor->device.type != device.type || tensor->device.id != device.id) {
+    if (tensor->device.type != ATTN_DEVICE_CUDA_MANAGED && /* which is anybody's */
+        (tensor->device.type != device.type || tensor->device.id != device.id)) {
         return refuse(name, "a tensor that names another device", error);
     }
     return check_address(tensor->data, name, error);
