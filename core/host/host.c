@@ -7,8 +7,10 @@
 #include <string.h>
 
 #include "host/pool.h"
+#include "util/safe_text.h"
 
 #define CORE_ALIGNMENT 64
+#define MAX_LINE 4096 /* of a log */
 
 static void services_log(void *user, int32_t level, const char *who, const char *message)
 {
@@ -18,8 +20,13 @@ static void services_log(void *user, int32_t level, const char *who, const char 
     if (level > services->log_level) {
         return;
     }
-    who = who != NULL ? who : "";
-    message = message != NULL ? message : "";
+    char safe_who[128], safe[MAX_LINE];
+    snprintf(safe_who, sizeof safe_who, "%s", who != NULL ? who : "");
+    snprintf(safe, sizeof safe, "%s", message != NULL ? message : "");
+    text_make_safe(safe_who, false);
+    text_make_safe(safe, false);
+    who = safe_who;
+    message = safe;
     if (services->engine.log != NULL) {
         services->engine.log(services->engine.user, level, who, message);
         return;

@@ -186,6 +186,16 @@ static bool mapped_file(const void *address, char file[PATH_MAX])
     return found;
 }
 
+/* What Meson keeps in every build tree; a folder named core alone is none. */
+static bool is_build_tree(const char *folder, size_t length)
+{
+    char mark[PATH_MAX];
+    struct stat info;
+    return snprintf(mark, sizeof mark, "%.*s/meson-private/coredata.dat", (int)length, folder) <
+               (int)sizeof mark &&
+           stat(mark, &info) == 0 && S_ISREG(info.st_mode);
+}
+
 /* <build>/core/libattn.so.1, or <libdir>/libattn.so.1. */
 bool core_place(char folder[PATH_MAX], bool *build_tree)
 {
@@ -199,7 +209,8 @@ bool core_place(char folder[PATH_MAX], bool *build_tree)
     }
     *strrchr(folder, '/') = '\0';
     size_t length = strlen(folder);
-    *build_tree = length > 5 && strcmp(folder + length - 5, "/core") == 0;
+    *build_tree = length > 5 && strcmp(folder + length - 5, "/core") == 0 &&
+                  is_build_tree(folder, length - 5);
     if (*build_tree) {
         folder[length - 5] = '\0';
     }

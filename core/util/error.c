@@ -24,6 +24,7 @@ static void copy_text(char *destination, size_t size, const char *source)
     }
     memcpy(destination, source, length);
     destination[length] = '\0';
+    text_make_safe(destination, true);
 }
 
 attn_status error_set_text(struct attn_error *error, attn_status status, const char *field,

@@ -105,60 +105,6 @@ size_t utf8_cut(const char *string, size_t length)
     return cut;
 }
 
-/* Bytes of the valid UTF-8 character at `s`, or 0. A NUL is no continuation, so nothing past it is
- * read. */
-static size_t utf8_length(const unsigned char *s)
-{
-    size_t length = 0;
-    uint32_t code = 0;
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
-
-    if (s[0] < 0x80) {
-        return 1;
-    }
-    if ((s[0] & 0xe0u) == 0xc0u) {
-        length = 2;
-        code = s[0] & 0x1fu;
-    } else if ((s[0] & 0xf0u) == 0xe0u) {
-        length = 3;
-        code = s[0] & 0x0fu;
-    } else if ((s[0] & 0xf8u) == 0xf0u) {
-        length = 4;
-        code = s[0] & 0x07u;
-    } else {
-        return 0;
-    }
-    for (size_t i = 1; i < length; i++) {
-        if ((s[i] & 0xc0u) != 0x80u) {
-            return 0;
-        }
-        code = (code << 6) | (s[i] & 0x3fu);
-    }
-    if (code < least[length] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) {
-        return 0;
-    }
-    return length;
-}
-
-bool text_is_clean(const char *string, size_t max)
-{
-    const unsigned char *s = (const unsigned char *)string;
-    size_t at = 0;
-
-    if (string == NULL) {
-        return false;
-    }
-    while (at <= max && s[at] != '\0') {
-        size_t length = utf8_length(s + at);
-
-        if (length == 0 || s[at] < 0x20 || s[at] == 0x7f) {
-            return false;
-        }
-        at += length;
-    }
-    return at <= max;
-}
-
 bool text_is_name(const char *string)
 {
     size_t length = 0;

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "util/error.h"
+#include "util/safe_text.h"
 
 /* Zero-initialise but for `host`, whose allocate and release are filled. Once an addition found no
  * memory, `failed` stays true and further ones do nothing. */
@@ -29,9 +30,6 @@ const char *text_get(const struct text *text);
 /* The largest length <= `length` at which `string` (longer than that) can be cut between
  * characters. */
 size_t utf8_cut(const char *string, size_t length);
-
-/* True for at most `max` bytes of valid UTF-8 without control characters. NULL is false. */
-bool text_is_clean(const char *string, size_t max);
 
 /* True for [a-z][a-z0-9_]* of at most 63 bytes. NULL is false. */
 bool text_is_name(const char *string);

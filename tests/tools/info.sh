@@ -45,5 +45,34 @@ printf '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4096, "nu
 expect 1 'num_key_value_heads' "$info" --model broken.json
 printf '{"model_type": "unheard_of", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}' >broken.json
 expect 0 "model_type 'unheard_of' is not known" "$info" --model broken.json
+printf '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "layer_types": ["full_attention", %s}' \
+    '"mamba\u001b[2J"]' >broken.json
+expect 1 "layer_types: layer 1 is 'mamba?\[2J'" "$info" --model broken.json
+printf '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "layer_types": ["full_attention"]}' >broken.json
+expect 1 'layer_types: has 1 entries' "$info" --model broken.json
 rm -f broken.json float32.json
+
+# Names from outside reach the terminal, the log and JSON as text: no escape sequence, no forged line, no C1, valid UTF-8.
+folder=$(mktemp -d)
+name=$(printf 'attn_\033[31m\nattn warn: core: forged\302\233m\377.so')
+: >"$folder/$name"
+for form in "" --json; do
+    ATTN_LOG=trace ATTN_PLUGIN_PATH=$folder "$info" $form >"$folder/out" 2>&1 || failed=1
+    grep -q 'attn_' "$folder/out" || failed=1
+    if LC_ALL=C grep -q "$(printf '[\001-\010\013-\037\177]\|\302[\200-\237]\|\377')" "$folder/out" || grep -q '^attn warn: core: forged' "$folder/out"; then
+        echo "raw bytes of a file's name in attn-info $form"
+        failed=1
+    fi
+done
+# A core in a folder that is merely named core is an installed one: what lies beside it is not loaded.
+mkdir -p "$folder/core" "$folder/plugins/x" "$folder/tools"
+cp "$(dirname "$info")/../core/libattn.so.1" "$folder/core/"
+cp "$info" "$folder/tools/"
+cp "$plugin" "$folder/plugins/x/attn_example.so"
+output=$(LD_LIBRARY_PATH=$folder/core "$folder/tools/attn-info" 2>&1)
+if printf '%s' "$output" | grep -q "$folder/plugins"; then
+    echo "a folder named core makes no build tree: $output"
+    failed=1
+fi
+rm -rf "$folder"
 exit $failed

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "util/safe_text.h"
+
 static struct json *make(enum json_type type, double number)
 {
     struct json *value = calloc(1, sizeof *value);
@@ -103,7 +105,11 @@ struct json *json_get(const struct json *object, const char *name)
 const char *json_text(const struct json *object, const char *name)
 {
     const struct json *item = json_get(object, name);
-    return item != NULL && item->type == JSON_STRING ? item->text : "-";
+    if (item == NULL || item->type != JSON_STRING) {
+        return "-";
+    }
+    text_make_safe(item->text, false); /* it is asked for to be shown */
+    return item->text;
 }
 
 double json_value(const struct json *object, const char *name)
@@ -122,38 +128,19 @@ int32_t json_count(const struct json *value)
     return count;
 }
 
-/* Bytes of the UTF-8 sequence that text begins with; 0 if it is not a valid one (RFC 3629). */
-static int32_t utf8_length(const unsigned char *text)
-{
-    int32_t length = text[0] < 0x80 ? 1 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : 4;
-    uint32_t code = text[0] & (length == 1 ? 0x7fu : 0xffu >> (length + 1));
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    if (length > 1 && (text[0] < 0xc2 || text[0] > 0xf4)) {
-        return 0;
-    }
-    for (int32_t i = 1; i < length; i++) {
-        if ((text[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-        code = code << 6 | (text[i] & 0x3fu);
-    }
-    bool valid = code >= least[length] && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
-    return valid ? length : 0;
-}
-
 static void print_string(const char *text)
 {
     putchar('"');
-    for (const unsigned char *c = (const unsigned char *)text; *c != '\0';) {
-        int32_t length = utf8_length(c);
+    for (const char *c = text; *c != '\0';) {
+        const size_t length = utf8_length(c);
         if (length == 0) {
             fputs("\\ufffd", stdout);
         } else if (*c == '"' || *c == '\\') {
             printf("\\%c", *c);
-        } else if (*c < 0x20 || *c == 0x7f || (*c == 0xc2 && c[1] < 0xa0)) { /* C0, DEL, C1 */
-            printf("\\u%04x", length == 1 ? *c : c[1]);
+        } else if (utf8_is_control(c)) {
+            printf("\\u%04x", (unsigned char)c[length - 1]);
         } else {
-            fwrite(c, 1, (size_t)length, stdout);
+            fwrite(c, 1, length, stdout);
         }
         c += length > 0 ? length : 1;
     }

@@ -2,6 +2,7 @@
 #include "library.h"
 
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -29,8 +30,11 @@ attn_status library_open(const struct attn_api **api, struct attn_error *error)
     attn_get_api_fn *get_api;
     own_folder(folder, sizeof folder);
     for (int i = 0; places[i] != NULL && library == NULL && folder[0] != '\0'; i++) {
+        /* a folder named core beside an installed tool's is nothing of ours */
+        snprintf(path, sizeof path, "%s../meson-private/coredata.dat", folder);
+        const bool readable = i > 0 || access(path, R_OK) == 0;
         snprintf(path, sizeof path, "%s%s", folder, places[i]);
-        if (access(path, R_OK) == 0) {
+        if (readable && access(path, R_OK) == 0) {
             library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
         }
     }

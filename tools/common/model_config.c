@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "util/safe_text.h"
+
 #define MAX_FILE (16 << 20)
 
 struct model_layer *add_layer(struct reading *r, const char *prefix, int32_t index)
@@ -63,6 +65,29 @@ void read_heads(struct reading *r, const cJSON *text, struct attn_layer_desc *de
     desc->window_left = desc->window_right = -1;
 }
 
+/* Entry i of layer_types. A type that is not known would be served wrongly, so it is refused. */
+static const char *listed_type(struct reading *r, const cJSON *types, int32_t i)
+{
+    static const char *const known[] = {"full_attention", "sliding_attention", "chunked_attention",
+                                        "linear_attention"};
+    const char *type = cJSON_GetStringValue(cJSON_GetArrayItem(types, i));
+    for (size_t k = 0; type != NULL && k < sizeof known / sizeof *known; k++) {
+        if (strcmp(type, known[k]) == 0) {
+            return known[k];
+        }
+    }
+    if (type == NULL) {
+        reading_fail(r, "layer_types", "has %d entries of text and no type for layer %d",
+                     cJSON_GetArraySize(types), i);
+    } else {
+        reading_fail(r, "layer_types",
+                     "layer %d is '%.60s'; full_attention, sliding_attention, chunked_attention "
+                     "and linear_attention are read",
+                     i, type);
+    }
+    return known[0];
+}
+
 /* "sliding_attention", "full_attention", "chunked_attention" or "linear_attention" of layer i. */
 static const char *layer_type(struct reading *r, const cJSON *text, const char *model_type,
                               int32_t i)
@@ -70,9 +95,8 @@ static const char *layer_type(struct reading *r, const cJSON *text, const char *
     const cJSON *types = cJSON_GetObjectItemCaseSensitive(text, "layer_types");
     int32_t pattern = read_int(r, text, "sliding_window_pattern", 0, 1, 1024);
     int32_t interval = read_int(r, text, "full_attention_interval", 0, 1, 1024);
-    const char *type = cJSON_GetStringValue(cJSON_GetArrayItem(types, i));
-    if (type != NULL) {
-        return type;
+    if (cJSON_IsArray(types)) {
+        return listed_type(r, types, i);
     }
     /* every fourth layer has no rotation and sees all */
     if (strcmp(model_type, "llama4_text") == 0) {
@@ -237,6 +261,7 @@ static void read_root(struct reading *r, const cJSON *root)
     const char *model_type = read_text(root, "model_type");
     const cJSON *text = cJSON_GetObjectItemCaseSensitive(root, "text_config");
     snprintf(r->config->model_type, sizeof r->config->model_type, "%s", model_type);
+    text_make_safe(r->config->model_type, false);
     if (strcmp(model_type, "whisper") == 0 || strcmp(model_type, "bert") == 0) {
         read_tower(r, root, model_type);
         return;

@@ -6,6 +6,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "util/safe_text.h"
+
 void reading_fail(struct reading *r, const char *field, const char *format, ...)
 {
     va_list arguments;
@@ -17,6 +19,7 @@ void reading_fail(struct reading *r, const char *field, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(r->error->message, sizeof r->error->message, format, arguments);
     va_end(arguments);
+    text_make_safe(r->error->message, false); /* it may quote the file */
 }
 
 int32_t read_int(struct reading *r, const cJSON *object, const char *name, int32_t otherwise,
