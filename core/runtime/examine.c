@@ -72,6 +72,7 @@ static attn_status keep(attn_runtime *runtime, const struct plugin *plugin, attn
 {
     const struct record record = {.key = plugin->key,
                                   .file = plugin->file,
+                                  .deadline_ms = runtime->settings.probe_deadline_ms,
                                   .status = status,
                                   .field = why->field,
                                   .message = why->message,
@@ -166,7 +167,7 @@ static attn_status ask_anew(attn_runtime *runtime, struct plugin *plugin, struct
         return ask(runtime, plugin, found, why);
     }
     attn_status status = ask_apart(runtime, plugin, found, &there, why);
-    if (there) {
+    if (there) { /* or might be there the next time */
         return status;
     }
     if (runtime->settings.isolation > 0) {
@@ -191,6 +192,11 @@ attn_status plugin_examine(attn_runtime *runtime, struct plugin *plugin, struct 
     if (status == ATTN_OK) {
         status = adopt(runtime, plugin, &entry.record, found, why);
         cache_entry_finish(runtime, &entry);
+        if (status != ATTN_OK) {
+            const struct attn_error said = *why;
+            return error_set(why, status, said.field, "%s (of a probe %lld s ago)", said.message,
+                             (long long)entry.age);
+        }
         return status;
     }
     if (status == ATTN_ERROR_OUT_OF_MEMORY) {

@@ -11,6 +11,12 @@
 #include <unistd.h>
 
 #include "runtime/hash.h"
+
+#if defined(__x86_64__)
+#define LIBRARY_FOLDER "/usr/lib/x86_64-linux-gnu"
+#else
+#define LIBRARY_FOLDER "/usr/lib/aarch64-linux-gnu"
+#endif
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -77,6 +83,23 @@ static uint64_t hash_nodes(uint64_t hash, const char *folder, const char *beginn
     return hash_bytes(hash, &sum, sizeof sum);
 }
 
+static uint64_t nanoseconds(const struct timespec *time)
+{
+    return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
+}
+
+static uint64_t hash_folder(uint64_t hash, const char *folder, size_t length)
+{
+    char path[PATH_MAX];
+    struct stat info;
+    if (snprintf(path, sizeof path, "%.*s", (int)length, folder) >= (int)sizeof path ||
+        stat(path, &info) != 0) {
+        return hash_bytes(hash, &length, sizeof length);
+    }
+    const uint64_t facts[] = {info.st_dev, info.st_ino, nanoseconds(&info.st_mtim)};
+    return hash_bytes(hash, facts, sizeof facts);
+}
+
 /* Without the leaves that differ between the cores of one machine. */
 static uint64_t hash_cpu(uint64_t hash)
 {
@@ -106,11 +129,6 @@ static uint64_t hash_cpu(uint64_t hash)
     return hash;
 }
 
-static uint64_t nanoseconds(const struct timespec *time)
-{
-    return (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
-}
-
 static uint64_t read_name(void)
 {
     struct utsname host;
@@ -122,6 +140,24 @@ static uint64_t read_name(void)
     hash = hash_file(hash, "/proc/sys/kernel/random/boot_id");
     for (size_t i = 0; i < sizeof visibility / sizeof *visibility; i++) {
         hash = hash_string(hash, getenv(visibility[i]));
+    }
+    return hash;
+}
+
+/* Folders in which a vendor's library arrives: what was missing may be there. */
+static uint64_t hash_libraries(uint64_t hash)
+{
+    static const char *const folders[] = {"/lib",           "/lib64",       "/usr/lib",
+                                          "/usr/local/lib", LIBRARY_FOLDER, "/usr/local/cuda/lib64",
+                                          "/opt/rocm/lib"};
+    const char *path = secure_getenv("LD_LIBRARY_PATH");
+    hash = hash_string(hash, path);
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        hash = hash_folder(hash, folders[i], strlen(folders[i]));
+    }
+    for (size_t length; path != NULL && *path != '\0'; path += length + (path[length] == ':')) {
+        length = strcspn(path, ":");
+        hash = hash_folder(hash, path, length);
     }
     return hash;
 }
@@ -144,7 +180,7 @@ static uint64_t read_state(void)
                                   nanoseconds(&libraries.st_mtim)};
         hash = hash_bytes(hash, facts, sizeof facts);
     }
-    return hash_cpu(hash);
+    return hash_cpu(hash_libraries(hash));
 }
 
 struct machine machine_read(void)

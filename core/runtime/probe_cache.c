@@ -49,9 +49,9 @@ static attn_status read_entry(const attn_runtime *runtime, const char *path,
 /* NULL, or why the record is not an answer for this file on this machine. "": no fault of anybody.
  */
 static const char *disagreement(const struct record *record, const char *file,
-                                const struct probe_key *key, const struct stat *info)
+                                const struct probe_key *key, time_t age, int32_t deadline_ms)
 {
-    const time_t age = time(NULL) - info->st_mtime;
+    const bool late = record->status == ATTN_ERROR_TIMEOUT;
     if (strcmp(record->file, file) != 0) {
         return "is of another plugin file";
     }
@@ -61,11 +61,13 @@ static const char *disagreement(const struct record *record, const char *file,
     if (record->key.state != key->state) {
         return "is of another state of drivers, devices or libraries";
     }
-    if (record->status != ATTN_OK && record->status != ATTN_ERROR_ABSENT &&
-        (age < 0 || age > CACHE_REFUSAL_SECONDS)) {
+    if (late && deadline_ms > record->deadline_ms) {
         return "";
     }
-    return NULL;
+    return record->status == ATTN_OK ||
+                   (age >= 0 && age <= (late ? CACHE_TIMEOUT_SECONDS : CACHE_REFUSAL_SECONDS))
+               ? NULL
+               : "";
 }
 
 attn_status cache_read(const attn_runtime *runtime, const char *file, const struct probe_key *key,
@@ -81,7 +83,10 @@ attn_status cache_read(const attn_runtime *runtime, const char *file, const stru
     attn_status status = read_entry(runtime, path, entry, &info, &why);
     if (status == ATTN_OK && why == NULL) {
         why = record_read(&entry->record, entry->bytes, entry->size);
-        why = why != NULL ? why : disagreement(&entry->record, file, key, &info);
+        entry->age = time(NULL) - info.st_mtime;
+        why = why != NULL ? why
+                          : disagreement(&entry->record, file, key, entry->age,
+                                         runtime->settings.probe_deadline_ms);
         if (why == NULL) {
             return ATTN_OK;
         }

@@ -6,11 +6,16 @@
 #ifndef CORE_RUNTIME_PROBE_CACHE_H
 #define CORE_RUNTIME_PROBE_CACHE_H
 
+#include <time.h>
+
 #include "runtime/record.h"
 #include "runtime/runtime.h"
 
-/* A refusal is believed for so long: a mended dependency leaves no trace on the plugin's file. */
+/* A refusal, or that there is no such hardware, is believed for so long: a library that has arrived
+ * leaves no trace on the plugin's file. */
 #define CACHE_REFUSAL_SECONDS 600
+/* A deadline that has passed says as much of the machine, and nothing of a longer one. */
+#define CACHE_TIMEOUT_SECONDS 60
 /* What nobody has rewritten for so long belongs to a boot or a choice of devices that is gone. */
 #define CACHE_MAX_AGE_SECONDS ((time_t)30 * 24 * 3600)
 
@@ -18,6 +23,7 @@ struct cache_entry {
     struct record record; /* text and items in `bytes` */
     unsigned char *bytes;
     size_t size;
+    time_t age; /* s */
 };
 
 /* ATTN_OK, ATTN_ERROR_NOT_FOUND (silent where nothing is on file), or ATTN_ERROR_OUT_OF_MEMORY. */

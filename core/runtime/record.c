@@ -230,6 +230,7 @@ static void code_head(struct codec *c, struct record *r)
         code_u64(c, key[i]);
     }
     code_text(c, &r->file);
+    code_i32(c, &r->deadline_ms);
     code_i32(c, &r->status);
     code_text(c, &r->field);
     code_text(c, &r->message);

@@ -18,7 +18,7 @@
 #include "util/arena.h"
 #include "util/text.h"
 
-#define RECORD_FORMAT 3
+#define RECORD_FORMAT 4
 #define RECORD_MAX_SIZE ((size_t)4 << 20)
 
 struct found;
@@ -26,8 +26,9 @@ struct found;
 struct record {
     struct probe_key key;
     const char *file;
-    attn_status status; /* of loading and probing; no items unless ATTN_OK */
-    const char *field;  /* why not, or why an item was left out; clean text */
+    int32_t deadline_ms; /* that the probe had; 0 in the scanner's answer */
+    attn_status status;  /* of loading and probing; no items unless ATTN_OK */
+    const char *field;   /* why not, or why an item was left out; clean text */
     const char *message;
     uint32_t abi_version; /* 0 and empty names: refused before they were known */
     const char *name;

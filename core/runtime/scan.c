@@ -18,6 +18,7 @@
 #include "runtime/runtime.h"
 
 #define HELLO_SIZE (sizeof SCAN_HELLO - 1)
+#define VERSION_SIZE (sizeof SCAN_VERSION - 1)
 #define TICK_MS 50
 /* A process that is killed while a driver holds it in the kernel stays; nobody waits for it longer
  * than this. */
@@ -198,6 +199,12 @@ static attn_status judge(const attn_runtime *runtime, const struct scan *child,
                          const struct text *answer, size_t *record, struct attn_error *why)
 {
     size_t at = HELLO_SIZE;
+    if (child->ended && child->code != CLD_EXITED && child->value == SIGKILL && !child->late &&
+        !child->too_much) { /* by whoever is short of memory, or an operator */
+        return error_set(why, ATTN_ERROR_IO, "scan",
+                         "attn-scan was ended by signal %d (SIGKILL) before its answer",
+                         child->value);
+    }
     if (answer->length < HELLO_SIZE || memcmp(answer->data, SCAN_HELLO, HELLO_SIZE) != 0) {
         return child->late || child->lost
                    ? error_set(why, ATTN_ERROR_NOT_FOUND, "scan", "attn-scan does not run: %s",
@@ -205,8 +212,16 @@ static attn_status judge(const attn_runtime *runtime, const struct scan *child,
                    : error_set(why, ATTN_ERROR_NOT_FOUND, "scan", "attn-scan does not run: %s %d",
                                child->code == CLD_EXITED ? "exit status" : "signal", child->value);
     }
+    if (answer->length < at + VERSION_SIZE ||
+        memcmp(answer->data + at, SCAN_VERSION, VERSION_SIZE) != 0) {
+        return error_set(why, ATTN_ERROR_IO, "scan",
+                         "attn-scan beside the core is of another version than the core, %s",
+                         ATTN_LIBRARY_VERSION);
+    }
+    at += VERSION_SIZE;
+    const size_t stages = at;
     at += strspn(answer->data + at, SCAN_STAGES);
-    const char *stage = stage_name(answer->data + HELLO_SIZE, at - HELLO_SIZE);
+    const char *stage = stage_name(answer->data + stages, at - stages);
     *record = at;
     if (child->late) {
         return error_set(why, ATTN_ERROR_TIMEOUT, stage, "did not end within %d ms",
@@ -240,16 +255,17 @@ attn_status scan_begin(const attn_runtime *runtime, const char *file, struct sca
                          "there is no attn-scan beside the core");
     }
     if (pipe2(ends, O_CLOEXEC) != 0) {
-        return error_set(why, ATTN_ERROR_NOT_FOUND, "scan", "no pipe to attn-scan: %s",
-                         strerror(errno));
+        return error_set(why, ATTN_ERROR_IO, "scan", "no pipe to attn-scan: %s", strerror(errno));
     }
     int failed =
         fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0 ? spawn(scanner, file, ends[1], &pid) : errno;
     close(ends[1]);
     if (failed != 0) {
         close(ends[0]);
-        return error_set(why, ATTN_ERROR_NOT_FOUND, "scan", "%s cannot be started: %s", scanner,
-                         strerror(failed));
+        const bool short_of = failed == EAGAIN || failed == ENOMEM || failed == EMFILE ||
+                              failed == ENFILE || failed == EBADF;
+        return error_set(why, short_of ? ATTN_ERROR_IO : ATTN_ERROR_NOT_FOUND, "scan",
+                         "%s cannot be started: %s", scanner, strerror(failed));
     }
     scan->running = true;
     scan->pid = pid;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Probing in a process of its own: attn-scan is exec'd, loads the plugin, and sends through a pipe
  *
- *     "ATTNSCAN"   once it runs: what goes wrong before is the scanner's fault, not the plugin's
+ *     "ATTNSCAN"   and the version, once it runs: what goes wrong before is the scanner's fault,
+ *                  not the plugin's
  *     C, E, P      a letter before it enters the plugin's constructors, its entry and its probe
  *     a record     as in record.h
  *
@@ -17,6 +18,10 @@
 typedef struct attn_runtime attn_runtime;
 
 #define SCAN_HELLO "ATTNSCAN"
+/* Behind it: who speaks another version of this protocol is no scanner of ours. */
+#define SCAN_TEXT(number) #number
+#define SCAN_FORMAT(number) SCAN_TEXT(number)
+#define SCAN_VERSION ATTN_LIBRARY_VERSION "/" SCAN_FORMAT(RECORD_FORMAT) "\n"
 #define SCAN_STAGES "CEP"
 /* Exit statuses of attn-scan beside 0 and 2 (usage), unlikely ones, since a plugin may exit with
  * any. */
@@ -35,13 +40,15 @@ struct scan {
     int64_t deadline; /* ms */
 };
 
-/* ATTN_ERROR_NOT_FOUND: there is no scanner that can be started, with the cause. */
+/* ATTN_ERROR_NOT_FOUND: there is no scanner that can be started, with the cause. ATTN_ERROR_IO:
+ * there is, and this process or the machine has no descriptor or process left for it. */
 attn_status scan_begin(const attn_runtime *runtime, const char *file, struct scan *scan,
                        struct attn_error *why);
 
 /* By the thread that began it. ATTN_OK: `answer` has the record's bytes from *record on.
- * ATTN_ERROR_NOT_FOUND: the scanner does not run, with the cause. With answer->failed: our own lack
- * of memory. Else why the plugin is refused. */
+ * ATTN_ERROR_NOT_FOUND: the scanner does not run, with the cause. ATTN_ERROR_IO: it ran and was
+ * ended by others, or is of another version: nothing is known of the plugin. With answer->failed:
+ * our own lack of memory. Else why the plugin is refused. */
 attn_status scan_finish(const attn_runtime *runtime, struct scan *scan, struct text *answer,
                         size_t *record, struct attn_error *why);
 

@@ -224,7 +224,20 @@ static void scanner_of_an_installed_core(void **state)
     assert_string_equal(info_of(other, runtime, 0).reason,
                         "isolation: ordered, and attn-scan does not run: exit status 5");
     other->runtime_destroy(runtime);
-    write_script(scanner, "#!/bin/sh\nprintf ATTNSCANCEPATTNPROBnonsense\n");
+    write_script(scanner, "#!/bin/sh\nprintf 'ATTNSCAN0.0.1/1\\nCEPATTNPROBnonsense'\n");
+    runtime = create_by(other, PLUGIN("crash_in_entry"), 0, 0, NULL, ATTN_OK);
+    assert_int_equal(info_of(other, runtime, 0).status, ATTN_ERROR_IO);
+    assert_non_null(strstr(info_of(other, runtime, 0).reason, "of another version than the core"));
+    other->runtime_destroy(runtime);
+    write_script(scanner, "#!/bin/sh\nprintf ATTNSCAN\nkill -9 $$\n");
+    runtime = create_by(other, PLUGIN("crash_in_entry"), 0, 0, NULL, ATTN_OK);
+    assert_int_equal(info_of(other, runtime, 0).status, ATTN_ERROR_IO);
+    assert_non_null(strstr(info_of(other, runtime, 0).reason, "SIGKILL"));
+    other->runtime_destroy(runtime);
+    char script[512];
+    snprintf(script, sizeof script,
+             "#!/bin/sh\n'%s' \"$1\" | head -n 1\nprintf CEPATTNPROBnonsense\n", scan_file);
+    write_script(scanner, script);
     runtime = create_by(other, PLUGIN("none"), 1, 0, NULL, ATTN_OK);
     assert_string_equal(info_of(other, runtime, 0).reason,
                         "scan: what its process sent is no record of a probe");
@@ -239,6 +252,26 @@ static void scanner_of_an_installed_core(void **state)
     assert_int_equal(unlink(core), 0);
     assert_int_equal(rmdir(plugins), 0);
     assert_int_equal(rmdir(folder), 0);
+}
+
+/* With no descriptor left a plugin is not examined, and not in the engine's own process either. */
+static void no_descriptors(void **state)
+{
+    int status = -1;
+    const pid_t pid = fork();
+    (void)state;
+    if (pid == 0) {
+        int last = -1;
+        for (int one = dup(0); one >= 0; one = dup(0)) {
+            last = one;
+        }
+        close(last); /* for the folder, and half a pipe */
+        attn_runtime *runtime = create_by(api, PLUGIN("crash_in_entry"), 0, 0, NULL, ATTN_OK);
+        const struct attn_plugin_info info = info_of(api, runtime, 0);
+        _exit(info.status != ATTN_ERROR_IO || strstr(info.reason, "no pipe to attn-scan") == NULL);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
 }
 
 /* Sixteen that hang cost two deadlines, since eight are waited for at once; each has its own
@@ -292,6 +325,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(many_threads_at_once),
         cmocka_unit_test(every_allocation_fails_in_turn),
         cmocka_unit_test(closed_streams),
+        cmocka_unit_test(no_descriptors),
         cmocka_unit_test(scanner_of_an_installed_core),
         cmocka_unit_test(many_hang_at_once),
     };

@@ -203,6 +203,6 @@ int main(int argc, char **argv)
         return SCAN_EXIT_NO_PIPE;
     }
     be_modest();
-    send_bytes(SCAN_HELLO, sizeof SCAN_HELLO - 1);
+    send_bytes(SCAN_HELLO SCAN_VERSION, sizeof SCAN_HELLO SCAN_VERSION - 1);
     scan(argv[1]);
 }
