@@ -99,6 +99,19 @@ static void run_watched(void *argument, int64_t begin, int64_t end, int32_t work
     atomic_fetch_add(&watched->done, end - begin);
 }
 
+/* Kept out of services_parallel_for, which so needs no stack of its own. */
+__attribute__((noinline)) static void run_and_watch(struct host_services *services, int64_t count,
+                                                    int64_t grain, attn_parallel_body *body,
+                                                    void *argument)
+{
+    struct watched watched = {services, body, argument, count, 0};
+    services->engine.parallel_for(services->engine.user, count, grain, run_watched, &watched);
+    int64_t done = atomic_load(&watched.done);
+    if (done != count) {
+        note_wrong(services, HOST_WRONG_ITEMS, done);
+    }
+}
+
 static void services_parallel_for(void *user, int64_t count, int64_t grain,
                                   attn_parallel_body *body, void *argument)
 {
@@ -108,12 +121,7 @@ static void services_parallel_for(void *user, int64_t count, int64_t grain,
     } else if (services->watched_threads == 0) {
         services->engine.parallel_for(services->engine.user, count, grain, body, argument);
     } else {
-        struct watched watched = {services, body, argument, count, 0};
-        services->engine.parallel_for(services->engine.user, count, grain, run_watched, &watched);
-        int64_t done = atomic_load(&watched.done);
-        if (done != count) {
-            note_wrong(services, HOST_WRONG_ITEMS, done);
-        }
+        run_and_watch(services, count, grain, body, argument);
     }
 }
 

@@ -32,7 +32,7 @@ static attn_status run_attend(attn_plan *plan, struct step *step, const struct a
 {
     const struct attn_tensor *q = io->q, *out = io->out;
     int64_t rows = plan->num_tokens;
-    if (is_special(io, ATTN_RUN_NO_ATTEND) || step_leaves_keys(plan, step, io) || q == NULL ||
+    if (is_special(io, ATTN_RUN_NO_ATTEND) || (uintptr_t)io->k & step->no_slots || q == NULL ||
         out == NULL || !tensor_is_rows_here(q, &step->q, rows) ||
         !tensor_is_rows_here(out, &step->out, rows)) {
         return run_general(plan, step, io, error);
@@ -98,6 +98,7 @@ void step_choose_entry(attn_plan *plan, struct step *step)
     for (int32_t i = 0; i < 2 && step->main[i] != NULL; i++) { /* what the vendors' plans see */
         step->main[i]->args.flags = step->fuses && writes ? 0 : ATTN_RUN_NO_WRITE;
     }
+    step->no_slots = step->writes && !writes && plan->given.num_actual_tokens > 0 ? UINTPTR_MAX : 0;
     step->enter = run_general;
     bool plain_out = step->layer->desc->output_form == ATTN_OUTPUT_PLAIN;
     if (!one_call || step->bring_keys != NULL || !step->plain_checks || !plain_out ||

@@ -98,6 +98,7 @@ struct step {
     bool fused_write;     /* attends write k and v themselves */
     bool fused_decode;    /* likewise where one attend of decodes is the whole step */
     bool fuses;           /* by the last plan */
+    uintptr_t no_slots;   /* by the last plan: all bits if its cache is its own and has no slots */
     bool keys_are_inputs; /* no cache: k and v are read by attend */
     bool checks_out;      /* out is of the activations' dtype or the attend's own form */
     /* by the last plan: brings the k and v that are written and attended, in *io, which lives until
@@ -188,14 +189,10 @@ static inline int64_t plan_aligned(int64_t bytes)
 attn_status plan_check_area(const attn_plan *plan, const struct step *step, double ranks,
                             double parts, struct attn_error *error);
 
-/* Does a run bring keys that no slot takes? Where the layer's cache is its own it would then attend
- * to what the cache held before. */
-static inline bool step_leaves_keys(const attn_plan *plan, const struct step *step,
-                                    const struct attn_step_io *io)
+/* Does a run bring keys that no slot takes? It would then attend to what the cache held before. */
+static inline bool step_leaves_keys(const struct step *step, const struct attn_step_io *io)
 {
-    return io->k != NULL && step->writes && plan->given.num_slots == 0 &&
-           plan->given.num_actual_tokens > 0 && plan->given.mode != ATTN_BATCH_IDLE &&
-           plan->given.mode != ATTN_BATCH_PROFILE && !(io->flags & ATTN_RUN_NO_WRITE);
+    return ((uintptr_t)io->k & step->no_slots) != 0 && !(io->flags & ATTN_RUN_NO_WRITE);
 }
 
 /* refusals.c: errors of a run with the value found. `found` fails tensor_is_rows, or is NULL. */

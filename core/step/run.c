@@ -119,7 +119,7 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     bool attends = !(io->flags & ATTN_RUN_NO_ATTEND);
     bool writes = writes_now(plan, step, io) && step->program != run_idle;
     if (step->plain_checks) {
-        if (step_leaves_keys(plan, step, io)) {
+        if (step_leaves_keys(step, io)) {
             return refuse_unwritten(error);
         }
         if (attends) {
