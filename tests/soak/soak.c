@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* soak CORE PLUGIN-PATH FOLDER SEED ROUNDS: engines that live by random choices, one after the
+ * other or two at once, in one process that has loaded the core and its plugins once. Everything
+ * follows from a round's seed but the order of threads. */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "soak.h"
+
+#define MOST_BYTES ((size_t)1 << 28) /* of one allocation; the core zeroes what it gets */
+
+uint64_t soak_random(struct round *round, uint64_t below)
+{
+    uint64_t z = round->state += UINT64_C(0x9e3779b97f4a7c15); /* splitmix64 */
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return below > 0 ? (z ^ z >> 31) % below : 0;
+}
+
+bool soak_chance(struct round *round, uint64_t one_in)
+{
+    return soak_random(round, one_in) == 0;
+}
+
+_Noreturn void soak_broken(const struct round *round, const char *format, ...)
+{
+    va_list arguments;
+    fprintf(stderr, "soak: seed %llu: ", (unsigned long long)round->seed);
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+    abort();
+}
+
+void soak_check_error(const struct round *round, attn_status status)
+{
+    if (status == ATTN_OK) {
+        return;
+    }
+    if (strcmp(round->api->status_text(status), "unknown status") == 0 ||
+        status == ATTN_ERROR_INTERNAL || round->error.status != status ||
+        round->error.message[0] == '\0') {
+        soak_broken(round, "status %d (%s), error of status %d: %s: %s", status,
+                    round->api->status_text(status), round->error.status, round->error.field,
+                    round->error.message);
+    }
+}
+
+/* An engine's log may look at the runtime it belongs to. */
+static void log_line(void *user, int32_t level, const char *who, const char *message)
+{
+    struct round *round = user;
+    (void)level;
+    if (strlen(who) + strlen(message) == 0 || strpbrk(message, "\n\033") != NULL) {
+        soak_broken(round, "a log line of %s: '%s'", who, message);
+    }
+    if (round->runtime != NULL) {
+        (void)round->api->backend_count(round->runtime);
+    }
+}
+
+static void *allocate(void *user, size_t size, size_t alignment)
+{
+    struct round *round = user;
+    const long number = atomic_fetch_add(&round->allocations, 1) + 1;
+    if (number == atomic_load(&round->fail_at) || size > MOST_BYTES) {
+        return NULL;
+    }
+    void *memory = aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+    atomic_fetch_add(&round->alive, memory != NULL);
+    return memory;
+}
+
+static void release(void *user, void *memory, size_t size)
+{
+    struct round *round = user;
+    (void)size;
+    if (memory != NULL) {
+        atomic_fetch_sub(&round->alive, 1);
+        free(memory);
+    }
+}
+
+struct place {
+    const struct attn_api *api;
+    const char *plugins, *folder;
+};
+
+static attn_status open_runtime(struct round *round, const struct place *place)
+{
+    const struct attn_runtime_options options = {
+        .struct_size = sizeof options,
+        .host = &round->host,
+        .backend = "",
+        .plugin_path = place->plugins,
+        .cache_dir = soak_chance(round, 5) ? "" : round->folder,
+        .num_threads = 1 + (int32_t)soak_random(round, 3),
+        .log_level = 1 + (int32_t)soak_random(round, 5),
+        .validate = soak_chance(round, 2) ? 1 : -1,
+        .ignore_environment = 1,
+        .no_default_plugins = 1,
+        .isolation = (int32_t)soak_random(round, 3) - 1,
+        .probe_deadline_ms = soak_chance(round, 10) ? 1 : 60000};
+    struct faults faults;
+    faults_begin(round, &faults);
+    const attn_status status = round->api->runtime_create(&options, &round->runtime, &round->error);
+    faults_end(&faults);
+    return status;
+}
+
+static void play(const struct place *place, uint64_t seed, bool alone)
+{
+    struct round *round = calloc(1, sizeof *round);
+    *round = (struct round){.seed = seed,
+                            .state = seed,
+                            .api = place->api,
+                            .folder = place->folder,
+                            .alone = alone,
+                            .host = {.struct_size = sizeof round->host,
+                                     .user = round,
+                                     .log = log_line,
+                                     .allocate = allocate,
+                                     .release = release},
+                            .error = ATTN_ERROR_INIT};
+    if (soak_chance(round, 4)) {
+        atomic_store(&round->fail_at, 1 + (long)soak_random(round, 400));
+    }
+    if (alone && soak_chance(round, 2)) {
+        faults_spoil_cache(round);
+    }
+    faults_jump_clock(round);
+    const attn_status status = open_runtime(round, place);
+    soak_check_error(round, status);
+    if (status == ATTN_OK) {
+        steps_run(round);
+        attn_runtime *runtime = round->runtime;
+        round->runtime = NULL;
+        round->api->runtime_destroy(runtime);
+    }
+    if (atomic_load(&round->alive) != 0) {
+        soak_broken(round, "%ld allocations were not given back", atomic_load(&round->alive));
+    }
+    free(round);
+}
+
+struct lane {
+    const struct place *place;
+    uint64_t seed;
+};
+
+static void *play_beside(void *argument)
+{
+    const struct lane *lane = argument;
+    play(lane->place, lane->seed, false);
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    struct place place = {.plugins = argc > 2 ? argv[2] : "", .folder = argc > 3 ? argv[3] : ""};
+    attn_get_api_fn *get_api;
+    if (argc != 6) {
+        fputs("usage: soak CORE PLUGIN-PATH FOLDER SEED ROUNDS\n", stderr);
+        return 2;
+    }
+    void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+    void *symbol = library != NULL ? dlsym(library, ATTN_GET_API_SYMBOL) : NULL;
+    if (symbol == NULL) {
+        fprintf(stderr, "soak: %s\n", dlerror());
+        return 1;
+    }
+    memcpy(&get_api, &symbol, sizeof get_api);
+    if (get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &place.api, NULL) != ATTN_OK) {
+        return 1;
+    }
+    const uint64_t first = strtoull(argv[4], NULL, 10), rounds = strtoull(argv[5], NULL, 10);
+    for (uint64_t seed = first; seed < first + rounds; seed++) {
+        struct lane beside = {&place, seed + (UINT64_C(1) << 40)};
+        pthread_t thread;
+        const bool two = seed % 3 == 0;
+        if (two && pthread_create(&thread, NULL, play_beside, &beside) != 0) {
+            return 1;
+        }
+        play(&place, seed, !two);
+        if (two) {
+            pthread_join(thread, NULL);
+        }
+    }
+    printf("%llu rounds from seed %llu\n", (unsigned long long)rounds, (unsigned long long)first);
+    return 0;
+}
