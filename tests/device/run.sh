@@ -42,7 +42,7 @@ expect 0 '^layers on extension:0$' "$info" --model "$models/llama-3.1-8b.json"
 
 # A tool goes where it is told to; an engine whose memory is the CPU's stays there.
 ATTN_BACKEND=cpu_ref expect 0 '^on cpu:0' "$run" --model "$models/llama-3.1-8b.json" --layers 1 --steps 1 --scale 0.05 --verify
-expect 0 'served by cpu_.*= 1$' "$engine" "$core"
+expect 0 'was served by cpu_' "$engine" "$core"
 ATTN_BACKEND=fake_device expect 1 'device cpu:0' "$engine" "$core"
 
 # Memory that runs out: at once, in the middle, and in a step; the message has what and how much.

@@ -1,0 +1,189 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# On a machine with a GPU: builds a backend and runs there what a newcomer would (demo.sh's commands), every model and
+# recording, the examples, the Python client and attn-bench, what goes wrong, and attn-check with fresh random inputs;
+# then it times the kernels. A line for each check on stdout, and the end of the output of those that failed on stderr.
+# The last line counts: `N passed, N failed, N skipped`. Exit 0 only if none failed.
+# usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer] [SECONDS_OF_SOAK]
+#   --newcomer leaves attn-check, the soak and the timing out
+set -u
+here=$(cd "$(dirname "$0")/.." && pwd)
+backend=${1:?usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer] [SECONDS_OF_SOAK]}
+build=${2:-$here/build-$backend}
+how=${3:---full}
+seconds=${4:-10}
+seed=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$here" || exit 1
+. tools/lib/demo.sh
+passed=0 failed=0 skipped=0
+
+# Counts one result: pass|fail|skip NAME [LOG]
+count() {
+    case $1 in
+    pass) passed=$((passed + 1)) ;;
+    skip) skipped=$((skipped + 1)) ;;
+    *)
+        failed=$((failed + 1))
+        echo "---- $2" >&2
+        tail -n 25 "$3" >&2
+        ;;
+    esac
+    echo "$1  $2"
+}
+
+# A command that has to succeed: check NAME COMMAND...
+check() {
+    name=$1
+    shift
+    status=0
+    "$@" >"$work/log" 2>&1 || status=$?
+    case $status in 0) count pass "$name" ;; 77) count skip "$name" ;; *) count fail "$name (status $status)" "$work/log" ;; esac
+}
+
+# One that has to end with STATUS and say TEXT: refuses NAME STATUS TEXT COMMAND...
+refuses() {
+    name=$1 wanted=$2 text=$3
+    shift 3
+    status=0
+    "$@" >"$work/log" 2>&1 || status=$?
+    if [ $status -eq "$wanted" ] && grep -q -- "$text" "$work/log"; then
+        count pass "$name"
+    else
+        count fail "$name (status $status, or without '$text')" "$work/log"
+    fi
+}
+
+prepare_cuda_flash() {
+    device=cuda
+    hide=CUDA_VISIBLE_DEVICES= # of the process that gets it no device is seen
+    arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader -i 0 | tr -d .)
+    case $arch in 90) target=90a ;; *) target=$arch ;; esac
+    [ -f "$build/build.ninja" ] ||
+        meson setup "$build" "$here" -Dcuda-flash=enabled "-Dcuda-archs=sm_$target" >&2 || exit 1
+}
+
+kernels_cuda_flash() {
+    for tool in bench soak; do
+        nvcc -std=c++17 -O2 -I "$here/abi" -I "$here/plugins" "-gencode=arch=compute_$arch,code=sm_$arch" \
+            "$here/tests/cuda_flash/$tool.cu" -o "$build/cuda_flash_$tool" -ldl || exit 1
+    done
+    cc -std=c11 -D_POSIX_C_SOURCE=200809L -I "$here/abi" "$here/tests/cuda_flash/context.c" \
+        -o "$build/cuda_flash_context" -ldl || exit 1
+    check "contexts" "$build/cuda_flash_context" "$plugin"
+    check "soak, $seconds s" "$build/cuda_flash_soak" "$plugin" "$build/plugins/cpu_ref/attn_cpu_ref.so" "$seconds" "$seed"
+}
+
+time_cuda_flash() {
+    "$build/cuda_flash_bench" "$plugin" || count fail "timing" /dev/null
+    if python3 -c 'import torch' 2>/dev/null; then
+        python3 "$here/tests/cuda_flash/peers.py" || count fail "peers" /dev/null
+    fi
+}
+
+case $backend in
+cuda_flash) prepare_cuda_flash ;;
+*)
+    echo "device.sh: $backend: known is cuda_flash" >&2
+    exit 2
+    ;;
+esac
+ninja -C "$build" >"$work/build" 2>&1 || { tail -n 30 "$work/build" >&2; exit 1; }
+plugin=$build/plugins/$backend/attn_$backend.so
+unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_VALIDATE
+ATTN_CACHE_DIR=$work/cache
+export ATTN_CACHE_DIR
+run=$build/tools/attn-run
+
+newcomer() {
+    demo_commands check "$build"
+    # All models at once: what is compared is computed on the CPU.
+    for model in models/*.json; do
+        name=$(basename "$model" .json)
+        (
+            status=0
+            "$run" --model "$model" --layers 2 --steps 3 --seed "$seed" --verify >"$work/$name" 2>&1 || status=$?
+            echo $status >"$work/$name.status"
+        ) &
+    done
+    wait
+    for model in models/*.json; do
+        name=$(basename "$model" .json)
+        if [ "$(cat "$work/$name.status")" -eq 0 ] && grep -q "^on $device:0" "$work/$name"; then
+            count pass "$name: $(tail -n 1 "$work/$name")"
+        elif grep -q "no backend can serve it.*$backend: " "$work/$name"; then
+            count skip "$name is not served: $(grep -o "$backend: [^;]*" "$work/$name" | head -n 1)"
+            check "$name on the CPU by ATTN_BACKEND" env 'ATTN_BACKEND=cpu_*' "$run" --model "$model" --layers 1 \
+                --steps 2 --scale 0.1 --verify
+        else
+            count fail "$name" "$work/$name"
+        fi
+    done
+    check "validated" env ATTN_VALIDATE=1 "$run" --model models/gpt-oss-20b.json --layers 2 --steps 3 --scale 0.2 --verify
+    refuses "ATTN_BACKEND moves attn-run to the CPU" 0 '^on cpu:0' env ATTN_BACKEND=cpu_simd "$run" \
+        --model models/llama-3.1-8b.json --layers 1 --steps 2 --scale 0.1 --verify
+    check "examples/engine" "$build/examples/engine" "$build/core/libattn.so.1"
+    check "examples/spmd" "$build/examples/spmd" "$build/core/libattn.so.1"
+    refuses "examples/plugin" 0 'served by example' env "ATTN_PLUGIN_PATH=$build/examples/attn_example.so" \
+        ATTN_BACKEND=example "$build/examples/engine" "$build/core/libattn.so.1"
+    refuses "an engine on the CPU is not moved" 1 'device cpu:0' env "ATTN_BACKEND=$backend" "$build/examples/engine" \
+        "$build/core/libattn.so.1"
+}
+
+# Memory that another process has taken, all but 300 MB.
+fill_device() {
+    python3 -c '
+import sys, time, torch
+free = torch.cuda.mem_get_info()[0]
+torch.empty(max(0, free - (300 << 20)), dtype=torch.uint8, device="cuda")
+print("full", flush=True)
+time.sleep(120)' >"$work/filler" 2>&1 &
+    filler=$!
+    for _ in $(seq 60); do
+        grep -q full "$work/filler" && break
+        sleep 0.5
+    done
+}
+
+wrong() {
+    refuses "no device" 0 '^on cpu:0' env "$hide" "$run" --model models/llama-3.1-8b.json --layers 1 --steps 1 --scale 0.05 --verify
+    refuses "a backend without its device" 1 "$backend" env "$hide" "ATTN_BACKEND=$backend" "$run" \
+        --model models/llama-3.1-8b.json --layers 1 --steps 1 --scale 0.05
+    if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+        fill_device
+        refuses "a full device" 1 'attn-run: .*memory' "$run" --model models/llama-3.1-8b.json --verify
+        kill "$filler" 2>/dev/null
+        wait "$filler" 2>/dev/null
+    else
+        count skip "a full device: PyTorch fills it"
+    fi
+}
+
+clients() {
+    if python3 -c 'import torch, transformers; assert torch.cuda.is_available()' 2>/dev/null; then
+        check "Python: model families on the device" env "PYTHONPATH=bindings/python/src:tests/python" \
+            "ATTN_TEST_BUILD=$build" "LD_LIBRARY_PATH=$build/core" \
+            "ATTN_PLUGIN_PATH=$build/plugins/cpu_ref:$plugin" python3 tests/python/device.py
+        cp "$work/log" "${OUT:-$work}/python_device.txt"
+    else
+        count skip "Python: torch with a device, and transformers"
+    fi
+    check "attn-bench" "$build/tools/attn-bench"
+    cp "$work/log" "${OUT:-$work}/attn_bench.txt"
+}
+
+if [ -x "$run" ]; then
+    newcomer
+    wrong
+else
+    count skip "attn-run: the build has no JSON reader (libcjson-dev)"
+fi
+clients
+if [ "$how" != --newcomer ]; then
+    check "attn-check $how --seed $seed" "$build/tools/attn-check" "$backend" "$how" --seed "$seed"
+    "kernels_$backend"
+    "time_$backend"
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed -eq 0 ]
