@@ -59,6 +59,15 @@ static attn_status take_args(struct mutable_args *m, const struct attn_attend_ar
     return ATTN_OK;
 }
 
+/* Apart, so that the other mutants' frames stay small. */
+__attribute__((noinline)) static void use_much_stack(void)
+{
+    volatile char much[ATTN_STEP_STACK_BYTES];
+    for (size_t i = 0; i < sizeof much; i += 64) {
+        much[i] = 1;
+    }
+}
+
 static attn_status mutant_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     const struct attn_instance *me = args->instance;
@@ -75,10 +84,7 @@ static attn_status mutant_attend(const struct attn_attend_args *args, struct att
         mutant->planned(&m, args->plan_host);
     }
     if (mutant->deep) {
-        volatile char much[ATTN_STEP_STACK_BYTES];
-        for (size_t i = 0; i < sizeof much; i += 64) {
-            much[i] = 1;
-        }
+        use_much_stack();
     }
     if (mutant->allocates) {
         me->host->release(me->host->user, me->host->allocate(me->host->user, 64, 64), 64);

@@ -104,7 +104,7 @@ expect 2 'rank cannot come from the shape write' "$bench" --tune --shape write
 expect 0 'selections go by these times' "$bench" --tune --threads 1 --dtype f32 --backend example --shape "decode:r=1,l=16+32,hq=4,hkv=2,d=64"
 grep -q '^[^ ]* 4/2x64x64.f32.f32 decode example [0-9]' "$folder/cache/ranks" || { echo "ranks:"; cat "$folder/cache/ranks"; failed=1; }
 expect 0 '"backend":[[:space:]]*"example"' "$info" --json --model "$folder/tiny.json"
-expect 0 'example for decode: a measurement on file' "$info" --explain --model "$folder/tiny.json"
+expect 0 'example for decode: rank .*, measured and on file' "$info" --explain --model "$folder/tiny.json"
 # Another backend's time joins it; the same one's is replaced.
 printf 'x86-64 1/1x8x8.f32.f32 decode other 1\n' >>"$folder/cache/ranks"
 expect 0 'ranks' "$bench" --tune --threads 1 --dtype f32 --backend cpu_ref --shape "decode:r=1,l=16,hq=4,hkv=2,d=64"
