@@ -137,7 +137,7 @@ static attn_status step(int32_t first, int32_t count, float *largest)
     const struct attn_step_io io = {.struct_size = sizeof io, .q = &tq, .k = &tk, .v = &tv, .out = &to};
     const struct attn_batch batch = {
         .struct_size = sizeof batch, .num_reqs = 1, .num_tokens = count, .num_actual_tokens = count,
-        .causal = -1, .query_start_loc = query_start_loc, .query_start_loc_host = query_start_loc,
+        .query_start_loc = query_start_loc, .query_start_loc_host = query_start_loc,
         .seq_lens = seq_lens, .seq_lens_host = seq_lens, .block_table = block_table,
         .block_table_stride = ROW_BLOCKS, .slot_mapping = slots, .num_slots = count};
     /* clang-format on */

@@ -45,7 +45,7 @@ static void attend_row(const struct attn_attend_args *a, int64_t r, int64_t toke
 {
     const struct attn_layer_desc *l = a->layer;
     int64_t head = h / (l->num_q_heads / l->num_kv_heads);
-    int causal = a->batch->causal == -1 ? l->causal : a->batch->causal;
+    int causal = a->batch->causal ? a->batch->causal == ATTN_CAUSAL_YES : l->causal;
     const float *q = row(a->q, token, h);
     float *out = row(a->out, token, h), m = -INFINITY, sum = 0;
     memset(out, 0, sizeof *out * (size_t)l->head_size_v);

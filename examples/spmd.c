@@ -188,7 +188,7 @@ int main(int argc, char **argv)
         .num_q_heads = HQ, .num_kv_heads = HK, .head_size = D, .scale = 0.125f, .causal = 1, .block_size = BLOCK};
     const int32_t query_start_loc[] = {0, 1}, seq_lens[] = {LENGTH};
     struct attn_batch batch = {
-        .struct_size = sizeof batch, .num_reqs = 1, .num_tokens = 1, .num_actual_tokens = 1, .causal = -1,
+        .struct_size = sizeof batch, .num_reqs = 1, .num_tokens = 1, .num_actual_tokens = 1,
         .query_start_loc = query_start_loc, .query_start_loc_host = query_start_loc, .seq_lens = seq_lens,
         .seq_lens_host = seq_lens, .block_table = blocks, .block_table_stride = BLOCKS};
     /* clang-format on */

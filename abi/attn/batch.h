@@ -15,10 +15,16 @@ enum attn_batch_mode {
     ATTN_BATCH_PROFILE = 4 /* no batch: output zero, the worst case of the workspace is touched */
 };
 
-#define ATTN_BATCH_FAST_BUILD 1u /* a quick plan rather than the best */
-#define ATTN_BATCH_NO_CASCADE 2u
+enum attn_batch_causal {
+    ATTN_CAUSAL_AS_LAYER = 0,
+    ATTN_CAUSAL_YES = 1,
+    ATTN_CAUSAL_NO = 2 /* where the layer allows it */
+};
+
+#define ATTN_BATCH_NO_CASCADE 1u
 /* a graph is being captured: cascade and host-built tables are off */
-#define ATTN_BATCH_IN_CAPTURE 4u
+#define ATTN_BATCH_IN_CAPTURE 2u
+#define ATTN_BATCH_FAST_BUILD 0x10000u /* a hint to kernels: a quick plan rather than the best */
 
 /* R requests, T = num_tokens rows. On a CPU device pointers are host pointers. Every pointer is
  * borrowed until the last run of the plan has finished on its stream; host copies until plan()
@@ -32,10 +38,9 @@ struct attn_batch {
     int32_t num_tokens;          /* T, padding included */
     /* rows that are computed; the rest of out is left as it is */
     int32_t num_actual_tokens;
-    int32_t max_query_len; /* may be a bound */
-    int32_t max_seq_len;   /* may be a bound */
-    /* -1: as the layer says; 0 or 1 overrides it (0 only where the layer could) */
-    int32_t causal;
+    int32_t max_query_len;               /* may be a bound */
+    int32_t max_seq_len;                 /* may be a bound */
+    int32_t causal;                      /* enum attn_batch_causal */
     const int32_t *query_start_loc;      /* device [R+1], not decreasing */
     const int32_t *query_start_loc_host; /* host [R+1], required */
     /* device [R]: keys, the step's own included; required with a cache */

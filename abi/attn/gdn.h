@@ -19,7 +19,7 @@ struct attn_gdn_desc {   /* on attn_layer_desc; num_q_heads and num_kv_heads are
     int32_t qk_l2norm;   /* 1: q, k <- x / sqrt(sum x^2 + 1e-6) */
     int32_t chunk_size;  /* of the prefill's WY form; 0 reads as 64 */
     int32_t num_speculative_tokens; /* states of so many drafted tokens are kept */
-    int32_t state_dtype;            /* enum attn_dtype_name: F32, and 0 reads as it */
+    int32_t state_dtype;            /* enum attn_dtype_name: 0 or F32 */
 };
 
 struct attn_gdn_weights { /* on attn_layer_params */

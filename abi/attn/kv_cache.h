@@ -34,6 +34,14 @@ enum attn_kv_dtype {
     ATTN_KV_DTYPE_COUNT = 17
 };
 
+/* A cache of the activations' dtype has their code. */
+ATTN_STATIC_ASSERT((int)ATTN_KV_F16 == (int)ATTN_DTYPE_F16 &&
+                       (int)ATTN_KV_BF16 == (int)ATTN_DTYPE_BF16 &&
+                       (int)ATTN_KV_F32 == (int)ATTN_DTYPE_F32 &&
+                       (int)ATTN_KV_FP8_E4M3 == (int)ATTN_DTYPE_FP8_E4M3 &&
+                       (int)ATTN_KV_FP8_E5M2 == (int)ATTN_DTYPE_FP8_E5M2,
+                   "one code for one thing");
+
 /* One of K or V as a strided view (block, slot, head, dim) with an inner pack:
  *
  *     address(b, s, h, d) = data + b stride_block + s stride_slot + h stride_head

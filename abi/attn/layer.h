@@ -17,7 +17,7 @@ struct attn_layer_desc {
     /* NULL, or the name of an earlier layer whose cache this one reads */
     const char *kv_sharing_target;
     int32_t kind;               /* enum attn_layer_kind */
-    int32_t dtype;              /* activations: ATTN_DTYPE_F16, BF16 or F32 */
+    int32_t dtype;              /* activations: ATTN_DTYPE_F16, BF16 or F32; required */
     int32_t kv_dtype;           /* enum attn_kv_dtype */
     int32_t num_q_heads;        /* Hq, a multiple of num_kv_heads */
     int32_t num_kv_heads;       /* Hk */

@@ -38,7 +38,8 @@ struct attn_mla_desc {    /* on attn_layer_desc */
      * the first num_q_heads count, the others may hold anything; 0: as num_q_heads. Kernels see
      * this number. */
     int32_t padded_num_q_heads;
-    /* enum attn_dtype_name of W_UK and W_UV as held, fp8 with scales; or ATTN_MLA_WEIGHT_MXFP4 */
+    /* enum attn_dtype_name of W_UK and W_UV as held, 0: as the activations; fp8 with scales; or
+     * ATTN_MLA_WEIGHT_MXFP4 */
     int32_t weight_dtype;
     /* rows of context gathered at a time in prefill; 0: what fits */
     int64_t context_workspace_tokens;

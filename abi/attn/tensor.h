@@ -65,16 +65,18 @@ ATTN_STATIC_ASSERT(offsetof(struct attn_tensor, shape) == 24, "as DLTensor");
 ATTN_STATIC_ASSERT(offsetof(struct attn_tensor, strides) == 32, "as DLTensor");
 ATTN_STATIC_ASSERT(offsetof(struct attn_tensor, byte_offset) == 40, "as DLTensor");
 
-/* Activation types as small codes, for masks in capabilities: bit 1 << ATTN_DTYPE_F16 and so on. */
+/* Element types as small codes, for masks in capabilities: bit 1 << ATTN_DTYPE_F16 and so on. The
+ * first five are enum attn_kv_dtype's. */
 enum attn_dtype_name {
-    ATTN_DTYPE_F16 = 0,
-    ATTN_DTYPE_BF16 = 1,
-    ATTN_DTYPE_F32 = 2,
-    ATTN_DTYPE_FP8_E4M3 = 3,
-    ATTN_DTYPE_FP8_E5M2 = 4,
-    ATTN_DTYPE_FP8_E4M3FNUZ = 5,
-    ATTN_DTYPE_INT8 = 6,
-    ATTN_DTYPE_COUNT = 7
+    ATTN_DTYPE_DEFAULT = 0, /* what the field says; where it says nothing a dtype is required */
+    ATTN_DTYPE_F16 = 1,
+    ATTN_DTYPE_BF16 = 2,
+    ATTN_DTYPE_F32 = 3,
+    ATTN_DTYPE_FP8_E4M3 = 4,
+    ATTN_DTYPE_FP8_E5M2 = 5,
+    ATTN_DTYPE_FP8_E4M3FNUZ = 6,
+    ATTN_DTYPE_INT8 = 7,
+    ATTN_DTYPE_COUNT = 8
 };
 
 #endif

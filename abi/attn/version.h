@@ -38,6 +38,10 @@
 #define ATTN_EXPORT ATTN_EXTERN_C __attribute__((visibility("default")))
 #endif
 
+/* The upper half of every word of flags that an engine passes is for hints: one that is not known
+ * is ignored. In the lower half it is refused by name. */
+#define ATTN_FLAG_HINTS 0xffff0000u
+
 ATTN_STATIC_ASSERT(sizeof(void *) == 8 && sizeof(size_t) == 8,
                    "libattn's ABI is for 64-bit machines");
 

@@ -80,7 +80,7 @@ static bool pays(const attn_plan *plan, const struct step *step)
     bool excluded = l->alibi != ATTN_ALIBI_NONE || l->has_window || l->chunk_size > 0 ||
                     l->prefix_lm || l->sink_len > 0 || l->causal_per_request ||
                     step->layer->selected->cp != NULL || l->kind != ATTN_LAYER_DECODER ||
-                    !l->causal || b->causal == 0 || l->batch_invariant ||
+                    !l->causal || b->causal == ATTN_CAUSAL_NO || l->batch_invariant ||
                     step->layer->parts[PART_MAIN].output_form != ATTN_OUTPUT_PLAIN;
     bool flags = b->flags & (ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE);
     bool parts =

@@ -502,7 +502,7 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
     fresh->key_start_loc = fresh->key_start_loc_host = NULL;
     fresh->max_seq_len = whole->max_query_len;
     *context = *whole;
-    context->causal = -1; /* the part's layer is not causal */
+    context->causal = ATTN_CAUSAL_AS_LAYER; /* the part's layer is not causal */
     context->causal_per_request = NULL;
     context->slot_mapping = NULL;
     context->num_slots = 0;

@@ -215,7 +215,8 @@ static size_t lay_out(attn_plan *plan, size_t at)
 static void make_identity(attn_plan *plan)
 {
     struct mla_plan *p = mla_plan(plan);
-    static const uint32_t ones[] = {0x3c00, 0x3f80, 0x3f800000};
+    static const uint32_t ones[] = {
+        [ATTN_DTYPE_F16] = 0x3c00, [ATTN_DTYPE_BF16] = 0x3f80, [ATTN_DTYPE_F32] = 0x3f800000};
     int32_t dtype = plan->steps[0].layer->desc->dtype, size = p->identity_size;
     int32_t *memory = plan_take(plan, identity_integers(plan));
     memset(memory, 0, (size_t)identity_integers(plan) * sizeof *memory);
@@ -365,7 +366,7 @@ void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
     view->key_start_loc_host = chunk->key_start;
     view->key_start_loc = plan_on_device(plan, chunk->key_start);
     view->max_seq_len = p->chunk_rows;
-    view->causal = -1; /* the part's layer is not */
+    view->causal = ATTN_CAUSAL_AS_LAYER; /* the part's layer is not */
     view->causal_per_request = NULL;
     view->tree = NULL;
     view->spans = view->span_start_loc = NULL;

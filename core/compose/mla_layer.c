@@ -387,13 +387,12 @@ attn_status mla_bind_params(attn_layer *layer, const struct attn_layer_params *p
 /* Keys and values per head in contiguous memory, of the activations' dtype. */
 static void rewrite_projected(attn_layer *layer, int32_t part)
 {
-    static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
     const struct attn_mla_desc *m = layer->selected->mla;
     struct attn_layer_desc *desc = &layer->parts[part];
     *desc = *layer->desc;
     desc->next = NULL;
     desc->kind = ATTN_LAYER_DECODER;
-    desc->kv_dtype = kv_of_dtype[desc->dtype];
+    desc->kv_dtype = desc->dtype;
     desc->k_scale_form = desc->v_scale_form = ATTN_SCALE_NONE;
     desc->num_kv_heads = desc->num_q_heads;
     desc->head_size = m->qk_nope_head_dim + m->qk_rope_head_dim;

@@ -31,12 +31,19 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
                                     {"head_size_v", g->head_size_v, 8, MAX_HEAD_SIZE},
                                     {"conv_width", g->conv_width, 0, 64},
                                     {"chunk_size", g->chunk_size, 0, 4096},
-                                    {"num_speculative_tokens", g->num_speculative_tokens, 0, 1024}};
+                                    {"num_speculative_tokens", g->num_speculative_tokens, 0, 1024},
+                                    {"conv_silu", g->conv_silu, 0, 1},
+                                    {"qk_l2norm", g->qk_l2norm, 0, 1}};
     attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
     if (status == ATTN_OK && g->num_v_heads % g->num_k_heads != 0) {
         status =
             BAD("num_v_heads", "layer '%s': num_v_heads %d is not a multiple of num_k_heads %d",
                 l->name, g->num_v_heads, g->num_k_heads);
+    }
+    if (status == ATTN_OK && g->state_dtype != ATTN_DTYPE_DEFAULT &&
+        g->state_dtype != ATTN_DTYPE_F32) {
+        status = BAD("state_dtype", "layer '%s': state_dtype is %d; 0 or %d (f32)", l->name,
+                     g->state_dtype, ATTN_DTYPE_F32);
     }
     return status;
 }

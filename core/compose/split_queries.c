@@ -128,7 +128,7 @@ static attn_status check_batch(const attn_plan *plan, const int32_t *lens, struc
                          "queries every rank has",
                          ranks->world_size);
     }
-    if (b->causal == 0) {
+    if (b->causal == ATTN_CAUSAL_NO) {
         return BAD("causal", "causal is 0; queries that are split over ranks are causal");
     }
     if (b->block_table_row != NULL && (queries_slices(layer) > 1 || layer_is_spread(layer))) {

@@ -288,6 +288,10 @@ attn_status runtime_create(const struct attn_runtime_options *given, attn_runtim
         status = struct_read(&options, sizeof options, MIN_OPTIONS, given, "attn_runtime_options",
                              error);
         status = status ? status : ext_check(options.next, NULL, 0, "attn_runtime_options", error);
+        if (status == ATTN_OK && options.reserved != 0) {
+            status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "reserved", "is %d; 0",
+                               options.reserved);
+        }
     }
     status = status ? status : make_host(&on_stack, &options, error);
     if (status != ATTN_OK) {

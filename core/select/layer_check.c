@@ -167,10 +167,9 @@ static attn_status check_terms(const struct attn_layer_desc *l, struct attn_erro
 static void complete(struct layer *layer)
 {
     struct attn_layer_desc *l = &layer->desc;
-    static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
     l->head_size_v = l->head_size_v > 0 ? l->head_size_v : l->head_size;
     if (l->kv_dtype == ATTN_KV_AUTO || l->skip_kv_quantization || !layer_has_cache(l)) {
-        l->kv_dtype = kv_of_dtype[l->dtype];
+        l->kv_dtype = l->dtype;
         l->k_scale_form = l->v_scale_form = ATTN_SCALE_NONE;
     }
     if (l->kv_dtype == ATTN_KV_FP8_E4M3 || l->kv_dtype == ATTN_KV_FP8_E5M2) {

@@ -103,9 +103,7 @@ static void hold_quantization(struct check *check)
     const struct attn_backend_caps *caps = check->caps;
     if (layer_has_cache(l) && !check->whole->has_states) {
         /* `auto` in the mask stands for a cache of the activations' dtype. */
-        static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
-        bool as_activations =
-            caps->kv_dtypes >> ATTN_KV_AUTO & 1 && l->kv_dtype == kv_of_dtype[l->dtype];
+        bool as_activations = caps->kv_dtypes >> ATTN_KV_AUTO & 1 && l->kv_dtype == l->dtype;
         if (!as_activations) {
             check_code(check, "kv_dtype", l->kv_dtype, caps->kv_dtypes, ATTN_KV_DTYPE_COUNT,
                        name_of_kv_dtype);

@@ -5,8 +5,8 @@
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
 
-static const char *const dtypes[] = {"f16",      "bf16",         "f32", "fp8_e4m3",
-                                     "fp8_e5m2", "fp8_e4m3fnuz", "int8"};
+static const char *const dtypes[] = {"default",  "f16",      "bf16",         "f32",
+                                     "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fnuz", "int8"};
 static const char *const kv_dtypes[] = {"auto",
                                         "f16",
                                         "bf16",

@@ -263,7 +263,7 @@ static attn_status read_options(struct attn_select_options *options,
     if (status == ATTN_OK) {
         status = ext_check(options->next, NULL, 0, "attn_select_options", error);
     }
-    if (status == ATTN_OK && (options->flags & ~ATTN_SELECT_KEEP_UNSERVED)) {
+    if (status == ATTN_OK && (options->flags & ~(ATTN_SELECT_KEEP_UNSERVED | ATTN_FLAG_HINTS))) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "flags",
                          "%#x has unknown bits; %#x is known", options->flags,
                          ATTN_SELECT_KEEP_UNSERVED);

@@ -32,7 +32,7 @@ static attn_status run_attend(attn_plan *plan, struct step *step, const struct a
 {
     const struct attn_tensor *q = io->q, *out = io->out;
     int64_t rows = plan->num_tokens;
-    if (is_special(io, ATTN_RUN_NO_ATTEND) || (uintptr_t)io->k & step->no_slots || q == NULL ||
+    if (is_special(io, ~ATTN_RUN_NO_WRITE) || (uintptr_t)io->k & step->no_slots || q == NULL ||
         out == NULL || !tensor_is_rows_here(q, &step->q, rows) ||
         !tensor_is_rows_here(out, &step->out, rows)) {
         return run_general(plan, step, io, error);

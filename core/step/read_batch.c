@@ -35,8 +35,12 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch *
     if (status == ATTN_OK && (b->mode < ATTN_BATCH_AUTO || b->mode > ATTN_BATCH_PROFILE)) {
         status = BAD("mode", "mode is %d; 0 to %d", b->mode, ATTN_BATCH_PROFILE);
     }
-    if (status == ATTN_OK && (b->causal < -1 || b->causal > 1)) {
-        status = BAD("causal", "causal is %d; -1, 0 or 1", b->causal);
+    if (status == ATTN_OK && (b->causal < 0 || b->causal > ATTN_CAUSAL_NO)) {
+        status = BAD("causal", "causal is %d; 0 (as the layer says), 1 (yes) or 2 (no)", b->causal);
+    }
+    const uint32_t known = ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE | ATTN_FLAG_HINTS;
+    if (status == ATTN_OK && (b->flags & ~known) != 0) {
+        status = BAD("flags", "flags is %#x; %#x is not known here", b->flags, b->flags & ~known);
     }
     return status;
 }

@@ -178,6 +178,12 @@ attn_status run_general(attn_plan *plan, struct step *step, const struct attn_st
     if (status != ATTN_OK) {
         return status;
     }
+    if ((io->flags & ~(ATTN_RUN_NO_WRITE | ATTN_RUN_NO_ATTEND | ATTN_FLAG_HINTS)) != 0) {
+        return error_set_text(
+            error, ATTN_ERROR_INVALID_ARGUMENT, "flags",
+            "a bit of the run's flags is not known; allowed are ATTN_RUN_NO_WRITE, "
+            "ATTN_RUN_NO_ATTEND and hints (the upper half)");
+    }
     if (hooks->before_layer != NULL) {
         hooks->before_layer(hooks->user, layer, io->stream);
     }

@@ -161,20 +161,14 @@ static inline int32_t number_dtype_name(struct attn_dtype dtype)
 
 static inline int32_t number_bytes(int32_t dtype_name)
 {
-    static const int32_t bytes[ATTN_DTYPE_COUNT] = {2, 2, 4, 1, 1, 1, 1};
+    static const int32_t bytes[ATTN_DTYPE_COUNT] = {0, 2, 2, 4, 1, 1, 1, 1};
     return bytes[dtype_name];
 }
 
 /* What an element of a cache is where rows are plain numbers, or -1. */
 static inline int32_t number_of_kv(int32_t kv_dtype)
 {
-    static const int32_t names[] = {-1,
-                                    ATTN_DTYPE_F16,
-                                    ATTN_DTYPE_BF16,
-                                    ATTN_DTYPE_F32,
-                                    ATTN_DTYPE_FP8_E4M3,
-                                    ATTN_DTYPE_FP8_E5M2};
-    return kv_dtype >= 0 && kv_dtype < 6 ? names[kv_dtype] : -1;
+    return kv_dtype >= ATTN_KV_F16 && kv_dtype <= ATTN_KV_FP8_E5M2 ? kv_dtype : -1;
 }
 
 /* `count` contiguous elements to double. */

@@ -44,8 +44,9 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
 static attn_status check_rows(const struct attn_tensor *tensor, const char *name, int32_t dtype,
                               int32_t heads, int32_t size, struct attn_error *error)
 {
-    static const struct attn_dtype dtypes[] = {
-        {ATTN_CODE_FLOAT, 16, 1}, {ATTN_CODE_BFLOAT, 16, 1}, {ATTN_CODE_FLOAT, 32, 1}};
+    static const struct attn_dtype dtypes[] = {[ATTN_DTYPE_F16] = {ATTN_CODE_FLOAT, 16, 1},
+                                               [ATTN_DTYPE_BF16] = {ATTN_CODE_BFLOAT, 16, 1},
+                                               [ATTN_DTYPE_F32] = {ATTN_CODE_FLOAT, 32, 1}};
     if (tensor == NULL || tensor->data == NULL || tensor->ndim != 3) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name, "must be [tokens, heads, head size]");
     }

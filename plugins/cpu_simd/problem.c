@@ -192,7 +192,8 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
     problem->latent = latent;
     problem->batch = batch;
     problem->paged = args->k_cache != NULL;
-    problem->causal = (batch->causal == -1 ? layer->causal : batch->causal) != 0;
+    problem->causal = batch->causal != ATTN_CAUSAL_AS_LAYER ? batch->causal == ATTN_CAUSAL_YES
+                                                            : layer->causal != 0;
     problem->causal_per_request = layer->causal_per_request != 0 && batch->causal_per_request;
     struct layer_shape *shape = &problem->shape;
     attn_status status = shape_of_layer(args->instance->variant, layer, shape, error);

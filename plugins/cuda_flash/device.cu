@@ -20,7 +20,7 @@ static const entry kernels[] = {GPU_KERNELS(KERNEL_ENTRY)};
 
 /* Attends by the dtype of a cache; NULL: none. */
 static gpu_attend_launcher *const attends[ATTN_DTYPE_COUNT] = {
-    launch_f16, launch_bf16, nullptr, launch_e4m3, launch_e5m2, nullptr, launch_int8};
+    nullptr, launch_f16, launch_bf16, nullptr, launch_e4m3, launch_e5m2, nullptr, launch_int8};
 
 typedef CUresult CUDAAPI push_fn(CUcontext);
 typedef CUresult CUDAAPI pop_fn(CUcontext *);

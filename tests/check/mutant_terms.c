@@ -111,7 +111,7 @@ static void causal_flags_ignored(struct mutable_args *m)
 
 static void override_ignored(struct mutable_args *m)
 {
-    m->batch.causal = -1;
+    m->batch.causal = ATTN_CAUSAL_AS_LAYER;
 }
 
 static const struct mutant mutants[] = {

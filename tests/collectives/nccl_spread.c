@@ -184,7 +184,6 @@ static bool step(struct trial *t, struct side *s, const int32_t *first, const in
                                      .num_reqs = REQS,
                                      .num_tokens = starts[REQS],
                                      .num_actual_tokens = starts[REQS],
-                                     .causal = -1,
                                      .query_start_loc = keep(t, starts, sizeof starts),
                                      .query_start_loc_host = starts,
                                      .seq_lens = keep(t, end, REQS * sizeof *end),

@@ -266,7 +266,7 @@ static void test_refused_batches(void **state)
     assert_string_equal(f.error.field, "query_lens_host");
     s->own[4] = 70;
     batch = s->batch;
-    batch.causal = 0;
+    batch.causal = ATTN_CAUSAL_NO;
     assert_int_equal(f.api->plan(s->shard.plan, &batch, NULL, &f.error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "causal");

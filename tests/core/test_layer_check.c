@@ -32,6 +32,12 @@ static const struct attn_gdn_desc gdn_ext = {.ext = {ATTN_EXT_GDN_DESC, 0, sizeo
                                              .num_v_heads = 6,
                                              .head_size_k = 64,
                                              .head_size_v = 64};
+static const struct attn_gdn_desc gdn_half = {.ext = {ATTN_EXT_GDN_DESC, 0, sizeof gdn_half, NULL},
+                                              .num_k_heads = 4,
+                                              .num_v_heads = 8,
+                                              .head_size_k = 64,
+                                              .head_size_v = 64,
+                                              .state_dtype = ATTN_DTYPE_F16};
 static const struct attn_context_parallel cp_ext = {
     .ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp_ext, NULL}, .interleave = 3};
 
@@ -84,6 +90,9 @@ CHANGE(mla_dense_topk, l->kind = ATTN_LAYER_MLA; l->num_kv_heads = 1; l->head_si
 CHANGE(gdn_missing, l->kind = ATTN_LAYER_GDN)
 CHANGE(gdn_heads, l->kind = ATTN_LAYER_GDN; l->next = &gdn_ext.ext)
 CHANGE(cp_interleave, l->next = &cp_ext.ext)
+CHANGE(dtype_missing, l->dtype = ATTN_DTYPE_DEFAULT)
+CHANGE(feature_unknown, l->needed_features = UINT64_C(1) << 60)
+CHANGE(gdn_state, l->kind = ATTN_LAYER_GDN; l->next = &gdn_half.ext)
 CHANGE(size_small, l->struct_size = 100)
 
 static const struct {
@@ -94,7 +103,7 @@ static const struct {
     {name_empty, "name", "empty"},
     {name_control, "name", "not clean"},
     {kind_code, "kind", "99"},
-    {dtype_code, "dtype", "6"},
+    {dtype_code, "dtype", "7"},
     {dtype_negative, "dtype", "-1"},
     {kv_code, "kv_dtype", "17"},
     {q_heads_zero, "num_q_heads", "0"},
@@ -138,6 +147,9 @@ static const struct {
     {gdn_missing, "attn_gdn_desc", "needs"},
     {gdn_heads, "num_v_heads", "6 is not a multiple of num_k_heads 4"},
     {cp_interleave, "interleave", "3 must divide block_size 16"},
+    {dtype_missing, "dtype", "0"},
+    {feature_unknown, "needed_features", "0x1000000000000000"},
+    {gdn_state, "state_dtype", "1"},
     {size_small, "struct_size", "100"},
 };
 

@@ -91,7 +91,6 @@ static void set_batch(struct bench *b, const int32_t *queries, int32_t count)
                                    .num_reqs = count,
                                    .num_tokens = row,
                                    .num_actual_tokens = row,
-                                   .causal = -1,
                                    .query_start_loc = b->start,
                                    .query_start_loc_host = b->start,
                                    .seq_lens = b->lens,

@@ -65,7 +65,7 @@ static struct oracle_request oracle_of(const struct problem *p, int32_t r, doubl
         .out = out,
         .lse = lse,
     };
-    o.causal = c->batch_causal ? c->batch_causal - 1 : !c->not_causal;
+    o.causal = c->batch_causal ? c->batch_causal == ATTN_CAUSAL_YES : !c->not_causal;
     if (c->causal_per_request) {
         o.causal = p->causal[r];
     }

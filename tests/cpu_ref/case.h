@@ -25,7 +25,7 @@ struct attend_case {
     int32_t query_lens[CASE_MAX_REQUESTS];
     int32_t seq_lens[CASE_MAX_REQUESTS];
     int32_t not_causal;
-    int32_t batch_causal; /* 1 + the batch's own flag; 0: as the layer */
+    int32_t batch_causal; /* enum attn_batch_causal */
     int32_t causal_per_request;
     int32_t has_window, left, right;
     int32_t chunk, lookback;

@@ -61,7 +61,6 @@ static void describe(const struct delta *p, struct step *s, int32_t step)
                                    .num_reqs = c->num_reqs,
                                    .num_tokens = s->rows + 2,
                                    .num_actual_tokens = s->rows,
-                                   .causal = -1,
                                    .query_start_loc = s->query_start,
                                    .query_start_loc_host = s->query_start,
                                    .seq_lens = s->seq_lens,

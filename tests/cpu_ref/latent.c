@@ -240,7 +240,6 @@ static void describe(struct latent *p)
                                    .num_reqs = c->num_reqs,
                                    .num_tokens = p->num_rows,
                                    .num_actual_tokens = p->query_start[c->num_reqs],
-                                   .causal = -1,
                                    .query_start_loc = p->query_start,
                                    .query_start_loc_host = p->query_start,
                                    .seq_lens = c->seq_lens,
@@ -277,12 +276,11 @@ static void set_tensors(struct latent *p)
 
 struct latent *latent_create(const struct mla_case *c)
 {
-    static const int32_t of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
     static const int32_t bytes[] = {0, 2, 2, 4, 1, 1};
     struct latent *p = problem_memory(1, sizeof *p, 0);
     p->c = c;
     p->size = c->rank + c->rope;
-    p->kv_dtype = c->kv_dtype ? c->kv_dtype : of_dtype[c->dtype];
+    p->kv_dtype = c->kv_dtype ? c->kv_dtype : c->dtype;
     p->row_bytes = p->kv_dtype == ATTN_KV_FP8_DS_MLA ? 656 : p->size * bytes[p->kv_dtype];
     place(p);
     describe(p);

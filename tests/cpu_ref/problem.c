@@ -310,7 +310,7 @@ static void build_layer(struct problem *p)
         .struct_size = sizeof p->layer,
         .name = c->name,
         .dtype = c->dtype,
-        .kv_dtype = c->kv_dtype ? c->kv_dtype : c->dtype + ATTN_KV_F16,
+        .kv_dtype = c->kv_dtype ? c->kv_dtype : c->dtype,
         .num_q_heads = c->num_q_heads,
         .num_kv_heads = c->num_kv_heads,
         .head_size = c->head_size,
@@ -366,7 +366,7 @@ static void build_batch(struct problem *p)
         .num_actual_tokens = p->query_start[c->num_reqs],
         .max_query_len = (int32_t)problem_longest_query(c),
         .max_seq_len = 1 << 20,
-        .causal = c->batch_causal - 1,
+        .causal = c->batch_causal,
         .query_start_loc = p->query_start,
         .query_start_loc_host = p->query_start,
         .seq_lens = c->block_size ? p->lens : NULL,
@@ -393,7 +393,7 @@ struct problem *problem_create(const struct attend_case *c, uint64_t seed)
     random_seed(seed);
     p->c = c;
     p->dv = c->head_size_v ? c->head_size_v : c->head_size;
-    p->kv_number = c->kv_dtype ? c->kv_dtype - ATTN_KV_F16 : c->dtype;
+    p->kv_number = c->kv_dtype ? c->kv_dtype : c->dtype;
     p->q_number = c->q_scale_form ? c->q_dtype : c->dtype;
     build_lengths(p);
     build_scales(p);

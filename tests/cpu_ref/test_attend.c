@@ -82,7 +82,7 @@ static void test_shapes(void **state)
     }
     for (int32_t i = 0; i <= COUNT(shapes); i++) {
         struct attend_case c = i < COUNT(shapes) ? shapes[i] : many;
-        c.dtype = i % 3;
+        c.dtype = ATTN_DTYPE_F16 + i % 3;
         c.num_q_heads = 2;
         c.num_kv_heads = 1 + i % 2;
         c.head_size = 24;
@@ -115,7 +115,7 @@ static void test_encoders(void **state)
     for (int32_t i = 0; i < COUNT(encoders); i++) {
         for (int32_t fused = 0; fused < 2; fused++) {
             struct attend_case c = encoders[i];
-            c.dtype = (i + fused) % 3;
+            c.dtype = ATTN_DTYPE_F16 + (i + fused) % 3;
             c.num_q_heads = c.num_kv_heads = 3;
             c.head_size = 32;
             c.not_causal = 1;
@@ -143,7 +143,7 @@ static void test_heads(void **state)
         c.num_kv_heads = heads[j < 0 ? i : 1][1];
         c.head_size = sizes[j < 0 ? 0 : j][0];
         c.head_size_v = sizes[j < 0 ? 0 : j][1];
-        c.dtype = i % 3;
+        c.dtype = ATTN_DTYPE_F16 + i % 3;
         run(&c);
     }
 }
@@ -159,7 +159,7 @@ static void test_layouts(void **state)
             c.layout = layout;
             c.block_size = blocks[i % COUNT(blocks)];
             c.head_size_v = i % 2 ? 24 : 16;
-            c.dtype = i % 3;
+            c.dtype = ATTN_DTYPE_F16 + i % 3;
             c.fused = i % 2;
             c.ordered_blocks = i % 4;
             c.table_rows = i / 4 % 2;
@@ -190,7 +190,7 @@ static void test_shared_blocks(void **state)
 static void test_dtypes(void **state)
 {
     (void)state;
-    for (int32_t dtype = 0; dtype < 3; dtype++) {
+    for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
         for (int32_t kv = ATTN_KV_F16; kv <= ATTN_KV_FP8_E5M2; kv++) {
             for (int32_t form = 0; form < 9; form++) {
                 struct attend_case c = small;
@@ -226,7 +226,7 @@ static void test_quantized_query(void **state)
         c.q_scale_form = c.q_scale_form == 3 ? 0 : c.q_scale_form;
         c.p_scale_form = i / 3 % 2;
         c.host_scales = i == 7;
-        c.dtype = i % 3;
+        c.dtype = ATTN_DTYPE_F16 + i % 3;
         run(&c);
     }
 }
@@ -243,7 +243,7 @@ static void add_term(struct attend_case *c, int32_t term)
         c->causal_per_request = 1;
         break;
     case 2:
-        c->batch_causal = 1; /* the batch says: not causal */
+        c->batch_causal = ATTN_CAUSAL_NO;
         break;
     case 3:
         c->has_window = 1;
@@ -319,7 +319,7 @@ static void test_terms(void **state)
             at += snprintf(name + at, sizeof name - (size_t)at, " %d", term);
         }
         c.name = name;
-        c.dtype = random_below(3);
+        c.dtype = ATTN_DTYPE_F16 + random_below(3);
         c.one_tree = random_below(2);
         c.span_window = random_below(2) * 4;
         c.layout = random_below(CASE_LAYOUT_COUNT);

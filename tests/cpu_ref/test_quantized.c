@@ -297,7 +297,6 @@ static void check_cache(int32_t kv_dtype, const struct reference *reference)
                                .num_reqs = 1,
                                .num_tokens = QUERIES,
                                .num_actual_tokens = QUERIES,
-                               .causal = -1,
                                .query_start_loc = starts,
                                .query_start_loc_host = starts,
                                .seq_lens = lens,

@@ -99,7 +99,7 @@ static void time_setting(const setting &s, double read_rate)
     params.sinks = upload(std::vector<float>(s.heads, 0.5f));
     struct attn_batch batch = {sizeof batch};
     batch.num_reqs = s.reqs, batch.num_tokens = batch.num_actual_tokens = starts[s.reqs];
-    batch.max_query_len = q_len, batch.max_seq_len = longest, batch.causal = -1;
+    batch.max_query_len = q_len, batch.max_seq_len = longest;
     batch.query_start_loc = upload(starts), batch.query_start_loc_host = starts.data();
     batch.seq_lens = upload(lens), batch.block_table = upload(table);
     batch.block_table_stride = per_req, batch.block_table_rows = s.reqs;

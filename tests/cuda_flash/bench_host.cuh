@@ -73,7 +73,7 @@ static void time_host()
     struct attn_layer_params params = {sizeof params};
     struct attn_batch batch = {sizeof batch};
     batch.num_reqs = reqs, batch.num_tokens = batch.num_actual_tokens = tokens;
-    batch.max_query_len = longest_query, batch.max_seq_len = longest, batch.causal = -1;
+    batch.max_query_len = longest_query, batch.max_seq_len = longest;
     batch.query_start_loc = upload(starts), batch.query_start_loc_host = starts.data();
     batch.seq_lens = upload(lens), batch.block_table = upload(table);
     batch.block_table_stride = per_req, batch.block_table_rows = reqs;

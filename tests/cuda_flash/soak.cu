@@ -345,7 +345,6 @@ static void bind_case(const soak_case &c, twin &m, const side &s, bool gpu, boun
     b.batch.num_reqs = c.reqs;
     b.batch.num_tokens = b.batch.num_actual_tokens = c.tokens;
     b.batch.max_query_len = c.most_query, b.batch.max_seq_len = c.longest;
-    b.batch.causal = -1;
     b.batch.query_start_loc = m.at<int>(c.starts, gpu);
     b.batch.query_start_loc_host = m.at<int>(c.starts, false);
     b.batch.seq_lens = m.at<int>(c.lens, gpu); /* no host copy: nobody may look */

@@ -127,7 +127,6 @@ static void make_arrays(void)
                                   .num_reqs = 1,
                                   .num_tokens = TOKENS,
                                   .num_actual_tokens = TOKENS,
-                                  .causal = -1,
                                   .query_start_loc = f.device->query_start_loc,
                                   .query_start_loc_host = f.host.query_start_loc,
                                   .seq_lens = f.device->seq_lens,

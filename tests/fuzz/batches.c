@@ -297,7 +297,7 @@ static void add_more(struct step *s, struct input *input, struct attn_batch *b)
 
 static struct attn_batch make_batch(struct step *s, struct input *input)
 {
-    struct attn_batch b = {.struct_size = sizeof b, .causal = -1};
+    struct attn_batch b = {.struct_size = sizeof b};
     add_lengths(&s->blocks, input, &b, input_byte(input) % (MOST_REQUESTS + 1));
     b.max_encoder_seq_len = MOST_KEYS;
     b.block_table_stride = MOST_BLOCKS;

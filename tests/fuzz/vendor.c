@@ -165,7 +165,7 @@ static void report_backend(const struct attn_probe_sink *sink)
     caps.num_head_sizes = caps.num_block_sizes = 1;
     caps.name = input_text(script, "vendor");
     caps.variant = input_text(script, "");
-    caps.dtypes = 7;
+    caps.dtypes = 7 << ATTN_DTYPE_F16;
     input_patch(script, (uint8_t *)&caps + kernels, 0, arrays - kernels);
     input_patch(script, (uint8_t *)&caps + numbers, 0, sizeof caps - numbers);
     caps.struct_size = input_struct_size(script, sizeof caps);
@@ -207,7 +207,6 @@ static void step(attn_model *model, struct attn_error *error)
                                      .num_reqs = 1,
                                      .num_tokens = 2,
                                      .num_actual_tokens = 2,
-                                     .causal = -1,
                                      .query_start_loc = start,
                                      .query_start_loc_host = start,
                                      .seq_lens = lens,

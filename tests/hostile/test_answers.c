@@ -91,7 +91,6 @@ static attn_status step(struct engine *e, attn_layer *layer, const char **at)
                                      .num_reqs = 1,
                                      .num_tokens = TOKENS,
                                      .num_actual_tokens = TOKENS,
-                                     .causal = -1,
                                      .query_start_loc = starts,
                                      .query_start_loc_host = starts,
                                      .seq_lens = lens,

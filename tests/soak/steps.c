@@ -171,7 +171,6 @@ static void draw_batch(struct run *run)
                                      .num_actual_tokens = row,
                                      .max_query_len = MAX_TOKENS,
                                      .max_seq_len = longest,
-                                     .causal = -1,
                                      .query_start_loc = run->start,
                                      .query_start_loc_host = run->start,
                                      .seq_lens = run->seq_lens,

@@ -169,7 +169,6 @@ static void make_batch(struct fixture *f, const int32_t *query_lens, const int32
                                    .num_reqs = num_reqs,
                                    .num_tokens = tokens,
                                    .num_actual_tokens = tokens,
-                                   .causal = -1,
                                    .query_start_loc = f->query_start_loc,
                                    .query_start_loc_host = f->query_start_loc,
                                    .seq_lens = f->seq_lens,

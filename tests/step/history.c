@@ -196,7 +196,6 @@ static void make_batch(const struct history *h, const int32_t *query_lens, int32
                                    .num_reqs = H_REQS,
                                    .num_tokens = tokens,
                                    .num_actual_tokens = tokens,
-                                   .causal = -1,
                                    .query_start_loc = s->starts,
                                    .query_start_loc_host = s->starts,
                                    .seq_lens = s->lens,

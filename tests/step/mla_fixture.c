@@ -292,7 +292,6 @@ static void set_batch(struct mla *m, int32_t keys)
                                    .num_reqs = m->s->num_reqs,
                                    .num_tokens = m->starts[m->s->num_reqs],
                                    .num_actual_tokens = m->starts[m->s->num_reqs],
-                                   .causal = -1,
                                    .query_start_loc = m->starts,
                                    .query_start_loc_host = m->starts,
                                    .seq_lens = m->lens,

@@ -111,7 +111,6 @@ static attn_status step(struct encoder *e, uint32_t seed, const float size[3])
                                      .num_reqs = REQS,
                                      .num_tokens = TOKENS,
                                      .num_actual_tokens = TOKENS,
-                                     .causal = -1,
                                      .query_start_loc = start,
                                      .query_start_loc_host = start};
     const struct attn_step_io io = {

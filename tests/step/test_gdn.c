@@ -274,7 +274,6 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
                                    .num_reqs = REQS,
                                    .num_tokens = (int32_t)tokens,
                                    .num_actual_tokens = (int32_t)tokens,
-                                   .causal = -1,
                                    .query_start_loc = g->starts,
                                    .query_start_loc_host = g->starts,
                                    .seq_lens = g->lens,

@@ -153,7 +153,7 @@ static void test_refused_at_selection(void **unused)
     m->desc.weight_dtype = 15;
     assert_int_not_equal(m->api->select(m->runtime, NULL, layers, 1, &assignment, &m->error),
                          ATTN_OK);
-    assert_non_null(strstr(m->error.message, "weight_dtype is 15; 0 to 6, or 16 (mxfp4)"));
+    assert_non_null(strstr(m->error.message, "weight_dtype is 15; 0 to 7, or 16 (mxfp4)"));
     mla_destroy(m);
 }
 

@@ -59,6 +59,37 @@ static void test_values(void **state)
     fixture_finish(&f);
 }
 
+/* Flags that nobody knows are refused, unless they are hints; what is left at 0 is the layer's. */
+static void test_flags(void **state)
+{
+    struct fixture f;
+    float of_layer[31][4][32];
+    (void)state;
+    init(&f, NULL, false);
+    f.io.flags = 4;
+    refuse(&f, run(&f), "flags", "a bit of the run's flags is not known");
+    f.io.flags = 1u << 31;
+    assert_int_equal(run(&f), ATTN_OK);
+    f.io.flags = 0;
+    f.batch.flags = 4;
+    refuse(&f, f.api->plan(f.plan, &f.batch, NULL, &f.error), "flags", "flags is 0x4; 0x4 is not");
+    f.batch.flags = ATTN_BATCH_FAST_BUILD | 1u << 31;
+    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    assert_int_equal(run(&f), ATTN_OK);
+    memcpy(of_layer, f.io.out->data, sizeof of_layer);
+    f.batch.causal = ATTN_CAUSAL_YES;
+    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    assert_int_equal(run(&f), ATTN_OK);
+    assert_memory_equal(of_layer, f.io.out->data, sizeof of_layer);
+    f.batch.causal = ATTN_CAUSAL_NO;
+    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    assert_int_equal(run(&f), ATTN_OK);
+    assert_memory_not_equal(of_layer, f.io.out->data, sizeof of_layer);
+    f.batch.causal = -1;
+    refuse(&f, f.api->plan(f.plan, &f.batch, NULL, &f.error), "causal", "causal is -1; 0 (as");
+    fixture_finish(&f);
+}
+
 /* A length above the plan's limit is the length's fault. */
 static void test_lengths(void **state)
 {
@@ -124,7 +155,7 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values), cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_values), cmocka_unit_test(test_flags), cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_odd_address), cmocka_unit_test(test_threads)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -295,7 +295,6 @@ static void fill_batch(struct subject *subject, struct fill *fill)
         .num_actual_tokens = fill->length,
         .max_query_len = fill->length,
         .max_seq_len = fill->length,
-        .causal = -1,
         .query_start_loc = memory_upload(&fill->memory, fill->starts, sizeof fill->starts),
         .query_start_loc_host = fill->starts,
         .seq_lens = memory_upload(&fill->memory, &fill->length, sizeof fill->length),

@@ -49,7 +49,7 @@ static void print_usage(FILE *file)
 static bool parse_dtype(struct options *options, const char *text)
 {
     options->dtype = dtype_of_name(text);
-    if (options->dtype < 0 || options->dtype > ATTN_DTYPE_F32) {
+    if (options->dtype < ATTN_DTYPE_F16 || options->dtype > ATTN_DTYPE_F32) {
         fprintf(stderr, "attn-bench: --dtype: '%s' is not one of f16, bf16, f32\n", text);
         return false;
     }

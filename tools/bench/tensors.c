@@ -223,7 +223,6 @@ static bool make_batch(struct subject *subject, bool writes)
         .num_actual_tokens = (int32_t)requests->num_tokens,
         .max_query_len = requests->max_query_len,
         .max_seq_len = requests->max_seq_len,
-        .causal = -1,
         .query_start_loc = memory_upload(&subject->memory, starts, (count + 1) * sizeof *starts),
         .query_start_loc_host = starts, /* subject_finish's to free */
         .seq_lens = memory_upload(&subject->memory, requests->seq_lens, count * sizeof(int32_t)),

@@ -92,12 +92,11 @@ static enum trial_result run_attend(struct trial *trial, const void *variant, ui
 static void try_attend(const struct kernel_sink *sink, const struct call_target *target,
                        const struct call_place *place)
 {
-    static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
     struct attend_variant v = {.space = sink->space};
     const struct call_case c = {target, place, run_attend, &v};
     bool found = false;
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32 && !found; dtype++) {
-        found = case_of_cache(sink->space, dtype, kv_of_dtype[dtype], &v.attend_case);
+        found = case_of_cache(sink->space, dtype, dtype, &v.attend_case);
     }
     if (found) {
         try_case(sink, &c);

@@ -202,14 +202,13 @@ static enum trial_result run_nothing(struct trial *trial, const void *variant, u
 
 void call_plugin_cases(const struct kernel_sink *sink)
 {
-    static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
     struct prepare_variant v = {.space = sink->space};
     bool found = false;
     sink->try(sink->user, "calls.entry", run_entry, NULL);
     sink->try(sink->user, "calls.create.host", run_create_host, NULL);
     sink->try(sink->user, "calls.create.no_memory", run_create_poor, NULL);
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32 && !found; dtype++) {
-        found = case_of_cache(sink->space, dtype, kv_of_dtype[dtype], &v.attend_case);
+        found = case_of_cache(sink->space, dtype, dtype, &v.attend_case);
     }
     if (found) { /* a backend without it passes: there is nothing to fail */
         sink->try(sink->user, "calls.prepare.no_memory", run_prepare_poor, &v);

@@ -243,7 +243,6 @@ static enum trial_result run_blocks(struct trial *trial, const void *variant, ui
 /* Every cache's dtype, over the declared layouts in turn. */
 void blocks_cases(const struct core_sink *sink)
 {
-    static const int32_t dtype_of_kv[] = {0, ATTN_DTYPE_F16, ATTN_DTYPE_BF16, ATTN_DTYPE_F32};
     const struct case_space *space = sink->space;
     const struct attn_backend_caps *caps = sink->cases->caps;
     if (caps->device.type != ATTN_DEVICE_CPU && !(caps->kernels & ATTN_KERNEL_COPY_BLOCKS)) {
@@ -256,7 +255,7 @@ void blocks_cases(const struct core_sink *sink)
             struct attend_case c;
             bool found = false;
             for (int32_t dtype = ATTN_DTYPE_F32; dtype >= ATTN_DTYPE_F16 && !found; dtype--) {
-                bool fits = kv > ATTN_KV_F32 || dtype_of_kv[kv] == dtype;
+                bool fits = kv > ATTN_KV_F32 || kv == dtype;
                 found = fits && case_of_cache(space, dtype, kv, &c);
             }
             c.index[FACTOR_LAYOUT] = layout;

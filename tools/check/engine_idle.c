@@ -44,10 +44,8 @@ static attn_status plan_idle(const struct lane *lane, const struct idle_way *way
                              struct attn_error *error)
 {
     const struct attn_batch *whole = &lane->side->binding.batch;
-    struct attn_batch batch = {.struct_size = sizeof batch,
-                               .mode = way->mode,
-                               .num_tokens = whole->num_tokens,
-                               .causal = -1};
+    struct attn_batch batch = {
+        .struct_size = sizeof batch, .mode = way->mode, .num_tokens = whole->num_tokens};
     if (way->requests) {
         batch = *whole;
         batch.mode = way->mode;
@@ -244,14 +242,13 @@ static bool case_of_encoder(const struct case_space *space, int32_t dtype, struc
 
 void idle_cases(const struct core_sink *sink)
 {
-    static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
     const struct attn_backend_caps *caps = sink->cases->caps;
     if (caps->device.type != ATTN_DEVICE_CPU && !(caps->kernels & ATTN_KERNEL_FILL)) {
         return; /* where memory is not the host's the core zeroes with it */
     }
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
         struct idle_case c = {.core = sink->core, .space = sink->space};
-        if (case_of_cache(sink->space, dtype, kv_of_dtype[dtype], &c.attend_case)) {
+        if (case_of_cache(sink->space, dtype, dtype, &c.attend_case)) {
             case_set(sink->space, &c.attend_case, FACTOR_STRIDES, 1); /* slices of wider rows */
             try_ways(sink, &c, "cache", dtype);
         }

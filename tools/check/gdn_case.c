@@ -217,7 +217,6 @@ static void describe_batch(const struct gdn_case *c, struct gdn_step *s, uint8_t
                                    .num_actual_tokens = c->num_actual_rows,
                                    .max_query_len = longest,
                                    .max_seq_len = longest_seq,
-                                   .causal = -1,
                                    .query_start_loc = (const int32_t *)(base + c->at[GDN_STARTS]),
                                    .query_start_loc_host = c->starts,
                                    .seq_lens = (const int32_t *)(base + c->at[GDN_LENGTHS]),

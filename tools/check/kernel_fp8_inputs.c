@@ -72,7 +72,6 @@ static attn_status call_attend(struct backend *backend, uint8_t *base, struct at
                                      .num_tokens = TOKENS,
                                      .num_actual_tokens = TOKENS,
                                      .max_query_len = TOKENS,
-                                     .causal = -1,
                                      .query_start_loc = (const int32_t *)(base + c->at[F_START]),
                                      .query_start_loc_host = c->start};
     const struct attn_limits limits = {.struct_size = sizeof limits,

@@ -99,7 +99,6 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
                                    .num_actual_tokens = c->num_tokens,
                                    .max_query_len = c->v.query_len,
                                    .max_seq_len = TABLE * BLOCK,
-                                   .causal = -1,
                                    .query_start_loc = (const int32_t *)(base + c->start_loc),
                                    .query_start_loc_host = c->starts,
                                    .seq_lens = (const int32_t *)(base + c->seq_lens),
@@ -370,16 +369,15 @@ static bool served(const struct attn_backend_caps *caps, const struct mla_varian
 
 void mla_cases(const struct kernel_sink *sink)
 {
-    static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
     static const struct attn_mla_caps any = {.kv_lora_rank_max = 0};
     const struct attn_ext *ext = backend_extension(sink->caps, ATTN_EXT_CAPS_MLA, sizeof any);
     const struct attn_mla_caps *caps = ext != NULL ? (const struct attn_mla_caps *)ext : &any;
     char name[128];
     for (int32_t i = 0; i < 2 * 3 * 3 * 4; i++) {
-        int32_t dtype = i / 12 % 3, kv = i / 4 % 3;
+        int32_t dtype = ATTN_DTYPE_F16 + i / 12 % 3, kv = i / 4 % 3;
         struct mla_variant v = {sizes_within(caps, i >= 36),
                                 dtype,
-                                kv == 0   ? kv_of_dtype[dtype]
+                                kv == 0   ? dtype
                                 : kv == 1 ? ATTN_KV_FP8_E4M3
                                           : ATTN_KV_FP8_DS_MLA,
                                 i & 1,

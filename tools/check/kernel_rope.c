@@ -222,7 +222,6 @@ static enum trial_result run_rope(struct trial *trial, const void *variant, uint
 
 void rope_cases(const struct kernel_sink *sink)
 {
-    static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
     char name[128];
     bool norm = sink->caps->features & ATTN_FEATURE_FUSED_ROPE_NORM;
     if (!(sink->caps->kernels & ATTN_KERNEL_ROPE_WRITE_KV)) {
@@ -230,7 +229,7 @@ void rope_cases(const struct kernel_sink *sink)
     }
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
         for (int32_t i = 0; i < 16; i++) {
-            int32_t kv = i & 8 ? ATTN_KV_FP8_E4M3 : kv_of_dtype[dtype];
+            int32_t kv = i & 8 ? ATTN_KV_FP8_E4M3 : dtype;
             struct rope_variant v = {.space = sink->space,
                                      .form = i & 1 ? ATTN_ROPE_GPTJ : ATTN_ROPE_NEOX,
                                      .norm = (i & 2) != 0,

@@ -83,13 +83,12 @@ static enum trial_result run_malformed(struct trial *trial, const void *variant,
 
 void malformed_cases(const struct core_sink *sink)
 {
-    static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
     static const struct malformed_list *const lists[] = {&malformed_runs, &malformed_batches,
                                                          &malformed_binds};
     struct malformed_case c = {.core = sink->core, .space = sink->space};
     bool found = false;
     for (int32_t dtype = ATTN_DTYPE_F32; dtype >= ATTN_DTYPE_F16 && !found; dtype--) {
-        found = case_of_cache(sink->space, dtype, kv_of_dtype[dtype], &c.attend_case);
+        found = case_of_cache(sink->space, dtype, dtype, &c.attend_case);
     }
     for (size_t i = 0; found && i < sizeof lists / sizeof *lists; i++) {
         for (size_t j = 0; j < lists[i]->count; j++) {

@@ -24,7 +24,6 @@ bool case_set(const struct case_space *space, struct attend_case *c, int32_t fac
  * quantized ones combine freely. */
 static void settle_cache(const struct case_space *space, struct attend_case *c)
 {
-    static const int32_t kv_of_dtype[] = {ATTN_KV_F16, ATTN_KV_BF16, ATTN_KV_F32};
     int32_t dtype = case_value(space, c, FACTOR_DTYPE).a;
     bool paged = shape_is_paged(case_value(space, c, FACTOR_SHAPE).a);
     if (paged) {
@@ -38,7 +37,7 @@ static void settle_cache(const struct case_space *space, struct attend_case *c)
         off(c, FACTOR_FAST_PREFILL);
     }
     if (!paged || case_value(space, c, FACTOR_KV_DTYPE).a <= ATTN_KV_F32) {
-        case_set(space, c, FACTOR_KV_DTYPE, kv_of_dtype[dtype]);
+        case_set(space, c, FACTOR_KV_DTYPE, dtype);
     }
     int32_t kv = case_value(space, c, FACTOR_KV_DTYPE).a;
     if (!kv_is_fp8(kv)) {

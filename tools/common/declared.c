@@ -16,8 +16,8 @@ static const char *const layer_kinds[] = {"decoder",    "encoder",     "encoder_
                                           "cross",      "mm_encoder",  "mla",
                                           "mla_sparse", "static_sink", "gdn"};
 static const char *const phases[] = {"prefill", "decode"};
-static const char *const dtypes[] = {"f16",      "bf16",         "f32", "fp8_e4m3",
-                                     "fp8_e5m2", "fp8_e4m3fnuz", "int8"};
+static const char *const dtypes[] = {"default",  "f16",      "bf16",         "f32",
+                                     "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fnuz", "int8"};
 static const char *const kv_dtypes[] = {"auto",
                                         "f16",
                                         "bf16",

@@ -56,7 +56,7 @@ int32_t layout_of_name(const char *name)
 
 int32_t dtype_of_name(const char *name)
 {
-    for (int32_t i = 0; i < ATTN_DTYPE_COUNT; i++) {
+    for (int32_t i = ATTN_DTYPE_F16; i < ATTN_DTYPE_COUNT; i++) {
         if (strcmp(number_name(i), name) == 0) {
             return i;
         }

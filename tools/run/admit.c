@@ -15,7 +15,6 @@ void fill_batch(const struct run_group *group, struct batch *batch, struct attn_
                                .num_reqs = batch->num_reqs,
                                .num_tokens = tokens,
                                .num_actual_tokens = tokens,
-                               .causal = -1,
                                .query_start_loc = batch->query_start_loc,
                                .query_start_loc_host = batch->query_start_loc,
                                .seq_lens = batch->seq_lens,

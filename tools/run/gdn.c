@@ -61,7 +61,9 @@ static attn_status bind_weights(struct engine *engine, struct run_layer *layer)
 
 attn_status gdn_bind(struct engine *engine, struct run_layer *layer)
 {
-    static const int32_t numbers[] = {ORACLE_F16, ORACLE_BF16, ORACLE_F32};
+    static const int32_t numbers[] = {[ATTN_DTYPE_F16] = ORACLE_F16,
+                                      [ATTN_DTYPE_BF16] = ORACLE_BF16,
+                                      [ATTN_DTYPE_F32] = ORACLE_F32};
     const struct attn_gdn_desc *g = &layer->source->gdn;
     layer->terms = (struct oracle_terms){
         .number = numbers[layer->source->desc.dtype],

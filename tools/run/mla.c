@@ -30,7 +30,9 @@ attn_status mla_bind(struct engine *engine, struct run_layer *layer)
 {
     const struct attn_mla_desc *m = &layer->source->mla;
     const struct attn_layer_desc *d = &layer->source->desc;
-    static const int32_t numbers[] = {ORACLE_F16, ORACLE_BF16, ORACLE_F32};
+    static const int32_t numbers[] = {[ATTN_DTYPE_F16] = ORACLE_F16,
+                                      [ATTN_DTYPE_BF16] = ORACLE_BF16,
+                                      [ATTN_DTYPE_F32] = ORACLE_F32};
     int64_t rows = (int64_t)d->num_q_heads * (m->qk_nope_head_dim + m->v_head_dim);
     layer->terms = (struct oracle_terms){.number = numbers[d->dtype],
                                          .num_q_heads = d->num_q_heads,

@@ -129,7 +129,8 @@ void set_batch(struct gpu_params *p, const struct attn_attend_args *args)
     const struct attn_batch *batch = args->batch;
     const struct attn_layer_desc *layer = args->layer;
     p->num_reqs = batch->num_reqs;
-    p->causal = batch->causal == -1 ? layer->causal : batch->causal;
+    p->causal =
+        batch->causal != ATTN_CAUSAL_AS_LAYER ? batch->causal == ATTN_CAUSAL_YES : layer->causal;
     p->causal_per_request = layer->causal_per_request ? batch->causal_per_request : NULL;
     p->query_start = batch->query_start_loc;
     p->key_start = batch->key_start_loc != NULL ? batch->key_start_loc : batch->query_start_loc;

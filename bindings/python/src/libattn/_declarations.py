@@ -79,9 +79,8 @@ ATTN_COMPOSE_CONTEXT_PARALLEL = 64
 ATTN_COMPOSE_OUTPUT_QUANT = 128
 ATTN_COMPOSE_MM_ENCODER = 512
 ATTN_COMPOSE_MLA_PREFILL = 256
-ATTN_BATCH_FAST_BUILD = 1
-ATTN_BATCH_NO_CASCADE = 2
-ATTN_BATCH_IN_CAPTURE = 4
+ATTN_BATCH_NO_CASCADE = 1
+ATTN_BATCH_IN_CAPTURE = 2
 ATTN_RUN_NO_WRITE = 1
 ATTN_RUN_NO_ATTEND = 2
 ATTN_MLA_WEIGHT_MXFP4 = 16
@@ -166,13 +165,14 @@ class DtypeCode(IntEnum):
 class DtypeName(IntEnum):
     """``enum attn_dtype_name``."""
 
-    F16 = 0
-    BF16 = 1
-    F32 = 2
-    FP8_E4M3 = 3
-    FP8_E5M2 = 4
-    FP8_E4M3FNUZ = 5
-    INT8 = 6
+    DEFAULT = 0
+    F16 = 1
+    BF16 = 2
+    F32 = 3
+    FP8_E4M3 = 4
+    FP8_E5M2 = 5
+    FP8_E4M3FNUZ = 6
+    INT8 = 7
 
 
 class LayerKind(IntEnum):
@@ -331,6 +331,14 @@ class BatchMode(IntEnum):
     DRAFT = 2
     TARGET_VERIFY = 3
     PROFILE = 4
+
+
+class BatchCausal(IntEnum):
+    """``enum attn_batch_causal``."""
+
+    AS_LAYER = 0
+    YES = 1
+    NO = 2
 
 
 class Rope(IntEnum):

@@ -42,7 +42,7 @@ class MlaDesc:
     topk: int = 0
     absorb_in_core: bool = False
     padded_num_q_heads: int = 0
-    weight_dtype: str | int = "f16"
+    weight_dtype: str | int = "default"
     context_workspace_tokens: int = 0
 
     def to_struct(self) -> Structure:
@@ -66,7 +66,7 @@ class GdnDesc:
     qk_l2norm: bool = False
     chunk_size: int = 0
     num_speculative_tokens: int = 0
-    state_dtype: str | int = "f32"
+    state_dtype: str | int = "default"
 
     def to_struct(self) -> Structure:
         """``struct attn_gdn_desc``."""
@@ -128,7 +128,7 @@ class LayerDesc:
     k_scale_form: str | int = "none"
     v_scale_form: str | int = "none"
     p_scale_form: str | int = "none"
-    q_dtype: str | int = "f16"
+    q_dtype: str | int = "default"
     output_form: str | int = "plain"
     output_scale_pow2: bool = False
     output_scale_column_major: bool = False

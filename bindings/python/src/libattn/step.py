@@ -59,8 +59,8 @@ class Batch:
         Contiguous keys that are longer than the queries.
     num_tokens : int, optional
         Rows of q with padding; by default ``query_start_loc[R]``.
-    causal : int
-        -1: as the layer says.
+    causal : bool, optional
+        None: as the layer says.
     max_query_len, max_seq_len : int
         Bounds; 0: found from the host copies.
     mode : str
@@ -74,7 +74,7 @@ class Batch:
                  seq_lens_host: Any | None = None, key_start_loc: Any | None = None,
                  key_start_loc_host: Any | None = None, encoder_seq_lens: Any | None = None,
                  encoder_seq_lens_host: Any | None = None, block_table_row: Any | None = None,
-                 num_tokens: int | None = None, causal: int = -1, max_query_len: int = 0, max_seq_len: int = 0,
+                 num_tokens: int | None = None, causal: bool | None = None, max_query_len: int = 0, max_seq_len: int = 0,
                  common_prefix_len: int = 0, mode: str = "auto", flags: int = 0, tree: Any | None = None,
                  extensions: Sequence[ctypes.Structure] = ()) -> None:
         self._kept: list[Any] = list(extensions)
@@ -84,7 +84,8 @@ class Batch:
         self.struct = attn_batch(struct_size=sizeof(attn_batch), mode=code_of("mode", mode, BatchMode), flags=flags,
                                  num_reqs=len(host) - 1, num_tokens=rows if num_tokens is None else num_tokens,
                                  num_actual_tokens=rows, max_query_len=max_query_len, max_seq_len=max_seq_len,
-                                 causal=causal, common_prefix_len=common_prefix_len)
+                                 causal=0 if causal is None else 1 if causal else 2,
+                                 common_prefix_len=common_prefix_len)
         self._pair("query_start_loc", query_start_loc, host)
         self._pair("seq_lens", seq_lens, seq_lens_host)
         self._pair("key_start_loc", key_start_loc, key_start_loc_host)

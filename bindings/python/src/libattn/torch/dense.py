@@ -108,7 +108,7 @@ def _contiguous_batch(bound: Bound, segments: Segments, queries: int, step: int)
     host = (np.array(starts, np.int32), np.array(key_starts, np.int32))
     device = bound.device
     return Batch(_on(device, host[0]), key_start_loc=_on(device, host[1]), query_start_loc_host=_host(host[0]),
-                 key_start_loc_host=_host(host[1]), causal=int(segments.causal))
+                 key_start_loc_host=_host(host[1]), causal=segments.causal)
 
 
 def _host(values: np.ndarray) -> torch.Tensor:
@@ -164,7 +164,7 @@ def _paged_batch(bound: Bound, segments: Segments, queries: int, keys: int, step
     names = ("encoder_seq_lens", "encoder_seq_lens_host") if cross else ("seq_lens", "seq_lens_host")
     given = dict(zip(names, (_on(device, seq_lens), _host(seq_lens))))
     made = Batch(_on(device, host), block_table=_on(device, table[index]), slot_mapping=_on(device, slots),
-                 query_start_loc_host=_host(host), causal=0 if cross else int(segments.causal),
+                 query_start_loc_host=_host(host), causal=not cross and segments.causal,
                  max_seq_len=0 if cross else int(lengths.max()), **given)
     if cross:
         made.struct.max_encoder_seq_len = int(lengths.max())

@@ -337,7 +337,7 @@ class LibattnImpl(AttentionImpl):
             lengths = {"encoder_seq_lens": encoder, "encoder_seq_lens_host": m.encoder_seq_lens_cpu}
         made = Batch(m.query_start_loc.to(torch.int32), block_table=m.block_table.to(torch.int32),
                      slot_mapping=m.slot_mapping.to(torch.int64), query_start_loc_host=m.query_start_loc_cpu,
-                     num_tokens=max(rows, m.num_actual_tokens), causal=0 if cross else int(m.causal),
+                     num_tokens=max(rows, m.num_actual_tokens), causal=not cross and bool(m.causal),
                      max_query_len=m.max_query_len, max_seq_len=0 if cross else m.max_seq_len, **lengths)
         if cross:
             made.struct.max_encoder_seq_len = int(m.encoder_seq_lens_cpu.max()) if m.encoder_seq_lens_cpu is not None \
