@@ -3,6 +3,8 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include "gpu/delta.h"
+#include "gpu/latent.h"
 #include "gpu/params.h"
 #include "launch.h"
 

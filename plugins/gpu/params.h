@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "gpu/kernels/list.h"
+#include "gpu/tensors.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,7 +26,8 @@ enum gpu_row_form {
     GPU_ROW_SCALED = 1,  /* 8-bit elements, times a float32 of their own */
     GPU_ROW_CHANNEL = 2, /* int8 elements, times a scale per (head, dim) */
     GPU_ROW_INT4 = 3,    /* of the row turned by a Hadamard matrix; the zero point in the scale */
-    GPU_ROW_NVFP4 = 4    /* e2m1, an e4m3 scale for 16 of them, one scale of the tensor */
+    GPU_ROW_NVFP4 = 4,   /* e2m1, an e4m3 scale for 16 of them, one scale of the tensor */
+    GPU_ROW_DS_MLA = 5   /* a latent row of fp8_ds_mla: device/latent.h */
 };
 
 /* K or V of a paged cache, or contiguous rows (then `block` is the row stride). */
@@ -45,17 +47,6 @@ struct gpu_cache {
     const float *channel; /* GPU_ROW_CHANNEL: [Hk, D] */
     const float *signs;   /* GPU_ROW_INT4: [D] of +-1 */
     int32_t swizzled;     /* GPU_ROW_NVFP4: block scales lie as V's do */
-};
-
-struct gpu_tensor {
-    char *data;
-    int64_t row, head; /* bytes */
-    int32_t dtype;     /* enum attn_dtype_name */
-};
-
-struct gpu_lse {
-    float *data;
-    int64_t head, row; /* elements */
 };
 
 struct gpu_header {

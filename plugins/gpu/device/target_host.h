@@ -19,7 +19,7 @@
 #define GPU_INLINE static inline
 #define GPU_CALL static inline
 #define GPU_SHARED static
-#define GPU_KERNEL(name, params) static inline void kernel_##name(const params &p)
+#define GPU_KERNEL(name, params) extern "C" void kernel_##name(const params &p)
 #define GPU_HOST_THREADS 1024
 #define GPU_HOST_STACK ((size_t)128 * 1024)
 
@@ -46,7 +46,7 @@ struct host_barrier {
     uint32_t arrived, generation;
 };
 
-static struct host_group {
+inline struct host_group {
     uint32_t threads, current, running, index, count;
     host_barrier all, warps[GPU_HOST_THREADS / GPU_LANES];
     uint64_t exchange[GPU_HOST_THREADS];

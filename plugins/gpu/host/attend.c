@@ -8,12 +8,7 @@ static void set_tensors(struct gpu_params *p, const struct attn_attend_args *arg
     p->q = gpu_tensor_of(args->q);
     p->out = gpu_tensor_of(args->out);
     p->lse = gpu_lse_of(args->lse);
-    p->q_scale_host = 1;
-    if (args->layer->q_scale_form != ATTN_SCALE_NONE) {
-        p->q_scale = params->q_scale;
-        p->q_scale_host = params->q_scale_host != 0 ? params->q_scale_host : 1;
-        p->q_scale_per_head = args->layer->q_scale_form == ATTN_SCALE_PER_HEAD;
-    }
+    set_query_scale(p, args);
     p->p_dtype = -1;
     if (args->layer->p_scale_form != ATTN_SCALE_NONE) {
         bool e5m2 = args->layer->kv_dtype == ATTN_KV_FP8_E5M2;

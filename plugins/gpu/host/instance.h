@@ -14,7 +14,11 @@ struct attn_instance {
     struct gpu_device device;
 };
 
+/* Which slot a state is for. */
+enum gpu_way { GPU_WAY_ATTEND, GPU_WAY_LATENT, GPU_WAY_WITHOUT_PLAN };
+
 struct attn_state {
+    int32_t way; /* enum gpu_way */
     int32_t num_kv_heads, group, padded_size;
     int32_t invariant; /* 1: batch-invariant plans */
     int32_t narrow;    /* 1: the cache has 8-bit elements */
@@ -23,6 +27,9 @@ struct attn_state {
 };
 
 attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *error);
+attn_status gpu_attend_mla(const struct attn_attend_args *args, struct attn_error *error);
+attn_status gpu_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error);
+attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_prepare(attn_instance *instance, const struct attn_layer_desc *layer,
                         const struct attn_layer_params *params, int32_t phase, attn_state **state,
                         struct attn_error *error);
@@ -36,6 +43,12 @@ attn_status gpu_update_block_table(const struct attn_attend_args *args, struct a
 attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status gpu_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error);
+/* latent.c: write_kv and gather_kv of MLA layers; `gather` lacks the cache. */
+bool gpu_is_latent(const struct attn_layer_desc *layer);
+attn_status gpu_write_latent(const struct attn_write_kv_args *args, struct attn_error *error);
+attn_status gpu_gather_latent(const struct attn_gather_kv_args *args,
+                              const struct gpu_gather_params *gather, struct attn_error *error);
+attn_status gpu_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error);
 attn_status gpu_merge_states(const struct attn_merge_states_args *args, struct attn_error *error);
 attn_status gpu_quantize(const struct attn_quantize_args *args, struct attn_error *error);
 attn_status gpu_amax(const struct attn_amax_args *args, struct attn_error *error);

@@ -107,6 +107,9 @@ static const char *launch_write(const struct gpu_device *device, struct gpu_writ
 
 attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
+    if (gpu_is_latent(args->layer)) {
+        return gpu_write_latent(args, error);
+    }
     attn_status status = check_write(args, error);
     if (status != ATTN_OK) {
         return status;
@@ -182,14 +185,14 @@ attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_er
                             "needed; one is NULL");
     }
     attn_status status = gpu_check_tensor(args->out, "out", error);
-    if (status == ATTN_OK) {
+    bool latent = gpu_is_latent(args->layer);
+    if (status == ATTN_OK && !latent) {
         status = gpu_check_view(args->layer, args->params, args->cache, false, error);
     }
     if (status != ATTN_OK) {
         return status;
     }
-    const struct gpu_gather_params p = {
-        .from = gpu_cache_of(args->layer, args->params, args->cache, false),
+    struct gpu_gather_params p = {
         .to = gpu_tensor_of(args->out),
         .block_table = args->batch->block_table,
         .block_table_row = args->batch->block_table_row,
@@ -200,6 +203,10 @@ attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_er
         .num_heads = args->cache->num_heads,
         .block_size = args->cache->block_size,
     };
+    if (latent) {
+        return gpu_gather_latent(args, &p, error);
+    }
+    p.from = gpu_cache_of(args->layer, args->params, args->cache, false);
     const struct gpu_device *device = &args->instance->device;
     if (p.num_reqs <= 0) {
         return ATTN_OK;

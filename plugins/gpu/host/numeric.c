@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slots that work on rows beside the cache: merge_states, quantize, amax. */
+/* The slots that work on tensors, not on the cache: merge_states, quantize, amax, batched_gemm. */
 #include "gpu/host/instance.h"
+#include "gpu/latent.h"
 
 attn_status gpu_merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
 {
@@ -170,4 +171,95 @@ attn_status gpu_amax(const struct attn_amax_args *args, struct attn_error *error
                                   args->stream);
     }
     return device_status(cause, "amax", error);
+}
+
+#define MX_BLOCK 32 /* elements of mxfp4 that share a scale */
+
+static bool is_batch(const struct attn_tensor *tensor)
+{
+    return tensor != NULL && tensor->data != NULL && tensor->shape != NULL && tensor->ndim == 3;
+}
+
+static struct gpu_batch_matrix batch_matrix_of(const struct attn_tensor *tensor)
+{
+    return (struct gpu_batch_matrix){(char *)tensor->data + tensor->byte_offset,
+                                     tensor_stride(tensor, 0), tensor_stride(tensor, 1),
+                                     tensor_stride(tensor, 2), number_dtype_name(tensor->dtype)};
+}
+
+/* e2m1 comes with block scales, of w's shape but for one dimension 32 times shorter. */
+static attn_status check_gemm_weights(const struct attn_batched_gemm_args *args,
+                                      struct attn_error *error)
+{
+    const struct attn_tensor *w = args->w, *scales = args->w_block_scale;
+    bool e2m1 = w->dtype.code == ATTN_CODE_FLOAT4_E2M1FN && w->dtype.bits == 4;
+    if (!e2m1 && scales == NULL && number_dtype_name(w->dtype) >= 0) {
+        return ATTN_OK;
+    }
+    bool whole =
+        e2m1 && is_batch(scales) && scales->dtype.bits == 8 && scales->shape[0] == w->shape[0];
+    if (whole &&
+        ((scales->shape[1] * MX_BLOCK == w->shape[1] && scales->shape[2] == w->shape[2]) ||
+         (scales->shape[1] == w->shape[1] && scales->shape[2] * MX_BLOCK == w->shape[2]))) {
+        return ATTN_OK;
+    }
+    return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w_block_scale",
+                        "%p, and w has dtype code %d of %d bits; numbers come without, e2m1 (code "
+                        "%d, 4 bits) with e8m0 of w's shape, K or N divided by %d",
+                        (const void *)scales, w->dtype.code, w->dtype.bits, ATTN_CODE_FLOAT4_E2M1FN,
+                        MX_BLOCK);
+}
+
+static attn_status check_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
+{
+    const struct attn_tensor *a = args->a, *w = args->w, *out = args->out;
+    if (!is_batch(a) || !is_batch(w) || !is_batch(out) || a->shape[0] != w->shape[0] ||
+        a->shape[2] != w->shape[1] || out->shape[0] != a->shape[0] ||
+        out->shape[1] != a->shape[1] || out->shape[2] != w->shape[2]) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w",
+                            "a [batch, M, K], w [batch, K, N], out [batch, M, N]");
+    }
+    if (number_dtype_name(a->dtype) < 0 || number_dtype_name(out->dtype) < 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "dtype",
+                            "a and out have dtype codes %d and %d; f16, bf16, f32, fp8 or int8",
+                            a->dtype.code, out->dtype.code);
+    }
+    if (args->w_scale != NULL && args->w_scale_count != 1 && args->w_scale_count != a->shape[0]) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w_scale_count",
+                            "%lld; 1 or the batch's %lld", (long long)args->w_scale_count,
+                            (long long)a->shape[0]);
+    }
+    return check_gemm_weights(args, error);
+}
+
+attn_status gpu_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
+{
+    attn_status status = check_gemm(args, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    struct gpu_gemm_params p = {
+        .a = batch_matrix_of(args->a),
+        .w = batch_matrix_of(args->w),
+        .out = batch_matrix_of(args->out),
+        .scale = args->w_scale,
+        .scale_per_batch = args->w_scale_count > 1,
+        .count = (int32_t)args->a->shape[0],
+        .m = (int32_t)args->a->shape[1],
+        .n = (int32_t)args->w->shape[2],
+        .k = (int32_t)args->a->shape[2],
+    };
+    if (args->w_block_scale != NULL) {
+        p.block_scale = batch_matrix_of(args->w_block_scale);
+        p.scale_rows = (int32_t)(args->w->shape[1] / args->w_block_scale->shape[1]);
+        p.scale_columns = (int32_t)(args->w->shape[2] / args->w_block_scale->shape[2]);
+    }
+    int64_t tiles = (int64_t)p.count * ((p.m + GEMM_ROWS - 1) / GEMM_ROWS) *
+                    ((p.n + GEMM_COLUMNS - 1) / GEMM_COLUMNS);
+    if (tiles <= 0) {
+        return ATTN_OK;
+    }
+    return device_status(gpu_device_launch(&args->instance->device, GPU_KERNEL_gemm,
+                                           gpu_groups(tiles, 1, 1 << 20), &p, args->stream),
+                         "batched_gemm", error);
 }

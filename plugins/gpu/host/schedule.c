@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A layer's state, the memory of its plans, and the launch that makes a schedule. */
 #include "gpu/host/schedule.h"
+#include "gpu/latent.h"
 
 #define SEGMENTS_PER_CTA 8
 #define LONG_QUERIES 8192 /* of a request, on average */
@@ -67,9 +68,16 @@ attn_status gpu_prepare(attn_instance *instance, const struct attn_layer_desc *l
         return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "state", "%zu bytes", sizeof **state);
     }
     **state = (struct attn_state){0};
+    (*state)->way = layer->kind == ATTN_LAYER_MLA ? GPU_WAY_LATENT
+                    : layer->kind == ATTN_LAYER_MLA_SPARSE || layer->kind == ATTN_LAYER_GDN
+                        ? GPU_WAY_WITHOUT_PLAN
+                        : GPU_WAY_ATTEND;
     (*state)->num_kv_heads = layer->num_kv_heads;
     (*state)->group = layer->num_q_heads / layer->num_kv_heads;
-    (*state)->padded_size = size <= 64 ? 64 : size <= 128 ? 128 : GPU_MAX_MATRIX_SIZE;
+    (*state)->padded_size = (*state)->way == GPU_WAY_LATENT ? LATENT_MAX_RANK
+                            : size <= 64                    ? 64
+                            : size <= 128                   ? 128
+                                                            : GPU_MAX_MATRIX_SIZE;
     (*state)->invariant = layer->batch_invariant != 0;
     (*state)->narrow = layer->kv_dtype >= ATTN_KV_FP8_E4M3;
     if (layer->q_scale_form != ATTN_SCALE_NONE && layer->dtype != ATTN_DTYPE_F32) {
@@ -93,13 +101,18 @@ attn_status gpu_plan_size(attn_instance *instance, attn_state *state,
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, state == NULL ? "state" : "limits",
                             "a prepared state and limits from 0 are needed");
     }
+    size->host_bytes = sizeof(struct plan_host);
+    size->device_bytes = 0;
+    if (state->way == GPU_WAY_WITHOUT_PLAN) {
+        return ATTN_OK;
+    }
     int64_t row_tiles =
         ((int64_t)limits->max_num_tokens * state->group + 15) / 16 + limits->max_num_reqs;
     int64_t reqs = limits->max_num_reqs, rows = limits->max_num_tokens;
     size_t by_item = layout_of(instance, state, reqs, row_tiles, rows, true).end;
     size_t stream = layout_of(instance, state, reqs, row_tiles, rows, false).end;
-    size->host_bytes = sizeof(struct plan_host);
-    size->device_bytes = state->invariant || by_item > stream ? by_item : stream;
+    bool items = state->invariant || state->way == GPU_WAY_LATENT;
+    size->device_bytes = items || by_item > stream ? by_item : stream;
     return ATTN_OK;
 }
 
@@ -147,6 +160,17 @@ void set_batch(struct gpu_params *p, const struct attn_attend_args *args)
     p->block_size = args->k_cache != NULL ? args->k_cache->block_size : 1;
     p->wanted_rows = layer->fast_prefill ? batch->logits_indices : NULL;
     p->num_wanted_rows = batch->num_logits_indices;
+}
+
+void set_query_scale(struct gpu_params *p, const struct attn_attend_args *args)
+{
+    const struct attn_layer_params *params = args->params;
+    p->q_scale_host = 1;
+    if (args->layer->q_scale_form != ATTN_SCALE_NONE) {
+        p->q_scale = params->q_scale;
+        p->q_scale_host = params->q_scale_host != 0 ? params->q_scale_host : 1;
+        p->q_scale_per_head = args->layer->q_scale_form == ATTN_SCALE_PER_HEAD;
+    }
 }
 
 int32_t tile_of(const struct attn_state *state, bool cached, int32_t tile_rows)
@@ -205,7 +229,7 @@ static void choose_shape(struct plan_host *plan, const struct attn_state *state,
     bool decode = (int64_t)batch->max_query_len * state->group <= 32;
     int64_t queries = batch->num_reqs > 0 ? start[batch->num_reqs] - start[0] : 0;
     bool is_long = queries > LONG_QUERIES * (int64_t)batch->num_reqs && state->padded_size <= 128;
-    plan->by_item = state->invariant || (!decode && !is_long);
+    plan->by_item = state->invariant || state->way == GPU_WAY_LATENT || (!decode && !is_long);
     plan->tile_rows = decode || plan->by_item ? 16 : 64;
 }
 
@@ -214,6 +238,9 @@ attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct a
     struct plan_host *plan = args->plan_host;
     const struct attn_batch *batch = args->batch;
     struct gpu_params p = {0};
+    if (args->state != NULL && args->state->way == GPU_WAY_WITHOUT_PLAN) {
+        return ATTN_OK;
+    }
     if (plan == NULL || args->workspace == NULL || args->state == NULL) {
         return plugin_error(error, ATTN_ERROR_WORKSPACE, "workspace",
                             "a plan needs its state, host memory and workspace");

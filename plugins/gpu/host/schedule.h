@@ -27,6 +27,8 @@ int32_t tile_of(const struct attn_state *state, bool cached, int32_t tile_rows);
 /* What the plan kernel and the attend kernels read alike. */
 void set_layer(struct gpu_params *p, const struct attn_attend_args *args);
 void set_batch(struct gpu_params *p, const struct attn_attend_args *args);
+/* The scale of quantized queries. */
+void set_query_scale(struct gpu_params *p, const struct attn_attend_args *args);
 void set_schedule(struct gpu_params *p, const struct attn_attend_args *args);
 
 #endif

@@ -24,7 +24,15 @@
     X(quantize_static, gpu_quantize_params, 256)                                                   \
     X(quantize_groups, gpu_quantize_params, 128)                                                   \
     X(quantize_nvfp4, gpu_quantize_params, 128)                                                    \
-    X(amax, gpu_amax_params, 128)
+    X(amax, gpu_amax_params, 128)                                                                  \
+    X(latent, gpu_latent_params, 512)                                                              \
+    X(latent_sparse, gpu_latent_params, 512)                                                       \
+    X(latent_write, gpu_latent_write_params, 128)                                                  \
+    X(latent_gather, gpu_latent_gather_params, 128)                                                \
+    X(gemm, gpu_gemm_params, 256)                                                                  \
+    X(delta_128, gpu_delta_params, 256)                                                            \
+    X(delta_512, gpu_delta_params, 256)                                                            \
+    X(delta_roll, gpu_delta_params, 256)
 
 #define GPU_KERNEL_NUMBER(name, params, threads) GPU_KERNEL_##name,
 enum gpu_kernel { GPU_KERNELS(GPU_KERNEL_NUMBER) GPU_KERNEL_COUNT };

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the host side and the kernels of the gated delta rule share (attn/gdn.h). */
+#ifndef GPU_DELTA_H
+#define GPU_DELTA_H
+
+#include <stdint.h>
+
+#include "gpu/tensors.h"
+
+#define DELTA_ROWS 32 /* of S, of a group */
+#define DELTA_MAX_HEAD_SIZE 512
+#define DELTA_MAX_CONV_WIDTH 64
+
+struct gpu_delta_params {
+    /* [T, channels] before the convolution, channels in the order q, k, v; else q, k, v */
+    struct gpu_tensor mixed, q, k, v, out;
+    struct gpu_matrix a, b;                    /* [T, Hv] */
+    struct gpu_matrix conv_weight, conv_bias;  /* [channels, width], [1, channels] or NULL */
+    const float *a_log, *dt_bias;              /* [Hv] */
+    const int32_t *query_start, *seq_lens;     /* seq_lens NULL: has_state tells */
+    const int32_t *state_slots, *num_accepted; /* num_accepted NULL: not speculative */
+    const uint8_t *has_state;                  /* NULL: by length */
+    int64_t state_slots_stride, num_slots;
+    char *state;                         /* float32 rows [Dv, Dk] of (slot, head) */
+    int64_t state_slot, state_head;      /* bytes */
+    char *window;                        /* rows of (slot, channel) */
+    int64_t window_slot, window_channel; /* bytes */
+    int32_t window_dtype;
+    int32_t num_reqs, num_tokens;
+    int32_t num_k_heads, num_v_heads, head_size_k, head_size_v;
+    int32_t conv_width, conv_silu, l2norm, num_drafted;
+    int32_t row_tiles; /* of a head's rows of the state, DELTA_ROWS each; one group has one */
+    float scale;
+};
+
+#endif

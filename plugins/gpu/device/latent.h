@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Latent rows of MLA in a cache: [c : rank | k_pe : rope] as plain numbers with one scale, or as
+ * fp8_ds_mla has them: 512 e4m3, 4 float32 scales of 128 of them each, 64 bf16. */
+#ifndef GPU_DEVICE_LATENT_H
+#define GPU_DEVICE_LATENT_H
+
+#include "gpu/device/rows.h"
+#include "gpu/latent.h"
+
+#define DS_MLA_SCALES_AT LATENT_MAX_RANK
+#define DS_MLA_ROPE_AT (LATENT_MAX_RANK + LATENT_MAX_RANK / DS_MLA_TILE * 4)
+#define FLT_LEAST 1.17549435e-38f
+
+/* Element d of the row at `row`; scale: of plain numbers. */
+GPU_INLINE float latent_number(const gpu_cache &c, const char *row, float scale, int32_t d)
+{
+    if (c.form != GPU_ROW_DS_MLA) {
+        return number_load(row, c.dtype, d) * scale;
+    }
+    if (d >= LATENT_MAX_RANK) {
+        return number_load(row + DS_MLA_ROPE_AT, ATTN_DTYPE_BF16, d - LATENT_MAX_RANK);
+    }
+    return number_load(row, ATTN_DTYPE_FP8_E4M3, d) *
+           number_load(row + DS_MLA_SCALES_AT, ATTN_DTYPE_F32, d / DS_MLA_TILE);
+}
+
+/* A warp writes a row of new numbers. */
+GPU_INLINE void store_latent_row(const gpu_latent_write_params &p, char *to, const char *latent,
+                                 const char *rope)
+{
+    int32_t lane = lane_index();
+    if (p.to.form != GPU_ROW_DS_MLA) {
+        bool narrow = p.to.dtype >= ATTN_DTYPE_FP8_E4M3;
+        number_divisor by = divisor_of(narrow ? cache_scale(p.to, 0) : 1.0f);
+        for (int32_t d = lane; d < p.to.head_size; d += GPU_LANES) {
+            float x = d < p.rank ? number_load(latent, p.latent.dtype, d)
+                                 : number_load(rope, p.rope.dtype, d - p.rank);
+            number_store(to, p.to.dtype, d, narrow ? divide_odd(x, by) : x);
+        }
+        return;
+    }
+    for (int32_t first = 0; first < LATENT_MAX_RANK; first += DS_MLA_TILE) {
+        float largest = 0.0f;
+        for (int32_t d = first + lane; d < first + DS_MLA_TILE; d += GPU_LANES) {
+            float x = fabsf(number_load(latent, p.latent.dtype, d));
+            largest = isnan(x) || isnan(largest) ? NAN : fmaxf(largest, x);
+        }
+        float scale = divide_nearest(warp_largest(largest, true), FP8_LARGEST);
+        scale = scale < FLT_LEAST ? FLT_LEAST : scale;
+        number_divisor by = divisor_of(scale);
+        for (int32_t d = first + lane; d < first + DS_MLA_TILE; d += GPU_LANES) {
+            number_store(to, ATTN_DTYPE_FP8_E4M3, d,
+                         divide_odd(number_load(latent, p.latent.dtype, d), by));
+        }
+        if (lane == 0) {
+            number_store(to + DS_MLA_SCALES_AT, ATTN_DTYPE_F32, first / DS_MLA_TILE, scale);
+        }
+    }
+    for (int32_t d = lane; d < p.to.head_size - LATENT_MAX_RANK; d += GPU_LANES) {
+        number_store(to + DS_MLA_ROPE_AT, ATTN_DTYPE_BF16, d, number_load(rope, p.rope.dtype, d));
+    }
+}
+
+#endif

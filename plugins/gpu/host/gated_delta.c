@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gated_delta: the call's parts become kernels' parameters; the windows roll behind the delta rule.
+ * What lies on the device (slots, counts) is looked at there, and what is out of range left alone.
+ */
+#include "common/gated_delta.h"
+
+#include "gpu/delta.h"
+#include "gpu/host/instance.h"
+
+static struct gpu_matrix matrix_of(const struct attn_tensor *tensor)
+{
+    if (tensor == NULL) {
+        return (struct gpu_matrix){NULL, 0, 0, 0};
+    }
+    int32_t last = tensor->ndim - 1;
+    return (struct gpu_matrix){(const char *)tensor->data + tensor->byte_offset,
+                               last > 0 ? tensor_stride(tensor, 0) : 0, tensor_stride(tensor, last),
+                               number_dtype_name(tensor->dtype)};
+}
+
+static attn_status check_matrix(const struct attn_tensor *tensor, const char *name, int64_t columns,
+                                struct attn_error *error)
+{
+    if (tensor == NULL || tensor->data == NULL || tensor->shape == NULL || tensor->ndim != 2 ||
+        tensor->shape[1] != columns || number_dtype_name(tensor->dtype) < 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "is NULL or not [rows, %lld] of numbers", (long long)columns);
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_weights(const struct gdn *gdn, struct attn_error *error)
+{
+    const struct attn_gdn_weights *w = gdn->weights;
+    if (w == NULL || w->a_log == NULL || w->dt_bias == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_gdn_weights",
+                            "is not on the parameters, or a_log or dt_bias is NULL");
+    }
+    if (gdn->desc->conv_width == 0) {
+        return ATTN_OK;
+    }
+    attn_status status = check_matrix(w->conv_weight, "conv_weight", gdn->desc->conv_width, error);
+    if (status == ATTN_OK && w->conv_weight->shape[0] != gdn->num_channels) {
+        status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "conv_weight",
+                              "has %lld channels, not %lld", (long long)w->conv_weight->shape[0],
+                              (long long)gdn->num_channels);
+    }
+    if (status == ATTN_OK && w->conv_bias != NULL &&
+        (w->conv_bias->data == NULL || w->conv_bias->ndim != 1 ||
+         w->conv_bias->shape[0] != gdn->num_channels ||
+         number_dtype_name(w->conv_bias->dtype) < 0)) {
+        status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "conv_bias",
+                              "is not [%lld] of numbers", (long long)gdn->num_channels);
+    }
+    return status;
+}
+
+static attn_status check_io(const struct gdn *gdn, struct attn_error *error)
+{
+    const struct attn_attend_args *args = gdn->args;
+    if (gdn->io == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_gdn", "is not on the run");
+    }
+    attn_status status;
+    if (gdn->desc->conv_width > 0) {
+        const struct attn_tensor *mixed = gdn->io->mixed_qkv;
+        status = check_matrix(mixed, "mixed_qkv", gdn->num_channels, error);
+        if (status == ATTN_OK && tensor_stride(mixed, 1) != 1) {
+            status =
+                plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "mixed_qkv",
+                             "stride %lld in a row, not 1", (long long)tensor_stride(mixed, 1));
+        }
+    } else {
+        status = gpu_check_tensor(args->q, "q", error);
+        status = status ? status : gpu_check_tensor(args->k, "k", error);
+        status = status ? status : gpu_check_tensor(args->v, "v", error);
+    }
+    status = status ? status : check_matrix(gdn->io->a, "a", gdn->desc->num_v_heads, error);
+    status = status ? status : check_matrix(gdn->io->b, "b", gdn->desc->num_v_heads, error);
+    return status ? status : gpu_check_tensor(args->out, "out", error);
+}
+
+static attn_status check_batch(const struct gdn *gdn, struct attn_error *error)
+{
+    const struct attn_batch *batch = gdn->args->batch;
+    const struct attn_batch_gdn *states = gdn->states;
+    if (states == NULL || states->state_slots == NULL ||
+        (states->has_initial_state == NULL && batch->seq_lens == NULL)) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_batch_gdn",
+                            "is not on the batch, or state_slots is NULL, or both of "
+                            "has_initial_state and seq_lens are");
+    }
+    if (states->num_accepted_tokens != NULL &&
+        states->state_slots_stride < 1 + gdn->desc->num_speculative_tokens) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "state_slots_stride",
+                            "%lld; rows of %d states are needed",
+                            (long long)states->state_slots_stride,
+                            1 + gdn->desc->num_speculative_tokens);
+    }
+    return ATTN_OK;
+}
+
+static struct gpu_delta_params params_of(const struct gdn *gdn)
+{
+    const struct attn_attend_args *args = gdn->args;
+    const struct attn_gdn_desc *desc = gdn->desc;
+    const struct attn_batch_gdn *states = gdn->states;
+    struct gpu_delta_params p = {
+        .out = gpu_tensor_of(args->out),
+        .a = matrix_of(gdn->io->a),
+        .b = matrix_of(gdn->io->b),
+        .a_log = gdn->weights->a_log,
+        .dt_bias = gdn->weights->dt_bias,
+        .query_start = args->batch->query_start_loc,
+        .seq_lens = args->batch->seq_lens,
+        .state_slots = states->state_slots,
+        .num_accepted = states->num_accepted_tokens,
+        .has_state = states->has_initial_state,
+        .state_slots_stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1,
+        .num_slots = args->k_cache->num_blocks,
+        .state = args->k_cache->data,
+        .state_slot = args->k_cache->stride_block,
+        .state_head = args->k_cache->stride_head,
+        .window_dtype = args->layer->dtype,
+        .num_reqs = args->batch->num_reqs,
+        .num_tokens = args->batch->num_actual_tokens,
+        .num_k_heads = desc->num_k_heads,
+        .num_v_heads = desc->num_v_heads,
+        .head_size_k = desc->head_size_k,
+        .head_size_v = desc->head_size_v,
+        .conv_width = desc->conv_width,
+        .conv_silu = desc->conv_silu,
+        .l2norm = desc->qk_l2norm,
+        .num_drafted = desc->num_speculative_tokens,
+        .row_tiles = (desc->head_size_v + DELTA_ROWS - 1) / DELTA_ROWS,
+        .scale = args->layer->scale,
+    };
+    if (desc->conv_width > 0) {
+        p.mixed = gpu_tensor_of(gdn->io->mixed_qkv);
+        p.conv_weight = matrix_of(gdn->weights->conv_weight);
+        p.conv_bias = matrix_of(gdn->weights->conv_bias);
+    } else {
+        p.q = gpu_tensor_of(args->q);
+        p.k = gpu_tensor_of(args->k);
+        p.v = gpu_tensor_of(args->v);
+    }
+    if (desc->conv_width > 1) {
+        p.window = args->v_cache->data;
+        p.window_slot = args->v_cache->stride_block;
+        p.window_channel = args->v_cache->stride_head;
+    }
+    return p;
+}
+
+attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
+{
+    attn_status status = gdn_check_desc(args->layer, error);
+    if (status == ATTN_OK &&
+        (args->params == NULL || args->batch == NULL || args->batch->query_start_loc == NULL)) {
+        status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "batch",
+                              "gated_delta needs params and a batch with query_start_loc");
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    struct gdn gdn = gdn_of(args);
+    status = check_weights(&gdn, error);
+    status = status ? status : check_io(&gdn, error);
+    status = status ? status : check_batch(&gdn, error);
+    status = status ? status : gdn_check_memory(&gdn, error);
+    if (status != ATTN_OK || args->batch->num_reqs <= 0) {
+        return status;
+    }
+    const struct gpu_device *device = &args->instance->device;
+    struct gpu_delta_params p = params_of(&gdn);
+    int64_t items = (int64_t)p.num_reqs * p.num_v_heads * p.row_tiles;
+    const char *cause = gpu_device_launch(
+        device, p.head_size_k <= 128 ? GPU_KERNEL_delta_128 : GPU_KERNEL_delta_512,
+        gpu_groups(items, 1, 1 << 20), &p, args->stream);
+    if (cause == NULL && p.conv_width > 1) {
+        cause = gpu_device_launch(
+            device, GPU_KERNEL_delta_roll,
+            gpu_groups(gdn.num_channels * p.num_reqs, GPU_THREADS_delta_roll, 1 << 20), &p,
+            args->stream);
+    }
+    return device_status(cause, "gated_delta", error);
+}

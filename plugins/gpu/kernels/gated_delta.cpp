@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The gated delta rule, a token at a time, with its causal convolution (attn/gdn.h):
+ *     S <- e^g S;  r = beta (v - S k);  S <- S + r k^T;  o = S q
+ * A group has DELTA_ROWS rows of one head's S in registers, each warp DELTA_WARP_ROWS of them, and
+ * works through the request's tokens in stretches whose q, k, v and gates it makes in shared
+ * memory. With a = e^g S k and b = e^g S q of the old S, o = b + r (k q): one pass over S, and two
+ * sums over lanes for each row. Steps of one token are bound by memory: S is read and written once,
+ * 8 Dv Dk bytes a head. Longer ones are bound by the latency of a token's sums. */
+#include "gpu/delta.h"
+#include "gpu/device/number.h"
+
+#include "gpu/kernels/list.h"
+
+#define DELTA_WARPS (GPU_THREADS_delta_128 / GPU_LANES)
+#define DELTA_WARP_ROWS (DELTA_ROWS / DELTA_WARPS)
+#define L2_EPSILON 1e-6f
+#define SOFTPLUS_LINEAR 20.0f
+
+/* Tokens of a stretch: SIZE is at least Dk. */
+#define STRETCH_OF(SIZE) (2048 / (SIZE))
+
+template <int SIZE> struct delta_memory {
+    float q[STRETCH_OF(SIZE)][SIZE], k[STRETCH_OF(SIZE)][SIZE];
+    float v[STRETCH_OF(SIZE)][DELTA_ROWS];
+    float decay[STRETCH_OF(SIZE)], beta[STRETCH_OF(SIZE)];
+    float kq[STRETCH_OF(SIZE)]; /* k q */
+};
+
+/* One request of a step, as gdn_request of common/gated_delta.h. */
+struct delta_request {
+    int32_t first_row, num_tokens;
+    const int32_t *slots;
+    int32_t from; /* the number of the state that it starts from */
+    bool has_state, keeps_all;
+};
+
+GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_request &request)
+{
+    int32_t first = p.query_start[r], end = min(p.query_start[r + 1], p.num_tokens);
+    request.first_row = first;
+    request.num_tokens = end - first;
+    request.slots = p.state_slots + r * p.state_slots_stride;
+    request.from = p.num_accepted != nullptr ? p.num_accepted[r] - 1 : 0;
+    request.keeps_all = p.num_accepted != nullptr && request.num_tokens <= 1 + p.num_drafted;
+    if (request.num_tokens <= 0 || request.slots[0] < 0 || request.slots[0] >= p.num_slots ||
+        (p.seq_lens != nullptr && p.seq_lens[r] == 0) || request.from < 0 ||
+        request.from > p.num_drafted) {
+        return false;
+    }
+    int32_t slot = request.slots[request.from];
+    request.has_state =
+        p.has_state != nullptr ? p.has_state[r] != 0 : p.seq_lens[r] > request.num_tokens;
+    return slot >= 0 && slot < p.num_slots;
+}
+
+GPU_INLINE float matrix_number(const gpu_matrix &m, int64_t i, int64_t j)
+{
+    int64_t at = i * m.row + j * m.column;
+    return number_load(m.data + at * number_bytes_of(m.dtype), m.dtype, 0);
+}
+
+/* Input of a channel at token t of the request; before 0 it stands in the window, whose oldest of
+ * conv_width - 1 entries is number `from`. */
+GPU_INLINE float mixed_number(const gpu_delta_params &p, const delta_request &request, int32_t t,
+                              int64_t channel)
+{
+    if (t >= 0) {
+        const char *row = p.mixed.data + (int64_t)(request.first_row + t) * p.mixed.row;
+        return number_load(row + channel * number_bytes_of(p.mixed.dtype), p.mixed.dtype, 0);
+    }
+    const char *window = p.window + request.slots[0] * p.window_slot + channel * p.window_channel;
+    return request.has_state
+               ? number_load(window, p.window_dtype, request.from + p.conv_width - 1 + t)
+               : 0.0f;
+}
+
+GPU_INLINE float silu(float x)
+{
+    return x / (1.0f + expf(-x));
+}
+
+/* y_c = sum_i w_c,i x_c[t - (width - 1) + i] + bias_c, then SiLU. */
+GPU_CALL float convolve(const gpu_delta_params &p, const delta_request &request, int32_t t,
+                        int64_t channel)
+{
+    float y = p.conv_bias.data != nullptr ? matrix_number(p.conv_bias, 0, channel) : 0.0f;
+    for (int32_t i = 0; i < p.conv_width; i++) {
+        y += matrix_number(p.conv_weight, channel, i) *
+             mixed_number(p, request, t - (p.conv_width - 1) + i, channel);
+    }
+    return p.conv_silu ? silu(y) : y;
+}
+
+/* Element d of a head's part: of q, k or v, whose channels begin at `first`. */
+GPU_INLINE float part_number(const gpu_delta_params &p, const delta_request &request, int32_t t,
+                             const gpu_tensor &plain, int32_t head, int64_t first, int32_t d)
+{
+    if (p.conv_width > 0) {
+        return convolve(p, request, t, first + d);
+    }
+    const char *row = plain.data + (int64_t)(request.first_row + t) * plain.row + head * plain.head;
+    return number_load(row, plain.dtype, d);
+}
+
+/* ln(1 + e^x), without the loss of a small e^x. */
+GPU_INLINE float softplus(float x)
+{
+    float e = expf(fminf(x, SOFTPLUS_LINEAR)), u = 1.0f + e;
+    return x > SOFTPLUS_LINEAR ? x : u == 1.0f ? e : logf(u) * (e / (u - 1.0f));
+}
+
+/* e^g = e^(-e^a_log softplus(a + dt_bias)), beta = 1 / (1 + e^-b). */
+template <int SIZE>
+GPU_INLINE void load_gates(const gpu_delta_params &p, const delta_request &request, int32_t first,
+                           int32_t count, int32_t head, delta_memory<SIZE> &m)
+{
+    for (int32_t t = (int32_t)thread_index(); t < count; t += GPU_THREADS_delta_128) {
+        int64_t row = request.first_row + first + t;
+        float x = matrix_number(p.a, row, head) + p.dt_bias[head];
+        m.decay[t] = expf(-expf(p.a_log[head]) * softplus(x));
+        m.beta[t] = 1.0f / (1.0f + expf(-matrix_number(p.b, row, head)));
+    }
+}
+
+/* q, k and the group's rows of v of tokens first .. first + count - 1. */
+template <int SIZE>
+GPU_INLINE void load_stretch(const gpu_delta_params &p, const delta_request &request, int32_t first,
+                             int32_t count, int32_t head, int32_t first_dim, delta_memory<SIZE> &m)
+{
+    int32_t dk = p.head_size_k, key_head = head / (p.num_v_heads / p.num_k_heads);
+    int64_t q_channel = (int64_t)key_head * dk, keys = (int64_t)p.num_k_heads * dk;
+    int64_t v_channel = 2 * keys + (int64_t)head * p.head_size_v;
+    for (int32_t i = (int32_t)thread_index(); i < count * SIZE; i += GPU_THREADS_delta_128) {
+        int32_t t = i / SIZE, d = i - t * SIZE;
+        bool real = d < dk;
+        m.q[t][d] = real ? part_number(p, request, first + t, p.q, key_head, q_channel, d) : 0.0f;
+        m.k[t][d] =
+            real ? part_number(p, request, first + t, p.k, key_head, keys + q_channel, d) : 0.0f;
+    }
+    for (int32_t i = (int32_t)thread_index(); i < count * DELTA_ROWS; i += GPU_THREADS_delta_128) {
+        int32_t t = i / DELTA_ROWS, d = first_dim + i - t * DELTA_ROWS;
+        m.v[t][d - first_dim] =
+            d < p.head_size_v ? part_number(p, request, first + t, p.v, head, v_channel, d) : 0.0f;
+    }
+    load_gates(p, request, first, count, head, m);
+}
+
+/* Norms of q and k, the scale of q, and k q; a warp per token. */
+template <int SIZE>
+GPU_INLINE void finish_stretch(const gpu_delta_params &p, int32_t count, delta_memory<SIZE> &m)
+{
+    int32_t lane = lane_index();
+    for (int32_t t = warp_index(); t < count; t += DELTA_WARPS) {
+        float qq = 0.0f, kk = 0.0f, kq = 0.0f;
+        for (int32_t d = lane; d < SIZE; d += GPU_LANES) {
+            float q = m.q[t][d], k = m.k[t][d];
+            qq += q * q, kk += k * k, kq += k * q;
+        }
+        float q_factor = p.scale, k_factor = 1.0f;
+        if (p.l2norm) {
+            q_factor *= 1.0f / sqrtf(warp_sum(qq) + L2_EPSILON);
+            k_factor = 1.0f / sqrtf(warp_sum(kk) + L2_EPSILON);
+        }
+        kq = warp_sum(kq) * q_factor * k_factor;
+        for (int32_t d = lane; d < SIZE; d += GPU_LANES) {
+            m.q[t][d] *= q_factor;
+            m.k[t][d] *= k_factor;
+        }
+        if (lane == 0) {
+            m.kq[t] = kq;
+        }
+    }
+}
+
+/* Rows of S in a warp's registers: lane l has columns l, l + GPU_LANES and so on. */
+template <int SIZE> struct delta_rows {
+    float s[DELTA_WARP_ROWS][SIZE / GPU_LANES];
+};
+
+GPU_INLINE float *state_row(const gpu_delta_params &p, int32_t slot, int32_t head, int32_t d)
+{
+    return (float *)(p.state + slot * p.state_slot + head * p.state_head) +
+           (int64_t)d * p.head_size_k;
+}
+
+template <int SIZE>
+GPU_INLINE void load_state(const gpu_delta_params &p, const delta_request &request, int32_t head,
+                           int32_t first_dim, delta_rows<SIZE> &rows)
+{
+#pragma unroll
+    for (int r = 0; r < DELTA_WARP_ROWS; r++) {
+        const float *from = state_row(p, request.slots[request.from], head, first_dim + r);
+        bool real = request.has_state && first_dim + r < p.head_size_v;
+#pragma unroll
+        for (int i = 0; i < SIZE / GPU_LANES; i++) {
+            int32_t d = i * GPU_LANES + lane_index();
+            rows.s[r][i] = real && d < p.head_size_k ? from[d] : 0.0f;
+        }
+    }
+}
+
+template <int SIZE>
+GPU_INLINE void store_state(const gpu_delta_params &p, int32_t slot, int32_t head,
+                            int32_t first_dim, const delta_rows<SIZE> &rows)
+{
+    if (slot < 0 || slot >= p.num_slots) {
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < DELTA_WARP_ROWS; r++) {
+        float *to = state_row(p, slot, head, first_dim + r);
+#pragma unroll
+        for (int i = 0; i < SIZE / GPU_LANES; i++) {
+            int32_t d = i * GPU_LANES + lane_index();
+            if (first_dim + r < p.head_size_v && d < p.head_size_k) {
+                to[d] = rows.s[r][i];
+            }
+        }
+    }
+}
+
+/* Token t of the stretch for the warp's rows, `own` of the group's; out: their elements of o. */
+template <int SIZE>
+GPU_INLINE void run_token(const delta_memory<SIZE> &m, int32_t t, int32_t own,
+                          delta_rows<SIZE> &rows, float (&out)[DELTA_WARP_ROWS])
+{
+    constexpr int count = SIZE / GPU_LANES;
+    float q[count], k[count], a[DELTA_WARP_ROWS], b[DELTA_WARP_ROWS];
+    float decay = m.decay[t], beta = m.beta[t], kq = m.kq[t];
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+        q[i] = m.q[t][i * GPU_LANES + lane_index()];
+        k[i] = m.k[t][i * GPU_LANES + lane_index()];
+    }
+#pragma unroll
+    for (int r = 0; r < DELTA_WARP_ROWS; r++) {
+        a[r] = b[r] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            rows.s[r][i] *= decay;
+            a[r] += rows.s[r][i] * k[i];
+            b[r] += rows.s[r][i] * q[i];
+        }
+    }
+    for (int d = GPU_LANES / 2; d > 0; d >>= 1) {
+#pragma unroll
+        for (int r = 0; r < DELTA_WARP_ROWS; r++) {
+            a[r] += lane_xor(a[r], d);
+            b[r] += lane_xor(b[r], d);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < DELTA_WARP_ROWS; r++) {
+        float change = beta * (m.v[t][own + r] - a[r]);
+        out[r] = b[r] + change * kq;
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            rows.s[r][i] += change * k[i];
+        }
+    }
+}
+
+template <int SIZE>
+GPU_INLINE void run_request(const gpu_delta_params &p, const delta_request &request, int32_t head,
+                            int32_t tile, delta_memory<SIZE> &m)
+{
+    int32_t group_dim = tile * DELTA_ROWS, own = warp_index() * DELTA_WARP_ROWS;
+    delta_rows<SIZE> rows;
+    load_state(p, request, head, group_dim + own, rows);
+    for (int32_t first = 0; first < request.num_tokens; first += STRETCH_OF(SIZE)) {
+        int32_t count = min(STRETCH_OF(SIZE), request.num_tokens - first);
+        sync_group(); /* the stretch before is done with, and all have read the old state */
+        load_stretch(p, request, first, count, head, group_dim, m);
+        sync_group(); /* q and k are there */
+        finish_stretch(p, count, m);
+        sync_group(); /* and have their norms */
+        for (int32_t t = 0; t < count; t++) {
+            float out[DELTA_WARP_ROWS];
+            run_token(m, t, own, rows, out);
+            char *to = p.out.data + (int64_t)(request.first_row + first + t) * p.out.row +
+                       head * p.out.head;
+#pragma unroll
+            for (int r = 0; r < DELTA_WARP_ROWS; r++) {
+                if (lane_index() == r && group_dim + own + r < p.head_size_v) {
+                    number_store(to, p.out.dtype, group_dim + own + r, out[r]);
+                }
+            }
+            if (request.keeps_all) {
+                store_state(p, request.slots[first + t], head, group_dim + own, rows);
+            }
+        }
+    }
+    if (!request.keeps_all) {
+        store_state(p, request.slots[0], head, group_dim + own, rows);
+    }
+}
+
+/* Items are (request, head, rows of S). */
+template <int SIZE> GPU_INLINE void run_items(const gpu_delta_params &p, delta_memory<SIZE> &m)
+{
+    int64_t items = (int64_t)p.num_reqs * p.num_v_heads * p.row_tiles;
+    for (int64_t i = group_index(); i < items; i += group_count()) {
+        int32_t r = (int32_t)(i / (p.num_v_heads * p.row_tiles));
+        int32_t rest = (int32_t)(i - (int64_t)r * p.num_v_heads * p.row_tiles);
+        delta_request request;
+        if (enter_request(p, r, request)) {
+            run_request(p, request, rest / p.row_tiles, rest % p.row_tiles, m);
+        }
+    }
+}
+
+GPU_KERNEL(delta_128, gpu_delta_params)
+{
+    GPU_SHARED delta_memory<128> memory;
+    run_items(p, memory);
+}
+
+GPU_KERNEL(delta_512, gpu_delta_params)
+{
+    GPU_SHARED delta_memory<512> memory;
+    run_items(p, memory);
+}
+
+/* The windows after the step, behind the delta rule since several heads read one. A thread has a
+ * channel of a request, and moves its entries towards the front: none is overwritten unread. With
+ * (h, x) the conv_width - 1 inputs before the step and its own, the window becomes the last
+ * conv_width - 1 of them; where all states are kept, (h, x) without the first. */
+GPU_KERNEL(delta_roll, gpu_delta_params)
+{
+    int64_t channels =
+        2 * (int64_t)p.num_k_heads * p.head_size_k + (int64_t)p.num_v_heads * p.head_size_v;
+    int64_t items = channels * p.num_reqs, step = (int64_t)group_count() * GPU_THREADS_delta_roll;
+    int64_t first = (int64_t)group_index() * GPU_THREADS_delta_roll + thread_index();
+    for (int64_t i = first; i < items; i += step) {
+        int32_t r = (int32_t)(i / channels);
+        int64_t channel = i - r * channels;
+        delta_request request;
+        if (!enter_request(p, r, request)) {
+            continue;
+        }
+        int32_t history = p.conv_width - 1;
+        int32_t skipped = request.keeps_all ? 1 : request.num_tokens;
+        char *window = p.window + request.slots[0] * p.window_slot + channel * p.window_channel;
+        for (int32_t n = 0; n < history + request.num_tokens - skipped; n++) {
+            number_store(window, p.window_dtype, n,
+                         mixed_number(p, request, skipped + n - history, channel));
+        }
+    }
+}

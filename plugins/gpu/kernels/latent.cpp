@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attend_mla and attend_mla_sparse in float32: any head count, dtype and layout of rows. A group
+ * has an item's LATENT_ROWS rows (query, head); a tile of LATENT_KEYS keys comes into shared memory
+ * as float32 once for all of them. Scores: a warp has whole rows, its query in registers. Values: a
+ * thread has one dim of all rows. 2 * (576 + 512) FLOPs per row and key on FMA units; the limit is
+ * their rate, and for few heads the reading of keys. */
+#include "gpu/device/latent.h"
+#include "gpu/device/search.h"
+#include "gpu/device/visible.h"
+
+#define LATENT_KEYS 16
+#define LATENT_THREADS GPU_THREADS_latent
+#define LATENT_WARP_ROWS (LATENT_ROWS * GPU_LANES / LATENT_THREADS)
+#define LATENT_DIMS (LATENT_MAX_SIZE / GPU_LANES) /* of a query in a lane */
+
+static_assert(LATENT_THREADS >= LATENT_MAX_RANK, "a thread for each dim of the values");
+
+/* Row `row` of an item: which query and head; -1: none. */
+struct latent_row {
+    int32_t token, index, head;
+};
+
+struct latent_memory {
+    float key[LATENT_KEYS][LATENT_MAX_SIZE];
+    float weight[LATENT_KEYS][LATENT_ROWS];
+    float shrink[LATENT_ROWS], factor[LATENT_ROWS];
+    uint32_t seen[LATENT_ROWS]; /* bit j: the row sees key j of the tile */
+    int32_t position[LATENT_KEYS];
+    latent_row rows[LATENT_ROWS];
+    int32_t taken, last_one;
+};
+
+/* What a warp knows of its rows: queries, largest score and sum of weights so far. */
+struct latent_queries {
+    float q[LATENT_WARP_ROWS][LATENT_DIMS];
+    gpu_interval range[LATENT_WARP_ROWS];
+    float m[LATENT_WARP_ROWS], l[LATENT_WARP_ROWS];
+    float slope[LATENT_WARP_ROWS];
+};
+
+/* A thread's dim of the values. */
+struct latent_values {
+    float o[LATENT_ROWS];
+};
+
+/* The warp's rows; memory.rows is there. */
+GPU_INLINE void enter_rows(const gpu_latent_params &p, const gpu_request &request,
+                           const latent_memory &memory, latent_queries &w)
+{
+    int32_t lane = lane_index();
+    float scale = query_scale(p.attend, 0) * p.attend.scale;
+#pragma unroll
+    for (int i = 0; i < LATENT_WARP_ROWS; i++) {
+        latent_row row = memory.rows[warp_index() * LATENT_WARP_ROWS + i];
+        const char *latent = p.attend.q.data + (int64_t)row.token * p.attend.q.row +
+                             (int64_t)row.head * p.attend.q.head;
+        const char *rope =
+            p.q_rope.data + (int64_t)row.token * p.q_rope.row + (int64_t)row.head * p.q_rope.head;
+        w.m[i] = -INFINITY;
+        w.l[i] = w.slope[i] = 0.0f;
+#pragma unroll
+        for (int n = 0; n < LATENT_DIMS; n++) {
+            int32_t d = n * GPU_LANES + lane;
+            w.q[i][n] = 0.0f;
+            if (row.token >= 0 && d < p.rank) {
+                w.q[i][n] = number_load(latent, p.attend.q.dtype, d) * scale;
+            } else if (row.token >= 0 && d < p.rank + p.rope) {
+                w.q[i][n] = number_load(rope, p.q_rope.dtype, d - p.rank) * scale;
+            }
+        }
+        w.range[i] = interval_of(p.attend, request, row.token >= 0 ? row.index : 0);
+        if (row.token >= 0 && p.attend.slopes != nullptr) {
+            w.slope[i] = p.attend.slopes[row.head];
+        }
+    }
+}
+
+/* memory.position's keys as float32; zero where there is none. */
+GPU_INLINE void load_keys(const gpu_latent_params &p, int64_t table, latent_memory &memory)
+{
+    const gpu_cache &cache = p.attend.k;
+    float scale = cache.form == GPU_ROW_NUMBERS ? cache_scale(cache, 0) : 1.0f;
+    int32_t size = p.rank + p.rope;
+    for (int32_t j = warp_index(); j < LATENT_KEYS; j += LATENT_THREADS / GPU_LANES) {
+        int32_t position = memory.position[j], index = position / p.attend.block_size;
+        const char *row = nullptr;
+        if (position >= 0) {
+            row = row_at(cache, p.attend.block_table[table + index],
+                         position - index * p.attend.block_size, 0);
+        }
+        for (int32_t d = lane_index(); d < size; d += GPU_LANES) {
+            memory.key[j][d] = position >= 0 ? latent_number(cache, row, scale, d) : 0.0f;
+        }
+    }
+}
+
+/* Scores of the tile's keys for the warp's rows; they become weights, and m and l follow. */
+GPU_INLINE void score_keys(const gpu_latent_params &p, const gpu_request &request,
+                           latent_memory &memory, latent_queries &w)
+{
+    const gpu_params &a = p.attend;
+    int32_t lane = lane_index(), size = p.rank + p.rope;
+#pragma unroll
+    for (int i = 0; i < LATENT_WARP_ROWS; i++) {
+        int32_t r = warp_index() * LATENT_WARP_ROWS + i;
+        latent_row row = memory.rows[r];
+        float own = 0.0f; /* lane j has key j's */
+#pragma unroll 4
+        for (int j = 0; j < LATENT_KEYS; j++) {
+            float s = 0.0f;
+#pragma unroll
+            for (int n = 0; n < LATENT_DIMS; n++) {
+                int32_t d = n * GPU_LANES + lane;
+                s += d < size ? w.q[i][n] * memory.key[j][d] : 0.0f;
+            }
+            s = warp_sum(s);
+            own = lane == j ? s : own;
+        }
+        int32_t position = lane < LATENT_KEYS ? memory.position[lane] : -1;
+        bool sees = row.token >= 0 && position >= 0 && position >= w.range[i].first &&
+                    position <= w.range[i].last;
+        if (row.token >= 0 && position >= 0 && (a.spans != nullptr || a.tree != nullptr)) {
+            sees = sees_slow(a, request, row.index, w.range[i].position, position, sees);
+        }
+        own = a.soft_cap > 0.0f ? a.soft_cap * tanhf(own / a.soft_cap) : own;
+        if (sees) {
+            own += bias_of(a, request, row.index, w.range[i].position, w.slope[i], position);
+        }
+        sees = sees && own != -INFINITY;
+        own = sees ? own : -INFINITY;
+        float high = fmaxf(w.m[i], warp_largest(own, false));
+        float base = high == -INFINITY ? 0.0f : high;
+        float weight = sees ? expf(own - base) : 0.0f, shrink = expf(w.m[i] - base);
+        uint32_t bits = sees ? 1u << lane : 0u;
+        for (int d = GPU_LANES / 2; d > 0; d >>= 1) {
+            bits |= lane_xor(bits, d);
+        }
+        w.l[i] = w.l[i] * shrink + warp_sum(weight);
+        w.m[i] = high;
+        if (lane < LATENT_KEYS) {
+            memory.weight[lane][r] = weight;
+        }
+        if (lane == 0) {
+            memory.shrink[r] = shrink;
+            memory.seen[r] = bits;
+        }
+    }
+}
+
+/* o += weights x values, in this thread's dim. What a row does not see is left out: it may be no
+ * number. */
+GPU_INLINE void add_values(const gpu_latent_params &p, const latent_memory &memory,
+                           latent_values &v)
+{
+    int32_t d = (int32_t)thread_index();
+    if (d >= p.rank) {
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < LATENT_ROWS; r++) {
+        v.o[r] *= memory.shrink[r];
+    }
+#pragma unroll 2
+    for (int j = 0; j < LATENT_KEYS; j++) {
+        float x = memory.key[j][d];
+        if (isfinite(x)) {
+#pragma unroll
+            for (int r = 0; r < LATENT_ROWS; r++) {
+                v.o[r] += memory.weight[j][r] * x;
+            }
+        } else {
+#pragma unroll
+            for (int r = 0; r < LATENT_ROWS; r++) {
+                v.o[r] += (memory.seen[r] >> j & 1) != 0 ? memory.weight[j][r] * x : 0.0f;
+            }
+        }
+    }
+}
+
+/* The tile that memory.position says: all threads have written it before. */
+GPU_INLINE void visit_tile(const gpu_latent_params &p, const gpu_request &request, int64_t table,
+                           latent_memory &memory, latent_queries &w, latent_values &v)
+{
+    sync_group(); /* positions are there; the tile before is done with */
+    load_keys(p, table, memory);
+    sync_group(); /* keys are there */
+    score_keys(p, request, memory, w);
+    sync_group(); /* weights are there */
+    add_values(p, memory, v);
+}
+
+GPU_INLINE void clear_values(latent_values &v)
+{
+#pragma unroll
+    for (int r = 0; r < LATENT_ROWS; r++) {
+        v.o[r] = 0.0f;
+    }
+}
+
+/* Factor from sums to the output, and lse: for the row whose m and l these are. */
+GPU_INLINE float finish_row(const gpu_latent_params &p, latent_row row, float m, float l,
+                            bool writes)
+{
+    const gpu_params &a = p.attend;
+    if (row.token < 0) {
+        return 0.0f;
+    }
+    float sink = a.sinks != nullptr ? a.sinks[row.head] : -INFINITY;
+    float high = fmaxf(m, sink), base = high == -INFINITY ? 0.0f : high;
+    float shrink = expf(m - base), sum = l * shrink + expf(sink - base);
+    if (writes && a.lse.data != nullptr) {
+        a.lse.data[row.head * a.lse.head + row.token * a.lse.row] =
+            sum == 0.0f ? -INFINITY : base + logf(sum);
+    }
+    return sum == 0.0f ? 0.0f : shrink / sum;
+}
+
+GPU_INLINE void write_values(const gpu_latent_params &p, const latent_memory &memory,
+                             const latent_values &v)
+{
+    int32_t d = (int32_t)thread_index();
+    if (d >= p.rank) {
+        return;
+    }
+#pragma unroll
+    for (int r = 0; r < LATENT_ROWS; r++) {
+        latent_row row = memory.rows[r];
+        if (row.token >= 0) {
+            char *to = p.attend.out.data + (int64_t)row.token * p.attend.out.row +
+                       (int64_t)row.head * p.attend.out.head;
+            number_store(to, p.attend.out.dtype, d, v.o[r] * memory.factor[r]);
+        }
+    }
+}
+
+GPU_INLINE void write_rows(const gpu_latent_params &p, latent_memory &memory,
+                           const latent_queries &w, const latent_values &v)
+{
+    if (lane_index() == 0) {
+#pragma unroll
+        for (int i = 0; i < LATENT_WARP_ROWS; i++) {
+            int32_t r = warp_index() * LATENT_WARP_ROWS + i;
+            memory.factor[r] = finish_row(p, memory.rows[r], w.m[i], w.l[i], true);
+        }
+    }
+    sync_group(); /* factors are there */
+    write_values(p, memory, v);
+}
+
+/* A part: [LATENT_ROWS][LATENT_MAX_RANK] of o, then m and l of each row. */
+#define LATENT_PART (LATENT_ROWS * (LATENT_MAX_RANK + 2))
+
+/* Parts first .. last of an item, always in this order: the same bits every time. */
+GPU_INLINE void merge_parts(const gpu_latent_params &p, const float *parts, int32_t count,
+                            latent_memory &memory)
+{
+    int32_t t = (int32_t)thread_index(), d = min(t, LATENT_MAX_RANK - 1);
+    const float *m = parts + LATENT_ROWS * LATENT_MAX_RANK, *l = m + LATENT_ROWS;
+    latent_values v;
+    for (int r = 0; r < LATENT_ROWS; r++) {
+        float high = -INFINITY, sum = 0.0f, o = 0.0f;
+        for (int32_t i = 0; i < count; i++) {
+            high = fmaxf(high, m[(int64_t)i * LATENT_PART + r]);
+        }
+        float base = high == -INFINITY ? 0.0f : high;
+        for (int32_t i = 0; i < count; i++) {
+            float f = expf(m[(int64_t)i * LATENT_PART + r] - base);
+            sum += f * l[(int64_t)i * LATENT_PART + r];
+            o += f * parts[(int64_t)i * LATENT_PART + r * LATENT_MAX_RANK + d];
+        }
+        v.o[r] = o;
+        if (t == 0) {
+            memory.factor[r] = finish_row(p, memory.rows[r], high, sum, true);
+        }
+    }
+    sync_group(); /* factors are there */
+    write_values(p, memory, v);
+}
+
+/* A segment is of one item here: row tiles of one KV head, cut by keys (schedule.by_item). */
+GPU_INLINE void attend_segment(const gpu_latent_params &p, const gpu_segment &segment,
+                               latent_memory &memory)
+{
+    const gpu_params &a = p.attend;
+    const gpu_row_tile &item = segment.row_tile;
+    gpu_request request = request_of_row_tile(item);
+    int32_t t = (int32_t)thread_index();
+    int32_t tile = segment.begin - item.start, count = segment.end - segment.begin;
+    sync_group(); /* the segment before is done with */
+    if (t < LATENT_ROWS) {
+        int32_t at = item.first_row + t, index = at / a.group;
+        bool real = t < item.num_rows;
+        memory.rows[t] = {real ? item.query_start + index : -1, index, at - index * a.group};
+    }
+    sync_group(); /* rows are there */
+    latent_queries w;
+    latent_values v;
+    enter_rows(p, request, memory, w);
+    clear_values(v);
+    int32_t base = (item.k0 & ~(a.tile - 1)) + tile * a.tile;
+    int32_t first = max(base, item.k0), end = min(base + count * a.tile, item.k1);
+    for (int32_t j = first; j < end; j += LATENT_KEYS) {
+        if (t < LATENT_KEYS) {
+            memory.position[t] = j + t < end && j + t < item.length ? j + t : -1;
+        }
+        visit_tile(p, request, item.table, memory, w, v);
+    }
+    if (count == item.num_tiles) {
+        write_rows(p, memory, w, v);
+        return;
+    }
+    float *part = a.parts + (int64_t)segment.index * LATENT_PART;
+#pragma unroll
+    for (int r = 0; r < LATENT_ROWS; r++) {
+        if (t < LATENT_MAX_RANK) {
+            part[r * LATENT_MAX_RANK + t] = t < p.rank ? v.o[r] : 0.0f;
+        }
+    }
+    if (lane_index() == 0) {
+#pragma unroll
+        for (int i = 0; i < LATENT_WARP_ROWS; i++) {
+            int32_t r = warp_index() * LATENT_WARP_ROWS + i;
+            part[LATENT_ROWS * LATENT_MAX_RANK + r] = w.m[i];
+            part[LATENT_ROWS * (LATENT_MAX_RANK + 1) + r] = w.l[i];
+        }
+    }
+    sync_group(); /* the part is written: thread 0 publishes it for all */
+    if (t == 0) {
+        int32_t *arrived = &a.arrived[segment.row_tile_index];
+        bool last = add_and_publish(arrived, 1) == segment.last - segment.first;
+        if (last) {
+            *arrived = 0; /* for the next run of this plan */
+        }
+        memory.last_one = last;
+    }
+    sync_group();
+    if (memory.last_one) {
+        merge_parts(p, a.parts + (int64_t)segment.first * LATENT_PART,
+                    segment.last - segment.first + 1, memory);
+    }
+}
+
+/* The first segment is the group's own; further ones are taken as groups become free. Who takes the
+ * last number puts the counter back. */
+GPU_KERNEL(latent, gpu_latent_params)
+{
+    GPU_SHARED latent_memory memory;
+    const gpu_params &a = p.attend;
+    int32_t segments = a.header->segments, index = (int32_t)group_index();
+    while (index < segments) {
+        attend_segment(p, a.segments[index], memory);
+        if (segments <= (int32_t)group_count()) {
+            break;
+        }
+        sync_group(); /* memory.taken has been read */
+        if (thread_index() == 0) {
+            memory.taken = atomic_add(&a.header->taken, 1);
+            if (memory.taken == segments - 1) {
+                a.header->taken = 0;
+            }
+        }
+        sync_group(); /* the number is there */
+        index = (int32_t)group_count() + memory.taken;
+    }
+}
+
+/* Items are (token, LATENT_ROWS heads); keys are those of the token's list. */
+GPU_KERNEL(latent_sparse, gpu_latent_params)
+{
+    GPU_SHARED latent_memory memory;
+    const gpu_params &a = p.attend;
+    int32_t first = a.query_start[0], end = a.query_start[a.num_reqs];
+    int32_t blocks = (a.num_q_heads + LATENT_ROWS - 1) / LATENT_ROWS;
+    int32_t t = (int32_t)thread_index();
+    for (int64_t i = group_index(); i < (int64_t)(end - first) * blocks; i += group_count()) {
+        int32_t token = first + (int32_t)(i / blocks);
+        int32_t first_head = (int32_t)(i % blocks) * LATENT_ROWS;
+        gpu_request request = load_request(a, find_last(a.query_start, a.num_reqs, token));
+        int64_t table =
+            (int64_t)(a.block_table_row != nullptr ? a.block_table_row[request.r] : request.r) *
+            a.block_table_stride;
+        sync_group(); /* the item before is done with */
+        if (t < LATENT_ROWS) {
+            bool real = first_head + t < a.num_q_heads;
+            memory.rows[t] = {real ? token : -1, token - request.query_start, first_head + t};
+        }
+        sync_group(); /* rows are there */
+        latent_queries w;
+        latent_values v;
+        enter_rows(p, request, memory, w);
+        clear_values(v);
+        for (int32_t n = 0; n < p.num_topk; n += LATENT_KEYS) {
+            if (t < LATENT_KEYS) {
+                int32_t j = n + t < p.num_topk ? p.topk[token * p.topk_stride + n + t] : -1;
+                memory.position[t] = j >= 0 && j < request.length ? j : -1;
+            }
+            visit_tile(p, request, table, memory, w, v);
+        }
+        write_rows(p, memory, w, v);
+    }
+}
+
+/* A warp per row. */
+GPU_KERNEL(latent_write, gpu_latent_write_params)
+{
+    for (int64_t i = warp_of_grid(GPU_THREADS_latent_write); i < p.num_slots;
+         i += warps_of_grid(GPU_THREADS_latent_write)) {
+        int64_t slot = p.slots[i];
+        if (slot >= 0) {
+            int64_t block = slot / p.block_size;
+            store_latent_row(p, (char *)row_at(p.to, block, slot - block * p.block_size, 0),
+                             p.latent.data + i * p.latent.row, p.rope.data + i * p.rope.row);
+        }
+    }
+}
+
+/* As gather_rows of gather.cpp, whole latent rows. */
+GPU_KERNEL(latent_gather, gpu_latent_gather_params)
+{
+    const gpu_gather_params &g = p.gather;
+    float scale = g.from.form == GPU_ROW_NUMBERS ? cache_scale(g.from, 0) : 1.0f;
+    int32_t begin = g.out_start[0], end = g.out_start[g.num_reqs];
+    for (int64_t i = warp_of_grid(GPU_THREADS_latent_gather); i < end - begin;
+         i += warps_of_grid(GPU_THREADS_latent_gather)) {
+        int32_t row = begin + (int32_t)i, r = find_last(g.out_start, g.num_reqs, row);
+        int32_t j = (g.first_key != nullptr ? g.first_key[r] : 0) + row - g.out_start[r];
+        int64_t table = g.block_table_row != nullptr ? g.block_table_row[r] : r;
+        int32_t index = j / g.block_size;
+        const char *from = row_at(g.from, g.block_table[table * g.block_table_stride + index],
+                                  j - index * g.block_size, 0);
+        for (int32_t d = lane_index(); d < g.from.head_size; d += GPU_LANES) {
+            number_store(g.to.data + row * g.to.row, g.to.dtype, d,
+                         latent_number(g.from, from, scale, d));
+        }
+    }
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A device of the test's own: the host's memory, and kernels as fibres (target_host.h), one group
+ * after another. It has no matrix kernels, so every attend is the plain one's. */
+#include <mutex>
+
+#include "gpu/delta.h"
+#include "gpu/device/target.h"
+#include "gpu/latent.h"
+#include "gpu/params.h"
+
+#define DECLARE_KERNEL(name, params, threads) extern "C" void kernel_##name(const params &p);
+GPU_KERNELS(DECLARE_KERNEL)
+
+#define RUN_KERNEL(name, params, threads)                                                          \
+    static void run_##name(void *p)                                                                \
+    {                                                                                              \
+        kernel_##name(*(const params *)p);                                                         \
+    }
+GPU_KERNELS(RUN_KERNEL)
+
+#define KERNEL_ENTRY(name, params, threads) {run_##name, threads},
+static const struct {
+    void (*run)(void *);
+    uint32_t threads;
+} kernels[] = {GPU_KERNELS(KERNEL_ENTRY)};
+
+static std::mutex one_at_a_time;
+
+extern "C" const char *gpu_device_open(struct gpu_device *device, int32_t id)
+{
+    device->id = id;
+    device->num_sms = 3;
+    device->lanes = GPU_LANES;
+    return NULL;
+}
+
+extern "C" void gpu_device_close(struct gpu_device *device)
+{
+    (void)device;
+}
+
+extern "C" const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel kernel,
+                                         int64_t groups, const void *params, void *stream)
+{
+    (void)device, (void)stream;
+    std::lock_guard<std::mutex> lock(one_at_a_time);
+    for (int64_t i = 0; i < groups; i++) {
+        host_run_group(kernels[kernel].threads, (uint32_t)i, (uint32_t)groups, kernels[kernel].run,
+                       (void *)params);
+    }
+    return NULL;
+}
+
+extern "C" const char *gpu_device_attend(const struct gpu_device *, int32_t,
+                                         const struct gpu_params *, void *)
+{
+    return "no matrix kernel is here";
+}
+
+extern "C" bool gpu_device_map(const struct gpu_device *, const struct gpu_cache *, int32_t,
+                               int64_t, int64_t, int32_t, int32_t, struct gpu_map *)
+{
+    return false;
+}
+
+extern "C" const char *gpu_device_copy(const struct gpu_device *, void *to, const void *from,
+                                       size_t bytes, int32_t, void *)
+{
+    memmove(to, from, bytes);
+    return NULL;
+}
+
+extern "C" const char *gpu_device_fill(const struct gpu_device *, void *to, int32_t value,
+                                       size_t row_bytes, size_t stride, int64_t rows, void *)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        memset((char *)to + i * stride, value, row_bytes);
+    }
+    return NULL;
+}
+
+/* gpu/host/services.c links to these; the table ends before its slots. */
+extern "C" const char *gpu_device_allocate(const struct gpu_device *, int32_t, size_t, void **,
+                                           size_t[2])
+{
+    return "not here";
+}
+
+extern "C" const char *gpu_device_free(const struct gpu_device *, int32_t, void *)
+{
+    return "not here";
+}
+
+extern "C" const char *gpu_device_of_memory(const struct gpu_device *, const void *,
+                                            struct attn_device *)
+{
+    return "not here";
+}
+
+#define NO_STREAMS(name, ...)                                                                      \
+    extern "C" const char *gpu_device_##name(__VA_ARGS__)                                          \
+    {                                                                                              \
+        return "not here";                                                                         \
+    }
+NO_STREAMS(stream_create, const struct gpu_device *, void **)
+NO_STREAMS(stream_destroy, const struct gpu_device *, void *)
+NO_STREAMS(synchronize, const struct gpu_device *, void *)
+NO_STREAMS(capture_begin, const struct gpu_device *, void *)
+NO_STREAMS(capture_end, const struct gpu_device *, void *, void **)
+NO_STREAMS(graph_launch, const struct gpu_device *, void *, void *)
+NO_STREAMS(graph_destroy, const struct gpu_device *, void *)
