@@ -62,7 +62,7 @@ static attn_status take_args(struct mutable_args *m, const struct attn_attend_ar
 /* Apart, so that the other mutants' frames stay small. */
 __attribute__((noinline)) static void use_much_stack(void)
 {
-    volatile char much[ATTN_STEP_STACK_BYTES];
+    volatile char much[ATTN_STEP_STACK_BYTES + 4096]; /* the measure begins a few frames below */
     for (size_t i = 0; i < sizeof much; i += 64) {
         much[i] = 1;
     }
