@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "compose/context_parallel.h"
-
+/* Context parallelism of a layer whose cache is spread over ranks: every rank attends the context
+ * that it holds with the queries of all ranks' heads, the partial results are exchanged and merged
+ * by log-sum-exp, and the step's own keys, which every rank has, are attended apart. Where ranks
+ * split the queries of a request, see split_queries.h. */
 #include <string.h>
 
 #include "compose/exchange.h"
@@ -12,43 +14,6 @@
 
 #define MAX_RANKS 4096 /* times MAX_HEADS, which a spread step's heads are, far from overflow */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
-
-static int32_t world(const struct attn_collectives *ranks)
-{
-    return ranks != NULL ? ranks->world_size : 1;
-}
-
-bool layer_splits_queries(const attn_layer *layer)
-{
-    return layer->selected->cp != NULL && world(layer->selected->cp->prefill) > 1;
-}
-
-/* Ranks that hold a part of the cache each. */
-static int32_t cache_ranks(const struct attn_context_parallel *cp)
-{
-    return cp != NULL && cp->decode != NULL ? world(cp->decode) * world(cp->prefill) : 1;
-}
-
-bool context_is_spread(const struct attn_context_parallel *cp)
-{
-    return cache_ranks(cp) > 1;
-}
-
-int32_t layer_cache_ranks(const attn_layer *layer)
-{
-    return cache_ranks(layer->selected->cp);
-}
-
-int32_t layer_cache_rank(const attn_layer *layer)
-{
-    const struct attn_context_parallel *cp = layer->selected->cp;
-    return (cp->prefill != NULL ? cp->prefill->rank : 0) * world(cp->decode) + cp->decode->rank;
-}
-
-bool layer_is_spread(const attn_layer *layer)
-{
-    return context_is_spread(layer->selected->cp);
-}
 
 /* The engine's table of collectives, which is used from every step. */
 static attn_status check_ranks(const char *name, const char *field,
@@ -156,7 +121,7 @@ static void check_split_queries(struct check *check)
     const struct attn_context_parallel *cp = check->whole->cp;
     const struct attn_layer_desc *l = check->layer;
     const struct attn_backend_caps *caps = check->caps;
-    bool shares_rows = cp->order == ATTN_CP_ZIGZAG || cache_ranks(cp) > 1;
+    bool shares_rows = cp->order == ATTN_CP_ZIGZAG || context_cache_ranks(cp) > 1;
     const struct need needs[] = {
         {!l->prefix_lm && !l->tree_mask && !l->causal_per_request && l->sink_len == 0,
          "queries split over ranks with spans, trees, a static sink or causality per request",
@@ -185,7 +150,7 @@ static void match(struct check *check, int32_t phase)
     const struct attn_context_parallel *cp = check->whole->cp;
     const struct attn_layer_desc *l = check->layer;
     const struct attn_backend_caps *caps = check->caps;
-    bool splits = cp != NULL && world(cp->prefill) > 1;
+    bool splits = cp != NULL && ranks_count(cp->prefill) > 1;
     if (!context_is_spread(check->whole->cp) && !splits) {
         return;
     }
@@ -359,7 +324,7 @@ static attn_status init(attn_plan *plan, struct attn_error *error)
     }
     for (int32_t i = 0; i < plan->num_steps && status == ATTN_OK; i++) {
         const attn_layer *layer = plan->steps[i].layer;
-        double n = layer_cache_ranks(layer), split = world(layer->selected->cp->prefill);
+        double n = layer_cache_ranks(layer), split = ranks_count(layer->selected->cp->prefill);
         status = plan_check_area(plan, &plan->steps[i], n * split, n * n * split, error);
     }
     return status;
@@ -374,13 +339,6 @@ static int64_t integers(const attn_plan *plan)
 static bool joins(const attn_plan *plan)
 {
     return queries_split_lens(plan) != NULL;
-}
-
-int32_t parallel_local_length(const attn_layer *layer, int32_t context, int32_t rank)
-{
-    int32_t interleave = layer->selected->cp->interleave > 0 ? layer->selected->cp->interleave : 1;
-    return context_parallel_length(context > 0 ? context : 0, rank, layer_cache_ranks(layer),
-                                   interleave);
 }
 
 /* On this rank. */

@@ -4,7 +4,7 @@
 #ifndef CORE_COMPOSE_EXCHANGE_H
 #define CORE_COMPOSE_EXCHANGE_H
 
-#include "compose/context_parallel.h"
+#include "compose/ranks.h"
 
 /* Sizes of one layer's exchange. Heads of all ranks stand as [Hk, n, g]: each rank's group beside
  * the others' over the key head that they have in common. */

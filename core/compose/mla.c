@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* MLA at plan_create and plan: scratch memory, chunks of context, and which calls a batch takes. */
-#include "compose/context_parallel.h"
+#include "compose/ranks.h"
 #include "compose/mla.h"
 #include "util/error.h"
 

@@ -3,7 +3,7 @@
  * layers that its kernels get. */
 #include <stdio.h>
 
-#include "compose/context_parallel.h"
+#include "compose/ranks.h"
 #include "compose/mla.h"
 #include "select/layer_ext.h"
 #include "select/match_check.h"

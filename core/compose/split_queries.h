@@ -5,7 +5,7 @@
 #ifndef CORE_COMPOSE_SPLIT_QUERIES_H
 #define CORE_COMPOSE_SPLIT_QUERIES_H
 
-#include "compose/context_parallel.h"
+#include "compose/ranks.h"
 
 /* Slices that a rank has of one request: 1, or 2 in zig-zag order. */
 int32_t queries_slices(const attn_layer *layer);

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "runtime/elf_file.h"
-#include "runtime/hash.h"
+#include "util/hash.h"
 #include "util/error.h"
 #include "util/structs.h"
 #include "util/text.h"
@@ -212,5 +212,26 @@ attn_status plugin_load(attn_runtime *runtime, struct plugin *plugin, struct att
     }
     status = status ? status : check_slots(table, error);
     plugin->table = status == ATTN_OK ? table : NULL;
+    return status;
+}
+
+attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin,
+                                 const struct attn_plugin **table, struct attn_error *error)
+{
+    struct plugin *found = &runtime->plugins[plugin];
+    if (!lock_take(&runtime->lock)) {
+        *table = NULL;
+        return error_set(error, ATTN_ERROR_ORDER, "log",
+                         "called while this thread loads a plugin for the same runtime, as from "
+                         "its log: %s cannot be loaded there",
+                         found->file);
+    }
+    const bool fresh = found->table == NULL;
+    attn_status status = plugin_load(runtime, found, error);
+    if (status != ATTN_OK && fresh) {
+        cache_forget(runtime, found->file); /* whatever the record says does not hold any more */
+    }
+    *table = status == ATTN_OK ? found->table : NULL;
+    lock_give(&runtime->lock);
     return status;
 }

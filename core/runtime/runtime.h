@@ -10,8 +10,7 @@
 #include <stdbool.h>
 
 #include "host/host.h"
-#include "runtime/key.h"
-#include "runtime/scan.h"
+#include "runtime/isolation/isolation.h"
 #include "util/arena.h"
 #include "util/lock.h"
 
@@ -89,7 +88,8 @@ bool runtime_lists(const attn_runtime *runtime, struct attn_device device);
 attn_status runtime_refuse_device(const attn_runtime *runtime, struct attn_device device,
                                   struct attn_error *error);
 
-/* Makes sure that the plugin's code is loaded and its table is there (thread-safe, idempotent). */
+/* load.c: makes sure that the plugin's code is loaded and its table is there (thread-safe,
+ * idempotent). */
 attn_status runtime_plugin_table(attn_runtime *runtime, int32_t plugin,
                                  const struct attn_plugin **table, struct attn_error *error);
 

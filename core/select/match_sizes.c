@@ -4,6 +4,7 @@
 
 #include "select/layer_check.h"
 #include "select/match_check.h"
+#include "util/text.h"
 
 static bool in_range(const struct attn_range *range, int32_t value)
 {

@@ -2,6 +2,7 @@
 /* plan(): which calls this batch takes, over which view of it, and the vendors' own plans. */
 #include <string.h>
 
+#include "step/plan.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
 

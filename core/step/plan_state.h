@@ -7,7 +7,6 @@
 
 #include "bind/bound.h"
 #include "compose/composition.h"
-#include "step/plan.h"
 #include "util/tensor.h"
 
 #define WORKSPACE_ALIGNMENT 256

@@ -3,6 +3,7 @@
  * here allocates or locks, and text is formatted for a refusal alone. */
 #include <string.h>
 
+#include "step/plan.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
 

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "cache_fixture.h"
-#include "runtime/probe_cache.h"
+#include "runtime/isolation/probe_cache.h"
 #include "runtime/runtime.h"
 
 static const char *the_entry;

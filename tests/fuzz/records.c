@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "backend.h"
-#include "runtime/hash.h"
+#include "util/hash.h"
 #include "runtime/probe.h"
-#include "runtime/record.h"
+#include "runtime/isolation/record.h"
 
 #define HEADER 32
 

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/hash.h"
+#include "util/hash.h"
 
 extern char **environ;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attn-scan FILE: loads one plugin, probes it, and sends the record through its standard output.
  * The core execs it, so that a plugin which crashes, hangs or misbehaves does so here. It is the
- * core's other half and is made of its objects; the protocol stands in runtime/scan.h. */
+ * core's other half and is made of its objects; the protocol stands in runtime/isolation/scan.h. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,8 +16,8 @@
 #include "conduct.h"
 #include "runtime/load.h"
 #include "runtime/probe.h"
-#include "runtime/record.h"
-#include "runtime/scan.h"
+#include "runtime/isolation/record.h"
+#include "runtime/isolation/scan.h"
 #include "util/error.h"
 
 /* What a probe may need: management libraries of drivers, no model. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* FNV-1a, 64 bits: tells states and damaged files apart, and protects from nobody who wants to
  * deceive. */
-#ifndef CORE_RUNTIME_HASH_H
-#define CORE_RUNTIME_HASH_H
+#ifndef CORE_UTIL_HASH_H
+#define CORE_UTIL_HASH_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/probe_cache.h"
+#include "runtime/isolation/probe_cache.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "host/cache_file.h"
-#include "runtime/hash.h"
+#include "util/hash.h"
 
 #define PREFIX "probe-"
 

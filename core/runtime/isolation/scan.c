@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/scan.h"
+#include "runtime/isolation/scan.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "runtime/discover.h"
-#include "runtime/record.h"
+#include "runtime/isolation/record.h"
 #include "runtime/runtime.h"
 
 #define HELLO_SIZE (sizeof SCAN_HELLO - 1)

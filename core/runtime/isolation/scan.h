@@ -7,15 +7,11 @@
  *     a record     as in record.h
  *
  * and nothing else. Whatever else happens costs the plugin and not the engine. */
-#ifndef CORE_RUNTIME_SCAN_H
-#define CORE_RUNTIME_SCAN_H
+#ifndef CORE_RUNTIME_ISOLATION_SCAN_H
+#define CORE_RUNTIME_ISOLATION_SCAN_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
+#include "runtime/isolation/isolation.h"
 #include "util/text.h"
-
-typedef struct attn_runtime attn_runtime;
 
 #define SCAN_HELLO "ATTNSCAN"
 /* Behind it: who speaks another version of this protocol is no scanner of ours. */
@@ -28,18 +24,6 @@ typedef struct attn_runtime attn_runtime;
 #define SCAN_EXIT_NO_MEMORY 113
 #define SCAN_EXIT_NO_PIPE 114
 
-/* One scanner's process while it runs; zeroed: none. Everything but `running` is scan.c's. */
-struct scan {
-    bool running; /* begun, and not yet finished or abandoned */
-    bool open;    /* the pipe's other end */
-    bool ended;   /* and not yet reaped */
-    bool lost;    /* reaped by others, as where SIGCHLD is ignored: its pid may be anybody's */
-    bool late, too_much;
-    int pid, pipe;
-    int code, value;  /* CLD_EXITED or CLD_KILLED, status or signal */
-    int64_t deadline; /* ms */
-};
-
 /* ATTN_ERROR_NOT_FOUND: there is no scanner that can be started, with the cause. ATTN_ERROR_IO:
  * there is, and this process or the machine has no descriptor or process left for it. */
 attn_status scan_begin(const attn_runtime *runtime, const char *file, struct scan *scan,
@@ -51,8 +35,5 @@ attn_status scan_begin(const attn_runtime *runtime, const char *file, struct sca
  * our own lack of memory. Else why the plugin is refused. */
 attn_status scan_finish(const attn_runtime *runtime, struct scan *scan, struct text *answer,
                         size_t *record, struct attn_error *why);
-
-/* Ends it, if it runs; its answer is lost. */
-void scan_abandon(struct scan *scan);
 
 #endif

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/key.h"
-
+/* On what the answer of a probe depends: the plugin's file, and the machine around it. */
 #include <attn/version.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/auxv.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include "runtime/hash.h"
+#include "runtime/isolation/isolation.h"
+#include "util/hash.h"
 
 #if defined(__x86_64__)
 #define LIBRARY_FOLDER "/usr/lib/x86_64-linux-gnu"

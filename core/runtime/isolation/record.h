@@ -9,12 +9,12 @@
  * Integers are little-endian, text is its length and its bytes with the NUL. Whoever reads believes
  * nothing: sizes are checked here, and what the items say passes the same checks as a plugin's own
  * report. */
-#ifndef CORE_RUNTIME_RECORD_H
-#define CORE_RUNTIME_RECORD_H
+#ifndef CORE_RUNTIME_ISOLATION_RECORD_H
+#define CORE_RUNTIME_ISOLATION_RECORD_H
 
 #include <attn/capability.h>
 
-#include "runtime/key.h"
+#include "runtime/isolation/isolation.h"
 #include "util/arena.h"
 #include "util/text.h"
 

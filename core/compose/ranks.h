@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Context parallelism of a layer whose cache is spread over ranks: every rank attends the context
- * that it holds with the queries of all ranks' heads, the partial results are exchanged and merged
- * by log-sum-exp, and the step's own keys, which every rank has, are attended apart. Where ranks
- * split the queries of a request, see split_queries.h. */
-#ifndef CORE_COMPOSE_CONTEXT_PARALLEL_H
-#define CORE_COMPOSE_CONTEXT_PARALLEL_H
+/* Layers that ranks share, and what a plan keeps for them: context_parallel.c composes their steps,
+ * exchange.c moves rows and partial results, split_queries.c cuts queries, mla_spread.c is MLA's.
+ */
+#ifndef CORE_COMPOSE_RANKS_H
+#define CORE_COMPOSE_RANKS_H
 
 #include <attn/collectives.h>
 
@@ -51,6 +50,10 @@ static inline struct parallel_plan *parallel_plan(const attn_plan *plan)
     return plan_data(plan, &composition_context_parallel);
 }
 
+/* 1 where there are none. */
+int32_t ranks_count(const struct attn_collectives *ranks);
+/* Ranks that hold a part of the cache each. */
+int32_t context_cache_ranks(const struct attn_context_parallel *cp);
 /* Is the cache spread over ranks? Then a block of the table holds so many tokens over all of them.
  */
 bool layer_is_spread(const attn_layer *layer);

@@ -3,12 +3,12 @@
  * start, written beside and renamed, so that many processes may do so at once. What cannot be
  * trusted is passed over with a warning and written anew; a cache never fails anything but for want
  * of memory. */
-#ifndef CORE_RUNTIME_PROBE_CACHE_H
-#define CORE_RUNTIME_PROBE_CACHE_H
+#ifndef CORE_RUNTIME_ISOLATION_PROBE_CACHE_H
+#define CORE_RUNTIME_ISOLATION_PROBE_CACHE_H
 
 #include <time.h>
 
-#include "runtime/record.h"
+#include "runtime/isolation/record.h"
 #include "runtime/runtime.h"
 
 /* A refusal, or that there is no such hardware, is believed for so long: a library that has arrived
@@ -33,6 +33,5 @@ void cache_entry_finish(const attn_runtime *runtime, struct cache_entry *entry);
 
 /* Failures are logged and that is all. */
 void cache_write(attn_runtime *runtime, const char *file, const void *record, size_t size);
-void cache_forget(const attn_runtime *runtime, const char *file);
 
 #endif

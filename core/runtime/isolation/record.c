@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/record.h"
+#include "runtime/isolation/record.h"
 
 #include <attn/plugin.h>
 #include <string.h>
 
-#include "runtime/hash.h"
+#include "util/hash.h"
 #include "runtime/probe.h"
 
 #define MAGIC "ATTNPROB"

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "runtime/examine.h"
-
+/* From a file to what it offers: what is on file about it, else what its code says. */
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "runtime/load.h"
-#include "runtime/probe_cache.h"
-#include "runtime/scan.h"
+#include "runtime/probe.h"
+#include "runtime/isolation/isolation.h"
+#include "runtime/isolation/probe_cache.h"
+#include "runtime/isolation/scan.h"
 #include "util/error.h"
 #include "util/text.h"
 

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A runtime's life: its settings and services, the plugins that are found, and what they offer. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "host/env.h"
+#include "host/pool.h"
+#include "runtime/discover.h"
+#include "runtime/isolation/isolation.h"
+#include "runtime/probe.h"
+#include "runtime/runtime.h"
+#include "util/structs.h"
+
+#define MIN_OPTIONS 80 /* sizes in ABI 0.2 */
+#define MIN_HOST 64
+#define MAX_DEVICES 256
+#define MAX_BACKENDS 1024
+
+static bool has_backend(const attn_runtime *runtime, const struct backend *backend)
+{
+    for (int32_t i = 0; i < runtime->num_backends; i++) {
+        const struct backend *other = &runtime->backends[i];
+        if (strcmp(other->full_name, backend->full_name) == 0 &&
+            other->caps.device.type == backend->caps.device.type &&
+            other->caps.device.id == backend->caps.device.id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void add_devices(attn_runtime *runtime, const struct found *found)
+{
+    for (int32_t i = 0; i < found->num_devices; i++) {
+        bool known = false;
+        for (int32_t j = 0; j < runtime->num_devices; j++) {
+            struct attn_device_info *have = &runtime->devices[j];
+            bool same = have->device.type == found->devices[i].device.type &&
+                        have->device.id == found->devices[i].device.id;
+            /* Of two reports the one that knows the ISA says more. */
+            if (same && strlen(found->devices[i].isa) > strlen(have->isa)) {
+                *have = found->devices[i];
+            }
+            known |= same;
+        }
+        if (!known && runtime->num_devices < MAX_DEVICES) {
+            runtime->devices[runtime->num_devices++] = found->devices[i];
+        }
+    }
+}
+
+/* Takes a plugin's backends, all or none: a name that an earlier plugin has refuses the later one.
+ */
+static attn_status add_backends(attn_runtime *runtime, int32_t plugin, const struct found *found,
+                                struct attn_error *error)
+{
+    for (int32_t i = 0; i < found->num_backends; i++) {
+        if (has_backend(runtime, &found->backends[i])) {
+            return error_set(
+                error, ATTN_ERROR_PLUGIN, "name",
+                "backend '%s' is another plugin's already; the first one found is kept",
+                found->backends[i].full_name);
+        }
+    }
+    if (runtime->num_backends + found->num_backends > MAX_BACKENDS) {
+        return error_set(error, ATTN_ERROR_LIMIT, "backends", "more than %d backends",
+                         MAX_BACKENDS);
+    }
+    for (int32_t i = 0; i < found->num_backends; i++) {
+        runtime->backends[runtime->num_backends] = found->backends[i];
+        runtime->backends[runtime->num_backends++].plugin = plugin;
+    }
+    runtime->plugins[plugin].num_backends = found->num_backends;
+    return ATTN_OK;
+}
+
+/* Why a plugin, or, where its status is ATTN_OK, something that it reports, was left out. */
+static attn_status keep_reason(attn_runtime *runtime, struct plugin *plugin,
+                               const struct attn_error *why, struct attn_error *error)
+{
+    char reason[sizeof why->field + sizeof why->message + 4];
+    snprintf(reason, sizeof reason, "%s%s%s", why->field, why->field[0] != '\0' ? ": " : "",
+             why->message);
+    plugin->reason = arena_string(&runtime->arena, reason);
+    runtime_log(runtime, plugin->status == ATTN_ERROR_ABSENT ? ATTN_LOG_INFO : ATTN_LOG_WARN,
+                "%s: %s", plugin->file, reason);
+    return plugin->reason != NULL
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plugins", "no memory for a reason");
+}
+
+/* One bad plugin never fails the enumeration; its reason is kept. Only memory ends it. */
+static attn_status take_plugin(attn_runtime *runtime, int32_t index, struct found *found,
+                               struct attn_error *error)
+{
+    struct plugin *plugin = &runtime->plugins[index];
+    struct attn_error why = ATTN_ERROR_INIT;
+    if (plugin->status != ATTN_OK) {
+        return ATTN_OK;
+    }
+    attn_status status = plugin_examine(runtime, plugin, found, &why);
+    if (status == ATTN_OK) {
+        status = add_backends(runtime, index, found, &why);
+    }
+    if (status == ATTN_OK) {
+        add_devices(runtime, found);
+        return found->status == ATTN_OK ? ATTN_OK
+                                        : keep_reason(runtime, plugin, &found->error, error);
+    }
+    /* A plugin may say that it found no memory; only our own lack of it ends the enumeration. */
+    if (status == ATTN_ERROR_OUT_OF_MEMORY && runtime->arena.failed) {
+        return error_set(error, status, "plugins", "no memory while reading %s", plugin->file);
+    }
+    plugin->status = status;
+    return keep_reason(runtime, plugin, &why, error);
+}
+
+static int compare_backends(const void *a, const void *b)
+{
+    const struct backend *x = a, *y = b;
+    int names = strcmp(x->full_name, y->full_name);
+    if (names != 0) {
+        return names;
+    }
+    if (x->caps.device.type != y->caps.device.type) {
+        return x->caps.device.type < y->caps.device.type ? -1 : 1;
+    }
+    return (x->caps.device.id > y->caps.device.id) - (x->caps.device.id < y->caps.device.id);
+}
+
+static int compare_devices(const void *a, const void *b)
+{
+    const struct attn_device_info *x = a, *y = b;
+    if (x->device.type != y->device.type) {
+        return x->device.type < y->device.type ? -1 : 1;
+    }
+    return (x->device.id > y->device.id) - (x->device.id < y->device.id);
+}
+
+static attn_status find_backends(attn_runtime *runtime, struct attn_error *error)
+{
+    struct found found;
+    attn_status status = plugins_discover(runtime, error);
+    status = status ? status : found_init(&found, &runtime->arena, error);
+    if (runtime->settings.cache_dir[0] != '\0') {
+        runtime->machine = machine_read();
+    }
+    runtime->devices = arena_array(&runtime->arena, MAX_DEVICES, sizeof *runtime->devices);
+    runtime->backends = arena_array(&runtime->arena, MAX_BACKENDS, sizeof *runtime->backends);
+    if (status == ATTN_OK && (runtime->devices == NULL || runtime->backends == NULL)) {
+        status =
+            error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "runtime", "no memory for the backends");
+    }
+    for (int32_t i = 0; i < runtime->num_plugins && status == ATTN_OK; i++) {
+        status = take_plugin(runtime, i, &found, error);
+    }
+    for (int32_t i = 0; i < runtime->num_plugins; i++) {
+        scan_abandon(&runtime->plugins[i].scan); /* where the enumeration has ended early */
+    }
+    if (status == ATTN_OK) {
+        qsort(runtime->backends, (size_t)runtime->num_backends, sizeof *runtime->backends,
+              compare_backends);
+        qsort(runtime->devices, (size_t)runtime->num_devices, sizeof *runtime->devices,
+              compare_devices);
+    }
+    return status;
+}
+
+/* The engine's host, if any, completed with our own services. */
+static attn_status make_host(attn_runtime *runtime, const struct attn_runtime_options *options,
+                             struct attn_error *error)
+{
+    struct host_services *services = &runtime->services;
+    attn_status status = ATTN_OK;
+    if (options->host != NULL) {
+        status = table_read(&services->engine, sizeof services->engine, MIN_HOST, options->host,
+                            "attn_host", error);
+    }
+    if (status == ATTN_OK &&
+        (services->engine.allocate == NULL) != (services->engine.release == NULL)) {
+        status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "host",
+                           "allocate and release come together or not at all");
+    }
+    if (status == ATTN_OK && services->engine.num_threads < 0) {
+        status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "num_threads", "%d; 0 or above",
+                           services->engine.num_threads);
+    }
+    services->log_level = ATTN_LOG_WARN;
+    host_init(&runtime->host, services, 1);
+    return status;
+}
+
+static attn_status start_pool(attn_runtime *runtime, struct attn_error *error)
+{
+    struct host_services *services = &runtime->services;
+    services->log_level = runtime->settings.log_level;
+    runtime->host.num_threads =
+        services->engine.parallel_for != NULL && services->engine.num_threads > 0
+            ? services->engine.num_threads
+            : runtime->settings.num_threads;
+    if (services->engine.parallel_for != NULL && runtime->settings.validate) {
+        services->watched_threads = runtime->host.num_threads;
+    }
+    if (services->engine.parallel_for == NULL) {
+        services->pool = pool_create(&runtime->host, runtime->host.num_threads);
+        if (services->pool == NULL) {
+            return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "ATTN_NUM_THREADS",
+                             "no memory for the pool");
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status runtime_create(const struct attn_runtime_options *given, attn_runtime **out,
+                           struct attn_error *error)
+{
+    struct attn_runtime_options options = {.struct_size = sizeof options};
+    attn_runtime on_stack = {0}; /* until its host can allocate */
+    attn_status status = ATTN_OK;
+    if (out == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "runtime", "runtime is NULL");
+    }
+    *out = NULL;
+    if (given != NULL) {
+        status = struct_read(&options, sizeof options, MIN_OPTIONS, given, "attn_runtime_options",
+                             error);
+        status = status ? status : ext_check(options.next, NULL, 0, "attn_runtime_options", error);
+        if (status == ATTN_OK && options.reserved != 0) {
+            status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "reserved", "is %d; 0",
+                               options.reserved);
+        }
+    }
+    status = status ? status : make_host(&on_stack, &options, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    attn_runtime *runtime = host_alloc(&on_stack.host, sizeof *runtime);
+    if (runtime == NULL) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "runtime", "no memory for the runtime");
+    }
+    runtime->services = on_stack.services;
+    host_init(&runtime->host, &runtime->services, 1);
+    arena_init(&runtime->arena, &runtime->host);
+    lock_init(&runtime->lock);
+    status = settings_read(&runtime->settings, &options, &runtime->arena, error);
+    if (status == ATTN_OK && runtime->settings.no_cache != NULL) {
+        runtime_log(runtime, ATTN_LOG_WARN, "%s: nothing is cached; ATTN_CACHE_DIR names a folder",
+                    runtime->settings.no_cache);
+    }
+    status = status ? status : start_pool(runtime, error);
+    status = status ? status : find_backends(runtime, error);
+    if (status != ATTN_OK) {
+        runtime_destroy(runtime);
+        return status;
+    }
+    *out = runtime;
+    return ATTN_OK;
+}
+
+void runtime_destroy(attn_runtime *runtime)
+{
+    if (runtime == NULL) {
+        return;
+    }
+    struct host_services services = runtime->services;
+    struct attn_host host;
+    pool_destroy(runtime->services.pool);
+    lock_finish(&runtime->lock);
+    arena_finish(&runtime->arena);
+    services.pool = NULL;
+    host_init(&host, &services, 1); /* the runtime's own table goes with it */
+    host_free(&host, runtime, sizeof *runtime);
+}
