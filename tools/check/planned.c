@@ -78,8 +78,9 @@ static attn_status run_step(struct backend *backend, const struct device *device
         status = backend->kernels.plan(&plan, ATTN_PLAN_EAGER, error);
     }
     status = status == ATTN_OK ? kernel(args, error) : status;
+    size_t used = stack_used();
     if (device->device.type == ATTN_DEVICE_CPU) {
-        backend_stack_used(&backend->services, stack_used());
+        backend_stack_used(&backend->services, used);
     }
     /* the first step of a library takes its thread-local storage from the heap */
     bool taken = atomic_load(&backend->services.allocations) != before ||

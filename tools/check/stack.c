@@ -31,14 +31,18 @@ static __attribute__((noinline)) size_t visit(int paint)
     return SEEN - untouched * sizeof *area;
 }
 
+/* Measurements of this thread that have begun: painting again would hide what an outer one has
+ * to see, which covers the inner ones. */
+static _Thread_local int begun;
+
 void stack_paint(void)
 {
-    if (stack_is_measured()) {
+    if (begun++ == 0 && stack_is_measured()) {
         (void)visit(1);
     }
 }
 
 size_t stack_used(void)
 {
-    return stack_is_measured() ? visit(0) : 0;
+    return --begun == 0 && stack_is_measured() ? visit(0) : 0;
 }
