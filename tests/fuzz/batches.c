@@ -3,7 +3,10 @@
  * changed, planned for one layer of each sort, captured and replayed, and run. Arrays are as long
  * as the batch says, so that whoever reads more is caught; the backend's plan slot (backend.c)
  * follows every number that it is handed. */
+#include <stdlib.h>
 #include <string.h>
+
+#include <sanitizer/asan_interface.h> /* libFuzzer comes with it; without the sanitizer it does nothing */
 
 #include "backend.h"
 #include "bind/model.h"
@@ -18,6 +21,7 @@
 #define NUM_SLOTS 12 /* of recurrent states */
 #define HEADS 2
 #define LONGEST_ARRAY 4096
+#define MOST_WORKSPACE ((size_t)4 << 20)
 
 struct step {
     struct fixture fixture;
@@ -25,9 +29,15 @@ struct step {
     struct sampled sampled;
     attn_model *model;
     attn_layer *layer;
+    bool made; /* or it cannot be */
     attn_plan *plan;
+    struct attn_limits limits;
     struct attn_error error;
 };
+
+/* Ways to serve each sort of layer. */
+static const char *const texts[] = {"whole", "parts?", "decode=parts?;prefill=whole", ""};
+enum { NUM_TEXTS = sizeof texts / sizeof *texts };
 
 static int64_t clamp(int64_t value, int64_t low, int64_t high)
 {
@@ -100,45 +110,99 @@ static void bind_params(struct step *s)
     FUZZ_CHECK(status == ATTN_OK);
 }
 
-/* False: this layer cannot be stepped (its weights are not what is looked for here). */
-static bool make_plan(struct step *s, struct input *input)
+/* Limits may ask for more than a fuzzer has; the core zeroes what it gets. */
+static void *allocate_some(void *user, size_t size, size_t alignment)
 {
-    static const char *const texts[] = {"whole", "parts?", "decode=parts?;prefill=whole", ""};
+    (void)user;
+    return size <= MOST_WORKSPACE
+               ? aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
+               : NULL;
+}
+
+/* The model of a sort of layer. Inputs are about plans and batches, so one is made for all of them:
+ * that is three quarters of an input's time. */
+static struct step *find_model(int32_t sample, int32_t text)
+{
+    static struct step models[SAMPLE_COUNT][NUM_TEXTS];
+    struct step *s = &models[sample][text];
     const struct attn_layer_desc *layers[1] = {&s->sampled.desc};
-    const uint8_t how = input_byte(input);
     attn_assignment *assignment = NULL;
+    if (s->made) {
+        return s;
+    }
+    s->made = true;
+    s->error = (struct attn_error)ATTN_ERROR_INIT;
     backend_init(&s->fixture);
     s->fixture.runtime.settings.validate = true;
-    sample_layer(&s->sampled, input_byte(input) % SAMPLE_COUNT);
+    s->fixture.runtime.host.allocate = allocate_some;
+    sample_layer(&s->sampled, sample);
     s->sampled.desc.block_size = BLOCK;
     const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .backend = texts[how % 4]};
+                                                .backend = texts[text]};
     attn_status status =
         select_layers(&s->fixture.runtime, &options, layers, 1, &assignment, &s->error);
     if (status == ATTN_OK) {
         status = model_create(&s->fixture.runtime, assignment, NULL, &s->model, &s->error);
     }
     assignment_destroy(assignment);
-    if (status != ATTN_OK) {
-        fuzz_check_error(status, &s->error);
-        return false;
-    }
-    s->layer = model_layer(s->model, 0);
-    bind_params(s);
-    bind_memory(s);
-    const struct attn_plan_options limits = {.struct_size = sizeof limits,
-                                             .limits = {.struct_size = sizeof limits.limits,
-                                                        .max_num_reqs = MOST_REQUESTS,
-                                                        .max_num_tokens = MOST_TOKENS,
-                                                        .max_seq_len = MOST_KEYS},
-                                             .graph = how >> 2 & 1};
-    status = plan_create(s->model, 0, &limits, &s->plan, &s->error);
     fuzz_check_error(status, &s->error);
-    if (status != ATTN_OK) {
+    if (status == ATTN_OK) {
+        s->layer = model_layer(s->model, 0);
+        bind_params(s);
+        bind_memory(s);
+    }
+    return s;
+}
+
+/* Usual limits, smaller ones, or any: whoever does not fit in 64 bits is refused, and no plan is
+ * smaller than its batches. */
+static struct attn_limits draw_limits(struct input *input)
+{
+    struct attn_limits limits = {.struct_size = sizeof limits,
+                                 .max_num_reqs = MOST_REQUESTS,
+                                 .max_num_tokens = MOST_TOKENS,
+                                 .max_seq_len = MOST_KEYS};
+    const uint8_t tag = input_byte(input);
+    if (tag > 240) {
+        limits.max_num_reqs = input_int(input);
+        limits.max_num_tokens = input_int(input);
+        limits.max_seq_len = input_int(input);
+        limits.max_query_len = input_int(input);
+        limits.max_blocks_per_req = input_int(input);
+    } else if (tag > 200) {
+        limits.max_num_reqs = 1 + tag % MOST_REQUESTS;
+        limits.max_num_tokens = 1 + input_byte(input) % MOST_TOKENS;
+        limits.max_seq_len = tag & 1 ? 0 : MOST_KEYS;
+    }
+    return limits;
+}
+
+/* Zeros, and what lies behind may not be touched. To the allocator it would be a mapping of its own
+ * for each input, which is more work than all else. */
+static void *workspace_of(size_t bytes)
+{
+    static uint8_t memory[MOST_WORKSPACE + 4096] __attribute__((aligned(256)));
+    static size_t used;
+    ASAN_UNPOISON_MEMORY_REGION(memory, sizeof memory);
+    memset(memory, 0, used > bytes ? used : bytes);
+    used = bytes;
+    ASAN_POISON_MEMORY_REGION(memory + bytes, sizeof memory - bytes);
+    return memory;
+}
+
+/* False: there is none, or none whose memory would be more than a fuzzer has. */
+static bool make_plan(struct step *s, struct input *input, bool graph)
+{
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options, .limits = draw_limits(input), .graph = graph};
+    s->limits = options.limits;
+    const attn_status status = plan_create(s->model, 0, &options, &s->plan, &s->error);
+    fuzz_check_error(status, &s->error);
+    const size_t bytes = status == ATTN_OK ? plan_workspace_bytes(s->plan) : 0;
+    if (status != ATTN_OK || bytes > MOST_WORKSPACE) {
         return false;
     }
-    const size_t bytes = plan_workspace_bytes(s->plan);
-    void *workspace = blocks_add_aligned(&s->blocks, bytes);
+    void *workspace = workspace_of(bytes);
     FUZZ_CHECK(plan_bind_workspace(s->plan, workspace, bytes, &s->error) == ATTN_OK);
     return true;
 }
@@ -377,26 +441,30 @@ static void run(struct step *s, struct input *input, const struct attn_batch *b)
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 {
     struct input input = {bytes, size};
-    struct step s = {.error = ATTN_ERROR_INIT};
-    bool ready = make_plan(&s, &input);
+    const uint8_t how = input_byte(&input);
+    const uint8_t sample = input_byte(&input);
+    struct step *s = find_model(sample % SAMPLE_COUNT, how % NUM_TEXTS);
+    if (s->model == NULL) {
+        return 0;
+    }
+    bool ready = make_plan(s, &input, how >> 2 & 1);
     for (int32_t i = 0; ready && i < 2; i++) {
-        struct attn_batch b = make_batch(&s, &input);
+        struct attn_batch b = make_batch(s, &input);
         const uint8_t way = input_byte(&input);
-        const bool spread = s.sampled.desc.next == &s.sampled.cp.ext;
-        promised = (struct promised){.max_num_reqs = MOST_REQUESTS,
-                                     .max_num_tokens = MOST_TOKENS,
+        const bool spread = s->sampled.desc.next == &s->sampled.cp.ext;
+        promised = (struct promised){.max_num_reqs = s->limits.max_num_reqs,
+                                     .max_num_tokens = s->limits.max_num_tokens,
                                      .num_blocks = spread ? 0 : NUM_BLOCKS};
-        attn_status status = way < 224 ? plan_batch(s.plan, &b, NULL, &s.error)
-                                       : plan_graph(s.plan, way % 4, &b, NULL, &s.error);
-        fuzz_check_error(status, &s.error);
+        attn_status status = way < 224 ? plan_batch(s->plan, &b, NULL, &s->error)
+                                       : plan_graph(s->plan, way % 4, &b, NULL, &s->error);
+        fuzz_check_error(status, &s->error);
         if (status == ATTN_OK) {
-            check_split(&s, &b);
-            run(&s, &input, &b);
+            check_split(s, &b);
+            run(s, &input, &b);
         }
     }
-    plan_destroy(s.plan);
-    model_destroy(s.model);
-    fixture_finish(&s.fixture);
-    blocks_free(&s.blocks);
+    plan_destroy(s->plan);
+    s->plan = NULL;
+    blocks_free(&s->blocks);
     return 0;
 }
