@@ -28,11 +28,10 @@ none) options="-Dnccl=disabled -Dmpi=disabled" ;;
 *) echo "soak.sh: --sanitize: $sanitize; address, thread or none" >&2 && exit 2 ;;
 esac
 # shellcheck disable=SC2086
-[ -e "$build/build.ninja" ] || meson setup "$build" $options >"$build.log" 2>&1 || { cat "$build.log" && exit 1; }
-plugins=$(ls plugins | while read -r name; do [ ! -e "$build/plugins/$name" ] || echo "plugins/$name/attn_$name.so"; done)
+[ -e "$build/build.ninja" ] || meson setup "$build" $options >&2
+plugins=$(ninja -C "$build" -t targets all | sed -n 's|^\(plugins/[a-z_]*/attn_[a-z_]*\.so\):.*|\1|p')
 # shellcheck disable=SC2086
-ninja -C "$build" core/libattn.so.1.0.0 tools/attn-scan tools/attn-run tools/attn-check tests/soak/soak $plugins >"$build.log" 2>&1 ||
-    { tail -n 30 "$build.log" && exit 1; }
+ninja -C "$build" core/libattn.so.1.0.0 tools/attn-scan tools/attn-run tools/attn-check tests/soak/soak $plugins >&2
 export ASAN_OPTIONS=detect_leaks=1:handle_segv=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:second_deadlock_stack=1
 unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_VALIDATE ATTN_NUM_THREADS

@@ -27,6 +27,8 @@ expect 0 'terms: causal' "$info" --capabilities
 expect 0 '"capabilities": {' "$info" --capabilities --json
 expect 0 'example could serve decode: declared rank -1' env ATTN_PLUGIN_PATH="$plugin" "$info" --explain --model float32.json
 expect 2 'usage' "$info" stray
+expect 1 'attn-info: output: ' sh -c '"$0" >/dev/full' "$info"
+expect 1 'attn-info: output: ' sh -c '"$0" --json >/dev/full' "$info"
 expect 1 'cannot be opened' "$info" --model no-such-file.json
 expect 0 'sliding' "$info" --model "$models/gemma-2-9b.json"
 expect 0 '"forced":' env ATTN_BACKEND=cpu_ref "$info" --json --model "$models/gpt-oss-20b.json"

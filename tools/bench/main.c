@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "common/find.h"
+#include "common/library.h"
 #include "common/names.h"
 #include "common/number.h"
 #include "dispatch.h"
@@ -177,7 +178,7 @@ static int show(struct report *report, const struct session *session)
     return shown && report_all_good(report) ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-int main(int argc, char **argv)
+static int run_tool(int argc, char **argv)
 {
     struct options options;
     struct session session;
@@ -203,4 +204,9 @@ int main(int argc, char **argv)
     }
     options_finish(&options);
     return code;
+}
+
+int main(int argc, char **argv)
+{
+    return tool_end("attn-bench", run_tool(argc, argv));
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "calls.h"
+#include "common/library.h"
 #include "core_cases.h"
 #include "crash.h"
 #include "declared.h"
@@ -366,7 +367,7 @@ static int run_suite(struct run *run)
     return passed && !run->report.failed ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-int main(int argc, char **argv)
+static int run_tool(int argc, char **argv)
 {
     struct options options;
     struct attn_error error = ATTN_ERROR_INIT;
@@ -413,4 +414,9 @@ int main(int argc, char **argv)
                          status == ATTN_ERROR_ABSENT ? EXIT_ABSENT : EXIT_FAILURE);
     }
     return code;
+}
+
+int main(int argc, char **argv)
+{
+    return tool_end("attn-check", run_tool(argc, argv));
 }

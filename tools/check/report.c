@@ -246,5 +246,6 @@ bool report_junit(const struct report *report, const char *file)
         fputs("\"/></testcase>\n", out);
     }
     fputs("</testsuite>\n", out);
-    return fclose(out) == 0;
+    const bool written = !ferror(out);
+    return fclose(out) == 0 && written;
 }

@@ -2,8 +2,10 @@
 #include "library.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -54,4 +56,15 @@ attn_status library_open(const struct attn_api **api, struct attn_error *error)
     }
     memcpy(&get_api, &symbol, sizeof get_api);
     return get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, api, error);
+}
+
+int tool_end(const char *tool, int code)
+{
+    errno = 0;
+    const bool failed = fflush(stdout) != 0, before = ferror(stdout) != 0;
+    if (!failed && !before) {
+        return code;
+    }
+    fprintf(stderr, "%s: output: %s\n", tool, errno != 0 ? strerror(errno) : "was not written");
+    return code != EXIT_SUCCESS ? code : EXIT_FAILURE;
 }

@@ -443,7 +443,7 @@ static int show(struct info *info)
     return served ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-int main(int argc, char **argv)
+static int run_tool(int argc, char **argv)
 {
     struct info info = {.api = NULL};
     struct attn_error error = ATTN_ERROR_INIT;
@@ -466,4 +466,9 @@ int main(int argc, char **argv)
     info.api->runtime_destroy(info.runtime);
     model_config_finish(&info.config);
     return code;
+}
+
+int main(int argc, char **argv)
+{
+    return tool_end("attn-info", run_tool(argc, argv));
 }

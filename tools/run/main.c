@@ -193,7 +193,7 @@ static int tell(const struct engine *engine, double seconds)
     return verified || !engine->settings->verify ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-int main(int argc, char **argv)
+static int run_tool(int argc, char **argv)
 {
     struct settings settings;
     struct engine engine = {.settings = &settings, .error = ATTN_ERROR_INIT};
@@ -226,4 +226,9 @@ int main(int argc, char **argv)
         engine.api->runtime_destroy(engine.runtime);
     }
     return code;
+}
+
+int main(int argc, char **argv)
+{
+    return tool_end("attn-run", run_tool(argc, argv));
 }

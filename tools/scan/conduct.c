@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "conduct.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <locale.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "util/hash.h"
@@ -34,6 +40,91 @@ static uint32_t float_control(void)
 #endif
 }
 
+static uint64_t hash_limits(void)
+{
+    uint64_t hash = HASH_INIT;
+    for (int i = 0; i < RLIM_NLIMITS; i++) {
+        struct rlimit limit = {0, 0};
+        (void)getrlimit((__rlimit_resource_t)i, &limit);
+        hash = hash_bytes(hash, &limit, sizeof limit);
+    }
+    return hash;
+}
+
+/* Which are armed; the scanner's own alarm counts down meanwhile. */
+static uint64_t hash_timers(void)
+{
+    char text[2048];
+    uint64_t hash = HASH_INIT;
+    for (int i = ITIMER_REAL; i <= ITIMER_PROF; i++) {
+        struct itimerval timer;
+        (void)getitimer((__itimer_which_t)i, &timer);
+        const int armed = timer.it_value.tv_sec != 0 || timer.it_value.tv_usec != 0;
+        const int repeats = timer.it_interval.tv_sec != 0 || timer.it_interval.tv_usec != 0;
+        hash = hash_bytes(hash, (int[]){armed, repeats}, 2 * sizeof armed);
+    }
+    const int file = open("/proc/self/timers", O_RDONLY | O_CLOEXEC);
+    const ssize_t size = file >= 0 ? read(file, text, sizeof text) : 0;
+    if (file >= 0) {
+        close(file);
+    }
+    return size > 0 ? hash_bytes(hash, text, (size_t)size) : hash;
+}
+
+static int count_threads(void)
+{
+    DIR *folder = opendir("/proc/self/task");
+    int count = 0;
+    while (folder != NULL && readdir(folder) != NULL) {
+        count++;
+    }
+    if (folder != NULL) {
+        closedir(folder);
+    }
+    return count;
+}
+
+/* Is it a child of this process? */
+static int is_child(const char *pid)
+{
+    char path[64], text[512];
+    int parent = 0;
+    snprintf(path, sizeof path, "/proc/%.20s/stat", pid);
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    const ssize_t size = file >= 0 ? read(file, text, sizeof text - 1) : 0;
+    if (file >= 0) {
+        close(file);
+    }
+    text[size > 0 ? size : 0] = '\0';
+    const char *behind = strrchr(text, ')'); /* the name before may have any character */
+    return behind != NULL && sscanf(behind + 1, " %*c %d", &parent) == 1 && parent == (int)getpid();
+}
+
+int conduct_end_children(void)
+{
+    int ended = 0;
+    /* those of a child that ends become ours, so it is looked again until there are none */
+    while (waitpid(-1, NULL, WNOHANG) >= 0 || errno == EINTR) {
+        DIR *folder = opendir("/proc");
+        const struct dirent *entry;
+        int found = 0;
+        while (folder != NULL && (entry = readdir(folder)) != NULL) {
+            if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' && is_child(entry->d_name)) {
+                found += kill((pid_t)atoi(entry->d_name), SIGKILL) == 0;
+            }
+        }
+        if (folder != NULL) {
+            closedir(folder);
+        }
+        if (found == 0) {
+            break;
+        }
+        ended += found;
+        (void)waitpid(-1, NULL, 0);
+    }
+    return ended;
+}
+
 static void read_folder(const char *path, struct stat *info)
 {
     memset(info, 0, sizeof *info);
@@ -56,6 +147,14 @@ void conduct_read(struct conduct *conduct, int descriptor)
     conduct->rounding = fegetround();
     conduct->float_control = float_control();
     conduct->descriptor = descriptor;
+    conduct->limits = hash_limits();
+    conduct->timers = hash_timers();
+    (void)sched_getaffinity(0, sizeof conduct->processors, &conduct->processors);
+    conduct->niceness = getpriority(PRIO_PROCESS, 0);
+    conduct->threads = count_threads();
+    for (int i = 0; i <= 2; i++) {
+        (void)fstat(i, &conduct->streams[i]);
+    }
 }
 
 static int same_place(const struct stat *a, const struct stat *b)
@@ -72,6 +171,13 @@ const char *conduct_difference(const struct conduct *before, char *text, size_t 
             snprintf(text, size, "the handler of signal %d", i);
             return text;
         }
+        /* libc copies more of a mask than the kernel has filled */
+        if (now.actions[i].sa_flags != before->actions[i].sa_flags ||
+            memcmp(&now.actions[i].sa_mask, &before->actions[i].sa_mask, CONDUCT_SIGNALS / 8) !=
+                0) {
+            snprintf(text, size, "the flags or mask of signal %d", i);
+            return text;
+        }
     }
     for (int i = 1; i < CONDUCT_SIGNALS; i++) {
         if (sigismember(&now.blocked, i) != sigismember(&before->blocked, i)) {
@@ -82,6 +188,10 @@ const char *conduct_difference(const struct conduct *before, char *text, size_t 
     for (int i = 0; i <= 2; i++) {
         if (fcntl(i, F_GETFD) < 0) {
             return "descriptors that are not its own: it closed one";
+        }
+        if (!same_place(&now.streams[i], &before->streams[i])) {
+            snprintf(text, size, "where descriptor %d leads", i);
+            return text;
         }
     }
     const struct {
@@ -96,6 +206,11 @@ const char *conduct_difference(const struct conduct *before, char *text, size_t 
         {now.mask != before->mask, "the file mode mask"},
         {now.rounding != before->rounding, "the rounding mode"},
         {now.float_control != before->float_control, "the floating-point control word"},
+        {now.limits != before->limits, "a resource limit"},
+        {now.timers != before->timers, "the timers"},
+        {!CPU_EQUAL(&now.processors, &before->processors), "the processors that it may run on"},
+        {now.niceness != before->niceness, "the niceness"},
+        {now.threads > before->threads, "the number of threads: it left some"},
     };
     for (size_t i = 0; i < sizeof rest / sizeof *rest; i++) {
         if (rest[i].differs) {

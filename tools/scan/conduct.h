@@ -4,6 +4,7 @@
 #define SCAN_CONDUCT_H
 
 #include <fenv.h>
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -16,7 +17,13 @@ struct conduct {
     sigset_t blocked;
     uint64_t locale; /* hashes */
     uint64_t environment;
-    struct stat folder; /* the working directory */
+    uint64_t limits; /* of resources */
+    uint64_t timers;
+    cpu_set_t processors;
+    int niceness;
+    int threads;
+    struct stat streams[3]; /* what 0, 1 and 2 lead to */
+    struct stat folder;     /* the working directory */
     struct stat root;
     mode_t mask;
     int rounding;
@@ -25,6 +32,10 @@ struct conduct {
 };
 
 void conduct_read(struct conduct *conduct, int descriptor);
+
+/* Ends what the plugin left running and counts it: children, and theirs. For once they are ours,
+ * see PR_SET_CHILD_SUBREAPER. */
+int conduct_end_children(void);
 
 /* NULL, or what the plugin changed: "the handler of SIGSEGV". `text` is storage for it. */
 const char *conduct_difference(const struct conduct *before, char *text, size_t size);

@@ -104,7 +104,8 @@ static bool is_sanitized(void)
 static void be_modest(void)
 {
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-    (void)alarm(LONGEST_LIFE); /* should the engine have died before that call */
+    (void)prctl(PR_SET_CHILD_SUBREAPER, 1); /* what leaves its parent comes to us */
+    (void)alarm(LONGEST_LIFE);              /* should the engine have died before that call */
     limit(RLIMIT_CORE, 0);
     limit(RLIMIT_STACK, MAX_STACK);
     if (!is_sanitized()) {
@@ -145,6 +146,9 @@ static attn_status examine(attn_runtime *runtime, struct plugin *plugin, struct 
     runtime_stage(runtime, plugin->file, 'P');
     status = plugin_probe(&runtime->host, plugin->table, found, why);
     const char *changed = conduct_difference(&before, text, sizeof text);
+    if (conduct_end_children() > 0 && changed == NULL) {
+        changed = "the processes: it left some";
+    }
     return changed == NULL ? status
                            : error_set(why, ATTN_ERROR_PLUGIN, "conduct", "changed %s", changed);
 }
