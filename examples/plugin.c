@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The smallest useful backend: attend, write_kv and merge_states in float32. The core composes
- * cross attention, encoders, chunked local attention, static sinks and cascades of them.
+/* The smallest useful backend: attend, write_kv and merge_states in float32, with what a layer
+ * keeps between bind and run (prepare) and workspace for a step (plan_size). The core composes
+ * cross attention, encoders, chunked local attention, static sinks and cascades of it. Compiles as
+ * C11 and as C++20.
  *
  *     cc -shared -fPIC -fvisibility=hidden -I abi examples/plugin.c -lm -o attn_example.so
  *     ATTN_PLUGIN_PATH=$PWD/attn_example.so ATTN_BACKEND=example attn-info */
@@ -9,8 +11,15 @@
 #include <stdio.h>
 #include <string.h>
 
+/* A library's handles would stand here, one for each thread or stream that may be in a step. */
 struct attn_instance {
     const struct attn_host *host;
+};
+
+/* One layer in one phase: what is worked out once. */
+struct attn_state {
+    int32_t group; /* query heads of a KV head */
+    int32_t head_size_v;
 };
 
 static float *row(const struct attn_tensor *t, int64_t i, int64_t j)
@@ -44,11 +53,12 @@ static void attend_row(const struct attn_attend_args *a, int64_t r, int64_t toke
                        int64_t position, int64_t length)
 {
     const struct attn_layer_desc *l = a->layer;
-    int64_t head = h / (l->num_q_heads / l->num_kv_heads);
+    int64_t head = h / a->state->group;
     int causal = a->batch->causal ? a->batch->causal == ATTN_CAUSAL_YES : l->causal;
     const float *q = row(a->q, token, h);
-    float *out = row(a->out, token, h), m = -INFINITY, sum = 0;
-    memset(out, 0, sizeof *out * (size_t)l->head_size_v);
+    float *out = row(a->out, token, h), *weighted = (float *)a->workspace;
+    float m = -INFINITY, sum = 0;
+    memset(weighted, 0, sizeof *weighted * (size_t)a->state->head_size_v);
     for (int64_t j = 0; j < length; j++) {
         float s = 0, before = m;
         if ((causal && j > position) ||
@@ -65,11 +75,11 @@ static void attend_row(const struct attn_attend_args *a, int64_t r, int64_t toke
         float shrink = before == m ? 1 : expf(before - m), w = expf(s - m);
         sum = sum * shrink + w;
         for (int32_t d = 0; d < l->head_size_v; d++) {
-            out[d] = out[d] * shrink + w * v[d];
+            weighted[d] = weighted[d] * shrink + w * v[d];
         }
     }
-    for (int32_t d = 0; d < l->head_size_v && sum != 0; d++) {
-        out[d] /= sum;
+    for (int32_t d = 0; d < l->head_size_v; d++) {
+        out[d] = sum != 0 ? weighted[d] / sum : 0;
     }
     if (a->lse != NULL) {
         /* a visible NaN is in both */
@@ -136,10 +146,45 @@ static attn_status merge_states(const struct attn_merge_states_args *a, struct a
     return ATTN_OK;
 }
 
+/* Not a step: here modules are loaded and kernels chosen. */
+static attn_status prepare(attn_instance *instance, const struct attn_layer_desc *layer,
+                           const struct attn_layer_params *params, int32_t phase,
+                           attn_state **state, struct attn_error *error)
+{
+    const struct attn_host *host = instance->host;
+    (void)params, (void)phase, (void)error;
+    *state = (attn_state *)host->allocate(host->user, sizeof **state, 16);
+    if (*state == NULL) {
+        return ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    (*state)->group = layer->num_q_heads / layer->num_kv_heads;
+    (*state)->head_size_v = layer->head_size_v;
+    return ATTN_OK;
+}
+
+static void release(attn_instance *instance, attn_state *state)
+{
+    instance->host->release(instance->host->user, state, sizeof *state);
+}
+
+/* The worst case of any batch within the limits: here one weighted sum, whatever they are. */
+static attn_status plan_size(attn_instance *instance, attn_state *state,
+                             const struct attn_limits *limits, struct attn_plan_size *size,
+                             struct attn_error *error)
+{
+    (void)instance, (void)limits, (void)error;
+    size->host_bytes = 0;
+    size->device_bytes = (size_t)state->head_size_v * sizeof(float);
+    return ATTN_OK;
+}
+
 static const struct attn_kernels kernels = {.struct_size = sizeof kernels,
                                             .attend = attend,
                                             .write_kv = write_kv,
-                                            .merge_states = merge_states};
+                                            .merge_states = merge_states,
+                                            .prepare = prepare,
+                                            .release = release,
+                                            .plan_size = plan_size};
 
 /* What is declared here is all that the core will ask for; attn-check tests exactly that. */
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
@@ -175,8 +220,8 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
         .p_scale_forms = 1,
         .output_forms = 1,
         .head_sizes = head_sizes,
-        .num_head_sizes = 1,
         .block_sizes = block_sizes,
+        .num_head_sizes = 1,
         .num_block_sizes = 1,
         .preferred_layout = ATTN_KV_LAYOUT_NHD,
         .preferred_block_size = 16,
@@ -194,7 +239,7 @@ static attn_status create(const struct attn_host *host, const char *backend, con
     (void)backend, (void)variant, (void)device, (void)error;
     *table = NULL; /* on failure both are */
     *instance = NULL;
-    *instance = host->allocate(host->user, sizeof **instance, 16);
+    *instance = (attn_instance *)host->allocate(host->user, sizeof **instance, 16);
     if (*instance == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }

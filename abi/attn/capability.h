@@ -46,20 +46,20 @@ struct attn_refused_combination {
 };
 
 /* Kernel slots, as bits of attn_backend_caps.kernels, in the order of struct attn_kernels. */
-#define ATTN_KERNEL_ATTEND (UINT64_C(1) << 0)
-#define ATTN_KERNEL_WRITE_KV (UINT64_C(1) << 1)
-#define ATTN_KERNEL_MERGE_STATES (UINT64_C(1) << 2)
-#define ATTN_KERNEL_ROPE_WRITE_KV (UINT64_C(1) << 3)
-#define ATTN_KERNEL_ATTEND_MLA (UINT64_C(1) << 4)
-#define ATTN_KERNEL_ATTEND_MLA_SPARSE (UINT64_C(1) << 5)
-#define ATTN_KERNEL_GATHER_KV (UINT64_C(1) << 6)
-#define ATTN_KERNEL_GATED_DELTA (UINT64_C(1) << 7)
-#define ATTN_KERNEL_BATCHED_GEMM (UINT64_C(1) << 8)
-#define ATTN_KERNEL_QUANTIZE (UINT64_C(1) << 9)
-#define ATTN_KERNEL_AMAX (UINT64_C(1) << 10)
-#define ATTN_KERNEL_COPY_BLOCKS (UINT64_C(1) << 11)
-#define ATTN_KERNEL_COPY (UINT64_C(1) << 12)
-#define ATTN_KERNEL_FILL (UINT64_C(1) << 13)
+#define ATTN_KERNEL_ATTEND (1ull << 0)
+#define ATTN_KERNEL_WRITE_KV (1ull << 1)
+#define ATTN_KERNEL_MERGE_STATES (1ull << 2)
+#define ATTN_KERNEL_ROPE_WRITE_KV (1ull << 3)
+#define ATTN_KERNEL_ATTEND_MLA (1ull << 4)
+#define ATTN_KERNEL_ATTEND_MLA_SPARSE (1ull << 5)
+#define ATTN_KERNEL_GATHER_KV (1ull << 6)
+#define ATTN_KERNEL_GATED_DELTA (1ull << 7)
+#define ATTN_KERNEL_BATCHED_GEMM (1ull << 8)
+#define ATTN_KERNEL_QUANTIZE (1ull << 9)
+#define ATTN_KERNEL_AMAX (1ull << 10)
+#define ATTN_KERNEL_COPY_BLOCKS (1ull << 11)
+#define ATTN_KERNEL_COPY (1ull << 12)
+#define ATTN_KERNEL_FILL (1ull << 13)
 #define ATTN_KERNEL_COUNT 14
 
 /* One backend on one device in one variant. Arrays and text are borrowed until the sink returns;

@@ -91,11 +91,11 @@ enum attn_kv_layout {
 };
 
 /* What a backend can walk: bits for attn_backend_caps.walks. */
-#define ATTN_WALK_NHD (UINT64_C(1) << 0)
-#define ATTN_WALK_HND (UINT64_C(1) << 1)
-#define ATTN_WALK_PACKED (UINT64_C(1) << 2) /* 0 < pack < head_size */
-#define ATTN_WALK_LATENT (UINT64_C(1) << 3)
-#define ATTN_WALK_SEPARATE_STRIDES (UINT64_C(1) << 4) /* K and V of different strides */
+#define ATTN_WALK_NHD (1ull << 0)
+#define ATTN_WALK_HND (1ull << 1)
+#define ATTN_WALK_PACKED (1ull << 2) /* 0 < pack < head_size */
+#define ATTN_WALK_LATENT (1ull << 3)
+#define ATTN_WALK_SEPARATE_STRIDES (1ull << 4) /* K and V of different strides */
 
 enum attn_kv_spec_kind {
     /* encoder-only, multimodal encoder, or a layer that shares an earlier cache */

@@ -29,50 +29,50 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 
 /* Terms of one attention (docs/semantics.md, section 1), as bits: what a layer needs, what a
  * backend can do. */
-#define ATTN_TERM_CAUSAL (UINT64_C(1) << 0)
-#define ATTN_TERM_BIDIRECTIONAL (UINT64_C(1) << 1)
-#define ATTN_TERM_CAUSAL_PER_REQUEST (UINT64_C(1) << 2)
-#define ATTN_TERM_SLIDING_WINDOW (UINT64_C(1) << 3) /* (w-1, 0) */
+#define ATTN_TERM_CAUSAL (1ull << 0)
+#define ATTN_TERM_BIDIRECTIONAL (1ull << 1)
+#define ATTN_TERM_CAUSAL_PER_REQUEST (1ull << 2)
+#define ATTN_TERM_SLIDING_WINDOW (1ull << 3) /* (w-1, 0) */
 /* right side >= 0 of a bidirectional layer */
-#define ATTN_TERM_SYMMETRIC_WINDOW (UINT64_C(1) << 4)
-#define ATTN_TERM_CHUNKED_LOCAL (UINT64_C(1) << 5)
-#define ATTN_TERM_SOFT_CAP (UINT64_C(1) << 6)
-#define ATTN_TERM_ALIBI (UINT64_C(1) << 7)
-#define ATTN_TERM_ALIBI_SQRT (UINT64_C(1) << 8)
-#define ATTN_TERM_SINKS (UINT64_C(1) << 9)
-#define ATTN_TERM_STATIC_SINK (UINT64_C(1) << 10) /* fused; without it the core composes it */
-#define ATTN_TERM_PREFIX_LM (UINT64_C(1) << 11)
-#define ATTN_TERM_TREE_BITS (UINT64_C(1) << 12)
-#define ATTN_TERM_TREE_BIAS (UINT64_C(1) << 13)
+#define ATTN_TERM_SYMMETRIC_WINDOW (1ull << 4)
+#define ATTN_TERM_CHUNKED_LOCAL (1ull << 5)
+#define ATTN_TERM_SOFT_CAP (1ull << 6)
+#define ATTN_TERM_ALIBI (1ull << 7)
+#define ATTN_TERM_ALIBI_SQRT (1ull << 8)
+#define ATTN_TERM_SINKS (1ull << 9)
+#define ATTN_TERM_STATIC_SINK (1ull << 10) /* fused; without it the core composes it */
+#define ATTN_TERM_PREFIX_LM (1ull << 11)
+#define ATTN_TERM_TREE_BITS (1ull << 12)
+#define ATTN_TERM_TREE_BIAS (1ull << 13)
 #define ATTN_TERM_COUNT 14
 
 /* Abilities beside the terms. */
-#define ATTN_FEATURE_PAGED_KV (UINT64_C(1) << 0)      /* keys through a block table */
-#define ATTN_FEATURE_CONTIGUOUS_KV (UINT64_C(1) << 1) /* keys [Tk, Hk, D] with key_start_loc */
-#define ATTN_FEATURE_LSE (UINT64_C(1) << 2)
-#define ATTN_FEATURE_BLOCK_TABLE_ROW (UINT64_C(1) << 3)
-#define ATTN_FEATURE_MIXED_BATCH (UINT64_C(1) << 4) /* decode and prefill in one attend */
-#define ATTN_FEATURE_UPDATE_BLOCK_TABLE (UINT64_C(1) << 5)
-#define ATTN_FEATURE_FUSED_WRITE (UINT64_C(1) << 6) /* attend writes k and v itself */
-#define ATTN_FEATURE_FUSED_ROPE (UINT64_C(1) << 7)  /* rope_write_kv */
-#define ATTN_FEATURE_FUSED_ROPE_NORM (UINT64_C(1) << 8)
+#define ATTN_FEATURE_PAGED_KV (1ull << 0)      /* keys through a block table */
+#define ATTN_FEATURE_CONTIGUOUS_KV (1ull << 1) /* keys [Tk, Hk, D] with key_start_loc */
+#define ATTN_FEATURE_LSE (1ull << 2)
+#define ATTN_FEATURE_BLOCK_TABLE_ROW (1ull << 3)
+#define ATTN_FEATURE_MIXED_BATCH (1ull << 4) /* decode and prefill in one attend */
+#define ATTN_FEATURE_UPDATE_BLOCK_TABLE (1ull << 5)
+#define ATTN_FEATURE_FUSED_WRITE (1ull << 6) /* attend writes k and v itself */
+#define ATTN_FEATURE_FUSED_ROPE (1ull << 7)  /* rope_write_kv */
+#define ATTN_FEATURE_FUSED_ROPE_NORM (1ull << 8)
 /* keys at strided global positions */
-#define ATTN_FEATURE_GLOBAL_KEY_POSITIONS (UINT64_C(1) << 9)
-#define ATTN_FEATURE_CONTEXT_PARALLEL (UINT64_C(1) << 10)
-#define ATTN_FEATURE_INTERLEAVE (UINT64_C(1) << 11) /* context-parallel interleave > 1 */
-#define ATTN_FEATURE_BATCH_INVARIANT (UINT64_C(1) << 12)
-#define ATTN_FEATURE_BATCH_INVARIANT_PREFIX (UINT64_C(1) << 13) /* also with prefix caching */
-#define ATTN_FEATURE_QUANTIZED_QUERY (UINT64_C(1) << 14)
-#define ATTN_FEATURE_DEVICE_SEQ_LENS (UINT64_C(1) << 15) /* plans without seq_lens_host */
-#define ATTN_FEATURE_FAST_PREFILL (UINT64_C(1) << 16)
+#define ATTN_FEATURE_GLOBAL_KEY_POSITIONS (1ull << 9)
+#define ATTN_FEATURE_CONTEXT_PARALLEL (1ull << 10)
+#define ATTN_FEATURE_INTERLEAVE (1ull << 11) /* context-parallel interleave > 1 */
+#define ATTN_FEATURE_BATCH_INVARIANT (1ull << 12)
+#define ATTN_FEATURE_BATCH_INVARIANT_PREFIX (1ull << 13) /* also with prefix caching */
+#define ATTN_FEATURE_QUANTIZED_QUERY (1ull << 14)
+#define ATTN_FEATURE_DEVICE_SEQ_LENS (1ull << 15) /* plans without seq_lens_host */
+#define ATTN_FEATURE_FAST_PREFILL (1ull << 16)
 /* a fused cascade; without it the core composes */
-#define ATTN_FEATURE_CASCADE (UINT64_C(1) << 17)
+#define ATTN_FEATURE_CASCADE (1ull << 17)
 /* k and v of a step without a cache, and q, may be e4m3 with per-tensor scales (kv_dtype, k_scale
  * and v_scale of the layer that the kernel gets): what a quantized multimodal encoder is composed
  * of */
-#define ATTN_FEATURE_FP8_INPUTS (UINT64_C(1) << 18)
+#define ATTN_FEATURE_FP8_INPUTS (1ull << 18)
 /* batched_gemm takes w in mxfp4, see attn_batched_gemm_args */
-#define ATTN_FEATURE_MXFP4_WEIGHTS (UINT64_C(1) << 19)
+#define ATTN_FEATURE_MXFP4_WEIGHTS (1ull << 19)
 #define ATTN_FEATURE_COUNT 20
 
 enum attn_alibi { ATTN_ALIBI_NONE = 0, ATTN_ALIBI_LINEAR = 1, ATTN_ALIBI_SQRT = 2 };

@@ -10,8 +10,9 @@
 /* A version is major << 16 | minor. A minor step only appends, and versions of one major work
  * together in both directions; a major step may break. */
 #define ATTN_MAKE_VERSION(major, minor) (((uint32_t)(major) << 16) | (uint32_t)(minor))
-#define ATTN_ABI_VERSION ATTN_MAKE_VERSION(0, 2)
-#define ATTN_ABI_VERSION_MIN ATTN_MAKE_VERSION(0, 2)
+/* 0.2. Literals, here and in all masks, since bindgen expands no macro of a macro */
+#define ATTN_ABI_VERSION 0x00002u
+#define ATTN_ABI_VERSION_MIN 0x00002u
 #define ATTN_VERSION_MAJOR(version) ((version) >> 16)
 #define ATTN_VERSION_MINOR(version) ((version)&0xffffu)
 

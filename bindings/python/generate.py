@@ -112,12 +112,8 @@ def status_lines(text: str) -> list[str]:
 def constant_lines(text: str) -> list[str]:
     lines = []
     for name, value in re.findall(r"^#define (ATTN_\w+)[ \t]+(\S.*)$", text, flags=re.M):
-        value = re.sub(r"UINT64_C\((\d+)\)", r"\1", value.strip())
-        version = re.fullmatch(r"ATTN_MAKE_VERSION\((\d+), (\d+)\)", value)
-        if version:
-            value = f"{version[1]} << 16 | {version[2]}"
-        value = re.sub(r"\b(\d+)u\b", r"\1", value)
-        if re.fullmatch(r"[\d\s()<|]+", value):
+        value = re.sub(r"\b(\d+|0x[0-9a-fA-F]+)u(?:ll)?\b", r"\1", value.strip())
+        if re.fullmatch(r"[\da-fA-Fx\s()<|]+", value):
             lines.append(f"{name} = {value.strip('()')}")
     return lines
 

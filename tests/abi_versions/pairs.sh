@@ -12,7 +12,7 @@ trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/next/attn"
 for header in "$source"/abi/attn/*.h; do
     awk '
-        /^#define ATTN_ABI_VERSION ATTN_MAKE_VERSION/ { sub(/\(0, [0-9]+\)/, "(0, 99)") }
+        /^#define ATTN_ABI_VERSION 0x/ { $3 = "99u" }
         /^struct attn_[a-z_]+ \{/ { sized = 0; held = $2 ~ /^attn_(limits|error|ext)$/ }
         /^    size_t struct_size;/ { sized = 1 }
         /^\};/ && sized && !held { print "    uint64_t grown_tail[3];"; sized = 0 }

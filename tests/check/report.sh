@@ -44,6 +44,6 @@ expect 'attn-check: attend\..*: crashed with SIGSEGV$'
 expect "^  gdb --args attn-check $root/attn_wrong.so --full --seed 1 --filter 'attend\..*'$"
 
 change 's/.version = "0.1.0"/.version = "0.1.1"/'
-"$check" "$root/attn_wrong.so" --filter 'calls.*' >"$root/out" 2>&1
-expect '^skipped [0-9]* (calls\..*): the backend has no plan_size'
+"$check" "$root/attn_wrong.so" --filter 'merge_states*' >"$root/out" 2>&1
+expect '^skipped [0-9]* (merge_states\..*): the kernel refused it as unsupported'
 exit $failed

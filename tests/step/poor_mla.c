@@ -77,13 +77,13 @@ static struct schedule schedule_of(const struct attn_batch *b)
                              b->query_start_loc_host[b->num_reqs]};
 }
 
-static attn_status plan_size(attn_instance *instance, attn_state *layer,
-                             const struct attn_limits *limits, struct attn_plan_size *size,
-                             struct attn_error *error)
+static attn_status scheduled_size(attn_instance *instance, attn_state *layer,
+                                  const struct attn_limits *limits, struct attn_plan_size *size,
+                                  struct attn_error *error)
 {
-    (void)instance, (void)layer, (void)limits, (void)error;
+    attn_status status = plan_size(instance, layer, limits, size, error);
     size->host_bytes = sizeof(struct schedule);
-    return ATTN_OK;
+    return status;
 }
 
 static attn_status plan(const struct attn_attend_args *a, int32_t mode, struct attn_error *error)
@@ -160,7 +160,9 @@ static const struct attn_kernels poor_kernels = {.struct_size = sizeof poor_kern
                                                  .attend_mla = attend_mla,
                                                  .gather_kv = gather_kv,
                                                  .batched_gemm = batched_gemm,
-                                                 .plan_size = plan_size,
+                                                 .prepare = prepare,
+                                                 .release = release,
+                                                 .plan_size = scheduled_size,
                                                  .plan = plan};
 
 static attn_status poor_probe(const struct attn_host *host, const struct attn_probe_sink *sink,

@@ -5,8 +5,8 @@ from ctypes import (CFUNCTYPE, Structure, c_char, c_char_p, c_float, c_int32, c_
                     c_uint16, c_uint32, c_uint64, c_void_p)
 from enum import IntEnum
 
-ATTN_ABI_VERSION = 0 << 16 | 2
-ATTN_ABI_VERSION_MIN = 0 << 16 | 2
+ATTN_ABI_VERSION = 0x00002
+ATTN_ABI_VERSION_MIN = 0x00002
 ATTN_EXT_OPTIONAL = 1
 ATTN_ERROR_FIELD_SIZE = 64
 ATTN_ERROR_MESSAGE_SIZE = 944

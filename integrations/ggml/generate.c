@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Greedy tokens of a GGUF model through llama.cpp's own interface, with whatever backends it loads:
+ * prints the tokens, and milliseconds of the prompt and of a decoded token. Two runs, with and
+ * without GGML_BACKEND_PATH, are compared by tools/test_engines.sh.
+ *
+ *     generate MODEL.gguf f32|f16|q8_0 THREADS NUM_TOKENS [REPEATS-OF-THE-PROMPT]
+ *     generate --float32 MODEL.gguf OUT.gguf      the same weights as float32 */
+#include <llama.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+static void quiet(enum ggml_log_level level, const char *text, void *user)
+{
+    (void)user;
+    if (level >= GGML_LOG_LEVEL_WARN) {
+        fputs(text, stderr);
+    }
+}
+
+static int to_float32(const char *in, const char *out)
+{
+    struct llama_model_quantize_params params = llama_model_quantize_default_params();
+    params.ftype = LLAMA_FTYPE_ALL_F32;
+    params.allow_requantize = true;
+    return llama_model_quantize(in, out, &params) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+static llama_token best(struct llama_context *context, int32_t num_tokens)
+{
+    const float *logits = llama_get_logits_ith(context, -1);
+    llama_token token = 0;
+    for (llama_token i = 1; i < num_tokens; i++) {
+        token = logits[i] > logits[token] ? i : token;
+    }
+    return token;
+}
+
+int main(int argc, char **argv)
+{
+    static const char text[] =
+        "The history of the bicycle begins in the early nineteenth century, when a German "
+        "baron built a machine of wood that was pushed along with the feet. ";
+    static llama_token tokens[8192];
+    char prompt[16 * sizeof text] = "";
+    llama_log_set(quiet, NULL);
+    ggml_backend_load_all();
+    if (argc == 4 && strcmp(argv[1], "--float32") == 0) {
+        return to_float32(argv[2], argv[3]);
+    }
+    if (argc < 5) {
+        return 2;
+    }
+    for (int i = 0; i < (argc > 5 ? atoi(argv[5]) : 1) && i < 15; i++) {
+        strcat(prompt, text);
+    }
+    struct llama_model *model = llama_model_load_from_file(argv[1], llama_model_default_params());
+    struct llama_context_params params = llama_context_default_params();
+    params.n_ctx = 4096;
+    params.n_batch = params.n_ubatch = 512;
+    params.n_threads = params.n_threads_batch = atoi(argv[3]);
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    params.type_k = params.type_v = strcmp(argv[2], "f32") == 0   ? GGML_TYPE_F32
+                                    : strcmp(argv[2], "f16") == 0 ? GGML_TYPE_F16
+                                                                  : GGML_TYPE_Q8_0;
+    struct llama_context *context = model != NULL ? llama_init_from_model(model, params) : NULL;
+    if (context == NULL) {
+        return EXIT_FAILURE;
+    }
+    const struct llama_vocab *vocab = llama_model_get_vocab(model);
+    int32_t count =
+        llama_tokenize(vocab, prompt, (int32_t)strlen(prompt), tokens, 8192, true, true);
+    double begin = now();
+    for (int32_t i = 0; i < count; i += 512) {
+        if (llama_decode(context,
+                         llama_batch_get_one(tokens + i, count - i < 512 ? count - i : 512)) != 0) {
+            return EXIT_FAILURE;
+        }
+    }
+    double prefilled = now();
+    int32_t wanted = atoi(argv[4]);
+    for (int32_t i = 0; i < wanted; i++) {
+        llama_token token = best(context, llama_vocab_n_tokens(vocab));
+        printf("%d ", token);
+        if (llama_decode(context, llama_batch_get_one(&token, 1)) != 0) {
+            return EXIT_FAILURE;
+        }
+    }
+    double end = now();
+    printf("\n");
+    fprintf(stderr, "prompt of %d tokens: %.1f ms; %.2f ms a token\n", count, prefilled - begin,
+            (end - prefilled) / wanted);
+    llama_free(context);
+    llama_model_free(model);
+    return EXIT_SUCCESS;
+}
