@@ -319,7 +319,6 @@ static attn_status run(struct attention *a, struct layer *layer, const struct gg
                                      .num_tokens = r->num_rows,
                                      .num_actual_tokens = r->num_rows,
                                      .max_seq_len = r->max_seq_len,
-                                     .causal = -1,
                                      .query_start_loc = r->query_start_loc,
                                      .query_start_loc_host = r->query_start_loc,
                                      .seq_lens = r->seq_lens,
