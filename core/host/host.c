@@ -99,11 +99,23 @@ static void run_watched(void *argument, int64_t begin, int64_t end, int32_t work
     atomic_fetch_add(&watched->done, end - begin);
 }
 
-/* Kept out of services_parallel_for, which so needs no stack of its own. */
-__attribute__((noinline)) static void run_and_watch(struct host_services *services, int64_t count,
-                                                    int64_t grain, attn_parallel_body *body,
-                                                    void *argument)
+static void pool_parallel_for(void *user, int64_t count, int64_t grain, attn_parallel_body *body,
+                              void *argument)
 {
+    pool_run(((struct host_services *)user)->pool, count, grain, body, argument);
+}
+
+static void engine_parallel_for(void *user, int64_t count, int64_t grain, attn_parallel_body *body,
+                                void *argument)
+{
+    const struct attn_host *engine = &((struct host_services *)user)->engine;
+    engine->parallel_for(engine->user, count, grain, body, argument);
+}
+
+static void watched_parallel_for(void *user, int64_t count, int64_t grain, attn_parallel_body *body,
+                                 void *argument)
+{
+    struct host_services *services = user;
     struct watched watched = {services, body, argument, count, 0};
     services->engine.parallel_for(services->engine.user, count, grain, run_watched, &watched);
     int64_t done = atomic_load(&watched.done);
@@ -112,17 +124,12 @@ __attribute__((noinline)) static void run_and_watch(struct host_services *servic
     }
 }
 
-static void services_parallel_for(void *user, int64_t count, int64_t grain,
-                                  attn_parallel_body *body, void *argument)
+void host_choose_parallel_for(struct attn_host *host)
 {
-    struct host_services *services = user;
-    if (services->engine.parallel_for == NULL) {
-        pool_run(services->pool, count, grain, body, argument);
-    } else if (services->watched_threads == 0) {
-        services->engine.parallel_for(services->engine.user, count, grain, body, argument);
-    } else {
-        run_and_watch(services, count, grain, body, argument);
-    }
+    const struct host_services *services = host->user;
+    host->parallel_for = services->engine.parallel_for == NULL ? pool_parallel_for
+                         : services->watched_threads == 0      ? engine_parallel_for
+                                                               : watched_parallel_for;
 }
 
 void host_init(struct attn_host *host, struct host_services *services, int32_t num_threads)
@@ -133,7 +140,7 @@ void host_init(struct attn_host *host, struct host_services *services, int32_t n
     host->log = services_log;
     host->allocate = services_allocate;
     host->release = services_release;
-    host->parallel_for = services_parallel_for;
+    host_choose_parallel_for(host);
     host->num_threads = num_threads;
     host->abi_version = ATTN_ABI_VERSION;
 }

@@ -30,6 +30,9 @@ enum host_wrong host_take_wrong(struct host_services *services, int64_t *value);
 
 /* Makes `host` a full table over `services`. */
 void host_init(struct attn_host *host, struct host_services *services, int32_t num_threads);
+/* Sets host->parallel_for by what its services hold now: the engine's, watched or not, or the pool.
+ */
+void host_choose_parallel_for(struct attn_host *host);
 
 /* Zeroed, aligned to 64; NULL for size 0 or without memory. */
 void *host_alloc(const struct attn_host *host, size_t size);

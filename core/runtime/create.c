@@ -202,6 +202,7 @@ static attn_status start_pool(attn_runtime *runtime, struct attn_error *error)
     if (services->engine.parallel_for != NULL && runtime->settings.validate) {
         services->watched_threads = runtime->host.num_threads;
     }
+    host_choose_parallel_for(&runtime->host);
     if (services->engine.parallel_for == NULL) {
         services->pool = pool_create(&runtime->host, runtime->host.num_threads);
         if (services->pool == NULL) {
