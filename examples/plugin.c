@@ -232,18 +232,17 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     return status == ATTN_OK ? sink->backend(sink->user, &caps) : status;
 }
 
-static attn_status create(const struct attn_host *host, const char *backend, const char *variant,
-                          struct attn_device device, attn_instance **instance,
+static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **table, struct attn_error *error)
 {
-    (void)backend, (void)variant, (void)device, (void)error;
+    (void)error;
     *table = NULL; /* on failure both are */
     *instance = NULL;
-    *instance = (attn_instance *)host->allocate(host->user, sizeof **instance, 16);
+    *instance = (attn_instance *)args->host->allocate(args->host->user, sizeof **instance, 16);
     if (*instance == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
-    (*instance)->host = host;
+    (*instance)->host = args->host;
     *table = &kernels;
     return ATTN_OK;
 }

@@ -18,6 +18,14 @@ struct attn_model_options {
      * index. NULL: nothing. */
     void (*before_layer)(void *user, int32_t layer, void *stream);
     void (*after_layer)(void *user, int32_t layer, void *stream);
+    /* What its backends' instances are made with, see attn_create_args: the engine's device and
+     * context, and options, "backend.key=value" each, of backends of the runtime. Borrowed until
+     * model_create returns */
+    void *native_device;
+    void *native_context;
+    const char *const *backend_options;
+    int32_t num_backend_options;
+    int32_t reserved;
 };
 
 enum attn_group_kind {
@@ -48,7 +56,7 @@ enum attn_request_class {
     ATTN_REQUEST_PREFILL = 3
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_model_options) == 40, "attn_model_options of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_model_options) == 72, "attn_model_options of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_plan_options) == 64, "attn_plan_options of ABI 0.2");
 
 #endif

@@ -11,6 +11,25 @@
 #include "host.h"
 #include "kernels.h"
 
+/* What an instance is made with. */
+struct attn_create_args {
+    size_t struct_size;
+    const struct attn_ext *next;
+    const struct attn_host *host; /* outlives the instance */
+    const char *backend;          /* as the probe reported it */
+    const char *variant;
+    struct attn_device device;
+    /* the engine's own, where it wants to share them; NULL: the plugin's. CUDA and ROCm: unused,
+     * CUcontext (hipCtx_t); oneAPI: ze_device_handle_t, ze_context_handle_t */
+    void *native_device;
+    void *native_context;
+    /* "key=value" each, of this backend's own; one that is not known is refused with
+     * ATTN_ERROR_NOT_FOUND. Borrowed until create returns */
+    const char *const *options;
+    int32_t num_options;
+    int32_t reserved;
+};
+
 /* Constant data of the plugin; lives as long as the process. */
 struct attn_plugin {
     size_t struct_size;
@@ -30,10 +49,9 @@ struct attn_plugin {
     attn_status (*supports)(const struct attn_backend_caps *caps,
                             const struct attn_layer_desc *layer, int32_t phase,
                             const struct attn_reason_sink *reasons, struct attn_error *error);
-    /* An instance of a backend on a device; `host` outlives it. *kernels is constant data of the
-     * plugin. Several may live side by side. On failure both outputs are NULL. */
-    attn_status (*create)(const struct attn_host *host, const char *backend, const char *variant,
-                          struct attn_device device, attn_instance **instance,
+    /* An instance of a backend on a device. *kernels is constant data of the plugin. Several may
+     * live side by side. On failure both outputs are NULL. */
+    attn_status (*create)(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **kernels, struct attn_error *error);
     void (*destroy)(attn_instance *instance); /* accepts NULL */
 };
@@ -48,6 +66,7 @@ ATTN_EXPORT attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi
                                           const struct attn_plugin **plugin,
                                           struct attn_error *error);
 
+ATTN_STATIC_ASSERT(sizeof(struct attn_create_args) == 80, "attn_create_args of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_plugin) == 80, "attn_plugin of ABI 0.2");
 
 #endif

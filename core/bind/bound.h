@@ -108,7 +108,8 @@ void layer_make_spec(attn_layer *layer, int32_t layout);
 /* groups.c */
 void model_make_groups(attn_model *model);
 /* instance.c: a backend created on its device; the model's own, made once */
-attn_status instance_create(attn_runtime *runtime, int32_t backend, struct instance *instance,
+attn_status instance_create(attn_runtime *runtime, int32_t backend,
+                            const struct attn_model_options *options, struct instance *instance,
                             struct attn_error *error);
 attn_status model_make_instance(attn_model *model, int32_t backend, struct instance **instance,
                                 struct attn_error *error);

@@ -38,6 +38,7 @@ static attn_status lacks(const attn_open_device *opened, const char *slot, struc
 /* The first backend on the device that hands out memory; else why none does. */
 static attn_status find_instance(attn_open_device *opened, struct attn_error *error)
 {
+    static const struct attn_model_options none = {.struct_size = sizeof none};
     attn_runtime *runtime = opened->runtime;
     char name[DEVICE_TEXT_SIZE];
     attn_status status =
@@ -47,7 +48,7 @@ static attn_status find_instance(attn_open_device *opened, struct attn_error *er
         if (!device_same(runtime->backends[b].caps.device, opened->device)) {
             continue;
         }
-        attn_status made = instance_create(runtime, b, &opened->instance, error);
+        attn_status made = instance_create(runtime, b, &none, &opened->instance, error);
         if (made != ATTN_OK) {
             status = made;
             continue;

@@ -71,14 +71,50 @@ static attn_status check_slots(const struct instance *instance, const char *name
     return check_groups(k, name, error);
 }
 
+/* The engine's options that are this backend's, without its name. */
+static attn_status take_options(attn_runtime *runtime, const struct attn_model_options *from,
+                                struct attn_create_args *args, const char ***list,
+                                struct attn_error *error)
+{
+    const size_t length = strlen(args->backend);
+    *list = NULL;
+    if (from->num_backend_options == 0) {
+        return ATTN_OK;
+    }
+    *list = runtime_alloc(runtime, (size_t)from->num_backend_options * sizeof **list);
+    if (*list == NULL) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "backend_options", "no memory for them");
+    }
+    for (int32_t i = 0; i < from->num_backend_options; i++) {
+        const char *option = from->backend_options[i];
+        if (strncmp(option, args->backend, length) == 0 && option[length] == '.') {
+            (*list)[args->num_options++] = option + length + 1;
+        }
+    }
+    args->options = *list;
+    return ATTN_OK;
+}
+
 static attn_status create(attn_runtime *runtime, struct instance *instance, const char *name,
-                          struct attn_error *error)
+                          const struct attn_model_options *options, struct attn_error *error)
 {
     const struct attn_kernels *kernels = NULL;
     const struct attn_backend_caps *caps = instance->caps;
     struct attn_error why = ATTN_ERROR_INIT;
-    attn_status status = instance->plugin->create(&runtime->host, caps->name, caps->variant,
-                                                  caps->device, &instance->handle, &kernels, &why);
+    struct attn_create_args args = {.struct_size = sizeof args,
+                                    .host = &runtime->host,
+                                    .backend = caps->name,
+                                    .variant = caps->variant,
+                                    .device = caps->device,
+                                    .native_device = options->native_device,
+                                    .native_context = options->native_context};
+    const char **list;
+    attn_status status = take_options(runtime, options, &args, &list, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    status = instance->plugin->create(&args, &instance->handle, &kernels, &why);
+    runtime_free(runtime, list, (size_t)options->num_backend_options * sizeof *list);
     if (status != ATTN_OK) {
         instance->handle = NULL;
         return error_relay(error, status, &why);
@@ -92,14 +128,15 @@ static attn_status create(attn_runtime *runtime, struct instance *instance, cons
     return status == ATTN_OK ? check_slots(instance, name, error) : status;
 }
 
-attn_status instance_create(attn_runtime *runtime, int32_t backend, struct instance *instance,
+attn_status instance_create(attn_runtime *runtime, int32_t backend,
+                            const struct attn_model_options *options, struct instance *instance,
                             struct attn_error *error)
 {
     const struct backend *found = &runtime->backends[backend];
     *instance = (struct instance){.backend = backend, .caps = &found->caps};
     attn_status status = runtime_plugin_table(runtime, found->plugin, &instance->plugin, error);
     if (status == ATTN_OK) {
-        status = create(runtime, instance, found->full_name, error);
+        status = create(runtime, instance, found->full_name, options, error);
     }
     if (status != ATTN_OK) {
         instance_finish(instance);
@@ -117,7 +154,7 @@ attn_status model_make_instance(attn_model *model, int32_t backend, struct insta
         }
     }
     struct instance *instance = &model->instances[model->num_instances];
-    attn_status status = instance_create(model->runtime, backend, instance, error);
+    attn_status status = instance_create(model->runtime, backend, &model->options, instance, error);
     if (status == ATTN_OK) {
         model->num_instances++;
         *out = instance;

@@ -8,7 +8,7 @@
 #include "select/select.h"
 #include "util/structs.h"
 
-#define MIN_MODEL_OPTIONS 40 /* size in ABI 0.2 */
+#define MIN_MODEL_OPTIONS 72 /* size in ABI 0.2 */
 
 /* The terms that a part leaves to the others. Whatever PART_MAIN keeps is the union over the
  * phases: a composed step is composed in both or the layer keeps its term and kernels of the other
@@ -157,6 +157,34 @@ static attn_status fill_model(attn_model *model, const attn_assignment *assignme
     return ATTN_OK;
 }
 
+/* Each option is of a backend that the runtime has: a name that nobody has is a mistake. */
+static attn_status check_options(const attn_runtime *runtime, const struct attn_model_options *o,
+                                 struct attn_error *error)
+{
+    if (o->num_backend_options < 0 || (o->num_backend_options > 0 && o->backend_options == NULL)) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "backend_options",
+                         "%d options at %p; a count from 0 with an array is needed",
+                         o->num_backend_options, (const void *)o->backend_options);
+    }
+    for (int32_t i = 0; i < o->num_backend_options; i++) {
+        const char *option = o->backend_options[i];
+        const char *dot = option != NULL ? strchr(option, '.') : NULL;
+        bool known = false;
+        for (int32_t b = 0; dot != NULL && strchr(dot, '=') != NULL && b < runtime->num_backends;
+             b++) {
+            const char *name = runtime->backends[b].caps.name;
+            known |= strlen(name) == (size_t)(dot - option) &&
+                     strncmp(name, option, (size_t)(dot - option)) == 0;
+        }
+        if (!known) {
+            return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "backend_options",
+                             "option %d is '%s'; \"backend.key=value\" of a backend that is there",
+                             i, option != NULL ? option : "(NULL)");
+        }
+    }
+    return ATTN_OK;
+}
+
 attn_status model_create(attn_runtime *runtime, const attn_assignment *assignment,
                          const struct attn_model_options *options, attn_model **out,
                          struct attn_error *error)
@@ -181,6 +209,7 @@ attn_status model_create(attn_runtime *runtime, const attn_assignment *assignmen
                                          "attn_model_options", error);
         status =
             status == ATTN_OK ? ext_check(read.next, NULL, 0, "attn_model_options", error) : status;
+        status = status == ATTN_OK ? check_options(runtime, &read, error) : status;
         if (status != ATTN_OK) {
             return status;
         }

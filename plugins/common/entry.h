@@ -6,6 +6,15 @@
 
 #include "common/tensors.h"
 
+/* Where a plugin has no options of its own: names the first one. */
+static inline attn_status plugin_refuse_option(const struct attn_create_args *args,
+                                               struct attn_error *error)
+{
+    return plugin_error(error, ATTN_ERROR_NOT_FOUND, "options",
+                        "'%s' is not an option of %s, which has none", args->options[0],
+                        args->backend);
+}
+
 /* What attn_plugin_entry answers: the plugin's one table, or which versions it speaks. */
 static inline attn_status plugin_answer(const struct attn_plugin *table, uint32_t abi_version_min,
                                         uint32_t abi_version_max, const struct attn_plugin **plugin,

@@ -188,27 +188,29 @@ static attn_status ref_supports(const struct attn_backend_caps *backend,
     return ATTN_OK;
 }
 
-static attn_status ref_create(const struct attn_host *host, const char *backend,
-                              const char *variant, struct attn_device device,
-                              attn_instance **instance, const struct attn_kernels **table,
-                              struct attn_error *error)
+static attn_status ref_create(const struct attn_create_args *args, attn_instance **instance,
+                              const struct attn_kernels **table, struct attn_error *error)
 {
     *instance = NULL;
     *table = NULL;
-    variant = variant != NULL ? variant : "";
-    if (backend == NULL || strcmp(backend, caps.name) != 0 || variant[0] != '\0' ||
-        device.type != ATTN_DEVICE_CPU) {
+    const char *variant = args->variant != NULL ? args->variant : "";
+    if (args->backend == NULL || strcmp(args->backend, caps.name) != 0 || variant[0] != '\0' ||
+        args->device.type != ATTN_DEVICE_CPU) {
         return plugin_error(error, ATTN_ERROR_NOT_FOUND, "backend",
                             "%s@%s on device type %d; cpu_ref on type %d is here",
-                            backend != NULL ? backend : "(NULL)", variant, device.type,
-                            ATTN_DEVICE_CPU);
+                            args->backend != NULL ? args->backend : "(NULL)", variant,
+                            args->device.type, ATTN_DEVICE_CPU);
     }
-    *instance = host->allocate(host->user, sizeof **instance, _Alignof(struct attn_instance));
+    if (args->num_options > 0) {
+        return plugin_refuse_option(args, error);
+    }
+    *instance =
+        args->host->allocate(args->host->user, sizeof **instance, _Alignof(struct attn_instance));
     if (*instance == NULL) {
         return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "instance", "%zu bytes",
                             sizeof **instance);
     }
-    (*instance)->host = host;
+    (*instance)->host = args->host;
     *table = &kernels;
     return ATTN_OK;
 }

@@ -78,28 +78,29 @@ static const struct attn_kernels kernels = {
     .update_block_table = simd_update_block_table,
 };
 
-static attn_status simd_create(const struct attn_host *host, const char *backend,
-                               const char *variant, struct attn_device device,
-                               attn_instance **instance, const struct attn_kernels **table,
-                               struct attn_error *error)
+static attn_status simd_create(const struct attn_create_args *args, attn_instance **instance,
+                               const struct attn_kernels **table, struct attn_error *error)
 {
     *instance = NULL;
     *table = NULL;
-    const struct variant *found = variant_by_name(variant);
-    if (strcmp(backend, "cpu_simd") != 0 || device.type != ATTN_DEVICE_CPU) {
+    const struct variant *found = variant_by_name(args->variant);
+    if (strcmp(args->backend, "cpu_simd") != 0 || args->device.type != ATTN_DEVICE_CPU) {
         return plugin_error(error, ATTN_ERROR_NOT_FOUND, "backend",
-                            "%s on device type %d; here is cpu_simd on type %d", backend,
-                            device.type, ATTN_DEVICE_CPU);
+                            "%s on device type %d; here is cpu_simd on type %d", args->backend,
+                            args->device.type, ATTN_DEVICE_CPU);
     }
     if (found == NULL) {
         return plugin_error(error, ATTN_ERROR_NOT_FOUND, "variant",
-                            "%s is not one of this machine's variants", variant);
+                            "%s is not one of this machine's variants", args->variant);
     }
-    attn_instance *made = host->allocate(host->user, sizeof(*made), 64);
+    if (args->num_options > 0) {
+        return plugin_refuse_option(args, error);
+    }
+    attn_instance *made = args->host->allocate(args->host->user, sizeof(*made), 64);
     if (made == NULL) {
         return fail(error, ATTN_ERROR_OUT_OF_MEMORY, "instance", "no memory for an instance");
     }
-    made->host = host;
+    made->host = args->host;
     made->variant = found;
     *instance = made;
     *table = &kernels;

@@ -56,28 +56,31 @@ static attn_status cuda_probe(const struct attn_host *host, const struct attn_pr
     return status;
 }
 
-static attn_status cuda_create(const struct attn_host *host, const char *backend,
-                               const char *variant, struct attn_device device,
-                               attn_instance **instance, const struct attn_kernels **table,
-                               struct attn_error *error)
+static attn_status cuda_create(const struct attn_create_args *args, attn_instance **instance,
+                               const struct attn_kernels **table, struct attn_error *error)
 {
     *instance = NULL;
     *table = NULL;
-    if (strcmp(backend, NAME) != 0 || variant[0] != '\0' || device.type != ATTN_DEVICE_CUDA) {
+    if (strcmp(args->backend, NAME) != 0 || args->variant[0] != '\0' ||
+        args->device.type != ATTN_DEVICE_CUDA) {
         return plugin_error(error, ATTN_ERROR_NOT_FOUND, "backend",
-                            "%s@%s on device type %d; cuda_flash on type %d is here", backend,
-                            variant, device.type, ATTN_DEVICE_CUDA);
+                            "%s@%s on device type %d; cuda_flash on type %d is here", args->backend,
+                            args->variant, args->device.type, ATTN_DEVICE_CUDA);
     }
-    struct attn_instance *made = host->allocate(host->user, sizeof *made, 64);
+    if (args->num_options > 0) {
+        return plugin_refuse_option(args, error);
+    }
+    struct attn_instance *made = args->host->allocate(args->host->user, sizeof *made, 64);
     if (made == NULL) {
         return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "instance", "%zu bytes", sizeof *made);
     }
     memset(made, 0, sizeof *made);
-    made->host = host;
-    const char *cause = gpu_device_open(&made->device, device.id);
+    made->host = args->host;
+    const char *cause = gpu_device_open(&made->device, args->device.id);
     if (cause != NULL) {
-        host->release(host->user, made, sizeof *made);
-        return plugin_error(error, ATTN_ERROR_DEVICE, "device", "device %d: %s", device.id, cause);
+        args->host->release(args->host->user, made, sizeof *made);
+        return plugin_error(error, ATTN_ERROR_DEVICE, "device", "device %d: %s", args->device.id,
+                            cause);
     }
     *instance = made;
     *table = &gpu_kernels;

@@ -54,20 +54,18 @@ static attn_status next_probe(const struct attn_host *host, const struct attn_pr
     return example->probe(host, &between, error);
 }
 
-static attn_status next_create(const struct attn_host *host, const char *backend,
-                               const char *variant, struct attn_device device,
-                               attn_instance **instance, const struct attn_kernels **table,
-                               struct attn_error *error)
+static attn_status next_create(const struct attn_create_args *args, attn_instance **instance,
+                               const struct attn_kernels **table, struct attn_error *error)
 {
     static struct attn_kernels next;
-    attn_status status = example->create(host, backend, variant, device, instance, table, error);
+    attn_status status = example->create(args, instance, table, error);
     if (status == ATTN_OK) {
         next = **table;
         memset(next.grown_tail, 0xff, sizeof next.grown_tail); /* slots of the next version */
         *table = &next;
     }
     /* what the core was built for is said, whichever it is */
-    return host->abi_version >= ATTN_ABI_VERSION_MIN ? status : ATTN_ERROR_ABI_VERSION;
+    return args->host->abi_version >= ATTN_ABI_VERSION_MIN ? status : ATTN_ERROR_ABI_VERSION;
 }
 #endif
 

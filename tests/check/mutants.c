@@ -104,12 +104,10 @@ static void mutants_destroy(attn_instance *instance)
     }
 }
 
-static attn_status mutants_create(const struct attn_host *host, const char *backend,
-                                  const char *variant, struct attn_device device,
-                                  attn_instance **instance, const struct attn_kernels **kernels,
-                                  struct attn_error *error)
+static attn_status mutants_create(const struct attn_create_args *args, attn_instance **instance,
+                                  const struct attn_kernels **kernels, struct attn_error *error)
 {
-    const struct mutant *mutant = mutant_named(backend);
+    const struct mutant *mutant = mutant_named(args->backend);
     if (mutant == NULL) {
         *instance = NULL;
         *kernels = NULL;
@@ -119,16 +117,18 @@ static attn_status mutants_create(const struct attn_host *host, const char *back
         *instance = NULL;
         *kernels = NULL;
     }
-    attn_instance *me = host->allocate(host->user, sizeof *me, 16);
+    attn_instance *me = args->host->allocate(args->host->user, sizeof *me, 16);
     if (me == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
-    *me = (struct attn_instance){NULL, real_plugin(error), NULL, host, mutant};
-    attn_status status = me->plugin == NULL ? ATTN_ERROR_PLUGIN
-                                            : me->plugin->create(host, "cpu_ref", variant, device,
-                                                                 &me->real, &me->kernels, error);
+    *me = (struct attn_instance){NULL, real_plugin(error), NULL, args->host, mutant};
+    struct attn_create_args of_real = *args;
+    of_real.backend = "cpu_ref";
+    attn_status status = me->plugin == NULL
+                             ? ATTN_ERROR_PLUGIN
+                             : me->plugin->create(&of_real, &me->real, &me->kernels, error);
     if (status != ATTN_OK) {
-        host->release(host->user, me, sizeof *me);
+        args->host->release(args->host->user, me, sizeof *me);
         return status;
     }
     *instance = me;

@@ -98,14 +98,14 @@ static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_e
     return ATTN_OK;
 }
 
-static attn_status create(const struct attn_host *host, const char *backend, const char *variant,
-                          struct attn_device device, attn_instance **instance,
+static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **kernels, struct attn_error *error)
 {
+    (void)args;
     static const struct attn_kernels table = {
         .struct_size = sizeof table, .attend = attend, .write_kv = write_kv};
     static int32_t one;
-    (void)host, (void)backend, (void)variant, (void)device, (void)error;
+    (void)error;
     *instance = (attn_instance *)(void *)&one;
     *kernels = &table;
     return ATTN_OK;

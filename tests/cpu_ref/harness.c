@@ -98,8 +98,13 @@ static int32_t reference_open(struct reference *reference, attn_plugin_entry_fn 
 {
     struct attn_device device = {ATTN_DEVICE_CPU, 0};
     return entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &reference->plugin, NULL) == ATTN_OK &&
-           reference->plugin->create(host, "cpu_ref", "", device, &reference->instance,
-                                     &reference->kernels, NULL) == ATTN_OK;
+           reference->plugin->create(
+               &(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),
+                                          .host = host,
+                                          .backend = "cpu_ref",
+                                          .variant = "",
+                                          .device = device},
+               &reference->instance, &reference->kernels, NULL) == ATTN_OK;
 }
 
 static bool open_plugin(const char *file)

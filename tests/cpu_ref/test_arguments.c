@@ -87,8 +87,12 @@ static void test_create(void **state)
         const struct attn_kernels *kernels = serial.kernels;
         struct attn_device device = {wrong[i].device, 0};
         struct attn_host host = {.struct_size = sizeof host};
-        assert_int_equal(serial.plugin->create(&host, wrong[i].backend, wrong[i].variant, device,
-                                               &instance, &kernels, &error),
+        const struct attn_create_args args = {.struct_size = sizeof(struct attn_create_args),
+                                              .host = &host,
+                                              .backend = wrong[i].backend,
+                                              .variant = wrong[i].variant,
+                                              .device = device};
+        assert_int_equal(serial.plugin->create(&args, &instance, &kernels, &error),
                          ATTN_ERROR_NOT_FOUND);
         assert_null(instance);
         assert_null(kernels);

@@ -215,8 +215,10 @@ int main(int argc, char **argv)
     struct attn_error error = ATTN_ERROR_INIT;
     MUST(entry(ATTN_ABI_VERSION, ATTN_ABI_VERSION, &plugin, &error));
     MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    MUST(plugin->create(&host, "cuda_flash", "", {ATTN_DEVICE_CUDA, 0}, &instance, &kernels,
-                        &error));
+    attn_create_args create = {};
+    create.struct_size = sizeof create, create.host = &host, create.backend = "cuda_flash";
+    create.variant = "", create.device = {ATTN_DEVICE_CUDA, 0};
+    MUST(plugin->create(&create, &instance, &kernels, &error));
     pool_bytes = 40ull << 30;
     MUST(cudaMalloc(&pool, pool_bytes));
     random_bf16<<<4096, 256, 0, stream>>>((__nv_bfloat16 *)pool, pool_bytes / 2);

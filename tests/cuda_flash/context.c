@@ -170,10 +170,20 @@ static void use(const struct attn_plugin *plugin)
     struct attn_device device = {ATTN_DEVICE_CUDA, 0}, absent = {ATTN_DEVICE_CUDA, 99};
     hold(cuda.create(&mine, 0, 0) == 0, "a context of the caller's own");
     attn_status status =
-        plugin->create(&host, "cuda_flash", "", device, &instance, &kernels, &error);
+        plugin->create(&(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),
+                                                  .host = &host,
+                                                  .backend = "cuda_flash",
+                                                  .variant = "",
+                                                  .device = device},
+                       &instance, &kernels, &error);
     hold(status == ATTN_OK, "create");
     hold(current() == mine, "create leaves the context");
-    hold(plugin->create(&host, "cuda_flash", "", absent, &none, &no_kernels, &error) != ATTN_OK,
+    hold(plugin->create(&(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),
+                                                   .host = &host,
+                                                   .backend = "cuda_flash",
+                                                   .variant = "",
+                                                   .device = absent},
+                        &none, &no_kernels, &error) != ATTN_OK,
          "device 99 is refused");
     hold(current() == mine, "a refused create leaves the context");
     if (status != ATTN_OK) {

@@ -79,7 +79,10 @@ static side open_side(const char *file, const char *name, int device)
     }
     auto entry = (attn_plugin_entry_fn *)dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL);
     MUST(entry(ATTN_ABI_VERSION, ATTN_ABI_VERSION, &s.plugin, &failure));
-    MUST(s.plugin->create(&host, name, "", {device, 0}, &s.instance, &s.kernels, &failure));
+    attn_create_args create = {};
+    create.struct_size = sizeof create, create.host = &host, create.backend = name;
+    create.variant = "", create.device = {device, 0};
+    MUST(s.plugin->create(&create, &s.instance, &s.kernels, &failure));
     return s;
 }
 

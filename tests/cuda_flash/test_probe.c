@@ -128,10 +128,14 @@ static void test_driver(void **state)
     probe(NULL, NULL, "0:sm_90/132 1:sm_90/132 2:sm_75/20 ", "0 1 ");
     assert_null(getenv("FAKE_CUDA_OPENED"));
     /* an instance does open it, and says what it finds */
-    assert_int_not_equal(plugin->create(&host, "cuda_flash", "",
-                                        (struct attn_device){ATTN_DEVICE_CUDA, 0}, &instance,
-                                        &table, &error),
-                         ATTN_OK);
+    assert_int_not_equal(
+        plugin->create(&(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),
+                                                  .host = &host,
+                                                  .backend = "cuda_flash",
+                                                  .variant = "",
+                                                  .device = {ATTN_DEVICE_CUDA, 0}},
+                       &instance, &table, &error),
+        ATTN_OK);
     assert_string_equal(error.field, "device");
     assert_null(instance);
     assert_non_null(getenv("FAKE_CUDA_OPENED"));

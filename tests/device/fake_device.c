@@ -371,16 +371,16 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     return real->probe(host, &inner, error);
 }
 
-static attn_status create(const struct attn_host *host, const char *backend, const char *variant,
-                          struct attn_device device, attn_instance **instance,
+static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **table, struct attn_error *error)
 {
-    (void)backend, (void)device;
     if (!open_arena()) {
         return fail(error, ATTN_ERROR_DEVICE, "device", "no addresses for its memory");
     }
-    attn_status status = real->create(
-        host, "cpu_ref", variant, (struct attn_device){ATTN_DEVICE_CPU, 0}, instance, table, error);
+    struct attn_create_args of_real = *args;
+    of_real.backend = "cpu_ref";
+    of_real.device = (struct attn_device){ATTN_DEVICE_CPU, 0};
+    attn_status status = real->create(&of_real, instance, table, error);
     if (status == ATTN_OK) {
         real_kernels = **table;
         *table = &kernels;

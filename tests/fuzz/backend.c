@@ -136,10 +136,10 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
     return ATTN_OK;
 }
 
-static attn_status create(const struct attn_host *host, const char *backend, const char *variant,
-                          struct attn_device device, attn_instance **instance,
+static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **kernels, struct attn_error *error)
 {
+    (void)args;
     static const struct attn_kernels table = {.struct_size = sizeof table,
                                               .attend = attend,
                                               .write_kv = write_kv,
@@ -158,7 +158,7 @@ static attn_status create(const struct attn_host *host, const char *backend, con
                                               .plan_size = plan_size,
                                               .plan = plan};
     static int32_t one;
-    (void)host, (void)backend, (void)variant, (void)device, (void)error;
+    (void)error;
     *instance = (attn_instance *)(void *)&one;
     *kernels = &table;
     return ATTN_OK;

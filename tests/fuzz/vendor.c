@@ -109,11 +109,10 @@ static const struct attn_kernels *make_kernels(void)
     return blocks_struct(memory, script, &table, sizeof table, table.struct_size);
 }
 
-static attn_status create(const struct attn_host *host, const char *backend, const char *variant,
-                          struct attn_device device, attn_instance **instance,
+static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **kernels, struct attn_error *error)
 {
-    (void)host, (void)backend, (void)variant, (void)device;
+    (void)args;
     const uint8_t tag = input_byte(script);
     *instance = tag == 1 ? NULL : (attn_instance *)(void *)memory;
     *kernels = tag == 2 ? NULL : make_kernels();

@@ -29,19 +29,17 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     return status == ATTN_OK ? sink->backend(sink->user, &mine) : status;
 }
 
-static attn_status create(const struct attn_host *host, const char *backend, const char *variant,
-                          struct attn_device device, attn_instance **instance,
+static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **table, struct attn_error *error)
 {
-    (void)backend, (void)variant;
     *instance = NULL;
-    struct attn_instance *made = host->allocate(host->user, sizeof *made, 64);
+    struct attn_instance *made = args->host->allocate(args->host->user, sizeof *made, 64);
     if (made == NULL) {
         return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "instance", "%zu bytes", sizeof *made);
     }
     memset(made, 0, sizeof *made);
-    made->host = host;
-    gpu_device_open(&made->device, device.id);
+    made->host = args->host;
+    gpu_device_open(&made->device, args->device.id);
     kernels = gpu_kernels;
     kernels.struct_size = offsetof(struct attn_kernels, allocate_memory);
     *instance = made;

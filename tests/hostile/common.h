@@ -6,13 +6,13 @@
 
 #include <attn/plugin.h>
 
-static inline attn_status sound_create(const struct attn_host *host, const char *backend,
-                                       const char *variant, struct attn_device device,
+static inline attn_status sound_create(const struct attn_create_args *args,
                                        attn_instance **instance,
                                        const struct attn_kernels **kernels,
                                        struct attn_error *error)
 {
-    (void)host, (void)backend, (void)variant, (void)device, (void)error;
+    (void)args;
+    (void)error;
     *instance = NULL;
     *kernels = NULL;
     return ATTN_ERROR_UNSUPPORTED;

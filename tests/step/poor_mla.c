@@ -222,12 +222,10 @@ static attn_status poor_probe(const struct attn_host *host, const struct attn_pr
     return status;
 }
 
-static attn_status poor_create(const struct attn_host *host, const char *backend,
-                               const char *variant, struct attn_device device,
-                               attn_instance **instance, const struct attn_kernels **table,
-                               struct attn_error *error)
+static attn_status poor_create(const struct attn_create_args *args, attn_instance **instance,
+                               const struct attn_kernels **table, struct attn_error *error)
 {
-    attn_status status = create(host, backend, variant, device, instance, table, error);
+    attn_status status = create(args, instance, table, error);
     *table = &poor_kernels;
     return status;
 }

@@ -56,12 +56,12 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     return real->probe(host, &inner, error);
 }
 
-static attn_status create(const struct attn_host *host, const char *backend, const char *variant,
-                          struct attn_device device, attn_instance **instance,
+static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **table, struct attn_error *error)
 {
-    (void)backend;
-    attn_status status = real->create(host, "cpu_ref", variant, device, instance, table, error);
+    struct attn_create_args of_real = *args;
+    of_real.backend = "cpu_ref";
+    attn_status status = real->create(&of_real, instance, table, error);
     if (status == ATTN_OK) {
         real_kernels = kernels = **table;
         kernels.attend = attend;

@@ -90,6 +90,42 @@ static void test_flags(void **state)
     fixture_finish(&f);
 }
 
+/* A vendor's own options: refused by the backend whose they are, passed over by the others. */
+static void test_backend_options(void **state)
+{
+    const char *of_ref[] = {"cpu_ref.colour=red"}, *of_other[] = {"example.colour=red"},
+               *of_nobody[] = {"cpu_rex.colour=red"}, *no_value[] = {"cpu_ref.colour"};
+    const struct {
+        const char **options;
+        attn_status status;
+        const char *field;
+    } cases[] = {{of_ref, ATTN_ERROR_NOT_FOUND, "options"},
+                 {of_other, ATTN_OK, ""},
+                 {of_nobody, ATTN_ERROR_INVALID_ARGUMENT, "backend_options"},
+                 {no_value, ATTN_ERROR_INVALID_ARGUMENT, "backend_options"}};
+    struct fixture f;
+    (void)state;
+    init(&f, NULL, false);
+    const struct attn_layer_desc *layers[] = {&f.layer};
+    const struct attn_select_options select = {.struct_size = sizeof select, .backend = "cpu_ref"};
+    attn_assignment *assignment = NULL;
+    assert_int_equal(f.api->select(f.runtime, &select, layers, 1, &assignment, &f.error), ATTN_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct attn_model_options options = {.struct_size = sizeof options,
+                                                   .backend_options = cases[i].options,
+                                                   .num_backend_options = 1};
+        attn_model *model = NULL;
+        attn_status status = f.api->model_create(f.runtime, assignment, &options, &model, &f.error);
+        assert_int_equal(status, cases[i].status);
+        if (status != ATTN_OK) {
+            assert_string_equal(f.error.field, cases[i].field);
+        }
+        f.api->model_destroy(model);
+    }
+    f.api->assignment_destroy(assignment);
+    fixture_finish(&f);
+}
+
 /* A length above the plan's limit is the length's fault. */
 static void test_lengths(void **state)
 {
@@ -155,7 +191,8 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values), cmocka_unit_test(test_flags), cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_odd_address), cmocka_unit_test(test_threads)};
+        cmocka_unit_test(test_values),          cmocka_unit_test(test_flags),
+        cmocka_unit_test(test_backend_options), cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_odd_address),     cmocka_unit_test(test_threads)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

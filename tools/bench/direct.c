@@ -24,9 +24,13 @@ attn_status direct_open(struct direct *direct, const struct session *session, in
     memcpy(&entry, &symbol, sizeof entry);
     attn_status status = entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &direct->plugin, error);
     if (status == ATTN_OK) {
-        status = direct->plugin->create(host, backend.caps->name, backend.caps->variant,
-                                        backend.caps->device, &direct->instance, &direct->kernels,
-                                        error);
+        status = direct->plugin->create(
+            &(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),
+                                       .host = host,
+                                       .backend = backend.caps->name,
+                                       .variant = backend.caps->variant,
+                                       .device = backend.caps->device},
+            &direct->instance, &direct->kernels, error);
     }
     return status;
 }

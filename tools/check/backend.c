@@ -167,9 +167,13 @@ static attn_status create(struct backend *backend, const char *name, struct attn
         return fail(error, ATTN_ERROR_NOT_FOUND, "backend",
                     "the plugin reports no backend of that name");
     }
-    status =
-        backend->plugin->create(&backend->services.host, backend->caps.name, backend->caps.variant,
-                                backend->caps.device, &backend->instance, &kernels, error);
+    status = backend->plugin->create(
+        &(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),
+                                   .host = &backend->services.host,
+                                   .backend = backend->caps.name,
+                                   .variant = backend->caps.variant,
+                                   .device = backend->caps.device},
+        &backend->instance, &kernels, error);
     if (status != ATTN_OK) {
         return status;
     }

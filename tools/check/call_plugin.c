@@ -49,8 +49,13 @@ static attn_status create(const struct backend *tested, const struct attn_host *
     /* on failure both become NULL, whatever they were */
     *instance = tested->instance;
     *kernels = &tested->kernels;
-    return tested->plugin->create(host, caps->name, caps->variant, caps->device, instance, kernels,
-                                  &error);
+    return tested->plugin->create(
+        &(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),
+                                   .host = host,
+                                   .backend = caps->name,
+                                   .variant = caps->variant,
+                                   .device = caps->device},
+        instance, kernels, &error);
 }
 
 static enum trial_result run_entry(struct trial *trial, const void *variant, uint64_t seed)

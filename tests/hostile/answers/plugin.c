@@ -119,13 +119,12 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
     return is("plan_error_is_foul") ? foul(error) : ATTN_OK;
 }
 
-static attn_status create(const struct attn_host *host, const char *backend, const char *variant,
-                          struct attn_device device, attn_instance **instance,
+static attn_status create(const struct attn_create_args *args, attn_instance **instance,
                           const struct attn_kernels **kernels, struct attn_error *error)
 {
+    (void)args;
     static struct attn_kernels table;
 
-    (void)host, (void)backend, (void)variant, (void)device;
     table = (struct attn_kernels){.struct_size = sizeof table,
                                   .attend = attend,
                                   .write_kv = is("slot_is_missing") ? NULL : write_kv,

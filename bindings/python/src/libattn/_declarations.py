@@ -7,6 +7,7 @@ from enum import IntEnum
 
 ATTN_ABI_VERSION = 0x00002
 ATTN_ABI_VERSION_MIN = 0x00002
+ATTN_FLAG_HINTS = 0xffff0000
 ATTN_EXT_OPTIONAL = 1
 ATTN_ERROR_FIELD_SIZE = 64
 ATTN_ERROR_MESSAGE_SIZE = 944
@@ -81,6 +82,7 @@ ATTN_COMPOSE_MM_ENCODER = 512
 ATTN_COMPOSE_MLA_PREFILL = 256
 ATTN_BATCH_NO_CASCADE = 1
 ATTN_BATCH_IN_CAPTURE = 2
+ATTN_BATCH_FAST_BUILD = 0x10000
 ATTN_RUN_NO_WRITE = 1
 ATTN_RUN_NO_ATTEND = 2
 ATTN_MLA_WEIGHT_MXFP4 = 16
@@ -1372,6 +1374,24 @@ class attn_kernels(Structure):
     ]
 
 
+class attn_create_args(Structure):
+    """``struct attn_create_args``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("host", c_void_p),
+        ("backend", c_char_p),
+        ("variant", c_char_p),
+        ("device", attn_device),
+        ("native_device", c_void_p),
+        ("native_context", c_void_p),
+        ("options", c_void_p),
+        ("num_options", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
 class attn_plugin(Structure):
     """``struct attn_plugin``."""
 
@@ -1385,7 +1405,7 @@ class attn_plugin(Structure):
         ("vendor", c_char_p),
         ("probe", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("supports", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int32, c_void_p, c_void_p)),
-        ("create", CFUNCTYPE(c_int32, c_void_p, c_char_p, c_char_p, attn_device, c_void_p, c_void_p, c_void_p)),
+        ("create", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
         ("destroy", CFUNCTYPE(None, c_void_p)),
     ]
 
@@ -1399,6 +1419,11 @@ class attn_model_options(Structure):
         ("user", c_void_p),
         ("before_layer", CFUNCTYPE(None, c_void_p, c_int32, c_void_p)),
         ("after_layer", CFUNCTYPE(None, c_void_p, c_int32, c_void_p)),
+        ("native_device", c_void_p),
+        ("native_context", c_void_p),
+        ("backend_options", c_void_p),
+        ("num_backend_options", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -1554,6 +1579,7 @@ STRUCTS = {
     "attn_quantize_args": attn_quantize_args,
     "attn_amax_args": attn_amax_args,
     "attn_kernels": attn_kernels,
+    "attn_create_args": attn_create_args,
     "attn_plugin": attn_plugin,
     "attn_model_options": attn_model_options,
     "attn_plan_options": attn_plan_options,
