@@ -114,6 +114,11 @@ def batching(family: families.Family, pages: int) -> None:
         truth.append(model.generate(row, attention_mask=torch.ones_like(row), max_new_tokens=20,
                                     do_sample=False)[0, len(prompt):].tolist())
     integration.configure()
+    try:
+        model.set_attn_implementation("paged|libattn")
+    except ValueError:
+        print(f"skip {family.name} continuous batching: Transformers {transformers.__version__} takes no paged|libattn")
+        return
     model.set_attn_implementation("libattn")
     known = inspect.signature(ContinuousBatchingConfig).parameters
     page = "page_size" if "page_size" in known else "block_size"  # renamed between releases

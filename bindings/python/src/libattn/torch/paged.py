@@ -67,6 +67,7 @@ def _bind_pages(bound: Bound, k_pages: torch.Tensor, v_pages: torch.Tensor) -> N
     views = bound.views.get(key)
     if views is None:
         views = bound.views[key] = tuple(_view(pages) for pages in (k_pages, v_pages))
+    bound.unplan()
     api = bound.model.api
     api.check(api.layer_bind_kv(bound.layer.handle, byref(views[0]), byref(views[1]), api.error_ref()))
     bound.cache = key

@@ -62,9 +62,16 @@ class Bound:
         """Let the scratch cache hold so many blocks."""
         if blocks > self.blocks:
             blocks = max(blocks, self.blocks + self.blocks // 2)
+            self.unplan()
             self.cache = memory.allocate(blocks * self.layer.kv_spec.padded_page_bytes, self.device)
             self.layer.bind_kv(self.cache, blocks)
             self.blocks = blocks
+
+    def unplan(self) -> None:
+        """Give up the plan, which holds the cache that is about to be replaced; the next `update` makes another."""
+        if self.plan is not None:
+            self.plan.close()
+        self.plan = self.planned = None
 
     def run(self, stream: int | None, tensors: Iterable[Rowed | None], flags: int = 0) -> None:
         """Run the planned step on q, k, v and out: each a name, a tensor, and the shape and strides to read it with."""
@@ -80,12 +87,10 @@ class Bound:
         longest = max(batch.struct.max_seq_len, batch.struct.max_encoder_seq_len)
         needed = (batch.struct.num_reqs, batch.struct.num_tokens, longest, batch.struct.block_table_stride)
         if self.plan is None or any(n > limit for n, limit in zip(needed, self.limits)):
-            self.planned = None
+            self.unplan()
             # Powers of two, so that a growing batch does not make a plan a step. Encoders have no lengths: 0, unknown.
             self.limits = tuple(max(limit, 1 << (n - 1).bit_length() if n > 0 else 0)
                                 for n, limit in zip(needed, self.limits))
-            if self.plan is not None:
-                self.plan.close()
             self.plan = self.model.plan(0, max_num_reqs=self.limits[0], max_num_tokens=self.limits[1],
                                         max_seq_len=self.limits[2], max_blocks_per_req=self.limits[3])
             if self.plan.workspace_bytes:
