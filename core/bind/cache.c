@@ -204,7 +204,11 @@ static attn_status check_apart(const attn_layer *layer, const struct attn_kv_vie
     const uintptr_t low = (uintptr_t)(k.data < v.data ? k.data : v.data);
     const uintptr_t high = (uintptr_t)(k.data < v.data ? v.data : k.data);
     const int64_t apart = high - low > MAX_CACHE ? MAX_CACHE : (int64_t)(high - low);
-    if (layouts_meet(&k, &v, 0, k.data < v.data ? apart : -apart)) {
+    /* One pool of pages seen twice, a page apart, is an engine's own: its table names the pages of
+     * K and by them those of V (Transformers' continuous batching). */
+    const int64_t page = views[0].stride_block;
+    const bool pool = apart > 0 && views[1].stride_block == page && apart % page == 0;
+    if (!pool && layouts_meet(&k, &v, 0, k.data < v.data ? apart : -apart)) {
         return BAD("data",
                    "layer '%s': k at %p and v at %p (strides %lld, %lld, %lld and %lld, %lld, %lld "
                    "bytes) share bytes; each row needs memory of its own",

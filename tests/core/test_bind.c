@@ -107,7 +107,7 @@ static void groups_by_spec_and_by_schedule(void **state)
 static void views_share_no_bytes(attn_layer *layer, const struct attn_kv_view *k,
                                  const struct attn_kv_view *v)
 {
-    const int64_t at[] = {0, k->stride_slot, k->stride_block, k->stride_head / 2,
+    const int64_t at[] = {0, k->stride_slot, k->stride_block + k->stride_slot, k->stride_head / 2,
                           (uint8_t *)v->data - (uint8_t *)k->data - 8};
     for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
         struct attn_error error = ATTN_ERROR_INIT;
@@ -119,6 +119,11 @@ static void views_share_no_bytes(attn_layer *layer, const struct attn_kv_view *k
         high.data = (uint8_t *)v->data + at[i];
         assert_int_equal(layer_bind_kv(layer, &high, &low, &error), ATTN_ERROR_INVALID_ARGUMENT);
     }
+    /* One pool of pages, seen twice a page apart: the table says which are K's. */
+    struct attn_kv_view shifted = *k;
+    shifted.data = (uint8_t *)k->data + k->stride_block;
+    assert_int_equal(layer_bind_kv(layer, k, &shifted, NULL), ATTN_OK);
+    assert_int_equal(layer_bind_kv(layer, k, v, NULL), ATTN_OK);
 }
 
 /* Strides and counts whose products leave 64 bits, or any machine's memory. */
