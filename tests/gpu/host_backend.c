@@ -41,7 +41,16 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
     made->host = args->host;
     gpu_device_open(&made->device, args->device.id);
     kernels = gpu_kernels;
-    kernels.struct_size = offsetof(struct attn_kernels, allocate_memory);
+    kernels.allocate_memory = NULL;
+    kernels.free_memory = NULL;
+    kernels.memory_device = NULL;
+    kernels.create_stream = NULL;
+    kernels.destroy_stream = NULL;
+    kernels.synchronize = NULL;
+    kernels.begin_capture = NULL;
+    kernels.end_capture = NULL;
+    kernels.launch_graph = NULL;
+    kernels.destroy_graph = NULL;
     *instance = made;
     *table = &kernels;
     return ATTN_OK;

@@ -79,7 +79,7 @@ extern "C" const char *gpu_device_fill(const struct gpu_device *, void *to, int3
     return NULL;
 }
 
-/* gpu/host/services.c links to these; the table ends before its slots. */
+/* gpu/host/services.c links to these; the backend's table has none of its slots. */
 extern "C" const char *gpu_device_allocate(const struct gpu_device *, int32_t, size_t, void **,
                                            size_t[2])
 {
