@@ -100,7 +100,6 @@ static const struct defect defects[] = {
     {"flags_in_probe", ATTN_ERROR_PLUGIN, "conduct: changed the flags or mask of signal 17"},
     {"nice_in_probe", ATTN_ERROR_PLUGIN, "conduct: changed the niceness"},
     {"timer_in_probe", ATTN_ERROR_PLUGIN, "conduct: changed the timers"},
-    {"thread_in_probe", ATTN_ERROR_PLUGIN, "conduct: changed the number of threads: it left some"},
     {"daemon_in_probe", ATTN_ERROR_PLUGIN, "conduct: changed the processes: it left some"},
     {"leaves_child_in_probe", ATTN_ERROR_PLUGIN, "probe: ended its process with exit status 9"},
     {"undefined_symbol", ATTN_ERROR_PLUGIN,

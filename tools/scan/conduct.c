@@ -71,19 +71,6 @@ static uint64_t hash_timers(void)
     return size > 0 ? hash_bytes(hash, text, (size_t)size) : hash;
 }
 
-static int count_threads(void)
-{
-    DIR *folder = opendir("/proc/self/task");
-    int count = 0;
-    while (folder != NULL && readdir(folder) != NULL) {
-        count++;
-    }
-    if (folder != NULL) {
-        closedir(folder);
-    }
-    return count;
-}
-
 /* Is it a child of this process? */
 static int is_child(const char *pid)
 {
@@ -151,7 +138,6 @@ void conduct_read(struct conduct *conduct, int descriptor)
     conduct->timers = hash_timers();
     (void)sched_getaffinity(0, sizeof conduct->processors, &conduct->processors);
     conduct->niceness = getpriority(PRIO_PROCESS, 0);
-    conduct->threads = count_threads();
     for (int i = 0; i <= 2; i++) {
         (void)fstat(i, &conduct->streams[i]);
     }
@@ -210,7 +196,6 @@ const char *conduct_difference(const struct conduct *before, char *text, size_t 
         {now.timers != before->timers, "the timers"},
         {!CPU_EQUAL(&now.processors, &before->processors), "the processors that it may run on"},
         {now.niceness != before->niceness, "the niceness"},
-        {now.threads > before->threads, "the number of threads: it left some"},
     };
     for (size_t i = 0; i < sizeof rest / sizeof *rest; i++) {
         if (rest[i].differs) {

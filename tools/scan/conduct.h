@@ -21,7 +21,6 @@ struct conduct {
     uint64_t timers;
     cpu_set_t processors;
     int niceness;
-    int threads;
     struct stat streams[3]; /* what 0, 1 and 2 lead to */
     struct stat folder;     /* the working directory */
     struct stat root;
