@@ -175,6 +175,7 @@ void faults_spoil_cache(struct round *round)
     char ranks[512];
     snprintf(ranks, sizeof ranks, "%s/ranks", round->folder);
     if (soak_chance(round, 3)) {
+        unlink(ranks); /* it may be a pipe by now */
         FILE *file = fopen(ranks, "we");
         if (file != NULL) {
             fprintf(file, "x86-64 4/2x64x64.f32.f32 decode cpu_ref %llu.5\nnonsense\n",
