@@ -43,6 +43,10 @@ void faults_spoil_cache(struct round *round);
 /* The wall clock jumps by years, back and forth. */
 void faults_jump_clock(struct round *round);
 
+/* Engines that were refused or found a fault, and layers whose step was compared: a soak of neither
+ * says nothing. */
+extern atomic_long soak_refused, soak_compared;
+
 /* steps.c: a model on the selected backends and the same on cpu_ref, run side by side. */
 void steps_run(struct round *round);
 

@@ -228,6 +228,7 @@ static void step_both(struct run *run, int32_t layer)
         }
     }
     compare(run, layer);
+    atomic_fetch_add(&soak_compared, 1);
 }
 
 struct doomed {
@@ -348,6 +349,10 @@ void steps_run(struct round *round)
         for (int32_t i = 0; i < MAX_LAYERS; i++) {
             free(side->cache[i]);
         }
+    }
+    atomic_fetch_add(&soak_refused, status != ATTN_OK);
+    if (status != ATTN_OK && getenv("SOAK_TELL") != NULL) {
+        fprintf(stderr, "%s: %s\n", round->error.field, round->error.message);
     }
     free(run);
 }
