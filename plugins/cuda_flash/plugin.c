@@ -4,10 +4,14 @@
 
 #include "common/entry.h"
 #include "gpu/host/backend.h"
-#include "gpu/host/instance.h"
+#include "gpu/host/schedule.h"
 #include "nvml.h"
 
 #define NAME "cuda_flash"
+
+#ifdef CUDA_FLASH_SM90
+extern const struct gpu_prefill sm90_prefill; /* sm90_prefill.c */
+#endif
 
 static attn_status report(const struct attn_probe_sink *sink, const struct nvml_device *device,
                           int32_t id)
@@ -77,6 +81,12 @@ static attn_status cuda_create(const struct attn_create_args *args, attn_instanc
     memset(made, 0, sizeof *made);
     made->host = args->host;
     const char *cause = gpu_device_open(&made->device, args->device.id);
+#ifdef CUDA_FLASH_SM90
+    if (cause == NULL && made->device.major == 9) {
+        made->prefill = &sm90_prefill;
+        cause = sm90_prefill.load(&made->device);
+    }
+#endif
     if (cause != NULL) {
         args->host->release(args->host->user, made, sizeof *made);
         return plugin_error(error, ATTN_ERROR_DEVICE, "device", "device %d: %s", args->device.id,

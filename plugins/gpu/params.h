@@ -113,7 +113,9 @@ struct gpu_params {
     /* The schedule, in the workspace: all (request, row tile) x KV heads x key tiles are one
      * stream, cut into segments; a part is what one segment knows of one item, a (row tile, head).
      */
-    int32_t tile_rows;    /* rows (query, head of the group) of one item: 16 or 64 */
+    int32_t tile_rows; /* rows (query, head of the group) of one item: 16 or 64 */
+    /* rows of the requests that the schedule is of; most_rows 0: of all */
+    int32_t least_rows, most_rows;
     int32_t by_item;      /* 1: a segment is of one item; 0: of the stream, over several */
     int32_t invariant;    /* 1: items are cut by their own length alone */
     int32_t ctas;         /* of the attend's grid */

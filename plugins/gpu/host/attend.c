@@ -184,9 +184,15 @@ attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *e
     const struct gpu_device *device = &args->instance->device;
     struct gpu_widen_params widen;
     const char *cause = NULL;
+    const struct plan_host *plan = args->plan_host;
+    bool taken =
+        plan->has_many && args->instance->prefill->attend(args, &p, prefill_memory(args), &cause);
+    if (cause != NULL || (taken && !plan->has_few)) {
+        return device_status(cause, "attend", error);
+    }
     bool widens = widen_query(&p, &widen, args);
     p.overlaps = device->major >= 9;
-    if (is_for_matrix(&p, args)) {
+    if (taken == plan->has_many && is_for_matrix(&p, args)) { /* else all rows are still to do */
         if (widens) {
             cause = gpu_device_launch(device, GPU_KERNEL_widen, (int64_t)device->num_sms * 16,
                                       &widen, args->stream);

@@ -9,9 +9,12 @@
 
 #define GPU_MAX_MATRIX_SIZE 256 /* head size of the matrix kernels */
 
+struct gpu_prefill;
+
 struct attn_instance {
     const struct attn_host *host;
     struct gpu_device device;
+    const struct gpu_prefill *prefill; /* NULL: requests of many rows have no way of their own */
 };
 
 /* Which slot a state is for. */

@@ -6,6 +6,8 @@
 #define SEGMENTS_PER_CTA 8
 #define LONG_QUERIES 8192 /* of a request, on average */
 #define LEAST_PARTS 8     /* of an item, whose CTAs have a multiprocessor each */
+#define LONG_ITEM 1024    /* keys, from which on an item is worth cutting */
+#define FEW_ROWS 32       /* of a request, which memory limits on every GPU */
 
 static size_t round_up(size_t bytes)
 {
@@ -113,6 +115,9 @@ attn_status gpu_plan_size(attn_instance *instance, attn_state *state,
     size_t stream = layout_of(instance, state, reqs, row_tiles, rows, false).end;
     bool items = state->invariant || state->way == GPU_WAY_LATENT;
     size->device_bytes = items || by_item > stream ? by_item : stream;
+    if (instance->prefill != NULL) {
+        size->device_bytes += instance->prefill->bytes(state, reqs, rows);
+    }
     return ATTN_OK;
 }
 
@@ -208,6 +213,7 @@ void set_schedule(struct gpu_params *p, const struct attn_attend_args *args)
     p->ctas = device->num_sms * ctas_of_sm(device, state, plan, args->layer);
     p->tile = tile_of(state, args->k_cache != NULL, plan->tile_rows);
     p->max_segments = plan->tile_rows == 16 || plan->by_item ? at.max_segments : p->ctas;
+    p->most_rows = plan->has_many ? plan->few_rows : 0;
     p->header = (struct gpu_header *)memory;
     p->segments = (struct gpu_segment *)(memory + at.segments);
     p->row_tiles = (struct gpu_row_tile *)(memory + at.row_tiles);
@@ -226,11 +232,55 @@ static void choose_shape(struct plan_host *plan, const struct attn_state *state,
                          const struct attn_batch *batch)
 {
     const int32_t *start = batch->query_start_loc_host;
-    bool decode = (int64_t)batch->max_query_len * state->group <= 32;
+    bool decode = (int64_t)batch->max_query_len * state->group <= FEW_ROWS;
     int64_t queries = batch->num_reqs > 0 ? start[batch->num_reqs] - start[0] : 0;
     bool is_long = queries > LONG_QUERIES * (int64_t)batch->num_reqs && state->padded_size <= 128;
     plan->by_item = state->invariant || state->way == GPU_WAY_LATENT || (!decode && !is_long);
     plan->tile_rows = decode || plan->by_item ? 16 : 64;
+}
+
+/* Which requests go the plugin's prefill. A graph may be replayed with other lengths, so it has
+ * both ways. Batch-invariant layers keep the common way: attn-check found requests that give other
+ * bits alone than in a batch there. */
+static void choose_ways(struct plan_host *plan, const struct attn_attend_args *args, int32_t mode)
+{
+    const struct gpu_prefill *prefill = args->instance->prefill;
+    const struct attn_batch *batch = args->batch;
+    int32_t group = args->state->group;
+    const int32_t *start = batch->query_start_loc_host;
+    plan->few_rows = FEW_ROWS;
+    plan->has_few = 1;
+    plan->has_many = prefill != NULL && args->state->way == GPU_WAY_ATTEND &&
+                     !args->state->invariant && (int64_t)batch->max_query_len * group > FEW_ROWS &&
+                     prefill->serves(args);
+    if (!plan->has_many) {
+        return;
+    }
+    plan->by_item = 1;
+    plan->tile_rows = 16;
+    if (mode != ATTN_PLAN_EAGER) {
+        return;
+    }
+    int64_t items = 0;
+    bool few = false;
+    for (int32_t r = 0; r < batch->num_reqs; r++) {
+        int64_t rows = (int64_t)(start[r + 1] - start[r]) * group;
+        items += rows > FEW_ROWS ? (rows + 127) / 128 * args->state->num_kv_heads : 0;
+        few |= rows > 0 && rows <= FEW_ROWS;
+    }
+    /* it does not cut items: few of many keys would leave multiprocessors idle */
+    bool leaves_idle =
+        items * LEAST_PARTS < args->instance->device.num_sms && batch->max_seq_len > LONG_ITEM;
+    plan->has_many = items > 0 && !leaves_idle;
+    plan->has_few = few || !plan->has_many;
+}
+
+char *prefill_memory(const struct attn_attend_args *args)
+{
+    const struct plan_host *plan = args->plan_host;
+    struct layout at = layout_of(args->instance, args->state, plan->num_reqs, plan->num_row_tiles,
+                                 plan->num_rows, plan->by_item);
+    return (char *)args->workspace + at.end;
 }
 
 attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
@@ -247,6 +297,8 @@ attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct a
     }
     if (mode != ATTN_PLAN_REPLAY && mode != ATTN_PLAN_IN_GRAPH) {
         choose_shape(plan, args->state, batch);
+        choose_ways(plan, args, mode);
+        plan->num_tokens = batch->num_tokens;
         plan->num_reqs = batch->num_reqs;
         plan->num_rows = batch->num_actual_tokens;
         plan->num_row_tiles =
@@ -257,12 +309,17 @@ attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct a
     if (mode == ATTN_PLAN_OUT_OF_GRAPH || batch->num_reqs == 0) {
         return ATTN_OK;
     }
+    const char *cause = NULL;
     set_layer(&p, args);
     set_batch(&p, args);
-    set_schedule(&p, args);
-    return device_status(
-        gpu_device_launch(&args->instance->device, GPU_KERNEL_plan, 1, &p, args->stream), "plan",
-        error);
+    if (plan->has_many) {
+        cause = args->instance->prefill->plan(args, &p, prefill_memory(args));
+    }
+    if (cause == NULL && plan->has_few) {
+        set_schedule(&p, args);
+        cause = gpu_device_launch(&args->instance->device, GPU_KERNEL_plan, 1, &p, args->stream);
+    }
+    return device_status(cause, "plan", error);
 }
 
 /* The schedule depends on lengths alone; tables are read when a step runs. */

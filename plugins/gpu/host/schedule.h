@@ -12,6 +12,26 @@ struct plan_host {
     int32_t num_reqs;
     int32_t num_rows;      /* of q, from its first */
     int64_t num_row_tiles; /* upper bound */
+    int32_t num_tokens;    /* padding included */
+    /* Requests of more than few_rows rows go the plugin's prefill, the others the common way;
+     * neither is launched where it would have none. */
+    int32_t few_rows;
+    int32_t has_many, has_few;
+};
+
+/* A faster way for requests of many rows (query, head of the group). */
+struct gpu_prefill {
+    const char *(*load)(const struct gpu_device *device);
+    /* Whether a plan may give it such requests of this layer and cache. */
+    bool (*serves)(const struct attn_attend_args *args);
+    /* Workspace behind the common schedule's. */
+    size_t (*bytes)(const struct attn_state *state, int64_t reqs, int64_t tokens);
+    /* Its schedule; p is the layer and the batch. NULL or the cause of a failure. */
+    const char *(*plan)(const struct attn_attend_args *args, const struct gpu_params *p,
+                        char *memory);
+    /* False: these tensors it cannot walk, and nothing was launched. */
+    bool (*attend)(const struct attn_attend_args *args, const struct gpu_params *p, char *memory,
+                   const char **cause);
 };
 
 struct layout {
@@ -30,5 +50,7 @@ void set_batch(struct gpu_params *p, const struct attn_attend_args *args);
 /* The scale of quantized queries. */
 void set_query_scale(struct gpu_params *p, const struct attn_attend_args *args);
 void set_schedule(struct gpu_params *p, const struct attn_attend_args *args);
+/* Where the plugin's prefill has its part of a plan's workspace. */
+char *prefill_memory(const struct attn_attend_args *args);
 
 #endif

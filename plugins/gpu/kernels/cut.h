@@ -302,21 +302,29 @@ GPU_DEVICE int32_t link_segments(const gpu_params &p, int32_t row_tiles, const s
     return kept;
 }
 
-GPU_DEVICE void make_schedule(const gpu_params &p, plan_memory &memory)
+/* First row tile of each request; requests of other ways have none. The sum is returned. */
+GPU_DEVICE int32_t count_row_tiles(const gpu_params &p, int32_t *warps)
 {
-    int32_t row_tiles = 0, segments = 0;
+    int32_t row_tiles = 0;
     for (int32_t first = 0; first < p.num_reqs; first += PLAN_THREADS) {
         int32_t r = first + thread_index(), tiles = 0;
         if (r < p.num_reqs) {
             int32_t rows = (p.query_start[r + 1] - p.query_start[r]) * p.group;
-            tiles = (rows + p.tile_rows - 1) / p.tile_rows;
+            bool ours = p.most_rows == 0 || (rows >= p.least_rows && rows <= p.most_rows);
+            tiles = ours ? (rows + p.tile_rows - 1) / p.tile_rows : 0;
         }
-        int32_t start = running_sum(tiles, &row_tiles, memory.warps);
+        int32_t start = running_sum(tiles, &row_tiles, warps);
         if (r < p.num_reqs) {
             p.row_tile_start[r] = start;
         }
     }
     sync_group();
+    return row_tiles;
+}
+
+GPU_DEVICE void make_schedule(const gpu_params &p, plan_memory &memory)
+{
+    int32_t segments = 0, row_tiles = count_row_tiles(p, memory.warps);
     int32_t *starts = row_tiles <= PLAN_ROW_TILES ? memory.key_tile_start : p.key_tile_start;
     int32_t total = plan_row_tiles(p, &row_tiles, starts, memory.warps);
     if (p.by_item) {

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* TMA boxes of five dimensions, barriers that count their bytes, and registers that warp groups
+ * pass to each other. Source: PTX ISA 9.0. */
+#ifndef CUDA_FLASH_PTX_SM90_COPY_CUH
+#define CUDA_FLASH_PTX_SM90_COPY_CUH
+
+#include "ptx.cuh"
+
+/* The caller's one arrival; `bytes` more come from boxes. */
+static __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, int bytes)
+{
+    asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(barrier),
+                 "r"(bytes)
+                 : "memory");
+}
+
+/* Barriers that were initialised are there for TMA. */
+static __device__ __forceinline__ void fence_barriers()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+struct box_place {
+    int32_t x[5];
+};
+
+static __device__ __forceinline__ void copy_box5(uint32_t to, const void *map, const box_place &at,
+                                                 uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to),
+                 "l"(map), "r"(at.x[0]), "r"(at.x[1]), "r"(at.x[2]), "r"(at.x[3]), "r"(at.x[4]),
+                 "r"(barrier)
+                 : "memory");
+}
+
+/* Of each thread of this warp group, from now on. */
+template <int COUNT> static __device__ __forceinline__ void give_registers()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT> static __device__ __forceinline__ void take_registers()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+/* The named barrier of one warp group. */
+static __device__ __forceinline__ void barrier_group(int id)
+{
+    asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
+/* 2^x; -inf gives 0. */
+static __device__ __forceinline__ float fast_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float fast_tanh(float x)
+{
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float fast_sqrt(float x)
+{
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#endif

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wgmma of sm_90a: 64 rows of a warp group by N columns, 16 deep, 16-bit operands, float32 sums.
+ * Sum i of a lane: row (lane >> 2) + 8 * ((i >> 1) & 1) of its warp's 16, column (i >> 2) * 8 +
+ * (lane & 3) * 2 + (i & 1). Source: PTX ISA 9.0. */
+#ifndef CUDA_FLASH_PTX_SM90_WGMMA_CUH
+#define CUDA_FLASH_PTX_SM90_WGMMA_CUH
+
+#include "ptx.cuh"
+
+/* A matrix in shared memory, swizzled in 128 bytes. group: bytes between groups of 8 rows; column:
+ * bytes between columns of 128 bytes, used where the rows are the depth. The address is the same in
+ * all lanes; it is read from one, so that the compiler knows and keeps it in uniform registers. */
+static __device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t column,
+                                                     uint32_t group)
+{
+    uint32_t low = __shfl_sync(0xffffffffu, (address & 0x3ffff) >> 4 | (column >> 4) << 16, 0);
+    return (uint64_t)(1u << 30 | group >> 4) << 32 | low;
+}
+
+/* Registers of a wgmma hold their values before it and are not moved while it runs. */
+template <int N> static __device__ __forceinline__ void pin(float (&x)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        asm volatile("" : "+f"(x[i])::"memory");
+    }
+}
+
+static __device__ __forceinline__ void wgmma_begin()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void wgmma_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* All commits of this warp group but the last LEFT are done. */
+template <int LEFT> static __device__ __forceinline__ void wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+/* The same, but not before x is known: ptxas would wait first and compute x, which needs no wgmma,
+ * after it. x is never below 0, so nobody sleeps. */
+template <int LEFT> static __device__ __forceinline__ void wgmma_wait_behind(float x)
+{
+    if (x < 0.0f) {
+        asm volatile("nanosleep.u32 1;" ::: "memory");
+    }
+    wgmma_wait<LEFT>();
+}
+
+#define SUMS4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SUMS16(i) SUMS4(i), SUMS4(i + 4), SUMS4(i + 8), SUMS4(i + 12)
+#define SUMS32 SUMS16(0), SUMS16(16)
+#define SUMS64 SUMS32, SUMS16(32), SUMS16(48)
+#define SUMS128 SUMS64, SUMS16(64), SUMS16(80), SUMS16(96), SUMS16(112)
+#define NAMES32                                                                                    \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "             \
+    "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES64                                                                                    \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "             \
+    "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "             \
+    "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "             \
+    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES128                                                                                   \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "             \
+    "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "             \
+    "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "             \
+    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, "             \
+    "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "             \
+    "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, "             \
+    "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "           \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "         \
+    "%126, %127"
+
+/* A and B are the places of the inputs behind the sums. */
+#define WGMMA_ROWS(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS)                                         \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; "                                     \
+                 "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
+                 "}, " A ", " B ", p, 1, 1, 0, 0;}"                                                \
+                 : SUMS                                                                            \
+                 : "l"(a), "l"(b), "r"(adds))
+#define WGMMA_WEIGHTS(TYPE, COLUMNS, NAMES, SUMS, A, B)                                            \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
+                 "}, {" A "}, " B ", 1, 1, 1, 1;"                                                  \
+                 : SUMS                                                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+/* d = a b, or with `adds` d += a b: rows of a and b are 16 numbers deep. */
+template <int KIND, int COLUMNS>
+static __device__ __forceinline__ void wgmma_rows(float (&d)[COLUMNS / 2], uint64_t a, uint64_t b,
+                                                  int adds)
+{
+    static_assert(COLUMNS == 64 || COLUMNS == 128, "keys of a tile");
+    if constexpr (KIND == KIND_BF16 && COLUMNS == 64) {
+        WGMMA_ROWS("bf16", "64", NAMES32, SUMS32, "%32", "%33", "%34");
+    } else if constexpr (KIND == KIND_BF16) {
+        WGMMA_ROWS("bf16", "128", NAMES64, SUMS64, "%64", "%65", "%66");
+    } else if constexpr (COLUMNS == 64) {
+        WGMMA_ROWS("f16", "64", NAMES32, SUMS32, "%32", "%33", "%34");
+    } else {
+        WGMMA_ROWS("f16", "128", NAMES64, SUMS64, "%64", "%65", "%66");
+    }
+}
+
+/* d += a b: a in registers, as sums of 16 columns become when they are packed; b's 16 rows are the
+ * depth. */
+template <int KIND, int COLUMNS>
+static __device__ __forceinline__ void wgmma_weights(float (&d)[COLUMNS / 2],
+                                                     const uint32_t (&a)[4], uint64_t b)
+{
+    static_assert(COLUMNS == 64 || COLUMNS == 128 || COLUMNS == 256, "dims of a value");
+    if constexpr (KIND == KIND_BF16 && COLUMNS == 64) {
+        WGMMA_WEIGHTS("bf16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36");
+    } else if constexpr (KIND == KIND_BF16 && COLUMNS == 128) {
+        WGMMA_WEIGHTS("bf16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68");
+    } else if constexpr (KIND == KIND_BF16) {
+        WGMMA_WEIGHTS("bf16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132");
+    } else if constexpr (COLUMNS == 64) {
+        WGMMA_WEIGHTS("f16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36");
+    } else if constexpr (COLUMNS == 128) {
+        WGMMA_WEIGHTS("f16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68");
+    } else {
+        WGMMA_WEIGHTS("f16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132");
+    }
+}
+
+#undef WGMMA_ROWS
+#undef WGMMA_WEIGHTS
+
+#endif

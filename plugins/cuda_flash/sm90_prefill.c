@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Prefill on sm_90a, host side: which layers and tensors it takes, its memory, and its launches. */
+#include "gpu/host/schedule.h"
+#include "sm90_prefill.h"
+
+#define SECTION_BYTES (8 << 20) /* of keys and values that stay in the L2 */
+#define MOST_BOXES 32           /* of a tile: a lane has one */
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + 255) & ~(size_t)255;
+}
+
+/* The kernel's head size of keys; that of values is the same, but 128 beside 192. */
+static int32_t size_of(int32_t head_size, int32_t head_size_v)
+{
+    int32_t larger = head_size > head_size_v ? head_size : head_size_v;
+    return larger <= 64                             ? 64
+           : larger <= 128                          ? 128
+           : head_size <= 192 && head_size_v <= 128 ? 192
+                                                    : 256;
+}
+
+static int32_t keys_of(int32_t size)
+{
+    return size == 256 ? 64 : 128;
+}
+
+/* Rows of a page that one box has: a power of two, so that a tile has whole boxes. */
+static int32_t box_rows_of(int32_t block_size, int32_t keys)
+{
+    int32_t rows = block_size & -block_size;
+    return rows < keys ? rows : keys;
+}
+
+static bool serves(const struct attn_attend_args *args)
+{
+    const struct attn_layer_desc *layer = args->layer;
+    const struct gpu_device *device = &args->instance->device;
+    int32_t kv = layer->kv_dtype,
+            own = layer->dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
+    bool short_type = layer->dtype == ATTN_DTYPE_BF16 || layer->dtype == ATTN_DTYPE_F16;
+    if (device->major != 9 || device->encode_map == NULL || !short_type ||
+        (kv != ATTN_KV_AUTO && kv != own) || layer->q_scale_form != ATTN_SCALE_NONE ||
+        layer->p_scale_form != ATTN_SCALE_NONE || args->state->group > PREFILL_ROWS ||
+        layer->head_size > 256 || layer->head_size_v > 256) {
+        return false;
+    }
+    if (args->k_cache == NULL) {
+        return true;
+    }
+    int32_t size = size_of(layer->head_size, layer->head_size_v), keys = keys_of(size);
+    int32_t rows = box_rows_of(args->k_cache->block_size, keys);
+    return rows >= 8 && keys / rows * (size / 64) <= MOST_BOXES;
+}
+
+struct prefill_layout {
+    size_t row_tile_start, key_tile_start, key_sum, row_tiles, work, end; /* bytes */
+};
+
+static struct prefill_layout layout_of_prefill(const struct attn_state *state, int64_t reqs,
+                                               int64_t tokens)
+{
+    int64_t queries = PREFILL_ROWS / (state->group < PREFILL_ROWS ? state->group : PREFILL_ROWS);
+    int64_t row_tiles = tokens / queries + reqs;
+    struct prefill_layout at;
+    at.row_tile_start = round_up(sizeof(struct prefill_header));
+    at.key_tile_start = at.row_tile_start + round_up((size_t)(reqs + 1) * sizeof(int32_t));
+    at.key_sum = at.key_tile_start + round_up((size_t)(row_tiles + 1) * sizeof(int32_t));
+    at.row_tiles = at.key_sum + round_up((size_t)reqs * sizeof(int32_t));
+    at.work = at.row_tiles + round_up((size_t)row_tiles * sizeof(struct gpu_row_tile));
+    at.end = at.work + round_up((size_t)row_tiles * (size_t)state->num_kv_heads *
+                                sizeof(struct prefill_work));
+    return at;
+}
+
+static size_t bytes_of(const struct attn_state *state, int64_t reqs, int64_t tokens)
+{
+    return layout_of_prefill(state, reqs, tokens).end;
+}
+
+/* What the plan and the attends after it read alike. */
+static void set_items(struct prefill_params *a, const struct attn_attend_args *args, char *memory)
+{
+    const struct plan_host *plan = args->plan_host;
+    struct prefill_layout at = layout_of_prefill(args->state, plan->num_reqs, plan->num_tokens);
+    struct gpu_params *p = &a->p;
+    a->queries = PREFILL_ROWS / p->group;
+    a->group_inverse = (65536 + p->group - 1) / p->group;
+    a->size = size_of(p->head_size, p->head_size_v);
+    a->size_v = a->size == 192 ? 128 : a->size;
+    a->section_keys = SECTION_BYTES / ((p->head_size + p->head_size_v) * 2);
+    a->header = (struct prefill_header *)memory;
+    a->work = (struct prefill_work *)(memory + at.work);
+    a->key_sum = (int32_t *)(memory + at.key_sum);
+    p->tile_rows = a->queries * p->group;
+    p->tile = keys_of(a->size);
+    p->least_rows = plan->few_rows + 1;
+    p->most_rows = INT32_MAX;
+    p->row_tiles = (struct gpu_row_tile *)(memory + at.row_tiles);
+    p->row_tile_start = (int32_t *)(memory + at.row_tile_start);
+    p->key_tile_start = (int32_t *)(memory + at.key_tile_start);
+}
+
+static const char *plan_prefill(const struct attn_attend_args *args, const struct gpu_params *p,
+                                char *memory)
+{
+    struct prefill_params a = {.p = *p};
+    set_items(&a, args, memory);
+    return prefill_launch(&args->instance->device, PREFILL_ORDER, &a, args->stream);
+}
+
+/* Contiguous rows: tiles begin at any of them, and what lies behind the last reads as zero. */
+static bool walk_rows(struct prefill_walk *w, const struct gpu_device *device,
+                      const struct gpu_cache *c, int64_t rows, int32_t heads, int32_t size,
+                      int32_t keys)
+{
+    uint64_t columns = (uint64_t)size / 64, step = (uint64_t)c->head / 128;
+    bool whole = c->head_size == size && c->head % 128 == 0;
+    uint64_t sizes[5] = {(uint64_t)c->head_size, (uint64_t)rows, (uint64_t)heads, 1, 1};
+    uint64_t strides[4] = {(uint64_t)c->block, (uint64_t)c->head, 16, 16};
+    uint32_t box[5] = {64, (uint32_t)keys, 1, 1, 1};
+    if (whole) {
+        sizes[0] = 64;
+        sizes[2] = step * (uint64_t)(heads - 1) + columns;
+        strides[1] = 128;
+        box[2] = (uint32_t)columns;
+    }
+    w->form = whole ? PREFILL_ROW_BOX : PREFILL_ROW_COLUMNS;
+    w->box_rows = keys;
+    w->columns = whole ? 1 : (int32_t)columns;
+    w->boxes = w->columns;
+    w->head_step = (int32_t)step;
+    w->box_bytes = keys * 128 * (int32_t)(whole ? columns : 1);
+    w->column_step = keys * 128;
+    w->row_step = 0;
+    return prefill_encode_map(device, c->data, sizes, strides, box, &w->map);
+}
+
+/* Pages: a box has rows of one of them. With all columns in one box, 8 rows of each column stand
+ * together: {64 dims, 8 slots, columns of all heads, slots / 8, blocks}. */
+static bool walk_pages(struct prefill_walk *w, const struct gpu_device *device,
+                       const struct gpu_cache *c, int64_t blocks, int32_t block_size, int32_t heads,
+                       int32_t size, int32_t keys, bool whole)
+{
+    uint64_t columns = (uint64_t)size / 64, step = (uint64_t)c->head / 128;
+    int32_t rows = box_rows_of(block_size, keys);
+    uint64_t sizes[5] = {(uint64_t)c->head_size, (uint64_t)block_size, (uint64_t)heads,
+                         (uint64_t)blocks, 1};
+    uint64_t strides[4] = {(uint64_t)c->slot, (uint64_t)c->head, (uint64_t)c->block, 16};
+    uint32_t box[5] = {64, (uint32_t)rows, 1, 1, 1};
+    if (whole) {
+        sizes[0] = 64;
+        sizes[1] = 8;
+        sizes[2] = step * (uint64_t)(heads - 1) + columns;
+        sizes[3] = (uint64_t)block_size / 8;
+        sizes[4] = (uint64_t)blocks;
+        strides[1] = 128;
+        strides[2] = 8 * (uint64_t)c->slot;
+        strides[3] = (uint64_t)c->block;
+        box[1] = 8;
+        box[2] = (uint32_t)columns;
+        box[3] = (uint32_t)rows / 8;
+    }
+    w->form = whole ? PREFILL_PAGE_BOX : PREFILL_PAGE_COLUMNS;
+    w->box_rows = rows;
+    w->columns = whole ? 1 : (int32_t)columns;
+    w->boxes = keys / rows * w->columns;
+    w->head_step = (int32_t)step;
+    w->box_bytes = rows * 128 * (int32_t)(whole ? columns : 1);
+    w->column_step = keys * 128;
+    w->row_step = w->box_bytes;
+    return w->boxes <= MOST_BOXES &&
+           prefill_encode_map(device, c->data, sizes, strides, box, &w->map);
+}
+
+static uint64_t bits_of(const struct gpu_cache *c)
+{
+    return (uint64_t)(uintptr_t)c->data | (uint64_t)c->block | (uint64_t)c->slot |
+           (uint64_t)c->head;
+}
+
+static uint64_t bits_of_rows(const struct gpu_tensor *r)
+{
+    return (uint64_t)(uintptr_t)r->data | (uint64_t)r->row | (uint64_t)r->head;
+}
+
+static bool map_tensors(struct prefill_params *a, const struct attn_attend_args *args)
+{
+    const struct gpu_device *device = &args->instance->device;
+    const struct gpu_params *p = &a->p;
+    int32_t heads = p->num_kv_heads, keys = p->tile;
+    const uint64_t sizes[5] = {(uint64_t)p->head_size, (uint64_t)p->num_q_heads,
+                               (uint64_t)args->q->shape[0], 1, 1};
+    const uint64_t strides[4] = {(uint64_t)p->q.head, (uint64_t)p->q.row, 16, 16};
+    const uint32_t box[5] = {64, (uint32_t)p->group, (uint32_t)a->queries, 1, 1};
+    a->query_bytes = a->queries * p->group * a->size * 2;
+    if (!prefill_encode_map(device, p->q.data, sizes, strides, box, &a->q_map)) {
+        return false;
+    }
+    if (args->k_cache == NULL) {
+        return walk_rows(&a->k, device, &p->k, args->k->shape[0], heads, a->size, keys) &&
+               walk_rows(&a->v, device, &p->v, args->v->shape[0], heads, a->size_v, keys);
+    }
+    a->grouped = p->head_size == a->size && p->head_size_v == a->size_v &&
+                 (p->k.head | p->v.head) % 128 == 0;
+    return walk_pages(&a->k, device, &p->k, args->k_cache->num_blocks, p->block_size, heads,
+                      a->size, keys, a->grouped) &&
+           walk_pages(&a->v, device, &p->v, args->k_cache->num_blocks, p->block_size, heads,
+                      a->size_v, keys, a->grouped);
+}
+
+static bool attend_prefill(const struct attn_attend_args *args, const struct gpu_params *p,
+                           char *memory, const char **cause)
+{
+    struct prefill_params a = {.p = *p};
+    bool same = p->k.dtype == p->q.dtype && p->v.dtype == p->q.dtype && p->out.dtype == p->q.dtype;
+    bool bf16 = p->q.dtype == ATTN_DTYPE_BF16;
+    if (!same || (!bf16 && p->q.dtype != ATTN_DTYPE_F16) || p->k.form != GPU_ROW_NUMBERS ||
+        p->k.pack != 0 || p->v.pack != 0 || p->k.scale_host != 1 || p->v.scale_host != 1 ||
+        (bits_of(&p->k) | bits_of(&p->v) | bits_of_rows(&p->q)) % 16 != 0) {
+        return false;
+    }
+    set_items(&a, args, memory);
+    a.has_terms =
+        p->soft_cap > 0 || p->alibi != ATTN_ALIBI_NONE || p->tree != NULL || !(p->scale > 0);
+    a.wide_rows = bits_of_rows(&p->out) % 16 == 0;
+    if (!map_tensors(&a, args)) {
+        return false;
+    }
+    *cause = prefill_launch(&args->instance->device, bf16 ? PREFILL_BF16 : PREFILL_F16, &a,
+                            args->stream);
+    return true;
+}
+
+const struct gpu_prefill sm90_prefill = {
+    .load = prefill_load,
+    .serves = serves,
+    .bytes = bytes_of,
+    .plan = plan_prefill,
+    .attend = attend_prefill,
+};

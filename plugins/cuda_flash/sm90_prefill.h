@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Prefill on sm_90a: one call of its kernels as plain numbers. An item is a row tile of a request
+ * (a gpu_row_tile) and a KV head; rows are (query, head of the group), whole queries only. */
+#ifndef CUDA_FLASH_SM90_PREFILL_H
+#define CUDA_FLASH_SM90_PREFILL_H
+
+#include "gpu/params.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PREFILL_ROWS 128 /* of an item, at most */
+#define PREFILL_STAGES 2 /* tiles of K and of V in shared memory */
+#define PREFILL_SLOTS 3  /* items that a CTA knows: one ends, one runs, one is copied */
+#define PREFILL_THREADS 384
+#define PREFILL_SECTIONS 32 /* parts of the schedule whose keys stay in the L2 */
+#define PREFILL_BUCKETS 128 /* lengths that are told apart where the longest item comes first */
+
+/* How TMA brings tiles of K or V: a box of some rows at a time. */
+enum prefill_walk_form {
+    PREFILL_ROW_BOX,     /* contiguous rows; all columns of 64 dims in one box */
+    PREFILL_ROW_COLUMNS, /* contiguous rows; a box for each column: head sizes with a rest */
+    PREFILL_PAGE_BOX,    /* rows of one page, in groups of 8, all columns */
+    PREFILL_PAGE_COLUMNS /* rows of one page, a box for each column */
+};
+
+struct prefill_walk {
+    struct gpu_map map;
+    int32_t form;
+    int32_t box_rows;
+    int32_t boxes;     /* of a tile: rows / box_rows x columns that have one each */
+    int32_t columns;   /* boxes of the same rows */
+    int32_t head_step; /* columns between heads, where a box has all columns */
+    int32_t box_bytes;
+    int32_t group_bytes;           /* between groups of 8 rows of a tile in shared memory */
+    int32_t column_bytes;          /* between its columns of 64 dims */
+    int32_t row_step, column_step; /* of boxes in shared memory, bytes */
+};
+
+/* One item, in the order in which CTAs take them. row_tile < 0: there are no more. */
+struct prefill_work {
+    int32_t row_tile, head, first, count; /* key tiles first .. first + count - 1 */
+};
+
+struct prefill_header {
+    int32_t items, taken;
+};
+
+struct prefill_params {
+    struct gpu_map q_map;
+    struct prefill_walk k, v;
+    struct gpu_params p;   /* tile_rows, tile, row_tiles and their starts are of this way */
+    int32_t queries;       /* of a row tile */
+    int32_t query_bytes;   /* that TMA brings of one */
+    int32_t group_inverse; /* 2^16 / group, rounded up: exact for rows of a tile */
+    int32_t has_terms;     /* 1: more than scale and intervals makes a score */
+    int32_t grouped;       /* 1: K and V are walked as PREFILL_PAGE_BOX */
+    int32_t wide_rows;     /* 1: rows of out can be written 16 bytes at a time */
+    int32_t size, size_v;  /* padded head sizes */
+    int64_t section_keys;  /* keys of (request, KV head) units in one section, at least */
+    struct prefill_header *header;
+    struct prefill_work *work;
+    int32_t *key_sum; /* [R] keys of the requests before each */
+};
+
+/* A map of 16-bit numbers in boxes whose rows are `inner` numbers; strides are in bytes, from the
+ * second dimension on. False: TMA cannot walk it. */
+bool prefill_encode_map(const struct gpu_device *device, const void *data, const uint64_t sizes[5],
+                        const uint64_t strides[4], const uint32_t box[5], struct gpu_map *map);
+
+/* Makes the kernels ready on the current device, which runs sm_90a. */
+const char *prefill_load(const struct gpu_device *device);
+enum prefill_kernel { PREFILL_ORDER, PREFILL_BF16, PREFILL_F16 };
+/* NULL or the cause of a failure. */
+const char *prefill_launch(const struct gpu_device *device, enum prefill_kernel kernel,
+                           const struct prefill_params *params, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The copying warp group of a prefill CTA: one warp takes items, one copies their queries and keys,
+ * one their values. */
+#ifndef CUDA_FLASH_SM90_PRODUCE_CUH
+#define CUDA_FLASH_SM90_PRODUCE_CUH
+
+#include <stddef.h>
+
+#include "sm90_shape.cuh"
+
+/* Items for this CTA: number blockIdx.x, then whatever number it draws. Every item draws one
+ * number, so who gets the last puts the counter back. */
+template <class S>
+static __device__ __forceinline__ void take_items(const prefill_params &a, prefill_shared<S> &mine)
+{
+    const int lane = threadIdx.x & 31;
+    int32_t items = a.header->items, index = blockIdx.x;
+    bool shares = items > (int32_t)gridDim.x;
+    ring_place<PREFILL_SLOTS> slot;
+    for (;; slot.step()) {
+        int32_t drawn = 0;
+        if (shares && lane == 0 && index < items) {
+            drawn = atomicAdd(&a.header->taken, 1);
+        }
+        constexpr int head = sizeof(prefill_work) / 4, words = head + sizeof(gpu_row_tile) / 4;
+        static_assert(words < 32, "a word for a lane");
+        int32_t word = -1;
+        if (index < items && lane < head) {
+            word = ((const int32_t *)&a.work[index])[lane];
+        }
+        int32_t pair = __shfl_sync(0xffffffffu, word, 0);
+        if (index < items && lane >= head && lane < words) {
+            word = ((const int32_t *)&a.p.row_tiles[pair])[lane - head];
+        }
+        int32_t row = __shfl_sync(0xffffffffu, word, head + offsetof(gpu_row_tile, first_row) / 4);
+        if (lane == words) {
+            word = row / a.p.group;
+        }
+        barrier_wait(shared_address(&mine.item_empty[slot.at]), slot.parity ^ 1);
+        if (lane <= words) {
+            ((int32_t *)&mine.items[slot.at])[lane] = word;
+        }
+        barrier_arrive(shared_address(&mine.item_full[slot.at])); /* all lanes: 32 arrivals */
+        if (index >= items) {
+            break;
+        }
+        drawn = __shfl_sync(0xffffffffu, drawn, 0);
+        if (shares && drawn == items - 1 && lane == 0) {
+            a.header->taken = 0;
+        }
+        index = shares ? (int32_t)gridDim.x + drawn : items;
+    }
+}
+
+/* The block of the box rows that this lane looks up, of a tile that begins at key `base`. */
+template <class S>
+static __device__ __forceinline__ int32_t block_of_lane(const prefill_params &a,
+                                                        const prefill_item &item, int32_t base,
+                                                        int lane)
+{
+    int32_t rows = a.k.box_rows, key = base + lane * rows;
+    if (!a.p.paged || lane * rows >= S::keys || !is_copied(item, key, rows)) {
+        return 0;
+    }
+    return a.p.block_table[item.row_tile.table + key / a.p.block_size];
+}
+
+/* One tile of K or V. `block`: of block_of_lane. */
+template <class S>
+static __device__ __forceinline__ void
+copy_tile(const prefill_params &a, const prefill_walk &walk, const prefill_item &item, int32_t base,
+          int32_t block, uint32_t to, uint32_t barrier, int lane)
+{
+    int32_t box = walk.columns == 1 ? lane : lane / walk.columns;
+    int32_t column = lane - box * walk.columns, key = base + box * walk.box_rows;
+    bool mine = lane < walk.boxes && is_copied(item, key, walk.box_rows);
+    block = __shfl_sync(0xffffffffu, block, box);
+    int count = __popc(__ballot_sync(0xffffffffu, mine));
+    if (lane == 0) {
+        barrier_arrive_expect(barrier, count * walk.box_bytes);
+    }
+    __syncwarp();
+    if (!mine) {
+        return;
+    }
+    int32_t head = item.work.head, row = key + item.row_tile.key_start;
+    int32_t slot = a.p.paged ? key % a.p.block_size : 0;
+    box_place at;
+    if (walk.form == PREFILL_ROW_BOX) {
+        at = {{0, row, head * walk.head_step, 0, 0}};
+    } else if (walk.form == PREFILL_PAGE_BOX) {
+        at = {{0, 0, head * walk.head_step, slot >> 3, block}};
+    } else if (walk.form == PREFILL_ROW_COLUMNS) {
+        at = {{column * 64, row, head, 0, 0}};
+    } else {
+        at = {{column * 64, slot, head, block, 0}};
+    }
+    copy_box5(to + box * walk.row_step + column * walk.column_step, &walk.map, at, barrier);
+}
+
+template <class S>
+static __device__ __forceinline__ void copy_queries(const prefill_params &a,
+                                                    const prefill_item &item, uint32_t to,
+                                                    uint32_t barrier, int lane)
+{
+    if (lane == 0) {
+        barrier_arrive_expect(barrier, a.query_bytes);
+    }
+    __syncwarp();
+    if (lane < S::d / 64) {
+        int32_t token = item.row_tile.query_start + item.first_query;
+        box_place at = {{lane * 64, item.work.head * a.p.group, token, 0, 0}};
+        copy_box5(to + lane * (PREFILL_ROWS * 128), &a.q_map, at, barrier);
+    }
+}
+
+/* All tiles of the CTA's items, from an item's last to its first: values, or queries and keys. */
+template <class S, bool VALUES>
+static __device__ __forceinline__ void copy_items(const prefill_params &a, prefill_shared<S> &mine)
+{
+    const int lane = threadIdx.x & 31;
+    ring_place<PREFILL_SLOTS> slot;
+    ring_place<S::query_buffers> query;
+    ring_place<PREFILL_STAGES> stage;
+#pragma unroll 1
+    for (;; slot.step()) {
+        barrier_wait(shared_address(&mine.item_full[slot.at]), slot.parity);
+        const prefill_item &item = mine.items[slot.at];
+        int32_t left = item.work.count;
+        if (item.work.row_tile < 0) {
+            break;
+        }
+        int32_t base = tile_base(item, item.work.first + left - 1, S::keys);
+        int32_t block = block_of_lane<S>(a, item, base, lane);
+        bool first = !VALUES;
+#pragma unroll 1
+        for (; left > 0; left--) {
+            int32_t next = 0;
+            if (left > 1) { /* looked up a tile ahead */
+                next = block_of_lane<S>(a, item, base - S::keys, lane);
+            }
+            uint64_t &empty = VALUES ? mine.v_empty[stage.at] : mine.k_empty[stage.at];
+            uint64_t &full = VALUES ? mine.v_full[stage.at] : mine.k_full[stage.at];
+            barrier_wait(shared_address(&empty), stage.parity ^ 1);
+            copy_tile<S>(a, VALUES ? a.v : a.k, item, base, block,
+                         shared_address(VALUES ? mine.v[stage.at] : mine.k[stage.at]),
+                         shared_address(&full), lane);
+            if (first) {
+                barrier_wait(shared_address(&mine.q_empty[query.at]), query.parity ^ 1);
+                copy_queries<S>(a, item, shared_address(mine.q[query.at]),
+                                shared_address(&mine.q_full[query.at]), lane);
+                query.step();
+                first = false;
+            }
+            stage.step();
+            base -= S::keys;
+            block = next;
+        }
+    }
+    if (!VALUES) {
+        barrier_wait(shared_address(&mine.k_empty[stage.at]), stage.parity ^ 1);
+        if (lane == 0) { /* no keys: the consumers look at the item, which is none */
+            barrier_arrive(shared_address(&mine.k_full[stage.at]));
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sizes and shared memory of a prefill CTA: a warp group that copies and two that compute. */
+#ifndef CUDA_FLASH_SM90_SHAPE_CUH
+#define CUDA_FLASH_SM90_SHAPE_CUH
+
+#include "gpu/device/visible.h"
+#include "ptx/sm90_copy.cuh"
+#include "sm90_prefill.h"
+
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
+#define CONSUMER_WARPS 8
+
+/* GROUPED: tiles lie in groups of 8 rows with all their columns, else column by column. */
+template <int KIND_, int D_, int DV_, int KEYS_, int QUERIES_, bool GROUPED> struct prefill_shape {
+    static constexpr int kind = KIND_, d = D_, dv = DV_, keys = KEYS_;
+    static constexpr int query_buffers = QUERIES_;
+    static constexpr int q_bytes = PREFILL_ROWS * d * 2;
+    static constexpr int k_bytes = keys * d * 2, v_bytes = keys * dv * 2;
+    /* of a thread; 168 of each are there when the kernel begins */
+    static constexpr int copy_registers = 40;
+    static constexpr int compute_registers = 232;
+    static_assert(copy_registers + 2 * compute_registers <= 3 * 168, "registers of a CTA");
+    /* bytes between groups of 8 rows of a tile, and between its columns of 64 dims */
+    static constexpr int k_group = GROUPED ? d * 16 : 1024, v_group = GROUPED ? dv * 16 : 1024;
+    static constexpr int column = GROUPED ? 1024 : keys * 128;
+    static_assert(d % 64 == 0 && dv % 64 == 0, "columns of 128 bytes");
+    static_assert((keys & (keys - 1)) == 0, "tiles are aligned to their size");
+};
+
+struct prefill_item {
+    prefill_work work;
+    gpu_row_tile row_tile;
+    int32_t first_query, reserved; /* of the request, of the row tile's first row */
+};
+
+/* The query of a row, counted from its item's first, and its head in the group. */
+struct prefill_row {
+    int32_t query, head;
+};
+
+static __device__ __forceinline__ prefill_row split_row(const prefill_params &a, int32_t row)
+{
+    int32_t query = row * a.group_inverse >> 16;
+    return {query, row - query * a.p.group};
+}
+
+template <class S> struct prefill_shared {
+    alignas(1024) char q[S::query_buffers][S::q_bytes];
+    alignas(1024) char k[PREFILL_STAGES][S::k_bytes];
+    alignas(1024) char v[PREFILL_STAGES][S::v_bytes];
+    alignas(16) prefill_item items[PREFILL_SLOTS];
+    uint64_t q_full[S::query_buffers], q_empty[S::query_buffers];
+    uint64_t k_full[PREFILL_STAGES], k_empty[PREFILL_STAGES];
+    uint64_t v_full[PREFILL_STAGES], v_empty[PREFILL_STAGES];
+    uint64_t item_full[PREFILL_SLOTS], item_empty[PREFILL_SLOTS];
+};
+
+/* A place in a ring of COUNT and the parity of the turn. */
+template <int COUNT> struct ring_place {
+    int at = 0, parity = 0;
+    __device__ __forceinline__ void step()
+    {
+        at = at + 1 == COUNT ? 0 : at + 1;
+        parity ^= at == 0;
+    }
+};
+
+/* First key of an item's tile `t`. */
+static __device__ __forceinline__ int32_t tile_base(const prefill_item &item, int32_t t, int keys)
+{
+    return (item.row_tile.k0 & ~(keys - 1)) + t * keys;
+}
+
+/* Keys of an item that are copied: from k0 to the end of the request, in whole boxes. Behind k1 lie
+ * the step's own tokens, whose blocks are there. */
+static __device__ __forceinline__ bool is_copied(const prefill_item &item, int32_t key,
+                                                 int32_t rows)
+{
+    return key < item.row_tile.length && key + rows > item.row_tile.k0;
+}
+
+#endif

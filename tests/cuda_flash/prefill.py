@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill of cuda_flash beside PyTorch's cuDNN and FA2 and a GEMM: checked against float32, then timed in interleaved rounds.
+
+usage: prefill.py CELL.so PLUGIN.so [--check] [--time NAME,...] [--rounds N] [--seed N]
+CELL.so is prefill_cell.c. One table row a cell; times are medians over rounds of captured graphs.
+"""
+import argparse
+import ctypes
+import math
+import random
+import statistics
+import sys
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+INT, REAL, POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
+BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FA2": SDPBackend.FLASH_ATTENTION}
+
+
+class Cell(ctypes.Structure):
+    _fields_ = [(name, INT) for name in (
+        "bf16 fp8 reqs q_heads kv_heads size size_v page nhd blocks keys causal window_left window_right chunk alibi "
+        "invariant max_query max_keys").split()]
+    _fields_ += [("scale", REAL), ("soft_cap", REAL)]
+    _fields_ += [(name, POINTER) for name in "query_start_host query_start key_start seq_lens table sinks slopes".split()]
+    _fields_ += [("table_stride", INT)]
+    _fields_ += [(name, POINTER) for name in "q k v out lse".split()]
+    _fields_ += [("bytes", INT), ("made", POINTER)]
+
+
+def ints(values):
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+class Problem:
+    """queries[r] queries of requests with keys[r] keys, the queries last."""
+
+    def __init__(self, queries, keys=None, heads=(32, 8), size=(128, 128), dtype=torch.bfloat16, causal=True, page=0, nhd=False,
+                 window=(-1, -1), chunk=0, cap=0.0, alibi=0, sinks=False, invariant=False, lse=False, spread=1.0, fp8=False):
+        keys = keys or queries
+        self.queries, self.keys, self.heads, self.size, self.dtype, self.causal = queries, keys, heads, size, dtype, causal
+        self.window, self.chunk, self.cap, self.alibi = window, chunk, cap, alibi
+        tokens, total = sum(queries), sum(keys)
+        new = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)
+        self.q = (new(tokens, heads[0], size[0]) * spread).to(dtype)
+        self.out = torch.full((tokens, heads[0], size[1]), float("nan"), device="cuda", dtype=dtype)
+        self.lse = torch.full((heads[0], tokens), float("nan"), device="cuda") if lse else None
+        self.rows_k, self.rows_v = new(total, heads[1], size[0]), new(total, heads[1], size[1])
+        self.sinks = torch.randn(heads[0], device="cuda") if sinks else None
+        self.slopes = torch.rand(heads[0], device="cuda") * 0.1 if alibi else None
+        self.key_starts = [sum(keys[:r]) for r in range(len(keys) + 1)]
+        self.query_starts = [sum(queries[:r]) for r in range(len(queries) + 1)]
+        c = self.cell = Cell()
+        c.bf16, c.reqs, c.q_heads, c.kv_heads, c.size, c.size_v = dtype == torch.bfloat16, len(queries), *heads, *size
+        c.page, c.nhd, c.causal, c.window_left, c.window_right, c.chunk = page, nhd, causal, *window, chunk
+        c.alibi, c.invariant, c.max_query, c.max_keys, c.keys = alibi, invariant, max(queries), max(keys), total
+        c.scale, c.soft_cap = 1 / math.sqrt(size[0]), cap
+        self.kept = [torch.tensor(self.query_starts, dtype=torch.int64), ints(self.query_starts), ints(self.key_starts), ints(keys)]
+        c.query_start_host, c.query_start, c.key_start, c.seq_lens = (x.data_ptr() for x in self.kept)
+        self.k, self.v = self.rows_k, self.rows_v
+        if page:
+            self.fill_pages(page, nhd, fp8)
+        c.fp8 = fp8
+        c.q, c.k, c.v, c.out = (x.data_ptr() for x in (self.q, self.k, self.v, self.out))
+        c.lse = self.lse.data_ptr() if lse else None
+        c.sinks = self.sinks.data_ptr() if sinks else None
+        c.slopes = self.slopes.data_ptr() if alibi else None
+        assert LIBRARY.cell_size(ctypes.byref(c)) == 0
+        self.workspace = torch.empty(max(c.bytes, 1), dtype=torch.uint8, device="cuda")
+        assert LIBRARY.cell_plan(ctypes.byref(c), POINTER(self.workspace.data_ptr()), stream()) == 0
+        torch.cuda.synchronize()
+
+    def fill_pages(self, page, nhd, fp8):
+        counts = [-(-k // page) for k in self.keys]
+        order = torch.randperm(sum(counts))
+        stride = max(counts)
+        table = torch.full((len(counts), stride), 2**30, dtype=torch.int32)
+        where = torch.empty(sum(self.keys), dtype=torch.int64)
+        at = 0
+        for r, count in enumerate(counts):
+            table[r, :count] = order[at:at + count].int()
+            j = torch.arange(self.keys[r])
+            where[self.key_starts[r]:self.key_starts[r + 1]] = table[r, j // page].long() * page + j % page
+            at += count
+        where = where.cuda()
+        blocks = sum(counts)
+        made = []
+        for rows in (self.rows_k, self.rows_v):
+            stored = rows.to(torch.float8_e4m3fn) if fp8 else rows
+            flat = torch.full((blocks * page, *rows.shape[1:]), float("nan"), device="cuda", dtype=self.dtype)
+            flat = flat.to(stored.dtype)
+            flat.view(torch.uint8 if fp8 else torch.int16)[where] = stored.view(torch.uint8 if fp8 else torch.int16)
+            pages = flat.view(blocks, page, *rows.shape[1:])
+            made.append(pages if nhd else pages.transpose(1, 2).contiguous())
+            if fp8:
+                rows.copy_(stored.to(self.dtype))
+        self.k, self.v = made
+        self.table = table.cuda()
+        self.cell.table, self.cell.table_stride, self.cell.blocks = self.table.data_ptr(), stride, blocks
+
+    def run(self):
+        assert LIBRARY.cell_run(ctypes.byref(self.cell), stream()) == 0
+
+    def close(self):
+        LIBRARY.cell_close(ctypes.byref(self.cell))
+
+    def visible(self, r, rows):
+        p = rows[:, None] + self.keys[r] - self.queries[r]
+        j = torch.arange(self.keys[r], device="cuda")[None, :]
+        sees = (j <= p) if self.causal else torch.ones_like(p * j, dtype=torch.bool)
+        if self.window[0] >= 0:
+            sees &= j >= p - self.window[0]
+        if self.window[1] >= 0:
+            sees &= j <= p + self.window[1]
+        if self.chunk:
+            sees &= j // self.chunk == torch.div(p, self.chunk, rounding_mode="floor")
+        return sees, p, j
+
+    def error(self, samples=96):
+        """Largest error of an element over its row's RMS, on some rows of each request and some heads."""
+        worst, group = 0.0, self.heads[0] // self.heads[1]
+        for r in random.sample(range(len(self.queries)), min(6, len(self.queries))):
+            n = self.queries[r]
+            picked = set(random.sample(range(n), min(samples, n))) | {0, n - 1} | {x for x in (31, 32, 127, 128) if x < n}
+            rows = torch.tensor(sorted(picked), device="cuda")
+            for h in random.sample(range(self.heads[0]), min(3, self.heads[0])):
+                q = self.q[self.query_starts[r] + rows, h].double()
+                k = self.rows_k[self.key_starts[r]:self.key_starts[r + 1], h // group].double()
+                v = self.rows_v[self.key_starts[r]:self.key_starts[r + 1], h // group].double()
+                s = q @ k.T * self.cell.scale
+                if self.cap:
+                    s = self.cap * torch.tanh(s / self.cap)
+                sees, p, j = self.visible(r, rows)
+                if self.alibi == 1:
+                    s = s - self.slopes[h].double() * (p - j).abs()
+                if self.alibi == 2:
+                    s = s - self.slopes[h].double() * (p - j).clamp(min=0).double().sqrt()
+                s = s.masked_fill(~sees, -math.inf)
+                if self.sinks is not None:
+                    s = torch.cat([s, self.sinks[h].double().expand(len(rows), 1)], 1)
+                lse = torch.logsumexp(s, 1)
+                w = torch.exp(s - torch.where(lse == -math.inf, 0.0, lse)[:, None])[:, :v.shape[0]]
+                want = w @ v
+                got = self.out[self.query_starts[r] + rows, h].double()
+                rms = want.square().mean(1, keepdim=True).sqrt() + 1e-6
+                e = ((got - want).abs() / rms).max().item()
+                worst = max(worst, e if e == e else 1e9)
+                if self.lse is not None:
+                    e = (self.lse[h, self.query_starts[r] + rows].double() - lse).abs().max().item()
+                    worst = max(worst, e if e == e else 1e9)
+        return worst
+
+    def flops(self):
+        pairs = 0
+        for n, m in zip(self.queries, self.keys):
+            if self.window[0] >= 0 and self.causal:
+                pairs += sum(min(m - n + i + 1, self.window[0] + 1) for i in range(n))
+            elif self.chunk:
+                pairs += sum((m - n + i) % self.chunk + 1 for i in range(n))
+            else:
+                pairs += n * (m - n) + n * (n + 1) // 2 if self.causal else n * m
+        return 2.0 * self.heads[0] * pairs * (self.size[0] + self.size[1])
+
+
+def stream():
+    return POINTER(torch.cuda.current_stream().cuda_stream)
+
+
+def graph_of(launch, copies):
+    launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(copies):
+            launch()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph, copies
+
+
+def time_graph(made):
+    graph, copies = made
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3 / copies
+
+
+def peer(problem, backend):
+    """PyTorch's launch over the same numbers, contiguous; None: it refuses."""
+    if len(set(problem.queries)) > 1 or problem.queries != problem.keys or problem.cap or problem.sinks is not None or problem.alibi or \
+            problem.chunk or max(problem.window) >= 0:
+        return None
+    n, heads = problem.queries[0], problem.heads
+    q, k, v = (x.view(-1, n, *x.shape[1:]).transpose(1, 2) for x in (problem.q, problem.rows_k, problem.rows_v))
+
+    def launch():
+        with sdpa_kernel(backend):
+            torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=problem.causal, enable_gqa=heads[0] != heads[1])
+    try:
+        launch()
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return None
+    return launch
+
+
+def tokens(n, total=16384):
+    return [n] * (total // n)
+
+
+CELLS = {}
+for _n in (512, 2048, 8192, 16384):
+    CELLS[f"causal {_n}"] = dict(queries=tokens(_n))
+    CELLS[f"full {_n}"] = dict(queries=tokens(_n), causal=False)
+CELLS |= {
+    "causal 1 x 512": dict(queries=[512]),
+    "causal 1 x 2048": dict(queries=[2048]),
+    "causal 1 x 8192": dict(queries=[8192]),
+    "full 1 x 8192": dict(queries=[8192], causal=False),
+    "page 16, causal 8192": dict(queries=tokens(8192), page=16),
+    "page 16, causal 2048": dict(queries=tokens(2048), page=16),
+    "page 64, causal 8192": dict(queries=tokens(8192), page=64),
+    "page 16 NHD, causal 8192": dict(queries=tokens(8192), page=16, nhd=True),
+    "varlen 1024..3072, causal": dict(queries=[1024, 3072, 1536, 2560, 2047, 2049, 1793, 2303]),
+    "D 64 full 8192": dict(queries=tokens(8192), causal=False, size=(64, 64)),
+    "D 64 causal 8192": dict(queries=tokens(8192), size=(64, 64)),
+    "D 96 causal 8192": dict(queries=tokens(8192), size=(96, 96)),
+    "D 256 full 8192": dict(queries=tokens(8192), causal=False, size=(256, 256), heads=(16, 8)),
+    "D 256 causal 8192": dict(queries=tokens(8192), size=(256, 256), heads=(16, 8)),
+    "192/128 full 8192": dict(queries=tokens(8192), causal=False, size=(192, 128), heads=(16, 16)),
+    "192/128 causal 8192": dict(queries=tokens(8192), size=(192, 128), heads=(16, 16)),
+    "sinks, causal 8192": dict(queries=tokens(8192), sinks=True),
+    "window 1024, 8192": dict(queries=tokens(8192), window=(1023, 0)),
+    "window 4096, 8192": dict(queries=tokens(8192), window=(4095, 0)),
+    "chunk 2048, 8192": dict(queries=tokens(8192), chunk=2048),
+    "ALiBi, causal 8192": dict(queries=tokens(8192), alibi=1),
+    "soft cap, causal 8192": dict(queries=tokens(8192), cap=50.0),
+    "invariant, causal 8192": dict(queries=tokens(8192), invariant=True),
+    "128 over 8192": dict(queries=[128], keys=[8320], page=16),
+    "512 over 8192": dict(queries=[512], keys=[8704], page=16),
+    "2048 over 8192": dict(queries=[2048], keys=[10240], page=16),
+    "512 over 8192, contiguous": dict(queries=[512], keys=[8704]),
+    "2048 over 8192, contiguous": dict(queries=[2048], keys=[10240]),
+    "32 decodes 4096 + 4 x 512": dict(queries=[1] * 32 + [512] * 4, keys=[4096] * 32 + [512] * 4, page=64),
+    "8 decodes 8192 + 8 x 128": dict(queries=[1] * 8 + [128] * 8, keys=[8192] * 8 + [128] * 8, page=64),
+    "16 over 8192": dict(queries=[16], keys=[8192], page=64),
+    "fp8 cache, page 64, causal 8192": dict(queries=tokens(8192), page=64, fp8=True),
+}
+
+
+def checks():
+    some = lambda most: random.randint(1, most)
+    lengths = [some(700) for _ in range(5)] + [1, 128, 129]
+    more = [n + random.choice([0, some(900)]) for n in lengths]
+    base = dict(queries=lengths, keys=more, lse=True, spread=2.0)
+    for dtype in (torch.bfloat16, torch.float16):
+        for size in ((64, 64), (128, 128), (192, 128), (256, 256), (96, 96), (80, 80), (40, 40)):
+            for causal in (True, False):
+                for page in (0, 16, 64, 24, 256):
+                    yield dict(base, dtype=dtype, size=size, causal=causal, page=page, nhd=page == 64)
+    for group in ((8, 8), (8, 1), (14, 2), (40, 8)):
+        yield dict(base, heads=group, page=16)
+        yield dict(base, heads=group)
+    for page in (0, 16):
+        for size in ((128, 128), (256, 256)):
+            for term in (dict(window=(100, 0)), dict(window=(33, 33), causal=False), dict(chunk=96), dict(cap=20.0), dict(alibi=1),
+                         dict(alibi=2), dict(alibi=1, causal=False), dict(sinks=True), dict(invariant=True),
+                         dict(window=(130, 0), cap=30.0, sinks=True, alibi=1)):
+                yield dict(base, page=page, size=size, **term)
+    yield dict(queries=[4096], lse=True)
+    yield dict(queries=[2048] * 3, causal=False, lse=True)
+    yield dict(queries=[300, 5000], keys=[20000, 5000], page=16, lse=True)
+
+
+def check():
+    failed = done = 0
+    for settings in checks():
+        problem = Problem(**settings)
+        problem.run()
+        torch.cuda.synchronize()
+        worst = problem.error()
+        once = problem.out.clone()
+        problem.out.fill_(float("nan"))
+        problem.run()
+        torch.cuda.synchronize()
+        moved = not torch.equal(once.view(torch.int16), problem.out.view(torch.int16))
+        bound = 0.06 if problem.dtype == torch.bfloat16 else 0.02
+        done += 1
+        if worst > bound or moved:
+            failed += 1
+            if failed < 40:
+                print(f"FAILED {worst:.4f}{' and moves' if moved else ''}: {settings}", flush=True)
+        problem.close()
+    print(f"checked {done}, failed {failed}", flush=True)
+    return failed
+
+
+def measure(names, rounds):
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    gemm = graph_of(lambda: torch.matmul(a, b), 1)
+    print("| cell | us | TFLOP/s | of GEMM | cuDNN / ours | FA2 / ours | error |\n| --- | --- | --- | --- | --- | --- | --- |")
+    for name in names:
+        problem = Problem(**CELLS[name])
+        problem.run()
+        torch.cuda.synchronize()
+        worst = problem.error(32)
+        copies = max(1, min(20, int(2e12 / problem.flops())))
+        made = {"ours": graph_of(problem.run, copies), "GEMM": gemm}
+        for backend, what in BACKENDS.items():
+            launch = peer(problem, what)
+            if launch is not None:
+                made[backend] = graph_of(launch, copies)
+        times = {what: [] for what in made}
+        for _ in range(rounds):
+            for what, graph in made.items():
+                time_graph(graph)
+                times[what].append(min(time_graph(graph) for _ in range(2)) if what == "GEMM" else time_graph(graph))
+        t = {what: statistics.median(x) for what, x in times.items()}
+        rate, top = problem.flops() / t["ours"] / 1e6, 2 * 8192**3 / t["GEMM"] / 1e6
+        ratios = " | ".join(f"{t[x] / t['ours']:.2f}" if x in t else "" for x in BACKENDS)
+        print(f"| {name} | {t['ours']:.1f} | {rate:.0f} | {rate / top:.2f} of {top:.0f} | {ratios} | {worst:.3f} |", flush=True)
+        problem.close()
+        del problem, made
+        torch.cuda.empty_cache()
+
+
+def main():
+    global LIBRARY
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cell")
+    parser.add_argument("plugin")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--time", default="")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=None)
+    args = parser.parse_args()
+    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(2**31)
+    print(f"seed {seed}", flush=True)
+    random.seed(seed)
+    torch.manual_seed(seed)
+    LIBRARY = ctypes.CDLL(args.cell)
+    assert LIBRARY.cell_open(args.plugin.encode()) == 0
+    failed = check() if args.check else 0
+    names = list(CELLS) if args.time == "all" else [n for n in CELLS if n in args.time.split("+")]
+    if names:
+        measure(names, args.rounds)
+    sys.exit(failed != 0)
+
+
+if __name__ == "__main__":
+    main()
