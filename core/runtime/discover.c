@@ -15,9 +15,12 @@
 #include "util/error.h"
 
 #define MAX_PLUGINS 256
+#define MAX_CONFIGURED                                                                             \
+    192 /* of ATTN_PLUGIN_PATH: whatever lies there, the rest is the own folder's */
 
-attn_status plugins_add(attn_runtime *runtime, const char *file, attn_status status,
-                        const char *reason)
+/* One more file, of at most `most` in all; the others are passed over with a warning. */
+static attn_status add_file(attn_runtime *runtime, int32_t most, const char *file,
+                            attn_status status, const char *reason)
 {
     if (runtime->plugins == NULL) {
         runtime->plugins = arena_array(&runtime->arena, MAX_PLUGINS, sizeof *runtime->plugins);
@@ -30,9 +33,9 @@ attn_status plugins_add(attn_runtime *runtime, const char *file, attn_status sta
             return ATTN_OK;
         }
     }
-    if (runtime->num_plugins == MAX_PLUGINS) {
-        runtime_log(runtime, ATTN_LOG_WARN, "%s: passed over; %d plugin files are the most", file,
-                    MAX_PLUGINS);
+    if (runtime->num_plugins >= most) {
+        runtime_log(runtime, ATTN_LOG_WARN, "%s: passed over; %d plugin files are the most here",
+                    file, most);
         return ATTN_OK;
     }
     struct plugin *plugin = &runtime->plugins[runtime->num_plugins];
@@ -79,7 +82,7 @@ static int is_folder_name(const struct dirent *entry)
 
 /* attn_*.so of one directory, in the order of their names. A directory that is not there, or cannot
  * be read, adds nothing but a note. */
-static attn_status add_folder(attn_runtime *runtime, const char *folder)
+static attn_status add_folder(attn_runtime *runtime, int32_t most, const char *folder)
 {
     struct dirent **entries = NULL;
     attn_status status = ATTN_OK;
@@ -94,7 +97,7 @@ static attn_status add_folder(attn_runtime *runtime, const char *folder)
         char path[PATH_MAX];
         int length = snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
         if (status == ATTN_OK && length < (int)sizeof path) {
-            status = plugins_add(runtime, path, ATTN_OK, "");
+            status = add_file(runtime, most, path, ATTN_OK, "");
         }
         free(entries[i]);
     }
@@ -112,7 +115,7 @@ static attn_status add_build_tree(attn_runtime *runtime, const char *folder)
         char path[PATH_MAX];
         int length = snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
         if (status == ATTN_OK && length < (int)sizeof path) {
-            status = add_folder(runtime, path);
+            status = add_folder(runtime, MAX_PLUGINS, path);
         }
         free(entries[i]);
     }
@@ -127,15 +130,15 @@ static attn_status add_path(attn_runtime *runtime, const char *path)
     if (path[0] != '/') {
         snprintf(reason, sizeof reason, "'%s' in ATTN_PLUGIN_PATH is not an absolute path", path);
         runtime_log(runtime, ATTN_LOG_WARN, "plugins: %s", reason);
-        return plugins_add(runtime, path, ATTN_ERROR_INVALID_ARGUMENT, reason);
+        return add_file(runtime, MAX_CONFIGURED, path, ATTN_ERROR_INVALID_ARGUMENT, reason);
     }
     if (realpath(path, real) == NULL || stat(real, &info) != 0) {
         snprintf(reason, sizeof reason, "%s", strerror(errno));
         runtime_log(runtime, ATTN_LOG_WARN, "plugins: '%s' in ATTN_PLUGIN_PATH: %s", path, reason);
-        return plugins_add(runtime, path, ATTN_ERROR_NOT_FOUND, reason);
+        return add_file(runtime, MAX_CONFIGURED, path, ATTN_ERROR_NOT_FOUND, reason);
     }
-    return S_ISDIR(info.st_mode) ? add_folder(runtime, real)
-                                 : plugins_add(runtime, real, ATTN_OK, "");
+    return S_ISDIR(info.st_mode) ? add_folder(runtime, MAX_CONFIGURED, real)
+                                 : add_file(runtime, MAX_CONFIGURED, real, ATTN_OK, "");
 }
 
 static attn_status add_configured(attn_runtime *runtime)
@@ -155,7 +158,7 @@ static attn_status add_configured(attn_runtime *runtime)
             snprintf(reason, sizeof reason,
                      "an entry of %zu bytes in ATTN_PLUGIN_PATH; a path has at most %d", length,
                      PATH_MAX - 1);
-            status = plugins_add(runtime, path, ATTN_ERROR_INVALID_ARGUMENT, reason);
+            status = add_file(runtime, MAX_CONFIGURED, path, ATTN_ERROR_INVALID_ARGUMENT, reason);
         }
         at += length + (at[length] == ':');
     }
@@ -231,7 +234,7 @@ static attn_status add_own(attn_runtime *runtime)
     }
     snprintf(folder, sizeof folder, "%s/%s", place, build_tree ? "plugins" : "attn");
     if (!build_tree) {
-        return add_folder(runtime, folder);
+        return add_folder(runtime, MAX_PLUGINS, folder);
     }
     return stat(folder, &there) == 0 && S_ISDIR(there.st_mode) ? add_build_tree(runtime, folder)
                                                                : ATTN_OK;

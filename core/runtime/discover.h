@@ -9,13 +9,10 @@
 
 /* Fills runtime->plugins: ATTN_PLUGIN_PATH's entries in order, then the installed directory, or the
  * build tree's when the core itself lies in one. Each directory's attn_*.so, sorted. Entries that
- * are not absolute are kept with their reason. A file is taken once. runtime->searched says what
- * was looked at. */
+ * are not absolute are kept with their reason. A file is taken once, 256 at most, of which
+ * ATTN_PLUGIN_PATH gets 192: a crowded folder there does not displace the installed plugins.
+ * runtime->searched says what was looked at. */
 attn_status plugins_discover(attn_runtime *runtime, struct attn_error *error);
-
-/* Appends a file to runtime->plugins; `status` and `reason` where it is refused already. */
-attn_status plugins_add(attn_runtime *runtime, const char *file, attn_status status,
-                        const char *reason);
 
 /* The folder of this library, or, if it lies in a build tree, that tree's, by whatever name it was
  * opened. False: that is not known. */

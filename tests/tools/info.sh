@@ -26,6 +26,12 @@ expect 2 'usage' "$info" --no-such-option
 expect 0 'terms: causal' "$info" --capabilities
 expect 0 '"capabilities": {' "$info" --capabilities --json
 expect 0 'example could serve decode: declared rank -1' env ATTN_PLUGIN_PATH="$plugin" "$info" --explain --model float32.json
+# A crowded folder does not displace the project's own plugins, and what is passed over is said.
+crowd=$(mktemp -d)
+for i in $(seq 100 399); do : >"$crowd/attn_$i.so"; done
+expect 0 'passed over; 192 plugin files are the most here' env ATTN_PLUGIN_PATH="$crowd" "$info"
+expect 0 '^  cpu_ref ' env ATTN_PLUGIN_PATH="$crowd" "$info"
+rm -r "$crowd"
 expect 2 'usage' "$info" stray
 expect 1 'attn-info: output: ' sh -c '"$0" >/dev/full' "$info"
 expect 1 'attn-info: output: ' sh -c '"$0" --json >/dev/full' "$info"
