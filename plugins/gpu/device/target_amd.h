@@ -15,7 +15,7 @@
 
 #define GPU_DEVICE static __attribute__((device))
 #define GPU_INLINE static __attribute__((device, always_inline)) inline
-#define GPU_CALL static __attribute__((device, noinline, unused))
+#define GPU_CALL GPU_INLINE /* a call would have its stack in scratch memory */
 #define GPU_SHARED static __attribute__((shared))
 /* Parameters are read where the launch has put them: a copy would stand in scratch memory as soon
  * as a call takes its address. */

@@ -109,14 +109,10 @@ GPU_DEVICE int32_t plan_row_tiles(const gpu_params &p, int32_t *row_tiles, int32
 {
     int32_t total = 0, kept = 0;
     for (int32_t first = 0; first < *row_tiles; first += PLAN_THREADS) {
-        int32_t row_tile = first + thread_index(), tiles = 0;
-        gpu_row_tile v = {};
-        bool keep = row_tile < *row_tiles;
-        if (keep) {
-            v = row_tile_of(p, row_tile, find_last(p.row_tile_start, p.num_reqs, row_tile));
-            keep = p.wanted_rows == nullptr || is_wanted(p, v);
-            tiles = keep ? v.num_tiles * p.num_kv_heads : 0;
-        }
+        int32_t row_tile = first + thread_index(), last = min(row_tile, *row_tiles - 1);
+        gpu_row_tile v = row_tile_of(p, last, find_last(p.row_tile_start, p.num_reqs, last));
+        bool keep = row_tile == last && (p.wanted_rows == nullptr || is_wanted(p, v));
+        int32_t tiles = keep ? v.num_tiles * p.num_kv_heads : 0;
         if (p.wanted_rows != nullptr) {
             row_tile = running_sum(keep, &kept, warps);
         }
@@ -141,16 +137,15 @@ GPU_DEVICE int32_t cut_items(const gpu_params &p, int32_t row_tiles, int32_t tot
     for (int32_t pass = 0; pass < 2; pass++) {
         for (int32_t first = 0; first < row_tiles; first += PLAN_THREADS) {
             int32_t row_tile = first + thread_index(), cuts = 0;
-            gpu_row_tile v = {};
+            const gpu_row_tile &v = p.row_tiles[min(row_tile, row_tiles - 1)];
             if (row_tile < row_tiles) {
-                v = p.row_tiles[row_tile];
                 cuts = cut_count(p, v, share);
                 cuts = (cuts > 1) == (pass == 0) ? cuts : 0;
             }
             int32_t at = running_sum(cuts * p.num_kv_heads, &segments, warps);
             for (int32_t i = 0; i < cuts * p.num_kv_heads; i++) {
                 int32_t head = i / cuts, cut = i - head * cuts;
-                gpu_segment s = {};
+                gpu_segment &s = p.segments[at + i];
                 s.begin =
                     v.start + head * v.num_tiles + (int32_t)((int64_t)v.num_tiles * cut / cuts);
                 s.end = v.start + head * v.num_tiles +
@@ -160,7 +155,6 @@ GPU_DEVICE int32_t cut_items(const gpu_params &p, int32_t row_tiles, int32_t tot
                 s.row_tile = v;
                 s.first = at + head * cuts;
                 s.last = s.first + cuts - 1;
-                p.segments[at + i] = s;
             }
         }
     }
@@ -282,7 +276,7 @@ GPU_DEVICE int32_t link_segments(const gpu_params &p, int32_t row_tiles, const s
         if (!keep) {
             continue;
         }
-        gpu_segment s = {};
+        gpu_segment &s = p.segments[at];
         s.begin = begin[i];
         s.end = begin[i + 1];
         s.index = i;
@@ -297,7 +291,6 @@ GPU_DEVICE int32_t link_segments(const gpu_params &p, int32_t row_tiles, const s
             starts[last_row_tile] + (s.end - 1 - starts[last_row_tile]) / of_last * of_last;
         s.first = find_last(begin, cut.segments, item);
         s.last = find_last(begin, cut.segments, last_item + of_last - 1);
-        p.segments[at] = s;
     }
     return kept;
 }

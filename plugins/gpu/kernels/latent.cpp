@@ -257,6 +257,7 @@ GPU_INLINE void merge_parts(const gpu_latent_params &p, const float *parts, int3
     int32_t t = (int32_t)thread_index(), d = min(t, LATENT_MAX_RANK - 1);
     const float *m = parts + LATENT_ROWS * LATENT_MAX_RANK, *l = m + LATENT_ROWS;
     latent_values v;
+    clear_values(v);
     for (int r = 0; r < LATENT_ROWS; r++) {
         float high = -INFINITY, sum = 0.0f, o = 0.0f;
         for (int32_t i = 0; i < count; i++) {
@@ -268,7 +269,10 @@ GPU_INLINE void merge_parts(const gpu_latent_params &p, const float *parts, int3
             sum += f * l[(int64_t)i * LATENT_PART + r];
             o += f * parts[(int64_t)i * LATENT_PART + r * LATENT_MAX_RANK + d];
         }
-        v.o[r] = o;
+#pragma unroll
+        for (int k = 0; k < LATENT_ROWS; k++) { /* an index of r would put v into memory */
+            v.o[k] = k == r ? o : v.o[k];
+        }
         if (t == 0) {
             memory.factor[r] = finish_row(p, memory.rows[r], high, sum, true);
         }
