@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gpu_device_* over the HIP runtime. A device's module is loaded once in a process, when the first
+ * instance on it is created, and stays; the caller's device comes back after every call. */
+#include <pthread.h>
+#include <string.h>
+
+#include "gpu/delta.h"
+#include "gpu/kernels/list.h"
+#include "gpu/latent.h"
+#include "gpu/params.h"
+#include "kfd.h"
+#include "runtime.h"
+
+/* Bundles of code objects, one for each file of kernels (bundle.S); the linker names the ends. */
+extern const char *const __start_hip_bundles[] __attribute__((visibility("hidden")));
+extern const char *const __stop_hip_bundles[] __attribute__((visibility("hidden")));
+
+#define MAX_BUNDLES 16
+
+/* What `context` of a gpu_device points to. */
+struct loaded {
+    const struct hip_runtime *hip;
+    hip_function functions[GPU_KERNEL_COUNT];
+    hip_module modules[MAX_BUNDLES];
+};
+
+static const struct {
+    const char *name;
+    size_t bytes; /* of its parameters */
+    unsigned threads;
+} kernels[] = {
+#define HIP_KERNEL(name, params, threads) {"kernel_" #name, sizeof(struct params), threads},
+    GPU_KERNELS(HIP_KERNEL)
+#undef HIP_KERNEL
+};
+
+static struct loaded devices[KFD_MAX_DEVICES];
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+
+static const struct hip_runtime *runtime_of(const struct gpu_device *device)
+{
+    return ((const struct loaded *)device->context)->hip;
+}
+
+static const char *text_of(const struct hip_runtime *hip, int error)
+{
+    return error == HIP_SUCCESS ? NULL : hip->GetErrorString(error);
+}
+
+/* Makes the device current; leave() puts the caller's back. */
+static int enter(const struct hip_runtime *hip, int32_t id, int *before)
+{
+    int error = hip->GetDevice(before);
+    return error == HIP_SUCCESS && *before != id ? hip->SetDevice(id) : error;
+}
+
+static void leave(const struct hip_runtime *hip, int32_t id, int before)
+{
+    if (before != id) {
+        (void)hip->SetDevice(before);
+    }
+}
+
+/* Runs `call`, an expression with `hip`, on the device; answers the function's text. */
+#define ON_DEVICE(device, call)                                                                    \
+    const struct hip_runtime *hip = runtime_of(device);                                            \
+    int before = 0, error = enter(hip, (device)->id, &before);                                     \
+    error = error == HIP_SUCCESS ? (call) : error;                                                 \
+    leave(hip, (device)->id, before);                                                              \
+    return text_of(hip, error)
+
+static int32_t num_bundles(void)
+{
+    ptrdiff_t count = __stop_hip_bundles - __start_hip_bundles;
+    return (int32_t)(count < MAX_BUNDLES ? count : MAX_BUNDLES);
+}
+
+/* Each kernel stands in one of the modules. */
+static int find_kernels(const struct hip_runtime *hip, struct loaded *d)
+{
+    for (int32_t k = 0; k < GPU_KERNEL_COUNT; k++) {
+        int error = HIP_SUCCESS;
+        d->functions[k] = NULL;
+        for (int32_t m = 0; m < num_bundles() && d->functions[k] == NULL; m++) {
+            error = hip->ModuleGetFunction(&d->functions[k], d->modules[m], kernels[k].name);
+        }
+        if (d->functions[k] == NULL) {
+            return error;
+        }
+    }
+    return HIP_SUCCESS;
+}
+
+static int load_modules(const struct hip_runtime *hip, struct loaded *d)
+{
+    for (int32_t m = 0; m < num_bundles(); m++) {
+        if (d->modules[m] == NULL) {
+            int error = hip->ModuleLoadData(&d->modules[m], __start_hip_bundles[m]);
+            if (error != HIP_SUCCESS) {
+                d->modules[m] = NULL;
+                return error;
+            }
+        }
+    }
+    return find_kernels(hip, d);
+}
+
+const char *gpu_device_open(struct gpu_device *device, int32_t id)
+{
+    struct kfd_device found[KFD_MAX_DEVICES];
+    const char *cause = NULL;
+    int before = 0, count = 0;
+    const struct hip_runtime *hip = hip_runtime(&cause);
+    if (hip == NULL) {
+        return cause;
+    }
+    int32_t known = kfd_devices(found, KFD_MAX_DEVICES, &cause);
+    if (id < 0 || id >= known) {
+        return known == 0 ? cause : "no such device";
+    }
+    int error = hip->GetDeviceCount(&count);
+    if (error == HIP_SUCCESS && id >= count) {
+        return "the HIP runtime counts fewer devices than the driver's topology";
+    }
+    error = error == HIP_SUCCESS ? enter(hip, id, &before) : error;
+    if (error == HIP_SUCCESS) {
+        pthread_mutex_lock(&loading);
+        if (devices[id].hip == NULL) {
+            error = load_modules(hip, &devices[id]);
+            devices[id].hip = error == HIP_SUCCESS ? hip : NULL;
+        }
+        pthread_mutex_unlock(&loading);
+        leave(hip, id, before);
+    }
+    device->context = &devices[id];
+    device->id = id;
+    device->num_sms = found[id].num_cus;
+    device->major = found[id].major;
+    device->lanes = found[id].major == 9 ? 64 : 32;
+    return text_of(hip, error);
+}
+
+void gpu_device_close(struct gpu_device *device)
+{
+    device->context = NULL; /* modules stay for the process's next instance */
+}
+
+bool gpu_device_map(const struct gpu_device *device, const struct gpu_cache *cache, int32_t heads,
+                    int64_t rows, int64_t blocks, int32_t box_rows, int32_t padded_size,
+                    struct gpu_map *map)
+{
+    (void)device, (void)cache, (void)heads, (void)rows, (void)blocks, (void)box_rows;
+    (void)padded_size, (void)map;
+    return false; /* a unit of NVIDIA's */
+}
+
+static int launch(const struct gpu_device *device, enum gpu_kernel kernel, int64_t groups,
+                  const void *params, void *stream)
+{
+    const struct loaded *d = device->context;
+    size_t bytes = kernels[kernel].bytes;
+    void *extra[] = {HIP_ARGUMENTS, (void *)params, HIP_ARGUMENT_BYTES, &bytes, HIP_ARGUMENTS_END};
+    return d->hip->ModuleLaunchKernel(d->functions[kernel], (unsigned)groups, 1, 1,
+                                      kernels[kernel].threads, 1, 1, 0, stream, NULL, extra);
+}
+
+const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel kernel,
+                              int64_t groups, const void *params, void *stream)
+{
+    ON_DEVICE(device, launch(device, kernel, groups, params, stream));
+}
+
+const char *gpu_device_copy(const struct gpu_device *device, void *to, const void *from,
+                            size_t bytes, int32_t kind, void *stream)
+{
+    /* by enum attn_copy_kind: default, to the device, to the host, on the device */
+    static const int kinds[] = {4, 1, 2, 3};
+    ON_DEVICE(device, hip->MemcpyAsync(to, from, bytes, kinds[kind], stream));
+}
+
+const char *gpu_device_fill(const struct gpu_device *device, void *to, int32_t value,
+                            size_t row_bytes, size_t stride, int64_t rows, void *stream)
+{
+    if (rows <= 0 || row_bytes == 0) {
+        return NULL;
+    }
+    bool dense = stride == row_bytes || rows == 1;
+    ON_DEVICE(device, dense
+                          ? hip->MemsetAsync(to, value, row_bytes * (size_t)rows, stream)
+                          : hip->Memset2DAsync(to, stride, value, row_bytes, (size_t)rows, stream));
+}
+
+static int allocate(const struct hip_runtime *hip, int32_t kind, size_t bytes, void **memory,
+                    size_t room[2])
+{
+    int error =
+        kind == ATTN_MEMORY_HOST ? hip->HostMalloc(memory, bytes, 0) : hip->Malloc(memory, bytes);
+    if (error != HIP_SUCCESS) {
+        *memory = NULL;
+    }
+    if (error == HIP_OUT_OF_MEMORY) {
+        (void)hip->MemGetInfo(&room[0], &room[1]);
+    }
+    return error;
+}
+
+const char *gpu_device_allocate(const struct gpu_device *device, int32_t kind, size_t bytes,
+                                void **memory, size_t room[2])
+{
+    ON_DEVICE(device, allocate(hip, kind, bytes, memory, room));
+}
+
+const char *gpu_device_free(const struct gpu_device *device, int32_t kind, void *memory)
+{
+    ON_DEVICE(device, kind == ATTN_MEMORY_HOST ? hip->HostFree(memory) : hip->Free(memory));
+}
+
+/* The runtime refuses addresses that it does not know. */
+const char *gpu_device_of_memory(const struct gpu_device *device, const void *address,
+                                 struct attn_device *owner)
+{
+    const struct hip_runtime *hip = runtime_of(device);
+    int id = 0;
+    bool known =
+        hip->PointerGetAttribute(&id, HIP_ATTRIBUTE_DEVICE_ORDINAL, (void *)address) == HIP_SUCCESS;
+    *owner = known ? (struct attn_device){ATTN_DEVICE_ROCM, id}
+                   : (struct attn_device){ATTN_DEVICE_CPU, 0};
+    return NULL;
+}
+
+const char *gpu_device_stream_create(const struct gpu_device *device, void **stream)
+{
+    ON_DEVICE(device, hip->StreamCreateWithFlags(stream, HIP_STREAM_NON_BLOCKING));
+}
+
+const char *gpu_device_stream_destroy(const struct gpu_device *device, void *stream)
+{
+    ON_DEVICE(device, hip->StreamDestroy(stream));
+}
+
+const char *gpu_device_synchronize(const struct gpu_device *device, void *stream)
+{
+    ON_DEVICE(device, stream != NULL ? hip->StreamSynchronize(stream) : hip->DeviceSynchronize());
+}
+
+const char *gpu_device_capture_begin(const struct gpu_device *device, void *stream)
+{
+    ON_DEVICE(device, hip->StreamBeginCapture(stream, HIP_CAPTURE_THREAD_LOCAL));
+}
+
+static int end_capture(const struct hip_runtime *hip, void *stream, void **graph)
+{
+    hip_graph recorded = NULL;
+    int error = hip->StreamEndCapture(stream, &recorded);
+    *graph = NULL;
+    if (error == HIP_SUCCESS) {
+        error = hip->GraphInstantiate(graph, recorded, NULL, NULL, 0);
+        (void)hip->GraphDestroy(recorded);
+    }
+    return error;
+}
+
+const char *gpu_device_capture_end(const struct gpu_device *device, void *stream, void **graph)
+{
+    ON_DEVICE(device, end_capture(hip, stream, graph));
+}
+
+const char *gpu_device_graph_launch(const struct gpu_device *device, void *graph, void *stream)
+{
+    ON_DEVICE(device, hip->GraphLaunch(graph, stream));
+}
+
+const char *gpu_device_graph_destroy(const struct gpu_device *device, void *graph)
+{
+    ON_DEVICE(device, hip->GraphExecDestroy(graph));
+}
+
+/* No cache is for the matrix kernels: a device of this plugin says that it has no shared memory for
+ * them. */
+const char *gpu_device_attend(const struct gpu_device *device, int32_t dtype,
+                              const struct gpu_params *params, void *stream)
+{
+    (void)device, (void)dtype, (void)params, (void)stream;
+    return "no matrix kernel is there";
+}
