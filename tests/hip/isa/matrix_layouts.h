@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the elements of matrices lie in lanes and registers. Sources: AMD's "CDNA3 Instruction Set
+ * Architecture" reference guide, "Matrix Arithmetic Instructions", and "RDNA3 Instruction Set
+ * Architecture" reference guide, "Wave Matrix Multiply Accumulate"; the examples of "AMD matrix
+ * cores" (GPUOpen) and of "How to accelerate AI applications on RDNA 3 using WMMA" agree.
+ *
+ * D = A B + C, A of rows x depth, B of depth x columns.
+ *   A(i, k): lane i + rows * (k / run), element k % run of the lane's registers, from the low bits
+ * on B(k, j): lane j + columns * (k / run), element k % run D(i, j), 4 registers at a time (CDNA):
+ * lane j + columns * (i / 4 % groups), register i % 4 + 4 * (i / (4 * groups)), where groups = 64 /
+ * columns D(i, j), RDNA3: lane j + 16 * (i % 2), register i / 2; lanes 16 .. 31 hold A and B again.
+ */
+#ifndef HIP_MATRIX_LAYOUTS_H
+#define HIP_MATRIX_LAYOUTS_H
+
+#include <stdint.h>
+
+enum matrix_format {
+    MATRIX_F32,
+    MATRIX_F16,
+    MATRIX_BF16,
+    MATRIX_I8,
+    MATRIX_E4M3_FNUZ, /* of gfx942: bias 8, 0x80 is the NaN */
+    MATRIX_E5M2_FNUZ  /* bias 16 */
+};
+
+struct matrix_layout {
+    const char *name;
+    uint8_t a, b; /* enum matrix_format */
+    uint8_t rows, columns, depth;
+    uint8_t run;   /* elements of a lane that lie along the depth */
+    uint8_t rdna3; /* the second form of D */
+};
+
+static const struct matrix_layout matrix_layouts[] = {
+    {"v_mfma_f32_16x16x4_f32", MATRIX_F32, MATRIX_F32, 16, 16, 4, 1, 0},
+    {"v_mfma_f32_32x32x2_f32", MATRIX_F32, MATRIX_F32, 32, 32, 2, 1, 0},
+    {"v_mfma_f32_16x16x4f32", MATRIX_F32, MATRIX_F32, 16, 16, 4, 1, 0},
+    {"v_mfma_f32_32x32x2f32", MATRIX_F32, MATRIX_F32, 32, 32, 2, 1, 0},
+    {"v_mfma_f32_16x16x16_f16", MATRIX_F16, MATRIX_F16, 16, 16, 16, 4, 0},
+    {"v_mfma_f32_32x32x8_f16", MATRIX_F16, MATRIX_F16, 32, 32, 8, 4, 0},
+    {"v_mfma_f32_16x16x16f16", MATRIX_F16, MATRIX_F16, 16, 16, 16, 4, 0},
+    {"v_mfma_f32_32x32x8f16", MATRIX_F16, MATRIX_F16, 32, 32, 8, 4, 0},
+    {"v_mfma_f32_16x16x16_bf16", MATRIX_BF16, MATRIX_BF16, 16, 16, 16, 4, 0},
+    {"v_mfma_f32_32x32x8_bf16", MATRIX_BF16, MATRIX_BF16, 32, 32, 8, 4, 0},
+    {"v_mfma_f32_16x16x16bf16_1k", MATRIX_BF16, MATRIX_BF16, 16, 16, 16, 4, 0},
+    {"v_mfma_f32_32x32x8bf16_1k", MATRIX_BF16, MATRIX_BF16, 32, 32, 8, 4, 0},
+    {"v_mfma_f32_16x16x32_fp8_fp8", MATRIX_E4M3_FNUZ, MATRIX_E4M3_FNUZ, 16, 16, 32, 8, 0},
+    {"v_mfma_f32_16x16x32_bf8_bf8", MATRIX_E5M2_FNUZ, MATRIX_E5M2_FNUZ, 16, 16, 32, 8, 0},
+    {"v_mfma_f32_32x32x16_fp8_fp8", MATRIX_E4M3_FNUZ, MATRIX_E4M3_FNUZ, 32, 32, 16, 8, 0},
+    {"v_mfma_f32_32x32x16_bf8_bf8", MATRIX_E5M2_FNUZ, MATRIX_E5M2_FNUZ, 32, 32, 16, 8, 0},
+    {"v_wmma_f32_16x16x16_f16", MATRIX_F16, MATRIX_F16, 16, 16, 16, 16, 1},
+    {"v_wmma_f32_16x16x16_bf16", MATRIX_BF16, MATRIX_BF16, 16, 16, 16, 16, 1},
+};
+
+#endif

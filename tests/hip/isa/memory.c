@@ -1,0 +1,732 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Scalar, global, flat and LDS accesses, each checked: that memory is there, that what an address
+ * or a stored value is made of was written, and that no two waves touch a byte of LDS between
+ * barriers if one writes it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "isa.h"
+
+enum access {
+    BYTES = 31,
+    SIGNED = 32,
+    LOW16 = 64,   /* into the low half, the other is kept */
+    HIGH16 = 128, /* into or from the high half */
+    FLAT = 256,
+    FAR = 512 /* offsets in units of 64 elements */
+};
+
+/* ---- regions ---- */
+
+static uint32_t region_before(const struct machine *m, uint64_t address)
+{
+    uint32_t low = 0, high = m->num_regions;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (m->regions[middle].begin <= address) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+bool machine_allow(struct machine *m, const void *begin, size_t bytes, bool writable)
+{
+    if (m->num_regions == m->room) {
+        uint32_t room = m->room * 2 + 64;
+        struct region *more = realloc(m->regions, room * sizeof *more);
+        if (more == NULL) {
+            return false;
+        }
+        m->regions = more;
+        m->room = room;
+    }
+    uint32_t at = region_before(m, (uint64_t)begin);
+    memmove(m->regions + at + 1, m->regions + at, (m->num_regions - at) * sizeof *m->regions);
+    m->regions[at] = (struct region){(uint64_t)begin, (uint64_t)begin + bytes, writable};
+    m->num_regions++;
+    return true;
+}
+
+void machine_forbid(struct machine *m, const void *begin)
+{
+    uint32_t at = region_before(m, (uint64_t)begin);
+    if (at > 0 && m->regions[at - 1].begin == (uint64_t)begin) {
+        memmove(m->regions + at - 1, m->regions + at, (m->num_regions - at) * sizeof *m->regions);
+        m->num_regions--;
+    }
+    m->last_region = 0;
+}
+
+const struct region *machine_region(struct machine *m, uint64_t address)
+{
+    if (m->last_region < m->num_regions && address >= m->regions[m->last_region].begin &&
+        address < m->regions[m->last_region].end) {
+        return &m->regions[m->last_region];
+    }
+    uint32_t at = region_before(m, address);
+    if (at == 0 || address >= m->regions[at - 1].end) {
+        return NULL;
+    }
+    m->last_region = at - 1;
+    return &m->regions[at - 1];
+}
+
+/* The memory at an address, of which there is always some; NULL and an error if it is not there. */
+static char *reach(struct wave *w, uint64_t address, unsigned bytes, bool writes)
+{
+    const struct region *r = machine_region(w->group->machine, address);
+    if (r == NULL || address + bytes > r->end || (writes && !r->writable)) {
+        const struct machine *m = w->group->machine;
+        uint32_t before = region_before(m, address);
+        const struct region *near = before > 0 ? &m->regions[before - 1] : &m->regions[0];
+        wave_fail(w, "%s %u bytes at %#lx, %ld bytes into the nearest memory, %lu bytes%s",
+                  writes ? "writes" : "reads", bytes, address, (long)(address - near->begin),
+                  near->end - near->begin, near->writable ? "" : " to read only");
+        return NULL;
+    }
+    return (char *)address;
+}
+
+/* ---- LDS ---- */
+
+static char *reach_lds(struct wave *w, uint32_t address, unsigned bytes, bool writes, bool *known)
+{
+    struct group *g = w->group;
+    uint32_t me = 1u << w->index;
+    *known = true;
+    if ((uint64_t)address + bytes > g->lds_bytes) {
+        wave_fail(w, "%s %u bytes of LDS at %u; it has %u", writes ? "writes" : "reads", bytes,
+                  address, g->lds_bytes);
+        return NULL;
+    }
+    for (uint32_t word = address / 4; word <= (address + bytes - 1) / 4; word++) {
+        struct lds_mark *mark = &g->marks[word];
+        uint32_t low = word * 4 < address ? address - word * 4 : 0;
+        uint32_t high = word * 4 + 4 > address + bytes ? address + bytes - word * 4 : 4;
+        uint8_t mask = (uint8_t)((1u << high) - (1u << low));
+        if (mark->epoch != g->epoch) {
+            mark->epoch = g->epoch;
+            mark->writers = mark->readers = 0;
+            mark->written = mark->read = 0;
+        }
+        bool meets_writer = (mark->writers & ~me) != 0 && (mark->written & mask) != 0;
+        bool meets_reader = writes && (mark->readers & ~me) != 0 && (mark->read & mask) != 0;
+        if (meets_writer || meets_reader) {
+            wave_fail(w, "%s LDS at %u, which wave %d %s since the last barrier",
+                      writes ? "writes" : "reads", address,
+                      __builtin_ctz((meets_writer ? mark->writers : mark->readers) & ~me),
+                      meets_writer ? "wrote" : "read");
+            return NULL;
+        }
+        if (writes) {
+            mark->writers |= me;
+            mark->written |= mask;
+            mark->known |= mask;
+        } else {
+            mark->readers |= me;
+            mark->read |= mask;
+            *known = *known && (mark->known & mask) == mask;
+        }
+    }
+    return (char *)g->lds + address;
+}
+
+/* ---- lanes ---- */
+
+static unsigned words_in(int32_t access)
+{
+    return ((unsigned)(access & BYTES) + 3) / 4;
+}
+
+static void take_lane(struct wave *w, const struct operand *dst, unsigned lane, int32_t access,
+                      const char *from, bool known)
+{
+    unsigned bytes = (unsigned)(access & BYTES);
+    uint64_t bit = UINT64_C(1) << lane;
+    if (bytes == 4) {
+        memcpy(&w->v[dst->reg][lane], from, 4);
+        w->v_known[dst->reg] = (w->v_known[dst->reg] & ~bit) | (known ? bit : 0);
+        return;
+    }
+    if (bytes > 4) {
+        for (unsigned n = 0; n < bytes / 4; n++) {
+            memcpy(&w->v[dst->reg + n][lane], from + 4 * n, 4);
+            w->v_known[dst->reg + n] = (w->v_known[dst->reg + n] & ~bit) | (known ? bit : 0);
+        }
+        return;
+    }
+    uint32_t *to = &w->v[dst->reg][lane], x = 0;
+    memcpy(&x, from, bytes);
+    if (access & SIGNED) {
+        x = (uint32_t)((int32_t)(x << (32 - 8 * bytes)) >> (32 - 8 * bytes));
+    }
+    if (access & LOW16) {
+        x = (x & 0xffff) | (*to & 0xffff0000);
+    } else if (access & HIGH16) {
+        x = x << 16 | (*to & 0xffff);
+    }
+    *to = x;
+    w->v_known[dst->reg] = (w->v_known[dst->reg] & ~bit) | (known ? bit : 0);
+}
+
+static void give_lane(struct wave *w, const struct operand *src, unsigned lane, int32_t access,
+                      char *to)
+{
+    unsigned bytes = (unsigned)(access & BYTES);
+    if (bytes < 4) {
+        uint32_t x = w->v[src->reg][lane] >> (access & HIGH16 ? 16 : 0);
+        memcpy(to, &x, bytes);
+        return;
+    }
+    for (unsigned n = 0; n < bytes / 4; n++) {
+        memcpy(to + 4 * n, &w->v[src->reg + n][lane], 4);
+    }
+}
+
+/* Whether what is stored was written. */
+static bool all_known(struct wave *w, const struct operand *src, int32_t access)
+{
+    uint64_t known = ALL_LANES, exec = exec_of(w);
+    for (unsigned n = 0; n < words_in(access); n++) {
+        known &= w->v_known[src->reg + n];
+    }
+    if ((exec & ~known) != 0) {
+        wave_fail(w, "lane %d stores what was never written", __builtin_ctzll(exec & ~known));
+        return false;
+    }
+    return true;
+}
+
+/* The addresses of lanes; false: some were never written. */
+static bool enter_addresses(struct wave *w, const struct insn *i, uint64_t at[LANES])
+{
+    const struct operand *v = &i->src[0], *base = &i->src[i->num_src - 1];
+    bool scalar = !(i->op->arg & FLAT) && !(i->flags & INSN_OFF);
+    uint64_t known = w->v_known[v->reg], exec = exec_of(w), scalar_known = UINT64_MAX, from = 0;
+    if (scalar) {
+        from = scalar_get(w, base, &scalar_known);
+    } else {
+        known &= w->v_known[v->reg + 1];
+    }
+    if (scalar_known != UINT64_MAX || (exec & ~known) != 0) {
+        wave_fail(w, "an address of what was never written");
+        return false;
+    }
+    for (unsigned l = 0; l < w->lanes; l++) {
+        uint64_t own =
+            scalar ? w->v[v->reg][l] : w->v[v->reg][l] | (uint64_t)w->v[v->reg + 1][l] << 32;
+        at[l] = from + own + (uint64_t)(int64_t)i->offset;
+    }
+    return true;
+}
+
+static char *reach_lane(struct wave *w, const struct insn *i, uint64_t address, bool writes,
+                        bool *known)
+{
+    const struct machine *m = w->group->machine;
+    const struct region *last = &m->regions[m->last_region];
+    unsigned bytes = (unsigned)(i->op->arg & BYTES);
+    *known = true;
+    if (m->last_region < m->num_regions && address >= last->begin && address + bytes <= last->end &&
+        (!writes || last->writable)) {
+        return (char *)address;
+    }
+    if ((i->op->arg & FLAT) && address >> 32 == SHARED_APERTURE) {
+        return reach_lds(w, (uint32_t)address, bytes, writes, known);
+    }
+    return reach(w, address, bytes, writes);
+}
+
+static void run_load(struct wave *w, const struct insn *i)
+{
+    uint64_t at[LANES], exec = exec_of(w);
+    if (exec == 0 || !enter_addresses(w, i, at)) {
+        return;
+    }
+    w->group->machine->bytes_read +=
+        (uint64_t)__builtin_popcountll(exec) * (unsigned)(i->op->arg & BYTES);
+    for (uint64_t left = exec; left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        bool known;
+        const char *from = reach_lane(w, i, at[l], false, &known);
+        if (from == NULL) {
+            return;
+        }
+        take_lane(w, &i->dst[0], l, i->op->arg, from, known);
+    }
+}
+
+static void run_store(struct wave *w, const struct insn *i)
+{
+    uint64_t at[LANES], exec = exec_of(w);
+    if (exec == 0 || !enter_addresses(w, i, at) || !all_known(w, &i->src[1], i->op->arg)) {
+        return;
+    }
+    w->group->machine->bytes_written +=
+        (uint64_t)__builtin_popcountll(exec) * (unsigned)(i->op->arg & BYTES);
+    for (uint64_t left = exec; left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        bool known;
+        char *to = reach_lane(w, i, at[l], true, &known);
+        if (to == NULL) {
+            return;
+        }
+        give_lane(w, &i->src[1], l, i->op->arg, to);
+    }
+}
+
+/* ---- atomics ---- */
+
+enum atomic { ADD, SUB, SWAP, AND, OR, XOR, SMAX, SMIN, UMAX, UMIN, INC, CMPSWAP, ADD_F32 };
+#define ATOMIC(KIND, BYTES_OF_IT) ((KIND) << 16 | (BYTES_OF_IT))
+
+static uint64_t combined(enum atomic kind, uint64_t old, uint64_t x, uint64_t compared, bool wide)
+{
+    int64_t so = wide ? (int64_t)old : (int32_t)old, sx = wide ? (int64_t)x : (int32_t)x;
+    switch (kind) {
+    case ADD:
+        return old + x;
+    case SUB:
+        return old - x;
+    case SWAP:
+        return x;
+    case AND:
+        return old & x;
+    case OR:
+        return old | x;
+    case XOR:
+        return old ^ x;
+    case SMAX:
+        return so > sx ? old : x;
+    case SMIN:
+        return so < sx ? old : x;
+    case UMAX:
+        return old > x ? old : x;
+    case UMIN:
+        return old < x ? old : x;
+    case INC:
+        return old >= x ? 0 : old + 1;
+    case CMPSWAP:
+        return old == compared ? x : old;
+    default:
+        return as_bits(as_float((uint32_t)old) + as_float((uint32_t)x));
+    }
+}
+
+/* One lane's turn at `to`; the old value goes to the destination if it is wanted. */
+static void run_atomic_lane(struct wave *w, const struct insn *i, const struct operand *data,
+                            unsigned l, char *to)
+{
+    enum atomic kind = (enum atomic)(i->op->arg >> 16);
+    unsigned bytes = (unsigned)(i->op->arg & BYTES), words = bytes / 4;
+    uint64_t old = 0, x = 0, compared = 0;
+    memcpy(&old, to, bytes);
+    for (unsigned n = 0; n < words; n++) {
+        x |= (uint64_t)w->v[data->reg + n][l] << (32 * n);
+        if (kind == CMPSWAP) {
+            compared |= (uint64_t)w->v[data->reg + words + n][l] << (32 * n);
+        }
+    }
+    uint64_t now = combined(kind, old, x, compared, words == 2);
+    memcpy(to, &now, bytes);
+    if (i->num_dst > 0) {
+        take_lane(w, &i->dst[0], l, (int32_t)bytes, (const char *)&old, true);
+    }
+}
+
+static void run_atomic(struct wave *w, const struct insn *i)
+{
+    uint64_t at[LANES], exec = exec_of(w);
+    if (exec == 0 || !enter_addresses(w, i, at) || !all_known(w, &i->src[1], i->op->arg & BYTES)) {
+        return;
+    }
+    for (uint64_t left = exec; left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        char *to = reach(w, at[l], (unsigned)(i->op->arg & BYTES), true);
+        if (to == NULL) {
+            return;
+        }
+        run_atomic_lane(w, i, &i->src[1], l, to);
+    }
+}
+
+/* ---- LDS instructions ---- */
+
+static bool enter_lds(struct wave *w, const struct insn *i, uint32_t *room, const uint32_t **at)
+{
+    uint64_t known;
+    *at = source_lanes(w, i, 0, room, &known);
+    if ((exec_of(w) & ~known) != 0) {
+        wave_fail(w, "an address of LDS of what was never written");
+        return false;
+    }
+    return true;
+}
+
+/* arg: access; FAR or two offsets (num_dst words are split). */
+static void run_ds_load(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) uint32_t room[2 * LANES];
+    const uint32_t *at;
+    unsigned bytes = (unsigned)(i->op->arg & BYTES);
+    if (exec_of(w) == 0 || !enter_lds(w, i, room, &at)) {
+        return;
+    }
+    uint32_t copy[LANES]; /* the destination may be the address */
+    memcpy(copy, at, sizeof copy);
+    w->group->machine->lds_bytes += (uint64_t)__builtin_popcountll(exec_of(w)) * bytes;
+    for (uint64_t left = exec_of(w); left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        bool known;
+        char *from = reach_lds(w, copy[l] + (uint32_t)i->offset, bytes, false, &known);
+        if (from == NULL) {
+            return;
+        }
+        take_lane(w, &i->dst[0], l, i->op->arg, from, known);
+    }
+}
+
+static void run_ds_store(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) uint32_t room[2 * LANES];
+    const uint32_t *at;
+    unsigned bytes = (unsigned)(i->op->arg & BYTES);
+    if (exec_of(w) == 0 || !enter_lds(w, i, room, &at) || !all_known(w, &i->src[1], i->op->arg)) {
+        return;
+    }
+    w->group->machine->lds_bytes += (uint64_t)__builtin_popcountll(exec_of(w)) * bytes;
+    for (uint64_t left = exec_of(w); left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        bool known;
+        char *to = reach_lds(w, at[l] + (uint32_t)i->offset, bytes, true, &known);
+        if (to == NULL) {
+            return;
+        }
+        give_lane(w, &i->src[1], l, i->op->arg, to);
+    }
+}
+
+/* Two places of a lane, offsets in elements (FAR: in 64 of them). */
+static void run_ds_two(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) uint32_t room[2 * LANES];
+    const uint32_t *at;
+    unsigned bytes = (unsigned)(i->op->arg & BYTES);
+    uint32_t unit = bytes * (i->op->arg & FAR ? 64 : 1), copy[LANES];
+    bool writes = i->num_dst == 0;
+    if (exec_of(w) == 0 || !enter_lds(w, i, room, &at) ||
+        (writes && (!all_known(w, &i->src[1], (int32_t)bytes) ||
+                    !all_known(w, &i->src[2], (int32_t)bytes)))) {
+        return;
+    }
+    memcpy(copy, at, sizeof copy);
+    w->group->machine->lds_bytes += (uint64_t)__builtin_popcountll(exec_of(w)) * bytes * 2;
+    for (int side = 0; side < 2; side++) {
+        struct operand data = writes ? i->src[1 + side] : i->dst[0];
+        uint32_t offset = (uint32_t)(side ? i->offset1 : i->offset) * unit;
+        data.reg = (uint16_t)(data.reg + (!writes && side ? bytes / 4 : 0));
+        for (uint64_t left = exec_of(w); left != 0; left &= left - 1) {
+            unsigned l = (unsigned)__builtin_ctzll(left);
+            bool known;
+            char *place = reach_lds(w, copy[l] + offset, bytes, writes, &known);
+            if (place == NULL) {
+                return;
+            }
+            if (writes) {
+                give_lane(w, &data, l, (int32_t)bytes, place);
+            } else {
+                take_lane(w, &data, l, (int32_t)bytes, place, known);
+            }
+        }
+    }
+}
+
+static void run_ds_atomic(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) uint32_t room[2 * LANES];
+    const uint32_t *at;
+    unsigned bytes = (unsigned)(i->op->arg & BYTES);
+    if (exec_of(w) == 0 || !enter_lds(w, i, room, &at)) {
+        return;
+    }
+    for (uint64_t left = exec_of(w); left != 0; left &= left - 1) {
+        unsigned l = (unsigned)__builtin_ctzll(left);
+        bool known;
+        if (at[l] + (uint32_t)i->offset + bytes > w->group->lds_bytes) {
+            wave_fail(w, "an atomic at %u of LDS", at[l]);
+            return;
+        }
+        /* atomics of several waves do not race */
+        struct lds_mark *mark = &w->group->marks[(at[l] + (uint32_t)i->offset) / 4];
+        known = (mark->known & 15) == 15;
+        if (!known) {
+            wave_fail(w, "an atomic on LDS that was never written");
+            return;
+        }
+        run_atomic_lane(w, i, &i->src[1], l, (char *)w->group->lds + at[l] + (uint32_t)i->offset);
+    }
+}
+
+/* Through LDS's crossbar, no memory: a lane reads lane (address / 4); one that is off reads 0. */
+static void run_bpermute(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) uint32_t rooms[2][2 * LANES], d[LANES];
+    uint64_t at_known, known, d_known = 0, exec = exec_of(w);
+    const uint32_t *at = source_lanes(w, i, 0, rooms[0], &at_known);
+    const uint32_t *from = source_lanes(w, i, 1, rooms[1], &known);
+    for (unsigned l = 0; l < w->lanes; l++) {
+        unsigned source = (at[l] + (uint32_t)i->offset) / 4 & (w->lanes - 1);
+        bool on = exec >> source & 1;
+        d[l] = on ? from[source] : 0;
+        d_known |= (uint64_t)((on ? known >> source & 1 : 1) & (at_known >> l)) << l;
+    }
+    write_lanes(w, &i->dst[0], 0, d, d_known, exec);
+}
+
+static void run_permute(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) uint32_t rooms[2][2 * LANES], d[LANES] = {0};
+    uint64_t at_known, known, d_known = ALL_LANES, exec = exec_of(w);
+    const uint32_t *at = source_lanes(w, i, 0, rooms[0], &at_known);
+    const uint32_t *from = source_lanes(w, i, 1, rooms[1], &known);
+    for (unsigned l = 0; l < w->lanes; l++) {
+        if (exec >> l & 1) {
+            d[(at[l] + (uint32_t)i->offset) / 4 & (w->lanes - 1)] = from[l];
+        }
+    }
+    if ((exec & ~(known & at_known)) != 0) {
+        d_known = 0;
+    }
+    write_lanes(w, &i->dst[0], 0, d, d_known, exec);
+}
+
+static void run_swizzle(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) uint32_t room[2 * LANES], d[LANES];
+    uint64_t known, d_known = 0, exec = exec_of(w);
+    const uint32_t *from = source_lanes(w, i, 0, room, &known);
+    unsigned pattern = (unsigned)i->offset;
+    for (unsigned l = 0; l < w->lanes; l++) {
+        unsigned source;
+        if (pattern & 0x8000) {
+            source = (l & ~3u) | (pattern >> (2 * (l & 3)) & 3);
+        } else {
+            unsigned in = l & 31;
+            in = ((in & (pattern & 31)) | (pattern >> 5 & 31)) ^ (pattern >> 10 & 31);
+            source = (l & ~31u) | in;
+        }
+        bool on = exec >> source & 1;
+        d[l] = on ? from[source] : 0;
+        d_known |= (uint64_t)(on ? known >> source & 1 : 1) << l;
+    }
+    write_lanes(w, &i->dst[0], 0, d, d_known, exec);
+}
+
+/* ---- scalar ---- */
+
+static void run_s_load(struct wave *w, const struct insn *i)
+{
+    uint64_t known, offset_known, base = scalar_get(w, &i->src[0], &known);
+    uint64_t offset = scalar_get(w, &i->src[1], &offset_known);
+    if (i->src[1].kind == OPERAND_SCALAR) {
+        offset = i->src[1].reg == REG_NULL ? 0 : (uint32_t)offset;
+        offset_known = i->src[1].reg == REG_NULL ? UINT64_MAX : offset_known;
+    }
+    if (known != UINT64_MAX || (uint32_t)offset_known != UINT32_MAX) {
+        wave_fail(w, "an address of what was never written");
+        return;
+    }
+    unsigned words = (unsigned)i->op->arg;
+    const char *from =
+        reach(w, (base + offset + (uint64_t)(int64_t)i->offset) & ~UINT64_C(3), words * 4, false);
+    if (from != NULL) {
+        memcpy(&w->s[i->dst[0].reg], from, words * 4);
+        memset(&w->s_known[i->dst[0].reg], 0xff, words * 4);
+        w->group->machine->bytes_read += words * 4;
+    }
+}
+
+static void run_nothing(struct wave *w, const struct insn *i)
+{
+    (void)w, (void)i;
+}
+
+#define S(NAME, WORDS)                                                                             \
+    {                                                                                              \
+#NAME, "n=TS", run_s_load, NULL, 0, CLASS_SCALAR_MEMORY, WORDS                             \
+    }
+#define LOAD(NAME, ARG)                                                                            \
+    {"global_load_" NAME, "n=Ao", run_load, NULL, 0, CLASS_VECTOR_MEMORY, ARG},                    \
+    {                                                                                              \
+        "flat_load_" NAME, "n=A", run_load, NULL, 0, CLASS_VECTOR_MEMORY, (ARG) | FLAT             \
+    }
+#define STORE(NAME, ARG)                                                                           \
+    {"global_store_" NAME, "Ano", run_store, NULL, 0, CLASS_VECTOR_MEMORY, ARG},                   \
+    {                                                                                              \
+        "flat_store_" NAME, "An", run_store, NULL, 0, CLASS_VECTOR_MEMORY, (ARG) | FLAT            \
+    }
+#define ATOM(NAME, KIND, SIZE)                                                                     \
+    {                                                                                              \
+        "global_atomic_" NAME, "rAno", run_atomic, NULL, 0, CLASS_VECTOR_MEMORY,                   \
+            ATOMIC(KIND, SIZE)                                                                     \
+    }
+#define DS(NAME, TYPES, RUN, ARG)                                                                  \
+    {                                                                                              \
+        "ds_" NAME, TYPES, RUN, NULL, 0, CLASS_LDS, ARG                                            \
+    }
+
+static const struct op ops[] = {
+    S(s_load_dword, 1),
+    S(s_load_dwordx2, 2),
+    S(s_load_dwordx4, 4),
+    S(s_load_dwordx8, 8),
+    S(s_load_dwordx16, 16),
+    S(s_load_b32, 1),
+    S(s_load_b64, 2),
+    S(s_load_b96, 3),
+    S(s_load_b128, 4),
+    S(s_load_b256, 8),
+    S(s_load_b512, 16),
+    LOAD("ubyte", 1),
+    LOAD("sbyte", 1 | SIGNED),
+    LOAD("ushort", 2),
+    LOAD("sshort", 2 | SIGNED),
+    LOAD("dword", 4),
+    LOAD("dwordx2", 8),
+    LOAD("dwordx3", 12),
+    LOAD("dwordx4", 16),
+    LOAD("ubyte_d16", 1 | LOW16),
+    LOAD("ubyte_d16_hi", 1 | HIGH16),
+    LOAD("sbyte_d16", 1 | SIGNED | LOW16),
+    LOAD("sbyte_d16_hi", 1 | SIGNED | HIGH16),
+    LOAD("short_d16", 2 | LOW16),
+    LOAD("short_d16_hi", 2 | HIGH16),
+    LOAD("u8", 1),
+    LOAD("i8", 1 | SIGNED),
+    LOAD("u16", 2),
+    LOAD("i16", 2 | SIGNED),
+    LOAD("b32", 4),
+    LOAD("b64", 8),
+    LOAD("b96", 12),
+    LOAD("b128", 16),
+    LOAD("d16_u8", 1 | LOW16),
+    LOAD("d16_hi_u8", 1 | HIGH16),
+    LOAD("d16_i8", 1 | SIGNED | LOW16),
+    LOAD("d16_hi_i8", 1 | SIGNED | HIGH16),
+    LOAD("d16_b16", 2 | LOW16),
+    LOAD("d16_hi_b16", 2 | HIGH16),
+    STORE("byte", 1),
+    STORE("short", 2),
+    STORE("dword", 4),
+    STORE("dwordx2", 8),
+    STORE("dwordx3", 12),
+    STORE("dwordx4", 16),
+    STORE("byte_d16_hi", 1 | HIGH16),
+    STORE("short_d16_hi", 2 | HIGH16),
+    STORE("b8", 1),
+    STORE("b16", 2),
+    STORE("b32", 4),
+    STORE("b64", 8),
+    STORE("b96", 12),
+    STORE("b128", 16),
+    STORE("d16_hi_b8", 1 | HIGH16),
+    STORE("d16_hi_b16", 2 | HIGH16),
+    ATOM("add", ADD, 4),
+    ATOM("add_u32", ADD, 4),
+    ATOM("sub", SUB, 4),
+    ATOM("sub_u32", SUB, 4),
+    ATOM("swap", SWAP, 4),
+    ATOM("swap_b32", SWAP, 4),
+    ATOM("and", AND, 4),
+    ATOM("and_b32", AND, 4),
+    ATOM("or", OR, 4),
+    ATOM("or_b32", OR, 4),
+    ATOM("xor", XOR, 4),
+    ATOM("xor_b32", XOR, 4),
+    ATOM("smax", SMAX, 4),
+    ATOM("max_i32", SMAX, 4),
+    ATOM("smin", SMIN, 4),
+    ATOM("min_i32", SMIN, 4),
+    ATOM("umax", UMAX, 4),
+    ATOM("max_u32", UMAX, 4),
+    ATOM("umin", UMIN, 4),
+    ATOM("min_u32", UMIN, 4),
+    ATOM("inc", INC, 4),
+    ATOM("inc_u32", INC, 4),
+    ATOM("cmpswap", CMPSWAP, 4),
+    ATOM("cmpswap_b32", CMPSWAP, 4),
+    ATOM("add_f32", ADD_F32, 4),
+    ATOM("add_x2", ADD, 8),
+    ATOM("add_u64", ADD, 8),
+    DS("read_b32", "n=U", run_ds_load, 4),
+    DS("read_b64", "n=U", run_ds_load, 8),
+    DS("read_b96", "n=U", run_ds_load, 12),
+    DS("read_b128", "n=U", run_ds_load, 16),
+    DS("read_u8", "n=U", run_ds_load, 1),
+    DS("read_i8", "n=U", run_ds_load, 1 | SIGNED),
+    DS("read_u16", "n=U", run_ds_load, 2),
+    DS("read_i16", "n=U", run_ds_load, 2 | SIGNED),
+    DS("read_u8_d16", "n=U", run_ds_load, 1 | LOW16),
+    DS("read_u8_d16_hi", "n=U", run_ds_load, 1 | HIGH16),
+    DS("read_u16_d16", "n=U", run_ds_load, 2 | LOW16),
+    DS("read_u16_d16_hi", "n=U", run_ds_load, 2 | HIGH16),
+    DS("write_b8", "Un", run_ds_store, 1),
+    DS("write_b16", "Un", run_ds_store, 2),
+    DS("write_b8_d16_hi", "Un", run_ds_store, 1 | HIGH16),
+    DS("write_b16_d16_hi", "Un", run_ds_store, 2 | HIGH16),
+    DS("write_b32", "Un", run_ds_store, 4),
+    DS("write_b64", "Un", run_ds_store, 8),
+    DS("write_b96", "Un", run_ds_store, 12),
+    DS("write_b128", "Un", run_ds_store, 16),
+    DS("read2_b32", "n=U", run_ds_two, 4),
+    DS("read2_b64", "n=U", run_ds_two, 8),
+    DS("read2st64_b32", "n=U", run_ds_two, 4 | FAR),
+    DS("read2st64_b64", "n=U", run_ds_two, 8 | FAR),
+    DS("write2_b32", "Unn", run_ds_two, 4),
+    DS("write2_b64", "Unn", run_ds_two, 8),
+    DS("write2st64_b32", "Unn", run_ds_two, 4 | FAR),
+    DS("write2st64_b64", "Unn", run_ds_two, 8 | FAR),
+    DS("load_b32", "n=U", run_ds_load, 4),
+    DS("load_b64", "n=U", run_ds_load, 8),
+    DS("load_b96", "n=U", run_ds_load, 12),
+    DS("load_b128", "n=U", run_ds_load, 16),
+    DS("load_u8", "n=U", run_ds_load, 1),
+    DS("load_i8", "n=U", run_ds_load, 1 | SIGNED),
+    DS("load_u16", "n=U", run_ds_load, 2),
+    DS("load_i16", "n=U", run_ds_load, 2 | SIGNED),
+    DS("load_u8_d16", "n=U", run_ds_load, 1 | LOW16),
+    DS("load_u8_d16_hi", "n=U", run_ds_load, 1 | HIGH16),
+    DS("load_u16_d16", "n=U", run_ds_load, 2 | LOW16),
+    DS("load_u16_d16_hi", "n=U", run_ds_load, 2 | HIGH16),
+    DS("store_b8", "Un", run_ds_store, 1),
+    DS("store_b16", "Un", run_ds_store, 2),
+    DS("store_b8_d16_hi", "Un", run_ds_store, 1 | HIGH16),
+    DS("store_b16_d16_hi", "Un", run_ds_store, 2 | HIGH16),
+    DS("store_b32", "Un", run_ds_store, 4),
+    DS("store_b64", "Un", run_ds_store, 8),
+    DS("store_b96", "Un", run_ds_store, 12),
+    DS("store_b128", "Un", run_ds_store, 16),
+    DS("load_2addr_b32", "n=U", run_ds_two, 4),
+    DS("load_2addr_b64", "n=U", run_ds_two, 8),
+    DS("load_2addr_stride64_b32", "n=U", run_ds_two, 4 | FAR),
+    DS("load_2addr_stride64_b64", "n=U", run_ds_two, 8 | FAR),
+    DS("store_2addr_b32", "Unn", run_ds_two, 4),
+    DS("store_2addr_b64", "Unn", run_ds_two, 8),
+    DS("store_2addr_stride64_b32", "Unn", run_ds_two, 4 | FAR),
+    DS("store_2addr_stride64_b64", "Unn", run_ds_two, 8 | FAR),
+    DS("add_u32", "Un", run_ds_atomic, ATOMIC(ADD, 4)),
+    DS("max_u32", "Un", run_ds_atomic, ATOMIC(UMAX, 4)),
+    DS("max_i32", "Un", run_ds_atomic, ATOMIC(SMAX, 4)),
+    DS("or_b32", "Un", run_ds_atomic, ATOMIC(OR, 4)),
+    DS("add_rtn_u32", "n=Un", run_ds_atomic, ATOMIC(ADD, 4)),
+    DS("bpermute_b32", "U=UU", run_bpermute, 0),
+    DS("permute_b32", "U=UU", run_permute, 0),
+    DS("swizzle_b32", "U=U", run_swizzle, 0),
+    {"ds_nop", "*", run_nothing, NULL, 0, CLASS_LDS, 0},
+};
+
+const struct op_table memory_ops = {ops, sizeof ops / sizeof *ops};

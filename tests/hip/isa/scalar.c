@@ -1,0 +1,620 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Scalar operations and the flow of control. Source: AMD's "RDNA3" and "CDNA3 Instruction Set
+ * Architecture" reference guides, "SALU Instructions". */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "isa.h"
+
+#define KNOWN UINT64_MAX
+
+uint64_t scalar_get(struct wave *w, const struct operand *o, uint64_t *known)
+{
+    if (o->kind == OPERAND_CONSTANT) {
+        *known = KNOWN;
+        return o->value;
+    }
+    if (o->reg == REG_SCC) {
+        *known = w->scc_known ? KNOWN : 0;
+        return w->scc;
+    }
+    if (o->words >= 2) { /* pairs are even, but a mask's first word may be odd in wave32 */
+        *known = w->s_known[o->reg] | (uint64_t)w->s_known[o->reg + 1] << 32;
+        return w->s[o->reg] | (uint64_t)w->s[o->reg + 1] << 32;
+    }
+    *known = w->s_known[o->reg] | (w->s_known[o->reg] == UINT32_MAX ? KNOWN << 32 : 0);
+    return w->s[o->reg];
+}
+
+void scalar_set(struct wave *w, const struct operand *o, uint64_t value, uint64_t known)
+{
+    if (o->reg == REG_NULL) {
+        return;
+    }
+    if ((o->reg & ~1) == REG_EXEC && (uint32_t)known != UINT32_MAX) {
+        wave_fail(w, "EXEC from what was never written");
+    }
+    w->s[o->reg] = (uint32_t)value;
+    w->s_known[o->reg] = (uint32_t)known;
+    if (o->words >= 2) {
+        w->s[o->reg + 1] = (uint32_t)(value >> 32);
+        w->s_known[o->reg + 1] = (uint32_t)(known >> 32);
+    }
+}
+
+uint64_t mask_get(struct wave *w, const struct operand *o, uint64_t *known)
+{
+    uint64_t mask = scalar_get(w, o, known);
+    return w->lanes == 64 ? mask : (uint32_t)mask;
+}
+
+void mask_set(struct wave *w, const struct operand *o, uint64_t mask, uint64_t known)
+{
+    struct operand to = *o;
+    to.words = w->lanes == 64 ? 2 : 1;
+    scalar_set(w, &to, mask, known);
+}
+
+/* Sources a, b as T, result as T; SCC from `d` where the operation sets it. */
+#define ENTER(T)                                                                                   \
+    uint64_t a_known, b_known = KNOWN;                                                             \
+    const T a = (T)scalar_get(w, &i->src[0], &a_known);                                            \
+    const T b = i->num_src > 1 ? (T)scalar_get(w, &i->src[1], &b_known) : (T)0;                    \
+    const uint64_t width = sizeof(T) == 8 ? KNOWN : UINT32_MAX;                                    \
+    const bool all = ((a_known & b_known) & width) == width;                                       \
+    (void)a, (void)b;
+
+#define LEAVE(D, VALUE) scalar_set(w, &i->dst[0], (uint64_t)(D)(VALUE), all ? KNOWN : 0);
+
+#define SCC(VALUE)                                                                                 \
+    w->scc = (VALUE);                                                                              \
+    w->scc_known = all;
+
+#define PLAIN(NAME, T, VALUE)                                                                      \
+    static void NAME(struct wave *w, const struct insn *i)                                         \
+    {                                                                                              \
+        ENTER(T)                                                                                   \
+        LEAVE(T, VALUE)                                                                            \
+    }
+
+#define FLAGGED(NAME, T, VALUE, FLAG)                                                              \
+    static void NAME(struct wave *w, const struct insn *i)                                         \
+    {                                                                                              \
+        ENTER(T)                                                                                   \
+        const T d = (T)(VALUE);                                                                    \
+        LEAVE(T, d)                                                                                \
+        SCC(FLAG)                                                                                  \
+    }
+
+/* Bits of the result are known apart from each other. */
+#define LOGIC(NAME, T, VALUE, KNOWN_BITS)                                                          \
+    static void NAME(struct wave *w, const struct insn *i)                                         \
+    {                                                                                              \
+        ENTER(T)                                                                                   \
+        const T d = (T)(VALUE), ak = (T)a_known, bk = (T)b_known;                                  \
+        const T known = (T)(KNOWN_BITS);                                                           \
+        (void)ak, (void)bk, (void)all;                                                             \
+        scalar_set(w, &i->dst[0], (uint64_t)d, (uint64_t)known | ~width);                          \
+        w->scc = d != 0;                                                                           \
+        w->scc_known = known == (T)KNOWN || (d & known) != 0;                                      \
+    }
+
+#define LOGIC_BOTH(NAME, VALUE, KNOWN_BITS)                                                        \
+    LOGIC(NAME##32, uint32_t, VALUE, KNOWN_BITS)                                                   \
+    LOGIC(NAME##64, uint64_t, VALUE, KNOWN_BITS)
+
+#define AND_KNOWN ((ak & bk) | (ak & ~a) | (bk & ~b))
+#define OR_KNOWN ((ak & bk) | (ak & a) | (bk & b))
+
+LOGIC_BOTH(s_and, a &b, AND_KNOWN)
+LOGIC_BOTH(s_or, a | b, OR_KNOWN)
+LOGIC_BOTH(s_xor, a ^ b, ak &bk)
+LOGIC_BOTH(s_andn2, a & ~b, (ak & bk) | (ak & ~a) | (bk & b))
+LOGIC_BOTH(s_orn2, a | ~b, (ak & bk) | (ak & a) | (bk & ~b))
+LOGIC_BOTH(s_nand, ~(a &b), AND_KNOWN)
+LOGIC_BOTH(s_nor, ~(a | b), OR_KNOWN)
+LOGIC_BOTH(s_xnor, ~(a ^ b), ak &bk)
+LOGIC_BOTH(s_not, ~a, ak)
+
+static void s_mov(struct wave *w, const struct insn *i)
+{
+    uint64_t known, value = scalar_get(w, &i->src[0], &known);
+    scalar_set(w, &i->dst[0], value, known);
+}
+
+static void s_movk(struct wave *w, const struct insn *i)
+{
+    scalar_set(w, &i->dst[0], (uint64_t)(int64_t)(int16_t)i->offset, KNOWN);
+}
+
+static void s_cmov(struct wave *w, const struct insn *i)
+{
+    if (!w->scc_known) {
+        wave_fail(w, "SCC from what was never written");
+    }
+    if (w->scc) {
+        s_mov(w, i);
+    }
+}
+
+static void s_cselect(struct wave *w, const struct insn *i)
+{
+    uint64_t known, value = scalar_get(w, &i->src[w->scc ? 0 : 1], &known);
+    scalar_set(w, &i->dst[0], value, w->scc_known ? known : 0);
+}
+
+FLAGGED(s_add_u32, uint32_t, a + b, d < a)
+FLAGGED(s_sub_u32, uint32_t, a - b, a < b)
+FLAGGED(s_add_i32, uint32_t, a + b, ((a ^ d) & (b ^ d)) >> 31)
+FLAGGED(s_sub_i32, uint32_t, a - b, ((a ^ b) & (a ^ d)) >> 31)
+PLAIN(s_add_u64, uint64_t, a + b)
+PLAIN(s_sub_u64, uint64_t, a - b)
+PLAIN(s_mul_u64, uint64_t, a *b)
+PLAIN(s_mul_i32, uint32_t, a *b)
+PLAIN(s_mul_hi_u32, uint32_t, (uint64_t)a *b >> 32)
+PLAIN(s_mul_hi_i32, int32_t, (int64_t)a *b >> 32)
+FLAGGED(s_lshl_b32, uint32_t, a << (b & 31), d != 0)
+FLAGGED(s_lshr_b32, uint32_t, a >> (b & 31), d != 0)
+FLAGGED(s_ashr_i32, int32_t, a >> (b & 31), d != 0)
+FLAGGED(s_min_i32, int32_t, a < b ? a : b, a < b)
+FLAGGED(s_max_i32, int32_t, a > b ? a : b, a > b)
+FLAGGED(s_min_u32, uint32_t, a < b ? a : b, a < b)
+FLAGGED(s_max_u32, uint32_t, a > b ? a : b, a > b)
+FLAGGED(s_abs_i32, int32_t, a < 0 ? (int32_t)(0u - (uint32_t)a) : a, d != 0)
+FLAGGED(s_absdiff_i32, int32_t, a > b ? a - b : b - a, d != 0)
+FLAGGED(s_lshl1_add_u32, uint32_t, (a << 1) + b, ((uint64_t)a << 1) + b > UINT32_MAX)
+FLAGGED(s_lshl2_add_u32, uint32_t, (a << 2) + b, ((uint64_t)a << 2) + b > UINT32_MAX)
+FLAGGED(s_lshl3_add_u32, uint32_t, (a << 3) + b, ((uint64_t)a << 3) + b > UINT32_MAX)
+FLAGGED(s_lshl4_add_u32, uint32_t, (a << 4) + b, ((uint64_t)a << 4) + b > UINT32_MAX)
+PLAIN(s_pack_ll, uint32_t, (a & 0xffff) | b << 16)
+PLAIN(s_pack_lh, uint32_t, (a & 0xffff) | (b & 0xffff0000))
+PLAIN(s_pack_hl, uint32_t, a >> 16 | b << 16)
+PLAIN(s_pack_hh, uint32_t, a >> 16 | (b & 0xffff0000))
+PLAIN(s_bfm_b32, uint32_t, ((1u << (a & 31)) - 1) << (b & 31))
+PLAIN(s_bfm_b64, uint64_t, ((UINT64_C(1) << (a & 63)) - 1) << (b & 63))
+PLAIN(s_sext_i8, int32_t, (int8_t)a)
+PLAIN(s_sext_i16, int32_t, (int16_t)a)
+
+static uint32_t reversed(uint32_t a)
+{
+    uint32_t d = 0;
+    for (int n = 0; n < 32; n++) {
+        d |= (a >> n & 1) << (31 - n);
+    }
+    return d;
+}
+
+PLAIN(s_brev_b32, uint32_t, reversed(a))
+
+static void s_addc(struct wave *w, const struct insn *i)
+{
+    ENTER(uint32_t)
+    uint64_t sum = i->op->arg ? (uint64_t)a - b - w->scc : (uint64_t)a + b + w->scc;
+    scalar_set(w, &i->dst[0], (uint32_t)sum, all && w->scc_known ? KNOWN : 0);
+    w->scc = (sum >> 32) != 0;
+    w->scc_known = w->scc_known && all;
+}
+
+static uint64_t bit_field(uint64_t a, unsigned offset, unsigned width, bool is_signed,
+                          unsigned bits)
+{
+    if (width == 0) {
+        return 0;
+    }
+    uint64_t d = offset < bits ? a >> offset : 0;
+    if (width < 64) {
+        d &= (UINT64_C(1) << width) - 1;
+    }
+    if (is_signed && width < bits && (d >> (width - 1) & 1)) {
+        d |= ~UINT64_C(0) << width;
+    }
+    return d;
+}
+
+FLAGGED(s_bfe_u32, uint32_t, bit_field(a, b & 31, b >> 16 & 127, false, 32), d != 0)
+FLAGGED(s_bfe_i32, uint32_t,
+        bit_field((uint64_t)(int64_t)(int32_t)a, b & 31, b >> 16 & 127, true, 32), d != 0)
+
+/* A 64-bit value with a 32-bit second source. */
+#define WIDE(NAME, T, VALUE)                                                                       \
+    static void NAME(struct wave *w, const struct insn *i)                                         \
+    {                                                                                              \
+        uint64_t a_known, b_known;                                                                 \
+        const T a = (T)scalar_get(w, &i->src[0], &a_known);                                        \
+        const uint32_t b = (uint32_t)scalar_get(w, &i->src[1], &b_known);                          \
+        const bool all = a_known == KNOWN && (uint32_t)b_known == UINT32_MAX;                      \
+        const T d = (T)(VALUE);                                                                    \
+        LEAVE(T, d)                                                                                \
+        SCC(d != 0)                                                                                \
+    }
+
+WIDE(s_lshl_b64, uint64_t, a << (b & 63))
+WIDE(s_lshr_b64, uint64_t, a >> (b & 63))
+WIDE(s_ashr_i64, int64_t, a >> (b & 63))
+WIDE(s_bfe_u64, uint64_t, bit_field(a, b & 63, b >> 16 & 127, false, 64))
+WIDE(s_bfe_i64, uint64_t, bit_field(a, b & 63, b >> 16 & 127, true, 64))
+
+/* Counts of a 32- or 64-bit source in a 32-bit result. */
+#define COUNTS(NAME, T, VALUE)                                                                     \
+    static void NAME(struct wave *w, const struct insn *i)                                         \
+    {                                                                                              \
+        ENTER(T)                                                                                   \
+        const uint32_t d = (uint32_t)(VALUE);                                                      \
+        LEAVE(uint32_t, d)                                                                         \
+        if (i->op->arg) {                                                                          \
+            SCC(d != 0)                                                                            \
+        }                                                                                          \
+    }
+
+COUNTS(s_bcnt1_b32, uint32_t, __builtin_popcount(a))
+COUNTS(s_bcnt1_b64, uint64_t, __builtin_popcountll(a))
+COUNTS(s_ff1_b32, uint32_t, a ? __builtin_ctz(a) : -1)
+COUNTS(s_ff1_b64, uint64_t, a ? __builtin_ctzll(a) : -1)
+COUNTS(s_flbit_b32, uint32_t, a ? __builtin_clz(a) : -1)
+COUNTS(s_flbit_b64, uint64_t, a ? __builtin_clzll(a) : -1)
+COUNTS(s_flbit_i32, int32_t, a == 0 || a == -1 ? -1 : __builtin_clrsb(a) + 1)
+
+#define COMPARE(NAME, T, VALUE)                                                                    \
+    static void NAME(struct wave *w, const struct insn *i)                                         \
+    {                                                                                              \
+        ENTER(T)                                                                                   \
+        SCC(VALUE)                                                                                 \
+    }
+
+COMPARE(s_cmp_eq, uint32_t, a == b)
+COMPARE(s_cmp_lg, uint32_t, a != b)
+COMPARE(s_cmp_gt_i, int32_t, a > b)
+COMPARE(s_cmp_ge_i, int32_t, a >= b)
+COMPARE(s_cmp_lt_i, int32_t, a < b)
+COMPARE(s_cmp_le_i, int32_t, a <= b)
+COMPARE(s_cmp_gt_u, uint32_t, a > b)
+COMPARE(s_cmp_ge_u, uint32_t, a >= b)
+COMPARE(s_cmp_lt_u, uint32_t, a < b)
+COMPARE(s_cmp_le_u, uint32_t, a <= b)
+COMPARE(s_cmp_eq_64, uint64_t, a == b)
+COMPARE(s_cmp_lg_64, uint64_t, a != b)
+COMPARE(s_bitcmp1_b32, uint32_t, a >> (b & 31) & 1)
+COMPARE(s_bitcmp0_b32, uint32_t, !(a >> (b & 31) & 1))
+COMPARE(s_bitcmp1_b64, uint64_t, a >> (b & 63) & 1)
+COMPARE(s_bitcmp0_b64, uint64_t, !(a >> (b & 63) & 1))
+
+/* Comparisons of a register with a 16-bit immediate, signed as the comparison is. */
+#define COMPARE_K(NAME, T, K, VALUE)                                                               \
+    static void NAME(struct wave *w, const struct insn *i)                                         \
+    {                                                                                              \
+        ENTER(T)                                                                                   \
+        const T k = (T)(K)i->offset;                                                               \
+        SCC(VALUE)                                                                                 \
+    }
+
+COMPARE_K(s_cmpk_eq_i, int32_t, int16_t, a == k)
+COMPARE_K(s_cmpk_lg_i, int32_t, int16_t, a != k)
+COMPARE_K(s_cmpk_gt_i, int32_t, int16_t, a > k)
+COMPARE_K(s_cmpk_ge_i, int32_t, int16_t, a >= k)
+COMPARE_K(s_cmpk_lt_i, int32_t, int16_t, a < k)
+COMPARE_K(s_cmpk_le_i, int32_t, int16_t, a <= k)
+COMPARE_K(s_cmpk_eq_u, uint32_t, uint16_t, a == k)
+COMPARE_K(s_cmpk_lg_u, uint32_t, uint16_t, a != k)
+COMPARE_K(s_cmpk_gt_u, uint32_t, uint16_t, a > k)
+COMPARE_K(s_cmpk_ge_u, uint32_t, uint16_t, a >= k)
+COMPARE_K(s_cmpk_lt_u, uint32_t, uint16_t, a < k)
+COMPARE_K(s_cmpk_le_u, uint32_t, uint16_t, a <= k)
+
+/* s_addk, s_mulk: the register and the immediate. */
+static void s_addk(struct wave *w, const struct insn *i)
+{
+    uint64_t known;
+    uint32_t a = (uint32_t)scalar_get(w, &i->dst[0], &known), b = (uint32_t)(int16_t)i->offset;
+    uint32_t d = i->op->arg ? a * b : a + b;
+    scalar_set(w, &i->dst[0], d, known);
+    if (!i->op->arg) {
+        w->scc = ((a ^ d) & (b ^ d)) >> 31;
+        w->scc_known = (uint32_t)known == UINT32_MAX;
+    }
+}
+
+static void s_bitset(struct wave *w, const struct insn *i)
+{
+    uint64_t known, bit_known, value = scalar_get(w, &i->dst[0], &known);
+    uint64_t bit = UINT64_C(1) << (scalar_get(w, &i->src[0], &bit_known) & 63);
+    scalar_set(w, &i->dst[0], i->op->arg ? value | bit : value & ~bit, known);
+}
+
+/* EXEC is kept in the destination and changed by the source. */
+static void saveexec(struct wave *w, const struct insn *i)
+{
+    uint64_t known, a = mask_get(w, &i->src[0], &known), exec = exec_of(w), d;
+    uint64_t all = w->lanes == 64 ? KNOWN : UINT32_MAX;
+    switch (i->op->arg) {
+    case 0:
+        d = a & exec;
+        known |= ~exec;
+        break;
+    case 1:
+        d = a | exec;
+        known |= exec;
+        break;
+    case 2:
+        d = a & ~exec; /* andn2 */
+        known |= exec;
+        break;
+    case 3:
+        d = exec & ~a; /* andn1 is ~a & exec */
+        known |= ~exec;
+        break;
+    case 4:
+        d = a ^ exec;
+        break;
+    default:
+        d = a | ~exec; /* orn2 */
+        break;
+    }
+    if ((known & all) != all) {
+        wave_fail(w, "EXEC from what was never written");
+    }
+    mask_set(w, &i->dst[0], exec, KNOWN);
+    w->s64[REG_EXEC / 2] = d & all;
+    w->scc = (d & all) != 0;
+    w->scc_known = true;
+}
+
+static void s_branch(struct wave *w, const struct insn *i)
+{
+    w->pc = i->target;
+}
+
+enum { ON_SCC0, ON_SCC1, ON_VCCZ, ON_VCCNZ, ON_EXECZ, ON_EXECNZ };
+
+static void s_cbranch(struct wave *w, const struct insn *i)
+{
+    static const struct operand vcc = {.kind = OPERAND_SCALAR, .reg = REG_VCC, .words = 2};
+    uint64_t known = KNOWN, all = w->lanes == 64 ? KNOWN : UINT32_MAX, mask;
+    bool taken;
+    switch (i->op->arg) {
+    case ON_SCC0:
+    case ON_SCC1:
+        known = w->scc_known ? KNOWN : 0;
+        taken = w->scc == (i->op->arg == ON_SCC1);
+        break;
+    case ON_VCCZ:
+    case ON_VCCNZ:
+        mask = scalar_get(w, &vcc, &known) & all;
+        known = (mask & known) != 0 ? KNOWN : known | ~all;
+        taken = (mask == 0) == (i->op->arg == ON_VCCZ);
+        break;
+    default:
+        taken = (exec_of(w) == 0) == (i->op->arg == ON_EXECZ);
+        break;
+    }
+    if (known != KNOWN) {
+        wave_fail(w, "a branch on what was never written");
+    }
+    w->pc = taken ? i->target : w->pc;
+}
+
+static void s_endpgm(struct wave *w, const struct insn *i)
+{
+    (void)i;
+    w->ended = true;
+}
+
+static void s_barrier(struct wave *w, const struct insn *i)
+{
+    (void)i;
+    w->waits = true;
+}
+
+static void nothing(struct wave *w, const struct insn *i)
+{
+    (void)w, (void)i;
+}
+
+static void unwanted(struct wave *w, const struct insn *i)
+{
+    (void)i;
+    wave_fail(w, "an instruction that no kernel of ours should have");
+}
+
+static void s_getpc(struct wave *w, const struct insn *i)
+{
+    scalar_set(w, &i->dst[0], i->address + 4, KNOWN);
+}
+
+static void jump_to(struct wave *w, uint64_t address, uint64_t known)
+{
+    uint64_t word = (address - w->code->text_begin) / 4;
+    if (known != KNOWN || word >= w->code->text_bytes / 4 || w->code->insn_at[word] == UINT32_MAX) {
+        wave_fail(w, "a jump to %#lx, where no code is", address);
+        return;
+    }
+    w->pc = w->code->insn_at[word];
+}
+
+static void s_setpc(struct wave *w, const struct insn *i)
+{
+    uint64_t known, to = scalar_get(w, &i->src[0], &known);
+    if (i->num_dst > 0) { /* s_swappc */
+        scalar_set(w, &i->dst[0], i->address + 4, KNOWN);
+    }
+    jump_to(w, to, known);
+}
+
+#define S(NAME, TYPES, RUN, ARG)                                                                   \
+    {                                                                                              \
+#NAME, TYPES, RUN, NULL, 0, CLASS_SCALAR, ARG                                              \
+    }
+#define C(NAME, TYPES, RUN, ARG)                                                                   \
+    {                                                                                              \
+#NAME, TYPES, RUN, NULL, 0, CLASS_CONTROL, ARG                                             \
+    }
+#define BOTH(NAME, RUN) S(NAME##_b32, "S=SS", RUN##32, 0), S(NAME##_b64, "T=TT", RUN##64, 0)
+#define SAVE(NAME, ARG)                                                                            \
+    S(NAME##_saveexec_b64, "T=T", saveexec, ARG), S(NAME##_saveexec_b32, "S=S", saveexec, ARG)
+
+static const struct op ops[] = {
+    BOTH(s_and, s_and),
+    BOTH(s_or, s_or),
+    BOTH(s_xor, s_xor),
+    BOTH(s_andn2, s_andn2),
+    BOTH(s_and_not1, s_andn2),
+    BOTH(s_orn2, s_orn2),
+    BOTH(s_or_not1, s_orn2),
+    BOTH(s_nand, s_nand),
+    BOTH(s_nor, s_nor),
+    BOTH(s_xnor, s_xnor),
+    S(s_not_b32, "S=S", s_not32, 0),
+    S(s_not_b64, "T=T", s_not64, 0),
+    S(s_mov_b32, "S=S", s_mov, 0),
+    S(s_mov_b64, "T=T", s_mov, 0),
+    S(s_movk_i32, "S=i", s_movk, 0),
+    S(s_cmov_b32, "S=S", s_cmov, 0),
+    S(s_cmov_b64, "T=T", s_cmov, 0),
+    S(s_cselect_b32, "S=SS", s_cselect, 0),
+    S(s_cselect_b64, "T=TT", s_cselect, 0),
+    S(s_add_u32, "S=SS", s_add_u32, 0),
+    S(s_sub_u32, "S=SS", s_sub_u32, 0),
+    S(s_add_co_u32, "S=SS", s_add_u32, 0),
+    S(s_sub_co_u32, "S=SS", s_sub_u32, 0),
+    S(s_add_i32, "S=SS", s_add_i32, 0),
+    S(s_sub_i32, "S=SS", s_sub_i32, 0),
+    S(s_add_co_i32, "S=SS", s_add_i32, 0),
+    S(s_sub_co_i32, "S=SS", s_sub_i32, 0),
+    S(s_addc_u32, "S=SS", s_addc, 0),
+    S(s_subb_u32, "S=SS", s_addc, 1),
+    S(s_add_co_ci_u32, "S=SS", s_addc, 0),
+    S(s_sub_co_ci_u32, "S=SS", s_addc, 1),
+    S(s_add_nc_u64, "T=TT", s_add_u64, 0),
+    S(s_sub_nc_u64, "T=TT", s_sub_u64, 0),
+    S(s_mul_u64, "T=TT", s_mul_u64, 0),
+    S(s_mul_i32, "S=SS", s_mul_i32, 0),
+    S(s_mul_hi_u32, "S=SS", s_mul_hi_u32, 0),
+    S(s_mul_hi_i32, "S=SS", s_mul_hi_i32, 0),
+    S(s_lshl_b32, "S=SS", s_lshl_b32, 0),
+    S(s_lshr_b32, "S=SS", s_lshr_b32, 0),
+    S(s_ashr_i32, "S=SS", s_ashr_i32, 0),
+    S(s_lshl_b64, "T=TS", s_lshl_b64, 0),
+    S(s_lshr_b64, "T=TS", s_lshr_b64, 0),
+    S(s_ashr_i64, "T=TS", s_ashr_i64, 0),
+    S(s_min_i32, "S=SS", s_min_i32, 0),
+    S(s_max_i32, "S=SS", s_max_i32, 0),
+    S(s_min_u32, "S=SS", s_min_u32, 0),
+    S(s_max_u32, "S=SS", s_max_u32, 0),
+    S(s_abs_i32, "S=S", s_abs_i32, 0),
+    S(s_absdiff_i32, "S=SS", s_absdiff_i32, 0),
+    S(s_lshl1_add_u32, "S=SS", s_lshl1_add_u32, 0),
+    S(s_lshl2_add_u32, "S=SS", s_lshl2_add_u32, 0),
+    S(s_lshl3_add_u32, "S=SS", s_lshl3_add_u32, 0),
+    S(s_lshl4_add_u32, "S=SS", s_lshl4_add_u32, 0),
+    S(s_pack_ll_b32_b16, "S=SS", s_pack_ll, 0),
+    S(s_pack_lh_b32_b16, "S=SS", s_pack_lh, 0),
+    S(s_pack_hl_b32_b16, "S=SS", s_pack_hl, 0),
+    S(s_pack_hh_b32_b16, "S=SS", s_pack_hh, 0),
+    S(s_bfm_b32, "S=SS", s_bfm_b32, 0),
+    S(s_bfm_b64, "T=SS", s_bfm_b64, 0),
+    S(s_bfe_u32, "S=SS", s_bfe_u32, 0),
+    S(s_bfe_i32, "S=SS", s_bfe_i32, 0),
+    S(s_bfe_u64, "T=TS", s_bfe_u64, 0),
+    S(s_bfe_i64, "T=TS", s_bfe_i64, 0),
+    S(s_sext_i32_i8, "S=S", s_sext_i8, 0),
+    S(s_sext_i32_i16, "S=S", s_sext_i16, 0),
+    S(s_brev_b32, "S=S", s_brev_b32, 0),
+    S(s_bcnt1_i32_b32, "S=S", s_bcnt1_b32, 1),
+    S(s_bcnt1_i32_b64, "S=T", s_bcnt1_b64, 1),
+    S(s_ff1_i32_b32, "S=S", s_ff1_b32, 0),
+    S(s_ff1_i32_b64, "S=T", s_ff1_b64, 0),
+    S(s_ctz_i32_b32, "S=S", s_ff1_b32, 0),
+    S(s_ctz_i32_b64, "S=T", s_ff1_b64, 0),
+    S(s_flbit_i32_b32, "S=S", s_flbit_b32, 0),
+    S(s_flbit_i32_b64, "S=T", s_flbit_b64, 0),
+    S(s_clz_i32_u32, "S=S", s_flbit_b32, 0),
+    S(s_clz_i32_u64, "S=T", s_flbit_b64, 0),
+    S(s_flbit_i32, "S=S", s_flbit_i32, 0),
+    S(s_cls_i32, "S=S", s_flbit_i32, 0),
+    S(s_cmp_eq_i32, "SS", s_cmp_eq, 0),
+    S(s_cmp_eq_u32, "SS", s_cmp_eq, 0),
+    S(s_cmp_lg_i32, "SS", s_cmp_lg, 0),
+    S(s_cmp_lg_u32, "SS", s_cmp_lg, 0),
+    S(s_cmp_gt_i32, "SS", s_cmp_gt_i, 0),
+    S(s_cmp_ge_i32, "SS", s_cmp_ge_i, 0),
+    S(s_cmp_lt_i32, "SS", s_cmp_lt_i, 0),
+    S(s_cmp_le_i32, "SS", s_cmp_le_i, 0),
+    S(s_cmp_gt_u32, "SS", s_cmp_gt_u, 0),
+    S(s_cmp_ge_u32, "SS", s_cmp_ge_u, 0),
+    S(s_cmp_lt_u32, "SS", s_cmp_lt_u, 0),
+    S(s_cmp_le_u32, "SS", s_cmp_le_u, 0),
+    S(s_cmp_eq_u64, "TT", s_cmp_eq_64, 0),
+    S(s_cmp_lg_u64, "TT", s_cmp_lg_64, 0),
+    S(s_bitcmp0_b32, "SS", s_bitcmp0_b32, 0),
+    S(s_bitcmp1_b32, "SS", s_bitcmp1_b32, 0),
+    S(s_bitcmp0_b64, "TS", s_bitcmp0_b64, 0),
+    S(s_bitcmp1_b64, "TS", s_bitcmp1_b64, 0),
+    S(s_cmpk_eq_i32, "Si", s_cmpk_eq_i, 0),
+    S(s_cmpk_lg_i32, "Si", s_cmpk_lg_i, 0),
+    S(s_cmpk_gt_i32, "Si", s_cmpk_gt_i, 0),
+    S(s_cmpk_ge_i32, "Si", s_cmpk_ge_i, 0),
+    S(s_cmpk_lt_i32, "Si", s_cmpk_lt_i, 0),
+    S(s_cmpk_le_i32, "Si", s_cmpk_le_i, 0),
+    S(s_cmpk_eq_u32, "Si", s_cmpk_eq_u, 0),
+    S(s_cmpk_lg_u32, "Si", s_cmpk_lg_u, 0),
+    S(s_cmpk_gt_u32, "Si", s_cmpk_gt_u, 0),
+    S(s_cmpk_ge_u32, "Si", s_cmpk_ge_u, 0),
+    S(s_cmpk_lt_u32, "Si", s_cmpk_lt_u, 0),
+    S(s_cmpk_le_u32, "Si", s_cmpk_le_u, 0),
+    S(s_addk_i32, "S=i", s_addk, 0),
+    S(s_mulk_i32, "S=i", s_addk, 1),
+    S(s_addk_co_i32, "S=i", s_addk, 0),
+    S(s_bitset0_b32, "S=S", s_bitset, 0),
+    S(s_bitset1_b32, "S=S", s_bitset, 1),
+    S(s_bitset0_b64, "T=S", s_bitset, 0),
+    S(s_bitset1_b64, "T=S", s_bitset, 1),
+    SAVE(s_and, 0),
+    SAVE(s_or, 1),
+    SAVE(s_andn2, 2),
+    SAVE(s_and_not1, 2),
+    SAVE(s_andn1, 3),
+    SAVE(s_and_not0, 3),
+    SAVE(s_xor, 4),
+    SAVE(s_orn2, 5),
+    SAVE(s_or_not1, 5),
+    C(s_branch, "i", s_branch, 0),
+    C(s_cbranch_scc0, "i", s_cbranch, ON_SCC0),
+    C(s_cbranch_scc1, "i", s_cbranch, ON_SCC1),
+    C(s_cbranch_vccz, "i", s_cbranch, ON_VCCZ),
+    C(s_cbranch_vccnz, "i", s_cbranch, ON_VCCNZ),
+    C(s_cbranch_execz, "i", s_cbranch, ON_EXECZ),
+    C(s_cbranch_execnz, "i", s_cbranch, ON_EXECNZ),
+    C(s_endpgm, "*", s_endpgm, 0),
+    C(s_barrier, "*", s_barrier, 0),
+    C(s_getpc_b64, "T=", s_getpc, 0),
+    C(s_setpc_b64, "T", s_setpc, 0),
+    C(s_swappc_b64, "T=T", s_setpc, 0),
+    C(s_setreg_imm32_b32, "*", nothing, 0),
+    C(s_setreg_b32, "*", nothing, 0),
+    C(s_nop, "*", nothing, 0),
+    C(s_sleep, "*", nothing, 0),
+    C(s_setprio, "*", nothing, 0),
+    C(s_waitcnt, "*", nothing, 0),
+    C(s_waitcnt_vscnt, "*", nothing, 0),
+    C(s_waitcnt_vmcnt, "*", nothing, 0),
+    C(s_waitcnt_lgkmcnt, "*", nothing, 0),
+    C(s_waitcnt_depctr, "*", nothing, 0),
+    C(s_wait_alu, "*", nothing, 0),
+    C(s_delay_alu, "*", nothing, 0),
+    C(s_clause, "*", nothing, 0),
+    C(s_inst_prefetch, "*", nothing, 0),
+    C(s_set_inst_prefetch_distance, "*", nothing, 0),
+    C(s_sendmsg, "*", nothing, 0), /* the end's release of registers */
+    C(s_code_end, "*", unwanted, 0),
+    C(s_icache_inv, "*", nothing, 0),
+    C(buffer_gl0_inv, "*", nothing, 0),
+    C(buffer_gl1_inv, "*", nothing, 0),
+    C(buffer_wbl2, "*", nothing, 0),
+    C(buffer_inv, "*", nothing, 0),
+    C(buffer_wbinvl1, "*", nothing, 0),
+    C(buffer_wbinvl1_vol, "*", nothing, 0),
+    C(s_dcache_wb, "*", nothing, 0),
+    C(s_trap, "*", unwanted, 0),
+};
+
+const struct op_table scalar_ops = {ops, sizeof ops / sizeof *ops};

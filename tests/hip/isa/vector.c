@@ -1,0 +1,1478 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Vector operations. A table row has what one lane does; everything that operations share (EXEC,
+ * modifiers, DPP, SDWA, what is known) is in run_lanes. Source: AMD's "RDNA3" and "CDNA3
+ * Instruction Set Architecture" reference guides, "Vector ALU Operations" and "Instructions". */
+#include <math.h>
+#include <string.h>
+
+#include "isa.h"
+
+#define WORD2 LANES /* distance of a 64-bit value's words */
+
+/* ---- conversions ---- */
+
+/* Towards zero. */
+static uint16_t float_to_half_rtz(float number)
+{
+    uint32_t bits = as_bits(number), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    if (size >= 0x7f800000) {
+        return float_to_half(number);
+    }
+    uint16_t near = float_to_half(number);
+    if (fabsf(half_to_float(near)) > as_float(size)) {
+        near--;
+    }
+    (void)sign;
+    return near;
+}
+
+static float h(uint32_t word)
+{
+    return half_to_float((uint16_t)word);
+}
+
+static int32_t to_i32(double x)
+{
+    return x != x ? 0 : x <= -2147483648.0 ? INT32_MIN : x >= 2147483647.0 ? INT32_MAX : (int32_t)x;
+}
+
+static uint32_t to_u32(double x)
+{
+    return x != x || x <= 0.0 ? 0 : x >= 4294967295.0 ? UINT32_MAX : (uint32_t)x;
+}
+
+static float flushed(float x)
+{
+    return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x;
+}
+
+/* The manual promises 1 ulp of these. Half of the inexact results are the neighbour on the other
+ * side of the true value, so that code which leans on more shows. */
+static float rough(double exact, float from)
+{
+    float near = (float)exact;
+    uint32_t bits = as_bits(near), seed = as_bits(from) * 2654435761u >> 31;
+    if (seed == 0 || near == 0.0f || !isfinite(near) || (double)near == exact) {
+        return flushed(near);
+    }
+    bool outwards = fabs((double)near) < fabs(exact);
+    return flushed(as_float(outwards ? bits + 1 : bits - 1));
+}
+
+/* ---- one lane ---- */
+
+#define LANES_OF(NAME, BODY)                                                                       \
+    static void NAME(uint32_t *restrict d, const uint32_t *a, const uint32_t *b,                   \
+                     const uint32_t *c, unsigned n)                                                \
+    {                                                                                              \
+        (void)b, (void)c;                                                                          \
+        for (unsigned l = 0; l < n; l++) {                                                         \
+            BODY                                                                                   \
+        }                                                                                          \
+    }
+#define U(NAME, VALUE) LANES_OF(NAME, d[l] = (uint32_t)(VALUE);)
+#define F(NAME, VALUE) LANES_OF(NAME, d[l] = as_bits(VALUE);)
+#define H(NAME, VALUE) LANES_OF(NAME, d[l] = float_to_half(VALUE);)
+#define L(NAME, VALUE)                                                                             \
+    LANES_OF(NAME, const uint64_t r = (uint64_t)(VALUE); d[l] = (uint32_t)r;                       \
+             d[l + WORD2] = (uint32_t)(r >> 32);)
+#define D(NAME, VALUE) L(NAME, as_bits64(VALUE))
+#define P(NAME, LOW, HIGH) LANES_OF(NAME, d[l] = (uint32_t)(LOW) | (uint32_t)(HIGH) << 16;)
+#define Q(NAME, LOW, HIGH) LANES_OF(NAME, d[l] = as_bits(LOW); d[l + WORD2] = as_bits(HIGH);)
+
+#define FA as_float(a[l])
+#define FB as_float(b[l])
+#define FC as_float(c[l])
+#define FA2 as_float(a[l + WORD2])
+#define FB2 as_float(b[l + WORD2])
+#define FC2 as_float(c[l + WORD2])
+#define IA (int32_t) a[l]
+#define IB (int32_t) b[l]
+#define IC (int32_t) c[l]
+#define HA h(a[l])
+#define HB h(b[l])
+#define HC h(c[l])
+#define HA2 h(a[l] >> 16)
+#define HB2 h(b[l] >> 16)
+#define HC2 h(c[l] >> 16)
+#define LA (a[l] | (uint64_t)a[l + WORD2] << 32)
+#define LB (b[l] | (uint64_t)b[l + WORD2] << 32)
+#define LC (c[l] | (uint64_t)c[l + WORD2] << 32)
+#define DA as_double(LA)
+#define DB as_double(LB)
+#define DC as_double(LC)
+
+static inline float max2(float x, float y)
+{
+    return x > y ? x : x < y ? y : x != x ? y : y != y ? x : as_float(as_bits(x) & as_bits(y));
+}
+
+static inline float min2(float x, float y)
+{
+    return x < y ? x : x > y ? y : x != x ? y : y != y ? x : as_float(as_bits(x) | as_bits(y));
+}
+
+static double max2d(double x, double y)
+{
+    return x > y ? x : x < y ? y : x != x ? y : y != y ? x : signbit(x) ? y : x;
+}
+
+static double min2d(double x, double y)
+{
+    return x < y ? x : x > y ? y : x != x ? y : y != y ? x : signbit(x) ? x : y;
+}
+
+static uint32_t max_u(uint32_t x, uint32_t y)
+{
+    return x > y ? x : y;
+}
+
+static uint32_t min_u(uint32_t x, uint32_t y)
+{
+    return x < y ? x : y;
+}
+
+static int32_t max_i(int32_t x, int32_t y)
+{
+    return x > y ? x : y;
+}
+
+static int32_t min_i(int32_t x, int32_t y)
+{
+    return x < y ? x : y;
+}
+
+static float med3(float x, float y, float z)
+{
+    if (x != x || y != y || z != z) {
+        return min2(min2(x, y), z);
+    }
+    return max2(min2(x, y), min2(max2(x, y), z));
+}
+
+static float multiply_legacy(float x, float y)
+{
+    return x == 0.0f || y == 0.0f ? 0.0f : x * y;
+}
+
+F(v_add_f32, FA + FB)
+F(v_sub_f32, FA - FB)
+F(v_subrev_f32, FB - FA)
+F(v_mul_f32, FA *FB)
+F(v_mul_legacy_f32, multiply_legacy(FA, FB))
+F(v_fma_f32, fmaf(FA, FB, FC))
+F(v_mad_f32, FA *FB + FC)
+F(v_fmamk_f32, fmaf(FA, FB, FC))
+F(v_max_f32, max2(FA, FB))
+F(v_min_f32, min2(FA, FB))
+F(v_max3_f32, max2(max2(FA, FB), FC))
+F(v_min3_f32, min2(min2(FA, FB), FC))
+F(v_maxmin_f32, min2(max2(FA, FB), FC))
+F(v_minmax_f32, max2(min2(FA, FB), FC))
+F(v_med3_f32, med3(FA, FB, FC))
+F(v_rcp_f32, rough(1.0 / (double)flushed(FA), FA))
+F(v_rsq_f32, rough(1.0 / sqrt((double)flushed(FA)), FA))
+F(v_sqrt_f32, rough(sqrt((double)flushed(FA)), FA))
+F(v_exp_f32, rough(exp2((double)FA), FA))
+F(v_log_f32, rough(log2((double)flushed(FA)), FA))
+F(v_sin_f32, (float)sin(6.283185307179586 * (double)FA))
+F(v_cos_f32, (float)cos(6.283185307179586 * (double)FA))
+F(v_floor_f32, floorf(FA))
+F(v_ceil_f32, ceilf(FA))
+F(v_trunc_f32, truncf(FA))
+F(v_rndne_f32, rintf(FA))
+F(v_fract_f32, FA - floorf(FA) < 1.0f ? FA - floorf(FA) : 0x1.fffffep-1f)
+F(v_ldexp_f32, ldexpf(FA, IB))
+F(v_frexp_mant_f32, isfinite(FA) ? frexpf(FA, &(int){0}) : FA)
+F(v_cvt_f32_u32, (float)a[l])
+F(v_cvt_f32_i32, (float)(IA))
+F(v_cvt_f32_f16, HA)
+F(v_cvt_f32_f64, (float)DA)
+F(v_cvt_f32_ubyte0, (float)(a[l] & 255))
+F(v_cvt_f32_ubyte1, (float)(a[l] >> 8 & 255))
+F(v_cvt_f32_ubyte2, (float)(a[l] >> 16 & 255))
+F(v_cvt_f32_ubyte3, (float)(a[l] >> 24))
+F(v_dot2_f32_f16, (float)((double)HA *HB + (double)HA2 * HB2 + (double)FC))
+
+static int32_t exponent_of(double x)
+{
+    int e = 0;
+    if (isfinite(x)) {
+        frexp(x, &e);
+    }
+    return e;
+}
+
+U(v_frexp_exp_i32_f32, exponent_of((double)FA))
+U(v_frexp_exp_i32_f64, exponent_of(DA))
+U(v_cvt_u32_f32, to_u32((double)FA))
+U(v_cvt_i32_f32, to_i32((double)FA))
+U(v_cvt_u32_f64, to_u32(DA))
+U(v_cvt_i32_f64, to_i32(DA))
+U(v_cvt_rpi_i32_f32, to_i32(floor((double)FA + 0.5)))
+U(v_cvt_flr_i32_f32, to_i32(floor((double)FA)))
+U(v_cvt_f16_f32, float_to_half(FA))
+P(v_cvt_pkrtz, float_to_half_rtz(FA), float_to_half_rtz(FB))
+U(v_cvt_f16_u16, float_to_half((float)(uint16_t)a[l]))
+U(v_cvt_f16_i16, float_to_half((float)(int16_t)a[l]))
+U(v_cvt_u16_f16, (uint16_t)to_u32((double)min2(HA, 65535.0f)))
+U(v_cvt_i16_f16, (uint16_t)to_i32((double)max2(min2(HA, 32767.0f), -32768.0f)))
+
+H(v_add_f16, HA + HB)
+H(v_sub_f16, HA - HB)
+H(v_subrev_f16, HB - HA)
+H(v_mul_f16, HA *HB)
+H(v_fma_f16, (float)fma((double)HA, (double)HB, (double)HC))
+H(v_max_f16, max2(HA, HB))
+H(v_min_f16, min2(HA, HB))
+H(v_ldexp_f16, ldexpf(HA, (int16_t)b[l]))
+H(v_rcp_f16, 1.0f / HA)
+H(v_sqrt_f16, sqrtf(HA))
+H(v_rsq_f16, 1.0f / sqrtf(HA))
+H(v_exp_f16, exp2f(HA))
+H(v_log_f16, log2f(HA))
+H(v_rndne_f16, rintf(HA))
+H(v_floor_f16, floorf(HA))
+H(v_trunc_f16, truncf(HA))
+U(v_pack_b32_f16, (a[l] & 0xffff) | b[l] << 16)
+
+U(v_mov_b32, a[l])
+U(v_not_b32, ~a[l])
+U(v_and_b32, a[l] & b[l])
+U(v_or_b32, a[l] | b[l])
+U(v_xor_b32, a[l] ^ b[l])
+U(v_xnor_b32, ~(a[l] ^ b[l]))
+U(v_add_u32, a[l] + b[l])
+U(v_sub_u32, a[l] - b[l])
+U(v_subrev_u32, b[l] - a[l])
+U(v_lshlrev_b32, b[l] << (a[l] & 31))
+U(v_lshrrev_b32, b[l] >> (a[l] & 31))
+U(v_ashrrev_i32, IB >> (a[l] & 31))
+U(v_lshl_b32, a[l] << (b[l] & 31))
+U(v_mul_lo_u32, a[l] * b[l])
+U(v_mul_hi_u32, (uint64_t)a[l] * b[l] >> 32)
+U(v_mul_hi_i32, (int64_t)(IA) * (IB) >> 32)
+U(v_mul_u24, (a[l] & 0xffffff) * (b[l] & 0xffffff))
+U(v_mul_hi_u24, (uint64_t)(a[l] & 0xffffff) * (b[l] & 0xffffff) >> 32)
+U(v_mul_hi_i24, (int64_t)((int32_t)(a[l] << 8) >> 8) * (int64_t)((int32_t)(b[l] << 8) >> 8) >> 32)
+U(v_mul_i24, (uint32_t)((int32_t)(a[l] << 8) >> 8) * (uint32_t)((int32_t)(b[l] << 8) >> 8))
+U(v_mad_u24, (a[l] & 0xffffff) * (b[l] & 0xffffff) + c[l])
+U(v_mad_i24, (uint32_t)((int32_t)(a[l] << 8) >> 8) * (uint32_t)((int32_t)(b[l] << 8) >> 8) + c[l])
+U(v_max_u32, max_u(a[l], b[l]))
+U(v_min_u32, min_u(a[l], b[l]))
+U(v_max_i32, max_i(IA, IB))
+U(v_min_i32, min_i(IA, IB))
+U(v_max3_u32, max_u(max_u(a[l], b[l]), c[l]))
+U(v_min3_u32, min_u(min_u(a[l], b[l]), c[l]))
+U(v_max3_i32, max_i(max_i(IA, IB), IC))
+U(v_min3_i32, min_i(min_i(IA, IB), IC))
+U(v_med3_i32, max_i(min_i(IA, IB), min_i(max_i(IA, IB), IC)))
+U(v_med3_u32, max_u(min_u(a[l], b[l]), min_u(max_u(a[l], b[l]), c[l])))
+U(v_maxmin_i32, min_i(max_i(IA, IB), IC))
+U(v_minmax_i32, max_i(min_i(IA, IB), IC))
+U(v_maxmin_u32, min_u(max_u(a[l], b[l]), c[l]))
+U(v_minmax_u32, max_u(min_u(a[l], b[l]), c[l]))
+U(v_add3_u32, a[l] + b[l] + c[l])
+U(v_lshl_add_u32, (a[l] << (b[l] & 31)) + c[l])
+U(v_add_lshl_u32, (a[l] + b[l]) << (c[l] & 31))
+U(v_lshl_or_b32, a[l] << (b[l] & 31) | c[l])
+U(v_and_or_b32, (a[l] & b[l]) | c[l])
+U(v_or3_b32, a[l] | b[l] | c[l])
+U(v_xor3_b32, a[l] ^ b[l] ^ c[l])
+U(v_xad_u32, (a[l] ^ b[l]) + c[l])
+U(v_bfi_b32, (a[l] & b[l]) | (~a[l] & c[l]))
+U(v_bfm_b32, ((1u << (a[l] & 31)) - 1) << (b[l] & 31))
+U(v_bfe_u32, a[l] >> (b[l] & 31) & ((c[l] & 31) ? (1u << (c[l] & 31)) - 1 : 0))
+U(v_alignbit_b32, (((uint64_t)a[l] << 32) | b[l]) >> (c[l] & 31))
+U(v_alignbyte_b32, (((uint64_t)a[l] << 32) | b[l]) >> (8 * (c[l] & 3)))
+
+static uint32_t reversed(uint32_t x)
+{
+    x = (x & 0x55555555) << 1 | (x >> 1 & 0x55555555);
+    x = (x & 0x33333333) << 2 | (x >> 2 & 0x33333333);
+    x = (x & 0x0f0f0f0f) << 4 | (x >> 4 & 0x0f0f0f0f);
+    return __builtin_bswap32(x);
+}
+
+U(v_bfrev_b32, reversed(a[l]))
+U(v_ffbh_u32, a[l] ? (uint32_t)__builtin_clz(a[l]) : UINT32_MAX)
+U(v_ffbl_b32, a[l] ? (uint32_t)__builtin_ctz(a[l]) : UINT32_MAX)
+U(v_ffbh_i32, a[l] == 0 || a[l] == UINT32_MAX ? UINT32_MAX : (uint32_t)__builtin_clrsb(IA) + 1)
+U(v_bcnt_u32_b32, (uint32_t)__builtin_popcount(a[l]) + b[l])
+U(v_cndmask_b32, c[l] ? b[l] : a[l])
+U(v_sad_u32, (a[l] > b[l] ? a[l] - b[l] : b[l] - a[l]) + c[l])
+
+static uint32_t bit_field_i(uint32_t x, uint32_t offset, uint32_t width)
+{
+    offset &= 31;
+    width &= 31;
+    if (width == 0) {
+        return 0;
+    }
+    uint32_t d = x >> offset & ((1u << width) - 1);
+    return offset + width < 32 ? (uint32_t)((int32_t)(d << (32 - width)) >> (32 - width))
+                               : (uint32_t)((int32_t)x >> offset);
+}
+
+U(v_bfe_i32, bit_field_i(a[l], b[l], c[l]))
+
+/* Bytes 0 .. 3 of b, 4 .. 7 of a; 8 .. 11 signs, 12 zero, more 0xff. */
+static uint32_t permuted(uint32_t high, uint32_t low, uint32_t select)
+{
+    uint64_t both = (uint64_t)high << 32 | low;
+    uint32_t d = 0;
+    for (int n = 0; n < 4; n++) {
+        uint32_t s = select >> (8 * n) & 255;
+        uint32_t byte = s < 8     ? (uint32_t)(both >> (8 * s)) & 255
+                        : s < 12  ? ((both >> (16 * (s - 8) + 15) & 1) ? 255 : 0)
+                        : s == 12 ? 0
+                                  : 255;
+        d |= byte << (8 * n);
+    }
+    return d;
+}
+
+U(v_perm_b32, permuted(a[l], b[l], c[l]))
+
+/* 16-bit integers. */
+U(v_add_u16, (uint16_t)(a[l] + b[l]))
+U(v_sub_u16, (uint16_t)(a[l] - b[l]))
+U(v_subrev_u16, (uint16_t)(b[l] - a[l]))
+U(v_mul_lo_u16, (uint16_t)((a[l] & 0xffff) * (b[l] & 0xffff)))
+U(v_mad_u16, (uint16_t)((a[l] & 0xffff) * (b[l] & 0xffff) + c[l]))
+U(v_lshlrev_b16, (uint16_t)((b[l] & 0xffff) << (a[l] & 15)))
+U(v_lshrrev_b16, (uint16_t)((b[l] & 0xffff) >> (a[l] & 15)))
+U(v_ashrrev_i16, (uint16_t)((int16_t)b[l] >> (a[l] & 15)))
+U(v_max_u16, max_u(a[l] & 0xffff, b[l] & 0xffff))
+U(v_min_u16, min_u(a[l] & 0xffff, b[l] & 0xffff))
+U(v_max_i16, (uint16_t)max_i((int16_t)a[l], (int16_t)b[l]))
+U(v_min_i16, (uint16_t)min_i((int16_t)a[l], (int16_t)b[l]))
+U(v_and_b16, a[l] & b[l] & 0xffff)
+U(v_or_b16, (a[l] | b[l]) & 0xffff)
+U(v_xor_b16, (a[l] ^ b[l]) & 0xffff)
+U(v_not_b16, ~a[l] & 0xffff)
+U(v_cvt_i32_i16, (int32_t)(int16_t)a[l])
+U(v_cvt_u32_u16, a[l] & 0xffff)
+
+/* 64 bits. */
+L(v_mov_b64, LA)
+L(v_lshlrev_b64, LB << (a[l] & 63))
+L(v_lshrrev_b64, LB >> (a[l] & 63))
+L(v_ashrrev_i64, (int64_t)LB >> (a[l] & 63))
+L(v_lshl_add_u64, (LA << (b[l] & 7)) + LC)
+D(v_add_f64, DA + DB)
+D(v_mul_f64, DA *DB)
+D(v_fma_f64, fma(DA, DB, DC))
+D(v_max_f64, max2d(DA, DB))
+D(v_min_f64, min2d(DA, DB))
+D(v_ldexp_f64, ldexp(DA, IB))
+D(v_rcp_f64, as_double(as_bits64(1.0 / DA) & ~UINT64_C(0xffffff))) /* 2^-29 */
+D(v_rsq_f64, as_double(as_bits64(1.0 / sqrt(DA)) & ~UINT64_C(0xffffff)))
+D(v_sqrt_f64, as_double(as_bits64(sqrt(DA)) & ~UINT64_C(0xffffff)))
+D(v_rndne_f64, rint(DA))
+D(v_floor_f64, floor(DA))
+D(v_ceil_f64, ceil(DA))
+D(v_trunc_f64, trunc(DA))
+D(v_fract_f64, DA - floor(DA))
+D(v_frexp_mant_f64, isfinite(DA) ? frexp(DA, &(int){0}) : DA)
+D(v_cvt_f64_f32, (double)FA)
+D(v_cvt_f64_i32, (double)(IA))
+D(v_cvt_f64_u32, (double)a[l])
+
+/* Pairs. */
+P(v_pk_add_f16, float_to_half(HA + HB), float_to_half(HA2 + HB2))
+P(v_pk_mul_f16, float_to_half(HA *HB), float_to_half(HA2 *HB2))
+P(v_pk_fma_f16, float_to_half((float)fma((double)HA, (double)HB, (double)HC)),
+  float_to_half((float)fma((double)HA2, (double)HB2, (double)HC2)))
+P(v_pk_max_f16, float_to_half(max2(HA, HB)), float_to_half(max2(HA2, HB2)))
+P(v_pk_min_f16, float_to_half(min2(HA, HB)), float_to_half(min2(HA2, HB2)))
+P(v_pk_add_u16, (uint16_t)(a[l] + b[l]), (uint16_t)((a[l] >> 16) + (b[l] >> 16)))
+P(v_pk_sub_u16, (uint16_t)(a[l] - b[l]), (uint16_t)((a[l] >> 16) - (b[l] >> 16)))
+P(v_pk_mul_lo_u16, (uint16_t)((a[l] & 0xffff) * (b[l] & 0xffff)),
+  (uint16_t)((a[l] >> 16) * (b[l] >> 16)))
+P(v_pk_lshlrev_b16, (uint16_t)((b[l] & 0xffff) << (a[l] & 15)),
+  (uint16_t)((b[l] >> 16) << (a[l] >> 16 & 15)))
+P(v_pk_lshrrev_b16, (uint16_t)((b[l] & 0xffff) >> (a[l] & 15)),
+  (uint16_t)((b[l] >> 16) >> (a[l] >> 16 & 15)))
+P(v_pk_ashrrev_i16, (uint16_t)((int16_t)b[l] >> (a[l] & 15)),
+  (uint16_t)((int16_t)(b[l] >> 16) >> (a[l] >> 16 & 15)))
+P(v_pk_max_i16, (uint16_t)max_i((int16_t)a[l], (int16_t)b[l]),
+  (uint16_t)max_i((int16_t)(a[l] >> 16), (int16_t)(b[l] >> 16)))
+P(v_pk_min_i16, (uint16_t)min_i((int16_t)a[l], (int16_t)b[l]),
+  (uint16_t)min_i((int16_t)(a[l] >> 16), (int16_t)(b[l] >> 16)))
+P(v_pk_max_u16, max_u(a[l] & 0xffff, b[l] & 0xffff), max_u(a[l] >> 16, b[l] >> 16))
+P(v_pk_min_u16, min_u(a[l] & 0xffff, b[l] & 0xffff), min_u(a[l] >> 16, b[l] >> 16))
+Q(v_pk_add_f32, FA + FB, FA2 + FB2)
+Q(v_pk_mul_f32, FA *FB, FA2 *FB2)
+Q(v_pk_fma_f32, fmaf(FA, FB, FC), fmaf(FA2, FB2, FC2))
+Q(v_pk_mov_b32, FA, FB2)
+
+/* fp8 of gfx942 is e4m3fnuz and e5m2fnuz, of gfx12 the OCP forms: no kernel of ours converts with
+ * them, so they are not here. */
+
+/* Quotients: v_div_fixup repairs what the refined reciprocal cannot have right. */
+static float div_fixup(float q, float y, float x)
+{
+    bool negative = signbit(x) != signbit(y);
+    if (x != x || y != y) {
+        return as_float(as_bits(x != x ? x : y) | 0x400000);
+    }
+    if ((x == 0.0f && y == 0.0f) || (isinf(x) && isinf(y))) {
+        return as_float(0xffc00000);
+    }
+    if (isinf(x) || y == 0.0f) {
+        return negative ? -INFINITY : INFINITY;
+    }
+    if (isinf(y) || x == 0.0f) {
+        return negative ? -0.0f : 0.0f;
+    }
+    int ex = exponent_of((double)x), ey = exponent_of((double)y);
+    if (ex - ey < -150) {
+        return negative ? -0.0f : 0.0f;
+    }
+    return negative ? -fabsf(q) : fabsf(q);
+}
+
+static double div_fixup64(double q, double y, double x)
+{
+    bool negative = signbit(x) != signbit(y);
+    if (x != x || y != y) {
+        return x != x ? x : y;
+    }
+    if ((x == 0.0 && y == 0.0) || (isinf(x) && isinf(y))) {
+        return as_double(UINT64_C(0xfff8000000000000));
+    }
+    if (isinf(x) || y == 0.0) {
+        return negative ? -INFINITY : INFINITY;
+    }
+    if (isinf(y) || x == 0.0) {
+        return negative ? -0.0 : 0.0;
+    }
+    return negative ? -fabs(q) : fabs(q);
+}
+
+F(v_div_fixup_f32, div_fixup(FA, FB, FC))
+D(v_div_fixup_f64, div_fixup64(DA, DB, DC))
+
+/* Comparisons: 0 or 1 a lane. */
+#define COMPARE_ALL(NAME, X, Y)                                                                    \
+    U(NAME##_eq, X == Y)                                                                           \
+    U(NAME##_ne, X != Y)                                                                           \
+    U(NAME##_lt, X < Y)                                                                            \
+    U(NAME##_le, X <= Y)                                                                           \
+    U(NAME##_gt, X > Y)                                                                            \
+    U(NAME##_ge, X >= Y)
+#define COMPARE_FLOATS(NAME, X, Y)                                                                 \
+    COMPARE_ALL(NAME, X, Y)                                                                        \
+    U(NAME##_lg, X<Y || X> Y)                                                                      \
+    U(NAME##_o, X == X && Y == Y)                                                                  \
+    U(NAME##_u, X != X || Y != Y)                                                                  \
+    U(NAME##_nge, !(X >= Y))                                                                       \
+    U(NAME##_nlg, !(X < Y || X > Y))                                                               \
+    U(NAME##_ngt, !(X > Y))                                                                        \
+    U(NAME##_nle, !(X <= Y))                                                                       \
+    U(NAME##_nlt, !(X < Y))
+
+COMPARE_FLOATS(cmp_f32, FA, FB)
+COMPARE_FLOATS(cmp_f16, HA, HB)
+COMPARE_FLOATS(cmp_f64, DA, DB)
+COMPARE_ALL(cmp_i32, IA, IB)
+COMPARE_ALL(cmp_u32, a[l], b[l])
+COMPARE_ALL(cmp_i16, (int16_t)a[l], (int16_t)b[l])
+COMPARE_ALL(cmp_u16, (uint16_t)a[l], (uint16_t)b[l])
+COMPARE_ALL(cmp_i64, (int64_t)LA, (int64_t)LB)
+COMPARE_ALL(cmp_u64, LA, LB)
+
+/* One bit a class: signalling NaN, quiet NaN, -inf, -normal, -denormal, -0, and the positive ones
+ * upwards. */
+static uint32_t class_of(uint64_t bits, int exponent_bits, int mantissa_bits)
+{
+    uint64_t mantissa = bits & ((UINT64_C(1) << mantissa_bits) - 1);
+    uint64_t most = (UINT64_C(1) << exponent_bits) - 1, exponent = bits >> mantissa_bits & most;
+    bool negative = bits >> (exponent_bits + mantissa_bits) & 1;
+    if (exponent == most && mantissa != 0) {
+        return mantissa >> (mantissa_bits - 1) ? 2 : 1;
+    }
+    if (exponent == most) {
+        return negative ? 4 : 512;
+    }
+    if (exponent != 0) {
+        return negative ? 8 : 256;
+    }
+    return mantissa != 0 ? (negative ? 16 : 128) : negative ? 32 : 64;
+}
+
+U(cmp_class_f32, (class_of(a[l], 8, 23) & b[l]) != 0)
+U(cmp_class_f64, (class_of(LA, 11, 52) & b[l]) != 0)
+U(cmp_class_f16, (class_of(a[l] & 0xffff, 5, 10) & b[l]) != 0)
+
+/* ---- what they share ---- */
+
+static void spread_exec(struct wave *w)
+{
+    uint64_t exec = exec_of(w);
+    if (w->spread_of != exec) {
+        for (int l = 0; l < LANES; l++) {
+            w->spread[l] = 0u - (uint32_t)(exec >> l & 1);
+        }
+        w->spread_of = exec;
+    }
+}
+
+static uint64_t lanes_of(const struct wave *w)
+{
+    return w->lanes == 64 ? ALL_LANES : UINT32_MAX;
+}
+
+void write_lanes(struct wave *w, const struct operand *dst, int word, const uint32_t *from,
+                 uint64_t known, uint64_t lanes)
+{
+    uint32_t *restrict to = w->v[dst->reg + word];
+    uint64_t *to_known = &w->v_known[dst->reg + word];
+    if ((lanes & lanes_of(w)) == lanes_of(w)) {
+        memcpy(to, from, w->lanes * sizeof *to);
+    } else if (lanes == exec_of(w)) {
+        spread_exec(w);
+        for (unsigned l = 0; l < w->lanes; l++) {
+            to[l] = (from[l] & w->spread[l]) | (to[l] & ~w->spread[l]);
+        }
+    } else {
+        for (unsigned l = 0; l < w->lanes; l++) {
+            to[l] = lanes >> l & 1 ? from[l] : to[l];
+        }
+    }
+    *to_known = (*to_known & ~lanes) | (known & lanes);
+}
+
+static void fill_lanes(uint32_t *to, uint32_t value)
+{
+    for (int l = 0; l < LANES; l++) {
+        to[l] = value;
+    }
+}
+
+static int words_of_source(const struct operand *o)
+{
+    return o->type == 'D' || o->type == 'L' || o->type == 'Q' ? 2 : 1;
+}
+
+static void modify(const struct operand *o, uint32_t *lanes, int words)
+{
+    uint32_t *top = lanes + (words - 1) * LANES;
+    uint32_t sign = o->type == 'H' ? 0x8000 : 0x80000000;
+    for (int l = 0; l < LANES; l++) {
+        if (o->mods & MOD_ABS) {
+            top[l] &= ~sign;
+        }
+        if (o->mods & MOD_NEG) {
+            top[l] ^= sign;
+        }
+    }
+}
+
+const uint32_t *source_lanes(struct wave *w, const struct insn *i, int which,
+                             uint32_t room[2 * LANES], uint64_t *known)
+{
+    const struct operand *o = &i->src[which];
+    int words = words_of_source(o);
+    const uint32_t *lanes;
+    if (o->type == 'M') {
+        uint64_t mask = mask_get(w, o, known);
+        for (int l = 0; l < LANES; l++) {
+            room[l] = (uint32_t)(mask >> l & 1);
+        }
+        return room;
+    }
+    if (o->kind == OPERAND_VECTOR) {
+        lanes = w->v[o->reg];
+        *known = w->v_known[o->reg];
+        if (words == 2) {
+            *known &= w->v_known[o->reg + 1];
+        }
+    } else if (o->kind == OPERAND_CONSTANT) {
+        lanes = o->lanes;
+        *known = ALL_LANES;
+    } else {
+        uint64_t bits, value = scalar_get(w, o, &bits);
+        bool all = words == 2 ? bits == UINT64_MAX : (uint32_t)bits == UINT32_MAX;
+        *known = all ? ALL_LANES : 0;
+        fill_lanes(room, (uint32_t)value);
+        if (words == 2) {
+            fill_lanes(room + LANES, (uint32_t)(value >> 32));
+        }
+        lanes = room;
+    }
+    if (o->mods & (MOD_NEG | MOD_ABS)) {
+        if (lanes != room) {
+            memcpy(room, lanes, (size_t)words * LANES * sizeof *room);
+        }
+        modify(o, room, words);
+        return room;
+    }
+    return lanes;
+}
+
+/* The lane that lane l reads; -1: there is none. */
+static int dpp_source(const struct insn *i, int l)
+{
+    int row = l & ~15, at = l & 15, arg = i->dpp_arg;
+    switch (i->dpp) {
+    case DPP_QUAD_PERM:
+        return (l & ~3) | i->perm[l & 3];
+    case DPP_DPP8:
+        return (l & ~7) | i->perm[l & 7];
+    case DPP_ROW_SHL:
+        return at + arg < 16 ? l + arg : -1;
+    case DPP_ROW_SHR:
+        return at - arg >= 0 ? l - arg : -1;
+    case DPP_ROW_ROR:
+        return row | ((at - arg) & 15);
+    case DPP_ROW_MIRROR:
+        return row | (15 - at);
+    case DPP_ROW_HALF_MIRROR:
+        return row | (at & 8) | (7 - (at & 7));
+    case DPP_ROW_SHARE:
+    case DPP_ROW_NEWBCAST:
+        return row | arg;
+    case DPP_ROW_XMASK:
+        return row | (at ^ arg);
+    case DPP_ROW_BCAST:
+        return arg == 15 ? (row > 0 ? row - 1 : -1) : (l >= 32 ? 31 : -1);
+    default:
+        return l - arg;
+    }
+}
+
+/* Source 0 from other lanes; returns the lanes that the operation writes. */
+static uint64_t apply_dpp(struct wave *w, const struct insn *i, const uint32_t *from,
+                          uint64_t from_known, uint32_t *to, uint64_t *to_known)
+{
+    uint64_t exec = exec_of(w), lanes = 0, known = 0;
+    for (int l = 0; l < (int)w->lanes; l++) {
+        int source = dpp_source(i, l);
+        bool enabled = i->dpp == DPP_DPP8 || ((i->row_mask >> (l / 16 & 3) & 1) != 0 &&
+                                              (i->bank_mask >> (l / 4 & 3) & 1) != 0);
+        bool valid = source >= 0 && (exec >> source & 1);
+        to[l] = valid ? from[source] : 0;
+        known |= (uint64_t)(valid ? from_known >> source & 1 : 1) << l;
+        if (enabled && (valid || (i->flags & INSN_BOUND_CTRL))) {
+            lanes |= UINT64_C(1) << l;
+        }
+    }
+    *to_known = known;
+    return lanes & exec;
+}
+
+static uint32_t selected(uint32_t word, uint8_t select, bool is_signed)
+{
+    if (select == SEL_DWORD) {
+        return word;
+    }
+    int bits = select < SEL_WORD_0 ? 8 : 16;
+    int shift = select < SEL_WORD_0 ? 8 * select : 16 * (select - SEL_WORD_0);
+    uint32_t part = word >> shift & ((1u << bits) - 1);
+    return is_signed ? (uint32_t)((int32_t)(part << (32 - bits)) >> (32 - bits)) : part;
+}
+
+/* SDWA's modifiers apply to the selected part. */
+static const uint32_t *apply_select(const struct insn *i, int which, const uint32_t *from,
+                                    uint32_t *to)
+{
+    uint8_t select = i->src_sel[which];
+    if (select == SEL_DWORD) {
+        return from;
+    }
+    bool is_signed = i->src[which].mods & MOD_SEXT;
+    for (int l = 0; l < LANES; l++) {
+        to[l] = selected(from[l], select, is_signed);
+    }
+    return to;
+}
+
+static void place_selected(struct wave *w, const struct insn *i, uint32_t *d)
+{
+    const uint32_t *old = w->v[i->dst[0].reg];
+    if (i->dst_sel == SEL_DWORD) {
+        return;
+    }
+    int bits = i->dst_sel < SEL_WORD_0 ? 8 : 16;
+    int shift = i->dst_sel < SEL_WORD_0 ? 8 * i->dst_sel : 16 * (i->dst_sel - SEL_WORD_0);
+    uint32_t mask = ((1u << bits) - 1) << shift;
+    for (int l = 0; l < LANES; l++) {
+        uint32_t part = d[l] << shift & mask;
+        if (i->dst_unused == 2) {
+            part |= old[l] & ~mask;
+        } else if (i->dst_unused == 1 && (part >> (shift + bits - 1) & 1)) {
+            part |= ~(mask | ((1u << shift) - 1));
+        }
+        d[l] = part;
+    }
+}
+
+/* Halves of packed 16-bit sources, words of packed 32-bit ones. */
+static const uint32_t *apply_op_sel(const struct insn *i, int which, const uint32_t *from,
+                                    uint32_t *to)
+{
+    char type = i->src[which].type;
+    unsigned low = i->op_sel >> which & 1, high = i->op_sel_hi >> which & 1;
+    bool neg_low = i->neg_lo >> which & 1, neg_high = i->neg_hi >> which & 1;
+    if (type == 'Q') {
+        for (int l = 0; l < LANES; l++) {
+            uint32_t x = from[low * LANES + l], y = from[high * LANES + l];
+            to[l] = x ^ (uint32_t)neg_low << 31;
+            to[LANES + l] = y ^ (uint32_t)neg_high << 31;
+        }
+        return to;
+    }
+    if (type == 'P' || type == 'p') {
+        if (low == 0 && high == 1 && !neg_low && !neg_high) {
+            return from;
+        }
+        for (int l = 0; l < LANES; l++) {
+            uint32_t x = from[l] >> (16 * low) & 0xffff, y = from[l] >> (16 * high) & 0xffff;
+            to[l] = (x ^ (uint32_t)neg_low << 15) | (y ^ (uint32_t)neg_high << 15) << 16;
+        }
+        return to;
+    }
+    if ((type == 'H' || type == 'W') && low != 0) {
+        for (int l = 0; l < LANES; l++) {
+            to[l] = from[l] >> 16;
+        }
+        return to;
+    }
+    return from;
+}
+
+static void clamp_lanes(const struct insn *i, uint32_t *d)
+{
+    static const float factors[] = {1.0f, 2.0f, 4.0f, 0.5f};
+    char type = i->dst[0].type;
+    int words = type == 'Q' ? 2 : 1;
+    for (int l = 0; l < words * LANES && (type == 'F' || type == 'Q'); l++) {
+        float x = as_float(d[l]) * factors[i->omod];
+        d[l] = as_bits(i->flags & INSN_CLAMP ? max2(0.0f, min2(1.0f, x)) : x);
+    }
+    for (int l = 0; l < LANES && (type == 'H' || type == 'P'); l++) {
+        for (int s = 0; s < (type == 'P' ? 32 : 16); s += 16) {
+            float x = h(d[l] >> s) * factors[i->omod];
+            x = i->flags & INSN_CLAMP ? max2(0.0f, min2(1.0f, x)) : x;
+            d[l] = (d[l] & ~(0xffffu << s)) | (uint32_t)float_to_half(x) << s;
+        }
+    }
+}
+
+struct result {
+    uint32_t d[2 * LANES];
+    uint64_t known, lanes;
+};
+
+static void compute_lanes(struct wave *w, const struct insn *i, struct result *r)
+{
+    _Alignas(64) uint32_t rooms[3][2 * LANES], other[3][2 * LANES];
+    const uint32_t *x[3] = {NULL, NULL, NULL};
+    uint64_t known[3] = {ALL_LANES, ALL_LANES, ALL_LANES};
+    r->lanes = exec_of(w);
+    for (int n = 0; n < i->num_src; n++) {
+        if (n < 2 && (i->flags & INSN_SDWA) && i->src_sel[n] != SEL_DWORD) {
+            struct insn bare = *i; /* modifiers act on the part */
+            bare.src[n].mods = 0;
+            x[n] = source_lanes(w, &bare, n, rooms[n], &known[n]);
+            x[n] = apply_select(i, n, x[n], other[n]);
+            modify(&i->src[n], other[n], 1);
+        } else {
+            x[n] = source_lanes(w, i, n, rooms[n], &known[n]);
+        }
+        if (n == 0 && (i->flags & INSN_DPP)) {
+            r->lanes = apply_dpp(w, i, x[0], known[0], other[0], &known[0]);
+            x[0] = other[0];
+        } else if (i->op_sel != 0 || i->op_sel_hi != 0xff || (i->neg_lo | i->neg_hi) != 0) {
+            x[n] = apply_op_sel(i, n, x[n], other[n]);
+        }
+    }
+    i->op->lanes(r->d, x[0], x[1], x[2], w->lanes);
+    if (i->op->flags & OP_SELECTS) {
+        uint64_t chosen = 0;
+        for (unsigned l = 0; l < w->lanes; l++) {
+            chosen |= (uint64_t)x[2][l] << l;
+        }
+        r->known = known[2] & ((known[0] & ~chosen) | (known[1] & chosen));
+    } else {
+        r->known = known[0] & known[1] & known[2];
+    }
+    if ((i->flags & INSN_CLAMP) || i->omod != 0) {
+        clamp_lanes(i, r->d);
+    }
+}
+
+static void write_mask(struct wave *w, const struct insn *i, const struct result *r)
+{
+    uint64_t mask = 0;
+    for (unsigned l = 0; l < w->lanes; l++) {
+        mask |= (uint64_t)r->d[l] << l;
+    }
+    mask &= r->lanes;
+    uint64_t known = r->known | ~r->lanes;
+    if (i->op->flags & OP_TO_EXEC) {
+        if ((known & lanes_of(w)) != lanes_of(w)) {
+            wave_fail(w, "EXEC from what was never written");
+        }
+        if (i->num_dst > 0) { /* gfx9's writes both */
+            mask_set(w, &i->dst[0], mask, known);
+        }
+        w->s64[REG_EXEC / 2] = mask;
+        return;
+    }
+    mask_set(w, &i->dst[0], mask, known);
+}
+
+/* 16-bit results: gfx9 clears the other half, later ones keep it. */
+static void place_half(struct wave *w, const struct insn *i, struct result *r)
+{
+    const uint32_t *old = w->v[i->dst[0].reg];
+    bool high = (i->op->flags & OP_HIGH_HALF) || (i->op_sel >> 3 & 1);
+    bool keeps = high || w->code->major >= 10;
+    for (unsigned l = 0; l < w->lanes; l++) {
+        uint32_t part = r->d[l] & 0xffff;
+        r->d[l] = high    ? part << 16 | (old[l] & 0xffff)
+                  : keeps ? part | (old[l] & 0xffff0000)
+                          : part;
+    }
+}
+
+static void commit_lanes(struct wave *w, const struct insn *i, struct result *r)
+{
+    char type = i->dst[0].type;
+    if (i->op->flags & OP_COMPARES) {
+        write_mask(w, i, r);
+        return;
+    }
+    if ((type == 'H' || type == 'W') && !(i->flags & INSN_SDWA)) {
+        place_half(w, i, r);
+    } else if (i->flags & INSN_SDWA) {
+        place_selected(w, i, r->d);
+    }
+    write_lanes(w, &i->dst[0], 0, r->d, r->known, r->lanes);
+    if (type == 'D' || type == 'L' || type == 'Q') {
+        write_lanes(w, &i->dst[0], 1, r->d + LANES, r->known, r->lanes);
+    }
+}
+
+void run_lanes(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) struct result r;
+    compute_lanes(w, i, &r);
+    commit_lanes(w, i, &r);
+}
+
+/* Both halves read before either writes. */
+void run_dual(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) struct result first, second;
+    compute_lanes(w, i, &first);
+    compute_lanes(w, i->second, &second);
+    commit_lanes(w, i, &first);
+    commit_lanes(w, i->second, &second);
+}
+
+/* ---- operations that are more than lanes ---- */
+
+/* Sums with a carry: (sum, carry out) of sources, and of a mask as a third one. arg: bit 0
+ * subtract, bit 1 the sources change places. */
+static void run_carry(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) uint32_t rooms[3][2 * LANES], d[LANES];
+    uint64_t known[3] = {ALL_LANES, ALL_LANES, ALL_LANES}, carries = 0, exec = exec_of(w);
+    const uint32_t *x[3] = {NULL, NULL, NULL};
+    for (int n = 0; n < i->num_src; n++) {
+        x[n] = source_lanes(w, i, n, rooms[n], &known[n]);
+    }
+    if (i->op->arg & 2) {
+        const uint32_t *other = x[0];
+        x[0] = x[1];
+        x[1] = other;
+    }
+    for (unsigned l = 0; l < w->lanes; l++) {
+        uint64_t in = x[2] != NULL ? x[2][l] : 0;
+        uint64_t sum =
+            i->op->arg & 1 ? (uint64_t)x[0][l] - x[1][l] - in : (uint64_t)x[0][l] + x[1][l] + in;
+        d[l] = (uint32_t)sum;
+        carries |= (sum >> 32 & 1) << l;
+    }
+    uint64_t all = known[0] & known[1] & known[2];
+    write_lanes(w, &i->dst[0], 0, d, all, exec);
+    mask_set(w, &i->dst[1], carries & exec, all | ~exec);
+}
+
+/* a * b + c in 64 bits; signed: arg. */
+static void run_mad64(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) uint32_t rooms[3][2 * LANES], d[2][LANES];
+    uint64_t known[3], carries = 0, exec = exec_of(w);
+    const uint32_t *x[3];
+    for (int n = 0; n < 3; n++) {
+        x[n] = source_lanes(w, i, n, rooms[n], &known[n]);
+    }
+    for (unsigned l = 0; l < w->lanes; l++) {
+        uint64_t c = x[2][l] | (uint64_t)x[2][l + LANES] << 32;
+        uint64_t product = i->op->arg ? (uint64_t)((int64_t)(int32_t)x[0][l] * (int32_t)x[1][l])
+                                      : (uint64_t)x[0][l] * x[1][l];
+        uint64_t sum = product + c;
+        d[0][l] = (uint32_t)sum;
+        d[1][l] = (uint32_t)(sum >> 32);
+        carries |= (uint64_t)(sum < c) << l;
+    }
+    uint64_t all = known[0] & known[1] & known[2], low = all;
+    if (i->src[2].kind == OPERAND_VECTOR) { /* the low word takes nothing from c's high one */
+        low = known[0] & known[1] & w->v_known[i->src[2].reg];
+    }
+    write_lanes(w, &i->dst[0], 0, d[0], low, exec);
+    write_lanes(w, &i->dst[0], 1, d[1], all, exec);
+    mask_set(w, &i->dst[1], carries & exec, all | ~exec);
+}
+
+/* Scales an operand of a quotient so that the steps to it neither overflow nor lose bits; the mask
+ * says where v_div_fmas has to scale back. */
+static void run_div_scale(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) uint32_t rooms[3][2 * LANES], d[2][LANES];
+    uint64_t known[3], scaled = 0, exec = exec_of(w);
+    const uint32_t *x[3];
+    bool wide = i->op->arg;
+    int most = wide ? 1023 : 127, far = wide ? 768 : 96, step = wide ? 128 : 64;
+    for (int n = 0; n < 3; n++) {
+        x[n] = source_lanes(w, i, n, rooms[n], &known[n]);
+    }
+    for (unsigned l = 0; l < w->lanes; l++) {
+        double v[3];
+        for (int n = 0; n < 3; n++) {
+            v[n] = wide ? as_double(x[n][l] | (uint64_t)x[n][l + LANES] << 32)
+                        : (double)as_float(x[n][l]);
+        }
+        double value = v[0], divisor = v[1], dividend = v[2];
+        bool same = wide ? as_bits64(value) == as_bits64(divisor) : v[0] == v[1];
+        int en = exponent_of(dividend) - 1, ed = exponent_of(divisor) - 1;
+        bool vcc = false;
+        int scale = 0;
+        if (divisor == 0.0 || dividend == 0.0) {
+            value = NAN;
+        } else if (en - ed >= far) {
+            vcc = true;
+            scale = same ? step : 0;
+        } else if (ed < -most + 1) { /* a denormal divisor */
+            scale = step;
+        } else if (-ed < -most + 1 && en - ed < -most + 1) {
+            vcc = true; /* the manual's +64 would overflow and contradict v_div_fmas */
+            scale = same ? -step : 0;
+        } else if (-ed < -most + 1) {
+            scale = -step;
+        } else if (en - ed < -most + 1) {
+            vcc = true;
+            scale = !same ? step : 0;
+        } else if (en <= -most + (wide ? 53 : 23)) {
+            scale = step;
+        }
+        value = ldexp(value, scale);
+        if (wide) {
+            d[0][l] = (uint32_t)as_bits64(value);
+            d[1][l] = (uint32_t)(as_bits64(value) >> 32);
+        } else {
+            d[0][l] = as_bits((float)value);
+        }
+        scaled |= (uint64_t)vcc << l;
+    }
+    uint64_t all = known[0] & known[1] & known[2];
+    write_lanes(w, &i->dst[0], 0, d[0], all, exec);
+    if (wide) {
+        write_lanes(w, &i->dst[0], 1, d[1], all, exec);
+    }
+    mask_set(w, &i->dst[1], scaled & exec, all | ~exec);
+}
+
+static void run_div_fmas(struct wave *w, const struct insn *i)
+{
+    static const struct operand vcc = {.kind = OPERAND_SCALAR, .reg = REG_VCC, .words = 2};
+    _Alignas(64) uint32_t rooms[3][2 * LANES], d[2][LANES];
+    uint64_t known[3], vcc_known, scaled = mask_get(w, &vcc, &vcc_known);
+    const uint32_t *x[3];
+    for (int n = 0; n < 3; n++) {
+        x[n] = source_lanes(w, i, n, rooms[n], &known[n]);
+    }
+    for (unsigned l = 0; l < w->lanes; l++) {
+        bool is = scaled >> l & 1;
+        if (i->op->arg) {
+            uint64_t y[3];
+            for (int n = 0; n < 3; n++) {
+                y[n] = x[n][l] | (uint64_t)x[n][l + LANES] << 32;
+            }
+            double r = fma(as_double(y[0]), as_double(y[1]), as_double(y[2]));
+            int e = exponent_of(as_double(y[2]));
+            uint64_t bits = as_bits64(is ? ldexp(r, e > 0 ? 128 : -128) : r);
+            d[0][l] = (uint32_t)bits;
+            d[1][l] = (uint32_t)(bits >> 32);
+        } else {
+            float r = fmaf(as_float(x[0][l]), as_float(x[1][l]), as_float(x[2][l]));
+            int e = exponent_of((double)as_float(x[2][l]));
+            d[0][l] = as_bits(is ? ldexpf(r, e > 0 ? 64 : -64) : r);
+        }
+    }
+    uint64_t all = known[0] & known[1] & known[2] & vcc_known;
+    write_lanes(w, &i->dst[0], 0, d[0], all, exec_of(w));
+    if (i->op->arg) {
+        write_lanes(w, &i->dst[0], 1, d[1], all, exec_of(w));
+    }
+}
+
+static unsigned first_lane(const struct wave *w)
+{
+    uint64_t exec = exec_of(w);
+    return exec != 0 ? (unsigned)__builtin_ctzll(exec) : 0;
+}
+
+/* arg 1: the first active lane. */
+static void run_readlane(struct wave *w, const struct insn *i)
+{
+    uint64_t known = UINT64_MAX, lane = first_lane(w);
+    if (!i->op->arg) {
+        lane = scalar_get(w, &i->src[1], &known);
+        lane &= w->lanes - 1;
+    }
+    if ((uint32_t)known != UINT32_MAX) {
+        wave_fail(w, "a lane's number from what was never written");
+    }
+    const struct operand *o = &i->src[0];
+    if (o->kind != OPERAND_VECTOR) {
+        uint64_t value = scalar_get(w, o, &known);
+        scalar_set(w, &i->dst[0], value, known);
+        return;
+    }
+    known = w->v_known[o->reg] >> lane & 1 ? UINT64_MAX : 0;
+    scalar_set(w, &i->dst[0], w->v[o->reg][lane], known);
+}
+
+static void run_writelane(struct wave *w, const struct insn *i)
+{
+    uint64_t known, lane_known, value = scalar_get(w, &i->src[0], &known);
+    uint64_t lane = scalar_get(w, &i->src[1], &lane_known) & (w->lanes - 1);
+    uint64_t bit = UINT64_C(1) << lane;
+    w->v[i->dst[0].reg][lane] = (uint32_t)value;
+    w->v_known[i->dst[0].reg] =
+        (w->v_known[i->dst[0].reg] & ~bit) | ((uint32_t)known == UINT32_MAX ? bit : 0);
+}
+
+/* Bits of a mask below the lane, plus a source. arg 1: the high word. */
+static void run_mbcnt(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) uint32_t room[2 * LANES], mask_room[2 * LANES], d[LANES];
+    uint64_t known, mask_known;
+    const uint32_t *mask = source_lanes(w, i, 0, mask_room, &mask_known);
+    const uint32_t *base = source_lanes(w, i, 1, room, &known);
+    for (int l = 0; l < (int)w->lanes; l++) {
+        int below = i->op->arg ? l - 32 : l;
+        uint32_t bits = below <= 0 ? 0 : below >= 32 ? UINT32_MAX : (1u << below) - 1;
+        d[l] = (uint32_t)__builtin_popcount(mask[l] & bits) + base[l];
+    }
+    write_lanes(w, &i->dst[0], 0, d, known & mask_known, exec_of(w));
+}
+
+/* v_permlane16, v_permlanex16 (arg 1: of the other row), v_permlane64 (arg 2). */
+static void run_permlane(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) uint32_t room[2 * LANES], d[LANES];
+    uint64_t known, low_known = UINT64_MAX, high_known = UINT64_MAX, d_known = 0;
+    const uint32_t *from = source_lanes(w, i, 0, room, &known);
+    uint64_t select = 0, exec = exec_of(w), lanes = exec;
+    if (i->op->arg < 2) {
+        select = (uint32_t)scalar_get(w, &i->src[1], &low_known);
+        select |= scalar_get(w, &i->src[2], &high_known) << 32;
+    }
+    for (int l = 0; l < (int)w->lanes; l++) {
+        int row = l & ~15, at = (int)(select >> (4 * (l & 15)) & 15);
+        int source = i->op->arg == 2 ? l ^ 32 : (i->op->arg == 1 ? row ^ 16 : row) | at;
+        bool valid = (exec >> source & 1) || (i->op_sel & 1);
+        d[l] = valid ? from[source] : 0;
+        d_known |= (uint64_t)(valid ? known >> source & 1 : 1) << l;
+        if (!valid && !(i->op_sel & 2)) {
+            lanes &= ~(UINT64_C(1) << l);
+        }
+    }
+    if ((uint32_t)(low_known & high_known) != UINT32_MAX) {
+        d_known = 0;
+    }
+    write_lanes(w, &i->dst[0], 0, d, d_known, lanes);
+}
+
+/* v_fma_mix_f32, v_fma_mixlo_f16, v_fma_mixhi_f16: a source is f16 where op_sel_hi says so, from
+ * the half that op_sel says. arg: 0 f32, 1 low, 2 high. */
+static void run_mix(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) uint32_t rooms[3][2 * LANES], d[LANES];
+    uint64_t known[3];
+    const uint32_t *x[3];
+    uint8_t halves = i->op_sel_hi == 0xff ? 0 : i->op_sel_hi;
+    for (int n = 0; n < 3; n++) {
+        struct insn bare = *i;
+        bare.src[n].mods = 0;
+        x[n] = source_lanes(w, &bare, n, rooms[n], &known[n]);
+    }
+    const uint32_t *old = w->v[i->dst[0].reg];
+    for (unsigned l = 0; l < w->lanes; l++) {
+        float f[3];
+        for (int n = 0; n < 3; n++) {
+            uint32_t word = x[n][l];
+            f[n] = halves >> n & 1 ? h(i->op_sel >> n & 1 ? word >> 16 : word) : as_float(word);
+            f[n] = i->src[n].mods & MOD_ABS ? fabsf(f[n]) : f[n];
+            f[n] = i->src[n].mods & MOD_NEG ? -f[n] : f[n];
+        }
+        float r = fmaf(f[0], f[1], f[2]);
+        r = i->flags & INSN_CLAMP ? max2(0.0f, min2(1.0f, r)) : r;
+        d[l] = i->op->arg == 0   ? as_bits(r)
+               : i->op->arg == 1 ? float_to_half(r) | (old[l] & 0xffff0000)
+                                 : (uint32_t)float_to_half(r) << 16 | (old[l] & 0xffff);
+    }
+    write_lanes(w, &i->dst[0], 0, d, known[0] & known[1] & known[2], exec_of(w));
+}
+
+static void run_swap(struct wave *w, const struct insn *i)
+{
+    const struct operand *a = &i->dst[0], *b = &i->src[0];
+    _Alignas(64) uint32_t kept[LANES];
+    uint64_t known = w->v_known[a->reg];
+    memcpy(kept, w->v[a->reg], sizeof kept);
+    write_lanes(w, a, 0, w->v[b->reg], w->v_known[b->reg], exec_of(w));
+    write_lanes(w, b, 0, kept, known, exec_of(w));
+}
+
+/* Registers by M0. arg 0: of the source, 1: of the destination. */
+static void run_movrel(struct wave *w, const struct insn *i)
+{
+    struct operand to = i->dst[0], from = i->src[0];
+    uint32_t *moved = w->s_known[REG_M0] == UINT32_MAX ? &w->s[REG_M0] : NULL;
+    if (moved == NULL || from.kind != OPERAND_VECTOR || *moved >= FIRST_AGPR ||
+        (i->op->arg ? to.reg : from.reg) + *moved >= FIRST_AGPR) {
+        wave_fail(w, "a register's number that is none");
+        return;
+    }
+    to.reg = (uint16_t)(to.reg + (i->op->arg ? *moved : 0));
+    from.reg = (uint16_t)(from.reg + (i->op->arg ? 0 : *moved));
+    write_lanes(w, &to, 0, w->v[from.reg], w->v_known[from.reg], exec_of(w));
+}
+
+static void run_nop(struct wave *w, const struct insn *i)
+{
+    (void)w, (void)i;
+}
+
+/* ---- the table ---- */
+
+#define V(NAME, TYPES, LANES_RUN)                                                                  \
+    {                                                                                              \
+#NAME, TYPES, run_lanes, LANES_RUN, 0, CLASS_VECTOR, 0                                     \
+    }
+#define VF(NAME, TYPES, LANES_RUN, FLAGS)                                                          \
+    {                                                                                              \
+#NAME, TYPES, run_lanes, LANES_RUN, FLAGS, CLASS_VECTOR, 0                                 \
+    }
+#define T(NAME, TYPES, LANES_RUN)                                                                  \
+    {                                                                                              \
+#NAME, TYPES, run_lanes, LANES_RUN, 0, CLASS_TRANSCENDENTAL, 0                             \
+    }
+#define X(NAME, TYPES, RUN, ARG)                                                                   \
+    {                                                                                              \
+#NAME, TYPES, RUN, NULL, 0, CLASS_VECTOR, ARG                                              \
+    }
+#define CMP(OP, TYPE, LETTERS)                                                                     \
+    {"v_cmp_" #OP "_" #TYPE,                                                                       \
+     "M=" LETTERS,                                                                                 \
+     run_lanes,                                                                                    \
+     cmp_##TYPE##_##OP,                                                                            \
+     OP_COMPARES,                                                                                  \
+     CLASS_VECTOR,                                                                                 \
+     0},                                                                                           \
+    {                                                                                              \
+        "v_cmpx_" #OP "_" #TYPE, LETTERS, run_lanes, cmp_##TYPE##_##OP, OP_COMPARES | OP_TO_EXEC,  \
+            CLASS_VECTOR, 0                                                                        \
+    }
+#define CMP_ALL(TYPE, LETTERS)                                                                     \
+    CMP(eq, TYPE, LETTERS), CMP(ne, TYPE, LETTERS), CMP(lt, TYPE, LETTERS),                        \
+        CMP(le, TYPE, LETTERS), CMP(gt, TYPE, LETTERS), CMP(ge, TYPE, LETTERS)
+#define CMP_FLOATS(TYPE, LETTERS)                                                                  \
+    CMP_ALL(TYPE, LETTERS), CMP(lg, TYPE, LETTERS), CMP(o, TYPE, LETTERS), CMP(u, TYPE, LETTERS),  \
+        CMP(nge, TYPE, LETTERS), CMP(nlg, TYPE, LETTERS), CMP(ngt, TYPE, LETTERS),                 \
+        CMP(nle, TYPE, LETTERS), CMP(nlt, TYPE, LETTERS),                                          \
+        {"v_cmp_neq_" #TYPE, "M=" LETTERS, run_lanes, cmp_##TYPE##_ne,                             \
+         OP_COMPARES,        CLASS_VECTOR, 0},                                                     \
+    {                                                                                              \
+        "v_cmpx_neq_" #TYPE, LETTERS, run_lanes, cmp_##TYPE##_ne, OP_COMPARES | OP_TO_EXEC,        \
+            CLASS_VECTOR, 0                                                                        \
+    }
+
+static const struct op ops[] = {
+    V(v_mov_b32, "U=U", v_mov_b32),
+    V(v_accvgpr_write_b32, "U=U", v_mov_b32),
+    V(v_accvgpr_read_b32, "U=U", v_mov_b32),
+    V(v_accvgpr_mov_b32, "U=U", v_mov_b32),
+    V(v_mov_b64, "L=L", v_mov_b64),
+    V(v_not_b32, "U=U", v_not_b32),
+    V(v_and_b32, "U=UU", v_and_b32),
+    V(v_or_b32, "U=UU", v_or_b32),
+    V(v_xor_b32, "U=UU", v_xor_b32),
+    V(v_xnor_b32, "U=UU", v_xnor_b32),
+    V(v_add_u32, "U=UU", v_add_u32),
+    V(v_sub_u32, "U=UU", v_sub_u32),
+    V(v_subrev_u32, "U=UU", v_subrev_u32),
+    V(v_add_nc_u32, "U=UU", v_add_u32),
+    V(v_sub_nc_u32, "U=UU", v_sub_u32),
+    V(v_subrev_nc_u32, "U=UU", v_subrev_u32),
+    V(v_add_i32, "U=UU", v_add_u32),
+    V(v_sub_i32, "U=UU", v_sub_u32),
+    V(v_add_nc_i32, "U=UU", v_add_u32),
+    V(v_sub_nc_i32, "U=UU", v_sub_u32),
+    V(v_lshlrev_b32, "U=UU", v_lshlrev_b32),
+    V(v_lshrrev_b32, "U=UU", v_lshrrev_b32),
+    V(v_ashrrev_i32, "U=UU", v_ashrrev_i32),
+    V(v_lshl_b32, "U=UU", v_lshl_b32),
+    V(v_mul_lo_u32, "U=UU", v_mul_lo_u32),
+    V(v_mul_hi_u32, "U=UU", v_mul_hi_u32),
+    V(v_mul_hi_i32, "U=UU", v_mul_hi_i32),
+    V(v_mul_u32_u24, "U=UU", v_mul_u24),
+    V(v_mul_hi_u32_u24, "U=UU", v_mul_hi_u24),
+    V(v_mul_i32_i24, "U=UU", v_mul_i24),
+    V(v_mul_hi_i32_i24, "U=UU", v_mul_hi_i24),
+    V(v_mad_u32_u24, "U=UUU", v_mad_u24),
+    V(v_mad_i32_i24, "U=UUU", v_mad_i24),
+    V(v_max_u32, "U=UU", v_max_u32),
+    V(v_min_u32, "U=UU", v_min_u32),
+    V(v_max_i32, "U=UU", v_max_i32),
+    V(v_min_i32, "U=UU", v_min_i32),
+    V(v_max3_u32, "U=UUU", v_max3_u32),
+    V(v_min3_u32, "U=UUU", v_min3_u32),
+    V(v_max3_i32, "U=UUU", v_max3_i32),
+    V(v_min3_i32, "U=UUU", v_min3_i32),
+    V(v_med3_i32, "U=UUU", v_med3_i32),
+    V(v_med3_u32, "U=UUU", v_med3_u32),
+    V(v_maxmin_i32, "U=UUU", v_maxmin_i32),
+    V(v_minmax_i32, "U=UUU", v_minmax_i32),
+    V(v_maxmin_u32, "U=UUU", v_maxmin_u32),
+    V(v_minmax_u32, "U=UUU", v_minmax_u32),
+    V(v_add3_u32, "U=UUU", v_add3_u32),
+    V(v_lshl_add_u32, "U=UUU", v_lshl_add_u32),
+    V(v_add_lshl_u32, "U=UUU", v_add_lshl_u32),
+    V(v_lshl_or_b32, "U=UUU", v_lshl_or_b32),
+    V(v_and_or_b32, "U=UUU", v_and_or_b32),
+    V(v_or3_b32, "U=UUU", v_or3_b32),
+    V(v_xor3_b32, "U=UUU", v_xor3_b32),
+    V(v_xad_u32, "U=UUU", v_xad_u32),
+    V(v_bfi_b32, "U=UUU", v_bfi_b32),
+    V(v_bfm_b32, "U=UU", v_bfm_b32),
+    V(v_bfe_u32, "U=UUU", v_bfe_u32),
+    V(v_bfe_i32, "U=UUU", v_bfe_i32),
+    V(v_alignbit_b32, "U=UUU", v_alignbit_b32),
+    V(v_alignbyte_b32, "U=UUU", v_alignbyte_b32),
+    V(v_perm_b32, "U=UUU", v_perm_b32),
+    V(v_bfrev_b32, "U=U", v_bfrev_b32),
+    V(v_ffbh_u32, "U=U", v_ffbh_u32),
+    V(v_ffbl_b32, "U=U", v_ffbl_b32),
+    V(v_ffbh_i32, "U=U", v_ffbh_i32),
+    V(v_clz_i32_u32, "U=U", v_ffbh_u32),
+    V(v_ctz_i32_b32, "U=U", v_ffbl_b32),
+    V(v_cls_i32, "U=U", v_ffbh_i32),
+    V(v_bcnt_u32_b32, "U=UU", v_bcnt_u32_b32),
+    V(v_sad_u32, "U=UUU", v_sad_u32),
+    VF(v_cndmask_b32, "U=FFM", v_cndmask_b32, OP_SELECTS),
+    V(v_add_f32, "F=FF", v_add_f32),
+    V(v_sub_f32, "F=FF", v_sub_f32),
+    V(v_subrev_f32, "F=FF", v_subrev_f32),
+    V(v_mul_f32, "F=FF", v_mul_f32),
+    V(v_mul_legacy_f32, "F=FF", v_mul_legacy_f32),
+    V(v_mul_dx9_zero_f32, "F=FF", v_mul_legacy_f32),
+    V(v_fma_f32, "F=FFF", v_fma_f32),
+    V(v_mad_f32, "F=FFF", v_mad_f32),
+    VF(v_fmac_f32, "F=FF", v_fma_f32, OP_ACCUMULATES),
+    VF(v_mac_f32, "F=FF", v_mad_f32, OP_ACCUMULATES),
+    V(v_fmaak_f32, "F=FFF", v_fma_f32),
+    V(v_fmamk_f32, "F=FFF", v_fmamk_f32),
+    V(v_madmk_f32, "F=FFF", v_mad_f32),
+    V(v_madak_f32, "F=FFF", v_mad_f32),
+    V(v_max_f32, "F=FF", v_max_f32),
+    V(v_min_f32, "F=FF", v_min_f32),
+    V(v_max_num_f32, "F=FF", v_max_f32),
+    V(v_min_num_f32, "F=FF", v_min_f32),
+    V(v_max3_f32, "F=FFF", v_max3_f32),
+    V(v_min3_f32, "F=FFF", v_min3_f32),
+    V(v_maxmin_f32, "F=FFF", v_maxmin_f32),
+    V(v_minmax_f32, "F=FFF", v_minmax_f32),
+    V(v_med3_f32, "F=FFF", v_med3_f32),
+    T(v_rcp_f32, "F=F", v_rcp_f32),
+    T(v_rcp_iflag_f32, "F=F", v_rcp_f32),
+    T(v_rsq_f32, "F=F", v_rsq_f32),
+    T(v_sqrt_f32, "F=F", v_sqrt_f32),
+    T(v_exp_f32, "F=F", v_exp_f32),
+    T(v_log_f32, "F=F", v_log_f32),
+    T(v_sin_f32, "F=F", v_sin_f32),
+    T(v_cos_f32, "F=F", v_cos_f32),
+    V(v_floor_f32, "F=F", v_floor_f32),
+    V(v_ceil_f32, "F=F", v_ceil_f32),
+    V(v_trunc_f32, "F=F", v_trunc_f32),
+    V(v_rndne_f32, "F=F", v_rndne_f32),
+    V(v_fract_f32, "F=F", v_fract_f32),
+    V(v_ldexp_f32, "F=FU", v_ldexp_f32),
+    V(v_frexp_mant_f32, "F=F", v_frexp_mant_f32),
+    V(v_frexp_exp_i32_f32, "U=F", v_frexp_exp_i32_f32),
+    V(v_frexp_exp_i32_f64, "U=D", v_frexp_exp_i32_f64),
+    V(v_cvt_f32_u32, "F=U", v_cvt_f32_u32),
+    V(v_cvt_f32_i32, "F=U", v_cvt_f32_i32),
+    V(v_cvt_f32_f16, "F=H", v_cvt_f32_f16),
+    V(v_cvt_f32_f64, "F=D", v_cvt_f32_f64),
+    V(v_cvt_f32_ubyte0, "F=U", v_cvt_f32_ubyte0),
+    V(v_cvt_f32_ubyte1, "F=U", v_cvt_f32_ubyte1),
+    V(v_cvt_f32_ubyte2, "F=U", v_cvt_f32_ubyte2),
+    V(v_cvt_f32_ubyte3, "F=U", v_cvt_f32_ubyte3),
+    V(v_cvt_u32_f32, "U=F", v_cvt_u32_f32),
+    V(v_cvt_i32_f32, "U=F", v_cvt_i32_f32),
+    V(v_cvt_u32_f64, "U=D", v_cvt_u32_f64),
+    V(v_cvt_i32_f64, "U=D", v_cvt_i32_f64),
+    V(v_cvt_rpi_i32_f32, "U=F", v_cvt_rpi_i32_f32),
+    V(v_cvt_flr_i32_f32, "U=F", v_cvt_flr_i32_f32),
+    V(v_cvt_nearest_i32_f32, "U=F", v_cvt_rpi_i32_f32),
+    V(v_cvt_floor_i32_f32, "U=F", v_cvt_flr_i32_f32),
+    V(v_cvt_f16_f32, "H=F", v_cvt_f16_f32),
+    V(v_cvt_pkrtz_f16_f32, "U=FF", v_cvt_pkrtz),
+    V(v_cvt_pk_rtz_f16_f32, "U=FF", v_cvt_pkrtz),
+    V(v_cvt_f16_u16, "H=W", v_cvt_f16_u16),
+    V(v_cvt_f16_i16, "H=W", v_cvt_f16_i16),
+    V(v_cvt_u16_f16, "W=H", v_cvt_u16_f16),
+    V(v_cvt_i16_f16, "W=H", v_cvt_i16_f16),
+    V(v_cvt_i32_i16, "U=W", v_cvt_i32_i16),
+    V(v_cvt_u32_u16, "U=W", v_cvt_u32_u16),
+    V(v_add_f16, "H=HH", v_add_f16),
+    V(v_sub_f16, "H=HH", v_sub_f16),
+    V(v_subrev_f16, "H=HH", v_subrev_f16),
+    V(v_mul_f16, "H=HH", v_mul_f16),
+    V(v_fma_f16, "H=HHH", v_fma_f16),
+    VF(v_fmac_f16, "H=HH", v_fma_f16, OP_ACCUMULATES),
+    V(v_max_f16, "H=HH", v_max_f16),
+    V(v_min_f16, "H=HH", v_min_f16),
+    V(v_ldexp_f16, "H=HW", v_ldexp_f16),
+    T(v_rcp_f16, "H=H", v_rcp_f16),
+    T(v_sqrt_f16, "H=H", v_sqrt_f16),
+    T(v_rsq_f16, "H=H", v_rsq_f16),
+    T(v_exp_f16, "H=H", v_exp_f16),
+    T(v_log_f16, "H=H", v_log_f16),
+    V(v_rndne_f16, "H=H", v_rndne_f16),
+    V(v_floor_f16, "H=H", v_floor_f16),
+    V(v_trunc_f16, "H=H", v_trunc_f16),
+    V(v_pack_b32_f16, "U=HH", v_pack_b32_f16),
+    V(v_add_u16, "W=WW", v_add_u16),
+    V(v_sub_u16, "W=WW", v_sub_u16),
+    V(v_subrev_u16, "W=WW", v_subrev_u16),
+    V(v_add_nc_u16, "W=WW", v_add_u16),
+    V(v_sub_nc_u16, "W=WW", v_sub_u16),
+    V(v_mul_lo_u16, "W=WW", v_mul_lo_u16),
+    V(v_mad_u16, "W=WWW", v_mad_u16),
+    V(v_mad_legacy_u16, "W=WWW", v_mad_u16),
+    V(v_lshlrev_b16, "W=WW", v_lshlrev_b16),
+    V(v_lshrrev_b16, "W=WW", v_lshrrev_b16),
+    V(v_ashrrev_i16, "W=WW", v_ashrrev_i16),
+    V(v_max_u16, "W=WW", v_max_u16),
+    V(v_min_u16, "W=WW", v_min_u16),
+    V(v_max_i16, "W=WW", v_max_i16),
+    V(v_min_i16, "W=WW", v_min_i16),
+    V(v_and_b16, "W=WW", v_and_b16),
+    V(v_or_b16, "W=WW", v_or_b16),
+    V(v_xor_b16, "W=WW", v_xor_b16),
+    V(v_not_b16, "W=W", v_not_b16),
+    V(v_lshlrev_b64, "L=UL", v_lshlrev_b64),
+    V(v_lshrrev_b64, "L=UL", v_lshrrev_b64),
+    V(v_ashrrev_i64, "L=UL", v_ashrrev_i64),
+    V(v_lshl_add_u64, "L=LUL", v_lshl_add_u64),
+    V(v_add_f64, "D=DD", v_add_f64),
+    V(v_mul_f64, "D=DD", v_mul_f64),
+    V(v_fma_f64, "D=DDD", v_fma_f64),
+    VF(v_fmac_f64, "D=DD", v_fma_f64, OP_ACCUMULATES),
+    V(v_max_f64, "D=DD", v_max_f64),
+    V(v_min_f64, "D=DD", v_min_f64),
+    V(v_ldexp_f64, "D=DU", v_ldexp_f64),
+    T(v_rcp_f64, "D=D", v_rcp_f64),
+    T(v_rsq_f64, "D=D", v_rsq_f64),
+    T(v_sqrt_f64, "D=D", v_sqrt_f64),
+    V(v_rndne_f64, "D=D", v_rndne_f64),
+    V(v_floor_f64, "D=D", v_floor_f64),
+    V(v_ceil_f64, "D=D", v_ceil_f64),
+    V(v_trunc_f64, "D=D", v_trunc_f64),
+    V(v_fract_f64, "D=D", v_fract_f64),
+    V(v_frexp_mant_f64, "D=D", v_frexp_mant_f64),
+    V(v_cvt_f64_f32, "D=F", v_cvt_f64_f32),
+    V(v_cvt_f64_i32, "D=U", v_cvt_f64_i32),
+    V(v_cvt_f64_u32, "D=U", v_cvt_f64_u32),
+    V(v_pk_add_f16, "P=PP", v_pk_add_f16),
+    V(v_pk_mul_f16, "P=PP", v_pk_mul_f16),
+    V(v_pk_fma_f16, "P=PPP", v_pk_fma_f16),
+    V(v_pk_max_f16, "P=PP", v_pk_max_f16),
+    V(v_pk_min_f16, "P=PP", v_pk_min_f16),
+    V(v_pk_add_u16, "p=pp", v_pk_add_u16),
+    V(v_pk_sub_u16, "p=pp", v_pk_sub_u16),
+    V(v_pk_add_i16, "p=pp", v_pk_add_u16),
+    V(v_pk_sub_i16, "p=pp", v_pk_sub_u16),
+    V(v_pk_mul_lo_u16, "p=pp", v_pk_mul_lo_u16),
+    V(v_pk_lshlrev_b16, "p=pp", v_pk_lshlrev_b16),
+    V(v_pk_lshrrev_b16, "p=pp", v_pk_lshrrev_b16),
+    V(v_pk_ashrrev_i16, "p=pp", v_pk_ashrrev_i16),
+    V(v_pk_max_i16, "p=pp", v_pk_max_i16),
+    V(v_pk_min_i16, "p=pp", v_pk_min_i16),
+    V(v_pk_max_u16, "p=pp", v_pk_max_u16),
+    V(v_pk_min_u16, "p=pp", v_pk_min_u16),
+    V(v_pk_add_f32, "Q=QQ", v_pk_add_f32),
+    V(v_pk_mul_f32, "Q=QQ", v_pk_mul_f32),
+    V(v_pk_fma_f32, "Q=QQQ", v_pk_fma_f32),
+    V(v_pk_mov_b32, "Q=QQ", v_pk_mov_b32),
+    V(v_dot2_f32_f16, "F=PPF", v_dot2_f32_f16),
+    VF(v_dot2c_f32_f16, "F=PP", v_dot2_f32_f16, OP_ACCUMULATES),
+    VF(v_dot2acc_f32_f16, "F=PP", v_dot2_f32_f16, OP_ACCUMULATES),
+    V(v_div_fixup_f32, "F=FFF", v_div_fixup_f32),
+    V(v_div_fixup_f64, "D=DDD", v_div_fixup_f64),
+    CMP_FLOATS(f32, "FF"),
+    CMP_FLOATS(f16, "HH"),
+    CMP_FLOATS(f64, "DD"),
+    CMP_ALL(i32, "UU"),
+    CMP_ALL(u32, "UU"),
+    CMP_ALL(i16, "WW"),
+    CMP_ALL(u16, "WW"),
+    CMP_ALL(i64, "LL"),
+    CMP_ALL(u64, "LL"),
+    VF(v_cmp_class_f32, "M=FU", cmp_class_f32, OP_COMPARES),
+    VF(v_cmp_class_f64, "M=DU", cmp_class_f64, OP_COMPARES),
+    VF(v_cmp_class_f16, "M=HU", cmp_class_f16, OP_COMPARES),
+    X(v_add_co_u32, "UM=UU", run_carry, 0),
+    X(v_sub_co_u32, "UM=UU", run_carry, 1),
+    X(v_subrev_co_u32, "UM=UU", run_carry, 3),
+    X(v_addc_co_u32, "UM=UUM", run_carry, 0),
+    X(v_subb_co_u32, "UM=UUM", run_carry, 1),
+    X(v_subbrev_co_u32, "UM=UUM", run_carry, 3),
+    X(v_add_co_ci_u32, "UM=UUM", run_carry, 0),
+    X(v_sub_co_ci_u32, "UM=UUM", run_carry, 1),
+    X(v_subrev_co_ci_u32, "UM=UUM", run_carry, 3),
+    X(v_mad_u64_u32, "LM=UUL", run_mad64, 0),
+    X(v_mad_i64_i32, "LM=UUL", run_mad64, 1),
+    X(v_div_scale_f32, "FM=FFF", run_div_scale, 0),
+    X(v_div_scale_f64, "DM=DDD", run_div_scale, 1),
+    X(v_div_fmas_f32, "F=FFF", run_div_fmas, 0),
+    X(v_div_fmas_f64, "D=DDD", run_div_fmas, 1),
+    X(v_readlane_b32, "S=US", run_readlane, 0),
+    X(v_readfirstlane_b32, "S=U", run_readlane, 1),
+    X(v_writelane_b32, "U=SS", run_writelane, 0),
+    X(v_mbcnt_lo_u32_b32, "U=UU", run_mbcnt, 0),
+    X(v_mbcnt_hi_u32_b32, "U=UU", run_mbcnt, 1),
+    X(v_permlane16_b32, "U=USS", run_permlane, 0),
+    X(v_permlanex16_b32, "U=USS", run_permlane, 1),
+    X(v_permlane64_b32, "U=U", run_permlane, 2),
+    X(v_fma_mix_f32, "F=FFF", run_mix, 0),
+    X(v_fma_mixlo_f16, "U=FFF", run_mix, 1),
+    X(v_fma_mixhi_f16, "U=FFF", run_mix, 2),
+    X(v_mad_mix_f32, "F=FFF", run_mix, 0),
+    X(v_swap_b32, "U=U", run_swap, 0),
+    X(v_movrels_b32, "U=U", run_movrel, 0),
+    X(v_movreld_b32, "U=U", run_movrel, 1),
+    X(v_nop, "*", run_nop, 0),
+};
+
+const struct op_table vector_ops = {ops, sizeof ops / sizeof *ops};
