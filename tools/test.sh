@@ -85,13 +85,17 @@ if [ "$toolchains" != none ] && [ ! -e build/plugins/cuda_flash/attn_cuda_flash.
     echo "nvcc is there ($toolchains), but cuda_flash was not built"
     failed=$((failed + 1))
 fi
+if [ ! -e build/plugins/hip/attn_hip.so ]; then
+    echo "clang-19 and lld-19 are there, but hip was not built"
+    failed=$((failed + 1))
+fi
 ensure_venv >build/venv.log 2>&1 & # the C tests never wait for it
 venv=$!
 stage "tests"
 count_tests build release --no-suite python
 
 # Device code and SIMD intrinsics are left out: the sanitizers are for what walks pointers, locks and strings.
-sanitizer_options="-Db_lundef=false -Dbuildtype=debugoptimized -Dcpu-simd=disabled -Dcuda-flash=disabled"
+sanitizer_options="-Db_lundef=false -Dbuildtype=debugoptimized -Dcpu-simd=disabled -Dcuda-flash=disabled -Dhip=disabled"
 
 stage "address and undefined-behaviour sanitizers"
 # shellcheck disable=SC2086
