@@ -34,6 +34,7 @@ attn_status plan_batch(struct engine *engine, struct run_group *group, struct at
                        struct attn_batch_gdn *states)
 {
     const size_t reqs = (size_t)batch->num_reqs, word = sizeof(int32_t);
+    struct attn_batch_gdn none = {.state_slots = NULL};
     const struct {
         const void **array;
         size_t bytes;
@@ -44,10 +45,9 @@ attn_status plan_batch(struct engine *engine, struct run_group *group, struct at
         {(const void **)&batch->block_table, (size_t)(MAX_REQUESTS * group->stride) * word},
         {(const void **)&batch->block_table_row, reqs * word},
         {(const void **)&batch->slot_mapping, (size_t)batch->num_slots * sizeof(int64_t)},
-        {(const void **)&states->state_slots, reqs * word}};
-    const size_t count = sizeof arrays / sizeof *arrays - (states == NULL);
+        {(const void **)&(states != NULL ? states : &none)->state_slots, reqs * word}};
     pool_reset(engine, &engine->batches);
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         if (*arrays[i].array != NULL) {
             *arrays[i].array =
                 pool_send(engine, &engine->batches, *arrays[i].array, arrays[i].bytes);
