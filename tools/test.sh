@@ -68,7 +68,7 @@ if [ -n "$quick" ]; then
     stage "packages"
     ensure_packages
     stage "release build without CUDA"
-    build_folder build-quick -Dcuda-flash=disabled -Dnccl=disabled
+    build_folder build-quick -Dcuda-flash=disabled -Dhip=disabled -Dnccl=disabled
     stage "format"
     count_tests build-quick format format
     stage "$suite"

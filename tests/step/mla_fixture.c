@@ -43,14 +43,16 @@ void open_core(struct mla *m)
     assert_non_null(library);
     void *symbol = dlsym(library, ATTN_GET_API_SYMBOL);
     memcpy(&get_api, &symbol, sizeof get_api);
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .plugin_path = PLUGINS,
-                                                 .cache_dir = "",
-                                                 .backend = "",
-                                                 .num_threads = 2,
-                                                 .validate = 1,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1};
+    const struct attn_runtime_options options = {
+        .struct_size = sizeof options,
+        .plugin_path = PLUGINS,
+        .cache_dir = "",
+        .backend = "",
+        .num_threads = 2,
+        .validate = 1,
+        .isolation = -1, /* valgrind shows another processor than a process of its own sees */
+        .ignore_environment = 1,
+        .no_default_plugins = 1};
     CHECK(m, get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &m->api, &m->error));
     CHECK(m, m->api->runtime_create(&options, &m->runtime, &m->error));
 }
