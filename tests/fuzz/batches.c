@@ -368,8 +368,9 @@ static struct attn_batch make_batch(struct step *s, struct input *input)
     b.num_slots = b.num_tokens;
     const int32_t sound = b.num_reqs;
     input_patch(input, &b, offsetof(struct attn_batch, mode), offsetof(struct attn_batch, causal));
-    /* Fewer requests leave longer arrays, more is over the limit or over the arrays. */
-    b.num_reqs = b.num_reqs <= MOST_REQUESTS && b.num_reqs > sound ? sound : b.num_reqs;
+    /* Fewer requests leave longer arrays; more than the arrays have must be over the limit. */
+    const int32_t most = s->limits.max_num_reqs;
+    b.num_reqs = b.num_reqs > sound && (most <= 0 || b.num_reqs <= most) ? sound : b.num_reqs;
     b.causal = input_byte(input) == 1 ? input_int(input) : b.causal;
     const uint8_t tag = input_byte(input);
     b.seq_lens_host = tag == 1 ? NULL : b.seq_lens_host;
