@@ -112,6 +112,76 @@ static void warm_start_loads_nothing(void **state)
     api->runtime_destroy(live);
 }
 
+/* An engine's log that selects as soon as it hears that a plugin's code is entered. */
+struct selecting_log {
+    attn_runtime *runtime;
+    const struct attn_layer_desc *const *layers;
+    int32_t calls;
+    bool refused; /* for the plugin that is being loaded, with that as the reason */
+};
+
+static bool says_why(const attn_assignment *assignment)
+{
+    struct attn_reason reason = {.struct_size = sizeof reason};
+    return assignment != NULL &&
+           api->assignment_reason(assignment, 0, ATTN_PHASE_DECODE, 0, 0, &reason) == ATTN_OK &&
+           strcmp(reason.field, "plugin") == 0 &&
+           strstr(reason.supported, "called while this thread loads a plugin") != NULL;
+}
+
+static void select_from_log(void *user, int32_t level, const char *who, const char *message)
+{
+    struct selecting_log *log = user;
+    const struct attn_select_options options = {.struct_size = sizeof options,
+                                                .flags = ATTN_SELECT_KEEP_UNSERVED};
+    attn_assignment *assignment = NULL;
+    (void)level, (void)who;
+    if (log->runtime != NULL && strstr(message, "enters its entry") != NULL) {
+        log->calls++;
+        (void)api->select(log->runtime, &options, log->layers, 1, &assignment, NULL);
+        log->refused = says_why(assignment);
+        api->assignment_destroy(assignment);
+    }
+}
+
+/* The inner selection is told why it cannot have the plugin, and the outer one has it. */
+static void log_may_select(void **state)
+{
+    struct place *place = *state;
+    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
+                                          .name = "only",
+                                          .kind = ATTN_LAYER_DECODER,
+                                          .dtype = ATTN_DTYPE_F32,
+                                          .num_q_heads = 2,
+                                          .num_kv_heads = 2,
+                                          .head_size = 64,
+                                          .scale = 0.125f,
+                                          .causal = 1,
+                                          .block_size = 16};
+    const struct attn_layer_desc *const layers[] = {&layer};
+    struct selecting_log log = {.layers = layers};
+    const struct attn_host host = {
+        .struct_size = sizeof host, .user = &log, .log = select_from_log};
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .host = &host,
+                                                 .backend = "",
+                                                 .plugin_path = place->plugin,
+                                                 .cache_dir = place->cache,
+                                                 .log_level = 1 + ATTN_LOG_DEBUG,
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1,
+                                                 .isolation = -1};
+    attn_assignment *assignment = NULL;
+
+    place_warm_up(place);
+    assert_int_equal(api->runtime_create(&options, &log.runtime, NULL), ATTN_OK);
+    assert_int_equal(api->select(log.runtime, NULL, layers, 1, &assignment, NULL), ATTN_OK);
+    assert_int_equal(log.calls, 1);
+    assert_true(log.refused);
+    api->assignment_destroy(assignment);
+    api->runtime_destroy(log.runtime);
+}
+
 static void make_ancient(const char *path)
 {
     const struct timespec now = {time(NULL) - CACHE_MAX_AGE_SECONDS - 5, 0};
@@ -328,7 +398,7 @@ int main(void)
         CASE(other_name_is_refused),          CASE(exchanged_file_is_refused),
         CASE(loaded_path_is_not_mistaken),    CASE(no_cache_is_no_fault),
         CASE(many_processes_at_once),         CASE(sixteen_plugins),
-        CASE(every_allocation_fails_in_turn),
+        CASE(every_allocation_fails_in_turn), CASE(log_may_select),
     };
 
     return fixture_open() == ATTN_OK ? cmocka_run_group_tests(tests, NULL, NULL) : 1;

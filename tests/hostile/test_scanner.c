@@ -316,6 +316,51 @@ static void many_hang_at_once(void **state)
     assert_int_equal(errno, ECHILD);
 }
 
+/* Why the one plugin in `path` is not there, with `folder` as cache. */
+static void refusal(const char *path, const char *folder, int32_t deadline, char *reason,
+                    size_t size)
+{
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .backend = "",
+                                                 .plugin_path = path,
+                                                 .cache_dir = folder,
+                                                 .num_threads = 1,
+                                                 .log_level = 1 + ATTN_LOG_ERROR,
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1,
+                                                 .probe_deadline_ms = deadline};
+    attn_runtime *runtime = NULL;
+
+    assert_int_equal(api->runtime_create(&options, &runtime, NULL), ATTN_OK);
+    assert_int_equal(info_of(api, runtime, 0).status, ATTN_ERROR_TIMEOUT);
+    snprintf(reason, size, "%s", info_of(api, runtime, 0).reason);
+    api->runtime_destroy(runtime);
+}
+
+/* A probe that was too slow once is not asked again at once with as little time, and is with more. */
+static void longer_deadlines_ask_again(void **state)
+{
+    static const struct {
+        int32_t deadline;
+        const char *reason;
+        bool remembered;
+    } starts[] = {{200, "entry: did not end within 200 ms", false},
+                  {200, "entry: did not end within 200 ms", true},
+                  {400, "entry: did not end within 400 ms", false},
+                  {300, "entry: did not end within 400 ms", true}};
+    char folder[] = "/tmp/attn_late_XXXXXX", command[64], reason[256];
+
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
+        refusal(PLUGIN("hang_in_entry"), folder, starts[i].deadline, reason, sizeof reason);
+        assert_non_null(strstr(reason, starts[i].reason));
+        assert_int_equal(strstr(reason, "(of a probe ") != NULL, starts[i].remembered);
+    }
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -328,6 +373,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(no_descriptors),
         cmocka_unit_test(scanner_of_an_installed_core),
         cmocka_unit_test(many_hang_at_once),
+        cmocka_unit_test(longer_deadlines_ask_again),
     };
     const int failed = fixture_open(argc, argv);
 

@@ -327,12 +327,13 @@ static attn_status verify_step(struct engine *engine, struct latent_step *step)
         }
         step->failed |= step->keys[i] == NULL;
     }
+    const bool ready = !step->failed; /* from here on the threads write it, under the lock */
     pthread_mutex_init(&step->lock, NULL);
-    while (!step->failed && started + 1 < cores && started < MAX_THREADS &&
+    while (ready && started + 1 < cores && started < MAX_THREADS &&
            pthread_create(&threads[started], NULL, verify_heads, step) == 0) {
         started++;
     }
-    if (!step->failed) {
+    if (ready) {
         verify_heads(step);
     }
     for (int32_t i = 0; i < started; i++) {
