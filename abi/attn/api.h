@@ -133,11 +133,14 @@ struct attn_api {
                        struct attn_error *error);
 
     /* Helpers. Order of requests for a batch: order[i] = the request that goes to place i: decodes
-     * (query_len <= threshold), short extends (<= short_extend), long extends, prefills; stable.
-     * *moved = 1 if anything moves. */
-    attn_status (*batch_order)(const int32_t *query_lens, const int32_t *seq_lens, int32_t num_reqs,
-                               int32_t threshold, int32_t short_extend, int32_t *order,
-                               int32_t *moved, struct attn_error *error);
+     * (query_len <= threshold), short extends (<= short_extend), long extends, prefills (no key
+     * before the step); stable. *moved = 1 if anything moves. prompt_lens [num_reqs]: a request
+     * that has not yet read its whole prompt before this step is no decode, however short; with
+     * short_extend = threshold these are vLLM's classes. NULL: lengths alone decide. */
+    attn_status (*batch_order)(const int32_t *query_lens, const int32_t *seq_lens,
+                               const int32_t *prompt_lens, int32_t num_reqs, int32_t threshold,
+                               int32_t short_extend, int32_t *order, int32_t *moved,
+                               struct attn_error *error);
     /* local(L) of struct attn_context_parallel. */
     int32_t (*context_parallel_length)(int32_t length, int32_t rank, int32_t world_size,
                                        int32_t interleave);

@@ -6,19 +6,23 @@
 
 #include "util/error.h"
 
-static int32_t class_of(int32_t query_len, int32_t seq_len, int32_t threshold, int32_t short_extend)
+/* `prompt_len` below 0: not known, and so every short request is a decode. */
+static int32_t class_of(int32_t query_len, int32_t seq_len, int32_t prompt_len, int32_t threshold,
+                        int32_t short_extend)
 {
-    if (query_len <= threshold) {
+    int32_t context = seq_len - query_len;
+    if (query_len <= threshold && (prompt_len < 0 || (context > 0 && context >= prompt_len))) {
         return ATTN_REQUEST_DECODE;
     }
-    if (seq_len <= query_len) {
+    if (context <= 0) {
         return ATTN_REQUEST_PREFILL;
     }
     return query_len <= short_extend ? ATTN_REQUEST_SHORT_EXTEND : ATTN_REQUEST_LONG_EXTEND;
 }
 
-attn_status batch_order(const int32_t *query_lens, const int32_t *seq_lens, int32_t num_reqs,
-                        int32_t threshold, int32_t short_extend, int32_t *order, int32_t *moved,
+attn_status batch_order(const int32_t *query_lens, const int32_t *seq_lens,
+                        const int32_t *prompt_lens, int32_t num_reqs, int32_t threshold,
+                        int32_t short_extend, int32_t *order, int32_t *moved,
                         struct attn_error *error)
 {
     int32_t count = 0;
@@ -34,7 +38,9 @@ attn_status batch_order(const int32_t *query_lens, const int32_t *seq_lens, int3
     *moved = 0;
     for (int32_t wanted = ATTN_REQUEST_DECODE; wanted <= ATTN_REQUEST_PREFILL; wanted++) {
         for (int32_t r = 0; r < num_reqs; r++) {
-            if (class_of(query_lens[r], seq_lens[r], threshold, short_extend) == wanted) {
+            int32_t prompt_len = prompt_lens != NULL ? prompt_lens[r] : -1;
+            if (class_of(query_lens[r], seq_lens[r], prompt_len, threshold, short_extend) ==
+                wanted) {
                 *moved |= count != r;
                 order[count++] = r;
             }

@@ -88,7 +88,8 @@ static void hold_order(const int32_t *queries, const int32_t *lens, int32_t coun
                        const int32_t *wanted, int32_t moves)
 {
     int32_t order[16], moved = -1;
-    assert_int_equal(api->batch_order(queries, lens, count, 2, 8, order, &moved, NULL), ATTN_OK);
+    assert_int_equal(api->batch_order(queries, lens, NULL, count, 2, 8, order, &moved, NULL),
+                     ATTN_OK);
     assert_int_equal(moved, moves);
     assert_memory_equal(order, wanted, (size_t)count * sizeof *order);
 }
@@ -106,10 +107,84 @@ static void test_batch_order(void **state)
     hold_order(queries, lens, 7, sorted, 1);
     hold_order(in_order, their_lens, 4, same, 0);
     hold_order(in_order, their_lens, 0, same, 0);
-    assert_int_equal(api->batch_order(queries, NULL, 4, 1, 8, order, &moved, &error),
+    assert_int_equal(api->batch_order(queries, NULL, NULL, 4, 1, 8, order, &moved, &error),
                      ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(api->batch_order(queries, lens, -1, 1, 8, order, &moved, &error),
+    assert_int_equal(api->batch_order(queries, lens, NULL, -1, 1, 8, order, &moved, &error),
                      ATTN_ERROR_INVALID_ARGUMENT);
+}
+
+/* The cases of vLLM's own test of this order: per request the step's tokens, the keys before it and
+ * its prompt; then the classes of the places in the order that vLLM leaves. vLLM swaps as few
+ * requests as it can, this order is stable, so the classes are compared and not the requests. */
+static const struct {
+    int32_t threshold, count, moved;
+    int32_t requests[9][3];
+    const char *classes; /* d, s, l, p */
+} their_cases[] = {
+    {1, 3, 0, {{1, 10, 10}, {1, 20, 20}, {1, 30, 30}}, "ddd"},
+    {1, 3, 0, {{100, 100, 100}, {200, 200, 200}, {300, 300, 300}}, "lll"},
+    {1, 4, 1, {{100, 100, 100}, {1, 10, 10}, {200, 200, 200}, {1, 20, 20}}, "ddll"},
+    {1, 4, 0, {{1, 10, 10}, {1, 20, 20}, {100, 100, 100}, {200, 0, 200}}, "ddlp"},
+    {1, 1, 0, {{1, 10, 10}}, "d"},
+    {4, 4, 0, {{2, 10, 10}, {3, 20, 20}, {5, 30, 30}, {6, 40, 40}}, "ddll"},
+    {1, 4, 1, {{100, 100, 100}, {200, 200, 200}, {1, 10, 10}, {1, 20, 20}}, "ddll"},
+    {1, 3, 1, {{100, 0, 100}, {10, 50, 50}, {1, 10, 10}}, "dlp"},
+    {1, 4, 1, {{100, 0, 100}, {10, 50, 50}, {200, 0, 200}, {20, 75, 75}}, "llpp"},
+    {1,
+     9,
+     1,
+     {{1, 20, 20},
+      {1, 50, 50},
+      {374, 0, 374},
+      {300, 20, 20},
+      {1, 20, 20},
+      {256, 0, 256},
+      {1, 5, 5},
+      {27, 0, 27},
+      {1, 4, 4}},
+     "dddddlppp"},
+    {1, 4, 1, {{100, 0, 100}, {1, 0, 1}, {50, 100, 100}, {1, 10, 10}}, "dlpp"},
+    {1, 4, 1, {{1, 0, 1}, {1, 0, 1}, {1, 50, 50}, {200, 0, 200}}, "dppp"},
+    {1, 4, 0, {{1, 100, 100}, {1, 50, 100}, {10, 50, 100}, {100, 0, 100}}, "dslp"},
+    {1, 4, 1, {{100, 0, 100}, {1, 50, 100}, {1, 100, 100}, {10, 50, 100}}, "dslp"},
+    {2, 4, 1, {{2, 100, 100}, {2, 50, 200}, {2, 75, 150}, {2, 200, 200}}, "ddss"},
+    {5, 4, 1, {{5, 100, 100}, {5, 50, 100}, {5, 0, 100}, {10, 50, 100}}, "dslp"},
+};
+
+static char class_there(const int32_t *request, int32_t threshold)
+{
+    if (request[1] == 0) {
+        return 'p';
+    }
+    if (request[0] > threshold) {
+        return 'l';
+    }
+    return request[1] < request[2] ? 's' : 'd';
+}
+
+static void test_prompt_lengths(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < sizeof their_cases / sizeof *their_cases; c++) {
+        int32_t queries[9], lens[9], prompts[9], order[9], moved = -1, count = their_cases[c].count;
+        for (int32_t r = 0; r < count; r++) {
+            const int32_t *request = their_cases[c].requests[r];
+            queries[r] = request[0];
+            lens[r] = request[0] + request[1];
+            prompts[r] = request[2];
+        }
+        int32_t threshold = their_cases[c].threshold, seen = 0;
+        assert_int_equal(api->batch_order(queries, lens, prompts, count, threshold, threshold,
+                                          order, &moved, NULL),
+                         ATTN_OK);
+        assert_int_equal(moved, their_cases[c].moved);
+        for (int32_t i = 0; i < count; i++) {
+            char found = class_there(their_cases[c].requests[order[i]], threshold);
+            assert_int_equal(found, their_cases[c].classes[i]);
+            seen |= 1 << order[i];
+        }
+        assert_int_equal(seen, (1 << count) - 1);
+    }
 }
 
 int main(void)
@@ -118,6 +193,7 @@ int main(void)
         cmocka_unit_test(test_context_parallel),
         cmocka_unit_test(test_context_parallel_refusals),
         cmocka_unit_test(test_batch_order),
+        cmocka_unit_test(test_prompt_lengths),
     };
     return cmocka_run_group_tests(tests, open_api, NULL);
 }

@@ -25,7 +25,8 @@ static void compose(struct engine *engine, struct batch *batch)
             count++;
         }
     }
-    engine->api->batch_order(query_lens, seq_lens, count, 1, CHUNK, order, &moved, &engine->error);
+    engine->api->batch_order(query_lens, seq_lens, NULL, count, 1, CHUNK, order, &moved,
+                             &engine->error);
     memset(batch, 0, sizeof *batch);
     batch->num_reqs = count;
     for (int32_t i = 0; i < count; i++) {

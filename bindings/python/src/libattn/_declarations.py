@@ -1497,7 +1497,7 @@ class attn_api(Structure):
         ("plan_update_block_table", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)),
         ("plan_split", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
         ("run", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
-        ("batch_order", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p)),
+        ("batch_order", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p)),
         ("context_parallel_length", CFUNCTYPE(c_int32, c_int32, c_int32, c_int32, c_int32)),
         ("context_parallel_slots", CFUNCTYPE(c_int32, c_void_p, c_int64, c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p)),
         ("layer_calibrate_v_scales", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_void_p)),
