@@ -43,6 +43,19 @@ change 's/float s = 0, before = m;/float s = 0, before = m; *(volatile char *)0 
 expect 'attn-check: attend\..*: crashed with SIGSEGV$'
 expect "^  gdb --args attn-check $root/attn_wrong.so --full --seed 1 --filter 'attend\..*'$"
 
+# what a step may not do, in the attend and in another kernel
+promise='void *volatile taken = __builtin_malloc(8); __builtin_free(taken);'
+change "s/float s = 0, before = m;/float s = 0, before = m; $promise/"
+"$check" "$root/attn_wrong.so" --filter 'attend.decode.*' >"$root/out" 2>&1 && failed=1
+expect 'a step allocated memory'
+promise='static pthread_mutex_t lock; pthread_mutex_lock(\&lock); pthread_mutex_unlock(\&lock);'
+change "s/    float \*out = row(a->out, token, h)/    $promise&/; s/^#include <math.h>/&\n#include <pthread.h>/"
+"$check" "$root/attn_wrong.so" --filter 'attend.decode.*' >"$root/out" 2>&1 && failed=1
+expect 'a step took a lock'
+change "s/return ATTN_ERROR_UNSUPPORTED; .*/}{ $promise/; s/^#include <math.h>/&\n#include <pthread.h>/"
+"$check" "$root/attn_wrong.so" --filter 'merge_states.f32*' >"$root/out" 2>&1 && failed=1
+expect 'a step took a lock'
+
 change 's/.version = "0.1.0"/.version = "0.1.1"/'
 "$check" "$root/attn_wrong.so" --filter 'merge_states*' >"$root/out" 2>&1
 expect '^skipped [0-9]* (merge_states\..*): the kernel refused it as unsupported'

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "stack.h"
+#include "watch.h"
 
 #define HOST_THREADS 2
 
@@ -32,9 +33,9 @@ static void host_log(void *user, int32_t level, const char *who, const char *mes
 
 static void *host_allocate(void *user, size_t size, size_t alignment)
 {
-    struct check_host *services = user;
+    (void)user;
     alignment = alignment < sizeof(void *) ? sizeof(void *) : alignment;
-    atomic_fetch_add(&services->allocations, 1);
+    watch_allocation();
     return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
 }
 

@@ -9,10 +9,9 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* Host services that count what a plugin takes. */
+/* Host services that see what a plugin takes. */
 struct check_host {
     struct attn_host host;
-    atomic_long allocations;
     atomic_size_t deepest_stack; /* bytes that a step, or a loop's body, took of its thread's */
 };
 
@@ -26,7 +25,7 @@ struct backend {
     attn_instance *instance;
     struct attn_kernels kernels; /* zero behind what the plugin knows */
     int32_t num_reported;        /* backends that the probe named */
-    bool stepped;                /* it has run a step of a case beside the attends */
+    bool stepped;                /* it has run a step, which is not judged: see watch.h */
 };
 
 /* `name` NULL or "name[@variant]": the first backend that fits. On failure nothing is left to

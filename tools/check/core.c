@@ -6,14 +6,15 @@
 #include <string.h>
 
 #include "common/library.h"
+#include "watch.h"
 
 #define CORE_THREADS 2
 
 static void *count_allocate(void *user, size_t size, size_t alignment)
 {
-    struct core *core = user;
+    (void)user;
     alignment = alignment < sizeof(void *) ? sizeof(void *) : alignment;
-    atomic_fetch_add(&core->allocations, 1);
+    watch_allocation();
     return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
 }
 

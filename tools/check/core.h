@@ -13,8 +13,7 @@
 struct core {
     const struct attn_api *api;
     attn_runtime *runtime;
-    struct attn_host host; /* counts; the rest is the core's own */
-    atomic_long allocations;
+    struct attn_host host;                /* counts; the rest is the core's own */
     const struct attn_backend_caps *caps; /* the core's copy */
     struct attn_device device;
     char order[160]; /* "name@variant" */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One case run through the core and held to the reference, which runs it directly. */
-#include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
 
 #include "engine.h"
 #include "hold.h"
+#include "watch.h"
 
 const char *const engine_way_names[ENGINE_WAY_COUNT] = {
     "plain", "replanned", "two_plans", "table_update", "replay", "in_graph", "threads"};
@@ -173,16 +173,15 @@ static attn_status run_way(const struct run *run, int32_t way, struct attn_error
 static enum trial_result count_step(const struct run *run)
 {
     struct attn_error error = ATTN_ERROR_INIT;
-    atomic_long *allocations = &run->engine->core->allocations;
-    long before = atomic_load(allocations);
-    size_t heap = mallinfo2().uordblks;
+    struct watch watch;
+    watch_begin(&watch);
     attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->side, &error);
     status = status == ATTN_OK ? run_step(run, 0, run->side, &error) : status;
     if (status != ATTN_OK) {
         return trial_call_failed(run->trial, "the step again", status, &error);
     }
     bool cpu = run->side->device->device.type == ATTN_DEVICE_CPU;
-    if (atomic_load(allocations) != before || (cpu && mallinfo2().uordblks > heap)) {
+    if (cpu && watch_allocated(&watch)) {
         return trial_say(run->trial, TRIAL_FAILED, "a step allocated memory");
     }
     return TRIAL_PASSED;

@@ -8,6 +8,7 @@
 #include "kernels.h"
 #include "pair.h"
 #include "side.h"
+#include "watch.h"
 
 struct gather_variant {
     struct attend_case attend_case;
@@ -41,7 +42,9 @@ static attn_status call_gather(struct backend *backend, uint8_t *base, struct at
         .stream = stream,
         .out = pair_bind(&out, base + c->out, device, c->dtype, 3),
     };
-    return backend->kernels.gather_kv(&args, error);
+    struct watch watch;
+    watch_begin(&watch);
+    return watch_end(&watch, backend, backend->kernels.gather_kv(&args, error), error);
 }
 
 /* Of each request some keys from the middle on. */

@@ -8,6 +8,7 @@
 #include "kernels.h"
 #include "pair.h"
 #include "common/random.h"
+#include "watch.h"
 
 enum { BATCH = 5, ROWS = 7, INNER = 72, COLUMNS = 40 };
 /* of mxfp4: whole blocks along both */
@@ -75,7 +76,9 @@ static attn_status call_gemm(struct backend *backend, uint8_t *base, struct attn
         block_scale.tensor.dtype = (struct attn_dtype){ATTN_CODE_FLOAT8_E8M0FNU, 8, 1};
         w.tensor.dtype = (struct attn_dtype){ATTN_CODE_FLOAT4_E2M1FN, 4, 1};
     }
-    return backend->kernels.batched_gemm(&args, error);
+    struct watch watch;
+    watch_begin(&watch);
+    return watch_end(&watch, backend, backend->kernels.batched_gemm(&args, error), error);
 }
 
 /* Any code is an e2m1; powers of two around 1. */

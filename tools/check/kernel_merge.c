@@ -10,6 +10,7 @@
 #include "kernels.h"
 #include "pair.h"
 #include "common/random.h"
+#include "watch.h"
 
 #define TOKENS 37
 #define HEADS 5
@@ -78,7 +79,9 @@ static attn_status call_merge(struct backend *backend, uint8_t *base, struct att
     if (c->v.form == MERGE_NO_LSE) {
         args.lse = NULL;
     }
-    return backend->kernels.merge_states(&args, error);
+    struct watch watch;
+    watch_begin(&watch);
+    return watch_end(&watch, backend, backend->kernels.merge_states(&args, error), error);
 }
 
 static void fill_merge(struct image *image, const struct merge_case *c, uint64_t *random)

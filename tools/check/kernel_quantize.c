@@ -8,6 +8,7 @@
 #include "kernels.h"
 #include "pair.h"
 #include "common/random.h"
+#include "watch.h"
 
 #define TOKENS 13
 #define HEADS 5
@@ -73,7 +74,9 @@ static attn_status call_quantize(struct backend *backend, uint8_t *base, struct 
     if (nvfp4) {
         out.tensor.dtype = (struct attn_dtype){ATTN_CODE_UINT, 8, 1};
     }
-    return backend->kernels.quantize(&args, error);
+    struct watch watch;
+    watch_begin(&watch);
+    return watch_end(&watch, backend, backend->kernels.quantize(&args, error), error);
 }
 
 static enum trial_result hold_nvfp4(struct pair *pair, const struct quantize_case *c)
@@ -166,7 +169,9 @@ static attn_status call_amax(struct backend *backend, uint8_t *base, struct attn
                                   .out = (float *)(base + c->out),
                                   .per_head = c->v.per_head,
                                   .accumulate = c->v.accumulate};
-    return backend->kernels.amax(&args, error);
+    struct watch watch;
+    watch_begin(&watch);
+    return watch_end(&watch, backend, backend->kernels.amax(&args, error), error);
 }
 
 /* Compared exactly, since it is one of the inputs. */

@@ -11,6 +11,7 @@
 #include "hold.h"
 #include "kernels.h"
 #include "common/random.h"
+#include "watch.h"
 
 #define MAX_POSITION 512
 #define NORM_EPS 1e-5f
@@ -93,7 +94,10 @@ static attn_status call_rope(struct side *side, struct tables *tables, struct at
     struct attn_write_kv_args args = side->binding.write;
     args.next = &tables->rope.ext;
     args.q = &side->binding.q;
-    return side->backend->kernels.rope_write_kv(&args, error);
+    struct watch watch;
+    watch_begin(&watch);
+    return watch_end(&watch, side->backend, side->backend->kernels.rope_write_kv(&args, error),
+                     error);
 }
 
 /* Never written: it has to be as it was. */

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "planned.h"
 
-#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "image.h"
 #include "stack.h"
+#include "watch.h"
 
 #define PLAN_GUARD 256
 
@@ -67,9 +67,9 @@ static attn_status run_step(struct backend *backend, const struct device *device
                             const struct attn_attend_args *args, planned_kernel *kernel,
                             struct attn_error *error)
 {
-    long before = atomic_load(&backend->services.allocations);
-    size_t heap = mallinfo2().uordblks;
+    struct watch watch;
     attn_status status = ATTN_OK;
+    watch_begin(&watch);
     stack_paint();
     if (backend->kernels.plan != NULL) {
         struct attn_attend_args plan = *args;
@@ -82,14 +82,7 @@ static attn_status run_step(struct backend *backend, const struct device *device
     if (device->device.type == ATTN_DEVICE_CPU) {
         backend_stack_used(&backend->services, used);
     }
-    /* the first step of a library takes its thread-local storage from the heap */
-    bool taken = atomic_load(&backend->services.allocations) != before ||
-                 (backend->stepped && mallinfo2().uordblks > heap);
-    backend->stepped = true;
-    if (status == ATTN_OK && taken && device->device.type == ATTN_DEVICE_CPU) {
-        return broken(error, "step", "a step allocated memory");
-    }
-    return status;
+    return watch_end(&watch, backend, status, error);
 }
 
 attn_status planned_call(struct backend *backend, const struct device *device,

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trial.h"
 
-#include <malloc.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +8,7 @@
 
 #include "hold.h"
 #include "side.h"
+#include "watch.h"
 
 const char *const trial_way_names[TRIAL_WAY_COUNT] = {
     "plain", "replanned", "two_plans", "table_update", "replay", "in_graph", "alone"};
@@ -215,7 +215,10 @@ static enum trial_result write_keys(struct trial *trial, const struct problem *p
 {
     struct attn_error error = ATTN_ERROR_INIT;
     size_t first = problem->at.cache, bytes = problem->at.cache_end - first;
+    struct watch watch;
+    watch_begin(&watch);
     attn_status status = side_write(tested, problem, &error);
+    status = trial->concurrent ? status : watch_end(&watch, tested->backend, status, &error);
     if (status != ATTN_OK) {
         return trial_call_failed(trial, "write_kv", status, &error);
     }
@@ -254,16 +257,15 @@ static enum trial_result run_beside(struct trial *trial, const struct problem *p
     return ready ? TRIAL_PASSED : trial_call_failed(trial, "second plan", *status, error);
 }
 
-/* A step from its plan to its outputs, and what it took from the heap on the way. */
+/* A step from its plan to its outputs, and what it took on the way. */
 static enum trial_result run_step(struct trial *trial, const struct problem *problem,
                                   struct side *tested, int32_t way)
 {
     struct attn_error error = ATTN_ERROR_INIT;
     bool graph = way == TRIAL_REPLAY || way == TRIAL_IN_GRAPH;
-    bool counted = !trial->concurrent && tested->device->device.type == ATTN_DEVICE_CPU;
-    atomic_long *allocations = &tested->backend->services.allocations;
-    long before = atomic_load(allocations);
-    size_t heap = mallinfo2().uordblks;
+    bool counted = !trial->concurrent;
+    struct watch watch;
+    watch_begin(&watch);
     attn_status status = graph ? capture_and_replay(tested, problem, way, &error)
                                : plan_by_way(tested, problem, way, &error);
     if (status == ATTN_OK && way == TRIAL_TWO_PLANS) {
@@ -275,13 +277,9 @@ static enum trial_result run_step(struct trial *trial, const struct problem *pro
     } else if (status == ATTN_OK && !graph) {
         status = side_attend(tested, &error);
     }
-    if (status != ATTN_OK) {
-        return trial_call_failed(trial, "plan or attend", status, &error);
-    }
-    if (counted && (atomic_load(allocations) != before || mallinfo2().uordblks > heap)) {
-        return trial_say(trial, TRIAL_FAILED, "a step allocated memory");
-    }
-    return TRIAL_PASSED;
+    status = counted ? watch_end(&watch, tested->backend, status, &error) : status;
+    return status == ATTN_OK ? TRIAL_PASSED
+                             : trial_call_failed(trial, "plan or attend", status, &error);
 }
 
 static enum trial_result run_tested(struct trial *trial, const struct problem *problem,

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a step may not do: take memory, from whatever allocator of the process, or a lock. The
+ * functions of the C library are counted on their way; what a library does by system calls of its
+ * own is not seen. Under a sanitizer, which stands in those places, only the host's allocator is.
+ */
+#ifndef CHECK_WATCH_H
+#define CHECK_WATCH_H
+
+#include "backend.h"
+
+struct watch {
+    long allocations; /* of the process */
+    long locks;       /* of the calling thread: pools wake theirs by locks */
+};
+
+/* The host's allocator was asked. */
+void watch_allocation(void);
+void watch_begin(struct watch *watch);
+/* True if there were allocations since. */
+bool watch_allocated(const struct watch *watch);
+/* `status`, or why a call of a CPU backend that went well broke a step's promise. A backend's first
+ * call is not judged: there the loader takes the thread-local storage of libraries from the heap.
+ */
+attn_status watch_end(const struct watch *watch, struct backend *backend, attn_status status,
+                      struct attn_error *error);
+
+#endif
