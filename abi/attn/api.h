@@ -85,7 +85,7 @@ struct attn_api {
      * none. v NULL: MLA. Not while a plan holds the layer, or one that reads its cache. */
     attn_status (*layer_bind_kv)(attn_layer *layer, const struct attn_kv_view *k,
                                  const struct attn_kv_view *v, struct attn_error *error);
-    attn_status (*layer_bind_state)(attn_layer *layer, const struct attn_gdn_state *state,
+    attn_status (*layer_bind_state)(attn_layer *layer, const struct attn_recurrent_state *state,
                                     struct attn_error *error);
     /* Not while a plan holds the layer: change then what the parameters point at. */
     attn_status (*layer_bind_params)(attn_layer *layer, const struct attn_layer_params *params,

@@ -31,7 +31,7 @@ enum attn_batch_causal {
  * returns. */
 struct attn_batch {
     size_t struct_size;
-    const struct attn_ext *next; /* attn_batch_gdn, attn_batch_context_parallel */
+    const struct attn_ext *next; /* attn_batch_recurrent, attn_batch_context_parallel */
     int32_t mode;                /* enum attn_batch_mode */
     uint32_t flags;              /* ATTN_BATCH_* */
     int32_t num_reqs;            /* R; padding rows have query_len 0 (or seq_len 0) */

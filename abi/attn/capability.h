@@ -67,7 +67,7 @@ struct attn_refused_combination {
  * the core does not know are dropped (version.h, declarations). */
 struct attn_backend_caps {
     size_t struct_size;
-    const struct attn_ext *next; /* attn_mla_caps, attn_gdn_caps */
+    const struct attn_ext *next; /* attn_mla_caps, attn_recurrent_caps */
     /* [a-z][a-z0-9_]*, at most 63 bytes, unique over plugins: "cpu_ref" */
     const char *name;
     const char *variant; /* "" or, as in name@variant, "avx512" */

@@ -17,7 +17,7 @@ enum attn_rope { ATTN_ROPE_NONE = 0, ATTN_ROPE_NEOX = 1, ATTN_ROPE_GPTJ = 2 };
  * for. Rows past num_actual_tokens are not written. */
 struct attn_step_io {
     size_t struct_size;
-    /* attn_io_mla, attn_io_gdn, attn_io_output_quant, attn_io_rope */
+    /* attn_io_mla, attn_io_recurrent, attn_io_output_quant, attn_io_rope */
     const struct attn_ext *next;
     void *stream;   /* the device's stream or queue; NULL on a CPU */
     uint32_t flags; /* ATTN_RUN_* */

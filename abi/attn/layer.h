@@ -11,7 +11,7 @@
  * silently. Text is copied by the callee. All fields 0 unless said otherwise. */
 struct attn_layer_desc {
     size_t struct_size;
-    /* attn_mla_desc, attn_gdn_desc, attn_context_parallel, attn_mm_encoder_quant */
+    /* attn_mla_desc, attn_recurrent_desc, attn_context_parallel, attn_mm_encoder_quant */
     const struct attn_ext *next;
     const char *name; /* unique in the model, not empty */
     /* NULL, or the name of an earlier layer whose cache this one reads */
@@ -85,7 +85,7 @@ struct attn_layer_desc {
  * device pointer is NULL. */
 struct attn_layer_params {
     size_t struct_size;
-    /* attn_mla_weights, attn_gdn_weights, attn_kv_quant_params, attn_mm_encoder_state */
+    /* attn_mla_weights, attn_recurrent_weights, attn_kv_quant_params, attn_mm_encoder_state */
     const struct attn_ext *next;
     const float *sinks;        /* device [Hq], float32 logits; needed iff has_sinks */
     const float *alibi_slopes; /* device [Hq]; needed iff alibi is not NONE */

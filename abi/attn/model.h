@@ -5,7 +5,7 @@
 
 #include "attend.h"
 #include "collectives.h"
-#include "gdn.h"
+#include "recurrent.h"
 #include "mla.h"
 #include "selection.h"
 

@@ -21,7 +21,7 @@ enum attn_layer_kind {
     ATTN_LAYER_MLA_SPARSE = 6,
     /* a decoder layer with sink_len fixed keys before every request's keys */
     ATTN_LAYER_STATIC_SINK = 7,
-    ATTN_LAYER_GDN = 8, /* gated delta rule */
+    ATTN_LAYER_RECURRENT = 8, /* gated delta rule */
     ATTN_LAYER_KIND_COUNT = 9
 };
 

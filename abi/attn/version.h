@@ -93,22 +93,22 @@ struct attn_ext {
 
 /* Ids below 0x1000 are the project's; a vendor takes 0x10000 + any number that it owns. */
 enum attn_ext_id {
-    ATTN_EXT_MLA_DESC = 1,         /* struct attn_mla_desc, on attn_layer_desc */
-    ATTN_EXT_GDN_DESC = 2,         /* struct attn_gdn_desc, on attn_layer_desc */
-    ATTN_EXT_MLA_WEIGHTS = 3,      /* struct attn_mla_weights, on attn_layer_params */
-    ATTN_EXT_GDN_WEIGHTS = 4,      /* struct attn_gdn_weights, on attn_layer_params */
-    ATTN_EXT_CONTEXT_PARALLEL = 5, /* struct attn_context_parallel, on attn_layer_desc */
-    ATTN_EXT_BATCH_CONTEXT = 6,    /* struct attn_batch_context_parallel, on attn_batch */
-    ATTN_EXT_BATCH_GDN = 7,        /* struct attn_batch_gdn, on attn_batch */
-    ATTN_EXT_IO_MLA = 8,           /* struct attn_io_mla, on attn_step_io */
-    ATTN_EXT_IO_GDN = 9,           /* struct attn_io_gdn, on attn_step_io */
-    ATTN_EXT_IO_OUTPUT_QUANT = 10, /* struct attn_io_output_quant, on attn_step_io */
-    ATTN_EXT_IO_ROPE = 11,         /* struct attn_io_rope, on attn_step_io */
-    ATTN_EXT_KV_QUANT_PARAMS = 12, /* struct attn_kv_quant_params, on attn_layer_params */
-    ATTN_EXT_CAPS_MLA = 13,        /* struct attn_mla_caps, on attn_backend_caps */
-    ATTN_EXT_CAPS_GDN = 14,        /* struct attn_gdn_caps, on attn_backend_caps */
-    ATTN_EXT_MM_ENCODER = 15,      /* struct attn_mm_encoder_quant, on attn_layer_desc */
-    ATTN_EXT_MM_ENCODER_STATE = 16 /* struct attn_mm_encoder_state, on attn_layer_params */
+    ATTN_EXT_MLA_DESC = 1,          /* struct attn_mla_desc, on attn_layer_desc */
+    ATTN_EXT_RECURRENT_DESC = 2,    /* struct attn_recurrent_desc, on attn_layer_desc */
+    ATTN_EXT_MLA_WEIGHTS = 3,       /* struct attn_mla_weights, on attn_layer_params */
+    ATTN_EXT_RECURRENT_WEIGHTS = 4, /* struct attn_recurrent_weights, on attn_layer_params */
+    ATTN_EXT_CONTEXT_PARALLEL = 5,  /* struct attn_context_parallel, on attn_layer_desc */
+    ATTN_EXT_BATCH_CONTEXT = 6,     /* struct attn_batch_context_parallel, on attn_batch */
+    ATTN_EXT_BATCH_RECURRENT = 7,   /* struct attn_batch_recurrent, on attn_batch */
+    ATTN_EXT_IO_MLA = 8,            /* struct attn_io_mla, on attn_step_io */
+    ATTN_EXT_IO_RECURRENT = 9,      /* struct attn_io_recurrent, on attn_step_io */
+    ATTN_EXT_IO_OUTPUT_QUANT = 10,  /* struct attn_io_output_quant, on attn_step_io */
+    ATTN_EXT_IO_ROPE = 11,          /* struct attn_io_rope, on attn_step_io */
+    ATTN_EXT_KV_QUANT_PARAMS = 12,  /* struct attn_kv_quant_params, on attn_layer_params */
+    ATTN_EXT_CAPS_MLA = 13,         /* struct attn_mla_caps, on attn_backend_caps */
+    ATTN_EXT_CAPS_RECURRENT = 14,   /* struct attn_recurrent_caps, on attn_backend_caps */
+    ATTN_EXT_MM_ENCODER = 15,       /* struct attn_mm_encoder_quant, on attn_layer_desc */
+    ATTN_EXT_MM_ENCODER_STATE = 16  /* struct attn_mm_encoder_state, on attn_layer_params */
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_ext) == 24, "attn_ext is frozen");

@@ -19,7 +19,7 @@ OUTPUT = Path(__file__).resolve().parent / "src" / "libattn" / "_declarations.py
 
 #: Headers in an order in which every struct that is held by value comes first.
 ORDER = ("version", "status", "tensor", "types", "host", "kv_cache", "capability", "runtime", "selection", "layer",
-         "collectives", "batch", "io", "mla", "gdn", "attend", "cache_kernels", "device_memory",
+         "collectives", "batch", "io", "mla", "recurrent", "attend", "cache_kernels", "device_memory",
          "numeric_kernels", "kernels", "plugin", "model", "api")
 
 SCALARS = {

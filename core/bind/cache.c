@@ -242,7 +242,7 @@ attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
     if (layer == NULL) {
         return BAD("layer", "layer is NULL");
     }
-    if (layer->spec.kind == ATTN_KV_SPEC_NONE || layer->spec.kind == ATTN_KV_SPEC_GDN_STATE) {
+    if (layer->spec.kind == ATTN_KV_SPEC_NONE || layer->spec.kind == ATTN_KV_SPEC_STATE) {
         return BAD("layer", "layer '%s' takes no cache: %s", layer->desc->name,
                    layer->owner != layer ? "it reads that of its kv_sharing_target"
                                          : "its kind has none");
@@ -298,7 +298,7 @@ static attn_status check_sink(const attn_layer *layer, const struct attn_tensor 
 attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params *params,
                               struct attn_error *error)
 {
-    static const uint32_t known[] = {ATTN_EXT_MLA_WEIGHTS, ATTN_EXT_GDN_WEIGHTS,
+    static const uint32_t known[] = {ATTN_EXT_MLA_WEIGHTS, ATTN_EXT_RECURRENT_WEIGHTS,
                                      ATTN_EXT_KV_QUANT_PARAMS, ATTN_EXT_MM_ENCODER_STATE};
     struct attn_layer_params read;
     if (layer == NULL) {

@@ -69,7 +69,8 @@ attn_status kept_params_take(struct kept_params *kept, const struct attn_layer_p
         status = status ? status : keep_tensor(kept, &w->w_uk_scale, "w_uk_scale", error);
         status = status ? status : keep_tensor(kept, &w->w_uv_scale, "w_uv_scale", error);
     }
-    if (keep_extension(kept, given->next, ATTN_EXT_GDN_WEIGHTS, &kept->gdn.ext, sizeof kept->gdn)) {
+    if (keep_extension(kept, given->next, ATTN_EXT_RECURRENT_WEIGHTS, &kept->gdn.ext,
+                       sizeof kept->gdn)) {
         status = status ? status : keep_tensor(kept, &kept->gdn.conv_weight, "conv_weight", error);
         status = status ? status : keep_tensor(kept, &kept->gdn.conv_bias, "conv_bias", error);
     }

@@ -4,7 +4,7 @@
 #ifndef CORE_BIND_KEPT_H
 #define CORE_BIND_KEPT_H
 
-#include <attn/gdn.h>
+#include <attn/recurrent.h>
 #include <attn/layer.h>
 #include <attn/mla.h>
 #include <attn/status.h>
@@ -18,7 +18,7 @@ struct kept_params {
     struct attn_layer_params params; /* points into this struct only, and at the engine's memory */
     struct attn_kv_quant_params kv_quant;
     struct attn_mla_weights mla;
-    struct attn_gdn_weights gdn;
+    struct attn_recurrent_weights gdn;
     struct attn_mm_encoder_state encoder;
     struct own_tensor tensors[KEPT_MAX_TENSORS];
     int32_t num_tensors;

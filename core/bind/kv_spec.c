@@ -260,7 +260,7 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
             (const void *)layer, base, (void *)k, (long long)num_blocks);
     }
     struct attn_kv_spec spec = layer->spec;
-    if (spec.kind == ATTN_KV_SPEC_NONE || spec.kind == ATTN_KV_SPEC_GDN_STATE) {
+    if (spec.kind == ATTN_KV_SPEC_NONE || spec.kind == ATTN_KV_SPEC_STATE) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layer",
                          "layer '%s' has no cache of keys and values", layer->desc->name);
     }

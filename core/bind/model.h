@@ -24,7 +24,7 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
                            struct attn_error *error);
 attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
                           const struct attn_kv_view *v, struct attn_error *error);
-attn_status layer_bind_state(attn_layer *layer, const struct attn_gdn_state *state,
+attn_status layer_bind_state(attn_layer *layer, const struct attn_recurrent_state *state,
                              struct attn_error *error);
 attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params *params,
                               struct attn_error *error);

@@ -120,8 +120,8 @@ attn_status place_check_params(const attn_model *model, const struct attn_layer_
 {
     const struct attn_mla_weights *mla =
         (const struct attn_mla_weights *)ext_find(params->next, ATTN_EXT_MLA_WEIGHTS);
-    const struct attn_gdn_weights *gdn =
-        (const struct attn_gdn_weights *)ext_find(params->next, ATTN_EXT_GDN_WEIGHTS);
+    const struct attn_recurrent_weights *gdn =
+        (const struct attn_recurrent_weights *)ext_find(params->next, ATTN_EXT_RECURRENT_WEIGHTS);
     const struct attn_kv_quant_params *quant =
         (const struct attn_kv_quant_params *)ext_find(params->next, ATTN_EXT_KV_QUANT_PARAMS);
     const struct attn_mm_encoder_state *encoder =

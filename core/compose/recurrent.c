@@ -15,8 +15,8 @@
 static attn_status resolve(struct layer *layer, struct attn_error *error)
 {
     layer->has_states = layer->gdn != NULL;
-    if ((layer->desc.kind == ATTN_LAYER_GDN) != layer->has_states) {
-        return layer_refuse_extension(layer, "attn_gdn_desc", !layer->has_states, error);
+    if ((layer->desc.kind == ATTN_LAYER_RECURRENT) != layer->has_states) {
+        return layer_refuse_extension(layer, "attn_recurrent_desc", !layer->has_states, error);
     }
     if (!layer->has_states) {
         return ATTN_OK;
@@ -24,7 +24,7 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     layer->kernel = ATTN_KERNEL_GATED_DELTA;
     layer->kernel_name = "gated_delta";
     const struct attn_layer_desc *l = &layer->desc;
-    const struct attn_gdn_desc *g = layer->gdn;
+    const struct attn_recurrent_desc *g = layer->gdn;
     const struct ranged ranges[] = {{"num_k_heads", g->num_k_heads, 1, MAX_HEADS},
                                     {"num_v_heads", g->num_v_heads, 1, MAX_HEADS},
                                     {"head_size_k", g->head_size_k, 8, MAX_HEAD_SIZE},
@@ -51,15 +51,15 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
 static void match(struct check *check, int32_t phase)
 {
     (void)phase;
-    const struct attn_gdn_desc *gdn = check->whole->gdn;
-    const struct attn_gdn_caps *caps =
-        (const struct attn_gdn_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_GDN);
+    const struct attn_recurrent_desc *gdn = check->whole->gdn;
+    const struct attn_recurrent_caps *caps =
+        (const struct attn_recurrent_caps *)ext_find(check->caps->next, ATTN_EXT_CAPS_RECURRENT);
     if (gdn == NULL) {
         return;
     }
     if (caps == NULL) {
         if (check->caps->kernels & ATTN_KERNEL_GATED_DELTA) {
-            reasons_add(check->reasons, "attn_gdn_caps", "limits of GDN", "not declared");
+            reasons_add(check->reasons, "attn_recurrent_caps", "limits of GDN", "not declared");
         }
         return;
     }
@@ -86,21 +86,21 @@ static bool serves(const attn_layer *layer)
 /* One page is all of a slot's state: S [Hv, Dv, Dk] float32, and the convolution's window. */
 static void make_spec(const attn_layer *layer, struct attn_kv_spec *spec)
 {
-    const struct attn_gdn_desc *g = layer->selected->gdn;
+    const struct attn_recurrent_desc *g = layer->selected->gdn;
     int64_t state = (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k * 4;
     int64_t channels =
         2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
     int64_t width = g->conv_width > 0 ? g->conv_width - 1 + g->num_speculative_tokens : 0;
     spec->page_bytes = state + channels * width * (layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2);
     spec->block_size = 1;
-    spec->kind = ATTN_KV_SPEC_GDN_STATE;
+    spec->kind = ATTN_KV_SPEC_STATE;
 }
 
 /* All slots of both states within MAX_CACHE bytes. */
-static attn_status check_state_reach(const attn_layer *layer, const struct attn_gdn_state *s,
+static attn_status check_state_reach(const attn_layer *layer, const struct attn_recurrent_state *s,
                                      int64_t conv_element, struct attn_error *error)
 {
-    const struct attn_gdn_desc *g = layer->selected->gdn;
+    const struct attn_recurrent_desc *g = layer->selected->gdn;
     const int64_t channels =
         2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
     const int64_t strides[] = {s->state_stride_slot, s->conv_stride_slot, s->conv_stride_channel};
@@ -119,16 +119,17 @@ static attn_status check_state_reach(const attn_layer *layer, const struct attn_
     return ATTN_OK;
 }
 
-/* State as two views, see gdn.h: kernels take all memory alike. */
-attn_status layer_bind_state(attn_layer *layer, const struct attn_gdn_state *state,
+/* State as two views, see recurrent.h: kernels take all memory alike. */
+attn_status layer_bind_state(attn_layer *layer, const struct attn_recurrent_state *state,
                              struct attn_error *error)
 {
-    struct attn_gdn_state read;
+    struct attn_recurrent_state read;
     if (layer == NULL || layer->selected->gdn == NULL) {
         return BAD("layer", "only a gdn layer takes a state");
     }
-    const struct attn_gdn_desc *g = layer->selected->gdn;
-    attn_status status = struct_read(&read, sizeof read, MIN_STATE, state, "attn_gdn_state", error);
+    const struct attn_recurrent_desc *g = layer->selected->gdn;
+    attn_status status =
+        struct_read(&read, sizeof read, MIN_STATE, state, "attn_recurrent_state", error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -183,15 +184,15 @@ attn_status layer_bind_state(attn_layer *layer, const struct attn_gdn_state *sta
 static attn_status bind_params(attn_layer *layer, const struct attn_layer_params *params,
                                struct attn_error *error)
 {
-    const struct attn_gdn_desc *g = layer->selected->gdn;
-    const struct attn_ext *ext = ext_find(params->next, ATTN_EXT_GDN_WEIGHTS);
-    const struct attn_gdn_weights *weights = (const struct attn_gdn_weights *)ext;
+    const struct attn_recurrent_desc *g = layer->selected->gdn;
+    const struct attn_ext *ext = ext_find(params->next, ATTN_EXT_RECURRENT_WEIGHTS);
+    const struct attn_recurrent_weights *weights = (const struct attn_recurrent_weights *)ext;
     const char *name = layer->desc->name;
     int64_t channels =
         2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
     if (weights == NULL || weights->a_log == NULL || weights->dt_bias == NULL) {
-        return BAD("attn_gdn_weights",
-                   "layer '%s': the parameters bring no attn_gdn_weights, or a_log %p or "
+        return BAD("attn_recurrent_weights",
+                   "layer '%s': the parameters bring no attn_recurrent_weights, or a_log %p or "
                    "dt_bias %p is NULL",
                    name, weights != NULL ? (const void *)weights->a_log : NULL,
                    weights != NULL ? (const void *)weights->dt_bias : NULL);
@@ -217,7 +218,7 @@ static const char *needs_params(const attn_layer *layer)
 
 static void describe(struct step *step)
 {
-    const struct attn_gdn_desc *g = step->layer->selected->gdn;
+    const struct attn_recurrent_desc *g = step->layer->selected->gdn;
     step->plain_checks = step->writes = step->fused_write = step->fused_decode = false;
     step->q.heads = step->k.heads = g->num_k_heads;
     step->q.head_size = step->k.head_size = g->head_size_k;
@@ -226,7 +227,7 @@ static void describe(struct step *step)
 }
 
 /* Every slot that a kernel will follow, where the host can read them. */
-static attn_status validate_slots(const attn_plan *plan, const struct attn_batch_gdn *states,
+static attn_status validate_slots(const attn_plan *plan, const struct attn_batch_recurrent *states,
                                   struct attn_error *error)
 {
     const struct attn_batch *b = &plan->given;
@@ -256,12 +257,12 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
 
 /* What the views carry. */
 struct states {
-    struct attn_batch_gdn whole, decode, prefill;
+    struct attn_batch_recurrent whole, decode, prefill;
 };
 
 /* The extension of a part of the batch: its arrays begin at the part's first request. */
-static void cut_states(const struct attn_batch_gdn *whole, int32_t first,
-                       struct attn_batch_gdn *part, struct attn_batch *view)
+static void cut_states(const struct attn_batch_recurrent *whole, int32_t first,
+                       struct attn_batch_recurrent *part, struct attn_batch *view)
 {
     *part = *whole;
     part->state_slots += first * (whole->state_slots_stride > 0 ? whole->state_slots_stride : 1);
@@ -274,15 +275,15 @@ static void cut_states(const struct attn_batch_gdn *whole, int32_t first,
 
 static attn_status make_views(attn_plan *plan, struct attn_error *error)
 {
-    const struct attn_ext *ext = ext_find(plan->given.next, ATTN_EXT_BATCH_GDN);
-    const struct attn_gdn_desc *g = plan->steps[0].layer->selected->gdn;
+    const struct attn_ext *ext = ext_find(plan->given.next, ATTN_EXT_BATCH_RECURRENT);
+    const struct attn_recurrent_desc *g = plan->steps[0].layer->selected->gdn;
     if (ext == NULL) {
-        return BAD("attn_batch_gdn", "is not on the batch; layer '%s' needs its state_slots",
+        return BAD("attn_batch_recurrent", "is not on the batch; layer '%s' needs its state_slots",
                    plan->steps[0].layer->desc->name);
     }
     struct states *parts = plan_data(plan, &composition_recurrent);
-    struct attn_batch_gdn *states = &parts->whole;
-    *states = *(const struct attn_batch_gdn *)ext;
+    struct attn_batch_recurrent *states = &parts->whole;
+    *states = *(const struct attn_batch_recurrent *)ext;
     states->ext.struct_size = sizeof *states;
     states->ext.next = NULL;
     if (states->state_slots == NULL || states->state_slots_stride < 0 ||
@@ -353,15 +354,16 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
                             const struct attn_step_io *io, bool writes, bool attends,
                             struct attn_error *error)
 {
-    const struct attn_io_gdn *gdn = (const struct attn_io_gdn *)ext_find(io->next, ATTN_EXT_IO_GDN);
-    const struct attn_gdn_desc *g = step->layer->selected->gdn;
+    const struct attn_io_recurrent *gdn =
+        (const struct attn_io_recurrent *)ext_find(io->next, ATTN_EXT_IO_RECURRENT);
+    const struct attn_recurrent_desc *g = step->layer->selected->gdn;
     int64_t rows = plan->num_tokens, keys = 2 * (int64_t)g->num_k_heads * g->head_size_k;
     (void)writes; /* the state moves with the attend */
     if (!attends) {
         return ATTN_OK;
     }
     if (gdn == NULL || io->lse != NULL) {
-        return FAIL("attn_io_gdn", "a run of GDN needs attn_io_gdn and has no lse");
+        return FAIL("attn_io_recurrent", "a run of GDN needs attn_io_recurrent and has no lse");
     }
     if (!is_flat(gdn->a, rows, g->num_v_heads) || !is_flat(gdn->b, rows, g->num_v_heads)) {
         return FAIL("a", "a or b is NULL or not [num_tokens or more, num_v_heads]");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runtime/caps_check.h"
 
-#include <attn/gdn.h>
+#include <attn/recurrent.h>
 #include <attn/mla.h>
 #include <attn/types.h>
 #include <string.h>
@@ -212,7 +212,7 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
         {BIT(ATTN_LAYER_MLA), ATTN_KERNEL_ATTEND_MLA, "mla", "attend_mla"},
         {BIT(ATTN_LAYER_MLA_SPARSE), ATTN_KERNEL_ATTEND_MLA_SPARSE, "mla_sparse",
          "attend_mla_sparse"},
-        {BIT(ATTN_LAYER_GDN), ATTN_KERNEL_GATED_DELTA, "gdn", "gated_delta"},
+        {BIT(ATTN_LAYER_RECURRENT), ATTN_KERNEL_GATED_DELTA, "gdn", "gated_delta"},
     };
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
         if ((c->layer_kinds & needs[i].kinds) && !(c->kernels & needs[i].kernel)) {
@@ -298,9 +298,10 @@ static attn_status check_extensions(const struct attn_backend_caps *c, struct at
     uint32_t seen = 0;
     for (const struct attn_ext *ext = c->next; ext != NULL; ext = ext->next) {
         const bool mla = ext->id == ATTN_EXT_CAPS_MLA;
-        const size_t known = mla ? sizeof(struct attn_mla_caps) : sizeof(struct attn_gdn_caps);
+        const size_t known =
+            mla ? sizeof(struct attn_mla_caps) : sizeof(struct attn_recurrent_caps);
         const size_t size = ext->struct_size < known ? ext->struct_size : known;
-        if (!mla && ext->id != ATTN_EXT_CAPS_GDN) {
+        if (!mla && ext->id != ATTN_EXT_CAPS_RECURRENT) {
             continue;
         }
         if (seen & 1u << ext->id) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runtime/probe.h"
 
-#include <attn/gdn.h>
+#include <attn/recurrent.h>
 #include <attn/mla.h>
 #include <stdio.h>
 #include <string.h>
@@ -72,11 +72,11 @@ static struct attn_ext *copy_extensions(struct arena *arena, const struct attn_e
 {
     struct attn_ext *first = NULL, **last = &first;
     for (; next != NULL; next = next->next) {
-        if (next->id != ATTN_EXT_CAPS_MLA && next->id != ATTN_EXT_CAPS_GDN) {
+        if (next->id != ATTN_EXT_CAPS_MLA && next->id != ATTN_EXT_CAPS_RECURRENT) {
             continue;
         }
         const size_t known = next->id == ATTN_EXT_CAPS_MLA ? sizeof(struct attn_mla_caps)
-                                                           : sizeof(struct attn_gdn_caps);
+                                                           : sizeof(struct attn_recurrent_caps);
         const size_t size = next->struct_size < known ? next->struct_size : known;
         struct attn_ext *copy = arena_alloc(arena, known); /* a missing tail is 0 */
         if (copy == NULL) {
@@ -131,7 +131,7 @@ static attn_status copy_caps(struct found *found, const struct attn_backend_caps
 
 static attn_status take_backend(void *user, const struct attn_backend_caps *given)
 {
-    static const uint32_t known[] = {ATTN_EXT_CAPS_MLA, ATTN_EXT_CAPS_GDN};
+    static const uint32_t known[] = {ATTN_EXT_CAPS_MLA, ATTN_EXT_CAPS_RECURRENT};
     struct found *found = user;
     struct attn_backend_caps caps;
     struct attn_error error = ATTN_ERROR_INIT;

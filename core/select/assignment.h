@@ -5,7 +5,7 @@
 #define CORE_SELECT_ASSIGNMENT_H
 
 #include <attn/collectives.h>
-#include <attn/gdn.h>
+#include <attn/recurrent.h>
 #include <attn/layer.h>
 #include <attn/mla.h>
 #include <attn/selection.h>
@@ -20,7 +20,7 @@
 struct layer {
     struct attn_layer_desc desc;
     struct attn_mla_desc *mla;              /* or NULL */
-    struct attn_gdn_desc *gdn;              /* or NULL */
+    struct attn_recurrent_desc *gdn;        /* or NULL */
     struct attn_context_parallel *cp;       /* or NULL */
     struct attn_mm_encoder_quant *mm_quant; /* or NULL */
     int32_t sharing_target;                 /* index of the layer whose cache it reads, or -1 */

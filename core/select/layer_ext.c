@@ -52,7 +52,7 @@ static void chain(const struct attn_ext **next, void *ext)
 attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
                                   const struct attn_ext *next, struct attn_error *error)
 {
-    static const uint32_t known[] = {ATTN_EXT_MLA_DESC, ATTN_EXT_GDN_DESC,
+    static const uint32_t known[] = {ATTN_EXT_MLA_DESC, ATTN_EXT_RECURRENT_DESC,
                                      ATTN_EXT_CONTEXT_PARALLEL, ATTN_EXT_MM_ENCODER};
     bool failed = false;
     attn_status status =
@@ -61,7 +61,7 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
         return status;
     }
     layer->mla = copy_ext(arena, next, ATTN_EXT_MLA_DESC, sizeof *layer->mla, &failed);
-    layer->gdn = copy_ext(arena, next, ATTN_EXT_GDN_DESC, sizeof *layer->gdn, &failed);
+    layer->gdn = copy_ext(arena, next, ATTN_EXT_RECURRENT_DESC, sizeof *layer->gdn, &failed);
     layer->cp = copy_ext(arena, next, ATTN_EXT_CONTEXT_PARALLEL, sizeof *layer->cp, &failed);
     layer->mm_quant = copy_ext(arena, next, ATTN_EXT_MM_ENCODER, sizeof *layer->mm_quant, &failed);
     layer->desc.next = NULL;

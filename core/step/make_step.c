@@ -171,7 +171,7 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
     if (layer_has_cache(l) && owner->k_cache.data == NULL) {
         return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv", "layer '%s' has no %s bound",
                          owner->desc->name,
-                         owner->spec.kind == ATTN_KV_SPEC_GDN_STATE ? "state" : "cache");
+                         owner->spec.kind == ATTN_KV_SPEC_STATE ? "state" : "cache");
     }
     const char *needed = needed_params(layer);
     if (needed != NULL && layer->params == NULL) {

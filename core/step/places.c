@@ -12,8 +12,8 @@
 static attn_status ask_batch(const attn_model *model, const struct attn_batch *b,
                              struct attn_error *error)
 {
-    const struct attn_batch_gdn *gdn =
-        (const struct attn_batch_gdn *)ext_find(b->next, ATTN_EXT_BATCH_GDN);
+    const struct attn_batch_recurrent *gdn =
+        (const struct attn_batch_recurrent *)ext_find(b->next, ATTN_EXT_BATCH_RECURRENT);
     const struct attn_batch_context_parallel *context =
         (const struct attn_batch_context_parallel *)ext_find(b->next, ATTN_EXT_BATCH_CONTEXT);
     const struct {
@@ -95,8 +95,8 @@ static attn_status check_extension(const attn_plan *plan, const struct attn_ext 
                                       {"topk_indices", NULL, io->topk_indices}};
         return check_brought(plan, all, 5, error);
     }
-    if (ext->id == ATTN_EXT_IO_GDN) {
-        const struct attn_io_gdn *io = extension;
+    if (ext->id == ATTN_EXT_IO_RECURRENT) {
+        const struct attn_io_recurrent *io = extension;
         const struct brought all[] = {
             {"mixed_qkv", io->mixed_qkv, NULL}, {"a", io->a, NULL}, {"b", io->b, NULL}};
         return check_brought(plan, all, 3, error);

@@ -151,8 +151,8 @@ static attn_status check_cache(const attn_plan *plan, struct attn_batch *b,
 {
     attn_layer *owner = plan->steps[0].layer->owner;
     const struct attn_layer_desc *layer = owner->desc;
-    if (owner->spec.kind == ATTN_KV_SPEC_GDN_STATE) {
-        return ATTN_OK; /* states by slot: attn_batch_gdn */
+    if (owner->spec.kind == ATTN_KV_SPEC_STATE) {
+        return ATTN_OK; /* states by slot: attn_batch_recurrent */
     }
     if (!layer_has_cache(layer)) {
         return check_key_starts(b, error);
@@ -181,7 +181,7 @@ static attn_status check_cache(const attn_plan *plan, struct attn_batch *b,
 
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error)
 {
-    static const uint32_t known[] = {ATTN_EXT_BATCH_GDN, ATTN_EXT_BATCH_CONTEXT};
+    static const uint32_t known[] = {ATTN_EXT_BATCH_RECURRENT, ATTN_EXT_BATCH_CONTEXT};
     struct attn_batch read;
     attn_status status = struct_read(&read, sizeof read, MIN_BATCH, batch, "attn_batch", error);
     if (status == ATTN_OK) {

@@ -169,8 +169,8 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
 attn_status run_general(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                         struct attn_error *error)
 {
-    static const uint32_t known[] = {ATTN_EXT_IO_MLA, ATTN_EXT_IO_GDN, ATTN_EXT_IO_OUTPUT_QUANT,
-                                     ATTN_EXT_IO_ROPE};
+    static const uint32_t known[] = {ATTN_EXT_IO_MLA, ATTN_EXT_IO_RECURRENT,
+                                     ATTN_EXT_IO_OUTPUT_QUANT, ATTN_EXT_IO_ROPE};
     const struct attn_model_options *hooks = &plan->model->options;
     int32_t layer = step->layer->index;
     attn_status status =

@@ -128,7 +128,7 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
                        r, b->key_start_loc[r], b->key_start_loc_host[r]);
         }
     }
-    if (!layer_has_cache(l) || owner->spec.kind == ATTN_KV_SPEC_GDN_STATE) {
+    if (!layer_has_cache(l) || owner->spec.kind == ATTN_KV_SPEC_STATE) {
         return ATTN_OK;
     }
     for (int32_t r = 0; b->seq_lens_host != NULL && r < b->num_reqs; r++) {

@@ -4,7 +4,7 @@
 #ifndef PLUGINS_COMMON_GATED_DELTA_H
 #define PLUGINS_COMMON_GATED_DELTA_H
 
-#include <attn/gdn.h>
+#include <attn/recurrent.h>
 
 #include "common/tensors.h"
 
@@ -18,10 +18,10 @@
 /* One call's parts. */
 struct gdn {
     const struct attn_attend_args *args;
-    const struct attn_gdn_desc *desc;
-    const struct attn_gdn_weights *weights;
-    const struct attn_batch_gdn *states;
-    const struct attn_io_gdn *io;
+    const struct attn_recurrent_desc *desc;
+    const struct attn_recurrent_weights *weights;
+    const struct attn_batch_recurrent *states;
+    const struct attn_io_recurrent *io;
     int64_t num_channels; /* 2 Hk Dk + Hv Dv, in the order q, k, v */
 };
 
@@ -40,11 +40,13 @@ static inline struct gdn gdn_of(const struct attn_attend_args *args)
 {
     struct gdn gdn = {
         .args = args,
-        .desc = (const struct attn_gdn_desc *)ext_of(args->layer->next, ATTN_EXT_GDN_DESC),
-        .weights =
-            (const struct attn_gdn_weights *)ext_of(args->params->next, ATTN_EXT_GDN_WEIGHTS),
-        .states = (const struct attn_batch_gdn *)ext_of(args->batch->next, ATTN_EXT_BATCH_GDN),
-        .io = (const struct attn_io_gdn *)ext_of(args->next, ATTN_EXT_IO_GDN)};
+        .desc =
+            (const struct attn_recurrent_desc *)ext_of(args->layer->next, ATTN_EXT_RECURRENT_DESC),
+        .weights = (const struct attn_recurrent_weights *)ext_of(args->params->next,
+                                                                 ATTN_EXT_RECURRENT_WEIGHTS),
+        .states = (const struct attn_batch_recurrent *)ext_of(args->batch->next,
+                                                              ATTN_EXT_BATCH_RECURRENT),
+        .io = (const struct attn_io_recurrent *)ext_of(args->next, ATTN_EXT_IO_RECURRENT)};
     if (gdn.desc != NULL) {
         gdn.num_channels = 2 * (int64_t)gdn.desc->num_k_heads * gdn.desc->head_size_k +
                            (int64_t)gdn.desc->num_v_heads * gdn.desc->head_size_v;
@@ -56,7 +58,7 @@ static inline struct gdn gdn_of(const struct attn_attend_args *args)
 static inline bool gdn_request_of(const struct gdn *gdn, int32_t index, struct gdn_request *request)
 {
     const struct attn_batch *batch = gdn->args->batch;
-    const struct attn_batch_gdn *states = gdn->states;
+    const struct attn_batch_recurrent *states = gdn->states;
     int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
     const int32_t *accepted = states->num_accepted_tokens;
     int64_t first = batch->query_start_loc[index], end = batch->query_start_loc[index + 1];
@@ -81,10 +83,12 @@ static inline bool gdn_request_of(const struct gdn *gdn, int32_t index, struct g
 static inline attn_status gdn_check_desc(const struct attn_layer_desc *layer,
                                          struct attn_error *error)
 {
-    const struct attn_gdn_desc *g =
-        layer != NULL ? (const struct attn_gdn_desc *)ext_of(layer->next, ATTN_EXT_GDN_DESC) : NULL;
+    const struct attn_recurrent_desc *g =
+        layer != NULL
+            ? (const struct attn_recurrent_desc *)ext_of(layer->next, ATTN_EXT_RECURRENT_DESC)
+            : NULL;
     if (g == NULL) {
-        return GDN_BAD("attn_gdn_desc", "the layer is NULL or has no attn_gdn_desc");
+        return GDN_BAD("attn_recurrent_desc", "the layer is NULL or has no attn_recurrent_desc");
     }
     if (g->num_k_heads <= 0 || g->num_v_heads <= 0 || g->num_v_heads % g->num_k_heads != 0) {
         return GDN_BAD("num_v_heads", "%d value heads over %d key heads; a positive multiple",
@@ -111,7 +115,7 @@ static inline attn_status gdn_check_desc(const struct attn_layer_desc *layer,
 
 static inline attn_status gdn_check_memory(const struct gdn *gdn, struct attn_error *error)
 {
-    const struct attn_gdn_desc *g = gdn->desc;
+    const struct attn_recurrent_desc *g = gdn->desc;
     const struct attn_kv_view *state = gdn->args->k_cache, *window = gdn->args->v_cache;
     int64_t size = (int64_t)g->head_size_v * g->head_size_k;
     int32_t width = g->conv_width - 1 + g->num_speculative_tokens;
@@ -138,11 +142,11 @@ static inline attn_status gdn_check_memory(const struct gdn *gdn, struct attn_er
 static inline attn_status gdn_check_slots(const struct gdn *gdn, struct attn_error *error)
 {
     const struct attn_batch *batch = gdn->args->batch;
-    const struct attn_batch_gdn *states = gdn->states;
+    const struct attn_batch_recurrent *states = gdn->states;
     int32_t drafted = gdn->desc->num_speculative_tokens;
     int64_t num_slots = gdn->args->k_cache->num_blocks;
     if (states == NULL || states->state_slots == NULL) {
-        return GDN_BAD("state_slots", "is NULL, or attn_batch_gdn is not on the batch");
+        return GDN_BAD("state_slots", "is NULL, or attn_batch_recurrent is not on the batch");
     }
     if (states->has_initial_state == NULL && batch->seq_lens == NULL) {
         return GDN_BAD("has_initial_state", "is NULL, and so is seq_lens, which would tell");

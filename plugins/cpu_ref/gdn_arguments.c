@@ -24,10 +24,10 @@ static attn_status check_flat(const struct attn_tensor *tensor, const char *name
 
 static attn_status check_weights(const struct gdn *gdn, struct attn_error *error)
 {
-    const struct attn_gdn_weights *w = gdn->weights;
+    const struct attn_recurrent_weights *w = gdn->weights;
     if (w == NULL || w->a_log == NULL || w->dt_bias == NULL) {
         return BAD(
-            "attn_gdn_weights", "is not on the parameters, or a_log %p or dt_bias %p is NULL",
+            "attn_recurrent_weights", "is not on the parameters, or a_log %p or dt_bias %p is NULL",
             w != NULL ? (const void *)w->a_log : NULL, w != NULL ? (const void *)w->dt_bias : NULL);
     }
     if (gdn->desc->conv_width == 0) {
@@ -55,11 +55,11 @@ static attn_status check_rows_3d(const struct attn_tensor *tensor, const char *n
 static attn_status check_io(const struct gdn *gdn, struct attn_error *error)
 {
     const struct attn_attend_args *args = gdn->args;
-    const struct attn_gdn_desc *g = gdn->desc;
+    const struct attn_recurrent_desc *g = gdn->desc;
     int64_t rows = args->batch->num_actual_tokens;
     attn_status status = ATTN_OK;
     if (gdn->io == NULL) {
-        return BAD("attn_io_gdn", "is not on the run");
+        return BAD("attn_io_recurrent", "is not on the run");
     }
     if (g->conv_width > 0) {
         status = check_flat(gdn->io->mixed_qkv, "mixed_qkv", rows, gdn->num_channels, true, error);

@@ -52,7 +52,7 @@ static void convolve(const struct gdn *gdn, const struct gdn_request *request, i
                      int64_t channel, int64_t count, double *y)
 {
     double x[GDN_MAX_HEAD_SIZE];
-    const struct attn_gdn_weights *weights = gdn->weights;
+    const struct attn_recurrent_weights *weights = gdn->weights;
     int32_t width = gdn->desc->conv_width;
     for (int64_t c = 0; c < count; c++) {
         bool biased = weights->conv_bias != NULL;
@@ -96,7 +96,7 @@ static void normalize(double *row, int32_t count)
 void gdn_load_qk(const struct gdn *gdn, const struct gdn_request *request, int64_t t, int32_t head,
                  double *q, double *k)
 {
-    const struct attn_gdn_desc *desc = gdn->desc;
+    const struct attn_recurrent_desc *desc = gdn->desc;
     int64_t key_head = head / (desc->num_v_heads / desc->num_k_heads);
     int64_t at = key_head * desc->head_size_k;
     int64_t keys = (int64_t)desc->num_k_heads * desc->head_size_k;
@@ -114,7 +114,7 @@ void gdn_load_qk(const struct gdn *gdn, const struct gdn_request *request, int64
 void gdn_load_v(const struct gdn *gdn, const struct gdn_request *request, int64_t t, int32_t head,
                 int32_t first_row, int32_t count, double *v)
 {
-    const struct attn_gdn_desc *desc = gdn->desc;
+    const struct attn_recurrent_desc *desc = gdn->desc;
     int64_t first_channel =
         2 * (int64_t)desc->num_k_heads * desc->head_size_k + (int64_t)head * desc->head_size_v;
     load_part(gdn, request, t, gdn->args->v, head, first_channel, first_row, count, v);

@@ -15,8 +15,8 @@
 static const struct attn_head_size_range head_sizes[] = {{{8, 512, 8}, {8, 512, 8}, 0}};
 static const struct attn_range block_sizes[] = {{1, 4096, 1}};
 
-static const struct attn_gdn_caps gdn_caps = {
-    .ext = {ATTN_EXT_CAPS_GDN, 0, sizeof gdn_caps, NULL},
+static const struct attn_recurrent_caps gdn_caps = {
+    .ext = {ATTN_EXT_CAPS_RECURRENT, 0, sizeof gdn_caps, NULL},
     .head_size_k_max = GDN_MAX_HEAD_SIZE,
     .head_size_v_max = GDN_MAX_HEAD_SIZE,
     .conv_width_max = GDN_MAX_CONV_WIDTH,
@@ -48,7 +48,7 @@ static const struct attn_backend_caps caps = {
     .layer_kinds = BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) |
                    BIT(ATTN_LAYER_ENCODER_ONLY) | BIT(ATTN_LAYER_CROSS) |
                    BIT(ATTN_LAYER_MM_ENCODER) | BIT(ATTN_LAYER_STATIC_SINK) | BIT(ATTN_LAYER_MLA) |
-                   BIT(ATTN_LAYER_MLA_SPARSE) | BIT(ATTN_LAYER_GDN),
+                   BIT(ATTN_LAYER_MLA_SPARSE) | BIT(ATTN_LAYER_RECURRENT),
     .phases = BIT(ATTN_PHASE_PREFILL) | BIT(ATTN_PHASE_DECODE),
     .dtypes = BIT(ATTN_DTYPE_F16) | BIT(ATTN_DTYPE_BF16) | BIT(ATTN_DTYPE_F32),
     .kv_dtypes = BIT(ATTN_KV_AUTO) | BIT(ATTN_KV_F16) | BIT(ATTN_KV_BF16) | BIT(ATTN_KV_F32) |

@@ -195,7 +195,7 @@ attn_status plan_attend(const struct attn_attend_args *args, const struct latent
 attn_status simd_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
 {
     bool latent = args != NULL && args->layer != NULL && layer_is_latent(args->layer);
-    if (args != NULL && args->layer != NULL && args->layer->kind == ATTN_LAYER_GDN) {
+    if (args != NULL && args->layer != NULL && args->layer->kind == ATTN_LAYER_RECURRENT) {
         return gdn_check_desc(args->layer, error); /* nothing is prepared: items are its heads */
     }
     return latent ? simd_plan_latent(args, mode, error) : plan_attend(args, NULL, mode, error);

@@ -16,7 +16,7 @@ struct gdn_loop {
     int32_t together; /* value heads of an item */
 };
 
-static int32_t most_together(const struct attn_gdn_desc *desc)
+static int32_t most_together(const struct attn_recurrent_desc *desc)
 {
     int32_t group = desc->num_v_heads / desc->num_k_heads, count = at_most(group, GDN_TOGETHER);
     while (group % count != 0) {
@@ -26,7 +26,8 @@ static int32_t most_together(const struct attn_gdn_desc *desc)
 }
 
 /* Places in a worker's memory; with memory NULL only the bytes count. */
-static size_t scratch_place(const struct attn_gdn_desc *desc, char *memory, struct gdn_scratch *s)
+static size_t scratch_place(const struct attn_recurrent_desc *desc, char *memory,
+                            struct gdn_scratch *s)
 {
     size_t at = 0;
     size_t depth = (size_t)round_up(desc->head_size_k, COLUMN_MULTIPLE);
@@ -54,12 +55,12 @@ static size_t scratch_place(const struct attn_gdn_desc *desc, char *memory, stru
     return (at + 4095) / 4096 * 4096 + 256;
 }
 
-static size_t taps_bytes(const struct attn_gdn_desc *desc)
+static size_t taps_bytes(const struct attn_recurrent_desc *desc)
 {
     return (gdn_taps_floats(desc) * sizeof(float) + 255) / 256 * 256;
 }
 
-size_t gdn_workspace_bytes(const struct attn_gdn_desc *desc, int32_t num_threads)
+size_t gdn_workspace_bytes(const struct attn_recurrent_desc *desc, int32_t num_threads)
 {
     struct gdn_scratch scratch;
     return taps_bytes(desc) + scratch_place(desc, NULL, &scratch) * (size_t)num_threads;
@@ -70,7 +71,7 @@ static float *state_of(const struct gdn *gdn, int64_t slot, int32_t head)
     return view_row(gdn->args->k_cache, slot, 0, head);
 }
 
-static int32_t key_head_of(const struct attn_gdn_desc *desc, int32_t head)
+static int32_t key_head_of(const struct attn_recurrent_desc *desc, int32_t head)
 {
     return head / (desc->num_v_heads / desc->num_k_heads);
 }
@@ -87,7 +88,7 @@ static void store_out(const struct gdn *gdn, const struct gdn_request *request, 
 static void run_steps(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
                       bool new_keys, struct gdn_scratch *s)
 {
-    const struct attn_gdn_desc *desc = gdn->desc;
+    const struct attn_recurrent_desc *desc = gdn->desc;
     struct delta_args step = {.rows = desc->head_size_v, .depth = desc->head_size_k};
     size_t bytes = (size_t)desc->head_size_v * (size_t)desc->head_size_k * sizeof(float);
     step.from = s->states;
@@ -357,7 +358,7 @@ attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_er
     }
     struct gdn_scratch scratch;
     struct gdn_loop loop = {.gdn = gdn_of(args), .taps = args->workspace};
-    const struct attn_gdn_desc *desc = loop.gdn.desc;
+    const struct attn_recurrent_desc *desc = loop.gdn.desc;
     const struct attn_host *host = args->instance->host;
     int64_t requests = args->batch->num_reqs;
     loop.scratch = (char *)args->workspace + taps_bytes(desc);

@@ -44,7 +44,7 @@ struct gdn_scratch {
 };
 
 /* gdn_inputs.c: weights of the convolution of one of the 2 Hk + Hv heads of q, k and v */
-size_t gdn_taps_floats(const struct attn_gdn_desc *desc);
+size_t gdn_taps_floats(const struct attn_recurrent_desc *desc);
 void gdn_load_taps(const struct gdn *gdn, int32_t head, float *taps);
 /* Rows of `count` tokens from `first` on, as the delta rule takes them. */
 void gdn_load_qk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,

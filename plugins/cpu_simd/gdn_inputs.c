@@ -78,7 +78,7 @@ struct head_channels {
     size_t taps; /* floats before its own */
 };
 
-static struct head_channels channels_of(const struct attn_gdn_desc *desc, int32_t head)
+static struct head_channels channels_of(const struct attn_recurrent_desc *desc, int32_t head)
 {
     int32_t keys = 2 * desc->num_k_heads, before = head < keys ? head : keys;
     size_t rows = (size_t)desc->conv_width + 1;
@@ -91,7 +91,7 @@ static struct head_channels channels_of(const struct attn_gdn_desc *desc, int32_
         .taps = rows * ((size_t)before * depth + (size_t)(head - before) * width)};
 }
 
-size_t gdn_taps_floats(const struct attn_gdn_desc *desc)
+size_t gdn_taps_floats(const struct attn_recurrent_desc *desc)
 {
     return desc->conv_width > 0 ? channels_of(desc, 2 * desc->num_k_heads + desc->num_v_heads).taps
                                 : 0;
@@ -180,7 +180,7 @@ static void load_rows(const struct gdn *gdn, const struct gdn_request *request, 
 void gdn_load_qk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                  int32_t count, int32_t key_head, struct gdn_scratch *scratch)
 {
-    const struct attn_gdn_desc *desc = gdn->desc;
+    const struct attn_recurrent_desc *desc = gdn->desc;
     const struct variant *variant = gdn_variant(gdn);
     load_rows(gdn, request, first, count, gdn->args->q, key_head, key_head, scratch, scratch->q);
     load_rows(gdn, request, first, count, gdn->args->k, key_head, desc->num_k_heads + key_head,

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include <attn/gdn.h>
+#include <attn/recurrent.h>
 #include <attn/mla.h>
 #include <attn/plugin.h>
 
@@ -56,7 +56,7 @@ struct layer_shape {
 
 struct attn_state {
     struct layer_shape shape;
-    struct attn_gdn_desc gdn; /* of a layer of gated delta, which has no shape */
+    struct attn_recurrent_desc gdn; /* of a layer of gated delta, which has no shape */
     bool is_gdn;
 };
 
@@ -321,7 +321,7 @@ attn_status simd_gather_kv(const struct attn_gather_kv_args *args, struct attn_e
 
 /* gdn.c, gdn_arguments.c */
 attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_error *error);
-size_t gdn_workspace_bytes(const struct attn_gdn_desc *desc, int32_t num_threads);
+size_t gdn_workspace_bytes(const struct attn_recurrent_desc *desc, int32_t num_threads);
 
 /* gemm.c */
 int32_t element_of_any(const struct attn_tensor *tensor); /* -1: none of ours */

@@ -12,7 +12,7 @@ static attn_status simd_prepare(attn_instance *instance, const struct attn_layer
     struct layer_shape shape;
     (void)params, (void)phase;
     *state = NULL;
-    bool is_gdn = layer->kind == ATTN_LAYER_GDN;
+    bool is_gdn = layer->kind == ATTN_LAYER_RECURRENT;
     memset(&shape, 0, sizeof(shape));
     attn_status status = is_gdn ? gdn_check_desc(layer, error)
                                 : shape_of_layer(instance->variant, layer, &shape, error);
@@ -26,7 +26,8 @@ static attn_status simd_prepare(attn_instance *instance, const struct attn_layer
     (*state)->shape = shape;
     (*state)->is_gdn = is_gdn;
     if (is_gdn) {
-        (*state)->gdn = *(const struct attn_gdn_desc *)ext_of(layer->next, ATTN_EXT_GDN_DESC);
+        (*state)->gdn =
+            *(const struct attn_recurrent_desc *)ext_of(layer->next, ATTN_EXT_RECURRENT_DESC);
     }
     return ATTN_OK;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the host side and the kernels of the gated delta rule share (attn/gdn.h). */
+/* What the host side and the kernels of the gated delta rule share (attn/recurrent.h). */
 #ifndef GPU_DELTA_H
 #define GPU_DELTA_H
 

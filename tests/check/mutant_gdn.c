@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mistakes of gated_delta. */
-#include <attn/gdn.h>
+#include <attn/recurrent.h>
 #include <string.h>
 
 #include "mutants.h"
@@ -11,11 +11,11 @@
 struct gdn_copy {
     struct attn_attend_args args;
     struct attn_layer_desc layer;
-    struct attn_gdn_desc desc;
+    struct attn_recurrent_desc desc;
     struct attn_layer_params params;
-    struct attn_gdn_weights weights;
+    struct attn_recurrent_weights weights;
     struct attn_batch batch;
-    struct attn_batch_gdn states;
+    struct attn_batch_recurrent states;
     struct attn_kv_view window;
     float floats[MAX_HEADS];
     int32_t numbers[MAX_REQS * MAX_STATES];
@@ -27,11 +27,11 @@ static void copy_gdn(struct gdn_copy *copy, const struct attn_attend_args *args)
     memset(copy, 0, sizeof *copy);
     copy->args = *args;
     copy->layer = *args->layer;
-    copy->desc = *(const struct attn_gdn_desc *)args->layer->next;
+    copy->desc = *(const struct attn_recurrent_desc *)args->layer->next;
     copy->params = *args->params;
-    copy->weights = *(const struct attn_gdn_weights *)args->params->next;
+    copy->weights = *(const struct attn_recurrent_weights *)args->params->next;
     copy->batch = *args->batch;
-    copy->states = *(const struct attn_batch_gdn *)args->batch->next;
+    copy->states = *(const struct attn_batch_recurrent *)args->batch->next;
     copy->layer.next = &copy->desc.ext;
     copy->params.next = &copy->weights.ext;
     copy->batch.next = &copy->states.ext;
@@ -201,8 +201,9 @@ static attn_status gdn_state_transposed(const struct attn_kernels *kernels,
                                         const struct attn_attend_args *args,
                                         struct attn_error *error)
 {
-    const struct attn_gdn_desc *g = (const struct attn_gdn_desc *)args->layer->next;
-    const struct attn_batch_gdn *states = (const struct attn_batch_gdn *)args->batch->next;
+    const struct attn_recurrent_desc *g = (const struct attn_recurrent_desc *)args->layer->next;
+    const struct attn_batch_recurrent *states =
+        (const struct attn_batch_recurrent *)args->batch->next;
     int32_t n = g->head_size_k;
     attn_status status = kernels->gated_delta(args, error);
     if (status != ATTN_OK || g->head_size_v != n) {
@@ -225,7 +226,7 @@ static attn_status gdn_groups_interleaved(const struct attn_kernels *kernels,
                                           const struct attn_attend_args *args,
                                           struct attn_error *error)
 {
-    const struct attn_gdn_desc *g = (const struct attn_gdn_desc *)args->layer->next;
+    const struct attn_recurrent_desc *g = (const struct attn_recurrent_desc *)args->layer->next;
     attn_status status = kernels->gated_delta(args, error);
     if (status != ATTN_OK || g->num_k_heads < 2 || g->num_v_heads == g->num_k_heads) {
         return status;

@@ -68,8 +68,9 @@ static attn_status forward_backend(void *user, const struct attn_backend_caps *c
             mine.next = &latent.ext;
         }
         mine.kernels &= ~ATTN_KERNEL_COPY;
-        mine.layer_kinds &= ~((UINT64_C(1) << ATTN_LAYER_MLA) | (UINT64_C(1) << ATTN_LAYER_GDN) |
-                              (UINT64_C(1) << ATTN_LAYER_MLA_SPARSE));
+        mine.layer_kinds &=
+            ~((UINT64_C(1) << ATTN_LAYER_MLA) | (UINT64_C(1) << ATTN_LAYER_RECURRENT) |
+              (UINT64_C(1) << ATTN_LAYER_MLA_SPARSE));
         mine.features |= mutant->features;
         mine.rank[0] = mine.rank[1] = -1;
         status = forward->sink->backend(forward->sink->user, &mine);

@@ -27,17 +27,19 @@ static const struct attn_mla_desc mla_topk = {.ext = {ATTN_EXT_MLA_DESC, 0, size
                                               .qk_rope_head_dim = 64,
                                               .v_head_dim = 128,
                                               .topk = 8};
-static const struct attn_gdn_desc gdn_ext = {.ext = {ATTN_EXT_GDN_DESC, 0, sizeof gdn_ext, NULL},
-                                             .num_k_heads = 4,
-                                             .num_v_heads = 6,
-                                             .head_size_k = 64,
-                                             .head_size_v = 64};
-static const struct attn_gdn_desc gdn_half = {.ext = {ATTN_EXT_GDN_DESC, 0, sizeof gdn_half, NULL},
-                                              .num_k_heads = 4,
-                                              .num_v_heads = 8,
-                                              .head_size_k = 64,
-                                              .head_size_v = 64,
-                                              .state_dtype = ATTN_DTYPE_F16};
+static const struct attn_recurrent_desc gdn_ext = {
+    .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn_ext, NULL},
+    .num_k_heads = 4,
+    .num_v_heads = 6,
+    .head_size_k = 64,
+    .head_size_v = 64};
+static const struct attn_recurrent_desc gdn_half = {
+    .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn_half, NULL},
+    .num_k_heads = 4,
+    .num_v_heads = 8,
+    .head_size_k = 64,
+    .head_size_v = 64,
+    .state_dtype = ATTN_DTYPE_F16};
 static const struct attn_context_parallel cp_ext = {
     .ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp_ext, NULL}, .interleave = 3};
 
@@ -87,12 +89,12 @@ CHANGE(mla_on_decoder, l->next = &mla_ext.ext)
 CHANGE(mla_heads, l->kind = ATTN_LAYER_MLA; l->next = &mla_ext.ext)
 CHANGE(mla_dense_topk, l->kind = ATTN_LAYER_MLA; l->num_kv_heads = 1; l->head_size = 576;
        l->next = &mla_topk.ext)
-CHANGE(gdn_missing, l->kind = ATTN_LAYER_GDN)
-CHANGE(gdn_heads, l->kind = ATTN_LAYER_GDN; l->next = &gdn_ext.ext)
+CHANGE(gdn_missing, l->kind = ATTN_LAYER_RECURRENT)
+CHANGE(gdn_heads, l->kind = ATTN_LAYER_RECURRENT; l->next = &gdn_ext.ext)
 CHANGE(cp_interleave, l->next = &cp_ext.ext)
 CHANGE(dtype_missing, l->dtype = ATTN_DTYPE_DEFAULT)
 CHANGE(feature_unknown, l->needed_features = UINT64_C(1) << 60)
-CHANGE(gdn_state, l->kind = ATTN_LAYER_GDN; l->next = &gdn_half.ext)
+CHANGE(gdn_state, l->kind = ATTN_LAYER_RECURRENT; l->next = &gdn_half.ext)
 CHANGE(size_small, l->struct_size = 100)
 
 static const struct {
@@ -144,7 +146,7 @@ static const struct {
     {mla_on_decoder, "attn_mla_desc", "takes no"},
     {mla_heads, "head_size", "576"},
     {mla_dense_topk, "topk", "8"},
-    {gdn_missing, "attn_gdn_desc", "needs"},
+    {gdn_missing, "attn_recurrent_desc", "needs"},
     {gdn_heads, "num_v_heads", "6 is not a multiple of num_k_heads 4"},
     {cp_interleave, "interleave", "3 must divide block_size 16"},
     {dtype_missing, "dtype", "0"},

@@ -330,25 +330,25 @@ static void test_mla(void **state)
 
 static void test_gdn(void **state)
 {
-    struct attn_gdn_desc gdn = {.ext = {ATTN_EXT_GDN_DESC, 0, sizeof gdn, NULL},
-                                .num_k_heads = 8,
-                                .num_v_heads = 16,
-                                .head_size_k = 128,
-                                .head_size_v = 128,
-                                .conv_width = 4,
-                                .num_speculative_tokens = 3,
-                                .state_dtype = ATTN_DTYPE_F32};
-    struct attn_gdn_caps limits = {.ext = {ATTN_EXT_CAPS_GDN, 0, sizeof limits, NULL},
-                                   .head_size_k_max = 128,
-                                   .head_size_v_max = 128,
-                                   .conv_width_max = 4,
-                                   .max_speculative_tokens = 3};
+    struct attn_recurrent_desc gdn = {.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn, NULL},
+                                      .num_k_heads = 8,
+                                      .num_v_heads = 16,
+                                      .head_size_k = 128,
+                                      .head_size_v = 128,
+                                      .conv_width = 4,
+                                      .num_speculative_tokens = 3,
+                                      .state_dtype = ATTN_DTYPE_F32};
+    struct attn_recurrent_caps limits = {.ext = {ATTN_EXT_CAPS_RECURRENT, 0, sizeof limits, NULL},
+                                         .head_size_k_max = 128,
+                                         .head_size_v_max = 128,
+                                         .conv_width_max = 4,
+                                         .max_speculative_tokens = 3};
     struct attn_layer_desc layer = fixture_layer("l");
     struct fixture f;
     struct arena arena;
     struct reasons reasons;
     (void)state;
-    layer.kind = ATTN_LAYER_GDN;
+    layer.kind = ATTN_LAYER_RECURRENT;
     layer.next = &gdn.ext;
     layer.num_q_heads = layer.num_kv_heads = 8;
     fixture_init(&f);
@@ -357,7 +357,7 @@ static void test_gdn(void **state)
     match_one(&f, &arena, &reasons, &layer);
     assert_true(has_reason(&reasons, "layer_kind"));
     assert_true(has_reason(&reasons, "kernel"));
-    caps->layer_kinds |= 1u << ATTN_LAYER_GDN;
+    caps->layer_kinds |= 1u << ATTN_LAYER_RECURRENT;
     caps->kernels |= ATTN_KERNEL_GATED_DELTA;
     caps->next = &limits.ext;
     match_one(&f, &arena, &reasons, &layer);

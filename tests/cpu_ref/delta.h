@@ -4,7 +4,7 @@
 #ifndef TESTS_CPU_REF_DELTA_H
 #define TESTS_CPU_REF_DELTA_H
 
-#include <attn/gdn.h>
+#include <attn/recurrent.h>
 
 #include "harness.h"
 
@@ -48,12 +48,12 @@ void delta_recur(const struct delta *p, int32_t r, int32_t t, int32_t h, double 
 /* One call of the kernel. */
 struct step {
     struct attn_layer_desc layer;
-    struct attn_gdn_desc desc;
+    struct attn_recurrent_desc desc;
     struct attn_layer_params params;
-    struct attn_gdn_weights weights;
+    struct attn_recurrent_weights weights;
     struct attn_batch batch;
-    struct attn_batch_gdn states;
-    struct attn_io_gdn io;
+    struct attn_batch_recurrent states;
+    struct attn_io_recurrent io;
     struct attn_kv_view state_view, window_view;
     int32_t query_start[MAX_REQS + 1], seq_lens[MAX_REQS], slots[MAX_REQS][4];
     uint8_t has_state[MAX_REQS];

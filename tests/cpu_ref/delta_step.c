@@ -18,7 +18,8 @@ static void describe(const struct delta *p, struct step *s, int32_t step)
 {
     const struct gdn_case *c = p->c;
     int64_t head = (int64_t)c->dv * c->dk, element = format_bytes(c->dtype);
-    s->desc = (struct attn_gdn_desc){.ext = {ATTN_EXT_GDN_DESC, 0, sizeof s->desc, NULL},
+    s->desc =
+        (struct attn_recurrent_desc){.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof s->desc, NULL},
                                      .num_k_heads = c->hk,
                                      .num_v_heads = c->hv,
                                      .head_size_k = c->dk,
@@ -31,7 +32,7 @@ static void describe(const struct delta *p, struct step *s, int32_t step)
                                      .state_dtype = ATTN_DTYPE_F32};
     s->layer = (struct attn_layer_desc){.struct_size = sizeof s->layer,
                                         .next = &s->desc.ext,
-                                        .kind = ATTN_LAYER_GDN,
+                                        .kind = ATTN_LAYER_RECURRENT,
                                         .dtype = c->dtype,
                                         .num_q_heads = c->hk,
                                         .num_kv_heads = c->hk,
@@ -39,8 +40,8 @@ static void describe(const struct delta *p, struct step *s, int32_t step)
                                         .head_size_v = c->dv,
                                         .scale = (float)(1 / sqrt(c->dk)),
                                         .causal = 1};
-    s->weights = (struct attn_gdn_weights){
-        .ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof s->weights, NULL},
+    s->weights = (struct attn_recurrent_weights){
+        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof s->weights, NULL},
         .a_log = p->a_log,
         .dt_bias = p->dt_bias,
         .conv_weight = tensor_set(&s->weight, p->weight_rows, c->dtype, 2,
@@ -50,12 +51,12 @@ static void describe(const struct delta *p, struct step *s, int32_t step)
                              : NULL};
     s->params =
         (struct attn_layer_params){.struct_size = sizeof s->params, .next = &s->weights.ext};
-    s->states =
-        (struct attn_batch_gdn){.ext = {ATTN_EXT_BATCH_GDN, 0, sizeof s->states, NULL},
-                                .state_slots = &s->slots[0][0],
-                                .state_slots_stride = 4,
-                                .has_initial_state = c->by_length ? NULL : s->has_state,
-                                .num_accepted_tokens = c->drafted > 0 ? c->accepted[step] : NULL};
+    s->states = (struct attn_batch_recurrent){
+        .ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof s->states, NULL},
+        .state_slots = &s->slots[0][0],
+        .state_slots_stride = 4,
+        .has_initial_state = c->by_length ? NULL : s->has_state,
+        .num_accepted_tokens = c->drafted > 0 ? c->accepted[step] : NULL};
     s->batch = (struct attn_batch){.struct_size = sizeof s->batch,
                                    .next = &s->states.ext,
                                    .num_reqs = c->num_reqs,
@@ -95,8 +96,8 @@ static void set_tensors(struct delta *p, struct step *s)
     p->a_rows = problem_memory(rows * c->hv, 4, POISON);
     p->b_rows = problem_memory(rows * c->hv, 4, POISON);
     p->out_rows = problem_memory(rows * c->hv * c->dv, 4, POISON);
-    s->io = (struct attn_io_gdn){
-        .ext = {ATTN_EXT_IO_GDN, 0, sizeof s->io, NULL},
+    s->io = (struct attn_io_recurrent){
+        .ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof s->io, NULL},
         .mixed_qkv = c->conv_width > 0 ? tensor_set(&s->mixed, p->mixed_rows, c->dtype, 2,
                                                     (int64_t[]){rows, n}, NULL)
                                        : NULL,

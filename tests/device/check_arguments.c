@@ -2,7 +2,7 @@
 #include "check_arguments.h"
 
 #include <attn/collectives.h>
-#include <attn/gdn.h>
+#include <attn/recurrent.h>
 #include <attn/mla.h>
 #include <stdio.h>
 
@@ -77,8 +77,8 @@ static attn_status check_extensions(const struct attn_ext *ext, struct attn_erro
             TENSOR(w, w_uv);
             TENSOR(w, w_uk_scale);
             TENSOR(w, w_uv_scale);
-        } else if (ext->id == ATTN_EXT_GDN_WEIGHTS) {
-            const struct attn_gdn_weights *w = extension;
+        } else if (ext->id == ATTN_EXT_RECURRENT_WEIGHTS) {
+            const struct attn_recurrent_weights *w = extension;
             ADDRESS(w, a_log);
             ADDRESS(w, dt_bias);
             TENSOR(w, conv_weight);
@@ -92,8 +92,8 @@ static attn_status check_extensions(const struct attn_ext *ext, struct attn_erro
             const struct attn_mm_encoder_state *s = extension;
             ADDRESS(s, amax_history);
             ADDRESS(s, scales);
-        } else if (ext->id == ATTN_EXT_BATCH_GDN) {
-            const struct attn_batch_gdn *b = extension;
+        } else if (ext->id == ATTN_EXT_BATCH_RECURRENT) {
+            const struct attn_batch_recurrent *b = extension;
             ADDRESS(b, state_slots);
             ADDRESS(b, has_initial_state);
             ADDRESS(b, num_accepted_tokens);
@@ -108,8 +108,8 @@ static attn_status check_extensions(const struct attn_ext *ext, struct attn_erro
             TENSOR(io, kv_c);
             TENSOR(io, k_pe);
             ADDRESS(io, topk_indices);
-        } else if (ext->id == ATTN_EXT_IO_GDN) {
-            const struct attn_io_gdn *io = extension;
+        } else if (ext->id == ATTN_EXT_IO_RECURRENT) {
+            const struct attn_io_recurrent *io = extension;
             TENSOR(io, mixed_qkv);
             TENSOR(io, a);
             TENSOR(io, b);

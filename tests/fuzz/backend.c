@@ -121,7 +121,7 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
             FUZZ_CHECK(b->query_start_loc[r] == first && b->query_start_loc[r + 1] == end);
         }
         int64_t length = end - first;
-        if (args->k_cache != NULL && l->kind != ATTN_LAYER_GDN && b->seq_lens_host != NULL) {
+        if (args->k_cache != NULL && l->kind != ATTN_LAYER_RECURRENT && b->seq_lens_host != NULL) {
             length = b->seq_lens_host[r];
             FUZZ_CHECK(length >= 0 && length <= b->max_seq_len);
             FUZZ_CHECK(promised.host_only || b->seq_lens[r] == length);
@@ -173,8 +173,8 @@ static void declare(struct attn_backend_caps *caps)
 {
     static const struct attn_head_size_range heads[] = {{{8, 1024, 8}, {8, 1024, 8}, 0}};
     static const struct attn_range blocks[] = {{1, 65536, 1}};
-    static const struct attn_gdn_caps gdn = {
-        {ATTN_EXT_CAPS_GDN, 0, sizeof gdn, NULL}, 512, 512, 64, 1024};
+    static const struct attn_recurrent_caps gdn = {
+        {ATTN_EXT_CAPS_RECURRENT, 0, sizeof gdn, NULL}, 512, 512, 64, 1024};
     static const struct attn_mla_caps mla = {.ext = {ATTN_EXT_CAPS_MLA, 0, sizeof mla, &gdn.ext},
                                              .kv_lora_rank_max = 1024,
                                              .qk_rope_head_dim_max = 512};
@@ -231,7 +231,7 @@ void sample_layer(struct sampled *s, int32_t sample)
                                                 [SAMPLE_STATIC_SINK] = ATTN_LAYER_STATIC_SINK,
                                                 [SAMPLE_MLA] = ATTN_LAYER_MLA,
                                                 [SAMPLE_MLA_SPARSE] = ATTN_LAYER_MLA_SPARSE,
-                                                [SAMPLE_GDN] = ATTN_LAYER_GDN,
+                                                [SAMPLE_GDN] = ATTN_LAYER_RECURRENT,
                                                 [SAMPLE_MM_ENCODER] = ATTN_LAYER_MM_ENCODER};
     const bool mla = sample == SAMPLE_MLA || sample == SAMPLE_MLA_SPARSE;
     *s = (struct sampled){.desc = fixture_layer("layers.0")};
@@ -257,14 +257,14 @@ void sample_layer(struct sampled *s, int32_t sample)
                                     .absorb_in_core = 1,
                                     .weight_dtype = ATTN_DTYPE_F32,
                                     .context_workspace_tokens = 48};
-    s->gdn = (struct attn_gdn_desc){.ext = {ATTN_EXT_GDN_DESC, 0, sizeof s->gdn, NULL},
-                                    .num_k_heads = 2,
-                                    .num_v_heads = 2,
-                                    .head_size_k = 64,
-                                    .head_size_v = 64,
-                                    .conv_width = 4,
-                                    .num_speculative_tokens = 2,
-                                    .state_dtype = ATTN_DTYPE_F32};
+    s->gdn = (struct attn_recurrent_desc){.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof s->gdn, NULL},
+                                          .num_k_heads = 2,
+                                          .num_v_heads = 2,
+                                          .head_size_k = 64,
+                                          .head_size_v = 64,
+                                          .conv_width = 4,
+                                          .num_speculative_tokens = 2,
+                                          .state_dtype = ATTN_DTYPE_F32};
     s->ranks = (struct attn_collectives){.struct_size = sizeof s->ranks,
                                          .rank = 1,
                                          .world_size = 3,

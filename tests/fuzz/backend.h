@@ -28,7 +28,7 @@ enum sample {
 struct sampled {
     struct attn_layer_desc desc;
     struct attn_mla_desc mla;
-    struct attn_gdn_desc gdn;
+    struct attn_recurrent_desc gdn;
     struct attn_context_parallel cp;
     struct attn_mm_encoder_quant mm_quant;
     struct attn_collectives ranks;

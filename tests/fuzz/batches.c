@@ -52,14 +52,14 @@ static void bind_memory(struct step *s)
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     FUZZ_CHECK(layer_kv_spec(s->layer, &spec, &s->error) == ATTN_OK);
-    if (spec.kind == ATTN_KV_SPEC_GDN_STATE) {
-        const struct attn_gdn_state state = {.struct_size = sizeof state,
-                                             .state = cache,
-                                             .state_stride_slot = HEADS * 64 * 64,
-                                             .conv_state = cache + (sizeof cache >> 1),
-                                             .conv_stride_slot = 384 * 5,
-                                             .conv_stride_channel = 5,
-                                             .num_slots = NUM_SLOTS};
+    if (spec.kind == ATTN_KV_SPEC_STATE) {
+        const struct attn_recurrent_state state = {.struct_size = sizeof state,
+                                                   .state = cache,
+                                                   .state_stride_slot = HEADS * 64 * 64,
+                                                   .conv_state = cache + (sizeof cache >> 1),
+                                                   .conv_stride_slot = 384 * 5,
+                                                   .conv_stride_channel = 5,
+                                                   .num_slots = NUM_SLOTS};
         FUZZ_CHECK(layer_bind_state(s->layer, &state, &s->error) == ATTN_OK);
     } else if (spec.kind != ATTN_KV_SPEC_NONE) {
         const bool latent =
@@ -80,7 +80,7 @@ static void bind_params(struct step *s)
 {
     const struct attn_layer_desc *l = &s->sampled.desc;
     const struct attn_mla_desc *m = &s->sampled.mla;
-    const struct attn_gdn_desc *g = &s->sampled.gdn;
+    const struct attn_recurrent_desc *g = &s->sampled.gdn;
     int64_t sink_shape[] = {l->sink_len, l->num_kv_heads, l->head_size};
     int64_t proj_shape[] = {l->num_q_heads * (m->qk_nope_head_dim + m->v_head_dim),
                             m->kv_lora_rank};
@@ -90,15 +90,15 @@ static void bind_params(struct step *s)
                              conv = addressed(conv_shape, 2);
     const struct attn_mla_weights mla = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof mla, NULL},
                                          .kv_b_proj = &proj};
-    const struct attn_gdn_weights gdn = {{ATTN_EXT_GDN_WEIGHTS, 0, sizeof gdn, NULL},
-                                         (const float *)cache,
-                                         (const float *)cache,
-                                         &conv,
-                                         NULL};
+    const struct attn_recurrent_weights gdn = {{ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof gdn, NULL},
+                                               (const float *)cache,
+                                               (const float *)cache,
+                                               &conv,
+                                               NULL};
     const struct attn_mm_encoder_state encoder = {
         {ATTN_EXT_MM_ENCODER_STATE, 0, sizeof encoder, NULL}, NULL, (float *)(void *)cache};
     const struct attn_layer_params params = {.struct_size = sizeof params,
-                                             .next = l->kind == ATTN_LAYER_GDN ? &gdn.ext
+                                             .next = l->kind == ATTN_LAYER_RECURRENT ? &gdn.ext
                                                      : l->kind == ATTN_LAYER_MM_ENCODER
                                                          ? &encoder.ext
                                                      : l->next == &s->sampled.mla.ext ? &mla.ext
@@ -327,9 +327,9 @@ static void add_more(struct step *s, struct input *input, struct attn_batch *b)
         b->logits_indices = logits;
         b->num_logits_indices = spans;
     }
-    if ((more & 16) || s->sampled.desc.kind == ATTN_LAYER_GDN) {
-        struct attn_batch_gdn gdn = {
-            {ATTN_EXT_BATCH_GDN, 0, sizeof gdn, NULL}, NULL, wide, NULL, NULL};
+    if ((more & 16) || s->sampled.desc.kind == ATTN_LAYER_RECURRENT) {
+        struct attn_batch_recurrent gdn = {
+            {ATTN_EXT_BATCH_RECURRENT, 0, sizeof gdn, NULL}, NULL, wide, NULL, NULL};
         int32_t *slots = numbers(&s->blocks, (int64_t)requests * wide);
         for (int32_t i = 0; i < requests * wide; i++) {
             slots[i] = i % NUM_SLOTS;

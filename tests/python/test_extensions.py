@@ -39,7 +39,7 @@ class GatedDelta(unittest.TestCase):
         self.a_log, self.dt_bias = (torch.rand(self.HV, generator=generator) for _ in range(2))
         channels = 2 * self.HK * self.DK + self.HV * self.DV
         weight = torch.randn(channels, self.WIDTH, generator=generator) * 0.5
-        desc = libattn.LayerDesc("gdn", self.HK, self.HK, self.DK, kind="gdn", head_size_v=self.DV,
+        desc = libattn.LayerDesc("gdn", self.HK, self.HK, self.DK, kind="recurrent", head_size_v=self.DV,
                                  gdn=libattn.GdnDesc(self.HK, self.HV, self.DK, self.DV, self.WIDTH if conv else 0,
                                                      conv, True))
         runtime = libattn.Runtime(ignore_environment=True)

@@ -4,7 +4,7 @@
 #include <attn/plugin.h>
 #include <math.h>
 
-#include <attn/gdn.h>
+#include <attn/recurrent.h>
 
 struct attn_instance {
     const struct attn_host *host;
@@ -27,12 +27,13 @@ static float *row(const struct attn_tensor *t, int64_t i, int64_t j, int64_t wid
     return (float *)((char *)t->data + t->byte_offset) + i * first + j * second;
 }
 
-static void one_token(const struct attn_attend_args *a, const struct attn_gdn_desc *g, int64_t t,
-                      int32_t h, float *s)
+static void one_token(const struct attn_attend_args *a, const struct attn_recurrent_desc *g,
+                      int64_t t, int32_t h, float *s)
 {
-    const struct attn_io_gdn *io = (const struct attn_io_gdn *)ext_of(a->next, ATTN_EXT_IO_GDN);
-    const struct attn_gdn_weights *w =
-        (const struct attn_gdn_weights *)ext_of(a->params->next, ATTN_EXT_GDN_WEIGHTS);
+    const struct attn_io_recurrent *io =
+        (const struct attn_io_recurrent *)ext_of(a->next, ATTN_EXT_IO_RECURRENT);
+    const struct attn_recurrent_weights *w =
+        (const struct attn_recurrent_weights *)ext_of(a->params->next, ATTN_EXT_RECURRENT_WEIGHTS);
     int32_t head = h / (g->num_v_heads / g->num_k_heads), dk = g->head_size_k;
     const float *q = row(a->q, t, head, dk), *k = row(a->k, t, head, dk),
                 *v = row(a->v, t, h, g->head_size_v);
@@ -60,10 +61,10 @@ static void one_token(const struct attn_attend_args *a, const struct attn_gdn_de
 
 static attn_status gated_delta(const struct attn_attend_args *a, struct attn_error *error)
 {
-    const struct attn_gdn_desc *g =
-        (const struct attn_gdn_desc *)ext_of(a->layer->next, ATTN_EXT_GDN_DESC);
-    const struct attn_batch_gdn *states =
-        (const struct attn_batch_gdn *)ext_of(a->batch->next, ATTN_EXT_BATCH_GDN);
+    const struct attn_recurrent_desc *g =
+        (const struct attn_recurrent_desc *)ext_of(a->layer->next, ATTN_EXT_RECURRENT_DESC);
+    const struct attn_batch_recurrent *states =
+        (const struct attn_batch_recurrent *)ext_of(a->batch->next, ATTN_EXT_BATCH_RECURRENT);
     int64_t stride = states->state_slots_stride > 0 ? states->state_slots_stride : 1;
     (void)error;
     for (int32_t r = 0; r < a->batch->num_reqs; r++) {
@@ -92,9 +93,9 @@ static const struct attn_kernels kernels = {.struct_size = sizeof kernels,
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                          struct attn_error *error)
 {
-    const struct attn_gdn_caps gdn = {.ext = {ATTN_EXT_CAPS_GDN, 0, sizeof gdn, NULL},
-                                      .head_size_k_max = 64,
-                                      .head_size_v_max = 64};
+    const struct attn_recurrent_caps gdn = {.ext = {ATTN_EXT_CAPS_RECURRENT, 0, sizeof gdn, NULL},
+                                            .head_size_k_max = 64,
+                                            .head_size_v_max = 64};
     const struct attn_device_info cpu = {.struct_size = sizeof cpu,
                                          .device = {ATTN_DEVICE_CPU, 0},
                                          .name = "CPU",
@@ -108,7 +109,7 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
                                            .vendor = "you",
                                            .device = {ATTN_DEVICE_CPU, 0},
                                            .kernels = ATTN_KERNEL_GATED_DELTA,
-                                           .layer_kinds = 1 << ATTN_LAYER_GDN,
+                                           .layer_kinds = 1 << ATTN_LAYER_RECURRENT,
                                            .phases = 3,
                                            .dtypes = 1 << ATTN_DTYPE_F32,
                                            .terms = ATTN_TERM_CAUSAL,

@@ -33,7 +33,7 @@ struct gdn {
     attn_plan *plan;
     int32_t width, drafted;
     struct attn_layer_desc layer;
-    struct attn_gdn_desc desc;
+    struct attn_recurrent_desc desc;
     float conv[CHANNELS][WIDTH], a_log[HV], dt_bias[HV];
     float mixed[REQS][LENGTH][CHANNELS], gates[REQS][LENGTH][2][HV];
     double state[REQS][HV][DV][DK];
@@ -44,8 +44,8 @@ struct gdn {
     struct attn_tensor tensors[8];
     int64_t shapes[8][3], strides[8][3];
     struct attn_batch batch;
-    struct attn_batch_gdn ext;
-    struct attn_io_gdn io_ext;
+    struct attn_batch_recurrent ext;
+    struct attn_io_recurrent io_ext;
     struct attn_step_io io;
     struct attn_error error;
 };
@@ -109,7 +109,8 @@ static void open_core(struct gdn *g)
 
 static void describe(struct gdn *g)
 {
-    g->desc = (struct attn_gdn_desc){.ext = {ATTN_EXT_GDN_DESC, 0, sizeof g->desc, NULL},
+    g->desc =
+        (struct attn_recurrent_desc){.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof g->desc, NULL},
                                      .num_k_heads = HK,
                                      .num_v_heads = HV,
                                      .head_size_k = DK,
@@ -122,7 +123,7 @@ static void describe(struct gdn *g)
     g->layer = (struct attn_layer_desc){.struct_size = sizeof g->layer,
                                         .next = &g->desc.ext,
                                         .name = "gdn",
-                                        .kind = ATTN_LAYER_GDN,
+                                        .kind = ATTN_LAYER_RECURRENT,
                                         .dtype = ATTN_DTYPE_F32,
                                         .num_q_heads = HK,
                                         .num_kv_heads = HK,
@@ -147,21 +148,22 @@ static void bind(struct gdn *g, const char *backend)
     attn_layer *layer = g->api->model_layer(g->model, 0);
     CHECK(g, g->api->layer_kv_spec(layer, &spec, &g->error));
     int64_t window = g->width > 0 ? g->width - 1 + g->drafted : 0;
-    assert_int_equal(spec.kind, ATTN_KV_SPEC_GDN_STATE);
+    assert_int_equal(spec.kind, ATTN_KV_SPEC_STATE);
     assert_int_equal(spec.page_bytes, 4 * (HV * DV * DK + CHANNELS * window));
-    const struct attn_gdn_state memory = {.struct_size = sizeof memory,
-                                          .state = g->states,
-                                          .state_stride_slot = HV * DV * DK,
-                                          .conv_state = g->width > 0 ? g->windows : NULL,
-                                          .conv_stride_slot = CHANNELS * WINDOW,
-                                          .conv_stride_channel = WINDOW,
-                                          .num_slots = SLOTS};
+    const struct attn_recurrent_state memory = {.struct_size = sizeof memory,
+                                                .state = g->states,
+                                                .state_stride_slot = HV * DV * DK,
+                                                .conv_state = g->width > 0 ? g->windows : NULL,
+                                                .conv_stride_slot = CHANNELS * WINDOW,
+                                                .conv_stride_channel = WINDOW,
+                                                .num_slots = SLOTS};
     memset(g->states, 0xff, sizeof g->states);
     memset(g->windows, 0xff, sizeof g->windows);
     CHECK(g, g->api->layer_bind_state(layer, &memory, &g->error));
-    struct attn_gdn_weights weights = {.ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof weights, NULL},
-                                       .a_log = g->a_log,
-                                       .dt_bias = g->dt_bias};
+    struct attn_recurrent_weights weights = {
+        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, NULL},
+        .a_log = g->a_log,
+        .dt_bias = g->dt_bias};
     struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
     if (g->width > 0) {
         weights.conv_weight = tensor(g, 0, g->conv, 2, CHANNELS, WIDTH, 0, WIDTH, 1);
@@ -264,11 +266,12 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
         }
     }
     int64_t tokens = g->starts[REQS];
-    g->ext = (struct attn_batch_gdn){.ext = {ATTN_EXT_BATCH_GDN, 0, sizeof g->ext, NULL},
-                                     .state_slots = g->slots[0],
-                                     .state_slots_stride = 1 + DRAFTS,
-                                     .has_initial_state = by_length ? NULL : started,
-                                     .num_accepted_tokens = g->drafted > 0 ? g->accepted : NULL};
+    g->ext =
+        (struct attn_batch_recurrent){.ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof g->ext, NULL},
+                                      .state_slots = g->slots[0],
+                                      .state_slots_stride = 1 + DRAFTS,
+                                      .has_initial_state = by_length ? NULL : started,
+                                      .num_accepted_tokens = g->drafted > 0 ? g->accepted : NULL};
     g->batch = (struct attn_batch){.struct_size = sizeof g->batch,
                                    .next = &g->ext.ext,
                                    .num_reqs = REQS,
@@ -278,7 +281,8 @@ static void set_step(struct gdn *g, const int32_t *queries, bool by_length)
                                    .query_start_loc_host = g->starts,
                                    .seq_lens = g->lens,
                                    .seq_lens_host = g->lens};
-    g->io_ext = (struct attn_io_gdn){.ext = {ATTN_EXT_IO_GDN, 0, sizeof g->io_ext, NULL}};
+    g->io_ext =
+        (struct attn_io_recurrent){.ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof g->io_ext, NULL}};
     g->io = (struct attn_step_io){.struct_size = sizeof g->io, .next = &g->io_ext.ext};
     if (g->width > 0) {
         g->io_ext.mixed_qkv = tensor(g, 1, g->rows, 2, tokens, CHANNELS, 0, CHANNELS, 1);
@@ -422,12 +426,14 @@ static void test_bad_steps(void **unused)
     (void)unused;
     set_step(g, queries, false);
     struct attn_batch good = g->batch;
-    struct attn_batch_gdn ext = g->ext;
+    struct attn_batch_recurrent ext = g->ext;
     const struct {
         const char *field;
         int32_t what;
-    } plans[] = {
-        {"attn_batch_gdn", 0}, {"state_slots", 1}, {"state_slots", 2}, {"has_initial_state", 3}};
+    } plans[] = {{"attn_batch_recurrent", 0},
+                 {"state_slots", 1},
+                 {"state_slots", 2},
+                 {"has_initial_state", 3}};
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
         g->batch.next = plans[i].what == 0 ? NULL : good.next;
         g->ext.state_slots = plans[i].what == 1 ? NULL : ext.state_slots;
@@ -441,9 +447,9 @@ static void test_bad_steps(void **unused)
     }
     g->slots[2][0] = 4;
     CHECK(g, g->api->plan(g->plan, &g->batch, NULL, &g->error));
-    struct attn_io_gdn io_ext = g->io_ext;
+    struct attn_io_recurrent io_ext = g->io_ext;
     struct attn_step_io io = g->io;
-    const char *runs[] = {"attn_io_gdn", "mixed_qkv", "a", "out"};
+    const char *runs[] = {"attn_io_recurrent", "mixed_qkv", "a", "out"};
     for (int32_t i = 0; i < 4; i++) {
         g->io.next = i == 0 ? NULL : io.next;
         g->io_ext.mixed_qkv = i == 1 ? io_ext.a : io_ext.mixed_qkv;
@@ -461,18 +467,18 @@ static void test_bad_steps(void **unused)
 static void test_bad_weights(void **unused)
 {
     struct gdn *g = gdn_create("cpu_ref", WIDTH, 0);
-    struct attn_gdn_weights weights = {.ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof weights, NULL},
-                                       .a_log = g->a_log};
+    struct attn_recurrent_weights weights = {
+        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, NULL}, .a_log = g->a_log};
     struct attn_layer_params params = {.struct_size = sizeof params};
     attn_layer *layer = g->api->model_layer(g->model, 0);
     (void)unused;
     g->api->plan_destroy(g->plan);
     g->plan = NULL;
     assert_int_not_equal(g->api->layer_bind_params(layer, &params, &g->error), ATTN_OK);
-    assert_string_equal(g->error.field, "attn_gdn_weights");
+    assert_string_equal(g->error.field, "attn_recurrent_weights");
     params.next = &weights.ext;
     assert_int_not_equal(g->api->layer_bind_params(layer, &params, &g->error), ATTN_OK);
-    assert_string_equal(g->error.field, "attn_gdn_weights");
+    assert_string_equal(g->error.field, "attn_recurrent_weights");
     weights.dt_bias = g->dt_bias;
     assert_int_not_equal(g->api->layer_bind_params(layer, &params, &g->error), ATTN_OK);
     assert_string_equal(g->error.field, "conv_weight");

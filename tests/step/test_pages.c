@@ -263,17 +263,17 @@ static void test_latent_rows(void **state)
 /* GDN: S [Hv, Dv, Dk] float32 and the convolution's window of width - 1 and the drafts. */
 static void test_states(void **state)
 {
-    const struct attn_gdn_desc gdn = {.ext = {ATTN_EXT_GDN_DESC, 0, sizeof gdn, NULL},
-                                      .num_k_heads = 2,
-                                      .num_v_heads = 4,
-                                      .head_size_k = 32,
-                                      .head_size_v = 64,
-                                      .conv_width = 4,
-                                      .num_speculative_tokens = 2};
+    const struct attn_recurrent_desc gdn = {.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof gdn, NULL},
+                                            .num_k_heads = 2,
+                                            .num_v_heads = 4,
+                                            .head_size_k = 32,
+                                            .head_size_v = 64,
+                                            .conv_width = 4,
+                                            .num_speculative_tokens = 2};
     const struct attn_layer_desc layer = {.struct_size = sizeof layer,
                                           .next = &gdn.ext,
                                           .name = "layer",
-                                          .kind = ATTN_LAYER_GDN,
+                                          .kind = ATTN_LAYER_RECURRENT,
                                           .dtype = ATTN_DTYPE_BF16,
                                           .num_q_heads = 2,
                                           .num_kv_heads = 2,
@@ -284,7 +284,7 @@ static void test_states(void **state)
     struct attn_kv_spec spec;
     (void)state;
     attn_model *model = bind(&layer, &spec);
-    assert_int_equal(spec.kind, ATTN_KV_SPEC_GDN_STATE);
+    assert_int_equal(spec.kind, ATTN_KV_SPEC_STATE);
     assert_int_equal(spec.page_bytes, 4 * 64 * 32 * 4 + (2 * 2 * 32 + 4 * 64) * (4 - 1 + 2) * 2);
     api->model_destroy(model);
 }

@@ -24,7 +24,7 @@ struct parameters {
     struct attn_layer_params params;
     struct attn_kv_quant_params quant;
     struct attn_mla_weights mla;
-    struct attn_gdn_weights gdn;
+    struct attn_recurrent_weights gdn;
     struct attn_tensor kv_b_proj, conv_weight;
     struct subject_io storage;
 };
@@ -75,12 +75,12 @@ static void mla_parameters(struct subject *subject, struct parameters *p)
 
 static void gdn_parameters(struct subject *subject, struct parameters *p)
 {
-    const struct attn_gdn_desc *gdn = &subject->layer.gdn;
+    const struct attn_recurrent_desc *gdn = &subject->layer.gdn;
     int64_t channels = 2 * (int64_t)gdn->num_k_heads * gdn->head_size_k +
                        (int64_t)gdn->num_v_heads * gdn->head_size_v;
     int32_t dtype = subject->layer.desc.dtype;
-    p->gdn = (struct attn_gdn_weights){
-        .ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof p->gdn, NULL},
+    p->gdn = (struct attn_recurrent_weights){
+        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof p->gdn, NULL},
         .a_log = upload_floats(subject, gdn->num_v_heads, -1, 1),
         .dt_bias = upload_floats(subject, gdn->num_v_heads, 0.5f, 1),
     };
@@ -105,7 +105,7 @@ static void make_parameters(struct subject *subject, struct parameters *p)
     if (desc->alibi != ATTN_ALIBI_NONE) {
         p->params.alibi_slopes = upload_floats(subject, desc->num_q_heads, 0.5f, 0.84f);
     }
-    if (desc->kind == ATTN_LAYER_GDN) {
+    if (desc->kind == ATTN_LAYER_RECURRENT) {
         gdn_parameters(subject, p);
     } else if (subject->layer.mla.kv_lora_rank > 0) {
         mla_parameters(subject, p);
@@ -175,16 +175,16 @@ static attn_status bind_cache(struct subject *subject, attn_layer *layer, struct
 
 static attn_status bind_state(struct subject *subject, attn_layer *layer, struct attn_error *error)
 {
-    const struct attn_gdn_desc *gdn = &subject->layer.gdn;
+    const struct attn_recurrent_desc *gdn = &subject->layer.gdn;
     int64_t slots = subject->requests.count, width = gdn->conv_width > 0 ? gdn->conv_width - 1 : 0;
     int64_t channels = 2 * (int64_t)gdn->num_k_heads * gdn->head_size_k +
                        (int64_t)gdn->num_v_heads * gdn->head_size_v;
     int64_t state = (int64_t)gdn->num_v_heads * gdn->head_size_v * gdn->head_size_k;
-    struct attn_gdn_state memory = {.struct_size = sizeof memory,
-                                    .state_stride_slot = state,
-                                    .conv_stride_slot = channels * width,
-                                    .conv_stride_channel = width,
-                                    .num_slots = slots};
+    struct attn_recurrent_state memory = {.struct_size = sizeof memory,
+                                          .state_stride_slot = state,
+                                          .conv_stride_slot = channels * width,
+                                          .conv_stride_channel = width,
+                                          .num_slots = slots};
     memory.state =
         memory_normal(&subject->memory, ATTN_DTYPE_F32, slots * state, 0.1, &subject->random);
     if (width > 0) {

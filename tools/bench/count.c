@@ -89,7 +89,7 @@ static void count_mla(const struct subject *subject, struct work *work)
 /* The recurrence: decay, S k, S + r k^T, S q. A chunked form computes more, and faster. */
 static void count_gdn(const struct subject *subject, struct work *work)
 {
-    const struct attn_gdn_desc *gdn = &subject->layer.gdn;
+    const struct attn_recurrent_desc *gdn = &subject->layer.gdn;
     double tokens = (double)subject->requests.num_tokens;
     double state = (double)gdn->num_v_heads * gdn->head_size_v * gdn->head_size_k;
     double values = (double)gdn->num_v_heads * gdn->head_size_v;
@@ -111,7 +111,7 @@ void subject_count(struct subject *subject)
         subject->layer.desc.dtype == ATTN_DTYPE_F16) {
         work->arithmetic = CEILING_BF16; /* a GPU's f16 products run at the rate of bf16's */
     }
-    if (subject->layer.desc.kind == ATTN_LAYER_GDN) {
+    if (subject->layer.desc.kind == ATTN_LAYER_RECURRENT) {
         count_gdn(subject, work);
     } else if (subject->layer.mla.kv_lora_rank > 0) {
         count_mla(subject, work);

@@ -32,10 +32,10 @@ static void describe_gdn(struct subject *subject)
 {
     const struct shape *shape = &subject->shape;
     struct attn_layer_desc *desc = &subject->layer.desc;
-    struct attn_gdn_desc *gdn = &subject->layer.gdn;
+    struct attn_recurrent_desc *gdn = &subject->layer.gdn;
     int32_t conv = shape_int(shape, PARAMETER_CONV);
-    *gdn = (struct attn_gdn_desc){
-        .ext = {ATTN_EXT_GDN_DESC, 0, sizeof *gdn, NULL},
+    *gdn = (struct attn_recurrent_desc){
+        .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof *gdn, NULL},
         .num_k_heads = shape_int(shape, PARAMETER_HK),
         .num_v_heads = shape_int(shape, PARAMETER_HV),
         .head_size_k = shape_int(shape, PARAMETER_DK),
@@ -46,7 +46,7 @@ static void describe_gdn(struct subject *subject)
         .state_dtype = ATTN_DTYPE_F32,
     };
     desc->next = &gdn->ext;
-    desc->kind = ATTN_LAYER_GDN;
+    desc->kind = ATTN_LAYER_RECURRENT;
     desc->num_q_heads = desc->num_kv_heads = gdn->num_k_heads;
     desc->head_size = gdn->head_size_k;
     desc->head_size_v = gdn->head_size_v;

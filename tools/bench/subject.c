@@ -30,8 +30,8 @@ static double guess_bytes(const struct subject *subject)
     int32_t dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
     double element = desc->kv_dtype <= ATTN_KV_F32 ? (double)number_bytes(desc->dtype) : 1;
     double keys = (double)subject->requests.num_keys;
-    if (desc->kind == ATTN_LAYER_GDN) {
-        const struct attn_gdn_desc *gdn = &subject->layer.gdn;
+    if (desc->kind == ATTN_LAYER_RECURRENT) {
+        const struct attn_recurrent_desc *gdn = &subject->layer.gdn;
         return 4.0 * subject->requests.count * gdn->num_v_heads * gdn->head_size_v *
                gdn->head_size_k;
     }

@@ -20,7 +20,7 @@ struct subject_io {
     struct attn_tensor q, k, v, out;
     struct attn_io_mla mla;
     struct attn_tensor q_nope, q_pe, kv_c, k_pe;
-    struct attn_io_gdn gdn;
+    struct attn_io_recurrent gdn;
     struct attn_tensor mixed_qkv, a, b;
     int64_t shapes[10][3];
     int32_t num_shapes;
@@ -30,7 +30,7 @@ struct subject_io {
 struct subject_layer {
     struct attn_layer_desc desc;
     struct attn_mla_desc mla;
-    struct attn_gdn_desc gdn;
+    struct attn_recurrent_desc gdn;
     struct attn_kv_spec spec; /* after bind */
     bool has_cache;
 };
@@ -55,7 +55,7 @@ struct subject {
     int64_t table_stride;
     int32_t *table; /* host [R, stride] */
     struct attn_batch batch;
-    struct attn_batch_gdn batch_gdn;
+    struct attn_batch_recurrent batch_gdn;
     struct subject_io *io; /* one for each layer */
     struct work work;
 };

@@ -118,7 +118,7 @@ static void mla_io(struct subject *subject, struct subject_io *io, const int32_t
 
 static void gdn_io(struct subject *subject, struct subject_io *io)
 {
-    const struct attn_gdn_desc *gdn = &subject->layer.gdn;
+    const struct attn_recurrent_desc *gdn = &subject->layer.gdn;
     int64_t keys = (int64_t)gdn->num_k_heads * gdn->head_size_k;
     int64_t values = (int64_t)gdn->num_v_heads * gdn->head_size_v;
     if (gdn->conv_width > 0) {
@@ -135,7 +135,7 @@ static void gdn_io(struct subject *subject, struct subject_io *io)
     io->a = normal_rows(subject, io, 0, gdn->num_v_heads, 1);
     io->b = normal_rows(subject, io, 0, gdn->num_v_heads, 1);
     io->out = empty_rows(subject, io, gdn->num_v_heads, gdn->head_size_v);
-    io->gdn.ext = (struct attn_ext){ATTN_EXT_IO_GDN, 0, sizeof io->gdn, NULL};
+    io->gdn.ext = (struct attn_ext){ATTN_EXT_IO_RECURRENT, 0, sizeof io->gdn, NULL};
     io->gdn.a = &io->a;
     io->gdn.b = &io->b;
     io->io.next = &io->gdn.ext;
@@ -197,8 +197,8 @@ static void gdn_batch(struct subject *subject)
     for (int32_t r = 0; slots != NULL && r < requests->count; r++) {
         slots[r] = r;
     }
-    subject->batch_gdn = (struct attn_batch_gdn){
-        .ext = {ATTN_EXT_BATCH_GDN, 0, sizeof subject->batch_gdn, NULL},
+    subject->batch_gdn = (struct attn_batch_recurrent){
+        .ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof subject->batch_gdn, NULL},
         .state_slots =
             memory_upload(&subject->memory, slots, (size_t)requests->count * sizeof *slots)};
     subject->batch.next = &subject->batch_gdn.ext;
@@ -258,7 +258,7 @@ attn_status subject_tensors(struct subject *subject, struct attn_error *error)
             (struct attn_step_io){.struct_size = sizeof io->io, .stream = subject->session->stream};
         if (mla) {
             mla_io(subject, io, topk);
-        } else if (subject->layer.desc.kind == ATTN_LAYER_GDN) {
+        } else if (subject->layer.desc.kind == ATTN_LAYER_RECURRENT) {
             gdn_io(subject, io);
         } else {
             decoder_io(subject, io, writes);

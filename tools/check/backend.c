@@ -112,7 +112,8 @@ const struct attn_ext *backend_extension(const struct attn_backend_caps *caps, u
 static void take_extensions(struct backend *backend, const struct attn_backend_caps *caps)
 {
     const struct attn_ext *mla = backend_extension(caps, ATTN_EXT_CAPS_MLA, sizeof backend->mla);
-    const struct attn_ext *gdn = backend_extension(caps, ATTN_EXT_CAPS_GDN, sizeof backend->gdn);
+    const struct attn_ext *gdn =
+        backend_extension(caps, ATTN_EXT_CAPS_RECURRENT, sizeof backend->gdn);
     backend->caps.next = NULL;
     if (mla != NULL) {
         memcpy(&backend->mla, mla, sizeof backend->mla);

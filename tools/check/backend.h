@@ -3,7 +3,7 @@
 #ifndef CHECK_BACKEND_H
 #define CHECK_BACKEND_H
 
-#include <attn/gdn.h>
+#include <attn/recurrent.h>
 #include <attn/mla.h>
 #include <attn/plugin.h>
 #include <stdatomic.h>
@@ -21,7 +21,7 @@ struct backend {
     const struct attn_plugin *plugin;
     struct attn_backend_caps caps; /* as reported; arrays, text and known extensions copied */
     struct attn_mla_caps mla;      /* what caps.next leads to, where it was declared */
-    struct attn_gdn_caps gdn;
+    struct attn_recurrent_caps gdn;
     attn_instance *instance;
     struct attn_kernels kernels; /* zero behind what the plugin knows */
     int32_t num_reported;        /* backends that the probe named */

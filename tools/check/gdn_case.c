@@ -171,7 +171,8 @@ void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random)
 static void describe_layer(const struct gdn_case *c, struct gdn_step *s)
 {
     const struct gdn_variant *v = &c->v;
-    s->desc = (struct attn_gdn_desc){.ext = {ATTN_EXT_GDN_DESC, 0, sizeof s->desc, NULL},
+    s->desc =
+        (struct attn_recurrent_desc){.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof s->desc, NULL},
                                      .num_k_heads = v->num_k_heads,
                                      .num_v_heads = v->num_v_heads,
                                      .head_size_k = v->head_size_k,
@@ -185,7 +186,7 @@ static void describe_layer(const struct gdn_case *c, struct gdn_step *s)
     s->layer = (struct attn_layer_desc){.struct_size = sizeof s->layer,
                                         .next = &s->desc.ext,
                                         .name = "gdn",
-                                        .kind = ATTN_LAYER_GDN,
+                                        .kind = ATTN_LAYER_RECURRENT,
                                         .dtype = v->dtype,
                                         .num_q_heads = v->num_k_heads,
                                         .num_kv_heads = v->num_k_heads,
@@ -203,8 +204,8 @@ static void describe_batch(const struct gdn_case *c, struct gdn_step *s, uint8_t
         longest = c->tokens[r] > longest ? c->tokens[r] : longest;
         longest_seq = c->lengths[r] > longest_seq ? c->lengths[r] : longest_seq;
     }
-    s->states = (struct attn_batch_gdn){
-        .ext = {ATTN_EXT_BATCH_GDN, 0, sizeof s->states, NULL},
+    s->states = (struct attn_batch_recurrent){
+        .ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof s->states, NULL},
         .state_slots = (const int32_t *)(base + c->at[GDN_SLOTS]),
         .state_slots_stride = GDN_MAX_STATES,
         .has_initial_state = c->v.by_length ? NULL : base + c->at[GDN_HAS_STATE],
@@ -270,8 +271,8 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, uint8_t *base,
     describe_layer(c, s);
     describe_batch(c, s, base);
     describe_memory(c, s, base);
-    s->weights = (struct attn_gdn_weights){
-        .ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof s->weights, NULL},
+    s->weights = (struct attn_recurrent_weights){
+        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof s->weights, NULL},
         .a_log = (const float *)(base + c->at[GDN_A_LOG]),
         .dt_bias = (const float *)(base + c->at[GDN_DT_BIAS]),
         .conv_weight = rows_of(c, &s->conv_weight, base + c->at[GDN_CONV_WEIGHT], c->channels,
@@ -286,8 +287,8 @@ void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, uint8_t *base,
     rows_of(c, &s->q, mixed, rows, stride, v->num_k_heads, v->head_size_k, device);
     rows_of(c, &s->k, mixed + keys * e, rows, stride, v->num_k_heads, v->head_size_k, device);
     rows_of(c, &s->v, mixed + 2 * keys * e, rows, stride, v->num_v_heads, v->head_size_v, device);
-    s->io = (struct attn_io_gdn){
-        .ext = {ATTN_EXT_IO_GDN, 0, sizeof s->io, NULL},
+    s->io = (struct attn_io_recurrent){
+        .ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof s->io, NULL},
         .mixed_qkv = convolves ? &s->mixed.tensor : NULL,
         .a = rows_of(c, &s->a, gates, rows, c->gate_stride, 0, v->num_v_heads, device),
         .b = rows_of(c, &s->b, gates + v->num_v_heads * e, rows, c->gate_stride, 0, v->num_v_heads,

@@ -4,7 +4,7 @@
 #ifndef CHECK_GDN_CASE_H
 #define CHECK_GDN_CASE_H
 
-#include <attn/gdn.h>
+#include <attn/recurrent.h>
 
 #include "pair.h"
 
@@ -66,14 +66,14 @@ struct gdn_case {
 
 /* Everything that the kernel takes, over one copy of the image. */
 struct gdn_step {
-    struct attn_gdn_desc desc;
+    struct attn_recurrent_desc desc;
     struct attn_layer_desc layer;
-    struct attn_gdn_weights weights;
+    struct attn_recurrent_weights weights;
     struct attn_layer_params params;
-    struct attn_batch_gdn states;
+    struct attn_batch_recurrent states;
     struct attn_batch batch;
     struct attn_kv_view state, window;
-    struct attn_io_gdn io;
+    struct attn_io_recurrent io;
     struct pair_tensor q, k, v, mixed, a, b, out, conv_weight, conv_bias;
     struct attn_attend_args attend;
 };

@@ -174,8 +174,9 @@ static enum trial_result limits_missing(struct trial *trial, const void *variant
 {
     (void)variant;
     (void)seed;
-    return trial_say(trial, TRIAL_FAILED,
-                     "gated_delta is declared without attn_gdn_caps: the core refuses every layer");
+    return trial_say(
+        trial, TRIAL_FAILED,
+        "gated_delta is declared without attn_recurrent_caps: the core refuses every layer");
 }
 
 /* clang-format off */
@@ -200,7 +201,7 @@ static const struct gdn_variant variants[] = {
 };
 /* clang-format on */
 
-static bool within(const struct attn_gdn_caps *caps, const struct gdn_variant *v)
+static bool within(const struct attn_recurrent_caps *caps, const struct gdn_variant *v)
 {
     return v->head_size_k <= caps->head_size_k_max && v->head_size_v <= caps->head_size_v_max &&
            v->conv_width <= caps->conv_width_max && v->drafted <= caps->max_speculative_tokens;
@@ -208,8 +209,8 @@ static bool within(const struct attn_gdn_caps *caps, const struct gdn_variant *v
 
 void gdn_cases(const struct kernel_sink *sink)
 {
-    const struct attn_gdn_caps *caps = (const struct attn_gdn_caps *)backend_extension(
-        sink->caps, ATTN_EXT_CAPS_GDN, sizeof *caps);
+    const struct attn_recurrent_caps *caps = (const struct attn_recurrent_caps *)backend_extension(
+        sink->caps, ATTN_EXT_CAPS_RECURRENT, sizeof *caps);
     char name[128];
     if (!(sink->caps->kernels & ATTN_KERNEL_GATED_DELTA)) {
         return;

@@ -152,9 +152,9 @@ static void make_mla(struct reading *r, const cJSON *text, struct model_layer *l
 
 static void make_gdn(struct reading *r, const cJSON *text, struct model_layer *layer)
 {
-    struct attn_gdn_desc *gdn = &layer->gdn;
-    *gdn = (struct attn_gdn_desc){
-        .ext = {ATTN_EXT_GDN_DESC, 0, sizeof *gdn, NULL},
+    struct attn_recurrent_desc *gdn = &layer->gdn;
+    *gdn = (struct attn_recurrent_desc){
+        .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof *gdn, NULL},
         .num_k_heads = read_int(r, text, "linear_num_key_heads", 16, 1, 1024),
         .num_v_heads = read_int(r, text, "linear_num_value_heads", 32, 1, 1024),
         .head_size_k = read_int(r, text, "linear_key_head_dim", 128, 8, 512),
@@ -163,7 +163,7 @@ static void make_gdn(struct reading *r, const cJSON *text, struct model_layer *l
         .conv_silu = 1,
         .qk_l2norm = 1,
         .state_dtype = ATTN_DTYPE_F32};
-    layer->desc.kind = ATTN_LAYER_GDN;
+    layer->desc.kind = ATTN_LAYER_RECURRENT;
     layer->desc.num_q_heads = layer->desc.num_kv_heads = gdn->num_k_heads;
     layer->desc.head_size = gdn->head_size_k;
     layer->desc.head_size_v = gdn->head_size_v;

@@ -35,7 +35,7 @@ void model_config_keep(struct model_config *config, int32_t count)
     for (int32_t i = 0; i < kept; i++) { /* layers have moved, and what they point to with them */
         struct model_layer *layer = &config->layers[i];
         layer->desc.name = layer->name;
-        if (layer->desc.kind == ATTN_LAYER_GDN) {
+        if (layer->desc.kind == ATTN_LAYER_RECURRENT) {
             layer->desc.next = &layer->gdn.ext;
         } else if (layer->desc.kind == ATTN_LAYER_MLA ||
                    layer->desc.kind == ATTN_LAYER_MLA_SPARSE) {

@@ -31,10 +31,10 @@ void fill_batch(const struct run_group *group, struct batch *batch, struct attn_
 
 /* The batch's arrays as they are now, in the device's memory until the next plan. */
 attn_status plan_batch(struct engine *engine, struct run_group *group, struct attn_batch *batch,
-                       struct attn_batch_gdn *states)
+                       struct attn_batch_recurrent *states)
 {
     const size_t reqs = (size_t)batch->num_reqs, word = sizeof(int32_t);
-    struct attn_batch_gdn none = {.state_slots = NULL};
+    struct attn_batch_recurrent none = {.state_slots = NULL};
     const struct {
         const void **array;
         size_t bytes;
@@ -75,7 +75,7 @@ static attn_status write_layer(struct engine *engine, struct run_layer *layer,
     const struct oracle_terms *t = &layer->terms;
     int64_t shapes[2][3] = {{end - first, t->num_kv_heads, t->head_size},
                             {end - first, t->num_kv_heads, t->head_size_v}};
-    if (layer->spec.kind == ATTN_KV_SPEC_GDN_STATE) {
+    if (layer->spec.kind == ATTN_KV_SPEC_STATE) {
         return gdn_run(engine, layer, batch);
     }
     if (layer->spec.kind == ATTN_KV_SPEC_MLA) {
@@ -106,7 +106,7 @@ static attn_status write_only(struct engine *engine, int32_t g, int32_t r, int32
 {
     struct run_group *group = &engine->groups[g];
     struct batch *batch = calloc(1, sizeof *batch);
-    struct attn_batch_gdn states;
+    struct attn_batch_recurrent states;
     struct attn_batch view;
     int32_t slots[MAX_REQUESTS];
     attn_status status = group->recurrent ? ATTN_OK : blocks_reserve(engine, group, r, end);

@@ -163,7 +163,7 @@ attn_status admit(struct engine *engine, int32_t r);
 void fill_batch(const struct run_group *group, struct batch *batch, struct attn_batch *out);
 /* `states` NULL: not recurrent */
 attn_status plan_batch(struct engine *engine, struct run_group *group, struct attn_batch *batch,
-                       struct attn_batch_gdn *states);
+                       struct attn_batch_recurrent *states);
 void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end, int64_t *slots);
 /* rows.c */
 size_t element_bytes(const struct run_layer *layer);
@@ -215,7 +215,7 @@ attn_status mla_run(struct engine *engine, struct run_layer *layer, const struct
 attn_status gdn_bind(struct engine *engine, struct run_layer *layer);
 attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct batch *batch);
 void gdn_states(const struct run_group *group, const struct batch *batch, int32_t *slots,
-                struct attn_batch_gdn *states);
+                struct attn_batch_recurrent *states);
 attn_status gdn_swap(struct engine *engine, int32_t g, int32_t r, bool out);
 /* replay.c: --qkv from beginning to end, over engine_run */
 attn_status engine_replay(struct engine *engine);

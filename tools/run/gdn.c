@@ -7,24 +7,24 @@
 
 #include "engine.h"
 
-static int64_t channels_of(const struct attn_gdn_desc *g)
+static int64_t channels_of(const struct attn_recurrent_desc *g)
 {
     return 2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
 }
 
-static int64_t state_size(const struct attn_gdn_desc *g)
+static int64_t state_size(const struct attn_recurrent_desc *g)
 {
     return (int64_t)g->num_v_heads * g->head_size_v * g->head_size_k;
 }
 
-static int64_t window_size(const struct attn_gdn_desc *g)
+static int64_t window_size(const struct attn_recurrent_desc *g)
 {
     return channels_of(g) * (g->conv_width - 1);
 }
 
 static attn_status bind_weights(struct engine *engine, struct run_layer *layer)
 {
-    const struct attn_gdn_desc *g = &layer->source->gdn;
+    const struct attn_recurrent_desc *g = &layer->source->gdn;
     int64_t channels = channels_of(g), shape[] = {channels, g->conv_width};
     layer->weights = malloc((size_t)(channels * g->conv_width) * element_bytes(layer));
     layer->gates = malloc(2 * (size_t)g->num_v_heads * sizeof *layer->gates);
@@ -51,10 +51,11 @@ static attn_status bind_weights(struct engine *engine, struct run_layer *layer)
     }
     const float *gates = layer->device_params[1];
     struct attn_tensor conv = tensor_of(engine, layer, layer->device_params[0], 2, shape, NULL);
-    struct attn_gdn_weights weights = {.ext = {ATTN_EXT_GDN_WEIGHTS, 0, sizeof weights, NULL},
-                                       .a_log = gates,
-                                       .dt_bias = gates + g->num_v_heads,
-                                       .conv_weight = &conv};
+    struct attn_recurrent_weights weights = {
+        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, NULL},
+        .a_log = gates,
+        .dt_bias = gates + g->num_v_heads,
+        .conv_weight = &conv};
     struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
     return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
 }
@@ -64,7 +65,7 @@ attn_status gdn_bind(struct engine *engine, struct run_layer *layer)
     static const int32_t numbers[] = {[ATTN_DTYPE_F16] = ORACLE_F16,
                                       [ATTN_DTYPE_BF16] = ORACLE_BF16,
                                       [ATTN_DTYPE_F32] = ORACLE_F32};
-    const struct attn_gdn_desc *g = &layer->source->gdn;
+    const struct attn_recurrent_desc *g = &layer->source->gdn;
     layer->terms = (struct oracle_terms){
         .number = numbers[layer->source->desc.dtype],
         .num_q_heads = g->num_v_heads,
@@ -89,24 +90,25 @@ attn_status gdn_bind(struct engine *engine, struct run_layer *layer)
     if (status != ATTN_OK) {
         return status;
     }
-    const struct attn_gdn_state state = {.struct_size = sizeof state,
-                                         .state = layer->cache,
-                                         .state_stride_slot = state_size(g),
-                                         .conv_state = layer->windows,
-                                         .conv_stride_slot = window_size(g),
-                                         .conv_stride_channel = g->conv_width - 1,
-                                         .num_slots = NUM_STATE_SLOTS};
+    const struct attn_recurrent_state state = {.struct_size = sizeof state,
+                                               .state = layer->cache,
+                                               .state_stride_slot = state_size(g),
+                                               .conv_state = layer->windows,
+                                               .conv_stride_slot = window_size(g),
+                                               .conv_stride_channel = g->conv_width - 1,
+                                               .num_slots = NUM_STATE_SLOTS};
     status = engine->api->layer_bind_state(layer->handle, &state, &engine->error);
     return status == ATTN_OK ? bind_weights(engine, layer) : status;
 }
 
 void gdn_states(const struct run_group *group, const struct batch *batch, int32_t *slots,
-                struct attn_batch_gdn *states)
+                struct attn_batch_recurrent *states)
 {
     for (int32_t i = 0; i < batch->num_reqs; i++) {
         slots[i] = group->slot[batch->request[i]];
     }
-    *states = (struct attn_batch_gdn){.ext = {ATTN_EXT_BATCH_GDN, 0, sizeof *states, NULL},
+    *states =
+        (struct attn_batch_recurrent){.ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof *states, NULL},
                                       .state_slots = slots,
                                       .state_slots_stride = 1};
 }
@@ -115,7 +117,7 @@ void gdn_states(const struct run_group *group, const struct batch *batch, int32_
 static attn_status verify_request(struct engine *engine, struct run_layer *layer, int32_t r,
                                   int32_t own, int32_t first, int32_t count, const uint8_t *out)
 {
-    const struct attn_gdn_desc *g = &layer->source->gdn;
+    const struct attn_recurrent_desc *g = &layer->source->gdn;
     const struct oracle_gdn oracle = {
         layer->terms.number, g->num_k_heads, g->num_v_heads,
         g->head_size_k,      g->head_size_v, g->conv_width,
@@ -149,7 +151,7 @@ static attn_status verify_request(struct engine *engine, struct run_layer *layer
 static attn_status run_rows(struct engine *engine, struct run_layer *layer,
                             const struct batch *batch, uint8_t *mixed, uint8_t *gates, uint8_t *out)
 {
-    const struct attn_gdn_desc *g = &layer->source->gdn;
+    const struct attn_recurrent_desc *g = &layer->source->gdn;
     int64_t tokens = batch->query_start_loc[batch->num_reqs], hv = g->num_v_heads;
     int64_t mixed_shape[] = {tokens, channels_of(g)}, gate_shape[] = {tokens, hv},
             gate_strides[] = {2 * hv, 1};
@@ -169,8 +171,8 @@ static attn_status run_rows(struct engine *engine, struct run_layer *layer,
     struct attn_tensor b =
         tensor_of(engine, layer, sent[1] + (size_t)hv * e, 2, gate_shape, gate_strides);
     struct attn_tensor outs = tensor_of(engine, layer, sent[2], 3, out_shape, NULL);
-    struct attn_io_gdn gdn = {
-        .ext = {ATTN_EXT_IO_GDN, 0, sizeof gdn, NULL}, .mixed_qkv = &rows, .a = &a, .b = &b};
+    struct attn_io_recurrent gdn = {
+        .ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof gdn, NULL}, .mixed_qkv = &rows, .a = &a, .b = &b};
     struct attn_step_io io = {
         .struct_size = sizeof io, .next = &gdn.ext, .stream = engine->stream, .out = &outs};
     attn_status status =
@@ -182,7 +184,7 @@ static attn_status run_rows(struct engine *engine, struct run_layer *layer,
 
 attn_status gdn_run(struct engine *engine, struct run_layer *layer, const struct batch *batch)
 {
-    const struct attn_gdn_desc *g = &layer->source->gdn;
+    const struct attn_recurrent_desc *g = &layer->source->gdn;
     size_t tokens = (size_t)batch->query_start_loc[batch->num_reqs], e = element_bytes(layer);
     size_t mixed_row = (size_t)channels_of(g) * e, gate_row = 2 * (size_t)g->num_v_heads * e;
     size_t out_row = (size_t)g->num_v_heads * (size_t)g->head_size_v * e;
@@ -236,7 +238,7 @@ attn_status gdn_swap(struct engine *engine, int32_t g, int32_t r, bool out)
     }
     for (int32_t i = 0; i < engine->num_layers; i++) {
         struct run_layer *layer = &engine->layers[i];
-        const struct attn_gdn_desc *desc = &layer->source->gdn;
+        const struct attn_recurrent_desc *desc = &layer->source->gdn;
         if (layer->group != g) {
             continue;
         }

@@ -97,7 +97,7 @@ static attn_status make_params(struct engine *engine, struct run_layer *layer)
         layer->sinks[h] = (float)(6 + 2 * random_normal(&engine->random));
     }
     model_alibi_slopes(layer->slopes, d->num_q_heads);
-    if (layer->spec.kind == ATTN_KV_SPEC_GDN_STATE) {
+    if (layer->spec.kind == ATTN_KV_SPEC_STATE) {
         return gdn_bind(engine, layer);
     }
     if (layer->spec.kind == ATTN_KV_SPEC_MLA) {
@@ -157,7 +157,7 @@ static attn_status make_group(struct engine *engine, struct run_group *group,
     int64_t tokens = 0;
     group->has_cache = layer->spec.kind != ATTN_KV_SPEC_NONE;
     group->cross = layer->spec.kind == ATTN_KV_SPEC_CROSS;
-    group->recurrent = layer->spec.kind == ATTN_KV_SPEC_GDN_STATE;
+    group->recurrent = layer->spec.kind == ATTN_KV_SPEC_STATE;
     group->block_size = layer->spec.block_size > 0 ? layer->spec.block_size : 1;
     for (int32_t r = 0; r < engine->num_requests; r++) {
         const struct request *request = &engine->requests[r];
@@ -236,7 +236,7 @@ static attn_status bind_layers(struct engine *engine)
             status = make_group(engine, &engine->groups[layer->group], layer);
         }
         bool paged =
-            layer->spec.kind != ATTN_KV_SPEC_NONE && layer->spec.kind != ATTN_KV_SPEC_GDN_STATE;
+            layer->spec.kind != ATTN_KV_SPEC_NONE && layer->spec.kind != ATTN_KV_SPEC_STATE;
         if (status == ATTN_OK && paged) {
             status = make_cache(engine, layer);
         }

@@ -138,7 +138,7 @@ static attn_status run_groups(struct engine *engine, struct batch *batch)
     attn_status status = ATTN_OK;
     for (int32_t g = 0; g < engine->num_groups && status == ATTN_OK; g++) {
         struct run_group *group = &engine->groups[g];
-        struct attn_batch_gdn states;
+        struct attn_batch_recurrent states;
         struct attn_batch view;
         int64_t *slots = batch->slots;
         int32_t state_slots[MAX_REQUESTS];

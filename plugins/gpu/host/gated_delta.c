@@ -31,9 +31,9 @@ static attn_status check_matrix(const struct attn_tensor *tensor, const char *na
 
 static attn_status check_weights(const struct gdn *gdn, struct attn_error *error)
 {
-    const struct attn_gdn_weights *w = gdn->weights;
+    const struct attn_recurrent_weights *w = gdn->weights;
     if (w == NULL || w->a_log == NULL || w->dt_bias == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_gdn_weights",
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_recurrent_weights",
                             "is not on the parameters, or a_log or dt_bias is NULL");
     }
     if (gdn->desc->conv_width == 0) {
@@ -59,7 +59,8 @@ static attn_status check_io(const struct gdn *gdn, struct attn_error *error)
 {
     const struct attn_attend_args *args = gdn->args;
     if (gdn->io == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_gdn", "is not on the run");
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_recurrent",
+                            "is not on the run");
     }
     attn_status status;
     if (gdn->desc->conv_width > 0) {
@@ -83,10 +84,10 @@ static attn_status check_io(const struct gdn *gdn, struct attn_error *error)
 static attn_status check_batch(const struct gdn *gdn, struct attn_error *error)
 {
     const struct attn_batch *batch = gdn->args->batch;
-    const struct attn_batch_gdn *states = gdn->states;
+    const struct attn_batch_recurrent *states = gdn->states;
     if (states == NULL || states->state_slots == NULL ||
         (states->has_initial_state == NULL && batch->seq_lens == NULL)) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_batch_gdn",
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_batch_recurrent",
                             "is not on the batch, or state_slots is NULL, or both of "
                             "has_initial_state and seq_lens are");
     }
@@ -103,8 +104,8 @@ static attn_status check_batch(const struct gdn *gdn, struct attn_error *error)
 static struct gpu_delta_params params_of(const struct gdn *gdn)
 {
     const struct attn_attend_args *args = gdn->args;
-    const struct attn_gdn_desc *desc = gdn->desc;
-    const struct attn_batch_gdn *states = gdn->states;
+    const struct attn_recurrent_desc *desc = gdn->desc;
+    const struct attn_batch_recurrent *states = gdn->states;
     struct gpu_delta_params p = {
         .out = gpu_tensor_of(args->out),
         .a = matrix_of(gdn->io->a),

@@ -71,7 +71,7 @@ attn_status gpu_prepare(attn_instance *instance, const struct attn_layer_desc *l
     }
     **state = (struct attn_state){0};
     (*state)->way = layer->kind == ATTN_LAYER_MLA ? GPU_WAY_LATENT
-                    : layer->kind == ATTN_LAYER_MLA_SPARSE || layer->kind == ATTN_LAYER_GDN
+                    : layer->kind == ATTN_LAYER_MLA_SPARSE || layer->kind == ATTN_LAYER_RECURRENT
                         ? GPU_WAY_WITHOUT_PLAN
                         : GPU_WAY_ATTEND;
     (*state)->num_kv_heads = layer->num_kv_heads;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gated delta rule, a token at a time, with its causal convolution (attn/gdn.h):
+/* The gated delta rule, a token at a time, with its causal convolution (attn/recurrent.h):
  *     S <- e^g S;  r = beta (v - S k);  S <- S + r k^T;  o = S q
  * A group has DELTA_ROWS rows of one head's S in registers, each warp DELTA_WARP_ROWS of them, and
  * works through the request's tokens in stretches whose q, k, v and gates it makes in shared

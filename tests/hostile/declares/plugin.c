@@ -3,7 +3,7 @@
  * says. */
 #include "../common.h"
 
-#include <attn/gdn.h>
+#include <attn/recurrent.h>
 #include <attn/mla.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,7 +52,7 @@ CHANGE(no_phases, c->phases = 0)
 CHANGE(no_dtypes, c->dtypes = 0)
 CHANGE(mla_without_kernel, c->layer_kinds |= BIT(ATTN_LAYER_MLA))
 CHANGE(sparse_without_kernel, c->layer_kinds |= BIT(ATTN_LAYER_MLA_SPARSE))
-CHANGE(gdn_without_kernel, c->layer_kinds |= BIT(ATTN_LAYER_GDN))
+CHANGE(gdn_without_kernel, c->layer_kinds |= BIT(ATTN_LAYER_RECURRENT))
 CHANGE(decoder_without_attend, c->kernels = ATTN_KERNEL_WRITE_KV)
 CHANGE(decoder_without_write, c->kernels = ATTN_KERNEL_ATTEND)
 CHANGE(rope_without_kernel, c->features |= ATTN_FEATURE_FUSED_ROPE)

@@ -2,7 +2,7 @@
 /* No defect: two devices, two backends, and something in every field that a declaration has. */
 #include "../common.h"
 
-#include <attn/gdn.h>
+#include <attn/recurrent.h>
 #include <attn/mla.h>
 
 static const struct attn_range blocks[] = {{16, 64, 16}, {128, 1024, 128}};
@@ -16,7 +16,8 @@ static const struct attn_refused_combination refused[] = {
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                          struct attn_error *error)
 {
-    const struct attn_gdn_caps gdn = {{ATTN_EXT_CAPS_GDN, 0, sizeof gdn, NULL}, 128, 256, 4, 3};
+    const struct attn_recurrent_caps gdn = {
+        {ATTN_EXT_CAPS_RECURRENT, 0, sizeof gdn, NULL}, 128, 256, 4, 3};
     const struct attn_ext other = {0x10077, ATTN_EXT_OPTIONAL, sizeof other, &gdn.ext};
     const struct attn_mla_caps mla = {
         {ATTN_EXT_CAPS_MLA, 0, sizeof mla, &other}, 512, 64, 16, 2, 2048, 64};

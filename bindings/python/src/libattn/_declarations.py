@@ -92,19 +92,19 @@ class ExtId(IntEnum):
     """``enum attn_ext_id``."""
 
     MLA_DESC = 1
-    GDN_DESC = 2
+    RECURRENT_DESC = 2
     MLA_WEIGHTS = 3
-    GDN_WEIGHTS = 4
+    RECURRENT_WEIGHTS = 4
     CONTEXT_PARALLEL = 5
     BATCH_CONTEXT = 6
-    BATCH_GDN = 7
+    BATCH_RECURRENT = 7
     IO_MLA = 8
-    IO_GDN = 9
+    IO_RECURRENT = 9
     IO_OUTPUT_QUANT = 10
     IO_ROPE = 11
     KV_QUANT_PARAMS = 12
     CAPS_MLA = 13
-    CAPS_GDN = 14
+    CAPS_RECURRENT = 14
     MM_ENCODER = 15
     MM_ENCODER_STATE = 16
 
@@ -188,7 +188,7 @@ class LayerKind(IntEnum):
     MLA = 5
     MLA_SPARSE = 6
     STATIC_SINK = 7
-    GDN = 8
+    RECURRENT = 8
 
 
 class Phase(IntEnum):
@@ -297,7 +297,7 @@ class KvSpecKind(IntEnum):
     SLIDING_WINDOW_MLA = 5
     CROSS = 6
     SINK_FULL = 7
-    GDN_STATE = 8
+    STATE = 8
     MLA_INDEXER = 9
 
 
@@ -1040,8 +1040,8 @@ class attn_mla_caps(Structure):
     ]
 
 
-class attn_gdn_desc(Structure):
-    """``struct attn_gdn_desc``."""
+class attn_recurrent_desc(Structure):
+    """``struct attn_recurrent_desc``."""
 
     _fields_ = [
         ("ext", attn_ext),
@@ -1058,8 +1058,8 @@ class attn_gdn_desc(Structure):
     ]
 
 
-class attn_gdn_weights(Structure):
-    """``struct attn_gdn_weights``."""
+class attn_recurrent_weights(Structure):
+    """``struct attn_recurrent_weights``."""
 
     _fields_ = [
         ("ext", attn_ext),
@@ -1070,8 +1070,8 @@ class attn_gdn_weights(Structure):
     ]
 
 
-class attn_gdn_state(Structure):
-    """``struct attn_gdn_state``."""
+class attn_recurrent_state(Structure):
+    """``struct attn_recurrent_state``."""
 
     _fields_ = [
         ("struct_size", c_size_t),
@@ -1086,8 +1086,8 @@ class attn_gdn_state(Structure):
     ]
 
 
-class attn_batch_gdn(Structure):
-    """``struct attn_batch_gdn``."""
+class attn_batch_recurrent(Structure):
+    """``struct attn_batch_recurrent``."""
 
     _fields_ = [
         ("ext", attn_ext),
@@ -1098,8 +1098,8 @@ class attn_batch_gdn(Structure):
     ]
 
 
-class attn_io_gdn(Structure):
-    """``struct attn_io_gdn``."""
+class attn_io_recurrent(Structure):
+    """``struct attn_io_recurrent``."""
 
     _fields_ = [
         ("ext", attn_ext),
@@ -1109,8 +1109,8 @@ class attn_io_gdn(Structure):
     ]
 
 
-class attn_gdn_caps(Structure):
-    """``struct attn_gdn_caps``."""
+class attn_recurrent_caps(Structure):
+    """``struct attn_recurrent_caps``."""
 
     _fields_ = [
         ("ext", attn_ext),
@@ -1559,12 +1559,12 @@ STRUCTS = {
     "attn_mla_weights": attn_mla_weights,
     "attn_io_mla": attn_io_mla,
     "attn_mla_caps": attn_mla_caps,
-    "attn_gdn_desc": attn_gdn_desc,
-    "attn_gdn_weights": attn_gdn_weights,
-    "attn_gdn_state": attn_gdn_state,
-    "attn_batch_gdn": attn_batch_gdn,
-    "attn_io_gdn": attn_io_gdn,
-    "attn_gdn_caps": attn_gdn_caps,
+    "attn_recurrent_desc": attn_recurrent_desc,
+    "attn_recurrent_weights": attn_recurrent_weights,
+    "attn_recurrent_state": attn_recurrent_state,
+    "attn_batch_recurrent": attn_batch_recurrent,
+    "attn_io_recurrent": attn_io_recurrent,
+    "attn_recurrent_caps": attn_recurrent_caps,
     "attn_limits": attn_limits,
     "attn_plan_size": attn_plan_size,
     "attn_attend_args": attn_attend_args,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MLA and gated-delta layers add to parameters, batches and runs (``attn/mla.h``, ``attn/gdn.h``).
+"""What MLA and gated-delta layers add to parameters, batches and runs (``attn/mla.h``, ``attn/recurrent.h``).
 
 Each function gives a ctypes structure for the ``extensions`` argument of `Layer.bind_params`, `Batch` or `Plan.run`.
 The tensors behind it are borrowed and kept alive by it.
@@ -12,11 +12,11 @@ from typing import Any
 from ._declarations import (
     ExtId,
     Status,
-    attn_batch_gdn,
+    attn_batch_recurrent,
     attn_ext,
-    attn_gdn_state,
-    attn_gdn_weights,
-    attn_io_gdn,
+    attn_recurrent_state,
+    attn_recurrent_weights,
+    attn_io_recurrent,
     attn_io_mla,
     attn_mla_weights,
 )
@@ -52,7 +52,7 @@ def _data(name: str, value: Any | None, dtype: str, kept: list[Tensor]) -> int |
 def gdn_weights(a_log: Any, dt_bias: Any, conv_weight: Any | None = None, conv_bias: Any | None = None) -> Structure:
     """For `Layer.bind_params`: float32 [Hv] twice, and the convolution's [channels, width] and [channels]."""
     kept: list[Tensor] = []
-    return _made(attn_gdn_weights, ExtId.GDN_WEIGHTS, kept, a_log=_data("a_log", a_log, "f32", kept),
+    return _made(attn_recurrent_weights, ExtId.RECURRENT_WEIGHTS, kept, a_log=_data("a_log", a_log, "f32", kept),
                  dt_bias=_data("dt_bias", dt_bias, "f32", kept), conv_weight=_pointer(conv_weight, kept),
                  conv_bias=_pointer(conv_bias, kept))
 
@@ -72,7 +72,7 @@ def gdn_batch(state_slots: Any, has_initial_state: Any | None = None,
     """
     kept: list[Tensor] = []
     slots = as_tensor(state_slots)
-    return _made(attn_batch_gdn, ExtId.BATCH_GDN, kept, state_slots=_data("state_slots", slots, "int32", kept),
+    return _made(attn_batch_recurrent, ExtId.BATCH_RECURRENT, kept, state_slots=_data("state_slots", slots, "int32", kept),
                  state_slots_stride=slots.strides[0] if len(slots.shape) == 2 else 1,
                  has_initial_state=_data("has_initial_state", has_initial_state, "uint8", kept),
                  num_accepted_tokens=_data("num_accepted_tokens", num_accepted_tokens, "int32", kept))
@@ -81,7 +81,7 @@ def gdn_batch(state_slots: Any, has_initial_state: Any | None = None,
 def gdn_io(a: Any, b: Any, mixed_qkv: Any | None = None) -> Structure:
     """For `Plan.run`: [T, Hv] twice, and [T, 2 Hk Dk + Hv Dv] before the convolution; without it q, k, v count."""
     kept: list[Tensor] = []
-    return _made(attn_io_gdn, ExtId.IO_GDN, kept, a=_pointer(a, kept), b=_pointer(b, kept),
+    return _made(attn_io_recurrent, ExtId.IO_RECURRENT, kept, a=_pointer(a, kept), b=_pointer(b, kept),
                  mixed_qkv=_pointer(mixed_qkv, kept))
 
 
@@ -90,7 +90,7 @@ def gdn_state(state: Any, conv_state: Any | None = None) -> Structure:
     t = as_tensor(state)
     if t.dtype != "f32" or len(t.shape) != 4 or t.strides[1:] != (t.shape[2] * t.shape[3], t.shape[3], 1):
         raise make(Status.INVALID_ARGUMENT, "state", f"{t}; float32 [slots, Hv, Dv, Dk] with compact slots is needed")
-    made = attn_gdn_state(struct_size=sizeof(attn_gdn_state), state=t.data, state_stride_slot=t.strides[0],
+    made = attn_recurrent_state(struct_size=sizeof(attn_recurrent_state), state=t.data, state_stride_slot=t.strides[0],
                           num_slots=t.shape[0])
     made._kept = [t]
     if conv_state is not None:

@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any
 
 from ._declarations import (Alibi, DtypeName, ExtId, GraphLevel, KvDtype, LayerKind, OutputForm, Rope, ScaleForm,
-                            Status, TreeMask, attn_ext, attn_gdn_desc, attn_layer_desc, attn_mla_desc)
+                            Status, TreeMask, attn_ext, attn_recurrent_desc, attn_layer_desc, attn_mla_desc)
 from .errors import make
 
 #: Fields that are given by name, and their enumerations.
@@ -18,7 +18,7 @@ _CODES: dict[str, type[IntEnum]] = {
     "q_scale_form": ScaleForm, "k_scale_form": ScaleForm, "v_scale_form": ScaleForm, "p_scale_form": ScaleForm,
     "q_dtype": DtypeName, "output_form": OutputForm, "graph_level": GraphLevel, "rope": Rope,
 }
-_CAUSAL_KINDS = (LayerKind.DECODER, LayerKind.MLA, LayerKind.MLA_SPARSE, LayerKind.STATIC_SINK, LayerKind.GDN)
+_CAUSAL_KINDS = (LayerKind.DECODER, LayerKind.MLA, LayerKind.MLA_SPARSE, LayerKind.STATIC_SINK, LayerKind.RECURRENT)
 
 
 def code_of(field: str, value: str | int, codes: type[IntEnum]) -> int:
@@ -55,7 +55,7 @@ class MlaDesc:
 
 @dataclass(frozen=True)
 class GdnDesc:
-    """The gated delta rule, see ``attn/gdn.h``."""
+    """The gated delta rule, see ``attn/recurrent.h``."""
 
     num_k_heads: int
     num_v_heads: int
@@ -69,11 +69,11 @@ class GdnDesc:
     state_dtype: str | int = "default"
 
     def to_struct(self) -> Structure:
-        """``struct attn_gdn_desc``."""
+        """``struct attn_recurrent_desc``."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values["state_dtype"] = code_of("state_dtype", self.state_dtype, DtypeName)
         values["conv_silu"], values["qk_l2norm"] = int(self.conv_silu), int(self.qk_l2norm)
-        return attn_gdn_desc(ext=attn_ext(id=ExtId.GDN_DESC, struct_size=sizeof(attn_gdn_desc)), **values)
+        return attn_recurrent_desc(ext=attn_ext(id=ExtId.RECURRENT_DESC, struct_size=sizeof(attn_recurrent_desc)), **values)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Batch:
     mode : str
         ``auto``, ``idle``, ``draft``, ``target_verify`` or ``profile``.
     extensions : sequence of ctypes structures
-        ``attn_batch_gdn`` and such, chained in order.
+        ``attn_batch_recurrent`` and such, chained in order.
     """
 
     def __init__(self, query_start_loc: Any, seq_lens: Any | None = None, block_table: Any | None = None,
@@ -254,7 +254,7 @@ class Plan:
         flags : int
             `NO_WRITE`, `NO_ATTEND`.
         extensions : sequence of ctypes structures
-            ``attn_io_gdn``, ``attn_io_mla`` and such.
+            ``attn_io_recurrent``, ``attn_io_mla`` and such.
         """
         io = self._io
         kept = [None if t is None else t if isinstance(t, (Tensor, Rows)) else Tensor(t) for t in (q, k, v, out, lse)]
