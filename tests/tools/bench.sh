@@ -68,6 +68,15 @@ expect 0 'fp8_e4m3' "$bench" --backend cpu_ref --threads 1 --kv-dtype fp8_e4m3 -
 # One layer again and again: no bytes in its floor, and no rank from its time.
 expect 0 '"bound":[[:space:]]*"operations"' "$bench" --json --backend cpu_ref --threads 1 --shape decode:$tiny,rotate=0
 expect 2 'rank cannot come from the shape decode:.*rotate=0' "$bench" --tune --shape decode:$tiny,rotate=0
+# Several backends are measured in turns, and put beside the first.
+"$bench" --json --backend cpu_ref --backend cpu_rfe --backend cpu_ref --threads 1 --shape decode:$tiny --shape merge:s=32,hq=4,d=64 \
+    >"$folder/out.json" 2>/dev/null && { echo "an unknown backend among three is no failure"; failed=1; }
+for field in ratio_to_first samples; do
+    [ "$(grep -c "\"$field\":[[:space:]]*[0-9]" "$folder/out.json")" -eq 4 ] ||
+        { echo "two backends of two shapes have not four $field"; failed=1; }
+done
+expect 2 'takes one --backend' "$bench" --backend cpu_ref --backend cpu_simd --tune
+expect 2 'more than 8' "$bench" $(printf -- '--backend cpu_ref %.0s' 1 2 3 4 5 6 7 8 9)
 # A sweep: a line for each value behind the heading.
 lines=$("$bench" --csv --backend cpu_ref --threads 1 --shape "write:s=16..64+100,hkv=2,d=64" | wc -l)
 [ "$lines" -eq 5 ] || { echo "the sweep has $lines lines, not 5"; failed=1; }

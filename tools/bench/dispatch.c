@@ -268,7 +268,7 @@ static int child_count(const struct options *options, int32_t way)
     }
     if (status == ATTN_OK) {
         status = pair_init(&pair, &session, pool_host(pool), &options->shapes.shapes[0],
-                           options->backend, way >= 2, &error);
+                           options->backends[0], way >= 2, &error);
         if (status == ATTN_OK) {
             status = way % 2 ? pair_run_calls(&pair, COUNTED_CALLS)
                              : pair_direct_calls(&pair, COUNTED_CALLS);

@@ -53,44 +53,100 @@ static void name_for_ranks(struct result *result, const struct attn_layer_desc *
     }
 }
 
-static void measure_subject(struct result *result, struct session *session, const char *backend)
-{
-    struct attn_error error = ATTN_ERROR_INIT;
+/* A shape on one backend: what runs, and what will be reported of it. */
+struct entry {
+    struct result result;
     struct subject subject;
-    result->reasons = json_array();
-    attn_status status =
-        subject_init(&subject, session, &result->shape, backend, result->reasons, &error);
-    if (status == ATTN_OK) {
-        memcpy(result->backend, subject.backend, sizeof result->backend);
-        result->phase = subject.phase;
-        result->kv_dtype = subject.choice.kv_dtype;
-        name_for_ranks(result, &subject.layer.desc);
-        status = timing_measure(&result->timing, session, &subject.work, &error);
-        subject_finish(&subject);
+    struct merge *merge;
+    bool has_subject;
+};
+
+static struct result result_for(const struct session *session, const struct shape *shape,
+                                const char *backend)
+{
+    struct result result = {.shape = *shape, .kv_dtype = session->options->kv_dtype};
+    snprintf(result.backend, sizeof result.backend, "%s", backend != NULL ? backend : "");
+    return result;
+}
+
+static void entry_init(struct entry *entry, struct contender *contender, struct session *session,
+                       const struct shape *shape, const char *backend)
+{
+    struct result *result = &entry->result;
+    *result = result_for(session, shape, backend);
+    contender->error = (struct attn_error)ATTN_ERROR_INIT;
+    contender->work = NULL;
+    if (shape->kind == SHAPE_MERGE) {
+        entry->merge = merge_create(result, session, backend, &contender->error);
+        contender->status = contender->error.status;
+        contender->work = entry->merge != NULL ? merge_work(entry->merge) : NULL;
+    } else {
+        struct subject *subject = &entry->subject;
+        result->reasons = json_array();
+        contender->status =
+            subject_init(subject, session, shape, backend, result->reasons, &contender->error);
+        entry->has_subject = contender->status == ATTN_OK;
+        if (entry->has_subject) {
+            contender->work = &subject->work;
+            memcpy(result->backend, subject->backend, sizeof result->backend);
+            result->phase = subject->phase;
+            result->kv_dtype = subject->choice.kv_dtype;
+            name_for_ranks(result, &subject->layer.desc);
+        }
     }
-    keep_error(result, status, session, &error);
+    if (contender->work == NULL) {
+        keep_error(result, contender->status, session, &contender->error);
+    }
+}
+
+static void entry_finish(struct entry *entry)
+{
+    if (entry->has_subject) {
+        subject_finish(&entry->subject);
+    }
+    merge_destroy(entry->merge);
+}
+
+/* One result for each backend, all of them alive at once and measured in turns. */
+static void measure_together(struct report *report, struct session *session,
+                             const struct shape *shape, const char *const *backends, int32_t count)
+{
+    struct contender contenders[MAX_BACKENDS];
+    struct entry *entries = calloc((size_t)count, sizeof *entries);
+    if (entries == NULL) {
+        report->failed = true;
+        return;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        entry_init(&entries[i], &contenders[i], session, shape, backends[i]);
+    }
+    timing_measure(contenders, count, session);
+    for (int32_t i = 0; i < count; i++) {
+        struct result *result = &entries[i].result;
+        result->timing = contenders[i].timing;
+        if (contenders[i].work != NULL) {
+            keep_error(result, contenders[i].status, session, &contenders[i].error);
+        }
+        report_add(report, result);
+        entry_finish(&entries[i]);
+    }
+    free(entries);
 }
 
 static void measure(struct report *report, struct session *session, const struct shape *shape,
-                    const char *backend)
+                    const char *const *backends, int32_t count)
 {
-    struct result result = {.shape = *shape, .kv_dtype = session->options->kv_dtype};
-    if (backend != NULL) {
-        snprintf(result.backend, sizeof result.backend, "%s", backend);
+    if (shape->kind != SHAPE_DISPATCH) {
+        measure_together(report, session, shape, backends, count);
+        return;
     }
-    struct attn_error error = ATTN_ERROR_INIT;
-    switch (shape->kind) {
-    case SHAPE_MERGE:
-        keep_error(&result, merge_measure(&result, session, backend, &error), session, &error);
-        break;
-    case SHAPE_DISPATCH:
-        keep_error(&result, dispatch_measure(&result, session, backend, &error), session, &error);
-        break;
-    default:
-        measure_subject(&result, session, backend);
-        break;
+    for (int32_t i = 0; i < count; i++) { /* which takes turns itself, with direct calls */
+        struct attn_error error = ATTN_ERROR_INIT;
+        struct result result = result_for(session, shape, backends[i]);
+        keep_error(&result, dispatch_measure(&result, session, backends[i], &error), session,
+                   &error);
+        report_add(report, &result);
     }
-    report_add(report, &result);
 }
 
 /* Every backend of the device that can serve the shape; the others are no failure, unless none is
@@ -101,8 +157,9 @@ static void tune_shape(struct report *report, struct session *session, const str
     int32_t first = report->count;
     for (int32_t b = 0; b < api->backend_count(session->runtime); b++) {
         struct attn_backend_info info = {.struct_size = sizeof info};
-        const char *wanted = session->options->backend;
+        const char *wanted = session->options->backends[0];
         char name[160];
+        const char *named = name;
         api->backend_info(session->runtime, b, &info);
         bool here =
             memcmp(&info.caps->device, &session->device.device, sizeof info.caps->device) == 0;
@@ -111,7 +168,7 @@ static void tune_shape(struct report *report, struct session *session, const str
         }
         snprintf(name, sizeof name, "%s%s%s", info.caps->name,
                  info.caps->variant[0] != '\0' ? "@" : "", info.caps->variant);
-        measure(report, session, shape, name);
+        measure(report, session, shape, &named, 1);
         struct result *last = report->count > first ? &report->results[report->count - 1] : NULL;
         if (last != NULL && json_count(last->reasons) > 0) { /* it cannot serve the layer */
             json_destroy(last->reasons);
@@ -119,7 +176,7 @@ static void tune_shape(struct report *report, struct session *session, const str
         }
     }
     if (report->count == first) {
-        measure(report, session, shape, session->options->backend); /* for its reasons */
+        measure(report, session, shape, session->options->backends, 1); /* for its reasons */
     }
 }
 
@@ -132,7 +189,8 @@ static void run_shapes(struct report *report, struct session *session)
         if (options->tune) {
             tune_shape(report, session, &options->shapes.shapes[i]);
         } else {
-            measure(report, session, &options->shapes.shapes[i], options->backend);
+            measure(report, session, &options->shapes.shapes[i], options->backends,
+                    options->num_backends > 0 ? options->num_backends : 1);
         }
     }
     if (options->tune && tune_write(report, session, report->ranks_file, sizeof report->ranks_file,
@@ -194,7 +252,7 @@ static int run_tool(int argc, char **argv)
     if (code < 0) {
         code = session_init(&session, &options, NULL, true, &error) == ATTN_OK
                    ? EXIT_SUCCESS
-                   : fail_with(options.backend != NULL ? options.backend : "runtime", &error);
+                   : fail_with(options.num_backends > 0 ? options.backends[0] : "runtime", &error);
         if (code == EXIT_SUCCESS) {
             run_shapes(&report, &session);
             code = show(&report, &session);

@@ -133,30 +133,52 @@ static attn_status make_tensors(struct merge *merge, const struct shape *shape,
     return ATTN_OK;
 }
 
-attn_status merge_measure(struct result *result, struct session *session, const char *backend,
-                          struct attn_error *error)
+struct merge *merge_create(struct result *result, struct session *session, const char *backend,
+                           struct attn_error *error)
 {
-    struct merge merge = {.session = session, .pool = pool_create(session->num_threads)};
+    struct merge *merge = calloc(1, sizeof *merge);
+    if (merge == NULL) {
+        error->status = ATTN_ERROR_OUT_OF_MEMORY;
+        return NULL;
+    }
+    merge->session = session;
+    merge->pool = pool_create(session->num_threads);
+    memory_init(&merge->memory, &session->device);
     int32_t index = find_backend(session, backend, error);
-    memory_init(&merge.memory, &session->device);
     attn_status status = index < 0 ? error->status : ATTN_OK;
-    if (merge.pool == NULL) {
+    if (merge->pool == NULL) {
         snprintf(error->message, sizeof error->message, "%d threads cannot be started",
                  session->num_threads);
-        status = ATTN_ERROR_OUT_OF_MEMORY;
+        status = error->status = ATTN_ERROR_OUT_OF_MEMORY;
     }
     if (status == ATTN_OK && !can_merge(session, index, result, error)) {
         status = error->status;
     }
     if (status == ATTN_OK) {
-        status = direct_open(&merge.direct, session, index, pool_host(merge.pool), error);
+        status = direct_open(&merge->direct, session, index, pool_host(merge->pool), error);
     }
-    status = status == ATTN_OK ? make_tensors(&merge, &result->shape, error) : status;
-    status =
-        status == ATTN_OK ? timing_measure(&result->timing, session, &merge.work, error) : status;
-    direct_close(&merge.direct);
-    memory_finish(&merge.memory);
-    free(merge.tensors);
-    pool_destroy(merge.pool);
-    return status;
+    status = status == ATTN_OK ? make_tensors(merge, &result->shape, error) : status;
+    if (status != ATTN_OK) {
+        error->status = status;
+        merge_destroy(merge);
+        return NULL;
+    }
+    return merge;
+}
+
+const struct work *merge_work(const struct merge *merge)
+{
+    return &merge->work;
+}
+
+void merge_destroy(struct merge *merge)
+{
+    if (merge == NULL) {
+        return;
+    }
+    direct_close(&merge->direct);
+    memory_finish(&merge->memory);
+    free(merge->tensors);
+    pool_destroy(merge->pool);
+    free(merge);
 }

@@ -5,8 +5,14 @@
 #define BENCH_MERGE_H
 
 #include "report.h"
+#include "work.h"
 
-attn_status merge_measure(struct result *result, struct session *session, const char *backend,
-                          struct attn_error *error);
+struct merge;
+
+/* Names the backend in `result`. NULL with the reason in `error`. */
+struct merge *merge_create(struct result *result, struct session *session, const char *backend,
+                           struct attn_error *error);
+const struct work *merge_work(const struct merge *merge);
+void merge_destroy(struct merge *merge); /* accepts NULL */
 
 #endif

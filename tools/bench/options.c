@@ -13,14 +13,15 @@
 #define MAX_THREADS 4096
 
 static const char usage[] =
-    "usage: attn-bench [--backend NAME] [--shape NAME[:key=value,...]]... [--dtype D]\n"
+    "usage: attn-bench [--backend NAME]... [--shape NAME[:key=value,...]]... [--dtype D]\n"
     "                  [--kv-dtype D] [--threads N] [--csv] [--plot FILE] [--tune]\n"
     "                  [--json] [--help] [--version]\n"
     "\n"
     "Times a backend's kernels through the core and holds them to what the machine can do,\n"
     "measured in the same process before every sample.\n"
     "\n"
-    "  --backend NAME   cpu_simd, cpu_simd@avx2 (default: what a selection takes)\n"
+    "  --backend NAME   cpu_simd, cpu_simd@avx2 (default: what a selection takes); may be\n"
+    "                   repeated: samples alternate, times are put beside the first one's\n"
     "  --shape SHAPE    decode:r=1,l=1024..65536; may be repeated (default: decode, prefill)\n"
     "  --dtype D        f16, bf16 (default), f32\n"
     "  --kv-dtype D     auto (default), f16, bf16, f32, fp8_e4m3, fp8_e5m2, int8_per_token_head, "
@@ -105,12 +106,22 @@ static bool parse_shape(struct options *options, const char *text)
     return true;
 }
 
+static bool parse_backend(struct options *options, const char *text)
+{
+    if (options->num_backends == MAX_BACKENDS) {
+        fprintf(stderr, "attn-bench: --backend %s: more than %d\n", text, MAX_BACKENDS);
+        return false;
+    }
+    options->backends[options->num_backends++] = text;
+    return true;
+}
+
 static int parse_one(struct options *options, int c)
 {
     bool ok = true;
     switch (c) {
     case 'b':
-        options->backend = optarg;
+        ok = parse_backend(options, optarg);
         break;
     case 's':
         ok = parse_shape(options, optarg);
@@ -179,6 +190,10 @@ int options_parse(int argc, char **argv, struct options *options)
     }
     if (code < 0 && options->json && options->csv) {
         fputs("attn-bench: --csv: stdout is --json's already; one of them\n", stderr);
+        code = EXIT_USAGE;
+    }
+    if (code < 0 && options->tune && options->num_backends > 1) {
+        fputs("attn-bench: --tune: takes one --backend, or none for all of the device\n", stderr);
         code = EXIT_USAGE;
     }
     for (int32_t i = 0; code < 0 && options->tune && i < options->shapes.count; i++) {

@@ -7,8 +7,11 @@
 #define EXIT_USAGE 2
 #define EXIT_ABSENT 77
 
+#define MAX_BACKENDS 8
+
 struct options {
-    const char *backend; /* NULL: what the selection takes */
+    const char *backends[MAX_BACKENDS]; /* the first NULL: what the selection takes */
+    int32_t num_backends;
     struct shape_list shapes;
     int32_t dtype;    /* enum attn_dtype_name */
     int32_t kv_dtype; /* enum attn_kv_dtype */

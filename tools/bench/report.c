@@ -105,6 +105,9 @@ static void add_timing(struct json *item, const struct timing *timing)
     json_add(item, "tflop_s", json_number(timing->tflop_s));
     json_add(item, "floor_us", json_number(timing->floor_us));
     json_add(item, "ratio_to_floor", json_number(timing->ratio_to_floor));
+    if (timing->ratio_to_first > 0) {
+        json_add(item, "ratio_to_first", json_number(timing->ratio_to_first));
+    }
     json_add(item, "bound", json_string(timing->bound));
     json_add(item, "samples", json_number(timing->num_samples));
     json_add(item, "calls", json_number((double)timing->num_calls));
@@ -195,8 +198,9 @@ void report_text(const struct report *report, const struct session *session)
             printf(", %.4g %s", ceiling_names[c].factor * best, ceiling_names[c].unit);
         }
     }
-    printf("\n%-36s %-24s %12s %7s %9s %9s %11s %7s\n", "shape", "backend", "time us", "spread",
-           "GB/s", "TFLOP/s", "floor us", "ratio");
+    bool several = session->options->num_backends > 1;
+    printf("\n%-36s %-24s %12s %7s %9s %9s %11s %7s%s\n", "shape", "backend", "time us", "spread",
+           "GB/s", "TFLOP/s", "floor us", "ratio", several ? "  to first" : "");
     for (int32_t i = 0; i < report->count; i++) {
         const struct result *result = &report->results[i];
         const struct timing *t = &result->timing;
@@ -205,9 +209,12 @@ void report_text(const struct report *report, const struct session *session)
             printf("%-36s %-24s %s\n", text, result->backend, result->error);
             continue;
         }
-        printf("%-36s %-24s %12.2f %6.1f%% %9.2f %9.4f %11.2f %7.2f%s\n", text, result->backend,
-               t->time_us, 100 * t->spread, t->gb_s, t->tflop_s, t->floor_us, t->ratio_to_floor,
-               t->failed ? "  FAILED: under the floor" : "");
+        printf("%-36s %-24s %12.2f %6.1f%% %9.2f %9.4f %11.2f %7.2f", text, result->backend,
+               t->time_us, 100 * t->spread, t->gb_s, t->tflop_s, t->floor_us, t->ratio_to_floor);
+        if (t->ratio_to_first > 0) {
+            printf("%10.3f", t->ratio_to_first);
+        }
+        puts(t->failed ? "  FAILED: under the floor" : "");
         if (result->dispatch != NULL) {
             print_dispatch(result->dispatch);
         }
@@ -226,7 +233,7 @@ void report_csv(const struct report *report, const struct session *session)
         printf(",%s", parameter_name(p));
     }
     puts(",dtype,kv_dtype,backend,device,threads,time_us,spread,gb_s,tflop_s,floor_us,"
-         "ratio_to_floor,bound,failed");
+         "ratio_to_floor,bound,failed,ratio_to_first");
     for (int32_t i = 0; i < report->count; i++) {
         const struct result *result = &report->results[i];
         const struct timing *t = &result->timing;
@@ -241,10 +248,11 @@ void report_csv(const struct report *report, const struct session *session)
         printf(",%s,%s,%s,%s,%d", number_name(session->options->dtype),
                kv_dtype_name(result->kv_dtype), result->backend, device, session->num_threads);
         if (result->error[0] == '\0') {
-            printf(",%.9g,%.4g,%.6g,%.6g,%.9g,%.6g,%s,%d\n", t->time_us, t->spread, t->gb_s,
+            printf(",%.9g,%.4g,%.6g,%.6g,%.9g,%.6g,%s,%d,", t->time_us, t->spread, t->gb_s,
                    t->tflop_s, t->floor_us, t->ratio_to_floor, t->bound, t->failed);
+            printf(t->ratio_to_first > 0 ? "%.6g\n" : "\n", t->ratio_to_first);
         } else {
-            puts(",,,,,,,,1");
+            puts(",,,,,,,,1,");
         }
     }
 }

@@ -27,7 +27,7 @@ static attn_status choose_device(const struct session *session, struct attn_devi
                                  struct attn_error *error)
 {
     struct attn_backend_info info = {.struct_size = sizeof info};
-    const char *name = session->options->backend;
+    const char *name = session->options->backends[0];
     if (name == NULL) {
         return session->api->best_device(session->runtime, NULL, device, error);
     }

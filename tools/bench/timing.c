@@ -132,14 +132,25 @@ static attn_status warm_up(struct caller *caller, double *call_seconds, struct a
     return status;
 }
 
-static void conclude(struct timing *timing, const struct work *work, double *times, double *floors,
-                     int32_t count)
+/* What is kept of one contender between the rounds. */
+struct lane {
+    struct contender *contender;
+    struct caller caller;
+    double call_seconds;
+    int64_t calls; /* of one sample */
+    double times[MAX_SAMPLES], floors[MAX_SAMPLES];
+};
+
+static void conclude(struct lane *lane, int32_t count)
 {
+    const struct work *work = lane->contender->work;
+    struct timing *timing = &lane->contender->timing;
     double bytes = work->bytes_read + work->bytes_written;
-    double median = quantile(times, count, 0.5);
-    double range = quantile(times, count, 0.75) - quantile(times, count, 0.25);
-    double least = quantile(floors, count, 0.5);
+    double median = quantile(lane->times, count, 0.5);
+    double range = quantile(lane->times, count, 0.75) - quantile(lane->times, count, 0.25);
+    double least = quantile(lane->floors, count, 0.5);
     timing->num_samples = count;
+    timing->num_calls = count * lane->calls;
     timing->time_us = 1e6 * median;
     timing->spread = median > 0 ? range / median : 0;
     timing->floor_us = 1e6 * least;
@@ -149,41 +160,85 @@ static void conclude(struct timing *timing, const struct work *work, double *tim
     timing->failed = !(timing->ratio_to_floor >= 1);
 }
 
-static attn_status sample(struct timing *timing, struct caller *caller, double call_seconds,
-                          struct attn_error *error)
+static double median_ratio(const struct lane *lane, const struct lane *first, int32_t count)
 {
-    double times[MAX_SAMPLES], floors[MAX_SAMPLES];
-    int64_t round = caller->graph != NULL ? caller->work->num_copies : 1;
-    int64_t calls = call_seconds > 0 ? (int64_t)(SAMPLE_SECONDS / call_seconds) + 1 : 1000;
-    int32_t least = call_seconds > SLOW_SECONDS ? SLOW_SAMPLES : MIN_SAMPLES;
-    double begin = now_seconds();
-    attn_status status = ATTN_OK;
-    int32_t count = 0;
-    calls = (calls + round - 1) / round * round;
-    while (count < MAX_SAMPLES && status == ATTN_OK &&
-           (count < least || now_seconds() - begin < BUDGET_SECONDS)) {
-        double elapsed;
-        floors[count] = floor_seconds(caller->session, caller->work, &timing->bound);
-        status = time_calls(caller, calls, &elapsed, error);
-        times[count++] = elapsed / (double)calls;
-        timing->num_calls += calls;
-        if (count >= SLOW_SAMPLES && call_seconds > SLOW_SECONDS) {
-            break;
-        }
+    double ratios[MAX_SAMPLES];
+    for (int32_t i = 0; i < count; i++) {
+        ratios[i] = lane->times[i] / first->times[i];
     }
-    conclude(timing, caller->work, times, floors, count);
-    return status;
+    return quantile(ratios, count, 0.5);
 }
 
-attn_status timing_measure(struct timing *timing, struct session *session, const struct work *work,
-                           struct attn_error *error)
+static void warm_lane(struct lane *lane)
 {
-    struct caller caller = {.session = session, .work = work};
-    double call_seconds = 0;
-    *timing = (struct timing){.bound = ""};
-    attn_status status = session_ceilings(session, error);
-    status = status == ATTN_OK ? warm_up(&caller, &call_seconds, error) : status;
-    status = status == ATTN_OK ? sample(timing, &caller, call_seconds, error) : status;
-    device_graph_finish(&session->device, caller.graph);
-    return status;
+    struct contender *contender = lane->contender;
+    contender->status = warm_up(&lane->caller, &lane->call_seconds, &contender->error);
+    int64_t round = lane->caller.graph != NULL ? contender->work->num_copies : 1;
+    lane->calls =
+        lane->call_seconds > 0 ? (int64_t)(SAMPLE_SECONDS / lane->call_seconds) + 1 : 1000;
+    lane->calls = (lane->calls + round - 1) / round * round;
+}
+
+static void take_sample(struct lane *lane, int32_t index)
+{
+    struct contender *contender = lane->contender;
+    double elapsed = 0;
+    if (contender->status != ATTN_OK) {
+        return;
+    }
+    lane->floors[index] =
+        floor_seconds(lane->caller.session, contender->work, &contender->timing.bound);
+    contender->status = time_calls(&lane->caller, lane->calls, &elapsed, &contender->error);
+    lane->times[index] = elapsed / (double)lane->calls;
+}
+
+/* Every other round goes the other way, so that nobody always follows the same one. */
+static int32_t sample_rounds(struct lane *lanes, int32_t count)
+{
+    double begin = now_seconds(), slowest = 0;
+    int32_t rounds = 0;
+    for (int32_t i = 0; i < count; i++) {
+        slowest = lanes[i].call_seconds > slowest ? lanes[i].call_seconds : slowest;
+    }
+    int32_t least = slowest > SLOW_SECONDS ? SLOW_SAMPLES : MIN_SAMPLES;
+    int32_t most = slowest > SLOW_SECONDS ? SLOW_SAMPLES : MAX_SAMPLES;
+    while (rounds < most && (rounds < least || now_seconds() - begin < BUDGET_SECONDS * count)) {
+        for (int32_t i = 0; i < count; i++) {
+            take_sample(&lanes[rounds % 2 == 0 ? i : count - 1 - i], rounds);
+        }
+        rounds++;
+    }
+    return rounds;
+}
+
+void timing_measure(struct contender *contenders, int32_t count, struct session *session)
+{
+    struct lane *lanes = calloc((size_t)count, sizeof *lanes);
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_status status =
+        lanes != NULL ? session_ceilings(session, &error) : ATTN_ERROR_OUT_OF_MEMORY;
+    int32_t running = 0;
+    for (int32_t i = 0; i < count; i++) {
+        contenders[i].timing = (struct timing){.bound = ""};
+        contenders[i].status = status;
+        contenders[i].error = error;
+        if (status == ATTN_OK && contenders[i].work != NULL) {
+            struct lane *lane = &lanes[running++];
+            lane->contender = &contenders[i];
+            lane->caller = (struct caller){.session = session, .work = contenders[i].work};
+            warm_lane(lane);
+        }
+    }
+    int32_t rounds = running > 0 ? sample_rounds(lanes, running) : 0;
+    bool compared = count > 1 && contenders[0].work != NULL && contenders[0].status == ATTN_OK;
+    for (int32_t i = 0; i < running && compared; i++) { /* before conclude sorts the times */
+        lanes[i].contender->timing.ratio_to_first = median_ratio(&lanes[i], lanes, rounds);
+    }
+    for (int32_t i = 0; i < running; i++) {
+        if (lanes[i].contender->status == ATTN_OK) {
+            conclude(&lanes[i], rounds);
+        }
+        device_graph_finish(&session->device, lanes[i].caller.graph);
+    }
+    free(lanes);
 }

@@ -11,6 +11,8 @@ struct timing {
     double spread;   /* distance of the quartiles over the median */
     double floor_us; /* median of the floors by the ceilings measured before each sample */
     double ratio_to_floor;
+    /* of several backends: median of a round's times over the first one's; 0: there was no other */
+    double ratio_to_first;
     double gb_s;
     double tflop_s;
     int32_t num_samples;
@@ -22,7 +24,17 @@ struct timing {
 double now_seconds(void);
 /* Sorts; 0 of no values. `part` 0.5: the median. */
 double quantile(double *values, int32_t count, double part);
-attn_status timing_measure(struct timing *timing, struct session *session, const struct work *work,
-                           struct attn_error *error);
+
+/* One of the works that are measured together. */
+struct contender {
+    const struct work *work; /* NULL: not measured */
+    struct timing timing;
+    attn_status status;
+    struct attn_error error;
+};
+
+/* Measures all works in rounds of one sample each, so that what changes on the machine in the
+ * meantime changes it for all. */
+void timing_measure(struct contender *contenders, int32_t count, struct session *session);
 
 #endif
