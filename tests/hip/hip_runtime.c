@@ -51,7 +51,7 @@ struct stream {
 struct function {
     struct module *module;
     const struct kernel *kernel;
-    uint64_t launches;
+    uint64_t launches, insns;
 };
 
 struct module {
@@ -92,8 +92,9 @@ __attribute__((destructor)) static void write_counts(void)
             machine.bytes_written, machine.lds_bytes);
     for (const struct module *m = modules; m != NULL; m = m->next) {
         for (uint32_t n = 0; n < m->code->num_kernels; n++) {
-            fprintf(file, "kernel %s launches %lu\n", m->functions[n].kernel->name,
-                    m->functions[n].launches);
+            const struct function *f = &m->functions[n];
+            fprintf(file, "kernel %s launches %lu instructions %lu\n", f->kernel->name, f->launches,
+                    f->insns);
         }
     }
     fclose(file);
@@ -112,9 +113,11 @@ static int run_launch(struct job *j)
     memcpy(launch.block, j->block, sizeof launch.block);
     machine.failed = false;
     j->function->launches++;
-    clock_gettime(CLOCK_MONOTONIC, &begin);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin); /* its rate, however busy the machine */
+    uint64_t before = machine.insns;
     bool ok = machine_launch(&machine, j->function->module->code, &launch);
-    clock_gettime(CLOCK_MONOTONIC, &end);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
+    j->function->insns += machine.insns - before;
     seconds += (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) * 1e-9;
     if (!ok) {
         fprintf(stderr, "%s: %s\n", j->function->kernel->name, machine.error);

@@ -13,6 +13,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #define LANES 64
 #define NUM_VECTORS 512 /* VGPRs, then AGPRs from 256 on */
@@ -39,10 +42,14 @@ enum operand_kind { OPERAND_NONE, OPERAND_VECTOR, OPERAND_SCALAR, OPERAND_CONSTA
 
 enum operand_mods { MOD_NEG = 1, MOD_ABS = 2, MOD_SEXT = 4 };
 
+/* How fast.c takes a source; FETCH_ANY: by source_lanes. */
+enum fetch { FETCH_ANY, FETCH_VECTOR, FETCH_PAIR, FETCH_CONSTANT, FETCH_SCALAR };
+
 struct operand {
     uint8_t kind, mods, words; /* words: 32 bits each */
     char type;                 /* as the operation's signature says it */
     uint16_t reg;
+    uint8_t fetch;         /* enum fetch */
     uint64_t value;        /* OPERAND_CONSTANT */
     const uint32_t *lanes; /* of a constant, spread over lanes and words */
 };
@@ -85,9 +92,10 @@ enum sdwa_select {
 struct wave;
 struct insn;
 typedef void insn_run(struct wave *w, const struct insn *i);
-/* Lanes 0 .. n - 1 of an operation; the second word of a 64-bit value stands LANES further. */
-typedef void lanes_run(uint32_t *restrict d, const uint32_t *a, const uint32_t *b,
-                       const uint32_t *c, unsigned n);
+/* Lanes 0 .. n - 1 of an operation, n = 32 or 64; the second word of a 64-bit value stands LANES
+ * further. A source may be the destination, unless one of them has two words. */
+typedef void lanes_run(uint32_t *d, const uint32_t *a, const uint32_t *b, const uint32_t *c,
+                       unsigned n);
 
 /* Which of the machine's units an instruction occupies: for counts. */
 enum insn_class {
@@ -124,12 +132,16 @@ struct op {
     int32_t arg;  /* what `run` makes of it */
 };
 
+/* What each step reads stands in front. */
 struct insn {
     insn_run *run;
+    lanes_run *lanes; /* of op */
     const struct op *op;
-    struct operand dst[2], src[MAX_SOURCES];
     uint8_t num_dst, num_src;
+    uint8_t unit;   /* of op */
+    uint8_t direct; /* the result may be written while sources are read */
     uint16_t flags;
+    struct operand src[MAX_SOURCES], dst[2];
     int32_t offset, offset1; /* of memory; offset: the 16-bit immediate of others */
     uint32_t target;         /* of a branch: index of an instruction */
     uint8_t op_sel, op_sel_hi, neg_lo, neg_hi, omod;
@@ -265,6 +277,40 @@ struct op_table {
 extern const struct op_table scalar_ops, vector_ops, memory_ops, matrix_ops;
 
 insn_run run_lanes, run_dual;
+/* Once an instruction is read: a faster `run` for what needs nothing unusual. */
+void insn_specialise(struct insn *i);
+
+/* Masks and lanes: 0 or 1 in each, all bits or none in each. */
+static inline uint64_t mask_of_lanes(const uint32_t *lanes, unsigned n)
+{
+#if defined(__AVX512F__)
+    uint64_t mask = 0;
+    for (unsigned l = 0; l < n; l += 16) {
+        __m512i x = _mm512_loadu_si512(lanes + l);
+        mask |= (uint64_t)_mm512_test_epi32_mask(x, x) << l;
+    }
+    return mask;
+#else
+    uint64_t mask = 0;
+    for (unsigned l = 0; l < n; l++) {
+        mask |= (uint64_t)(lanes[l] != 0) << l;
+    }
+    return mask;
+#endif
+}
+
+static inline void spread_mask(uint64_t mask, uint32_t *lanes, uint32_t value)
+{
+#if defined(__AVX512F__)
+    for (unsigned l = 0; l < LANES; l += 16) {
+        _mm512_storeu_si512(lanes + l, _mm512_maskz_set1_epi32((__mmask16)(mask >> l), (int)value));
+    }
+#else
+    for (unsigned l = 0; l < LANES; l++) {
+        lanes[l] = mask >> l & 1 ? value : 0;
+    }
+#endif
+}
 
 static inline float as_float(uint32_t bits)
 {

@@ -241,6 +241,58 @@ static char *reach_lane(struct wave *w, const struct insn *i, uint64_t address, 
     return reach(w, address, bytes, writes);
 }
 
+/* Lanes that are off take the place of one that is on. The range of all, and whether one region has
+ * it. */
+static bool in_one_region(struct wave *w, const struct insn *i, uint64_t at[LANES], bool writes)
+{
+    struct machine *m = w->group->machine;
+    uint64_t exec = exec_of(w), first = at[__builtin_ctzll(exec)], low = first, high = first;
+    for (unsigned l = 0; l < w->lanes; l++) {
+        at[l] = exec >> l & 1 ? at[l] : first;
+    }
+    for (unsigned l = 0; l < w->lanes; l++) {
+        low = at[l] < low ? at[l] : low;
+        high = at[l] > high ? at[l] : high;
+    }
+    const struct region *r = machine_region(m, low);
+    return r != NULL && high + (unsigned)(i->op->arg & BYTES) <= r->end && (!writes || r->writable);
+}
+
+/* What lanes read where nothing can go wrong any more. */
+static void load_lanes(struct wave *w, const struct insn *i, const uint64_t at[LANES])
+{
+    _Alignas(64) uint32_t d[4][LANES];
+    unsigned bytes = (unsigned)(i->op->arg & BYTES), words = words_in(i->op->arg);
+    const struct operand *dst = &i->dst[0];
+    int32_t access = i->op->arg;
+    for (unsigned l = 0; l < w->lanes; l++) {
+        const char *from = (const char *)at[l];
+        switch (bytes) {
+        case 1:
+            d[0][l] = *(const uint8_t *)from;
+            break;
+        case 2:
+            d[0][l] = 0;
+            memcpy(&d[0][l], from, 2);
+            break;
+        default:
+            for (unsigned n = 0; n < words; n++) {
+                memcpy(&d[n][l], from + 4 * n, 4);
+            }
+        }
+    }
+    const uint32_t *old = w->v[dst->reg];
+    for (unsigned l = 0; l < w->lanes && bytes < 4; l++) {
+        uint32_t x = d[0][l], shift = 32 - 8 * bytes;
+        x = access & SIGNED ? (uint32_t)((int32_t)(x << shift) >> shift) : x;
+        x = access & LOW16 ? (x & 0xffff) | (old[l] & 0xffff0000) : x;
+        d[0][l] = access & HIGH16 ? x << 16 | (old[l] & 0xffff) : x;
+    }
+    for (unsigned n = 0; n < words; n++) {
+        write_lanes(w, dst, (int)n, d[n], ALL_LANES, exec_of(w));
+    }
+}
+
 static void run_load(struct wave *w, const struct insn *i)
 {
     uint64_t at[LANES], exec = exec_of(w);
@@ -249,6 +301,10 @@ static void run_load(struct wave *w, const struct insn *i)
     }
     w->group->machine->bytes_read +=
         (uint64_t)__builtin_popcountll(exec) * (unsigned)(i->op->arg & BYTES);
+    if (in_one_region(w, i, at, false)) {
+        load_lanes(w, i, at);
+        return;
+    }
     for (uint64_t left = exec; left != 0; left &= left - 1) {
         unsigned l = (unsigned)__builtin_ctzll(left);
         bool known;

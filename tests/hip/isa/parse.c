@@ -500,6 +500,8 @@ static bool parse_insn(struct reader *r, char *text, struct insn *i)
         return true;
     }
     i->run = i->op->run;
+    i->lanes = i->op->lanes;
+    i->unit = i->op->unit;
     if (i->op->types[0] == '*') { /* operands do not matter */
         return true;
     }
@@ -553,6 +555,7 @@ static bool parse_line(struct reader *r, char *line)
         if (!parse_insn(r, copy, i)) {
             return false;
         }
+        insn_specialise(i);
     }
     code->num_insns++;
     return true;

@@ -147,7 +147,7 @@ static void run_wave(struct wave *w)
     while (!w->ended && !w->waits) {
         const struct insn *i = &insns[w->pc++];
         i->run(w, i);
-        m->counts[i->op->unit]++;
+        m->counts[i->unit]++;
         if (m->executed != NULL) {
             m->executed[i - insns]++;
         }

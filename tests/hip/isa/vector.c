@@ -61,12 +61,21 @@ static float rough(double exact, float from)
 
 /* ---- one lane ---- */
 
+/* Lanes do not depend on each other, also where the result takes a source's place. */
 #define LANES_OF(NAME, BODY)                                                                       \
-    static void NAME(uint32_t *restrict d, const uint32_t *a, const uint32_t *b,                   \
-                     const uint32_t *c, unsigned n)                                                \
+    static void NAME(uint32_t *d, const uint32_t *a, const uint32_t *b, const uint32_t *c,         \
+                     unsigned n)                                                                   \
     {                                                                                              \
         (void)b, (void)c;                                                                          \
-        for (unsigned l = 0; l < n; l++) {                                                         \
+        if (n == LANES) {                                                                          \
+            _Pragma("GCC ivdep") for (unsigned l = 0; l < LANES; l++)                              \
+            {                                                                                      \
+                BODY                                                                               \
+            }                                                                                      \
+            return;                                                                                \
+        }                                                                                          \
+        _Pragma("GCC ivdep") for (unsigned l = 0; l < LANES / 2; l++)                              \
+        {                                                                                          \
             BODY                                                                                   \
         }                                                                                          \
     }
@@ -78,7 +87,8 @@ static float rough(double exact, float from)
              d[l + WORD2] = (uint32_t)(r >> 32);)
 #define D(NAME, VALUE) L(NAME, as_bits64(VALUE))
 #define P(NAME, LOW, HIGH) LANES_OF(NAME, d[l] = (uint32_t)(LOW) | (uint32_t)(HIGH) << 16;)
-#define Q(NAME, LOW, HIGH) LANES_OF(NAME, d[l] = as_bits(LOW); d[l + WORD2] = as_bits(HIGH);)
+#define Q(NAME, LOW, HIGH)                                                                         \
+    LANES_OF(NAME, const uint32_t low = as_bits(LOW); d[l + WORD2] = as_bits(HIGH); d[l] = low;)
 
 #define FA as_float(a[l])
 #define FB as_float(b[l])
@@ -196,11 +206,12 @@ F(v_dot2_f32_f16, (float)((double)HA *HB + (double)HA2 * HB2 + (double)FC))
 
 static int32_t exponent_of(double x)
 {
-    int e = 0;
-    if (isfinite(x)) {
+    int e = (int)(as_bits64(x) >> 52 & 0x7ff);
+    if (e == 0) { /* 0 or a denormal */
         frexp(x, &e);
+        return e;
     }
-    return e;
+    return e == 0x7ff ? 0 : e - 1022;
 }
 
 U(v_frexp_exp_i32_f32, exponent_of((double)FA))
@@ -512,9 +523,7 @@ static void spread_exec(struct wave *w)
 {
     uint64_t exec = exec_of(w);
     if (w->spread_of != exec) {
-        for (int l = 0; l < LANES; l++) {
-            w->spread[l] = 0u - (uint32_t)(exec >> l & 1);
-        }
+        spread_mask(exec, w->spread, UINT32_MAX);
         w->spread_of = exec;
     }
 }
@@ -578,9 +587,7 @@ const uint32_t *source_lanes(struct wave *w, const struct insn *i, int which,
     const uint32_t *lanes;
     if (o->type == 'M') {
         uint64_t mask = mask_get(w, o, known);
-        for (int l = 0; l < LANES; l++) {
-            room[l] = (uint32_t)(mask >> l & 1);
-        }
+        spread_mask(mask, room, 1);
         return room;
     }
     if (o->kind == OPERAND_VECTOR) {
@@ -789,12 +796,9 @@ static void compute_lanes(struct wave *w, const struct insn *i, struct result *r
             x[n] = apply_op_sel(i, n, x[n], other[n]);
         }
     }
-    i->op->lanes(r->d, x[0], x[1], x[2], w->lanes);
+    i->lanes(r->d, x[0], x[1], x[2], w->lanes);
     if (i->op->flags & OP_SELECTS) {
-        uint64_t chosen = 0;
-        for (unsigned l = 0; l < w->lanes; l++) {
-            chosen |= (uint64_t)x[2][l] << l;
-        }
+        uint64_t chosen = mask_of_lanes(x[2], w->lanes);
         r->known = known[2] & ((known[0] & ~chosen) | (known[1] & chosen));
     } else {
         r->known = known[0] & known[1] & known[2];
@@ -806,11 +810,7 @@ static void compute_lanes(struct wave *w, const struct insn *i, struct result *r
 
 static void write_mask(struct wave *w, const struct insn *i, const struct result *r)
 {
-    uint64_t mask = 0;
-    for (unsigned l = 0; l < w->lanes; l++) {
-        mask |= (uint64_t)r->d[l] << l;
-    }
-    mask &= r->lanes;
+    uint64_t mask = mask_of_lanes(r->d, w->lanes) & r->lanes;
     uint64_t known = r->known | ~r->lanes;
     if (i->op->flags & OP_TO_EXEC) {
         if ((known & lanes_of(w)) != lanes_of(w)) {
@@ -880,9 +880,10 @@ void run_dual(struct wave *w, const struct insn *i)
  * subtract, bit 1 the sources change places. */
 static void run_carry(struct wave *w, const struct insn *i)
 {
-    _Alignas(64) uint32_t rooms[3][2 * LANES], d[LANES];
-    uint64_t known[3] = {ALL_LANES, ALL_LANES, ALL_LANES}, carries = 0, exec = exec_of(w);
-    const uint32_t *x[3] = {NULL, NULL, NULL};
+    static const uint32_t none[LANES];
+    _Alignas(64) uint32_t rooms[3][2 * LANES], d[LANES], out[LANES];
+    uint64_t known[3] = {ALL_LANES, ALL_LANES, ALL_LANES}, exec = exec_of(w);
+    const uint32_t *x[3] = {NULL, NULL, none};
     for (int n = 0; n < i->num_src; n++) {
         x[n] = source_lanes(w, i, n, rooms[n], &known[n]);
     }
@@ -891,14 +892,20 @@ static void run_carry(struct wave *w, const struct insn *i)
         x[0] = x[1];
         x[1] = other;
     }
-    for (unsigned l = 0; l < w->lanes; l++) {
-        uint64_t in = x[2] != NULL ? x[2][l] : 0;
-        uint64_t sum =
-            i->op->arg & 1 ? (uint64_t)x[0][l] - x[1][l] - in : (uint64_t)x[0][l] + x[1][l] + in;
-        d[l] = (uint32_t)sum;
-        carries |= (sum >> 32 & 1) << l;
+    if (i->op->arg & 1) {
+        for (unsigned l = 0; l < w->lanes; l++) {
+            uint32_t first = x[0][l] - x[1][l];
+            d[l] = first - x[2][l];
+            out[l] = (x[0][l] < x[1][l]) | (first < x[2][l]);
+        }
+    } else {
+        for (unsigned l = 0; l < w->lanes; l++) {
+            uint32_t first = x[0][l] + x[1][l];
+            d[l] = first + x[2][l];
+            out[l] = (first < x[0][l]) | (d[l] < first);
+        }
     }
-    uint64_t all = known[0] & known[1] & known[2];
+    uint64_t all = known[0] & known[1] & known[2], carries = mask_of_lanes(out, w->lanes);
     write_lanes(w, &i->dst[0], 0, d, all, exec);
     mask_set(w, &i->dst[1], carries & exec, all | ~exec);
 }
@@ -906,21 +913,21 @@ static void run_carry(struct wave *w, const struct insn *i)
 /* a * b + c in 64 bits; signed: arg. */
 static void run_mad64(struct wave *w, const struct insn *i)
 {
-    _Alignas(64) uint32_t rooms[3][2 * LANES], d[2][LANES];
-    uint64_t known[3], carries = 0, exec = exec_of(w);
+    _Alignas(64) uint32_t rooms[3][2 * LANES], d[2][LANES], out[LANES];
+    uint64_t known[3], exec = exec_of(w), is_signed = i->op->arg ? ALL_LANES : 0;
     const uint32_t *x[3];
     for (int n = 0; n < 3; n++) {
         x[n] = source_lanes(w, i, n, rooms[n], &known[n]);
     }
     for (unsigned l = 0; l < w->lanes; l++) {
-        uint64_t c = x[2][l] | (uint64_t)x[2][l + LANES] << 32;
-        uint64_t product = i->op->arg ? (uint64_t)((int64_t)(int32_t)x[0][l] * (int32_t)x[1][l])
-                                      : (uint64_t)x[0][l] * x[1][l];
-        uint64_t sum = product + c;
+        uint64_t c = x[2][l] | (uint64_t)x[2][l + LANES] << 32, a = x[0][l], b = x[1][l];
+        uint64_t over = (a >> 31 ? b : 0) + (b >> 31 ? a : 0); /* what signs take off the top */
+        uint64_t sum = a * b - (over << 32 & is_signed) + c;
         d[0][l] = (uint32_t)sum;
         d[1][l] = (uint32_t)(sum >> 32);
-        carries |= (uint64_t)(sum < c) << l;
+        out[l] = sum < c;
     }
+    uint64_t carries = mask_of_lanes(out, w->lanes);
     uint64_t all = known[0] & known[1] & known[2], low = all;
     if (i->src[2].kind == OPERAND_VECTOR) { /* the low word takes nothing from c's high one */
         low = known[0] & known[1] & w->v_known[i->src[2].reg];
@@ -971,7 +978,7 @@ static void run_div_scale(struct wave *w, const struct insn *i)
         } else if (en <= -most + (wide ? 53 : 23)) {
             scale = step;
         }
-        value = ldexp(value, scale);
+        value = scale != 0 ? ldexp(value, scale) : value;
         if (wide) {
             d[0][l] = (uint32_t)as_bits64(value);
             d[1][l] = (uint32_t)(as_bits64(value) >> 32);
