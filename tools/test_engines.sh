@@ -34,7 +34,7 @@ launcher=$(command -v ccache || true)
 cmake -S "$llama" -B "$work/llama/build" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_OPENMP=OFF -DGGML_CCACHE=OFF \
     -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_COMMON=OFF \
     -DLLAMA_CURL=OFF ${launcher:+-DCMAKE_C_COMPILER_LAUNCHER="$launcher" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher"} >"$work/cmake.log"
-cmake --build "$work/llama/build" --target llama -j 2 >"$work/build.log" || { tail -5 "$work/build.log"; exit 1; }
+cmake --build "$work/llama/build" --target llama -j 2 >"$work/build.log" 2>&1 || { tail -5 "$work/build.log"; exit 1; }
 libraries=$work/llama/build/bin
 sh integrations/ggml/build.sh "$llama" "$libraries" "$work/libggml-attn.so"
 ${CC:-cc} -std=c11 -D_GNU_SOURCE -O1 -I "$llama/include" -I "$llama/ggml/include" integrations/ggml/generate.c -L"$libraries" -lllama \

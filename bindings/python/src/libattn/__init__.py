@@ -18,10 +18,11 @@ from ._declarations import (BatchMode, DeviceType, GraphLevel, KvDtype, KvLayout
                             PlanMode, Status, VerdictCode)
 from ._library import Library, open_library
 from .errors import (AbsentError, AttnError, InvalidArgumentError, OrderError, OutOfMemoryError, UnsupportedError)
-from .layers import GdnDesc, LayerDesc, MlaDesc
+from .layers import ContextParallel, GdnDesc, LayerDesc, MlaDesc
 from .memory import allocate
-from .model import KvSpec, Layer, Model
+from .model import KvSpec, KvView, Layer, Model
 from .runtime import BackendInfo, DeviceInfo, PluginInfo, Runtime
+from .scheduling import batch_order, context_parallel_length, context_parallel_slots
 from .selection import Assignment, Choice, Reason, Verdict
 from .step import NO_ATTEND, NO_WRITE, Batch, Plan
 from .tensors import Rows, Tensor, as_tensor
@@ -30,8 +31,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "NO_ATTEND", "NO_WRITE", "AbsentError", "Assignment", "AttnError", "BackendInfo", "Batch", "BatchMode", "Choice",
-    "DeviceInfo", "DeviceType", "GdnDesc", "GraphLevel", "InvalidArgumentError", "KvDtype", "KvLayout", "KvSpec",
-    "KvSpecKind", "Layer", "LayerDesc", "LayerKind", "Library", "MlaDesc", "Model", "OrderError", "OutOfMemoryError",
+    "ContextParallel", "DeviceInfo", "DeviceType", "GdnDesc", "GraphLevel", "InvalidArgumentError", "KvDtype", "KvLayout", "KvSpec",
+    "KvSpecKind", "KvView", "Layer", "LayerDesc", "LayerKind", "Library", "MlaDesc", "Model", "OrderError", "OutOfMemoryError",
     "Phase", "Plan", "PlanMode", "PluginInfo", "Reason", "Rows", "Runtime", "Status", "Tensor", "UnsupportedError",
-    "Verdict", "VerdictCode", "allocate", "as_tensor", "extensions", "open_library",
+    "Verdict", "VerdictCode", "allocate", "as_tensor", "batch_order", "context_parallel_length",
+    "context_parallel_slots", "extensions", "open_library",
 ]

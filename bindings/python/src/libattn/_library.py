@@ -36,10 +36,10 @@ def find() -> str:
     Returns
     -------
     str
-        Beside this package, in the checkout's ``build/core``, or the bare name for the system's loader.
+        In this package (a wheel's ``lib``), in the checkout's ``build/core``, or the bare name for the loader.
     """
     here = Path(__file__).resolve().parent
-    candidates = [here / SONAME]
+    candidates = [*here.glob(f"lib/**/{SONAME}"), here / SONAME]
     if len(here.parents) > 3:  # <root>/bindings/python/src/libattn
         candidates.append(here.parents[3] / "build" / "core" / SONAME)
     for candidate in candidates:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MLA and gated-delta layers add to parameters, batches and runs (``attn/mla.h``, ``attn/recurrent.h``).
+"""What some layers add to parameters, batches and runs: MLA, gated delta, quantized caches and outputs, rotary
+embeddings, context parallelism (``attn/mla.h``, ``recurrent.h``, ``layer.h``, ``io.h``, ``collectives.h``).
 
 Each function gives a ctypes structure for the ``extensions`` argument of `Layer.bind_params`, `Batch` or `Plan.run`.
 The tensors behind it are borrowed and kept alive by it.
@@ -11,7 +12,12 @@ from typing import Any
 
 from ._declarations import (
     ExtId,
+    Rope,
     Status,
+    attn_batch_context_parallel,
+    attn_io_output_quant,
+    attn_io_rope,
+    attn_kv_quant_params,
     attn_batch_recurrent,
     attn_ext,
     attn_recurrent_state,
@@ -129,3 +135,56 @@ def mla_io(q_nope: Any, q_pe: Any, kv_c: Any | None = None, k_pe: Any | None = N
     return _made(attn_io_mla, ExtId.IO_MLA, kept, q_nope=_pointer(q_nope, kept), q_pe=_pointer(q_pe, kept),
                  kv_c=_pointer(kv_c, kept), k_pe=_pointer(k_pe, kept),
                  topk_indices=_data("topk_indices", top, "int32", kept), topk_stride=top.strides[0] if top else 0)
+
+
+def kv_quant_params(hadamard_signs_k: Any | None = None, hadamard_signs_v: Any | None = None,
+                    v_channel_scale: Any | None = None) -> Structure:
+    """For `Layer.bind_params` of quantized caches: float32 [D] and [Dv] of +-1 (int4), [Hk, Dv] (int8_kv)."""
+    kept: list[Tensor] = []
+    given = {"hadamard_signs_k": hadamard_signs_k, "hadamard_signs_v": hadamard_signs_v,
+             "v_channel_scale": v_channel_scale}
+    return _made(attn_kv_quant_params, ExtId.KV_QUANT_PARAMS, kept,
+                 **{name: _data(name, value, "f32", kept) for name, value in given.items()})
+
+
+def rope_io(positions: Any, cos_sin: Any, form: str = "neox", rotary_dim: int = 0, q_norm_weight: Any | None = None,
+            k_norm_weight: Any | None = None, norm_eps: float = 0.0) -> Structure:
+    """For `Plan.run` of a layer with `rope`: q and k are rotated with the cache write, q in place.
+
+    Parameters
+    ----------
+    positions : int64 tensor [T]
+    cos_sin : tensor [max position, rotary_dim]
+        The cosines' half, then the sines'.
+    form : str
+        ``neox`` or ``gptj``.
+    rotary_dim : int
+        0: head_size.
+    q_norm_weight, k_norm_weight : tensor [D], optional
+        RMS norm of each head's row before the rotation, with `norm_eps`.
+    """
+    if form.upper() not in Rope.__members__:
+        raise make(Status.INVALID_ARGUMENT, "form", f"'{form}'; allowed are neox, gptj")
+    kept: list[Tensor] = []
+    return _made(attn_io_rope, ExtId.IO_ROPE, kept, form=Rope[form.upper()], rotary_dim=rotary_dim,
+                 positions=_data("positions", positions, "int64", kept), cos_sin=_pointer(cos_sin, kept),
+                 q_norm_weight=_pointer(q_norm_weight, kept), k_norm_weight=_pointer(k_norm_weight, kept),
+                 norm_eps=norm_eps)
+
+
+def output_quant(scale: Any | None = None, block_scales: Any | None = None) -> Structure:
+    """For `Plan.run` of a layer with an `output_form`: float32 [1] that is read, and the scales that are written."""
+    kept: list[Tensor] = []
+    return _made(attn_io_output_quant, ExtId.IO_OUTPUT_QUANT, kept, scale=_data("scale", scale, "f32", kept),
+                 block_scales=_pointer(block_scales, kept))
+
+
+def context_parallel_batch(local_seq_lens: Any | None = None, query_positions: Any | None = None, *,
+                           local_seq_lens_host: Any | None = None, max_local_seq_len: int = 0,
+                           query_lens_host: Any | None = None) -> Structure:
+    """For `Batch` of layers with a `ContextParallel`: int32 tensors as in ``struct attn_batch_context_parallel``."""
+    kept: list[Tensor] = []
+    given = {"local_seq_lens": local_seq_lens, "local_seq_lens_host": local_seq_lens_host,
+             "query_positions": query_positions, "query_lens_host": query_lens_host}
+    return _made(attn_batch_context_parallel, ExtId.BATCH_CONTEXT, kept, max_local_seq_len=max_local_seq_len,
+                 **{name: _data(name, value, "int32", kept) for name, value in given.items()})

@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any
 
 from ._declarations import (Alibi, DtypeName, ExtId, GraphLevel, KvDtype, LayerKind, OutputForm, Rope, ScaleForm,
-                            Status, TreeMask, attn_ext, attn_recurrent_desc, attn_layer_desc, attn_mla_desc)
+                            Status, TreeMask, attn_context_parallel, attn_ext, attn_recurrent_desc, attn_layer_desc, attn_mla_desc)
 from .errors import make
 
 #: Fields that are given by name, and their enumerations.
@@ -77,6 +77,34 @@ class GdnDesc:
 
 
 @dataclass(frozen=True)
+class ContextParallel:
+    """A layer spread over ranks, see ``attn/collectives.h``.
+
+    Parameters
+    ----------
+    decode, prefill : int, optional
+        Addresses of ``struct attn_collectives``, such as libattn_mpi and libattn_nccl make; they outlive the model.
+    all_to_all : bool
+        How partial outputs are reduced; False: all-gather and reduce-scatter.
+    zigzag : bool
+        Order of a rank's prefill slices; False: contiguous.
+    """
+
+    decode: int | None = None
+    prefill: int | None = None
+    interleave: int = 0
+    all_to_all: bool = False
+    zigzag: bool = False
+
+    def to_struct(self) -> Structure:
+        """``struct attn_context_parallel``."""
+        return attn_context_parallel(
+            ext=attn_ext(id=ExtId.CONTEXT_PARALLEL, struct_size=sizeof(attn_context_parallel)), decode=self.decode,
+            prefill=self.prefill, interleave=self.interleave, reduce=int(self.all_to_all),
+            order=int(self.zigzag))
+
+
+@dataclass(frozen=True)
 class LayerDesc:
     """One attention layer.
 
@@ -90,7 +118,7 @@ class LayerDesc:
     num_q_heads, num_kv_heads, head_size, head_size_v : int
         Hq, Hk, D, Dv; `head_size_v` 0 is D.
     scale : float
-        Of q kᵀ; 0 is ``1 / sqrt(head_size)``.
+        Of q kᵀ; 0 is ``1 / sqrt(head_size)``, and of MLA ``1 / sqrt(nope + rope)``.
     causal : bool, optional
         By default what the kind is: decoders are causal, encoders and cross layers not.
     window : (int, int), optional
@@ -145,13 +173,14 @@ class LayerDesc:
     max_num_reqs: int = 0
     mla: MlaDesc | None = None
     gdn: GdnDesc | None = None
+    context_parallel: ContextParallel | None = None
 
     def to_struct(self) -> tuple[attn_layer_desc, list[Any]]:
         """``struct attn_layer_desc``, and what it points at, to be kept until the call has returned."""
         values: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("window", "mla", "gdn", "causal"):
+            if field.name in ("window", "mla", "gdn", "context_parallel", "causal"):
                 continue
             if field.name in _CODES:
                 value = code_of(field.name, value, _CODES[field.name])
@@ -161,12 +190,13 @@ class LayerDesc:
                 value = int(value)
             values[field.name] = value
         values["causal"] = int(values["kind"] in _CAUSAL_KINDS if self.causal is None else self.causal)
-        values["scale"] = self.scale or self.head_size**-0.5
+        size = self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim if self.mla is not None else self.head_size
+        values["scale"] = self.scale or size**-0.5
         if self.window is not None:
             values.update(has_window=1, window_left=self.window[0], window_right=self.window[1])
         struct = attn_layer_desc(struct_size=sizeof(attn_layer_desc), **values)
         kept: list[Any] = []
-        for extension in (self.mla, self.gdn):
+        for extension in (self.mla, self.gdn, self.context_parallel):
             if extension is not None:
                 ext = extension.to_struct()
                 ext.ext.next = struct.next

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_int32, c_void_p, sizeof
+from ctypes import Structure, byref, c_int32, c_int64, c_void_p, sizeof
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ._declarations import GroupKind, KvSpecKind, Status, attn_kv_spec, attn_kv_view, attn_layer_params
+from ._declarations import (CopyKind, GroupKind, KvSpecKind, Status, attn_block_memory, attn_kv_spec, attn_kv_view,
+                            attn_layer_params)
 from .errors import make
 from .extensions import gdn_state
 from .handles import Handle
+from .layers import code_of
 from .tensors import Tensor, as_tensor
 
 if TYPE_CHECKING:
@@ -46,17 +49,49 @@ class KvSpec:
         return self.kind != KvSpecKind.NONE
 
 
-def view_of(tensor: Any) -> tuple[attn_kv_view, Tensor]:
-    """``struct attn_kv_view`` of a strided tensor ``[block, slot, head, dim]``, and its owner."""
-    t = as_tensor(tensor)
-    if len(t.shape) != 4 or (t.strides[3] != 1 and t.shape[3] != 1):
+@dataclass(frozen=True)
+class KvView:
+    """K or V in an engine's own layout, for `Layer.bind_kv_views`.
+
+    Parameters
+    ----------
+    data : tensor
+        Strided ``[block, slot, head, dim]``, or ``[block, slot, head, dim // pack, pack]`` of packed rows.
+    scale : tensor, optional
+        Of caches with scales: float32 ``[block, slot, head]`` (it may lie inline behind the row), or nvfp4's e4m3
+        bytes ``[block, slot, head, D / 16]``.
+    head_size : int
+        Where it is not what the shape says: rows of 4-bit elements.
+    """
+
+    data: Any
+    scale: Any | None = None
+    head_size: int = 0
+
+
+def view_of(tensor: Any) -> tuple[attn_kv_view, list[Tensor]]:
+    """``struct attn_kv_view`` of a strided tensor or a `KvView`, and its owners."""
+    given = tensor if isinstance(tensor, KvView) else KvView(tensor)
+    t = as_tensor(given.data)
+    if len(t.shape) not in (4, 5) or (t.strides[-1] != 1 and t.shape[-1] != 1):
         raise make(Status.INVALID_ARGUMENT, "view", f"{t} with strides {t.strides}; [block, slot, head, dim] with a "
                    "contiguous last dimension is needed")
-    size = t.itemsize
-    blocks, slots, heads, dims = t.shape
-    return attn_kv_view(struct_size=sizeof(attn_kv_view), data=t.data, num_blocks=blocks, block_size=slots,
-                        num_heads=heads, head_size=dims, stride_block=t.strides[0] * size,
-                        stride_slot=t.strides[1] * size, stride_head=t.strides[2] * size), t
+    size, kept = t.itemsize, [t]
+    view = attn_kv_view(struct_size=sizeof(attn_kv_view), data=t.data, num_blocks=t.shape[0], block_size=t.shape[1],
+                        num_heads=t.shape[2], head_size=given.head_size or math.prod(t.shape[3:]),
+                        stride_block=t.strides[0] * size, stride_slot=t.strides[1] * size,
+                        stride_head=t.strides[2] * size)
+    if len(t.shape) == 5:
+        view.pack, view.stride_pack = t.shape[4], t.strides[3] * size
+    if given.scale is not None:
+        s = as_tensor(given.scale)
+        if s.shape[:3] != t.shape[:3] or len(s.shape) > 4 or (len(s.shape) == 4 and s.strides[3] != 1):
+            raise make(Status.INVALID_ARGUMENT, "scale", f"{s} with strides {s.strides}; {list(t.shape[:3])}, or a "
+                       "contiguous fourth dimension, is needed")
+        view.scale = s.data
+        view.scale_stride_block, view.scale_stride_slot, view.scale_stride_head = (n * s.itemsize for n in s.strides[:3])
+        kept.append(s)
+    return view, kept
 
 
 class Layer:
@@ -114,13 +149,13 @@ class Layer:
         self._memory = (t,)
 
     def bind_kv_views(self, k: Any, v: Any | None) -> None:
-        """Hand the engine's own layout in: strided tensors ``[block, slot, head, dim]``; `v` None: MLA."""
-        k_view, k_tensor = view_of(k)
-        v_view, v_tensor = view_of(v) if v is not None else (None, None)
+        """Hand the engine's own layout in: strided tensors ``[block, slot, head, dim]`` or `KvView`; `v` None: MLA."""
+        k_view, k_kept = view_of(k)
+        v_view, v_kept = view_of(v) if v is not None else (None, [])
         api = self.api
         api.check(api.layer_bind_kv(self.handle, byref(k_view), byref(v_view) if v_view is not None else None,
                                     api.error_ref()))
-        self._memory = (k_tensor, v_tensor)
+        self._memory = (*k_kept, *v_kept)
 
     def bind_state(self, state: Any, conv_state: Any | None = None) -> None:
         """Hand a gated-delta layer's state in: float32 [slots, Hv, Dv, Dk], and the convolution's window."""
@@ -143,7 +178,7 @@ class Layer:
         q_scale, k_scale, v_scale, p_scale : float or tensor
             Of quantized caches, queries and probabilities.
         extensions : sequence of ctypes structures
-            `libattn.extensions.gdn_weights`, `mla_weights`.
+            `libattn.extensions.gdn_weights`, `mla_weights`, `kv_quant_params`.
         """
         params = attn_layer_params(struct_size=sizeof(attn_layer_params))
         kept: list[Any] = []
@@ -220,6 +255,27 @@ class Model:
                                                 len(self.layers), byref(count)))
             result.append(list(indices[:count.value]))
         return result
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]], group: int = 0, kind: str = "device_to_device",
+                    other: Sequence[Any] | None = None, stream: int | None = None) -> None:
+        """Copy blocks of all layers of a block-table group.
+
+        Parameters
+        ----------
+        pairs : sequence of (source, destination)
+            Blocks.
+        kind : str
+            ``device_to_device`` inside the cache, ``device_to_host`` or ``host_to_device``.
+        other : sequence of tensors, one per layer of the group
+            Host memory of whole blocks, ``padded_page_bytes`` apart; to be kept until the stream is done.
+        """
+        memory = None
+        if other is not None:
+            memory = (attn_block_memory * len(other))(*(attn_block_memory(base=as_tensor(t).data) for t in other))
+        flat = (c_int64 * max(2, 2 * len(pairs)))(*(block for pair in pairs for block in pair))
+        self.api.check(self.api.copy_blocks(self.handle, group, code_of("kind", kind, CopyKind),
+                                            None if memory is None else ctypes.addressof(memory),
+                                            ctypes.addressof(flat), len(pairs), stream, self.api.error_ref()))
 
     def plan(self, group: int = 0, **limits: Any) -> Plan:
         """A plan for one block-table group; see `Plan` for the limits. Caches must be bound before."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .model import Layer, Model
 
 NO_WRITE, NO_ATTEND = ATTN_RUN_NO_WRITE, ATTN_RUN_NO_ATTEND
-_TYPECODES = {"int32": "i", "int64": "q"}
+_TYPECODES = {"int32": "i", "int64": "q", "uint8": "B"}
 
 
 def _integers(name: str, value: Any, dtype: str, kept: list[Any]) -> int:
@@ -59,6 +59,14 @@ class Batch:
         Contiguous keys that are longer than the queries.
     num_tokens : int, optional
         Rows of q with padding; by default ``query_start_loc[R]``.
+    num_actual_tokens : int, optional
+        Rows that are computed, the rest of out is left as it is; by default ``query_start_loc[R]``.
+    causal_per_request : [R] uint8, optional
+        For layers that were described with it.
+    logits_indices : int32, optional
+        Fast prefill: the rows that are computed.
+    spans : per request a sequence of (first, last), or a pair of int32 tensors [spans, 2] and [R + 1], optional
+        Prefix-LM spans, both ends included.
     causal : bool, optional
         None: as the layer says.
     max_query_len, max_seq_len : int
@@ -74,7 +82,9 @@ class Batch:
                  seq_lens_host: Any | None = None, key_start_loc: Any | None = None,
                  key_start_loc_host: Any | None = None, encoder_seq_lens: Any | None = None,
                  encoder_seq_lens_host: Any | None = None, block_table_row: Any | None = None,
-                 num_tokens: int | None = None, causal: bool | None = None, max_query_len: int = 0, max_seq_len: int = 0,
+                 num_tokens: int | None = None, num_actual_tokens: int | None = None, causal: bool | None = None,
+                 causal_per_request: Any | None = None, logits_indices: Any | None = None, spans: Any | None = None,
+                 max_encoder_seq_len: int = 0, max_query_len: int = 0, max_seq_len: int = 0,
                  common_prefix_len: int = 0, mode: str = "auto", flags: int = 0, tree: Any | None = None,
                  extensions: Sequence[ctypes.Structure] = ()) -> None:
         self._kept: list[Any] = list(extensions)
@@ -83,7 +93,9 @@ class Batch:
         rows = host[-1]
         self.struct = attn_batch(struct_size=sizeof(attn_batch), mode=code_of("mode", mode, BatchMode), flags=flags,
                                  num_reqs=len(host) - 1, num_tokens=rows if num_tokens is None else num_tokens,
-                                 num_actual_tokens=rows, max_query_len=max_query_len, max_seq_len=max_seq_len,
+                                 num_actual_tokens=rows if num_actual_tokens is None else num_actual_tokens,
+                                 max_query_len=max_query_len, max_seq_len=max_seq_len,
+                                 max_encoder_seq_len=max_encoder_seq_len,
                                  causal=0 if causal is None else 1 if causal else 2,
                                  common_prefix_len=common_prefix_len)
         self._pair("query_start_loc", query_start_loc, host)
@@ -97,6 +109,13 @@ class Batch:
         if slot_mapping is not None:
             self.struct.slot_mapping = _integers("slot_mapping", slot_mapping, "int64", self._kept)
             self.struct.num_slots = len(slot_mapping)
+        if causal_per_request is not None:
+            self.struct.causal_per_request = _integers("causal_per_request", causal_per_request, "uint8", self._kept)
+        if logits_indices is not None:
+            self.struct.logits_indices = _integers("logits_indices", logits_indices, "int32", self._kept)
+            self.struct.num_logits_indices = len(logits_indices)
+        if spans is not None:
+            self._spans(spans)
         if tree is not None:
             self._tree(tree)
         for ext in reversed(extensions):
@@ -128,6 +147,21 @@ class Batch:
             flat = [entry for row in lists for entry in row + [0] * (stride - len(row))]
             data = _integers("block_table", flat, "int32", self._kept)
         self.struct.block_table, self.struct.block_table_stride, self.struct.block_table_rows = data, stride, rows
+
+    def _spans(self, spans: Any) -> None:
+        if len(spans) == 2 and all(hasattr(part, "__dlpack__") or isinstance(part, Tensor) for part in spans):
+            flat, starts = spans
+            self.struct.num_spans = len(flat)
+        else:
+            if len(spans) != self.struct.num_reqs:
+                raise make(Status.INVALID_ARGUMENT, "spans", f"{len(spans)} lists; {self.struct.num_reqs} requests")
+            flat = [end for request in spans for span in request for end in span]
+            starts = [0]
+            for request in spans:
+                starts.append(starts[-1] + len(request))
+            self.struct.num_spans = starts[-1]
+        self.struct.spans = _integers("spans", flat, "int32", self._kept)
+        self.struct.span_start_loc = _integers("span_start_loc", starts, "int32", self._kept)
 
     def _tree(self, tree: Any) -> None:
         t = as_tensor(tree)

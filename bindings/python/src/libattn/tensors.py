@@ -76,6 +76,10 @@ class Tensor:
         self.pointer = ctypes.addressof(struct)
         array = ctypes.cast(struct.shape, POINTER(c_int64))
         self.shape = tuple(array[i] for i in range(struct.ndim))
+        if struct.strides and 0 in self.shape:  # NumPy's strides of an empty array are 0
+            self._struct = struct = type(struct).from_buffer_copy(struct)
+            struct.strides = None
+            self.pointer = ctypes.addressof(struct)
         if struct.strides:
             array = ctypes.cast(struct.strides, POINTER(c_int64))
             self.strides = tuple(array[i] for i in range(struct.ndim))

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What engines hand in beside the plain step: parts of a batch, views, quantized caches and outputs, rotary
+embeddings, the scheduler's helpers. Held against attention as it is defined."""
+import subprocess
+import sys
+import unittest
+
+import numpy as np
+import torch
+
+import libattn
+from common import BACKENDS, attention, bound_layer, causal, peaked, planned, worst
+from libattn import extensions
+
+HQ, HK, D, BLOCK = 4, 2, 64, 16
+
+
+def desc(**fields: object) -> libattn.LayerDesc:
+    return libattn.LayerDesc("a", HQ, HK, D, **{"block_size": BLOCK, **fields})
+
+
+def prompt(length: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return (peaked(length, HQ, D, generator=generator), peaked(length, HK, D, generator=generator),
+            torch.randn(length, HK, D, generator=generator))
+
+
+def one_request(length: int, **fields: object) -> libattn.Batch:
+    blocks = -(-length // BLOCK)
+    return libattn.Batch([0, length], [length], [list(range(blocks))], list(range(length)), **fields)
+
+
+class Batches(unittest.TestCase):
+    def test_empty_numpy_arrays(self) -> None:
+        model, layer = bound_layer(desc(), "cpu_simd", 2)
+        q, kv = np.empty((0, HQ, D), np.float32), np.empty((0, HK, D), np.float32)
+        self.assertEqual(libattn.Tensor(q).strides, (HQ * D, D, 1))
+        planned(model, libattn.Batch([0, 0], [5], [[0]], [])).run(layer, q, kv, kv, np.empty_like(q))
+
+    def test_spans(self) -> None:
+        q, k, v = prompt(30)
+        visible = causal(30, 30)
+        visible[4:10, 4:10] = visible[15:21, 15:21] = True
+        tensors = (torch.tensor([[4, 9], [15, 20]], dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32))
+        for spans in ([[(4, 9), (15, 20)]], tensors):
+            model, layer = bound_layer(desc(prefix_lm=True), "cpu_ref", 2)
+            out = torch.empty_like(q)
+            planned(model, one_request(30, spans=spans)).run(layer, q, k, v, out)
+            self.assertLess(worst(out, attention(q, k, v, D**-0.5, visible)[0]), 2e-5)
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "spans.*2 lists; 1 request"):
+            one_request(30, spans=[[], []])
+
+    def test_causal_per_request(self) -> None:
+        q, k, v = prompt(20)
+        model, layer = bound_layer(desc(causal_per_request=True), "cpu_ref", 2)
+        batch = libattn.Batch([0, 10, 20], [10, 10], [[0], [1]], [*range(10), *range(16, 26)],
+                              causal_per_request=[1, 0])
+        out = torch.empty_like(q)
+        planned(model, batch).run(layer, q, k, v, out)
+        for rows, visible in ((slice(0, 10), causal(10, 10)), (slice(10, 20), torch.ones(10, 10, dtype=torch.bool))):
+            self.assertLess(worst(out[rows], attention(q[rows], k[rows], v[rows], D**-0.5, visible)[0]), 2e-5)
+
+    def test_padding_and_logits_indices(self) -> None:
+        q, k, v = prompt(20)
+        expected = attention(q, k, v, D**-0.5, causal(20, 20))[0]
+        model, layer = bound_layer(desc(), "cpu_simd", 2)
+        padded, out = torch.full((24, HQ, D), float("nan")), torch.full((24, HQ, D), 7.0)
+        padded[:20] = q
+        planned(model, one_request(20, num_tokens=24, num_actual_tokens=20)).run(layer, padded, k, v, out)
+        self.assertLess(worst(out[:20], expected), 2e-5)
+        self.assertTrue(bool((out[20:] == 7.0).all()))
+        runtime = libattn.Runtime(ignore_environment=True)
+        second = libattn.LayerDesc("b", HQ, HK, D, block_size=BLOCK, kv_sharing_target="a", fast_prefill=True)
+        model = runtime.bind(runtime.select([desc(), second], backend="cpu_ref"))
+        spec = model.layers[0].kv_spec
+        model.layers[0].bind_kv(libattn.allocate(2 * spec.padded_page_bytes), 2)
+        plan = planned(model, one_request(20, logits_indices=[19]))
+        plan.run(model.layers[0], q, k, v, torch.empty_like(q))
+        out = torch.full_like(q, 7.0)
+        plan.run(model.layers[1], q, None, None, out)
+        self.assertLess(worst(out[19:], expected[19:]), 2e-5)
+
+
+class Caches(unittest.TestCase):
+    def run_with(self, layer: libattn.Layer, model: libattn.Model) -> torch.Tensor:
+        q, k, v = prompt(40)
+        out = torch.empty_like(q)
+        planned(model, one_request(40)).run(layer, q, k, v, out)
+        return out
+
+    def test_packed_keys(self) -> None:
+        """[N, Hk, D / 8, B, 8], as x-packed kernels have it."""
+        model, layer = bound_layer(desc(), "cpu_ref", 3)
+        expected = self.run_with(layer, model)
+        k, v = torch.zeros(3, HK, D // 8, BLOCK, 8), torch.zeros(3, BLOCK, HK, D)
+        layer.bind_kv_views(libattn.KvView(k.permute(0, 3, 1, 2, 4)), v)
+        self.assertTrue(torch.equal(self.run_with(layer, model), expected))
+        self.assertTrue(torch.equal(k[1, 1, 3, 5], prompt(40)[1][BLOCK + 5, 1, 24:32]))
+
+    def test_scales_apart(self) -> None:
+        """int8 rows with scales in planes of their own give what the backend's own layout gives."""
+        for backend in BACKENDS:
+            model, layer = bound_layer(desc(kv_dtype="int8_per_token_head"), backend, 3)
+            expected = self.run_with(layer, model)
+            planes, scales = torch.zeros(2, 3, BLOCK, HK, D, dtype=torch.int8), torch.zeros(2, 3, BLOCK, HK)
+            layer.bind_kv_views(*(libattn.KvView(planes[i], scales[i]) for i in range(2)))
+            self.assertTrue(torch.equal(self.run_with(layer, model), expected), backend)
+            k = prompt(40)[1]
+            self.assertAlmostEqual(float(scales[0, 1, 5, 1]), float(k[BLOCK + 5, 1].abs().max()) / 127, places=6)
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "scale.*16, 2"):
+            layer.bind_kv_views(libattn.KvView(planes[0], scales[0, :, :4]), planes[1])
+
+    def test_quantization_parameters(self) -> None:
+        q, k, v = prompt(40)
+        expected = attention(q, k, v, D**-0.5, causal(40, 40))[0]
+        signs = torch.where(torch.rand(D, generator=torch.Generator().manual_seed(2)) < 0.5, -1.0, 1.0)
+        channel = v.abs().amax(0) / 127
+        rotations = {"hadamard_signs_k": signs, "hadamard_signs_v": signs}
+        for kv_dtype, given, bound in (("int4_per_token_head", rotations, 0.25), ("int8_kv", {"v_channel_scale": channel}, 0.03)):
+            model, layer = bound_layer(desc(kv_dtype=kv_dtype), "cpu_ref", 3,
+                                       extensions=[extensions.kv_quant_params(**given)])
+            error = (self.run_with(layer, model) - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
+            print(f"{kv_dtype} {float(error):.3f}", end=" ")
+            self.assertLess(float(error), bound, kv_dtype)
+
+    def test_blocks_move(self) -> None:
+        model, layer = bound_layer(desc(), "cpu_ref", 6)
+        expected = self.run_with(layer, model)
+        q, k, v = prompt(40)
+        host = libattn.allocate(6 * layer.kv_spec.padded_page_bytes)
+        model.copy_blocks([(0, 4), (1, 0), (2, 2)], kind="device_to_host", other=[host])
+        model.copy_blocks([(4, 5), (0, 3)], kind="host_to_device", other=[host])
+        model.copy_blocks([(2, 1)])
+        out = torch.empty_like(q)
+        planned(model, libattn.Batch([0, 40], [40], [[5, 3, 1]])).run(layer, q, None, None, out, flags=libattn.NO_WRITE)
+        self.assertTrue(torch.equal(out, expected))
+
+
+class Fused(unittest.TestCase):
+    def test_rope(self) -> None:
+        q, k, v = prompt(20)
+        angle = torch.arange(20)[:, None] * 10000.0**(-torch.arange(D // 2) / (D // 2))
+        table = torch.cat([angle.cos(), angle.sin()], dim=1)
+
+        def rotated(x: torch.Tensor) -> torch.Tensor:
+            a, b = x.split(D // 2, dim=-1)
+            cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+        expected = attention(rotated(q), rotated(k), v, D**-0.5, causal(20, 20))[0]
+        model, layer = bound_layer(desc(rope="neox"), "cpu_ref", 2)
+        out = torch.empty_like(q)
+        planned(model, one_request(20)).run(layer, q.clone(), k, v, out,
+                                            extensions=[extensions.rope_io(torch.arange(20), table)])
+        self.assertLess(worst(out, expected), 1e-4)
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "form.*'yarn'.*neox, gptj"):
+            extensions.rope_io(torch.arange(20), table, "yarn")
+
+    def test_output_quant(self) -> None:
+        q, k, v = prompt(20)
+        expected = attention(q, k, v, D**-0.5, causal(20, 20))[0]
+        model, layer = bound_layer(desc(output_form="fp8_group_64"), "cpu_ref", 2)
+        out, scales = torch.empty(20, HQ, D, dtype=torch.float8_e4m3fn), torch.empty(20, HQ)
+        rows = libattn.Rows("fp8_e4m3")
+        rows.fill(out.data_ptr(), out.shape, out.stride())
+        planned(model, one_request(20)).run(layer, q, k, v, rows,
+                                            extensions=[extensions.output_quant(block_scales=scales)])
+        self.assertLess(worst(out.float() * scales[:, :, None], expected), 0.2)
+        self.assertLess(float((scales * 448 - expected.abs().amax(-1)).abs().max()), 1e-4)
+
+
+class Scheduling(unittest.TestCase):
+    def test_batch_order(self) -> None:
+        queries, lens, prompts = [100, 1, 1, 10], [100, 51, 101, 60], [100, 100, 100, 100]
+        self.assertEqual(libattn.batch_order(queries, lens, prompts), [2, 1, 3, 0])
+        self.assertEqual(libattn.batch_order(queries, lens), [1, 2, 3, 0])
+        self.assertEqual(libattn.batch_order([], []), [])
+        with self.assertRaisesRegex(ValueError, "4 query_lens, 1 seq_lens"):
+            libattn.batch_order(queries, [1])
+
+    def test_context_parallel(self) -> None:
+        lengths = [libattn.context_parallel_length(37, rank, 2, 4) for rank in range(2)]
+        self.assertEqual((sum(lengths), lengths[0]), (37, 20))
+        slots = [libattn.context_parallel_slots(range(37), [3, 1], 16, rank, 2, 4) for rank in range(2)]
+        self.assertEqual([sum(s >= 0 for s in each) for each in slots], lengths)
+        self.assertTrue(all((a < 0) != (b < 0) for a, b in zip(*slots)))
+        struct = libattn.ContextParallel(decode=64, interleave=4, all_to_all=True).to_struct()
+        self.assertEqual((struct.decode, struct.prefill, struct.interleave, struct.reduce), (64, None, 4, 1))
+        batch = extensions.context_parallel_batch(torch.tensor([5], dtype=torch.int32), max_local_seq_len=9)
+        self.assertEqual((batch.ext.id, batch.max_local_seq_len), (6, 9))
+
+    def test_scale_of_mla(self) -> None:
+        mla = libattn.MlaDesc(512, 128, 64, 128)
+        struct, _ = libattn.LayerDesc("m", 4, 1, 576, kind="mla", mla=mla).to_struct()
+        self.assertAlmostEqual(struct.scale, 192**-0.5, places=7)
+        self.assertEqual(mla.to_struct().weight_dtype, 0)
+
+
+class Info(unittest.TestCase):
+    def test_module(self) -> None:
+        ran = subprocess.run([sys.executable, "-m", "libattn.info", "--json"], capture_output=True, text=True, check=True)
+        self.assertIn('"cpu_simd"', ran.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
