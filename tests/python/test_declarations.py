@@ -75,6 +75,13 @@ class Declarations(unittest.TestCase):
                  if ours != int(theirs)]
         self.assertEqual(wrong, [])
 
+    def test_one_version(self) -> None:
+        """meson.build has it; what cannot read it there says the same."""
+        version = re.search(r"^  version : '([^']+)'", (ROOT / "meson.build").read_text(encoding="utf-8"), flags=re.M)[1]
+        init = (ROOT / "bindings" / "python" / "src" / "libattn" / "__init__.py").read_text(encoding="utf-8")
+        self.assertIn(f'__version__ = "{version}"', init)
+        self.assertTrue((ROOT / "NEWS").read_text(encoding="utf-8").startswith(version + " "))
+
 
 if __name__ == "__main__":
     unittest.main()

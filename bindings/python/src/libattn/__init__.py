@@ -27,7 +27,7 @@ from .selection import Assignment, Choice, Reason, Verdict
 from .step import NO_ATTEND, NO_WRITE, Batch, Plan
 from .tensors import Rows, Tensor, as_tensor
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # meson.build's, by test
 
 __all__ = [
     "NO_ATTEND", "NO_WRITE", "AbsentError", "Assignment", "AttnError", "BackendInfo", "Batch", "BatchMode", "Choice",

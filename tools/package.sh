@@ -1,0 +1,175 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Packages of this checkout, each tried after it was made: a wheel with library, plugins and tools inside, Debian packages
+# (library, one for each plugin, dev, tools), and a source archive from which the core builds and passes its tests.
+# The version is meson.build's. Everything lies under build/package; what was made is printed last.
+# usage: tools/package.sh wheel|deb|dist [meson options, such as -Dcuda-flash=disabled]
+set -eu
+cd "$(dirname "$0")/.."
+source=$PWD work=$PWD/build/package
+what=${1:-}
+case $what in wheel | deb | dist) shift ;; *) sed -n 's/^# usage: //p' "$0" >&2; exit 2 ;; esac
+version=$(meson introspect meson.build --projectinfo 2>/dev/null | sed 's/.*"version": "\([^"]*\)".*/\1/')
+folder=$work/$what stage=$work/$what/stage
+rm -rf "$folder"
+mkdir -p "$folder" "$work/built"
+
+fail() {
+    echo "package: $1" >&2
+    exit 1
+}
+
+# staged NAME [meson options]: a release build with the prefix /usr, installed under $stage
+staged() {
+    [ -f "$work/built/$what/build.ninja" ] || rm -rf "$work/built/$what"
+    reconfigure=$([ ! -d "$work/built/$what" ] || echo --reconfigure)
+    meson setup $reconfigure "$work/built/$what" --prefix=/usr --buildtype=release -Dtests=disabled "$@" >"$folder/setup.log" ||
+        { tail -5 "$folder/setup.log"; fail 'meson setup failed'; }
+    meson compile -C "$work/built/$what" >"$folder/compile.log" || { tail -20 "$folder/compile.log"; fail 'the build failed'; }
+    DESTDIR=$stage meson install -C "$work/built/$what" --no-rebuild >/dev/null
+}
+
+# The package is tried without what this shell has set, and from a folder of its own.
+clean() {
+    (cd "$folder" && env -i PATH=/usr/bin:/bin HOME="$folder" ATTN_CACHE_DIR= "$@")
+}
+
+wheel() {
+    python=$source/build/venv/bin/python
+    if [ ! -x "$python" ]; then
+        python3 -m venv "$work/venv"
+        python=$work/venv/bin/python
+        "$python" -c 'import setuptools' 2>/dev/null || "$python" -m pip install --quiet 'setuptools>=70.1'
+    fi
+    staged --libdir=lib -Dmpi=disabled -Dnccl=disabled "-Dc_link_args=-Wl,-rpath,\$ORIGIN/../lib" "$@"
+    cp -r bindings/python "$folder/source"
+    tree=$folder/source/src/libattn
+    mkdir "$tree/lib"
+    cp "$stage/usr/lib/libattn.so.1" "$tree/lib/"
+    cp -r "$stage/usr/lib/attn" "$tree/lib/attn"
+    cp -r "$stage/usr/bin" "$tree/bin"
+    # Beside the C library only cJSON is taken along, for the tools that read JSON.
+    cjson=$(ldd "$tree/bin/attn-info" | sed -n 's/.*libcjson\.so\.1 => \([^ ]*\) .*/\1/p')
+    if [ -n "$cjson" ]; then
+        cp -L "$cjson" "$tree/lib/libcjson.so.1"
+        sed -n '/^Copyright\|^ *Permission/,/SOFTWARE/p' /usr/share/doc/libcjson1/copyright >"$tree/lib/libcjson.license"
+        grep -q Permission "$tree/lib/libcjson.license" || fail 'no licence of cJSON in /usr/share/doc/libcjson1'
+    fi
+    objects=$(find "$tree" -type f | while read -r file; do [ "$(head -c 4 "$file" | tail -c 3)" != ELF ] || echo "$file"; done)
+    for object in $objects; do
+        objdump -p "$object" | sed -n 's/^ *NEEDED *//p' | grep -v -x -e 'lib\(c\|m\|dl\|rt\|pthread\|gcc_s\|stdc++\|cjson\)\.so\.[0-9]*' -e 'ld-linux.*' &&
+            fail "$object needs a library that is not on every machine"
+    done
+    glibc=$(for object in $objects; do objdump -T "$object"; done | sed -n 's/.*(*GLIBC_2\.\([0-9]*\).*/\1/p' | sort -n | tail -1)
+    tag=manylinux_2_${glibc}_$(uname -m)
+    "$python" -m pip wheel --quiet --no-deps --no-build-isolation --no-index -w "$folder" \
+        --config-settings="--build-option=--plat-name=$tag" "$folder/source" >"$folder/wheel.log" 2>&1 || { cat "$folder/wheel.log"; fail 'pip wheel failed'; }
+    made=$folder/libattn-$version-py3-none-$tag.whl
+    [ -f "$made" ] || fail "not $made: $(ls "$folder"/*.whl)"
+
+    "$python" -m venv --without-pip "$folder/try"
+    site=$(echo "$folder"/try/lib/python3*/site-packages)
+    "$python" -m pip install --quiet --no-deps --no-index --target "$site" "$made"
+    clean "$folder/try/bin/python" -m libattn.info --json >"$folder/info.json"
+    grep -q "\"file\":[[:space:]]*\"$site/libattn/lib/attn/attn_cpu_ref.so\"" "$folder/info.json" || fail 'the wheel finds other plugins than its own'
+    clean "$folder/try/bin/python" -c "
+import libattn
+runtime = libattn.Runtime()
+assert libattn.__version__ == '$version', libattn.__version__
+assert runtime.api.path.startswith('$site'), runtime.api.path
+print(runtime.select([libattn.LayerDesc('a', 8, 2, 64, dtype='bf16')]).choice(0).backend, 'serves a layer')"
+    clean "$site/libattn/bin/attn-check" cpu_ref --filter 'merge_states.f32*' | tail -1
+    clean "$site/libattn/bin/attn-run" --model "$source/models/llama-3.1-8b.json" --layers 1 --steps 1 --verify | tail -1
+}
+
+# package NAME DESCRIPTION DEPENDS PATTERN...: moves the files out of $stage and makes the package
+package() {
+    name=$1 description=$2 depends=$3
+    root=$folder/$1
+    shift 3
+    mkdir -p "$root/DEBIAN" "$root/usr/share/doc/$name"
+    for pattern; do
+        (cd "$stage" && find . -path "./$pattern" \( -type f -o -type l \)) | while read -r file; do
+            mkdir -p "$root/$(dirname "$file")"
+            mv "$stage/$file" "$root/$file"
+        done
+    done
+    objects=$(find "$root" -type f \( -name '*.so*' -o -path '*/bin/*' -o -name attn-scan \))
+    if [ -n "$objects" ]; then
+        # shellcheck disable=SC2086 # a list of files without spaces
+        found=$(cd "$folder" && dpkg-shlibdeps -O --ignore-missing-info -l"$folder/libattn1/usr/lib/$multiarch" $objects 2>>"$folder/shlibdeps.log" |
+            sed -n 's/^shlibs:Depends=//p')
+        depends=$depends${depends:+${found:+, }}$found
+    fi
+    sed 's/^/ /' "$source/LICENSE" | sed '1i Files: *\nCopyright: the authors of libattn\nLicense: Apache-2.0' >"$root/usr/share/doc/$name/copyright"
+    gzip -9 -n -c "$source/NEWS" >"$root/usr/share/doc/$name/changelog.gz"
+    case $name in libattn1 | libattn-mpi0 | libattn-nccl0) echo 'activate-noawait ldconfig' >"$root/DEBIAN/triggers" ;; esac
+    [ "$name" != libattn1 ] || echo "libattn 1 libattn1 (>= $version)" >"$root/DEBIAN/shlibs"
+    cat >"$root/DEBIAN/control" <<END
+Package: $name
+Source: libattn
+Version: $version-1
+Architecture: $architecture
+Maintainer: ${DEBFULLNAME:-The authors of libattn} <${DEBEMAIL:-libattn@example.org}>
+Section: $(case $name in *-dev) echo libdevel ;; libattn*) echo libs ;; *) echo utils ;; esac)
+Priority: optional
+${depends:+Depends: $depends
+}Description: $description
+ libattn puts one stable C ABI between engines that serve language models and the
+ kernels that compute their attention.
+END
+    dpkg-deb --root-owner-group --build "$root" "$folder/${name}_$version-1_$architecture.deb" >/dev/null
+}
+
+deb() {
+    multiarch=$(dpkg-architecture -qDEB_HOST_MULTIARCH) architecture=$(dpkg --print-architecture)
+    lib=usr/lib/$multiarch
+    staged --libdir="lib/$multiarch" "$@"
+    (cd "$stage" && find . -type f -o -type l) | sort >"$folder/installed"
+    mkdir "$folder/debian" # which dpkg-shlibdeps looks for
+    printf 'Source: libattn\n\nPackage: libattn1\nArchitecture: any\n' >"$folder/debian/control"
+    package libattn1 'attention for language models: the library' '' "$lib/libattn.so.*" "$lib/attn/attn-scan"
+    for file in "$stage/$lib"/attn/attn_*.so; do
+        plugin=$(basename "$file" .so)
+        package "libattn-plugin-$(echo "${plugin#attn_}" | tr _ -)" "attention for language models: the backend ${plugin#attn_}" \
+            "libattn1 (>= $version)" "$lib/attn/$plugin.so"
+    done
+    for collectives in mpi nccl; do
+        [ ! -e "$stage/$lib/libattn_$collectives.so.0" ] ||
+            package "libattn-${collectives}0" "attention for language models: collectives over $collectives" '' "$lib/libattn_$collectives.so.*"
+    done
+    package attn-tools 'attention for language models: attn-info, attn-run, attn-check, attn-bench' \
+        "libattn1 (>= $version), libattn-plugin-cpu-ref" 'usr/bin/*' 'usr/share/man/*'
+    package libattn-dev 'attention for language models: headers, examples and manuals' "libattn1 (= $version-1)" 'usr/*'
+
+    try=$folder/try # a system of its own that has nothing but these packages
+    mkdir -p "$try/var/lib/dpkg/info" "$try/var/lib/dpkg/updates"
+    : >"$try/var/lib/dpkg/status"
+    dpkg --root="$try" --force-not-root --force-depends --log=/dev/null -i "$folder"/*.deb >"$folder/dpkg.log" 2>&1 || { cat "$folder/dpkg.log"; fail 'dpkg refuses a package'; }
+    (cd "$try" && find ./usr -type f -o -type l) | sort >"$folder/got"
+    comm -23 "$folder/installed" "$folder/got" | grep . && fail 'files that no package has'
+    for root in "$folder"/*/DEBIAN; do
+        (cd "$root/.." && find ./usr -type f -o -type l)
+    done | sort | uniq -d | grep . && fail 'files that two packages have'
+    clean "$try/usr/bin/attn-info" --json >"$folder/info.json"
+    grep -q "\"file\":[[:space:]]*\"$try/$lib/attn/attn_cpu_ref.so\"" "$folder/info.json" || fail 'the installed tools find no installed plugin'
+    clean "$try/usr/bin/attn-check" cpu_ref --filter 'merge_states.f32*' | tail -1
+}
+
+dist() {
+    [ -z "$(git status --porcelain)" ] || fail 'the working tree has changes, which a source archive would not have'
+    meson setup "$folder/from" -Dtests=disabled -Dcuda-flash=disabled -Dhip=disabled -Dnccl=disabled -Dcpu-simd=disabled >"$folder/setup.log"
+    meson dist -C "$folder/from" --no-tests --formats xztar >"$folder/dist.log" 2>&1 || { cat "$folder/dist.log"; fail 'meson dist failed'; }
+    made=$folder/libattn-$version.tar.xz
+    cp "$folder/from/meson-dist/libattn-$version.tar.xz"* "$folder/"
+    tar xJf "$made" -C "$folder"
+    (cd "$folder/libattn-$version" && find . -type f -o -type l) | sed 's|^\./||' | sort >"$folder/got"
+    git ls-files | sort | comm -23 - "$folder/got" | grep . && fail 'tracked files that the archive lacks'
+    cd "$folder/libattn-$version"
+    meson setup build "$@" >"$folder/setup.log" || { tail -5 "$folder/setup.log"; fail 'the archive does not configure'; }
+    meson compile -C build >"$folder/compile.log" || { tail -20 "$folder/compile.log"; fail 'the archive does not build'; }
+    meson test -C build --suite core --no-rebuild | sed -n '/^Ok:/,/^Timeout:/p'
+}
+
+"$what" "$@"
+ls -l "$folder"/*.whl "$folder"/*.deb "$folder"/*.tar.xz 2>/dev/null | awk '{ print $5, $NF }'
