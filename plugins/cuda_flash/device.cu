@@ -123,36 +123,29 @@ extern "C" const char *gpu_device_launch(const struct gpu_device *device, enum g
                                     (cudaStream_t)stream));
 }
 
-extern "C" const char *gpu_device_attend(const struct gpu_device *device, int32_t dtype,
-                                         const struct gpu_params *params, void *stream)
+extern "C" const char *sm80_launch(const struct gpu_device *device, int32_t dtype,
+                                   const struct sm80_params *params, void *stream)
 {
     scope inside(device);
     return text_of(attends[dtype](params, (cudaStream_t)stream));
 }
 
-extern "C" bool gpu_device_map(const struct gpu_device *device, const struct gpu_cache *cache,
-                               int32_t heads, int64_t rows, int64_t blocks, int32_t box_rows,
-                               int32_t padded_size, struct gpu_map *map)
+extern "C" bool tensor_map_encode(const struct gpu_device *device, const void *data,
+                                  const struct map_shape *shape, struct tensor_map *map)
 {
+    const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
     if (device->encode_map == NULL || device->major < 9) {
         return false;
     }
-    bool narrow = cache->dtype >= ATTN_DTYPE_FP8_E4M3;
-    cuuint32_t per_row = narrow ? 128 : 64, ones[4] = {1, 1, 1, 1};
-    per_row = per_row < (cuuint32_t)padded_size ? per_row : (cuuint32_t)padded_size;
-    bool wide = per_row * (narrow ? 1 : 2) == 128;
-    cuuint64_t sizes[4] = {(cuuint64_t)cache->head_size, (cuuint64_t)rows, (cuuint64_t)heads,
-                           (cuuint64_t)blocks};
-    cuuint64_t strides[3] = {(cuuint64_t)cache->slot, (cuuint64_t)cache->head,
-                             (cuuint64_t)cache->block};
-    cuuint32_t box[4] = {per_row, (cuuint32_t)box_rows, 1, 1};
     return ((encode_fn *)device->encode_map)(
                (CUtensorMap *)map,
-               narrow ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16, 4,
-               (void *)cache->data, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               wide ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-               /* 256 would fetch halves of other boxes: 0.89 of the read ceiling instead of 0.94 */
-               CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+               shape->element == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
+               (cuuint32_t)shape->rank, (void *)data, (const cuuint64_t *)shape->sizes,
+               (const cuuint64_t *)shape->strides, shape->box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               shape->box[0] * (uint32_t)shape->element == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                               : CU_TENSOR_MAP_SWIZZLE_64B,
+               shape->fetched == 256 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+                                     : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

@@ -6,9 +6,9 @@
 
 #include <cuda_runtime.h>
 
-#include "gpu/params.h"
+#include "sm80_attend.h"
 
-typedef cudaError_t gpu_attend_launcher(const struct gpu_params *params, cudaStream_t stream);
+typedef cudaError_t gpu_attend_launcher(const struct sm80_params *params, cudaStream_t stream);
 
 gpu_attend_launcher launch_bf16, launch_f16, launch_e4m3, launch_e5m2, launch_int8;
 

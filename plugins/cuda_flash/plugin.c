@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_flash: NVIDIA GPUs from compute capability 8.0 on. The entry, the probe and instances. */
-#include <string.h>
-
 #include "common/entry.h"
 #include "gpu/host/backend.h"
 #include "gpu/host/schedule.h"
@@ -9,6 +7,7 @@
 
 #define NAME "cuda_flash"
 
+extern const struct gpu_matrix_kernels sm80_matrix; /* sm80_attend.c */
 #ifdef CUDA_FLASH_SM90
 extern const struct gpu_prefill sm90_prefill; /* sm90_prefill.c */
 #endif
@@ -29,11 +28,7 @@ static attn_status report(const struct attn_probe_sink *sink, const struct nvml_
         .num_multiprocessors = device->num_sms,
         .memory_bytes = device->memory_bytes,
     };
-    struct attn_backend_caps mine = gpu_caps;
-    attn_status status = sink->device(sink->user, &info);
-    mine.name = NAME;
-    mine.device = (struct attn_device){ATTN_DEVICE_CUDA, id};
-    return status == ATTN_OK && device->major >= 8 ? sink->backend(sink->user, &mine) : status;
+    return gpu_report(sink, &info, device->major >= 8);
 }
 
 static attn_status cuda_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
@@ -60,50 +55,24 @@ static attn_status cuda_probe(const struct attn_host *host, const struct attn_pr
     return status;
 }
 
-static attn_status cuda_create(const struct attn_create_args *args, attn_instance **instance,
-                               const struct attn_kernels **table, struct attn_error *error)
+static const char *add_kernels(struct attn_instance *instance)
 {
-    *instance = NULL;
-    *table = NULL;
-    if (strcmp(args->backend, NAME) != 0 || args->variant[0] != '\0' ||
-        args->device.type != ATTN_DEVICE_CUDA) {
-        return plugin_error(error, ATTN_ERROR_NOT_FOUND, "backend",
-                            "%s@%s on device type %d; cuda_flash on type %d is here", args->backend,
-                            args->variant, args->device.type, ATTN_DEVICE_CUDA);
-    }
-    if (args->num_options > 0) {
-        return plugin_refuse_option(args, error);
-    }
-    struct attn_instance *made = args->host->allocate(args->host->user, sizeof *made, 64);
-    if (made == NULL) {
-        return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "instance", "%zu bytes", sizeof *made);
-    }
-    memset(made, 0, sizeof *made);
-    made->host = args->host;
-    const char *cause = gpu_device_open(&made->device, args->device.id);
+    instance->matrix = &sm80_matrix;
 #ifdef CUDA_FLASH_SM90
-    if (cause == NULL && made->device.major == 9) {
-        made->prefill = &sm90_prefill;
-        cause = sm90_prefill.load(&made->device);
+    if (instance->device.major == 9) {
+        instance->prefill = &sm90_prefill;
+        return sm90_prefill.load(&instance->device);
     }
 #endif
-    if (cause != NULL) {
-        args->host->release(args->host->user, made, sizeof *made);
-        return plugin_error(error, ATTN_ERROR_DEVICE, "device", "device %d: %s", args->device.id,
-                            cause);
-    }
-    *instance = made;
-    *table = &gpu_kernels;
-    return ATTN_OK;
+    return NULL;
 }
 
-static void cuda_destroy(attn_instance *instance)
-{
-    if (instance != NULL) {
-        gpu_device_close(&instance->device);
-        instance->host->release(instance->host->user, instance, sizeof *instance);
-    }
-}
+const struct gpu_vendor gpu_vendor = {
+    .name = NAME,
+    .device_type = ATTN_DEVICE_CUDA,
+    .kernels = &gpu_kernels,
+    .add_kernels = add_kernels,
+};
 
 static const struct attn_plugin plugin_table = {
     .struct_size = sizeof plugin_table,
@@ -113,8 +82,8 @@ static const struct attn_plugin plugin_table = {
     .vendor = "libattn",
     .probe = cuda_probe,
     .supports = gpu_supports,
-    .create = cuda_create,
-    .destroy = cuda_destroy,
+    .create = gpu_create,
+    .destroy = gpu_destroy,
 };
 
 attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,

@@ -15,13 +15,15 @@
 #define ATTEND_THREADS 192
 
 template <int KIND, int D, bool SPLIT>
-static __device__ __forceinline__ void compute(const gpu_params &p, shared<KIND, D, SPLIT> &mine)
+static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND, D, SPLIT> &mine)
 {
+    const gpu_params &p = a.p;
     using S = shape<KIND, D, SPLIT>;
     constexpr int subs = SPLIT ? S::tile / 64 : 4, own = SPLIT ? 16 * subs : 16;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int q_row = SPLIT ? 0 : warp * 16, first = SPLIT ? warp * own : 0;
-    const bool slow = p.spans != nullptr || p.tree != nullptr || p.alibi != 0;
+    const bool slow =
+        p.problem.spans != nullptr || p.problem.tree != nullptr || p.problem.alibi != 0;
     const bool from_bf16 = p.q.dtype == ATTN_DTYPE_BF16;
     const bool k_scaled = S::bytes && p.k.form == GPU_ROW_SCALED;
     const bool v_scaled = S::bytes && p.v.form == GPU_ROW_SCALED;
@@ -48,9 +50,10 @@ static __device__ __forceinline__ void compute(const gpu_params &p, shared<KIND,
             sq = mine.q[q_slot];
             rows = enter_rows(p, *run, q_row + (lane >> 2));
             high_rows = !SPLIT || run->row_tile.num_rows > 8;
-            scale = p.scale * (p.k.form == GPU_ROW_NUMBERS ? cache_scale(p.k, run->head) : 1.0f);
+            scale = p.problem.scale *
+                    (p.k.form == GPU_ROW_NUMBERS ? cache_scale(p.k, run->head) : 1.0f);
             scale *= query_scale(p, run->head);
-            scale *= p.soft_cap > 0.0f ? 1.0f : LOG2E;
+            scale *= p.problem.soft_cap > 0.0f ? 1.0f : LOG2E;
             if (S::bytes && from_bf16) {
                 convert_query(sq, S::q_bytes);
             }
@@ -74,7 +77,7 @@ static __device__ __forceinline__ void compute(const gpu_params &p, shared<KIND,
         }
         int32_t tile_base = (run->row_tile.k0 & ~(S::tile - 1)) + tile * S::tile;
         int32_t base = tile_base + first;
-        if (p.mapped && (tile_base < run->row_tile.k0 || tile_base + S::tile > run->row_tile.k1)) {
+        if (a.mapped && (tile_base < run->row_tile.k0 || tile_base + S::tile > run->row_tile.k1)) {
             clear_values<KIND, D, S::tile>(at + S::half, warp * own, own,
                                            run->row_tile.k0 - tile_base,
                                            run->row_tile.k1 - tile_base, lane);
@@ -134,7 +137,7 @@ static __device__ __forceinline__ void compute(const gpu_params &p, shared<KIND,
         /* every lane for itself: racecheck does not follow reads through __syncwarp to a barrier */
         barrier_arrive(shared_address(&mine.empty[stage]));
         stage++;
-        if (stage == p.stages) {
+        if (stage == a.stages) {
             stage = 0;
             phase ^= 1;
         }
@@ -143,13 +146,13 @@ static __device__ __forceinline__ void compute(const gpu_params &p, shared<KIND,
 
 template <int KIND, int D, bool SPLIT>
 __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
-    attend(const __grid_constant__ gpu_params p)
+    attend(const __grid_constant__ sm80_params a)
 {
     using S = shape<KIND, D, SPLIT>;
     extern __shared__ __align__(1024) char memory[];
     shared<KIND, D, SPLIT> &mine = *(shared<KIND, D, SPLIT> *)memory;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < p.stages; i++) {
+        for (int i = 0; i < a.stages; i++) {
             barrier_init(shared_address(&mine.full[i]), 65);
             barrier_init(shared_address(&mine.empty[i]), 128);
         }
@@ -157,25 +160,25 @@ __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
             barrier_init(shared_address(&mine.q_empty[i]), 128);
         }
     }
-    if (threadIdx.x >= 128 && p.mapped) {
-        fetch_map(threadIdx.x < 160 ? &p.k_map : &p.v_map);
+    if (threadIdx.x >= 128 && a.mapped) {
+        fetch_map(threadIdx.x < 160 ? &a.k_map : &a.v_map);
     }
     __syncthreads(); /* the barriers are there */
     wait_for_earlier_kernels();
     let_later_kernels_begin();
     if (threadIdx.x >= 128) {
-        producer<KIND, D, SPLIT>(p, mine, threadIdx.x - 128).work();
+        producer<KIND, D, SPLIT>(a, mine, threadIdx.x - 128).work();
     } else {
-        compute<KIND, D, SPLIT>(p, mine);
+        compute<KIND, D, SPLIT>(a, mine);
     }
 }
 
-/* p NULL: only loads the kernel. */
+/* a NULL: only loads the kernel. */
 template <int KIND, int D, bool SPLIT>
-static cudaError_t launch_shape(const gpu_params *p, cudaStream_t stream)
+static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
 {
     using S = shape<KIND, D, SPLIT>;
-    if (p == nullptr) {
+    if (a == nullptr) {
         int device = 0, most = 0;
         cudaError_t error = cudaGetDevice(&device);
         error =
@@ -189,13 +192,13 @@ static cudaError_t launch_shape(const gpu_params *p, cudaStream_t stream)
     cudaLaunchConfig_t config = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)p->ctas);
+    config.gridDim = dim3((unsigned)a->p.schedule.ctas);
     config.blockDim = dim3(ATTEND_THREADS);
-    config.dynamicSmemBytes = S::q_buffers * S::q_bytes + GPU_FIXED_SMEM + p->stages * S::stage;
+    config.dynamicSmemBytes = S::q_buffers * S::q_bytes + SM80_FIXED_SMEM + a->stages * S::stage;
     config.stream = stream;
     config.attrs = &attribute;
-    config.numAttrs = p->overlaps ? 1 : 0;
-    return cudaLaunchKernelEx(&config, attend<KIND, D, SPLIT>, *p);
+    config.numAttrs = a->overlaps ? 1 : 0;
+    return cudaLaunchKernelEx(&config, attend<KIND, D, SPLIT>, *a);
 }
 
 template <int KIND> static cudaError_t load_kind()
@@ -207,19 +210,20 @@ template <int KIND> static cudaError_t load_kind()
     return error ? error : launch_shape<KIND, 256, true>(nullptr, nullptr);
 }
 
-template <int KIND> static cudaError_t launch_kind(const gpu_params *p, cudaStream_t stream)
+template <int KIND> static cudaError_t launch_kind(const sm80_params *a, cudaStream_t stream)
 {
-    if (p == nullptr) {
+    if (a == nullptr) {
         return load_kind<KIND>();
     }
-    int32_t d = p->head_size > p->head_size_v ? p->head_size : p->head_size_v;
-    if (p->tile_rows == 16) {
-        return d <= 64    ? launch_shape<KIND, 64, true>(p, stream)
-               : d <= 128 ? launch_shape<KIND, 128, true>(p, stream)
-                          : launch_shape<KIND, 256, true>(p, stream);
+    const gpu_problem &p = a->p.problem;
+    int32_t d = max(p.head_size, p.head_size_v);
+    if (a->p.schedule.tile_rows == 16) {
+        return d <= 64    ? launch_shape<KIND, 64, true>(a, stream)
+               : d <= 128 ? launch_shape<KIND, 128, true>(a, stream)
+                          : launch_shape<KIND, 256, true>(a, stream);
     }
-    return d <= 64 ? launch_shape<KIND, 64, false>(p, stream)
-                   : launch_shape<KIND, 128, false>(p, stream);
+    return d <= 64 ? launch_shape<KIND, 64, false>(a, stream)
+                   : launch_shape<KIND, 128, false>(a, stream);
 }
 
 #endif

@@ -6,9 +6,6 @@
 
 #include "sm80_produce.cuh"
 
-#define LOG2E 1.4426950408889634f
-#define LN2 0.6931471805599453f
-
 /* Dim of element e (0 or 1) of column tile n in a lane. */
 template <int KIND> static __device__ __forceinline__ int value_dim(int n, int lane, int e)
 {
@@ -27,27 +24,14 @@ struct out_row {
 static __device__ __forceinline__ out_row out_row_of(const gpu_params &p, const gpu_run &run,
                                                      int row)
 {
-    int32_t at = run.row_tile.first_row + row, index = at / p.group;
+    int32_t at = run.row_tile.first_row + row, index = at / p.problem.group;
     int64_t token = run.row_tile.query_start + index;
-    int32_t head = run.head * p.group + at - index * p.group;
+    int32_t head = run.head * p.problem.group + at - index * p.problem.group;
     out_row v;
     v.data = p.out.data + token * p.out.row + head * p.out.head;
     v.lse = p.lse.data != nullptr ? p.lse.data + head * p.lse.head + token * p.lse.row : nullptr;
-    v.sink = p.sinks != nullptr ? p.sinks[head] * LOG2E : -INFINITY;
+    v.sink = p.problem.sinks != nullptr ? p.problem.sinks[head] * LOG2E : -INFINITY;
     return v;
-}
-
-/* Factor from o to out; the sink joins the denominator here. */
-static __device__ __forceinline__ float finish_row(float sink, float m, float l, float *lse)
-{
-    float high = fmaxf(m, sink);
-    float base = high == -INFINITY ? 0.0f : high;
-    float shrink = exp2f(m - base);
-    float sum = l * shrink + exp2f(sink - base);
-    if (lse != nullptr) {
-        *lse = sum == 0.0f ? -INFINITY : base * LN2 + logf(sum);
-    }
-    return sum == 0.0f ? 0.0f : shrink / sum;
 }
 
 /* What all values of a head are multiplied by; per channel in write_values. */
@@ -68,7 +52,7 @@ static __device__ __forceinline__ void write_values(const gpu_params &p, int32_t
                                                     int d, const float (&x)[N], float factor)
 {
     bool is_short = p.out.dtype == ATTN_DTYPE_BF16 || p.out.dtype == ATTN_DTYPE_F16;
-    if (N % 2 == 0 && is_short && p.v.form != GPU_ROW_CHANNEL && d + N <= p.head_size_v &&
+    if (N % 2 == 0 && is_short && p.v.form != GPU_ROW_CHANNEL && d + N <= p.problem.head_size_v &&
         ((uintptr_t)row & 3) == 0) {
         uint32_t *to = (uint32_t *)(row + d * 2);
 #pragma unroll
@@ -81,10 +65,10 @@ static __device__ __forceinline__ void write_values(const gpu_params &p, int32_t
     }
 #pragma unroll
     for (int e = 0; e < N; e++) {
-        if (d + e < p.head_size_v) {
+        if (d + e < p.problem.head_size_v) {
             float v = x[e] * factor;
             if (p.v.form == GPU_ROW_CHANNEL) {
-                v *= p.v.channel[(int64_t)head * p.head_size_v + d + e];
+                v *= p.v.channel[(int64_t)head * p.problem.head_size_v + d + e];
             }
             store_number(row, p.out.dtype, d + e, v);
         }
@@ -101,8 +85,9 @@ static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gp
 {
     constexpr int own = D > 128 ? D / 32 : 4, room = SCRATCH / (128 * own * 4),
                   pass = room < 32 ? room : 32;
-    const int64_t size = (int64_t)p.tile_rows * (D + 2), step = slot_step * size;
-    const float *zeroth = p.parts + first_slot * size, *rest = p.parts + run.first * step;
+    const int64_t size = (int64_t)p.schedule.tile_rows * (D + 2), step = slot_step * size;
+    const float *zeroth = p.schedule.parts + first_slot * size,
+                *rest = p.schedule.parts + run.first * step;
     int32_t count = run.last - run.first + 1, lane = threadIdx.x & 31;
     auto part_at = [&](int32_t i) { return i == 0 ? zeroth : rest + i * step; };
     auto copy_at = [&](int32_t i) { return scratch + (i * 128 + threadIdx.x) * own * 4; };
@@ -120,9 +105,9 @@ static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gp
             int32_t here = min(count - base, pass);
             float m = -INFINITY, l = 0.0f;
             if (lane < here) {
-                const float *at = part_at(base + lane) + p.tile_rows * D + row;
+                const float *at = part_at(base + lane) + p.schedule.tile_rows * D + row;
                 m = __ldcg(at);
-                l = __ldcg(at + p.tile_rows);
+                l = __ldcg(at + p.schedule.tile_rows);
             }
 #pragma unroll 2
             for (int32_t i = 0; i < here; i++) {
@@ -134,7 +119,7 @@ static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gp
             }
             float before = high;
             high = fmaxf(high, warp_largest(m, false));
-            float at = high == -INFINITY ? 0.0f : high, shrink = exp2f(before - at);
+            float at = softmax_base(high), shrink = exp2f(before - at);
             float weight = exp2f(m - at);
             sum = sum * shrink + warp_sum(weight * l);
 #pragma unroll
@@ -153,7 +138,7 @@ static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gp
             }
         }
         out_row out = out_row_of(p, run, row);
-        float factor = finish_row(out.sink, high, sum, lane == 0 ? out.lse : nullptr);
+        float factor = softmax_close_base2(out.sink, high, sum, lane == 0 ? out.lse : nullptr);
         if (has_dims) {
             write_values<own>(p, run.head, out.data, lane * own, o, factor * v_scale);
         }
@@ -202,7 +187,7 @@ join_warps(const gpu_params &p, const gpu_run &run, float *scratch, float *sm, b
         for (int i = threadIdx.x; i < rows * (D / 4); i += 128) {
             int r = i / (D / 4), d = i % (D / 4) * 4, row = first + r;
             float high = fmaxf(fmaxf(sm[row], sm[16 + row]), fmaxf(sm[32 + row], sm[48 + row]));
-            float base = high == -INFINITY ? 0.0f : high, sum = 0.0f;
+            float base = softmax_base(high), sum = 0.0f;
             float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
             for (int w = 0; w < 4; w++) {
@@ -219,7 +204,7 @@ join_warps(const gpu_params &p, const gpu_run &run, float *scratch, float *sm, b
                 }
             } else {
                 out_row out = out_row_of(p, run, row);
-                float factor = finish_row(out.sink, high, sum, d == 0 ? out.lse : nullptr);
+                float factor = softmax_close_base2(out.sink, high, sum, d == 0 ? out.lse : nullptr);
                 write_values<4>(p, run.head, out.data, d, x, factor * v_scale);
             }
         }
@@ -247,7 +232,7 @@ static __device__ __forceinline__ void store_rows(const gpu_params &p, const gpu
         out_row out = out_row_of(p, run, row);
         float factor = 1.0f;
         if (whole) {
-            factor = finish_row(out.sink, m[i], l[i], (lane & 3) == 0 ? out.lse : nullptr);
+            factor = softmax_close_base2(out.sink, m[i], l[i], (lane & 3) == 0 ? out.lse : nullptr);
         } else if ((lane & 3) == 0) {
             part[64 * D + row] = m[i];
             part[64 * (D + 1) + row] = l[i];
@@ -280,9 +265,9 @@ static __device__ __forceinline__ void finish_run(const gpu_params &p, const gpu
 {
     using S = shape<KIND, D, SPLIT>;
     bool whole = run.count == run.row_tile.num_tiles;
-    int32_t slot_step = p.by_item ? 1 : 2;
-    int32_t slot = slot_step * run.segment + (!p.by_item && run.tile == 0);
-    float *part = p.parts + (int64_t)slot * p.tile_rows * (D + 2);
+    int32_t slot_step = p.schedule.by_item ? 1 : 2;
+    int32_t slot = slot_step * run.segment + (!p.schedule.by_item && run.tile == 0);
+    float *part = p.schedule.parts + (int64_t)slot * p.schedule.tile_rows * (D + 2);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         l[i] += __shfl_xor_sync(0xffffffffu, l[i], 1);
@@ -300,16 +285,16 @@ static __device__ __forceinline__ void finish_run(const gpu_params &p, const gpu
     }
     barrier_consumers(); /* the part is written: thread 0 publishes it for all */
     if (threadIdx.x == 0) {
-        bool last = add_and_publish(&p.arrived[run.item], 1) == run.last - run.first;
+        bool last = add_and_publish(&p.schedule.arrived[run.item], 1) == run.last - run.first;
         if (last) {
-            p.arrived[run.item] = 0; /* for the next run of this plan */
+            p.schedule.arrived[run.item] = 0; /* for the next run of this plan */
         }
         *last_one = last;
     }
     barrier_consumers();
     if (*last_one) {
         /* Only the first of the parts begins inside its segment, unless that begins the item. */
-        int32_t first_slot = slot_step * run.first + (!p.by_item);
+        int32_t first_slot = slot_step * run.first + (!p.schedule.by_item);
         merge_parts<D, 2 * S::half>(p, run, first_slot, slot_step, stage);
     }
 }

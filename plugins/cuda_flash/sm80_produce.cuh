@@ -5,9 +5,11 @@
 #ifndef CUDA_FLASH_SM80_PRODUCE_CUH
 #define CUDA_FLASH_SM80_PRODUCE_CUH
 
-#include "ptx/ptx.cuh"
 #include "gpu/device/rows.h"
+#include "gpu/device/softmax.h"
 #include "gpu/device/visible.h"
+#include "ptx/ptx.cuh"
+#include "sm80_attend.h"
 
 #define NO_RUN (-1)
 
@@ -23,7 +25,7 @@ template <int KIND, int D, bool SPLIT> struct shape {
     static constexpr bool bytes = KIND >= KIND_E4M3;
     static constexpr int element = bytes ? 1 : 2;
     static constexpr int chunks = D * element / 16; /* 16-byte pieces of a key's row */
-    static constexpr int tile = SPLIT && bytes && D <= 128 ? GPU_NARROW_TILE : GPU_TILE;
+    static constexpr int tile = SPLIT && bytes && D <= 128 ? SM80_NARROW_TILE : SM80_TILE;
     static constexpr int half = tile * D * element;
     /* rows' scales; later 4 warps' m and l */
     static constexpr int tail = SPLIT || bytes ? 1024 : 0;
@@ -38,9 +40,9 @@ template <int KIND, int D, bool SPLIT> struct shape {
 template <int KIND, int D, bool SPLIT> struct shared {
     using S = shape<KIND, D, SPLIT>;
     alignas(128) char q[S::q_buffers][S::q_bytes];
-    gpu_run runs[GPU_MAX_STAGES + 1]; /* a stage holds a tile of one run */
-    uint64_t full[GPU_MAX_STAGES], empty[GPU_MAX_STAGES], q_empty[S::q_buffers];
-    int32_t run_of_stage[GPU_MAX_STAGES];
+    gpu_run runs[SM80_MAX_STAGES + 1]; /* a stage holds a tile of one run */
+    uint64_t full[SM80_MAX_STAGES], empty[SM80_MAX_STAGES], q_empty[S::q_buffers];
+    int32_t run_of_stage[SM80_MAX_STAGES];
     int32_t last_one, taken[2];
 };
 
@@ -48,8 +50,8 @@ template <int KIND, int D, bool SPLIT>
 static __device__ __forceinline__ char *stage_at(shared<KIND, D, SPLIT> &mine, int stage)
 {
     using S = shape<KIND, D, SPLIT>;
-    static_assert(sizeof mine <= S::q_buffers * S::q_bytes + GPU_FIXED_SMEM, "room for it");
-    return (char *)&mine + S::q_buffers * S::q_bytes + GPU_FIXED_SMEM + stage * S::stage;
+    static_assert(sizeof mine <= S::q_buffers * S::q_bytes + SM80_FIXED_SMEM, "room for it");
+    return (char *)&mine + S::q_buffers * S::q_bytes + SM80_FIXED_SMEM + stage * S::stage;
 }
 
 /* Neighbouring rows put the same chunk into different banks. */
@@ -75,14 +77,15 @@ template <int TILE> struct tile_place {
 /* The entries are used a tile later, so that nobody waits for them here. */
 template <int TILE>
 static __device__ __forceinline__ tile_place<TILE>
-place_tile(const gpu_params &p, const gpu_run &run, int32_t tile, int lane, int boxes_of_page)
+place_tile(const sm80_params &a, const gpu_run &run, int32_t tile, int lane, int boxes_of_page)
 {
+    const gpu_problem &p = a.p.problem;
     tile_place<TILE> at;
     int32_t base = (run.row_tile.k0 & ~(TILE - 1)) + tile * TILE;
     at.low = run.row_tile.k0 - base;
     at.high = run.row_tile.k1 - base;
-    if (p.mapped) {
-        int32_t rows = p.box_rows, key = lane / boxes_of_page * rows;
+    if (a.mapped) {
+        int32_t rows = a.box_rows, key = lane / boxes_of_page * rows;
         at.block[0] = -1;
         at.slot[0] = 0;
         if (key < TILE && key < at.high && key + rows > at.low) {
@@ -110,14 +113,14 @@ place_tile(const gpu_params &p, const gpu_run &run, int32_t tile, int lane, int 
 /* One of K and V of a tile by TMA: a box per block and column of 128 bytes, each from a lane. Slots
  * of a block that no query sees come along; blocks of them do not. */
 template <int KIND, int D, int TILE>
-static __device__ __forceinline__ void copy_boxes(const gpu_params &p, const gpu_map &map,
+static __device__ __forceinline__ void copy_boxes(const sm80_params &a, const tensor_map &map,
                                                   int32_t head, const tile_place<TILE> &at,
                                                   uint32_t to, uint32_t barrier, int lane)
 {
     using S = shape<KIND, D, true>;
     constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
     constexpr int row_bytes = S::chunks >= 8 ? 128 : S::chunks * 16;
-    int32_t rows = p.box_rows, page = lane / columns, column = lane - page * columns;
+    int32_t rows = a.box_rows, page = lane / columns, column = lane - page * columns;
     bool mine = at.block[0] >= 0;
     int count = __popc(__ballot_sync(0xffffffffu, mine));
     if (lane == 0) {
@@ -147,9 +150,9 @@ static __device__ __forceinline__ void copy_half(const gpu_params &p, const gpu_
     for (int i = 0; i < TILE / 32; i++) {
         offset[i] = (int32_t)((at.block[i] * cache.block + at.slot[i] * cache.slot) >> 4);
     }
-    bool straight = !p.paged || p.block_size % 16 == 0;
+    bool straight = !p.problem.paged || p.problem.block_size % 16 == 0;
     if (straight && at.low <= 0 && at.high >= TILE && bytes == D * S::element) {
-        int64_t step = p.paged ? cache.slot : cache.block;
+        int64_t step = p.problem.paged ? cache.slot : cache.block;
         base += hi * step + chunk * 16;
 #pragma unroll
         for (int stretch = 0; stretch < TILE / 16; stretch++) {
@@ -188,10 +191,10 @@ static __device__ __forceinline__ void copy_scales(const gpu_params &p, const gp
     int32_t base = (run.row_tile.k0 & ~(TILE - 1)) + tile * TILE;
 #pragma unroll
     for (int i = 0; i < TILE / 32; i++) {
-        int32_t key = base + lane + 32 * i, index = key / p.block_size;
+        int32_t key = base + lane + 32 * i, index = key / p.problem.block_size;
         bool real = key >= run.row_tile.k0 && key < run.row_tile.k1;
-        int64_t block = real ? p.block_table[run.row_tile.table + index] : 0;
-        int64_t slot = real ? key - index * p.block_size : 0;
+        int64_t block = real ? p.problem.block_table[run.row_tile.table + index] : 0;
+        int64_t slot = real ? key - index * p.problem.block_size : 0;
         copy4(to + (lane + 32 * i) * 4, row_scale_at(cache, block, slot, run.head), real ? 4 : 0);
     }
 }
@@ -204,10 +207,11 @@ static __device__ __forceinline__ void copy_query(const gpu_params &p, const gpu
 #pragma unroll 4
     for (int i = lane; i < ROWS * (D / 8); i += 32) {
         int row = i / (D / 8), chunk = i % (D / 8);
-        bool real = row < run.row_tile.num_rows && chunk * 8 < p.head_size;
-        int32_t at = run.row_tile.first_row + (real ? row : 0), token = at / p.group;
-        const char *from = p.q.data + (int64_t)(run.row_tile.query_start + token) * p.q.row +
-                           (int64_t)(run.head * p.group + at - token * p.group) * p.q.head;
+        bool real = row < run.row_tile.num_rows && chunk * 8 < p.problem.head_size;
+        int32_t at = run.row_tile.first_row + (real ? row : 0), token = at / p.problem.group;
+        const char *from =
+            p.q.data + (int64_t)(run.row_tile.query_start + token) * p.q.row +
+            (int64_t)(run.head * p.problem.group + at - token * p.problem.group) * p.q.head;
         copy16(to + (row * (D / 8) + swizzle<D / 8>(row, chunk)) * 16,
                from + (real ? chunk * 16 : 0), real ? 16 : 0);
     }
@@ -215,21 +219,22 @@ static __device__ __forceinline__ void copy_query(const gpu_params &p, const gpu
 
 template <int KIND, int D, bool SPLIT> struct producer {
     using S = shape<KIND, D, SPLIT>;
+    const sm80_params &a;
     const gpu_params &p;
     shared<KIND, D, SPLIT> &mine;
     const bool values; /* which of the two warps this is */
     const int lane;
     int stage = 0, phase = 0, run_slot = 0, q_slot = 0, q_phase = 0;
 
-    __device__ producer(const gpu_params &params, shared<KIND, D, SPLIT> &memory, int thread)
-        : p(params), mine(memory), values(thread >= 32), lane(thread & 31)
+    __device__ producer(const sm80_params &params, shared<KIND, D, SPLIT> &memory, int thread)
+        : a(params), p(params.p), mine(memory), values(thread >= 32), lane(thread & 31)
     {
     }
 
     __device__ __forceinline__ void next_stage()
     {
         stage++;
-        if (stage == p.stages) {
+        if (stage == a.stages) {
             stage = 0;
             phase ^= 1;
         }
@@ -249,7 +254,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
     __device__ __forceinline__ void copy_run(const gpu_run &run)
     {
         constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
-        tile_place<S::tile> at = place_tile<S::tile>(p, run, run.tile, lane, columns);
+        tile_place<S::tile> at = place_tile<S::tile>(a, run, run.tile, lane, columns);
         for (int32_t i = 0; i < run.count; i++) {
             barrier_wait(shared_address(&mine.empty[stage]), phase ^ 1);
             uint32_t to = shared_address(stage_at(mine, stage));
@@ -259,11 +264,12 @@ template <int KIND, int D, bool SPLIT> struct producer {
                                      to + 2 * S::half + (values ? S::tile * 4 : 0), lane);
             }
             to += values ? S::half : 0;
-            if (p.mapped) {
-                copy_boxes<KIND, D, S::tile>(p, values ? p.v_map : p.k_map, run.head, at, to,
+            if (a.mapped) {
+                copy_boxes<KIND, D, S::tile>(a, values ? a.v_map : a.k_map, run.head, at, to,
                                              shared_address(&mine.full[stage]), lane);
             } else {
-                copy_half<KIND, D, S::tile>(p, cache, values ? p.head_size_v : p.head_size,
+                copy_half<KIND, D, S::tile>(p, cache,
+                                            values ? p.problem.head_size_v : p.problem.head_size,
                                             run.head, at, to, lane);
             }
             if (i == 0 && !values) { /* a stage is free, so this run's place is */
@@ -280,10 +286,10 @@ template <int KIND, int D, bool SPLIT> struct producer {
             }
             commit(run_slot);
             if (i + 1 < run.count) {
-                at = place_tile<S::tile>(p, run, run.tile + i + 1, lane, columns);
+                at = place_tile<S::tile>(a, run, run.tile + i + 1, lane, columns);
             }
         }
-        run_slot = run_slot == GPU_MAX_STAGES ? 0 : run_slot + 1;
+        run_slot = run_slot == SM80_MAX_STAGES ? 0 : run_slot + 1;
     }
 
     __device__ __forceinline__ void copy_segment(const gpu_segment &segment)
@@ -294,15 +300,15 @@ template <int KIND, int D, bool SPLIT> struct producer {
         run.segment = segment.index;
         while (t < segment.end) {
             int32_t within = t - run.row_tile.start;
-            if (within >= run.row_tile.num_tiles * p.num_kv_heads) {
+            if (within >= run.row_tile.num_tiles * p.problem.num_kv_heads) {
                 row_tile++;
-                run.row_tile = p.row_tiles[row_tile];
+                run.row_tile = p.schedule.row_tiles[row_tile];
                 continue;
             }
             run.head = within / run.row_tile.num_tiles;
             run.tile = within - run.head * run.row_tile.num_tiles;
             run.count = min(run.row_tile.num_tiles - run.tile, segment.end - t);
-            run.item = row_tile * p.num_kv_heads + run.head;
+            run.item = row_tile * p.problem.num_kv_heads + run.head;
             run.first = run.tile > 0 ? segment.first : segment.index;
             run.last = run.tile + run.count < run.row_tile.num_tiles ? segment.last : segment.index;
             copy_run(run);
@@ -315,11 +321,12 @@ template <int KIND, int D, bool SPLIT> struct producer {
      * takes, one segment ahead, and tells the other. */
     __device__ __forceinline__ void work()
     {
-        gpu_segment segment = p.segments[blockIdx.x]; /* there is room for one of each CTA */
-        int32_t segments = p.header->segments, index = blockIdx.x, taken = 0, turn = 0;
+        gpu_segment segment =
+            p.schedule.segments[blockIdx.x]; /* there is room for one of each CTA */
+        int32_t segments = p.schedule.header->segments, index = blockIdx.x, taken = 0, turn = 0;
         bool shares = segments > (int32_t)gridDim.x;
         if (shares && !values && lane == 0) {
-            taken = atomicAdd(&p.header->taken, 1);
+            taken = atomicAdd(&p.schedule.header->taken, 1);
         }
         while (index < segments) {
             copy_segment(segment);
@@ -329,19 +336,19 @@ template <int KIND, int D, bool SPLIT> struct producer {
             if (!values && lane == 0) {
                 mine.taken[turn] = taken;
                 if (taken == segments - 1) {
-                    p.header->taken = 0;
+                    p.schedule.header->taken = 0;
                 }
             }
-            asm volatile("bar.sync 2, 64;" ::: "memory"); /* the number is there */
+            barrier_producers(); /* the number is there */
             index = (int32_t)gridDim.x + mine.taken[turn];
             turn ^= 1; /* read by both before it is written again: a barrier lies between */
             if (index >= segments) {
                 break;
             }
             if (!values && lane == 0) {
-                taken = atomicAdd(&p.header->taken, 1);
+                taken = atomicAdd(&p.schedule.header->taken, 1);
             }
-            segment = p.segments[index];
+            segment = p.schedule.segments[index];
         }
         barrier_wait(shared_address(&mine.empty[stage]), phase ^ 1);
         commit(NO_RUN);

@@ -5,8 +5,8 @@
 
 #include "sm80_finish.cuh"
 
-/* What the two rows of a lane, g and g + 8 of its warp's 16, see. Rows that are not there see all:
- * what becomes of them is nobody's. */
+/* What the two rows of a lane, g and g + 8 of its warp's 16, see. Rows that are not there see all;
+ * their results are discarded. */
 struct lane_rows {
     int32_t first[2], last[2];
 };
@@ -21,8 +21,8 @@ static __device__ __forceinline__ lane_rows enter_rows(const gpu_params &p, cons
         v.first[i] = INT32_MIN;
         v.last[i] = INT32_MAX;
         if (row + 8 * i < run.row_tile.num_rows) {
-            int32_t index = (run.row_tile.first_row + row + 8 * i) / p.group;
-            gpu_interval s = interval_of(p, request, index);
+            int32_t index = (run.row_tile.first_row + row + 8 * i) / p.problem.group;
+            gpu_interval s = interval_of(p.problem, request, index);
             v.first[i] = s.first;
             v.last[i] = s.last;
         }
@@ -50,19 +50,23 @@ static __device__ __noinline__ void score_slowly(const gpu_params &p, const gpu_
 {
     gpu_request request = request_of_row_tile(run.row_tile);
     for (int i = 0; i < 2; i++) {
-        int32_t at = run.row_tile.first_row + row + 8 * i, index = at / p.group;
+        int32_t at = run.row_tile.first_row + row + 8 * i, index = at / p.problem.group;
         if (row + 8 * i >= run.row_tile.num_rows) {
             break;
         }
-        gpu_interval v = interval_of(p, request, index);
+        gpu_interval v = interval_of(p.problem, request, index);
         float slope =
-            p.slopes != nullptr ? p.slopes[run.head * p.group + at - index * p.group] : 0.0f;
+            p.problem.slopes != nullptr
+                ? p.problem.slopes[run.head * p.problem.group + at - index * p.problem.group]
+                : 0.0f;
 #pragma unroll 1
         for (int e = 0; e < N * 2; e++) {
             float *s = &x.s[e >> 1][2 * i + (e & 1)];
             int32_t j = first_key + (e >> 1) * 8 + (e & 1);
-            bool sees = sees_slow(p, request, index, v.position, j, j >= v.first && j <= v.last);
-            float bias = sees ? bias_of(p, request, index, v.position, slope, j) : -INFINITY;
+            bool sees =
+                sees_slow(p.problem, request, index, v.position, j, j >= v.first && j <= v.last);
+            float bias =
+                sees ? bias_of(p.problem, request, index, v.position, slope, j) : -INFINITY;
             *s = bias == -INFINITY ? -INFINITY : *s + LOG2E * bias; /* NaN of a hidden key too */
         }
     }
@@ -79,14 +83,14 @@ score_tile(const gpu_params &p, const gpu_run &run, const lane_rows &rows, int r
     for (int n = 0; n < N; n++) {
         s[n][0] *= scale, s[n][1] *= scale, s[n][2] *= scale, s[n][3] *= scale;
     }
-    if (p.soft_cap > 0.0f) {
-        float two_over_cap = 2.0f / p.soft_cap;
+    if (p.problem.soft_cap > 0.0f) {
+        float two_over_cap = 2.0f / p.problem.soft_cap;
 #pragma unroll
         for (int n = 0; n < N; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 if (e < 2 || high_rows) {
-                    s[n][e] = LOG2E * cap_score(s[n][e], p.soft_cap, two_over_cap);
+                    s[n][e] = LOG2E * cap_score(s[n][e], p.problem.soft_cap, two_over_cap);
                 }
             }
         }
@@ -124,7 +128,7 @@ enum tile_view {
 static __device__ __forceinline__ int view_of_tile(const gpu_params &p, const gpu_run &run,
                                                    const lane_rows &rows, int32_t low, int32_t high)
 {
-    bool outer = false, inner = p.spans != nullptr || p.tree != nullptr;
+    bool outer = false, inner = p.problem.spans != nullptr || p.problem.tree != nullptr;
     int32_t seen_low = max(low, run.row_tile.k0), seen_high = min(high, run.row_tile.k1 - 1);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -157,7 +161,7 @@ static __device__ __forceinline__ void soften(bool high_rows, float (&s)[N][4], 
         }
         high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
         high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
-        float base = high == -INFINITY ? 0.0f : high;
+        float base = softmax_base(high);
         float shrink = exp2f(m[i] - base), sum = 0.0f;
         m[i] = high;
 #pragma unroll

@@ -20,23 +20,12 @@ static __device__ __forceinline__ prefill_out out_of_row(const prefill_params &a
     const gpu_params &p = a.p;
     prefill_row at = split_row(a, row);
     int64_t token = item.row_tile.query_start + item.first_query + at.query;
-    int32_t head = item.work.head * p.group + at.head;
+    int32_t head = item.work.head * p.problem.group + at.head;
     prefill_out v;
     v.data = p.out.data + token * p.out.row + head * p.out.head;
     v.lse = p.lse.data != nullptr ? p.lse.data + head * p.lse.head + token * p.lse.row : nullptr;
-    v.sink = p.sinks != nullptr ? p.sinks[head] * LOG2E : -INFINITY;
+    v.sink = p.problem.sinks != nullptr ? p.problem.sinks[head] * LOG2E : -INFINITY;
     return v;
-}
-
-/* Factor from o to out; the sink joins the denominator here. m is in base 2. */
-static __device__ __forceinline__ float close_row(float sink, float m, float l, float *lse)
-{
-    float high = fmaxf(m, sink), base = high == -INFINITY ? 0.0f : high;
-    float shrink = exp2f(m - base), sum = fmaf(l, shrink, exp2f(sink - base));
-    if (lse != nullptr) {
-        *lse = sum == 0.0f ? -INFINITY : fmaf(base, LN2, logf(sum));
-    }
-    return sum == 0.0f ? 0.0f : shrink / sum;
 }
 
 template <int KIND> static __device__ __forceinline__ float number_at(const char *row, int32_t d)
@@ -61,12 +50,12 @@ static __device__ __forceinline__ const char *row_of_key(const gpu_params &p, co
                                                          const prefill_item &item, int32_t j)
 {
     const char *at = c.data + item.work.head * c.head;
-    if (!p.paged) {
+    if (!p.problem.paged) {
         return at + (item.row_tile.key_start + j) * c.block;
     }
-    int32_t index = j / p.block_size;
-    int64_t block = p.block_table[item.row_tile.table + index];
-    return at + block * c.block + (j - index * p.block_size) * c.slot;
+    int32_t index = j / p.problem.block_size;
+    int64_t block = p.problem.block_table[item.row_tile.table + index];
+    return at + block * c.block + (j - index * p.problem.block_size) * c.slot;
 }
 
 /* Score of one key in base 2, -inf where a tree hides it. */
@@ -74,13 +63,15 @@ static __device__ __forceinline__ float score_of(const gpu_params &p, const pref
                                                  int32_t index, int32_t position, float slope,
                                                  float product, int32_t j)
 {
-    float s = product * p.scale;
-    s = p.soft_cap > 0.0f ? p.soft_cap * tanhf(s / p.soft_cap) : s;
-    s = LOG2E * (s + bias_of(p, request_of_row_tile(item.row_tile), index, position, slope, j));
+    float s = product * p.problem.scale;
+    s = p.problem.soft_cap > 0.0f ? p.problem.soft_cap * tanhf(s / p.problem.soft_cap) : s;
+    s = LOG2E *
+        (s + bias_of(p.problem, request_of_row_tile(item.row_tile), index, position, slope, j));
     int32_t column = j - (item.row_tile.length - item.row_tile.query_len);
-    if (p.tree_mask == ATTN_TREE_BITS && p.tree != nullptr && column >= 0) {
-        const uint32_t *bits =
-            (const uint32_t *)p.tree + item.row_tile.request * p.tree_request + index * p.tree_row;
+    if (p.problem.tree_mask == ATTN_TREE_BITS && p.problem.tree != nullptr && column >= 0) {
+        const uint32_t *bits = (const uint32_t *)p.problem.tree +
+                               item.row_tile.request * p.problem.tree_request +
+                               index * p.problem.tree_row;
         s = bits[column / 32] >> (column % 32) & 1 ? s : -INFINITY;
     }
     return s;
@@ -96,15 +87,15 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
     constexpr int own = (S::dv < 128 ? S::dv : 128) / 32;
     const int lane = threadIdx.x & 31;
     prefill_row at = split_row(a, row);
-    int32_t index = item.first_query + at.query, head = item.work.head * p.group + at.head;
+    int32_t index = item.first_query + at.query, head = item.work.head * p.problem.group + at.head;
     gpu_interval v = visible_to(p, request_of_row_tile(item.row_tile), index);
     const char *q =
         p.q.data + (int64_t)(item.row_tile.query_start + index) * p.q.row + head * p.q.head;
-    float slope = p.slopes != nullptr ? p.slopes[head] : 0.0f;
+    float slope = p.problem.slopes != nullptr ? p.problem.slopes[head] : 0.0f;
     prefill_out out = out_of_row(a, item, row);
     float high = -INFINITY, sum = 0.0f, factor = 0.0f;
 #pragma unroll 1
-    for (int32_t first = -32 * own; first < p.head_size_v; first += 32 * own) {
+    for (int32_t first = -32 * own; first < p.problem.head_size_v; first += 32 * own) {
         float o[own];
 #pragma unroll
         for (int i = 0; i < own; i++) {
@@ -117,7 +108,7 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
                 const char *k = row_of_key(p, p.k, item, base + lane);
                 float product = 0.0f;
 #pragma unroll 1
-                for (int32_t d = 0; d < p.head_size; d++) {
+                for (int32_t d = 0; d < p.problem.head_size; d++) {
                     product += number_at<S::kind>(q, d) * number_at<S::kind>(k, d);
                 }
                 x = score_of(p, item, index, v.position, slope, product, base + lane);
@@ -128,12 +119,12 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
                 for (int d = 16; d > 0; d >>= 1) {
                     most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
                 }
-                float from = most == -INFINITY ? 0.0f : most;
+                float from = softmax_base(most);
                 sum = sum * exp2f(high - from) + exp2f(x - from); /* of this lane's keys */
                 high = most;
                 continue;
             }
-            float weight = exp2f(x - (high == -INFINITY ? 0.0f : high));
+            float weight = exp2f(x - softmax_base(high));
 #pragma unroll 1
             for (int t = 0; t < 32 && base + t <= v.last; t++) {
                 float w = __shfl_sync(0xffffffffu, weight, t);
@@ -144,7 +135,7 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
 #pragma unroll
                 for (int i = 0; i < own; i++) {
                     int32_t d = first + lane + 32 * i;
-                    o[i] += d < p.head_size_v ? w * number_at<S::kind>(value, d) : 0.0f;
+                    o[i] += d < p.problem.head_size_v ? w * number_at<S::kind>(value, d) : 0.0f;
                 }
             }
         }
@@ -153,13 +144,13 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
             for (int d = 16; d > 0; d >>= 1) {
                 sum += __shfl_xor_sync(0xffffffffu, sum, d);
             }
-            factor = close_row(out.sink, high, sum, lane == 0 ? out.lse : nullptr);
+            factor = softmax_close_base2(out.sink, high, sum, lane == 0 ? out.lse : nullptr);
             continue;
         }
 #pragma unroll
         for (int i = 0; i < own; i++) {
             int32_t d = first + lane + 32 * i;
-            if (d < p.head_size_v) {
+            if (d < p.problem.head_size_v) {
                 put_number<S::kind>(out.data, d, o[i] * factor);
             }
         }
@@ -206,8 +197,8 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, floa
         prefill_out out = {nullptr, nullptr, -INFINITY};
         if (is_there) {
             out = out_of_row(a, item, row + 8 * r);
-            factor = close_row(out.sink, __fmul_rn(m[r], scale), sum,
-                               (lane & 3) == 0 ? out.lse : nullptr);
+            factor = softmax_close_base2(out.sink, __fmul_rn(m[r], scale), sum,
+                                         (lane & 3) == 0 ? out.lse : nullptr);
         }
 #pragma unroll
         for (int n = 0; n < S::dv / 8; n += 4) {
@@ -221,7 +212,7 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, floa
             }
             turn_chunks(w, lane);
             int32_t d = (n + (lane & 3)) * 8;
-            if (is_there && d < p.head_size_v) {
+            if (is_there && d < p.problem.head_size_v) {
                 if (a.wide_rows) {
                     *(uint4 *)(out.data + d * 2) = make_uint4(w[0], w[1], w[2], w[3]);
                 } else {

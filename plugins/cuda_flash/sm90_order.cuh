@@ -19,12 +19,13 @@ struct order_memory {
 GPU_DEVICE int32_t sum_lengths(const prefill_params &a, int32_t row_tiles, int32_t *warps)
 {
     int32_t total = 0;
-    const gpu_params &p = a.p;
+    const gpu_problem &p = a.p.problem;
+    const gpu_schedule &plan = a.p.schedule;
     for (int32_t first = 0; first < p.num_reqs; first += PLAN_THREADS) {
         int32_t r = first + thread_index(), length = 0;
         if (r < p.num_reqs) {
-            int32_t end = r + 1 < p.num_reqs ? p.row_tile_start[r + 1] : row_tiles;
-            length = end > p.row_tile_start[r] ? max(load_request(p, r).length, 0) : 0;
+            int32_t end = r + 1 < p.num_reqs ? plan.row_tile_start[r + 1] : row_tiles;
+            length = end > plan.row_tile_start[r] ? max(load_request(p, r).length, 0) : 0;
         }
         int32_t before = running_sum(length, &total, warps);
         if (r < p.num_reqs) {
@@ -39,8 +40,8 @@ GPU_DEVICE int32_t sum_lengths(const prefill_params &a, int32_t row_tiles, int32
 GPU_INLINE int32_t place_of_item(const prefill_params &a, const gpu_row_tile &tile, int32_t head,
                                  int64_t section_keys, int32_t longest)
 {
-    int64_t keys =
-        (int64_t)a.key_sum[tile.request] * a.p.num_kv_heads + (int64_t)head * max(tile.length, 0);
+    int64_t keys = (int64_t)a.key_sum[tile.request] * a.p.problem.num_kv_heads +
+                   (int64_t)head * max(tile.length, 0);
     int32_t section = (int32_t)min(keys / section_keys, (int64_t)PREFILL_SECTIONS - 1);
     int32_t bucket = (int32_t)((int64_t)(tile.num_tiles - 1) * PREFILL_BUCKETS / longest);
     return section * PREFILL_BUCKETS + PREFILL_BUCKETS - 1 - bucket;
@@ -48,9 +49,10 @@ GPU_INLINE int32_t place_of_item(const prefill_params &a, const gpu_row_tile &ti
 
 GPU_DEVICE void order_items(const prefill_params &a, order_memory &memory)
 {
-    const gpu_params &p = a.p;
-    int32_t row_tiles = count_row_tiles(p, memory.warps), all = row_tiles;
-    plan_row_tiles(p, &row_tiles, p.key_tile_start, memory.warps);
+    const gpu_problem &p = a.p.problem;
+    const gpu_schedule &plan = a.p.schedule;
+    int32_t row_tiles = count_row_tiles(p, plan, memory.warps), all = row_tiles;
+    plan_row_tiles(p, plan, &row_tiles, plan.key_tile_start, memory.warps);
     int64_t total = (int64_t)sum_lengths(a, all, memory.warps) * p.num_kv_heads;
     int64_t section_keys = max(a.section_keys, total / PREFILL_SECTIONS + 1);
     if (thread_index() == 0) {
@@ -61,14 +63,14 @@ GPU_DEVICE void order_items(const prefill_params &a, order_memory &memory)
     }
     sync_group();
     for (int32_t i = thread_index(); i < row_tiles; i += PLAN_THREADS) {
-        atomic_max(&memory.longest, p.row_tiles[i].num_tiles);
+        atomic_max(&memory.longest, plan.row_tiles[i].num_tiles);
     }
     sync_group();
     int32_t items = row_tiles * p.num_kv_heads, longest = memory.longest;
     for (int32_t i = thread_index(); i < items; i += PLAN_THREADS) {
         int32_t tile = i / p.num_kv_heads, head = i - tile * p.num_kv_heads;
-        atomic_add(&memory.starts[place_of_item(a, p.row_tiles[tile], head, section_keys, longest)],
-                   1);
+        atomic_add(
+            &memory.starts[place_of_item(a, plan.row_tiles[tile], head, section_keys, longest)], 1);
     }
     sync_group();
     int32_t sum = 0;
@@ -79,7 +81,7 @@ GPU_DEVICE void order_items(const prefill_params &a, order_memory &memory)
     sync_group();
     for (int32_t i = thread_index(); i < items; i += PLAN_THREADS) {
         int32_t tile = i / p.num_kv_heads, head = i - tile * p.num_kv_heads;
-        gpu_row_tile v = p.row_tiles[tile];
+        gpu_row_tile v = plan.row_tiles[tile];
         int32_t at =
             atomic_add(&memory.starts[place_of_item(a, v, head, section_keys, longest)], 1);
         a.work[at] = {tile, head, 0, v.num_tiles};

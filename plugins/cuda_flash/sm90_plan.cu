@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prefill's schedule, the maps of what it reads, and its launches. */
+/* Prefill's schedule, and its launches. */
 #include <cuda.h>
 
 #include "sm90_launch.h"
@@ -24,10 +24,6 @@ static cudaError_t launch_order(const prefill_params *a, int32_t num_sms, cudaSt
 
 typedef CUresult CUDAAPI push_fn(CUcontext);
 typedef CUresult CUDAAPI pop_fn(CUcontext *);
-typedef CUresult CUDAAPI encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                                   const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                                   const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                   CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 static prefill_launcher *const launchers[] = {launch_order, launch_prefill_bf16,
                                               launch_prefill_f16};
@@ -52,17 +48,4 @@ extern "C" const char *prefill_load(const struct gpu_device *device)
         cause = prefill_launch(device, (enum prefill_kernel)kernel, NULL, NULL);
     }
     return cause;
-}
-
-extern "C" bool prefill_encode_map(const struct gpu_device *device, const void *data,
-                                   const uint64_t sizes[5], const uint64_t strides[4],
-                                   const uint32_t box[5], struct gpu_map *map)
-{
-    const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
-    return ((encode_fn *)device->encode_map)(
-               (CUtensorMap *)map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, (void *)data,
-               (const cuuint64_t *)sizes, (const cuuint64_t *)strides, box, ones,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }

@@ -5,6 +5,8 @@
 
 #define SECTION_BYTES (8 << 20) /* of keys and values that stay in the L2 */
 #define MOST_BOXES 32           /* of a tile: a lane has one */
+#define LEAST_PARTS 8           /* of an item, whose CTAs have a multiprocessor each */
+#define LONG_ITEM 1024          /* keys, from which on an item is worth cutting */
 
 static size_t round_up(size_t bytes)
 {
@@ -54,6 +56,21 @@ static bool serves(const struct attn_attend_args *args)
     return rows >= 8 && keys / rows * (size / 64) <= MOST_BOXES;
 }
 
+/* Items are not cut here: few of many keys would leave multiprocessors idle. */
+static bool pays(const struct attn_attend_args *args)
+{
+    const struct attn_batch *batch = args->batch;
+    const int32_t *start = batch->query_start_loc_host;
+    int64_t items = 0;
+    for (int32_t r = 0; r < batch->num_reqs; r++) {
+        int64_t rows = (int64_t)(start[r + 1] - start[r]) * args->state->group;
+        items += rows > GPU_FEW_ROWS ? (rows + PREFILL_ROWS - 1) / PREFILL_ROWS : 0;
+    }
+    items *= args->state->num_kv_heads;
+    return items > 0 && (items * LEAST_PARTS >= args->instance->device.num_sms ||
+                         batch->max_seq_len <= LONG_ITEM);
+}
+
 struct prefill_layout {
     size_t row_tile_start, key_tile_start, key_sum, row_tiles, work, end; /* bytes */
 };
@@ -85,27 +102,27 @@ static void set_items(struct prefill_params *a, const struct attn_attend_args *a
     const struct plan_host *plan = args->plan_host;
     struct prefill_layout at = layout_of_prefill(args->state, plan->num_reqs, plan->num_tokens);
     struct gpu_params *p = &a->p;
-    a->queries = PREFILL_ROWS / p->group;
-    a->group_inverse = (65536 + p->group - 1) / p->group;
-    a->size = size_of(p->head_size, p->head_size_v);
+    a->queries = PREFILL_ROWS / p->problem.group;
+    a->group_inverse = (65536 + p->problem.group - 1) / p->problem.group;
+    a->size = size_of(p->problem.head_size, p->problem.head_size_v);
     a->size_v = a->size == 192 ? 128 : a->size;
-    a->section_keys = SECTION_BYTES / ((p->head_size + p->head_size_v) * 2);
+    a->section_keys = SECTION_BYTES / ((p->problem.head_size + p->problem.head_size_v) * 2);
     a->header = (struct prefill_header *)memory;
     a->work = (struct prefill_work *)(memory + at.work);
     a->key_sum = (int32_t *)(memory + at.key_sum);
-    p->tile_rows = a->queries * p->group;
-    p->tile = keys_of(a->size);
-    p->least_rows = plan->few_rows + 1;
-    p->most_rows = INT32_MAX;
-    p->row_tiles = (struct gpu_row_tile *)(memory + at.row_tiles);
-    p->row_tile_start = (int32_t *)(memory + at.row_tile_start);
-    p->key_tile_start = (int32_t *)(memory + at.key_tile_start);
+    p->schedule.tile_rows = a->queries * p->problem.group;
+    p->schedule.tile = keys_of(a->size);
+    p->schedule.least_rows = plan->few_rows + 1;
+    p->schedule.most_rows = INT32_MAX;
+    p->schedule.row_tiles = (struct gpu_row_tile *)(memory + at.row_tiles);
+    p->schedule.row_tile_start = (int32_t *)(memory + at.row_tile_start);
+    p->schedule.key_tile_start = (int32_t *)(memory + at.key_tile_start);
 }
 
-static const char *plan_prefill(const struct attn_attend_args *args, const struct gpu_params *p,
-                                char *memory)
+static const char *plan_prefill(const struct attn_attend_args *args,
+                                const struct gpu_problem *problem, char *memory)
 {
-    struct prefill_params a = {.p = *p};
+    struct prefill_params a = {.p.problem = *problem};
     set_items(&a, args, memory);
     return prefill_launch(&args->instance->device, PREFILL_ORDER, &a, args->stream);
 }
@@ -117,14 +134,19 @@ static bool walk_rows(struct prefill_walk *w, const struct gpu_device *device,
 {
     uint64_t columns = (uint64_t)size / 64, step = (uint64_t)c->head / 128;
     bool whole = c->head_size == size && c->head % 128 == 0;
-    uint64_t sizes[5] = {(uint64_t)c->head_size, (uint64_t)rows, (uint64_t)heads, 1, 1};
-    uint64_t strides[4] = {(uint64_t)c->block, (uint64_t)c->head, 16, 16};
-    uint32_t box[5] = {64, (uint32_t)keys, 1, 1, 1};
+    struct map_shape shape = {
+        .rank = 5,
+        .element = 2,
+        .fetched = 256,
+        .sizes = {(uint64_t)c->head_size, (uint64_t)rows, (uint64_t)heads, 1, 1},
+        .strides = {(uint64_t)c->block, (uint64_t)c->head, 16, 16},
+        .box = {64, (uint32_t)keys, 1, 1, 1},
+    };
     if (whole) {
-        sizes[0] = 64;
-        sizes[2] = step * (uint64_t)(heads - 1) + columns;
-        strides[1] = 128;
-        box[2] = (uint32_t)columns;
+        shape.sizes[0] = 64;
+        shape.sizes[2] = step * (uint64_t)(heads - 1) + columns;
+        shape.strides[1] = 128;
+        shape.box[2] = (uint32_t)columns;
     }
     w->form = whole ? PREFILL_ROW_BOX : PREFILL_ROW_COLUMNS;
     w->box_rows = keys;
@@ -134,7 +156,7 @@ static bool walk_rows(struct prefill_walk *w, const struct gpu_device *device,
     w->box_bytes = keys * 128 * (int32_t)(whole ? columns : 1);
     w->column_step = keys * 128;
     w->row_step = 0;
-    return prefill_encode_map(device, c->data, sizes, strides, box, &w->map);
+    return tensor_map_encode(device, c->data, &shape, &w->map);
 }
 
 /* Pages: a box has rows of one of them. With all columns in one box, 8 rows of each column stand
@@ -145,22 +167,27 @@ static bool walk_pages(struct prefill_walk *w, const struct gpu_device *device,
 {
     uint64_t columns = (uint64_t)size / 64, step = (uint64_t)c->head / 128;
     int32_t rows = box_rows_of(block_size, keys);
-    uint64_t sizes[5] = {(uint64_t)c->head_size, (uint64_t)block_size, (uint64_t)heads,
-                         (uint64_t)blocks, 1};
-    uint64_t strides[4] = {(uint64_t)c->slot, (uint64_t)c->head, (uint64_t)c->block, 16};
-    uint32_t box[5] = {64, (uint32_t)rows, 1, 1, 1};
+    struct map_shape shape = {
+        .rank = 5,
+        .element = 2,
+        .fetched = 256,
+        .sizes = {(uint64_t)c->head_size, (uint64_t)block_size, (uint64_t)heads, (uint64_t)blocks,
+                  1},
+        .strides = {(uint64_t)c->slot, (uint64_t)c->head, (uint64_t)c->block, 16},
+        .box = {64, (uint32_t)rows, 1, 1, 1},
+    };
     if (whole) {
-        sizes[0] = 64;
-        sizes[1] = 8;
-        sizes[2] = step * (uint64_t)(heads - 1) + columns;
-        sizes[3] = (uint64_t)block_size / 8;
-        sizes[4] = (uint64_t)blocks;
-        strides[1] = 128;
-        strides[2] = 8 * (uint64_t)c->slot;
-        strides[3] = (uint64_t)c->block;
-        box[1] = 8;
-        box[2] = (uint32_t)columns;
-        box[3] = (uint32_t)rows / 8;
+        shape.sizes[0] = 64;
+        shape.sizes[1] = 8;
+        shape.sizes[2] = step * (uint64_t)(heads - 1) + columns;
+        shape.sizes[3] = (uint64_t)block_size / 8;
+        shape.sizes[4] = (uint64_t)blocks;
+        shape.strides[1] = 128;
+        shape.strides[2] = 8 * (uint64_t)c->slot;
+        shape.strides[3] = (uint64_t)c->block;
+        shape.box[1] = 8;
+        shape.box[2] = (uint32_t)columns;
+        shape.box[3] = (uint32_t)rows / 8;
     }
     w->form = whole ? PREFILL_PAGE_BOX : PREFILL_PAGE_COLUMNS;
     w->box_rows = rows;
@@ -170,8 +197,7 @@ static bool walk_pages(struct prefill_walk *w, const struct gpu_device *device,
     w->box_bytes = rows * 128 * (int32_t)(whole ? columns : 1);
     w->column_step = keys * 128;
     w->row_step = w->box_bytes;
-    return w->boxes <= MOST_BOXES &&
-           prefill_encode_map(device, c->data, sizes, strides, box, &w->map);
+    return w->boxes <= MOST_BOXES && tensor_map_encode(device, c->data, &shape, &w->map);
 }
 
 static uint64_t bits_of(const struct gpu_cache *c)
@@ -189,24 +215,29 @@ static bool map_tensors(struct prefill_params *a, const struct attn_attend_args 
 {
     const struct gpu_device *device = &args->instance->device;
     const struct gpu_params *p = &a->p;
-    int32_t heads = p->num_kv_heads, keys = p->tile;
-    const uint64_t sizes[5] = {(uint64_t)p->head_size, (uint64_t)p->num_q_heads,
-                               (uint64_t)args->q->shape[0], 1, 1};
-    const uint64_t strides[4] = {(uint64_t)p->q.head, (uint64_t)p->q.row, 16, 16};
-    const uint32_t box[5] = {64, (uint32_t)p->group, (uint32_t)a->queries, 1, 1};
-    a->query_bytes = a->queries * p->group * a->size * 2;
-    if (!prefill_encode_map(device, p->q.data, sizes, strides, box, &a->q_map)) {
+    int32_t heads = p->problem.num_kv_heads, keys = p->schedule.tile;
+    const struct map_shape queries = {
+        .rank = 5,
+        .element = 2,
+        .fetched = 256,
+        .sizes = {(uint64_t)p->problem.head_size, (uint64_t)p->problem.num_q_heads,
+                  (uint64_t)args->q->shape[0], 1, 1},
+        .strides = {(uint64_t)p->q.head, (uint64_t)p->q.row, 16, 16},
+        .box = {64, (uint32_t)p->problem.group, (uint32_t)a->queries, 1, 1},
+    };
+    a->query_bytes = a->queries * p->problem.group * a->size * 2;
+    if (!tensor_map_encode(device, p->q.data, &queries, &a->q_map)) {
         return false;
     }
     if (args->k_cache == NULL) {
         return walk_rows(&a->k, device, &p->k, args->k->shape[0], heads, a->size, keys) &&
                walk_rows(&a->v, device, &p->v, args->v->shape[0], heads, a->size_v, keys);
     }
-    a->grouped = p->head_size == a->size && p->head_size_v == a->size_v &&
+    a->grouped = p->problem.head_size == a->size && p->problem.head_size_v == a->size_v &&
                  (p->k.head | p->v.head) % 128 == 0;
-    return walk_pages(&a->k, device, &p->k, args->k_cache->num_blocks, p->block_size, heads,
+    return walk_pages(&a->k, device, &p->k, args->k_cache->num_blocks, p->problem.block_size, heads,
                       a->size, keys, a->grouped) &&
-           walk_pages(&a->v, device, &p->v, args->k_cache->num_blocks, p->block_size, heads,
+           walk_pages(&a->v, device, &p->v, args->k_cache->num_blocks, p->problem.block_size, heads,
                       a->size_v, keys, a->grouped);
 }
 
@@ -222,8 +253,8 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
         return false;
     }
     set_items(&a, args, memory);
-    a.has_terms =
-        p->soft_cap > 0 || p->alibi != ATTN_ALIBI_NONE || p->tree != NULL || !(p->scale > 0);
+    a.has_terms = p->problem.soft_cap > 0 || p->problem.alibi != ATTN_ALIBI_NONE ||
+                  p->problem.tree != NULL || !(p->problem.scale > 0);
     a.wide_rows = bits_of_rows(&p->out) % 16 == 0;
     if (!map_tensors(&a, args)) {
         return false;
@@ -236,6 +267,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
 const struct gpu_prefill sm90_prefill = {
     .load = prefill_load,
     .serves = serves,
+    .pays = pays,
     .bytes = bytes_of,
     .plan = plan_prefill,
     .attend = attend_prefill,

@@ -63,7 +63,7 @@ static __device__ __forceinline__ void clear_values(const prefill_params &a,
                                                     const prefill_item &item, int32_t base,
                                                     char *values, int barrier)
 {
-    int32_t low = a.p.paged ? item.row_tile.k0 & ~(a.v.box_rows - 1) : 0,
+    int32_t low = a.p.problem.paged ? item.row_tile.k0 & ~(a.v.box_rows - 1) : 0,
             high = item.row_tile.length;
     if (base >= low && base + S::keys <= high) {
         return;
@@ -87,7 +87,7 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
 {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const int32_t row = group * 64 + warp * 16 + (lane >> 2);
-    const float scale = a.has_terms ? 1.0f : a.p.scale * LOG2E;
+    const float scale = a.has_terms ? 1.0f : a.p.problem.scale * LOG2E;
     const uint32_t queries = shared_address(mine.q[0]) + group * (64 * 128);
     float s[S::keys / 2], o[S::dv / 2], m[2], l[2], f[2];
     uint32_t w[S::keys / 16][4];

@@ -4,7 +4,7 @@
 #ifndef CUDA_FLASH_SM90_PREFILL_H
 #define CUDA_FLASH_SM90_PREFILL_H
 
-#include "gpu/params.h"
+#include "tensor_map.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -26,7 +26,7 @@ enum prefill_walk_form {
 };
 
 struct prefill_walk {
-    struct gpu_map map;
+    struct tensor_map map;
     int32_t form;
     int32_t box_rows;
     int32_t boxes;     /* of a tile: rows / box_rows x columns that have one each */
@@ -48,7 +48,7 @@ struct prefill_header {
 };
 
 struct prefill_params {
-    struct gpu_map q_map;
+    struct tensor_map q_map;
     struct prefill_walk k, v;
     struct gpu_params p;   /* tile_rows, tile, row_tiles and their starts are of this way */
     int32_t queries;       /* of a row tile */
@@ -63,11 +63,6 @@ struct prefill_params {
     struct prefill_work *work;
     int32_t *key_sum; /* [R] keys of the requests before each */
 };
-
-/* A map of 16-bit numbers in boxes whose rows are `inner` numbers; strides are in bytes, from the
- * second dimension on. False: TMA cannot walk it. */
-bool prefill_encode_map(const struct gpu_device *device, const void *data, const uint64_t sizes[5],
-                        const uint64_t strides[4], const uint32_t box[5], struct gpu_map *map);
 
 /* Makes the kernels ready on the current device, which runs sm_90a. */
 const char *prefill_load(const struct gpu_device *device);

@@ -30,11 +30,11 @@ static __device__ __forceinline__ void take_items(const prefill_params &a, prefi
         }
         int32_t pair = __shfl_sync(0xffffffffu, word, 0);
         if (index < items && lane >= head && lane < words) {
-            word = ((const int32_t *)&a.p.row_tiles[pair])[lane - head];
+            word = ((const int32_t *)&a.p.schedule.row_tiles[pair])[lane - head];
         }
         int32_t row = __shfl_sync(0xffffffffu, word, head + offsetof(gpu_row_tile, first_row) / 4);
         if (lane == words) {
-            word = row / a.p.group;
+            word = row / a.p.problem.group;
         }
         barrier_wait(shared_address(&mine.item_empty[slot.at]), slot.parity ^ 1);
         if (lane <= words) {
@@ -59,10 +59,10 @@ static __device__ __forceinline__ int32_t block_of_lane(const prefill_params &a,
                                                         int lane)
 {
     int32_t rows = a.k.box_rows, key = base + lane * rows;
-    if (!a.p.paged || lane * rows >= S::keys || !is_copied(item, key, rows)) {
+    if (!a.p.problem.paged || lane * rows >= S::keys || !is_copied(item, key, rows)) {
         return 0;
     }
-    return a.p.block_table[item.row_tile.table + key / a.p.block_size];
+    return a.p.problem.block_table[item.row_tile.table + key / a.p.problem.block_size];
 }
 
 /* One tile of K or V. `block`: of block_of_lane. */
@@ -84,7 +84,7 @@ copy_tile(const prefill_params &a, const prefill_walk &walk, const prefill_item 
         return;
     }
     int32_t head = item.work.head, row = key + item.row_tile.key_start;
-    int32_t slot = a.p.paged ? key % a.p.block_size : 0;
+    int32_t slot = a.p.problem.paged ? key % a.p.problem.block_size : 0;
     box_place at;
     if (walk.form == PREFILL_ROW_BOX) {
         at = {{0, row, head * walk.head_step, 0, 0}};
@@ -109,7 +109,7 @@ static __device__ __forceinline__ void copy_queries(const prefill_params &a,
     __syncwarp();
     if (lane < S::d / 64) {
         int32_t token = item.row_tile.query_start + item.first_query;
-        box_place at = {{lane * 64, item.work.head * a.p.group, token, 0, 0}};
+        box_place at = {{lane * 64, item.work.head * a.p.problem.group, token, 0, 0}};
         copy_box5(to + lane * (PREFILL_ROWS * 128), &a.q_map, at, barrier);
     }
 }

@@ -19,16 +19,17 @@ struct prefill_rows {
 static __device__ __forceinline__ gpu_interval visible_to(const gpu_params &p,
                                                           const gpu_request &request, int32_t index)
 {
-    gpu_interval v = interval_of(p, request, index);
-    if (p.spans != nullptr) {
+    gpu_interval v = interval_of(p.problem, request, index);
+    if (p.problem.spans != nullptr) {
 #pragma unroll 1
-        for (int32_t s = p.span_start[request.r]; s < p.span_start[request.r + 1]; s++) {
-            int32_t first = p.spans[2 * s], last = p.spans[2 * s + 1];
+        for (int32_t s = p.problem.span_start[request.r]; s < p.problem.span_start[request.r + 1];
+             s++) {
+            int32_t first = p.problem.spans[2 * s], last = p.problem.spans[2 * s + 1];
             if (v.position < first || v.position > last) {
                 continue;
             }
-            if (p.prefix_lm_window > 0) {
-                first = max(first, v.position - p.prefix_lm_window + 1);
+            if (p.problem.prefix_lm_window > 0) {
+                first = max(first, v.position - p.problem.prefix_lm_window + 1);
             }
             v.first = min(v.first, first);
             v.last = max(v.last, min(last, request.length - 1));
@@ -56,8 +57,9 @@ static __device__ __forceinline__ void enter_rows(const prefill_params &a, const
             rows.first[i] = v.first;
             rows.last[i] = v.last;
             rows.position[i] = v.position;
-            if (p.slopes != nullptr) {
-                rows.slope[i] = -p.slopes[item.work.head * p.group + at.head] * LOG2E;
+            if (p.problem.slopes != nullptr) {
+                rows.slope[i] =
+                    -p.problem.slopes[item.work.head * p.problem.group + at.head] * LOG2E;
             }
         }
     }
@@ -76,16 +78,16 @@ static __device__ __forceinline__ void add_tree(const prefill_params &a, const p
             continue;
         }
         int32_t index = item.first_query + split_row(a, row + 8 * r).query;
-        int64_t at = item.row_tile.request * p.tree_request + index * p.tree_row;
-        const uint32_t *bits = (const uint32_t *)p.tree + at;
+        int64_t at = item.row_tile.request * p.problem.tree_request + index * p.problem.tree_row;
+        const uint32_t *bits = (const uint32_t *)p.problem.tree + at;
 #pragma unroll
         for (int i = 2 * r; i < N; i += (i & 1) ? 3 : 1) {
             int32_t column = key + (i >> 2) * 8 + (i & 1) - start;
-            asm volatile("" ::: "memory"); /* one load at a time: registers are few */
+            keep_order_of_loads(); /* one load at a time: registers are few */
             if (column < 0 || column >= item.row_tile.query_len) {
                 continue;
             }
-            if (p.tree_mask == ATTN_TREE_BITS) {
+            if (p.problem.tree_mask == ATTN_TREE_BITS) {
                 s[i] = bits[column / 32] >> (column % 32) & 1 ? s[i] : -INFINITY;
             } else {
                 float bias = __uint_as_float(bits[column]);
@@ -102,8 +104,8 @@ static __device__ __forceinline__ void add_terms(const prefill_params &a, const 
                                                  float (&s)[N])
 {
     const gpu_params &p = a.p;
-    if (p.soft_cap > 0.0f) {
-        float in = p.scale / p.soft_cap, out = p.soft_cap * LOG2E;
+    if (p.problem.soft_cap > 0.0f) {
+        float in = p.problem.scale / p.problem.soft_cap, out = p.problem.soft_cap * LOG2E;
 #pragma unroll
         for (int i = 0; i < N; i++) {
             s[i] = out * fast_tanh(s[i] * in);
@@ -111,11 +113,11 @@ static __device__ __forceinline__ void add_terms(const prefill_params &a, const 
     } else {
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            s[i] *= p.scale * LOG2E;
+            s[i] *= p.problem.scale * LOG2E;
         }
     }
-    if (p.alibi != ATTN_ALIBI_NONE) {
-        bool root = p.alibi == ATTN_ALIBI_SQRT;
+    if (p.problem.alibi != ATTN_ALIBI_NONE) {
+        bool root = p.problem.alibi == ATTN_ALIBI_SQRT;
 #pragma unroll
         for (int i = 0; i < N; i++) {
             int r = (i >> 1) & 1;
@@ -124,7 +126,7 @@ static __device__ __forceinline__ void add_terms(const prefill_params &a, const 
             s[i] = fmaf(rows.slope[r], distance, s[i]);
         }
     }
-    if (p.tree != nullptr &&
+    if (p.problem.tree != nullptr &&
         key + 2 * N > item.row_tile.length - item.row_tile.query_len) { /* 2 N keys are one tile */
         add_tree(a, item, row, key, s);
     }

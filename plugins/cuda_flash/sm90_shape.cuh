@@ -3,12 +3,11 @@
 #ifndef CUDA_FLASH_SM90_SHAPE_CUH
 #define CUDA_FLASH_SM90_SHAPE_CUH
 
+#include "gpu/device/softmax.h"
 #include "gpu/device/visible.h"
 #include "ptx/sm90_copy.cuh"
 #include "sm90_prefill.h"
 
-#define LOG2E 1.4426950408889634f
-#define LN2 0.6931471805599453f
 #define CONSUMER_WARPS 8
 
 /* GROUPED: tiles lie in groups of 8 rows with all their columns, else column by column. */
@@ -42,7 +41,7 @@ struct prefill_row {
 static __device__ __forceinline__ prefill_row split_row(const prefill_params &a, int32_t row)
 {
     int32_t query = row * a.group_inverse >> 16;
-    return {query, row - query * a.p.group};
+    return {query, row - query * a.p.problem.group};
 }
 
 template <class S> struct prefill_shared {

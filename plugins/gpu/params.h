@@ -13,13 +13,9 @@
 extern "C" {
 #endif
 
-#define GPU_TILE 64                 /* keys of one step of a CTA */
-#define GPU_NARROW_TILE 128         /* where one row tile has all rows, and keys are 8-bit */
-#define GPU_MAX_STAGES 6            /* tiles of a CTA in shared memory */
-#define GPU_FIXED_SMEM 1024         /* of an attend CTA beside queries and stages */
-#define GPU_ON_THE_WAY (128 * 1024) /* bytes of 16-bit tiles of a multiprocessor */
-#define WRITE_VECTORS 4             /* independent 16-byte loads of a thread that writes */
-#define GPU_INVARIANT_CUTS 4        /* parts of an item in batch-invariant plans */
+#define GPU_TILE 64          /* keys of a tile of latent rows */
+#define WRITE_VECTORS 4      /* independent 16-byte loads of a thread that writes */
+#define GPU_INVARIANT_CUTS 4 /* parts of an item in batch-invariant plans */
 
 enum gpu_row_form {
     GPU_ROW_NUMBERS = 0, /* elements, times one scale per tensor or head */
@@ -74,20 +70,8 @@ struct gpu_segment {
     struct gpu_row_tile row_tile;
 };
 
-/* A TMA map is a parameter of the kernel and 64-byte aligned there. */
-#ifdef __cplusplus
-#define GPU_ALIGN64 alignas(64)
-#else
-#define GPU_ALIGN64 _Alignas(64)
-#endif
-struct gpu_map {
-    GPU_ALIGN64 uint64_t words[16]; /* CUtensorMap */
-};
-
-struct gpu_params {
-    struct gpu_map k_map, v_map; /* (dim, slot, head, block), if `mapped` */
-    int32_t mapped, box_rows;
-    int32_t tile; /* keys */
+/* What a layer and its batch ask: which rows there are, and which keys each of them sees. */
+struct gpu_problem {
     int32_t num_reqs, num_q_heads, num_kv_heads, group, head_size, head_size_v;
     int32_t causal, window_left, window_right, chunk_size, chunk_lookback;
     int32_t alibi, prefix_lm_window, tree_mask, paged, block_size;
@@ -99,28 +83,21 @@ struct gpu_params {
     const void *tree;                  /* NULL: none */
     int64_t tree_request, tree_row;
     const float *sinks, *slopes; /* NULL: none */
-    struct gpu_cache k, v;
-    struct gpu_tensor q, out;
-    const float *q_scale; /* quantized queries, per tensor or per KV head; NULL: q_scale_host */
-    float q_scale_host;
-    int32_t q_scale_per_head;
-    const float *p_scale; /* quantized probabilities; NULL: p_scale_host */
-    float p_scale_host;
-    int32_t p_dtype;            /* enum attn_dtype_name that they are rounded to, or -1 */
-    const int32_t *wanted_rows; /* fast prefill: the rows of out to compute; NULL: all */
+    const int32_t *wanted_rows;  /* fast prefill: the rows of out to compute; NULL: all */
     int32_t num_wanted_rows;
-    struct gpu_lse lse;
-    /* The schedule, in the workspace: all (request, row tile) x KV heads x key tiles are one
-     * stream, cut into segments; a part is what one segment knows of one item, a (row tile, head).
-     */
+};
+
+/* How it is divided among groups; it lies in the workspace. All (request, row tile) x KV heads x
+ * key tiles are one stream, cut into segments; a part is what one segment knows of one item, a (row
+ * tile, head). */
+struct gpu_schedule {
+    int32_t tile;      /* keys */
     int32_t tile_rows; /* rows (query, head of the group) of one item: 16 or 64 */
     /* rows of the requests that the schedule is of; most_rows 0: of all */
     int32_t least_rows, most_rows;
     int32_t by_item;      /* 1: a segment is of one item; 0: of the stream, over several */
     int32_t invariant;    /* 1: items are cut by their own length alone */
-    int32_t ctas;         /* of the attend's grid */
-    int32_t overlaps;     /* 1: the launch may begin before the one before it has ended */
-    int32_t stages;       /* of a CTA */
+    int32_t ctas;         /* groups of the attend's grid */
     int32_t max_segments; /* that `segments` has room for */
     struct gpu_header *header;
     struct gpu_row_tile *row_tiles;
@@ -129,6 +106,25 @@ struct gpu_params {
     int32_t *key_tile_start; /* [row_tiles + 1] first key tile of each row tile */
     int32_t *arrived;        /* [row_tiles * Hk] parts of an item that are done */
     float *parts;            /* [2 * max_segments][tile_rows * (padded D + 2)] */
+};
+
+struct gpu_plan_params {
+    struct gpu_problem problem;
+    struct gpu_schedule schedule;
+};
+
+struct gpu_params {
+    struct gpu_problem problem;
+    struct gpu_schedule schedule; /* the plain kernels have none */
+    struct gpu_cache k, v;
+    struct gpu_tensor q, out;
+    const float *q_scale; /* quantized queries, per tensor or per KV head; NULL: q_scale_host */
+    float q_scale_host;
+    int32_t q_scale_per_head;
+    const float *p_scale; /* quantized probabilities; NULL: p_scale_host */
+    float p_scale_host;
+    int32_t p_dtype; /* enum attn_dtype_name that they are rounded to, or -1 */
+    struct gpu_lse lse;
 };
 
 struct gpu_write_params {
@@ -198,17 +194,9 @@ struct gpu_device {
 
 const char *gpu_device_open(struct gpu_device *device, int32_t id);
 void gpu_device_close(struct gpu_device *device);
-/* A map of `rows` slots of `blocks` blocks in boxes of box_rows, one row of at most 128 bytes each.
- * False: TMA cannot walk it. */
-bool gpu_device_map(const struct gpu_device *device, const struct gpu_cache *cache, int32_t heads,
-                    int64_t rows, int64_t blocks, int32_t box_rows, int32_t padded_size,
-                    struct gpu_map *map);
 /* A kernel of gpu/kernels, by so many groups. params: those that list.h names. */
 const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel kernel,
                               int64_t groups, const void *params, void *stream);
-/* The matrix kernel for caches of this dtype (enum attn_dtype_name). */
-const char *gpu_device_attend(const struct gpu_device *device, int32_t dtype,
-                              const struct gpu_params *params, void *stream);
 const char *gpu_device_copy(const struct gpu_device *device, void *to, const void *from,
                             size_t bytes, int32_t kind, void *stream);
 const char *gpu_device_fill(const struct gpu_device *device, void *to, int32_t value,

@@ -145,15 +145,6 @@ void gpu_device_close(struct gpu_device *device)
     device->context = NULL; /* modules stay for the process's next instance */
 }
 
-bool gpu_device_map(const struct gpu_device *device, const struct gpu_cache *cache, int32_t heads,
-                    int64_t rows, int64_t blocks, int32_t box_rows, int32_t padded_size,
-                    struct gpu_map *map)
-{
-    (void)device, (void)cache, (void)heads, (void)rows, (void)blocks, (void)box_rows;
-    (void)padded_size, (void)map;
-    return false; /* a unit of NVIDIA's */
-}
-
 static int launch(const struct gpu_device *device, enum gpu_kernel kernel, int64_t groups,
                   const void *params, void *stream)
 {
@@ -273,13 +264,4 @@ const char *gpu_device_graph_launch(const struct gpu_device *device, void *graph
 const char *gpu_device_graph_destroy(const struct gpu_device *device, void *graph)
 {
     ON_DEVICE(device, hip->GraphExecDestroy(graph));
-}
-
-/* No cache is for the matrix kernels: a device of this plugin says that it has no shared memory for
- * them. */
-const char *gpu_device_attend(const struct gpu_device *device, int32_t dtype,
-                              const struct gpu_params *params, void *stream)
-{
-    (void)device, (void)dtype, (void)params, (void)stream;
-    return "no matrix kernel is there";
 }

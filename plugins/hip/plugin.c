@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hip: AMD GPUs. The entry, the probe and instances. */
-#include <string.h>
-
+/* hip: AMD GPUs. The entry and the probe. */
 #include "common/entry.h"
 #include "gpu/host/backend.h"
-#include "gpu/host/instance.h"
 #include "kfd.h"
 #include "runtime.h"
 
@@ -24,11 +21,7 @@ static attn_status report(const struct attn_probe_sink *sink, const struct kfd_d
         .num_multiprocessors = device->num_cus,
         .memory_bytes = device->memory_bytes,
     };
-    struct attn_backend_caps mine = gpu_caps;
-    attn_status status = sink->device(sink->user, &info);
-    mine.name = NAME;
-    mine.device = (struct attn_device){ATTN_DEVICE_ROCM, id};
-    return status == ATTN_OK && device->served ? sink->backend(sink->user, &mine) : status;
+    return gpu_report(sink, &info, device->served);
 }
 
 static attn_status hip_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
@@ -58,44 +51,11 @@ static attn_status hip_probe(const struct attn_host *host, const struct attn_pro
     return status;
 }
 
-static attn_status hip_create(const struct attn_create_args *args, attn_instance **instance,
-                              const struct attn_kernels **table, struct attn_error *error)
-{
-    *instance = NULL;
-    *table = NULL;
-    if (strcmp(args->backend, NAME) != 0 || args->variant[0] != '\0' ||
-        args->device.type != ATTN_DEVICE_ROCM) {
-        return plugin_error(error, ATTN_ERROR_NOT_FOUND, "backend",
-                            "%s@%s on device type %d; hip on type %d is here", args->backend,
-                            args->variant, args->device.type, ATTN_DEVICE_ROCM);
-    }
-    if (args->num_options > 0) {
-        return plugin_refuse_option(args, error);
-    }
-    struct attn_instance *made = args->host->allocate(args->host->user, sizeof *made, 64);
-    if (made == NULL) {
-        return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "instance", "%zu bytes", sizeof *made);
-    }
-    memset(made, 0, sizeof *made);
-    made->host = args->host;
-    const char *cause = gpu_device_open(&made->device, args->device.id);
-    if (cause != NULL) {
-        args->host->release(args->host->user, made, sizeof *made);
-        return plugin_error(error, ATTN_ERROR_DEVICE, "device", "device %d: %s", args->device.id,
-                            cause);
-    }
-    *instance = made;
-    *table = &gpu_kernels;
-    return ATTN_OK;
-}
-
-static void hip_destroy(attn_instance *instance)
-{
-    if (instance != NULL) {
-        gpu_device_close(&instance->device);
-        instance->host->release(instance->host->user, instance, sizeof *instance);
-    }
-}
+const struct gpu_vendor gpu_vendor = {
+    .name = NAME,
+    .device_type = ATTN_DEVICE_ROCM,
+    .kernels = &gpu_kernels,
+};
 
 static const struct attn_plugin plugin_table = {
     .struct_size = sizeof plugin_table,
@@ -105,8 +65,8 @@ static const struct attn_plugin plugin_table = {
     .vendor = "libattn",
     .probe = hip_probe,
     .supports = gpu_supports,
-    .create = hip_create,
-    .destroy = hip_destroy,
+    .create = gpu_create,
+    .destroy = gpu_destroy,
 };
 
 attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,

@@ -51,18 +51,6 @@ extern "C" const char *gpu_device_launch(const struct gpu_device *device, enum g
     return NULL;
 }
 
-extern "C" const char *gpu_device_attend(const struct gpu_device *, int32_t,
-                                         const struct gpu_params *, void *)
-{
-    return "no matrix kernel is here";
-}
-
-extern "C" bool gpu_device_map(const struct gpu_device *, const struct gpu_cache *, int32_t,
-                               int64_t, int64_t, int32_t, int32_t, struct gpu_map *)
-{
-    return false;
-}
-
 extern "C" const char *gpu_device_copy(const struct gpu_device *, void *to, const void *from,
                                        size_t bytes, int32_t, void *)
 {

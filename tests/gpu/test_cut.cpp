@@ -35,18 +35,19 @@ struct walk {
     const char *wrong = nullptr;
 };
 
-static void walk_segment(const gpu_params &p, const gpu_segment &s, walk &w)
+static void walk_segment(const gpu_plan_params &p, const gpu_segment &s, walk &w)
 {
     int row_tile = s.row_tile_index, at = s.begin;
     while (at < s.end) {
-        const gpu_row_tile &v = p.row_tiles[row_tile];
+        const gpu_row_tile &v = p.schedule.row_tiles[row_tile];
         int within = at - v.start;
-        if (within >= v.num_tiles * p.num_kv_heads) {
+        if (within >= v.num_tiles * p.problem.num_kv_heads) {
             row_tile++;
             continue;
         }
         int head = within / v.num_tiles, tile = within - head * v.num_tiles;
-        int count = min(v.num_tiles - tile, s.end - at), item = row_tile * p.num_kv_heads + head;
+        int count = min(v.num_tiles - tile, s.end - at),
+            item = row_tile * p.problem.num_kv_heads + head;
         for (int i = 0; i < count; i++) {
             w.times[at + i]++;
         }
@@ -58,16 +59,17 @@ static void walk_segment(const gpu_params &p, const gpu_segment &s, walk &w)
                 w.wrong = "two segments count an item's parts differently";
             }
             w.counted[item] = range;
-            w.parts[item].push_back({s.index, p.by_item ? s.index : 2 * s.index + (tile == 0)});
+            w.parts[item].push_back(
+                {s.index, p.schedule.by_item ? s.index : 2 * s.index + (tile == 0)});
         }
         at += count;
     }
 }
 
 /* The merge reads the parts of segments first .. last, the first one where an item begins. */
-static void check_parts(const gpu_params &p, walk &w)
+static void check_parts(const gpu_plan_params &p, walk &w)
 {
-    std::vector<char> used(2 * (size_t)p.max_segments);
+    std::vector<char> used(2 * (size_t)p.schedule.max_segments);
     for (size_t item = 0; item < w.parts.size(); item++) {
         auto &parts = w.parts[item];
         std::sort(parts.begin(), parts.end());
@@ -77,7 +79,7 @@ static void check_parts(const gpu_params &p, walk &w)
         }
         for (size_t i = 0; i < parts.size(); i++) {
             int segment = first + (int)i;
-            int slot = p.by_item ? segment : 2 * segment + (i == 0);
+            int slot = p.schedule.by_item ? segment : 2 * segment + (i == 0);
             if (parts[i] != std::pair<int, int>(segment, slot) || used[slot]) {
                 w.wrong = "a part is not where the merge reads it";
             }
@@ -86,21 +88,21 @@ static void check_parts(const gpu_params &p, walk &w)
     }
 }
 
-static const char *walk_all(const gpu_params &p)
+static const char *walk_all(const gpu_plan_params &p)
 {
     walk w;
-    const gpu_header &header = *p.header;
-    if (header.segments > p.max_segments) {
+    const gpu_header &header = *p.schedule.header;
+    if (header.segments > p.schedule.max_segments) {
         return "more segments than there is room for";
     }
     w.times.resize(header.tiles);
-    w.parts.resize((size_t)header.row_tiles * p.num_kv_heads);
+    w.parts.resize((size_t)header.row_tiles * p.problem.num_kv_heads);
     w.counted.resize(w.parts.size());
     for (int i = 0; i < header.segments; i++) {
-        const gpu_segment &s = p.segments[i];
-        if (s.begin >= s.end || s.begin < p.row_tiles[s.row_tile_index].start ||
+        const gpu_segment &s = p.schedule.segments[i];
+        if (s.begin >= s.end || s.begin < p.schedule.row_tiles[s.row_tile_index].start ||
             s.end > header.tiles ||
-            memcmp(&s.row_tile, &p.row_tiles[s.row_tile_index], sizeof s.row_tile) != 0) {
+            memcmp(&s.row_tile, &p.schedule.row_tiles[s.row_tile_index], sizeof s.row_tile) != 0) {
             return "a segment is empty, or does not begin in its row tile";
         }
         walk_segment(p, s, w);
@@ -121,26 +123,35 @@ static void run(const batch &b, const char *name)
     for (int r = 0; r < reqs; r++) {
         starts[r + 1] = starts[r] + b.queries[r];
     }
-    gpu_params p = {};
-    p.num_reqs = reqs, p.num_kv_heads = b.heads, p.group = 4, p.num_q_heads = 4 * b.heads;
-    p.causal = p.paged = 1, p.block_size = 64, p.block_table_stride = 1000;
-    p.window_left = b.window > 0 ? b.window - 1 : -1, p.window_right = -1;
-    p.query_start = starts.data(), p.seq_lens = b.lengths.data();
-    p.tile_rows = 16, p.by_item = b.by_item, p.ctas = b.ctas, p.tile = b.tile;
-    size_t row_tiles = (size_t)starts[reqs] * p.group / 16 + reqs + 1;
-    p.max_segments = b.by_item ? 5 * b.ctas + (int)row_tiles * b.heads : 8 * b.ctas;
+    gpu_plan_params p = {};
+    p.problem.num_reqs = reqs, p.problem.num_kv_heads = b.heads, p.problem.group = 4,
+    p.problem.num_q_heads = 4 * b.heads;
+    p.problem.causal = p.problem.paged = 1, p.problem.block_size = 64,
+    p.problem.block_table_stride = 1000;
+    p.problem.window_left = b.window > 0 ? b.window - 1 : -1, p.problem.window_right = -1;
+    p.problem.query_start = starts.data(), p.problem.seq_lens = b.lengths.data();
+    p.schedule.tile_rows = 16, p.schedule.by_item = b.by_item, p.schedule.ctas = b.ctas,
+    p.schedule.tile = b.tile;
+    size_t row_tiles = (size_t)starts[reqs] * p.problem.group / 16 + reqs + 1;
+    p.schedule.max_segments = b.by_item ? 5 * b.ctas + (int)row_tiles * b.heads : 8 * b.ctas;
     gpu_header header = {};
     std::vector<gpu_row_tile> row_tile_memory(row_tiles);
-    std::vector<gpu_segment> segments(p.max_segments);
+    std::vector<gpu_segment> segments(p.schedule.max_segments);
     std::vector<int> row_tile_start(reqs + 1), key_tile_start(row_tiles + 1),
         arrived(row_tiles * b.heads, 1);
-    p.header = &header, p.row_tiles = row_tile_memory.data(), p.segments = segments.data();
-    p.row_tile_start = row_tile_start.data(), p.key_tile_start = key_tile_start.data();
-    p.arrived = arrived.data();
+    p.schedule.header = &header, p.schedule.row_tiles = row_tile_memory.data(),
+    p.schedule.segments = segments.data();
+    p.schedule.row_tile_start = row_tile_start.data(),
+    p.schedule.key_tile_start = key_tile_start.data();
+    p.schedule.arrived = arrived.data();
     static plan_memory memory;
     host_run_group(
         PLAN_THREADS, 0, 1,
-        [](void *argument) { make_schedule(*(const gpu_params *)argument, memory); }, &p);
+        [](void *argument) {
+            const gpu_plan_params &q = *(const gpu_plan_params *)argument;
+            make_schedule(q.problem, q.schedule, memory);
+        },
+        &p);
     const char *wrong = walk_all(p);
     if (wrong != nullptr) {
         failures++;

@@ -395,7 +395,7 @@ static void test_rows()
 
 /* A random mask; sees_plainly is its definition. */
 struct mask {
-    gpu_params p = {};
+    gpu_problem p = {};
     gpu_request q = {};
     std::vector<int32_t> spans, span_start;
     std::vector<uint32_t> tree;
@@ -404,7 +404,7 @@ struct mask {
 static mask random_mask()
 {
     mask m;
-    gpu_params &p = m.p;
+    gpu_problem &p = m.p;
     m.q.length = below(200);
     m.q.query_len = std::min(m.q.length, 1 + below(40));
     m.q.causal = below(2);
@@ -435,7 +435,7 @@ static mask random_mask()
 
 static bool sees_plainly(const mask &m, int index, int j)
 {
-    const gpu_params &p = m.p;
+    const gpu_problem &p = m.p;
     int position = m.q.length - m.q.query_len + index, column = j - (m.q.length - m.q.query_len);
     bool sees = j >= 0 && j < m.q.length;
     bool by_terms = !m.q.causal || j <= position;

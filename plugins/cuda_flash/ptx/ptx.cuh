@@ -185,6 +185,18 @@ static __device__ __forceinline__ void barrier_consumers()
     asm volatile("bar.sync 1, 128;" ::: "memory");
 }
 
+/* The named barrier of the 64 threads that copy. */
+static __device__ __forceinline__ void barrier_producers()
+{
+    asm volatile("bar.sync 2, 64;" ::: "memory");
+}
+
+/* Loads before this are not moved behind it, nor the others before it. */
+static __device__ __forceinline__ void keep_order_of_loads()
+{
+    asm volatile("" ::: "memory");
+}
+
 /* Programmatic dependent launch: what the kernels before have written is there after this. */
 static __device__ __forceinline__ void wait_for_earlier_kernels()
 {

@@ -16,7 +16,7 @@ GPU_INLINE gpu_request request_of_row_tile(const gpu_row_tile &row_tile)
             row_tile.key_start, row_tile.length,      row_tile.causal};
 }
 
-GPU_INLINE gpu_request load_request(const gpu_params &p, int32_t r)
+GPU_INLINE gpu_request load_request(const gpu_problem &p, int32_t r)
 {
     gpu_request q;
     q.r = r;
@@ -33,7 +33,7 @@ struct gpu_interval {
     int32_t first, last, position;
 };
 
-GPU_INLINE gpu_interval interval_of(const gpu_params &p, const gpu_request &q, int32_t index)
+GPU_INLINE gpu_interval interval_of(const gpu_problem &p, const gpu_request &q, int32_t index)
 {
     gpu_interval v;
     v.position = q.length - q.query_len + index;
@@ -55,7 +55,7 @@ GPU_INLINE gpu_interval interval_of(const gpu_params &p, const gpu_request &q, i
 }
 
 /* Beyond the interval: spans that add keys, a tree's bits that take some away. */
-GPU_CALL bool sees_slow(const gpu_params &p, const gpu_request &q, int32_t index, int32_t position,
+GPU_CALL bool sees_slow(const gpu_problem &p, const gpu_request &q, int32_t index, int32_t position,
                         int32_t j, bool sees)
 {
     if (j < 0 || j >= q.length) {
@@ -78,8 +78,8 @@ GPU_CALL bool sees_slow(const gpu_params &p, const gpu_request &q, int32_t index
     return sees;
 }
 
-GPU_INLINE float bias_of(const gpu_params &p, const gpu_request &q, int32_t index, int32_t position,
-                         float slope, int32_t j)
+GPU_INLINE float bias_of(const gpu_problem &p, const gpu_request &q, int32_t index,
+                         int32_t position, float slope, int32_t j)
 {
     float bias = 0.0f;
     int32_t distance = position - j;
@@ -105,7 +105,7 @@ GPU_INLINE float cap_score(float s, float cap)
 }
 
 /* Keys that some query of rows first_row .. end_row - 1 sees. */
-GPU_INLINE void key_range(const gpu_params &p, const gpu_request &q, int32_t first_row,
+GPU_INLINE void key_range(const gpu_problem &p, const gpu_request &q, int32_t first_row,
                           int32_t end_row, int32_t *k0, int32_t *k1)
 {
     if (p.spans != nullptr) {

@@ -25,101 +25,10 @@ static void set_tensors(struct gpu_params *p, const struct attn_attend_args *arg
     }
 }
 
-static uint64_t bits_of(const struct gpu_cache *c)
-{
-    return (uint64_t)(uintptr_t)c->data | (uint64_t)c->block | (uint64_t)c->slot |
-           (uint64_t)c->head;
-}
-
-/* How many CTAs, at most the plan's, with how many stages each multiprocessor holds; the sizes are
- * those of `shape` in sm80_produce.cuh. False: not two stages of one. */
-static bool fit_stages(const struct gpu_device *device, int32_t element, struct gpu_params *p)
-{
-    int32_t size = p->head_size > p->head_size_v ? p->head_size : p->head_size_v;
-    int32_t d = size <= 64 ? 64 : size <= 128 ? 128 : GPU_MAX_MATRIX_SIZE;
-    bool split = p->tile_rows == 16;
-    int32_t stage = 2 * p->tile * d * element + (split || element == 1 ? 1024 : 0);
-    int32_t fixed = GPU_FIXED_SMEM + (split ? 2 * 16 : 64) * d * 2;
-    for (int32_t ctas = p->ctas / device->num_sms; ctas > 0; ctas--) {
-        int32_t room = device->smem_of_sm / ctas - 1024;
-        room = room < device->smem_of_cta ? room : device->smem_of_cta;
-        p->stages = (room - fixed) / stage;
-        if (p->stages >= 2) {
-            int32_t most = GPU_ON_THE_WAY / (ctas * 2 * p->tile * d * element);
-            most = element == 1 || most > GPU_MAX_STAGES ? GPU_MAX_STAGES : most < 2 ? 2 : most;
-            p->stages = p->stages < most ? p->stages : most;
-            p->ctas = device->num_sms * ctas;
-            return true;
-        }
-    }
-    return false;
-}
-
-/* TMA copies boxes of whole blocks: 8 rows are the period of its swizzle. */
-static void map_cache(struct gpu_params *p, const struct attn_attend_args *args)
-{
-    const struct gpu_device *device = &args->instance->device;
-    int32_t size = args->state->padded_size;
-    int64_t rows = p->block_size, blocks = 1;
-    p->box_rows = p->tile;
-    if (p->paged) {
-        bool even = p->block_size % p->tile == 0 ||
-                    (p->block_size % 8 == 0 && p->tile % p->block_size == 0);
-        if (!even) {
-            return;
-        }
-        blocks = args->k_cache->num_blocks;
-        p->box_rows = p->block_size < p->tile ? p->block_size : p->tile;
-    } else { /* one block of all rows */
-        rows = args->k->shape[0] < args->v->shape[0] ? args->k->shape[0] : args->v->shape[0];
-        p->k.slot = p->k.block;
-        p->v.slot = p->v.block;
-        p->block_size = (int32_t)rows;
-    }
-    p->mapped =
-        gpu_device_map(device, &p->k, p->num_kv_heads, rows, blocks, p->box_rows, size,
-                       &p->k_map) &&
-        gpu_device_map(device, &p->v, p->num_kv_heads, rows, blocks, p->box_rows, size, &p->v_map);
-    if (!p->mapped && !p->paged) {
-        p->k.slot = p->v.slot = 0;
-        p->block_size = 1;
-    }
-}
-
-/* Whether a matrix kernel walks these arguments. They copy 16 bytes at a time, and count rows'
- * offsets in 16 bytes and 31 bits. */
-static bool is_for_matrix(struct gpu_params *p, const struct attn_attend_args *args)
-{
-    bool narrow = p->k.dtype >= ATTN_DTYPE_FP8_E4M3;
-    if ((p->q.dtype != ATTN_DTYPE_BF16 && p->q.dtype != ATTN_DTYPE_F16) ||
-        p->k.form >= GPU_ROW_INT4 || p->p_dtype >= 0) {
-        return false;
-    }
-    if (p->k.dtype == ATTN_DTYPE_F32 || p->k.dtype != p->v.dtype ||
-        (!narrow && p->k.dtype != p->q.dtype) || p->head_size > GPU_MAX_MATRIX_SIZE ||
-        p->head_size_v > GPU_MAX_MATRIX_SIZE || p->k.pack != 0 || p->v.pack != 0) {
-        return false;
-    }
-    if (narrow && (p->head_size % 16 != 0 || p->head_size_v % 16 != 0)) {
-        return false;
-    }
-    uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
-    int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
-    if ((bits_of(&p->k) | bits_of(&p->v) | q) % 16 != 0 || rows * p->k.block / 16 >= INT32_MAX ||
-        rows * p->v.block / 16 >= INT32_MAX) {
-        return false;
-    }
-    if (p->tile != tile_of(args->state, narrow, p->tile_rows) ||
-        !fit_stages(&args->instance->device, narrow ? 1 : 2, p)) {
-        return false;
-    }
-    map_cache(p, args);
-    return true;
-}
-
-/* Quantized queries as the matrix kernels take them: where they will stand in the workspace. */
-static bool widen_query(struct gpu_params *p, struct gpu_widen_params *w,
-                        const struct attn_attend_args *args)
+/* Quantized queries as the matrix kernels take them: where they will stand in the workspace. False:
+ * they are not quantized, or there is no room for them. */
+static bool widened_query(const struct gpu_params *p, const struct attn_attend_args *args,
+                          struct gpu_widen_params *w)
 {
     const struct plan_host *plan = args->plan_host;
     const struct attn_state *state = args->state;
@@ -132,22 +41,22 @@ static bool widen_query(struct gpu_params *p, struct gpu_widen_params *w,
     bool as_keys = p->k.dtype == ATTN_DTYPE_BF16 || p->k.dtype == ATTN_DTYPE_F16;
     *w = (struct gpu_widen_params){
         .from = p->q,
-        .to = {(char *)args->workspace + at.query, state->query_bytes, p->head_size * 2,
+        .to = {(char *)args->workspace + at.query, state->query_bytes, p->problem.head_size * 2,
                as_keys ? p->k.dtype : ATTN_DTYPE_F16},
-        .query_start = p->query_start,
-        .num_reqs = p->num_reqs,
+        .query_start = p->problem.query_start,
+        .num_reqs = p->problem.num_reqs,
         .num_rows = plan->num_rows,
-        .heads = p->num_q_heads,
-        .dims = p->head_size,
+        .heads = p->problem.num_q_heads,
+        .dims = p->problem.head_size,
     };
-    p->q = w->to;
     return true;
 }
 
 static attn_status check_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    if (args->params == NULL || args->state == NULL || args->plan_host == NULL ||
-        args->workspace == NULL) {
+    bool planned = args->state != NULL && args->state->way != GPU_WAY_WITHOUT_PLAN;
+    if (args->params == NULL || args->state == NULL ||
+        (planned && (args->plan_host == NULL || args->workspace == NULL))) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attend",
                             "params, state and a plan's memory are needed; one is NULL");
     }
@@ -170,6 +79,39 @@ static attn_status check_attend(const struct attn_attend_args *args, struct attn
                              : status;
 }
 
+/* By the plugin's prefill and matrix kernels, each for its requests. False: neither serves these
+ * arguments, and nothing was launched. */
+static bool attend_planned(const struct attn_attend_args *args, struct gpu_params *p,
+                           const char **cause)
+{
+    const struct gpu_matrix_kernels *matrix = args->instance->matrix;
+    const struct gpu_prefill *prefill = args->instance->prefill;
+    const struct gpu_device *device = &args->instance->device;
+    const struct plan_host *plan = args->plan_host;
+    set_schedule(&p->schedule, args);
+    if (plan->has_many && !prefill->attend(args, p, prefill_memory(args), cause)) {
+        return false; /* all rows are still to do, and the schedule has some of them */
+    }
+    if (*cause != NULL || !plan->has_few) {
+        return true;
+    }
+    struct gpu_widen_params widen;
+    struct gpu_params matrix_params = *p;
+    bool widens = widened_query(p, args, &widen);
+    if (widens) {
+        matrix_params.q = widen.to;
+    }
+    if (!matrix->serves(args, &matrix_params)) {
+        return false;
+    }
+    if (widens) {
+        *cause = gpu_device_launch(device, GPU_KERNEL_widen, (int64_t)device->num_sms * 16, &widen,
+                                   args->stream);
+    }
+    *cause = *cause != NULL ? *cause : matrix->attend(args, &matrix_params);
+    return true;
+}
+
 attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
     struct gpu_params p = {0};
@@ -177,32 +119,14 @@ attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *e
     if (status != ATTN_OK || args->batch->num_reqs == 0) {
         return status;
     }
-    set_layer(&p, args);
-    set_batch(&p, args);
-    set_schedule(&p, args);
+    set_problem(&p.problem, args);
     set_tensors(&p, args);
     const struct gpu_device *device = &args->instance->device;
-    struct gpu_widen_params widen;
     const char *cause = NULL;
-    const struct plan_host *plan = args->plan_host;
-    bool taken =
-        plan->has_many && args->instance->prefill->attend(args, &p, prefill_memory(args), &cause);
-    if (cause != NULL || (taken && !plan->has_few)) {
-        return device_status(cause, "attend", error);
-    }
-    bool widens = widen_query(&p, &widen, args);
-    p.overlaps = device->major >= 9;
-    if (taken == plan->has_many && is_for_matrix(&p, args)) { /* else all rows are still to do */
-        if (widens) {
-            cause = gpu_device_launch(device, GPU_KERNEL_widen, (int64_t)device->num_sms * 16,
-                                      &widen, args->stream);
-        }
-        cause = cause != NULL ? cause : gpu_device_attend(device, p.k.dtype, &p, args->stream);
-    } else {
-        p.q = widens ? widen.from : p.q;
-        cause = gpu_device_launch(
-            device, p.k.form >= GPU_ROW_INT4 ? GPU_KERNEL_plain_nibbles : GPU_KERNEL_plain,
-            (int64_t)device->num_sms * 8, &p, args->stream);
+    if (args->state->way == GPU_WAY_WITHOUT_PLAN || !attend_planned(args, &p, &cause)) {
+        bool nibbles = p.k.form >= GPU_ROW_INT4;
+        cause = gpu_device_launch(device, nibbles ? GPU_KERNEL_plain_nibbles : GPU_KERNEL_plain,
+                                  (int64_t)device->num_sms * 8, &p, args->stream);
     }
     return device_status(cause, "attend", error);
 }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What backends on gpu/kernels declare alike, and their table. */
+/* What backends on gpu/kernels declare alike, their table, and their instances. */
 #include "gpu/host/backend.h"
 
 #include <attn/mla.h>
+#include <string.h>
 
+#include "common/entry.h"
 #include "common/gated_delta.h"
 #include "gpu/delta.h"
 #include "gpu/host/instance.h"
@@ -173,4 +175,56 @@ attn_status gpu_supports(const struct attn_backend_caps *backend,
         reasons->refuse(reasons->user, "dtype", "f32", "f16, bf16 with kv_dtype int8_k");
     }
     return ATTN_OK;
+}
+
+attn_status gpu_report(const struct attn_probe_sink *sink, const struct attn_device_info *info,
+                       bool served)
+{
+    struct attn_backend_caps caps = gpu_caps;
+    attn_status status = sink->device(sink->user, info);
+    caps.name = gpu_vendor.name;
+    caps.device = info->device;
+    return status == ATTN_OK && served ? sink->backend(sink->user, &caps) : status;
+}
+
+attn_status gpu_create(const struct attn_create_args *args, attn_instance **instance,
+                       const struct attn_kernels **kernels, struct attn_error *error)
+{
+    *instance = NULL;
+    *kernels = NULL;
+    if (strcmp(args->backend, gpu_vendor.name) != 0 || args->variant[0] != '\0' ||
+        args->device.type != gpu_vendor.device_type) {
+        return plugin_error(error, ATTN_ERROR_NOT_FOUND, "backend",
+                            "%s@%s on device type %d; %s on type %d is here", args->backend,
+                            args->variant, args->device.type, gpu_vendor.name,
+                            gpu_vendor.device_type);
+    }
+    if (args->num_options > 0) {
+        return plugin_refuse_option(args, error);
+    }
+    struct attn_instance *made = args->host->allocate(args->host->user, sizeof *made, 64);
+    if (made == NULL) {
+        return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "instance", "%zu bytes", sizeof *made);
+    }
+    *made = (struct attn_instance){.host = args->host};
+    const char *cause = gpu_device_open(&made->device, args->device.id);
+    if (cause == NULL && gpu_vendor.add_kernels != NULL) {
+        cause = gpu_vendor.add_kernels(made);
+    }
+    if (cause != NULL) {
+        args->host->release(args->host->user, made, sizeof *made);
+        return plugin_error(error, ATTN_ERROR_DEVICE, "device", "device %d: %s", args->device.id,
+                            cause);
+    }
+    *instance = made;
+    *kernels = gpu_vendor.kernels;
+    return ATTN_OK;
+}
+
+void gpu_destroy(attn_instance *instance)
+{
+    if (instance != NULL) {
+        gpu_device_close(&instance->device);
+        instance->host->release(instance->host->user, instance, sizeof *instance);
+    }
 }

@@ -1,15 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a plugin on gpu/host hands to the core: a plugin adds its name, device and probe. */
+/* What a plugin on gpu/host hands to the core: a plugin adds its name, its devices and, if it has
+ * some, matrix kernels. */
 #ifndef GPU_HOST_BACKEND_H
 #define GPU_HOST_BACKEND_H
 
 #include <attn/plugin.h>
+#include <stdbool.h>
 
+/* What a plugin defines of itself. */
+struct gpu_vendor {
+    const char *name;
+    int32_t device_type; /* of all its devices */
+    const struct attn_kernels *kernels;
+    /* Adds to an instance whose device is open what gpu/kernels lack (`matrix`, `prefill`), and
+     * makes it ready; NULL: nothing. NULL or the cause of a failure. */
+    const char *(*add_kernels)(struct attn_instance *instance);
+};
+
+extern const struct gpu_vendor gpu_vendor;
 extern const struct attn_backend_caps gpu_caps; /* without name and device */
 extern const struct attn_kernels gpu_kernels;
+
 /* Adds the reasons that the masks cannot say; a plugin's `supports`. */
 attn_status gpu_supports(const struct attn_backend_caps *backend,
                          const struct attn_layer_desc *layer, int32_t phase,
                          const struct attn_reason_sink *reasons, struct attn_error *error);
+/* Reports a device, and the vendor's backend on it if it is served. */
+attn_status gpu_report(const struct attn_probe_sink *sink, const struct attn_device_info *info,
+                       bool served);
+/* A plugin's `create` and `destroy`. */
+attn_status gpu_create(const struct attn_create_args *args, attn_instance **instance,
+                       const struct attn_kernels **kernels, struct attn_error *error);
+void gpu_destroy(attn_instance *instance);
 
 #endif

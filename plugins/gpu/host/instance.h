@@ -7,13 +7,13 @@
 #include "common/tensors.h"
 #include "gpu/params.h"
 
-#define GPU_MAX_MATRIX_SIZE 256 /* head size of the matrix kernels */
-
+struct gpu_matrix_kernels;
 struct gpu_prefill;
 
 struct attn_instance {
     const struct attn_host *host;
     struct gpu_device device;
+    const struct gpu_matrix_kernels *matrix; /* NULL: plain kernels serve all */
     const struct gpu_prefill *prefill; /* NULL: requests of many rows have no way of their own */
 };
 

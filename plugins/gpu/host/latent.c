@@ -153,8 +153,7 @@ static attn_status attend_latent(const struct attn_attend_args *args, bool spars
     if (status != ATTN_OK) {
         return status;
     }
-    set_layer(&p.attend, args);
-    set_batch(&p.attend, args);
+    set_problem(&p.attend.problem, args);
     p.attend.q = latent;
     p.q_rope = rope;
     p.attend.out = gpu_tensor_of(args->out);
@@ -171,10 +170,10 @@ static attn_status attend_latent(const struct attn_attend_args *args, bool spars
                                                (int64_t)device->num_sms * 2, &p, args->stream),
                              "attend_mla_sparse", error);
     }
-    set_schedule(&p.attend, args);
+    set_schedule(&p.attend.schedule, args);
     return device_status(
-        gpu_device_launch(device, GPU_KERNEL_latent, p.attend.ctas, &p, args->stream), "attend_mla",
-        error);
+        gpu_device_launch(device, GPU_KERNEL_latent, p.attend.schedule.ctas, &p, args->stream),
+        "attend_mla", error);
 }
 
 attn_status gpu_attend_mla(const struct attn_attend_args *args, struct attn_error *error)

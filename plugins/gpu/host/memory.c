@@ -44,14 +44,17 @@ static uint64_t bits_of_cache(const struct gpu_cache *c)
            (uint64_t)c->head;
 }
 
-/* Vectors of 16 bytes that a row becomes by write_copy or write_fp8; 0: not by this one. */
-static int32_t vectors_of_row(const struct gpu_tensor *from, const struct gpu_cache *to,
-                              bool to_fp8)
+static bool is_fp8(const struct gpu_cache *c)
+{
+    return c->dtype == ATTN_DTYPE_FP8_E4M3 || c->dtype == ATTN_DTYPE_FP8_E5M2;
+}
+
+/* Vectors of 16 bytes that a row becomes by write_copy or, if it is_fp8, write_fp8; 0: by neither.
+ */
+static int32_t vectors_of_row(const struct gpu_tensor *from, const struct gpu_cache *to)
 {
     int32_t bytes = number_bytes(to->dtype);
-    bool fp8 = to->dtype == ATTN_DTYPE_FP8_E4M3 || to->dtype == ATTN_DTYPE_FP8_E5M2;
-    bool fits =
-        to_fp8 ? fp8 && number_bytes(from->dtype) == 2 : bytes > 1 && from->dtype == to->dtype;
+    bool fits = is_fp8(to) ? number_bytes(from->dtype) == 2 : bytes > 1 && from->dtype == to->dtype;
     if (!fits || to->pack != 0 || to->form != GPU_ROW_NUMBERS ||
         to->head_size % (16 / bytes) != 0 || (bits_of_tensor(from) | bits_of_cache(to)) % 16 != 0) {
         return 0;
@@ -70,24 +73,19 @@ static int32_t lanes_of_row(const struct gpu_tensor *from, const struct gpu_cach
     return to->head_size <= 64 ? 8 : to->head_size <= 128 ? 16 : 32;
 }
 
-static const char *launch_write(const struct gpu_device *device, struct gpu_write_params *p,
+static const char *launch_write(const struct gpu_device *device, const struct gpu_write_params *p,
                                 void *stream)
 {
     int64_t rows = p->num_slots * p->num_heads;
-    for (int32_t to_fp8 = 0; to_fp8 < 2; to_fp8++) {
-        p->vectors[0] = vectors_of_row(&p->from[0], &p->to[0], to_fp8);
-        p->vectors[1] = vectors_of_row(&p->from[1], &p->to[1], to_fp8);
-        if (p->vectors[0] > 0 && p->vectors[1] > 0) {
-            int64_t all = rows * (p->vectors[0] + p->vectors[1]);
-            bool far = all >= INT32_MAX; /* else sums of a few steps still fit into 32 bits */
-            static const enum gpu_kernel kernels[2][2] = {
-                {GPU_KERNEL_write_copy, GPU_KERNEL_write_copy_far},
-                {GPU_KERNEL_write_fp8, GPU_KERNEL_write_fp8_far}};
-            return gpu_device_launch(
-                device, kernels[to_fp8][far],
-                gpu_groups(all, (int64_t)GPU_THREADS_write_copy * WRITE_VECTORS, 1 << 20), p,
-                stream);
-        }
+    if (p->vectors[0] > 0 && p->vectors[1] > 0 && is_fp8(&p->to[0]) == is_fp8(&p->to[1])) {
+        static const enum gpu_kernel kernels[2][2] = {
+            {GPU_KERNEL_write_copy, GPU_KERNEL_write_copy_far},
+            {GPU_KERNEL_write_fp8, GPU_KERNEL_write_fp8_far}};
+        int64_t all = rows * (p->vectors[0] + p->vectors[1]);
+        bool far = all >= INT32_MAX; /* else sums of a few steps still fit into 32 bits */
+        return gpu_device_launch(
+            device, kernels[is_fp8(&p->to[0])][far],
+            gpu_groups(all, (int64_t)GPU_THREADS_write_copy * WRITE_VECTORS, 1 << 20), p, stream);
     }
     int32_t k_lanes = lanes_of_row(&p->from[0], &p->to[0]);
     int32_t v_lanes = lanes_of_row(&p->from[1], &p->to[1]);
@@ -115,6 +113,9 @@ attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_erro
         return status;
     }
     struct gpu_write_params p = write_params(args);
+    for (int32_t i = 0; i < 2; i++) {
+        p.vectors[i] = vectors_of_row(&p.from[i], &p.to[i]);
+    }
     return device_status(p.num_slots > 0 ? launch_write(&args->instance->device, &p, args->stream)
                                          : NULL,
                          "write_kv", error);

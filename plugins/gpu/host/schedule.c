@@ -4,10 +4,7 @@
 #include "gpu/latent.h"
 
 #define SEGMENTS_PER_CTA 8
-#define LONG_QUERIES 8192 /* of a request, on average */
-#define LEAST_PARTS 8     /* of an item, whose CTAs have a multiprocessor each */
-#define LONG_ITEM 1024    /* keys, from which on an item is worth cutting */
-#define FEW_ROWS 32       /* of a request, which memory limits on every GPU */
+#define PADDED_SIZE_MAX 256 /* of the matrix kernels' heads */
 
 static size_t round_up(size_t bytes)
 {
@@ -71,7 +68,8 @@ attn_status gpu_prepare(attn_instance *instance, const struct attn_layer_desc *l
     }
     **state = (struct attn_state){0};
     (*state)->way = layer->kind == ATTN_LAYER_MLA ? GPU_WAY_LATENT
-                    : layer->kind == ATTN_LAYER_MLA_SPARSE || layer->kind == ATTN_LAYER_RECURRENT
+                    : layer->kind == ATTN_LAYER_MLA_SPARSE || layer->kind == ATTN_LAYER_RECURRENT ||
+                            instance->matrix == NULL
                         ? GPU_WAY_WITHOUT_PLAN
                         : GPU_WAY_ATTEND;
     (*state)->num_kv_heads = layer->num_kv_heads;
@@ -79,7 +77,7 @@ attn_status gpu_prepare(attn_instance *instance, const struct attn_layer_desc *l
     (*state)->padded_size = (*state)->way == GPU_WAY_LATENT ? LATENT_MAX_RANK
                             : size <= 64                    ? 64
                             : size <= 128                   ? 128
-                                                            : GPU_MAX_MATRIX_SIZE;
+                                                            : PADDED_SIZE_MAX;
     (*state)->invariant = layer->batch_invariant != 0;
     (*state)->narrow = layer->kv_dtype >= ATTN_KV_FP8_E4M3;
     if (layer->q_scale_form != ATTN_SCALE_NONE && layer->dtype != ATTN_DTYPE_F32) {
@@ -121,9 +119,9 @@ attn_status gpu_plan_size(attn_instance *instance, attn_state *state,
     return ATTN_OK;
 }
 
-void set_layer(struct gpu_params *p, const struct attn_attend_args *args)
+static void set_layer(struct gpu_problem *p, const struct attn_layer_desc *layer,
+                      const struct attn_layer_params *params)
 {
-    const struct attn_layer_desc *layer = args->layer;
     p->num_q_heads = layer->num_q_heads;
     p->num_kv_heads = layer->num_kv_heads;
     p->group = layer->num_q_heads / layer->num_kv_heads;
@@ -138,14 +136,15 @@ void set_layer(struct gpu_params *p, const struct attn_attend_args *args)
     p->tree_mask = layer->tree_mask;
     p->scale = layer->scale;
     p->soft_cap = layer->soft_cap;
-    p->sinks = layer->has_sinks ? args->params->sinks : NULL;
-    p->slopes = layer->alibi != ATTN_ALIBI_NONE ? args->params->alibi_slopes : NULL;
+    p->sinks = layer->has_sinks ? params->sinks : NULL;
+    p->slopes = layer->alibi != ATTN_ALIBI_NONE ? params->alibi_slopes : NULL;
 }
 
-void set_batch(struct gpu_params *p, const struct attn_attend_args *args)
+void set_problem(struct gpu_problem *p, const struct attn_attend_args *args)
 {
     const struct attn_batch *batch = args->batch;
     const struct attn_layer_desc *layer = args->layer;
+    set_layer(p, layer, args->params);
     p->num_reqs = batch->num_reqs;
     p->causal =
         batch->causal != ATTN_CAUSAL_AS_LAYER ? batch->causal == ATTN_CAUSAL_YES : layer->causal;
@@ -178,65 +177,39 @@ void set_query_scale(struct gpu_params *p, const struct attn_attend_args *args)
     }
 }
 
-int32_t tile_of(const struct attn_state *state, bool cached, int32_t tile_rows)
-{
-    return state->narrow && cached && tile_rows == 16 && state->padded_size <= 128 ? GPU_NARROW_TILE
-                                                                                   : GPU_TILE;
-}
-
-/* CTAs of a multiprocessor. One, with more tiles on the way, where a single request makes so few
- * items that two would leave twice as many parts of each to be merged. On an H200, 32/8 heads,
- * D 128, two and one: R 1, L 8192 15.2 and 14.0 us, with 4 queries 24.6 and 19.3, soft cap 15.5 and
- * 14.6, fp8 14.1 and 13.4; D 64 12.3 and 13.1; two requests 22.9 and 22.7, but 24.0 and 25.8 if one
- * is 64 times longer. What is scored in calls computes too long for one. */
-static int32_t ctas_of_sm(const struct gpu_device *device, const struct attn_state *state,
-                          const struct plan_host *plan, const struct attn_layer_desc *layer)
-{
-    bool in_calls =
-        layer->alibi != ATTN_ALIBI_NONE || layer->tree_mask != ATTN_TREE_NONE || layer->prefix_lm;
-    bool few = plan->num_reqs == 1 && state->num_kv_heads * LEAST_PARTS <= device->num_sms;
-    bool one = few && device->major >= 9 && plan->tile_rows == 16 && !plan->by_item && !in_calls;
-    return state->padded_size > 128 || (one && state->padded_size == 128) ? 1 : 2;
-}
-
-void set_schedule(struct gpu_params *p, const struct attn_attend_args *args)
+void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args)
 {
     const struct plan_host *plan = args->plan_host;
     const struct attn_state *state = args->state;
-    const struct gpu_device *device = &args->instance->device;
+    bool latent = state->way == GPU_WAY_LATENT;
+    const struct gpu_matrix_kernels *matrix = args->instance->matrix;
     char *memory = args->workspace;
     struct layout at = layout_of(args->instance, state, plan->num_reqs, plan->num_row_tiles,
                                  plan->num_rows, plan->by_item);
-    p->tile_rows = plan->tile_rows;
-    p->by_item = plan->by_item;
-    p->invariant = state->invariant;
-    p->ctas = device->num_sms * ctas_of_sm(device, state, plan, args->layer);
-    p->tile = tile_of(state, args->k_cache != NULL, plan->tile_rows);
-    p->max_segments = plan->tile_rows == 16 || plan->by_item ? at.max_segments : p->ctas;
-    p->most_rows = plan->has_many ? plan->few_rows : 0;
-    p->header = (struct gpu_header *)memory;
-    p->segments = (struct gpu_segment *)(memory + at.segments);
-    p->row_tiles = (struct gpu_row_tile *)(memory + at.row_tiles);
-    p->row_tile_start = (int32_t *)(memory + at.row_tile_start);
-    p->key_tile_start = (int32_t *)(memory + at.key_tile_start);
-    p->arrived = (int32_t *)(memory + at.arrived);
-    p->parts = (float *)(memory + at.parts);
+    s->tile_rows = plan->tile_rows;
+    s->by_item = plan->by_item;
+    s->invariant = state->invariant;
+    s->ctas = args->instance->device.num_sms * (latent ? 1 : matrix->groups_of_sm(args));
+    s->tile = latent ? GPU_TILE : matrix->tile(state, args->k_cache != NULL, plan->tile_rows);
+    s->max_segments = plan->tile_rows == 16 || plan->by_item ? at.max_segments : s->ctas;
+    s->most_rows = plan->has_many ? plan->few_rows : 0;
+    s->header = (struct gpu_header *)memory;
+    s->segments = (struct gpu_segment *)(memory + at.segments);
+    s->row_tiles = (struct gpu_row_tile *)(memory + at.row_tiles);
+    s->row_tile_start = (int32_t *)(memory + at.row_tile_start);
+    s->key_tile_start = (int32_t *)(memory + at.key_tile_start);
+    s->arrived = (int32_t *)(memory + at.arrived);
+    s->parts = (float *)(memory + at.parts);
 }
 
-/* Decodes: a stream of rows of 16. Else items of 16 rows, that whoever is free takes, up to
- * requests of so many queries that 64 rows, which share a key's reading, are faster. On an H200,
- * 32/8 heads, D 128, a stream of rows of 64 against items of 16: prefill 1 x 2048 0.77 and 0.37 ms,
- * 1 x 16384 13.9 and 19.6 ms, 4 x 512 beside 32 decodes 0.92 and 0.28 ms; D 256, 1 x 8192: 16.3
- * and 10.2. */
-static void choose_shape(struct plan_host *plan, const struct attn_state *state,
-                         const struct attn_batch *batch)
+static void choose_rows(struct plan_host *plan, const struct attn_attend_args *args)
 {
-    const int32_t *start = batch->query_start_loc_host;
-    bool decode = (int64_t)batch->max_query_len * state->group <= FEW_ROWS;
-    int64_t queries = batch->num_reqs > 0 ? start[batch->num_reqs] - start[0] : 0;
-    bool is_long = queries > LONG_QUERIES * (int64_t)batch->num_reqs && state->padded_size <= 128;
-    plan->by_item = state->invariant || state->way == GPU_WAY_LATENT || (!decode && !is_long);
-    plan->tile_rows = decode || plan->by_item ? 16 : 64;
+    if (args->state->way == GPU_WAY_LATENT) {
+        plan->by_item = 1;
+        plan->tile_rows = LATENT_ROWS;
+    } else {
+        args->instance->matrix->choose_rows(args->state, args->batch, plan);
+    }
 }
 
 /* Which requests go the plugin's prefill. A graph may be replayed with other lengths, so it has
@@ -248,11 +221,11 @@ static void choose_ways(struct plan_host *plan, const struct attn_attend_args *a
     const struct attn_batch *batch = args->batch;
     int32_t group = args->state->group;
     const int32_t *start = batch->query_start_loc_host;
-    plan->few_rows = FEW_ROWS;
+    plan->few_rows = GPU_FEW_ROWS;
     plan->has_few = 1;
     plan->has_many = prefill != NULL && args->state->way == GPU_WAY_ATTEND &&
-                     !args->state->invariant && (int64_t)batch->max_query_len * group > FEW_ROWS &&
-                     prefill->serves(args);
+                     !args->state->invariant &&
+                     (int64_t)batch->max_query_len * group > GPU_FEW_ROWS && prefill->serves(args);
     if (!plan->has_many) {
         return;
     }
@@ -261,17 +234,12 @@ static void choose_ways(struct plan_host *plan, const struct attn_attend_args *a
     if (mode != ATTN_PLAN_EAGER) {
         return;
     }
-    int64_t items = 0;
     bool few = false;
     for (int32_t r = 0; r < batch->num_reqs; r++) {
         int64_t rows = (int64_t)(start[r + 1] - start[r]) * group;
-        items += rows > FEW_ROWS ? (rows + 127) / 128 * args->state->num_kv_heads : 0;
-        few |= rows > 0 && rows <= FEW_ROWS;
+        few |= rows > 0 && rows <= GPU_FEW_ROWS;
     }
-    /* it does not cut items: few of many keys would leave multiprocessors idle */
-    bool leaves_idle =
-        items * LEAST_PARTS < args->instance->device.num_sms && batch->max_seq_len > LONG_ITEM;
-    plan->has_many = items > 0 && !leaves_idle;
+    plan->has_many = prefill->pays(args);
     plan->has_few = few || !plan->has_many;
 }
 
@@ -287,7 +255,7 @@ attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct a
 {
     struct plan_host *plan = args->plan_host;
     const struct attn_batch *batch = args->batch;
-    struct gpu_params p = {0};
+    struct gpu_plan_params p = {0};
     if (args->state != NULL && args->state->way == GPU_WAY_WITHOUT_PLAN) {
         return ATTN_OK;
     }
@@ -296,7 +264,7 @@ attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct a
                             "a plan needs its state, host memory and workspace");
     }
     if (mode != ATTN_PLAN_REPLAY && mode != ATTN_PLAN_IN_GRAPH) {
-        choose_shape(plan, args->state, batch);
+        choose_rows(plan, args);
         choose_ways(plan, args, mode);
         plan->num_tokens = batch->num_tokens;
         plan->num_reqs = batch->num_reqs;
@@ -310,13 +278,12 @@ attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct a
         return ATTN_OK;
     }
     const char *cause = NULL;
-    set_layer(&p, args);
-    set_batch(&p, args);
+    set_problem(&p.problem, args);
     if (plan->has_many) {
-        cause = args->instance->prefill->plan(args, &p, prefill_memory(args));
+        cause = args->instance->prefill->plan(args, &p.problem, prefill_memory(args));
     }
     if (cause == NULL && plan->has_few) {
-        set_schedule(&p, args);
+        set_schedule(&p.schedule, args);
         cause = gpu_device_launch(&args->instance->device, GPU_KERNEL_plan, 1, &p, args->stream);
     }
     return device_status(cause, "plan", error);

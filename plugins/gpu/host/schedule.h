@@ -5,6 +5,8 @@
 
 #include "gpu/host/instance.h"
 
+#define GPU_FEW_ROWS 32 /* of a request, which memory limits on every GPU */
+
 /* Host part of a plan: a replay keeps it, since captured launches were made for it. */
 struct plan_host {
     int32_t tile_rows;
@@ -19,15 +21,32 @@ struct plan_host {
     int32_t has_many, has_few;
 };
 
+/* A plugin's matrix kernels, which walk segments of a schedule. Without them every attend is that
+ * of gpu/kernels/plain.cpp, which needs no schedule. */
+struct gpu_matrix_kernels {
+    /* The rows of an item and whether a segment is of one item: sets tile_rows and by_item. */
+    void (*choose_rows)(const struct attn_state *state, const struct attn_batch *batch,
+                        struct plan_host *plan);
+    /* Keys of a tile, and groups of a multiprocessor, for items of such rows. */
+    int32_t (*tile)(const struct attn_state *state, bool cached, int32_t tile_rows);
+    int32_t (*groups_of_sm)(const struct attn_attend_args *args);
+    /* Whether they walk these arguments. */
+    bool (*serves)(const struct attn_attend_args *args, const struct gpu_params *p);
+    /* Launches the attend of arguments that are served. NULL or the cause of a failure. */
+    const char *(*attend)(const struct attn_attend_args *args, const struct gpu_params *p);
+};
+
 /* A faster way for requests of many rows (query, head of the group). */
 struct gpu_prefill {
     const char *(*load)(const struct gpu_device *device);
     /* Whether a plan may give it such requests of this layer and cache. */
     bool (*serves)(const struct attn_attend_args *args);
+    /* Whether such requests of this batch keep the device busy. */
+    bool (*pays)(const struct attn_attend_args *args);
     /* Workspace behind the common schedule's. */
     size_t (*bytes)(const struct attn_state *state, int64_t reqs, int64_t tokens);
-    /* Its schedule; p is the layer and the batch. NULL or the cause of a failure. */
-    const char *(*plan)(const struct attn_attend_args *args, const struct gpu_params *p,
+    /* Launches what makes its schedule. NULL or the cause of a failure. */
+    const char *(*plan)(const struct attn_attend_args *args, const struct gpu_problem *problem,
                         char *memory);
     /* False: these tensors it cannot walk, and nothing was launched. */
     bool (*attend)(const struct attn_attend_args *args, const struct gpu_params *p, char *memory,
@@ -42,14 +61,12 @@ struct layout {
 
 struct layout layout_of(const struct attn_instance *instance, const struct attn_state *state,
                         int64_t reqs, int64_t row_tiles, int64_t rows, bool by_item);
-/* Keys of a tile, as `shape` in sm80_produce.cuh has it. */
-int32_t tile_of(const struct attn_state *state, bool cached, int32_t tile_rows);
+/* What layer, parameters and batch say. */
+void set_problem(struct gpu_problem *p, const struct attn_attend_args *args);
 /* What the plan kernel and the attend kernels read alike. */
-void set_layer(struct gpu_params *p, const struct attn_attend_args *args);
-void set_batch(struct gpu_params *p, const struct attn_attend_args *args);
+void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args);
 /* The scale of quantized queries. */
 void set_query_scale(struct gpu_params *p, const struct attn_attend_args *args);
-void set_schedule(struct gpu_params *p, const struct attn_attend_args *args);
 /* Where the plugin's prefill has its part of a plan's workspace. */
 char *prefill_memory(const struct attn_attend_args *args);
 

@@ -58,14 +58,15 @@ GPU_DEVICE int32_t running_sum(int32_t value, int32_t *carry, int32_t *warps)
     return before;
 }
 
-GPU_DEVICE gpu_row_tile row_tile_of(const gpu_params &p, int32_t row_tile, int32_t r)
+GPU_DEVICE gpu_row_tile row_tile_of(const gpu_problem &p, const gpu_schedule &plan,
+                                    int32_t row_tile, int32_t r)
 {
     gpu_request q = load_request(p, r);
     gpu_row_tile v = {};
-    v.first_row = (row_tile - p.row_tile_start[r]) * p.tile_rows;
-    v.num_rows = min(p.tile_rows, q.query_len * p.group - v.first_row);
+    v.first_row = (row_tile - plan.row_tile_start[r]) * plan.tile_rows;
+    v.num_rows = min(plan.tile_rows, q.query_len * p.group - v.first_row);
     key_range(p, q, v.first_row, v.first_row + v.num_rows, &v.k0, &v.k1);
-    v.num_tiles = (v.k1 - (v.k0 & ~(p.tile - 1)) + p.tile - 1) / p.tile;
+    v.num_tiles = (v.k1 - (v.k0 & ~(plan.tile - 1)) + plan.tile - 1) / plan.tile;
     v.num_tiles = max(v.num_tiles, 1); /* an item without keys still writes its rows */
     v.query_start = q.query_start;
     v.query_len = q.query_len;
@@ -81,17 +82,18 @@ GPU_DEVICE gpu_row_tile row_tile_of(const gpu_params &p, int32_t row_tile, int32
 /* Batch-invariant: GPU_INVARIANT_CUTS where one row tile has all of a request's rows, else one.
  * Else parts of a CTA's share at most; there are fewer than 4 for each CTA, since only items of
  * more than a share are cut. */
-GPU_DEVICE int32_t cut_count(const gpu_params &p, const gpu_row_tile &row_tile, int32_t share)
+GPU_DEVICE int32_t cut_count(const gpu_problem &p, const gpu_schedule &plan,
+                             const gpu_row_tile &row_tile, int32_t share)
 {
-    if (p.invariant) {
-        bool single = row_tile.query_len * p.group <= p.tile_rows;
+    if (plan.invariant) {
+        bool single = row_tile.query_len * p.group <= plan.tile_rows;
         return single ? min(row_tile.num_tiles, GPU_INVARIANT_CUTS) : 1;
     }
     return (row_tile.num_tiles + share - 1) / share;
 }
 
 /* Fast prefill: does one of the row tile's rows belong to a token that is asked for? */
-GPU_DEVICE bool is_wanted(const gpu_params &p, const gpu_row_tile &row_tile)
+GPU_DEVICE bool is_wanted(const gpu_problem &p, const gpu_row_tile &row_tile)
 {
     int32_t first = row_tile.query_start + row_tile.first_row / p.group;
     int32_t last = row_tile.query_start + (row_tile.first_row + row_tile.num_rows - 1) / p.group;
@@ -104,13 +106,14 @@ GPU_DEVICE bool is_wanted(const gpu_params &p, const gpu_row_tile &row_tile)
 }
 
 /* All row tiles that are wanted, and how many tiles they have. */
-GPU_DEVICE int32_t plan_row_tiles(const gpu_params &p, int32_t *row_tiles, int32_t *starts,
-                                  int32_t *warps)
+GPU_DEVICE int32_t plan_row_tiles(const gpu_problem &p, const gpu_schedule &plan,
+                                  int32_t *row_tiles, int32_t *starts, int32_t *warps)
 {
     int32_t total = 0, kept = 0;
     for (int32_t first = 0; first < *row_tiles; first += PLAN_THREADS) {
         int32_t row_tile = first + thread_index(), last = min(row_tile, *row_tiles - 1);
-        gpu_row_tile v = row_tile_of(p, last, find_last(p.row_tile_start, p.num_reqs, last));
+        gpu_row_tile v =
+            row_tile_of(p, plan, last, find_last(plan.row_tile_start, p.num_reqs, last));
         bool keep = row_tile == last && (p.wanted_rows == nullptr || is_wanted(p, v));
         int32_t tiles = keep ? v.num_tiles * p.num_kv_heads : 0;
         if (p.wanted_rows != nullptr) {
@@ -118,7 +121,7 @@ GPU_DEVICE int32_t plan_row_tiles(const gpu_params &p, int32_t *row_tiles, int32
         }
         v.start = running_sum(tiles, &total, warps);
         if (keep) {
-            p.row_tiles[row_tile] = v;
+            plan.row_tiles[row_tile] = v;
             starts[row_tile] = v.start;
         }
     }
@@ -131,21 +134,22 @@ GPU_DEVICE int32_t plan_row_tiles(const gpu_params &p, int32_t *row_tiles, int32
 }
 
 /* Segments of one item each. Items that are cut come first: only they have parts. */
-GPU_DEVICE int32_t cut_items(const gpu_params &p, int32_t row_tiles, int32_t total, int32_t *warps)
+GPU_DEVICE int32_t cut_items(const gpu_problem &p, const gpu_schedule &plan, int32_t row_tiles,
+                             int32_t total, int32_t *warps)
 {
-    int32_t segments = 0, share = max(total / p.ctas, LEAST_PART);
+    int32_t segments = 0, share = max(total / plan.ctas, LEAST_PART);
     for (int32_t pass = 0; pass < 2; pass++) {
         for (int32_t first = 0; first < row_tiles; first += PLAN_THREADS) {
             int32_t row_tile = first + thread_index(), cuts = 0;
-            const gpu_row_tile &v = p.row_tiles[min(row_tile, row_tiles - 1)];
+            const gpu_row_tile &v = plan.row_tiles[min(row_tile, row_tiles - 1)];
             if (row_tile < row_tiles) {
-                cuts = cut_count(p, v, share);
+                cuts = cut_count(p, plan, v, share);
                 cuts = (cuts > 1) == (pass == 0) ? cuts : 0;
             }
             int32_t at = running_sum(cuts * p.num_kv_heads, &segments, warps);
             for (int32_t i = 0; i < cuts * p.num_kv_heads; i++) {
                 int32_t head = i / cuts, cut = i - head * cuts;
-                gpu_segment &s = p.segments[at + i];
+                gpu_segment &s = plan.segments[at + i];
                 s.begin =
                     v.start + head * v.num_tiles + (int32_t)((int64_t)v.num_tiles * cut / cuts);
                 s.end = v.start + head * v.num_tiles +
@@ -167,26 +171,26 @@ struct stream_cut {
     int32_t shares, levels, segments;
 };
 
-GPU_INLINE int32_t tiles_of(const gpu_params &p, const int32_t *starts, int32_t row_tile)
+GPU_INLINE int32_t tiles_of(const gpu_problem &p, const int32_t *starts, int32_t row_tile)
 {
     return (starts[row_tile + 1] - starts[row_tile]) / p.num_kv_heads;
 }
 
 /* A cut inside of a short item moves to its beginning: parts would cost more than they balance. The
  * segment before may then be empty. */
-GPU_DEVICE int32_t move_cut(const gpu_params &p, int32_t row_tiles, const int32_t *starts,
-                            int32_t at, int32_t share)
+GPU_DEVICE int32_t move_cut(const gpu_problem &p, const gpu_schedule &plan, int32_t row_tiles,
+                            const int32_t *starts, int32_t at, int32_t share)
 {
     if (at >= starts[row_tiles]) {
         return at;
     }
     int32_t row_tile = find_last(starts, row_tiles, at), tiles = tiles_of(p, starts, row_tile);
-    bool is_short = tiles * p.tile <= SHORT_ITEM && tiles <= share;
+    bool is_short = tiles * plan.tile <= SHORT_ITEM && tiles <= share;
     return is_short ? at - (at - starts[row_tile]) % tiles : at;
 }
 
 /* Items in chunks of `most` tiles at most: how many, and where each row tile's begin. */
-GPU_DEVICE int32_t count_chunks(const gpu_params &p, int32_t row_tiles, const int32_t *starts,
+GPU_DEVICE int32_t count_chunks(const gpu_problem &p, int32_t row_tiles, const int32_t *starts,
                                 int32_t most, plan_memory &memory)
 {
     int32_t chunks = 0;
@@ -207,7 +211,7 @@ GPU_DEVICE int32_t count_chunks(const gpu_params &p, int32_t row_tiles, const in
     return chunks;
 }
 
-GPU_DEVICE int32_t begin_of_chunk(const gpu_params &p, int32_t row_tiles, const int32_t *starts,
+GPU_DEVICE int32_t begin_of_chunk(const gpu_problem &p, int32_t row_tiles, const int32_t *starts,
                                   int32_t most, int32_t chunk, const plan_memory &memory)
 {
     int32_t row_tile = find_last(memory.chunk_start, row_tiles, chunk),
@@ -219,12 +223,12 @@ GPU_DEVICE int32_t begin_of_chunk(const gpu_params &p, int32_t row_tiles, const 
 
 /* Shares are chunks of items, one for a CTA at most, where they are hardly longer than equal
  * shares; else equal shares. */
-GPU_DEVICE stream_cut cut_stream(const gpu_params &p, int32_t row_tiles, int32_t total,
-                                 const int32_t *starts, plan_memory &memory)
+GPU_DEVICE stream_cut cut_stream(const gpu_problem &p, const gpu_schedule &plan, int32_t row_tiles,
+                                 int32_t total, const int32_t *starts, plan_memory &memory)
 {
-    stream_cut cut = {min(p.ctas, total), 1, 0};
+    stream_cut cut = {min(plan.ctas, total), 1, 0};
     int32_t *begin = memory.segment_begin;
-    int32_t share = total / cut.shares, room = min(p.max_segments, PLAN_SEGMENTS);
+    int32_t share = total / cut.shares, room = min(plan.max_segments, PLAN_SEGMENTS);
     int32_t items = row_tiles * p.num_kv_heads;
     int64_t parts = (int64_t)items * MOST_PARTS;
     int32_t most =
@@ -244,8 +248,8 @@ GPU_DEVICE stream_cut cut_stream(const gpu_params &p, int32_t row_tiles, int32_t
         int32_t at = total;
         if (i < cut.shares) {
             at = whole ? begin_of_chunk(p, row_tiles, starts, most, i, memory)
-                       : move_cut(p, row_tiles, starts, (int32_t)((int64_t)total * i / cut.shares),
-                                  share);
+                       : move_cut(p, plan, row_tiles, starts,
+                                  (int32_t)((int64_t)total * i / cut.shares), share);
         }
         begin[i * cut.levels] = at;
     }
@@ -255,7 +259,7 @@ GPU_DEVICE stream_cut cut_stream(const gpu_params &p, int32_t row_tiles, int32_t
         if (level > 0) {
             int32_t start = begin[i * cut.levels], end = begin[(i + 1) * cut.levels];
             int32_t at = end - ((end - start) >> (REST_OF_SHARE + level - 1));
-            begin[s] = move_cut(p, row_tiles, starts, at, share); /* chunks have one level */
+            begin[s] = move_cut(p, plan, row_tiles, starts, at, share); /* chunks have one level */
         }
     }
     sync_group();
@@ -264,8 +268,9 @@ GPU_DEVICE stream_cut cut_stream(const gpu_params &p, int32_t row_tiles, int32_t
 
 /* Which row tile a segment begins in, and which segments share its outer items. They are taken
  * level by level, so that the last ones are small and of all items; empty ones by nobody. */
-GPU_DEVICE int32_t link_segments(const gpu_params &p, int32_t row_tiles, const stream_cut &cut,
-                                 const int32_t *starts, const int32_t *begin, int32_t *warps)
+GPU_DEVICE int32_t link_segments(const gpu_problem &p, const gpu_schedule &plan, int32_t row_tiles,
+                                 const stream_cut &cut, const int32_t *starts, const int32_t *begin,
+                                 int32_t *warps)
 {
     int32_t kept = 0;
     for (int32_t first = 0; first < cut.segments; first += PLAN_THREADS) {
@@ -276,12 +281,12 @@ GPU_DEVICE int32_t link_segments(const gpu_params &p, int32_t row_tiles, const s
         if (!keep) {
             continue;
         }
-        gpu_segment &s = p.segments[at];
+        gpu_segment &s = plan.segments[at];
         s.begin = begin[i];
         s.end = begin[i + 1];
         s.index = i;
         s.row_tile_index = find_last(starts, row_tiles, s.begin);
-        s.row_tile = p.row_tiles[s.row_tile_index];
+        s.row_tile = plan.row_tiles[s.row_tile_index];
         int32_t last_row_tile = find_last(starts, row_tiles, s.end - 1);
         int32_t first_start = starts[s.row_tile_index];
         int32_t of_first = tiles_of(p, starts, s.row_tile_index);
@@ -296,41 +301,42 @@ GPU_DEVICE int32_t link_segments(const gpu_params &p, int32_t row_tiles, const s
 }
 
 /* First row tile of each request; requests of other ways have none. The sum is returned. */
-GPU_DEVICE int32_t count_row_tiles(const gpu_params &p, int32_t *warps)
+GPU_DEVICE int32_t count_row_tiles(const gpu_problem &p, const gpu_schedule &plan, int32_t *warps)
 {
     int32_t row_tiles = 0;
     for (int32_t first = 0; first < p.num_reqs; first += PLAN_THREADS) {
         int32_t r = first + thread_index(), tiles = 0;
         if (r < p.num_reqs) {
             int32_t rows = (p.query_start[r + 1] - p.query_start[r]) * p.group;
-            bool ours = p.most_rows == 0 || (rows >= p.least_rows && rows <= p.most_rows);
-            tiles = ours ? (rows + p.tile_rows - 1) / p.tile_rows : 0;
+            bool ours = plan.most_rows == 0 || (rows >= plan.least_rows && rows <= plan.most_rows);
+            tiles = ours ? (rows + plan.tile_rows - 1) / plan.tile_rows : 0;
         }
         int32_t start = running_sum(tiles, &row_tiles, warps);
         if (r < p.num_reqs) {
-            p.row_tile_start[r] = start;
+            plan.row_tile_start[r] = start;
         }
     }
     sync_group();
     return row_tiles;
 }
 
-GPU_DEVICE void make_schedule(const gpu_params &p, plan_memory &memory)
+GPU_DEVICE void make_schedule(const gpu_problem &p, const gpu_schedule &plan, plan_memory &memory)
 {
-    int32_t segments = 0, row_tiles = count_row_tiles(p, memory.warps);
-    int32_t *starts = row_tiles <= PLAN_ROW_TILES ? memory.key_tile_start : p.key_tile_start;
-    int32_t total = plan_row_tiles(p, &row_tiles, starts, memory.warps);
-    if (p.by_item) {
-        segments = cut_items(p, row_tiles, total, memory.warps);
+    int32_t segments = 0, row_tiles = count_row_tiles(p, plan, memory.warps);
+    int32_t *starts = row_tiles <= PLAN_ROW_TILES ? memory.key_tile_start : plan.key_tile_start;
+    int32_t total = plan_row_tiles(p, plan, &row_tiles, starts, memory.warps);
+    if (plan.by_item) {
+        segments = cut_items(p, plan, row_tiles, total, memory.warps);
     } else if (total > 0) {
-        stream_cut cut = cut_stream(p, row_tiles, total, starts, memory);
-        segments = link_segments(p, row_tiles, cut, starts, memory.segment_begin, memory.warps);
+        stream_cut cut = cut_stream(p, plan, row_tiles, total, starts, memory);
+        segments =
+            link_segments(p, plan, row_tiles, cut, starts, memory.segment_begin, memory.warps);
     }
     for (int32_t i = thread_index(); i < row_tiles * p.num_kv_heads; i += PLAN_THREADS) {
-        p.arrived[i] = 0;
+        plan.arrived[i] = 0;
     }
     if (thread_index() == 0) {
-        *p.header = {total, row_tiles, segments, 0};
+        *plan.header = {total, row_tiles, segments, 0};
     }
 }
 

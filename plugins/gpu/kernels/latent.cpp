@@ -6,6 +6,7 @@
  * their rate, and for few heads the reading of keys. */
 #include "gpu/device/latent.h"
 #include "gpu/device/search.h"
+#include "gpu/device/softmax.h"
 #include "gpu/device/visible.h"
 
 #define LATENT_KEYS 16
@@ -48,7 +49,7 @@ GPU_INLINE void enter_rows(const gpu_latent_params &p, const gpu_request &reques
                            const latent_memory &memory, latent_queries &w)
 {
     int32_t lane = lane_index();
-    float scale = query_scale(p.attend, 0) * p.attend.scale;
+    float scale = query_scale(p.attend, 0) * p.attend.problem.scale;
 #pragma unroll
     for (int i = 0; i < LATENT_WARP_ROWS; i++) {
         latent_row row = memory.rows[warp_index() * LATENT_WARP_ROWS + i];
@@ -68,9 +69,9 @@ GPU_INLINE void enter_rows(const gpu_latent_params &p, const gpu_request &reques
                 w.q[i][n] = number_load(rope, p.q_rope.dtype, d - p.rank) * scale;
             }
         }
-        w.range[i] = interval_of(p.attend, request, row.token >= 0 ? row.index : 0);
-        if (row.token >= 0 && p.attend.slopes != nullptr) {
-            w.slope[i] = p.attend.slopes[row.head];
+        w.range[i] = interval_of(p.attend.problem, request, row.token >= 0 ? row.index : 0);
+        if (row.token >= 0 && p.attend.problem.slopes != nullptr) {
+            w.slope[i] = p.attend.problem.slopes[row.head];
         }
     }
 }
@@ -82,11 +83,11 @@ GPU_INLINE void load_keys(const gpu_latent_params &p, int64_t table, latent_memo
     float scale = cache.form == GPU_ROW_NUMBERS ? cache_scale(cache, 0) : 1.0f;
     int32_t size = p.rank + p.rope;
     for (int32_t j = warp_index(); j < LATENT_KEYS; j += LATENT_THREADS / GPU_LANES) {
-        int32_t position = memory.position[j], index = position / p.attend.block_size;
+        int32_t position = memory.position[j], index = position / p.attend.problem.block_size;
         const char *row = nullptr;
         if (position >= 0) {
-            row = row_at(cache, p.attend.block_table[table + index],
-                         position - index * p.attend.block_size, 0);
+            row = row_at(cache, p.attend.problem.block_table[table + index],
+                         position - index * p.attend.problem.block_size, 0);
         }
         for (int32_t d = lane_index(); d < size; d += GPU_LANES) {
             memory.key[j][d] = position >= 0 ? latent_number(cache, row, scale, d) : 0.0f;
@@ -119,17 +120,20 @@ GPU_INLINE void score_keys(const gpu_latent_params &p, const gpu_request &reques
         int32_t position = lane < LATENT_KEYS ? memory.position[lane] : -1;
         bool sees = row.token >= 0 && position >= 0 && position >= w.range[i].first &&
                     position <= w.range[i].last;
-        if (row.token >= 0 && position >= 0 && (a.spans != nullptr || a.tree != nullptr)) {
-            sees = sees_slow(a, request, row.index, w.range[i].position, position, sees);
+        if (row.token >= 0 && position >= 0 &&
+            (a.problem.spans != nullptr || a.problem.tree != nullptr)) {
+            sees = sees_slow(a.problem, request, row.index, w.range[i].position, position, sees);
         }
-        own = a.soft_cap > 0.0f ? a.soft_cap * tanhf(own / a.soft_cap) : own;
+        own =
+            a.problem.soft_cap > 0.0f ? a.problem.soft_cap * tanhf(own / a.problem.soft_cap) : own;
         if (sees) {
-            own += bias_of(a, request, row.index, w.range[i].position, w.slope[i], position);
+            own +=
+                bias_of(a.problem, request, row.index, w.range[i].position, w.slope[i], position);
         }
         sees = sees && own != -INFINITY;
         own = sees ? own : -INFINITY;
         float high = fmaxf(w.m[i], warp_largest(own, false));
-        float base = high == -INFINITY ? 0.0f : high;
+        float base = softmax_base(high);
         float weight = sees ? expf(own - base) : 0.0f, shrink = expf(w.m[i] - base);
         uint32_t bits = sees ? 1u << lane : 0u;
         for (int d = GPU_LANES / 2; d > 0; d >>= 1) {
@@ -205,14 +209,10 @@ GPU_INLINE float finish_row(const gpu_latent_params &p, latent_row row, float m,
     if (row.token < 0) {
         return 0.0f;
     }
-    float sink = a.sinks != nullptr ? a.sinks[row.head] : -INFINITY;
-    float high = fmaxf(m, sink), base = high == -INFINITY ? 0.0f : high;
-    float shrink = expf(m - base), sum = l * shrink + expf(sink - base);
-    if (writes && a.lse.data != nullptr) {
-        a.lse.data[row.head * a.lse.head + row.token * a.lse.row] =
-            sum == 0.0f ? -INFINITY : base + logf(sum);
-    }
-    return sum == 0.0f ? 0.0f : shrink / sum;
+    float sink = a.problem.sinks != nullptr ? a.problem.sinks[row.head] : -INFINITY;
+    bool wanted = writes && a.lse.data != nullptr;
+    return softmax_close(
+        sink, m, l, wanted ? &a.lse.data[row.head * a.lse.head + row.token * a.lse.row] : nullptr);
 }
 
 GPU_INLINE void write_values(const gpu_latent_params &p, const latent_memory &memory,
@@ -263,7 +263,7 @@ GPU_INLINE void merge_parts(const gpu_latent_params &p, const float *parts, int3
         for (int32_t i = 0; i < count; i++) {
             high = fmaxf(high, m[(int64_t)i * LATENT_PART + r]);
         }
-        float base = high == -INFINITY ? 0.0f : high;
+        float base = softmax_base(high);
         for (int32_t i = 0; i < count; i++) {
             float f = expf(m[(int64_t)i * LATENT_PART + r] - base);
             sum += f * l[(int64_t)i * LATENT_PART + r];
@@ -292,17 +292,18 @@ GPU_INLINE void attend_segment(const gpu_latent_params &p, const gpu_segment &se
     int32_t tile = segment.begin - item.start, count = segment.end - segment.begin;
     sync_group(); /* the segment before is done with */
     if (t < LATENT_ROWS) {
-        int32_t at = item.first_row + t, index = at / a.group;
+        int32_t at = item.first_row + t, index = at / a.problem.group;
         bool real = t < item.num_rows;
-        memory.rows[t] = {real ? item.query_start + index : -1, index, at - index * a.group};
+        memory.rows[t] = {real ? item.query_start + index : -1, index,
+                          at - index * a.problem.group};
     }
     sync_group(); /* rows are there */
     latent_queries w;
     latent_values v;
     enter_rows(p, request, memory, w);
     clear_values(v);
-    int32_t base = (item.k0 & ~(a.tile - 1)) + tile * a.tile;
-    int32_t first = max(base, item.k0), end = min(base + count * a.tile, item.k1);
+    int32_t base = (item.k0 & ~(a.schedule.tile - 1)) + tile * a.schedule.tile;
+    int32_t first = max(base, item.k0), end = min(base + count * a.schedule.tile, item.k1);
     for (int32_t j = first; j < end; j += LATENT_KEYS) {
         if (t < LATENT_KEYS) {
             memory.position[t] = j + t < end && j + t < item.length ? j + t : -1;
@@ -313,7 +314,7 @@ GPU_INLINE void attend_segment(const gpu_latent_params &p, const gpu_segment &se
         write_rows(p, memory, w, v);
         return;
     }
-    float *part = a.parts + (int64_t)segment.index * LATENT_PART;
+    float *part = a.schedule.parts + (int64_t)segment.index * LATENT_PART;
 #pragma unroll
     for (int r = 0; r < LATENT_ROWS; r++) {
         if (t < LATENT_MAX_RANK) {
@@ -330,7 +331,7 @@ GPU_INLINE void attend_segment(const gpu_latent_params &p, const gpu_segment &se
     }
     sync_group(); /* the part is written: thread 0 publishes it for all */
     if (t == 0) {
-        int32_t *arrived = &a.arrived[segment.row_tile_index];
+        int32_t *arrived = &a.schedule.arrived[segment.row_tile_index];
         bool last = add_and_publish(arrived, 1) == segment.last - segment.first;
         if (last) {
             *arrived = 0; /* for the next run of this plan */
@@ -339,7 +340,7 @@ GPU_INLINE void attend_segment(const gpu_latent_params &p, const gpu_segment &se
     }
     sync_group();
     if (memory.last_one) {
-        merge_parts(p, a.parts + (int64_t)segment.first * LATENT_PART,
+        merge_parts(p, a.schedule.parts + (int64_t)segment.first * LATENT_PART,
                     segment.last - segment.first + 1, memory);
     }
 }
@@ -350,17 +351,17 @@ GPU_KERNEL(latent, gpu_latent_params)
 {
     GPU_SHARED latent_memory memory;
     const gpu_params &a = p.attend;
-    int32_t segments = a.header->segments, index = (int32_t)group_index();
+    int32_t segments = a.schedule.header->segments, index = (int32_t)group_index();
     while (index < segments) {
-        attend_segment(p, a.segments[index], memory);
+        attend_segment(p, a.schedule.segments[index], memory);
         if (segments <= (int32_t)group_count()) {
             break;
         }
         sync_group(); /* memory.taken has been read */
         if (thread_index() == 0) {
-            memory.taken = atomic_add(&a.header->taken, 1);
+            memory.taken = atomic_add(&a.schedule.header->taken, 1);
             if (memory.taken == segments - 1) {
-                a.header->taken = 0;
+                a.schedule.header->taken = 0;
             }
         }
         sync_group(); /* the number is there */
@@ -373,19 +374,21 @@ GPU_KERNEL(latent_sparse, gpu_latent_params)
 {
     GPU_SHARED latent_memory memory;
     const gpu_params &a = p.attend;
-    int32_t first = a.query_start[0], end = a.query_start[a.num_reqs];
-    int32_t blocks = (a.num_q_heads + LATENT_ROWS - 1) / LATENT_ROWS;
+    int32_t first = a.problem.query_start[0], end = a.problem.query_start[a.problem.num_reqs];
+    int32_t blocks = (a.problem.num_q_heads + LATENT_ROWS - 1) / LATENT_ROWS;
     int32_t t = (int32_t)thread_index();
     for (int64_t i = group_index(); i < (int64_t)(end - first) * blocks; i += group_count()) {
         int32_t token = first + (int32_t)(i / blocks);
         int32_t first_head = (int32_t)(i % blocks) * LATENT_ROWS;
-        gpu_request request = load_request(a, find_last(a.query_start, a.num_reqs, token));
+        gpu_request request =
+            load_request(a.problem, find_last(a.problem.query_start, a.problem.num_reqs, token));
         int64_t table =
-            (int64_t)(a.block_table_row != nullptr ? a.block_table_row[request.r] : request.r) *
-            a.block_table_stride;
+            (int64_t)(a.problem.block_table_row != nullptr ? a.problem.block_table_row[request.r]
+                                                           : request.r) *
+            a.problem.block_table_stride;
         sync_group(); /* the item before is done with */
         if (t < LATENT_ROWS) {
-            bool real = first_head + t < a.num_q_heads;
+            bool real = first_head + t < a.problem.num_q_heads;
             memory.rows[t] = {real ? token : -1, token - request.query_start, first_head + t};
         }
         sync_group(); /* rows are there */

@@ -5,7 +5,7 @@
 #define GPU_KERNELS_LIST_H
 
 #define GPU_KERNELS(X)                                                                             \
-    X(plan, gpu_params, 1024)                                                                      \
+    X(plan, gpu_plan_params, 1024)                                                                 \
     X(plain, gpu_params, 512)                                                                      \
     X(plain_nibbles, gpu_params, 512)                                                              \
     X(widen, gpu_widen_params, 128)                                                                \

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* merge_states: a warp per (row, head). The limit is memory. */
 #include "gpu/device/rows.h"
+#include "gpu/device/softmax.h"
 
 GPU_INLINE float side_number(const gpu_tensor &side, int64_t t, int64_t h, float weight, int32_t d)
 {
@@ -25,7 +26,7 @@ GPU_KERNEL(merge_states, gpu_merge_params)
         float b = p.suffix_lse.data[h * p.suffix_lse.head + t * p.suffix_lse.row];
         a = isinf(a) ? -INFINITY : a;
         b = isinf(b) ? -INFINITY : b;
-        float m = fmaxf(a, b), base = m == -INFINITY ? 0.0f : m;
+        float base = softmax_base(fmaxf(a, b));
         float wa = expf(a - base), wb = expf(b - base), sum = wa + wb;
         sync_lanes(); /* lse may be one of the inputs: all lanes have read it */
         for (int32_t d = lane; d < p.dims; d += GPU_LANES) {
@@ -35,7 +36,7 @@ GPU_KERNEL(merge_states, gpu_merge_params)
                          p.out_scale != nullptr ? divide_odd(x, by) : x);
         }
         if (lane == 0 && p.lse.data != nullptr) {
-            p.lse.data[h * p.lse.head + t * p.lse.row] = sum == 0.0f ? -INFINITY : base + logf(sum);
+            p.lse.data[h * p.lse.head + t * p.lse.row] = softmax_lse(base, sum);
         }
     }
 }

@@ -5,6 +5,7 @@
  * 4 * D FLOPs per key: bound by instructions, which decode each element. */
 #include "gpu/device/rows.h"
 #include "gpu/device/search.h"
+#include "gpu/device/softmax.h"
 #include "gpu/device/visible.h"
 
 #define PLAIN_WARPS (GPU_THREADS_plain / GPU_LANES)
@@ -28,13 +29,15 @@ struct plain_memory {
 
 GPU_INLINE void enter_query(const gpu_params &p, int32_t token, int32_t head, plain_row &row)
 {
-    row.request = load_request(p, find_last(p.query_start, p.num_reqs, token));
+    row.request =
+        load_request(p.problem, find_last(p.problem.query_start, p.problem.num_reqs, token));
     row.index = token - row.request.query_start;
-    row.range = interval_of(p, row.request, row.index);
+    row.range = interval_of(p.problem, row.request, row.index);
     row.head = head;
-    row.kv_head = head / p.group;
-    row.slope = p.slopes != nullptr ? p.slopes[head] : 0.0f;
-    key_range(p, row.request, row.index * p.group, row.index * p.group + 1, &row.k0, &row.k1);
+    row.kv_head = head / p.problem.group;
+    row.slope = p.problem.slopes != nullptr ? p.problem.slopes[head] : 0.0f;
+    key_range(p.problem, row.request, row.index * p.problem.group, row.index * p.problem.group + 1,
+              &row.k0, &row.k1);
     row.k1 = min(row.k1, row.request.length);
 }
 
@@ -47,12 +50,13 @@ GPU_INLINE void load_query(const gpu_params &p, int32_t token, int lane, plain_r
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
         int d = i * GPU_LANES + lane;
-        row.q[i] = d < p.head_size ? number_load(from, p.q.dtype, d) * scale : 0.0f;
-        row.q[i] *= turned && d < p.head_size ? p.k.signs[d] / (float)p.head_size : 1.0f;
+        row.q[i] = d < p.problem.head_size ? number_load(from, p.q.dtype, d) * scale : 0.0f;
+        row.q[i] *=
+            turned && d < p.problem.head_size ? p.k.signs[d] / (float)p.problem.head_size : 1.0f;
         row.o[i] = 0.0f;
     }
     if (turned) {
-        hadamard(row.q, p.head_size, lane);
+        hadamard(row.q, p.problem.head_size, lane);
     }
     row.m = -INFINITY;
     row.l = 0.0f;
@@ -69,16 +73,18 @@ GPU_INLINE plain_key find_key(const gpu_params &p, const plain_row &row, int32_t
     const gpu_request &request = row.request;
     plain_key key = {request.key_start + j, 0, -INFINITY};
     bool sees = j < row.k1 && j >= row.range.first && j <= row.range.last;
-    if (j < row.k1 && (p.spans != nullptr || p.tree != nullptr)) {
-        sees = sees_slow(p, request, row.index, row.range.position, j, sees);
+    if (j < row.k1 && (p.problem.spans != nullptr || p.problem.tree != nullptr)) {
+        sees = sees_slow(p.problem, request, row.index, row.range.position, j, sees);
     }
     if (sees) {
-        key.bias = bias_of(p, request, row.index, row.range.position, row.slope, j);
+        key.bias = bias_of(p.problem, request, row.index, row.range.position, row.slope, j);
     }
-    if (p.paged && key.bias != -INFINITY) {
-        int64_t table = p.block_table_row != nullptr ? p.block_table_row[request.r] : request.r;
-        key.slot = j % p.block_size;
-        key.block = p.block_table[table * p.block_table_stride + j / p.block_size];
+    if (p.problem.paged && key.bias != -INFINITY) {
+        int64_t table =
+            p.problem.block_table_row != nullptr ? p.problem.block_table_row[request.r] : request.r;
+        key.slot = j % p.problem.block_size;
+        key.block =
+            p.problem.block_table[table * p.problem.block_table_stride + j / p.problem.block_size];
     }
     return key;
 }
@@ -134,7 +140,7 @@ GPU_INLINE void score_keys(const gpu_params &p, const plain_row &row,
     }
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i += PLAIN_CHUNK) {
-        if (i * GPU_LANES >= p.head_size) {
+        if (i * GPU_LANES >= p.problem.head_size) {
             break;
         }
         gpu_element x[PLAIN_CHUNK][PLAIN_KEYS];
@@ -145,15 +151,16 @@ GPU_INLINE void score_keys(const gpu_params &p, const plain_row &row,
 #pragma unroll
             for (int u = 0; u < PLAIN_KEYS; u++) {
                 float k = element_number<NIBBLES>(p.k, rows[u], x[n][u], row.kv_head,
-                                                  min(d, p.head_size - 1));
-                s[u] = d < p.head_size ? s[u] + row.q[i + n] * k : s[u];
+                                                  min(d, p.problem.head_size - 1));
+                s[u] = d < p.problem.head_size ? s[u] + row.q[i + n] * k : s[u];
             }
         }
     }
 #pragma unroll
     for (int u = 0; u < PLAIN_KEYS; u++) {
-        float sum = warp_sum(s[u]) * p.scale * row_scale<NIBBLES>(p.k, rows[u]);
-        sum = p.soft_cap > 0.0f ? p.soft_cap * tanhf(sum / p.soft_cap) : sum;
+        float sum = warp_sum(s[u]) * p.problem.scale * row_scale<NIBBLES>(p.k, rows[u]);
+        sum =
+            p.problem.soft_cap > 0.0f ? p.problem.soft_cap * tanhf(sum / p.problem.soft_cap) : sum;
         s[u] = keys[u].bias == -INFINITY ? -INFINITY : sum + keys[u].bias;
     }
 }
@@ -164,12 +171,6 @@ GPU_INLINE float round_probability(const gpu_params &p, float w)
     float scale = p.p_scale != nullptr ? *p.p_scale : p.p_scale_host;
     uint8_t code = number_to_fp8(p.p_dtype, divide_odd(w, divisor_of(scale)));
     return number_load((const char *)&code, p.p_dtype, 0) * scale;
-}
-
-/* Factor from sums relative to `from` to sums relative to `to`. */
-GPU_INLINE float shrink_of(float from, float to)
-{
-    return from == to ? 1.0f : expf(from - to);
 }
 
 template <bool NIBBLES>
@@ -183,26 +184,26 @@ GPU_INLINE void add_keys(const gpu_params &p, const plain_key (&keys)[PLAIN_KEYS
         rows[u] = enter_row<NIBBLES>(p.v, keys[u].block, keys[u].slot, row.kv_head);
         high = s[u] > high ? s[u] : high; /* a NaN shows in its weight */
     }
-    float shrink = shrink_of(row.m, high);
+    float shrink = softmax_shrink(row.m, high);
     row.m = high;
     row.l *= shrink;
 #pragma unroll
     for (int u = 0; u < PLAIN_KEYS; u++) {
-        w[u] = s[u] == -INFINITY ? 0.0f : shrink_of(s[u], high);
+        w[u] = s[u] == -INFINITY ? 0.0f : softmax_shrink(s[u], high);
         row.l += w[u];
         w[u] = p.p_dtype >= 0 ? round_probability(p, w[u]) : w[u];
         w[u] *= row_scale<NIBBLES>(p.v, rows[u]);
     }
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i += PLAIN_CHUNK) {
-        if (i * GPU_LANES >= p.head_size_v) {
+        if (i * GPU_LANES >= p.problem.head_size_v) {
             break;
         }
         gpu_element x[PLAIN_CHUNK][PLAIN_KEYS];
         load_chunk<NIBBLES>(p.v, rows, i, lane, x);
 #pragma unroll
         for (int n = 0; n < PLAIN_CHUNK; n++) {
-            int32_t d = min((i + n) * GPU_LANES + lane, p.head_size_v - 1);
+            int32_t d = min((i + n) * GPU_LANES + lane, p.problem.head_size_v - 1);
             row.o[i + n] *= shrink;
 #pragma unroll
             for (int u = 0; u < PLAIN_KEYS; u++) {
@@ -257,18 +258,18 @@ GPU_INLINE void visit_keys(const gpu_params &p, int warp, int lane, plain_memory
 GPU_INLINE void write_row(const gpu_params &p, int32_t token, int lane, const plain_memory &memory,
                           plain_row &row)
 {
-    float sink = p.sinks != nullptr ? p.sinks[row.head] : -INFINITY;
-    float high = fmaxf(largest_of_warps(memory.m), sink), base = high == -INFINITY ? 0.0f : high;
+    float sink = p.problem.sinks != nullptr ? p.problem.sinks[row.head] : -INFINITY;
+    float base = softmax_base(fmaxf(largest_of_warps(memory.m), sink));
     float sum = expf(sink - base), shrink[PLAIN_WARPS];
     for (int w = 0; w < PLAIN_WARPS; w++) {
-        shrink[w] = shrink_of(memory.m[w], base);
+        shrink[w] = softmax_shrink(memory.m[w], base);
         sum += memory.l[w] * shrink[w];
     }
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
         int d = i * GPU_LANES + lane;
         row.o[i] = 0.0f;
-        for (int w = 0; w < PLAIN_WARPS && d < p.head_size_v; w++) {
+        for (int w = 0; w < PLAIN_WARPS && d < p.problem.head_size_v; w++) {
             row.o[i] += memory.o[w][d] * shrink[w];
         }
     }
@@ -278,14 +279,13 @@ GPU_INLINE void write_row(const gpu_params &p, int32_t token, int lane, const pl
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
         int d = i * GPU_LANES + lane;
-        if (d < p.head_size_v) {
+        if (d < p.problem.head_size_v) {
             number_store(p.out.data + token * p.out.row + row.head * p.out.head, p.out.dtype, d,
                          sum == 0.0f ? 0.0f : row.o[i] / sum);
         }
     }
     if (lane == 0 && p.lse.data != nullptr) {
-        p.lse.data[row.head * p.lse.head + token * p.lse.row] =
-            sum == 0.0f ? -INFINITY : base + logf(sum);
+        p.lse.data[row.head * p.lse.head + token * p.lse.row] = softmax_lse(base, sum);
     }
 }
 
@@ -303,7 +303,7 @@ GPU_INLINE void attend_row(const gpu_params &p, int32_t token, int32_t head, pla
     }
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
-        if (i * GPU_LANES + lane < p.head_size_v) {
+        if (i * GPU_LANES + lane < p.problem.head_size_v) {
             memory.o[warp][i * GPU_LANES + lane] = row.o[i];
         }
     }
@@ -316,18 +316,20 @@ GPU_INLINE void attend_row(const gpu_params &p, int32_t token, int32_t head, pla
 
 template <bool NIBBLES> GPU_INLINE void attend_rows(const gpu_params &p, plain_memory &memory)
 {
-    int32_t first = p.query_start[0], end = p.query_start[p.num_reqs];
-    int32_t rows = p.wanted_rows != nullptr ? p.num_wanted_rows : end - first;
-    int64_t items = (int64_t)rows * p.num_q_heads;
+    int32_t first = p.problem.query_start[0], end = p.problem.query_start[p.problem.num_reqs];
+    int32_t rows = p.problem.wanted_rows != nullptr ? p.problem.num_wanted_rows : end - first;
+    int64_t items = (int64_t)rows * p.problem.num_q_heads;
     for (int64_t i = group_index(); i < items; i += group_count()) {
-        int32_t at = (int32_t)(i / p.num_q_heads), token = first + at;
-        if (p.wanted_rows != nullptr) { /* padded with repetitions; others may be another view's */
-            token = p.wanted_rows[at];
-            if (token < first || token >= end || (at > 0 && token == p.wanted_rows[at - 1])) {
+        int32_t at = (int32_t)(i / p.problem.num_q_heads), token = first + at;
+        if (p.problem.wanted_rows !=
+            nullptr) { /* padded with repetitions; others may be another view's */
+            token = p.problem.wanted_rows[at];
+            if (token < first || token >= end ||
+                (at > 0 && token == p.problem.wanted_rows[at - 1])) {
                 continue;
             }
         }
-        attend_row<NIBBLES>(p, token, (int32_t)(i % p.num_q_heads), memory);
+        attend_row<NIBBLES>(p, token, (int32_t)(i % p.problem.num_q_heads), memory);
     }
 }
 

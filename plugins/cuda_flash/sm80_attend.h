@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The attend of sm_80 and later: one call of its kernels as plain numbers, and its launches. */
+#ifndef CUDA_FLASH_SM80_ATTEND_H
+#define CUDA_FLASH_SM80_ATTEND_H
+
+#include "tensor_map.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SM80_MAX_SIZE 256            /* of a head */
+#define SM80_TILE 64                 /* keys of one step of a CTA */
+#define SM80_NARROW_TILE 128         /* where one row tile has all rows, and keys are 8-bit */
+#define SM80_MAX_STAGES 6            /* tiles of a CTA in shared memory */
+#define SM80_FIXED_SMEM 1024         /* of a CTA, in addition to queries and stages */
+#define SM80_ON_THE_WAY (128 * 1024) /* bytes of 16-bit tiles of a multiprocessor */
+
+struct sm80_params {
+    struct tensor_map k_map, v_map; /* (dim, slot, head, block), if `mapped` */
+    int32_t mapped, box_rows;
+    int32_t stages;   /* of a CTA */
+    int32_t overlaps; /* 1: the launch may begin before the one before it has ended */
+    struct gpu_params p;
+};
+
+/* By the dtype of the cache (enum attn_dtype_name). NULL or the cause of a failure. */
+const char *sm80_launch(const struct gpu_device *device, int32_t dtype,
+                        const struct sm80_params *params, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
