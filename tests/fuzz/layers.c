@@ -116,8 +116,7 @@ static void check_cache(attn_layer *layer)
         __attribute__((aligned(256))); /* an address; nothing is read there */
     attn_status status = layer_kv_spec(layer, &spec, &error);
     fuzz_check_error(status, &error);
-    if (status != ATTN_OK || spec.kind == ATTN_KV_SPEC_NONE ||
-        spec.kind == ATTN_KV_SPEC_STATE) {
+    if (status != ATTN_OK || spec.kind == ATTN_KV_SPEC_NONE || spec.kind == ATTN_KV_SPEC_STATE) {
         return;
     }
     FUZZ_CHECK(spec.page_bytes > 0 && spec.padded_page_bytes >= spec.page_bytes);

@@ -337,7 +337,8 @@ static void refusal(const char *path, const char *folder, int32_t deadline, char
     api->runtime_destroy(runtime);
 }
 
-/* A probe that was too slow once is not asked again at once with as little time, and is with more. */
+/* A probe that was too slow once is not asked again at once with as little time, and is with more.
+ */
 static void longer_deadlines_ask_again(void **state)
 {
     static const struct {
