@@ -78,6 +78,9 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("two-level int8: decodes write in their attend", has("decode_write_kv_dtypes", "int8_kv", "int8_k"), "writes before",
          f"{STEP}fused_write, {CHECK}"),
         ("nvfp4", kv("nvfp4"), "", f"{REF}quantized, {STEP}caches, {CHECK}"),
+        ("TurboQuant: k8v4, 4bit_nc, k3v4_nc, 3bit_nc",
+         kv("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"), "",
+         f"{REF}quantized, {STEP}caches, {CHECK}"),
         ("fp8_ds_mla rows", kv("fp8_ds_mla"), "", f"{REF}mla, {STEP}mla"),
         ("quantized queries", feature("quantized_query"), "", f"{REF}quantized, {CHECK}"),
         ("quantized probabilities", has("p_scale_forms", "per_tensor"), "", f"{REF}quantized, {CHECK}"),
@@ -134,7 +137,6 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
 
 #: Rows of the features document that nothing serves yet.
 OPEN = [
-    "TurboQuant's four dtypes: codes and rows are reserved (tests/core/test_bind holds their page bytes)",
     "an engine's block of several kernel blocks: the engine passes the kernel's blocks",
 ]
 

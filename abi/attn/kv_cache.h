@@ -26,7 +26,7 @@ enum attn_kv_dtype {
     ATTN_KV_INT8_K = 10, /* two-level int8, level 2: k int8, v 16-bit */
     ATTN_KV_NVFP4 = 11,
     ATTN_KV_FP8_DS_MLA = 12, /* 656-byte rows: 512 e4m3, 4 float32 scales, 64 bf16 */
-    /* the four TurboQuant codes are reserved: no kernel serves them yet */
+    /* TurboQuant: codes of 3 or 4 bits, see attn_kv_view; K8V4's keys are e4m3 without a scale */
     ATTN_KV_TURBOQUANT_K8V4 = 13,
     ATTN_KV_TURBOQUANT_4BIT_NC = 14,
     ATTN_KV_TURBOQUANT_K3V4_NC = 15,
@@ -54,7 +54,9 @@ ATTN_STATIC_ASSERT((int)ATTN_KV_F16 == (int)ATTN_DTYPE_F16 &&
  * `[N,Hk,D/x,B,x]` pack x, stride_slot = x e, stride_pack = B x e. Scale (per-token-head dtypes,
  * INT8_KV's and INT8_K's keys): float32 at scale + b scale_stride_block + s scale_stride_slot + h
  * scale_stride_head; it may lie inline behind the row. NVFP4: the block scales are e4m3 bytes at
- * `scale` with the same strides, D/16 of them contiguous. */
+ * `scale` with the same strides, D/16 of them contiguous. TurboQuant: code d is bits d b to d b + b
+ * - 1 of the row, the lowest of its first byte first, in one piece (pack 0); at `scale`, which may
+ * be odd, stand the key's norm, or the value's step and zero, as float16. */
 struct attn_kv_view {
     size_t struct_size;
     const struct attn_ext *next;

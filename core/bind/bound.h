@@ -118,7 +118,10 @@ void instance_finish(struct instance *instance);
 /* Bytes of one element, or of half of one in 4-bit caches times two; see kv_row_bytes for whole
  * rows. */
 int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value);
-/* Bytes of the scales of one slot and head: float32, or a byte per 16 dims of nvfp4. */
+/* Bytes of the scales of one slot and head: float32, a byte per 16 dims of nvfp4, TurboQuant's one
+ * or two float16. */
 int64_t kv_scale_bytes(int32_t kv_dtype, int32_t head_size, bool value);
+/* Whether kv_row_bytes counts them, since they stand behind each row unless the engine says. */
+bool kv_scales_in_row(int32_t kv_dtype);
 
 #endif

@@ -95,8 +95,8 @@ static bool layouts_meet(const struct layout *a, const struct layout *b, int32_t
 static int64_t data_bytes(const struct attn_layer_desc *l, bool value)
 {
     int32_t head_size = value ? l->head_size_v : l->head_size;
-    return l->kv_dtype == ATTN_KV_NVFP4 ? head_size / 2
-                                        : kv_row_bytes(l->kv_dtype, head_size, value);
+    return kv_row_bytes(l->kv_dtype, head_size, value) -
+           (kv_scales_in_row(l->kv_dtype) ? kv_scale_bytes(l->kv_dtype, head_size, value) : 0);
 }
 
 static attn_status check_view(const attn_layer *layer, const struct attn_kv_view *view, bool value,

@@ -54,15 +54,27 @@ int64_t kv_scale_bytes(int32_t kv_dtype, int32_t head_size, bool value)
         return value ? 0 : sizeof(float); /* keys only */
     case ATTN_KV_NVFP4:
         return head_size / 16;
+    case ATTN_KV_TURBOQUANT_K8V4:
+        return value ? 4 : 0;
+    case ATTN_KV_TURBOQUANT_4BIT_NC:
+    case ATTN_KV_TURBOQUANT_K3V4_NC:
+    case ATTN_KV_TURBOQUANT_3BIT_NC:
+        return value ? 4 : 2;
     default:
         return 0;
     }
 }
 
+bool kv_scales_in_row(int32_t kv_dtype)
+{
+    return kv_dtype == ATTN_KV_NVFP4 ||
+           (kv_dtype >= ATTN_KV_TURBOQUANT_K8V4 && kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC);
+}
+
 /* Of K and V together, those that are not counted with the row. */
 static int64_t scale_bytes(int32_t kv_dtype)
 {
-    return kv_dtype == ATTN_KV_NVFP4
+    return kv_scales_in_row(kv_dtype)
                ? 0
                : kv_scale_bytes(kv_dtype, 0, false) + kv_scale_bytes(kv_dtype, 0, true);
 }
@@ -101,7 +113,7 @@ static bool has_whole_pages(const struct attn_kv_spec *spec)
 {
     return kv_row_bytes(spec->kv_dtype, spec->head_size, false) !=
                kv_row_bytes(spec->kv_dtype, spec->head_size_v, true) ||
-           scale_bytes(spec->kv_dtype) > 0 || spec->kv_dtype == ATTN_KV_NVFP4 ||
+           scale_bytes(spec->kv_dtype) > 0 || kv_scales_in_row(spec->kv_dtype) ||
            spec->padded_page_bytes != spec->page_bytes || spec->layout == ATTN_KV_LAYOUT_PACKED_K;
 }
 
@@ -224,16 +236,18 @@ static void make_view(const struct attn_kv_spec *s, bool value, uint8_t *base, i
     view->data = base + before;
 }
 
-/* Scales stand behind the rows of a page: K's, then V's, [B, Hk] float32 each. NVFP4's stand behind
- * each row. */
+/* Scales stand behind the rows of a page: K's, then V's, [B, Hk] float32 each. NVFP4's and
+ * TurboQuant's stand behind each row. */
 static void add_scales(const struct attn_kv_spec *s, uint8_t *base, bool value,
                        struct attn_kv_view *view)
 {
     int64_t count = (int64_t)s->block_size * s->num_kv_heads;
     int64_t rows = count * (kv_row_bytes(s->kv_dtype, s->head_size, false) +
                             kv_row_bytes(s->kv_dtype, s->head_size_v, true));
-    if (s->kv_dtype == ATTN_KV_NVFP4) {
-        view->scale = (uint8_t *)view->data + view->head_size / 2;
+    int64_t mine = kv_scale_bytes(s->kv_dtype, view->head_size, value);
+    if (kv_scales_in_row(s->kv_dtype) && mine > 0) {
+        view->scale =
+            (uint8_t *)view->data + kv_row_bytes(s->kv_dtype, view->head_size, value) - mine;
         view->scale_stride_block = view->stride_block;
         view->scale_stride_slot = view->stride_slot;
         view->scale_stride_head = view->stride_head;

@@ -9,14 +9,15 @@
 /* Of plain numbers: what an element is, and the scale of its head. */
 static int32_t number_of_place(const struct cache_place *at)
 {
-    return at->layer->kv_dtype == ATTN_KV_INT8_K ? at->layer->dtype
-                                                 : number_of_kv(at->layer->kv_dtype);
+    return at->layer->kv_dtype == ATTN_KV_INT8_K            ? at->layer->dtype
+           : at->layer->kv_dtype == ATTN_KV_TURBOQUANT_K8V4 ? ATTN_DTYPE_FP8_E4M3
+                                                            : number_of_kv(at->layer->kv_dtype);
 }
 
 static double scale_of_place(const struct cache_place *at)
 {
     const struct attn_layer_params *p = at->params;
-    if (at->layer->kv_dtype == ATTN_KV_INT8_K) {
+    if (at->layer->kv_dtype == ATTN_KV_INT8_K || at->layer->kv_dtype == ATTN_KV_TURBOQUANT_K8V4) {
         return 1;
     }
     return at->is_v ? scale_of_head(p->v_scale, p->v_scale_host, at->layer->v_scale_form, at->head)

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "common/entry.h"
+#include "common/turboquant.h"
 #include "common/tensors.h"
 #include "gdn.h"
 #include "reference.h"
@@ -55,7 +56,9 @@ static const struct attn_backend_caps caps = {
                  BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2) | BIT(ATTN_KV_FP8_PER_TOKEN_HEAD) |
                  BIT(ATTN_KV_INT8_PER_TOKEN_HEAD) | BIT(ATTN_KV_INT4_PER_TOKEN_HEAD) |
                  BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K) | BIT(ATTN_KV_NVFP4) |
-                 BIT(ATTN_KV_FP8_DS_MLA),
+                 BIT(ATTN_KV_FP8_DS_MLA) | BIT(ATTN_KV_TURBOQUANT_K8V4) |
+                 BIT(ATTN_KV_TURBOQUANT_4BIT_NC) | BIT(ATTN_KV_TURBOQUANT_K3V4_NC) |
+                 BIT(ATTN_KV_TURBOQUANT_3BIT_NC),
     .q_dtypes = BIT(ATTN_DTYPE_FP8_E4M3) | BIT(ATTN_DTYPE_FP8_E5M2) | BIT(ATTN_DTYPE_INT8),
     .terms = BIT(ATTN_TERM_COUNT) - 1,
     .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_LSE |
@@ -180,6 +183,11 @@ static attn_status ref_supports(const struct attn_backend_caps *backend,
     if (layer->kv_dtype == ATTN_KV_NVFP4 && layer->block_size % 4 != 0) {
         snprintf(asked, sizeof asked, "%d", layer->block_size);
         reasons->refuse(reasons->user, "block_size", asked, "multiples of 4 with kv_dtype nvfp4");
+    }
+    if (turboquant_bits(layer->kv_dtype, false) > 0 &&
+        (layer->head_size & (layer->head_size - 1)) != 0) {
+        reasons->refuse(reasons->user, "head_size", asked,
+                        "powers of two for rotated keys of TurboQuant");
     }
     supports_latent(layer, reasons);
     if (layer->kv_dtype == ATTN_KV_INT8_K && layer->dtype == ATTN_DTYPE_F32) {

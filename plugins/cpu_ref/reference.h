@@ -82,13 +82,21 @@ enum row_form {
     ROW_INT8_CHANNEL,
     ROW_INT4_HADAMARD,
     ROW_NVFP4,
-    ROW_DS_MLA
+    ROW_DS_MLA,
+    ROW_TURBOQUANT
 };
 enum row_form row_form(const struct attn_layer_desc *layer, bool is_v);
+/* Sylvester's matrix, not normalised: applied twice it multiplies by count, a power of two. */
+void hadamard(double *row, int32_t count);
 void row_load(const struct cache_place *at, double *row);
 void row_store(const struct cache_place *at, const double *row);
 attn_status row_check(const struct attn_layer_desc *layer, const struct attn_layer_params *params,
                       const struct attn_kv_view *view, bool is_v, struct attn_error *error);
+
+/* turboquant.c. A row as its true values, and back; a row with a NaN or an infinity reads as NaN.
+ */
+void turboquant_load(const struct cache_place *at, double *row);
+void turboquant_store(const struct cache_place *at, const double *row);
 
 /* arguments.c */
 attn_status check_attend(const struct attn_attend_args *args, struct attn_error *error);

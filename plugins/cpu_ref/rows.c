@@ -6,6 +6,7 @@
 
 #include "common/number.h"
 #include "common/tensors.h"
+#include "common/turboquant.h"
 #include "reference.h"
 
 #define LEAST_SCALE 1e-6
@@ -46,8 +47,12 @@ enum row_form row_form(const struct attn_layer_desc *layer, bool is_v)
         return ROW_NVFP4;
     case ATTN_KV_FP8_DS_MLA:
         return is_v ? ROW_UNKNOWN : ROW_DS_MLA;
+    case ATTN_KV_TURBOQUANT_K8V4:
+        return is_v ? ROW_TURBOQUANT : ROW_NUMBERS;
     default:
-        return number_of_kv(layer->kv_dtype) >= 0 ? ROW_NUMBERS : ROW_UNKNOWN;
+        return turboquant_bits(layer->kv_dtype, is_v) > 0 ? ROW_TURBOQUANT
+               : number_of_kv(layer->kv_dtype) >= 0       ? ROW_NUMBERS
+                                                          : ROW_UNKNOWN;
     }
 }
 
@@ -90,8 +95,7 @@ static int8_t round_int8(double value) /* half away from zero; NaN shows in the 
     return isnan(value) ? 0 : (int8_t)fmax(-INT8_LARGEST, fmin(INT8_LARGEST, round(value)));
 }
 
-/* Sylvester's matrix, not normalised: applied twice it multiplies by count, a power of two. */
-static void hadamard(double *row, int32_t count)
+void hadamard(double *row, int32_t count)
 {
     for (int32_t half = 1; half < count; half *= 2) {
         for (int32_t d = 0; d < count; d++) {
@@ -231,6 +235,10 @@ void row_store(const struct cache_place *at, const double *row)
     uint8_t *memory = view_row(view, at->block, at->slot, at->head);
     enum row_form form = row_form(at->layer, at->is_v);
     float scale = 1;
+    if (form == ROW_TURBOQUANT) {
+        turboquant_store(at, row);
+        return;
+    }
     if (form == ROW_NVFP4) {
         store_nvfp4(at, memory, global_of(at), row);
         return;
@@ -261,6 +269,10 @@ void row_load(const struct cache_place *at, double *row)
     const struct attn_kv_view *view = at->view;
     uint8_t *memory = view_row(view, at->block, at->slot, at->head);
     enum row_form form = row_form(at->layer, at->is_v);
+    if (form == ROW_TURBOQUANT) {
+        turboquant_load(at, row);
+        return;
+    }
     if (form == ROW_NVFP4) {
         load_nvfp4(at, memory, global_of(at), row);
         return;
@@ -294,8 +306,8 @@ attn_status row_check(const struct attn_layer_desc *layer, const struct attn_lay
     int32_t size = view->head_size;
     if (form == ROW_UNKNOWN) {
         return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-                            "kv_dtype %d; 1 to 12 are served (f16 .. fp8_e5m2, fp8, int8 and int4 "
-                            "per token and head, int8_kv, int8_k, nvfp4, fp8_ds_mla)",
+                            "kv_dtype %d; 1 to 16 are served (f16 .. fp8_e5m2, fp8, int8 and int4 "
+                            "per token and head, int8_kv, int8_k, nvfp4, fp8_ds_mla, TurboQuant)",
                             layer->kv_dtype);
     }
     if (form == ROW_DS_MLA) {
@@ -310,6 +322,13 @@ attn_status row_check(const struct attn_layer_desc *layer, const struct attn_lay
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
                             "has no scales; kv_dtype %d keeps some per slot and head",
                             layer->kv_dtype);
+    }
+    if (form == ROW_TURBOQUANT && ((!is_v && (size & (size - 1)) != 0) || size % 8 != 0 ||
+                                   (view->pack != 0 && view->pack != size))) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "rows of %d dims packed by %d; TurboQuant's rows are in one piece, a "
+                            "multiple of 8, rotated keys a power of two",
+                            size, view->pack);
     }
     if (form == ROW_INT8_CHANNEL &&
         (quant_params(params) == NULL || quant_params(params)->v_channel_scale == NULL)) {

@@ -96,7 +96,7 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
     bool narrow = is_narrow(p);
     int32_t ctas, stages;
     if ((p->q.dtype != ATTN_DTYPE_BF16 && p->q.dtype != ATTN_DTYPE_F16) ||
-        p->k.form >= GPU_ROW_INT4 || p->p_dtype >= 0) {
+        p->k.form >= GPU_ROW_INT4 || p->v.form >= GPU_ROW_INT4 || p->p_dtype >= 0) {
         return false;
     }
     if (p->k.dtype == ATTN_DTYPE_F32 || p->k.dtype != p->v.dtype ||

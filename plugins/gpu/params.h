@@ -23,7 +23,9 @@ enum gpu_row_form {
     GPU_ROW_CHANNEL = 2, /* int8 elements, times a scale per (head, dim) */
     GPU_ROW_INT4 = 3,    /* of the row turned by a Hadamard matrix; the zero point in the scale */
     GPU_ROW_NVFP4 = 4,   /* e2m1, an e4m3 scale for 16 of them, one scale of the tensor */
-    GPU_ROW_DS_MLA = 5   /* a latent row of fp8_ds_mla: device/latent.h */
+    GPU_ROW_DS_MLA = 5,  /* a latent row of fp8_ds_mla: device/latent.h */
+    GPU_ROW_LEVELS = 6,  /* TurboQuant's rotated keys: device/turboquant.h */
+    GPU_ROW_STEPS = 7    /* its values */
 };
 
 /* K or V of a paged cache, or contiguous rows (then `block` is the row stride). */
@@ -38,11 +40,12 @@ struct gpu_cache {
     const float *scale;     /* NULL: scale_host */
     float scale_host;
     int32_t head_size;
-    const char *row_scale; /* GPU_ROW_SCALED, INT4: float32; NVFP4: D / 16 bytes */
+    const char *row_scale; /* SCALED, INT4: float32; NVFP4: D / 16 bytes; LEVELS, STEPS: float16 */
     int64_t row_scale_block, row_scale_slot, row_scale_head;
     const float *channel; /* GPU_ROW_CHANNEL: [Hk, D] */
     const float *signs;   /* GPU_ROW_INT4: [D] of +-1 */
     int32_t swizzled;     /* GPU_ROW_NVFP4: block scales lie as V's do */
+    int32_t bits;         /* GPU_ROW_LEVELS, STEPS: of a code */
 };
 
 struct gpu_header {

@@ -38,7 +38,7 @@ static void spec_counts_a_page(void **state)
     fixture_finish(&fixture);
 }
 
-/* Reserved codes: a backend that declares one is given the rows of the features document. */
+/* Rows of the features document: K's and V's with what belongs to each row. */
 static void turboquant_rows(void **state)
 {
     static const struct {

@@ -134,7 +134,7 @@ DEFECT(no_heads, p->layer.num_kv_heads = 0)
 DEFECT(large_head, p->layer.head_size = 100000)
 DEFECT(no_width, p->layer.head_size_v = 0)
 DEFECT(unknown_kv_dtype, p->layer.kv_dtype = 99)
-DEFECT(unserved_kv_dtype, p->layer.kv_dtype = ATTN_KV_TURBOQUANT_K8V4)
+DEFECT(no_norms, p->layer.kv_dtype = ATTN_KV_TURBOQUANT_4BIT_NC)
 DEFECT(no_sinks, p->params.sinks = NULL)
 DEFECT(no_slopes, p->params.alibi_slopes = NULL)
 DEFECT(no_sink_k, p->params.sink_k = NULL)
@@ -177,7 +177,7 @@ static const struct defect defects[] = {
     {"head_size", large_head},
     {"head_size", no_width},
     {"kv_dtype", unknown_kv_dtype},
-    {"kv_dtype", unserved_kv_dtype},
+    {"k_cache", no_norms},
     {"sinks", no_sinks},
     {"alibi_slopes", no_slopes},
     {"sink_k", no_sink_k},

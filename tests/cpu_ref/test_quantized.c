@@ -139,11 +139,147 @@ static void quantize_nvfp4(struct quantized *row, const double *x, double k_scal
     }
 }
 
+/* Integrals of g and x g, g the normal density, over a .. b by 200 trapezoids. */
+static void trapezoids(double a, double b, double *mass, double *moment)
+{
+    *mass = *moment = 0;
+    for (int32_t i = 0; i <= 200; i++) {
+        double x = a + (b - a) * i / 200, g = exp(-x * x / 2) * (i % 200 ? 1 : 0.5);
+        *mass += g;
+        *moment += x * g;
+    }
+}
+
+/* Levels of a normal distribution by Lloyd's iteration: each the mean of what is nearest to it. */
+static const double *lloyd_levels(int32_t bits)
+{
+    static const double published[2][8] = {
+        {0.2451, 0.7560, 1.344, 2.152}, /* Max 1960 */
+        {0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733}};
+    static double levels[2][16];
+    double *c = levels[bits - 3];
+    int32_t count = 1 << bits;
+    for (int32_t i = 0; i < count && c[count - 1] == 0; i++) {
+        c[i] = -3.5 + 7 * (i + 0.5) / count;
+    }
+    for (int32_t round = 0; round < 200; round++) {
+        double next[16], mass, moment;
+        for (int32_t i = 0; i < count; i++) {
+            trapezoids(i == 0 ? -10.5 : (c[i - 1] + c[i]) / 2,
+                       i == count - 1 ? 10.5 : (c[i] + c[i + 1]) / 2, &mass, &moment);
+            next[i] = moment / mass;
+        }
+        memcpy(c, next, sizeof *c * (size_t)count);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        c[i] = (float)c[i];
+    }
+    for (int32_t i = 0; i < count / 2; i++) {
+        assert_true(fabs(c[count / 2 + i] / published[bits - 3][i] - 1) < 2e-3);
+    }
+    return c;
+}
+
+/* Codes of a row as one string of bits, the lowest first. */
+static void set_codes(struct quantized *row, const int32_t *codes, int32_t bits)
+{
+    row->data_bytes = DIMS * bits / 8;
+    for (int32_t i = 0; i < DIMS * bits; i++) {
+        int32_t bit = codes[i / bits] >> i % bits & 1;
+        row->data[i / 8] = (uint8_t)(row->data[i / 8] | bit << i % 8);
+    }
+}
+
+static double set_half(uint8_t *to, double x)
+{
+    format_store(to, 0, ATTN_DTYPE_F16, x);
+    return format_round(ATTN_DTYPE_F16, x);
+}
+
+static void quantize_turboquant_key(struct quantized *row, const double *x, int32_t bits)
+{
+    static const double *levels[5];
+    int32_t codes[DIMS], count = 1 << bits;
+    double norm = 0, length = 0;
+    levels[bits] = levels[bits] ? levels[bits] : lloyd_levels(bits);
+    for (int32_t d = 0; d < DIMS; d++) {
+        norm += x[d] * x[d];
+    }
+    norm = sqrt(norm);
+    for (int32_t i = 0; i < DIMS; i++) {
+        double turned = 0;
+        for (int32_t j = 0; j < DIMS; j++) {
+            turned += sylvester(i, j) * x[j] / sqrt(DIMS) / (norm + 1e-8);
+        }
+        codes[i] = 0;
+        for (int32_t c = 1; c < count; c++) { /* in units of N(0, 1 / D) */
+            codes[i] += turned * sqrt(DIMS) >= (levels[bits][c - 1] + levels[bits][c]) / 2 - 1e-12;
+        }
+        length += levels[bits][codes[i]] * levels[bits][codes[i]];
+    }
+    set_codes(row, codes, bits);
+    norm = set_half(row->scale, norm);
+    row->scale_bytes = 2;
+    for (int32_t j = 0; j < DIMS; j++) {
+        row->values[j] = 0;
+        for (int32_t i = 0; i < DIMS; i++) {
+            row->values[j] +=
+                sylvester(i, j) * levels[bits][codes[i]] / sqrt(length) / sqrt(DIMS) * norm;
+        }
+    }
+}
+
+static void quantize_turboquant_value(struct quantized *row, const double *x, int32_t bits)
+{
+    int32_t codes[DIMS], most = (1 << bits) - 1;
+    double low = x[0], high = x[0];
+    for (int32_t d = 0; d < DIMS; d++) {
+        low = fmin(low, x[d]);
+        high = fmax(high, x[d]);
+    }
+    double step = fmax((high - low) / most, 1e-8);
+    double kept_step = set_half(row->scale, step),
+           kept_low = set_half(row->scale + 2, low + 0.0); /* no -0 */
+    row->scale_bytes = 4;
+    for (int32_t d = 0; d < DIMS; d++) {
+        codes[d] = (int32_t)fmin(floor((x[d] - low) / step + 0.5), most);
+        row->values[d] = codes[d] * kept_step + kept_low;
+    }
+    set_codes(row, codes, bits);
+}
+
+/* Bits of a TurboQuant code: K's, V's. 8: an e4m3 number. */
+static int32_t turboquant_code(int32_t kv_dtype, int32_t is_v)
+{
+    static const int32_t bits[][2] = {{8, 4}, {4, 4}, {3, 4}, {3, 3}};
+    return kv_dtype < ATTN_KV_TURBOQUANT_K8V4 ? 0 : bits[kv_dtype - ATTN_KV_TURBOQUANT_K8V4][is_v];
+}
+
+static void quantize_turboquant(struct quantized *row, int32_t bits, int32_t is_v, const double *x)
+{
+    if (is_v) {
+        quantize_turboquant_value(row, x, bits);
+        return;
+    }
+    if (bits < 8) {
+        quantize_turboquant_key(row, x, bits);
+        return;
+    }
+    for (int32_t d = 0; d < DIMS; d++) {
+        row->data[d] = (uint8_t)format_encode(ATTN_DTYPE_FP8_E4M3, x[d]);
+        row->values[d] = format_decode(ATTN_DTYPE_FP8_E4M3, row->data[d]);
+    }
+}
+
 static void quantize_row(int32_t kv_dtype, int32_t is_v, int32_t head, const double *x,
                          struct quantized *row)
 {
     memset(row, 0, sizeof *row);
     row->data_bytes = DIMS;
+    if (turboquant_code(kv_dtype, is_v) > 0) {
+        quantize_turboquant(row, turboquant_code(kv_dtype, is_v), is_v, x);
+        return;
+    }
     switch (kv_dtype) {
     case ATTN_KV_FP8_PER_TOKEN_HEAD:
         quantize_fp8(row, x);
@@ -209,7 +345,10 @@ static void expect_rows(struct memory *m, int32_t kv_dtype, int32_t is_v, int32_
 
 static struct attn_kv_view view_of(struct memory *m, int32_t kv_dtype, int32_t is_v)
 {
-    int32_t half = kv_dtype == ATTN_KV_NVFP4 || kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD;
+    int32_t bits = turboquant_code(kv_dtype, is_v);
+    bits = bits                                                                   ? bits
+           : kv_dtype == ATTN_KV_NVFP4 || kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD ? 4
+                                                                                  : 8;
     int32_t numbers = is_v && kv_dtype == ATTN_KV_INT8_K;
     return (struct attn_kv_view){.struct_size = sizeof(struct attn_kv_view),
                                  .data = m->got[is_v],
@@ -220,8 +359,7 @@ static struct attn_kv_view view_of(struct memory *m, int32_t kv_dtype, int32_t i
                                  .stride_block = sizeof m->got[0][0],
                                  .stride_slot = sizeof m->got[0][0][0],
                                  .stride_head = ROW_BYTES,
-                                 .scale = numbers ? NULL
-                                                  : &m->got[is_v][0][0][0][half ? DIMS / 2 : DIMS],
+                                 .scale = numbers ? NULL : &m->got[is_v][0][0][0][DIMS * bits / 8],
                                  .scale_stride_block = sizeof m->got[0][0],
                                  .scale_stride_slot = sizeof m->got[0][0][0],
                                  .scale_stride_head = ROW_BYTES};
@@ -351,7 +489,11 @@ static void test_caches(void **state)
                                         ATTN_KV_INT4_PER_TOKEN_HEAD,
                                         ATTN_KV_INT8_KV,
                                         ATTN_KV_INT8_K,
-                                        ATTN_KV_NVFP4};
+                                        ATTN_KV_NVFP4,
+                                        ATTN_KV_TURBOQUANT_K8V4,
+                                        ATTN_KV_TURBOQUANT_4BIT_NC,
+                                        ATTN_KV_TURBOQUANT_K3V4_NC,
+                                        ATTN_KV_TURBOQUANT_3BIT_NC};
     (void)state;
     for (int32_t i = 0; i < HEADS * DIMS; i++) {
         v_channel[i] = (float)(0.01 + 0.001 * random_below(30)); /* some saturate */

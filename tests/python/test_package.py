@@ -44,18 +44,18 @@ class Describing(unittest.TestCase):
         self.assertTrue(any(n.startswith("cpu_simd@") for n in names))
 
     def test_reasons_name_field_value_and_support(self) -> None:
-        """A reserved cache type, which no backend serves: every one of them says why."""
-        found = self.runtime.select([libattn.LayerDesc("a", HQ, HK, D, kv_dtype="turboquant_k8v4")], keep_unserved=True)
+        """A cache type of other layers, which no backend serves here: every one of them says why."""
+        found = self.runtime.select([libattn.LayerDesc("a", HQ, HK, D, kv_dtype="fp8_ds_mla")], keep_unserved=True)
         for phase in ("prefill", "decode"):
             verdicts = [v for v in found.verdicts(0, phase) if v.verdict != "other_device"]
             self.assertGreaterEqual(len(verdicts), 2)
             for verdict in verdicts:
                 self.assertEqual(verdict.verdict, "unsupported")
                 reason = next(r for r in verdict.reasons if r.field == "kv_dtype")
-                self.assertIn("turboquant_k8v4", reason.asked)
-                self.assertIn("bf16", reason.supported)
+                self.assertIn("fp8_ds_mla", reason.asked)
+                self.assertNotEqual(reason.supported, "")
             self.assertEqual(found.choice(0, phase).backend, "")
-        self.assertIn("kv_dtype is turboquant_k8v4, supported: ", found.explain(0))
+        self.assertIn("kv_dtype is fp8_ds_mla, supported: ", found.explain(0))
 
     def test_forced_backend_is_refused_with_the_c_text(self) -> None:
         layer = libattn.LayerDesc("layers.0", HQ, HK, D, soft_cap=50.0, kv_dtype="nvfp4")

@@ -36,6 +36,10 @@ static const struct {
     {"int4_per_token_head", ATTN_KV_INT4_PER_TOKEN_HEAD, 0, BLOCK *HK *(D + 8), 1e-2, 0.9},
     {"int8_kv", ATTN_KV_INT8_KV, 0, BLOCK *HK *(2 * D + 4), 1e-3, 0.1},
     {"nvfp4", ATTN_KV_NVFP4, 0, BLOCK *HK * 2 * (D / 2 + D / 16), 1e-2, 0.9},
+    {"turboquant_k8v4", ATTN_KV_TURBOQUANT_K8V4, 0, BLOCK *HK *(D + D / 2 + 4), 1e-3, 0.6},
+    {"turboquant_4bit_nc", ATTN_KV_TURBOQUANT_4BIT_NC, 0, BLOCK *HK *(D + 6), 1e-2, 0.9},
+    {"turboquant_k3v4_nc", ATTN_KV_TURBOQUANT_K3V4_NC, 0, BLOCK *HK *(D * 7 / 8 + 6), 1e-2, 1.2},
+    {"turboquant_3bit_nc", ATTN_KV_TURBOQUANT_3BIT_NC, 0, BLOCK *HK *(D * 3 / 4 + 6), 1e-2, 1.2},
 };
 
 static void test_every_dtype(void **state)

@@ -44,6 +44,10 @@ ROWS(half_a_byte_scaled, d / 2, dv / 2, 4, 4)
 ROWS(level_1, d, dv, 4, 0)
 ROWS(level_2, d, 2 * dv, 4, 0)
 ROWS(nvfp4, d / 2, dv / 2, d / 16, dv / 16)
+ROWS(turboquant_k8v4, d, dv / 2, 0, 4)
+ROWS(turboquant_4bit, d / 2, dv / 2, 2, 4)
+ROWS(turboquant_k3v4, d * 3 / 8, dv / 2, 2, 4)
+ROWS(turboquant_3bit, d * 3 / 8, dv * 3 / 8, 2, 4)
 
 static const struct {
     int32_t kv_dtype, dtype;
@@ -62,6 +66,10 @@ static const struct {
     {ATTN_KV_INT8_KV, ATTN_DTYPE_F32, level_1},
     {ATTN_KV_INT8_K, ATTN_DTYPE_BF16, level_2},
     {ATTN_KV_NVFP4, ATTN_DTYPE_BF16, nvfp4},
+    {ATTN_KV_TURBOQUANT_K8V4, ATTN_DTYPE_BF16, turboquant_k8v4},
+    {ATTN_KV_TURBOQUANT_4BIT_NC, ATTN_DTYPE_BF16, turboquant_4bit},
+    {ATTN_KV_TURBOQUANT_K3V4_NC, ATTN_DTYPE_F16, turboquant_k3v4},
+    {ATTN_KV_TURBOQUANT_3BIT_NC, ATTN_DTYPE_F32, turboquant_3bit},
 };
 
 static const struct {

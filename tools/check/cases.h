@@ -143,10 +143,16 @@ static inline bool shape_is_decode(int32_t shape)
     return shape <= SHAPE_LONG_DECODE;
 }
 
+static inline bool kv_is_turboquant(int32_t kv_dtype)
+{
+    return kv_dtype >= ATTN_KV_TURBOQUANT_K8V4 && kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC;
+}
+
 /* Caches whose rows carry scales of their own (or of their blocks). */
 static inline bool kv_has_row_scales(int32_t kv_dtype)
 {
-    return kv_dtype >= ATTN_KV_FP8_PER_TOKEN_HEAD && kv_dtype <= ATTN_KV_NVFP4;
+    return (kv_dtype >= ATTN_KV_FP8_PER_TOKEN_HEAD && kv_dtype <= ATTN_KV_NVFP4) ||
+           kv_is_turboquant(kv_dtype);
 }
 
 static inline bool kv_is_fp8(int32_t kv_dtype)

@@ -68,8 +68,8 @@ static bool add_scale_forms(struct factor *f, const struct attn_backend_caps *ca
 static bool add_cache_factors(struct factor *f, const struct attn_backend_caps *caps)
 {
     bool ok = true;
-    for (int32_t i = ATTN_KV_AUTO + 1; i <= ATTN_KV_NVFP4; i++) {
-        if (caps->kv_dtypes >> i & 1) {
+    for (int32_t i = ATTN_KV_AUTO + 1; i < ATTN_KV_DTYPE_COUNT; i++) {
+        if (i != ATTN_KV_FP8_DS_MLA && caps->kv_dtypes >> i & 1) { /* rows of MLA only */
             ok = ok && add(&f[FACTOR_KV_DTYPE], i, 0);
         }
     }

@@ -48,6 +48,7 @@ static int32_t kv_number(int32_t kv_dtype, bool value, int32_t dtype)
 {
     switch (kv_dtype) {
     case ATTN_KV_FP8_E4M3:
+    case ATTN_KV_TURBOQUANT_K8V4: /* its keys */
     case ATTN_KV_FP8_PER_TOKEN_HEAD:
         return ATTN_DTYPE_FP8_E4M3;
     case ATTN_KV_FP8_E5M2:
@@ -62,9 +63,23 @@ static int32_t kv_number(int32_t kv_dtype, bool value, int32_t dtype)
     }
 }
 
+/* Codes of 3 bits cross bytes. */
+static int32_t code_of_three(const uint8_t *memory, int32_t d)
+{
+    int32_t shift = d * 3 % 8;
+    int32_t two = memory[0] | (shift > 5 ? memory[1] << 8 : 0);
+    return two >> shift & 7;
+}
+
 /* A code as its place in the order of the format's values. */
 static int32_t ordinal(const struct rows *rows, const uint8_t *memory, int32_t d)
 {
+    if (rows->bits == 3) {
+        return code_of_three(memory, d);
+    }
+    if (kv_is_turboquant(rows->kv_dtype) && rows->bits == 4) {
+        return (int32_t)(*memory >> (d % 2 * 4) & 15);
+    }
     if (rows->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) {
         return (int32_t)(*memory >> (d % 2 * 4) & 15);
     }
@@ -82,7 +97,13 @@ static void patch(const struct rows *rows, struct place at, int32_t d)
 {
     uint8_t *to = element(&rows->patched, at, d, rows->bits);
     const uint8_t *from = element(&rows->expected, at, d, rows->bits);
-    if (rows->bits == 4) {
+    if (rows->bits == 3) {
+        int32_t shift = d * 3 % 8;
+        for (int32_t i = 0; i < (shift > 5 ? 2 : 1); i++) {
+            uint8_t mask = (uint8_t)(7 << shift >> 8 * i);
+            to[i] = (uint8_t)((to[i] & ~mask) | (from[i] & mask));
+        }
+    } else if (rows->bits == 4) {
         uint8_t mask = d % 2 ? 0xf0 : 0x0f;
         *to = (uint8_t)((*to & ~mask) | (*from & mask));
     } else {
@@ -146,6 +167,30 @@ static bool hold_scaled_row(struct rows *rows, struct place at)
     return true;
 }
 
+/* A norm, or a step and a zero, in float16: the neighbour at most, NaN both, or never written. */
+static bool hold_turboquant_row(struct rows *rows, struct place at)
+{
+    uint16_t want[2], have[2];
+    size_t count = rows->value ? 2 : 1, bytes = count * sizeof *want;
+    memcpy(want, scale_of(&rows->expected, at), bytes);
+    memcpy(have, scale_of(&rows->found, at), bytes);
+    bool nan = false;
+    for (size_t i = 0; i < count; i++) {
+        if (want[i] == (uint16_t)POISONED_WORD) {
+            return true;
+        }
+        nan = nan || isnan(number_load(&want[i], 0, ATTN_DTYPE_F16));
+        if (nan ? !isnan(number_load(&have[i], 0, ATTN_DTYPE_F16)) : abs(want[i] - have[i]) > 1) {
+            return false;
+        }
+    }
+    memcpy(scale_of(&rows->patched, at), want, bytes);
+    int64_t num_off = rows->num_off;
+    bool held = hold_codes(rows, at, 0, rows->expected.head_size, nan ? ANY : 1);
+    rows->num_off = nan ? num_off : rows->num_off; /* codes behind a NaN mean nothing */
+    return held;
+}
+
 static bool hold_nvfp4_row(struct rows *rows, struct place at)
 {
     int32_t blocks = rows->expected.head_size / NVFP4_BLOCK;
@@ -204,9 +249,10 @@ static bool hold_rows(struct rows *rows)
     for (int64_t i = 0; i < view->num_blocks * view->block_size * view->num_heads; i++) {
         struct place at = {i / view->num_heads / view->block_size,
                            i / view->num_heads % view->block_size, i % view->num_heads};
-        bool ok = rows->kv_dtype == ATTN_KV_NVFP4 ? hold_nvfp4_row(rows, at)
-                  : view->scale != NULL           ? hold_scaled_row(rows, at)
-                                                  : hold_number_row(rows, at);
+        bool ok = rows->kv_dtype == ATTN_KV_NVFP4    ? hold_nvfp4_row(rows, at)
+                  : view->scale == NULL              ? hold_number_row(rows, at)
+                  : kv_is_turboquant(rows->kv_dtype) ? hold_turboquant_row(rows, at)
+                                                     : hold_scaled_row(rows, at);
         rows->num_codes += view->head_size;
         if (!ok) {
             return false;

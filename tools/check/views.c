@@ -15,7 +15,11 @@ int32_t views_bits(int32_t kv_dtype, bool value)
                                      [ATTN_KV_INT4_PER_TOKEN_HEAD] = {4, 4},
                                      [ATTN_KV_INT8_KV] = {8, 8},
                                      [ATTN_KV_INT8_K] = {8, 16},
-                                     [ATTN_KV_NVFP4] = {4, 4}};
+                                     [ATTN_KV_NVFP4] = {4, 4},
+                                     [ATTN_KV_TURBOQUANT_K8V4] = {8, 4},
+                                     [ATTN_KV_TURBOQUANT_4BIT_NC] = {4, 4},
+                                     [ATTN_KV_TURBOQUANT_K3V4_NC] = {3, 4},
+                                     [ATTN_KV_TURBOQUANT_3BIT_NC] = {3, 3}};
     return bits[kv_dtype][value];
 }
 
@@ -31,6 +35,12 @@ int32_t views_scale_bytes(int32_t kv_dtype, bool value, int32_t head_size)
         return value ? 0 : 4;
     case ATTN_KV_NVFP4:
         return head_size / 16;
+    case ATTN_KV_TURBOQUANT_K8V4:
+        return value ? 4 : 0;
+    case ATTN_KV_TURBOQUANT_4BIT_NC:
+    case ATTN_KV_TURBOQUANT_K3V4_NC:
+    case ATTN_KV_TURBOQUANT_3BIT_NC:
+        return value ? 4 : 2;
     default:
         return 0;
     }

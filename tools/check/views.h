@@ -7,7 +7,8 @@
 
 /* Bits of one element of K's or V's rows. */
 int32_t views_bits(int32_t kv_dtype, bool value);
-/* Bytes of the scales of one slot and head: float32, or a byte per 16 dims of nvfp4; 0: none. */
+/* Bytes of the scales of one slot and head: float32, a byte per 16 dims of nvfp4, float16 of
+ * TurboQuant; 0: none. */
 int32_t views_scale_bytes(int32_t kv_dtype, bool value, int32_t head_size);
 /* Bytes of both caches, and of the scales that stand apart. */
 int64_t views_cache_bytes(const struct factor_value *v, int64_t num_blocks);

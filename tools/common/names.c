@@ -20,7 +20,11 @@ static const char *const kv_dtypes[] = {"auto",
                                         "int8_kv",
                                         "int8_k",
                                         "nvfp4",
-                                        "fp8_ds_mla"};
+                                        "fp8_ds_mla",
+                                        "turboquant_k8v4",
+                                        "turboquant_4bit_nc",
+                                        "turboquant_k3v4_nc",
+                                        "turboquant_3bit_nc"};
 static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_inner",
                                       "hnd_rows", "packed_k", "latent"};
 

@@ -4,7 +4,7 @@
 #define GPU_DEVICE_ROWS_H
 
 #include "gpu/params.h"
-#include "gpu/device/nibbles.h"
+#include "gpu/device/turboquant.h"
 
 GPU_INLINE float cache_scale(const gpu_cache &c, int32_t head)
 {
@@ -28,11 +28,12 @@ GPU_INLINE const char *row_at(const gpu_cache &c, int64_t block, int64_t slot, i
     return c.data + block * c.block + slot * c.slot + head * c.head;
 }
 
-/* A row to read: element d is row_element * row_scale. What is loaded here is used later, so that
- * several rows are on the way together. NIBBLES: a 4-bit form. */
+/* A row to read: element d is row_element * row_scale, for GPU_ROW_LEVELS over the length of the
+ * row's levels. What is loaded here is used later, so that several rows are on the way together.
+ * NIBBLES: K or V has codes of less than 8 bits. */
 struct gpu_cache_row {
     const char *data;
-    uint32_t scale_bits; /* float32; GPU_ROW_INT4: the zero point in the last 4 */
+    uint32_t scale_bits; /* float32; INT4: the zero point in the last 4; STEPS: two float16 */
     uint8_t *blocks;     /* GPU_ROW_NVFP4's scales */
 };
 
@@ -40,7 +41,12 @@ template <bool NIBBLES>
 GPU_INLINE gpu_cache_row enter_row(const gpu_cache &c, int64_t block, int64_t slot, int32_t head)
 {
     gpu_cache_row row = {row_at(c, block, slot, head), float_bits(1.0f), nullptr};
-    if (c.form == (NIBBLES ? GPU_ROW_INT4 : GPU_ROW_SCALED)) {
+    if (NIBBLES && c.form >= GPU_ROW_LEVELS) {
+        const char *at = (const char *)row_scale_at(c, block, slot, head);
+        uint32_t first = half_bits_at(at);
+        row.scale_bits = c.form == GPU_ROW_STEPS ? first | half_bits_at(at + 2) << 16
+                                                 : float_bits(float_of_half((uint16_t)first));
+    } else if (c.form == (NIBBLES ? GPU_ROW_INT4 : GPU_ROW_SCALED)) {
         row.scale_bits = *(const uint32_t *)row_scale_at(c, block, slot, head);
     } else if (c.form != GPU_ROW_CHANNEL) { /* whose elements have theirs */
         row.scale_bits = float_bits(cache_scale(c, head));
@@ -54,6 +60,9 @@ GPU_INLINE gpu_cache_row enter_row(const gpu_cache &c, int64_t block, int64_t sl
 template <bool NIBBLES> GPU_INLINE float row_scale(const gpu_cache &c, const gpu_cache_row &row)
 {
     bool zero_point = NIBBLES && c.form == GPU_ROW_INT4;
+    if (NIBBLES && c.form == GPU_ROW_STEPS) {
+        return 1.0f;
+    }
     return bits_float(zero_point ? row.scale_bits & ~ZERO_POINT_MASK : row.scale_bits);
 }
 
@@ -66,7 +75,11 @@ template <bool NIBBLES>
 GPU_INLINE gpu_element load_element(const gpu_cache &c, const gpu_cache_row &row, int32_t d)
 {
     gpu_element x = {0, 0};
-    if constexpr (NIBBLES) {
+    if (NIBBLES && c.form >= GPU_ROW_LEVELS) {
+        x.bits = code_at(row.data, d, c.bits);
+        return x;
+    }
+    if (NIBBLES && c.form != GPU_ROW_NUMBERS) {
         x.bits = *(const uint8_t *)nibble_at(c, (char *)row.data, d);
         if (c.form == GPU_ROW_NVFP4) {
             x.scale = *block_scale_at(c, row.blocks, d / NVFP4_BLOCK);
@@ -87,7 +100,14 @@ template <bool NIBBLES>
 GPU_INLINE float element_number(const gpu_cache &c, const gpu_cache_row &row, gpu_element x,
                                 int32_t head, int32_t d)
 {
-    if constexpr (NIBBLES) {
+    if (NIBBLES && c.form == GPU_ROW_LEVELS) {
+        return level_of(x.bits, c.bits);
+    }
+    if (NIBBLES && c.form == GPU_ROW_STEPS) {
+        return fmaf((float)x.bits, float_of_half((uint16_t)row.scale_bits),
+                    float_of_half((uint16_t)(row.scale_bits >> 16)));
+    }
+    if (NIBBLES && c.form != GPU_ROW_NUMBERS) {
         uint32_t code = x.bits >> ((d & 1) * 4) & 15;
         if (c.form == GPU_ROW_INT4) {
             return (float)code - (float)(row.scale_bits & ZERO_POINT_MASK);
@@ -104,6 +124,19 @@ GPU_INLINE float row_element(const gpu_cache &c, const gpu_cache_row &row, int32
     return element_number<NIBBLES>(c, row, load_element<NIBBLES>(c, row, d), head, d);
 }
 
+/* Whether rows are kept turned by a Hadamard matrix. */
+GPU_INLINE bool is_turned(const gpu_cache &c)
+{
+    return c.form == GPU_ROW_INT4 || c.form == GPU_ROW_LEVELS;
+}
+
+/* Of dim d where rows are turned, before or after the matrix; twice the matrix is head_size. */
+GPU_INLINE float turn_factor(const gpu_cache &c, int32_t d)
+{
+    return c.form == GPU_ROW_INT4 ? c.signs[d] / (float)c.head_size
+                                  : 1.0f / sqrtf((float)c.head_size);
+}
+
 /* x becomes the row's true values, or turned rows' sum of them: turned back, each element once. */
 GPU_INLINE void turn_back(const gpu_cache &c, float (&x)[LANE_DIMS], int lane)
 {
@@ -111,7 +144,7 @@ GPU_INLINE void turn_back(const gpu_cache &c, float (&x)[LANE_DIMS], int lane)
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
         int32_t d = i * GPU_LANES + lane;
-        x[i] *= d < c.head_size ? c.signs[d] / (float)c.head_size : 0.0f;
+        x[i] *= d < c.head_size ? turn_factor(c, d) : 0.0f;
     }
 }
 
@@ -123,6 +156,15 @@ GPU_INLINE void row_store(const gpu_cache &c, int64_t block, int64_t slot, int32
     float scale = 1.0f;
     if (c.form == GPU_ROW_INT4) {
         store_int4_row(c, to, row_scale_at(c, block, slot, head), from, dtype, lane);
+        return;
+    }
+    if (c.form >= GPU_ROW_LEVELS) {
+        char *at = (char *)row_scale_at(c, block, slot, head);
+        if (c.form == GPU_ROW_LEVELS) {
+            store_levels_row(c, to, at, from, dtype, lane);
+        } else {
+            store_steps_row(c, to, at, from, dtype, lane);
+        }
         return;
     }
     if (c.form == GPU_ROW_NVFP4) {

@@ -124,7 +124,7 @@ attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *e
     const struct gpu_device *device = &args->instance->device;
     const char *cause = NULL;
     if (args->state->way == GPU_WAY_WITHOUT_PLAN || !attend_planned(args, &p, &cause)) {
-        bool nibbles = p.k.form >= GPU_ROW_INT4;
+        bool nibbles = p.k.form >= GPU_ROW_INT4 || p.v.form >= GPU_ROW_INT4;
         cause = gpu_device_launch(device, nibbles ? GPU_KERNEL_plain_nibbles : GPU_KERNEL_plain,
                                   (int64_t)device->num_sms * 8, &p, args->stream);
     }

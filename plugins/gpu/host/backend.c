@@ -7,6 +7,7 @@
 
 #include "common/entry.h"
 #include "common/gated_delta.h"
+#include "common/turboquant.h"
 #include "gpu/delta.h"
 #include "gpu/host/instance.h"
 #include "gpu/latent.h"
@@ -55,7 +56,9 @@ const struct attn_backend_caps gpu_caps = {
                  BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2) | BIT(ATTN_KV_FP8_PER_TOKEN_HEAD) |
                  BIT(ATTN_KV_INT8_PER_TOKEN_HEAD) | BIT(ATTN_KV_INT4_PER_TOKEN_HEAD) |
                  BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K) | BIT(ATTN_KV_NVFP4) |
-                 BIT(ATTN_KV_FP8_DS_MLA),
+                 BIT(ATTN_KV_FP8_DS_MLA) | BIT(ATTN_KV_TURBOQUANT_K8V4) |
+                 BIT(ATTN_KV_TURBOQUANT_4BIT_NC) | BIT(ATTN_KV_TURBOQUANT_K3V4_NC) |
+                 BIT(ATTN_KV_TURBOQUANT_3BIT_NC),
     .q_dtypes = BIT(ATTN_DTYPE_FP8_E4M3) | BIT(ATTN_DTYPE_FP8_E5M2) | BIT(ATTN_DTYPE_INT8),
     .terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL | ATTN_TERM_CAUSAL_PER_REQUEST |
              ATTN_TERM_SLIDING_WINDOW | ATTN_TERM_SYMMETRIC_WINDOW | ATTN_TERM_CHUNKED_LOCAL |
@@ -165,6 +168,11 @@ attn_status gpu_supports(const struct attn_backend_caps *backend,
     if (layer->kv_dtype == ATTN_KV_NVFP4 && layer->block_size % 4 != 0) {
         snprintf(asked, sizeof asked, "%d", layer->block_size);
         reasons->refuse(reasons->user, "block_size", asked, "multiples of 4 with kv_dtype nvfp4");
+    }
+    if (turboquant_bits(layer->kv_dtype, false) > 0 &&
+        (layer->head_size & (layer->head_size - 1)) != 0) {
+        reasons->refuse(reasons->user, "head_size", asked,
+                        "powers of two for rotated keys of TurboQuant");
     }
     supports_latent(layer, reasons);
     if (layer->p_scale_form != ATTN_SCALE_NONE && layer->sink_len > 0) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors and cache views of the ABI, checked and turned into what the kernels take. */
+#include "common/turboquant.h"
 #include "gpu/host/instance.h"
 
 const struct attn_ext *gpu_find_ext(const struct attn_ext *ext, uint32_t id)
@@ -50,6 +51,15 @@ static int32_t stored_as(const struct attn_layer_desc *layer, bool is_v, int32_t
     case ATTN_KV_INT8_K:
         *form = is_v ? GPU_ROW_NUMBERS : GPU_ROW_SCALED;
         return is_v ? layer->dtype : ATTN_DTYPE_INT8;
+    case ATTN_KV_TURBOQUANT_K8V4:
+    case ATTN_KV_TURBOQUANT_4BIT_NC:
+    case ATTN_KV_TURBOQUANT_K3V4_NC:
+    case ATTN_KV_TURBOQUANT_3BIT_NC:
+        if (turboquant_bits(layer->kv_dtype, is_v) == 0) {
+            return ATTN_DTYPE_FP8_E4M3;
+        }
+        *form = is_v ? GPU_ROW_STEPS : GPU_ROW_LEVELS;
+        return ATTN_DTYPE_INT8;
     default:
         return number_of_kv(layer->kv_dtype);
     }
@@ -83,6 +93,7 @@ struct gpu_cache gpu_cache_of(const struct attn_layer_desc *layer,
         .scale_host = 1,
     };
     c.dtype = stored_as(layer, is_v, &c.form);
+    c.bits = turboquant_bits(layer->kv_dtype, is_v);
     if (c.form == GPU_ROW_SCALED || c.form >= GPU_ROW_INT4) {
         c.row_scale = view->scale;
         c.row_scale_block = view->scale_stride_block;
@@ -93,7 +104,8 @@ struct gpu_cache gpu_cache_of(const struct attn_layer_desc *layer,
         c.channel = quant_params(params)->v_channel_scale;
     } else if (c.form == GPU_ROW_INT4) {
         c.signs = signs_of(params, is_v);
-    } else if (layer->kv_dtype != ATTN_KV_INT8_K && c.form != GPU_ROW_SCALED) {
+    } else if (layer->kv_dtype != ATTN_KV_INT8_K && layer->kv_dtype != ATTN_KV_TURBOQUANT_K8V4 &&
+               c.form != GPU_ROW_SCALED && c.form < GPU_ROW_LEVELS) {
         int32_t form = is_v ? layer->v_scale_form : layer->k_scale_form;
         float host = is_v ? params->v_scale_host : params->k_scale_host;
         c.swizzled = c.form == GPU_ROW_NVFP4 && is_v;
@@ -142,6 +154,14 @@ static attn_status check_form(const struct attn_layer_desc *layer,
                             "are NULL, or head size %d is no power of two: int4 rotates rows",
                             size);
     }
+    bool whole = view->pack == 0 || view->pack == size;
+    if (form >= GPU_ROW_LEVELS &&
+        (!whole || size % 8 != 0 || (form == GPU_ROW_LEVELS && (size & (size - 1)) != 0))) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "rows of %d dims packed by %d; TurboQuant's rows are in one piece, a "
+                            "multiple of 8, rotated keys a power of two",
+                            size, view->pack);
+    }
     if (form == GPU_ROW_NVFP4 &&
         (size % 16 != 0 || (is_v && (size % 64 != 0 || view->block_size % 4 != 0)))) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
@@ -159,10 +179,11 @@ attn_status gpu_check_view(const struct attn_layer_desc *layer,
     const char *name = is_v ? "v_cache" : "k_cache";
     int32_t form;
     if (stored_as(layer, is_v, &form) < 0) {
-        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-                            "kv_dtype %d; 1 to 11 are served (f16 .. fp8_e5m2, fp8, int8 and int4 "
-                            "per token and head, int8_kv, int8_k, nvfp4)",
-                            layer->kv_dtype);
+        return plugin_error(
+            error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
+            "kv_dtype %d; 1 to 11 and 13 to 16 are served (f16 .. fp8_e5m2, fp8, int8 and int4 "
+            "per token and head, int8_kv, int8_k, nvfp4, TurboQuant)",
+            layer->kv_dtype);
     }
     if (view->data == NULL || view->block_size <= 0 || view->head_size <= 0 ||
         view->head_size > 512) {

@@ -6,14 +6,17 @@
 GPU_DEVICE void gather_turned(const gpu_gather_params &p, const gpu_cache_row &from, int32_t head,
                               char *to, int lane)
 {
-    float x[LANE_DIMS];
+    float x[LANE_DIMS], squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
         int32_t d = i * GPU_LANES + lane;
         x[i] = d < p.from.head_size ? row_element<true>(p.from, from, head, d) : 0.0f;
+        squares += x[i] * x[i];
     }
     turn_back(p.from, x, lane);
     float scale = row_scale<true>(p.from, from);
+    squares = warp_sum(squares);
+    scale = p.from.form == GPU_ROW_LEVELS ? scale / sqrtf(squares) : scale;
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
         if (i * GPU_LANES + lane < p.from.head_size) {
@@ -39,7 +42,7 @@ template <bool NIBBLES> GPU_INLINE void gather_rows(const gpu_gather_params &p)
         int64_t block = p.block_table[table_row * p.block_table_stride + index];
         gpu_cache_row from = enter_row<NIBBLES>(p.from, block, slot, head);
         char *to = p.to.data + row * p.to.row + head * p.to.head;
-        if (NIBBLES && p.from.form == GPU_ROW_INT4) {
+        if (NIBBLES && is_turned(p.from)) {
             gather_turned(p, from, head, to, lane);
             continue;
         }

@@ -41,18 +41,18 @@ GPU_INLINE void enter_query(const gpu_params &p, int32_t token, int32_t head, pl
     row.k1 = min(row.k1, row.request.length);
 }
 
-/* Turned rows of keys meet a query that is turned likewise: <q, k> = <H S q, H S k> / D. */
+/* Turned rows of keys meet a query that is turned likewise: <q, k> = <H S q, H S k> / D, for levels
+ * <H q / sqrt(D), levels>. */
 GPU_INLINE void load_query(const gpu_params &p, int32_t token, int lane, plain_row &row)
 {
     const char *from = p.q.data + token * p.q.row + row.head * p.q.head;
     float scale = query_scale(p, row.kv_head);
-    bool turned = p.k.form == GPU_ROW_INT4;
+    bool turned = is_turned(p.k);
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i++) {
         int d = i * GPU_LANES + lane;
         row.q[i] = d < p.problem.head_size ? number_load(from, p.q.dtype, d) * scale : 0.0f;
-        row.q[i] *=
-            turned && d < p.problem.head_size ? p.k.signs[d] / (float)p.problem.head_size : 1.0f;
+        row.q[i] *= turned && d < p.problem.head_size ? turn_factor(p.k, d) : 1.0f;
         row.o[i] = 0.0f;
     }
     if (turned) {
@@ -133,10 +133,13 @@ GPU_INLINE void score_keys(const gpu_params &p, const plain_row &row,
                            const plain_key (&keys)[PLAIN_KEYS], int lane, float (&s)[PLAIN_KEYS])
 {
     gpu_cache_row rows[PLAIN_KEYS];
+    float squares[PLAIN_KEYS];
+    bool levels = NIBBLES && p.k.form == GPU_ROW_LEVELS;
 #pragma unroll
     for (int u = 0; u < PLAIN_KEYS; u++) {
         rows[u] = enter_row<NIBBLES>(p.k, keys[u].block, keys[u].slot, row.kv_head);
         s[u] = 0.0f;
+        squares[u] = 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < LANE_DIMS; i += PLAIN_CHUNK) {
@@ -153,12 +156,14 @@ GPU_INLINE void score_keys(const gpu_params &p, const plain_row &row,
                 float k = element_number<NIBBLES>(p.k, rows[u], x[n][u], row.kv_head,
                                                   min(d, p.problem.head_size - 1));
                 s[u] = d < p.problem.head_size ? s[u] + row.q[i + n] * k : s[u];
+                squares[u] = levels && d < p.problem.head_size ? squares[u] + k * k : squares[u];
             }
         }
     }
 #pragma unroll
     for (int u = 0; u < PLAIN_KEYS; u++) {
         float sum = warp_sum(s[u]) * p.problem.scale * row_scale<NIBBLES>(p.k, rows[u]);
+        sum = levels ? sum / sqrtf(warp_sum(squares[u])) : sum;
         sum =
             p.problem.soft_cap > 0.0f ? p.problem.soft_cap * tanhf(sum / p.problem.soft_cap) : sum;
         s[u] = keys[u].bias == -INFINITY ? -INFINITY : sum + keys[u].bias;
@@ -273,7 +278,7 @@ GPU_INLINE void write_row(const gpu_params &p, int32_t token, int lane, const pl
             row.o[i] += memory.o[w][d] * shrink[w];
         }
     }
-    if (p.v.form == GPU_ROW_INT4) {
+    if (is_turned(p.v)) {
         turn_back(p.v, row.o, lane);
     }
 #pragma unroll
