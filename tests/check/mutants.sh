@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Every mutant of cpu_ref has to fail attn-check, the unchanged controls have to pass, and declaring less than a
-# committed list says has to fail. Prints how many were caught.
-# usage: mutants.sh ATTN-CHECK PLUGIN FOLDER LIST ENTRY
+# committed list says has to fail. Prints how many of this part's mutants were caught: every COUNTth, from the PARTth on.
+# usage: mutants.sh ATTN-CHECK PLUGIN FOLDER LIST ENTRY PART COUNT
 set -u
-check=$1 plugin=$2 folder=$(dirname "$3") list=$4 entry=$5
+check=$1 plugin=$2 folder=$(dirname "$3") list=$4 entry=$5 part=$6 count=$7
 caught=0 missed=""
 # What of the suite has to catch a mutant: where a kind of case knows one thing, that kind alone.
 cases_of() {
@@ -20,7 +20,8 @@ cases_of() {
 }
 ATTN_PLUGIN_PATH=$plugin
 export ATTN_PLUGIN_PATH
-results=$(for name in $(sed -n 's/^ *{\.name = "\([a-z_]*\)".*/\1/p' "$folder"/mutant_*.c); do
+results=$(for name in $(sed -n 's/^ *{\.name = "\([a-z_]*\)".*/\1/p' "$folder"/mutant_*.c |
+    awk -v part="$part" -v count="$count" 'NR % count == part % count'); do
     echo "$name" "$(cases_of "$name")"
 done | xargs -P "$(nproc)" -L 1 sh -c '"$0" "$1" "$2" --fail-fast --filter "$3" >/dev/null 2>&1; echo "$1:$?"' "$check")
 for result in $results; do
@@ -30,12 +31,14 @@ for result in $results; do
     *) missed="$missed $result" ;;
     esac
 done
-# without copy it is no longer what the list says
-"$check" control_plain --filter amax.f32.per_head --expect "$list" >/dev/null 2>&1 && missed="$missed shrunken:0"
-# behind an entry that takes every range of versions
-ATTN_PLUGIN_PATH=$entry "$check" control_plain --filter calls.entry >/dev/null 2>&1
-code=$?
-if [ $code -eq 1 ]; then caught=$((caught + 1)); else missed="$missed entry:$code"; fi
+if [ "$part" -eq 1 ]; then
+    # without copy it is no longer what the list says
+    "$check" control_plain --filter amax.f32.per_head --expect "$list" >/dev/null 2>&1 && missed="$missed shrunken:0"
+    # behind an entry that takes every range of versions
+    ATTN_PLUGIN_PATH=$entry "$check" control_plain --filter calls.entry >/dev/null 2>&1
+    code=$?
+    if [ $code -eq 1 ]; then caught=$((caught + 1)); else missed="$missed entry:$code"; fi
+fi
 echo "$caught mutants caught"
 [ -z "$missed" ] || { echo "not caught:$missed"; exit 1; }
-[ $caught -ge 50 ]
+[ $caught -ge 15 ]

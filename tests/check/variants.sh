@@ -1,15 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# attn-check over every variant of a backend that this machine has, held to its committed list of capabilities.
-# usage: variants.sh ATTN-CHECK ATTN-INFO BACKEND LIST; exit 77 where no variant is there
+# A part of attn-check over a backend, held to its committed list of capabilities.
+# usage: variants.sh ATTN-CHECK ATTN-INFO BACKEND[@VARIANT] I/N LIST; exit 77 where this machine has not the variant
 set -u
-check=$1 info=$2 backend=$3 list=$4
-variants=$("$info" --json 2>/dev/null |
-    awk -v name="\"$backend\"," '$1 == "\"name\":" { ours = $2 == name }
-        ours && $1 == "\"variant\":" { gsub(/[",]/, "", $2); print "@" $2; ours = 0 }')
-[ -n "$variants" ] || exit 77
-failed=0
-for variant in $variants; do
-    "$check" "$backend${variant%@}" --expect "$list" || failed=1
-done
-exit $failed
+check=$1 info=$2 target=$3 part=$4 list=$5
+backend=${target%@*} variant=""
+[ "$backend" = "$target" ] || variant=${target#*@}
+"$info" --json 2>/dev/null |
+    awk -v name="\"$backend\"," -v variant="\"$variant\"," '$1 == "\"name\":" { ours = $2 == name }
+        ours && $1 == "\"variant\":" { if ($2 == variant) { found = 1 } ours = 0 }
+        END { exit !found }' || exit 77
+"$check" "$target" --part "$part" --expect "$list"

@@ -27,8 +27,9 @@
 #define CASE_NAME_SIZE 320
 
 static const char usage[] =
-    "usage: attn-check NAME|FILE.so [--quick|--full] [--filter GLOB] [--seed S] [--list]\n"
-    "                  [--expect FILE] [--junit FILE] [--fail-fast] [--json] [--help] [--version]\n"
+    "usage: attn-check NAME|FILE.so [--quick|--full] [--filter GLOB] [--part I/N] [--seed S]\n"
+    "                  [--list] [--expect FILE] [--junit FILE] [--fail-fast] [--json] [--help]\n"
+    "                  [--version]\n"
     "\n"
     "Holds a backend to everything that it declares, element by element, against cpu_ref.\n"
     "NAME is a backend that the core finds (`cpu_simd`, `cpu_simd@avx2`); FILE.so a plugin.\n"
@@ -36,6 +37,7 @@ static const char usage[] =
     "  --quick        a covering array of pairs, each case in one way (default)\n"
     "  --full         the same in every way, 1,500 random cases, more through the core\n"
     "  --filter GLOB  only cases whose name matches\n"
+    "  --part I/N     of these, every Nth from the Ith on: parts 1/N to N/N are all\n"
     "  --seed S       of cases and inputs (default 1)\n"
     "  --list         names the cases and runs none\n"
     "  --expect FILE  a list of capabilities (the `features` of --json): what it names and\n"
@@ -51,6 +53,7 @@ struct options {
     const char *filter;
     const char *junit;
     const char *expect;
+    int32_t part, num_parts; /* part: from 0 */
     uint64_t seed;
     bool full;
     bool list;
@@ -65,19 +68,38 @@ static int fail_with(const char *what, const struct attn_error *error, int code)
     return code;
 }
 
+static bool parse_part(const char *text, struct options *options)
+{
+    char *end = NULL, *last = NULL;
+    long part = strtol(text, &end, 10);
+    long count = *end == '/' ? strtol(end + 1, &last, 10) : 0;
+    if (count < 1 || count > INT32_MAX || part < 1 || part > count || *last != '\0') {
+        return false;
+    }
+    options->part = (int32_t)part - 1;
+    options->num_parts = (int32_t)count;
+    return true;
+}
+
 /* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, struct options *options)
 {
-    static const struct option names[] = {
-        {"quick", no_argument, NULL, 'q'},        {"full", no_argument, NULL, 'f'},
-        {"filter", required_argument, NULL, 'g'}, {"seed", required_argument, NULL, 's'},
-        {"list", no_argument, NULL, 'l'},         {"junit", required_argument, NULL, 'u'},
-        {"json", no_argument, NULL, 'j'},         {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'v'},      {"fail-fast", no_argument, NULL, 'x'},
-        {"expect", required_argument, NULL, 'e'}, {NULL, 0, NULL, 0}};
+    static const struct option names[] = {{"quick", no_argument, NULL, 'q'},
+                                          {"full", no_argument, NULL, 'f'},
+                                          {"filter", required_argument, NULL, 'g'},
+                                          {"seed", required_argument, NULL, 's'},
+                                          {"list", no_argument, NULL, 'l'},
+                                          {"junit", required_argument, NULL, 'u'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {"version", no_argument, NULL, 'v'},
+                                          {"fail-fast", no_argument, NULL, 'x'},
+                                          {"expect", required_argument, NULL, 'e'},
+                                          {"part", required_argument, NULL, 'p'},
+                                          {NULL, 0, NULL, 0}};
     char *end = NULL;
     int c;
-    *options = (struct options){.seed = 1};
+    *options = (struct options){.seed = 1, .num_parts = 1};
     while ((c = getopt_long(argc, argv, "", names, NULL)) != -1) {
         switch (c) {
         case 'q':
@@ -93,6 +115,12 @@ static int parse(int argc, char **argv, struct options *options)
             options->seed = strtoull(optarg, &end, 10);
             if (*optarg == '\0' || *optarg == '-' || *end != '\0') {
                 fprintf(stderr, "attn-check: --seed: '%s' is not a whole number from 0\n", optarg);
+                return EXIT_USAGE;
+            }
+            break;
+        case 'p':
+            if (!parse_part(optarg, options)) {
+                fprintf(stderr, "attn-check: --part: '%s' is not I/N with I from 1 to N\n", optarg);
                 return EXIT_USAGE;
             }
             break;
@@ -149,14 +177,16 @@ struct run {
     struct case_space space;
     struct attend_case *cases;
     int32_t num_cases;
+    int32_t num_matching; /* cases so far whose names match */
 };
 
-static bool wanted(const struct run *run, const char *name)
+static bool wanted(struct run *run, const char *name)
 {
     if (run->options->fail_fast && run->report.counts[TRIAL_FAILED] > 0) {
         return false;
     }
     bool mine = run->options->filter == NULL || fnmatch(run->options->filter, name, 0) == 0;
+    mine = mine && run->num_matching++ % run->options->num_parts == run->options->part;
     crash_case(mine ? name : NULL);
     return mine;
 }
