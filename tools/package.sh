@@ -23,6 +23,7 @@ fail() {
 staged() {
     [ -f "$work/built/$what/build.ninja" ] || rm -rf "$work/built/$what"
     reconfigure=$([ ! -d "$work/built/$what" ] || echo --reconfigure)
+    # shellcheck disable=SC2086 # it may be empty
     meson setup $reconfigure "$work/built/$what" --prefix=/usr --buildtype=release -Dtests=disabled "$@" >"$folder/setup.log" ||
         { tail -5 "$folder/setup.log"; fail 'meson setup failed'; }
     meson compile -C "$work/built/$what" >"$folder/compile.log" || { tail -20 "$folder/compile.log"; fail 'the build failed'; }
@@ -172,4 +173,4 @@ dist() {
 }
 
 "$what" "$@"
-ls -l "$folder"/*.whl "$folder"/*.deb "$folder"/*.tar.xz 2>/dev/null | awk '{ print $5, $NF }'
+find "$folder" -maxdepth 1 \( -name "*.whl" -o -name "*.deb" -o -name "*.tar.xz" \) -printf "%s %p\n" | sort -k 2

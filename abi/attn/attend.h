@@ -68,10 +68,14 @@ struct attn_attend_args {
     const struct attn_tensor *v;   /* [Tk, Hk, Dv] or NULL */
     const struct attn_tensor *out; /* [T, Hq, Dv] */
     const struct attn_tensor *lse; /* [Hq, T] float32, natural log; NULL: not asked for */
+    /* what plan_size was asked and, for plan_host and workspace, answered */
+    const struct attn_limits *limits;
+    size_t plan_host_bytes;
+    size_t workspace_bytes;
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_limits) == 40, "attn_limits of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_plan_size) == 32, "attn_plan_size of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 144, "attn_attend_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 168, "attn_attend_args of ABI 0.2");
 
 #endif

@@ -34,18 +34,18 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
                                   .phase = phase,
                                   .part = part,
                                   .args = &launch->args,
-                                  .instance = served->instance};
+                                  .instance = served->instance,
+                                  .limits = plan->limits};
+    for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
+        if ((*c)->limit != NULL) {
+            (*c)->limit(plan, layer, part, &schedule->limits);
+        }
+    }
     if (served->instance->kernels.plan_size != NULL) {
         struct attn_plan_size size = {.struct_size = sizeof size};
         struct attn_error why = ATTN_ERROR_INIT;
-        struct attn_limits limits = plan->limits;
-        for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
-            if ((*c)->limit != NULL) {
-                (*c)->limit(plan, layer, part, &limits);
-            }
-        }
         attn_status status = served->instance->kernels.plan_size(
-            served->instance->handle, served->states[part], &limits, &size, &why);
+            served->instance->handle, served->states[part], &schedule->limits, &size, &why);
         if (status != ATTN_OK) {
             return error_relay(error, status, &why);
         }
@@ -101,6 +101,9 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
     status = find_schedule(plan, layer, phase, part, launch, error);
     if (status == ATTN_OK) {
         launch->args.plan_host = launch->schedule->host;
+        launch->args.limits = &launch->schedule->limits;
+        launch->args.plan_host_bytes = launch->schedule->host_bytes;
+        launch->args.workspace_bytes = launch->schedule->device_bytes;
     }
     return status;
 }

@@ -19,6 +19,7 @@ struct schedule {
     const struct attn_batch *batch; /* of the last plan; NULL: not needed by it */
     struct attn_attend_args *args;  /* of the first layer: what plan() gets */
     const struct instance *instance;
+    struct attn_limits limits; /* of this part: a composition may widen the plan's */
     size_t host_bytes;
     size_t device_bytes;
     void *host;

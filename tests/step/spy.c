@@ -15,8 +15,42 @@ static struct attn_plugin mine;
 static struct attn_kernels real_kernels, kernels;
 static const struct attn_probe_sink *outer; /* while a probe runs */
 
+/* Sizes that tell limits apart. */
+static attn_status plan_size(attn_instance *instance, attn_state *state,
+                             const struct attn_limits *limits, struct attn_plan_size *size,
+                             struct attn_error *error)
+{
+    (void)instance, (void)state, (void)error;
+    size->host_bytes = 64 + (size_t)limits->max_num_reqs;
+    size->device_bytes = 1000 + (size_t)limits->max_num_tokens;
+    return ATTN_OK;
+}
+
+/* plan and attend get the limits that plan_size was asked with, and what it answered. */
+static attn_status hold_limits(const struct attn_attend_args *args, struct attn_error *error)
+{
+    struct attn_plan_size size = {.struct_size = sizeof size};
+    if (args->limits == NULL || args->batch->num_reqs > args->limits->max_num_reqs) {
+        return ATTN_ERROR_PLUGIN;
+    }
+    plan_size(NULL, NULL, args->limits, &size, error);
+    return size.host_bytes == args->plan_host_bytes && size.device_bytes == args->workspace_bytes
+               ? ATTN_OK
+               : ATTN_ERROR_PLUGIN;
+}
+
+static attn_status plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
+{
+    (void)mode;
+    return hold_limits(args, error);
+}
+
 static attn_status attend(const struct attn_attend_args *args, struct attn_error *error)
 {
+    attn_status status = hold_limits(args, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
     spy_counts.attends++;
     if (!(args->flags & ATTN_RUN_NO_WRITE)) {
         spy_counts.fused++;
@@ -65,6 +99,8 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
     if (status == ATTN_OK) {
         real_kernels = kernels = **table;
         kernels.attend = attend;
+        kernels.plan_size = plan_size;
+        kernels.plan = plan;
         kernels.write_kv = write_kv;
         kernels.rope_write_kv = rope_write_kv;
         *table = &kernels;

@@ -47,12 +47,12 @@ static attn_status plan_direct(struct pair *pair, struct attn_error *error)
 {
     const struct attn_kernels *kernels = pair->direct.kernels;
     const struct requests *requests = &pair->subject.requests;
-    const struct attn_limits limits = {.struct_size = sizeof limits,
-                                       .max_num_reqs = requests->count,
-                                       .max_num_tokens = (int32_t)requests->num_tokens,
-                                       .max_query_len = requests->max_query_len,
-                                       .max_seq_len = requests->max_seq_len,
-                                       .max_blocks_per_req = (int32_t)pair->subject.table_stride};
+    pair->limits = (struct attn_limits){.struct_size = sizeof pair->limits,
+                                        .max_num_reqs = requests->count,
+                                        .max_num_tokens = (int32_t)requests->num_tokens,
+                                        .max_query_len = requests->max_query_len,
+                                        .max_seq_len = requests->max_seq_len,
+                                        .max_blocks_per_req = (int32_t)pair->subject.table_stride};
     attn_status status = ATTN_OK;
     pair->size.struct_size = sizeof pair->size;
     if (kernels->prepare != NULL) {
@@ -60,8 +60,8 @@ static attn_status plan_direct(struct pair *pair, struct attn_error *error)
                                   ATTN_PHASE_DECODE, &pair->attend.state, error);
     }
     if (status == ATTN_OK && kernels->plan_size != NULL) {
-        status = kernels->plan_size(pair->direct.instance, pair->attend.state, &limits, &pair->size,
-                                    error);
+        status = kernels->plan_size(pair->direct.instance, pair->attend.state, &pair->limits,
+                                    &pair->size, error);
     }
     if (status != ATTN_OK) {
         return status;
@@ -71,6 +71,9 @@ static attn_status plan_direct(struct pair *pair, struct attn_error *error)
     if (pair->plan_host == NULL || pair->attend.workspace == NULL) {
         return subject_out_of_memory(error);
     }
+    pair->attend.limits = &pair->limits;
+    pair->attend.plan_host_bytes = pair->size.host_bytes;
+    pair->attend.workspace_bytes = pair->size.device_bytes;
     if (kernels->plan != NULL) {
         struct attn_attend_args args = pair->attend;
         args.q = args.k = args.v = args.out = NULL;

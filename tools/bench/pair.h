@@ -16,6 +16,7 @@ struct pair {
     struct attn_write_kv_args write;
     struct attn_plan_size size;
     void *plan_host;
+    struct attn_limits limits;
     bool writes;
     attn_layer *handle;
 };

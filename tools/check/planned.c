@@ -103,6 +103,9 @@ attn_status planned_call(struct backend *backend, const struct device *device,
     status = status == ATTN_OK ? plan_memory_init(&memory, device, &size) : status;
     args->plan_host = memory.host;
     args->workspace = memory.device;
+    args->limits = limits;
+    args->plan_host_bytes = size.host_bytes;
+    args->workspace_bytes = size.device_bytes;
     status = status == ATTN_OK ? run_step(backend, device, args, kernel, error) : status;
     device_wait(device);
     if (status == ATTN_OK && !plan_memory_guards_whole(&memory, device)) {

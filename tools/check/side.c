@@ -41,6 +41,9 @@ static attn_status take_plan_memory(struct side *side, const struct attn_plan_si
     attn_status status = plan_memory_init(&side->plan, side->device, size);
     side->binding.attend.plan_host = side->plan.host;
     side->binding.attend.workspace = side->plan.device;
+    side->binding.attend.limits = &side->limits;
+    side->binding.attend.plan_host_bytes = size->host_bytes;
+    side->binding.attend.workspace_bytes = size->device_bytes;
     return status;
 }
 
@@ -48,14 +51,14 @@ attn_status side_prepare(struct side *side, const struct problem *problem, int32
                          struct attn_error *error)
 {
     const struct attn_kernels *kernels = &side->backend->kernels;
-    struct attn_limits limits = {sizeof limits,
-                                 NULL,
-                                 problem->num_reqs * factor,
-                                 problem->num_tokens * factor,
-                                 side->binding.batch.max_query_len * factor,
-                                 side->binding.batch.max_seq_len * factor,
-                                 (int32_t)problem->table_stride * factor,
-                                 0};
+    side->limits = (struct attn_limits){sizeof side->limits,
+                                        NULL,
+                                        problem->num_reqs * factor,
+                                        problem->num_tokens * factor,
+                                        side->binding.batch.max_query_len * factor,
+                                        side->binding.batch.max_seq_len * factor,
+                                        (int32_t)problem->table_stride * factor,
+                                        0};
     struct attn_plan_size size = {sizeof size, NULL, 0, 0};
     attn_status status = ATTN_OK;
     if (kernels->prepare != NULL) {
@@ -63,7 +66,8 @@ attn_status side_prepare(struct side *side, const struct problem *problem, int32
                                   &side->binding.params, problem->phase, &side->state, error);
     }
     if (status == ATTN_OK && kernels->plan_size != NULL) {
-        status = kernels->plan_size(side->backend->instance, side->state, &limits, &size, error);
+        status =
+            kernels->plan_size(side->backend->instance, side->state, &side->limits, &size, error);
     }
     side->binding.attend.state = side->state;
     return status == ATTN_OK ? take_plan_memory(side, &size) : status;

@@ -14,6 +14,7 @@ struct side {
     struct binding binding;
     uint8_t *memory; /* in the device's memory */
     attn_state *state;
+    struct attn_limits limits;
     struct plan_memory plan;
     void *stream;
 };

@@ -1170,6 +1170,9 @@ class attn_attend_args(Structure):
         ("v", c_void_p),
         ("out", c_void_p),
         ("lse", c_void_p),
+        ("limits", c_void_p),
+        ("plan_host_bytes", c_size_t),
+        ("workspace_bytes", c_size_t),
     ]
 
 
