@@ -5,6 +5,7 @@
 #include "bind/device.h"
 #include "bind/model.h"
 #include "runtime/runtime.h"
+#include "select/names.h"
 #include "select/select.h"
 #include "step/plan.h"
 #include "util/error.h"
@@ -76,6 +77,7 @@ static const struct attn_api api_table = {
     .device_capture_end = device_capture_end,
     .device_graph_launch = device_graph_launch,
     .device_graph_destroy = device_graph_destroy,
+    .code_name = code_name,
 };
 
 attn_status attn_get_api(uint32_t abi_version_min, uint32_t abi_version_max,

@@ -15,6 +15,20 @@
 #include "kernels.h"
 #include "model.h"
 
+enum attn_name_list {
+    ATTN_NAMES_KERNEL = 0,     /* bits, ATTN_KERNEL_* */
+    ATTN_NAMES_LAYER_KIND = 1, /* enum attn_layer_kind */
+    ATTN_NAMES_PHASE = 2,
+    ATTN_NAMES_DTYPE = 3, /* enum attn_dtype_name */
+    ATTN_NAMES_KV_DTYPE = 4,
+    ATTN_NAMES_TERM = 5,    /* bits, ATTN_TERM_* */
+    ATTN_NAMES_FEATURE = 6, /* bits, ATTN_FEATURE_* */
+    ATTN_NAMES_WALK = 7,    /* bits, ATTN_WALK_* */
+    ATTN_NAMES_KV_LAYOUT = 8,
+    ATTN_NAMES_SCALE_FORM = 9,
+    ATTN_NAMES_OUTPUT_FORM = 10
+};
+
 struct attn_api {
     size_t struct_size;
     const struct attn_ext *next;
@@ -199,6 +213,11 @@ struct attn_api {
     attn_status (*device_graph_launch)(attn_open_device *opened, void *graph, void *stream,
                                        struct attn_error *error);
     void (*device_graph_destroy)(attn_open_device *opened, void *graph);
+
+    /* The name of a code, or of bit number `code` of a mask, in a list (enum attn_name_list), as
+     * reasons and ATTN_BACKEND have it: "fp8_e4m3", "prefix_lm". Constant text; NULL past the last
+     * one. */
+    const char *(*code_name)(int32_t list, int32_t code);
 };
 
 /* The one symbol. Answers with the table if ATTN_VERSION_SERVES(min, max), else with

@@ -5,6 +5,36 @@
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
 
+static const char *const kernels[] = {
+    "attend",    "write_kv",    "merge_states", "rope_write_kv", "attend_mla", "attend_mla_sparse",
+    "gather_kv", "gated_delta", "batched_gemm", "quantize",      "amax",       "copy_blocks",
+    "copy",      "fill"};
+static const char *const terms[] = {
+    "causal",           "bidirectional", "causal_per_request", "sliding_window",
+    "symmetric_window", "chunked_local", "soft_cap",           "alibi",
+    "alibi_sqrt",       "sinks",         "static_sink",        "prefix_lm",
+    "tree_bits",        "tree_bias"};
+static const char *const features[] = {"paged_kv",
+                                       "contiguous_kv",
+                                       "lse",
+                                       "block_table_row",
+                                       "mixed_batch",
+                                       "update_block_table",
+                                       "fused_write",
+                                       "fused_rope",
+                                       "fused_rope_norm",
+                                       "global_key_positions",
+                                       "context_parallel",
+                                       "interleave",
+                                       "batch_invariant",
+                                       "batch_invariant_prefix",
+                                       "quantized_query",
+                                       "device_seq_lens",
+                                       "fast_prefill",
+                                       "cascade",
+                                       "fp8_inputs",
+                                       "mxfp4_weights"};
+static const char *const walks[] = {"nhd", "hnd", "packed", "latent", "separate_strides"};
 static const char *const dtypes[] = {"default",  "f16",      "bf16",         "f32",
                                      "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fnuz", "int8"};
 static const char *const kv_dtypes[] = {"auto",
@@ -33,15 +63,52 @@ static const char *const scale_forms[] = {"none", "per_tensor", "per_head", "per
 static const char *const output_forms[] = {"plain", "fp8_static", "fp8_group_64", "fp8_group_128",
                                            "nvfp4"};
 
-static const char *name_in(const char *const *names, int32_t count, int32_t code)
+_Static_assert(COUNT(kernels) == ATTN_KERNEL_COUNT, "a name for every kernel");
+_Static_assert(COUNT(kinds) == ATTN_LAYER_KIND_COUNT, "a name for every kind");
+_Static_assert(COUNT(dtypes) == ATTN_DTYPE_COUNT, "a name for every element type");
+_Static_assert(COUNT(kv_dtypes) == ATTN_KV_DTYPE_COUNT, "a name for every cache's type");
+_Static_assert(COUNT(terms) == ATTN_TERM_COUNT, "a name for every term");
+_Static_assert(COUNT(features) == ATTN_FEATURE_COUNT, "a name for every feature");
+_Static_assert(COUNT(layouts) == ATTN_KV_LAYOUT_COUNT, "a name for every layout");
+_Static_assert(COUNT(output_forms) == ATTN_OUTPUT_FORM_COUNT, "a name for every output form");
+
+#define LIST(names)                                                                                \
+    {                                                                                              \
+        names, COUNT(names)                                                                        \
+    }
+static const struct {
+    const char *const *names;
+    int32_t count;
+} lists[] = {
+    [ATTN_NAMES_KERNEL] = LIST(kernels),
+    [ATTN_NAMES_LAYER_KIND] = LIST(kinds),
+    [ATTN_NAMES_PHASE] = LIST(phases),
+    [ATTN_NAMES_DTYPE] = LIST(dtypes),
+    [ATTN_NAMES_KV_DTYPE] = LIST(kv_dtypes),
+    [ATTN_NAMES_TERM] = LIST(terms),
+    [ATTN_NAMES_FEATURE] = LIST(features),
+    [ATTN_NAMES_WALK] = LIST(walks),
+    [ATTN_NAMES_KV_LAYOUT] = LIST(layouts),
+    [ATTN_NAMES_SCALE_FORM] = LIST(scale_forms),
+    [ATTN_NAMES_OUTPUT_FORM] = LIST(output_forms),
+};
+
+const char *code_name(int32_t list, int32_t code)
 {
-    return code >= 0 && code < count ? names[code] : "unknown";
+    bool known = list >= 0 && list < COUNT(lists) && code >= 0 && code < lists[list].count;
+    return known ? lists[list].names[code] : NULL;
 }
 
-static int32_t code_in(const char *const *names, int32_t count, const char *name)
+static const char *known_name(int32_t list, int32_t code)
 {
-    for (int32_t i = 0; i < count; i++) {
-        if (strcmp(names[i], name) == 0) {
+    const char *name = code_name(list, code);
+    return name != NULL ? name : "unknown";
+}
+
+static int32_t code_in(int32_t list, const char *name)
+{
+    for (int32_t i = 0; i < lists[list].count; i++) {
+        if (strcmp(lists[list].names[i], name) == 0) {
             return i;
         }
     }
@@ -50,37 +117,37 @@ static int32_t code_in(const char *const *names, int32_t count, const char *name
 
 const char *name_of_dtype(int32_t dtype)
 {
-    return name_in(dtypes, COUNT(dtypes), dtype);
+    return known_name(ATTN_NAMES_DTYPE, dtype);
 }
 
 const char *name_of_kv_dtype(int32_t kv_dtype)
 {
-    return name_in(kv_dtypes, COUNT(kv_dtypes), kv_dtype);
+    return known_name(ATTN_NAMES_KV_DTYPE, kv_dtype);
 }
 
 const char *name_of_layout(int32_t layout)
 {
-    return name_in(layouts, COUNT(layouts), layout);
+    return known_name(ATTN_NAMES_KV_LAYOUT, layout);
 }
 
 const char *name_of_kind(int32_t kind)
 {
-    return name_in(kinds, COUNT(kinds), kind);
+    return known_name(ATTN_NAMES_LAYER_KIND, kind);
 }
 
 const char *name_of_phase(int32_t phase)
 {
-    return name_in(phases, COUNT(phases), phase);
+    return known_name(ATTN_NAMES_PHASE, phase);
 }
 
 const char *name_of_scale_form(int32_t form)
 {
-    return name_in(scale_forms, COUNT(scale_forms), form);
+    return known_name(ATTN_NAMES_SCALE_FORM, form);
 }
 
 const char *name_of_output_form(int32_t form)
 {
-    return name_in(output_forms, COUNT(output_forms), form);
+    return known_name(ATTN_NAMES_OUTPUT_FORM, form);
 }
 
 const char *name_of_layer(const struct attn_layer_desc *layer)
@@ -93,12 +160,12 @@ const char *name_of_layer(const struct attn_layer_desc *layer)
 
 int32_t kv_dtype_of_name(const char *name)
 {
-    return code_in(kv_dtypes, COUNT(kv_dtypes), name);
+    return code_in(ATTN_NAMES_KV_DTYPE, name);
 }
 
 int32_t layout_of_name(const char *name)
 {
-    return code_in(layouts, COUNT(layouts), name);
+    return code_in(ATTN_NAMES_KV_LAYOUT, name);
 }
 
 void name_mask(struct text *text, uint64_t mask, int32_t count, const char *(*name)(int32_t))

@@ -4,9 +4,12 @@
 #ifndef CORE_SELECT_NAMES_H
 #define CORE_SELECT_NAMES_H
 
-#include <attn/layer.h>
+#include <attn/api.h>
 
 #include "util/text.h"
+
+/* attn_api.code_name. */
+const char *code_name(int32_t list, int32_t code);
 
 /* Constant text; "unknown" for codes that are none. */
 const char *name_of_dtype(int32_t dtype);

@@ -10,6 +10,7 @@
 
 #include "calls.h"
 #include "common/library.h"
+#include "common/names.h"
 #include "core_cases.h"
 #include "crash.h"
 #include "declared.h"
@@ -337,7 +338,8 @@ static bool declared_slots_there(const struct backend *backend, struct attn_erro
             snprintf(error->field, sizeof error->field, "kernels");
             snprintf(error->message, sizeof error->message,
                      "%s is %s in the declared mask and %s in the table of kernels",
-                     declared_kernel_name(i), backend->caps.kernels >> i & 1 ? "set" : "not set",
+                     code_name(ATTN_NAMES_KERNEL, i),
+                     backend->caps.kernels >> i & 1 ? "set" : "not set",
                      there[i] ? "there" : "NULL");
             return false;
         }

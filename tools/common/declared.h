@@ -7,8 +7,6 @@
 
 #include "common/json.h"
 
-/* Of a kernel slot, by its bit. */
-const char *declared_kernel_name(int32_t bit);
 /* {"terms": ["causal", …], "head_sizes": [{"qk": [8, 512, 8], …}], "graph_level": 3, …}; NULL when
  * there is no memory. */
 struct json *declared_json(const struct attn_backend_caps *caps);

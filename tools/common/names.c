@@ -1,37 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "names.h"
 
-#include <attn/kv_cache.h>
 #include <string.h>
 
+#include "library.h"
 #include "number.h"
 
-#define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
-
-static const char *const kv_dtypes[] = {"auto",
-                                        "f16",
-                                        "bf16",
-                                        "f32",
-                                        "fp8_e4m3",
-                                        "fp8_e5m2",
-                                        "fp8_per_token_head",
-                                        "int8_per_token_head",
-                                        "int4_per_token_head",
-                                        "int8_kv",
-                                        "int8_k",
-                                        "nvfp4",
-                                        "fp8_ds_mla",
-                                        "turboquant_k8v4",
-                                        "turboquant_4bit_nc",
-                                        "turboquant_k3v4_nc",
-                                        "turboquant_3bit_nc"};
-static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_inner",
-                                      "hnd_rows", "packed_k", "latent"};
-
-static int32_t code_in(const char *const *names, int32_t count, const char *name)
+const char *code_name(int32_t list, int32_t code)
 {
-    for (int32_t i = 0; i < count; i++) {
-        if (strcmp(names[i], name) == 0) {
+    static const struct attn_api *api;
+    struct attn_error error = ATTN_ERROR_INIT;
+    if (api == NULL && library_open(&api, &error) != ATTN_OK) {
+        return NULL;
+    }
+    return ATTN_HAS_SLOT(api, code_name) ? api->code_name(list, code) : NULL;
+}
+
+static const char *known_name(int32_t list, int32_t code)
+{
+    const char *name = code_name(list, code);
+    return name != NULL ? name : "unknown";
+}
+
+static int32_t code_in(int32_t list, const char *name)
+{
+    const char *other;
+    for (int32_t i = 0; (other = code_name(list, i)) != NULL; i++) {
+        if (strcmp(other, name) == 0) {
             return i;
         }
     }
@@ -40,22 +35,22 @@ static int32_t code_in(const char *const *names, int32_t count, const char *name
 
 const char *kv_dtype_name(int32_t kv_dtype)
 {
-    return kv_dtype >= 0 && kv_dtype < COUNT(kv_dtypes) ? kv_dtypes[kv_dtype] : "unknown";
+    return known_name(ATTN_NAMES_KV_DTYPE, kv_dtype);
 }
 
 const char *layout_name(int32_t layout)
 {
-    return layout >= 0 && layout < COUNT(layouts) ? layouts[layout] : "unknown";
+    return known_name(ATTN_NAMES_KV_LAYOUT, layout);
 }
 
 int32_t kv_dtype_of_name(const char *name)
 {
-    return strcmp(name, "fp8") == 0 ? ATTN_KV_FP8_E4M3 : code_in(kv_dtypes, COUNT(kv_dtypes), name);
+    return strcmp(name, "fp8") == 0 ? ATTN_KV_FP8_E4M3 : code_in(ATTN_NAMES_KV_DTYPE, name);
 }
 
 int32_t layout_of_name(const char *name)
 {
-    return code_in(layouts, COUNT(layouts), name);
+    return code_in(ATTN_NAMES_KV_LAYOUT, name);
 }
 
 int32_t dtype_of_name(const char *name)

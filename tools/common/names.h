@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text names of codes, as the core uses them in its reasons and on file. */
+/* The text names of codes, which the core has: its api.code_name. */
 #ifndef TOOLS_COMMON_NAMES_H
 #define TOOLS_COMMON_NAMES_H
 
-#include <stdint.h>
+#include <attn/api.h>
 
+/* Of a list of enum attn_name_list; NULL past its last, and where no core is found. */
+const char *code_name(int32_t list, int32_t code);
 /* "unknown" for a code past the known ones. */
 const char *kv_dtype_name(int32_t kv_dtype);
 const char *layout_name(int32_t layout);

@@ -392,6 +392,22 @@ class RequestClass(IntEnum):
     PREFILL = 3
 
 
+class NameList(IntEnum):
+    """``enum attn_name_list``."""
+
+    KERNEL = 0
+    LAYER_KIND = 1
+    PHASE = 2
+    DTYPE = 3
+    KV_DTYPE = 4
+    TERM = 5
+    FEATURE = 6
+    WALK = 7
+    KV_LAYOUT = 8
+    SCALE_FORM = 9
+    OUTPUT_FORM = 10
+
+
 class attn_ext(Structure):
     """``struct attn_ext``."""
 
@@ -1519,6 +1535,7 @@ class attn_api(Structure):
         ("device_capture_end", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
         ("device_graph_launch", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
         ("device_graph_destroy", CFUNCTYPE(None, c_void_p, c_void_p)),
+        ("code_name", CFUNCTYPE(c_char_p, c_int32, c_int32)),
     ]
 
 
