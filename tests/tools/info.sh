@@ -36,7 +36,11 @@ expect 2 'usage' "$info" stray
 expect 1 'attn-info: output: ' sh -c '"$0" >/dev/full' "$info"
 expect 1 'attn-info: output: ' sh -c '"$0" --json >/dev/full' "$info"
 expect 1 'cannot be opened' "$info" --model no-such-file.json
-expect 0 'sliding' "$info" --model "$models/gemma-2-9b.json"
+# Equal layers are one line.
+expect 0 '^    21 sliding .* 0, 2 \.\.\. 40$' "$info" --model "$models/gemma-2-9b.json"
+expect 0 ' sliding .* 0-4, 6-10, .*\.\.\.$' "$info" --model "$models/gemma-3-27b.json"
+expect 0 '^    32 full .* 0-31$' "$info" --model "$models/llama-3.1-8b.json"
+expect 0 '^     1 full .*cpu_ref.*layers.3=cpu_ref *3: ' env ATTN_BACKEND='layers.3=cpu_ref' "$info" --model "$models/llama-3.1-8b.json"
 expect 0 '"forced":' env ATTN_BACKEND=cpu_ref "$info" --json --model "$models/gpt-oss-20b.json"
 expect 0 'sliding=cpu_ref' env ATTN_BACKEND='sliding=cpu_ref' "$info" --model "$models/gemma-2-9b.json"
 expect 1 "did you mean 'cpu_ref'" env ATTN_BACKEND=cpu_rfe "$info" --model "$models/llama-3.1-8b.json"

@@ -203,6 +203,25 @@ static bool complete(const struct json *value)
     return whole;
 }
 
+bool json_equal(const struct json *a, const struct json *b)
+{
+    if (a == NULL || b == NULL) {
+        return a == b;
+    }
+    if (a->type != b->type || a->number != b->number ||
+        (a->type == JSON_STRING && strcmp(a->text, b->text) != 0)) {
+        return false;
+    }
+    const struct json *x = a->first, *y = b->first;
+    for (; x != NULL && y != NULL; x = x->next, y = y->next) {
+        bool named = a->type == JSON_OBJECT;
+        if ((named && strcmp(x->name, y->name) != 0) || !json_equal(x, y)) {
+            return false;
+        }
+    }
+    return x == y;
+}
+
 bool json_print(const struct json *root)
 {
     if (!complete(root)) {

@@ -48,6 +48,9 @@ double json_value(const struct json *object, const char *name);
 /* How many members or items there are; 0 for NULL. */
 int32_t json_count(const struct json *value);
 
+/* Whether two values print alike; their own names in what holds them do not count. */
+bool json_equal(const struct json *a, const struct json *b);
+
 /* Prints the document to stdout with a newline behind it; false, and nothing printed, if memory ran
  * out while it was made. Bytes that are not valid UTF-8 are printed as U+FFFD. */
 bool json_print(const struct json *root);

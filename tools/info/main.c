@@ -10,6 +10,7 @@
 
 #include "common/declared.h"
 #include "common/device.h"
+#include "common/layer_list.h"
 #include "common/library.h"
 #include "common/model_config.h"
 
@@ -339,6 +340,62 @@ static void print_capabilities(const struct json *capabilities)
     }
 }
 
+/* All of two layers but their indices and names. */
+static bool same_layer(const struct json *a, const struct json *b)
+{
+    static const char *const members[] = {"kind", "prefill", "decode", "eligible", "rejected"};
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
+        if (!json_equal(json_get(a, members[i]), json_get(b, members[i]))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The layers like `first`, unless an earlier one is like it: then none. */
+static int32_t layers_like(const struct json *layers, const struct json *first, int32_t *indices)
+{
+    const struct json *layer;
+    int32_t count = 0;
+    JSON_EACH(layer, layers)
+    {
+        if (same_layer(layer, first)) {
+            if (count == 0 && layer != first) {
+                return 0;
+            }
+            indices[count++] = (int32_t)json_value(layer, "index");
+        }
+    }
+    return count;
+}
+
+/* A line for each group of equal layers. */
+static void print_layers(const struct json *layers, const struct options *options)
+{
+    const struct json *layer;
+    int32_t *indices = calloc((size_t)json_count(layers) + 1, sizeof *indices);
+    printf("%-6s %-12s %-22s %-22s %-16s which\n", "layers", "kind", "prefill", "decode", "rule");
+    JSON_EACH(layer, layers)
+    {
+        const struct json *prefill = json_get(layer, "prefill");
+        const struct json *decode = json_get(layer, "decode");
+        int32_t count = indices != NULL ? layers_like(layers, layer, indices) : 0;
+        char which[80];
+        if (count == 0) {
+            continue;
+        }
+        layer_list(indices, count, which, sizeof which);
+        printf("%6d %-12s %-22s %-22s %-16s %s%s%s\n", count, json_text(layer, "kind"),
+               json_text(prefill, "backend"), json_text(decode, "backend"),
+               json_text(decode, "rule"), which, count == 1 ? ": " : "",
+               count == 1 ? json_text(layer, "name") : "");
+        if (options->explain) {
+            print_explanation(layer);
+        }
+    }
+    free(indices);
+}
+
 /* The same document, for people. */
 static void print_text(const struct json *root, const struct options *options)
 {
@@ -370,18 +427,7 @@ static void print_text(const struct json *root, const struct options *options)
     }
     if (options->model != NULL) {
         printf("\nlayers on %s\n", json_text(root, "device"));
-        printf("%-5s %-22s %-12s %-22s %-22s rule\n", "layer", "name", "kind", "prefill", "decode");
-    }
-    JSON_EACH(item, json_get(root, "layers"))
-    {
-        const struct json *prefill = json_get(item, "prefill");
-        const struct json *decode = json_get(item, "decode");
-        printf("%5d %-22s %-12s %-22s %-22s %s\n", (int)json_value(item, "index"),
-               json_text(item, "name"), json_text(item, "kind"), json_text(prefill, "backend"),
-               json_text(decode, "backend"), json_text(decode, "rule"));
-        if (options->explain) {
-            print_explanation(item);
-        }
+        print_layers(json_get(root, "layers"), options);
     }
 }
 

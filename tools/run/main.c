@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/layer_list.h"
 #include "common/library.h"
 #include "engine.h"
 
@@ -154,21 +155,53 @@ static void tell_json(const struct engine *engine, bool verified, double max_err
     json_destroy(root);
 }
 
+/* Whether two layers share a line: wrong ones have their own. */
+static bool same_layer(const struct run_layer *a, const struct run_layer *b)
+{
+    return a == b ||
+           (strcmp(a->backend, b->backend) == 0 &&
+            strcmp(model_layer_kind(&a->source->desc), model_layer_kind(&b->source->desc)) == 0 &&
+            (a->compared > 0) == (b->compared > 0) &&
+            (a->compared == 0 || (layer_right(a) && layer_right(b))));
+}
+
+/* Layer `first` and all like it, with the largest of their errors; nothing if an earlier one is
+ * like it. `indices` has room for all layers. */
+static void tell_group(const struct engine *engine, int32_t first, int32_t *indices)
+{
+    const struct run_layer *layer = &engine->layers[first];
+    double max_error = 0;
+    int32_t count = 0;
+    char which[80];
+    for (int32_t i = 0; i < engine->num_layers; i++) {
+        if (same_layer(layer, &engine->layers[i])) {
+            double error = engine->layers[i].max_error;
+            if (i < first) {
+                return;
+            }
+            indices[count++] = i;
+            max_error = error > max_error || isnan(error) ? error : max_error;
+        }
+    }
+    layer_list(indices, count, which, sizeof which);
+    printf("%6d %-12s %-24s ", count, model_layer_kind(&layer->source->desc), layer->backend);
+    if (layer->compared > 0) {
+        printf("%-13.3g %s%s\n", max_error, which, layer_right(layer) ? "" : "  WRONG");
+    } else {
+        printf("not compared  %s\n", which);
+    }
+}
+
 static void tell_text(const struct engine *engine, bool verified, int64_t compared, double seconds)
 {
     char device[DEVICE_TITLE_SIZE];
     printf("on %s\n", device_title(engine->api, engine->runtime, engine->device.device, device));
-    printf("%-5s %-20s %-12s %-24s error / bound\n", "layer", "name", "kind", "backend");
-    for (int32_t i = 0; i < engine->num_layers; i++) {
-        const struct run_layer *layer = &engine->layers[i];
-        printf("%5d %-20s %-12s %-24s ", i, layer->source->name,
-               model_layer_kind(&layer->source->desc), layer->backend);
-        if (layer->compared > 0) {
-            printf("%.3g%s\n", layer->max_error, layer_right(layer) ? "" : "  WRONG");
-        } else {
-            puts("not compared");
-        }
+    printf("%-6s %-12s %-24s error / bound which\n", "layers", "kind", "backend");
+    int32_t *indices = calloc((size_t)engine->num_layers + 1, sizeof *indices);
+    for (int32_t i = 0; indices != NULL && i < engine->num_layers; i++) {
+        tell_group(engine, i, indices);
     }
+    free(indices);
     printf("%lld tokens in %.2f s; %lld elements compared%s\n", (long long)engine->tokens, seconds,
            (long long)compared,
            engine->settings->verify ? (verified ? ", all right" : ", NOT all right") : "");
