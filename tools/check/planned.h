@@ -21,8 +21,8 @@ bool plan_memory_guards_whole(const struct plan_memory *memory, const struct dev
 
 typedef attn_status planned_kernel(const struct attn_attend_args *args, struct attn_error *error);
 
-/* All of it for `args`, whose state, plan_host, workspace and limits are set here; done on return. A write
- * past the plan's memory and, on a CPU, memory taken in a step are ATTN_ERROR_PLUGIN. */
+/* All of it for `args`, whose state, plan_host, workspace and limits are set here; done on return.
+ * A write past the plan's memory and, on a CPU, memory taken in a step are ATTN_ERROR_PLUGIN. */
 attn_status planned_call(struct backend *backend, const struct device *device,
                          const struct attn_limits *limits, struct attn_attend_args *args,
                          planned_kernel *kernel, struct attn_error *error);
