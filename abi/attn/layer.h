@@ -77,6 +77,9 @@ struct attn_layer_desc {
     /* ATTN_FEATURE_* that runs of this layer need beyond what its other fields say: whoever has not
      * declared them is refused at selection */
     uint64_t needed_features;
+    /* ATTN_WALK_* that the views of its cache will need, where the engine's layout is given:
+     * whoever does not walk them is refused at selection. 0: not said, and bind refuses */
+    uint64_t needed_walks;
 };
 
 /* Per-layer memory, given at bind and borrowed until the layer is destroyed or bound again; the
@@ -133,7 +136,7 @@ struct attn_mm_encoder_state {
     float *scales;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_layer_desc) == 232, "attn_layer_desc of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_layer_desc) == 240, "attn_layer_desc of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_layer_params) == 104, "attn_layer_params of ABI 0.2");
 
 #endif

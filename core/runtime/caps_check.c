@@ -6,13 +6,13 @@
 #include <attn/types.h>
 #include <string.h>
 
+#include "select/names.h"
 #include "util/structs.h"
 #include "util/text.h"
 
 #define MAX_RANGES 256
 #define MAX_LABEL 255
 #define MAX_ISA 1023
-#define NUM_WALKS 5
 #define NUM_SCALE_FORMS 4
 #define BIT(code) (UINT64_C(1) << (code))
 #define BAD(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)

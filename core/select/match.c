@@ -97,6 +97,16 @@ static void hold_kernels(struct check *check)
     }
 }
 
+/* The layout that an engine has, where it says so. */
+static void hold_walks(struct check *check)
+{
+    for (int32_t i = 0; i < NUM_WALKS; i++) {
+        if (check->layer->needed_walks >> i & 1) {
+            check_code(check, "needed_walks", i, check->caps->walks, NUM_WALKS, name_of_walk);
+        }
+    }
+}
+
 static void hold_quantization(struct check *check)
 {
     const struct attn_layer_desc *l = check->layer;
@@ -177,6 +187,9 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
     }
     check_block_size(&check, block_sizes, num_block_sizes);
     hold_quantization(&check);
+    if (layer_has_cache(&layer->desc) && !layer->has_states) {
+        hold_walks(&check);
+    }
     if (!layer->has_states) {
         hold_terms(&check);
     }

@@ -69,6 +69,7 @@ _Static_assert(COUNT(dtypes) == ATTN_DTYPE_COUNT, "a name for every element type
 _Static_assert(COUNT(kv_dtypes) == ATTN_KV_DTYPE_COUNT, "a name for every cache's type");
 _Static_assert(COUNT(terms) == ATTN_TERM_COUNT, "a name for every term");
 _Static_assert(COUNT(features) == ATTN_FEATURE_COUNT, "a name for every feature");
+_Static_assert(COUNT(walks) == NUM_WALKS, "a name for every walk");
 _Static_assert(COUNT(layouts) == ATTN_KV_LAYOUT_COUNT, "a name for every layout");
 _Static_assert(COUNT(output_forms) == ATTN_OUTPUT_FORM_COUNT, "a name for every output form");
 
@@ -143,6 +144,11 @@ const char *name_of_phase(int32_t phase)
 const char *name_of_scale_form(int32_t form)
 {
     return known_name(ATTN_NAMES_SCALE_FORM, form);
+}
+
+const char *name_of_walk(int32_t bit)
+{
+    return known_name(ATTN_NAMES_WALK, bit);
 }
 
 const char *name_of_output_form(int32_t form)

@@ -11,6 +11,8 @@
 /* attn_api.code_name. */
 const char *code_name(int32_t list, int32_t code);
 
+#define NUM_WALKS 5 /* ATTN_WALK_* */
+
 /* Constant text; "unknown" for codes that are none. */
 const char *name_of_dtype(int32_t dtype);
 const char *name_of_kv_dtype(int32_t kv_dtype);
@@ -18,6 +20,7 @@ const char *name_of_layout(int32_t layout);
 const char *name_of_kind(int32_t kind);
 const char *name_of_phase(int32_t phase);
 const char *name_of_scale_form(int32_t form);
+const char *name_of_walk(int32_t bit);
 const char *name_of_output_form(int32_t form);
 /* A decoder reads as full, sliding or chunked, by its terms. */
 const char *name_of_layer(const struct attn_layer_desc *layer);

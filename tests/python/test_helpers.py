@@ -169,6 +169,15 @@ class Fused(unittest.TestCase):
         self.assertLess(float((scales * 448 - expected.abs().amax(-1)).abs().max()), 1e-4)
 
 
+class Layouts(unittest.TestCase):
+    def test_needed_walks(self) -> None:
+        runtime = libattn.Runtime(ignore_environment=True)
+        layer = desc(needed_walks=("nhd", "packed"))
+        self.assertEqual(runtime.select([layer], backend="cpu_ref").choice(0).backend, "cpu_ref")
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "needed_walks.*'rows'.*nhd, hnd"):
+            desc(needed_walks=("rows",)).to_struct()
+
+
 class Scheduling(unittest.TestCase):
     def test_batch_order(self) -> None:
         queries, lens, prompts = [100, 1, 1, 10], [100, 51, 101, 60], [100, 100, 100, 100]

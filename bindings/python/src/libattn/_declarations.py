@@ -800,6 +800,7 @@ class attn_layer_desc(Structure):
         ("max_num_reqs", c_int32),
         ("reserved", c_int32),
         ("needed_features", c_uint64),
+        ("needed_walks", c_uint64),
     ]
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any
 
-from ._declarations import (Alibi, DtypeName, ExtId, GraphLevel, KvDtype, LayerKind, OutputForm, Rope, ScaleForm,
+from ._declarations import (ATTN_WALK_HND, ATTN_WALK_LATENT, ATTN_WALK_NHD, ATTN_WALK_PACKED,
+                            ATTN_WALK_SEPARATE_STRIDES, Alibi, DtypeName, ExtId, GraphLevel, KvDtype, LayerKind, OutputForm, Rope, ScaleForm,
                             Status, TreeMask, attn_context_parallel, attn_ext, attn_recurrent_desc, attn_layer_desc, attn_mla_desc)
 from .errors import make
 
@@ -18,6 +19,8 @@ _CODES: dict[str, type[IntEnum]] = {
     "q_scale_form": ScaleForm, "k_scale_form": ScaleForm, "v_scale_form": ScaleForm, "p_scale_form": ScaleForm,
     "q_dtype": DtypeName, "output_form": OutputForm, "graph_level": GraphLevel, "rope": Rope,
 }
+_WALKS = {"nhd": ATTN_WALK_NHD, "hnd": ATTN_WALK_HND, "packed": ATTN_WALK_PACKED, "latent": ATTN_WALK_LATENT,
+          "separate_strides": ATTN_WALK_SEPARATE_STRIDES}
 _CAUSAL_KINDS = (LayerKind.DECODER, LayerKind.MLA, LayerKind.MLA_SPARSE, LayerKind.STATIC_SINK, LayerKind.RECURRENT)
 
 
@@ -124,6 +127,9 @@ class LayerDesc:
     window : (int, int), optional
         Keys seen to the left and to the right beside the query's own; -1 is open. A decoder's window of w tokens,
         its own included, is ``(w - 1, 0)``.
+    needed_walks : tuple of str
+        What the engine's own cache layout needs, of ``nhd``, ``hnd``, ``packed``, ``latent``, ``separate_strides``: who
+        does not walk it is refused at selection.
     """
 
     name: str
@@ -171,6 +177,7 @@ class LayerDesc:
     fast_prefill: bool = False
     max_seq_len: int = 0
     max_num_reqs: int = 0
+    needed_walks: tuple[str, ...] = ()
     mla: MlaDesc | None = None
     gdn: GdnDesc | None = None
     context_parallel: ContextParallel | None = None
@@ -180,7 +187,7 @@ class LayerDesc:
         values: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("window", "mla", "gdn", "context_parallel", "causal"):
+            if field.name in ("window", "mla", "gdn", "context_parallel", "causal", "needed_walks"):
                 continue
             if field.name in _CODES:
                 value = code_of(field.name, value, _CODES[field.name])
@@ -189,6 +196,10 @@ class LayerDesc:
             elif isinstance(value, bool):
                 value = int(value)
             values[field.name] = value
+        unknown = [walk for walk in self.needed_walks if walk not in _WALKS]
+        if unknown:
+            raise make(Status.INVALID_ARGUMENT, "needed_walks", f"'{unknown[0]}'; allowed are {', '.join(_WALKS)}")
+        values["needed_walks"] = sum(_WALKS[walk] for walk in self.needed_walks)
         values["causal"] = int(values["kind"] in _CAUSAL_KINDS if self.causal is None else self.causal)
         size = self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim if self.mla is not None else self.head_size
         values["scale"] = self.scale or size**-0.5
