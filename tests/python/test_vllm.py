@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vLLM adapter against vLLM's recorded interface. It did not run inside the engine."""
+"""The vLLM adapter against vLLM's recorded interface. Inside the engine it runs by tools/test_engines.sh."""
+import collections
+import enum
 import types
 import unittest
 from collections.abc import Callable
@@ -15,13 +17,32 @@ from common import attention, causal, peaked, worst
 registered: dict[Any, str] = {}
 
 
+class _Custom(str):
+    def get_path(self) -> str:
+        return registered[self]
+
+
 class _Registry:
-    CUSTOM = "CUSTOM"
+    CUSTOM = _Custom("CUSTOM")
 
 
-RECORDED = published.install("vllm-0.33.0", {"vllm.v1.attention.backends.registry": {
-    "AttentionBackendEnum": _Registry,
-    "register_backend": lambda backend, class_path=None, is_mamba=False: registered.update({backend: class_path})}})
+class _CpuPlatform:
+    """As vLLM's own: whatever is selected, its own backend is what comes."""
+
+    @classmethod
+    def get_attn_backend_cls(cls, selected_backend: Any, config: Any, num_heads: int | None = None) -> str:
+        return "vllm's own"
+
+
+_Layout = enum.Enum("KVCacheLayout", ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
+on_a_cpu = True
+RECORDED = published.install("vllm-0.33.0", {
+    "vllm.v1.attention.backends.registry": {
+        "AttentionBackendEnum": _Registry,
+        "register_backend": lambda backend, class_path=None, is_mamba=False: registered.update({backend: class_path})},
+    "vllm.v1.kv_cache_interface": {"KVCacheLayout": _Layout},
+    "vllm.platforms": {"cpu_platform_plugin": lambda: "vllm's own" if on_a_cpu else None},
+    "vllm.platforms.cpu": {"CpuPlatform": _CpuPlatform}})
 
 from libattn.integrations import vllm as adapter  # noqa: E402
 from libattn.integrations.vllm.backend import (LibattnBackend, LibattnImpl, LibattnMetadataBuilder,  # noqa: E402
@@ -75,6 +96,38 @@ class Interface(unittest.TestCase):
         found = LibattnBackend.validate_configuration(head_size=64, dtype=torch.float16, kv_cache_dtype="auto",
                                                       block_size=1 << 20, attn_type="decoder")
         self.assertRegex("\n".join(found), "block_size")
+
+
+class Platform(unittest.TestCase):
+    def config(self, **values: Any) -> Any:
+        fields = {"head_size": 64, "dtype": torch.float32, "kv_cache_dtype": "auto", "block_size": 16} | values
+        return collections.namedtuple("AttentionSelectorConfig", fields)(**fields)
+
+    def test_only_on_a_cpu(self) -> None:
+        global on_a_cpu
+        self.assertEqual(adapter.platform(), "libattn.integrations.vllm.cpu.LibattnCpuPlatform")
+        on_a_cpu = False
+        self.assertIsNone(adapter.platform())
+        on_a_cpu = True
+
+    def test_custom_is_taken_or_refused_aloud(self) -> None:
+        from libattn.integrations.vllm.cpu import LibattnCpuPlatform as Ours
+
+        libattn.torch.configure(ignore_environment=True)
+        adapter.register()
+        self.assertEqual(Ours.get_attn_backend_cls(_Registry.CUSTOM, self.config()), registered["CUSTOM"])
+        self.assertEqual(Ours.get_attn_backend_cls("CPU_ATTN", self.config(), num_heads=8), "vllm's own")
+        self.assertEqual(Ours.get_attn_backend_cls(None, self.config()), "vllm's own")
+        with self.assertRaisesRegex(ValueError, "head_size is 60; allowed"):
+            Ours.get_attn_backend_cls(_Registry.CUSTOM, self.config(head_size=60))
+
+    def test_layouts_begin_with_the_backends(self) -> None:
+        for backend in ("cpu_ref", "cpu_simd"):
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            found = LibattnBackend.supported_kv_cache_layouts()
+            heads_first = LibattnBackend.get_kv_cache_stride_order() == (0, 1, 3, 2, 4)
+            self.assertEqual(found[0].name, "LBHNC" if heads_first else "LBNHC")
+            self.assertEqual(set(found), set(_Layout))
 
 
 def metadata(query_lens: list[int], seq_lens: list[int], tables: torch.Tensor, padded: int = 0) -> Any:

@@ -130,12 +130,20 @@ static void *run_lane(void *argument)
     return NULL;
 }
 
-/* Both lanes write the same keys into one cache, which is what each expects there. */
+/* Both lanes attend to one cache, which a step before them wrote: two may not write the same rows at
+ * once. */
 static attn_status run_threads(const struct run *run, struct attn_error *error)
 {
-    struct lane lanes[2] = {{run, run->side, 0, ATTN_OK, ATTN_ERROR_INIT},
-                            {run, run->other, 1, ATTN_OK, ATTN_ERROR_INIT}};
+    struct run reading = *run;
+    reading.flags |= ATTN_RUN_NO_WRITE;
+    struct lane lanes[2] = {{&reading, run->side, 0, ATTN_OK, ATTN_ERROR_INIT},
+                            {&reading, run->other, 1, ATTN_OK, ATTN_ERROR_INIT}};
     pthread_t thread;
+    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->side, error);
+    status = status == ATTN_OK ? run_step(run, 0, run->side, error) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
     if (pthread_create(&thread, NULL, run_lane, &lanes[1]) != 0) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }

@@ -2,12 +2,13 @@
 """vLLM (v1): a backend class under the name ``CUSTOM``.
 
 The entry point ``vllm.general_plugins`` calls `register` in every process of vLLM, so ``--attention-backend CUSTOM``
-is all that has to be said. Which of libattn's backends then serves which layer, and ``ATTN_BACKEND``, is libattn's
-own choice; the reasons against it are what `validate_configuration` answers.
+is all that has to be said; on a CPU the entry point ``vllm.platform_plugins`` sees to it that the name is taken at its
+word. Which of libattn's backends then serves which layer, and ``ATTN_BACKEND``, is libattn's own choice; the reasons
+against it are what `validate_configuration` answers.
 """
 from __future__ import annotations
 
-__all__ = ["register"]
+__all__ = ["platform", "register"]
 
 
 def register() -> None:
@@ -15,3 +16,10 @@ def register() -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     register_backend(AttentionBackendEnum.CUSTOM, "libattn.integrations.vllm.backend.LibattnBackend")
+
+
+def platform() -> str | None:
+    """The platform's class where vLLM runs on CPUs; None elsewhere: vLLM's own platform stays."""
+    from vllm.platforms import cpu_platform_plugin
+
+    return None if cpu_platform_plugin() is None else "libattn.integrations.vllm.cpu.LibattnCpuPlatform"

