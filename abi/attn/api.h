@@ -190,7 +190,7 @@ struct attn_api {
     attn_status (*device_allocate)(attn_open_device *opened, int32_t kind, size_t bytes,
                                    void **memory, struct attn_error *error);
     void (*device_free)(attn_open_device *opened, int32_t kind, void *memory);
-    /* `kind` is an enum attn_copy_kind. The source is read, or the destination written, behind what
+    /* `kind` is an enum attn_copy_kind. The source is read, or the destination written, after what
      * the stream holds already: host memory stays as it is until the stream is done. */
     attn_status (*device_copy)(attn_open_device *opened, void *destination, const void *source,
                                size_t bytes, int32_t kind, void *stream, struct attn_error *error);

@@ -35,7 +35,7 @@ enum attn_cp_order { ATTN_CP_CONTIGUOUS = 0, ATTN_CP_ZIGZAG = 1 };
  *
  * Of a request's Q queries, rank p of P = pcp_world has, in CONTIGUOUS order, those from p S to
  * (p + 1) S - 1, S = ceil(Q / P), and in ZIGZAG, S = ceil(Q / 2P), those of the slices p and
- * 2P - 1 - p of S queries each, in this order; what lies past Q is nobody's. */
+ * 2P - 1 - p of S queries each, in this order; slices past Q hold no query. */
 struct attn_context_parallel {
     struct attn_ext ext; /* id ATTN_EXT_CONTEXT_PARALLEL */
     /* dcp: ranks that split the KV cache; NULL: none */

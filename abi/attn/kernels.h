@@ -66,7 +66,7 @@ struct attn_kernels {
                                    struct attn_error *error);
     attn_status (*free_memory)(const struct attn_memory_args *args, struct attn_error *error);
     /* Whose memory lies at the address: its device's type and id; ATTN_DEVICE_CPU for what the
-     * driver does not know; ATTN_DEVICE_CUDA_MANAGED, whoever the vendor is, for what both the host
+     * driver does not know; ATTN_DEVICE_CUDA_MANAGED, of every vendor, for what both the host
      * and this device may touch. */
     attn_status (*memory_device)(const struct attn_memory_args *args, struct attn_device *device,
                                  struct attn_error *error);

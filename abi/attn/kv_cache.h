@@ -53,7 +53,7 @@ ATTN_STATIC_ASSERT((int)ATTN_KV_F16 == (int)ATTN_DTYPE_F16 &&
  * stride_head = D e (NHD); `[2,N,Hk,B,D]` stride_head = B D e, stride_slot = D e (HND);
  * `[N,Hk,D/x,B,x]` pack x, stride_slot = x e, stride_pack = B x e. Scale (per-token-head dtypes,
  * INT8_KV's and INT8_K's keys): float32 at scale + b scale_stride_block + s scale_stride_slot + h
- * scale_stride_head; it may lie inline behind the row. NVFP4: the block scales are e4m3 bytes at
+ * scale_stride_head; it may lie inline after the row. NVFP4: the block scales are e4m3 bytes at
  * `scale` with the same strides, D/16 of them contiguous. TurboQuant: code d is bits d b to d b + b
  * - 1 of the row, the lowest of its first byte first, in one piece (pack 0); at `scale`, which may
  * be odd, stand the key's norm, or the value's step and zero, as float16. */

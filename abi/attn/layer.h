@@ -74,8 +74,8 @@ struct attn_layer_desc {
     int32_t max_seq_len;  /* longest request that will be run; 0: unknown. For ranks only */
     int32_t max_num_reqs; /* likewise */
     int32_t reserved;
-    /* ATTN_FEATURE_* that runs of this layer need beyond what its other fields say: whoever has not
-     * declared them is refused at selection */
+    /* ATTN_FEATURE_* that runs of this layer need beyond what its other fields say: a backend
+     * without declared them is refused at selection */
     uint64_t needed_features;
     /* ATTN_WALK_* that the views of its cache will need, where the engine's layout is given:
      * whoever does not walk them is refused at selection. 0: not said, and bind refuses */
@@ -84,7 +84,7 @@ struct attn_layer_desc {
 
 /* Per-layer memory, given at bind and borrowed until the layer is destroyed or bound again; the
  * struct, its extensions, and shapes and strides of tensors are copied. Device
- * pointers belong to the selected backend's device. A host float beside a scale is used where the
+ * pointers belong to the selected backend's device. A host float next to a scale is used where the
  * device pointer is NULL. */
 struct attn_layer_params {
     size_t struct_size;

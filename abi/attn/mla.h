@@ -21,7 +21,8 @@
 
 #include "tensor.h"
 
-/* A weight_dtype beside enum attn_dtype_name: e2m1 with an e8m0 scale for each 32 elements. */
+/* A weight_dtype in addition to enum attn_dtype_name: e2m1 with an e8m0 scale for each 32 elements.
+ */
 #define ATTN_MLA_WEIGHT_MXFP4 16
 
 struct attn_mla_desc {    /* on attn_layer_desc */

@@ -15,7 +15,7 @@ struct attn_recurrent_desc { /* on attn_layer_desc; num_q_heads and num_kv_heads
     int32_t head_size_k;     /* Dk */
     int32_t head_size_v;     /* Dv */
     int32_t conv_width;      /* 4; 0: the engine runs the convolution itself */
-    int32_t conv_silu;       /* 1: SiLU behind it */
+    int32_t conv_silu;       /* 1: SiLU after it */
     int32_t qk_l2norm;       /* 1: q, k <- x / sqrt(sum x^2 + 1e-6) */
     int32_t chunk_size;      /* of the prefill's WY form; 0 reads as 64 */
     int32_t num_speculative_tokens; /* states of so many drafted tokens are kept */
@@ -48,9 +48,9 @@ struct attn_recurrent_state {
 };
 
 /* A request whose first slot is negative, or that has no tokens, is left alone, its rows of out
- * too. Speculative, a request of up to 1 + n tokens leaves the state behind its token i in slot i
+ * too. Speculative, a request of up to 1 + n tokens leaves the state after its token i in slot i
  * of its row (a negative slot: that one is not kept), and the convolution's window, in slot 0, as
- * the conv_width - 2 inputs before the step and the step's own, so that the window behind token i
+ * the conv_width - 2 inputs before the step and the step's own, so that the window after token i
  * begins at entry i. Longer requests leave one state, in slot 0, and the next step accepts 1. */
 struct attn_batch_recurrent {         /* on attn_batch */
     struct attn_ext ext;              /* id ATTN_EXT_BATCH_RECURRENT */

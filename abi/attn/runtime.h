@@ -31,7 +31,7 @@ struct attn_runtime_options {
     int32_t validate;           /* 1 on, -1 off, 0: ATTN_VALIDATE */
     int32_t ignore_environment; /* 1: no variable is read */
     int32_t no_default_plugins; /* 1: only plugin_path */
-    /* Probing in another process (attn-scan, which lies beside the core): 1 always, -1 never, 0:
+    /* Probing in another process (attn-scan, which lies next to the core): 1 always, -1 never, 0:
      * unknown or changed files, and in this process where attn-scan is not there. */
     int32_t isolation;
     int32_t probe_deadline_ms; /* for one plugin in another process; 0: 10 000 */

@@ -46,7 +46,7 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 #define ATTN_TERM_TREE_BIAS (1ull << 13)
 #define ATTN_TERM_COUNT 14
 
-/* Abilities beside the terms. */
+/* Abilities other than the terms. */
 #define ATTN_FEATURE_PAGED_KV (1ull << 0)      /* keys through a block table */
 #define ATTN_FEATURE_CONTIGUOUS_KV (1ull << 1) /* keys [Tk, Hk, D] with key_start_loc */
 #define ATTN_FEATURE_LSE (1ull << 2)

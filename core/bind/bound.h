@@ -76,7 +76,7 @@ struct attn_model {
     struct arena arena;
     struct instance *instances;
     int32_t num_instances;
-    const struct instance *asked; /* whose memory lies at an address; NULL: nobody can tell */
+    const struct instance *asked; /* whose memory lies at an address; NULL: cannot be asked */
     attn_layer *layers;
     int32_t num_layers;
     int32_t num_groups;

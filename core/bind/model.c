@@ -157,7 +157,7 @@ static attn_status fill_model(attn_model *model, const attn_assignment *assignme
     return ATTN_OK;
 }
 
-/* Each option is of a backend that the runtime has: a name that nobody has is a mistake. */
+/* Each option is of a backend that the runtime has: a name of no backend is an error. */
 static attn_status check_options(const attn_runtime *runtime, const struct attn_model_options *o,
                                  struct attn_error *error)
 {

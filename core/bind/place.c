@@ -57,7 +57,7 @@ attn_status place_check_tensor(const attn_model *model, const struct attn_tensor
                : refuse(model, tensor->device, field, error);
 }
 
-/* The device whose memory lies there; type 0: nobody can tell. */
+/* The device whose memory lies there; type 0: not known. */
 static struct attn_device owner_of(const attn_model *model, const void *address)
 {
     const struct instance *asked = model->asked;

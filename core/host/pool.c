@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A loop is open while gate >= 0; gate then counts the workers inside. A worker that wakes up late
- * finds the gate shut, so a caller waits for nobody who has not begun. */
+ * finds the gate shut, so a caller waits for no worker that has not begun. */
 #include "host/pool.h"
 
 #include <pthread.h>
@@ -47,7 +47,7 @@ struct pool {
     atomic_flag busy;
     struct job job; /* written while the gate is shut */
     _Alignas(64) atomic_int gate;
-    _Alignas(64) atomic_llong next; /* first item that nobody has taken */
+    _Alignas(64) atomic_llong next; /* first item that is not taken */
     _Alignas(64) atomic_uint generation;
     atomic_int sleepers;
     atomic_int caller_waits;
@@ -166,24 +166,24 @@ static void wake_workers(struct pool *pool)
     }
 }
 
-/* Shuts the gate once nobody is inside. */
+/* Shuts the gate once no worker is inside. */
 static void wait_until_done(struct pool *pool)
 {
-    int nobody = 0;
+    int empty = 0;
 
     for (int i = 0; i < SPINS_BEFORE_SLEEP; i++) {
-        nobody = 0;
-        if (atomic_compare_exchange_strong(&pool->gate, &nobody, GATE_SHUT)) {
+        empty = 0;
+        if (atomic_compare_exchange_strong(&pool->gate, &empty, GATE_SHUT)) {
             return;
         }
         relax();
     }
     pthread_mutex_lock(&pool->lock);
     atomic_store(&pool->caller_waits, 1);
-    nobody = 0;
-    while (!atomic_compare_exchange_strong(&pool->gate, &nobody, GATE_SHUT)) {
+    empty = 0;
+    while (!atomic_compare_exchange_strong(&pool->gate, &empty, GATE_SHUT)) {
         pthread_cond_wait(&pool->done, &pool->lock);
-        nobody = 0;
+        empty = 0;
     }
     atomic_store(&pool->caller_waits, 0);
     pthread_mutex_unlock(&pool->lock);

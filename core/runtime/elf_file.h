@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What can be told of a library without running any of its code. */
+/* What is known of a library without running any of its code. */
 #ifndef CORE_RUNTIME_ELF_FILE_H
 #define CORE_RUNTIME_ELF_FILE_H
 

@@ -31,7 +31,7 @@ static void take_reason(void *user, const char *field, const char *asked, const 
     struct refusals *refusals = user;
     if (refusals->taken++ < MAX_REASONS) {
         reasons_add(refusals->reasons, clean(field, "supports"), clean(asked, "this layer"),
-                    clean(supported, "not told"));
+                    clean(supported, "not stated"));
     }
 }
 
@@ -107,7 +107,7 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
             }
             verdicts[b].code = reasons.count > 0 ? ATTN_VERDICT_UNSUPPORTED : ATTN_VERDICT_ELIGIBLE;
         }
-        if (candidate->wanted < 0) { /* excluded; what it lacks is told, too */
+        if (candidate->wanted < 0) { /* excluded; what it lacks is reported as well */
             verdicts[b].code = ATTN_VERDICT_EXCLUDED;
             reasons_add(&reasons, "ATTN_BACKEND", backend->full_name, rule->text);
         }

@@ -210,7 +210,7 @@ static attn_status hold_layer(const struct assignment_layer *layer, const struct
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
         const struct attn_choice *choice = &layer->phases[phase].choice;
         if (choice->backend < 0) {
-            continue; /* told with its reasons */
+            continue; /* reported with its reasons */
         }
         if (strcmp(choice->name, imported->backends[phase]) != 0) {
             return error_set(error, ATTN_ERROR_REFUSED, "backend",

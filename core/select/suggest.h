@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names that nobody has: what was probably meant, or why it is not here. */
+/* Suggestions for unknown backend names, or why a known one is absent. */
 #ifndef CORE_SELECT_SUGGEST_H
 #define CORE_SELECT_SUGGEST_H
 

@@ -269,7 +269,7 @@ attn_status places_check_batch(attn_plan *plan, const struct attn_batch *batch,
                                struct attn_error *error);
 attn_status places_check_run(const attn_plan *plan, const struct attn_step_io *io,
                              struct attn_error *error);
-/* Under validation: waits for what was enqueued, so that its error is told by the call that
+/* Under validation: waits for what was enqueued, so that its error is reported by the call that
  * enqueued it, `status` being what the call would answer. Not while a capture goes on. */
 attn_status places_settle(const attn_plan *plan, void *stream, attn_status status,
                           struct attn_error *error);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* FNV-1a, 64 bits: tells states and damaged files apart, and protects from nobody who wants to
+/* FNV-1a, 64 bits: distinguishes states and finds damaged files; no protection against who wants to
  * deceive. */
 #ifndef CORE_UTIL_HASH_H
 #define CORE_UTIL_HASH_H

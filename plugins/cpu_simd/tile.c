@@ -38,7 +38,7 @@ static void tile_init(struct tile *tile, const struct attend_run *run, const str
 
 /* Masked values that are not finite must not meet a zero probability: they are packed as zero and
  * added by hand to the rows that see them. */
-static void hide_spoilt_values(struct tile *tile, int32_t padded)
+static void hide_non_finite_values(struct tile *tile, int32_t padded)
 {
     const struct layer_shape *shape = &tile->run->problem.shape;
     const struct engine *engine = shape->engine;
@@ -58,7 +58,7 @@ static void hide_spoilt_values(struct tile *tile, int32_t padded)
     engine->pack_values(tile->values, rows, tile->n, padded, shape->width_padded);
 }
 
-static void add_spoilt_values(struct tile *tile, int32_t first_row, int32_t rows)
+static void add_non_finite_values(struct tile *tile, int32_t first_row, int32_t rows)
 {
     const struct problem *problem = &tile->run->problem;
     const struct layer_shape *shape = &problem->shape;
@@ -92,9 +92,9 @@ static void add_spoilt_values(struct tile *tile, int32_t first_row, int32_t rows
     }
 }
 
-/* A value's scale that is not finite goes into its staged row, which is then spoilt like any other:
- * as a scale it would meet the zero probabilities of rows that do not see it. */
-static void move_spoilt_scales(struct tile *tile)
+/* A value's scale that is not finite goes into its staged row, which then counts as non-finite like
+ * any other: as a scale it would meet the zero probabilities of rows that do not see it. */
+static void move_non_finite_scales(struct tile *tile)
 {
     const struct layer_shape *shape = &tile->run->problem.shape;
     for (int32_t j = tile->skip; j < tile->n; j++) {
@@ -164,22 +164,22 @@ static void load_tile(struct tile *tile, char *scratch)
                    shape->width_padded, count, tile->value_rows + skip, tile->value_scale + skip);
     }
     if (problem->values.scale != NULL) { /* such rows are always staged */
-        move_spoilt_scales(tile);
+        move_non_finite_scales(tile);
     }
     const struct engine *engine = shape->engine;
     if (tile->flash) {
-        tile->spoilt = engine->flash->pack_values(tile->values, tile->value_rows, tile->n, padded,
-                                                  shape->width_padded) != 0;
+        tile->non_finite = engine->flash->pack_values(tile->values, tile->value_rows, tile->n,
+                                                      padded, shape->width_padded) != 0;
     }
-    if (tile->flash && !tile->spoilt) {
+    if (tile->flash && !tile->non_finite) {
         engine->flash->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
         return;
     }
     engine->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
-    tile->spoilt = engine->pack_values(tile->values, tile->value_rows, tile->n, padded,
-                                       shape->width_padded) != 0;
-    if (tile->spoilt) {
-        hide_spoilt_values(tile, padded);
+    tile->non_finite = engine->pack_values(tile->values, tile->value_rows, tile->n, padded,
+                                           shape->width_padded) != 0;
+    if (tile->non_finite) {
+        hide_non_finite_values(tile, padded);
     }
 }
 
@@ -283,8 +283,8 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
                      at_most(step, shape->width_padded - d), end - begin, tile->seen[block]);
     }
     tile->seen[block] = 1;
-    if (tile->spoilt) {
-        add_spoilt_values(tile, first_row, rows);
+    if (tile->non_finite) {
+        add_non_finite_values(tile, first_row, rows);
     }
 }
 
@@ -325,7 +325,7 @@ void run_packed(const struct attend_run *run, const struct work_item *item, char
         tile.values =
             scratch + run->layout.values + (size_t)tile.num_tiles * packed_bytes(shape, false);
         load_tile(&tile, scratch);
-        if (tile.flash && !tile.spoilt) {
+        if (tile.flash && !tile.non_finite) {
             flash_add(&tile, rows);
             continue;
         }

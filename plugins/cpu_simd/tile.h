@@ -34,8 +34,8 @@ struct tile {
     int32_t first; /* key of column 0: a multiple of TILE_KEYS */
     int32_t skip;  /* columns before the item's first key: never read */
     int32_t n;
-    bool flash;  /* the item goes by the engine's flash, but for spoilt tiles */
-    bool spoilt; /* a value of the tile is NaN or infinite */
+    bool flash; /* the item goes by the engine's flash, except for tiles with non-finite values */
+    bool non_finite; /* a value of the tile is NaN or infinite */
     struct ahead ahead;
 };
 

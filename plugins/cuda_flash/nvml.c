@@ -71,7 +71,7 @@ static int64_t speed_of(const struct nvml_device *d)
     return ((int64_t)d->major * 16 + d->minor) * 4096 + d->num_sms;
 }
 
-/* NVML counts by PCI bus. CUDA puts the fastest first unless told otherwise; which that is it does
+/* NVML counts by PCI bus. CUDA puts the fastest first unless set otherwise; which that is it does
  * not document, so newer counts as faster, then larger. Equal GPUs keep their order. */
 static void order_devices(struct nvml_device *devices, int32_t count)
 {

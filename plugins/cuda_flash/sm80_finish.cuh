@@ -77,7 +77,8 @@ static __device__ __forceinline__ void write_values(const gpu_params &p, int32_t
 
 /* Parts first .. last of an item, always in this order: the same bits every time. A warp has a row:
  * each lane the weight of one part of a pass, and `own` dims of all. What a pass reads is on its
- * way before the weights are known; loops stay rolled, since nobody has this code at hand. */
+ * way before the weights are known; loops stay rolled, since this code is not in the instruction
+ * cache. */
 template <int D, int SCRATCH>
 static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gpu_run &run,
                                                    int32_t first_slot, int32_t slot_step,
@@ -257,7 +258,7 @@ static __device__ __forceinline__ void store_rows(const gpu_params &p, const gpu
     }
 }
 
-/* `stage` is the run's last; nobody copies into it before this is done. */
+/* `stage` is the run's last; it is not copied into before this is done. */
 template <int KIND, int D, bool SPLIT>
 static __device__ __forceinline__ void finish_run(const gpu_params &p, const gpu_run &run,
                                                   char *stage, int32_t *last_one, float (&m)[2],

@@ -74,7 +74,7 @@ template <int TILE> struct tile_place {
     int32_t low, high; /* keys of the tile that are read: low .. high - 1 */
 };
 
-/* The entries are used a tile later, so that nobody waits for them here. */
+/* The entries are used a tile later, so that they are not waited for here. */
 template <int TILE>
 static __device__ __forceinline__ tile_place<TILE>
 place_tile(const sm80_params &a, const gpu_run &run, int32_t tile, int lane, int boxes_of_page)

@@ -51,16 +51,16 @@ static uint8_t *scale_of(const struct attn_kv_view *view, int64_t slot, int64_t 
            slot % view->block_size * view->scale_stride_slot + head * view->scale_stride_head;
 }
 
-/* Writes as it should be, then `spoil` on every key that was written. */
+/* Writes as it should be, then `make_wrong` on every key that was written. */
 static attn_status write_and_spoil(const struct attn_kernels *kernels,
                                    const struct attn_write_kv_args *args, struct attn_error *error,
-                                   void (*spoil)(const struct attn_write_kv_args *args, int64_t t,
-                                                 int64_t slot, int64_t head))
+                                   void (*make_wrong)(const struct attn_write_kv_args *args,
+                                                      int64_t t, int64_t slot, int64_t head))
 {
     attn_status status = kernels->write_kv(args, error);
     for (int64_t t = 0; t < args->num_slots && status == ATTN_OK; t++) {
         for (int64_t h = 0; h < args->layer->num_kv_heads && args->slot_mapping[t] >= 0; h++) {
-            spoil(args, t, args->slot_mapping[t], h);
+            make_wrong(args, t, args->slot_mapping[t], h);
         }
     }
     return status;

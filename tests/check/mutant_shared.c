@@ -30,7 +30,7 @@ static void use_common(struct mutable_args *m, const struct kept *kept)
     }
 }
 
-/* Scratch memory of the library: two attends at once spoil each other. */
+/* Scratch memory of the library: two attends at once make_wrong each other. */
 static atomic_int inside;
 
 static void enter_scratch(struct mutable_args *m)

@@ -237,7 +237,7 @@ static void test_rows_and_masks(void **state)
 
 static void test_what_is_not_finite(void **state)
 {
-    static const uint16_t spoilt[] = {0x7f80, 0xff80, 0x7fc0, 0xffff};
+    static const uint16_t non_finite[] = {0x7f80, 0xff80, 0x7fc0, 0xffff};
     const struct flash_engine *flash = variant_amx.bf16->flash;
     const void *rows[TILE_KEYS];
     (void)state;
@@ -247,8 +247,8 @@ static void test_what_is_not_finite(void **state)
     }
     it.v[3][5] = 0xff7f; /* the largest that is */
     assert_int_equal(flash->pack_values(it.values[0], rows, 40, 64, 96), 0);
-    for (size_t i = 0; i < sizeof spoilt / sizeof *spoilt; i++) {
-        it.v[39][95] = spoilt[i];
+    for (size_t i = 0; i < sizeof non_finite / sizeof *non_finite; i++) {
+        it.v[39][95] = non_finite[i];
         assert_int_equal(flash->pack_values(it.values[0], rows, 40, 64, 96), 1);
         assert_int_equal(flash->pack_values(it.values[0], rows, 39, 64, 96), 0);
     }

@@ -161,10 +161,10 @@ static const struct {
     {"", "ok"},
     {"supports_reasons_are_foul",
      "select 8 ATTN_BACKEND: layer 'only', prefill: no backend can serve it; answers: (a "
-     "text that is not clean UTF-8) (a text that is not clean UTF-8) (supported: not told)"},
+     "text that is not clean UTF-8) (a text that is not clean UTF-8) (supported: not stated)"},
     {"supports_reasons_are_null",
      "select 8 ATTN_BACKEND: layer 'only', prefill: no backend can serve it; answers: "
-     "supports this layer (supported: not told)"},
+     "supports this layer (supported: not stated)"},
     {"supports_error_is_foul",
      "select 8 ATTN_BACKEND: layer 'only', prefill: no backend can serve it; answers: "
      "supports this layer (supported: device error, with a text that is not clean UTF-8)"},

@@ -192,7 +192,7 @@ static void take_sample(struct lane *lane, int32_t index)
     lane->times[index] = elapsed / (double)lane->calls;
 }
 
-/* Every other round goes the other way, so that nobody always follows the same one. */
+/* Every other round goes the other way, so that none always follows the same one. */
 static int32_t sample_rounds(struct lane *lanes, int32_t count)
 {
     double begin = now_seconds(), slowest = 0;

@@ -54,7 +54,7 @@ void backend_stack_used(struct check_host *services, size_t bytes)
     }
 }
 
-/* Slices run in reverse order with changing workers: nobody may rely on 0 being first. */
+/* Slices run in reverse order with changing workers: no backend may rely on 0 being first. */
 static void host_parallel_for(void *user, int64_t count, int64_t grain, attn_parallel_body *body,
                               void *argument)
 {

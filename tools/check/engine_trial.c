@@ -82,8 +82,8 @@ static attn_status run_graph(const struct run *run, int32_t way, struct attn_err
     return status;
 }
 
-/* Planned with tables that are wrong, then told the right ones: by itself, as a later group's plan
- * is told the earlier group's. */
+/* Planned with tables that are wrong, then given the right ones: by itself, as a later group's plan
+ * is given the earlier group's. */
 static attn_status run_table_update(const struct run *run, struct attn_error *error)
 {
     const struct attn_api *api = run->engine->core->api;
@@ -130,8 +130,8 @@ static void *run_lane(void *argument)
     return NULL;
 }
 
-/* Both lanes attend to one cache, which a step before them wrote: two may not write the same rows at
- * once. */
+/* Both lanes attend to one cache, which a step before them wrote: two may not write the same rows
+ * at once. */
 static attn_status run_threads(const struct run *run, struct attn_error *error)
 {
     struct run reading = *run;

@@ -279,7 +279,7 @@ static void plant_ties(struct problem *p)
     }
 }
 
-/* One key and one value carry a NaN: whoever sees them shows it, nobody else does. Static int8
+/* One key and one value carry a NaN: queries that see them show it, others do not. Static int8
  * values have no NaN. */
 static void plant_nans(struct problem *p, uint64_t *random)
 {

@@ -6,7 +6,7 @@
 
 #include "trial.h"
 
-/* `variant` is what the file told the sink; `seed` draws the inputs. */
+/* `variant` is what the file gave the sink; `seed` draws the inputs. */
 typedef enum trial_result kernel_run(struct trial *trial, const void *variant, uint64_t seed);
 
 struct kernel_sink {

@@ -8,7 +8,7 @@
 #include "malformed.h"
 #include "core_cases.h"
 
-attn_status malformed_plan(struct spoilt *s, const struct attn_batch *batch)
+attn_status malformed_plan(struct malformed_step *s, const struct attn_batch *batch)
 {
     const struct engine *e = s->engine;
     return e->core->api->plan(e->plans[0].plan, batch, s->side->stream, &s->error);
@@ -21,12 +21,12 @@ struct malformed_case {
     const struct malformed *malformed;
 };
 
-/* Bound and planned; then the spoilt call; then the step itself. */
-static enum trial_result spoil_step(struct trial *trial, const struct malformed_case *c,
-                                    struct problem *problem, const struct side *reference,
-                                    struct side *tested, struct engine *engine)
+/* Bound and planned; then the malformed call; then the step itself. */
+static enum trial_result try_malformed(struct trial *trial, const struct malformed_case *c,
+                                       struct problem *problem, const struct side *reference,
+                                       struct side *tested, struct engine *engine)
 {
-    struct spoilt s = {.engine = engine, .problem = problem, .side = tested};
+    struct malformed_step s = {.engine = engine, .problem = problem, .side = tested};
     struct attn_error *error = &s.error;
     const struct attn_api *api = c->core->api;
     const struct binding *b = &tested->binding;
@@ -38,7 +38,7 @@ static enum trial_result spoil_step(struct trial *trial, const struct malformed_
         return trial_call_failed(trial, "the plan", status, error);
     }
     s.io = engine_io(problem, tested);
-    status = c->malformed->spoil(&s);
+    status = c->malformed->make_wrong(&s);
     if (status == ATTN_OK) {
         return trial_say(trial, TRIAL_FAILED, "was not refused");
     }
@@ -72,7 +72,7 @@ static enum trial_result run_malformed(struct trial *trial, const void *variant,
         side_init(&reference, trial->reference, &host, &problem) &&
         side_init(&tested, trial->tested, trial->device, &problem) &&
         side_run_reference(&reference, &problem, &error) == ATTN_OK) {
-        result = spoil_step(trial, c, &problem, &reference, &tested, &engine);
+        result = try_malformed(trial, c, &problem, &reference, &tested, &engine);
     }
     engine_finish(&engine);
     side_finish(&tested);

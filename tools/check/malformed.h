@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One call through the core with one thing spoilt, where everything else is right. */
+/* One call through the core with one wrong argument, where everything else is right. */
 #ifndef CHECK_MALFORMED_H
 #define CHECK_MALFORMED_H
 
 #include "engine.h"
 
-/* The arguments of one step, to be spoilt. */
-struct spoilt {
+/* The arguments of one step, one of which is made wrong. */
+struct malformed_step {
     struct engine *engine;
     const struct problem *problem;
     struct side *side;
@@ -16,11 +16,11 @@ struct spoilt {
     struct attn_error error;
 };
 
-typedef attn_status spoil(struct spoilt *s);
+typedef attn_status make_wrong(struct malformed_step *s);
 
 struct malformed {
     const char *name;
-    spoil *spoil;
+    make_wrong *make_wrong;
     const char *field; /* that the error has to name */
 };
 
@@ -33,6 +33,6 @@ extern const struct malformed_list malformed_batches; /* malformed_batch.c */
 extern const struct malformed_list malformed_binds;   /* malformed_bind.c */
 
 /* malformed.c. The plan of the step with another batch. */
-attn_status malformed_plan(struct spoilt *s, const struct attn_batch *batch);
+attn_status malformed_plan(struct malformed_step *s, const struct attn_batch *batch);
 
 #endif

@@ -4,14 +4,14 @@
 
 #include "malformed.h"
 
-static attn_status starts_null(struct spoilt *s)
+static attn_status starts_null(struct malformed_step *s)
 {
     struct attn_batch batch = s->side->binding.batch;
     batch.query_start_loc_host = NULL;
     return malformed_plan(s, &batch);
 }
 
-static attn_status starts_decrease(struct spoilt *s)
+static attn_status starts_decrease(struct malformed_step *s)
 {
     struct attn_batch batch = s->side->binding.batch;
     int32_t starts[PROBLEM_MAX_REQS + 1];
@@ -21,21 +21,21 @@ static attn_status starts_decrease(struct spoilt *s)
     return malformed_plan(s, &batch);
 }
 
-static attn_status table_null(struct spoilt *s)
+static attn_status table_null(struct malformed_step *s)
 {
     struct attn_batch batch = s->side->binding.batch;
     batch.block_table = NULL;
     return malformed_plan(s, &batch);
 }
 
-static attn_status slots_null(struct spoilt *s)
+static attn_status slots_null(struct malformed_step *s)
 {
     struct attn_batch batch = s->side->binding.batch;
     batch.slot_mapping = NULL;
     return malformed_plan(s, &batch);
 }
 
-static attn_status lens_short(struct spoilt *s)
+static attn_status lens_short(struct malformed_step *s)
 {
     struct attn_batch batch = s->side->binding.batch;
     int32_t lens[PROBLEM_MAX_REQS];
@@ -45,35 +45,35 @@ static attn_status lens_short(struct spoilt *s)
     return malformed_plan(s, &batch);
 }
 
-static attn_status reqs_over(struct spoilt *s)
+static attn_status reqs_over(struct malformed_step *s)
 {
     struct attn_batch batch = s->side->binding.batch;
     batch.num_reqs = 1000;
     return malformed_plan(s, &batch);
 }
 
-static attn_status tokens_over(struct spoilt *s)
+static attn_status tokens_over(struct malformed_step *s)
 {
     struct attn_batch batch = s->side->binding.batch;
     batch.num_tokens = 1 << 20;
     return malformed_plan(s, &batch);
 }
 
-static attn_status mode_unknown(struct spoilt *s)
+static attn_status mode_unknown(struct malformed_step *s)
 {
     struct attn_batch batch = s->side->binding.batch;
     batch.mode = 77;
     return malformed_plan(s, &batch);
 }
 
-static attn_status causal_unknown(struct spoilt *s)
+static attn_status causal_unknown(struct malformed_step *s)
 {
     struct attn_batch batch = s->side->binding.batch;
     batch.causal = 5;
     return malformed_plan(s, &batch);
 }
 
-static attn_status extension_unknown(struct spoilt *s)
+static attn_status extension_unknown(struct malformed_step *s)
 {
     struct attn_batch batch = s->side->binding.batch;
     const struct attn_ext unknown = {0xfff, 0, sizeof unknown, NULL};

@@ -2,61 +2,61 @@
 /* Malformed layers, views and workspaces, before any step. */
 #include "malformed.h"
 
-static attn_status workspace_small(struct spoilt *s)
+static attn_status workspace_small(struct malformed_step *s)
 {
     const struct engine *e = s->engine;
     const struct engine_plan *p = &e->plans[0];
     return e->core->api->plan_bind_workspace(p->plan, p->workspace, p->bytes - 1, &s->error);
 }
 
-static attn_status workspace_null(struct spoilt *s)
+static attn_status workspace_null(struct malformed_step *s)
 {
     const struct engine *e = s->engine;
     return e->core->api->plan_bind_workspace(e->plans[0].plan, NULL, e->plans[0].bytes, &s->error);
 }
 
-static attn_status workspace_odd(struct spoilt *s)
+static attn_status workspace_odd(struct malformed_step *s)
 {
     const struct engine *e = s->engine;
     const struct engine_plan *p = &e->plans[0];
     return e->core->api->plan_bind_workspace(p->plan, p->workspace + 8, p->bytes, &s->error);
 }
 
-static attn_status bind(struct spoilt *s, const struct attn_kv_view *k)
+static attn_status bind(struct malformed_step *s, const struct attn_kv_view *k)
 {
     const struct engine *e = s->engine;
     return e->core->api->layer_bind_kv(e->layer, k, &s->side->binding.v_cache, &s->error);
 }
 
-static attn_status view_null(struct spoilt *s)
+static attn_status view_null(struct malformed_step *s)
 {
     struct attn_kv_view k = s->side->binding.k_cache;
     k.data = NULL;
     return bind(s, &k);
 }
 
-static attn_status view_heads(struct spoilt *s)
+static attn_status view_heads(struct malformed_step *s)
 {
     struct attn_kv_view k = s->side->binding.k_cache;
     k.num_heads++;
     return bind(s, &k);
 }
 
-static attn_status view_overlaps(struct spoilt *s)
+static attn_status view_overlaps(struct malformed_step *s)
 {
     struct attn_kv_view k = s->side->binding.k_cache;
     k.stride_slot = k.stride_head = 4;
     return bind(s, &k);
 }
 
-static attn_status view_pack(struct spoilt *s)
+static attn_status view_pack(struct malformed_step *s)
 {
     struct attn_kv_view k = s->side->binding.k_cache;
     k.pack = k.head_size - 1;
     return bind(s, &k);
 }
 
-static attn_status limits_zero(struct spoilt *s)
+static attn_status limits_zero(struct malformed_step *s)
 {
     const struct engine *e = s->engine;
     struct attn_plan_options options = {.struct_size = sizeof options};
@@ -65,7 +65,7 @@ static attn_status limits_zero(struct spoilt *s)
     return e->core->api->plan_create(e->model, 0, &options, &made, &s->error);
 }
 
-static attn_status select_layer(struct spoilt *s, const struct attn_layer_desc *layer)
+static attn_status select_layer(struct malformed_step *s, const struct attn_layer_desc *layer)
 {
     attn_assignment *assignment = NULL;
     attn_status status = core_select(s->engine->core, layer, &assignment, &s->error);
@@ -73,28 +73,28 @@ static attn_status select_layer(struct spoilt *s, const struct attn_layer_desc *
     return status;
 }
 
-static attn_status heads_ragged(struct spoilt *s)
+static attn_status heads_ragged(struct malformed_step *s)
 {
     struct attn_layer_desc layer = s->side->binding.layer;
     layer.num_kv_heads = layer.num_q_heads + 1;
     return select_layer(s, &layer);
 }
 
-static attn_status scale_zero(struct spoilt *s)
+static attn_status scale_zero(struct malformed_step *s)
 {
     struct attn_layer_desc layer = s->side->binding.layer;
     layer.scale = 0;
     return select_layer(s, &layer);
 }
 
-static attn_status kind_unknown(struct spoilt *s)
+static attn_status kind_unknown(struct malformed_step *s)
 {
     struct attn_layer_desc layer = s->side->binding.layer;
     layer.kind = 99;
     return select_layer(s, &layer);
 }
 
-static attn_status name_empty(struct spoilt *s)
+static attn_status name_empty(struct malformed_step *s)
 {
     struct attn_layer_desc layer = s->side->binding.layer;
     layer.name = "";

@@ -5,7 +5,7 @@
 #include "malformed.h"
 
 /* A copy of a tensor that may be changed. */
-static struct attn_tensor *copy_of(struct spoilt *s, const struct attn_tensor *tensor)
+static struct attn_tensor *copy_of(struct malformed_step *s, const struct attn_tensor *tensor)
 {
     memcpy(s->shape, tensor->shape, (size_t)tensor->ndim * sizeof *s->shape);
     memcpy(s->strides, tensor->strides, (size_t)tensor->ndim * sizeof *s->strides);
@@ -15,19 +15,19 @@ static struct attn_tensor *copy_of(struct spoilt *s, const struct attn_tensor *t
     return &s->tensor;
 }
 
-static attn_status run(struct spoilt *s)
+static attn_status run(struct malformed_step *s)
 {
     const struct engine *e = s->engine;
     return e->core->api->run(e->plans[0].plan, e->layer, &s->io, &s->error);
 }
 
-static attn_status q_null(struct spoilt *s)
+static attn_status q_null(struct malformed_step *s)
 {
     s->io.q = NULL;
     return run(s);
 }
 
-static attn_status q_heads(struct spoilt *s)
+static attn_status q_heads(struct malformed_step *s)
 {
     struct attn_tensor *q = copy_of(s, s->io.q);
     q->shape[1]++;
@@ -35,7 +35,7 @@ static attn_status q_heads(struct spoilt *s)
     return run(s);
 }
 
-static attn_status q_dtype(struct spoilt *s)
+static attn_status q_dtype(struct malformed_step *s)
 {
     struct attn_tensor *q = copy_of(s, s->io.q);
     q->dtype = (struct attn_dtype){ATTN_CODE_BOOL, 8, 1};
@@ -43,7 +43,7 @@ static attn_status q_dtype(struct spoilt *s)
     return run(s);
 }
 
-static attn_status q_rows(struct spoilt *s)
+static attn_status q_rows(struct malformed_step *s)
 {
     struct attn_tensor *q = copy_of(s, s->io.q);
     q->shape[0] = s->problem->num_actual_tokens - 1;
@@ -51,7 +51,7 @@ static attn_status q_rows(struct spoilt *s)
     return run(s);
 }
 
-static attn_status q_stride(struct spoilt *s)
+static attn_status q_stride(struct malformed_step *s)
 {
     struct attn_tensor *q = copy_of(s, s->io.q);
     q->strides[2] = 2;
@@ -59,13 +59,13 @@ static attn_status q_stride(struct spoilt *s)
     return run(s);
 }
 
-static attn_status k_null(struct spoilt *s)
+static attn_status k_null(struct malformed_step *s)
 {
     s->io.k = NULL;
     return run(s);
 }
 
-static attn_status v_size(struct spoilt *s)
+static attn_status v_size(struct malformed_step *s)
 {
     struct attn_tensor *v = copy_of(s, s->io.v);
     v->shape[2] += 8;
@@ -73,13 +73,13 @@ static attn_status v_size(struct spoilt *s)
     return run(s);
 }
 
-static attn_status out_null(struct spoilt *s)
+static attn_status out_null(struct malformed_step *s)
 {
     s->io.out = NULL;
     return run(s);
 }
 
-static attn_status out_dims(struct spoilt *s)
+static attn_status out_dims(struct malformed_step *s)
 {
     struct attn_tensor *out = copy_of(s, s->io.out);
     out->ndim = 2;
@@ -87,7 +87,7 @@ static attn_status out_dims(struct spoilt *s)
     return run(s);
 }
 
-static attn_status lse_shape(struct spoilt *s)
+static attn_status lse_shape(struct malformed_step *s)
 {
     struct attn_tensor *lse = copy_of(s, &s->side->binding.lse);
     lse->shape[0]--;
@@ -95,7 +95,7 @@ static attn_status lse_shape(struct spoilt *s)
     return run(s);
 }
 
-static attn_status io_size(struct spoilt *s)
+static attn_status io_size(struct malformed_step *s)
 {
     s->io.struct_size = 8;
     return run(s);

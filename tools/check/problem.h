@@ -22,7 +22,7 @@ struct problem_buffers {
     size_t cache, cache_scales, cache_end;
     size_t context_k, context_v, context_slots;
     size_t query_start_loc, key_start_loc, seq_lens, block_table, block_table_row, slot_mapping;
-    size_t other_table; /* valid blocks of nobody in particular */
+    size_t other_table; /* valid blocks of no request */
     size_t other_slots; /* every row skipped */
     size_t logits_indices;
     size_t causal, sinks, alibi_slopes, sink_k, sink_v;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a run of the suite found, and the forms in which it is told. */
+/* What a run of the suite found, and the forms in which it is reported. */
 #ifndef CHECK_REPORT_H
 #define CHECK_REPORT_H
 

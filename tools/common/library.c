@@ -11,7 +11,7 @@
 
 #define CORE_NAME "libattn.so.1"
 
-/* The folder of this executable, ending in '/'; empty if it cannot be told. */
+/* The folder of this executable, ending in '/'; empty if it is not known. */
 static void own_folder(char *folder, size_t size)
 {
     ssize_t length = readlink("/proc/self/exe", folder, size - 1);

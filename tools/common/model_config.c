@@ -14,7 +14,7 @@
 
 struct model_layer *add_layer(struct reading *r, const char *prefix, int32_t index)
 {
-    static struct model_layer spill; /* where a failed reading writes what nobody reads */
+    static struct model_layer spill; /* where a failed reading writes what is not read */
     struct model_config *config = r->config;
     if (r->status != ATTN_OK || config->num_layers >= config->max_layers) {
         reading_fail(r, "num_hidden_layers", "more than %d layers", config->max_layers);

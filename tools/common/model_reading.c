@@ -12,7 +12,7 @@ void reading_fail(struct reading *r, const char *field, const char *format, ...)
 {
     va_list arguments;
     if (r->status != ATTN_OK) {
-        return; /* the first failure is told */
+        return; /* the first failure is reported */
     }
     r->status = r->error->status = ATTN_ERROR_INVALID_ARGUMENT;
     snprintf(r->error->field, sizeof r->error->field, "%s", field);

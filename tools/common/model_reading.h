@@ -12,7 +12,7 @@ struct reading {
     attn_status status;
 };
 
-/* The first failure is told. */
+/* The first failure is reported. */
 void reading_fail(struct reading *r, const char *field, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 int32_t read_int(struct reading *r, const struct cJSON *object, const char *name, int32_t otherwise,

@@ -130,7 +130,7 @@ static attn_status make_params(struct engine *engine, struct run_layer *layer)
     return engine->api->layer_bind_params(layer->handle, &params, &engine->error);
 }
 
-/* Pages that nobody has written are NaN. */
+/* Pages that were not written are NaN. */
 static attn_status make_cache(struct engine *engine, struct run_layer *layer)
 {
     struct run_group *group = &engine->groups[layer->group];

@@ -26,7 +26,7 @@ static uint64_t hash_environment(void)
     return hash;
 }
 
-/* Control bits only: the exceptions that a computation raises are nobody's setting. */
+/* Control bits only: the exceptions that a computation raises are no setting. */
 static uint32_t float_control(void)
 {
 #if defined(__x86_64__)

@@ -22,7 +22,7 @@
 #include <cpuid.h>
 #endif
 
-/* Vendors read these themselves; here they are told apart and nothing more. */
+/* Vendors read these themselves; here they only make keys differ. */
 static const char *const visibility[] = {
     "CUDA_VISIBLE_DEVICES",     "CUDA_DEVICE_ORDER",      "NVIDIA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",      "ROCR_VISIBLE_DEVICES",   "GPU_DEVICE_ORDINAL",

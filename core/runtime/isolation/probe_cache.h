@@ -16,7 +16,7 @@
 #define CACHE_REFUSAL_SECONDS 600
 /* A deadline that has passed says as much of the machine, and nothing of a longer one. */
 #define CACHE_TIMEOUT_SECONDS 60
-/* What nobody has rewritten for so long belongs to a boot or a choice of devices that is gone. */
+/* A record not rewritten for so long belongs to a boot or a choice of devices that is gone. */
 #define CACHE_MAX_AGE_SECONDS ((time_t)30 * 24 * 3600)
 
 struct cache_entry {

@@ -20,7 +20,7 @@
 #define HELLO_SIZE (sizeof SCAN_HELLO - 1)
 #define VERSION_SIZE (sizeof SCAN_VERSION - 1)
 #define TICK_MS 50
-/* A process that is killed while a driver holds it in the kernel stays; nobody waits for it longer
+/* A process that is killed while a driver holds it in the kernel stays; it is not waited for longer
  * than this. */
 #define GRAVE_MS 1000
 

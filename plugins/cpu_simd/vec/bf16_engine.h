@@ -136,7 +136,7 @@ static int bf16_pack_values(void *packed, const void *const *rows, int32_t n, in
                             int32_t width)
 {
     uint16_t *out = packed;
-    __mmask32 spoilt = 0;
+    __mmask32 non_finite = 0;
     for (int32_t i = 0; i < n_padded; i += 2) {
         for (int32_t d = 0; d < width; d += 32) {
             __m512i even = _mm512_setzero_si512();
@@ -147,7 +147,7 @@ static int bf16_pack_values(void *packed, const void *const *rows, int32_t n, in
             if (i + 1 < n) {
                 odd = _mm512_loadu_si512((const uint16_t *)rows[i + 1] + d);
             }
-            spoilt |= bf16_not_finite(even) | bf16_not_finite(odd);
+            non_finite |= bf16_not_finite(even) | bf16_not_finite(odd);
             __m512i first;
             __m512i last;
             interleave_pairs(even, odd, &first, &last);
@@ -155,7 +155,7 @@ static int bf16_pack_values(void *packed, const void *const *rows, int32_t n, in
             _mm512_storeu_si512(out + (int64_t)i * width + 2 * d + 32, last);
         }
     }
-    return spoilt != 0;
+    return non_finite != 0;
 }
 
 /* 2^x to 7.5e-5, less than the rounding of a bf16 */

@@ -132,19 +132,19 @@ static int bf16_pack_values(void *packed, const void *const *rows, int32_t n, in
 {
     uint16_t *out = packed;
     const uint16x8_t exponent = vdupq_n_u16(0x7f80); /* all ones: infinite or NaN */
-    uint16x8_t spoilt = vdupq_n_u16(0);
+    uint16x8_t non_finite = vdupq_n_u16(0);
     for (int32_t i = 0; i < n_padded; i += 2) {
         for (int32_t d = 0; d < width; d += 8) {
             uint16x8_t even = i < n ? vld1q_u16((const uint16_t *)rows[i] + d) : vdupq_n_u16(0);
             uint16x8_t odd =
                 i + 1 < n ? vld1q_u16((const uint16_t *)rows[i + 1] + d) : vdupq_n_u16(0);
-            spoilt = vorrq_u16(spoilt, vceqq_u16(vandq_u16(even, exponent), exponent));
-            spoilt = vorrq_u16(spoilt, vceqq_u16(vandq_u16(odd, exponent), exponent));
+            non_finite = vorrq_u16(non_finite, vceqq_u16(vandq_u16(even, exponent), exponent));
+            non_finite = vorrq_u16(non_finite, vceqq_u16(vandq_u16(odd, exponent), exponent));
             vst1q_u16(out + (int64_t)i * width + 2 * d, vzip1q_u16(even, odd));
             vst1q_u16(out + (int64_t)i * width + 2 * d + 8, vzip2q_u16(even, odd));
         }
     }
-    return vmaxvq_u16(spoilt) != 0;
+    return vmaxvq_u16(non_finite) != 0;
 }
 
 INLINE vf widened_low(bfloat16x8_t x)

@@ -99,15 +99,15 @@ static int f32_pack_values(void *packed, const void *const *rows, int32_t n, int
 {
     float *out = packed;
     vf zero = vf_set1(0.0f);
-    vf spoilt = zero; /* 0 x: NaN as soon as an x is not finite */
+    vf non_finite = zero; /* 0 x: NaN as soon as an x is not finite */
     for (int32_t i = 0; i < n_padded; i++) {
         for (int32_t d = 0; d < width; d += VF_WIDTH) {
             vf x = i < n ? vf_load((const float *)rows[i] + d) : zero;
-            spoilt = vf_fma(x, zero, spoilt);
+            non_finite = vf_fma(x, zero, non_finite);
             vf_store(out + (int64_t)i * width + d, x);
         }
     }
-    float sum = vf_sum(spoilt);
+    float sum = vf_sum(non_finite);
     return sum != sum;
 }
 

@@ -133,15 +133,15 @@ INLINE __m512 query_load(const uint16_t *row, int32_t d, int32_t second)
  * elements. */
 INLINE float query_scale(const uint16_t *row, int32_t n, int32_t second, __m512 *factor)
 {
-    __m512 largest = _mm512_setzero_ps(), spoilt = _mm512_setzero_ps();
+    __m512 largest = _mm512_setzero_ps(), non_finite = _mm512_setzero_ps();
     for (int32_t d = 0; d < n; d += 16) {
         __m512 x = query_load(row, d, second);
         largest = _mm512_max_ps(largest, _mm512_abs_ps(x));
-        spoilt = _mm512_fmadd_ps(x, _mm512_setzero_ps(), spoilt);
+        non_finite = _mm512_fmadd_ps(x, _mm512_setzero_ps(), non_finite);
     }
     float top = vf_greatest(largest);
     *factor = _mm512_set1_ps(top > 0.0f ? QUERY_LARGEST / top : 0.0f);
-    return top / QUERY_LARGEST + vf_sum(spoilt);
+    return top / QUERY_LARGEST + vf_sum(non_finite);
 }
 
 INLINE void query_store(uint16_t *out, __m512 x, __m512 factor)

@@ -43,7 +43,7 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait()
 }
 
 /* The same, but not before x is known: ptxas would wait first and compute x, which needs no wgmma,
- * after it. x is never below 0, so nobody sleeps. */
+ * after it. x is never below 0, so no thread sleeps. */
 template <int LEFT> static __device__ __forceinline__ void wgmma_wait_behind(float x)
 {
     if (x < 0.0f) {

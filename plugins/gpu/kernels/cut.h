@@ -267,7 +267,7 @@ GPU_DEVICE stream_cut cut_stream(const gpu_problem &p, const gpu_schedule &plan,
 }
 
 /* Which row tile a segment begins in, and which segments share its outer items. They are taken
- * level by level, so that the last ones are small and of all items; empty ones by nobody. */
+ * level by level, so that the last ones are small and of all items; empty ones are left out. */
 GPU_DEVICE int32_t link_segments(const gpu_problem &p, const gpu_schedule &plan, int32_t row_tiles,
                                  const stream_cut &cut, const int32_t *starts, const int32_t *begin,
                                  int32_t *warps)
