@@ -177,10 +177,37 @@ struct delta_args {
     float kq; /* k.q */
 };
 
+/* Rows of a causal convolution, all `stride` floats apart. */
+struct convolve_args {
+    float *y;             /* [rows] */
+    const float *x;       /* [width - 1 + rows] */
+    const float *weights; /* [width] */
+    const float *bias;
+    int64_t stride;
+    int32_t width;
+    int32_t rows;
+    int32_t n; /* of COLUMN_MULTIPLE */
+    int with_silu;
+};
+
+/* Decays between the tokens of a chunk, and with them the products of its keys and queries; rows
+ * are `stride` floats apart. Above the diagonal all but kk and qk stay zero. */
+struct decays_args {
+    int64_t stride;
+    const float *decay; /* by token */
+    const float *beta;
+    const float *kk;
+    const float *qk;
+    float *d;    /* d[t][j]: from behind token j to token t; before row 0 there is one of zeros */
+    float *by_r; /* -beta[t] d[t][j] kk[t][j], j < t */
+    float *by_q; /* d[t][j] qk[t][j], j <= t */
+};
+
 struct delta_engine {
-    /* one output row of a causal convolution over `width` rows of x and weights, `stride` apart */
-    void (*convolve)(float *y, const float *x, const float *weights, const float *bias,
-                     int64_t stride, int32_t width, int32_t n, int with_silu);
+    void (*convolve)(const struct convolve_args *args);
+    void (*decays)(const struct decays_args *args, int32_t t); /* row t, after the row before it */
+    /* r = beta (r - e s) */
+    void (*residual)(float *r, const float *s, float e, float beta, int32_t n);
     float (*dot)(const float *a, const float *b, int32_t n); /* n of COLUMN_MULTIPLE */
     void (*step)(const struct delta_args *args);
 };

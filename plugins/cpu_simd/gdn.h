@@ -33,15 +33,30 @@ struct gdn_scratch {
     float *qk;     /* [C, C]: q k^T */
     float *by_r;   /* [C, C]: kk as the triangular system takes it, with a value head's decays */
     float *by_q;   /* [C, C]: qk likewise */
-    float *d;      /* [C, C]: decay from behind token j to token t */
+    float *d;      /* [1 + C, C]: decay from behind token j to token t, behind a row of zeros */
     float *states; /* of each head of an item [depth, width]: S transposed; of a step S itself */
-    float *raw;    /* [conv_width - 1 + C, wider of both]: inputs of the convolution */
+    /* of an engine that multiplies bf16: rows on their way, and its q, k and state */
+    uint16_t *stage, *short_q, *short_k, *short_state;
+    float *raw;        /* [conv_width - 1 + C, wider of both]: inputs of the convolution */
     const float *taps; /* of all heads of the mixed row [conv_width + 1, depth or width]: weights,
                         * then the bias */
+    const struct engine *engine; /* of products with the state */
+    const void *left_q, *left_k; /* its operands */
     float decay[GDN_CHUNK];
     float beta[GDN_CHUNK];
     float e[GDN_CHUNK]; /* decay from the chunk's beginning through token t */
 };
+
+/* gdn.c */
+float *gdn_state(const struct gdn *gdn, int64_t slot, int32_t head);
+int32_t gdn_key_head(const struct attn_recurrent_desc *desc, int32_t head);
+/* row `t` of the request, from floats */
+void gdn_store_out(const struct gdn *gdn, const struct gdn_request *request, int64_t t,
+                   int32_t head, const float *o);
+
+/* gdn_chunk.c: a request's tokens for num_heads value heads over one key head. */
+void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
+                    int32_t num_heads, struct gdn_scratch *s);
 
 /* gdn_inputs.c: weights of the convolution of one of the 2 Hk + Hv heads of q, k and v */
 size_t gdn_taps_floats(const struct attn_recurrent_desc *desc);

@@ -162,11 +162,16 @@ static void load_rows(const struct gdn *gdn, const struct gdn_request *request, 
     if (width > 0) {
         const float *taps = scratch->taps + channels.taps;
         load_raw(gdn, request, first - (width - 1), count + width - 1, &channels, scratch->raw);
-        for (int32_t t = 0; t < count; t++) {
-            gdn_variant(gdn)->delta->convolve(
-                rows + (int64_t)t * padded, scratch->raw + (int64_t)t * padded, taps,
-                taps + (int64_t)width * padded, padded, width, padded, gdn->desc->conv_silu);
-        }
+        const struct convolve_args args = {.y = rows,
+                                           .x = scratch->raw,
+                                           .weights = taps,
+                                           .bias = taps + (int64_t)width * padded,
+                                           .stride = padded,
+                                           .width = width,
+                                           .rows = count,
+                                           .n = padded,
+                                           .with_silu = gdn->desc->conv_silu};
+        gdn_variant(gdn)->delta->convolve(&args);
         return;
     }
     for (int32_t t = 0; t < count; t++) {
@@ -205,17 +210,30 @@ void gdn_load_v(const struct gdn *gdn, const struct gdn_request *request, int64_
               scratch, scratch->v);
 }
 
+/* log(1 + e^x), to float32 */
+static double softplus(double x)
+{
+    if (x > SOFTPLUS_THRESHOLD) {
+        return x;
+    }
+    double e = exp(x);
+    return e < 1e-8 ? e : log(1 + e);
+}
+
 /* g = -exp(A_log) softplus(a + dt_bias); beta = sigmoid(b). */
 void gdn_load_gates(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                     int32_t count, int32_t head, struct gdn_scratch *scratch)
 {
-    double rate = -exp((double)gdn->weights->a_log[head]);
+    const struct attn_tensor *a = gdn->io->a, *b = gdn->io->b;
+    int32_t a_element = element_of_any(a), b_element = element_of_any(b);
+    int64_t a_at = head * tensor_stride(a, 1), b_at = head * tensor_stride(b, 1);
+    double rate = -exp((double)gdn->weights->a_log[head]), bias = gdn->weights->dt_bias[head];
     for (int32_t t = 0; t < count; t++) {
         int64_t row = request->first_row + first + t;
-        double x = (double)tensor_element(gdn->io->a, row, head) + gdn->weights->dt_bias[head];
-        double softplus = x > SOFTPLUS_THRESHOLD ? x : log1p(exp(x));
-        scratch->decay[t] = (float)exp(rate * softplus);
-        scratch->beta[t] = (float)(1 / (1 + exp(-(double)tensor_element(gdn->io->b, row, head))));
+        double x = (double)load_element(tensor_row(a, row, 0), a_element, a_at) + bias;
+        double y = (double)load_element(tensor_row(b, row, 0), b_element, b_at);
+        scratch->decay[t] = (float)exp(rate * softplus(x));
+        scratch->beta[t] = (float)(1 / (1 + exp(-y)));
     }
 }
 

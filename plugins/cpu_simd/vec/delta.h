@@ -14,16 +14,68 @@ INLINE vf silu(vf x)
     return vf_div(x, vf_add(vf_set1(1.0f), e));
 }
 
-/* y_c = bias_c + sum_i w[i][c] x[i][c], then SiLU; n is a multiple of COLUMN_MULTIPLE. */
-static void delta_convolve(float *y, const float *x, const float *weights, const float *bias,
-                           int64_t stride, int32_t width, int32_t n, int with_silu)
+#define CONSTANT_WIDTH 4 /* of most models */
+
+/* width is a constant where this is inlined, so that a block's taps stay in registers */
+INLINE void convolve_rows(const struct convolve_args *args, const int32_t width)
 {
-    for (int32_t c = 0; c < n; c += VF_WIDTH) {
-        vf sum = vf_load(bias + c);
-        for (int32_t i = 0; i < width; i++) {
-            sum = vf_fma(vf_load(weights + i * stride + c), vf_load(x + i * stride + c), sum);
+    int64_t stride = args->stride;
+    for (int32_t c = 0; c < args->n; c += VF_WIDTH) {
+        const float *x = args->x + c;
+        vf bias = vf_load(args->bias + c);
+        vf taps[CONSTANT_WIDTH];
+#pragma GCC unroll 4
+        for (int32_t i = 0; i < width && i < CONSTANT_WIDTH; i++) {
+            taps[i] = vf_load(args->weights + i * stride + c);
         }
-        vf_store(y + c, with_silu ? silu(sum) : sum);
+        for (int32_t t = 0; t < args->rows; t++, x += stride) {
+            vf sum = bias;
+#pragma GCC unroll 4
+            for (int32_t i = 0; i < width; i++) {
+                vf tap = i < CONSTANT_WIDTH ? taps[i] : vf_load(args->weights + i * stride + c);
+                sum = vf_fma(tap, vf_load(x + i * stride), sum);
+            }
+            vf_store(args->y + t * stride + c, args->with_silu ? silu(sum) : sum);
+        }
+    }
+}
+
+/* y[t]_c = bias_c + sum_i w[i][c] x[t + i][c], then SiLU; n is a multiple of COLUMN_MULTIPLE. */
+static void delta_convolve(const struct convolve_args *args)
+{
+    if (args->width == CONSTANT_WIDTH) {
+        convolve_rows(args, CONSTANT_WIDTH);
+    } else {
+        convolve_rows(args, args->width);
+    }
+}
+
+/* Row t of a chunk's decays. */
+static void delta_decays(const struct decays_args *args, int32_t t)
+{
+    int64_t row = (int64_t)t * args->stride;
+    float *d = args->d + row;
+    vf decay = vf_set1(args->decay[t]);
+    vf minus_beta = vf_set1(-args->beta[t]);
+    for (int32_t j = 0; j <= t; j += VF_WIDTH) {
+        vf by = vf_mul(vf_load(d - args->stride + j), decay); /* 0 from t on */
+        vf kk = vf_keep(vf_load(args->kk + row + j), j, 0, t, 0.0f);
+        vf qk = vf_keep(vf_load(args->qk + row + j), j, 0, t, 0.0f);
+        vf_store(d + j, by);
+        vf_store(args->by_r + row + j, vf_mul(vf_mul(minus_beta, by), kk));
+        vf_store(args->by_q + row + j, vf_mul(by, qk));
+    }
+    d[t] = 1.0f;
+    args->by_q[row + t] = args->qk[row + t];
+}
+
+/* r = beta (r - e s) */
+static void delta_residual(float *r, const float *s, float e, float beta, int32_t n)
+{
+    vf by = vf_set1(beta);
+    vf minus = vf_set1(-e);
+    for (int32_t i = 0; i < n; i += VF_WIDTH) {
+        vf_store(r + i, vf_mul(by, vf_fma(minus, vf_load(s + i), vf_load(r + i))));
     }
 }
 
@@ -78,7 +130,10 @@ static void delta_step(const struct delta_args *args)
     }
 }
 
-static const struct delta_engine delta_operations = {
-    .convolve = delta_convolve, .dot = delta_dot, .step = delta_step};
+static const struct delta_engine delta_operations = {.convolve = delta_convolve,
+                                                     .decays = delta_decays,
+                                                     .residual = delta_residual,
+                                                     .dot = delta_dot,
+                                                     .step = delta_step};
 
 #endif

@@ -59,6 +59,10 @@ INLINE void f32_rows(const int vectors, float *c, int64_t ldc, const float *a, i
         f32_block(4, vectors, c, ldc, a, lda, b, ldb, k, accumulate);
         m -= 4, a += 4 * lda, c += 4 * ldc;
     }
+    if (m >= 2) {
+        f32_block(2, vectors, c, ldc, a, lda, b, ldb, k, accumulate);
+        m -= 2, a += 2 * lda, c += 2 * ldc;
+    }
     for (; m > 0; m--, a += lda, c += ldc) {
         f32_block(1, vectors, c, ldc, a, lda, b, ldb, k, accumulate);
     }

@@ -202,25 +202,75 @@ void test_delta(void **state)
 
 void test_convolve(void **state)
 {
-    enum { CHANNELS = 160 };
-    static float x[4 * CHANNELS], weights[4 * CHANNELS], bias[CHANNELS];
+    enum { CHANNELS = 160, ROWS = 5 };
+    static float x[(ROWS + 3) * CHANNELS], y[ROWS * CHANNELS], weights[4 * CHANNELS],
+        bias[CHANNELS];
     (void)state;
     for (int32_t time = 0; time < TIMES; time++) {
-        int32_t width = 1 + (int32_t)draw(4), n = 32 * (1 + (int32_t)draw(CHANNELS / 32));
-        bool with_silu = draw(2);
-        fill(x, width * CHANNELS, 6.0f);
-        fill(weights, width * CHANNELS, 3.0f);
-        fill(bias, n, 40.0f);
-        for (int32_t c = 0; c < n; c++) {
-            double sum = bias[c];
-            for (int32_t i = 0; i < width; i++) {
-                sum += (double)weights[i * CHANNELS + c] * x[i * CHANNELS + c];
+        struct convolve_args args = {.y = y,
+                                     .x = x,
+                                     .weights = weights,
+                                     .bias = bias,
+                                     .stride = CHANNELS,
+                                     .width = 1 + (int32_t)draw(4),
+                                     .rows = 1 + (int32_t)draw(ROWS),
+                                     .n = 32 * (1 + (int32_t)draw(CHANNELS / 32)),
+                                     .with_silu = (int)draw(2)};
+        fill(x, (ROWS + 3) * CHANNELS, 6.0f);
+        fill(weights, args.width * CHANNELS, 3.0f);
+        fill(bias, args.n, 40.0f);
+        variant->delta->convolve(&args);
+        for (int32_t t = 0; t < args.rows; t++) {
+            for (int32_t c = 0; c < args.n; c++) {
+                double sum = bias[c];
+                for (int32_t i = 0; i < args.width; i++) {
+                    sum += (double)weights[i * CHANNELS + c] * x[(t + i) * CHANNELS + c];
+                }
+                wanted[c] = args.with_silu ? sum / (1 + exp(-sum)) : sum;
             }
-            wanted[c] = with_silu ? sum / (1 + exp(-sum)) : sum;
+            memcpy(row, y + t * CHANNELS, (size_t)args.n * sizeof(float));
+            check_row(args.n, 1e-6, 3e-5, "convolution");
         }
-        variant->delta->convolve(row, x, weights, bias, CHANNELS, width, n, with_silu);
-        check_row(n, 1e-6, 3e-5, "convolution");
     }
+}
+
+/* What is above the diagonal is NaN where it must not be read, and zero where it is written. */
+void test_decays(void **state)
+{
+    enum { TOKENS = 64 };
+    static float decay[TOKENS], beta[TOKENS], kk[TOKENS * TOKENS], qk[TOKENS * TOKENS];
+    static float d[(1 + TOKENS) * TOKENS], by_r[TOKENS * TOKENS], by_q[TOKENS * TOKENS];
+    const struct decays_args args = {TOKENS, decay, beta, kk, qk, d + TOKENS, by_r, by_q};
+    (void)state;
+    for (int32_t t = 0; t < TOKENS; t++) {
+        decay[t] = t == 40 ? 0.0f : 1 - fabsf(draw_number(0.3f));
+        beta[t] = fabsf(draw_number(1.0f));
+        fill(kk + t * TOKENS, TOKENS, 1.0f);
+        fill(qk + t * TOKENS, TOKENS, 1.0f);
+        for (int32_t j = t + 1; j < TOKENS; j++) {
+            kk[t * TOKENS + j] = qk[t * TOKENS + j] = NAN;
+        }
+    }
+    for (int32_t t = 0; t < TOKENS; t++) {
+        variant->delta->decays(&args, t);
+        for (int32_t j = 0; j < TOKENS; j++) {
+            double by = j <= t;
+            for (int32_t i = j + 1; i <= t; i++) {
+                by *= decay[i];
+            }
+            int32_t at = t * TOKENS + j;
+            check_near(args.d[at], by, 1e-6, "decay", t, j);
+            check_near(by_r[at], j < t ? -beta[t] * by * kk[at] : 0, 1e-6, "by_r", t, j);
+            check_near(by_q[at], j <= t ? by * qk[at] : 0, 1e-6, "by_q", t, j);
+        }
+    }
+    fill(row, 96, 1.0f);
+    fill(other, 96, 1.0f);
+    for (int32_t i = 0; i < 96; i++) {
+        wanted[i] = 0.75 * (row[i] - 0.25 * (double)other[i]);
+    }
+    variant->delta->residual(row, other, 0.25f, 0.75f, 96);
+    check_row(96, 1e-6, 1e-6, "residual");
 }
 
 /* The nearest code of a format: two codes equally near are both right only if the even one is. */

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The gated delta rule in chunks, on the transpose of the state. Per chunk of C tokens and head,
+ * Dk = Dv = D: 6 C D^2 FLOPs with the state, 3 C^2 D between tokens and 2 C^2 D / heads over one
+ * key head, through float32's gemm; where the layer is bf16 and the variant multiplies bf16, the
+ * products of the state with keys and queries, 4 C D^2, are bf16 with float32 sums. (What is
+ * between tokens and what is added to the state cancels, and is past the bounds in bf16.)
+ *
+ * One chunk, with D[t][j] the decay from behind token j to token t, E[t] that from the chunk's
+ * beginning, and S its first state:
+ *     r_t = beta_t (v_t - E[t] S k_t - sum_{j<t} D[t][j] (k_j k_t) r_j)
+ *     o_t = E[t] S q_t + sum_{j<=t} D[t][j] (k_j q_t) r_j
+ *     S  <- E[C-1] S + sum_j D[C-1][j] r_j k_j^T
+ * The sums over j < t are a unit lower triangular system, solved forwards: the WY form. Decays are
+ * products, not differences of sums, so that a decay of 0 stays one. */
+#include "gdn.h"
+
+#define TRIANGLE_ROWS 30 /* what is above the diagonal is computed within blocks of so many */
+#define SOLVE_ROWS 6     /* of the triangular system, taken through one gemm from what is solved */
+
+/* Rows of the padded depth as gemm's left operand. */
+static const void *left_operand(const struct gdn_scratch *s, const float *rows, int32_t count,
+                                uint16_t *place)
+{
+    if (s->engine->element == ELEMENT_F32) {
+        return rows;
+    }
+    s->engine->unpack[ELEMENT_F32](place, rows, (int64_t)count * s->depth);
+    return place;
+}
+
+/* A state [depth, width] as gemm's right operand. */
+static const void *right_operand(const struct gdn_scratch *s, const float *state)
+{
+    int32_t width = s->width;
+    if (s->engine->element == ELEMENT_F32) {
+        return state;
+    }
+    const void *staged[DEPTH_MULTIPLE];
+    for (int32_t i = 0; i < s->depth; i += DEPTH_MULTIPLE) {
+        s->engine->unpack[ELEMENT_F32](s->stage, state + (int64_t)i * width,
+                                       (int64_t)DEPTH_MULTIPLE * width);
+        for (int32_t j = 0; j < DEPTH_MULTIPLE; j++) {
+            staged[j] = s->stage + (int64_t)j * width;
+        }
+        s->engine->pack_values(s->short_state + (int64_t)i * width, staged, DEPTH_MULTIPLE,
+                               DEPTH_MULTIPLE, width);
+    }
+    return s->short_state;
+}
+
+static void load_keys(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
+                      int32_t count, int32_t key_head, struct gdn_scratch *s)
+{
+    const struct engine *plain = gdn_variant(gdn)->f32;
+    gdn_load_qk(gdn, request, first, count, key_head, s);
+    const void *keys[GDN_CHUNK];
+    for (int32_t t = 0; t < count; t++) {
+        keys[t] = s->k + (int64_t)t * s->depth;
+    }
+    plain->pack_keys(s->kt, keys, count, round_up(count, COLUMN_MULTIPLE), s->depth);
+    for (int32_t t = 0; t < count; t += TRIANGLE_ROWS) {
+        int32_t rows = at_most(TRIANGLE_ROWS, count - t);
+        int32_t columns = round_up(t + rows, COLUMN_MULTIPLE);
+        plain->gemm(s->kk + (int64_t)t * GDN_CHUNK, GDN_CHUNK, s->k + (int64_t)t * s->depth,
+                    s->depth, s->kt, TILE_KEYS, rows, columns, s->depth, 0);
+        plain->gemm(s->qk + (int64_t)t * GDN_CHUNK, GDN_CHUNK, s->q + (int64_t)t * s->depth,
+                    s->depth, s->kt, TILE_KEYS, rows, columns, s->depth, 0);
+    }
+    s->left_k = left_operand(s, s->k, count, s->short_k);
+    s->left_q = left_operand(s, s->q, count, s->short_q);
+}
+
+static void load_values(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
+                        int32_t count, int32_t head, struct gdn_scratch *s)
+{
+    gdn_load_v(gdn, request, first, count, head, s);
+    gdn_load_gates(gdn, request, first, count, head, s);
+    const struct decays_args args = {.stride = GDN_CHUNK,
+                                     .decay = s->decay,
+                                     .beta = s->beta,
+                                     .kk = s->kk,
+                                     .qk = s->qk,
+                                     .d = s->d + GDN_CHUNK,
+                                     .by_r = s->by_r,
+                                     .by_q = s->by_q};
+    for (int32_t t = 0; t < count; t++) {
+        gdn_variant(gdn)->delta->decays(&args, t);
+        s->e[t] = t > 0 ? s->e[t - 1] * s->decay[t] : s->decay[t];
+    }
+}
+
+/* v becomes r; `state` is gemm's operand. */
+static void solve_chunk(const struct gdn *gdn, int32_t count, const void *state,
+                        struct gdn_scratch *s)
+{
+    const struct variant *variant = gdn_variant(gdn);
+    int32_t width = s->width;
+    s->engine->gemm(s->o, width, s->left_k, s->depth, state, width, count, width, s->depth, 0);
+    for (int32_t t = 0; t < count; t++) {
+        variant->delta->residual(s->v + (int64_t)t * width, s->o + (int64_t)t * width, s->e[t],
+                                 s->beta[t], width);
+    }
+    for (int32_t first = 0; first < count; first += SOLVE_ROWS) {
+        int32_t rows = at_most(SOLVE_ROWS, count - first);
+        if (first > 0) {
+            variant->f32->gemm(s->v + (int64_t)first * width, width,
+                               s->by_r + (int64_t)first * GDN_CHUNK, GDN_CHUNK, s->v, width, rows,
+                               width, first, 1);
+        }
+        for (int32_t t = first; t < first + rows; t++) {
+            for (int32_t j = first; j < t; j++) {
+                variant->add_scaled(s->v + (int64_t)t * width, s->v + (int64_t)j * width,
+                                    s->by_r[(int64_t)t * GDN_CHUNK + j], width);
+            }
+        }
+    }
+}
+
+static void write_chunk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
+                        int32_t count, int32_t head, const void *packed_state, float *state,
+                        struct gdn_scratch *s)
+{
+    const struct variant *variant = gdn_variant(gdn);
+    int32_t width = s->width, last = count - 1;
+    s->engine->gemm(s->o, width, s->left_q, s->depth, packed_state, width, count, width, s->depth,
+                    0);
+    for (int32_t t = 0; t < count; t++) {
+        variant->scale_row(s->o + (int64_t)t * width, s->e[t], width);
+    }
+    for (int32_t t = 0; t < count; t += TRIANGLE_ROWS) {
+        int32_t rows = at_most(TRIANGLE_ROWS, count - t);
+        variant->f32->gemm(s->o + (int64_t)t * width, width, s->by_q + (int64_t)t * GDN_CHUNK,
+                           GDN_CHUNK, s->v, width, rows, width, t + rows, 1);
+    }
+    for (int32_t t = 0; t < count; t++) {
+        gdn_store_out(gdn, request, first + t, head, s->o + (int64_t)t * width);
+    }
+    for (int32_t t = 0; t < last; t++) { /* r as it is left at the chunk's end */
+        variant->scale_row(s->v + (int64_t)t * width, s->d[(int64_t)count * GDN_CHUNK + t], width);
+    }
+    for (int32_t i = 0; i < s->depth; i++) {
+        variant->scale_row(state + (int64_t)i * width, s->e[last], width);
+    }
+    variant->f32->gemm(state, width, s->kt, TILE_KEYS, s->v, width, s->depth, width, count, 1);
+}
+
+/* to[j][i] = from[i][j] for `count` rows of `length` floats, through the engine's packing; rows of
+ * `from` are padded to COLUMN_MULTIPLE. */
+static void transpose(const struct gdn *gdn, const struct gdn_scratch *s, const float *from,
+                      int64_t from_stride, int32_t count, int32_t length, float *to,
+                      int64_t to_stride)
+{
+    const void *rows[TILE_KEYS];
+    for (int32_t first = 0; first < count; first += TILE_KEYS) {
+        int32_t n = at_most(TILE_KEYS, count - first);
+        for (int32_t i = 0; i < n; i++) {
+            rows[i] = from + (first + i) * from_stride;
+        }
+        gdn_variant(gdn)->f32->pack_keys(s->kt, rows, n, round_up(n, COLUMN_MULTIPLE),
+                                         round_up(length, COLUMN_MULTIPLE));
+        for (int32_t j = 0; j < length; j++) {
+            memcpy(to + j * to_stride + first, s->kt + (int64_t)j * TILE_KEYS,
+                   (size_t)n * sizeof(float));
+        }
+    }
+}
+
+static void load_state(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
+                       const struct gdn_scratch *s, float *to)
+{
+    int32_t dk = gdn->desc->head_size_k, dv = gdn->desc->head_size_v;
+    memset(to, 0, (size_t)s->depth * (size_t)s->width * sizeof(float));
+    if (!request->has_state) {
+        return;
+    }
+    const float *state = gdn_state(gdn, request->slots[request->from], head);
+    if (dk == s->depth) {
+        transpose(gdn, s, state, dk, dv, dk, to, s->width);
+        return;
+    }
+    for (int32_t d = 0; d < dv; d++) {
+        for (int32_t i = 0; i < dk; i++) {
+            to[(int64_t)i * s->width + d] = state[(int64_t)d * dk + i];
+        }
+    }
+}
+
+static void store_state(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
+                        const struct gdn_scratch *s, const float *from)
+{
+    int32_t dk = gdn->desc->head_size_k;
+    transpose(gdn, s, from, s->width, dk, gdn->desc->head_size_v,
+              gdn_state(gdn, request->slots[0], head), dk);
+}
+
+void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, int32_t head,
+                    int32_t num_heads, struct gdn_scratch *s)
+{
+    int64_t state_floats = (int64_t)s->depth * s->width;
+    int32_t size = gdn->desc->chunk_size;
+    size = size > 0 && size < GDN_CHUNK ? size : GDN_CHUNK;
+    const struct variant *variant = gdn_variant(gdn);
+    bool is_short = gdn_activation(gdn) == ELEMENT_BF16 && variant->bf16 != NULL;
+    s->engine = is_short ? variant->bf16 : variant->f32;
+    memset(s->d, 0, (1 + GDN_CHUNK) * GDN_CHUNK * sizeof(float));
+    memset(s->by_r, 0, GDN_CHUNK * GDN_CHUNK * sizeof(float));
+    memset(s->by_q, 0, GDN_CHUNK * GDN_CHUNK * sizeof(float));
+    for (int32_t h = 0; h < num_heads; h++) {
+        load_state(gdn, request, head + h, s, s->states + h * state_floats);
+    }
+    for (int64_t first = 0; first < request->num_tokens; first += size) {
+        int64_t left = request->num_tokens - first;
+        int32_t count = left < size ? (int32_t)left : size;
+        load_keys(gdn, request, first, count, gdn_key_head(gdn->desc, head), s);
+        for (int32_t h = 0; h < num_heads; h++) {
+            float *state = s->states + h * state_floats;
+            load_values(gdn, request, first, count, head + h, s);
+            const void *packed = right_operand(s, state);
+            solve_chunk(gdn, count, packed, s);
+            write_chunk(gdn, request, first, count, head + h, packed, state, s);
+        }
+    }
+    for (int32_t h = 0; h < num_heads; h++) {
+        store_state(gdn, request, head + h, s, s->states + h * state_floats);
+    }
+}
