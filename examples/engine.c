@@ -61,7 +61,8 @@ static attn_status bind(attn_model *model, int32_t index)
 {
     struct layer *layer = &layers[index];
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
-    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    struct attn_cache_memory memory = {
+        .struct_size = sizeof memory, .num_blocks = BLOCKS, .device = device};
     /* clang-format off */
     const struct attn_plan_options options = {
         .struct_size = sizeof options,
@@ -70,10 +71,8 @@ static attn_status bind(attn_model *model, int32_t index)
     /* clang-format on */
     layer->bound = api->model_layer(model, index);
     attn_status status = api->layer_kv_spec(layer->bound, &spec, &error);
-    layer->cache = status == ATTN_OK ? zeroed((size_t)(BLOCKS * spec.padded_page_bytes)) : NULL;
-    status =
-        status ? status : api->layer_kv_views(layer->bound, layer->cache, BLOCKS, &k, &v, &error);
-    status = status ? status : api->layer_bind_kv(layer->bound, &k, &v, &error);
+    memory.base = layer->cache = zeroed((size_t)(BLOCKS * spec.padded_page_bytes));
+    status = status ? status : api->layer_bind_memory(layer->bound, &memory, &error);
     int32_t group = api->layer_group(layer->bound, ATTN_GROUP_BLOCK_TABLE, 0);
     status = status ? status : api->plan_create(model, group, &options, &layer->plan, &error);
     if (status != ATTN_OK) {

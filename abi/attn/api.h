@@ -26,7 +26,8 @@ enum attn_name_list {
     ATTN_NAMES_WALK = 7,    /* bits, ATTN_WALK_* */
     ATTN_NAMES_KV_LAYOUT = 8,
     ATTN_NAMES_SCALE_FORM = 9,
-    ATTN_NAMES_OUTPUT_FORM = 10
+    ATTN_NAMES_OUTPUT_FORM = 10,
+    ATTN_NAMES_CACHE_ROLE = 11
 };
 
 struct attn_api {
@@ -143,6 +144,11 @@ struct attn_api {
                                            const struct attn_batch *tables, void *stream,
                                            struct attn_error *error);
     attn_status (*plan_split)(const attn_plan *plan, struct attn_batch_split *split);
+    /* ATTN_OK means enqueued on io->stream (on a CPU: done); a later error of the device is met by
+     * a later call. All runs of a plan go to the stream that plan() was given, until its next
+     * plan(), which may name another once those runs are done. After a failed run out and lse hold
+     * anything and the cache what was written so far; the plan stays ready, and the same run may be
+     * tried again. */
     attn_status (*run)(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,
                        struct attn_error *error);
 
@@ -218,6 +224,21 @@ struct attn_api {
      * reasons and ATTN_BACKEND have it: "fp8_e4m3", "prefix_lm". Constant text; NULL past the last
      * one. */
     const char *(*code_name)(int32_t list, int32_t code);
+
+    /* Caches. A layer's list: K and V, MLA's latent rows, or a recurrent layer's state and, if it
+     * has one, convolution's window; then those of attn_layer_caches. None: a layer that shares an
+     * earlier one's, or has no cache. */
+    int32_t (*layer_num_caches)(const attn_layer *layer);
+    attn_status (*layer_cache_spec)(const attn_layer *layer, int32_t index,
+                                    struct attn_cache_spec *spec, struct attn_error *error);
+    /* Binds all of them in one call: views[i] is that of cache i. layer_bind_kv and
+     * layer_bind_state bind those of the kind alone, of layers that have no more. */
+    attn_status (*layer_bind_caches)(attn_layer *layer, const struct attn_kv_view *const *views,
+                                     int32_t num_views, struct attn_error *error);
+    /* Likewise of memory in the layout of the layer's specs: layer_kv_views and layer_bind_caches
+     * in one. */
+    attn_status (*layer_bind_memory)(attn_layer *layer, const struct attn_cache_memory *memory,
+                                     struct attn_error *error);
 };
 
 /* The one symbol. Answers with the table if ATTN_VERSION_SERVES(min, max), else with

@@ -24,7 +24,9 @@ struct attn_limits {
 };
 
 /* Memory of one plan: host memory that `plan` fills and `attend` reads (a schedule), and device
- * workspace. Both keep their address as long as the plan lives. */
+ * workspace. Both keep their address as long as the plan lives. The host memory is pageable: what
+ * the device needs of it is copied before `plan` returns, so that the next plan may fill it anew
+ * while earlier attends still run. */
 struct attn_plan_size {
     size_t struct_size;
     const struct attn_ext *next;
@@ -72,10 +74,14 @@ struct attn_attend_args {
     const struct attn_limits *limits;
     size_t plan_host_bytes;
     size_t workspace_bytes;
+    /* those of attn_layer_caches, in their order; the batch's tables address them */
+    const struct attn_layer_cache *caches;
+    int32_t num_caches;
+    int32_t cache_bytes; /* from element to element */
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_limits) == 40, "attn_limits of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_plan_size) == 32, "attn_plan_size of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 168, "attn_attend_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 184, "attn_attend_args of ABI 0.2");
 
 #endif

@@ -26,6 +26,22 @@ enum attn_batch_causal {
 #define ATTN_BATCH_IN_CAPTURE 2u
 #define ATTN_BATCH_FAST_BUILD 0x10000u /* a hint to kernels: a quick plan rather than the best */
 
+/* One more table of a batch, of caches that its own fields do not address (attn_cache_desc.table):
+ * an element of attn_batch.tables. Fields as in attn_batch, in rows of those caches. */
+struct attn_batch_table {
+    const int32_t *block_table; /* device [rows, blocks] */
+    int64_t block_table_stride;
+    int64_t block_table_rows;       /* 0 reads as R */
+    const int32_t *block_table_row; /* device [R]; NULL: row r */
+    const int64_t *slot_mapping;    /* device [num_slots] */
+    int64_t num_slots;
+    /* device [R]: rows of each request, the step's own included */
+    const int32_t *seq_lens;
+    const int32_t *seq_lens_host; /* host [R] or NULL */
+    int32_t max_seq_len;          /* may be a bound; 0: by seq_lens_host */
+    int32_t reserved;
+};
+
 /* R requests, T = num_tokens rows. On a CPU device pointers are host pointers. Every pointer is
  * borrowed until the last run of the plan has finished on its stream; host copies until plan()
  * returns. */
@@ -78,6 +94,10 @@ struct attn_batch {
     const void *tree;            /* device; NULL: none */
     int64_t tree_stride_request; /* words or floats; 0: one tree for the whole batch */
     int64_t tree_stride_row;     /* words or floats */
+    /* tables 1 to num_tables; 0 is the fields above, and all that plain layers need */
+    const struct attn_batch_table *tables;
+    int32_t num_tables;
+    int32_t table_bytes; /* sizeof(struct attn_batch_table) of the writer; kernels get their own */
 };
 
 /* What plan() made of a batch: counts of its decode part, which stands first, and of its prefill
@@ -89,6 +109,7 @@ struct attn_batch_split {
     int32_t num_prefill_tokens;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_batch) == 232, "attn_batch of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_batch) == 248, "attn_batch of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_batch_table) == 72, "attn_batch_table of ABI 0.2");
 
 #endif

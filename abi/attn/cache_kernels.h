@@ -21,6 +21,13 @@ struct attn_write_kv_args {
     const struct attn_tensor *k; /* [>= num_slots, Hk, D] */
     /* [>= num_slots, Hk, Dv]; MLA: NULL, k is the latent row */
     const struct attn_tensor *v;
+    /* As in attn_attend_args. Rows that the step brings for them stand in attn_io_caches, and where
+     * they go in the slot_mapping of their table: tables[table - 1] of the batch, or, table 0, the
+     * one above. */
+    const struct attn_layer_cache *caches;
+    int32_t num_caches;
+    int32_t cache_bytes;
+    const struct attn_batch *batch; /* with caches only, else NULL */
 };
 
 /* Reads rows through the block table into contiguous memory, dequantized: MLA context chunks,
@@ -69,7 +76,7 @@ struct attn_copy_blocks_args {
     int64_t num_pairs;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_write_kv_args) == 104, "attn_write_kv_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_write_kv_args) == 128, "attn_write_kv_args of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_gather_kv_args) == 88, "attn_gather_kv_args of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_copy_blocks_args) == 64, "attn_copy_blocks_args of ABI 0.2");
 

@@ -113,6 +113,10 @@ struct attn_backend_caps {
     /* kv_dtypes of which attend writes k and v itself in steps of decodes only; before every other
      * step write_kv does. FUSED_WRITE says it of all caches and steps */
     uint64_t decode_write_kv_dtypes;
+    /* enum attn_cache_role: caches beyond those of a layer's kind that its kernels take */
+    uint64_t cache_roles;
+    int32_t max_tables; /* of a batch, beside its own fields; 0: none */
+    int32_t reserved_tail;
 };
 
 /* Where a probe puts what it finds. Each call returns ATTN_OK or the reason why the item is left
@@ -134,7 +138,7 @@ struct attn_reason_sink {
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 72, "attn_device_info of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 264, "attn_backend_caps of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 280, "attn_backend_caps of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_probe_sink) == 40, "attn_probe_sink of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_reason_sink) == 32, "attn_reason_sink of ABI 0.2");
 

@@ -17,9 +17,11 @@ enum attn_rope { ATTN_ROPE_NONE = 0, ATTN_ROPE_NEOX = 1, ATTN_ROPE_GPTJ = 2 };
  * for. Rows past num_actual_tokens are not written. */
 struct attn_step_io {
     size_t struct_size;
-    /* attn_io_mla, attn_io_recurrent, attn_io_output_quant, attn_io_rope */
+    /* attn_io_mla, attn_io_recurrent, attn_io_output_quant, attn_io_rope, attn_io_caches */
     const struct attn_ext *next;
-    void *stream;   /* the device's stream or queue; NULL on a CPU */
+    /* what the device orders its work by. CUDA: cudaStream_t (CUstream); ROCm: hipStream_t; oneAPI:
+     * ze_command_list_handle_t, an immediate one; CPU: NULL, the work is done on return */
+    void *stream;
     uint32_t flags; /* ATTN_RUN_* */
     uint32_t reserved;
     const struct attn_tensor *q;
@@ -49,6 +51,17 @@ struct attn_io_rope {
     const struct attn_tensor *q_norm_weight;
     const struct attn_tensor *k_norm_weight;
     float norm_eps;
+    int32_t reserved;
+};
+
+/* New rows of the caches of attn_layer_caches. */
+struct attn_io_caches {
+    struct attn_ext ext; /* id ATTN_EXT_IO_CACHES */
+    /* [num_rows]: rows[i] of the i-th of them, [>= num_slots of its table, heads, head_size]; NULL:
+     * none. In table 0 a row comes with each token's slot s: it is row s / tokens_per_row, and of
+     * those tokens the last one's counts */
+    const struct attn_tensor *const *rows;
+    int32_t num_rows;
     int32_t reserved;
 };
 

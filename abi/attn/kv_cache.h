@@ -99,6 +99,90 @@ enum attn_kv_layout {
 #define ATTN_WALK_LATENT (1ull << 3)
 #define ATTN_WALK_SEPARATE_STRIDES (1ull << 4) /* K and V of different strides */
 
+/* What a cache of a layer holds. */
+enum attn_cache_role {
+    ATTN_CACHE_K = 1,
+    ATTN_CACHE_V = 2,
+    ATTN_CACHE_LATENT = 3,  /* rows that are both, see mla.h */
+    ATTN_CACHE_STATE = 4,   /* of a recurrent layer, by slot */
+    ATTN_CACHE_CONV = 5,    /* its convolution's window, by slot */
+    ATTN_CACHE_INDEX_K = 6, /* an indexer's keys, by which the keys to attend are chosen */
+    /* of another cache, `of`: what the scales of its own view cannot say (per channel and group) */
+    ATTN_CACHE_SCALE = 7,
+    ATTN_CACHE_ZERO = 8,       /* likewise zero points */
+    ATTN_CACHE_COMPRESSED = 9, /* rows that stand for several tokens each */
+    ATTN_CACHE_EXTRA = 10,     /* what no other role says */
+    ATTN_CACHE_ROLE_COUNT = 11
+};
+
+#define ATTN_MAX_CACHES 16 /* of one layer */
+#define ATTN_MAX_TABLES 8  /* of one batch, beside its own fields */
+
+/* One cache that a layer has beyond those of its kind (a decoder's K and V, MLA's latent rows, a
+ * recurrent layer's state). An element of an array, whose owner says the element's size; all zero
+ * by default. Caches of one table have one block_size and one tokens_per_row. */
+struct attn_cache_desc {
+    int32_t role;     /* enum attn_cache_role: INDEX_K or above */
+    int32_t of;       /* SCALE, ZERO: the cache in the layer's list that they belong to; else 0 */
+    int32_t table;    /* of the batch: 0, its own fields, or n, tables[n - 1] */
+    int32_t kv_dtype; /* enum attn_kv_dtype of its rows: F16, BF16, F32, FP8_* or, bytes, INT8_* */
+    int32_t num_heads;
+    int32_t head_size;      /* elements of one head's row */
+    int32_t block_size;     /* rows in a block; 0: the layer's */
+    int32_t tokens_per_row; /* n: row i stands for tokens n i to n i + n - 1; 0 reads as 1 */
+};
+
+/* On attn_layer_desc. The layer's list of caches is that of its kind and then these. Whoever does
+ * not declare their roles (attn_backend_caps.cache_roles) is refused at selection. */
+struct attn_layer_caches {
+    struct attn_ext ext; /* id ATTN_EXT_LAYER_CACHES */
+    const struct attn_cache_desc *caches;
+    int32_t num_caches;
+    int32_t cache_bytes; /* sizeof(struct attn_cache_desc) of the writer */
+};
+
+/* What a cache of a bound layer is, and what one block of it takes if it lies alone. K and V in one
+ * page, states with their windows: see attn_kv_spec. */
+struct attn_cache_spec {
+    size_t struct_size;
+    const struct attn_ext *next;
+    int32_t role;  /* enum attn_cache_role */
+    int32_t of;    /* as described */
+    int32_t table; /* likewise; states are addressed by attn_batch_recurrent */
+    int32_t kv_dtype;
+    int32_t num_heads;
+    int32_t head_size;
+    int32_t block_size;
+    int32_t tokens_per_row;
+    int64_t page_bytes;
+    int32_t alignment; /* bytes at which the base address must lie */
+    int32_t reserved;
+};
+
+/* Memory for all caches of a layer, see layer_bind_memory. */
+struct attn_cache_memory {
+    size_t struct_size;
+    const struct attn_ext *next;
+    void *base;         /* as layer_kv_spec says, padded_page_bytes a block */
+    int64_t num_blocks; /* there, or state slots */
+    /* [num_further], of the caches that attn_layer_caches describes, in their order: page_bytes a
+     * block, rows in the order of block, row, head */
+    void *const *further;
+    const int64_t *further_num_blocks;
+    int32_t num_further;
+    int32_t reserved;
+    struct attn_device device; /* of all of it; type 0: not stated */
+};
+
+/* A cache as kernels get it: an element of attn_attend_args.caches. */
+struct attn_layer_cache {
+    int32_t role; /* enum attn_cache_role */
+    int32_t of;
+    int32_t table;
+    int32_t tokens_per_row;
+    const struct attn_kv_view *view;
+};
+
 enum attn_kv_spec_kind {
     /* encoder-only, multimodal encoder, or a layer that shares an earlier cache */
     ATTN_KV_SPEC_NONE = 0,
@@ -146,5 +230,9 @@ struct attn_kv_spec {
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_kv_view) == 120, "attn_kv_view of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_kv_spec) == 176, "attn_kv_spec of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_cache_desc) == 32, "attn_cache_desc of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_cache_spec) == 64, "attn_cache_spec of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_cache_memory) == 64, "attn_cache_memory of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_layer_cache) == 24, "attn_layer_cache of ABI 0.2");
 
 #endif

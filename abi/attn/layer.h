@@ -11,7 +11,8 @@
  * silently. Text is copied by the callee. All fields 0 unless said otherwise. */
 struct attn_layer_desc {
     size_t struct_size;
-    /* attn_mla_desc, attn_recurrent_desc, attn_context_parallel, attn_mm_encoder_quant */
+    /* attn_mla_desc, attn_recurrent_desc, attn_layer_caches, attn_context_parallel,
+     * attn_mm_encoder_quant */
     const struct attn_ext *next;
     const char *name; /* unique in the model, not empty */
     /* NULL, or the name of an earlier layer whose cache this one reads */

@@ -1,11 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gated delta rule (Gated DeltaNet; Qwen3-Next) with its causal convolution.
- * State per value head: float32 S [Dv, Dk]; S <- e^g S; r = beta (v - S k); S <- S + r k^T; o = S
- * q. */
+/* Recurrent layers: a state per value head, float32 S [Dv, Dk], that each token changes and reads,
+ * o = S q, behind an optional causal convolution. A description says the rule, its gates and what
+ * is done to the inputs. The gated delta rule with a gate per head (Gated DeltaNet; Qwen3-Next) is
+ * all zeros. KDA is the same rule with a gate per channel; lightning attention is the additive rule
+ * with constant gates and no write gate; Mamba2 is the additive rule (q = C, k = B, v = x, Hk
+ * groups) with the step as its write gate and a skip. What no backend declares
+ * (attn_recurrent_caps) is refused at selection. */
 #ifndef ATTN_RECURRENT_H
 #define ATTN_RECURRENT_H
 
 #include "tensor.h"
+
+enum attn_recurrent_rule {
+    ATTN_RULE_GATED_DELTA = 0, /* S <- G S; r = beta (v - S k); S <- S + r k^T */
+    ATTN_RULE_ADDITIVE = 1,    /* S <- G S + beta v k^T */
+    ATTN_RULE_COUNT = 2
+};
+
+/* G, and where g <= 0 comes from. */
+enum attn_recurrent_gate {
+    ATTN_GATE_PER_HEAD = 0,    /* G = e^g, g = -exp(a_log) softplus(a + dt_bias), a [T, Hv] */
+    ATTN_GATE_PER_CHANNEL = 1, /* G scales column c by e^g[c]; a [T, Hv Dk], dt_bias [Hv Dk] */
+    ATTN_GATE_CONSTANT = 2,    /* G = e^g, g = -exp(a_log); a is NULL */
+    ATTN_GATE_COUNT = 3
+};
+
+enum attn_recurrent_write_gate {
+    ATTN_WRITE_GATE_SIGMOID = 0, /* beta = sigmoid(b), b [T, Hv] */
+    ATTN_WRITE_GATE_NONE = 1,    /* beta = 1; b is NULL */
+    ATTN_WRITE_GATE_STEP = 2,    /* beta = softplus(a + dt_bias), a gate per head; b is NULL */
+    ATTN_WRITE_GATE_COUNT = 3
+};
 
 struct attn_recurrent_desc { /* on attn_layer_desc; num_q_heads and num_kv_heads are then Hk, scale
                           is 1/sqrt(Dk) */
@@ -20,6 +45,14 @@ struct attn_recurrent_desc { /* on attn_layer_desc; num_q_heads and num_kv_heads
     int32_t chunk_size;      /* of the prefill's WY form; 0 reads as 64 */
     int32_t num_speculative_tokens; /* states of so many drafted tokens are kept */
     int32_t state_dtype;            /* enum attn_dtype_name: 0 or F32 */
+    int32_t rule;                   /* enum attn_recurrent_rule */
+    int32_t gate;                   /* enum attn_recurrent_gate */
+    int32_t write_gate;             /* enum attn_recurrent_write_gate */
+    int32_t has_skip;               /* 1: o <- o + skip[h] v */
+    int32_t has_initial_slots;      /* 1: batches bring initial_slots */
+    /* n > 0: batches bring checkpoint_slots, for the states behind tokens n, 2 n, ... of a request
+     */
+    int32_t checkpoint_interval;
 };
 
 struct attn_recurrent_weights { /* on attn_layer_params */
@@ -29,6 +62,7 @@ struct attn_recurrent_weights { /* on attn_layer_params */
     /* [2 Hk Dk + Hv Dv, conv_width], activation dtype; channels in the order q, k, v */
     const struct attn_tensor *conv_weight;
     const struct attn_tensor *conv_bias; /* [channels] or NULL */
+    const float *skip;                   /* device [Hv]; needed iff has_skip */
 };
 
 /* State memory of one layer, handed over with layer_bind_state and borrowed like a KV cache. The
@@ -60,14 +94,22 @@ struct attn_batch_recurrent {         /* on attn_batch */
     /* device [R], speculative: the next step starts from state number accepted - 1 of the request's
      * row; NULL: not speculative */
     const int32_t *num_accepted_tokens;
+    /* device [R]: the slot that each request's state and window are read from; state_slots then
+     * says where its last ones go. NULL: read where they go */
+    const int32_t *initial_slots;
+    /* device [R, stride]: entry i takes the state and window behind the request's token
+     * (i + 1) checkpoint_interval, counted from its first; negative, or of no token of this step:
+     * not written */
+    const int32_t *checkpoint_slots;
+    int64_t checkpoint_slots_stride;
 };
 
 struct attn_io_recurrent { /* on attn_step_io; out is [T, Hv, Dv] */
     struct attn_ext ext;   /* id ATTN_EXT_IO_RECURRENT */
     /* [T, 2 Hk Dk + Hv Dv] before the convolution; else q, k, v of the step */
     const struct attn_tensor *mixed_qkv;
-    const struct attn_tensor *a; /* [T, Hv] */
-    const struct attn_tensor *b; /* [T, Hv] */
+    const struct attn_tensor *a; /* [T, Hv], or as the gate says */
+    const struct attn_tensor *b; /* [T, Hv], or as the write gate says */
 };
 
 struct attn_recurrent_caps { /* on attn_backend_caps */
@@ -76,6 +118,13 @@ struct attn_recurrent_caps { /* on attn_backend_caps */
     int32_t head_size_v_max;
     int32_t conv_width_max;
     int32_t max_speculative_tokens;
+    /* masks of 1 << code; 0 reads as code 0 alone */
+    uint32_t rules;        /* enum attn_recurrent_rule */
+    uint32_t gates;        /* enum attn_recurrent_gate */
+    uint32_t write_gates;  /* enum attn_recurrent_write_gate */
+    int32_t skip;          /* 1: takes has_skip */
+    int32_t initial_slots; /* 1: takes has_initial_slots */
+    int32_t checkpoints;   /* 1: takes checkpoint_interval */
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_recurrent_state) == 72, "attn_recurrent_state of ABI 0.2");

@@ -42,7 +42,8 @@ struct attn_dtype {
     uint16_t lanes; /* 1 */
 };
 
-/* Strides count elements; NULL strides mean compact row-major. The first element lies at data +
+/* `data` on a device is its 64-bit address, as the driver gives it, and no host pointer. Strides
+ * count elements; NULL strides mean compact row-major. The first element lies at data +
  * byte_offset. Data, shape and strides are borrowed until the call returns (data of a device: until
  * its stream is done). */
 struct attn_tensor {

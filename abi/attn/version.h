@@ -108,7 +108,9 @@ enum attn_ext_id {
     ATTN_EXT_CAPS_MLA = 13,         /* struct attn_mla_caps, on attn_backend_caps */
     ATTN_EXT_CAPS_RECURRENT = 14,   /* struct attn_recurrent_caps, on attn_backend_caps */
     ATTN_EXT_MM_ENCODER = 15,       /* struct attn_mm_encoder_quant, on attn_layer_desc */
-    ATTN_EXT_MM_ENCODER_STATE = 16  /* struct attn_mm_encoder_state, on attn_layer_params */
+    ATTN_EXT_MM_ENCODER_STATE = 16, /* struct attn_mm_encoder_state, on attn_layer_params */
+    ATTN_EXT_LAYER_CACHES = 17,     /* struct attn_layer_caches, on attn_layer_desc */
+    ATTN_EXT_IO_CACHES = 18         /* struct attn_io_caches, on attn_step_io */
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_ext) == 24, "attn_ext is frozen");

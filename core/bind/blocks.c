@@ -6,7 +6,8 @@
 #include "bind/model.h"
 #include "util/error.h"
 
-#define MAX_PLANES 4 /* rows of K and V, and their scales where these stand apart */
+/* rows of K and V, and their scales where these stand apart; likewise of further caches */
+#define MAX_PLANES (2 * (2 + ATTN_MAX_CACHES))
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 /* What a layer keeps of a block in one piece: block b lies at base + b stride. */
@@ -39,12 +40,11 @@ static void add_plane(struct planes *all, struct plane plane)
     all->planes[all->count++] = plane;
 }
 
-static void add_view(struct planes *all, const attn_layer *layer, const struct attn_kv_view *view,
-                     bool value)
+/* `row`, `scale`: bytes of one head in a slot. */
+static void add_rows(struct planes *all, const struct attn_kv_view *view, int64_t row,
+                     int64_t scale)
 {
     int64_t slots = view->block_size - 1, heads = view->num_heads - 1;
-    int64_t row = layer->row_bytes[value];
-    int64_t scale = kv_scale_bytes(layer->spec.kv_dtype, view->head_size, value);
     if (view->pack > 0 && view->pack < view->head_size) {
         int64_t pieces = view->head_size / view->pack;
         row = (pieces - 1) * view->stride_pack + row / pieces;
@@ -56,6 +56,24 @@ static void add_view(struct planes *all, const attn_layer *layer, const struct a
                                       slots * view->scale_stride_slot +
                                           heads * view->scale_stride_head + scale});
     }
+}
+
+static void add_view(struct planes *all, const attn_layer *layer, const struct attn_kv_view *view,
+                     bool value)
+{
+    add_rows(all, view, layer->row_bytes[value],
+             kv_scale_bytes(layer->spec.kv_dtype, view->head_size, value));
+}
+
+/* A cache beyond those of the kind, in the same table. */
+static void add_further(struct planes *all, const attn_layer *layer, int32_t index)
+{
+    const struct attn_kv_view *view = &layer->further[index];
+    const int32_t dtype = layer->selected->caches->caches[index].kv_dtype;
+    add_rows(all, view,
+             dtype == ATTN_KV_NVFP4 ? view->head_size / 2
+                                    : kv_row_bytes(dtype, view->head_size, false),
+             kv_scale_bytes(dtype, view->head_size, false));
 }
 
 /* Copies of one layer's blocks. In the other memory the planes of a block stand one behind the
@@ -70,6 +88,11 @@ static attn_status add_copies(attn_layer *layer, int32_t kind,
     add_view(&all, layer, &layer->k_cache, false);
     if (layer->has_v_cache) {
         add_view(&all, layer, &layer->v_cache, true);
+    }
+    for (int32_t i = 0; i < layer->num_further; i++) {
+        if (layer->caches[i].table == 0) {
+            add_further(&all, layer, i);
+        }
     }
     if (other != NULL && other->stride > 0) {
         stride = other->stride;
@@ -105,6 +128,10 @@ static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, b
                                  "layer '%s' has no cache bound", layer->desc->name);
             }
             blocks = layer->k_cache.num_blocks < blocks ? layer->k_cache.num_blocks : blocks;
+            for (int32_t c = 0; c < layer->num_further; c++) {
+                bool moves = layer->caches[c].table == 0 && layer->further[c].num_blocks < blocks;
+                blocks = moves ? layer->further[c].num_blocks : blocks;
+            }
         }
     }
     for (int64_t i = 0; i < num_pairs; i++) {

@@ -60,7 +60,11 @@ struct attn_layer {
     struct attn_kv_spec spec;
     struct attn_kv_view k_cache, v_cache; /* data NULL: not bound */
     bool has_v_cache;
-    int64_t row_bytes[2];       /* of one head in k_cache and v_cache, scales not counted */
+    int32_t num_further;             /* caches beyond those of its kind */
+    int32_t num_tables;              /* of a batch, beside its own fields, that they need */
+    struct attn_kv_view *further;    /* theirs; bound together with k_cache */
+    struct attn_layer_cache *caches; /* the same as kernels get them */
+    int64_t row_bytes[2];            /* of one head in k_cache and v_cache, scales not counted */
     int64_t tokens_per_block;   /* of a block table's entry: over all ranks that share the cache */
     struct kept_params kept[2]; /* one is in use, the other takes what is bound next */
     struct kept_params *params; /* the one in use; NULL: none bound */

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "bind/bound.h"
+#include "bind/caches.h"
 #include "bind/model.h"
 #include "bind/place.h"
 #include "select/layer_check.h"
@@ -99,26 +100,24 @@ static int64_t data_bytes(const struct attn_layer_desc *l, bool value)
            (kv_scales_in_row(l->kv_dtype) ? kv_scale_bytes(l->kv_dtype, head_size, value) : 0);
 }
 
-static attn_status check_view(const attn_layer *layer, const struct attn_kv_view *view, bool value,
-                              struct attn_error *error)
+attn_status check_view_shape(const attn_layer *layer, const struct wanted_view *wanted,
+                             const struct attn_kv_view *view, struct attn_error *error)
 {
-    const char *name = layer->desc->name, *which = value ? "v" : "k";
-    const struct attn_layer_desc *l = layer->desc;
-    int32_t head_size = value ? l->head_size_v : l->head_size;
-    int64_t row = data_bytes(l, value);
+    const char *name = layer->desc->name, *which = wanted->which;
+    const int32_t head_size = wanted->head_size;
+    const int64_t row = wanted->row_bytes;
     int32_t pack = view->pack > 0 ? view->pack : head_size;
     if (view->data == NULL || view->num_blocks <= 0) {
         return BAD("data", "layer '%s', %s: data %p, %lld blocks; an address and at least 1 block",
                    name, which, view->data, (long long)view->num_blocks);
     }
-    if (view->num_heads != l->num_kv_heads || view->head_size != head_size ||
-        view->block_size != l->block_size) {
-        return BAD(
-            "num_heads",
-            "layer '%s', %s: %d heads of %d in blocks of %d; the layer has %d heads of %d in "
-            "blocks of %d",
-            name, which, view->num_heads, view->head_size, view->block_size, l->num_kv_heads,
-            head_size, l->block_size);
+    if (view->num_heads != wanted->num_heads || view->head_size != head_size ||
+        view->block_size != wanted->block_size) {
+        return BAD("num_heads",
+                   "layer '%s', %s: %d heads of %d in blocks of %d; it has %d heads of %d in "
+                   "blocks of %d",
+                   name, which, view->num_heads, view->head_size, view->block_size,
+                   wanted->num_heads, head_size, wanted->block_size);
     }
     if (view->pack < 0 || head_size % pack != 0) {
         return BAD("pack", "layer '%s', %s: pack is %d; it must divide %d", name, which, view->pack,
@@ -147,6 +146,16 @@ static attn_status check_view(const attn_layer *layer, const struct attn_kv_view
                    (long long)view->stride_head, (long long)view->stride_pack, (long long)row);
     }
     return ATTN_OK;
+}
+
+static attn_status check_view(const attn_layer *layer, const struct attn_kv_view *view, bool value,
+                              struct attn_error *error)
+{
+    const struct attn_layer_desc *l = layer->desc;
+    const struct wanted_view wanted = {value ? "v" : "k", l->num_kv_heads,
+                                       value ? l->head_size_v : l->head_size, l->block_size,
+                                       data_bytes(l, value)};
+    return check_view_shape(layer, &wanted, view, error);
 }
 
 static attn_status check_walk(const attn_layer *layer, const struct attn_kv_view *view, bool value,
@@ -235,8 +244,8 @@ attn_status layer_check_unplanned(attn_layer *layer, const char *call, struct at
                            layer->desc->name, plans);
 }
 
-attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
-                          const struct attn_kv_view *v, struct attn_error *error)
+attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
+                           const struct attn_kv_view *v, struct attn_error *error)
 {
     struct attn_kv_view views[2];
     if (layer == NULL) {
@@ -278,6 +287,18 @@ attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
         }
     }
     return status;
+}
+
+attn_status layer_bind_kv(attn_layer *layer, const struct attn_kv_view *k,
+                          const struct attn_kv_view *v, struct attn_error *error)
+{
+    if (layer != NULL && layer->num_further > 0) {
+        return BAD("layer",
+                   "layer '%s' has %d caches beyond those of its kind; layer_bind_caches "
+                   "binds all at once",
+                   layer->desc->name, layer->num_further);
+    }
+    return layer_bind_own(layer, k, v, error);
 }
 
 static attn_status check_sink(const attn_layer *layer, const struct attn_tensor *tensor, bool value,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "bind/bound.h"
+#include "bind/caches.h"
 #include "select/layer_check.h"
 #include "select/select.h"
 #include "util/structs.h"
@@ -122,6 +123,7 @@ static attn_status bind_layer(attn_model *model, int32_t index,
         status = model_make_instance(model, choice->backend, &served->instance, error);
     }
     status = status == ATTN_OK ? find_compositions(layer, error) : status;
+    status = status == ATTN_OK ? layer_make_caches(layer, error) : status;
     if (status == ATTN_OK) {
         for (int32_t part = 0; part < PART_COUNT; part++) {
             layer->part_params[part].struct_size = sizeof layer->part_params[part];

@@ -144,9 +144,10 @@ attn_status place_check_params(const attn_model *model, const struct attn_layer_
     if (status == ATTN_OK && gdn != NULL) {
         const struct pointed all[] = {{"a_log", gdn->a_log, NULL},
                                       {"dt_bias", gdn->dt_bias, NULL},
+                                      {"skip", gdn->skip, NULL},
                                       {"conv_weight", NULL, gdn->conv_weight},
                                       {"conv_bias", NULL, gdn->conv_bias}};
-        status = check_all(model, all, 4, error);
+        status = check_all(model, all, 5, error);
     }
     if (status == ATTN_OK && quant != NULL) {
         const struct pointed all[] = {{"hadamard_signs_k", quant->hadamard_signs_k, NULL},

@@ -34,7 +34,7 @@ static bool serves(const attn_layer *layer)
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
     const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
     return l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window && l->chunk_size == 0 &&
-           instance->kernels.merge_states != NULL &&
+           layer->num_further == 0 && instance->kernels.merge_states != NULL &&
            (instance->caps->features & features) == features &&
            instance->caps->terms & ATTN_TERM_BIDIRECTIONAL;
 }

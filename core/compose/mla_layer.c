@@ -96,6 +96,7 @@ static bool can_prefill_per_head(struct check *check, bool tell)
          "only latent, as decode"},
         {!l->device_seq_lens_only, "lengths on the device only", "host lengths"},
         {mla->absorb_in_core, "queries in latent space", "only latent, as decode"},
+        {check->whole->caches == NULL, "caches beyond the latent rows", "only latent, as decode"},
     };
     bool all = true;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {

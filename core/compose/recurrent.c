@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Recurrent layers: the gated delta rule (GDN). A request has a state in a slot instead of keys in
  * blocks; a step is one call of gated_delta. */
+#include <string.h>
+
 #include "bind/model.h"
 #include "bind/place.h"
 #include "select/layer_ext.h"
@@ -33,12 +35,33 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
                                     {"chunk_size", g->chunk_size, 0, 4096},
                                     {"num_speculative_tokens", g->num_speculative_tokens, 0, 1024},
                                     {"conv_silu", g->conv_silu, 0, 1},
-                                    {"qk_l2norm", g->qk_l2norm, 0, 1}};
+                                    {"qk_l2norm", g->qk_l2norm, 0, 1},
+                                    {"rule", g->rule, 0, ATTN_RULE_COUNT - 1},
+                                    {"gate", g->gate, 0, ATTN_GATE_COUNT - 1},
+                                    {"write_gate", g->write_gate, 0, ATTN_WRITE_GATE_COUNT - 1},
+                                    {"has_skip", g->has_skip, 0, 1},
+                                    {"has_initial_slots", g->has_initial_slots, 0, 1},
+                                    {"checkpoint_interval", g->checkpoint_interval, 0, 1 << 30}};
     attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
     if (status == ATTN_OK && g->num_v_heads % g->num_k_heads != 0) {
         status =
             BAD("num_v_heads", "layer '%s': num_v_heads %d is not a multiple of num_k_heads %d",
                 l->name, g->num_v_heads, g->num_k_heads);
+    }
+    if (status == ATTN_OK && g->write_gate == ATTN_WRITE_GATE_STEP &&
+        g->gate != ATTN_GATE_PER_HEAD) {
+        status =
+            BAD("write_gate",
+                "layer '%s': write_gate is the step, which is made of a gate per head; gate is "
+                "%d",
+                l->name, g->gate);
+    }
+    if (status == ATTN_OK && g->num_speculative_tokens > 0 &&
+        (g->has_initial_slots || g->checkpoint_interval > 0)) {
+        status = BAD("num_speculative_tokens",
+                     "layer '%s': drafts of %d tokens keep their states in the slots of the "
+                     "request: initial slots and checkpoints go without",
+                     l->name, g->num_speculative_tokens);
     }
     if (status == ATTN_OK && g->state_dtype != ATTN_DTYPE_DEFAULT &&
         g->state_dtype != ATTN_DTYPE_F32) {
@@ -46,6 +69,54 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
                      g->state_dtype, ATTN_DTYPE_F32);
     }
     return status;
+}
+
+static const char *name_of_rule(int32_t code)
+{
+    static const char *const names[] = {"gated_delta", "additive"};
+    return names[code];
+}
+
+static const char *name_of_gate(int32_t code)
+{
+    static const char *const names[] = {"per_head", "per_channel", "constant"};
+    return names[code];
+}
+
+static const char *name_of_write_gate(int32_t code)
+{
+    static const char *const names[] = {"sigmoid", "none", "step"};
+    return names[code];
+}
+
+/* A mask that says nothing is of code 0: the gated delta rule with a gate per head. */
+static void match_form(struct check *check, const struct attn_recurrent_desc *g,
+                       const struct attn_recurrent_caps *caps)
+{
+    const struct {
+        const char *field;
+        int32_t code, count;
+        uint32_t mask;
+        const char *(*name)(int32_t);
+    } codes[] = {{"rule", g->rule, ATTN_RULE_COUNT, caps->rules, name_of_rule},
+                 {"gate", g->gate, ATTN_GATE_COUNT, caps->gates, name_of_gate},
+                 {"write_gate", g->write_gate, ATTN_WRITE_GATE_COUNT, caps->write_gates,
+                  name_of_write_gate}};
+    const struct {
+        const char *field;
+        int32_t asked, declared;
+    } switches[] = {{"has_skip", g->has_skip, caps->skip},
+                    {"has_initial_slots", g->has_initial_slots, caps->initial_slots},
+                    {"checkpoint_interval", g->checkpoint_interval, caps->checkpoints}};
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+        check_code(check, codes[i].field, codes[i].code, codes[i].mask != 0 ? codes[i].mask : 1,
+                   codes[i].count, codes[i].name);
+    }
+    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++) {
+        if (switches[i].asked && !switches[i].declared) {
+            check_refuse_number(check, switches[i].field, switches[i].asked, "no");
+        }
+    }
 }
 
 static void match(struct check *check, int32_t phase)
@@ -63,6 +134,7 @@ static void match(struct check *check, int32_t phase)
         }
         return;
     }
+    match_form(check, gdn, caps);
     if (gdn->head_size_k > caps->head_size_k_max) {
         check_refuse_limit(check, "head_size_k", gdn->head_size_k, caps->head_size_k_max);
     }
@@ -81,6 +153,15 @@ static void match(struct check *check, int32_t phase)
 static bool serves(const attn_layer *layer)
 {
     return layer->selected->gdn != NULL;
+}
+
+/* What a batch brings, and what is checked of it, is one for all layers of a plan. */
+static bool same_table(const attn_layer *a, const attn_layer *b)
+{
+    const struct attn_recurrent_desc *x = a->selected->gdn, *y = b->selected->gdn;
+    const size_t from = sizeof x->ext;
+    return x == NULL || y == NULL ||
+           memcmp((const char *)x + from, (const char *)y + from, sizeof *x - from) == 0;
 }
 
 /* One page is all of a slot's state: S [Hv, Dv, Dk] float32, and the convolution's window. */
@@ -190,12 +271,17 @@ static attn_status bind_params(attn_layer *layer, const struct attn_layer_params
     const char *name = layer->desc->name;
     int64_t channels =
         2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
-    if (weights == NULL || weights->a_log == NULL || weights->dt_bias == NULL) {
+    if (weights == NULL || weights->a_log == NULL ||
+        (weights->dt_bias == NULL && g->gate != ATTN_GATE_CONSTANT)) {
         return BAD("attn_recurrent_weights",
                    "layer '%s': the parameters bring no attn_recurrent_weights, or a_log %p or "
                    "dt_bias %p is NULL",
                    name, weights != NULL ? (const void *)weights->a_log : NULL,
                    weights != NULL ? (const void *)weights->dt_bias : NULL);
+    }
+    if ((weights->skip != NULL) != (g->has_skip != 0)) {
+        return BAD("skip", "layer '%s': has_skip is %d and skip is %p", name, g->has_skip,
+                   (const void *)weights->skip);
     }
     const struct attn_tensor *conv = weights->conv_weight, *bias = weights->conv_bias;
     if (g->conv_width > 0 && (conv == NULL || conv->ndim != 2 || conv->shape == NULL ||
@@ -251,6 +337,22 @@ static attn_status validate_slots(const attn_plan *plan, const struct attn_batch
                            row[i], (long long)slots - 1);
             }
         }
+        int32_t first = states->initial_slots != NULL ? states->initial_slots[r] : 0;
+        if (first < 0 || first >= slots) {
+            return BAD("initial_slots", "request %d: slot %d; the layer has slots 0 to %lld", r,
+                       first, (long long)slots - 1);
+        }
+        int32_t interval = layer->selected->gdn->checkpoint_interval;
+        for (int32_t i = 0; states->checkpoint_slots != NULL && i < queries / interval; i++) {
+            int32_t slot = states->checkpoint_slots[r * states->checkpoint_slots_stride + i];
+            if (i >= states->checkpoint_slots_stride || slot >= slots) {
+                return BAD("checkpoint_slots",
+                           "request %d, checkpoint %d: slot %d in a row of %lld; the layer has "
+                           "slots 0 to %lld",
+                           r, i, slot, (long long)states->checkpoint_slots_stride,
+                           (long long)slots - 1);
+            }
+        }
     }
     return ATTN_OK;
 }
@@ -270,6 +372,10 @@ static void cut_states(const struct attn_batch_recurrent *whole, int32_t first,
         whole->has_initial_state != NULL ? whole->has_initial_state + first : NULL;
     part->num_accepted_tokens =
         whole->num_accepted_tokens != NULL ? whole->num_accepted_tokens + first : NULL;
+    part->initial_slots = whole->initial_slots != NULL ? whole->initial_slots + first : NULL;
+    part->checkpoint_slots = whole->checkpoint_slots != NULL
+                                 ? whole->checkpoint_slots + first * whole->checkpoint_slots_stride
+                                 : NULL;
     view->next = &part->ext;
 }
 
@@ -295,6 +401,15 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
             "drafted",
             (const void *)states->state_slots, (long long)states->state_slots_stride,
             1 + g->num_speculative_tokens);
+    }
+    if ((states->initial_slots != NULL && !g->has_initial_slots) ||
+        (states->checkpoint_slots != NULL &&
+         (g->checkpoint_interval == 0 || states->checkpoint_slots_stride < 0))) {
+        return BAD("initial_slots",
+                   "%p, checkpoint_slots %p, rows %lld apart; a layer that brings them says "
+                   "has_initial_slots or checkpoint_interval",
+                   (const void *)states->initial_slots, (const void *)states->checkpoint_slots,
+                   (long long)states->checkpoint_slots_stride);
     }
     if (states->has_initial_state == NULL && plan->given.seq_lens == NULL) {
         return BAD("has_initial_state", "is NULL, and so is seq_lens, which would tell");
@@ -365,8 +480,12 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
     if (gdn == NULL || io->lse != NULL) {
         return FAIL("attn_io_recurrent", "a run of GDN needs attn_io_recurrent and has no lse");
     }
-    if (!is_flat(gdn->a, rows, g->num_v_heads) || !is_flat(gdn->b, rows, g->num_v_heads)) {
-        return FAIL("a", "a or b is NULL or not [num_tokens or more, num_v_heads]");
+    int64_t gates =
+        (int64_t)g->num_v_heads * (g->gate == ATTN_GATE_PER_CHANNEL ? g->head_size_k : 1);
+    if ((g->gate != ATTN_GATE_CONSTANT && !is_flat(gdn->a, rows, gates)) ||
+        (g->write_gate == ATTN_WRITE_GATE_SIGMOID && !is_flat(gdn->b, rows, g->num_v_heads))) {
+        return FAIL("a", "a or b is NULL or not [num_tokens or more, num_v_heads] (a of a gate per "
+                         "channel: num_v_heads head_size_k)");
     }
     if (g->conv_width > 0 &&
         !is_flat(gdn->mixed_qkv, rows, keys + (int64_t)g->num_v_heads * g->head_size_v)) {
@@ -385,6 +504,7 @@ const struct composition composition_recurrent = {
     .match = match,
     .serves = serves,
     .make_spec = make_spec,
+    .same_table = same_table,
     .bind_params = bind_params,
     .needs_params = needs_params,
     .plan_bytes = sizeof(struct states),

@@ -77,7 +77,8 @@ static const struct {
              MASK(v_scale_forms, NUM_SCALE_FORMS),
              MASK(p_scale_forms, NUM_SCALE_FORMS),
              MASK(output_forms, ATTN_OUTPUT_FORM_COUNT),
-             MASK(decode_write_kv_dtypes, ATTN_KV_DTYPE_COUNT)};
+             MASK(decode_write_kv_dtypes, ATTN_KV_DTYPE_COUNT),
+             MASK(cache_roles, ATTN_CACHE_ROLE_COUNT)};
 
 void caps_trim(struct attn_backend_caps *c)
 {
@@ -179,7 +180,8 @@ static attn_status check_numbers(const struct attn_backend_caps *c, struct attn_
                    {"io_alignment", c->io_alignment},
                    {"max_group", c->max_group},
                    {"max_num_q_heads", c->max_num_q_heads},
-                   {"max_speculative_tokens", c->max_speculative_tokens}};
+                   {"max_speculative_tokens", c->max_speculative_tokens},
+                   {"max_tables", c->max_tables}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         if (numbers[i].value < 0) {
             return BAD(numbers[i].field, "%s: %s %d; 0 or above", c->name, numbers[i].field,

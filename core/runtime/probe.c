@@ -10,7 +10,7 @@
 #include "util/structs.h"
 
 #define MIN_DEVICE_INFO 72 /* sizes in ABI 0.2 */
-#define MIN_CAPS 264
+#define MIN_CAPS 280
 #define MAX_DEVICES 64
 #define MAX_BACKENDS 256
 #define BAD(field, ...) error_set(&error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)

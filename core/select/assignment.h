@@ -21,6 +21,7 @@ struct layer {
     struct attn_layer_desc desc;
     struct attn_mla_desc *mla;              /* or NULL */
     struct attn_recurrent_desc *gdn;        /* or NULL */
+    struct attn_layer_caches *caches;       /* or NULL; elements of today's size */
     struct attn_context_parallel *cp;       /* or NULL */
     struct attn_mm_encoder_quant *mm_quant; /* or NULL */
     int32_t sharing_target;                 /* index of the layer whose cache it reads, or -1 */

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "select/layer_caches.h"
 #include "select/layer_ext.h"
 #include "select/names.h"
 #include "util/structs.h"
@@ -201,16 +202,16 @@ bool layer_same_cache(const struct layer *a, const struct layer *b)
            x->head_size_v == y->head_size_v && x->block_size == y->block_size &&
            x->has_window == y->has_window && x->window_left == y->window_left &&
            x->chunk_size == y->chunk_size && x->sink_len == y->sink_len &&
-           x->padded_page_bytes == y->padded_page_bytes;
+           x->padded_page_bytes == y->padded_page_bytes && layer_same_caches(a, b);
 }
 
 /* Shape alone: a sliding layer may read the cache of a full one. */
 static bool readable_cache(const struct layer *reader, const struct layer *owner)
 {
     const struct attn_layer_desc *x = &reader->desc, *y = &owner->desc;
-    return layer_has_cache(y) && x->kv_dtype == y->kv_dtype && x->num_kv_heads == y->num_kv_heads &&
-           x->head_size == y->head_size && x->head_size_v == y->head_size_v &&
-           x->block_size == y->block_size &&
+    return layer_has_cache(y) && owner->caches == NULL && x->kv_dtype == y->kv_dtype &&
+           x->num_kv_heads == y->num_kv_heads && x->head_size == y->head_size &&
+           x->head_size_v == y->head_size_v && x->block_size == y->block_size &&
            (x->kind == ATTN_LAYER_CROSS) == (y->kind == ATTN_LAYER_CROSS);
 }
 

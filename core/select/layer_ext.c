@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "compose/composition.h"
+#include "select/layer_caches.h"
 #include "select/names.h"
 #include "util/structs.h"
 
@@ -53,7 +54,8 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
                                   const struct attn_ext *next, struct attn_error *error)
 {
     static const uint32_t known[] = {ATTN_EXT_MLA_DESC, ATTN_EXT_RECURRENT_DESC,
-                                     ATTN_EXT_CONTEXT_PARALLEL, ATTN_EXT_MM_ENCODER};
+                                     ATTN_EXT_CONTEXT_PARALLEL, ATTN_EXT_MM_ENCODER,
+                                     ATTN_EXT_LAYER_CACHES};
     bool failed = false;
     attn_status status =
         ext_check(next, known, sizeof known / sizeof *known, "attn_layer_desc", error);
@@ -64,13 +66,15 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
     layer->gdn = copy_ext(arena, next, ATTN_EXT_RECURRENT_DESC, sizeof *layer->gdn, &failed);
     layer->cp = copy_ext(arena, next, ATTN_EXT_CONTEXT_PARALLEL, sizeof *layer->cp, &failed);
     layer->mm_quant = copy_ext(arena, next, ATTN_EXT_MM_ENCODER, sizeof *layer->mm_quant, &failed);
+    layer->caches = copy_ext(arena, next, ATTN_EXT_LAYER_CACHES, sizeof *layer->caches, &failed);
     layer->desc.next = NULL;
+    chain(&layer->desc.next, layer->caches);
     chain(&layer->desc.next, layer->mm_quant);
     chain(&layer->desc.next, layer->cp);
     chain(&layer->desc.next, layer->gdn);
     chain(&layer->desc.next, layer->mla);
     return failed ? error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "layers", "no memory for a layer")
-                  : ATTN_OK;
+                  : layer_copy_caches(arena, layer, error);
 }
 
 attn_status layer_check_extensions(struct layer *layer, struct attn_error *error)

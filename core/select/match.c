@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "compose/composition.h"
+#include "select/layer_caches.h"
 #include "select/layer_check.h"
 #include "select/match_check.h"
 #include "select/names.h"
@@ -198,6 +199,7 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
             compositions[i]->match(&check, phase);
         }
     }
+    check_caches(&check);
     hold_features(&check, phase);
     check_combinations(&check);
 }

@@ -58,6 +58,8 @@ static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_
                                       "hnd_rows", "packed_k", "latent"};
 static const char *const kinds[] = {"decoder", "encoder",    "encoder_only", "cross", "mm_encoder",
                                     "mla",     "mla_sparse", "static_sink",  "gdn"};
+static const char *const cache_roles[] = {"unknown", "k",     "v",    "latent",     "state", "conv",
+                                          "index_k", "scale", "zero", "compressed", "extra"};
 static const char *const phases[] = {"prefill", "decode"};
 static const char *const scale_forms[] = {"none", "per_tensor", "per_head", "per_head_channel"};
 static const char *const output_forms[] = {"plain", "fp8_static", "fp8_group_64", "fp8_group_128",
@@ -71,6 +73,7 @@ _Static_assert(COUNT(terms) == ATTN_TERM_COUNT, "a name for every term");
 _Static_assert(COUNT(features) == ATTN_FEATURE_COUNT, "a name for every feature");
 _Static_assert(COUNT(walks) == NUM_WALKS, "a name for every walk");
 _Static_assert(COUNT(layouts) == ATTN_KV_LAYOUT_COUNT, "a name for every layout");
+_Static_assert(COUNT(cache_roles) == ATTN_CACHE_ROLE_COUNT, "a name for every role");
 _Static_assert(COUNT(output_forms) == ATTN_OUTPUT_FORM_COUNT, "a name for every output form");
 
 #define LIST(names)                                                                                \
@@ -92,6 +95,7 @@ static const struct {
     [ATTN_NAMES_KV_LAYOUT] = LIST(layouts),
     [ATTN_NAMES_SCALE_FORM] = LIST(scale_forms),
     [ATTN_NAMES_OUTPUT_FORM] = LIST(output_forms),
+    [ATTN_NAMES_CACHE_ROLE] = LIST(cache_roles),
 };
 
 const char *code_name(int32_t list, int32_t code)
@@ -134,6 +138,11 @@ const char *name_of_layout(int32_t layout)
 const char *name_of_kind(int32_t kind)
 {
     return known_name(ATTN_NAMES_LAYER_KIND, kind);
+}
+
+const char *name_of_cache_role(int32_t role)
+{
+    return known_name(ATTN_NAMES_CACHE_ROLE, role);
 }
 
 const char *name_of_phase(int32_t phase)

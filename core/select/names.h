@@ -18,6 +18,7 @@ const char *name_of_dtype(int32_t dtype);
 const char *name_of_kv_dtype(int32_t kv_dtype);
 const char *name_of_layout(int32_t layout);
 const char *name_of_kind(int32_t kind);
+const char *name_of_cache_role(int32_t role);
 const char *name_of_phase(int32_t phase);
 const char *name_of_scale_form(int32_t form);
 const char *name_of_walk(int32_t bit);

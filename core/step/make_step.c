@@ -92,6 +92,9 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
     if (owner->k_cache.data != NULL && part != PART_NEW) {
         launch->args.k_cache = &owner->k_cache;
         launch->args.v_cache = owner->has_v_cache ? &owner->v_cache : NULL;
+        launch->args.caches = owner->caches;
+        launch->args.num_caches = owner->num_further;
+        launch->args.cache_bytes = owner->num_further > 0 ? (int32_t)sizeof *owner->caches : 0;
     }
     for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
         if ((*c)->make_call != NULL) {
@@ -199,5 +202,11 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
                                     .params = &layer->part_params[PART_MAIN],
                                     .k_cache = &layer->k_cache,
                                     .v_cache = layer->has_v_cache ? &layer->v_cache : NULL};
+    if (layer->num_further > 0) {
+        step->write.caches = layer->caches;
+        step->write.num_caches = layer->num_further;
+        step->write.cache_bytes = (int32_t)sizeof *layer->caches;
+        step->write.batch = &plan->given;
+    }
     return status;
 }

@@ -34,6 +34,8 @@ static attn_status ask_batch(const attn_model *model, const struct attn_batch *b
                      {"state_slots", gdn != NULL ? gdn->state_slots : NULL},
                      {"has_initial_state", gdn != NULL ? gdn->has_initial_state : NULL},
                      {"num_accepted_tokens", gdn != NULL ? gdn->num_accepted_tokens : NULL},
+                     {"initial_slots", gdn != NULL ? gdn->initial_slots : NULL},
+                     {"checkpoint_slots", gdn != NULL ? gdn->checkpoint_slots : NULL},
                      {"local_seq_lens", context != NULL ? context->local_seq_lens : NULL}},
       on_host[] = {{"query_start_loc_host", b->query_start_loc_host},
                    {"seq_lens_host", b->seq_lens_host},

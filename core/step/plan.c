@@ -194,6 +194,10 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     if (status != ATTN_OK) {
         return status;
     }
+    status = tables_init(plan, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
     count_in(plan, 1);
     plan->max_reqs = plan->limits.max_num_reqs;
     plan->decode_threshold = threshold_of(plan->steps[0].layer);

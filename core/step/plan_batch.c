@@ -267,7 +267,7 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
                          "plan %p, source %p; the source has to be planned", (void *)plan,
                          (const void *)source);
     }
-    status = struct_read(&read, sizeof read, 232, tables, "attn_batch", error);
+    status = struct_read(&read, sizeof read, sizeof read, tables, "attn_batch", error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -281,6 +281,9 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
     batch.block_table_row = read.block_table_row;
     batch.slot_mapping = read.slot_mapping;
     batch.num_slots = read.num_slots;
+    batch.tables = read.tables;
+    batch.num_tables = read.num_tables;
+    batch.table_bytes = read.table_bytes;
     status = make_plan(plan, &batch, &(struct purpose){ATTN_PLAN_EAGER, same}, stream, error);
     if (status == ATTN_OK && plan != source) {
         plan->source = source;

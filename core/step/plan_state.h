@@ -151,6 +151,9 @@ struct attn_plan {
     struct attn_batch given;    /* the same, bounds and encoder lengths filled in */
     /* the requests that kernels see, the leading ones of few queries, and the rest */
     struct attn_batch whole, decode, prefill;
+    /* tables beside the batch's own fields: of all requests, of decodes, of prefills */
+    struct attn_batch_table *tables[3];
+    int32_t num_tables; /* that the layers need; 0: none */
     struct attn_batch_split split;
     int32_t num_tokens;      /* rows that tensors must have */
     int32_t num_key_rows;    /* likewise k and v where keys are contiguous */
@@ -209,6 +212,18 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error);
 /* Cuts plan->whole into its decodes and the rest. */
 void batch_split(attn_plan *plan);
+
+/* tables.c: tables of a batch beside its own fields */
+attn_status tables_init(attn_plan *plan, struct attn_error *error);
+/* Checks those that the plan's layers need, and points the batch at copies of today's size. */
+attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_error *error);
+/* Those of part 1 (decodes) or 2 (prefills), which begins with request `first`. */
+void tables_cut(const attn_plan *plan, int32_t part, int32_t first, struct attn_batch *batch);
+/* On a CPU: every block and slot that they name. */
+attn_status tables_validate(const attn_plan *plan, struct attn_error *error);
+/* Rows that a run brings for caches beyond those of the layer's kind, if it brings any. */
+attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
+                              const struct attn_ext *next, struct attn_error *error);
 
 /* Most of a plan's own integers: places among them, and counts of what they describe, are int32_t.
  */

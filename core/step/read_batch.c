@@ -4,7 +4,7 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-#define MIN_BATCH 232 /* size in ABI 0.2 */
+#define MIN_BATCH 248 /* size in ABI 0.2 */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 static attn_status check_limit(const char *field, int64_t value, int64_t most,
@@ -198,6 +198,7 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
         if (status == ATTN_OK && read.mode != ATTN_BATCH_IDLE) {
             status = check_starts(&read, error);
             status = status == ATTN_OK ? check_cache(plan, &read, error) : status;
+            status = status == ATTN_OK ? tables_read(plan, &read, error) : status;
         }
     }
     if (status == ATTN_OK) {
@@ -259,6 +260,10 @@ void batch_split(attn_plan *plan)
     }
     cut(whole, 0, decodes, &plan->decode);
     cut(whole, decodes, whole->num_reqs, &plan->prefill);
+    if (plan->num_tables > 0) {
+        tables_cut(plan, 1, 0, &plan->decode);
+        tables_cut(plan, 2, decodes, &plan->prefill);
+    }
     int32_t decode_tokens = start[decodes] - start[0];
     plan->split = (struct attn_batch_split){decodes, whole->num_reqs - decodes, decode_tokens,
                                             start[whole->num_reqs] - start[decodes]};

@@ -170,11 +170,15 @@ attn_status run_general(attn_plan *plan, struct step *step, const struct attn_st
                         struct attn_error *error)
 {
     static const uint32_t known[] = {ATTN_EXT_IO_MLA, ATTN_EXT_IO_RECURRENT,
-                                     ATTN_EXT_IO_OUTPUT_QUANT, ATTN_EXT_IO_ROPE};
+                                     ATTN_EXT_IO_OUTPUT_QUANT, ATTN_EXT_IO_ROPE,
+                                     ATTN_EXT_IO_CACHES};
     const struct attn_model_options *hooks = &plan->model->options;
     int32_t layer = step->layer->index;
     attn_status status =
-        io->next != NULL ? ext_check(io->next, known, 4, "attn_step_io", error) : ATTN_OK;
+        io->next != NULL ? ext_check(io->next, known, 5, "attn_step_io", error) : ATTN_OK;
+    if (status == ATTN_OK && io->next != NULL && step->program != run_idle) {
+        status = tables_check_rows(plan, step, io->next, error);
+    }
     status = status == ATTN_OK ? places_check_run(plan, io, error) : status;
     if (status != ATTN_OK) {
         return status;

@@ -138,6 +138,7 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
         }
     }
     status = validate_table(plan, owner, owner->k_cache.num_blocks, error);
+    status = status == ATTN_OK ? tables_validate(plan, error) : status;
     return status == ATTN_OK
                ? validate_slots(plan, owner->k_cache.num_blocks * l->block_size, error)
                : status;

@@ -150,7 +150,7 @@ static void defects_are_refused(void **state)
          "preferred_layout: preferred_layout: preferred_layout 1 is not one of its layouts"},
         {"caps_size_lies", ATTN_ERROR_STRUCT_SIZE,
          "attn_backend_caps: attn_backend_caps.struct_size is 18446744073709551615; allowed are "
-         "264 "
+         "280 "
          "to 65536"},
         {"endless_text", ATTN_ERROR_DEVICE,
          "fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff: mmmm*"},

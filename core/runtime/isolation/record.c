@@ -21,7 +21,7 @@ struct codec {
     bool failed;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 72 && sizeof(struct attn_backend_caps) == 264,
+ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 72 && sizeof(struct attn_backend_caps) == 280,
                    "a field that is added is coded below, and RECORD_FORMAT goes up");
 
 static const void *take(struct codec *c, size_t size)
@@ -205,7 +205,8 @@ static void code_backend(struct codec *c, struct attn_backend_caps *caps)
         &caps->dtypes,        &caps->kv_dtypes,     &caps->q_dtypes,
         &caps->terms,         &caps->features,      &caps->walks,
         &caps->layouts,       &caps->k_scale_forms, &caps->v_scale_forms,
-        &caps->p_scale_forms, &caps->output_forms,  &caps->decode_write_kv_dtypes};
+        &caps->p_scale_forms, &caps->output_forms,  &caps->decode_write_kv_dtypes,
+        &caps->cache_roles};
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
         code_u64(c, masks[i]);
     }
@@ -215,7 +216,8 @@ static void code_backend(struct codec *c, struct attn_backend_caps *caps)
                                 &caps->reorder_threshold, &caps->kv_alignment,
                                 &caps->io_alignment,      &caps->max_group,
                                 &caps->max_num_q_heads,   &caps->max_speculative_tokens,
-                                &caps->rank[0],           &caps->rank[1]};
+                                &caps->rank[0],           &caps->rank[1],
+                                &caps->max_tables};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         code_i32(c, numbers[i]);
     }

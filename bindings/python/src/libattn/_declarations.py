@@ -53,6 +53,8 @@ ATTN_WALK_HND = 1 << 1
 ATTN_WALK_PACKED = 1 << 2
 ATTN_WALK_LATENT = 1 << 3
 ATTN_WALK_SEPARATE_STRIDES = 1 << 4
+ATTN_MAX_CACHES = 16
+ATTN_MAX_TABLES = 8
 ATTN_KV_SPEC_MAX_DIMS = 8
 ATTN_KERNEL_ATTEND = 1 << 0
 ATTN_KERNEL_WRITE_KV = 1 << 1
@@ -107,6 +109,8 @@ class ExtId(IntEnum):
     CAPS_RECURRENT = 14
     MM_ENCODER = 15
     MM_ENCODER_STATE = 16
+    LAYER_CACHES = 17
+    IO_CACHES = 18
 
 
 class Status(IntEnum):
@@ -286,6 +290,21 @@ class KvLayout(IntEnum):
     LATENT = 6
 
 
+class CacheRole(IntEnum):
+    """``enum attn_cache_role``."""
+
+    K = 1
+    V = 2
+    LATENT = 3
+    STATE = 4
+    CONV = 5
+    INDEX_K = 6
+    SCALE = 7
+    ZERO = 8
+    COMPRESSED = 9
+    EXTRA = 10
+
+
 class KvSpecKind(IntEnum):
     """``enum attn_kv_spec_kind``."""
 
@@ -351,6 +370,29 @@ class Rope(IntEnum):
     GPTJ = 2
 
 
+class RecurrentRule(IntEnum):
+    """``enum attn_recurrent_rule``."""
+
+    GATED_DELTA = 0
+    ADDITIVE = 1
+
+
+class RecurrentGate(IntEnum):
+    """``enum attn_recurrent_gate``."""
+
+    PER_HEAD = 0
+    PER_CHANNEL = 1
+    CONSTANT = 2
+
+
+class RecurrentWriteGate(IntEnum):
+    """``enum attn_recurrent_write_gate``."""
+
+    SIGMOID = 0
+    NONE = 1
+    STEP = 2
+
+
 class PlanMode(IntEnum):
     """``enum attn_plan_mode``."""
 
@@ -406,6 +448,7 @@ class NameList(IntEnum):
     KV_LAYOUT = 8
     SCALE_FORM = 9
     OUTPUT_FORM = 10
+    CACHE_ROLE = 11
 
 
 class attn_ext(Structure):
@@ -501,6 +544,80 @@ class attn_kv_view(Structure):
         ("scale_stride_slot", c_int64),
         ("scale_stride_head", c_int64),
         ("device", attn_device),
+    ]
+
+
+class attn_cache_desc(Structure):
+    """``struct attn_cache_desc``."""
+
+    _fields_ = [
+        ("role", c_int32),
+        ("of", c_int32),
+        ("table", c_int32),
+        ("kv_dtype", c_int32),
+        ("num_heads", c_int32),
+        ("head_size", c_int32),
+        ("block_size", c_int32),
+        ("tokens_per_row", c_int32),
+    ]
+
+
+class attn_layer_caches(Structure):
+    """``struct attn_layer_caches``."""
+
+    _fields_ = [
+        ("ext", attn_ext),
+        ("caches", c_void_p),
+        ("num_caches", c_int32),
+        ("cache_bytes", c_int32),
+    ]
+
+
+class attn_cache_spec(Structure):
+    """``struct attn_cache_spec``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("role", c_int32),
+        ("of", c_int32),
+        ("table", c_int32),
+        ("kv_dtype", c_int32),
+        ("num_heads", c_int32),
+        ("head_size", c_int32),
+        ("block_size", c_int32),
+        ("tokens_per_row", c_int32),
+        ("page_bytes", c_int64),
+        ("alignment", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class attn_cache_memory(Structure):
+    """``struct attn_cache_memory``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("base", c_void_p),
+        ("num_blocks", c_int64),
+        ("further", c_void_p),
+        ("further_num_blocks", c_void_p),
+        ("num_further", c_int32),
+        ("reserved", c_int32),
+        ("device", attn_device),
+    ]
+
+
+class attn_layer_cache(Structure):
+    """``struct attn_layer_cache``."""
+
+    _fields_ = [
+        ("role", c_int32),
+        ("of", c_int32),
+        ("table", c_int32),
+        ("tokens_per_row", c_int32),
+        ("view", c_void_p),
     ]
 
 
@@ -622,6 +739,9 @@ class attn_backend_caps(Structure):
         ("rank", c_int32 * 2),
         ("reserved", c_int32),
         ("decode_write_kv_dtypes", c_uint64),
+        ("cache_roles", c_uint64),
+        ("max_tables", c_int32),
+        ("reserved_tail", c_int32),
     ]
 
 
@@ -903,6 +1023,23 @@ class attn_batch_context_parallel(Structure):
     ]
 
 
+class attn_batch_table(Structure):
+    """``struct attn_batch_table``."""
+
+    _fields_ = [
+        ("block_table", c_void_p),
+        ("block_table_stride", c_int64),
+        ("block_table_rows", c_int64),
+        ("block_table_row", c_void_p),
+        ("slot_mapping", c_void_p),
+        ("num_slots", c_int64),
+        ("seq_lens", c_void_p),
+        ("seq_lens_host", c_void_p),
+        ("max_seq_len", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
 class attn_batch(Structure):
     """``struct attn_batch``."""
 
@@ -942,6 +1079,9 @@ class attn_batch(Structure):
         ("tree", c_void_p),
         ("tree_stride_request", c_int64),
         ("tree_stride_row", c_int64),
+        ("tables", c_void_p),
+        ("num_tables", c_int32),
+        ("table_bytes", c_int32),
     ]
 
 
@@ -995,6 +1135,17 @@ class attn_io_rope(Structure):
         ("q_norm_weight", c_void_p),
         ("k_norm_weight", c_void_p),
         ("norm_eps", c_float),
+        ("reserved", c_int32),
+    ]
+
+
+class attn_io_caches(Structure):
+    """``struct attn_io_caches``."""
+
+    _fields_ = [
+        ("ext", attn_ext),
+        ("rows", c_void_p),
+        ("num_rows", c_int32),
         ("reserved", c_int32),
     ]
 
@@ -1072,6 +1223,12 @@ class attn_recurrent_desc(Structure):
         ("chunk_size", c_int32),
         ("num_speculative_tokens", c_int32),
         ("state_dtype", c_int32),
+        ("rule", c_int32),
+        ("gate", c_int32),
+        ("write_gate", c_int32),
+        ("has_skip", c_int32),
+        ("has_initial_slots", c_int32),
+        ("checkpoint_interval", c_int32),
     ]
 
 
@@ -1084,6 +1241,7 @@ class attn_recurrent_weights(Structure):
         ("dt_bias", c_void_p),
         ("conv_weight", c_void_p),
         ("conv_bias", c_void_p),
+        ("skip", c_void_p),
     ]
 
 
@@ -1112,6 +1270,9 @@ class attn_batch_recurrent(Structure):
         ("state_slots_stride", c_int64),
         ("has_initial_state", c_void_p),
         ("num_accepted_tokens", c_void_p),
+        ("initial_slots", c_void_p),
+        ("checkpoint_slots", c_void_p),
+        ("checkpoint_slots_stride", c_int64),
     ]
 
 
@@ -1135,6 +1296,12 @@ class attn_recurrent_caps(Structure):
         ("head_size_v_max", c_int32),
         ("conv_width_max", c_int32),
         ("max_speculative_tokens", c_int32),
+        ("rules", c_uint32),
+        ("gates", c_uint32),
+        ("write_gates", c_uint32),
+        ("skip", c_int32),
+        ("initial_slots", c_int32),
+        ("checkpoints", c_int32),
     ]
 
 
@@ -1190,6 +1357,9 @@ class attn_attend_args(Structure):
         ("limits", c_void_p),
         ("plan_host_bytes", c_size_t),
         ("workspace_bytes", c_size_t),
+        ("caches", c_void_p),
+        ("num_caches", c_int32),
+        ("cache_bytes", c_int32),
     ]
 
 
@@ -1210,6 +1380,10 @@ class attn_write_kv_args(Structure):
         ("q", c_void_p),
         ("k", c_void_p),
         ("v", c_void_p),
+        ("caches", c_void_p),
+        ("num_caches", c_int32),
+        ("cache_bytes", c_int32),
+        ("batch", c_void_p),
     ]
 
 
@@ -1537,6 +1711,10 @@ class attn_api(Structure):
         ("device_graph_launch", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
         ("device_graph_destroy", CFUNCTYPE(None, c_void_p, c_void_p)),
         ("code_name", CFUNCTYPE(c_char_p, c_int32, c_int32)),
+        ("layer_num_caches", CFUNCTYPE(c_int32, c_void_p)),
+        ("layer_cache_spec", CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p, c_void_p)),
+        ("layer_bind_caches", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int32, c_void_p)),
+        ("layer_bind_memory", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
     ]
 
 
@@ -1549,6 +1727,11 @@ STRUCTS = {
     "attn_tensor": attn_tensor,
     "attn_host": attn_host,
     "attn_kv_view": attn_kv_view,
+    "attn_cache_desc": attn_cache_desc,
+    "attn_layer_caches": attn_layer_caches,
+    "attn_cache_spec": attn_cache_spec,
+    "attn_cache_memory": attn_cache_memory,
+    "attn_layer_cache": attn_layer_cache,
     "attn_kv_spec": attn_kv_spec,
     "attn_device_info": attn_device_info,
     "attn_range": attn_range,
@@ -1571,11 +1754,13 @@ STRUCTS = {
     "attn_collectives": attn_collectives,
     "attn_context_parallel": attn_context_parallel,
     "attn_batch_context_parallel": attn_batch_context_parallel,
+    "attn_batch_table": attn_batch_table,
     "attn_batch": attn_batch,
     "attn_batch_split": attn_batch_split,
     "attn_step_io": attn_step_io,
     "attn_io_output_quant": attn_io_output_quant,
     "attn_io_rope": attn_io_rope,
+    "attn_io_caches": attn_io_caches,
     "attn_mla_desc": attn_mla_desc,
     "attn_mla_weights": attn_mla_weights,
     "attn_io_mla": attn_io_mla,

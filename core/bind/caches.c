@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bind/caches.h"
+
+#include <stdio.h>
+
+#include "bind/model.h"
+#include "bind/place.h"
+#include "select/layer_caches.h"
+#include "select/layer_check.h"
+#include "util/structs.h"
+
+#define MIN_CACHE_SPEC 64 /* sizes in ABI 0.2 */
+#define MIN_CACHE_MEMORY 64
+#define MIN_VIEW 120
+#define ALIGNMENT 256
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+
+attn_status layer_make_caches(attn_layer *layer, struct attn_error *error)
+{
+    const struct attn_layer_caches *described = layer->selected->caches;
+    if (described == NULL) {
+        return ATTN_OK;
+    }
+    const size_t count = (size_t)described->num_caches;
+    layer->further = arena_array(&layer->model->arena, count, sizeof *layer->further);
+    layer->caches = arena_array(&layer->model->arena, count, sizeof *layer->caches);
+    if (layer->further == NULL || layer->caches == NULL) {
+        return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "model", "no memory for layer '%s'",
+                         layer->desc->name);
+    }
+    for (int32_t i = 0; i < described->num_caches; i++) {
+        const struct attn_cache_desc *c = &described->caches[i];
+        layer->caches[i] = (struct attn_layer_cache){c->role, c->of, c->table, c->tokens_per_row,
+                                                     &layer->further[i]};
+    }
+    layer->num_further = described->num_caches;
+    layer->num_tables = layer_num_tables(layer->selected);
+    return ATTN_OK;
+}
+
+/* Of the layer's kind: K and V, latent rows, or a state with or without a window. */
+static int32_t num_own(const attn_layer *layer)
+{
+    if (layer->spec.kind == ATTN_KV_SPEC_NONE) {
+        return 0;
+    }
+    if (layer->selected->has_states) {
+        return layer->selected->gdn->conv_width > 0 ? 2 : 1;
+    }
+    return layer->spec.layout == ATTN_KV_LAYOUT_LATENT ? 1 : 2;
+}
+
+int32_t layer_num_caches(const attn_layer *layer)
+{
+    return layer != NULL ? num_own(layer) + layer->num_further : 0;
+}
+
+/* A cache of the layer's kind that holds keys. */
+static struct attn_cache_spec own_spec(const attn_layer *layer, bool value)
+{
+    const struct attn_kv_spec *s = &layer->spec;
+    const bool latent = s->layout == ATTN_KV_LAYOUT_LATENT;
+    struct attn_cache_spec spec = {.role = latent  ? ATTN_CACHE_LATENT
+                                           : value ? ATTN_CACHE_V
+                                                   : ATTN_CACHE_K,
+                                   .kv_dtype = s->kv_dtype,
+                                   .num_heads = s->num_kv_heads,
+                                   .head_size = value ? s->head_size_v : s->head_size,
+                                   .block_size = s->block_size,
+                                   .tokens_per_row = 1};
+    int64_t row = kv_row_bytes(s->kv_dtype, spec.head_size, value);
+    row += s->kv_dtype == ATTN_KV_NVFP4 ? 0 : kv_scale_bytes(s->kv_dtype, spec.head_size, value);
+    spec.page_bytes = latent ? s->page_bytes : (int64_t)s->block_size * s->num_kv_heads * row;
+    return spec;
+}
+
+/* A state, or the window of its convolution, of one slot. */
+static struct attn_cache_spec state_spec(const attn_layer *layer, bool window)
+{
+    const struct attn_recurrent_desc *g = layer->selected->gdn;
+    const int32_t dtype = window ? layer->desc->dtype : ATTN_KV_F32; /* one code for one thing */
+    struct attn_cache_spec spec = {
+        .role = window ? ATTN_CACHE_CONV : ATTN_CACHE_STATE,
+        .kv_dtype = dtype,
+        .num_heads = window ? 2 * g->num_k_heads * g->head_size_k + g->num_v_heads * g->head_size_v
+                            : g->num_v_heads,
+        .head_size = window ? g->conv_width - 1 + g->num_speculative_tokens
+                            : g->head_size_k * g->head_size_v,
+        .block_size = 1,
+        .tokens_per_row = 1};
+    spec.page_bytes = (int64_t)spec.num_heads * kv_row_bytes(dtype, spec.head_size, false);
+    return spec;
+}
+
+static struct attn_cache_spec further_spec(const attn_layer *layer, int32_t index)
+{
+    const struct attn_cache_desc *c = &layer->selected->caches->caches[index];
+    struct attn_cache_spec spec = {.role = c->role,
+                                   .of = c->of,
+                                   .table = c->table,
+                                   .kv_dtype = c->kv_dtype,
+                                   .num_heads = c->num_heads,
+                                   .head_size = c->head_size,
+                                   .block_size = cache_block_size(c, layer->desc->block_size),
+                                   .tokens_per_row = c->tokens_per_row};
+    spec.page_bytes =
+        (int64_t)spec.block_size * c->num_heads *
+        (kv_row_bytes(c->kv_dtype, c->head_size, false) +
+         (c->kv_dtype == ATTN_KV_NVFP4 ? 0 : kv_scale_bytes(c->kv_dtype, c->head_size, false)));
+    return spec;
+}
+
+static struct attn_cache_spec spec_of(const attn_layer *layer, int32_t index)
+{
+    const int32_t own = num_own(layer);
+    struct attn_cache_spec spec = index >= own                  ? further_spec(layer, index - own)
+                                  : layer->selected->has_states ? state_spec(layer, index == 1)
+                                                                : own_spec(layer, index == 1);
+    spec.struct_size = sizeof spec;
+    spec.alignment = ALIGNMENT;
+    return spec;
+}
+
+attn_status layer_cache_spec(const attn_layer *layer, int32_t index, struct attn_cache_spec *spec,
+                             struct attn_error *error)
+{
+    if (index < 0 || index >= layer_num_caches(layer)) {
+        return error_set(error, ATTN_ERROR_NOT_FOUND, "index", "layer %p has %d caches; %d is none",
+                         (const void *)layer, layer_num_caches(layer), index);
+    }
+    const struct attn_cache_spec own = spec_of(layer, index);
+    return struct_write(spec, &own, sizeof own, MIN_CACHE_SPEC) == ATTN_OK
+               ? ATTN_OK
+               : error_set(error, ATTN_ERROR_STRUCT_SIZE, "attn_cache_spec",
+                           "spec %p; its struct_size of at least %d is needed", (void *)spec,
+                           MIN_CACHE_SPEC);
+}
+
+/* One of those beyond the kind's: read into `read`. */
+static attn_status check_further(const attn_layer *layer, int32_t index,
+                                 const struct attn_kv_view *view, struct attn_kv_view *read,
+                                 struct attn_error *error)
+{
+    const struct attn_cache_spec spec = spec_of(layer, num_own(layer) + index);
+    char which[32];
+    snprintf(which, sizeof which, "cache %d", num_own(layer) + index);
+    const struct wanted_view wanted = {which, spec.num_heads, spec.head_size, spec.block_size,
+                                       spec.kv_dtype == ATTN_KV_NVFP4
+                                           ? spec.head_size / 2
+                                           : kv_row_bytes(spec.kv_dtype, spec.head_size, false)};
+    attn_status status = struct_read(read, sizeof *read, MIN_VIEW, view, "attn_kv_view", error);
+    status = status == ATTN_OK ? check_view_shape(layer, &wanted, read, error) : status;
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT && status == ATTN_OK; phase++) {
+        const int32_t alignment = layer->served[phase].instance->caps->kv_alignment;
+        if (alignment > 1 && (uintptr_t)read->data % (uintptr_t)alignment != 0) {
+            status = BAD("data", "layer '%s', %s: address %p is not a multiple of %d bytes",
+                         layer->desc->name, which, read->data, alignment);
+        }
+    }
+    return status == ATTN_OK ? place_check_view(layer->model, read, which, error) : status;
+}
+
+/* States are kept as two views, see recurrent.h; as the struct they are checked. */
+static attn_status bind_states(attn_layer *layer, const struct attn_kv_view *const *views,
+                               struct attn_error *error)
+{
+    struct attn_kv_view read[2] = {{0}, {0}};
+    const int32_t count = num_own(layer);
+    for (int32_t i = 0; i < count; i++) {
+        const struct attn_cache_spec spec = spec_of(layer, i);
+        const struct wanted_view wanted = {i == 1 ? "the window" : "the state", spec.num_heads,
+                                           spec.head_size, 1,
+                                           kv_row_bytes(spec.kv_dtype, spec.head_size, false)};
+        attn_status status =
+            struct_read(&read[i], sizeof read[i], MIN_VIEW, views[i], "attn_kv_view", error);
+        status = status == ATTN_OK ? check_view_shape(layer, &wanted, &read[i], error) : status;
+        if (status != ATTN_OK) {
+            return status;
+        }
+    }
+    const int64_t element = kv_row_bytes(layer->desc->dtype, 1, false);
+    if (read[0].stride_head != 4 * (int64_t)read[0].head_size || read[0].stride_block % 4 != 0 ||
+        read[1].stride_block % element != 0 || read[1].stride_head % element != 0 ||
+        (count == 2 && read[0].num_blocks != read[1].num_blocks)) {
+        return BAD("stride_head",
+                   "layer '%s': states lie head behind head in whole elements, with as many slots "
+                   "as windows",
+                   layer->desc->name);
+    }
+    const struct attn_recurrent_state state = {.struct_size = sizeof state,
+                                               .state = read[0].data,
+                                               .state_stride_slot = read[0].stride_block / 4,
+                                               .conv_state = read[1].data,
+                                               .conv_stride_slot = read[1].stride_block / element,
+                                               .conv_stride_channel = read[1].stride_head / element,
+                                               .num_slots = read[0].num_blocks,
+                                               .device = read[0].device};
+    return layer_bind_state(layer, &state, error);
+}
+
+attn_status layer_bind_caches(attn_layer *layer, const struct attn_kv_view *const *views,
+                              int32_t num_views, struct attn_error *error)
+{
+    struct attn_kv_view further[ATTN_MAX_CACHES];
+    if (layer == NULL || views == NULL || num_views != layer_num_caches(layer) || num_views == 0) {
+        return BAD("num_views", "layer %p, %d views at %p; the layer has %d caches", (void *)layer,
+                   num_views, (const void *)views, layer_num_caches(layer));
+    }
+    const int32_t own = num_own(layer);
+    attn_status status = ATTN_OK;
+    for (int32_t i = 0; i < layer->num_further && status == ATTN_OK; i++) {
+        status = check_further(layer, i, views[own + i], &further[i], error);
+    }
+    if (status == ATTN_OK) {
+        status = layer->selected->has_states
+                     ? bind_states(layer, views, error)
+                     : layer_bind_own(layer, views[0], own == 2 ? views[1] : NULL, error);
+    }
+    for (int32_t i = 0; i < layer->num_further && status == ATTN_OK; i++) {
+        layer->further[i] = further[i];
+    }
+    return status;
+}
+
+static attn_status check_memory(const attn_layer *layer, const struct attn_cache_memory *memory,
+                                struct attn_error *error)
+{
+    if (memory->num_further != layer->num_further ||
+        (memory->num_further > 0 &&
+         (memory->further == NULL || memory->further_num_blocks == NULL))) {
+        return BAD("further",
+                   "layer '%s': %d addresses at %p, numbers of blocks at %p; it has %d caches "
+                   "beyond those of its kind",
+                   layer->desc->name, memory->num_further, (const void *)memory->further,
+                   (const void *)memory->further_num_blocks, layer->num_further);
+    }
+    for (int32_t i = 0; i < memory->num_further; i++) {
+        const struct attn_cache_spec spec = spec_of(layer, num_own(layer) + i);
+        if (memory->further_num_blocks[i] < 1 ||
+            memory->further_num_blocks[i] > MAX_CACHE / spec.page_bytes) {
+            return BAD("further_num_blocks", "layer '%s': cache %d of %lld blocks; 1 to %lld",
+                       layer->desc->name, num_own(layer) + i,
+                       (long long)memory->further_num_blocks[i],
+                       (long long)(MAX_CACHE / spec.page_bytes));
+        }
+    }
+    return ATTN_OK;
+}
+
+/* Pages of states: each with its window behind it. */
+static attn_status state_views(const attn_layer *layer, const struct attn_cache_memory *memory,
+                               struct attn_kv_view views[2], struct attn_error *error)
+{
+    const struct attn_cache_spec specs[2] = {spec_of(layer, 0), state_spec(layer, true)};
+    if (memory->base == NULL || memory->num_blocks < 1) {
+        return BAD("base", "layer '%s': %lld slots at %p; an address and at least 1",
+                   layer->desc->name, (long long)memory->num_blocks, memory->base);
+    }
+    for (int32_t i = 0; i < num_own(layer); i++) {
+        const int64_t row = kv_row_bytes(specs[i].kv_dtype, specs[i].head_size, false);
+        views[i] = (struct attn_kv_view){.struct_size = sizeof views[i],
+                                         .data = (uint8_t *)memory->base +
+                                                 (i == 1 ? specs[0].page_bytes : 0),
+                                         .num_blocks = memory->num_blocks,
+                                         .block_size = 1,
+                                         .num_heads = specs[i].num_heads,
+                                         .head_size = specs[i].head_size,
+                                         .stride_block = layer->spec.padded_page_bytes,
+                                         .stride_slot = specs[i].page_bytes,
+                                         .stride_head = row,
+                                         .device = memory->device};
+    }
+    return ATTN_OK;
+}
+
+static struct attn_kv_view further_view(const attn_layer *layer, int32_t index,
+                                        const struct attn_cache_memory *memory)
+{
+    const struct attn_cache_spec s = spec_of(layer, num_own(layer) + index);
+    const int64_t row = kv_row_bytes(s.kv_dtype, s.head_size, false);
+    const int64_t scale = kv_scale_bytes(s.kv_dtype, s.head_size, false);
+    struct attn_kv_view view = {.struct_size = sizeof view,
+                                .data = memory->further[index],
+                                .num_blocks = memory->further_num_blocks[index],
+                                .block_size = s.block_size,
+                                .num_heads = s.num_heads,
+                                .head_size = s.head_size,
+                                .stride_block = s.page_bytes,
+                                .stride_slot = row * s.num_heads,
+                                .stride_head = row,
+                                .device = memory->device};
+    if (s.kv_dtype == ATTN_KV_NVFP4) { /* behind each row */
+        view.scale = (uint8_t *)view.data + s.head_size / 2;
+        view.scale_stride_block = view.stride_block;
+        view.scale_stride_slot = view.stride_slot;
+        view.scale_stride_head = view.stride_head;
+    } else if (scale > 0) { /* behind the rows of a block */
+        view.scale = (uint8_t *)view.data + s.block_size * view.stride_slot;
+        view.scale_stride_block = view.stride_block;
+        view.scale_stride_slot = scale * s.num_heads;
+        view.scale_stride_head = scale;
+    }
+    return view;
+}
+
+attn_status layer_bind_memory(attn_layer *layer, const struct attn_cache_memory *memory,
+                              struct attn_error *error)
+{
+    struct attn_cache_memory read;
+    struct attn_kv_view views[2 + ATTN_MAX_CACHES] = {{.struct_size = sizeof *views},
+                                                      {.struct_size = sizeof *views}};
+    const struct attn_kv_view *list[2 + ATTN_MAX_CACHES];
+    if (layer == NULL || layer_num_caches(layer) == 0) {
+        return BAD("layer", "layer %p has no cache of its own", (void *)layer);
+    }
+    attn_status status =
+        struct_read(&read, sizeof read, MIN_CACHE_MEMORY, memory, "attn_cache_memory", error);
+    status = status == ATTN_OK ? ext_check(read.next, NULL, 0, "attn_cache_memory", error) : status;
+    status = status == ATTN_OK ? check_memory(layer, &read, error) : status;
+    if (status == ATTN_OK) {
+        status = layer->selected->has_states
+                     ? state_views(layer, &read, views, error)
+                     : layer_kv_views(layer, read.base, read.num_blocks, &views[0],
+                                      num_own(layer) == 2 ? &views[1] : NULL, error);
+    }
+    if (status != ATTN_OK) {
+        return status;
+    }
+    const int32_t own = num_own(layer);
+    for (int32_t i = 0; i < own && read.device.type != 0; i++) {
+        views[i].device = read.device;
+    }
+    for (int32_t i = 0; i < layer->num_further; i++) {
+        views[own + i] = further_view(layer, i, &read);
+    }
+    for (int32_t i = 0; i < own + layer->num_further; i++) {
+        list[i] = &views[i];
+    }
+    return layer_bind_caches(layer, list, own + layer->num_further, error);
+}

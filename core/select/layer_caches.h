@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The caches that a layer has beyond those of its kind: attn_layer_caches. */
+#ifndef CORE_SELECT_LAYER_CACHES_H
+#define CORE_SELECT_LAYER_CACHES_H
+
+#include "select/match_check.h"
+
+/* Replaces the array of the layer's copied extension by one of today's elements in the arena,
+ * defaults of tokens_per_row filled in; each is checked by itself. */
+attn_status layer_copy_caches(struct arena *arena, struct layer *layer, struct attn_error *error);
+
+/* How many tables of a batch they need beside its own fields; 0 for plain layers. */
+int32_t layer_num_tables(const struct layer *layer);
+
+/* Rows in a block of one of them, the layer's block size being chosen. */
+int32_t cache_block_size(const struct attn_cache_desc *cache, int32_t layer_block_size);
+
+/* Do both have equal ones? Plain layers do. */
+bool layer_same_caches(const struct layer *a, const struct layer *b);
+
+/* After compositions are decided: roles, tables, and steps that the core composes of others. */
+void check_caches(struct check *check);
+
+#endif

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A batch's tables beyond its own fields, and the rows that a run brings for the caches that they
+ * address. */
+#include <string.h>
+
+#include "step/plan_state.h"
+#include "util/structs.h"
+
+#define MIN_TABLE 72 /* size in ABI 0.2 */
+#define MAX_TABLE 4096
+#define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
+#define FAIL(field, text) error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, field, text)
+
+attn_status tables_init(attn_plan *plan, struct attn_error *error)
+{
+    const size_t count = (size_t)plan->steps[0].layer->owner->num_tables;
+    if (count == 0) {
+        return ATTN_OK;
+    }
+    for (int32_t i = 0; i < 3; i++) {
+        plan->tables[i] = arena_array(&plan->arena, count, sizeof *plan->tables[i]);
+    }
+    plan->num_tables = (int32_t)count;
+    return plan->arena.failed
+               ? error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for the plan")
+               : ATTN_OK;
+}
+
+/* One element of an array whose writer may be older or newer. */
+static attn_status read_table(const struct attn_batch *batch, int32_t index,
+                              struct attn_batch_table *table, struct attn_error *error)
+{
+    const size_t size = (size_t)batch->table_bytes;
+    const unsigned char *source = (const unsigned char *)batch->tables + (size_t)index * size;
+    memcpy(table, source, sizeof *table);
+    for (size_t at = sizeof *table; at < size; at++) {
+        if (source[at] != 0) {
+            return error_set(error, ATTN_ERROR_STRUCT_SIZE, "attn_batch_table",
+                             "table_bytes is %zu and byte %zu of table %d is not 0; this library "
+                             "knows %zu bytes, and an unknown tail has to be all zero",
+                             size, at, index + 1, sizeof *table);
+        }
+    }
+    return ATTN_OK;
+}
+
+/* Rows of a block of the caches that this table, from 1, addresses. */
+static int32_t rows_per_block(const attn_plan *plan, int32_t number)
+{
+    const attn_layer *owner = plan->steps[0].layer->owner;
+    for (int32_t i = 0; i < owner->num_further; i++) {
+        if (owner->caches[i].table == number) {
+            return owner->further[i].block_size;
+        }
+    }
+    return 1;
+}
+
+static attn_status check_table(const attn_plan *plan, const struct attn_batch *b, int32_t number,
+                               struct attn_batch_table *t, struct attn_error *error)
+{
+    const int32_t in_block = rows_per_block(plan, number);
+    int32_t longest = 0;
+    if (b->num_reqs > 0 && (t->block_table == NULL || t->seq_lens == NULL)) {
+        return BAD("tables", "table %d: block_table %p, seq_lens %p; both are needed", number,
+                   (const void *)t->block_table, (const void *)t->seq_lens);
+    }
+    for (int32_t r = 0; t->seq_lens_host != NULL && r < b->num_reqs; r++) {
+        if (t->seq_lens_host[r] < 0) {
+            return BAD("tables", "table %d: request %d has %d rows; 0 or above", number, r,
+                       t->seq_lens_host[r]);
+        }
+        longest = t->seq_lens_host[r] > longest ? t->seq_lens_host[r] : longest;
+    }
+    if (t->max_seq_len < longest && t->max_seq_len != 0) {
+        return BAD("tables", "table %d: max_seq_len is %d and a request has %d rows", number,
+                   t->max_seq_len, longest);
+    }
+    t->max_seq_len = t->max_seq_len > 0 ? t->max_seq_len : longest;
+    t->block_table_rows = t->block_table_rows > 0 ? t->block_table_rows : b->num_reqs;
+    if (t->seq_lens_host != NULL && t->block_table_rows > 1 &&
+        t->block_table_stride < (longest + in_block - 1) / in_block) {
+        return BAD("tables",
+                   "table %d: rows of %lld entries; a request has %d rows, in blocks of %d", number,
+                   (long long)t->block_table_stride, longest, in_block);
+    }
+    return t->num_slots < 0 || (t->num_slots > 0 && t->slot_mapping == NULL)
+               ? BAD("tables", "table %d: %lld slots at %p", number, (long long)t->num_slots,
+                     (const void *)t->slot_mapping)
+               : ATTN_OK;
+}
+
+attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    if (batch->num_tables < plan->num_tables ||
+        (batch->num_tables > 0 && (batch->tables == NULL || batch->table_bytes < MIN_TABLE ||
+                                   batch->table_bytes > MAX_TABLE))) {
+        return BAD("tables",
+                   "%d tables of %d bytes at %p; the plan's layers need %d, each of %d to %d bytes",
+                   batch->num_tables, batch->table_bytes, (const void *)batch->tables,
+                   plan->num_tables, MIN_TABLE, MAX_TABLE);
+    }
+    for (int32_t i = 0; i < plan->num_tables && status == ATTN_OK; i++) {
+        status = read_table(batch, i, &plan->tables[0][i], error);
+        status = status == ATTN_OK ? check_table(plan, batch, i + 1, &plan->tables[0][i], error)
+                                   : status;
+    }
+    batch->tables = plan->tables[0]; /* kernels see those that their layers need */
+    batch->num_tables = plan->num_tables;
+    batch->table_bytes = plan->num_tables > 0 ? (int32_t)sizeof *plan->tables[0] : 0;
+    return status;
+}
+
+void tables_cut(const attn_plan *plan, int32_t part, int32_t first, struct attn_batch *batch)
+{
+    for (int32_t i = 0; i < plan->num_tables; i++) {
+        struct attn_batch_table *t = &plan->tables[part][i];
+        *t = plan->tables[0][i];
+        t->seq_lens += t->seq_lens != NULL ? first : 0;
+        t->seq_lens_host += t->seq_lens_host != NULL ? first : 0;
+        if (t->block_table_row != NULL) {
+            t->block_table_row += first;
+        } else if (t->block_table != NULL) {
+            t->block_table += first * t->block_table_stride;
+            t->block_table_rows -= first;
+        }
+    }
+    batch->tables = plan->tables[part];
+}
+
+/* Blocks of one table that a kernel will follow, and slots that it will write. */
+static attn_status validate_table(const attn_plan *plan, int32_t number, int64_t num_blocks,
+                                  struct attn_error *error)
+{
+    const struct attn_batch_table *t = &plan->tables[0][number - 1];
+    const int64_t in_block = rows_per_block(plan, number);
+    for (int32_t r = 0; r < plan->given.num_reqs; r++) {
+        int64_t row = t->block_table_row != NULL ? t->block_table_row[r] : r;
+        int64_t last = (t->seq_lens[r] + in_block - 1) / in_block;
+        if (row < 0 || row >= t->block_table_rows || t->seq_lens[r] < 0 ||
+            last > t->block_table_stride) {
+            return BAD("tables",
+                       "table %d, request %d: row %lld of %d entries; there are %lld rows of %lld",
+                       number, r, (long long)row, t->seq_lens[r], (long long)t->block_table_rows,
+                       (long long)t->block_table_stride);
+        }
+        for (int64_t i = 0; i < last; i++) {
+            int32_t block = t->block_table[row * t->block_table_stride + i];
+            if (block < 0 || block >= num_blocks) {
+                return BAD("tables",
+                           "table %d, request %d, entry %lld: block %d; its caches have blocks 0 "
+                           "to %lld",
+                           number, r, (long long)i, block, (long long)num_blocks - 1);
+            }
+        }
+    }
+    for (int64_t i = 0; i < t->num_slots; i++) {
+        if (t->slot_mapping[i] >= num_blocks * in_block) {
+            return BAD("tables", "table %d, row %lld: slot %lld; its caches have slots 0 to %lld",
+                       number, (long long)i, (long long)t->slot_mapping[i],
+                       (long long)(num_blocks * in_block) - 1);
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status tables_validate(const attn_plan *plan, struct attn_error *error)
+{
+    const attn_layer *owner = plan->steps[0].layer->owner;
+    attn_status status = ATTN_OK;
+    for (int32_t i = 0; i < owner->num_further && status == ATTN_OK; i++) {
+        if (owner->caches[i].table > 0) {
+            status =
+                validate_table(plan, owner->caches[i].table, owner->further[i].num_blocks, error);
+        }
+    }
+    return status;
+}
+
+attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
+                              const struct attn_ext *next, struct attn_error *error)
+{
+    const attn_layer *layer = step->layer;
+    const struct attn_io_caches *io =
+        (const struct attn_io_caches *)ext_find(next, ATTN_EXT_IO_CACHES);
+    if (io == NULL) {
+        return ATTN_OK;
+    }
+    if (io->rows == NULL || io->num_rows != layer->num_further) {
+        return FAIL("attn_io_caches", "rows is NULL, or num_rows is not the number of caches that "
+                                      "the layer has beyond those of its kind");
+    }
+    for (int32_t i = 0; i < io->num_rows; i++) {
+        const struct attn_tensor *t = io->rows[i];
+        const int32_t table = layer->caches[i].table;
+        const int64_t slots =
+            table == 0 ? plan->given.num_slots : plan->tables[0][table - 1].num_slots;
+        if (t != NULL && (t->data == NULL || t->shape == NULL || t->ndim != 3 ||
+                          t->shape[0] < slots || t->shape[1] != layer->further[i].num_heads ||
+                          t->shape[2] != layer->further[i].head_size)) {
+            return FAIL("attn_io_caches",
+                        "rows of a cache are not [num_slots of its table or more, "
+                        "num_heads, head_size]");
+        }
+    }
+    return ATTN_OK;
+}

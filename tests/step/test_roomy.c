@@ -1,0 +1,592 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layers that no shipped backend has, through a test's plugin: five caches in two tables, and a
+ * recurrent layer with a gate per channel, initial slots and checkpoints. */
+#include <attn/api.h>
+#include <dlfcn.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { HEADS = 2, D = 8, BLOCK = 16, REQS = 3, BLOCKS = 12, TOKENS = 64, ROWS = 4, GROUP = 4 };
+enum {
+    FURTHER = 3,
+    OTHER_BLOCK = 8,
+    OTHER_BLOCKS = 16,
+    PER_ROW = 2,
+    DV = 8,
+    DK = 8,
+    HV = 4,
+    HK = 2
+};
+enum { SLOTS = 10, INTERVAL = 2 };
+
+#define CHECK(t, call)                                                                             \
+    do {                                                                                           \
+        if ((call) != ATTN_OK) {                                                                   \
+            fail_msg("%s: %s: %s", #call, (t)->error.field, (t)->error.message);                   \
+        }                                                                                          \
+    } while (0)
+
+struct opened {
+    const struct attn_api *api;
+    attn_runtime *runtime;
+    attn_assignment *assignment;
+    attn_model *model;
+    attn_layer *layer;
+    attn_plan *plan;
+    void *memory, *workspace;
+    struct attn_error error;
+};
+
+static void open_runtime(struct opened *t)
+{
+    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(library);
+    attn_get_api_fn *get_api;
+    *(void **)&get_api = dlsym(library, ATTN_GET_API_SYMBOL);
+    t->error = (struct attn_error)ATTN_ERROR_INIT;
+    setenv("ATTN_PLUGIN_PATH", PLUGINS, 1);
+    setenv("ATTN_VALIDATE", "1", 1);
+    CHECK(t, get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &t->api, &t->error));
+    CHECK(t, t->api->runtime_create(NULL, &t->runtime, &t->error));
+}
+
+static void select_layer(struct opened *t, const struct attn_layer_desc *layer, const char *backend)
+{
+    const struct attn_select_options options = {
+        .struct_size = sizeof options, .backend = backend, .flags = ATTN_SELECT_KEEP_UNSERVED};
+    CHECK(t, t->api->select(t->runtime, &options, &layer, 1, &t->assignment, &t->error));
+}
+
+static void make_model(struct opened *t, const struct attn_layer_desc *layer)
+{
+    open_runtime(t);
+    select_layer(t, layer, "roomy");
+    CHECK(t, t->api->model_create(t->runtime, t->assignment, NULL, &t->model, &t->error));
+    t->layer = t->api->model_layer(t->model, 0);
+}
+
+static void make_plan(struct opened *t)
+{
+    const struct attn_plan_options options = {.struct_size = sizeof options,
+                                              .limits = {.struct_size = sizeof options.limits,
+                                                         .max_num_reqs = REQS,
+                                                         .max_num_tokens = TOKENS,
+                                                         .max_seq_len = TOKENS}};
+    CHECK(t, t->api->plan_create(t->model, 0, &options, &t->plan, &t->error));
+    size_t bytes = t->api->plan_workspace_bytes(t->plan);
+    t->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    CHECK(t, t->api->plan_bind_workspace(t->plan, t->workspace, bytes, &t->error));
+}
+
+static void close_all(struct opened *t)
+{
+    t->api->plan_destroy(t->plan);
+    t->api->model_destroy(t->model);
+    t->api->assignment_destroy(t->assignment);
+    t->api->runtime_destroy(t->runtime);
+    free(t->memory);
+    free(t->workspace);
+}
+
+/* Is the backend refused, for the decode phase, by this field? */
+static bool refused(struct opened *t, const char *backend, const char *field)
+{
+    bool found = false;
+    for (int32_t b = 0; b < t->api->backend_count(t->runtime); b++) {
+        struct attn_backend_info info = {.struct_size = sizeof info};
+        int32_t verdict, count;
+        CHECK(t, t->api->backend_info(t->runtime, b, &info));
+        CHECK(t,
+              t->api->assignment_verdict(t->assignment, 0, ATTN_PHASE_DECODE, b, &verdict, &count));
+        for (int32_t i = 0; i < count; i++) {
+            struct attn_reason reason = {.struct_size = sizeof reason};
+            CHECK(t, t->api->assignment_reason(t->assignment, 0, ATTN_PHASE_DECODE, b, i, &reason));
+            found |= strcmp(info.caps->name, backend) == 0 && strcmp(reason.field, field) == 0;
+        }
+    }
+    return found;
+}
+
+/* -------- five caches in two tables -------- */
+
+/* What a writer of a later ABI would hand in: elements that are longer, their tails zero. */
+struct later_cache {
+    struct attn_cache_desc known;
+    int64_t unknown;
+};
+struct later_table {
+    struct attn_batch_table known;
+    int64_t unknown;
+};
+
+static const struct attn_kv_view *const none[5];
+
+static struct later_cache described[FURTHER] = {{{.role = ATTN_CACHE_SCALE,
+                                                  .of = 1,
+                                                  .kv_dtype = ATTN_KV_F32,
+                                                  .num_heads = HEADS,
+                                                  .head_size = D,
+                                                  .tokens_per_row = GROUP},
+                                                 0},
+                                                {{.role = ATTN_CACHE_INDEX_K,
+                                                  .table = 1,
+                                                  .kv_dtype = ATTN_KV_F32,
+                                                  .num_heads = 1,
+                                                  .head_size = 4,
+                                                  .block_size = OTHER_BLOCK,
+                                                  .tokens_per_row = PER_ROW},
+                                                 0},
+                                                {{.role = ATTN_CACHE_COMPRESSED,
+                                                  .table = 1,
+                                                  .kv_dtype = ATTN_KV_F32,
+                                                  .num_heads = HEADS,
+                                                  .head_size = D,
+                                                  .block_size = OTHER_BLOCK,
+                                                  .tokens_per_row = PER_ROW},
+                                                 0}};
+static struct attn_layer_caches caches = {.ext = {ATTN_EXT_LAYER_CACHES, 0, sizeof caches, NULL},
+                                          .caches = &described[0].known,
+                                          .num_caches = FURTHER,
+                                          .cache_bytes = sizeof *described};
+static struct attn_layer_desc many = {.struct_size = sizeof many,
+                                      .next = &caches.ext,
+                                      .name = "many",
+                                      .dtype = ATTN_DTYPE_F32,
+                                      .num_q_heads = HEADS,
+                                      .num_kv_heads = HEADS,
+                                      .head_size = D,
+                                      .scale = 1,
+                                      .causal = 1,
+                                      .block_size = BLOCK};
+
+/* The value of cache c, request r, row, head, dim: exact in sums of five. */
+static float value(int32_t c, int32_t r, int64_t row, int32_t head, int32_t d)
+{
+    return (float)(((c * 131 + r * 37 + (int32_t)row * 11 + head * 5 + d) % 997) * (c + 1));
+}
+
+static void bind_many(struct opened *t)
+{
+    static const int32_t roles[] = {ATTN_CACHE_K, ATTN_CACHE_V, ATTN_CACHE_SCALE,
+                                    ATTN_CACHE_INDEX_K, ATTN_CACHE_COMPRESSED};
+    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    void *further[FURTHER];
+    int64_t blocks[FURTHER] = {BLOCKS, OTHER_BLOCKS, OTHER_BLOCKS};
+    assert_int_equal(t->api->layer_num_caches(t->layer), 2 + FURTHER);
+    CHECK(t, t->api->layer_kv_spec(t->layer, &spec, &t->error));
+    size_t bytes = (size_t)spec.padded_page_bytes * BLOCKS, at[FURTHER];
+    for (int32_t i = 0; i < 2 + FURTHER; i++) {
+        struct attn_cache_spec cache = {.struct_size = sizeof cache};
+        CHECK(t, t->api->layer_cache_spec(t->layer, i, &cache, &t->error));
+        assert_int_equal(cache.role, roles[i]);
+        assert_int_equal(cache.block_size, i < 2 ? BLOCK : i == 2 ? BLOCK / GROUP : OTHER_BLOCK);
+        if (i >= 2) {
+            at[i - 2] = bytes;
+            bytes += ((size_t)(cache.page_bytes * blocks[i - 2]) + 255) / 256 * 256;
+        } else {
+            assert_int_equal(cache.page_bytes, BLOCK * HEADS * D * 4);
+        }
+    }
+    t->memory = aligned_alloc(256, bytes);
+    memset(t->memory, 0, bytes);
+    for (int32_t i = 0; i < FURTHER; i++) {
+        further[i] = (char *)t->memory + at[i];
+    }
+    struct attn_cache_memory memory = {.struct_size = sizeof memory,
+                                       .base = t->memory,
+                                       .num_blocks = BLOCKS,
+                                       .further = further,
+                                       .further_num_blocks = blocks,
+                                       .num_further = FURTHER - 1,
+                                       .device = {ATTN_DEVICE_CPU, 0}};
+    assert_int_not_equal(t->api->layer_bind_memory(t->layer, &memory, &t->error), ATTN_OK);
+    assert_string_equal(t->error.field, "further");
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = k;
+    CHECK(t, t->api->layer_kv_views(t->layer, t->memory, BLOCKS, &k, &v, &t->error));
+    assert_int_not_equal(t->api->layer_bind_kv(t->layer, &k, &v, &t->error), ATTN_OK);
+    assert_int_not_equal(t->api->layer_bind_caches(t->layer, none, 2, &t->error), ATTN_OK);
+    assert_string_equal(t->error.field, "num_views");
+    memory.num_further = FURTHER;
+    CHECK(t, t->api->layer_bind_memory(t->layer, &memory, &t->error));
+}
+
+/* A step's arrays. Blocks of each table are its own, shuffled. */
+struct step {
+    int32_t starts[REQS + 1], lens[REQS], rows[REQS];
+    int32_t blocks[REQS][ROWS], other_blocks[REQS][ROWS];
+    int64_t slots[TOKENS], other_slots[TOKENS];
+    float k[TOKENS][HEADS][D], v[TOKENS][HEADS][D], scale[TOKENS][HEADS][D], index[TOKENS][1][4],
+        compressed[TOKENS][HEADS][D], out[TOKENS][HEADS][D];
+    int32_t num_tokens, num_rows;
+};
+
+/* A row of every cache for each new token, and one of the second table for each pair of them. */
+static void fill_step(struct step *s, const int32_t *queries)
+{
+    s->num_tokens = s->num_rows = 0;
+    for (int32_t r = 0; r < REQS; r++) {
+        for (int32_t i = 0; i < ROWS; i++) {
+            s->blocks[r][i] = (r * ROWS + i) * 5 % BLOCKS;
+            s->other_blocks[r][i] = (r * ROWS + i) * 7 % OTHER_BLOCKS;
+        }
+        s->starts[r] = s->num_tokens;
+        for (int32_t i = 0; i < queries[r]; i++) {
+            int32_t position = s->lens[r]++, t = s->num_tokens++;
+            s->slots[t] = (int64_t)s->blocks[r][position / BLOCK] * BLOCK + position % BLOCK;
+            for (int32_t e = 0; e < HEADS * D; e++) {
+                s->k[t][e / D][e % D] = value(0, r, position, e / D, e % D);
+                s->v[t][e / D][e % D] = value(1, r, position, e / D, e % D);
+                s->scale[t][e / D][e % D] = value(2, r, position / GROUP, e / D, e % D);
+            }
+            if ((position + 1) % PER_ROW == 0) {
+                int32_t row = position / PER_ROW, n = s->num_rows++;
+                s->other_slots[n] = (int64_t)s->other_blocks[r][row / OTHER_BLOCK] * OTHER_BLOCK +
+                                    row % OTHER_BLOCK;
+                for (int32_t e = 0; e < HEADS * D; e++) {
+                    s->index[n][0][e % 4] = value(3, r, row, 0, e % 4);
+                    s->compressed[n][e / D][e % D] = value(4, r, row, e / D, e % D);
+                }
+                s->rows[r] = row + 1;
+            }
+        }
+    }
+    s->starts[REQS] = s->num_tokens;
+}
+
+static void check_out(const struct step *s)
+{
+    for (int32_t r = 0; r < REQS; r++) {
+        for (int32_t t = s->starts[r]; t < s->starts[r + 1]; t++) {
+            int32_t position = s->lens[r] - s->starts[r + 1] + t, last = s->rows[r] - 1;
+            for (int32_t e = 0; e < HEADS * D; e++) {
+                int32_t h = e / D, d = e % D;
+                float sum = value(0, r, position, h, d) + value(1, r, position, h, d);
+                sum += (position + 1) % GROUP == 0 ? value(2, r, position / GROUP, h, d) : 0;
+                sum += last >= 0 ? value(3, r, last, 0, d % 4) + value(4, r, last, h, d) : 0;
+                assert_true(s->out[t][h][d] == sum);
+            }
+        }
+    }
+}
+
+static void run_many(struct opened *t, struct step *s, const int32_t *queries, const char *broken)
+{
+    fill_step(s, queries);
+    int64_t of_tokens[] = {s->num_tokens, HEADS, D}, of_rows[] = {s->num_rows, HEADS, D},
+            of_index[] = {s->num_rows, 1, 4};
+    const struct attn_dtype f32 = {ATTN_CODE_FLOAT, 32, 1};
+    const struct attn_device cpu = {ATTN_DEVICE_CPU, 0};
+    const struct attn_tensor q = {s->out, cpu, 3, f32, of_tokens, NULL, 0},
+                             k = {s->k, cpu, 3, f32, of_tokens, NULL, 0},
+                             v = {s->v, cpu, 3, f32, of_tokens, NULL, 0},
+                             scale = {s->scale, cpu, 3, f32, of_tokens, NULL, 0},
+                             index = {s->index, cpu, 3, f32, of_index, NULL, 0},
+                             compressed = {s->compressed, cpu, 3, f32, of_rows, NULL, 0};
+    const struct attn_tensor *rows[FURTHER] = {&scale, &index, &compressed};
+    struct attn_io_caches io_caches = {
+        .ext = {ATTN_EXT_IO_CACHES, 0, sizeof io_caches, NULL}, .rows = rows, .num_rows = FURTHER};
+    const struct attn_step_io io = {
+        .struct_size = sizeof io, .next = &io_caches.ext, .q = &q, .k = &k, .v = &v, .out = &q};
+    struct later_table table = {.known = {.block_table = &s->other_blocks[0][0],
+                                          .block_table_stride = ROWS,
+                                          .slot_mapping = s->other_slots,
+                                          .num_slots = s->num_rows,
+                                          .seq_lens = s->rows,
+                                          .seq_lens_host = s->rows}};
+    struct attn_batch batch = {.struct_size = sizeof batch,
+                               .num_reqs = REQS,
+                               .num_tokens = s->num_tokens,
+                               .num_actual_tokens = s->num_tokens,
+                               .query_start_loc = s->starts,
+                               .query_start_loc_host = s->starts,
+                               .seq_lens = s->lens,
+                               .seq_lens_host = s->lens,
+                               .block_table = &s->blocks[0][0],
+                               .block_table_stride = ROWS,
+                               .slot_mapping = s->slots,
+                               .num_slots = s->num_tokens,
+                               .tables = &table.known,
+                               .num_tables = 1,
+                               .table_bytes = sizeof table};
+    for (const char *b = broken; *b != '\0'; b++) { /* each alone is refused by name */
+        const struct attn_batch good = batch;
+        const struct later_table good_table = table;
+        batch.num_tables = *b == 'n' ? 0 : batch.num_tables;
+        table.unknown = *b == 'u';
+        table.known.seq_lens = *b == 's' ? NULL : table.known.seq_lens;
+        table.known.block_table_stride = *b == 'w' ? 0 : table.known.block_table_stride;
+        s->other_blocks[0][0] += *b == 'b' ? 1000 : 0;
+        assert_int_not_equal(t->api->plan(t->plan, &batch, NULL, &t->error), ATTN_OK);
+        assert_string_equal(t->error.field, *b == 'u' ? "attn_batch_table" : "tables");
+        s->other_blocks[0][0] -= *b == 'b' ? 1000 : 0;
+        batch = good;
+        table = good_table;
+    }
+    CHECK(t, t->api->plan(t->plan, &batch, NULL, &t->error));
+    if (*broken != '\0') {
+        io_caches.num_rows = 1;
+        assert_int_not_equal(t->api->run(t->plan, t->layer, &io, &t->error), ATTN_OK);
+        assert_string_equal(t->error.field, "attn_io_caches");
+        io_caches.num_rows = FURTHER;
+        of_index[0]--;
+        assert_int_not_equal(t->api->run(t->plan, t->layer, &io, &t->error), ATTN_OK);
+        assert_string_equal(t->error.field, "attn_io_caches");
+        of_index[0]++;
+    }
+    CHECK(t, t->api->run(t->plan, t->layer, &io, &t->error));
+    check_out(s);
+}
+
+static void test_five_caches(void **unused)
+{
+    static struct step s;
+    struct opened t = {0};
+    (void)unused;
+    make_model(&t, &many);
+    bind_many(&t);
+    make_plan(&t);
+    run_many(&t, &s, (const int32_t[]){21, 5, 7}, "nuswb");
+    run_many(&t, &s, (const int32_t[]){1, 1, 4}, ""); /* two decodes and a prefill: two calls */
+    run_many(&t, &s, (const int32_t[]){1, 1, 1}, "");
+    close_all(&t);
+}
+
+/* Whoever has not declared such caches is refused with its reasons; a description that makes no
+ * sense is by its field. */
+static void test_refused_caches(void **unused)
+{
+    struct opened t = {0};
+    (void)unused;
+    open_runtime(&t);
+    select_layer(&t, &many, "cpu_ref?");
+    assert_true(refused(&t, "cpu_ref", "caches"));
+    assert_true(refused(&t, "cpu_ref", "tables"));
+    assert_false(refused(&t, "roomy", "caches"));
+    t.api->assignment_destroy(t.assignment);
+    described[1].known.tokens_per_row = 4; /* table 1 then has rows of 4 and of 2 tokens */
+    const struct attn_layer_desc *layer = &many;
+    assert_int_not_equal(t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error),
+                         ATTN_OK);
+    assert_string_equal(t.error.field, "table");
+    described[1].known.tokens_per_row = PER_ROW;
+    described[2].unknown = 1;
+    assert_int_not_equal(t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error),
+                         ATTN_OK);
+    assert_string_equal(t.error.field, "attn_cache_desc");
+    described[2].unknown = 0;
+    described[0].known.role = ATTN_CACHE_K;
+    assert_int_not_equal(t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error),
+                         ATTN_OK);
+    assert_string_equal(t.error.field, "role");
+    described[0].known.role = ATTN_CACHE_SCALE;
+    close_all(&t);
+}
+
+/* -------- a gate per channel -------- */
+
+static struct attn_recurrent_desc channels = {
+    .ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof channels, NULL},
+    .num_k_heads = HK,
+    .num_v_heads = HV,
+    .head_size_k = DK,
+    .head_size_v = DV,
+    .gate = ATTN_GATE_PER_CHANNEL,
+    .has_skip = 1,
+    .has_initial_slots = 1,
+    .checkpoint_interval = INTERVAL};
+static struct attn_layer_desc recurrent = {.struct_size = sizeof recurrent,
+                                           .next = &channels.ext,
+                                           .name = "recurrent",
+                                           .kind = ATTN_LAYER_RECURRENT,
+                                           .dtype = ATTN_DTYPE_F32,
+                                           .num_q_heads = HK,
+                                           .num_kv_heads = HK,
+                                           .head_size = DK,
+                                           .scale = 0.5f,
+                                           .causal = 1};
+
+struct rows {
+    float q[TOKENS][HK][DK], k[TOKENS][HK][DK], v[TOKENS][HV][DV], a[TOKENS][HV * DK],
+        b[TOKENS][HV], out[TOKENS][HV][DV];
+};
+
+static void random_rows(struct rows *rows, uint32_t *seed)
+{
+    float *all = (float *)rows;
+    for (size_t i = 0; i < sizeof *rows / sizeof *all; i++) {
+        *seed = *seed * 1664525u + 1013904223u;
+        all[i] = (float)((double)(*seed >> 8) / (1 << 23) - 1) / 2;
+    }
+}
+
+/* One token of the rule in float64. */
+static void expect_token(double s[HV][DV][DK], const struct rows *x, int32_t t, const float *a_log,
+                         const float *dt_bias, const float *skip)
+{
+    for (int32_t h = 0; h < HV; h++) {
+        const float *k = x->k[t][h / (HV / HK)], *q = x->q[t][h / (HV / HK)];
+        double beta = 1 / (1 + exp(-(double)x->b[t][h]));
+        for (int32_t d = 0; d < DV; d++) {
+            double known = 0, o = 0;
+            for (int32_t c = 0; c < DK; c++) {
+                double gate = log1p(exp((double)x->a[t][h * DK + c] + dt_bias[h * DK + c]));
+                s[h][d][c] *= exp(-exp((double)a_log[h]) * gate);
+                known += s[h][d][c] * k[c];
+            }
+            for (int32_t c = 0; c < DK; c++) {
+                s[h][d][c] += beta * (x->v[t][h][d] - known) * k[c];
+                o += s[h][d][c] * q[c] * 0.5;
+            }
+            assert_float_equal(x->out[t][h][d], o + (double)skip[h] * x->v[t][h][d], 1e-4);
+        }
+    }
+}
+
+static void test_gate_per_channel(void **unused)
+{
+    static struct rows x;
+    static double s[REQS][HV][DV][DK];
+    struct opened t = {0};
+    float a_log[HV] = {-1, -0.5f, 0, 0.25f}, dt_bias[HV * DK], skip[HV] = {0.5f, 1, -1, 2};
+    uint32_t seed = 7;
+    (void)unused;
+    make_model(&t, &recurrent);
+    for (int32_t i = 0; i < HV * DK; i++) {
+        dt_bias[i] = (float)i / 32 - 0.5f;
+    }
+    struct attn_recurrent_weights weights = {
+        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof weights, NULL},
+        .a_log = a_log,
+        .dt_bias = dt_bias};
+    const struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
+    assert_int_not_equal(t.api->layer_bind_params(t.layer, &params, &t.error), ATTN_OK);
+    assert_string_equal(t.error.field, "skip");
+    weights.skip = skip;
+    CHECK(&t, t.api->layer_bind_params(t.layer, &params, &t.error));
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
+    assert_int_equal(t.api->layer_num_caches(t.layer), 1);
+    CHECK(&t, t.api->layer_cache_spec(t.layer, 0, &spec, &t.error));
+    assert_int_equal(spec.role, ATTN_CACHE_STATE);
+    t.memory = aligned_alloc(256, (size_t)spec.page_bytes * SLOTS);
+    memset(t.memory, 0x7f, (size_t)spec.page_bytes * SLOTS);
+    const struct attn_cache_memory memory = {
+        .struct_size = sizeof memory, .base = t.memory, .num_blocks = SLOTS};
+    CHECK(&t, t.api->layer_bind_memory(t.layer, &memory, &t.error));
+    make_plan(&t);
+    /* request r's state moves from slot r to 3 + r and back: where it is read differs */
+    static const int32_t queries[3][REQS] = {{5, 3, 1}, {1, 4, 2}, {1, 1, 1}};
+    for (int32_t step = 0; step < 3; step++) {
+        int32_t starts[REQS + 1] = {0}, lens[REQS], from[REQS], to[REQS], kept[REQS][2];
+        uint8_t started[REQS];
+        for (int32_t r = 0; r < REQS; r++) {
+            starts[r + 1] = starts[r] + queries[step][r];
+            lens[r] = 8;
+            started[r] = step > 0;
+            from[r] = step % 2 == 0 ? 3 + r : r;
+            to[r] = step % 2 == 0 ? r : 3 + r;
+            kept[r][0] = 6 + r;
+            kept[r][1] = 9;
+        }
+        random_rows(&x, &seed);
+        int64_t tokens = starts[REQS], qk[] = {tokens, HK, DK}, vo[] = {tokens, HV, DV},
+                as[] = {tokens, HV * DK}, bs[] = {tokens, HV};
+        const struct attn_dtype f32 = {ATTN_CODE_FLOAT, 32, 1};
+        const struct attn_device cpu = {ATTN_DEVICE_CPU, 0};
+        const struct attn_tensor q = {x.q, cpu, 3, f32, qk, NULL, 0},
+                                 k = {x.k, cpu, 3, f32, qk, NULL, 0},
+                                 v = {x.v, cpu, 3, f32, vo, NULL, 0},
+                                 out = {x.out, cpu, 3, f32, vo, NULL, 0},
+                                 a = {x.a, cpu, 2, f32, as, NULL, 0},
+                                 b = {x.b, cpu, 2, f32, bs, NULL, 0};
+        struct attn_batch_recurrent slots = {
+            .ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof slots, NULL},
+            .state_slots = to,
+            .has_initial_state = started,
+            .initial_slots = from,
+            .checkpoint_slots = &kept[0][0],
+            .checkpoint_slots_stride = 2};
+        const struct attn_batch batch = {.struct_size = sizeof batch,
+                                         .next = &slots.ext,
+                                         .num_reqs = REQS,
+                                         .num_tokens = (int32_t)tokens,
+                                         .num_actual_tokens = (int32_t)tokens,
+                                         .query_start_loc = starts,
+                                         .query_start_loc_host = starts,
+                                         .seq_lens = lens};
+        struct attn_io_recurrent gates = {
+            .ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof gates, NULL}, .a = &b, .b = &b};
+        const struct attn_step_io io = {
+            .struct_size = sizeof io, .next = &gates.ext, .q = &q, .k = &k, .v = &v, .out = &out};
+        kept[0][0] = SLOTS;
+        assert_int_equal(queries[step][0] >= INTERVAL,
+                         t.api->plan(t.plan, &batch, NULL, &t.error) != ATTN_OK);
+        kept[0][0] = 6;
+        from[1] = SLOTS;
+        assert_int_not_equal(t.api->plan(t.plan, &batch, NULL, &t.error), ATTN_OK);
+        assert_string_equal(t.error.field, "initial_slots");
+        from[1] = step % 2 == 0 ? 4 : 1;
+        CHECK(&t, t.api->plan(t.plan, &batch, NULL, &t.error));
+        assert_int_not_equal(t.api->run(t.plan, t.layer, &io, &t.error), ATTN_OK);
+        assert_string_equal(t.error.field, "a");
+        gates.a = &a;
+        CHECK(&t, t.api->run(t.plan, t.layer, &io, &t.error));
+        for (int32_t r = 0; r < REQS; r++) {
+            for (int32_t i = starts[r]; i < starts[r + 1]; i++) {
+                expect_token(s[r], &x, i, a_log, dt_bias, skip);
+                if (i + 1 - starts[r] == INTERVAL) { /* behind its second token */
+                    const float *checkpoint = (const float *)t.memory + (6 + r) * HV * DV * DK;
+                    for (int32_t e = 0; e < HV * DV * DK; e++) {
+                        assert_float_equal(checkpoint[e], (&s[r][0][0][0])[e], 1e-4);
+                    }
+                }
+            }
+        }
+    }
+    close_all(&t);
+}
+
+static void test_refused_forms(void **unused)
+{
+    struct opened t = {0};
+    const struct attn_recurrent_desc good = channels;
+    static const char *const fields[] = {"gate", "has_skip", "has_initial_slots",
+                                         "checkpoint_interval"};
+    (void)unused;
+    open_runtime(&t);
+    select_layer(&t, &recurrent, "cpu_ref?");
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        assert_true(refused(&t, "cpu_ref", fields[i]));
+        assert_false(refused(&t, "roomy", fields[i]));
+    }
+    t.api->assignment_destroy(t.assignment);
+    /* Mamba2: the additive rule, a gate per head and its step as the write gate */
+    channels.rule = ATTN_RULE_ADDITIVE;
+    channels.gate = ATTN_GATE_PER_HEAD;
+    channels.write_gate = ATTN_WRITE_GATE_STEP;
+    select_layer(&t, &recurrent, "cpu_ref?");
+    assert_true(refused(&t, "cpu_ref", "rule") && refused(&t, "roomy", "rule"));
+    assert_true(refused(&t, "cpu_ref", "write_gate") && refused(&t, "roomy", "gate"));
+    t.api->assignment_destroy(t.assignment);
+    channels.gate = ATTN_GATE_CONSTANT; /* a step is a gate per head's */
+    const struct attn_layer_desc *layer = &recurrent;
+    assert_int_not_equal(t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error),
+                         ATTN_OK);
+    assert_string_equal(t.error.field, "write_gate");
+    channels = good;
+    close_all(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_five_caches), cmocka_unit_test(test_refused_caches),
+        cmocka_unit_test(test_gate_per_channel), cmocka_unit_test(test_refused_forms)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
