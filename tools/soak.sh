@@ -20,7 +20,7 @@ while [ $# -gt 0 ]; do
 done
 build=${build:-build-soak-$sanitize}
 # Frames and checks of a sanitizer in hot loops take what optimisation gives.
-options="-Dbuildtype=debugoptimized -Db_lundef=false -Dcuda-flash=disabled -Dhip=disabled -Dnccl=disabled -Dmpi=disabled"
+options="-Dbuildtype=debugoptimized -Db_lundef=false -Dcuda-flash=disabled -Dhip=disabled -Dlevel-zero=disabled -Dnccl=disabled -Dmpi=disabled"
 case $sanitize in
 address) options="$options -Db_sanitize=address,undefined" ;;
 thread) options="$options -Db_sanitize=thread" ;;

@@ -68,7 +68,7 @@ if [ -n "$quick" ]; then
     stage "packages"
     ensure_packages
     stage "release build without CUDA"
-    build_folder build-quick -Dcuda-flash=disabled -Dhip=disabled -Dnccl=disabled
+    build_folder build-quick -Dcuda-flash=disabled -Dhip=disabled -Dlevel-zero=disabled -Dnccl=disabled
     stage "format"
     count_tests build-quick format format
     stage "$suite"
@@ -95,7 +95,7 @@ stage "tests"
 count_tests build release --no-suite python
 
 # Device code and SIMD intrinsics are left out: the sanitizers are for what walks pointers, locks and strings.
-sanitizer_options="-Db_lundef=false -Dbuildtype=debugoptimized -Dcpu-simd=disabled -Dcuda-flash=disabled -Dhip=disabled"
+sanitizer_options="-Db_lundef=false -Dbuildtype=debugoptimized -Dcpu-simd=disabled -Dcuda-flash=disabled -Dhip=disabled -Dlevel-zero=disabled"
 
 stage "address and undefined-behaviour sanitizers"
 # shellcheck disable=SC2086

@@ -28,7 +28,7 @@ static attn_status report(const struct attn_probe_sink *sink, const struct nvml_
         .num_multiprocessors = device->num_sms,
         .memory_bytes = device->memory_bytes,
     };
-    return gpu_report(sink, &info, device->major >= 8);
+    return gpu_report(sink, &info, device->major >= 8 ? &gpu_caps : NULL);
 }
 
 static attn_status cuda_probe(const struct attn_host *host, const struct attn_probe_sink *sink,

@@ -3,8 +3,13 @@
 #ifndef GPU_PARAMS_H
 #define GPU_PARAMS_H
 
+#ifdef __OPENCL_CPP_VERSION__ /* which has no pointers to functions */
+#include <attn/layer.h>
+#include <attn/tensor.h>
+#else
 #include <attn/plugin.h>
 #include <stdbool.h>
+#endif
 
 #include "gpu/kernels/list.h"
 #include "gpu/tensors.h"
@@ -186,6 +191,7 @@ struct gpu_gather_params {
     int32_t num_reqs, num_heads, block_size;
 };
 
+#ifndef __OPENCL_CPP_VERSION__
 /* Every call answers NULL or the cause of its failure, and leaves the caller's context current. */
 struct gpu_device {
     void *context, *push, *pop;      /* CUcontext, cuCtxPushCurrent, cuCtxPopCurrent */
@@ -193,6 +199,8 @@ struct gpu_device {
     int32_t lanes;                   /* of a warp: GPU_LANES of its kernels */
     int32_t smem_of_sm, smem_of_cta; /* bytes */
     void *encode_map;                /* cuTensorMapEncodeTiled; NULL: no TMA */
+    /* the engine's own, attn_create_args; NULL: the plugin's. Set before gpu_device_open */
+    void *native_device, *native_context;
 };
 
 const char *gpu_device_open(struct gpu_device *device, int32_t id);
@@ -219,6 +227,7 @@ const char *gpu_device_capture_begin(const struct gpu_device *device, void *stre
 const char *gpu_device_capture_end(const struct gpu_device *device, void *stream, void **graph);
 const char *gpu_device_graph_launch(const struct gpu_device *device, void *graph, void *stream);
 const char *gpu_device_graph_destroy(const struct gpu_device *device, void *graph);
+#endif
 
 #ifdef __cplusplus
 }

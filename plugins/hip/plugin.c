@@ -21,7 +21,7 @@ static attn_status report(const struct attn_probe_sink *sink, const struct kfd_d
         .num_multiprocessors = device->num_cus,
         .memory_bytes = device->memory_bytes,
     };
-    return gpu_report(sink, &info, device->served);
+    return gpu_report(sink, &info, device->served ? &gpu_caps : NULL);
 }
 
 static attn_status hip_probe(const struct attn_host *host, const struct attn_probe_sink *sink,

@@ -34,7 +34,7 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
                                           .isa = "",
                                           .num_multiprocessors = 1};
     (void)host, (void)error;
-    return gpu_report(sink, &info, true);
+    return gpu_report(sink, &info, &gpu_caps);
 }
 
 const struct gpu_vendor gpu_vendor = {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Preloaded by tests: files below /sys/class/kfd are read below ATTN_TEST_KFD instead, so that the
- * plugin is probed as it is shipped. */
+/* Preloaded by tests: files below /sys/class/kfd are read below ATTN_TEST_KFD instead, those below
+ * /sys/class/drm below ATTN_TEST_DRM, so that plugins are probed as they are shipped. */
 #define _GNU_SOURCE
 #undef _FILE_OFFSET_BITS /* fopen and fopen64 are two functions here */
 #include <dirent.h>
@@ -14,13 +14,17 @@
 
 static const char *moved(const char *path, char *room, size_t bytes)
 {
-    static const char kfd[] = "/sys/class/kfd";
-    const char *folder = getenv("ATTN_TEST_KFD");
-    if (path == NULL || folder == NULL || strncmp(path, kfd, sizeof kfd - 1) != 0) {
-        return path;
+    static const char *const folders[][2] = {{"/sys/class/kfd", "ATTN_TEST_KFD"},
+                                             {"/sys/class/drm", "ATTN_TEST_DRM"}};
+    for (size_t i = 0; path != NULL && i < sizeof folders / sizeof *folders; i++) {
+        const char *instead = getenv(folders[i][1]);
+        size_t length = strlen(folders[i][0]);
+        if (instead != NULL && strncmp(path, folders[i][0], length) == 0) {
+            snprintf(room, bytes, "%s%s", instead, path + length);
+            return room;
+        }
     }
-    snprintf(room, bytes, "%s%s", folder, path + sizeof kfd - 1);
-    return room;
+    return path;
 }
 
 static FILE *open_as(const char *name, const char *path, const char *mode)

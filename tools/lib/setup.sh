@@ -2,7 +2,7 @@
 # What demo.sh and test.sh have in common: the packages, and the release build in build/. Sourced from the root.
 set -eu
 
-PACKAGES="gcc g++ clang-format-14 clang-tidy-14 meson ninja-build pkg-config jq libcmocka-dev libcjson-dev libdlpack-dev libopenmpi-dev openmpi-bin gnuplot-nox valgrind clang-19 clang-tools-19 lld-19 llvm-19 python3-venv"
+PACKAGES="gcc g++ clang-format-14 clang-tidy-14 meson ninja-build pkg-config jq libcmocka-dev libcjson-dev libdlpack-dev libopenmpi-dev openmpi-bin gnuplot-nox valgrind clang-19 clang-tools-19 lld-19 llvm-19 clang-15 llvm-spirv-15 spirv-tools libze-dev libze1 python3-venv"
 [ "$(uname -m)" != x86_64 ] || PACKAGES="$PACKAGES gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
 
 # Installs what is missing, as root or through sudo; else prints the one line to run and ends with 3.
@@ -70,7 +70,7 @@ build_release() {
 build_fuzz() {
     [ -f build-fuzz/build.ninja ] ||
         CC=clang quietly meson setup build-fuzz -Dfuzz=enabled -Db_sanitize=address,undefined -Db_lundef=false \
-            -Dbuildtype=debugoptimized -Dcpu-simd=disabled -Dcuda-flash=disabled -Dhip=disabled -Dmpi=disabled -Dnccl=disabled
+            -Dbuildtype=debugoptimized -Dcpu-simd=disabled -Dcuda-flash=disabled -Dhip=disabled -Dlevel-zero=disabled -Dmpi=disabled -Dnccl=disabled
     quietly ninja -C build-fuzz fuzz
 }
 

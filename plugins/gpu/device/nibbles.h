@@ -17,27 +17,27 @@
 template <class T> GPU_INLINE void hadamard(T (&x)[LANE_DIMS], int32_t count, int lane)
 {
 #pragma unroll
-    for (int half = 1; half < GPU_LANES; half <<= 1) {
-        if (half >= count) {
+    for (int span = 1; span < GPU_LANES; span <<= 1) {
+        if (span >= count) {
             return;
         }
 #pragma unroll
         for (int i = 0; i < LANE_DIMS; i++) {
-            T other = lane_xor(x[i], half);
-            x[i] = (lane & half) != 0 ? other - x[i] : x[i] + other;
+            auto other = lane_xor(x[i], span);
+            x[i] = (lane & span) != 0 ? other - x[i] : x[i] + other;
         }
     }
 #pragma unroll
-    for (int half = 1; half < LANE_DIMS; half <<= 1) {
-        if (half * GPU_LANES >= count) {
+    for (int span = 1; span < LANE_DIMS; span <<= 1) {
+        if (span * GPU_LANES >= count) {
             return;
         }
 #pragma unroll
         for (int i = 0; i < LANE_DIMS; i++) {
-            if ((i & half) == 0) {
-                T a = x[i], b = x[i + half];
+            if ((i & span) == 0) {
+                auto a = x[i], b = x[i + span];
                 x[i] = a + b;
-                x[i + half] = a - b;
+                x[i + span] = a - b;
             }
         }
     }
@@ -133,7 +133,7 @@ GPU_CALL void store_int4_row(const gpu_cache &c, char *row, float *scale_memory,
 
 /* 16 lanes have a block: its scale = e4m3(g amax / 6), an element = e2m1(x g / scale), with
  * g = 1 / the tensor's scale. */
-GPU_CALL void store_nvfp4_row(const gpu_cache &c, char *row, uint8_t *scales, double global,
+GPU_CALL void store_nvfp4_row(const gpu_cache &c, char *row, uint8_t *scales, double inverse,
                               const char *from, int32_t dtype, int lane)
 {
 #pragma unroll 1
@@ -145,13 +145,13 @@ GPU_CALL void store_nvfp4_row(const gpu_cache &c, char *row, uint8_t *scales, do
             double other = lane_xor(largest, i);
             largest = isnan(largest) || isnan(other) ? NAN : fmax(largest, other);
         }
-        uint8_t code = number_to_fp8(ATTN_DTYPE_FP8_E4M3, odd_float(global * largest / 6.0));
+        uint8_t code = number_to_fp8(ATTN_DTYPE_FP8_E4M3, odd_float(inverse * largest / 6.0));
         double scale = (double)number_load((const char *)&code, ATTN_DTYPE_FP8_E4M3, 0);
         bool none = scale == 0.0 || isnan(scale);
         if ((lane & 15) == 0 && d < c.head_size) {
             *block_scale_at(c, scales, d / NVFP4_BLOCK) = code;
         }
-        store_nibble(c, row, d, e2m1_of(none ? 0.0 : x * global / scale));
+        store_nibble(c, row, d, e2m1_of(none ? 0.0 : x * inverse / scale));
     }
 }
 

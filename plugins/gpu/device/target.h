@@ -23,6 +23,8 @@
 #include "gpu/device/target_cuda.h"
 #elif defined(__HIP__)
 #include "gpu/device/target_amd.h"
+#elif defined(__OPENCL_CPP_VERSION__)
+#include "gpu/device/target_intel.h"
 #else
 #include "gpu/device/target_host.h"
 #endif

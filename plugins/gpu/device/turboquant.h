@@ -22,16 +22,16 @@ GPU_INLINE float pick8(uint32_t i, float a, float b, float c, float d, float e, 
 /* The level of a rotated key's code; a row's are brought to unit length by whoever has them all. */
 GPU_INLINE float level_of(uint32_t code, int32_t bits)
 {
-    uint32_t half = 1u << (bits - 1), i = ((code & half) != 0 ? code : ~code) & (half - 1);
+    uint32_t above = 1u << (bits - 1), i = ((code & above) != 0 ? code : ~code) & (above - 1);
     float x = bits == 3 ? pick4(i, TURBOQUANT_LEVELS_3) : pick8(i, TURBOQUANT_LEVELS_4);
-    return (code & half) != 0 ? x : -x;
+    return (code & above) != 0 ? x : -x;
 }
 
 /* The nearest level's code; a middle belongs to the upper one. */
 GPU_INLINE uint32_t nearest_level(double x, int32_t bits)
 {
     const double three[4] = {TURBOQUANT_LEVELS_3}, four[8] = {TURBOQUANT_LEVELS_4};
-    uint32_t half = 1u << (bits - 1), away = 0;
+    uint32_t above = 1u << (bits - 1), away = 0;
 #pragma unroll
     for (int i = 0; i < 7; i++) {
         double middle = bits == 4 ? (four[i] + four[i + 1]) / 2
@@ -39,7 +39,7 @@ GPU_INLINE uint32_t nearest_level(double x, int32_t bits)
                                   : (double)INFINITY;
         away += x >= 0.0 ? x >= middle : x < -middle;
     }
-    return x >= 0.0 ? half + away : half - 1 - away;
+    return x >= 0.0 ? above + away : above - 1 - away;
 }
 
 GPU_INLINE uint32_t code_at(const char *row, int32_t d, int32_t bits)

@@ -186,13 +186,16 @@ attn_status gpu_supports(const struct attn_backend_caps *backend,
 }
 
 attn_status gpu_report(const struct attn_probe_sink *sink, const struct attn_device_info *info,
-                       bool served)
+                       const struct attn_backend_caps *caps)
 {
-    struct attn_backend_caps caps = gpu_caps;
     attn_status status = sink->device(sink->user, info);
-    caps.name = gpu_vendor.name;
-    caps.device = info->device;
-    return status == ATTN_OK && served ? sink->backend(sink->user, &caps) : status;
+    if (status != ATTN_OK || caps == NULL) {
+        return status;
+    }
+    struct attn_backend_caps mine = *caps;
+    mine.name = gpu_vendor.name;
+    mine.device = info->device;
+    return sink->backend(sink->user, &mine);
 }
 
 attn_status gpu_create(const struct attn_create_args *args, attn_instance **instance,
@@ -214,7 +217,11 @@ attn_status gpu_create(const struct attn_create_args *args, attn_instance **inst
     if (made == NULL) {
         return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "instance", "%zu bytes", sizeof *made);
     }
-    *made = (struct attn_instance){.host = args->host};
+    *made = (struct attn_instance){
+        .host = args->host,
+        .kernels = gpu_vendor.kernels,
+
+        .device = {.native_device = args->native_device, .native_context = args->native_context}};
     const char *cause = gpu_device_open(&made->device, args->device.id);
     if (cause == NULL && gpu_vendor.add_kernels != NULL) {
         cause = gpu_vendor.add_kernels(made);
@@ -225,7 +232,7 @@ attn_status gpu_create(const struct attn_create_args *args, attn_instance **inst
                             cause);
     }
     *instance = made;
-    *kernels = gpu_vendor.kernels;
+    *kernels = made->kernels;
     return ATTN_OK;
 }
 

@@ -25,9 +25,9 @@ extern const struct attn_kernels gpu_kernels;
 attn_status gpu_supports(const struct attn_backend_caps *backend,
                          const struct attn_layer_desc *layer, int32_t phase,
                          const struct attn_reason_sink *reasons, struct attn_error *error);
-/* Reports a device, and the vendor's backend on it if it is served. */
+/* Reports a device, and the vendor's backend on it: gpu_caps or less; NULL: it is not served. */
 attn_status gpu_report(const struct attn_probe_sink *sink, const struct attn_device_info *info,
-                       bool served);
+                       const struct attn_backend_caps *caps);
 /* A plugin's `create` and `destroy`. */
 attn_status gpu_create(const struct attn_create_args *args, attn_instance **instance,
                        const struct attn_kernels **kernels, struct attn_error *error);

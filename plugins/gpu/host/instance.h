@@ -12,6 +12,7 @@ struct gpu_prefill;
 
 struct attn_instance {
     const struct attn_host *host;
+    const struct attn_kernels *kernels; /* gpu_vendor's, where add_kernels sets no other */
     struct gpu_device device;
     const struct gpu_matrix_kernels *matrix; /* NULL: plain kernels serve all */
     const struct gpu_prefill *prefill; /* NULL: requests of many rows have no way of their own */

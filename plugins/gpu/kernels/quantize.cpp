@@ -73,7 +73,7 @@ GPU_KERNEL(quantize_groups, gpu_quantize_params)
 GPU_KERNEL(quantize_nvfp4, gpu_quantize_params)
 {
     int64_t blocks = (int64_t)p.heads * p.dims / 16, items = p.num_rows * blocks;
-    double global = p.scale != nullptr ? (double)*p.scale : 1.0;
+    double inverse = p.scale != nullptr ? (double)*p.scale : 1.0;
     for (int64_t i = (int64_t)group_index() * GPU_THREADS_quantize_nvfp4 + thread_index();
          i < items; i += (int64_t)group_count() * GPU_THREADS_quantize_nvfp4) {
         int64_t token = i / blocks, block = i - token * blocks;
@@ -83,14 +83,14 @@ GPU_KERNEL(quantize_nvfp4, gpu_quantize_params)
             x[e] = column_number(p.x, token, p.dims, block * 16 + e);
             largest = fmaxf(largest, fabsf(x[e]));
         }
-        uint8_t code = number_to_fp8(ATTN_DTYPE_FP8_E4M3, odd_float(global * largest / 6.0));
+        uint8_t code = number_to_fp8(ATTN_DTYPE_FP8_E4M3, odd_float(inverse * largest / 6.0));
         double scale = (double)number_load((const char *)&code, ATTN_DTYPE_FP8_E4M3, 0);
         ((uint8_t *)p.block_scales)[token * p.scale_row + block] = code;
         uint8_t *out = (uint8_t *)p.out.data + token * p.out.row + block * 8;
 #pragma unroll
         for (int e = 0; e < 16; e += 2) {
-            double low = scale == 0.0 ? 0.0 : (double)x[e] * global / scale;
-            double high = scale == 0.0 ? 0.0 : (double)x[e + 1] * global / scale;
+            double low = scale == 0.0 ? 0.0 : (double)x[e] * inverse / scale;
+            double high = scale == 0.0 ? 0.0 : (double)x[e + 1] * inverse / scale;
             out[e / 2] = (uint8_t)(e2m1_of(low) | e2m1_of(high) << 4);
         }
     }

@@ -250,7 +250,7 @@ GPU_KERNEL(write_scaled_32, gpu_write_params)
     write_scaled<32>(p);
 }
 
-/* Turns a row in place: float32 in shared memory, one rounding at the end. Pairs are (d, d + half)
+/* Turns a row in place: float32 in shared memory, one rounding at the end. Pairs are (d, d + pairs)
  * in the NeoX form, (2d, 2d + 1) in GPT-J's. */
 GPU_DEVICE void turn_row(const gpu_write_params &p, char *row, int32_t dtype, int32_t head_size,
                          int side, int64_t position, float *x, int lane)
@@ -268,11 +268,11 @@ GPU_DEVICE void turn_row(const gpu_write_params &p, char *row, int32_t dtype, in
     }
     sync_lanes(); /* pairs cross lanes */
     const char *table = p.cos_sin.data + position * p.cos_sin.row;
-    int32_t half = p.rotary_dim / 2;
-    for (int32_t d = lane; d < half; d += GPU_LANES) {
-        int32_t first = p.neox ? d : 2 * d, second = p.neox ? d + half : 2 * d + 1;
+    int32_t pairs = p.rotary_dim / 2;
+    for (int32_t d = lane; d < pairs; d += GPU_LANES) {
+        int32_t first = p.neox ? d : 2 * d, second = p.neox ? d + pairs : 2 * d + 1;
         float c = number_load(table, p.cos_sin.dtype, d);
-        float s = number_load(table, p.cos_sin.dtype, half + d);
+        float s = number_load(table, p.cos_sin.dtype, pairs + d);
         float a = x[first], b = x[second];
         x[first] = a * c - b * s;
         x[second] = b * c + a * s;

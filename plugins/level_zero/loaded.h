@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A device in a context, with its kernels, which instances share: what `context` of a gpu_device
+ * points to. */
+#ifndef LEVEL_ZERO_LOADED_H
+#define LEVEL_ZERO_LOADED_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "gpu/params.h"
+#include "loader.h"
+
+#define MAX_MODULES 16
+#define MAX_STREAMS 64
+#define MAX_EVENTS 64
+
+/* Commands that a capture keeps. The stream signals `begin` for them and waits for `end`. */
+struct graph {
+    ze_command_list_handle_t list;
+    int32_t begin, end; /* numbers of events */
+};
+
+/* A stream that records: what is meant for it goes to the graph's list. */
+struct capture {
+    _Atomic(void *) stream; /* NULL: free */
+    struct graph *graph;
+};
+
+struct loaded {
+    const struct ze_functions *ze;
+    ze_device_handle_t device;
+    ze_context_handle_t context;
+    int32_t users;   /* instances; 0: free, or kept for the process's next instance */
+    bool has_double; /* as declared of it */
+    bool is_native;  /* the engine's context, in which nothing stays */
+    ze_module_handle_t modules[MAX_MODULES];
+    ze_kernel_handle_t kernels[GPU_KERNEL_COUNT];
+    /* a kernel's arguments and its launch belong together: set while a thread has it */
+    atomic_flag in_use[GPU_KERNEL_COUNT];
+    uint32_t compute_ordinal;
+    ze_command_list_handle_t default_stream;
+    ze_command_queue_handle_t queue; /* of graphs */
+    ze_event_pool_handle_t pool;
+    pthread_mutex_t lock; /* of what follows; no step takes it */
+    uint64_t taken_events;
+    ze_event_handle_t events[MAX_EVENTS];
+    ze_command_list_handle_t streams[MAX_STREAMS];
+    struct capture captures[MAX_STREAMS];
+    atomic_int num_captures;
+    uint64_t memory_bytes;
+    atomic_size_t allocated; /* bytes of the device */
+    char cause[256];         /* why it could not be loaded */
+};
+
+static inline struct loaded *loaded_of(const struct gpu_device *device)
+{
+    return device->context;
+}
+
+/* Where the commands of a stream go: to itself, to the default one's list for NULL, or to the list
+ * that a capture fills. */
+ze_command_list_handle_t target_of(struct loaded *d, void *stream);
+/* Commands of a list may overlap: each waits here for those before it. */
+ze_result_t order(const struct loaded *d, ze_command_list_handle_t list);
+/* Makes and ends the streams, events and queue of d. */
+ze_result_t streams_open(struct loaded *d);
+void streams_close(struct loaded *d);
+
+#endif

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* level_zero: Intel GPUs. The entry and the probe. */
+#include <pthread.h>
+
+#include "common/entry.h"
+#include "gpu/host/backend.h"
+#include "gpu/host/instance.h"
+#include "loaded.h"
+#include "sysfs.h"
+
+#define NAME "level_zero"
+#define BIT(code) (UINT64_C(1) << (code))
+/* Caches whose codes and scales the kernels find in double. */
+#define IN_DOUBLE                                                                                  \
+    (BIT(ATTN_KV_INT4_PER_TOKEN_HEAD) | BIT(ATTN_KV_NVFP4) | BIT(ATTN_KV_TURBOQUANT_K8V4) |        \
+     BIT(ATTN_KV_TURBOQUANT_4BIT_NC) | BIT(ATTN_KV_TURBOQUANT_K3V4_NC) |                           \
+     BIT(ATTN_KV_TURBOQUANT_3BIT_NC))
+
+static attn_status report(const struct attn_probe_sink *sink, const struct intel_device *device,
+                          int32_t id)
+{
+    const struct attn_device_info info = {
+        .struct_size = sizeof info,
+        .device = {ATTN_DEVICE_ONEAPI, id},
+        .name = device->name,
+        .arch = device->arch,
+        .isa = "",
+        .memory_bytes = device->memory_bytes,
+    };
+    struct attn_backend_caps caps = gpu_caps;
+    if (!device->has_double) {
+        caps.kernels &= ~ATTN_KERNEL_QUANTIZE;
+        caps.kv_dtypes &= ~IN_DOUBLE;
+    }
+    return gpu_report(sink, &info, device->served ? &caps : NULL);
+}
+
+static attn_status level_zero_probe(const struct attn_host *host,
+                                    const struct attn_probe_sink *sink, struct attn_error *error)
+{
+    struct intel_device devices[INTEL_MAX_DEVICES];
+    const char *cause = "";
+    int32_t count = intel_devices(devices, INTEL_MAX_DEVICES, &cause), usable = 0;
+    attn_status status = ATTN_OK;
+    (void)host;
+    if (count == 0) {
+        return plugin_error(error, ATTN_ERROR_ABSENT, "device", "%s", cause);
+    }
+    if (ze_loader(&cause) == NULL) {
+        return plugin_error(error, ATTN_ERROR_ABSENT, "runtime", "%s", cause);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        attn_status taken = report(sink, &devices[i], i);
+        status = status ? status : taken;
+        usable += devices[i].served;
+    }
+    if (usable == 0) {
+        return plugin_error(error, ATTN_ERROR_ABSENT, "arch",
+                            "%s is of no family that is served: pvc, dg2, mtl, lnl, bmg",
+                            devices[0].name);
+    }
+    return status;
+}
+
+static struct attn_kernels without_double;
+
+static void fill_without_double(void)
+{
+    without_double = gpu_kernels;
+    without_double.quantize = NULL;
+}
+
+static const char *add_kernels(struct attn_instance *instance)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (!loaded_of(&instance->device)->has_double) {
+        pthread_once(&once, fill_without_double);
+        instance->kernels = &without_double;
+    }
+    return NULL;
+}
+
+const struct gpu_vendor gpu_vendor = {
+    .name = NAME,
+    .device_type = ATTN_DEVICE_ONEAPI,
+    .kernels = &gpu_kernels,
+    .add_kernels = add_kernels,
+};
+
+static const struct attn_plugin plugin_table = {
+    .struct_size = sizeof plugin_table,
+    .abi_version = ATTN_ABI_VERSION,
+    .name = NAME,
+    .version = "0.1.0",
+    .vendor = "libattn",
+    .probe = level_zero_probe,
+    .supports = gpu_supports,
+    .create = gpu_create,
+    .destroy = gpu_destroy,
+};
+
+attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
+                              const struct attn_plugin **plugin, struct attn_error *error)
+{
+    return plugin_answer(&plugin_table, abi_version_min, abi_version_max, plugin, error);
+}

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What kernels of SPIR-V call, for one group at a time on the host: a fibre per thread. A thread
+ * runs up to where its subgroup exchanges or its group waits; then the subgroup's next one does,
+ * and at a barrier of the group its next subgroup. So every thread arrives once in each turn, and a
+ * thread that is called again finds what the others have left. Threads that do not all come the
+ * same way, which a GPU would not forgive, are found and end the launch. */
+#include <immintrin.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define LANES 32
+#define MAX_THREADS 1024
+#define STACK_BYTES ((size_t)256 * 1024)
+#define EXPORTED __attribute__((visibility("default")))
+
+struct fibre {
+    void *stack; /* its pointer while another one runs */
+    uint32_t exchanges, barriers;
+    int32_t done;
+};
+
+static struct fibre fibres[MAX_THREADS];
+static void *outside;
+static char *stacks;
+static uint32_t num_threads, current, num_done, group, num_groups;
+static int32_t values[2][MAX_THREADS]; /* of two exchanges in turn */
+static void (*kernel)(const void *);
+static const void *arguments;
+static const char *defect;
+
+void switch_stack(void **save, void *next);
+__asm__(".text\n"
+        "switch_stack:\n"
+        "    pushq %rbp\n    pushq %rbx\n    pushq %r12\n    pushq %r13\n    pushq %r14\n"
+        "    pushq %r15\n"
+        "    movq %rsp, (%rdi)\n    movq %rsi, %rsp\n"
+        "    popq %r15\n    popq %r14\n    popq %r13\n    popq %r12\n    popq %rbx\n    popq %rbp\n"
+        "    ret\n");
+
+static void go_to(uint32_t next)
+{
+    uint32_t before = current;
+    current = next;
+    if (next != before) {
+        switch_stack(&fibres[before].stack, fibres[next].stack);
+    }
+}
+
+static uint32_t next_subgroup(void)
+{
+    return (current / LANES + 1) * LANES % num_threads;
+}
+
+/* Ends the launch: the other fibres are left as they are. */
+static void give_up(const char *text)
+{
+    void *unused;
+    defect = text;
+    switch_stack(&unused, outside);
+}
+
+static void enter(void)
+{
+    kernel(arguments);
+    fibres[current].done = 1;
+    if (++num_done == num_threads) {
+        give_up(NULL);
+    }
+    uint32_t next = current % LANES != LANES - 1 ? current + 1 : next_subgroup();
+    if (fibres[next].done) {
+        give_up("some threads have ended, others wait for them");
+    }
+    go_to(next);
+}
+
+/* NULL, or how the threads of a group went apart. */
+EXPORTED const char *run_kernel(void (*entry)(const void *), const void *params, uint32_t threads,
+                                uint32_t groups)
+{
+    if (stacks == NULL) {
+        stacks = mmap(NULL, MAX_THREADS * STACK_BYTES, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    }
+    if (stacks == MAP_FAILED || threads > MAX_THREADS || threads % LANES != 0) {
+        return "no stacks for so many threads";
+    }
+    kernel = entry;
+    arguments = params;
+    num_threads = threads;
+    num_groups = groups;
+    for (group = 0; group < groups; group++) {
+        for (uint32_t t = 0; t < threads; t++) {
+            /* 6 registers, where to, and a place that keeps the stack aligned as after a call */
+            void **top = (void **)(stacks + (t + 1) * STACK_BYTES) - 8;
+            memset(top, 0, 8 * sizeof *top);
+            top[6] = (void *)enter;
+            fibres[t] = (struct fibre){.stack = top};
+        }
+        num_done = current = 0;
+        switch_stack(&outside, fibres[0].stack);
+        if (defect != NULL) {
+            const char *text = defect;
+            defect = NULL;
+            return text;
+        }
+    }
+    return NULL;
+}
+
+/* All lanes have written their values when this returns. */
+static void exchange(int32_t value)
+{
+    struct fibre *own = &fibres[current];
+    uint32_t first = current / LANES * LANES, number = own->exchanges++;
+    values[number & 1][current] = value;
+    go_to(first + (current + 1) % LANES);
+    uint32_t last = fibres[first + (current + LANES - 1) % LANES].exchanges;
+    if (last != number + 1 && last != number + 2) {
+        give_up("lanes of a subgroup do not exchange together");
+    }
+}
+
+int32_t _Z23intel_sub_group_shuffleij(int32_t value, uint32_t lane)
+{
+    uint32_t number = fibres[current].exchanges;
+    exchange(value);
+    return values[number & 1][current / LANES * LANES + lane % LANES];
+}
+
+void _Z17sub_group_barrierj12memory_scope(uint32_t flags, uint32_t scope)
+{
+    (void)flags, (void)scope;
+    exchange(0);
+}
+
+void _Z18work_group_barrierj12memory_scope(uint32_t flags, uint32_t scope)
+{
+    uint32_t number = fibres[current].barriers++;
+    (void)flags, (void)scope;
+    go_to(current % LANES != LANES - 1 ? current + 1 : next_subgroup());
+    for (uint32_t t = 0; t < num_threads; t += LANES) {
+        if (fibres[t].barriers != number + 1 && fibres[t].barriers != number + 2) {
+            give_up("threads of a group wait at different barriers");
+        }
+    }
+}
+
+uint64_t _Z12get_local_idj(uint32_t dimension)
+{
+    return dimension == 0 ? current : 0;
+}
+
+uint64_t _Z12get_group_idj(uint32_t dimension)
+{
+    return dimension == 0 ? group : 0;
+}
+
+uint64_t _Z14get_num_groupsj(uint32_t dimension)
+{
+    return dimension == 0 ? num_groups : 1;
+}
+
+int32_t _Z25atomic_fetch_add_explicitPU3AS4VU7_Atomicii12memory_order12memory_scope(
+    _Atomic int32_t *at, int32_t x, int32_t o, int32_t s)
+{
+    (void)o, (void)s;
+    return atomic_fetch_add(at, x);
+}
+
+int32_t _Z25atomic_fetch_max_explicitPU3AS4VU7_Atomicii12memory_order12memory_scope(
+    _Atomic int32_t *at, int32_t x, int32_t o, int32_t s)
+{
+    (void)o, (void)s;
+    int32_t before = atomic_load(at);
+    while (before < x && !atomic_compare_exchange_weak(at, &before, x)) {
+    }
+    return before;
+}
+
+float _Z10vload_halfmPU3AS4KDh(uint64_t offset, const uint16_t *from)
+{
+    return _cvtsh_ss(from[offset]);
+}
+
+void _Z15vstore_half_rtefmPU3AS4Dh(float x, uint64_t offset, uint16_t *to)
+{
+    to[offset] = _cvtss_sh(x, 0);
+}
+
+#define MATH1(type, symbol, call)                                                                  \
+    type symbol(type x)                                                                            \
+    {                                                                                              \
+        return call(x);                                                                            \
+    }
+#define MATH2(type, symbol, call)                                                                  \
+    type symbol(type x, type y)                                                                    \
+    {                                                                                              \
+        return call(x, y);                                                                         \
+    }
+MATH1(double, _Z4fabsd, fabs)
+MATH1(double, _Z4sqrtd, sqrt)
+MATH1(double, _Z5floord, floor)
+MATH1(double, _Z5roundd, round)
+MATH2(double, _Z4fmaxdd, fmax)
+MATH2(double, _Z4fmindd, fmin)
+MATH1(float, _Z3expf, expf)
+MATH1(float, _Z3logf, logf)
+MATH1(float, _Z4fabsf, fabsf)
+MATH1(float, _Z5floorf, floorf)
+MATH1(float, _Z4rintf, rintf)
+MATH1(float, _Z4sqrtf, sqrtf)
+MATH1(float, _Z4tanhf, tanhf)
+MATH1(float, _Z5roundf, roundf)
+MATH2(float, _Z4fmaxff, fmaxf)
+MATH2(float, _Z4fminff, fminf)
+
+float _Z3fmafff(float a, float b, float c)
+{
+    return fmaf(a, b, c);
+}
+
+int32_t _Z3absi(int32_t x)
+{
+    return x < 0 ? -x : x;
+}
+
+int32_t _Z3maxii(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+int32_t _Z3minii(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+int32_t _Z5isinff(float x)
+{
+    return isinf(x) != 0;
+}
+
+int32_t _Z5isnand(double x)
+{
+    return isnan(x) != 0;
+}
+
+int32_t _Z5isnanf(float x)
+{
+    return isnan(x) != 0;
+}
+
+int32_t _Z7signbitd(double x)
+{
+    return signbit(x) != 0;
+}
+
+int32_t _Z7signbitf(float x)
+{
+    return signbit(x) != 0;
+}
+
+int32_t _Z8isfinited(double x)
+{
+    return isfinite(x) != 0;
+}
+
+int32_t _Z8isfinitef(float x)
+{
+    return isfinite(x) != 0;
+}
