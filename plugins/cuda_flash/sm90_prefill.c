@@ -44,7 +44,8 @@ static bool serves(const struct attn_attend_args *args)
     bool short_type = layer->dtype == ATTN_DTYPE_BF16 || layer->dtype == ATTN_DTYPE_F16;
     if (device->major != 9 || device->encode_map == NULL || !short_type ||
         (kv != ATTN_KV_AUTO && kv != own) || layer->q_scale_form != ATTN_SCALE_NONE ||
-        layer->p_scale_form != ATTN_SCALE_NONE || args->state->group > PREFILL_ROWS ||
+        layer->p_scale_form != ATTN_SCALE_NONE || layer->k_scale_form != ATTN_SCALE_NONE ||
+        layer->v_scale_form != ATTN_SCALE_NONE || args->state->group > PREFILL_ROWS ||
         layer->head_size > 256 || layer->head_size_v > 256) {
         return false;
     }
@@ -267,6 +268,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
 const struct gpu_prefill sm90_prefill = {
     .load = prefill_load,
     .serves = serves,
+    .invariant = true, /* false: batch-invariant layers keep the common way */
     .pays = pays,
     .bytes = bytes_of,
     .plan = plan_prefill,

@@ -213,8 +213,8 @@ static void choose_rows(struct plan_host *plan, const struct attn_attend_args *a
 }
 
 /* Which requests go the plugin's prefill. A graph may be replayed with other lengths, so it has
- * both ways. Batch-invariant layers keep the common way: attn-check found requests that give other
- * bits alone than in a batch there. */
+ * both ways. In a batch-invariant layer a request's own rows decide, never what pays for the batch.
+ */
 static void choose_ways(struct plan_host *plan, const struct attn_attend_args *args, int32_t mode)
 {
     const struct gpu_prefill *prefill = args->instance->prefill;
@@ -224,7 +224,7 @@ static void choose_ways(struct plan_host *plan, const struct attn_attend_args *a
     plan->few_rows = GPU_FEW_ROWS;
     plan->has_few = 1;
     plan->has_many = prefill != NULL && args->state->way == GPU_WAY_ATTEND &&
-                     !args->state->invariant &&
+                     (prefill->invariant || !args->state->invariant) &&
                      (int64_t)batch->max_query_len * group > GPU_FEW_ROWS && prefill->serves(args);
     if (!plan->has_many) {
         return;
@@ -234,12 +234,13 @@ static void choose_ways(struct plan_host *plan, const struct attn_attend_args *a
     if (mode != ATTN_PLAN_EAGER) {
         return;
     }
-    bool few = false;
+    bool few = false, many = false;
     for (int32_t r = 0; r < batch->num_reqs; r++) {
         int64_t rows = (int64_t)(start[r + 1] - start[r]) * group;
         few |= rows > 0 && rows <= GPU_FEW_ROWS;
+        many |= rows > GPU_FEW_ROWS;
     }
-    plan->has_many = prefill->pays(args);
+    plan->has_many = args->state->invariant ? many : prefill->pays(args);
     plan->has_few = few || !plan->has_many;
 }
 

@@ -41,6 +41,9 @@ struct gpu_prefill {
     const char *(*load)(const struct gpu_device *device);
     /* Whether a plan may give it such requests of this layer and cache. */
     bool (*serves)(const struct attn_attend_args *args);
+    /* Whether a request has the same bits in every batch: what the device computes of it depends on
+     * its own lengths and the layer alone. False: batch-invariant layers keep the common way. */
+    bool invariant;
     /* Whether such requests of this batch keep the device busy. */
     bool (*pays)(const struct attn_attend_args *args);
     /* Workspace behind the common schedule's. */
