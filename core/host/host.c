@@ -9,7 +9,6 @@
 #include "host/pool.h"
 #include "util/safe_text.h"
 
-#define CORE_ALIGNMENT 64
 #define MAX_LINE 4096 /* of a log */
 
 static void services_log(void *user, int32_t level, const char *who, const char *message)
@@ -143,25 +142,4 @@ void host_init(struct attn_host *host, struct host_services *services, int32_t n
     host_choose_parallel_for(host);
     host->num_threads = num_threads;
     host->abi_version = ATTN_ABI_VERSION;
-}
-
-void *host_alloc(const struct attn_host *host, size_t size)
-{
-    void *memory = NULL;
-
-    if (size == 0) {
-        return NULL;
-    }
-    memory = host->allocate(host->user, size, CORE_ALIGNMENT);
-    if (memory != NULL) {
-        memset(memory, 0, size);
-    }
-    return memory;
-}
-
-void host_free(const struct attn_host *host, void *memory, size_t size)
-{
-    if (memory != NULL) {
-        host->release(host->user, memory, size);
-    }
 }

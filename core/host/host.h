@@ -6,6 +6,7 @@
 #include <attn/host.h>
 #include <stdatomic.h>
 
+#include "util/alloc.h"
 #include "util/error.h"
 
 struct pool;
@@ -33,9 +34,5 @@ void host_init(struct attn_host *host, struct host_services *services, int32_t n
 /* Sets host->parallel_for by what its services hold now: the engine's, watched or not, or the pool.
  */
 void host_choose_parallel_for(struct attn_host *host);
-
-/* Zeroed, aligned to 64; NULL for size 0 or without memory. */
-void *host_alloc(const struct attn_host *host, size_t size);
-void host_free(const struct attn_host *host, void *memory, size_t size);
 
 #endif

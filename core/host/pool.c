@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "host/host.h"
+#include "util/alloc.h"
 
 /* A decode kernel takes about 100 us and the next one follows within some microseconds, so a
  * worker looks for work for about 50 us before it sleeps. */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading an assignment. */
+#include "select/assignment.h"
+
 #include <string.h>
 
-#include "select/select.h"
 #include "util/structs.h"
 
 #define MIN_CHOICE 72 /* sizes in ABI 0.2 */

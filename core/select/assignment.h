@@ -65,4 +65,14 @@ struct attn_assignment {
 /* One user more; assignment_destroy is one less. */
 attn_assignment *assignment_keep(const attn_assignment *assignment);
 
+/* Slots of struct attn_api. */
+void assignment_destroy(attn_assignment *assignment);
+int32_t assignment_num_layers(const attn_assignment *assignment);
+attn_status assignment_choice(const attn_assignment *assignment, int32_t layer, int32_t phase,
+                              struct attn_choice *choice);
+attn_status assignment_verdict(const attn_assignment *assignment, int32_t layer, int32_t phase,
+                               int32_t backend, int32_t *verdict, int32_t *num_reasons);
+attn_status assignment_reason(const attn_assignment *assignment, int32_t layer, int32_t phase,
+                              int32_t backend, int32_t index, struct attn_reason *reason);
+
 #endif

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "select/names.h"
-#include "select/select.h"
 
 #define HEAD "attn-assignment 1"
 #define MAX_BLOCK 65536

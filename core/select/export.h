@@ -18,4 +18,8 @@ attn_status import_rules(struct rules *rules, const char *text, int32_t num_laye
 attn_status import_hold(const struct attn_assignment *assignment, const char *text,
                         struct attn_error *error);
 
+/* A slot of struct attn_api. */
+attn_status assignment_export(const attn_assignment *assignment, char *text, size_t size,
+                              size_t *needed, struct attn_error *error);
+
 #endif

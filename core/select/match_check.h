@@ -32,7 +32,4 @@ void check_head_size(struct check *check);
 /* the engine's candidates, or the layer's own block size; match->block_size becomes the choice */
 void check_block_size(struct check *check, const int32_t *candidates, int32_t count);
 
-/* match_combinations.c: after compositions are decided */
-void check_combinations(struct check *check);
-
 #endif

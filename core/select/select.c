@@ -6,7 +6,6 @@
 
 #include "host/host.h"
 #include "select/candidates.h"
-#include "select/export.h"
 #include "select/layer_check.h"
 #include "select/names.h"
 #include "select/settle.h"

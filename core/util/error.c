@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "util/text.h"
+#include "util/safe_text.h"
 
 #define MESSAGE_AT offsetof(struct attn_error, message)
 #define FIELD_AT offsetof(struct attn_error, field)

@@ -58,3 +58,13 @@ void text_make_safe(char *string, bool lines)
         }
     }
 }
+
+size_t utf8_cut(const char *string, size_t length)
+{
+    size_t cut = length;
+
+    while (cut > 0 && ((unsigned char)string[cut] & 0xc0u) == 0x80u) {
+        cut--;
+    }
+    return cut;
+}

@@ -14,6 +14,10 @@ size_t utf8_length(const char *s);
 /* The character that begins at `s`, of utf8_length bytes: is it C0, DEL or C1? */
 bool utf8_is_control(const char *s);
 
+/* The largest length <= `length` at which `string` (longer than that) can be cut between
+ * characters. */
+size_t utf8_cut(const char *string, size_t length);
+
 /* True for at most `max` bytes of valid UTF-8 without control characters. NULL is false. */
 bool text_is_clean(const char *string, size_t max);
 

@@ -95,16 +95,6 @@ const char *text_get(const struct text *text)
     return text->data != NULL ? text->data : "";
 }
 
-size_t utf8_cut(const char *string, size_t length)
-{
-    size_t cut = length;
-
-    while (cut > 0 && ((unsigned char)string[cut] & 0xc0u) == 0x80u) {
-        cut--;
-    }
-    return cut;
-}
-
 bool text_is_name(const char *string)
 {
     size_t length = 0;

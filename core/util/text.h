@@ -27,10 +27,6 @@ void text_add_bytes(struct text *text, const void *bytes, size_t size);
 /* "" if nothing was added. */
 const char *text_get(const struct text *text);
 
-/* The largest length <= `length` at which `string` (longer than that) can be cut between
- * characters. */
-size_t utf8_cut(const char *string, size_t length);
-
 /* True for [a-z][a-z0-9_]* of at most 63 bytes. NULL is false. */
 bool text_is_name(const char *string);
 
