@@ -27,10 +27,16 @@ static void attend_worker(struct attend_loop *loop, int32_t worker)
             break;
         }
         if (loop->merging) {
-            merge_partials(run, &schedule_merges(schedule)[i], scratch);
+            const struct merge_item *merge = &schedule_merges(schedule)[i];
+            if (rows_wanted(&run->problem, merge->request, merge->token, merge->num_tokens)) {
+                merge_partials(run, merge, scratch);
+            }
             continue;
         }
         const struct work_item *item = &schedule_items(schedule)[schedule_order(schedule)[i]];
+        if (!rows_wanted(&run->problem, item->request, item->token, item->num_tokens)) {
+            continue;
+        }
         if (item->direct) {
             run_direct(run, item, scratch);
         } else {

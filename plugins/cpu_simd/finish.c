@@ -164,8 +164,11 @@ void finish_item(const struct attend_run *run, const struct work_item *item, int
         return;
     }
     int64_t first = run->problem.batch->query_start_loc[item->request] + (int64_t)item->token;
-    for (int32_t t = 0, m = 0; t < item->num_tokens; t++) {
-        for (int32_t g = 0; g < shape->group; g++, m++) {
+    for (int32_t t = 0; t < item->num_tokens; t++) {
+        if (!rows_wanted(&run->problem, item->request, item->token + t, 1)) {
+            continue;
+        }
+        for (int32_t g = 0, m = t * shape->group; g < shape->group; g++, m++) {
             write_row(run, first + t, head * shape->group + g,
                       accumulator + (int64_t)m * shape->width_padded, reference[m], sum[m]);
         }
@@ -184,6 +187,11 @@ void merge_partials(const struct attend_run *run, const struct merge_item *item,
     int64_t first = run->problem.batch->query_start_loc[item->request] + (int64_t)item->token;
     int32_t per_head = item->num_tokens * shape->group;
     for (int32_t m = 0; m < per_head * item->num_heads; m++) {
+        int32_t head = item->head + m / per_head, within = m % per_head;
+        int32_t token = within / shape->group;
+        if (!rows_wanted(&run->problem, item->request, item->token + token, 1)) {
+            continue;
+        }
         float top = -INFINITY;
         for (int32_t i = 0; i < item->count; i++) {
             float reference = slots[(size_t)i * slot_floats + rows * width + (size_t)m];
@@ -202,9 +210,6 @@ void merge_partials(const struct attend_run *run, const struct merge_item *item,
             sum += part * weight;
             variant->add_scaled(row, slot + (size_t)m * width, weight, (int32_t)width);
         }
-        int32_t head = item->head + m / per_head;
-        int32_t within = m % per_head;
-        write_row(run, first + within / shape->group, head * shape->group + within % shape->group,
-                  row, top, sum);
+        write_row(run, first + token, head * shape->group + within % shape->group, row, top, sum);
     }
 }

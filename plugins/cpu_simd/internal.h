@@ -211,6 +211,8 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
 struct interval row_interval(const struct problem *problem, int32_t request, int32_t token);
 /* likewise, of the request's keys: in a sparse run not the entries of the list */
 struct interval visible_keys(const struct problem *problem, int32_t request, int32_t token);
+/* whether a result of tokens token .. token+count-1 of the request is asked for */
+bool rows_wanted(const struct problem *problem, int32_t request, int32_t token, int32_t count);
 int32_t request_keys(const struct problem *problem, int32_t request);
 int32_t request_queries(const struct problem *problem, int32_t request);
 /* where rows first .. first+n-1 of a head stand, and their scales if there are any */
@@ -325,6 +327,10 @@ size_t gdn_workspace_bytes(const struct attn_recurrent_desc *desc, int32_t num_t
 
 /* gemm.c */
 int32_t element_of_any(const struct attn_tensor *tensor); /* -1: none of ours */
+/* quantize.c */
+attn_status simd_quantize(const struct attn_quantize_args *args, struct attn_error *error);
+attn_status simd_amax(const struct attn_amax_args *args, struct attn_error *error);
+
 attn_status simd_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error);
 
 attn_status simd_probe(const struct attn_host *host, const struct attn_probe_sink *sink,

@@ -230,6 +230,21 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
     return ATTN_OK;
 }
 
+bool rows_wanted(const struct problem *problem, int32_t request, int32_t token, int32_t count)
+{
+    const struct attn_batch *batch = problem->batch;
+    int32_t first = batch->query_start_loc[request] + token;
+    if (!problem->layer->fast_prefill || batch->logits_indices == NULL) {
+        return true;
+    }
+    for (int32_t i = 0; i < batch->num_logits_indices; i++) {
+        if (batch->logits_indices[i] >= first && batch->logits_indices[i] - first < count) {
+            return true;
+        }
+    }
+    return false;
+}
+
 int32_t request_queries(const struct problem *problem, int32_t request)
 {
     const int32_t *start = problem->batch->query_start_loc;

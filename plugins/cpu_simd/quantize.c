@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* quantize and amax: each row is read once, in pieces that lie in L1. Bytes bound both. */
+#include <math.h>
+
+#include "common/number.h"
+#include "internal.h"
+
+#define E4M3_LARGEST 448.0
+#define GROUP_LEAST_AMAX 1e-10
+#define NVFP4_BLOCK 16
+#define PIECE 128 /* columns at a time: a multiple of every form's group */
+
+struct quantize_loop {
+    const struct attn_quantize_args *args;
+    const struct variant *variant;
+    int64_t columns; /* heads * D, taken as one row */
+    int32_t x_element;
+    int32_t out_element; /* of forms in 8 bits */
+};
+
+/* Where column `column` of a token's [heads, D] row is, and how many of `count` follow it there. */
+static char *columns_at(const struct attn_tensor *tensor, int64_t token, int64_t column,
+                        int32_t *count)
+{
+    int64_t size = tensor->shape[2], within = column % size;
+    *count = size - within < *count ? (int32_t)(size - within) : *count;
+    return (char *)tensor_row(tensor, token, column / size) + within * (tensor->dtype.bits / 8);
+}
+
+static void load_columns(const struct quantize_loop *loop, int64_t token, int64_t column,
+                         int32_t count, float *row)
+{
+    for (int32_t at = 0, n; at < count; at += n) {
+        n = count - at;
+        const char *from = columns_at(loop->args->x, token, column + at, &n);
+        loop->variant->f32->unpack[loop->x_element](row + at, from, n);
+    }
+}
+
+static void store_columns(const struct quantize_loop *loop, int64_t token, int64_t column,
+                          int32_t count, const uint8_t *codes)
+{
+    for (int32_t at = 0, n; at < count; at += n) {
+        n = count - at;
+        char *to = columns_at(loop->args->out, token, column + at, &n);
+        memcpy(to, codes + at, (size_t)n);
+    }
+}
+
+/* Of those that are numbers. */
+static float amax_of(const struct variant *variant, const float *row, int32_t count)
+{
+    float largest = variant->codes->largest(row, count);
+    if (!isnan(largest)) {
+        return largest;
+    }
+    largest = 0;
+    for (int32_t i = 0; i < count; i++) {
+        largest = fmaxf(largest, fabsf(row[i]));
+    }
+    return largest;
+}
+
+/* Queries in int8: to nearest even, unlike rows of a cache, down to -128. */
+static void encode_query(uint8_t *codes, const float *row, float scale, int32_t count)
+{
+    const double whole = 0x1.8p52; /* whole numbers alone are beside it */
+    for (int32_t i = 0; i < count; i++) {
+        double x = (double)row[i] / (double)scale;
+        x = x < 127 ? x : 127;
+        x = x > -128 ? x : -128;
+        codes[i] = (uint8_t)(int8_t)(x + whole - whole);
+    }
+}
+
+static void quantize_static(const struct quantize_loop *loop, int64_t token)
+{
+    const struct attn_quantize_args *args = loop->args;
+    int64_t size = args->x->shape[2];
+    float row[PIECE];
+    uint8_t codes[PIECE];
+    for (int64_t c = 0; c < loop->columns;) {
+        int64_t head = c / size, left = (head + 1) * size - c;
+        int32_t count = left < PIECE ? (int32_t)left : PIECE;
+        float scale = args->scale[args->scale_form == ATTN_SCALE_PER_HEAD ? head : 0];
+        load_columns(loop, token, c, count, row);
+        if (loop->out_element == ELEMENT_INT8) {
+            encode_query(codes, row, scale, count);
+        } else {
+            loop->variant->codes->encode[loop->out_element](codes, row, scale, NULL, count);
+        }
+        store_columns(loop, token, c, count, codes);
+        c += count;
+    }
+}
+
+/* Element `group` of one token's row of scales, which may be a column. */
+static float *scale_at(const struct attn_quantize_args *args, int64_t token, int64_t group)
+{
+    const struct attn_tensor *scales = args->block_scales;
+    int64_t i = args->scale_column_major ? group : token;
+    int64_t j = args->scale_column_major ? token : group;
+    return (float *)tensor_data(scales) + i * tensor_stride(scales, 0) +
+           j * tensor_stride(scales, 1);
+}
+
+static void quantize_groups(const struct quantize_loop *loop, int64_t token, int32_t size)
+{
+    float row[PIECE];
+    uint8_t codes[PIECE];
+    for (int64_t c = 0; c < loop->columns; c += size) {
+        load_columns(loop, token, c, size, row);
+        double scale =
+            fmax((double)amax_of(loop->variant, row, size), GROUP_LEAST_AMAX) / E4M3_LARGEST;
+        if (loop->args->scale_pow2) {
+            scale = exp2(ceil(log2(scale)));
+        }
+        *scale_at(loop->args, token, c / size) = (float)scale;
+        loop->variant->codes->encode[ELEMENT_E4M3](codes, row, (float)scale, NULL, size);
+        store_columns(loop, token, c, size, codes);
+    }
+}
+
+/* The nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6, halves to even codes; NaN to 6. */
+static uint8_t e2m1_of(double x)
+{
+    double size = fabs(x);
+    int32_t below = (size <= 0.25) + (size < 0.75) + (size <= 1.25) + (size < 1.75) +
+                    (size <= 2.5) + (size < 3.5) + (size <= 5);
+    return (uint8_t)((7 - below) | (signbit(x) ? 8 : 0));
+}
+
+/* block scale = e4m3(g amax / 6), value = e2m1(x g / block scale); even columns in low nibbles. */
+static void quantize_nvfp4(const struct quantize_loop *loop, int64_t token)
+{
+    const struct attn_quantize_args *args = loop->args;
+    float row[NVFP4_BLOCK];
+    double global = args->scale != NULL ? *args->scale : 1;
+    char *out_row = tensor_data(args->out) + token * tensor_stride(args->out, 0);
+    char *scale_row =
+        tensor_data(args->block_scales) + token * tensor_stride(args->block_scales, 0);
+    for (int64_t c = 0; c < loop->columns; c += NVFP4_BLOCK) {
+        load_columns(loop, token, c, NVFP4_BLOCK, row);
+        double largest = (double)amax_of(loop->variant, row, NVFP4_BLOCK);
+        uint8_t code = number_to_e4m3(global * largest / 6);
+        double scale = (double)number_from_e4m3(code);
+        scale_row[c / NVFP4_BLOCK] = (char)code;
+        for (int32_t i = 0; i < NVFP4_BLOCK; i += 2) {
+            double low = scale == 0 ? 0 : (double)row[i] * global / scale;
+            double high = scale == 0 ? 0 : (double)row[i + 1] * global / scale;
+            out_row[(c + i) / 2] = (char)(e2m1_of(low) | e2m1_of(high) << 4);
+        }
+    }
+}
+
+static void quantize_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct quantize_loop *loop = argument;
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        switch (loop->args->form) {
+        case ATTN_OUTPUT_FP8_STATIC:
+            quantize_static(loop, t);
+            break;
+        case ATTN_OUTPUT_NVFP4:
+            quantize_nvfp4(loop, t);
+            break;
+        default:
+            quantize_groups(loop, t, loop->args->form == ATTN_OUTPUT_FP8_GROUP_64 ? 64 : 128);
+        }
+    }
+}
+
+/* [T, heads, D] of `elements` from the first on, the last stride 1 */
+static bool is_rows(const struct attn_tensor *tensor, int32_t first, int32_t last)
+{
+    return tensor != NULL && tensor->data != NULL && tensor->shape != NULL && tensor->ndim == 3 &&
+           tensor_stride(tensor, 2) == 1 && element_of_any(tensor) >= first &&
+           element_of_any(tensor) <= last;
+}
+
+static attn_status check_quantize(const struct attn_quantize_args *args, struct attn_error *error)
+{
+    bool is_static = args->form == ATTN_OUTPUT_FP8_STATIC;
+    int32_t group = args->form == ATTN_OUTPUT_NVFP4          ? NVFP4_BLOCK
+                    : args->form == ATTN_OUTPUT_FP8_GROUP_64 ? 64
+                                                             : 128;
+    if (args->form <= ATTN_OUTPUT_PLAIN || args->form >= ATTN_OUTPUT_FORM_COUNT) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form", "%d; 1 to %d", args->form,
+                            ATTN_OUTPUT_FORM_COUNT - 1);
+    }
+    if (!is_rows(args->x, ELEMENT_F32, ELEMENT_BF16)) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "x",
+                    "f16, bf16 or f32 [T, heads, D], the last stride 1");
+    }
+    if (is_static ? args->scale == NULL : args->block_scales == NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT,
+                            is_static ? "scale" : "block_scales", "is NULL; form %d needs it",
+                            args->form);
+    }
+    int64_t columns = args->x->shape[1] * args->x->shape[2];
+    if (!is_static && columns % group != 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form",
+                            "%lld columns; form %d needs a multiple of %d", (long long)columns,
+                            args->form, group);
+    }
+    if (args->form == ATTN_OUTPUT_NVFP4 && args->out != NULL && args->out->data != NULL) {
+        return ATTN_OK;
+    }
+    if (!is_rows(args->out, ELEMENT_E4M3, is_static ? ELEMENT_INT8 : ELEMENT_E4M3) ||
+        args->out->shape[1] != args->x->shape[1] || args->out->shape[2] != args->x->shape[2]) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out",
+                            "is not like x in 8 bits; form %d writes e4m3, 1 also e5m2 and int8",
+                            args->form);
+    }
+    return ATTN_OK;
+}
+
+attn_status simd_quantize(const struct attn_quantize_args *args, struct attn_error *error)
+{
+    attn_status status = check_quantize(args, error);
+    if (status == ATTN_OK) {
+        const struct attn_host *host = args->instance->host;
+        struct quantize_loop loop = {.args = args,
+                                     .variant = args->instance->variant,
+                                     .columns = args->x->shape[1] * args->x->shape[2],
+                                     .x_element = element_of_any(args->x),
+                                     .out_element = element_of_any(args->out)};
+        host->parallel_for(host->user, args->x->shape[0], 1, quantize_rows, &loop);
+    }
+    return status;
+}
+
+/* Magnitudes are ordered as their bits are. */
+static void raise_to(float *out, float largest)
+{
+    uint32_t wanted, *bits = (uint32_t *)(void *)out;
+    memcpy(&wanted, &largest, sizeof wanted);
+    uint32_t found = __atomic_load_n(bits, __ATOMIC_RELAXED);
+    while (found < wanted && !__atomic_compare_exchange_n(bits, &found, wanted, true,
+                                                          __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+}
+
+/* Items are tokens. */
+static void amax_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
+{
+    const struct attn_amax_args *args = argument;
+    const struct attn_tensor *x = args->x;
+    const struct variant *variant = args->instance->variant;
+    int32_t element = element_of_any(x);
+    float row[PIECE];
+    (void)worker;
+    for (int64_t h = 0; h < x->shape[1]; h++) {
+        float largest = 0;
+        for (int64_t t = begin; t < end; t++) {
+            const char *from = (const char *)tensor_row(x, t, h);
+            for (int64_t d = 0; d < x->shape[2]; d += PIECE) {
+                int64_t left = x->shape[2] - d;
+                int32_t count = left < PIECE ? (int32_t)left : PIECE;
+                variant->f32->unpack[element](row, from + d * element_bytes[element], count);
+                largest = fmaxf(largest, amax_of(variant, row, count));
+            }
+        }
+        raise_to(&args->out[args->per_head ? h : 0], largest);
+    }
+}
+
+attn_status simd_amax(const struct attn_amax_args *args, struct attn_error *error)
+{
+    if (args->out == NULL || !is_rows(args->x, ELEMENT_F32, ELEMENT_INT8)) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, args->out == NULL ? "out" : "x",
+                    "x [T, heads, D] of f16, bf16, f32, fp8 or int8, the last stride 1, and out");
+    }
+    const struct attn_host *host = args->instance->host;
+    int64_t count = args->per_head ? args->x->shape[1] : 1;
+    for (int64_t i = 0; i < count; i++) {
+        args->out[i] = args->accumulate ? fmaxf(args->out[i], 0) : 0;
+    }
+    host->parallel_for(host->user, args->x->shape[0], 16, amax_rows, (void *)(uintptr_t)args);
+    return ATTN_OK;
+}
