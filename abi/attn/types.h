@@ -18,10 +18,11 @@ enum attn_layer_kind {
     ATTN_LAYER_CROSS = 3,      /* keys of the encoder, written once */
     ATTN_LAYER_MM_ENCODER = 4, /* vision or audio tower: query_start_loc or a dense batch */
     ATTN_LAYER_MLA = 5,
-    ATTN_LAYER_MLA_SPARSE = 6,
-    /* a decoder layer with sink_len fixed keys before every request's keys */
+    ATTN_LAYER_MLA_SPARSE = 6, /* what MLA with a topk is called, and kernels see */
+    /* what a decoder layer with a sink_len (fixed keys before every request's) is called, and
+     * kernels see */
     ATTN_LAYER_STATIC_SINK = 7,
-    ATTN_LAYER_RECURRENT = 8, /* gated delta rule */
+    ATTN_LAYER_RECURRENT = 8, /* a state instead of keys, see recurrent.h */
     ATTN_LAYER_KIND_COUNT = 9
 };
 

@@ -154,8 +154,8 @@ static attn_status check_terms(const struct attn_layer_desc *l, struct attn_erro
                    l->name, l->chunk_size);
     }
     if (l->sink_len > 0 && l->kind != ATTN_LAYER_STATIC_SINK) {
-        return BAD("sink_len", "layer '%s': sink_len is %d; only a static_sink layer has one",
-                   l->name, l->sink_len);
+        return BAD("sink_len", "layer '%s': sink_len is %d; only a decoder has one", l->name,
+                   l->sink_len);
     }
     if (l->kind == ATTN_LAYER_STATIC_SINK && l->sink_len == 0) {
         return BAD("sink_len", "layer '%s': a static_sink layer needs sink_len of 1 or more",
@@ -255,6 +255,18 @@ static attn_status check_names(struct layer *layer, int32_t index,
     return ATTN_OK;
 }
 
+/* Sparse MLA is MLA with a topk, and a static sink a decoder with a sink_len: both are names that
+ * follow from the parameter, and an engine need not say them. */
+static void name_by_parameters(struct layer *layer)
+{
+    struct attn_layer_desc *l = &layer->desc;
+    if (l->kind == ATTN_LAYER_MLA && layer->mla != NULL && layer->mla->topk > 0) {
+        l->kind = ATTN_LAYER_MLA_SPARSE;
+    } else if (l->kind == ATTN_LAYER_DECODER && l->sink_len > 0) {
+        l->kind = ATTN_LAYER_STATIC_SINK;
+    }
+}
+
 attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *desc, int32_t index,
                           const struct assignment_layer *layers, struct layer *layer,
                           struct attn_error *error)
@@ -285,7 +297,10 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
     status = check_codes(l, error);
     status = status == ATTN_OK ? check_numbers(l, error) : status;
     status = status == ATTN_OK ? layer_copy_extensions(arena, layer, l->next, error) : status;
-    status = status == ATTN_OK ? layer_check_extensions(layer, error) : status;
+    if (status == ATTN_OK) {
+        name_by_parameters(layer);
+        status = layer_check_extensions(layer, error);
+    }
     status = status == ATTN_OK ? check_terms(l, error) : status;
     if (status == ATTN_OK) {
         complete(layer);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "select/layer_check.h"
+#include "select/names.h"
 #include "select_fixture.h"
 
 typedef void change(struct attn_layer_desc *layer);
@@ -70,7 +71,7 @@ CHANGE(chunk_negative, l->chunk_size = -1)
 CHANGE(chunk_window, l->chunk_size = 64; l->has_window = 1; l->window_left = 3)
 CHANGE(chunk_per_request, l->chunk_size = 64; l->causal_per_request = 1)
 CHANGE(chunk_causal, l->chunk_size = 64; l->causal = 0)
-CHANGE(sink_kind, l->sink_len = 4)
+CHANGE(sink_kind, l->kind = ATTN_LAYER_CROSS; l->causal = 0; l->sink_len = 4)
 CHANGE(sink_none, l->kind = ATTN_LAYER_STATIC_SINK)
 CHANGE(encoder_causal, l->kind = ATTN_LAYER_ENCODER)
 CHANGE(prefix_causal, l->prefix_lm = 1; l->causal = 0)
@@ -87,8 +88,8 @@ CHANGE(ext_unknown, l->next = &unknown_ext)
 CHANGE(mla_missing, l->kind = ATTN_LAYER_MLA)
 CHANGE(mla_on_decoder, l->next = &mla_ext.ext)
 CHANGE(mla_heads, l->kind = ATTN_LAYER_MLA; l->next = &mla_ext.ext)
-CHANGE(mla_dense_topk, l->kind = ATTN_LAYER_MLA; l->num_kv_heads = 1; l->head_size = 576;
-       l->next = &mla_topk.ext)
+CHANGE(mla_sparse_dense, l->kind = ATTN_LAYER_MLA_SPARSE; l->num_kv_heads = 1; l->head_size = 576;
+       l->next = &mla_ext.ext)
 CHANGE(gdn_missing, l->kind = ATTN_LAYER_RECURRENT)
 CHANGE(gdn_heads, l->kind = ATTN_LAYER_RECURRENT; l->next = &gdn_ext.ext)
 CHANGE(cp_interleave, l->next = &cp_ext.ext)
@@ -146,7 +147,7 @@ static const struct {
     {mla_missing, "attn_mla_desc", "needs"},
     {mla_on_decoder, "attn_mla_desc", "takes no"},
     {mla_heads, "head_size", "576"},
-    {mla_dense_topk, "topk", "8"},
+    {mla_sparse_dense, "topk", "0"},
     {gdn_missing, "attn_recurrent_desc", "needs"},
     {gdn_heads, "num_v_heads", "6 is not a multiple of num_k_heads 4"},
     {cp_interleave, "interleave", "3 must divide block_size 16"},
@@ -218,6 +219,14 @@ static void test_completion(void **state)
     assert_ptr_not_equal(layer.mla, &mla_ext);
     assert_ptr_not_equal(layer.desc.name, desc.name);
     assert_int_equal(layer.mla->kv_lora_rank, 512);
+    assert_int_equal(layer.desc.kind, ATTN_LAYER_MLA);
+    desc.next = &mla_topk.ext; /* names that follow from a parameter */
+    assert_int_equal(layer_resolve(&arena, &desc, 0, NULL, &layer, &error), ATTN_OK);
+    assert_string_equal(name_of_layer(&layer.desc), "mla_sparse");
+    desc = fixture_layer("sink");
+    desc.sink_len = 4;
+    assert_int_equal(layer_resolve(&arena, &desc, 0, NULL, &layer, &error), ATTN_OK);
+    assert_string_equal(name_of_layer(&layer.desc), "static_sink");
     arena_finish(&arena);
     fixture_finish(&f);
 }

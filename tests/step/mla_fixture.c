@@ -80,7 +80,7 @@ void describe(struct mla *m)
         .struct_size = sizeof m->layer,
         .next = &m->desc.ext,
         .name = "mla",
-        .kind = s->topk > 0 ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA,
+        .kind = ATTN_LAYER_MLA,
         .dtype = ATTN_DTYPE_F32,
         .kv_dtype = s->ds_mla ? ATTN_KV_FP8_DS_MLA
                     : s->fp8  ? ATTN_KV_FP8_E4M3

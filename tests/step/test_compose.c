@@ -38,8 +38,7 @@ static void test_plain(void **state)
 static void test_static_sink(void **state)
 {
     (void)state;
-    hold_same(
-        &(struct attn_layer_desc){.kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 5});
+    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5});
 }
 
 /* Padded decodes and prefills without keys among the others: zeros and -inf, no sink. */
