@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill of cuda_flash beside PyTorch's cuDNN and FA2 and a GEMM: checked against float32, then timed in interleaved rounds.
 
-usage: prefill.py CELL.so PLUGIN.so [--check] [--time NAME,...] [--rounds N] [--seed N]
+usage: prefill.py CELL.so PLUGIN.so [--check] [--alone] [--time NAME+...] [--rounds N] [--seed N]
 CELL.so is prefill_cell.c. One table row a cell; times are medians over rounds of captured graphs.
 """
 import argparse
@@ -299,6 +299,41 @@ def check():
     return failed
 
 
+def check_alone():
+    """Batch-invariant layers: requests alone give the bits that they have in a batch of more items than multiprocessors."""
+    failed = done = 0
+    for settings in (dict(), dict(causal=False), dict(cap=20.0), dict(alibi=1), dict(alibi=2), dict(window=(300, 0)), dict(sinks=True),
+                     dict(size=(64, 64)), dict(size=(192, 128)), dict(size=(256, 256)), dict(dtype=torch.float16, heads=(14, 2))):
+        queries = [random.randint(1, 1500) for _ in range(20)] + [1, 2, 9, 33]
+        keys = [n + random.choice([0, random.randint(1, 2000)]) for n in queries]
+        settings = dict(settings, lse=True, invariant=True)
+        whole = Problem(queries=queries, keys=keys, **settings)
+        whole.run()
+        torch.cuda.synchronize()
+        for r in random.sample(range(20), 5) + [20, 21, 22, 23]:
+            one = Problem(queries=[queries[r]], keys=[keys[r]], **settings)
+            rows = slice(whole.query_starts[r], whole.query_starts[r + 1])
+            own = slice(whole.key_starts[r], whole.key_starts[r + 1])
+            one.q.copy_(whole.q[rows])
+            one.rows_k.copy_(whole.rows_k[own])
+            one.rows_v.copy_(whole.rows_v[own])
+            for mine, theirs in ((one.sinks, whole.sinks), (one.slopes, whole.slopes)):
+                if mine is not None:
+                    mine.copy_(theirs)
+            one.run()
+            torch.cuda.synchronize()
+            same = torch.equal(one.out.view(torch.int16), whole.out[rows].view(torch.int16)) and torch.equal(
+                one.lse.view(torch.int32), whole.lse[:, rows].contiguous().view(torch.int32))
+            done += 1
+            failed += not same
+            if not same:
+                print(f"FAILED alone: {queries[r]} queries over {keys[r]} keys, {settings}", flush=True)
+            one.close()
+        whole.close()
+    print(f"checked {done} alone, failed {failed}", flush=True)
+    return failed
+
+
 def measure(names, rounds):
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     gemm = graph_of(lambda: torch.matmul(a, b), 1)
@@ -334,6 +369,7 @@ def main():
     parser.add_argument("cell")
     parser.add_argument("plugin")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--alone", action="store_true")
     parser.add_argument("--time", default="")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=None)
@@ -344,7 +380,7 @@ def main():
     torch.manual_seed(seed)
     LIBRARY = ctypes.CDLL(args.cell)
     assert LIBRARY.cell_open(args.plugin.encode()) == 0
-    failed = check() if args.check else 0
+    failed = (check() if args.check else 0) + (check_alone() if args.alone else 0)
     names = list(CELLS) if args.time == "all" else [n for n in CELLS if n in args.time.split("+")]
     if names:
         measure(names, args.rounds)
