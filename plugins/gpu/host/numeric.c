@@ -90,7 +90,7 @@ static attn_status check_quantize(const struct attn_quantize_args *args, struct 
 static const char *launch_quantize(const struct gpu_device *device,
                                    const struct gpu_quantize_params *p, void *stream)
 {
-    int64_t elements = p->num_rows * p->heads * p->dims, most = device->num_sms * 32;
+    int64_t elements = p->num_rows * p->heads * p->dims, most = (int64_t)device->num_sms * 32;
     if (elements <= 0) {
         return NULL;
     }
