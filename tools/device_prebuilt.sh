@@ -11,13 +11,14 @@ verb=${1:-} folder=${2:-}
 
 if [ "$verb" = pack ] && [ $# -eq 3 ]; then
     build=$2 folder=$3
-    mkdir -p "$folder" || exit 1
+    mkdir -p "$folder/attn" || exit 1
     cc -std=c11 -O2 -D_POSIX_C_SOURCE=200809L -shared -fPIC -I "$here/abi" -I "$here/plugins" \
         "$here/tests/cuda_flash/prefill_cell.c" -o "$folder/cell.so" -ldl || exit 1
     cp "$build/plugins/cuda_flash/attn_cuda_flash.so" "$build/plugins/cpu_ref/attn_cpu_ref.so" "$build/tools/attn-check" \
         "$build/tools/attn-bench" "$folder" || exit 1
     cp "$build/core/libattn.so.1" "$folder/libattn.so.1" || exit 1
-    strip "$folder"/*.so "$folder"/libattn.so.1 "$folder"/attn-check "$folder"/attn-bench
+    cp "$build/tools/attn-scan" "$folder/attn/attn-scan" || exit 1
+    strip "$folder"/*.so "$folder"/libattn.so.1 "$folder"/attn-check "$folder"/attn-bench "$folder"/attn/attn-scan
     du -sh "$folder"
     exit 0
 fi
