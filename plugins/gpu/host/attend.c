@@ -41,8 +41,8 @@ static bool widened_query(const struct gpu_params *p, const struct attn_attend_a
     bool as_keys = p->k.dtype == ATTN_DTYPE_BF16 || p->k.dtype == ATTN_DTYPE_F16;
     *w = (struct gpu_widen_params){
         .from = p->q,
-        .to = {(char *)args->workspace + at.query, state->query_bytes, (int64_t)p->problem.head_size * 2,
-               as_keys ? p->k.dtype : ATTN_DTYPE_F16},
+        .to = {(char *)args->workspace + at.query, state->query_bytes,
+               (int64_t)p->problem.head_size * 2, as_keys ? p->k.dtype : ATTN_DTYPE_F16},
         .query_start = p->problem.query_start,
         .num_reqs = p->problem.num_reqs,
         .num_rows = plan->num_rows,
