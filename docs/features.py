@@ -78,6 +78,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("two-level int8: decodes write in their attend", has("decode_write_kv_dtypes", "int8_kv", "int8_k"), "writes before",
          f"{STEP}fused_write, {CHECK}"),
         ("nvfp4", kv("nvfp4"), "", f"{REF}quantized, {STEP}caches, {CHECK}"),
+        ("ggml's q8_0 and q4_0", kv("q8_0", "q4_0"), "", f"{REF}quantized, {STEP}caches, {CHECK}"),
         ("TurboQuant: k8v4, 4bit_nc, k3v4_nc, 3bit_nc",
          kv("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"), "",
          f"{REF}quantized, {STEP}caches, {CHECK}"),

@@ -31,7 +31,10 @@ enum attn_kv_dtype {
     ATTN_KV_TURBOQUANT_4BIT_NC = 14,
     ATTN_KV_TURBOQUANT_K3V4_NC = 15,
     ATTN_KV_TURBOQUANT_3BIT_NC = 16,
-    ATTN_KV_DTYPE_COUNT = 17
+    /* ggml's rows: blocks of 32 elements, one behind the other, see attn_kv_view */
+    ATTN_KV_Q8_0 = 17,
+    ATTN_KV_Q4_0 = 18,
+    ATTN_KV_DTYPE_COUNT = 19
 };
 
 /* A cache of the activations' dtype has their code. */
@@ -56,7 +59,10 @@ ATTN_STATIC_ASSERT((int)ATTN_KV_F16 == (int)ATTN_DTYPE_F16 &&
  * scale_stride_head; it may lie inline after the row. NVFP4: the block scales are e4m3 bytes at
  * `scale` with the same strides, D/16 of them contiguous. TurboQuant: code d is bits d b to d b + b
  * - 1 of the row, the lowest of its first byte first, in one piece (pack 0); at `scale`, which may
- * be odd, stand the key's norm, or the value's step and zero, as float16. */
+ * be odd, stand the key's norm, or the value's step and zero, as float16. Q8_0, Q4_0: D/32 blocks
+ * of 34 (18) bytes in one piece (pack 0, no scale), each a step d in float16 and 32 int8 c, x = c d
+ * (or 16 bytes, elements i and i + 16 in the low and high half of byte i, x = (c - 8) d); at any
+ * address. */
 struct attn_kv_view {
     size_t struct_size;
     const struct attn_ext *next;

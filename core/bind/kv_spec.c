@@ -37,6 +37,10 @@ int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value)
         return value ? head_size / 2 + 4 : head_size * 3 / 8 + 2;
     case ATTN_KV_TURBOQUANT_3BIT_NC:
         return head_size * 3 / 8 + (value ? 4 : 2);
+    case ATTN_KV_Q8_0: /* blocks of 32 elements with a 16-bit step in front */
+        return head_size / 32 * 34;
+    case ATTN_KV_Q4_0:
+        return head_size / 32 * 18;
     default:
         return head_size;
     }
@@ -114,6 +118,7 @@ static bool has_whole_pages(const struct attn_kv_spec *spec)
     return kv_row_bytes(spec->kv_dtype, spec->head_size, false) !=
                kv_row_bytes(spec->kv_dtype, spec->head_size_v, true) ||
            scale_bytes(spec->kv_dtype) > 0 || kv_scales_in_row(spec->kv_dtype) ||
+           spec->kv_dtype == ATTN_KV_Q8_0 || spec->kv_dtype == ATTN_KV_Q4_0 ||
            spec->padded_page_bytes != spec->page_bytes || spec->layout == ATTN_KV_LAYOUT_PACKED_K;
 }
 

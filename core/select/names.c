@@ -53,7 +53,9 @@ static const char *const kv_dtypes[] = {"auto",
                                         "turboquant_k8v4",
                                         "turboquant_4bit_nc",
                                         "turboquant_k3v4_nc",
-                                        "turboquant_3bit_nc"};
+                                        "turboquant_3bit_nc",
+                                        "q8_0",
+                                        "q4_0"};
 static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_inner",
                                       "hnd_rows", "packed_k", "latent"};
 static const char *const kinds[] = {"decoder", "encoder",    "encoder_only", "cross", "mm_encoder",

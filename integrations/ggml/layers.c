@@ -86,12 +86,14 @@ void attention_destroy(struct attention *a)
     }
 }
 
-/* F16, BF16 or F32 caches; -1: ggml's block formats. */
+/* -1: block formats that libattn does not know. */
 static int32_t kv_dtype_of(const struct ggml_tensor *k)
 {
     return k->type == GGML_TYPE_F16    ? ATTN_KV_F16
            : k->type == GGML_TYPE_BF16 ? ATTN_KV_BF16
            : k->type == GGML_TYPE_F32  ? ATTN_KV_F32
+           : k->type == GGML_TYPE_Q8_0 ? ATTN_KV_Q8_0
+           : k->type == GGML_TYPE_Q4_0 ? ATTN_KV_Q4_0
                                        : -1;
 }
 
@@ -172,6 +174,19 @@ static bool by_heads(const struct ggml_tensor *t)
     return t->ne[2] > 1 && t->nb[2] > t->nb[1];
 }
 
+/* The reference is many times slower than ggml: it is taken where it was asked for. */
+static bool by_reference_alone(struct attention *a, const attn_assignment *assignment)
+{
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        struct attn_choice choice = {.struct_size = sizeof choice};
+        if (a->api->assignment_choice(assignment, 0, phase, &choice) == ATTN_OK &&
+            !choice.forced && strcmp(choice.name, "cpu_ref") == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 bool attention_serves(struct attention *a, const struct ggml_tensor *op)
 {
     const struct ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2];
@@ -180,7 +195,7 @@ bool attention_serves(struct attention *a, const struct ggml_tensor *op)
     describe(op, &key);
     if (key.kv_dtype < 0 || v->type != k->type) {
         char why[120];
-        snprintf(why, sizeof why, "k is %s and v %s; f16, bf16 and f32 are served",
+        snprintf(why, sizeof why, "k is %s and v %s; f16, bf16, f32, q8_0 and q4_0 are served, both alike",
                  ggml_type_name(k->type), ggml_type_name(v->type));
         return refuse(a, &key, why);
     }
@@ -197,7 +212,15 @@ bool attention_serves(struct attention *a, const struct ggml_tensor *op)
     if (select_layer(a, &layer, &assignment) != ATTN_OK) {
         return refuse(a, &key, a->error.message);
     }
+    bool slow = by_reference_alone(a, assignment);
     a->api->assignment_destroy(assignment);
+    if (slow) {
+        char why[160];
+        snprintf(why, sizeof why,
+                 "k is %s, which cpu_ref alone serves: slow, so only by ATTN_BACKEND=cpu_ref",
+                 ggml_type_name(k->type));
+        return refuse(a, &key, why);
+    }
     return true;
 }
 

@@ -55,6 +55,7 @@ same() { # name, then the arguments of generate: equal tokens, and nothing staye
 same 'float32 weights, f32 cache, one batch' "$work/f32.gguf" f32 1 32 1
 same 'float32 weights, f16 cache, three batches' "$work/f32.gguf" f16 2 64 14
 ATTN_BACKEND=cpu_ref same 'the same on cpu_ref' "$work/f32.gguf" f16 2 16 2
+ATTN_BACKEND=cpu_ref same 'q8_0 cache, cpu_ref' "$work/f32.gguf" q8_0 1 24 2
 run ours "$work/f32.gguf" q8_0 1 2 1
 grep -q 'stays ggml.s: k is q8_0' "$work/ours.err" || { echo 'FAILED: a q8_0 cache is not told'; exit 1; }
 passed=$((passed + 1))

@@ -58,7 +58,7 @@ static const struct attn_backend_caps caps = {
                  BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K) | BIT(ATTN_KV_NVFP4) |
                  BIT(ATTN_KV_FP8_DS_MLA) | BIT(ATTN_KV_TURBOQUANT_K8V4) |
                  BIT(ATTN_KV_TURBOQUANT_4BIT_NC) | BIT(ATTN_KV_TURBOQUANT_K3V4_NC) |
-                 BIT(ATTN_KV_TURBOQUANT_3BIT_NC),
+                 BIT(ATTN_KV_TURBOQUANT_3BIT_NC) | BIT(ATTN_KV_Q8_0) | BIT(ATTN_KV_Q4_0),
     .q_dtypes = BIT(ATTN_DTYPE_FP8_E4M3) | BIT(ATTN_DTYPE_FP8_E5M2) | BIT(ATTN_DTYPE_INT8),
     .terms = BIT(ATTN_TERM_COUNT) - 1,
     .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_LSE |
@@ -175,6 +175,11 @@ static attn_status ref_supports(const struct attn_backend_caps *backend,
         ((layer->head_size & (layer->head_size - 1)) != 0 || (v & (v - 1)) != 0)) {
         reasons->refuse(reasons->user, "head_size", asked,
                         "powers of two with kv_dtype int4_per_token_head");
+    }
+    if ((layer->kv_dtype == ATTN_KV_Q8_0 || layer->kv_dtype == ATTN_KV_Q4_0) &&
+        (layer->head_size % REF_BLOCK != 0 || v % REF_BLOCK != 0)) {
+        reasons->refuse(reasons->user, "head_size", asked,
+                        "multiples of 32 with kv_dtype q8_0 and q4_0");
     }
     if (layer->kv_dtype == ATTN_KV_NVFP4 && (layer->head_size % 16 != 0 || v % 64 != 0)) {
         reasons->refuse(reasons->user, "head_size", asked,

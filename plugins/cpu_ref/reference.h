@@ -83,7 +83,8 @@ enum row_form {
     ROW_INT4_HADAMARD,
     ROW_NVFP4,
     ROW_DS_MLA,
-    ROW_TURBOQUANT
+    ROW_TURBOQUANT,
+    ROW_BLOCKS
 };
 enum row_form row_form(const struct attn_layer_desc *layer, bool is_v);
 /* Sylvester's matrix, not normalised: applied twice it multiplies by count, a power of two. */
@@ -92,6 +93,11 @@ void row_load(const struct cache_place *at, double *row);
 void row_store(const struct cache_place *at, const double *row);
 attn_status row_check(const struct attn_layer_desc *layer, const struct attn_layer_params *params,
                       const struct attn_kv_view *view, bool is_v, struct attn_error *error);
+
+/* blocks.c. Rows of Q8_0 and Q4_0; a block with a NaN or an infinity reads as NaN. */
+#define REF_BLOCK 32
+void blocks_load(const struct cache_place *at, double *row);
+void blocks_store(const struct cache_place *at, const double *row);
 
 /* turboquant.c. A row as its true values, and back; a row with a NaN or an infinity reads as NaN.
  */

@@ -47,6 +47,9 @@ enum row_form row_form(const struct attn_layer_desc *layer, bool is_v)
         return ROW_NVFP4;
     case ATTN_KV_FP8_DS_MLA:
         return is_v ? ROW_UNKNOWN : ROW_DS_MLA;
+    case ATTN_KV_Q8_0:
+    case ATTN_KV_Q4_0:
+        return ROW_BLOCKS;
     case ATTN_KV_TURBOQUANT_K8V4:
         return is_v ? ROW_TURBOQUANT : ROW_NUMBERS;
     default:
@@ -239,6 +242,10 @@ void row_store(const struct cache_place *at, const double *row)
         turboquant_store(at, row);
         return;
     }
+    if (form == ROW_BLOCKS) {
+        blocks_store(at, row);
+        return;
+    }
     if (form == ROW_NVFP4) {
         store_nvfp4(at, memory, global_of(at), row);
         return;
@@ -271,6 +278,10 @@ void row_load(const struct cache_place *at, double *row)
     enum row_form form = row_form(at->layer, at->is_v);
     if (form == ROW_TURBOQUANT) {
         turboquant_load(at, row);
+        return;
+    }
+    if (form == ROW_BLOCKS) {
+        blocks_load(at, row);
         return;
     }
     if (form == ROW_NVFP4) {
@@ -306,8 +317,9 @@ attn_status row_check(const struct attn_layer_desc *layer, const struct attn_lay
     int32_t size = view->head_size;
     if (form == ROW_UNKNOWN) {
         return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-                            "kv_dtype %d; 1 to 16 are served (f16 .. fp8_e5m2, fp8, int8 and int4 "
-                            "per token and head, int8_kv, int8_k, nvfp4, fp8_ds_mla, TurboQuant)",
+                            "kv_dtype %d; 1 to 18 are served (f16 .. fp8_e5m2, fp8, int8 and int4 "
+                            "per token and head, int8_kv, int8_k, nvfp4, fp8_ds_mla, TurboQuant, "
+                            "q8_0, q4_0)",
                             layer->kv_dtype);
     }
     if (form == ROW_DS_MLA) {
@@ -317,6 +329,14 @@ attn_status row_check(const struct attn_layer_desc *layer, const struct attn_lay
                                     "rows of %d dims packed by %d; fp8_ds_mla has %d + %d in one "
                                     "piece",
                                     size, view->pack, DS_LATENT, DS_ROPE);
+    }
+    if (form == ROW_BLOCKS) {
+        bool whole = size % REF_BLOCK == 0 && (view->pack == 0 || view->pack == size);
+        return whole ? ATTN_OK
+                     : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                                    "rows of %d dims packed by %d; q8_0 and q4_0 have blocks of %d "
+                                    "in one piece",
+                                    size, view->pack, REF_BLOCK);
     }
     if (form != ROW_NUMBERS && form != ROW_INT8_CHANNEL && view->scale == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,

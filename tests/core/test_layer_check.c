@@ -109,7 +109,7 @@ static const struct {
     {kind_code, "kind", "99"},
     {dtype_code, "dtype", "7"},
     {dtype_negative, "dtype", "-1"},
-    {kv_code, "kv_dtype", "17"},
+    {kv_code, "kv_dtype", "19"},
     {q_heads_zero, "num_q_heads", "0"},
     {q_heads_huge, "num_q_heads", "2147483647"},
     {kv_heads_negative, "num_kv_heads", "-8"},

@@ -252,7 +252,9 @@ static void quantize_turboquant_value(struct quantized *row, const double *x, in
 static int32_t turboquant_code(int32_t kv_dtype, int32_t is_v)
 {
     static const int32_t bits[][2] = {{8, 4}, {4, 4}, {3, 4}, {3, 3}};
-    return kv_dtype < ATTN_KV_TURBOQUANT_K8V4 ? 0 : bits[kv_dtype - ATTN_KV_TURBOQUANT_K8V4][is_v];
+    return kv_dtype < ATTN_KV_TURBOQUANT_K8V4 || kv_dtype > ATTN_KV_TURBOQUANT_3BIT_NC
+               ? 0
+               : bits[kv_dtype - ATTN_KV_TURBOQUANT_K8V4][is_v];
 }
 
 static void quantize_turboquant(struct quantized *row, int32_t bits, int32_t is_v, const double *x)
@@ -271,11 +273,44 @@ static void quantize_turboquant(struct quantized *row, int32_t bits, int32_t is_
     }
 }
 
+/* ggml's blocks of 32: a step, then codes; float32 throughout, as there. */
+static void quantize_blocks(struct quantized *row, const double *x, int32_t bits)
+{
+    uint8_t *to = row->data;
+    for (const double *b = x; b < x + DIMS; b += 32) {
+        float largest = 0;
+        for (int32_t i = 0; i < 32; i++) {
+            largest = fabs(b[i]) > fabs(largest) ? (float)b[i] : largest;
+        }
+        float step = bits == 8 ? fabsf(largest) / 127 : largest / -8;
+        float inverse = step != 0 ? 1 / step : 0;
+        double kept = set_half(to, step);
+        for (int32_t i = 0; i < 32; i++) {
+            float scaled = (float)b[i] * inverse;
+            int32_t code = bits == 8            ? (int32_t)lroundf(scaled)
+                           : scaled + 8.5f < 15 ? (int32_t)(scaled + 8.5f)
+                                                : 15;
+            row->values[b - x + i] = (bits == 8 ? code : code - 8) * kept;
+            if (bits == 8) {
+                to[2 + i] = (uint8_t)code;
+            } else {
+                to[2 + i % 16] = (uint8_t)(to[2 + i % 16] | code << i / 16 * 4);
+            }
+        }
+        to += 2 + 4 * bits;
+    }
+    row->data_bytes = (int32_t)(to - row->data);
+}
+
 static void quantize_row(int32_t kv_dtype, int32_t is_v, int32_t head, const double *x,
                          struct quantized *row)
 {
     memset(row, 0, sizeof *row);
     row->data_bytes = DIMS;
+    if (kv_dtype == ATTN_KV_Q8_0 || kv_dtype == ATTN_KV_Q4_0) {
+        quantize_blocks(row, x, kv_dtype == ATTN_KV_Q8_0 ? 8 : 4);
+        return;
+    }
     if (turboquant_code(kv_dtype, is_v) > 0) {
         quantize_turboquant(row, turboquant_code(kv_dtype, is_v), is_v, x);
         return;
@@ -493,7 +528,9 @@ static void test_caches(void **state)
                                         ATTN_KV_TURBOQUANT_K8V4,
                                         ATTN_KV_TURBOQUANT_4BIT_NC,
                                         ATTN_KV_TURBOQUANT_K3V4_NC,
-                                        ATTN_KV_TURBOQUANT_3BIT_NC};
+                                        ATTN_KV_TURBOQUANT_3BIT_NC,
+                                        ATTN_KV_Q8_0,
+                                        ATTN_KV_Q4_0};
     (void)state;
     for (int32_t i = 0; i < HEADS * DIMS; i++) {
         v_channel[i] = (float)(0.01 + 0.001 * random_below(30)); /* some saturate */

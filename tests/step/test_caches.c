@@ -40,6 +40,8 @@ static const struct {
     {"turboquant_4bit_nc", ATTN_KV_TURBOQUANT_4BIT_NC, 0, BLOCK *HK *(D + 6), 1e-2, 0.9},
     {"turboquant_k3v4_nc", ATTN_KV_TURBOQUANT_K3V4_NC, 0, BLOCK *HK *(D * 7 / 8 + 6), 1e-2, 1.2},
     {"turboquant_3bit_nc", ATTN_KV_TURBOQUANT_3BIT_NC, 0, BLOCK *HK *(D * 3 / 4 + 6), 1e-2, 1.2},
+    {"q8_0", ATTN_KV_Q8_0, 0, BLOCK *HK * 2 * (D / 32 * 34), 1e-3, 0.1},
+    {"q4_0", ATTN_KV_Q4_0, 0, BLOCK *HK * 2 * (D / 32 * 18), 1e-2, 0.9},
 };
 
 static void test_every_dtype(void **state)

@@ -48,6 +48,8 @@ ROWS(turboquant_k8v4, d, dv / 2, 0, 4)
 ROWS(turboquant_4bit, d / 2, dv / 2, 2, 4)
 ROWS(turboquant_k3v4, d * 3 / 8, dv / 2, 2, 4)
 ROWS(turboquant_3bit, d * 3 / 8, dv * 3 / 8, 2, 4)
+ROWS(blocks_of_8, d / 32 * 34, dv / 32 * 34, 0, 0)
+ROWS(blocks_of_4, d / 32 * 18, dv / 32 * 18, 0, 0)
 
 static const struct {
     int32_t kv_dtype, dtype;
@@ -70,6 +72,8 @@ static const struct {
     {ATTN_KV_TURBOQUANT_4BIT_NC, ATTN_DTYPE_BF16, turboquant_4bit},
     {ATTN_KV_TURBOQUANT_K3V4_NC, ATTN_DTYPE_F16, turboquant_k3v4},
     {ATTN_KV_TURBOQUANT_3BIT_NC, ATTN_DTYPE_F32, turboquant_3bit},
+    {ATTN_KV_Q8_0, ATTN_DTYPE_F32, blocks_of_8},
+    {ATTN_KV_Q4_0, ATTN_DTYPE_F16, blocks_of_4},
 };
 
 static const struct {

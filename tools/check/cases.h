@@ -148,6 +148,13 @@ static inline bool kv_is_turboquant(int32_t kv_dtype)
     return kv_dtype >= ATTN_KV_TURBOQUANT_K8V4 && kv_dtype <= ATTN_KV_TURBOQUANT_3BIT_NC;
 }
 
+/* ggml's: 32 codes behind a float16 step, in one piece. */
+#define KV_BLOCK 32
+static inline bool kv_is_blocks(int32_t kv_dtype)
+{
+    return kv_dtype == ATTN_KV_Q8_0 || kv_dtype == ATTN_KV_Q4_0;
+}
+
 /* Caches whose rows carry scales of their own (or of their blocks). */
 static inline bool kv_has_row_scales(int32_t kv_dtype)
 {

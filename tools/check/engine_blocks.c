@@ -151,8 +151,9 @@ static bool rows_hold(const struct attn_kv_view *view, const struct factor_value
                       const uint8_t *base, const uint8_t *now, const uint8_t *before)
 {
     int32_t size = is_v ? v[FACTOR_HEAD_SIZE].b : v[FACTOR_HEAD_SIZE].a;
-    int32_t pack = view->pack > 0 ? view->pack : size,
-            bits = views_bits(v[FACTOR_KV_DTYPE].a, is_v);
+    int32_t pack = view->pack > 0 ? view->pack : size;
+    size_t bytes =
+        (size_t)views_row_bytes(v[FACTOR_KV_DTYPE].a, is_v, size) * (size_t)pack / (size_t)size;
     int32_t scale = views_scale_bytes(v[FACTOR_KV_DTYPE].a, is_v, size);
     size_t data = (size_t)((uint8_t *)view->data - base);
     size_t scales = scale > 0 ? (size_t)((uint8_t *)view->scale - base) : 0;
@@ -167,8 +168,7 @@ static bool rows_hold(const struct attn_kv_view *view, const struct factor_value
                              slot * view->scale_stride_slot + head * view->scale_stride_head;
             for (int32_t d = 0; d < size; d += pack) {
                 size_t from = data + (size_t)(row + d / pack * view->stride_pack);
-                if (!same_bytes(now, before, from + (size_t)block, from,
-                                (size_t)(pack * bits / 8))) {
+                if (!same_bytes(now, before, from + (size_t)block, from, bytes)) {
                     return false;
                 }
             }

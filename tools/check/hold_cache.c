@@ -191,6 +191,46 @@ static bool hold_turboquant_row(struct rows *rows, struct place at)
     return held;
 }
 
+/* Element i of a block, whose codes stand behind its step. */
+static int32_t code_of_block(const struct rows *rows, const uint8_t *block, int32_t i)
+{
+    if (rows->bits == 8) {
+        return (int8_t)block[2 + i];
+    }
+    return block[2 + i % (KV_BLOCK / 2)] >> (i < KV_BLOCK / 2 ? 0 : 4) & 15;
+}
+
+/* Steps in float16: the neighbour at most, NaN both, or never written. Q4_0's sign follows the
+ * largest element, so its neighbours are those of the bits, too. */
+static bool hold_block_row(struct rows *rows, struct place at)
+{
+    size_t bytes = 2 + (size_t)rows->bits * KV_BLOCK / 8;
+    for (int32_t b = 0; b < rows->expected.head_size / KV_BLOCK; b++) {
+        const uint8_t *want = element(&rows->expected, at, 0, 8) + (size_t)b * bytes;
+        const uint8_t *have = element(&rows->found, at, 0, 8) + (size_t)b * bytes;
+        uint16_t steps[2];
+        memcpy(&steps[0], want, sizeof steps[0]);
+        memcpy(&steps[1], have, sizeof steps[1]);
+        if (steps[0] == (uint16_t)POISONED_WORD) {
+            continue;
+        }
+        bool nan = isnan(number_load(&steps[0], 0, ATTN_DTYPE_F16));
+        if (nan ? !isnan(number_load(&steps[1], 0, ATTN_DTYPE_F16))
+                : abs(steps[0] - steps[1]) > 1) {
+            return false;
+        }
+        for (int32_t i = 0; i < KV_BLOCK && !nan; i++) {
+            int32_t off = abs(code_of_block(rows, want, i) - code_of_block(rows, have, i));
+            if (off > 1) {
+                return false;
+            }
+            rows->num_off += off;
+        }
+        memcpy(element(&rows->patched, at, 0, 8) + (size_t)b * bytes, want, bytes);
+    }
+    return true;
+}
+
 static bool hold_nvfp4_row(struct rows *rows, struct place at)
 {
     int32_t blocks = rows->expected.head_size / NVFP4_BLOCK;
@@ -250,6 +290,7 @@ static bool hold_rows(struct rows *rows)
         struct place at = {i / view->num_heads / view->block_size,
                            i / view->num_heads % view->block_size, i % view->num_heads};
         bool ok = rows->kv_dtype == ATTN_KV_NVFP4    ? hold_nvfp4_row(rows, at)
+                  : kv_is_blocks(rows->kv_dtype)     ? hold_block_row(rows, at)
                   : view->scale == NULL              ? hold_number_row(rows, at)
                   : kv_is_turboquant(rows->kv_dtype) ? hold_turboquant_row(rows, at)
                                                      : hold_scaled_row(rows, at);

@@ -48,7 +48,8 @@ static void settle_cache(const struct case_space *space, struct attend_case *c)
         case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K) {
         case_set(space, c, FACTOR_SCALE_PLACE, SCALES_APART); /* planes of their own */
     }
-    if (kv_is_turboquant(kv) && case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K) {
+    if ((kv_is_turboquant(kv) || kv_is_blocks(kv)) &&
+        case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K) {
         off(c, FACTOR_LAYOUT); /* a row is in one piece */
     }
     bool scaled = kv_is_fp8(kv) || kv == ATTN_KV_NVFP4 || case_value(space, c, FACTOR_QUERY).a != 0;

@@ -19,7 +19,9 @@ int32_t views_bits(int32_t kv_dtype, bool value)
                                      [ATTN_KV_TURBOQUANT_K8V4] = {8, 4},
                                      [ATTN_KV_TURBOQUANT_4BIT_NC] = {4, 4},
                                      [ATTN_KV_TURBOQUANT_K3V4_NC] = {3, 4},
-                                     [ATTN_KV_TURBOQUANT_3BIT_NC] = {3, 3}};
+                                     [ATTN_KV_TURBOQUANT_3BIT_NC] = {3, 3},
+                                     [ATTN_KV_Q8_0] = {8, 8},
+                                     [ATTN_KV_Q4_0] = {4, 4}};
     return bits[kv_dtype][value];
 }
 
@@ -46,10 +48,16 @@ int32_t views_scale_bytes(int32_t kv_dtype, bool value, int32_t head_size)
     }
 }
 
+int64_t views_row_bytes(int32_t kv_dtype, bool value, int32_t head_size)
+{
+    int64_t steps = kv_is_blocks(kv_dtype) ? head_size / KV_BLOCK * 2 : 0;
+    return (int64_t)head_size * views_bits(kv_dtype, value) / 8 + steps;
+}
+
 static int64_t row_bytes(const struct factor_value *v, bool value)
 {
-    int32_t head_size = value ? v[FACTOR_HEAD_SIZE].b : v[FACTOR_HEAD_SIZE].a;
-    return (int64_t)head_size * views_bits(v[FACTOR_KV_DTYPE].a, value) / 8;
+    return views_row_bytes(v[FACTOR_KV_DTYPE].a, value,
+                           value ? v[FACTOR_HEAD_SIZE].b : v[FACTOR_HEAD_SIZE].a);
 }
 
 static int64_t scale_bytes(const struct factor_value *v, bool value)

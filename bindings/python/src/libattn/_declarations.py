@@ -276,6 +276,8 @@ class KvDtype(IntEnum):
     TURBOQUANT_4BIT_NC = 14
     TURBOQUANT_K3V4_NC = 15
     TURBOQUANT_3BIT_NC = 16
+    Q8_0 = 17
+    Q4_0 = 18
 
 
 class KvLayout(IntEnum):
