@@ -206,6 +206,9 @@ attn_status fail(struct attn_error *error, attn_status status, const char *field
                  const char *message);
 attn_status shape_of_layer(const struct variant *variant, const struct attn_layer_desc *layer,
                            struct layer_shape *shape, struct attn_error *error);
+/* what prepare found, or without its state the layer's */
+attn_status shape_of_args(const struct attn_attend_args *args, struct layer_shape *shape,
+                          struct attn_error *error);
 attn_status problem_init(struct problem *problem, const struct attn_attend_args *args,
                          const struct latent_parts *latent, bool tensors, struct attn_error *error);
 struct interval row_interval(const struct problem *problem, int32_t request, int32_t token);

@@ -71,7 +71,7 @@ static attn_status check_queries(const struct latent_call *call, struct attn_err
     const struct attn_attend_args *args = &call->args;
     const struct latent_parts *parts = &call->parts;
     struct layer_shape shape;
-    attn_status status = shape_of_layer(args->instance->variant, args->layer, &shape, error);
+    attn_status status = shape_of_args(args, &shape, error);
     if (status != ATTN_OK || args->q != NULL) { /* a whole row is checked as attend's is */
         return status;
     }

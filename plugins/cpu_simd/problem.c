@@ -86,6 +86,16 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     return ATTN_OK;
 }
 
+attn_status shape_of_args(const struct attn_attend_args *args, struct layer_shape *shape,
+                          struct attn_error *error)
+{
+    if (args->state == NULL) {
+        return shape_of_layer(args->instance->variant, args->layer, shape, error);
+    }
+    *shape = args->state->shape;
+    return ATTN_OK;
+}
+
 static void source_of_view(struct row_source *source, const struct attn_kv_view *view,
                            const struct row_form *form, int32_t row_elements, bool ds_mla)
 {
@@ -196,7 +206,7 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
                                                             : layer->causal != 0;
     problem->causal_per_request = layer->causal_per_request != 0 && batch->causal_per_request;
     struct layer_shape *shape = &problem->shape;
-    attn_status status = shape_of_layer(args->instance->variant, layer, shape, error);
+    attn_status status = shape_of_args(args, shape, error);
     status = status == ATTN_OK ? check_terms(args, error) : status;
     if (status == ATTN_OK && problem->paged) {
         status = check_cache(args, error);
