@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-BACKENDS = ("cpu_ref", "cpu_simd", "cuda_flash", "hip")
+BACKENDS = ("cpu_ref", "cpu_simd", "cuda_flash", "hip", "level_zero")
 Caps = dict[str, Any]
 Needs = Callable[[Caps], bool]
 

@@ -89,6 +89,10 @@ if [ ! -e build/plugins/hip/attn_hip.so ]; then
     echo "clang-19 and lld-19 are there, but hip was not built"
     failed=$((failed + 1))
 fi
+if [ "$(uname -m)" = x86_64 ] && [ ! -e build/plugins/level_zero/attn_level_zero.so ]; then
+    echo "clang-15, llvm-spirv-15 and libze-dev are there, but level_zero was not built"
+    failed=$((failed + 1))
+fi
 ensure_venv >build/venv.log 2>&1 & # the C tests never wait for it
 venv=$!
 stage "tests"

@@ -2,8 +2,8 @@
 # What demo.sh and test.sh have in common: the packages, and the release build in build/. Sourced from the root.
 set -eu
 
-PACKAGES="gcc g++ clang-format-14 clang-tidy-14 meson ninja-build pkg-config jq libcmocka-dev libcjson-dev libdlpack-dev libopenmpi-dev openmpi-bin gnuplot-nox valgrind clang-19 clang-tools-19 lld-19 llvm-19 clang-15 llvm-spirv-15 spirv-tools libze-dev libze1 python3-venv"
-[ "$(uname -m)" != x86_64 ] || PACKAGES="$PACKAGES gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
+PACKAGES="gcc g++ clang-format-14 clang-tidy-14 meson ninja-build pkg-config jq libcmocka-dev libcjson-dev libdlpack-dev libopenmpi-dev openmpi-bin gnuplot-nox valgrind clang-19 clang-tools-19 lld-19 llvm-19 python3-venv"
+[ "$(uname -m)" != x86_64 ] || PACKAGES="$PACKAGES gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang-15 llvm-spirv-15 spirv-tools libze-dev libze1 intel-opencl-icd"
 
 # Installs what is missing, as root or through sudo; else prints the one line to run and ends with 3.
 ensure_packages() {
