@@ -225,9 +225,7 @@ static attn_status tell_unserved(const struct attn_assignment *assignment, struc
                              verdict->reasons[r].supported);
                 }
             }
-            error_set(error, status, "ATTN_BACKEND", "%s", text_get(&text));
-            text_finish(&text);
-            return status;
+            return text_finish_error(&text, status, "ATTN_BACKEND", error);
         }
     }
     return ATTN_OK;
@@ -244,9 +242,7 @@ static attn_status tell_no_backends(const attn_runtime *runtime, struct attn_err
         text_add(&text, "; %s: %s", plugin->file,
                  plugin->reason[0] != '\0' ? plugin->reason : "no backend on this machine");
     }
-    error_set(error, ATTN_ERROR_NO_BACKEND, "plugins", "%s", text_get(&text));
-    text_finish(&text);
-    return ATTN_ERROR_NO_BACKEND;
+    return text_finish_error(&text, ATTN_ERROR_NO_BACKEND, "plugins", error);
 }
 
 static attn_status read_options(struct attn_select_options *options,

@@ -95,6 +95,16 @@ const char *text_get(const struct text *text)
     return text->data != NULL ? text->data : "";
 }
 
+attn_status text_finish_error(struct text *text, attn_status status, const char *field,
+                              struct attn_error *error)
+{
+    status = text->data != NULL
+                 ? error_set(error, status, field, "%s", text->data)
+                 : error_set(error, ATTN_ERROR_OUT_OF_MEMORY, field, "no memory for the reasons");
+    text_finish(text);
+    return status;
+}
+
 bool text_is_name(const char *string)
 {
     size_t length = 0;

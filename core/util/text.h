@@ -27,6 +27,11 @@ void text_add_bytes(struct text *text, const void *bytes, size_t size);
 /* "" if nothing was added. */
 const char *text_get(const struct text *text);
 
+/* Ends a text that is an error's message: as much of it as there was memory for. Returns `status`,
+ * or, where nothing of it was to be had, ATTN_ERROR_OUT_OF_MEMORY. */
+attn_status text_finish_error(struct text *text, attn_status status, const char *field,
+                              struct attn_error *error);
+
 /* True for [a-z][a-z0-9_]* of at most 63 bytes. NULL is false. */
 bool text_is_name(const char *string);
 

@@ -456,6 +456,7 @@ static void test_every_allocation_fails(void **state)
         if (!done) {
             assert_true(status == ATTN_ERROR_OUT_OF_MEMORY || status == ATTN_ERROR_REFUSED);
         }
+        assert_true(error.message[0] != '\0');
     }
     assert_true(done);
     fixture_finish(&f);
