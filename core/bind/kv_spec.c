@@ -38,9 +38,9 @@ int64_t kv_row_bytes(int32_t kv_dtype, int32_t head_size, bool value)
     case ATTN_KV_TURBOQUANT_3BIT_NC:
         return head_size * 3 / 8 + (value ? 4 : 2);
     case ATTN_KV_Q8_0: /* blocks of 32 elements with a 16-bit step in front */
-        return head_size / 32 * 34;
+        return (int64_t)(head_size / 32) * 34;
     case ATTN_KV_Q4_0:
-        return head_size / 32 * 18;
+        return (int64_t)(head_size / 32) * 18;
     default:
         return head_size;
     }
