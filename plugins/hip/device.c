@@ -8,6 +8,7 @@
 #include "gpu/kernels/list.h"
 #include "gpu/latent.h"
 #include "gpu/params.h"
+#include "device.h"
 #include "kfd.h"
 #include "runtime.h"
 
@@ -15,12 +16,17 @@
 extern const char *const __start_hip_bundles[] __attribute__((visibility("hidden")));
 extern const char *const __stop_hip_bundles[] __attribute__((visibility("hidden")));
 
-#define MAX_BUNDLES 16
+#define MAX_BUNDLES 32
+
+#define ATTEND_NUMBER(kind, KIND, size, rows) ATTEND_##kind##_##size##_##rows,
+enum attend_kernel { HIP_ATTENDS(ATTEND_NUMBER) ATTEND_COUNT };
+#undef ATTEND_NUMBER
 
 /* What `context` of a gpu_device points to. */
 struct loaded {
     const struct hip_runtime *hip;
     hip_function functions[GPU_KERNEL_COUNT];
+    hip_function attends[ATTEND_COUNT]; /* NULL: the target has no matrix units, or no room */
     hip_module modules[MAX_BUNDLES];
 };
 
@@ -32,6 +38,21 @@ static const struct {
 #define HIP_KERNEL(name, params, threads) {"kernel_" #name, sizeof(struct params), threads},
     GPU_KERNELS(HIP_KERNEL)
 #undef HIP_KERNEL
+};
+
+static const struct {
+    const char *name;
+    int32_t dtype, size, rows;
+} attends[] = {
+#define HIP_ATTEND(kind, KIND, size, rows)                                                         \
+    {"kernel_attend_" #kind "_" #size "_" #rows, ATTEND_DTYPE_##KIND, size, rows},
+#define ATTEND_DTYPE_F16 ATTN_DTYPE_F16
+#define ATTEND_DTYPE_BF16 ATTN_DTYPE_BF16
+#define ATTEND_DTYPE_E4M3 ATTN_DTYPE_FP8_E4M3
+#define ATTEND_DTYPE_E5M2 ATTN_DTYPE_FP8_E5M2
+#define ATTEND_DTYPE_INT8 ATTN_DTYPE_INT8
+    HIP_ATTENDS(HIP_ATTEND)
+#undef HIP_ATTEND
 };
 
 static struct loaded devices[KFD_MAX_DEVICES];
@@ -76,21 +97,32 @@ static int32_t num_bundles(void)
 }
 
 /* Each kernel stands in one of the modules. */
-static int find_kernels(const struct hip_runtime *hip, struct loaded *d)
+static int find_kernel(const struct hip_runtime *hip, const struct loaded *d, const char *name,
+                       hip_function *function)
 {
-    for (int32_t k = 0; k < GPU_KERNEL_COUNT; k++) {
-        int error = HIP_SUCCESS;
-        d->functions[k] = NULL;
-        for (int32_t m = 0; m < num_bundles() && d->functions[k] == NULL; m++) {
-            error = hip->ModuleGetFunction(&d->functions[k], d->modules[m], kernels[k].name);
-        }
-        if (d->functions[k] == NULL) {
-            return error;
+    int error = HIP_NO_BINARY;
+    *function = NULL;
+    for (int32_t m = 0; m < num_bundles() && *function == NULL; m++) {
+        if (d->modules[m] != NULL) {
+            error = hip->ModuleGetFunction(function, d->modules[m], name);
         }
     }
-    return HIP_SUCCESS;
+    return *function == NULL ? error : HIP_SUCCESS;
 }
 
+static int find_kernels(const struct hip_runtime *hip, struct loaded *d)
+{
+    int error = HIP_SUCCESS;
+    for (int32_t k = 0; k < GPU_KERNEL_COUNT && error == HIP_SUCCESS; k++) {
+        error = find_kernel(hip, d, kernels[k].name, &d->functions[k]);
+    }
+    for (int32_t k = 0; k < ATTEND_COUNT; k++) {
+        (void)find_kernel(hip, d, attends[k].name, &d->attends[k]);
+    }
+    return error;
+}
+
+/* Bundles of attends have the targets that they are for. */
 static int load_modules(const struct hip_runtime *hip, struct loaded *d)
 {
     for (int32_t m = 0; m < num_bundles(); m++) {
@@ -98,6 +130,8 @@ static int load_modules(const struct hip_runtime *hip, struct loaded *d)
             int error = hip->ModuleLoadData(&d->modules[m], __start_hip_bundles[m]);
             if (error != HIP_SUCCESS) {
                 d->modules[m] = NULL;
+            }
+            if (error != HIP_SUCCESS && error != HIP_NO_BINARY) {
                 return error;
             }
         }
@@ -159,6 +193,56 @@ const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel k
                               int64_t groups, const void *params, void *stream)
 {
     ON_DEVICE(device, launch(device, kernel, groups, params, stream));
+}
+
+static int32_t find_attend(const struct gpu_device *device, int32_t dtype, int32_t size,
+                           int32_t rows)
+{
+    const struct loaded *d = device->context;
+    for (int32_t k = 0; k < ATTEND_COUNT; k++) {
+        if (attends[k].dtype == dtype && attends[k].size == size && attends[k].rows == rows &&
+            d->attends[k] != NULL) {
+            return k;
+        }
+    }
+    return -1;
+}
+
+bool hip_has_attend(const struct gpu_device *device, int32_t dtype, int32_t size, int32_t rows)
+{
+    return find_attend(device, dtype, size, rows) >= 0;
+}
+
+bool hip_has_attends(const struct gpu_device *device)
+{
+    const struct loaded *d = device->context;
+    for (int32_t k = 0; k < ATTEND_COUNT; k++) {
+        if (d->attends[k] != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int launch_attend(const struct gpu_device *device, int32_t kernel,
+                         const struct gpu_params *p, void *stream)
+{
+    const struct loaded *d = device->context;
+    size_t bytes = sizeof *p;
+    void *extra[] = {HIP_ARGUMENTS, (void *)p, HIP_ARGUMENT_BYTES, &bytes, HIP_ARGUMENTS_END};
+    unsigned threads = (unsigned)(HIP_ATTEND_WARPS(attends[kernel].rows) * device->lanes);
+    return d->hip->ModuleLaunchKernel(d->attends[kernel], (unsigned)p->schedule.ctas, 1, 1, threads,
+                                      1, 1, 0, stream, NULL, extra);
+}
+
+const char *hip_launch_attend(const struct gpu_device *device, int32_t dtype, int32_t size,
+                              const struct gpu_params *p, void *stream)
+{
+    int32_t kernel = find_attend(device, dtype, size, p->schedule.tile_rows);
+    if (kernel < 0) {
+        return "no matrix kernel is there";
+    }
+    ON_DEVICE(device, launch_attend(device, kernel, p, stream));
 }
 
 const char *gpu_device_copy(const struct gpu_device *device, void *to, const void *from,

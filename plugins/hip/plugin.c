@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* hip: AMD GPUs. The entry and the probe. */
 #include "common/entry.h"
+#include "device.h"
 #include "gpu/host/backend.h"
+#include "gpu/host/instance.h"
 #include "kfd.h"
 #include "runtime.h"
 
@@ -51,10 +53,19 @@ static attn_status hip_probe(const struct attn_host *host, const struct attn_pro
     return status;
 }
 
+extern const struct gpu_matrix_kernels hip_matrix; /* matrix_attend.c */
+
+static const char *add_kernels(struct attn_instance *instance)
+{
+    instance->matrix = hip_has_attends(&instance->device) ? &hip_matrix : NULL;
+    return NULL;
+}
+
 const struct gpu_vendor gpu_vendor = {
     .name = NAME,
     .device_type = ATTN_DEVICE_ROCM,
     .kernels = &gpu_kernels,
+    .add_kernels = add_kernels,
 };
 
 static const struct attn_plugin plugin_table = {

@@ -11,6 +11,7 @@ typedef void *hip_stream, *hip_module, *hip_function, *hip_graph, *hip_graph_exe
 
 #define HIP_SUCCESS 0
 #define HIP_OUT_OF_MEMORY 2
+#define HIP_NO_BINARY 209
 #define HIP_STREAM_NON_BLOCKING 1
 #define HIP_CAPTURE_THREAD_LOCAL 1
 #define HIP_ATTRIBUTE_DEVICE_ORDINAL 9

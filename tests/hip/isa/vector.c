@@ -794,6 +794,11 @@ static void compute_lanes(struct wave *w, const struct insn *i, struct result *r
             x[0] = other[0];
         } else if (i->op_sel != 0 || i->op_sel_hi != 0xff || (i->neg_lo | i->neg_hi) != 0) {
             x[n] = apply_op_sel(i, n, x[n], other[n]);
+            if (i->src[n].type == 'Q' &&
+                i->src[n].kind == OPERAND_VECTOR) { /* the words it takes */
+                known[n] = w->v_known[i->src[n].reg + (i->op_sel >> n & 1)] &
+                           w->v_known[i->src[n].reg + (i->op_sel_hi >> n & 1)];
+            }
         }
     }
     i->lanes(r->d, x[0], x[1], x[2], w->lanes);

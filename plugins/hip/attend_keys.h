@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Queries, keys and values on their way into the matrix units' registers. Each lane loads 16 bytes
+ * where it can: the depth of a product may have any order as long as both sides have the same, so
+ * dims and keys come in the order in which wide loads bring them. */
+#ifndef HIP_ATTEND_KEYS_H
+#define HIP_ATTEND_KEYS_H
+
+#include "gpu/device/rows.h"
+#include "gpu/device/visible.h"
+#include "matrix.h"
+
+#if defined(MATRIX_DEPTH)
+
+/* What is the same in all lanes, in scalar registers: the compiler does not know it of memory that
+ * the kernel writes, too. */
+template <class T> GPU_INLINE T same_in_lanes(const T *from)
+{
+    constexpr int words = sizeof(T) / 4;
+    static_assert(sizeof(T) % 4 == 0, "whole registers");
+    uint32_t x[words];
+    __builtin_memcpy(x, from, sizeof(T));
+#pragma unroll
+    for (int i = 0; i < words; i++) {
+        x[i] = __builtin_amdgcn_readfirstlane(x[i]);
+    }
+    T to;
+    __builtin_memcpy(&to, x, sizeof(T));
+    return to;
+}
+
+/* What follows from a lane's number is computed where it is used: hoisted out of the loop over
+ * runs, it would take registers from the products. */
+GPU_INLINE int32_t this_lane()
+{
+    int32_t lane = lane_index();
+    asm volatile("" : "+v"(lane));
+    return lane;
+}
+
+GPU_INLINE int32_t this_thread()
+{
+    int32_t thread = (int32_t)thread_index();
+    asm volatile("" : "+v"(thread));
+    return thread;
+}
+
+/* The tiles of one item in one segment. */
+struct run {
+    gpu_row_tile row_tile;
+    int32_t head, tile, count;    /* tiles tile .. tile + count - 1 of the item */
+    int32_t segment, first, last; /* segments that share the item */
+    int32_t item;                 /* row tile x KV heads + head */
+};
+
+/* ROW_WARPS: of 16 rows each, who read the same keys; SPLITS: warps for other keys of a tile. */
+template <int KIND_, int D_, int ROW_WARPS_, int SPLITS_> struct shape {
+    static constexpr int kind = KIND_, size = D_, row_warps = ROW_WARPS_, splits = SPLITS_;
+    static constexpr int warps = row_warps * splits, threads = warps * GPU_LANES;
+    static constexpr int rows = 16 * row_warps;
+    static constexpr bool bytes = kind >= KIND_E4M3; /* 8-bit elements, which become f16 */
+    static constexpr int element = bytes ? 1 : 2;
+    static constexpr int row_bytes = size * element, chunks = row_bytes / 16;
+    static constexpr bool staged = row_warps > 1; /* keys go through LDS */
+    static constexpr int steps = size / 16;       /* products that a score takes */
+    static constexpr int per = size / 16;         /* neighbouring values of a lane */
+#if defined(MATRIX_CDNA)
+    static constexpr int raw = chunks / 4; /* 16-byte pieces of a key in a lane */
+#elif defined(MATRIX_RDNA4)
+    static constexpr int raw = chunks / 2;
+#else
+    static constexpr int raw = chunks;
+#endif
+    static_assert(raw * 16 * MATRIX_GROUPS >= row_bytes, "all dims are loaded");
+};
+
+/* First dim of a lane's elements of product m; the order of key_chunk. */
+template <class S> GPU_INLINE int32_t dim_of_step(int m, int g)
+{
+#if defined(MATRIX_CDNA)
+    return S::bytes ? 64 * (m / 4) + 16 * g + 4 * (m & 3) : 32 * (m / 2) + 8 * g + 4 * (m & 1);
+#elif defined(MATRIX_RDNA4)
+    return S::bytes ? 32 * (m / 2) + 16 * g + 8 * (m & 1) : 16 * m + 8 * g;
+#else
+    (void)g;
+    return 16 * m;
+#endif
+}
+
+/* Which 16 bytes of a key's row are a lane's r-th. */
+GPU_INLINE int32_t key_chunk(int r, int g)
+{
+#if defined(MATRIX_CDNA)
+    return 4 * r + g;
+#elif defined(MATRIX_RDNA4)
+    return 2 * r + g;
+#else
+    (void)g;
+    return r;
+#endif
+}
+
+template <int KIND> GPU_INLINE uint32_t query_pair(const char *at, bool from_bf16)
+{
+    uint32_t x = *(const uint32_t *)at;
+    if (KIND >= KIND_E4M3 && from_bf16) {
+        float low = bits_float(x << 16), high = bits_float(x & 0xffff0000u);
+        low = isnan(low) ? low : fminf(fmaxf(low, -65504.0f), 65504.0f);
+        high = isnan(high) ? high : fminf(fmaxf(high, -65504.0f), 65504.0f);
+        return pack_pair<KIND_F16>(low, high);
+    }
+    return x;
+}
+
+/* The query of a lane's column, `row` of the item; zero where there is none. */
+template <class S>
+GPU_INLINE void load_query(const gpu_params &p, const run &r, int32_t row, int g,
+                           matrix_part (&q)[S::steps])
+{
+    bool real = row < r.row_tile.num_rows;
+    int32_t at = r.row_tile.first_row + (real ? row : 0), token = at / p.problem.group;
+    const char *from =
+        p.q.data + (int64_t)(r.row_tile.query_start + token) * p.q.row +
+        (int64_t)(r.head * p.problem.group + at - token * p.problem.group) * p.q.head;
+    bool from_bf16 = p.q.dtype == ATTN_DTYPE_BF16;
+#pragma unroll
+    for (int m = 0; m < S::steps; m++) {
+#pragma unroll
+        for (int i = 0; i<MATRIX_DEPTH / 2; i += MATRIX_DEPTH> 8 ? 4 : MATRIX_DEPTH / 2) {
+            int32_t d = dim_of_step<S>(m, g) + 2 * i;
+#pragma unroll
+            for (int n = i; n < i + (MATRIX_DEPTH > 8 ? 4 : MATRIX_DEPTH / 2); n++) {
+                q[m][n] = 0;
+            }
+            if (real && d < p.problem.head_size) {
+#pragma unroll
+                for (int n = i; n < i + (MATRIX_DEPTH > 8 ? 4 : MATRIX_DEPTH / 2); n++) {
+                    q[m][n] = query_pair<S::kind>(from + (d + 2 * (n - i)) * 2, from_bf16);
+                }
+            }
+        }
+    }
+}
+
+/* A lane's key of a stretch of 16, key % 16 = column: where its rows lie, in 16 bytes; -1: no query
+ * sees it. */
+struct key_place {
+    int32_t k, v;
+    float k_scale, v_scale; /* of rows that have their own, else 1 */
+};
+
+struct key_finder {
+    int32_t shift, block_size; /* shift -1: no power of two */
+};
+
+GPU_INLINE key_finder make_finder(const gpu_params &p)
+{
+    int32_t size = p.problem.block_size;
+    return {(size & (size - 1)) == 0 ? 31 - __builtin_clz((uint32_t)size) : -1, size};
+}
+
+/* With scales only where they are wanted. */
+GPU_INLINE key_place find_key(const gpu_params &p, const key_finder &finder, const run &r,
+                              int32_t key, bool scales)
+{
+    key_place at = {-1, -1, 1.0f, 1.0f};
+    if (key < r.row_tile.k0 || key >= r.row_tile.k1) {
+        return at;
+    }
+    int64_t block = r.row_tile.key_start + key, slot = 0;
+    if (p.problem.paged) {
+        int32_t index = finder.shift >= 0 ? key >> finder.shift : key / finder.block_size;
+        block = p.problem.block_table[r.row_tile.table + index];
+        slot = key - index * finder.block_size;
+    }
+    at.k = (int32_t)((block * p.k.block + slot * p.k.slot) >> 4);
+    at.v = (int32_t)((block * p.v.block + slot * p.v.slot) >> 4);
+    if (scales && p.k.form == GPU_ROW_SCALED) {
+        at.k_scale = *row_scale_at(p.k, block, slot, r.head);
+    }
+    if (scales && p.v.form == GPU_ROW_SCALED) {
+        at.v_scale = *row_scale_at(p.v, block, slot, r.head);
+    }
+    return at;
+}
+
+/* 16 bytes of a row, zero where there are none. */
+GPU_INLINE uint4 load_chunk(const char *base, int32_t place, int32_t chunk, int32_t bytes)
+{
+    uint4 x = {0, 0, 0, 0};
+    if (place >= 0 && chunk * 16 < bytes) {
+        x = *(const uint4 *)(base + ((int64_t)place << 4) + chunk * 16);
+    }
+    return x;
+}
+
+/* A's part of product m, of a key's pieces. */
+template <class S> GPU_INLINE matrix_part key_part(const uint4 (&raw)[S::raw], int m)
+{
+    matrix_part part;
+    uint32_t two[2];
+#if defined(MATRIX_CDNA)
+    if constexpr (S::bytes) {
+        const uint4 &x = raw[m / 4];
+        widen_bytes<S::kind>((m & 3) == 0   ? x.x
+                             : (m & 3) == 1 ? x.y
+                             : (m & 3) == 2 ? x.z
+                                            : x.w,
+                             two);
+        part = matrix_part{two[0], two[1]};
+    } else {
+        const uint4 &x = raw[m / 2];
+        part = (m & 1) == 0 ? matrix_part{x.x, x.y} : matrix_part{x.z, x.w};
+    }
+#elif defined(MATRIX_RDNA4)
+    if constexpr (S::bytes) {
+        const uint4 &x = raw[m / 2];
+        widen_bytes<S::kind>((m & 1) == 0 ? x.x : x.z, two);
+        part[0] = two[0], part[1] = two[1];
+        widen_bytes<S::kind>((m & 1) == 0 ? x.y : x.w, two);
+        part[2] = two[0], part[3] = two[1];
+    } else {
+        part = matrix_part{raw[m].x, raw[m].y, raw[m].z, raw[m].w};
+    }
+#else
+    if constexpr (S::bytes) {
+        const uint32_t words[4] = {raw[m].x, raw[m].y, raw[m].z, raw[m].w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            widen_bytes<S::kind>(words[i], two);
+            part[2 * i] = two[0], part[2 * i + 1] = two[1];
+        }
+    } else {
+        const uint4 &x = raw[2 * m], &y = raw[2 * m + 1];
+        part = matrix_part{x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+    }
+#endif
+    return part;
+}
+
+/* The values of a lane: `per` neighbouring dims from column * per on, of the keys that
+ * depth_of_part gives it; 16-bit elements. */
+template <class S> struct lane_values {
+    uint32_t rows[MATRIX_DEPTH][S::per / 2];
+};
+
+template <class S>
+GPU_INLINE void load_values(const gpu_params &p, const char *base, const key_place &at,
+                            int32_t column, int g, lane_values<S> &to)
+{
+    constexpr int bytes = S::per * S::element; /* 4, 8 or 16 */
+    const char *from = base + column * bytes;
+    (void)g;
+    bool has_dims = column * S::per < p.problem.head_size_v;
+    uint32_t raw[MATRIX_DEPTH][bytes / 4];
+#pragma unroll
+    for (int e = 0; e < MATRIX_DEPTH; e++) {
+#if defined(MATRIX_RDNA3)
+        int32_t place = __builtin_amdgcn_readlane(at.v, depth_of_part(e, 0));
+#else
+        int32_t place = lane_read(at.v, depth_of_part(e, g));
+#endif
+#pragma unroll
+        for (int i = 0; i < bytes / 4; i++) {
+            raw[e][i] = 0;
+        }
+        if (place >= 0 && has_dims) {
+            __builtin_memcpy(raw[e], __builtin_assume_aligned(from + ((int64_t)place << 4), bytes),
+                             bytes);
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < MATRIX_DEPTH; e++) {
+#pragma unroll
+        for (int i = 0; i < S::per / 2; i++) {
+            if constexpr (S::bytes) {
+                uint32_t two[2];
+                widen_bytes<S::kind>(raw[e][i / 2], two);
+                to.rows[e][i] = two[i & 1];
+            } else {
+                to.rows[e][i] = raw[e][i];
+            }
+        }
+    }
+}
+
+/* A's part of output tile t: dim column * per + t of all keys. */
+template <class S> GPU_INLINE matrix_part value_part(const lane_values<S> &v, int t)
+{
+    matrix_part part;
+#pragma unroll
+    for (int i = 0; i < MATRIX_DEPTH / 2; i++) {
+        part[i] = __builtin_amdgcn_perm(v.rows[2 * i + 1][t / 2], v.rows[2 * i][t / 2],
+                                        (t & 1) != 0 ? 0x07060302u : 0x05040100u);
+    }
+    return part;
+}
+
+template <class S> GPU_INLINE bool values_odd(const lane_values<S> &v)
+{
+    bool odd = false;
+#pragma unroll
+    for (int e = 0; e < MATRIX_DEPTH; e++) {
+#pragma unroll
+        for (int i = 0; i < S::per / 2; i++) {
+            odd |= is_odd_pair < S::kind == KIND_BF16 ? KIND_BF16 : KIND_F16 > (v.rows[e][i]);
+        }
+    }
+    return any_lane(odd);
+}
+
+/* Rows that have their own scale. f16 holds fp8 and int8 codes times it as nvidia's kernels do. */
+template <class S> GPU_INLINE void scale_values(const key_place &at, int g, lane_values<S> &v)
+{
+#pragma unroll
+    for (int e = 0; e < MATRIX_DEPTH; e++) {
+        _Float16 f = (_Float16)lane_read(at.v_scale, depth_of_part(e, g));
+        half_pair scale = {f, f};
+#pragma unroll
+        for (int i = 0; i < S::per / 2; i++) {
+            v.rows[e][i] =
+                __builtin_bit_cast(uint32_t, __builtin_bit_cast(half_pair, v.rows[e][i]) * scale);
+        }
+    }
+}
+
+#endif
+#endif

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What device.c has for this plugin alone: its own kernels. */
+#ifndef HIP_DEVICE_H
+#define HIP_DEVICE_H
+
+#include "attend_list.h"
+#include "gpu/params.h"
+
+/* Whether the device's code has the attend for caches of this dtype (enum attn_dtype_name), heads
+ * padded to this size and items of so many rows. */
+bool hip_has_attend(const struct gpu_device *device, int32_t dtype, int32_t size, int32_t rows);
+/* Whether it has any. */
+bool hip_has_attends(const struct gpu_device *device);
+/* Launches it over p->schedule.ctas groups. NULL or the cause of a failure. */
+const char *hip_launch_attend(const struct gpu_device *device, int32_t dtype, int32_t size,
+                              const struct gpu_params *p, void *stream);
+
+#endif
