@@ -82,10 +82,29 @@ time_cuda_flash() {
     fi
 }
 
+prepare_hip() {
+    device=rocm
+    hide=HIP_VISIBLE_DEVICES= # likewise
+    [ -f "$build/build.ninja" ] || meson setup "$build" "$here" -Dhip=enabled >&2 || exit 1
+}
+
+kernels_hip() {
+    check "probe and selection" "$build/tools/attn-info" --devices --explain --model models/llama-3.1-8b.json
+}
+
+# Seconds of whole runs, until attn-bench has ceilings of AMD GPUs.
+time_hip() {
+    for model in llama-3.1-8b gpt-oss-20b deepseek-v3 qwen3-next-80b-a3b; do
+        echo "$model, 2 layers, 16 steps:"
+        ATTN_BACKEND=hip "$run" --model "models/$model.json" --layers 2 --steps 16 || count fail "timing" /dev/null
+    done
+}
+
 case $backend in
 cuda_flash) prepare_cuda_flash ;;
+hip) prepare_hip ;;
 *)
-    echo "device.sh: $backend: known is cuda_flash" >&2
+    echo "device.sh: $backend: known are cuda_flash and hip" >&2
     exit 2
     ;;
 esac
@@ -168,6 +187,10 @@ clients() {
         cp "$work/log" "${OUT:-$work}/python_device.txt"
     else
         count skip "Python: torch with a device, and transformers"
+    fi
+    if [ "$backend" = hip ]; then
+        count skip "attn-bench: it has no ceilings of AMD GPUs"
+        return
     fi
     check "attn-bench" "$build/tools/attn-bench"
     cp "$work/log" "${OUT:-$work}/attn_bench.txt"

@@ -178,7 +178,7 @@ template <class S> GPU_INLINE int32_t staged_at(int32_t key, int32_t chunk)
 /* A tile's keys on their way to LDS: a thread's pieces. */
 template <class S> struct staging {
     static constexpr int all = HIP_TILE * S::chunks, count = (all + S::threads - 1) / S::threads;
-    static_assert(all % S::threads == 0 || count == 1, "only the last threads have none");
+    static constexpr bool full = all % S::threads == 0; /* else the last threads have none */
     uint4 pieces[count];
 };
 
@@ -190,8 +190,11 @@ GPU_INLINE void stage_load(const gpu_params &p, const key_finder &finder, const 
     const int32_t bytes = p.problem.head_size * S::element, thread = this_thread();
 #pragma unroll
     for (int i = 0; i < staging<S>::count; i++) {
-        int32_t at = min(thread + i * S::threads, staging<S>::all - 1);
-        key_place place = find_key(p, finder, r, base + at / S::chunks, false);
+        int32_t at = thread + i * S::threads;
+        key_place place = {-1, -1, 1.0f, 1.0f};
+        if (staging<S>::full || at < staging<S>::all) {
+            place = find_key(p, finder, r, base + at / S::chunks, false);
+        }
         to.pieces[i] = load_chunk(from, place.k, at % S::chunks, bytes);
     }
 }
@@ -201,8 +204,10 @@ template <class S> GPU_INLINE void stage_store(const staging<S> &from, char *to)
     const int32_t thread = this_thread();
 #pragma unroll
     for (int i = 0; i < staging<S>::count; i++) {
-        int32_t at = min(thread + i * S::threads, staging<S>::all - 1);
-        *(uint4 *)(to + staged_at<S>(at / S::chunks, at % S::chunks)) = from.pieces[i];
+        int32_t at = thread + i * S::threads;
+        if (staging<S>::full || at < staging<S>::all) {
+            *(uint4 *)(to + staged_at<S>(at / S::chunks, at % S::chunks)) = from.pieces[i];
+        }
     }
 }
 

@@ -44,6 +44,25 @@ static unsigned waves_of_simd(const struct code *code, unsigned registers)
     return waves < most ? waves : most;
 }
 
+/* Of attends on matrix units: a group of 8 waves has a compute unit's registers, or two groups of
+ * 4, and half of its LDS. */
+static void check_attend(const struct code *code, const struct kernel *k, unsigned waves,
+                         unsigned wide, unsigned matrix)
+{
+    if (matrix == 0) {
+        fail(code, k->name, "no matrix instruction");
+    }
+    if (wide == 0) {
+        fail(code, k->name, "no load of 16 bytes");
+    }
+    if (waves < 2) {
+        fail(code, k->name, "fewer than 2 waves of a SIMD");
+    }
+    if (k->group_bytes > 32768) {
+        fail(code, k->name, "more than 32 KiB of LDS");
+    }
+}
+
 static void show_kernel(const struct code *code, const struct kernel *k)
 {
     unsigned counts[CLASS_COUNT] = {0}, wide = 0;
@@ -69,8 +88,8 @@ static void show_kernel(const struct code *code, const struct kernel *k)
     if (strncmp(k->name, "kernel_write_copy", 17) == 0 && wide == 0) {
         fail(code, k->name, "no load of 16 bytes");
     }
-    if (strstr(k->name, "attend") != NULL && code->major != 10 && counts[CLASS_MATRIX] == 0) {
-        fail(code, k->name, "no matrix instruction");
+    if (strncmp(k->name, "kernel_attend_", 14) == 0) {
+        check_attend(code, k, waves, wide, counts[CLASS_MATRIX]);
     }
 }
 
