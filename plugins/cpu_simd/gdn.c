@@ -33,11 +33,9 @@ static size_t scratch_place(const struct attn_recurrent_desc *desc, char *memory
     size_t width = (size_t)round_up(desc->head_size_v, COLUMN_MULTIPLE);
     size_t wider = depth > width ? depth : width;
     size_t taps = (size_t)at_least(1, desc->conv_width);
-#define PLACE_AS(field, type, count)                                                               \
-    (s->field = memory != NULL ? (type *)(memory + at) : NULL,                                     \
-     at += ((count) * sizeof(type) + 63) / 64 * 64 + 64)
-#define PLACE(field, count) PLACE_AS(field, float, count)
-#define PLACE_SHORT(field, count) PLACE_AS(field, uint16_t, count)
+#define PLACE(field, floats)                                                                       \
+    (s->field = memory != NULL ? (float *)(memory + at) : NULL,                                    \
+     at += ((floats) * sizeof(float) + 63) / 64 * 64 + 64)
     s->depth = (int32_t)depth;
     s->width = (int32_t)width;
     PLACE(q, GDN_CHUNK * depth);
@@ -51,14 +49,8 @@ static size_t scratch_place(const struct attn_recurrent_desc *desc, char *memory
     PLACE(by_q, (size_t)GDN_CHUNK * GDN_CHUNK);
     PLACE(d, (size_t)(1 + GDN_CHUNK) * GDN_CHUNK);
     PLACE(states, (size_t)most_together(desc) * depth * width);
-    PLACE_SHORT(stage, DEPTH_MULTIPLE * width);
-    PLACE_SHORT(short_q, GDN_CHUNK * depth);
-    PLACE_SHORT(short_k, GDN_CHUNK * depth);
-    PLACE_SHORT(short_state, depth * width);
     PLACE(raw, (taps - 1 + GDN_CHUNK) * wider);
-#undef PLACE_SHORT
 #undef PLACE
-#undef PLACE_AS
     return (at + 4095) / 4096 * 4096 + 256;
 }
 
@@ -145,15 +137,11 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
 {
     const struct gdn_loop *loop = argument;
     const struct gdn *gdn = &loop->gdn;
-    const struct variant *variant = gdn_variant(gdn);
     int32_t parts = gdn->desc->num_v_heads / loop->together;
     struct gdn_request request;
     struct gdn_scratch scratch;
     scratch_place(gdn->desc, loop->scratch + (size_t)worker * loop->scratch_bytes, &scratch);
     scratch.taps = loop->taps;
-    if (variant->enter != NULL) {
-        variant->enter();
-    }
     for (int64_t item = begin; item < end; item++) {
         int32_t head = (int32_t)(item % parts) * loop->together;
         if (!gdn_request_of(gdn, (int32_t)(item / parts), &request) ||
@@ -167,9 +155,6 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
         for (int32_t h = 0; h < loop->together; h++) {
             run_steps(gdn, &request, head + h, h == 0, &scratch);
         }
-    }
-    if (variant->leave != NULL) {
-        variant->leave();
     }
 }
 

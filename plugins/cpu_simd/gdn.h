@@ -35,13 +35,9 @@ struct gdn_scratch {
     float *by_q;   /* [C, C]: qk likewise */
     float *d;      /* [1 + C, C]: decay from behind token j to token t, behind a row of zeros */
     float *states; /* of each head of an item [depth, width]: S transposed; of a step S itself */
-    /* of an engine that multiplies bf16: rows on their way, and its q, k and state */
-    uint16_t *stage, *short_q, *short_k, *short_state;
-    float *raw;        /* [conv_width - 1 + C, wider of both]: inputs of the convolution */
+    float *raw;    /* [conv_width - 1 + C, wider of both]: inputs of the convolution */
     const float *taps; /* of all heads of the mixed row [conv_width + 1, depth or width]: weights,
                         * then the bias */
-    const struct engine *engine; /* of products with the state */
-    const void *left_q, *left_k; /* its operands */
     float decay[GDN_CHUNK];
     float beta[GDN_CHUNK];
     float e[GDN_CHUNK]; /* decay from the chunk's beginning through token t */

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gated delta rule in chunks, on the transpose of the state. Per chunk of C tokens and head,
  * Dk = Dv = D: 6 C D^2 FLOPs with the state, 3 C^2 D between tokens and 2 C^2 D / heads over one
- * key head, through float32's gemm; where the layer is bf16 and the variant multiplies bf16, the
- * products of the state with keys and queries, 4 C D^2, are bf16 with float32 sums. (What is
- * between tokens and what is added to the state cancels, and is past the bounds in bf16.)
+ * key head, through float32's gemm: rounded to bf16 each of these products is past the bounds of
+ * some layer.
  *
  * One chunk, with D[t][j] the decay from behind token j to token t, E[t] that from the chunk's
  * beginning, and S its first state:
@@ -16,37 +15,6 @@
 
 #define TRIANGLE_ROWS 30 /* what is above the diagonal is computed within blocks of so many */
 #define SOLVE_ROWS 6     /* of the triangular system, taken through one gemm from what is solved */
-
-/* Rows of the padded depth as gemm's left operand. */
-static const void *left_operand(const struct gdn_scratch *s, const float *rows, int32_t count,
-                                uint16_t *place)
-{
-    if (s->engine->element == ELEMENT_F32) {
-        return rows;
-    }
-    s->engine->unpack[ELEMENT_F32](place, rows, (int64_t)count * s->depth);
-    return place;
-}
-
-/* A state [depth, width] as gemm's right operand. */
-static const void *right_operand(const struct gdn_scratch *s, const float *state)
-{
-    int32_t width = s->width;
-    if (s->engine->element == ELEMENT_F32) {
-        return state;
-    }
-    const void *staged[DEPTH_MULTIPLE];
-    for (int32_t i = 0; i < s->depth; i += DEPTH_MULTIPLE) {
-        s->engine->unpack[ELEMENT_F32](s->stage, state + (int64_t)i * width,
-                                       (int64_t)DEPTH_MULTIPLE * width);
-        for (int32_t j = 0; j < DEPTH_MULTIPLE; j++) {
-            staged[j] = s->stage + (int64_t)j * width;
-        }
-        s->engine->pack_values(s->short_state + (int64_t)i * width, staged, DEPTH_MULTIPLE,
-                               DEPTH_MULTIPLE, width);
-    }
-    return s->short_state;
-}
 
 static void load_keys(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                       int32_t count, int32_t key_head, struct gdn_scratch *s)
@@ -66,8 +34,6 @@ static void load_keys(const struct gdn *gdn, const struct gdn_request *request, 
         plain->gemm(s->qk + (int64_t)t * GDN_CHUNK, GDN_CHUNK, s->q + (int64_t)t * s->depth,
                     s->depth, s->kt, TILE_KEYS, rows, columns, s->depth, 0);
     }
-    s->left_k = left_operand(s, s->k, count, s->short_k);
-    s->left_q = left_operand(s, s->q, count, s->short_q);
 }
 
 static void load_values(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
@@ -89,13 +55,13 @@ static void load_values(const struct gdn *gdn, const struct gdn_request *request
     }
 }
 
-/* v becomes r; `state` is gemm's operand. */
-static void solve_chunk(const struct gdn *gdn, int32_t count, const void *state,
+/* v becomes r. */
+static void solve_chunk(const struct gdn *gdn, int32_t count, const float *state,
                         struct gdn_scratch *s)
 {
     const struct variant *variant = gdn_variant(gdn);
     int32_t width = s->width;
-    s->engine->gemm(s->o, width, s->left_k, s->depth, state, width, count, width, s->depth, 0);
+    variant->f32->gemm(s->o, width, s->k, s->depth, state, width, count, width, s->depth, 0);
     for (int32_t t = 0; t < count; t++) {
         variant->delta->residual(s->v + (int64_t)t * width, s->o + (int64_t)t * width, s->e[t],
                                  s->beta[t], width);
@@ -117,13 +83,11 @@ static void solve_chunk(const struct gdn *gdn, int32_t count, const void *state,
 }
 
 static void write_chunk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
-                        int32_t count, int32_t head, const void *packed_state, float *state,
-                        struct gdn_scratch *s)
+                        int32_t count, int32_t head, float *state, struct gdn_scratch *s)
 {
     const struct variant *variant = gdn_variant(gdn);
     int32_t width = s->width, last = count - 1;
-    s->engine->gemm(s->o, width, s->left_q, s->depth, packed_state, width, count, width, s->depth,
-                    0);
+    variant->f32->gemm(s->o, width, s->q, s->depth, state, width, count, width, s->depth, 0);
     for (int32_t t = 0; t < count; t++) {
         variant->scale_row(s->o + (int64_t)t * width, s->e[t], width);
     }
@@ -199,9 +163,6 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
     int64_t state_floats = (int64_t)s->depth * s->width;
     int32_t size = gdn->desc->chunk_size;
     size = size > 0 && size < GDN_CHUNK ? size : GDN_CHUNK;
-    const struct variant *variant = gdn_variant(gdn);
-    bool is_short = gdn_activation(gdn) == ELEMENT_BF16 && variant->bf16 != NULL;
-    s->engine = is_short ? variant->bf16 : variant->f32;
     memset(s->d, 0, (1 + GDN_CHUNK) * GDN_CHUNK * sizeof(float));
     memset(s->by_r, 0, GDN_CHUNK * GDN_CHUNK * sizeof(float));
     memset(s->by_q, 0, GDN_CHUNK * GDN_CHUNK * sizeof(float));
@@ -215,9 +176,8 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
         for (int32_t h = 0; h < num_heads; h++) {
             float *state = s->states + h * state_floats;
             load_values(gdn, request, first, count, head + h, s);
-            const void *packed = right_operand(s, state);
-            solve_chunk(gdn, count, packed, s);
-            write_chunk(gdn, request, first, count, head + h, packed, state, s);
+            solve_chunk(gdn, count, state, s);
+            write_chunk(gdn, request, first, count, head + h, state, s);
         }
     }
     for (int32_t h = 0; h < num_heads; h++) {
