@@ -3,8 +3,7 @@
 # Checks and times cuda_flash in less than 150 s on a machine that has a GPU and Python's torch but no compiler.
 # usage: tools/device_prebuilt.sh pack BUILD_DIR FOLDER     where it was built: FOLDER gets all that is needed
 #        tools/device_prebuilt.sh run FOLDER [SEED]         there; logs go to $OUT, or to a folder under /tmp
-# The first part is attn-check in three processes: batch-invariant layers (the way `alone`), TurboQuant's caches, and
-# --quick; then prefill against float32, requests alone against their batch, and times. A line for each on stdout.
+# The first part is attn-check in two processes: batch-invariant layers (the way `alone`) and --quick; then prefill against float32, requests alone against their batch, and times. A line for each on stdout.
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
 verb=${1:-} folder=${2:-}
@@ -53,11 +52,9 @@ cd "$here" || exit 1
 echo "seed $seed, logs in $out"
 step alone 70 "$folder/attn-check" cuda_flash --full --seed "$seed" --filter 'attend.*.alone' &
 alone=$!
-step turboquant 70 "$folder/attn-check" cuda_flash --quick --seed "$seed" --filter '*turboquant*' &
-turboquant=$!
 step quick 75 "$folder/attn-check" cuda_flash --quick --seed "$seed" &
 quick=$!
-for process in $alone $turboquant $quick; do
+for process in $alone $quick; do
     wait "$process" || failed=$((failed + 1))
 done
 # step NAME SECONDS of prefill.py with OPTIONS...
@@ -71,7 +68,7 @@ prefill prefill_alone 25 --alone
 prefill prefill_check 25 --check
 prefill prefill_times 20 --rounds 3 --time "causal 8192+invariant, causal 8192+soft cap, causal 8192+ALiBi, causal 8192"
 grep '^|' "$out/prefill_times.txt"
-for kv in turboquant_4bit_nc turboquant_3bit_nc int4_per_token_head; do
+for kv in nvfp4 int4_per_token_head; do
     step "bench_$kv" 12 "$folder/attn-bench" --backend cuda_flash --kv-dtype $kv --shape decode:r=8,l=4096 --csv ||
         failed=$((failed + 1))
 done

@@ -19,6 +19,7 @@
 #include "report.h"
 #include "resolve.h"
 #include "steps.h"
+#include "watch.h"
 
 #define EXIT_USAGE 2
 #define EXIT_ABSENT 77
@@ -420,6 +421,7 @@ static int run_tool(int argc, char **argv)
     }
     attn_status status = backend_open(&tested, resolved.file, resolved.name, &error);
     if (status == ATTN_OK) {
+        watch_init(tested.caps.device.type);
         status = core_open(&core, &resolved, &tested.caps, &error);
         if (status == ATTN_OK) {
             status = device_init(&device, core.api, core.runtime, tested.caps.device, &error);

@@ -2,15 +2,40 @@
 #undef _FILE_OFFSET_BITS /* mmap and mmap64 are two names here */
 #include "watch.h"
 
+#include <link.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/auxv.h>
 
 static atomic_long allocations;
 static _Thread_local long locks;
+static bool drivers_run;
+static uintptr_t loader_begin, loader_end; /* its code and data in this process */
 
 void watch_allocation(void)
 {
     atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
+}
+
+static int find_loader(struct dl_phdr_info *object, size_t size, void *base)
+{
+    (void)size;
+    if (object->dlpi_addr != *(const uintptr_t *)base) {
+        return 0;
+    }
+    loader_begin = object->dlpi_addr;
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        uintptr_t end = loader_begin + object->dlpi_phdr[i].p_vaddr + object->dlpi_phdr[i].p_memsz;
+        loader_end = object->dlpi_phdr[i].p_type == PT_LOAD && end > loader_end ? end : loader_end;
+    }
+    return 1;
+}
+
+void watch_init(int32_t device_type)
+{
+    uintptr_t base = getauxval(AT_BASE);
+    drivers_run = device_type != ATTN_DEVICE_CPU;
+    (void)dl_iterate_phdr(find_loader, &base);
 }
 
 void watch_begin(struct watch *watch)
@@ -29,7 +54,7 @@ attn_status watch_end(const struct watch *watch, struct backend *backend, attn_s
     const char *broken = watch_allocated(watch)  ? "a step allocated memory"
                          : locks != watch->locks ? "a step took a lock"
                                                  : NULL;
-    bool judged = backend->stepped && backend->caps.device.type == ATTN_DEVICE_CPU;
+    bool judged = backend->stepped && !drivers_run;
     backend->stepped = true;
     if (status != ATTN_OK || broken == NULL || !judged) {
         return status;
@@ -73,8 +98,16 @@ attn_status watch_end(const struct watch *watch, struct backend *backend, attn_s
         return ((type(*) parameters)function)(__VA_ARGS__);                                        \
     }
 
+/* Not for the loader: a thread that first meets a library gets its thread-local storage there. */
+static void count_caller(const void *caller)
+{
+    if ((uintptr_t)caller < loader_begin || (uintptr_t)caller >= loader_end) {
+        watch_allocation();
+    }
+}
+
 #define ALLOCATES(type, name, parameters, ...)                                                     \
-    PASSED_ON(watch_allocation(), type, name, parameters, __VA_ARGS__)
+    PASSED_ON(count_caller(__builtin_return_address(0)), type, name, parameters, __VA_ARGS__)
 #define LOCKS(name, parameters, ...) PASSED_ON(locks++, int, name, parameters, __VA_ARGS__)
 
 ALLOCATES(void *, malloc, (size_t size), size)

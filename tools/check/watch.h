@@ -13,14 +13,16 @@ struct watch {
     long locks;       /* of the calling thread: pools wake theirs by locks */
 };
 
+/* Of the backend that is tested. Where a driver has threads of its own nothing is judged, the
+ * reference neither: whose allocation it was cannot be told. */
+void watch_init(int32_t device_type);
 /* The host's allocator was asked. */
 void watch_allocation(void);
 void watch_begin(struct watch *watch);
 /* True if there were allocations since. */
 bool watch_allocated(const struct watch *watch);
 /* `status`, or why a call of a CPU backend that went well broke a step's promise. A backend's first
- * call is not judged: there the loader takes the thread-local storage of libraries from the heap.
- */
+ * call is not judged. */
 attn_status watch_end(const struct watch *watch, struct backend *backend, attn_status status,
                       struct attn_error *error);
 
