@@ -267,7 +267,7 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
                          "plan %p, source %p; the source has to be planned", (void *)plan,
                          (const void *)source);
     }
-    status = struct_read(&read, sizeof read, sizeof read, tables, "attn_batch", error);
+    status = struct_read(&read, sizeof read, MIN_BATCH, tables, "attn_batch", error);
     if (status != ATTN_OK) {
         return status;
     }

@@ -10,6 +10,7 @@
 #include "util/tensor.h"
 
 #define WORKSPACE_ALIGNMENT 256
+#define MIN_BATCH 248 /* size of attn_batch in ABI 0.2 */
 
 /* One vendor plan: of a plan group, for one part of a composed step. */
 struct schedule {

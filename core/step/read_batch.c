@@ -4,7 +4,6 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-#define MIN_BATCH 248 /* size in ABI 0.2 */
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 static attn_status check_limit(const char *field, int64_t value, int64_t most,

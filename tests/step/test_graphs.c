@@ -159,6 +159,14 @@ static void test_update_block_table(void **state)
         assert_memory_equal(f.out, before, OUT_BYTES);
         free(table);
     }
+    /* A caller of ABI 0.2 ends its attn_batch here, however much has been added since. */
+    tables.struct_size = 248;
+    tables.block_table = f.block_table;
+    assert_int_equal(f.api->plan_update_block_table(plan, f.plan, &tables, NULL, &f.error),
+                     ATTN_OK);
+    tables.struct_size = 247;
+    assert_int_equal(f.api->plan_update_block_table(plan, f.plan, &tables, NULL, &f.error),
+                     ATTN_ERROR_STRUCT_SIZE);
     tables.struct_size = 3;
     assert_int_equal(f.api->plan_update_block_table(plan, f.plan, &tables, NULL, &f.error),
                      ATTN_ERROR_STRUCT_SIZE);
