@@ -67,12 +67,11 @@ static void parallel(const struct attend_run *run, bool merging)
     }
 }
 
-static attn_status check_tensor(const struct attn_tensor *tensor, const char *name,
-                                const struct layer_shape *shape, int32_t heads, int32_t size,
-                                bool plain_f32, struct attn_error *error)
+/* [tokens, heads, size] of the element, or of another that `or_else` names. */
+static attn_status check_tensor(const struct attn_tensor *tensor, const char *name, int32_t heads,
+                                int32_t size, int32_t element, int32_t or_else,
+                                struct attn_error *error)
 {
-    static const int32_t bits[] = {32, 16, 16};
-    static const int32_t codes[] = {ATTN_CODE_FLOAT, ATTN_CODE_FLOAT, ATTN_CODE_BFLOAT};
     if (tensor == NULL || tensor->data == NULL) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name, "NULL");
     }
@@ -83,12 +82,12 @@ static attn_status check_tensor(const struct attn_tensor *tensor, const char *na
     if (tensor_stride(tensor, 2) != 1) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name, "the last stride must be 1");
     }
-    bool same = tensor->dtype.bits == bits[shape->activation] &&
-                tensor->dtype.code == codes[shape->activation];
-    bool wide = plain_f32 && tensor->dtype.bits == 32 && tensor->dtype.code == ATTN_CODE_FLOAT;
-    if (!same && !wide) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                    "dtype differs from the layer's activation dtype");
+    int32_t found = element_of_any(tensor);
+    if (found < 0 || (found != element && found != or_else)) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
+                            "dtype code %d of %d bits is not what the layer's dtype, or q_dtype, "
+                            "says",
+                            tensor->dtype.code, tensor->dtype.bits);
     }
     return ATTN_OK;
 }
@@ -97,19 +96,23 @@ static attn_status check_tensors(const struct attn_attend_args *args, const stru
                                  struct attn_error *error)
 {
     const struct layer_shape *shape = &problem->shape;
-    int32_t q_heads = shape->num_heads * shape->group;
+    int32_t q_heads = shape->num_heads * shape->group, of_layer = shape->activation;
     attn_status status = ATTN_OK;
     if (problem->latent == NULL || args->q != NULL) {
-        status = check_tensor(args->q, "q", shape, q_heads, shape->depth, false, error);
+        status = check_tensor(args->q, "q", q_heads, shape->depth, problem->q_element,
+                              problem->q_element, error);
     }
     if (status == ATTN_OK) {
-        status = check_tensor(args->out, "out", shape, q_heads, shape->width, true, error);
+        status =
+            check_tensor(args->out, "out", q_heads, shape->width, of_layer, ELEMENT_F32, error);
     }
     if (status == ATTN_OK && !problem->paged) {
-        status = check_tensor(args->k, "k", shape, shape->num_heads, shape->depth, false, error);
+        status = check_tensor(args->k, "k", shape->num_heads, shape->depth, of_layer, ELEMENT_E4M3,
+                              error);
     }
     if (status == ATTN_OK && !problem->paged) {
-        status = check_tensor(args->v, "v", shape, shape->num_heads, shape->width, false, error);
+        status = check_tensor(args->v, "v", shape->num_heads, shape->width, of_layer, ELEMENT_E4M3,
+                              error);
     }
     if (status == ATTN_OK && args->lse != NULL &&
         (args->lse->dtype.bits != 32 || args->lse->ndim != 2)) {
@@ -171,9 +174,31 @@ attn_status run_attend(const struct attn_attend_args *args, const struct latent_
     return ATTN_OK;
 }
 
+/* The step's own rows of a decode, into the cache before any of them is attended. */
+static attn_status write_new_rows(const struct attn_attend_args *args, struct attn_error *error)
+{
+    const struct attn_write_kv_args write = {.struct_size = sizeof write,
+                                             .instance = args->instance,
+                                             .layer = args->layer,
+                                             .params = args->params,
+                                             .k_cache = args->k_cache,
+                                             .v_cache = args->v_cache,
+                                             .slot_mapping = args->batch->slot_mapping,
+                                             .num_slots = args->batch->num_slots,
+                                             .stream = args->stream,
+                                             .k = args->k,
+                                             .v = args->v};
+    return simd_write_kv(&write, error);
+}
+
 attn_status simd_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    return run_attend(args, NULL, error);
+    attn_status status = ATTN_OK;
+    if (args != NULL && args->batch != NULL && args->k_cache != NULL && !no_work(args->batch) &&
+        !(args->flags & ATTN_RUN_NO_WRITE)) {
+        status = write_new_rows(args, error);
+    }
+    return status == ATTN_OK ? run_attend(args, NULL, error) : status;
 }
 
 attn_status plan_attend(const struct attn_attend_args *args, const struct latent_parts *parts,

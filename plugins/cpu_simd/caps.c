@@ -49,6 +49,7 @@ static const struct attn_backend_caps common_caps = {
                  BIT(ATTN_KV_FP8_E4M3) | BIT(ATTN_KV_FP8_E5M2) | BIT(ATTN_KV_FP8_PER_TOKEN_HEAD) |
                  BIT(ATTN_KV_INT8_PER_TOKEN_HEAD) | BIT(ATTN_KV_INT4_PER_TOKEN_HEAD) |
                  BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K) | BIT(ATTN_KV_FP8_DS_MLA),
+    .q_dtypes = BIT(ATTN_DTYPE_FP8_E4M3) | BIT(ATTN_DTYPE_FP8_E5M2) | BIT(ATTN_DTYPE_INT8),
     .terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL | ATTN_TERM_CAUSAL_PER_REQUEST |
              ATTN_TERM_SLIDING_WINDOW | ATTN_TERM_SYMMETRIC_WINDOW | ATTN_TERM_CHUNKED_LOCAL |
              ATTN_TERM_SOFT_CAP | ATTN_TERM_ALIBI | ATTN_TERM_ALIBI_SQRT | ATTN_TERM_SINKS |
@@ -57,7 +58,8 @@ static const struct attn_backend_caps common_caps = {
                 ATTN_FEATURE_BLOCK_TABLE_ROW | ATTN_FEATURE_MIXED_BATCH |
                 ATTN_FEATURE_UPDATE_BLOCK_TABLE | ATTN_FEATURE_FUSED_ROPE |
                 ATTN_FEATURE_FUSED_ROPE_NORM | ATTN_FEATURE_BATCH_INVARIANT |
-                ATTN_FEATURE_DEVICE_SEQ_LENS | ATTN_FEATURE_FAST_PREFILL,
+                ATTN_FEATURE_QUANTIZED_QUERY | ATTN_FEATURE_DEVICE_SEQ_LENS |
+                ATTN_FEATURE_FAST_PREFILL | ATTN_FEATURE_FP8_INPUTS,
     .walks = ATTN_WALK_NHD | ATTN_WALK_HND | ATTN_WALK_PACKED | ATTN_WALK_SEPARATE_STRIDES |
              ATTN_WALK_LATENT,
     .layouts = BIT(ATTN_KV_LAYOUT_NHD) | BIT(ATTN_KV_LAYOUT_HND) | BIT(ATTN_KV_LAYOUT_NHD_INNER) |
@@ -65,7 +67,7 @@ static const struct attn_backend_caps common_caps = {
                BIT(ATTN_KV_LAYOUT_PACKED_K) | BIT(ATTN_KV_LAYOUT_LATENT),
     .k_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR) | BIT(ATTN_SCALE_PER_HEAD),
     .v_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR) | BIT(ATTN_SCALE_PER_HEAD),
-    .p_scale_forms = BIT(ATTN_SCALE_NONE),
+    .p_scale_forms = BIT(ATTN_SCALE_NONE) | BIT(ATTN_SCALE_PER_TENSOR),
     .output_forms = BIT(ATTN_OUTPUT_PLAIN),
     .head_sizes = head_sizes,
     .block_sizes = block_sizes,
@@ -76,6 +78,7 @@ static const struct attn_backend_caps common_caps = {
     .graph_level = ATTN_GRAPH_ALWAYS, /* plan and attend read lengths and tables as they run */
     .graph_fill_seq_len = 1,
     .reorder_threshold = 1,
+    .decode_write_kv_dtypes = BIT(ATTN_KV_INT8_KV) | BIT(ATTN_KV_INT8_K),
 };
 
 /* Estimates until attn-bench --tune has measured. */

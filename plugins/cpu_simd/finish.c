@@ -2,20 +2,23 @@
 /* Queries in, outputs and log-sum-exps out, and the merge of split parts. */
 #include "internal.h"
 
-/* The layer's scale times that of a quantized cache's keys. */
+/* The layer's scale times those of quantized queries and keys. */
 float key_factor(const struct problem *problem, int32_t head)
 {
-    float scale = problem->layer->scale;
-    if (problem->paged && problem->shape.keys.head_scale) {
-        scale *= (float)scale_of_head(problem->params->k_scale, problem->params->k_scale_host,
-                                      problem->layer->k_scale_form, head);
+    const struct attn_layer_desc *layer = problem->layer;
+    const struct attn_layer_params *params = problem->params;
+    float scale = layer->scale * (float)scale_of_head(params->q_scale, params->q_scale_host,
+                                                      layer->q_scale_form, head);
+    if (problem->keys.head_scale) {
+        scale *=
+            (float)scale_of_head(params->k_scale, params->k_scale_host, layer->k_scale_form, head);
     }
     return scale;
 }
 
 static float value_factor(const struct problem *problem, int32_t head)
 {
-    if (!problem->paged || !problem->shape.values.head_scale) {
+    if (!problem->values.head_scale) {
         return 1.0f;
     }
     return (float)scale_of_head(problem->params->v_scale, problem->params->v_scale_host,
@@ -29,7 +32,7 @@ static void load_turned_query(const struct problem *problem, const void *memory,
     const struct layer_shape *shape = &problem->shape;
     const struct engine *engine = shape->engine;
     float row[MAX_HEAD_SIZE], rounded[MAX_HEAD_SIZE];
-    variant->f32->unpack[shape->activation](row, memory, shape->depth);
+    variant->f32->unpack[problem->q_element](row, memory, shape->depth);
     int4_turn_query(variant, int4_signs(problem->params, false), row, shape->depth);
     engine->unpack[ELEMENT_F32](out, row, shape->depth);
     if (shape->query_parts > 1) {
@@ -59,12 +62,12 @@ void load_queries(const struct attend_run *run, const struct work_item *item, in
             int32_t q_head = head * shape->group + g;
             memset(out, 0, row_bytes);
             if (tensor == NULL) {
-                load_latent_query(problem->latent, shape, first + t, q_head, out);
+                load_latent_query(problem, first + t, q_head, out);
             } else if (problem->keys.nibbles) {
                 load_turned_query(problem, tensor_row(tensor, first + t, q_head), out);
             } else {
-                engine->unpack[shape->activation](out, tensor_row(tensor, first + t, q_head),
-                                                  shape->depth);
+                engine->unpack[problem->q_element](out, tensor_row(tensor, first + t, q_head),
+                                                   shape->depth);
             }
         }
     }

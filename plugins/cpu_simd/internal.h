@@ -51,6 +51,7 @@ struct layer_shape {
     struct row_form values;
     int32_t activation; /* enum element_type of q */
     bool ds_mla;        /* rows of fp8_ds_mla */
+    bool rounds;        /* probabilities are kept in fp8, relative to a row's largest */
     int32_t topk;       /* sparse MLA: entries of a query's list; 0: dense */
 };
 
@@ -73,8 +74,9 @@ struct row_source {
     int32_t row_elements;
     int32_t row_bytes; /* of its elements */
     bool nibbles;
-    int32_t copies; /* of a staged row, one for each part of the queries */
-    bool stage;     /* rows cannot be read in place */
+    bool head_scale; /* a scale per tensor or head, which scores or outputs are multiplied with */
+    int32_t copies;  /* of a staged row, one for each part of the queries */
+    bool stage;      /* rows cannot be read in place */
     /* of the decode path: the engine's for codes, which reads them in place, or for what is staged
      * or needs no staging */
     const struct direct_engine *direct;
@@ -107,7 +109,8 @@ struct problem {
     struct row_source values;
     bool causal;
     bool causal_per_request;
-    bool terms; /* scores need more than a factor */
+    int32_t q_element; /* enum element_type of q */
+    bool terms;        /* scores need more than a factor */
     bool paged;
     const struct latent_parts *latent; /* NULL: no MLA */
 };
@@ -209,6 +212,8 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
 /* what prepare found, or without its state the layer's */
 attn_status shape_of_args(const struct attn_attend_args *args, struct layer_shape *shape,
                           struct attn_error *error);
+/* enum element_type of its queries; -1: none of ours */
+int32_t query_element(const struct attn_layer_desc *layer);
 attn_status problem_init(struct problem *problem, const struct attn_attend_args *args,
                          const struct latent_parts *latent, bool tensors, struct attn_error *error);
 struct interval row_interval(const struct problem *problem, int32_t request, int32_t token);
@@ -289,8 +294,8 @@ attn_status simd_attend_mla(const struct attn_attend_args *args, struct attn_err
 attn_status simd_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error);
 attn_status simd_plan_latent(const struct attn_attend_args *args, int32_t mode,
                              struct attn_error *error);
-void load_latent_query(const struct latent_parts *parts, const struct layer_shape *shape,
-                       int64_t row, int64_t head, char *out);
+/* [latent | rope] of a query and head, in the compute type */
+void load_latent_query(const struct problem *problem, int64_t row, int64_t head, char *out);
 /* Rows that entries first .. first+n-1 of a query's list name and the query sees; their number. */
 int32_t find_listed_rows(const struct problem *problem, int32_t request, int32_t token,
                          int32_t first, int32_t n, const void **rows);

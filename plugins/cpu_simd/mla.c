@@ -70,17 +70,15 @@ static attn_status check_queries(const struct latent_call *call, struct attn_err
 {
     const struct attn_attend_args *args = &call->args;
     const struct latent_parts *parts = &call->parts;
-    struct layer_shape shape;
-    attn_status status = shape_of_args(args, &shape, error);
-    if (status != ATTN_OK || args->q != NULL) { /* a whole row is checked as attend's is */
-        return status;
+    if (args->q != NULL) { /* a whole row is checked as attend's is */
+        return ATTN_OK;
     }
     int64_t heads = args->layer->num_q_heads, rows = args->batch->num_actual_tokens;
-    status = check_latent_part(parts->q_latent, "q_nope", shape.activation, heads, parts->rank,
-                               rows, error);
+    int32_t element = query_element(args->layer);
+    attn_status status =
+        check_latent_part(parts->q_latent, "q_nope", element, heads, parts->rank, rows, error);
     if (status == ATTN_OK && parts->rope > 0) {
-        status = check_latent_part(parts->q_rope, "q_pe", shape.activation, heads, parts->rope,
-                                   rows, error);
+        status = check_latent_part(parts->q_rope, "q_pe", element, heads, parts->rope, rows, error);
     }
     return status;
 }
@@ -124,14 +122,14 @@ attn_status simd_attend_mla_sparse(const struct attn_attend_args *args, struct a
     return attend(args, true, error);
 }
 
-void load_latent_query(const struct latent_parts *parts, const struct layer_shape *shape,
-                       int64_t row, int64_t head, char *out)
+void load_latent_query(const struct problem *problem, int64_t row, int64_t head, char *out)
 {
-    const struct engine *engine = shape->engine;
-    engine->unpack[shape->activation](out, tensor_row(parts->q_latent, row, head), parts->rank);
+    const struct latent_parts *parts = problem->latent;
+    const struct engine *engine = problem->shape.engine;
+    engine->unpack[problem->q_element](out, tensor_row(parts->q_latent, row, head), parts->rank);
     if (parts->rope > 0) {
-        engine->unpack[shape->activation](out + (int64_t)parts->rank * engine->element_bytes,
-                                          tensor_row(parts->q_rope, row, head), parts->rope);
+        engine->unpack[problem->q_element](out + (int64_t)parts->rank * engine->element_bytes,
+                                           tensor_row(parts->q_rope, row, head), parts->rope);
     }
 }
 

@@ -24,9 +24,21 @@ static int32_t element_of_dtype(int32_t dtype)
         return ELEMENT_F16;
     case ATTN_DTYPE_BF16:
         return ELEMENT_BF16;
+    case ATTN_DTYPE_FP8_E4M3:
+        return ELEMENT_E4M3;
+    case ATTN_DTYPE_FP8_E5M2:
+        return ELEMENT_E5M2;
+    case ATTN_DTYPE_INT8:
+        return ELEMENT_INT8;
     default:
         return -1;
     }
+}
+
+int32_t query_element(const struct attn_layer_desc *layer)
+{
+    bool quantized = layer->q_scale_form != ATTN_SCALE_NONE;
+    return element_of_dtype(quantized ? layer->q_dtype : layer->dtype);
 }
 
 attn_status shape_of_layer(const struct variant *variant, const struct attn_layer_desc *layer,
@@ -34,7 +46,7 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
 {
     memset(shape, 0, sizeof(*shape));
     shape->activation = element_of_dtype(layer->dtype);
-    if (shape->activation < 0) {
+    if (shape->activation < 0 || shape->activation > ELEMENT_BF16) {
         return fail(error, ATTN_ERROR_UNSUPPORTED, "dtype", "allowed: f16, bf16, f32");
     }
     shape->keys = row_form_of(layer->kv_dtype, shape->activation, false);
@@ -72,10 +84,12 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     shape->item_rows = at_least(at_least(rows, 128), shape->group);
     shape->ds_mla = layer->kv_dtype == ATTN_KV_FP8_DS_MLA;
     /* f16 and f32 caches, and e4m3 with scales in a row, hold more than bf16 can: those are
-     * computed in float32 */
+     * computed in float32, as are probabilities that are to be rounded once */
     bool short_rows = shape->keys.element >= ELEMENT_BF16 &&
                       shape->values.element >= ELEMENT_BF16 && !shape->ds_mla;
-    bool short_math = shape->activation == ELEMENT_BF16 && short_rows && variant->bf16 != NULL;
+    shape->rounds = layer->p_scale_form != ATTN_SCALE_NONE;
+    bool short_math =
+        shape->activation == ELEMENT_BF16 && short_rows && !shape->rounds && variant->bf16 != NULL;
     shape->engine = short_math ? variant->bf16 : variant->f32;
     /* a turned query has more bits than the query had */
     shape->query_parts = short_math && shape->keys.nibbles ? 2 : 1;
@@ -110,6 +124,7 @@ static void source_of_view(struct row_source *source, const struct attn_kv_view 
     source->element = form->element;
     source->row_elements = row_elements;
     source->nibbles = form->nibbles;
+    source->head_scale = form->head_scale;
     source->row_bytes =
         form->nibbles ? (row_elements + 1) / 2 : row_elements * element_bytes[form->element];
     source->ds_mla = ds_mla;
@@ -125,11 +140,14 @@ static void source_of_tensor(struct row_source *source, const struct attn_tensor
                              const struct layer_shape *shape, int32_t row_elements)
 {
     memset(source, 0, sizeof(*source));
-    int64_t bytes = element_bytes[shape->activation];
+    bool fp8 = element_of_any(tensor) == ELEMENT_E4M3;
+    int32_t element = fp8 ? ELEMENT_E4M3 : shape->activation;
+    int64_t bytes = element_bytes[element];
     source->data = tensor_data(tensor);
     source->stride_slot = tensor_stride(tensor, 0) * bytes;
     source->stride_head = tensor_stride(tensor, 1) * bytes;
-    source->element = shape->activation;
+    source->element = element;
+    source->head_scale = fp8;
     source->row_elements = row_elements;
     source->row_bytes = row_elements * (int32_t)bytes;
 }
@@ -204,6 +222,7 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
     problem->paged = args->k_cache != NULL;
     problem->causal = batch->causal != ATTN_CAUSAL_AS_LAYER ? batch->causal == ATTN_CAUSAL_YES
                                                             : layer->causal != 0;
+    problem->q_element = query_element(layer);
     problem->causal_per_request = layer->causal_per_request != 0 && batch->causal_per_request;
     struct layer_shape *shape = &problem->shape;
     attn_status status = shape_of_args(args, shape, error);

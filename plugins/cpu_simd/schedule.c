@@ -83,7 +83,7 @@ static void choose_path(const struct problem *problem, int32_t direct_heads, str
 {
     const struct layer_shape *shape = &problem->shape;
     bool tree = problem->batch->tree != NULL && problem->layer->tree_mask != ATTN_TREE_NONE;
-    item->direct = shape->engine->direct != NULL && !tree && shape->topk == 0 &&
+    item->direct = shape->engine->direct != NULL && !tree && shape->topk == 0 && !shape->rounds &&
                    shape->group <= shape->engine->direct_rows &&
                    request_queries(problem, item->request) == 1;
     item->num_heads = item->direct ? direct_heads : 1;
@@ -162,7 +162,7 @@ static int32_t parts_of(const struct builder *builder, const struct work_item *i
 {
     int64_t rows = (int64_t)item->num_tokens * builder->problem->shape.group;
     int64_t keys = (int64_t)item->key_end - item->key_begin;
-    if (builder->target == 0 ||
+    if (builder->target == 0 || builder->problem->shape.rounds ||
         (item->num_heads == 1 && rows > at_least(SPLIT_ROWS, builder->problem->shape.group)) ||
         keys < 2 * SPLIT_KEYS) {
         return 1;

@@ -167,6 +167,10 @@ static void load_tile(struct tile *tile, char *scratch)
         move_non_finite_scales(tile);
     }
     const struct engine *engine = shape->engine;
+    if (tile->only_maxima) {
+        engine->pack_keys(tile->keys, tile->key_rows, tile->n, padded, shape->depth_padded);
+        return;
+    }
     if (tile->flash) {
         tile->non_finite = engine->flash->pack_values(tile->values, tile->value_rows, tile->n,
                                                       padded, shape->width_padded) != 0;
@@ -213,6 +217,38 @@ static void apply_terms(struct tile *tile, int32_t first_row, int32_t rows, int3
     }
 }
 
+/* Rows of scores to their greatest where they are seen, as references. */
+static void raise_references(struct tile *tile, int32_t first_row, int32_t rows, float factor)
+{
+    for (int32_t r = 0; r < rows; r++) {
+        const float *scores = tile->scores + (int64_t)r * SCORE_STRIDE;
+        float *reference = &tile->reference[first_row + r];
+        for (int32_t j = tile->low[first_row + r]; j < tile->high[first_row + r]; j++) {
+            *reference = scores[j] * factor > *reference ? scores[j] * factor : *reference;
+        }
+    }
+}
+
+/* Probabilities as an fp8 kernel holds them; their sum is of those before. */
+static void round_probabilities(struct tile *tile, int32_t rows, int32_t begin, int32_t end)
+{
+    const struct problem *problem = &tile->run->problem;
+    const struct attn_layer_params *params = problem->params;
+    const struct variant *variant = problem->instance->variant;
+    int32_t element = problem->layer->kv_dtype == ATTN_KV_FP8_E5M2 ? ELEMENT_E5M2 : ELEMENT_E4M3;
+    float scale = (float)scale_of_head(params->p_scale, params->p_scale_host,
+                                       problem->layer->p_scale_form, 0);
+    uint8_t codes[TILE_KEYS];
+    for (int32_t r = 0; r < rows; r++) {
+        float *p = tile->scores + (int64_t)r * SCORE_STRIDE;
+        variant->codes->encode[element](codes, p + begin, scale, NULL, end - begin);
+        variant->f32->unpack[element](p + begin, codes, end - begin);
+        for (int32_t j = begin; j < end; j++) {
+            p[j] *= problem->values.scale != NULL ? scale * tile->value_scale[j] : scale;
+        }
+    }
+}
+
 /* One tile for rows first_row .. first_row+rows-1 of the item. */
 static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_t block)
 {
@@ -253,6 +289,11 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
     if (problem->terms) {
         apply_terms(tile, first_row, rows, begin, end);
     }
+    float factor = problem->terms ? LOG2_E : key_factor(problem, tile->item->head) * LOG2_E;
+    if (tile->only_maxima) {
+        raise_references(tile, first_row, rows, factor);
+        return;
+    }
     float *accumulator = tile->accumulator + (int64_t)first_row * shape->width_padded;
     struct softmax_args softmax = {
         .scores = tile->scores,
@@ -261,13 +302,16 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
         .end = end,
         .low = tile->low + first_row,
         .high = tile->high + first_row,
-        .factor = problem->terms ? LOG2_E : key_factor(problem, tile->item->head) * LOG2_E,
+        .factor = factor,
         .reference = tile->reference + first_row,
         .sum = tile->sum + first_row,
         .rescale = tile->rescale,
-        .value_scale = problem->values.scale != NULL ? tile->value_scale : NULL,
+        .value_scale = problem->values.scale != NULL && !shape->rounds ? tile->value_scale : NULL,
     };
     engine->softmax(&softmax);
+    if (shape->rounds) {
+        round_probabilities(tile, rows, begin, end);
+    }
     for (int32_t r = 0; r < rows && tile->seen[block]; r++) {
         if (tile->rescale[r] != 1.0f) {
             problem->instance->variant->scale_row(accumulator + (int64_t)r * shape->width_padded,
@@ -286,6 +330,40 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
     if (tile->non_finite) {
         add_non_finite_values(tile, first_row, rows);
     }
+}
+
+/* Every tile of the item's keys, for every block of its rows. Tiles stand at multiples of TILE_KEYS
+ * wherever the item begins, so that a row's bits do not depend on which rows share its item. */
+static void run_tiles(struct tile *tile, int32_t rows, char *scratch)
+{
+    const struct attend_run *run = tile->run;
+    const struct problem *problem = &run->problem;
+    const struct layer_shape *shape = &problem->shape;
+    const struct work_item *item = tile->item;
+    int32_t step = shape->engine->row_block;
+    for (int32_t first = item->key_begin / TILE_KEYS * TILE_KEYS; first < item->key_end;
+         first += TILE_KEYS) {
+        tile->first = first;
+        tile->skip = at_least(0, item->key_begin - first);
+        tile->n = at_most(TILE_KEYS, item->key_end - first);
+        tile->keys =
+            scratch + run->layout.keys + (size_t)tile->num_tiles * packed_bytes(shape, true);
+        tile->values =
+            scratch + run->layout.values + (size_t)tile->num_tiles * packed_bytes(shape, false);
+        load_tile(tile, scratch);
+        if (tile->flash && !tile->non_finite) {
+            flash_add(tile, rows);
+            continue;
+        }
+        flash_run(tile, rows);
+        if (problem->latent != NULL) {
+            ahead_begin(&tile->ahead, problem, item, first + TILE_KEYS, (rows + step - 1) / step);
+        }
+        for (int32_t m = 0, block = 0; m < rows; m += step, block++) {
+            row_block(tile, m, at_most(step, rows - m), block);
+        }
+    }
+    flash_run(tile, rows);
 }
 
 void run_packed(const struct attend_run *run, const struct work_item *item, char *scratch)
@@ -314,30 +392,12 @@ void run_packed(const struct attend_run *run, const struct work_item *item, char
     memset(tile.zero_row, 0,
            (size_t)at_least(shape->width_padded, shape->depth_padded) *
                (size_t)shape->engine->element_bytes);
-    /* tiles stand at multiples of TILE_KEYS wherever the item begins, so that a row's bits do not
-     * depend on which rows share its item */
-    for (int32_t first = item->key_begin / TILE_KEYS * TILE_KEYS; first < item->key_end;
-         first += TILE_KEYS) {
-        tile.first = first;
-        tile.skip = at_least(0, item->key_begin - first);
-        tile.n = at_most(TILE_KEYS, item->key_end - first);
-        tile.keys = scratch + run->layout.keys + (size_t)tile.num_tiles * packed_bytes(shape, true);
-        tile.values =
-            scratch + run->layout.values + (size_t)tile.num_tiles * packed_bytes(shape, false);
-        load_tile(&tile, scratch);
-        if (tile.flash && !tile.non_finite) {
-            flash_add(&tile, rows);
-            continue;
-        }
-        flash_run(&tile, rows);
-        if (problem->latent != NULL) {
-            ahead_begin(&tile.ahead, problem, item, first + TILE_KEYS, (rows + step - 1) / step);
-        }
-        for (int32_t m = 0, block = 0; m < rows; m += step, block++) {
-            row_block(&tile, m, at_most(step, rows - m), block);
-        }
+    if (shape->rounds) { /* relative to the largest, which so must be known before the first */
+        tile.only_maxima = true;
+        run_tiles(&tile, rows, scratch);
+        tile.only_maxima = false;
     }
-    flash_run(&tile, rows);
+    run_tiles(&tile, rows, scratch);
     for (int32_t m = 0, block = 0; m < rows; m += step, block++) {
         if (!tile.seen[block]) {
             memset(tile.accumulator + (int64_t)m * shape->width_padded, 0,

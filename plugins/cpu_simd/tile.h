@@ -35,7 +35,8 @@ struct tile {
     int32_t skip;  /* columns before the item's first key: never read */
     int32_t n;
     bool flash; /* the item goes by the engine's flash, except for tiles with non-finite values */
-    bool non_finite; /* a value of the tile is NaN or infinite */
+    bool only_maxima; /* of rows' scores are wanted: values are not packed */
+    bool non_finite;  /* a value of the tile is NaN or infinite */
     struct ahead ahead;
 };
 
