@@ -1,38 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fixture.h"
 
-#include <dlfcn.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "support/client.h"
+#include "support/random.h"
+#include "support/test.h"
 
 enum { HQ = 4, BLOCK = 16 };
 enum { T_Q, T_K, T_V, T_OUT, T_LSE, T_SINK_K, T_SINK_V };
 
-#define CHECK(f, call)                                                                             \
-    do {                                                                                           \
-        if ((call) != ATTN_OK) {                                                                   \
-            fail_msg("%s: %s: %s", #call, (f)->error.field, (f)->error.message);                   \
-        }                                                                                          \
-    } while (0)
-
-static double random_value(uint32_t *state)
-{
-    *state = *state * 1664525u + 1013904223u;
-    return (double)(*state >> 8) / (1 << 24) - 0.5;
-}
-
-static float *random_rows(uint32_t *state, int64_t count, double scale)
+static float *random_rows(uint64_t *random, int64_t count, double radius)
 {
     float *rows = malloc((size_t)count * sizeof *rows);
-    for (int64_t i = 0; i < count; i++) {
-        rows[i] = (float)(scale * random_value(state));
-    }
+    random_floats(random, rows, count, radius);
     return rows;
 }
 
@@ -47,35 +30,14 @@ static void set_tensor(struct fixture *f, int32_t which, float *data, int32_t nd
         data, {ATTN_DEVICE_CPU, 0}, ndim, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
 }
 
-static void open_core(struct fixture *f)
-{
-    attn_get_api_fn *get_api;
-    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
-    assert_non_null(library);
-    void *symbol = dlsym(library, ATTN_GET_API_SYMBOL);
-    memcpy(&get_api, &symbol, sizeof get_api);
-    CHECK(f, get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &f->api, &f->error));
-}
-
 static void bind(struct fixture *f, const char *backend)
 {
-    const struct attn_select_options options = {.struct_size = sizeof options, .backend = backend};
     const struct attn_layer_desc *layers[] = {&f->layer};
-    attn_assignment *assignment;
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
-    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     struct attn_layer_params params = {.struct_size = sizeof params};
-    CHECK(f, f->api->select(f->runtime, &options, layers, 1, &assignment, &f->error));
-    CHECK(f, f->api->model_create(f->runtime, assignment, NULL, &f->model, &f->error));
-    f->api->assignment_destroy(assignment);
+    CHECK(f,
+          client_model(f->api, f->runtime, CLIENT_ORDER(backend), layers, 1, &f->model, &f->error));
     attn_layer *layer = f->api->model_layer(f->model, 0);
-    CHECK(f, f->api->layer_kv_spec(layer, &spec, &f->error));
-    if (spec.kind != ATTN_KV_SPEC_NONE) {
-        f->cache = aligned_alloc(256, (size_t)(f->num_blocks * spec.padded_page_bytes));
-        memset(f->cache, 0xff, (size_t)(f->num_blocks * spec.padded_page_bytes));
-        CHECK(f, f->api->layer_kv_views(layer, f->cache, f->num_blocks, &k, &v, &f->error));
-        CHECK(f, f->api->layer_bind_kv(layer, &k, &v, &f->error));
-    }
+    CHECK(f, client_cache(f->api, layer, f->num_blocks, NULL, &f->cache, &f->error));
     for (int32_t i = 0; i < f->layer.num_kv_heads * f->layer.head_size; i++) {
         f->signs[i] = i * i % 7 < 3 ? -1 : 1;
         f->v_channel_scale[i] = 0.01f; /* v lies within +-1 */
@@ -92,20 +54,8 @@ static void bind(struct fixture *f, const char *backend)
     CHECK(f, f->api->layer_bind_params(layer, &params, &f->error));
 }
 
-static void make_plan(struct fixture *f)
-{
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = {sizeof options.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * BLOCK, 0, 0},
-        .graph = 0};
-    CHECK(f, f->api->plan_create(f->model, 0, &options, &f->plan, &f->error));
-    size_t bytes = f->api->plan_workspace_bytes(f->plan);
-    f->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
-    CHECK(f, f->api->plan_bind_workspace(f->plan, f->workspace, bytes, &f->error));
-}
-
 /* The keys before the step's own, written by runs that attend nothing. */
-static void write_contexts(struct fixture *f, uint32_t *random, int32_t shared)
+static void write_contexts(struct fixture *f, uint64_t *random, int32_t shared)
 {
     int32_t d = f->layer.head_size, hk = f->layer.num_kv_heads;
     for (int32_t r = 0; r < f->batch.num_reqs; r++) {
@@ -114,8 +64,8 @@ static void write_contexts(struct fixture *f, uint32_t *random, int32_t shared)
             int32_t count = context - first < MAX_TOKENS ? context - first : MAX_TOKENS;
             int32_t starts[2] = {0, count}, length = first + count;
             int64_t slots[MAX_TOKENS], shapes[2][3] = {{count, hk, d}, {count, hk, d}};
-            float *k = random_rows(random, (int64_t)count * hk * d, 8),
-                  *v = random_rows(random, (int64_t)count * hk * d, 2);
+            float *k = random_rows(random, (int64_t)count * hk * d, 4),
+                  *v = random_rows(random, (int64_t)count * hk * d, 1);
             struct attn_tensor tk = f->tensors[T_K], tv = f->tensors[T_V];
             struct attn_batch batch = f->batch;
             struct attn_step_io io = {
@@ -186,16 +136,10 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
                   const int32_t *query_lens, const int32_t *lens, int32_t num_reqs, int32_t shared,
                   const struct attn_host *host, bool validate)
 {
-    uint32_t random = 12345;
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .host = host,
-                                                 .plugin_path = PLUGINS,
-                                                 .cache_dir = "",
-                                                 .backend = "",
-                                                 .num_threads = 1,
-                                                 .validate = validate ? 1 : -1,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1};
+    uint64_t random = 12345;
+    struct attn_runtime_options options = client_options(PLUGINS);
+    options.host = host;
+    options.validate = validate ? 1 : -1;
     memset(f, 0, sizeof *f);
     f->error = (struct attn_error)ATTN_ERROR_INIT;
     f->layer = *layer;
@@ -208,17 +152,16 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
     f->layer.scale = 0.3f;
     f->layer.block_size = BLOCK;
     f->layer.needs_lse = 1;
-    open_core(f);
-    CHECK(f, f->api->runtime_create(&options, &f->runtime, &f->error));
+    CHECK(f, client_open(CORE_FILE, &options, &f->api, &f->runtime, &f->error));
     make_batch(f, query_lens, lens, num_reqs, shared);
     int64_t tokens = f->batch.num_tokens, d = f->layer.head_size, hk = f->layer.num_kv_heads;
-    f->q = random_rows(&random, tokens * HQ * d, 8);
-    f->k = random_rows(&random, tokens * hk * d, 8);
-    f->v = random_rows(&random, tokens * hk * d, 2);
+    f->q = random_rows(&random, tokens * HQ * d, 4);
+    f->k = random_rows(&random, tokens * hk * d, 4);
+    f->v = random_rows(&random, tokens * hk * d, 1);
     f->out = calloc((size_t)(tokens * HQ * d), sizeof(float));
     f->lse = calloc((size_t)(tokens * HQ), sizeof(float));
-    f->sink_k = random_rows(&random, 64 * hk * d, 8);
-    f->sink_v = random_rows(&random, 64 * hk * d, 2);
+    f->sink_k = random_rows(&random, 64 * hk * d, 4);
+    f->sink_v = random_rows(&random, 64 * hk * d, 1);
     for (int32_t h = 0; h < 64; h++) {
         f->sinks[h] = (float)(2 + h % 3);
     }
@@ -236,7 +179,9 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
                                   .out = &f->tensors[T_OUT],
                                   .lse = &f->tensors[T_LSE]};
     bind(f, backend);
-    make_plan(f);
+    CHECK(f,
+          client_plan(f->api, f->model, 0, CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, MAX_BLOCKS * BLOCK),
+                      &f->plan, &f->workspace, &f->error));
     if (f->cache != NULL) {
         write_contexts(f, &random, shared);
     }

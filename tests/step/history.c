@@ -1,21 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "history.h"
 
-#include <dlfcn.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
-#define CHECK(h, call)                                                                             \
-    do {                                                                                           \
-        if ((call) != ATTN_OK) {                                                                   \
-            fail_msg("%s: %s: %s", #call, (h)->error.field, (h)->error.message);                   \
-        }                                                                                          \
-    } while (0)
+#include "support/client.h"
+#include "support/number.h"
+#include "support/random.h"
+#include "support/test.h"
 
 /* One group's batch, with the arrays behind it. */
 struct step_batch {
@@ -32,46 +25,14 @@ struct step_rows {
     struct attn_tensor tensors[4];
 };
 
-/* Uniform in +-1. */
-static double random_value(struct history *h)
+static void bf16_store(uint16_t *row, int32_t at, double value)
 {
-    h->random = h->random * 1664525u + 1013904223u;
-    return (double)(h->random >> 8) / (1 << 23) - 1;
+    number_store(row, at, ATTN_DTYPE_BF16, value);
 }
 
-static double bf16_value(uint16_t bits)
+static double bf16_load(const uint16_t *row, int32_t at)
 {
-    uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, sizeof value);
-    return value;
-}
-
-/* Truncated: any bf16 will do as an input. */
-static uint16_t bf16_bits(double x)
-{
-    float value = (float)x;
-    uint32_t wide;
-    memcpy(&wide, &value, sizeof wide);
-    return (uint16_t)(wide >> 16);
-}
-
-static void open_runtime(struct history *h)
-{
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .plugin_path = PLUGINS,
-                                                 .cache_dir = "",
-                                                 .backend = "",
-                                                 .num_threads = 1,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1};
-    attn_get_api_fn *get_api;
-    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
-    assert_non_null(library);
-    void *symbol = dlsym(library, ATTN_GET_API_SYMBOL);
-    memcpy(&get_api, &symbol, sizeof get_api);
-    CHECK(h, get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &h->api, &h->error));
-    CHECK(h, h->api->runtime_create(&options, &h->runtime, &h->error));
+    return number_load(row, at, ATTN_DTYPE_BF16);
 }
 
 static void describe(struct history *h, const struct attn_layer_desc *layers)
@@ -101,10 +62,12 @@ static void bind_layer(struct history *h, int32_t index)
 {
     struct history_layer *l = &h->layers[index];
     attn_layer *layer = h->api->model_layer(h->model, index);
-    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    void *cache;
     l->group = h->api->layer_group(layer, ATTN_GROUP_BLOCK_TABLE, 0);
-    l->spec = (struct attn_kv_spec){.struct_size = sizeof l->spec};
-    CHECK(h, h->api->layer_kv_spec(layer, &l->spec, &h->error));
+    CHECK(h, client_cache(h->api, layer, H_POOL, &l->spec, &cache, &h->error));
+    l->cache = cache;
+    l->cache_bytes = (size_t)(H_POOL * l->spec.padded_page_bytes);
+    assert_true((l->owner == index) == (l->spec.kind != ATTN_KV_SPEC_NONE));
     l->scale = 0.009f; /* of fp8, where it may not stand for no scale */
     for (int32_t i = 0; i < H_HK * H_D; i++) {
         l->v_channel_scale[i] = 0.008f * (float)(1 + i % 5 * 0.25);
@@ -117,47 +80,31 @@ static void bind_layer(struct history *h, int32_t index)
                                              .k_scale_host = l->scale,
                                              .v_scale_host = l->scale};
     CHECK(h, h->api->layer_bind_params(layer, &params, &h->error));
-    if (l->owner != index) {
-        assert_int_equal(l->spec.kind, ATTN_KV_SPEC_NONE);
-        return;
-    }
-    l->cache_bytes = (size_t)(H_POOL * l->spec.padded_page_bytes);
-    l->cache = aligned_alloc(256, (l->cache_bytes + 255) / 256 * 256);
-    memset(l->cache, 0xff, l->cache_bytes); /* NaN, as bf16, scales and fp8 */
-    CHECK(h, h->api->layer_kv_views(layer, l->cache, H_POOL, &k, &v, &h->error));
-    CHECK(h, h->api->layer_bind_kv(layer, &k, &v, &h->error));
 }
 
 void history_init(struct history *h, const char *backend, const struct attn_layer_desc *layers,
                   int32_t num_layers)
 {
-    const struct attn_select_options select = {.struct_size = sizeof select, .backend = backend};
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = {sizeof options.limits, NULL, H_REQS, H_TOKENS, 0, H_KEYS, 0, 0}};
+    const struct attn_runtime_options options = client_options(PLUGINS);
     const struct attn_layer_desc *descs[H_LAYERS];
-    attn_assignment *assignment;
     memset(h, 0, sizeof *h);
     h->error = (struct attn_error)ATTN_ERROR_INIT;
     h->num_layers = num_layers;
     h->random = 4711;
-    open_runtime(h);
+    CHECK(h, client_open(CORE_FILE, &options, &h->api, &h->runtime, &h->error));
     describe(h, layers);
     for (int32_t i = 0; i < num_layers; i++) {
         descs[i] = &h->layers[i].desc;
     }
-    CHECK(h, h->api->select(h->runtime, &select, descs, num_layers, &assignment, &h->error));
-    CHECK(h, h->api->model_create(h->runtime, assignment, NULL, &h->model, &h->error));
-    h->api->assignment_destroy(assignment);
+    CHECK(h, client_model(h->api, h->runtime, CLIENT_ORDER(backend), descs, num_layers, &h->model,
+                          &h->error));
     for (int32_t i = 0; i < num_layers; i++) {
         bind_layer(h, i);
     }
     h->num_groups = h->api->model_num_groups(h->model, ATTN_GROUP_BLOCK_TABLE);
     for (int32_t g = 0; g < h->num_groups; g++) {
-        CHECK(h, h->api->plan_create(h->model, g, &options, &h->plans[g], &h->error));
-        size_t bytes = h->api->plan_workspace_bytes(h->plans[g]);
-        h->workspaces[g] = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
-        CHECK(h, h->api->plan_bind_workspace(h->plans[g], h->workspaces[g], bytes, &h->error));
+        CHECK(h, client_plan(h->api, h->model, g, CLIENT_LIMITS(H_REQS, H_TOKENS, H_KEYS),
+                             &h->plans[g], &h->workspaces[g], &h->error));
     }
 }
 
@@ -216,14 +163,14 @@ static void fill_rows(struct history *h, const struct step_batch *s, struct hist
         for (int32_t t = s->starts[r]; t < s->starts[r + 1]; t++) {
             int32_t j = h->lens[r] + t - s->starts[r];
             for (int32_t i = 0; i < H_HQ * H_D; i++) {
-                rows->q[t][i / H_D][i % H_D] = bf16_bits(4 * random_value(h));
+                bf16_store(rows->q[t][i / H_D], i % H_D, random_within(&h->random, 4));
             }
             for (int32_t i = 0; i < H_HK * H_D; i++) {
                 int32_t head = i / H_D, d = i % H_D;
-                rows->k[t][head][d] = bf16_bits(2 * random_value(h));
-                rows->v[t][head][d] = bf16_bits(random_value(h));
-                l->k[r][j][head][d] = bf16_value(rows->k[t][head][d]);
-                l->v[r][j][head][d] = bf16_value(rows->v[t][head][d]);
+                bf16_store(rows->k[t][head], d, random_within(&h->random, 2));
+                bf16_store(rows->v[t][head], d, random_within(&h->random, 1));
+                l->k[r][j][head][d] = bf16_load(rows->k[t][head], d);
+                l->v[r][j][head][d] = bf16_load(rows->v[t][head], d);
             }
             for (int32_t head = 0; head < H_HK; head++) {
                 unpaged_store(l, false, head, l->k[r][j][head]);
@@ -276,11 +223,11 @@ static void hold_rows(const struct history *h, const struct step_batch *s, int32
         for (int32_t t = s->starts[r]; t < s->starts[r + 1]; t++) {
             double q[H_HQ * H_D], right[H_HQ * H_D];
             for (int32_t i = 0; i < H_HQ * H_D; i++) {
-                q[i] = bf16_value(rows->q[t][i / H_D][i % H_D]);
+                q[i] = bf16_load(rows->q[t][i / H_D], i % H_D);
             }
             unpaged_attend(l, &h->layers[l->owner], r, h->lens[r] + t - s->starts[r], q, right);
             for (int32_t i = 0; i < H_HQ * H_D; i++) {
-                double found = bf16_value(rows->out[t][i / H_D][i % H_D]);
+                double found = bf16_load(rows->out[t][i / H_D], i % H_D);
                 if (!(fabs(found - right[i]) <= rounding(right[i]) + 1e-6)) {
                     fail_msg("layer '%s', request %d, row %d, head %d, dim %d: %g, not %g",
                              l->desc.name, r, t, i / H_D, i % H_D, found, right[i]);

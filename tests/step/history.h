@@ -43,7 +43,7 @@ struct history {
     attn_plan *plans[H_LAYERS];
     void *workspaces[H_LAYERS];
     int32_t lens[H_REQS];
-    uint32_t random;
+    uint64_t random;
     struct attn_error error;
 };
 

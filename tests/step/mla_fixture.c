@@ -1,60 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "mla_fixture.h"
 
-#include <dlfcn.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "support/client.h"
+#include "support/number.h"
+#include "support/random.h"
 
-static uint32_t state;
-
-static double random_value(void)
-{
-    state = state * 1664525u + 1013904223u;
-    return (double)(state >> 8) / (1 << 23) - 1;
-}
+static uint64_t state;
 
 const struct attn_tensor *tensor(struct mla *m, int32_t which, void *data, int32_t ndim, int64_t a,
                                  int64_t b, int64_t c, int64_t sa, int64_t sb)
 {
-    int64_t shape[] = {a, b, c}, strides[] = {sa, sb, 1};
-    memcpy(m->shapes[which], shape, sizeof shape);
-    memcpy(m->strides[which], strides, sizeof strides);
-    m->strides[which][ndim - 1] = 1;
-    m->tensors[which] = (struct attn_tensor){data,
-                                             {ATTN_DEVICE_CPU, 0},
-                                             ndim,
-                                             {ATTN_CODE_FLOAT, 32, 1},
-                                             m->shapes[which],
-                                             m->strides[which],
-                                             0};
-    return &m->tensors[which];
+    const int64_t strides[] = {sa, ndim > 2 ? sb : 1, 1};
+    return shaped_set(&m->tensors[which], data, ATTN_DTYPE_F32, ndim, (int64_t[]){a, b, c},
+                      strides);
 }
 
 void open_core(struct mla *m)
 {
-    attn_get_api_fn *get_api;
-    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
-    assert_non_null(library);
-    void *symbol = dlsym(library, ATTN_GET_API_SYMBOL);
-    memcpy(&get_api, &symbol, sizeof get_api);
-    const struct attn_runtime_options options = {
-        .struct_size = sizeof options,
-        .plugin_path = PLUGINS,
-        .cache_dir = "",
-        .backend = "",
-        .num_threads = 2,
-        .validate = 1,
-        .isolation = -1, /* valgrind shows another processor than a process of its own sees */
-        .ignore_environment = 1,
-        .no_default_plugins = 1};
-    CHECK(m, get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &m->api, &m->error));
-    CHECK(m, m->api->runtime_create(&options, &m->runtime, &m->error));
+    struct attn_runtime_options options = client_options(PLUGINS);
+    options.num_threads = 2;
+    options.validate = 1;
+    options.isolation = -1; /* valgrind shows another processor than a process of its own sees */
+    CHECK(m, client_open(CORE_FILE, &options, &m->api, &m->runtime, &m->error));
 }
 
 void describe(struct mla *m)
@@ -105,12 +76,8 @@ void describe(struct mla *m)
 
 static void bind(struct mla *m)
 {
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .backend = m->s->backend};
     const struct attn_layer_desc *layers[] = {&m->layer};
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
-    struct attn_kv_view k = {.struct_size = sizeof k};
-    attn_assignment *assignment;
+    struct attn_kv_spec spec;
     struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL}};
     struct attn_layer_params params = {.struct_size = sizeof params,
                                        .next = &weights.ext,
@@ -118,19 +85,14 @@ static void bind(struct mla *m)
                                        .q_scale_host = QUERY_SCALE,
                                        .sinks = m->s->has_sinks ? m->sinks : NULL};
     int64_t heads = m->s->heads;
-    CHECK(m, m->api->select(m->runtime, &options, layers, 1, &assignment, &m->error));
-    CHECK(m, m->api->model_create(m->runtime, assignment, NULL, &m->model, &m->error));
-    m->api->assignment_destroy(assignment);
+    CHECK(m, client_model(m->api, m->runtime, CLIENT_ORDER(m->s->backend), layers, 1, &m->model,
+                          &m->error));
     attn_layer *layer = m->api->model_layer(m->model, 0);
-    CHECK(m, m->api->layer_kv_spec(layer, &spec, &m->error));
+    CHECK(m, client_cache(m->api, layer, NUM_BLOCKS, &spec, &m->cache, &m->error));
     assert_int_equal(spec.kind,
                      m->s->window > 0 ? ATTN_KV_SPEC_SLIDING_WINDOW_MLA : ATTN_KV_SPEC_MLA);
     assert_int_equal(spec.page_bytes,
                      m->s->ds_mla ? BLOCK * 656 : BLOCK * ROW * (m->s->fp8 ? 1 : 4));
-    m->cache = aligned_alloc(256, (size_t)(NUM_BLOCKS * spec.page_bytes));
-    memset(m->cache, 0xff, (size_t)(NUM_BLOCKS * spec.page_bytes));
-    CHECK(m, m->api->layer_kv_views(layer, m->cache, NUM_BLOCKS, &k, NULL, &m->error));
-    CHECK(m, m->api->layer_bind_kv(layer, &k, NULL, &m->error));
     if (m->s->split) {
         weights.w_uk = tensor(m, 0, m->uk, 3, heads, NOPE, RANK, NOPE * RANK, RANK);
         weights.w_uv = tensor(m, 1, m->uv, 3, heads, RANK, V, RANK * V, V);
@@ -138,14 +100,8 @@ static void bind(struct mla *m)
         weights.kv_b_proj = tensor(m, 0, m->weights, 2, heads * (NOPE + V), RANK, 0, RANK, 1);
     }
     CHECK(m, m->api->layer_bind_params(layer, &params, &m->error));
-    const struct attn_plan_options plan = {
-        .struct_size = sizeof plan,
-        .limits = {sizeof plan.limits, NULL, MAX_REQS, 100, 0, MAX_LENGTH, 0, 0}};
-    CHECK(m, m->api->plan_create(m->model, 0, &plan, &m->plan, &m->error));
-    size_t bytes = m->api->plan_workspace_bytes(m->plan);
-    m->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
-    memset(m->workspace, 0xff, bytes); /* NaN: whatever is read was written first */
-    CHECK(m, m->api->plan_bind_workspace(m->plan, m->workspace, bytes, &m->error));
+    CHECK(m, client_plan(m->api, m->model, 0, CLIENT_LIMITS(MAX_REQS, 100, MAX_LENGTH), &m->plan,
+                         &m->workspace, &m->error));
 }
 
 static void draw(struct mla *m)
@@ -153,11 +109,11 @@ static void draw(struct mla *m)
     const struct setting *s = m->s;
     int32_t used = 0;
     m->starts[0] = s->first_row;
-    state += s->ranks != NULL ? 1000 * (uint32_t)s->ranks->rank : 0; /* a rank's own heads */
+    state += s->ranks != NULL ? 1000 * (uint64_t)s->ranks->rank : 0; /* a rank's own heads */
     for (int32_t h = 0; h < s->heads; h++) {
-        m->sinks[h] = (float)(3 * random_value());
+        m->sinks[h] = (float)random_within(&state, 3);
         for (int32_t i = 0; i < (NOPE + V) * RANK; i++) {
-            float w = (float)(2.8 / sqrt(RANK) * random_value());
+            float w = (float)random_within(&state, 2.8 / sqrt(RANK));
             int32_t r = i / RANK, d = i % RANK;
             m->weights[h * (NOPE + V) * RANK + i] = w;
             if (r < NOPE) {
@@ -167,7 +123,7 @@ static void draw(struct mla *m)
             }
         }
     }
-    uint32_t own = state;
+    uint64_t own = state;
     state = s->ranks != NULL ? 99 : state; /* the rows are all ranks' */
     for (int32_t r = 0; r < s->num_reqs; r++) {
         m->starts[r + 1] = m->starts[r] + s->queries[r];
@@ -176,7 +132,7 @@ static void draw(struct mla *m)
             m->table[r][b] = b * BLOCK < s->lens[r] ? used++ * 7 % NUM_BLOCKS : INT32_MIN;
         }
         for (int32_t i = 0; i < s->lens[r] * ROW; i++) {
-            m->rows[r][i / ROW][i % ROW] = (float)(2 * random_value());
+            m->rows[r][i / ROW][i % ROW] = (float)random_within(&state, 2);
         }
         for (int32_t i = 0; i < s->queries[r]; i++) {
             int32_t length = s->lens[r] - s->queries[r] + i + 1, n = 0;
@@ -190,7 +146,7 @@ static void draw(struct mla *m)
     }
     state = s->ranks != NULL ? own : state;
     for (int32_t i = 0; i < m->starts[s->num_reqs] * MAX_HEADS * (RANK + ROPE); i++) {
-        (&m->q[0][0][0])[i] = (float)(3 * random_value());
+        (&m->q[0][0][0])[i] = (float)random_within(&state, 3);
     }
 }
 
@@ -224,30 +180,18 @@ int32_t stage_keys(struct mla *m, bool context)
     return count;
 }
 
-/* e4m3: 3 mantissa bits, exponents from -6, at most 448. */
 static double through_fp8(double x, double scale)
 {
-    double y = fmin(fabs(x / scale), 448);
-    int exponent = y > 0 ? ilogb(y) : -6;
-    exponent = exponent < -6 ? -6 : exponent;
-    y = ldexp(nearbyint(ldexp(y, 3 - exponent)), exponent - 3);
-    return copysign(y, x) * scale;
+    return number_round(x / scale, ATTN_DTYPE_FP8_E4M3) * scale;
 }
 
 /* Codes in place of the floats that they round. */
 static void encode_query(struct mla *m, int32_t which, float *values, int64_t count)
 {
-    uint8_t *codes = (uint8_t *)values;
     for (int64_t i = 0; i < count; i++) {
-        double x = through_fp8(values[i], QUERY_SCALE) / QUERY_SCALE, a = fabs(x);
-        int32_t exponent = a >= 0x1p-6 ? ilogb(a) : -7;
-        uint8_t code =
-            (uint8_t)(exponent > -7
-                          ? (exponent + 7) << 3 | ((int32_t)nearbyint(ldexp(a, 3 - exponent)) & 7)
-                          : (int32_t)nearbyint(ldexp(a, 9)));
-        codes[i] = (uint8_t)(code | (signbit(x) ? 0x80 : 0));
+        number_store(values, i, ATTN_DTYPE_FP8_E4M3, values[i] / QUERY_SCALE);
     }
-    m->tensors[which].dtype = (struct attn_dtype){ATTN_CODE_FLOAT8_E4M3FN, 8, 1};
+    m->tensors[which].tensor.dtype = number_dtype(ATTN_DTYPE_FP8_E4M3);
 }
 
 void set_io(struct mla *m, int32_t keys)
@@ -280,7 +224,7 @@ void set_io(struct mla *m, int32_t keys)
     m->io.out = tensor(m, 4, m->out, 3, tokens, s->heads, size, s->heads * size, size);
     if (s->fp8_out) {
         static const float scale = 0.02f;
-        m->tensors[4].dtype = (struct attn_dtype){ATTN_CODE_FLOAT8_E4M3FN, 8, 1};
+        m->tensors[4].tensor.dtype = number_dtype(ATTN_DTYPE_FP8_E4M3);
         m->quant = (struct attn_io_output_quant){
             .ext = {ATTN_EXT_IO_OUTPUT_QUANT, 0, sizeof m->quant, NULL}, .scale = &scale};
         m->ext.ext.next = &m->quant.ext;
@@ -356,8 +300,7 @@ static double through_ds_mla(const float *row, int32_t d)
 {
     float largest = 0;
     if (d >= RANK) {
-        int exponent = row[d] != 0 ? ilogb(row[d]) : 0;
-        return ldexp(nearbyint(ldexp(row[d], 7 - exponent)), exponent - 7);
+        return number_round(row[d], ATTN_DTYPE_BF16);
     }
     for (int32_t i = d / 128 * 128; i < d / 128 * 128 + 128 && i < RANK; i++) {
         largest = fmaxf(largest, fabsf(row[i]));

@@ -7,6 +7,9 @@
 #include <attn/api.h>
 #include <stdbool.h>
 
+#include "support/tensor.h"
+#include "support/test.h"
+
 enum { MAX_REQS = 5, MAX_LENGTH = 80, BLOCK = 8, MAX_BLOCKS = 12, MAX_HEADS = 8, NUM_BLOCKS = 64 };
 #if defined(PUBLISHED_SIZES) /* what fp8_ds_mla rows are made for */
 enum { NOPE = 128, ROPE = 64, V = 128, RANK = 512, ROW = RANK + ROPE };
@@ -58,8 +61,7 @@ struct mla {
     float *out, *lse, k_scale;
     void *cache, *workspace;
     struct attn_batch batch;
-    struct attn_tensor tensors[8];
-    int64_t shapes[8][3], strides[8][3];
+    struct shaped tensors[8];
     struct attn_io_mla ext;
     struct attn_io_output_quant quant;
     float sinks[MAX_HEADS];
@@ -67,15 +69,9 @@ struct mla {
     struct attn_error error;
 };
 
-#define CHECK(m, call)                                                                             \
-    do {                                                                                           \
-        if ((call) != ATTN_OK) {                                                                   \
-            fail_msg("%s: %s: %s", #call, (m)->error.field, (m)->error.message);                   \
-        }                                                                                          \
-    } while (0)
-
 #define QUERY_SCALE 0.03f
 
+/* Opens the core for *m, a runtime of this test's plugins. */
 void open_core(struct mla *m);
 void describe(struct mla *m);
 /* The contexts are in the cache; the step's own keys are staged. */

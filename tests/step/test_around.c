@@ -2,15 +2,12 @@
 /* What stands around an attend: the two points of a transfer, scales from the first batch, rows
  * that alone are wanted. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "fixture.h"
+#include "support/test.h"
 
 enum { TOKENS = 31, ROW = 4 * 32 };
 

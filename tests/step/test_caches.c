@@ -2,15 +2,12 @@
 /* Every cache dtype through specification, views, writes and attends of whole steps: near the
  * unquantized output, by the dtype's own error; and what binding keeps and refuses. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "fixture.h"
+#include "support/test.h"
 
 enum { TOKENS = 31, BLOCK = 16, HK = 2, D = 64, ROW = 4 * D };
 

@@ -3,14 +3,12 @@
  * fused rows, and in the steps of two levels of int8 that then run by them. */
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "history.h"
+#include "support/random.h"
+#include "support/test.h"
 
 enum {
     BATCHES = 4,
@@ -35,13 +33,7 @@ struct batch {
     struct attn_step_io io;
 };
 
-static uint32_t random_state;
-
-static double random_value(void)
-{
-    random_state = random_state * 1664525u + 1013904223u;
-    return (double)(random_state >> 8) / (1 << 23) - 1;
-}
+static uint64_t random_state;
 
 /* Each channel has a width of its own, and its largest value in one of the batches; the last
  * channel of all has none, the one before it next to none. Whatever is beside v is larger than all
@@ -59,7 +51,8 @@ static void fill(struct batch *b, int32_t index, bool fused)
         double width = 0.05 + 0.02 * (c % 13);
         width = c == CHANNELS - 1 ? 0 : c == CHANNELS - 2 ? 1e-42 : width;
         width *= (c + index) % BATCHES == 0 ? 2 : 1;
-        v[i / CHANNELS * row + c / H_D * head + c % H_D] = (float)(width * random_value());
+        v[i / CHANNELS * row + c / H_D * head + c % H_D] =
+            (float)random_within(&random_state, width);
     }
     b->shape[0] = ROWS, b->shape[1] = H_HK, b->shape[2] = H_D;
     b->strides[0] = row, b->strides[1] = head, b->strides[2] = 1;

@@ -2,16 +2,18 @@
 /* A multimodal encoder in fp8: over more steps than the history is deep the outputs are those of
  * the formula in float64, scale = largest amax of the last n steps / 448, with e4m3 rounded here.
  */
-#include <dlfcn.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <attn/api.h>
-#include <cmocka.h>
+
+#include "support/client.h"
+#include "support/number.h"
+#include "support/random.h"
+#include "support/tensor.h"
+#include "support/test.h"
 
 enum { REQS = 3, TOKENS = 20, HEADS = 4, KV_HEADS = 2, SIZE = 24, HISTORY = 16, STEPS = 37 };
 
@@ -20,7 +22,6 @@ static const struct attn_api *api;
 
 struct encoder {
     attn_runtime *runtime;
-    attn_assignment *assignment;
     attn_model *model;
     attn_plan *plan;
     void *workspace;
@@ -50,74 +51,51 @@ static attn_status try_create(struct encoder *e, const char *backend,
                                           .head_size = SIZE,
                                           .scale = 0.25f};
     const struct attn_layer_desc *layers[] = {&layer};
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .plugin_path = PLUGINS,
-                                                 .cache_dir = "",
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1,
-                                                 .isolation = -1};
-    const struct attn_select_options select = {.struct_size = sizeof select, .backend = backend};
+    struct attn_runtime_options options = client_options(PLUGINS);
+    options.backend = NULL;
+    options.isolation = -1;
     memset(e, 0, sizeof *e);
     e->error = (struct attn_error)ATTN_ERROR_INIT;
     attn_status status = api->runtime_create(&options, &e->runtime, &e->error);
-    status =
-        status ? status : api->select(e->runtime, &select, layers, 1, &e->assignment, &e->error);
     return status ? status
-                  : api->model_create(e->runtime, e->assignment, NULL, &e->model, &e->error);
+                  : client_model(api, e->runtime, CLIENT_ORDER(backend), layers, 1, &e->model,
+                                 &e->error);
 }
 
 static void make_plan(struct encoder *e)
 {
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = {.struct_size = sizeof options.limits, .max_num_reqs = 4, .max_num_tokens = 32}};
-    assert_int_equal(api->plan_create(e->model, 0, &options, &e->plan, &e->error), ATTN_OK);
-    size_t bytes = api->plan_workspace_bytes(e->plan);
-    e->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    memset(e->workspace, 0xff, bytes); /* NaN in what is not written */
-    assert_int_equal(api->plan_bind_workspace(e->plan, e->workspace, bytes, &e->error), ATTN_OK);
+    CHECK(e, client_plan(api, e->model, 0, CLIENT_LIMITS(4, 32, 0), &e->plan, &e->workspace,
+                         &e->error));
 }
 
 static void finish(struct encoder *e)
 {
     api->plan_destroy(e->plan);
     api->model_destroy(e->model);
-    api->assignment_destroy(e->assignment);
     api->runtime_destroy(e->runtime);
     free(e->workspace);
 }
 
-static void fill(float *x, int32_t count, uint32_t *seed, float size)
-{
-    for (int32_t i = 0; i < count; i++) {
-        *seed = *seed * 1664525u + 1013904223u;
-        x[i] = size * ((float)(*seed >> 8) / 8388608.0f - 1);
-    }
-}
-
-static struct attn_tensor tensor(void *data, int64_t *shape)
-{
-    return (struct attn_tensor){
-        data, {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
-}
-
 /* Rows behind the batch are NaN: nobody may take them for the largest. */
-static attn_status step(struct encoder *e, uint32_t seed, const float size[3])
+static attn_status step(struct encoder *e, uint64_t seed, const float size[3])
 {
-    int64_t wide[] = {TOKENS + 1, HEADS, SIZE}, narrow[] = {TOKENS + 1, KV_HEADS, SIZE};
-    struct attn_tensor q = tensor(e->q, wide), k = tensor(e->k, narrow), v = tensor(e->v, narrow);
-    struct attn_tensor out = tensor(e->out, wide);
+    static const int64_t wide[] = {TOKENS + 1, HEADS, SIZE},
+                         narrow[] = {TOKENS + 1, KV_HEADS, SIZE};
+    struct shaped q, k, v, out;
     const struct attn_batch batch = {.struct_size = sizeof batch,
                                      .num_reqs = REQS,
                                      .num_tokens = TOKENS,
                                      .num_actual_tokens = TOKENS,
                                      .query_start_loc = start,
                                      .query_start_loc_host = start};
-    const struct attn_step_io io = {
-        .struct_size = sizeof io, .q = &q, .k = &k, .v = &v, .out = &out};
-    fill(&e->q[0][0][0], TOKENS * HEADS * SIZE, &seed, size[0]);
-    fill(&e->k[0][0][0], TOKENS * KV_HEADS * SIZE, &seed, size[1]);
-    fill(&e->v[0][0][0], TOKENS * KV_HEADS * SIZE, &seed, size[2]);
+    const struct attn_step_io io = {.struct_size = sizeof io,
+                                    .q = shaped_set(&q, e->q, ATTN_DTYPE_F32, 3, wide, NULL),
+                                    .k = shaped_set(&k, e->k, ATTN_DTYPE_F32, 3, narrow, NULL),
+                                    .v = shaped_set(&v, e->v, ATTN_DTYPE_F32, 3, narrow, NULL),
+                                    .out = shaped_set(&out, e->out, ATTN_DTYPE_F32, 3, wide, NULL)};
+    random_floats(&seed, &e->q[0][0][0], TOKENS * HEADS * SIZE, size[0]);
+    random_floats(&seed, &e->k[0][0][0], TOKENS * KV_HEADS * SIZE, size[1]);
+    random_floats(&seed, &e->v[0][0][0], TOKENS * KV_HEADS * SIZE, size[2]);
     for (int32_t i = 0; i < HEADS * SIZE; i++) {
         e->q[TOKENS][i / SIZE][i % SIZE] = e->out[TOKENS][i / SIZE][i % SIZE] = NAN;
         e->k[TOKENS][i / SIZE % KV_HEADS][i % SIZE] = NAN;
@@ -125,19 +103,6 @@ static attn_status step(struct encoder *e, uint32_t seed, const float size[3])
     }
     attn_status status = api->plan(e->plan, &batch, NULL, &e->error);
     return status ? status : api->run(e->plan, api->model_layer(e->model, 0), &io, &e->error);
-}
-
-/* Nearest e4m3, ties to even: 4 bits of exponent from 2^-6, 3 of mantissa, at most 448. */
-static double rounded(double x)
-{
-    double size = fabs(x);
-    int exponent;
-    if (size >= 448) {
-        return copysign(448, x);
-    }
-    frexp(size, &exponent);
-    double unit = ldexp(1, (exponent - 1 < -6 ? -6 : exponent - 1) - 3);
-    return copysign(nearbyint(size / unit) * unit, x);
 }
 
 static double largest(const float *x, int32_t count)
@@ -151,7 +116,7 @@ static double largest(const float *x, int32_t count)
 
 static double quantized(float x, double scale)
 {
-    return rounded((double)(float)((double)x / scale)) * scale;
+    return number_round((double)(float)((double)x / scale), ATTN_DTYPE_FP8_E4M3) * scale;
 }
 
 /* Largest error against attention over the rounded inputs. */
@@ -211,7 +176,7 @@ static void scales_follow_the_history(void **state)
             float burst = i == 5 ? 4 : 1;
             const float size[3] = {burst * 0.5f, burst * 0.75f, burst * (1 + (float)(i % 3))};
             double scale[3];
-            assert_int_equal(step(&e, (uint32_t)i, size), ATTN_OK);
+            assert_int_equal(step(&e, (uint64_t)i, size), ATTN_OK);
             seen[0][i] = largest(&e.q[0][0][0], TOKENS * HEADS * SIZE);
             seen[1][i] = largest(&e.k[0][0][0], TOKENS * KV_HEADS * SIZE);
             seen[2][i] = largest(&e.v[0][0][0], TOKENS * KV_HEADS * SIZE);
@@ -308,11 +273,8 @@ int main(void)
         cmocka_unit_test(given_scales_are_used),
         cmocka_unit_test(refusals_say_what_is_missing),
     };
-    void *core = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
-    attn_get_api_fn *get = NULL;
     struct attn_error error = ATTN_ERROR_INIT;
-    if (core == NULL || (*(void **)&get = dlsym(core, ATTN_GET_API_SYMBOL)) == NULL ||
-        get(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, &error) != ATTN_OK) {
+    if (client_load(CORE_FILE, &api, &error) != ATTN_OK) {
         return 1;
     }
     return cmocka_run_group_tests(tests, NULL, NULL);

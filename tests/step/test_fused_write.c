@@ -2,16 +2,13 @@
 /* Caches whose decodes write in their attend: which steps and layers get it, that whatever is
  * beside it still writes before, and that the cache comes out the same by every bit. */
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "fixture.h"
 #include "history.h"
 #include "spy.h"
+#include "support/test.h"
 
 enum { LEVEL_1, LEVEL_2, PLAIN, PER_TOKEN_HEAD, LAYERS, FUSING = 2 };
 

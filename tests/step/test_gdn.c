@@ -4,14 +4,14 @@
 #include <attn/api.h>
 #include <dlfcn.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "support/client.h"
+#include "support/random.h"
+#include "support/tensor.h"
+#include "support/test.h"
 
 enum {
     HK = 2,
@@ -41,8 +41,8 @@ struct gdn {
     int32_t length[REQS], starts[REQS + 1], lens[REQS], slots[REQS][1 + DRAFTS], accepted[REQS];
     float rows[REQS * LENGTH][CHANNELS], a[REQS * LENGTH][HV], b[REQS * LENGTH][HV],
         out[REQS * LENGTH][HV][DV];
-    struct attn_tensor tensors[8];
-    int64_t shapes[8][3], strides[8][3];
+    struct shaped tensors[8];
+    void *workspace;
     struct attn_batch batch;
     struct attn_batch_recurrent ext;
     struct attn_io_recurrent io_ext;
@@ -50,61 +50,20 @@ struct gdn {
     struct attn_error error;
 };
 
-#define CHECK(g, call)                                                                             \
-    do {                                                                                           \
-        if ((call) != ATTN_OK) {                                                                   \
-            fail_msg("%s: %s: %s", #call, (g)->error.field, (g)->error.message);                   \
-        }                                                                                          \
-    } while (0)
-
-static uint32_t state;
-
-static float random_value(void)
-{
-    state = state * 1664525u + 1013904223u;
-    return (float)((double)(state >> 8) / (1 << 23) - 1);
-}
-
-static void fill(float *values, int64_t count, float scale)
-{
-    for (int64_t i = 0; i < count; i++) {
-        values[i] = scale * random_value();
-    }
-}
-
 static const struct attn_tensor *tensor(struct gdn *g, int32_t which, void *data, int32_t ndim,
                                         int64_t a, int64_t b, int64_t c, int64_t sa, int64_t sb)
 {
-    int64_t shape[] = {a, b, c}, strides[] = {sa, sb, 1};
-    memcpy(g->shapes[which], shape, sizeof shape);
-    memcpy(g->strides[which], strides, sizeof strides);
-    g->tensors[which] = (struct attn_tensor){data,
-                                             {ATTN_DEVICE_CPU, 0},
-                                             ndim,
-                                             {ATTN_CODE_FLOAT, 32, 1},
-                                             g->shapes[which],
-                                             g->strides[which],
-                                             0};
-    return &g->tensors[which];
+    const int64_t strides[] = {ndim > 1 ? sa : 1, ndim > 2 ? sb : 1, 1};
+    return shaped_set(&g->tensors[which], data, ATTN_DTYPE_F32, ndim, (int64_t[]){a, b, c},
+                      strides);
 }
 
 static void open_core(struct gdn *g)
 {
-    attn_get_api_fn *get_api;
-    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
-    assert_non_null(library);
-    void *symbol = dlsym(library, ATTN_GET_API_SYMBOL);
-    memcpy(&get_api, &symbol, sizeof get_api);
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .plugin_path = PLUGINS,
-                                                 .cache_dir = "",
-                                                 .backend = "",
-                                                 .num_threads = 2,
-                                                 .validate = 1,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1};
-    CHECK(g, get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &g->api, &g->error));
-    CHECK(g, g->api->runtime_create(&options, &g->runtime, &g->error));
+    struct attn_runtime_options options = client_options(PLUGINS);
+    options.num_threads = 2;
+    options.validate = 1;
+    CHECK(g, client_open(CORE_FILE, &options, &g->api, &g->runtime, &g->error));
 }
 
 static void describe(struct gdn *g)
@@ -138,13 +97,10 @@ static void describe(struct gdn *g)
 
 static void bind(struct gdn *g, const char *backend)
 {
-    const struct attn_select_options options = {.struct_size = sizeof options, .backend = backend};
     const struct attn_layer_desc *layers[] = {&g->layer};
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
-    attn_assignment *assignment;
-    CHECK(g, g->api->select(g->runtime, &options, layers, 1, &assignment, &g->error));
-    CHECK(g, g->api->model_create(g->runtime, assignment, NULL, &g->model, &g->error));
-    g->api->assignment_destroy(assignment);
+    CHECK(g,
+          client_model(g->api, g->runtime, CLIENT_ORDER(backend), layers, 1, &g->model, &g->error));
     attn_layer *layer = g->api->model_layer(g->model, 0);
     CHECK(g, g->api->layer_kv_spec(layer, &spec, &g->error));
     int64_t window = g->width > 0 ? g->width - 1 + g->drafted : 0;
@@ -169,27 +125,22 @@ static void bind(struct gdn *g, const char *backend)
         weights.conv_weight = tensor(g, 0, g->conv, 2, CHANNELS, WIDTH, 0, WIDTH, 1);
     }
     CHECK(g, g->api->layer_bind_params(layer, &params, &g->error));
-    const struct attn_plan_options plan = {
-        .struct_size = sizeof plan,
-        .limits = {sizeof plan.limits, NULL, REQS, REQS * LENGTH, 0, LENGTH, 0, 0}};
-    CHECK(g, g->api->plan_create(g->model, 0, &plan, &g->plan, &g->error));
-    static uint8_t workspace[1 << 16] __attribute__((aligned(256)));
-    assert_true(g->api->plan_workspace_bytes(g->plan) <= sizeof workspace);
-    CHECK(g, g->api->plan_bind_workspace(g->plan, workspace, sizeof workspace, &g->error));
+    CHECK(g, client_plan(g->api, g->model, 0, CLIENT_LIMITS(REQS, REQS * LENGTH, LENGTH), &g->plan,
+                         &g->workspace, &g->error));
 }
 
 static struct gdn *gdn_create(const char *backend, int32_t width, int32_t drafted)
 {
     struct gdn *g = calloc(1, sizeof *g);
-    state = 5;
+    uint64_t random = 5;
     g->error = (struct attn_error)ATTN_ERROR_INIT;
     g->width = width;
     g->drafted = drafted;
-    fill(&g->conv[0][0], CHANNELS * WIDTH, 1);
-    fill(g->a_log, HV, 1);
-    fill(g->dt_bias, HV, 1);
-    fill(&g->mixed[0][0][0], REQS * LENGTH * CHANNELS, 2);
-    fill(&g->gates[0][0][0][0], REQS * LENGTH * 2 * HV, 2);
+    random_floats(&random, &g->conv[0][0], CHANNELS * WIDTH, 1);
+    random_floats(&random, g->a_log, HV, 1);
+    random_floats(&random, g->dt_bias, HV, 1);
+    random_floats(&random, &g->mixed[0][0][0], REQS * LENGTH * CHANNELS, 2);
+    random_floats(&random, &g->gates[0][0][0][0], REQS * LENGTH * 2 * HV, 2);
     for (int32_t i = 0; i < REQS * (1 + DRAFTS); i++) {
         g->slots[i / (1 + DRAFTS)][i % (1 + DRAFTS)] = (i * 7 + 3) % SLOTS;
     }
@@ -204,6 +155,7 @@ static void gdn_destroy(struct gdn *g)
     g->api->plan_destroy(g->plan);
     g->api->model_destroy(g->model);
     g->api->runtime_destroy(g->runtime);
+    free(g->workspace);
     free(g);
 }
 

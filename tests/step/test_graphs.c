@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans beyond the eager one: captured and replayed, in two parts, and with the tables of another
  * group. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "fixture.h"
+#include "support/test.h"
 
 static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Several layers in one model: full and sliding ones in groups of their own, and one that reads
  * another's cache. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "fixture.h"
+#include "support/client.h"
+#include "support/test.h"
 
 static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 enum { FULL, SLIDING, SHARED, LAYERS, OUT_BYTES = 31 * 4 * 32 * sizeof(float) };
@@ -29,25 +27,12 @@ struct hybrid {
     struct attn_error error;
 };
 
-#define CHECK(h, call)                                                                             \
-    do {                                                                                           \
-        if ((call) != ATTN_OK) {                                                                   \
-            fail_msg("%s: %s: %s", #call, (h)->error.field, (h)->error.message);                   \
-        }                                                                                          \
-    } while (0)
-
 static attn_status select_and_create(struct hybrid *h, const char *backend)
 {
-    const struct attn_api *api = h->single[0].api;
-    const struct attn_select_options options = {.struct_size = sizeof options, .backend = backend};
     const struct attn_layer_desc *layers[LAYERS] = {&h->descs[0], &h->descs[1], &h->descs[2]};
-    attn_assignment *assignment = NULL;
     h->error = (struct attn_error)ATTN_ERROR_INIT;
-    attn_status status = api->select(h->runtime, &options, layers, LAYERS, &assignment, &h->error);
-    status =
-        status ? status : api->model_create(h->runtime, assignment, NULL, &h->model, &h->error);
-    api->assignment_destroy(assignment);
-    return status;
+    return client_model(h->single[0].api, h->runtime, CLIENT_ORDER(backend), layers, LAYERS,
+                        &h->model, &h->error);
 }
 
 static void hybrid_init(struct hybrid *h, const char *backend)
@@ -69,9 +54,6 @@ static void hybrid_init(struct hybrid *h, const char *backend)
 static void hybrid_bind(struct hybrid *h)
 {
     const struct attn_api *api = h->single[0].api;
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = {sizeof options.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0}};
     for (int32_t i = 0; i < LAYERS; i++) {
         attn_layer *layer = api->model_layer(h->model, i);
         struct attn_kv_spec spec = {.struct_size = sizeof spec};
@@ -89,10 +71,8 @@ static void hybrid_bind(struct hybrid *h)
         CHECK(h, api->layer_bind_kv(layer, &k, &v, &h->error));
     }
     for (int32_t g = 0; g < 2; g++) {
-        CHECK(h, api->plan_create(h->model, g, &options, &h->plans[g], &h->error));
-        size_t bytes = api->plan_workspace_bytes(h->plans[g]);
-        h->workspaces[g] = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
-        CHECK(h, api->plan_bind_workspace(h->plans[g], h->workspaces[g], bytes, &h->error));
+        CHECK(h, client_plan(api, h->model, g, CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, MAX_BLOCKS * 16),
+                             &h->plans[g], &h->workspaces[g], &h->error));
     }
 }
 

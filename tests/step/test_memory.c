@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every allocation between a runtime and a plan fails in turn: told apart as such, nothing is left
  * behind. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
-#include "fixture.h"
+#include "support/client.h"
+#include "support/test.h"
 
 struct meter {
     long calls, fail_at; /* 0: none fails */
@@ -46,16 +43,7 @@ static attn_status attempt(const struct attn_api *api, struct meter *meter,
     static float sinks[4];
     const struct attn_host host = {
         .struct_size = sizeof host, .user = meter, .allocate = allocate, .release = release};
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .host = &host,
-                                                 .plugin_path = PLUGINS,
-                                                 .cache_dir = "",
-                                                 .backend = "cpu_ref",
-                                                 .num_threads = 1,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1};
-    const struct attn_plan_options limits = {
-        .struct_size = sizeof limits, .limits = {sizeof limits.limits, NULL, 4, 64, 0, 256, 0, 0}};
+    struct attn_runtime_options options = client_options(PLUGINS);
     struct attn_layer_desc layers[2] = {{.struct_size = sizeof layers[0],
                                          .name = "full",
                                          .kind = ATTN_LAYER_DECODER,
@@ -71,17 +59,17 @@ static attn_status attempt(const struct attn_api *api, struct meter *meter,
     const struct attn_layer_params params = {.struct_size = sizeof params, .sinks = sinks},
                                    none = {.struct_size = sizeof none};
     attn_runtime *runtime = NULL;
-    attn_assignment *assignment = NULL;
     attn_model *model = NULL;
     attn_plan *plan = NULL;
+    options.host = &host;
+    options.backend = "cpu_ref";
     layers[1] = layers[0];
     layers[1].name = "sliding";
     layers[1].has_window = 1;
     layers[1].window_left = 7;
     layers[1].has_sinks = 0;
     attn_status status = api->runtime_create(&options, &runtime, error);
-    status = status ? status : api->select(runtime, NULL, descs, 2, &assignment, error);
-    status = status ? status : api->model_create(runtime, assignment, NULL, &model, error);
+    status = status ? status : client_model(api, runtime, NULL, descs, 2, &model, error);
     for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) {
         attn_layer *layer = api->model_layer(model, i);
         struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
@@ -90,7 +78,7 @@ static attn_status attempt(const struct attn_api *api, struct meter *meter,
         status = status ? status : api->layer_bind_params(layer, i == 0 ? &params : &none, error);
     }
     for (int32_t g = 0; g < 2 && status == ATTN_OK; g++) {
-        status = api->plan_create(model, g, &limits, &plan, error);
+        status = api->plan_create(model, g, CLIENT_LIMITS(4, 64, 256), &plan, error);
         status =
             status ? status : api->plan_bind_workspace(plan, workspace, sizeof workspace, error);
         if (g == 0) {
@@ -100,22 +88,17 @@ static attn_status attempt(const struct attn_api *api, struct meter *meter,
     }
     api->plan_destroy(plan);
     api->model_destroy(model);
-    api->assignment_destroy(assignment);
     api->runtime_destroy(runtime);
     return status;
 }
 
 static void test_every_allocation_fails(void **state)
 {
-    static const int32_t one = 1;
-    struct fixture f; /* for its table: the library stays */
+    const struct attn_api *api;
     struct attn_error error = ATTN_ERROR_INIT;
     struct meter meter = {0};
     (void)state;
-    fixture_init(&f, "cpu_ref", &(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER, .causal = 1},
-                 &one, &one, 1, 0, NULL, false);
-    const struct attn_api *api = f.api;
-    fixture_finish(&f);
+    assert_int_equal(client_load(CORE_FILE, &api, &error), ATTN_OK);
     assert_int_equal(attempt(api, &meter, &error), ATTN_OK);
     assert_int_equal(meter.alive, 0);
     assert_int_equal(meter.bytes, 0);

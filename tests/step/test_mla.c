@@ -4,15 +4,12 @@
  * what is composed of it. */
 #include <dlfcn.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "mla_fixture.h"
+#include "support/test.h"
 
 static void test_decode(void **unused)
 {

@@ -2,16 +2,12 @@
 /* MLA whose W_UK and W_UV are held in mxfp4: absorbed decodes, prefills per head over chunks of
  * context, sparse; and what is refused at selection and at bind. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "mla_fixture.h"
+#include "support/client.h"
+#include "support/random.h"
 
 enum { MX = 32, HEADS = 4 };
 
@@ -34,12 +30,11 @@ static void put(uint8_t *codes, int64_t at, int32_t code)
 static void encode(struct mla *m)
 {
     static const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-    uint32_t random = 5;
+    uint64_t random = 5;
     for (int32_t i = 0; i < HEADS * (NOPE + V) * RANK; i++) {
         int32_t h = i / ((NOPE + V) * RANK), r = i / RANK % (NOPE + V), d = i % RANK;
         int32_t power = 122 + (h + r + d / MX) % 4, v = r - NOPE;
-        random = random * 1664525u + 1013904223u;
-        int32_t code = (int32_t)(random >> 20 & 15);
+        int32_t code = random_below(&random, 16);
         m->weights[i] = (float)((code & 8 ? -1 : 1) * values[code & 7] * ldexp(1, power - 127));
         if (r < NOPE) {
             put(uk, (h * NOPE + r) * RANK + d, code);
@@ -71,18 +66,14 @@ static void describe_weights(struct mla *m, struct mx_weights *w)
 /* The fixture's model over again, its cache with the contexts kept, for weights in mxfp4. */
 static attn_layer *select_mxfp4(struct mla *m)
 {
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .backend = m->s->backend};
     const struct attn_layer_desc *layers[] = {&m->layer};
     struct attn_kv_view k = {.struct_size = sizeof k};
-    attn_assignment *assignment;
     m->api->plan_destroy(m->plan);
     m->api->model_destroy(m->model);
     m->plan = NULL;
     m->desc.weight_dtype = ATTN_MLA_WEIGHT_MXFP4;
-    CHECK(m, m->api->select(m->runtime, &options, layers, 1, &assignment, &m->error));
-    CHECK(m, m->api->model_create(m->runtime, assignment, NULL, &m->model, &m->error));
-    m->api->assignment_destroy(assignment);
+    CHECK(m, client_model(m->api, m->runtime, CLIENT_ORDER(m->s->backend), layers, 1, &m->model,
+                          &m->error));
     attn_layer *layer = m->api->model_layer(m->model, 0);
     CHECK(m, m->api->layer_kv_views(layer, m->cache, NUM_BLOCKS, &k, NULL, &m->error));
     CHECK(m, m->api->layer_bind_kv(layer, &k, NULL, &m->error));
@@ -98,12 +89,9 @@ static void hold(const struct setting *s, bool per_head)
     describe_weights(m, &w);
     const struct attn_layer_params params = {.struct_size = sizeof params, .next = &w.weights.ext};
     CHECK(m, m->api->layer_bind_params(layer, &params, &m->error));
-    const struct attn_plan_options plan = {
-        .struct_size = sizeof plan,
-        .limits = {sizeof plan.limits, NULL, MAX_REQS, 100, 0, MAX_LENGTH, 0, 0}};
-    CHECK(m, m->api->plan_create(m->model, 0, &plan, &m->plan, &m->error));
-    CHECK(m, m->api->plan_bind_workspace(m->plan, m->workspace,
-                                         m->api->plan_workspace_bytes(m->plan), &m->error));
+    free(m->workspace);
+    CHECK(m, client_plan(m->api, m->model, 0, CLIENT_LIMITS(MAX_REQS, 100, MAX_LENGTH), &m->plan,
+                         &m->workspace, &m->error));
     set_io(m, stage_keys(m, false));
     step(m);
     compare(m, per_head);

@@ -2,15 +2,12 @@
 /* Quantized outputs, composed by the core of an attend and the backend's quantize: decoded, they
  * are the plain output within half a step of their format. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "fixture.h"
+#include "support/test.h"
 
 enum { TOKENS = 31, HEADS = 4, SIZE = 32, ROW = HEADS * SIZE };
 

@@ -3,28 +3,21 @@
  * the rows and scales of the views are just those bytes: each belongs to one of them, and none to
  * two. */
 #include <attn/api.h>
-#include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "support/client.h"
+#include "support/test.h"
 
 enum { BLOCKS = 3, PADDING = 512 };
 
 static const struct attn_api *api;
 static attn_runtime *runtime;
-
-#define CHECK(call)                                                                                \
-    do {                                                                                           \
-        struct attn_error error = ATTN_ERROR_INIT;                                                 \
-        if ((call) != ATTN_OK) {                                                                   \
-            fail_msg("%s: %s: %s", #call, error.field, error.message);                             \
-        }                                                                                          \
-    } while (0)
+static struct {
+    struct attn_error error;
+} last = {ATTN_ERROR_INIT};
 
 /* Bytes of one slot and head: of K's row, V's row, and their scales. */
 struct row_bytes {
@@ -117,13 +110,10 @@ static struct attn_layer_desc describe(size_t t, size_t s, const struct kind *ki
 static attn_model *bind(const struct attn_layer_desc *layer, struct attn_kv_spec *spec)
 {
     const struct attn_layer_desc *layers[] = {layer};
-    attn_assignment *assignment;
     attn_model *model;
     *spec = (struct attn_kv_spec){.struct_size = sizeof *spec};
-    CHECK(api->select(runtime, NULL, layers, 1, &assignment, &error));
-    CHECK(api->model_create(runtime, assignment, NULL, &model, &error));
-    CHECK(api->layer_kv_spec(api->model_layer(model, 0), spec, &error));
-    api->assignment_destroy(assignment);
+    CHECK(&last, client_model(api, runtime, NULL, layers, 1, &model, &last.error));
+    CHECK(&last, api->layer_kv_spec(api->model_layer(model, 0), spec, &last.error));
     return model;
 }
 
@@ -167,8 +157,8 @@ static void hold_views(attn_model *model, const struct attn_kv_spec *spec,
     uint8_t *map = calloc((size_t)size, 1);
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     attn_layer *layer = api->model_layer(model, 0);
-    CHECK(api->layer_kv_views(layer, base, BLOCKS, &k, latent ? NULL : &v, &error));
-    CHECK(api->layer_bind_kv(layer, &k, latent ? NULL : &v, &error));
+    CHECK(&last, api->layer_kv_views(layer, base, BLOCKS, &k, latent ? NULL : &v, &last.error));
+    CHECK(&last, api->layer_bind_kv(layer, &k, latent ? NULL : &v, &last.error));
     mark_view(&k, base, map, size, rows->k, rows->k_scale);
     if (!latent) {
         mark_view(&v, base, map, size, rows->v, rows->v_scale);
@@ -303,23 +293,10 @@ static void test_states(void **state)
 
 static int open_runtime(void **state)
 {
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .plugin_path = PLUGINS,
-                                                 .cache_dir = "",
-                                                 .backend = "cpu_ref",
-                                                 .num_threads = 1,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1};
-    attn_get_api_fn *get_api;
-    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
-    void *symbol = library != NULL ? dlsym(library, ATTN_GET_API_SYMBOL) : NULL;
+    struct attn_runtime_options options = client_options(PLUGINS);
     (void)state;
-    if (symbol == NULL) {
-        return 1;
-    }
-    memcpy(&get_api, &symbol, sizeof get_api);
-    return get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK ||
-           api->runtime_create(&options, &runtime, NULL) != ATTN_OK;
+    options.backend = "cpu_ref";
+    return client_open(CORE_FILE, &options, &api, &runtime, &last.error) != ATTN_OK;
 }
 
 static int close_runtime(void **state)

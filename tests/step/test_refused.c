@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What engines get wrong is refused with the value found, never served quietly: tensors, lengths,
  * caches at odd addresses, loops that an engine's threads run otherwise than the ABI says. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "fixture.h"
+#include "support/test.h"
 
 static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
 static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};

@@ -2,16 +2,15 @@
 /* Layers that no shipped backend has, through a test's plugin: five caches in two tables, and a
  * recurrent layer with a gate per channel, initial slots and checkpoints. */
 #include <attn/api.h>
-#include <dlfcn.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "support/client.h"
+#include "support/random.h"
+#include "support/test.h"
 
 enum { HEADS = 2, D = 8, BLOCK = 16, REQS = 3, BLOCKS = 12, TOKENS = 64, ROWS = 4, GROUP = 4 };
 enum {
@@ -26,13 +25,6 @@ enum {
 };
 enum { SLOTS = 10, INTERVAL = 2 };
 
-#define CHECK(t, call)                                                                             \
-    do {                                                                                           \
-        if ((call) != ATTN_OK) {                                                                   \
-            fail_msg("%s: %s: %s", #call, (t)->error.field, (t)->error.message);                   \
-        }                                                                                          \
-    } while (0)
-
 struct opened {
     const struct attn_api *api;
     attn_runtime *runtime;
@@ -46,15 +38,10 @@ struct opened {
 
 static void open_runtime(struct opened *t)
 {
-    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
-    assert_non_null(library);
-    attn_get_api_fn *get_api;
-    *(void **)&get_api = dlsym(library, ATTN_GET_API_SYMBOL);
     t->error = (struct attn_error)ATTN_ERROR_INIT;
     setenv("ATTN_PLUGIN_PATH", PLUGINS, 1);
     setenv("ATTN_VALIDATE", "1", 1);
-    CHECK(t, get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &t->api, &t->error));
-    CHECK(t, t->api->runtime_create(NULL, &t->runtime, &t->error));
+    CHECK(t, client_open(CORE_FILE, NULL, &t->api, &t->runtime, &t->error));
 }
 
 static void select_layer(struct opened *t, const struct attn_layer_desc *layer, const char *backend)
@@ -74,15 +61,8 @@ static void make_model(struct opened *t, const struct attn_layer_desc *layer)
 
 static void make_plan(struct opened *t)
 {
-    const struct attn_plan_options options = {.struct_size = sizeof options,
-                                              .limits = {.struct_size = sizeof options.limits,
-                                                         .max_num_reqs = REQS,
-                                                         .max_num_tokens = TOKENS,
-                                                         .max_seq_len = TOKENS}};
-    CHECK(t, t->api->plan_create(t->model, 0, &options, &t->plan, &t->error));
-    size_t bytes = t->api->plan_workspace_bytes(t->plan);
-    t->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    CHECK(t, t->api->plan_bind_workspace(t->plan, t->workspace, bytes, &t->error));
+    CHECK(t, client_plan(t->api, t->model, 0, CLIENT_LIMITS(REQS, TOKENS, TOKENS), &t->plan,
+                         &t->workspace, &t->error));
 }
 
 static void close_all(struct opened *t)
@@ -417,15 +397,6 @@ struct rows {
         b[TOKENS][HV], out[TOKENS][HV][DV];
 };
 
-static void random_rows(struct rows *rows, uint32_t *seed)
-{
-    float *all = (float *)rows;
-    for (size_t i = 0; i < sizeof *rows / sizeof *all; i++) {
-        *seed = *seed * 1664525u + 1013904223u;
-        all[i] = (float)((double)(*seed >> 8) / (1 << 23) - 1) / 2;
-    }
-}
-
 /* One token of the rule in float64. */
 static void expect_token(double s[HV][DV][DK], const struct rows *x, int32_t t, const float *a_log,
                          const float *dt_bias, const float *skip)
@@ -455,7 +426,7 @@ static void test_gate_per_channel(void **unused)
     static double s[REQS][HV][DV][DK];
     struct opened t = {0};
     float a_log[HV] = {-1, -0.5f, 0, 0.25f}, dt_bias[HV * DK], skip[HV] = {0.5f, 1, -1, 2};
-    uint32_t seed = 7;
+    uint64_t seed = 7;
     (void)unused;
     make_model(&t, &recurrent);
     for (int32_t i = 0; i < HV * DK; i++) {
@@ -494,7 +465,7 @@ static void test_gate_per_channel(void **unused)
             kept[r][0] = 6 + r;
             kept[r][1] = 9;
         }
-        random_rows(&x, &seed);
+        random_floats(&seed, (float *)&x, sizeof x / sizeof(float), 0.5);
         int64_t tokens = starts[REQS], qk[] = {tokens, HK, DK}, vo[] = {tokens, HV, DV},
                 as[] = {tokens, HV * DK}, bs[] = {tokens, HV};
         const struct attn_dtype f32 = {ATTN_CODE_FLOAT, 32, 1};

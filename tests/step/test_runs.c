@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* run() by each way in: the plain one, the general one, and what both refuse alike. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,9 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "fixture.h"
+#include "support/test.h"
 
 static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};

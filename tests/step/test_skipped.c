@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One model of quantized layers and of layers that skip the quantization, by name or because they
  * slide: their groups, their pages, and every output of their common steps. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "history.h"
+#include "support/test.h"
 
 enum { FULL, SLIDING, NAMED, LAST, SHARING, SLIDING_TOO, ROWS = H_BLOCK * H_HK };
 

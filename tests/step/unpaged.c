@@ -3,25 +3,7 @@
 
 #include <math.h>
 
-/* e4m3: 1 sign, 4 exponent bits of bias 7, 3 of mantissa; 448 is the largest. */
-static double e4m3_value(int32_t code)
-{
-    int32_t exponent = code >> 3, mantissa = code & 7;
-    return exponent == 0 ? ldexp(mantissa, -9) : ldexp(8 + mantissa, exponent - 10);
-}
-
-/* The nearest of all 127 magnitudes; of two equally near the even one. */
-static double to_e4m3(double x)
-{
-    int32_t best = 0;
-    for (int32_t code = 1; code <= 126; code++) {
-        double nearer = fabs(fabs(x) - e4m3_value(best)) - fabs(fabs(x) - e4m3_value(code));
-        if (nearer > 0 || (nearer == 0 && code % 2 == 0)) {
-            best = code;
-        }
-    }
-    return x < 0 ? -e4m3_value(best) : e4m3_value(best);
-}
+#include "support/number.h"
 
 static double to_int8(double x) /* half away from zero */
 {
@@ -53,7 +35,8 @@ void unpaged_store(const struct history_layer *owner, bool value, int32_t head, 
             double channel = owner->v_channel_scale[head * H_D + d];
             row[d] = to_int8(row[d] / channel) * channel;
         } else if (kv == ATTN_KV_FP8_E4M3) {
-            row[d] = to_e4m3(row[d] / (double)owner->scale) * (double)owner->scale;
+            row[d] = number_round(row[d] / (double)owner->scale, ATTN_DTYPE_FP8_E4M3) *
+                     (double)owner->scale;
         } /* else bf16, which the row came in */
     }
 }

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/number.h"
-#include "common/random.h"
+#include "support/number.h"
+#include "support/random.h"
 #include "subject.h"
 
 #define FILL_TOKENS 2048 /* written at a time */

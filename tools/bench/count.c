@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "common/number.h"
+#include "support/number.h"
 #include "subject.h"
 
 /* Where the system does not tell, as virtual machines may not: larger than most. */

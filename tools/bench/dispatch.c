@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/library.h"
-#include "common/number.h"
+#include "support/number.h"
 #include "count_instructions.h"
 #include "pair.h"
 

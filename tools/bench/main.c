@@ -8,7 +8,7 @@
 #include "common/find.h"
 #include "common/library.h"
 #include "common/names.h"
-#include "common/number.h"
+#include "support/number.h"
 #include "dispatch.h"
 #include "merge.h"
 #include "plot.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/find.h"
-#include "common/number.h"
+#include "support/number.h"
 #include "direct.h"
 #include "memory.h"
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "common/names.h"
-#include "common/number.h"
+#include "support/number.h"
 #include "tune.h"
 
 #define MAX_THREADS 4096

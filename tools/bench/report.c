@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/names.h"
-#include "common/number.h"
+#include "support/number.h"
 
 static const struct {
     const char *name;

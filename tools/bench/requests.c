@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "common/random.h"
+#include "support/random.h"
 
 #define VARLEN_RATIO 16.0
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/number.h"
+#include "support/number.h"
 
 static attn_status run(void *user, int32_t copy, struct attn_error *error)
 {

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/number.h"
-#include "common/random.h"
+#include "support/number.h"
+#include "support/random.h"
 #include "subject.h"
 
 /* Logits of this standard deviation: real weights are far from uniform. */

@@ -2,7 +2,7 @@
 /* A case's arguments over one copy of its image. */
 #include <string.h>
 
-#include "common/number.h"
+#include "support/number.h"
 #include "problem.h"
 #include "views.h"
 

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "common/number.h"
+#include "support/number.h"
 
 /* float32: sums of float32 products and an exponential good to a few units in the last place.
  * 16-bit: probabilities and outputs rounded to the format, 2^-11 and 2^-8 of a value, and half of

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cases.h"
-#include "common/random.h"
+#include "support/random.h"
 
 #define COVER_CANDIDATES 24 /* random completions tried for each row of the array */
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/names.h"
-#include "common/random.h"
+#include "support/random.h"
 #include "core_cases.h"
 #include "image.h"
 #include "trial.h"

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/number.h"
+#include "support/number.h"
 #include "core_cases.h"
 #include "engine.h"
 #include "hold.h"

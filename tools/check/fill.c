@@ -3,9 +3,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "common/number.h"
+#include "support/number.h"
 #include "problem.h"
-#include "common/random.h"
+#include "support/random.h"
 
 #define LOGIT_DEVIATION 4.0
 #define NEEDLE_LOGIT 14.0

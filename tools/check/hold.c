@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/number.h"
+#include "support/number.h"
 #include "compare.h"
 
 /* Which rows of out are compared: those of the batch's requests, and of them what fast prefill was

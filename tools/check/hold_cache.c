@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/number.h"
+#include "support/number.h"
 #include "hold.h"
 #include "views.h"
 

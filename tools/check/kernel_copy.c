@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels.h"
-#include "common/random.h"
+#include "support/random.h"
 
 enum { BLOCKS = 9, BYTES = 96, STRIDE = 128, CACHES = 2, SIZE = CACHES * BLOCKS * STRIDE };
 

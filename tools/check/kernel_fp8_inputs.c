@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/number.h"
-#include "common/random.h"
+#include "support/number.h"
+#include "support/random.h"
 #include "compare.h"
 #include "kernels.h"
 #include "pair.h"

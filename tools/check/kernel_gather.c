@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "common/names.h"
-#include "common/number.h"
+#include "support/number.h"
 #include "compare.h"
 #include "kernels.h"
 #include "pair.h"

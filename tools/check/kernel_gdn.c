@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "common/names.h"
-#include "common/number.h"
+#include "support/number.h"
 #include "compare.h"
 #include "gdn_case.h"
 #include "kernels.h"

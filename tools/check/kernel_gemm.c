@@ -3,11 +3,11 @@
  * theirs along either dimension. */
 #include <stdio.h>
 
-#include "common/number.h"
+#include "support/number.h"
 #include "compare.h"
 #include "kernels.h"
 #include "pair.h"
-#include "common/random.h"
+#include "support/random.h"
 #include "watch.h"
 
 enum { BATCH = 5, ROWS = 7, INNER = 72, COLUMNS = 40 };

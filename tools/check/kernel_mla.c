@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "common/names.h"
-#include "common/number.h"
-#include "common/random.h"
+#include "support/number.h"
+#include "support/random.h"
 #include "compare.h"
 #include "kernels.h"
 #include "pair.h"

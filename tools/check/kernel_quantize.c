@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/number.h"
+#include "support/number.h"
 #include "kernels.h"
 #include "pair.h"
-#include "common/random.h"
+#include "support/random.h"
 #include "watch.h"
 
 #define TOKENS 13

@@ -7,10 +7,10 @@
 #include <string.h>
 
 #include "common/names.h"
-#include "common/number.h"
+#include "support/number.h"
 #include "hold.h"
 #include "kernels.h"
-#include "common/random.h"
+#include "support/random.h"
 #include "watch.h"
 
 #define MAX_POSITION 512

@@ -4,7 +4,7 @@
 
 #include "cases.h"
 #include "common/names.h"
-#include "common/number.h"
+#include "support/number.h"
 
 static const char *const shapes[] = {"decode", "speculative", "long_decode", "prefill",
                                      "extend", "mixed",       "long_extend", "shared",

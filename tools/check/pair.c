@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/number.h"
+#include "support/number.h"
 
 void pair_init(struct pair *pair, struct trial *trial)
 {

@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-#include "common/number.h"
-#include "common/random.h"
+#include "support/number.h"
+#include "support/random.h"
 #include "views.h"
 
 #define MAX_SEQ_LEN 160

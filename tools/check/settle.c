@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which values of a case may stand together. */
 #include "cases.h"
-#include "common/number.h"
+#include "support/number.h"
 #include "views.h"
 
 static void off(struct attend_case *c, int32_t factor)

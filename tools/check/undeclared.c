@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "common/names.h"
-#include "common/number.h"
+#include "support/number.h"
 #include "core_cases.h"
 
 struct undeclared {

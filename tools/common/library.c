@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "library.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "support/client.h"
 
 #define CORE_NAME "libattn.so.1"
 
@@ -28,34 +29,17 @@ attn_status library_open(const struct attn_api **api, struct attn_error *error)
     static const char *const places[] = {"../core/" CORE_NAME, "../" ATTN_LIBDIR "/" CORE_NAME,
                                          NULL};
     char folder[3072], path[4096];
-    void *library = NULL, *symbol = NULL;
-    attn_get_api_fn *get_api;
     own_folder(folder, sizeof folder);
-    for (int i = 0; places[i] != NULL && library == NULL && folder[0] != '\0'; i++) {
+    for (int i = 0; places[i] != NULL && folder[0] != '\0'; i++) {
         /* a folder named core beside an installed tool's is nothing of ours */
         snprintf(path, sizeof path, "%s../meson-private/coredata.dat", folder);
         const bool readable = i > 0 || access(path, R_OK) == 0;
         snprintf(path, sizeof path, "%s%s", folder, places[i]);
         if (readable && access(path, R_OK) == 0) {
-            library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+            return client_load(path, api, error);
         }
     }
-    if (library == NULL) {
-        library = dlopen(CORE_NAME, RTLD_NOW | RTLD_LOCAL);
-    }
-    if (library != NULL) {
-        symbol = dlsym(library, ATTN_GET_API_SYMBOL);
-    }
-    if (symbol == NULL) {
-        const char *why = dlerror();
-        error->status = ATTN_ERROR_NOT_FOUND;
-        snprintf(error->field, sizeof error->field, "%s", CORE_NAME);
-        snprintf(error->message, sizeof error->message, "%s",
-                 why != NULL ? why : "no entry symbol");
-        return ATTN_ERROR_NOT_FOUND;
-    }
-    memcpy(&get_api, &symbol, sizeof get_api);
-    return get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, api, error);
+    return client_load(CORE_NAME, api, error);
 }
 
 int tool_end(const char *tool, int code)

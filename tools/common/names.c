@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "library.h"
-#include "number.h"
+#include "support/number.h"
 
 const char *code_name(int32_t list, int32_t code)
 {

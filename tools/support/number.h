@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Number formats: what tools write into inputs and read from outputs. */
-#ifndef TOOLS_NUMBER_H
-#define TOOLS_NUMBER_H
+#ifndef SUPPORT_NUMBER_H
+#define SUPPORT_NUMBER_H
 
 #include <attn/tensor.h>
 
@@ -11,5 +11,7 @@ const char *number_name(int32_t dtype_name);
 /* Rounds to nearest even; fp8 saturates. `at` counts elements. */
 void number_store(void *memory, int64_t at, int32_t dtype_name, double value);
 double number_load(const void *memory, int64_t at, int32_t dtype_name);
+/* What a value becomes when it is stored. */
+double number_round(double value, int32_t dtype_name);
 
 #endif

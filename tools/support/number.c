@@ -119,3 +119,10 @@ double number_load(const void *memory, int64_t at, int32_t dtype_name)
     }
     return raw >> (bits - 1) ? -value : value;
 }
+
+double number_round(double value, int32_t dtype_name)
+{
+    uint32_t element;
+    number_store(&element, 0, dtype_name, value);
+    return number_load(&element, 0, dtype_name);
+}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A small seeded generator (SplitMix64, Steele, Lea, Flood 2014): the same inputs on every machine.
  */
-#ifndef TOOLS_RANDOM_H
-#define TOOLS_RANDOM_H
+#ifndef SUPPORT_RANDOM_H
+#define SUPPORT_RANDOM_H
 
 #include <math.h>
 #include <stdint.h>
@@ -29,6 +29,19 @@ static inline double random_normal(uint64_t *state)
 {
     double radius = sqrt(-2 * log(random_unit(state)));
     return radius * cos(6.283185307179586 * random_unit(state));
+}
+
+/* Uniform between -radius and radius. */
+static inline double random_within(uint64_t *state, double radius)
+{
+    return radius * (2 * random_unit(state) - 1);
+}
+
+static inline void random_floats(uint64_t *state, float *values, int64_t count, double radius)
+{
+    for (int64_t i = 0; i < count; i++) {
+        values[i] = (float)random_within(state, radius);
+    }
 }
 
 #endif

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client.h"
+
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ALIGNMENT 256
+
+attn_status client_load(const char *path, const struct attn_api **api, struct attn_error *error)
+{
+    attn_get_api_fn *get_api;
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void *symbol = library != NULL ? dlsym(library, ATTN_GET_API_SYMBOL) : NULL;
+    if (symbol == NULL) {
+        const char *why = dlerror();
+        const char *name = strrchr(path, '/');
+        error->status = ATTN_ERROR_NOT_FOUND;
+        snprintf(error->field, sizeof error->field, "%s", name != NULL ? name + 1 : path);
+        snprintf(error->message, sizeof error->message, "%s",
+                 why != NULL ? why : "no entry symbol");
+        return ATTN_ERROR_NOT_FOUND;
+    }
+    memcpy(&get_api, &symbol, sizeof get_api);
+    return get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, api, error);
+}
+
+struct attn_runtime_options client_options(const char *plugins)
+{
+    return (struct attn_runtime_options){.struct_size = sizeof(struct attn_runtime_options),
+                                         .backend = "",
+                                         .plugin_path = plugins,
+                                         .cache_dir = "",
+                                         .num_threads = 1,
+                                         .ignore_environment = 1,
+                                         .no_default_plugins = 1};
+}
+
+attn_status client_open(const char *path, const struct attn_runtime_options *options,
+                        const struct attn_api **api, attn_runtime **runtime,
+                        struct attn_error *error)
+{
+    *runtime = NULL;
+    attn_status status = client_load(path, api, error);
+    return status == ATTN_OK ? (*api)->runtime_create(options, runtime, error) : status;
+}
+
+attn_status client_model(const struct attn_api *api, attn_runtime *runtime,
+                         const struct attn_select_options *options,
+                         const struct attn_layer_desc *const *layers, int32_t num_layers,
+                         attn_model **model, struct attn_error *error)
+{
+    attn_assignment *assignment = NULL;
+    *model = NULL;
+    attn_status status = api->select(runtime, options, layers, num_layers, &assignment, error);
+    if (status == ATTN_OK) {
+        status = api->model_create(runtime, assignment, NULL, model, error);
+    }
+    api->assignment_destroy(assignment); /* the model keeps what it needs */
+    return status;
+}
+
+void *client_memory(size_t bytes)
+{
+    size_t whole = (bytes / ALIGNMENT + 1) * ALIGNMENT;
+    void *memory = aligned_alloc(ALIGNMENT, whole);
+    return memory != NULL ? memset(memory, 0xff, whole) : NULL;
+}
+
+static attn_status no_memory(struct attn_error *error, size_t bytes)
+{
+    error->status = ATTN_ERROR_OUT_OF_MEMORY;
+    snprintf(error->field, sizeof error->field, "memory");
+    snprintf(error->message, sizeof error->message, "no %zu bytes", bytes);
+    return ATTN_ERROR_OUT_OF_MEMORY;
+}
+
+attn_status client_cache(const struct attn_api *api, attn_layer *layer, int64_t num_blocks,
+                         struct attn_kv_spec *spec, void **cache, struct attn_error *error)
+{
+    struct attn_kv_spec own = {.struct_size = sizeof own};
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    *cache = NULL;
+    attn_status status = api->layer_kv_spec(layer, &own, error);
+    if (spec != NULL) {
+        *spec = own;
+    }
+    if (status != ATTN_OK || own.kind == ATTN_KV_SPEC_NONE) {
+        return status;
+    }
+    const bool latent = own.kind == ATTN_KV_SPEC_MLA || own.kind == ATTN_KV_SPEC_SLIDING_WINDOW_MLA;
+    const size_t bytes = (size_t)(num_blocks * own.padded_page_bytes);
+    *cache = client_memory(bytes);
+    if (*cache == NULL) {
+        return no_memory(error, bytes);
+    }
+    status = api->layer_kv_views(layer, *cache, num_blocks, &k, latent ? NULL : &v, error);
+    return status == ATTN_OK ? api->layer_bind_kv(layer, &k, latent ? NULL : &v, error) : status;
+}
+
+attn_status client_plan(const struct attn_api *api, attn_model *model, int32_t group,
+                        const struct attn_plan_options *options, attn_plan **plan, void **workspace,
+                        struct attn_error *error)
+{
+    *workspace = NULL;
+    attn_status status = api->plan_create(model, group, options, plan, error);
+    const size_t bytes = status == ATTN_OK ? api->plan_workspace_bytes(*plan) : 0;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    *workspace = client_memory(bytes);
+    return *workspace != NULL ? api->plan_bind_workspace(*plan, *workspace, bytes, error)
+                              : no_memory(error, bytes);
+}
