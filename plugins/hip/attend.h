@@ -60,39 +60,39 @@ GPU_INLINE matrix_sum score_keys(const gpu_params &p, const lane_row &row, float
     return s;
 }
 
-/* o += values x weights where a weight of 0 may meet a value that is no number: a row at a time, of
- * which the values that it does not see are 0. */
+/* Values that are no numbers go to the sums of the rows that see them, and become 0: their product
+ * with the weight 0 of a row that does not would be NaN. */
 template <class S>
-GPU_INLINE void add_values_exactly(const lane_values<S> &v, matrix_sum w, int32_t column, int g,
-                                   matrix_sum (&o)[S::steps])
+GPU_INLINE void add_odd_values(const matrix_sum &w, int g, lane_values<S> &v, matrix_sum *o)
 {
-    matrix_part weights = part_of_sum < S::kind == KIND_BF16 ? KIND_BF16 : KIND_F16 > (w, g);
-    uint32_t seen = 0; /* bits of keys */
+    constexpr int kind = S::kind == KIND_BF16 ? KIND_BF16 : KIND_F16;
+    matrix_sum sees;
 #pragma unroll
     for (int e = 0; e < MATRIX_ROWS; e++) {
-        seen |= (w[e] != 0.0f ? 1u : 0u) << row_of_sum(e, g);
+        sees[e] = w[e] != 0.0f ? 1.0f : 0.0f;
     }
-    seen |= lane_xor(seen, 16);
-#if defined(MATRIX_CDNA)
-    seen |= lane_xor(seen, 32);
-#endif
-#pragma unroll 1
-    for (int32_t row = 0; row < 16; row++) {
-        uint32_t keys = lane_read(seen, row);
-        matrix_part mask;
+    matrix_part ones = part_of_sum<kind>(sees, g);
+#pragma unroll
+    for (int t = 0; t < S::pass_steps; t++) {
+        __builtin_amdgcn_sched_barrier(0); /* one at a time: registers are few, this is rare */
+        matrix_part x = value_part<S>(v, t);
+        matrix_sum counts = 0.0f;
 #pragma unroll
         for (int i = 0; i < MATRIX_DEPTH / 2; i++) {
-            mask[i] = (keys >> depth_of_part(2 * i, g) & 1 ? 0xffffu : 0) |
-                      (keys >> depth_of_part(2 * i + 1, g) & 1 ? 0xffff0000u : 0);
+            x[i] = count_odd<kind>(x[i]);
         }
+        counts = multiply<kind>(x, ones, counts);
 #pragma unroll
-        for (int t = 0; t < S::steps; t++) {
-            matrix_sum none = 0.0f;
-            matrix_sum x = multiply<S::kind>(value_part<S>(v, t) & mask, weights, none);
+        for (int e = 0; e < MATRIX_ROWS; e++) {
+            o[t][e] += sum_of_odd(counts[e]);
+        }
+    }
+    __builtin_amdgcn_sched_barrier(0);
 #pragma unroll
-            for (int e = 0; e < MATRIX_ROWS; e++) {
-                o[t][e] = column == row ? o[t][e] + x[e] : o[t][e];
-            }
+    for (int e = 0; e < MATRIX_DEPTH; e++) {
+#pragma unroll
+        for (int i = 0; i < S::per / 2; i++) {
+            v.rows[e][i] &= ~(odd_of_pair<kind>(v.rows[e][i]) * 0xffffu);
         }
     }
 }
@@ -124,40 +124,76 @@ GPU_INLINE void soften(matrix_sum &s, float &m, float &l, matrix_sum (&o)[S::ste
     }
 }
 
-/* 16 keys from `base` on, whose pieces are there. */
+/* o += a pass's values x weights. */
 template <class S>
-GPU_INLINE void attend_keys(const gpu_params &p, const run &r, const lane_row &row, float scale,
-                            int32_t lane, int32_t base, const key_place &at,
-                            const uint4 (&raw)[S::raw], const matrix_part (&q)[S::steps], float &m,
-                            float &l, matrix_sum (&o)[S::steps])
+GPU_INLINE void add_values(const gpu_params &p, const key_place &at, int g, const matrix_sum &w,
+                           bool hidden, lane_values<S> &v, matrix_sum *o)
 {
-    const int32_t column = lane & 15;
-    const int g = lane >> 4;
-    lane_values<S> v;
-    matrix_sum s = 0.0f;
-    load_values<S>(p, p.v.data + r.head * p.v.head, at, column, g, v);
-#pragma unroll
-    for (int i = 0; i < S::steps; i++) {
-        s = multiply<S::kind>(key_part<S>(raw, i), q[i], s);
-    }
-    s = score_keys(p, row, scale, base, g, at, s);
-    soften<S>(s, m, l, o);
+    constexpr int kind = S::kind == KIND_BF16 ? KIND_BF16 : KIND_F16;
     if (S::bytes && p.v.form == GPU_ROW_SCALED) {
         scale_values<S>(at, g, v);
     }
+    if (hidden && values_odd<S>(v)) {
+        add_odd_values<S>(w, g, v, o);
+    }
+    matrix_part weights = part_of_sum<kind>(w, g);
+#pragma unroll
+    for (int t = 0; t < S::pass_steps; t++) {
+        o[t] = multiply<kind>(value_part<S>(v, t), weights, o[t]);
+    }
+}
+
+/* Where a warp's 16 keys come from. */
+struct key_source {
+    const char *data;   /* of the cache, for the run's head */
+    const char *staged; /* or the tile in LDS */
+    int32_t key;        /* the lane's key in it */
+};
+
+/* 16 keys from `base` on. */
+template <class S>
+GPU_INLINE void attend_keys(const gpu_params &p, const run &r, const lane_row &row, float scale,
+                            int32_t base, const key_place &at, const key_source &source,
+                            const lane_query<S> &q, int32_t row_warp, float &m, float &l,
+                            matrix_sum (&o)[S::steps])
+{
+    const int32_t lane = this_lane(), column = lane & 15, bytes = p.problem.head_size * S::element;
+    const int g = lane >> 4;
+    const char *values = p.v.data + r.head * p.v.head;
+    lane_values<S> v[S::passes];
+    matrix_sum s = 0.0f;
+    load_values<S>(p, values, at, column, g, 0, v[0]);
+#pragma unroll
+    for (int part = 0; part < S::parts; part++) {
+        uint4 raw[S::pieces];
+#pragma unroll
+        for (int n = 0; n < S::pieces; n++) {
+            int32_t chunk = key_chunk(part * S::pieces + n, g);
+            raw[n] = S::staged
+                         ? *(const uint4 *)(source.staged + swizzled<S::chunks>(source.key, chunk))
+                         : load_chunk(source.data, at.k, chunk, bytes);
+        }
+#pragma unroll
+        for (int i = 0; i < S::part_steps; i++) {
+            matrix_part b = query_part<S>(q, row_warp * 16 + column, part * S::part_steps + i);
+            s = multiply<S::kind>(key_part<S>(raw, i), b, s);
+        }
+    }
+#pragma unroll
+    for (int pass = 1; pass < S::passes; pass++) {
+        load_values<S>(p, values, at, column, g, pass, v[pass]);
+    }
+    s = score_keys(p, row, scale, base, g, at, s);
+    soften<S>(s, m, l, o);
     bool hidden = false;
 #pragma unroll
     for (int e = 0; e < MATRIX_ROWS; e++) {
         hidden |= s[e] == 0.0f;
     }
-    if (any_lane(hidden) && values_odd<S>(v)) {
-        add_values_exactly<S>(v, s, column, g, o);
-        return;
-    }
-    matrix_part weights = part_of_sum < S::kind == KIND_BF16 ? KIND_BF16 : KIND_F16 > (s, g);
+    hidden = any_lane(hidden);
 #pragma unroll
-    for (int t = 0; t < S::steps; t++) {
-        o[t] = multiply<S::kind>(value_part<S>(v, t), weights, o[t]);
+    for (int pass = 0; pass < S::passes; pass++) {
+        add_values<S>(p, at, g, s, hidden, v[pass], o + pass * S::pass_steps);
     }
 }
 
@@ -168,16 +204,9 @@ GPU_INLINE float score_scale(const gpu_params &p, int32_t head)
     return scale * query_scale(p, head) * (p.problem.soft_cap > 0.0f ? 1.0f : LOG2E);
 }
 
-/* Byte of a staged key's chunk: neighbouring keys put the same chunk into other banks. */
-template <class S> GPU_INLINE int32_t staged_at(int32_t key, int32_t chunk)
-{
-    constexpr int most = S::chunks >= 8 ? 7 : S::chunks - 1;
-    return key * S::row_bytes + (chunk ^ ((S::chunks >= 8 ? key : key >> 1) & most)) * 16;
-}
-
 /* A tile's keys on their way to LDS: a thread's pieces. */
 template <class S> struct staging {
-    static constexpr int all = HIP_TILE * S::chunks, count = (all + S::threads - 1) / S::threads;
+    static constexpr int all = S::tile * S::chunks, count = (all + S::threads - 1) / S::threads;
     static constexpr bool full = all % S::threads == 0; /* else the last threads have none */
     uint4 pieces[count];
 };
@@ -191,10 +220,7 @@ GPU_INLINE void stage_load(const gpu_params &p, const key_finder &finder, const 
 #pragma unroll
     for (int i = 0; i < staging<S>::count; i++) {
         int32_t at = thread + i * S::threads;
-        key_place place = {-1, -1, 1.0f, 1.0f};
-        if (staging<S>::full || at < staging<S>::all) {
-            place = find_key(p, finder, r, base + at / S::chunks, false);
-        }
+        key_place place = find_key(p, finder, r, base + at / S::chunks, false);
         to.pieces[i] = load_chunk(from, place.k, at % S::chunks, bytes);
     }
 }
@@ -206,7 +232,7 @@ template <class S> GPU_INLINE void stage_store(const staging<S> &from, char *to)
     for (int i = 0; i < staging<S>::count; i++) {
         int32_t at = thread + i * S::threads;
         if (staging<S>::full || at < staging<S>::all) {
-            *(uint4 *)(to + staged_at<S>(at / S::chunks, at % S::chunks)) = from.pieces[i];
+            *(uint4 *)(to + swizzled<S::chunks>(at / S::chunks, at % S::chunks)) = from.pieces[i];
         }
     }
 }
@@ -220,48 +246,46 @@ GPU_INLINE void attend_run(const gpu_params &p, const key_finder &finder, const 
     const int g = lane >> 4;
     const int32_t keys = p.schedule.tile / S::splits; /* of a warp's share of a tile */
     const int32_t start = (r.row_tile.k0 & ~(p.schedule.tile - 1)) + r.tile * p.schedule.tile;
-    const int32_t bytes = p.problem.head_size * S::element;
-    const char *k_base = p.k.data + r.head * p.k.head;
+    const int32_t count = r.row_tile.k1 > r.row_tile.k0 ? r.count : 0; /* else no key is seen */
     const float scale = score_scale(p, r.head);
     float m = -INFINITY, l = 0.0f;
     matrix_sum o[S::steps];
-    matrix_part q[S::steps];
+    lane_query<S> q;
     lane_row row = enter_row_of(p, r, row_warp * 16 + column);
     staging<S> next;
-    load_query<S>(p, r, row_warp * 16 + column, g, q);
+    load_query<S>(p, r, row_warp * 16 + column, g, split,
+                  memory.input + attend_memory<S>::key_bytes, q);
 #pragma unroll
     for (int t = 0; t < S::steps; t++) {
         o[t] = 0.0f;
     }
-    if (S::staged) {
+    if (!S::staged && S::query_bytes > 0) {
+        sync_group(); /* the queries are there */
+    }
+    if (S::staged && count > 0) {
         stage_load<S>(p, finder, r, start, next);
-        stage_store<S>(next, memory.keys[0]);
+        stage_store<S>(next, memory.input);
     }
 #pragma unroll 1
-    for (int32_t i = 0; i < r.count; i++) {
+    for (int32_t i = 0; i < count; i++) {
         int32_t base = start + i * p.schedule.tile + split * keys;
         if (S::staged) {
             sync_group(); /* this tile's keys are there, and nobody reads the other tile's */
-            if (i + 1 < r.count) {
+            if (i + 1 < count) {
                 stage_load<S>(p, finder, r, start + (i + 1) * p.schedule.tile, next);
             }
         }
 #pragma unroll 1
         for (int32_t sub = 0; sub < keys; sub += 16) {
+            const int32_t column = this_lane() & 15;
             key_place at = find_key(p, finder, r, base + sub + column, S::bytes);
-            uint4 raw[S::raw];
-#pragma unroll
-            for (int n = 0; n < S::raw; n++) {
-                int32_t chunk = key_chunk(n, g);
-                raw[n] = S::staged
-                             ? *(const uint4 *)(memory.keys[i & 1] +
-                                                staged_at<S>(split * keys + sub + column, chunk))
-                             : load_chunk(k_base, at.k, chunk, bytes);
-            }
-            attend_keys<S>(p, r, row, scale, lane, base + sub, at, raw, q, m, l, o);
+            key_source source = {p.k.data + r.head * p.k.head,
+                                 memory.input + (i & 1) * S::tile * S::row_bytes,
+                                 split * keys + sub + column};
+            attend_keys<S>(p, r, row, scale, base + sub, at, source, q, row_warp, m, l, o);
         }
-        if (S::staged && i + 1 < r.count) {
-            stage_store<S>(next, memory.keys[(i + 1) & 1]);
+        if (S::staged && i + 1 < count) {
+            stage_store<S>(next, memory.input + ((i + 1) & 1) * S::tile * S::row_bytes);
         }
     }
     finish_run<S>(p, r, row_warp, split, m, column_total(l), o, memory);

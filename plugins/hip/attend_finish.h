@@ -6,19 +6,20 @@
 #define HIP_ATTEND_FINISH_H
 
 #include "attend_keys.h"
-#include "attend_list.h"
 #include "gpu/device/softmax.h"
 
 #if defined(MATRIX_DEPTH)
 
-/* Keys of two tiles, or a share of the sums with each row's m and l of all splits: 32 KiB at most,
- * so that a compute unit holds two groups. */
+/* Keys of two tiles and what else a run reads, or a share of the sums with each row's m and l of
+ * all splits: a compute unit of CDNA holds two groups, a pair of RDNA's likewise. */
 template <class S> struct attend_memory {
-    static constexpr int rounds = S::staged && S::size == 128 ? 2 : 1;
+    static constexpr int rounds = S::staged && S::size >= 128 ? S::size / 64 : 1;
     static constexpr int round = S::steps / rounds; /* output tiles of a round */
     static constexpr int pitch = 16 * round + 4;    /* floats; rows lie in other banks */
+    static constexpr int key_bytes = S::staged ? 2 * S::tile * S::row_bytes : 0;
+    static constexpr int input_bytes = key_bytes + S::query_bytes;
     union {
-        alignas(16) char keys[S::staged ? 2 : 1][S::staged ? HIP_TILE * S::row_bytes : 16];
+        alignas(16) char input[input_bytes > 0 ? input_bytes : 16]; /* keys, then queries */
         struct {
             alignas(16) float o[S::rows][pitch];
             float m[S::splits][S::rows], l[S::splits][S::rows];
@@ -118,7 +119,8 @@ GPU_INLINE void write_round(const gpu_params &p, const run &r, int32_t round, bo
 #pragma unroll 1
     for (int32_t i = this_thread(); i < r.row_tile.num_rows * (4 * M::round); i += S::threads) {
         int32_t row = i / (4 * M::round), at = i % (4 * M::round) * 4;
-        int32_t d = at / M::round * S::per + round * M::round + at % M::round;
+        int32_t t = round * M::round + at % M::round; /* output tile */
+        int32_t d = t / S::per * S::pass + at / M::round * S::per + t % S::per;
         const float *from = &memory.o[row][at];
         const float x[4] = {from[0], from[1], from[2], from[3]};
         float high = -INFINITY, sum = 0.0f;
@@ -156,8 +158,8 @@ GPU_INLINE void finish_run(const gpu_params &p, const run &r, int32_t row_warp, 
                            attend_memory<S> &memory)
 {
     using M = attend_memory<S>;
-    static_assert(sizeof(M) <= 32768, "two groups in a compute unit");
-    static_assert(M::round % 4 == 0, "4 neighbouring dims");
+    static_assert(sizeof(M) <= (GPU_LANES == 32 ? 65536 : 32768), "two groups have room");
+    static_assert(M::round % 4 == 0 && S::per % 4 == 0, "4 neighbouring dims");
     const int32_t lane = this_lane(), column = lane & 15, row = row_warp * 16 + column;
     const int g = lane >> 4;
     const bool whole = r.count == r.row_tile.num_tiles;

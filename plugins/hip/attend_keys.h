@@ -7,6 +7,7 @@
 
 #include "gpu/device/rows.h"
 #include "gpu/device/visible.h"
+#include "attend_list.h"
 #include "matrix.h"
 
 #if defined(MATRIX_DEPTH)
@@ -60,17 +61,28 @@ template <int KIND_, int D_, int ROW_WARPS_, int SPLITS_> struct shape {
     static constexpr bool bytes = kind >= KIND_E4M3; /* 8-bit elements, which become f16 */
     static constexpr int element = bytes ? 1 : 2;
     static constexpr int row_bytes = size * element, chunks = row_bytes / 16;
-    static constexpr bool staged = row_warps > 1; /* keys go through LDS */
-    static constexpr int steps = size / 16;       /* products that a score takes */
-    static constexpr int per = size / 16;         /* neighbouring values of a lane */
+    static constexpr bool staged = row_warps > 1;           /* keys go through LDS */
+    static constexpr int tile = HIP_STAGED_TILE(row_bytes); /* keys in LDS */
+    static constexpr int steps = size / 16; /* products that a score takes, tiles of an output */
 #if defined(MATRIX_CDNA)
     static constexpr int raw = chunks / 4; /* 16-byte pieces of a key in a lane */
+    static constexpr int parts = 1;        /* of a key, one after the other in registers */
+    static constexpr int pass = size < 128 ? size : 128; /* dims of values, likewise */
 #elif defined(MATRIX_RDNA4)
-    static constexpr int raw = chunks / 2;
+    static constexpr int raw = chunks / 2, parts = 1, pass = size < 128 ? size : 128;
 #else
-    static constexpr int raw = chunks;
+    static constexpr int raw = chunks, parts = raw > 8 ? raw / 8 : 1, pass = 64;
 #endif
+#if defined(MATRIX_RDNA3) /* queries stay in LDS: registers hold sums and values */
+    static constexpr int query_bytes = rows * size * 2;
+#else
+    static constexpr int query_bytes = 0;
+#endif
+    static constexpr int pieces = raw / parts, part_steps = steps / parts;
+    static constexpr int passes = size / pass, pass_steps = pass / 16;
+    static constexpr int per = pass / 16; /* neighbouring values of a lane in a pass */
     static_assert(raw * 16 * MATRIX_GROUPS >= row_bytes, "all dims are loaded");
+    static_assert(MATRIX_DEPTH == 16 || raw * MATRIX_GROUPS == chunks, "each of them once");
 };
 
 /* First dim of a lane's elements of product m; the order of key_chunk. */
@@ -111,38 +123,88 @@ template <int KIND> GPU_INLINE uint32_t query_pair(const char *at, bool from_bf1
     return x;
 }
 
-/* The query of a lane's column, `row` of the item; zero where there is none. */
+/* Where 16 bytes of a row stand in LDS: neighbouring rows put the same chunk into other banks. */
+template <int CHUNKS> GPU_INLINE int32_t swizzled(int32_t row, int32_t chunk)
+{
+    constexpr int most = CHUNKS >= 8 ? 7 : CHUNKS - 1;
+    return (row * CHUNKS + (chunk ^ ((CHUNKS >= 8 ? row : row >> 1) & most))) * 16;
+}
+
+/* Dims d .. d + 2 * COUNT - 1 of a query in 16-bit elements; zero where there are none. */
+template <class S, int COUNT>
+GPU_INLINE void load_dims(const gpu_params &p, const char *from, bool real, int32_t d, uint32_t *to)
+{
+    bool from_bf16 = p.q.dtype == ATTN_DTYPE_BF16;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        to[i] = 0;
+    }
+    if (real && d < p.problem.head_size) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            to[i] = query_pair<S::kind>(from + (d + 2 * i) * 2, from_bf16);
+        }
+    }
+}
+
+/* The queries that a warp multiplies keys with: those of a lane's column, or where they all are. */
+template <class S> struct lane_query {
+#if defined(MATRIX_RDNA3)
+    const char *rows;
+#else
+    matrix_part parts[S::steps];
+#endif
+};
+
+/* `row` of the item is the lane's; `staged`: where the item's queries go if they go through LDS,
+ * which one split does. */
 template <class S>
-GPU_INLINE void load_query(const gpu_params &p, const run &r, int32_t row, int g,
-                           matrix_part (&q)[S::steps])
+GPU_INLINE void load_query(const gpu_params &p, const run &r, int32_t row, int g, int32_t split,
+                           char *staged, lane_query<S> &q)
 {
     bool real = row < r.row_tile.num_rows;
     int32_t at = r.row_tile.first_row + (real ? row : 0), token = at / p.problem.group;
     const char *from =
         p.q.data + (int64_t)(r.row_tile.query_start + token) * p.q.row +
         (int64_t)(r.head * p.problem.group + at - token * p.problem.group) * p.q.head;
-    bool from_bf16 = p.q.dtype == ATTN_DTYPE_BF16;
-#pragma unroll
-    for (int m = 0; m < S::steps; m++) {
-#pragma unroll
-        for (int i = 0; i<MATRIX_DEPTH / 2; i += MATRIX_DEPTH> 8 ? 4 : MATRIX_DEPTH / 2) {
-            int32_t d = dim_of_step<S>(m, g) + 2 * i;
-#pragma unroll
-            for (int n = i; n < i + (MATRIX_DEPTH > 8 ? 4 : MATRIX_DEPTH / 2); n++) {
-                q[m][n] = 0;
-            }
-            if (real && d < p.problem.head_size) {
-#pragma unroll
-                for (int n = i; n < i + (MATRIX_DEPTH > 8 ? 4 : MATRIX_DEPTH / 2); n++) {
-                    q[m][n] = query_pair<S::kind>(from + (d + 2 * (n - i)) * 2, from_bf16);
-                }
-            }
+#if defined(MATRIX_RDNA3)
+    q.rows = staged;
+    if (split == 0) {
+#pragma unroll 2
+        for (int i = 0; i < S::size / 16; i++) {
+            uint32_t x[4];
+            load_dims<S, 4>(p, from, real, 16 * i + 8 * g, x);
+            *(uint4 *)(staged + swizzled<S::size / 8>(row, 2 * i + g)) = {x[0], x[1], x[2], x[3]};
         }
     }
+#else
+    (void)split, (void)staged;
+#pragma unroll
+    for (int m = 0; m < S::steps; m++) {
+        uint32_t x[MATRIX_DEPTH / 2];
+        load_dims<S, MATRIX_DEPTH / 2>(p, from, real, dim_of_step<S>(m, g), x);
+#pragma unroll
+        for (int i = 0; i < MATRIX_DEPTH / 2; i++) {
+            q.parts[m][i] = x[i];
+        }
+    }
+#endif
 }
 
-/* A lane's key of a stretch of 16, key % 16 = column: where its rows lie, in 16 bytes; -1: no query
- * sees it. */
+/* B's part of product m. */
+template <class S> GPU_INLINE matrix_part query_part(const lane_query<S> &q, int32_t row, int m)
+{
+#if defined(MATRIX_RDNA3)
+    const uint4 x = *(const uint4 *)(q.rows + swizzled<S::size / 8>(row, 2 * m));
+    const uint4 y = *(const uint4 *)(q.rows + swizzled<S::size / 8>(row, 2 * m + 1));
+    return matrix_part{x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+#else
+    (void)row;
+    return q.parts[m];
+#endif
+}
+
+/* A lane's key of a stretch of 16, key % 16 = column: where its rows lie, in 16 bytes. */
 struct key_place {
     int32_t k, v;
     float k_scale, v_scale; /* of rows that have their own, else 1 */
@@ -158,14 +220,13 @@ GPU_INLINE key_finder make_finder(const gpu_params &p)
     return {(size & (size - 1)) == 0 ? 31 - __builtin_clz((uint32_t)size) : -1, size};
 }
 
-/* With scales only where they are wanted. */
+/* With scales only where they are wanted. A key that no query sees has the place of the nearest one
+ * that is seen: its weights are 0. */
 GPU_INLINE key_place find_key(const gpu_params &p, const key_finder &finder, const run &r,
                               int32_t key, bool scales)
 {
-    key_place at = {-1, -1, 1.0f, 1.0f};
-    if (key < r.row_tile.k0 || key >= r.row_tile.k1) {
-        return at;
-    }
+    key_place at = {0, 0, 1.0f, 1.0f};
+    key = min(max(key, r.row_tile.k0), r.row_tile.k1 - 1);
     int64_t block = r.row_tile.key_start + key, slot = 0;
     if (p.problem.paged) {
         int32_t index = finder.shift >= 0 ? key >> finder.shift : key / finder.block_size;
@@ -183,18 +244,18 @@ GPU_INLINE key_place find_key(const gpu_params &p, const key_finder &finder, con
     return at;
 }
 
-/* 16 bytes of a row, zero where there are none. */
+/* 16 bytes of a row, zero where it has fewer. */
 GPU_INLINE uint4 load_chunk(const char *base, int32_t place, int32_t chunk, int32_t bytes)
 {
     uint4 x = {0, 0, 0, 0};
-    if (place >= 0 && chunk * 16 < bytes) {
+    if (chunk * 16 < bytes) {
         x = *(const uint4 *)(base + ((int64_t)place << 4) + chunk * 16);
     }
     return x;
 }
 
-/* A's part of product m, of a key's pieces. */
-template <class S> GPU_INLINE matrix_part key_part(const uint4 (&raw)[S::raw], int m)
+/* A's part of product m of those whose pieces these are. */
+template <class S> GPU_INLINE matrix_part key_part(const uint4 (&raw)[S::pieces], int m)
 {
     matrix_part part;
     uint32_t two[2];
@@ -237,7 +298,7 @@ template <class S> GPU_INLINE matrix_part key_part(const uint4 (&raw)[S::raw], i
     return part;
 }
 
-/* The values of a lane: `per` neighbouring dims from column * per on, of the keys that
+/* The values of a lane in a pass: `per` neighbouring dims from column * per on, of the keys that
  * depth_of_part gives it; 16-bit elements. */
 template <class S> struct lane_values {
     uint32_t rows[MATRIX_DEPTH][S::per / 2];
@@ -245,28 +306,22 @@ template <class S> struct lane_values {
 
 template <class S>
 GPU_INLINE void load_values(const gpu_params &p, const char *base, const key_place &at,
-                            int32_t column, int g, lane_values<S> &to)
+                            int32_t column, int g, int pass, lane_values<S> &to)
 {
     constexpr int bytes = S::per * S::element; /* 4, 8 or 16 */
-    const char *from = base + column * bytes;
+    const int32_t d = pass * S::pass + column * S::per;
+    const uint32_t at_d = d < p.problem.head_size_v ? (uint32_t)(d * S::element) : 0;
     (void)g;
-    bool has_dims = column * S::per < p.problem.head_size_v;
     uint32_t raw[MATRIX_DEPTH][bytes / 4];
 #pragma unroll
     for (int e = 0; e < MATRIX_DEPTH; e++) {
-#if defined(MATRIX_RDNA3)
+#if defined(MATRIX_RDNA3) /* the same in all lanes: a scalar address */
         int32_t place = __builtin_amdgcn_readlane(at.v, depth_of_part(e, 0));
 #else
         int32_t place = lane_read(at.v, depth_of_part(e, g));
 #endif
-#pragma unroll
-        for (int i = 0; i < bytes / 4; i++) {
-            raw[e][i] = 0;
-        }
-        if (place >= 0 && has_dims) {
-            __builtin_memcpy(raw[e], __builtin_assume_aligned(from + ((int64_t)place << 4), bytes),
-                             bytes);
-        }
+        const char *row = base + ((int64_t)place << 4);
+        __builtin_memcpy(raw[e], __builtin_assume_aligned(row + at_d, bytes), bytes);
     }
 #pragma unroll
     for (int e = 0; e < MATRIX_DEPTH; e++) {
@@ -283,7 +338,7 @@ GPU_INLINE void load_values(const gpu_params &p, const char *base, const key_pla
     }
 }
 
-/* A's part of output tile t: dim column * per + t of all keys. */
+/* A's part of a pass's output tile t: dim column * per + t of all keys. */
 template <class S> GPU_INLINE matrix_part value_part(const lane_values<S> &v, int t)
 {
     matrix_part part;
@@ -297,15 +352,15 @@ template <class S> GPU_INLINE matrix_part value_part(const lane_values<S> &v, in
 
 template <class S> GPU_INLINE bool values_odd(const lane_values<S> &v)
 {
-    bool odd = false;
+    uint32_t odd = 0;
 #pragma unroll
     for (int e = 0; e < MATRIX_DEPTH; e++) {
 #pragma unroll
         for (int i = 0; i < S::per / 2; i++) {
-            odd |= is_odd_pair < S::kind == KIND_BF16 ? KIND_BF16 : KIND_F16 > (v.rows[e][i]);
+            odd |= odd_of_pair < S::kind == KIND_BF16 ? KIND_BF16 : KIND_F16 > (v.rows[e][i]);
         }
     }
-    return any_lane(odd);
+    return any_lane(odd != 0);
 }
 
 /* Rows that have their own scale. f16 holds fp8 and int8 codes times it as nvidia's kernels do. */

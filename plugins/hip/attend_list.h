@@ -4,8 +4,11 @@
 #ifndef HIP_ATTEND_LIST_H
 #define HIP_ATTEND_LIST_H
 
-#define HIP_TILE 64         /* keys */
-#define HIP_NARROW_TILE 128 /* where one row tile has all rows, and keys are 8-bit */
+/* Keys of a tile: of rows that go through LDS, two tiles of them there; else the second, where they
+ * are 8-bit the third. */
+#define HIP_STAGED_TILE(row_bytes) ((row_bytes) > 256 ? 32 : 64)
+#define HIP_TILE 64
+#define HIP_NARROW_TILE 128
 
 #define HIP_ATTEND_WARPS(rows) ((rows) == 16 ? 4 : 8)
 

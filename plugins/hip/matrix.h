@@ -8,6 +8,7 @@
  *   RDNA3 (gfx11)          32     all 16, in both groups          8 of them, 2 e + g
  *   RDNA4 (gfx12)          32     8 of them, 8 g + e              8 of them, 8 g + e
  *
+ * RDNA4's manual has another order of the depth, the same in A and B: it does not matter here.
  * Sources: AMD's reference guides of CDNA3, RDNA3 and RDNA4, chapters on matrix instructions. */
 #ifndef HIP_MATRIX_H
 #define HIP_MATRIX_H
@@ -176,12 +177,33 @@ template <int KIND> GPU_INLINE void widen_bytes(uint32_t x, uint32_t (&to)[2])
     }
 }
 
-/* Whether one of two elements is a NaN or an infinity. */
-template <int KIND> GPU_INLINE bool is_odd_pair(uint32_t x)
+/* A bit in each half: whether that element is a NaN or an infinity. */
+template <int KIND> GPU_INLINE uint32_t odd_of_pair(uint32_t x)
 {
     const uint32_t mask = KIND == KIND_BF16 ? 0x7f807f80u : 0x7c007c00u;
     const uint32_t one = KIND == KIND_BF16 ? 0x00800080u : 0x04000400u;
-    return (((x & mask) + one) & 0x80008000u) != 0;
+    return ((x & mask) + one) >> 15 & 0x00010001u;
+}
+
+/* 1 in the place of an element that is +inf, 32 of -inf, 33 of NaN, else 0: 16 of them have a sum
+ * that says which there were. */
+template <int KIND> GPU_INLINE uint32_t count_odd(uint32_t x)
+{
+    const uint32_t mantissa = KIND == KIND_BF16 ? 0x007f007fu : 0x03ff03ffu;
+    const uint32_t up = KIND == KIND_BF16 ? 0x3f80u : 0x3c00u;   /* 1 */
+    const uint32_t down = KIND == KIND_BF16 ? 0x4200u : 0x5000u; /* 32 */
+    const uint32_t both = KIND == KIND_BF16 ? 0x4204u : 0x5020u; /* 33 */
+    uint32_t odd = odd_of_pair<KIND>(x);
+    uint32_t nan = odd & ((x & mantissa) + mantissa) >> (KIND == KIND_BF16 ? 7 : 10);
+    uint32_t negative = odd & x >> 15;
+    return (odd & ~(nan | negative)) * up + (negative & ~nan) * down + nan * both;
+}
+
+/* What values add to a sum by count_odd's sum of them: 0, +inf, -inf or NaN. */
+GPU_INLINE float sum_of_odd(float count)
+{
+    int32_t n = (int32_t)count;
+    return ((n & 31) != 0 ? INFINITY : 0.0f) - (n >= 32 ? INFINITY : 0.0f);
 }
 
 #endif

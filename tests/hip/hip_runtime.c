@@ -109,13 +109,18 @@ static int run_launch(struct job *j)
                             .args = j->args,
                             .arg_bytes = j->arg_bytes};
     struct timespec begin, end;
+    struct code *code = j->function->module->code;
+    if (!code_read(code, machine.error, sizeof machine.error)) { /* takes up to a second */
+        fprintf(stderr, "%s: %s\n", target(), machine.error);
+        return LAUNCH_FAILURE;
+    }
     memcpy(launch.grid, j->grid, sizeof launch.grid);
     memcpy(launch.block, j->block, sizeof launch.block);
     machine.failed = false;
     j->function->launches++;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin); /* its rate, however busy the machine */
     uint64_t before = machine.insns;
-    bool ok = machine_launch(&machine, j->function->module->code, &launch);
+    bool ok = machine_launch(&machine, code, &launch);
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
     j->function->insns += machine.insns - before;
     seconds += (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) * 1e-9;
@@ -315,7 +320,7 @@ EXPORTED int hipModuleLoadData(void **handle, const void *image)
     *handle = NULL;
     pthread_mutex_lock(&lock);
     for (struct module *m = modules; m != NULL; m = m->next) {
-        if (m->image == image) { /* reading a listing takes seconds */
+        if (m->image == image) { /* its instructions are read once */
             *handle = m;
         }
     }

@@ -36,16 +36,17 @@ static unsigned vector_registers(const struct code *code, const struct kernel *k
     return granules * (code->gfx90a || code->wave_size == 32 ? 8 : 4);
 }
 
-/* Waves of a SIMD that its registers hold. */
+/* Waves of a SIMD that its registers hold; gfx11 and later give them out by 24. */
 static unsigned waves_of_simd(const struct code *code, unsigned registers)
 {
     unsigned all = code->gfx90a ? 512 : code->major >= 11 ? 1536 : 1024;
-    unsigned most = code->gfx90a ? 8 : 16, waves = all / registers;
+    unsigned taken = code->major >= 11 ? (registers + 23) / 24 * 24 : registers;
+    unsigned most = code->gfx90a ? 8 : 16, waves = all / taken;
     return waves < most ? waves : most;
 }
 
 /* Of attends on matrix units: a group of 8 waves has a compute unit's registers, or two groups of
- * 4, and half of its LDS. */
+ * 4, and half of its LDS; on RDNA that of a pair of units. */
 static void check_attend(const struct code *code, const struct kernel *k, unsigned waves,
                          unsigned wide, unsigned matrix)
 {
@@ -58,8 +59,8 @@ static void check_attend(const struct code *code, const struct kernel *k, unsign
     if (waves < 2) {
         fail(code, k->name, "fewer than 2 waves of a SIMD");
     }
-    if (k->group_bytes > 32768) {
-        fail(code, k->name, "more than 32 KiB of LDS");
+    if (k->group_bytes > (code->wave_size == 64 ? 32768 : 65536)) {
+        fail(code, k->name, "more than half of the LDS");
     }
 }
 
@@ -120,9 +121,10 @@ static void show_bundle(const char *path)
             continue;
         }
         struct code *code = code_load(bundle + offset, size, error, sizeof error);
-        if (code == NULL) {
+        if (code == NULL || !code_read(code, error, sizeof error)) {
             fprintf(stderr, "%s, %.*s: %s\n", path, (int)length, at - length, error);
             failures++;
+            code_free(code);
             continue;
         }
         for (uint32_t k = 0; k < code->num_kernels; k++) {

@@ -34,7 +34,12 @@ static struct code *load(const char *path, char *error, size_t room)
     assert_non_null(opened);
     size_t bytes = fread(image, 1, sizeof image, opened);
     fclose(opened);
-    return code_load(image, bytes, error, room);
+    struct code *loaded = code_load(image, bytes, error, room);
+    if (loaded != NULL && !code_read(loaded, error, room)) {
+        code_free(loaded);
+        loaded = NULL;
+    }
+    return loaded;
 }
 
 static bool launch(struct machine *m, const char *name, uint32_t groups, size_t out_bytes,

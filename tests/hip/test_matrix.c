@@ -47,13 +47,14 @@ static void fill(const struct matrix_places *places, bool bf16, bool twice, int 
     }
 }
 
-static void check(const char *name, const struct matrix_places *places, int lanes, bool bf16)
+static void check(const char *name, int major, const struct matrix_places *places, bool bf16)
 {
-    const struct op *op = op_find(name, strlen(name));
+    const struct op *op = op_find(name, strlen(name), major);
+    const int lanes = major == 9 ? 64 : 32;
     struct machine machine = {0};
     struct code code = {.wave_size = lanes};
     struct group group = {.machine = &machine, .code = &code};
-    uint8_t words = lanes == 64 ? 2 : 8, sums = lanes == 64 ? 4 : 8;
+    uint8_t words = major == 9 ? 2 : major == 11 ? 8 : 4, sums = lanes == 64 ? 4 : 8;
     struct insn i = {.op = op,
                      .num_dst = 1,
                      .num_src = 3,
@@ -69,7 +70,7 @@ static void check(const char *name, const struct matrix_places *places, int lane
     wave->code = &code;
     wave->lanes = (uint32_t)lanes;
     wave->s64[REG_EXEC / 2] = lanes == 64 ? ALL_LANES : UINT32_MAX;
-    fill(places, bf16, lanes == 32, a, b);
+    fill(places, bf16, major == 11, a, b);
     op->run(wave, &i);
     assert_false(machine.failed);
     for (int r = 0; r < 16; r++) {
@@ -90,22 +91,30 @@ static void check(const char *name, const struct matrix_places *places, int lane
 static void test_cdna(void **state)
 {
     (void)state;
-    check("v_mfma_f32_16x16x16_f16", &cdna_places, 64, false);
-    check("v_mfma_f32_16x16x16_bf16", &cdna_places, 64, true);
-    check("v_mfma_f32_16x16x16f16", &cdna_places, 64, false);
-    check("v_mfma_f32_16x16x16bf16_1k", &cdna_places, 64, true);
+    check("v_mfma_f32_16x16x16_f16", 9, &cdna_places, false);
+    check("v_mfma_f32_16x16x16_bf16", 9, &cdna_places, true);
+    check("v_mfma_f32_16x16x16f16", 9, &cdna_places, false);
+    check("v_mfma_f32_16x16x16bf16_1k", 9, &cdna_places, true);
 }
 
 static void test_rdna3(void **state)
 {
     (void)state;
-    check("v_wmma_f32_16x16x16_f16", &rdna3_places, 32, false);
-    check("v_wmma_f32_16x16x16_bf16", &rdna3_places, 32, true);
+    check("v_wmma_f32_16x16x16_f16", 11, &rdna3_places, false);
+    check("v_wmma_f32_16x16x16_bf16", 11, &rdna3_places, true);
+}
+
+static void test_rdna4(void **state)
+{
+    (void)state;
+    check("v_wmma_f32_16x16x16_f16", 12, &rdna4_places, false);
+    check("v_wmma_f32_16x16x16_bf16", 12, &rdna4_places, true);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cdna), cmocka_unit_test(test_rdna3)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cdna), cmocka_unit_test(test_rdna3),
+                                       cmocka_unit_test(test_rdna4)};
     wave = aligned_alloc(64, sizeof *wave);
     int failed = wave != NULL ? cmocka_run_group_tests(tests, NULL, NULL) : 1;
     free(wave);

@@ -128,8 +128,9 @@ struct op {
     insn_run *run;
     lanes_run *lanes;
     uint16_t flags;
-    uint8_t unit; /* enum insn_class */
-    int32_t arg;  /* what `run` makes of it */
+    uint8_t unit;  /* enum insn_class */
+    int32_t arg;   /* what `run` makes of it */
+    uint8_t major; /* of the targets that have it in this form; 0: all */
 };
 
 /* What each step reads stands in front. */
@@ -161,7 +162,7 @@ struct region {
 /* What a code object holds, loaded at its own place in memory. */
 struct kernel {
     char name[128];
-    uint32_t entry; /* index of an instruction */
+    uint32_t entry; /* index of an instruction, once they are read */
     uint32_t group_bytes, kernarg_bytes, properties, rsrc1, rsrc2, rsrc3;
     uint32_t private_bytes, preload;
 };
@@ -170,8 +171,11 @@ struct code {
     char target[32];
     int wave_size, major; /* major: 9, 10, 11, 12 */
     bool gfx90a;          /* gfx90a and gfx94x: AGPRs behind VGPRs, packed work item ids */
-    char *image;
+    const void *object;   /* the caller's */
+    size_t object_bytes;
+    char *image; /* the object as it is loaded */
     size_t image_bytes;
+    bool is_read;
     struct insn *insns;
     uint32_t num_insns;
     uint64_t text_begin; /* where the code lies */
@@ -242,14 +246,17 @@ static inline uint64_t exec_of(const struct wave *w)
 /* Records the first error of a launch, with the instruction that stands before w->pc. */
 void wave_fail(struct wave *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Loads a code object: NULL and the cause in `error`. The listing comes from llvm-objdump. */
-struct code *code_load(const void *image, size_t bytes, char *error, size_t room);
+/* Loads a code object, which has to stay: NULL and the cause in `error`. */
+struct code *code_load(const void *object, size_t bytes, char *error, size_t room);
+/* Reads its instructions from llvm-objdump's listing, the first time; false with the cause. */
+bool code_read(struct code *code, char *error, size_t room);
 void code_free(struct code *code);
 const struct kernel *code_kernel(const struct code *code, const char *name);
 
 /* Reads a listing into code->insns; false with the cause in `error`, all unknown names listed. */
 bool code_parse(struct code *code, char *error, size_t room);
-const struct op *op_find(const char *name, size_t length);
+/* The operation of that name on gfx9, 10, 11 or 12; not from several threads at once. */
+const struct op *op_find(const char *name, size_t length, int major);
 
 /* Memory that kernels may touch. */
 bool machine_allow(struct machine *m, const void *begin, size_t bytes, bool writable);

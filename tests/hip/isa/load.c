@@ -133,13 +133,13 @@ static bool find_kernels(struct code *code, const char *image, const Elf64_Ehdr 
 }
 
 /* The disassembler's listing of the image. */
-static bool list_code(struct code *code, const void *image, size_t bytes, char *error, size_t room)
+static bool list_code(struct code *code, char *error, size_t room)
 {
     char path[] = "/tmp/attn-hip-XXXXXX", command[128];
     int file = mkstemp(path);
     size_t used = 0, size = 1 << 20;
     FILE *pipe = NULL;
-    if (file < 0 || write(file, image, bytes) != (ssize_t)bytes) {
+    if (file < 0 || write(file, code->object, code->object_bytes) != (ssize_t)code->object_bytes) {
         snprintf(error, room, "cannot write %s", path);
         goto done;
     }
@@ -215,25 +215,29 @@ static bool link_code(struct code *code, char *error, size_t room)
     return true;
 }
 
-struct code *code_load(const void *image, size_t bytes, char *error, size_t room)
+struct code *code_load(const void *object, size_t bytes, char *error, size_t room)
 {
-    const Elf64_Ehdr *header = image;
+    const Elf64_Ehdr *header = object;
     struct code *code = calloc(1, sizeof *code);
     snprintf(error, room, "not a code object of a known target");
     if (code == NULL || bytes < sizeof *header || memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 ||
         header->e_machine != 224 || !find_target(code, header->e_flags) ||
-        !load_segments(code, image, header) || !find_kernels(code, image, header)) {
-        goto fail;
+        !load_segments(code, object, header) || !find_kernels(code, object, header)) {
+        code_free(code);
+        return NULL;
     }
-    relocate(code, image, header);
-    if (list_code(code, image, bytes, error, room) && code_parse(code, error, room) &&
-        link_code(code, error, room)) {
-        error[0] = '\0';
-        return code;
-    }
-fail:
-    code_free(code);
-    return NULL;
+    relocate(code, object, header);
+    code->object = object;
+    code->object_bytes = bytes;
+    return code;
+}
+
+bool code_read(struct code *code, char *error, size_t room)
+{
+    code->is_read =
+        code->is_read || (list_code(code, error, room) && code_parse(code, error, room) &&
+                          link_code(code, error, room));
+    return code->is_read;
 }
 
 static void free_constants(struct insn *i)

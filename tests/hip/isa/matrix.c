@@ -61,9 +61,9 @@ static bool sources_known(struct wave *w, const struct insn *i)
 static void place_of(const struct matrix_layout *m, unsigned i, unsigned j, unsigned *lane,
                      unsigned *reg)
 {
-    if (m->rdna3) {
-        *lane = j + 16 * (i % 2);
-        *reg = i / 2;
+    if (m->rdna != 0) {
+        *lane = j + 16 * (m->rdna == 3 ? i % 2 : i / 8);
+        *reg = m->rdna == 3 ? i / 2 : i % 8;
         return;
     }
     unsigned groups = 64u / m->columns;
@@ -82,8 +82,9 @@ static void run_matrix(struct wave *w, const struct insn *i)
         return;
     }
     bool known = sources_known(w, i);
+    const unsigned groups = m->rdna == 3 ? 1 : w->lanes / m->rows;
     for (unsigned k = 0; k < m->depth; k++) {
-        unsigned group = k / m->run, e = k % m->run;
+        unsigned group = k / m->run % groups, e = k % m->run + k / (m->run * groups) * m->run;
         for (unsigned r = 0; r < m->rows; r++) {
             a[r][k] = element_of(w, i->src[0].reg, r + m->rows * group, e, m->a);
         }
@@ -123,8 +124,13 @@ static struct op ops[sizeof matrix_layouts / sizeof *matrix_layouts];
 __attribute__((constructor)) static void name_ops(void)
 {
     for (size_t n = 0; n < sizeof ops / sizeof *ops; n++) {
-        const struct op op = {matrix_layouts[n].name, "n=nnn",   run_matrix, NULL, 0,
-                              CLASS_MATRIX,           (int32_t)n};
+        const struct matrix_layout *m = &matrix_layouts[n];
+        const struct op op = {.name = m->name,
+                              .types = "n=nnn",
+                              .run = run_matrix,
+                              .unit = CLASS_MATRIX,
+                              .arg = (int32_t)n,
+                              .major = m->rdna != 0 ? (uint8_t)(m->rdna + 8) : 0};
         memcpy(&ops[n], &op, sizeof op);
     }
 }

@@ -4,11 +4,12 @@
  * Architecture" reference guide, "Wave Matrix Multiply Accumulate"; the examples of "AMD matrix
  * cores" (GPUOpen) and of "How to accelerate AI applications on RDNA 3 using WMMA" agree.
  *
- * D = A B + C, A of rows x depth, B of depth x columns.
- *   A(i, k): lane i + rows * (k / run), element k % run of the lane's registers, from the low bits
- * on B(k, j): lane j + columns * (k / run), element k % run D(i, j), 4 registers at a time (CDNA):
- * lane j + columns * (i / 4 % groups), register i % 4 + 4 * (i / (4 * groups)), where groups = 64 /
- * columns D(i, j), RDNA3: lane j + 16 * (i % 2), register i / 2; lanes 16 .. 31 hold A and B again.
+ * D = A B + C, A of rows x depth, B of depth x columns; `groups` of `rows` lanes make a wave.
+ *   A(i, k): lane i + rows * (k / run % groups), element k % run + run * (k / (run * groups)) of
+ * the lane's registers, from the low bits on B(k, j): lane j + columns * (k / run % groups), the
+ * same element D(i, j), CDNA, 4 registers at a time: lane j + columns * (i / 4 % groups), register
+ * i % 4 + 4 * (i / (4 * groups)) D(i, j), RDNA3: lane j + 16 * (i % 2), register i / 2; lanes 16 ..
+ * 31 hold A and B again D(i, j), RDNA4: lane j + 16 * (i / 8), register i % 8
  */
 #ifndef HIP_MATRIX_LAYOUTS_H
 #define HIP_MATRIX_LAYOUTS_H
@@ -28,8 +29,8 @@ struct matrix_layout {
     const char *name;
     uint8_t a, b; /* enum matrix_format */
     uint8_t rows, columns, depth;
-    uint8_t run;   /* elements of a lane that lie along the depth */
-    uint8_t rdna3; /* the second form of D */
+    uint8_t run;  /* elements of a lane that lie together along the depth */
+    uint8_t rdna; /* 3, 4: whose form of D; 0: CDNA's */
 };
 
 static const struct matrix_layout matrix_layouts[] = {
@@ -49,8 +50,10 @@ static const struct matrix_layout matrix_layouts[] = {
     {"v_mfma_f32_16x16x32_bf8_bf8", MATRIX_E5M2_FNUZ, MATRIX_E5M2_FNUZ, 16, 16, 32, 8, 0},
     {"v_mfma_f32_32x32x16_fp8_fp8", MATRIX_E4M3_FNUZ, MATRIX_E4M3_FNUZ, 32, 32, 16, 8, 0},
     {"v_mfma_f32_32x32x16_bf8_bf8", MATRIX_E5M2_FNUZ, MATRIX_E5M2_FNUZ, 32, 32, 16, 8, 0},
-    {"v_wmma_f32_16x16x16_f16", MATRIX_F16, MATRIX_F16, 16, 16, 16, 16, 1},
-    {"v_wmma_f32_16x16x16_bf16", MATRIX_BF16, MATRIX_BF16, 16, 16, 16, 16, 1},
+    {"v_wmma_f32_16x16x16_f16", MATRIX_F16, MATRIX_F16, 16, 16, 16, 16, 3},
+    {"v_wmma_f32_16x16x16_bf16", MATRIX_BF16, MATRIX_BF16, 16, 16, 16, 16, 3},
+    {"v_wmma_f32_16x16x16_f16", MATRIX_F16, MATRIX_F16, 16, 16, 16, 4, 4},
+    {"v_wmma_f32_16x16x16_bf16", MATRIX_BF16, MATRIX_BF16, 16, 16, 16, 4, 4},
 };
 
 #endif

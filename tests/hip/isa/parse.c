@@ -494,7 +494,7 @@ static bool parse_insn(struct reader *r, char *text, struct insn *i)
         name = single;
         length -= 5;
     }
-    i->op = op_find(name, length);
+    i->op = op_find(name, length, r->code->major);
     if (i->op == NULL) {
         add_unknown(r, name, length);
         return true;

@@ -17,15 +17,47 @@ struct packet {
     uint64_t object, args, reserved2, signal;
 };
 
-const struct op *op_find(const char *name, size_t length)
+#define OP_SLOTS 4096 /* more than twice the operations */
+
+static uint32_t op_hash(const char *name, size_t length)
 {
-    const struct op_table *tables[] = {&scalar_ops, &vector_ops, &memory_ops, &matrix_ops};
-    for (size_t t = 0; t < sizeof tables / sizeof *tables; t++) {
+    uint32_t hash = 2166136261u;
+    for (size_t n = 0; n < length; n++) {
+        hash = (hash ^ (uint8_t)name[n]) * 16777619u;
+    }
+    return hash;
+}
+
+/* The tables' rows, each in the first free slot from its name's hash on. */
+static const struct op **op_slots(void)
+{
+    static const struct op_table *const tables[] = {&scalar_ops, &vector_ops, &memory_ops,
+                                                    &matrix_ops};
+    static const struct op *slots[OP_SLOTS];
+    static bool filled;
+    for (size_t t = 0; t < 4 && !filled; t++) {
         for (size_t n = 0; n < tables[t]->count; n++) {
             const struct op *op = &tables[t]->ops[n];
-            if (strncmp(op->name, name, length) == 0 && op->name[length] == '\0') {
-                return op;
+            uint32_t at = op_hash(op->name, strlen(op->name)) % OP_SLOTS;
+            while (slots[at] != NULL) {
+                at = (at + 1) % OP_SLOTS;
             }
+            slots[at] = op;
+        }
+    }
+    filled = true;
+    return slots;
+}
+
+const struct op *op_find(const char *name, size_t length, int major)
+{
+    const struct op **slots = op_slots();
+    uint32_t at = op_hash(name, length) % OP_SLOTS;
+    for (; slots[at] != NULL; at = (at + 1) % OP_SLOTS) {
+        const struct op *op = slots[at];
+        if (strncmp(op->name, name, length) == 0 && op->name[length] == '\0' &&
+            (op->major == 0 || op->major == major)) {
+            return op;
         }
     }
     return NULL;
