@@ -6,6 +6,9 @@
 
 #include "common/tensors.h"
 
+/* The bit of a code in a mask of struct attn_backend_caps. */
+#define BIT(code) (UINT64_C(1) << (code))
+
 /* Where a plugin has no options of its own: names the first one. */
 static inline attn_status plugin_refuse_option(const struct attn_create_args *args,
                                                struct attn_error *error)
@@ -33,5 +36,25 @@ static inline attn_status plugin_answer(const struct attn_plugin *table, uint32_
     *plugin = table;
     return ATTN_OK;
 }
+
+/* A plugin's table and its one exported symbol: the name of its backend and the functions of
+ * struct attn_plugin. */
+#define PLUGIN_ENTRY(name_, probe_, supports_, create_, destroy_)                                  \
+    static const struct attn_plugin plugin_table = {                                               \
+        .struct_size = sizeof plugin_table,                                                        \
+        .abi_version = ATTN_ABI_VERSION,                                                           \
+        .name = (name_),                                                                           \
+        .version = "0.1.0",                                                                        \
+        .vendor = "libattn",                                                                       \
+        .probe = (probe_),                                                                         \
+        .supports = (supports_),                                                                   \
+        .create = (create_),                                                                       \
+        .destroy = (destroy_),                                                                     \
+    };                                                                                             \
+    attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,              \
+                                  const struct attn_plugin **plugin, struct attn_error *error)     \
+    {                                                                                              \
+        return plugin_answer(&plugin_table, abi_version_min, abi_version_max, plugin, error);      \
+    }
 
 #endif

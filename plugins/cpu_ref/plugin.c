@@ -11,8 +11,6 @@
 #include "gdn.h"
 #include "reference.h"
 
-#define BIT(code) (UINT64_C(1) << (code))
-
 static const struct attn_head_size_range head_sizes[] = {{{8, 512, 8}, {8, 512, 8}, 0}};
 static const struct attn_range block_sizes[] = {{1, 4096, 1}};
 
@@ -235,20 +233,4 @@ static void ref_destroy(attn_instance *instance)
     }
 }
 
-static const struct attn_plugin plugin_table = {
-    .struct_size = sizeof plugin_table,
-    .abi_version = ATTN_ABI_VERSION,
-    .name = "cpu_ref",
-    .version = "0.1.0",
-    .vendor = "libattn",
-    .probe = ref_probe,
-    .supports = ref_supports,
-    .create = ref_create,
-    .destroy = ref_destroy,
-};
-
-attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
-                              const struct attn_plugin **plugin, struct attn_error *error)
-{
-    return plugin_answer(&plugin_table, abi_version_min, abi_version_max, plugin, error);
-}
+PLUGIN_ENTRY("cpu_ref", ref_probe, ref_supports, ref_create, ref_destroy)

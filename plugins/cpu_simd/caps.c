@@ -3,9 +3,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include <unistd.h>
 
+#include "common/entry.h"
 #include "internal.h"
-
-#define BIT(code) (UINT64_C(1) << (code))
 
 static const struct attn_head_size_range head_sizes[] = {{{8, 512, 8}, {8, 512, 8}, 0}};
 static const struct attn_range block_sizes[] = {{1, 65536, 1}};

@@ -117,20 +117,4 @@ static void simd_destroy(attn_instance *instance)
     }
 }
 
-static const struct attn_plugin plugin = {
-    .struct_size = sizeof(struct attn_plugin),
-    .abi_version = ATTN_ABI_VERSION,
-    .name = "cpu_simd",
-    .version = "0.1.0",
-    .vendor = "libattn",
-    .probe = simd_probe,
-    .supports = simd_supports,
-    .create = simd_create,
-    .destroy = simd_destroy,
-};
-
-attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
-                              const struct attn_plugin **out, struct attn_error *error)
-{
-    return plugin_answer(&plugin, abi_version_min, abi_version_max, out, error);
-}
+PLUGIN_ENTRY("cpu_simd", simd_probe, simd_supports, simd_create, simd_destroy)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the declared masks cannot say. */
+#include "common/entry.h"
 #include "internal.h"
-
-#define BIT(code) (UINT64_C(1) << (code))
 
 /* Latent rows are plain numbers or fp8_ds_mla's, and only they are. */
 static void supports_latent(const struct attn_layer_desc *layer,

@@ -6,7 +6,6 @@
 #include "nvml.h"
 
 #define NAME "cuda_flash"
-#define BIT(code) (UINT64_C(1) << (code))
 
 /* What nvcc makes of device/turboquant.h writes other rows than cpu_ref on an H200, for a cause
  * that is not known; the same source is right as fibres on a CPU. */
@@ -83,20 +82,4 @@ const struct gpu_vendor gpu_vendor = {
     .add_kernels = add_kernels,
 };
 
-static const struct attn_plugin plugin_table = {
-    .struct_size = sizeof plugin_table,
-    .abi_version = ATTN_ABI_VERSION,
-    .name = NAME,
-    .version = "0.1.0",
-    .vendor = "libattn",
-    .probe = cuda_probe,
-    .supports = gpu_supports,
-    .create = gpu_create,
-    .destroy = gpu_destroy,
-};
-
-attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
-                              const struct attn_plugin **plugin, struct attn_error *error)
-{
-    return plugin_answer(&plugin_table, abi_version_min, abi_version_max, plugin, error);
-}
+PLUGIN_ENTRY(NAME, cuda_probe, gpu_supports, gpu_create, gpu_destroy)

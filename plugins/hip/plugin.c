@@ -68,20 +68,4 @@ const struct gpu_vendor gpu_vendor = {
     .add_kernels = add_kernels,
 };
 
-static const struct attn_plugin plugin_table = {
-    .struct_size = sizeof plugin_table,
-    .abi_version = ATTN_ABI_VERSION,
-    .name = NAME,
-    .version = "0.1.0",
-    .vendor = "libattn",
-    .probe = hip_probe,
-    .supports = gpu_supports,
-    .create = gpu_create,
-    .destroy = gpu_destroy,
-};
-
-attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
-                              const struct attn_plugin **plugin, struct attn_error *error)
-{
-    return plugin_answer(&plugin_table, abi_version_min, abi_version_max, plugin, error);
-}
+PLUGIN_ENTRY(NAME, hip_probe, gpu_supports, gpu_create, gpu_destroy)

@@ -9,7 +9,6 @@
 #include "sysfs.h"
 
 #define NAME "level_zero"
-#define BIT(code) (UINT64_C(1) << (code))
 /* Caches whose codes and scales the kernels find in double. */
 #define IN_DOUBLE                                                                                  \
     (BIT(ATTN_KV_INT4_PER_TOKEN_HEAD) | BIT(ATTN_KV_NVFP4) | BIT(ATTN_KV_TURBOQUANT_K8V4) |        \
@@ -87,20 +86,4 @@ const struct gpu_vendor gpu_vendor = {
     .add_kernels = add_kernels,
 };
 
-static const struct attn_plugin plugin_table = {
-    .struct_size = sizeof plugin_table,
-    .abi_version = ATTN_ABI_VERSION,
-    .name = NAME,
-    .version = "0.1.0",
-    .vendor = "libattn",
-    .probe = level_zero_probe,
-    .supports = gpu_supports,
-    .create = gpu_create,
-    .destroy = gpu_destroy,
-};
-
-attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
-                              const struct attn_plugin **plugin, struct attn_error *error)
-{
-    return plugin_answer(&plugin_table, abi_version_min, abi_version_max, plugin, error);
-}
+PLUGIN_ENTRY(NAME, level_zero_probe, gpu_supports, gpu_create, gpu_destroy)

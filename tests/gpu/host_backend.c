@@ -3,14 +3,14 @@
  * without a GPU. Slow: for tests alone. */
 #include "common/entry.h"
 #include "gpu/host/backend.h"
+#include "gpu/host/instance.h"
 
 #define NAME "gpu_host"
 
-/* All but the memory, streams and graphs of a device: set when the plugin is entered. */
-static struct attn_kernels kernels;
-
-static void leave_out_services(void)
+/* An instance has all but the memory, streams and graphs of a device. */
+static const char *leave_out_services(struct attn_instance *instance)
 {
+    static struct attn_kernels kernels;
     kernels = gpu_kernels;
     kernels.allocate_memory = NULL;
     kernels.free_memory = NULL;
@@ -22,6 +22,8 @@ static void leave_out_services(void)
     kernels.end_capture = NULL;
     kernels.launch_graph = NULL;
     kernels.destroy_graph = NULL;
+    instance->kernels = &kernels;
+    return NULL;
 }
 
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
@@ -40,24 +42,8 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
 const struct gpu_vendor gpu_vendor = {
     .name = NAME,
     .device_type = ATTN_DEVICE_CPU,
-    .kernels = &kernels,
+    .kernels = &gpu_kernels,
+    .add_kernels = leave_out_services,
 };
 
-static const struct attn_plugin plugin_table = {
-    .struct_size = sizeof plugin_table,
-    .abi_version = ATTN_ABI_VERSION,
-    .name = NAME,
-    .version = "0.1.0",
-    .vendor = "libattn",
-    .probe = probe,
-    .supports = gpu_supports,
-    .create = gpu_create,
-    .destroy = gpu_destroy,
-};
-
-attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi_version_max,
-                              const struct attn_plugin **plugin, struct attn_error *error)
-{
-    leave_out_services();
-    return plugin_answer(&plugin_table, abi_version_min, abi_version_max, plugin, error);
-}
+PLUGIN_ENTRY(NAME, probe, gpu_supports, gpu_create, gpu_destroy)

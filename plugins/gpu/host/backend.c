@@ -12,8 +12,6 @@
 #include "gpu/host/instance.h"
 #include "gpu/latent.h"
 
-#define BIT(code) (UINT64_C(1) << (code))
-
 static const struct attn_head_size_range head_sizes[] = {{{8, 512, 8}, {8, 512, 8}, 0}};
 static const struct attn_range block_sizes[] = {{1, 4096, 1}};
 
@@ -220,7 +218,6 @@ attn_status gpu_create(const struct attn_create_args *args, attn_instance **inst
     *made = (struct attn_instance){
         .host = args->host,
         .kernels = gpu_vendor.kernels,
-
         .device = {.native_device = args->native_device, .native_context = args->native_context}};
     const char *cause = gpu_device_open(&made->device, args->device.id);
     if (cause == NULL && gpu_vendor.add_kernels != NULL) {
