@@ -147,18 +147,17 @@ static attn_status merge_states(const struct attn_merge_states_args *a, struct a
 }
 
 /* Not a step: here modules are loaded and kernels chosen. */
-static attn_status prepare(attn_instance *instance, const struct attn_layer_desc *layer,
-                           const struct attn_layer_params *params, int32_t phase,
-                           attn_state **state, struct attn_error *error)
+static attn_status prepare(const struct attn_prepare_args *a, attn_state **state,
+                           struct attn_error *error)
 {
-    const struct attn_host *host = instance->host;
-    (void)params, (void)phase, (void)error;
+    const struct attn_host *host = a->instance->host;
+    (void)error;
     *state = (attn_state *)host->allocate(host->user, sizeof **state, 16);
     if (*state == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
-    (*state)->group = layer->num_q_heads / layer->num_kv_heads;
-    (*state)->head_size_v = layer->head_size_v;
+    (*state)->group = a->layer->num_q_heads / a->layer->num_kv_heads;
+    (*state)->head_size_v = a->layer->head_size_v;
     return ATTN_OK;
 }
 
@@ -168,13 +167,12 @@ static void release(attn_instance *instance, attn_state *state)
 }
 
 /* The worst case of any batch within the limits: here one weighted sum, whatever they are. */
-static attn_status plan_size(attn_instance *instance, attn_state *state,
-                             const struct attn_limits *limits, struct attn_plan_size *size,
+static attn_status plan_size(const struct attn_plan_size_args *a, struct attn_plan_size *size,
                              struct attn_error *error)
 {
-    (void)instance, (void)limits, (void)error;
+    (void)error;
     size->host_bytes = 0;
-    size->device_bytes = (size_t)state->head_size_v * sizeof(float);
+    size->device_bytes = (size_t)a->state->head_size_v * sizeof(float);
     return ATTN_OK;
 }
 

@@ -34,6 +34,33 @@ struct attn_plan_size {
     size_t device_bytes; /* aligned to 256 */
 };
 
+/* Of prepare. Attends with the state get exactly this: views, addresses included, and what layer
+ * and params point at hold until release. The core's copies of layer and params may move: they are
+ * borrowed until return. */
+struct attn_prepare_args {
+    size_t struct_size;
+    const struct attn_ext *next;
+    attn_instance *instance;
+    const struct attn_layer_desc *layer; /* as those attends get it */
+    const struct attn_layer_params *params;
+    const struct attn_kv_view *k_cache; /* NULL: keys will be contiguous */
+    const struct attn_kv_view *v_cache;
+    const struct attn_layer_cache *caches;
+    int32_t num_caches;
+    int32_t cache_bytes;
+    int32_t phase; /* enum attn_phase */
+    int32_t reserved;
+};
+
+/* Of plan_size. */
+struct attn_plan_size_args {
+    size_t struct_size;
+    const struct attn_ext *next;
+    attn_instance *instance;
+    attn_state *state; /* NULL if prepare is NULL */
+    const struct attn_limits *limits;
+};
+
 enum attn_plan_mode {
     ATTN_PLAN_EAGER = 0,
     /* worst case of `limits`; the following attends are being captured */
@@ -82,6 +109,8 @@ struct attn_attend_args {
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_limits) == 40, "attn_limits of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_plan_size) == 32, "attn_plan_size of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_prepare_args) == 80, "attn_prepare_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_plan_size_args) == 40, "attn_plan_size_args of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 184, "attn_attend_args of ABI 0.2");
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arguments of the kernels that move the KV cache: write_kv, rope_write_kv, gather_kv, copy_blocks.
- */
+/* Arguments of the kernels that move the KV cache: write_kv, rope_write_kv, gather_kv, copy_blocks,
+ * copy, fill. */
 #ifndef ATTN_CACHE_KERNELS_H
 #define ATTN_CACHE_KERNELS_H
 
@@ -47,7 +47,8 @@ struct attn_gather_kv_args {
     const struct attn_tensor *out; /* [rows, heads, D] activation dtype */
 };
 
-/* One transfer of whole blocks of one view's memory, of `bytes` each. */
+/* One transfer of whole blocks of one view's memory, of `bytes` each; an element of an array, whose
+ * owner says the element's size. */
 struct attn_block_copy {
     const void *source;    /* base of the source cache */
     void *destination;     /* base of the destination cache */
@@ -74,10 +75,39 @@ struct attn_copy_blocks_args {
     const struct attn_block_copy *copies;
     const int64_t *pairs;
     int64_t num_pairs;
+    int32_t copy_bytes; /* from element to element of `copies` */
+    int32_t reserved;
+};
+
+struct attn_copy_args {
+    size_t struct_size;
+    const struct attn_ext *next;
+    attn_instance *instance;
+    void *stream;
+    void *destination;
+    const void *source;
+    size_t bytes;
+    int32_t kind; /* enum attn_copy_kind */
+    int32_t reserved;
+};
+
+struct attn_fill_args {
+    size_t struct_size;
+    const struct attn_ext *next;
+    attn_instance *instance;
+    void *stream;
+    void *destination;
+    size_t row_bytes;
+    size_t stride; /* bytes between rows */
+    int64_t rows;
+    int32_t value; /* of each byte */
+    int32_t reserved;
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_write_kv_args) == 128, "attn_write_kv_args of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_gather_kv_args) == 88, "attn_gather_kv_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_copy_blocks_args) == 64, "attn_copy_blocks_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_copy_blocks_args) == 72, "attn_copy_blocks_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_copy_args) == 64, "attn_copy_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_fill_args) == 72, "attn_fill_args of ABI 0.2");
 
 #endif

@@ -35,20 +35,17 @@ struct attn_kernels {
     attn_status (*copy_blocks)(const struct attn_copy_blocks_args *args, struct attn_error *error);
     /* bytes from source to destination on the stream. Host memory may be pageable and is read
      * before return. */
-    attn_status (*copy)(attn_instance *instance, void *destination, const void *source,
-                        size_t bytes, int32_t kind, void *stream, struct attn_error *error);
+    attn_status (*copy)(const struct attn_copy_args *args, struct attn_error *error);
     /* rows of `row_bytes`, `stride` bytes apart, set to `value`. */
-    attn_status (*fill)(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
-                        size_t stride, int64_t rows, void *stream, struct attn_error *error);
-    /* At bind, once per layer, phase and part: choose the kernel, load its module. Not a step: may
-     * allocate from the host. NULL on failure. */
-    attn_status (*prepare)(attn_instance *instance, const struct attn_layer_desc *layer,
-                           const struct attn_layer_params *params, int32_t phase,
-                           attn_state **state, struct attn_error *error);
+    attn_status (*fill)(const struct attn_fill_args *args, struct attn_error *error);
+    /* Before a plan, once per layer, phase and part, and again after parameters or caches were
+     * bound anew: choose the kernel, load its module. Not a step: may allocate from the host. NULL
+     * on failure. */
+    attn_status (*prepare)(const struct attn_prepare_args *args, attn_state **state,
+                           struct attn_error *error);
     void (*release)(attn_instance *instance, attn_state *state); /* accepts NULL */
     /* Worst case for any batch within the limits. Not a step. */
-    attn_status (*plan_size)(attn_instance *instance, attn_state *state,
-                             const struct attn_limits *limits, struct attn_plan_size *size,
+    attn_status (*plan_size)(const struct attn_plan_size_args *args, struct attn_plan_size *size,
                              struct attn_error *error);
     /* Once per batch and plan group: q, k, v, out, lse are NULL. Fills plan_host and, on the
      * stream, workspace. A step: no allocation. `mode` is an attn_plan_mode. */

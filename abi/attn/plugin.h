@@ -30,6 +30,17 @@ struct attn_create_args {
     int32_t reserved;
 };
 
+/* What a backend is asked about. */
+struct attn_supports_args {
+    size_t struct_size;
+    const struct attn_ext *next;
+    const struct attn_backend_caps *caps; /* one of those that probe reported */
+    /* complete: its kv_dtype and block_size are not 0 */
+    const struct attn_layer_desc *layer;
+    int32_t phase; /* enum attn_phase */
+    int32_t reserved;
+};
+
 /* Constant data of the plugin; lives as long as the process. */
 struct attn_plugin {
     size_t struct_size;
@@ -44,10 +55,8 @@ struct attn_plugin {
     attn_status (*probe)(const struct attn_host *host, const struct attn_probe_sink *sink,
                          struct attn_error *error);
     /* NULL, or asked after the declared data has agreed: may name further reasons against the
-     * layer. The caps are one of those that probe reported. The layer is complete (kv_dtype and
-     * block_size are not 0). */
-    attn_status (*supports)(const struct attn_backend_caps *caps,
-                            const struct attn_layer_desc *layer, int32_t phase,
+     * layer. */
+    attn_status (*supports)(const struct attn_supports_args *args,
                             const struct attn_reason_sink *reasons, struct attn_error *error);
     /* An instance of a backend on a device. *kernels is constant data of the plugin. Several may
      * live side by side. On failure both outputs are NULL. */
@@ -67,6 +76,7 @@ ATTN_EXPORT attn_status attn_plugin_entry(uint32_t abi_version_min, uint32_t abi
                                           struct attn_error *error);
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_create_args) == 80, "attn_create_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_supports_args) == 40, "attn_supports_args of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_plugin) == 80, "attn_plugin of ABI 0.2");
 
 #endif

@@ -202,7 +202,8 @@ attn_status copy_blocks(attn_model *model, int32_t group, int32_t kind,
                                              .num_copies = count,
                                              .copies = copies,
                                              .pairs = pairs,
-                                             .num_pairs = num_pairs};
+                                             .num_pairs = num_pairs,
+                                             .copy_bytes = (int32_t)sizeof *copies};
         if (instance->kernels.copy_blocks != NULL) {
             status = instance->kernels.copy_blocks(&args, error);
         } else {

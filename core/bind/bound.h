@@ -94,9 +94,13 @@ void *layer_data(const attn_layer *layer, const struct composition *composition)
 /* Rewrites the layer for each part, after binding anything that changes them. */
 void layer_rewrite_parts(attn_layer *layer);
 
-/* Prepares a part for a phase, once; not a step. */
-attn_status layer_prepare(attn_layer *layer, int32_t phase, int32_t part, struct attn_error *error);
+/* Prepares a part for calls with these arguments (of their phase, without a state), once; not a
+ * step. */
+attn_status layer_prepare(attn_layer *layer, int32_t part, const struct attn_attend_args *call,
+                          struct attn_error *error);
 void layer_release_states(attn_layer *layer);
+/* Likewise of all layers that read this one's cache, its own included: it is bound anew. */
+void layer_release_readers(attn_layer *owner);
 
 /* cache.c: refuses while a plan holds the layer: sizes, views and what kernels made of the
  * parameters. `call` names who asks. */

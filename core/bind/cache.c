@@ -278,6 +278,7 @@ attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
     }
     status = status == ATTN_OK ? layer_check_unplanned(layer, "layer_bind_kv", error) : status;
     if (status == ATTN_OK) {
+        layer_release_readers(layer);
         layer->k_cache = views[0];
         layer->has_v_cache = !latent;
         layer->row_bytes[0] = data_bytes(layer->desc, false);

@@ -174,9 +174,14 @@ attn_status device_copy(attn_open_device *opened, void *destination, const void 
     if (opened->instance.kernels.copy == NULL) {
         return lacks(opened, "copy", error);
     }
-    attn_status status = opened->instance.kernels.copy(opened->instance.handle, destination, source,
-                                                       bytes, kind, stream, &why);
-    return relay(status, &why, error);
+    const struct attn_copy_args args = {.struct_size = sizeof args,
+                                        .instance = opened->instance.handle,
+                                        .stream = stream,
+                                        .destination = destination,
+                                        .source = source,
+                                        .bytes = bytes,
+                                        .kind = kind};
+    return relay(opened->instance.kernels.copy(&args, &why), &why, error);
 }
 
 attn_status device_fill(attn_open_device *opened, void *destination, int32_t value, size_t bytes,
@@ -197,9 +202,15 @@ attn_status device_fill(attn_open_device *opened, void *destination, int32_t val
     if (opened->instance.kernels.fill == NULL) {
         return lacks(opened, "fill", error);
     }
-    attn_status status = opened->instance.kernels.fill(opened->instance.handle, destination, value,
-                                                       bytes, bytes, 1, stream, &why);
-    return relay(status, &why, error);
+    const struct attn_fill_args args = {.struct_size = sizeof args,
+                                        .instance = opened->instance.handle,
+                                        .stream = stream,
+                                        .destination = destination,
+                                        .row_bytes = bytes,
+                                        .stride = bytes,
+                                        .rows = 1,
+                                        .value = value};
+    return relay(opened->instance.kernels.fill(&args, &why), &why, error);
 }
 
 attn_status device_of_address(attn_open_device *opened, const void *address,

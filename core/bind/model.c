@@ -41,8 +41,10 @@ void layer_rewrite_parts(attn_layer *layer)
     }
 }
 
-attn_status layer_prepare(attn_layer *layer, int32_t phase, int32_t part, struct attn_error *error)
+attn_status layer_prepare(attn_layer *layer, int32_t part, const struct attn_attend_args *call,
+                          struct attn_error *error)
 {
+    const int32_t phase = call->phase;
     struct served *served = &layer->served[phase];
     const struct attn_kernels *kernels = &served->instance->kernels;
     attn_status status = ATTN_OK;
@@ -54,8 +56,17 @@ attn_status layer_prepare(attn_layer *layer, int32_t phase, int32_t part, struct
     }
     if (!served->prepared[part] && kernels->prepare != NULL) {
         struct attn_error why = ATTN_ERROR_INIT;
-        status = kernels->prepare(served->instance->handle, &layer->parts[part],
-                                  &layer->part_params[part], phase, &served->states[part], &why);
+        const struct attn_prepare_args args = {.struct_size = sizeof args,
+                                               .instance = call->instance,
+                                               .layer = call->layer,
+                                               .params = call->params,
+                                               .k_cache = call->k_cache,
+                                               .v_cache = call->v_cache,
+                                               .caches = call->caches,
+                                               .num_caches = call->num_caches,
+                                               .cache_bytes = call->cache_bytes,
+                                               .phase = phase};
+        status = kernels->prepare(&args, &served->states[part], &why);
         status = status == ATTN_OK ? status : error_relay(error, status, &why);
     }
     served->prepared[part] = status == ATTN_OK;
@@ -73,6 +84,15 @@ void layer_release_states(attn_layer *layer)
             }
             served->states[part] = NULL;
             served->prepared[part] = false;
+        }
+    }
+}
+
+void layer_release_readers(attn_layer *owner)
+{
+    for (int32_t i = 0; i < owner->model->num_layers; i++) {
+        if (owner->model->layers[i].owner == owner) {
+            layer_release_states(&owner->model->layers[i]);
         }
     }
 }

@@ -66,7 +66,8 @@ attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const 
                                                .num_copies = 1,
                                                .copies = &copy,
                                                .pairs = run->p->pairs,
-                                               .num_pairs = count};
+                                               .num_pairs = count,
+                                               .copy_bytes = (int32_t)sizeof copy};
     if (count <= 0) {
         return ATTN_OK;
     }

@@ -236,6 +236,7 @@ attn_status layer_bind_state(attn_layer *layer, const struct attn_recurrent_stat
     if (status != ATTN_OK) {
         return status;
     }
+    layer_release_readers(layer);
     layer->k_cache = (struct attn_kv_view){.struct_size = sizeof layer->k_cache,
                                            .data = read.state,
                                            .num_blocks = read.num_slots,

@@ -54,7 +54,9 @@ static void ask_plugin(struct selection *selection, const struct backend *backen
         return;
     }
     desc.block_size = desc.block_size > 0 ? desc.block_size : block_size;
-    status = plugin->supports(&backend->caps, &desc, phase, &sink, &why);
+    const struct attn_supports_args args = {
+        .struct_size = sizeof args, .caps = &backend->caps, .layer = &desc, .phase = phase};
+    status = plugin->supports(&args, &sink, &why);
     if (status != ATTN_OK && reasons->count == 0) {
         error_relay(&error, status, &why);
         reasons_add(reasons, error.field[0] != '\0' ? error.field : "supports", "this layer",

@@ -44,8 +44,11 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
     if (served->instance->kernels.plan_size != NULL) {
         struct attn_plan_size size = {.struct_size = sizeof size};
         struct attn_error why = ATTN_ERROR_INIT;
-        attn_status status = served->instance->kernels.plan_size(
-            served->instance->handle, served->states[part], &schedule->limits, &size, &why);
+        const struct attn_plan_size_args args = {.struct_size = sizeof args,
+                                                 .instance = served->instance->handle,
+                                                 .state = served->states[part],
+                                                 .limits = &schedule->limits};
+        attn_status status = served->instance->kernels.plan_size(&args, &size, &why);
         if (status != ATTN_OK) {
             return error_relay(error, status, &why);
         }
@@ -77,14 +80,9 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
     struct served *served = &layer->served[phase];
     struct launch *launch = &step->launches[phase][part];
     attn_layer *owner = layer->owner;
-    attn_status status = layer_prepare(layer, phase, part, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     launch->kernel = served->instance->kernels.attend;
     launch->args = (struct attn_attend_args){.struct_size = sizeof launch->args,
                                              .instance = served->instance->handle,
-                                             .state = served->states[part],
                                              .layer = &layer->parts[part],
                                              .params = &layer->part_params[part],
                                              .phase = phase};
@@ -101,7 +99,9 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
             (*c)->make_call(step, part, launch);
         }
     }
-    status = find_schedule(plan, layer, phase, part, launch, error);
+    attn_status status = layer_prepare(layer, part, &launch->args, error);
+    launch->args.state = served->states[part];
+    status = status == ATTN_OK ? find_schedule(plan, layer, phase, part, launch, error) : status;
     if (status == ATTN_OK) {
         launch->args.plan_host = launch->schedule->host;
         launch->args.limits = &launch->schedule->limits;

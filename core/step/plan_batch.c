@@ -91,8 +91,14 @@ static attn_status send_integers(attn_plan *plan, void *stream, struct attn_erro
                          "%s has no copy kernel, which a composed step needs",
                          instance->caps->name);
     }
-    return instance->kernels.copy(instance->handle, to, plan->integers, bytes,
-                                  ATTN_COPY_HOST_TO_DEVICE, stream, error);
+    const struct attn_copy_args args = {.struct_size = sizeof args,
+                                        .instance = instance->handle,
+                                        .stream = stream,
+                                        .destination = to,
+                                        .source = plan->integers,
+                                        .bytes = bytes,
+                                        .kind = ATTN_COPY_HOST_TO_DEVICE};
+    return instance->kernels.copy(&args, error);
 }
 
 static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *error)

@@ -55,8 +55,14 @@ attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct a
     for (int64_t h = 0; h < heads && status == ATTN_OK; h++) {
         uint8_t *head = data + h * head_stride * element;
         if (instance->kernels.fill != NULL) {
-            status = instance->kernels.fill(instance->handle, head, 0, (size_t)(dims * element),
-                                            (size_t)(row_stride * element), rows, stream, error);
+            const struct attn_fill_args args = {.struct_size = sizeof args,
+                                                .instance = instance->handle,
+                                                .stream = stream,
+                                                .destination = head,
+                                                .row_bytes = (size_t)(dims * element),
+                                                .stride = (size_t)(row_stride * element),
+                                                .rows = rows};
+            status = instance->kernels.fill(&args, error);
         } else if (plan->model->device.type == ATTN_DEVICE_CPU) {
             for (int64_t i = 0; i < rows; i++) {
                 memset(head + i * row_stride * element, 0, (size_t)(dims * element));

@@ -197,7 +197,8 @@ attn_status ref_copy_blocks(const struct attn_copy_blocks_args *args, struct att
                             args->num_copies);
     }
     for (int32_t c = 0; c < args->num_copies; c++) {
-        const struct attn_block_copy *copy = &args->copies[c];
+        const struct attn_block_copy *copy =
+            (const void *)((const char *)args->copies + (int64_t)c * args->copy_bytes);
         for (int64_t i = 0; i < args->num_pairs; i++) {
             int64_t from = args->pairs[2 * i], to = args->pairs[2 * i + 1];
             memmove((uint8_t *)copy->destination + to * copy->destination_stride,
@@ -208,25 +209,19 @@ attn_status ref_copy_blocks(const struct attn_copy_blocks_args *args, struct att
     return ATTN_OK;
 }
 
-attn_status ref_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
-                     int32_t kind, void *stream, struct attn_error *error)
+attn_status ref_copy(const struct attn_copy_args *args, struct attn_error *error)
 {
-    (void)instance;
-    (void)kind;
-    (void)stream;
     (void)error;
-    memmove(destination, source, bytes);
+    memmove(args->destination, args->source, args->bytes);
     return ATTN_OK;
 }
 
-attn_status ref_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
-                     size_t stride, int64_t rows, void *stream, struct attn_error *error)
+attn_status ref_fill(const struct attn_fill_args *args, struct attn_error *error)
 {
-    (void)instance;
-    (void)stream;
     (void)error;
-    for (int64_t i = 0; i < rows; i++) {
-        memset((uint8_t *)destination + (size_t)i * stride, value, row_bytes);
+    for (int64_t i = 0; i < args->rows; i++) {
+        memset((uint8_t *)args->destination + (size_t)i * args->stride, args->value,
+               args->row_bytes);
     }
     return ATTN_OK;
 }

@@ -159,13 +159,11 @@ static void supports_latent(const struct attn_layer_desc *layer,
 }
 
 /* What the masks cannot say: rows of some quantized caches split only at certain sizes. */
-static attn_status ref_supports(const struct attn_backend_caps *backend,
-                                const struct attn_layer_desc *layer, int32_t phase,
+static attn_status ref_supports(const struct attn_supports_args *args,
                                 const struct attn_reason_sink *reasons, struct attn_error *error)
 {
+    const struct attn_layer_desc *layer = args->layer;
     char asked[64];
-    (void)backend;
-    (void)phase;
     (void)error;
     int32_t v = layer->head_size_v > 0 ? layer->head_size_v : layer->head_size;
     snprintf(asked, sizeof asked, "%d, %d", layer->head_size, v);

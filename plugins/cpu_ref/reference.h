@@ -147,10 +147,8 @@ attn_status ref_batched_gemm(const struct attn_batched_gemm_args *args, struct a
 attn_status ref_quantize(const struct attn_quantize_args *args, struct attn_error *error);
 attn_status ref_amax(const struct attn_amax_args *args, struct attn_error *error);
 attn_status ref_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error);
-attn_status ref_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
-                     int32_t kind, void *stream, struct attn_error *error);
-attn_status ref_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
-                     size_t stride, int64_t rows, void *stream, struct attn_error *error);
+attn_status ref_copy(const struct attn_copy_args *args, struct attn_error *error);
+attn_status ref_fill(const struct attn_fill_args *args, struct attn_error *error);
 attn_status ref_update_block_table(const struct attn_attend_args *args, struct attn_error *error);
 
 #endif

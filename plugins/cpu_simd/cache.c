@@ -219,7 +219,8 @@ static void copy_pairs(void *argument, int64_t begin, int64_t end, int32_t worke
     const struct attn_copy_blocks_args *args = argument;
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
-        const struct attn_block_copy *copy = &args->copies[i];
+        const struct attn_block_copy *copy =
+            (const void *)((const char *)args->copies + i * args->copy_bytes);
         for (int64_t p = 0; p < args->num_pairs; p++) { /* in order: a target may be a source */
             memmove((char *)copy->destination + args->pairs[2 * p + 1] * copy->destination_stride,
                     (const char *)copy->source + args->pairs[2 * p] * copy->source_stride,
@@ -239,20 +240,18 @@ attn_status simd_copy_blocks(const struct attn_copy_blocks_args *args, struct at
     return ATTN_OK;
 }
 
-attn_status simd_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
-                      int32_t kind, void *stream, struct attn_error *error)
+attn_status simd_copy(const struct attn_copy_args *args, struct attn_error *error)
 {
-    (void)instance, (void)kind, (void)stream, (void)error;
-    memmove(destination, source, bytes);
+    (void)error;
+    memmove(args->destination, args->source, args->bytes);
     return ATTN_OK;
 }
 
-attn_status simd_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
-                      size_t stride, int64_t rows, void *stream, struct attn_error *error)
+attn_status simd_fill(const struct attn_fill_args *args, struct attn_error *error)
 {
-    (void)instance, (void)stream, (void)error;
-    for (int64_t i = 0; i < rows; i++) {
-        memset((char *)destination + (size_t)i * stride, value, row_bytes);
+    (void)error;
+    for (int64_t i = 0; i < args->rows; i++) {
+        memset((char *)args->destination + (size_t)i * args->stride, args->value, args->row_bytes);
     }
     return ATTN_OK;
 }

@@ -278,10 +278,8 @@ attn_status simd_write_kv(const struct attn_write_kv_args *args, struct attn_err
 attn_status simd_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status simd_merge_states(const struct attn_merge_states_args *args, struct attn_error *error);
 attn_status simd_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error);
-attn_status simd_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
-                      int32_t kind, void *stream, struct attn_error *error);
-attn_status simd_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
-                      size_t stride, int64_t rows, void *stream, struct attn_error *error);
+attn_status simd_copy(const struct attn_copy_args *args, struct attn_error *error);
+attn_status simd_fill(const struct attn_fill_args *args, struct attn_error *error);
 
 /* attend.c, with the arguments of MLA already rewritten; parts NULL: no MLA */
 attn_status run_attend(const struct attn_attend_args *args, const struct latent_parts *parts,
@@ -345,9 +343,8 @@ attn_status simd_probe(const struct attn_host *host, const struct attn_probe_sin
                        struct attn_error *error);
 
 /* supports.c */
-attn_status simd_supports(const struct attn_backend_caps *caps, const struct attn_layer_desc *layer,
-                          int32_t phase, const struct attn_reason_sink *reasons,
-                          struct attn_error *error);
+attn_status simd_supports(const struct attn_supports_args *args,
+                          const struct attn_reason_sink *reasons, struct attn_error *error);
 
 #define INT4_ZERO_MASK 15u
 

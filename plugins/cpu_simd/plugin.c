@@ -4,13 +4,13 @@
 #include "common/gated_delta.h"
 #include "internal.h"
 
-static attn_status simd_prepare(attn_instance *instance, const struct attn_layer_desc *layer,
-                                const struct attn_layer_params *params, int32_t phase,
-                                attn_state **state, struct attn_error *error)
+static attn_status simd_prepare(const struct attn_prepare_args *args, attn_state **state,
+                                struct attn_error *error)
 {
+    attn_instance *instance = args->instance;
+    const struct attn_layer_desc *layer = args->layer;
     const struct attn_host *host = instance->host;
     struct layer_shape shape;
-    (void)params, (void)phase;
     *state = NULL;
     bool is_gdn = layer->kind == ATTN_LAYER_RECURRENT;
     memset(&shape, 0, sizeof(shape));
@@ -39,15 +39,16 @@ static void simd_release(attn_instance *instance, attn_state *state)
     }
 }
 
-static attn_status simd_plan_size(attn_instance *instance, attn_state *state,
-                                  const struct attn_limits *limits, struct attn_plan_size *size,
-                                  struct attn_error *error)
+static attn_status simd_plan_size(const struct attn_plan_size_args *args,
+                                  struct attn_plan_size *size, struct attn_error *error)
 {
+    const attn_state *state = args->state;
+    const struct attn_limits *limits = args->limits;
     if (state == NULL || limits == NULL || limits->max_num_reqs < 0 || limits->max_num_tokens < 0) {
         return fail(error, ATTN_ERROR_INVALID_ARGUMENT, state == NULL ? "state" : "limits",
                     "a prepared state and limits from 0 are needed");
     }
-    int32_t threads = instance->host->num_threads;
+    int32_t threads = args->instance->host->num_threads;
     if (state->is_gdn) {
         size->host_bytes = 0;
         size->device_bytes = gdn_workspace_bytes(&state->gdn, threads);

@@ -33,11 +33,11 @@ static void supports_latent(const struct attn_layer_desc *layer,
     }
 }
 
-attn_status simd_supports(const struct attn_backend_caps *caps, const struct attn_layer_desc *layer,
-                          int32_t phase, const struct attn_reason_sink *reasons,
-                          struct attn_error *error)
+attn_status simd_supports(const struct attn_supports_args *args,
+                          const struct attn_reason_sink *reasons, struct attn_error *error)
 {
-    (void)caps, (void)phase, (void)error;
+    const struct attn_layer_desc *layer = args->layer;
+    (void)error;
     if (layer_is_latent(layer)) {
         supports_latent(layer, reasons);
     } else if (layer->kv_dtype == ATTN_KV_FP8_DS_MLA) {

@@ -296,31 +296,33 @@ static attn_status copies_by_one_stride(const struct attn_kernels *kernels,
     struct attn_block_copy copies[8];
     struct attn_copy_blocks_args changed = *args;
     for (int32_t i = 0; i < args->num_copies && i < 8; i++) {
-        copies[i] = args->copies[i];
+        memcpy(&copies[i], (const char *)args->copies + (size_t)i * (size_t)args->copy_bytes,
+               sizeof copies[i]);
         bool nearer = copies[i].source_stride < copies[i].destination_stride;
         int64_t stride = nearer ? copies[i].source_stride : copies[i].destination_stride;
         copies[i].source_stride = copies[i].destination_stride = stride;
     }
     changed.copies = copies;
+    changed.copy_bytes = sizeof *copies;
     return kernels->copy_blocks(&changed, error);
 }
 
 /* Rows stand one behind the other, whatever the stride says. */
-static attn_status fills_densely(const struct attn_kernels *kernels, attn_instance *real,
-                                 void *destination, int32_t value, size_t row_bytes, size_t stride,
-                                 int64_t rows, struct attn_error *error)
+static attn_status fills_densely(const struct attn_kernels *kernels,
+                                 const struct attn_fill_args *args, struct attn_error *error)
 {
-    (void)stride;
-    return kernels->fill(real, destination, value, row_bytes, row_bytes, rows, NULL, error);
+    struct attn_fill_args changed = *args;
+    changed.stride = args->row_bytes;
+    return kernels->fill(&changed, error);
 }
 
 /* What is zeroed is zeroed with the gaps between its rows. */
-static attn_status fills_gaps(const struct attn_kernels *kernels, attn_instance *real,
-                              void *destination, int32_t value, size_t row_bytes, size_t stride,
-                              int64_t rows, struct attn_error *error)
+static attn_status fills_gaps(const struct attn_kernels *kernels, const struct attn_fill_args *args,
+                              struct attn_error *error)
 {
-    (void)row_bytes;
-    return kernels->fill(real, destination, value, stride, stride, rows, NULL, error);
+    struct attn_fill_args changed = *args;
+    changed.row_bytes = args->stride;
+    return kernels->fill(&changed, error);
 }
 
 static attn_status merge_in_base_two(const struct attn_kernels *kernels,

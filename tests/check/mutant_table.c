@@ -162,12 +162,10 @@ static attn_status mutant_mla_sparse(const struct attn_attend_args *args, struct
     return mutant_mla(args, true, error);
 }
 
-static attn_status mutant_plan_size(attn_instance *me, attn_state *state,
-                                    const struct attn_limits *limits, struct attn_plan_size *size,
-                                    struct attn_error *error)
+static attn_status mutant_plan_size(const struct attn_plan_size_args *args,
+                                    struct attn_plan_size *size, struct attn_error *error)
 {
-    attn_status status = judge(me->mutant, limits, sizeof *limits);
-    (void)state;
+    attn_status status = judge(args->instance->mutant, args->limits, sizeof *args->limits);
     (void)error;
     if (status != ATTN_OK) {
         return status;
@@ -178,13 +176,10 @@ static attn_status mutant_plan_size(attn_instance *me, attn_state *state,
 }
 
 /* A state that nobody reads: it takes memory. */
-static attn_status mutant_prepare(attn_instance *me, const struct attn_layer_desc *layer,
-                                  const struct attn_layer_params *params, int32_t phase,
-                                  attn_state **state, struct attn_error *error)
+static attn_status mutant_prepare(const struct attn_prepare_args *args, attn_state **state,
+                                  struct attn_error *error)
 {
-    (void)layer;
-    (void)params;
-    (void)phase;
+    const struct attn_instance *me = args->instance;
     (void)error;
     attn_state *made = me->host->allocate(me->host->user, STATE_BYTES, 16);
     if (made != NULL || !me->mutant->leaves_state) {
@@ -243,17 +238,7 @@ FORWARD(mutant_quantize, quantize, quantize, attn_quantize_args)
 FORWARD(mutant_amax, amax, amax, attn_amax_args)
 FORWARD(mutant_gdn, gated_delta, gdn, attn_attend_args)
 FORWARD(mutant_copy_blocks, copy_blocks, copy_blocks, attn_copy_blocks_args)
-
-static attn_status mutant_fill(attn_instance *me, void *destination, int32_t value,
-                               size_t row_bytes, size_t stride, int64_t rows, void *stream,
-                               struct attn_error *error)
-{
-    fill_kernel *fill = me->mutant->fill;
-    return fill != NULL
-               ? fill(me->kernels, me->real, destination, value, row_bytes, stride, rows, error)
-               : me->kernels->fill(me->real, destination, value, row_bytes, stride, rows, stream,
-                                   error);
-}
+FORWARD(mutant_fill, fill, fill, attn_fill_args)
 
 const struct attn_kernels mutant_kernels = {
     .struct_size = sizeof mutant_kernels,

@@ -87,14 +87,12 @@ static attn_status mutants_probe(const struct attn_host *host, const struct attn
     return plugin != NULL ? plugin->probe(host, &mine, error) : ATTN_ERROR_PLUGIN;
 }
 
-static attn_status mutants_supports(const struct attn_backend_caps *caps,
-                                    const struct attn_layer_desc *layer, int32_t phase,
+static attn_status mutants_supports(const struct attn_supports_args *args,
                                     const struct attn_reason_sink *reasons,
                                     struct attn_error *error)
 {
     const struct attn_plugin *plugin = real_plugin(error);
-    return plugin != NULL ? plugin->supports(caps, layer, phase, reasons, error)
-                          : ATTN_ERROR_PLUGIN;
+    return plugin != NULL ? plugin->supports(args, reasons, error) : ATTN_ERROR_PLUGIN;
 }
 
 static void mutants_destroy(attn_instance *instance)

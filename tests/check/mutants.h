@@ -45,9 +45,8 @@ enum mutant_structs { STRUCTS_BY_THE_RULE, STRUCTS_GROWN_REFUSED, STRUCTS_EXTENS
 typedef attn_status write_kernel(const struct attn_kernels *kernels,
                                  const struct attn_write_kv_args *args, struct attn_error *error);
 
-typedef attn_status fill_kernel(const struct attn_kernels *kernels, attn_instance *real,
-                                void *destination, int32_t value, size_t row_bytes, size_t stride,
-                                int64_t rows, struct attn_error *error);
+typedef attn_status fill_kernel(const struct attn_kernels *kernels,
+                                const struct attn_fill_args *args, struct attn_error *error);
 
 /* NULL: as cpu_ref does it. */
 struct mutant {

@@ -180,16 +180,17 @@ static void test_names(void **state)
 
 static int32_t asked_supports;
 
-static attn_status refuse_decode(const struct attn_backend_caps *caps,
-                                 const struct attn_layer_desc *layer, int32_t phase,
+static attn_status refuse_decode(const struct attn_supports_args *args,
                                  const struct attn_reason_sink *reasons, struct attn_error *error)
 {
+    const struct attn_layer_desc *layer = args->layer;
     (void)error;
+    assert_int_equal(args->struct_size, sizeof *args);
     asked_supports++;
     assert_int_not_equal(layer->kv_dtype, ATTN_KV_AUTO);
     assert_true(layer->block_size > 0);
     assert_true(layer->head_size_v > 0);
-    if (phase == D && strcmp(caps->name, "alpha") == 0) {
+    if (args->phase == D && strcmp(args->caps->name, "alpha") == 0) {
         reasons->refuse(reasons->user, "moon", "full", "new");
         reasons->refuse(reasons->user, "tide", "high", "low");
     }

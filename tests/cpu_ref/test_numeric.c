@@ -339,7 +339,21 @@ static void test_copies(void **state)
                                          .num_copies = 2,
                                          .copies = copies,
                                          .pairs = pairs,
-                                         .num_pairs = 3};
+                                         .num_pairs = 3,
+                                         .copy_bytes = sizeof *copies};
+    const struct attn_copy_args copy = {.struct_size = sizeof copy,
+                                        .instance = serial.instance,
+                                        .destination = bytes,
+                                        .source = source[1],
+                                        .bytes = 16,
+                                        .kind = ATTN_COPY_DEVICE_TO_DEVICE};
+    const struct attn_fill_args fill = {.struct_size = sizeof fill,
+                                        .instance = serial.instance,
+                                        .destination = source,
+                                        .row_bytes = 3,
+                                        .stride = 16,
+                                        .rows = 4,
+                                        .value = 0xab};
     (void)state;
     for (int32_t i = 0; i < 96; i++) {
         source[i / 16][i % 16] = (uint8_t)(i + 1);
@@ -352,12 +366,9 @@ static void test_copies(void **state)
             assert_int_equal(destination[b][i], from < 0 ? 0 : from * 16 + i + 1);
         }
     }
-    assert_int_equal(serial.kernels->copy(serial.instance, bytes, source[1], 16,
-                                          ATTN_COPY_DEVICE_TO_DEVICE, NULL, NULL),
-                     ATTN_OK);
+    assert_int_equal(serial.kernels->copy(&copy, NULL), ATTN_OK);
     assert_memory_equal(bytes, source[1], 16);
-    assert_int_equal(serial.kernels->fill(serial.instance, source, 0xab, 3, 16, 4, NULL, NULL),
-                     ATTN_OK);
+    assert_int_equal(serial.kernels->fill(&fill, NULL), ATTN_OK);
     for (int32_t i = 0; i < 96; i++) {
         assert_int_equal(source[i / 16][i % 16], i / 16 < 4 && i % 16 < 3 ? 0xab : i + 1);
     }

@@ -105,10 +105,14 @@ static void time_setting(const setting &s, double read_rate)
     batch.block_table_stride = per_req, batch.block_table_rows = s.reqs;
     struct attn_limits limits = {sizeof limits, nullptr, s.reqs,  starts[s.reqs],
                                  q_len,         longest, per_req, 0};
+    struct attn_prepare_args prepared = {sizeof prepared};
+    prepared.instance = instance, prepared.layer = &layer, prepared.params = &params;
+    prepared.phase = s.prefill ? 0 : 1;
+    struct attn_plan_size_args sized = {sizeof sized};
+    sized.instance = instance, sized.limits = &limits;
     struct attn_plan_size size = {sizeof size};
-    attn_state *state;
-    MUST(kernels->prepare(instance, &layer, &params, s.prefill ? 0 : 1, &state, nullptr));
-    MUST(kernels->plan_size(instance, state, &limits, &size, nullptr));
+    MUST(kernels->prepare(&prepared, &sized.state, nullptr));
+    MUST(kernels->plan_size(&sized, &size, nullptr));
     std::vector<char> plan(size.host_bytes);
     void *workspace;
     MUST(cudaMalloc(&workspace, size.device_bytes));
@@ -116,7 +120,8 @@ static void time_setting(const setting &s, double read_rate)
     struct attn_tensor tq = tensor(q, shape, ATTN_CODE_BFLOAT, 16);
     struct attn_tensor to = tensor(out, shape, ATTN_CODE_BFLOAT, 16);
     struct attn_attend_args args = {sizeof args};
-    args.instance = instance, args.state = state, args.layer = &layer, args.params = &params;
+    args.instance = instance, args.state = sized.state;
+    args.layer = &layer, args.params = &params;
     args.batch = &batch, args.plan_host = plan.data(), args.workspace = workspace;
     args.stream = stream, args.phase = s.prefill ? 0 : 1, args.q = &tq, args.out = &to;
     for (int i = 0; i < 2 * copies; i++) {
@@ -161,7 +166,7 @@ static void time_setting(const setting &s, double read_rate)
                bytes / us / 1e3 / read_rate);
     }
     fflush(stdout);
-    kernels->release(instance, state);
+    kernels->release(instance, sized.state);
     cudaFree(workspace), cudaFree(q), cudaFree(out);
 }
 

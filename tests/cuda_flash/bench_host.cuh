@@ -79,10 +79,15 @@ static void time_host()
     batch.block_table_stride = per_req, batch.block_table_rows = reqs;
     struct attn_limits limits = {sizeof limits, nullptr, reqs,    tokens,
                                  longest_query, longest, per_req, 0};
+    struct attn_prepare_args prepared = {sizeof prepared};
+    prepared.instance = instance, prepared.layer = &layer, prepared.params = &params;
+    struct attn_plan_size_args sized = {sizeof sized};
+    sized.instance = instance, sized.limits = &limits;
     struct attn_plan_size size = {sizeof size};
     attn_state *state;
-    MUST(kernels->prepare(instance, &layer, &params, 0, &state, nullptr));
-    MUST(kernels->plan_size(instance, state, &limits, &size, nullptr));
+    MUST(kernels->prepare(&prepared, &state, nullptr));
+    sized.state = state;
+    MUST(kernels->plan_size(&sized, &size, nullptr));
     std::vector<char> plan(size.host_bytes);
     void *workspace;
     MUST(cudaMalloc(&workspace, size.device_bytes));

@@ -136,13 +136,21 @@ static void step(const struct attn_kernels *kernels, attn_instance *instance, vo
                                         .x = &x,
                                         .out = (float *)(device + sizeof(float) * COUNT)};
     const struct attn_amax_args refused = {.struct_size = sizeof refused, .instance = instance};
-    hold(kernels->fill(instance, device, 0, sizeof(float) * COUNT, sizeof(float) * COUNT, 1, NULL,
-                       &error) == ATTN_OK,
-         "fill");
+    const struct attn_fill_args fill = {.struct_size = sizeof fill,
+                                        .instance = instance,
+                                        .destination = device,
+                                        .row_bytes = sizeof(float) * COUNT,
+                                        .stride = sizeof(float) * COUNT,
+                                        .rows = 1};
+    const struct attn_copy_args copy = {.struct_size = sizeof copy,
+                                        .instance = instance,
+                                        .destination = device,
+                                        .source = numbers,
+                                        .bytes = sizeof numbers,
+                                        .kind = ATTN_COPY_HOST_TO_DEVICE};
+    hold(kernels->fill(&fill, &error) == ATTN_OK, "fill");
     hold(current() == mine, "fill leaves the context");
-    hold(kernels->copy(instance, device, numbers, sizeof numbers, ATTN_COPY_HOST_TO_DEVICE, NULL,
-                       &error) == ATTN_OK,
-         "copy");
+    hold(kernels->copy(&copy, &error) == ATTN_OK, "copy");
     hold(current() == mine, "copy leaves the context");
     hold(kernels->amax(&amax, &error) == ATTN_OK, "amax");
     hold(current() == mine, "a kernel leaves the context");

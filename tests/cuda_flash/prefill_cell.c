@@ -194,7 +194,13 @@ int cell_size(struct cell *c)
         m->tl.dtype.bits = 32;
         a->lse = &m->tl;
     }
-    attn_status status = kernels->prepare(instance, &m->layer, &m->params, 0, &a->state, &m->error);
+    const struct attn_prepare_args prepared = {.struct_size = sizeof prepared,
+                                               .instance = instance,
+                                               .layer = &m->layer,
+                                               .params = &m->params,
+                                               .k_cache = a->k_cache,
+                                               .v_cache = a->v_cache};
+    attn_status status = kernels->prepare(&prepared, &a->state, &m->error);
     struct attn_limits limits = {.struct_size = sizeof limits,
                                  .max_num_reqs = b->num_reqs,
                                  .max_num_tokens = b->num_tokens,
@@ -203,7 +209,11 @@ int cell_size(struct cell *c)
                                  .max_blocks_per_req = (int32_t)c->table_stride};
     struct attn_plan_size size = {.struct_size = sizeof size};
     if (status == ATTN_OK) {
-        status = kernels->plan_size(instance, a->state, &limits, &size, &m->error);
+        const struct attn_plan_size_args sized = {.struct_size = sizeof sized,
+                                                  .instance = instance,
+                                                  .state = a->state,
+                                                  .limits = &limits};
+        status = kernels->plan_size(&sized, &size, &m->error);
     }
     c->bytes = (int64_t)size.device_bytes;
     m->plan = calloc(1, size.host_bytes + 1);

@@ -443,11 +443,16 @@ static bool run_case(const side &gpu, const side &cpu, soak_case &c, twin &m, gp
     }
     struct attn_limits limits = {sizeof limits, nullptr,   c.reqs,    c.tokens,
                                  c.most_query,  c.longest, c.per_req, 0};
+    struct attn_prepare_args prepared = {sizeof prepared};
+    prepared.instance = gpu.instance, prepared.layer = &c.layer, prepared.params = &ours.params;
+    prepared.k_cache = ours.attend.k_cache, prepared.v_cache = ours.attend.v_cache;
+    prepared.phase = ours.attend.phase;
     struct attn_plan_size size = {sizeof size};
     attn_state *state;
-    MUST(gpu.kernels->prepare(gpu.instance, &c.layer, &ours.params, ours.attend.phase, &state,
-                              &failure));
-    MUST(gpu.kernels->plan_size(gpu.instance, state, &limits, &size, &failure));
+    MUST(gpu.kernels->prepare(&prepared, &state, &failure));
+    struct attn_plan_size_args sized = {sizeof sized};
+    sized.instance = gpu.instance, sized.state = state, sized.limits = &limits;
+    MUST(gpu.kernels->plan_size(&sized, &size, &failure));
     if (size.device_bytes > g.bytes) {
         printf("a workspace of %zu bytes\n", size.device_bytes);
         return false;

@@ -299,18 +299,15 @@ static attn_status update_block_table(const struct attn_attend_args *args, struc
     RUN(check_attend(args, error), real_kernels.update_block_table(args, error));
 }
 
-static attn_status copy(attn_instance *instance, void *destination, const void *source,
-                        size_t bytes, int32_t kind, void *stream, struct attn_error *error)
+static attn_status copy(const struct attn_copy_args *args, struct attn_error *error)
 {
-    RUN(check_copy(destination, source, kind, error),
-        real_kernels.copy(instance, destination, source, bytes, kind, stream, error));
+    RUN(check_copy(args->destination, args->source, args->kind, error),
+        real_kernels.copy(args, error));
 }
 
-static attn_status fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
-                        size_t stride, int64_t rows, void *stream, struct attn_error *error)
+static attn_status fill(const struct attn_fill_args *args, struct attn_error *error)
 {
-    RUN(check_address(destination, "destination", error),
-        real_kernels.fill(instance, destination, value, row_bytes, stride, rows, stream, error));
+    RUN(check_address(args->destination, "destination", error), real_kernels.fill(args, error));
 }
 
 /* cpu_ref's own table with everything above in its place. */

@@ -56,29 +56,24 @@ static attn_status copy_blocks_nowhere(const struct attn_copy_blocks_args *args,
     return ATTN_OK;
 }
 
-static attn_status copy(attn_instance *instance, void *destination, const void *source,
-                        size_t bytes, int32_t kind, void *stream, struct attn_error *error)
+static attn_status copy(const struct attn_copy_args *args, struct attn_error *error)
 {
-    (void)instance, (void)kind, (void)stream, (void)error;
-    memcpy(destination, source, bytes);
-    return ATTN_OK;
-}
-
-static attn_status fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
-                        size_t stride, int64_t rows, void *stream, struct attn_error *error)
-{
-    (void)instance, (void)destination, (void)value, (void)row_bytes, (void)stride, (void)rows,
-        (void)stream;
     (void)error;
+    memcpy(args->destination, args->source, args->bytes);
     return ATTN_OK;
 }
 
-static attn_status plan_size(attn_instance *instance, attn_state *state,
-                             const struct attn_limits *limits, struct attn_plan_size *size,
+static attn_status fill(const struct attn_fill_args *args, struct attn_error *error)
+{
+    (void)args, (void)error;
+    return ATTN_OK;
+}
+
+static attn_status plan_size(const struct attn_plan_size_args *args, struct attn_plan_size *size,
                              struct attn_error *error)
 {
-    (void)instance, (void)state, (void)error;
-    size->host_bytes = (size_t)limits->max_num_reqs * sizeof(int64_t);
+    (void)error;
+    size->host_bytes = (size_t)args->limits->max_num_reqs * sizeof(int64_t);
     size->device_bytes = 64;
     return ATTN_OK;
 }

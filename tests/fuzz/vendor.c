@@ -57,11 +57,10 @@ static attn_status merge(const struct attn_merge_states_args *args, struct attn_
     return answer(error);
 }
 
-static attn_status plan_size(attn_instance *instance, attn_state *state,
-                             const struct attn_limits *limits, struct attn_plan_size *size,
+static attn_status plan_size(const struct attn_plan_size_args *args, struct attn_plan_size *size,
                              struct attn_error *error)
 {
-    (void)instance, (void)state, (void)limits;
+    (void)args;
     size->host_bytes = (size_t)input_int64(script);
     size->device_bytes = (size_t)input_int64(script);
     return answer(error);
@@ -73,11 +72,10 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
     return answer(error);
 }
 
-static attn_status prepare(attn_instance *instance, const struct attn_layer_desc *layer,
-                           const struct attn_layer_params *params, int32_t phase,
-                           attn_state **state, struct attn_error *error)
+static attn_status prepare(const struct attn_prepare_args *args, attn_state **state,
+                           struct attn_error *error)
 {
-    (void)instance, (void)layer, (void)phase, (void)params;
+    (void)args;
     *state = (attn_state *)(void *)memory;
     return answer(error);
 }
@@ -124,11 +122,10 @@ static void destroy(attn_instance *instance)
     (void)instance;
 }
 
-static attn_status supports(const struct attn_backend_caps *caps,
-                            const struct attn_layer_desc *layer, int32_t phase,
+static attn_status supports(const struct attn_supports_args *args,
                             const struct attn_reason_sink *reasons, struct attn_error *error)
 {
-    (void)caps, (void)layer, (void)phase;
+    (void)args;
     for (int32_t i = input_byte(script) % 3; i > 0; i--) {
         const char *field = input_text(script, "field"), *asked = input_text(script, "asked");
         reasons->refuse(reasons->user, field, asked, input_text(script, "supported"));

@@ -35,11 +35,10 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     return sound_report(sink, &caps);
 }
 
-static attn_status supports(const struct attn_backend_caps *caps,
-                            const struct attn_layer_desc *layer, int32_t phase,
+static attn_status supports(const struct attn_supports_args *args,
                             const struct attn_reason_sink *reasons, struct attn_error *error)
 {
-    (void)caps, (void)layer, (void)phase, (void)reasons, (void)error;
+    (void)args, (void)reasons, (void)error;
 #if STAGE == SUPPORTS
     misdeed();
 #endif

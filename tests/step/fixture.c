@@ -54,6 +54,13 @@ static void bind(struct fixture *f, const char *backend)
     CHECK(f, f->api->layer_bind_params(layer, &params, &f->error));
 }
 
+void fixture_plan(struct fixture *f)
+{
+    CHECK(f,
+          client_plan(f->api, f->model, 0, CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, MAX_BLOCKS * BLOCK),
+                      &f->plan, &f->workspace, &f->error));
+}
+
 /* The keys before the step's own, written by runs that attend nothing. */
 static void write_contexts(struct fixture *f, uint64_t *random, int32_t shared)
 {
@@ -179,9 +186,7 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
                                   .out = &f->tensors[T_OUT],
                                   .lse = &f->tensors[T_LSE]};
     bind(f, backend);
-    CHECK(f,
-          client_plan(f->api, f->model, 0, CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, MAX_BLOCKS * BLOCK),
-                      &f->plan, &f->workspace, &f->error));
+    fixture_plan(f);
     if (f->cache != NULL) {
         write_contexts(f, &random, shared);
     }

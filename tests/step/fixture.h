@@ -38,6 +38,8 @@ void fixture_init(struct fixture *f, const char *backend, const struct attn_laye
                   const int32_t *query_lens, const int32_t *lens, int32_t num_reqs, int32_t shared,
                   const struct attn_host *host, bool validate);
 void fixture_finish(struct fixture *f);
+/* A plan, with a workspace, in place of one that is destroyed. */
+void fixture_plan(struct fixture *f);
 /* plan, run; asserts that both succeed. */
 void fixture_step(struct fixture *f);
 /* Largest difference of out and of lse between two fixtures with one batch. */

@@ -77,11 +77,10 @@ static struct schedule schedule_of(const struct attn_batch *b)
                              b->query_start_loc_host[b->num_reqs]};
 }
 
-static attn_status scheduled_size(attn_instance *instance, attn_state *layer,
-                                  const struct attn_limits *limits, struct attn_plan_size *size,
-                                  struct attn_error *error)
+static attn_status scheduled_size(const struct attn_plan_size_args *args,
+                                  struct attn_plan_size *size, struct attn_error *error)
 {
-    attn_status status = plan_size(instance, layer, limits, size, error);
+    attn_status status = plan_size(args, size, error);
     size->host_bytes = sizeof(struct schedule);
     return status;
 }

@@ -5,7 +5,9 @@
 
 #include <attn/plugin.h>
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 ATTN_EXPORT struct spy_counts spy_counts;
@@ -15,14 +17,57 @@ static struct attn_plugin mine;
 static struct attn_kernels real_kernels, kernels;
 static const struct attn_probe_sink *outer; /* while a probe runs */
 
+/* What it was prepared for. */
+struct attn_state {
+    struct attn_kv_view k, v;
+    int32_t phase, has_k, has_v, num_caches;
+};
+
+static attn_status prepare(const struct attn_prepare_args *args, attn_state **state,
+                           struct attn_error *error)
+{
+    (void)error;
+    *state = calloc(1, sizeof **state);
+    if (*state == NULL) {
+        return ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    spy_counts.prepares++;
+    (*state)->phase = args->phase;
+    (*state)->num_caches = args->num_caches;
+    (*state)->has_k = args->k_cache != NULL;
+    (*state)->has_v = args->v_cache != NULL;
+    (*state)->k = args->k_cache != NULL ? *args->k_cache : (*state)->k;
+    (*state)->v = args->v_cache != NULL ? *args->v_cache : (*state)->v;
+    return ATTN_OK;
+}
+
+static void release(attn_instance *instance, attn_state *state)
+{
+    (void)instance;
+    free(state);
+}
+
+static bool same_view(const struct attn_kv_view *view, int32_t there,
+                      const struct attn_kv_view *prepared)
+{
+    return view == NULL ? !there : there && memcmp(view, prepared, sizeof *view) == 0;
+}
+
+/* An attend gets the caches that its state was prepared for. */
+static bool is_prepared(const struct attn_attend_args *args)
+{
+    const attn_state *s = args->state;
+    return s->phase == args->phase && s->num_caches == args->num_caches &&
+           same_view(args->k_cache, s->has_k, &s->k) && same_view(args->v_cache, s->has_v, &s->v);
+}
+
 /* Sizes that tell limits apart. */
-static attn_status plan_size(attn_instance *instance, attn_state *state,
-                             const struct attn_limits *limits, struct attn_plan_size *size,
+static attn_status plan_size(const struct attn_plan_size_args *args, struct attn_plan_size *size,
                              struct attn_error *error)
 {
-    (void)instance, (void)state, (void)error;
-    size->host_bytes = 64 + (size_t)limits->max_num_reqs;
-    size->device_bytes = 1000 + (size_t)limits->max_num_tokens;
+    (void)error;
+    size->host_bytes = 64 + (size_t)args->limits->max_num_reqs;
+    size->device_bytes = 1000 + (size_t)args->limits->max_num_tokens;
     return ATTN_OK;
 }
 
@@ -33,8 +78,10 @@ static attn_status hold_limits(const struct attn_attend_args *args, struct attn_
     if (args->limits == NULL || args->batch->num_reqs > args->limits->max_num_reqs) {
         return ATTN_ERROR_PLUGIN;
     }
-    plan_size(NULL, NULL, args->limits, &size, error);
-    return size.host_bytes == args->plan_host_bytes && size.device_bytes == args->workspace_bytes
+    const struct attn_plan_size_args asked = {.struct_size = sizeof asked, .limits = args->limits};
+    plan_size(&asked, &size, error);
+    return is_prepared(args) && size.host_bytes == args->plan_host_bytes &&
+                   size.device_bytes == args->workspace_bytes
                ? ATTN_OK
                : ATTN_ERROR_PLUGIN;
 }
@@ -99,6 +146,8 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
     if (status == ATTN_OK) {
         real_kernels = kernels = **table;
         kernels.attend = attend;
+        kernels.prepare = prepare;
+        kernels.release = release;
         kernels.plan_size = plan_size;
         kernels.plan = plan;
         kernels.write_kv = write_kv;

@@ -6,7 +6,7 @@
 
 /* Calls of kernels; `fused`: attends that had to write. */
 struct spy_counts {
-    int32_t attends, fused, fused_prefills, writes, rope_writes;
+    int32_t attends, fused, fused_prefills, writes, rope_writes, prepares;
 };
 
 #endif

@@ -270,13 +270,52 @@ static void test_cascade(void **state)
     fixture_finish(&whole);
 }
 
+/* The state that prepare makes has the caches that its attends get: bound anew, it is made anew. */
+static void test_bound_again(void **state)
+{
+    const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+    const int32_t queries[] = {7, 3}, lens[] = {7, 3}; /* no key is older than the step */
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    struct spy_counts *c = counts();
+    struct fixture f;
+    (void)state;
+    memset(c, 0, sizeof *c);
+    fixture_init(&f, "spy", &layer, queries, lens, 2, 0, NULL, false);
+    fixture_step(&f);
+    const int32_t prepared = c->prepares;
+    assert_true(prepared > 0);
+    f.api->plan_destroy(f.plan);
+    free(f.workspace);
+    fixture_plan(&f);
+    assert_int_equal(c->prepares, prepared);
+
+    f.api->plan_destroy(f.plan);
+    free(f.workspace);
+    attn_layer *bound = f.api->model_layer(f.model, 0);
+    const size_t bytes = (size_t)f.num_blocks * 16 * 2 * 2 * 32 * sizeof(float);
+    free(f.cache);
+    f.cache = aligned_alloc(256, bytes + 256);
+    uint8_t *moved = (uint8_t *)f.cache + 256;
+    assert_int_equal(f.api->layer_kv_views(bound, moved, f.num_blocks, &k, &v, NULL), ATTN_OK);
+    assert_int_equal(f.api->layer_bind_kv(bound, &k, &v, NULL), ATTN_OK);
+    fixture_plan(&f);
+    assert_int_equal(c->prepares, 2 * prepared);
+    fixture_step(&f);
+    fixture_finish(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_which_steps_and_layers), cmocka_unit_test(test_drafts),
-        cmocka_unit_test(test_two_backends),           cmocka_unit_test(test_bits_of_the_cache),
-        cmocka_unit_test(test_flags_of_runs),          cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_rotated_keys),           cmocka_unit_test(test_cascade),
+        cmocka_unit_test(test_which_steps_and_layers),
+        cmocka_unit_test(test_drafts),
+        cmocka_unit_test(test_two_backends),
+        cmocka_unit_test(test_bits_of_the_cache),
+        cmocka_unit_test(test_flags_of_runs),
+        cmocka_unit_test(test_replay),
+        cmocka_unit_test(test_rotated_keys),
+        cmocka_unit_test(test_cascade),
+        cmocka_unit_test(test_bound_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

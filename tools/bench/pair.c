@@ -55,13 +55,22 @@ static attn_status plan_direct(struct pair *pair, struct attn_error *error)
                                         .max_blocks_per_req = (int32_t)pair->subject.table_stride};
     attn_status status = ATTN_OK;
     pair->size.struct_size = sizeof pair->size;
+    const struct attn_prepare_args prepared = {.struct_size = sizeof prepared,
+                                               .instance = pair->direct.instance,
+                                               .layer = &pair->layer,
+                                               .params = &pair->params,
+                                               .k_cache = pair->attend.k_cache,
+                                               .v_cache = pair->attend.v_cache,
+                                               .phase = ATTN_PHASE_DECODE};
     if (kernels->prepare != NULL) {
-        status = kernels->prepare(pair->direct.instance, &pair->layer, &pair->params,
-                                  ATTN_PHASE_DECODE, &pair->attend.state, error);
+        status = kernels->prepare(&prepared, &pair->attend.state, error);
     }
+    const struct attn_plan_size_args sized = {.struct_size = sizeof sized,
+                                              .instance = pair->direct.instance,
+                                              .state = pair->attend.state,
+                                              .limits = &pair->limits};
     if (status == ATTN_OK && kernels->plan_size != NULL) {
-        status = kernels->plan_size(pair->direct.instance, pair->attend.state, &pair->limits,
-                                    &pair->size, error);
+        status = kernels->plan_size(&sized, &pair->size, error);
     }
     if (status != ATTN_OK) {
         return status;

@@ -44,7 +44,7 @@ static void try_first(void *user, const char *name, kernel_run *run, const void 
     struct first *first = user;
     size_t length = strlen(first->of.target->name);
     if (!first->found && strncmp(name, first->of.target->name, length) == 0 &&
-        name[length] == '.') {
+        (name[length] == '.' || name[length] == '\0')) {
         first->found = true;
         first->of.run = run;
         first->of.variant = variant;
@@ -66,7 +66,7 @@ static void try_kernel(const struct kernel_sink *sink, const struct call_target 
         {ATTN_KERNEL_GATED_DELTA, gdn_cases},
         {ATTN_KERNEL_BATCHED_GEMM, gemm_cases},
         {ATTN_KERNEL_QUANTIZE | ATTN_KERNEL_AMAX, quantize_cases},
-        {ATTN_KERNEL_COPY_BLOCKS, copy_cases},
+        {ATTN_KERNEL_COPY_BLOCKS | ATTN_KERNEL_COPY | ATTN_KERNEL_FILL, copy_cases},
     };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         if (files[i].kernels & target->kernel) {

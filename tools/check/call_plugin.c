@@ -141,8 +141,7 @@ struct prepare_variant {
 };
 
 /* Where prepare fails for want of memory its state is NULL. */
-static enum trial_result prepare_poor(struct trial *trial, const struct problem *problem,
-                                      const struct binding *binding)
+static enum trial_result prepare_poor(struct trial *trial, const struct binding *binding)
 {
     const struct attn_kernels *kernels;
     attn_instance *instance;
@@ -153,14 +152,20 @@ static enum trial_result prepare_poor(struct trial *trial, const struct problem 
     if (status != ATTN_OK) {
         return trial_say(trial, result, "create: status %d", status);
     }
+    const struct attn_prepare_args args = {.struct_size = sizeof args,
+                                           .instance = instance,
+                                           .layer = &binding->layer,
+                                           .params = &binding->params,
+                                           .k_cache = binding->attend.k_cache,
+                                           .v_cache = binding->attend.v_cache,
+                                           .phase = binding->attend.phase};
     trial_say(trial, result, "prepare failed %d times", MOST_ALLOCATIONS);
     result = kernels->prepare == NULL ? TRIAL_PASSED : result;
     for (int32_t left = 0; left < MOST_ALLOCATIONS && result != TRIAL_PASSED; left++) {
         struct attn_error error = ATTN_ERROR_INIT;
         attn_state *state = (attn_state *)(void *)&poor; /* anything but NULL */
         poor.left = left;
-        status = kernels->prepare(instance, &binding->layer, &binding->params, problem->phase,
-                                  &state, &error);
+        status = kernels->prepare(&args, &state, &error);
         if (status == ATTN_OK) {
             result = TRIAL_PASSED;
             if (kernels->release != NULL) {
@@ -186,7 +191,7 @@ static enum trial_result run_prepare_poor(struct trial *trial, const void *varia
         return result;
     }
     if (side_init(&tested, trial->tested, trial->device, &problem)) {
-        result = prepare_poor(trial, &problem, &tested.binding);
+        result = prepare_poor(trial, &tested.binding);
     }
     side_finish(&tested);
     problem_finish(&problem);

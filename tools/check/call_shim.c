@@ -49,6 +49,10 @@ static const struct call_place amax_places[] = {
     {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_amax_args)}};
 static const struct call_place copy_places[] = {
     {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_copy_blocks_args)}};
+static const struct call_place bytes_places[] = {
+    {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_copy_args)}};
+static const struct call_place fill_places[] = {
+    {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_fill_args)}};
 
 #define COUNT(array) (int32_t)(sizeof array / sizeof *array)
 const struct call_target call_targets[] = {
@@ -64,6 +68,8 @@ const struct call_target call_targets[] = {
     {"quantize", ATTN_KERNEL_QUANTIZE, quantize_places, COUNT(quantize_places)},
     {"amax", ATTN_KERNEL_AMAX, amax_places, COUNT(amax_places)},
     {"copy_blocks", ATTN_KERNEL_COPY_BLOCKS, copy_places, COUNT(copy_places)},
+    {"copy", ATTN_KERNEL_COPY, bytes_places, COUNT(bytes_places)},
+    {"fill", ATTN_KERNEL_FILL, fill_places, COUNT(fill_places)},
 };
 const int32_t num_call_targets = COUNT(call_targets);
 
@@ -188,6 +194,8 @@ SHIM(batched_gemm, attn_batched_gemm_args)
 SHIM(quantize, attn_quantize_args)
 SHIM(amax, attn_amax_args)
 SHIM(copy_blocks, attn_copy_blocks_args)
+SHIM(copy, attn_copy_args)
+SHIM(fill, attn_fill_args)
 
 /* prepare, plan_size and plan are the target's too, if it is one that they serve. */
 static bool is_planned(void)
@@ -207,38 +215,56 @@ static attn_status shim_plan(const struct attn_attend_args *args, int32_t mode,
     return settle(shim.real.plan(given, mode, error_given(&mine)), &mine, error);
 }
 
-static attn_status shim_plan_size(attn_instance *instance, attn_state *state,
-                                  const struct attn_limits *limits, struct attn_plan_size *size,
-                                  struct attn_error *error)
+/* The struct at `inner` of the arguments changed, or, CALL_ARGS, they themselves. */
+static attn_status shim_plan_size(const struct attn_plan_size_args *args,
+                                  struct attn_plan_size *size, struct attn_error *error)
 {
     struct attn_error mine;
     struct changed *c = &shim.in_plan;
-    if (shim.place->which != CALL_LIMITS) {
-        return shim.real.plan_size(instance, state, limits, size, error);
+    struct attn_plan_size_args given = *args;
+    const void *changed = c->inner;
+    if (shim.place->which == CALL_LIMITS) {
+        call_change_struct(shim.change, args->limits, shim.place->size, c->inner, &c->ext);
+        given.limits = changed;
+        changed = &given;
+    } else if (shim.place->which == CALL_ARGS && is_planned()) {
+        call_change_struct(shim.change, args, sizeof *args, c->inner, &c->ext);
+    } else {
+        return shim.real.plan_size(args, size, error);
     }
-    call_change_struct(shim.change, limits, shim.place->size, c->inner, &c->ext);
-    return settle(shim.real.plan_size(instance, state,
-                                      (const struct attn_limits *)(const void *)c->inner, size,
-                                      error_given(&mine)),
-                  &mine, error);
+    return settle(shim.real.plan_size(changed, size, error_given(&mine)), &mine, error);
 }
 
-/* A layer and its parameters, of which the place is one. */
-static attn_status shim_prepare(attn_instance *instance, const struct attn_layer_desc *layer,
-                                const struct attn_layer_params *params, int32_t phase,
-                                attn_state **state, struct attn_error *error)
+static attn_status shim_prepare(const struct attn_prepare_args *args, attn_state **state,
+                                struct attn_error *error)
 {
+    static const struct {
+        int32_t which;
+        size_t offset;
+    } inner[] = {{CALL_LAYER, offsetof(struct attn_prepare_args, layer)},
+                 {CALL_PARAMS, offsetof(struct attn_prepare_args, params)},
+                 {CALL_K_CACHE, offsetof(struct attn_prepare_args, k_cache)},
+                 {CALL_V_CACHE, offsetof(struct attn_prepare_args, v_cache)}};
     struct attn_error mine;
     struct changed *c = &shim.in_prepare;
-    const void *given[2] = {layer, params};
-    int32_t which = shim.place->which - CALL_LAYER;
-    if (!is_planned() || which < 0 || which > 1) {
-        return shim.real.prepare(instance, layer, params, phase, state, error);
+    struct attn_prepare_args given = *args;
+    const void *changed = NULL, *from;
+    if (is_planned() && shim.place->which == CALL_ARGS) {
+        call_change_struct(shim.change, args, sizeof *args, c->inner, &c->ext);
+        changed = c->inner;
     }
-    call_change_struct(shim.change, given[which], shim.place->size, c->inner, &c->ext);
-    given[which] = c->inner;
-    return settle(shim.real.prepare(instance, given[0], given[1], phase, state, error_given(&mine)),
-                  &mine, error);
+    for (size_t i = 0; is_planned() && i < sizeof inner / sizeof *inner; i++) {
+        memcpy(&from, (const uint8_t *)args + inner[i].offset, sizeof from);
+        if (shim.place->which == inner[i].which && from != NULL) {
+            call_change_struct(shim.change, from, shim.place->size, c->inner, &c->ext);
+            from = c->inner;
+            memcpy((uint8_t *)&given + inner[i].offset, &from, sizeof from);
+            changed = &given;
+        }
+    }
+    return changed == NULL
+               ? shim.real.prepare(args, state, error)
+               : settle(shim.real.prepare(changed, state, error_given(&mine)), &mine, error);
 }
 
 #define PUT(slot) k->slot = k->slot != NULL ? shim_##slot : NULL
@@ -256,6 +282,8 @@ static void put_table(struct attn_kernels *k)
     PUT(quantize);
     PUT(amax);
     PUT(copy_blocks);
+    PUT(copy);
+    PUT(fill);
     PUT(prepare);
     PUT(plan_size);
     PUT(plan);

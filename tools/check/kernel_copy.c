@@ -51,16 +51,20 @@ static enum trial_result run_copy_blocks(struct trial *trial, const void *varian
 {
     int32_t kind = *(const int32_t *)variant;
     struct memories *m = calloc(1, sizeof *m);
-    struct attn_block_copy copies[CACHES];
+    struct { /* as a newer core has them */
+        struct attn_block_copy known;
+        int64_t further;
+    } copies[CACHES];
     struct attn_error error = ATTN_ERROR_INIT;
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     if (m != NULL && init(m, trial->device, &seed)) {
         int32_t from = kind == ATTN_COPY_HOST_TO_DEVICE, to = kind == ATTN_COPY_DEVICE_TO_HOST;
         for (int32_t c = 0; c < CACHES; c++) {
             size_t at = (size_t)c * BLOCKS * STRIDE;
-            copies[c] =
+            copies[c].known =
                 (struct attn_block_copy){(from ? m->host : m->device) + at,
                                          (to ? m->host : m->device) + at, STRIDE, STRIDE, BYTES};
+            copies[c].further = -1;
             for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i += 2) {
                 memcpy(m->expected[to] + at + pairs[i + 1] * STRIDE,
                        m->before[from] + at + pairs[i] * STRIDE, BYTES);
@@ -70,9 +74,10 @@ static enum trial_result run_copy_blocks(struct trial *trial, const void *varian
                                              .instance = trial->tested->instance,
                                              .kind = kind,
                                              .num_copies = CACHES,
-                                             .copies = copies,
+                                             .copies = &copies[0].known,
                                              .pairs = pairs,
-                                             .num_pairs = sizeof pairs / sizeof *pairs / 2};
+                                             .num_pairs = sizeof pairs / sizeof *pairs / 2,
+                                             .copy_bytes = sizeof *copies};
         attn_status status = trial->tested->kernels.copy_blocks(&args, &error);
         result = hold(trial, m, "copy_blocks", status, &error);
     }
@@ -90,9 +95,13 @@ static enum trial_result run_copy(struct trial *trial, const void *variant, uint
     if (m != NULL && init(m, trial->device, &seed)) {
         int32_t from = kind == ATTN_COPY_HOST_TO_DEVICE, to = kind == ATTN_COPY_DEVICE_TO_HOST;
         memcpy(m->expected[to] + 1001, m->before[from] + 13, 333);
-        attn_status status =
-            trial->tested->kernels.copy(trial->tested->instance, (to ? m->host : m->device) + 1001,
-                                        (from ? m->host : m->device) + 13, 333, kind, NULL, &error);
+        const struct attn_copy_args args = {.struct_size = sizeof args,
+                                            .instance = trial->tested->instance,
+                                            .destination = (to ? m->host : m->device) + 1001,
+                                            .source = (from ? m->host : m->device) + 13,
+                                            .bytes = 333,
+                                            .kind = kind};
+        attn_status status = trial->tested->kernels.copy(&args, &error);
         result = hold(trial, m, "copy", status, &error);
     }
     device_free(trial->device, m != NULL ? m->device : NULL);
@@ -110,8 +119,14 @@ static enum trial_result run_fill(struct trial *trial, const void *variant, uint
         for (int32_t i = 0; i < 7; i++) {
             memset(m->expected[0] + 64 + i * STRIDE, 0xa5, BYTES);
         }
-        attn_status status = trial->tested->kernels.fill(trial->tested->instance, m->device + 64,
-                                                         0xa5, BYTES, STRIDE, 7, NULL, &error);
+        const struct attn_fill_args args = {.struct_size = sizeof args,
+                                            .instance = trial->tested->instance,
+                                            .destination = m->device + 64,
+                                            .row_bytes = BYTES,
+                                            .stride = STRIDE,
+                                            .rows = 7,
+                                            .value = 0xa5};
+        attn_status status = trial->tested->kernels.fill(&args, &error);
         result = hold(trial, m, "fill", status, &error);
     }
     device_free(trial->device, m != NULL ? m->device : NULL);

@@ -85,6 +85,30 @@ static attn_status run_step(struct backend *backend, const struct device *device
     return watch_end(&watch, backend, status, error);
 }
 
+attn_status planned_prepare(const struct attn_kernels *kernels, struct attn_attend_args *call,
+                            const struct attn_limits *limits, struct attn_plan_size *size,
+                            struct attn_error *error)
+{
+    const struct attn_prepare_args prepared = {.struct_size = sizeof prepared,
+                                               .instance = call->instance,
+                                               .layer = call->layer,
+                                               .params = call->params,
+                                               .k_cache = call->k_cache,
+                                               .v_cache = call->v_cache,
+                                               .phase = call->phase};
+    struct attn_plan_size_args sized = {
+        .struct_size = sizeof sized, .instance = call->instance, .limits = limits};
+    attn_status status = ATTN_OK;
+    if (kernels->prepare != NULL) {
+        status = kernels->prepare(&prepared, &call->state, error);
+    }
+    sized.state = call->state;
+    if (status == ATTN_OK && kernels->plan_size != NULL) {
+        status = kernels->plan_size(&sized, size, error);
+    }
+    return status;
+}
+
 attn_status planned_call(struct backend *backend, const struct device *device,
                          const struct attn_limits *limits, struct attn_attend_args *args,
                          planned_kernel *kernel, struct attn_error *error)
@@ -92,14 +116,8 @@ attn_status planned_call(struct backend *backend, const struct device *device,
     const struct attn_kernels *k = &backend->kernels;
     struct attn_plan_size size = {sizeof size, NULL, 0, 0};
     struct plan_memory memory = {0, 0, NULL, NULL};
-    attn_status status = ATTN_OK;
-    if (k->prepare != NULL) {
-        status = k->prepare(backend->instance, args->layer, args->params, args->phase, &args->state,
-                            error);
-    }
-    if (status == ATTN_OK && k->plan_size != NULL) {
-        status = k->plan_size(backend->instance, args->state, limits, &size, error);
-    }
+    args->instance = backend->instance;
+    attn_status status = planned_prepare(k, args, limits, &size, error);
     status = status == ATTN_OK ? plan_memory_init(&memory, device, &size) : status;
     args->plan_host = memory.host;
     args->workspace = memory.device;

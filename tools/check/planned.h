@@ -19,6 +19,12 @@ attn_status plan_memory_init(struct plan_memory *memory, const struct device *de
 void plan_memory_finish(struct plan_memory *memory, const struct device *device);
 bool plan_memory_guards_whole(const struct plan_memory *memory, const struct device *device);
 
+/* prepare, into call->state, and plan_size as the core asks them for such a call; what the backend
+ * leaves out is left as it is. */
+attn_status planned_prepare(const struct attn_kernels *kernels, struct attn_attend_args *call,
+                            const struct attn_limits *limits, struct attn_plan_size *size,
+                            struct attn_error *error);
+
 typedef attn_status planned_kernel(const struct attn_attend_args *args, struct attn_error *error);
 
 /* All of it for `args`, whose state, plan_host, workspace and limits are set here; done on return.

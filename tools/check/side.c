@@ -50,7 +50,6 @@ static attn_status take_plan_memory(struct side *side, const struct attn_plan_si
 attn_status side_prepare(struct side *side, const struct problem *problem, int32_t factor,
                          struct attn_error *error)
 {
-    const struct attn_kernels *kernels = &side->backend->kernels;
     side->limits = (struct attn_limits){sizeof side->limits,
                                         NULL,
                                         problem->num_reqs * factor,
@@ -60,16 +59,9 @@ attn_status side_prepare(struct side *side, const struct problem *problem, int32
                                         (int32_t)problem->table_stride * factor,
                                         0};
     struct attn_plan_size size = {sizeof size, NULL, 0, 0};
-    attn_status status = ATTN_OK;
-    if (kernels->prepare != NULL) {
-        status = kernels->prepare(side->backend->instance, &side->binding.layer,
-                                  &side->binding.params, problem->phase, &side->state, error);
-    }
-    if (status == ATTN_OK && kernels->plan_size != NULL) {
-        status =
-            kernels->plan_size(side->backend->instance, side->state, &side->limits, &size, error);
-    }
-    side->binding.attend.state = side->state;
+    attn_status status = planned_prepare(&side->backend->kernels, &side->binding.attend,
+                                         &side->limits, &size, error);
+    side->state = side->binding.attend.state;
     return status == ATTN_OK ? take_plan_memory(side, &size) : status;
 }
 

@@ -137,10 +137,11 @@ bool trial_supports(struct trial *trial, const struct backend *backend,
                     const struct attn_layer_desc *layer, int32_t phase)
 {
     struct attn_reason_sink sink = {sizeof sink, NULL, trial, refuse};
+    const struct attn_supports_args args = {
+        .struct_size = sizeof args, .caps = &backend->caps, .layer = layer, .phase = phase};
     trial->message[0] = '\0';
     return backend->plugin->supports == NULL ||
-           (backend->plugin->supports(&backend->caps, layer, phase, &sink, NULL) == ATTN_OK &&
-            trial->message[0] == '\0');
+           (backend->plugin->supports(&args, &sink, NULL) == ATTN_OK && trial->message[0] == '\0');
 }
 
 bool trial_serves(void *user, const struct factor_value *v)

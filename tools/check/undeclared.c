@@ -55,12 +55,18 @@ static void ask_plugin(struct trial *trial, const struct attn_layer_desc *layer)
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
         attn_state *state = NULL;
         attn_status status = ATTN_OK;
+        const struct attn_supports_args asked = {
+            .struct_size = sizeof asked, .caps = &tested->caps, .layer = layer, .phase = phase};
+        const struct attn_prepare_args prepared = {.struct_size = sizeof prepared,
+                                                   .instance = tested->instance,
+                                                   .layer = layer,
+                                                   .params = &params,
+                                                   .phase = phase};
         if (tested->plugin->supports != NULL) {
-            status = tested->plugin->supports(&tested->caps, layer, phase, &sink, &error);
+            status = tested->plugin->supports(&asked, &sink, &error);
         }
         if (status == ATTN_OK && tested->kernels.prepare != NULL) {
-            status =
-                tested->kernels.prepare(tested->instance, layer, &params, phase, &state, &error);
+            status = tested->kernels.prepare(&prepared, &state, &error);
         }
         if (status == ATTN_OK && state != NULL && tested->kernels.release != NULL) {
             tested->kernels.release(tested->instance, state);

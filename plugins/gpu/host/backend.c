@@ -146,13 +146,13 @@ static void supports_latent(const struct attn_layer_desc *layer,
     }
 }
 
-attn_status gpu_supports(const struct attn_backend_caps *backend,
-                         const struct attn_layer_desc *layer, int32_t phase,
+attn_status gpu_supports(const struct attn_supports_args *args,
                          const struct attn_reason_sink *reasons, struct attn_error *error)
 {
+    const struct attn_layer_desc *layer = args->layer;
     char asked[64];
     int32_t v = layer->head_size_v > 0 ? layer->head_size_v : layer->head_size;
-    (void)backend, (void)phase, (void)error;
+    (void)error;
     snprintf(asked, sizeof asked, "%d, %d", layer->head_size, v);
     if (layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD &&
         ((layer->head_size & (layer->head_size - 1)) != 0 || (v & (v - 1)) != 0)) {

@@ -22,8 +22,7 @@ extern const struct attn_backend_caps gpu_caps; /* without name and device */
 extern const struct attn_kernels gpu_kernels;
 
 /* Adds the reasons that the masks cannot say; a plugin's `supports`. */
-attn_status gpu_supports(const struct attn_backend_caps *backend,
-                         const struct attn_layer_desc *layer, int32_t phase,
+attn_status gpu_supports(const struct attn_supports_args *args,
                          const struct attn_reason_sink *reasons, struct attn_error *error);
 /* Reports a device, and the vendor's backend on it: gpu_caps or less; NULL: it is not served. */
 attn_status gpu_report(const struct attn_probe_sink *sink, const struct attn_device_info *info,

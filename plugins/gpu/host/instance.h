@@ -34,12 +34,10 @@ attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *e
 attn_status gpu_attend_mla(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_error *error);
-attn_status gpu_prepare(attn_instance *instance, const struct attn_layer_desc *layer,
-                        const struct attn_layer_params *params, int32_t phase, attn_state **state,
+attn_status gpu_prepare(const struct attn_prepare_args *args, attn_state **state,
                         struct attn_error *error);
 void gpu_release(attn_instance *instance, attn_state *state);
-attn_status gpu_plan_size(attn_instance *instance, attn_state *state,
-                          const struct attn_limits *limits, struct attn_plan_size *size,
+attn_status gpu_plan_size(const struct attn_plan_size_args *args, struct attn_plan_size *size,
                           struct attn_error *error);
 attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error);
 attn_status gpu_update_block_table(const struct attn_attend_args *args, struct attn_error *error);
@@ -57,10 +55,8 @@ attn_status gpu_merge_states(const struct attn_merge_states_args *args, struct a
 attn_status gpu_quantize(const struct attn_quantize_args *args, struct attn_error *error);
 attn_status gpu_amax(const struct attn_amax_args *args, struct attn_error *error);
 attn_status gpu_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error);
-attn_status gpu_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
-                     int32_t kind, void *stream, struct attn_error *error);
-attn_status gpu_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
-                     size_t stride, int64_t rows, void *stream, struct attn_error *error);
+attn_status gpu_copy(const struct attn_copy_args *args, struct attn_error *error);
+attn_status gpu_fill(const struct attn_fill_args *args, struct attn_error *error);
 
 /* services.c: for engines without device memory of their own */
 attn_status gpu_allocate_memory(const struct attn_memory_args *args, void **memory,

@@ -219,37 +219,40 @@ attn_status gpu_gather_kv(const struct attn_gather_kv_args *args, struct attn_er
                          "gather_kv", error);
 }
 
-attn_status gpu_copy(attn_instance *instance, void *destination, const void *source, size_t bytes,
-                     int32_t kind, void *stream, struct attn_error *error)
+attn_status gpu_copy(const struct attn_copy_args *a, struct attn_error *error)
 {
-    if (kind < ATTN_COPY_HOST_TO_DEVICE || kind > ATTN_COPY_DEVICE_TO_DEVICE) {
+    if (a->kind < ATTN_COPY_HOST_TO_DEVICE || a->kind > ATTN_COPY_DEVICE_TO_DEVICE) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "kind", "%d; 1 to 3 is allowed",
-                            kind);
+                            a->kind);
     }
-    return device_status(
-        gpu_device_copy(&instance->device, destination, source, bytes, kind, stream), "copy",
-        error);
+    return device_status(gpu_device_copy(&a->instance->device, a->destination, a->source, a->bytes,
+                                         a->kind, a->stream),
+                         "copy", error);
 }
 
-attn_status gpu_fill(attn_instance *instance, void *destination, int32_t value, size_t row_bytes,
-                     size_t stride, int64_t rows, void *stream, struct attn_error *error)
+attn_status gpu_fill(const struct attn_fill_args *a, struct attn_error *error)
 {
-    return device_status(
-        gpu_device_fill(&instance->device, destination, value, row_bytes, stride, rows, stream),
-        "fill", error);
+    return device_status(gpu_device_fill(&a->instance->device, a->destination, a->value,
+                                         a->row_bytes, a->stride, a->rows, a->stream),
+                         "fill", error);
 }
 
 attn_status gpu_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
 {
+    struct attn_copy_args one = {.struct_size = sizeof one,
+                                 .instance = args->instance,
+                                 .stream = args->stream,
+                                 .kind = args->kind};
     attn_status status = ATTN_OK;
     for (int32_t i = 0; status == ATTN_OK && i < args->num_copies; i++) {
-        const struct attn_block_copy *copy = &args->copies[i];
+        const struct attn_block_copy *copy =
+            (const void *)((const char *)args->copies + (int64_t)i * args->copy_bytes);
+        one.bytes = (size_t)copy->bytes;
         for (int64_t j = 0; status == ATTN_OK && j < args->num_pairs; j++) {
             const int64_t *pair = &args->pairs[2 * j];
-            status = gpu_copy(args->instance,
-                              (char *)copy->destination + pair[1] * copy->destination_stride,
-                              (const char *)copy->source + pair[0] * copy->source_stride,
-                              (size_t)copy->bytes, args->kind, args->stream, error);
+            one.destination = (char *)copy->destination + pair[1] * copy->destination_stride;
+            one.source = (const char *)copy->source + pair[0] * copy->source_stride;
+            status = gpu_copy(&one, error);
         }
     }
     return status;

@@ -49,13 +49,13 @@ struct layout layout_of(const struct attn_instance *instance, const struct attn_
     return at;
 }
 
-attn_status gpu_prepare(attn_instance *instance, const struct attn_layer_desc *layer,
-                        const struct attn_layer_params *params, int32_t phase, attn_state **state,
+attn_status gpu_prepare(const struct attn_prepare_args *args, attn_state **state,
                         struct attn_error *error)
 {
+    attn_instance *instance = args->instance;
+    const struct attn_layer_desc *layer = args->layer;
     const struct attn_host *host = instance->host;
     int32_t size = layer->head_size > layer->head_size_v ? layer->head_size : layer->head_size_v;
-    (void)params, (void)phase;
     *state = NULL;
     if (layer->num_kv_heads <= 0 || layer->num_q_heads % layer->num_kv_heads != 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "num_q_heads",
@@ -93,10 +93,12 @@ void gpu_release(attn_instance *instance, attn_state *state)
     }
 }
 
-attn_status gpu_plan_size(attn_instance *instance, attn_state *state,
-                          const struct attn_limits *limits, struct attn_plan_size *size,
+attn_status gpu_plan_size(const struct attn_plan_size_args *args, struct attn_plan_size *size,
                           struct attn_error *error)
 {
+    attn_instance *instance = args->instance;
+    const attn_state *state = args->state;
+    const struct attn_limits *limits = args->limits;
     if (state == NULL || limits == NULL || limits->max_num_reqs < 0 || limits->max_num_tokens < 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, state == NULL ? "state" : "limits",
                             "a prepared state and limits from 0 are needed");

@@ -32,11 +32,10 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     return sound_report(sink, &caps);
 }
 
-static attn_status supports(const struct attn_backend_caps *caps,
-                            const struct attn_layer_desc *layer, int32_t phase,
+static attn_status supports(const struct attn_supports_args *args,
                             const struct attn_reason_sink *reasons, struct attn_error *error)
 {
-    (void)caps, (void)layer, (void)phase;
+    (void)args;
     if (is("supports_reasons_are_foul")) {
         reasons->refuse(reasons->user, "\xff", "two\nlines", NULL);
     }
@@ -80,11 +79,10 @@ static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_e
     return is("write_fails_silently") ? -1 : ATTN_OK;
 }
 
-static attn_status prepare(attn_instance *instance, const struct attn_layer_desc *layer,
-                           const struct attn_layer_params *params, int32_t phase,
-                           attn_state **state, struct attn_error *error)
+static attn_status prepare(const struct attn_prepare_args *args, attn_state **state,
+                           struct attn_error *error)
 {
-    (void)instance, (void)layer, (void)params, (void)phase;
+    (void)args;
     *state = NULL;
     return is("prepare_error_is_foul") ? foul(error) : ATTN_OK;
 }
@@ -94,11 +92,10 @@ static void release(attn_instance *instance, attn_state *state)
     (void)instance, (void)state;
 }
 
-static attn_status plan_size(attn_instance *instance, attn_state *state,
-                             const struct attn_limits *limits, struct attn_plan_size *size,
+static attn_status plan_size(const struct attn_plan_size_args *args, struct attn_plan_size *size,
                              struct attn_error *error)
 {
-    (void)instance, (void)state, (void)limits, (void)error;
+    (void)args, (void)error;
     if (is("plan_size_is_endless")) {
         memset((char *)size + sizeof(size_t) + sizeof(void *), 0x7f,
                size->struct_size - sizeof(size_t) - sizeof(void *));

@@ -1333,6 +1333,37 @@ class attn_plan_size(Structure):
     ]
 
 
+class attn_prepare_args(Structure):
+    """``struct attn_prepare_args``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("instance", c_void_p),
+        ("layer", c_void_p),
+        ("params", c_void_p),
+        ("k_cache", c_void_p),
+        ("v_cache", c_void_p),
+        ("caches", c_void_p),
+        ("num_caches", c_int32),
+        ("cache_bytes", c_int32),
+        ("phase", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class attn_plan_size_args(Structure):
+    """``struct attn_plan_size_args``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("instance", c_void_p),
+        ("state", c_void_p),
+        ("limits", c_void_p),
+    ]
+
+
 class attn_attend_args(Structure):
     """``struct attn_attend_args``."""
 
@@ -1432,6 +1463,41 @@ class attn_copy_blocks_args(Structure):
         ("copies", c_void_p),
         ("pairs", c_void_p),
         ("num_pairs", c_int64),
+        ("copy_bytes", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class attn_copy_args(Structure):
+    """``struct attn_copy_args``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("instance", c_void_p),
+        ("stream", c_void_p),
+        ("destination", c_void_p),
+        ("source", c_void_p),
+        ("bytes", c_size_t),
+        ("kind", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class attn_fill_args(Structure):
+    """``struct attn_fill_args``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("instance", c_void_p),
+        ("stream", c_void_p),
+        ("destination", c_void_p),
+        ("row_bytes", c_size_t),
+        ("stride", c_size_t),
+        ("rows", c_int64),
+        ("value", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -1550,11 +1616,11 @@ class attn_kernels(Structure):
         ("quantize", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
         ("amax", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
         ("copy_blocks", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
-        ("copy", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, c_int32, c_void_p, c_void_p)),
-        ("fill", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int32, c_size_t, c_size_t, c_int64, c_void_p, c_void_p)),
-        ("prepare", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p)),
+        ("copy", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
+        ("fill", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
+        ("prepare", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("release", CFUNCTYPE(None, c_void_p, c_void_p)),
-        ("plan_size", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)),
+        ("plan_size", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("plan", CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p)),
         ("update_block_table", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
         ("allocate_memory", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
@@ -1588,6 +1654,19 @@ class attn_create_args(Structure):
     ]
 
 
+class attn_supports_args(Structure):
+    """``struct attn_supports_args``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("caps", c_void_p),
+        ("layer", c_void_p),
+        ("phase", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
 class attn_plugin(Structure):
     """``struct attn_plugin``."""
 
@@ -1600,7 +1679,7 @@ class attn_plugin(Structure):
         ("version", c_char_p),
         ("vendor", c_char_p),
         ("probe", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
-        ("supports", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int32, c_void_p, c_void_p)),
+        ("supports", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("create", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
         ("destroy", CFUNCTYPE(None, c_void_p)),
     ]
@@ -1775,11 +1854,15 @@ STRUCTS = {
     "attn_recurrent_caps": attn_recurrent_caps,
     "attn_limits": attn_limits,
     "attn_plan_size": attn_plan_size,
+    "attn_prepare_args": attn_prepare_args,
+    "attn_plan_size_args": attn_plan_size_args,
     "attn_attend_args": attn_attend_args,
     "attn_write_kv_args": attn_write_kv_args,
     "attn_gather_kv_args": attn_gather_kv_args,
     "attn_block_copy": attn_block_copy,
     "attn_copy_blocks_args": attn_copy_blocks_args,
+    "attn_copy_args": attn_copy_args,
+    "attn_fill_args": attn_fill_args,
     "attn_memory_args": attn_memory_args,
     "attn_stream_args": attn_stream_args,
     "attn_merge_states_args": attn_merge_states_args,
@@ -1788,6 +1871,7 @@ STRUCTS = {
     "attn_amax_args": attn_amax_args,
     "attn_kernels": attn_kernels,
     "attn_create_args": attn_create_args,
+    "attn_supports_args": attn_supports_args,
     "attn_plugin": attn_plugin,
     "attn_model_options": attn_model_options,
     "attn_plan_options": attn_plan_options,
