@@ -3,7 +3,7 @@
  * prints the tokens, and milliseconds of the prompt and of a decoded token. Two runs, with and
  * without GGML_BACKEND_PATH, are compared by tools/test_engines.sh.
  *
- *     generate MODEL.gguf f32|f16|q8_0 THREADS NUM_TOKENS [REPEATS-OF-THE-PROMPT]
+ *     generate MODEL.gguf f32|f16|q8_0|q4_0|... THREADS NUM_TOKENS [REPEATS-OF-THE-PROMPT]
  *     generate --float32 MODEL.gguf OUT.gguf      the same weights as float32 */
 #include <llama.h>
 #include <stdio.h>
@@ -24,6 +24,17 @@ static void quiet(enum ggml_log_level level, const char *text, void *user)
     if (level >= GGML_LOG_LEVEL_WARN) {
         fputs(text, stderr);
     }
+}
+
+/* By ggml's own name; its first type, f32, for any other word. */
+static enum ggml_type type_of(const char *name)
+{
+    int found = GGML_TYPE_COUNT - 1;
+    while (found > 0 &&
+           (ggml_type_name(found) == NULL || strcmp(ggml_type_name(found), name) != 0)) {
+        found--;
+    }
+    return (enum ggml_type)found;
 }
 
 static int to_float32(const char *in, const char *out)
@@ -68,9 +79,7 @@ int main(int argc, char **argv)
     params.n_batch = params.n_ubatch = 512;
     params.n_threads = params.n_threads_batch = atoi(argv[3]);
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-    params.type_k = params.type_v = strcmp(argv[2], "f32") == 0   ? GGML_TYPE_F32
-                                    : strcmp(argv[2], "f16") == 0 ? GGML_TYPE_F16
-                                                                  : GGML_TYPE_Q8_0;
+    params.type_k = params.type_v = type_of(argv[2]);
     struct llama_context *context = model != NULL ? llama_init_from_model(model, params) : NULL;
     if (context == NULL) {
         return EXIT_FAILURE;

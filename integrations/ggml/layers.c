@@ -179,8 +179,8 @@ static bool by_reference_alone(struct attention *a, const attn_assignment *assig
 {
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
         struct attn_choice choice = {.struct_size = sizeof choice};
-        if (a->api->assignment_choice(assignment, 0, phase, &choice) == ATTN_OK &&
-            !choice.forced && strcmp(choice.name, "cpu_ref") == 0) {
+        if (a->api->assignment_choice(assignment, 0, phase, &choice) == ATTN_OK && !choice.forced &&
+            strcmp(choice.name, "cpu_ref") == 0) {
             return true;
         }
     }
@@ -195,7 +195,8 @@ bool attention_serves(struct attention *a, const struct ggml_tensor *op)
     describe(op, &key);
     if (key.kv_dtype < 0 || v->type != k->type) {
         char why[120];
-        snprintf(why, sizeof why, "k is %s and v %s; f16, bf16, f32, q8_0 and q4_0 are served, both alike",
+        snprintf(why, sizeof why,
+                 "k is %s and v %s; f16, bf16, f32, q8_0 and q4_0 are served, both alike",
                  ggml_type_name(k->type), ggml_type_name(v->type));
         return refuse(a, &key, why);
     }
@@ -215,11 +216,8 @@ bool attention_serves(struct attention *a, const struct ggml_tensor *op)
     bool slow = by_reference_alone(a, assignment);
     a->api->assignment_destroy(assignment);
     if (slow) {
-        char why[160];
-        snprintf(why, sizeof why,
-                 "k is %s, which cpu_ref alone serves: slow, so only by ATTN_BACKEND=cpu_ref",
-                 ggml_type_name(k->type));
-        return refuse(a, &key, why);
+        return refuse(a, &key,
+                      "cpu_ref alone serves it, which is slow: taken under ATTN_BACKEND=cpu_ref");
     }
     return true;
 }

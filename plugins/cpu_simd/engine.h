@@ -226,6 +226,18 @@ struct code_engine {
                            float *scale);
 };
 
+/* ggml's blocks in a row: a float16 step, then codes of 8 or of 4 bits. */
+#define BLOCK_ELEMENTS 32
+#define BLOCK_STEP_BYTES 2
+#define BLOCK_BYTES_8 34
+#define BLOCK_BYTES_4 18
+
+/* Rows of n elements, a multiple of BLOCK_ELEMENTS. */
+struct block_engine {
+    void (*read)(float *out, const uint8_t *row, int32_t n);
+    void (*write)(uint8_t *row, const float *x, int32_t n);
+};
+
 struct variant {
     const char *name;
     const struct engine *f32;
@@ -241,6 +253,7 @@ struct variant {
     void (*store[3])(void *destination, const float *source, float factor, int64_t n);
     const struct delta_engine *delta;
     const struct code_engine *codes;
+    const struct block_engine *blocks; /* [2]: of 4 bits, of 8 */
     int (*enter)(void); /* once per worker and call, before any engine call; NULL: nothing to do */
     void (*leave)(void);
 };

@@ -34,6 +34,7 @@ struct row_form {
     bool head_scale;    /* fp8: a scale per tensor or head */
     bool row_scale;     /* a float32 beside each row */
     bool channel_scale; /* a float32 per head and channel */
+    int32_t block_bits; /* ggml's blocks: bits of a code, 8 or 4; 0: none */
 };
 
 /* Sizes that follow from a layer alone. */
@@ -74,6 +75,7 @@ struct row_source {
     int32_t row_elements;
     int32_t row_bytes; /* of its elements */
     bool nibbles;
+    int32_t block_bits;
     bool head_scale; /* a scale per tensor or head, which scores or outputs are multiplied with */
     int32_t copies;  /* of a staged row, one for each part of the queries */
     bool stage;      /* rows cannot be read in place */
@@ -192,6 +194,14 @@ void row_read(const struct row_place *at, char *out, int32_t activation);
  * leave their scales */
 void stage_rows(const struct problem *problem, const struct row_source *source, char *stage,
                 int32_t padded, int32_t n, const void **rows, float *scales);
+
+/* blocks.c: rows of ggml's blocks */
+attn_status check_block_rows(const struct attn_kv_view *view, bool is_v, struct attn_error *error);
+int32_t block_row_bytes(int32_t block_bits, int32_t n);
+void block_row_read(const struct variant *variant, int32_t block_bits, const char *row, float *out,
+                    int32_t n);
+void block_row_write(const struct variant *variant, int32_t block_bits, char *row,
+                     const float *values, int32_t n);
 
 /* int4.c */
 const float *int4_signs(const struct attn_layer_params *params, bool is_v); /* NULL: none given */

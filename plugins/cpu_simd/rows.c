@@ -39,6 +39,10 @@ struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v)
                     : (struct row_form){.element = ELEMENT_INT8, .row_scale = true};
     case ATTN_KV_FP8_DS_MLA:
         return (struct row_form){.element = ELEMENT_E4M3};
+    case ATTN_KV_Q8_0:
+        return (struct row_form){.element = ELEMENT_INT8, .block_bits = 8};
+    case ATTN_KV_Q4_0:
+        return (struct row_form){.element = ELEMENT_INT8, .block_bits = 4};
     default:
         return (struct row_form){.element = -1};
     }
@@ -60,6 +64,9 @@ attn_status check_row_params(const struct attn_layer_desc *layer,
 {
     const struct attn_kv_quant_params *quant = quant_params(params);
     struct row_form form = row_form_of(layer->kv_dtype, ELEMENT_F32, is_v);
+    if (form.block_bits != 0) {
+        return check_block_rows(view, is_v, error);
+    }
     if (form.row_scale && view->scale == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "scale",
                             "%s has no scales; kv_dtype %d keeps some per slot and head",
@@ -128,6 +135,10 @@ void row_write(const struct row_place *at, const char *source, int32_t activatio
         return;
     }
     at->variant->f32->unpack[activation](values, source, size);
+    if (at->form->block_bits != 0) {
+        block_row_write(at->variant, at->form->block_bits, row, values, size);
+        return;
+    }
     if (at->form->nibbles) {
         scale = int4_write(at->variant, at->view, row, values, int4_signs(at->params, at->is_v));
         memcpy(scale_place(at), &scale, sizeof scale);
@@ -176,8 +187,12 @@ void row_read(const struct row_place *at, char *out, int32_t activation)
     int32_t element = at->form->element, bytes = element_bytes[element];
     const char *row = memory_of(at);
     float values[MAX_HEAD_SIZE], scale = 1.0f;
-    if (at->form->nibbles) {
-        read_int4(at, values);
+    if (at->form->nibbles || at->form->block_bits != 0) {
+        if (at->form->nibbles) {
+            read_int4(at, values);
+        } else {
+            block_row_read(at->variant, at->form->block_bits, row, values, size);
+        }
         at->variant->store[activation](out, values, 1.0f, size);
         return;
     }
@@ -239,6 +254,9 @@ void stage_rows(const struct problem *problem, const struct row_source *source, 
         char *out = stage + (size_t)i * row_bytes;
         if (source->ds_mla) {
             stage_ds_mla(problem, source, out, rows[i]);
+        } else if (source->block_bits != 0) {
+            block_row_read(problem->instance->variant, source->block_bits, rows[i],
+                           (float *)(void *)out, source->row_elements);
         } else if (source->nibbles) {
             stage_nibbles(problem, source, out, rows[i], &scales[i]);
         } else {

@@ -51,6 +51,13 @@ attn_status simd_supports(const struct attn_supports_args *args,
         reasons->refuse(reasons->user, "head_size", asked,
                         "powers of two with kv_dtype int4_per_token_head");
     }
+    if ((layer->kv_dtype == ATTN_KV_Q8_0 || layer->kv_dtype == ATTN_KV_Q4_0) &&
+        (layer->head_size % BLOCK_ELEMENTS != 0 || width % BLOCK_ELEMENTS != 0)) {
+        char asked[32];
+        snprintf(asked, sizeof asked, "%d, %d", layer->head_size, width);
+        reasons->refuse(reasons->user, "head_size", asked,
+                        "multiples of 32 with kv_dtype q8_0 and q4_0");
+    }
     if (layer->kv_dtype == ATTN_KV_INT8_K && layer->dtype == ATTN_DTYPE_F32) {
         reasons->refuse(reasons->user, "dtype", "f32", "f16, bf16 with kv_dtype int8_k");
     }

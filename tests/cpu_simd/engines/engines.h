@@ -66,5 +66,6 @@ void test_convolve(void **state);
 void test_decays(void **state);
 void test_encode(void **state);
 void test_encode_int4(void **state);
+void test_blocks(void **state);
 
 #endif

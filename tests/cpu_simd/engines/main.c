@@ -142,7 +142,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_store),       cmocka_unit_test(test_nibbles),
         cmocka_unit_test(test_delta),       cmocka_unit_test(test_convolve),
         cmocka_unit_test(test_decays),      cmocka_unit_test(test_encode),
-        cmocka_unit_test(test_encode_int4),
+        cmocka_unit_test(test_encode_int4), cmocka_unit_test(test_blocks),
     };
     const struct variant *variants[8];
     char isa[128];

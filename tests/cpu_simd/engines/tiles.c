@@ -19,7 +19,7 @@ void test_unpack(void **state)
 {
     static const int32_t widths[] = {[ELEMENT_F32] = 4,  [ELEMENT_F16] = 2,  [ELEMENT_BF16] = 2,
                                      [ELEMENT_E4M3] = 1, [ELEMENT_E5M2] = 1, [ELEMENT_INT8] = 1};
-    static uint8_t codes[4 << 16], out[4 << 16], wanted[4];
+    static uint8_t codes[4 << 16], out[(4 << 16) + 8], wanted[4];
     (void)state;
     for (int32_t element = 0; element < ELEMENT_COUNT; element++) {
         int32_t n = widths[element] == 1 ? 256 : 65536, odd = (int32_t)draw(37);
