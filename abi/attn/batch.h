@@ -24,6 +24,10 @@ enum attn_batch_causal {
 #define ATTN_BATCH_NO_CASCADE 1u
 /* a graph is being captured: cascade and host-built tables are off */
 #define ATTN_BATCH_IN_CAPTURE 2u
+/* Of each request, query_start_loc_host and seq_lens_host say no fewer queries and keys than it
+ * has, but maybe more. The device's arrays are the truth: q and out lie as they say, and rows past
+ * query_start_loc[R] are padding. For layers that say host_bounds */
+#define ATTN_BATCH_HOST_BOUNDS 4u
 #define ATTN_BATCH_FAST_BUILD 0x10000u /* a hint to kernels: a quick plan rather than the best */
 
 /* One more table of a batch, of caches that its own fields do not address (attn_cache_desc.table):
@@ -98,6 +102,19 @@ struct attn_batch {
     const struct attn_batch_table *tables;
     int32_t num_tables;
     int32_t table_bytes; /* sizeof(struct attn_batch_table) of the writer; kernels get their own */
+    /* Page lists in place of block_table, which is then NULL: request r's blocks are
+     * page_indices[i] for i in page_start_loc[r] .. page_start_loc[r + 1] - 1. For layers that say
+     * needs_page_lists; kernels get the block table that is made of them. */
+    const int32_t *page_indices;   /* device [num_pages] */
+    const int32_t *page_start_loc; /* device [R+1], not decreasing */
+    /* device [R]: keys in each request's last block, 1 to its size; or NULL, and seq_lens says the
+     * lengths. Given, seq_lens and seq_lens_host are NULL */
+    const int32_t *last_page_len;
+    /* host copies, [R+1] and [R], from which the lengths are planned; NULL: from the bounds. Not
+     * read on a CPU */
+    const int32_t *page_start_loc_host;
+    const int32_t *last_page_len_host;
+    int64_t num_pages;
 };
 
 /* What plan() made of a batch: counts of its decode part, which stands first, and of its prefill
@@ -109,7 +126,7 @@ struct attn_batch_split {
     int32_t num_prefill_tokens;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_batch) == 248, "attn_batch of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_batch) == 296, "attn_batch of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_batch_table) == 72, "attn_batch_table of ABI 0.2");
 
 #endif

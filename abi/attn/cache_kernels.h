@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arguments of the kernels that move the KV cache: write_kv, rope_write_kv, gather_kv, copy_blocks,
- * copy, fill. */
+ * copy, fill; and of make_block_table, which makes the table that they read. */
 #ifndef ATTN_CACHE_KERNELS_H
 #define ATTN_CACHE_KERNELS_H
 
@@ -104,10 +104,38 @@ struct attn_fill_args {
     int32_t reserved;
 };
 
+/* The block table that kernels get, made of an engine's whose entries are blocks of another size,
+ * or of its page lists. Request r has n entries: with a block table ceil(seq_lens[r] /
+ * tokens_per_entry), with page lists page_start_loc[r + 1] - page_start_loc[r]. Entry i, block b,
+ * fills m = blocks_per_entry places of out: out[r, i m + j] = b m + j for j in 0 .. m - 1, as far
+ * as num_columns goes. Other places are left. Entries may hold anything: they are not followed. */
+struct attn_block_table_args {
+    size_t struct_size;
+    const struct attn_ext *next;
+    attn_instance *instance;
+    void *stream;
+    int32_t num_reqs; /* R */
+    int32_t blocks_per_entry;
+    int32_t tokens_per_entry;
+    int32_t num_columns;        /* of out */
+    const int32_t *block_table; /* device; NULL: page lists */
+    int64_t block_table_stride;
+    const int32_t *block_table_row; /* device [R]; NULL: row r */
+    const int32_t *page_indices;    /* device; NULL: the block table */
+    const int32_t *page_start_loc;  /* device [R+1] */
+    /* device [R], with page lists: out_seq_lens[r] becomes (n - 1) tokens_per_entry +
+     * last_page_len[r], 0 if n is 0. NULL: no lengths are wanted */
+    const int32_t *last_page_len;
+    const int32_t *seq_lens; /* device [R], with a block table */
+    int32_t *out;            /* device [R, num_columns] */
+    int32_t *out_seq_lens;   /* device [R] or NULL */
+};
+
 ATTN_STATIC_ASSERT(sizeof(struct attn_write_kv_args) == 128, "attn_write_kv_args of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_gather_kv_args) == 88, "attn_gather_kv_args of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_copy_blocks_args) == 72, "attn_copy_blocks_args of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_copy_args) == 64, "attn_copy_args of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_fill_args) == 72, "attn_fill_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_block_table_args) == 120, "attn_block_table_args of ABI 0.2");
 
 #endif

@@ -60,7 +60,8 @@ struct attn_refused_combination {
 #define ATTN_KERNEL_COPY_BLOCKS (1ull << 11)
 #define ATTN_KERNEL_COPY (1ull << 12)
 #define ATTN_KERNEL_FILL (1ull << 13)
-#define ATTN_KERNEL_COUNT 14
+#define ATTN_KERNEL_MAKE_BLOCK_TABLE (1ull << 14) /* the last one of the table */
+#define ATTN_KERNEL_COUNT 15
 
 /* One backend on one device in one variant. Arrays and text are borrowed until the sink returns;
  * the core copies them, and of the extensions those that it knows. Masks: bit 1 << code; bits that

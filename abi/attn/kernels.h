@@ -80,9 +80,15 @@ struct attn_kernels {
                                struct attn_error *error);
     attn_status (*launch_graph)(const struct attn_stream_args *args, struct attn_error *error);
     attn_status (*destroy_graph)(const struct attn_stream_args *args, struct attn_error *error);
+
+    /* Before a plan's attends, on its stream. Of caps.kernels. Not asked of a CPU, where the core
+     * does it itself. */
+    attn_status (*make_block_table)(const struct attn_block_table_args *args,
+                                    struct attn_error *error);
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_kernels) == 248,
-                   "attn_kernels: 168 bytes and the device's memory, streams and graphs");
+ATTN_STATIC_ASSERT(
+    sizeof(struct attn_kernels) == 256,
+    "attn_kernels: 168 bytes, the device's memory, streams and graphs, block tables");
 
 #endif

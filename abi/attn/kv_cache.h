@@ -227,15 +227,21 @@ struct attn_kv_spec {
     int64_t page_bytes;
     /* >= page_bytes: the distance between blocks that was asked for */
     int64_t padded_page_bytes;
-    int32_t ndim;      /* logical shape, with -1 where the number of blocks stands */
+    int32_t ndim;      /* logical shape, with -1 where the number of kernel blocks stands */
     int32_t alignment; /* bytes at which the base address must lie */
     int64_t shape[ATTN_KV_SPEC_MAX_DIMS];
     /* physical position of each logical dimension */
     int32_t stride_order[ATTN_KV_SPEC_MAX_DIMS];
+    /* slots in a block as the kernels take it; block_size, or a divisor of it. A block b of the
+     * engine is then blocks b m to b m + m - 1 of theirs, m = block_size / kernel_block_size:
+     * `shape` is in their blocks, layer_kv_views gives views of them, and other views may be of
+     * either size. Block tables, slots and copies stay in the engine's */
+    int32_t kernel_block_size;
+    int32_t reserved;
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_kv_view) == 120, "attn_kv_view of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_kv_spec) == 176, "attn_kv_spec of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_kv_spec) == 184, "attn_kv_spec of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_cache_desc) == 32, "attn_cache_desc of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_cache_spec) == 64, "attn_cache_spec of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_cache_memory) == 64, "attn_cache_memory of ABI 0.2");

@@ -44,7 +44,8 @@ struct attn_layer_desc {
     /* enum attn_tree_mask that batches may carry. It only hides: on a causal layer what lies above
      * the diagonal stays hidden, whatever the tree says */
     int32_t tree_mask;
-    /* slots in a block of the engine's block table; 0: the backend may choose */
+    /* slots in a block of the engine's block table; 0: the backend may choose. It may be several of
+     * the backend's blocks, see attn_kv_spec.kernel_block_size; kernels get the size of theirs */
     int32_t block_size;
     /* n: decode requests have up to 1 + n queries (1 + 2n in parallel drafting) */
     int32_t num_speculative_tokens;
@@ -81,6 +82,8 @@ struct attn_layer_desc {
     /* ATTN_WALK_* that the views of its cache will need, where the engine's layout is given:
      * whoever does not walk them is refused at selection. 0: not said, and bind refuses */
     uint64_t needed_walks;
+    int32_t needs_page_lists; /* 1: batches may bring page lists in place of a block table */
+    int32_t host_bounds;      /* 1: batches may say ATTN_BATCH_HOST_BOUNDS */
 };
 
 /* Per-layer memory, given at bind and borrowed until the layer is destroyed or bound again; the
@@ -137,7 +140,7 @@ struct attn_mm_encoder_state {
     float *scales;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_layer_desc) == 240, "attn_layer_desc of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_layer_desc) == 248, "attn_layer_desc of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_layer_params) == 104, "attn_layer_params of ABI 0.2");
 
 #endif

@@ -54,6 +54,9 @@ struct attn_choice {
     uint32_t composed;   /* ATTN_COMPOSE_* */
     int32_t graph_level; /* the least level of the parts */
     attn_status status;  /* ATTN_OK, ATTN_ERROR_NO_BACKEND, ATTN_ERROR_REFUSED */
+    /* block_size, or a divisor of it that the kernels take, see attn_kv_spec */
+    int32_t kernel_block_size;
+    int32_t reserved;
 };
 
 enum attn_verdict_code {
@@ -74,7 +77,7 @@ struct attn_reason {
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_select_options) == 56, "attn_select_options of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_choice) == 72, "attn_choice of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_choice) == 80, "attn_choice of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_reason) == 40, "attn_reason of ABI 0.2");
 
 #endif

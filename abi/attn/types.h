@@ -74,7 +74,10 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 #define ATTN_FEATURE_FP8_INPUTS (1ull << 18)
 /* batched_gemm takes w in mxfp4, see attn_batched_gemm_args */
 #define ATTN_FEATURE_MXFP4_WEIGHTS (1ull << 19)
-#define ATTN_FEATURE_COUNT 20
+/* plan and attend go by the device's query_start_loc and seq_lens: their host copies, and all
+ * counts of the batch, may be upper bounds (ATTN_BATCH_HOST_BOUNDS) */
+#define ATTN_FEATURE_HOST_BOUNDS (1ull << 20)
+#define ATTN_FEATURE_COUNT 21
 
 enum attn_alibi { ATTN_ALIBI_NONE = 0, ATTN_ALIBI_LINEAR = 1, ATTN_ALIBI_SQRT = 2 };
 

@@ -40,20 +40,23 @@ static void add_plane(struct planes *all, struct plane plane)
     all->planes[all->count++] = plane;
 }
 
-/* `row`, `scale`: bytes of one head in a slot. */
-static void add_rows(struct planes *all, const struct attn_kv_view *view, int64_t row,
-                     int64_t scale)
+/* `row`, `scale`: bytes of one head in a slot; `parts`: blocks of the view that one of the engine's
+ * is. */
+static void add_rows(struct planes *all, const struct attn_kv_view *view, int64_t parts,
+                     int64_t row, int64_t scale)
 {
     int64_t slots = view->block_size - 1, heads = view->num_heads - 1;
     if (view->pack > 0 && view->pack < view->head_size) {
         int64_t pieces = view->head_size / view->pack;
         row = (pieces - 1) * view->stride_pack + row / pieces;
     }
-    add_plane(all, (struct plane){view->data, view->stride_block,
-                                  slots * view->stride_slot + heads * view->stride_head + row});
+    add_plane(all, (struct plane){view->data, parts * view->stride_block,
+                                  (parts - 1) * view->stride_block + slots * view->stride_slot +
+                                      heads * view->stride_head + row});
     if (scale > 0 && view->scale != NULL) {
-        add_plane(all, (struct plane){view->scale, view->scale_stride_block,
-                                      slots * view->scale_stride_slot +
+        add_plane(all, (struct plane){view->scale, parts * view->scale_stride_block,
+                                      (parts - 1) * view->scale_stride_block +
+                                          slots * view->scale_stride_slot +
                                           heads * view->scale_stride_head + scale});
     }
 }
@@ -61,7 +64,7 @@ static void add_rows(struct planes *all, const struct attn_kv_view *view, int64_
 static void add_view(struct planes *all, const attn_layer *layer, const struct attn_kv_view *view,
                      bool value)
 {
-    add_rows(all, view, layer->row_bytes[value],
+    add_rows(all, view, layer->selected->blocks_per_entry, layer->row_bytes[value],
              kv_scale_bytes(layer->spec.kv_dtype, view->head_size, value));
 }
 
@@ -70,7 +73,7 @@ static void add_further(struct planes *all, const attn_layer *layer, int32_t ind
 {
     const struct attn_kv_view *view = &layer->further[index];
     const int32_t dtype = layer->selected->caches->caches[index].kv_dtype;
-    add_rows(all, view,
+    add_rows(all, view, 1,
              dtype == ATTN_KV_NVFP4 ? view->head_size / 2
                                     : kv_row_bytes(dtype, view->head_size, false),
              kv_scale_bytes(dtype, view->head_size, false));
@@ -127,7 +130,8 @@ static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, b
                 return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv",
                                  "layer '%s' has no cache bound", layer->desc->name);
             }
-            blocks = layer->k_cache.num_blocks < blocks ? layer->k_cache.num_blocks : blocks;
+            int64_t own = layer->k_cache.num_blocks / layer->selected->blocks_per_entry;
+            blocks = own < blocks ? own : blocks;
             for (int32_t c = 0; c < layer->num_further; c++) {
                 bool moves = layer->caches[c].table == 0 && layer->further[c].num_blocks < blocks;
                 blocks = moves ? layer->further[c].num_blocks : blocks;

@@ -244,6 +244,35 @@ attn_status layer_check_unplanned(attn_layer *layer, const char *call, struct at
                            layer->desc->name, plans);
 }
 
+/* A view of the engine's blocks as one of the kernel's: parts of a block lie one behind the other
+ * where its slots do. */
+static attn_status split_blocks(const attn_layer *layer, const char *which,
+                                struct attn_kv_view *view, struct attn_error *error)
+{
+    const int32_t kernel = layer->desc->block_size, parts = layer->selected->blocks_per_entry;
+    if (parts == 1 || view->block_size != kernel * parts) {
+        return ATTN_OK;
+    }
+    const bool scales = view->scale != NULL;
+    if (view->num_blocks < 0 || view->num_blocks > MAX_CACHE / parts ||
+        view->stride_slot > MAX_CACHE / view->block_size ||
+        view->scale_stride_slot > MAX_CACHE / view->block_size ||
+        view->stride_block != view->stride_slot * view->block_size ||
+        (scales && view->scale_stride_block != view->scale_stride_slot * view->block_size)) {
+        return BAD("block_size",
+                   "layer '%s', %s: blocks of %d whose slots are %lld bytes apart and which "
+                   "themselves are %lld apart are not cut into the kernel's blocks of %d; bind "
+                   "views of %d, as layer_kv_views gives them",
+                   layer->desc->name, which, view->block_size, (long long)view->stride_slot,
+                   (long long)view->stride_block, kernel, kernel);
+    }
+    view->num_blocks *= parts;
+    view->block_size = kernel;
+    view->stride_block /= parts;
+    view->scale_stride_block /= parts;
+    return ATTN_OK;
+}
+
 attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
                            const struct attn_kv_view *v, struct attn_error *error)
 {
@@ -267,7 +296,8 @@ attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
         status = struct_read(&views[1], sizeof views[1], MIN_VIEW, v, "attn_kv_view", error);
     }
     for (int32_t i = 0; i < (latent ? 1 : 2) && status == ATTN_OK; i++) {
-        status = check_view(layer, &views[i], i == 1, error);
+        status = split_blocks(layer, i == 1 ? "v" : "k", &views[i], error);
+        status = status == ATTN_OK ? check_view(layer, &views[i], i == 1, error) : status;
         status = status == ATTN_OK ? check_walk(layer, &views[i], i == 1, error) : status;
         status = status == ATTN_OK
                      ? place_check_view(layer->model, &views[i], i == 1 ? "v" : "k", error)

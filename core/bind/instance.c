@@ -56,6 +56,7 @@ static attn_status check_slots(const struct instance *instance, const char *name
         {"copy_blocks", k->copy_blocks != NULL},
         {"copy", k->copy != NULL},
         {"fill", k->fill != NULL},
+        {"make_block_table", k->make_block_table != NULL},
     };
     for (int32_t i = 0; i < ATTN_KERNEL_COUNT; i++) {
         if ((instance->caps->kernels >> i & 1) && !slots[i].there) {

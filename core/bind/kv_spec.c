@@ -122,15 +122,21 @@ static bool has_whole_pages(const struct attn_kv_spec *spec)
            spec->padded_page_bytes != spec->page_bytes || spec->layout == ATTN_KV_LAYOUT_PACKED_K;
 }
 
+/* Bytes between the kernel's blocks. */
+static int64_t kernel_page(const struct attn_kv_spec *spec)
+{
+    return spec->padded_page_bytes / (spec->block_size / spec->kernel_block_size);
+}
+
 /* Logical dimensions are those that engines name; the order says where each lies in memory. */
 static void set_paged_shape(struct attn_kv_spec *spec)
 {
-    int64_t b = spec->block_size, h = spec->num_kv_heads, d = spec->head_size;
+    int64_t b = spec->kernel_block_size, h = spec->num_kv_heads, d = spec->head_size;
     static const int32_t straight[] = {0, 1, 2, 3, 4};
     static const int32_t hnd[] = {0, 1, 3, 2, 4};
     static const int32_t heads_first[] = {0, 2, 1, 3};
     if (has_whole_pages(spec)) {
-        set_shape(spec, 2, (const int64_t[]){-1, spec->padded_page_bytes}, straight);
+        set_shape(spec, 2, (const int64_t[]){-1, kernel_page(spec)}, straight);
         return;
     }
     switch (spec->layout) {
@@ -156,7 +162,8 @@ void layer_make_spec(attn_layer *layer, int32_t layout)
                                   .kind = spec_kind(layer->selected),
                                   .kv_dtype = l->kv_dtype,
                                   .layout = layout,
-                                  .block_size = l->block_size,
+                                  .block_size = l->block_size * layer->selected->blocks_per_entry,
+                                  .kernel_block_size = l->block_size,
                                   .num_kv_heads = l->num_kv_heads,
                                   .head_size = l->head_size,
                                   .head_size_v = l->head_size_v,
@@ -165,7 +172,7 @@ void layer_make_spec(attn_layer *layer, int32_t layout)
                                   .sink_len = l->sink_len,
                                   .alignment = ALIGNMENT};
     if (spec->kind == ATTN_KV_SPEC_NONE) {
-        spec->block_size = 0;
+        spec->block_size = spec->kernel_block_size = 0;
         return;
     }
     bool own = false;
@@ -184,7 +191,7 @@ void layer_make_spec(attn_layer *layer, int32_t layout)
         l->padded_page_bytes > spec->page_bytes ? l->padded_page_bytes : spec->page_bytes;
     if (own) { /* a block is one page of bytes */
         static const int32_t straight[] = {0, 1};
-        set_shape(spec, 2, (const int64_t[]){-1, spec->padded_page_bytes}, straight);
+        set_shape(spec, 2, (const int64_t[]){-1, kernel_page(spec)}, straight);
     } else {
         set_paged_shape(spec);
     }
@@ -201,13 +208,13 @@ attn_status layer_kv_spec(const attn_layer *layer, struct attn_kv_spec *spec,
     return ATTN_OK;
 }
 
-/* K's or V's view; `before` is where V's part begins behind K's. */
+/* K's or V's view, of the kernel's blocks; `before` is where V's part begins behind K's. */
 static void make_view(const struct attn_kv_spec *s, bool value, uint8_t *base, int64_t num_blocks,
                       struct attn_kv_view *view)
 {
     int64_t row[2] = {kv_row_bytes(s->kv_dtype, s->head_size, false),
                       kv_row_bytes(s->kv_dtype, s->head_size_v, true)};
-    int64_t b = s->block_size, h = s->num_kv_heads, mine = row[value];
+    int64_t b = s->kernel_block_size, h = s->num_kv_heads, mine = row[value];
     int64_t plane = b * h * row[0]; /* K of one block */
     bool split = s->layout == ATTN_KV_LAYOUT_NHD || s->layout == ATTN_KV_LAYOUT_HND;
     bool hnd = s->layout == ATTN_KV_LAYOUT_HND || s->layout == ATTN_KV_LAYOUT_HND_INNER;
@@ -223,7 +230,7 @@ static void make_view(const struct attn_kv_spec *s, bool value, uint8_t *base, i
         view->stride_block = b * h * mine;
         before = value ? num_blocks * plane : 0;
     } else { /* both in one page */
-        view->stride_block = s->padded_page_bytes;
+        view->stride_block = kernel_page(s);
         before = value ? plane : 0;
     }
     if (s->layout == ATTN_KV_LAYOUT_HND_ROWS) {
@@ -246,7 +253,7 @@ static void make_view(const struct attn_kv_spec *s, bool value, uint8_t *base, i
 static void add_scales(const struct attn_kv_spec *s, uint8_t *base, bool value,
                        struct attn_kv_view *view)
 {
-    int64_t count = (int64_t)s->block_size * s->num_kv_heads;
+    int64_t count = (int64_t)s->kernel_block_size * s->num_kv_heads;
     int64_t rows = count * (kv_row_bytes(s->kv_dtype, s->head_size, false) +
                             kv_row_bytes(s->kv_dtype, s->head_size_v, true));
     int64_t mine = kv_scale_bytes(s->kv_dtype, view->head_size, value);
@@ -262,7 +269,7 @@ static void add_scales(const struct attn_kv_spec *s, uint8_t *base, bool value,
         return;
     }
     view->scale = base + rows + (value ? count * 4 : 0);
-    view->scale_stride_block = s->padded_page_bytes;
+    view->scale_stride_block = kernel_page(s);
     view->scale_stride_slot = 4 * (int64_t)s->num_kv_heads;
     view->scale_stride_head = 4;
 }
@@ -296,6 +303,7 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
     if (has_whole_pages(&spec) && spec.layout <= ATTN_KV_LAYOUT_HND) {
         spec.layout += ATTN_KV_LAYOUT_NHD_INNER;
     }
+    num_blocks *= spec.block_size / spec.kernel_block_size;
     for (int32_t i = 0; i < 2; i++) {
         make_view(&spec, i == 1, base, num_blocks, &views[i]);
         views[i].device = layer->model->device;
@@ -303,7 +311,7 @@ attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_bloc
     }
     if (spec.layout == ATTN_KV_LAYOUT_LATENT) {
         views[0].num_heads = 1;
-        views[0].stride_block = spec.padded_page_bytes;
+        views[0].stride_block = kernel_page(&spec);
         views[0].stride_slot = kv_row_bytes(spec.kv_dtype, spec.head_size, false);
         views[0].stride_head = views[0].stride_slot;
     }

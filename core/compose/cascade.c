@@ -82,7 +82,8 @@ static bool pays(const attn_plan *plan, const struct step *step)
                     step->layer->selected->cp != NULL || l->kind != ATTN_LAYER_DECODER ||
                     !l->causal || b->causal == ATTN_CAUSAL_NO || l->batch_invariant ||
                     step->layer->parts[PART_MAIN].output_form != ATTN_OUTPUT_PLAIN;
-    bool flags = b->flags & (ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE);
+    bool flags =
+        b->flags & (ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE | ATTN_BATCH_HOST_BOUNDS);
     bool parts =
         step->merge != NULL && step->launches[ATTN_PHASE_PREFILL][PART_PREFIX].kernel != NULL;
     if (prefix == 0 || excluded || flags || !parts) {

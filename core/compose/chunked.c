@@ -14,12 +14,12 @@ static void match(struct check *check, int32_t phase)
     check_compose(check, ATTN_COMPOSE_CHUNKED, ATTN_GRAPH_NEVER);
     check_need_feature(check, true, ATTN_FEATURE_BLOCK_TABLE_ROW, "chunk_size",
                        "as virtual requests: block_table_row");
-    int32_t block = l->block_size > 0 ? l->block_size : check->match->block_size;
+    int32_t block = check->match->kernel_block_size;
     if (block > 0 && l->chunk_size % block != 0) {
         check_refuse_number(check, "chunk_size", l->chunk_size,
                             "as virtual requests: multiples of block_size");
     }
-    if (l->device_seq_lens_only) {
+    if (l->device_seq_lens_only || l->host_bounds) {
         reasons_add(check->reasons, "chunk_size", "with lengths on the device only",
                     "as virtual requests: host lengths");
     }

@@ -158,6 +158,8 @@ static void match(struct check *check, int32_t phase)
     const struct need needs[] = {
         {(l->kind == ATTN_LAYER_DECODER || mla) && l->causal, "a layer of this kind",
          splits ? "causal decoder layers" : "causal decoder and MLA layers"},
+        {!l->host_bounds, "a step over ranks with bounds in place of host lengths",
+         "exact host lengths"},
         {caps->device.type == ATTN_DEVICE_CPU || caps->kernels & ATTN_KERNEL_COPY_BLOCKS,
          "copy_blocks, which orders rows and heads by rank", "no"},
     };

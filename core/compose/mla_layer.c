@@ -94,7 +94,7 @@ static bool can_prefill_per_head(struct check *check, bool tell)
          "a window, chunks, ALiBi or spans", "only latent, as decode"},
         {l->batch_invariant < 2, "the same bits with and without prefix caching",
          "only latent, as decode"},
-        {!l->device_seq_lens_only, "lengths on the device only", "host lengths"},
+        {!l->device_seq_lens_only && !l->host_bounds, "lengths on the device only", "host lengths"},
         {mla->absorb_in_core, "queries in latent space", "only latent, as decode"},
         {check->whole->caches == NULL, "caches beyond the latent rows", "only latent, as decode"},
     };

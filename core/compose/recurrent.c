@@ -173,7 +173,7 @@ static void make_spec(const attn_layer *layer, struct attn_kv_spec *spec)
         2 * (int64_t)g->num_k_heads * g->head_size_k + (int64_t)g->num_v_heads * g->head_size_v;
     int64_t width = g->conv_width > 0 ? g->conv_width - 1 + g->num_speculative_tokens : 0;
     spec->page_bytes = state + channels * width * (layer->desc->dtype == ATTN_DTYPE_F32 ? 4 : 2);
-    spec->block_size = 1;
+    spec->block_size = spec->kernel_block_size = 1;
     spec->kind = ATTN_KV_SPEC_STATE;
 }
 

@@ -26,6 +26,10 @@ static void match(struct check *check, int32_t phase)
         reasons_add(check->reasons, "static_sink",
                     "attend(sink) + attend(rest) + merge: merge_states", "no");
     }
+    if (check->layer->host_bounds) {
+        reasons_add(check->reasons, "static_sink", "with bounds in place of host lengths",
+                    "only fused");
+    }
     if (check->layer->alibi != ATTN_ALIBI_NONE) {
         reasons_add(check->reasons, "static_sink", "with ALiBi", "only fused");
     }

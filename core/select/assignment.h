@@ -15,8 +15,8 @@
 #include "util/arena.h"
 
 /* A layer as it was asked for, with defaults resolved (head_size_v, kv_dtype never AUTO, block_size
- * chosen, …); text and extensions live in the owner's arena. `desc.next` chains the copied
- * extensions. */
+ * chosen: the kernel's, …); text and extensions live in the owner's arena. `desc.next` chains the
+ * copied extensions. */
 struct layer {
     struct attn_layer_desc desc;
     struct attn_mla_desc *mla;              /* or NULL */
@@ -24,7 +24,9 @@ struct layer {
     struct attn_layer_caches *caches;       /* or NULL; elements of today's size */
     struct attn_context_parallel *cp;       /* or NULL */
     struct attn_mm_encoder_quant *mm_quant; /* or NULL */
-    int32_t sharing_target;                 /* index of the layer whose cache it reads, or -1 */
+    int32_t
+        blocks_per_entry;   /* of the engine's block table: blocks of desc.block_size; 1 or more */
+    int32_t sharing_target; /* index of the layer whose cache it reads, or -1 */
     /* What a backend is held to beside the description, see composition.resolve. */
     uint64_t kernel;         /* ATTN_KERNEL_* of its decodes */
     const char *kernel_name; /* likewise */

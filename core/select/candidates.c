@@ -53,7 +53,7 @@ static void ask_plugin(struct selection *selection, const struct backend *backen
     if (plugin->supports == NULL) {
         return;
     }
-    desc.block_size = desc.block_size > 0 ? desc.block_size : block_size;
+    desc.block_size = block_size > 0 ? block_size : desc.block_size;
     const struct attn_supports_args args = {
         .struct_size = sizeof args, .caps = &backend->caps, .layer = &desc, .phase = phase};
     status = plugin->supports(&args, &sink, &why);
@@ -105,7 +105,8 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
             match_backend(&backend->caps, layer, phase, selection->options->block_sizes,
                           selection->options->num_block_sizes, &candidate->match, &reasons);
             if (reasons.count == 0 && !reasons.failed) {
-                ask_plugin(selection, backend, layer, phase, candidate->match.block_size, &reasons);
+                ask_plugin(selection, backend, layer, phase, candidate->match.kernel_block_size,
+                           &reasons);
             }
             verdicts[b].code = reasons.count > 0 ? ATTN_VERDICT_UNSUPPORTED : ATTN_VERDICT_ELIGIBLE;
         }
@@ -121,6 +122,18 @@ void candidates_judge(struct selection *selection, const struct layer *layer,
             ranks_find(&selection->ranks, selection->arch, &layer->desc, phase, backend->full_name);
         candidate->measured = candidate->time_us > 0;
     }
+}
+
+int32_t candidates_kernel_block(const struct selection *selection, const struct layer *layer,
+                                struct candidate *const candidates[ATTN_PHASE_COUNT],
+                                const int32_t chosen[ATTN_PHASE_COUNT])
+{
+    const struct backend *backends = selection->runtime->backends;
+    const int32_t prefill = chosen[ATTN_PHASE_PREFILL], decode = chosen[ATTN_PHASE_DECODE];
+    const struct match *match = &candidates[ATTN_PHASE_DECODE][decode].match;
+    return prefill == decode ? match->kernel_block_size
+                             : kernel_block_size(&backends[decode].caps, &backends[prefill].caps,
+                                                 layer, match->block_size);
 }
 
 /* An order without a wish admits only what it names. */
@@ -156,11 +169,12 @@ static bool one_cache(const struct selection *selection, const struct layer *lay
 {
     const struct attn_backend_caps *a = &selection->runtime->backends[prefill].caps;
     const struct attn_backend_caps *b = &selection->runtime->backends[decode].caps;
-    int32_t block = candidates[ATTN_PHASE_DECODE][decode].match.block_size;
+    const int32_t pair[ATTN_PHASE_COUNT] = {prefill, decode};
     if (prefill == decode || !layer_has_cache(&layer->desc) || layer->has_states) {
         return true;
     }
-    return (a->layouts & b->layouts) != 0 && range_holds(a->block_sizes, a->num_block_sizes, block);
+    return (a->layouts & b->layouts) != 0 &&
+           candidates_kernel_block(selection, layer, candidates, pair) > 0;
 }
 
 void candidates_choose(const struct selection *selection, const struct layer *layer,

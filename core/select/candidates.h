@@ -41,4 +41,9 @@ void candidates_choose(const struct selection *selection, const struct layer *la
                        struct candidate *const candidates[ATTN_PHASE_COUNT],
                        int32_t chosen[ATTN_PHASE_COUNT]);
 
+/* Slots in a block that the chosen backends' kernels both take, 0 if there is none. */
+int32_t candidates_kernel_block(const struct selection *selection, const struct layer *layer,
+                                struct candidate *const candidates[ATTN_PHASE_COUNT],
+                                const int32_t chosen[ATTN_PHASE_COUNT]);
+
 #endif

@@ -67,6 +67,8 @@ static attn_status check_codes(const struct attn_layer_desc *l, struct attn_erro
         {"max_seq_len", l->max_seq_len, 0, INT32_MAX},
         {"max_num_reqs", l->max_num_reqs, 0, INT32_MAX},
         {"reserved", l->reserved, 0, 0},
+        {"needs_page_lists", l->needs_page_lists, 0, 1},
+        {"host_bounds", l->host_bounds, 0, 1},
     };
     return layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
 }
@@ -200,9 +202,10 @@ bool layer_same_cache(const struct layer *a, const struct layer *b)
            a->has_states == b->has_states && x->kv_dtype == y->kv_dtype &&
            x->num_kv_heads == y->num_kv_heads && x->head_size == y->head_size &&
            x->head_size_v == y->head_size_v && x->block_size == y->block_size &&
-           x->has_window == y->has_window && x->window_left == y->window_left &&
-           x->chunk_size == y->chunk_size && x->sink_len == y->sink_len &&
-           x->padded_page_bytes == y->padded_page_bytes && layer_same_caches(a, b);
+           a->blocks_per_entry == b->blocks_per_entry && x->has_window == y->has_window &&
+           x->window_left == y->window_left && x->chunk_size == y->chunk_size &&
+           x->sink_len == y->sink_len && x->padded_page_bytes == y->padded_page_bytes &&
+           layer_same_caches(a, b);
 }
 
 /* Shape alone: a sliding layer may read the cache of a full one. */
@@ -211,7 +214,8 @@ static bool readable_cache(const struct layer *reader, const struct layer *owner
     const struct attn_layer_desc *x = &reader->desc, *y = &owner->desc;
     return layer_has_cache(y) && owner->caches == NULL && x->kv_dtype == y->kv_dtype &&
            x->num_kv_heads == y->num_kv_heads && x->head_size == y->head_size &&
-           x->head_size_v == y->head_size_v && x->block_size == y->block_size &&
+           x->head_size_v == y->head_size_v &&
+           x->block_size == y->block_size * owner->blocks_per_entry &&
            (x->kind == ATTN_LAYER_CROSS) == (y->kind == ATTN_LAYER_CROSS);
 }
 
@@ -250,7 +254,8 @@ static attn_status check_names(struct layer *layer, int32_t index,
             name, layer->desc.num_kv_heads, layer->desc.head_size, layer->desc.head_size_v,
             name_of_kv_dtype(layer->desc.kv_dtype), layer->desc.block_size, target,
             owner->desc.num_kv_heads, owner->desc.head_size, owner->desc.head_size_v,
-            name_of_kv_dtype(owner->desc.kv_dtype), owner->desc.block_size);
+            name_of_kv_dtype(owner->desc.kv_dtype),
+            owner->desc.block_size * owner->blocks_per_entry);
     }
     return ATTN_OK;
 }
@@ -304,6 +309,7 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
     status = status == ATTN_OK ? check_terms(l, error) : status;
     if (status == ATTN_OK) {
         complete(layer);
+        layer->blocks_per_entry = 1;
         status = check_names(layer, index, layers, error);
     }
     return status;

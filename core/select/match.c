@@ -146,6 +146,10 @@ static void hold_features(struct check *check, int32_t phase)
                        "block_table_row", "yes");
     check_need_feature(check, l->device_seq_lens_only, ATTN_FEATURE_DEVICE_SEQ_LENS,
                        "device_seq_lens_only", "yes");
+    check_need_feature(check, l->host_bounds, ATTN_FEATURE_HOST_BOUNDS, "host_bounds", "yes");
+    if (l->needs_page_lists && check->caps->device.type != ATTN_DEVICE_CPU) {
+        check_need_kernel(check, ATTN_KERNEL_MAKE_BLOCK_TABLE, "make_block_table");
+    }
     check_need_feature(check, l->fast_prefill, ATTN_FEATURE_FAST_PREFILL, "fast_prefill", "yes");
     check_need_feature(check, l->rope != 0, ATTN_FEATURE_FUSED_ROPE, "rope", "yes");
     check_need_feature(check, l->qk_norm != 0, ATTN_FEATURE_FUSED_ROPE_NORM, "qk_norm", "yes");
@@ -197,6 +201,7 @@ static uint64_t features_of(const struct attn_layer_desc *l)
     uint64_t features = layer_has_cache(l) ? ATTN_FEATURE_PAGED_KV : ATTN_FEATURE_CONTIGUOUS_KV;
     features |= l->needs_lse ? ATTN_FEATURE_LSE : 0;
     features |= l->needs_block_table_row ? ATTN_FEATURE_BLOCK_TABLE_ROW : 0;
+    features |= l->host_bounds ? ATTN_FEATURE_HOST_BOUNDS : 0;
     features |= l->device_seq_lens_only ? ATTN_FEATURE_DEVICE_SEQ_LENS : 0;
     features |= l->q_scale_form != ATTN_SCALE_NONE ? ATTN_FEATURE_QUANTIZED_QUERY : 0;
     features |= l->batch_invariant >= 1 ? ATTN_FEATURE_BATCH_INVARIANT : 0;

@@ -6,6 +6,8 @@
 #include "select/match_check.h"
 #include "util/text.h"
 
+#define PAGE_ALIGNMENT 256 /* of a kernel's block in a padded page */
+
 static bool in_range(const struct attn_range *range, int32_t value)
 {
     int32_t step = range->multiple > 0 ? range->multiple : 1;
@@ -74,6 +76,53 @@ void check_head_size(struct check *check)
     text_finish(&supported);
 }
 
+/* May the kernel's blocks be parts of the engine's? Each page then has as many bytes, and what a
+ * layer has beside its keys is not cut. */
+static bool may_split(const struct attn_backend_caps *caps, const struct layer *layer,
+                      int32_t block_size, int32_t kernel)
+{
+    const int64_t padded = layer->desc.padded_page_bytes, parts = block_size / kernel;
+    const int32_t interleave =
+        layer->cp != NULL && layer->cp->interleave > 0 ? layer->cp->interleave : 1;
+    const bool makes_tables =
+        caps->device.type == ATTN_DEVICE_CPU || caps->kernels & ATTN_KERNEL_MAKE_BLOCK_TABLE;
+    return makes_tables && layer->caches == NULL && kernel % interleave == 0 &&
+           padded % (parts * PAGE_ALIGNMENT) == 0;
+}
+
+static bool takes_blocks(const struct attn_backend_caps *caps, int32_t size)
+{
+    return range_holds(caps->block_sizes, caps->num_block_sizes, size);
+}
+
+int32_t kernel_block_size(const struct attn_backend_caps *a, const struct attn_backend_caps *b,
+                          const struct layer *layer, int32_t block_size)
+{
+    int32_t largest = 0;
+    if (takes_blocks(a, block_size) && takes_blocks(b, block_size)) {
+        return block_size;
+    }
+    for (int32_t size = 1; size < block_size; size++) {
+        if (block_size % size == 0 && takes_blocks(a, size) && takes_blocks(b, size) &&
+            may_split(a, layer, block_size, size)) {
+            largest = size;
+            if (size == a->preferred_block_size) {
+                break;
+            }
+        }
+    }
+    return largest;
+}
+
+/* The engine's block size, if the kernels take it or a divisor. */
+static bool choose_blocks(struct check *check, int32_t block_size)
+{
+    const int32_t kernel = kernel_block_size(check->caps, check->caps, check->whole, block_size);
+    check->match->block_size = block_size;
+    check->match->kernel_block_size = kernel;
+    return kernel > 0;
+}
+
 void check_block_size(struct check *check, const int32_t *candidates, int32_t count)
 {
     const struct attn_backend_caps *caps = check->caps;
@@ -82,22 +131,19 @@ void check_block_size(struct check *check, const int32_t *candidates, int32_t co
     if (!layer_has_cache(check->layer) || check->whole->has_states) {
         return;
     }
-    if (asked > 0) {
-        check->match->block_size = asked;
-        if (range_holds(caps->block_sizes, caps->num_block_sizes, asked)) {
-            return;
-        }
-    } else if (count == 0 && caps->num_block_sizes > 0) {
-        check->match->block_size =
-            range_holds(caps->block_sizes, caps->num_block_sizes, caps->preferred_block_size)
-                ? caps->preferred_block_size
-                : caps->block_sizes[0].min;
+    if (asked > 0 ? choose_blocks(check, asked)
+                  : count == 0 && caps->num_block_sizes > 0 &&
+                        choose_blocks(check, takes_blocks(caps, caps->preferred_block_size)
+                                                 ? caps->preferred_block_size
+                                                 : caps->block_sizes[0].min)) {
         return;
     }
-    for (int32_t i = 0; asked == 0 && i < count; i++) {
-        if (range_holds(caps->block_sizes, caps->num_block_sizes, candidates[i])) {
-            check->match->block_size = candidates[i];
-            return;
+    for (int32_t whole = 1; asked == 0 && whole >= 0; whole--) { /* rather one that needs no cut */
+        for (int32_t i = 0; i < count; i++) {
+            if ((!whole || takes_blocks(caps, candidates[i])) &&
+                choose_blocks(check, candidates[i])) {
+                return;
+            }
         }
     }
     text_init(&supported, check->reasons->host);

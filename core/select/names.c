@@ -5,10 +5,11 @@
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
 
-static const char *const kernels[] = {
-    "attend",    "write_kv",    "merge_states", "rope_write_kv", "attend_mla", "attend_mla_sparse",
-    "gather_kv", "gated_delta", "batched_gemm", "quantize",      "amax",       "copy_blocks",
-    "copy",      "fill"};
+static const char *const kernels[] = {"attend",        "write_kv",    "merge_states",
+                                      "rope_write_kv", "attend_mla",  "attend_mla_sparse",
+                                      "gather_kv",     "gated_delta", "batched_gemm",
+                                      "quantize",      "amax",        "copy_blocks",
+                                      "copy",          "fill",        "make_block_table"};
 static const char *const terms[] = {
     "causal",           "bidirectional", "causal_per_request", "sliding_window",
     "symmetric_window", "chunked_local", "soft_cap",           "alibi",
@@ -33,7 +34,8 @@ static const char *const features[] = {"paged_kv",
                                        "fast_prefill",
                                        "cascade",
                                        "fp8_inputs",
-                                       "mxfp4_weights"};
+                                       "mxfp4_weights",
+                                       "host_bounds"};
 static const char *const walks[] = {"nhd", "hnd", "packed", "latent", "separate_strides"};
 static const char *const dtypes[] = {"default",  "f16",      "bf16",         "f32",
                                      "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fnuz", "int8"};

@@ -175,6 +175,7 @@ static attn_status select_layer(struct selection *selection, int32_t index,
         if (same_question(selection, other, out, i, index, asked_block_sizes)) {
             memcpy(out->phases, other->phases, sizeof out->phases);
             out->layer.desc.block_size = other->layer.desc.block_size;
+            out->layer.blocks_per_entry = other->layer.blocks_per_entry;
             return ATTN_OK;
         }
     }

@@ -33,6 +33,7 @@ static void fill_choice(struct selection *selection, const struct layer *layer,
     choice->composed = candidate->match.composed;
     choice->graph_level = candidate->match.graph_level;
     choice->block_size = candidate->match.block_size;
+    choice->kernel_block_size = candidate->match.kernel_block_size;
     if (choice->forced) {
         runtime_log(selection->runtime, ATTN_LOG_INFO, "layer '%s', %s: %s, forced by '%s'",
                     layer->desc.name, name_of_phase(phase), choice->name, rule->text);
@@ -77,12 +78,13 @@ void settle_sharing(struct selection *selection, const struct layer *layer,
             reasons_add(&reasons, "kv_sharing_target", name_of_layout(target->layout),
                         "other layouts than the target's");
         }
-        if (!range_holds(caps->block_sizes, caps->num_block_sizes, target->block_size)) {
+        if (!range_holds(caps->block_sizes, caps->num_block_sizes, target->kernel_block_size)) {
             char asked[32];
-            snprintf(asked, sizeof asked, "blocks of %d", target->block_size);
+            snprintf(asked, sizeof asked, "blocks of %d", target->kernel_block_size);
             reasons_add(&reasons, "kv_sharing_target", asked, "other block sizes");
         }
         candidates[b].match.block_size = target->block_size;
+        candidates[b].match.kernel_block_size = target->kernel_block_size;
         selection->failed |= reasons.failed;
         if (reasons.count > 0) {
             candidates[b].eligible = false;
@@ -112,15 +114,21 @@ void settle_layer(struct selection *selection, struct assignment_layer *out,
     }
     if (chosen[0] >= 0 && chosen[1] >= 0 && layer_has_cache(&layer->desc)) {
         int32_t block = out->phases[ATTN_PHASE_DECODE].choice.block_size;
+        int32_t kernel = candidates_kernel_block(selection, layer, candidates, chosen);
         int32_t layout = common_layout(selection, chosen);
         if (layer->sharing_target >= 0) {
-            layout = selection->assignment->layers[layer->sharing_target].phases[0].choice.layout;
+            const struct attn_choice *target =
+                &selection->assignment->layers[layer->sharing_target].phases[0].choice;
+            layout = target->layout;
+            kernel = target->kernel_block_size;
         }
         for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
             out->phases[phase].choice.block_size = block;
+            out->phases[phase].choice.kernel_block_size = kernel;
             out->phases[phase].choice.layout = layout;
         }
-        layer->desc.block_size = block;
+        layer->desc.block_size = kernel;
+        layer->blocks_per_entry = kernel > 0 ? block / kernel : 1;
     }
     selection->assignment->complete &= chosen[0] >= 0 && chosen[1] >= 0;
 }

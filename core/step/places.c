@@ -25,6 +25,9 @@ static attn_status ask_batch(const attn_model *model, const struct attn_batch *b
                      {"block_table", b->block_table},
                      {"block_table_row", b->block_table_row},
                      {"slot_mapping", b->slot_mapping},
+                     {"page_indices", b->page_indices},
+                     {"page_start_loc", b->page_start_loc},
+                     {"last_page_len", b->last_page_len},
                      {"causal_per_request", b->causal_per_request},
                      {"encoder_seq_lens", b->encoder_seq_lens},
                      {"logits_indices", b->logits_indices},
@@ -40,7 +43,9 @@ static attn_status ask_batch(const attn_model *model, const struct attn_batch *b
       on_host[] = {{"query_start_loc_host", b->query_start_loc_host},
                    {"seq_lens_host", b->seq_lens_host},
                    {"key_start_loc_host", b->key_start_loc_host},
-                   {"encoder_seq_lens_host", b->encoder_seq_lens_host}};
+                   {"encoder_seq_lens_host", b->encoder_seq_lens_host},
+                   {"page_start_loc_host", b->page_start_loc_host},
+                   {"last_page_len_host", b->last_page_len_host}};
     attn_status status = ATTN_OK;
     for (size_t i = 0; i < sizeof on_host / sizeof *on_host && status == ATTN_OK; i++) {
         status = place_ask_host(model, on_host[i].address, on_host[i].field, error);

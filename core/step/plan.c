@@ -85,6 +85,7 @@ static void lay_out(attn_plan *plan)
         plan->scratch.lse[i] = at;
         at += merges ? (size_t)plan_aligned(tokens * heads * (int64_t)sizeof(float)) : 0;
     }
+    at = block_table_lay_out(plan, at);
     for (int32_t i = 0; i < plan->num_compositions; i++) {
         const struct composition *c = plan->compositions[i].is;
         at = c->lay_out != NULL ? c->lay_out(plan, at) : at;
@@ -186,8 +187,10 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     if (plan->steps == NULL || plan->schedules == NULL) {
         return NO_MEMORY(error);
     }
+    plan->takes_bounds = true;
     for (int32_t i = 0; i < plan->model->num_layers && status == ATTN_OK; i++) {
         if (is_in(plan, &plan->model->layers[i])) {
+            plan->takes_bounds &= plan->model->layers[i].desc->host_bounds != 0;
             status = step_make(plan, &plan->model->layers[i], error);
         }
     }
@@ -195,6 +198,7 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
         return status;
     }
     status = tables_init(plan, error);
+    status = status == ATTN_OK ? block_table_init(plan, error) : status;
     if (status != ATTN_OK) {
         return status;
     }

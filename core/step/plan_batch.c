@@ -103,8 +103,8 @@ static attn_status send_integers(attn_plan *plan, void *stream, struct attn_erro
 
 static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *error)
 {
-    attn_status status = ATTN_OK;
     plan->used_integers = 0;
+    attn_status status = block_table_make(plan, stream, error);
     plan->whole = plan->given;
     for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
         const struct composition *c = plan->compositions[i].is;
@@ -287,6 +287,12 @@ attn_status plan_update_block_table(attn_plan *plan, const attn_plan *source,
     batch.block_table_row = read.block_table_row;
     batch.slot_mapping = read.slot_mapping;
     batch.num_slots = read.num_slots;
+    batch.page_indices = read.page_indices;
+    batch.page_start_loc = read.page_start_loc;
+    batch.page_start_loc_host = read.page_start_loc_host;
+    batch.last_page_len = read.last_page_len;
+    batch.last_page_len_host = read.last_page_len_host;
+    batch.num_pages = read.num_pages;
     batch.tables = read.tables;
     batch.num_tables = read.num_tables;
     batch.table_bytes = read.table_bytes;

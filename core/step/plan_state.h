@@ -134,6 +134,15 @@ struct captured {
     int32_t num_reqs, num_decodes, num_tokens;
 };
 
+/* The block table that plan() makes where the engine's is not the kernels', see block_table.c. */
+struct made_table {
+    int32_t columns;    /* 0: none is made */
+    bool takes_lists;   /* a layer says needs_page_lists */
+    size_t table_at;    /* in the workspace: [max_num_reqs, columns] */
+    size_t lens_at;     /* likewise [max_num_reqs], where lists are taken */
+    int32_t *lens_host; /* likewise on the host */
+};
+
 struct attn_plan {
     attn_model *model;
     int32_t group;
@@ -155,6 +164,7 @@ struct attn_plan {
     /* tables beside the batch's own fields: of all requests, of decodes, of prefills */
     struct attn_batch_table *tables[3];
     int32_t num_tables; /* that the layers need; 0: none */
+    struct made_table made;
     struct attn_batch_split split;
     int32_t num_tokens;      /* rows that tensors must have */
     int32_t num_key_rows;    /* likewise k and v where keys are contiguous */
@@ -175,7 +185,8 @@ struct attn_plan {
     int32_t decode_threshold; /* most queries of a decode */
     int32_t num_multiprocessors;
     bool validate;
-    bool asked;     /* the driver, of a batch's arrays */
+    bool takes_bounds; /* all its layers say host_bounds */
+    bool asked;        /* the driver, of a batch's arrays */
     bool capturing; /* by the last plan(): its runs are recorded, and nothing may wait for them */
 };
 
@@ -225,6 +236,20 @@ attn_status tables_validate(const attn_plan *plan, struct attn_error *error);
 /* Rows that a run brings for caches beyond those of the layer's kind, if it brings any. */
 attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
                               const struct attn_ext *next, struct attn_error *error);
+
+/* block_table.c: tables that are made for the kernels */
+/* Keys that an entry of the engine's block table, or a page, stands for. */
+int64_t plan_tokens_per_entry(const attn_plan *plan);
+attn_status block_table_init(attn_plan *plan, struct attn_error *error);
+/* Its areas of the workspace from `at`; their end. */
+size_t block_table_lay_out(attn_plan *plan, size_t at);
+/* Checks page lists and says what follows of them: lengths, and sizes of the table to be made. */
+attn_status page_lists_read(attn_plan *plan, struct attn_batch *batch, struct attn_error *error);
+/* On a CPU: the engine's entries of request r. */
+const int32_t *batch_entries(const attn_plan *plan, const struct attn_batch *batch, int32_t r,
+                             int64_t *count);
+/* Makes the table on the stream and puts it in the place of the engine's in plan->given. */
+attn_status block_table_make(attn_plan *plan, void *stream, struct attn_error *error);
 
 /* Most of a plan's own integers: places among them, and counts of what they describe, are int32_t.
  */

@@ -37,9 +37,14 @@ static attn_status check_counts(const attn_plan *plan, const struct attn_batch *
     if (status == ATTN_OK && (b->causal < 0 || b->causal > ATTN_CAUSAL_NO)) {
         status = BAD("causal", "causal is %d; 0 (as the layer says), 1 (yes) or 2 (no)", b->causal);
     }
-    const uint32_t known = ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE | ATTN_FLAG_HINTS;
+    const uint32_t known =
+        ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE | ATTN_BATCH_HOST_BOUNDS | ATTN_FLAG_HINTS;
     if (status == ATTN_OK && (b->flags & ~known) != 0) {
         status = BAD("flags", "flags is %#x; %#x is not known here", b->flags, b->flags & ~known);
+    }
+    if (status == ATTN_OK && b->flags & ATTN_BATCH_HOST_BOUNDS && !plan->takes_bounds) {
+        status = BAD("flags", "HOST_BOUNDS, and not every layer of group %d says host_bounds",
+                     plan->group);
     }
     return status;
 }
@@ -83,7 +88,8 @@ static attn_status check_lengths(const attn_plan *plan, struct attn_batch *b,
     int32_t longest = 0;
     for (int32_t r = 0; lens != NULL && r < b->num_reqs; r++) {
         int32_t query_len = start[r + 1] - start[r];
-        if (lens[r] < 0 || (lens[r] < query_len && lens[r] != 0)) {
+        const bool exact = !(b->flags & ATTN_BATCH_HOST_BOUNDS);
+        if (lens[r] < 0 || (exact && lens[r] < query_len && lens[r] != 0)) {
             return BAD("seq_lens",
                        "seq_lens[%d] is %d and the request has %d queries; the lengths count "
                        "the step's own tokens",
@@ -145,8 +151,7 @@ static attn_status check_key_starts(const struct attn_batch *b, struct attn_erro
     return ATTN_OK;
 }
 
-static attn_status check_cache(const attn_plan *plan, struct attn_batch *b,
-                               struct attn_error *error)
+static attn_status check_cache(attn_plan *plan, struct attn_batch *b, struct attn_error *error)
 {
     attn_layer *owner = plan->steps[0].layer->owner;
     const struct attn_layer_desc *layer = owner->desc;
@@ -156,14 +161,17 @@ static attn_status check_cache(const attn_plan *plan, struct attn_batch *b,
     if (!layer_has_cache(layer)) {
         return check_key_starts(b, error);
     }
-    attn_status status = layer->kind == ATTN_LAYER_CROSS ? take_encoder_lengths(b, error)
-                                                         : check_lengths(plan, b, error);
+    attn_status status = page_lists_read(plan, b, error);
+    if (status == ATTN_OK) {
+        status = layer->kind == ATTN_LAYER_CROSS ? take_encoder_lengths(b, error)
+                                                 : check_lengths(plan, b, error);
+    }
     if (status == ATTN_OK && b->num_reqs > 0 && (b->seq_lens == NULL || b->block_table == NULL)) {
         status = BAD("block_table", "seq_lens %p, block_table %p; a layer with a cache needs both",
                      (const void *)b->seq_lens, (const void *)b->block_table);
     }
     b->block_table_rows = b->block_table_rows > 0 ? b->block_table_rows : b->num_reqs;
-    int64_t in_block = owner->tokens_per_block;
+    int64_t in_block = plan_tokens_per_entry(plan);
     int64_t blocks = (b->max_seq_len + in_block - 1) / in_block;
     if (status == ATTN_OK && b->seq_lens_host != NULL && b->num_reqs > 1 &&
         b->block_table_stride < blocks && b->block_table_rows > 1) {

@@ -32,7 +32,8 @@ static attn_status validate_table(const attn_plan *plan, const attn_layer *owner
 {
     const struct attn_batch *b = &plan->given;
     const struct attn_layer_desc *l = plan->steps[0].layer->desc;
-    int64_t block_size = owner->tokens_per_block;
+    int64_t block_size = plan_tokens_per_entry(plan);
+    num_blocks /= owner->selected->blocks_per_entry;
     for (int32_t r = 0; r < b->num_reqs; r++) {
         int64_t row = b->block_table_row != NULL ? b->block_table_row[r] : r;
         int64_t length = b->seq_lens[r];
@@ -48,9 +49,12 @@ static attn_status validate_table(const attn_plan *plan, const attn_layer *owner
                        (long long)length, (long long)b->block_table_stride, (long long)block_size,
                        (long long)(b->block_table_stride * block_size));
         }
+        int64_t count;
+        const int32_t *entries = batch_entries(plan, b, r, &count);
+        last = last < count ? last : count;
         int64_t begin = length > 0 ? first_visible(l, length - query_len) / block_size : 0;
         for (int64_t i = begin; i < last && query_len > 0; i++) {
-            int32_t block = b->block_table[row * b->block_table_stride + i];
+            int32_t block = entries[i];
             if (block < 0 || block >= num_blocks) {
                 return BAD("block_table",
                            "request %d, position %lld (entry %lld): block %d; the cache has "
@@ -102,6 +106,23 @@ static attn_status validate_lists(const struct attn_batch *b, struct attn_error 
     return ATTN_OK;
 }
 
+/* No request has more queries than the host says; its lengths follow with the others'. */
+static attn_status validate_bounds(const struct attn_batch *b, struct attn_error *error)
+{
+    for (int32_t r = 0; r < b->num_reqs; r++) {
+        int64_t queries = (int64_t)b->query_start_loc[r + 1] - b->query_start_loc[r];
+        int64_t most = (int64_t)b->query_start_loc_host[r + 1] - b->query_start_loc_host[r];
+        if (b->query_start_loc[0] != b->query_start_loc_host[0] || queries < 0 || queries > most) {
+            return BAD("query_start_loc",
+                       "request %d has %lld queries on the device and a bound of %lld on the host; "
+                       "rows begin with %d and %d",
+                       r, (long long)queries, (long long)most, b->query_start_loc[0],
+                       b->query_start_loc_host[0]);
+        }
+    }
+    return ATTN_OK;
+}
+
 attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
 {
     const struct attn_batch *b = &plan->given;
@@ -114,7 +135,11 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
     if (status != ATTN_OK) {
         return status;
     }
-    for (int32_t r = 0; r <= b->num_reqs; r++) {
+    const bool bounds = b->flags & ATTN_BATCH_HOST_BOUNDS;
+    if (bounds) {
+        status = validate_bounds(b, error);
+    }
+    for (int32_t r = 0; r <= b->num_reqs && !bounds; r++) {
         if (b->query_start_loc[r] != b->query_start_loc_host[r]) {
             return BAD("query_start_loc",
                        "query_start_loc[%d] is %d on the device and %d on the host", r,
@@ -128,11 +153,12 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
                        r, b->key_start_loc[r], b->key_start_loc_host[r]);
         }
     }
-    if (!layer_has_cache(l) || owner->spec.kind == ATTN_KV_SPEC_STATE) {
-        return ATTN_OK;
+    if (status != ATTN_OK || !layer_has_cache(l) || owner->spec.kind == ATTN_KV_SPEC_STATE) {
+        return status;
     }
     for (int32_t r = 0; b->seq_lens_host != NULL && r < b->num_reqs; r++) {
-        if (b->seq_lens[r] != b->seq_lens_host[r]) {
+        if (b->seq_lens[r] > b->seq_lens_host[r] ||
+            (b->seq_lens[r] < b->seq_lens_host[r] && !bounds)) {
             return BAD("seq_lens", "seq_lens[%d] is %d on the device and %d on the host", r,
                        b->seq_lens[r], b->seq_lens_host[r]);
         }
@@ -191,6 +217,9 @@ attn_status validate_tensor(const attn_plan *plan, const struct attn_tensor *ten
     int64_t row = tensor->strides != NULL ? tensor->strides[0] : heads * dims;
     int64_t head = tensor->strides != NULL ? tensor->strides[1] : dims;
     const uint8_t *data = (const uint8_t *)tensor->data + tensor->byte_offset;
+    if (plan->given.flags & ATTN_BATCH_HOST_BOUNDS) { /* what follows is padding */
+        rows = plan->given.query_start_loc[plan->given.num_reqs];
+    }
     rows = rows < tensor->shape[0] ? rows : tensor->shape[0];
     for (int64_t t = 0; t < rows; t++) {
         for (int64_t i = 0; i < heads * dims; i++) {

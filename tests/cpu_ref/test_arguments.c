@@ -65,7 +65,7 @@ static void test_declared_kernels(void **state)
         k->rope_write_kv != NULL, k->attend_mla != NULL,  k->attend_mla_sparse != NULL,
         k->gather_kv != NULL,     k->gated_delta != NULL, k->batched_gemm != NULL,
         k->quantize != NULL,      k->amax != NULL,        k->copy_blocks != NULL,
-        k->copy != NULL,          k->fill != NULL};
+        k->copy != NULL,          k->fill != NULL,        k->make_block_table != NULL};
     (void)state;
     for (int32_t i = 0; i < ATTN_KERNEL_COUNT; i++) {
         assert_int_equal(declared.kernels >> i & 1, there[i]);

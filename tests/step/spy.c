@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_ref under the name of spy, which counts how the core has rows written; as spy_apart it does
- * not say that its attends can write. */
+ * not say that its attends can write, as spy_narrow it takes blocks of 4 and 8 slots alone and has
+ * neither chunks nor static sinks, as spy_exact it wants the host's lengths exact. */
 #include "spy.h"
 
 #include <attn/plugin.h>
@@ -99,6 +100,10 @@ static attn_status attend(const struct attn_attend_args *args, struct attn_error
         return status;
     }
     spy_counts.attends++;
+    if (args->k_cache != NULL) {
+        spy_counts.block_size =
+            args->k_cache->block_size == args->layer->block_size ? args->layer->block_size : -1;
+    }
     if (!(args->flags & ATTN_RUN_NO_WRITE)) {
         spy_counts.fused++;
         spy_counts.fused_prefills += args->phase == ATTN_PHASE_PREFILL;
@@ -125,6 +130,18 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     attn_status status = outer->backend(user, &renamed);
     renamed.name = "spy_apart";
     renamed.decode_write_kv_dtypes = 0;
+    status = status == ATTN_OK ? outer->backend(user, &renamed) : status;
+    static const struct attn_range blocks[] = {{4, 8, 4}};
+    renamed = *caps;
+    renamed.name = "spy_narrow";
+    renamed.block_sizes = blocks;
+    renamed.num_block_sizes = 1;
+    renamed.preferred_block_size = 4;
+    renamed.terms &= ~(ATTN_TERM_CHUNKED_LOCAL | ATTN_TERM_STATIC_SINK);
+    status = status == ATTN_OK ? outer->backend(user, &renamed) : status;
+    renamed = *caps;
+    renamed.name = "spy_exact";
+    renamed.features &= ~ATTN_FEATURE_HOST_BOUNDS;
     return status == ATTN_OK ? outer->backend(user, &renamed) : status;
 }
 

@@ -7,6 +7,7 @@
 /* Calls of kernels; `fused`: attends that had to write. */
 struct spy_counts {
     int32_t attends, fused, fused_prefills, writes, rope_writes, prepares;
+    int32_t block_size; /* of the last attend's cache, its layer's too */
 };
 
 #endif

@@ -68,8 +68,8 @@ static void test_flags(void **state)
     f.io.flags = 1u << 31;
     assert_int_equal(run(&f), ATTN_OK);
     f.io.flags = 0;
-    f.batch.flags = 4;
-    refuse(&f, f.api->plan(f.plan, &f.batch, NULL, &f.error), "flags", "flags is 0x4; 0x4 is not");
+    f.batch.flags = 8;
+    refuse(&f, f.api->plan(f.plan, &f.batch, NULL, &f.error), "flags", "flags is 0x8; 0x8 is not");
     f.batch.flags = ATTN_BATCH_FAST_BUILD | 1u << 31;
     assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
     assert_int_equal(run(&f), ATTN_OK);

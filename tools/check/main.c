@@ -333,7 +333,7 @@ static bool declared_slots_there(const struct backend *backend, struct attn_erro
         k->rope_write_kv != NULL, k->attend_mla != NULL,  k->attend_mla_sparse != NULL,
         k->gather_kv != NULL,     k->gated_delta != NULL, k->batched_gemm != NULL,
         k->quantize != NULL,      k->amax != NULL,        k->copy_blocks != NULL,
-        k->copy != NULL,          k->fill != NULL};
+        k->copy != NULL,          k->fill != NULL,        k->make_block_table != NULL};
     for (int32_t i = 0; i < ATTN_KERNEL_COUNT; i++) {
         if (there[i] != (backend->caps.kernels >> i & 1)) {
             snprintf(error->field, sizeof error->field, "kernels");

@@ -214,8 +214,9 @@ static void choose_rows(struct plan_host *plan, const struct attn_attend_args *a
     }
 }
 
-/* Which requests go the plugin's prefill. A graph may be replayed with other lengths, so it has
- * both ways. In a batch-invariant layer a request's own rows decide, never what pays for the batch.
+/* Which requests go the plugin's prefill. A graph may be replayed with other lengths, and a request
+ * may have fewer rows than the host knows of: both ways then stand ready. In a batch-invariant
+ * layer a request's own rows decide, never what pays for the batch.
  */
 static void choose_ways(struct plan_host *plan, const struct attn_attend_args *args, int32_t mode)
 {
@@ -233,7 +234,7 @@ static void choose_ways(struct plan_host *plan, const struct attn_attend_args *a
     }
     plan->by_item = 1;
     plan->tile_rows = 16;
-    if (mode != ATTN_PLAN_EAGER) {
+    if (mode != ATTN_PLAN_EAGER || batch->flags & ATTN_BATCH_HOST_BOUNDS) {
         return;
     }
     bool few = false, many = false;

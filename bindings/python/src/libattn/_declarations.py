@@ -46,7 +46,8 @@ ATTN_FEATURE_FAST_PREFILL = 1 << 16
 ATTN_FEATURE_CASCADE = 1 << 17
 ATTN_FEATURE_FP8_INPUTS = 1 << 18
 ATTN_FEATURE_MXFP4_WEIGHTS = 1 << 19
-ATTN_FEATURE_COUNT = 20
+ATTN_FEATURE_HOST_BOUNDS = 1 << 20
+ATTN_FEATURE_COUNT = 21
 ATTN_STEP_STACK_BYTES = 65536
 ATTN_WALK_NHD = 1 << 0
 ATTN_WALK_HND = 1 << 1
@@ -70,7 +71,8 @@ ATTN_KERNEL_AMAX = 1 << 10
 ATTN_KERNEL_COPY_BLOCKS = 1 << 11
 ATTN_KERNEL_COPY = 1 << 12
 ATTN_KERNEL_FILL = 1 << 13
-ATTN_KERNEL_COUNT = 14
+ATTN_KERNEL_MAKE_BLOCK_TABLE = 1 << 14
+ATTN_KERNEL_COUNT = 15
 ATTN_SELECT_KEEP_UNSERVED = 1
 ATTN_COMPOSE_CROSS = 1
 ATTN_COMPOSE_ENCODER = 2
@@ -84,6 +86,7 @@ ATTN_COMPOSE_MM_ENCODER = 512
 ATTN_COMPOSE_MLA_PREFILL = 256
 ATTN_BATCH_NO_CASCADE = 1
 ATTN_BATCH_IN_CAPTURE = 2
+ATTN_BATCH_HOST_BOUNDS = 4
 ATTN_BATCH_FAST_BUILD = 0x10000
 ATTN_RUN_NO_WRITE = 1
 ATTN_RUN_NO_ATTEND = 2
@@ -645,6 +648,8 @@ class attn_kv_spec(Structure):
         ("alignment", c_int32),
         ("shape", c_int64 * ATTN_KV_SPEC_MAX_DIMS),
         ("stride_order", c_int32 * ATTN_KV_SPEC_MAX_DIMS),
+        ("kernel_block_size", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -852,6 +857,8 @@ class attn_choice(Structure):
         ("composed", c_uint32),
         ("graph_level", c_int32),
         ("status", c_int32),
+        ("kernel_block_size", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -923,6 +930,8 @@ class attn_layer_desc(Structure):
         ("reserved", c_int32),
         ("needed_features", c_uint64),
         ("needed_walks", c_uint64),
+        ("needs_page_lists", c_int32),
+        ("host_bounds", c_int32),
     ]
 
 
@@ -1084,6 +1093,12 @@ class attn_batch(Structure):
         ("tables", c_void_p),
         ("num_tables", c_int32),
         ("table_bytes", c_int32),
+        ("page_indices", c_void_p),
+        ("page_start_loc", c_void_p),
+        ("last_page_len", c_void_p),
+        ("page_start_loc_host", c_void_p),
+        ("last_page_len_host", c_void_p),
+        ("num_pages", c_int64),
     ]
 
 
@@ -1501,6 +1516,30 @@ class attn_fill_args(Structure):
     ]
 
 
+class attn_block_table_args(Structure):
+    """``struct attn_block_table_args``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("instance", c_void_p),
+        ("stream", c_void_p),
+        ("num_reqs", c_int32),
+        ("blocks_per_entry", c_int32),
+        ("tokens_per_entry", c_int32),
+        ("num_columns", c_int32),
+        ("block_table", c_void_p),
+        ("block_table_stride", c_int64),
+        ("block_table_row", c_void_p),
+        ("page_indices", c_void_p),
+        ("page_start_loc", c_void_p),
+        ("last_page_len", c_void_p),
+        ("seq_lens", c_void_p),
+        ("out", c_void_p),
+        ("out_seq_lens", c_void_p),
+    ]
+
+
 class attn_memory_args(Structure):
     """``struct attn_memory_args``."""
 
@@ -1633,6 +1672,7 @@ class attn_kernels(Structure):
         ("end_capture", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("launch_graph", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
         ("destroy_graph", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
+        ("make_block_table", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
     ]
 
 
@@ -1863,6 +1903,7 @@ STRUCTS = {
     "attn_copy_blocks_args": attn_copy_blocks_args,
     "attn_copy_args": attn_copy_args,
     "attn_fill_args": attn_fill_args,
+    "attn_block_table_args": attn_block_table_args,
     "attn_memory_args": attn_memory_args,
     "attn_stream_args": attn_stream_args,
     "attn_merge_states_args": attn_merge_states_args,

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Block tables that kernels do not take as they are: entries that are several of their blocks, and
+ * page lists with offsets. Each step is a plain one's. */
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fixture.h"
+#include "spy.h"
+
+enum { BLOCK = 16, NARROW = 4, FEW = 4, MANY = 9, SHARED = 320 };
+
+static const int32_t queries[FEW] = {3, 1, 0, 20}, lens[FEW] = {3, 65, 0, 80};
+static const int32_t many_queries[MANY] = {1, 1, 1, 1, 1, 1, 2, 1, 1},
+                     many_lens[MANY] = {400, 333, 350, 401, 380, 352, 399, 336, 330};
+
+/* Of the file that the core has opened. */
+static struct spy_counts *counts(void)
+{
+    void *library = dlopen(SPY_FILE, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(library);
+    return dlsym(library, "spy_counts");
+}
+
+static const struct shape {
+    struct attn_layer_desc layer;
+    bool shared; /* a prefix, which the core takes apart */
+} shapes[] = {
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, false},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .has_window = 1, .window_left = 20}, false},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 32}, false},
+    {{.kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 5}, false},
+    {{.kind = ATTN_LAYER_CROSS}, false},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD}, false},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_NVFP4, .head_size = 64}, false},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .padded_page_bytes = 16384}, false},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .num_kv_heads = 1}, true},
+};
+
+static void init(struct fixture *f, const char *backend, const struct shape *shape, bool lists)
+{
+    struct attn_layer_desc layer = shape->layer;
+    layer.needs_page_lists = lists;
+    fixture_init(f, backend, &layer, shape->shared ? many_queries : queries,
+                 shape->shared ? many_lens : lens, shape->shared ? MANY : FEW,
+                 shape->shared ? SHARED : 0, NULL, true);
+}
+
+static void same_outputs(const struct fixture *a, const struct fixture *b)
+{
+    const bool merged = a->layer.sink_len > 0 || a->batch.common_prefix_len > 0;
+    assert_true(fixture_difference(a, b) <= (merged ? 1e-5 : 0));
+}
+
+/* What the engine sees of the blocks is its own; what kernels see is theirs. */
+static void hold_spec(const struct fixture *f, int32_t kernel)
+{
+    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    attn_layer *layer = f->api->model_layer(f->model, 0);
+    assert_int_equal(f->api->layer_kv_spec(layer, &spec, NULL), ATTN_OK);
+    assert_int_equal(spec.block_size, BLOCK);
+    assert_int_equal(spec.kernel_block_size, kernel);
+    assert_int_equal(counts()->block_size, kernel);
+}
+
+static void test_entries_of_several_blocks(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        struct fixture plain, split;
+        init(&plain, "spy", &shapes[i], false);
+        init(&split, "spy_narrow", &shapes[i], false);
+        fixture_step(&plain);
+        hold_spec(&plain, BLOCK);
+        fixture_step(&split);
+        hold_spec(&split, NARROW);
+        same_outputs(&plain, &split);
+        fixture_finish(&plain);
+        fixture_finish(&split);
+    }
+}
+
+/* Rows in another order, as an engine's persistent table has them. */
+static void test_rows(void **state)
+{
+    static const int32_t row[FEW] = {3, 0, 1, 2};
+    struct fixture plain, split;
+    int32_t *table = malloc(sizeof plain.block_table);
+    (void)state;
+    init(&plain, "spy", &shapes[0], false);
+    init(&split, "spy_narrow", &shapes[0], false);
+    for (int32_t r = 0; r < FEW; r++) {
+        memcpy(table + (int64_t)row[r] * MAX_BLOCKS, split.block_table + r * MAX_BLOCKS,
+               MAX_BLOCKS * sizeof *table);
+    }
+    split.batch.block_table = table;
+    split.batch.block_table_row = row;
+    fixture_step(&plain);
+    fixture_step(&split);
+    same_outputs(&plain, &split);
+    free(table);
+    fixture_finish(&plain);
+    fixture_finish(&split);
+}
+
+/* An engine's own views of its blocks, cut by the core where slots lie one behind the other. */
+static void test_own_views(void **state)
+{
+    struct fixture plain, split;
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    (void)state;
+    init(&plain, "spy", &shapes[0], false);
+    init(&split, "spy_narrow", &shapes[0], false);
+    fixture_step(&plain);
+    attn_layer *layer = split.api->model_layer(split.model, 0);
+    assert_int_equal(
+        split.api->layer_kv_views(layer, split.cache, split.num_blocks, &k, &v, &split.error),
+        ATTN_OK);
+    assert_int_equal(k.block_size, NARROW);
+    assert_int_equal(k.num_blocks, split.num_blocks * BLOCK / NARROW);
+    assert_int_equal(k.stride_block, NARROW * k.stride_slot);
+    k.block_size = v.block_size = BLOCK;
+    k.num_blocks = v.num_blocks = split.num_blocks;
+    k.stride_block *= BLOCK / NARROW;
+    v.stride_block *= BLOCK / NARROW;
+    split.api->plan_destroy(split.plan);
+    assert_int_equal(split.api->layer_bind_kv(layer, &k, &v, &split.error), ATTN_OK);
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = {sizeof options.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * BLOCK, 0, 0}};
+    assert_int_equal(split.api->plan_create(split.model, 0, &options, &split.plan, NULL), ATTN_OK);
+    assert_int_equal(split.api->plan_bind_workspace(split.plan, split.workspace,
+                                                    split.api->plan_workspace_bytes(split.plan),
+                                                    NULL),
+                     ATTN_OK);
+    fixture_step(&split);
+    same_outputs(&plain, &split);
+    split.api->plan_destroy(split.plan);
+    split.plan = NULL;
+    k.stride_block += k.stride_slot; /* a gap behind each block: no view of parts has it */
+    assert_int_equal(split.api->layer_bind_kv(layer, &k, &v, &split.error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(split.error.field, "block_size");
+    fixture_finish(&plain);
+    fixture_finish(&split);
+}
+
+/* Copies, and a new table for a plan that stands, are in the engine's blocks. */
+static void move_a_block(struct fixture *f)
+{
+    const int64_t from = f->block_table[3 * MAX_BLOCKS + 1], to = f->num_blocks - 1;
+    const int64_t pair[] = {from, to};
+    assert_int_equal(f->api->copy_blocks(f->model, 0, ATTN_COPY_DEVICE_TO_DEVICE, NULL, pair, 1,
+                                         NULL, &f->error),
+                     ATTN_OK);
+    assert_int_equal(f->api->copy_blocks(f->model, 0, ATTN_COPY_DEVICE_TO_DEVICE, NULL,
+                                         (const int64_t[]){f->num_blocks, 0}, 1, NULL, &f->error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    f->block_table[3 * MAX_BLOCKS + 1] = (int32_t)to;
+}
+
+static void test_moved_blocks(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        struct fixture plain, split;
+        init(&plain, "spy", &shapes[i], false);
+        init(&split, "spy_narrow", &shapes[i], false);
+        fixture_step(&plain);
+        fixture_step(&split);
+        move_a_block(&split);
+        struct attn_batch tables = {.struct_size = sizeof tables,
+                                    .block_table = split.block_table,
+                                    .block_table_stride = MAX_BLOCKS};
+        assert_int_equal(
+            split.api->plan_update_block_table(split.plan, split.plan, &tables, NULL, &split.error),
+            ATTN_OK);
+        split.io.k = split.io.v = NULL; /* they are written */
+        memset(split.out, 0xff, (size_t)split.batch.num_tokens * sizeof *split.out);
+        assert_int_equal(split.api->run(split.plan, split.api->model_layer(split.model, 0),
+                                        &split.io, &split.error),
+                         ATTN_OK);
+        same_outputs(&plain, &split);
+        fixture_finish(&plain);
+        fixture_finish(&split);
+    }
+}
+
+/* The batch's tables as page lists: of each request its blocks, one behind the other. */
+struct lists {
+    int32_t indices[MAX_REQS * MAX_BLOCKS], start[MAX_REQS + 1], last[MAX_REQS];
+};
+
+static void as_lists(struct fixture *f, struct lists *l, bool last_pages)
+{
+    int32_t count = 0;
+    for (int32_t r = 0; r < f->batch.num_reqs; r++) {
+        l->start[r] = count;
+        for (int32_t i = 0; i * BLOCK < f->seq_lens[r]; i++) {
+            l->indices[count++] = f->block_table[r * MAX_BLOCKS + i];
+            l->last[r] = f->seq_lens[r] - i * BLOCK;
+        }
+    }
+    l->start[f->batch.num_reqs] = count;
+    f->batch.block_table = NULL;
+    f->batch.block_table_stride = 0;
+    f->batch.page_indices = l->indices;
+    f->batch.page_start_loc = l->start;
+    f->batch.num_pages = count;
+    if (last_pages) {
+        f->batch.seq_lens = f->batch.seq_lens_host = NULL;
+        f->batch.last_page_len = l->last;
+    }
+}
+
+static void test_page_lists(void **state)
+{
+    static const char *const backends[] = {"spy", "spy_narrow"};
+    (void)state;
+    for (size_t i = 0; i < 4 * (sizeof shapes / sizeof *shapes); i++) {
+        const struct shape *shape = &shapes[i / 4];
+        const bool last_pages = i & 1 && shape->layer.kind != ATTN_LAYER_CROSS;
+        struct fixture plain, paged;
+        struct lists *l = calloc(1, sizeof *l);
+        init(&plain, "spy", shape, false);
+        init(&paged, backends[i >> 1 & 1], shape, true);
+        as_lists(&paged, l, last_pages);
+        fixture_step(&plain);
+        fixture_step(&paged);
+        same_outputs(&plain, &paged);
+        fixture_finish(&plain);
+        fixture_finish(&paged);
+        free(l);
+    }
+}
+
+static void refuse(struct fixture *f, const char *field)
+{
+    assert_int_equal(f->api->plan(f->plan, &f->batch, NULL, &f->error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(f->error.field, field);
+}
+
+static void test_wrong_lists(void **state)
+{
+    struct fixture f, without;
+    struct lists *l = calloc(1, sizeof *l);
+    (void)state;
+    init(&f, "spy_narrow", &shapes[0], true);
+    init(&without, "spy_narrow", &shapes[0], false);
+    as_lists(&without, l, false);
+    refuse(&without, "page_indices"); /* the layer does not say that they come */
+    as_lists(&f, l, true);
+    const struct attn_batch right = f.batch;
+    f.batch.block_table = f.block_table;
+    refuse(&f, "page_indices"); /* one of the two */
+    f.batch = right;
+    f.batch.page_start_loc = NULL;
+    refuse(&f, "page_indices");
+    f.batch = right;
+    f.batch.seq_lens = f.seq_lens;
+    refuse(&f, "last_page_len");
+    f.batch = right;
+    f.batch.num_pages--;
+    refuse(&f, "page_start_loc");
+    f.batch = right;
+    l->last[1] = BLOCK + 1;
+    refuse(&f, "last_page_len");
+    l->last[1] = 0;
+    refuse(&f, "last_page_len");
+    l->last[1] = 1;
+    l->start[2] = l->start[1] - 1;
+    refuse(&f, "page_start_loc");
+    l->start[2] = l->start[1] + 5;
+    l->indices[2] = (int32_t)f.num_blocks; /* validated in the engine's blocks */
+    refuse(&f, "block_table");
+    l->indices[2] = f.block_table[MAX_BLOCKS + 1];
+    f.batch.last_page_len = NULL;
+    f.batch.seq_lens = f.batch.seq_lens_host = f.seq_lens;
+    f.seq_lens[1] = 6 * BLOCK; /* in five pages */
+    refuse(&f, "page_start_loc");
+    fixture_finish(&f);
+    fixture_finish(&without);
+    free(l);
+}
+
+/* Sizes that no backend's blocks divide, and limits that leave a table's size open. */
+static void test_refused(void **state)
+{
+    struct fixture f;
+    attn_assignment *assignment;
+    struct attn_reason reason = {.struct_size = sizeof reason};
+    struct attn_choice choice = {.struct_size = sizeof choice};
+    (void)state;
+    init(&f, "spy_narrow", &shapes[0], false);
+    struct attn_layer_desc layer = f.layer;
+    const struct attn_layer_desc *layers[] = {&layer};
+    struct attn_select_options options = {
+        .struct_size = sizeof options, .backend = "spy_narrow", .flags = ATTN_SELECT_KEEP_UNSERVED};
+    layer.block_size = 18;
+    assert_int_equal(f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error), ATTN_OK);
+    f.api->assignment_choice(assignment, 0, 0, &choice);
+    assert_int_equal(choice.status, ATTN_ERROR_REFUSED);
+    int32_t verdict, count, found = 0;
+    for (int32_t b = 0; b < f.api->backend_count(f.runtime); b++) {
+        f.api->assignment_verdict(assignment, 0, 0, b, &verdict, &count);
+        for (int32_t i = 0; i < count; i++) {
+            f.api->assignment_reason(assignment, 0, 0, b, i, &reason);
+            found += strcmp(reason.field, "block_size") == 0 && strcmp(reason.asked, "18") == 0 &&
+                     strcmp(reason.supported, "4..8 in steps of 4") == 0;
+        }
+    }
+    assert_int_equal(found, 1);
+    f.api->assignment_destroy(assignment);
+    layer.block_size = 8 * 784; /* as hybrid models have them: the largest divisor, or what is
+                                   preferred, and it is said */
+    assert_int_equal(f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error), ATTN_OK);
+    f.api->assignment_choice(assignment, 0, 1, &choice);
+    assert_int_equal(choice.block_size, 8 * 784);
+    assert_int_equal(choice.kernel_block_size, NARROW);
+    f.api->assignment_destroy(assignment);
+    struct attn_plan_options plan = {.struct_size = sizeof plan,
+                                     .limits = {sizeof plan.limits, NULL, 2, 8, 0, 0, 0, 0}};
+    attn_plan *made;
+    assert_int_equal(f.api->plan_create(f.model, 0, &plan, &made, &f.error), ATTN_ERROR_LIMIT);
+    assert_string_equal(f.error.field, "max_seq_len");
+    plan.limits.max_blocks_per_req = 3;
+    assert_int_equal(f.api->plan_create(f.model, 0, &plan, &made, &f.error), ATTN_OK);
+    f.api->plan_destroy(made);
+    fixture_finish(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_entries_of_several_blocks),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_own_views),
+        cmocka_unit_test(test_moved_blocks),
+        cmocka_unit_test(test_page_lists),
+        cmocka_unit_test(test_wrong_lists),
+        cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

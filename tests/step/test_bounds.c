@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Batches whose host arrays are bounds: more queries and keys than the device's say. Outputs are
+ * those of the exact batch by every bit, and padding rows stay as they are. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fixture.h"
+
+enum { FEW = 5, D = 32, HQ = 4, HK = 2, BLOCK = 16 };
+
+static const int32_t queries[FEW] = {1, 3, 1, 20, 0}, lens[FEW] = {40, 3, 65, 80, 0};
+
+static const struct attn_layer_desc layers[] = {
+    {.kind = ATTN_LAYER_DECODER, .causal = 1, .host_bounds = 1},
+    {.kind = ATTN_LAYER_DECODER, .causal = 1, .host_bounds = 1, .num_speculative_tokens = 4},
+    {.kind = ATTN_LAYER_DECODER, .causal = 1, .host_bounds = 1, .has_window = 1, .window_left = 20},
+    {.kind = ATTN_LAYER_DECODER, .causal = 1, .host_bounds = 1, .needs_page_lists = 1},
+    {.kind = ATTN_LAYER_DECODER,
+     .causal = 1,
+     .host_bounds = 1,
+     .output_form = ATTN_OUTPUT_PLAIN,
+     .soft_cap = 20},
+};
+
+/* What the engine knows of a step that is still being sampled: each request may have had `more`
+ * tokens accepted. Tensors get rows for all. */
+struct loose {
+    int32_t start[FEW + 1], lens[FEW];
+    int64_t slots[MAX_TOKENS], shapes[4][3];
+    struct attn_tensor tensors[4];
+    float *rows[4];
+};
+
+static void loosen(struct fixture *f, struct loose *l, int32_t more)
+{
+    const struct attn_tensor *given[] = {f->io.q, f->io.k, f->io.v, f->io.out};
+    for (int32_t r = 0; r < FEW; r++) {
+        l->start[r + 1] = l->start[r] + queries[r] + (r % 2 == 0 ? more : 0);
+        l->lens[r] = lens[r] + more;
+    }
+    const int32_t tokens = l->start[FEW];
+    for (int32_t i = 0; i < MAX_TOKENS; i++) {
+        l->slots[i] = i < f->batch.num_tokens ? f->slots[i] : -1; /* padding is not written */
+    }
+    for (int32_t i = 0; i < 4; i++) {
+        const int64_t row = given[i]->shape[1] * given[i]->shape[2];
+        l->rows[i] = malloc((size_t)(tokens * row) * sizeof(float));
+        memset(l->rows[i], 0xff, (size_t)(tokens * row) * sizeof(float)); /* NaN */
+        if (i < 3) {
+            memcpy(l->rows[i], given[i]->data, (size_t)(f->batch.num_tokens * row) * sizeof(float));
+        }
+        memcpy(l->shapes[i], given[i]->shape, sizeof l->shapes[i]);
+        l->shapes[i][0] = tokens;
+        l->tensors[i] = *given[i];
+        l->tensors[i].data = l->rows[i];
+        l->tensors[i].shape = l->shapes[i];
+    }
+    f->io.q = &l->tensors[0];
+    f->io.k = &l->tensors[1];
+    f->io.v = &l->tensors[2];
+    f->io.out = &l->tensors[3];
+    f->io.lse = NULL;
+    f->batch.flags = ATTN_BATCH_HOST_BOUNDS;
+    f->batch.num_tokens = f->batch.num_actual_tokens = tokens;
+    f->batch.query_start_loc_host = l->start;
+    f->batch.seq_lens_host = l->lens;
+    f->batch.slot_mapping = l->slots;
+    f->batch.num_slots = tokens;
+    f->batch.max_query_len = 20 + more;
+    f->batch.max_seq_len = 80 + more;
+}
+
+static void finish(struct loose *l)
+{
+    for (int32_t i = 0; i < 4; i++) {
+        free(l->rows[i]);
+    }
+}
+
+static void test_looser_than_the_lengths(void **state)
+{
+    static const char *const backends[] = {"cpu_ref", "spy", "spy_narrow"};
+    (void)state;
+    for (size_t i = 0; i < 3 * (sizeof layers / sizeof *layers); i++) {
+        for (int32_t more = 0; more < 12; more += 5) {
+            struct fixture exact, loose;
+            struct loose l = {.start = {0}};
+            fixture_init(&exact, backends[i % 3], &layers[i / 3], queries, lens, FEW, 0, NULL,
+                         true);
+            fixture_init(&loose, backends[i % 3], &layers[i / 3], queries, lens, FEW, 0, NULL,
+                         true);
+            loosen(&loose, &l, more);
+            fixture_step(&exact);
+            fixture_step(&loose);
+            const size_t bytes = (size_t)exact.batch.num_tokens * HQ * D * sizeof(float);
+            assert_memory_equal(exact.out, l.rows[3], bytes);
+            for (int32_t j = exact.batch.num_tokens * HQ * D; j < l.start[FEW] * HQ * D; j++) {
+                uint32_t bits;
+                memcpy(&bits, &l.rows[3][j], sizeof bits);
+                assert_int_equal(bits, UINT32_MAX);
+            }
+            fixture_finish(&exact);
+            fixture_finish(&loose);
+            finish(&l);
+        }
+    }
+}
+
+/* Who needs exact lengths is refused at selection, by name; a layer that did not say so, at plan.
+ */
+static void test_refused(void **state)
+{
+    struct fixture f;
+    struct loose l = {.start = {0}};
+    struct attn_layer_desc plain = layers[0];
+    attn_assignment *assignment;
+    (void)state;
+    plain.host_bounds = 0;
+    fixture_init(&f, "spy", &plain, queries, lens, FEW, 0, NULL, true);
+    loosen(&f, &l, 5);
+    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(f.error.field, "flags");
+    static const struct {
+        const char *backend, *reason;
+        struct attn_layer_desc change;
+    } refused[] = {{"spy_exact", "host_bounds", {.causal = 1}},
+                   {"spy_narrow", "chunk_size", {.causal = 1, .chunk_size = 32}},
+                   {"spy_narrow", "static_sink", {.causal = 1, .sink_len = 4}}};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        struct attn_layer_desc layer = f.layer;
+        layer.chunk_size = refused[i].change.chunk_size;
+        layer.sink_len = refused[i].change.sink_len;
+        const struct attn_layer_desc *list[] = {&layer};
+        struct attn_select_options options = {.struct_size = sizeof options,
+                                              .backend = refused[i].backend};
+        layer.host_bounds = 1;
+        assert_int_equal(f.api->select(f.runtime, &options, list, 1, &assignment, &f.error),
+                         ATTN_ERROR_REFUSED);
+        assert_non_null(strstr(f.error.message, refused[i].reason));
+    }
+    fixture_finish(&f);
+    finish(&l);
+}
+
+/* Under validation a bound that is none is found. */
+static void test_wrong_bounds(void **state)
+{
+    struct fixture f;
+    struct loose l = {.start = {0}};
+    (void)state;
+    fixture_init(&f, "spy", &layers[0], queries, lens, FEW, 0, NULL, true);
+    loosen(&f, &l, 5);
+    l.lens[2] = lens[2] - 1;
+    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(f.error.field, "seq_lens");
+    l.lens[2] = lens[2];
+    l.start[1] = 0; /* a request of one query */
+    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(f.error.field, "query_start_loc");
+    fixture_finish(&f);
+    finish(&l);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_looser_than_the_lengths),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_wrong_bounds),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
