@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "formats.h"
-#include "oracle.h"
+#include "support/oracle.h"
 #include "problem.h"
 
 #define GARBAGE_BLOCK 0x7ffffff0

@@ -11,7 +11,7 @@
 
 #include "formats.h"
 #include "harness.h"
-#include "oracle.h"
+#include "support/oracle.h"
 
 #define SEED 99
 #define BLOCKS 7

@@ -11,6 +11,7 @@
 
 #include "support/client.h"
 #include "support/number.h"
+#include "support/oracle.h"
 #include "support/random.h"
 #include "support/tensor.h"
 #include "support/test.h"
@@ -114,36 +115,43 @@ static double largest(const float *x, int32_t count)
     return most;
 }
 
-static double quantized(float x, double scale)
+static void quantize(double *to, const float *from, int32_t count, double scale)
 {
-    return number_round((double)(float)((double)x / scale), ATTN_DTYPE_FP8_E4M3) * scale;
+    for (int32_t i = 0; i < count; i++) {
+        to[i] = number_round((double)(float)((double)from[i] / scale), ATTN_DTYPE_FP8_E4M3) * scale;
+    }
 }
 
 /* Largest error against attention over the rounded inputs. */
 static double error_of(const struct encoder *e, const double scale[3])
 {
-    double worst = 0;
+    static double q[TOKENS][HEADS][SIZE], k[TOKENS][KV_HEADS][SIZE], v[TOKENS][KV_HEADS][SIZE];
+    static double out[TOKENS][HEADS][SIZE];
+    double worst = 0, lse[TOKENS * HEADS], scores[TOKENS];
+    quantize(q[0][0], e->q[0][0], TOKENS * HEADS * SIZE, scale[0]);
+    quantize(k[0][0], e->k[0][0], TOKENS * KV_HEADS * SIZE, scale[1]);
+    quantize(v[0][0], e->v[0][0], TOKENS * KV_HEADS * SIZE, scale[2]);
     for (int32_t r = 0; r < REQS; r++) {
-        for (int32_t t = start[r]; t < start[r + 1]; t++) {
-            for (int32_t h = 0; h < HEADS; h++) {
-                double sum = 0, mean[SIZE] = {0};
-                for (int32_t j = start[r]; j < start[r + 1]; j++) {
-                    double s = 0;
-                    for (int32_t d = 0; d < SIZE; d++) {
-                        s += quantized(e->q[t][h][d], scale[0]) *
-                             quantized(e->k[j][h / 2][d], scale[1]);
-                    }
-                    double p = exp(0.25 * s);
-                    sum += p;
-                    for (int32_t d = 0; d < SIZE; d++) {
-                        mean[d] += p * quantized(e->v[j][h / 2][d], scale[2]);
-                    }
-                }
-                for (int32_t d = 0; d < SIZE; d++) {
-                    worst = fmax(worst, fabs(mean[d] / sum - (double)e->out[t][h][d]));
-                }
-            }
-        }
+        const struct oracle_request request = {.num_q_heads = HEADS,
+                                               .num_kv_heads = KV_HEADS,
+                                               .head_size = SIZE,
+                                               .head_size_v = SIZE,
+                                               .num_queries = start[r + 1] - start[r],
+                                               .num_keys = start[r + 1] - start[r],
+                                               .q = q[start[r]][0],
+                                               .k = k[start[r]][0],
+                                               .v = v[start[r]][0],
+                                               .scale = 0.25,
+                                               .left = -1,
+                                               .right = -1,
+                                               .out = out[start[r]][0],
+                                               .lse = lse};
+        oracle_attend(&request, scores);
+    }
+    const double *right = (const double *)out;
+    const float *found = (const float *)e->out;
+    for (int32_t i = 0; i < TOKENS * HEADS * SIZE; i++) {
+        worst = fmax(worst, fabs(right[i] - (double)found[i]));
     }
     return worst;
 }

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "support/number.h"
+#include "support/oracle.h"
 
 static double to_int8(double x) /* half away from zero */
 {
@@ -44,29 +45,22 @@ void unpaged_store(const struct history_layer *owner, bool value, int32_t head, 
 void unpaged_attend(const struct history_layer *layer, const struct history_layer *owner, int32_t r,
                     int32_t p, const double *q, double *out)
 {
-    const struct attn_layer_desc *l = &layer->desc;
-    for (int32_t h = 0; h < H_HQ; h++) {
-        int32_t head = h / (H_HQ / H_HK), first = l->has_window ? p - l->window_left : 0;
-        double score[H_KEYS], sum = 0, m = -INFINITY, o[H_D] = {0};
-        first = first > 0 ? first : 0;
-        for (int32_t j = first; j <= p; j++) {
-            const double *row = owner->k[r][j][head];
-            score[j] = 0;
-            for (int32_t d = 0; d < H_D; d++) {
-                score[j] += (double)l->scale * q[h * H_D + d] * row[d];
-            }
-            m = score[j] > m ? score[j] : m;
-        }
-        for (int32_t j = first; j <= p; j++) {
-            double w = exp(score[j] - m);
-            const double *row = owner->v[r][j][head];
-            sum += w;
-            for (int32_t d = 0; d < H_D; d++) {
-                o[d] += w * row[d];
-            }
-        }
-        for (int32_t d = 0; d < H_D; d++) {
-            out[h * H_D + d] = o[d] / sum;
-        }
-    }
+    double scores[H_KEYS], lse[H_HQ];
+    const struct oracle_request request = {.num_q_heads = H_HQ,
+                                           .num_kv_heads = H_HK,
+                                           .head_size = H_D,
+                                           .head_size_v = H_D,
+                                           .num_queries = 1,
+                                           .num_keys = p + 1,
+                                           .q = q,
+                                           .k = owner->k[r][0][0],
+                                           .v = owner->v[r][0][0],
+                                           .scale = layer->desc.scale,
+                                           .causal = 1,
+                                           .left = layer->desc.has_window ? layer->desc.window_left
+                                                                          : -1,
+                                           .right = -1,
+                                           .out = out,
+                                           .lse = lse};
+    oracle_attend(&request, scores);
 }

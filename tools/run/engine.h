@@ -199,9 +199,10 @@ const float *recorded_row(const struct engine *engine, const struct run_layer *l
 /* All heads of the query at `position`, recorded or drawn. */
 void make_query(struct engine *engine, const struct run_layer *layer, int32_t r, int64_t position,
                 int64_t length, uint8_t *row);
-/* One output row against the oracle over the first `length` keys, and against the recording. */
-void verify_row(struct run_layer *layer, const void *q, int32_t r, int64_t length, int64_t position,
-                const uint8_t *out, const float *recorded);
+/* Output rows of a request's last `count` of `length` keys against the oracle, and against the
+ * recording's rows from there on (NULL: none). False: no memory. */
+bool verify_rows(struct run_layer *layer, const void *q, int32_t r, int64_t length, int32_t count,
+                 const uint8_t *out, const float *recorded);
 /* setup.c: parameter `index` of the layer, copied to device_params[index] */
 attn_status params_send(struct engine *engine, struct run_layer *layer, int32_t index,
                         const void *source, size_t bytes);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine.h"
+#include "support/number.h"
 
 static int64_t channels_of(const struct attn_recurrent_desc *g)
 {
@@ -35,7 +36,7 @@ static attn_status bind_weights(struct engine *engine, struct run_layer *layer)
     const size_t bytes[] = {(size_t)(channels * g->conv_width) * element_bytes(layer),
                             2 * (size_t)g->num_v_heads * sizeof *layer->gates};
     for (int64_t i = 0; i < channels * g->conv_width; i++) {
-        oracle_write(layer->weights, i, layer->terms.number, 0.5 * random_normal(&engine->random));
+        number_store(layer->weights, i, layer->terms.dtype, 0.5 * random_normal(&engine->random));
     }
     /* a_log, dt_bias: states that fade over some to many tokens */
     for (int32_t h = 0; h < 2 * g->num_v_heads; h++) {
@@ -62,12 +63,9 @@ static attn_status bind_weights(struct engine *engine, struct run_layer *layer)
 
 attn_status gdn_bind(struct engine *engine, struct run_layer *layer)
 {
-    static const int32_t numbers[] = {[ATTN_DTYPE_F16] = ORACLE_F16,
-                                      [ATTN_DTYPE_BF16] = ORACLE_BF16,
-                                      [ATTN_DTYPE_F32] = ORACLE_F32};
     const struct attn_recurrent_desc *g = &layer->source->gdn;
     layer->terms = (struct oracle_terms){
-        .number = numbers[layer->source->desc.dtype],
+        .dtype = layer->source->desc.dtype,
         .num_q_heads = g->num_v_heads,
         .num_kv_heads = 1,
         .head_size = (int32_t)channels_of(g), /* the histories' rows: mixed, gates */
@@ -119,9 +117,9 @@ static attn_status verify_request(struct engine *engine, struct run_layer *layer
 {
     const struct attn_recurrent_desc *g = &layer->source->gdn;
     const struct oracle_gdn oracle = {
-        layer->terms.number, g->num_k_heads, g->num_v_heads,
-        g->head_size_k,      g->head_size_v, g->conv_width,
-        layer->weights,      layer->gates,   layer->gates + g->num_v_heads};
+        layer->terms.dtype, g->num_k_heads, g->num_v_heads,
+        g->head_size_k,     g->head_size_v, g->conv_width,
+        layer->weights,     layer->gates,   layer->gates + g->num_v_heads};
     int32_t row = g->num_v_heads * g->head_size_v;
     struct tally tally = {layer->max_error, layer->compared};
     double *expected = calloc((size_t)row, sizeof *expected);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "engine.h"
+#include "support/number.h"
 
 #define LOGIT_DEVIATION 3.0
 #define NEEDLE_LOGIT 9.0
@@ -30,11 +31,8 @@ attn_status mla_bind(struct engine *engine, struct run_layer *layer)
 {
     const struct attn_mla_desc *m = &layer->source->mla;
     const struct attn_layer_desc *d = &layer->source->desc;
-    static const int32_t numbers[] = {[ATTN_DTYPE_F16] = ORACLE_F16,
-                                      [ATTN_DTYPE_BF16] = ORACLE_BF16,
-                                      [ATTN_DTYPE_F32] = ORACLE_F32};
     int64_t rows = (int64_t)d->num_q_heads * (m->qk_nope_head_dim + m->v_head_dim);
-    layer->terms = (struct oracle_terms){.number = numbers[d->dtype],
+    layer->terms = (struct oracle_terms){.dtype = d->dtype,
                                          .num_q_heads = d->num_q_heads,
                                          .num_kv_heads = 1,
                                          .head_size = d->head_size,
@@ -47,7 +45,7 @@ attn_status mla_bind(struct engine *engine, struct run_layer *layer)
         return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "weights", "no memory for kv_b_proj");
     }
     for (int64_t i = 0; i < rows * m->kv_lora_rank; i++) {
-        oracle_write(layer->weights, i, layer->terms.number,
+        number_store(layer->weights, i, layer->terms.dtype,
                      random_normal(&engine->random) / sqrt(m->kv_lora_rank));
     }
     int64_t shape[] = {rows, m->kv_lora_rank};
@@ -112,14 +110,14 @@ static void draw_query(struct engine *engine, const struct run_layer *layer, int
     double deviation = LOGIT_DEVIATION / (t->scale * sqrt(size)), norm = 0;
     int64_t pe = j * t->head_size + m->kv_lora_rank;
     for (int32_t d = 0; d < m->qk_rope_head_dim; d++) {
-        double x = oracle_read(layer->k_history[r], pe + d, t->number);
+        double x = number_load(layer->k_history[r], pe + d, t->dtype);
         norm += x * x;
     }
     for (int32_t h = 0; h < t->num_q_heads; h++) {
         for (int32_t d = 0; d < size; d++) {
             int32_t p = d - m->qk_nope_head_dim;
-            double x = p >= 0 ? oracle_read(layer->k_history[r], pe + p, t->number) : 0;
-            oracle_write(row, (int64_t)h * size + d, t->number,
+            double x = p >= 0 ? number_load(layer->k_history[r], pe + p, t->dtype) : 0;
+            number_store(row, (int64_t)h * size + d, t->dtype,
                          NEEDLE_LOGIT / (t->scale * norm) * x +
                              deviation * random_normal(&engine->random));
         }
@@ -245,20 +243,20 @@ static void verify_head(const struct latent_step *step, int32_t h, const struct 
     const struct run_layer *layer = step->layer;
     const struct attn_mla_desc *m = &layer->source->mla;
     const struct batch *batch = step->batch;
-    int32_t heads = layer->terms.num_q_heads, number = layer->terms.number;
+    int32_t heads = layer->terms.num_q_heads, number = layer->terms.dtype;
     int64_t size = m->qk_nope_head_dim + m->qk_rope_head_dim;
     int64_t elements = (int64_t)(m->qk_nope_head_dim + m->v_head_dim) * m->kv_lora_rank;
     const struct oracle_mla head = {m->qk_nope_head_dim, m->qk_rope_head_dim, m->v_head_dim,
                                     m->kv_lora_rank,     layer->terms.scale,  w->weights};
     for (int64_t i = 0; i < elements; i++) {
-        w->weights[i] = oracle_read(layer->weights, h * elements + i, number);
+        w->weights[i] = number_load(layer->weights, h * elements + i, number);
     }
     for (int32_t i = 0; i < batch->num_reqs; i++) {
         int32_t first = batch->query_start_loc[i], end = batch->query_start_loc[i + 1];
         for (int32_t t = first; t < end; t++) {
             int32_t position = batch->seq_lens[i] - (end - t), count = position + 1;
             for (int64_t d = 0; d < size; d++) {
-                w->q[d] = oracle_read(step->q, ((int64_t)t * heads + h) * size + d, number);
+                w->q[d] = number_load(step->q, ((int64_t)t * heads + h) * size + d, number);
             }
             if (m->topk > 0) {
                 count = seen_of(step->listed + (int64_t)t * m->topk, m->topk, position, w->seen);
@@ -323,7 +321,7 @@ static attn_status verify_step(struct engine *engine, struct latent_step *step)
         int64_t elements = (int64_t)batch->seq_lens[i] * t->head_size;
         step->keys[i] = malloc((size_t)elements * sizeof(double));
         for (int64_t e = 0; step->keys[i] != NULL && e < elements; e++) {
-            step->keys[i][e] = oracle_read(step->layer->k_history[batch->request[i]], e, t->number);
+            step->keys[i][e] = number_load(step->layer->k_history[batch->request[i]], e, t->dtype);
         }
         step->failed |= step->keys[i] == NULL;
     }

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention of one query row, written from the formulas in float64 over unpaged keys. It shares
- * nothing with the core or any plugin, not even a header. */
+/* Latent attention and the gated delta rule, written from the formulas in float64 over unpaged
+ * rows; plain attention is support/oracle.h's. */
 #ifndef RUN_ORACLE_H
 #define RUN_ORACLE_H
 
 #include <stdint.h>
 
-enum oracle_number { ORACLE_F16, ORACLE_BF16, ORACLE_F32 };
-
+/* What a layer of attention says of its rows and scores. */
 struct oracle_terms {
-    int32_t number; /* enum oracle_number of q, k and v */
+    int32_t dtype; /* enum attn_dtype_name of q, k and v */
     int32_t num_q_heads, num_kv_heads, head_size, head_size_v;
     double scale;
     int32_t causal;
@@ -19,11 +18,6 @@ struct oracle_terms {
     const float *alibi_slopes; /* [num_q_heads] or NULL */
     const float *sinks;        /* [num_q_heads] or NULL */
 };
-
-/* q: one row [num_q_heads, head_size]; k, v: [length, num_kv_heads, head size] compact; position:
- * of the query among the keys. Writes head `head` to out [head_size_v]. */
-void oracle_attend(const struct oracle_terms *terms, const void *q, const void *k, const void *v,
-                   int64_t length, int64_t position, int32_t head, double *out);
 
 /* One MLA head in latent space: W_UK and W_UV are kv_b_proj's rows of the head, [nope + v, rank]; a
  * key is [c : rank | k_pe : rope]. */
@@ -39,7 +33,7 @@ void oracle_mla(const struct oracle_mla *head, const double *q, const double *ke
 
 /* The gated delta rule of one value head, token by token. */
 struct oracle_gdn {
-    int32_t number;
+    int32_t dtype; /* enum attn_dtype_name of what is read */
     int32_t num_k_heads, num_v_heads, head_size_k, head_size_v, conv_width;
     const void *conv_weight; /* [channels, conv_width] */
     const float *a_log, *dt_bias;
@@ -48,9 +42,5 @@ struct oracle_gdn {
  * state [Hv, Dv, Dk] on by token t and writes out [Hv, Dv]. */
 void oracle_gdn(const struct oracle_gdn *layer, const void *mixed, const void *gates, int64_t t,
                 double *state, double *out);
-
-double oracle_read(const void *memory, int64_t at, int32_t number);
-/* Rounds to nearest even; values are finite and in range. */
-void oracle_write(void *memory, int64_t at, int32_t number, double value);
 
 #endif

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "oracle.h"
+#include "support/number.h"
 
 #define MAX_HEAD_SIZE 512
 
@@ -13,8 +14,8 @@ static double convolve(const struct oracle_gdn *layer, const void *mixed, int64_
     for (int32_t i = 0; i < layer->conv_width; i++) {
         int64_t at = t - layer->conv_width + 1 + i;
         if (at >= 0) {
-            x += oracle_read(layer->conv_weight, c * layer->conv_width + i, layer->number) *
-                 oracle_read(mixed, at * channels + c, layer->number);
+            x += number_load(layer->conv_weight, c * layer->conv_width + i, layer->dtype) *
+                 number_load(mixed, at * channels + c, layer->dtype);
         }
     }
     return x / (1 + exp(-x));
@@ -43,9 +44,9 @@ void oracle_gdn(const struct oracle_gdn *layer, const void *mixed, const void *g
     int64_t keys = (int64_t)layer->num_k_heads * dk, channels = 2 * keys + (int64_t)hv * dv;
     for (int32_t h = 0; h < hv; h++) {
         int64_t head = h / (hv / layer->num_k_heads);
-        double x = oracle_read(gates, t * 2 * hv + h, layer->number) + layer->dt_bias[h];
+        double x = number_load(gates, t * 2 * hv + h, layer->dtype) + layer->dt_bias[h];
         double decay = exp(-exp(layer->a_log[h]) * (x > 20 ? x : log(1 + exp(x))));
-        double beta = 1 / (1 + exp(-oracle_read(gates, t * 2 * hv + hv + h, layer->number)));
+        double beta = 1 / (1 + exp(-number_load(gates, t * 2 * hv + hv + h, layer->dtype)));
         unit_row(layer, mixed, channels, t, head * dk, q);
         unit_row(layer, mixed, channels, t, keys + head * dk, k);
         for (int32_t d = 0; d < dv; d++) {

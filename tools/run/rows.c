@@ -5,27 +5,22 @@
 #include <string.h>
 
 #include "engine.h"
+#include "support/number.h"
+#include "support/oracle.h"
 
 #define LOGIT_DEVIATION 4.0
 #define NEEDLE_LOGIT 13.0
 
 size_t element_bytes(const struct run_layer *layer)
 {
-    return layer->terms.number == ORACLE_F32 ? 4 : 2;
-}
-
-static struct attn_dtype tensor_dtype(const struct run_layer *layer)
-{
-    static const struct attn_dtype dtypes[] = {
-        {ATTN_CODE_FLOAT, 16, 1}, {ATTN_CODE_BFLOAT, 16, 1}, {ATTN_CODE_FLOAT, 32, 1}};
-    return dtypes[layer->terms.number];
+    return number_bytes(layer->terms.dtype);
 }
 
 struct attn_tensor tensor_of(const struct engine *engine, const struct run_layer *layer, void *data,
                              int32_t ndim, int64_t *shape, int64_t *strides)
 {
     return (struct attn_tensor){
-        data, engine->device.device, ndim, tensor_dtype(layer), shape, strides, 0};
+        data, engine->device.device, ndim, number_dtype(layer->terms.dtype), shape, strides, 0};
 }
 
 void rows_init(struct rows *rows, const struct run_layer *layer, int64_t count, int32_t heads,
@@ -74,7 +69,7 @@ attn_status add_keys(struct engine *engine, struct run_layer *layer, int32_t r, 
         }
         const float *recorded = recorded_row(engine, layer, 1 + i, r, first);
         for (int64_t at = first * widths[i]; at < end * widths[i]; at++) {
-            oracle_write(*histories[i], at, t->number,
+            number_store(*histories[i], at, t->dtype,
                          recorded != NULL ? (double)*recorded++ : random_normal(&engine->random));
         }
     }
@@ -95,12 +90,12 @@ static void draw_query(struct engine *engine, const struct run_layer *layer, int
         int64_t key = (j * t->num_kv_heads + h / (t->num_q_heads / t->num_kv_heads)) * t->head_size;
         double norm = 0, deviation = LOGIT_DEVIATION / (t->scale * sqrt(t->head_size));
         for (int32_t d = 0; d < t->head_size; d++) {
-            double x = oracle_read(layer->k_history[r], key + d, t->number);
+            double x = number_load(layer->k_history[r], key + d, t->dtype);
             norm += x * x;
         }
         for (int32_t d = 0; d < t->head_size; d++) {
-            double x = oracle_read(layer->k_history[r], key + d, t->number);
-            oracle_write(row, (int64_t)h * t->head_size + d, t->number,
+            double x = number_load(layer->k_history[r], key + d, t->dtype);
+            number_store(row, (int64_t)h * t->head_size + d, t->dtype,
                          NEEDLE_LOGIT / (t->scale * norm) * x +
                              deviation * random_normal(&engine->random));
         }
@@ -119,12 +114,12 @@ void make_query(struct engine *engine, const struct run_layer *layer, int32_t r,
     }
 }
 
-static double bound_ratio(int32_t number, double rms, double expected, double found)
+static double bound_ratio(int32_t dtype, double rms, double expected, double found)
 {
     /* |error| <= a RMS of the row + b |expected|: probabilities and outputs rounded to the format.
      */
-    static const double a[] = {3e-3, 2e-2, 4e-5}, b[] = {2e-3, 1.2e-2, 2e-5};
-    double ratio = fabs(found - expected) / (a[number] * rms + b[number] * fabs(expected) + 1e-30);
+    static const double a[] = {0, 3e-3, 2e-2, 4e-5}, b[] = {0, 2e-3, 1.2e-2, 2e-5};
+    double ratio = fabs(found - expected) / (a[dtype] * rms + b[dtype] * fabs(expected) + 1e-30);
     return isnan(ratio) ? INFINITY : ratio;
 }
 
@@ -143,36 +138,89 @@ void compare_row(const struct run_layer *layer, const double *expected, const vo
         sum += expected[d] * expected[d];
     }
     for (int32_t d = 0; d < count; d++) {
-        double ratio = bound_ratio(layer->terms.number, sqrt(sum / count), expected[d],
-                                   oracle_read(out, at + d, layer->terms.number));
+        double ratio = bound_ratio(layer->terms.dtype, sqrt(sum / count), expected[d],
+                                   number_load(out, at + d, layer->terms.dtype));
         ratio /= layer->roundings > 0 ? layer->roundings : 1;
         tally->max_error = ratio > tally->max_error ? ratio : tally->max_error;
         tally->compared++;
     }
 }
 
-/* `recorded` is the row's recorded output, or NULL. */
-void verify_row(struct run_layer *layer, const void *q, int32_t r, int64_t length, int64_t position,
-                const uint8_t *out, const float *recorded)
+/* `count` elements of a layer's rows as doubles, behind those that *at already has. */
+static double *widen(double **at, const void *rows, int64_t count, int32_t dtype)
+{
+    double *first = *at;
+    for (int64_t i = 0; i < count; i++) {
+        first[i] = number_load(rows, i, dtype);
+    }
+    *at += count;
+    return first;
+}
+
+static double *widen_floats(double **at, const float *values, int32_t count)
+{
+    return values != NULL ? widen(at, values, count, ATTN_DTYPE_F32) : NULL;
+}
+
+static void compare_head(struct run_layer *layer, const double *expected, const void *out,
+                         int64_t at, const float *recorded)
 {
     const struct oracle_terms *t = &layer->terms;
-    double expected[1024];
-    for (int32_t h = 0; h < t->num_q_heads; h++) {
-        double sum = 0;
-        oracle_attend(t, q, layer->k_history[r], layer->v_history[r], length, position, h,
-                      expected);
-        for (int32_t d = 0; d < t->head_size_v; d++) {
-            sum += expected[d] * expected[d];
-        }
-        for (int32_t d = 0; d < t->head_size_v; d++) {
-            int64_t at = (int64_t)h * t->head_size_v + d;
-            double found = oracle_read(out, at, t->number), rms = sqrt(sum / t->head_size_v);
-            double ratio = bound_ratio(t->number, rms, expected[d], found);
-            if (recorded != NULL) {
-                ratio = fmax(ratio, recording_ratio(rms, (double)recorded[at], found));
-            }
-            layer->max_error = ratio > layer->max_error ? ratio : layer->max_error;
-            layer->compared++;
-        }
+    double sum = 0;
+    for (int32_t d = 0; d < t->head_size_v; d++) {
+        sum += expected[d] * expected[d];
     }
+    for (int32_t d = 0; d < t->head_size_v; d++) {
+        double found = number_load(out, at + d, t->dtype), rms = sqrt(sum / t->head_size_v);
+        double ratio = bound_ratio(t->dtype, rms, expected[d], found);
+        if (recorded != NULL) {
+            ratio = fmax(ratio, recording_ratio(rms, (double)recorded[at + d], found));
+        }
+        layer->max_error = ratio > layer->max_error ? ratio : layer->max_error;
+        layer->compared++;
+    }
+}
+
+bool verify_rows(struct run_layer *layer, const void *q, int32_t r, int64_t length, int32_t count,
+                 const uint8_t *out, const float *recorded)
+{
+    const struct oracle_terms *t = &layer->terms;
+    const int64_t heads = t->num_q_heads, kv_heads = t->num_kv_heads;
+    const int64_t rows = count * heads;
+    double *memory =
+        malloc((size_t)(rows * (t->head_size + t->head_size_v + 1) +
+                        length * (kv_heads * (t->head_size + t->head_size_v) + 1) + 2 * heads) *
+               sizeof *memory);
+    double *at = memory;
+    if (memory == NULL) {
+        return false;
+    }
+    struct oracle_request o = {
+        .num_q_heads = t->num_q_heads,
+        .num_kv_heads = t->num_kv_heads,
+        .head_size = t->head_size,
+        .head_size_v = t->head_size_v,
+        .num_queries = count,
+        .num_keys = length,
+        .q = widen(&at, q, rows * t->head_size, t->dtype),
+        .k = widen(&at, layer->k_history[r], length * kv_heads * t->head_size, t->dtype),
+        .v = widen(&at, layer->v_history[r], length * kv_heads * t->head_size_v, t->dtype),
+        .scale = t->scale,
+        .soft_cap = t->soft_cap,
+        .causal = t->causal,
+        .left = t->has_window ? t->window_left : -1,
+        .right = t->has_window ? t->window_right : -1,
+        .chunk = t->chunk_size,
+        .lookback = t->chunk_lookback,
+        .alibi = t->alibi_slopes != NULL,
+        .slopes = widen_floats(&at, t->alibi_slopes, t->num_q_heads),
+        .sinks = widen_floats(&at, t->sinks, t->num_q_heads)};
+    o.out = at;
+    o.lse = at + rows * t->head_size_v;
+    oracle_attend(&o, o.lse + rows);
+    for (int64_t i = 0; i < rows; i++) {
+        compare_head(layer, o.out + i * t->head_size_v, out, i * t->head_size_v, recorded);
+    }
+    free(memory);
+    return true;
 }

@@ -85,9 +85,6 @@ static attn_status make_params(struct engine *engine, struct run_layer *layer)
 {
     const struct attn_layer_desc *d = &layer->source->desc;
     struct attn_layer_params params = {.struct_size = sizeof params};
-    static const int32_t numbers[] = {[ATTN_DTYPE_F16] = ORACLE_F16,
-                                      [ATTN_DTYPE_BF16] = ORACLE_BF16,
-                                      [ATTN_DTYPE_F32] = ORACLE_F32};
     layer->sinks = calloc((size_t)d->num_q_heads, sizeof *layer->sinks);
     layer->slopes = calloc((size_t)d->num_q_heads, sizeof *layer->slopes);
     if (layer->sinks == NULL || layer->slopes == NULL) {
@@ -112,7 +109,7 @@ static attn_status make_params(struct engine *engine, struct run_layer *layer)
     params.sinks = d->has_sinks ? layer->device_params[0] : NULL;
     params.alibi_slopes = d->alibi ? layer->device_params[1] : NULL;
     layer->terms =
-        (struct oracle_terms){.number = numbers[d->dtype],
+        (struct oracle_terms){.dtype = d->dtype,
                               .num_q_heads = d->num_q_heads,
                               .num_kv_heads = d->num_kv_heads,
                               .head_size = d->head_size,

@@ -100,11 +100,11 @@ static attn_status run_layer(struct engine *engine, struct run_layer *layer,
     for (int32_t i = 0; i < batch->num_reqs && status == ATTN_OK && engine->settings->verify; i++) {
         int32_t first = batch->query_start_loc[i], count = batch->query_start_loc[i + 1] - first;
         int32_t length = cross ? batch->encoder_lens[i] : batch->seq_lens[i], r = batch->request[i];
-        for (int32_t c = 0; c < count; c++) {
-            int32_t position = batch->seq_lens[i] - count + c;
-            verify_row(layer, q.host + (size_t)(first + c) * q_row, r, length, position,
-                       out.host + (size_t)(first + c) * out_row,
-                       recorded_row(engine, layer, 3, r, position));
+        if (!verify_rows(layer, q.host + (size_t)first * q_row, r, length, count,
+                         out.host + (size_t)first * out_row,
+                         recorded_row(engine, layer, 3, r, batch->seq_lens[i] - count))) {
+            status =
+                engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "oracle", "no memory; try --scale");
         }
     }
     pool_reset(engine, &engine->rows);

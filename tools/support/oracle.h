@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention of one request, from the formulas, in float64 over unpaged tensors. */
-#ifndef TESTS_CPU_REF_ORACLE_H
-#define TESTS_CPU_REF_ORACLE_H
+/* Attention of one request, from the formulas, in float64 over unpaged tensors. It shares nothing
+ * with the core or any plugin, not even a header. */
+#ifndef SUPPORT_ORACLE_H
+#define SUPPORT_ORACLE_H
 
 #include <stdint.h>
 
@@ -30,8 +31,10 @@ struct oracle_request {
     double *lse;                    /* [num_queries, Hq] */
 };
 
+/* Whether a query of the request, counted from 0, sees key `key`. */
 int32_t oracle_visible(const struct oracle_request *r, int64_t query, int64_t key);
-/* scores holds num_sink_keys + num_keys doubles */
+/* Writes out and lse; the queries are the last num_queries of the keys' positions. `scores` holds
+ * num_sink_keys + num_keys doubles. */
 void oracle_attend(const struct oracle_request *r, double *scores);
 
 #endif
