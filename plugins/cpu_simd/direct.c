@@ -28,7 +28,7 @@ static void direct_terms(const struct direct *direct, int32_t head, int32_t firs
                                 .soft_cap = layer->soft_cap,
                                 .alibi = layer->alibi,
                                 .distance = (float)(position - first)};
-    if (problem->keys.scale != NULL) {
+    if (problem->keys.row_scale) {
         terms.key_scale = direct->key_scale;
     }
     for (int32_t g = 0; g < group; g++) {
@@ -40,21 +40,26 @@ static void direct_terms(const struct direct *direct, int32_t head, int32_t firs
     }
 }
 
-/* Rows of head h of the tile: in place, or staged where the engine cannot read them there. */
-static const void **head_rows(const struct direct *direct, const struct row_source *source,
-                              const void **rows, int32_t h, int32_t n, size_t stage, int32_t padded,
-                              float *scales, int64_t *offset)
+/* Rows of one head of the tile: in place, or staged where the engine cannot read them there. */
+static const void **head_rows(const struct direct *direct, const struct direct_step *step,
+                              const struct row_source *source, struct stage *stage, int64_t *offset)
 {
-    *offset = h * source->stride_head;
+    const void **rows = stage->rows + step->from;
+    *offset = step->head * source->stride_head;
     if (!source->stage || source->direct_codes) {
         return rows;
     }
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = 0; i < step->keys; i++) {
         direct->staged_rows[i] = (const char *)rows[i] + *offset;
     }
     *offset = 0;
-    stage_rows(&direct->run->problem, source, direct->scratch + stage, padded, n,
-               direct->staged_rows, scales);
+    stage->problem = &direct->run->problem;
+    stage->source = source;
+    stage->n = step->keys;
+    stage->first = step->first + step->from;
+    stage->rows = direct->staged_rows;
+    stage->scale_offset = step->head * source->scale_stride_head;
+    stage_rows(stage);
     return direct->staged_rows;
 }
 
@@ -82,7 +87,7 @@ static void direct_softmax(const struct direct *direct, const struct direct_step
         .reference = (float *)(direct->scratch + at->reference) + index,
         .sum = (float *)(direct->scratch + at->sum) + index,
         .rescale = rescale,
-        .value_scale = problem->values.scale != NULL ? direct->value_scale : NULL,
+        .value_scale = problem->values.row_scale ? direct->value_scale : NULL,
     };
     shape->engine->softmax(&softmax);
     float *accumulator = (float *)(direct->scratch + at->accumulator);
@@ -116,10 +121,13 @@ static void step_of_scores(const struct direct *direct, const struct direct_step
                                .zero_row = direct->scratch + at->zero_row,
                                .zeros = direct->key_zero,
                                .element = problem->keys.element};
-    const void **rows =
-        head_rows(direct, &problem->keys, direct->key_rows + step->from, step->head, step->keys,
-                  at->stage_keys, shape->depth_padded, direct->key_scale, &args.offset);
-    args.key_rows = (const char *const *)rows;
+    struct stage stage = {.memory = direct->scratch + at->stage_keys,
+                          .padded = shape->depth_padded,
+                          .rows = direct->key_rows,
+                          .scale_rows = direct->key_scales,
+                          .scales = direct->key_scale};
+    args.key_rows =
+        (const char *const *)head_rows(direct, step, &problem->keys, &stage, &args.offset);
     ahead_of_scores(direct, step, &args);
     problem->keys.direct->scores(step_scores(direct, step) + step->from, q, &args);
 }
@@ -137,14 +145,17 @@ static void step_of_values(const struct direct *direct, const struct direct_step
                                .zero_row = direct->scratch + at->zero_row,
                                .zeros = direct->value_zero,
                                .element = problem->values.element};
-    const void **rows =
-        head_rows(direct, &problem->values, direct->value_rows + step->from, step->head, step->keys,
-                  at->stage_values, shape->width_padded, direct->value_scale, &args.offset);
+    struct stage stage = {.memory = direct->scratch + at->stage_values,
+                          .padded = shape->width_padded,
+                          .rows = direct->value_rows,
+                          .scale_rows = direct->value_scales,
+                          .scales = direct->value_scale};
+    args.key_rows =
+        (const char *const *)head_rows(direct, step, &problem->values, &stage, &args.offset);
     float *scores = step_scores(direct, step);
     if (step->from == 0) {
         direct_softmax(direct, step, scores);
     }
-    args.key_rows = (const char *const *)rows;
     ahead_of_values(direct, step, &args);
     problem->values.direct->values(
         accumulator, (const char *)scores + step->from * shape->engine->element_bytes, &args);
@@ -240,7 +251,9 @@ static void swap_tiles(struct direct *direct)
 static void find_row_scales(const struct row_source *source, const void **scale_rows, int32_t h,
                             int32_t n, float *scales, int32_t *zeros)
 {
-    load_scales(scale_rows, h * source->scale_stride_head, n, scales);
+    if (has_float_scales(source)) {
+        load_scales(scale_rows, h * source->scale_stride_head, n, scales);
+    }
     for (int32_t i = 0; i < n && source->nibbles && source->direct_codes; i++) {
         zeros[i] = int4_zero(&scales[i]);
     }
@@ -309,7 +322,7 @@ void run_direct(const struct attend_run *run, const struct work_item *item, char
     int32_t next_n = at_most(DIRECT_KEYS, item->key_end - item->key_begin);
     find_tile(&direct, item->key_begin, next_n);
     for (int32_t first = item->key_begin; first < item->key_end; first += DIRECT_KEYS) {
-        struct direct_step step = {.n = next_n};
+        struct direct_step step = {.first = first, .n = next_n};
         swap_tiles(&direct);
         next_n = at_least(0, at_most(DIRECT_KEYS, item->key_end - first - step.n));
         find_tile(&direct, first + step.n, next_n);

@@ -30,6 +30,7 @@ struct direct {
 /* One engine call: keys from .. from + keys - 1 of a tile of n, of one of a bunch of heads. Heads
  * count within the item. */
 struct direct_step {
+    int32_t first;      /* key of the tile */
     int32_t first_head; /* of the bunch */
     int32_t end_head;
     int32_t head;

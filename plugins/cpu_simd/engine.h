@@ -212,7 +212,7 @@ struct delta_engine {
     void (*step)(const struct delta_args *args);
 };
 
-/* Rows of float32 to the codes of quantized caches, each rounded once. */
+/* Rows of float32 to the codes of quantized caches, each rounded once, and some codes back. */
 struct code_engine {
     /* magnitude; NaN if any is */
     float (*largest)(const float *x, int32_t n);
@@ -224,6 +224,18 @@ struct code_engine {
      * A NaN in the row makes *scale NaN, and no code is written. */
     int32_t (*encode_int4)(uint8_t *codes, const float *x, const float *signs, int32_t n,
                            float *scale);
+    /* TurboQuant's keys, a code a byte: the nearest of 2^bits levels of the row turned and brought
+     * to deviation 1, halfway[2^(bits-1) - 1] between those above 0. Returns the row's norm; where
+     * it is not finite NaN, and no code is written. */
+    double (*encode_levels)(uint8_t *codes, const float *x, const double *halfway, int32_t bits,
+                            int32_t n);
+    /* out[d] = levels[codes[d]]; returns the sum of their squares */
+    float (*levels)(float *out, const int8_t *codes, const float *levels, int32_t n);
+    void (*steps)(float *out, const int8_t *codes, float step, float low, int32_t n);
+    /* out[d] = scales[d / run] times the e2m1 in the low half of codes[d] */
+    void (*e2m1)(float *out, const int8_t *codes, const float *scales, int32_t run, int32_t n);
+    /* n codes of 3 bits, the lowest of the first byte first; n of 8 */
+    void (*threes)(int8_t *codes, const uint8_t *packed, int32_t n);
 };
 
 /* ggml's blocks in a row: a float16 step, then codes of 8 or of 4 bits. */

@@ -10,8 +10,8 @@ float key_factor(const struct problem *problem, int32_t head)
     float scale = layer->scale * (float)scale_of_head(params->q_scale, params->q_scale_host,
                                                       layer->q_scale_form, head);
     if (problem->keys.head_scale) {
-        scale *=
-            (float)scale_of_head(params->k_scale, params->k_scale_host, layer->k_scale_form, head);
+        scale *= (float)scale_of_head(params->k_scale, params->k_scale_host,
+                                      scale_form_of(layer, false), head);
     }
     return scale;
 }
@@ -22,10 +22,10 @@ static float value_factor(const struct problem *problem, int32_t head)
         return 1.0f;
     }
     return (float)scale_of_head(problem->params->v_scale, problem->params->v_scale_host,
-                                problem->layer->v_scale_form, head);
+                                scale_form_of(problem->layer, true), head);
 }
 
-/* As int4 keeps its keys; in bf16 with what that rounds off behind it. */
+/* As int4 and TurboQuant keep their keys; in bf16 with what that rounds off behind it. */
 static void load_turned_query(const struct problem *problem, const void *memory, char *out)
 {
     const struct variant *variant = problem->instance->variant;
@@ -33,7 +33,9 @@ static void load_turned_query(const struct problem *problem, const void *memory,
     const struct engine *engine = shape->engine;
     float row[MAX_HEAD_SIZE], rounded[MAX_HEAD_SIZE];
     variant->f32->unpack[problem->q_element](row, memory, shape->depth);
-    int4_turn_query(variant, int4_signs(problem->params, false), row, shape->depth);
+    bool levels = problem->keys.coding == CODING_LEVELS;
+    const float *signs = levels ? NULL : int4_signs(problem->params, false);
+    int4_turn_query(variant, signs, row, shape->depth);
     engine->unpack[ELEMENT_F32](out, row, shape->depth);
     if (shape->query_parts > 1) {
         variant->f32->unpack[engine->element](rounded, out, shape->depth);
@@ -63,7 +65,7 @@ void load_queries(const struct attend_run *run, const struct work_item *item, in
             memset(out, 0, row_bytes);
             if (tensor == NULL) {
                 load_latent_query(problem, first + t, q_head, out);
-            } else if (problem->keys.nibbles) {
+            } else if (problem->keys.nibbles || problem->keys.coding == CODING_LEVELS) {
                 load_turned_query(problem, tensor_row(tensor, first + t, q_head), out);
             } else {
                 engine->unpack[problem->q_element](out, tensor_row(tensor, first + t, q_head),

@@ -8,12 +8,13 @@
 #define BLOCK_ROWS 48
 #define BLOCK_DEPTH_BYTES 256
 #define BLOCK_COLUMNS TILE_KEYS
+#define MX_BLOCK 32
 
 struct gemm_loop {
     const struct attn_batched_gemm_args *args;
     const struct engine *engine;
     int32_t a_element; /* enum element_type */
-    int32_t w_element;
+    int32_t w_element; /* likewise, or ELEMENT_COUNT: mxfp4 */
     int32_t out_element;
     int64_t row_blocks;
     int64_t column_blocks;
@@ -85,6 +86,52 @@ static const char *load_left(const struct gemm_loop *loop, struct gemm_block *bl
     return stage_of(block);
 }
 
+/* A power of two; 255 is NaN. */
+static float from_e8m0(uint8_t power)
+{
+    const uint32_t bits = power == 0     ? 0x400000u
+                          : power == 255 ? 0x7fc00000u
+                                         : (uint32_t)power << 23;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* `count` elements from (i, j) of w[b] on, along its rows or down its columns, of mxfp4: an e2m1
+ * lies at its offset in elements, two a byte, and its block's scale at the same place of a tensor
+ * of which one dimension is 32 times shorter. */
+static void stage_mxfp4(const struct gemm_loop *loop, char *out, int64_t b, int64_t i, int64_t j,
+                        bool down, int32_t count, int32_t padded)
+{
+    const struct attn_tensor *w = loop->args->w, *scales = loop->args->w_block_scale;
+    const struct engine *engine = loop->engine;
+    const struct variant *variant = loop->args->instance->variant;
+    int32_t row_block = (int32_t)(w->shape[1] / scales->shape[1]);
+    int32_t column_block = (int32_t)(w->shape[2] / scales->shape[2]);
+    int64_t stride = tensor_stride(w, down ? 1 : 2);
+    int64_t at = b * tensor_stride(w, 0) + i * tensor_stride(w, 1) + j * tensor_stride(w, 2);
+    const uint8_t *memory = (const uint8_t *)tensor_data(w);
+    int8_t codes[BLOCK_COLUMNS];
+    float scale[BLOCK_COLUMNS], values[BLOCK_COLUMNS];
+    if (stride == 1 && at % 2 == 0) {
+        variant->nibbles(codes, memory + at / 2, 0, count);
+    }
+    for (int32_t n = 0; n < count && (stride != 1 || at % 2 != 0); n++) {
+        int64_t element = at + n * stride;
+        codes[n] = (int8_t)(memory[element / 2] >> element % 2 * 4 & 15);
+    }
+    int32_t run = down ? row_block : column_block; /* blocks of w begin at multiples of it */
+    for (int32_t n = 0; n < count; n += run) {
+        int64_t row = down ? i + n : i, column = down ? j : j + n;
+        scale[n / run] = from_e8m0(*((const uint8_t *)tensor_row(scales, b, row / row_block) +
+                                     column / column_block * tensor_stride(scales, 2)));
+    }
+    variant->codes->e2m1(values, codes, scale, run, count);
+    engine->unpack[ELEMENT_F32](out, values, count);
+    memset(out + count * engine->element_bytes, 0,
+           (size_t)((padded - count) * engine->element_bytes));
+}
+
 /* Rows p .. p+deep-1 and columns j .. j+columns-1 of w[b] as gemm's right operand, of rows *ldb
  * wide. Transposed memory is packed as keys are, else as values. */
 static void load_right(const struct gemm_loop *loop, struct gemm_block *block, int64_t b, int64_t p,
@@ -93,14 +140,20 @@ static void load_right(const struct gemm_loop *loop, struct gemm_block *block, i
     const struct attn_tensor *w = loop->args->w;
     const struct engine *engine = loop->engine;
     int64_t down = tensor_stride(w, 1), across = tensor_stride(w, 2);
-    int64_t bytes = element_bytes[loop->w_element];
+    bool mxfp4 = loop->w_element == ELEMENT_COUNT;
+    int64_t bytes = mxfp4 ? 0 : element_bytes[loop->w_element];
     bool transposed = across != 1 && down == 1;
     int32_t count = transposed ? columns : deep, length = transposed ? deep : columns;
     int32_t padded = round_up(length, DEPTH_MULTIPLE);
     bool in_place =
         padded == length && (transposed || across == 1) && loop->w_element == engine->element;
     const char *first = (const char *)tensor_row(w, b, p) + j * across * bytes;
-    for (int32_t r = 0; r < count; r++) {
+    for (int32_t r = 0; r < count && mxfp4; r++) {
+        block->rows[r] = stage_of(block) + (int64_t)r * padded * engine->element_bytes;
+        stage_mxfp4(loop, (char *)(uintptr_t)block->rows[r], b, transposed ? p : p + r,
+                    transposed ? j + r : j, transposed, length, padded);
+    }
+    for (int32_t r = 0; r < count && !mxfp4; r++) {
         const char *row = first + r * (transposed ? across : down) * bytes;
         char *staged = stage_of(block) + (int64_t)r * padded * engine->element_bytes;
         if (!in_place) {
@@ -193,6 +246,15 @@ static bool is_batch(const struct attn_tensor *tensor)
     return tensor != NULL && tensor->data != NULL && tensor->shape != NULL && tensor->ndim == 3;
 }
 
+/* [batch, K, N] in mxfp4, with scales for blocks of 32 along K or N */
+static bool is_mxfp4(const struct attn_tensor *w, const struct attn_tensor *scales)
+{
+    return w->dtype.code == ATTN_CODE_FLOAT4_E2M1FN && w->dtype.bits == 4 && is_batch(scales) &&
+           scales->dtype.bits == 8 && scales->shape[0] == w->shape[0] &&
+           ((scales->shape[1] * MX_BLOCK == w->shape[1] && scales->shape[2] == w->shape[2]) ||
+            (scales->shape[1] == w->shape[1] && scales->shape[2] * MX_BLOCK == w->shape[2]));
+}
+
 attn_status simd_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
 {
     const struct attn_tensor *a = args->a, *w = args->w, *out = args->out;
@@ -209,11 +271,19 @@ attn_status simd_batched_gemm(const struct attn_batched_gemm_args *args, struct 
                              .a_element = element_of_any(a),
                              .w_element = element_of_any(w),
                              .out_element = element_of_any(out)};
+    if (args->w_block_scale != NULL && is_mxfp4(w, args->w_block_scale)) {
+        loop.w_element = ELEMENT_COUNT;
+    } else if (args->w_block_scale != NULL) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "w_block_scale",
+                            "w has dtype code %d of %d bits; block scales are e8m0 of e2m1 (code "
+                            "%d, 4 bits), K or N of w divided by %d",
+                            w->dtype.code, w->dtype.bits, ATTN_CODE_FLOAT4_E2M1FN, MX_BLOCK);
+    }
     if (loop.a_element < 0 || loop.w_element < 0 || loop.out_element < 0 ||
         loop.out_element > ELEMENT_BF16) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "dtype",
                             "a, w and out have dtype codes %d, %d and %d; a and w f16, bf16, f32, "
-                            "fp8 or int8, out f16, bf16 or f32",
+                            "fp8 or int8, w also mxfp4 with its block scales, out f16, bf16 or f32",
                             a->dtype.code, w->dtype.code, out->dtype.code);
     }
     if (args->w_scale != NULL && args->w_scale_count != 1 && args->w_scale_count != a->shape[0]) {

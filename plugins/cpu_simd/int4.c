@@ -15,7 +15,7 @@ const float *int4_signs(const struct attn_layer_params *params, bool is_v)
 void int4_turn_query(const struct variant *variant, const float *signs, float *row, int32_t n)
 {
     float factor = 1.0f / (float)n;
-    for (int32_t d = 0; d < n; d++) {
+    for (int32_t d = 0; d < n && signs != NULL; d++) {
         row[d] *= signs[d] * factor;
     }
     variant->hadamard(row, n);
@@ -42,16 +42,9 @@ void int4_codes(const struct variant *variant, int8_t *codes, const char *row, i
     }
 }
 
-float int4_write(const struct variant *variant, const struct attn_kv_view *view, char *memory,
-                 const float *values, const float *signs)
+void nibbles_write(const struct attn_kv_view *view, char *memory, const uint8_t *codes)
 {
     int32_t n = view->head_size, pack = view->pack > 0 ? view->pack : n;
-    uint8_t codes[MAX_HEAD_SIZE / 2];
-    float scale;
-    int32_t zero = variant->codes->encode_int4(codes, values, signs, n, &scale);
-    if (isnan(scale)) {
-        return scale; /* says all that there is to say */
-    }
     for (int32_t d = 0; d < n; d += pack, memory += view->stride_pack) {
         if (pack > 1) {
             memcpy(memory, codes + d / 2, (size_t)pack / 2);
@@ -60,6 +53,19 @@ float int4_write(const struct variant *variant, const struct attn_kv_view *view,
             *byte = (uint8_t)(d % 2 ? (*byte & 15u) | code << 4 : (*byte & 0xf0u) | code);
         }
     }
+}
+
+float int4_write(const struct variant *variant, const struct attn_kv_view *view, char *memory,
+                 const float *values, const float *signs)
+{
+    int32_t n = view->head_size;
+    uint8_t codes[MAX_HEAD_SIZE / 2];
+    float scale;
+    int32_t zero = variant->codes->encode_int4(codes, values, signs, n, &scale);
+    if (isnan(scale)) {
+        return scale; /* says all that there is to say */
+    }
+    nibbles_write(view, memory, codes);
     uint32_t bits;
     memcpy(&bits, &scale, sizeof bits);
     bits = (bits & ~INT4_ZERO_MASK) | (uint32_t)zero;

@@ -27,14 +27,24 @@ struct attn_instance {
     const struct variant *variant;
 };
 
+/* Rows of codes that only staging can read; see codes.c. Up to nvfp4 they are exact in bf16. */
+enum row_coding {
+    CODING_NONE = 0,
+    CODING_NVFP4 = 1,
+    CODING_LEVELS = 2, /* TurboQuant's turned keys */
+    CODING_STEPS = 3,  /* and its values */
+    CODING_BLOCKS = 4  /* ggml's, see blocks.c */
+};
+
 /* What the rows of a cache's keys, or of its values, are made of. */
 struct row_form {
     int32_t element;    /* enum element_type of a number or code */
+    int32_t coding;     /* enum row_coding */
+    int32_t bits;       /* of a code of TurboQuant or of ggml's blocks */
     bool nibbles;       /* int4: two codes in a byte, of turned rows */
     bool head_scale;    /* fp8: a scale per tensor or head */
     bool row_scale;     /* a float32 beside each row */
     bool channel_scale; /* a float32 per head and channel */
-    int32_t block_bits; /* ggml's blocks: bits of a code, 8 or 4; 0: none */
 };
 
 /* Sizes that follow from a layer alone. */
@@ -74,8 +84,11 @@ struct row_source {
     int32_t element;
     int32_t row_elements;
     int32_t row_bytes; /* of its elements */
+    int32_t coding;    /* enum row_coding */
+    int32_t bits;
+    bool is_v;
     bool nibbles;
-    int32_t block_bits;
+    bool row_scale;  /* a float32 for each row, which scores or probabilities are multiplied with */
     bool head_scale; /* a scale per tensor or head, which scores or outputs are multiplied with */
     int32_t copies;  /* of a staged row, one for each part of the queries */
     bool stage;      /* rows cannot be read in place */
@@ -84,7 +97,7 @@ struct row_source {
     const struct direct_engine *direct;
     bool direct_codes;
     bool ds_mla;
-    const char *scale;
+    const char *scale; /* what stands beside rows: float32 scales, or what the coding keeps there */
     int64_t scale_stride_block;
     int64_t scale_stride_slot;
     int64_t scale_stride_head;
@@ -169,6 +182,8 @@ struct scratch_layout {
 /* rows.c: rows of a cache in and out */
 extern const int32_t element_bytes[ELEMENT_COUNT];
 struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v); /* element -1: none */
+/* enum attn_scale_form of its K's or V's scales */
+int32_t scale_form_of(const struct attn_layer_desc *layer, bool is_v);
 attn_status check_row_params(const struct attn_layer_desc *layer,
                              const struct attn_layer_params *params,
                              const struct attn_kv_view *view, bool is_v, struct attn_error *error);
@@ -190,10 +205,47 @@ struct row_place {
 /* from and to `activation` elements, an enum element_type */
 void row_write(const struct row_place *at, const char *source, int32_t activation);
 void row_read(const struct row_place *at, char *out, int32_t activation);
-/* the rows' elements in the compute type, padded to `padded` elements each; the zero points of int4
- * leave their scales */
-void stage_rows(const struct problem *problem, const struct row_source *source, char *stage,
-                int32_t padded, int32_t n, const void **rows, float *scales);
+/* Rows of a tile to be staged, and where to. */
+struct stage {
+    const struct problem *problem;
+    const struct row_source *source;
+    char *memory;
+    int32_t padded; /* elements of a staged row */
+    int32_t n;
+    int32_t first;                 /* key of the first row */
+    const void **rows;             /* as they stand; on return staged */
+    const void *const *scale_rows; /* of rows with something beside them */
+    int64_t scale_offset;          /* bytes from scale_rows[i] */
+    float *scales;                 /* of rows with a scale each */
+};
+/* the rows' elements in the compute type, padded; the zero points of int4 leave their scales, and
+ * those of TurboQuant's keys are written */
+void stage_rows(const struct stage *stage);
+/* whether its rows' scales are float32 beside them */
+bool has_float_scales(const struct row_source *source);
+
+/* codes.c: rows of nvfp4 and TurboQuant */
+struct coded_row {
+    int32_t coding;
+    int32_t bits;
+    bool is_v;
+    int32_t n;
+    int32_t pack;
+    int64_t stride_pack;
+    const char *codes;
+    const uint8_t *beside; /* what its slot and head keep beside the row */
+    int64_t stride_slot;   /* of `beside` */
+    int32_t slot;          /* mod 4 */
+};
+/* the row but for a factor, which is returned: 1 but for TurboQuant's keys, which stay turned */
+float coded_row_load(const struct variant *variant, const struct coded_row *row, float *out);
+attn_status check_coded_rows(const struct row_form *form, const struct attn_kv_view *view,
+                             bool is_v, struct attn_error *error);
+void coded_row_write(const struct row_place *at, const float *values);
+void coded_row_read(const struct row_place *at, float *values);
+/* 16 values of nvfp4 in 8 bytes; returns the code of their scale */
+uint8_t nvfp4_block(const float *x, double global, double largest, uint8_t *packed);
+int32_t code_row_bytes(const struct row_form *form, int32_t n);
 
 /* blocks.c: rows of ggml's blocks */
 attn_status check_block_rows(const struct attn_kv_view *view, bool is_v, struct attn_error *error);
@@ -205,11 +257,14 @@ void block_row_write(const struct variant *variant, int32_t block_bits, char *ro
 
 /* int4.c */
 const float *int4_signs(const struct attn_layer_params *params, bool is_v); /* NULL: none given */
+/* signs NULL: all 1, and nothing is divided */
 void int4_turn_query(const struct variant *variant, const float *signs, float *row, int32_t n);
 void int4_turn_back(const struct variant *variant, const float *signs, float *row, int32_t n);
 /* codes less their zero point, n of them in pieces of `pack` */
 void int4_codes(const struct variant *variant, int8_t *codes, const char *row, int32_t n,
                 int32_t pack, int64_t stride_pack, int32_t zero);
+/* two codes a byte into a row of the view */
+void nibbles_write(const struct attn_kv_view *view, char *memory, const uint8_t *codes);
 /* the row's scale, zero point included */
 float int4_write(const struct variant *variant, const struct attn_kv_view *view, char *memory,
                  const float *values, const float *signs);

@@ -53,9 +53,8 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     shape->values = row_form_of(layer->kv_dtype, shape->activation, true);
     if (shape->keys.element < 0) {
         return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-                            "%d; 1 to 10, 12, 17 and 18 are served (f16, bf16, f32, fp8_e4m3, "
-                            "fp8_e5m2, fp8, int8 and int4 per token and head, int8_kv, int8_k, "
-                            "fp8_ds_mla, q8_0, q4_0)",
+                            "%d; 1 to 18 are served (f16 .. fp8_e5m2, fp8, int8 and int4 per token "
+                            "and head, int8_kv, int8_k, nvfp4, fp8_ds_mla, TurboQuant, q8_0, q4_0)",
                             layer->kv_dtype);
     }
     if (layer->kv_dtype == ATTN_KV_INT8_K && shape->activation == ELEMENT_F32) {
@@ -84,11 +83,11 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     int32_t rows = ITEM_ROWS * 128 / at_least(128, at_least(shape->depth, shape->width));
     shape->item_rows = at_least(at_least(rows, 128), shape->group);
     shape->ds_mla = layer->kv_dtype == ATTN_KV_FP8_DS_MLA;
-    /* f16 and f32 caches, and codes with scales inside a row, hold more than bf16 can: those are
+    /* f16 and f32 caches, and codes with steps inside a row, hold more than bf16 can: those are
      * computed in float32, as are probabilities that are to be rounded once */
     bool short_rows = shape->keys.element >= ELEMENT_BF16 &&
                       shape->values.element >= ELEMENT_BF16 && !shape->ds_mla &&
-                      shape->keys.block_bits == 0;
+                      shape->values.coding <= CODING_NVFP4;
     shape->rounds = layer->p_scale_form != ATTN_SCALE_NONE;
     bool short_math =
         shape->activation == ELEMENT_BF16 && short_rows && !shape->rounds && variant->bf16 != NULL;
@@ -127,12 +126,12 @@ static void source_of_view(struct row_source *source, const struct attn_kv_view 
     source->row_elements = row_elements;
     source->nibbles = form->nibbles;
     source->head_scale = form->head_scale;
-    source->block_bits = form->block_bits;
-    source->row_bytes = form->block_bits != 0 ? block_row_bytes(form->block_bits, row_elements)
-                        : form->nibbles       ? (row_elements + 1) / 2
-                                              : row_elements * element_bytes[form->element];
+    source->coding = form->coding;
+    source->bits = form->bits;
+    source->row_scale = form->row_scale;
+    source->row_bytes = code_row_bytes(form, row_elements);
     source->ds_mla = ds_mla;
-    if (form->row_scale) {
+    if (form->row_scale || form->coding != CODING_NONE) {
         source->scale = view->scale;
         source->scale_stride_block = view->scale_stride_block;
         source->scale_stride_slot = view->scale_stride_slot;
@@ -198,13 +197,13 @@ static attn_status check_terms(const struct attn_attend_args *args, struct attn_
 
 static void choose_direct(struct row_source *source, const struct engine *engine)
 {
-    const struct direct_engine *codes = source->nibbles                   ? engine->direct_int4
+    const struct direct_engine *codes = source->coding != CODING_NONE     ? NULL
+                                        : source->nibbles                 ? engine->direct_int4
                                         : source->element == ELEMENT_INT8 ? engine->direct_int8
                                         : source->element >= ELEMENT_E4M3 ? engine->direct_fp8
                                                                           : NULL;
-    source->direct_codes = codes != NULL && !source->ds_mla && source->block_bits == 0 &&
-                           source->pack == 0 && source->row_elements % 64 == 0 &&
-                           source->row_elements <= 512;
+    source->direct_codes = codes != NULL && !source->ds_mla && source->pack == 0 &&
+                           source->row_elements % 64 == 0 && source->row_elements <= 512;
     source->direct = source->direct_codes ? codes : engine->direct;
 }
 
@@ -245,6 +244,7 @@ attn_status problem_init(struct problem *problem, const struct attn_attend_args 
         source_of_view(&problem->keys, args->k_cache, &shape->keys, shape->depth, shape->ds_mla);
         source_of_view(&problem->values, args->v_cache, &shape->values, shape->width,
                        shape->ds_mla);
+        problem->values.is_v = true;
     } else if (tensors) {
         if (args->k == NULL || args->v == NULL) {
             return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "k", "k and v are the keys here");

@@ -2,7 +2,6 @@
 /* quantize and amax: each row is read once, in pieces that lie in L1. Bytes bound both. */
 #include <math.h>
 
-#include "common/number.h"
 #include "internal.h"
 
 #define E4M3_LARGEST 448.0
@@ -121,15 +120,6 @@ static void quantize_groups(const struct quantize_loop *loop, int64_t token, int
     }
 }
 
-/* The nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6, halves to even codes; NaN to 6. */
-static uint8_t e2m1_of(double x)
-{
-    double size = fabs(x);
-    int32_t below = (size <= 0.25) + (size < 0.75) + (size <= 1.25) + (size < 1.75) +
-                    (size <= 2.5) + (size < 3.5) + (size <= 5);
-    return (uint8_t)((7 - below) | (signbit(x) ? 8 : 0));
-}
-
 /* block scale = e4m3(g amax / 6), value = e2m1(x g / block scale); even columns in low nibbles. */
 static void quantize_nvfp4(const struct quantize_loop *loop, int64_t token)
 {
@@ -142,14 +132,8 @@ static void quantize_nvfp4(const struct quantize_loop *loop, int64_t token)
     for (int64_t c = 0; c < loop->columns; c += NVFP4_BLOCK) {
         load_columns(loop, token, c, NVFP4_BLOCK, row);
         double largest = (double)amax_of(loop->variant, row, NVFP4_BLOCK);
-        uint8_t code = number_to_e4m3(global * largest / 6);
-        double scale = (double)number_from_e4m3(code);
-        scale_row[c / NVFP4_BLOCK] = (char)code;
-        for (int32_t i = 0; i < NVFP4_BLOCK; i += 2) {
-            double low = scale == 0 ? 0 : (double)row[i] * global / scale;
-            double high = scale == 0 ? 0 : (double)row[i + 1] * global / scale;
-            out_row[(c + i) / 2] = (char)(e2m1_of(low) | e2m1_of(high) << 4);
-        }
+        scale_row[c / NVFP4_BLOCK] =
+            (char)nvfp4_block(row, global, largest, (uint8_t *)out_row + c / 2);
     }
 }
 

@@ -3,12 +3,25 @@
  * the compute type. Divisions are in double, so that scales and codes are those of exact
  * arithmetic.
  */
+#include "common/turboquant.h"
 #include "internal.h"
 
 #define E4M3_LARGEST 448.0
 #define INT8_LARGEST 127.0
 
 const int32_t element_bytes[ELEMENT_COUNT] = {4, 2, 2, 1, 1, 1};
+
+static struct row_form turboquant_form(int32_t kv_dtype, bool is_v)
+{
+    int32_t bits = turboquant_bits(kv_dtype, is_v);
+    if (bits == 0) { /* keys of k8v4 */
+        return (struct row_form){.element = ELEMENT_E4M3};
+    }
+    return (struct row_form){.element = ELEMENT_INT8,
+                             .coding = is_v ? CODING_STEPS : CODING_LEVELS,
+                             .bits = bits,
+                             .row_scale = !is_v};
+}
 
 struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v)
 {
@@ -39,10 +52,18 @@ struct row_form row_form_of(int32_t kv_dtype, int32_t activation, bool is_v)
                     : (struct row_form){.element = ELEMENT_INT8, .row_scale = true};
     case ATTN_KV_FP8_DS_MLA:
         return (struct row_form){.element = ELEMENT_E4M3};
+    case ATTN_KV_NVFP4:
+        return (struct row_form){
+            .element = ELEMENT_INT8, .coding = CODING_NVFP4, .head_scale = true};
+    case ATTN_KV_TURBOQUANT_K8V4:
+    case ATTN_KV_TURBOQUANT_4BIT_NC:
+    case ATTN_KV_TURBOQUANT_K3V4_NC:
+    case ATTN_KV_TURBOQUANT_3BIT_NC:
+        return turboquant_form(kv_dtype, is_v);
     case ATTN_KV_Q8_0:
-        return (struct row_form){.element = ELEMENT_INT8, .block_bits = 8};
+        return (struct row_form){.element = ELEMENT_INT8, .coding = CODING_BLOCKS, .bits = 8};
     case ATTN_KV_Q4_0:
-        return (struct row_form){.element = ELEMENT_INT8, .block_bits = 4};
+        return (struct row_form){.element = ELEMENT_INT8, .coding = CODING_BLOCKS, .bits = 4};
     default:
         return (struct row_form){.element = -1};
     }
@@ -64,8 +85,11 @@ attn_status check_row_params(const struct attn_layer_desc *layer,
 {
     const struct attn_kv_quant_params *quant = quant_params(params);
     struct row_form form = row_form_of(layer->kv_dtype, ELEMENT_F32, is_v);
-    if (form.block_bits != 0) {
+    if (form.coding == CODING_BLOCKS) {
         return check_block_rows(view, is_v, error);
+    }
+    if (form.coding != CODING_NONE) {
+        return check_coded_rows(&form, view, is_v, error);
     }
     if (form.row_scale && view->scale == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "scale",
@@ -88,13 +112,19 @@ attn_status check_row_params(const struct attn_layer_desc *layer,
     return ATTN_OK;
 }
 
+/* nvfp4 has a scale per tensor, whether the layer says so or not. */
+int32_t scale_form_of(const struct attn_layer_desc *layer, bool is_v)
+{
+    int32_t form = is_v ? layer->v_scale_form : layer->k_scale_form;
+    return layer->kv_dtype == ATTN_KV_NVFP4 ? ATTN_SCALE_PER_TENSOR : form;
+}
+
 static float head_scale(const struct row_place *at)
 {
     const struct attn_layer_params *params = at->params;
-    return (float)(at->is_v ? scale_of_head(params->v_scale, params->v_scale_host,
-                                            at->layer->v_scale_form, at->head)
-                            : scale_of_head(params->k_scale, params->k_scale_host,
-                                            at->layer->k_scale_form, at->head));
+    int32_t form = scale_form_of(at->layer, at->is_v);
+    return (float)(at->is_v ? scale_of_head(params->v_scale, params->v_scale_host, form, at->head)
+                            : scale_of_head(params->k_scale, params->k_scale_host, form, at->head));
 }
 
 /* The float32 beside the row. */
@@ -135,8 +165,12 @@ void row_write(const struct row_place *at, const char *source, int32_t activatio
         return;
     }
     at->variant->f32->unpack[activation](values, source, size);
-    if (at->form->block_bits != 0) {
-        block_row_write(at->variant, at->form->block_bits, row, values, size);
+    if (at->form->coding == CODING_BLOCKS) {
+        block_row_write(at->variant, at->form->bits, row, values, size);
+        return;
+    }
+    if (at->form->coding != CODING_NONE) {
+        coded_row_write(at, values);
         return;
     }
     if (at->form->nibbles) {
@@ -187,12 +221,19 @@ void row_read(const struct row_place *at, char *out, int32_t activation)
     int32_t element = at->form->element, bytes = element_bytes[element];
     const char *row = memory_of(at);
     float values[MAX_HEAD_SIZE], scale = 1.0f;
-    if (at->form->nibbles || at->form->block_bits != 0) {
-        if (at->form->nibbles) {
-            read_int4(at, values);
-        } else {
-            block_row_read(at->variant, at->form->block_bits, row, values, size);
-        }
+    if (at->form->coding == CODING_BLOCKS) {
+        block_row_read(at->variant, at->form->bits, row, values, size);
+        at->variant->store[activation](out, values, 1.0f, size);
+        return;
+    }
+    if (at->form->coding != CODING_NONE) {
+        coded_row_read(at, values);
+        scale = at->form->head_scale ? head_scale(at) : 1.0f;
+        at->variant->store[activation](out, values, scale, size);
+        return;
+    }
+    if (at->form->nibbles) {
+        read_int4(at, values);
         at->variant->store[activation](out, values, 1.0f, size);
         return;
     }
@@ -213,29 +254,58 @@ void row_read(const struct row_place *at, char *out, int32_t activation)
     }
 }
 
-static void stage_ds_mla(const struct problem *problem, const struct row_source *source, char *out,
-                         const char *in)
+static void stage_ds_mla(const struct stage *stage, int32_t i, char *out)
 {
     float row[MAX_HEAD_SIZE];
-    const struct variant *variant = problem->instance->variant;
-    ds_mla_load(variant, in, row, source->row_elements);
-    problem->shape.engine->unpack[ELEMENT_F32](out, row, source->row_elements);
+    int32_t n = stage->source->row_elements;
+    ds_mla_load(stage->problem->instance->variant, stage->rows[i], row, n);
+    stage->problem->shape.engine->unpack[ELEMENT_F32](out, row, n);
 }
 
-static void stage_nibbles(const struct problem *problem, const struct row_source *source, char *out,
-                          const char *in, float *scale)
+static void stage_nibbles(const struct stage *stage, int32_t i, char *out)
 {
     int8_t codes[MAX_HEAD_SIZE];
+    const struct row_source *source = stage->source;
     int32_t n = source->row_elements;
-    int4_codes(problem->instance->variant, codes, in, n, source->pack != 0 ? source->pack : n,
-               source->stride_pack, int4_zero(scale));
-    problem->shape.engine->unpack[ELEMENT_INT8](out, codes, n);
+    int4_codes(stage->problem->instance->variant, codes, stage->rows[i], n,
+               source->pack != 0 ? source->pack : n, source->stride_pack,
+               int4_zero(&stage->scales[i]));
+    stage->problem->shape.engine->unpack[ELEMENT_INT8](out, codes, n);
 }
 
-static void stage_plain(const struct problem *problem, const struct row_source *source, char *out,
-                        const char *in)
+static void stage_coded(const struct stage *stage, int32_t i, char *out)
 {
-    const struct engine *engine = problem->shape.engine;
+    float values[MAX_HEAD_SIZE];
+    const struct row_source *source = stage->source;
+    const struct coded_row row = {.coding = source->coding,
+                                  .bits = source->bits,
+                                  .is_v = source->is_v,
+                                  .n = source->row_elements,
+                                  .pack = source->pack != 0 ? source->pack : source->row_elements,
+                                  .stride_pack = source->stride_pack,
+                                  .codes = stage->rows[i],
+                                  .beside =
+                                      (const uint8_t *)stage->scale_rows[i] + stage->scale_offset,
+                                  .stride_slot = source->scale_stride_slot,
+                                  .slot = (stage->first + i) % 4}; /* blocks have a multiple of 4 */
+    float scale = coded_row_load(stage->problem->instance->variant, &row, values);
+    if (source->row_scale) {
+        stage->scales[i] = scale;
+    }
+    stage->problem->shape.engine->unpack[ELEMENT_F32](out, values, row.n);
+}
+
+static void stage_blocks(const struct stage *stage, int32_t i, char *out)
+{
+    block_row_read(stage->problem->instance->variant, stage->source->bits, stage->rows[i],
+                   (float *)(void *)out, stage->source->row_elements);
+}
+
+static void stage_plain(const struct stage *stage, int32_t i, char *out)
+{
+    const struct engine *engine = stage->problem->shape.engine;
+    const struct row_source *source = stage->source;
+    const char *in = stage->rows[i];
     int32_t piece = source->pack != 0 ? source->pack : source->row_elements;
     for (int32_t d = 0; d < source->row_elements; d += piece, in += source->stride_pack) {
         engine->unpack[source->element](out + (size_t)d * (size_t)engine->element_bytes, in,
@@ -243,29 +313,35 @@ static void stage_plain(const struct problem *problem, const struct row_source *
     }
 }
 
-void stage_rows(const struct problem *problem, const struct row_source *source, char *stage,
-                int32_t padded, int32_t n, const void **rows, float *scales)
+bool has_float_scales(const struct row_source *source)
 {
-    const struct engine *engine = problem->shape.engine;
-    size_t row_bytes = (size_t)padded * (size_t)engine->element_bytes;
+    return source->row_scale && source->coding == CODING_NONE;
+}
+
+void stage_rows(const struct stage *stage)
+{
+    const struct engine *engine = stage->problem->shape.engine;
+    const struct row_source *source = stage->source;
+    size_t row_bytes = (size_t)stage->padded * (size_t)engine->element_bytes;
     size_t part_bytes = row_bytes / (size_t)source->copies;
     size_t used_bytes = (size_t)source->row_elements * (size_t)engine->element_bytes;
-    for (int32_t i = 0; i < n; i++) {
-        char *out = stage + (size_t)i * row_bytes;
-        if (source->ds_mla) {
-            stage_ds_mla(problem, source, out, rows[i]);
-        } else if (source->block_bits != 0) {
-            block_row_read(problem->instance->variant, source->block_bits, rows[i],
-                           (float *)(void *)out, source->row_elements);
-        } else if (source->nibbles) {
-            stage_nibbles(problem, source, out, rows[i], &scales[i]);
-        } else {
-            stage_plain(problem, source, out, rows[i]);
-        }
+    static void (*const of_coding[])(const struct stage *, int32_t,
+                                     char *) = {[CODING_NONE] = stage_plain,
+                                                [CODING_NVFP4] = stage_coded,
+                                                [CODING_LEVELS] = stage_coded,
+                                                [CODING_STEPS] = stage_coded,
+                                                [CODING_BLOCKS] = stage_blocks};
+    void (*stage_row)(const struct stage *, int32_t, char *) = source->ds_mla ? stage_ds_mla
+                                                               : source->nibbles
+                                                                   ? stage_nibbles
+                                                                   : of_coding[source->coding];
+    for (int32_t i = 0; i < stage->n; i++) {
+        char *out = stage->memory + (size_t)i * row_bytes;
+        stage_row(stage, i, out);
         memset(out + used_bytes, 0, part_bytes - used_bytes);
         if (source->copies > 1) {
             memcpy(out + part_bytes, out, part_bytes);
         }
-        rows[i] = out;
+        stage->rows[i] = out;
     }
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the declared masks cannot say. */
 #include "common/entry.h"
+#include "common/turboquant.h"
 #include "internal.h"
 
 /* Latent rows are plain numbers or fp8_ds_mla's, and only they are. */
@@ -33,6 +34,27 @@ static void supports_latent(const struct attn_layer_desc *layer,
     }
 }
 
+/* Rows of codes split at certain sizes only. */
+static void supports_coded(const struct attn_layer_desc *layer, int32_t width,
+                           const struct attn_reason_sink *reasons)
+{
+    char asked[32];
+    snprintf(asked, sizeof asked, "%d, %d", layer->head_size, width);
+    if (layer->kv_dtype == ATTN_KV_NVFP4 && (layer->head_size % 16 != 0 || width % 64 != 0)) {
+        reasons->refuse(reasons->user, "head_size", asked,
+                        "multiples of 16, of 64 for v, with kv_dtype nvfp4");
+    }
+    if (turboquant_bits(layer->kv_dtype, false) > 0 &&
+        (layer->head_size & (layer->head_size - 1)) != 0) {
+        reasons->refuse(reasons->user, "head_size", asked,
+                        "powers of two for turned keys of TurboQuant");
+    }
+    if (layer->kv_dtype == ATTN_KV_NVFP4 && layer->block_size % 4 != 0) {
+        snprintf(asked, sizeof asked, "%d", layer->block_size);
+        reasons->refuse(reasons->user, "block_size", asked, "multiples of 4 with kv_dtype nvfp4");
+    }
+}
+
 attn_status simd_supports(const struct attn_supports_args *args,
                           const struct attn_reason_sink *reasons, struct attn_error *error)
 {
@@ -58,6 +80,7 @@ attn_status simd_supports(const struct attn_supports_args *args,
         reasons->refuse(reasons->user, "head_size", asked,
                         "multiples of 32 with kv_dtype q8_0 and q4_0");
     }
+    supports_coded(layer, width, reasons);
     if (layer->kv_dtype == ATTN_KV_INT8_K && layer->dtype == ATTN_DTYPE_F32) {
         reasons->refuse(reasons->user, "dtype", "f32", "f16, bf16 with kv_dtype int8_k");
     }

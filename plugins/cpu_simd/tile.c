@@ -115,6 +115,7 @@ static void find_tile(struct tile *tile)
 {
     const struct problem *problem = &tile->run->problem;
     const struct work_item *item = tile->item;
+    const void **value_scales = tile->scale_rows + TILE_KEYS;
     int32_t skip = tile->skip;
     int32_t count = tile->n - skip;
     if (problem->shape.topk > 0) {
@@ -125,14 +126,40 @@ static void find_tile(struct tile *tile)
         return;
     }
     find_rows(problem, &problem->keys, item->request, item->head, tile->first + skip, count,
-              tile->key_rows + skip, tile->scale_rows);
-    if (problem->keys.scale != NULL) {
-        load_scales(tile->scale_rows, 0, count, tile->key_scale + skip);
+              tile->key_rows + skip, tile->scale_rows + skip);
+    if (has_float_scales(&problem->keys)) {
+        load_scales(tile->scale_rows + skip, 0, count, tile->key_scale + skip);
     }
     find_rows(problem, &problem->values, item->request, item->head, tile->first + skip, count,
-              tile->value_rows + skip, tile->scale_rows);
-    if (problem->values.scale != NULL) {
-        load_scales(tile->scale_rows, 0, count, tile->value_scale + skip);
+              tile->value_rows + skip, value_scales + skip);
+    if (has_float_scales(&problem->values)) {
+        load_scales(value_scales + skip, 0, count, tile->value_scale + skip);
+    }
+}
+
+static void stage_tile(const struct tile *tile, char *scratch)
+{
+    const struct attend_run *run = tile->run;
+    const struct problem *problem = &run->problem;
+    int32_t skip = tile->skip;
+    struct stage stage = {.problem = problem, .n = tile->n - skip, .first = tile->first + skip};
+    if (problem->keys.stage) {
+        stage.source = &problem->keys;
+        stage.memory = scratch + run->layout.stage_keys;
+        stage.padded = problem->shape.depth_padded;
+        stage.rows = tile->key_rows + skip;
+        stage.scale_rows = tile->scale_rows + skip;
+        stage.scales = tile->key_scale + skip;
+        stage_rows(&stage);
+    }
+    if (problem->values.stage) {
+        stage.source = &problem->values;
+        stage.memory = scratch + run->layout.stage_values;
+        stage.padded = problem->shape.width_padded;
+        stage.rows = tile->value_rows + skip;
+        stage.scale_rows = tile->scale_rows + TILE_KEYS + skip;
+        stage.scales = tile->value_scale + skip;
+        stage_rows(&stage);
     }
 }
 
@@ -144,26 +171,18 @@ static void load_tile(struct tile *tile, char *scratch)
     find_tile(tile);
     int32_t padded = round_up(tile->n, COLUMN_MULTIPLE);
     int32_t skip = tile->skip;
-    int32_t count = tile->n - skip;
     for (int32_t j = 0; j < skip; j++) {
         tile->key_rows[j] = tile->value_rows[j] = tile->zero_row;
         tile->key_scale[j] = tile->value_scale[j] = 0.0f;
     }
-    if (problem->keys.scale != NULL || problem->values.scale != NULL) {
+    if (problem->keys.row_scale || problem->values.row_scale) {
         for (int32_t j = tile->n; j < padded; j++) {
             tile->key_scale[j] = 0.0f;
             tile->value_scale[j] = 0.0f;
         }
     }
-    if (problem->keys.stage) {
-        stage_rows(problem, &problem->keys, scratch + run->layout.stage_keys, shape->depth_padded,
-                   count, tile->key_rows + skip, tile->key_scale + skip);
-    }
-    if (problem->values.stage) {
-        stage_rows(problem, &problem->values, scratch + run->layout.stage_values,
-                   shape->width_padded, count, tile->value_rows + skip, tile->value_scale + skip);
-    }
-    if (problem->values.scale != NULL) { /* such rows are always staged */
+    stage_tile(tile, scratch);
+    if (problem->values.row_scale) { /* such rows are always staged */
         move_non_finite_scales(tile);
     }
     const struct engine *engine = shape->engine;
@@ -199,7 +218,7 @@ static void apply_terms(struct tile *tile, int32_t first_row, int32_t rows, int3
     struct score_terms terms = {.scale = key_factor(problem, item->head),
                                 .soft_cap = layer->soft_cap,
                                 .alibi = layer->alibi};
-    if (problem->keys.scale != NULL) {
+    if (problem->keys.row_scale) {
         terms.key_scale = tile->key_scale + begin;
     }
     for (int32_t r = 0; r < rows; r++) {
@@ -244,7 +263,7 @@ static void round_probabilities(struct tile *tile, int32_t rows, int32_t begin, 
         variant->codes->encode[element](codes, p + begin, scale, NULL, end - begin);
         variant->f32->unpack[element](p + begin, codes, end - begin);
         for (int32_t j = begin; j < end; j++) {
-            p[j] *= problem->values.scale != NULL ? scale * tile->value_scale[j] : scale;
+            p[j] *= problem->values.row_scale ? scale * tile->value_scale[j] : scale;
         }
     }
 }
@@ -306,7 +325,7 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
         .reference = tile->reference + first_row,
         .sum = tile->sum + first_row,
         .rescale = tile->rescale,
-        .value_scale = problem->values.scale != NULL && !shape->rounds ? tile->value_scale : NULL,
+        .value_scale = problem->values.row_scale && !shape->rounds ? tile->value_scale : NULL,
     };
     engine->softmax(&softmax);
     if (shape->rounds) {

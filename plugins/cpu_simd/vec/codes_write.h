@@ -7,6 +7,7 @@
 
 #include "../convert.h"
 #include "../engine.h"
+#include "common/turboquant.h"
 
 /* x - q by without rounding: q is a quotient of theirs */
 INLINE float quotient_rest(float x, float q, float by)
@@ -173,10 +174,103 @@ static int32_t codes_to_int4(uint8_t *codes, const float *x, const float *signs,
     return zero;
 }
 
+static double codes_to_levels(uint8_t *codes, const float *x, const double *halfway, int32_t bits,
+                              int32_t n)
+{
+    double row[MAX_HEAD_SIZE], sum = 0;
+    int32_t half = 1 << (bits - 1), away[MAX_HEAD_SIZE];
+    for (int32_t d = 0; d < n; d++) {
+        row[d] = (double)x[d];
+        sum += row[d] * row[d];
+    }
+    double norm = __builtin_sqrt(sum);
+    if (!(norm <= 0x1p1000)) {
+        return (double)__builtin_nanf("");
+    }
+    for (int32_t at = 1; at < n; at *= 2) {
+        turn_stage(row, n, at);
+    }
+    for (int32_t d = 0; d < n; d++) {
+        row[d] = row[d] / (norm + TURBOQUANT_EPSILON);
+        away[d] = 0;
+    }
+    for (int32_t i = 0; i + 1 < half; i++) { /* what is halfway belongs to the upper one */
+        for (int32_t d = 0; d < n; d++) {
+            away[d] += row[d] >= 0 ? row[d] >= halfway[i] : row[d] < -halfway[i];
+        }
+    }
+    for (int32_t d = 0; d < n; d++) {
+        codes[d] = (uint8_t)(row[d] >= 0 ? half + away[d] : half - 1 - away[d]);
+    }
+    return norm;
+}
+
+static float codes_levels(float *restrict out, const int8_t *restrict codes,
+                          const float *restrict levels, int32_t n)
+{
+    float parts[8] = {0};
+    for (int32_t d = 0; d < n; d++) {
+        out[d] = levels[codes[d]];
+    }
+    for (int32_t d = 0; d < n; d += 8) {
+        for (int32_t i = 0; i < 8; i++) {
+            parts[i] += out[d + i] * out[d + i];
+        }
+    }
+    return ((parts[0] + parts[1]) + (parts[2] + parts[3])) +
+           ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+}
+
+static void codes_steps(float *restrict out, const int8_t *restrict codes, float step, float low,
+                        int32_t n)
+{
+    for (int32_t d = 0; d < n; d++) {
+        out[d] = (float)codes[d] * step + low;
+    }
+}
+
+/* Twice 0, 0.5, 1, 1.5, 2, 3, 4, 6. */
+INLINE float e2m1_doubled(int8_t code)
+{
+    int8_t size = code & 7;
+    int8_t doubled = (int8_t)(size + (size > 4) + (size > 5) + (size > 6 ? 3 : 0));
+    return (float)(code & 8 ? (int8_t)-doubled : doubled);
+}
+
+static void codes_e2m1(float *restrict out, const int8_t *restrict codes,
+                       const float *restrict scales, int32_t run, int32_t n)
+{
+    for (int32_t d = 0; d < n && run == 1; d++) {
+        out[d] = e2m1_doubled(codes[d]) * (0.5f * scales[d]);
+    }
+    for (int32_t first = 0; first < n && run > 1; first += 16) {
+        float scale = 0.5f * scales[first / run];
+        for (int32_t d = first; d < first + 16; d++) {
+            out[d] = e2m1_doubled(codes[d]) * scale;
+        }
+    }
+}
+
+static void codes_threes(int8_t *restrict codes, const uint8_t *restrict packed, int32_t n)
+{
+    for (int32_t i = 0; i < n / 8; i++) {
+        uint32_t bits = (uint32_t)packed[3 * i] | (uint32_t)packed[3 * i + 1] << 8 |
+                        (uint32_t)packed[3 * i + 2] << 16;
+        for (int32_t d = 0; d < 8; d++) {
+            codes[8 * i + d] = (int8_t)(bits >> 3 * d & 7);
+        }
+    }
+}
+
 static const struct code_engine code_operations = {.largest = codes_largest,
                                                    .encode = {[ELEMENT_E4M3] = codes_to_e4m3,
                                                               [ELEMENT_E5M2] = codes_to_e5m2,
                                                               [ELEMENT_INT8] = codes_to_int8},
-                                                   .encode_int4 = codes_to_int4};
+                                                   .encode_int4 = codes_to_int4,
+                                                   .encode_levels = codes_to_levels,
+                                                   .levels = codes_levels,
+                                                   .steps = codes_steps,
+                                                   .e2m1 = codes_e2m1,
+                                                   .threes = codes_threes};
 
 #endif
