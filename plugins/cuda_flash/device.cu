@@ -137,6 +137,7 @@ extern "C" bool tensor_map_encode(const struct gpu_device *device, const void *d
     if (device->encode_map == NULL || device->major < 9) {
         return false;
     }
+    scope inside(device); /* without a current context there are no maps */
     return ((encode_fn *)device->encode_map)(
                (CUtensorMap *)map,
                shape->element == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16,

@@ -268,7 +268,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
 const struct gpu_prefill sm90_prefill = {
     .load = prefill_load,
     .serves = serves,
-    .invariant = false, /* some requests have other bits alone, for a cause that is not known */
+    .invariant = true,
     .pays = pays,
     .bytes = bytes_of,
     .plan = plan_prefill,

@@ -303,7 +303,9 @@ def check_alone():
     """Batch-invariant layers: requests alone give the bits that they have in a batch of more items than multiprocessors."""
     failed = done = 0
     for settings in (dict(), dict(causal=False), dict(cap=20.0), dict(alibi=1), dict(alibi=2), dict(window=(300, 0)), dict(sinks=True),
-                     dict(size=(64, 64)), dict(size=(192, 128)), dict(size=(256, 256)), dict(dtype=torch.float16, heads=(14, 2))):
+                     dict(size=(64, 64)), dict(size=(192, 128)), dict(size=(256, 256)), dict(dtype=torch.float16, heads=(14, 2)),
+                     dict(size=(64, 64), cap=8.0, causal=False), dict(size=(256, 256), alibi=1, window=(12, 1), causal=False),
+                     dict(size=(224, 224), cap=8.0, alibi=2, window=(20, 0), dtype=torch.float16)):
         queries = [random.randint(1, 1500) for _ in range(20)] + [1, 2, 9, 33]
         keys = [n + random.choice([0, random.randint(1, 2000)]) for n in queries]
         settings = dict(settings, lse=True, invariant=True)

@@ -8,6 +8,7 @@
 
 #include "hold.h"
 #include "side.h"
+#include "support/number.h"
 #include "watch.h"
 
 const char *const trial_way_names[TRIAL_WAY_COUNT] = {
@@ -153,6 +154,38 @@ bool trial_serves(void *user, const struct factor_value *v)
            trial_supports(trial, trial->tested, &layer, case_phase(v));
 }
 
+/* Where the first byte differs, and whose row it is. */
+static enum trial_result say_other_bits(struct trial *trial, const struct problem *problem,
+                                        const struct side *tested, const uint8_t *together,
+                                        const uint8_t *alone)
+{
+    const struct attn_tensor *out = &tested->binding.out;
+    int32_t dtype = problem->v[FACTOR_DTYPE].a, r = 0;
+    size_t at = 0, first = problem->at.out;
+    while (at + 1 < problem->image.used && together[at] == alone[at]) {
+        at++;
+    }
+    int64_t element = ((int64_t)at - (int64_t)first) / (int64_t)number_bytes(dtype);
+    int64_t token = element / out->strides[0], within = element % out->strides[0];
+    if (at < first || token >= problem->num_actual_tokens) {
+        return trial_say(trial, TRIAL_FAILED,
+                         "a request alone gives other bits than in its batch, from byte %zu on",
+                         at);
+    }
+    int64_t end = problem->first_row + problem->requests[0].query_len;
+    while (r + 1 < problem->num_reqs && token >= end) {
+        end += problem->requests[++r].query_len;
+    }
+    return trial_say(trial, TRIAL_FAILED,
+                     "a request alone gives other bits than in its batch: out[token %lld, head "
+                     "%lld, dim %lld] is %g, not %g, of request %d with %d queries over %d keys",
+                     (long long)token, (long long)(within / out->strides[1]),
+                     (long long)(within % out->strides[1]),
+                     number_load(alone + first, element, dtype),
+                     number_load(together + first, element, dtype), r,
+                     problem->requests[r].query_len, problem->requests[r].seq_len);
+}
+
 /* After the whole batch: every request again as a batch of its own, over the same outputs, which
  * must not change by a bit. Views with query_start_loc[0] above 0 are what the core hands out, too.
  */
@@ -201,8 +234,7 @@ static enum trial_result run_alone(struct trial *trial, const struct problem *pr
     } else if (result == TRIAL_PASSED &&
                (!device_read(tested->device, alone, tested->memory, bytes) ||
                 memcmp(alone, together, problem->image.used) != 0)) {
-        result =
-            trial_say(trial, TRIAL_FAILED, "a request alone gives other bits than in its batch");
+        result = say_other_bits(trial, problem, tested, together, alone);
     }
     free(together);
     free(alone);

@@ -79,37 +79,42 @@ static attn_status check_attend(const struct attn_attend_args *args, struct attn
                              : status;
 }
 
-/* By the plugin's prefill and matrix kernels, each for its requests. False: neither serves these
- * arguments, and nothing was launched. */
-static bool attend_planned(const struct attn_attend_args *args, struct gpu_params *p,
-                           const char **cause)
+/* By the kernel that walks anything, row by row. */
+static const char *attend_plainly(const struct attn_attend_args *args, const struct gpu_params *p)
+{
+    const struct gpu_device *device = &args->instance->device;
+    bool nibbles = p->k.form >= GPU_ROW_INT4 || p->v.form >= GPU_ROW_INT4;
+    return gpu_device_launch(device, nibbles ? GPU_KERNEL_plain_nibbles : GPU_KERNEL_plain,
+                             (int64_t)device->num_sms * 8, p, args->stream);
+}
+
+/* By the plugin's prefill and matrix kernels, each for its requests. Where one of them refuses the
+ * tensors, the plain kernel has written all rows before the other writes its own: a request's way
+ * is that of its rows and the tensors, whatever else is in the batch. */
+static const char *attend_planned(const struct attn_attend_args *args, struct gpu_params *p)
 {
     const struct gpu_matrix_kernels *matrix = args->instance->matrix;
     const struct gpu_prefill *prefill = args->instance->prefill;
     const struct gpu_device *device = &args->instance->device;
     const struct plan_host *plan = args->plan_host;
     set_schedule(&p->schedule, args);
-    if (plan->has_many && !prefill->attend(args, p, prefill_memory(args), cause)) {
-        return false; /* all rows are still to do, and the schedule has some of them */
-    }
-    if (*cause != NULL || !plan->has_few) {
-        return true;
-    }
     struct gpu_widen_params widen;
     struct gpu_params matrix_params = *p;
     bool widens = widened_query(p, args, &widen);
     if (widens) {
         matrix_params.q = widen.to;
     }
-    if (!matrix->serves(args, &matrix_params)) {
-        return false;
+    bool few = plan->has_few && matrix->serves(args, &matrix_params), plain = plan->has_few && !few;
+    const char *cause = plain ? attend_plainly(args, p) : NULL;
+    if (cause == NULL && plan->has_many &&
+        !prefill->attend(args, p, prefill_memory(args), &cause) && !plain) {
+        cause = attend_plainly(args, p);
     }
-    if (widens) {
-        *cause = gpu_device_launch(device, GPU_KERNEL_widen, (int64_t)device->num_sms * 16, &widen,
-                                   args->stream);
+    if (cause == NULL && few && widens) {
+        cause = gpu_device_launch(device, GPU_KERNEL_widen, (int64_t)device->num_sms * 16, &widen,
+                                  args->stream);
     }
-    *cause = *cause != NULL ? *cause : matrix->attend(args, &matrix_params);
-    return true;
+    return cause == NULL && few ? matrix->attend(args, &matrix_params) : cause;
 }
 
 attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *error)
@@ -121,12 +126,7 @@ attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *e
     }
     set_problem(&p.problem, args);
     set_tensors(&p, args);
-    const struct gpu_device *device = &args->instance->device;
-    const char *cause = NULL;
-    if (args->state->way == GPU_WAY_WITHOUT_PLAN || !attend_planned(args, &p, &cause)) {
-        bool nibbles = p.k.form >= GPU_ROW_INT4 || p.v.form >= GPU_ROW_INT4;
-        cause = gpu_device_launch(device, nibbles ? GPU_KERNEL_plain_nibbles : GPU_KERNEL_plain,
-                                  (int64_t)device->num_sms * 8, &p, args->stream);
-    }
+    bool planned = args->state->way != GPU_WAY_WITHOUT_PLAN;
+    const char *cause = planned ? attend_planned(args, &p) : attend_plainly(args, &p);
     return device_status(cause, "attend", error);
 }
