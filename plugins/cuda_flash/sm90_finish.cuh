@@ -179,11 +179,11 @@ static __device__ __forceinline__ void turn_chunks(uint32_t (&w)[4], int lane)
     }
 }
 
-/* Rows `row` and row + 8 of this lane; m in the units that `scale` takes to base 2. */
+/* Rows `row` and row + 8 of this lane; m is in base 2. */
 template <class S>
 static __device__ __forceinline__ void
-finish_item(const prefill_params &a, const prefill_item &item, int32_t row, float scale,
-            const float (&m)[2], const float (&l)[2], const float (&o)[S::dv / 2])
+finish_item(const prefill_params &a, const prefill_item &item, int32_t row, const float (&m)[2],
+            const float (&l)[2], const float (&o)[S::dv / 2])
 {
     const gpu_params &p = a.p;
     const int lane = threadIdx.x & 31;
@@ -197,8 +197,7 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, floa
         prefill_out out = {nullptr, nullptr, -INFINITY};
         if (is_there) {
             out = out_of_row(a, item, row + 8 * r);
-            factor = softmax_close_base2(out.sink, __fmul_rn(m[r], scale), sum,
-                                         (lane & 3) == 0 ? out.lse : nullptr);
+            factor = softmax_close_base2(out.sink, m[r], sum, (lane & 3) == 0 ? out.lse : nullptr);
         }
 #pragma unroll
         for (int n = 0; n < S::dv / 8; n += 4) {

@@ -6,6 +6,7 @@
 #define SECTION_BYTES (8 << 20) /* of keys and values that stay in the L2 */
 #define MOST_BOXES 32           /* of a tile: a lane has one */
 #define LEAST_PARTS 8           /* of an item, whose CTAs have a multiprocessor each */
+#define LEAST_SCALE 1e-6f       /* of scores that count in raw products */
 #define LONG_ITEM 1024          /* keys, from which on an item is worth cutting */
 
 static size_t round_up(size_t bytes)
@@ -242,6 +243,26 @@ static bool map_tensors(struct prefill_params *a, const struct attn_attend_args 
                       a->size_v, keys, a->grouped);
 }
 
+/* Scores count in raw products, or in a soft cap's tanh, wherever that unit is sound. */
+static void set_terms(struct prefill_params *a)
+{
+    const float log2e = 1.4426950408889634f;
+    const struct gpu_problem *p = &a->p.problem;
+    bool capped = p->soft_cap > 0, raw = p->scale >= LEAST_SCALE;
+    float unit = capped ? p->soft_cap : raw ? p->scale : 1;
+    a->into = capped ? p->scale / p->soft_cap : p->scale;
+    a->unit = unit * log2e;
+    a->of_bias = 1 / unit;
+    a->terms = (capped ? PREFILL_CAPPED
+                : raw  ? 0
+                       : PREFILL_MULTIPLIED) |
+               (p->alibi == ATTN_ALIBI_LINEAR ? PREFILL_LINEAR : 0) |
+               (p->alibi == ATTN_ALIBI_SQRT ? PREFILL_ROOT : 0) | (p->tree ? PREFILL_TREE : 0);
+    bool one = (a->terms & ~PREFILL_TREE) == 0 || (a->terms & ~PREFILL_TREE) == PREFILL_CAPPED ||
+               ((a->terms & ~PREFILL_TREE) == PREFILL_LINEAR && a->size_v <= 128);
+    a->terms |= one ? 0 : PREFILL_MIXED;
+}
+
 static bool attend_prefill(const struct attn_attend_args *args, const struct gpu_params *p,
                            char *memory, const char **cause)
 {
@@ -254,8 +275,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
         return false;
     }
     set_items(&a, args, memory);
-    a.has_terms = p->problem.soft_cap > 0 || p->problem.alibi != ATTN_ALIBI_NONE ||
-                  p->problem.tree != NULL || !(p->problem.scale > 0);
+    set_terms(&a);
     a.wide_rows = bits_of_rows(&p->out) % 16 == 0;
     if (!map_tensors(&a, args)) {
         return false;

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Prefill on sm_90a: 128 rows of one KV head against tiles of keys, by wgmma. Two warp groups have
  * 64 rows each; scores of the next tile are multiplied while weights of this one are made, also
- * from one item to the next. A tile of 128 keys of D 128: 64 KiB of keys and values, 8.4 MFLOP in
- * 2048 clocks of the tensor cores; its 16384 exponentials take 1024 clocks. Keys are taken from the
- * last tile to the first on a grid from position 0, an item by one CTA. */
+ * from one item to the next. Tiles that all rows see whole are walked in loops that hold nothing
+ * but arithmetic; the others, at the edges of what rows see, go a general way that gives the same
+ * bits. A tile of 128 keys of D 128: 64 KiB of keys and values, 8.4 MFLOP in 2048 clocks of the
+ * tensor cores; its 16384 exponentials take 1024 clocks. Keys are taken from the last tile to the
+ * first on a grid from position 0, an item by one CTA. */
 #ifndef CUDA_FLASH_SM90_PREFILL_CUH
 #define CUDA_FLASH_SM90_PREFILL_CUH
 
@@ -12,12 +14,11 @@
 #include "ptx/sm90_wgmma.cuh"
 #include "sm90_produce.cuh"
 
-/* s = queries of this warp group x keys of a stage. */
+/* s = queries x keys; places of matrix_at. */
 template <class S>
-static __device__ __forceinline__ void multiply_keys(uint32_t queries, uint32_t keys,
+static __device__ __forceinline__ void multiply_keys(uint64_t q, uint64_t k,
                                                      float (&s)[S::keys / 2])
 {
-    uint64_t q = matrix_at(queries, 0, 1024), k = matrix_at(keys, 0, S::k_group);
     pin(s);
     wgmma_begin();
 #pragma unroll
@@ -28,12 +29,11 @@ static __device__ __forceinline__ void multiply_keys(uint32_t queries, uint32_t 
     wgmma_commit();
 }
 
-/* o += weights x values of a stage. */
+/* o += weights x values. */
 template <class S>
 static __device__ __forceinline__ void
-multiply_values(uint32_t values, const uint32_t (&w)[S::keys / 16][4], float (&o)[S::dv / 2])
+multiply_values(uint64_t v, const uint32_t (&w)[S::keys / 16][4], float (&o)[S::dv / 2])
 {
-    uint64_t v = matrix_at(values, S::column, S::v_group);
     pin(o);
     wgmma_begin();
 #pragma unroll
@@ -81,55 +81,197 @@ static __device__ __forceinline__ void clear_values(const prefill_params &a,
     barrier_group(barrier); /* all of it is zero */
 }
 
+/* What a lane of a computing warp group has. */
+template <class S> struct prefill_lane {
+    float s[S::keys / 2], o[S::dv / 2], m[2], l[2], f[2];
+    uint32_t w[S::keys / 16][4];
+};
+
+static __device__ __forceinline__ void arrive_once(uint64_t &barrier)
+{
+    if ((threadIdx.x & 31) == 0) {
+        barrier_arrive(shared_address(&barrier));
+    }
+}
+
+/* The weights are used, and what they are replaced by is made. BEHIND: not before those are known,
+ * which the general way needs; in the loops of inner tiles, where ptxas waits some way into the
+ * exponentials, it costs 9 %. */
+template <class S, bool BEHIND>
+static __device__ __forceinline__ void leave_values(prefill_lane<S> &x, uint64_t &empty)
+{
+    if (BEHIND) {
+        pin(x.s);
+        wgmma_wait_behind<0>(x.l[0] + x.l[1]);
+    } else {
+        wgmma_wait<0>();
+    }
+    pin(x.o);
+    arrive_once(empty);
+    pack_weights<S>(x.s, x.w);
+}
+
+template <class S> static __device__ __forceinline__ void shrink_sums(prefill_lane<S> &x)
+{
+#pragma unroll
+    for (int i = 0; i < S::dv / 2; i++) {
+        x.o[i] *= x.f[(i >> 1) & 1];
+    }
+}
+
+/* Places of matrix_at: of an item's queries, and of the first stage. */
+struct inner_matrices {
+    uint64_t q, k, v;
+};
+
+/* One inner tile, from stage FROM to the other: both are known here, so that nothing but the
+ * arithmetic is left. `parity`: of the keys' stage, and of the values'. `key`: the lane's first. */
+template <class S, int FROM, int TERM>
+static __device__ __forceinline__ void
+step_inside(const prefill_params &a, prefill_shared<S> &mine, const inner_matrices &at,
+            int k_parity, int v_parity, const prefill_rows &rows, int32_t key, prefill_lane<S> &x)
+{
+    constexpr int to = FROM ^ 1;
+    barrier_wait(shared_address(&mine.k_full[to]), k_parity);
+    multiply_keys<S>(matrix_again(at.q), matrix_again(at.k) + to * (S::k_bytes / 16), x.s);
+    barrier_wait(shared_address(&mine.v_full[FROM]), v_parity);
+    multiply_values<S>(matrix_again(at.v) + FROM * (S::v_bytes / 16), x.w, x.o);
+    wgmma_wait<1>();
+    pin(x.s);
+    arrive_once(mine.k_empty[to]);
+    float shift[2] = {0.0f, 0.0f};
+    if constexpr (TERM == PREFILL_CAPPED) {
+        cap_scores(a, x.s);
+    } else if constexpr (TERM == PREFILL_LINEAR) {
+        slope_scores(a, rows, key, x.s, shift);
+    }
+    soften(a.unit, shift, x.s, x.m, x.l, x.f);
+    leave_values<S, false>(x, mine.v_empty[FROM]);
+    shrink_sums<S>(x);
+}
+
+/* Inner tiles of an item, `key` being the lane's first of the tile before them; those that were
+ * walked are counted. Only where nothing is added to scores is there a step from stage 1, and one
+ * that has no partner. */
+template <class S, int TERM>
+static __device__ __forceinline__ int32_t walk_inside(const prefill_params &a,
+                                                      prefill_shared<S> &mine,
+                                                      const prefill_item &item, int32_t row,
+                                                      uint32_t queries, int32_t count, int32_t key,
+                                                      ring_place<PREFILL_STAGES> &stage,
+                                                      prefill_lane<S> &x)
+{
+    const inner_matrices at = {matrix_at(queries, 0, 1024),
+                               matrix_at(shared_address(mine.k[0]), 0, S::k_group),
+                               matrix_at(shared_address(mine.v[0]), S::column, S::v_group)};
+    prefill_rows rows;
+    int32_t left = count;
+    if (TERM == PREFILL_LINEAR) {
+        enter_rows(a, item, row, rows);
+    }
+    if (TERM == 0 && stage.at == 1 && left > 0) {
+        step_inside<S, 1, 0>(a, mine, at, stage.parity ^ 1, stage.parity, rows, key, x);
+        stage.step();
+        left--;
+    }
+    if (stage.at == 0) {
+#pragma unroll 1
+        for (; left > 1; left -= 2) {
+            step_inside<S, 0, TERM>(a, mine, at, stage.parity, stage.parity, rows, key - S::keys,
+                                    x);
+            step_inside<S, 1, TERM>(a, mine, at, stage.parity ^ 1, stage.parity, rows,
+                                    key - 2 * S::keys, x);
+            stage.parity ^= 1;
+            key -= 2 * S::keys;
+        }
+        if (TERM == 0 && left > 0) {
+            step_inside<S, 0, 0>(a, mine, at, stage.parity, stage.parity, rows, key, x);
+            stage.step();
+            left--;
+        }
+    }
+    return count - left;
+}
+
 template <class S>
 static __device__ __forceinline__ void compute(const prefill_params &a, prefill_shared<S> &mine,
                                                int group)
 {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const int32_t row = group * 64 + warp * 16 + (lane >> 2);
-    const float scale = a.has_terms ? 1.0f : a.p.problem.scale * LOG2E;
     const uint32_t queries = shared_address(mine.q[0]) + group * (64 * 128);
-    float s[S::keys / 2], o[S::dv / 2], m[2], l[2], f[2];
-    uint32_t w[S::keys / 16][4];
-    prefill_rows rows;
+    prefill_lane<S> x;
     ring_place<PREFILL_SLOTS> slot;
     ring_place<S::query_buffers> query;
     ring_place<PREFILL_STAGES> stage;
     int32_t left = 0, base = 0;
-    auto arrive = [&](uint64_t &barrier) {
-        if (lane == 0) {
-            barrier_arrive(shared_address(&barrier));
-        }
-    };
     auto enter_item = [&](const prefill_item &item) {
         left = item.work.count;
         base = tile_base(item, item.work.first + left - 1, S::keys);
-        m[0] = m[1] = -INFINITY;
-        l[0] = l[1] = 0.0f;
+        x.m[0] = x.m[1] = -INFINITY;
+        x.l[0] = x.l[1] = 0.0f;
         barrier_wait(shared_address(&mine.q_full[query.at]), query.parity);
     };
     auto begin_keys = [&]() {
-        multiply_keys<S>(queries + query.at * S::q_bytes, shared_address(mine.k[stage.at]), s);
+        multiply_keys<S>(matrix_at(queries + query.at * S::q_bytes, 0, 1024),
+                         matrix_at(shared_address(mine.k[stage.at]), 0, S::k_group), x.s);
     };
     auto leave_keys = [&]() { /* the product of the keys is there */
-                              pin(s);
-                              arrive(mine.k_empty[stage.at]);
+                              pin(x.s);
+                              arrive_once(mine.k_empty[stage.at]);
                               left--;
                               if (left == 0) {
-                                  arrive(mine.q_empty[query.at]);
+                                  arrive_once(mine.q_empty[query.at]);
                                   query.step();
                               }
     };
-    auto weigh = [&](const prefill_item &item) {
-        int32_t key = base + (lane & 3) * 2;
-        if (a.has_terms) {
-            if (S::dv > 128) { /* no registers to keep it in */
-                enter_rows(a, item, row, rows);
-            }
-            add_terms(a, item, rows, row, key, s);
+    /* What the rows see, where that matters for the next tile; there are no registers to keep it in
+     * from tile to tile. */
+    auto look = [&](const prefill_item &item, prefill_rows &rows) {
+        int32_t tile = item.work.first + left - 1;
+        bool inner = tile >= item.inner_first && tile < item.inner_end;
+        if (!inner || a.terms != 0) {
+            enter_rows(a, item, row, rows);
         }
-        mask_tile(rows, base, key, s);
-        soften(scale, s, m, l, f);
+        return inner;
+    };
+    auto weigh = [&](const prefill_item &item, const prefill_rows &rows, bool inner) {
+        int32_t key = base + (lane & 3) * 2;
+        float shift[2] = {0.0f, 0.0f};
+        if (!inner || a.terms != 0) {
+            add_terms(a, item, rows, row, key, inner, x.s, shift);
+            mask_tile(rows, base, key, x.s);
+        }
+        soften(a.unit, shift, x.s, x.m, x.l, x.f);
+    };
+    /* Next tiles of the item that are inner ones. The last tile gives the queries back; where there
+     * is one buffer of them, it does so at once, in the general way. */
+    auto walk = [&]() {
+        const prefill_item &item = mine.items[slot.at];
+        int32_t least = max(item.inner_first - item.work.first, S::query_buffers == 1),
+                most = item.inner_end - item.work.first, key = base + (lane & 3) * 2, count = 0;
+        uint32_t q = queries + query.at * S::q_bytes;
+        if ((a.terms & PREFILL_MIXED) || left <= least || left > most) {
+            return;
+        }
+        if (left == most) { /* the tile before is none of them */
+            barrier_wait(shared_address(&mine.v_full[stage.at]), stage.parity);
+            clear_values<S>(a, item, base, mine.v[stage.at], 1 + group);
+        }
+        count = left - least;
+        if (a.terms & PREFILL_CAPPED) {
+            count = walk_inside<S, PREFILL_CAPPED>(a, mine, item, row, q, count, key, stage, x);
+        } else if (S::dv <= 128 && (a.terms & PREFILL_LINEAR)) {
+            count = walk_inside<S, PREFILL_LINEAR>(a, mine, item, row, q, count, key, stage, x);
+        } else {
+            count = walk_inside<S, 0>(a, mine, item, row, q, count, key, stage, x);
+        }
+        left -= count;
+        base -= count * S::keys;
+        if (left == 0) {
+            arrive_once(mine.q_empty[query.at]);
+            query.step();
+        }
     };
     barrier_wait(shared_address(&mine.k_full[0]), 0);
     if (mine.items[0].work.row_tile < 0) {
@@ -137,22 +279,24 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
     }
     enter_item(mine.items[0]);
     begin_keys();
-    enter_rows(a, mine.items[0], row, rows);
+    prefill_rows rows;
+    bool inner = look(mine.items[0], rows);
     wgmma_wait<0>();
     leave_keys();
-    weigh(mine.items[0]);
-    pack_weights<S>(s, w);
+    weigh(mine.items[0], rows, inner);
+    pack_weights<S>(x.s, x.w);
 #pragma unroll
     for (int i = 0; i < S::dv / 2; i++) {
-        o[i] = 0.0f;
+        x.o[i] = 0.0f;
     }
     ring_place<PREFILL_STAGES> before; /* of the tile whose weights are made */
     int before_slot = 0;
     int32_t before_base = 0;
 #pragma unroll 1
     for (;;) {
+        walk();
         const bool ends = left == 0;
-        const float ended_m[2] = {m[0], m[1]}, ended_l[2] = {l[0], l[1]};
+        const float ended_m[2] = {x.m[0], x.m[1]}, ended_l[2] = {x.l[0], x.l[1]};
         before = stage;
         before_slot = slot.at;
         before_base = base;
@@ -169,38 +313,31 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
         begin_keys();
         barrier_wait(shared_address(&mine.v_full[before.at]), before.parity);
         clear_values<S>(a, mine.items[before_slot], before_base, mine.v[before.at], 1 + group);
-        multiply_values<S>(shared_address(mine.v[before.at]), w, o);
-        if (ends) {
-            enter_rows(a, mine.items[slot.at], row, rows);
-        }
+        multiply_values<S>(matrix_at(shared_address(mine.v[before.at]), S::column, S::v_group), x.w,
+                           x.o);
+        inner = look(mine.items[slot.at], rows);
         wgmma_wait<1>();
         leave_keys();
-        weigh(mine.items[slot.at]);
-        pin(s);
-        wgmma_wait_behind<0>(l[0] + l[1]);
-        pin(o);
-        arrive(mine.v_empty[before.at]);
-        pack_weights<S>(s, w);
+        weigh(mine.items[slot.at], rows, inner);
+        leave_values<S, true>(x, mine.v_empty[before.at]);
         if (ends) {
-            finish_item<S>(a, mine.items[before_slot], row, scale, ended_m, ended_l, o);
+            finish_item<S>(a, mine.items[before_slot], row, ended_m, ended_l, x.o);
             __syncwarp(); /* all lanes have read the item */
-            arrive(mine.item_empty[before_slot]);
+            arrive_once(mine.item_empty[before_slot]);
 #pragma unroll
             for (int i = 0; i < S::dv / 2; i++) {
-                o[i] = 0.0f;
+                x.o[i] = 0.0f;
             }
         }
-#pragma unroll
-        for (int i = 0; i < S::dv / 2; i++) {
-            o[i] *= f[(i >> 1) & 1];
-        }
+        shrink_sums<S>(x);
     }
     barrier_wait(shared_address(&mine.v_full[before.at]), before.parity);
     clear_values<S>(a, mine.items[before_slot], before_base, mine.v[before.at], 1 + group);
-    multiply_values<S>(shared_address(mine.v[before.at]), w, o);
+    multiply_values<S>(matrix_at(shared_address(mine.v[before.at]), S::column, S::v_group), x.w,
+                       x.o);
     wgmma_wait<0>();
-    pin(o);
-    finish_item<S>(a, mine.items[before_slot], row, scale, m, l, o);
+    pin(x.o);
+    finish_item<S>(a, mine.items[before_slot], row, x.m, x.l, x.o);
 }
 
 template <class S>

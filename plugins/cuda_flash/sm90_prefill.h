@@ -38,6 +38,16 @@ struct prefill_walk {
     int32_t row_step, column_step; /* of boxes in shared memory, bytes */
 };
 
+/* What makes a score beside the product and the unit that it counts in. */
+enum prefill_terms {
+    PREFILL_MULTIPLIED = 1, /* products are multiplied by `into` */
+    PREFILL_CAPPED = 2,     /* tanh of that */
+    PREFILL_LINEAR = 4,     /* ALiBi in the distance */
+    PREFILL_ROOT = 8,       /* ALiBi in its square root */
+    PREFILL_TREE = 16,
+    PREFILL_MIXED = 32 /* no loop of its own: each tile goes the general way */
+};
+
 /* One item, in the order in which CTAs take them. row_tile < 0: there are no more. */
 struct prefill_work {
     int32_t row_tile, head, first, count; /* key tiles first .. first + count - 1 */
@@ -54,11 +64,14 @@ struct prefill_params {
     int32_t queries;       /* of a row tile */
     int32_t query_bytes;   /* that TMA brings of one */
     int32_t group_inverse; /* 2^16 / group, rounded up: exact for rows of a tile */
-    int32_t has_terms;     /* 1: more than scale and intervals makes a score */
-    int32_t grouped;       /* 1: K and V are walked as PREFILL_PAGE_BOX */
-    int32_t wide_rows;     /* 1: rows of out can be written 16 bytes at a time */
-    int32_t size, size_v;  /* padded head sizes */
-    int64_t section_keys;  /* keys of (request, KV head) units in one section, at least */
+    int32_t terms;         /* of enum prefill_terms, by bits */
+    /* What a product is multiplied by before a soft cap, what a score's unit is in base 2, and what
+     * takes a bias to that unit. */
+    float into, unit, of_bias;
+    int32_t grouped;      /* 1: K and V are walked as PREFILL_PAGE_BOX */
+    int32_t wide_rows;    /* 1: rows of out can be written 16 bytes at a time */
+    int32_t size, size_v; /* padded head sizes */
+    int64_t section_keys; /* keys of (request, KV head) units in one section, at least */
     struct prefill_header *header;
     struct prefill_work *work;
     int32_t *key_sum; /* [R] keys of the requests before each */

@@ -8,6 +8,30 @@
 
 #include "sm90_shape.cuh"
 
+/* The tiles of a row tile that the general way has nothing to do to: first .. end - 1. */
+struct inner_tiles {
+    int32_t first, end;
+};
+
+static __device__ __forceinline__ inner_tiles inner_of(const prefill_params &a,
+                                                       const gpu_row_tile &row_tile, int32_t keys)
+{
+    const gpu_problem &p = a.p.problem;
+    gpu_request request = request_of_row_tile(row_tile);
+    gpu_interval from = interval_of(p, request, row_tile.first_row / p.group);
+    gpu_interval to =
+        interval_of(p, request, (row_tile.first_row + row_tile.num_rows - 1) / p.group);
+    int32_t low = max(to.first, 0), high = from.last; /* both grow with the position */
+    if (a.terms & PREFILL_TREE) {
+        high = min(high, row_tile.length - row_tile.query_len - 1);
+    }
+    if (a.terms & PREFILL_LINEAR) { /* distances there are of one sign */
+        high = min(high, from.position);
+    }
+    int32_t base = row_tile.k0 & ~(keys - 1);
+    return {(low - base + keys - 1) / keys, high < base ? 0 : (high + 1 - base) / keys};
+}
+
 /* Items for this CTA: number blockIdx.x, then whatever number it draws. Every item draws one
  * number, so who gets the last puts the counter back. */
 template <class S>
@@ -23,7 +47,7 @@ static __device__ __forceinline__ void take_items(const prefill_params &a, prefi
             drawn = atomicAdd(&a.header->taken, 1);
         }
         constexpr int head = sizeof(prefill_work) / 4, words = head + sizeof(gpu_row_tile) / 4;
-        static_assert(words < 32, "a word for a lane");
+        static_assert(words + 3 <= 32, "a word for a lane");
         int32_t word = -1;
         if (index < items && lane < head) {
             word = ((const int32_t *)&a.work[index])[lane];
@@ -32,12 +56,15 @@ static __device__ __forceinline__ void take_items(const prefill_params &a, prefi
         if (index < items && lane >= head && lane < words) {
             word = ((const int32_t *)&a.p.schedule.row_tiles[pair])[lane - head];
         }
-        int32_t row = __shfl_sync(0xffffffffu, word, head + offsetof(gpu_row_tile, first_row) / 4);
-        if (lane == words) {
-            word = row / a.p.problem.group;
+        if (index < items && lane >= words && lane < words + 3) {
+            const gpu_row_tile &row_tile = a.p.schedule.row_tiles[pair];
+            inner_tiles inner = inner_of(a, row_tile, S::keys);
+            word = lane == words       ? row_tile.first_row / a.p.problem.group
+                   : lane == words + 1 ? inner.first
+                                       : inner.end;
         }
         barrier_wait(shared_address(&mine.item_empty[slot.at]), slot.parity ^ 1);
-        if (lane <= words) {
+        if (lane < words + 3) {
             ((int32_t *)&mine.items[slot.at])[lane] = word;
         }
         barrier_arrive(shared_address(&mine.item_full[slot.at])); /* all lanes: 32 arrivals */

@@ -12,7 +12,7 @@
  * that no tile is masked for them. */
 struct prefill_rows {
     int32_t first[2], last[2], position[2];
-    float slope[2];
+    float slope[2]; /* of a bias, in the unit of scores */
 };
 
 /* An interval even with spans: each that holds the query's position only makes it longer. */
@@ -59,7 +59,7 @@ static __device__ __forceinline__ void enter_rows(const prefill_params &a, const
             rows.position[i] = v.position;
             if (p.problem.slopes != nullptr) {
                 rows.slope[i] =
-                    -p.problem.slopes[item.work.head * p.problem.group + at.head] * LOG2E;
+                    -p.problem.slopes[item.work.head * p.problem.group + at.head] * a.of_bias;
             }
         }
     }
@@ -91,33 +91,56 @@ static __device__ __forceinline__ void add_tree(const prefill_params &a, const p
                 s[i] = bits[column / 32] >> (column % 32) & 1 ? s[i] : -INFINITY;
             } else {
                 float bias = __uint_as_float(bits[column]);
-                s[i] = bias == -INFINITY ? -INFINITY : s[i] + LOG2E * bias;
+                s[i] = bias == -INFINITY ? -INFINITY : s[i] + a.of_bias * bias;
             }
         }
     }
 }
 
-/* Raw products become scores in base 2. `key`: the lane's first. */
+template <int N>
+static __device__ __forceinline__ void cap_scores(const prefill_params &a, float (&s)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        s[i] = fast_tanh(s[i] * a.into);
+    }
+}
+
+/* Linear ALiBi of a tile whose keys lie at or before every row's position: what a lane's keys share
+ * goes into `shift`, in base 2; `key`: the lane's first. */
+template <int N>
+static __device__ __forceinline__ void slope_scores(const prefill_params &a,
+                                                    const prefill_rows &rows, int32_t key,
+                                                    float (&s)[N], float (&shift)[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        shift[r] = __fmul_rn(__fmul_rn(rows.slope[r], a.unit), (float)(rows.position[r] - key));
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        s[i] = fmaf(-rows.slope[(i >> 1) & 1], (float)((i >> 2) * 8 + (i & 1)), s[i]);
+    }
+}
+
+/* Raw products become scores, whose unit is a.unit in base 2, but for what goes into `shift`. */
 template <int N>
 static __device__ __forceinline__ void add_terms(const prefill_params &a, const prefill_item &item,
                                                  const prefill_rows &rows, int32_t row, int32_t key,
-                                                 float (&s)[N])
+                                                 bool inner, float (&s)[N], float (&shift)[2])
 {
-    const gpu_params &p = a.p;
-    if (p.problem.soft_cap > 0.0f) {
-        float in = p.problem.scale / p.problem.soft_cap, out = p.problem.soft_cap * LOG2E;
+    if (a.terms & PREFILL_CAPPED) {
+        cap_scores(a, s);
+    } else if (a.terms & PREFILL_MULTIPLIED) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            s[i] = out * fast_tanh(s[i] * in);
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            s[i] *= p.problem.scale * LOG2E;
+            s[i] *= a.into;
         }
     }
-    if (p.problem.alibi != ATTN_ALIBI_NONE) {
-        bool root = p.problem.alibi == ATTN_ALIBI_SQRT;
+    if ((a.terms & PREFILL_LINEAR) && inner) {
+        slope_scores(a, rows, key, s, shift);
+    } else if (a.terms & (PREFILL_LINEAR | PREFILL_ROOT)) {
+        bool root = a.terms & PREFILL_ROOT;
 #pragma unroll
         for (int i = 0; i < N; i++) {
             int r = (i >> 1) & 1;
@@ -126,7 +149,7 @@ static __device__ __forceinline__ void add_terms(const prefill_params &a, const 
             s[i] = fmaf(rows.slope[r], distance, s[i]);
         }
     }
-    if (p.problem.tree != nullptr &&
+    if ((a.terms & PREFILL_TREE) &&
         key + 2 * N > item.row_tile.length - item.row_tile.query_len) { /* 2 N keys are one tile */
         add_tree(a, item, row, key, s);
     }
@@ -152,27 +175,33 @@ static __device__ __forceinline__ void mask_tile(const prefill_rows &rows, int32
     }
 }
 
-/* Scores become weights; f: what sums so far shrink by. Scores times `scale` are in base 2. */
+/* Scores become weights; f: what sums so far shrink by. A score in base 2, as m is, is s times
+ * `unit` plus the lane's shift for its row. Two maxima of a row at a time: one would wait for
+ * itself. */
 template <int N>
-static __device__ __forceinline__ void soften(float scale, float (&s)[N], float (&m)[2],
-                                              float (&l)[2], float (&f)[2])
+static __device__ __forceinline__ void soften(float unit, const float (&shift)[2], float (&s)[N],
+                                              float (&m)[2], float (&l)[2], float (&f)[2])
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float high = m[r];
+        float high = s[2 * r], other = s[2 * r + 1];
 #pragma unroll
-        for (int i = 0; i < N / 4; i++) {
-            high = fmaxf(high, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+        for (int i = 1; i < N / 4; i++) {
+            high = fmaxf(high, s[4 * i + 2 * r]);
+            other = fmaxf(other, s[4 * i + 2 * r + 1]);
         }
+        high = fmaf(fmaxf(high, other), unit, shift[r]);
         high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
         high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
-        float base = high == -INFINITY ? 0.0f : __fmul_rn(high, scale), sum = 0.0f;
-        f[r] = fast_exp2(__fmul_rn(m[r], scale) - base); /* 1 where the maximum stays */
+        high = fmaxf(high, m[r]);
+        float base = high == -INFINITY ? 0.0f : high, sum = 0.0f;
+        f[r] = fast_exp2(m[r] - base); /* 1 where the maximum stays */
         m[r] = high;
+        base = shift[r] - base;
 #pragma unroll
         for (int i = 0; i < N / 4; i++) {
-            float x = fast_exp2(fmaf(s[4 * i + 2 * r], scale, -base));
-            float y = fast_exp2(fmaf(s[4 * i + 2 * r + 1], scale, -base));
+            float x = fast_exp2(fmaf(s[4 * i + 2 * r], unit, base));
+            float y = fast_exp2(fmaf(s[4 * i + 2 * r + 1], unit, base));
             s[4 * i + 2 * r] = x;
             s[4 * i + 2 * r + 1] = y;
             sum += x + y;

@@ -30,7 +30,9 @@ template <int KIND_, int D_, int DV_, int KEYS_, int QUERIES_, bool GROUPED> str
 struct prefill_item {
     prefill_work work;
     gpu_row_tile row_tile;
-    int32_t first_query, reserved; /* of the request, of the row tile's first row */
+    int32_t first_query; /* of the request, of the row tile's first row */
+    /* Tiles whose keys every row sees, and to which nothing of a tree's belongs. */
+    int32_t inner_first, inner_end, reserved;
 };
 
 /* The query of a row, counted from its item's first, and its head in the group. */

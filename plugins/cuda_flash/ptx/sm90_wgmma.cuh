@@ -17,6 +17,15 @@ static __device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t 
     return (uint64_t)(1u << 30 | group >> 4) << 32 | low;
 }
 
+/* A matrix_at that is made anew where this stands: sums with it that were made before a loop would
+ * take registers and be moved to uniform ones one by one. */
+static __device__ __forceinline__ uint64_t matrix_again(uint64_t matrix)
+{
+    uint32_t low = (uint32_t)matrix;
+    asm volatile("mov.b32 %0, %0;" : "+r"(low));
+    return (matrix & 0xffffffff00000000u) | low;
+}
+
 /* Registers of a wgmma hold their values before it and are not moved while it runs. */
 template <int N> static __device__ __forceinline__ void pin(float (&x)[N])
 {
