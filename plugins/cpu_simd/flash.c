@@ -9,7 +9,8 @@ bool flash_takes(const struct problem *problem, int32_t rows)
 {
     const struct engine *engine = problem->shape.engine;
     return engine->flash != NULL && engine->row_block == FLASH_ROWS && rows >= FLASH_LEAST_ROWS &&
-           !problem->terms && !problem->values.row_scale && problem->latent == NULL;
+           !problem->terms && !problem->shape.any_prefix && !problem->values.row_scale &&
+           problem->latent == NULL;
 }
 
 /* Columns of the tile that a token sees. */

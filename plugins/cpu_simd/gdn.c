@@ -148,7 +148,9 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
             request.slots[request.from] < 0) {
             continue;
         }
-        if (!request.keeps_all && request.num_tokens > 1) {
+        /* where a prompt is cut must not show, and chunks begin where a step does */
+        bool token_by_token = gdn->args->layer->batch_invariant >= 2;
+        if (!request.keeps_all && request.num_tokens > 1 && !token_by_token) {
             gdn_run_chunks(gdn, &request, head, loop->together, &scratch);
             continue;
         }

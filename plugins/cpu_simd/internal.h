@@ -62,8 +62,11 @@ struct layer_shape {
     struct row_form values;
     int32_t activation; /* enum element_type of q */
     bool ds_mla;        /* rows of fp8_ds_mla */
-    bool rounds;        /* probabilities are kept in fp8, relative to a row's largest */
-    int32_t topk;       /* sparse MLA: entries of a query's list; 0: dense */
+    /* A row's bits do not depend on how many of its request's rows are computed with it: all go the
+     * packed way, in whole tiles of columns and blocks of rows. */
+    bool any_prefix;
+    bool rounds;  /* probabilities are kept in fp8, relative to a row's largest */
+    int32_t topk; /* sparse MLA: entries of a query's list; 0: dense */
 };
 
 struct attn_state {

@@ -88,6 +88,7 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     bool short_rows = shape->keys.element >= ELEMENT_BF16 &&
                       shape->values.element >= ELEMENT_BF16 && !shape->ds_mla &&
                       shape->values.coding <= CODING_NVFP4;
+    shape->any_prefix = layer->batch_invariant >= 2;
     shape->rounds = layer->p_scale_form != ATTN_SCALE_NONE;
     bool short_math =
         shape->activation == ELEMENT_BF16 && short_rows && !shape->rounds && variant->bf16 != NULL;

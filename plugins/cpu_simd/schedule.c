@@ -84,7 +84,7 @@ static void choose_path(const struct problem *problem, int32_t direct_heads, str
     const struct layer_shape *shape = &problem->shape;
     bool tree = problem->batch->tree != NULL && problem->layer->tree_mask != ATTN_TREE_NONE;
     item->direct = shape->engine->direct != NULL && !tree && shape->topk == 0 && !shape->rounds &&
-                   shape->group <= shape->engine->direct_rows &&
+                   !shape->any_prefix && shape->group <= shape->engine->direct_rows &&
                    request_queries(problem, item->request) == 1;
     item->num_heads = item->direct ? direct_heads : 1;
 }

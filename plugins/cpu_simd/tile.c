@@ -6,6 +6,8 @@
  * 64 KiB are packed for 25 MFLOP. */
 #include "tile.h"
 
+#define ROW_MULTIPLE 16 /* rows of a gemm that every engine computes alike */
+
 static void tile_init(struct tile *tile, const struct attend_run *run, const struct work_item *item,
                       char *scratch)
 {
@@ -169,7 +171,7 @@ static void load_tile(struct tile *tile, char *scratch)
     const struct problem *problem = &run->problem;
     const struct layer_shape *shape = &problem->shape;
     find_tile(tile);
-    int32_t padded = round_up(tile->n, COLUMN_MULTIPLE);
+    int32_t padded = round_up(tile->n, shape->any_prefix ? TILE_KEYS : COLUMN_MULTIPLE);
     int32_t skip = tile->skip;
     for (int32_t j = 0; j < skip; j++) {
         tile->key_rows[j] = tile->value_rows[j] = tile->zero_row;
@@ -294,8 +296,11 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
     if (high <= low) {
         return;
     }
-    int32_t begin = low / COLUMN_MULTIPLE * COLUMN_MULTIPLE;
-    int32_t end = round_up(high, COLUMN_MULTIPLE);
+    int32_t begin = shape->any_prefix ? 0 : low / COLUMN_MULTIPLE * COLUMN_MULTIPLE;
+    int32_t end = shape->any_prefix ? TILE_KEYS : round_up(high, COLUMN_MULTIPLE);
+    /* only the last block has fewer rows than the engine likes, and nothing behind it */
+    bool pad_rows = shape->any_prefix && rows < engine->row_block;
+    int32_t gemm_rows = pad_rows ? at_most(engine->row_block, round_up(rows, ROW_MULTIPLE)) : rows;
     int64_t element = engine->element_bytes;
     int64_t pair = engine->element == ELEMENT_BF16 ? 2 : 1;
     const char *q = tile->q + (int64_t)first_row * shape->depth_padded * element;
@@ -303,7 +308,7 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
         ahead_some(&tile->ahead);
         engine->gemm(tile->scores + begin, SCORE_STRIDE, q + d * element, shape->depth_padded,
                      tile->keys + ((int64_t)d * TILE_KEYS + begin * pair) * element, TILE_KEYS,
-                     rows, end - begin, at_most(step, shape->depth_padded - d), d > 0);
+                     gemm_rows, end - begin, at_most(step, shape->depth_padded - d), d > 0);
     }
     if (problem->terms) {
         apply_terms(tile, first_row, rows, begin, end);
@@ -342,7 +347,7 @@ static void row_block(struct tile *tile, int32_t first_row, int32_t rows, int32_
     for (int32_t d = 0, step = width_step(problem); d < shape->width_padded; d += step) {
         ahead_some(&tile->ahead);
         engine->gemm(accumulator + d, shape->width_padded, p, SCORE_STRIDE * pair,
-                     values + d * pair * element, shape->width_padded, rows,
+                     values + d * pair * element, shape->width_padded, gemm_rows,
                      at_most(step, shape->width_padded - d), end - begin, tile->seen[block]);
     }
     tile->seen[block] = 1;
@@ -394,7 +399,9 @@ void run_packed(const struct attend_run *run, const struct work_item *item, char
     struct tile tile;
     tile_init(&tile, run, item, scratch);
     tile.flash = flash_takes(problem, rows);
-    int32_t rows_padded = tile.flash ? round_up(rows, FLASH_ROWS) : rows;
+    int32_t rows_padded = tile.flash          ? round_up(rows, FLASH_ROWS)
+                          : shape->any_prefix ? round_up(rows, ROW_MULTIPLE)
+                                              : rows;
     load_queries(run, item, item->head, tile.q, rows_padded);
     for (int32_t t = 0; t < item->num_tokens; t++) {
         struct interval seen = row_interval(problem, item->request, item->token + t);

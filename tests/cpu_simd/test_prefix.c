@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* batch_invariant 2: the bits of a prompt's rows do not depend on where steps cut it, on every
+ * variant of this machine. */
+#include "support/test.h"
+
+#include <attn/api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/client.h"
+#include "support/random.h"
+#include "support/tensor.h"
+
+enum {
+    TOKENS = 300,
+    BLOCK = 16,
+    BLOCKS = (TOKENS + BLOCK - 1) / BLOCK,
+    SIZE = 64,
+    MOST_HEADS = 16
+};
+
+static const char *const variants[] = {"scalar", "avx2", "avx512",  "avx512bf16",
+                                       "amx",    "neon", "neonbf16"};
+
+struct setting {
+    int32_t dtype, kv_dtype, heads, kv_heads, window;
+};
+
+static const struct setting settings[] = {
+    {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 8, 2, 0},          {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 3, 3, 70},
+    {ATTN_DTYPE_BF16, ATTN_KV_AUTO, 16, 1, 0},         {ATTN_DTYPE_BF16, ATTN_KV_FP8_E4M3, 8, 2, 0},
+    {ATTN_DTYPE_F32, ATTN_KV_AUTO, 8, 2, 0},           {ATTN_DTYPE_F32, ATTN_KV_AUTO, 5, 1, 33},
+    {ATTN_DTYPE_F16, ATTN_KV_TURBOQUANT_K8V4, 4, 4, 0}};
+
+struct prompt {
+    struct attn_error error;
+    const struct attn_api *api;
+    attn_runtime *runtime;
+    attn_model *model;
+    attn_plan *plan;
+    void *cache, *workspace;
+    uint32_t q[TOKENS * MOST_HEADS * SIZE], k[TOKENS * MOST_HEADS * SIZE],
+        v[TOKENS * MOST_HEADS * SIZE], out[TOKENS * MOST_HEADS * SIZE];
+};
+
+static size_t bytes_of(int32_t dtype)
+{
+    return dtype == ATTN_DTYPE_F32 ? 4 : 2;
+}
+
+/* Small numbers of the dtype: a float's upper half is a bf16, and a float16 of another size. */
+static void fill(void *rows, int32_t dtype, int64_t count, uint64_t *random)
+{
+    for (int64_t i = 0; i < count; i++) {
+        float x = (float)(2 * random_normal(random));
+        uint32_t bits;
+        memcpy(&bits, &x, sizeof bits);
+        if (dtype == ATTN_DTYPE_F32) {
+            ((uint32_t *)rows)[i] = bits;
+        } else if (dtype == ATTN_DTYPE_BF16) {
+            ((uint16_t *)rows)[i] = (uint16_t)(bits >> 16);
+        } else {
+            ((uint16_t *)rows)[i] =
+                (uint16_t)(0x3800 + random_below(random, 0x800) + 0x8000 * random_below(random, 2));
+        }
+    }
+}
+
+static int open_prompt(struct prompt *p, const struct setting *s, const char *variant)
+{
+    const struct attn_runtime_options options = client_options(PLUGINS);
+    const struct attn_layer_desc layer = {.struct_size = sizeof layer,
+                                          .name = "layer",
+                                          .kind = ATTN_LAYER_DECODER,
+                                          .dtype = s->dtype,
+                                          .kv_dtype = s->kv_dtype,
+                                          .num_q_heads = s->heads,
+                                          .num_kv_heads = s->kv_heads,
+                                          .head_size = SIZE,
+                                          .scale = 0.2f,
+                                          .causal = 1,
+                                          .has_window = s->window > 0,
+                                          .window_left = s->window - 1,
+                                          .block_size = BLOCK,
+                                          .k_scale_form = s->kv_dtype == ATTN_KV_FP8_E4M3,
+                                          .v_scale_form = s->kv_dtype == ATTN_KV_FP8_E4M3,
+                                          .batch_invariant = 2};
+    const struct attn_layer_desc *layers[] = {&layer};
+    const struct attn_layer_params params = {.struct_size = sizeof params};
+    char order[64];
+    snprintf(order, sizeof order, "cpu_simd@%s", variant);
+    CHECK(p, client_open(CORE_FILE, &options, &p->api, &p->runtime, &p->error));
+    if (client_model(p->api, p->runtime, CLIENT_ORDER(order), layers, 1, &p->model, &p->error) !=
+        ATTN_OK) {
+        return 0; /* not of this machine */
+    }
+    attn_layer *made = p->api->model_layer(p->model, 0);
+    CHECK(p, client_cache(p->api, made, BLOCKS, NULL, &p->cache, &p->error));
+    CHECK(p, p->api->layer_bind_params(made, &params, &p->error));
+    CHECK(p, client_plan(p->api, p->model, 0, CLIENT_LIMITS(1, TOKENS, TOKENS), &p->plan,
+                         &p->workspace, &p->error));
+    return 1;
+}
+
+/* Tokens first .. first+count-1 behind those of earlier steps. */
+static void run(struct prompt *p, const struct setting *s, int32_t first, int32_t count)
+{
+    int32_t starts[] = {0, count}, length = first + count, table[BLOCKS];
+    int64_t slots[TOKENS];
+    for (int32_t b = 0; b < BLOCKS; b++) {
+        table[b] = BLOCKS - 1 - b;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        slots[i] = (int64_t)table[(first + i) / BLOCK] * BLOCK + (first + i) % BLOCK;
+    }
+    const struct attn_batch batch = {.struct_size = sizeof batch,
+                                     .num_reqs = 1,
+                                     .num_tokens = count,
+                                     .num_actual_tokens = count,
+                                     .query_start_loc = starts,
+                                     .query_start_loc_host = starts,
+                                     .seq_lens = &length,
+                                     .seq_lens_host = &length,
+                                     .block_table = table,
+                                     .block_table_rows = 1,
+                                     .block_table_stride = BLOCKS,
+                                     .slot_mapping = slots,
+                                     .num_slots = count};
+    struct shaped shaped[4];
+    void *rows[] = {p->q, p->k, p->v, p->out};
+    for (int32_t i = 0; i < 4; i++) {
+        int32_t heads = i == 1 || i == 2 ? s->kv_heads : s->heads;
+        const int64_t shape[] = {count, heads, SIZE};
+        shaped_set(&shaped[i],
+                   (char *)rows[i] + (size_t)(first * heads * SIZE) * bytes_of(s->dtype), s->dtype,
+                   3, shape, NULL);
+    }
+    const struct attn_step_io io = {.struct_size = sizeof io,
+                                    .q = &shaped[0].tensor,
+                                    .k = &shaped[1].tensor,
+                                    .v = &shaped[2].tensor,
+                                    .out = &shaped[3].tensor};
+    CHECK(p, p->api->plan(p->plan, &batch, NULL, &p->error));
+    CHECK(p, p->api->run(p->plan, p->api->model_layer(p->model, 0), &io, &p->error));
+}
+
+static void hold(const struct setting *s, const char *variant)
+{
+    static const int32_t cuts[] = {101, 27, 1, 1, 138, 32};
+    struct prompt *p = calloc(1, sizeof *p);
+    uint64_t random = 17;
+    p->error = (struct attn_error)ATTN_ERROR_INIT;
+    if (open_prompt(p, s, variant)) {
+        int64_t wide = (int64_t)TOKENS * s->heads * SIZE;
+        int64_t narrow = (int64_t)TOKENS * s->kv_heads * SIZE;
+        size_t bytes = (size_t)wide * bytes_of(s->dtype);
+        void *whole = malloc(bytes);
+        fill(p->q, s->dtype, wide, &random);
+        fill(p->k, s->dtype, narrow, &random);
+        fill(p->v, s->dtype, narrow, &random);
+        run(p, s, 0, TOKENS);
+        memcpy(whole, p->out, bytes);
+        memset(p->out, 0xff, bytes);
+        for (int32_t i = 0, first = 0; i < 6; first += cuts[i++]) {
+            run(p, s, first, cuts[i]);
+        }
+        if (memcmp(whole, p->out, bytes) != 0) {
+            fail_msg("%s, dtype %d, cache %d, %d heads over %d, window %d: other bits in steps",
+                     variant, s->dtype, s->kv_dtype, s->heads, s->kv_heads, s->window);
+        }
+        free(whole);
+        p->api->plan_destroy(p->plan);
+        free(p->workspace);
+    }
+    p->api->model_destroy(p->model);
+    free(p->cache);
+    p->api->runtime_destroy(p->runtime);
+    free(p);
+}
+
+static void same_bits_in_steps(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
+        for (size_t n = 0; n < sizeof settings / sizeof *settings; n++) {
+            hold(&settings[n], variants[i]);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits_in_steps)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
