@@ -39,10 +39,14 @@ static bool serves(const attn_layer *layer)
            instance->caps->terms & ATTN_TERM_BIDIRECTIONAL;
 }
 
-static uint32_t parts(const attn_layer *layer, int32_t phase, uint32_t parts)
+/* Limits that no cascade fits into leave it, and its partial results in the workspace, out. */
+static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
 {
+    const struct attn_limits *limits = &plan->limits;
+    bool fits = limits->max_num_reqs >= CASCADE_MIN_REQS &&
+                (limits->max_seq_len == 0 || limits->max_seq_len > CASCADE_MIN_PREFIX);
     (void)layer;
-    return phase == ATTN_PHASE_PREFILL ? parts | 1u << PART_PREFIX : parts;
+    return phase == ATTN_PHASE_PREFILL && fits ? parts | 1u << PART_PREFIX : parts;
 }
 
 /* Starts and length of the prefix, lengths of the suffixes. */

@@ -58,8 +58,9 @@ struct composition {
 
     /* Making a plan. */
     size_t plan_bytes; /* zeroed memory of its own in a plan, see plan_data */
-    /* bits of enum part that a phase may call, given those so far */
-    uint32_t (*parts)(const attn_layer *layer, int32_t phase, uint32_t parts);
+    /* bits of enum part that a phase may call within the plan's limits, given those so far */
+    uint32_t (*parts)(const attn_plan *plan, const attn_layer *layer, int32_t phase,
+                      uint32_t parts);
     void (*describe)(struct step *step); /* what runs bring, beside a plain layer's */
     void (*make_call)(const struct step *step, int32_t part, struct launch *launch);
     /* what a vendor's plan for a part must be able to take */

@@ -205,8 +205,9 @@ static bool serves(const attn_layer *layer)
     return layer_is_spread(layer) || layer_splits_queries(layer);
 }
 
-static uint32_t parts(const attn_layer *layer, int32_t phase, uint32_t parts)
+static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
 {
+    (void)plan;
     (void)phase;
     return layer_is_spread(layer) ? 1u << PART_NEW | 1u << PART_CONTEXT : parts;
 }

@@ -47,8 +47,9 @@ static void rewrite_parts(attn_layer *layer)
     layer->parts[PART_SINK].kind = ATTN_LAYER_ENCODER_ONLY;
 }
 
-static uint32_t parts(const attn_layer *layer, int32_t phase, uint32_t parts)
+static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)
 {
+    (void)plan;
     bool mine = layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_STATIC_SINK;
     return mine && phase == ATTN_PHASE_PREFILL ? parts | 1u << PART_SINK : parts;
 }

@@ -8,11 +8,11 @@
 #define MAX_SCHEDULE ((size_t)1 << 40)
 
 /* Bits of the parts that a phase may call: the layer itself, unless a composition says more. */
-static uint32_t parts_of(const attn_layer *layer, int32_t phase)
+static uint32_t parts_of(const attn_plan *plan, const attn_layer *layer, int32_t phase)
 {
     uint32_t parts = 1u << PART_MAIN;
     for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
-        parts = (*c)->parts != NULL ? (*c)->parts(layer, phase, parts) : parts;
+        parts = (*c)->parts != NULL ? (*c)->parts(plan, layer, phase, parts) : parts;
     }
     return parts;
 }
@@ -187,7 +187,7 @@ attn_status step_make(attn_plan *plan, attn_layer *layer, struct attn_error *err
     describe_tensors(step);
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT && status == ATTN_OK; phase++) {
         for (int32_t part = 0; part < PART_COUNT && status == ATTN_OK; part++) {
-            if (parts_of(layer, phase) >> part & 1) {
+            if (parts_of(plan, layer, phase) >> part & 1) {
                 status = make_launch(plan, step, phase, part, error);
             }
         }

@@ -134,10 +134,7 @@ static void write_zeros(const struct attn_attend_args *args, const struct proble
         }
     }
     if (problem->batch->mode == ATTN_BATCH_PROFILE && args->workspace != NULL) {
-        struct scratch_layout layout;
-        scratch_init(&layout, &problem->shape);
-        size_t workers = (size_t)problem->instance->host->num_threads;
-        memset(args->workspace, 0, layout.bytes * workers);
+        memset(args->workspace, 0, args->workspace_bytes);
     }
 }
 
@@ -163,9 +160,9 @@ attn_status run_attend(const struct attn_attend_args *args, const struct latent_
         return fail(error, ATTN_ERROR_ORDER, args->workspace ? "plan_host" : "workspace",
                     "NULL: attend needs the memory that plan has filled");
     }
-    scratch_init(&run.layout, &run.problem.shape);
     run.args = args;
     run.schedule = args->plan_host;
+    scratch_init(&run.layout, &run.problem.shape, run.schedule->needs.rows);
     size_t workers = (size_t)run.problem.instance->host->num_threads;
     run.scratch = args->workspace;
     run.partials = (float *)(run.scratch + workers * run.layout.bytes);
@@ -209,8 +206,9 @@ attn_status plan_attend(const struct attn_attend_args *args, const struct latent
     if (status != ATTN_OK) {
         return status;
     }
-    if (args->plan_host == NULL) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, "plan_host", "NULL");
+    if (args->plan_host == NULL || args->limits == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, args->limits ? "plan_host" : "limits",
+                    "NULL");
     }
     (void)mode; /* lengths are readable in every mode: each is a fresh schedule */
     struct schedule *schedule = args->plan_host;
@@ -220,7 +218,7 @@ attn_status plan_attend(const struct attn_attend_args *args, const struct latent
         schedule->num_merges = 0;
         return ATTN_OK;
     }
-    return schedule_make(&problem, schedule, num_threads, error);
+    return schedule_make(&problem, args->limits, schedule, num_threads, error);
 }
 
 attn_status simd_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)

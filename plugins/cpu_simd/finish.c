@@ -139,11 +139,6 @@ static void write_row(const struct attend_run *run, int64_t row, int32_t q_head,
     }
 }
 
-static size_t partial_rows(const struct layer_shape *shape)
-{
-    return (size_t)at_least(SPLIT_ROWS, shape->group * shape->num_heads);
-}
-
 /* Partial: rows of accumulators, then references, then sums; heads of the item one after another.
  */
 static void write_partial(const struct attend_run *run, const struct work_item *item, int32_t head,
@@ -153,11 +148,13 @@ static void write_partial(const struct attend_run *run, const struct work_item *
     size_t rows = (size_t)item->num_tokens * (size_t)shape->group;
     size_t first = (size_t)(head - item->head) * rows;
     size_t width = (size_t)shape->width_padded;
-    float *slot = run->partials + (size_t)item->partial * partial_floats(shape);
-    float *state = slot + partial_rows(shape) * width;
+    const struct needs *needs = &run->schedule->needs;
+    size_t slot_rows = (size_t)needs->partial_rows;
+    float *slot = run->partials + (size_t)item->partial * partial_floats(shape, needs);
+    float *state = slot + slot_rows * width;
     memcpy(slot + first * width, accumulator, rows * width * sizeof(float));
     memcpy(state + first, reference, rows * sizeof(float));
-    memcpy(state + partial_rows(shape) + first, sum, rows * sizeof(float));
+    memcpy(state + slot_rows + first, sum, rows * sizeof(float));
 }
 
 void finish_item(const struct attend_run *run, const struct work_item *item, int32_t head,
@@ -185,8 +182,8 @@ void merge_partials(const struct attend_run *run, const struct merge_item *item,
     const struct layer_shape *shape = &run->problem.shape;
     const struct variant *variant = run->problem.instance->variant;
     size_t width = (size_t)shape->width_padded;
-    size_t rows = partial_rows(shape);
-    size_t slot_floats = partial_floats(shape);
+    size_t rows = (size_t)run->schedule->needs.partial_rows;
+    size_t slot_floats = partial_floats(shape, &run->schedule->needs);
     const float *slots = run->partials + (size_t)item->first * slot_floats;
     float *row = (float *)(scratch + run->layout.row);
     int64_t first = run->problem.batch->query_start_loc[item->request] + (int64_t)item->token;

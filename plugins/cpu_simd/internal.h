@@ -58,6 +58,7 @@ struct layer_shape {
     int32_t depth_padded; /* of all parts */
     int32_t width_padded;
     int32_t item_rows; /* most rows of one item */
+    bool batch_invariant;
     struct row_form keys;
     struct row_form values;
     int32_t activation; /* enum element_type of q */
@@ -163,6 +164,13 @@ struct merge_item {
     int32_t num_tokens;
 };
 
+/* What batches within a plan's limits take at most. */
+struct needs {
+    int32_t rows;         /* of one item */
+    int32_t partials;     /* partial results */
+    int32_t partial_rows; /* of one */
+};
+
 /* Lies in plan_host: header, items, their order, merges. */
 struct schedule {
     int32_t num_items;
@@ -170,7 +178,7 @@ struct schedule {
     int32_t max_items;
     int32_t max_merges;
     int32_t num_partials;
-    int32_t reserved;
+    struct needs needs;
 };
 
 /* Offsets of one worker's memory, in bytes. */
@@ -302,14 +310,14 @@ size_t schedule_bytes(const struct layer_shape *shape, const struct attn_limits 
                       int32_t num_threads);
 size_t workspace_bytes(const struct layer_shape *shape, const struct attn_limits *limits,
                        int32_t num_threads);
-int32_t max_partials(int32_t num_threads);
-size_t partial_floats(const struct layer_shape *shape);
-attn_status schedule_make(const struct problem *problem, void *memory, int32_t num_threads,
-                          struct attn_error *error);
+size_t partial_floats(const struct layer_shape *shape, const struct needs *needs);
+attn_status schedule_make(const struct problem *problem, const struct attn_limits *limits,
+                          void *memory, int32_t num_threads, struct attn_error *error);
 struct work_item *schedule_items(const struct schedule *schedule);
 int32_t *schedule_order(const struct schedule *schedule);
 struct merge_item *schedule_merges(const struct schedule *schedule);
-void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape);
+void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape,
+                  int32_t item_rows);
 /* of a tile's keys, or of its values */
 size_t packed_bytes(const struct layer_shape *shape, bool keys);
 

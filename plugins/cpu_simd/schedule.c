@@ -11,15 +11,15 @@ static size_t align_up(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-int32_t max_partials(int32_t num_threads)
+static int32_t max_partials(int32_t num_threads)
 {
     return 2 * PARTS_PER_THREAD * num_threads;
 }
 
 /* of one partial: accumulator rows, references, sums */
-size_t partial_floats(const struct layer_shape *shape)
+size_t partial_floats(const struct layer_shape *shape, const struct needs *needs)
 {
-    size_t rows = (size_t)at_least(SPLIT_ROWS, shape->group * shape->num_heads);
+    size_t rows = (size_t)needs->partial_rows;
     return align_up(rows * (size_t)(shape->width_padded + 2) * sizeof(float)) / sizeof(float);
 }
 
@@ -44,14 +44,50 @@ size_t schedule_bytes(const struct layer_shape *shape, const struct attn_limits 
     return bytes_of(items, max_partials(num_threads));
 }
 
+/* Tokens of an item in a batch of `tokens`: fewer where the batch would not fill the threads. Batch
+ * invariance wants a number that depends on the layer alone. */
+static int32_t tokens_of_item(const struct layer_shape *shape, int64_t tokens, int32_t num_threads)
+{
+    int64_t rows = shape->item_rows;
+    if (shape->topk > 0) {
+        return 1; /* each query has its own list */
+    }
+    if (!shape->batch_invariant) {
+        int64_t share = tokens * shape->group * shape->num_heads / (8 * (int64_t)num_threads);
+        rows = share < MIN_ITEM_ROWS ? MIN_ITEM_ROWS : share < rows ? share : rows;
+    }
+    return at_least(at_least(1, MIN_ITEM_ROWS / shape->group), (int32_t)(rows / shape->group));
+}
+
+static struct needs needs_of(const struct layer_shape *shape, const struct attn_limits *limits,
+                             int32_t num_threads)
+{
+    int64_t tokens = limits->max_num_tokens;
+    int32_t item_tokens = tokens_of_item(shape, tokens, num_threads);
+    int32_t packed = (item_tokens < tokens ? item_tokens : (int32_t)tokens) * shape->group;
+    int32_t whole = round_up(shape->group, 4) * shape->num_heads; /* see choose_heads */
+    int32_t direct = whole <= shape->item_rows ? whole : round_up(shape->group, 4);
+    struct needs needs = {.rows = at_least(packed, direct)};
+    int64_t partials = max_partials(num_threads);
+    if (limits->max_seq_len > 0) { /* a longer list of keys finds no place for its parts */
+        int64_t items = max_items(shape, limits->max_num_reqs, tokens, 0);
+        int64_t parts = limits->max_seq_len < 2 * SPLIT_KEYS ? 0 : limits->max_seq_len / SPLIT_KEYS;
+        partials = parts == 0 || items < partials / parts ? items * parts : partials;
+    }
+    needs.partials = num_threads == 1 || shape->batch_invariant ? 0 : (int32_t)partials;
+    needs.partial_rows = at_least(at_most(packed, at_least(SPLIT_ROWS, shape->group)),
+                                  shape->group * shape->num_heads);
+    return needs;
+}
+
 size_t workspace_bytes(const struct layer_shape *shape, const struct attn_limits *limits,
                        int32_t num_threads)
 {
     struct scratch_layout layout;
-    (void)limits;
-    scratch_init(&layout, shape);
+    struct needs needs = needs_of(shape, limits, num_threads);
+    scratch_init(&layout, shape, needs.rows);
     return layout.bytes * (size_t)num_threads + 256 +
-           (size_t)max_partials(num_threads) * partial_floats(shape) * sizeof(float);
+           (size_t)needs.partials * partial_floats(shape, &needs) * sizeof(float);
 }
 
 struct work_item *schedule_items(const struct schedule *schedule)
@@ -169,7 +205,7 @@ static int32_t parts_of(const struct builder *builder, const struct work_item *i
     }
     int64_t parts = (item_cost(builder->problem, item) + builder->target - 1) / builder->target;
     parts = parts < keys / SPLIT_KEYS ? parts : keys / SPLIT_KEYS;
-    int64_t left = max_partials(builder->num_threads) - builder->schedule->num_partials;
+    int64_t left = (int64_t)builder->schedule->needs.partials - builder->schedule->num_partials;
     return parts <= 1 || parts > left ? 1 : (int32_t)parts;
 }
 
@@ -231,27 +267,8 @@ static void sort_items(const struct problem *problem, struct schedule *schedule)
     }
 }
 
-/* Fewer tokens an item where the batch would not fill the threads. Batch invariance wants a number
- * that depends on the layer alone. */
-static int32_t choose_tokens(const struct problem *problem, int32_t num_threads)
-{
-    const struct attn_batch *batch = problem->batch;
-    int32_t group = problem->shape.group;
-    int64_t rows = problem->shape.item_rows;
-    if (problem->shape.topk > 0) {
-        return 1; /* each query has its own list */
-    }
-    if (problem->layer->batch_invariant == 0) {
-        int64_t tokens =
-            (int64_t)batch->query_start_loc[batch->num_reqs] - batch->query_start_loc[0];
-        int64_t share = tokens * group * problem->shape.num_heads / (8 * (int64_t)num_threads);
-        rows = share < MIN_ITEM_ROWS ? MIN_ITEM_ROWS : share < rows ? share : rows;
-    }
-    return at_least(at_least(1, MIN_ITEM_ROWS / group), (int32_t)(rows / group));
-}
-
-attn_status schedule_make(const struct problem *problem, void *memory, int32_t num_threads,
-                          struct attn_error *error)
+attn_status schedule_make(const struct problem *problem, const struct attn_limits *limits,
+                          void *memory, int32_t num_threads, struct attn_error *error)
 {
     struct schedule *schedule = memory;
     struct builder builder = {.problem = problem, .schedule = schedule, .num_threads = num_threads};
@@ -260,8 +277,9 @@ attn_status schedule_make(const struct problem *problem, void *memory, int32_t n
     /* no more than what schedule_bytes counted for the limits that the core holds batches to */
     *schedule = (struct schedule){
         .max_items = (int32_t)max_items(&problem->shape, batch->num_reqs, tokens, num_threads),
-        .max_merges = max_partials(num_threads)};
-    builder.tokens_per_item = choose_tokens(problem, num_threads);
+        .max_merges = max_partials(num_threads),
+        .needs = needs_of(&problem->shape, limits, num_threads)};
+    builder.tokens_per_item = tokens_of_item(&problem->shape, tokens, num_threads);
     builder.direct_heads = choose_heads(problem, num_threads);
     if (problem->layer->batch_invariant == 0 && num_threads > 1) {
         attn_status status = each_item(&builder, add_cost);
@@ -285,11 +303,11 @@ size_t packed_bytes(const struct layer_shape *shape, bool keys)
     return align_up((TILE_KEYS + 2) * row * (size_t)shape->engine->element_bytes);
 }
 
-void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape)
+void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape, int32_t item_rows)
 {
     size_t at = 0;
     size_t element = (size_t)shape->engine->element_bytes;
-    size_t rows = (size_t)shape->item_rows + ROW_BLOCK_MAX;
+    size_t rows = (size_t)item_rows + ROW_BLOCK_MAX;
     size_t depth = (size_t)shape->depth_padded;
     size_t width = (size_t)shape->width_padded;
     size_t wider = depth > width ? depth : width;
@@ -298,7 +316,8 @@ void scratch_init(struct scratch_layout *layout, const struct layer_shape *shape
 #define PLACE(field, bytes) (layout->field = at, at += align_up(bytes) + 64)
     PLACE(q, rows * depth * element);
     PLACE(accumulator, rows * width * sizeof(float));
-    PLACE(scores, (size_t)DIRECT_SCORE_ROWS * SCORE_STRIDE * sizeof(float));
+    PLACE(scores,
+          (rows < DIRECT_SCORE_ROWS ? rows : DIRECT_SCORE_ROWS) * SCORE_STRIDE * sizeof(float));
     PLACE(keys, tiles * packed_bytes(shape, true));
     PLACE(values, tiles * packed_bytes(shape, false));
     PLACE(stage_keys, tile * depth * element);

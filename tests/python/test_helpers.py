@@ -30,6 +30,20 @@ def one_request(length: int, **fields: object) -> libattn.Batch:
     return libattn.Batch([0, length], [length], [list(range(blocks))], list(range(length)), **fields)
 
 
+class Workspace(unittest.TestCase):
+    def test_limits_decide_its_size(self) -> None:
+        """The figures of docs/engine.md, in MB."""
+        runtime = libattn.Runtime(ignore_environment=True, num_threads=2)
+        layer = libattn.LayerDesc("a", 32, 8, 128, block_size=BLOCK)
+        model = runtime.bind(runtime.select([layer], backend="cpu_simd"))
+        model.layers[0].bind_kv(libattn.allocate(model.layers[0].kv_spec.padded_page_bytes), 1)
+        for reqs, tokens, length, least, most in ((4, 4, 1024, 1, 2.2), (4, 64, 1024, 2, 3.4), (4, 4096, 1024, 4, 6.2),
+                                                  (256, 8192, 32768, 134, 150)):
+            plan = model.plan(0, max_num_reqs=reqs, max_num_tokens=tokens, max_seq_len=length)
+            self.assertTrue(least < plan.workspace_bytes / 1e6 < most, (reqs, tokens, plan.workspace_bytes))
+            plan.close()
+
+
 class Batches(unittest.TestCase):
     def test_empty_numpy_arrays(self) -> None:
         model, layer = bound_layer(desc(), "cpu_simd", 2)
