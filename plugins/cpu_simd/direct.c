@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The direct (decode) path: one query, its group's heads as rows, keys and values read in place and
- * once. Per KV head and key, D 128, bf16: 512 bytes and 1 KiFLOP per query head, so the memory
- * bounds it.
+/* The direct (decode) path: a few queries, their groups' heads as rows, keys and values read in
+ * place and once; keys that not all of them see go the packed way behind the others (run_edge). Per
+ * KV head and key, D 128, bf16: 512 bytes and 1 KiFLOP per query head, so the memory bounds it.
  *
  * A tile is 64 keys. The scores of all its heads are taken before their values, in the order in
  * which memory has them: with heads apart (HND) head by head, with a token's heads side by side
  * (NHD) some tokens at a time. */
 #include "direct.h"
 
-static int32_t rows_of_group(const struct problem *problem)
+static int32_t rows_of_head(const struct problem *problem, const struct work_item *item)
 {
-    int32_t group = problem->shape.group;
+    int32_t rows = item->num_tokens * problem->shape.group;
     bool codes = problem->keys.direct_codes || problem->values.direct_codes;
-    return group == 1 && !codes ? 1 : round_up(group, 4);
+    return rows == 1 && !codes ? 1 : round_up(rows, 4);
 }
 
 static void direct_terms(const struct direct *direct, int32_t head, int32_t first, int32_t n,
@@ -24,18 +24,17 @@ static void direct_terms(const struct direct *direct, int32_t head, int32_t firs
     int32_t group = problem->shape.group;
     int32_t position = request_keys(problem, item->request) -
                        request_queries(problem, item->request) + item->token;
-    struct score_terms terms = {.scale = key_factor(problem, head),
-                                .soft_cap = layer->soft_cap,
-                                .alibi = layer->alibi,
-                                .distance = (float)(position - first)};
+    struct score_terms terms = {
+        .scale = key_factor(problem, head), .soft_cap = layer->soft_cap, .alibi = layer->alibi};
     if (problem->keys.row_scale) {
         terms.key_scale = direct->key_scale;
     }
-    for (int32_t g = 0; g < group; g++) {
+    for (int32_t r = 0; r < item->num_tokens * group; r++) {
+        terms.distance = (float)(position + r / group - first);
         if (layer->alibi != ATTN_ALIBI_NONE) {
-            terms.slope = problem->params->alibi_slopes[head * group + g];
+            terms.slope = problem->params->alibi_slopes[head * group + r % group];
         }
-        problem->instance->variant->terms(scores + (int64_t)g * SCORE_STRIDE,
+        problem->instance->variant->terms(scores + (int64_t)r * SCORE_STRIDE,
                                           round_up(n, COLUMN_MULTIPLE), &terms);
     }
 }
@@ -79,7 +78,7 @@ static void direct_softmax(const struct direct *direct, const struct direct_step
     float *rescale = (float *)(direct->scratch + at->rescale);
     struct softmax_args softmax = {
         .scores = scores,
-        .rows = shape->group,
+        .rows = direct->item->num_tokens * shape->group,
         .end = round_up(step->n, COLUMN_MULTIPLE),
         .low = low,
         .high = high,
@@ -91,7 +90,7 @@ static void direct_softmax(const struct direct *direct, const struct direct_step
     };
     shape->engine->softmax(&softmax);
     float *accumulator = (float *)(direct->scratch + at->accumulator);
-    for (int32_t r = 0; r < shape->group; r++) {
+    for (int32_t r = 0; r < softmax.rows; r++) {
         if (rescale[r] != 1.0f) {
             problem->instance->variant->scale_row(accumulator +
                                                       (int64_t)(index + r) * shape->width_padded,
@@ -183,7 +182,7 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
         .value_scale = (float *)(scratch + at->value_scale),
         .key_zero = (int32_t *)(scratch + at->key_zero),
         .value_zero = (int32_t *)(scratch + at->value_zero),
-        .rows_padded = rows_of_group(&run->problem),
+        .rows_padded = rows_of_head(&run->problem, item),
     };
     const struct row_source *keys = &run->problem.keys;
     const struct row_source *values = &run->problem.values;
@@ -198,7 +197,8 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
     for (int32_t h = 0; h < item->num_heads; h++) {
         char *q = scratch + at->q + (size_t)(h * direct->rows_padded) * row_bytes;
         load_queries(run, item, item->head + h, q, direct->rows_padded);
-        for (int32_t r = 0; r < shape->group && run->problem.keys.direct->order != NULL; r++) {
+        int32_t count = item->num_tokens * shape->group;
+        for (int32_t r = 0; r < count && run->problem.keys.direct->order != NULL; r++) {
             q_scale[h * direct->rows_padded + r] =
                 run->problem.keys.direct->order(q + (size_t)r * row_bytes, shape->depth_padded);
         }
@@ -314,17 +314,56 @@ static void direct_bunch(const struct direct *direct, struct direct_step step, i
     }
 }
 
+/* The item's keys that all its queries see. */
+static struct interval common_keys(const struct attend_run *run, const struct work_item *item)
+{
+    struct interval common = {item->key_begin, item->key_end};
+    for (int32_t t = 0; t < item->num_tokens; t++) {
+        struct interval seen = row_interval(&run->problem, item->request, item->token + t);
+        common.low = at_least(common.low, seen.low);
+        common.high = at_most(common.high, seen.high);
+    }
+    common.low = at_most(common.low, item->key_end);
+    common.high = at_least(common.high, common.low);
+    return common;
+}
+
+/* What is left of one head's item behind its common keys. */
+static void finish_head(const struct direct *direct, struct interval common, int32_t h)
+{
+    const struct attend_run *run = direct->run;
+    const struct work_item *item = direct->item;
+    const struct layer_shape *shape = &run->problem.shape;
+    int32_t row = h * direct->rows_padded;
+    float *reference = (float *)(direct->scratch + run->layout.reference) + row;
+    float *sum = (float *)(direct->scratch + run->layout.sum) + row;
+    float *accumulator =
+        (float *)(direct->scratch + run->layout.accumulator) + (int64_t)row * shape->width_padded;
+    void (*to_plain_order)(float *, int32_t) = run->problem.values.direct->finish;
+    for (int32_t r = 0; r < item->num_tokens * shape->group && to_plain_order != NULL; r++) {
+        to_plain_order(accumulator + (int64_t)r * shape->width_padded, shape->width_padded);
+    }
+    const struct interval edges[] = {{item->key_begin, common.low}, {common.high, item->key_end}};
+    for (int32_t i = 0; i < 2; i++) {
+        if (edges[i].low < edges[i].high) {
+            run_edge(run, item, item->head + h, edges[i].low, edges[i].high, accumulator, reference,
+                     sum, direct->scratch);
+        }
+    }
+    finish_item(run, item, item->head + h, accumulator, reference, sum);
+}
+
 void run_direct(const struct attend_run *run, const struct work_item *item, char *scratch)
 {
-    const struct layer_shape *shape = &run->problem.shape;
     struct direct direct;
+    struct interval common = common_keys(run, item);
     direct_init(&direct, run, item, scratch);
-    int32_t next_n = at_most(DIRECT_KEYS, item->key_end - item->key_begin);
-    find_tile(&direct, item->key_begin, next_n);
-    for (int32_t first = item->key_begin; first < item->key_end; first += DIRECT_KEYS) {
+    int32_t next_n = at_most(DIRECT_KEYS, common.high - common.low);
+    find_tile(&direct, common.low, next_n);
+    for (int32_t first = common.low; first < common.high; first += DIRECT_KEYS) {
         struct direct_step step = {.first = first, .n = next_n};
         swap_tiles(&direct);
-        next_n = at_least(0, at_most(DIRECT_KEYS, item->key_end - first - step.n));
+        next_n = at_least(0, at_most(DIRECT_KEYS, common.high - first - step.n));
         find_tile(&direct, first + step.n, next_n);
         step.next_n = next_n;
         for (int32_t h = 0; h < item->num_heads; h = step.end_head) {
@@ -334,15 +373,6 @@ void run_direct(const struct attend_run *run, const struct work_item *item, char
         }
     }
     for (int32_t h = 0; h < item->num_heads; h++) {
-        int32_t row = h * direct.rows_padded;
-        float *accumulator =
-            (float *)(scratch + run->layout.accumulator) + (int64_t)row * shape->width_padded;
-        for (int32_t g = 0; g < shape->group && run->problem.values.direct->finish != NULL; g++) {
-            run->problem.values.direct->finish(accumulator + (int64_t)g * shape->width_padded,
-                                               shape->width_padded);
-        }
-        finish_item(run, item, item->head + h, accumulator,
-                    (float *)(scratch + run->layout.reference) + row,
-                    (float *)(scratch + run->layout.sum) + row);
+        finish_head(&direct, common, h);
     }
 }

@@ -340,6 +340,11 @@ float key_factor(const struct problem *problem, int32_t head);
 /* tile.c, direct.c */
 void run_packed(const struct attend_run *run, const struct work_item *item, char *scratch);
 void run_direct(const struct attend_run *run, const struct work_item *item, char *scratch);
+/* The packed way over keys begin .. end-1 for one head of an item of the direct path, on top of
+ * what its rows have summed. */
+void run_edge(const struct attend_run *run, const struct work_item *item, int32_t head,
+              int32_t begin, int32_t end, float *accumulator, float *reference, float *sum,
+              char *scratch);
 
 /* tree.c */
 bool tree_row_visible(const struct problem *problem, int32_t request, int32_t token, int32_t key);

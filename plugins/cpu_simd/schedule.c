@@ -23,6 +23,12 @@ size_t partial_floats(const struct layer_shape *shape, const struct needs *needs
     return align_up(rows * (size_t)(shape->width_padded + 2) * sizeof(float)) / sizeof(float);
 }
 
+/* Rows of several queries that one direct item takes, of all its heads. */
+static int32_t draft_rows(const struct layer_shape *shape)
+{
+    return at_most(2 * SPLIT_ROWS, DIRECT_ROWS * shape->num_heads);
+}
+
 static int64_t max_items(const struct layer_shape *shape, int64_t requests, int64_t tokens,
                          int32_t num_threads)
 {
@@ -67,7 +73,8 @@ static struct needs needs_of(const struct layer_shape *shape, const struct attn_
     int32_t packed = (item_tokens < tokens ? item_tokens : (int32_t)tokens) * shape->group;
     int32_t whole = round_up(shape->group, 4) * shape->num_heads; /* see choose_heads */
     int32_t direct = whole <= shape->item_rows ? whole : round_up(shape->group, 4);
-    struct needs needs = {.rows = at_least(packed, direct)};
+    int32_t drafts = tokens > 1 ? draft_rows(shape) : 0;
+    struct needs needs = {.rows = at_least(at_least(packed, direct), drafts)};
     int64_t partials = max_partials(num_threads);
     if (limits->max_seq_len > 0) { /* a longer list of keys finds no place for its parts */
         int64_t items = max_items(shape, limits->max_num_reqs, tokens, 0);
@@ -76,7 +83,7 @@ static struct needs needs_of(const struct layer_shape *shape, const struct attn_
     }
     needs.partials = num_threads == 1 || shape->batch_invariant ? 0 : (int32_t)partials;
     needs.partial_rows = at_least(at_most(packed, at_least(SPLIT_ROWS, shape->group)),
-                                  shape->group * shape->num_heads);
+                                  at_least(drafts, shape->group * shape->num_heads));
     return needs;
 }
 
@@ -114,15 +121,17 @@ static int64_t item_cost(const struct problem *problem, const struct work_item *
     return ((int64_t)item->key_end - item->key_begin + 16) * rows * item->num_heads;
 }
 
-/* One query whose group fits goes the direct way: every key of the range is visible to all rows. */
+/* A request's only queries, if all their rows fit, go the direct way. */
 static void choose_path(const struct problem *problem, int32_t direct_heads, struct work_item *item)
 {
     const struct layer_shape *shape = &problem->shape;
     bool tree = problem->batch->tree != NULL && problem->layer->tree_mask != ATTN_TREE_NONE;
+    int32_t rows = item->num_tokens * shape->group;
     item->direct = shape->engine->direct != NULL && !tree && shape->topk == 0 && !shape->rounds &&
-                   !shape->any_prefix && shape->group <= shape->engine->direct_rows &&
-                   request_queries(problem, item->request) == 1;
-    item->num_heads = item->direct ? direct_heads : 1;
+                   !shape->any_prefix && rows <= shape->engine->direct_rows &&
+                   request_queries(problem, item->request) == item->num_tokens;
+    bool together = item->num_tokens == 1 || direct_heads * round_up(rows, 4) <= draft_rows(shape);
+    item->num_heads = item->direct && together ? direct_heads : 1;
 }
 
 /* Heads that one decode item takes: all, so that a block's memory is read in one run whatever the

@@ -390,6 +390,30 @@ static void run_tiles(struct tile *tile, int32_t rows, char *scratch)
     flash_run(tile, rows);
 }
 
+void run_edge(const struct attend_run *run, const struct work_item *item, int32_t head,
+              int32_t begin, int32_t end, float *accumulator, float *reference, float *sum,
+              char *scratch)
+{
+    struct work_item part = *item;
+    struct tile tile;
+    part.head = head;
+    part.key_begin = begin;
+    part.key_end = end;
+    tile_init(&tile, run, &part, scratch);
+    tile.accumulator = accumulator;
+    tile.reference = reference;
+    tile.sum = sum;
+    tile.seen[0] = 1;
+    int32_t rows = item->num_tokens * run->problem.shape.group;
+    load_queries(run, &part, head, tile.q, rows);
+    for (int32_t t = 0; t < item->num_tokens; t++) {
+        struct interval seen = row_interval(&run->problem, item->request, item->token + t);
+        tile.token_low[t] = seen.low;
+        tile.token_high[t] = seen.high;
+    }
+    run_tiles(&tile, rows, scratch);
+}
+
 void run_packed(const struct attend_run *run, const struct work_item *item, char *scratch)
 {
     const struct problem *problem = &run->problem;
