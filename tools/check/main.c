@@ -8,18 +8,19 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "calls.h"
+#include "kernels/calls.h"
 #include "common/library.h"
 #include "common/names.h"
-#include "core_cases.h"
-#include "crash.h"
-#include "declared.h"
-#include "engine.h"
-#include "kernels.h"
-#include "report.h"
-#include "resolve.h"
-#include "steps.h"
-#include "watch.h"
+#include "core/core_cases.h"
+#include "harness/crash.h"
+#include "harness/declared.h"
+#include "core/engine.h"
+#include "kernels/kernels.h"
+#include "harness/report.h"
+#include "harness/resolve.h"
+#include "cases/steps.h"
+#include "harness/watch.h"
+#include "cases/attend.h"
 
 #define EXIT_USAGE 2
 #define EXIT_ABSENT 77

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cases/attend.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases/hold.h"
+#include "cases/side.h"
+#include "harness/watch.h"
+#include "support/number.h"
+
+const char *const trial_way_names[TRIAL_WAY_COUNT] = {
+    "plain", "replanned", "two_plans", "table_update", "replay", "in_graph", "alone"};
+
+/* The least graph level at which batches of a shape can be captured. */
+static int32_t graph_level_of(int32_t shape)
+{
+    return shape == SHAPE_DECODE || shape == SHAPE_LONG_DECODE ? ATTN_GRAPH_SINGLE_TOKEN_DECODE
+           : shape == SHAPE_SPECULATIVE                        ? ATTN_GRAPH_UNIFORM_BATCH
+                                                               : ATTN_GRAPH_ALWAYS;
+}
+
+bool trial_way_declared(const struct attn_backend_caps *caps, int32_t shape, int32_t way)
+{
+    switch (way) {
+    case TRIAL_TABLE_UPDATE:
+        return (caps->features & ATTN_FEATURE_UPDATE_BLOCK_TABLE) && shape_is_paged(shape);
+    case TRIAL_REPLAY:
+    case TRIAL_IN_GRAPH:
+        return caps->graph_level >= graph_level_of(shape);
+    case TRIAL_ALONE:
+        return (caps->features & ATTN_FEATURE_BATCH_INVARIANT) != 0;
+    default:
+        return true;
+    }
+}
+
+/* A plan for other blocks, and other slots, that update_block_table then replaces. */
+static attn_status plan_and_update(struct side *side, const struct problem *problem,
+                                   struct attn_error *error)
+{
+    struct attn_batch *batch = &side->binding.batch;
+    const struct attn_batch whole = *batch;
+    batch->block_table = (const int32_t *)(side->memory + problem->at.other_table);
+    batch->slot_mapping = (const int64_t *)(side->memory + problem->at.other_slots);
+    attn_status status = side_plan(side, ATTN_PLAN_EAGER, error);
+    *batch = whole;
+    if (status == ATTN_OK && side->backend->kernels.update_block_table != NULL) {
+        struct attn_attend_args args = side->binding.attend;
+        args.q = args.k = args.v = args.out = args.lse = NULL;
+        status = side->backend->kernels.update_block_table(&args, error);
+    }
+    return status;
+}
+
+/* One step is captured with other lengths, then replayed with the batch's own. First generation: a
+ * plan made for the capture, renewed before the replay. Second: the host's part before each, the
+ * device's part inside. Without graphs on the device the calls are the same. */
+static attn_status capture_and_replay(struct side *side, const struct problem *problem, int32_t way,
+                                      struct attn_error *error)
+{
+    bool inside = way == TRIAL_IN_GRAPH;
+    void *graph = NULL;
+    attn_status status = side_plan_shorter(
+        side, problem, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_CAPTURE, error);
+    bool capturing = status == ATTN_OK && device_capture_begin(side->device, side->stream);
+    if (status == ATTN_OK && inside) {
+        status = side_plan(side, ATTN_PLAN_IN_GRAPH, error);
+    }
+    status = status == ATTN_OK ? side_attend(side, error) : status;
+    graph = capturing ? device_capture_end(side->device, side->stream) : NULL;
+    if (capturing && graph == NULL) {
+        status = status == ATTN_OK ? ATTN_ERROR_DEVICE : status;
+    }
+    if (status == ATTN_OK) {
+        status = side_plan(side, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_REPLAY, error);
+    }
+    if (status == ATTN_OK && capturing) {
+        bool launched = device_graph_launch(side->device, graph, side->stream);
+        status = launched ? ATTN_OK : ATTN_ERROR_DEVICE;
+    } else if (status == ATTN_OK) {
+        status = inside ? side_plan(side, ATTN_PLAN_IN_GRAPH, error) : ATTN_OK;
+        status = status == ATTN_OK ? side_attend(side, error) : status;
+    }
+    uint8_t drained; /* the graph may not be destroyed under its own launch */
+    device_read(side->device, &drained, side->memory, 1);
+    device_graph_finish(side->device, graph);
+    return status;
+}
+
+static attn_status plan_by_way(struct side *side, const struct problem *problem, int32_t way,
+                               struct attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    if (way == TRIAL_REPLANNED) {
+        status = side_plan_shorter(side, problem, ATTN_PLAN_EAGER, error);
+    } else if (way == TRIAL_TABLE_UPDATE) {
+        return plan_and_update(side, problem, error);
+    }
+    return status == ATTN_OK ? side_plan(side, ATTN_PLAN_EAGER, error) : status;
+}
+
+bool trial_serves(void *user, const struct factor_value *v)
+{
+    struct trial *trial = user;
+    struct attn_layer_desc layer;
+    case_layer(v, &layer);
+    return trial_supports(trial, trial->reference, &layer, case_phase(v)) &&
+           trial_supports(trial, trial->tested, &layer, case_phase(v));
+}
+
+/* Where the first byte differs, and whose row it is. */
+static enum trial_result say_other_bits(struct trial *trial, const struct problem *problem,
+                                        const struct side *tested, const uint8_t *together,
+                                        const uint8_t *alone)
+{
+    const struct attn_tensor *out = &tested->binding.out;
+    int32_t dtype = problem->v[FACTOR_DTYPE].a, r = 0;
+    size_t at = 0, first = problem->at.out;
+    while (at + 1 < problem->image.used && together[at] == alone[at]) {
+        at++;
+    }
+    int64_t element = ((int64_t)at - (int64_t)first) / (int64_t)number_bytes(dtype);
+    int64_t token = element / out->strides[0], within = element % out->strides[0];
+    if (at < first || token >= problem->num_actual_tokens) {
+        return trial_say(trial, TRIAL_FAILED,
+                         "a request alone gives other bits than in its batch, from byte %zu on",
+                         at);
+    }
+    int64_t end = problem->first_row + problem->requests[0].query_len;
+    while (r + 1 < problem->num_reqs && token >= end) {
+        end += problem->requests[++r].query_len;
+    }
+    return trial_say(trial, TRIAL_FAILED,
+                     "a request alone gives other bits than in its batch: out[token %lld, head "
+                     "%lld, dim %lld] is %g, not %g, of request %d with %d queries over %d keys",
+                     (long long)token, (long long)(within / out->strides[1]),
+                     (long long)(within % out->strides[1]),
+                     number_load(alone + first, element, dtype),
+                     number_load(together + first, element, dtype), r,
+                     problem->requests[r].query_len, problem->requests[r].seq_len);
+}
+
+/* After the whole batch: every request again as a batch of its own, over the same outputs, which
+ * must not change by a bit. Views with query_start_loc[0] above 0 are what the core hands out, too.
+ */
+static enum trial_result run_alone(struct trial *trial, const struct problem *problem,
+                                   struct side *tested, struct attn_error *error)
+{
+    const struct attn_batch whole = tested->binding.batch;
+    size_t bytes = problem->image.size;
+    uint8_t *together = malloc(bytes), *alone = malloc(bytes);
+    enum trial_result result = TRIAL_PASSED;
+    attn_status status = ATTN_OK;
+    if (together == NULL || alone == NULL ||
+        !device_read(tested->device, together, tested->memory, bytes)) {
+        result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    }
+    for (int32_t r = 0; r < problem->num_reqs && result == TRIAL_PASSED && status == ATTN_OK; r++) {
+        struct attn_batch *one = &tested->binding.batch;
+        *one = whole;
+        one->num_reqs = 1;
+        one->query_start_loc += r;
+        one->query_start_loc_host += r;
+        one->num_actual_tokens = one->query_start_loc_host[1];
+        if (problem->paged) {
+            one->seq_lens += r;
+            one->seq_lens_host += one->seq_lens_host != NULL ? r : 0;
+            one->block_table += one->block_table_row != NULL ? 0 : r * one->block_table_stride;
+            one->block_table_row += one->block_table_row != NULL ? r : 0;
+        }
+        one->key_start_loc += one->key_start_loc != NULL ? r : 0;
+        one->key_start_loc_host += one->key_start_loc_host != NULL ? r : 0;
+        one->encoder_seq_lens += one->encoder_seq_lens != NULL ? r : 0;
+        one->encoder_seq_lens_host += one->encoder_seq_lens_host != NULL ? r : 0;
+        one->causal_per_request += one->causal_per_request != NULL ? r : 0;
+        one->span_start_loc += one->span_start_loc != NULL ? r : 0;
+        if (one->tree != NULL) {
+            one->tree = (const uint32_t *)one->tree + r * one->tree_stride_request;
+        }
+        status = side_plan(tested, ATTN_PLAN_EAGER, error);
+        if (status == ATTN_OK) {
+            status = side_attend(tested, error);
+        }
+    }
+    tested->binding.batch = whole;
+    if (result == TRIAL_PASSED && status != ATTN_OK) {
+        result = trial_call_failed(trial, "attend of one request", status, error);
+    } else if (result == TRIAL_PASSED &&
+               (!device_read(tested->device, alone, tested->memory, bytes) ||
+                memcmp(alone, together, problem->image.used) != 0)) {
+        result = say_other_bits(trial, problem, tested, together, alone);
+    }
+    free(together);
+    free(alone);
+    return result;
+}
+
+/* The step's keys by the backend's own kernel. In a quantized cache the reference's bytes take
+ * their place afterwards, so that a code one step off is not an error of the attend. */
+static enum trial_result write_keys(struct trial *trial, const struct problem *problem,
+                                    const struct side *reference, struct side *tested)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    size_t first = problem->at.cache, bytes = problem->at.cache_end - first;
+    struct watch watch;
+    watch_begin(&watch);
+    attn_status status = side_write(tested, problem, &error);
+    status = trial->concurrent ? status : watch_end(&watch, tested->backend, status, &error);
+    if (status != ATTN_OK) {
+        return trial_call_failed(trial, "write_kv", status, &error);
+    }
+    if (!problem->paged || problem->v[FACTOR_WRITE].a ||
+        problem->v[FACTOR_KV_DTYPE].a <= ATTN_KV_F32) {
+        return TRIAL_PASSED;
+    }
+    uint8_t *found = malloc(problem->image.size);
+    enum trial_result result =
+        found != NULL && device_read(tested->device, found, tested->memory, problem->image.size)
+            ? hold_cache(trial, problem, reference->memory, found)
+            : trial_say(trial, TRIAL_FAILED, "the cache cannot be read back");
+    free(found);
+    if (result == TRIAL_PASSED &&
+        !device_write(tested->device, tested->memory + first, reference->memory + first, bytes)) {
+        result = trial_say(trial, TRIAL_FAILED, "the cache cannot be written");
+    }
+    return result;
+}
+
+/* Another plan lives beside the tested one while that runs. */
+static enum trial_result run_beside(struct trial *trial, const struct problem *problem,
+                                    struct side *tested, attn_status *status,
+                                    struct attn_error *error)
+{
+    struct side other;
+    bool ready = side_init(&other, tested->backend, tested->device, problem) &&
+                 side_prepare(&other, problem, 1, error) == ATTN_OK &&
+                 side_plan_shorter(&other, problem, ATTN_PLAN_EAGER, error) == ATTN_OK;
+    if (ready) {
+        uint8_t drained; /* before the other's memory goes */
+        *status = side_attend(tested, error);
+        ready = device_read(tested->device, &drained, tested->memory, 1);
+    }
+    side_finish(&other);
+    return ready ? TRIAL_PASSED : trial_call_failed(trial, "second plan", *status, error);
+}
+
+/* A step from its plan to its outputs, and what it took on the way. */
+static enum trial_result run_step(struct trial *trial, const struct problem *problem,
+                                  struct side *tested, int32_t way)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    bool graph = way == TRIAL_REPLAY || way == TRIAL_IN_GRAPH;
+    bool counted = !trial->concurrent;
+    struct watch watch;
+    watch_begin(&watch);
+    attn_status status = graph ? capture_and_replay(tested, problem, way, &error)
+                               : plan_by_way(tested, problem, way, &error);
+    if (status == ATTN_OK && way == TRIAL_TWO_PLANS) {
+        enum trial_result result = run_beside(trial, problem, tested, &status, &error);
+        if (result != TRIAL_PASSED) {
+            return result;
+        }
+        counted = false; /* the second plan's memory is counted in */
+    } else if (status == ATTN_OK && !graph) {
+        status = side_attend(tested, &error);
+    }
+    status = counted ? watch_end(&watch, tested->backend, status, &error) : status;
+    return status == ATTN_OK ? TRIAL_PASSED
+                             : trial_call_failed(trial, "plan or attend", status, &error);
+}
+
+static enum trial_result run_tested(struct trial *trial, const struct problem *problem,
+                                    struct side *reference, struct side *tested, int32_t way)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    bool larger = way == TRIAL_REPLAY || way == TRIAL_IN_GRAPH;
+    attn_status status = side_prepare(tested, problem, larger ? 2 : 1, &error);
+    if (status != ATTN_OK) {
+        return trial_call_failed(trial, "prepare or plan_size", status, &error);
+    }
+    enum trial_result result = write_keys(trial, problem, reference, tested);
+    if (result == TRIAL_PASSED) {
+        result = run_step(trial, problem, tested, way);
+    }
+    if (result == TRIAL_PASSED) {
+        result = hold_step(trial, problem, reference, tested);
+    }
+    if (result == TRIAL_PASSED && way == TRIAL_ALONE) {
+        result = run_alone(trial, problem, tested, &error);
+    }
+    return result;
+}
+
+enum trial_result trial_attend(struct trial *trial, const struct case_space *space,
+                               const struct attend_case *attend_case, uint64_t seed, int32_t way)
+{
+    const struct device host = {.device = {ATTN_DEVICE_CPU, 0}};
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct problem problem;
+    struct side reference = {.device = &host}, tested = {.device = trial->device};
+    enum trial_result result;
+    if (!problem_init(&problem, space, attend_case, seed)) {
+        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    }
+    attn_status status = side_write_context(trial->reference, &problem, &error);
+    if (status != ATTN_OK) {
+        result = trial_call_failed(trial, "reference write_kv", status, &error);
+    } else if (!side_init(&reference, trial->reference, &host, &problem) ||
+               !side_init(&tested, trial->tested, trial->device, &problem)) {
+        result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    } else {
+        tested.binding.layer.batch_invariant = way == TRIAL_ALONE;
+        if (!trial_supports(trial, trial->tested, &tested.binding.layer, problem.phase)) {
+            result = TRIAL_SKIPPED;
+        } else {
+            status = side_run_reference(&reference, &problem, &error);
+            result = status == ATTN_OK ? run_tested(trial, &problem, &reference, &tested, way)
+                                       : trial_call_failed(trial, "reference", status, &error);
+        }
+    }
+    side_finish(&tested);
+    side_finish(&reference);
+    problem_finish(&problem);
+    return result;
+}

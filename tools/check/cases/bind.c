@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A case's arguments over one copy of its image. */
+#include <string.h>
+
+#include "support/number.h"
+#include "cases/problem.h"
+#include "cases/views.h"
+
+#define SPARE_ROWS 3 /* of k and v behind the last real one */
+#define LOOSENESS 7  /* of bounds that are not exact */
+
+/* Which of the binding's shape and stride arrays belongs to which tensor. */
+enum { T_Q, T_K, T_V, T_OUT, T_LSE, T_SINK_K, T_SINK_V, T_CONTEXT_K, T_CONTEXT_V };
+
+static void set_tensor(struct binding *b, struct attn_tensor *tensor, int32_t which, void *data,
+                       struct attn_device device, int32_t dtype, int64_t rows, int32_t heads,
+                       int32_t head_size, int64_t row_stride)
+{
+    int64_t *shape = b->shapes[which], *strides = b->strides[which];
+    shape[0] = rows;
+    shape[1] = heads;
+    shape[2] = head_size;
+    strides[0] = row_stride;
+    strides[1] = head_size;
+    strides[2] = 1;
+    *tensor = (struct attn_tensor){data, device, 3, number_dtype(dtype), shape, strides, 0};
+}
+
+/* A scale: its device floats, or where there is one per tensor the host's, or none, which is 1. */
+static void bind_scale(const struct problem *p, uint8_t *base, size_t offset, int32_t form,
+                       const float **device, float *host)
+{
+    int32_t source = form == ATTN_SCALE_PER_TENSOR ? p->v[FACTOR_SCALE_SOURCE].a : 0;
+    if (form == ATTN_SCALE_NONE) {
+        return;
+    }
+    if (source == 0) {
+        *device = (const float *)(base + offset);
+    } else if (source == 1) {
+        *host = *(const float *)(p->image.bytes + offset);
+    }
+}
+
+static void bind_params(const struct problem *p, struct binding *b, uint8_t *base)
+{
+    const struct factor_value *v = p->v;
+    struct attn_layer_params *params = &b->params;
+    *params = (struct attn_layer_params){.struct_size = sizeof b->params};
+    if (v[FACTOR_SINKS].a) {
+        params->sinks = (const float *)(base + p->at.sinks);
+    }
+    if (v[FACTOR_ALIBI].a) {
+        params->alibi_slopes = (const float *)(base + p->at.alibi_slopes);
+    }
+    if (v[FACTOR_STATIC_SINK].a) {
+        params->sink_k = &b->sink_k;
+        params->sink_v = &b->sink_v;
+    }
+    bind_scale(p, base, p->at.q_scale, b->layer.q_scale_form, &params->q_scale,
+               &params->q_scale_host);
+    bind_scale(p, base, p->at.k_scale, b->layer.k_scale_form, &params->k_scale,
+               &params->k_scale_host);
+    bind_scale(p, base, p->at.v_scale, b->layer.v_scale_form, &params->v_scale,
+               &params->v_scale_host);
+    bind_scale(p, base, p->at.p_scale, b->layer.p_scale_form, &params->p_scale,
+               &params->p_scale_host);
+    int32_t kv = v[FACTOR_KV_DTYPE].a;
+    if (kv == ATTN_KV_INT4_PER_TOKEN_HEAD || kv == ATTN_KV_INT8_KV) {
+        b->quant = (struct attn_kv_quant_params){
+            .ext = {ATTN_EXT_KV_QUANT_PARAMS, 0, sizeof b->quant, NULL}};
+        if (kv == ATTN_KV_INT8_KV) {
+            b->quant.v_channel_scale = (const float *)(base + p->at.channel_scale);
+        } else {
+            b->quant.hadamard_signs_k = (const float *)(base + p->at.signs_k);
+            b->quant.hadamard_signs_v = (const float *)(base + p->at.signs_v);
+        }
+        params->next = &b->quant.ext;
+    }
+}
+
+static void bind_lengths(const struct problem *p, struct binding *b, uint8_t *base, uint8_t *host)
+{
+    struct attn_batch *batch = &b->batch;
+    int32_t lengths = p->v[FACTOR_LENGTHS].a;
+    for (int32_t r = 0; r < p->num_reqs; r++) {
+        const struct request *request = &p->requests[r];
+        batch->max_query_len =
+            request->query_len > batch->max_query_len ? request->query_len : batch->max_query_len;
+        batch->max_seq_len =
+            request->seq_len > batch->max_seq_len ? request->seq_len : batch->max_seq_len;
+    }
+    if (lengths != LENGTHS_EXACT) { /* the decode way's query length is no bound */
+        batch->max_seq_len += LOOSENESS;
+        batch->max_query_len += p->phase == ATTN_PHASE_PREFILL ? LOOSENESS : 0;
+    }
+    if (p->paged) {
+        batch->seq_lens = (const int32_t *)(base + p->at.seq_lens);
+        batch->seq_lens_host =
+            lengths == LENGTHS_DEVICE ? NULL : (const int32_t *)(host + p->at.seq_lens);
+    } else if (p->v[FACTOR_SHAPE].a == SHAPE_CROSS_KEYS) {
+        batch->key_start_loc = (const int32_t *)(base + p->at.key_start_loc);
+        batch->key_start_loc_host = (const int32_t *)(host + p->at.key_start_loc);
+    }
+}
+
+static void bind_batch(const struct problem *p, struct binding *b, uint8_t *base, uint8_t *host)
+{
+    struct attn_batch *batch = &b->batch;
+    *batch = (struct attn_batch){
+        .struct_size = sizeof *batch,
+        .num_reqs = p->num_reqs,
+        .num_tokens = p->num_tokens,
+        .num_actual_tokens = p->num_actual_tokens,
+        .causal =
+            p->v[FACTOR_CAUSAL].a == CAUSAL_OVERRIDDEN ? ATTN_CAUSAL_NO : ATTN_CAUSAL_AS_LAYER,
+        .query_start_loc = (const int32_t *)(base + p->at.query_start_loc),
+        .query_start_loc_host = (const int32_t *)(host + p->at.query_start_loc),
+        .slot_mapping = (const int64_t *)(base + p->at.slot_mapping),
+        .num_slots = p->num_actual_tokens,
+    };
+    bind_lengths(p, b, base, host);
+    batch->common_prefix_len = p->shared;
+    if (p->v[FACTOR_SHAPE].a == SHAPE_CROSS) {
+        batch->encoder_seq_lens = batch->seq_lens;
+        batch->encoder_seq_lens_host = batch->seq_lens_host;
+        batch->max_encoder_seq_len = batch->max_seq_len;
+        batch->num_slots = 0; /* nothing is written */
+    }
+    if (p->paged) {
+        batch->block_table = (const int32_t *)(base + p->at.block_table);
+        batch->block_table_stride = p->table_stride;
+        batch->block_table_rows = 2 * p->num_reqs;
+        if (p->v[FACTOR_TABLE_ROW].a) {
+            batch->block_table_row = (const int32_t *)(base + p->at.block_table_row);
+        }
+    }
+    if (p->v[FACTOR_CAUSAL].a == CAUSAL_PER_REQUEST) {
+        batch->causal_per_request = base + p->at.causal;
+    }
+    if (p->v[FACTOR_FAST_PREFILL].a) {
+        batch->logits_indices = (const int32_t *)(base + p->at.logits_indices);
+        batch->num_logits_indices = p->num_logits;
+    }
+    if (p->v[FACTOR_SPANS].a) {
+        batch->num_spans = p->num_spans;
+        batch->spans = (const int32_t *)(base + p->at.spans);
+        batch->span_start_loc = (const int32_t *)(base + p->at.span_start_loc);
+    }
+    if (p->v[FACTOR_TREE].a) {
+        int32_t per_row =
+            p->v[FACTOR_TREE].a == ATTN_TREE_BITS ? PROBLEM_TREE_WIDTH / 32 : PROBLEM_TREE_WIDTH;
+        batch->tree = base + p->at.tree;
+        batch->tree_stride_row = per_row;
+        batch->tree_stride_request =
+            p->v[FACTOR_TREE].b ? 0 : (int64_t)per_row * PROBLEM_TREE_WIDTH;
+    }
+}
+
+static void bind_tensors(const struct problem *p, struct binding *b, uint8_t *base,
+                         struct attn_device device)
+{
+    const struct problem_buffers *at = &p->at;
+    int32_t dtype = p->v[FACTOR_DTYPE].a, sink_len = p->v[FACTOR_STATIC_SINK].a;
+    int32_t hq = p->v[FACTOR_HEADS].a, hk = p->v[FACTOR_HEADS].b;
+    int32_t d = p->v[FACTOR_HEAD_SIZE].a, dv = p->v[FACTOR_HEAD_SIZE].b;
+    set_tensor(b, &b->q, T_Q, base + at->q, device, p->q_dtype, p->num_tokens, hq, d,
+               problem_row_elements(p, hq, d));
+    set_tensor(b, &b->k, T_K, base + at->k, device, dtype, p->num_keys + SPARE_ROWS, hk, d,
+               problem_row_elements(p, hk, d));
+    set_tensor(b, &b->v, T_V, base + at->v, device, dtype, p->num_keys + SPARE_ROWS, hk, dv,
+               problem_row_elements(p, hk, dv));
+    set_tensor(b, &b->out, T_OUT, base + at->out, device, dtype, p->num_tokens, hq, dv,
+               problem_row_elements(p, hq, dv));
+    set_tensor(b, &b->sink_k, T_SINK_K, base + at->sink_k, device, dtype, sink_len, hk, d, hk * d);
+    set_tensor(b, &b->sink_v, T_SINK_V, base + at->sink_v, device, dtype, sink_len, hk, dv,
+               hk * dv);
+    set_tensor(b, &b->context_k, T_CONTEXT_K, base + at->context_k, device, dtype, p->num_context,
+               hk, d, hk * d);
+    set_tensor(b, &b->context_v, T_CONTEXT_V, base + at->context_v, device, dtype, p->num_context,
+               hk, dv, hk * dv);
+    /* lse [Hq, T]: heads outside, or tokens outside with a gap. */
+    bool heads_outside = p->v[FACTOR_LSE].a == 1;
+    int64_t *shape = b->shapes[T_LSE], *strides = b->strides[T_LSE];
+    shape[0] = hq;
+    shape[1] = p->num_tokens;
+    strides[0] = heads_outside ? p->num_tokens : 1;
+    strides[1] = heads_outside ? 1 : 2 * hq;
+    b->lse = (struct attn_tensor){base + at->lse, device,  2, number_dtype(ATTN_DTYPE_F32),
+                                  shape,          strides, 0};
+}
+
+static void bind_writes(const struct problem *p, struct binding *b, uint8_t *base)
+{
+    /* Negative slots name rows to skip; the length of slot_mapping says how many rows of k are
+     * real. */
+    int64_t num_slots = p->v[FACTOR_STRIDES].a ? p->num_actual_tokens : p->num_tokens;
+    num_slots = p->v[FACTOR_SHAPE].a == SHAPE_CROSS ? 0 : num_slots;
+    b->write = (struct attn_write_kv_args){.struct_size = sizeof b->write,
+                                           .layer = &b->layer,
+                                           .params = &b->params,
+                                           .k_cache = &b->k_cache,
+                                           .v_cache = &b->v_cache,
+                                           .slot_mapping = b->batch.slot_mapping,
+                                           .num_slots = num_slots,
+                                           .k = &b->k,
+                                           .v = &b->v};
+    b->write_context = b->write;
+    b->write_context.slot_mapping = (const int64_t *)(base + p->at.context_slots);
+    b->write_context.num_slots = p->num_context;
+    b->write_context.k = &b->context_k;
+    b->write_context.v = &b->context_v;
+}
+
+void problem_bind(const struct problem *p, struct binding *b, uint8_t *base, uint8_t *host,
+                  struct attn_device device)
+{
+    memset(b, 0, sizeof *b);
+    bind_tensors(p, b, base, device);
+    case_layer(p->v, &b->layer);
+    bind_params(p, b, base);
+    bind_batch(p, b, base, host);
+    b->attend = (struct attn_attend_args){.struct_size = sizeof b->attend,
+                                          .layer = &b->layer,
+                                          .params = &b->params,
+                                          .batch = &b->batch,
+                                          .flags = p->v[FACTOR_WRITE].a ? 0 : ATTN_RUN_NO_WRITE,
+                                          .phase = p->phase,
+                                          .q = &b->q,
+                                          .k = &b->k,
+                                          .v = &b->v,
+                                          .out = &b->out};
+    if (p->v[FACTOR_LSE].a != 0) {
+        b->attend.lse = &b->lse;
+    }
+    if (p->paged) {
+        for (int32_t i = 0; i < 2; i++) {
+            views_make(p->v, i == 1, p->num_blocks, base + p->at.cache, base + p->at.cache_scales,
+                       i ? &b->v_cache : &b->k_cache);
+        }
+        b->attend.k_cache = &b->k_cache;
+        b->attend.v_cache = &b->v_cache;
+    }
+    bind_writes(p, b, base);
+}

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cases/compare.h"
+
+#include <math.h>
+
+#include "support/number.h"
+
+/* float32: sums of float32 products and an exponential good to a few units in the last place.
+ * 16-bit: probabilities and outputs rounded to the format, 2^-11 and 2^-8 of a value, and half of
+ * that again for the running maximum's rescaling. */
+static const struct bound dtype_bounds[] = {[ATTN_DTYPE_F16] = {3e-3, 2e-3},
+                                            [ATTN_DTYPE_BF16] = {2e-2, 1.2e-2},
+                                            [ATTN_DTYPE_F32] = {4e-5, 2e-5}};
+static const double lse_bounds[] = {
+    [ATTN_DTYPE_F16] = 0x1p-10, [ATTN_DTYPE_BF16] = 0x1p-7, [ATTN_DTYPE_F32] = 0x1p-12};
+
+/* A query that the backend quantizes to int8 per (token, head) is off by half of amax / 127 in each
+ * element: of logits of deviation 4 some hundredths, and as much of each probability. */
+#define INT8_QUERY_BOUND 6e-2
+/* Probabilities in e4m3 are off by up to 2^-4 of themselves, in e5m2 by 2^-3, and two backends may
+ * round to different sides; a weighted mean of many is off by less. */
+#define E4M3_PROBABILITY_BOUND 1.5e-1
+#define E5M2_PROBABILITY_BOUND 3.0e-1
+
+static bool quantizes_queries(int32_t kv_dtype)
+{
+    return kv_dtype == ATTN_KV_INT8_KV || kv_dtype == ATTN_KV_INT8_K;
+}
+
+/* A quantized cache or query adds nothing by itself, since both sides read the same bytes; but a
+ * backend may multiply in 16 bits what is stored in 8. */
+static int32_t least_precise(const struct factor_value *v)
+{
+    bool small = v[FACTOR_KV_DTYPE].a > ATTN_KV_F32 || v[FACTOR_QUERY].a != 0;
+    return small && v[FACTOR_DTYPE].a == ATTN_DTYPE_F32 ? ATTN_DTYPE_F16 : v[FACTOR_DTYPE].a;
+}
+
+struct bound bound_of_dtype(int32_t dtype)
+{
+    return dtype_bounds[dtype];
+}
+
+struct bound bound_of_case(const struct factor_value *v)
+{
+    struct bound bound = dtype_bounds[least_precise(v)];
+    if (quantizes_queries(v[FACTOR_KV_DTYPE].a)) {
+        bound.absolute += INT8_QUERY_BOUND;
+    }
+    if (v[FACTOR_P_SCALE].a) {
+        bool e5m2 = v[FACTOR_KV_DTYPE].a == ATTN_KV_FP8_E5M2;
+        bound.absolute += e5m2 ? E5M2_PROBABILITY_BOUND : E4M3_PROBABILITY_BOUND;
+    }
+    return bound;
+}
+
+/* The logarithm of a sum of probabilities that are good to half a unit of the format. */
+double bound_of_lse(const struct factor_value *v)
+{
+    double bound = lse_bounds[least_precise(v)];
+    return quantizes_queries(v[FACTOR_KV_DTYPE].a) ? bound + INT8_QUERY_BOUND : bound;
+}
+
+static double row_rms(const void *row, int64_t at, int32_t dtype, int64_t dims)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < dims; i++) {
+        double x = number_load(row, at + i, dtype);
+        sum += isfinite(x) ? x * x : 0;
+    }
+    return sqrt(sum / (double)dims);
+}
+
+double compare_rows(const void *expected, const void *found, const struct attn_tensor *tensor,
+                    int32_t dtype, const uint8_t *rows, int64_t num_rows, struct bound bound,
+                    struct mismatch *worst)
+{
+    /* A row may lie in the format's subnormals, where half a unit is no small part of a value. */
+    double least = bound.least + (dtype == ATTN_DTYPE_F16 ? 0x1p-24 : 1e-30);
+    double largest = 0;
+    for (int64_t t = 0; t < num_rows; t++) {
+        for (int64_t h = 0; h < tensor->shape[1] && (rows == NULL || rows[t]); h++) {
+            int64_t at = t * tensor->strides[0] + h * tensor->strides[1];
+            double rms = row_rms(expected, at, dtype, tensor->shape[2]);
+            for (int64_t i = 0; i < tensor->shape[2]; i++) {
+                double want = number_load(expected, at + i, dtype);
+                double have = number_load(found, at + i, dtype);
+                double allowed = bound.absolute * rms + bound.relative * fabs(want) + least;
+                double ratio = fabs(have - want) / allowed;
+                if (isnan(want) || isnan(have)) {
+                    ratio = isnan(want) && isnan(have) ? 0 : INFINITY;
+                }
+                if (ratio > largest) {
+                    largest = ratio;
+                    *worst = (struct mismatch){t, (int32_t)h, (int32_t)i, want, have, allowed};
+                }
+            }
+        }
+    }
+    return largest;
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The covering array. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases/cases.h"
+#include "support/random.h"
+
+#define COVER_CANDIDATES 24 /* random completions tried for each row of the array */
+
+/* Which pairs are covered: one bit per (factor i value, factor j value), i < j, in a flat index of
+ * all values. */
+struct coverage {
+    int32_t first[FACTOR_COUNT + 1];
+    uint8_t *seen; /* [values, values] */
+};
+
+static int32_t count_new(const struct coverage *cover, const struct attend_case *c, bool mark)
+{
+    int32_t total = cover->first[FACTOR_COUNT];
+    int32_t fresh = 0;
+    for (int32_t i = 0; i < FACTOR_COUNT; i++) {
+        for (int32_t j = i + 1; j < FACTOR_COUNT; j++) {
+            uint8_t *seen = &cover->seen[(cover->first[i] + c->index[i]) * total + cover->first[j] +
+                                         c->index[j]];
+            fresh += !*seen;
+            *seen |= mark;
+        }
+    }
+    return fresh;
+}
+
+static void draw(const struct case_space *space, uint64_t *random, struct attend_case *c)
+{
+    for (int32_t i = 0; i < FACTOR_COUNT; i++) {
+        c->index[i] = random_below(random, space->factors[i].count);
+        /* Half of the switches stay off, or every case would be a crowd of terms. */
+        if (i >= FACTOR_FIRST_SWITCH && i <= FACTOR_LAST_SWITCH && random_below(random, 2)) {
+            c->index[i] = 0;
+        }
+    }
+}
+
+static bool take(struct attend_case **cases, int32_t *count, const struct attend_case *c)
+{
+    struct attend_case *larger = realloc(*cases, sizeof *larger * (size_t)(*count + 1));
+    if (larger == NULL) {
+        return false;
+    }
+    *cases = larger;
+    larger[(*count)++] = *c;
+    return true;
+}
+
+/* For every pair of values: where it is not covered yet, the best of some random rows that hold it.
+ * Pairs that case_settle() takes apart or that the backend refuses stay uncovered. */
+static bool cover_pairs(struct case_space *space, struct coverage *cover, uint64_t *random,
+                        struct attend_case **cases, int32_t *num_cases)
+{
+    int32_t total = cover->first[FACTOR_COUNT];
+    for (int32_t i = 0; i < FACTOR_COUNT; i++) {
+        for (int32_t j = i + 1; j < FACTOR_COUNT; j++) {
+            int32_t pairs = space->factors[i].count * space->factors[j].count;
+            for (int32_t pair = 0; pair < pairs; pair++) {
+                int32_t a = pair / space->factors[j].count;
+                int32_t b = pair % space->factors[j].count;
+                if (cover->seen[(cover->first[i] + a) * total + cover->first[j] + b]) {
+                    continue;
+                }
+                struct attend_case best = {{0}};
+                int32_t most = 0;
+                for (int32_t k = 0; k < COVER_CANDIDATES; k++) {
+                    struct attend_case c;
+                    draw(space, random, &c);
+                    c.index[i] = a;
+                    c.index[j] = b;
+                    case_settle(space, &c);
+                    bool holds = c.index[i] == a && c.index[j] == b;
+                    int32_t fresh = holds ? count_new(cover, &c, false) : 0;
+                    if (fresh > most && !case_refused(space, &c)) {
+                        most = fresh;
+                        best = c;
+                    }
+                }
+                space->num_unserved += most == 0;
+                if (most > 0) {
+                    count_new(cover, &best, true);
+                    if (!take(cases, num_cases, &best)) {
+                        return false;
+                    }
+                }
+            }
+        }
+    }
+    return true;
+}
+
+bool case_space_cover(struct case_space *space, uint64_t seed, int32_t extra,
+                      struct attend_case **cases, int32_t *num_cases)
+{
+    struct coverage cover = {{0}, NULL};
+    uint64_t random = seed;
+    bool ok;
+    *cases = NULL;
+    *num_cases = 0;
+    for (int32_t i = 0; i < FACTOR_COUNT; i++) {
+        cover.first[i + 1] = cover.first[i] + space->factors[i].count;
+    }
+    size_t total = (size_t)cover.first[FACTOR_COUNT];
+    cover.seen = calloc(total, total);
+    ok = cover.seen != NULL && cover_pairs(space, &cover, &random, cases, num_cases);
+    space->num_covering = *num_cases;
+    for (int32_t i = 0; i < extra && ok; i++) {
+        struct attend_case c;
+        draw(space, &random, &c);
+        case_settle(space, &c);
+        ok = case_refused(space, &c) || take(cases, num_cases, &c);
+    }
+    free(cover.seen);
+    if (!ok) {
+        free(*cases);
+        *cases = NULL;
+        *num_cases = 0;
+    }
+    return ok;
+}
+
+bool case_space_draw(const struct case_space *space, uint64_t seed, int32_t count,
+                     struct attend_case **cases, int32_t *num_cases)
+{
+    uint64_t random = seed;
+    *cases = NULL;
+    *num_cases = 0;
+    for (int32_t i = 0; i < 8 * count && *num_cases < count; i++) {
+        struct attend_case c;
+        draw(space, &random, &c);
+        case_settle(space, &c);
+        if (!case_refused(space, &c) && !take(cases, num_cases, &c)) {
+            free(*cases);
+            *cases = NULL;
+            *num_cases = 0;
+            return false;
+        }
+    }
+    return true;
+}

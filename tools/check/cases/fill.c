@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What stands in the buffers of a case. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "support/number.h"
+#include "cases/problem.h"
+#include "support/random.h"
+
+#define LOGIT_DEVIATION 4.0
+#define NEEDLE_LOGIT 14.0
+#define GARBAGE_BLOCK 0x7ffffff0
+#define P_SCALE (1.0 / 300)
+#define TIE_STEP 0x1p-6 /* of the row whose int8 scale is this exactly */
+
+static const double scales[] = {0.031, 0.047, 0.022, 0.039, 0.027, 0.052, 0.035, 0.044, 0.029};
+#define SCALE_OF(i) scales[(i) % 9]
+
+static void fill_lengths(struct problem *p, uint64_t *random)
+{
+    uint8_t *base = p->image.bytes;
+    int32_t *query_start_loc = (int32_t *)(base + p->at.query_start_loc);
+    int32_t *key_start_loc = (int32_t *)(base + p->at.key_start_loc);
+    int32_t *seq_lens = (int32_t *)(base + p->at.seq_lens);
+    query_start_loc[0] = p->first_row;
+    key_start_loc[0] = p->first_row;
+    for (int32_t r = 0; r < p->num_reqs; r++) {
+        query_start_loc[r + 1] = query_start_loc[r] + p->requests[r].query_len;
+        key_start_loc[r + 1] = key_start_loc[r] + p->requests[r].seq_len;
+        seq_lens[r] = p->requests[r].seq_len;
+        (base + p->at.causal)[r] = (uint8_t)random_below(random, 2);
+    }
+    /* Rows that fast prefill computes: ascending, padded with repetitions of the last. */
+    int32_t *rows = (int32_t *)(base + p->at.logits_indices);
+    for (int32_t i = 0; i < p->num_logits; i++) {
+        int32_t row = 3 * i + 1;
+        rows[i] = row < p->num_actual_tokens ? row : p->num_actual_tokens - 1;
+    }
+}
+
+/* A request's blocks, from a shuffled order of all, and the slots of its tokens. Shared keys are
+ * those of the first request. */
+static void fill_table(struct problem *p, int32_t r, int32_t *entries, const int32_t *order,
+                       int64_t *slots, int64_t *context_slots)
+{
+    const struct request *request = &p->requests[r];
+    int32_t block_size = p->v[FACTOR_BLOCK_SIZE].a, window = p->v[FACTOR_WINDOW].a;
+    int32_t context = problem_context(p, r);
+    const int32_t *row = (const int32_t *)(p->image.bytes + p->at.block_table_row);
+    const int32_t *first =
+        (const int32_t *)(p->image.bytes + p->at.block_table) + row[0] * p->table_stride;
+    for (int32_t j = 0; j < request->seq_len; j++) {
+        bool shared = r > 0 && j < p->shared;
+        if (j % block_size == 0) {
+            entries[j / block_size] = (shared ? first : order)[j / block_size];
+        }
+        int64_t slot = (int64_t)entries[j / block_size] * block_size + j % block_size;
+        if (j < context) {
+            context_slots[j] = shared ? -1 : slot;
+        } else {
+            slots[j - context] = slot;
+        }
+    }
+    /* what no query's window reaches may be anything */
+    if (window > 0 && p->v[FACTOR_SPANS].a == 0 && p->shared == 0) {
+        for (int32_t b = 0; (b + 1) * block_size <= context - window; b++) {
+            entries[b] = -GARBAGE_BLOCK;
+        }
+    }
+}
+
+static bool fill_tables(struct problem *p, uint64_t *random)
+{
+    uint8_t *base = p->image.bytes;
+    int32_t block_size = p->v[FACTOR_BLOCK_SIZE].a;
+    int32_t *table = (int32_t *)(base + p->at.block_table);
+    int32_t *row = (int32_t *)(base + p->at.block_table_row);
+    int64_t *slots = (int64_t *)(base + p->at.slot_mapping) + p->first_row;
+    int64_t *context_slots = (int64_t *)(base + p->at.context_slots);
+    int32_t *order = malloc((size_t)p->num_blocks * sizeof *order), *next = order;
+    if (order == NULL) {
+        return false;
+    }
+    for (int32_t b = 0; b < (int32_t)p->num_blocks; b++) {
+        int32_t other = random_below(random, b + 1);
+        order[b] = order[other];
+        order[other] = b;
+    }
+    for (int64_t i = 0; i < 2 * p->num_reqs * p->table_stride; i++) {
+        table[i] = GARBAGE_BLOCK;
+        ((int32_t *)(base + p->at.other_table))[i] = random_below(random, (int32_t)p->num_blocks);
+    }
+    for (int32_t t = 0; t < p->num_tokens; t++) {
+        ((int64_t *)(base + p->at.slot_mapping))[t] = -1;
+        ((int64_t *)(base + p->at.other_slots))[t] = -1;
+    }
+    for (int32_t r = 0; r < p->num_reqs; r++) {
+        const struct request *request = &p->requests[r];
+        row[r] = p->v[FACTOR_TABLE_ROW].a ? (2 * p->num_reqs - 1 - 2 * r) : r;
+        fill_table(p, r, table + row[r] * p->table_stride, next, slots, context_slots);
+        next += (request->seq_len + block_size - 1) / block_size;
+        slots += request->query_len;
+        context_slots += problem_context(p, r);
+    }
+    free(order);
+    return true;
+}
+
+static void fill_scales(struct problem *p)
+{
+    uint8_t *base = p->image.bytes;
+    int32_t hk = p->v[FACTOR_HEADS].b, dv = p->v[FACTOR_HEAD_SIZE].b;
+    double wide = p->q_dtype == ATTN_DTYPE_INT8 ? 4 : 1; /* 127 steps have to hold a query */
+    *(float *)(base + p->at.p_scale) = (float)P_SCALE;
+    for (int32_t h = 0; h < hk; h++) {
+        ((float *)(base + p->at.q_scale))[h] = (float)(wide * SCALE_OF(h + 2));
+        ((float *)(base + p->at.k_scale))[h] = (float)SCALE_OF(h);
+        ((float *)(base + p->at.v_scale))[h] = (float)SCALE_OF(h + 4);
+    }
+    for (int32_t i = 0; i < hk * dv; i++) {
+        ((float *)(base + p->at.channel_scale))[i] = (float)SCALE_OF(5 * i + i / dv);
+    }
+}
+
+static void fill_signs(struct problem *p, uint64_t *random)
+{
+    float *k = (float *)(p->image.bytes + p->at.signs_k);
+    float *v = (float *)(p->image.bytes + p->at.signs_v);
+    for (int32_t d = 0; d < p->v[FACTOR_HEAD_SIZE].a; d++) {
+        k[d] = random_below(random, 2) ? 1 : -1;
+    }
+    for (int32_t d = 0; d < p->v[FACTOR_HEAD_SIZE].b; d++) {
+        v[d] = random_below(random, 2) ? 1 : -1;
+    }
+}
+
+static void fill_spans(struct problem *p, uint64_t *random)
+{
+    int32_t *spans = (int32_t *)(p->image.bytes + p->at.spans);
+    int32_t *span_start_loc = (int32_t *)(p->image.bytes + p->at.span_start_loc);
+    span_start_loc[0] = 0;
+    for (int32_t r = 0; r < p->num_reqs; r++) { /* two, inclusive, where there is room */
+        int32_t length = p->requests[r].seq_len;
+        if (length >= 8) {
+            int32_t *span = spans + 2 * (size_t)p->num_spans;
+            span[0] = random_below(random, length / 4);
+            span[1] = span[0] + random_below(random, length / 4);
+            span[2] = length / 2 + random_below(random, length / 4);
+            span[3] = span[2] + random_below(random, length - span[2]);
+            p->num_spans += 2;
+        }
+        span_start_loc[r + 1] = p->num_spans;
+    }
+}
+
+static void fill_terms(struct problem *p, uint64_t *random)
+{
+    uint8_t *base = p->image.bytes;
+    for (int32_t h = 0; h < p->v[FACTOR_HEADS].a; h++) {
+        ((float *)(base + p->at.sinks))[h] = (float)(3 + 4 * random_normal(random));
+        ((float *)(base + p->at.alibi_slopes))[h] = (float)(0.9 * random_unit(random));
+    }
+    fill_spans(p, random);
+    size_t rows = (size_t)p->num_reqs * PROBLEM_TREE_WIDTH;
+    if (p->v[FACTOR_TREE].a == ATTN_TREE_BITS) {
+        uint32_t *words = (uint32_t *)(base + p->at.tree);
+        for (size_t i = 0; i < rows * (PROBLEM_TREE_WIDTH / 32); i++) {
+            words[i] = (uint32_t)random_bits(random);
+        }
+    } else if (p->v[FACTOR_TREE].a == ATTN_TREE_BIAS) {
+        float *bias = (float *)(base + p->at.tree);
+        for (size_t i = 0; i < rows * PROBLEM_TREE_WIDTH; i++) {
+            bias[i] = random_below(random, 3) ? (float)(2 * random_normal(random)) : -INFINITY;
+        }
+    }
+}
+
+static void fill_rows(uint8_t *memory, int32_t dtype, int64_t first, int64_t rows,
+                      int64_t row_stride, int32_t width, uint64_t *random)
+{
+    for (int64_t t = first; t < rows; t++) {
+        for (int32_t i = 0; i < width; i++) {
+            number_store(memory, t * row_stride + i, dtype, random_normal(random));
+        }
+    }
+}
+
+/* Stored = saturate(x / scale); the scale is that of the query's KV head. */
+static double query_scale(const struct problem *p, int32_t q_head)
+{
+    int32_t group = p->v[FACTOR_HEADS].a / p->v[FACTOR_HEADS].b;
+    return p->v[FACTOR_QUERY].a == 0
+               ? 1
+               : problem_scale(p, p->at.q_scale, p->v[FACTOR_QUERY].b, q_head / group);
+}
+
+static void fill_queries(struct problem *p, uint64_t *random)
+{
+    int32_t hq = p->v[FACTOR_HEADS].a, d = p->v[FACTOR_HEAD_SIZE].a;
+    int64_t stride = problem_row_elements(p, hq, d);
+    for (int64_t t = p->first_row; t < p->num_actual_tokens; t++) {
+        for (int32_t i = 0; i < hq * d; i++) {
+            number_store(p->image.bytes + p->at.q, t * stride + i, p->q_dtype,
+                         LOGIT_DEVIATION * random_normal(random) / query_scale(p, i / d));
+        }
+    }
+}
+
+/* Where key j of a request stands: among the context's rows or the step's. */
+struct key_place {
+    size_t rows; /* offset of the buffer */
+    int64_t at;  /* first element of the row */
+};
+
+static struct key_place key_place(const struct problem *p, bool value, int32_t r, int32_t j)
+{
+    int32_t hk = p->v[FACTOR_HEADS].b;
+    int32_t d = value ? p->v[FACTOR_HEAD_SIZE].b : p->v[FACTOR_HEAD_SIZE].a;
+    int64_t key = p->first_row, context = 0;
+    for (int32_t i = 0; i < r; i++) {
+        const struct request *request = &p->requests[i];
+        key += p->paged ? request->query_len : request->seq_len;
+        context += problem_context(p, i);
+    }
+    int32_t own = problem_context(p, r);
+    if (j < own) {
+        return (struct key_place){value ? p->at.context_v : p->at.context_k,
+                                  (context + j) * hk * d};
+    }
+    return (struct key_place){value ? p->at.v : p->at.k,
+                              (key + j - own) * problem_row_elements(p, hk, d)};
+}
+
+/* One key per request and KV head is turned towards the last query of one of the head's queries. */
+static void plant_needles(struct problem *p, uint64_t *random)
+{
+    uint8_t *base = p->image.bytes;
+    int32_t dtype = p->v[FACTOR_DTYPE].a;
+    int32_t hq = p->v[FACTOR_HEADS].a, hk = p->v[FACTOR_HEADS].b, d = p->v[FACTOR_HEAD_SIZE].a;
+    int64_t end = p->first_row;
+    for (int32_t r = 0; r < p->num_reqs; r++) {
+        const struct request *request = &p->requests[r];
+        end += request->query_len;
+        for (int32_t h = 0; h < hk && request->query_len > 0 && request->seq_len > 0; h++) {
+            int32_t q_head = h * (hq / hk) + random_below(random, hq / hk);
+            int64_t q_row = (end - 1) * problem_row_elements(p, hq, d) + q_head * d;
+            struct key_place key = key_place(p, false, r, random_below(random, request->seq_len));
+            double norm = 0, scale = query_scale(p, q_head);
+            for (int32_t i = 0; i < d; i++) {
+                double x = scale * number_load(base + p->at.q, q_row + i, p->q_dtype);
+                norm += x * x;
+            }
+            for (int32_t i = 0; i < d; i++) {
+                double x = scale * number_load(base + p->at.q, q_row + i, p->q_dtype);
+                number_store(base + key.rows, key.at + h * d + i, dtype,
+                             NEEDLE_LOGIT * sqrt(d) / norm * x);
+            }
+        }
+    }
+}
+
+/* A row of halves of int8 steps, so that a wrong rounding shows: its scale is TIE_STEP exactly. */
+static void plant_ties(struct problem *p)
+{
+    int32_t kv = p->v[FACTOR_KV_DTYPE].a;
+    bool of_value = kv == ATTN_KV_INT8_PER_TOKEN_HEAD;
+    bool of_key = of_value || kv == ATTN_KV_INT8_KV || kv == ATTN_KV_INT8_K;
+    for (int32_t value = 0; value < 2; value++) {
+        int32_t d = value ? p->v[FACTOR_HEAD_SIZE].b : p->v[FACTOR_HEAD_SIZE].a;
+        if (!(value ? of_value : of_key) || p->requests[0].seq_len == 0) {
+            continue;
+        }
+        struct key_place row = key_place(p, value != 0, 0, p->requests[0].seq_len - 1);
+        for (int32_t i = 0; i < p->v[FACTOR_HEADS].b * d; i++) {
+            double x = (i % d % 31 + 0.5) * (i % 2 ? -1 : 1);
+            number_store(p->image.bytes + row.rows, row.at + i, p->v[FACTOR_DTYPE].a,
+                         TIE_STEP * (i % d == 0 ? 127 : x));
+        }
+    }
+}
+
+/* One key and one value carry a NaN: queries that see them show it, others do not. Static int8
+ * values have no NaN. */
+static void plant_nans(struct problem *p, uint64_t *random)
+{
+    int32_t r = random_below(random, p->num_reqs), dtype = p->v[FACTOR_DTYPE].a;
+    if (!p->v[FACTOR_NAN].a || p->requests[r].seq_len == 0) {
+        return;
+    }
+    for (int32_t value = 0; value < 2; value++) {
+        int32_t d = value ? p->v[FACTOR_HEAD_SIZE].b : p->v[FACTOR_HEAD_SIZE].a;
+        int32_t element = random_below(random, p->v[FACTOR_HEADS].b * d);
+        int32_t least = p->requests[r].seq_len / 2; /* so that some query does not see it */
+        int32_t j = least + random_below(random, p->requests[r].seq_len - least);
+        struct key_place row = key_place(p, value != 0, r, j);
+        if (!value || p->v[FACTOR_KV_DTYPE].a != ATTN_KV_INT8_KV) {
+            number_store(p->image.bytes + row.rows, row.at + element, dtype, NAN);
+        }
+    }
+}
+
+static void fill_keys(struct problem *p, uint64_t *random)
+{
+    uint8_t *base = p->image.bytes;
+    int32_t dtype = p->v[FACTOR_DTYPE].a, hk = p->v[FACTOR_HEADS].b;
+    int32_t d = p->v[FACTOR_HEAD_SIZE].a, dv = p->v[FACTOR_HEAD_SIZE].b;
+    int32_t sink_len = p->v[FACTOR_STATIC_SINK].a;
+    fill_rows(base + p->at.k, dtype, p->first_row, p->num_keys, problem_row_elements(p, hk, d),
+              hk * d, random);
+    fill_rows(base + p->at.v, dtype, p->first_row, p->num_keys, problem_row_elements(p, hk, dv),
+              hk * dv, random);
+    fill_rows(base + p->at.context_k, dtype, 0, p->num_context, hk * d, hk * d, random);
+    fill_rows(base + p->at.context_v, dtype, 0, p->num_context, hk * dv, hk * dv, random);
+    fill_rows(base + p->at.sink_k, dtype, 0, sink_len, hk * d, hk * d, random);
+    fill_rows(base + p->at.sink_v, dtype, 0, sink_len, hk * dv, hk * dv, random);
+}
+
+void problem_fill(struct problem *p, uint64_t *random)
+{
+    fill_lengths(p, random);
+    if (p->paged && !fill_tables(p, random)) {
+        p->image.failed = true;
+        return;
+    }
+    fill_scales(p);
+    fill_signs(p, random);
+    fill_terms(p, random);
+    fill_queries(p, random);
+    fill_keys(p, random);
+    plant_needles(p, random);
+    plant_ties(p);
+    plant_nans(p, random);
+}

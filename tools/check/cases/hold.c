@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cases/hold.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/number.h"
+#include "cases/compare.h"
+
+/* Which rows of out are compared: those of the batch's requests, and of them what fast prefill was
+ * asked for. NULL: no memory. */
+static uint8_t *wanted_rows(const struct problem *problem)
+{
+    uint8_t *rows = calloc((size_t)problem->num_tokens, 1);
+    const int32_t *listed = (const int32_t *)(problem->image.bytes + problem->at.logits_indices);
+    if (rows == NULL) {
+        return NULL;
+    }
+    for (int32_t t = problem->first_row; t < problem->num_actual_tokens; t++) {
+        rows[t] = problem->v[FACTOR_FAST_PREFILL].a == 0;
+    }
+    for (int32_t i = 0; i < problem->num_logits; i++) {
+        rows[listed[i]] = 1;
+    }
+    return rows;
+}
+
+static enum trial_result hold_lse(struct trial *trial, const struct problem *problem,
+                                  const struct attn_tensor *lse, const uint8_t *rows,
+                                  const uint8_t *expected, const uint8_t *found)
+{
+    double bound = bound_of_lse(problem->v);
+    for (int64_t h = 0; h < lse->shape[0]; h++) {
+        for (int64_t t = 0; t < problem->num_actual_tokens; t++) {
+            int64_t at = h * lse->strides[0] + t * lse->strides[1];
+            double want = ((const float *)expected)[at];
+            double have = ((const float *)found)[at];
+            bool same = want == have || fabs(want - have) <= bound || (isnan(want) && isnan(have));
+            if (rows[t] && !same) {
+                return trial_say(trial, TRIAL_FAILED, "lse of head %d, token %d is %g, not %g",
+                                 (int)h, (int)t, have, want);
+            }
+        }
+    }
+    return TRIAL_PASSED;
+}
+
+/* Rows of out before the batch's first and behind its last belong to others. */
+static bool other_rows_untouched(const struct problem *problem, const struct side *tested,
+                                 const uint8_t *found)
+{
+    size_t row = (size_t)tested->binding.out.strides[0] * number_bytes(problem->v[FACTOR_DTYPE].a);
+    size_t before = (size_t)problem->first_row * row, out = problem->at.out;
+    size_t behind = (size_t)problem->num_actual_tokens * row;
+    size_t rows = (size_t)(problem->num_tokens - problem->num_actual_tokens);
+    const uint8_t *initial = problem->image.bytes;
+    return memcmp(initial + out, found + out, before) == 0 &&
+           memcmp(initial + out + behind, found + out + behind, rows * row) == 0;
+}
+
+static enum trial_result hold_out(struct trial *trial, const struct problem *problem,
+                                  const struct side *tested, const uint8_t *rows,
+                                  const uint8_t *expected, const uint8_t *found)
+{
+    struct mismatch worst = {0};
+    double ratio = compare_rows(expected + problem->at.out, found + problem->at.out,
+                                &tested->binding.out, problem->v[FACTOR_DTYPE].a, rows,
+                                problem->num_actual_tokens, bound_of_case(problem->v), &worst);
+    trial->max_error = ratio > trial->max_error ? ratio : trial->max_error;
+    if (ratio > 1) {
+        return trial_say(trial, TRIAL_FAILED,
+                         "out[token %lld, head %d, dim %d] is %g, not %g; allowed error %g",
+                         (long long)worst.token, worst.head, worst.dim, worst.found, worst.expected,
+                         worst.allowed);
+    }
+    return TRIAL_PASSED;
+}
+
+enum trial_result hold_step(struct trial *trial, const struct problem *problem,
+                            const struct side *reference, struct side *tested)
+{
+    enum trial_result result = TRIAL_FAILED;
+    const uint8_t *expected = reference->memory;
+    uint8_t *found = malloc(problem->image.size), *rows = wanted_rows(problem);
+    if (found == NULL || rows == NULL ||
+        !device_read(tested->device, found, tested->memory, problem->image.size)) {
+        trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
+        goto done;
+    }
+    result = hold_out(trial, problem, tested, rows, expected, found);
+    int64_t stray = image_stray_write(&problem->image, found);
+    if (result == TRIAL_PASSED && stray >= 0) {
+        result = trial_say(trial, TRIAL_FAILED, "byte %lld outside of all outputs was written",
+                           (long long)stray);
+    }
+    if (result == TRIAL_PASSED && !side_guards_whole(tested)) {
+        result = trial_say(trial, TRIAL_FAILED, "the plan's memory was written past its size");
+    }
+    if (result == TRIAL_PASSED && !other_rows_untouched(problem, tested, found)) {
+        result = trial_say(trial, TRIAL_FAILED, "rows of out beside the batch's were written");
+    }
+    if (result == TRIAL_PASSED) {
+        result = hold_cache(trial, problem, expected, found);
+    }
+    if (result == TRIAL_PASSED && tested->binding.attend.lse != NULL) {
+        result = hold_lse(trial, problem, &tested->binding.lse, rows, expected + problem->at.lse,
+                          found + problem->at.lse);
+    }
+done:
+    free(found);
+    free(rows);
+    return result;
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is held between the reference's copy of a problem and the one of the backend under test. */
+#ifndef CHECK_HOLD_H
+#define CHECK_HOLD_H
+
+#include "cases/side.h"
+#include "harness/trial.h"
+
+/* hold.c. Outputs within their bounds, everything else untouched. */
+enum trial_result hold_step(struct trial *trial, const struct problem *problem,
+                            const struct side *reference, struct side *tested);
+
+/* hold_cache.c. Both caches after the step's keys were written: whole images in host memory. Plain
+ * caches agree bit for bit; in quantized ones few codes may lie one step off, where a quotient
+ * falls between two. */
+enum trial_result hold_cache(struct trial *trial, const struct problem *problem,
+                             const uint8_t *expected, const uint8_t *found);
+
+#endif

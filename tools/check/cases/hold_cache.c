@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two caches, row by row through their views. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/number.h"
+#include "cases/hold.h"
+#include "cases/views.h"
+
+#define SCALE_TOLERANCE 1e-6 /* relative: a reciprocal instead of a division */
+#define ZERO_POINT_MASK 15u
+#define POISONED_WORD 0xffffffffu
+#define NVFP4_BLOCK 16
+#define ANY (1 << 16) /* of the steps between two codes */
+
+/* K's or V's rows in both images, and in a copy of the found one in which what may differ is
+ * replaced by what was expected. */
+struct rows {
+    int32_t kv_dtype;
+    int32_t number; /* enum attn_dtype_name of plain elements */
+    int32_t bits;
+    bool value;
+    struct attn_kv_view expected, found, patched;
+    int32_t zero_points[2]; /* int4: of the row's expected and found scale */
+    int64_t num_off;        /* codes that lie one step off */
+    int64_t num_codes;
+};
+
+struct place {
+    int64_t block, slot, head;
+};
+
+static uint8_t *element(const struct attn_kv_view *view, struct place at, int32_t d, int32_t bits)
+{
+    int32_t pack = view->pack > 0 ? view->pack : view->head_size;
+    return (uint8_t *)view->data + at.block * view->stride_block + at.slot * view->stride_slot +
+           at.head * view->stride_head + d / pack * view->stride_pack + d % pack * bits / 8;
+}
+
+static uint8_t *scale_of(const struct attn_kv_view *view, struct place at)
+{
+    return (uint8_t *)view->scale + at.block * view->scale_stride_block +
+           at.slot * view->scale_stride_slot + at.head * view->scale_stride_head;
+}
+
+static int32_t kv_number(int32_t kv_dtype, bool value, int32_t dtype)
+{
+    switch (kv_dtype) {
+    case ATTN_KV_FP8_E4M3:
+    case ATTN_KV_TURBOQUANT_K8V4: /* its keys */
+    case ATTN_KV_FP8_PER_TOKEN_HEAD:
+        return ATTN_DTYPE_FP8_E4M3;
+    case ATTN_KV_FP8_E5M2:
+        return ATTN_DTYPE_FP8_E5M2;
+    case ATTN_KV_INT8_PER_TOKEN_HEAD:
+    case ATTN_KV_INT8_KV:
+        return ATTN_DTYPE_INT8;
+    case ATTN_KV_INT8_K:
+        return value ? dtype : ATTN_DTYPE_INT8;
+    default:
+        return dtype;
+    }
+}
+
+/* Codes of 3 bits cross bytes. */
+static int32_t code_of_three(const uint8_t *memory, int32_t d)
+{
+    int32_t shift = d * 3 % 8;
+    int32_t two = memory[0] | (shift > 5 ? memory[1] << 8 : 0);
+    return two >> shift & 7;
+}
+
+/* A code as its place in the order of the format's values. */
+static int32_t ordinal(const struct rows *rows, const uint8_t *memory, int32_t d)
+{
+    if (rows->bits == 3) {
+        return code_of_three(memory, d);
+    }
+    if (kv_is_turboquant(rows->kv_dtype) && rows->bits == 4) {
+        return (int32_t)(*memory >> (d % 2 * 4) & 15);
+    }
+    if (rows->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) {
+        return (int32_t)(*memory >> (d % 2 * 4) & 15);
+    }
+    if (rows->kv_dtype == ATTN_KV_NVFP4) {
+        int32_t code = *memory >> (d % 2 * 4) & 15;
+        return code & 8 ? -(code & 7) : code;
+    }
+    if (rows->number == ATTN_DTYPE_INT8) {
+        return (int8_t)*memory;
+    }
+    return *memory & 0x80 ? -(*memory & 0x7f) : *memory;
+}
+
+static void patch(const struct rows *rows, struct place at, int32_t d)
+{
+    uint8_t *to = element(&rows->patched, at, d, rows->bits);
+    const uint8_t *from = element(&rows->expected, at, d, rows->bits);
+    if (rows->bits == 3) {
+        int32_t shift = d * 3 % 8;
+        for (int32_t i = 0; i < (shift > 5 ? 2 : 1); i++) {
+            uint8_t mask = (uint8_t)(7 << shift >> 8 * i);
+            to[i] = (uint8_t)((to[i] & ~mask) | (from[i] & mask));
+        }
+    } else if (rows->bits == 4) {
+        uint8_t mask = d % 2 ? 0xf0 : 0x0f;
+        *to = (uint8_t)((*to & ~mask) | (*from & mask));
+    } else {
+        memcpy(to, from, (size_t)rows->bits / 8);
+    }
+}
+
+/* Codes d .. end-1 of a row may lie `most` steps off. */
+static bool hold_codes(struct rows *rows, struct place at, int32_t d, int32_t end, int32_t most)
+{
+    for (; d < end; d++) {
+        int32_t want =
+            ordinal(rows, element(&rows->expected, at, d, rows->bits), d) - rows->zero_points[0];
+        int32_t have =
+            ordinal(rows, element(&rows->found, at, d, rows->bits), d) - rows->zero_points[1];
+        if (abs(want - have) > most) {
+            return false;
+        }
+        rows->num_off += want != have;
+        patch(rows, at, d);
+    }
+    return true;
+}
+
+static bool power_of_two(float x)
+{
+    int exponent;
+    return frexpf(x, &exponent) == 0.5f;
+}
+
+/* A row with one float32 scale, int4's with its zero point. */
+static bool hold_scaled_row(struct rows *rows, struct place at)
+{
+    uint32_t want_bits, have_bits;
+    float want, have;
+    int32_t most = 1;
+    memcpy(&want_bits, scale_of(&rows->expected, at), sizeof want_bits);
+    memcpy(&have_bits, scale_of(&rows->found, at), sizeof have_bits);
+    if (want_bits == POISONED_WORD) {
+        return true; /* never written: compared with the rest, bit for bit */
+    }
+    if (rows->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD) {
+        rows->zero_points[0] = (int32_t)(want_bits & ZERO_POINT_MASK);
+        rows->zero_points[1] = (int32_t)(have_bits & ZERO_POINT_MASK);
+        want_bits &= ~ZERO_POINT_MASK;
+        have_bits &= ~ZERO_POINT_MASK;
+    }
+    memcpy(&want, &want_bits, sizeof want);
+    memcpy(&have, &have_bits, sizeof have);
+    bool same = isnan(want) ? isnan(have) : fabsf(want - have) <= SCALE_TOLERANCE * want;
+    if (rows->kv_dtype == ATTN_KV_INT8_PER_TOKEN_HEAD || rows->kv_dtype == ATTN_KV_INT8_KV ||
+        rows->kv_dtype == ATTN_KV_INT8_K) {
+        most = power_of_two(want) ? 0 : 1; /* the quotients are exact */
+    }
+    memcpy(scale_of(&rows->patched, at), scale_of(&rows->expected, at), sizeof want);
+    int64_t num_off = rows->num_off;
+    if (!same || !hold_codes(rows, at, 0, rows->expected.head_size, isnan(want) ? ANY : most)) {
+        return false;
+    }
+    rows->num_off = isnan(want) ? num_off : rows->num_off; /* codes behind a NaN mean nothing */
+    return true;
+}
+
+/* A norm, or a step and a zero, in float16: the neighbour at most, NaN both, or never written. */
+static bool hold_turboquant_row(struct rows *rows, struct place at)
+{
+    uint16_t want[2], have[2];
+    size_t count = rows->value ? 2 : 1, bytes = count * sizeof *want;
+    memcpy(want, scale_of(&rows->expected, at), bytes);
+    memcpy(have, scale_of(&rows->found, at), bytes);
+    bool nan = false;
+    for (size_t i = 0; i < count; i++) {
+        if (want[i] == (uint16_t)POISONED_WORD) {
+            return true;
+        }
+        nan = nan || isnan(number_load(&want[i], 0, ATTN_DTYPE_F16));
+        if (nan ? !isnan(number_load(&have[i], 0, ATTN_DTYPE_F16)) : abs(want[i] - have[i]) > 1) {
+            return false;
+        }
+    }
+    memcpy(scale_of(&rows->patched, at), want, bytes);
+    int64_t num_off = rows->num_off;
+    bool held = hold_codes(rows, at, 0, rows->expected.head_size, nan ? ANY : 1);
+    rows->num_off = nan ? num_off : rows->num_off; /* codes behind a NaN mean nothing */
+    return held;
+}
+
+/* Element i of a block, whose codes stand behind its step. */
+static int32_t code_of_block(const struct rows *rows, const uint8_t *block, int32_t i)
+{
+    if (rows->bits == 8) {
+        return (int8_t)block[2 + i];
+    }
+    return block[2 + i % (KV_BLOCK / 2)] >> (i < KV_BLOCK / 2 ? 0 : 4) & 15;
+}
+
+/* Steps in float16: the neighbour at most, NaN both, or never written. Q4_0's sign follows the
+ * largest element, so its neighbours are those of the bits, too. */
+static bool hold_block_row(struct rows *rows, struct place at)
+{
+    size_t bytes = 2 + (size_t)rows->bits * KV_BLOCK / 8;
+    for (int32_t b = 0; b < rows->expected.head_size / KV_BLOCK; b++) {
+        const uint8_t *want = element(&rows->expected, at, 0, 8) + (size_t)b * bytes;
+        const uint8_t *have = element(&rows->found, at, 0, 8) + (size_t)b * bytes;
+        uint16_t steps[2];
+        memcpy(&steps[0], want, sizeof steps[0]);
+        memcpy(&steps[1], have, sizeof steps[1]);
+        if (steps[0] == (uint16_t)POISONED_WORD) {
+            continue;
+        }
+        bool nan = isnan(number_load(&steps[0], 0, ATTN_DTYPE_F16));
+        if (nan ? !isnan(number_load(&steps[1], 0, ATTN_DTYPE_F16))
+                : abs(steps[0] - steps[1]) > 1) {
+            return false;
+        }
+        for (int32_t i = 0; i < KV_BLOCK && !nan; i++) {
+            int32_t off = abs(code_of_block(rows, want, i) - code_of_block(rows, have, i));
+            if (off > 1) {
+                return false;
+            }
+            rows->num_off += off;
+        }
+        memcpy(element(&rows->patched, at, 0, 8) + (size_t)b * bytes, want, bytes);
+    }
+    return true;
+}
+
+static bool hold_nvfp4_row(struct rows *rows, struct place at)
+{
+    int32_t blocks = rows->expected.head_size / NVFP4_BLOCK;
+    for (int32_t i = 0; i < blocks; i++) {
+        /* V's scales are swizzled within groups of 4 slots. */
+        struct place there = at;
+        int32_t index = i;
+        if (rows->value) {
+            there.slot = at.slot / 4 * 4 + i / (blocks / 4);
+            index = (int32_t)(i % (blocks / 4) * 4 + at.slot % 4);
+        }
+        uint8_t want = scale_of(&rows->expected, there)[index];
+        uint8_t have = scale_of(&rows->found, there)[index];
+        bool nan = (want & 0x7f) == 0x7f && (have & 0x7f) == 0x7f;
+        int64_t num_off = rows->num_off;
+        if (want == IMAGE_POISON) {
+            continue;
+        }
+        scale_of(&rows->patched, there)[index] = want;
+        if (!nan && abs(want - have) > 1) {
+            return false;
+        }
+        if (!hold_codes(rows, at, i * NVFP4_BLOCK, (i + 1) * NVFP4_BLOCK, nan ? ANY : 1)) {
+            return false;
+        }
+        rows->num_off = nan ? num_off : rows->num_off;
+    }
+    return true;
+}
+
+/* Plain numbers: the same bits, or NaN both. Where there was a division by a scale of the head's,
+ * or the channel's, codes may lie one step off. */
+static bool hold_number_row(struct rows *rows, struct place at)
+{
+    bool divided = rows->kv_dtype == ATTN_KV_INT8_KV || kv_is_fp8(rows->kv_dtype);
+    for (int32_t d = 0; d < rows->expected.head_size; d++) {
+        const uint8_t *want = element(&rows->expected, at, d, rows->bits);
+        const uint8_t *have = element(&rows->found, at, d, rows->bits);
+        bool poison = true;
+        for (int32_t i = 0; i < rows->bits / 8; i++) {
+            poison = poison && want[i] == IMAGE_POISON;
+        }
+        if (!poison && isnan(number_load(want, 0, rows->number)) &&
+            isnan(number_load(have, 0, rows->number))) {
+            patch(rows, at, d);
+        } else if (divided && !poison && !hold_codes(rows, at, d, d + 1, 1)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool hold_rows(struct rows *rows)
+{
+    const struct attn_kv_view *view = &rows->expected;
+    for (int64_t i = 0; i < view->num_blocks * view->block_size * view->num_heads; i++) {
+        struct place at = {i / view->num_heads / view->block_size,
+                           i / view->num_heads % view->block_size, i % view->num_heads};
+        bool ok = rows->kv_dtype == ATTN_KV_NVFP4    ? hold_nvfp4_row(rows, at)
+                  : kv_is_blocks(rows->kv_dtype)     ? hold_block_row(rows, at)
+                  : view->scale == NULL              ? hold_number_row(rows, at)
+                  : kv_is_turboquant(rows->kv_dtype) ? hold_turboquant_row(rows, at)
+                                                     : hold_scaled_row(rows, at);
+        rows->num_codes += view->head_size;
+        if (!ok) {
+            return false;
+        }
+    }
+    return true;
+}
+
+enum trial_result hold_cache(struct trial *trial, const struct problem *p, const uint8_t *expected,
+                             const uint8_t *found)
+{
+    size_t first = p->at.cache, bytes = p->at.cache_end - first;
+    if (!p->paged || memcmp(expected + first, found + first, bytes) == 0) {
+        return TRIAL_PASSED;
+    }
+    uint8_t *patched = malloc(p->image.size);
+    if (patched == NULL) {
+        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    }
+    memcpy(patched, found, p->image.size);
+    enum trial_result result = TRIAL_PASSED;
+    for (int32_t i = 0; i < 2 && result == TRIAL_PASSED; i++) {
+        struct rows rows = {.kv_dtype = p->v[FACTOR_KV_DTYPE].a, .value = i == 1};
+        uint8_t *bases[] = {(uint8_t *)(uintptr_t)expected, (uint8_t *)(uintptr_t)found, patched};
+        struct attn_kv_view *views[] = {&rows.expected, &rows.found, &rows.patched};
+        rows.number = kv_number(rows.kv_dtype, rows.value, p->v[FACTOR_DTYPE].a);
+        rows.bits = views_bits(rows.kv_dtype, rows.value);
+        for (int32_t j = 0; j < 3; j++) {
+            views_make(p->v, rows.value, p->num_blocks, bases[j] + p->at.cache,
+                       bases[j] + p->at.cache_scales, views[j]);
+        }
+        bool held = hold_rows(&rows);
+        int64_t most = 2 + rows.num_codes / (kv_is_fp8(rows.kv_dtype) ? 5000 : 200);
+        if (!held || rows.num_off > most) {
+            result = trial_say(trial, TRIAL_FAILED,
+                               "the cache's %s differ from the reference's (%lld of %lld codes)",
+                               i ? "values" : "keys", (long long)rows.num_off,
+                               (long long)rows.num_codes);
+        }
+    }
+    if (result == TRIAL_PASSED && memcmp(expected + first, patched + first, bytes) != 0) {
+        result = trial_say(trial, TRIAL_FAILED, "the cache's bytes differ from the reference's");
+    }
+    free(patched);
+    return result;
+}

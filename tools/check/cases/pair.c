@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cases/pair.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/number.h"
+
+void pair_init(struct pair *pair, struct trial *trial)
+{
+    *pair = (struct pair){.trial = trial};
+    image_init(&pair->image);
+}
+
+void pair_finish(struct pair *pair)
+{
+    device_free(pair->trial->device, pair->memory);
+    free(pair->expected);
+    free(pair->found);
+    image_finish(&pair->image);
+}
+
+size_t pair_add(struct pair *pair, size_t bytes, bool writable)
+{
+    return image_add(&pair->image, bytes, 256, writable);
+}
+
+static bool take_memory(struct pair *pair)
+{
+    const struct device *device = pair->trial->device;
+    size_t bytes = pair->image.size;
+    if (pair->image.failed) {
+        return false;
+    }
+    pair->expected = malloc(bytes);
+    pair->found = malloc(bytes);
+    pair->memory = device_alloc(device, bytes);
+    if (pair->expected == NULL || pair->found == NULL || pair->memory == NULL) {
+        return false;
+    }
+    memcpy(pair->expected, pair->image.bytes, bytes);
+    return device_write(device, pair->memory, pair->image.bytes, bytes);
+}
+
+enum trial_result pair_run(struct pair *pair, pair_call *call, const void *context)
+{
+    const struct attn_device cpu = {ATTN_DEVICE_CPU, 0};
+    struct trial *trial = pair->trial;
+    struct attn_error error = ATTN_ERROR_INIT;
+    if (!take_memory(pair)) {
+        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    }
+    attn_status status = call(trial->reference, pair->expected, cpu, NULL, context, &error);
+    if (status != ATTN_OK) {
+        return trial_call_failed(trial, "reference", status, &error);
+    }
+    void *stream = device_stream_create(trial->device);
+    status = call(trial->tested, pair->memory, trial->device->device, stream, context, &error);
+    bool read = device_read(trial->device, pair->found, pair->memory, pair->image.size);
+    device_stream_destroy(trial->device, stream);
+    if (status == ATTN_ERROR_UNSUPPORTED || (pair->optional && status != ATTN_OK)) {
+        return trial_call_refused(trial, &error);
+    }
+    if (status != ATTN_OK) {
+        return trial_call_failed(trial, "kernel", status, &error);
+    }
+    if (!read) {
+        return trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
+    }
+    return image_stray_write(&pair->image, pair->found) < 0
+               ? TRIAL_PASSED
+               : trial_say(trial, TRIAL_FAILED, "bytes outside of the outputs were written");
+}
+
+struct pair_tensor pair_rows(int64_t rows, int64_t heads, int64_t dims)
+{
+    return (struct pair_tensor){.shape = {rows, heads, dims}, .strides = {heads * dims, dims, 1}};
+}
+
+struct attn_tensor *pair_bind(struct pair_tensor *shaped, void *data, struct attn_device device,
+                              int32_t dtype, int32_t ndim)
+{
+    shaped->tensor = (struct attn_tensor){data,          device,          ndim, number_dtype(dtype),
+                                          shaped->shape, shaped->strides, 0};
+    return &shaped->tensor;
+}
+
+static int32_t ordinal(uint8_t code, bool is_int8)
+{
+    return is_int8 ? (int8_t)code : code & 0x80 ? -(code & 0x7f) : code;
+}
+
+bool pair_codes_agree(const uint8_t *expected, const uint8_t *found, int64_t count, bool is_int8)
+{
+    int64_t off = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t apart = abs(ordinal(expected[i], is_int8) - ordinal(found[i], is_int8));
+        if (apart > 1) {
+            return false;
+        }
+        off += apart;
+    }
+    return off <= 2 + count / 100;
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Buffers of one case of a kernel, worked on by the reference and by the backend under test. */
+#ifndef CHECK_PAIR_H
+#define CHECK_PAIR_H
+
+#include "harness/image.h"
+#include "harness/trial.h"
+
+struct pair {
+    struct trial *trial;
+    struct image image;
+    uint8_t *expected; /* the reference's copy */
+    uint8_t *memory;   /* the backend's, in its device's memory */
+    uint8_t *found;    /* that one, read back */
+    bool optional;     /* nothing declares it: a refusal of any status skips the case */
+};
+
+/* A tensor of up to three dimensions with its own arrays; strides count elements. */
+struct pair_tensor {
+    struct attn_tensor tensor;
+    int64_t shape[3];
+    int64_t strides[3];
+};
+
+/* One call of a kernel over a copy of the image at `base`. */
+typedef attn_status pair_call(struct backend *backend, uint8_t *base, struct attn_device device,
+                              void *stream, const void *context, struct attn_error *error);
+
+void pair_init(struct pair *pair, struct trial *trial);
+void pair_finish(struct pair *pair);
+/* Room for `bytes`; the offset is 0 only after a failure that pair_run reports. */
+size_t pair_add(struct pair *pair, size_t bytes, bool writable);
+/* Both sides run `call`. The found copy is read back and no byte beside the outputs has changed; a
+ * kernel that answers ATTN_ERROR_UNSUPPORTED skips the case. */
+enum trial_result pair_run(struct pair *pair, pair_call *call, const void *context);
+
+struct pair_tensor pair_rows(int64_t rows, int64_t heads, int64_t dims);
+/* The tensor over `data`; its arrays are those of `shaped`, which must outlive it. */
+struct attn_tensor *pair_bind(struct pair_tensor *shaped, void *data, struct attn_device device,
+                              int32_t dtype, int32_t ndim);
+
+/* Codes of 8-bit formats: at most one step apart, and few of them. */
+bool pair_codes_agree(const uint8_t *expected, const uint8_t *found, int64_t count, bool is_int8);
+
+#endif

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One attend with its inputs in an image, and its arguments bound to any copy of that image. */
+#ifndef CHECK_PROBLEM_H
+#define CHECK_PROBLEM_H
+
+#include <attn/kernels.h>
+
+#include "cases/cases.h"
+#include "harness/image.h"
+
+#define PROBLEM_MAX_REQS 16
+#define PROBLEM_TREE_WIDTH 160 /* most queries of a request */
+
+struct request {
+    int32_t query_len;
+    int32_t seq_len; /* keys, the step's own included; without a cache: keys */
+};
+
+/* Offsets of the buffers in the image. */
+struct problem_buffers {
+    size_t q, k, v, out, lse;
+    size_t cache, cache_scales, cache_end;
+    size_t context_k, context_v, context_slots;
+    size_t query_start_loc, key_start_loc, seq_lens, block_table, block_table_row, slot_mapping;
+    size_t other_table; /* valid blocks of no request */
+    size_t other_slots; /* every row skipped */
+    size_t logits_indices;
+    size_t causal, sinks, alibi_slopes, sink_k, sink_v;
+    size_t q_scale, k_scale, v_scale, p_scale, signs_k, signs_v, channel_scale;
+    size_t spans, span_start_loc, tree;
+};
+
+struct problem {
+    const struct case_space *space;
+    struct factor_value v[FACTOR_COUNT];
+    struct image image;
+    struct problem_buffers at;
+    struct request requests[PROBLEM_MAX_REQS];
+    int32_t num_reqs;
+    int32_t first_row;         /* of the first request; rows before it are another's */
+    int32_t num_tokens;        /* of q and out, padding rows included */
+    int32_t num_actual_tokens; /* end of the last request's rows */
+    int32_t num_keys;          /* rows of k and v, first_row included */
+    int32_t num_context;
+    int32_t num_spans;
+    int32_t shared; /* leading keys of all requests that lie in the same blocks */
+    int32_t num_logits;
+    int32_t q_dtype; /* enum attn_dtype_name of q */
+    int64_t num_blocks;
+    int64_t table_stride;
+    int32_t phase;
+    bool paged;
+};
+
+/* The arguments over one copy of the image. Host arrays stay in the initial image. */
+struct binding {
+    struct attn_layer_desc layer;
+    struct attn_layer_params params;
+    struct attn_kv_quant_params quant;
+    struct attn_batch batch;
+    struct attn_kv_view k_cache, v_cache;
+    struct attn_tensor q, k, v, out, lse, sink_k, sink_v, context_k, context_v;
+    int64_t shapes[9][3], strides[9][3];
+    struct attn_attend_args attend;
+    struct attn_write_kv_args write;
+    struct attn_write_kv_args write_context;
+};
+
+/* problem.c. Random inputs with logits of standard deviation 4 and a needle per request and head.
+ * The cache's context is not filled yet: the reference writes it (binding.write_context). */
+bool problem_init(struct problem *problem, const struct case_space *space,
+                  const struct attend_case *attend_case, uint64_t seed);
+void problem_finish(struct problem *problem);
+/* Keys of a request that are in the cache before the step. */
+int32_t problem_context(const struct problem *problem, int32_t request);
+/* Elements between rows: contiguous, or slices of a wider fused tensor. */
+int64_t problem_row_elements(const struct problem *problem, int32_t heads, int32_t head_size);
+/* The scale that both sides use for a head, from the device's floats or the host's. */
+double problem_scale(const struct problem *problem, size_t scales, int32_t form, int32_t head);
+
+/* fill.c */
+void problem_fill(struct problem *problem, uint64_t *random);
+
+/* bind.c. `base` is the copy's address in the memory of `device`; `host` an equal copy that the
+ * host can read. */
+void problem_bind(const struct problem *problem, struct binding *binding, uint8_t *base,
+                  uint8_t *host, struct attn_device device);
+
+#endif

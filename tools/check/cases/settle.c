@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which values of a case may stand together. */
+#include "cases/cases.h"
+#include "support/number.h"
+#include "cases/views.h"
+
+static void off(struct attend_case *c, int32_t factor)
+{
+    c->index[factor] = 0;
+}
+
+bool case_set(const struct case_space *space, struct attend_case *c, int32_t factor, int32_t a)
+{
+    for (int32_t i = 0; i < space->factors[factor].count; i++) {
+        if (space->factors[factor].values[i].a == a) {
+            c->index[factor] = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What a cache is and how it is scaled. A 16- or 32-bit cache is that of the activations; only
+ * quantized ones combine freely. */
+static void settle_cache(const struct case_space *space, struct attend_case *c)
+{
+    int32_t dtype = case_value(space, c, FACTOR_DTYPE).a;
+    bool paged = shape_is_paged(case_value(space, c, FACTOR_SHAPE).a);
+    if (paged) {
+        off(c, FACTOR_KIND);
+    }
+    if (!paged) {
+        off(c, FACTOR_TABLE_ROW);
+        off(c, FACTOR_BLOCK_SIZE);
+        off(c, FACTOR_LAYOUT);
+        off(c, FACTOR_WRITE);
+        off(c, FACTOR_FAST_PREFILL);
+    }
+    if (!paged || case_value(space, c, FACTOR_KV_DTYPE).a <= ATTN_KV_F32) {
+        case_set(space, c, FACTOR_KV_DTYPE, dtype);
+    }
+    int32_t kv = case_value(space, c, FACTOR_KV_DTYPE).a;
+    if (!kv_is_fp8(kv)) {
+        off(c, FACTOR_SCALES);
+        off(c, FACTOR_P_SCALE);
+    }
+    if (kv == ATTN_KV_INT8_KV || kv == ATTN_KV_INT8_K ||
+        case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K) {
+        case_set(space, c, FACTOR_SCALE_PLACE, SCALES_APART); /* planes of their own */
+    }
+    if ((kv_is_turboquant(kv) || kv_is_blocks(kv)) &&
+        case_value(space, c, FACTOR_LAYOUT).a == ATTN_KV_LAYOUT_PACKED_K) {
+        off(c, FACTOR_LAYOUT); /* a row is in one piece */
+    }
+    bool scaled = kv_is_fp8(kv) || kv == ATTN_KV_NVFP4 || case_value(space, c, FACTOR_QUERY).a != 0;
+    if (!kv_has_row_scales(kv)) {
+        off(c, FACTOR_SCALE_PLACE);
+    }
+    if (!scaled) {
+        off(c, FACTOR_SCALE_SOURCE);
+    }
+}
+
+static void settle_terms(const struct case_space *space, struct attend_case *c)
+{
+    int32_t shape = case_value(space, c, FACTOR_SHAPE).a;
+    int32_t causal = case_value(space, c, FACTOR_CAUSAL).a;
+    if (shape == SHAPE_CROSS) { /* positions of the keys have nothing to do with the queries' */
+        if (!case_set(space, c, FACTOR_CAUSAL, CAUSAL_NO)) {
+            case_set(space, c, FACTOR_SHAPE, SHAPE_EXTEND);
+        }
+        off(c, FACTOR_WINDOW);
+        off(c, FACTOR_ALIBI);
+        off(c, FACTOR_STATIC_SINK);
+        off(c, FACTOR_WRITE);
+        off(c, FACTOR_FAST_PREFILL);
+        shape = case_value(space, c, FACTOR_SHAPE).a;
+        causal = case_value(space, c, FACTOR_CAUSAL).a;
+    }
+    if (case_value(space, c, FACTOR_WINDOW).b != 0 && causal != CAUSAL_NO) {
+        off(c, FACTOR_WINDOW);
+    }
+    if (causal != CAUSAL_YES || shape == SHAPE_CROSS_KEYS) {
+        off(c, FACTOR_SPANS);
+        off(c, FACTOR_TREE);
+        off(c, FACTOR_CHUNK);
+    }
+    if (case_value(space, c, FACTOR_WINDOW).a != 0) {
+        off(c, FACTOR_CHUNK);
+    }
+    if (shape_is_decode(shape) || shape >= SHAPE_CONTIGUOUS) {
+        off(c, FACTOR_FAST_PREFILL);
+    }
+    if (shape >= SHAPE_CONTIGUOUS && case_value(space, c, FACTOR_LENGTHS).a == LENGTHS_DEVICE) {
+        off(c, FACTOR_LENGTHS);
+    }
+    if (case_value(space, c, FACTOR_WRITE).a || case_value(space, c, FACTOR_FAST_PREFILL).a) {
+        off(c, FACTOR_FIRST_ROW); /* a view of a batch comes without them */
+    }
+    if (case_value(space, c, FACTOR_FAST_PREFILL).a) { /* in layers that write no cache */
+        off(c, FACTOR_WRITE);
+    }
+}
+
+/* An attend writes in every step, or in decodes of some caches only. */
+static void settle_write(const struct case_space *space, struct attend_case *c)
+{
+    bool decode = shape_is_decode(case_value(space, c, FACTOR_SHAPE).a);
+    int32_t kv = case_value(space, c, FACTOR_KV_DTYPE).a;
+    if (!(space->caps.features & ATTN_FEATURE_FUSED_WRITE) &&
+        !(decode && space->caps.decode_write_kv_dtypes >> kv & 1)) {
+        off(c, FACTOR_WRITE);
+    }
+}
+
+void case_settle(const struct case_space *space, struct attend_case *c)
+{
+    settle_terms(space, c);
+    settle_cache(space, c);
+    settle_write(space, c);
+}
+
+uint64_t case_terms(const struct factor_value *v)
+{
+    static const uint64_t causal[] = {ATTN_TERM_CAUSAL, ATTN_TERM_BIDIRECTIONAL,
+                                      ATTN_TERM_CAUSAL_PER_REQUEST,
+                                      ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL};
+    uint64_t terms = causal[v[FACTOR_CAUSAL].a];
+    if (v[FACTOR_WINDOW].a) {
+        terms |= v[FACTOR_WINDOW].b ? ATTN_TERM_SYMMETRIC_WINDOW : ATTN_TERM_SLIDING_WINDOW;
+    }
+    terms |= v[FACTOR_CHUNK].a ? ATTN_TERM_CHUNKED_LOCAL : 0;
+    terms |= v[FACTOR_SOFT_CAP].a ? ATTN_TERM_SOFT_CAP : 0;
+    terms |= v[FACTOR_ALIBI].a == ATTN_ALIBI_LINEAR ? ATTN_TERM_ALIBI : 0;
+    terms |= v[FACTOR_ALIBI].a == ATTN_ALIBI_SQRT ? ATTN_TERM_ALIBI_SQRT : 0;
+    terms |= v[FACTOR_SINKS].a ? ATTN_TERM_SINKS : 0;
+    terms |= v[FACTOR_STATIC_SINK].a ? ATTN_TERM_STATIC_SINK : 0;
+    terms |= v[FACTOR_SPANS].a ? ATTN_TERM_PREFIX_LM : 0;
+    terms |= v[FACTOR_TREE].a == ATTN_TREE_BITS ? ATTN_TERM_TREE_BITS : 0;
+    terms |= v[FACTOR_TREE].a == ATTN_TREE_BIAS ? ATTN_TERM_TREE_BIAS : 0;
+    return terms;
+}
+
+uint64_t case_features(const struct factor_value *v)
+{
+    uint64_t features =
+        shape_is_paged(v[FACTOR_SHAPE].a) ? ATTN_FEATURE_PAGED_KV : ATTN_FEATURE_CONTIGUOUS_KV;
+    features |= v[FACTOR_LSE].a ? ATTN_FEATURE_LSE : 0;
+    features |= v[FACTOR_TABLE_ROW].a ? ATTN_FEATURE_BLOCK_TABLE_ROW : 0;
+    features |= v[FACTOR_LENGTHS].a == LENGTHS_DEVICE ? ATTN_FEATURE_DEVICE_SEQ_LENS : 0;
+    features |= v[FACTOR_QUERY].a ? ATTN_FEATURE_QUANTIZED_QUERY : 0;
+    return features;
+}
+
+/* Rows that do not lie at the declared alignment are no case of this backend's. */
+static bool misaligned(const struct case_space *space, const struct factor_value *v)
+{
+    const struct attn_backend_caps *caps = &space->caps;
+    if (caps->io_alignment > 1) {
+        int64_t e = (int64_t)number_bytes(v[FACTOR_DTYPE].a);
+        int64_t q = v[FACTOR_QUERY].a ? 1 : e;
+        if (v[FACTOR_HEAD_SIZE].a * q % caps->io_alignment != 0 ||
+            v[FACTOR_HEAD_SIZE].a * e % caps->io_alignment != 0 ||
+            v[FACTOR_HEAD_SIZE].b * e % caps->io_alignment != 0) {
+            return true;
+        }
+    }
+    return shape_is_paged(v[FACTOR_SHAPE].a) && caps->kv_alignment > 1 &&
+           !views_aligned(v, caps->kv_alignment);
+}
+
+bool case_refused(const struct case_space *space, const struct attend_case *c)
+{
+    struct factor_value v[FACTOR_COUNT];
+    for (int32_t i = 0; i < FACTOR_COUNT; i++) {
+        v[i] = case_value(space, c, i);
+    }
+    uint64_t terms = case_terms(v), features = case_features(v);
+    uint64_t kv = UINT64_C(1) << v[FACTOR_KV_DTYPE].a;
+    for (int32_t i = 0; i < space->caps.num_refused; i++) {
+        const struct attn_refused_combination *r = &space->caps.refused[i];
+        if ((terms & r->terms) == r->terms && (features & r->features) == r->features &&
+            (r->kv_dtypes == 0 || (r->kv_dtypes & kv))) {
+            return true;
+        }
+    }
+    return misaligned(space, v) || (space->serves != NULL && !space->serves(space->user, v));
+}
+
+bool case_of_cache(const struct case_space *space, int32_t dtype, int32_t kv_dtype,
+                   struct attend_case *c)
+{
+    *c = (struct attend_case){{0}};
+    bool there = (case_set(space, c, FACTOR_SHAPE, SHAPE_EXTEND) ||
+                  case_set(space, c, FACTOR_SHAPE, SHAPE_DECODE)) &&
+                 case_set(space, c, FACTOR_DTYPE, dtype) &&
+                 case_set(space, c, FACTOR_KV_DTYPE, kv_dtype);
+    case_set(space, c, FACTOR_CAUSAL, CAUSAL_YES);
+    for (int32_t size = 0; there && size < space->factors[FACTOR_HEAD_SIZE].count; size++) {
+        for (int32_t block = 0; block < space->factors[FACTOR_BLOCK_SIZE].count; block++) {
+            c->index[FACTOR_HEAD_SIZE] = size;
+            c->index[FACTOR_BLOCK_SIZE] = block;
+            case_settle(space, c);
+            bool same = case_value(space, c, FACTOR_KV_DTYPE).a == kv_dtype;
+            if (same && case_value(space, c, FACTOR_HEAD_SIZE).a >= 64 && !case_refused(space, c)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}

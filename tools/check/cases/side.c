@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cases/side.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void side_finish(struct side *side)
+{
+    if (side->state != NULL) {
+        side->backend->kernels.release(side->backend->instance, side->state);
+    }
+    device_free(side->device, side->memory);
+    plan_memory_finish(&side->plan, side->device);
+    device_stream_destroy(side->device, side->stream);
+}
+
+bool side_init(struct side *side, struct backend *backend, const struct device *device,
+               const struct problem *problem)
+{
+    memset(side, 0, sizeof *side);
+    side->backend = backend;
+    side->device = device;
+    side->memory = device_alloc(device, problem->image.size);
+    if (side->memory == NULL ||
+        !device_write(device, side->memory, problem->image.bytes, problem->image.size)) {
+        return false;
+    }
+    side->stream = device_stream_create(device);
+    problem_bind(problem, &side->binding, side->memory, problem->image.bytes, device->device);
+    side->binding.attend.instance = backend->instance;
+    side->binding.attend.stream = side->stream;
+    side->binding.write.instance = backend->instance;
+    side->binding.write.stream = side->stream;
+    side->binding.write_context.instance = backend->instance;
+    side->binding.write_context.stream = side->stream;
+    return true;
+}
+
+static attn_status take_plan_memory(struct side *side, const struct attn_plan_size *size)
+{
+    attn_status status = plan_memory_init(&side->plan, side->device, size);
+    side->binding.attend.plan_host = side->plan.host;
+    side->binding.attend.workspace = side->plan.device;
+    side->binding.attend.limits = &side->limits;
+    side->binding.attend.plan_host_bytes = size->host_bytes;
+    side->binding.attend.workspace_bytes = size->device_bytes;
+    return status;
+}
+
+attn_status side_prepare(struct side *side, const struct problem *problem, int32_t factor,
+                         struct attn_error *error)
+{
+    side->limits = (struct attn_limits){sizeof side->limits,
+                                        NULL,
+                                        problem->num_reqs * factor,
+                                        problem->num_tokens * factor,
+                                        side->binding.batch.max_query_len * factor,
+                                        side->binding.batch.max_seq_len * factor,
+                                        (int32_t)problem->table_stride * factor,
+                                        0};
+    struct attn_plan_size size = {sizeof size, NULL, 0, 0};
+    attn_status status = planned_prepare(&side->backend->kernels, &side->binding.attend,
+                                         &side->limits, &size, error);
+    side->state = side->binding.attend.state;
+    return status == ATTN_OK ? take_plan_memory(side, &size) : status;
+}
+
+attn_status side_plan(struct side *side, int32_t mode, struct attn_error *error)
+{
+    struct attn_attend_args args = side->binding.attend;
+    args.q = args.k = args.v = args.out = args.lse = NULL;
+    if (side->backend->kernels.plan == NULL) {
+        return ATTN_OK;
+    }
+    return side->backend->kernels.plan(&args, mode, error);
+}
+
+attn_status side_shorten(struct side *side, const struct problem *problem, int32_t *lengths)
+{
+    struct attn_batch *batch = &side->binding.batch;
+    for (int32_t r = 0; r < problem->num_reqs; r++) {
+        const struct request *request = &problem->requests[r];
+        bool longer = request->seq_len > request->query_len && problem->shared == 0;
+        lengths[r] = request->seq_len - longer;
+    }
+    if (!problem->paged) {
+        return ATTN_OK;
+    }
+    batch->seq_lens_host = batch->seq_lens_host != NULL ? lengths : NULL;
+    batch->encoder_seq_lens_host = batch->encoder_seq_lens_host != NULL ? lengths : NULL;
+    bool written = device_write(side->device, side->memory + problem->at.seq_lens, lengths,
+                                (size_t)problem->num_reqs * sizeof *lengths);
+    return written ? ATTN_OK : ATTN_ERROR_DEVICE;
+}
+
+attn_status side_restore(struct side *side, const struct problem *problem)
+{
+    struct attn_batch *batch = &side->binding.batch;
+    const uint8_t *lengths = problem->image.bytes + problem->at.seq_lens;
+    uint8_t drained, *seq_lens = side->memory + problem->at.seq_lens;
+    if (!problem->paged) {
+        return ATTN_OK;
+    }
+    batch->seq_lens_host = batch->seq_lens_host != NULL ? (const int32_t *)lengths : NULL;
+    batch->encoder_seq_lens_host =
+        batch->encoder_seq_lens_host != NULL ? (const int32_t *)lengths : NULL;
+    bool ok =
+        device_read(side->device, &drained, seq_lens, 1) &&
+        device_write(side->device, seq_lens, lengths, (size_t)problem->num_reqs * sizeof(int32_t));
+    return ok ? ATTN_OK : ATTN_ERROR_DEVICE;
+}
+
+attn_status side_plan_shorter(struct side *side, const struct problem *problem, int32_t mode,
+                              struct attn_error *error)
+{
+    int32_t lengths[PROBLEM_MAX_REQS];
+    attn_status status = side_shorten(side, problem, lengths);
+    status = status == ATTN_OK ? side_plan(side, mode, error) : status;
+    attn_status restored = side_restore(side, problem);
+    return status != ATTN_OK ? status : restored;
+}
+
+attn_status side_write(struct side *side, const struct problem *problem, struct attn_error *error)
+{
+    bool fused = !(side->binding.attend.flags & ATTN_RUN_NO_WRITE);
+    if (!problem->paged || fused || side->backend->kernels.write_kv == NULL) {
+        return ATTN_OK;
+    }
+    return side->backend->kernels.write_kv(&side->binding.write, error);
+}
+
+attn_status side_attend(struct side *side, struct attn_error *error)
+{
+    return side->backend->kernels.attend(&side->binding.attend, error);
+}
+
+attn_status side_write_context(struct backend *reference, struct problem *problem,
+                               struct attn_error *error)
+{
+    static const struct device host = {.device = {ATTN_DEVICE_CPU, 0}};
+    struct side side;
+    attn_status status = ATTN_ERROR_OUT_OF_MEMORY;
+    if (!problem->paged) {
+        return ATTN_OK;
+    }
+    if (side_init(&side, reference, &host, problem)) {
+        status = reference->kernels.write_kv(&side.binding.write_context, error);
+        memcpy(problem->image.bytes, side.memory, problem->image.size);
+    }
+    side_finish(&side);
+    return status;
+}
+
+attn_status side_run_reference(struct side *reference, const struct problem *problem,
+                               struct attn_error *error)
+{
+    attn_status status = side_prepare(reference, problem, 1, error);
+    reference->binding.attend.flags = ATTN_RUN_NO_WRITE;
+    if (status == ATTN_OK && problem->paged) {
+        status = reference->backend->kernels.write_kv(&reference->binding.write, error);
+    }
+    status = status == ATTN_OK ? side_plan(reference, ATTN_PLAN_EAGER, error) : status;
+    return status == ATTN_OK ? side_attend(reference, error) : status;
+}
+
+bool side_guards_whole(struct side *side)
+{
+    return plan_memory_guards_whole(&side->plan, side->device);
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One backend's copy of a problem, in its own device's memory, with its state and plan. */
+#ifndef CHECK_SIDE_H
+#define CHECK_SIDE_H
+
+#include "harness/backend.h"
+#include "common/device.h"
+#include "harness/planned.h"
+#include "cases/problem.h"
+
+struct side {
+    struct backend *backend;
+    const struct device *device;
+    struct binding binding;
+    uint8_t *memory; /* in the device's memory */
+    attn_state *state;
+    struct attn_limits limits;
+    struct plan_memory plan;
+    void *stream;
+};
+
+bool side_init(struct side *side, struct backend *backend, const struct device *device,
+               const struct problem *problem);
+void side_finish(struct side *side);
+/* prepare and plan_size; the limits are `factor` times what the batch needs. */
+attn_status side_prepare(struct side *side, const struct problem *problem, int32_t factor,
+                         struct attn_error *error);
+/* `mode` is an attn_plan_mode. */
+attn_status side_plan(struct side *side, int32_t mode, struct attn_error *error);
+/* Another batch of the same requests: each one key shorter where it has a context. `lengths` holds
+ * the host's copy until side_restore, which waits for what was enqueued in between. */
+attn_status side_shorten(struct side *side, const struct problem *problem, int32_t *lengths);
+attn_status side_restore(struct side *side, const struct problem *problem);
+/* A plan of that other batch in the same memory. */
+attn_status side_plan_shorter(struct side *side, const struct problem *problem, int32_t mode,
+                              struct attn_error *error);
+/* Writes the step's keys with the backend's own kernel, unless its attend does. */
+attn_status side_write(struct side *side, const struct problem *problem, struct attn_error *error);
+attn_status side_attend(struct side *side, struct attn_error *error);
+/* The reference fills the cache's context in the initial image, so that both sides start from the
+ * same bytes. */
+attn_status side_write_context(struct backend *reference, struct problem *problem,
+                               struct attn_error *error);
+/* prepare, write, plan and attend of the reference's side. */
+attn_status side_run_reference(struct side *reference, const struct problem *problem,
+                               struct attn_error *error);
+bool side_guards_whole(struct side *side);
+
+#endif

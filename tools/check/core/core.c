@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/core.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/library.h"
+#include "harness/watch.h"
+
+#define CORE_THREADS 2
+
+static void *count_allocate(void *user, size_t size, size_t alignment)
+{
+    (void)user;
+    alignment = alignment < sizeof(void *) ? sizeof(void *) : alignment;
+    watch_allocation();
+    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+static void release(void *user, void *memory, size_t size)
+{
+    (void)user;
+    (void)size;
+    free(memory);
+}
+
+/* What goes wrong is in the errors; cases that have to be refused would fill the log. */
+static void log_nothing(void *user, int32_t level, const char *who, const char *message)
+{
+    (void)user;
+    (void)level;
+    (void)who;
+    (void)message;
+}
+
+static bool same_backend(const struct attn_backend_caps *a, const struct attn_backend_caps *b)
+{
+    return strcmp(a->name, b->name) == 0 && strcmp(a->variant, b->variant) == 0 &&
+           a->device.type == b->device.type && a->device.id == b->device.id;
+}
+
+/* The core's copy of the declaration, or why the core did not take it. */
+static attn_status find_backend(struct core *core, const struct attn_backend_caps *tested,
+                                struct attn_error *error)
+{
+    const struct attn_api *api = core->api;
+    for (int32_t i = 0; i < api->backend_count(core->runtime); i++) {
+        struct attn_backend_info info = {.struct_size = sizeof info};
+        if (api->backend_info(core->runtime, i, &info) == ATTN_OK &&
+            same_backend(info.caps, tested)) {
+            core->caps = info.caps;
+            return ATTN_OK;
+        }
+    }
+    error->status = ATTN_ERROR_PLUGIN;
+    snprintf(error->field, sizeof error->field, "backend");
+    snprintf(error->message, sizeof error->message, "the core does not offer %s", core->order);
+    for (int32_t i = 0; i < api->plugin_count(core->runtime); i++) {
+        struct attn_plugin_info plugin = {.struct_size = sizeof plugin};
+        if (api->plugin_info(core->runtime, i, &plugin) == ATTN_OK && plugin.reason[0] != '\0') {
+            snprintf(error->message, sizeof error->message, "the core does not offer %s: %.700s",
+                     core->order, plugin.reason);
+        }
+    }
+    return ATTN_ERROR_PLUGIN;
+}
+
+attn_status core_open(struct core *core, const struct resolved *resolved,
+                      const struct attn_backend_caps *tested, struct attn_error *error)
+{
+    char path[2 * 4096 + 2];
+    memset(core, 0, sizeof *core);
+    bool two = strcmp(resolved->file, resolved->reference) != 0;
+    snprintf(path, sizeof path, "%s%s%s", resolved->file, two ? ":" : "",
+             two ? resolved->reference : "");
+    snprintf(core->order, sizeof core->order, "%s%s%s", tested->name,
+             tested->variant[0] != '\0' ? "@" : "", tested->variant);
+    core->device = tested->device;
+    core->host = (struct attn_host){.struct_size = sizeof core->host,
+                                    .user = core,
+                                    .log = log_nothing,
+                                    .allocate = count_allocate,
+                                    .release = release};
+    const struct attn_runtime_options options = {.struct_size = sizeof options,
+                                                 .host = &core->host,
+                                                 .backend = "",
+                                                 .plugin_path = path,
+                                                 .cache_dir = "",
+                                                 .num_threads = CORE_THREADS,
+                                                 .ignore_environment = 1,
+                                                 .no_default_plugins = 1,
+                                                 .isolation = -1};
+    attn_status status = library_open(&core->api, error);
+    status =
+        status == ATTN_OK ? core->api->runtime_create(&options, &core->runtime, error) : status;
+    status = status == ATTN_OK ? find_backend(core, tested, error) : status;
+    if (status != ATTN_OK) {
+        core_close(core);
+    }
+    return status;
+}
+
+void core_close(struct core *core)
+{
+    if (core->api != NULL) {
+        core->api->runtime_destroy(core->runtime);
+    }
+    core->runtime = NULL;
+}
+
+struct core core_of_reference(const struct core *core)
+{
+    return (struct core){.api = core->api,
+                         .runtime = core->runtime,
+                         .device = {ATTN_DEVICE_CPU, 0},
+                         .order = "cpu_ref"};
+}
+
+attn_status core_select(struct core *core, const struct attn_layer_desc *layer,
+                        attn_assignment **assignment, struct attn_error *error)
+{
+    const struct attn_layer_desc *layers[] = {layer};
+    const struct attn_select_options options = {
+        .struct_size = sizeof options, .device = core->device, .backend = core->order};
+    return core->api->select(core->runtime, &options, layers, 1, assignment, error);
+}

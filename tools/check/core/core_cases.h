@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Cases through the core beside the attends: steps without work and blocks that move, which give
+ * what cpu_ref gives in the same core; and what has to be refused, where the core checks for every
+ * backend alike and a refusal names the field. */
+#ifndef CHECK_CORE_CASES_H
+#define CHECK_CORE_CASES_H
+
+#include "core/core.h"
+#include "kernels/kernels.h"
+
+struct core_sink {
+    struct core *core;
+    const struct case_space *space;
+    const struct kernel_sink *cases;
+};
+
+void idle_cases(const struct core_sink *sink);       /* engine_idle.c */
+void blocks_cases(const struct core_sink *sink);     /* engine_blocks.c */
+void undeclared_cases(const struct core_sink *sink); /* undeclared.c */
+void malformed_cases(const struct core_sink *sink);  /* malformed.c */
+
+#endif

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define WORKSPACE_GUARD 512
+#define SPARE_LIMITS 8
+
+attn_status engine_bind(struct engine *engine, struct core *core, const struct device *device,
+                        const struct binding *binding, struct attn_error *error)
+{
+    const struct attn_api *api = core->api;
+    attn_assignment *assignment = NULL;
+    *engine = (struct engine){.core = core, .device = device};
+    attn_status status = core_select(core, &binding->layer, &assignment, error);
+    if (status == ATTN_OK) {
+        status = api->model_create(core->runtime, assignment, NULL, &engine->model, error);
+    }
+    api->assignment_destroy(assignment); /* the model keeps what it needs */
+    if (status != ATTN_OK) {
+        return status;
+    }
+    engine->layer = api->model_layer(engine->model, 0);
+    if (binding->attend.k_cache != NULL) {
+        status = api->layer_bind_kv(engine->layer, binding->attend.k_cache, binding->attend.v_cache,
+                                    error);
+    }
+    return status == ATTN_OK ? api->layer_bind_params(engine->layer, &binding->params, error)
+                             : status;
+}
+
+attn_status engine_add_plan(struct engine *engine, int32_t index, const struct problem *problem,
+                            const struct binding *binding, bool graph, struct attn_error *error)
+{
+    const struct attn_api *api = engine->core->api;
+    const struct attn_batch *batch = &binding->batch;
+    struct engine_plan *plan = &engine->plans[index];
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = {sizeof options.limits, NULL, problem->num_reqs, problem->num_tokens,
+                   batch->max_query_len, batch->max_seq_len + SPARE_LIMITS,
+                   (int32_t)problem->table_stride, 0},
+        .graph = graph};
+    attn_status status = api->plan_create(engine->model, 0, &options, &plan->plan, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    plan->bytes = api->plan_workspace_bytes(plan->plan);
+    uint8_t *poison = malloc(plan->bytes + WORKSPACE_GUARD);
+    plan->workspace = device_alloc(engine->device, plan->bytes + WORKSPACE_GUARD);
+    bool ready = poison != NULL && plan->workspace != NULL;
+    if (ready) {
+        memset(poison, IMAGE_POISON, plan->bytes + WORKSPACE_GUARD);
+        ready =
+            device_write(engine->device, plan->workspace, poison, plan->bytes + WORKSPACE_GUARD);
+    }
+    free(poison);
+    return ready ? api->plan_bind_workspace(plan->plan, plan->workspace, plan->bytes, error)
+                 : ATTN_ERROR_OUT_OF_MEMORY;
+}
+
+void engine_finish(struct engine *engine)
+{
+    if (engine->core == NULL) {
+        return;
+    }
+    for (int32_t i = 0; i < 2; i++) {
+        engine->core->api->plan_destroy(engine->plans[i].plan);
+        device_free(engine->device, engine->plans[i].workspace);
+    }
+    engine->core->api->model_destroy(engine->model);
+}
+
+struct attn_step_io engine_io(const struct problem *problem, const struct side *side)
+{
+    const struct binding *b = &side->binding;
+    bool keys = problem->v[FACTOR_SHAPE].a != SHAPE_CROSS; /* an encoder's were written before */
+    return (struct attn_step_io){.struct_size = sizeof(struct attn_step_io),
+                                 .stream = side->stream,
+                                 .q = &b->q,
+                                 .k = keys ? &b->k : NULL,
+                                 .v = keys ? &b->v : NULL,
+                                 .out = &b->out,
+                                 .lse = b->attend.lse};
+}
+
+bool engine_guards_whole(const struct engine *engine)
+{
+    for (int32_t i = 0; i < 2; i++) {
+        const struct engine_plan *plan = &engine->plans[i];
+        uint8_t guard[WORKSPACE_GUARD];
+        if (plan->workspace == NULL) {
+            continue;
+        }
+        if (!device_read(engine->device, guard, plan->workspace + plan->bytes, sizeof guard)) {
+            return false;
+        }
+        for (size_t j = 0; j < sizeof guard; j++) {
+            if (guard[j] != IMAGE_POISON) {
+                return false;
+            }
+        }
+    }
+    return true;
+}

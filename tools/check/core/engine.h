@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A case as an engine runs it: select, bind, plan and run through the core, with the backend under
+ * test ordered. What the backend does not do itself the core composes. */
+#ifndef CHECK_ENGINE_H
+#define CHECK_ENGINE_H
+
+#include "core/core.h"
+#include "cases/side.h"
+#include "harness/trial.h"
+
+/* Ways of a step; all have to give what the reference gives. */
+enum engine_way {
+    ENGINE_PLAIN,
+    ENGINE_REPLANNED,    /* the plan has served another batch before */
+    ENGINE_TWO_PLANS,    /* two plans of one group, both planned before one runs */
+    ENGINE_TABLE_UPDATE, /* another group's plan, made from the first by update_block_table */
+    ENGINE_REPLAY,       /* CAPTURE and REPLAY */
+    ENGINE_IN_GRAPH,     /* OUT_OF_GRAPH and IN_GRAPH */
+    ENGINE_THREADS,      /* two plans run at once from two threads, on two streams */
+    ENGINE_WAY_COUNT
+};
+
+extern const char *const engine_way_names[ENGINE_WAY_COUNT];
+
+/* A plan with its workspace, exactly as large as asked for, behind which a guard stands. */
+struct engine_plan {
+    attn_plan *plan;
+    uint8_t *workspace;
+    size_t bytes;
+};
+
+struct engine {
+    struct core *core;
+    const struct device *device;
+    attn_model *model;
+    attn_layer *layer;
+    struct engine_plan plans[2];
+};
+
+/* engine.c. Selects, binds the side's caches and parameters; no plan yet. */
+attn_status engine_bind(struct engine *engine, struct core *core, const struct device *device,
+                        const struct binding *binding, struct attn_error *error);
+attn_status engine_add_plan(struct engine *engine, int32_t index, const struct problem *problem,
+                            const struct binding *binding, bool graph, struct attn_error *error);
+void engine_finish(struct engine *engine);
+/* What a run of the case takes. */
+struct attn_step_io engine_io(const struct problem *problem, const struct side *side);
+bool engine_guards_whole(const struct engine *engine);
+
+/* engine_trial.c. `way` falls back to ENGINE_PLAIN where the layer does not promise it. */
+enum trial_result engine_trial(struct trial *trial, struct core *core,
+                               const struct case_space *space,
+                               const struct attend_case *attend_case, uint64_t seed, int32_t way);
+/* Whether the core serves the case's layer with the backend ordered; `user` is an engine_service.
+ */
+struct engine_service {
+    struct trial *trial;
+    struct core *core;
+};
+bool engine_serves(void *user, const struct factor_value *v);
+/* The cases that an engine may bring: what the backend declares and what the core composes of it.
+ */
+bool engine_space_init(struct case_space *space, const struct attn_backend_caps *caps,
+                       struct engine_service *service);
+
+#endif

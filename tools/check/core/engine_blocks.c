@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* copy_blocks of a model's layers through the core: out to the host's memory, inside the cache and
+ * in again. Every byte of every layer stands where it stands with cpu_ref. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/names.h"
+#include "support/random.h"
+#include "core/core_cases.h"
+#include "harness/image.h"
+#include "harness/trial.h"
+#include "cases/views.h"
+
+enum { LAYERS = 3, BLOCKS = 9, SWAP_BLOCKS = 4, SWAP_GAP = 512, ALIGNMENT = 256 };
+
+static const int64_t pairs_out[] = {3, 1, 0, 2}, pairs_within[] = {1, 4, 2, 5},
+                     pairs_in[] = {1, 6, 2, 7};
+/* What the moves make of the cache: (the block now, the block it was before). */
+static const int64_t moved[] = {4, 1, 5, 2, 6, 3, 7, 0};
+
+struct blocks_case {
+    struct core *core;
+    struct factor_value v[FACTOR_COUNT];
+};
+
+/* The caches of one backend's model, one layer behind the other, and its swap space. */
+struct caches {
+    struct core *core;
+    const struct device *device;
+    attn_model *model;
+    size_t layer_bytes;
+    size_t scales; /* offset of those that stand apart */
+    uint8_t *memory;
+    struct attn_kv_view views[LAYERS][2];
+    int64_t page_bytes;
+    uint8_t *swap; /* the host's */
+    size_t swap_bytes;
+};
+
+static size_t aligned(int64_t bytes)
+{
+    return ((size_t)bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static void caches_finish(struct caches *c)
+{
+    c->core->api->model_destroy(c->model);
+    device_free(c->device, c->memory);
+    free(c->swap);
+}
+
+/* A model of layers that share a block table. */
+static attn_status make_model(struct caches *c, const struct factor_value *v,
+                              struct attn_error *error)
+{
+    static const char *const names[LAYERS] = {"first", "second", "third"};
+    const struct attn_api *api = c->core->api;
+    struct attn_layer_desc descs[LAYERS];
+    const struct attn_layer_desc *layers[LAYERS];
+    const struct attn_select_options options = {
+        .struct_size = sizeof options, .device = c->core->device, .backend = c->core->order};
+    attn_assignment *assignment = NULL;
+    for (int32_t i = 0; i < LAYERS; i++) {
+        case_layer(v, &descs[i]);
+        descs[i].name = names[i];
+        layers[i] = &descs[i];
+    }
+    attn_status status =
+        api->select(c->core->runtime, &options, layers, LAYERS, &assignment, error);
+    if (status == ATTN_OK) {
+        status = api->model_create(c->core->runtime, assignment, NULL, &c->model, error);
+    }
+    api->assignment_destroy(assignment);
+    return status;
+}
+
+static attn_status bind_layers(struct caches *c, const struct factor_value *v,
+                               struct attn_error *error)
+{
+    const struct attn_api *api = c->core->api;
+    struct attn_kv_spec spec = {.struct_size = sizeof spec};
+    attn_status status = api->layer_kv_spec(api->model_layer(c->model, 0), &spec, error);
+    c->page_bytes = spec.page_bytes;
+    for (int32_t i = 0; i < LAYERS && status == ATTN_OK; i++) {
+        uint8_t *cache = c->memory + (size_t)i * c->layer_bytes;
+        for (int32_t j = 0; j < 2; j++) {
+            views_make(v, j == 1, BLOCKS, cache, cache + c->scales, &c->views[i][j]);
+        }
+        status = api->layer_bind_kv(api->model_layer(c->model, i), &c->views[i][0], &c->views[i][1],
+                                    error);
+    }
+    return status;
+}
+
+static attn_status caches_init(struct caches *c, const struct factor_value *v,
+                               const uint8_t *initial, struct attn_error *error)
+{
+    attn_status status = make_model(c, v, error);
+    c->memory = device_alloc(c->device, LAYERS * c->layer_bytes);
+    if (status == ATTN_OK && (c->memory == NULL || !device_write(c->device, c->memory, initial,
+                                                                 LAYERS * c->layer_bytes))) {
+        return ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    status = status == ATTN_OK ? bind_layers(c, v, error) : status;
+    c->swap_bytes = LAYERS * SWAP_BLOCKS * (size_t)(c->page_bytes + SWAP_GAP);
+    c->swap = status == ATTN_OK ? malloc(c->swap_bytes) : NULL;
+    if (status == ATTN_OK && c->swap == NULL) {
+        return ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    if (status == ATTN_OK) {
+        memset(c->swap, IMAGE_POISON, c->swap_bytes);
+    }
+    return status;
+}
+
+/* Pages of the swap space lie further apart than those of the cache. */
+static attn_status move(struct caches *c, struct attn_error *error)
+{
+    const struct attn_api *api = c->core->api;
+    struct attn_block_memory others[LAYERS];
+    int64_t stride = c->page_bytes + SWAP_GAP;
+    for (int32_t i = 0; i < LAYERS; i++) {
+        others[i] = (struct attn_block_memory){c->swap + i * SWAP_BLOCKS * stride, stride};
+    }
+    void *stream = device_stream_create(c->device);
+    attn_status status = api->copy_blocks(c->model, 0, ATTN_COPY_DEVICE_TO_HOST, others, pairs_out,
+                                          2, stream, error);
+    if (status == ATTN_OK) {
+        status = api->copy_blocks(c->model, 0, ATTN_COPY_DEVICE_TO_DEVICE, NULL, pairs_within, 2,
+                                  stream, error);
+    }
+    if (status == ATTN_OK) {
+        status = api->copy_blocks(c->model, 0, ATTN_COPY_HOST_TO_DEVICE, others, pairs_in, 2,
+                                  stream, error);
+    }
+    device_wait(c->device);
+    device_stream_destroy(c->device, stream);
+    return status;
+}
+
+static bool same_bytes(const uint8_t *now, const uint8_t *before, size_t at, size_t from,
+                       size_t bytes)
+{
+    return memcmp(now + at, before + from, bytes) == 0;
+}
+
+/* Each row of a moved block, with its scale, is what it was in the block that it comes from. `base`
+ * is where the view's addresses begin in the images. */
+static bool rows_hold(const struct attn_kv_view *view, const struct factor_value *v, bool is_v,
+                      const uint8_t *base, const uint8_t *now, const uint8_t *before)
+{
+    int32_t size = is_v ? v[FACTOR_HEAD_SIZE].b : v[FACTOR_HEAD_SIZE].a;
+    int32_t pack = view->pack > 0 ? view->pack : size;
+    size_t bytes =
+        (size_t)views_row_bytes(v[FACTOR_KV_DTYPE].a, is_v, size) * (size_t)pack / (size_t)size;
+    int32_t scale = views_scale_bytes(v[FACTOR_KV_DTYPE].a, is_v, size);
+    size_t data = (size_t)((uint8_t *)view->data - base);
+    size_t scales = scale > 0 ? (size_t)((uint8_t *)view->scale - base) : 0;
+    for (size_t i = 0; i < sizeof moved / sizeof *moved; i += 2) {
+        int64_t block = (moved[i] - moved[i + 1]) * view->stride_block;
+        int64_t scale_block = (moved[i] - moved[i + 1]) * view->scale_stride_block;
+        for (int32_t n = 0; n < view->block_size * view->num_heads; n++) {
+            int64_t slot = n / view->num_heads, head = n % view->num_heads;
+            int64_t row = moved[i + 1] * view->stride_block + slot * view->stride_slot +
+                          head * view->stride_head;
+            int64_t of_row = moved[i + 1] * view->scale_stride_block +
+                             slot * view->scale_stride_slot + head * view->scale_stride_head;
+            for (int32_t d = 0; d < size; d += pack) {
+                size_t from = data + (size_t)(row + d / pack * view->stride_pack);
+                if (!same_bytes(now, before, from + (size_t)block, from, bytes)) {
+                    return false;
+                }
+            }
+            if (scale > 0 && !same_bytes(now, before, scales + (size_t)(of_row + scale_block),
+                                         scales + (size_t)of_row, (size_t)scale)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static enum trial_result hold_moved(struct trial *trial, const struct factor_value *v,
+                                    const uint8_t *initial, const struct caches *reference,
+                                    const struct caches *tested)
+{
+    size_t bytes = LAYERS * tested->layer_bytes;
+    uint8_t *found = malloc(bytes);
+    enum trial_result result = TRIAL_PASSED;
+    if (found == NULL || !device_read(tested->device, found, tested->memory, bytes)) {
+        free(found);
+        return trial_say(trial, TRIAL_FAILED, "the caches cannot be read back");
+    }
+    for (int32_t i = 0; i < 2 * LAYERS && result == TRIAL_PASSED; i++) {
+        if (!rows_hold(&tested->views[i / 2][i % 2], v, i % 2 == 1, tested->memory, found,
+                       initial)) {
+            result = trial_say(trial, TRIAL_FAILED, "%s of layer %d does not stand where it went",
+                               i % 2 ? "V" : "K", i / 2);
+        }
+    }
+    if (result == TRIAL_PASSED && memcmp(found, reference->memory, bytes) != 0) {
+        result = trial_say(trial, TRIAL_FAILED, "the caches are not what they are with cpu_ref");
+    }
+    if (result == TRIAL_PASSED &&
+        (tested->swap_bytes != reference->swap_bytes ||
+         memcmp(tested->swap, reference->swap, tested->swap_bytes) != 0)) {
+        result = trial_say(trial, TRIAL_FAILED, "the other memory is not what it is with cpu_ref");
+    }
+    free(found);
+    return result;
+}
+
+static enum trial_result run_blocks(struct trial *trial, const void *variant, uint64_t seed)
+{
+    const struct blocks_case *b = variant;
+    const struct device host = {.device = {ATTN_DEVICE_CPU, 0}};
+    struct core as_reference = core_of_reference(b->core);
+    size_t scales = aligned(views_cache_bytes(b->v, BLOCKS));
+    size_t bytes = scales + aligned(views_scales_bytes(b->v, BLOCKS));
+    struct caches both[2] = {
+        {.core = &as_reference, .device = &host, .layer_bytes = bytes, .scales = scales},
+        {.core = b->core, .device = trial->device, .layer_bytes = bytes, .scales = scales}};
+    struct attn_error error = ATTN_ERROR_INIT;
+    uint8_t *initial = malloc(LAYERS * bytes);
+    attn_status status = initial != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
+    for (size_t i = 0; i < LAYERS * bytes && initial != NULL; i++) {
+        initial[i] = (uint8_t)random_bits(&seed);
+    }
+    for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) {
+        status = caches_init(&both[i], b->v, initial, &error);
+        status = status == ATTN_OK ? move(&both[i], &error) : status;
+    }
+    enum trial_result result = status == ATTN_OK
+                                   ? hold_moved(trial, b->v, initial, &both[0], &both[1])
+                                   : trial_call_failed(trial, "copy_blocks", status, &error);
+    caches_finish(&both[1]);
+    caches_finish(&both[0]);
+    free(initial);
+    return result;
+}
+
+/* Every cache's dtype, over the declared layouts in turn. */
+void blocks_cases(const struct core_sink *sink)
+{
+    const struct case_space *space = sink->space;
+    const struct attn_backend_caps *caps = sink->cases->caps;
+    if (caps->device.type != ATTN_DEVICE_CPU && !(caps->kernels & ATTN_KERNEL_COPY_BLOCKS)) {
+        return; /* on a CPU the core moves blocks itself */
+    }
+    for (int32_t i = 0; i < space->factors[FACTOR_KV_DTYPE].count; i++) {
+        int32_t kv = space->factors[FACTOR_KV_DTYPE].values[i].a;
+        for (int32_t layout = 0; layout < space->factors[FACTOR_LAYOUT].count; layout++) {
+            struct blocks_case b = {.core = sink->core};
+            struct attend_case c;
+            bool found = false;
+            for (int32_t dtype = ATTN_DTYPE_F32; dtype >= ATTN_DTYPE_F16 && !found; dtype--) {
+                bool fits = kv > ATTN_KV_F32 || kv == dtype;
+                found = fits && case_of_cache(space, dtype, kv, &c);
+            }
+            c.index[FACTOR_LAYOUT] = layout;
+            case_settle(space, &c);
+            if (!found ||
+                case_value(space, &c, FACTOR_LAYOUT).a !=
+                    space->factors[FACTOR_LAYOUT].values[layout].a ||
+                case_refused(space, &c)) {
+                continue;
+            }
+            for (int32_t f = 0; f < FACTOR_COUNT; f++) {
+                b.v[f] = case_value(space, &c, f);
+            }
+            char name[96];
+            snprintf(name, sizeof name, "blocks.%s.%s", kv_dtype_name(kv),
+                     layout_name(b.v[FACTOR_LAYOUT].a));
+            sink->cases->try(sink->cases->user, name, run_blocks, &b);
+        }
+    }
+}

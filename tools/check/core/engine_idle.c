@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Steps without work: idle ones, those whose batch holds no query, and the one by which an engine
+ * measures its memory. Each leaves what it leaves with cpu_ref, and the next step is as usual. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/number.h"
+#include "core/core_cases.h"
+#include "core/engine.h"
+#include "cases/hold.h"
+
+#define PAGE 4096
+
+static const struct idle_way {
+    const char *name;
+    int32_t mode;
+    bool zeros;    /* out becomes zero; else it stays as it is */
+    bool requests; /* the batch has them, of no query each */
+} ways[] = {
+    {"idle", ATTN_BATCH_IDLE, true, true},
+    {"no_requests", ATTN_BATCH_AUTO, false, false},
+    {"no_queries", ATTN_BATCH_AUTO, false, true},
+    {"profile", ATTN_BATCH_PROFILE, true, false},
+};
+
+struct idle_case {
+    struct core *core;
+    const struct case_space *space;
+    struct attend_case attend_case;
+    const struct idle_way *way;
+};
+
+/* A problem in a core, served by one backend. */
+struct lane {
+    struct core *core;
+    struct side *side;
+    struct engine *engine;
+};
+
+/* The step's batch without its queries. `none` is both copies of query_start_loc. */
+static attn_status plan_idle(const struct lane *lane, const struct idle_way *way,
+                             const int32_t *none_host, const int32_t *none,
+                             struct attn_error *error)
+{
+    const struct attn_batch *whole = &lane->side->binding.batch;
+    struct attn_batch batch = {
+        .struct_size = sizeof batch, .mode = way->mode, .num_tokens = whole->num_tokens};
+    if (way->requests) {
+        batch = *whole;
+        batch.mode = way->mode;
+        batch.num_actual_tokens = 0;
+        batch.num_slots = 0;
+        batch.query_start_loc = none;
+        batch.query_start_loc_host = none_host;
+    } else if (way->mode == ATTN_BATCH_AUTO) {
+        batch.query_start_loc = none;
+        batch.query_start_loc_host = none_host;
+        batch.seq_lens = whole->seq_lens;
+        batch.block_table = whole->block_table;
+        batch.block_table_stride = whole->block_table_stride;
+    }
+    return lane->core->api->plan(lane->engine->plans[0].plan, &batch, lane->side->stream, error);
+}
+
+static attn_status run_idle(const struct lane *lane, const struct problem *problem,
+                            const struct idle_way *way, struct attn_error *error)
+{
+    static const int32_t none[PROBLEM_MAX_REQS + 1] = {0};
+    const struct device *device = lane->side->device;
+    const struct attn_step_io io = engine_io(problem, lane->side);
+    int32_t *starts = device_alloc(device, sizeof none);
+    attn_status status = starts != NULL && device_write(device, starts, none, sizeof none)
+                             ? ATTN_OK
+                             : ATTN_ERROR_OUT_OF_MEMORY;
+    status = status == ATTN_OK ? plan_idle(lane, way, none, starts, error) : status;
+    if (status == ATTN_OK) {
+        status = lane->core->api->run(lane->engine->plans[0].plan, lane->engine->layer, &io, error);
+    }
+    device_wait(device);
+    device_free(device, starts);
+    return status;
+}
+
+static attn_status open_lane(const struct lane *lane, const struct problem *problem,
+                             struct attn_error *error)
+{
+    attn_status status =
+        engine_bind(lane->engine, lane->core, lane->side->device, &lane->side->binding, error);
+    return status == ATTN_OK
+               ? engine_add_plan(lane->engine, 0, problem, &lane->side->binding, false, error)
+               : status;
+}
+
+/* Out is zero, or as before: its rows of heads, and nothing between them. */
+static bool out_holds(const struct problem *problem, const struct side *side, bool zeros,
+                      const uint8_t *found)
+{
+    const struct attn_tensor *out = &side->binding.out;
+    size_t e = number_bytes(problem->v[FACTOR_DTYPE].a), row = (size_t)out->strides[0] * e;
+    size_t used = (size_t)(out->shape[1] * out->shape[2]) * e;
+    const uint8_t *initial = problem->image.bytes + problem->at.out;
+    found += problem->at.out;
+    for (int64_t t = 0; t < out->shape[0]; t++, initial += row, found += row) {
+        for (size_t i = 0; i < row; i++) {
+            if (found[i] != (zeros && i < used ? 0 : initial[i])) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* What is promised of a profiling step: no page of the workspace is left untouched. */
+static bool workspace_touched(const struct engine *engine)
+{
+    const struct engine_plan *plan = &engine->plans[0];
+    uint8_t *found = malloc(plan->bytes + 1);
+    bool touched = found != NULL && (plan->bytes == 0 || device_read(engine->device, found,
+                                                                     plan->workspace, plan->bytes));
+    for (size_t at = 0; touched && at < plan->bytes; at += PAGE) {
+        size_t end = at + PAGE < plan->bytes ? at + PAGE : plan->bytes, i = at;
+        while (i < end && found[i] == IMAGE_POISON) {
+            i++;
+        }
+        touched = i < end;
+    }
+    free(found);
+    return touched;
+}
+
+static enum trial_result hold_idle(struct trial *trial, const struct problem *problem,
+                                   const struct idle_way *way, const struct side *reference,
+                                   const struct lane *tested)
+{
+    size_t cache = problem->at.cache, bytes = problem->at.cache_end - cache;
+    size_t size = problem->image.size, lse = problem->at.lse;
+    uint8_t *found = malloc(size);
+    enum trial_result result = TRIAL_PASSED;
+    if (found == NULL || !device_read(tested->side->device, found, tested->side->memory, size)) {
+        result = trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
+    } else if (image_stray_write(&problem->image, found) >= 0 ||
+               memcmp(found + cache, problem->image.bytes + cache, bytes) != 0) {
+        result = trial_say(trial, TRIAL_FAILED, "bytes outside of out were written");
+    } else if (!out_holds(problem, tested->side, way->zeros, found)) {
+        result = trial_say(trial, TRIAL_FAILED, "out is not %s",
+                           way->zeros ? "zero in its rows alone" : "as it was");
+    } else if (memcmp(found, reference->memory, lse) != 0) { /* of an lse nothing is promised */
+        result = trial_say(trial, TRIAL_FAILED, "out is not what cpu_ref leaves");
+    } else if (!engine_guards_whole(tested->engine)) {
+        result = trial_say(trial, TRIAL_FAILED, "the workspace was written past its size");
+    } else if (way->mode == ATTN_BATCH_PROFILE && !workspace_touched(tested->engine)) {
+        result = trial_say(trial, TRIAL_FAILED, "a page of the workspace was not touched");
+    }
+    free(found);
+    return result;
+}
+
+/* The step itself, after the one without work. */
+static enum trial_result run_usual(struct trial *trial, const struct problem *problem,
+                                   struct side *reference, const struct lane *tested)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    const struct attn_api *api = tested->core->api;
+    const struct attn_step_io io = engine_io(problem, tested->side);
+    attn_plan *plan = tested->engine->plans[0].plan;
+    memcpy(reference->memory, problem->image.bytes, problem->image.size);
+    bool ready = device_write(tested->side->device, tested->side->memory, problem->image.bytes,
+                              problem->image.size);
+    attn_status status = ready ? side_run_reference(reference, problem, &error) : ATTN_ERROR_DEVICE;
+    status = status == ATTN_OK
+                 ? api->plan(plan, &tested->side->binding.batch, tested->side->stream, &error)
+                 : status;
+    status = status == ATTN_OK ? api->run(plan, tested->engine->layer, &io, &error) : status;
+    return status == ATTN_OK ? hold_step(trial, problem, reference, tested->side)
+                             : trial_call_failed(trial, "the step afterwards", status, &error);
+}
+
+static enum trial_result run_case(struct trial *trial, const void *variant, uint64_t seed)
+{
+    const struct idle_case *c = variant;
+    const struct device host = {.device = {ATTN_DEVICE_CPU, 0}};
+    struct core as_reference = core_of_reference(c->core);
+    struct side reference = {.device = &host}, tested = {.device = trial->device};
+    struct engine engines[2] = {{.core = &as_reference, .device = &host},
+                                {.core = c->core, .device = trial->device}};
+    const struct lane lanes[2] = {{&as_reference, &reference, &engines[0]},
+                                  {c->core, &tested, &engines[1]}};
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct problem problem;
+    if (!problem_init(&problem, c->space, &c->attend_case, seed)) {
+        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    }
+    attn_status status = side_write_context(trial->reference, &problem, &error);
+    if (status == ATTN_OK && (!side_init(&reference, trial->reference, &host, &problem) ||
+                              !side_init(&tested, trial->tested, trial->device, &problem))) {
+        status = ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    for (int32_t i = 0; i < 2 && status == ATTN_OK; i++) {
+        status = open_lane(&lanes[i], &problem, &error);
+        status = status == ATTN_OK ? run_idle(&lanes[i], &problem, c->way, &error) : status;
+    }
+    enum trial_result result =
+        status == ATTN_OK ? hold_idle(trial, &problem, c->way, &reference, &lanes[1])
+                          : trial_call_failed(trial, "a step without work", status, &error);
+    result = result == TRIAL_PASSED ? run_usual(trial, &problem, &reference, &lanes[1]) : result;
+    engine_finish(&engines[1]);
+    engine_finish(&engines[0]);
+    side_finish(&tested);
+    side_finish(&reference);
+    problem_finish(&problem);
+    return result;
+}
+
+static void try_ways(const struct core_sink *sink, struct idle_case *c, const char *keys,
+                     int32_t dtype)
+{
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        char name[96];
+        c->way = &ways[i];
+        snprintf(name, sizeof name, "idle.%s.%s.%s", keys, number_name(dtype), ways[i].name);
+        sink->cases->try(sink->cases->user, name, run_case, c);
+    }
+}
+
+/* Bidirectional layers without a cache, of the first kind that the core serves. */
+static bool case_of_encoder(const struct case_space *space, int32_t dtype, struct attend_case *c)
+{
+    *c = (struct attend_case){{0}};
+    bool there = case_set(space, c, FACTOR_SHAPE, SHAPE_CONTIGUOUS) &&
+                 case_set(space, c, FACTOR_DTYPE, dtype) &&
+                 case_set(space, c, FACTOR_CAUSAL, CAUSAL_NO);
+    for (int32_t kind = 0; there && kind < space->factors[FACTOR_KIND].count; kind++) {
+        c->index[FACTOR_KIND] = kind;
+        case_settle(space, c);
+        if (!case_refused(space, c)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void idle_cases(const struct core_sink *sink)
+{
+    const struct attn_backend_caps *caps = sink->cases->caps;
+    if (caps->device.type != ATTN_DEVICE_CPU && !(caps->kernels & ATTN_KERNEL_FILL)) {
+        return; /* where memory is not the host's the core zeroes with it */
+    }
+    for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
+        struct idle_case c = {.core = sink->core, .space = sink->space};
+        if (case_of_cache(sink->space, dtype, dtype, &c.attend_case)) {
+            case_set(sink->space, &c.attend_case, FACTOR_STRIDES, 1); /* slices of wider rows */
+            try_ways(sink, &c, "cache", dtype);
+        }
+        if (case_of_encoder(sink->space, dtype, &c.attend_case)) {
+            try_ways(sink, &c, "encoder", dtype);
+        }
+    }
+}

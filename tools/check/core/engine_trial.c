@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One case run through the core and held to the reference, which runs it directly. */
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "core/engine.h"
+#include "cases/hold.h"
+#include "harness/watch.h"
+
+const char *const engine_way_names[ENGINE_WAY_COUNT] = {
+    "plain", "replanned", "two_plans", "table_update", "replay", "in_graph", "threads"};
+
+/* A step under way. */
+struct run {
+    struct trial *trial;
+    const struct problem *problem;
+    struct engine *engine;
+    struct side *side;
+    struct side *other; /* of the second plan, with memory of its own */
+    uint32_t flags;     /* of the runs */
+};
+
+static attn_status plan_batch(const struct run *run, int32_t index, int32_t mode,
+                              const struct side *side, struct attn_error *error)
+{
+    const struct attn_api *api = run->engine->core->api;
+    attn_plan *plan = run->engine->plans[index].plan;
+    const struct attn_batch *batch = &side->binding.batch;
+    return mode == ATTN_PLAN_EAGER ? api->plan(plan, batch, side->stream, error)
+                                   : api->plan_graph(plan, mode, batch, side->stream, error);
+}
+
+/* Another batch of the same requests. */
+static attn_status plan_shorter(const struct run *run, int32_t mode, struct attn_error *error)
+{
+    int32_t lengths[PROBLEM_MAX_REQS];
+    attn_status status = side_shorten(run->side, run->problem, lengths);
+    status = status == ATTN_OK ? plan_batch(run, 0, mode, run->side, error) : status;
+    attn_status restored = side_restore(run->side, run->problem);
+    return status != ATTN_OK ? status : restored;
+}
+
+static attn_status run_step(const struct run *run, int32_t index, struct side *side,
+                            struct attn_error *error)
+{
+    struct attn_step_io io = engine_io(run->problem, side);
+    struct engine *engine = run->engine;
+    io.flags = run->flags;
+    return engine->core->api->run(engine->plans[index].plan, engine->layer, &io, error);
+}
+
+static attn_status run_graph(const struct run *run, int32_t way, struct attn_error *error)
+{
+    bool inside = way == ENGINE_IN_GRAPH;
+    struct side *side = run->side;
+    void *graph = NULL;
+    attn_status status =
+        plan_shorter(run, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_CAPTURE, error);
+    bool capturing = status == ATTN_OK && device_capture_begin(side->device, side->stream);
+    if (status == ATTN_OK && inside) {
+        status = plan_batch(run, 0, ATTN_PLAN_IN_GRAPH, side, error);
+    }
+    status = status == ATTN_OK ? run_step(run, 0, side, error) : status;
+    graph = capturing ? device_capture_end(side->device, side->stream) : NULL;
+    if (capturing && graph == NULL) {
+        status = status == ATTN_OK ? ATTN_ERROR_DEVICE : status;
+    }
+    if (status == ATTN_OK) {
+        status =
+            plan_batch(run, 0, inside ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_REPLAY, side, error);
+    }
+    if (status == ATTN_OK && capturing) {
+        bool launched = device_graph_launch(side->device, graph, side->stream);
+        status = launched ? ATTN_OK : ATTN_ERROR_DEVICE;
+    } else if (status == ATTN_OK) {
+        status = inside ? plan_batch(run, 0, ATTN_PLAN_IN_GRAPH, side, error) : ATTN_OK;
+        status = status == ATTN_OK ? run_step(run, 0, side, error) : status;
+    }
+    uint8_t drained;
+    device_read(side->device, &drained, side->memory, 1);
+    device_graph_finish(side->device, graph);
+    return status;
+}
+
+/* Planned with tables that are wrong, then given the right ones: by itself, as a later group's plan
+ * is given the earlier group's. */
+static attn_status run_table_update(const struct run *run, struct attn_error *error)
+{
+    const struct attn_api *api = run->engine->core->api;
+    struct side *side = run->side;
+    struct attn_batch *batch = &side->binding.batch;
+    const struct attn_batch whole = *batch;
+    batch->block_table = (const int32_t *)(side->memory + run->problem->at.other_table);
+    batch->slot_mapping = (const int64_t *)(side->memory + run->problem->at.other_slots);
+    attn_status status = plan_batch(run, 1, ATTN_PLAN_EAGER, side, error);
+    *batch = whole;
+    if (status == ATTN_OK) {
+        status = api->plan_update_block_table(
+            run->engine->plans[0].plan, run->engine->plans[1].plan, batch, side->stream, error);
+    }
+    return status == ATTN_OK ? run_step(run, 0, side, error) : status;
+}
+
+static attn_status run_two_plans(const struct run *run, struct attn_error *error)
+{
+    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->side, error);
+    status = status == ATTN_OK ? plan_batch(run, 1, ATTN_PLAN_EAGER, run->side, error) : status;
+    status = status == ATTN_OK ? run_step(run, 0, run->side, error) : status;
+    return status == ATTN_OK ? run_step(run, 1, run->side, error) : status;
+}
+
+struct lane {
+    const struct run *run;
+    struct side *side;
+    int32_t index;
+    attn_status status;
+    struct attn_error error;
+};
+
+static void *run_lane(void *argument)
+{
+    struct lane *lane = argument;
+    for (int32_t i = 0; i < 3 && lane->status == ATTN_OK; i++) {
+        lane->status =
+            plan_batch(lane->run, lane->index, ATTN_PLAN_EAGER, lane->side, &lane->error);
+        if (lane->status == ATTN_OK) {
+            lane->status = run_step(lane->run, lane->index, lane->side, &lane->error);
+        }
+    }
+    return NULL;
+}
+
+/* Both lanes attend to one cache, which a step before them wrote: two may not write the same rows
+ * at once. */
+static attn_status run_threads(const struct run *run, struct attn_error *error)
+{
+    struct run reading = *run;
+    reading.flags |= ATTN_RUN_NO_WRITE;
+    struct lane lanes[2] = {{&reading, run->side, 0, ATTN_OK, ATTN_ERROR_INIT},
+                            {&reading, run->other, 1, ATTN_OK, ATTN_ERROR_INIT}};
+    pthread_t thread;
+    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->side, error);
+    status = status == ATTN_OK ? run_step(run, 0, run->side, error) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (pthread_create(&thread, NULL, run_lane, &lanes[1]) != 0) {
+        return ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    run_lane(&lanes[0]);
+    pthread_join(thread, NULL);
+    int32_t failed = lanes[0].status != ATTN_OK ? 0 : 1;
+    *error = lanes[failed].error;
+    return lanes[failed].status;
+}
+
+static attn_status run_way(const struct run *run, int32_t way, struct attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    switch (way) {
+    case ENGINE_REPLAY:
+    case ENGINE_IN_GRAPH:
+        return run_graph(run, way, error);
+    case ENGINE_TABLE_UPDATE:
+        return run_table_update(run, error);
+    case ENGINE_TWO_PLANS:
+        return run_two_plans(run, error);
+    case ENGINE_THREADS:
+        return run_threads(run, error);
+    case ENGINE_REPLANNED:
+        status = plan_shorter(run, ATTN_PLAN_EAGER, error);
+        break;
+    default:
+        break;
+    }
+    status = status == ATTN_OK ? plan_batch(run, 0, ATTN_PLAN_EAGER, run->side, error) : status;
+    return status == ATTN_OK ? run_step(run, 0, run->side, error) : status;
+}
+
+/* A whole step again: nothing of the engine's allocator or the heap may go. */
+static enum trial_result count_step(const struct run *run)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct watch watch;
+    watch_begin(&watch);
+    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->side, &error);
+    status = status == ATTN_OK ? run_step(run, 0, run->side, &error) : status;
+    if (status != ATTN_OK) {
+        return trial_call_failed(run->trial, "the step again", status, &error);
+    }
+    bool cpu = run->side->device->device.type == ATTN_DEVICE_CPU;
+    if (cpu && watch_allocated(&watch)) {
+        return trial_say(run->trial, TRIAL_FAILED, "a step allocated memory");
+    }
+    return TRIAL_PASSED;
+}
+
+/* In a quantized cache few codes may lie one step off. So its keys are written by a run of their
+ * own, compared, and replaced by the reference's before the run that attends. */
+static enum trial_result write_keys(struct run *run, const struct side *reference)
+{
+    const struct problem *p = run->problem;
+    struct attn_error error = ATTN_ERROR_INIT;
+    size_t first = p->at.cache, bytes = p->at.cache_end - first;
+    bool fused =
+        run->engine->core->caps->features & ATTN_FEATURE_FUSED_WRITE || p->v[FACTOR_WRITE].a;
+    if (!p->paged || p->v[FACTOR_KV_DTYPE].a <= ATTN_KV_F32 || fused) {
+        return TRIAL_PASSED; /* there is nothing to compare apart */
+    }
+    run->flags = ATTN_RUN_NO_ATTEND;
+    attn_status status = plan_batch(run, 0, ATTN_PLAN_EAGER, run->side, &error);
+    status = status == ATTN_OK ? run_step(run, 0, run->side, &error) : status;
+    run->flags = ATTN_RUN_NO_WRITE;
+    if (status != ATTN_OK) {
+        return trial_call_failed(run->trial, "a run that only writes", status, &error);
+    }
+    uint8_t *found = malloc(p->image.size);
+    bool read =
+        found != NULL && device_read(run->side->device, found, run->side->memory, p->image.size);
+    enum trial_result result =
+        read ? hold_cache(run->trial, p, reference->memory, found)
+             : trial_say(run->trial, TRIAL_FAILED, "the cache cannot be read back");
+    free(found);
+    if (result == TRIAL_PASSED && !device_write(run->side->device, run->side->memory + first,
+                                                reference->memory + first, bytes)) {
+        result = trial_say(run->trial, TRIAL_FAILED, "the cache cannot be written");
+    }
+    return result;
+}
+
+/* Of what the layer does not promise nothing is asked. */
+static int32_t way_of_layer(const struct engine *engine, const struct problem *p, int32_t way)
+{
+    const struct attn_api *api = engine->core->api;
+    int32_t level = api->plan_graph_level(engine->plans[0].plan);
+    int32_t shape = p->v[FACTOR_SHAPE].a;
+    bool graph = way == ENGINE_REPLAY || way == ENGINE_IN_GRAPH;
+    int32_t needed = shape == SHAPE_DECODE || shape == SHAPE_LONG_DECODE
+                         ? ATTN_GRAPH_SINGLE_TOKEN_DECODE
+                     : shape == SHAPE_SPECULATIVE ? ATTN_GRAPH_UNIFORM_BATCH
+                                                  : ATTN_GRAPH_ALWAYS;
+    if ((graph && level < needed) || (way == ENGINE_TABLE_UPDATE && !p->paged)) {
+        return ENGINE_PLAIN;
+    }
+    return way;
+}
+
+static enum trial_result run_engine(struct run *run, const struct side *reference, int32_t way)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct engine *engine = run->engine;
+    const struct binding *binding = &run->side->binding;
+    bool graph = way == ENGINE_REPLAY || way == ENGINE_IN_GRAPH;
+    attn_status status = engine_bind(engine, engine->core, run->side->device, binding, &error);
+    if (status == ATTN_OK) {
+        status = engine_add_plan(engine, 0, run->problem, binding, graph, &error);
+    }
+    if (graph && status == ATTN_ERROR_UNSUPPORTED) { /* its level is never */
+        graph = false;
+        way = ENGINE_PLAIN;
+        status = engine_add_plan(engine, 0, run->problem, binding, false, &error);
+    }
+    if (status == ATTN_OK) {
+        status = engine_add_plan(engine, 1, run->problem, binding, false, &error);
+    }
+    if (status != ATTN_OK) {
+        return trial_call_failed(run->trial, "bind", status, &error);
+    }
+    enum trial_result result = write_keys(run, reference);
+    if (result != TRIAL_PASSED) {
+        return result;
+    }
+    status = run_way(run, way_of_layer(engine, run->problem, way), &error);
+    if (status != ATTN_OK) {
+        return trial_call_failed(run->trial, "step", status, &error);
+    }
+    result = hold_step(run->trial, run->problem, reference, run->side);
+    if (result == TRIAL_PASSED && !engine_guards_whole(engine)) {
+        result = trial_say(run->trial, TRIAL_FAILED, "the workspace was written past its size");
+    }
+    if (result == TRIAL_PASSED && way != ENGINE_THREADS) {
+        result = count_step(run);
+    }
+    return result;
+}
+
+enum trial_result engine_trial(struct trial *trial, struct core *core,
+                               const struct case_space *space,
+                               const struct attend_case *attend_case, uint64_t seed, int32_t way)
+{
+    const struct device host = {.device = {ATTN_DEVICE_CPU, 0}};
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct problem problem;
+    struct side reference = {.device = &host}, tested = {.device = trial->device};
+    struct side other = {.device = trial->device};
+    struct engine engine = {.core = core, .device = trial->device};
+    struct run run = {trial, &problem, &engine, &tested, &other, 0};
+    enum trial_result result;
+    if (!problem_init(&problem, space, attend_case, seed)) {
+        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    }
+    attn_status status = side_write_context(trial->reference, &problem, &error);
+    if (status == ATTN_OK && (!side_init(&reference, trial->reference, &host, &problem) ||
+                              !side_init(&tested, trial->tested, trial->device, &problem) ||
+                              !side_init(&other, trial->tested, trial->device, &problem))) {
+        status = ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    status = status == ATTN_OK ? side_run_reference(&reference, &problem, &error) : status;
+    result = status == ATTN_OK ? run_engine(&run, &reference, way)
+                               : trial_call_failed(trial, "reference", status, &error);
+    engine_finish(&engine);
+    side_finish(&other);
+    side_finish(&tested);
+    side_finish(&reference);
+    problem_finish(&problem);
+    return result;
+}
+
+bool engine_serves(void *user, const struct factor_value *v)
+{
+    struct engine_service *service = user;
+    struct attn_layer_desc layer;
+    attn_assignment *assignment = NULL;
+    case_layer(v, &layer);
+    if (!trial_supports(service->trial, service->trial->reference, &layer, case_phase(v)) ||
+        core_select(service->core, &layer, &assignment, NULL) != ATTN_OK) {
+        return false;
+    }
+    service->core->api->assignment_destroy(assignment);
+    return true;
+}
+
+bool engine_space_init(struct case_space *space, const struct attn_backend_caps *caps,
+                       struct engine_service *service)
+{
+    struct attn_backend_caps composed = *caps;
+    composed.terms |= ATTN_TERM_CHUNKED_LOCAL | ATTN_TERM_STATIC_SINK;
+    composed.layer_kinds |= UINT64_C(1) << ATTN_LAYER_ENCODER | UINT64_C(1)
+                                                                    << ATTN_LAYER_MM_ENCODER;
+    composed.num_refused = 0; /* the core knows them */
+    bool ok = case_space_init(space, &composed);
+    space->serves = engine_serves;
+    space->user = service;
+    return ok;
+}

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layers with one thing that the backend does not declare: selection has to refuse them, with a
+ * reason that names the field, and the plugin's own supports and prepare may not crash on them. */
+#include <stdio.h>
+#include <string.h>
+
+#include "common/names.h"
+#include "support/number.h"
+#include "core/core_cases.h"
+#include "cases/cases.h"
+
+struct undeclared {
+    struct core *core;
+    struct attn_layer_desc layer;
+    const char *field;
+    bool composable; /* the core may do it with what is declared */
+};
+
+/* The reasons against the backend, which stay readable where nothing serves the layer. */
+static bool names_field(struct core *core, const attn_assignment *assignment, const char *field)
+{
+    const struct attn_api *api = core->api;
+    for (int32_t i = 0; i < api->backend_count(core->runtime); i++) {
+        struct attn_backend_info info = {.struct_size = sizeof info};
+        bool ours =
+            api->backend_info(core->runtime, i, &info) == ATTN_OK && info.caps == core->caps;
+        for (int32_t phase = 0; ours && phase < ATTN_PHASE_COUNT; phase++) {
+            struct attn_reason reason = {.struct_size = sizeof reason};
+            for (int32_t j = 0;
+                 api->assignment_reason(assignment, 0, phase, i, j, &reason) == ATTN_OK; j++) {
+                if (strcmp(reason.field, field) == 0 && reason.asked[0] != '\0' &&
+                    reason.supported[0] != '\0') {
+                    return true;
+                }
+            }
+        }
+    }
+    return false;
+}
+
+static void ignore_reason(void *user, const char *field, const char *asked, const char *supported)
+{
+    (void)user;
+    (void)field;
+    (void)asked;
+    (void)supported;
+}
+
+/* Whatever they answer: they have to answer. */
+static void ask_plugin(struct trial *trial, const struct attn_layer_desc *layer)
+{
+    struct backend *tested = trial->tested;
+    const struct attn_layer_params params = {.struct_size = sizeof params};
+    struct attn_reason_sink sink = {sizeof sink, NULL, NULL, ignore_reason};
+    struct attn_error error = ATTN_ERROR_INIT;
+    for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
+        attn_state *state = NULL;
+        attn_status status = ATTN_OK;
+        const struct attn_supports_args asked = {
+            .struct_size = sizeof asked, .caps = &tested->caps, .layer = layer, .phase = phase};
+        const struct attn_prepare_args prepared = {.struct_size = sizeof prepared,
+                                                   .instance = tested->instance,
+                                                   .layer = layer,
+                                                   .params = &params,
+                                                   .phase = phase};
+        if (tested->plugin->supports != NULL) {
+            status = tested->plugin->supports(&asked, &sink, &error);
+        }
+        if (status == ATTN_OK && tested->kernels.prepare != NULL) {
+            status = tested->kernels.prepare(&prepared, &state, &error);
+        }
+        if (status == ATTN_OK && state != NULL && tested->kernels.release != NULL) {
+            tested->kernels.release(tested->instance, state);
+        }
+    }
+}
+
+static enum trial_result run_undeclared(struct trial *trial, const void *variant, uint64_t seed)
+{
+    const struct undeclared *u = variant;
+    const struct attn_api *api = u->core->api;
+    const struct attn_layer_desc *layers[] = {&u->layer};
+    struct attn_select_options options = {
+        .struct_size = sizeof options, .device = u->core->device, .backend = u->core->order};
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_assignment *assignment = NULL;
+    (void)seed;
+    ask_plugin(trial, &u->layer);
+    attn_status status = api->select(u->core->runtime, &options, layers, 1, &assignment, &error);
+    if (status == ATTN_OK) {
+        api->assignment_destroy(assignment);
+        return u->composable ? TRIAL_PASSED
+                             : trial_say(trial, TRIAL_FAILED, "the layer was not refused");
+    }
+    if ((status != ATTN_ERROR_REFUSED && status != ATTN_ERROR_NO_BACKEND) ||
+        error.message[0] == '\0' || assignment != NULL) {
+        return trial_call_failed(trial, "the refusal", status, &error);
+    }
+    options.flags = ATTN_SELECT_KEEP_UNSERVED;
+    status = api->select(u->core->runtime, &options, layers, 1, &assignment, &error);
+    if (status != ATTN_OK) {
+        return trial_call_failed(trial, "selection with KEEP_UNSERVED", status, &error);
+    }
+    bool named = names_field(u->core, assignment, u->field);
+    api->assignment_destroy(assignment);
+    return named ? TRIAL_PASSED
+                 : trial_say(trial, TRIAL_FAILED, "no reason names %s with what is supported",
+                             u->field);
+}
+
+static void try_layer(const struct core_sink *sink, const char *name, struct undeclared *u)
+{
+    char full_name[128];
+    u->core = sink->core;
+    snprintf(full_name, sizeof full_name, "undeclared.%s", name);
+    sink->cases->try(sink->cases->user, full_name, run_undeclared, u);
+}
+
+static bool in_ranges(const struct attn_range *ranges, int32_t count, int32_t value)
+{
+    for (int32_t i = 0; i < count; i++) {
+        int32_t multiple = ranges[i].multiple > 0 ? ranges[i].multiple : 1;
+        if (value >= ranges[i].min && value <= ranges[i].max &&
+            (value - ranges[i].min) % multiple == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void try_numbers(const struct core_sink *sink, const struct attn_layer_desc *base)
+{
+    static const int32_t sizes[] = {8, 24, 40, 72, 80, 96, 120, 160, 192, 256, 512};
+    static const int32_t blocks[] = {1, 3, 16, 24, 48, 96, 256, 4096, 1 << 16};
+    const struct attn_backend_caps *caps = sink->cases->caps;
+    char name[96];
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        struct undeclared u = {.layer = *base, .field = "head_size"};
+        bool declared = false;
+        for (int32_t j = 0; j < caps->num_head_sizes; j++) {
+            declared = declared || in_ranges(&caps->head_sizes[j].qk, 1, sizes[i]);
+        }
+        u.layer.head_size = u.layer.head_size_v = sizes[i];
+        snprintf(name, sizeof name, "head_size.%d", sizes[i]);
+        if (!declared) {
+            try_layer(sink, name, &u);
+        }
+    }
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+        struct undeclared u = {.layer = *base, .field = "block_size"};
+        u.layer.block_size = blocks[i];
+        snprintf(name, sizeof name, "block_size.%d", blocks[i]);
+        if (!in_ranges(caps->block_sizes, caps->num_block_sizes, blocks[i])) {
+            try_layer(sink, name, &u);
+        }
+    }
+    if (caps->max_group > 0) {
+        struct undeclared u = {.layer = *base, .field = "num_q_heads"};
+        u.layer.num_kv_heads = 1;
+        u.layer.num_q_heads = caps->max_group + 1;
+        try_layer(sink, "max_group", &u);
+    }
+}
+
+static void try_dtypes(const struct core_sink *sink, const struct attn_layer_desc *base)
+{
+    const struct attn_backend_caps *caps = sink->cases->caps;
+    char name[96];
+    for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
+        struct undeclared u = {.layer = *base, .field = "dtype"};
+        u.layer.dtype = dtype;
+        snprintf(name, sizeof name, "dtype.%s", number_name(dtype));
+        if (!(caps->dtypes >> dtype & 1)) {
+            try_layer(sink, name, &u);
+        }
+    }
+    for (int32_t kv = ATTN_KV_FP8_E4M3; kv < ATTN_KV_DTYPE_COUNT; kv++) {
+        struct undeclared u = {.layer = *base, .field = "kv_dtype"};
+        u.layer.kv_dtype = kv;
+        snprintf(name, sizeof name, "kv_dtype.%s", kv_dtype_name(kv));
+        if (!(caps->kv_dtypes >> kv & 1)) {
+            try_layer(sink, name, &u);
+        }
+    }
+}
+
+static void try_terms(const struct core_sink *sink, const struct attn_layer_desc *base)
+{
+    const struct attn_backend_caps *caps = sink->cases->caps;
+    struct undeclared u[] = {
+        {.layer = *base, .field = "sliding_window"},
+        {.layer = *base, .field = "soft_cap"},
+        {.layer = *base, .field = "alibi"},
+        {.layer = *base, .field = "alibi_sqrt"},
+        {.layer = *base, .field = "sinks"},
+        {.layer = *base, .field = "prefix_lm"},
+        {.layer = *base, .field = "tree_mask"},
+        {.layer = *base, .field = "tree_mask"},
+        {.layer = *base, .field = "causal_per_request"},
+        {.layer = *base, .field = "chunk_size", .composable = true},
+        {.layer = *base, .field = "static_sink", .composable = true},
+    };
+    static const struct {
+        const char *name;
+        uint64_t term;
+    } terms[] = {{"sliding_window", ATTN_TERM_SLIDING_WINDOW},
+                 {"soft_cap", ATTN_TERM_SOFT_CAP},
+                 {"alibi", ATTN_TERM_ALIBI},
+                 {"alibi_sqrt", ATTN_TERM_ALIBI_SQRT},
+                 {"sinks", ATTN_TERM_SINKS},
+                 {"prefix_lm", ATTN_TERM_PREFIX_LM},
+                 {"tree_bits", ATTN_TERM_TREE_BITS},
+                 {"tree_bias", ATTN_TERM_TREE_BIAS},
+                 {"causal_per_request", ATTN_TERM_CAUSAL_PER_REQUEST},
+                 {"chunked_local", ATTN_TERM_CHUNKED_LOCAL},
+                 {"static_sink", ATTN_TERM_STATIC_SINK}};
+    u[0].layer.has_window = 1;
+    u[0].layer.window_left = 7;
+    u[1].layer.soft_cap = 30;
+    u[2].layer.alibi = ATTN_ALIBI_LINEAR;
+    u[3].layer.alibi = ATTN_ALIBI_SQRT;
+    u[4].layer.has_sinks = 1;
+    u[5].layer.prefix_lm = 1;
+    u[6].layer.tree_mask = ATTN_TREE_BITS;
+    u[7].layer.tree_mask = ATTN_TREE_BIAS;
+    u[8].layer.causal_per_request = 1;
+    u[9].layer.chunk_size = 64;
+    u[10].layer.kind = ATTN_LAYER_STATIC_SINK;
+    u[10].layer.sink_len = 3;
+    for (size_t i = 0; i < sizeof u / sizeof *u; i++) {
+        if (!(caps->terms & terms[i].term)) {
+            try_layer(sink, terms[i].name, &u[i]);
+        }
+    }
+}
+
+static void try_features(const struct core_sink *sink, const struct attn_layer_desc *base)
+{
+    const struct attn_backend_caps *caps = sink->cases->caps;
+    struct undeclared u = {.layer = *base};
+    const struct {
+        const char *name, *field;
+        uint64_t feature;
+        int32_t *flag;
+    } features[] = {
+        {"lse", "lse", ATTN_FEATURE_LSE, &u.layer.needs_lse},
+        {"rope", "rope", ATTN_FEATURE_FUSED_ROPE, &u.layer.rope},
+        {"qk_norm", "qk_norm", ATTN_FEATURE_FUSED_ROPE_NORM, &u.layer.qk_norm},
+        {"fast_prefill", "fast_prefill", ATTN_FEATURE_FAST_PREFILL, &u.layer.fast_prefill},
+        {"block_table_row", "block_table_row", ATTN_FEATURE_BLOCK_TABLE_ROW,
+         &u.layer.needs_block_table_row},
+        {"device_seq_lens", "device_seq_lens_only", ATTN_FEATURE_DEVICE_SEQ_LENS,
+         &u.layer.device_seq_lens_only},
+        {"batch_invariant", "batch_invariant", ATTN_FEATURE_BATCH_INVARIANT,
+         &u.layer.batch_invariant},
+    };
+    for (size_t i = 0; i < sizeof features / sizeof *features; i++) {
+        u.layer = *base;
+        u.field = features[i].field;
+        *features[i].flag = 1;
+        if (!(caps->features & features[i].feature)) {
+            try_layer(sink, features[i].name, &u);
+        }
+    }
+    u.layer = *base;
+    u.field = "q_scale_form";
+    u.layer.q_scale_form = ATTN_SCALE_PER_TENSOR;
+    u.layer.q_dtype = ATTN_DTYPE_FP8_E4M3;
+    if (!(caps->features & ATTN_FEATURE_QUANTIZED_QUERY)) {
+        try_layer(sink, "quantized_query", &u);
+    }
+    u.layer = *base;
+    u.field = "p_scale_form";
+    u.layer.p_scale_form = ATTN_SCALE_PER_TENSOR;
+    if (!(caps->p_scale_forms >> ATTN_SCALE_PER_TENSOR & 1)) {
+        try_layer(sink, "p_scale", &u);
+    }
+    u.layer = *base;
+    u.field = "output_form";
+    u.layer.output_form = ATTN_OUTPUT_FP8_STATIC;
+    if (!(caps->output_forms >> ATTN_OUTPUT_FP8_STATIC & 1) &&
+        !(caps->kernels & ATTN_KERNEL_QUANTIZE)) {
+        try_layer(sink, "output_form", &u);
+    }
+}
+
+void undeclared_cases(const struct core_sink *sink)
+{
+    struct factor_value v[FACTOR_COUNT];
+    struct attn_layer_desc base;
+    struct attend_case c = {{0}};
+    case_settle(sink->space, &c);
+    for (int32_t i = 0; i < FACTOR_COUNT; i++) {
+        v[i] = case_value(sink->space, &c, i);
+    }
+    if (!shape_is_paged(v[FACTOR_SHAPE].a) || v[FACTOR_CAUSAL].a != CAUSAL_YES) {
+        return; /* without a causal layer over a cache there is no base to vary */
+    }
+    case_layer(v, &base);
+    base.name = "undeclared";
+    base.kv_dtype = ATTN_KV_AUTO;
+    try_numbers(sink, &base);
+    try_dtypes(sink, &base);
+    try_terms(sink, &base);
+    try_features(sink, &base);
+}

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "harness/backend.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "harness/stack.h"
+#include "harness/watch.h"
+
+#define HOST_THREADS 2
+
+static attn_status fail(struct attn_error *error, attn_status status, const char *field,
+                        const char *message)
+{
+    if (error != NULL) {
+        error->status = status;
+        snprintf(error->field, sizeof error->field, "%s", field);
+        snprintf(error->message, sizeof error->message, "%s", message);
+    }
+    return status;
+}
+
+static void host_log(void *user, int32_t level, const char *who, const char *message)
+{
+    (void)user;
+    if (level <= ATTN_LOG_WARN) {
+        fprintf(stderr, "attn-check: %s: %s\n", who, message);
+    }
+}
+
+static void *host_allocate(void *user, size_t size, size_t alignment)
+{
+    (void)user;
+    alignment = alignment < sizeof(void *) ? sizeof(void *) : alignment;
+    watch_allocation();
+    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+static void host_release(void *user, void *memory, size_t size)
+{
+    (void)user;
+    (void)size;
+    free(memory);
+}
+
+void backend_stack_used(struct check_host *services, size_t bytes)
+{
+    size_t deepest = atomic_load(&services->deepest_stack);
+    while (bytes > deepest &&
+           !atomic_compare_exchange_weak(&services->deepest_stack, &deepest, bytes)) {
+    }
+}
+
+/* Slices run in reverse order with changing workers: no backend may rely on 0 being first. */
+static void host_parallel_for(void *user, int64_t count, int64_t grain, attn_parallel_body *body,
+                              void *argument)
+{
+    int64_t slice = grain > 0 ? grain : 1;
+    int32_t worker = 0;
+    stack_paint();
+    for (int64_t begin = (count - 1) / slice * slice; begin >= 0 && count > 0; begin -= slice) {
+        int64_t end = begin + slice < count ? begin + slice : count;
+        body(argument, begin, end, worker);
+        worker = (worker + 1) % HOST_THREADS;
+    }
+    backend_stack_used(user, stack_used());
+}
+
+static void *copy_bytes(const void *source, size_t size)
+{
+    void *copy = malloc(size ? size : 1);
+    if (copy != NULL && size > 0) {
+        memcpy(copy, source, size);
+    }
+    return copy;
+}
+
+/* The first backend of that name; text and arrays are copied since they are the plugin's only until
+ * return. */
+struct wanted {
+    struct backend *backend;
+    const char *name;
+};
+
+static bool fits(const struct attn_backend_caps *caps, const char *name)
+{
+    size_t length = strlen(caps->name);
+    if (name == NULL) {
+        return true;
+    }
+    if (strncmp(name, caps->name, length) != 0) {
+        return false;
+    }
+    return name[length] == '\0' ||
+           (name[length] == '@' && strcmp(name + length + 1, caps->variant) == 0);
+}
+
+const struct attn_ext *backend_extension(const struct attn_backend_caps *caps, uint32_t id,
+                                         size_t size)
+{
+    const struct attn_ext *ext = caps->next;
+    while (ext != NULL && (ext->id != id || ext->struct_size < size)) {
+        ext = ext->next;
+    }
+    return ext;
+}
+
+/* Copies of what is known, chained to the copied capabilities. */
+static void take_extensions(struct backend *backend, const struct attn_backend_caps *caps)
+{
+    const struct attn_ext *mla = backend_extension(caps, ATTN_EXT_CAPS_MLA, sizeof backend->mla);
+    const struct attn_ext *gdn =
+        backend_extension(caps, ATTN_EXT_CAPS_RECURRENT, sizeof backend->gdn);
+    backend->caps.next = NULL;
+    if (mla != NULL) {
+        memcpy(&backend->mla, mla, sizeof backend->mla);
+        backend->mla.ext.struct_size = sizeof backend->mla;
+        backend->mla.ext.next = backend->caps.next;
+        backend->caps.next = &backend->mla.ext;
+    }
+    if (gdn != NULL) {
+        memcpy(&backend->gdn, gdn, sizeof backend->gdn);
+        backend->gdn.ext.struct_size = sizeof backend->gdn;
+        backend->gdn.ext.next = backend->caps.next;
+        backend->caps.next = &backend->gdn.ext;
+    }
+}
+
+static attn_status take_device(void *user, const struct attn_device_info *device)
+{
+    (void)user;
+    return device->name != NULL ? ATTN_OK : ATTN_ERROR_INVALID_ARGUMENT;
+}
+
+static attn_status take_backend(void *user, const struct attn_backend_caps *caps)
+{
+    struct wanted *wanted = user;
+    struct attn_backend_caps *mine = &wanted->backend->caps;
+    wanted->backend->num_reported++;
+    if (caps->struct_size < sizeof *caps || mine->name != NULL || !fits(caps, wanted->name)) {
+        return ATTN_OK;
+    }
+    *mine = *caps;
+    mine->name = copy_bytes(caps->name, strlen(caps->name) + 1);
+    mine->variant = copy_bytes(caps->variant, strlen(caps->variant) + 1);
+    mine->head_sizes =
+        copy_bytes(caps->head_sizes, (size_t)caps->num_head_sizes * sizeof *caps->head_sizes);
+    mine->block_sizes =
+        copy_bytes(caps->block_sizes, (size_t)caps->num_block_sizes * sizeof *caps->block_sizes);
+    mine->refused = copy_bytes(caps->refused, (size_t)caps->num_refused * sizeof *caps->refused);
+    take_extensions(wanted->backend, caps);
+    bool ok = mine->name && mine->variant && mine->head_sizes && mine->block_sizes && mine->refused;
+    return ok ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
+}
+
+static attn_status create(struct backend *backend, const char *name, struct attn_error *error)
+{
+    struct wanted wanted = {backend, name};
+    struct attn_probe_sink sink = {sizeof sink, NULL, &wanted, take_device, take_backend};
+    const struct attn_kernels *kernels = NULL;
+    attn_status status = backend->plugin->probe(&backend->services.host, &sink, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (backend->caps.name == NULL) {
+        return fail(error, ATTN_ERROR_NOT_FOUND, "backend",
+                    "the plugin reports no backend of that name");
+    }
+    status = backend->plugin->create(
+        &(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),
+                                   .host = &backend->services.host,
+                                   .backend = backend->caps.name,
+                                   .variant = backend->caps.variant,
+                                   .device = backend->caps.device},
+        &backend->instance, &kernels, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    size_t size = kernels->struct_size < sizeof backend->kernels ? kernels->struct_size
+                                                                 : sizeof backend->kernels;
+    memcpy(&backend->kernels, kernels, size);
+    return ATTN_OK;
+}
+
+attn_status backend_open(struct backend *backend, const char *file, const char *name,
+                         struct attn_error *error)
+{
+    attn_status status;
+    memset(backend, 0, sizeof *backend);
+    backend->services.host = (struct attn_host){
+        .struct_size = sizeof(struct attn_host),
+        .user = &backend->services,
+        .log = host_log,
+        .allocate = host_allocate,
+        .release = host_release,
+        .parallel_for = host_parallel_for,
+        .num_threads = HOST_THREADS,
+    };
+    void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    void *symbol = library != NULL ? dlsym(library, ATTN_PLUGIN_ENTRY_SYMBOL) : NULL;
+    if (symbol == NULL) {
+        return fail(error, ATTN_ERROR_PLUGIN, "file", dlerror());
+    }
+    memcpy(&backend->entry, &symbol, sizeof backend->entry);
+    status = backend->entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &backend->plugin, error);
+    if (status == ATTN_OK) {
+        status = create(backend, name, error);
+    }
+    if (status != ATTN_OK) {
+        backend_close(backend);
+    }
+    return status;
+}
+
+void backend_close(struct backend *backend)
+{
+    if (backend->plugin != NULL && backend->instance != NULL) {
+        backend->plugin->destroy(backend->instance);
+    }
+    free((void *)(uintptr_t)backend->caps.name);
+    free((void *)(uintptr_t)backend->caps.variant);
+    free((void *)(uintptr_t)backend->caps.head_sizes);
+    free((void *)(uintptr_t)backend->caps.block_sizes);
+    free((void *)(uintptr_t)backend->caps.refused);
+    memset(backend, 0, sizeof *backend);
+}

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "harness/report.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness/declared.h"
+
+void report_finish(struct report *report)
+{
+    for (int32_t i = 0; i < report->num_lines; i++) {
+        free(report->lines[i].name);
+        free(report->lines[i].message);
+    }
+    free(report->lines);
+    report->lines = NULL;
+    report->num_lines = 0;
+}
+
+void report_add(struct report *report, const char *name, enum trial_result result,
+                const char *message)
+{
+    struct report_line *lines =
+        realloc(report->lines, sizeof *lines * (size_t)(report->num_lines + 1));
+    report->counts[result]++;
+    if (lines == NULL) {
+        report->failed = true;
+        return;
+    }
+    report->lines = lines;
+    struct report_line *line = &lines[report->num_lines++];
+    *line = (struct report_line){strdup(name), NULL, result};
+    if (result != TRIAL_PASSED) {
+        line->message = strdup(message);
+    }
+}
+
+/* Cases by what their names begin with: "attend", "engine", "merge_states", … */
+static void add_counts(struct json *root, const struct report *report)
+{
+    struct json *kinds = json_add(root, "cases", json_object());
+    for (int32_t i = 0; i < report->num_lines && kinds != NULL; i++) {
+        const char *name = report->lines[i].name;
+        char kind[64];
+        snprintf(kind, sizeof kind, "%.*s", (int)strcspn(name, "."), name);
+        struct json *count = json_get(kinds, kind);
+        if (count == NULL) {
+            count = json_add(kinds, kind, json_number(0));
+        }
+        if (count != NULL) {
+            count->number++;
+        }
+    }
+}
+
+static void repeat_command(const struct report *report, const struct report_line *line,
+                           char *command, size_t size)
+{
+    snprintf(command, size, "attn-check %s --full --seed %llu --filter '%s'", report->target,
+             (unsigned long long)report->seed, line->name);
+}
+
+bool report_json(const struct report *report, const struct attn_backend_caps *caps)
+{
+    struct json *root = json_object();
+    json_add(root, "backend", json_string(report->backend));
+    json_add(root, "passed", json_number(report->counts[TRIAL_PASSED]));
+    json_add(root, "failed", json_number(report->counts[TRIAL_FAILED]));
+    json_add(root, "skipped", json_number(report->counts[TRIAL_SKIPPED]));
+    json_add(root, "features", declared_json(caps));
+    add_counts(root, report);
+    struct json *failures = json_add(root, "failures", json_array());
+    for (int32_t i = 0; i < report->num_lines; i++) {
+        const struct report_line *line = &report->lines[i];
+        if (line->result == TRIAL_FAILED) {
+            char repeat[1024];
+            struct json *failure = json_object();
+            repeat_command(report, line, repeat, sizeof repeat);
+            json_add(failure, "case", json_string(line->name));
+            json_add(failure, "message", json_string(line->message ? line->message : ""));
+            json_add(failure, "repeat", json_string(repeat));
+            json_push(failures, failure);
+        }
+    }
+    bool printed = json_print(root);
+    json_destroy(root);
+    return printed;
+}
+
+/* A part of a case's name, between dots and plus signs: a shape, a dtype, a term ... */
+struct part {
+    const char *text;
+    size_t length; /* of a term without its value */
+    bool term;     /* behind a plus sign */
+};
+
+static bool next_part(const char **at, struct part *part)
+{
+    bool term = **at == '+';
+    *at += strspn(*at, ".+");
+    size_t length = strcspn(*at, ".+");
+    *part = (struct part){*at, term ? strcspn(*at, ".+0123456789") : length, term};
+    *at += length;
+    return length > 0;
+}
+
+/* The same part in the same place, or, a term, anywhere. */
+static bool has_part(const char *name, const struct part *wanted, int32_t place)
+{
+    struct part part;
+    for (int32_t i = 0; next_part(&name, &part); i++) {
+        if ((wanted->term ? part.term : i == place) && part.length == wanted->length &&
+            memcmp(part.text, wanted->text, part.length) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_attend(const struct report_line *line)
+{
+    return strncmp(line->name, "attend.", 7) == 0 || strncmp(line->name, "engine.", 7) == 0;
+}
+
+/* What all failed attends have in common and not all others have: one line for each such part, with
+ * how many others have it. One failure says it by its name. */
+static void print_common(const struct report *report)
+{
+    const struct report_line *first = NULL;
+    int32_t failed = 0;
+    for (int32_t i = 0; i < report->num_lines; i++) {
+        const struct report_line *line = &report->lines[i];
+        if (line->result == TRIAL_FAILED && is_attend(line)) {
+            first = first != NULL ? first : line;
+            failed++;
+        }
+    }
+    if (failed < 2) {
+        return;
+    }
+    const char *at = first->name;
+    struct part part;
+    for (int32_t place = 0; next_part(&at, &part); place++) {
+        int32_t with = 0, others = 0, others_with = 0;
+        for (int32_t i = 0; i < report->num_lines; i++) {
+            const struct report_line *line = &report->lines[i];
+            if (is_attend(line)) {
+                bool has = has_part(line->name, &part, place);
+                bool fails = line->result == TRIAL_FAILED;
+                with += has && fails;
+                others += !fails;
+                others_with += has && !fails;
+            }
+        }
+        if (with == failed && others_with < others) {
+            printf("all %d failed attends have %.*s, as %d of the %d others\n", failed,
+                   (int)part.length, part.text, others_with, others);
+        }
+    }
+}
+
+/* Each reason once, with how many cases it kept from running. */
+static void print_skipped(const struct report *report)
+{
+    for (int32_t i = 0; i < report->num_lines; i++) {
+        const struct report_line *line = &report->lines[i];
+        int32_t same = 0;
+        bool seen = line->result != TRIAL_SKIPPED || line->message == NULL;
+        for (int32_t j = 0; j < report->num_lines && !seen; j++) {
+            const struct report_line *other = &report->lines[j];
+            bool equal = other->result == TRIAL_SKIPPED && other->message != NULL &&
+                         strcmp(other->message, line->message) == 0;
+            seen = equal && j < i;
+            same += equal;
+        }
+        if (!seen) {
+            printf("skipped %d (%s%s): %s\n", same, line->name, same > 1 ? ", ..." : "",
+                   line->message);
+        }
+    }
+}
+
+void report_text(const struct report *report)
+{
+    const struct report_line *first = NULL;
+    for (int32_t i = 0; i < report->num_lines; i++) {
+        const struct report_line *line = &report->lines[i];
+        if (line->result == TRIAL_FAILED) {
+            printf("FAILED %s\n       %s\n", line->name, line->message ? line->message : "");
+            first = first != NULL ? first : line;
+        }
+    }
+    print_common(report);
+    print_skipped(report);
+    if (first != NULL) {
+        char repeat[1024];
+        repeat_command(report, first, repeat, sizeof repeat);
+        printf("the first in a debugger: gdb --args %s\n", repeat);
+    }
+    printf("%s: %d passed, %d failed, %d skipped (seed %llu)\n", report->backend,
+           report->counts[TRIAL_PASSED], report->counts[TRIAL_FAILED],
+           report->counts[TRIAL_SKIPPED], (unsigned long long)report->seed);
+}
+
+static void put_xml(FILE *out, const char *text)
+{
+    for (; *text != '\0'; text++) {
+        switch (*text) {
+        case '&':
+            fputs("&amp;", out);
+            break;
+        case '<':
+            fputs("&lt;", out);
+            break;
+        case '"':
+            fputs("&quot;", out);
+            break;
+        default:
+            fputc(*text, out);
+        }
+    }
+}
+
+bool report_junit(const struct report *report, const char *file)
+{
+    FILE *out = fopen(file, "w");
+    if (out == NULL) {
+        return false;
+    }
+    fprintf(out, "<?xml version=\"1.0\"?>\n<testsuite name=\"");
+    put_xml(out, report->backend);
+    fprintf(out, "\" tests=\"%d\" failures=\"%d\" skipped=\"%d\">\n", report->num_lines,
+            report->counts[TRIAL_FAILED], report->counts[TRIAL_SKIPPED]);
+    for (int32_t i = 0; i < report->num_lines; i++) {
+        const struct report_line *line = &report->lines[i];
+        fputs("  <testcase name=\"", out);
+        put_xml(out, line->name);
+        if (line->result == TRIAL_PASSED) {
+            fputs("\"/>\n", out);
+            continue;
+        }
+        fputs(line->result == TRIAL_FAILED ? "\"><failure message=\"" : "\"><skipped message=\"",
+              out);
+        put_xml(out, line->message ? line->message : "");
+        fputs("\"/></testcase>\n", out);
+    }
+    fputs("</testsuite>\n", out);
+    const bool written = !ferror(out);
+    return fclose(out) == 0 && written;
+}

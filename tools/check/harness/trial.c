@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "harness/trial.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum trial_result trial_say(struct trial *trial, enum trial_result result, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(trial->message, sizeof trial->message, format, arguments);
+    va_end(arguments);
+    return result;
+}
+
+enum trial_result trial_call_failed(struct trial *trial, const char *what, attn_status status,
+                                    const struct attn_error *error)
+{
+    return trial_say(trial, TRIAL_FAILED, "%s: status %d: %s: %s", what, status, error->field,
+                     error->message);
+}
+
+enum trial_result trial_call_refused(struct trial *trial, const struct attn_error *error)
+{
+    return error->message[0] == '\0'
+               ? trial_say(trial, TRIAL_SKIPPED,
+                           "the kernel refused it as unsupported, without a text")
+               : trial_say(trial, TRIAL_SKIPPED, "the kernel refused it: %s: %s", error->field,
+                           error->message);
+}
+
+static void refuse(void *user, const char *field, const char *asked, const char *supported)
+{
+    struct trial *trial = user;
+    snprintf(trial->message, sizeof trial->message, "refused: %s %s, supported: %s", field, asked,
+             supported);
+}
+
+bool trial_supports(struct trial *trial, const struct backend *backend,
+                    const struct attn_layer_desc *layer, int32_t phase)
+{
+    struct attn_reason_sink sink = {sizeof sink, NULL, trial, refuse};
+    const struct attn_supports_args args = {
+        .struct_size = sizeof args, .caps = &backend->caps, .layer = layer, .phase = phase};
+    trial->message[0] = '\0';
+    return backend->plugin->supports == NULL ||
+           (backend->plugin->supports(&args, &sink, NULL) == ATTN_OK && trial->message[0] == '\0');
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The two backends of a case, how it ended and why. */
+#ifndef CHECK_TRIAL_H
+#define CHECK_TRIAL_H
+
+#include <stdbool.h>
+
+#include "common/device.h"
+#include "harness/backend.h"
+
+enum trial_result { TRIAL_PASSED, TRIAL_FAILED, TRIAL_SKIPPED };
+
+struct trial {
+    struct backend *reference;
+    struct backend *tested;
+    const struct device *device;
+    char message[ATTN_ERROR_MESSAGE_SIZE + 80]; /* why it failed or was skipped */
+    double max_error;                           /* largest error over its bound seen so far */
+    bool concurrent; /* another thread runs at the same time: its allocations cannot be
+                        distinguished */
+};
+
+/* Keeps the message and gives `result`. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 3, 4)))
+#endif
+enum trial_result
+trial_say(struct trial *trial, enum trial_result result, const char *format, ...);
+/* A call of the backend gave `status`; names it and the backend's own text. */
+enum trial_result trial_call_failed(struct trial *trial, const char *what, attn_status status,
+                                    const struct attn_error *error);
+
+/* A call of the backend was refused as unsupported: the case is skipped, with its text if there is
+ * any. */
+enum trial_result trial_call_refused(struct trial *trial, const struct attn_error *error);
+
+/* What the backend's own `supports` says; its last reason is kept. */
+bool trial_supports(struct trial *trial, const struct backend *backend,
+                    const struct attn_layer_desc *layer, int32_t phase);
+
+#endif

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a step may not do: take memory, from whatever allocator of the process, or a lock. The
+ * functions of the C library are counted on their way; what a library does by system calls of its
+ * own is not seen. Under a sanitizer, which stands in those places, only the host's allocator is.
+ */
+#ifndef CHECK_WATCH_H
+#define CHECK_WATCH_H
+
+#include "harness/backend.h"
+
+struct watch {
+    long allocations; /* of the process */
+    long locks;       /* of the calling thread: pools wake theirs by locks */
+};
+
+/* Of the backend that is tested. Where a driver has threads of its own nothing is judged, the
+ * reference neither: whose allocation it was cannot be told. */
+void watch_init(int32_t device_type);
+/* The host's allocator was asked. */
+void watch_allocation(void);
+void watch_begin(struct watch *watch);
+/* True if there were allocations since. */
+bool watch_allocated(const struct watch *watch);
+/* `status`, or why a call of a CPU backend that went well broke a step's promise. A backend's first
+ * call is not judged. */
+attn_status watch_end(const struct watch *watch, struct backend *backend, attn_status status,
+                      struct attn_error *error);
+
+#endif

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every kernel's first case with each struct of its calls changed in every way. */
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/calls.h"
+#include "cases/attend.h"
+
+struct call_case {
+    const struct call_target *target;
+    const struct call_place *place;
+    kernel_run *run;
+    const void *variant;
+};
+
+static enum trial_result run_changes(struct trial *trial, const void *variant, uint64_t seed)
+{
+    const struct call_case *c = variant;
+    enum trial_result result = TRIAL_PASSED;
+    if (c->place->which == CALL_LIMITS && trial->tested->kernels.plan_size == NULL) {
+        return trial_say(trial, TRIAL_SKIPPED, "the backend has no plan_size, which takes them");
+    }
+    for (int32_t change = 0; change < CALL_CHANGE_COUNT && result == TRIAL_PASSED; change++) {
+        result = call_run(trial, c->target, c->place, change, c->run, c->variant, seed);
+    }
+    return result;
+}
+
+static void try_case(const struct kernel_sink *sink, const struct call_case *c)
+{
+    char name[96];
+    snprintf(name, sizeof name, "calls.%s.%s", c->target->name, c->place->name);
+    sink->try(sink->user, name, run_changes, c);
+}
+
+/* The first case of a kernel, out of a file's. */
+struct first {
+    const struct kernel_sink *sink;
+    struct call_case of;
+    bool found;
+};
+
+static void try_first(void *user, const char *name, kernel_run *run, const void *variant)
+{
+    struct first *first = user;
+    size_t length = strlen(first->of.target->name);
+    if (!first->found && strncmp(name, first->of.target->name, length) == 0 &&
+        (name[length] == '.' || name[length] == '\0')) {
+        first->found = true;
+        first->of.run = run;
+        first->of.variant = variant;
+        try_case(first->sink, &first->of);
+    }
+}
+
+static void try_kernel(const struct kernel_sink *sink, const struct call_target *target,
+                       const struct call_place *place)
+{
+    static const struct {
+        uint64_t kernels;
+        void (*cases)(const struct kernel_sink *sink);
+    } files[] = {
+        {ATTN_KERNEL_MERGE_STATES, merge_cases},
+        {ATTN_KERNEL_ROPE_WRITE_KV, rope_cases},
+        {ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE, mla_cases},
+        {ATTN_KERNEL_GATHER_KV, gather_cases},
+        {ATTN_KERNEL_GATED_DELTA, gdn_cases},
+        {ATTN_KERNEL_BATCHED_GEMM, gemm_cases},
+        {ATTN_KERNEL_QUANTIZE | ATTN_KERNEL_AMAX, quantize_cases},
+        {ATTN_KERNEL_COPY_BLOCKS | ATTN_KERNEL_COPY | ATTN_KERNEL_FILL, copy_cases},
+    };
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        if (files[i].kernels & target->kernel) {
+            struct first first = {sink, {target, place, NULL, NULL}, false};
+            const struct kernel_sink its = {&first, sink->caps, sink->space, try_first};
+            files[i].cases(&its);
+        }
+    }
+}
+
+struct attend_variant {
+    const struct case_space *space;
+    struct attend_case attend_case;
+};
+
+static enum trial_result run_attend(struct trial *trial, const void *variant, uint64_t seed)
+{
+    const struct attend_variant *v = variant;
+    return trial_attend(trial, v->space, &v->attend_case, seed, TRIAL_PLAIN);
+}
+
+/* attend and write_kv come in one case. */
+static void try_attend(const struct kernel_sink *sink, const struct call_target *target,
+                       const struct call_place *place)
+{
+    struct attend_variant v = {.space = sink->space};
+    const struct call_case c = {target, place, run_attend, &v};
+    bool found = false;
+    for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32 && !found; dtype++) {
+        found = case_of_cache(sink->space, dtype, dtype, &v.attend_case);
+    }
+    if (found) {
+        try_case(sink, &c);
+    }
+}
+
+void call_cases(const struct kernel_sink *sink)
+{
+    for (int32_t i = 0; i < num_call_targets; i++) {
+        const struct call_target *target = &call_targets[i];
+        bool attends = target->kernel & (ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV);
+        for (int32_t j = 0; j < target->num_places && (sink->caps->kernels & target->kernel); j++) {
+            (attends ? try_attend : try_kernel)(sink, target, &target->places[j]);
+        }
+    }
+    call_plugin_cases(sink);
+}

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The plugin's own functions: versions that it does not speak, hosts of other sizes, hosts without
+ * memory, and what accepts NULL. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/calls.h"
+#include "cases/side.h"
+
+#define MOST_ALLOCATIONS 64
+
+/* A host whose memory runs out. */
+struct poor_host {
+    struct attn_host host;
+    int32_t left; /* allocations that succeed */
+};
+
+static void *poor_allocate(void *user, size_t size, size_t alignment)
+{
+    struct poor_host *poor = user;
+    alignment = alignment < sizeof(void *) ? sizeof(void *) : alignment;
+    return poor->left-- > 0
+               ? aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment)
+               : NULL;
+}
+
+static void poor_release(void *user, void *memory, size_t size)
+{
+    (void)user;
+    (void)size;
+    free(memory);
+}
+
+static void poor_init(struct poor_host *poor, const struct backend *tested, int32_t left)
+{
+    poor->host = tested->services.host;
+    poor->host.user = poor;
+    poor->host.allocate = poor_allocate;
+    poor->host.release = poor_release;
+    poor->left = left;
+}
+
+static attn_status create(const struct backend *tested, const struct attn_host *host,
+                          attn_instance **instance, const struct attn_kernels **kernels)
+{
+    struct attn_error error = ATTN_ERROR_INIT;
+    const struct attn_backend_caps *caps = &tested->caps;
+    /* on failure both become NULL, whatever they were */
+    *instance = tested->instance;
+    *kernels = &tested->kernels;
+    return tested->plugin->create(
+        &(struct attn_create_args){.struct_size = sizeof(struct attn_create_args),
+                                   .host = host,
+                                   .backend = caps->name,
+                                   .variant = caps->variant,
+                                   .device = caps->device},
+        instance, kernels, &error);
+}
+
+static enum trial_result run_entry(struct trial *trial, const void *variant, uint64_t seed)
+{
+    static const struct {
+        const char *name;
+        uint32_t least, most;
+    } ranges[] = {{"only newer", ATTN_MAKE_VERSION(0xfffe, 0), ATTN_MAKE_VERSION(0xffff, 0)},
+                  {"only older", ATTN_MAKE_VERSION(0, 0), ATTN_MAKE_VERSION(0, 0)},
+                  {"no", ATTN_ABI_VERSION + 1, ATTN_ABI_VERSION - 1}};
+    (void)variant;
+    (void)seed;
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        struct attn_error error = ATTN_ERROR_INIT;
+        const struct attn_plugin *plugin = NULL;
+        attn_status status =
+            trial->tested->entry(ranges[i].least, ranges[i].most, &plugin, i == 0 ? NULL : &error);
+        if (status != ATTN_ERROR_ABI_VERSION) {
+            return trial_say(trial, TRIAL_FAILED, "a caller of %s versions: status %d, not %d",
+                             ranges[i].name, status, ATTN_ERROR_ABI_VERSION);
+        }
+    }
+    /* A newer core that still works with this version. */
+    const struct attn_plugin *plugin = NULL;
+    attn_status status =
+        trial->tested->entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION + 1, &plugin, NULL);
+    if (status != ATTN_OK || plugin == NULL || !ATTN_VERSION_ACCEPTS(plugin->abi_version)) {
+        return trial_say(trial, TRIAL_FAILED, "a caller of the next minor version: status %d",
+                         status);
+    }
+    return TRIAL_PASSED;
+}
+
+static enum trial_result run_create_host(struct trial *trial, const void *variant, uint64_t seed)
+{
+    const struct attn_host *host = &trial->tested->services.host;
+    _Alignas(16) uint8_t memory[sizeof *host + CALL_TAIL];
+    (void)variant;
+    (void)seed;
+    for (int32_t change = 0; change < CALL_CHANGE_COUNT; change++) {
+        struct attn_ext ext;
+        attn_instance *instance;
+        const struct attn_kernels *kernels;
+        call_change_struct(change, host, sizeof *host, memory, &ext);
+        attn_status status = create(trial->tested, (const struct attn_host *)(const void *)memory,
+                                    &instance, &kernels);
+        if (status != ATTN_OK) {
+            return trial_say(trial, TRIAL_FAILED, "a host %s: status %d, not %d",
+                             call_change_names[change], status, ATTN_OK);
+        }
+        trial->tested->plugin->destroy(instance);
+    }
+    return TRIAL_PASSED;
+}
+
+/* With one allocation more each time, until it succeeds. */
+static enum trial_result run_create_poor(struct trial *trial, const void *variant, uint64_t seed)
+{
+    (void)variant;
+    (void)seed;
+    for (int32_t left = 0; left < MOST_ALLOCATIONS; left++) {
+        struct poor_host poor;
+        attn_instance *instance;
+        const struct attn_kernels *kernels;
+        poor_init(&poor, trial->tested, left);
+        if (create(trial->tested, &poor.host, &instance, &kernels) == ATTN_OK) {
+            bool whole = kernels != NULL;
+            trial->tested->plugin->destroy(instance);
+            return whole ? TRIAL_PASSED
+                         : trial_say(trial, TRIAL_FAILED, "create succeeded without kernels");
+        }
+        if (instance != NULL || kernels != NULL) {
+            return trial_say(trial, TRIAL_FAILED,
+                             "create failed after %d allocations and an output is not NULL", left);
+        }
+    }
+    return trial_say(trial, TRIAL_FAILED, "create failed %d times", MOST_ALLOCATIONS);
+}
+
+struct prepare_variant {
+    const struct case_space *space;
+    struct attend_case attend_case;
+};
+
+/* Where prepare fails for want of memory its state is NULL. */
+static enum trial_result prepare_poor(struct trial *trial, const struct binding *binding)
+{
+    const struct attn_kernels *kernels;
+    attn_instance *instance;
+    struct poor_host poor;
+    poor_init(&poor, trial->tested, MOST_ALLOCATIONS);
+    attn_status status = create(trial->tested, &poor.host, &instance, &kernels);
+    enum trial_result result = TRIAL_FAILED;
+    if (status != ATTN_OK) {
+        return trial_say(trial, result, "create: status %d", status);
+    }
+    const struct attn_prepare_args args = {.struct_size = sizeof args,
+                                           .instance = instance,
+                                           .layer = &binding->layer,
+                                           .params = &binding->params,
+                                           .k_cache = binding->attend.k_cache,
+                                           .v_cache = binding->attend.v_cache,
+                                           .phase = binding->attend.phase};
+    trial_say(trial, result, "prepare failed %d times", MOST_ALLOCATIONS);
+    result = kernels->prepare == NULL ? TRIAL_PASSED : result;
+    for (int32_t left = 0; left < MOST_ALLOCATIONS && result != TRIAL_PASSED; left++) {
+        struct attn_error error = ATTN_ERROR_INIT;
+        attn_state *state = (attn_state *)(void *)&poor; /* anything but NULL */
+        poor.left = left;
+        status = kernels->prepare(&args, &state, &error);
+        if (status == ATTN_OK) {
+            result = TRIAL_PASSED;
+            if (kernels->release != NULL) {
+                kernels->release(instance, state);
+            }
+        } else if (state != NULL) {
+            trial_say(trial, result,
+                      "prepare failed after %d allocations and its state is not NULL", left);
+            break;
+        }
+    }
+    trial->tested->plugin->destroy(instance);
+    return result;
+}
+
+static enum trial_result run_prepare_poor(struct trial *trial, const void *variant, uint64_t seed)
+{
+    const struct prepare_variant *v = variant;
+    struct problem problem;
+    struct side tested = {.device = trial->device};
+    enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    if (!problem_init(&problem, v->space, &v->attend_case, seed)) {
+        return result;
+    }
+    if (side_init(&tested, trial->tested, trial->device, &problem)) {
+        result = prepare_poor(trial, &tested.binding);
+    }
+    side_finish(&tested);
+    problem_finish(&problem);
+    return result;
+}
+
+/* Whoever crashes here has not passed. */
+static enum trial_result run_nothing(struct trial *trial, const void *variant, uint64_t seed)
+{
+    (void)variant;
+    (void)seed;
+    trial->tested->plugin->destroy(NULL);
+    if (trial->tested->kernels.release != NULL) {
+        trial->tested->kernels.release(trial->tested->instance, NULL);
+    }
+    return TRIAL_PASSED;
+}
+
+void call_plugin_cases(const struct kernel_sink *sink)
+{
+    struct prepare_variant v = {.space = sink->space};
+    bool found = false;
+    sink->try(sink->user, "calls.entry", run_entry, NULL);
+    sink->try(sink->user, "calls.create.host", run_create_host, NULL);
+    sink->try(sink->user, "calls.create.no_memory", run_create_poor, NULL);
+    for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32 && !found; dtype++) {
+        found = case_of_cache(sink->space, dtype, dtype, &v.attend_case);
+    }
+    if (found) { /* a backend without it passes: there is nothing to fail */
+        sink->try(sink->user, "calls.prepare.no_memory", run_prepare_poor, &v);
+    }
+    sink->try(sink->user, "calls.null", run_nothing, NULL);
+}

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attend over q, k and v that arrive in e4m3, contiguous, with a scale each: what the core composes
+ * a quantized multimodal encoder of. */
+#include <stdio.h>
+#include <string.h>
+
+#include "support/number.h"
+#include "support/random.h"
+#include "cases/compare.h"
+#include "kernels/kernels.h"
+#include "cases/pair.h"
+#include "harness/planned.h"
+
+#define REQS 3
+#define TOKENS 29
+#define HEADS 4
+#define KV_HEADS 2
+
+struct fp8_variant {
+    int32_t dtype; /* of out */
+    int32_t head_size;
+};
+
+enum { F_Q, F_K, F_V, F_OUT, F_SCALES, F_START, F_COUNT };
+
+struct fp8_case {
+    struct fp8_variant v;
+    size_t at[F_COUNT];
+    int32_t start[REQS + 1]; /* the host's */
+    const struct device *device;
+};
+
+static struct attn_layer_desc layer_of(const struct fp8_variant *v)
+{
+    return (struct attn_layer_desc){.struct_size = sizeof(struct attn_layer_desc),
+                                    .name = "encoder",
+                                    .kind = ATTN_LAYER_MM_ENCODER,
+                                    .dtype = v->dtype,
+                                    .kv_dtype = ATTN_KV_FP8_E4M3,
+                                    .num_q_heads = HEADS,
+                                    .num_kv_heads = KV_HEADS,
+                                    .head_size = v->head_size,
+                                    .head_size_v = v->head_size,
+                                    .scale = 0.3f,
+                                    .window_left = -1,
+                                    .window_right = -1,
+                                    .q_scale_form = ATTN_SCALE_PER_TENSOR,
+                                    .k_scale_form = ATTN_SCALE_PER_TENSOR,
+                                    .v_scale_form = ATTN_SCALE_PER_TENSOR,
+                                    .q_dtype = ATTN_DTYPE_FP8_E4M3};
+}
+
+static attn_status call_attend(struct backend *backend, uint8_t *base, struct attn_device device,
+                               void *stream, const void *context, struct attn_error *error)
+{
+    static const struct device cpu = {.device = {ATTN_DEVICE_CPU, 0}};
+    const struct fp8_case *c = context;
+    const struct device *memory = device.type == ATTN_DEVICE_CPU ? &cpu : c->device;
+    const struct attn_layer_desc layer = layer_of(&c->v);
+    struct pair_tensor t[F_SCALES];
+    for (int32_t i = 0; i < F_SCALES; i++) {
+        t[i] = pair_rows(TOKENS, i == F_Q || i == F_OUT ? HEADS : KV_HEADS, c->v.head_size);
+        pair_bind(&t[i], base + c->at[i], device, i == F_OUT ? c->v.dtype : ATTN_DTYPE_FP8_E4M3, 3);
+    }
+    const float *scales = (const float *)(base + c->at[F_SCALES]);
+    const struct attn_layer_params params = {.struct_size = sizeof params,
+                                             .q_scale = scales,
+                                             .k_scale = scales + 1,
+                                             .v_scale = scales + 2};
+    const struct attn_batch batch = {.struct_size = sizeof batch,
+                                     .num_reqs = REQS,
+                                     .num_tokens = TOKENS,
+                                     .num_actual_tokens = TOKENS,
+                                     .max_query_len = TOKENS,
+                                     .query_start_loc = (const int32_t *)(base + c->at[F_START]),
+                                     .query_start_loc_host = c->start};
+    const struct attn_limits limits = {.struct_size = sizeof limits,
+                                       .max_num_reqs = REQS,
+                                       .max_num_tokens = TOKENS,
+                                       .max_query_len = TOKENS,
+                                       .max_seq_len = TOKENS};
+    struct attn_attend_args args = {.struct_size = sizeof args,
+                                    .instance = backend->instance,
+                                    .flags = ATTN_RUN_NO_WRITE,
+                                    .layer = &layer,
+                                    .params = &params,
+                                    .batch = &batch,
+                                    .stream = stream,
+                                    .q = &t[F_Q].tensor,
+                                    .k = &t[F_K].tensor,
+                                    .v = &t[F_V].tensor,
+                                    .out = &t[F_OUT].tensor};
+    return planned_call(backend, memory, &limits, &args, backend->kernels.attend, error);
+}
+
+static enum trial_result run_inputs(struct trial *trial, const void *variant, uint64_t seed)
+{
+    struct fp8_case c = {.v = *(const struct fp8_variant *)variant,
+                         .start = {0, 11, 12, TOKENS},
+                         .device = trial->device};
+    const size_t rows = (size_t)TOKENS * (size_t)c.v.head_size;
+    struct pair pair;
+    struct mismatch worst;
+    pair_init(&pair, trial);
+    for (int32_t i = F_Q; i <= F_V; i++) {
+        c.at[i] = pair_add(&pair, rows * (i == F_Q ? HEADS : KV_HEADS), false);
+    }
+    c.at[F_OUT] = pair_add(&pair, rows * HEADS * number_bytes(c.v.dtype), true);
+    c.at[F_SCALES] = pair_add(&pair, 3 * sizeof(float), false);
+    c.at[F_START] = pair_add(&pair, sizeof c.start, false);
+    if (!pair.image.failed) {
+        static const float scales[] = {0.05f, 0.02f, 0.01f};
+        for (int32_t i = F_Q; i <= F_V; i++) {
+            int64_t count = (int64_t)rows * (i == F_Q ? HEADS : KV_HEADS);
+            for (int64_t n = 0; n < count; n++) {
+                number_store(pair.image.bytes + c.at[i], n, ATTN_DTYPE_FP8_E4M3,
+                             30 * random_normal(&seed));
+            }
+        }
+        memcpy(pair.image.bytes + c.at[F_SCALES], scales, sizeof scales);
+        memcpy(pair.image.bytes + c.at[F_START], c.start, sizeof c.start);
+    }
+    enum trial_result result = pair_run(&pair, call_attend, &c);
+    if (result == TRIAL_PASSED) {
+        struct pair_tensor out = pair_rows(TOKENS, HEADS, c.v.head_size);
+        pair_bind(&out, NULL, trial->device->device, c.v.dtype, 3);
+        if (compare_rows(pair.expected + c.at[F_OUT], pair.found + c.at[F_OUT], &out.tensor,
+                         c.v.dtype, NULL, TOKENS, bound_of_dtype(c.v.dtype), &worst) > 1) {
+            result = trial_say(trial, TRIAL_FAILED, "row %lld, head %d, dim %d is %g, not %g",
+                               (long long)worst.token, worst.head, worst.dim, worst.found,
+                               worst.expected);
+        }
+    }
+    pair_finish(&pair);
+    return result;
+}
+
+void fp8_inputs_cases(const struct kernel_sink *sink)
+{
+    static const int32_t sizes[] = {64, 80};
+    char name[96];
+    for (int32_t dtype = ATTN_DTYPE_F16;
+         dtype <= ATTN_DTYPE_F32 && sink->caps->features & ATTN_FEATURE_FP8_INPUTS; dtype++) {
+        for (int32_t i = 0; i < 2 && sink->caps->dtypes >> dtype & 1; i++) {
+            const struct fp8_variant v = {dtype, sizes[i]};
+            snprintf(name, sizeof name, "attend.fp8_inputs.%s.d%d", number_name(dtype), sizes[i]);
+            sink->try(sink->user, name, run_inputs, &v);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gather_kv: rows of every kind of cache through the block table, dequantized. */
+#include <stdio.h>
+
+#include "common/names.h"
+#include "support/number.h"
+#include "cases/compare.h"
+#include "kernels/kernels.h"
+#include "cases/pair.h"
+#include "cases/side.h"
+#include "harness/watch.h"
+
+struct gather_variant {
+    struct attend_case attend_case;
+    const struct case_space *space;
+};
+
+struct gather_case {
+    const struct problem *problem;
+    struct side reference, tested; /* the caches */
+    size_t first_key, out_start_loc, out;
+    int32_t num_rows;
+    int32_t dtype;
+};
+
+static attn_status call_gather(struct backend *backend, uint8_t *base, struct attn_device device,
+                               void *stream, const void *context, struct attn_error *error)
+{
+    const struct gather_case *c = context;
+    const struct side *side = backend == c->reference.backend ? &c->reference : &c->tested;
+    const struct binding *b = &side->binding;
+    struct pair_tensor out = pair_rows(c->num_rows, b->layer.num_kv_heads, b->k_cache.head_size);
+    struct attn_gather_kv_args args = {
+        .struct_size = sizeof args,
+        .instance = backend->instance,
+        .layer = &b->layer,
+        .params = &b->params,
+        .cache = &b->k_cache,
+        .batch = &b->batch,
+        .first_key = (const int32_t *)(base + c->first_key),
+        .out_start_loc = (const int32_t *)(base + c->out_start_loc),
+        .stream = stream,
+        .out = pair_bind(&out, base + c->out, device, c->dtype, 3),
+    };
+    struct watch watch;
+    watch_begin(&watch);
+    return watch_end(&watch, backend, backend->kernels.gather_kv(&args, error), error);
+}
+
+/* Of each request some keys from the middle on. */
+static int32_t draw_chunks(const struct problem *p, int32_t *first_key, int32_t *out_start_loc)
+{
+    out_start_loc[0] = 0;
+    for (int32_t r = 0; r < p->num_reqs; r++) {
+        int32_t length = p->requests[r].seq_len;
+        first_key[r] = length / 3;
+        out_start_loc[r + 1] = out_start_loc[r] + (length - length / 3) / 2 + (length > 0);
+    }
+    return out_start_loc[p->num_reqs];
+}
+
+static attn_status fill_caches(struct trial *trial, const struct problem *p, struct gather_case *c,
+                               struct attn_error *error)
+{
+    static const struct device cpu = {.device = {ATTN_DEVICE_CPU, 0}};
+    size_t first = p->at.cache, bytes = p->at.cache_end - first;
+    if (!side_init(&c->reference, trial->reference, &cpu, p) ||
+        !side_init(&c->tested, trial->tested, trial->device, p)) {
+        return ATTN_ERROR_OUT_OF_MEMORY;
+    }
+    const struct binding *b = &c->reference.binding;
+    attn_status status = trial->reference->kernels.write_kv(&b->write_context, error);
+    status = status == ATTN_OK ? trial->reference->kernels.write_kv(&b->write, error) : status;
+    bool same = status == ATTN_OK && device_write(trial->device, c->tested.memory + first,
+                                                  c->reference.memory + first, bytes);
+    return status != ATTN_OK || same ? status : ATTN_ERROR_DEVICE;
+}
+
+static enum trial_result gather(struct trial *trial, const struct problem *p)
+{
+    struct gather_case c = {.problem = p, .dtype = p->v[FACTOR_DTYPE].a};
+    int32_t first_key[PROBLEM_MAX_REQS], out_start_loc[PROBLEM_MAX_REQS + 1];
+    int64_t heads = p->v[FACTOR_HEADS].b, d = p->v[FACTOR_HEAD_SIZE].a;
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct mismatch worst;
+    struct pair pair;
+    enum trial_result result;
+    pair_init(&pair, trial);
+    c.num_rows = draw_chunks(p, first_key, out_start_loc);
+    c.first_key = pair_add(&pair, sizeof first_key, false);
+    c.out_start_loc = pair_add(&pair, sizeof out_start_loc, false);
+    c.out = pair_add(&pair, (size_t)(c.num_rows * heads * d) * number_bytes(c.dtype), true);
+    attn_status status = fill_caches(trial, p, &c, &error);
+    if (status != ATTN_OK || pair.image.failed) {
+        result = trial_call_failed(trial, "reference write_kv", status, &error);
+    } else {
+        for (int32_t r = 0; r <= p->num_reqs; r++) {
+            ((int32_t *)(pair.image.bytes + c.out_start_loc))[r] = out_start_loc[r];
+            if (r < p->num_reqs) {
+                ((int32_t *)(pair.image.bytes + c.first_key))[r] = first_key[r];
+            }
+        }
+        result = pair_run(&pair, call_gather, &c);
+    }
+    struct pair_tensor rows = pair_rows(c.num_rows, heads, d);
+    pair_bind(&rows, NULL, trial->device->device, c.dtype, 3);
+    if (result == TRIAL_PASSED &&
+        compare_rows(pair.expected + c.out, pair.found + c.out, &rows.tensor, c.dtype, NULL,
+                     c.num_rows, bound_of_dtype(c.dtype), &worst) > 1) {
+        result =
+            trial_say(trial, TRIAL_FAILED, "row %lld, head %d, dim %d is %g, not %g",
+                      (long long)worst.token, worst.head, worst.dim, worst.found, worst.expected);
+    }
+    side_finish(&c.reference);
+    side_finish(&c.tested);
+    pair_finish(&pair);
+    return result;
+}
+
+static enum trial_result run_gather(struct trial *trial, const void *variant, uint64_t seed)
+{
+    const struct gather_variant *v = variant;
+    struct problem problem;
+    if (!problem_init(&problem, v->space, &v->attend_case, seed)) {
+        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    }
+    enum trial_result result = gather(trial, &problem);
+    problem_finish(&problem);
+    return result;
+}
+
+void gather_cases(const struct kernel_sink *sink)
+{
+    char name[128];
+    if (!(sink->caps->kernels & ATTN_KERNEL_GATHER_KV)) {
+        return;
+    }
+    for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
+        for (int32_t kv = ATTN_KV_F16; kv < ATTN_KV_DTYPE_COUNT; kv++) {
+            struct gather_variant v = {.space = sink->space};
+            if (!case_of_cache(sink->space, dtype, kv, &v.attend_case)) {
+                continue;
+            }
+            snprintf(name, sizeof name, "gather_kv.%s.%s", number_name(dtype), kv_dtype_name(kv));
+            sink->try(sink->user, name, run_gather, &v);
+        }
+    }
+}

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gated_delta: convolution and delta rule of one step; outputs, the states that it leaves and the
+ * rolled windows. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/names.h"
+#include "support/number.h"
+#include "cases/compare.h"
+#include "kernels/gdn_case.h"
+#include "kernels/kernels.h"
+#include "harness/planned.h"
+
+static attn_status call_gdn(struct backend *backend, uint8_t *base, struct attn_device device,
+                            void *stream, const void *context, struct attn_error *error)
+{
+    static const struct device cpu = {.device = {ATTN_DEVICE_CPU, 0}};
+    const struct gdn_case *c = context;
+    struct gdn_step s;
+    gdn_case_bind(c, &s, base, device);
+    const struct attn_limits limits = {
+        sizeof limits,       NULL, GDN_REQS, c->num_rows, s.batch.max_query_len,
+        s.batch.max_seq_len, 0,    0};
+    s.attend.instance = backend->instance;
+    s.attend.stream = stream;
+    return planned_call(backend, device.type == ATTN_DEVICE_CPU ? &cpu : c->device, &limits,
+                        &s.attend, backend->kernels.gated_delta, error);
+}
+
+/* Of the outputs of all requests. A row o = S q may cancel, where k and q are nearly orthogonal,
+ * and a kernel that multiplies in the layer's dtype is as good as that of products of usual size.
+ */
+static double mean_square(const uint8_t *out, const struct gdn_case *c, const uint8_t *rows)
+{
+    int64_t row = (int64_t)c->v.num_v_heads * c->v.head_size_v, count = 0;
+    double sum = 0;
+    for (int64_t i = 0; i < c->num_rows * row; i++) {
+        double x = rows[i / row] ? number_load(out, i, c->v.dtype) : 0;
+        sum += x * x;
+        count += rows[i / row];
+    }
+    return count > 0 ? sum / (double)count : 0;
+}
+
+static enum trial_result hold_out(struct pair *pair, const struct gdn_case *c)
+{
+    struct pair_tensor out = pair_rows(c->num_rows, c->v.num_v_heads, c->v.head_size_v);
+    size_t row = (size_t)(c->v.num_v_heads * c->v.head_size_v) * number_bytes(c->v.dtype);
+    uint8_t rows[GDN_FIRST_ROW + GDN_REQS * 160 + GDN_PADDING] = {0};
+    struct mismatch worst;
+    for (int32_t r = 0; r < GDN_REQS; r++) {
+        memset(rows + c->starts[r], gdn_case_active(c, r), (size_t)c->tokens[r]);
+    }
+    for (int32_t t = 0; t < c->num_rows; t++) {
+        size_t at = c->at[GDN_OUT] + (size_t)t * row;
+        if (!rows[t] && memcmp(pair->found + at, pair->image.bytes + at, row) != 0) {
+            return trial_say(pair->trial, TRIAL_FAILED,
+                             "row %d of out belongs to no request of the step and was written", t);
+        }
+    }
+    double mean = mean_square(pair->expected + c->at[GDN_OUT], c, rows);
+    if (!isfinite(mean)) { /* NaN would agree with NaN */
+        return trial_say(pair->trial, TRIAL_FAILED, "the reference's outputs are not finite");
+    }
+    struct bound bound = bound_of_dtype(c->v.dtype);
+    bound.least = bound.absolute * sqrt(mean);
+    pair_bind(&out, NULL, pair->trial->device->device, c->v.dtype, 3);
+    if (compare_rows(pair->expected + c->at[GDN_OUT], pair->found + c->at[GDN_OUT], &out.tensor,
+                     c->v.dtype, rows, c->num_rows, bound, &worst) > 1) {
+        return trial_say(pair->trial, TRIAL_FAILED,
+                         "out[token %lld, head %d, dim %d] is %g, not %g; allowed error %g",
+                         (long long)worst.token, worst.head, worst.dim, worst.found, worst.expected,
+                         worst.allowed);
+    }
+    return TRIAL_PASSED;
+}
+
+/* States that the step leaves are held to the reference's; every other byte stays. A kernel may
+ * multiply in the layer's dtype, and the bound follows it. */
+static enum trial_result hold_states(struct pair *pair, const struct gdn_case *c)
+{
+    int64_t size = (int64_t)c->v.head_size_v * c->v.head_size_k;
+    uint8_t left[GDN_REQS * GDN_MAX_STATES + 3] = {0};
+    struct pair_tensor state = {.shape = {c->num_slots, c->v.num_v_heads, size},
+                                .strides = {c->state_stride, size, 1}};
+    size_t used = (size_t)(c->v.num_v_heads * size) * sizeof(float);
+    size_t slot_bytes = (size_t)c->state_stride * sizeof(float);
+    struct mismatch worst;
+    for (int32_t r = 0; r < GDN_REQS; r++) {
+        int32_t states = gdn_case_keeps_all(c, r) ? c->tokens[r] : 1;
+        for (int32_t i = 0; i < states && gdn_case_active(c, r); i++) {
+            if (c->slots[r][i] >= 0) {
+                left[c->slots[r][i]] = 1;
+            }
+        }
+    }
+    for (int32_t slot = 0; slot < c->num_slots; slot++) {
+        size_t at = c->at[GDN_STATE] + (size_t)slot * slot_bytes, from = left[slot] ? used : 0;
+        if (memcmp(pair->found + at + from, pair->image.bytes + at + from, slot_bytes - from) !=
+            0) {
+            return trial_say(pair->trial, TRIAL_FAILED,
+                             left[slot] ? "bytes behind the state in slot %d were written"
+                                        : "the state in slot %d is not the step's and was written",
+                             slot);
+        }
+    }
+    pair_bind(&state, NULL, pair->trial->device->device, ATTN_DTYPE_F32, 3);
+    if (compare_rows(pair->expected + c->at[GDN_STATE], pair->found + c->at[GDN_STATE],
+                     &state.tensor, ATTN_DTYPE_F32, left, c->num_slots, bound_of_dtype(c->v.dtype),
+                     &worst) > 1) {
+        return trial_say(pair->trial, TRIAL_FAILED,
+                         "state[slot %lld, head %d, dv %d, dk %d] is %g, not %g; allowed error %g",
+                         (long long)worst.token, worst.head, worst.dim / c->v.head_size_k,
+                         worst.dim % c->v.head_size_k, worst.found, worst.expected, worst.allowed);
+    }
+    return TRIAL_PASSED;
+}
+
+/* Entries of the window that the step of request `r` leaves; the bits are inputs' own. What lies
+ * behind them in the request's own window is nobody's until a later step. */
+static int32_t window_entries(const struct gdn_case *c, int32_t r)
+{
+    int32_t history = c->v.conv_width - 1;
+    return gdn_case_keeps_all(c, r) ? history - 1 + c->tokens[r] : history;
+}
+
+static enum trial_result hold_windows(struct pair *pair, const struct gdn_case *c)
+{
+    size_t e = number_bytes(c->v.dtype), row = (size_t)c->channel_stride * e;
+    int32_t owner[GDN_REQS * GDN_MAX_STATES + 3];
+    memset(owner, -1, sizeof owner);
+    for (int32_t r = 0; r < GDN_REQS; r++) {
+        if (gdn_case_active(c, r)) {
+            owner[c->slots[r][0]] = r;
+        }
+    }
+    for (int32_t slot = 0; slot < c->num_slots && c->window > 0; slot++) {
+        int32_t r = owner[slot];
+        size_t entries = r >= 0 ? (size_t)window_entries(c, r) * e : 0;
+        size_t own = r >= 0 ? (size_t)c->window * e : 0;
+        for (int64_t i = 0; i < c->channels; i++) {
+            size_t at = c->at[GDN_WINDOW] + (size_t)(slot * (int64_t)c->channels + i) * row;
+            if (memcmp(pair->found + at, pair->expected + at, entries) != 0 ||
+                memcmp(pair->found + at + own, pair->image.bytes + at + own, row - own) != 0) {
+                return trial_say(pair->trial, TRIAL_FAILED,
+                                 r >= 0 ? "the window of channel %lld in slot %d is not the inputs "
+                                          "behind which the step ends"
+                                        : "the window of channel %lld in slot %d is not the "
+                                          "step's and was written",
+                                 (long long)i, slot);
+            }
+        }
+    }
+    return TRIAL_PASSED;
+}
+
+static enum trial_result run_gdn(struct trial *trial, const void *variant, uint64_t seed)
+{
+    struct gdn_case c;
+    struct pair pair;
+    pair_init(&pair, trial);
+    gdn_case_init(&c, variant, trial->device, &seed);
+    gdn_case_place(&c, &pair, &seed);
+    enum trial_result result = pair_run(&pair, call_gdn, &c);
+    result = result == TRIAL_PASSED ? hold_out(&pair, &c) : result;
+    result = result == TRIAL_PASSED ? hold_states(&pair, &c) : result;
+    result = result == TRIAL_PASSED ? hold_windows(&pair, &c) : result;
+    pair_finish(&pair);
+    return result;
+}
+
+static enum trial_result limits_missing(struct trial *trial, const void *variant, uint64_t seed)
+{
+    (void)variant;
+    (void)seed;
+    return trial_say(
+        trial, TRIAL_FAILED,
+        "gated_delta is declared without attn_recurrent_caps: the core refuses every layer");
+}
+
+/* clang-format off */
+static const struct gdn_variant variants[] = {
+    /* shape, dtype, Hk, Hv, Dk, Dv, width, chunk, drafted, silu, bias, l2norm, by_length, strong, strided */
+    {GDN_STEPS, 0, 2, 4, 32, 32, 4, 0, 0, true, false, true, false, false, false},
+    {GDN_STEPS, 0, 1, 3, 64, 24, 4, 0, 0, true, true, true, true, true, true},
+    {GDN_STEPS, 0, 2, 2, 16, 40, 0, 0, 0, false, false, false, false, false, true},
+    {GDN_STEPS, 0, 1, 2, 128, 128, 4, 64, 0, true, false, true, false, false, false},
+    {GDN_CHUNKS, 0, 2, 4, 32, 48, 4, 64, 0, true, true, true, false, false, true},
+    {GDN_CHUNKS, 0, 1, 2, 48, 32, 4, 0, 0, true, false, true, true, true, false},
+    {GDN_CHUNKS, 0, 1, 1, 128, 128, 4, 64, 0, true, false, true, false, false, false},
+    {GDN_CHUNKS, 0, 1, 3, 24, 16, 0, 16, 0, false, false, true, false, true, true},
+    {GDN_MIXED, 0, 2, 4, 32, 32, 4, 64, 0, true, false, true, false, false, false},
+    {GDN_MIXED, 0, 1, 2, 64, 16, 2, 7, 0, false, true, false, true, false, true},
+    {GDN_MIXED, 0, 2, 2, 16, 32, 1, 0, 0, true, false, true, false, false, false},
+    {GDN_MIXED, 0, 1, 2, 16, 72, 0, 32, 0, false, false, false, true, true, false},
+    {GDN_DRAFTS, 0, 2, 4, 32, 24, 4, 0, 3, true, false, true, false, false, false},
+    {GDN_DRAFTS, 0, 1, 2, 64, 64, 4, 64, 1, true, true, true, true, true, true},
+    {GDN_DRAFTS, 0, 1, 3, 16, 40, 0, 0, 5, false, false, true, false, false, true},
+    {GDN_DRAFTS, 0, 2, 2, 24, 32, 3, 0, 2, false, true, false, false, false, false},
+};
+/* clang-format on */
+
+static bool within(const struct attn_recurrent_caps *caps, const struct gdn_variant *v)
+{
+    return v->head_size_k <= caps->head_size_k_max && v->head_size_v <= caps->head_size_v_max &&
+           v->conv_width <= caps->conv_width_max && v->drafted <= caps->max_speculative_tokens;
+}
+
+void gdn_cases(const struct kernel_sink *sink)
+{
+    const struct attn_recurrent_caps *caps = (const struct attn_recurrent_caps *)backend_extension(
+        sink->caps, ATTN_EXT_CAPS_RECURRENT, sizeof *caps);
+    char name[128];
+    if (!(sink->caps->kernels & ATTN_KERNEL_GATED_DELTA)) {
+        return;
+    }
+    if (caps == NULL) {
+        sink->try(sink->user, "gated_delta.limits", limits_missing, NULL);
+        return;
+    }
+    for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
+        for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
+            struct gdn_variant v = variants[i];
+            v.dtype = dtype;
+            if (!(sink->caps->dtypes >> dtype & 1) || !within(caps, &v)) {
+                continue;
+            }
+            snprintf(name, sizeof name, "gated_delta.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s",
+                     number_name(dtype), gdn_shape_names[v.shape], v.num_k_heads, v.num_v_heads,
+                     v.head_size_k, v.head_size_v, v.conv_width, v.chunk_size, v.drafted,
+                     v.bias ? ".bias" : "", v.by_length ? ".by_length" : "",
+                     v.strong ? ".strong" : "", v.strided ? ".strided" : "");
+            sink->try(sink->user, name, run_gdn, &v);
+        }
+    }
+}

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/gdn_case.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "support/number.h"
+#include "support/random.h"
+
+const char *const gdn_shape_names[GDN_SHAPE_COUNT] = {"steps", "chunks", "mixed", "drafts"};
+
+/* The request whose slots are negative. */
+enum { SKIPPED_REQUEST = 4 };
+
+bool gdn_case_active(const struct gdn_case *c, int32_t r)
+{
+    return c->tokens[r] > 0 && c->slots[r][0] >= 0 && c->lengths[r] > 0;
+}
+
+bool gdn_case_keeps_all(const struct gdn_case *c, int32_t r)
+{
+    return c->v.drafted > 0 && c->tokens[r] <= 1 + c->v.drafted;
+}
+
+static void draw_slots(struct gdn_case *c, uint64_t *random)
+{
+    int32_t order[GDN_REQS * GDN_MAX_STATES + 3], count = GDN_REQS * c->num_states;
+    c->num_slots = count + 3;
+    for (int32_t i = 0; i < c->num_slots; i++) { /* shuffled */
+        int32_t other = random_below(random, i + 1);
+        order[i] = order[other];
+        order[other] = i;
+    }
+    for (int32_t i = 0; i < count; i++) {
+        bool skipped = i / c->num_states == SKIPPED_REQUEST && c->v.shape != GDN_CHUNKS;
+        c->slots[i / c->num_states][i % c->num_states] = skipped ? -1 - i : order[i];
+    }
+}
+
+void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, const struct device *device,
+                   uint64_t *random)
+{
+    const int32_t n = v->drafted;
+    const int32_t tokens[GDN_SHAPE_COUNT][GDN_REQS] = {{1, 1, 1, 1, 1, 1},
+                                                       {1, 63, 64, 65, 130, 0},
+                                                       {1, 7, 33, 1, 2, 70},
+                                                       {1 + n, 1, n, 3 + 2 * n, 1 + n, 1 + n}};
+    *c = (struct gdn_case){.v = *v, .device = device, .num_states = 1 + n};
+    c->channels = 2 * v->num_k_heads * v->head_size_k + v->num_v_heads * v->head_size_v;
+    c->window = v->conv_width > 0 ? v->conv_width - 1 + n : 0;
+    c->row_stride = c->channels + (v->strided ? 8 : 0);
+    c->gate_stride = 2 * v->num_v_heads + (v->strided ? 5 : 0);
+    c->state_stride =
+        (int64_t)v->num_v_heads * v->head_size_v * v->head_size_k + (v->strided ? 64 : 0);
+    c->channel_stride = c->window + (v->strided ? 3 : 0);
+    draw_slots(c, random);
+    c->starts[0] = GDN_FIRST_ROW;
+    for (int32_t r = 0; r < GDN_REQS; r++) {
+        c->tokens[r] = tokens[v->shape][r];
+        c->starts[r + 1] = c->starts[r] + c->tokens[r];
+        c->has_state[r] = r != 1 && r != 5;
+        c->lengths[r] = c->tokens[r] + (c->has_state[r] ? 17 + r : 0);
+        /* what the step before accepted; a request of more than 1 + n tokens had left one state */
+        c->accepted[r] = c->has_state[r] && r != 3 ? 1 + random_below(random, 1 + n) : 1;
+    }
+    if (v->shape == GDN_STEPS) {
+        c->lengths[5] = 0;
+    }
+    if (v->shape == GDN_DRAFTS && n > 1) {
+        c->slots[0][n] = -3; /* that state is not kept */
+        c->accepted[0] = c->accepted[0] < n ? c->accepted[0] : n;
+    }
+    c->num_actual_rows = c->starts[GDN_REQS];
+    c->num_rows = c->num_actual_rows + GDN_PADDING;
+}
+
+static void fill_normal(uint8_t *memory, int64_t first, int64_t count, int32_t dtype,
+                        double deviation, uint64_t *random)
+{
+    for (int64_t i = first; i < first + count; i++) {
+        number_store(memory, i, dtype, deviation * random_normal(random));
+    }
+}
+
+/* Keys of layers without a norm stay short, or the recurrence grows without bound. */
+static void fill_rows(const struct gdn_case *c, uint8_t *base, uint64_t *random)
+{
+    int64_t keys = 2 * (int64_t)c->v.num_k_heads * c->v.head_size_k;
+    double key_deviation = c->v.l2norm ? 1 : 0.5 / sqrt(c->v.head_size_k);
+    int32_t heads = c->v.num_v_heads, dtype = c->v.dtype;
+    for (int64_t t = GDN_FIRST_ROW; t < c->num_actual_rows; t++) {
+        uint8_t *mixed = base + c->at[GDN_MIXED_ROWS], *gates = base + c->at[GDN_GATES];
+        fill_normal(mixed, t * c->row_stride, keys, dtype, key_deviation, random);
+        fill_normal(mixed, t * c->row_stride + keys, c->channels - keys, dtype, 1, random);
+        fill_normal(gates, t * c->gate_stride, heads, dtype, 1, random);
+        fill_normal(gates, t * c->gate_stride + heads, heads, dtype, 2, random);
+        if (c->v.strong && t % 5 == 0) {
+            number_store(gates, t * c->gate_stride + t % heads, dtype, 5000);
+        }
+    }
+}
+
+/* What the step before has left: the state that is started from, and the whole window. */
+static void fill_past(const struct gdn_case *c, uint8_t *base, uint64_t *random)
+{
+    int64_t size = (int64_t)c->v.num_v_heads * c->v.head_size_v * c->v.head_size_k;
+    for (int32_t r = 0; r < GDN_REQS; r++) {
+        int32_t from = c->slots[r][c->accepted[r] - 1];
+        if (!gdn_case_active(c, r) || !c->has_state[r]) {
+            continue;
+        }
+        fill_normal(base + c->at[GDN_STATE], from * c->state_stride, size, ATTN_DTYPE_F32, 0.5,
+                    random);
+        for (int64_t i = 0; i < c->channels && c->window > 0; i++) {
+            int64_t row = (c->slots[r][0] * (int64_t)c->channels + i) * c->channel_stride;
+            fill_normal(base + c->at[GDN_WINDOW], row, c->window, c->v.dtype, 0.5, random);
+        }
+    }
+}
+
+static void fill_weights(const struct gdn_case *c, uint8_t *base, uint64_t *random)
+{
+    fill_normal(base + c->at[GDN_CONV_WEIGHT], 0, (int64_t)c->channels * c->v.conv_width,
+                c->v.dtype, 0.5, random);
+    /* a bias of keys would lengthen them */
+    fill_normal(base + c->at[GDN_CONV_BIAS], 0, c->channels, c->v.dtype, c->v.l2norm ? 0.3 : 0.02,
+                random);
+    float *a_log = (float *)(base + c->at[GDN_A_LOG]);
+    float *dt_bias = (float *)(base + c->at[GDN_DT_BIAS]);
+    for (int32_t h = 0; h < c->v.num_v_heads; h++) {
+        a_log[h] = (float)(random_normal(random) - 1);
+        dt_bias[h] = (float)random_normal(random);
+    }
+}
+
+void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random)
+{
+    size_t e = number_bytes(c->v.dtype), slots = (size_t)c->num_slots;
+    const size_t bytes[GDN_BUFFER_COUNT] = {
+        [GDN_MIXED_ROWS] = (size_t)(c->num_rows * c->row_stride) * e,
+        [GDN_GATES] = (size_t)(c->num_rows * c->gate_stride) * e,
+        [GDN_OUT] = (size_t)(c->num_rows * c->v.num_v_heads * c->v.head_size_v) * e,
+        [GDN_CONV_WEIGHT] = (size_t)(c->channels * c->v.conv_width) * e,
+        [GDN_CONV_BIAS] = (size_t)c->channels * e,
+        [GDN_A_LOG] = (size_t)c->v.num_v_heads * sizeof(float),
+        [GDN_DT_BIAS] = (size_t)c->v.num_v_heads * sizeof(float),
+        [GDN_STATE] = slots * (size_t)c->state_stride * sizeof(float),
+        [GDN_WINDOW] = slots * (size_t)(c->channels * c->channel_stride) * e,
+        [GDN_STARTS] = sizeof c->starts,
+        [GDN_LENGTHS] = sizeof c->lengths,
+        [GDN_SLOTS] = sizeof c->slots,
+        [GDN_HAS_STATE] = sizeof c->has_state,
+        [GDN_ACCEPTED] = sizeof c->accepted};
+    for (int32_t i = 0; i < GDN_BUFFER_COUNT; i++) {
+        c->at[i] = pair_add(pair, bytes[i], i == GDN_OUT || i == GDN_STATE || i == GDN_WINDOW);
+    }
+    if (pair->image.failed) {
+        return; /* pair_run says it */
+    }
+    uint8_t *base = pair->image.bytes;
+    memcpy(base + c->at[GDN_STARTS], c->starts, sizeof c->starts);
+    memcpy(base + c->at[GDN_LENGTHS], c->lengths, sizeof c->lengths);
+    memcpy(base + c->at[GDN_SLOTS], c->slots, sizeof c->slots);
+    memcpy(base + c->at[GDN_HAS_STATE], c->has_state, sizeof c->has_state);
+    memcpy(base + c->at[GDN_ACCEPTED], c->accepted, sizeof c->accepted);
+    fill_rows(c, base, random);
+    fill_past(c, base, random);
+    fill_weights(c, base, random);
+}
+
+static void describe_layer(const struct gdn_case *c, struct gdn_step *s)
+{
+    const struct gdn_variant *v = &c->v;
+    s->desc =
+        (struct attn_recurrent_desc){.ext = {ATTN_EXT_RECURRENT_DESC, 0, sizeof s->desc, NULL},
+                                     .num_k_heads = v->num_k_heads,
+                                     .num_v_heads = v->num_v_heads,
+                                     .head_size_k = v->head_size_k,
+                                     .head_size_v = v->head_size_v,
+                                     .conv_width = v->conv_width,
+                                     .conv_silu = v->silu,
+                                     .qk_l2norm = v->l2norm,
+                                     .chunk_size = v->chunk_size,
+                                     .num_speculative_tokens = v->drafted,
+                                     .state_dtype = ATTN_DTYPE_F32};
+    s->layer = (struct attn_layer_desc){.struct_size = sizeof s->layer,
+                                        .next = &s->desc.ext,
+                                        .name = "gdn",
+                                        .kind = ATTN_LAYER_RECURRENT,
+                                        .dtype = v->dtype,
+                                        .num_q_heads = v->num_k_heads,
+                                        .num_kv_heads = v->num_k_heads,
+                                        .head_size = v->head_size_k,
+                                        .head_size_v = v->head_size_v,
+                                        .scale = (float)(1 / sqrt(v->head_size_k)),
+                                        .causal = 1,
+                                        .num_speculative_tokens = v->drafted};
+}
+
+static void describe_batch(const struct gdn_case *c, struct gdn_step *s, uint8_t *base)
+{
+    int32_t longest = 0, longest_seq = 0;
+    for (int32_t r = 0; r < GDN_REQS; r++) {
+        longest = c->tokens[r] > longest ? c->tokens[r] : longest;
+        longest_seq = c->lengths[r] > longest_seq ? c->lengths[r] : longest_seq;
+    }
+    s->states = (struct attn_batch_recurrent){
+        .ext = {ATTN_EXT_BATCH_RECURRENT, 0, sizeof s->states, NULL},
+        .state_slots = (const int32_t *)(base + c->at[GDN_SLOTS]),
+        .state_slots_stride = GDN_MAX_STATES,
+        .has_initial_state = c->v.by_length ? NULL : base + c->at[GDN_HAS_STATE],
+        .num_accepted_tokens =
+            c->v.drafted > 0 ? (const int32_t *)(base + c->at[GDN_ACCEPTED]) : NULL};
+    s->batch = (struct attn_batch){.struct_size = sizeof s->batch,
+                                   .next = &s->states.ext,
+                                   .num_reqs = GDN_REQS,
+                                   .num_tokens = c->num_rows,
+                                   .num_actual_tokens = c->num_actual_rows,
+                                   .max_query_len = longest,
+                                   .max_seq_len = longest_seq,
+                                   .query_start_loc = (const int32_t *)(base + c->at[GDN_STARTS]),
+                                   .query_start_loc_host = c->starts,
+                                   .seq_lens = (const int32_t *)(base + c->at[GDN_LENGTHS]),
+                                   .seq_lens_host = c->lengths};
+}
+
+static void describe_memory(const struct gdn_case *c, struct gdn_step *s, uint8_t *base)
+{
+    int64_t e = (int64_t)number_bytes(c->v.dtype),
+            head = (int64_t)c->v.head_size_v * c->v.head_size_k;
+    int64_t state = c->state_stride * (int64_t)sizeof(float), channel = c->channel_stride * e;
+    s->state = (struct attn_kv_view){.struct_size = sizeof s->state,
+                                     .data = base + c->at[GDN_STATE],
+                                     .num_blocks = c->num_slots,
+                                     .block_size = 1,
+                                     .num_heads = c->v.num_v_heads,
+                                     .head_size = (int32_t)head,
+                                     .stride_block = state,
+                                     .stride_slot = state,
+                                     .stride_head = head * (int64_t)sizeof(float)};
+    s->window = (struct attn_kv_view){.struct_size = sizeof s->window,
+                                      .data = base + c->at[GDN_WINDOW],
+                                      .num_blocks = c->num_slots,
+                                      .block_size = 1,
+                                      .num_heads = c->channels,
+                                      .head_size = c->window,
+                                      .stride_block = c->channels * channel,
+                                      .stride_slot = c->channels * channel,
+                                      .stride_head = channel};
+}
+
+/* A tensor [rows, columns] or, with `heads`, [rows, heads, columns] of a layer's dtype. */
+static struct attn_tensor *rows_of(const struct gdn_case *c, struct pair_tensor *shaped,
+                                   uint8_t *data, int64_t rows, int64_t stride, int64_t heads,
+                                   int64_t columns, struct attn_device device)
+{
+    *shaped = (struct pair_tensor){.shape = {rows, heads > 0 ? heads : columns, columns},
+                                   .strides = {stride, heads > 0 ? columns : 1, 1}};
+    return pair_bind(shaped, data, device, c->v.dtype, heads > 0 ? 3 : 2);
+}
+
+void gdn_case_bind(const struct gdn_case *c, struct gdn_step *s, uint8_t *base,
+                   struct attn_device device)
+{
+    const struct gdn_variant *v = &c->v;
+    int64_t rows = c->num_rows, stride = c->row_stride, e = (int64_t)number_bytes(v->dtype);
+    int64_t keys = (int64_t)v->num_k_heads * v->head_size_k;
+    uint8_t *mixed = base + c->at[GDN_MIXED_ROWS], *gates = base + c->at[GDN_GATES];
+    bool convolves = v->conv_width > 0;
+    memset(s, 0, sizeof *s);
+    describe_layer(c, s);
+    describe_batch(c, s, base);
+    describe_memory(c, s, base);
+    s->weights = (struct attn_recurrent_weights){
+        .ext = {ATTN_EXT_RECURRENT_WEIGHTS, 0, sizeof s->weights, NULL},
+        .a_log = (const float *)(base + c->at[GDN_A_LOG]),
+        .dt_bias = (const float *)(base + c->at[GDN_DT_BIAS]),
+        .conv_weight = rows_of(c, &s->conv_weight, base + c->at[GDN_CONV_WEIGHT], c->channels,
+                               v->conv_width, 0, v->conv_width, device)};
+    s->conv_bias = (struct pair_tensor){.shape = {c->channels}, .strides = {1}};
+    pair_bind(&s->conv_bias, base + c->at[GDN_CONV_BIAS], device, v->dtype, 1);
+    s->weights.conv_bias = v->bias ? &s->conv_bias.tensor : NULL;
+    s->weights.conv_weight = convolves ? s->weights.conv_weight : NULL;
+    s->params =
+        (struct attn_layer_params){.struct_size = sizeof s->params, .next = &s->weights.ext};
+    rows_of(c, &s->mixed, mixed, rows, stride, 0, c->channels, device);
+    rows_of(c, &s->q, mixed, rows, stride, v->num_k_heads, v->head_size_k, device);
+    rows_of(c, &s->k, mixed + keys * e, rows, stride, v->num_k_heads, v->head_size_k, device);
+    rows_of(c, &s->v, mixed + 2 * keys * e, rows, stride, v->num_v_heads, v->head_size_v, device);
+    s->io = (struct attn_io_recurrent){
+        .ext = {ATTN_EXT_IO_RECURRENT, 0, sizeof s->io, NULL},
+        .mixed_qkv = convolves ? &s->mixed.tensor : NULL,
+        .a = rows_of(c, &s->a, gates, rows, c->gate_stride, 0, v->num_v_heads, device),
+        .b = rows_of(c, &s->b, gates + v->num_v_heads * e, rows, c->gate_stride, 0, v->num_v_heads,
+                     device)};
+    s->out = pair_rows(rows, v->num_v_heads, v->head_size_v);
+    s->attend = (struct attn_attend_args){
+        .struct_size = sizeof s->attend,
+        .next = &s->io.ext,
+        .layer = &s->layer,
+        .params = &s->params,
+        .batch = &s->batch,
+        .k_cache = &s->state,
+        .v_cache = convolves ? &s->window : NULL,
+        .flags = ATTN_RUN_NO_WRITE,
+        .phase = s->batch.max_query_len <= 1 + v->drafted ? ATTN_PHASE_DECODE : ATTN_PHASE_PREFILL,
+        .q = convolves ? NULL : &s->q.tensor,
+        .k = convolves ? NULL : &s->k.tensor,
+        .v = convolves ? NULL : &s->v.tensor,
+        .out = pair_bind(&s->out, base + c->at[GDN_OUT], device, v->dtype, 3)};
+}

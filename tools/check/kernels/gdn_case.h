@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One step of a gated-delta layer: its variants, its place in an image, and the arguments that lead
+ * there. */
+#ifndef CHECK_GDN_CASE_H
+#define CHECK_GDN_CASE_H
+
+#include <attn/recurrent.h>
+
+#include "cases/pair.h"
+
+enum { GDN_REQS = 6, GDN_FIRST_ROW = 2, GDN_PADDING = 3, GDN_MAX_STATES = 8 };
+
+enum gdn_shape {
+    GDN_STEPS,  /* one token each; one request of no length */
+    GDN_CHUNKS, /* lengths around the edges of a chunk */
+    GDN_MIXED,
+    GDN_DRAFTS, /* up to 1 + n tokens, and one request of more */
+    GDN_SHAPE_COUNT
+};
+
+extern const char *const gdn_shape_names[GDN_SHAPE_COUNT];
+
+struct gdn_variant {
+    int32_t shape;
+    int32_t dtype;
+    int32_t num_k_heads, num_v_heads, head_size_k, head_size_v;
+    int32_t conv_width, chunk_size, drafted;
+    bool silu, bias, l2norm;
+    bool by_length; /* has_initial_state NULL */
+    bool strong;    /* decays that underflow to 0 */
+    bool strided;   /* rows, slots and channels apart from each other */
+};
+
+enum gdn_buffer {
+    GDN_MIXED_ROWS, /* or q, k and v as slices of it */
+    GDN_GATES,      /* a and b */
+    GDN_OUT,
+    GDN_CONV_WEIGHT,
+    GDN_CONV_BIAS,
+    GDN_A_LOG,
+    GDN_DT_BIAS,
+    GDN_STATE,
+    GDN_WINDOW,
+    GDN_STARTS,
+    GDN_LENGTHS,
+    GDN_SLOTS,
+    GDN_HAS_STATE,
+    GDN_ACCEPTED,
+    GDN_BUFFER_COUNT
+};
+
+struct gdn_case {
+    struct gdn_variant v;
+    const struct device *device;
+    int32_t channels;   /* 2 Hk Dk + Hv Dv */
+    int32_t window;     /* entries of a channel's window */
+    int32_t num_states; /* of a request */
+    int32_t num_slots;
+    int32_t num_rows, num_actual_rows;
+    int64_t row_stride, gate_stride, state_stride, channel_stride; /* elements */
+    int32_t tokens[GDN_REQS], starts[GDN_REQS + 1], lengths[GDN_REQS], accepted[GDN_REQS];
+    int32_t slots[GDN_REQS][GDN_MAX_STATES];
+    uint8_t has_state[GDN_REQS];
+    size_t at[GDN_BUFFER_COUNT];
+};
+
+/* Everything that the kernel takes, over one copy of the image. */
+struct gdn_step {
+    struct attn_recurrent_desc desc;
+    struct attn_layer_desc layer;
+    struct attn_recurrent_weights weights;
+    struct attn_layer_params params;
+    struct attn_batch_recurrent states;
+    struct attn_batch batch;
+    struct attn_kv_view state, window;
+    struct attn_io_recurrent io;
+    struct pair_tensor q, k, v, mixed, a, b, out, conv_weight, conv_bias;
+    struct attn_attend_args attend;
+};
+
+/* Draws the batch. */
+void gdn_case_init(struct gdn_case *c, const struct gdn_variant *v, const struct device *device,
+                   uint64_t *random);
+/* Adds the buffers and fills what a kernel reads; states without a past, rows around the batch and
+ * everything between rows stay poison. */
+void gdn_case_place(struct gdn_case *c, struct pair *pair, uint64_t *random);
+void gdn_case_bind(const struct gdn_case *c, struct gdn_step *step, uint8_t *base,
+                   struct attn_device device);
+/* What the step does to a request: false, it is left alone. */
+bool gdn_case_active(const struct gdn_case *c, int32_t request);
+/* Whether a state behind every token is kept. */
+bool gdn_case_keeps_all(const struct gdn_case *c, int32_t request);
+
+#endif

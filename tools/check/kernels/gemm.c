@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* batched_gemm: strided operands, transposed weights, fp8 weights with scales, mxfp4 weights with
+ * theirs along either dimension. */
+#include <stdio.h>
+
+#include "support/number.h"
+#include "cases/compare.h"
+#include "kernels/kernels.h"
+#include "cases/pair.h"
+#include "support/random.h"
+#include "harness/watch.h"
+
+enum { BATCH = 5, ROWS = 7, INNER = 72, COLUMNS = 40 };
+/* of mxfp4: whole blocks along both */
+enum { MX_INNER = 96, MX_COLUMNS = 64, MX_BLOCK = 32 };
+enum { MX_NONE, MX_ALONG_K, MX_ALONG_N };
+
+struct gemm_variant {
+    int32_t dtype;
+    int32_t w_dtype;
+    int32_t w_scales; /* 0, 1 or BATCH */
+    bool transposed;  /* w's columns are contiguous, not its rows */
+    int32_t mx;       /* MX_*: w is mxfp4, whatever w_dtype says */
+};
+
+struct gemm_case {
+    struct gemm_variant v;
+    size_t a, w, out, scale, block_scale;
+};
+
+static int64_t inner_of(const struct gemm_variant *v)
+{
+    return v->mx ? MX_INNER : INNER;
+}
+
+static int64_t columns_of(const struct gemm_variant *v)
+{
+    return v->mx ? MX_COLUMNS : COLUMNS;
+}
+
+/* a and out are views of [rows, batch, …], as heads lie in a step's tensors. */
+static struct pair_tensor by_heads(int64_t width)
+{
+    return (struct pair_tensor){.shape = {BATCH, ROWS, width},
+                                .strides = {width, BATCH * width, 1}};
+}
+
+static attn_status call_gemm(struct backend *backend, uint8_t *base, struct attn_device device,
+                             void *stream, const void *context, struct attn_error *error)
+{
+    const struct gemm_case *c = context;
+    int64_t inner = inner_of(&c->v), columns = columns_of(&c->v);
+    int64_t scale_rows = c->v.mx == MX_ALONG_K ? inner / MX_BLOCK : inner;
+    int64_t scale_columns = c->v.mx == MX_ALONG_N ? columns / MX_BLOCK : columns;
+    struct pair_tensor a = by_heads(inner), out = by_heads(columns);
+    struct pair_tensor w = pair_rows(BATCH, inner, columns);
+    struct pair_tensor block_scale = pair_rows(BATCH, scale_rows, scale_columns);
+    if (c->v.transposed) {
+        w.strides[1] = block_scale.strides[1] = 1;
+        w.strides[2] = inner;
+        block_scale.strides[2] = scale_rows;
+    }
+    struct attn_batched_gemm_args args = {
+        .struct_size = sizeof args,
+        .instance = backend->instance,
+        .stream = stream,
+        .a = pair_bind(&a, base + c->a, device, c->v.dtype, 3),
+        .w = pair_bind(&w, base + c->w, device, c->v.w_dtype, 3),
+        .w_scale = c->v.w_scales > 0 ? (const float *)(base + c->scale) : NULL,
+        .w_scale_count = c->v.w_scales,
+        .out = pair_bind(&out, base + c->out, device, c->v.dtype, 3),
+    };
+    if (c->v.mx) {
+        args.w_block_scale =
+            pair_bind(&block_scale, base + c->block_scale, device, ATTN_DTYPE_INT8, 3);
+        block_scale.tensor.dtype = (struct attn_dtype){ATTN_CODE_FLOAT8_E8M0FNU, 8, 1};
+        w.tensor.dtype = (struct attn_dtype){ATTN_CODE_FLOAT4_E2M1FN, 4, 1};
+    }
+    struct watch watch;
+    watch_begin(&watch);
+    return watch_end(&watch, backend, backend->kernels.batched_gemm(&args, error), error);
+}
+
+/* Any code is an e2m1; powers of two around 1. */
+static void fill_mxfp4(const struct gemm_case *c, uint8_t *image, uint64_t *seed)
+{
+    for (int32_t i = 0; i < BATCH * MX_INNER * MX_COLUMNS / 2; i++) {
+        image[c->w + (size_t)i] = (uint8_t)random_below(seed, 256);
+    }
+    for (int32_t i = 0; i < BATCH * MX_INNER * MX_COLUMNS / MX_BLOCK; i++) {
+        image[c->block_scale + (size_t)i] = (uint8_t)(123 + random_below(seed, 9));
+    }
+}
+
+static enum trial_result run_gemm(struct trial *trial, const void *variant, uint64_t seed)
+{
+    struct gemm_case c = {.v = *(const struct gemm_variant *)variant};
+    struct pair pair;
+    struct mismatch worst;
+    size_t e = number_bytes(c.v.dtype);
+    int32_t inner = (int32_t)inner_of(&c.v), columns = (int32_t)columns_of(&c.v);
+    pair_init(&pair, trial);
+    c.a = pair_add(&pair, BATCH * ROWS * (size_t)inner * e, false);
+    size_t w_bytes = (size_t)number_bytes(c.v.w_dtype);
+    c.w = pair_add(&pair, BATCH * (size_t)inner * (size_t)columns * w_bytes, false);
+    c.out = pair_add(&pair, BATCH * ROWS * (size_t)columns * e, true);
+    c.scale = pair_add(&pair, BATCH * sizeof(float), false);
+    c.block_scale = pair_add(&pair, BATCH * MX_INNER * MX_COLUMNS / MX_BLOCK, false);
+    for (int32_t i = 0; i < BATCH * ROWS * inner && !pair.image.failed; i++) {
+        number_store(pair.image.bytes + c.a, i, c.v.dtype, random_normal(&seed));
+    }
+    for (int32_t i = 0; i < BATCH * inner * columns && !pair.image.failed; i++) {
+        number_store(pair.image.bytes + c.w, i, c.v.w_dtype, random_normal(&seed));
+    }
+    if (c.v.mx && !pair.image.failed) {
+        fill_mxfp4(&c, pair.image.bytes, &seed);
+    }
+    for (int32_t i = 0; i < BATCH && !pair.image.failed; i++) {
+        ((float *)(pair.image.bytes + c.scale))[i] = 0.3f + 0.4f * (float)i;
+    }
+    enum trial_result result = pair_run(&pair, call_gemm, &c);
+    struct pair_tensor rows = pair_rows(ROWS, BATCH, columns);
+    pair_bind(&rows, NULL, trial->device->device, c.v.dtype, 3);
+    if (result == TRIAL_PASSED &&
+        compare_rows(pair.expected + c.out, pair.found + c.out, &rows.tensor, c.v.dtype, NULL, ROWS,
+                     bound_of_dtype(c.v.dtype), &worst) > 1) {
+        result = trial_say(trial, TRIAL_FAILED, "out[%d, %lld, %d] is %g, not %g", worst.head,
+                           (long long)worst.token, worst.dim, worst.found, worst.expected);
+    }
+    pair_finish(&pair);
+    return result;
+}
+
+void gemm_cases(const struct kernel_sink *sink)
+{
+    static const int32_t scales[] = {0, 1, BATCH};
+    char name[96];
+    for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
+        bool there =
+            (sink->caps->dtypes >> dtype & 1) && (sink->caps->kernels & ATTN_KERNEL_BATCHED_GEMM);
+        for (int32_t i = 0; i < 8 && there; i++) {
+            bool fp8 = i >= 4;
+            struct gemm_variant v = {dtype, fp8 ? ATTN_DTYPE_FP8_E4M3 : dtype,
+                                     scales[fp8 ? 1 + i % 2 : i % 2 * 2], i / 2 % 2 != 0};
+            snprintf(name, sizeof name, "batched_gemm.%s.%s.scales%d%s", number_name(dtype),
+                     number_name(v.w_dtype), v.w_scales, v.transposed ? ".transposed" : "");
+            sink->try(sink->user, name, run_gemm, &v);
+        }
+        there = there && sink->caps->features & ATTN_FEATURE_MXFP4_WEIGHTS;
+        for (int32_t i = 0; i < 4 && there; i++) {
+            bool along_n = i / 2 != 0;
+            struct gemm_variant v = {dtype, dtype, scales[i % 2], i % 2 != 0,
+                                     along_n ? MX_ALONG_N : MX_ALONG_K};
+            snprintf(name, sizeof name, "batched_gemm.%s.mxfp4.%s.scales%d%s", number_name(dtype),
+                     along_n ? "n" : "k", v.w_scales, v.transposed ? ".transposed" : "");
+            sink->try(sink->user, name, run_gemm, &v);
+        }
+    }
+}

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attend_mla and attend_mla_sparse over latent rows: the step's rows are written, then attended. */
+#include <attn/mla.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/names.h"
+#include "support/number.h"
+#include "support/random.h"
+#include "cases/compare.h"
+#include "kernels/kernels.h"
+#include "cases/pair.h"
+#include "harness/planned.h"
+
+enum { REQS = 4, BLOCK = 64, TABLE = 4, BLOCKS = REQS * TABLE, MAX_TOKENS = 2 * REQS };
+enum { DS_MLA_RANK = 512, DS_MLA_ROPE = 64, DS_MLA_ROW = 656 };
+
+/* Within what attn_mla_caps says. */
+struct mla_sizes {
+    int32_t rank, rope, heads, topk;
+};
+
+struct mla_variant {
+    struct mla_sizes n;
+    int32_t dtype;
+    int32_t kv_dtype;
+    bool sparse;
+    bool parts; /* q and new rows come as two tensors each */
+    int32_t query_len;
+};
+
+struct mla_case {
+    struct mla_variant v;
+    int32_t lens[REQS], starts[REQS + 1];
+    int32_t num_tokens;
+    int32_t row; /* elements of a latent row */
+    size_t q, rows, context, cache, out, lse, seq_lens, start_loc, table, slots, context_slots,
+        topk;
+    int32_t num_context;
+    const struct device *device;
+};
+
+static size_t row_bytes(const struct mla_variant *v)
+{
+    size_t row = (size_t)(v->n.rank + v->n.rope);
+    return v->kv_dtype == ATTN_KV_FP8_DS_MLA ? DS_MLA_ROW
+           : kv_is_fp8(v->kv_dtype)          ? row
+                                             : row * number_bytes(v->dtype);
+}
+
+/* Everything that both kernels of a step take, over one copy of the image. */
+struct mla_step {
+    struct attn_mla_desc mla;
+    struct attn_layer_desc layer;
+    struct attn_layer_params params;
+    struct attn_batch batch;
+    struct attn_kv_view view;
+    struct attn_io_mla io;
+    struct pair_tensor q, q_nope, q_pe, rows, kv_c, k_pe, context, out, lse;
+    struct attn_attend_args attend;
+    struct attn_write_kv_args write;
+};
+
+static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base)
+{
+    bool fp8 = kv_is_fp8(c->v.kv_dtype);
+    s->mla = (struct attn_mla_desc){.ext = {ATTN_EXT_MLA_DESC, 0, sizeof s->mla, NULL},
+                                    .kv_lora_rank = c->v.n.rank,
+                                    .qk_nope_head_dim = 128,
+                                    .qk_rope_head_dim = c->v.n.rope,
+                                    .v_head_dim = 128,
+                                    .topk = c->v.sparse ? c->v.n.topk : 0};
+    s->layer =
+        (struct attn_layer_desc){.struct_size = sizeof s->layer,
+                                 .next = &s->mla.ext,
+                                 .name = "mla",
+                                 .kind = c->v.sparse ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA,
+                                 .dtype = c->v.dtype,
+                                 .kv_dtype = c->v.kv_dtype,
+                                 .num_q_heads = c->v.n.heads,
+                                 .num_kv_heads = 1,
+                                 .head_size = c->row,
+                                 .head_size_v = c->v.n.rank,
+                                 .scale = (float)(1 / sqrt(192)),
+                                 .causal = 1,
+                                 .window_left = -1,
+                                 .window_right = -1,
+                                 .block_size = BLOCK,
+                                 .num_speculative_tokens = c->v.query_len - 1,
+                                 .k_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
+                                 .v_scale_form = fp8 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE,
+                                 .needs_lse = 1};
+    s->params = (struct attn_layer_params){
+        .struct_size = sizeof s->params, .k_scale_host = 0.05f, .v_scale_host = 0.05f};
+    s->batch = (struct attn_batch){.struct_size = sizeof s->batch,
+                                   .num_reqs = REQS,
+                                   .num_tokens = c->num_tokens,
+                                   .num_actual_tokens = c->num_tokens,
+                                   .max_query_len = c->v.query_len,
+                                   .max_seq_len = TABLE * BLOCK,
+                                   .query_start_loc = (const int32_t *)(base + c->start_loc),
+                                   .query_start_loc_host = c->starts,
+                                   .seq_lens = (const int32_t *)(base + c->seq_lens),
+                                   .seq_lens_host = c->lens,
+                                   .block_table = (const int32_t *)(base + c->table),
+                                   .block_table_stride = TABLE,
+                                   .block_table_rows = REQS,
+                                   .slot_mapping = (const int64_t *)(base + c->slots),
+                                   .num_slots = c->num_tokens};
+    int64_t row = (int64_t)row_bytes(&c->v);
+    s->view = (struct attn_kv_view){.struct_size = sizeof s->view,
+                                    .data = base + c->cache,
+                                    .num_blocks = BLOCKS,
+                                    .block_size = BLOCK,
+                                    .num_heads = 1,
+                                    .head_size = c->row,
+                                    .stride_block = BLOCK * row,
+                                    .stride_slot = row,
+                                    .stride_head = row};
+}
+
+/* A part of wider rows: columns `first` on. */
+static struct attn_tensor *part(struct pair_tensor *shaped, const struct mla_case *c, uint8_t *data,
+                                struct attn_device device, int64_t heads, int64_t first,
+                                int64_t width)
+{
+    bool flat = heads == 0;
+    int64_t row = (flat ? 1 : heads) * c->row;
+    *shaped = (struct pair_tensor){.shape = {c->num_tokens, flat ? width : heads, width},
+                                   .strides = {row, flat ? 1 : c->row, 1}};
+    return pair_bind(shaped, data + (size_t)first * number_bytes(c->v.dtype), device, c->v.dtype,
+                     flat ? 2 : 3);
+}
+
+static void bind_step(struct mla_step *s, const struct mla_case *c, struct backend *backend,
+                      uint8_t *base, struct attn_device device, void *stream)
+{
+    memset(s, 0, sizeof *s);
+    describe(s, c, base);
+    s->q = pair_rows(c->num_tokens, c->v.n.heads, c->row);
+    s->rows = pair_rows(c->num_tokens, 1, c->row);
+    s->context = pair_rows(c->num_context, 1, c->row);
+    s->out = pair_rows(c->num_tokens, c->v.n.heads, c->v.n.rank);
+    s->lse =
+        (struct pair_tensor){.shape = {c->v.n.heads, c->num_tokens}, .strides = {c->num_tokens, 1}};
+    pair_bind(&s->context, base + c->context, device, c->v.dtype, 3);
+    s->io = (struct attn_io_mla){.ext = {ATTN_EXT_IO_MLA, 0, sizeof s->io, NULL}};
+    if (c->v.parts) {
+        s->io.q_nope = part(&s->q_nope, c, base + c->q, device, c->v.n.heads, 0, c->v.n.rank);
+        s->io.q_pe = part(&s->q_pe, c, base + c->q, device, c->v.n.heads, c->v.n.rank, c->v.n.rope);
+        s->io.kv_c = part(&s->kv_c, c, base + c->rows, device, 0, 0, c->v.n.rank);
+        s->io.k_pe = part(&s->k_pe, c, base + c->rows, device, 0, c->v.n.rank, c->v.n.rope);
+    }
+    if (c->v.sparse) {
+        s->io.topk_indices = (const int32_t *)(base + c->topk);
+        s->io.topk_stride = c->v.n.topk;
+    }
+    const struct attn_ext *next = c->v.parts || c->v.sparse ? &s->io.ext : NULL;
+    const struct attn_tensor *rows = pair_bind(&s->rows, base + c->rows, device, c->v.dtype, 3);
+    const struct attn_tensor *q = pair_bind(&s->q, base + c->q, device, c->v.dtype, 3);
+    s->write = (struct attn_write_kv_args){.struct_size = sizeof s->write,
+                                           .next = c->v.parts ? next : NULL,
+                                           .instance = backend->instance,
+                                           .layer = &s->layer,
+                                           .params = &s->params,
+                                           .k_cache = &s->view,
+                                           .slot_mapping = s->batch.slot_mapping,
+                                           .num_slots = c->num_tokens,
+                                           .stream = stream,
+                                           .k = c->v.parts ? NULL : rows};
+    s->attend = (struct attn_attend_args){
+        .struct_size = sizeof s->attend,
+        .next = next,
+        .instance = backend->instance,
+        .layer = &s->layer,
+        .params = &s->params,
+        .batch = &s->batch,
+        .k_cache = &s->view,
+        .stream = stream,
+        .flags = ATTN_RUN_NO_WRITE,
+        .phase = ATTN_PHASE_DECODE,
+        .q = c->v.parts ? NULL : q,
+        .out = pair_bind(&s->out, base + c->out, device, c->v.dtype, 3),
+        .lse = pair_bind(&s->lse, base + c->lse, device, ATTN_DTYPE_F32, 2)};
+}
+
+/* The step's rows are written, then attended. */
+static attn_status call_mla(struct backend *backend, uint8_t *base, struct attn_device device,
+                            void *stream, const void *context, struct attn_error *error)
+{
+    static const struct device cpu = {.device = {ATTN_DEVICE_CPU, 0}};
+    const struct mla_case *c = context;
+    const struct device *memory = device.type == ATTN_DEVICE_CPU ? &cpu : c->device;
+    const struct attn_kernels *k = &backend->kernels;
+    const struct attn_limits limits = {sizeof limits,  NULL,          REQS,  c->num_tokens,
+                                       c->v.query_len, TABLE * BLOCK, TABLE, 0};
+    struct mla_step s;
+    bind_step(&s, c, backend, base, device, stream);
+    attn_status status = k->write_kv(&s.write, error);
+    return status == ATTN_OK
+               ? planned_call(backend, memory, &limits, &s.attend,
+                              c->v.sparse ? k->attend_mla_sparse : k->attend_mla, error)
+               : status;
+}
+
+static void draw_lengths(struct mla_case *c, uint64_t *random)
+{
+    for (int32_t r = 0; r < REQS; r++) {
+        c->lens[r] = c->v.query_len + random_below(random, TABLE * BLOCK - c->v.query_len);
+        c->starts[r + 1] = c->starts[r] + c->v.query_len;
+        c->num_context += c->lens[r] - c->v.query_len;
+    }
+    c->num_tokens = c->starts[REQS];
+}
+
+static void fill_rows(uint8_t *memory, int64_t count, int32_t dtype, double deviation,
+                      uint64_t *random)
+{
+    for (int64_t i = 0; i < count; i++) {
+        number_store(memory, i, dtype, deviation * random_normal(random));
+    }
+}
+
+static void fill(struct mla_case *c, uint8_t *base, uint64_t *random)
+{
+    int32_t *table = (int32_t *)(base + c->table), *topk = (int32_t *)(base + c->topk);
+    int64_t *slots = (int64_t *)(base + c->slots), *context = (int64_t *)(base + c->context_slots);
+    memcpy(base + c->seq_lens, c->lens, sizeof c->lens);
+    memcpy(base + c->start_loc, c->starts, sizeof c->starts);
+    for (int32_t i = 0; i < BLOCKS; i++) { /* shuffled */
+        int32_t other = random_below(random, i + 1);
+        table[i] = table[other];
+        table[other] = i;
+    }
+    for (int32_t r = 0; r < REQS; r++) {
+        for (int32_t j = 0; j < c->lens[r]; j++) {
+            int64_t slot = (int64_t)table[r * TABLE + j / BLOCK] * BLOCK + j % BLOCK;
+            if (j < c->lens[r] - c->v.query_len) {
+                *context++ = slot;
+            } else {
+                *slots++ = slot;
+            }
+        }
+        for (int32_t i = 0; i < c->v.query_len * c->v.n.topk; i++) { /* -1 and past the end: none */
+            int32_t pick = random_below(random, c->lens[r] + 20);
+            topk[c->starts[r] * c->v.n.topk + i] = random_below(random, 9) ? pick : -1;
+        }
+    }
+    fill_rows(base + c->q, (int64_t)c->num_tokens * c->v.n.heads * c->row, c->v.dtype, 2, random);
+    fill_rows(base + c->rows, (int64_t)c->num_tokens * c->row, c->v.dtype, 1, random);
+    fill_rows(base + c->context, (int64_t)c->num_context * c->row, c->v.dtype, 1, random);
+}
+
+static enum trial_result hold_mla(struct pair *pair, const struct mla_case *c)
+{
+    struct factor_value v[FACTOR_COUNT] = {{0, 0}};
+    struct pair_tensor out = pair_rows(c->num_tokens, c->v.n.heads, c->v.n.rank);
+    struct mismatch worst;
+    v[FACTOR_DTYPE].a = c->v.dtype;
+    v[FACTOR_KV_DTYPE].a = c->v.kv_dtype;
+    pair_bind(&out, NULL, pair->trial->device->device, c->v.dtype, 3);
+    if (compare_rows(pair->expected + c->out, pair->found + c->out, &out.tensor, c->v.dtype, NULL,
+                     c->num_tokens, bound_of_case(v), &worst) > 1) {
+        return trial_say(pair->trial, TRIAL_FAILED,
+                         "out[token %lld, head %d, dim %d] is %g, not %g; allowed error %g",
+                         (long long)worst.token, worst.head, worst.dim, worst.found, worst.expected,
+                         worst.allowed);
+    }
+    const float *want = (const float *)(pair->expected + c->lse);
+    const float *have = (const float *)(pair->found + c->lse);
+    for (int32_t i = 0; i < c->v.n.heads * c->num_tokens; i++) {
+        if (want[i] != have[i] && !(fabsf(want[i] - have[i]) <= bound_of_lse(v))) {
+            return trial_say(pair->trial, TRIAL_FAILED, "lse of head %d, token %d is %g, not %g",
+                             i / c->num_tokens, i % c->num_tokens, have[i], want[i]);
+        }
+    }
+    size_t bytes = BLOCKS * BLOCK * row_bytes(&c->v);
+    bool plain = !kv_is_fp8(c->v.kv_dtype) && c->v.kv_dtype != ATTN_KV_FP8_DS_MLA;
+    if (plain && memcmp(pair->expected + c->cache, pair->found + c->cache, bytes) != 0) {
+        return trial_say(pair->trial, TRIAL_FAILED, "the latent rows differ from the reference's");
+    }
+    return TRIAL_PASSED;
+}
+
+/* The rows before the step, by the reference. */
+static attn_status write_context(struct trial *trial, const struct mla_case *c, uint8_t *base,
+                                 struct attn_error *error)
+{
+    const struct attn_device cpu = {ATTN_DEVICE_CPU, 0};
+    struct mla_step s;
+    bind_step(&s, c, trial->reference, base, cpu, NULL);
+    s.write.next = NULL;
+    s.write.k = &s.context.tensor;
+    s.write.slot_mapping = (const int64_t *)(base + c->context_slots);
+    s.write.num_slots = c->num_context;
+    return trial->reference->kernels.write_kv(&s.write, error);
+}
+
+static enum trial_result run_mla(struct trial *trial, const void *variant, uint64_t seed)
+{
+    struct mla_case c = {.v = *(const struct mla_variant *)variant, .device = trial->device};
+    struct attn_error error = ATTN_ERROR_INIT;
+    struct pair pair;
+    size_t e = number_bytes(c.v.dtype);
+    c.row = c.v.n.rank + c.v.n.rope;
+    pair_init(&pair, trial);
+    draw_lengths(&c, &seed);
+    c.q = pair_add(&pair, (size_t)(c.num_tokens * c.v.n.heads * c.row) * e, false);
+    c.rows = pair_add(&pair, (size_t)(c.num_tokens * c.row) * e, false);
+    c.context = pair_add(&pair, (size_t)(c.num_context * c.row) * e, false);
+    c.cache = pair_add(&pair, BLOCKS * BLOCK * row_bytes(&c.v), true);
+    c.out = pair_add(&pair, (size_t)(c.num_tokens * c.v.n.heads * c.v.n.rank) * e, true);
+    c.lse = pair_add(&pair, (size_t)(c.num_tokens * c.v.n.heads) * sizeof(float), true);
+    c.seq_lens = pair_add(&pair, sizeof c.lens, false);
+    c.start_loc = pair_add(&pair, sizeof c.starts, false);
+    c.table = pair_add(&pair, BLOCKS * sizeof(int32_t), false);
+    c.slots = pair_add(&pair, MAX_TOKENS * sizeof(int64_t), false);
+    c.context_slots = pair_add(&pair, (size_t)c.num_context * sizeof(int64_t), false);
+    c.topk = pair_add(&pair, MAX_TOKENS * c.v.n.topk * sizeof(int32_t), false);
+    enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    if (!pair.image.failed) {
+        fill(&c, pair.image.bytes, &seed);
+        attn_status status = write_context(trial, &c, pair.image.bytes, &error);
+        result = status == ATTN_OK ? pair_run(&pair, call_mla, &c)
+                                   : trial_call_failed(trial, "reference write_kv", status, &error);
+    }
+    if (result == TRIAL_PASSED) {
+        result = hold_mla(&pair, &c);
+    }
+    pair_finish(&pair);
+    return result;
+}
+
+static int32_t at_most(int32_t value, int32_t most)
+{
+    return most > 0 && value > most ? most : value; /* 0: any */
+}
+
+/* The multiple next to `wanted`, above it if that is allowed. */
+static int32_t multiple_of(int32_t wanted, int32_t multiple, int32_t most)
+{
+    multiple = multiple > 1 ? multiple : 1;
+    int32_t size = (wanted + multiple - 1) / multiple * multiple;
+    return most > 0 && size > most ? most / multiple * multiple : size;
+}
+
+/* What most models have, or sizes that divide by nothing that is not declared. */
+static struct mla_sizes sizes_within(const struct attn_mla_caps *caps, bool odd)
+{
+    return (struct mla_sizes){.rank = at_most(odd ? 320 : DS_MLA_RANK, caps->kv_lora_rank_max),
+                              .rope = at_most(odd ? 40 : DS_MLA_ROPE, caps->qk_rope_head_dim_max),
+                              .heads = multiple_of(odd ? 17 : 64, caps->num_q_heads_multiple, 0),
+                              .topk =
+                                  multiple_of(odd ? 33 : 48, caps->topk_multiple, caps->topk_max)};
+}
+
+static bool served(const struct attn_backend_caps *caps, const struct mla_variant *v)
+{
+    uint64_t kernel = v->sparse ? ATTN_KERNEL_ATTEND_MLA_SPARSE : ATTN_KERNEL_ATTEND_MLA;
+    bool plain = v->kv_dtype <= ATTN_KV_F32;
+    bool cached =
+        (caps->kv_dtypes >> v->kv_dtype & 1) || (plain && (caps->kv_dtypes >> ATTN_KV_AUTO & 1));
+    bool whole =
+        v->kv_dtype != ATTN_KV_FP8_DS_MLA || (v->n.rank == DS_MLA_RANK && v->n.rope == DS_MLA_ROPE);
+    whole = whole && (!v->sparse || v->n.topk > 0);
+    return (caps->kernels & kernel) && (caps->dtypes >> v->dtype & 1) && cached && whole;
+}
+
+void mla_cases(const struct kernel_sink *sink)
+{
+    static const struct attn_mla_caps any = {.kv_lora_rank_max = 0};
+    const struct attn_ext *ext = backend_extension(sink->caps, ATTN_EXT_CAPS_MLA, sizeof any);
+    const struct attn_mla_caps *caps = ext != NULL ? (const struct attn_mla_caps *)ext : &any;
+    char name[128];
+    for (int32_t i = 0; i < 2 * 3 * 3 * 4; i++) {
+        int32_t dtype = ATTN_DTYPE_F16 + i / 12 % 3, kv = i / 4 % 3;
+        struct mla_variant v = {sizes_within(caps, i >= 36),
+                                dtype,
+                                kv == 0   ? dtype
+                                : kv == 1 ? ATTN_KV_FP8_E4M3
+                                          : ATTN_KV_FP8_DS_MLA,
+                                i & 1,
+                                (i & 2) != 0,
+                                at_most(1 + (i / 2 + i) % 2, caps->max_query_len)};
+        if (!served(sink->caps, &v)) {
+            continue;
+        }
+        int length =
+            snprintf(name, sizeof name, "attend_mla%s.%s.%s.d%d+%d.h%d", v.sparse ? "_sparse" : "",
+                     number_name(dtype), kv_dtype_name(v.kv_dtype), v.n.rank, v.n.rope, v.n.heads);
+        length +=
+            v.sparse ? snprintf(name + length, sizeof name - (size_t)length, ".k%d", v.n.topk) : 0;
+        snprintf(name + length, sizeof name - (size_t)length, ".q%d%s", v.query_len,
+                 v.parts ? ".parts" : "");
+        sink->try(sink->user, name, run_mla, &v);
+    }
+}

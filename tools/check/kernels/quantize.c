@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* quantize in every form, and amax. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "support/number.h"
+#include "kernels/kernels.h"
+#include "cases/pair.h"
+#include "support/random.h"
+#include "harness/watch.h"
+
+#define TOKENS 13
+#define HEADS 5
+#define DIMS 128
+#define ELEMENTS (TOKENS * HEADS * DIMS)
+#define SCALE_TOLERANCE 1e-6f
+
+struct quantize_variant {
+    int32_t form;
+    int32_t dtype;
+    int32_t out_dtype; /* FP8_STATIC: e4m3, or a query's */
+    int32_t scale_form;
+    bool pow2;
+    bool column_major;
+};
+
+struct quantize_case {
+    struct quantize_variant v;
+    size_t x, out, scale, block_scales;
+};
+
+static int32_t group_of(int32_t form)
+{
+    return form == ATTN_OUTPUT_FP8_GROUP_64 ? 64 : form == ATTN_OUTPUT_FP8_GROUP_128 ? 128 : 16;
+}
+
+/* [T, groups], or [groups, T] */
+static struct pair_tensor shape_scales(const struct quantize_variant *v)
+{
+    int64_t groups = HEADS * DIMS / group_of(v->form);
+    struct pair_tensor s = {.shape = {TOKENS, groups}, .strides = {groups, 1}};
+    if (v->column_major) {
+        s = (struct pair_tensor){.shape = {groups, TOKENS}, .strides = {TOKENS, 1}};
+    }
+    return s;
+}
+
+static attn_status call_quantize(struct backend *backend, uint8_t *base, struct attn_device device,
+                                 void *stream, const void *context, struct attn_error *error)
+{
+    const struct quantize_case *c = context;
+    bool nvfp4 = c->v.form == ATTN_OUTPUT_NVFP4;
+    struct pair_tensor x = pair_rows(TOKENS, HEADS, DIMS), out = x, scales = shape_scales(&c->v);
+    if (nvfp4) { /* bytes of pairs */
+        out = pair_rows(TOKENS, HEADS, DIMS / 2);
+    }
+    struct attn_quantize_args args = {
+        .struct_size = sizeof args,
+        .instance = backend->instance,
+        .stream = stream,
+        .form = c->v.form,
+        .scale_form = c->v.scale_form,
+        .scale_pow2 = c->v.pow2,
+        .scale_column_major = c->v.column_major,
+        .x = pair_bind(&x, base + c->x, device, c->v.dtype, 3),
+        .out = pair_bind(&out, base + c->out, device, c->v.out_dtype, 3),
+        .scale = (const float *)(base + c->scale),
+    };
+    if (c->v.form != ATTN_OUTPUT_FP8_STATIC) {
+        args.block_scales = pair_bind(&scales, base + c->block_scales, device,
+                                      nvfp4 ? ATTN_DTYPE_FP8_E4M3 : ATTN_DTYPE_F32, 2);
+    }
+    if (nvfp4) {
+        out.tensor.dtype = (struct attn_dtype){ATTN_CODE_UINT, 8, 1};
+    }
+    struct watch watch;
+    watch_begin(&watch);
+    return watch_end(&watch, backend, backend->kernels.quantize(&args, error), error);
+}
+
+static enum trial_result hold_nvfp4(struct pair *pair, const struct quantize_case *c)
+{
+    const uint8_t *want = pair->expected + c->out, *have = pair->found + c->out;
+    int32_t off = 0;
+    if (!pair_codes_agree(pair->expected + c->block_scales, pair->found + c->block_scales,
+                          ELEMENTS / 16, false)) {
+        return trial_say(pair->trial, TRIAL_FAILED, "block scales differ from the reference's");
+    }
+    for (int32_t i = 0; i < ELEMENTS; i++) {
+        int32_t a = want[i / 2] >> (i % 2 * 4) & 15, b = have[i / 2] >> (i % 2 * 4) & 15;
+        int32_t apart = (a & 8 ? -(a & 7) : a) - (b & 8 ? -(b & 7) : b);
+        if (apart < -1 || apart > 1) {
+            return trial_say(pair->trial, TRIAL_FAILED, "element %d has code %d, not %d", i, b, a);
+        }
+        off += apart != 0;
+    }
+    return off <= ELEMENTS / 100
+               ? TRIAL_PASSED
+               : trial_say(pair->trial, TRIAL_FAILED, "%d of %d codes are off", off, ELEMENTS);
+}
+
+static enum trial_result hold_quantize(struct pair *pair, const struct quantize_case *c)
+{
+    if (c->v.form == ATTN_OUTPUT_NVFP4) {
+        return hold_nvfp4(pair, c);
+    }
+    if (c->v.form != ATTN_OUTPUT_FP8_STATIC) {
+        const float *want = (const float *)(pair->expected + c->block_scales);
+        const float *have = (const float *)(pair->found + c->block_scales);
+        for (int32_t i = 0; i < ELEMENTS / group_of(c->v.form); i++) {
+            if (!(fabsf(want[i] - have[i]) <= SCALE_TOLERANCE * want[i])) {
+                return trial_say(pair->trial, TRIAL_FAILED, "scale %d is %g, not %g", i, have[i],
+                                 want[i]);
+            }
+        }
+    }
+    return pair_codes_agree(pair->expected + c->out, pair->found + c->out, ELEMENTS,
+                            c->v.out_dtype == ATTN_DTYPE_INT8)
+               ? TRIAL_PASSED
+               : trial_say(pair->trial, TRIAL_FAILED, "codes differ from the reference's");
+}
+
+static enum trial_result run_quantize(struct trial *trial, const void *variant, uint64_t seed)
+{
+    struct quantize_case c = {.v = *(const struct quantize_variant *)variant};
+    struct pair pair;
+    pair_init(&pair, trial);
+    c.x = pair_add(&pair, ELEMENTS * number_bytes(c.v.dtype), false);
+    c.out = pair_add(&pair, c.v.form == ATTN_OUTPUT_NVFP4 ? ELEMENTS / 2 : ELEMENTS, true);
+    c.scale = pair_add(&pair, HEADS * sizeof(float), false);
+    c.block_scales = pair_add(&pair, ELEMENTS / 16 * sizeof(float), true);
+    for (int32_t i = 0; i < ELEMENTS && !pair.image.failed; i++) {
+        /* groups of very different size, one of zeros, and some that saturate */
+        double size = ldexp(1, i / 64 % 17 - 8) * (i / 64 % 23 != 7);
+        number_store(pair.image.bytes + c.x, i, c.v.dtype, size * random_normal(&seed));
+    }
+    for (int32_t h = 0; h < HEADS && !pair.image.failed; h++) {
+        ((float *)(pair.image.bytes + c.scale))[h] = 0.11f + 0.17f * (float)h;
+    }
+    enum trial_result result = pair_run(&pair, call_quantize, &c);
+    if (result == TRIAL_PASSED) {
+        result = hold_quantize(&pair, &c);
+    }
+    pair_finish(&pair);
+    return result;
+}
+
+struct amax_variant {
+    int32_t dtype;
+    bool per_head;
+    bool accumulate;
+};
+
+struct amax_case {
+    struct amax_variant v;
+    size_t x, out;
+};
+
+static attn_status call_amax(struct backend *backend, uint8_t *base, struct attn_device device,
+                             void *stream, const void *context, struct attn_error *error)
+{
+    const struct amax_case *c = context;
+    struct pair_tensor x = pair_rows(TOKENS, HEADS, DIMS);
+    struct attn_amax_args args = {.struct_size = sizeof args,
+                                  .instance = backend->instance,
+                                  .stream = stream,
+                                  .x = pair_bind(&x, base + c->x, device, c->v.dtype, 3),
+                                  .out = (float *)(base + c->out),
+                                  .per_head = c->v.per_head,
+                                  .accumulate = c->v.accumulate};
+    struct watch watch;
+    watch_begin(&watch);
+    return watch_end(&watch, backend, backend->kernels.amax(&args, error), error);
+}
+
+/* Compared exactly, since it is one of the inputs. */
+static enum trial_result run_amax(struct trial *trial, const void *variant, uint64_t seed)
+{
+    struct amax_case c = {.v = *(const struct amax_variant *)variant};
+    struct pair pair;
+    size_t bytes = (c.v.per_head ? HEADS : 1) * sizeof(float);
+    pair_init(&pair, trial);
+    c.x = pair_add(&pair, ELEMENTS * number_bytes(c.v.dtype), false);
+    c.out = pair_add(&pair, bytes, true);
+    for (int32_t i = 0; i < ELEMENTS && !pair.image.failed; i++) {
+        number_store(pair.image.bytes + c.x, i, c.v.dtype, 3 * random_normal(&seed));
+    }
+    for (size_t h = 0; h < bytes / sizeof(float) && !pair.image.failed; h++) {
+        ((float *)(pair.image.bytes + c.out))[h] = h % 2 ? 1.0f : 100.0f;
+    }
+    enum trial_result result = pair_run(&pair, call_amax, &c);
+    if (result == TRIAL_PASSED && memcmp(pair.expected + c.out, pair.found + c.out, bytes) != 0) {
+        result = trial_say(trial, TRIAL_FAILED, "%g is not the largest magnitude %g",
+                           *(const float *)(pair.found + c.out),
+                           *(const float *)(pair.expected + c.out));
+    }
+    pair_finish(&pair);
+    return result;
+}
+
+static void try_quantize(const struct kernel_sink *sink, struct quantize_variant v)
+{
+    static const char *const forms[] = {"plain", "fp8_static", "fp8_group_64", "fp8_group_128",
+                                        "nvfp4"};
+    char name[128];
+    snprintf(name, sizeof name, "quantize.%s.%s.%s%s%s%s", forms[v.form], number_name(v.dtype),
+             number_name(v.out_dtype), v.scale_form == ATTN_SCALE_PER_HEAD ? ".per_head" : "",
+             v.pow2 ? ".pow2" : "", v.column_major ? ".column_major" : "");
+    sink->try(sink->user, name, run_quantize, &v);
+}
+
+void quantize_cases(const struct kernel_sink *sink)
+{
+    static const int32_t codes[] = {ATTN_DTYPE_FP8_E4M3, ATTN_DTYPE_FP8_E5M2, ATTN_DTYPE_INT8};
+    const uint64_t kernels = sink->caps->kernels;
+    char name[96];
+    for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
+        bool there = sink->caps->dtypes >> dtype & 1;
+        for (int32_t i = 0; i < 6 && there && (kernels & ATTN_KERNEL_QUANTIZE); i++) {
+            try_quantize(sink, (struct quantize_variant){
+                                   ATTN_OUTPUT_FP8_STATIC, dtype, codes[i / 2],
+                                   i % 2 ? ATTN_SCALE_PER_HEAD : ATTN_SCALE_PER_TENSOR, 0, 0});
+        }
+        for (int32_t i = 0; i < 8 && there && (kernels & ATTN_KERNEL_QUANTIZE); i++) {
+            int32_t form = i / 4 ? ATTN_OUTPUT_FP8_GROUP_128 : ATTN_OUTPUT_FP8_GROUP_64;
+            try_quantize(sink, (struct quantize_variant){form, dtype, ATTN_DTYPE_FP8_E4M3, 0,
+                                                         i % 2 != 0, i / 2 % 2 != 0});
+        }
+        if (there && (kernels & ATTN_KERNEL_QUANTIZE)) {
+            try_quantize(sink, (struct quantize_variant){ATTN_OUTPUT_NVFP4, dtype,
+                                                         ATTN_DTYPE_FP8_E4M3, 0, 0, 0});
+        }
+        for (int32_t i = 0; i < 4 && there && (kernels & ATTN_KERNEL_AMAX); i++) {
+            struct amax_variant v = {dtype, i % 2 != 0, i / 2 != 0};
+            snprintf(name, sizeof name, "amax.%s.%s%s", number_name(dtype),
+                     v.per_head ? "per_head" : "per_tensor", v.accumulate ? ".accumulate" : "");
+            sink->try(sink->user, name, run_amax, &v);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rope_write_kv: q and k are rotated in place, with q/k RMS norm before it, and the rotated keys
+ * stand in the cache. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/names.h"
+#include "support/number.h"
+#include "cases/hold.h"
+#include "kernels/kernels.h"
+#include "support/random.h"
+#include "harness/watch.h"
+
+#define MAX_POSITION 512
+#define NORM_EPS 1e-5f
+
+struct rope_variant {
+    struct attend_case attend_case;
+    const struct case_space *space;
+    int32_t form;
+    int32_t rotary_dim; /* 0: all */
+    bool norm;
+    bool float_table; /* cos and sin in float32, not in the activations' dtype */
+};
+
+/* What the kernel reads beside the problem's buffers. */
+struct tables {
+    const struct device *device;
+    uint8_t *memory; /* in the device's */
+    size_t positions, cos_sin, q_weight, k_weight;
+    int64_t shapes[3][2];
+    struct attn_tensor tensors[3];
+    struct attn_io_rope rope;
+};
+
+static bool make_tables(struct tables *t, const struct device *device, const struct problem *p,
+                        const struct rope_variant *v, uint64_t random)
+{
+    int32_t d = p->v[FACTOR_HEAD_SIZE].a, dtype = p->v[FACTOR_DTYPE].a;
+    int32_t rotary = v->rotary_dim > 0 ? v->rotary_dim : d;
+    int32_t table = v->float_table ? ATTN_DTYPE_F32 : dtype;
+    struct image image;
+    image_init(&image);
+    memset(t, 0, sizeof *t);
+    t->device = device;
+    t->positions = image_add(&image, (size_t)p->num_tokens * sizeof(int64_t), 256, false);
+    t->cos_sin = image_add(&image, (size_t)(MAX_POSITION * rotary) * number_bytes(table), 256, 0);
+    t->q_weight = image_add(&image, (size_t)d * number_bytes(dtype), 256, false);
+    t->k_weight = image_add(&image, (size_t)d * number_bytes(dtype), 256, false);
+    for (int32_t i = 0; i < p->num_tokens && !image.failed; i++) {
+        ((int64_t *)(image.bytes + t->positions))[i] = random_below(&random, MAX_POSITION);
+    }
+    for (int32_t i = 0; i < MAX_POSITION * rotary / 2 && !image.failed; i++) {
+        int32_t position = i / (rotary / 2), pair = i % (rotary / 2);
+        double angle = position * pow(10000, -2.0 * pair / rotary);
+        number_store(image.bytes + t->cos_sin, position * rotary + pair, table, cos(angle));
+        number_store(image.bytes + t->cos_sin, position * rotary + rotary / 2 + pair, table,
+                     sin(angle));
+    }
+    for (int32_t i = 0; i < d && !image.failed; i++) {
+        number_store(image.bytes + t->q_weight, i, dtype, 0.5 + random_unit(&random));
+        number_store(image.bytes + t->k_weight, i, dtype, 0.5 + random_unit(&random));
+    }
+    t->memory = image.failed ? NULL : device_alloc(device, image.size);
+    bool ok = t->memory != NULL && device_write(device, t->memory, image.bytes, image.size);
+    const size_t at[] = {t->cos_sin, t->q_weight, t->k_weight};
+    for (int32_t i = 0; i < 3; i++) {
+        t->shapes[i][0] = i == 0 ? MAX_POSITION : d;
+        t->shapes[i][1] = rotary;
+        t->tensors[i] = (struct attn_tensor){t->memory + at[i],
+                                             device->device,
+                                             i == 0 ? 2 : 1,
+                                             number_dtype(i == 0 ? table : dtype),
+                                             t->shapes[i],
+                                             NULL,
+                                             0};
+    }
+    t->rope = (struct attn_io_rope){.ext = {ATTN_EXT_IO_ROPE, 0, sizeof t->rope, NULL},
+                                    .form = v->form,
+                                    .rotary_dim = v->rotary_dim,
+                                    .positions = (const int64_t *)(t->memory + t->positions),
+                                    .cos_sin = &t->tensors[0],
+                                    .q_norm_weight = v->norm ? &t->tensors[1] : NULL,
+                                    .k_norm_weight = v->norm ? &t->tensors[2] : NULL,
+                                    .norm_eps = v->norm ? NORM_EPS : 0};
+    image_finish(&image);
+    return ok;
+}
+
+static attn_status call_rope(struct side *side, struct tables *tables, struct attn_error *error)
+{
+    struct attn_write_kv_args args = side->binding.write;
+    args.next = &tables->rope.ext;
+    args.q = &side->binding.q;
+    struct watch watch;
+    watch_begin(&watch);
+    return watch_end(&watch, side->backend, side->backend->kernels.rope_write_kv(&args, error),
+                     error);
+}
+
+/* Never written: it has to be as it was. */
+static bool is_poison(const uint8_t *memory, int64_t bytes)
+{
+    bool poison = true;
+    for (int64_t i = 0; i < bytes; i++) {
+        poison = poison && memory[i] == IMAGE_POISON;
+    }
+    return poison;
+}
+
+/* Half a unit of the activations' format beside float32's error; what agrees becomes equal in
+ * `found`, so that everything else can be compared bit for bit. */
+static bool hold_rows(const struct problem *p, const struct attn_tensor *tensor, size_t at,
+                      const uint8_t *expected, uint8_t *found)
+{
+    static const double relative[] = {
+        [ATTN_DTYPE_F16] = 0x1p-10, [ATTN_DTYPE_BF16] = 0x1p-7, [ATTN_DTYPE_F32] = 1e-5};
+    int32_t dtype = p->v[FACTOR_DTYPE].a;
+    int64_t count = tensor->shape[1] * tensor->shape[2], bytes = (int64_t)number_bytes(dtype);
+    for (int64_t t = 0; t < tensor->shape[0]; t++) {
+        for (int64_t i = 0; i < count; i++) {
+            int64_t e = t * tensor->strides[0] + i;
+            double want = number_load(expected + at, e, dtype);
+            double have = number_load(found + at, e, dtype);
+            bool nan = isnan(want) && isnan(have);
+            if (!nan && !(fabs(want - have) <= relative[dtype] * fabs(want) + 3e-5)) {
+                return false;
+            }
+            if (!is_poison(expected + at + e * bytes, bytes)) {
+                memcpy(found + at + e * bytes, expected + at + e * bytes, (size_t)bytes);
+            }
+        }
+    }
+    return true;
+}
+
+/* Rotated keys may differ by the rounding before them: a unit of what the cache holds. */
+static bool hold_keys(const struct problem *p, const uint8_t *expected, uint8_t *found)
+{
+    bool fp8 = kv_is_fp8(p->v[FACTOR_KV_DTYPE].a);
+    int32_t dtype = fp8 ? ATTN_DTYPE_FP8_E4M3 : p->v[FACTOR_DTYPE].a;
+    int64_t bytes = (int64_t)number_bytes(dtype), off = 0;
+    int64_t count = (int64_t)(p->at.cache_scales - p->at.cache) / bytes;
+    for (int64_t i = 0; i < count; i++) {
+        double want = number_load(expected + p->at.cache, i, dtype);
+        double have = number_load(found + p->at.cache, i, dtype);
+        double unit = fp8 ? 0.13 : dtype == ATTN_DTYPE_BF16 ? 0x1p-7 : 0x1p-10;
+        if (is_poison(expected + p->at.cache + i * bytes, bytes)) {
+            continue;
+        }
+        bool nan = isnan(want) && isnan(have);
+        if (!nan && !(fabs(want - have) <= unit * fabs(want) + (fp8 ? 0x1p-9 : 3e-5))) {
+            return false;
+        }
+        off += !nan && want != have;
+        memcpy(found + p->at.cache + i * bytes, expected + p->at.cache + i * bytes, (size_t)bytes);
+    }
+    return !fp8 || off <= 2 + count / 20;
+}
+
+static enum trial_result hold_rope(struct trial *trial, const struct problem *p,
+                                   const struct side *reference, const struct side *tested)
+{
+    enum trial_result result = TRIAL_PASSED;
+    const uint8_t *expected = reference->memory;
+    uint8_t *found = malloc(p->image.size);
+    if (found == NULL || !device_read(tested->device, found, tested->memory, p->image.size)) {
+        free(found);
+        return trial_say(trial, TRIAL_FAILED, "the outputs cannot be read back");
+    }
+    if (!hold_rows(p, &tested->binding.q, p->at.q, expected, found)) {
+        result = trial_say(trial, TRIAL_FAILED, "rows of q differ from the reference's");
+    } else if (!hold_rows(p, &tested->binding.k, p->at.k, expected, found)) {
+        result = trial_say(trial, TRIAL_FAILED, "rows of k differ from the reference's");
+    } else if (!hold_keys(p, expected, found)) {
+        result = trial_say(trial, TRIAL_FAILED, "the cache differs from the reference's");
+    } else if (memcmp(expected, found, p->image.used) != 0) {
+        result = trial_say(trial, TRIAL_FAILED, "bytes outside of the outputs were written");
+    }
+    free(found);
+    return result;
+}
+
+static enum trial_result rope(struct trial *trial, const struct problem *p,
+                              const struct rope_variant *v, uint64_t seed)
+{
+    const struct device cpu = {.device = {ATTN_DEVICE_CPU, 0}};
+    struct side reference = {.device = &cpu}, tested = {.device = trial->device};
+    struct tables theirs = {.device = &cpu}, ours = {.device = trial->device};
+    struct attn_error error = ATTN_ERROR_INIT;
+    enum trial_result result = TRIAL_FAILED;
+    if (!side_init(&reference, trial->reference, &cpu, p) ||
+        !side_init(&tested, trial->tested, trial->device, p) ||
+        !make_tables(&theirs, &cpu, p, v, seed) || !make_tables(&ours, trial->device, p, v, seed)) {
+        trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    } else {
+        attn_status status = call_rope(&reference, &theirs, &error);
+        attn_status other = status == ATTN_OK ? call_rope(&tested, &ours, &error) : status;
+        if (status == ATTN_OK && other == ATTN_ERROR_UNSUPPORTED) {
+            result = trial_call_refused(trial, &error);
+        } else {
+            result = other == ATTN_OK ? hold_rope(trial, p, &reference, &tested)
+                                      : trial_call_failed(trial, "rope_write_kv", other, &error);
+        }
+    }
+    device_free(&cpu, theirs.memory);
+    device_free(trial->device, ours.memory);
+    side_finish(&tested);
+    side_finish(&reference);
+    return result;
+}
+
+static enum trial_result run_rope(struct trial *trial, const void *variant, uint64_t seed)
+{
+    const struct rope_variant *v = variant;
+    struct problem problem;
+    if (!problem_init(&problem, v->space, &v->attend_case, seed)) {
+        return trial_say(trial, TRIAL_FAILED, "no memory for the case");
+    }
+    enum trial_result result = rope(trial, &problem, v, seed);
+    problem_finish(&problem);
+    return result;
+}
+
+void rope_cases(const struct kernel_sink *sink)
+{
+    char name[128];
+    bool norm = sink->caps->features & ATTN_FEATURE_FUSED_ROPE_NORM;
+    if (!(sink->caps->kernels & ATTN_KERNEL_ROPE_WRITE_KV)) {
+        return;
+    }
+    for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
+        for (int32_t i = 0; i < 16; i++) {
+            int32_t kv = i & 8 ? ATTN_KV_FP8_E4M3 : dtype;
+            struct rope_variant v = {.space = sink->space,
+                                     .form = i & 1 ? ATTN_ROPE_GPTJ : ATTN_ROPE_NEOX,
+                                     .norm = (i & 2) != 0,
+                                     .float_table = (i + dtype) % 3 == 0};
+            if ((v.norm && !norm) || !case_of_cache(sink->space, dtype, kv, &v.attend_case)) {
+                continue;
+            }
+            struct factor_value size = case_value(sink->space, &v.attend_case, FACTOR_HEAD_SIZE);
+            v.rotary_dim = i & 4 ? size.a / 2 : 0;
+            snprintf(name, sizeof name, "rope_write_kv.%s.%s.%s%s%s%s", number_name(dtype),
+                     kv_dtype_name(kv), i & 1 ? "gptj" : "neox", v.norm ? ".norm" : "",
+                     v.rotary_dim > 0 ? ".half" : "", v.float_table ? ".f32_table" : "");
+            sink->try(sink->user, name, run_rope, &v);
+        }
+    }
+}
