@@ -21,7 +21,7 @@ struct lane_row {
     int32_t first, last;
 };
 
-GPU_INLINE lane_row enter_row_of(const gpu_params &p, const run &r, int32_t row)
+GPU_INLINE lane_row enter_row_of(const gpu_params &p, const gpu_run &r, int32_t row)
 {
     lane_row v = {INT32_MIN, INT32_MAX};
     if (row < r.row_tile.num_rows) { /* others see all: their results are dropped */
@@ -152,7 +152,7 @@ struct key_source {
 
 /* 16 keys from `base` on. */
 template <class S>
-GPU_INLINE void attend_keys(const gpu_params &p, const run &r, const lane_row &row, float scale,
+GPU_INLINE void attend_keys(const gpu_params &p, const gpu_run &r, const lane_row &row, float scale,
                             int32_t base, const key_place &at, const key_source &source,
                             const lane_query<S> &q, int32_t row_warp, float &m, float &l,
                             matrix_sum (&o)[S::steps])
@@ -212,7 +212,7 @@ template <class S> struct staging {
 };
 
 template <class S>
-GPU_INLINE void stage_load(const gpu_params &p, const key_finder &finder, const run &r,
+GPU_INLINE void stage_load(const gpu_params &p, const key_finder &finder, const gpu_run &r,
                            int32_t base, staging<S> &to)
 {
     const char *from = p.k.data + r.head * p.k.head;
@@ -239,7 +239,7 @@ template <class S> GPU_INLINE void stage_store(const staging<S> &from, char *to)
 
 /* All tiles of a run; the warp's rows from `row_warp` * 16 on, its keys by `split`. */
 template <class S>
-GPU_INLINE void attend_run(const gpu_params &p, const key_finder &finder, const run &r,
+GPU_INLINE void attend_run(const gpu_params &p, const key_finder &finder, const gpu_run &r,
                            int32_t row_warp, int32_t split, attend_memory<S> &memory)
 {
     const int32_t lane = this_lane(), column = lane & 15;
@@ -291,58 +291,13 @@ GPU_INLINE void attend_run(const gpu_params &p, const key_finder &finder, const 
     finish_run<S>(p, r, row_warp, split, m, column_total(l), o, memory);
 }
 
-template <class S>
-GPU_INLINE void attend_segment(const gpu_params &p, const key_finder &finder, int32_t index,
-                               int32_t row_warp, int32_t split, attend_memory<S> &memory)
-{
-    const gpu_segment segment = same_in_lanes(&p.schedule.segments[index]);
-    int32_t row_tile = segment.row_tile_index, t = segment.begin;
-    run r;
-    r.row_tile = segment.row_tile;
-    r.segment = segment.index;
-    while (t < segment.end) {
-        int32_t within = t - r.row_tile.start;
-        if (within >= r.row_tile.num_tiles * p.problem.num_kv_heads) {
-            row_tile++;
-            r.row_tile = same_in_lanes(&p.schedule.row_tiles[row_tile]);
-            continue;
-        }
-        r.head = within / r.row_tile.num_tiles;
-        r.tile = within - r.head * r.row_tile.num_tiles;
-        r.count = min(r.row_tile.num_tiles - r.tile, segment.end - t);
-        r.item = row_tile * p.problem.num_kv_heads + r.head;
-        r.first = r.tile > 0 ? segment.first : segment.index;
-        r.last = r.tile + r.count < r.row_tile.num_tiles ? segment.last : segment.index;
-        attend_run<S>(p, finder, r, row_warp, split, memory);
-        t += r.count;
-    }
-}
-
-/* The first segment is the group's own; further ones are taken as groups become free. Who takes the
- * last number puts the counter back. */
 template <class S> GPU_INLINE void attend(const gpu_params &p, attend_memory<S> &memory)
 {
     const int32_t warp = __builtin_amdgcn_readfirstlane(warp_index());
-    const int32_t groups = (int32_t)group_count(),
-                  segments = same_in_lanes(&p.schedule.header->segments);
     const key_finder finder = make_finder(p);
-    int32_t index = (int32_t)group_index();
-    while (index < segments) {
-        attend_segment<S>(p, finder, index, warp % S::row_warps, warp / S::row_warps, memory);
-        if (segments <= groups) {
-            break;
-        }
-        sync_group(); /* the memory is used again */
-        if (thread_index() == 0) {
-            int32_t taken = atomic_add(&p.schedule.header->taken, 1);
-            if (taken == segments - 1) {
-                p.schedule.header->taken = 0;
-            }
-            memory.number = taken;
-        }
-        sync_group(); /* the number is there */
-        index = groups + __builtin_amdgcn_readfirstlane(memory.number);
-        sync_group(); /* all have read it */
+    gpu_walk walk = enter_walk(p);
+    while (next_run(p, walk, memory)) {
+        attend_run<S>(p, finder, walk.run, warp % S::row_warps, warp / S::row_warps, memory);
     }
 }
 

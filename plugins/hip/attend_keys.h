@@ -5,29 +5,12 @@
 #ifndef HIP_ATTEND_KEYS_H
 #define HIP_ATTEND_KEYS_H
 
-#include "gpu/device/rows.h"
+#include "gpu/device/items.h"
 #include "gpu/device/visible.h"
 #include "attend_list.h"
 #include "matrix.h"
 
 #if defined(MATRIX_DEPTH)
-
-/* What is the same in all lanes, in scalar registers: the compiler does not know it of memory that
- * the kernel writes, too. */
-template <class T> GPU_INLINE T same_in_lanes(const T *from)
-{
-    constexpr int words = sizeof(T) / 4;
-    static_assert(sizeof(T) % 4 == 0, "whole registers");
-    uint32_t x[words];
-    __builtin_memcpy(x, from, sizeof(T));
-#pragma unroll
-    for (int i = 0; i < words; i++) {
-        x[i] = __builtin_amdgcn_readfirstlane(x[i]);
-    }
-    T to;
-    __builtin_memcpy(&to, x, sizeof(T));
-    return to;
-}
 
 /* What follows from a lane's number is computed where it is used: hoisted out of the loop over
  * runs, it would take registers from the products. */
@@ -44,14 +27,6 @@ GPU_INLINE int32_t this_thread()
     asm volatile("" : "+v"(thread));
     return thread;
 }
-
-/* The tiles of one item in one segment. */
-struct run {
-    gpu_row_tile row_tile;
-    int32_t head, tile, count;    /* tiles tile .. tile + count - 1 of the item */
-    int32_t segment, first, last; /* segments that share the item */
-    int32_t item;                 /* row tile x KV heads + head */
-};
 
 /* ROW_WARPS: of 16 rows each, who read the same keys; SPLITS: warps for other keys of a tile. */
 template <int KIND_, int D_, int ROW_WARPS_, int SPLITS_> struct shape {
@@ -159,7 +134,7 @@ template <class S> struct lane_query {
 /* `row` of the item is the lane's; `staged`: where the item's queries go if they go through LDS,
  * which one split does. */
 template <class S>
-GPU_INLINE void load_query(const gpu_params &p, const run &r, int32_t row, int g, int32_t split,
+GPU_INLINE void load_query(const gpu_params &p, const gpu_run &r, int32_t row, int g, int32_t split,
                            char *staged, lane_query<S> &q)
 {
     bool real = row < r.row_tile.num_rows;
@@ -222,7 +197,7 @@ GPU_INLINE key_finder make_finder(const gpu_params &p)
 
 /* With scales only where they are wanted. A key that no query sees has the place of the nearest one
  * that is seen: its weights are 0. */
-GPU_INLINE key_place find_key(const gpu_params &p, const key_finder &finder, const run &r,
+GPU_INLINE key_place find_key(const gpu_params &p, const key_finder &finder, const gpu_run &r,
                               int32_t key, bool scales)
 {
     key_place at = {0, 0, 1.0f, 1.0f};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a target gives to the kernels, under one set of names. A kernel uses these and the names of
- * C's math.h, no vendor's; literals of a warp's size are GPU_LANES, 32 or 64.
+ * C's math.h, no vendor's; literals of a warp's size are GPU_LANES: 16, 32 or 64.
  *
  *   GPU_DEVICE, GPU_INLINE, GPU_CALL  a function; always inlined; never inlined
  *   GPU_KERNEL(name, params)          an entry kernel_<name>(const params &p) of gpu/kernels/list.h
@@ -8,9 +8,11 @@
  *   thread_index, lane_index, warp_index, group_index, group_count, warp_of_grid, warps_of_grid
  *   lane_xor, lane_up, lane_down, lane_read    another lane's value; all lanes take part
  *   any_lane                          whether it holds in some lane
+ *   same_in_lanes                     memory that all lanes read alike, once for the warp
  *   sync_group, sync_lanes            barriers of a group and of a warp, for memory too
  *   atomic_add, atomic_max            relaxed, of the device; the value before
  *   add_and_publish                   releases what the group has written before, acquires likewise
+ *   release_stores, acquire_loads     a warp's own before and after a number that is published so
  *   let_later_kernels_begin           the next launch may start where the target can overlap them
  *   float_bits, bits_float ...        one type's bits as the other
  *   divide_nearest, reciprocal_nearest, float_toward_zero, exp_fast, divide_fast
@@ -29,7 +31,7 @@
 #include "gpu/device/target_host.h"
 #endif
 
-static_assert(GPU_LANES == 32 || GPU_LANES == 64, "warps of 32 or 64 lanes");
+static_assert(GPU_LANES == 16 || GPU_LANES == 32 || GPU_LANES == 64, "warps of these lanes");
 
 GPU_INLINE int32_t lane_index()
 {

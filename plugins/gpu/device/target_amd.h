@@ -141,6 +141,33 @@ GPU_INLINE int32_t add_and_publish(int32_t *counter, int32_t x)
     return __hip_atomic_fetch_add(counter, x, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
 }
 
+/* Of memory: in scalar registers, which the compiler cannot know of memory that the kernel writes.
+ */
+template <class T> GPU_INLINE T same_in_lanes(const T &from)
+{
+    constexpr int words = sizeof(T) / 4;
+    static_assert(sizeof(T) % 4 == 0, "whole registers");
+    uint32_t x[words];
+    __builtin_memcpy(x, &from, sizeof(T));
+#pragma unroll
+    for (int i = 0; i < words; i++) {
+        x[i] = __builtin_amdgcn_readfirstlane(x[i]);
+    }
+    T to;
+    __builtin_memcpy(&to, x, sizeof(T));
+    return to;
+}
+
+GPU_INLINE void release_stores()
+{
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+}
+
+GPU_INLINE void acquire_loads()
+{
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
+}
+
 GPU_INLINE void let_later_kernels_begin()
 {
 }

@@ -89,6 +89,21 @@ GPU_INLINE int32_t add_and_publish(int32_t *counter, int32_t x)
     return before;
 }
 
+template <class T> GPU_INLINE T same_in_lanes(const T &from)
+{
+    return from;
+}
+
+GPU_INLINE void release_stores()
+{
+    __threadfence();
+}
+
+GPU_INLINE void acquire_loads()
+{
+    __threadfence();
+}
+
 /* Programmatic dependent launch, up to the next kernel's own wait. */
 GPU_INLINE void let_later_kernels_begin()
 {

@@ -203,6 +203,19 @@ GPU_INLINE int32_t add_and_publish(int32_t *counter, int32_t x)
     return atomic_add(counter, x);
 }
 
+template <class T> GPU_INLINE T same_in_lanes(const T &from)
+{
+    return from;
+}
+
+GPU_INLINE void release_stores()
+{
+}
+
+GPU_INLINE void acquire_loads()
+{
+}
+
 GPU_INLINE void let_later_kernels_begin()
 {
 }

@@ -8,7 +8,9 @@
 
 #include <stdint.h>
 
-#define GPU_LANES 32
+#ifndef GPU_LANES
+#define GPU_LANES 32 /* attends on matrix units have 16 */
+#endif
 
 #define GPU_DEVICE static
 #define GPU_INLINE static __attribute__((always_inline)) inline
@@ -124,6 +126,21 @@ GPU_INLINE int32_t add_and_publish(int32_t *counter, int32_t x)
 {
     return atomic_fetch_add_explicit((volatile __global atomic_int *)counter, x,
                                      memory_order_acq_rel, memory_scope_device);
+}
+
+template <class T> GPU_INLINE T same_in_lanes(const T &from)
+{
+    return from;
+}
+
+GPU_INLINE void release_stores()
+{
+    atomic_work_item_fence(CLK_GLOBAL_MEM_FENCE, memory_order_release, memory_scope_device);
+}
+
+GPU_INLINE void acquire_loads()
+{
+    atomic_work_item_fence(CLK_GLOBAL_MEM_FENCE, memory_order_acquire, memory_scope_device);
 }
 
 GPU_INLINE void let_later_kernels_begin()

@@ -36,6 +36,15 @@ struct gpu_matrix_kernels {
     const char *(*attend)(const struct attn_attend_args *args, const struct gpu_params *p);
 };
 
+/* matrix.c: choose_rows of attends with rows of 16 and 64: a decode has a stream of rows of 16,
+ * other batches one of rows of 64, which share a key's reading. */
+void gpu_choose_rows(const struct attn_state *state, const struct attn_batch *batch,
+                     struct plan_host *plan);
+/* Whether attends that load 16 bytes at a time, count rows' offsets in 16 bytes and 31 bits, and
+ * know no ALiBi, spans, trees, float32, 4-bit rows, rounded probabilities and packed layouts can
+ * walk these arguments. */
+bool gpu_loads_wide(const struct attn_attend_args *args, const struct gpu_params *p);
+
 /* A faster way for requests of many rows (query, head of the group). */
 struct gpu_prefill {
     const char *(*load)(const struct gpu_device *device);

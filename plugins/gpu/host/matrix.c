@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What plugins' attends on matrix units share on the host. */
+#include "gpu/host/schedule.h"
+
+/* Where a request must give the same bits in any batch, a segment is of one item. */
+void gpu_choose_rows(const struct attn_state *state, const struct attn_batch *batch,
+                     struct plan_host *plan)
+{
+    bool decode = (int64_t)batch->max_query_len * state->group <= GPU_FEW_ROWS;
+    plan->by_item = state->invariant;
+    plan->tile_rows = decode || plan->by_item || state->padded_size > 128 ? 16 : 64;
+}
+
+static uint64_t bits_of(const struct gpu_cache *c)
+{
+    return (uint64_t)(uintptr_t)c->data | (uint64_t)c->block | (uint64_t)c->slot |
+           (uint64_t)c->head;
+}
+
+bool gpu_loads_wide(const struct attn_attend_args *args, const struct gpu_params *p)
+{
+    const struct gpu_problem *problem = &p->problem;
+    bool narrow = p->k.dtype >= ATTN_DTYPE_FP8_E4M3;
+    int32_t multiple = narrow ? 16 : 8;
+    if (problem->spans != NULL || problem->tree != NULL || problem->alibi != ATTN_ALIBI_NONE ||
+        problem->wanted_rows != NULL || p->p_dtype >= 0) {
+        return false;
+    }
+    if ((p->q.dtype != ATTN_DTYPE_BF16 && p->q.dtype != ATTN_DTYPE_F16) ||
+        p->k.dtype == ATTN_DTYPE_F32 || p->k.dtype != p->v.dtype ||
+        (!narrow && p->k.dtype != p->q.dtype) || p->k.form >= GPU_ROW_INT4 ||
+        p->v.form >= GPU_ROW_INT4 || p->k.pack != 0 || p->v.pack != 0) {
+        return false;
+    }
+    if (problem->head_size % multiple != 0 || problem->head_size_v % multiple != 0) {
+        return false;
+    }
+    uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
+    int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
+    return (bits_of(&p->k) | bits_of(&p->v) | q) % 16 == 0 && rows * p->k.block / 16 < INT32_MAX &&
+           rows * p->v.block / 16 < INT32_MAX;
+}
