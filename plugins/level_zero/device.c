@@ -15,11 +15,13 @@
 /* A SIMD32 thread of most kernels has more than 128 registers. */
 #define BUILD_FLAGS "-ze-opt-large-register-file"
 
+enum module_devices { FOR_ALL = 0, WITH_DOUBLE = 1, WITHOUT_DOUBLE = 2, WITH_MATRIX = 3 };
+
 /* Modules of SPIR-V, one for each file of kernels (spirv.S); the linker names the ends. */
 struct module {
     const uint8_t *spirv;
     uint64_t bytes;
-    uint64_t with_double; /* 0: for all devices; 1, 2: for those that have, or lack, double */
+    uint64_t devices; /* enum module_devices */
 };
 extern const struct module __start_level_zero_modules[] __attribute__((visibility("hidden")));
 extern const struct module __stop_level_zero_modules[] __attribute__((visibility("hidden")));
@@ -32,7 +34,29 @@ static const struct {
 #define KERNEL(name, params, threads) {"kernel_" #name, sizeof(struct params), threads},
     GPU_KERNELS(KERNEL)
 #undef KERNEL
+#define ATTEND(kind, KIND, size, rows)                                                             \
+    {"kernel_attend_" #kind "_" #size "_" #rows, sizeof(struct gpu_params),                        \
+     LEVEL_ZERO_SUBGROUPS(rows) * LEVEL_ZERO_LANES},
+        LEVEL_ZERO_ATTENDS(ATTEND)
+#undef ATTEND
 };
+
+int32_t level_zero_attend(int32_t dtype, int32_t size, int32_t rows)
+{
+    static const struct {
+        int32_t dtype, size, rows;
+    } attends[] = {
+#define ATTEND(kind, KIND, size, rows) {ATTN_DTYPE_##KIND, size, rows},
+        LEVEL_ZERO_ATTENDS(ATTEND)
+#undef ATTEND
+    };
+    for (int32_t i = 0; i < (int32_t)(sizeof attends / sizeof *attends); i++) {
+        if (attends[i].dtype == dtype && attends[i].size == size && attends[i].rows == rows) {
+            return GPU_KERNEL_COUNT + i;
+        }
+    }
+    return -1;
+}
 
 static struct loaded all[MAX_LOADED];
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
@@ -74,8 +98,8 @@ static const char *find_device(const struct ze_functions *ze, const struct intel
     return "no Level Zero driver has the GPU that sysfs shows";
 }
 
-/* What the kernels need of a device; `has_double` was declared of it. */
-static const char *check_device(struct loaded *d, bool has_double)
+/* What the kernels need of a device, with what was declared of it. */
+static const char *check_device(struct loaded *d)
 {
     ze_device_compute_properties_t compute = {.stype = ZE_STRUCTURE_TYPE_DEVICE_COMPUTE_PROPERTIES};
     ze_device_module_properties_t module = {.stype = ZE_STRUCTURE_TYPE_DEVICE_MODULE_PROPERTIES};
@@ -84,14 +108,16 @@ static const char *check_device(struct loaded *d, bool has_double)
     if (result != ZE_RESULT_SUCCESS) {
         return ze_text(result);
     }
-    bool has_lanes = false;
+    bool has_32 = false, has_16 = !d->has_matrix;
     for (uint32_t i = 0; i < compute.numSubGroupSizes; i++) {
-        has_lanes |= compute.subGroupSizes[i] == 32;
+        has_32 |= compute.subGroupSizes[i] == 32;
+        has_16 |= compute.subGroupSizes[i] == LEVEL_ZERO_LANES;
     }
-    if (!has_lanes || compute.maxTotalGroupSize < 1024) {
+    if (!has_32 || !has_16 || compute.maxTotalGroupSize < 1024) {
         snprintf(d->cause, sizeof d->cause,
-                 "groups of %u threads%s; the kernels need 1024 in subgroups of 32",
-                 compute.maxTotalGroupSize, has_lanes ? "" : ", no subgroups of 32");
+                 "groups of %u threads%s%s; the kernels need 1024 in subgroups of 32%s",
+                 compute.maxTotalGroupSize, has_32 ? "" : ", no subgroups of 32",
+                 has_16 ? "" : ", none of 16", d->has_matrix ? ", and of 16" : "");
         return d->cause;
     }
     if (module.maxArgumentsSize < sizeof(struct gpu_latent_params) ||
@@ -102,7 +128,7 @@ static const char *check_device(struct loaded *d, bool has_double)
                  sizeof(struct gpu_latent_params), 48 * 1024);
         return d->cause;
     }
-    if (has_double && (module.flags & ZE_DEVICE_MODULE_FLAG_FP64) == 0) {
+    if (d->has_double && (module.flags & ZE_DEVICE_MODULE_FLAG_FP64) == 0) {
         return "the device has no double; one of its kind was declared with it";
     }
     return NULL;
@@ -121,13 +147,27 @@ static const char *build_failed(struct loaded *d, ze_result_t result,
     return d->cause;
 }
 
-static const char *build_modules(struct loaded *d, bool has_double)
+static bool is_for(const struct loaded *d, const struct module *module)
+{
+    switch (module->devices) {
+    case WITH_DOUBLE:
+        return d->has_double;
+    case WITHOUT_DOUBLE:
+        return !d->has_double;
+    case WITH_MATRIX:
+        return d->has_matrix;
+    default:
+        return true;
+    }
+}
+
+static const char *build_modules(struct loaded *d)
 {
     ptrdiff_t count = __stop_level_zero_modules - __start_level_zero_modules;
     int32_t built = 0;
     for (ptrdiff_t m = 0; m < count && built < MAX_MODULES; m++) {
         const struct module *module = &__start_level_zero_modules[m];
-        if (module->with_double == (has_double ? 2 : 1)) {
+        if (!is_for(d, module)) {
             continue;
         }
         const ze_module_desc_t desc = {.stype = ZE_STRUCTURE_TYPE_MODULE_DESC,
@@ -180,7 +220,7 @@ static ze_result_t make_kernel(struct loaded *d, int32_t k)
 static void unload(struct loaded *d)
 {
     streams_close(d);
-    for (int32_t k = 0; k < GPU_KERNEL_COUNT; k++) {
+    for (int32_t k = 0; k < LEVEL_ZERO_KERNEL_COUNT; k++) {
         if (d->kernels[k] != NULL) {
             (void)d->ze->KernelDestroy(d->kernels[k]);
         }
@@ -193,12 +233,13 @@ static void unload(struct loaded *d)
     d->device = NULL;
 }
 
-static const char *load(struct loaded *d, const struct intel_device *place)
+static const char *load(struct loaded *d)
 {
-    const char *cause = check_device(d, place->has_double);
-    cause = cause != NULL ? cause : build_modules(d, place->has_double);
+    const int32_t count = d->has_matrix ? LEVEL_ZERO_KERNEL_COUNT : GPU_KERNEL_COUNT;
+    const char *cause = check_device(d);
+    cause = cause != NULL ? cause : build_modules(d);
     ze_result_t result = ZE_RESULT_SUCCESS;
-    for (int32_t k = 0; cause == NULL && k < GPU_KERNEL_COUNT; k++) {
+    for (int32_t k = 0; cause == NULL && k < count; k++) {
         result = make_kernel(d, k);
         cause = ze_text(result);
     }
@@ -288,9 +329,10 @@ static const char *enter(struct gpu_device *device, const struct intel_device *p
         d->device = handle;
         d->context = context;
         d->has_double = place->has_double;
+        d->has_matrix = place->has_matrix;
         d->is_native = device->native_context != NULL;
         d->memory_bytes = memory_of(ze, handle);
-        cause = load(d, place);
+        cause = load(d);
     }
     d->users += cause == NULL;
     device->context = cause == NULL ? d : NULL;
@@ -339,8 +381,8 @@ void gpu_device_close(struct gpu_device *device)
 
 /* Two threads may launch one kernel: its arguments are the driver's until the launch is appended,
  * which takes the flag for two calls. */
-const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel kernel,
-                              int64_t groups, const void *params, void *stream)
+const char *level_zero_launch(const struct gpu_device *device, int32_t kernel, int64_t groups,
+                              const void *params, void *stream)
 {
     struct loaded *d = loaded_of(device);
     const ze_group_count_t count = {(uint32_t)groups, 1, 1};
@@ -354,4 +396,10 @@ const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel k
     }
     atomic_flag_clear_explicit(&d->in_use[kernel], memory_order_release);
     return ze_text(result ? result : order(d, list));
+}
+
+const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel kernel,
+                              int64_t groups, const void *params, void *stream)
+{
+    return level_zero_launch(device, (int32_t)kernel, groups, params, stream);
 }

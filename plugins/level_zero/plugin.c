@@ -72,6 +72,9 @@ static void fill_without_double(void)
 static const char *add_kernels(struct attn_instance *instance)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (loaded_of(&instance->device)->has_matrix) {
+        instance->matrix = &level_zero_matrix;
+    }
     if (!loaded_of(&instance->device)->has_double) {
         pthread_once(&once, fill_without_double);
         instance->kernels = &without_double;

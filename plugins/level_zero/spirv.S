@@ -10,5 +10,5 @@ module_end:
     .balign 8
     .quad module
     .quad module_end - module
-    .quad SPIRV_DOUBLE
+    .quad SPIRV_DEVICES
     .section .note.GNU-stack, "", %progbits

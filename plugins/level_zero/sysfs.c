@@ -13,18 +13,19 @@
 #define INTEL_VENDOR 0x8086
 
 /* Ranges of PCI ids. Groups of 1024 threads and 256 registers are what the kernels need: Xe-HPG and
- * later have them. What is not known to have double is taken as without. */
+ * later have them. What is not known to have double is taken as without; matrix units count where
+ * their subgroups have 16 lanes (dg2's have 8). */
 static const struct family {
     uint32_t first, last;
     const char *arch, *name;
-    bool has_double, discrete;
+    bool has_double, has_matrix, discrete;
 } families[] = {
-    {0x0b60, 0x0bff, "pvc", "Data Center GPU Max", true, true},
-    {0x4f80, 0x4f8f, "dg2", "Arc A-series", false, true},
-    {0x5690, 0x56cf, "dg2", "Arc A-series or Data Center GPU Flex", false, true},
-    {0x6420, 0x64bf, "lnl", "Lunar Lake", true, false},
-    {0x7d40, 0x7dff, "mtl", "Meteor Lake or Arrow Lake", false, false},
-    {0xe200, 0xe2ff, "bmg", "Arc B-series", true, true},
+    {0x0b60, 0x0bff, "pvc", "Data Center GPU Max", true, true, true},
+    {0x4f80, 0x4f8f, "dg2", "Arc A-series", false, false, true},
+    {0x5690, 0x56cf, "dg2", "Arc A-series or Data Center GPU Flex", false, false, true},
+    {0x6420, 0x64bf, "lnl", "Lunar Lake", true, true, false},
+    {0x7d40, 0x7dff, "mtl", "Meteor Lake or Arrow Lake", false, false, false},
+    {0xe200, 0xe2ff, "bmg", "Arc B-series", true, true, true},
 };
 
 static bool read_file(const char *path, char *text, size_t room)
@@ -84,6 +85,7 @@ static int read_card(int card, struct intel_device *device)
         if (id >= f->first && id <= f->last) {
             device->arch = f->arch;
             device->has_double = f->has_double;
+            device->has_matrix = f->has_matrix;
             device->discrete = f->discrete;
             device->served = true;
             snprintf(device->name, sizeof device->name, "Intel %s (%04x)", f->name, id);

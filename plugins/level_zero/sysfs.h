@@ -14,7 +14,7 @@ struct intel_device {
     const char *arch;                     /* as ocloc calls it, "pvc" */
     uint32_t domain, bus, slot, function; /* where it sits on PCI */
     int64_t memory_bytes;                 /* 0: unknown, or the host's */
-    bool has_double;
+    bool has_double, has_matrix;
     bool discrete;
     bool served; /* kernels run on it */
 };

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kernels of SPIR-V call, for one group at a time on the host: a fibre per thread. A thread
- * runs up to where its subgroup exchanges or its group waits; then the subgroup's next one does,
- * and at a barrier of the group its next subgroup. So every thread arrives once in each turn, and a
- * thread that is called again finds what the others have left. Threads that do not all come the
- * same way, which a GPU would not forgive, are found and end the launch. */
+/* What kernels of SPIR-V call, with subgroups of LANES, for one group at a time on the host: a
+ * fibre per thread. A thread runs up to where its subgroup exchanges or its group waits; then the
+ * subgroup's next one does, and at a barrier of the group its next subgroup. So every thread
+ * arrives once in each turn, and a thread that is called again finds what the others have left.
+ * Threads that do not all come the same way, which a GPU would not forgive, are found and end the
+ * launch. */
 #include <immintrin.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -12,7 +13,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#ifndef LANES
 #define LANES 32
+#endif
 #define MAX_THREADS 1024
 #define STACK_BYTES ((size_t)256 * 1024)
 #define EXPORTED __attribute__((visibility("default")))
@@ -131,6 +134,60 @@ int32_t _Z23intel_sub_group_shuffleij(int32_t value, uint32_t lane)
     return values[number & 1][current / LANES * LANES + lane % LANES];
 }
 
+int32_t _Z13sub_group_anyi(int32_t value)
+{
+    uint32_t number = fibres[current].exchanges, first = current / LANES * LANES;
+    int32_t any = 0;
+    exchange(value);
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        any |= values[number & 1][first + lane] != 0;
+    }
+    return any;
+}
+
+#if LANES == 16
+/* D [8, 16] += A [8, 16] B [16, 16] of cl_intel_subgroup_matrix_multiply_accumulate: lane l has
+ * column l of A (an element a row), of B (rows 2 i and 2 i + 1 in its i-th int) and of D. */
+typedef short short8 __attribute__((ext_vector_type(8)));
+typedef int int8 __attribute__((ext_vector_type(8)));
+typedef float float8 __attribute__((ext_vector_type(8)));
+
+static short8 parts[2][MAX_THREADS]; /* of A, of two products in turn */
+
+static float number_of(uint16_t bits, int is_bf16)
+{
+    uint32_t word = (uint32_t)bits << 16;
+    float x;
+    memcpy(&x, &word, sizeof x);
+    return is_bf16 ? x : _cvtsh_ss(bits);
+}
+
+static float8 multiply(short8 a, int8 b, float8 d, int is_bf16)
+{
+    uint32_t number = fibres[current].exchanges, first = current / LANES * LANES;
+    parts[number & 1][current] = a;
+    exchange(0);
+    for (uint32_t k = 0; k < 16; k++) {
+        short8 column = parts[number & 1][first + k];
+        float x = number_of((uint16_t)((uint32_t)b[k / 2] >> k % 2 * 16), is_bf16);
+        for (int row = 0; row < 8; row++) {
+            d[row] += number_of((uint16_t)column[row], is_bf16) * x;
+        }
+    }
+    return d;
+}
+
+float8 _Z40intel_sub_group_bf16_bf16_matrix_mad_k16Dv8_sDv8_iDv8_f(short8 a, int8 b, float8 d)
+{
+    return multiply(a, b, d, 1);
+}
+
+float8 _Z38intel_sub_group_f16_f16_matrix_mad_k16Dv8_sDv8_iDv8_f(short8 a, int8 b, float8 d)
+{
+    return multiply(a, b, d, 0);
+}
+#endif
+
 void _Z17sub_group_barrierj12memory_scope(uint32_t flags, uint32_t scope)
 {
     (void)flags, (void)scope;
@@ -181,6 +238,12 @@ int32_t _Z25atomic_fetch_max_explicitPU3AS4VU7_Atomicii12memory_order12memory_sc
     return before;
 }
 
+void _Z22atomic_work_item_fencej12memory_order12memory_scope(uint32_t flags, int32_t order,
+                                                             int32_t scope)
+{
+    (void)flags, (void)order, (void)scope;
+}
+
 float _Z10vload_halfmPU3AS4KDh(uint64_t offset, const uint16_t *from)
 {
     return _cvtsh_ss(from[offset]);
@@ -208,6 +271,8 @@ MATH1(double, _Z5roundd, round)
 MATH2(double, _Z4fmaxdd, fmax)
 MATH2(double, _Z4fmindd, fmin)
 MATH1(float, _Z3expf, expf)
+MATH1(float, _Z4exp2f, exp2f)
+MATH1(float, _Z11native_exp2f, exp2f)
 MATH1(float, _Z3logf, logf)
 MATH1(float, _Z4fabsf, fabsf)
 MATH1(float, _Z5floorf, floorf)

@@ -12,5 +12,11 @@ out=$5
 # The host's calling convention; parameters come as an address, as a GPU's driver passes them.
 "$clang" -w -S -emit-llvm -Xclang -disable-llvm-passes "$out.bc" -o - |
     sed -e 's/\bspir_func \|\bspir_kernel //g' -e '/^define/s/byval([^)]*)//g' >"$out.ll"
-"$clang" -w -O2 -fPIC -ffp-contract=off -c "$out.ll" -o "$out.o"
-"$clang" -w -O2 -fPIC -fvisibility=hidden -ffp-contract=off -mf16c -shared -Wl,-z,defs "$builtins" "$out.o" -o "$out" -lm
+# Kernels say how many lanes their subgroups have: !intel_reqd_sub_group_size !N, and !N = !{i32 LANES}
+size=$(sed -n 's/.*!intel_reqd_sub_group_size \(![0-9]*\).*/\1/p' "$out.ll" | head -n 1)
+lanes=$(sed -n "s/^$size = !{i32 \([0-9]*\)}/\1/p" "$out.ll")
+flags="-w -O2 -fPIC -ffp-contract=off -mf16c"
+# shellcheck disable=SC2086 # flags are words
+"$clang" $flags -c "$out.ll" -o "$out.o"
+# shellcheck disable=SC2086
+"$clang" $flags "-DLANES=$lanes" -fvisibility=hidden -shared -Wl,-z,defs "$builtins" "$out.o" -o "$out" -lm
