@@ -30,7 +30,8 @@ static void direct_terms(const struct direct *direct, int32_t head, int32_t firs
         terms.key_scale = direct->key_scale;
     }
     for (int32_t r = 0; r < item->num_tokens * group; r++) {
-        terms.distance = (float)(position + r / group - first);
+        int32_t query = r / group;
+        terms.distance = (float)(position + query - first);
         if (layer->alibi != ATTN_ALIBI_NONE) {
             terms.slope = problem->params->alibi_slopes[head * group + r % group];
         }
