@@ -288,7 +288,6 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
 const struct gpu_prefill sm90_prefill = {
     .load = prefill_load,
     .serves = serves,
-    .invariant = true,
     .pays = pays,
     .bytes = bytes_of,
     .plan = plan_prefill,

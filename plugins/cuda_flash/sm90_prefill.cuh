@@ -56,6 +56,22 @@ static __device__ __forceinline__ void pack_weights(const float (&s)[S::keys / 2
     }
 }
 
+/* Keys of an item that have values: those of whole boxes from its first on, before its end. */
+static __device__ __forceinline__ prefill_range valued_keys(const prefill_params &a,
+                                                            const prefill_item &item)
+{
+    return {a.p.problem.paged ? item.row_tile.k0 & ~(a.v.box_rows - 1) : 0, item.row_tile.length};
+}
+
+/* Whether a tile has keys without values. */
+template <class S>
+static __device__ __forceinline__ bool lacks_values(const prefill_params &a,
+                                                    const prefill_item &item, int32_t base)
+{
+    prefill_range keys = valued_keys(a, item);
+    return base < keys.first || base + S::keys > keys.end;
+}
+
 /* Values that were not copied, or lie behind the request's end, become zero: 0 x NaN is NaN. Both
  * warp groups do it for themselves; they write the same. */
 template <class S>
@@ -63,16 +79,15 @@ static __device__ __forceinline__ void clear_values(const prefill_params &a,
                                                     const prefill_item &item, int32_t base,
                                                     char *values, int barrier)
 {
-    int32_t low = a.p.problem.paged ? item.row_tile.k0 & ~(a.v.box_rows - 1) : 0,
-            high = item.row_tile.length;
-    if (base >= low && base + S::keys <= high) {
+    prefill_range keys = valued_keys(a, item);
+    if (!lacks_values<S>(a, item, base)) {
         return;
     }
     constexpr int chunks = S::dv / 8;
 #pragma unroll 1
     for (int i = threadIdx.x & 127; i < S::keys * chunks; i += 128) {
         int row = i / chunks, chunk = i % chunks;
-        if (base + row < low || base + row >= high) {
+        if (base + row < keys.first || base + row >= keys.end) {
             *(uint4 *)(values + (row >> 3) * S::v_group + (chunk >> 3) * S::column +
                        (row & 7) * 128 + (chunk & 7) * 16) = make_uint4(0, 0, 0, 0);
         }
@@ -150,47 +165,28 @@ step_inside(const prefill_params &a, prefill_shared<S> &mine, const inner_matric
     shrink_sums<S>(x);
 }
 
-/* Inner tiles of an item, `key` being the lane's first of the tile before them; those that were
- * walked are counted. Only where nothing is added to scores is there a step from stage 1, and one
- * that has no partner. */
+/* Pairs of inner tiles of an item, `key` being the lane's first of the tile before them, whose
+ * stage is the first one. More code for odd tiles, or to begin at the other stage, costs short
+ * items more than it saves. */
 template <class S, int TERM>
-static __device__ __forceinline__ int32_t walk_inside(const prefill_params &a,
-                                                      prefill_shared<S> &mine,
-                                                      const prefill_item &item, int32_t row,
-                                                      uint32_t queries, int32_t count, int32_t key,
-                                                      ring_place<PREFILL_STAGES> &stage,
-                                                      prefill_lane<S> &x)
+static __device__ __forceinline__ void
+walk_inside(const prefill_params &a, prefill_shared<S> &mine, const prefill_item &item, int32_t row,
+            uint32_t queries, int32_t pairs, int32_t key, int &parity, prefill_lane<S> &x)
 {
     const inner_matrices at = {matrix_at(queries, 0, 1024),
                                matrix_at(shared_address(mine.k[0]), 0, S::k_group),
                                matrix_at(shared_address(mine.v[0]), S::column, S::v_group)};
     prefill_rows rows;
-    int32_t left = count;
     if (TERM == PREFILL_LINEAR) {
         enter_rows(a, item, row, rows);
     }
-    if (TERM == 0 && stage.at == 1 && left > 0) {
-        step_inside<S, 1, 0>(a, mine, at, stage.parity ^ 1, stage.parity, rows, key, x);
-        stage.step();
-        left--;
-    }
-    if (stage.at == 0) {
 #pragma unroll 1
-        for (; left > 1; left -= 2) {
-            step_inside<S, 0, TERM>(a, mine, at, stage.parity, stage.parity, rows, key - S::keys,
-                                    x);
-            step_inside<S, 1, TERM>(a, mine, at, stage.parity ^ 1, stage.parity, rows,
-                                    key - 2 * S::keys, x);
-            stage.parity ^= 1;
-            key -= 2 * S::keys;
-        }
-        if (TERM == 0 && left > 0) {
-            step_inside<S, 0, 0>(a, mine, at, stage.parity, stage.parity, rows, key, x);
-            stage.step();
-            left--;
-        }
+    for (; pairs > 0; pairs--) {
+        step_inside<S, 0, TERM>(a, mine, at, parity, parity, rows, key - S::keys, x);
+        step_inside<S, 1, TERM>(a, mine, at, parity ^ 1, parity, rows, key - 2 * S::keys, x);
+        parity ^= 1;
+        key -= 2 * S::keys;
     }
-    return count - left;
 }
 
 template <class S>
@@ -244,30 +240,30 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
         }
         soften(a.unit, shift, x.s, x.m, x.l, x.f);
     };
-    /* Next tiles of the item that are inner ones. The last tile gives the queries back; where there
-     * is one buffer of them, it does so at once, in the general way. */
+    /* Pairs of the item's next tiles that are inner ones. The last tile gives the queries back;
+     * where there is one buffer of them, it does so at once, in the general way. */
     auto walk = [&]() {
         const prefill_item &item = mine.items[slot.at];
         int32_t least = max(item.inner_first - item.work.first, S::query_buffers == 1),
-                most = item.inner_end - item.work.first, key = base + (lane & 3) * 2, count = 0;
+                most = item.inner_end - item.work.first, pairs = (left - least) >> 1;
+        int32_t key = base + (lane & 3) * 2;
         uint32_t q = queries + query.at * S::q_bytes;
-        if ((a.terms & PREFILL_MIXED) || left <= least || left > most) {
+        if ((a.terms & PREFILL_MIXED) || pairs <= 0 || left > most) {
             return;
         }
-        if (left == most) { /* the tile before is none of them */
-            barrier_wait(shared_address(&mine.v_full[stage.at]), stage.parity);
-            clear_values<S>(a, item, base, mine.v[stage.at], 1 + group);
+        if (left == most && lacks_values<S>(a, item, base)) { /* the tile before is none of them */
+            barrier_wait(shared_address(&mine.v_full[0]), stage.parity);
+            clear_values<S>(a, item, base, mine.v[0], 1 + group);
         }
-        count = left - least;
         if (a.terms & PREFILL_CAPPED) {
-            count = walk_inside<S, PREFILL_CAPPED>(a, mine, item, row, q, count, key, stage, x);
+            walk_inside<S, PREFILL_CAPPED>(a, mine, item, row, q, pairs, key, stage.parity, x);
         } else if (S::dv <= 128 && (a.terms & PREFILL_LINEAR)) {
-            count = walk_inside<S, PREFILL_LINEAR>(a, mine, item, row, q, count, key, stage, x);
+            walk_inside<S, PREFILL_LINEAR>(a, mine, item, row, q, pairs, key, stage.parity, x);
         } else {
-            count = walk_inside<S, 0>(a, mine, item, row, q, count, key, stage, x);
+            walk_inside<S, 0>(a, mine, item, row, q, pairs, key, stage.parity, x);
         }
-        left -= count;
-        base -= count * S::keys;
+        left -= 2 * pairs;
+        base -= 2 * pairs * S::keys;
         if (left == 0) {
             arrive_once(mine.q_empty[query.at]);
             query.step();
@@ -294,7 +290,9 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
     int32_t before_base = 0;
 #pragma unroll 1
     for (;;) {
-        walk();
+        if (stage.at == 0 && left > 1) {
+            walk();
+        }
         const bool ends = left == 0;
         const float ended_m[2] = {x.m[0], x.m[1]}, ended_l[2] = {x.l[0], x.l[1]};
         before = stage;

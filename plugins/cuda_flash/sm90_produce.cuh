@@ -8,13 +8,9 @@
 
 #include "sm90_shape.cuh"
 
-/* The tiles of a row tile that the general way has nothing to do to: first .. end - 1. */
-struct inner_tiles {
-    int32_t first, end;
-};
-
-static __device__ __forceinline__ inner_tiles inner_of(const prefill_params &a,
-                                                       const gpu_row_tile &row_tile, int32_t keys)
+/* The tiles of a row tile that the general way has nothing to do to. */
+static __device__ __forceinline__ prefill_range inner_of(const prefill_params &a,
+                                                         const gpu_row_tile &row_tile, int32_t keys)
 {
     const gpu_problem &p = a.p.problem;
     gpu_request request = request_of_row_tile(row_tile);
@@ -58,7 +54,7 @@ static __device__ __forceinline__ void take_items(const prefill_params &a, prefi
         }
         if (index < items && lane >= words && lane < words + 3) {
             const gpu_row_tile &row_tile = a.p.schedule.row_tiles[pair];
-            inner_tiles inner = inner_of(a, row_tile, S::keys);
+            prefill_range inner = inner_of(a, row_tile, S::keys);
             word = lane == words       ? row_tile.first_row / a.p.problem.group
                    : lane == words + 1 ? inner.first
                                        : inner.end;

@@ -27,6 +27,11 @@ template <int KIND_, int D_, int DV_, int KEYS_, int QUERIES_, bool GROUPED> str
     static_assert((keys & (keys - 1)) == 0, "tiles are aligned to their size");
 };
 
+/* Keys or tiles first .. end - 1. */
+struct prefill_range {
+    int32_t first, end;
+};
+
 struct prefill_item {
     prefill_work work;
     gpu_row_tile row_tile;

@@ -227,7 +227,6 @@ static void choose_ways(struct plan_host *plan, const struct attn_attend_args *a
     plan->few_rows = GPU_FEW_ROWS;
     plan->has_few = 1;
     plan->has_many = prefill != NULL && args->state->way == GPU_WAY_ATTEND &&
-                     (prefill->invariant || !args->state->invariant) &&
                      (int64_t)batch->max_query_len * group > GPU_FEW_ROWS && prefill->serves(args);
     if (!plan->has_many) {
         return;

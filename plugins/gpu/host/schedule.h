@@ -45,14 +45,12 @@ void gpu_choose_rows(const struct attn_state *state, const struct attn_batch *ba
  * walk these arguments. */
 bool gpu_loads_wide(const struct attn_attend_args *args, const struct gpu_params *p);
 
-/* A faster way for requests of many rows (query, head of the group). */
+/* A faster way for requests of many rows (query, head of the group). What it computes of a request
+ * depends on its own lengths, the layer and the tensors alone: batch-invariant layers take it. */
 struct gpu_prefill {
     const char *(*load)(const struct gpu_device *device);
     /* Whether a plan may give it such requests of this layer and cache. */
     bool (*serves)(const struct attn_attend_args *args);
-    /* Whether a request has the same bits in every batch: what the device computes of it depends on
-     * its own lengths and the layer alone. False: batch-invariant layers keep the common way. */
-    bool invariant;
     /* Whether such requests of this batch keep the device busy. */
     bool (*pays)(const struct attn_attend_args *args);
     /* Workspace behind the common schedule's. */
