@@ -128,6 +128,17 @@ static bool in_ranges(const struct attn_range *ranges, int32_t count, int32_t va
     return false;
 }
 
+/* The core cuts an engine's blocks into a backend's where these divide them. */
+static bool parts_declared(const struct attn_backend_caps *caps, int32_t block_size)
+{
+    for (int32_t part = 1; part <= block_size; part++) {
+        if (block_size % part == 0 && in_ranges(caps->block_sizes, caps->num_block_sizes, part)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void try_numbers(const struct core_sink *sink, const struct attn_layer_desc *base)
 {
     static const int32_t sizes[] = {8, 24, 40, 72, 80, 96, 120, 160, 192, 256, 512};
@@ -150,7 +161,7 @@ static void try_numbers(const struct core_sink *sink, const struct attn_layer_de
         struct undeclared u = {.layer = *base, .field = "block_size"};
         u.layer.block_size = blocks[i];
         snprintf(name, sizeof name, "block_size.%d", blocks[i]);
-        if (!in_ranges(caps->block_sizes, caps->num_block_sizes, blocks[i])) {
+        if (!parts_declared(caps, blocks[i])) {
             try_layer(sink, name, &u);
         }
     }
