@@ -275,12 +275,11 @@ static void test_invariant(void **unused)
 }
 
 /* A prompt in two steps, whatever its first part was computed with: all goes the latent way. */
-static void test_invariant_prefix(void **unused)
+static void hold_prefix(const char *backend)
 {
-    const struct setting whole = {"cpu_ref",     .heads = 6,         .invariant = 2,
+    const struct setting whole = {backend,       .heads = 6,         .invariant = 2,
                                   .num_reqs = 2, .queries = {30, 9}, .lens = {30, 9}};
     struct setting rest = whole;
-    (void)unused;
     hold_invariant(&whole);
     rest.queries[0] = 12;
     struct mla *m = mla_create(&whole), *second = mla_create(&rest);
@@ -294,6 +293,15 @@ static void test_invariant_prefix(void **unused)
     assert_memory_equal(second->out, m->out + 18 * 6 * V, 12 * 6 * V * sizeof(float));
     mla_destroy(second);
     mla_destroy(m);
+}
+
+static void test_invariant_prefix(void **unused)
+{
+    (void)unused;
+    hold_prefix("cpu_ref");
+    if (CPU_SIMD) {
+        hold_prefix("cpu_simd");
+    }
 }
 
 /* In a batch of another order a decode would be computed as a prefill. */
