@@ -7,15 +7,10 @@
 
 #define NAME "cuda_flash"
 
-/* What nvcc makes of device/turboquant.h writes other rows than cpu_ref on an H200, for a cause
- * that is not known; the same source is right as fibres on a CPU. */
-#define WRONG_ROWS                                                                                 \
-    (BIT(ATTN_KV_TURBOQUANT_K8V4) | BIT(ATTN_KV_TURBOQUANT_4BIT_NC) |                              \
-     BIT(ATTN_KV_TURBOQUANT_K3V4_NC) | BIT(ATTN_KV_TURBOQUANT_3BIT_NC))
-
 extern const struct gpu_matrix_kernels sm80_matrix; /* sm80_attend.c */
 #ifdef CUDA_FLASH_SM90
-extern const struct gpu_prefill sm90_prefill; /* sm90_prefill.c */
+extern const struct gpu_prefill sm90_prefill;      /* sm90_prefill.c */
+extern const struct gpu_latent_kernel sm90_latent; /* sm90_latent.c */
 #endif
 
 static attn_status report(const struct attn_probe_sink *sink, const struct nvml_device *device,
@@ -34,9 +29,7 @@ static attn_status report(const struct attn_probe_sink *sink, const struct nvml_
         .num_multiprocessors = device->num_sms,
         .memory_bytes = device->memory_bytes,
     };
-    struct attn_backend_caps caps = gpu_caps;
-    caps.kv_dtypes &= ~WRONG_ROWS;
-    return gpu_report(sink, &info, device->major >= 8 ? &caps : NULL);
+    return gpu_report(sink, &info, device->major >= 8 ? &gpu_caps : NULL);
 }
 
 static attn_status cuda_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
@@ -68,8 +61,10 @@ static const char *add_kernels(struct attn_instance *instance)
     instance->matrix = &sm80_matrix;
 #ifdef CUDA_FLASH_SM90
     if (instance->device.major == 9) {
+        const char *cause = sm90_prefill.load(&instance->device);
         instance->prefill = &sm90_prefill;
-        return sm90_prefill.load(&instance->device);
+        instance->latent = &sm90_latent;
+        return cause != NULL ? cause : sm90_latent.load(&instance->device);
     }
 #endif
     return NULL;

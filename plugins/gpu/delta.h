@@ -7,7 +7,8 @@
 
 #include "gpu/tensors.h"
 
-#define DELTA_ROWS 32 /* of S, of a group */
+#define DELTA_ROWS 32      /* of S, of a group */
+#define DELTA_STEP_ROWS 64 /* of delta_step's, for few tokens of many requests */
 #define DELTA_MAX_HEAD_SIZE 512
 #define DELTA_MAX_CONV_WIDTH 64
 
@@ -29,7 +30,7 @@ struct gpu_delta_params {
     int32_t num_reqs, num_tokens;
     int32_t num_k_heads, num_v_heads, head_size_k, head_size_v;
     int32_t conv_width, conv_silu, l2norm, num_drafted;
-    int32_t row_tiles; /* of a head's rows of the state, DELTA_ROWS each; one group has one */
+    int32_t row_tiles; /* of a head's rows of the state; one group has one */
     float scale;
 };
 

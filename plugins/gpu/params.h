@@ -74,7 +74,8 @@ struct gpu_row_tile {
  * that of the last tile up to `last`. `row_tile`, number `row_tile_index`, is that of the first
  * tile. */
 struct gpu_segment {
-    int32_t begin, end, index, first, last, row_tile_index, reserved[2];
+    int32_t begin, end, index, first, last, row_tile_index;
+    int32_t next, reserved; /* next: by_item 2, the share's next piece; -1: none */
     struct gpu_row_tile row_tile;
 };
 
@@ -103,7 +104,12 @@ struct gpu_schedule {
     int32_t tile_rows; /* rows (query, head of the group) of one item: 16 or 64 */
     /* rows of the requests that the schedule is of; most_rows 0: of all */
     int32_t least_rows, most_rows;
-    int32_t by_item;      /* 1: a segment is of one item; 0: of the stream, over several */
+    /* 0: a segment is of the stream, over several items; 1: of one item; 2: of one item, a piece of
+     * a group's share. Segment i begins share i, the others are linked. One KV head. */
+    int32_t by_item;
+    /* by_item 2: row tiles of a query. As many neighbouring groups walk their keys at the same
+     * time, so that one of them reads memory and the others the L2. */
+    int32_t abreast;
     int32_t invariant;    /* 1: items are cut by their own length alone */
     int32_t ctas;         /* groups of the attend's grid */
     int32_t max_segments; /* that `segments` has room for */

@@ -60,7 +60,7 @@ static void walk_segment(const gpu_plan_params &p, const gpu_segment &s, walk &w
             }
             w.counted[item] = range;
             w.parts[item].push_back(
-                {s.index, p.schedule.by_item ? s.index : 2 * s.index + (tile == 0)});
+                {s.index, p.schedule.by_item == 1 ? s.index : 2 * s.index + (tile == 0)});
         }
         at += count;
     }
@@ -74,12 +74,13 @@ static void check_parts(const gpu_plan_params &p, walk &w)
         auto &parts = w.parts[item];
         std::sort(parts.begin(), parts.end());
         auto [first, last] = w.counted[item];
-        if (!parts.empty() && (int)parts.size() != last - first + 1) {
+        int step = p.schedule.by_item == 2 ? p.schedule.abreast : 1;
+        if (!parts.empty() && (int)parts.size() != (last - first) / step + 1) {
             w.wrong = "an item has not as many parts as are counted";
         }
         for (size_t i = 0; i < parts.size(); i++) {
-            int segment = first + (int)i;
-            int slot = p.schedule.by_item ? segment : 2 * segment + (i == 0);
+            int segment = first + (int)i * step;
+            int slot = p.schedule.by_item == 1 ? segment : 2 * segment + (i == 0);
             if (parts[i] != std::pair<int, int>(segment, slot) || used[slot]) {
                 w.wrong = "a part is not where the merge reads it";
             }
@@ -98,8 +99,9 @@ static const char *walk_all(const gpu_plan_params &p)
     w.times.resize(header.tiles);
     w.parts.resize((size_t)header.row_tiles * p.problem.num_kv_heads);
     w.counted.resize(w.parts.size());
-    for (int i = 0; i < header.segments; i++) {
+    for (int share = 0, i = 0; share < header.segments;) {
         const gpu_segment &s = p.schedule.segments[i];
+        i = p.schedule.by_item == 2 && s.next >= 0 ? s.next : ++share;
         if (s.begin >= s.end || s.begin < p.schedule.row_tiles[s.row_tile_index].start ||
             s.end > header.tiles ||
             memcmp(&s.row_tile, &p.schedule.row_tiles[s.row_tile_index], sizeof s.row_tile) != 0) {
@@ -131,7 +133,10 @@ static void run(const batch &b, const char *name)
     p.problem.window_left = b.window > 0 ? b.window - 1 : -1, p.problem.window_right = -1;
     p.problem.query_start = starts.data(), p.problem.seq_lens = b.lengths.data();
     p.schedule.tile_rows = 16, p.schedule.by_item = b.by_item, p.schedule.ctas = b.ctas,
-    p.schedule.tile = b.tile;
+    p.schedule.tile = b.tile, p.schedule.abreast = 1;
+    if (b.by_item == 2 && b.ctas % 3 == 0) { /* three row tiles of a query abreast */
+        p.problem.group = p.problem.num_q_heads = 48, p.schedule.abreast = 3;
+    }
     size_t row_tiles = (size_t)starts[reqs] * p.problem.group / 16 + reqs + 1;
     p.schedule.max_segments = b.by_item ? 5 * b.ctas + (int)row_tiles * b.heads : 8 * b.ctas;
     gpu_header header = {};
@@ -175,7 +180,8 @@ static batch random_batch(int i)
     b.ctas = below(2) ? 264 : below(2) ? 132 : 17;
     b.tile = below(2) ? 64 : 128;
     b.window = below(3) == 0 ? 1024 : 0;
-    b.by_item = i % 4 == 3;
+    b.by_item = i % 4 == 3 ? 1 + i / 4 % 2 : 0;
+    b.heads = b.by_item == 2 ? 1 : b.heads;
     return b;
 }
 

@@ -137,6 +137,23 @@ static __device__ __forceinline__ void wgmma_weights(float (&d)[COLUMNS / 2],
     }
 }
 
+/* d += a b: a as wgmma_rows has it, b as wgmma_weights. */
+template <int KIND>
+static __device__ __forceinline__ void wgmma_stored(float (&d)[128], uint64_t a, uint64_t b)
+{
+    if constexpr (KIND == KIND_BF16) {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" NAMES128
+                     "}, %128, %129, 1, 1, 1, 0, 1;"
+                     : SUMS128
+                     : "l"(a), "l"(b));
+    } else {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {" NAMES128
+                     "}, %128, %129, 1, 1, 1, 0, 1;"
+                     : SUMS128
+                     : "l"(a), "l"(b));
+    }
+}
+
 #undef WGMMA_ROWS
 #undef WGMMA_WEIGHTS
 

@@ -157,9 +157,13 @@ GPU_INLINE float divide_fast(float a, float b)
     return __fdividef(a, b);
 }
 
+/* The bits pass through a register that ptxas cannot look behind: up to CUDA 13.0 it stores the low
+ * byte of a converted half as the half's value as an integer (F2I.U8.F16). */
 GPU_INLINE uint16_t half_of(float x)
 {
-    return __half_as_ushort(__float2half_rn(x));
+    uint32_t bits = __half_as_ushort(__float2half_rn(x));
+    asm volatile("" : "+r"(bits));
+    return (uint16_t)bits;
 }
 
 GPU_INLINE float float_of_half_bits(uint16_t bits)

@@ -67,7 +67,7 @@ GPU_INLINE void store_codes(const gpu_cache &c, char *row, int32_t d, uint32_t c
 GPU_INLINE void store_half_at(char *to, double x)
 {
     double most = TURBOQUANT_LARGEST;
-    uint16_t bits = half_of(isnan(x) ? NAN : odd_float(fmax(-most, fmin(most, x))));
+    uint16_t bits = isnan(x) ? 0x7e00 : half_of(odd_float(fmax(-most, fmin(most, x))));
     ((uint8_t *)to)[0] = (uint8_t)bits;
     ((uint8_t *)to)[1] = (uint8_t)(bits >> 8);
 }

@@ -7,6 +7,8 @@
 #include "gpu/delta.h"
 #include "gpu/host/instance.h"
 
+#define STEP_TOKENS 4 /* of a request, on average, that delta_step is for */
+
 static struct gpu_matrix matrix_of(const struct attn_tensor *tensor)
 {
     if (tensor == NULL) {
@@ -174,10 +176,18 @@ attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_err
     }
     const struct gpu_device *device = &args->instance->device;
     struct gpu_delta_params p = params_of(&gdn);
+    /* longer requests wait for one token after the other, where more groups of fewer rows help */
+    bool is_step = p.head_size_k <= 128 && p.num_tokens <= STEP_TOKENS * p.num_reqs &&
+                   (int64_t)p.num_reqs * p.num_v_heads >= 2 * (int64_t)device->num_sms;
+    if (is_step) {
+        p.row_tiles = (p.head_size_v + DELTA_STEP_ROWS - 1) / DELTA_STEP_ROWS;
+    }
     int64_t items = (int64_t)p.num_reqs * p.num_v_heads * p.row_tiles;
-    const char *cause = gpu_device_launch(
-        device, p.head_size_k <= 128 ? GPU_KERNEL_delta_128 : GPU_KERNEL_delta_512,
-        gpu_groups(items, 1, 1 << 20), &p, args->stream);
+    const char *cause = gpu_device_launch(device,
+                                          is_step                ? GPU_KERNEL_delta_step
+                                          : p.head_size_k <= 128 ? GPU_KERNEL_delta_128
+                                                                 : GPU_KERNEL_delta_512,
+                                          gpu_groups(items, 1, 1 << 20), &p, args->stream);
     if (cause == NULL && p.conv_width > 1) {
         cause = gpu_device_launch(
             device, GPU_KERNEL_delta_roll,

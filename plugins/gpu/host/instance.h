@@ -9,6 +9,7 @@
 
 struct gpu_matrix_kernels;
 struct gpu_prefill;
+struct gpu_latent_kernel;
 
 struct attn_instance {
     const struct attn_host *host;
@@ -16,6 +17,7 @@ struct attn_instance {
     struct gpu_device device;
     const struct gpu_matrix_kernels *matrix; /* NULL: plain kernels serve all */
     const struct gpu_prefill *prefill; /* NULL: requests of many rows have no way of their own */
+    const struct gpu_latent_kernel *latent; /* NULL: latent rows have none */
 };
 
 /* Which slot a state is for. */

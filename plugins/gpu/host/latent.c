@@ -171,6 +171,9 @@ static attn_status attend_latent(const struct attn_attend_args *args, bool spars
                              "attend_mla_sparse", error);
     }
     set_schedule(&p.attend.schedule, args);
+    if (p.attend.schedule.tile_rows != LATENT_ROWS) { /* planned for it */
+        return device_status(args->instance->latent->attend(args, &p), "attend_mla", error);
+    }
     return device_status(
         gpu_device_launch(device, GPU_KERNEL_latent, p.attend.schedule.ctas, &p, args->stream),
         "attend_mla", error);

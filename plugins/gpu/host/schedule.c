@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A layer's state, the memory of its plans, and the launch that makes a schedule. */
 #include "gpu/host/schedule.h"
-#include "gpu/latent.h"
 
 #define SEGMENTS_PER_CTA 8
 #define PADDED_SIZE_MAX 256 /* of the matrix kernels' heads */
@@ -21,6 +20,11 @@ static int64_t segment_bound(const struct attn_instance *instance, const struct 
         int64_t invariant = reqs * state->num_kv_heads * GPU_INVARIANT_CUTS;
         int64_t cut = state->invariant ? invariant : 4 * ctas; /* cut_count in gpu/kernels/cut.h */
         *part_rows = cut * 16;
+        if (state->way == GPU_WAY_LATENT && instance->latent != NULL) {
+            int64_t parts = state->invariant ? cut : 2 * ctas; /* two for a share */
+            *part_rows = parts * instance->latent->rows;
+            *part_rows = *part_rows > cut * 16 ? *part_rows : cut * 16;
+        }
         return cut + row_tiles * state->num_kv_heads + ctas; /* one that is read for each CTA */
     }
     int64_t taken = 2 * ctas * SEGMENTS_PER_CTA * 16, given = 2 * ctas * 64;
@@ -190,6 +194,7 @@ void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args)
                                  plan->num_rows, plan->by_item);
     s->tile_rows = plan->tile_rows;
     s->by_item = plan->by_item;
+    s->abreast = state->group % plan->tile_rows == 0 ? state->group / plan->tile_rows : 1;
     s->invariant = state->invariant;
     s->ctas = args->instance->device.num_sms * (latent ? 1 : matrix->groups_of_sm(args));
     s->tile = latent ? GPU_TILE : matrix->tile(state, args->k_cache != NULL, plan->tile_rows);
@@ -207,8 +212,10 @@ void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args)
 static void choose_rows(struct plan_host *plan, const struct attn_attend_args *args)
 {
     if (args->state->way == GPU_WAY_LATENT) {
-        plan->by_item = 1;
-        plan->tile_rows = LATENT_ROWS;
+        const struct gpu_latent_kernel *fast = args->instance->latent;
+        bool served = fast != NULL && fast->serves(args);
+        plan->by_item = served && !args->state->invariant ? 2 : 1;
+        plan->tile_rows = served ? fast->rows : LATENT_ROWS;
     } else {
         args->instance->matrix->choose_rows(args->state, args->batch, plan);
     }

@@ -4,6 +4,7 @@
 #define GPU_HOST_SCHEDULE_H
 
 #include "gpu/host/instance.h"
+#include "gpu/latent.h"
 
 #define GPU_FEW_ROWS 32 /* of a request, which memory limits on every GPU */
 
@@ -61,6 +62,16 @@ struct gpu_prefill {
     /* False: these tensors it cannot walk, and nothing was launched. */
     bool (*attend)(const struct attn_attend_args *args, const struct gpu_params *p, char *memory,
                    const char **cause);
+};
+
+/* A faster attend of dense latent rows. Without one it is that of gpu/kernels/latent.cpp. */
+struct gpu_latent_kernel {
+    int32_t rows; /* of an item */
+    const char *(*load)(const struct gpu_device *device);
+    /* Whether a plan may give it this layer and batch. */
+    bool (*serves)(const struct attn_attend_args *args);
+    /* Launches the attend of what was planned for it. NULL or the cause of a failure. */
+    const char *(*attend)(const struct attn_attend_args *args, const struct gpu_latent_params *p);
 };
 
 struct layout {

@@ -20,6 +20,7 @@
 #define CHUNK_SLACK 16      /* a chunk may exceed a CTA's equal share by 1 / 16 */
 #define MOST_PARTS 32       /* of an item that chunks are made of, where there are few items */
 #define LEAST_SHARE 12      /* tiles of a CTA from which on segments are taken */
+#define LEAST_SHARE_PIECE 4 /* tiles of a share of a group, by_item 2 */
 #define LEAST_ITEMS 6       /* one for so many CTAs: fewer would have too many parts each */
 
 struct plan_memory {
@@ -163,6 +164,45 @@ GPU_DEVICE int32_t cut_items(const gpu_problem &p, const gpu_schedule &plan, int
         }
     }
     return segments;
+}
+
+/* Equal shares of the stream, one for a group at most, in pieces of one item each. Row tiles
+ * abreast have the same keys and are cut alike: what follows counts their columns, and segment
+ * i * abreast + lane is of the lane-th. The piece that begins share i is segment i, column k that
+ * begins inside of a share has segment shares + k. index, first and last count shares likewise. */
+GPU_DEVICE int32_t cut_shares(const gpu_schedule &plan, int32_t row_tiles, int32_t all_tiles,
+                              const int32_t *starts)
+{
+    int32_t abreast = plan.abreast, columns = row_tiles / abreast, total = all_tiles / abreast;
+    int32_t shares =
+        min(max(plan.ctas / abreast, 1), (total + LEAST_SHARE_PIECE - 1) / LEAST_SHARE_PIECE);
+    auto start_of = [&](int32_t column) { return starts[column * abreast] / abreast; };
+    for (int32_t i = thread_index(); i < shares + columns; i += PLAN_THREADS) {
+        bool inside = i >= shares;
+        int32_t begin = inside ? start_of(i - shares) : (int32_t)((int64_t)total * i / shares);
+        int32_t share = inside ? (int32_t)(((int64_t)(begin + 1) * shares - 1) / total) : i;
+        int32_t end = (int32_t)((int64_t)total * (share + 1) / shares);
+        if (inside && begin == (int32_t)((int64_t)total * share / shares)) {
+            continue; /* the item begins with the share */
+        }
+        int32_t column =
+            inside ? i - shares : find_last(starts, row_tiles, begin * abreast) / abreast;
+        int32_t item = start_of(column), item_end = start_of(column + 1);
+        int32_t first = (int32_t)(((int64_t)(item + 1) * shares - 1) / total);
+        int32_t last = (int32_t)(((int64_t)item_end * shares - 1) / total);
+        for (int32_t lane = 0; lane < abreast; lane++) {
+            gpu_segment &s = plan.segments[i * abreast + lane];
+            s.row_tile_index = column * abreast + lane;
+            s.row_tile = plan.row_tiles[s.row_tile_index];
+            s.begin = s.row_tile.start + begin - item;
+            s.end = s.row_tile.start + min(end, item_end) - item;
+            s.index = share * abreast + lane;
+            s.first = first * abreast + lane;
+            s.last = last * abreast + lane;
+            s.next = item_end < end ? (shares + column + 1) * abreast + lane : -1;
+        }
+    }
+    return shares * abreast;
 }
 
 /* Shares of the stream, and segments of shares: most of one, which a CTA itself takes, then half of
@@ -325,7 +365,9 @@ GPU_DEVICE void make_schedule(const gpu_problem &p, const gpu_schedule &plan, pl
     int32_t segments = 0, row_tiles = count_row_tiles(p, plan, memory.warps);
     int32_t *starts = row_tiles <= PLAN_ROW_TILES ? memory.key_tile_start : plan.key_tile_start;
     int32_t total = plan_row_tiles(p, plan, &row_tiles, starts, memory.warps);
-    if (plan.by_item) {
+    if (plan.by_item == 2) {
+        segments = total > 0 ? cut_shares(plan, row_tiles, total, starts) : 0;
+    } else if (plan.by_item) {
         segments = cut_items(p, plan, row_tiles, total, memory.warps);
     } else if (total > 0) {
         stream_cut cut = cut_stream(p, plan, row_tiles, total, starts, memory);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gated delta rule, a token at a time, with its causal convolution (attn/recurrent.h):
  *     S <- e^g S;  r = beta (v - S k);  S <- S + r k^T;  o = S q
- * A group has DELTA_ROWS rows of one head's S in registers, each warp DELTA_WARP_ROWS of them, and
+ * A group has some rows of one head's S in registers, each warp as many of them, and
  * works through the request's tokens in stretches whose q, k, v and gates it makes in shared
  * memory. With a = e^g S k and b = e^g S q of the old S, o = b + r (k q): one pass over S, and two
  * sums over lanes for each row. Steps of one token are bound by memory: S is read and written once,
@@ -11,17 +11,23 @@
 
 #include "gpu/kernels/list.h"
 
-#define DELTA_WARPS (GPU_THREADS_delta_128 / GPU_LANES)
-#define DELTA_WARP_ROWS (DELTA_ROWS / DELTA_WARPS)
 #define L2_EPSILON 1e-6f
 #define SOFTPLUS_LINEAR 20.0f
 
 /* Tokens of a stretch: SIZE is at least Dk. */
 #define STRETCH_OF(SIZE) (2048 / (SIZE))
 
-template <int SIZE> struct delta_memory {
+/* Dk at most, rows of S and threads of a group. */
+template <int SIZE_, int ROWS_, int THREADS_> struct delta_shape {
+    static constexpr int size = SIZE_, rows = ROWS_, threads = THREADS_;
+    static constexpr int warps = threads / GPU_LANES, warp_rows = rows / warps;
+    static constexpr int count = size / GPU_LANES; /* columns of a lane */
+};
+
+template <class D> struct delta_memory {
+    static constexpr int SIZE = D::size;
     float q[STRETCH_OF(SIZE)][SIZE], k[STRETCH_OF(SIZE)][SIZE];
-    float v[STRETCH_OF(SIZE)][DELTA_ROWS];
+    float v[STRETCH_OF(SIZE)][D::rows];
     float decay[STRETCH_OF(SIZE)], beta[STRETCH_OF(SIZE)];
     float kq[STRETCH_OF(SIZE)]; /* k q */
 };
@@ -79,11 +85,51 @@ GPU_INLINE float silu(float x)
     return x / (1.0f + expf(-x));
 }
 
+#define SHORT_CONV 4
+
+GPU_INLINE float short_number(uint32_t bits, int32_t dtype)
+{
+    return dtype == ATTN_DTYPE_BF16 ? float_of_bf16((uint16_t)bits) : float_of_half((uint16_t)bits);
+}
+
+/* As convolve below, of SHORT_CONV 16-bit numbers by as many: all loads before the first use. */
+GPU_INLINE float convolve_short(const gpu_delta_params &p, const delta_request &request, int32_t t,
+                                int64_t channel, float bias)
+{
+    const char *mixed = p.mixed.data + channel * 2;
+    const char *window = p.window + request.slots[0] * p.window_slot + channel * p.window_channel +
+                         (int64_t)(request.from + SHORT_CONV - 1) * 2;
+    const char *weights = p.conv_weight.data + channel * p.conv_weight.row * 2;
+    uint32_t x[SHORT_CONV], w[SHORT_CONV];
+#pragma unroll
+    for (int i = 0; i < SHORT_CONV; i++) {
+        int32_t at = t - (SHORT_CONV - 1) + i;
+        const char *from =
+            at >= 0 ? mixed + (int64_t)(request.first_row + at) * p.mixed.row : window + at * 2;
+        x[i] = *(const uint16_t *)from;
+        w[i] = *(const uint16_t *)(weights + i * p.conv_weight.column * 2);
+    }
+    float y = bias;
+#pragma unroll
+    for (int i = 0; i < SHORT_CONV; i++) {
+        bool is_old = t - (SHORT_CONV - 1) + i < 0;
+        float value = short_number(x[i], is_old ? p.window_dtype : p.mixed.dtype);
+        y +=
+            short_number(w[i], p.conv_weight.dtype) * (is_old && !request.has_state ? 0.0f : value);
+    }
+    return y;
+}
+
 /* y_c = sum_i w_c,i x_c[t - (width - 1) + i] + bias_c, then SiLU. */
 GPU_CALL float convolve(const gpu_delta_params &p, const delta_request &request, int32_t t,
                         int64_t channel)
 {
     float y = p.conv_bias.data != nullptr ? matrix_number(p.conv_bias, 0, channel) : 0.0f;
+    if (p.conv_width == SHORT_CONV && number_bytes_of(p.mixed.dtype) == 2 &&
+        number_bytes_of(p.window_dtype) == 2 && number_bytes_of(p.conv_weight.dtype) == 2) {
+        y = convolve_short(p, request, t, channel, y);
+        return p.conv_silu ? silu(y) : y;
+    }
     for (int32_t i = 0; i < p.conv_width; i++) {
         y += matrix_number(p.conv_weight, channel, i) *
              mixed_number(p, request, t - (p.conv_width - 1) + i, channel);
@@ -110,11 +156,11 @@ GPU_INLINE float softplus(float x)
 }
 
 /* e^g = e^(-e^a_log softplus(a + dt_bias)), beta = 1 / (1 + e^-b). */
-template <int SIZE>
+template <class D>
 GPU_INLINE void load_gates(const gpu_delta_params &p, const delta_request &request, int32_t first,
-                           int32_t count, int32_t head, delta_memory<SIZE> &m)
+                           int32_t count, int32_t head, delta_memory<D> &m)
 {
-    for (int32_t t = (int32_t)thread_index(); t < count; t += GPU_THREADS_delta_128) {
+    for (int32_t t = (int32_t)thread_index(); t < count; t += D::threads) {
         int64_t row = request.first_row + first + t;
         float x = matrix_number(p.a, row, head) + p.dt_bias[head];
         m.decay[t] = expf(-expf(p.a_log[head]) * softplus(x));
@@ -123,22 +169,26 @@ GPU_INLINE void load_gates(const gpu_delta_params &p, const delta_request &reque
 }
 
 /* q, k and the group's rows of v of tokens first .. first + count - 1. */
-template <int SIZE>
+template <class D>
 GPU_INLINE void load_stretch(const gpu_delta_params &p, const delta_request &request, int32_t first,
-                             int32_t count, int32_t head, int32_t first_dim, delta_memory<SIZE> &m)
+                             int32_t count, int32_t head, int32_t first_dim, delta_memory<D> &m)
 {
     int32_t dk = p.head_size_k, key_head = head / (p.num_v_heads / p.num_k_heads);
     int64_t q_channel = (int64_t)key_head * dk, keys = (int64_t)p.num_k_heads * dk;
     int64_t v_channel = 2 * keys + (int64_t)head * p.head_size_v;
-    for (int32_t i = (int32_t)thread_index(); i < count * SIZE; i += GPU_THREADS_delta_128) {
-        int32_t t = i / SIZE, d = i - t * SIZE;
-        bool real = d < dk;
-        m.q[t][d] = real ? part_number(p, request, first + t, p.q, key_head, q_channel, d) : 0.0f;
-        m.k[t][d] =
-            real ? part_number(p, request, first + t, p.k, key_head, keys + q_channel, d) : 0.0f;
+    for (int32_t i = (int32_t)thread_index(); i < count * 2 * D::size; i += D::threads) {
+        int32_t t = i / (2 * D::size), d = i % D::size, is_k = i / D::size & 1;
+        float x = 0.0f;
+        if (d < dk) {
+            x = part_number(p, request, first + t, is_k ? p.k : p.q, key_head,
+                            is_k ? keys + q_channel : q_channel, d);
+        }
+        (is_k ? m.k : m.q)[t][d] = x;
     }
-    for (int32_t i = (int32_t)thread_index(); i < count * DELTA_ROWS; i += GPU_THREADS_delta_128) {
-        int32_t t = i / DELTA_ROWS, d = first_dim + i - t * DELTA_ROWS;
+    /* by the last threads first, which have less to do before */
+    for (int32_t i = D::threads - 1 - (int32_t)thread_index(); i < count * D::rows;
+         i += D::threads) {
+        int32_t t = i / D::rows, d = first_dim + i - t * D::rows;
         m.v[t][d - first_dim] =
             d < p.head_size_v ? part_number(p, request, first + t, p.v, head, v_channel, d) : 0.0f;
     }
@@ -146,13 +196,13 @@ GPU_INLINE void load_stretch(const gpu_delta_params &p, const delta_request &req
 }
 
 /* Norms of q and k, the scale of q, and k q; a warp per token. */
-template <int SIZE>
-GPU_INLINE void finish_stretch(const gpu_delta_params &p, int32_t count, delta_memory<SIZE> &m)
+template <class D>
+GPU_INLINE void finish_stretch(const gpu_delta_params &p, int32_t count, delta_memory<D> &m)
 {
     int32_t lane = lane_index();
-    for (int32_t t = warp_index(); t < count; t += DELTA_WARPS) {
+    for (int32_t t = warp_index(); t < count; t += D::warps) {
         float qq = 0.0f, kk = 0.0f, kq = 0.0f;
-        for (int32_t d = lane; d < SIZE; d += GPU_LANES) {
+        for (int32_t d = lane; d < D::size; d += GPU_LANES) {
             float q = m.q[t][d], k = m.k[t][d];
             qq += q * q, kk += k * k, kq += k * q;
         }
@@ -162,7 +212,7 @@ GPU_INLINE void finish_stretch(const gpu_delta_params &p, int32_t count, delta_m
             k_factor = 1.0f / sqrtf(warp_sum(kk) + L2_EPSILON);
         }
         kq = warp_sum(kq) * q_factor * k_factor;
-        for (int32_t d = lane; d < SIZE; d += GPU_LANES) {
+        for (int32_t d = lane; d < D::size; d += GPU_LANES) {
             m.q[t][d] *= q_factor;
             m.k[t][d] *= k_factor;
         }
@@ -173,8 +223,8 @@ GPU_INLINE void finish_stretch(const gpu_delta_params &p, int32_t count, delta_m
 }
 
 /* Rows of S in a warp's registers: lane l has columns l, l + GPU_LANES and so on. */
-template <int SIZE> struct delta_rows {
-    float s[DELTA_WARP_ROWS][SIZE / GPU_LANES];
+template <class D> struct delta_rows {
+    float s[D::warp_rows][D::count];
 };
 
 GPU_INLINE float *state_row(const gpu_delta_params &p, int32_t slot, int32_t head, int32_t d)
@@ -183,34 +233,34 @@ GPU_INLINE float *state_row(const gpu_delta_params &p, int32_t slot, int32_t hea
            (int64_t)d * p.head_size_k;
 }
 
-template <int SIZE>
+template <class D>
 GPU_INLINE void load_state(const gpu_delta_params &p, const delta_request &request, int32_t head,
-                           int32_t first_dim, delta_rows<SIZE> &rows)
+                           int32_t first_dim, delta_rows<D> &rows)
 {
 #pragma unroll
-    for (int r = 0; r < DELTA_WARP_ROWS; r++) {
+    for (int r = 0; r < D::warp_rows; r++) {
         const float *from = state_row(p, request.slots[request.from], head, first_dim + r);
         bool real = request.has_state && first_dim + r < p.head_size_v;
 #pragma unroll
-        for (int i = 0; i < SIZE / GPU_LANES; i++) {
+        for (int i = 0; i < D::count; i++) {
             int32_t d = i * GPU_LANES + lane_index();
             rows.s[r][i] = real && d < p.head_size_k ? from[d] : 0.0f;
         }
     }
 }
 
-template <int SIZE>
+template <class D>
 GPU_INLINE void store_state(const gpu_delta_params &p, int32_t slot, int32_t head,
-                            int32_t first_dim, const delta_rows<SIZE> &rows)
+                            int32_t first_dim, const delta_rows<D> &rows)
 {
     if (slot < 0 || slot >= p.num_slots) {
         return;
     }
 #pragma unroll
-    for (int r = 0; r < DELTA_WARP_ROWS; r++) {
+    for (int r = 0; r < D::warp_rows; r++) {
         float *to = state_row(p, slot, head, first_dim + r);
 #pragma unroll
-        for (int i = 0; i < SIZE / GPU_LANES; i++) {
+        for (int i = 0; i < D::count; i++) {
             int32_t d = i * GPU_LANES + lane_index();
             if (first_dim + r < p.head_size_v && d < p.head_size_k) {
                 to[d] = rows.s[r][i];
@@ -219,68 +269,76 @@ GPU_INLINE void store_state(const gpu_delta_params &p, int32_t slot, int32_t hea
     }
 }
 
-/* Token t of the stretch for the warp's rows, `own` of the group's; out: their elements of o. */
-template <int SIZE>
-GPU_INLINE void run_token(const delta_memory<SIZE> &m, int32_t t, int32_t own,
-                          delta_rows<SIZE> &rows, float (&out)[DELTA_WARP_ROWS])
+/* Token t of the stretch for the warp's rows, `own` of the group's; out: their elements of o. Rows
+ * go in fours, which keeps registers for the state. */
+template <class D>
+GPU_INLINE void run_token(const delta_memory<D> &m, int32_t t, int32_t own, delta_rows<D> &rows,
+                          float (&out)[D::warp_rows])
 {
-    constexpr int count = SIZE / GPU_LANES;
-    float q[count], k[count], a[DELTA_WARP_ROWS], b[DELTA_WARP_ROWS];
+    constexpr int batch = D::warp_rows < 4 ? D::warp_rows : 4;
+    float q[D::count], k[D::count];
     float decay = m.decay[t], beta = m.beta[t], kq = m.kq[t];
 #pragma unroll
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < D::count; i++) {
         q[i] = m.q[t][i * GPU_LANES + lane_index()];
         k[i] = m.k[t][i * GPU_LANES + lane_index()];
     }
 #pragma unroll
-    for (int r = 0; r < DELTA_WARP_ROWS; r++) {
-        a[r] = b[r] = 0.0f;
+    for (int first = 0; first < D::warp_rows; first += batch) {
+        float a[batch], b[batch];
 #pragma unroll
-        for (int i = 0; i < count; i++) {
-            rows.s[r][i] *= decay;
-            a[r] += rows.s[r][i] * k[i];
-            b[r] += rows.s[r][i] * q[i];
+        for (int r = 0; r < batch; r++) {
+            a[r] = b[r] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < D::count; i++) {
+                float &s = rows.s[first + r][i];
+                s *= decay;
+                a[r] += s * k[i];
+                b[r] += s * q[i];
+            }
         }
-    }
-    for (int d = GPU_LANES / 2; d > 0; d >>= 1) {
 #pragma unroll
-        for (int r = 0; r < DELTA_WARP_ROWS; r++) {
-            a[r] += lane_xor(a[r], d);
-            b[r] += lane_xor(b[r], d);
+        for (int d = GPU_LANES / 2; d > 0; d >>= 1) {
+#pragma unroll
+            for (int r = 0; r < batch; r++) {
+                a[r] += lane_xor(a[r], d);
+                b[r] += lane_xor(b[r], d);
+            }
         }
-    }
 #pragma unroll
-    for (int r = 0; r < DELTA_WARP_ROWS; r++) {
-        float change = beta * (m.v[t][own + r] - a[r]);
-        out[r] = b[r] + change * kq;
+        for (int r = 0; r < batch; r++) {
+            float change = beta * (m.v[t][own + first + r] - a[r]);
+            out[first + r] = b[r] + change * kq;
 #pragma unroll
-        for (int i = 0; i < count; i++) {
-            rows.s[r][i] += change * k[i];
+            for (int i = 0; i < D::count; i++) {
+                rows.s[first + r][i] += change * k[i];
+            }
         }
     }
 }
 
-template <int SIZE>
+template <class D>
 GPU_INLINE void run_request(const gpu_delta_params &p, const delta_request &request, int32_t head,
-                            int32_t tile, delta_memory<SIZE> &m)
+                            int32_t tile, delta_memory<D> &m)
 {
-    int32_t group_dim = tile * DELTA_ROWS, own = warp_index() * DELTA_WARP_ROWS;
-    delta_rows<SIZE> rows;
+    constexpr int stretch = STRETCH_OF(D::size);
+    int32_t group_dim = tile * D::rows, own = warp_index() * D::warp_rows;
+    delta_rows<D> rows;
     load_state(p, request, head, group_dim + own, rows);
-    for (int32_t first = 0; first < request.num_tokens; first += STRETCH_OF(SIZE)) {
-        int32_t count = min(STRETCH_OF(SIZE), request.num_tokens - first);
+    for (int32_t first = 0; first < request.num_tokens; first += stretch) {
+        int32_t count = min(stretch, request.num_tokens - first);
         sync_group(); /* the stretch before is done with, and all have read the old state */
         load_stretch(p, request, first, count, head, group_dim, m);
         sync_group(); /* q and k are there */
         finish_stretch(p, count, m);
         sync_group(); /* and have their norms */
         for (int32_t t = 0; t < count; t++) {
-            float out[DELTA_WARP_ROWS];
+            float out[D::warp_rows];
             run_token(m, t, own, rows, out);
             char *to = p.out.data + (int64_t)(request.first_row + first + t) * p.out.row +
                        head * p.out.head;
 #pragma unroll
-            for (int r = 0; r < DELTA_WARP_ROWS; r++) {
+            for (int r = 0; r < D::warp_rows; r++) {
                 if (lane_index() == r && group_dim + own + r < p.head_size_v) {
                     number_store(to, p.out.dtype, group_dim + own + r, out[r]);
                 }
@@ -296,7 +354,7 @@ GPU_INLINE void run_request(const gpu_delta_params &p, const delta_request &requ
 }
 
 /* Items are (request, head, rows of S). */
-template <int SIZE> GPU_INLINE void run_items(const gpu_delta_params &p, delta_memory<SIZE> &m)
+template <class D> GPU_INLINE void run_items(const gpu_delta_params &p, delta_memory<D> &m)
 {
     int64_t items = (int64_t)p.num_reqs * p.num_v_heads * p.row_tiles;
     for (int64_t i = group_index(); i < items; i += group_count()) {
@@ -311,13 +369,21 @@ template <int SIZE> GPU_INLINE void run_items(const gpu_delta_params &p, delta_m
 
 GPU_KERNEL(delta_128, gpu_delta_params)
 {
-    GPU_SHARED delta_memory<128> memory;
+    GPU_SHARED delta_memory<delta_shape<128, DELTA_ROWS, GPU_THREADS_delta_128>> memory;
     run_items(p, memory);
 }
 
 GPU_KERNEL(delta_512, gpu_delta_params)
 {
-    GPU_SHARED delta_memory<512> memory;
+    GPU_SHARED delta_memory<delta_shape<512, DELTA_ROWS, GPU_THREADS_delta_512>> memory;
+    run_items(p, memory);
+}
+
+/* Whole heads of up to DELTA_STEP_ROWS rows: q and k are made once for all, and more of the state
+ * is on the way at a time. */
+GPU_KERNEL(delta_step, gpu_delta_params)
+{
+    GPU_SHARED delta_memory<delta_shape<128, DELTA_STEP_ROWS, GPU_THREADS_delta_step>> memory;
     run_items(p, memory);
 }
 

@@ -32,6 +32,7 @@
     X(gemm, gpu_gemm_params, 256)                                                                  \
     X(delta_128, gpu_delta_params, 256)                                                            \
     X(delta_512, gpu_delta_params, 256)                                                            \
+    X(delta_step, gpu_delta_params, 256)                                                           \
     X(delta_roll, gpu_delta_params, 256)
 
 #define GPU_KERNEL_NUMBER(name, params, threads) GPU_KERNEL_##name,

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "sm90_latent.cuh"
+
+#include <cuda.h>
+
+typedef CUresult CUDAAPI push_fn(CUcontext);
+typedef CUresult CUDAAPI pop_fn(CUcontext *);
+
+extern "C" const char *sm90_latent_launch(const struct gpu_device *device,
+                                          const struct sm90_latent_params *params, void *stream)
+{
+    CUcontext popped;
+    bool bf16 = params == nullptr || params->p.attend.q.dtype == ATTN_DTYPE_BF16;
+    bool f16 = params == nullptr || !bf16;
+    cudaError_t error = cudaSuccess;
+    ((push_fn *)device->push)((CUcontext)device->context);
+    if (bf16) {
+        error = launch_latent<KIND_BF16>(params, device->num_sms, (cudaStream_t)stream);
+    }
+    if (f16 && error == cudaSuccess) {
+        error = launch_latent<KIND_F16>(params, device->num_sms, (cudaStream_t)stream);
+    }
+    if (error != cudaSuccess) { /* the runtime would keep it for the next launch */
+        (void)cudaGetLastError();
+    }
+    ((pop_fn *)device->pop)(&popped);
+    return error == cudaSuccess ? NULL : cudaGetErrorString(error);
+}

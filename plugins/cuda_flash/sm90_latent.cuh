@@ -1,0 +1,554 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attend_mla on sm_90a. A CTA has 64 rows in shared memory, and two buffers of 64 latent rows, 72
+ * KiB each. Of each pair of tiles one warp group makes the first one's weights, the other the
+ * second one's; each adds both tiles' values in its half of the 512 dims, so that one multiplies
+ * while the other has its softmax. Weights reach the other warp group in the tile's rope columns,
+ * which values do not have. A tile: 64 x 1152 bytes, 8.9 MFLOP in 2176 clocks of the tensor cores,
+ * and reads of shared memory for 2300. */
+#ifndef CUDA_FLASH_SM90_LATENT_CUH
+#define CUDA_FLASH_SM90_LATENT_CUH
+
+#include "gpu/device/softmax.h"
+#include "gpu/device/visible.h"
+#include "ptx/sm90_wgmma.cuh"
+#include "sm90_latent_copy.cuh"
+
+#define LATENT_PART (SM90_LATENT_ROWS * (LATENT_MAX_RANK + 2))
+#define LATENT_COPY_REGISTERS 72
+#define LATENT_COMPUTE_REGISTERS 216
+#define BARRIER_FIRST 1  /* weights of a pair's first tile are there */
+#define BARRIER_SECOND 2 /* of its second one */
+#define BARRIER_ENDS 3   /* of a run */
+#define BARRIER_CLEAR 4  /* of each warp group: values that are not there are zero */
+
+static_assert(LATENT_COPY_REGISTERS + 2 * LATENT_COMPUTE_REGISTERS <= 3 * 168, "of a CTA");
+
+/* s = queries x keys of buffer b, whose thirds are waited for. */
+template <int KIND>
+static __device__ __forceinline__ void multiply_keys(latent_shared &mine, bool mapped, int b,
+                                                     int phase, float (&s)[32])
+{
+    uint64_t q = matrix_at(shared_address(mine.q), 0, 1024);
+    uint64_t k = matrix_at(shared_address(mine.k[b]), 0, 1024);
+    pin(s);
+#pragma unroll
+    for (int third = 0; third < LATENT_THIRDS; third++) {
+        barrier_wait(shared_address(&mine.full[b][third]), phase);
+        if (!mapped) {
+            fence_for_boxes(); /* cp.async wrote what wgmma reads */
+        }
+        wgmma_begin();
+#pragma unroll
+        for (int i = third * 12; i < third * 12 + 12; i++) {
+            uint32_t at = (i >> 2) * (LATENT_COLUMN_BYTES / 16) + (i & 3) * 2;
+            wgmma_rows<KIND, 64>(s, q + at, k + at, i > 0);
+        }
+    }
+    wgmma_commit();
+}
+
+/* o += weights of this warp group x values of buffer b in its half of the dims. */
+template <int KIND>
+static __device__ __forceinline__ void multiply_own(latent_shared &mine, int b, int half,
+                                                    const uint32_t (&w)[4][4], float (&o)[128])
+{
+    uint64_t v = matrix_at(shared_address(mine.k[b][half * 4]), LATENT_COLUMN_BYTES, 1024);
+    pin(o);
+    wgmma_begin();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        wgmma_weights<KIND, 256>(o, w[i], v + i * 128);
+    }
+    wgmma_commit();
+}
+
+/* The same with the other's weights. */
+template <int KIND>
+static __device__ __forceinline__ void multiply_other(latent_shared &mine, int b, int half,
+                                                      float (&o)[128])
+{
+    uint64_t v = matrix_at(shared_address(mine.k[b][half * 4]), LATENT_COLUMN_BYTES, 1024);
+    uint64_t w = matrix_at(shared_address(mine.k[b][LATENT_COLUMNS - 1]), 0, 1024);
+    pin(o);
+    wgmma_begin();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        wgmma_stored<KIND>(o, w + i * 2, v + i * 128);
+    }
+    wgmma_commit();
+}
+
+/* Values outside of the keys that are seen become zero, where boxes brought or left something: 0 x
+ * NaN is NaN. */
+static __device__ __forceinline__ void clear_values(latent_shared &mine, int b, int32_t low,
+                                                    int32_t high, int half)
+{
+    if (low <= 0 && high >= GPU_TILE) {
+        return;
+    }
+#pragma unroll 1
+    for (int i = threadIdx.x & 127; i < GPU_TILE * (LATENT_MAX_RANK / 8); i += 128) {
+        int row = i / (LATENT_MAX_RANK / 8), chunk = i % (LATENT_MAX_RANK / 8);
+        if (row < low || row >= high) {
+            store16(shared_address(mine.k[b][chunk >> 3]) + place_in_column(row, chunk),
+                    make_uint4(0, 0, 0, 0));
+        }
+    }
+    fence_for_boxes();
+    barrier_group(BARRIER_CLEAR + half); /* all of it is zero */
+}
+
+/* What a thread has of its rows, row and row + 8 of the tile. */
+struct latent_rows {
+    int32_t row, first, last; /* all real rows see the same keys */
+    int32_t base, count;      /* of the run's tiles */
+    float m[2], l[2];
+};
+
+/* Scores of a tile become weights: w for the matrix product, the same in the tile's rope columns.
+ * m is the largest of `before` and of the tile. */
+template <int KIND>
+static __device__ __forceinline__ void soften(latent_shared &mine, int b, int32_t base, float scale,
+                                              const float (&before)[2], latent_rows &r,
+                                              float (&s)[32], uint32_t (&w)[4][4], float (&sum)[2])
+{
+    const int lane = threadIdx.x & 31;
+    if (base < r.first || base + GPU_TILE - 1 > r.last) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            int32_t j = base + (i >> 2) * 8 + (lane & 3) * 2 + (i & 1);
+            s[i] = j >= r.first && j <= r.last ? s[i] : -INFINITY;
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float high = -INFINITY;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            high = fmaxf(high, fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]));
+        }
+        high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
+        high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
+        r.m[h] = fmaxf(before[h], high * scale);
+        float from = softmax_base(r.m[h]);
+        sum[h] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float &x = s[4 * i + 2 * h + e];
+                x = fast_exp2(fmaf(x, scale, -from));
+                sum[h] += x;
+            }
+        }
+    }
+    char *to = mine.k[b][LATENT_COLUMNS - 1];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t two = pack2<KIND>(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]);
+            w[i >> 1][(i & 1) * 2 + h] = two;
+            *(uint32_t *)(to + place_in_column(r.row + 8 * h, i) + (lane & 3) * 4) = two;
+        }
+    }
+    if ((lane & 3) == 0) {
+        mine.high[b][r.row] = r.m[0];
+        mine.high[b][r.row + 8] = r.m[1];
+    }
+    fence_for_boxes(); /* wgmma reads the weights */
+}
+
+static __device__ __forceinline__ void shrink_rows(float (&o)[128], const float (&f)[2])
+{
+#pragma unroll
+    for (int i = 0; i < 128; i++) {
+        o[i] *= f[(i >> 1) & 1];
+    }
+}
+
+static __device__ __forceinline__ void shrink_to(const float (&from)[2], const float (&to)[2],
+                                                 float (&f)[2])
+{
+    f[0] = fast_exp2(from[0] - softmax_base(to[0]));
+    f[1] = fast_exp2(from[1] - softmax_base(to[1]));
+}
+
+static __device__ __forceinline__ void arrive_warp(uint64_t &barrier)
+{
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) {
+        barrier_arrive(shared_address(&barrier));
+    }
+}
+
+static __device__ __forceinline__ void named_arrive(int id)
+{
+    asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory");
+}
+
+static __device__ __forceinline__ void named_wait(int id)
+{
+    asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory");
+}
+
+/* The rows' sums go out, each warp group's dims: the item's output, or a part of it. The next
+ * segment is returned. */
+template <int KIND>
+static __device__ __forceinline__ int32_t finish_run(const sm90_latent_params &a,
+                                                     latent_shared &mine, int32_t segment, int turn,
+                                                     int half, latent_rows &r,
+                                                     const float (&o)[128])
+{
+    const gpu_params &p = a.p.attend;
+    latent_run run = enter_run(p.schedule, segment); /* again: no registers to keep it in */
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        r.l[h] += __shfl_xor_sync(0xffffffffu, r.l[h], 1);
+        r.l[h] += __shfl_xor_sync(0xffffffffu, r.l[h], 2);
+        if ((lane & 3) == 0) {
+            mine.sum[turn][half][r.row + 8 * h] = r.l[h];
+        }
+    }
+    named_wait(BARRIER_ENDS); /* both sums are there */
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int32_t row = r.row + 8 * h;
+        float l = mine.sum[turn][0][row] + mine.sum[turn][1][row];
+        bool tells = half == 0 && (lane & 3) == 0;
+        if (row >= run.item.num_rows) {
+            continue;
+        }
+        if (run.part >= 0) {
+            float *part = p.schedule.parts + (int64_t)run.part * LATENT_PART;
+            float *to = part + row * LATENT_MAX_RANK + half * 256 + (lane & 3) * 2;
+#pragma unroll
+            for (int i = 0; i < 32; i++) {
+                *(float2 *)(to + i * 8) = make_float2(o[4 * i + 2 * h], o[4 * i + 2 * h + 1]);
+            }
+            if (tells) {
+                part[SM90_LATENT_ROWS * LATENT_MAX_RANK + row] = r.m[h];
+                part[SM90_LATENT_ROWS * (LATENT_MAX_RANK + 1) + row] = l;
+            }
+            continue;
+        }
+        int32_t at = run.item.first_row + row, index = at / p.problem.group;
+        int64_t token = run.item.query_start + index, head = at - index * p.problem.group;
+        float sink = p.problem.sinks != nullptr ? p.problem.sinks[head] * LOG2E : -INFINITY;
+        float *lse = tells && p.lse.data != nullptr
+                         ? &p.lse.data[head * p.lse.head + token * p.lse.row]
+                         : nullptr;
+        float factor = softmax_close_base2(sink, r.m[h], l, lse);
+        char *to = p.out.data + token * p.out.row + head * p.out.head;
+        int32_t d = half * 256 + (lane & 3) * 2;
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            float x = o[4 * i + 2 * h] * factor, y = o[4 * i + 2 * h + 1] * factor;
+            uint32_t two = pack2<KIND>(x, y);
+            uint16_t *at_dim = (uint16_t *)to + d + i * 8;
+            if (a.wide_out) {
+                *(uint32_t *)at_dim = two;
+            } else {
+                at_dim[0] = (uint16_t)two;
+                at_dim[1] = (uint16_t)(two >> 16);
+            }
+        }
+    }
+    return run.next;
+}
+
+static __device__ __forceinline__ latent_rows enter_rows(const gpu_params &p, int32_t segment)
+{
+    latent_rows r;
+    latent_run run = enter_run(p.schedule, segment);
+    const gpu_row_tile &item = run.item;
+    r.base = run.base;
+    r.count = run.count;
+    gpu_interval seen =
+        interval_of(p.problem, request_of_row_tile(item), item.first_row / p.problem.group);
+    r.row = ((threadIdx.x >> 5) & 3) * 16 + ((threadIdx.x & 31) >> 2);
+    r.first = seen.first;
+    r.last = seen.last;
+    r.m[0] = r.m[1] = -INFINITY;
+    r.l[0] = r.l[1] = 0.0f;
+    return r;
+}
+
+/* Makes the weights of first tiles of pairs; dims 0 .. 255. */
+template <int KIND>
+static __device__ __forceinline__ void compute_first(const sm90_latent_params &a,
+                                                     latent_shared &mine)
+{
+    const gpu_params &p = a.p.attend;
+    const float scale = p.problem.scale * LOG2E;
+    float o[128], s[32], f[2], sum[2], next[2];
+    uint32_t w[4][4];
+    int phase = 0, q_phase = 0, turn = 0;
+#pragma unroll 1
+    for (int32_t segment = first_segment(p.schedule); segment >= 0; turn ^= 1) {
+        latent_rows r = enter_rows(p, segment);
+        bool owes = false; /* buffer 1 is still read */
+#pragma unroll
+        for (int i = 0; i < 128; i++) {
+            o[i] = 0.0f;
+        }
+        barrier_wait(shared_address(&mine.q_full), q_phase);
+        q_phase ^= 1;
+        fence_for_boxes();
+#pragma unroll 1
+        for (int32_t t = 0; t < r.count; t += 2) {
+            multiply_keys<KIND>(mine, a.mapped, 0, phase, s);
+            phase ^= 1;
+            if (owes) {
+                wgmma_wait<1>();
+                arrive_warp(mine.empty[1]);
+            }
+            wgmma_wait<0>();
+            pin(s);
+            pin(o);
+            if (t + 2 >= r.count) {
+                arrive_warp(mine.q_empty);
+            }
+            next[0] = r.m[0], next[1] = r.m[1];
+            if (a.mapped) {
+                clear_values(mine, 0, r.first - r.base - t * GPU_TILE,
+                             r.last + 1 - r.base - t * GPU_TILE, 0);
+            }
+            soften<KIND>(mine, 0, r.base + t * GPU_TILE, scale, next, r, s, w, sum);
+            named_arrive(BARRIER_FIRST);
+            shrink_to(next, r.m, f);
+            shrink_rows(o, f);
+            r.l[0] = r.l[0] * f[0] + sum[0];
+            r.l[1] = r.l[1] * f[1] + sum[1];
+            multiply_own<KIND>(mine, 0, 0, w, o);
+            owes = t + 1 < r.count;
+            if (owes) {
+                named_wait(BARRIER_SECOND);
+                next[0] = mine.high[1][r.row], next[1] = mine.high[1][r.row + 8];
+                shrink_to(r.m, next, f);
+                r.m[0] = next[0], r.m[1] = next[1];
+                r.l[0] *= f[0], r.l[1] *= f[1];
+            }
+            wgmma_wait<0>();
+            pin(o);
+            arrive_warp(mine.empty[0]);
+            if (owes) {
+                shrink_rows(o, f);
+                fence_for_boxes();
+                multiply_other<KIND>(mine, 1, 0, o);
+            }
+        }
+        wgmma_wait<0>();
+        pin(o);
+        if (owes) {
+            arrive_warp(mine.empty[1]);
+        }
+        segment = finish_run<KIND>(a, mine, segment, turn, 0, r, o);
+    }
+}
+
+/* Makes the weights of second tiles; dims 256 .. 511. */
+template <int KIND>
+static __device__ __forceinline__ void compute_second(const sm90_latent_params &a,
+                                                      latent_shared &mine)
+{
+    const gpu_params &p = a.p.attend;
+    const float scale = p.problem.scale * LOG2E;
+    float o[128], s[32], f[2], sum[2], next[2];
+    uint32_t w[4][4];
+    int phase = 0, q_phase = 0, turn = 0;
+#pragma unroll 1
+    for (int32_t segment = first_segment(p.schedule); segment >= 0; turn ^= 1) {
+        latent_rows r = enter_rows(p, segment);
+#pragma unroll
+        for (int i = 0; i < 128; i++) {
+            o[i] = 0.0f;
+        }
+        barrier_wait(shared_address(&mine.q_full), q_phase);
+        q_phase ^= 1;
+        fence_for_boxes();
+        if (r.count == 1) { /* no tile of its own */
+            arrive_warp(mine.q_empty);
+        }
+#pragma unroll 1
+        for (int32_t t = 0; t < r.count; t += 2) {
+            named_wait(BARRIER_FIRST);
+            next[0] = mine.high[0][r.row], next[1] = mine.high[0][r.row + 8];
+            shrink_to(r.m, next, f);
+            shrink_rows(o, f);
+            r.l[0] *= f[0], r.l[1] *= f[1];
+            r.m[0] = next[0], r.m[1] = next[1];
+            fence_for_boxes();
+            multiply_other<KIND>(mine, 0, 1, o);
+            if (t + 1 == r.count) {
+                wgmma_wait<0>();
+                pin(o);
+                arrive_warp(mine.empty[0]);
+                break;
+            }
+            multiply_keys<KIND>(mine, a.mapped, 1, phase, s);
+            phase ^= 1;
+            wgmma_wait<1>();
+            pin(o);
+            arrive_warp(mine.empty[0]);
+            wgmma_wait<0>();
+            pin(s);
+            if (t + 3 >= r.count) { /* the last tile of its own */
+                arrive_warp(mine.q_empty);
+            }
+            if (a.mapped) {
+                clear_values(mine, 1, r.first - r.base - (t + 1) * GPU_TILE,
+                             r.last + 1 - r.base - (t + 1) * GPU_TILE, 1);
+            }
+            soften<KIND>(mine, 1, r.base + (t + 1) * GPU_TILE, scale, next, r, s, w, sum);
+            named_arrive(BARRIER_SECOND);
+            shrink_to(next, r.m, f);
+            shrink_rows(o, f);
+            r.l[0] = r.l[0] * f[0] + sum[0];
+            r.l[1] = r.l[1] * f[1] + sum[1];
+            multiply_own<KIND>(mine, 1, 1, w, o);
+            wgmma_wait<0>();
+            pin(o);
+            arrive_warp(mine.empty[1]);
+        }
+        segment = finish_run<KIND>(a, mine, segment, turn, 1, r, o);
+    }
+}
+
+template <int KIND>
+__global__ void __launch_bounds__(SM90_LATENT_THREADS, 1)
+    attend_latent(const __grid_constant__ sm90_latent_params a)
+{
+    extern __shared__ __align__(1024) char memory[];
+    latent_shared &mine = *(latent_shared *)memory;
+    const int group = threadIdx.x >> 7;
+    if (threadIdx.x == 0) {
+        barrier_init(shared_address(&mine.q_full), 64);
+        barrier_init(shared_address(&mine.q_empty), 8);
+        for (int b = 0; b < 2; b++) {
+            for (int i = 0; i < LATENT_THIRDS; i++) {
+                barrier_init(shared_address(&mine.full[b][i]), a.mapped ? 1 : 64);
+            }
+            barrier_init(shared_address(&mine.empty[b]), 8);
+        }
+        fence_barriers();
+        fetch_map(&a.k_map);
+    }
+    __syncthreads(); /* the barriers are there */
+    wait_for_earlier_kernels();
+    let_later_kernels_begin();
+    if (group == 0) {
+        give_registers<LATENT_COPY_REGISTERS>();
+        if (threadIdx.x >= 64) {
+            copy_all_queries(a, mine);
+        } else if (!a.mapped) {
+            copy_rows(a, mine);
+        } else if (threadIdx.x < 32) {
+            copy_boxes(a, mine);
+        }
+    } else if (group == 1) {
+        take_registers<LATENT_COMPUTE_REGISTERS>();
+        compute_first<KIND>(a, mine);
+    } else {
+        take_registers<LATENT_COMPUTE_REGISTERS>();
+        compute_second<KIND>(a, mine);
+    }
+}
+
+#define MERGE_THREADS 256
+#define MERGE_CUTS 16 /* of an item, by rows: CTAs that merge its parts */
+#define MERGE_ROWS (SM90_LATENT_ROWS / MERGE_CUTS)
+
+/* The parts of items that were cut become their output. A CTA has MERGE_ROWS rows of the item that
+ * is first cut at the beginning of segment blockIdx.x / MERGE_CUTS. */
+template <int KIND>
+__global__ void __launch_bounds__(MERGE_THREADS)
+    merge_latent(const __grid_constant__ sm90_latent_params a)
+{
+    wait_for_earlier_kernels();
+    let_later_kernels_begin();
+    const gpu_params &p = a.p.attend;
+    const gpu_schedule &plan = p.schedule;
+    const int lane = threadIdx.x & 127;
+    const bool shares = plan.by_item == 2;
+    int32_t segments = plan.header->segments;
+    for (int32_t i = blockIdx.x / MERGE_CUTS; i < segments; i += gridDim.x / MERGE_CUTS) {
+        const gpu_segment &s = plan.segments[i];
+        const gpu_row_tile &item = s.row_tile;
+        bool ours = shares ? s.begin > item.start && s.first == i - plan.abreast
+                           : s.first == s.index && s.last > s.first;
+        if (!ours) {
+            continue;
+        }
+        int32_t count = s.last - s.first + 1, step = shares ? 2 : 1;
+        /* of shares' parts, the first begins inside its share */
+        int64_t first = shares ? 2 * s.first + 1 : s.first,
+                second = shares ? 2 * s.first + 2 : s.first + 1;
+        for (int32_t row = (blockIdx.x % MERGE_CUTS) * MERGE_ROWS + (threadIdx.x >> 7);
+             row < min((blockIdx.x % MERGE_CUTS + 1) * MERGE_ROWS, (uint32_t)item.num_rows);
+             row += 2) {
+            auto part_of = [&](int32_t n) {
+                return plan.parts +
+                       (n == 0 ? first : second + (int64_t)(n - 1) * step) * LATENT_PART;
+            };
+            const int m_at = SM90_LATENT_ROWS * LATENT_MAX_RANK + row;
+            float high = -INFINITY, sum = 0.0f;
+            float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            for (int32_t n = 0; n < count; n++) {
+                high = fmaxf(high, part_of(n)[m_at]);
+            }
+            float base = softmax_base(high);
+#pragma unroll 4
+            for (int32_t n = 0; n < count; n++) {
+                const float *part = part_of(n);
+                float f = exp2f(part[m_at] - base);
+                float4 x = ((const float4 *)(part + row * LATENT_MAX_RANK))[lane];
+                sum += f * part[m_at + SM90_LATENT_ROWS];
+                o.x += f * x.x, o.y += f * x.y, o.z += f * x.z, o.w += f * x.w;
+            }
+            int32_t at = item.first_row + row, index = at / p.problem.group;
+            int64_t token = item.query_start + index, head = at - index * p.problem.group;
+            float sink = p.problem.sinks != nullptr ? p.problem.sinks[head] * LOG2E : -INFINITY;
+            float *lse = lane == 0 && p.lse.data != nullptr
+                             ? &p.lse.data[head * p.lse.head + token * p.lse.row]
+                             : nullptr;
+            float factor = softmax_close_base2(sink, high, sum, lse);
+            char *to = p.out.data + token * p.out.row + head * p.out.head;
+            number_store(to, p.out.dtype, lane * 4, o.x * factor);
+            number_store(to, p.out.dtype, lane * 4 + 1, o.y * factor);
+            number_store(to, p.out.dtype, lane * 4 + 2, o.z * factor);
+            number_store(to, p.out.dtype, lane * 4 + 3, o.w * factor);
+        }
+    }
+}
+
+template <int KIND>
+static cudaError_t launch_latent(const sm90_latent_params *a, int32_t num_sms, cudaStream_t stream)
+{
+    static_assert(sizeof(latent_shared) <= 227 * 1024, "shared memory of a CTA");
+    if (a == nullptr) {
+        cudaFuncAttributes attributes;
+        cudaError_t error =
+            cudaFuncSetAttribute(attend_latent<KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 (int)sizeof(latent_shared));
+        return error ? error : cudaFuncGetAttributes(&attributes, merge_latent<KIND>);
+    }
+    cudaLaunchAttribute attribute;
+    cudaLaunchConfig_t config = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3((unsigned)num_sms);
+    config.blockDim = dim3(SM90_LATENT_THREADS);
+    config.dynamicSmemBytes = sizeof(latent_shared);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    cudaError_t error = cudaLaunchKernelEx(&config, attend_latent<KIND>, *a);
+    config.gridDim = dim3((unsigned)num_sms * MERGE_CUTS);
+    config.blockDim = dim3(MERGE_THREADS);
+    config.dynamicSmemBytes = 0;
+    return error ? error : cudaLaunchKernelEx(&config, merge_latent<KIND>, *a);
+}
+
+#endif

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attend_mla on sm_90a: 64 rows (query, head) of one query against tiles of 64 latent rows of
+ * 512 + 64 numbers in 16 bits. */
+#ifndef CUDA_FLASH_SM90_LATENT_H
+#define CUDA_FLASH_SM90_LATENT_H
+
+#include "gpu/latent.h"
+#include "tensor_map.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SM90_LATENT_ROWS 64
+#define SM90_LATENT_THREADS 384
+
+struct sm90_latent_params {
+    struct tensor_map k_map;  /* (dim, slot, 1, block), if `mapped` */
+    int32_t mapped, box_rows; /* TMA brings 64 dims of so many slots of a block at a time */
+    struct gpu_latent_params p;
+    int32_t wide_keys, wide_queries; /* 1: rows can be read 16 bytes at a time */
+    int32_t wide_out;                /* 1: two numbers of out can be written at a time */
+};
+
+/* params NULL: only makes the kernels ready on the current device. NULL or the cause of a failure.
+ */
+const char *sm90_latent_launch(const struct gpu_device *device,
+                               const struct sm90_latent_params *params, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
