@@ -19,10 +19,12 @@ static inline void set_io(struct attn_attend_args *args, const struct attn_step_
     memcpy(&args->q, &io->q, bytes);
 }
 
-/* Flags that change a plain run, extensions and the lse in one test. */
-static inline bool is_special(const struct attn_step_io *io, uint32_t flags)
+/* Flags that change a plain run, extensions and the lse, and keys that no slot takes, in one test.
+ */
+static inline bool is_special(const struct attn_step_io *io, uint32_t flags, uintptr_t no_slots)
 {
-    return ((uintptr_t)io->next | (uintptr_t)io->lse | (io->flags & flags)) != 0;
+    return ((uintptr_t)io->next | (uintptr_t)io->lse | (io->flags & flags) |
+            ((uintptr_t)io->k & no_slots)) != 0;
 }
 
 /* One attend over a cache that has its keys: what most runs of an engine with its own write are.
@@ -32,9 +34,8 @@ static attn_status run_attend(attn_plan *plan, struct step *step, const struct a
 {
     const struct attn_tensor *q = io->q, *out = io->out;
     int64_t rows = plan->num_tokens;
-    if (is_special(io, ~ATTN_RUN_NO_WRITE) || (uintptr_t)io->k & step->no_slots || q == NULL ||
-        out == NULL || !tensor_is_rows_here(q, &step->q, rows) ||
-        !tensor_is_rows_here(out, &step->out, rows)) {
+    if (is_special(io, ~ATTN_RUN_NO_WRITE, step->no_slots) || q == NULL || out == NULL ||
+        !tensor_is_rows_here(q, &step->q, rows) || !tensor_is_rows_here(out, &step->out, rows)) {
         return run_general(plan, step, io, error);
     }
     struct launch *launch = step->main[0];
@@ -48,7 +49,7 @@ static inline bool is_plain_write(const attn_plan *plan, const struct step *step
 {
     const struct attn_tensor *q = io->q, *k = io->k, *v = io->v, *out = io->out;
     int64_t rows = plan->num_tokens, slots = plan->given.num_slots;
-    return !is_special(io, UINT32_MAX) && q != NULL && k != NULL && v != NULL && out != NULL &&
+    return !is_special(io, UINT32_MAX, 0) && q != NULL && k != NULL && v != NULL && out != NULL &&
            tensor_is_rows_here(q, &step->q, rows) && tensor_is_rows_here(k, &step->k, slots) &&
            tensor_is_rows_here(v, &step->v, slots) && tensor_is_rows_here(out, &step->out, rows);
 }

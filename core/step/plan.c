@@ -184,8 +184,13 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     size_t calls = (size_t)plan->num_steps * ATTN_PHASE_COUNT * PART_COUNT;
     plan->steps = arena_array(&plan->arena, (size_t)plan->num_steps, sizeof *plan->steps);
     plan->schedules = arena_array(&plan->arena, calls, sizeof *plan->schedules);
-    if (plan->steps == NULL || plan->schedules == NULL) {
+    plan->step_of_slot =
+        arena_array(&plan->arena, (size_t)plan->num_steps, sizeof *plan->step_of_slot);
+    if (plan->steps == NULL || plan->schedules == NULL || plan->step_of_slot == NULL) {
         return NO_MEMORY(error);
+    }
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        plan->step_of_slot[i] = &plan->steps[i];
     }
     plan->takes_bounds = true;
     for (int32_t i = 0; i < plan->model->num_layers && status == ATTN_OK; i++) {

@@ -91,6 +91,7 @@ struct step {
     step_program *program; /* the attends alone, likewise */
     step_program *inner;   /* what a quantized output is the program around, likewise */
     attn_layer *layer;
+    struct attn_error *error; /* of the run under way */
     struct rows q, k, v, out;
     bool writes; /* this layer's own cache is filled by runs */
     /* q, k, v, out are [T, heads, D]; others bring extensions, see check_io */
@@ -151,6 +152,7 @@ struct attn_plan {
     int32_t graph;
     struct arena arena; /* all that is the plan's own but for the schedules' memory */
     struct step *steps; /* by attn_layer.slot */
+    struct step **step_of_slot;
     int32_t num_steps;
     bool counted; /* in its layers' num_plans */
     struct schedule *schedules;

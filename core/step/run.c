@@ -230,9 +230,10 @@ static size_t append(char *to, size_t at, const char *text)
 
 /* A failed run: whatever a kernel has left becomes clean text behind the layer's name and its
  * backends'. Copies, and formats nothing. */
-__attribute__((noinline)) static attn_status fail_run(const attn_layer *layer, attn_status status,
-                                                      struct attn_error *error)
+__attribute__((noinline)) static attn_status fail_run(const struct step *step, attn_status status)
 {
+    const attn_layer *layer = step->layer;
+    struct attn_error *error = step->error;
     const struct instance *last = NULL;
     char field[ATTN_ERROR_FIELD_SIZE], message[ATTN_ERROR_MESSAGE_SIZE + 1];
     status = error_relay(error, status, error);
@@ -272,8 +273,10 @@ attn_status plan_run(attn_plan *plan, attn_layer *layer, const struct attn_step_
     if (layer->table != plan->ready) {
         return refuse_run(plan, layer, error);
     }
-    struct step *step = &plan->steps[layer->slot];
+    /* what a failure needs stands in the step: this function keeps one value over the call */
+    struct step *step = plan->step_of_slot[layer->slot];
+    step->error = error;
     attn_status status = io->struct_size == sizeof *io ? step->enter(plan, step, io, error)
                                                        : run_foreign(plan, step, io, error);
-    return status == ATTN_OK ? status : fail_run(layer, status, error);
+    return status == ATTN_OK ? status : fail_run(step, status);
 }
