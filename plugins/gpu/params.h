@@ -157,6 +157,15 @@ struct gpu_write_params {
     int32_t vectors[2]; /* of 16 written bytes in a head's row: write_copy, write_fp8 */
 };
 
+struct gpu_table_params {
+    const int32_t *block_table, *block_table_row;
+    const int32_t *page_indices, *page_start; /* NULL: the block table */
+    const int32_t *seq_lens, *last_page_len;
+    int32_t *out, *out_seq_lens; /* the latter may be NULL */
+    int64_t block_table_stride;
+    int32_t num_reqs, num_columns, blocks_per_entry, tokens_per_entry;
+};
+
 struct gpu_merge_params {
     struct gpu_tensor prefix, suffix, out;
     struct gpu_lse prefix_lse, suffix_lse, lse;

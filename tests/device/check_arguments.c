@@ -275,3 +275,17 @@ attn_status check_copy_blocks(const struct attn_copy_blocks_args *args, struct a
     }
     return status;
 }
+
+attn_status check_table(const struct attn_block_table_args *args, struct attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    ADDRESS(args, block_table);
+    ADDRESS(args, block_table_row);
+    ADDRESS(args, page_indices);
+    ADDRESS(args, page_start_loc);
+    ADDRESS(args, last_page_len);
+    ADDRESS(args, seq_lens);
+    ADDRESS(args, out);
+    ADDRESS(args, out_seq_lens);
+    return status;
+}

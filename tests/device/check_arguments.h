@@ -15,6 +15,7 @@ attn_status check_gemm(const struct attn_batched_gemm_args *args, struct attn_er
 attn_status check_quantize(const struct attn_quantize_args *args, struct attn_error *error);
 attn_status check_amax(const struct attn_amax_args *args, struct attn_error *error);
 attn_status check_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error);
+attn_status check_table(const struct attn_block_table_args *args, struct attn_error *error);
 attn_status check_copy(const void *destination, const void *source, int32_t kind,
                        struct attn_error *error);
 

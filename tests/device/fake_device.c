@@ -6,7 +6,8 @@
  *
  * FAKE_DEVICE_BYTES: how much memory it has. FAKE_DEVICE_FAILS=N: the N-th attend answers ATTN_OK,
  * and everything after it fails, as work of a GPU does that has been enqueued and went wrong.
- * FAKE_DEVICE_LAYERS=MASK: the kinds that it serves, bits 1 << enum attn_layer_kind. */
+ * FAKE_DEVICE_LAYERS=MASK: the kinds that it serves, bits 1 << enum attn_layer_kind.
+ * FAKE_DEVICE_BLOCK=SLOTS: the one block size that it takes. */
 #include "fake_device.h"
 
 #include <attn/mla.h>
@@ -310,6 +311,39 @@ static attn_status fill(const struct attn_fill_args *args, struct attn_error *er
     RUN(check_address(args->destination, "destination", error), real_kernels.fill(args, error));
 }
 
+/* What cpu_ref leaves to the core. */
+static void make_row(const struct attn_block_table_args *a, int32_t r)
+{
+    const int32_t row = a->block_table_row != NULL ? a->block_table_row[r] : r;
+    const bool lists = a->page_indices != NULL;
+    const int32_t *entries = lists ? a->page_indices + a->page_start_loc[r]
+                                   : a->block_table + row * a->block_table_stride;
+    const int32_t count = lists ? a->page_start_loc[r + 1] - a->page_start_loc[r]
+                                : (a->seq_lens[r] + a->tokens_per_entry - 1) / a->tokens_per_entry;
+    for (int32_t i = 0; i < count * a->blocks_per_entry && i < a->num_columns; i++) {
+        a->out[(int64_t)r * a->num_columns + i] =
+            entries[i / a->blocks_per_entry] * a->blocks_per_entry + i % a->blocks_per_entry;
+    }
+    if (a->out_seq_lens != NULL) {
+        a->out_seq_lens[r] =
+            count > 0 ? (count - 1) * a->tokens_per_entry + a->last_page_len[r] : 0;
+    }
+}
+
+static attn_status make_rows(const struct attn_block_table_args *args)
+{
+    for (int32_t r = 0; r < args->num_reqs; r++) {
+        make_row(args, r);
+    }
+    return ATTN_OK;
+}
+
+static attn_status make_block_table(const struct attn_block_table_args *args,
+                                    struct attn_error *error)
+{
+    RUN(check_table(args, error), make_rows(args));
+}
+
 /* cpu_ref's own table with everything above in its place. */
 static const struct attn_kernels kernels = {
     .struct_size = sizeof kernels,
@@ -327,6 +361,7 @@ static const struct attn_kernels kernels = {
     .copy_blocks = copy_blocks,
     .copy = copy,
     .fill = fill,
+    .make_block_table = make_block_table,
     .update_block_table = update_block_table,
     .allocate_memory = allocate_memory,
     .free_memory = free_memory,
@@ -352,6 +387,14 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
     (void)user;
     fake.name = "fake_device";
     fake.device = (struct attn_device)FAKE_DEVICE;
+    fake.kernels |= ATTN_KERNEL_MAKE_BLOCK_TABLE;
+    const int32_t block = (int32_t)number_of("FAKE_DEVICE_BLOCK", 0);
+    const struct attn_range blocks = {block, block, 1};
+    if (block > 0) {
+        fake.block_sizes = &blocks;
+        fake.num_block_sizes = 1;
+        fake.preferred_block_size = block;
+    }
     fake.layer_kinds &= (uint64_t)number_of("FAKE_DEVICE_LAYERS", -1);
     fake.rank[0] = fake.rank[1] = 50;
     return outer->backend(outer->user, &fake);

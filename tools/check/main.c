@@ -269,6 +269,7 @@ static void run_kernels(struct run *run)
     quantize_cases(&sink);
     gemm_cases(&sink);
     copy_cases(&sink);
+    table_cases(&sink);
     rope_cases(&sink);
     gather_cases(&sink);
     fp8_inputs_cases(&sink);

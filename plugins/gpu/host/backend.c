@@ -43,7 +43,7 @@ const struct attn_backend_caps gpu_caps = {
                ATTN_KERNEL_ROPE_WRITE_KV | ATTN_KERNEL_GATHER_KV | ATTN_KERNEL_QUANTIZE |
                ATTN_KERNEL_AMAX | ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE |
                ATTN_KERNEL_GATED_DELTA | ATTN_KERNEL_BATCHED_GEMM | ATTN_KERNEL_COPY_BLOCKS |
-               ATTN_KERNEL_COPY | ATTN_KERNEL_FILL,
+               ATTN_KERNEL_COPY | ATTN_KERNEL_FILL | ATTN_KERNEL_MAKE_BLOCK_TABLE,
     .layer_kinds = BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) |
                    BIT(ATTN_LAYER_ENCODER_ONLY) | BIT(ATTN_LAYER_CROSS) |
                    BIT(ATTN_LAYER_MM_ENCODER) | BIT(ATTN_LAYER_MLA) | BIT(ATTN_LAYER_MLA_SPARSE) |
@@ -121,6 +121,7 @@ const struct attn_kernels gpu_kernels = {
     .end_capture = gpu_end_capture,
     .launch_graph = gpu_launch_graph,
     .destroy_graph = gpu_destroy_graph,
+    .make_block_table = gpu_make_block_table,
 };
 
 /* Latent rows are plain numbers or fp8_ds_mla's, and only they are. */

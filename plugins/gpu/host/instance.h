@@ -59,6 +59,8 @@ attn_status gpu_amax(const struct attn_amax_args *args, struct attn_error *error
 attn_status gpu_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error);
 attn_status gpu_copy(const struct attn_copy_args *args, struct attn_error *error);
 attn_status gpu_fill(const struct attn_fill_args *args, struct attn_error *error);
+attn_status gpu_make_block_table(const struct attn_block_table_args *args,
+                                 struct attn_error *error);
 
 /* services.c: for engines without device memory of their own */
 attn_status gpu_allocate_memory(const struct attn_memory_args *args, void **memory,

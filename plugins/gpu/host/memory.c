@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The slots that write and gather the cache, copy and fill. */
+/* The slots that write and gather the cache, copy and fill, and that make block tables. */
 #include "gpu/host/instance.h"
 
 static attn_status check_write(const struct attn_write_kv_args *args, struct attn_error *error)
@@ -256,4 +256,41 @@ attn_status gpu_copy_blocks(const struct attn_copy_blocks_args *args, struct att
         }
     }
     return status;
+}
+
+attn_status gpu_make_block_table(const struct attn_block_table_args *args, struct attn_error *error)
+{
+    const bool lists = args->page_indices != NULL;
+    if (args->out == NULL || args->num_columns < 1 || args->blocks_per_entry < 1 ||
+        args->tokens_per_entry < 1 || (lists && args->page_start_loc == NULL) ||
+        (!lists && (args->block_table == NULL || args->seq_lens == NULL)) ||
+        (args->out_seq_lens != NULL && (!lists || args->last_page_len == NULL))) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "make_block_table",
+                            "out, %d columns of entries of %d blocks and %d keys; page lists with "
+                            "their starts (and, for lengths, last_page_len), or a block table with "
+                            "seq_lens",
+                            args->num_columns, args->blocks_per_entry, args->tokens_per_entry);
+    }
+    struct gpu_table_params p = {
+        .block_table = args->block_table,
+        .block_table_row = args->block_table_row,
+        .page_indices = args->page_indices,
+        .page_start = args->page_start_loc,
+        .seq_lens = args->seq_lens,
+        .last_page_len = args->last_page_len,
+        .out = args->out,
+        .out_seq_lens = args->out_seq_lens,
+        .block_table_stride = args->block_table_stride,
+        .num_reqs = args->num_reqs,
+        .num_columns = args->num_columns,
+        .blocks_per_entry = args->blocks_per_entry,
+        .tokens_per_entry = args->tokens_per_entry,
+    };
+    const struct gpu_device *device = &args->instance->device;
+    if (p.num_reqs <= 0) {
+        return ATTN_OK;
+    }
+    return device_status(gpu_device_launch(device, GPU_KERNEL_make_table,
+                                           (int64_t)device->num_sms * 16, &p, args->stream),
+                         "make_block_table", error);
 }

@@ -20,6 +20,7 @@
     X(rope_write, gpu_write_params, 128)                                                           \
     X(gather, gpu_gather_params, 128)                                                              \
     X(gather_nibbles, gpu_gather_params, 128)                                                      \
+    X(make_table, gpu_table_params, 128)                                                           \
     X(merge_states, gpu_merge_params, 128)                                                         \
     X(quantize_static, gpu_quantize_params, 256)                                                   \
     X(quantize_groups, gpu_quantize_params, 128)                                                   \

@@ -68,6 +68,7 @@ static void try_kernel(const struct kernel_sink *sink, const struct call_target 
         {ATTN_KERNEL_BATCHED_GEMM, gemm_cases},
         {ATTN_KERNEL_QUANTIZE | ATTN_KERNEL_AMAX, quantize_cases},
         {ATTN_KERNEL_COPY_BLOCKS | ATTN_KERNEL_COPY | ATTN_KERNEL_FILL, copy_cases},
+        {ATTN_KERNEL_MAKE_BLOCK_TABLE, table_cases},
     };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         if (files[i].kernels & target->kernel) {

@@ -54,6 +54,9 @@ static const struct call_place bytes_places[] = {
 static const struct call_place fill_places[] = {
     {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_fill_args)}};
 
+static const struct call_place table_places[] = {
+    {"args", CALL_ARGS, CALL_SELF, sizeof(struct attn_block_table_args)}};
+
 #define COUNT(array) (int32_t)(sizeof array / sizeof *array)
 const struct call_target call_targets[] = {
     {"write_kv", ATTN_KERNEL_WRITE_KV, write_places, COUNT(write_places)},
@@ -70,6 +73,7 @@ const struct call_target call_targets[] = {
     {"copy_blocks", ATTN_KERNEL_COPY_BLOCKS, copy_places, COUNT(copy_places)},
     {"copy", ATTN_KERNEL_COPY, bytes_places, COUNT(bytes_places)},
     {"fill", ATTN_KERNEL_FILL, fill_places, COUNT(fill_places)},
+    {"make_block_table", ATTN_KERNEL_MAKE_BLOCK_TABLE, table_places, COUNT(table_places)},
 };
 const int32_t num_call_targets = COUNT(call_targets);
 
@@ -196,6 +200,7 @@ SHIM(amax, attn_amax_args)
 SHIM(copy_blocks, attn_copy_blocks_args)
 SHIM(copy, attn_copy_args)
 SHIM(fill, attn_fill_args)
+SHIM(make_block_table, attn_block_table_args)
 
 /* prepare, plan_size and plan are the target's too, if it is one that they serve. */
 static bool is_planned(void)
@@ -284,6 +289,7 @@ static void put_table(struct attn_kernels *k)
     PUT(copy_blocks);
     PUT(copy);
     PUT(fill);
+    PUT(make_block_table);
     PUT(prepare);
     PUT(plan_size);
     PUT(plan);

@@ -20,6 +20,7 @@ void merge_cases(const struct kernel_sink *sink);      /* merge.c */
 void quantize_cases(const struct kernel_sink *sink);   /* quantize.c: quantize, amax */
 void gemm_cases(const struct kernel_sink *sink);       /* gemm.c */
 void copy_cases(const struct kernel_sink *sink);       /* copy.c: copy_blocks, copy, fill */
+void table_cases(const struct kernel_sink *sink);      /* table.c: make_block_table */
 void rope_cases(const struct kernel_sink *sink);       /* rope.c */
 void mla_cases(const struct kernel_sink *sink);        /* mla.c */
 void gdn_cases(const struct kernel_sink *sink);        /* gdn.c */
