@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,6 +91,7 @@ static attn_status hold_limits(const struct attn_attend_args *args, struct attn_
 static attn_status plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
 {
     (void)mode;
+    spy_counts.other_streams += args->stream != spy_counts.stream;
     return hold_limits(args, error);
 }
 
@@ -108,12 +110,28 @@ static attn_status attend(const struct attn_attend_args *args, struct attn_error
         spy_counts.fused++;
         spy_counts.fused_prefills += args->phase == ATTN_PHASE_PREFILL;
     }
-    return real_kernels.attend(args, error);
+    spy_counts.other_streams += args->stream != spy_counts.stream;
+    status = real_kernels.attend(args, error);
+    if (status == ATTN_OK && spy_counts.failing > 0 && --spy_counts.failing == 0) {
+        if (error != NULL) {
+            error->status = ATTN_ERROR_DEVICE;
+            snprintf(error->message, sizeof error->message, "as asked");
+        }
+        return ATTN_ERROR_DEVICE;
+    }
+    return status;
+}
+
+static attn_status merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
+{
+    spy_counts.other_streams += args->stream != spy_counts.stream;
+    return real_kernels.merge_states(args, error);
 }
 
 static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     spy_counts.writes++;
+    spy_counts.other_streams += args->stream != spy_counts.stream;
     return real_kernels.write_kv(args, error);
 }
 
@@ -168,6 +186,7 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
         kernels.plan_size = plan_size;
         kernels.plan = plan;
         kernels.write_kv = write_kv;
+        kernels.merge_states = merge_states;
         kernels.rope_write_kv = rope_write_kv;
         *table = &kernels;
     }

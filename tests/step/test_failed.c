@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What api.h says of a plan's life: what holds after a failed run, which stream everything goes to,
+ * and what may not be bound while a plan holds the layer. */
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fixture.h"
+#include "spy.h"
+
+enum { REQS = 9, SHARED = 320 };
+
+static const int32_t queries[REQS] = {1, 1, 1, 1, 1, 1, 2, 1, 20},
+                     lens[REQS] = {400, 333, 350, 401, 380, 352, 399, 336, 350};
+
+static const struct {
+    struct attn_layer_desc layer;
+    const char *backend;
+    int32_t shared, attends; /* of a run */
+} steps[] = {
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "spy", 0, 1},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "spy", SHARED, 2},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 32}, "spy_narrow", 0, 1},
+    {{.kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 5}, "spy_narrow", 0, 2},
+};
+enum { STEPS = sizeof steps / sizeof *steps };
+
+/* Of the file that the core has opened. */
+static struct spy_counts *counts(void)
+{
+    void *library = dlopen(SPY_FILE, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(library);
+    return dlsym(library, "spy_counts");
+}
+
+static void init(struct fixture *f, int32_t i)
+{
+    memset(counts(), 0, sizeof(struct spy_counts));
+    fixture_init(f, steps[i].backend, &steps[i].layer, queries, lens, REQS, steps[i].shared, NULL,
+                 false);
+}
+
+static attn_status run(struct fixture *f)
+{
+    return f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error);
+}
+
+/* Whichever of a run's attends fails, the error says whose it was, the plan stays ready, and the
+ * same run again is right. */
+static void test_failed_run(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < STEPS; i++) {
+        struct fixture right, f;
+        init(&right, i);
+        fixture_step(&right);
+        init(&f, i);
+        assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+        for (int32_t failing = 1; failing <= steps[i].attends; failing++) {
+            counts()->failing = failing;
+            assert_int_equal(run(&f), ATTN_ERROR_DEVICE);
+            assert_int_equal(counts()->failing, 0);
+            assert_non_null(strstr(f.error.message, "layer 'layer', "));
+            assert_non_null(strstr(f.error.message, ": as asked"));
+            memset(f.out, 0xff, (size_t)f.batch.num_tokens * sizeof *f.out);
+            counts()->attends = 0;
+            assert_int_equal(run(&f), ATTN_OK);
+            assert_int_equal(counts()->attends, steps[i].attends);
+            assert_true(fixture_difference(&right, &f) == 0);
+        }
+        fixture_finish(&right);
+        fixture_finish(&f);
+    }
+}
+
+/* All that a step enqueues goes to the stream that plan and run name; the next plan may name
+ * another. */
+static void test_stream(void **state)
+{
+    (void)state;
+    for (int32_t i = 0; i < STEPS; i++) {
+        struct fixture f;
+        int streams[2];
+        init(&f, i);
+        for (int32_t s = 0; s < 2; s++) {
+            counts()->stream = f.io.stream = &streams[s];
+            counts()->attends = counts()->writes = counts()->other_streams = 0;
+            assert_int_equal(f.api->plan(f.plan, &f.batch, &streams[s], &f.error), ATTN_OK);
+            assert_int_equal(run(&f), ATTN_OK);
+            assert_int_equal(counts()->other_streams, 0);
+            assert_int_equal(counts()->attends, steps[i].attends);
+            assert_int_equal(counts()->writes, 1);
+        }
+        fixture_finish(&f);
+    }
+}
+
+static void refuse(struct fixture *f, attn_status status, const char *call)
+{
+    assert_int_equal(status, ATTN_ERROR_ORDER);
+    assert_string_equal(f->error.field, call);
+    assert_non_null(strstr(f->error.message, "layer 'layer' is in 1 plans"));
+}
+
+/* By every call that binds; the plan's runs are right before and after. */
+static void test_bound_while_planned(void **state)
+{
+    struct fixture right, f;
+    struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
+    const struct attn_kv_view *views[] = {&k, &v};
+    const struct attn_layer_params params = {.struct_size = sizeof params};
+    (void)state;
+    init(&right, 0);
+    fixture_step(&right);
+    init(&f, 0);
+    attn_layer *layer = f.api->model_layer(f.model, 0);
+    const struct attn_cache_memory memory = {
+        .struct_size = sizeof memory, .base = f.cache, .num_blocks = 1};
+    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    assert_int_equal(f.api->layer_kv_views(layer, f.cache, 1, &k, &v, &f.error), ATTN_OK);
+    refuse(&f, f.api->layer_bind_kv(layer, &k, &v, &f.error), "layer_bind_kv");
+    refuse(&f, f.api->layer_bind_caches(layer, views, 2, &f.error), "layer_bind_kv");
+    refuse(&f, f.api->layer_bind_memory(layer, &memory, &f.error), "layer_bind_kv");
+    refuse(&f, f.api->layer_bind_params(layer, &params, &f.error), "layer_bind_params");
+    assert_int_equal(run(&f), ATTN_OK);
+    assert_true(fixture_difference(&right, &f) == 0);
+    f.api->plan_destroy(f.plan);
+    f.plan = NULL;
+    assert_int_equal(f.api->layer_bind_kv(layer, &k, &v, &f.error), ATTN_OK);
+    assert_int_equal(f.api->layer_bind_caches(layer, views, 2, &f.error), ATTN_OK);
+    assert_int_equal(f.api->layer_bind_memory(layer, &memory, &f.error), ATTN_OK);
+    assert_int_equal(f.api->layer_bind_params(layer, &params, &f.error), ATTN_OK);
+    fixture_finish(&right);
+    fixture_finish(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_failed_run),
+        cmocka_unit_test(test_stream),
+        cmocka_unit_test(test_bound_while_planned),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
