@@ -103,6 +103,11 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("mixed batches in one attend", feature("mixed_batch"), "two calls", f"{CHECK}"),
         ("block-table update", feature("update_block_table"), "plans anew", f"{STEP}graphs, {CHECK}"),
         ("lengths on the device only", feature("device_seq_lens"), "", f"{CHECK}"),
+        ("host lengths that are bounds", feature("host_bounds"), "", f"{STEP}bounds"),
+        ("page lists with offsets", kernel("attend"), "on a CPU; else make_block_table",
+         f"{STEP}blocks, tests/device/test_places, {CHECK}"),
+        ("an engine's block of several kernel blocks", kernel("attend"), "on a CPU; else make_block_table",
+         f"{STEP}blocks, tests/device/test_places"),
         ("cascade", feature("cascade"), "attend(prefix) + attend(suffix) + merge", f"{STEP}compose, {RUN}"),
         ("graph capture and replay, level always", lambda caps: caps["graph_level"] == 3, "", f"{STEP}graphs, {CHECK}"),
         ("batch invariance", feature("batch_invariant"), "", f"{CHECK}"),
@@ -142,7 +147,6 @@ OPEN = [
     "(tests/step/test_roomy); no shipped backend declares them",
     "recurrent layers with other rules and gates (KDA, Mamba2, lightning), initial slots, checkpoints: described and handed "
     "through (tests/step/test_roomy); no shipped backend declares them",
-    "an engine's block of several kernel blocks: the engine passes the kernel's blocks",
 ]
 
 
