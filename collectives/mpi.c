@@ -12,13 +12,26 @@ struct mpi_collectives {
     MPI_Comm comm; /* a duplicate, whose errors return */
 };
 
-static attn_status told(int code)
+/* Of a call that has none, MPI's own text. */
+static attn_status told(int code, struct attn_error *error)
 {
-    return code == MPI_SUCCESS ? ATTN_OK : ATTN_ERROR_DEVICE;
+    char text[MPI_MAX_ERROR_STRING + 1] = "";
+    int length = 0;
+    if (code == MPI_SUCCESS) {
+        return ATTN_OK;
+    }
+    MPI_Error_string(code, text, &length);
+    return table_refuse(error, ATTN_ERROR_DEVICE, "collectives", text);
+}
+
+static attn_status too_many(struct attn_error *error)
+{
+    return table_refuse(error, ATTN_ERROR_LIMIT, "count", "more than MPI counts in an int");
 }
 
 /* MPI counts in int. Larger pieces are counted in pages; what is neither is refused. */
-static attn_status pieces(size_t bytes, int *count, MPI_Datatype *type, MPI_Datatype *page)
+static attn_status pieces(size_t bytes, int *count, MPI_Datatype *type, MPI_Datatype *page,
+                          struct attn_error *error)
 {
     enum { PAGE = 1 << 16 };
     *page = MPI_DATATYPE_NULL;
@@ -28,26 +41,26 @@ static attn_status pieces(size_t bytes, int *count, MPI_Datatype *type, MPI_Data
         return ATTN_OK;
     }
     if (bytes % PAGE != 0 || bytes / PAGE > INT_MAX) {
-        return ATTN_ERROR_LIMIT;
+        return too_many(error);
     }
     *count = (int)(bytes / PAGE);
     int code = MPI_Type_contiguous(PAGE, MPI_BYTE, page);
     code = code == MPI_SUCCESS ? MPI_Type_commit(page) : code;
     *type = *page;
-    return told(code);
+    return told(code, error);
 }
 
 typedef int exchange(const void *, int, MPI_Datatype, void *, int, MPI_Datatype, MPI_Comm);
 
-static attn_status exchange_pieces(exchange *call, void *user, const void *send, void *receive,
-                                   size_t bytes)
+static attn_status exchange_pieces(exchange *call, const struct attn_collective_args *a,
+                                   struct attn_error *error)
 {
-    const struct mpi_collectives *c = user;
+    const struct mpi_collectives *c = a->user;
     MPI_Datatype type, page;
     int count;
-    attn_status status = pieces(bytes, &count, &type, &page);
+    attn_status status = pieces(a->count, &count, &type, &page, error);
     if (status == ATTN_OK) {
-        status = told(call(send, count, type, receive, count, type, c->comm));
+        status = told(call(a->send, count, type, a->receive, count, type, c->comm), error);
     }
     if (page != MPI_DATATYPE_NULL) {
         MPI_Type_free(&page);
@@ -55,38 +68,34 @@ static attn_status exchange_pieces(exchange *call, void *user, const void *send,
     return status;
 }
 
-static attn_status all_gather(void *user, const void *send, void *receive, size_t bytes,
-                              void *stream)
+static attn_status all_gather(const struct attn_collective_args *a, struct attn_error *error)
 {
-    (void)stream;
-    return exchange_pieces(MPI_Allgather, user, send, receive, bytes);
+    return exchange_pieces(MPI_Allgather, a, error);
 }
 
-static attn_status all_to_all(void *user, const void *send, void *receive, size_t bytes,
-                              void *stream)
+static attn_status all_to_all(const struct attn_collective_args *a, struct attn_error *error)
 {
-    (void)stream;
-    return exchange_pieces(MPI_Alltoall, user, send, receive, bytes);
+    return exchange_pieces(MPI_Alltoall, a, error);
 }
 
-static attn_status reduce_scatter_f32(void *user, const float *send, float *receive, size_t count,
-                                      void *stream)
+static attn_status reduce_scatter_f32(const struct attn_collective_args *a,
+                                      struct attn_error *error)
 {
-    const struct mpi_collectives *c = user;
-    (void)stream;
-    return count > INT_MAX ? ATTN_ERROR_LIMIT
-                           : told(MPI_Reduce_scatter_block(send, receive, (int)count, MPI_FLOAT,
-                                                           MPI_SUM, c->comm));
+    const struct mpi_collectives *c = a->user;
+    return a->count > INT_MAX ? too_many(error)
+                              : told(MPI_Reduce_scatter_block(a->send, a->receive, (int)a->count,
+                                                              MPI_FLOAT, MPI_SUM, c->comm),
+                                     error);
 }
 
-static attn_status all_reduce_max_f32(void *user, const float *send, float *receive, size_t count,
-                                      void *stream)
+static attn_status all_reduce_max_f32(const struct attn_collective_args *a,
+                                      struct attn_error *error)
 {
-    const struct mpi_collectives *c = user;
-    (void)stream;
-    return count > INT_MAX
-               ? ATTN_ERROR_LIMIT
-               : told(MPI_Allreduce(send, receive, (int)count, MPI_FLOAT, MPI_MAX, c->comm));
+    const struct mpi_collectives *c = a->user;
+    return a->count > INT_MAX ? too_many(error)
+                              : told(MPI_Allreduce(a->send, a->receive, (int)a->count, MPI_FLOAT,
+                                                   MPI_MAX, c->comm),
+                                     error);
 }
 
 ATTN_EXPORT attn_mpi_collectives_create_fn attn_mpi_collectives_create;

@@ -13,51 +13,55 @@ struct nccl_collectives {
     ncclComm_t comm; /* the caller's */
 };
 
-static attn_status told(ncclResult_t result)
+static attn_status told(ncclResult_t result, struct attn_error *error)
 {
-    return result == ncclSuccess ? ATTN_OK : ATTN_ERROR_DEVICE;
+    return result == ncclSuccess
+               ? ATTN_OK
+               : table_refuse(error, ATTN_ERROR_DEVICE, "collectives", ncclGetErrorString(result));
 }
 
-static attn_status all_gather(void *user, const void *send, void *receive, size_t bytes,
-                              void *stream)
+static attn_status all_gather(const struct attn_collective_args *a, struct attn_error *error)
 {
-    const struct nccl_collectives *c = user;
-    return told(ncclAllGather(send, receive, bytes, ncclUint8, c->comm, (cudaStream_t)stream));
+    const struct nccl_collectives *c = a->user;
+    return told(
+        ncclAllGather(a->send, a->receive, a->count, ncclUint8, c->comm, (cudaStream_t)a->stream),
+        error);
 }
 
 /* A send to and a receive from every rank, as one group. */
-static attn_status all_to_all(void *user, const void *send, void *receive, size_t bytes,
-                              void *stream)
+static attn_status all_to_all(const struct attn_collective_args *a, struct attn_error *error)
 {
-    const struct nccl_collectives *c = user;
+    const struct nccl_collectives *c = a->user;
     ncclResult_t result = ncclGroupStart();
     for (int32_t rank = 0; rank < c->table.world_size && result == ncclSuccess; rank++) {
-        size_t at = (size_t)rank * bytes;
-        result = ncclSend((const uint8_t *)send + at, bytes, ncclUint8, rank, c->comm,
-                          (cudaStream_t)stream);
+        size_t at = (size_t)rank * a->count;
+        result = ncclSend((const uint8_t *)a->send + at, a->count, ncclUint8, rank, c->comm,
+                          (cudaStream_t)a->stream);
         if (result == ncclSuccess) {
-            result = ncclRecv((uint8_t *)receive + at, bytes, ncclUint8, rank, c->comm,
-                              (cudaStream_t)stream);
+            result = ncclRecv((uint8_t *)a->receive + at, a->count, ncclUint8, rank, c->comm,
+                              (cudaStream_t)a->stream);
         }
     }
     ncclResult_t ended = ncclGroupEnd(); /* also after a failure: the group must not stay open */
-    return told(result != ncclSuccess ? result : ended);
+    return told(result != ncclSuccess ? result : ended, error);
 }
 
-static attn_status reduce_scatter_f32(void *user, const float *send, float *receive, size_t count,
-                                      void *stream)
+static attn_status reduce_scatter_f32(const struct attn_collective_args *a,
+                                      struct attn_error *error)
 {
-    const struct nccl_collectives *c = user;
-    return told(ncclReduceScatter(send, receive, count, ncclFloat32, ncclSum, c->comm,
-                                  (cudaStream_t)stream));
+    const struct nccl_collectives *c = a->user;
+    return told(ncclReduceScatter(a->send, a->receive, a->count, ncclFloat32, ncclSum, c->comm,
+                                  (cudaStream_t)a->stream),
+                error);
 }
 
-static attn_status all_reduce_max_f32(void *user, const float *send, float *receive, size_t count,
-                                      void *stream)
+static attn_status all_reduce_max_f32(const struct attn_collective_args *a,
+                                      struct attn_error *error)
 {
-    const struct nccl_collectives *c = user;
-    return told(
-        ncclAllReduce(send, receive, count, ncclFloat32, ncclMax, c->comm, (cudaStream_t)stream));
+    const struct nccl_collectives *c = a->user;
+    return told(ncclAllReduce(a->send, a->receive, a->count, ncclFloat32, ncclMax, c->comm,
+                              (cudaStream_t)a->stream),
+                error);
 }
 
 ATTN_EXPORT attn_nccl_collectives_create_fn attn_nccl_collectives_create;

@@ -23,26 +23,34 @@ struct attn_device_info {
     int64_t memory_bytes;
 };
 
-/* Sizes min .. max in steps of `multiple`; one size is min = max, multiple 1. */
+/* Sizes min .. max in steps of `multiple`; one size is min = max, multiple 1. It never grows. */
 struct attn_range {
     int32_t min;
     int32_t max;
     int32_t multiple;
 };
 
-/* head_size and head_size_v that go together. `same` 1: Dv = D only, and `v` is not read. */
+/* head_size and head_size_v that go together. `same` 1: Dv = D only, and `v` is not read. It never
+ * grows. */
 struct attn_head_size_range {
     struct attn_range qk;
     struct attn_range v;
     int32_t same;
 };
 
-/* A set of terms and features that this backend cannot do together. */
+/* What this backend cannot do together: a layer that has all of the terms and features, and is of
+ * what the other fields say, is refused. An element of an array, whose owner says its size; a row
+ * with an unknown tail that is not zero is dropped. */
 struct attn_refused_combination {
     uint64_t terms;
     uint64_t features;
-    uint64_t kv_dtypes; /* 0: with any; else only with these */
+    uint64_t kv_dtypes; /* 0: of any; else one of these */
     const char *why;    /* one line */
+    uint64_t dtypes;    /* likewise: activations */
+    uint64_t layer_kinds;
+    uint64_t phases;
+    struct attn_range head_size; /* of q and k; max 0: any */
+    int32_t reserved;
 };
 
 /* Kernel slots, as bits of attn_backend_caps.kernels, in the order of struct attn_kernels. */
@@ -109,14 +117,18 @@ struct attn_backend_caps {
     int32_t max_num_q_heads; /* 0: any */
     /* largest n of 1 + n queries on the decode way; 0: any */
     int32_t max_speculative_tokens;
-    int32_t rank[2]; /* by enum attn_phase: higher is better; cpu_ref has 0 */
+    int32_t rank[ATTN_MAX_PHASES]; /* by enum attn_phase: higher is better; cpu_ref has 0 */
     int32_t reserved;
     /* kv_dtypes of which attend writes k and v itself in steps of decodes only; before every other
      * step write_kv does. FUSED_WRITE says it of all caches and steps */
     uint64_t decode_write_kv_dtypes;
     /* enum attn_cache_role: caches beyond those of a layer's kind that its kernels take */
     uint64_t cache_roles;
-    int32_t max_tables; /* of a batch, beside its own fields; 0: none */
+    int32_t max_tables;    /* of a batch, beside its own fields; 0: none */
+    int32_t refused_bytes; /* from row to row of `refused` */
+    /* ids of vendors' extensions that its kernels read on layers and runs (version.h) */
+    const uint32_t *extensions;
+    int32_t num_extensions;
     int32_t reserved_tail;
 };
 
@@ -138,8 +150,10 @@ struct attn_reason_sink {
     void (*refuse)(void *user, const char *field, const char *asked, const char *supported);
 };
 
+ATTN_STATIC_ASSERT(sizeof(struct attn_refused_combination) == 72,
+                   "attn_refused_combination of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 72, "attn_device_info of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 280, "attn_backend_caps of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_backend_caps) == 304, "attn_backend_caps of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_probe_sink) == 40, "attn_probe_sink of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_reason_sink) == 32, "attn_reason_sink of ABI 0.2");
 

@@ -6,23 +6,33 @@
 
 #include "status.h"
 
-/* Collectives over the ranks of one group, enqueued on `stream` (a CPU engine: done on return).
- * Counts are bytes per rank unless a count of float32 is said. The table and `user` outlive the
- * model. All slots may be called from the thread that runs a step; none may allocate. */
+/* What one rank brings to a collective. */
+struct attn_collective_args {
+    size_t struct_size;
+    const struct attn_ext *next;
+    void *user; /* the table's */
+    const void *send;
+    void *receive;
+    /* per rank: bytes of all_gather and all_to_all, float32 of the other two */
+    size_t count;
+    void *stream;
+};
+
+/* Collectives over the ranks of one group, enqueued on `stream` (a CPU engine: done on return). The
+ * table and `user` outlive the model. All slots may be called from the thread that runs a step;
+ * none may allocate. `error` may be NULL; a failure without a text is reported with the core's. */
 struct attn_collectives {
     size_t struct_size;
     const struct attn_ext *next;
     void *user;
     int32_t rank;
     int32_t world_size;
-    attn_status (*all_gather)(void *user, const void *send, void *receive, size_t bytes,
-                              void *stream);
-    attn_status (*all_to_all)(void *user, const void *send, void *receive, size_t bytes,
-                              void *stream);
-    attn_status (*reduce_scatter_f32)(void *user, const float *send, float *receive, size_t count,
-                                      void *stream);
-    attn_status (*all_reduce_max_f32)(void *user, const float *send, float *receive, size_t count,
-                                      void *stream);
+    attn_status (*all_gather)(const struct attn_collective_args *args, struct attn_error *error);
+    attn_status (*all_to_all)(const struct attn_collective_args *args, struct attn_error *error);
+    attn_status (*reduce_scatter_f32)(const struct attn_collective_args *args,
+                                      struct attn_error *error);
+    attn_status (*all_reduce_max_f32)(const struct attn_collective_args *args,
+                                      struct attn_error *error);
 };
 
 enum attn_cp_reduce { ATTN_CP_ALL_GATHER_REDUCE_SCATTER = 0, ATTN_CP_ALL_TO_ALL = 1 };
@@ -85,6 +95,7 @@ typedef void attn_collectives_destroy_fn(struct attn_collectives *collectives);
 #define ATTN_NCCL_COLLECTIVES_CREATE_SYMBOL "attn_nccl_collectives_create"
 #define ATTN_NCCL_COLLECTIVES_DESTROY_SYMBOL "attn_nccl_collectives_destroy"
 
+ATTN_STATIC_ASSERT(sizeof(struct attn_collective_args) == 56, "attn_collective_args of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_collectives) == 64, "attn_collectives of ABI 0.2");
 
 #endif

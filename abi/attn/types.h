@@ -27,6 +27,7 @@ enum attn_layer_kind {
 };
 
 enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUNT = 2 };
+#define ATTN_MAX_PHASES 4 /* room in arrays by phase */
 
 /* Terms of one attention (docs/semantics.md, section 1), as bits: what a layer needs, what a
  * backend can do. */

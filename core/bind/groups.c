@@ -6,6 +6,7 @@
 #include "bind/bound.h"
 #include "bind/model.h"
 #include "select/layer_check.h"
+#include "util/structs.h"
 
 /* A layer that reads another's cache goes with that one's table. */
 static bool same_table(attn_layer *a, attn_layer *b)
@@ -23,6 +24,18 @@ static bool same_table(attn_layer *a, attn_layer *b)
     return a->owner->spec.kind == b->owner->spec.kind &&
            a->owner->spec.layout == b->owner->spec.layout &&
            a->owner->tokens_per_block == b->owner->tokens_per_block && layer_same_cache(x, y);
+}
+
+/* A vendor's kernels may plan by what its extensions say. */
+static bool same_vendors(const struct attn_ext *a, const struct attn_ext *b)
+{
+    while (a != NULL && a->id < ATTN_EXT_VENDOR) {
+        a = a->next;
+    }
+    while (b != NULL && b->id < ATTN_EXT_VENDOR) {
+        b = b->next;
+    }
+    return ext_same(a, b);
 }
 
 /* backend, phase, Hq, window, chunk, soft cap, scale, sinks, causality; and what else changes a
@@ -43,7 +56,7 @@ static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phas
            x->kind == y->kind && x->num_speculative_tokens == y->num_speculative_tokens &&
            x->parallel_drafting == y->parallel_drafting && x->q_scale_form == y->q_scale_form &&
            x->p_scale_form == y->p_scale_form && x->batch_invariant == y->batch_invariant &&
-           x->fast_prefill == y->fast_prefill;
+           x->fast_prefill == y->fast_prefill && same_vendors(x->next, y->next);
 }
 
 static void assign_group(attn_model *model, attn_layer *layer)

@@ -81,10 +81,25 @@ attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const 
     return ATTN_OK;
 }
 
-attn_status collective_told(attn_status status, struct attn_error *error)
+attn_status collective_run(const struct attn_collectives *ranks, collective *call, const void *send,
+                           void *receive, int64_t count, void *stream, struct attn_error *error)
 {
-    return status == ATTN_OK
-               ? status
+    const struct attn_collective_args args = {.struct_size = sizeof args,
+                                              .user = ranks->user,
+                                              .send = send,
+                                              .receive = receive,
+                                              .count = (size_t)count,
+                                              .stream = stream};
+    struct attn_error why; /* no more of it is written than has to be */
+    why.struct_size = sizeof why;
+    why.status = why.reserved = 0;
+    why.field[0] = why.message[0] = '\0';
+    attn_status status = call(&args, &why);
+    if (status == ATTN_OK) {
+        return status;
+    }
+    return why.message[0] != '\0'
+               ? error_relay(error, status, &why)
                : error_set_text(error, status, "collectives", "a collective of the engine failed");
 }
 
@@ -154,10 +169,8 @@ attn_status heads_gather(struct run *run, uint8_t *rows, struct attn_error *erro
         run->q = rows;
         return ATTN_OK;
     }
-    attn_status status =
-        collective_told(x->ranks->all_gather(x->ranks->user, rows, run->gathered,
-                                             (size_t)(x->tokens * row), run->io->stream),
-                        error);
+    attn_status status = collective_run(x->ranks, x->ranks->all_gather, rows, run->gathered,
+                                        x->tokens * row, run->io->stream, error);
     for (int64_t i = 0; i < x->n * x->kv_heads && status == ATTN_OK; i++) {
         int64_t rank = i % x->n, kv = i / x->n;
         status = copy_rows(run, run->q + i * group, x->n * row,
@@ -200,10 +213,8 @@ static attn_status reduce_all_to_all(const struct run *run, struct attn_error *e
             pack_part(run, rank, run->send + rank * exchange_part(x, x->tokens), run->lse, error);
     }
     if (status == ATTN_OK) {
-        status = collective_told(x->ranks->all_to_all(x->ranks->user, run->send, run->received,
-                                                      (size_t)exchange_part(x, x->tokens),
-                                                      run->io->stream),
-                                 error);
+        status = collective_run(x->ranks, x->ranks->all_to_all, run->send, run->received,
+                                exchange_part(x, x->tokens), run->io->stream, error);
     }
     part_tensors(run, run->received, &out, &lse);
     for (int64_t rank = 1; rank < x->n && status == ATTN_OK; rank++) {
@@ -231,10 +242,8 @@ static attn_status reduce_by_sum(const struct run *run, struct attn_error *error
     over_lse(&others, run, other_lse, heads);
     attn_status status = zero_tensor(run->plan, run->step, &zeros.tensor, run->io->stream, error);
     if (status == ATTN_OK) {
-        status =
-            collective_told(x->ranks->all_gather(x->ranks->user, run->lse, all,
-                                                 (size_t)(heads * x->tokens * 4), run->io->stream),
-                            error);
+        status = collective_run(x->ranks, x->ranks->all_gather, run->lse, all,
+                                heads * x->tokens * 4, run->io->stream, error);
     }
     for (int64_t rank = 0; rank < x->n && status == ATTN_OK; rank++) {
         float *theirs = all + rank * heads * x->tokens;
@@ -264,12 +273,9 @@ static attn_status reduce_by_sum(const struct run *run, struct attn_error *error
     if (status == ATTN_OK) { /* the weighted lse of its own heads, beside where the sum goes */
         status = pack_part(run, x->ranks->rank, run->received, run->lse, error);
     }
-    return status == ATTN_OK
-               ? collective_told(x->ranks->reduce_scatter_f32(
-                                     x->ranks->user, (const float *)run->send,
-                                     (float *)run->received, (size_t)count, run->io->stream),
-                                 error)
-               : status;
+    return status == ATTN_OK ? collective_run(x->ranks, x->ranks->reduce_scatter_f32, run->send,
+                                              run->received, count, run->io->stream, error)
+                             : status;
 }
 
 attn_status heads_reduce(const struct run *run, struct attn_error *error)
@@ -294,10 +300,8 @@ attn_status rows_gather(const struct run *run, uint8_t **rows, struct attn_error
     *rows = run->packed;
     if (status == ATTN_OK && run->p->split) {
         *rows = plan->workspace + run->p->at.rows;
-        status =
-            collective_told(x->rows->all_gather(x->rows->user, run->packed, *rows,
-                                                (size_t)(run->p->widest * row), run->io->stream),
-                            error);
+        status = collective_run(x->rows, x->rows->all_gather, run->packed, *rows,
+                                run->p->widest * row, run->io->stream, error);
     }
     return status;
 }
@@ -337,12 +341,10 @@ attn_status rows_reduce(struct run *run, struct attn_error *error)
         status = status ? status : pack_rank(run, rank, run->received, send + rank * part, error);
     }
     if (status == ATTN_OK) {
-        status = collective_told(
-            run->p->split
-                ? x->rows->all_to_all(x->rows->user, send, received, (size_t)part, run->io->stream)
-                : x->rows->all_gather(x->rows->user, run->received, received, (size_t)part,
-                                      run->io->stream),
-            error);
+        status = run->p->split ? collective_run(x->rows, x->rows->all_to_all, send, received, part,
+                                                run->io->stream, error)
+                               : collective_run(x->rows, x->rows->all_gather, run->received,
+                                                received, part, run->io->stream, error);
     }
     x->tokens = tokens;
     run->received = received;

@@ -46,8 +46,11 @@ attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const 
 /* The rows of a tensor [count, heads, D] one behind the other; `row` bytes a head. */
 attn_status pack_rows(const struct run *run, void *to, const struct attn_tensor *from,
                       int64_t heads, int64_t row, int64_t count, struct attn_error *error);
-/* The engine's collectives bring no text. */
-attn_status collective_told(attn_status status, struct attn_error *error);
+typedef attn_status collective(const struct attn_collective_args *args, struct attn_error *error);
+
+/* A collective of the engine; where it brings no text, the core's. */
+attn_status collective_run(const struct attn_collectives *ranks, collective *call, const void *send,
+                           void *receive, int64_t count, void *stream, struct attn_error *error);
 attn_status merge_parts(const struct run *run, const struct attn_tensor *a,
                         const struct attn_tensor *a_lse, const struct attn_tensor *b,
                         const struct attn_tensor *b_lse, const struct attn_tensor *out,

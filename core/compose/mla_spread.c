@@ -99,10 +99,8 @@ attn_status mla_gather_spread(attn_plan *plan, struct step *step, const struct a
     int64_t row = step->layer->desc->head_size * element;
     uint8_t *gathered = plan->workspace + p->at.gathered;
     uint8_t *rows = plan->workspace + p->at.rows;
-    attn_status status =
-        collective_told(ranks->all_gather(ranks->user, plan->workspace + p->at.local, gathered,
-                                          (size_t)(chunk->num_rows * row), io->stream),
-                        error);
+    attn_status status = collective_run(ranks, ranks->all_gather, plan->workspace + p->at.local,
+                                        gathered, chunk->num_rows * row, io->stream, error);
     for (int32_t i = 0; i < chunk->num_reqs * ranks->world_size && status == ATTN_OK; i++) {
         int64_t rank = i % ranks->world_size, count = chunk->rank_rows[i];
         int64_t from = rank * chunk->num_rows + chunk->start[i / ranks->world_size];

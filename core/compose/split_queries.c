@@ -306,10 +306,9 @@ attn_status queries_gather_keys(attn_plan *plan, struct step *step,
         status = pack_rows(&run, plan->workspace + areas[SENT], inputs[part], kind->heads,
                            row / kind->heads, plan->given.num_actual_tokens, error);
         if (status == ATTN_OK) {
-            status = collective_told(ranks->all_gather(ranks->user, plan->workspace + areas[SENT],
-                                                       plan->workspace + areas[GATHERED],
-                                                       (size_t)(p->widest * row), io->stream),
-                                     error);
+            status = collective_run(ranks, ranks->all_gather, plan->workspace + areas[SENT],
+                                    plan->workspace + areas[GATHERED], p->widest * row, io->stream,
+                                    error);
         }
     }
     if (status == ATTN_OK) {

@@ -11,6 +11,8 @@
 #include "util/text.h"
 
 #define MAX_RANGES 256
+#define MIN_REFUSED 72 /* size in ABI 0.2 */
+#define MAX_REFUSED_BYTES 4096
 #define MAX_LABEL 255
 #define MAX_ISA 1023
 #define NUM_SCALE_FORMS 4
@@ -90,12 +92,40 @@ void caps_trim(struct attn_backend_caps *c)
     }
 }
 
-bool refused_trim(struct attn_refused_combination *row)
+/* Row `at`, a missing tail zero; false: an unknown one is not. */
+static bool copy_refused(const struct attn_backend_caps *caps, int32_t at,
+                         struct attn_refused_combination *row)
 {
-    const bool any_cache = row->kv_dtypes == 0;
-    row->kv_dtypes &= BIT(ATTN_KV_DTYPE_COUNT) - 1;
-    return row->terms >> ATTN_TERM_COUNT == 0 && row->features >> ATTN_FEATURE_COUNT == 0 &&
-           (any_cache || row->kv_dtypes != 0);
+    const size_t size = (size_t)caps->refused_bytes;
+    const unsigned char *source = (const unsigned char *)caps->refused + (size_t)at * size;
+    memset(row, 0, sizeof *row);
+    memcpy(row, source, size < sizeof *row ? size : sizeof *row);
+    for (size_t i = sizeof *row; i < size; i++) {
+        if (source[i] != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool refused_read(const struct attn_backend_caps *caps, int32_t at,
+                  struct attn_refused_combination *row)
+{
+    bool known = copy_refused(caps, at, row) && row->terms >> ATTN_TERM_COUNT == 0 &&
+                 row->features >> ATTN_FEATURE_COUNT == 0;
+    const struct {
+        uint64_t *mask;
+        int32_t count;
+    } lists[] = {{&row->kv_dtypes, ATTN_KV_DTYPE_COUNT},
+                 {&row->dtypes, ATTN_DTYPE_COUNT},
+                 {&row->layer_kinds, ATTN_LAYER_KIND_COUNT},
+                 {&row->phases, ATTN_PHASE_COUNT}};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        const bool any = *lists[i].mask == 0;
+        *lists[i].mask &= BIT(lists[i].count) - 1;
+        known &= any || *lists[i].mask != 0;
+    }
+    return known;
 }
 
 static attn_status check_masks(const struct attn_backend_caps *c, struct attn_error *error)
@@ -115,11 +145,20 @@ static bool range_is_good(const struct attn_range *range)
 static attn_status check_refused(const struct attn_backend_caps *c, int32_t at,
                                  struct attn_error *error)
 {
-    const struct attn_refused_combination *row = &c->refused[at];
-    if (row->terms == 0 && row->features == 0 && row->kv_dtypes == 0) {
+    struct attn_refused_combination row;
+    if (!copy_refused(c, at, &row)) {
+        return ATTN_OK; /* it is dropped */
+    }
+    if ((row.terms | row.features | row.kv_dtypes | row.dtypes | row.layer_kinds | row.phases) ==
+            0 &&
+        row.head_size.max == 0) {
         return BAD("refused", "%s: refused[%d] is empty and would refuse every layer", c->name, at);
     }
-    if (row->why != NULL && !text_is_clean(row->why, MAX_LABEL)) {
+    if (row.head_size.max != 0 && !range_is_good(&row.head_size)) {
+        return BAD("refused", "%s: refused[%d].head_size is %d..%d in steps of %d", c->name, at,
+                   row.head_size.min, row.head_size.max, row.head_size.multiple);
+    }
+    if (row.why != NULL && !text_is_clean(row.why, MAX_LABEL)) {
         return BAD("refused", "%s: refused[%d].why is not clean UTF-8 text of at most %d bytes",
                    c->name, at, MAX_LABEL);
     }
@@ -134,7 +173,8 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
         int32_t count;
     } lists[] = {{"head_sizes", c->head_sizes, c->num_head_sizes},
                  {"block_sizes", c->block_sizes, c->num_block_sizes},
-                 {"refused", c->refused, c->num_refused}};
+                 {"refused", c->refused, c->num_refused},
+                 {"extensions", c->extensions, c->num_extensions}};
     attn_status status = ATTN_OK;
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         if (lists[i].count < 0 || lists[i].count > MAX_RANGES ||
@@ -160,6 +200,17 @@ static attn_status check_lists(const struct attn_backend_caps *c, struct attn_er
                 "%s: head_sizes[%d] is %d..%d in steps of %d, v %d..%d in steps of %d, same %d",
                 c->name, i, heads->qk.min, heads->qk.max, heads->qk.multiple, heads->v.min,
                 heads->v.max, heads->v.multiple, heads->same);
+        }
+    }
+    if (c->num_refused > 0 &&
+        (c->refused_bytes < MIN_REFUSED || c->refused_bytes > MAX_REFUSED_BYTES)) {
+        return BAD("refused_bytes", "%s: refused_bytes is %d; %d to %d", c->name, c->refused_bytes,
+                   MIN_REFUSED, MAX_REFUSED_BYTES);
+    }
+    for (int32_t i = 0; i < c->num_extensions; i++) {
+        if (c->extensions[i] < ATTN_EXT_VENDOR) {
+            return BAD("extensions", "%s: extensions[%d] is %#x; vendors' begin at %#x", c->name, i,
+                       c->extensions[i], ATTN_EXT_VENDOR);
         }
     }
     for (int32_t i = 0; i < c->num_refused && status == ATTN_OK; i++) {

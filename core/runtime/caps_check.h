@@ -10,8 +10,10 @@
 
 /* Takes bits that are not known out of all masks. */
 void caps_trim(struct attn_backend_caps *caps);
-/* Takes unknown kv_dtypes out of a row. False: a layer that it refuses cannot be described here. */
-bool refused_trim(struct attn_refused_combination *row);
+/* Row `at` without unknown bits of what it is of. False: a layer that it refuses cannot be
+ * described here. */
+bool refused_read(const struct attn_backend_caps *caps, int32_t at,
+                  struct attn_refused_combination *row);
 
 /* `variant` is not NULL; extensions have passed ext_check. */
 attn_status caps_check(const struct attn_backend_caps *caps, struct attn_error *error);

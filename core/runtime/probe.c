@@ -111,12 +111,17 @@ static attn_status copy_caps(struct found *found, const struct attn_backend_caps
                                   sizeof *caps->head_sizes, &failed);
     caps->block_sizes = copy_array(found->arena, source->block_sizes, source->num_block_sizes,
                                    sizeof *caps->block_sizes, &failed);
-    refused =
-        copy_array(found->arena, source->refused, source->num_refused, sizeof *refused, &failed);
+    caps->extensions = copy_array(found->arena, source->extensions, source->num_extensions,
+                                  sizeof *caps->extensions, &failed);
+    refused = source->num_refused > 0
+                  ? arena_array(found->arena, (size_t)source->num_refused, sizeof *refused)
+                  : NULL;
+    failed |= source->num_refused > 0 && refused == NULL;
     caps->num_refused = 0;
+    caps->refused_bytes = (int32_t)sizeof *refused;
     for (int32_t i = 0; i < source->num_refused && !failed; i++) {
-        struct attn_refused_combination row = source->refused[i];
-        if (refused_trim(&row)) {
+        struct attn_refused_combination row;
+        if (refused_read(source, i, &row)) {
             row.why = arena_string(found->arena, row.why != NULL ? row.why : "");
             failed |= row.why == NULL;
             refused[caps->num_refused++] = row;

@@ -8,6 +8,7 @@
 #include "select/names.h"
 #include "util/structs.h"
 
+#define MAX_CHAIN 64
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 attn_status layer_ranges(const char *name, const struct ranged *ranges, size_t count,
@@ -50,15 +51,45 @@ static void chain(const struct attn_ext **next, void *ext)
     }
 }
 
+int32_t layer_vendor_ids(const struct attn_ext *next, uint32_t *ids, int32_t count)
+{
+    const int32_t most = count + MAX_VENDOR_EXTENSIONS;
+    for (int32_t i = 0; next != NULL && i < MAX_CHAIN && count < most; i++, next = next->next) {
+        if (next->id >= ATTN_EXT_VENDOR) {
+            ids[count++] = next->id;
+        }
+    }
+    return count;
+}
+
+/* In the order in which they stand, behind what is known. */
+static void copy_vendors(struct arena *arena, struct layer *layer, const struct attn_ext *next,
+                         bool *failed)
+{
+    const struct attn_ext **last = &layer->desc.next;
+    for (; next != NULL && !*failed; next = next->next) {
+        if (next->id >= ATTN_EXT_VENDOR) {
+            struct attn_ext *copy = arena_alloc(arena, next->struct_size);
+            *failed = copy == NULL;
+            if (copy != NULL) {
+                memcpy(copy, next, next->struct_size);
+                copy->next = NULL;
+                *last = copy;
+                last = &copy->next;
+            }
+        }
+    }
+}
+
 attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
                                   const struct attn_ext *next, struct attn_error *error)
 {
-    static const uint32_t known[] = {ATTN_EXT_MLA_DESC, ATTN_EXT_RECURRENT_DESC,
-                                     ATTN_EXT_CONTEXT_PARALLEL, ATTN_EXT_MM_ENCODER,
-                                     ATTN_EXT_LAYER_CACHES};
+    uint32_t known[5 + MAX_VENDOR_EXTENSIONS] = {ATTN_EXT_MLA_DESC, ATTN_EXT_RECURRENT_DESC,
+                                                 ATTN_EXT_CONTEXT_PARALLEL, ATTN_EXT_MM_ENCODER,
+                                                 ATTN_EXT_LAYER_CACHES};
     bool failed = false;
     attn_status status =
-        ext_check(next, known, sizeof known / sizeof *known, "attn_layer_desc", error);
+        ext_check(next, known, layer_vendor_ids(next, known, 5), "attn_layer_desc", error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -68,6 +99,7 @@ attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
     layer->mm_quant = copy_ext(arena, next, ATTN_EXT_MM_ENCODER, sizeof *layer->mm_quant, &failed);
     layer->caches = copy_ext(arena, next, ATTN_EXT_LAYER_CACHES, sizeof *layer->caches, &failed);
     layer->desc.next = NULL;
+    copy_vendors(arena, layer, next, &failed);
     chain(&layer->desc.next, layer->caches);
     chain(&layer->desc.next, layer->mm_quant);
     chain(&layer->desc.next, layer->cp);

@@ -7,6 +7,7 @@
 #include "select/assignment.h"
 
 #define MAX_HEADS 65536
+#define MAX_VENDOR_EXTENSIONS 8 /* of one layer */
 #define MAX_HEAD_SIZE 512
 #define MAX_LATENT 1024
 
@@ -22,13 +23,18 @@ struct ranged {
 attn_status layer_ranges(const char *name, const struct ranged *ranges, size_t count,
                          struct attn_error *error);
 
-/* Copies the known ones into the layer, each of today's size, and chains them to its desc. */
+/* Copies the known ones into the layer, each of today's size, and vendors' as they are, and chains
+ * them to its desc. */
 attn_status layer_copy_extensions(struct arena *arena, struct layer *layer,
                                   const struct attn_ext *next, struct attn_error *error);
 
 /* The copied ones: those that the layer's kind needs and takes, and their values; and what follows
  * from them for the layer. */
 attn_status layer_check_extensions(struct layer *layer, struct attn_error *error);
+
+/* Adds the ids of a layer's vendors' extensions to a list with room for MAX_VENDOR_EXTENSIONS more;
+ * gives how many it then has. */
+int32_t layer_vendor_ids(const struct attn_ext *next, uint32_t *ids, int32_t count);
 
 /* The refusal of a layer whose kind needs an extension that is not there, or takes none. */
 attn_status layer_refuse_extension(const struct layer *layer, const char *extension, bool needed,

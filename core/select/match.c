@@ -208,15 +208,23 @@ static uint64_t features_of(const struct attn_layer_desc *l)
     return features | l->needed_features;
 }
 
-/* What a backend serves, but not together; after compositions are decided. */
-static void check_combinations(struct check *check)
+static bool is_of(uint64_t mask, int32_t code)
 {
+    return mask == 0 || mask >> code & 1;
+}
+
+/* What a backend serves, but not together; after compositions are decided. */
+static void check_combinations(struct check *check, int32_t phase)
+{
+    const struct attn_layer_desc *l = check->layer;
     uint64_t terms = terms_of(check->layer, check->match->composed);
     uint64_t features = features_of(check->layer);
     for (int32_t i = 0; i < check->caps->num_refused; i++) {
         const struct attn_refused_combination *refused = &check->caps->refused[i];
-        bool kv = refused->kv_dtypes == 0 || refused->kv_dtypes >> check->layer->kv_dtype & 1;
-        if (kv && (terms & refused->terms) == refused->terms &&
+        if (is_of(refused->kv_dtypes, l->kv_dtype) && is_of(refused->dtypes, l->dtype) &&
+            is_of(refused->layer_kinds, l->kind) && is_of(refused->phases, phase) &&
+            (refused->head_size.max == 0 || range_holds(&refused->head_size, 1, l->head_size)) &&
+            (terms & refused->terms) == refused->terms &&
             (features & refused->features) == refused->features) {
             reasons_add(check->reasons, "combination", refused->why, "not together");
         }
@@ -252,5 +260,6 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
     }
     check_caches(&check);
     hold_features(&check, phase);
-    check_combinations(&check);
+    check_extensions(&check);
+    check_combinations(&check, phase);
 }

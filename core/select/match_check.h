@@ -27,6 +27,7 @@ void check_need_feature(struct check *check, bool wanted, uint64_t feature, cons
 void check_compose(struct check *check, uint32_t what, int32_t graph_level);
 
 /* match_sizes.c */
+void check_extensions(struct check *check); /* those that a layer brings for a vendor's kernels */
 void check_heads(struct check *check);
 void check_head_size(struct check *check);
 /* the engine's candidates, or the layer's own block size; match->block_size becomes the choice */

@@ -168,6 +168,29 @@ void check_block_size(struct check *check, const int32_t *candidates, int32_t co
     text_finish(&supported);
 }
 
+void check_extensions(struct check *check)
+{
+    const struct attn_backend_caps *caps = check->caps;
+    for (const struct attn_ext *ext = check->layer->next; ext != NULL; ext = ext->next) {
+        bool taken = ext->id < ATTN_EXT_VENDOR || ext->flags & ATTN_EXT_OPTIONAL;
+        for (int32_t i = 0; i < caps->num_extensions && !taken; i++) {
+            taken = caps->extensions[i] == ext->id;
+        }
+        if (!taken) {
+            char asked[16];
+            struct text declared;
+            snprintf(asked, sizeof asked, "%#x", ext->id);
+            text_init(&declared, check->reasons->host);
+            for (int32_t i = 0; i < caps->num_extensions; i++) {
+                text_add(&declared, "%s%#x", i > 0 ? ", " : "", caps->extensions[i]);
+            }
+            reasons_add(check->reasons, "extension", asked, text_or_none(&declared));
+            check->reasons->failed |= declared.failed;
+            text_finish(&declared);
+        }
+    }
+}
+
 void check_heads(struct check *check)
 {
     const struct attn_layer_desc *l = check->layer;

@@ -128,17 +128,6 @@ static const char *arch_of(const attn_runtime *runtime, struct attn_device devic
     return "";
 }
 
-/* Copied extensions stand in one order, each of today's size. */
-static bool same_extensions(const struct attn_ext *a, const struct attn_ext *b)
-{
-    while (a != NULL && b != NULL && a->id == b->id &&
-           memcmp(a + 1, b + 1, a->struct_size - sizeof *a) == 0) {
-        a = a->next;
-        b = b->next;
-    }
-    return a == NULL && b == NULL;
-}
-
 static bool same_question(const struct selection *selection, const struct assignment_layer *a,
                           const struct assignment_layer *b, int32_t index_a, int32_t index_b,
                           const int32_t *asked_block_sizes)
@@ -147,8 +136,7 @@ static bool same_question(const struct selection *selection, const struct assign
     struct attn_layer_desc x = a->layer.desc, y = b->layer.desc;
     x.block_size = asked_block_sizes[index_a];
     y.block_size = asked_block_sizes[index_b];
-    if (a->layer.sharing_target >= 0 || b->layer.sharing_target >= 0 ||
-        !same_extensions(x.next, y.next) ||
+    if (a->layer.sharing_target >= 0 || b->layer.sharing_target >= 0 || !ext_same(x.next, y.next) ||
         memcmp((const char *)&x + from, (const char *)&y + from, sizeof x - from) != 0) {
         return false;
     }

@@ -3,6 +3,7 @@
  * here allocates or locks, and text is formatted for a refusal alone. */
 #include <string.h>
 
+#include "select/layer_ext.h"
 #include "step/plan.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
@@ -165,17 +166,24 @@ static attn_status run_step(attn_plan *plan, struct step *step, const struct att
     return status == ATTN_OK && plan->validate ? validate_workers(plan, error) : status;
 }
 
+/* Those of the ABI, and of vendors' those that the layer has, too. */
+static attn_status check_extensions(const struct step *step, const struct attn_step_io *io,
+                                    struct attn_error *error)
+{
+    uint32_t known[5 + MAX_VENDOR_EXTENSIONS] = {ATTN_EXT_IO_MLA, ATTN_EXT_IO_RECURRENT,
+                                                 ATTN_EXT_IO_OUTPUT_QUANT, ATTN_EXT_IO_ROPE,
+                                                 ATTN_EXT_IO_CACHES};
+    const int32_t count = layer_vendor_ids(step->layer->desc->next, known, 5);
+    return ext_check(io->next, known, count, "attn_step_io", error);
+}
+
 /* Everything that a run can be. */
 attn_status run_general(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                         struct attn_error *error)
 {
-    static const uint32_t known[] = {ATTN_EXT_IO_MLA, ATTN_EXT_IO_RECURRENT,
-                                     ATTN_EXT_IO_OUTPUT_QUANT, ATTN_EXT_IO_ROPE,
-                                     ATTN_EXT_IO_CACHES};
     const struct attn_model_options *hooks = &plan->model->options;
     int32_t layer = step->layer->index;
-    attn_status status =
-        io->next != NULL ? ext_check(io->next, known, 5, "attn_step_io", error) : ATTN_OK;
+    attn_status status = io->next != NULL ? check_extensions(step, io, error) : ATTN_OK;
     if (status == ATTN_OK && io->next != NULL && step->program != run_idle) {
         status = tables_check_rows(plan, step, io->next, error);
     }

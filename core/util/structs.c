@@ -90,6 +90,16 @@ const struct attn_ext *ext_find(const struct attn_ext *next, uint32_t id)
     return NULL;
 }
 
+bool ext_same(const struct attn_ext *a, const struct attn_ext *b)
+{
+    while (a != NULL && b != NULL && a->id == b->id && a->struct_size == b->struct_size &&
+           memcmp(a + 1, b + 1, a->struct_size - sizeof *a) == 0) {
+        a = a->next;
+        b = b->next;
+    }
+    return a == NULL && b == NULL;
+}
+
 /* By id: the size in ABI 0.2, under which none can be, and the size here. */
 static const struct {
     size_t minimum, size;

@@ -4,6 +4,7 @@
 #define CORE_UTIL_STRUCTS_H
 
 #include <attn/version.h>
+#include <stdbool.h>
 
 #include "util/error.h"
 
@@ -24,6 +25,9 @@ attn_status struct_write(void *destination, const void *source, size_t size, siz
 
 /* The extension of that id in a chain that has passed ext_check, or NULL. */
 const struct attn_ext *ext_find(const struct attn_ext *next, uint32_t id);
+
+/* Do both chains have the same extensions in one order, by every byte behind the header? */
+bool ext_same(const struct attn_ext *a, const struct attn_ext *b);
 
 /* Refuses extensions that are neither in `known` nor optional, chains longer than 64, sizes
  * under those of ABI 0.2 (under a header, of those not known), and unknown tails that are not zero,

@@ -16,7 +16,8 @@ static attn_status report_backend(void *user, const struct attn_backend_caps *ca
     const struct attn_refused_combination refused[] = {
         {UNKNOWN | ATTN_TERM_CAUSAL, 0, 0, "causal with a term to come"},
         {ATTN_TERM_CAUSAL, UNKNOWN, 0, "causal with a feature to come"},
-        {ATTN_TERM_CAUSAL, 0, UNKNOWN, "causal over a cache to come"}};
+        {ATTN_TERM_CAUSAL, 0, UNKNOWN, "causal over a cache to come"},
+        {ATTN_TERM_CAUSAL, 0, 0, "causal in a phase to come", 0, 0, UNKNOWN}};
     struct attn_backend_caps next = *caps, elsewhere = *caps;
     uint64_t *const masks[] = {&next.kernels,       &next.layer_kinds,   &next.phases,
                                &next.dtypes,        &next.kv_dtypes,     &next.q_dtypes,
@@ -27,7 +28,8 @@ static attn_status report_backend(void *user, const struct attn_backend_caps *ca
         *masks[i] |= UNKNOWN;
     }
     next.refused = refused;
-    next.num_refused = 3;
+    next.num_refused = 4;
+    next.refused_bytes = sizeof *refused;
     memset(next.grown_tail, 0xff, sizeof next.grown_tail);
     elsewhere.device.type = 99;
     (void)sink->backend(sink->user, &elsewhere);

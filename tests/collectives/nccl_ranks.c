@@ -65,15 +65,22 @@ static float expected(enum entry entry, int32_t rank, int32_t n, size_t count, s
 static attn_status call(const struct attn_collectives *c, enum entry entry, const float *send,
                         float *receive, size_t count, void *stream)
 {
+    const bool bytes = entry == ALL_GATHER || entry == ALL_TO_ALL;
+    const struct attn_collective_args args = {.struct_size = sizeof args,
+                                              .user = c->user,
+                                              .send = send,
+                                              .receive = receive,
+                                              .count = bytes ? count * sizeof *send : count,
+                                              .stream = stream};
     switch (entry) {
     case ALL_GATHER:
-        return c->all_gather(c->user, send, receive, count * sizeof *send, stream);
+        return c->all_gather(&args, NULL);
     case ALL_TO_ALL:
-        return c->all_to_all(c->user, send, receive, count * sizeof *send, stream);
+        return c->all_to_all(&args, NULL);
     case REDUCE_SCATTER:
-        return c->reduce_scatter_f32(c->user, send, receive, count, stream);
+        return c->reduce_scatter_f32(&args, NULL);
     default:
-        return c->all_reduce_max_f32(c->user, send, receive, count, stream);
+        return c->all_reduce_max_f32(&args, NULL);
     }
 }
 
@@ -128,8 +135,13 @@ static void check_odd_bytes(struct rank *rank, size_t bytes)
     memset(host, 17 + rank->ranks->rank, bytes);
     uint8_t *send = device_copy(NULL, bytes + 1), *receive = device_copy(NULL, bytes * (size_t)n);
     cudaMemcpy(send + 1, host, bytes, cudaMemcpyHostToDevice);
-    attn_status status =
-        rank->ranks->all_gather(rank->ranks->user, send + 1, receive, bytes, rank->stream);
+    const struct attn_collective_args args = {.struct_size = sizeof args,
+                                              .user = rank->ranks->user,
+                                              .send = send + 1,
+                                              .receive = receive,
+                                              .count = bytes,
+                                              .stream = rank->stream};
+    attn_status status = rank->ranks->all_gather(&args, NULL);
     cudaStreamSynchronize(rank->stream);
     cudaMemcpy(got, receive, bytes * (size_t)n, cudaMemcpyDeviceToHost);
     size_t wrong = 0;

@@ -118,13 +118,26 @@ static void test_table(void **state)
     (void)state;
     assert_int_equal(attn_mpi_collectives_create(0, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(error.field, "collectives");
-    assert_int_equal(ranks->all_gather(ranks->user, &send, received, sizeof send, NULL), ATTN_OK);
+    const struct attn_collective_args gather = {.struct_size = sizeof gather,
+                                                .user = ranks->user,
+                                                .send = &send,
+                                                .receive = received,
+                                                .count = sizeof send};
+    assert_int_equal(ranks->all_gather(&gather, &error), ATTN_OK);
     for (int32_t i = 0; i < ranks->world_size; i++) {
         assert_int_equal(received[i], 100 + i);
     }
     float mine = (float)(ranks->rank % 3), most = -1;
-    assert_int_equal(ranks->all_reduce_max_f32(ranks->user, &mine, &most, 1, NULL), ATTN_OK);
+    struct attn_collective_args reduce = {.struct_size = sizeof reduce,
+                                          .user = ranks->user,
+                                          .send = &mine,
+                                          .receive = &most,
+                                          .count = 1};
+    assert_int_equal(ranks->all_reduce_max_f32(&reduce, NULL), ATTN_OK);
     assert_true(most == (float)(ranks->world_size > 2 ? 2 : ranks->world_size - 1));
+    reduce.count = (size_t)1 << 40;
+    assert_int_equal(ranks->all_reduce_max_f32(&reduce, &error), ATTN_ERROR_LIMIT);
+    assert_string_equal(error.field, "count");
 }
 
 int main(int argc, char **argv)

@@ -48,11 +48,18 @@ static void same_caps(const struct attn_backend_caps *a, const struct attn_backe
     assert_string_equal(a->version, b->version);
     assert_string_equal(a->vendor, b->vendor);
     assert_memory_equal((const char *)a + masks, (const char *)b + masks, arrays - masks);
-    assert_memory_equal((const char *)a + numbers, (const char *)b + numbers, sizeof *a - numbers);
+    const size_t ids = offsetof(struct attn_backend_caps, extensions);
+    const size_t behind = ids + sizeof a->extensions;
+    assert_memory_equal((const char *)a + numbers, (const char *)b + numbers, ids - numbers);
+    assert_memory_equal((const char *)a + behind, (const char *)b + behind, sizeof *a - behind);
+    assert_int_equal(a->num_extensions, 2);
+    assert_memory_equal(a->extensions, b->extensions, 2 * sizeof *a->extensions);
     assert_memory_equal(a->head_sizes, b->head_sizes, 2 * sizeof *a->head_sizes);
     assert_memory_equal(a->block_sizes, b->block_sizes, 2 * sizeof *a->block_sizes);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
+        const size_t of = offsetof(struct attn_refused_combination, dtypes);
         assert_memory_equal(&a->refused[i], &b->refused[i], 24);
+        assert_memory_equal(&a->refused[i].dtypes, &b->refused[i].dtypes, sizeof *a->refused - of);
         assert_string_equal(a->refused[i].why, b->refused[i].why);
     }
     for (; x != NULL && y != NULL; x = x->next, y = y->next) {

@@ -16,7 +16,7 @@ typedef void change(struct attn_layer_desc *layer);
         body;                                                                                      \
     }
 
-static const struct attn_ext unknown_ext = {0x12345, 0, sizeof(struct attn_ext), NULL};
+static const struct attn_ext unknown_ext = {0x1345, 0, sizeof(struct attn_ext), NULL};
 static const struct attn_mla_desc mla_ext = {.ext = {ATTN_EXT_MLA_DESC, 0, sizeof mla_ext, NULL},
                                              .kv_lora_rank = 512,
                                              .qk_nope_head_dim = 128,
@@ -143,7 +143,7 @@ static const struct {
     {reserved_set, "reserved", "1"},
     {target_missing, "kv_sharing_target", "nobody"},
     {target_self, "kv_sharing_target", "no earlier layer"},
-    {ext_unknown, "attn_layer_desc", "74565"},
+    {ext_unknown, "attn_layer_desc", "4933"},
     {mla_missing, "attn_mla_desc", "needs"},
     {mla_on_decoder, "attn_mla_desc", "takes no"},
     {mla_heads, "head_size", "576"},
@@ -187,7 +187,7 @@ static void test_completion(void **state)
     struct attn_layer_desc desc = fixture_layer("l");
     struct attn_error error = ATTN_ERROR_INIT;
     struct layer layer = {0};
-    struct attn_ext optional = {0x20000, ATTN_EXT_OPTIONAL, sizeof optional, NULL};
+    struct attn_ext optional = {0x2000, ATTN_EXT_OPTIONAL, sizeof optional, NULL};
     struct fixture f;
     struct arena arena;
     (void)state;

@@ -18,6 +18,11 @@ typedef void change(struct attn_layer_desc *layer, struct attn_backend_caps *cap
 
 static const struct attn_refused_combination together = {
     ATTN_TERM_CAUSAL | ATTN_TERM_SLIDING_WINDOW, ATTN_FEATURE_LSE, 0, "windows have no lse"};
+static const struct attn_refused_combination sized = {.why = "128 in a decode",
+                                                      .dtypes = 1u << ATTN_DTYPE_BF16,
+                                                      .layer_kinds = 1u << ATTN_LAYER_DECODER,
+                                                      .phases = 1u << ATTN_PHASE_DECODE,
+                                                      .head_size = {64, 128, 64}};
 
 CHANGE(kind, c->layer_kinds = 1u << ATTN_LAYER_ENCODER)
 CHANGE(phase, c->phases = 1u << ATTN_PHASE_PREFILL)
@@ -83,7 +88,9 @@ CHANGE(no_attend, c->kernels &= ~(uint64_t)ATTN_KERNEL_ATTEND)
 CHANGE(no_write, c->kernels &= ~(uint64_t)ATTN_KERNEL_WRITE_KV)
 CHANGE(no_pages, c->features &= ~(uint64_t)ATTN_FEATURE_PAGED_KV)
 CHANGE(walks, l->needed_walks = ATTN_WALK_NHD | ATTN_WALK_PACKED; c->walks |= ATTN_WALK_LATENT)
-CHANGE(combination, l->has_window = 1; l->needs_lse = 1; c->refused = &together; c->num_refused = 1)
+CHANGE(combination, l->has_window = 1; l->needs_lse = 1; c->refused = &together; c->num_refused = 1;
+       c->refused_bytes = sizeof together)
+CHANGE(sized_combination, c->refused = &sized; c->num_refused = 1; c->refused_bytes = sizeof sized)
 
 struct refusal {
     change *change;
@@ -146,6 +153,7 @@ static const struct refusal refusals[] = {
     {no_pages, "paged_kv", "yes", "no"},
     {walks, "needed_walks", "packed", "nhd, latent"},
     {combination, "combination", "windows have no lse", "not together"},
+    {sized_combination, "combination", "128 in a decode", "not together"},
 };
 
 /* Resolves the layer and matches it in the decode phase. */
@@ -189,6 +197,35 @@ static void test_each_reason(void **state)
         arena_finish(&arena);
         fixture_finish(&f);
     }
+}
+
+/* A row refuses a layer that is of everything it says, and no other. */
+static void test_rows_by_what_they_name(void **state)
+{
+    const struct attn_refused_combination others[] = {
+        {.why = "", .dtypes = 1u << ATTN_DTYPE_F16},
+        {.why = "", .layer_kinds = 1u << ATTN_LAYER_CROSS},
+        {.why = "", .phases = 1u << ATTN_PHASE_PREFILL},
+        {.why = "", .kv_dtypes = 1u << ATTN_KV_F32},
+        {.why = "", .head_size = {64, 64, 1}},
+        {.why = "", .head_size = {8, 256, 32}}};
+    struct attn_layer_desc layer = fixture_layer("l");
+    struct fixture f;
+    struct arena arena;
+    struct reasons reasons;
+    (void)state;
+    fixture_init(&f);
+    arena_init(&arena, &f.runtime.host);
+    struct attn_backend_caps *caps = fixture_add(&f, "alpha", "", 1);
+    caps->num_refused = 1;
+    caps->refused_bytes = sizeof *others;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        caps->refused = &others[i];
+        match_one(&f, &arena, &reasons, &layer);
+        assert_int_equal(reasons.count, 0);
+    }
+    arena_finish(&arena);
+    fixture_finish(&f);
 }
 
 static void test_all_reasons_at_once(void **state)
@@ -373,16 +410,9 @@ static void test_gdn(void **state)
     fixture_finish(&f);
 }
 
-static attn_status no_collective(void *user, const void *send, void *receive, size_t bytes,
-                                 void *stream)
+static attn_status no_collective(const struct attn_collective_args *args, struct attn_error *error)
 {
-    (void)user, (void)send, (void)receive, (void)bytes, (void)stream;
-    return ATTN_ERROR_DEVICE;
-}
-
-static attn_status no_sum(void *user, const float *send, float *receive, size_t count, void *stream)
-{
-    (void)user, (void)send, (void)receive, (void)count, (void)stream;
+    (void)args, (void)error;
     return ATTN_ERROR_DEVICE;
 }
 
@@ -393,7 +423,7 @@ static void test_context_parallel(void **state)
                                            .world_size = 2,
                                            .all_gather = no_collective,
                                            .all_to_all = no_collective,
-                                           .reduce_scatter_f32 = no_sum};
+                                           .reduce_scatter_f32 = no_collective};
     struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
                                        .decode = &ranks,
                                        .interleave = 16,
@@ -438,7 +468,7 @@ static void test_split_queries(void **state)
                                            .world_size = 2,
                                            .all_gather = no_collective,
                                            .all_to_all = no_collective,
-                                           .reduce_scatter_f32 = no_sum};
+                                           .reduce_scatter_f32 = no_collective};
     struct attn_context_parallel cp = {.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof cp, NULL},
                                        .prefill = &ranks,
                                        .order = ATTN_CP_ZIGZAG};
@@ -478,9 +508,13 @@ static void test_split_queries(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_reason),   cmocka_unit_test(test_all_reasons_at_once),
-        cmocka_unit_test(test_compositions),  cmocka_unit_test(test_mla),
-        cmocka_unit_test(test_gdn),           cmocka_unit_test(test_context_parallel),
+        cmocka_unit_test(test_each_reason),
+        cmocka_unit_test(test_rows_by_what_they_name),
+        cmocka_unit_test(test_all_reasons_at_once),
+        cmocka_unit_test(test_compositions),
+        cmocka_unit_test(test_mla),
+        cmocka_unit_test(test_gdn),
+        cmocka_unit_test(test_context_parallel),
         cmocka_unit_test(test_split_queries),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -206,16 +206,9 @@ void backend_init(struct fixture *fixture)
     whole->features = ALL(ATTN_FEATURE_COUNT);
 }
 
-static attn_status exchange(void *user, const void *send, void *receive, size_t bytes, void *stream)
+static attn_status exchange(const struct attn_collective_args *args, struct attn_error *error)
 {
-    (void)user, (void)send, (void)receive, (void)bytes, (void)stream;
-    return ATTN_OK;
-}
-
-static attn_status exchange_f32(void *user, const float *send, float *receive, size_t count,
-                                void *stream)
-{
-    (void)user, (void)send, (void)receive, (void)count, (void)stream;
+    (void)args, (void)error;
     return ATTN_OK;
 }
 
@@ -265,8 +258,8 @@ void sample_layer(struct sampled *s, int32_t sample)
                                          .world_size = 3,
                                          .all_gather = exchange,
                                          .all_to_all = exchange,
-                                         .reduce_scatter_f32 = exchange_f32,
-                                         .all_reduce_max_f32 = exchange_f32};
+                                         .reduce_scatter_f32 = exchange,
+                                         .all_reduce_max_f32 = exchange};
     s->cp =
         (struct attn_context_parallel){.ext = {ATTN_EXT_CONTEXT_PARALLEL, 0, sizeof s->cp, NULL},
                                        .decode = &s->ranks,

@@ -164,7 +164,13 @@ static void same_answer_apart(void **state)
     for (int32_t i = 0; i < 2; i++) {
         assert_int_equal(api->backend_info(apart, i, &a), ATTN_OK);
         assert_int_equal(api->backend_info(here, i, &b), ATTN_OK);
+        assert_int_equal(a.caps->num_refused, 3);
         assert_string_equal(a.caps->refused[0].why, b.caps->refused[0].why);
+        const size_t behind = offsetof(struct attn_refused_combination, dtypes);
+        assert_memory_equal(&a.caps->refused[2].dtypes, &b.caps->refused[2].dtypes,
+                            sizeof *a.caps->refused - behind);
+        assert_int_equal(a.caps->num_extensions, 2);
+        assert_memory_equal(a.caps->extensions, b.caps->extensions, 2 * sizeof(uint32_t));
         assert_memory_equal(&a.caps->device, &b.caps->device,
                             offsetof(struct attn_backend_caps, head_sizes) -
                                 offsetof(struct attn_backend_caps, device));

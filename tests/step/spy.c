@@ -49,6 +49,14 @@ static void release(attn_instance *instance, attn_state *state)
     free(state);
 }
 
+static int32_t value_of(const struct attn_ext *next)
+{
+    while (next != NULL && next->id != SPY_EXTENSION) {
+        next = next->next;
+    }
+    return next != NULL ? ((const struct spy_extension *)next)->value : 0;
+}
+
 static bool same_view(const struct attn_kv_view *view, int32_t there,
                       const struct attn_kv_view *prepared)
 {
@@ -92,6 +100,7 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
 {
     (void)mode;
     spy_counts.other_streams += args->stream != spy_counts.stream;
+    spy_counts.planned = value_of(args->layer->next);
     return hold_limits(args, error);
 }
 
@@ -106,6 +115,8 @@ static attn_status attend(const struct attn_attend_args *args, struct attn_error
         spy_counts.block_size =
             args->k_cache->block_size == args->layer->block_size ? args->layer->block_size : -1;
     }
+    spy_counts.of_layer = value_of(args->layer->next);
+    spy_counts.of_run = value_of(args->next);
     if (!(args->flags & ATTN_RUN_NO_WRITE)) {
         spy_counts.fused++;
         spy_counts.fused_prefills += args->phase == ATTN_PHASE_PREFILL;
@@ -144,9 +155,13 @@ static attn_status rope_write_kv(const struct attn_write_kv_args *args, struct a
 static attn_status take_backend(void *user, const struct attn_backend_caps *caps)
 {
     struct attn_backend_caps renamed = *caps;
+    static const uint32_t extensions[] = {ATTN_EXT_VENDOR, SPY_EXTENSION};
     renamed.name = "spy";
+    renamed.extensions = extensions;
+    renamed.num_extensions = 2;
     attn_status status = outer->backend(user, &renamed);
     renamed.name = "spy_apart";
+    renamed.num_extensions = 1;
     renamed.decode_write_kv_dtypes = 0;
     status = status == ATTN_OK ? outer->backend(user, &renamed) : status;
     static const struct attn_range blocks[] = {{4, 8, 4}};

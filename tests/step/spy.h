@@ -2,7 +2,7 @@
 #ifndef STEP_SPY_H
 #define STEP_SPY_H
 
-#include <stdint.h>
+#include <attn/version.h>
 
 /* Calls of kernels; `fused`: attends that had to write. */
 struct spy_counts {
@@ -11,6 +11,15 @@ struct spy_counts {
     int32_t failing;       /* n > 0: the n-th attend from now writes out and fails */
     int32_t other_streams; /* calls on another stream than the one below */
     void *stream;
+    int32_t of_layer, of_run, planned; /* values of spy_extension; 0: none came */
+};
+
+/* An extension that it declares: of a layer, and of runs. */
+#define SPY_EXTENSION (ATTN_EXT_VENDOR + 0x5b1)
+struct spy_extension {
+    struct attn_ext ext;
+    int32_t value;
+    int32_t reserved;
 };
 
 #endif

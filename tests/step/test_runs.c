@@ -123,7 +123,7 @@ static void test_bad_tensors(void **state)
 
 static void test_extensions(void **state)
 {
-    struct attn_ext unknown = {.id = 0x12345, .struct_size = sizeof unknown};
+    struct attn_ext unknown = {.id = 0x1345, .struct_size = sizeof unknown};
     struct fixture f;
     (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);

@@ -21,7 +21,7 @@ struct codec {
     bool failed;
 };
 
-ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 72 && sizeof(struct attn_backend_caps) == 280,
+ATTN_STATIC_ASSERT(sizeof(struct attn_device_info) == 72 && sizeof(struct attn_backend_caps) == 304,
                    "a field that is added is coded below, and RECORD_FORMAT goes up");
 
 static const void *take(struct codec *c, size_t size)
@@ -146,7 +146,18 @@ static void code_arrays(struct codec *c, struct attn_backend_caps *caps)
         code_u64(c, &refused[i].features);
         code_u64(c, &refused[i].kv_dtypes);
         code_text(c, &refused[i].why);
+        code_u64(c, &refused[i].dtypes);
+        code_u64(c, &refused[i].layer_kinds);
+        code_u64(c, &refused[i].phases);
+        code_range(c, &refused[i].head_size);
     }
+    uint32_t *extensions =
+        code_array(c, caps->extensions, &caps->num_extensions, sizeof *extensions);
+    for (int32_t i = 0; i < caps->num_extensions; i++) {
+        code_u32(c, &extensions[i]);
+    }
+    caps->extensions = extensions;
+    caps->refused_bytes = (int32_t)sizeof *refused;
     caps->head_sizes = heads;
     caps->block_sizes = blocks;
     caps->refused = refused;
@@ -217,6 +228,7 @@ static void code_backend(struct codec *c, struct attn_backend_caps *caps)
                                 &caps->io_alignment,      &caps->max_group,
                                 &caps->max_num_q_heads,   &caps->max_speculative_tokens,
                                 &caps->rank[0],           &caps->rank[1],
+                                &caps->rank[2],           &caps->rank[3],
                                 &caps->max_tables};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         code_i32(c, numbers[i]);

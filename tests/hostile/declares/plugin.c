@@ -27,6 +27,7 @@ static struct attn_refused_combination rows[1] = {{ATTN_TERM_ALIBI, 0, 0, "no"}}
 static struct attn_mla_caps mla[2] = {
     {{ATTN_EXT_CAPS_MLA, 0, sizeof *mla, NULL}, 512, 64, 1, 0, 0, 0},
     {{ATTN_EXT_CAPS_MLA, 0, sizeof *mla, NULL}, 512, 64, 1, 0, 0, 0}};
+static const uint32_t low_ids[2] = {0x10000, 7};
 static struct attn_ext stranger = {0x123456, 0, sizeof stranger, NULL};
 
 CHANGE(name_is_null, c->name = NULL)
@@ -73,9 +74,16 @@ CHANGE(step_is_negative, ranges[0].multiple = -16; c->block_sizes = ranges)
 CHANGE(lists_are_endless, c->num_block_sizes = 1 << 30)
 CHANGE(count_is_negative, c->num_refused = -1)
 CHANGE(refused_has_no_array, c->num_refused = 3)
-CHANGE(refused_is_empty, rows[0].terms = 0; c->refused = rows; c->num_refused = 1)
-CHANGE(refused_is_unknown, rows[0].terms = BIT(60); c->refused = rows; c->num_refused = 1)
-CHANGE(refused_text_is_foul, rows[0].why = "\x80"; c->refused = rows; c->num_refused = 1)
+CHANGE(refused_is_empty, rows[0].terms = 0; c->refused = rows; c->num_refused = 1;
+       c->refused_bytes = sizeof *rows)
+CHANGE(refused_is_unknown, rows[0].terms = BIT(60); c->refused = rows; c->num_refused = 1;
+       c->refused_bytes = sizeof *rows)
+CHANGE(refused_text_is_foul, rows[0].why = "\x80"; c->refused = rows; c->num_refused = 1;
+       c->refused_bytes = sizeof *rows)
+CHANGE(refused_is_short, c->refused = rows; c->num_refused = 1; c->refused_bytes = 40)
+CHANGE(refused_size_runs_back, rows[0].head_size.max = -1; c->refused = rows; c->num_refused = 1;
+       c->refused_bytes = sizeof *rows)
+CHANGE(extension_is_the_abis, c->extensions = low_ids; c->num_extensions = 2)
 CHANGE(alignment_is_48, c->kv_alignment = 48)
 CHANGE(threshold_is_negative, c->reorder_threshold = -1)
 CHANGE(graph_level_is_9, c->graph_level = 9)
@@ -146,6 +154,9 @@ static const struct {
     ENTRY_OF(refused_is_empty),
     ENTRY_OF(refused_is_unknown),
     ENTRY_OF(refused_text_is_foul),
+    ENTRY_OF(refused_is_short),
+    ENTRY_OF(refused_size_runs_back),
+    ENTRY_OF(extension_is_the_abis),
     ENTRY_OF(alignment_is_48),
     ENTRY_OF(threshold_is_negative),
     ENTRY_OF(graph_level_is_9),

@@ -11,7 +11,13 @@ static const struct attn_head_size_range heads[] = {{{64, 256, 64}, {64, 256, 64
 static const struct attn_refused_combination refused[] = {
     {ATTN_TERM_ALIBI | ATTN_TERM_SOFT_CAP, 0, 0,
      "ALiBi und Deckel: nicht zusammen \xe2\x80\x94 nie"},
-    {0, ATTN_FEATURE_LSE, UINT64_C(1) << ATTN_KV_FP8_E4M3, "no LSE over fp8"}};
+    {0, ATTN_FEATURE_LSE, UINT64_C(1) << ATTN_KV_FP8_E4M3, "no LSE over fp8"},
+    {.why = "decodes of 128 in bf16",
+     .dtypes = 1 << ATTN_DTYPE_BF16,
+     .layer_kinds = 1 << ATTN_LAYER_DECODER,
+     .phases = 1 << ATTN_PHASE_DECODE,
+     .head_size = {128, 128, 1}}};
+static const uint32_t extensions[] = {0x10077, 0xffffffff};
 
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                          struct attn_error *error)
@@ -60,7 +66,10 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
     caps.rank[1] = 77;
     caps.decode_write_kv_dtypes = UINT64_C(1) << ATTN_KV_FP8_E4M3;
     caps.refused = refused;
-    caps.num_refused = 2;
+    caps.num_refused = 3;
+    caps.refused_bytes = sizeof *refused;
+    caps.extensions = extensions;
+    caps.num_extensions = 2;
     status = status ? status : sink->backend(sink->user, &caps);
     caps.device.id = 1;
     caps.next = &mla.ext;

@@ -169,6 +169,18 @@ static bool misaligned(const struct case_space *space, const struct factor_value
            !views_aligned(v, caps->kv_alignment);
 }
 
+static bool is_of(uint64_t mask, int32_t code)
+{
+    return mask == 0 || mask >> code & 1;
+}
+
+static bool in_range(const struct attn_range *range, int32_t value)
+{
+    const int32_t step = range->multiple > 0 ? range->multiple : 1;
+    return range->max == 0 ||
+           (value >= range->min && value <= range->max && (value - range->min) % step == 0);
+}
+
 bool case_refused(const struct case_space *space, const struct attend_case *c)
 {
     struct factor_value v[FACTOR_COUNT];
@@ -176,11 +188,16 @@ bool case_refused(const struct case_space *space, const struct attend_case *c)
         v[i] = case_value(space, c, i);
     }
     uint64_t terms = case_terms(v), features = case_features(v);
-    uint64_t kv = UINT64_C(1) << v[FACTOR_KV_DTYPE].a;
+    struct attn_layer_desc layer;
+    case_layer(v, &layer);
     for (int32_t i = 0; i < space->caps.num_refused; i++) {
-        const struct attn_refused_combination *r = &space->caps.refused[i];
+        const struct attn_refused_combination *r =
+            (const void *)((const char *)space->caps.refused +
+                           (size_t)i * (size_t)space->caps.refused_bytes);
         if ((terms & r->terms) == r->terms && (features & r->features) == r->features &&
-            (r->kv_dtypes == 0 || (r->kv_dtypes & kv))) {
+            is_of(r->kv_dtypes, v[FACTOR_KV_DTYPE].a) && is_of(r->dtypes, layer.dtype) &&
+            is_of(r->layer_kinds, layer.kind) && is_of(r->phases, case_phase(v)) &&
+            in_range(&r->head_size, layer.head_size)) {
             return true;
         }
     }

@@ -150,7 +150,10 @@ static attn_status take_backend(void *user, const struct attn_backend_caps *caps
         copy_bytes(caps->head_sizes, (size_t)caps->num_head_sizes * sizeof *caps->head_sizes);
     mine->block_sizes =
         copy_bytes(caps->block_sizes, (size_t)caps->num_block_sizes * sizeof *caps->block_sizes);
-    mine->refused = copy_bytes(caps->refused, (size_t)caps->num_refused * sizeof *caps->refused);
+    mine->refused =
+        copy_bytes(caps->refused, (size_t)caps->num_refused * (size_t)caps->refused_bytes);
+    mine->extensions = NULL;
+    mine->num_extensions = 0;
     take_extensions(wanted->backend, caps);
     bool ok = mine->name && mine->variant && mine->head_sizes && mine->block_sizes && mine->refused;
     return ok ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;

@@ -9,8 +9,10 @@ ATTN_ABI_VERSION = 0x00002
 ATTN_ABI_VERSION_MIN = 0x00002
 ATTN_FLAG_HINTS = 0xffff0000
 ATTN_EXT_OPTIONAL = 1
+ATTN_EXT_VENDOR = 0x10000
 ATTN_ERROR_FIELD_SIZE = 64
 ATTN_ERROR_MESSAGE_SIZE = 944
+ATTN_MAX_PHASES = 4
 ATTN_TERM_CAUSAL = 1 << 0
 ATTN_TERM_BIDIRECTIONAL = 1 << 1
 ATTN_TERM_CAUSAL_PER_REQUEST = 1 << 2
@@ -699,6 +701,11 @@ class attn_refused_combination(Structure):
         ("features", c_uint64),
         ("kv_dtypes", c_uint64),
         ("why", c_char_p),
+        ("dtypes", c_uint64),
+        ("layer_kinds", c_uint64),
+        ("phases", c_uint64),
+        ("head_size", attn_range),
+        ("reserved", c_int32),
     ]
 
 
@@ -743,11 +750,14 @@ class attn_backend_caps(Structure):
         ("max_group", c_int32),
         ("max_num_q_heads", c_int32),
         ("max_speculative_tokens", c_int32),
-        ("rank", c_int32 * 2),
+        ("rank", c_int32 * ATTN_MAX_PHASES),
         ("reserved", c_int32),
         ("decode_write_kv_dtypes", c_uint64),
         ("cache_roles", c_uint64),
         ("max_tables", c_int32),
+        ("refused_bytes", c_int32),
+        ("extensions", c_void_p),
+        ("num_extensions", c_int32),
         ("reserved_tail", c_int32),
     ]
 
@@ -990,6 +1000,20 @@ class attn_mm_encoder_state(Structure):
     ]
 
 
+class attn_collective_args(Structure):
+    """``struct attn_collective_args``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("user", c_void_p),
+        ("send", c_void_p),
+        ("receive", c_void_p),
+        ("count", c_size_t),
+        ("stream", c_void_p),
+    ]
+
+
 class attn_collectives(Structure):
     """``struct attn_collectives``."""
 
@@ -999,10 +1023,10 @@ class attn_collectives(Structure):
         ("user", c_void_p),
         ("rank", c_int32),
         ("world_size", c_int32),
-        ("all_gather", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p)),
-        ("all_to_all", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p)),
-        ("reduce_scatter_f32", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p)),
-        ("all_reduce_max_f32", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p)),
+        ("all_gather", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
+        ("all_to_all", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
+        ("reduce_scatter_f32", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
+        ("all_reduce_max_f32", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
     ]
 
 
@@ -1872,6 +1896,7 @@ STRUCTS = {
     "attn_kv_quant_params": attn_kv_quant_params,
     "attn_mm_encoder_quant": attn_mm_encoder_quant,
     "attn_mm_encoder_state": attn_mm_encoder_state,
+    "attn_collective_args": attn_collective_args,
     "attn_collectives": attn_collectives,
     "attn_context_parallel": attn_context_parallel,
     "attn_batch_context_parallel": attn_batch_context_parallel,

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A vendor's extensions on layers and runs: to backends that declare the id, by every byte, and to
+ * no other. */
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fixture.h"
+#include "spy.h"
+#include "support/test.h"
+
+static const int32_t queries[] = {3, 1}, lens[] = {9, 5};
+
+static struct spy_counts *counts(void)
+{
+    void *library = dlopen(SPY_FILE, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(library);
+    return dlsym(library, "spy_counts");
+}
+
+static struct spy_extension extension(uint32_t id, uint32_t flags, int32_t value)
+{
+    return (struct spy_extension){{id, flags, sizeof(struct spy_extension), NULL}, value, 0};
+}
+
+/* The layer's is copied when the layer is selected; a run's is read by the run. */
+static void test_handed_through(void **state)
+{
+    struct spy_extension of_layer = extension(SPY_EXTENSION, 0, 7), of_run = of_layer;
+    const struct attn_layer_desc layer = {
+        .next = &of_layer.ext, .kind = ATTN_LAYER_DECODER, .causal = 1};
+    struct spy_counts *c = counts();
+    struct fixture f;
+    (void)state;
+    fixture_init(&f, "spy", &layer, queries, lens, 2, 0, NULL, false);
+    of_layer.value = 8;
+    of_run.value = 9;
+    f.io.next = &of_run.ext;
+    memset(c, 0, sizeof *c);
+    fixture_step(&f);
+    assert_int_equal(c->planned, 7);
+    assert_int_equal(c->of_layer, 7);
+    assert_int_equal(c->of_run, 9);
+    f.io.next = NULL;
+    fixture_step(&f);
+    assert_int_equal(c->of_run, 0);
+
+    struct spy_extension other = extension(ATTN_EXT_VENDOR, 0, 1);
+    f.io.next = &other.ext; /* the backend reads it; the layer says nothing of it */
+    assert_int_equal(f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error),
+                     ATTN_ERROR_EXTENSION);
+    fixture_finish(&f);
+}
+
+/* What is optional needs no backend that knows it, and reaches the one that does. */
+static void test_optional(void **state)
+{
+    static const char *const backends[] = {"spy", "cpu_ref"};
+    struct spy_extension optional = extension(SPY_EXTENSION, ATTN_EXT_OPTIONAL, 5);
+    const struct attn_layer_desc layer = {
+        .next = &optional.ext, .kind = ATTN_LAYER_DECODER, .causal = 1};
+    struct spy_counts *c = counts();
+    (void)state;
+    for (int32_t i = 0; i < 2; i++) {
+        struct fixture f;
+        fixture_init(&f, backends[i], &layer, queries, lens, 2, 0, NULL, false);
+        memset(c, 0, sizeof *c);
+        fixture_step(&f);
+        assert_int_equal(c->of_layer, i == 0 ? 5 : 0);
+        fixture_finish(&f);
+    }
+}
+
+/* Refused at selection, with the id asked for and those that are declared. */
+static void test_refused(void **state)
+{
+    static const struct {
+        const char *backend, *asked, *declared;
+        uint32_t id;
+    } cases[] = {{"cpu_ref", "extension 0x105b1", "none", SPY_EXTENSION},
+                 {"spy_apart", "extension 0x105b1", "0x10000", SPY_EXTENSION},
+                 {"spy", "extension 0x20000", "0x10000, 0x105b1", 0x20000}};
+    struct fixture f;
+    const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+    (void)state;
+    fixture_init(&f, "cpu_ref", &plain, queries, lens, 2, 0, NULL, false);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct spy_extension ext = extension(cases[i].id, 0, 1);
+        struct attn_layer_desc layer = f.layer;
+        const struct attn_layer_desc *layers[] = {&layer};
+        const struct attn_select_options options = {.struct_size = sizeof options,
+                                                    .backend = cases[i].backend};
+        attn_assignment *assignment;
+        layer.next = &ext.ext;
+        f.error = (struct attn_error)ATTN_ERROR_INIT;
+        assert_int_equal(f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error),
+                         ATTN_ERROR_REFUSED);
+        assert_null(assignment);
+        assert_non_null(strstr(f.error.message, cases[i].asked));
+        assert_non_null(strstr(f.error.message, cases[i].declared));
+    }
+    fixture_finish(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_handed_through),
+                                       cmocka_unit_test(test_optional),
+                                       cmocka_unit_test(test_refused)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
