@@ -52,7 +52,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
     ("1. Attention", [
         ("causal, also per request", term("causal", "causal_per_request"), "", f"{REF}attend, {CHECK}"),
         ("bidirectional: encoder, encoder-only, multimodal encoder", both(
-            term("bidirectional"), has("layer_kinds", "encoder", "encoder_only", "mm_encoder")), "encoder layers",
+            term("bidirectional"), has("layer_kinds", "encoder")), "encoder layers",
          f"{REF}attend, {STEP}compose, {RUN}"),
         ("cross attention", has("layer_kinds", "cross"), "of bidirectional attends", f"{STEP}compose, {RUN}"),
         ("sliding window, symmetric window", term("sliding_window", "symmetric_window"), "", f"{REF}attend, {CHECK}, {RUN}"),

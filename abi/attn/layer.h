@@ -75,7 +75,7 @@ struct attn_layer_desc {
     int32_t fast_prefill;          /* 1: batches may carry logits_indices */
     int32_t max_seq_len;  /* longest request that will be run; 0: unknown. For ranks only */
     int32_t max_num_reqs; /* likewise */
-    int32_t reserved;
+    int32_t encoder;      /* enum attn_encoder that an encoder is */
     /* ATTN_FEATURE_* that runs of this layer need beyond what its other fields say: a backend
      * without declared them is refused at selection */
     uint64_t needed_features;

@@ -6,24 +6,25 @@
 
 #include "version.h"
 
-/* What a layer is. Names in text (ATTN_BACKEND, JSON): full, sliding, chunked, encoder,
- * encoder_only, cross, mm_encoder, mla, mla_sparse, static_sink, gdn. A decoder layer reads as
- * full, sliding or chunked by its terms. */
+/* What a layer is. What is a parameter is no kind: sparse MLA is MLA with a topk, a static sink a
+ * decoder with a sink_len. */
 enum attn_layer_kind {
     ATTN_LAYER_DECODER = 0, /* causal self-attention over a KV cache */
-    /* bidirectional self-attention inside an encoder-decoder model, no cache */
+    /* bidirectional self-attention without a cache, query_start_loc on both sides */
     ATTN_LAYER_ENCODER = 1,
-    /* bidirectional, no cache, query_start_loc on both sides */
-    ATTN_LAYER_ENCODER_ONLY = 2,
-    ATTN_LAYER_CROSS = 3,      /* keys of the encoder, written once */
-    ATTN_LAYER_MM_ENCODER = 4, /* vision or audio tower: query_start_loc or a dense batch */
-    ATTN_LAYER_MLA = 5,
-    ATTN_LAYER_MLA_SPARSE = 6, /* what MLA with a topk is called, and kernels see */
-    /* what a decoder layer with a sink_len (fixed keys before every request's) is called, and
-     * kernels see */
-    ATTN_LAYER_STATIC_SINK = 7,
-    ATTN_LAYER_RECURRENT = 8, /* a state instead of keys, see recurrent.h */
-    ATTN_LAYER_KIND_COUNT = 9
+    ATTN_LAYER_CROSS = 2, /* keys of the encoder, written once */
+    ATTN_LAYER_MLA = 3,
+    ATTN_LAYER_RECURRENT = 4, /* a state instead of keys, see recurrent.h */
+    ATTN_LAYER_KIND_COUNT = 5
+};
+
+/* Names of layers in text (ATTN_BACKEND, JSON): full, sliding, chunked (decoders by their terms),
+ * static_sink (with a sink_len), encoder, encoder_only, mm_encoder (by this enumeration), cross,
+ * mla, mla_sparse (with a topk), gdn. Kernels see no difference between encoders. */
+enum attn_encoder {
+    ATTN_ENCODER_OF_DECODER = 0, /* of an encoder-decoder model */
+    ATTN_ENCODER_ONLY = 1,
+    ATTN_ENCODER_MULTIMODAL = 2 /* vision or audio tower */
 };
 
 enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUNT = 2 };

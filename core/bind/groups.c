@@ -38,6 +38,11 @@ static bool same_vendors(const struct attn_ext *a, const struct attn_ext *b)
     return ext_same(a, b);
 }
 
+static int32_t topk_of(const attn_layer *layer)
+{
+    return layer->selected->mla != NULL ? layer->selected->mla->topk : 0;
+}
+
 /* backend, phase, Hq, window, chunk, soft cap, scale, sinks, causality; and what else changes a
  * kernel's schedule. */
 static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phase)
@@ -56,7 +61,8 @@ static bool same_schedule(const attn_layer *a, const attn_layer *b, int32_t phas
            x->kind == y->kind && x->num_speculative_tokens == y->num_speculative_tokens &&
            x->parallel_drafting == y->parallel_drafting && x->q_scale_form == y->q_scale_form &&
            x->p_scale_form == y->p_scale_form && x->batch_invariant == y->batch_invariant &&
-           x->fast_prefill == y->fast_prefill && same_vendors(x->next, y->next);
+           x->fast_prefill == y->fast_prefill && topk_of(a) == topk_of(b) &&
+           same_vendors(x->next, y->next);
 }
 
 static void assign_group(attn_model *model, attn_layer *layer)

@@ -89,16 +89,11 @@ static int32_t spec_kind(const struct layer *layer)
     if (!layer_has_cache(l) || layer->sharing_target >= 0) {
         return ATTN_KV_SPEC_NONE;
     }
-    switch (l->kind) {
-    case ATTN_LAYER_CROSS:
-        return ATTN_KV_SPEC_CROSS;
-    case ATTN_LAYER_STATIC_SINK:
-        return ATTN_KV_SPEC_SINK_FULL;
-    default:
-        return l->chunk_size > 0 ? ATTN_KV_SPEC_CHUNKED_LOCAL
-               : l->has_window   ? ATTN_KV_SPEC_SLIDING_WINDOW
-                                 : ATTN_KV_SPEC_FULL;
-    }
+    return l->kind == ATTN_LAYER_CROSS ? ATTN_KV_SPEC_CROSS
+           : l->sink_len > 0           ? ATTN_KV_SPEC_SINK_FULL
+           : l->chunk_size > 0         ? ATTN_KV_SPEC_CHUNKED_LOCAL
+           : l->has_window             ? ATTN_KV_SPEC_SLIDING_WINDOW
+                                       : ATTN_KV_SPEC_FULL;
 }
 
 static void set_shape(struct attn_kv_spec *spec, int32_t ndim, const int64_t *shape,

@@ -20,7 +20,8 @@ static void match(struct check *check, int32_t phase)
     bool own_form =
         l->output_form != ATTN_OUTPUT_PLAIN && check->caps->output_forms >> l->output_form & 1;
     bool plain = l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window && !own_form &&
-                 l->chunk_size == 0 && !l->alibi && !l->prefix_lm && check->whole->cp == NULL;
+                 l->chunk_size == 0 && l->sink_len == 0 && !l->alibi && !l->prefix_lm &&
+                 check->whole->cp == NULL;
     if (plain && check->caps->features & ATTN_FEATURE_LSE &&
         !(check->caps->features & ATTN_FEATURE_CASCADE) &&
         check->caps->kernels & ATTN_KERNEL_MERGE_STATES) {
@@ -34,7 +35,7 @@ static bool serves(const attn_layer *layer)
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
     const uint64_t features = ATTN_FEATURE_LSE | ATTN_FEATURE_PAGED_KV;
     return l->kind == ATTN_LAYER_DECODER && l->causal && !l->has_window && l->chunk_size == 0 &&
-           layer->num_further == 0 && instance->kernels.merge_states != NULL &&
+           l->sink_len == 0 && layer->num_further == 0 && instance->kernels.merge_states != NULL &&
            (instance->caps->features & features) == features &&
            instance->caps->terms & ATTN_TERM_BIDIRECTIONAL;
 }

@@ -154,9 +154,10 @@ static void match(struct check *check, int32_t phase)
     if (!context_is_spread(check->whole->cp) && !splits) {
         return;
     }
-    bool mla = l->kind == ATTN_LAYER_MLA && !splits;
+    bool mla = check->whole->mla != NULL && check->whole->mla->topk == 0 && !splits;
+    bool decoder = l->kind == ATTN_LAYER_DECODER && l->sink_len == 0;
     const struct need needs[] = {
-        {(l->kind == ATTN_LAYER_DECODER || mla) && l->causal, "a layer of this kind",
+        {(decoder || mla) && l->causal, "a layer of this kind",
          splits ? "causal decoder layers" : "causal decoder and MLA layers"},
         {!l->host_bounds, "a step over ranks with bounds in place of host lengths",
          "exact host lengths"},

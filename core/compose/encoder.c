@@ -32,9 +32,10 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
     }
     const struct attn_layer_desc *l = &layer->desc;
     const struct attn_mm_encoder_quant *q = layer->mm_quant;
-    const struct ranged ranges[] = {{"fp8", q->fp8, 0, l->kind == ATTN_LAYER_MM_ENCODER ? 1 : 0},
-                                    {"amax_history_len", q->amax_history_len, 0, MAX_HISTORY},
-                                    {"padded_head_size", q->padded_head_size, 0, MAX_HEAD_SIZE}};
+    const struct ranged ranges[] = {
+        {"fp8", q->fp8, 0, l->encoder == ATTN_ENCODER_MULTIMODAL ? 1 : 0},
+        {"amax_history_len", q->amax_history_len, 0, MAX_HISTORY},
+        {"padded_head_size", q->padded_head_size, 0, MAX_HEAD_SIZE}};
     attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
     if (status == ATTN_OK && q->padded_head_size > 0 &&
         (q->padded_head_size < l->head_size || q->padded_head_size % 8 != 0)) {

@@ -46,9 +46,8 @@ static void make_call(const struct step *step, int32_t part, struct launch *laun
 {
     const struct instance *instance = step->layer->served[launch->args.phase].instance;
     if (part == PART_MAIN) {
-        launch->kernel = step->layer->desc->kind == ATTN_LAYER_MLA_SPARSE
-                             ? instance->kernels.attend_mla_sparse
-                             : instance->kernels.attend_mla;
+        launch->kernel = step->layer->selected->mla->topk > 0 ? instance->kernels.attend_mla_sparse
+                                                              : instance->kernels.attend_mla;
     } else { /* gathered and projected */
         launch->args.k_cache = launch->args.v_cache = NULL;
     }

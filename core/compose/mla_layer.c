@@ -16,14 +16,14 @@
 attn_status mla_resolve(struct layer *layer, struct attn_error *error)
 {
     struct attn_layer_desc *l = &layer->desc;
-    bool is_sparse = l->kind == ATTN_LAYER_MLA_SPARSE;
     layer->is_latent = layer->mla != NULL;
-    if ((l->kind == ATTN_LAYER_MLA || is_sparse) != layer->is_latent) {
+    if ((l->kind == ATTN_LAYER_MLA) != layer->is_latent) {
         return layer_refuse_extension(layer, "attn_mla_desc", !layer->is_latent, error);
     }
     if (!layer->is_latent) {
         return ATTN_OK;
     }
+    const bool is_sparse = layer->mla->topk > 0;
     layer->kernel = is_sparse ? ATTN_KERNEL_ATTEND_MLA_SPARSE : ATTN_KERNEL_ATTEND_MLA;
     layer->kernel_name = is_sparse ? "attend_mla_sparse" : "attend_mla";
     layer->writes_apart = true; /* prefill attends no cache */
@@ -34,7 +34,7 @@ attn_status mla_resolve(struct layer *layer, struct attn_error *error)
                                     {"qk_rope_head_dim", m->qk_rope_head_dim, 0, MAX_HEAD_SIZE},
                                     {"v_head_dim", m->v_head_dim, 8, MAX_HEAD_SIZE},
                                     {"padded_num_q_heads", m->padded_num_q_heads, 0, MAX_HEADS},
-                                    {"topk", m->topk, is_sparse ? 1 : 0, is_sparse ? 1 << 20 : 0}};
+                                    {"topk", m->topk, 0, 1 << 20}};
     attn_status status = layer_ranges(l->name, ranges, sizeof ranges / sizeof *ranges, error);
     if (status == ATTN_OK && m->weight_dtype != ATTN_MLA_WEIGHT_MXFP4 &&
         (m->weight_dtype < 0 || m->weight_dtype >= ATTN_DTYPE_COUNT)) {
@@ -112,7 +112,7 @@ static bool can_prefill_per_head(struct check *check, bool tell)
  * number of queries. */
 static void hold_mla_prefill(struct check *check, const struct attn_mla_caps *caps)
 {
-    if (check->layer->kind != ATTN_LAYER_MLA) {
+    if (check->whole->mla->topk > 0) {
         return; /* sparse: all tokens go one way */
     }
     if (can_prefill_per_head(check, false)) {
@@ -134,7 +134,7 @@ static void hold_spread(struct check *check, int32_t phase)
 {
     const struct attn_layer_desc *l = check->layer;
     const struct attn_mla_desc *mla = check->whole->mla;
-    if (!context_is_spread(check->whole->cp) || l->kind != ATTN_LAYER_MLA) {
+    if (!context_is_spread(check->whole->cp) || mla->topk > 0) {
         return;
     }
     if (phase == ATTN_PHASE_PREFILL && !(check->match->composed & ATTN_COMPOSE_MLA_PREFILL)) {

@@ -44,7 +44,7 @@ static void rewrite_parts(attn_layer *layer)
 {
     layer->parts[PART_MAIN].kind = ATTN_LAYER_DECODER;
     layer->parts[PART_MAIN].sink_len = 0;
-    layer->parts[PART_SINK].kind = ATTN_LAYER_ENCODER_ONLY;
+    layer->parts[PART_SINK].kind = ATTN_LAYER_ENCODER;
 }
 
 static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t phase, uint32_t parts)

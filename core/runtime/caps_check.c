@@ -259,12 +259,10 @@ static attn_status check_kernels(const struct attn_backend_caps *c, struct attn_
         uint64_t kernel;
         const char *kind, *name;
     } needs[] = {
-        {BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) | BIT(ATTN_LAYER_ENCODER_ONLY) |
-             BIT(ATTN_LAYER_CROSS) | BIT(ATTN_LAYER_MM_ENCODER) | BIT(ATTN_LAYER_STATIC_SINK),
-         ATTN_KERNEL_ATTEND, "decoder, encoder, cross or static-sink", "attend"},
-        {BIT(ATTN_LAYER_MLA), ATTN_KERNEL_ATTEND_MLA, "mla", "attend_mla"},
-        {BIT(ATTN_LAYER_MLA_SPARSE), ATTN_KERNEL_ATTEND_MLA_SPARSE, "mla_sparse",
-         "attend_mla_sparse"},
+        {BIT(ATTN_LAYER_DECODER) | BIT(ATTN_LAYER_ENCODER) | BIT(ATTN_LAYER_CROSS),
+         ATTN_KERNEL_ATTEND, "decoder, encoder or cross", "attend"},
+        {BIT(ATTN_LAYER_MLA), ATTN_KERNEL_ATTEND_MLA | ATTN_KERNEL_ATTEND_MLA_SPARSE, "mla",
+         "attend_mla or attend_mla_sparse"},
         {BIT(ATTN_LAYER_RECURRENT), ATTN_KERNEL_GATED_DELTA, "gdn", "gated_delta"},
     };
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {

@@ -272,7 +272,8 @@ static bool rule_matches(const struct rule *rule, int32_t index,
         return index == rule->first && phase == rule->last;
     case WHERE_KIND:
         return strcmp(rule->kind, name_of_layer(layer)) == 0 ||
-               strcmp(rule->kind, name_of_kind(layer->kind)) == 0;
+               (strcmp(rule->kind, "decoder") == 0 && layer->kind == ATTN_LAYER_DECODER &&
+                layer->sink_len == 0);
     default:
         return true;
     }

@@ -19,8 +19,7 @@
 
 bool layer_has_cache(const struct attn_layer_desc *layer)
 {
-    return layer->kind != ATTN_LAYER_ENCODER && layer->kind != ATTN_LAYER_ENCODER_ONLY &&
-           layer->kind != ATTN_LAYER_MM_ENCODER;
+    return layer->kind != ATTN_LAYER_ENCODER;
 }
 
 static attn_status check_codes(const struct attn_layer_desc *l, struct attn_error *error)
@@ -66,7 +65,7 @@ static attn_status check_codes(const struct attn_layer_desc *l, struct attn_erro
         {"fast_prefill", l->fast_prefill, 0, 1},
         {"max_seq_len", l->max_seq_len, 0, INT32_MAX},
         {"max_num_reqs", l->max_num_reqs, 0, INT32_MAX},
-        {"reserved", l->reserved, 0, 0},
+        {"encoder", l->encoder, 0, l->kind == ATTN_LAYER_ENCODER ? ATTN_ENCODER_MULTIMODAL : 0},
         {"needs_page_lists", l->needs_page_lists, 0, 1},
         {"host_bounds", l->host_bounds, 0, 1},
     };
@@ -75,8 +74,7 @@ static attn_status check_codes(const struct attn_layer_desc *l, struct attn_erro
 
 static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_error *error)
 {
-    bool mla = l->kind == ATTN_LAYER_MLA || l->kind == ATTN_LAYER_MLA_SPARSE;
-    int32_t largest = mla ? MAX_LATENT : MAX_HEAD_SIZE;
+    int32_t largest = l->kind == ATTN_LAYER_MLA ? MAX_LATENT : MAX_HEAD_SIZE;
     if (l->num_q_heads % l->num_kv_heads != 0) {
         return BAD("num_q_heads", "layer '%s': num_q_heads %d is not a multiple of num_kv_heads %d",
                    l->name, l->num_q_heads, l->num_kv_heads);
@@ -155,13 +153,9 @@ static attn_status check_terms(const struct attn_layer_desc *l, struct attn_erro
                    "request; causal_per_request must be 0",
                    l->name, l->chunk_size);
     }
-    if (l->sink_len > 0 && l->kind != ATTN_LAYER_STATIC_SINK) {
+    if (l->sink_len > 0 && l->kind != ATTN_LAYER_DECODER) {
         return BAD("sink_len", "layer '%s': sink_len is %d; only a decoder has one", l->name,
                    l->sink_len);
-    }
-    if (l->kind == ATTN_LAYER_STATIC_SINK && l->sink_len == 0) {
-        return BAD("sink_len", "layer '%s': a static_sink layer needs sink_len of 1 or more",
-                   l->name);
     }
     if (l->prefix_lm && !l->causal) {
         return BAD("prefix_lm",
@@ -260,18 +254,6 @@ static attn_status check_names(struct layer *layer, int32_t index,
     return ATTN_OK;
 }
 
-/* Sparse MLA is MLA with a topk, and a static sink a decoder with a sink_len: both are names that
- * follow from the parameter, and an engine need not say them. */
-static void name_by_parameters(struct layer *layer)
-{
-    struct attn_layer_desc *l = &layer->desc;
-    if (l->kind == ATTN_LAYER_MLA && layer->mla != NULL && layer->mla->topk > 0) {
-        l->kind = ATTN_LAYER_MLA_SPARSE;
-    } else if (l->kind == ATTN_LAYER_DECODER && l->sink_len > 0) {
-        l->kind = ATTN_LAYER_STATIC_SINK;
-    }
-}
-
 attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *desc, int32_t index,
                           const struct assignment_layer *layers, struct layer *layer,
                           struct attn_error *error)
@@ -302,10 +284,7 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
     status = check_codes(l, error);
     status = status == ATTN_OK ? check_numbers(l, error) : status;
     status = status == ATTN_OK ? layer_copy_extensions(arena, layer, l->next, error) : status;
-    if (status == ATTN_OK) {
-        name_by_parameters(layer);
-        status = layer_check_extensions(layer, error);
-    }
+    status = status == ATTN_OK ? layer_check_extensions(layer, error) : status;
     status = status == ATTN_OK ? check_terms(l, error) : status;
     if (status == ATTN_OK) {
         complete(layer);

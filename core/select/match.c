@@ -33,8 +33,6 @@ static void hold_kind(struct check *check)
         check_compose(check, ATTN_COMPOSE_CROSS, ATTN_GRAPH_ALWAYS);
     } else if (!layer_has_cache(check->layer) && contiguous && bidirectional) {
         check_compose(check, ATTN_COMPOSE_ENCODER, ATTN_GRAPH_ALWAYS);
-    } else if (kind == ATTN_LAYER_STATIC_SINK && decoder) {
-        /* by the terms, see compose/sink.c */
     } else {
         check_code(check, "layer_kind", kind, caps->layer_kinds, ATTN_LAYER_KIND_COUNT,
                    name_of_kind);

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "util/structs.h"
+
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))
 
 static const char *const kernels[] = {"attend",        "write_kv",    "merge_states",
@@ -60,8 +62,7 @@ static const char *const kv_dtypes[] = {"auto",
                                         "q4_0"};
 static const char *const layouts[] = {"nhd",      "hnd",      "nhd_inner", "hnd_inner",
                                       "hnd_rows", "packed_k", "latent"};
-static const char *const kinds[] = {"decoder", "encoder",    "encoder_only", "cross", "mm_encoder",
-                                    "mla",     "mla_sparse", "static_sink",  "gdn"};
+static const char *const kinds[] = {"decoder", "encoder", "cross", "mla", "gdn"};
 static const char *const cache_roles[] = {"unknown", "k",     "v",    "latent",     "state", "conv",
                                           "index_k", "scale", "zero", "compressed", "extra"};
 static const char *const phases[] = {"prefill", "decode"};
@@ -171,10 +172,22 @@ const char *name_of_output_form(int32_t form)
 
 const char *name_of_layer(const struct attn_layer_desc *layer)
 {
+    static const char *const encoders[] = {"encoder", "encoder_only", "mm_encoder"};
+    if (layer->kind == ATTN_LAYER_ENCODER) {
+        return encoders[layer->encoder];
+    }
+    if (layer->kind == ATTN_LAYER_MLA) {
+        const struct attn_mla_desc *mla =
+            (const struct attn_mla_desc *)ext_find(layer->next, ATTN_EXT_MLA_DESC);
+        return mla != NULL && mla->topk > 0 ? "mla_sparse" : "mla";
+    }
     if (layer->kind != ATTN_LAYER_DECODER) {
         return name_of_kind(layer->kind);
     }
-    return layer->chunk_size > 0 ? "chunked" : layer->has_window ? "sliding" : "full";
+    return layer->sink_len > 0     ? "static_sink"
+           : layer->chunk_size > 0 ? "chunked"
+           : layer->has_window     ? "sliding"
+                                   : "full";
 }
 
 int32_t kv_dtype_of_name(const char *name)

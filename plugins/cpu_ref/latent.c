@@ -13,7 +13,7 @@ static const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer)
 
 bool layer_is_latent(const struct attn_layer_desc *layer)
 {
-    return layer->kind == ATTN_LAYER_MLA || layer->kind == ATTN_LAYER_MLA_SPARSE;
+    return layer->kind == ATTN_LAYER_MLA;
 }
 
 struct latent_rows latent_queries(const struct attn_attend_args *args)
@@ -106,10 +106,9 @@ static attn_status check_layer_mla(const struct attn_layer_desc *layer, struct a
 {
     if (layer == NULL || !layer_is_latent(layer) || mla_of(layer) == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_mla_desc",
-                            "the layer is NULL, of kind %d, or has no attn_mla_desc; kinds %d and "
-                            "%d with one are served",
-                            layer != NULL ? layer->kind : -1, ATTN_LAYER_MLA,
-                            ATTN_LAYER_MLA_SPARSE);
+                            "the layer is NULL, of kind %d, or has no attn_mla_desc; kind %d with "
+                            "one is served",
+                            layer != NULL ? layer->kind : -1, ATTN_LAYER_MLA);
     }
     const struct attn_mla_desc *mla = mla_of(layer);
     if (layer->num_q_heads <= 0 || layer->num_kv_heads != 1) {

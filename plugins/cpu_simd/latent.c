@@ -19,7 +19,7 @@ const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer)
 
 bool layer_is_latent(const struct attn_layer_desc *layer)
 {
-    return layer->kind == ATTN_LAYER_MLA || layer->kind == ATTN_LAYER_MLA_SPARSE;
+    return layer->kind == ATTN_LAYER_MLA;
 }
 
 void ds_mla_load(const struct variant *variant, const char *memory, float *row, int32_t count)

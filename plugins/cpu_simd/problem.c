@@ -97,7 +97,7 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
     shape->query_parts = short_math && shape->keys.nibbles ? 2 : 1;
     shape->depth_padded = shape->query_parts * round_up(shape->depth, DEPTH_MULTIPLE);
     shape->batch_invariant = layer->batch_invariant != 0;
-    if (layer->kind == ATTN_LAYER_MLA_SPARSE && mla_of(layer) != NULL) {
+    if (layer->kind == ATTN_LAYER_MLA && mla_of(layer) != NULL) {
         shape->topk = mla_of(layer)->topk;
     }
     return ATTN_OK;

@@ -26,10 +26,10 @@ static void supports_latent(const struct attn_layer_desc *layer,
         reasons->refuse(reasons->user, "kv_lora_rank", asked, "multiples of 8");
     }
     /* entries of a list have no places in a row for them */
-    if (layer->kind == ATTN_LAYER_MLA_SPARSE && layer->alibi != ATTN_ALIBI_NONE) {
+    if (mla != NULL && mla->topk > 0 && layer->alibi != ATTN_ALIBI_NONE) {
         reasons->refuse(reasons->user, "alibi", "set", "none in sparse MLA layers");
     }
-    if (layer->kind == ATTN_LAYER_MLA_SPARSE && layer->tree_mask != ATTN_TREE_NONE) {
+    if (mla != NULL && mla->topk > 0 && layer->tree_mask != ATTN_TREE_NONE) {
         reasons->refuse(reasons->user, "tree_mask", "set", "none in sparse MLA layers");
     }
 }

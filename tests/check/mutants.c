@@ -69,8 +69,7 @@ static attn_status forward_backend(void *user, const struct attn_backend_caps *c
         }
         mine.kernels &= ~ATTN_KERNEL_COPY;
         mine.layer_kinds &=
-            ~((UINT64_C(1) << ATTN_LAYER_MLA) | (UINT64_C(1) << ATTN_LAYER_RECURRENT) |
-              (UINT64_C(1) << ATTN_LAYER_MLA_SPARSE));
+            ~((UINT64_C(1) << ATTN_LAYER_MLA) | (UINT64_C(1) << ATTN_LAYER_RECURRENT));
         mine.features |= mutant->features;
         mine.rank[0] = mine.rank[1] = -1;
         status = forward->sink->backend(forward->sink->user, &mine);

@@ -17,7 +17,7 @@ static void spec_counts_a_page(void **state)
     (void)state;
     fake_init(&fixture);
     layers[1].padded_page_bytes = PAGE + 256;
-    layers[2].kind = ATTN_LAYER_ENCODER_ONLY;
+    layers[2].kind = ATTN_LAYER_ENCODER;
     layers[2].causal = 0;
     attn_model *model = fake_model(&fixture, layers, 3, &error);
     if (model == NULL) {

@@ -72,7 +72,8 @@ CHANGE(chunk_window, l->chunk_size = 64; l->has_window = 1; l->window_left = 3)
 CHANGE(chunk_per_request, l->chunk_size = 64; l->causal_per_request = 1)
 CHANGE(chunk_causal, l->chunk_size = 64; l->causal = 0)
 CHANGE(sink_kind, l->kind = ATTN_LAYER_CROSS; l->causal = 0; l->sink_len = 4)
-CHANGE(sink_none, l->kind = ATTN_LAYER_STATIC_SINK)
+CHANGE(encoder_code, l->kind = ATTN_LAYER_ENCODER; l->causal = 0; l->encoder = 3)
+CHANGE(encoder_of_decoder, l->encoder = ATTN_ENCODER_ONLY)
 CHANGE(encoder_causal, l->kind = ATTN_LAYER_ENCODER)
 CHANGE(prefix_causal, l->prefix_lm = 1; l->causal = 0)
 CHANGE(block_negative, l->block_size = -16)
@@ -81,15 +82,12 @@ CHANGE(graph_code, l->graph_level = 4)
 CHANGE(alibi_code, l->alibi = 3)
 CHANGE(tree_code, l->tree_mask = 3)
 CHANGE(output_code, l->output_form = ATTN_OUTPUT_FORM_COUNT)
-CHANGE(reserved_set, l->reserved = 1)
 CHANGE(target_missing, l->kv_sharing_target = "nobody")
 CHANGE(target_self, l->kv_sharing_target = "l")
 CHANGE(ext_unknown, l->next = &unknown_ext)
 CHANGE(mla_missing, l->kind = ATTN_LAYER_MLA)
 CHANGE(mla_on_decoder, l->next = &mla_ext.ext)
 CHANGE(mla_heads, l->kind = ATTN_LAYER_MLA; l->next = &mla_ext.ext)
-CHANGE(mla_sparse_dense, l->kind = ATTN_LAYER_MLA_SPARSE; l->num_kv_heads = 1; l->head_size = 576;
-       l->next = &mla_ext.ext)
 CHANGE(gdn_missing, l->kind = ATTN_LAYER_RECURRENT)
 CHANGE(gdn_heads, l->kind = ATTN_LAYER_RECURRENT; l->next = &gdn_ext.ext)
 CHANGE(cp_interleave, l->next = &cp_ext.ext)
@@ -131,7 +129,8 @@ static const struct {
     {chunk_per_request, "causal_per_request", "chunk_size 64"},
     {chunk_causal, "chunk_size", "causal"},
     {sink_kind, "sink_len", "4"},
-    {sink_none, "sink_len", "1 or more"},
+    {encoder_code, "encoder", "3"},
+    {encoder_of_decoder, "encoder", "1"},
     {encoder_causal, "causal", "encoder"},
     {prefix_causal, "prefix_lm", "causal is 0"},
     {block_negative, "block_size", "-16"},
@@ -140,14 +139,12 @@ static const struct {
     {alibi_code, "alibi", "3"},
     {tree_code, "tree_mask", "3"},
     {output_code, "output_form", "5"},
-    {reserved_set, "reserved", "1"},
     {target_missing, "kv_sharing_target", "nobody"},
     {target_self, "kv_sharing_target", "no earlier layer"},
     {ext_unknown, "attn_layer_desc", "4933"},
     {mla_missing, "attn_mla_desc", "needs"},
     {mla_on_decoder, "attn_mla_desc", "takes no"},
     {mla_heads, "head_size", "576"},
-    {mla_sparse_dense, "topk", "0"},
     {gdn_missing, "attn_recurrent_desc", "needs"},
     {gdn_heads, "num_v_heads", "6 is not a multiple of num_k_heads 4"},
     {cp_interleave, "interleave", "3 must divide block_size 16"},

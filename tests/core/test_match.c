@@ -47,14 +47,10 @@ CHANGE(soft_cap, l->soft_cap = 50)
 CHANGE(alibi, l->alibi = ATTN_ALIBI_LINEAR)
 CHANGE(alibi_sqrt, l->alibi = ATTN_ALIBI_SQRT)
 CHANGE(sinks, l->has_sinks = 1)
-CHANGE(static_lse, l->kind = ATTN_LAYER_STATIC_SINK; l->sink_len = 4;
-       c->features &= ~(uint64_t)ATTN_FEATURE_LSE)
-CHANGE(static_contiguous, l->kind = ATTN_LAYER_STATIC_SINK; l->sink_len = 4;
-       c->features &= ~(uint64_t)ATTN_FEATURE_CONTIGUOUS_KV)
-CHANGE(static_merge, l->kind = ATTN_LAYER_STATIC_SINK; l->sink_len = 4;
-       c->kernels &= ~(uint64_t)ATTN_KERNEL_MERGE_STATES)
-CHANGE(static_alibi, l->kind = ATTN_LAYER_STATIC_SINK; l->sink_len = 4;
-       l->alibi = ATTN_ALIBI_LINEAR; c->terms |= ATTN_TERM_ALIBI)
+CHANGE(static_lse, l->sink_len = 4; c->features &= ~(uint64_t)ATTN_FEATURE_LSE)
+CHANGE(static_contiguous, l->sink_len = 4; c->features &= ~(uint64_t)ATTN_FEATURE_CONTIGUOUS_KV)
+CHANGE(static_merge, l->sink_len = 4; c->kernels &= ~(uint64_t)ATTN_KERNEL_MERGE_STATES)
+CHANGE(static_alibi, l->sink_len = 4; l->alibi = ATTN_ALIBI_LINEAR; c->terms |= ATTN_TERM_ALIBI)
 CHANGE(prefix_lm, l->prefix_lm = 1)
 CHANGE(tree_bits, l->tree_mask = ATTN_TREE_BITS)
 CHANGE(tree_bias, l->tree_mask = ATTN_TREE_BIAS)
@@ -275,7 +271,6 @@ static void test_compositions(void **state)
     assert_int_equal(match.composed, 0);
 
     layer = fixture_layer("l");
-    layer.kind = ATTN_LAYER_STATIC_SINK;
     layer.sink_len = 4;
     match = match_one(&f, &arena, &reasons, &layer);
     assert_int_equal(reasons.count, 0);
@@ -288,7 +283,7 @@ static void test_compositions(void **state)
     assert_int_equal(reasons.count, 0);
     assert_int_equal(match.composed, ATTN_COMPOSE_CROSS);
 
-    layer.kind = ATTN_LAYER_MM_ENCODER;
+    layer.kind = ATTN_LAYER_ENCODER;
     match = match_one(&f, &arena, &reasons, &layer);
     assert_int_equal(reasons.count, 0);
     assert_int_equal(match.composed, ATTN_COMPOSE_ENCODER);

@@ -310,7 +310,7 @@ static void encoder_needs_a_row_per_key(void **state)
     static const int32_t queries[] = {3, 2};
     struct attn_layer_desc layer = fake_layer("a");
     (void)state;
-    layer.kind = ATTN_LAYER_ENCODER_ONLY;
+    layer.kind = ATTN_LAYER_ENCODER;
     layer.causal = 0;
     struct bench *b = bench_create(layer, false);
     set_batch(b, queries, 2);

@@ -236,7 +236,7 @@ static void test_hybrid_and_sharing(void **state)
     }
     layers[1].has_window = 1;
     layers[1].window_left = 511;
-    layers[2].kind = ATTN_LAYER_ENCODER_ONLY;
+    layers[2].kind = ATTN_LAYER_ENCODER;
     layers[2].causal = 0;
     layers[3].kv_sharing_target = "0";
     fixture_init(&f);
@@ -301,7 +301,8 @@ static void test_export_import(void **state)
     char text[1024], again[1024], small[8];
     size_t needed = 0;
     (void)state;
-    layers[1].kind = ATTN_LAYER_ENCODER_ONLY;
+    layers[1].kind = ATTN_LAYER_ENCODER;
+    layers[1].encoder = ATTN_ENCODER_ONLY;
     layers[1].causal = 0;
     fixture_init(&f);
     fixture_add(&f, "alpha", "", 9);

@@ -204,7 +204,7 @@ static void describe(struct latent *p)
                                     .topk = c->topk};
     p->layer = (struct attn_layer_desc){.struct_size = sizeof p->layer,
                                         .next = &p->mla.ext,
-                                        .kind = c->topk ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA,
+                                        .kind = ATTN_LAYER_MLA,
                                         .dtype = c->dtype,
                                         .kv_dtype = p->kv_dtype,
                                         .num_q_heads = c->heads,

@@ -149,7 +149,7 @@ static struct attn_attend_args attend_args(struct latent *p, const struct refere
 static attn_status attend(struct attn_attend_args *args, const struct reference *reference,
                           struct attn_error *error)
 {
-    return args->layer->kind == ATTN_LAYER_MLA_SPARSE
+    return ((const struct attn_mla_desc *)args->layer->next)->topk > 0
                ? reference->kernels->attend_mla_sparse(args, error)
                : reference->kernels->attend_mla(args, error);
 }

@@ -214,16 +214,15 @@ static attn_status exchange(const struct attn_collective_args *args, struct attn
 
 void sample_layer(struct sampled *s, int32_t sample)
 {
-    static const int32_t kinds[SAMPLE_COUNT] = {[SAMPLE_CROSS] = ATTN_LAYER_CROSS,
-                                                [SAMPLE_ENCODER] = ATTN_LAYER_ENCODER_ONLY,
-                                                [SAMPLE_STATIC_SINK] = ATTN_LAYER_STATIC_SINK,
-                                                [SAMPLE_MLA] = ATTN_LAYER_MLA,
-                                                [SAMPLE_MLA_SPARSE] = ATTN_LAYER_MLA_SPARSE,
-                                                [SAMPLE_GDN] = ATTN_LAYER_RECURRENT,
-                                                [SAMPLE_MM_ENCODER] = ATTN_LAYER_MM_ENCODER};
+    static const int32_t kinds[SAMPLE_COUNT] = {
+        [SAMPLE_CROSS] = ATTN_LAYER_CROSS,         [SAMPLE_ENCODER] = ATTN_LAYER_ENCODER,
+        [SAMPLE_STATIC_SINK] = ATTN_LAYER_DECODER, [SAMPLE_MLA] = ATTN_LAYER_MLA,
+        [SAMPLE_MLA_SPARSE] = ATTN_LAYER_MLA,      [SAMPLE_GDN] = ATTN_LAYER_RECURRENT,
+        [SAMPLE_MM_ENCODER] = ATTN_LAYER_ENCODER};
     const bool mla = sample == SAMPLE_MLA || sample == SAMPLE_MLA_SPARSE;
     *s = (struct sampled){.desc = fixture_layer("layers.0")};
     s->desc.kind = kinds[sample];
+    s->desc.encoder = sample == SAMPLE_MM_ENCODER ? ATTN_ENCODER_MULTIMODAL : 0;
     s->desc.dtype = ATTN_DTYPE_F32;
     s->desc.num_q_heads = 2;
     s->desc.num_kv_heads = mla || sample == SAMPLE_PLAIN ? 1 : 2;

@@ -33,7 +33,7 @@ static const struct shape {
     {{.kind = ATTN_LAYER_DECODER, .causal = 1}, false},
     {{.kind = ATTN_LAYER_DECODER, .causal = 1, .has_window = 1, .window_left = 20}, false},
     {{.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 32}, false},
-    {{.kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 5}, false},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5}, false},
     {{.kind = ATTN_LAYER_CROSS}, false},
     {{.kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD}, false},
     {{.kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_NVFP4, .head_size = 64}, false},

@@ -74,11 +74,8 @@ static void test_every_dtype(void **state)
 /* Structs and shapes handed to layer_bind_params are the engine's to forget. */
 static void test_parameters_are_kept(void **state)
 {
-    struct attn_layer_desc layer = {.kind = ATTN_LAYER_STATIC_SINK,
-                                    .causal = 1,
-                                    .sink_len = 16,
-                                    .has_sinks = 1,
-                                    .head_size = D};
+    struct attn_layer_desc layer = {
+        .kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 16, .has_sinks = 1, .head_size = D};
     struct fixture f;
     float right[TOKENS * ROW];
     (void)state;

@@ -43,8 +43,7 @@ static void test_static_sink_without_keys(void **state)
 {
     static const int32_t idle_queries[] = {1, 1, 1, 9, 2, 20, 3},
                          idle_lens[] = {40, 0, 17, 33, 0, 20, 0};
-    const struct attn_layer_desc layer = {
-        .kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 5};
+    const struct attn_layer_desc layer = {.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5};
     struct fixture whole, composed;
     (void)state;
     fixture_init(&whole, "cpu_ref", &layer, idle_queries, idle_lens, 7, 0, NULL, true);
@@ -63,7 +62,7 @@ static void test_static_sink_without_keys(void **state)
 static void test_static_sink_with_window(void **state)
 {
     (void)state;
-    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_STATIC_SINK,
+    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_DECODER,
                                         .causal = 1,
                                         .sink_len = 16,
                                         .has_window = 1,
@@ -92,7 +91,7 @@ static void test_cross(void **state)
 static void test_encoder(void **state)
 {
     (void)state;
-    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_ENCODER_ONLY});
+    hold_same(&(struct attn_layer_desc){.kind = ATTN_LAYER_ENCODER});
 }
 
 /* Eight requests over one prefix of 272 keys: with the cascade and without it. */

@@ -381,8 +381,7 @@ static void test_refusals(void **unused)
                  {"one_query", "mla_prefill", "merge_states of context and new keys", 4, 0},
                  {"one_query", "max_query_len", "prefill in latent space", 4, 0},
                  {"counted", "padded_num_q_heads", "6", 6, 0},
-                 {"counted", "kernel", "attend_mla_sparse", 4, 8},
-                 {"counted", "layer_kind", "mla_sparse", 4, 8}};
+                 {"counted", "kernel", "attend_mla_sparse", 4, 8}};
     (void)unused;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct setting s = {cases[c].backend, .heads = cases[c].heads, .topk = cases[c].topk};

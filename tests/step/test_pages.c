@@ -81,8 +81,8 @@ static const struct kind {
     {ATTN_LAYER_DECODER, ATTN_KV_SPEC_SLIDING_WINDOW, 9, 0, 0},
     {ATTN_LAYER_DECODER, ATTN_KV_SPEC_CHUNKED_LOCAL, 0, 32, 0},
     {ATTN_LAYER_CROSS, ATTN_KV_SPEC_CROSS, 0, 0, 0},
-    {ATTN_LAYER_STATIC_SINK, ATTN_KV_SPEC_SINK_FULL, 0, 0, 16},
-    {ATTN_LAYER_ENCODER_ONLY, ATTN_KV_SPEC_NONE, 0, 0, 0},
+    {ATTN_LAYER_DECODER, ATTN_KV_SPEC_SINK_FULL, 0, 0, 16},
+    {ATTN_LAYER_ENCODER, ATTN_KV_SPEC_NONE, 0, 0, 0},
 };
 
 static struct attn_layer_desc describe(size_t t, size_t s, const struct kind *kind)
@@ -98,7 +98,7 @@ static struct attn_layer_desc describe(size_t t, size_t s, const struct kind *ki
         .head_size = shapes[s].head_size,
         .head_size_v = shapes[s].head_size_v,
         .scale = 0.125f,
-        .causal = kind->kind != ATTN_LAYER_CROSS && kind->kind != ATTN_LAYER_ENCODER_ONLY,
+        .causal = kind->kind != ATTN_LAYER_CROSS && kind->kind != ATTN_LAYER_ENCODER,
         .has_window = kind->window > 0,
         .window_left = kind->window - 1,
         .chunk_size = kind->chunk,

@@ -20,7 +20,7 @@ static void describe_mla(struct subject *subject)
         .weight_dtype = desc->dtype,
     };
     desc->next = &mla->ext;
-    desc->kind = shape->kind == SHAPE_MLA ? ATTN_LAYER_MLA : ATTN_LAYER_MLA_SPARSE;
+    desc->kind = ATTN_LAYER_MLA;
     desc->num_kv_heads = 1;
     desc->head_size = mla->kv_lora_rank + mla->qk_rope_head_dim;
     desc->head_size_v = mla->v_head_dim;

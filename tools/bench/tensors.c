@@ -238,8 +238,7 @@ static bool make_batch(struct subject *subject, bool writes)
 
 attn_status subject_tensors(struct subject *subject, struct attn_error *error)
 {
-    bool mla = subject->layer.desc.kind == ATTN_LAYER_MLA ||
-               subject->layer.desc.kind == ATTN_LAYER_MLA_SPARSE;
+    bool mla = subject->layer.desc.kind == ATTN_LAYER_MLA;
     bool writes = subject->shape.kind == SHAPE_WRITE || subject->shape.value[PARAMETER_WRITE] != 0;
     const int32_t *topk = NULL;
     if (!make_batch(subject, writes)) {

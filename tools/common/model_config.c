@@ -140,7 +140,7 @@ static void make_mla(struct reading *r, const cJSON *text, struct model_layer *l
         .topk = read_int(r, text, "index_topk", 0, 1, 1 << 20),
         .absorb_in_core = 1,
         .weight_dtype = desc->dtype};
-    desc->kind = mla->topk > 0 ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA;
+    desc->kind = ATTN_LAYER_MLA;
     desc->num_kv_heads = 1;
     desc->head_size = mla->kv_lora_rank + mla->qk_rope_head_dim;
     desc->head_size_v = mla->v_head_dim;

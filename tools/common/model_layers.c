@@ -37,8 +37,7 @@ void model_config_keep(struct model_config *config, int32_t count)
         layer->desc.name = layer->name;
         if (layer->desc.kind == ATTN_LAYER_RECURRENT) {
             layer->desc.next = &layer->gdn.ext;
-        } else if (layer->desc.kind == ATTN_LAYER_MLA ||
-                   layer->desc.kind == ATTN_LAYER_MLA_SPARSE) {
+        } else if (layer->desc.kind == ATTN_LAYER_MLA) {
             layer->desc.next = &layer->mla.ext;
         }
     }
@@ -46,12 +45,21 @@ void model_config_keep(struct model_config *config, int32_t count)
 
 const char *model_layer_kind(const struct attn_layer_desc *layer)
 {
-    static const char *const kinds[] = {"full", "encoder",    "encoder_only", "cross", "mm_encoder",
-                                        "mla",  "mla_sparse", "static_sink",  "gdn"};
+    static const char *const kinds[] = {"full", "encoder", "cross", "mla", "gdn"};
+    static const char *const encoders[] = {"encoder", "encoder_only", "mm_encoder"};
+    if (layer->kind == ATTN_LAYER_MLA) { /* the one extension that it has here */
+        return ((const struct attn_mla_desc *)layer->next)->topk > 0 ? "mla_sparse" : "mla";
+    }
+    if (layer->kind == ATTN_LAYER_ENCODER) {
+        return encoders[layer->encoder];
+    }
     if (layer->kind != ATTN_LAYER_DECODER) {
         return kinds[layer->kind];
     }
-    return layer->chunk_size > 0 ? "chunked" : layer->has_window ? "sliding" : "full";
+    return layer->sink_len > 0     ? "static_sink"
+           : layer->chunk_size > 0 ? "chunked"
+           : layer->has_window     ? "sliding"
+                                   : "full";
 }
 
 void model_alibi_slopes(float *slopes, int32_t num_heads)

@@ -18,13 +18,14 @@ static int32_t size_of_heads(struct reading *r, const char *field, int32_t hidde
     return hidden / heads;
 }
 
-static void make_encoder(struct reading *r, const char *prefix, int32_t kind, int32_t index,
+static void make_encoder(struct reading *r, const char *prefix, int32_t encoder, int32_t index,
                          int32_t heads, int32_t head_size, int32_t dtype)
 {
     struct model_layer *layer = add_layer(r, prefix, index);
     struct attn_layer_desc *desc = &layer->desc;
-    layer->tower = kind == ATTN_LAYER_ENCODER_ONLY ? 0 : 1;
-    desc->kind = kind;
+    layer->tower = encoder == ATTN_ENCODER_ONLY ? 0 : 1;
+    desc->kind = ATTN_LAYER_ENCODER;
+    desc->encoder = encoder;
     desc->dtype = dtype;
     desc->num_q_heads = desc->num_kv_heads = heads;
     desc->head_size = head_size;
@@ -42,7 +43,7 @@ static void read_whisper(struct reading *r, const cJSON *root)
     int32_t encoder_size = size_of_heads(r, "d_model", hidden, encoder_heads);
     int32_t size = size_of_heads(r, "d_model", hidden, heads);
     for (int32_t i = 0; i < encoders; i++) {
-        make_encoder(r, "encoder.layers", ATTN_LAYER_ENCODER, i, encoder_heads, encoder_size,
+        make_encoder(r, "encoder.layers", ATTN_ENCODER_OF_DECODER, i, encoder_heads, encoder_size,
                      ATTN_DTYPE_F16);
     }
     for (int32_t i = 0; i < decoders; i++) {
@@ -66,8 +67,8 @@ static void read_bert(struct reading *r, const cJSON *root)
     struct attn_layer_desc heads = {0};
     read_heads(r, root, &heads);
     for (int32_t i = 0; i < layers; i++) {
-        make_encoder(r, "encoder.layer", ATTN_LAYER_ENCODER_ONLY, i, heads.num_q_heads,
-                     heads.head_size, heads.dtype);
+        make_encoder(r, "encoder.layer", ATTN_ENCODER_ONLY, i, heads.num_q_heads, heads.head_size,
+                     heads.dtype);
     }
 }
 
@@ -82,7 +83,7 @@ static void read_vision(struct reading *r, const cJSON *root)
     int32_t hidden = read_int(r, vision, "hidden_size", 1152, 8, 1 << 20);
     int32_t size = size_of_heads(r, "hidden_size", hidden, heads);
     for (int32_t i = 0; i < layers; i++) {
-        make_encoder(r, "vision.layers", ATTN_LAYER_MM_ENCODER, i, heads, size, ATTN_DTYPE_BF16);
+        make_encoder(r, "vision.layers", ATTN_ENCODER_MULTIMODAL, i, heads, size, ATTN_DTYPE_BF16);
     }
 }
 

@@ -141,7 +141,8 @@ static attn_status describe(struct engine *engine, const struct recording *recor
         layer->desc = (struct attn_layer_desc){
             .struct_size = sizeof layer->desc,
             .name = layer->name,
-            .kind = decoder ? ATTN_LAYER_DECODER : ATTN_LAYER_ENCODER_ONLY,
+            .kind = decoder ? ATTN_LAYER_DECODER : ATTN_LAYER_ENCODER,
+            .encoder = decoder ? 0 : ATTN_ENCODER_ONLY,
             .dtype = ATTN_DTYPE_F32,
             .num_q_heads = (int32_t)recording->q_shape[1],
             .num_kv_heads = (int32_t)recording->k_shape[1],

@@ -12,7 +12,7 @@ static const struct attn_mla_desc *mla_of(const struct attn_layer_desc *layer)
 
 bool gpu_is_latent(const struct attn_layer_desc *layer)
 {
-    return layer != NULL && (layer->kind == ATTN_LAYER_MLA || layer->kind == ATTN_LAYER_MLA_SPARSE);
+    return layer != NULL && layer->kind == ATTN_LAYER_MLA;
 }
 
 static attn_status check_layer(const struct attn_layer_desc *layer, struct attn_error *error)

@@ -71,9 +71,11 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_state **state
         return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "state", "%zu bytes", sizeof **state);
     }
     **state = (struct attn_state){0};
-    (*state)->way = layer->kind == ATTN_LAYER_MLA ? GPU_WAY_LATENT
-                    : layer->kind == ATTN_LAYER_MLA_SPARSE || layer->kind == ATTN_LAYER_RECURRENT ||
-                            instance->matrix == NULL
+    const struct attn_mla_desc *mla =
+        (const struct attn_mla_desc *)gpu_find_ext(layer->next, ATTN_EXT_MLA_DESC);
+    const bool is_sparse = mla != NULL && mla->topk > 0;
+    (*state)->way = layer->kind == ATTN_LAYER_MLA && !is_sparse ? GPU_WAY_LATENT
+                    : is_sparse || layer->kind == ATTN_LAYER_RECURRENT || instance->matrix == NULL
                         ? GPU_WAY_WITHOUT_PLAN
                         : GPU_WAY_ATTEND;
     (*state)->num_kv_heads = layer->num_kv_heads;

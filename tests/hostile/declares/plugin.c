@@ -52,7 +52,6 @@ CHANGE(no_kernels, c->kernels = 0)
 CHANGE(no_phases, c->phases = 0)
 CHANGE(no_dtypes, c->dtypes = 0)
 CHANGE(mla_without_kernel, c->layer_kinds |= BIT(ATTN_LAYER_MLA))
-CHANGE(sparse_without_kernel, c->layer_kinds |= BIT(ATTN_LAYER_MLA_SPARSE))
 CHANGE(gdn_without_kernel, c->layer_kinds |= BIT(ATTN_LAYER_RECURRENT))
 CHANGE(decoder_without_attend, c->kernels = ATTN_KERNEL_WRITE_KV)
 CHANGE(decoder_without_write, c->kernels = ATTN_KERNEL_ATTEND)
@@ -129,7 +128,6 @@ static const struct {
     ENTRY_OF(no_phases),
     ENTRY_OF(no_dtypes),
     ENTRY_OF(mla_without_kernel),
-    ENTRY_OF(sparse_without_kernel),
     ENTRY_OF(gdn_without_kernel),
     ENTRY_OF(decoder_without_attend),
     ENTRY_OF(decoder_without_write),

@@ -27,7 +27,7 @@ enum case_shape {
 /* The factors of a case. Each is an index into that factor's list of values. */
 enum case_factor {
     FACTOR_SHAPE,
-    FACTOR_KIND, /* enum attn_layer_kind of layers without a cache; others follow from the terms */
+    FACTOR_ENCODER, /* enum attn_encoder of layers without a cache */
     FACTOR_DTYPE,
     FACTOR_KV_DTYPE,
     FACTOR_HEAD_SIZE, /* D, Dv */

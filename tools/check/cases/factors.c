@@ -185,16 +185,14 @@ static bool add_shapes(struct factor *factor, const struct attn_backend_caps *ca
     return ok;
 }
 
-/* Kinds of layers without a cache; the core composes an encoder of contiguous keys. */
-static bool add_kinds(struct factor *factor, const struct attn_backend_caps *caps)
+/* Of layers without a cache, which the core composes of contiguous keys where no backend has them.
+ */
+static bool add_encoders(struct factor *factor, const struct attn_backend_caps *caps)
 {
-    static const int32_t kinds[] = {ATTN_LAYER_ENCODER_ONLY, ATTN_LAYER_ENCODER,
-                                    ATTN_LAYER_MM_ENCODER};
-    bool ok = true;
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        if ((caps->layer_kinds >> kinds[i] & 1) || i == 0) {
-            ok = ok && add(factor, kinds[i], 0);
-        }
+    bool ok = add(factor, ATTN_ENCODER_ONLY, 0);
+    if (caps->layer_kinds >> ATTN_LAYER_ENCODER & 1) {
+        ok = ok && add(factor, ATTN_ENCODER_OF_DECODER, 0) &&
+             add(factor, ATTN_ENCODER_MULTIMODAL, 0);
     }
     return ok;
 }
@@ -204,7 +202,7 @@ bool case_space_init(struct case_space *space, const struct attn_backend_caps *c
     struct factor *f = space->factors;
     memset(space, 0, sizeof *space);
     space->caps = *caps;
-    bool ok = add_shapes(&f[FACTOR_SHAPE], caps) && add_kinds(&f[FACTOR_KIND], caps);
+    bool ok = add_shapes(&f[FACTOR_SHAPE], caps) && add_encoders(&f[FACTOR_ENCODER], caps);
     for (int32_t i = ATTN_DTYPE_F16; i <= ATTN_DTYPE_F32; i++) {
         ok = ok && (!(caps->dtypes >> i & 1) || add(&f[FACTOR_DTYPE], i, 0));
     }

@@ -15,10 +15,10 @@ void case_layer(const struct factor_value *v, struct attn_layer_desc *layer)
     *layer = (struct attn_layer_desc){
         .struct_size = sizeof *layer,
         .name = "case",
-        .kind = !paged                             ? v[FACTOR_KIND].a
+        .kind = !paged                             ? ATTN_LAYER_ENCODER
                 : v[FACTOR_SHAPE].a == SHAPE_CROSS ? ATTN_LAYER_CROSS
-                : v[FACTOR_STATIC_SINK].a          ? ATTN_LAYER_STATIC_SINK
                                                    : ATTN_LAYER_DECODER,
+        .encoder = paged ? 0 : v[FACTOR_ENCODER].a,
         .dtype = v[FACTOR_DTYPE].a,
         .kv_dtype = v[FACTOR_KV_DTYPE].a,
         .num_q_heads = v[FACTOR_HEADS].a,

@@ -9,7 +9,7 @@
 static const char *const shapes[] = {"decode", "speculative", "long_decode", "prefill",
                                      "extend", "mixed",       "long_extend", "shared",
                                      "cross",  "contiguous",  "cross_keys"};
-static const char *const kinds[] = {"", "encoder.", "", "", "mm_encoder."};
+static const char *const encoders[] = {"encoder.", "", "mm_encoder."}; /* "": paged, too */
 static const char *const causal[] = {"causal", "bidirectional", "causal_per_request",
                                      "causal_overridden"};
 /* Of the switches, in the order of the factors. */
@@ -25,12 +25,12 @@ void case_name(const struct case_space *space, const struct attend_case *c, char
     for (int32_t i = 0; i < FACTOR_COUNT; i++) {
         v[i] = case_value(space, c, i);
     }
-    int used =
-        snprintf(name, size, "attend.%s%s.%s.%s.d%dx%d.h%d-%d.b%d.%s.%s", kinds[v[FACTOR_KIND].a],
-                 shapes[v[FACTOR_SHAPE].a], number_name(v[FACTOR_DTYPE].a),
-                 kv_dtype_name(v[FACTOR_KV_DTYPE].a), v[FACTOR_HEAD_SIZE].a, v[FACTOR_HEAD_SIZE].b,
-                 v[FACTOR_HEADS].a, v[FACTOR_HEADS].b, v[FACTOR_BLOCK_SIZE].a,
-                 layout_name(v[FACTOR_LAYOUT].a), causal[v[FACTOR_CAUSAL].a]);
+    int used = snprintf(name, size, "attend.%s%s.%s.%s.d%dx%d.h%d-%d.b%d.%s.%s",
+                        encoders[v[FACTOR_ENCODER].a], shapes[v[FACTOR_SHAPE].a],
+                        number_name(v[FACTOR_DTYPE].a), kv_dtype_name(v[FACTOR_KV_DTYPE].a),
+                        v[FACTOR_HEAD_SIZE].a, v[FACTOR_HEAD_SIZE].b, v[FACTOR_HEADS].a,
+                        v[FACTOR_HEADS].b, v[FACTOR_BLOCK_SIZE].a, layout_name(v[FACTOR_LAYOUT].a),
+                        causal[v[FACTOR_CAUSAL].a]);
     for (int32_t i = FACTOR_FIRST_SWITCH; i <= FACTOR_LAST_SWITCH; i++) {
         if (v[i].a != 0 && used > 0 && (size_t)used < size) {
             used += snprintf(name + used, size - (size_t)used, "+%s%d",

@@ -27,7 +27,7 @@ static void settle_cache(const struct case_space *space, struct attend_case *c)
     int32_t dtype = case_value(space, c, FACTOR_DTYPE).a;
     bool paged = shape_is_paged(case_value(space, c, FACTOR_SHAPE).a);
     if (paged) {
-        off(c, FACTOR_KIND);
+        off(c, FACTOR_ENCODER);
     }
     if (!paged) {
         off(c, FACTOR_TABLE_ROW);

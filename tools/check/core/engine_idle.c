@@ -230,8 +230,8 @@ static bool case_of_encoder(const struct case_space *space, int32_t dtype, struc
     bool there = case_set(space, c, FACTOR_SHAPE, SHAPE_CONTIGUOUS) &&
                  case_set(space, c, FACTOR_DTYPE, dtype) &&
                  case_set(space, c, FACTOR_CAUSAL, CAUSAL_NO);
-    for (int32_t kind = 0; there && kind < space->factors[FACTOR_KIND].count; kind++) {
-        c->index[FACTOR_KIND] = kind;
+    for (int32_t kind = 0; there && kind < space->factors[FACTOR_ENCODER].count; kind++) {
+        c->index[FACTOR_ENCODER] = kind;
         case_settle(space, c);
         if (!case_refused(space, c)) {
             return true;

@@ -335,8 +335,7 @@ bool engine_space_init(struct case_space *space, const struct attn_backend_caps 
 {
     struct attn_backend_caps composed = *caps;
     composed.terms |= ATTN_TERM_CHUNKED_LOCAL | ATTN_TERM_STATIC_SINK;
-    composed.layer_kinds |= UINT64_C(1) << ATTN_LAYER_ENCODER | UINT64_C(1)
-                                                                    << ATTN_LAYER_MM_ENCODER;
+    composed.layer_kinds |= UINT64_C(1) << ATTN_LAYER_ENCODER;
     composed.num_refused = 0; /* the core knows them */
     bool ok = case_space_init(space, &composed);
     space->serves = engine_serves;

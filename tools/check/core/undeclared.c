@@ -236,7 +236,6 @@ static void try_terms(const struct core_sink *sink, const struct attn_layer_desc
     u[7].layer.tree_mask = ATTN_TREE_BIAS;
     u[8].layer.causal_per_request = 1;
     u[9].layer.chunk_size = 64;
-    u[10].layer.kind = ATTN_LAYER_STATIC_SINK;
     u[10].layer.sink_len = 3;
     for (size_t i = 0; i < sizeof u / sizeof *u; i++) {
         if (!(caps->terms & terms[i].term)) {

@@ -34,7 +34,8 @@ static struct attn_layer_desc layer_of(const struct fp8_variant *v)
 {
     return (struct attn_layer_desc){.struct_size = sizeof(struct attn_layer_desc),
                                     .name = "encoder",
-                                    .kind = ATTN_LAYER_MM_ENCODER,
+                                    .kind = ATTN_LAYER_ENCODER,
+                                    .encoder = ATTN_ENCODER_MULTIMODAL,
                                     .dtype = v->dtype,
                                     .kv_dtype = ATTN_KV_FP8_E4M3,
                                     .num_q_heads = HEADS,

@@ -75,7 +75,7 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
         (struct attn_layer_desc){.struct_size = sizeof s->layer,
                                  .next = &s->mla.ext,
                                  .name = "mla",
-                                 .kind = c->v.sparse ? ATTN_LAYER_MLA_SPARSE : ATTN_LAYER_MLA,
+                                 .kind = ATTN_LAYER_MLA,
                                  .dtype = c->v.dtype,
                                  .kv_dtype = c->v.kv_dtype,
                                  .num_q_heads = c->v.n.heads,

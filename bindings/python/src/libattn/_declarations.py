@@ -191,13 +191,17 @@ class LayerKind(IntEnum):
 
     DECODER = 0
     ENCODER = 1
-    ENCODER_ONLY = 2
-    CROSS = 3
-    MM_ENCODER = 4
-    MLA = 5
-    MLA_SPARSE = 6
-    STATIC_SINK = 7
-    RECURRENT = 8
+    CROSS = 2
+    MLA = 3
+    RECURRENT = 4
+
+
+class Encoder(IntEnum):
+    """``enum attn_encoder``."""
+
+    OF_DECODER = 0
+    ONLY = 1
+    MULTIMODAL = 2
 
 
 class Phase(IntEnum):
@@ -937,7 +941,7 @@ class attn_layer_desc(Structure):
         ("fast_prefill", c_int32),
         ("max_seq_len", c_int32),
         ("max_num_reqs", c_int32),
-        ("reserved", c_int32),
+        ("encoder", c_int32),
         ("needed_features", c_uint64),
         ("needed_walks", c_uint64),
         ("needs_page_lists", c_int32),

@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any
 
 from ._declarations import (ATTN_WALK_HND, ATTN_WALK_LATENT, ATTN_WALK_NHD, ATTN_WALK_PACKED,
-                            ATTN_WALK_SEPARATE_STRIDES, Alibi, DtypeName, ExtId, GraphLevel, KvDtype, LayerKind, OutputForm, Rope, ScaleForm,
+                            ATTN_WALK_SEPARATE_STRIDES, Alibi, DtypeName, Encoder, ExtId, GraphLevel, KvDtype, LayerKind, OutputForm, Rope, ScaleForm,
                             Status, TreeMask, attn_context_parallel, attn_ext, attn_recurrent_desc, attn_layer_desc, attn_mla_desc)
 from .errors import make
 
@@ -21,7 +21,10 @@ _CODES: dict[str, type[IntEnum]] = {
 }
 _WALKS = {"nhd": ATTN_WALK_NHD, "hnd": ATTN_WALK_HND, "packed": ATTN_WALK_PACKED, "latent": ATTN_WALK_LATENT,
           "separate_strides": ATTN_WALK_SEPARATE_STRIDES}
-_CAUSAL_KINDS = (LayerKind.DECODER, LayerKind.MLA, LayerKind.MLA_SPARSE, LayerKind.STATIC_SINK, LayerKind.RECURRENT)
+_CAUSAL_KINDS = (LayerKind.DECODER, LayerKind.MLA, LayerKind.RECURRENT)
+#: Names of layers that are a kind and a parameter.
+_ENCODERS = {"encoder_only": Encoder.ONLY, "mm_encoder": Encoder.MULTIMODAL}
+_KINDS = {**dict.fromkeys(_ENCODERS, "encoder"), "mla_sparse": "mla", "static_sink": "decoder"}
 
 
 def code_of(field: str, value: str | int, codes: type[IntEnum]) -> int:
@@ -184,11 +187,13 @@ class LayerDesc:
 
     def to_struct(self) -> tuple[attn_layer_desc, list[Any]]:
         """``struct attn_layer_desc``, and what it points at, to be kept until the call has returned."""
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"encoder": int(_ENCODERS.get(str(self.kind), 0))}
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in ("window", "mla", "gdn", "context_parallel", "causal", "needed_walks"):
                 continue
+            if field.name == "kind":
+                value = _KINDS.get(value, value)
             if field.name in _CODES:
                 value = code_of(field.name, value, _CODES[field.name])
             elif isinstance(value, str):
