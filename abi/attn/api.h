@@ -105,17 +105,14 @@ struct attn_api {
     /* Not while a plan holds the layer: change then what the parameters point at. */
     attn_status (*layer_bind_params)(attn_layer *layer, const struct attn_layer_params *params,
                                      struct attn_error *error);
-    /* Scales from the first batch: scale = amax / range constant (q 200, k 200, v 100) into device
-     * floats. */
-    attn_status (*layer_calculate_scales)(attn_layer *layer, const struct attn_step_io *io,
-                                          float *q_scale, float *k_scale, float *v_scale,
+    /* Scales from the first batch: scale = amax / range constant (q 200, k 200, v 100) into
+     * q_scale, k_scale and v_scale. */
+    attn_status (*layer_calculate_scales)(attn_layer *layer,
+                                          const struct attn_calibration *calibration,
                                           struct attn_error *error);
-    /* Copies blocks of all layers of a block-table group in one call. `other` holds one entry per
-     * layer of the group (device <-> host), or is NULL (device to device inside the cache). pairs:
-     * host [num_pairs, 2], source and destination block. */
-    attn_status (*copy_blocks)(attn_model *model, int32_t group, int32_t kind,
-                               const struct attn_block_memory *other, const int64_t *pairs,
-                               int64_t num_pairs, void *stream, struct attn_error *error);
+    /* Copies blocks of all layers of a group in one call. */
+    attn_status (*copy_blocks)(attn_model *model, const struct attn_block_transfer *transfer,
+                               struct attn_error *error);
 
     /* Plans. One plan per block-table group and batch in flight. Layers must be bound before
      * plan_create. */
@@ -177,8 +174,8 @@ struct attn_api {
      * amax is 0. range 0: v's constant above, 100; to 127 nothing saturates that was seen. All rows
      * of io->v count. The cache is not written again: values from before a call that changed their
      * scale are read by the new one, so requests of the calibration end with it. */
-    attn_status (*layer_calibrate_v_scales)(attn_layer *layer, const struct attn_step_io *io,
-                                            float range, float *amax, float *v_channel_scale,
+    attn_status (*layer_calibrate_v_scales)(attn_layer *layer,
+                                            const struct attn_calibration *calibration,
                                             struct attn_error *error);
 
     /* Devices, for engines without memory and streams of their own. The best device that any

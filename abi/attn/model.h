@@ -43,10 +43,41 @@ struct attn_plan_options {
     int32_t reserved;
 };
 
-/* A layer's blocks in another memory (host swap space), for copy_blocks. */
+/* A layer's blocks in another memory (host swap space); an element of attn_block_transfer.other. */
 struct attn_block_memory {
     void *base;
     int64_t stride; /* bytes between blocks; 0: the spec's padded_page_bytes */
+};
+
+/* What copy_blocks moves: blocks of all layers of a block-table group. */
+struct attn_block_transfer {
+    size_t struct_size;
+    const struct attn_ext *next;
+    int32_t group;
+    int32_t kind; /* enum attn_copy_kind */
+    /* one entry per layer of the group (device <-> host), or NULL (device to device inside the
+     * cache) */
+    const struct attn_block_memory *other;
+    int32_t other_bytes; /* sizeof(struct attn_block_memory) of the writer; 0 without other */
+    int32_t reserved;
+    const int64_t *pairs; /* host [num_pairs, 2]: source and destination block */
+    int64_t num_pairs;
+    void *stream;
+};
+
+/* Scales from batches, see layer_calculate_scales and layer_calibrate_v_scales; what a call does
+ * not read is NULL or 0. */
+struct attn_calibration {
+    size_t struct_size;
+    const struct attn_ext *next;
+    const struct attn_step_io *io;
+    float *q_scale; /* device floats; NULL: not asked for */
+    float *k_scale;
+    float *v_scale;
+    float *amax; /* device floats [Hk, Dv] */
+    float *v_channel_scale;
+    float range;
+    int32_t reserved;
 };
 
 enum attn_request_class {
@@ -58,5 +89,8 @@ enum attn_request_class {
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_model_options) == 72, "attn_model_options of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_plan_options) == 64, "attn_plan_options of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_block_memory) == 16, "attn_block_memory of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_block_transfer) == 64, "attn_block_transfer of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_calibration) == 72, "attn_calibration of ABI 0.2");
 
 #endif

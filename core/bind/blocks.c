@@ -5,9 +5,13 @@
 #include "bind/bound.h"
 #include "bind/model.h"
 #include "util/error.h"
+#include "util/structs.h"
 
 /* rows of K and V, and their scales where these stand apart; likewise of further caches */
 #define MAX_PLANES (2 * (2 + ATTN_MAX_CACHES))
+#define MIN_TRANSFER 64 /* sizes in ABI 0.2 */
+#define MIN_MEMORY 16
+#define MAX_MEMORY 4096
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 /* What a layer keeps of a block in one piece: block b lies at base + b stride. */
@@ -169,44 +173,89 @@ static void move_blocks(const struct attn_copy_blocks_args *args)
     }
 }
 
-attn_status copy_blocks(attn_model *model, int32_t group, int32_t kind,
-                        const struct attn_block_memory *other, const int64_t *pairs,
-                        int64_t num_pairs, void *stream, struct attn_error *error)
+static attn_status read_transfer(const attn_model *model,
+                                 const struct attn_block_transfer *transfer,
+                                 struct attn_block_transfer *t, struct attn_error *error)
 {
-    if (model == NULL || group < 0 || group >= model->num_groups || num_pairs < 0 ||
-        (num_pairs > 0 && pairs == NULL) || kind < ATTN_COPY_HOST_TO_DEVICE ||
-        kind > ATTN_COPY_DEVICE_TO_DEVICE) {
+    attn_status status =
+        struct_read(t, sizeof *t, MIN_TRANSFER, transfer, "attn_block_transfer", error);
+    status = status == ATTN_OK ? ext_check(t->next, NULL, 0, "attn_block_transfer", error) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    if (model == NULL || t->group < 0 || t->group >= model->num_groups || t->num_pairs < 0 ||
+        (t->num_pairs > 0 && t->pairs == NULL) || t->kind < ATTN_COPY_HOST_TO_DEVICE ||
+        t->kind > ATTN_COPY_DEVICE_TO_DEVICE) {
         return BAD("group",
                    "model %p, group %d, kind %d, %lld pairs at %p; a group of the model, "
                    "kind 1 to 3 and an array of pairs",
-                   (void *)model, group, kind, (long long)num_pairs, (const void *)pairs);
+                   (const void *)model, t->group, t->kind, (long long)t->num_pairs,
+                   (const void *)t->pairs);
     }
-    attn_status status = check_pairs(model, group, kind, other != NULL, pairs, num_pairs, error);
+    if (t->reserved != 0 ||
+        (t->other != NULL && (t->other_bytes < MIN_MEMORY || t->other_bytes > MAX_MEMORY))) {
+        return BAD("other_bytes", "other_bytes is %d, reserved %d; %d to %d with other, and 0",
+                   t->other_bytes, t->reserved, MIN_MEMORY, MAX_MEMORY);
+    }
+    return ATTN_OK;
+}
+
+/* An element of an array whose writer may be newer. */
+static attn_status read_memory(const struct attn_block_transfer *t, int32_t index,
+                               struct attn_block_memory *memory, struct attn_error *error)
+{
+    const uint8_t *source = (const uint8_t *)t->other + (int64_t)index * t->other_bytes;
+    memcpy(memory, source, sizeof *memory);
+    for (int32_t at = (int32_t)sizeof *memory; at < t->other_bytes; at++) {
+        if (source[at] != 0) {
+            return error_set(error, ATTN_ERROR_STRUCT_SIZE, "other",
+                             "other_bytes is %d and byte %d of other[%d] is not 0; this library "
+                             "knows %zu bytes, and an unknown tail has to be all zero",
+                             t->other_bytes, at, index, sizeof *memory);
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *transfer,
+                        struct attn_error *error)
+{
+    struct attn_block_transfer t;
+    attn_status status = read_transfer(model, transfer, &t, error);
+    status = status == ATTN_OK
+                 ? check_pairs(model, t.group, t.kind, t.other != NULL, t.pairs, t.num_pairs, error)
+                 : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
     for (int32_t i = 0; i < model->num_layers && status == ATTN_OK; i++) {
         attn_layer *layer = &model->layers[i];
         struct attn_block_copy copies[MAX_PLANES];
         int32_t count = 0;
         const struct instance *instance = layer->served[ATTN_PHASE_DECODE].instance;
-        if (layer->group != group || layer->owner != layer) {
+        struct attn_block_memory memory;
+        if (layer->group != t.group || layer->owner != layer) {
             continue;
         }
         if (instance->kernels.copy_blocks == NULL && model->device.type != ATTN_DEVICE_CPU) {
             return error_set(error, ATTN_ERROR_UNSUPPORTED, "copy_blocks",
                              "%s has no copy_blocks kernel", instance->caps->name);
         }
-        status = add_copies(layer, kind, other != NULL ? &other[layer->slot] : NULL, copies, &count,
-                            error);
+        status = t.other != NULL ? read_memory(&t, layer->slot, &memory, error) : ATTN_OK;
+        status = status == ATTN_OK ? add_copies(layer, t.kind, t.other != NULL ? &memory : NULL,
+                                                copies, &count, error)
+                                   : status;
         if (status != ATTN_OK) {
             return status;
         }
         struct attn_copy_blocks_args args = {.struct_size = sizeof args,
                                              .instance = instance->handle,
-                                             .stream = stream,
-                                             .kind = kind,
+                                             .stream = t.stream,
+                                             .kind = t.kind,
                                              .num_copies = count,
                                              .copies = copies,
-                                             .pairs = pairs,
-                                             .num_pairs = num_pairs,
+                                             .pairs = t.pairs,
+                                             .num_pairs = t.num_pairs,
                                              .copy_bytes = (int32_t)sizeof *copies};
         if (instance->kernels.copy_blocks != NULL) {
             status = instance->kernels.copy_blocks(&args, error);

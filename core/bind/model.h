@@ -28,10 +28,10 @@ attn_status layer_bind_state(attn_layer *layer, const struct attn_recurrent_stat
                              struct attn_error *error);
 attn_status layer_bind_params(attn_layer *layer, const struct attn_layer_params *params,
                               struct attn_error *error);
-attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io *io, float *q_scale,
-                                   float *k_scale, float *v_scale, struct attn_error *error);
-attn_status layer_calibrate_v_scales(attn_layer *layer, const struct attn_step_io *io, float range,
-                                     float *amax, float *v_channel_scale, struct attn_error *error);
+attn_status layer_calculate_scales(attn_layer *layer, const struct attn_calibration *calibration,
+                                   struct attn_error *error);
+attn_status layer_calibrate_v_scales(attn_layer *layer, const struct attn_calibration *calibration,
+                                     struct attn_error *error);
 int32_t layer_num_caches(const attn_layer *layer);
 attn_status layer_cache_spec(const attn_layer *layer, int32_t index, struct attn_cache_spec *spec,
                              struct attn_error *error);
@@ -39,8 +39,7 @@ attn_status layer_bind_caches(attn_layer *layer, const struct attn_kv_view *cons
                               int32_t num_views, struct attn_error *error);
 attn_status layer_bind_memory(attn_layer *layer, const struct attn_cache_memory *memory,
                               struct attn_error *error);
-attn_status copy_blocks(attn_model *model, int32_t group, int32_t kind,
-                        const struct attn_block_memory *other, const int64_t *pairs,
-                        int64_t num_pairs, void *stream, struct attn_error *error);
+attn_status copy_blocks(attn_model *model, const struct attn_block_transfer *transfer,
+                        struct attn_error *error);
 
 #endif

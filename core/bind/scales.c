@@ -10,6 +10,8 @@
 #include "util/structs.h"
 #include "util/tensor.h"
 
+#define MIN_CALIBRATION 72 /* size in ABI 0.2 */
+
 /* The largest values that q, k and v are expected to reach. */
 enum { RANGE_Q = 200, RANGE_K = 200, RANGE_V = 100 };
 
@@ -33,14 +35,33 @@ static attn_status call_amax(const struct instance *instance, const struct attn_
     return status == ATTN_OK ? ATTN_OK : error_relay(error, status, &why);
 }
 
-attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io *io, float *q_scale,
-                                   float *k_scale, float *v_scale, struct attn_error *error)
+/* Copied, `io` being there. */
+static attn_status read_calibration(const attn_layer *layer,
+                                    const struct attn_calibration *calibration,
+                                    struct attn_calibration *read, struct attn_error *error)
+{
+    attn_status status =
+        struct_read(read, sizeof *read, MIN_CALIBRATION, calibration, "attn_calibration", error);
+    status = status == ATTN_OK ? ext_check(read->next, NULL, 0, "attn_calibration", error) : status;
+    if (status == ATTN_OK && (layer == NULL || read->io == NULL || read->reserved != 0)) {
+        status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "io",
+                           "layer %p, io %p, reserved %d; both are needed, and reserved is 0",
+                           (const void *)layer, (const void *)read->io, read->reserved);
+    }
+    return status;
+}
+
+attn_status layer_calculate_scales(attn_layer *layer, const struct attn_calibration *calibration,
+                                   struct attn_error *error)
 {
     static const float ranges[] = {RANGE_Q, RANGE_K, RANGE_V};
     static const char *const names[] = {"q", "k", "v"};
-    if (layer == NULL || io == NULL) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "layer", "layer or io is NULL");
+    struct attn_calibration read;
+    attn_status status = read_calibration(layer, calibration, &read, error);
+    if (status != ATTN_OK) {
+        return status;
     }
+    const struct attn_step_io *io = read.io;
     const struct attn_tensor *tensors[] = {io->q, io->k, io->v}, *second_q = NULL;
     struct own_tensor rows;
     for (const struct composition *const *c = layer->compositions; *c != NULL; c++) {
@@ -48,7 +69,7 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io 
             second_q = (*c)->scale_inputs(io, &rows, tensors);
         }
     }
-    float *scales[] = {q_scale, k_scale, v_scale};
+    float *scales[] = {read.q_scale, read.k_scale, read.v_scale};
     const struct instance *instance = find_amax(layer, error);
     if (instance == NULL) {
         return ATTN_ERROR_UNSUPPORTED;
@@ -65,7 +86,7 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_step_io 
                              "asked for",
                              names[i]);
         }
-        attn_status status = call_amax(instance, &args, error);
+        status = call_amax(instance, &args, error);
         if (status == ATTN_OK && i == 0 && second_q != NULL) {
             args.x = second_q;
             args.accumulate = 1;
@@ -131,13 +152,19 @@ static attn_status channel_amax(const attn_layer *layer, const struct instance *
     return status;
 }
 
-attn_status layer_calibrate_v_scales(attn_layer *layer, const struct attn_step_io *io, float range,
-                                     float *amax, float *v_channel_scale, struct attn_error *error)
+attn_status layer_calibrate_v_scales(attn_layer *layer, const struct attn_calibration *calibration,
+                                     struct attn_error *error)
 {
-    if (layer == NULL || io == NULL || amax == NULL || v_channel_scale == NULL) {
+    struct attn_calibration read;
+    attn_status status = read_calibration(layer, calibration, &read, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
+    float *amax = read.amax, *v_channel_scale = read.v_channel_scale, range = read.range;
+    if (amax == NULL || v_channel_scale == NULL) {
         return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "amax",
-                         "layer %p, io %p, amax %p, v_channel_scale %p; none may be NULL",
-                         (void *)layer, (const void *)io, (void *)amax, (void *)v_channel_scale);
+                         "amax %p, v_channel_scale %p; neither may be NULL", (void *)amax,
+                         (void *)v_channel_scale);
     }
     const struct attn_layer_desc *l = layer->desc;
     if (l->kv_dtype != ATTN_KV_INT8_KV) {
@@ -150,8 +177,7 @@ attn_status layer_calibrate_v_scales(attn_layer *layer, const struct attn_step_i
                          "%g; above 0, or 0 for the constant, %d", (double)range, RANGE_V);
     }
     const struct instance *instance = find_amax(layer, error);
-    attn_status status =
-        instance != NULL ? check_values(layer, io->v, error) : ATTN_ERROR_UNSUPPORTED;
+    status = instance != NULL ? check_values(layer, read.io->v, error) : ATTN_ERROR_UNSUPPORTED;
     if (status != ATTN_OK) {
         return status;
     }
@@ -162,7 +188,7 @@ attn_status layer_calibrate_v_scales(attn_layer *layer, const struct attn_step_i
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "amax", "no memory for %d channels",
                          count);
     }
-    status = channel_amax(layer, instance, io, found, error);
+    status = channel_amax(layer, instance, read.io, found, error);
     for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
         amax[i] = found[i] > amax[i] ? found[i] : amax[i];
         float scale = amax[i] / (range > 0 ? range : (float)RANGE_V);

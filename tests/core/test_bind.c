@@ -221,8 +221,11 @@ static void copies_blocks_of_spread_planes(void **state)
     k.data = planes[0];
     v.data = planes[1];
     assert_int_equal(layer_bind_kv(model_layer(model, 0), &k, &v, &error), ATTN_OK);
-    assert_int_equal(
-        copy_blocks(model, 0, ATTN_COPY_DEVICE_TO_DEVICE, NULL, pairs, 1, NULL, &error), ATTN_OK);
+    const struct attn_block_transfer move = {.struct_size = sizeof move,
+                                             .kind = ATTN_COPY_DEVICE_TO_DEVICE,
+                                             .pairs = pairs,
+                                             .num_pairs = 1};
+    assert_int_equal(copy_blocks(model, &move, &error), ATTN_OK);
     for (int32_t i = 0; i < 2; i++) {
         assert_int_equal(planes[i][2 * STRIDE], 10 * (i + 1));
         assert_int_equal(planes[i][2 * STRIDE + BLOCK - 1], 10 * (i + 1));

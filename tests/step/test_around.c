@@ -105,17 +105,21 @@ static void test_scales_from_the_first_batch(void **state)
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     attn_layer *layer = f.api->model_layer(f.model, 0);
     f.k[77] = -500;
-    assert_int_equal(f.api->layer_calculate_scales(layer, &f.io, &q, &k, &v, &f.error), ATTN_OK);
+    struct attn_calibration asked = {
+        .struct_size = sizeof asked, .io = &f.io, .q_scale = &q, .k_scale = &k, .v_scale = &v};
+    assert_int_equal(f.api->layer_calculate_scales(layer, &asked, &f.error), ATTN_OK);
     assert_true(fabsf(q - largest(f.q, TOKENS * ROW) / 200) <= 1e-6f * q);
     assert_true(k == 500.0f / 200);
     assert_true(fabsf(v - largest(f.v, TOKENS * ROW / 2) / 100) <= 1e-6f * v);
     memset(f.v, 0, TOKENS * ROW / 2 * sizeof *f.v);
     k = -1;
-    assert_int_equal(f.api->layer_calculate_scales(layer, &f.io, NULL, NULL, &v, &f.error),
-                     ATTN_OK);
+    asked.q_scale = asked.k_scale = NULL;
+    assert_int_equal(f.api->layer_calculate_scales(layer, &asked, &f.error), ATTN_OK);
     assert_true(v == 1 && k == -1); /* nothing to scale; not asked for */
     f.io.k = NULL;
-    assert_int_equal(f.api->layer_calculate_scales(layer, &f.io, NULL, &k, NULL, &f.error),
+    asked.k_scale = &k;
+    asked.v_scale = NULL;
+    assert_int_equal(f.api->layer_calculate_scales(layer, &asked, &f.error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "k");
     fixture_finish(&f);

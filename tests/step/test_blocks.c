@@ -153,13 +153,14 @@ static void test_own_views(void **state)
 static void move_a_block(struct fixture *f)
 {
     const int64_t from = f->block_table[3 * MAX_BLOCKS + 1], to = f->num_blocks - 1;
-    const int64_t pair[] = {from, to};
-    assert_int_equal(f->api->copy_blocks(f->model, 0, ATTN_COPY_DEVICE_TO_DEVICE, NULL, pair, 1,
-                                         NULL, &f->error),
-                     ATTN_OK);
-    assert_int_equal(f->api->copy_blocks(f->model, 0, ATTN_COPY_DEVICE_TO_DEVICE, NULL,
-                                         (const int64_t[]){f->num_blocks, 0}, 1, NULL, &f->error),
-                     ATTN_ERROR_INVALID_ARGUMENT);
+    const int64_t pair[] = {from, to}, outside[] = {f->num_blocks, 0};
+    struct attn_block_transfer move = {.struct_size = sizeof move,
+                                       .kind = ATTN_COPY_DEVICE_TO_DEVICE,
+                                       .pairs = pair,
+                                       .num_pairs = 1};
+    assert_int_equal(f->api->copy_blocks(f->model, &move, &f->error), ATTN_OK);
+    move.pairs = outside;
+    assert_int_equal(f->api->copy_blocks(f->model, &move, &f->error), ATTN_ERROR_INVALID_ARGUMENT);
     f->block_table[3 * MAX_BLOCKS + 1] = (int32_t)to;
 }
 

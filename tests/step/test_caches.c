@@ -15,6 +15,12 @@ static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 static const struct attn_layer_desc decoder = {
     .kind = ATTN_LAYER_DECODER, .causal = 1, .head_size = D};
 
+/* What a writer of a later ABI would hand in. */
+struct later_memory {
+    struct attn_block_memory known;
+    int64_t unknown;
+};
+
 /* Page bytes by the table of the features document; RMS of the error over the RMS of the output.
  * INT8_K, whose values are 16-bit, is no cache of this float32 layer. */
 static const struct {
@@ -126,16 +132,24 @@ static void test_swap(void **state)
         int32_t target = (int32_t)f.num_blocks - 1;
         const int64_t out[] = {*entry, 1}, in[] = {1, target};
         memset(swap, 0x55, (size_t)(2 * stride));
-        assert_int_equal(f.api->copy_blocks(f.model, 0, ATTN_COPY_DEVICE_TO_HOST, &other, out, 1,
-                                            NULL, &f.error),
-                         ATTN_OK);
+        struct later_memory later = {other, 0};
+        struct attn_block_transfer move = {.struct_size = sizeof move,
+                                           .kind = ATTN_COPY_DEVICE_TO_HOST,
+                                           .other = &later.known,
+                                           .other_bytes = sizeof later,
+                                           .pairs = out,
+                                           .num_pairs = 1};
+        assert_int_equal(f.api->copy_blocks(f.model, &move, &f.error), ATTN_OK);
         for (int64_t b = 0; b < 2 * stride; b++) { /* nothing beside the block is touched */
             bool inside = b >= stride && b < stride + caches[i].page_bytes;
             assert_true(inside || swap[b] == 0x55);
         }
-        assert_int_equal(
-            f.api->copy_blocks(f.model, 0, ATTN_COPY_HOST_TO_DEVICE, &other, in, 1, NULL, &f.error),
-            ATTN_OK);
+        move.kind = ATTN_COPY_HOST_TO_DEVICE;
+        move.pairs = in;
+        later.unknown = 1;
+        assert_int_equal(f.api->copy_blocks(f.model, &move, &f.error), ATTN_ERROR_STRUCT_SIZE);
+        later.unknown = 0;
+        assert_int_equal(f.api->copy_blocks(f.model, &move, &f.error), ATTN_OK);
         *entry = target;
         fixture_step(&f);
         assert_memory_equal(f.out, right, sizeof right);

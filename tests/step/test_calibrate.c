@@ -82,8 +82,13 @@ static void widen(const struct batch *b, double *amax)
 static attn_status calibrate(struct history *h, int32_t layer, const struct batch *b, float range,
                              float *amax)
 {
-    return h->api->layer_calibrate_v_scales(h->api->model_layer(h->model, layer), &b->io, range,
-                                            amax, h->layers[layer].v_channel_scale, &h->error);
+    const struct attn_calibration channels = {.struct_size = sizeof channels,
+                                              .io = &b->io,
+                                              .amax = amax,
+                                              .v_channel_scale = h->layers[layer].v_channel_scale,
+                                              .range = range};
+    return h->api->layer_calibrate_v_scales(h->api->model_layer(h->model, layer), &channels,
+                                            &h->error);
 }
 
 static void test_formula(void **state)

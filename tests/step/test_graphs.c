@@ -140,9 +140,11 @@ static void test_update_block_table(void **state)
                      ATTN_OK);
     int32_t moved = f.block_table[2 * MAX_BLOCKS], target = (int32_t)f.num_blocks - 1;
     const int64_t pair[] = {moved, target};
-    assert_int_equal(
-        f.api->copy_blocks(f.model, 0, ATTN_COPY_DEVICE_TO_DEVICE, NULL, pair, 1, NULL, &f.error),
-        ATTN_OK);
+    const struct attn_block_transfer move = {.struct_size = sizeof move,
+                                             .kind = ATTN_COPY_DEVICE_TO_DEVICE,
+                                             .pairs = pair,
+                                             .num_pairs = 1};
+    assert_int_equal(f.api->copy_blocks(f.model, &move, &f.error), ATTN_OK);
     for (int32_t step = 0; step < 3; step++) {
         int32_t *table = malloc(sizeof f.block_table);
         memcpy(table, f.block_table, sizeof f.block_table);

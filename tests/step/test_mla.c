@@ -122,8 +122,9 @@ static void test_scales(void **unused)
         amax_c = fmaxf(amax_c, fabsf(m->kv_c[i / RANK][i % RANK]));
     }
     assert_true(amax_q < 9);
-    CHECK(m, m->api->layer_calculate_scales(m->api->model_layer(m->model, 0), &m->io, &q, &k, &v,
-                                            &m->error));
+    const struct attn_calibration all = {
+        .struct_size = sizeof all, .io = &m->io, .q_scale = &q, .k_scale = &k, .v_scale = &v};
+    CHECK(m, m->api->layer_calculate_scales(m->api->model_layer(m->model, 0), &all, &m->error));
     assert_true(q == 9.0f / 200 && k == amax_c / 200 && v == amax_c / 100);
     mla_destroy(m);
 }

@@ -75,9 +75,16 @@ static attn_status swap_group(struct engine *engine, int32_t g, int32_t r, bool 
         pairs[2 * b + 1] = out ? b : block;
     }
     if (status == ATTN_OK) {
-        status = engine->api->copy_blocks(engine->model, g,
-                                          out ? ATTN_COPY_DEVICE_TO_HOST : ATTN_COPY_HOST_TO_DEVICE,
-                                          others, pairs, count, engine->stream, &engine->error);
+        const struct attn_block_transfer move = {.struct_size = sizeof move,
+                                                 .group = g,
+                                                 .kind = out ? ATTN_COPY_DEVICE_TO_HOST
+                                                             : ATTN_COPY_HOST_TO_DEVICE,
+                                                 .other = others,
+                                                 .other_bytes = sizeof *others,
+                                                 .pairs = pairs,
+                                                 .num_pairs = count,
+                                                 .stream = engine->stream};
+        status = engine->api->copy_blocks(engine->model, &move, &engine->error);
     }
     status = status == ATTN_OK ? engine_wait(engine) : status;
     free(others);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A layer's state, the memory of its plans, and the launch that makes a schedule. */
+#include <attn/mla.h>
+
 #include "gpu/host/schedule.h"
 
 #define SEGMENTS_PER_CTA 8

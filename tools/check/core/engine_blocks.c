@@ -124,15 +124,23 @@ static attn_status move(struct caches *c, struct attn_error *error)
         others[i] = (struct attn_block_memory){c->swap + i * SWAP_BLOCKS * stride, stride};
     }
     void *stream = device_stream_create(c->device);
-    attn_status status = api->copy_blocks(c->model, 0, ATTN_COPY_DEVICE_TO_HOST, others, pairs_out,
-                                          2, stream, error);
-    if (status == ATTN_OK) {
-        status = api->copy_blocks(c->model, 0, ATTN_COPY_DEVICE_TO_DEVICE, NULL, pairs_within, 2,
-                                  stream, error);
-    }
-    if (status == ATTN_OK) {
-        status = api->copy_blocks(c->model, 0, ATTN_COPY_HOST_TO_DEVICE, others, pairs_in, 2,
-                                  stream, error);
+    const struct {
+        int32_t kind;
+        const int64_t *pairs;
+    } moves[] = {{ATTN_COPY_DEVICE_TO_HOST, pairs_out},
+                 {ATTN_COPY_DEVICE_TO_DEVICE, pairs_within},
+                 {ATTN_COPY_HOST_TO_DEVICE, pairs_in}};
+    attn_status status = ATTN_OK;
+    for (size_t i = 0; i < sizeof moves / sizeof *moves && status == ATTN_OK; i++) {
+        const bool inside = moves[i].kind == ATTN_COPY_DEVICE_TO_DEVICE;
+        const struct attn_block_transfer move = {.struct_size = sizeof move,
+                                                 .kind = moves[i].kind,
+                                                 .other = inside ? NULL : others,
+                                                 .other_bytes = inside ? 0 : sizeof *others,
+                                                 .pairs = moves[i].pairs,
+                                                 .num_pairs = 2,
+                                                 .stream = stream};
+        status = api->copy_blocks(c->model, &move, error);
     }
     device_wait(c->device);
     device_stream_destroy(c->device, stream);

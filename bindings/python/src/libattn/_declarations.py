@@ -1791,6 +1791,40 @@ class attn_block_memory(Structure):
     ]
 
 
+class attn_block_transfer(Structure):
+    """``struct attn_block_transfer``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("group", c_int32),
+        ("kind", c_int32),
+        ("other", c_void_p),
+        ("other_bytes", c_int32),
+        ("reserved", c_int32),
+        ("pairs", c_void_p),
+        ("num_pairs", c_int64),
+        ("stream", c_void_p),
+    ]
+
+
+class attn_calibration(Structure):
+    """``struct attn_calibration``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("io", c_void_p),
+        ("q_scale", c_void_p),
+        ("k_scale", c_void_p),
+        ("v_scale", c_void_p),
+        ("amax", c_void_p),
+        ("v_channel_scale", c_void_p),
+        ("range", c_float),
+        ("reserved", c_int32),
+    ]
+
+
 class attn_api(Structure):
     """``struct attn_api``."""
 
@@ -1827,8 +1861,8 @@ class attn_api(Structure):
         ("layer_bind_kv", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
         ("layer_bind_state", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("layer_bind_params", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
-        ("layer_calculate_scales", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)),
-        ("copy_blocks", CFUNCTYPE(c_int32, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int64, c_void_p, c_void_p)),
+        ("layer_calculate_scales", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
+        ("copy_blocks", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("plan_create", CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_void_p)),
         ("plan_destroy", CFUNCTYPE(None, c_void_p)),
         ("plan_workspace_bytes", CFUNCTYPE(c_size_t, c_void_p)),
@@ -1843,7 +1877,7 @@ class attn_api(Structure):
         ("batch_order", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p)),
         ("context_parallel_length", CFUNCTYPE(c_int32, c_int32, c_int32, c_int32, c_int32)),
         ("context_parallel_slots", CFUNCTYPE(c_int32, c_void_p, c_int64, c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p)),
-        ("layer_calibrate_v_scales", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_void_p)),
+        ("layer_calibrate_v_scales", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("best_device", CFUNCTYPE(c_int32, c_void_p, c_char_p, c_void_p, c_void_p)),
         ("device_open", CFUNCTYPE(c_int32, c_void_p, attn_device, c_void_p, c_void_p)),
         ("device_close", CFUNCTYPE(None, c_void_p)),
@@ -1946,5 +1980,7 @@ STRUCTS = {
     "attn_model_options": attn_model_options,
     "attn_plan_options": attn_plan_options,
     "attn_block_memory": attn_block_memory,
+    "attn_block_transfer": attn_block_transfer,
+    "attn_calibration": attn_calibration,
     "attn_api": attn_api,
 }

@@ -9,7 +9,7 @@ from ctypes import Structure, byref, c_int32, c_int64, c_void_p, sizeof
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ._declarations import (CopyKind, GroupKind, KvSpecKind, Status, attn_block_memory, attn_kv_spec, attn_kv_view,
+from ._declarations import (CopyKind, GroupKind, KvSpecKind, Status, attn_block_memory, attn_block_transfer, attn_kv_spec, attn_kv_view,
                             attn_layer_params)
 from .errors import make
 from .extensions import gdn_state
@@ -273,9 +273,12 @@ class Model:
         if other is not None:
             memory = (attn_block_memory * len(other))(*(attn_block_memory(base=as_tensor(t).data) for t in other))
         flat = (c_int64 * max(2, 2 * len(pairs)))(*(block for pair in pairs for block in pair))
-        self.api.check(self.api.copy_blocks(self.handle, group, code_of("kind", kind, CopyKind),
-                                            None if memory is None else ctypes.addressof(memory),
-                                            ctypes.addressof(flat), len(pairs), stream, self.api.error_ref()))
+        transfer = attn_block_transfer(struct_size=sizeof(attn_block_transfer), group=group,
+                                       kind=code_of("kind", kind, CopyKind),
+                                       other=None if memory is None else ctypes.addressof(memory),
+                                       other_bytes=0 if memory is None else sizeof(attn_block_memory),
+                                       pairs=ctypes.addressof(flat), num_pairs=len(pairs), stream=stream)
+        self.api.check(self.api.copy_blocks(self.handle, byref(transfer), self.api.error_ref()))
 
     def plan(self, group: int = 0, **limits: Any) -> Plan:
         """A plan for one block-table group; see `Plan` for the limits. Caches must be bound before."""
