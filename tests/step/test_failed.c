@@ -25,7 +25,7 @@ static const struct {
     {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "spy", 0, 1},
     {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "spy", SHARED, 2},
     {{.kind = ATTN_LAYER_DECODER, .causal = 1, .chunk_size = 32}, "spy_narrow", 0, 1},
-    {{.kind = ATTN_LAYER_STATIC_SINK, .causal = 1, .sink_len = 5}, "spy_narrow", 0, 2},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 5}, "spy_narrow", 0, 2},
 };
 enum { STEPS = sizeof steps / sizeof *steps };
 
