@@ -85,19 +85,27 @@ time_cuda_flash() {
 prepare_hip() {
     device=rocm
     hide=HIP_VISIBLE_DEVICES= # likewise
-    [ -f "$build/build.ninja" ] || meson setup "$build" "$here" -Dhip=enabled >&2 || exit 1
+    [ -f "$build/build.ninja" ] ||
+        meson setup "$build" "$here" -Dhip=enabled "-Dhip-archs=$(hip_archs)" >&2 || exit 1 # none: no GPU
+}
+
+# Of this machine's GPUs by the driver's topology: 90402 is gfx942, 90010 gfx90a, 110000 gfx1100.
+hip_archs() {
+    sed -n 's/^gfx_target_version \([1-9][0-9]*\)$/\1/p' /sys/class/kfd/kfd/topology/nodes/*/properties | sort -u |
+        while read -r version; do
+            printf 'gfx%d%x%x\n' $((version / 10000)) $((version / 100 % 100)) $((version % 100))
+        done | paste -sd,
 }
 
 kernels_hip() {
     check "probe and selection" "$build/tools/attn-info" --devices --explain --model models/llama-3.1-8b.json
 }
 
-# Seconds of whole runs, until attn-bench has ceilings of AMD GPUs.
+# Beside the memory's and the matrix units' rates, measured in the same run.
 time_hip() {
-    for model in llama-3.1-8b gpt-oss-20b deepseek-v3 qwen3-next-80b-a3b; do
-        echo "$model, 2 layers, 16 steps:"
-        ATTN_BACKEND=hip "$run" --model "models/$model.json" --layers 2 --steps 16 || count fail "timing" /dev/null
-    done
+    "$build/tools/attn-bench" --backend hip --shape decode:r=1+8+64,l=1024+8192 --shape prefill:r=1,s=2048+8192 \
+        --shape decode:d=64 --shape write --shape merge || count fail "timing" /dev/null
+    "$build/tools/attn-bench" --backend hip --kv-dtype fp8_e4m3 --shape decode:r=64,l=8192 || count fail "timing, fp8" /dev/null
 }
 
 case $backend in

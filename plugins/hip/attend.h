@@ -305,10 +305,11 @@ template <class S> GPU_INLINE void attend(const gpu_params &p, attend_memory<S> 
 #define HIP_ATTEND_KERNEL(kind, KIND, size, rows)                                                  \
     using shape_##kind##_##size##_##rows =                                                         \
         shape<KIND_##KIND, size, (rows) / 16, HIP_ATTEND_WARPS(rows) / ((rows) / 16)>;             \
-    extern "C" __attribute__((                                                                     \
-        global, amdgpu_flat_work_group_size(shape_##kind##_##size##_##rows::threads,               \
-                                            shape_##kind##_##size##_##rows::threads))) void        \
-        kernel_attend_##kind##_##size##_##rows(const gpu_params)                                   \
+    extern "C"                                                                                     \
+        __attribute__((global, amdgpu_waves_per_eu(2),                                             \
+                       amdgpu_flat_work_group_size(shape_##kind##_##size##_##rows::threads,        \
+                                                   shape_##kind##_##size##_##rows::threads))) void \
+            kernel_attend_##kind##_##size##_##rows(const gpu_params)                               \
     {                                                                                              \
         GPU_SHARED attend_memory<shape_##kind##_##size##_##rows> memory;                           \
         attend<shape_##kind##_##size##_##rows>(                                                    \

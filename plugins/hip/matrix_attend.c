@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The attends on matrix units, host side: which arguments they walk, and how they divide them. What
- * they do not serve is the portable kernel's: ALiBi, spans, trees, head sizes over 128, float32,
+ * they do not serve is the portable kernel's: ALiBi, spans, trees, head sizes over 256, float32,
  * 4-bit rows, rounded probabilities, packed layouts. */
 #include "device.h"
 
@@ -8,9 +8,22 @@
 
 #define LEAST_PARTS 8 /* of an item, whose groups have a compute unit each */
 
+/* Heads of 256 have rows of 64, too. */
+static void choose_rows(const struct attn_state *state, const struct attn_batch *batch,
+                        struct plan_host *plan)
+{
+    bool many = (int64_t)batch->max_query_len * state->group > GPU_FEW_ROWS;
+    gpu_choose_rows(state, batch, plan);
+    plan->tile_rows = many && !plan->by_item ? 64 : plan->tile_rows;
+}
+
 static int32_t tile_of(const struct attn_state *state, bool cached, int32_t tile_rows)
 {
-    return state->narrow && cached && tile_rows == 16 ? HIP_NARROW_TILE : HIP_TILE;
+    const bool narrow = state->narrow && cached;
+    if (tile_rows > 16) {
+        return HIP_STAGED_TILE(state->padded_size * (narrow ? 1 : 2));
+    }
+    return narrow ? HIP_NARROW_TILE : HIP_TILE;
 }
 
 /* One where a single request makes so few items that two would leave twice as many parts of each to
@@ -27,7 +40,8 @@ static int32_t groups_of_unit(const struct attn_attend_args *args)
 static bool serves(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     bool narrow = p->k.dtype >= ATTN_DTYPE_FP8_E4M3;
-    return gpu_loads_wide(args, p) &&
+    return gpu_loads_wide(args, p) && p->problem.head_size <= args->state->padded_size &&
+           p->problem.head_size_v <= args->state->padded_size &&
            p->schedule.tile == tile_of(args->state, narrow, p->schedule.tile_rows) &&
            hip_has_attend(&args->instance->device, p->k.dtype, args->state->padded_size,
                           p->schedule.tile_rows);
@@ -40,7 +54,7 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
 }
 
 const struct gpu_matrix_kernels hip_matrix = {
-    .choose_rows = gpu_choose_rows,
+    .choose_rows = choose_rows,
     .tile = tile_of,
     .groups_of_sm = groups_of_unit,
     .serves = serves,

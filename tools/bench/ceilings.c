@@ -42,7 +42,7 @@ static void calibrate(struct ceilings *ceilings)
 
 static const struct meter_type *type_of(int32_t device_type, struct attn_error *error)
 {
-    static const struct meter_type *const types[] = {&meter_cpu, &meter_cuda};
+    static const struct meter_type *const types[] = {&meter_cpu, &meter_cuda, &meter_hip};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (types[i]->device_type == device_type) {
             return types[i];
@@ -51,13 +51,13 @@ static const struct meter_type *type_of(int32_t device_type, struct attn_error *
     error->status = ATTN_ERROR_UNSUPPORTED;
     snprintf(error->field, sizeof error->field, "device");
     snprintf(error->message, sizeof error->message,
-             "type %d: ceilings are measured on CPUs (%d) and CUDA devices (%d)", device_type,
-             ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA);
+             "type %d: ceilings are measured on CPUs (%d), CUDA (%d) and ROCm devices (%d)",
+             device_type, ATTN_DEVICE_CPU, ATTN_DEVICE_CUDA, ATTN_DEVICE_ROCM);
     return NULL;
 }
 
 attn_status ceilings_create(struct ceilings **ceilings, const struct device *device,
-                            int32_t num_threads, struct attn_error *error)
+                            int32_t num_units, struct attn_error *error)
 {
     const struct meter_type *type = type_of(device->device.type, error);
     struct ceilings *made = type != NULL ? calloc(1, sizeof *made) : NULL;
@@ -67,7 +67,7 @@ attn_status ceilings_create(struct ceilings **ceilings, const struct device *dev
     }
     made->type = type;
     attn_status status =
-        type->create(&made->meter, made->kernels, &made->num_kernels, device, num_threads, error);
+        type->create(&made->meter, made->kernels, &made->num_kernels, device, num_units, error);
     if (status != ATTN_OK) {
         free(made);
         return status;

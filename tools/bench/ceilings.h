@@ -21,8 +21,9 @@ enum ceiling {
 
 struct ceilings;
 
+/* num_units: threads of a CPU, else multiprocessors. */
 attn_status ceilings_create(struct ceilings **ceilings, const struct device *device,
-                            int32_t num_threads, struct attn_error *error);
+                            int32_t num_units, struct attn_error *error);
 void ceilings_destroy(struct ceilings *ceilings);
 /* One pass of the kernel that was best at creation; rate in units of 1/s. 0: it failed. */
 double ceilings_measure(struct ceilings *ceilings, enum ceiling ceiling);

@@ -17,10 +17,9 @@ struct meter_kernel {
 
 struct meter_type {
     int32_t device_type;
-    /* Fills `kernels` with what this machine can run. */
+    /* Fills `kernels` with what this machine can run; num_units as for ceilings_create. */
     attn_status (*create)(void **meter, struct meter_kernel *kernels, int32_t *num_kernels,
-                          const struct device *device, int32_t num_threads,
-                          struct attn_error *error);
+                          const struct device *device, int32_t num_units, struct attn_error *error);
     void (*destroy)(void *meter); /* accepts NULL */
     /* One pass: bytes or operations per second; 0 if it failed. */
     double (*run)(void *meter, const struct meter_kernel *kernel);
@@ -28,5 +27,6 @@ struct meter_type {
 
 extern const struct meter_type meter_cpu;
 extern const struct meter_type meter_cuda;
+extern const struct meter_type meter_hip;
 
 #endif

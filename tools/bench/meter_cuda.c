@@ -200,7 +200,7 @@ static bool fill(struct cuda_meter *m)
 }
 
 static attn_status cuda_create(void **state, struct meter_kernel *kernels, int32_t *num_kernels,
-                               const struct device *device, int32_t num_threads,
+                               const struct device *device, int32_t num_units,
                                struct attn_error *error)
 {
     static const struct meter_kernel all[] = {{"eight words a thread", CEILING_READ, KERNEL_READ},
@@ -209,7 +209,7 @@ static attn_status cuda_create(void **state, struct meter_kernel *kernels, int32
                                               {"mma.sync in registers", CEILING_BF16, KERNEL_MMA},
                                               {"cuBLAS, 8192^3", CEILING_BF16, KERNEL_GEMM}};
     struct cuda_meter *m = calloc(1, sizeof *m);
-    (void)num_threads;
+    (void)num_units;
     *state = NULL;
     if (m == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;

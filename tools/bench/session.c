@@ -49,6 +49,7 @@ static void name_device(struct session *session)
         if (memcmp(&info.device, &session->device.device, sizeof info.device) == 0) {
             session->device_name = info.name;
             session->device_arch = info.arch;
+            session->num_units = info.num_multiprocessors;
         }
     }
 }
@@ -99,5 +100,6 @@ attn_status session_ceilings(struct session *session, struct attn_error *error)
     if (session->ceilings != NULL) {
         return ATTN_OK;
     }
-    return ceilings_create(&session->ceilings, &session->device, session->num_threads, error);
+    int32_t units = session->num_threads > 0 ? session->num_threads : session->num_units;
+    return ceilings_create(&session->ceilings, &session->device, units, error);
 }

@@ -18,6 +18,7 @@ struct session {
     const char *device_arch;
     void *stream;
     int32_t num_threads; /* of a CPU; 0 on other devices */
+    int32_t num_units;   /* multiprocessors of another device */
     struct ceilings *ceilings;
 };
 

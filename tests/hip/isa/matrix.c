@@ -8,7 +8,9 @@
 #include "matrix_layouts.h"
 
 #define MAX_SIDE 32
-#define MAX_DEPTH 32
+#define MAX_RUN 16 /* elements of a lane */
+
+typedef float columns __attribute__((vector_size(64))); /* of a row */
 
 static float fnuz_number(uint8_t code, int mantissa_bits, int bias)
 {
@@ -22,25 +24,29 @@ static float fnuz_number(uint8_t code, int mantissa_bits, int bias)
     return code & 0x80 ? -size : size;
 }
 
-/* Element e of a lane's registers. */
-static float element_of(const struct wave *w, unsigned reg, unsigned lane, unsigned e, int format)
+/* The elements of all lanes' registers from `reg` on: element e of lane l to to[e][l]. */
+static void widen(const struct wave *w, unsigned reg, unsigned count, int format,
+                  float (*to)[LANES])
 {
-    unsigned bytes = format == MATRIX_F32 ? 4 : format <= MATRIX_BF16 ? 2 : 1;
-    unsigned at = e * bytes;
-    uint32_t word = w->v[reg + at / 4][lane] >> (8 * (at % 4));
-    switch (format) {
-    case MATRIX_F32:
-        return as_float(word);
-    case MATRIX_F16:
-        return half_to_float((uint16_t)word);
-    case MATRIX_BF16:
-        return as_float(word << 16);
-    case MATRIX_I8:
-        return (float)(int8_t)word;
-    case MATRIX_E4M3_FNUZ:
-        return fnuz_number((uint8_t)word, 3, 8);
-    default:
-        return fnuz_number((uint8_t)word, 2, 16);
+    const unsigned bytes = format == MATRIX_F32 ? 4 : format <= MATRIX_BF16 ? 2 : 1;
+    for (unsigned e = 0; e < count; e++) {
+        const unsigned shift = 8 * (e * bytes % 4);
+        const uint32_t *from = w->v[reg + e * bytes / 4];
+        for (unsigned l = 0; l < LANES && format == MATRIX_F32; l++) {
+            to[e][l] = as_float(from[l]);
+        }
+        for (unsigned l = 0; l < LANES && format == MATRIX_F16; l++) {
+            to[e][l] = half_to_float((uint16_t)(from[l] >> shift));
+        }
+        for (unsigned l = 0; l < LANES && format == MATRIX_BF16; l++) {
+            to[e][l] = as_float(from[l] >> shift << 16);
+        }
+        for (unsigned l = 0; l < LANES && bytes == 1; l++) {
+            uint8_t code = (uint8_t)(from[l] >> shift);
+            to[e][l] = format == MATRIX_I8          ? (float)(int8_t)code
+                       : format == MATRIX_E4M3_FNUZ ? fnuz_number(code, 3, 8)
+                                                    : fnuz_number(code, 2, 16);
+        }
     }
 }
 
@@ -57,61 +63,50 @@ static bool sources_known(struct wave *w, const struct insn *i)
     return true;
 }
 
-/* The lane and register of D(i, j). */
-static void place_of(const struct matrix_layout *m, unsigned i, unsigned j, unsigned *lane,
-                     unsigned *reg)
+/* The first lane and the register of D's row i, whose columns have neighbouring lanes. */
+static uint32_t *row_of(struct wave *w, const struct matrix_layout *m, unsigned first, unsigned i)
 {
     if (m->rdna != 0) {
-        *lane = j + 16 * (m->rdna == 3 ? i % 2 : i / 8);
-        *reg = m->rdna == 3 ? i / 2 : i % 8;
-        return;
+        return &w->v[first + (m->rdna == 3 ? i / 2 : i % 8)][16 * (m->rdna == 3 ? i % 2 : i / 8)];
     }
     unsigned groups = 64u / m->columns;
-    *lane = j + m->columns * (i / 4 % groups);
-    *reg = i % 4 + 4 * (i / (4 * groups));
+    return &w->v[first + i % 4 + 4 * (i / (4 * groups))][m->columns * (i / 4 % groups)];
 }
 
 static void run_matrix(struct wave *w, const struct insn *i)
 {
     const struct matrix_layout *m = &matrix_layouts[i->op->arg];
-    static _Thread_local float a[MAX_SIDE][MAX_DEPTH], b[MAX_DEPTH][MAX_SIDE],
-        d[MAX_SIDE][MAX_SIDE];
+    _Alignas(64) float a[MAX_RUN][LANES], b[MAX_RUN][LANES];
+    columns d[MAX_SIDE][MAX_SIDE / 16]; /* registers of C may be others' of D */
     uint64_t all = w->lanes == 64 ? ALL_LANES : UINT32_MAX;
     if (exec_of(w) != all) {
         wave_fail(w, "a matrix instruction where lanes are off");
         return;
     }
-    bool known = sources_known(w, i);
+    const bool known = sources_known(w, i);
     const unsigned groups = m->rdna == 3 ? 1 : w->lanes / m->rows;
-    for (unsigned k = 0; k < m->depth; k++) {
-        unsigned group = k / m->run % groups, e = k % m->run + k / (m->run * groups) * m->run;
-        for (unsigned r = 0; r < m->rows; r++) {
-            a[r][k] = element_of(w, i->src[0].reg, r + m->rows * group, e, m->a);
-        }
-        for (unsigned c = 0; c < m->columns; c++) {
-            b[k][c] = element_of(w, i->src[1].reg, c + m->columns * group, e, m->b);
-        }
-    }
     const struct operand *add = &i->src[2];
+    widen(w, i->src[0].reg, m->depth / groups, m->a, a);
+    widen(w, i->src[1].reg, m->depth / groups, m->b, b);
     for (unsigned r = 0; r < m->rows; r++) {
-        for (unsigned c = 0; c < m->columns; c++) {
-            unsigned lane, reg;
-            place_of(m, r, c, &lane, &reg);
-            d[r][c] = add->kind == OPERAND_VECTOR ? as_float(w->v[add->reg + reg][lane])
-                                                  : as_float((uint32_t)add->value);
-        }
-        for (unsigned k = 0; k < m->depth; k++) {
-            for (unsigned c = 0; c < m->columns; c++) {
-                d[r][c] += a[r][k] * b[k][c];
+        for (unsigned c = 0; c < m->columns; c += 16) {
+            columns sums = (columns){0} + as_float((uint32_t)add->value);
+            if (add->kind == OPERAND_VECTOR) {
+                memcpy(&sums, row_of(w, m, add->reg, r) + c, sizeof sums);
             }
+            for (unsigned k = 0; k < m->depth; k += m->run) {
+                const unsigned group = k / m->run % groups, first = k / (m->run * groups) * m->run;
+                for (unsigned e = first; e < first + m->run; e++) {
+                    columns y;
+                    memcpy(&y, &b[e][m->columns * group + c], sizeof y);
+                    sums += a[e][r + m->rows * group] * y;
+                }
+            }
+            d[r][c / 16] = sums;
         }
     }
     for (unsigned r = 0; r < m->rows; r++) {
-        for (unsigned c = 0; c < m->columns; c++) {
-            unsigned lane, reg;
-            place_of(m, r, c, &lane, &reg);
-            w->v[i->dst[0].reg + reg][lane] = as_bits(d[r][c]);
-        }
+        memcpy(row_of(w, m, i->dst[0].reg, r), d[r], m->columns * sizeof(float));
     }
     for (int word = 0; word < i->dst[0].words; word++) {
         w->v_known[i->dst[0].reg + word] = known ? ALL_LANES : 0;
