@@ -58,12 +58,12 @@ class Describing(unittest.TestCase):
         self.assertIn("kv_dtype is fp8_ds_mla, supported: ", found.explain(0))
 
     def test_forced_backend_is_refused_with_the_c_text(self) -> None:
-        layer = libattn.LayerDesc("layers.0", HQ, HK, D, soft_cap=50.0, kv_dtype="nvfp4")
+        layer = libattn.LayerDesc("layers.0", HQ, HK, D, q_scale_form=1)  # without a q_dtype
         with self.assertRaises(libattn.UnsupportedError) as caught:
             self.runtime.select([layer], backend="cpu_simd")
         self.assertEqual(caught.exception.status, libattn.Status.REFUSED)
         self.assertIn("layers.0", str(caught.exception))
-        self.assertIn("kv_dtype", str(caught.exception))
+        self.assertIn("q_dtype", str(caught.exception))
 
     def test_unknown_backend_and_bad_values(self) -> None:
         with self.assertRaises(libattn.AttnError):
