@@ -15,7 +15,7 @@ tidy() {
     fi
 }
 run=$1 build=$2
-tidy '^(?!.*/tests/).*/(core|collectives|plugins/(cpu_ref|gpu|cuda_flash|hip|level_zero)|tools/(common|info|run|scan))/.*\.c$' ''
+tidy '^(?!.*/(tests|tools/check)/).*/(core|collectives|plugins/(cpu_ref|gpu|cuda_flash|hip|level_zero)|tools/(common|info|run|scan))/.*\.c$' ''
 tidy '^(?!.*/tests/).*/(plugins/cpu_simd|tools/(bench|check)|examples)/.*\.c$' \
     '-bugprone-implicit-widening-of-multiplication-result,-bugprone-misplaced-widening-cast'
 exit $failed
