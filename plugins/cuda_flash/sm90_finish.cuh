@@ -65,8 +65,8 @@ static __device__ __forceinline__ float score_of(const gpu_params &p, const pref
 {
     float s = product * p.problem.scale;
     s = p.problem.soft_cap > 0.0f ? p.problem.soft_cap * tanhf(s / p.problem.soft_cap) : s;
-    s = LOG2E *
-        (s + bias_of(p.problem, request_of_row_tile(item.row_tile), index, position, slope, j));
+    float bias = bias_of(p.problem, request_of_row_tile(item.row_tile), index, position, slope, j);
+    s = bias == -INFINITY ? -INFINITY : LOG2E * (s + bias); /* NaN of a hidden key too */
     int32_t column = j - (item.row_tile.length - item.row_tile.query_len);
     if (p.problem.tree_mask == ATTN_TREE_BITS && p.problem.tree != nullptr && column >= 0) {
         const uint32_t *bits = (const uint32_t *)p.problem.tree +
