@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Intel's compiler makes machine code of modules of SPIR-V, with the plugin's options, and spills no register; attends
-# have matrix instructions.
+# Intel's compiler makes machine code of modules of SPIR-V, with the plugin's options, and spills no register. Attends have
+# matrix instructions and 16 lanes, the others 32 lanes.
 # usage: ocloc.sh OCLOC DEVICE MODULE.spv...
 set -eu
 ocloc=$1
@@ -20,12 +20,15 @@ for module; do
         exit 1
     fi
     case $module in
-    */attend_*)
-        if ! cat "$root"/dump/*.asm | grep -q dpas; then
-            echo "$module for $device: no dpas" >&2
-            exit 1
-        fi
-        ;;
+    */attend_*) lanes=16 wanted=dpas ;;
+    *) lanes=32 wanted=. ;;
     esac
+    for code in "$root"/dump/*.asm; do
+        case $code in
+        *_simd${lanes}_*) grep -q "$wanted" "$code" && continue ;;
+        esac
+        echo "$module for $device: $(basename "$code") has not $lanes lanes, or no $wanted" >&2
+        exit 1
+    done
     rm -rf "$root/dump"
 done
