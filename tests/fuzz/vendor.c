@@ -156,6 +156,7 @@ static void report_backend(const struct attn_probe_sink *sink)
     const size_t kernels = offsetof(struct attn_backend_caps, kernels);
     const size_t arrays = offsetof(struct attn_backend_caps, head_sizes);
     const size_t numbers = offsetof(struct attn_backend_caps, preferred_layout);
+    const size_t after = offsetof(struct attn_backend_caps, extensions);
     caps.head_sizes = heads;
     caps.block_sizes = blocks;
     caps.num_head_sizes = caps.num_block_sizes = 1;
@@ -163,7 +164,10 @@ static void report_backend(const struct attn_probe_sink *sink)
     caps.variant = input_text(script, "");
     caps.dtypes = 7 << ATTN_DTYPE_F16;
     input_patch(script, (uint8_t *)&caps + kernels, 0, arrays - kernels);
-    input_patch(script, (uint8_t *)&caps + numbers, 0, sizeof caps - numbers);
+    input_patch(script, (uint8_t *)&caps + numbers, 0, after - numbers);
+    const uint32_t ids[] = {(uint32_t)input_int(script), (uint32_t)input_int(script)};
+    caps.extensions = ids;
+    caps.num_extensions = input_byte(script) % 3;
     caps.struct_size = input_struct_size(script, sizeof caps);
     sink->backend(sink->user, blocks_struct(memory, script, &caps, sizeof caps, caps.struct_size));
 }
