@@ -16,10 +16,7 @@
 #define LATENT_PART (SM90_LATENT_ROWS * (LATENT_MAX_RANK + 2))
 #define LATENT_COPY_REGISTERS 72
 #define LATENT_COMPUTE_REGISTERS 216
-#define BARRIER_FIRST 1  /* weights of a pair's first tile are there */
-#define BARRIER_SECOND 2 /* of its second one */
-#define BARRIER_ENDS 3   /* of a run */
-#define BARRIER_CLEAR 4  /* of each warp group: values that are not there are zero */
+#define BARRIER_CLEAR 1 /* and 2, of each warp group: values that are not there are zero */
 
 static_assert(LATENT_COPY_REGISTERS + 2 * LATENT_COMPUTE_REGISTERS <= 3 * 168, "of a CTA");
 
@@ -182,16 +179,6 @@ static __device__ __forceinline__ void arrive_warp(uint64_t &barrier)
     }
 }
 
-static __device__ __forceinline__ void named_arrive(int id)
-{
-    asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory");
-}
-
-static __device__ __forceinline__ void named_wait(int id)
-{
-    asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory");
-}
-
 /* The rows' sums go out, each warp group's dims: the item's output, or a part of it. The next
  * segment is returned. */
 template <int KIND>
@@ -211,7 +198,8 @@ static __device__ __forceinline__ int32_t finish_run(const sm90_latent_params &a
             mine.sum[turn][half][r.row + 8 * h] = r.l[h];
         }
     }
-    named_wait(BARRIER_ENDS); /* both sums are there */
+    barrier_arrive(shared_address(&mine.sums));
+    barrier_wait(shared_address(&mine.sums), turn); /* both sums are there */
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int32_t row = r.row + 8 * h;
@@ -284,7 +272,7 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
     const float scale = p.problem.scale * LOG2E;
     float o[128], s[32], f[2], sum[2], next[2];
     uint32_t w[4][4];
-    int phase = 0, q_phase = 0, turn = 0;
+    int phase = 0, other_phase = 0, q_phase = 0, turn = 0;
 #pragma unroll 1
     for (int32_t segment = first_segment(p.schedule); segment >= 0; turn ^= 1) {
         latent_rows r = enter_rows(p, segment);
@@ -316,7 +304,7 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
                              r.last + 1 - r.base - t * GPU_TILE, 0);
             }
             soften<KIND>(mine, 0, r.base + t * GPU_TILE, scale, next, r, s, w, sum);
-            named_arrive(BARRIER_FIRST);
+            barrier_arrive(shared_address(&mine.weights[0]));
             shrink_to(next, r.m, f);
             shrink_rows(o, f);
             r.l[0] = r.l[0] * f[0] + sum[0];
@@ -324,7 +312,8 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
             multiply_own<KIND>(mine, 0, 0, w, o);
             owes = t + 1 < r.count;
             if (owes) {
-                named_wait(BARRIER_SECOND);
+                barrier_wait(shared_address(&mine.weights[1]), other_phase);
+                other_phase ^= 1;
                 next[0] = mine.high[1][r.row], next[1] = mine.high[1][r.row + 8];
                 shrink_to(r.m, next, f);
                 r.m[0] = next[0], r.m[1] = next[1];
@@ -357,7 +346,7 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
     const float scale = p.problem.scale * LOG2E;
     float o[128], s[32], f[2], sum[2], next[2];
     uint32_t w[4][4];
-    int phase = 0, q_phase = 0, turn = 0;
+    int phase = 0, other_phase = 0, q_phase = 0, turn = 0;
 #pragma unroll 1
     for (int32_t segment = first_segment(p.schedule); segment >= 0; turn ^= 1) {
         latent_rows r = enter_rows(p, segment);
@@ -373,7 +362,8 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
         }
 #pragma unroll 1
         for (int32_t t = 0; t < r.count; t += 2) {
-            named_wait(BARRIER_FIRST);
+            barrier_wait(shared_address(&mine.weights[0]), other_phase);
+            other_phase ^= 1;
             next[0] = mine.high[0][r.row], next[1] = mine.high[0][r.row + 8];
             shrink_to(r.m, next, f);
             shrink_rows(o, f);
@@ -402,7 +392,7 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
                              r.last + 1 - r.base - (t + 1) * GPU_TILE, 1);
             }
             soften<KIND>(mine, 1, r.base + (t + 1) * GPU_TILE, scale, next, r, s, w, sum);
-            named_arrive(BARRIER_SECOND);
+            barrier_arrive(shared_address(&mine.weights[1]));
             shrink_to(next, r.m, f);
             shrink_rows(o, f);
             r.l[0] = r.l[0] * f[0] + sum[0];
@@ -431,7 +421,9 @@ __global__ void __launch_bounds__(SM90_LATENT_THREADS, 1)
                 barrier_init(shared_address(&mine.full[b][i]), a.mapped ? 1 : 64);
             }
             barrier_init(shared_address(&mine.empty[b]), 8);
+            barrier_init(shared_address(&mine.weights[b]), 128);
         }
+        barrier_init(shared_address(&mine.sums), 256);
         fence_barriers();
         fetch_map(&a.k_map);
     }

@@ -20,6 +20,8 @@ struct latent_shared {
     float high[2][SM90_LATENT_ROWS];   /* largest scores behind a pair's first and second tile */
     float sum[2][2][SM90_LATENT_ROWS]; /* of weights, by run and warp group */
     uint64_t q_full, q_empty, full[2][LATENT_THIRDS], empty[2];
+    uint64_t weights[2]; /* of a pair's first and second tile are there */
+    uint64_t sums;       /* of a run's weights are there */
 };
 
 /* The tiles of one item that a CTA has in one piece. */
