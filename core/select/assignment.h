@@ -24,8 +24,8 @@ struct layer {
     struct attn_layer_caches *caches;       /* or NULL; elements of today's size */
     struct attn_context_parallel *cp;       /* or NULL */
     struct attn_mm_encoder_quant *mm_quant; /* or NULL */
-    int32_t
-        blocks_per_entry;   /* of the engine's block table: blocks of desc.block_size; 1 or more */
+    /* blocks of desc.block_size that an entry of the engine's block table is, 1 or more */
+    int32_t blocks_per_entry;
     int32_t sharing_target; /* index of the layer whose cache it reads, or -1 */
     /* What a backend is held to beside the description, see composition.resolve. */
     uint64_t kernel;         /* ATTN_KERNEL_* of its decodes */

@@ -207,7 +207,6 @@ static __device__ __forceinline__ void copy_boxes(const sm90_latent_params &a, l
             for (int third = 0; third < LATENT_THIRDS; third++) {
                 uint32_t barrier = shared_address(&mine.full[b][third]);
                 if (lane == 0) {
-
                     barrier_arrive_expect(barrier, count * a.box_rows * 128);
                 }
                 __syncwarp();

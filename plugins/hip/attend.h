@@ -197,13 +197,6 @@ GPU_INLINE void attend_keys(const gpu_params &p, const gpu_run &r, const lane_ro
     }
 }
 
-/* What all scores of a run are multiplied by. */
-GPU_INLINE float score_scale(const gpu_params &p, int32_t head)
-{
-    float scale = p.problem.scale * (p.k.form == GPU_ROW_NUMBERS ? cache_scale(p.k, head) : 1.0f);
-    return scale * query_scale(p, head) * (p.problem.soft_cap > 0.0f ? 1.0f : LOG2E);
-}
-
 /* A tile's keys on their way to LDS: a thread's pieces. */
 template <class S> struct staging {
     static constexpr int all = S::tile * S::chunks, count = (all + S::threads - 1) / S::threads;

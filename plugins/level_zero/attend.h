@@ -360,13 +360,6 @@ GPU_INLINE void attend_keys(const gpu_params &p, const gpu_run &r, float scale, 
     }
 }
 
-/* What all scores of a run are multiplied by. */
-GPU_INLINE float score_scale(const gpu_params &p, int32_t head)
-{
-    float scale = p.problem.scale * (p.k.form == GPU_ROW_NUMBERS ? cache_scale(p.k, head) : 1.0f);
-    return scale * query_scale(p, head) * (p.problem.soft_cap > 0.0f ? 1.0f : LOG2E);
-}
-
 /* The splits' shares of each row are joined in memory, and written out. */
 template <class S>
 GPU_INLINE void finish_run(const gpu_params &p, const gpu_run &r, int32_t index, int32_t split,

@@ -19,6 +19,13 @@ struct gpu_run {
     int32_t item;                 /* row tile x KV heads + head */
 };
 
+/* What all scores of a run are multiplied by. */
+GPU_INLINE float score_scale(const gpu_params &p, int32_t head)
+{
+    float scale = p.problem.scale * (p.k.form == GPU_ROW_NUMBERS ? cache_scale(p.k, head) : 1.0f);
+    return scale * query_scale(p, head) * (p.problem.soft_cap > 0.0f ? 1.0f : LOG2E);
+}
+
 /* Where a row of an item goes. */
 struct out_row {
     char *data;
