@@ -66,7 +66,7 @@ static attn_status bind(attn_model *model, int32_t index)
     /* clang-format off */
     const struct attn_plan_options options = {
         .struct_size = sizeof options,
-        .limits = {.struct_size = sizeof options.limits, .max_num_reqs = 1, .max_num_tokens = PROMPT,
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits), .max_num_reqs = 1, .max_num_tokens = PROMPT,
                    .max_seq_len = LENGTH}};
     /* clang-format on */
     layer->bound = api->model_layer(model, index);
@@ -78,9 +78,11 @@ static attn_status bind(attn_model *model, int32_t index)
     if (status != ATTN_OK) {
         return status;
     }
-    size_t bytes = api->plan_workspace_bytes(layer->plan); /* the worst case of the limits */
-    layer->workspace = zeroed(bytes);
-    return api->plan_bind_workspace(layer->plan, layer->workspace, bytes, &error);
+    struct attn_workspace workspace = {.struct_size = sizeof workspace};
+    status =
+        api->plan_workspace(layer->plan, &workspace, &error); /* the worst case of the limits */
+    workspace.memory = layer->workspace = zeroed(workspace.bytes);
+    return status ? status : api->plan_bind_workspace(layer->plan, &workspace, &error);
 }
 
 /* A place in the cache for each new position, in a new block where the last one is full. */

@@ -137,10 +137,12 @@ static attn_status prepare(struct engine *e, attn_model *model, struct attn_batc
 {
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    struct attn_plan_options options = {.struct_size = sizeof options};
-    options.limits.struct_size = sizeof options.limits;
-    options.limits.max_num_reqs = options.limits.max_num_tokens = 1;
-    options.limits.max_seq_len = LENGTH;
+    const struct attn_limits limits = {.struct_size = sizeof limits,
+                                       .max_num_reqs = 1,
+                                       .max_num_tokens = 1,
+                                       .max_seq_len = LENGTH};
+    const struct attn_plan_options options = {.struct_size = sizeof options, .limits = &limits};
+    struct attn_workspace workspace = {.struct_size = sizeof workspace};
     e->layer = e->api->model_layer(model, 0);
     attn_status status = e->api->layer_kv_spec(e->layer, &spec, &e->error);
     void *cache = aligned_alloc(256, (size_t)(BLOCKS * spec.padded_page_bytes));
@@ -154,11 +156,9 @@ static attn_status prepare(struct engine *e, attn_model *model, struct attn_batc
         ((float *)((char *)k.data + at))[d] = (float)((j * 7 + d) % 11 - 5) / 50;
         ((float *)((char *)v.data + to))[d] = (float)(1 + j % 2);
     }
-    if (status != ATTN_OK) {
-        return status;
-    }
-    size_t bytes = e->api->plan_workspace_bytes(e->plan);
-    status = e->api->plan_bind_workspace(e->plan, aligned_alloc(256, bytes), bytes, &e->error);
+    status = status ? status : e->api->plan_workspace(e->plan, &workspace, &e->error);
+    workspace.memory = aligned_alloc(256, workspace.bytes);
+    status = status ? status : e->api->plan_bind_workspace(e->plan, &workspace, &e->error);
     return status ? status : e->api->plan(e->plan, batch, NULL, &e->error);
 }
 

@@ -120,9 +120,11 @@ struct attn_api {
                                const struct attn_plan_options *options, attn_plan **plan,
                                struct attn_error *error);
     void (*plan_destroy)(attn_plan *plan);
-    /* worst case of its limits; device memory */
-    size_t (*plan_workspace_bytes)(const attn_plan *plan);
-    attn_status (*plan_bind_workspace)(attn_plan *plan, void *workspace, size_t bytes,
+    /* What the engine has to allocate, never nothing. Plans that never run at the same time may
+     * share a workspace. */
+    attn_status (*plan_workspace)(const attn_plan *plan, struct attn_workspace *workspace,
+                                  struct attn_error *error);
+    attn_status (*plan_bind_workspace)(attn_plan *plan, const struct attn_workspace *workspace,
                                        struct attn_error *error);
     int32_t (*plan_graph_level)(const attn_plan *plan); /* the least level of its layers */
     int32_t (*plan_graph_fill)(const attn_plan *plan);  /* for padded seq_lens in a replay */
@@ -193,12 +195,13 @@ struct attn_api {
     attn_status (*device_allocate)(attn_open_device *opened, int32_t kind, size_t bytes,
                                    void **memory, struct attn_error *error);
     void (*device_free)(attn_open_device *opened, int32_t kind, void *memory);
-    /* `kind` is an enum attn_copy_kind. The source is read, or the destination written, after what
-     * the stream holds already: host memory stays as it is until the stream is done. */
-    attn_status (*device_copy)(attn_open_device *opened, void *destination, const void *source,
-                               size_t bytes, int32_t kind, void *stream, struct attn_error *error);
-    attn_status (*device_fill)(attn_open_device *opened, void *destination, int32_t value,
-                               size_t bytes, void *stream, struct attn_error *error);
+    /* `instance` is NULL, here and in device_fill: the device's. The source is read, or the
+     * destination written, after what the stream holds already: host memory stays as it is until
+     * the stream is done. */
+    attn_status (*device_copy)(attn_open_device *opened, const struct attn_copy_args *copy,
+                               struct attn_error *error);
+    attn_status (*device_fill)(attn_open_device *opened, const struct attn_fill_args *fill,
+                               struct attn_error *error);
     /* Whose memory lies at an address, see memory_device in kernels.h. */
     attn_status (*device_of_address)(attn_open_device *opened, const void *address,
                                      struct attn_device *device, struct attn_error *error);

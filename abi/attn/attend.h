@@ -11,7 +11,7 @@
 typedef struct attn_instance attn_instance; /* the plugin's own: one device and variant */
 typedef struct attn_state attn_state;       /* the plugin's own: what prepare made for one layer */
 
-/* Upper bounds of a plan. Held by value in attn_plan_options, so it never grows. */
+/* Upper bounds of a plan. */
 struct attn_limits {
     size_t struct_size;
     const struct attn_ext *next;

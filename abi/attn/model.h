@@ -37,9 +37,20 @@ enum attn_group_kind {
 struct attn_plan_options {
     size_t struct_size;
     const struct attn_ext *next;
-    /* its struct_size is set too; max_num_reqs and max_num_tokens are required */
-    struct attn_limits limits;
+    const struct attn_limits *limits; /* max_num_reqs and max_num_tokens are required */
     int32_t graph; /* 1: state for capture and replay at these limits is made now */
+    int32_t reserved;
+};
+
+/* A plan's workspace: what plan_workspace answers, all but `memory`, and, with that filled in, what
+ * plan_bind_workspace takes. */
+struct attn_workspace {
+    size_t struct_size;
+    const struct attn_ext *next;
+    void *memory; /* at a multiple of `alignment` bytes; borrowed as long as the plan */
+    size_t bytes; /* the worst case of the plan's limits, or more */
+    struct attn_device device; /* that the memory lies on; type 0: not stated */
+    int32_t alignment;
     int32_t reserved;
 };
 
@@ -88,7 +99,8 @@ enum attn_request_class {
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_model_options) == 72, "attn_model_options of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_plan_options) == 64, "attn_plan_options of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_plan_options) == 32, "attn_plan_options of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_workspace) == 48, "attn_workspace of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_block_memory) == 16, "attn_block_memory of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_block_transfer) == 64, "attn_block_transfer of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_calibration) == 72, "attn_calibration of ABI 0.2");

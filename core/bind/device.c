@@ -8,8 +8,11 @@
 
 #include "bind/bound.h"
 #include "util/device.h"
+#include "util/structs.h"
 
 #define ALIGNMENT 256
+#define MIN_COPY 64 /* sizes in ABI 0.2 */
+#define MIN_FILL 72
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
 struct attn_open_device {
@@ -153,63 +156,81 @@ void device_free(attn_open_device *opened, int32_t kind, void *memory)
     opened->instance.kernels.free_memory(&args, NULL);
 }
 
-attn_status device_copy(attn_open_device *opened, void *destination, const void *source,
-                        size_t bytes, int32_t kind, void *stream, struct attn_error *error)
+attn_status device_copy(attn_open_device *opened, const struct attn_copy_args *copy,
+                        struct attn_error *error)
 {
     struct attn_error why = ATTN_ERROR_INIT;
-    if (opened == NULL || kind < ATTN_COPY_HOST_TO_DEVICE || kind > ATTN_COPY_DEVICE_TO_DEVICE) {
-        return BAD("kind", "device %p, kind %d; a device and kind 1 to 3", (void *)opened, kind);
+    struct attn_copy_args args;
+    attn_status status = struct_read(&args, sizeof args, MIN_COPY, copy, "attn_copy_args", error);
+    status = status == ATTN_OK ? ext_check(args.next, NULL, 0, "attn_copy_args", error) : status;
+    if (status != ATTN_OK) {
+        return status;
     }
-    if (bytes == 0) {
+    if (opened == NULL || args.kind < ATTN_COPY_HOST_TO_DEVICE ||
+        args.kind > ATTN_COPY_DEVICE_TO_DEVICE) {
+        return BAD("kind", "device %p, kind %d; a device and kind 1 to 3", (void *)opened,
+                   args.kind);
+    }
+    if (args.instance != NULL || args.reserved != 0) {
+        return BAD("instance", "instance %p, reserved %d; NULL and 0 from an engine",
+                   (void *)args.instance, args.reserved);
+    }
+    if (args.bytes == 0) {
         return ATTN_OK;
     }
-    if (destination == NULL || source == NULL) {
-        return BAD("source", "%zu bytes from %p to %p; neither may be NULL", bytes, source,
-                   destination);
+    if (args.destination == NULL || args.source == NULL) {
+        return BAD("source", "%zu bytes from %p to %p; neither may be NULL", args.bytes,
+                   args.source, args.destination);
     }
     if (is_host(opened)) {
-        memcpy(destination, source, bytes);
+        memcpy(args.destination, args.source, args.bytes);
         return ATTN_OK;
     }
     if (opened->instance.kernels.copy == NULL) {
         return lacks(opened, "copy", error);
     }
-    const struct attn_copy_args args = {.struct_size = sizeof args,
-                                        .instance = opened->instance.handle,
-                                        .stream = stream,
-                                        .destination = destination,
-                                        .source = source,
-                                        .bytes = bytes,
-                                        .kind = kind};
+    args.instance = opened->instance.handle;
     return relay(opened->instance.kernels.copy(&args, &why), &why, error);
 }
 
-attn_status device_fill(attn_open_device *opened, void *destination, int32_t value, size_t bytes,
-                        void *stream, struct attn_error *error)
+attn_status device_fill(attn_open_device *opened, const struct attn_fill_args *fill,
+                        struct attn_error *error)
 {
     struct attn_error why = ATTN_ERROR_INIT;
-    if (opened == NULL || (destination == NULL && bytes > 0)) {
-        return BAD("destination", "device %p, %zu bytes at %p; neither may be NULL", (void *)opened,
-                   bytes, destination);
+    struct attn_fill_args args;
+    attn_status status = struct_read(&args, sizeof args, MIN_FILL, fill, "attn_fill_args", error);
+    status = status == ATTN_OK ? ext_check(args.next, NULL, 0, "attn_fill_args", error) : status;
+    if (status != ATTN_OK) {
+        return status;
     }
-    if (bytes == 0) {
+    if (opened == NULL || args.rows < 0 ||
+        (args.destination == NULL && args.rows > 0 && args.row_bytes > 0)) {
+        return BAD("destination",
+                   "device %p, %lld rows of %zu bytes at %p; a device, rows from 0 and an address",
+                   (void *)opened, (long long)args.rows, args.row_bytes, args.destination);
+    }
+    if (args.instance != NULL || args.reserved != 0) {
+        return BAD("instance", "instance %p, reserved %d; NULL and 0 from an engine",
+                   (void *)args.instance, args.reserved);
+    }
+    if (args.rows > 1 && args.stride < args.row_bytes) {
+        return BAD("stride", "rows of %zu bytes, %zu bytes apart; they would overlap",
+                   args.row_bytes, args.stride);
+    }
+    if (args.rows == 0 || args.row_bytes == 0) {
         return ATTN_OK;
     }
     if (is_host(opened)) {
-        memset(destination, value, bytes);
+        for (int64_t i = 0; i < args.rows; i++) {
+            memset((uint8_t *)args.destination + (size_t)i * args.stride, args.value,
+                   args.row_bytes);
+        }
         return ATTN_OK;
     }
     if (opened->instance.kernels.fill == NULL) {
         return lacks(opened, "fill", error);
     }
-    const struct attn_fill_args args = {.struct_size = sizeof args,
-                                        .instance = opened->instance.handle,
-                                        .stream = stream,
-                                        .destination = destination,
-                                        .row_bytes = bytes,
-                                        .stride = bytes,
-                                        .rows = 1,
-                                        .value = value};
+    args.instance = opened->instance.handle;
     return relay(opened->instance.kernels.fill(&args, &why), &why, error);
 }
 

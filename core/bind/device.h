@@ -12,10 +12,10 @@ void device_close(attn_open_device *opened);
 attn_status device_allocate(attn_open_device *opened, int32_t kind, size_t bytes, void **memory,
                             struct attn_error *error);
 void device_free(attn_open_device *opened, int32_t kind, void *memory);
-attn_status device_copy(attn_open_device *opened, void *destination, const void *source,
-                        size_t bytes, int32_t kind, void *stream, struct attn_error *error);
-attn_status device_fill(attn_open_device *opened, void *destination, int32_t value, size_t bytes,
-                        void *stream, struct attn_error *error);
+attn_status device_copy(attn_open_device *opened, const struct attn_copy_args *copy,
+                        struct attn_error *error);
+attn_status device_fill(attn_open_device *opened, const struct attn_fill_args *fill,
+                        struct attn_error *error);
 attn_status device_of_address(attn_open_device *opened, const void *address,
                               struct attn_device *device, struct attn_error *error);
 attn_status device_stream_create(attn_open_device *opened, void **stream, struct attn_error *error);

@@ -9,8 +9,9 @@
 #include "step/plan_state.h"
 #include "util/structs.h"
 
-#define MIN_PLAN_OPTIONS 64 /* sizes in ABI 0.2 */
+#define MIN_PLAN_OPTIONS 32 /* sizes in ABI 0.2 */
 #define MIN_LIMITS 40
+#define MIN_WORKSPACE 48
 #define NO_MEMORY(error)                                                                           \
     error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for the plan")
 #define MAX_AREA 0x1p58 /* bytes; the sum of all areas fits in 64 bits */
@@ -105,8 +106,15 @@ static attn_status read_options(attn_plan *plan, const struct attn_plan_options 
         struct_read(&read, sizeof read, MIN_PLAN_OPTIONS, options, "attn_plan_options", error);
     status = status ? status : ext_check(read.next, NULL, 0, "attn_plan_options", error);
     status = status ? status
-                    : struct_read(&plan->limits, sizeof plan->limits, MIN_LIMITS, &options->limits,
+                    : struct_read(&plan->limits, sizeof plan->limits, MIN_LIMITS, read.limits,
                                   "attn_limits", error);
+    status = status ? status : ext_check(plan->limits.next, NULL, 0, "attn_limits", error);
+    if (status == ATTN_OK && (read.reserved != 0 || plan->limits.reserved != 0)) {
+        status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "reserved",
+                           "reserved is %d in the options and %d in the limits; 0", read.reserved,
+                           plan->limits.reserved);
+    }
+    plan->limits.next = NULL;
     if (status == ATTN_OK && (plan->limits.max_num_reqs <= 0 || plan->limits.max_num_tokens <= 0 ||
                               plan->limits.max_query_len < 0 || plan->limits.max_seq_len < 0 ||
                               plan->limits.max_blocks_per_req < 0)) {
@@ -282,29 +290,51 @@ void plan_destroy(attn_plan *plan)
     runtime_free(runtime, plan, sizeof *plan);
 }
 
-size_t plan_workspace_bytes(const attn_plan *plan)
+attn_status plan_workspace(const attn_plan *plan, struct attn_workspace *workspace,
+                           struct attn_error *error)
 {
-    return plan != NULL ? plan->scratch.bytes : 0;
+    if (plan == NULL || workspace == NULL) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "plan",
+                         "plan %p, workspace %p; neither may be NULL", (const void *)plan,
+                         (void *)workspace);
+    }
+    const struct attn_workspace answer = {.struct_size = sizeof answer,
+                                          .bytes = plan->scratch.bytes,
+                                          .device = plan->model->device,
+                                          .alignment = WORKSPACE_ALIGNMENT};
+    attn_status status = struct_write(workspace, &answer, sizeof answer, MIN_WORKSPACE);
+    return status == ATTN_OK
+               ? status
+               : error_set(error, status, "attn_workspace", "struct_size is %zu; %d or more",
+                           workspace->struct_size, MIN_WORKSPACE);
 }
 
-attn_status plan_bind_workspace(attn_plan *plan, void *workspace, size_t bytes,
+attn_status plan_bind_workspace(attn_plan *plan, const struct attn_workspace *workspace,
                                 struct attn_error *error)
 {
-    if (plan == NULL || workspace == NULL || (uintptr_t)workspace % WORKSPACE_ALIGNMENT != 0) {
-        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "workspace",
-                         "plan %p, workspace %p; an address that is a multiple of %d", (void *)plan,
-                         workspace, WORKSPACE_ALIGNMENT);
-    }
-    if (bytes < plan->scratch.bytes) {
-        return error_set(error, ATTN_ERROR_WORKSPACE, "bytes", "%zu bytes; the plan needs %zu",
-                         bytes, plan->scratch.bytes);
-    }
-    attn_status status = place_ask(plan->model, workspace, "workspace", error);
+    struct attn_workspace read;
+    attn_status status =
+        struct_read(&read, sizeof read, MIN_WORKSPACE, workspace, "attn_workspace", error);
+    status = status == ATTN_OK ? ext_check(read.next, NULL, 0, "attn_workspace", error) : status;
     if (status != ATTN_OK) {
         return status;
     }
-    plan->workspace = workspace;
-    plan->workspace_bytes = bytes;
+    if (plan == NULL || read.memory == NULL || (uintptr_t)read.memory % WORKSPACE_ALIGNMENT != 0) {
+        return error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "workspace",
+                         "plan %p, workspace %p; an address that is a multiple of %d", (void *)plan,
+                         read.memory, WORKSPACE_ALIGNMENT);
+    }
+    if (read.bytes < plan->scratch.bytes) {
+        return error_set(error, ATTN_ERROR_WORKSPACE, "bytes", "%zu bytes; the plan needs %zu",
+                         read.bytes, plan->scratch.bytes);
+    }
+    status = place_check_device(plan->model, read.device, "workspace", error);
+    status = status == ATTN_OK ? place_ask(plan->model, read.memory, "workspace", error) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    plan->workspace = read.memory;
+    plan->workspace_bytes = read.bytes;
     plan->ready = NULL;
     for (int32_t i = 0; i < plan->num_steps; i++) {
         for (int32_t j = 0; j < ATTN_PHASE_COUNT * PART_COUNT; j++) {

@@ -9,8 +9,9 @@
 attn_status plan_create(attn_model *model, int32_t group, const struct attn_plan_options *options,
                         attn_plan **plan, struct attn_error *error);
 void plan_destroy(attn_plan *plan);
-size_t plan_workspace_bytes(const attn_plan *plan);
-attn_status plan_bind_workspace(attn_plan *plan, void *workspace, size_t bytes,
+attn_status plan_workspace(const attn_plan *plan, struct attn_workspace *workspace,
+                           struct attn_error *error);
+attn_status plan_bind_workspace(attn_plan *plan, const struct attn_workspace *workspace,
                                 struct attn_error *error);
 int32_t plan_graph_level(const attn_plan *plan);
 int32_t plan_graph_fill(const attn_plan *plan);

@@ -302,10 +302,11 @@ static attn_status fit_plan(struct attention *a, struct layer *layer, const stru
         while (rows < r->num_rows) {
             rows *= 2;
         }
-        struct attn_plan_options options = {.struct_size = sizeof options};
-        options.limits.struct_size = sizeof options.limits;
-        options.limits.max_num_reqs = options.limits.max_num_tokens = rows;
-        options.limits.max_seq_len = (int32_t)layer->key.cells;
+        const struct attn_limits limits = {.struct_size = sizeof limits,
+                                           .max_num_reqs = rows,
+                                           .max_num_tokens = rows,
+                                           .max_seq_len = (int32_t)layer->key.cells};
+        const struct attn_plan_options options = {.struct_size = sizeof options, .limits = &limits};
         a->api->plan_destroy(layer->plan);
         layer->max_rows = 0;
         attn_status status =
@@ -315,13 +316,17 @@ static attn_status fit_plan(struct attention *a, struct layer *layer, const stru
         }
         layer->max_rows = rows;
     }
-    size_t bytes = a->api->plan_workspace_bytes(layer->plan);
-    if (bytes > a->workspace_bytes) {
+    struct attn_workspace workspace = {.struct_size = sizeof workspace};
+    attn_status status = a->api->plan_workspace(layer->plan, &workspace, &a->error);
+    if (status == ATTN_OK && workspace.bytes > a->workspace_bytes) {
         free(a->workspace);
-        a->workspace_bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        a->workspace_bytes = (workspace.bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
         a->workspace = aligned_alloc(ALIGNMENT, a->workspace_bytes);
     }
-    return a->api->plan_bind_workspace(layer->plan, a->workspace, a->workspace_bytes, &a->error);
+    workspace.memory = a->workspace;
+    workspace.bytes = a->workspace_bytes;
+    return status == ATTN_OK ? a->api->plan_bind_workspace(layer->plan, &workspace, &a->error)
+                             : status;
 }
 
 static attn_status run(struct attention *a, struct layer *layer, const struct ggml_tensor *op)

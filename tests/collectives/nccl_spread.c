@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "nccl_ranks.h"
+#include "support/client.h"
 
 enum { BLOCK = 16, HQ = 8, HK = 2, D = 128, REQS = 6, BLOCKS = 80, MAX_ROWS = 4096 };
 
@@ -137,7 +138,8 @@ static bool side_init(struct trial *t, struct side *s)
                                                 .backend = "cuda_flash"};
     const struct attn_plan_options limits = {
         .struct_size = sizeof limits,
-        .limits = {sizeof limits.limits, NULL, REQS, MAX_ROWS, 0, BLOCKS * BLOCK, 0, 0}};
+        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, REQS, MAX_ROWS, 0,
+                                              BLOCKS * BLOCK, 0, 0}};
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = k;
     TRY(t, t->api->select(t->runtime, &options, layers, 1, &s->assignment, &t->error));
@@ -148,9 +150,9 @@ static bool side_init(struct trial *t, struct side *s)
     TRY(t, t->api->layer_kv_views(layer, s->cache, REQS * BLOCKS, &k, &v, &t->error));
     TRY(t, t->api->layer_bind_kv(layer, &k, &v, &t->error));
     TRY(t, t->api->plan_create(s->model, 0, &limits, &s->plan, &t->error));
-    size_t bytes = t->api->plan_workspace_bytes(s->plan);
+    size_t bytes = client_workspace_bytes(t->api, s->plan);
     s->workspace = keep(t, NULL, bytes);
-    TRY(t, t->api->plan_bind_workspace(s->plan, s->workspace, bytes, &t->error));
+    TRY(t, client_bind_workspace(t->api, s->plan, s->workspace, bytes, &t->error));
     return true;
 }
 

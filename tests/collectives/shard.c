@@ -8,6 +8,7 @@
 
 #include "ranks.h"
 #include "shard.h"
+#include "support/client.h"
 
 enum { ROWS = MAX_BLOCKS * BLOCK };
 
@@ -78,7 +79,8 @@ void shard_init(struct shard *s, struct fixture *f, const struct attn_context_pa
 {
     const struct attn_plan_options limits = {
         .struct_size = sizeof limits,
-        .limits = {sizeof limits.limits, NULL, MAX_REQS, MAX_TOKENS, 0, ROWS, 0, 0}};
+        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS,
+                                              MAX_TOKENS, 0, ROWS, 0, 0}};
     int32_t blocks = f->batch.num_reqs * MAX_BLOCKS;
     *s = (struct shard){.rank = rank, .num_ranks = num_ranks, .interleave = cp->interleave};
     for (int32_t i = 0; i < blocks; i++) {
@@ -86,10 +88,10 @@ void shard_init(struct shard *s, struct fixture *f, const struct attn_context_pa
     }
     bind(s, f, cp);
     CHECK(f, f->api->plan_create(s->model, 0, &limits, &s->plan, &f->error));
-    size_t bytes = f->api->plan_workspace_bytes(s->plan);
+    size_t bytes = client_workspace_bytes(f->api, s->plan);
     s->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
     memset(s->workspace, 0xff, bytes);
-    CHECK(f, f->api->plan_bind_workspace(s->plan, s->workspace, bytes, &f->error));
+    CHECK(f, client_bind_workspace(f->api, s->plan, s->workspace, bytes, &f->error));
 }
 
 void shard_finish(struct shard *s, const struct fixture *f)

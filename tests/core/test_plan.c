@@ -106,10 +106,11 @@ static struct bench *bench_create(struct attn_layer_desc desc, bool validate)
     struct bench *b = calloc(1, sizeof *b);
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
-    struct attn_plan_options options = {.struct_size = sizeof options,
-                                        .limits = {.struct_size = sizeof options.limits,
-                                                   .max_num_reqs = 8,
-                                                   .max_num_tokens = TOKENS}};
+    struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                              .max_num_reqs = 8,
+                                              .max_num_tokens = TOKENS}};
     fake_init(&b->fixture)->features |= ATTN_FEATURE_BLOCK_TABLE_ROW;
     b->fixture.runtime.settings.validate = validate;
     b->error = (struct attn_error)ATTN_ERROR_INIT;
@@ -127,11 +128,13 @@ static struct bench *bench_create(struct attn_layer_desc desc, bool validate)
         assert_int_equal(layer_bind_kv(layer, &k, &v, &b->error), ATTN_OK);
     }
     assert_int_equal(plan_create(b->model, 0, &options, &b->plan, &b->error), ATTN_OK);
-    size_t bytes = plan_workspace_bytes(b->plan);
-    b->workspace = aligned_alloc(256, bytes);
-    assert_int_equal(plan_bind_workspace(b->plan, b->workspace, bytes - 1, &b->error),
-                     ATTN_ERROR_WORKSPACE);
-    assert_int_equal(plan_bind_workspace(b->plan, b->workspace, bytes, &b->error), ATTN_OK);
+    struct attn_workspace room = {.struct_size = sizeof room};
+    assert_int_equal(plan_workspace(b->plan, &room, &b->error), ATTN_OK);
+    room.memory = b->workspace = aligned_alloc((size_t)room.alignment, room.bytes);
+    room.bytes--;
+    assert_int_equal(plan_bind_workspace(b->plan, &room, &b->error), ATTN_ERROR_WORKSPACE);
+    room.bytes++;
+    assert_int_equal(plan_bind_workspace(b->plan, &room, &b->error), ATTN_OK);
     for (int32_t t = 0; t < 4; t++) {
         for (int32_t i = 0; i < TOKENS * 4 * FAKE_HEAD_SIZE; i++) {
             b->data[t][i] = (float)((i * 7 + t * 13) % 31 - 15) / 16;
@@ -195,6 +198,61 @@ static void decodes_and_prefills_are_two_calls(void **state)
 
 /* Limits that mean "none" do not fit in a plan of composed requests: that is an error, and no small
  * allocation. */
+static void limits_and_workspaces_may_grow(void **state)
+{
+    struct {
+        struct attn_limits known;
+        int64_t unknown;
+    } limits = {{.struct_size = sizeof limits, .max_num_reqs = 1, .max_num_tokens = 1}, 0};
+    struct {
+        struct attn_workspace known;
+        int64_t unknown;
+    } room = {{.struct_size = sizeof room}, 7};
+    const struct attn_ext ext = {.id = 77, .struct_size = sizeof ext};
+    struct attn_plan_options options = {.struct_size = sizeof options};
+    struct bench *b = bench_create(fake_layer("a"), false);
+    attn_plan *plan;
+    (void)state;
+    assert_int_equal(plan_create(b->model, 0, &options, &plan, &b->error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(b->error.field, "attn_limits");
+    options.limits = &limits.known;
+    limits.unknown = 1;
+    assert_int_equal(plan_create(b->model, 0, &options, &plan, &b->error), ATTN_ERROR_STRUCT_SIZE);
+    limits.unknown = 0;
+    limits.known.reserved = 1;
+    assert_int_equal(plan_create(b->model, 0, &options, &plan, &b->error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(b->error.field, "reserved");
+    limits.known.reserved = 0;
+    limits.known.next = &ext;
+    assert_int_equal(plan_create(b->model, 0, &options, &plan, &b->error), ATTN_ERROR_EXTENSION);
+    limits.known.next = NULL;
+    assert_int_equal(plan_create(b->model, 0, &options, &plan, &b->error), ATTN_OK);
+    assert_int_equal(plan_workspace(plan, &room.known, &b->error), ATTN_OK);
+    assert_int_equal(room.unknown, 0); /* what this core does not say is 0 */
+    assert_int_equal(room.known.alignment, 256);
+    assert_int_equal(room.known.device.type, ATTN_DEVICE_CPU);
+    assert_true(room.known.bytes > 0 && room.known.memory == NULL);
+    assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    room.known.memory = aligned_alloc(256, (room.known.bytes + 255) / 256 * 256);
+    room.known.device = (struct attn_device){ATTN_DEVICE_CUDA, 0};
+    assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(b->error.field, "workspace");
+    room.known.device.type = ATTN_DEVICE_CPU;
+    room.unknown = 1;
+    assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error), ATTN_ERROR_STRUCT_SIZE);
+    room.unknown = 0;
+    assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error), ATTN_OK);
+    plan_destroy(plan);
+    free(room.known.memory);
+    room.known.struct_size = 8;
+    assert_int_equal(plan_workspace(b->plan, &room.known, &b->error), ATTN_ERROR_STRUCT_SIZE);
+    bench_destroy(b);
+}
+
 static void plans_of_chunks_refuse_endless_limits(void **state)
 {
     static const int32_t requests[] = {INT32_MAX, 715827883, 1 << 30, 357913942, 1 << 29};
@@ -203,10 +261,11 @@ static void plans_of_chunks_refuse_endless_limits(void **state)
     struct bench *b = bench_create(desc, false);
     (void)state;
     for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
-        struct attn_plan_options options = {.struct_size = sizeof options,
-                                            .limits = {.struct_size = sizeof options.limits,
-                                                       .max_num_reqs = requests[i],
-                                                       .max_num_tokens = INT32_MAX}};
+        struct attn_plan_options options = {
+            .struct_size = sizeof options,
+            .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                                  .max_num_reqs = requests[i],
+                                                  .max_num_tokens = INT32_MAX}};
         attn_plan *plan = b->plan;
         assert_int_equal(plan_create(b->model, 0, &options, &plan, &b->error), ATTN_ERROR_LIMIT);
         assert_null(plan);
@@ -375,6 +434,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decodes_and_prefills_are_two_calls),
+        cmocka_unit_test(limits_and_workspaces_may_grow),
         cmocka_unit_test(plans_of_chunks_refuse_endless_limits),
         cmocka_unit_test(caches_stay_while_a_plan_holds_them),
         cmocka_unit_test(only_leading_requests_are_decodes),

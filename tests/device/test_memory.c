@@ -14,6 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "support/client.h"
+
 #define BYTES 10000
 #define CAPACITY (1 << 20)
 
@@ -68,19 +70,19 @@ static void copies_and_fills(struct attn_device device)
     }
     memcpy(locked, in, BYTES);
     assert_int_equal(
-        api->device_copy(opened, memory, locked, BYTES, ATTN_COPY_HOST_TO_DEVICE, stream, NULL),
+        client_copy(api, opened, memory, locked, BYTES, ATTN_COPY_HOST_TO_DEVICE, stream, NULL),
         ATTN_OK);
     assert_int_equal(
-        api->device_copy(opened, other, memory, BYTES, ATTN_COPY_DEVICE_TO_DEVICE, stream, NULL),
+        client_copy(api, opened, other, memory, BYTES, ATTN_COPY_DEVICE_TO_DEVICE, stream, NULL),
         ATTN_OK);
-    assert_int_equal(api->device_fill(opened, memory, 0x5a, 99, stream, NULL), ATTN_OK);
+    assert_int_equal(client_fill(api, opened, memory, 0x5a, 99, stream, NULL), ATTN_OK);
     assert_int_equal(
-        api->device_copy(opened, out, other, BYTES, ATTN_COPY_DEVICE_TO_HOST, stream, NULL),
+        client_copy(api, opened, out, other, BYTES, ATTN_COPY_DEVICE_TO_HOST, stream, NULL),
         ATTN_OK);
     assert_int_equal(api->device_synchronize(opened, stream, NULL), ATTN_OK);
     assert_memory_equal(in, out, BYTES);
     assert_int_equal(
-        api->device_copy(opened, out, memory, BYTES, ATTN_COPY_DEVICE_TO_HOST, NULL, NULL),
+        client_copy(api, opened, out, memory, BYTES, ATTN_COPY_DEVICE_TO_HOST, NULL, NULL),
         ATTN_OK);
     assert_int_equal(api->device_synchronize(opened, NULL, NULL), ATTN_OK);
     memset(in, 0x5a, 99);
@@ -195,14 +197,14 @@ static void test_refusals(void **state)
     assert_int_equal(api->device_open(runtime, fake, &opened, &error), ATTN_OK);
     assert_int_equal(api->device_allocate(opened, 3, 8, &handle, &error),
                      ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(api->device_copy(opened, &error, &best, 8, 0, NULL, &error),
+    assert_int_equal(client_copy(api, opened, &error, &best, 8, 0, NULL, &error),
                      ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(api->device_copy(opened, NULL, &best, 8, 1, NULL, &error),
+    assert_int_equal(client_copy(api, opened, NULL, &best, 8, 1, NULL, &error),
                      ATTN_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(api->device_fill(opened, NULL, 0, 8, NULL, &error),
+    assert_int_equal(client_fill(api, opened, NULL, 0, 8, NULL, &error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     /* a kernel of the device does not take the host's memory */
-    assert_int_equal(api->device_fill(opened, &best, 0, sizeof best, NULL, &error),
+    assert_int_equal(client_fill(api, opened, &best, 0, sizeof best, NULL, &error),
                      ATTN_ERROR_DEVICE);
     assert_int_equal(api->device_capture_begin(opened, NULL, &error), ATTN_ERROR_UNSUPPORTED);
     assert_string_equal(error.message, "fake_device has no begin_capture");

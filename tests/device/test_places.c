@@ -13,6 +13,8 @@
 #include <math.h>
 #include <stdbool.h>
 
+#include "support/client.h"
+
 enum { TOKENS = 20, HEADS = 2, SIZE = 64, BLOCK = 16, BLOCKS = 4 };
 
 /* Every array of a step, at once on the host and in the device's memory. */
@@ -122,8 +124,8 @@ static void make_arrays(void)
     f.host.sinks[0] = f.host.sinks[1] = -100; /* next to nothing */
     OK(f.api->device_allocate(f.opened, ATTN_MEMORY_DEVICE, sizeof f.host, (void **)&f.device,
                               &error));
-    OK(f.api->device_copy(f.opened, f.device, &f.host, sizeof f.host, ATTN_COPY_HOST_TO_DEVICE,
-                          NULL, &error));
+    OK(client_copy(f.api, f.opened, f.device, &f.host, sizeof f.host, ATTN_COPY_HOST_TO_DEVICE,
+                   NULL, &error));
     f.q = tensor(f.device->q, 3, of_rows);
     f.k = tensor(f.device->k, 3, of_rows);
     f.v = tensor(f.device->v, 3, of_rows);
@@ -176,22 +178,23 @@ static void bind_all(void)
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     const struct attn_layer_params params = {
         .struct_size = sizeof params, .sinks = f.device->sinks, .device = fake};
-    const struct attn_plan_options options = {.struct_size = sizeof options,
-                                              .limits = {.struct_size = sizeof options.limits,
-                                                         .max_num_reqs = 1,
-                                                         .max_num_tokens = TOKENS,
-                                                         .max_seq_len = TOKENS + 3}};
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                              .max_num_reqs = 1,
+                                              .max_num_tokens = TOKENS,
+                                              .max_seq_len = TOKENS + 3}};
     OK(f.api->layer_kv_views(f.layer, f.cache, BLOCKS, &k, &v, &error));
     assert_memory_equal(&k.device, &fake, sizeof fake);
     OK(f.api->layer_bind_kv(f.layer, &k, &v, &error));
     OK(f.api->layer_bind_params(f.layer, &params, &error));
     OK(f.api->plan_create(f.model, 0, &options, &f.plan, &error));
-    size_t bytes = f.api->plan_workspace_bytes(f.plan);
+    size_t bytes = client_workspace_bytes(f.api, f.plan);
     void *wrong = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    REFUSED(f.api->plan_bind_workspace(f.plan, wrong, bytes, &error), "workspace");
+    REFUSED(client_bind_workspace(f.api, f.plan, wrong, bytes, &error), "workspace");
     free(wrong);
     OK(f.api->device_allocate(f.opened, ATTN_MEMORY_DEVICE, bytes, &f.workspace, &error));
-    OK(f.api->plan_bind_workspace(f.plan, f.workspace, bytes, &error));
+    OK(client_bind_workspace(f.api, f.plan, f.workspace, bytes, &error));
 }
 
 static int tear_down(void **state)
@@ -212,8 +215,8 @@ static int tear_down(void **state)
 static void runs_and_is_right(void)
 {
     OK(f.api->run(f.plan, f.layer, &f.io, &error));
-    OK(f.api->device_copy(f.opened, &f.host, f.device, sizeof f.host, ATTN_COPY_DEVICE_TO_HOST,
-                          NULL, &error));
+    OK(client_copy(f.api, f.opened, &f.host, f.device, sizeof f.host, ATTN_COPY_DEVICE_TO_HOST,
+                   NULL, &error));
     for (int32_t t = 0; t < TOKENS; t++) { /* the mean of the values up to it */
         assert_true(fabsf(f.host.out[t][1][SIZE - 1] - (float)(t + 2) / 2) < 1e-3f);
     }

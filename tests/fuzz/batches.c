@@ -194,16 +194,17 @@ static void *workspace_of(size_t bytes)
 static bool make_plan(struct step *s, struct input *input, bool graph)
 {
     const struct attn_plan_options options = {
-        .struct_size = sizeof options, .limits = draw_limits(input), .graph = graph};
-    s->limits = options.limits;
+        .struct_size = sizeof options, .limits = &s->limits, .graph = graph};
+    s->limits = draw_limits(input);
     const attn_status status = plan_create(s->model, 0, &options, &s->plan, &s->error);
     fuzz_check_error(status, &s->error);
-    const size_t bytes = status == ATTN_OK ? plan_workspace_bytes(s->plan) : 0;
-    if (status != ATTN_OK || bytes > MOST_WORKSPACE) {
+    struct attn_workspace room = {.struct_size = sizeof room};
+    if (status != ATTN_OK || plan_workspace(s->plan, &room, &s->error) != ATTN_OK ||
+        room.bytes > MOST_WORKSPACE) {
         return false;
     }
-    void *workspace = workspace_of(bytes);
-    FUZZ_CHECK(plan_bind_workspace(s->plan, workspace, bytes, &s->error) == ATTN_OK);
+    room.memory = workspace_of(room.bytes);
+    FUZZ_CHECK(plan_bind_workspace(s->plan, &room, &s->error) == ATTN_OK);
     return true;
 }
 

@@ -196,11 +196,12 @@ static void step(attn_model *model, struct attn_error *error)
 {
     static float data[MAX_TOKENS * 64];
     static uint8_t cache[1 << 16] __attribute__((aligned(256)));
-    const struct attn_plan_options options = {.struct_size = sizeof options,
-                                              .limits = {.struct_size = sizeof options.limits,
-                                                         .max_num_reqs = 2,
-                                                         .max_num_tokens = MAX_TOKENS,
-                                                         .max_seq_len = 16}};
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                              .max_num_reqs = 2,
+                                              .max_num_tokens = MAX_TOKENS,
+                                              .max_seq_len = 16}};
     const int32_t start[] = {0, 2}, lens[] = {2}, table[] = {0};
     const int64_t slots[] = {0, 1};
     const struct attn_batch batch = {.struct_size = sizeof batch,
@@ -228,10 +229,11 @@ static void step(attn_model *model, struct attn_error *error)
     status = status ? status : plan_create(model, 0, &options, &made, error);
     fuzz_check_error(status, error);
     FUZZ_CHECK((status == ATTN_OK) == (made != NULL));
-    const size_t bytes = plan_workspace_bytes(made);
-    if (status == ATTN_OK && bytes <= LARGEST_MEMORY) {
-        void *workspace = blocks_add_aligned(memory, bytes);
-        FUZZ_CHECK(plan_bind_workspace(made, workspace, bytes, error) == ATTN_OK);
+    struct attn_workspace room = {.struct_size = sizeof room};
+    if (status == ATTN_OK && plan_workspace(made, &room, error) == ATTN_OK &&
+        room.bytes <= LARGEST_MEMORY) {
+        room.memory = blocks_add_aligned(memory, room.bytes);
+        FUZZ_CHECK(plan_bind_workspace(made, &room, error) == ATTN_OK);
         status = plan_batch(made, &batch, NULL, error);
         fuzz_check_error(status, error);
         *error = (struct attn_error)ATTN_ERROR_INIT;

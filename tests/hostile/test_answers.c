@@ -19,6 +19,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "support/client.h"
+
 enum { HEADS = 2, HEAD_SIZE = 64, BLOCK = 16, BLOCKS = 2, TOKENS = 4 };
 
 static const struct attn_api *api;
@@ -65,11 +67,12 @@ static attn_status begin(struct engine *e, const char *file, uint32_t flags)
 
 static attn_status bind_layer(struct engine *e, attn_layer *layer)
 {
-    const struct attn_plan_options options = {.struct_size = sizeof options,
-                                              .limits = {.struct_size = sizeof options.limits,
-                                                         .max_num_reqs = 1,
-                                                         .max_num_tokens = TOKENS,
-                                                         .max_seq_len = BLOCK}};
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                              .max_num_reqs = 1,
+                                              .max_num_tokens = TOKENS,
+                                              .max_seq_len = BLOCK}};
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
     struct attn_kv_view kv[2] = {{.struct_size = sizeof *kv}, {.struct_size = sizeof *kv}};
     attn_status status = api->layer_kv_spec(layer, &spec, &e->error);
@@ -104,7 +107,7 @@ static attn_status step(struct engine *e, attn_layer *layer, const char **at)
                                     .k = &e->tensors[1],
                                     .v = &e->tensors[2],
                                     .out = &e->tensors[3]};
-    const size_t bytes = api->plan_workspace_bytes(e->plan);
+    const size_t bytes = client_workspace_bytes(api, e->plan);
     attn_status status = ATTN_OK;
 
     e->shape[0] = TOKENS;
@@ -116,7 +119,7 @@ static attn_status step(struct engine *e, attn_layer *layer, const char **at)
     }
     *at = "workspace";
     e->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    status = api->plan_bind_workspace(e->plan, e->workspace, bytes, &e->error);
+    status = client_bind_workspace(api, e->plan, e->workspace, bytes, &e->error);
     *at = "plan";
     status = status ? status : api->plan(e->plan, &batch, NULL, &e->error);
     if (status != ATTN_OK) {

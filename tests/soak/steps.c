@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "soak.h"
+#include "support/client.h"
 
 enum { MAX_LAYERS = 3, MAX_REQS = 5, MAX_TOKENS = 96, MAX_BLOCKS = 12, ROW = 4 * 128 };
 #define BOUND 2e-4f
@@ -119,14 +120,16 @@ static attn_status make_plan(struct run *run, struct side *side)
 {
     struct round *round = run->round;
     const struct attn_api *api = round->api;
-    struct attn_plan_options options = {.struct_size = sizeof options,
-                                        .limits = {.struct_size = sizeof options.limits,
-                                                   .max_num_reqs = MAX_REQS,
-                                                   .max_num_tokens = MAX_TOKENS}};
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                              .max_num_reqs = MAX_REQS,
+                                              .max_num_tokens = MAX_TOKENS}};
     attn_plan *endless = NULL;
     if (soak_chance(round, 8)) { /* limits that mean none: refused, or not, and never wrapped */
-        struct attn_plan_options wild = options;
-        wild.limits.max_num_reqs = INT32_MAX - (int32_t)soak_random(round, 1 << 30);
+        struct attn_limits most = *options.limits;
+        const struct attn_plan_options wild = {.struct_size = sizeof wild, .limits = &most};
+        most.max_num_reqs = INT32_MAX - (int32_t)soak_random(round, 1 << 30);
         const attn_status status = api->plan_create(side->model, 0, &wild, &endless, &round->error);
         soak_check_error(round, status);
         api->plan_destroy(endless);
@@ -135,9 +138,9 @@ static attn_status make_plan(struct run *run, struct side *side)
     if (status != ATTN_OK) {
         return status;
     }
-    const size_t bytes = api->plan_workspace_bytes(side->plan);
+    const size_t bytes = client_workspace_bytes(api, side->plan);
     side->workspace = aligned_alloc(256, (bytes + 511) / 256 * 256);
-    return api->plan_bind_workspace(side->plan, side->workspace, bytes, &round->error);
+    return client_bind_workspace(api, side->plan, side->workspace, bytes, &round->error);
 }
 
 /* Each request goes on by some tokens, or starts anew; its blocks are its own, in any order. */

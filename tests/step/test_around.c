@@ -8,6 +8,7 @@
 
 #include "fixture.h"
 #include "support/test.h"
+#include "support/client.h"
 
 enum { TOKENS = 31, ROW = 4 * 32 };
 
@@ -47,7 +48,8 @@ static void test_transfer_points(void **state)
                                                .after_layer = save_keys};
     const struct attn_plan_options limits = {
         .struct_size = sizeof limits,
-        .limits = {sizeof limits.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0}};
+        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS,
+                                              MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0}};
     const struct attn_layer_desc *layers[] = {&f.layer};
     const struct attn_select_options select = {.struct_size = sizeof select, .backend = "cpu_ref"};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
@@ -64,9 +66,9 @@ static void test_transfer_points(void **state)
                      ATTN_OK);
     assert_int_equal(f.api->layer_bind_kv(layer, &k, &v, &f.error), ATTN_OK);
     assert_int_equal(f.api->plan_create(model, 0, &limits, &plan, &f.error), ATTN_OK);
-    assert_int_equal(
-        f.api->plan_bind_workspace(plan, f.workspace, f.api->plan_workspace_bytes(plan), &f.error),
-        ATTN_OK);
+    assert_int_equal(client_bind_workspace(f.api, plan, f.workspace,
+                                           client_workspace_bytes(f.api, plan), &f.error),
+                     ATTN_OK);
     assert_int_equal(f.api->plan(plan, &f.batch, NULL, &f.error), ATTN_OK);
     f.io.lse = NULL;
     for (int32_t i = 1; i <= 2; i++) {

@@ -11,6 +11,7 @@
 
 #include "fixture.h"
 #include "spy.h"
+#include "support/client.h"
 
 enum { BLOCK = 16, NARROW = 4, FEW = 4, MANY = 9, SHARED = 320 };
 
@@ -131,11 +132,11 @@ static void test_own_views(void **state)
     assert_int_equal(split.api->layer_bind_kv(layer, &k, &v, &split.error), ATTN_OK);
     const struct attn_plan_options options = {
         .struct_size = sizeof options,
-        .limits = {sizeof options.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * BLOCK, 0, 0}};
+        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS,
+                                              MAX_TOKENS, 0, MAX_BLOCKS * BLOCK, 0, 0}};
     assert_int_equal(split.api->plan_create(split.model, 0, &options, &split.plan, NULL), ATTN_OK);
-    assert_int_equal(split.api->plan_bind_workspace(split.plan, split.workspace,
-                                                    split.api->plan_workspace_bytes(split.plan),
-                                                    NULL),
+    assert_int_equal(client_bind_workspace(split.api, split.plan, split.workspace,
+                                           client_workspace_bytes(split.api, split.plan), NULL),
                      ATTN_OK);
     fixture_step(&split);
     same_outputs(&plain, &split);
@@ -324,12 +325,13 @@ static void test_refused(void **state)
     assert_int_equal(choice.block_size, 8 * 784);
     assert_int_equal(choice.kernel_block_size, NARROW);
     f.api->assignment_destroy(assignment);
-    struct attn_plan_options plan = {.struct_size = sizeof plan,
-                                     .limits = {sizeof plan.limits, NULL, 2, 8, 0, 0, 0, 0}};
+    struct attn_limits limits = {
+        .struct_size = sizeof limits, .max_num_reqs = 2, .max_num_tokens = 8};
+    const struct attn_plan_options plan = {.struct_size = sizeof plan, .limits = &limits};
     attn_plan *made;
     assert_int_equal(f.api->plan_create(f.model, 0, &plan, &made, &f.error), ATTN_ERROR_LIMIT);
     assert_string_equal(f.error.field, "max_seq_len");
-    plan.limits.max_blocks_per_req = 3;
+    limits.max_blocks_per_req = 3;
     assert_int_equal(f.api->plan_create(f.model, 0, &plan, &made, &f.error), ATTN_OK);
     f.api->plan_destroy(made);
     fixture_finish(&f);

@@ -7,6 +7,7 @@
 
 #include "fixture.h"
 #include "support/test.h"
+#include "support/client.h"
 
 #define BOUND 3e-5
 
@@ -104,13 +105,13 @@ static void hold_cascade(const struct attn_layer_desc *layer, const char *backen
     fixture_init(&cascade, backend, layer, queries, lens, 8, 272, NULL, false);
     plain.batch.flags = ATTN_BATCH_NO_CASCADE;
     /* Poison over partial results shows whether the merge read them. */
-    memset(cascade.workspace, 0xff, cascade.api->plan_workspace_bytes(cascade.plan));
-    uint8_t *copy = malloc(cascade.api->plan_workspace_bytes(cascade.plan));
-    memcpy(copy, cascade.workspace, cascade.api->plan_workspace_bytes(cascade.plan));
+    memset(cascade.workspace, 0xff, client_workspace_bytes(cascade.api, cascade.plan));
+    uint8_t *copy = malloc(client_workspace_bytes(cascade.api, cascade.plan));
+    memcpy(copy, cascade.workspace, client_workspace_bytes(cascade.api, cascade.plan));
     fixture_step(&plain);
     fixture_step(&cascade);
     bool taken =
-        memcmp(copy, cascade.workspace, cascade.api->plan_workspace_bytes(cascade.plan)) != 0;
+        memcmp(copy, cascade.workspace, client_workspace_bytes(cascade.api, cascade.plan)) != 0;
     double difference = fixture_difference(&plain, &cascade);
     free(copy);
     fixture_finish(&plain);

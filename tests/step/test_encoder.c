@@ -246,7 +246,8 @@ static void refusals_say_what_is_missing(void **state)
     attn_plan *plan;
     const struct attn_plan_options options = {
         .struct_size = sizeof options,
-        .limits = {.struct_size = sizeof options.limits, .max_num_reqs = 1, .max_num_tokens = 1}};
+        .limits = &(const struct attn_limits){
+            .struct_size = sizeof(struct attn_limits), .max_num_reqs = 1, .max_num_tokens = 1}};
     (void)state;
     assert_int_equal(try_create(&e, "cpu_ref", &quant), ATTN_OK);
     assert_int_equal(api->plan_create(e.model, 0, &options, &plan, &e.error), ATTN_ERROR_ORDER);

@@ -9,6 +9,7 @@
 #include "history.h"
 #include "spy.h"
 #include "support/test.h"
+#include "support/client.h"
 
 enum { LEVEL_1, LEVEL_2, PLAIN, PER_TOKEN_HEAD, LAYERS, FUSING = 2 };
 
@@ -169,7 +170,8 @@ static void test_replay(void **state)
         .kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_KV};
     const struct attn_plan_options options = {
         .struct_size = sizeof options,
-        .limits = {sizeof options.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0},
+        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS,
+                                              MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0},
         .graph = 1};
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
     struct fixture f, apart;
@@ -181,9 +183,9 @@ static void test_replay(void **state)
     attn_layer *bound = f.api->model_layer(f.model, 0);
     assert_int_equal(f.api->layer_kv_spec(bound, &spec, &f.error), ATTN_OK);
     assert_int_equal(f.api->plan_create(f.model, 0, &options, &plan, &f.error), ATTN_OK);
-    assert_int_equal(
-        f.api->plan_bind_workspace(plan, f.workspace, f.api->plan_workspace_bytes(plan), &f.error),
-        ATTN_OK);
+    assert_int_equal(client_bind_workspace(f.api, plan, f.workspace,
+                                           client_workspace_bytes(f.api, plan), &f.error),
+                     ATTN_OK);
     for (int32_t replay = 0; replay < 3; replay++) {
         for (int32_t r = 0; r < 3; r++) {
             int32_t j = f.seq_lens[r] = apart.seq_lens[r] = lens[r] + replay - 2;

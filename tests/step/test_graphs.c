@@ -7,6 +7,7 @@
 
 #include "fixture.h"
 #include "support/test.h"
+#include "support/client.h"
 
 static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
@@ -16,13 +17,14 @@ static attn_plan *another_plan(struct fixture *f, int32_t graph, void **workspac
 {
     const struct attn_plan_options options = {
         .struct_size = sizeof options,
-        .limits = {sizeof options.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0},
+        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS,
+                                              MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0},
         .graph = graph};
     attn_plan *plan;
     assert_int_equal(f->api->plan_create(f->model, 0, &options, &plan, &f->error), ATTN_OK);
-    size_t bytes = f->api->plan_workspace_bytes(plan);
+    size_t bytes = client_workspace_bytes(f->api, plan);
     *workspace = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
-    assert_int_equal(f->api->plan_bind_workspace(plan, *workspace, bytes, &f->error), ATTN_OK);
+    assert_int_equal(client_bind_workspace(f->api, plan, *workspace, bytes, &f->error), ATTN_OK);
     return plan;
 }
 

@@ -80,7 +80,7 @@ static attn_status attempt(const struct attn_api *api, struct meter *meter,
     for (int32_t g = 0; g < 2 && status == ATTN_OK; g++) {
         status = api->plan_create(model, g, CLIENT_LIMITS(4, 64, 256), &plan, error);
         status =
-            status ? status : api->plan_bind_workspace(plan, workspace, sizeof workspace, error);
+            status ? status : client_bind_workspace(api, plan, workspace, sizeof workspace, error);
         if (g == 0) {
             api->plan_destroy(plan);
             plan = NULL;

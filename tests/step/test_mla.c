@@ -10,6 +10,7 @@
 
 #include "mla_fixture.h"
 #include "support/test.h"
+#include "support/client.h"
 
 static void test_decode(void **unused)
 {
@@ -178,12 +179,13 @@ static void test_graph(void **unused)
     struct mla *m = mla_create(&s);
     struct attn_plan_options options = {
         .struct_size = sizeof options,
-        .limits = {sizeof options.limits, NULL, MAX_REQS, 100, 0, MAX_LENGTH, 0, 0},
+        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS, 100, 0,
+                                              MAX_LENGTH, 0, 0},
         .graph = 1};
     m->api->plan_destroy(m->plan);
     CHECK(m, m->api->plan_create(m->model, 0, &options, &m->plan, &m->error));
-    CHECK(m, m->api->plan_bind_workspace(m->plan, m->workspace,
-                                         m->api->plan_workspace_bytes(m->plan), &m->error));
+    CHECK(m, client_bind_workspace(m->api, m->plan, m->workspace,
+                                   client_workspace_bytes(m->api, m->plan), &m->error));
     assert_int_equal(m->api->plan_graph_level(m->plan), ATTN_GRAPH_UNIFORM_BATCH);
     assert_int_not_equal(m->api->plan_graph(m->plan, ATTN_PLAN_CAPTURE, &m->batch, NULL, &m->error),
                          ATTN_OK);
@@ -528,10 +530,11 @@ static void test_scaled_weights(void **unused)
     CHECK(m, m->api->layer_bind_params(m->api->model_layer(m->model, 0), &params, &m->error));
     const struct attn_plan_options plan = {
         .struct_size = sizeof plan,
-        .limits = {sizeof plan.limits, NULL, MAX_REQS, 100, 0, MAX_LENGTH, 0, 0}};
+        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS, 100, 0,
+                                              MAX_LENGTH, 0, 0}};
     CHECK(m, m->api->plan_create(m->model, 0, &plan, &m->plan, &m->error));
-    CHECK(m, m->api->plan_bind_workspace(m->plan, m->workspace,
-                                         m->api->plan_workspace_bytes(m->plan), &m->error));
+    CHECK(m, client_bind_workspace(m->api, m->plan, m->workspace,
+                                   client_workspace_bytes(m->api, m->plan), &m->error));
     set_io(m, stage_keys(m, false));
     step(m);
     compare(m, true);

@@ -10,6 +10,7 @@
 
 #include "fixture.h"
 #include "support/test.h"
+#include "support/client.h"
 
 static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 static const struct attn_layer_desc decoder = {.kind = ATTN_LAYER_DECODER, .causal = 1};
@@ -232,15 +233,16 @@ static void *work(void *argument)
     struct fixture *common = worker->common, own;
     const struct attn_plan_options options = {
         .struct_size = sizeof options,
-        .limits = {sizeof options.limits, NULL, MAX_REQS, MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0}};
+        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS,
+                                              MAX_TOKENS, 0, MAX_BLOCKS * 16, 0, 0}};
     attn_layer *layer = common->api->model_layer(common->model, 0);
     float *out = malloc(out_bytes);
     attn_plan *plan;
     fixture_init(&own, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, false);
     worker->wrong += common->api->plan_create(common->model, 0, &options, &plan, NULL) != ATTN_OK;
-    size_t bytes = common->api->plan_workspace_bytes(plan);
+    size_t bytes = client_workspace_bytes(common->api, plan);
     void *workspace = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256);
-    worker->wrong += common->api->plan_bind_workspace(plan, workspace, bytes, NULL) != ATTN_OK;
+    worker->wrong += client_bind_workspace(common->api, plan, workspace, bytes, NULL) != ATTN_OK;
     struct attn_tensor tensor = common->tensors[3];
     struct attn_step_io io = common->io;
     tensor.data = out;

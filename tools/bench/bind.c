@@ -7,6 +7,7 @@
 #include "support/number.h"
 #include "support/random.h"
 #include "subject.h"
+#include "support/client.h"
 
 #define FILL_TOKENS 2048 /* written at a time */
 #define INT8_RANGE 127.0f
@@ -311,18 +312,20 @@ static void fill_batch(struct subject *subject, struct fill *fill)
 static attn_status fill_plan(struct subject *subject, struct fill *fill, struct attn_error *error)
 {
     const struct attn_api *api = subject->session->api;
-    const struct attn_plan_options options = {.struct_size = sizeof options,
-                                              .limits = {.struct_size = sizeof options.limits,
-                                                         .max_num_reqs = 1,
-                                                         .max_num_tokens = fill->length,
-                                                         .max_query_len = fill->length,
-                                                         .max_seq_len = fill->length}};
+    const struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                              .max_num_reqs = 1,
+                                              .max_num_tokens = fill->length,
+                                              .max_query_len = fill->length,
+                                              .max_seq_len = fill->length}};
     attn_status status = api->plan_create(subject->model, 0, &options, &fill->plan, error);
-    size_t bytes = status == ATTN_OK ? api->plan_workspace_bytes(fill->plan) : 0;
+    size_t bytes = status == ATTN_OK ? client_workspace_bytes(api, fill->plan) : 0;
     if (status == ATTN_OK && bytes > 0) {
         void *workspace = memory_take(&fill->memory, bytes);
-        status = workspace == NULL ? subject_out_of_memory(error)
-                                   : api->plan_bind_workspace(fill->plan, workspace, bytes, error);
+        status = workspace == NULL
+                     ? subject_out_of_memory(error)
+                     : client_bind_workspace(api, fill->plan, workspace, bytes, error);
     }
     return status;
 }

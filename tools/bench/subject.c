@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "support/number.h"
+#include "support/client.h"
 
 static attn_status run(void *user, int32_t copy, struct attn_error *error)
 {
@@ -63,18 +64,18 @@ static attn_status make_plan(struct subject *subject, struct attn_error *error)
     const struct requests *requests = &subject->requests;
     const struct attn_plan_options options = {
         .struct_size = sizeof options,
-        .limits = {.struct_size = sizeof options.limits,
-                   .max_num_reqs = requests->count,
-                   .max_num_tokens = (int32_t)requests->num_tokens,
-                   .max_query_len = requests->max_query_len,
-                   .max_seq_len = requests->max_seq_len}};
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                              .max_num_reqs = requests->count,
+                                              .max_num_tokens = (int32_t)requests->num_tokens,
+                                              .max_query_len = requests->max_query_len,
+                                              .max_seq_len = requests->max_seq_len}};
     attn_status status = api->plan_create(subject->model, 0, &options, &subject->plan, error);
-    size_t bytes = status == ATTN_OK ? api->plan_workspace_bytes(subject->plan) : 0;
+    size_t bytes = status == ATTN_OK ? client_workspace_bytes(api, subject->plan) : 0;
     if (status == ATTN_OK && bytes > 0) {
         void *workspace = memory_take(&subject->memory, bytes);
         status = workspace == NULL
                      ? subject_out_of_memory(error)
-                     : api->plan_bind_workspace(subject->plan, workspace, bytes, error);
+                     : client_bind_workspace(api, subject->plan, workspace, bytes, error);
     }
     return status == ATTN_OK
                ? api->plan(subject->plan, &subject->batch, subject->session->stream, error)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "device.h"
+#include "support/client.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,7 +65,7 @@ static attn_status copy(const struct device *device, void *destination, const vo
     attn_status status = wait(device, error);
     if (status == ATTN_OK) {
         status =
-            device->api->device_copy(device->opened, destination, source, bytes, kind, NULL, error);
+            client_copy(device->api, device->opened, destination, source, bytes, kind, NULL, error);
     }
     return status == ATTN_OK ? wait(device, error) : status;
 }
@@ -89,7 +90,7 @@ attn_status device_set(const struct device *device, void *destination, int32_t v
         return ATTN_OK;
     }
     attn_status status =
-        device->api->device_fill(device->opened, destination, value, bytes, NULL, error);
+        client_fill(device->api, device->opened, destination, value, bytes, NULL, error);
     return status == ATTN_OK ? wait(device, error) : status;
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine.h"
+#include "support/client.h"
 
 #define MIN_STEP_TOKENS 512
 #define MAX_STEP_TOKENS 8192
@@ -198,20 +199,21 @@ static int32_t most_tokens(const struct engine *engine)
 static attn_status make_plan(struct engine *engine, int32_t index)
 {
     struct run_group *group = &engine->groups[index];
-    struct attn_plan_options options = {.struct_size = sizeof options,
-                                        .limits = {.struct_size = sizeof options.limits,
-                                                   .max_num_reqs = MAX_REQUESTS,
-                                                   .max_num_tokens = most_tokens(engine),
-                                                   .max_seq_len = engine->longest}};
+    struct attn_plan_options options = {
+        .struct_size = sizeof options,
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
+                                              .max_num_reqs = MAX_REQUESTS,
+                                              .max_num_tokens = most_tokens(engine),
+                                              .max_seq_len = engine->longest}};
     attn_status status =
         engine->api->plan_create(engine->model, index, &options, &group->plan, &engine->error);
-    size_t bytes = status == ATTN_OK ? engine->api->plan_workspace_bytes(group->plan) : 0;
+    size_t bytes = status == ATTN_OK ? client_workspace_bytes(engine->api, group->plan) : 0;
     if (status != ATTN_OK || bytes == 0) {
         return status;
     }
     status = engine_take(engine, false, bytes, "workspace", &group->workspace);
-    return status == ATTN_OK ? engine->api->plan_bind_workspace(group->plan, group->workspace,
-                                                                bytes, &engine->error)
+    return status == ATTN_OK ? client_bind_workspace(engine->api, group->plan, group->workspace,
+                                                     bytes, &engine->error)
                              : status;
 }
 

@@ -106,11 +106,11 @@ attn_status client_plan(const struct attn_api *api, attn_model *model, int32_t g
 {
     *workspace = NULL;
     attn_status status = api->plan_create(model, group, options, plan, error);
-    const size_t bytes = status == ATTN_OK ? api->plan_workspace_bytes(*plan) : 0;
+    const size_t bytes = status == ATTN_OK ? client_workspace_bytes(api, *plan) : 0;
     if (status != ATTN_OK) {
         return status;
     }
     *workspace = client_memory(bytes);
-    return *workspace != NULL ? api->plan_bind_workspace(*plan, *workspace, bytes, error)
+    return *workspace != NULL ? client_bind_workspace(api, *plan, *workspace, bytes, error)
                               : no_memory(error, bytes);
 }

@@ -38,11 +38,57 @@ attn_status client_cache(const struct attn_api *api, attn_layer *layer, int64_t 
 
 /* Limits of a plan: requests, tokens of a step, keys of a request. */
 #define CLIENT_LIMITS(reqs, tokens, keys)                                                          \
-    (&(const struct attn_plan_options){.struct_size = sizeof(struct attn_plan_options),            \
-                                       .limits = {.struct_size = sizeof(struct attn_limits),       \
-                                                  .max_num_reqs = (reqs),                          \
-                                                  .max_num_tokens = (tokens),                      \
-                                                  .max_seq_len = (keys)}})
+    (&(const struct attn_plan_options){                                                            \
+        .struct_size = sizeof(struct attn_plan_options),                                           \
+        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),           \
+                                              .max_num_reqs = (reqs),                              \
+                                              .max_num_tokens = (tokens),                          \
+                                              .max_seq_len = (keys)}})
+/* Bytes of a plan's workspace; 0 without a plan. */
+static inline size_t client_workspace_bytes(const struct attn_api *api, const attn_plan *plan)
+{
+    struct attn_workspace workspace = {.struct_size = sizeof workspace};
+    return plan != NULL && api->plan_workspace(plan, &workspace, NULL) == ATTN_OK ? workspace.bytes
+                                                                                  : 0;
+}
+
+static inline attn_status client_bind_workspace(const struct attn_api *api, attn_plan *plan,
+                                                void *memory, size_t bytes,
+                                                struct attn_error *error)
+{
+    const struct attn_workspace workspace = {
+        .struct_size = sizeof workspace, .memory = memory, .bytes = bytes};
+    return api->plan_bind_workspace(plan, &workspace, error);
+}
+
+/* device_copy and device_fill of `bytes` on a stream. */
+static inline attn_status client_copy(const struct attn_api *api, attn_open_device *opened,
+                                      void *destination, const void *source, size_t bytes,
+                                      int32_t kind, void *stream, struct attn_error *error)
+{
+    const struct attn_copy_args copy = {.struct_size = sizeof copy,
+                                        .stream = stream,
+                                        .destination = destination,
+                                        .source = source,
+                                        .bytes = bytes,
+                                        .kind = kind};
+    return api->device_copy(opened, &copy, error);
+}
+
+static inline attn_status client_fill(const struct attn_api *api, attn_open_device *opened,
+                                      void *destination, int32_t value, size_t bytes, void *stream,
+                                      struct attn_error *error)
+{
+    const struct attn_fill_args fill = {.struct_size = sizeof fill,
+                                        .stream = stream,
+                                        .destination = destination,
+                                        .row_bytes = bytes,
+                                        .stride = bytes,
+                                        .rows = 1,
+                                        .value = value};
+    return api->device_fill(opened, &fill, error);
+}
+
 /* A plan of a group with its workspace, filled with 0xff and bound. The caller destroys the one and
  * frees the other. */
 attn_status client_plan(const struct attn_api *api, attn_model *model, int32_t group,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/engine.h"
+#include "support/client.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -38,15 +39,16 @@ attn_status engine_add_plan(struct engine *engine, int32_t index, const struct p
     struct engine_plan *plan = &engine->plans[index];
     const struct attn_plan_options options = {
         .struct_size = sizeof options,
-        .limits = {sizeof options.limits, NULL, problem->num_reqs, problem->num_tokens,
-                   batch->max_query_len, batch->max_seq_len + SPARE_LIMITS,
-                   (int32_t)problem->table_stride, 0},
+        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, problem->num_reqs,
+                                              problem->num_tokens, batch->max_query_len,
+                                              batch->max_seq_len + SPARE_LIMITS,
+                                              (int32_t)problem->table_stride, 0},
         .graph = graph};
     attn_status status = api->plan_create(engine->model, 0, &options, &plan->plan, error);
     if (status != ATTN_OK) {
         return status;
     }
-    plan->bytes = api->plan_workspace_bytes(plan->plan);
+    plan->bytes = client_workspace_bytes(api, plan->plan);
     uint8_t *poison = malloc(plan->bytes + WORKSPACE_GUARD);
     plan->workspace = device_alloc(engine->device, plan->bytes + WORKSPACE_GUARD);
     bool ready = poison != NULL && plan->workspace != NULL;
@@ -56,7 +58,7 @@ attn_status engine_add_plan(struct engine *engine, int32_t index, const struct p
             device_write(engine->device, plan->workspace, poison, plan->bytes + WORKSPACE_GUARD);
     }
     free(poison);
-    return ready ? api->plan_bind_workspace(plan->plan, plan->workspace, plan->bytes, error)
+    return ready ? client_bind_workspace(api, plan->plan, plan->workspace, plan->bytes, error)
                  : ATTN_ERROR_OUT_OF_MEMORY;
 }
 

@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Malformed layers, views and workspaces, before any step. */
 #include "core/malformed.h"
+#include "support/client.h"
 
 static attn_status workspace_small(struct malformed_step *s)
 {
     const struct engine *e = s->engine;
     const struct engine_plan *p = &e->plans[0];
-    return e->core->api->plan_bind_workspace(p->plan, p->workspace, p->bytes - 1, &s->error);
+    return client_bind_workspace(e->core->api, p->plan, p->workspace, p->bytes - 1, &s->error);
 }
 
 static attn_status workspace_null(struct malformed_step *s)
 {
     const struct engine *e = s->engine;
-    return e->core->api->plan_bind_workspace(e->plans[0].plan, NULL, e->plans[0].bytes, &s->error);
+    return client_bind_workspace(e->core->api, e->plans[0].plan, NULL, e->plans[0].bytes,
+                                 &s->error);
 }
 
 static attn_status workspace_odd(struct malformed_step *s)
 {
     const struct engine *e = s->engine;
     const struct engine_plan *p = &e->plans[0];
-    return e->core->api->plan_bind_workspace(p->plan, p->workspace + 8, p->bytes, &s->error);
+    return client_bind_workspace(e->core->api, p->plan, p->workspace + 8, p->bytes, &s->error);
 }
 
 static attn_status bind(struct malformed_step *s, const struct attn_kv_view *k)
@@ -59,9 +61,9 @@ static attn_status view_pack(struct malformed_step *s)
 static attn_status limits_zero(struct malformed_step *s)
 {
     const struct engine *e = s->engine;
-    struct attn_plan_options options = {.struct_size = sizeof options};
+    const struct attn_limits limits = {.struct_size = sizeof limits};
+    const struct attn_plan_options options = {.struct_size = sizeof options, .limits = &limits};
     attn_plan *made = NULL;
-    options.limits.struct_size = sizeof options.limits;
     return e->core->api->plan_create(e->model, 0, &options, &made, &s->error);
 }
 

@@ -1776,8 +1776,22 @@ class attn_plan_options(Structure):
     _fields_ = [
         ("struct_size", c_size_t),
         ("next", c_void_p),
-        ("limits", attn_limits),
+        ("limits", c_void_p),
         ("graph", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class attn_workspace(Structure):
+    """``struct attn_workspace``."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("next", c_void_p),
+        ("memory", c_void_p),
+        ("bytes", c_size_t),
+        ("device", attn_device),
+        ("alignment", c_int32),
         ("reserved", c_int32),
     ]
 
@@ -1865,8 +1879,8 @@ class attn_api(Structure):
         ("copy_blocks", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("plan_create", CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_void_p)),
         ("plan_destroy", CFUNCTYPE(None, c_void_p)),
-        ("plan_workspace_bytes", CFUNCTYPE(c_size_t, c_void_p)),
-        ("plan_bind_workspace", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t, c_void_p)),
+        ("plan_workspace", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
+        ("plan_bind_workspace", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("plan_graph_level", CFUNCTYPE(c_int32, c_void_p)),
         ("plan_graph_fill", CFUNCTYPE(c_int32, c_void_p)),
         ("plan", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
@@ -1883,8 +1897,8 @@ class attn_api(Structure):
         ("device_close", CFUNCTYPE(None, c_void_p)),
         ("device_allocate", CFUNCTYPE(c_int32, c_void_p, c_int32, c_size_t, c_void_p, c_void_p)),
         ("device_free", CFUNCTYPE(None, c_void_p, c_int32, c_void_p)),
-        ("device_copy", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_size_t, c_int32, c_void_p, c_void_p)),
-        ("device_fill", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int32, c_size_t, c_void_p, c_void_p)),
+        ("device_copy", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
+        ("device_fill", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("device_of_address", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
         ("device_stream_create", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("device_stream_destroy", CFUNCTYPE(None, c_void_p, c_void_p)),
@@ -1979,6 +1993,7 @@ STRUCTS = {
     "attn_plugin": attn_plugin,
     "attn_model_options": attn_model_options,
     "attn_plan_options": attn_plan_options,
+    "attn_workspace": attn_workspace,
     "attn_block_memory": attn_block_memory,
     "attn_block_transfer": attn_block_transfer,
     "attn_calibration": attn_calibration,

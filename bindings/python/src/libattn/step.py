@@ -9,11 +9,11 @@ from __future__ import annotations
 import array
 import ctypes
 from collections.abc import Sequence
-from ctypes import byref, c_void_p, sizeof
+from ctypes import addressof, byref, c_void_p, sizeof
 from typing import TYPE_CHECKING, Any
 
 from ._declarations import (ATTN_RUN_NO_ATTEND, ATTN_RUN_NO_WRITE, BatchMode, PlanMode, Status, attn_batch,
-                            attn_batch_split, attn_limits, attn_plan_options, attn_step_io)
+                            attn_batch_split, attn_limits, attn_plan_options, attn_step_io, attn_workspace)
 from .errors import make
 from .handles import Handle
 from .layers import code_of
@@ -209,7 +209,8 @@ class Plan:
         limits = attn_limits(struct_size=sizeof(attn_limits), max_num_reqs=max_num_reqs,
                              max_num_tokens=max_num_tokens, max_query_len=max_query_len, max_seq_len=max_seq_len,
                              max_blocks_per_req=max_blocks_per_req)
-        options = attn_plan_options(struct_size=sizeof(attn_plan_options), limits=limits, graph=int(graph))
+        options = attn_plan_options(struct_size=sizeof(attn_plan_options), limits=addressof(limits),
+                                    graph=int(graph))
         self.api.check(self.api.plan_create(model.handle, group, byref(options), byref(created),
                                             self.api.error_ref()))
         self.owner = Handle("plan", created.value, self.api.plan_destroy, model.owner)
@@ -217,8 +218,6 @@ class Plan:
         self._io_ref = byref(self._io)
         self._workspace: Any = None
         self._batch: Batch | None = None
-        if self.workspace_bytes == 0:
-            self.api.check(self.api.plan_bind_workspace(self.handle, None, 0, self.api.error_ref()))
 
     @property
     def handle(self) -> int:
@@ -232,7 +231,9 @@ class Plan:
     @property
     def workspace_bytes(self) -> int:
         """Device memory for the worst case of the limits, to be aligned to 256."""
-        return self.api.plan_workspace_bytes(self.handle)
+        workspace = attn_workspace(struct_size=sizeof(attn_workspace))
+        self.api.check(self.api.plan_workspace(self.handle, byref(workspace), self.api.error_ref()))
+        return workspace.bytes
 
     @property
     def graph_level(self) -> int:
@@ -247,7 +248,8 @@ class Plan:
     def bind_workspace(self, memory: Any) -> None:
         """Hand the workspace in; borrowed for the plan's life."""
         t = as_tensor(memory)
-        self.api.check(self.api.plan_bind_workspace(self.handle, t.data, t.nbytes, self.api.error_ref()))
+        workspace = attn_workspace(struct_size=sizeof(attn_workspace), memory=t.data, bytes=t.nbytes)
+        self.api.check(self.api.plan_bind_workspace(self.handle, byref(workspace), self.api.error_ref()))
         self._workspace = t
 
     def update(self, batch: Batch, stream: Any | None = None, mode: str | None = None) -> None:
