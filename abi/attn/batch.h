@@ -44,6 +44,14 @@ struct attn_batch_table {
     const int32_t *seq_lens_host; /* host [R] or NULL */
     int32_t max_seq_len;          /* may be a bound; 0: by seq_lens_host */
     int32_t reserved;
+    /* page lists in place of block_table, as those of attn_batch; last_page_len counts rows, and
+     * no request has more of them than max_seq_len tokens of the plan's limits take */
+    const int32_t *page_indices;
+    const int32_t *page_start_loc;
+    const int32_t *last_page_len;
+    const int32_t *page_start_loc_host;
+    const int32_t *last_page_len_host;
+    int64_t num_pages;
 };
 
 /* R requests, T = num_tokens rows. On a CPU device pointers are host pointers. Every pointer is
@@ -104,7 +112,8 @@ struct attn_batch {
     int32_t table_bytes; /* sizeof(struct attn_batch_table) of the writer; kernels get their own */
     /* Page lists in place of block_table, which is then NULL: request r's blocks are
      * page_indices[i] for i in page_start_loc[r] .. page_start_loc[r + 1] - 1. For layers that say
-     * needs_page_lists; kernels get the block table that is made of them. */
+     * needs_page_lists, in any of the batch's tables; kernels get the block table that is made of
+     * them. */
     const int32_t *page_indices;   /* device [num_pages] */
     const int32_t *page_start_loc; /* device [R+1], not decreasing */
     /* device [R]: keys in each request's last block, 1 to its size; or NULL, and seq_lens says the
@@ -127,6 +136,6 @@ struct attn_batch_split {
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_batch) == 296, "attn_batch of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_batch_table) == 72, "attn_batch_table of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_batch_table) == 120, "attn_batch_table of ABI 0.2");
 
 #endif

@@ -56,6 +56,28 @@ static attn_status ask_batch(const attn_model *model, const struct attn_batch *b
     return status;
 }
 
+/* Likewise of the tables beside the batch's own fields, once they are read. */
+attn_status places_check_table(const attn_plan *plan, const struct attn_batch_table *t,
+                               struct attn_error *error)
+{
+    const void *const on_device[] = {t->block_table,  t->block_table_row, t->slot_mapping,
+                                     t->seq_lens,     t->page_indices,    t->page_start_loc,
+                                     t->last_page_len},
+                      *const on_host[] = {t->seq_lens_host, t->page_start_loc_host,
+                                          t->last_page_len_host};
+    attn_status status = ATTN_OK;
+    if (plan->model->asked == NULL || (plan->asked_tables && !plan->validate)) {
+        return ATTN_OK;
+    }
+    for (size_t i = 0; i < sizeof on_host / sizeof *on_host && status == ATTN_OK; i++) {
+        status = place_ask_host(plan->model, on_host[i], "tables", error);
+    }
+    for (size_t i = 0; i < sizeof on_device / sizeof *on_device && status == ATTN_OK; i++) {
+        status = place_ask(plan->model, on_device[i], "tables", error);
+    }
+    return status;
+}
+
 attn_status places_check_batch(attn_plan *plan, const struct attn_batch *batch,
                                struct attn_error *error)
 {

@@ -104,7 +104,7 @@ static attn_status send_integers(attn_plan *plan, void *stream, struct attn_erro
 static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *error)
 {
     plan->used_integers = 0;
-    attn_status status = block_table_make(plan, stream, error);
+    attn_status status = block_tables_make(plan, stream, error);
     plan->whole = plan->given;
     for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
         const struct composition *c = plan->compositions[i].is;

@@ -137,11 +137,13 @@ struct captured {
 
 /* The block table that plan() makes where the engine's is not the kernels', see block_table.c. */
 struct made_table {
-    int32_t columns;    /* 0: none is made */
-    bool takes_lists;   /* a layer says needs_page_lists */
-    size_t table_at;    /* in the workspace: [max_num_reqs, columns] */
-    size_t lens_at;     /* likewise [max_num_reqs], where lists are taken */
-    int32_t *lens_host; /* likewise on the host */
+    int32_t columns;        /* 0: none is made */
+    int32_t parts;          /* kernel's blocks in an entry of the engine's */
+    int64_t rows_per_entry; /* keys, or rows of its caches, that an entry stands for */
+    bool takes_lists;       /* a layer says needs_page_lists */
+    size_t table_at;        /* in the workspace: [max_num_reqs, columns] */
+    size_t lens_at;         /* likewise [max_num_reqs], where lists are taken */
+    int32_t *lens_host;     /* likewise on the host */
 };
 
 struct attn_plan {
@@ -165,8 +167,8 @@ struct attn_plan {
     struct attn_batch whole, decode, prefill;
     /* tables beside the batch's own fields: of all requests, of decodes, of prefills */
     struct attn_batch_table *tables[3];
-    int32_t num_tables; /* that the layers need; 0: none */
-    struct made_table made;
+    int32_t num_tables;                          /* that the layers need; 0: none */
+    struct made_table made[1 + ATTN_MAX_TABLES]; /* of the batch's own fields, of its tables */
     struct attn_batch_split split;
     int32_t num_tokens;      /* rows that tensors must have */
     int32_t num_key_rows;    /* likewise k and v where keys are contiguous */
@@ -189,6 +191,7 @@ struct attn_plan {
     bool validate;
     bool takes_bounds; /* all its layers say host_bounds */
     bool asked;        /* the driver, of a batch's arrays */
+    bool asked_tables; /* likewise of its tables' */
     bool capturing; /* by the last plan(): its runs are recorded, and nothing may wait for them */
 };
 
@@ -229,6 +232,8 @@ void batch_split(attn_plan *plan);
 
 /* tables.c: tables of a batch beside its own fields */
 attn_status tables_init(attn_plan *plan, struct attn_error *error);
+/* Rows of a block of the caches that table `number`, from 1, addresses, and tokens of a row. */
+int32_t table_rows_per_block(const attn_plan *plan, int32_t number, int32_t *tokens_per_row);
 /* Checks those that the plan's layers need, and points the batch at copies of today's size. */
 attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_error *error);
 /* Those of part 1 (decodes) or 2 (prefills), which begins with request `first`. */
@@ -239,19 +244,24 @@ attn_status tables_validate(const attn_plan *plan, struct attn_error *error);
 attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
                               const struct attn_ext *next, struct attn_error *error);
 
-/* block_table.c: tables that are made for the kernels */
+/* block_table.c: tables that are made for the kernels. Number 0 is the batch's own fields, n is
+ * tables[n - 1] */
 /* Keys that an entry of the engine's block table, or a page, stands for. */
 int64_t plan_tokens_per_entry(const attn_plan *plan);
 attn_status block_table_init(attn_plan *plan, struct attn_error *error);
-/* Its areas of the workspace from `at`; their end. */
+/* Their areas of the workspace from `at`; the end of these. */
 size_t block_table_lay_out(attn_plan *plan, size_t at);
+/* The batch's own fields as a table, and back. */
+struct attn_batch_table own_table(const struct attn_batch *batch);
+void own_table_put(struct attn_batch *batch, const struct attn_batch_table *table);
 /* Checks page lists and says what follows of them: lengths, and sizes of the table to be made. */
-attn_status page_lists_read(attn_plan *plan, struct attn_batch *batch, struct attn_error *error);
+attn_status page_lists_read(attn_plan *plan, int32_t number, int32_t num_reqs,
+                            struct attn_batch_table *table, struct attn_error *error);
 /* On a CPU: the engine's entries of request r. */
-const int32_t *batch_entries(const attn_plan *plan, const struct attn_batch *batch, int32_t r,
-                             int64_t *count);
-/* Makes the table on the stream and puts it in the place of the engine's in plan->given. */
-attn_status block_table_make(attn_plan *plan, void *stream, struct attn_error *error);
+const int32_t *table_entries(const attn_plan *plan, int32_t number,
+                             const struct attn_batch_table *table, int32_t r, int64_t *count);
+/* Makes the tables on the stream and puts them in the place of the engine's in plan->given. */
+attn_status block_tables_make(attn_plan *plan, void *stream, struct attn_error *error);
 
 /* Most of a plan's own integers: places among them, and counts of what they describe, are int32_t.
  */
@@ -309,6 +319,8 @@ attn_status zero_tensor(attn_plan *plan, const struct step *step, const struct a
 /* places.c: is everything that a batch and a run bring where it has to be? Of a batch the driver is
  * asked for the first one and under validation, of a run under validation. */
 attn_status places_check_batch(attn_plan *plan, const struct attn_batch *batch,
+                               struct attn_error *error);
+attn_status places_check_table(const attn_plan *plan, const struct attn_batch_table *table,
                                struct attn_error *error);
 attn_status places_check_run(const attn_plan *plan, const struct attn_step_io *io,
                              struct attn_error *error);

@@ -161,8 +161,10 @@ static attn_status check_cache(attn_plan *plan, struct attn_batch *b, struct att
     if (!layer_has_cache(layer)) {
         return check_key_starts(b, error);
     }
-    attn_status status = page_lists_read(plan, b, error);
+    struct attn_batch_table own = own_table(b);
+    attn_status status = page_lists_read(plan, 0, b->num_reqs, &own, error);
     if (status == ATTN_OK) {
+        own_table_put(b, &own);
         status = layer->kind == ATTN_LAYER_CROSS ? take_encoder_lengths(b, error)
                                                  : check_lengths(plan, b, error);
     }

@@ -32,7 +32,8 @@ static attn_status read_table(const struct attn_batch *batch, int32_t index,
 {
     const size_t size = (size_t)batch->table_bytes;
     const unsigned char *source = (const unsigned char *)batch->tables + (size_t)index * size;
-    memcpy(table, source, sizeof *table);
+    *table = (struct attn_batch_table){0};
+    memcpy(table, source, size < sizeof *table ? size : sizeof *table);
     for (size_t at = sizeof *table; at < size; at++) {
         if (source[at] != 0) {
             return error_set(error, ATTN_ERROR_STRUCT_SIZE, "attn_batch_table",
@@ -44,23 +45,28 @@ static attn_status read_table(const struct attn_batch *batch, int32_t index,
     return ATTN_OK;
 }
 
-/* Rows of a block of the caches that this table, from 1, addresses. */
-static int32_t rows_per_block(const attn_plan *plan, int32_t number)
+int32_t table_rows_per_block(const attn_plan *plan, int32_t number, int32_t *tokens_per_row)
 {
     const attn_layer *owner = plan->steps[0].layer->owner;
+    *tokens_per_row = 1;
     for (int32_t i = 0; i < owner->num_further; i++) {
         if (owner->caches[i].table == number) {
+            *tokens_per_row = owner->caches[i].tokens_per_row;
             return owner->further[i].block_size;
         }
     }
     return 1;
 }
 
-static attn_status check_table(const attn_plan *plan, const struct attn_batch *b, int32_t number,
+static attn_status check_table(attn_plan *plan, const struct attn_batch *b, int32_t number,
                                struct attn_batch_table *t, struct attn_error *error)
 {
-    const int32_t in_block = rows_per_block(plan, number);
-    int32_t longest = 0;
+    int32_t tokens, longest = 0;
+    const int32_t in_block = table_rows_per_block(plan, number, &tokens);
+    attn_status status = page_lists_read(plan, number, b->num_reqs, t, error);
+    if (status != ATTN_OK) {
+        return status;
+    }
     if (b->num_reqs > 0 && (t->block_table == NULL || t->seq_lens == NULL)) {
         return BAD("tables", "table %d: block_table %p, seq_lens %p; both are needed", number,
                    (const void *)t->block_table, (const void *)t->seq_lens);
@@ -76,7 +82,10 @@ static attn_status check_table(const attn_plan *plan, const struct attn_batch *b
         return BAD("tables", "table %d: max_seq_len is %d and a request has %d rows", number,
                    t->max_seq_len, longest);
     }
-    t->max_seq_len = t->max_seq_len > 0 ? t->max_seq_len : longest;
+    if (t->max_seq_len == 0) {
+        t->max_seq_len =
+            t->seq_lens_host != NULL ? longest : (plan->limits.max_seq_len + tokens - 1) / tokens;
+    }
     t->block_table_rows = t->block_table_rows > 0 ? t->block_table_rows : b->num_reqs;
     if (t->seq_lens_host != NULL && t->block_table_rows > 1 &&
         t->block_table_stride < (longest + in_block - 1) / in_block) {
@@ -103,9 +112,11 @@ attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_e
     }
     for (int32_t i = 0; i < plan->num_tables && status == ATTN_OK; i++) {
         status = read_table(batch, i, &plan->tables[0][i], error);
+        status = status == ATTN_OK ? places_check_table(plan, &plan->tables[0][i], error) : status;
         status = status == ATTN_OK ? check_table(plan, batch, i + 1, &plan->tables[0][i], error)
                                    : status;
     }
+    plan->asked_tables |= status == ATTN_OK && plan->num_tables > 0;
     batch->tables = plan->tables[0]; /* kernels see those that their layers need */
     batch->num_tables = plan->num_tables;
     batch->table_bytes = plan->num_tables > 0 ? (int32_t)sizeof *plan->tables[0] : 0;
@@ -134,7 +145,8 @@ static attn_status validate_table(const attn_plan *plan, int32_t number, int64_t
                                   struct attn_error *error)
 {
     const struct attn_batch_table *t = &plan->tables[0][number - 1];
-    const int64_t in_block = rows_per_block(plan, number);
+    int32_t tokens;
+    const int64_t in_block = table_rows_per_block(plan, number, &tokens);
     for (int32_t r = 0; r < plan->given.num_reqs; r++) {
         int64_t row = t->block_table_row != NULL ? t->block_table_row[r] : r;
         int64_t last = (t->seq_lens[r] + in_block - 1) / in_block;
@@ -145,8 +157,10 @@ static attn_status validate_table(const attn_plan *plan, int32_t number, int64_t
                        number, r, (long long)row, t->seq_lens[r], (long long)t->block_table_rows,
                        (long long)t->block_table_stride);
         }
-        for (int64_t i = 0; i < last; i++) {
-            int32_t block = t->block_table[row * t->block_table_stride + i];
+        int64_t count;
+        const int32_t *entries = table_entries(plan, number, t, r, &count);
+        for (int64_t i = 0; i < last && i < count; i++) {
+            int32_t block = entries[i];
             if (block < 0 || block >= num_blocks) {
                 return BAD("tables",
                            "table %d, request %d, entry %lld: block %d; its caches have blocks 0 "

@@ -32,6 +32,7 @@ static attn_status validate_table(const attn_plan *plan, const attn_layer *owner
 {
     const struct attn_batch *b = &plan->given;
     const struct attn_layer_desc *l = plan->steps[0].layer->desc;
+    const struct attn_batch_table own = own_table(b);
     int64_t block_size = plan_tokens_per_entry(plan);
     num_blocks /= owner->selected->blocks_per_entry;
     for (int32_t r = 0; r < b->num_reqs; r++) {
@@ -50,7 +51,7 @@ static attn_status validate_table(const attn_plan *plan, const attn_layer *owner
                        (long long)(b->block_table_stride * block_size));
         }
         int64_t count;
-        const int32_t *entries = batch_entries(plan, b, r, &count);
+        const int32_t *entries = table_entries(plan, 0, &own, r, &count);
         last = last < count ? last : count;
         int64_t begin = length > 0 ? first_visible(l, length - query_len) / block_size : 0;
         for (int64_t i = begin; i < last && query_len > 0; i++) {

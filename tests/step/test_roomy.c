@@ -256,7 +256,67 @@ static void check_out(const struct step *s)
     }
 }
 
-static void run_many(struct opened *t, struct step *s, const int32_t *queries, const char *broken)
+/* How a step's tables come. */
+enum form { BLOCK_TABLES, PAGE_LISTS, LAST_PAGES };
+
+/* A table's page lists, behind a page that is nobody's. */
+struct lists {
+    int32_t pages[1 + REQS * ROWS], starts[REQS + 1], last[REQS];
+};
+
+static void make_lists(struct lists *l, const int32_t *table, const int32_t *lens, int32_t in_block)
+{
+    int32_t count = 1;
+    l->pages[0] = -7;
+    for (int32_t r = 0; r < REQS; r++) {
+        l->starts[r] = count;
+        for (int32_t i = 0; i * in_block < lens[r]; i++) {
+            l->pages[count++] = table[r * ROWS + i];
+        }
+        l->last[r] = lens[r] - (count - 1 - l->starts[r]) * in_block;
+    }
+    l->starts[REQS] = count;
+}
+
+/* Both tables of the batch as lists, and each fault of the second's refused by name. */
+static void give_lists(struct opened *t, struct step *s, struct attn_batch *batch,
+                       struct attn_batch_table *table, bool last_pages)
+{
+    static struct lists own, other;
+    make_lists(&own, &s->blocks[0][0], s->lens, BLOCK);
+    make_lists(&other, &s->other_blocks[0][0], s->rows, OTHER_BLOCK);
+    batch->block_table = table->block_table = NULL;
+    batch->page_indices = own.pages, table->page_indices = other.pages;
+    batch->page_start_loc = own.starts, table->page_start_loc = other.starts;
+    batch->num_pages = own.starts[REQS], table->num_pages = other.starts[REQS];
+    if (last_pages) {
+        batch->seq_lens = batch->seq_lens_host = table->seq_lens = table->seq_lens_host = NULL;
+        batch->last_page_len = own.last, table->last_page_len = other.last;
+    }
+    const struct attn_batch_table good = *table;
+    static const char *const fields[] = {"page_indices",  "page_start_loc", "last_page_len",
+                                         "last_page_len", "max_seq_len",    "page_start_loc"};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        const bool of_last = i == 2 || i == 3, of_lens = i == 5;
+        table->block_table = i == 0 ? other.pages : NULL;
+        table->num_pages -= i == 1;
+        table->seq_lens = i == 2 ? s->rows : table->seq_lens;
+        other.last[0] += i == 3 ? OTHER_BLOCK : 0;
+        table->max_seq_len = i == 4 ? TOKENS + 1 : 0;
+        s->rows[0] += of_lens ? OTHER_BLOCK : 0;
+        if (last_pages ? !of_lens : !of_last) {
+            assert_int_not_equal(t->api->plan(t->plan, batch, NULL, &t->error), ATTN_OK);
+            assert_string_equal(t->error.field, fields[i]);
+            assert_non_null(strstr(t->error.message, "table 1"));
+        }
+        s->rows[0] -= of_lens ? OTHER_BLOCK : 0;
+        other.last[0] -= i == 3 ? OTHER_BLOCK : 0;
+        *table = good;
+    }
+}
+
+static void run_many(struct opened *t, struct step *s, const int32_t *queries, enum form form,
+                     const char *broken)
 {
     fill_step(s, queries);
     int64_t of_tokens[] = {s->num_tokens, HEADS, D}, of_rows[] = {s->num_rows, HEADS, D},
@@ -295,6 +355,9 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, c
                                .tables = &table.known,
                                .num_tables = 1,
                                .table_bytes = sizeof table};
+    if (form != BLOCK_TABLES) {
+        give_lists(t, s, &batch, &table.known, form == LAST_PAGES);
+    }
     for (const char *b = broken; *b != '\0'; b++) { /* each alone is refused by name */
         const struct attn_batch good = batch;
         const struct later_table good_table = table;
@@ -326,15 +389,49 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, c
 
 static void test_five_caches(void **unused)
 {
-    static struct step s;
+    (void)unused;
+    for (int32_t form = BLOCK_TABLES; form <= LAST_PAGES; form++) {
+        struct step *s = calloc(1, sizeof *s);
+        struct opened t = {0};
+        many.needs_page_lists = form != BLOCK_TABLES;
+        make_model(&t, &many);
+        bind_many(&t);
+        make_plan(&t);
+        run_many(&t, s, (const int32_t[]){21, 5, 7}, form, form == BLOCK_TABLES ? "nuswb" : "nu");
+        run_many(&t, s, (const int32_t[]){1, 1, 4}, form, ""); /* decodes, a prefill: two calls */
+        run_many(&t, s, (const int32_t[]){1, 1, 1}, form, "");
+        many.needs_page_lists = 0;
+        close_all(&t);
+        free(s);
+    }
+}
+
+/* A layer that does not say so gets no lists, in no table. */
+static void test_unsaid_lists(void **unused)
+{
+    static const int32_t starts[] = {0, 1}, lens[] = {1}, blocks[] = {0, 0};
     struct opened t = {0};
     (void)unused;
     make_model(&t, &many);
     bind_many(&t);
     make_plan(&t);
-    run_many(&t, &s, (const int32_t[]){21, 5, 7}, "nuswb");
-    run_many(&t, &s, (const int32_t[]){1, 1, 4}, ""); /* two decodes and a prefill: two calls */
-    run_many(&t, &s, (const int32_t[]){1, 1, 1}, "");
+    const struct attn_batch_table table = {
+        .page_indices = blocks, .page_start_loc = starts, .num_pages = 1, .seq_lens = lens};
+    const struct attn_batch batch = {.struct_size = sizeof batch,
+                                     .num_reqs = 1,
+                                     .num_tokens = 1,
+                                     .num_actual_tokens = 1,
+                                     .query_start_loc = starts,
+                                     .query_start_loc_host = starts,
+                                     .seq_lens = lens,
+                                     .seq_lens_host = lens,
+                                     .block_table = blocks,
+                                     .block_table_stride = 1,
+                                     .tables = &table,
+                                     .num_tables = 1,
+                                     .table_bytes = sizeof table};
+    assert_int_not_equal(t.api->plan(t.plan, &batch, NULL, &t.error), ATTN_OK);
+    assert_string_equal(t.error.field, "page_indices");
     close_all(&t);
 }
 
@@ -557,7 +654,8 @@ static void test_refused_forms(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_five_caches), cmocka_unit_test(test_refused_caches),
-        cmocka_unit_test(test_gate_per_channel), cmocka_unit_test(test_refused_forms)};
+        cmocka_unit_test(test_five_caches), cmocka_unit_test(test_unsaid_lists),
+        cmocka_unit_test(test_refused_caches), cmocka_unit_test(test_gate_per_channel),
+        cmocka_unit_test(test_refused_forms)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1076,6 +1076,12 @@ class attn_batch_table(Structure):
         ("seq_lens_host", c_void_p),
         ("max_seq_len", c_int32),
         ("reserved", c_int32),
+        ("page_indices", c_void_p),
+        ("page_start_loc", c_void_p),
+        ("last_page_len", c_void_p),
+        ("page_start_loc_host", c_void_p),
+        ("last_page_len_host", c_void_p),
+        ("num_pages", c_int64),
     ]
 
 
