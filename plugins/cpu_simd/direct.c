@@ -222,15 +222,22 @@ static void direct_init(struct direct *direct, const struct attend_run *run,
     memset(direct->value_zero, 0, TILE_KEYS * sizeof(int32_t));
 }
 
-/* Rows of the item's first head in the tile to come. */
-static void find_tile(const struct direct *direct, int32_t first, int32_t n)
+/* Rows of the item's first head in the tile to come, of keys or entries first .. first+n-1; their
+ * number, which with a list may be less than n. */
+static int32_t find_tile(const struct direct *direct, int32_t first, int32_t n)
 {
     const struct problem *problem = &direct->run->problem;
     const struct work_item *item = direct->item;
+    if (problem->shape.topk > 0) {
+        n = find_listed_rows(problem, item->request, item->token, first, n, direct->next_keys);
+        memcpy(direct->next_values, direct->next_keys, (size_t)n * sizeof(void *));
+        return n;
+    }
     find_rows(problem, &problem->keys, item->request, item->head, first, n, direct->next_keys,
               direct->next_key_scales);
     find_rows(problem, &problem->values, item->request, item->head, first, n, direct->next_values,
               direct->next_value_scales);
+    return n;
 }
 
 static void swap_rows(const void ***one, const void ***other)
@@ -359,15 +366,14 @@ void run_direct(const struct attend_run *run, const struct work_item *item, char
     struct direct direct;
     struct interval common = common_keys(run, item);
     direct_init(&direct, run, item, scratch);
-    int32_t next_n = at_most(DIRECT_KEYS, common.high - common.low);
-    find_tile(&direct, common.low, next_n);
+    int32_t next_n = find_tile(&direct, common.low, at_most(DIRECT_KEYS, common.high - common.low));
     for (int32_t first = common.low; first < common.high; first += DIRECT_KEYS) {
         struct direct_step step = {.first = first, .n = next_n};
         swap_tiles(&direct);
-        next_n = at_least(0, at_most(DIRECT_KEYS, common.high - first - step.n));
-        find_tile(&direct, first + step.n, next_n);
+        int32_t next = at_most(first + DIRECT_KEYS, common.high);
+        next_n = find_tile(&direct, next, at_most(DIRECT_KEYS, common.high - next));
         step.next_n = next_n;
-        for (int32_t h = 0; h < item->num_heads; h = step.end_head) {
+        for (int32_t h = 0; h < item->num_heads && step.n > 0; h = step.end_head) {
             step.first_head = h;
             step.end_head = at_most(h + direct.bunch, item->num_heads);
             direct_bunch(&direct, step, first);

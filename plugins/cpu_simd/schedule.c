@@ -121,15 +121,16 @@ static int64_t item_cost(const struct problem *problem, const struct work_item *
     return ((int64_t)item->key_end - item->key_begin + 16) * rows * item->num_heads;
 }
 
-/* A request's only queries, if all their rows fit, go the direct way. */
+/* A request's only queries, if all their rows fit, go the direct way, and every query with a list
+ * of its own. */
 static void choose_path(const struct problem *problem, int32_t direct_heads, struct work_item *item)
 {
     const struct layer_shape *shape = &problem->shape;
     bool tree = problem->batch->tree != NULL && problem->layer->tree_mask != ATTN_TREE_NONE;
     int32_t rows = item->num_tokens * shape->group;
-    item->direct = shape->engine->direct != NULL && !tree && shape->topk == 0 && !shape->rounds &&
-                   !shape->any_prefix && rows <= shape->engine->direct_rows &&
-                   request_queries(problem, item->request) == item->num_tokens;
+    bool apart = shape->topk > 0 || request_queries(problem, item->request) == item->num_tokens;
+    item->direct = shape->engine->direct != NULL && !tree && !shape->rounds && !shape->any_prefix &&
+                   rows <= shape->engine->direct_rows && apart;
     bool together = item->num_tokens == 1 || direct_heads * round_up(rows, 4) <= draft_rows(shape);
     item->num_heads = item->direct && together ? direct_heads : 1;
 }

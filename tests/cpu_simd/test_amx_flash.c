@@ -170,7 +170,8 @@ static void hold_row(const struct shape *shape, int32_t r)
         return;
     }
     double log_sum = (double)it.reference[0][r] + log2((double)it.sum[0][r]);
-    assert_true(fabs(log_sum - (most + log2(sum))) < 0.01);
+    /* the exponential is off by 7.5e-5; of rounded probabilities the sum would be by 2e-3 */
+    assert_true(fabs(log_sum - (most + log2(sum))) < 2e-4);
     for (int32_t d = 0; d < shape->width; d++) {
         double exact = 0, size = 0;
         for (int32_t j = it.low[r]; j < it.high[r]; j++) {

@@ -22,8 +22,9 @@ enum {
 struct flash_state {
     _Alignas(64) float scores[2][FLASH_ROWS * UNIT]; /* of this unit and the next, in turn */
     _Alignas(64) uint16_t p[UNIT_STEPS][FLASH_ROWS * UNIT];
-    _Alignas(64) float lanes[FLASH_ROWS][16]; /* sums of a row of this block */
-    _Alignas(64) float minus[FLASH_ROWS];     /* less the reference */
+    _Alignas(64) float lanes[2][FLASH_ROWS][16]; /* sums of a row of this block, in turn: before
+                                                  * this unit, and with it */
+    _Alignas(64) float minus[FLASH_ROWS];        /* less the reference */
     const struct flash_args *args;
     const struct flash_tile *tile;
     const struct flash_block *block;
@@ -43,7 +44,7 @@ INLINE uint32_t flash_visible(const struct flash_state *state, int32_t r, int32_
 }
 
 /* Scores of rows r .. r+FLASH_GROUP-1 of a unit to probabilities; `most` takes in their exponents.
- * Sums are of the rounded probabilities: see bf16_softmax. Instructions of all rows stand together:
+ * Sums are of the probabilities before they are rounded. Instructions of all rows stand together:
  * while tiles multiply, vectors have one port, and few instructions that wait fill its queue. */
 INLINE void flash_rows(struct flash_state *state, int32_t step, const int masked, int32_t r,
                        __m512 *most)
@@ -52,7 +53,7 @@ INLINE void flash_rows(struct flash_state *state, int32_t step, const int masked
     const struct flash_args *args = state->args;
     const float *scores = state->scores[state->turn] + r * UNIT;
     uint16_t *out = state->p[step] + r * UNIT;
-    const __m512i upper = _mm512_set1_epi32((int32_t)0xffff0000u);
+    const __m512i half = _mm512_set1_epi32(0x8000); /* truncation to bf16 then rounds to nearest */
     const __m512 factor = _mm512_set1_ps(args->factor);
     __m512 x[VECTORS];
     __m512 f[VECTORS];
@@ -69,24 +70,23 @@ INLINE void flash_rows(struct flash_state *state, int32_t step, const int masked
             x[i + 1] = _mm512_mask_mov_ps(none, (__mmask16)(seen >> 16), x[i + 1]);
         }
     }
-    /* 2^x + 2^-8 of its power of two: truncation to bf16 then rounds to nearest */
     EACH f[i] = _mm512_reduce_ps(x[i], 0x09);
     EACH *most = _mm512_max_ps(x[i], *most); /* a NaN leaves it */
     EACH p[i] = _mm512_fmadd_ps(_mm512_set1_ps(0.0780245227f), f[i], _mm512_set1_ps(0.226067155f));
     EACH p[i] = _mm512_fmadd_ps(p[i], f[i], _mm512_set1_ps(0.695833541f));
-    EACH p[i] = _mm512_fmadd_ps(p[i], f[i], _mm512_set1_ps(0.999925219f + 0x1p-8f));
+    EACH p[i] = _mm512_fmadd_ps(p[i], f[i], _mm512_set1_ps(0.999925219f));
     EACH p[i] = _mm512_scalef_ps(p[i], x[i]);
 #undef EACH
 #pragma GCC unroll 16
     for (int i = 0; i < VECTORS; i += 2) {
-        __m512i p0 = _mm512_castps_si512(p[i]);
-        __m512i p1 = _mm512_castps_si512(p[i + 1]);
+        __m512i p0 = _mm512_add_epi32(_mm512_castps_si512(p[i]), half);
+        __m512i p1 = _mm512_add_epi32(_mm512_castps_si512(p[i + 1]), half);
         __m512i pairs = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(p0, 16), p1);
         _mm512_store_si512(out + 16 * i, pairs);
-        __m512 sum = _mm512_add_ps(_mm512_castsi512_ps(_mm512_and_si512(p0, upper)),
-                                   _mm512_castsi512_ps(_mm512_and_si512(p1, upper)));
-        float *lanes = state->lanes[r + i / 2];
-        _mm512_store_ps(lanes, _mm512_add_ps(sum, _mm512_load_ps(lanes)));
+        __m512 sum = _mm512_add_ps(p[i], p[i + 1]);
+        const float *before = state->lanes[state->turn][r + i / 2];
+        _mm512_store_ps(state->lanes[1 - state->turn][r + i / 2],
+                        _mm512_add_ps(sum, _mm512_load_ps(before)));
     }
 }
 
@@ -115,7 +115,8 @@ INLINE void flash_rows(struct flash_state *state, int32_t step, const int masked
 ACROSS_16(add_across, _mm512_add_ps)
 ACROSS_16(max_across, _mm512_max_ps)
 
-/* What a row has summed and its probabilities of this tile, under a new reference. */
+/* What a row has summed before this unit and its probabilities of this tile, under a new reference.
+ */
 static void flash_rescale(struct flash_state *state, int32_t step, int32_t r, float factor)
 {
     const struct flash_args *args = state->args;
@@ -127,7 +128,8 @@ static void flash_rescale(struct flash_state *state, int32_t step, int32_t r, fl
         _mm512_storeu_ps(out + d, _mm512_mul_ps(_mm512_loadu_ps(out + d), by));
     }
     args->sum[state->row + r] *= factor;
-    __m512 lanes = _mm512_setzero_ps();
+    float *lanes = state->lanes[state->turn][r];
+    _mm512_store_ps(lanes, _mm512_mul_ps(_mm512_load_ps(lanes), by));
     for (int32_t before = block->begin / UNIT; before < step; before++) {
         uint16_t *p = state->p[before] + r * UNIT;
         __m512i pairs = _mm512_load_si512(p);
@@ -138,11 +140,7 @@ static void flash_rescale(struct flash_state *state, int32_t step, int32_t r, fl
         __m512i unused;
         interleave_pairs(even, odd, &pairs, &unused);
         _mm512_store_si512(p, pairs);
-        p0 = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-        p1 = _mm512_castsi512_ps(_mm512_and_si512(pairs, upper));
-        lanes = _mm512_add_ps(_mm512_add_ps(p0, p1), lanes);
     }
-    _mm512_store_ps(state->lanes[r], lanes);
 }
 
 /* New references for the rows whose scores of the unit pass theirs by the threshold; their bits. */
@@ -189,7 +187,7 @@ static void flash_begin_block(struct flash_state *state)
 {
     const float *reference = state->args->reference + state->row;
     for (int32_t r = 0; r < FLASH_ROWS; r++) {
-        _mm512_store_ps(state->lanes[r], _mm512_setzero_ps());
+        _mm512_store_ps(state->lanes[state->turn][r], _mm512_setzero_ps());
     }
     for (int32_t r = 0; r < FLASH_ROWS; r += 16) { /* none yet: whatever comes passes it */
         __m512 old = _mm512_loadu_ps(reference + r);
@@ -206,7 +204,7 @@ static void flash_end_block(struct flash_state *state)
         __m512 rows[16];
 #pragma GCC unroll 16
         for (int32_t i = 0; i < 16; i++) {
-            rows[i] = _mm512_load_ps(state->lanes[r + i]);
+            rows[i] = _mm512_load_ps(state->lanes[1 - state->turn][r + i]);
         }
         _mm512_storeu_ps(sum + r, _mm512_add_ps(_mm512_loadu_ps(sum + r), add_across(rows)));
     }
@@ -232,23 +230,14 @@ INLINE void flash_values(struct flash_state *state)
 }
 
 /* Rows of the unit that pass their references, once more under new ones. A group's other rows come
- * out as they were: their sums are taken back. */
+ * out as they were. */
 static void flash_redo(struct flash_state *state, int32_t step)
 {
-    float kept[FLASH_GROUP][16];
     uint32_t raised = flash_raise(state, step);
     __m512 most = _mm512_setzero_ps();
     for (int32_t r = 0; r < FLASH_ROWS; r += FLASH_GROUP) {
-        uint32_t of_group = raised >> r & ((1u << FLASH_GROUP) - 1);
-        if (of_group == 0) {
-            continue;
-        }
-        memcpy(kept, state->lanes[r], sizeof kept);
-        flash_rows(state, step, state->block->masked, r, &most);
-        for (int32_t i = 0; i < FLASH_GROUP; i++) {
-            if ((of_group >> i & 1) == 0) {
-                memcpy(state->lanes[r + i], kept[i], sizeof kept[i]);
-            }
+        if ((raised >> r & ((1u << FLASH_GROUP) - 1)) != 0) {
+            flash_rows(state, step, state->block->masked, r, &most);
         }
     }
 }

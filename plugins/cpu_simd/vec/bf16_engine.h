@@ -174,7 +174,6 @@ INLINE __m512 exp2_short(__m512 x)
 INLINE void bf16_softmax_whole(const struct softmax_args *args, int32_t r)
 {
     enum { VECTORS = TILE_KEYS / 16 };
-    const __m512bh ones = bf16_bits(_mm512_set1_epi16(0x3f80));
     const __m512 factor = _mm512_set1_ps(args->factor);
     float *s = args->scores + (int64_t)r * SCORE_STRIDE;
     uint16_t *p_row = (uint16_t *)s;
@@ -198,19 +197,17 @@ INLINE void bf16_softmax_whole(const struct softmax_args *args, int32_t r)
     for (int i = 0; i < VECTORS; i += 2) {
         __m512 p0 = exp2_short(_mm512_fmadd_ps(x[i], factor, minus));
         __m512 p1 = exp2_short(_mm512_fmadd_ps(x[i + 1], factor, minus));
-        __m512bh pair = _mm512_cvtne2ps_pbh(p1, p0);
-        sum[i / 2 % 2] = _mm512_dpbf16_ps(sum[i / 2 % 2], pair, ones);
-        _mm512_storeu_si512(p_row + 16 * i, (__m512i)pair);
+        sum[0] = _mm512_add_ps(sum[0], p0);
+        sum[1] = _mm512_add_ps(sum[1], p1);
+        _mm512_storeu_si512(p_row + 16 * i, (__m512i)_mm512_cvtne2ps_pbh(p1, p0));
     }
     args->sum[r] += _mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1]));
 }
 
-/* The sum is taken over the rounded probabilities, so that a single strong key comes out exactly:
- * rounding cancels between numerator and denominator. */
+/* The sum is of the probabilities before they are rounded for the values: it is the log-sum-exp. */
 static void bf16_softmax(const struct softmax_args *args)
 {
     int whole = args->begin == 0 && args->end == TILE_KEYS && args->value_scale == NULL;
-    const __m512bh ones = bf16_bits(_mm512_set1_epi16(0x3f80));
     __m512 factor = _mm512_set1_ps(args->factor);
     for (int32_t r = 0; r < args->rows; r++) {
         float *s = args->scores + (int64_t)r * SCORE_STRIDE;
@@ -223,7 +220,7 @@ static void bf16_softmax(const struct softmax_args *args)
         }
         float best = f32_row_max(s, args->begin, args->end, low, high) * args->factor;
         __m512 minus = _mm512_set1_ps(-softmax_reference(args, r, best));
-        __m512 sum = _mm512_setzero_ps();
+        __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
         for (int32_t j = args->begin; j < args->end; j += 32) {
             __m512 p0 = exp2_short(_mm512_fmadd_ps(_mm512_loadu_ps(s + j), factor, minus));
             __m512 p1 = exp2_short(_mm512_fmadd_ps(_mm512_loadu_ps(s + j + 16), factor, minus));
@@ -231,17 +228,17 @@ static void bf16_softmax(const struct softmax_args *args)
                 p0 = vf_keep(p0, j, low, high, 0.0f);
                 p1 = vf_keep(p1, j + 16, low, high, 0.0f);
             }
-            __m512bh pair = _mm512_cvtne2ps_pbh(p1, p0);
-            sum = _mm512_dpbf16_ps(sum, pair, ones);
+            sum[0] = _mm512_add_ps(sum[0], p0);
+            sum[1] = _mm512_add_ps(sum[1], p1);
             if (args->value_scale != NULL) {
                 p0 = _mm512_mul_ps(p0, _mm512_loadu_ps(args->value_scale + j));
                 p1 = _mm512_mul_ps(p1, _mm512_loadu_ps(args->value_scale + j + 16));
-                pair = _mm512_cvtne2ps_pbh(vf_keep(p1, j + 16, low, high, 0.0f),
-                                           vf_keep(p0, j, low, high, 0.0f));
+                p0 = vf_keep(p0, j, low, high, 0.0f);
+                p1 = vf_keep(p1, j + 16, low, high, 0.0f);
             }
-            _mm512_storeu_si512(p_row + j, (__m512i)pair);
+            _mm512_storeu_si512(p_row + j, (__m512i)_mm512_cvtne2ps_pbh(p1, p0));
         }
-        args->sum[r] += _mm512_reduce_add_ps(sum);
+        args->sum[r] += _mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1]));
     }
 }
 

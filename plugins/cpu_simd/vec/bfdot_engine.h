@@ -147,16 +147,6 @@ static int bf16_pack_values(void *packed, const void *const *rows, int32_t n, in
     return vmaxvq_u16(non_finite) != 0;
 }
 
-INLINE vf widened_low(bfloat16x8_t x)
-{
-    return vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(vreinterpretq_u16_bf16(x)), 16));
-}
-
-INLINE vf widened_high(bfloat16x8_t x)
-{
-    return vreinterpretq_f32_u32(vshll_n_u16(vget_high_u16(vreinterpretq_u16_bf16(x)), 16));
-}
-
 /* 2^x to 7.5e-5, less than the rounding of a bf16 */
 INLINE vf exp2_short(vf x)
 {
@@ -170,8 +160,7 @@ INLINE vf exp2_short(vf x)
     return vf_mul(p, vf_power(whole));
 }
 
-/* The sum is taken over the rounded probabilities, so that a single strong key comes out exactly:
- * rounding cancels between numerator and denominator. */
+/* The sum is of the probabilities before they are rounded for the values: it is the log-sum-exp. */
 static void bf16_softmax(const struct softmax_args *args)
 {
     vf factor = vf_set1(args->factor);
@@ -190,15 +179,14 @@ static void bf16_softmax(const struct softmax_args *args)
                 p0 = vf_keep(p0, j, low, high, 0.0f);
                 p1 = vf_keep(p1, j + 4, low, high, 0.0f);
             }
-            bfloat16x8_t pairs = to_bf16(p0, p1);
-            sum = vf_add(sum, vf_add(widened_low(pairs), widened_high(pairs)));
+            sum = vf_add(sum, vf_add(p0, p1));
             if (args->value_scale != NULL) {
                 p0 = vf_mul(p0, vf_load(args->value_scale + j));
                 p1 = vf_mul(p1, vf_load(args->value_scale + j + 4));
-                pairs =
-                    to_bf16(vf_keep(p0, j, low, high, 0.0f), vf_keep(p1, j + 4, low, high, 0.0f));
+                p0 = vf_keep(p0, j, low, high, 0.0f);
+                p1 = vf_keep(p1, j + 4, low, high, 0.0f);
             }
-            store_pairs(p_row + j, pairs);
+            store_pairs(p_row + j, to_bf16(p0, p1));
         }
         args->sum[r] += vf_sum(sum);
     }
