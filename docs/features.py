@@ -85,7 +85,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("fp8_ds_mla rows", kv("fp8_ds_mla"), "", f"{REF}mla, {STEP}mla"),
         ("quantized queries", feature("quantized_query"), "", f"{REF}quantized, {CHECK}"),
         ("quantized probabilities", has("p_scale_forms", "per_tensor"), "", f"{REF}quantized, {CHECK}"),
-        ("NHD, HND, packed, K and V apart", has("walks", "nhd", "hnd", "packed", "separate_strides"), "",
+        ("NHD, HND, packed, K and V apart", has("view_forms", "nhd", "hnd", "packed", "separate_strides"), "",
          f"{REF}attend, {CHECK}"),
         ("RoPE (NeoX, GPT-J) + q/k norm + write", both(kernel("rope_write_kv"), feature("fused_rope_norm")), "",
          f"{REF}kernels, {CHECK}"),

@@ -151,7 +151,7 @@ static attn_status step(int32_t first, int32_t count, float *largest)
             (&k[0][0][0])[n] = (&layer->keys[first][0][0])[n] = draw();
             (&v[0][0][0])[n] = (&layer->values[first][0][0])[n] = draw();
         }
-        attn_status status = api->plan(layer->plan, &batch, NULL, &error);
+        attn_status status = api->plan_batch(layer->plan, &batch, NULL, &error);
         status = status ? status : api->run(layer->plan, layer->bound, &io, &error);
         if (status != ATTN_OK) {
             return status;

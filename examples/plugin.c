@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The smallest useful backend: attend, write_kv and merge_states in float32, with what a layer
- * keeps between bind and run (prepare) and workspace for a step (plan_size). The core composes
+ * keeps between bind and run (prepare) and workspace for a step (schedule_size). The core composes
  * cross attention, encoders, chunked local attention, static sinks and cascades of it. Compiles as
  * C11 and as C++20.
  *
@@ -17,7 +17,7 @@ struct attn_instance {
 };
 
 /* One layer in one phase: what is worked out once. */
-struct attn_state {
+struct attn_prepared {
     int32_t group; /* query heads of a KV head */
     int32_t head_size_v;
 };
@@ -53,12 +53,12 @@ static void attend_row(const struct attn_attend_args *a, int64_t r, int64_t toke
                        int64_t position, int64_t length)
 {
     const struct attn_layer_desc *l = a->layer;
-    int64_t head = h / a->state->group;
+    int64_t head = h / a->prepared->group;
     int causal = a->batch->causal ? a->batch->causal == ATTN_CAUSAL_YES : l->causal;
     const float *q = row(a->q, token, h);
     float *out = row(a->out, token, h), *weighted = (float *)a->workspace;
     float m = -INFINITY, sum = 0;
-    memset(weighted, 0, sizeof *weighted * (size_t)a->state->head_size_v);
+    memset(weighted, 0, sizeof *weighted * (size_t)a->prepared->head_size_v);
     for (int64_t j = 0; j < length; j++) {
         float s = 0, before = m;
         if ((causal && j > position) ||
@@ -147,32 +147,32 @@ static attn_status merge_states(const struct attn_merge_states_args *a, struct a
 }
 
 /* Not a step: here modules are loaded and kernels chosen. */
-static attn_status prepare(const struct attn_prepare_args *a, attn_state **state,
+static attn_status prepare(const struct attn_prepare_args *a, attn_prepared **prepared,
                            struct attn_error *error)
 {
     const struct attn_host *host = a->instance->host;
     (void)error;
-    *state = (attn_state *)host->allocate(host->user, sizeof **state, 16);
-    if (*state == NULL) {
+    *prepared = (attn_prepared *)host->allocate(host->user, sizeof **prepared, 16);
+    if (*prepared == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
-    (*state)->group = a->layer->num_q_heads / a->layer->num_kv_heads;
-    (*state)->head_size_v = a->layer->head_size_v;
+    (*prepared)->group = a->layer->num_q_heads / a->layer->num_kv_heads;
+    (*prepared)->head_size_v = a->layer->head_size_v;
     return ATTN_OK;
 }
 
-static void release(attn_instance *instance, attn_state *state)
+static void release(attn_instance *instance, attn_prepared *prepared)
 {
-    instance->host->release(instance->host->user, state, sizeof *state);
+    instance->host->release(instance->host->user, prepared, sizeof *prepared);
 }
 
 /* The worst case of any batch within the limits: here one weighted sum, whatever they are. */
-static attn_status plan_size(const struct attn_plan_size_args *a, struct attn_plan_size *size,
-                             struct attn_error *error)
+static attn_status schedule_size(const struct attn_schedule_size_args *a,
+                                 struct attn_schedule_size *size, struct attn_error *error)
 {
     (void)error;
     size->host_bytes = 0;
-    size->device_bytes = (size_t)a->state->head_size_v * sizeof(float);
+    size->device_bytes = (size_t)a->prepared->head_size_v * sizeof(float);
     return ATTN_OK;
 }
 
@@ -182,7 +182,7 @@ static const struct attn_kernels kernels = {.struct_size = sizeof kernels,
                                             .merge_states = merge_states,
                                             .prepare = prepare,
                                             .release = release,
-                                            .plan_size = plan_size};
+                                            .schedule_size = schedule_size};
 
 /* What is declared here is all that the core will ask for; attn-check tests exactly that. */
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,
@@ -211,7 +211,7 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
                  ATTN_TERM_SYMMETRIC_WINDOW,
         .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_CONTIGUOUS_KV | ATTN_FEATURE_LSE |
                     ATTN_FEATURE_BLOCK_TABLE_ROW | ATTN_FEATURE_MIXED_BATCH,
-        .walks = ATTN_WALK_NHD | ATTN_WALK_HND | ATTN_WALK_SEPARATE_STRIDES,
+        .view_forms = ATTN_VIEW_NHD | ATTN_VIEW_HND | ATTN_VIEW_SEPARATE_STRIDES,
         .layouts = 1 << ATTN_KV_LAYOUT_NHD | 1 << ATTN_KV_LAYOUT_HND,
         .k_scale_forms = 1,
         .v_scale_forms = 1,

@@ -159,7 +159,7 @@ static attn_status prepare(struct engine *e, attn_model *model, struct attn_batc
     status = status ? status : e->api->plan_workspace(e->plan, &workspace, &e->error);
     workspace.memory = aligned_alloc(256, workspace.bytes);
     status = status ? status : e->api->plan_bind_workspace(e->plan, &workspace, &e->error);
-    return status ? status : e->api->plan(e->plan, batch, NULL, &e->error);
+    return status ? status : e->api->plan_batch(e->plan, batch, NULL, &e->error);
 }
 
 int main(int argc, char **argv)

@@ -19,11 +19,11 @@ enum attn_name_list {
     ATTN_NAMES_KERNEL = 0,     /* bits, ATTN_KERNEL_* */
     ATTN_NAMES_LAYER_KIND = 1, /* enum attn_layer_kind */
     ATTN_NAMES_PHASE = 2,
-    ATTN_NAMES_DTYPE = 3, /* enum attn_dtype_name */
+    ATTN_NAMES_DTYPE = 3, /* enum attn_dtype_id */
     ATTN_NAMES_KV_DTYPE = 4,
-    ATTN_NAMES_TERM = 5,    /* bits, ATTN_TERM_* */
-    ATTN_NAMES_FEATURE = 6, /* bits, ATTN_FEATURE_* */
-    ATTN_NAMES_WALK = 7,    /* bits, ATTN_WALK_* */
+    ATTN_NAMES_TERM = 5,      /* bits, ATTN_TERM_* */
+    ATTN_NAMES_FEATURE = 6,   /* bits, ATTN_FEATURE_* */
+    ATTN_NAMES_VIEW_FORM = 7, /* bits, ATTN_VIEW_* */
     ATTN_NAMES_KV_LAYOUT = 8,
     ATTN_NAMES_SCALE_FORM = 9,
     ATTN_NAMES_OUTPUT_FORM = 10,
@@ -96,7 +96,7 @@ struct attn_api {
     attn_status (*layer_kv_views)(const attn_layer *layer, void *base, int64_t num_blocks,
                                   struct attn_kv_view *k, struct attn_kv_view *v,
                                   struct attn_error *error);
-    /* Hands cache memory in; refused if the backend cannot walk it. Layers that share a cache take
+    /* Hands cache memory in; refused if the backend cannot read it. Layers that share a cache take
      * none. v NULL: MLA. Not while a plan holds the layer, or one that reads its cache. */
     attn_status (*layer_bind_kv)(attn_layer *layer, const struct attn_kv_view *k,
                                  const struct attn_kv_view *v, struct attn_error *error);
@@ -129,9 +129,10 @@ struct attn_api {
     int32_t (*plan_graph_level)(const attn_plan *plan); /* the least level of its layers */
     int32_t (*plan_graph_fill)(const attn_plan *plan);  /* for padded seq_lens in a replay */
 
-    /* A step: allocates nothing, takes no lock, formats no string (unless it fails in plan). */
-    attn_status (*plan)(attn_plan *plan, const struct attn_batch *batch, void *stream,
-                        struct attn_error *error);
+    /* A step: allocates nothing, takes no lock, formats no string (unless it fails in
+     * plan_batch). */
+    attn_status (*plan_batch)(attn_plan *plan, const struct attn_batch *batch, void *stream,
+                              struct attn_error *error);
     /* Graph generations: CAPTURE then REPLAY (lengths, tables and sums at fixed addresses), or
      * OUT_OF_GRAPH on the host and IN_GRAPH while capturing. `mode` is an enum attn_plan_mode. */
     attn_status (*plan_graph)(attn_plan *plan, int32_t mode, const struct attn_batch *batch,
@@ -144,10 +145,10 @@ struct attn_api {
                                            struct attn_error *error);
     attn_status (*plan_split)(const attn_plan *plan, struct attn_batch_split *split);
     /* ATTN_OK means enqueued on io->stream (on a CPU: done); a later error of the device is met by
-     * a later call. All runs of a plan go to the stream that plan() was given, until its next
-     * plan(), which may name another once those runs are done. After a failed run out and lse hold
-     * anything and the cache what was written so far; the plan stays ready, and the same run may be
-     * tried again. */
+     * a later call. All runs of a plan go to the stream that plan_batch was given, until
+     * its next plan_batch, which may name another once those runs are done. After a failed run out
+     * and lse hold anything and the cache what was written so far; the plan stays ready, and the
+     * same run may be tried again. */
     attn_status (*run)(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,
                        struct attn_error *error);
 

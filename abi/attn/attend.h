@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One attend, its plan and its memory: the arguments of attend, attend_mla, attend_mla_sparse and
- * gated_delta. */
+/* One attend, its schedule and its memory: the arguments of attend, attend_mla, attend_mla_sparse
+ * and gated_delta. */
 #ifndef ATTN_ATTEND_H
 #define ATTN_ATTEND_H
 
@@ -9,7 +9,7 @@
 #include "layer.h"
 
 typedef struct attn_instance attn_instance; /* the plugin's own: one device and variant */
-typedef struct attn_state attn_state;       /* the plugin's own: what prepare made for one layer */
+typedef struct attn_prepared attn_prepared; /* the plugin's own: what prepare made for one layer */
 
 /* Upper bounds of a plan. */
 struct attn_limits {
@@ -23,20 +23,20 @@ struct attn_limits {
     int32_t reserved;
 };
 
-/* Memory of one plan: host memory that `plan` fills and `attend` reads (a schedule), and device
- * workspace. Both keep their address as long as the plan lives. The host memory is pageable: what
- * the device needs of it is copied before `plan` returns, so that the next plan may fill it anew
- * while earlier attends still run. */
-struct attn_plan_size {
+/* Memory of one plan: host memory that `schedule` fills and `attend` reads, and device workspace.
+ * Both keep their address as long as the plan lives. The host memory is pageable: what the device
+ * needs of it is copied before `schedule` returns, so that the next may fill it anew while earlier
+ * attends still run. */
+struct attn_schedule_size {
     size_t struct_size;
     const struct attn_ext *next;
     size_t host_bytes;
     size_t device_bytes; /* aligned to 256 */
 };
 
-/* Of prepare. Attends with the state get exactly this: views, addresses included, and what layer
- * and params point at hold until release. The core's copies of layer and params may move: they are
- * borrowed until return. */
+/* Of prepare. Attends with what it makes get exactly this: views, addresses included, and what
+ * layer and params point at hold until release. The core's copies of layer and params may move:
+ * they are borrowed until return. */
 struct attn_prepare_args {
     size_t struct_size;
     const struct attn_ext *next;
@@ -52,12 +52,12 @@ struct attn_prepare_args {
     int32_t reserved;
 };
 
-/* Of plan_size. */
-struct attn_plan_size_args {
+/* Of schedule_size. */
+struct attn_schedule_size_args {
     size_t struct_size;
     const struct attn_ext *next;
     attn_instance *instance;
-    attn_state *state; /* NULL if prepare is NULL */
+    attn_prepared *prepared; /* NULL if prepare is NULL */
     const struct attn_limits *limits;
 };
 
@@ -71,21 +71,21 @@ enum attn_plan_mode {
     ATTN_PLAN_IN_GRAPH = 4      /* device part, being captured: no host data is read */
 };
 
-/* Everything that one attend (or its plan) works on. The core prepares it per plan and layer, and a
- * run only sets the stream, flags and tensors. */
+/* Everything that one attend (or its schedule) works on. The core prepares it per plan and layer,
+ * and a run only sets the stream, flags and tensors. */
 struct attn_attend_args {
     size_t struct_size;
     const struct attn_ext *next; /* the run's attn_step_io.next */
     attn_instance *instance;
-    attn_state *state; /* from prepare; NULL if that slot is NULL */
+    attn_prepared *prepared; /* from prepare; NULL if that slot is NULL */
     /* rewritten by the core for this part of a composed step */
     const struct attn_layer_desc *layer;
     const struct attn_layer_params *params;
     const struct attn_batch *batch;
     const struct attn_kv_view *k_cache; /* NULL: keys are contiguous, in k and v */
     const struct attn_kv_view *v_cache;
-    void *plan_host; /* plan_size.host_bytes */
-    void *workspace; /* plan_size.device_bytes */
+    void *schedule_host; /* schedule_size.host_bytes */
+    void *workspace;     /* schedule_size.device_bytes */
     void *stream;
     /* ATTN_RUN_*. NO_WRITE is set unless FUSED_WRITE was declared, or the step is of decodes only
      * and decode_write_kv_dtypes has the layer's kv_dtype: then all num_slots rows of k and v go to
@@ -97,9 +97,9 @@ struct attn_attend_args {
     const struct attn_tensor *v;   /* [Tk, Hk, Dv] or NULL */
     const struct attn_tensor *out; /* [T, Hq, Dv] */
     const struct attn_tensor *lse; /* [Hq, T] float32, natural log; NULL: not asked for */
-    /* what plan_size was asked and, for plan_host and workspace, answered */
+    /* what schedule_size was asked and, for schedule_host and workspace, answered */
     const struct attn_limits *limits;
-    size_t plan_host_bytes;
+    size_t schedule_host_bytes;
     size_t workspace_bytes;
     /* those of attn_layer_caches, in their order; the batch's tables address them */
     const struct attn_layer_cache *caches;
@@ -108,9 +108,10 @@ struct attn_attend_args {
 };
 
 ATTN_STATIC_ASSERT(sizeof(struct attn_limits) == 40, "attn_limits of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_plan_size) == 32, "attn_plan_size of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_schedule_size) == 32, "attn_schedule_size of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_prepare_args) == 80, "attn_prepare_args of ABI 0.2");
-ATTN_STATIC_ASSERT(sizeof(struct attn_plan_size_args) == 40, "attn_plan_size_args of ABI 0.2");
+ATTN_STATIC_ASSERT(sizeof(struct attn_schedule_size_args) == 40,
+                   "attn_schedule_size_args of ABI 0.2");
 ATTN_STATIC_ASSERT(sizeof(struct attn_attend_args) == 184, "attn_attend_args of ABI 0.2");
 
 #endif

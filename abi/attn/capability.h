@@ -87,13 +87,13 @@ struct attn_backend_caps {
     /* enum attn_layer_kind, composed ones included if all their parts are there */
     uint64_t layer_kinds;
     uint64_t phases;        /* enum attn_phase */
-    uint64_t dtypes;        /* enum attn_dtype_name: activations */
+    uint64_t dtypes;        /* enum attn_dtype_id: activations */
     uint64_t kv_dtypes;     /* enum attn_kv_dtype */
     uint64_t q_dtypes;      /* quantized queries */
     uint64_t terms;         /* ATTN_TERM_* */
     uint64_t features;      /* ATTN_FEATURE_* */
-    uint64_t walks;         /* ATTN_WALK_* */
-    uint64_t layouts;       /* enum attn_kv_layout: which it walks */
+    uint64_t view_forms;    /* ATTN_VIEW_* */
+    uint64_t layouts;       /* enum attn_kv_layout: which it reads */
     uint64_t k_scale_forms; /* enum attn_scale_form */
     uint64_t v_scale_forms;
     uint64_t p_scale_forms;

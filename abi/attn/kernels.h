@@ -14,8 +14,8 @@
 #include "numeric_kernels.h"
 #include "status.h"
 
-/* The table. prepare .. plan serve attend, attend_mla, attend_mla_sparse and gated_delta alike and
- * are optional: a backend without them is stateless. */
+/* The table. prepare .. schedule serve attend, attend_mla, attend_mla_sparse and gated_delta alike
+ * and are optional: a backend without them is stateless. */
 struct attn_kernels {
     size_t struct_size;
     const struct attn_ext *next;
@@ -41,18 +41,19 @@ struct attn_kernels {
     /* Before a plan, once per layer, phase and part, and again after parameters or caches were
      * bound anew: choose the kernel, load its module. Not a step: may allocate from the host. NULL
      * on failure. */
-    attn_status (*prepare)(const struct attn_prepare_args *args, attn_state **state,
+    attn_status (*prepare)(const struct attn_prepare_args *args, attn_prepared **prepared,
                            struct attn_error *error);
-    void (*release)(attn_instance *instance, attn_state *state); /* accepts NULL */
+    void (*release)(attn_instance *instance, attn_prepared *prepared); /* accepts NULL */
     /* Worst case for any batch within the limits. Not a step. */
-    attn_status (*plan_size)(const struct attn_plan_size_args *args, struct attn_plan_size *size,
-                             struct attn_error *error);
-    /* Once per batch and plan group: q, k, v, out, lse are NULL. Fills plan_host and, on the
-     * stream, workspace. A step: no allocation. `mode` is an attn_plan_mode. */
-    attn_status (*plan)(const struct attn_attend_args *args, int32_t mode,
-                        struct attn_error *error);
+    attn_status (*schedule_size)(const struct attn_schedule_size_args *args,
+                                 struct attn_schedule_size *size, struct attn_error *error);
+    /* Once per batch and group of layers that share a schedule: q, k, v, out, lse are NULL. Fills
+     * schedule_host and, on the stream, workspace. A step: no allocation. `mode` is an
+     * attn_plan_mode. */
+    attn_status (*schedule)(const struct attn_attend_args *args, int32_t mode,
+                            struct attn_error *error);
     /* args->batch has another block_table, block_table_row and slot_mapping; everything else as in
-     * the last plan. */
+     * the last schedule. */
     attn_status (*update_block_table)(const struct attn_attend_args *args,
                                       struct attn_error *error);
 

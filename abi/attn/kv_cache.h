@@ -83,7 +83,7 @@ struct attn_kv_view {
     struct attn_device device; /* of data and scale; type 0: not stated */
 };
 
-/* Physical orders, as a preference and, as bits, as what a backend can walk. A view is NHD if
+/* Physical orders, as a preference and, as bits, as what a backend can read. A view is NHD if
  * stride_slot >= stride_head, else HND; PACKED if 0 < pack < head_size. */
 enum attn_kv_layout {
     ATTN_KV_LAYOUT_NHD = 0,       /* [2, N, B, Hk, D] */
@@ -98,12 +98,12 @@ enum attn_kv_layout {
     ATTN_KV_LAYOUT_COUNT = 7
 };
 
-/* What a backend can walk: bits for attn_backend_caps.walks. */
-#define ATTN_WALK_NHD (1ull << 0)
-#define ATTN_WALK_HND (1ull << 1)
-#define ATTN_WALK_PACKED (1ull << 2) /* 0 < pack < head_size */
-#define ATTN_WALK_LATENT (1ull << 3)
-#define ATTN_WALK_SEPARATE_STRIDES (1ull << 4) /* K and V of different strides */
+/* Forms of the views that a backend can read: bits for attn_backend_caps.view_forms. */
+#define ATTN_VIEW_NHD (1ull << 0)
+#define ATTN_VIEW_HND (1ull << 1)
+#define ATTN_VIEW_PACKED (1ull << 2) /* 0 < pack < head_size */
+#define ATTN_VIEW_LATENT (1ull << 3)
+#define ATTN_VIEW_SEPARATE_STRIDES (1ull << 4) /* K and V of different strides */
 
 /* What a cache of a layer holds. */
 enum attn_cache_role {
@@ -207,7 +207,7 @@ enum attn_kv_spec_kind {
 #define ATTN_KV_SPEC_MAX_DIMS 8
 
 /* What an engine has to allocate for one layer, in the layout that the backend would like best. Any
- * other layout that the backend walks may be handed in instead. Layers of equal specs form one
+ * other layout that the backend reads may be handed in instead. Layers of equal specs form one
  * block-table group. */
 struct attn_kv_spec {
     size_t struct_size;

@@ -56,7 +56,7 @@ struct attn_layer_desc {
     int32_t k_scale_form; /* fp8 caches: PER_TENSOR or PER_HEAD */
     int32_t v_scale_form;
     int32_t p_scale_form;      /* probabilities: NONE or PER_TENSOR */
-    int32_t q_dtype;           /* enum attn_dtype_name of q where q_scale_form is not NONE */
+    int32_t q_dtype;           /* enum attn_dtype_id of q where q_scale_form is not NONE */
     int32_t output_form;       /* enum attn_output_form */
     int32_t output_scale_pow2; /* group fp8: scales rounded up to powers of two */
     /* group fp8: 1 = scales [groups, T], aligned for TMA */
@@ -79,9 +79,9 @@ struct attn_layer_desc {
     /* ATTN_FEATURE_* that runs of this layer need beyond what its other fields say: a backend
      * without declared them is refused at selection */
     uint64_t needed_features;
-    /* ATTN_WALK_* that the views of its cache will need, where the engine's layout is given:
-     * whoever does not walk them is refused at selection. 0: not said, and bind refuses */
-    uint64_t needed_walks;
+    /* ATTN_VIEW_* that the views of its cache will need, where the engine's layout is given:
+     * whoever does not read them is refused at selection. 0: not said, and bind refuses */
+    uint64_t needed_view_forms;
     int32_t needs_page_lists; /* 1: batches may bring page lists in place of a block table */
     int32_t host_bounds;      /* 1: batches may say ATTN_BATCH_HOST_BOUNDS */
 };

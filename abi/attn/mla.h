@@ -21,7 +21,7 @@
 
 #include "tensor.h"
 
-/* A weight_dtype in addition to enum attn_dtype_name: e2m1 with an e8m0 scale for each 32 elements.
+/* A weight_dtype in addition to enum attn_dtype_id: e2m1 with an e8m0 scale for each 32 elements.
  */
 #define ATTN_MLA_WEIGHT_MXFP4 16
 
@@ -39,7 +39,7 @@ struct attn_mla_desc {    /* on attn_layer_desc */
      * the first num_q_heads count, the others may hold anything; 0: as num_q_heads. Kernels see
      * this number. */
     int32_t padded_num_q_heads;
-    /* enum attn_dtype_name of W_UK and W_UV as held, 0: as the activations; fp8 with scales; or
+    /* enum attn_dtype_id of W_UK and W_UV as held, 0: as the activations; fp8 with scales; or
      * ATTN_MLA_WEIGHT_MXFP4 */
     int32_t weight_dtype;
     /* rows of context gathered at a time in prefill; 0: what fits */

@@ -31,7 +31,7 @@ struct attn_model_options {
 enum attn_group_kind {
     /* layers of one KV spec: one block table, one plan object */
     ATTN_GROUP_BLOCK_TABLE = 0,
-    ATTN_GROUP_PLAN = 1 /* of these, layers that share one schedule */
+    ATTN_GROUP_SCHEDULE = 1 /* of these, layers that share one schedule */
 };
 
 struct attn_plan_options {

@@ -44,7 +44,7 @@ struct attn_recurrent_desc { /* on attn_layer_desc; num_q_heads and num_kv_heads
     int32_t qk_l2norm;       /* 1: q, k <- x / sqrt(sum x^2 + 1e-6) */
     int32_t chunk_size;      /* of the prefill's WY form; 0 reads as 64 */
     int32_t num_speculative_tokens; /* states of so many drafted tokens are kept */
-    int32_t state_dtype;            /* enum attn_dtype_name: 0 or F32 */
+    int32_t state_dtype;            /* enum attn_dtype_id: 0 or F32 */
     int32_t rule;                   /* enum attn_recurrent_rule */
     int32_t gate;                   /* enum attn_recurrent_gate */
     int32_t write_gate;             /* enum attn_recurrent_write_gate */

@@ -68,7 +68,7 @@ ATTN_STATIC_ASSERT(offsetof(struct attn_tensor, byte_offset) == 40, "as DLTensor
 
 /* Element types as small codes, for masks in capabilities: bit 1 << ATTN_DTYPE_F16 and so on. The
  * first five are enum attn_kv_dtype's. */
-enum attn_dtype_name {
+enum attn_dtype_id {
     ATTN_DTYPE_DEFAULT = 0, /* what the field says; where it says nothing a dtype is required */
     ATTN_DTYPE_F16 = 1,
     ATTN_DTYPE_BF16 = 2,

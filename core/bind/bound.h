@@ -38,8 +38,8 @@ struct served {
     uint32_t composed; /* ATTN_COMPOSE_* */
     int32_t graph_level;
     int32_t plan_group;
-    attn_state *states[PART_COUNT];
-    bool prepared[PART_COUNT];
+    attn_prepared *prepared[PART_COUNT];
+    bool is_prepared[PART_COUNT];
 };
 
 struct attn_layer {
@@ -85,7 +85,7 @@ struct attn_model {
     int32_t num_layers;
     int32_t num_groups;
     int32_t num_plan_groups;
-    struct lock lock; /* of states[] and num_plans */
+    struct lock lock; /* of prepared[] and num_plans */
 };
 
 /* The layer's memory of a composition that serves it. */
@@ -94,8 +94,8 @@ void *layer_data(const attn_layer *layer, const struct composition *composition)
 /* Rewrites the layer for each part, after binding anything that changes them. */
 void layer_rewrite_parts(attn_layer *layer);
 
-/* Prepares a part for calls with these arguments (of their phase, without a state), once; not a
- * step. */
+/* Prepares a part for calls with these arguments (of their phase, without what it makes), once; not
+ * a step. */
 attn_status layer_prepare(attn_layer *layer, int32_t part, const struct attn_attend_args *call,
                           struct attn_error *error);
 void layer_release_states(attn_layer *layer);

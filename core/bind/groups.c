@@ -115,7 +115,7 @@ int32_t model_num_groups(const attn_model *model, int32_t kind)
         return 0;
     }
     return kind == ATTN_GROUP_BLOCK_TABLE ? model->num_groups
-           : kind == ATTN_GROUP_PLAN      ? model->num_plan_groups
+           : kind == ATTN_GROUP_SCHEDULE  ? model->num_plan_groups
                                           : 0;
 }
 
@@ -147,10 +147,11 @@ attn_status model_group(const attn_model *model, int32_t kind, int32_t group, in
 
 int32_t layer_group(const attn_layer *layer, int32_t kind, int32_t phase)
 {
-    if (layer == NULL || (kind == ATTN_GROUP_PLAN && (phase < 0 || phase >= ATTN_PHASE_COUNT))) {
+    if (layer == NULL ||
+        (kind == ATTN_GROUP_SCHEDULE && (phase < 0 || phase >= ATTN_PHASE_COUNT))) {
         return -1;
     }
     return kind == ATTN_GROUP_BLOCK_TABLE ? layer->group
-           : kind == ATTN_GROUP_PLAN      ? layer->served[phase].plan_group
+           : kind == ATTN_GROUP_SCHEDULE  ? layer->served[phase].plan_group
                                           : -1;
 }

@@ -54,7 +54,7 @@ attn_status layer_prepare(attn_layer *layer, int32_t part, const struct attn_att
                          "log: layer '%s' cannot be prepared there",
                          layer->desc->name);
     }
-    if (!served->prepared[part] && kernels->prepare != NULL) {
+    if (!served->is_prepared[part] && kernels->prepare != NULL) {
         struct attn_error why = ATTN_ERROR_INIT;
         const struct attn_prepare_args args = {.struct_size = sizeof args,
                                                .instance = call->instance,
@@ -66,10 +66,10 @@ attn_status layer_prepare(attn_layer *layer, int32_t part, const struct attn_att
                                                .num_caches = call->num_caches,
                                                .cache_bytes = call->cache_bytes,
                                                .phase = phase};
-        status = kernels->prepare(&args, &served->states[part], &why);
+        status = kernels->prepare(&args, &served->prepared[part], &why);
         status = status == ATTN_OK ? status : error_relay(error, status, &why);
     }
-    served->prepared[part] = status == ATTN_OK;
+    served->is_prepared[part] = status == ATTN_OK;
     lock_give(&layer->model->lock);
     return status;
 }
@@ -79,11 +79,11 @@ void layer_release_states(attn_layer *layer)
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
         struct served *served = &layer->served[phase];
         for (int32_t part = 0; part < PART_COUNT; part++) {
-            if (served->states[part] != NULL) {
-                served->instance->kernels.release(served->instance->handle, served->states[part]);
+            if (served->prepared[part] != NULL) {
+                served->instance->kernels.release(served->instance->handle, served->prepared[part]);
             }
-            served->states[part] = NULL;
-            served->prepared[part] = false;
+            served->prepared[part] = NULL;
+            served->is_prepared[part] = false;
         }
     }
 }

@@ -70,7 +70,7 @@ struct composition {
     int64_t (*integers)(const attn_plan *plan);    /* most that it takes by plan_take */
     size_t (*lay_out)(attn_plan *plan, size_t at); /* its areas of the workspace; their end */
 
-    /* plan(). */
+    /* plan_batch. */
     /* does a rank without queries of its own take part in this batch? */
     bool (*joins)(const attn_plan *plan);
     /* the requests that kernels see: plan->given, plan->whole, before decodes are cut off */

@@ -329,7 +329,7 @@ static void make_chunks(attn_plan *plan, const struct attn_batch *view)
     }
 }
 
-/* The prefill view for attends over keys that are no cache: its host arrays outlive plan(). */
+/* The prefill view for attends over keys that are no cache: its host arrays outlive plan_batch. */
 static void make_context_view(attn_plan *plan, const struct attn_batch *prefill)
 {
     struct mla_plan *p = mla_plan(plan);

@@ -289,10 +289,10 @@ static attn_status run_chunk(const struct mla_call *run, int32_t index, const st
                               &v.tensor);
     }
     launch->args.batch = &view;
-    if (status == ATTN_OK && run->p->num_chunks > 1 && instance->kernels.plan != NULL) {
+    if (status == ATTN_OK && run->p->num_chunks > 1 && instance->kernels.schedule != NULL) {
         launch->args.stream = run->io->stream; /* one schedule's memory serves all chunks in turn */
         launch->args.q = launch->args.k = launch->args.v = launch->args.out = NULL;
-        status = instance->kernels.plan(&launch->args, ATTN_PLAN_EAGER, run->error);
+        status = instance->kernels.schedule(&launch->args, ATTN_PLAN_EAGER, run->error);
     }
     if (status == ATTN_OK) {
         status =

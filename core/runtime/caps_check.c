@@ -73,7 +73,7 @@ static const struct {
              MASK(q_dtypes, ATTN_DTYPE_COUNT),
              MASK(terms, ATTN_TERM_COUNT),
              MASK(features, ATTN_FEATURE_COUNT),
-             MASK(walks, NUM_WALKS),
+             MASK(view_forms, NUM_VIEW_FORMS),
              MASK(layouts, ATTN_KV_LAYOUT_COUNT),
              MASK(k_scale_forms, NUM_SCALE_FORMS),
              MASK(v_scale_forms, NUM_SCALE_FORMS),
@@ -315,18 +315,19 @@ static bool has_block_size(const struct attn_backend_caps *c, int32_t size)
 static attn_status check_cache(const struct attn_backend_caps *c, struct attn_error *error)
 {
     static const uint64_t walk_of_layout[ATTN_KV_LAYOUT_COUNT] = {
-        ATTN_WALK_NHD, ATTN_WALK_HND,    ATTN_WALK_NHD,    ATTN_WALK_HND,
-        ATTN_WALK_HND, ATTN_WALK_PACKED, ATTN_WALK_LATENT,
+        ATTN_VIEW_NHD, ATTN_VIEW_HND,    ATTN_VIEW_NHD,    ATTN_VIEW_HND,
+        ATTN_VIEW_HND, ATTN_VIEW_PACKED, ATTN_VIEW_LATENT,
     };
     if ((c->features & ATTN_FEATURE_PAGED_KV) &&
-        (c->num_block_sizes == 0 || c->layouts == 0 || c->walks == 0 || c->kv_dtypes == 0)) {
-        return BAD("block_sizes", "%s: paged keys without block_sizes, layouts, walks or kv_dtypes",
-                   c->name);
+        (c->num_block_sizes == 0 || c->layouts == 0 || c->view_forms == 0 || c->kv_dtypes == 0)) {
+        return BAD("block_sizes",
+                   "%s: paged keys without block_sizes, layouts, view_forms or kv_dtypes", c->name);
     }
     for (int32_t i = 0; i < ATTN_KV_LAYOUT_COUNT; i++) {
-        if ((c->layouts >> i & 1) && !(c->walks & walk_of_layout[i])) {
-            return BAD("layouts", "%s: layout %d without its walk %#llx in walks %#llx", c->name, i,
-                       (unsigned long long)walk_of_layout[i], (unsigned long long)c->walks);
+        if ((c->layouts >> i & 1) && !(c->view_forms & walk_of_layout[i])) {
+            return BAD("layouts", "%s: layout %d without its form %#llx in view_forms %#llx",
+                       c->name, i, (unsigned long long)walk_of_layout[i],
+                       (unsigned long long)c->view_forms);
         }
     }
     if (c->preferred_layout < 0 || c->preferred_layout >= ATTN_KV_LAYOUT_COUNT ||

@@ -103,10 +103,10 @@ static attn_status check_numbers(const struct attn_layer_desc *l, struct attn_er
                    "layer '%s': needed_features is %#llx; bits from %d on are not known here",
                    l->name, (unsigned long long)l->needed_features, ATTN_FEATURE_COUNT);
     }
-    if (l->needed_walks >> NUM_WALKS != 0) {
-        return BAD("needed_walks",
-                   "layer '%s': needed_walks is %#llx; bits from %d on are not known here", l->name,
-                   (unsigned long long)l->needed_walks, NUM_WALKS);
+    if (l->needed_view_forms >> NUM_VIEW_FORMS != 0) {
+        return BAD("needed_view_forms",
+                   "layer '%s': needed_view_forms is %#llx; bits from %d on are not known here",
+                   l->name, (unsigned long long)l->needed_view_forms, NUM_VIEW_FORMS);
     }
     if (l->padded_page_bytes < 0 || l->padded_page_bytes > MAX_PAGE) {
         return BAD("padded_page_bytes", "layer '%s': padded_page_bytes is %lld; 0 to %lld", l->name,

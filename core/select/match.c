@@ -97,11 +97,12 @@ static void hold_kernels(struct check *check)
 }
 
 /* The layout that an engine has, where it says so. */
-static void hold_walks(struct check *check)
+static void hold_view_forms(struct check *check)
 {
-    for (int32_t i = 0; i < NUM_WALKS; i++) {
-        if (check->layer->needed_walks >> i & 1) {
-            check_code(check, "needed_walks", i, check->caps->walks, NUM_WALKS, name_of_walk);
+    for (int32_t i = 0; i < NUM_VIEW_FORMS; i++) {
+        if (check->layer->needed_view_forms >> i & 1) {
+            check_code(check, "needed_view_forms", i, check->caps->view_forms, NUM_VIEW_FORMS,
+                       name_of_view_form);
         }
     }
 }
@@ -246,7 +247,7 @@ void match_backend(const struct attn_backend_caps *caps, const struct layer *lay
     check_block_size(&check, block_sizes, num_block_sizes);
     hold_quantization(&check);
     if (layer_has_cache(&layer->desc) && !layer->has_states) {
-        hold_walks(&check);
+        hold_view_forms(&check);
     }
     if (!layer->has_states) {
         hold_terms(&check);

@@ -38,7 +38,7 @@ static const char *const features[] = {"paged_kv",
                                        "fp8_inputs",
                                        "mxfp4_weights",
                                        "host_bounds"};
-static const char *const walks[] = {"nhd", "hnd", "packed", "latent", "separate_strides"};
+static const char *const view_forms[] = {"nhd", "hnd", "packed", "latent", "separate_strides"};
 static const char *const dtypes[] = {"default",  "f16",      "bf16",         "f32",
                                      "fp8_e4m3", "fp8_e5m2", "fp8_e4m3fnuz", "int8"};
 static const char *const kv_dtypes[] = {"auto",
@@ -76,7 +76,7 @@ _Static_assert(COUNT(dtypes) == ATTN_DTYPE_COUNT, "a name for every element type
 _Static_assert(COUNT(kv_dtypes) == ATTN_KV_DTYPE_COUNT, "a name for every cache's type");
 _Static_assert(COUNT(terms) == ATTN_TERM_COUNT, "a name for every term");
 _Static_assert(COUNT(features) == ATTN_FEATURE_COUNT, "a name for every feature");
-_Static_assert(COUNT(walks) == NUM_WALKS, "a name for every walk");
+_Static_assert(COUNT(view_forms) == NUM_VIEW_FORMS, "a name for every form");
 _Static_assert(COUNT(layouts) == ATTN_KV_LAYOUT_COUNT, "a name for every layout");
 _Static_assert(COUNT(cache_roles) == ATTN_CACHE_ROLE_COUNT, "a name for every role");
 _Static_assert(COUNT(output_forms) == ATTN_OUTPUT_FORM_COUNT, "a name for every output form");
@@ -96,7 +96,7 @@ static const struct {
     [ATTN_NAMES_KV_DTYPE] = LIST(kv_dtypes),
     [ATTN_NAMES_TERM] = LIST(terms),
     [ATTN_NAMES_FEATURE] = LIST(features),
-    [ATTN_NAMES_WALK] = LIST(walks),
+    [ATTN_NAMES_VIEW_FORM] = LIST(view_forms),
     [ATTN_NAMES_KV_LAYOUT] = LIST(layouts),
     [ATTN_NAMES_SCALE_FORM] = LIST(scale_forms),
     [ATTN_NAMES_OUTPUT_FORM] = LIST(output_forms),
@@ -160,9 +160,9 @@ const char *name_of_scale_form(int32_t form)
     return known_name(ATTN_NAMES_SCALE_FORM, form);
 }
 
-const char *name_of_walk(int32_t bit)
+const char *name_of_view_form(int32_t bit)
 {
-    return known_name(ATTN_NAMES_WALK, bit);
+    return known_name(ATTN_NAMES_VIEW_FORM, bit);
 }
 
 const char *name_of_output_form(int32_t form)

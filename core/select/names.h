@@ -11,7 +11,7 @@
 /* attn_api.code_name. */
 const char *code_name(int32_t list, int32_t code);
 
-#define NUM_WALKS 5 /* ATTN_WALK_* */
+#define NUM_VIEW_FORMS 5 /* ATTN_VIEW_* */
 
 /* Constant text; "unknown" for codes that are none. */
 const char *name_of_dtype(int32_t dtype);
@@ -21,7 +21,7 @@ const char *name_of_kind(int32_t kind);
 const char *name_of_cache_role(int32_t role);
 const char *name_of_phase(int32_t phase);
 const char *name_of_scale_form(int32_t form);
-const char *name_of_walk(int32_t bit);
+const char *name_of_view_form(int32_t bit);
 const char *name_of_output_form(int32_t form);
 /* By its kind and what it says beside it; of a complete description. */
 const char *name_of_layer(const struct attn_layer_desc *layer);

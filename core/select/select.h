@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The select room's slots of struct attn_api. Naming rule of all rooms: a slot's function has the
- * slot's own name, but for `select` = select_layers, `plan` = plan_batch and `run` = plan_run.
+ * slot's own name, but for `select` = select_layers and `run` = plan_run.
  * Meanings stand in attn/api.h. Those of an assignment are
  * in assignment.h and export.h. */
 #ifndef CORE_SELECT_SELECT_H

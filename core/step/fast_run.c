@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The hot path of run(): one attend of a plain run, with or without a write. plan() chooses, and
- * whatever else a run can be goes the general way. */
+/* The hot path of run(): one attend of a plain run, with or without a write. plan_batch chooses,
+ * and whatever else a run can be goes the general way. */
 #include <string.h>
 
 #include "step/plan_state.h"

@@ -41,20 +41,20 @@ static attn_status find_schedule(attn_plan *plan, attn_layer *layer, int32_t pha
             (*c)->limit(plan, layer, part, &schedule->limits);
         }
     }
-    if (served->instance->kernels.plan_size != NULL) {
-        struct attn_plan_size size = {.struct_size = sizeof size};
+    if (served->instance->kernels.schedule_size != NULL) {
+        struct attn_schedule_size size = {.struct_size = sizeof size};
         struct attn_error why = ATTN_ERROR_INIT;
-        const struct attn_plan_size_args args = {.struct_size = sizeof args,
-                                                 .instance = served->instance->handle,
-                                                 .state = served->states[part],
-                                                 .limits = &schedule->limits};
-        attn_status status = served->instance->kernels.plan_size(&args, &size, &why);
+        const struct attn_schedule_size_args args = {.struct_size = sizeof args,
+                                                     .instance = served->instance->handle,
+                                                     .prepared = served->prepared[part],
+                                                     .limits = &schedule->limits};
+        attn_status status = served->instance->kernels.schedule_size(&args, &size, &why);
         if (status != ATTN_OK) {
             return error_relay(error, status, &why);
         }
         if (size.host_bytes > MAX_SCHEDULE || size.device_bytes > MAX_SCHEDULE) {
             return error_set(
-                error, ATTN_ERROR_PLUGIN, "plan_size",
+                error, ATTN_ERROR_PLUGIN, "schedule_size",
                 "%s asks for %zu bytes on the host and %zu on the device; %zu are the most",
                 served->instance->caps->name, size.host_bytes, size.device_bytes, MAX_SCHEDULE);
         }
@@ -86,7 +86,7 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
                                              .layer = &layer->parts[part],
                                              .params = &layer->part_params[part],
                                              .phase = phase};
-    launch->args.flags = ATTN_RUN_NO_WRITE; /* but where plan() finds that it writes */
+    launch->args.flags = ATTN_RUN_NO_WRITE; /* but where plan_batch finds that it writes */
     if (owner->k_cache.data != NULL && part != PART_NEW) {
         launch->args.k_cache = &owner->k_cache;
         launch->args.v_cache = owner->has_v_cache ? &owner->v_cache : NULL;
@@ -100,12 +100,12 @@ static attn_status make_launch(attn_plan *plan, struct step *step, int32_t phase
         }
     }
     attn_status status = layer_prepare(layer, part, &launch->args, error);
-    launch->args.state = served->states[part];
+    launch->args.prepared = served->prepared[part];
     status = status == ATTN_OK ? find_schedule(plan, layer, phase, part, launch, error) : status;
     if (status == ATTN_OK) {
-        launch->args.plan_host = launch->schedule->host;
+        launch->args.schedule_host = launch->schedule->host;
         launch->args.limits = &launch->schedule->limits;
-        launch->args.plan_host_bytes = launch->schedule->host_bytes;
+        launch->args.schedule_host_bytes = launch->schedule->host_bytes;
         launch->args.workspace_bytes = launch->schedule->device_bytes;
     }
     return status;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The step room's slots of struct attn_api; naming rule in select/select.h (`plan` = plan_batch,
- * `run` = plan_run). Meanings stand in attn/api.h. */
+/* The step room's slots of struct attn_api; naming rule in select/select.h (`run` = plan_run).
+ * Meanings stand in attn/api.h. */
 #ifndef CORE_STEP_PLAN_H
 #define CORE_STEP_PLAN_H
 

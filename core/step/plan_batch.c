@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan(): which calls this batch takes, over which view of it, and the vendors' own plans. */
+/* Planning a batch: which calls this batch takes, over which view of it, and the vendors' own
+ * schedules. */
 #include <string.h>
 
 #include "step/plan.h"
@@ -135,8 +136,8 @@ static attn_status call_vendor(const struct schedule *schedule, const struct att
     attn_status status = ATTN_OK;
     if (purpose->tables_only && updates && kernels->update_block_table != NULL) {
         status = kernels->update_block_table(args, &why);
-    } else if (kernels->plan != NULL) {
-        status = kernels->plan(args, purpose->mode, &why);
+    } else if (kernels->schedule != NULL) {
+        status = kernels->schedule(args, purpose->mode, &why);
     }
     return status == ATTN_OK ? status : error_relay(error, status, &why);
 }

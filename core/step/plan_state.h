@@ -18,7 +18,7 @@ struct schedule {
     int32_t phase;
     int32_t part;
     const struct attn_batch *batch; /* of the last plan; NULL: not needed by it */
-    struct attn_attend_args *args;  /* of the first layer: what plan() gets */
+    struct attn_attend_args *args;  /* of the first layer: what plan_batch gets */
     const struct instance *instance;
     struct attn_limits limits; /* of this part: a composition may widen the plan's */
     size_t host_bytes;
@@ -135,7 +135,8 @@ struct captured {
     int32_t num_reqs, num_decodes, num_tokens;
 };
 
-/* The block table that plan() makes where the engine's is not the kernels', see block_table.c. */
+/* The block table that plan_batch makes where the engine's is not the kernels', see block_table.c.
+ */
 struct made_table {
     int32_t columns;        /* 0: none is made */
     int32_t parts;          /* kernel's blocks in an entry of the engine's */
@@ -172,10 +173,10 @@ struct attn_plan {
     struct attn_batch_split split;
     int32_t num_tokens;      /* rows that tensors must have */
     int32_t num_key_rows;    /* likewise k and v where keys are contiguous */
-    int32_t first_row;       /* query_start_loc_host[0]: host copies end with plan() */
+    int32_t first_row;       /* query_start_loc_host[0]: host copies end with plan_batch */
     const attn_layer *table; /* of its block-table group, see attn_layer.table */
-    const attn_layer *ready; /* = table once plan() succeeded, else NULL */
-    uint64_t serial;         /* of the last plan() */
+    const attn_layer *ready; /* = table once plan_batch succeeded, else NULL */
+    uint64_t serial;         /* of the last plan_batch */
     /* whose batch the last plan took, see plan_update_block_table; never followed */
     const attn_plan *source;
     uint64_t source_serial;
@@ -192,7 +193,7 @@ struct attn_plan {
     bool takes_bounds; /* all its layers say host_bounds */
     bool asked;        /* the driver, of a batch's arrays */
     bool asked_tables; /* likewise of its tables' */
-    bool capturing; /* by the last plan(): its runs are recorded, and nothing may wait for them */
+    bool capturing; /* by the last plan_batch: its runs are recorded, and nothing may wait for them */
 };
 
 /* plan.c */
@@ -275,7 +276,8 @@ static inline struct attn_tensor tensor_like(const attn_plan *plan, const struct
     return like;
 }
 
-/* plan_batch.c: arrays of a view, in host memory of the plan, sent to the workspace by plan() */
+/* plan_batch.c: arrays of a view, in host memory of the plan, sent to the workspace by plan_batch
+ */
 /* `count` integers for arrays of a view; the plan has room for the worst case. */
 static inline int32_t *plan_take(attn_plan *plan, int64_t count)
 {

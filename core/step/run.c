@@ -225,7 +225,7 @@ refuse_run(const attn_plan *plan, const attn_layer *layer, struct attn_error *er
         return FAIL("layer", "the layer is not of the plan's block-table group");
     }
     return error_set_text(error, ATTN_ERROR_ORDER, "plan",
-                          "plan() has not succeeded for this step");
+                          "plan_batch has not succeeded for this step");
 }
 
 /* `text` behind what `to` holds, as far as it goes. */

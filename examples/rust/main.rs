@@ -24,7 +24,7 @@ fn main() {
         let name = CString::new("layer").unwrap();
         let mut layer: attn_layer_desc = std::mem::zeroed();
         layer.struct_size = std::mem::size_of::<attn_layer_desc>() as _;
-        (layer.name, layer.dtype) = (name.as_ptr(), attn_dtype_name_ATTN_DTYPE_BF16 as i32);
+        (layer.name, layer.dtype) = (name.as_ptr(), attn_dtype_id_ATTN_DTYPE_BF16 as i32);
         (layer.num_q_heads, layer.num_kv_heads, layer.head_size, layer.scale, layer.causal) = (32, 8, 128, 0.088, 1);
         let status = api.select.unwrap()(runtime, std::ptr::null(), &(&layer as *const _), 1, &mut chosen, &mut error);
         assert_eq!(status, 0, "{}", CStr::from_ptr(error.message.as_ptr()).to_string_lossy());

@@ -354,7 +354,7 @@ static attn_status run(struct attention *a, struct layer *layer, const struct gg
     const struct attn_step_io io = {
         .struct_size = sizeof io, .flags = ATTN_RUN_NO_WRITE, .q = &tq, .out = &to};
     attn_status status = fit_plan(a, layer, r);
-    status = status ? status : a->api->plan(layer->plan, &batch, NULL, &a->error);
+    status = status ? status : a->api->plan_batch(layer->plan, &batch, NULL, &a->error);
     return status ? status : a->api->run(layer->plan, layer->bound, &io, &a->error);
 }
 

@@ -133,7 +133,7 @@ static inline uint8_t number_to_e2m1(double value)
     return (uint8_t)(number_small_bits(fmin(fabs(value), 6.0), 1, 1) | (signbit(value) ? 8 : 0));
 }
 
-/* enum attn_dtype_name of a DLPack dtype, or -1. */
+/* enum attn_dtype_id of a DLPack dtype, or -1. */
 static inline int32_t number_dtype_name(struct attn_dtype dtype)
 {
     if (dtype.lanes != 1) {

@@ -156,12 +156,12 @@ attn_status run_attend(const struct attn_attend_args *args, const struct latent_
         write_zeros(args, &run.problem);
         return ATTN_OK;
     }
-    if (args->plan_host == NULL || args->workspace == NULL) {
-        return fail(error, ATTN_ERROR_ORDER, args->workspace ? "plan_host" : "workspace",
+    if (args->schedule_host == NULL || args->workspace == NULL) {
+        return fail(error, ATTN_ERROR_ORDER, args->workspace ? "schedule_host" : "workspace",
                     "NULL: attend needs the memory that plan has filled");
     }
     run.args = args;
-    run.schedule = args->plan_host;
+    run.schedule = args->schedule_host;
     scratch_init(&run.layout, &run.problem.shape, run.schedule->needs.rows);
     size_t workers = (size_t)run.problem.instance->host->num_threads;
     run.scratch = args->workspace;
@@ -206,12 +206,12 @@ attn_status plan_attend(const struct attn_attend_args *args, const struct latent
     if (status != ATTN_OK) {
         return status;
     }
-    if (args->plan_host == NULL || args->limits == NULL) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, args->limits ? "plan_host" : "limits",
+    if (args->schedule_host == NULL || args->limits == NULL) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, args->limits ? "schedule_host" : "limits",
                     "NULL");
     }
     (void)mode; /* lengths are readable in every mode: each is a fresh schedule */
-    struct schedule *schedule = args->plan_host;
+    struct schedule *schedule = args->schedule_host;
     int32_t num_threads = args->instance->host->num_threads;
     if (no_work(args->batch)) {
         schedule->num_items = 0;
@@ -221,7 +221,8 @@ attn_status plan_attend(const struct attn_attend_args *args, const struct latent
     return schedule_make(&problem, args->limits, schedule, num_threads, error);
 }
 
-attn_status simd_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
+attn_status simd_schedule(const struct attn_attend_args *args, int32_t mode,
+                          struct attn_error *error)
 {
     bool latent = args != NULL && args->layer != NULL && layer_is_latent(args->layer);
     if (args != NULL && args->layer != NULL && args->layer->kind == ATTN_LAYER_RECURRENT) {

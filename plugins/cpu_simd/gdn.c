@@ -187,7 +187,7 @@ attn_status simd_gated_delta(const struct attn_attend_args *args, struct attn_er
     }
     if (args->workspace == NULL) {
         return fail(error, ATTN_ERROR_ORDER, "workspace",
-                    "NULL: gated_delta needs the memory that plan_size asks for");
+                    "NULL: gated_delta needs the memory that schedule_size asks for");
     }
     struct gdn_scratch scratch;
     struct gdn_loop loop = {.gdn = gdn_of(args), .taps = args->workspace};

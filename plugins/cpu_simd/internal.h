@@ -70,7 +70,7 @@ struct layer_shape {
     int32_t topk; /* sparse MLA: entries of a query's list; 0: dense */
 };
 
-struct attn_state {
+struct attn_prepared {
     struct layer_shape shape;
     struct attn_recurrent_desc gdn; /* of a layer of gated delta, which has no shape */
     bool is_gdn;
@@ -171,7 +171,7 @@ struct needs {
     int32_t partial_rows; /* of one */
 };
 
-/* Lies in plan_host: header, items, their order, merges. */
+/* Lies in schedule_host: header, items, their order, merges. */
 struct schedule {
     int32_t num_items;
     int32_t num_merges;
@@ -353,7 +353,8 @@ void tree_apply(const struct problem *problem, int32_t request, int32_t token, i
 
 /* kernels */
 attn_status simd_attend(const struct attn_attend_args *args, struct attn_error *error);
-attn_status simd_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error);
+attn_status simd_schedule(const struct attn_attend_args *args, int32_t mode,
+                          struct attn_error *error);
 attn_status simd_update_block_table(const struct attn_attend_args *args, struct attn_error *error);
 attn_status simd_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);
 attn_status simd_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);

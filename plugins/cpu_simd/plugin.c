@@ -4,14 +4,14 @@
 #include "common/gated_delta.h"
 #include "internal.h"
 
-static attn_status simd_prepare(const struct attn_prepare_args *args, attn_state **state,
+static attn_status simd_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                                 struct attn_error *error)
 {
     attn_instance *instance = args->instance;
     const struct attn_layer_desc *layer = args->layer;
     const struct attn_host *host = instance->host;
     struct layer_shape shape;
-    *state = NULL;
+    *prepared = NULL;
     bool is_gdn = layer->kind == ATTN_LAYER_RECURRENT;
     memset(&shape, 0, sizeof(shape));
     attn_status status = is_gdn ? gdn_check_desc(layer, error)
@@ -19,43 +19,45 @@ static attn_status simd_prepare(const struct attn_prepare_args *args, attn_state
     if (status != ATTN_OK) {
         return status;
     }
-    *state = host->allocate(host->user, sizeof(**state), 64);
-    if (*state == NULL) {
-        return fail(error, ATTN_ERROR_OUT_OF_MEMORY, "state", "no memory for a layer's state");
+    *prepared = host->allocate(host->user, sizeof(**prepared), 64);
+    if (*prepared == NULL) {
+        return fail(error, ATTN_ERROR_OUT_OF_MEMORY, "prepared",
+                    "no memory for a layer's prepared");
     }
-    (*state)->shape = shape;
-    (*state)->is_gdn = is_gdn;
+    (*prepared)->shape = shape;
+    (*prepared)->is_gdn = is_gdn;
     if (is_gdn) {
-        (*state)->gdn =
+        (*prepared)->gdn =
             *(const struct attn_recurrent_desc *)ext_of(layer->next, ATTN_EXT_RECURRENT_DESC);
     }
     return ATTN_OK;
 }
 
-static void simd_release(attn_instance *instance, attn_state *state)
+static void simd_release(attn_instance *instance, attn_prepared *prepared)
 {
-    if (state != NULL) {
-        instance->host->release(instance->host->user, state, sizeof(*state));
+    if (prepared != NULL) {
+        instance->host->release(instance->host->user, prepared, sizeof(*prepared));
     }
 }
 
-static attn_status simd_plan_size(const struct attn_plan_size_args *args,
-                                  struct attn_plan_size *size, struct attn_error *error)
+static attn_status simd_schedule_size(const struct attn_schedule_size_args *args,
+                                      struct attn_schedule_size *size, struct attn_error *error)
 {
-    const attn_state *state = args->state;
+    const attn_prepared *prepared = args->prepared;
     const struct attn_limits *limits = args->limits;
-    if (state == NULL || limits == NULL || limits->max_num_reqs < 0 || limits->max_num_tokens < 0) {
-        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, state == NULL ? "state" : "limits",
-                    "a prepared state and limits from 0 are needed");
+    if (prepared == NULL || limits == NULL || limits->max_num_reqs < 0 ||
+        limits->max_num_tokens < 0) {
+        return fail(error, ATTN_ERROR_INVALID_ARGUMENT, prepared == NULL ? "prepared" : "limits",
+                    "what prepare made and limits from 0 are needed");
     }
     int32_t threads = args->instance->host->num_threads;
-    if (state->is_gdn) {
+    if (prepared->is_gdn) {
         size->host_bytes = 0;
-        size->device_bytes = gdn_workspace_bytes(&state->gdn, threads);
+        size->device_bytes = gdn_workspace_bytes(&prepared->gdn, threads);
         return ATTN_OK;
     }
-    size->host_bytes = schedule_bytes(&state->shape, limits, threads);
-    size->device_bytes = workspace_bytes(&state->shape, limits, threads);
+    size->host_bytes = schedule_bytes(&prepared->shape, limits, threads);
+    size->device_bytes = workspace_bytes(&prepared->shape, limits, threads);
     return ATTN_OK;
 }
 
@@ -77,8 +79,8 @@ static const struct attn_kernels kernels = {
     .fill = simd_fill,
     .prepare = simd_prepare,
     .release = simd_release,
-    .plan_size = simd_plan_size,
-    .plan = simd_plan,
+    .schedule_size = simd_schedule_size,
+    .schedule = simd_schedule,
     .update_block_table = simd_update_block_table,
 };
 

@@ -106,10 +106,10 @@ attn_status shape_of_layer(const struct variant *variant, const struct attn_laye
 attn_status shape_of_args(const struct attn_attend_args *args, struct layer_shape *shape,
                           struct attn_error *error)
 {
-    if (args->state == NULL) {
+    if (args->prepared == NULL) {
         return shape_of_layer(args->instance->variant, args->layer, shape, error);
     }
-    *shape = args->state->shape;
+    *shape = args->prepared->shape;
     return ATTN_OK;
 }
 

@@ -13,21 +13,22 @@
  * 32/8 heads, D 128, a stream of rows of 64 against items of 16: prefill 1 x 2048 0.77 and 0.37 ms,
  * 1 x 16384 13.9 and 19.6 ms, 4 x 512 next to 32 decodes 0.92 and 0.28 ms; D 256, 1 x 8192: 16.3
  * and 10.2. */
-static void choose_rows(const struct attn_state *state, const struct attn_batch *batch,
-                        struct plan_host *plan)
+static void choose_rows(const struct attn_prepared *prepared, const struct attn_batch *batch,
+                        struct schedule_host *plan)
 {
     const int32_t *start = batch->query_start_loc_host;
-    bool decode = (int64_t)batch->max_query_len * state->group <= GPU_FEW_ROWS;
+    bool decode = (int64_t)batch->max_query_len * prepared->group <= GPU_FEW_ROWS;
     int64_t queries = batch->num_reqs > 0 ? start[batch->num_reqs] - start[0] : 0;
-    bool is_long = queries > LONG_QUERIES * (int64_t)batch->num_reqs && state->padded_size <= 128;
-    plan->by_item = state->invariant || (!decode && !is_long);
+    bool is_long =
+        queries > LONG_QUERIES * (int64_t)batch->num_reqs && prepared->padded_size <= 128;
+    plan->by_item = prepared->invariant || (!decode && !is_long);
     plan->tile_rows = decode || plan->by_item ? 16 : 64;
 }
 
 /* As `shape` in sm80_produce.cuh has it. */
-static int32_t tile_of(const struct attn_state *state, bool cached, int32_t tile_rows)
+static int32_t tile_of(const struct attn_prepared *prepared, bool cached, int32_t tile_rows)
 {
-    bool narrow = state->narrow && cached && tile_rows == 16 && state->padded_size <= 128;
+    bool narrow = prepared->narrow && cached && tile_rows == 16 && prepared->padded_size <= 128;
     return narrow ? SM80_NARROW_TILE : SM80_TILE;
 }
 
@@ -39,14 +40,14 @@ static int32_t tile_of(const struct attn_state *state, bool cached, int32_t tile
 static int32_t ctas_of_sm(const struct attn_attend_args *args)
 {
     const struct gpu_device *device = &args->instance->device;
-    const struct attn_state *state = args->state;
-    const struct plan_host *plan = args->plan_host;
+    const struct attn_prepared *prepared = args->prepared;
+    const struct schedule_host *plan = args->schedule_host;
     const struct attn_layer_desc *layer = args->layer;
     bool in_calls =
         layer->alibi != ATTN_ALIBI_NONE || layer->tree_mask != ATTN_TREE_NONE || layer->prefix_lm;
-    bool few = plan->num_reqs == 1 && state->num_kv_heads * LEAST_PARTS <= device->num_sms;
+    bool few = plan->num_reqs == 1 && prepared->num_kv_heads * LEAST_PARTS <= device->num_sms;
     bool one = few && device->major >= 9 && plan->tile_rows == 16 && !plan->by_item && !in_calls;
-    return state->padded_size > 128 || (one && state->padded_size == 128) ? 1 : 2;
+    return prepared->padded_size > 128 || (one && prepared->padded_size == 128) ? 1 : 2;
 }
 
 static bool is_narrow(const struct gpu_params *p)
@@ -113,7 +114,7 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
         rows * p->v.block / 16 >= INT32_MAX) {
         return false;
     }
-    return p->schedule.tile == tile_of(args->state, narrow, p->schedule.tile_rows) &&
+    return p->schedule.tile == tile_of(args->prepared, narrow, p->schedule.tile_rows) &&
            fit_stages(&args->instance->device, p, &ctas, &stages);
 }
 
@@ -142,7 +143,7 @@ static void map_caches(const struct attn_attend_args *args, struct sm80_params *
 {
     const struct gpu_device *device = &args->instance->device;
     struct gpu_params *p = &a->p;
-    int32_t size = args->state->padded_size, heads = p->problem.num_kv_heads;
+    int32_t size = args->prepared->padded_size, heads = p->problem.num_kv_heads;
     int32_t tile = p->schedule.tile, block_size = p->problem.block_size;
     int64_t rows = block_size, blocks = 1;
     a->box_rows = tile;

@@ -24,7 +24,7 @@ struct sm80_params {
     struct gpu_params p;
 };
 
-/* By the dtype of the cache (enum attn_dtype_name). NULL or the cause of a failure. */
+/* By the dtype of the cache (enum attn_dtype_id). NULL or the cause of a failure. */
 const char *sm80_launch(const struct gpu_device *device, int32_t dtype,
                         const struct sm80_params *params, void *stream);
 

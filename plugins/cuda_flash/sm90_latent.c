@@ -14,7 +14,7 @@ static bool serves(const struct attn_attend_args *args)
     const struct attn_mla_desc *mla =
         (const struct attn_mla_desc *)gpu_find_ext(layer->next, ATTN_EXT_MLA_DESC);
     int32_t own = layer->dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
-    bool whole = args->state->group % SM90_LATENT_ROWS == 0;
+    bool whole = args->prepared->group % SM90_LATENT_ROWS == 0;
     return args->instance->device.major == 9 && mla != NULL &&
            mla->kv_lora_rank == LATENT_MAX_RANK &&
            mla->qk_rope_head_dim == LATENT_MAX_SIZE - LATENT_MAX_RANK &&

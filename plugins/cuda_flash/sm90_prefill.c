@@ -46,7 +46,7 @@ static bool serves(const struct attn_attend_args *args)
     if (device->major != 9 || device->encode_map == NULL || !short_type ||
         (kv != ATTN_KV_AUTO && kv != own) || layer->q_scale_form != ATTN_SCALE_NONE ||
         layer->p_scale_form != ATTN_SCALE_NONE || layer->k_scale_form != ATTN_SCALE_NONE ||
-        layer->v_scale_form != ATTN_SCALE_NONE || args->state->group > PREFILL_ROWS ||
+        layer->v_scale_form != ATTN_SCALE_NONE || args->prepared->group > PREFILL_ROWS ||
         layer->head_size > 256 || layer->head_size_v > 256) {
         return false;
     }
@@ -65,10 +65,10 @@ static bool pays(const struct attn_attend_args *args)
     const int32_t *start = batch->query_start_loc_host;
     int64_t items = 0;
     for (int32_t r = 0; r < batch->num_reqs; r++) {
-        int64_t rows = (int64_t)(start[r + 1] - start[r]) * args->state->group;
+        int64_t rows = (int64_t)(start[r + 1] - start[r]) * args->prepared->group;
         items += rows > GPU_FEW_ROWS ? (rows + PREFILL_ROWS - 1) / PREFILL_ROWS : 0;
     }
-    items *= args->state->num_kv_heads;
+    items *= args->prepared->num_kv_heads;
     return items > 0 && (items * LEAST_PARTS >= args->instance->device.num_sms ||
                          batch->max_seq_len <= LONG_ITEM);
 }
@@ -77,10 +77,11 @@ struct prefill_layout {
     size_t row_tile_start, key_tile_start, key_sum, row_tiles, work, end; /* bytes */
 };
 
-static struct prefill_layout layout_of_prefill(const struct attn_state *state, int64_t reqs,
+static struct prefill_layout layout_of_prefill(const struct attn_prepared *prepared, int64_t reqs,
                                                int64_t tokens)
 {
-    int64_t queries = PREFILL_ROWS / (state->group < PREFILL_ROWS ? state->group : PREFILL_ROWS);
+    int64_t queries =
+        PREFILL_ROWS / (prepared->group < PREFILL_ROWS ? prepared->group : PREFILL_ROWS);
     int64_t row_tiles = tokens / queries + reqs;
     struct prefill_layout at;
     at.row_tile_start = round_up(sizeof(struct prefill_header));
@@ -88,21 +89,21 @@ static struct prefill_layout layout_of_prefill(const struct attn_state *state, i
     at.key_sum = at.key_tile_start + round_up((size_t)(row_tiles + 1) * sizeof(int32_t));
     at.row_tiles = at.key_sum + round_up((size_t)reqs * sizeof(int32_t));
     at.work = at.row_tiles + round_up((size_t)row_tiles * sizeof(struct gpu_row_tile));
-    at.end = at.work + round_up((size_t)row_tiles * (size_t)state->num_kv_heads *
+    at.end = at.work + round_up((size_t)row_tiles * (size_t)prepared->num_kv_heads *
                                 sizeof(struct prefill_work));
     return at;
 }
 
-static size_t bytes_of(const struct attn_state *state, int64_t reqs, int64_t tokens)
+static size_t bytes_of(const struct attn_prepared *prepared, int64_t reqs, int64_t tokens)
 {
-    return layout_of_prefill(state, reqs, tokens).end;
+    return layout_of_prefill(prepared, reqs, tokens).end;
 }
 
 /* What the plan and the attends after it read alike. */
 static void set_items(struct prefill_params *a, const struct attn_attend_args *args, char *memory)
 {
-    const struct plan_host *plan = args->plan_host;
-    struct prefill_layout at = layout_of_prefill(args->state, plan->num_reqs, plan->num_tokens);
+    const struct schedule_host *plan = args->schedule_host;
+    struct prefill_layout at = layout_of_prefill(args->prepared, plan->num_reqs, plan->num_tokens);
     struct gpu_params *p = &a->p;
     a->queries = PREFILL_ROWS / p->problem.group;
     a->group_inverse = (65536 + p->problem.group - 1) / p->problem.group;

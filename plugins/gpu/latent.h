@@ -39,7 +39,7 @@ struct gpu_latent_gather_params {
 struct gpu_batch_matrix {
     char *data;
     int64_t batch, row, column; /* elements */
-    int32_t dtype;              /* enum attn_dtype_name; -1: e2m1, two in a byte */
+    int32_t dtype;              /* enum attn_dtype_id; -1: e2m1, two in a byte */
 };
 
 /* out[b] = a[b] w[b] scale[b]: [M, K] by [K, N]. */

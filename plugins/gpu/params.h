@@ -39,7 +39,7 @@ struct gpu_cache {
     int64_t block, slot, head; /* bytes */
     int64_t pack_stride;
     int32_t pack;           /* 0: dims are contiguous */
-    int32_t dtype;          /* enum attn_dtype_name of a stored element; 4-bit forms: INT8 */
+    int32_t dtype;          /* enum attn_dtype_id of a stored element; 4-bit forms: INT8 */
     int32_t form;           /* enum gpu_row_form */
     int32_t scale_per_head; /* of `scale` */
     const float *scale;     /* NULL: scale_host */
@@ -137,7 +137,7 @@ struct gpu_params {
     int32_t q_scale_per_head;
     const float *p_scale; /* quantized probabilities; NULL: p_scale_host */
     float p_scale_host;
-    int32_t p_dtype; /* enum attn_dtype_name that they are rounded to, or -1 */
+    int32_t p_dtype; /* enum attn_dtype_id that they are rounded to, or -1 */
     struct gpu_lse lse;
 };
 

@@ -9,7 +9,7 @@
 struct gpu_tensor {
     char *data;
     int64_t row, head; /* bytes */
-    int32_t dtype;     /* enum attn_dtype_name */
+    int32_t dtype;     /* enum attn_dtype_id */
 };
 
 struct gpu_lse {
@@ -20,7 +20,7 @@ struct gpu_lse {
 struct gpu_matrix {
     const char *data;    /* NULL: none */
     int64_t row, column; /* elements */
-    int32_t dtype;       /* enum attn_dtype_name */
+    int32_t dtype;       /* enum attn_dtype_id */
 };
 
 #endif

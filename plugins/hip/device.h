@@ -6,7 +6,7 @@
 #include "attend_list.h"
 #include "gpu/params.h"
 
-/* Whether the device's code has the attend for caches of this dtype (enum attn_dtype_name), heads
+/* Whether the device's code has the attend for caches of this dtype (enum attn_dtype_id), heads
  * padded to this size and items of so many rows. */
 bool hip_has_attend(const struct gpu_device *device, int32_t dtype, int32_t size, int32_t rows);
 /* Whether it has any. */

@@ -9,19 +9,19 @@
 #define LEAST_PARTS 8 /* of an item, whose groups have a compute unit each */
 
 /* Heads of 256 have rows of 64, too. */
-static void choose_rows(const struct attn_state *state, const struct attn_batch *batch,
-                        struct plan_host *plan)
+static void choose_rows(const struct attn_prepared *prepared, const struct attn_batch *batch,
+                        struct schedule_host *plan)
 {
-    bool many = (int64_t)batch->max_query_len * state->group > GPU_FEW_ROWS;
-    gpu_choose_rows(state, batch, plan);
+    bool many = (int64_t)batch->max_query_len * prepared->group > GPU_FEW_ROWS;
+    gpu_choose_rows(prepared, batch, plan);
     plan->tile_rows = many && !plan->by_item ? 64 : plan->tile_rows;
 }
 
-static int32_t tile_of(const struct attn_state *state, bool cached, int32_t tile_rows)
+static int32_t tile_of(const struct attn_prepared *prepared, bool cached, int32_t tile_rows)
 {
-    const bool narrow = state->narrow && cached;
+    const bool narrow = prepared->narrow && cached;
     if (tile_rows > 16) {
-        return HIP_STAGED_TILE(state->padded_size * (narrow ? 1 : 2));
+        return HIP_STAGED_TILE(prepared->padded_size * (narrow ? 1 : 2));
     }
     return narrow ? HIP_NARROW_TILE : HIP_TILE;
 }
@@ -30,26 +30,26 @@ static int32_t tile_of(const struct attn_state *state, bool cached, int32_t tile
  * be merged. */
 static int32_t groups_of_unit(const struct attn_attend_args *args)
 {
-    const struct attn_state *state = args->state;
-    const struct plan_host *plan = args->plan_host;
-    bool few =
-        plan->num_reqs == 1 && state->num_kv_heads * LEAST_PARTS <= args->instance->device.num_sms;
-    return state->padded_size > 128 || (few && plan->tile_rows == 16 && !plan->by_item) ? 1 : 2;
+    const struct attn_prepared *prepared = args->prepared;
+    const struct schedule_host *plan = args->schedule_host;
+    bool few = plan->num_reqs == 1 &&
+               prepared->num_kv_heads * LEAST_PARTS <= args->instance->device.num_sms;
+    return prepared->padded_size > 128 || (few && plan->tile_rows == 16 && !plan->by_item) ? 1 : 2;
 }
 
 static bool serves(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     bool narrow = p->k.dtype >= ATTN_DTYPE_FP8_E4M3;
-    return gpu_loads_wide(args, p) && p->problem.head_size <= args->state->padded_size &&
-           p->problem.head_size_v <= args->state->padded_size &&
-           p->schedule.tile == tile_of(args->state, narrow, p->schedule.tile_rows) &&
-           hip_has_attend(&args->instance->device, p->k.dtype, args->state->padded_size,
+    return gpu_loads_wide(args, p) && p->problem.head_size <= args->prepared->padded_size &&
+           p->problem.head_size_v <= args->prepared->padded_size &&
+           p->schedule.tile == tile_of(args->prepared, narrow, p->schedule.tile_rows) &&
+           hip_has_attend(&args->instance->device, p->k.dtype, args->prepared->padded_size,
                           p->schedule.tile_rows);
 }
 
 static const char *attend(const struct attn_attend_args *args, const struct gpu_params *p)
 {
-    return hip_launch_attend(&args->instance->device, p->k.dtype, args->state->padded_size, p,
+    return hip_launch_attend(&args->instance->device, p->k.dtype, args->prepared->padded_size, p,
                              args->stream);
 }
 

@@ -26,7 +26,7 @@ intel_sub_group_bf16_bf16_matrix_mad_k16(short8 a, int8 b, float8 sum);
 float8 __attribute__((overloadable))
 intel_sub_group_f16_f16_matrix_mad_k16(short8 a, int8 b, float8 sum);
 
-/* KIND: enum attn_dtype_name of the cache's elements; those of 8 bits become f16. ROW_GROUPS:
+/* KIND: enum attn_dtype_id of the cache's elements; those of 8 bits become f16. ROW_GROUPS:
  * subgroups of 16 rows each, who read the same keys; SPLITS: subgroups for other keys of a tile. */
 template <int KIND_, int D_, int ROW_GROUPS_, int SPLITS_> struct shape {
     static constexpr int kind = KIND_, size = D_, row_groups = ROW_GROUPS_, splits = SPLITS_;

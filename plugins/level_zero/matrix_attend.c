@@ -4,27 +4,28 @@
 #include "gpu/host/schedule.h"
 #include "loaded.h"
 
-static int32_t tile_of(const struct attn_state *state, bool cached, int32_t tile_rows)
+static int32_t tile_of(const struct attn_prepared *prepared, bool cached, int32_t tile_rows)
 {
-    (void)state, (void)cached, (void)tile_rows;
+    (void)prepared, (void)cached, (void)tile_rows;
     return LEVEL_ZERO_TILE;
 }
 
 /* Of 8 subgroups with 256 registers each: half of what an Xe core holds. */
 static int32_t groups_of_core(const struct attn_attend_args *args)
 {
-    return args->state->padded_size > 128 ? 1 : 2;
+    return args->prepared->padded_size > 128 ? 1 : 2;
 }
 
 static bool serves(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     return gpu_loads_wide(args, p) &&
-           level_zero_attend(p->k.dtype, args->state->padded_size, p->schedule.tile_rows) >= 0;
+           level_zero_attend(p->k.dtype, args->prepared->padded_size, p->schedule.tile_rows) >= 0;
 }
 
 static const char *attend(const struct attn_attend_args *args, const struct gpu_params *p)
 {
-    int32_t kernel = level_zero_attend(p->k.dtype, args->state->padded_size, p->schedule.tile_rows);
+    int32_t kernel =
+        level_zero_attend(p->k.dtype, args->prepared->padded_size, p->schedule.tile_rows);
     return level_zero_launch(&args->instance->device, kernel, p->schedule.ctas, p, args->stream);
 }
 

@@ -21,7 +21,7 @@ static attn_status report_backend(void *user, const struct attn_backend_caps *ca
     struct attn_backend_caps next = *caps, elsewhere = *caps;
     uint64_t *const masks[] = {&next.kernels,       &next.layer_kinds,   &next.phases,
                                &next.dtypes,        &next.kv_dtypes,     &next.q_dtypes,
-                               &next.terms,         &next.features,      &next.walks,
+                               &next.terms,         &next.features,      &next.view_forms,
                                &next.layouts,       &next.k_scale_forms, &next.v_scale_forms,
                                &next.p_scale_forms, &next.output_forms};
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {

@@ -81,7 +81,7 @@ static attn_status mutant_attend(const struct attn_attend_args *args, struct att
         mutant->before(&m);
     }
     if (mutant->planned != NULL) {
-        mutant->planned(&m, args->plan_host);
+        mutant->planned(&m, args->schedule_host);
     }
     if (mutant->deep) {
         use_much_stack();
@@ -162,8 +162,8 @@ static attn_status mutant_mla_sparse(const struct attn_attend_args *args, struct
     return mutant_mla(args, true, error);
 }
 
-static attn_status mutant_plan_size(const struct attn_plan_size_args *args,
-                                    struct attn_plan_size *size, struct attn_error *error)
+static attn_status mutant_schedule_size(const struct attn_schedule_size_args *args,
+                                        struct attn_schedule_size *size, struct attn_error *error)
 {
     attn_status status = judge(args->instance->mutant, args->limits, sizeof *args->limits);
     (void)error;
@@ -176,30 +176,30 @@ static attn_status mutant_plan_size(const struct attn_plan_size_args *args,
 }
 
 /* A state that nobody reads: it takes memory. */
-static attn_status mutant_prepare(const struct attn_prepare_args *args, attn_state **state,
+static attn_status mutant_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                                   struct attn_error *error)
 {
     const struct attn_instance *me = args->instance;
     (void)error;
-    attn_state *made = me->host->allocate(me->host->user, STATE_BYTES, 16);
+    attn_prepared *made = me->host->allocate(me->host->user, STATE_BYTES, 16);
     if (made != NULL || !me->mutant->leaves_state) {
-        *state = made;
+        *prepared = made;
     }
     return made != NULL ? ATTN_OK : ATTN_ERROR_OUT_OF_MEMORY;
 }
 
-static void mutant_release(attn_instance *me, attn_state *state)
+static void mutant_release(attn_instance *me, attn_prepared *prepared)
 {
-    me->host->release(me->host->user, state, STATE_BYTES);
+    me->host->release(me->host->user, prepared, STATE_BYTES);
 }
 
-static attn_status mutant_plan(const struct attn_attend_args *args, int32_t mode,
-                               struct attn_error *error)
+static attn_status mutant_schedule(const struct attn_attend_args *args, int32_t mode,
+                                   struct attn_error *error)
 {
     const struct mutant *mutant = args->instance->mutant;
     (void)error;
     if (mutant->plan != NULL) {
-        mutant->plan(args, mode, args->plan_host);
+        mutant->plan(args, mode, args->schedule_host);
     }
     if (mutant->overruns_plan) {
         memset(args->workspace, 0, 64 + 1);
@@ -210,7 +210,7 @@ static attn_status mutant_plan(const struct attn_attend_args *args, int32_t mode
 static attn_status mutant_update(const struct attn_attend_args *args, struct attn_error *error)
 {
     return args->instance->mutant->ignores_updates ? ATTN_OK
-                                                   : mutant_plan(args, ATTN_PLAN_EAGER, error);
+                                                   : mutant_schedule(args, ATTN_PLAN_EAGER, error);
 }
 
 /* Every kernel: the mutant's own, or cpu_ref's, with the instance behind. */
@@ -256,8 +256,8 @@ const struct attn_kernels mutant_kernels = {
     .copy_blocks = mutant_copy_blocks,
     .prepare = mutant_prepare,
     .release = mutant_release,
-    .plan_size = mutant_plan_size,
-    .plan = mutant_plan,
+    .schedule_size = mutant_schedule_size,
+    .schedule = mutant_schedule,
     .update_block_table = mutant_update,
     .fill = mutant_fill,
 };

@@ -83,7 +83,7 @@ struct mutant {
     bool leaves_outputs;  /* of a create that fails */
     bool leaves_state;    /* of a prepare that fails */
     bool ignores_updates; /* of the block table */
-    bool overruns_plan;   /* writes past what plan_size asked for */
+    bool overruns_plan;   /* writes past what schedule_size asked for */
     bool allocates;       /* in every attend */
     bool deep;            /* takes much of the stack in every attend */
     bool fused;           /* attend writes the keys itself */

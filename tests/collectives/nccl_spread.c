@@ -198,7 +198,7 @@ static bool step(struct trial *t, struct side *s, const int32_t *first, const in
     cudaStream_t stream = t->rank->stream;
     attn_layer *layer = t->api->model_layer(s->model, 0);
     io->stream = stream;
-    TRY(t, t->api->plan(s->plan, &batch, stream, &t->error));
+    TRY(t, t->api->plan_batch(s->plan, &batch, stream, &t->error));
     if (!graph) {
         TRY(t, t->api->run(s->plan, layer, io, &t->error));
         cudaError_t ran = cudaStreamSynchronize(stream);

@@ -82,7 +82,7 @@ static void hold(size_t which, int32_t kv_heads, int32_t interleave, int32_t red
     for (int32_t i = 0; i < 2; i++) { /* a plan used again */
         memset(f.out, 0xff, (size_t)elements * sizeof *out);
         memset(f.lse, 0xff, (size_t)rows * sizeof *lse);
-        CHECK(&f, f.api->plan(s.shard.plan, &s.batch, NULL, &f.error));
+        CHECK(&f, f.api->plan_batch(s.shard.plan, &s.batch, NULL, &f.error));
         CHECK(&f, f.api->run(s.shard.plan, f.api->model_layer(s.shard.model, 0), &f.io, &f.error));
     }
     double d = fmax(difference(out, f.out, elements), difference(lse, f.lse, rows));

@@ -176,7 +176,7 @@ static void hold(const struct trial *t, const struct attn_layer_desc *desc)
     for (int32_t i = 0; i < 2; i++) { /* a plan used again */
         memset(s->out, 0xff, sizeof s->out);
         memset(s->lse, 0xff, sizeof s->lse);
-        CHECK(&f, f.api->plan(s->shard.plan, &s->batch, NULL, &f.error));
+        CHECK(&f, f.api->plan_batch(s->shard.plan, &s->batch, NULL, &f.error));
         CHECK(&f,
               f.api->run(s->shard.plan, f.api->model_layer(s->shard.model, 0), &s->io, &f.error));
     }
@@ -252,27 +252,27 @@ static void test_refused_batches(void **state)
     struct attn_batch batch = s->batch;
     (void)state;
     batch.seq_lens_host = NULL;
-    assert_int_equal(f.api->plan(s->shard.plan, &batch, NULL, &f.error),
+    assert_int_equal(f.api->plan_batch(s->shard.plan, &batch, NULL, &f.error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "seq_lens_host");
-    assert_int_equal(f.api->plan(s->shard.plan, &s->batch, NULL, &f.error), ATTN_OK);
+    assert_int_equal(f.api->plan_batch(s->shard.plan, &s->batch, NULL, &f.error), ATTN_OK);
     s->own[4] += 64;
-    assert_int_equal(f.api->plan(s->shard.plan, &s->batch, NULL, &f.error),
+    assert_int_equal(f.api->plan_batch(s->shard.plan, &s->batch, NULL, &f.error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "query_start_loc");
     s->own[4] = 301; /* of 300 keys */
-    assert_int_equal(f.api->plan(s->shard.plan, &s->batch, NULL, &f.error),
+    assert_int_equal(f.api->plan_batch(s->shard.plan, &s->batch, NULL, &f.error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "query_lens_host");
     s->own[4] = 70;
     batch = s->batch;
     batch.causal = ATTN_CAUSAL_NO;
-    assert_int_equal(f.api->plan(s->shard.plan, &batch, NULL, &f.error),
+    assert_int_equal(f.api->plan_batch(s->shard.plan, &batch, NULL, &f.error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "causal");
     batch = s->batch;
     batch.block_table_row = s->starts;
-    assert_int_equal(f.api->plan(s->shard.plan, &batch, NULL, &f.error),
+    assert_int_equal(f.api->plan_batch(s->shard.plan, &batch, NULL, &f.error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "block_table_row");
     side_finish(s, &f);

@@ -94,10 +94,10 @@ static void groups_by_spec_and_by_schedule(void **state)
     assert_int_equal(count, 4);
     assert_int_equal(members[1], 1);
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
-        int32_t a = layer_group(model_layer(model, 0), ATTN_GROUP_PLAN, phase);
-        assert_int_not_equal(a, layer_group(model_layer(model, 1), ATTN_GROUP_PLAN, phase));
-        assert_int_equal(a, layer_group(model_layer(model, 2), ATTN_GROUP_PLAN, phase));
-        assert_int_not_equal(a, layer_group(model_layer(model, 3), ATTN_GROUP_PLAN, phase));
+        int32_t a = layer_group(model_layer(model, 0), ATTN_GROUP_SCHEDULE, phase);
+        assert_int_not_equal(a, layer_group(model_layer(model, 1), ATTN_GROUP_SCHEDULE, phase));
+        assert_int_equal(a, layer_group(model_layer(model, 2), ATTN_GROUP_SCHEDULE, phase));
+        assert_int_not_equal(a, layer_group(model_layer(model, 3), ATTN_GROUP_SCHEDULE, phase));
     }
     model_destroy(model);
     fixture_finish(&fixture);
@@ -178,7 +178,7 @@ static void wrong_views_are_refused(void **state)
     bad.stride_slot = k.stride_head;
     bad.stride_head = k.stride_head * FAKE_BLOCK_SIZE;
     assert_int_equal(layer_bind_kv(layer, &bad, &v, &error), ATTN_ERROR_UNSUPPORTED);
-    assert_string_equal(error.field, "walks");
+    assert_string_equal(error.field, "view_forms");
     bad = v;
     bad.num_blocks = 3;
     assert_int_equal(layer_bind_kv(layer, &k, &bad, &error), ATTN_ERROR_INVALID_ARGUMENT);

@@ -93,7 +93,7 @@ CHANGE(gdn_heads, l->kind = ATTN_LAYER_RECURRENT; l->next = &gdn_ext.ext)
 CHANGE(cp_interleave, l->next = &cp_ext.ext)
 CHANGE(dtype_missing, l->dtype = ATTN_DTYPE_DEFAULT)
 CHANGE(feature_unknown, l->needed_features = UINT64_C(1) << 60)
-CHANGE(walk_unknown, l->needed_walks = UINT64_C(1) << 5)
+CHANGE(walk_unknown, l->needed_view_forms = UINT64_C(1) << 5)
 CHANGE(gdn_state, l->kind = ATTN_LAYER_RECURRENT; l->next = &gdn_half.ext)
 CHANGE(size_small, l->struct_size = 100)
 
@@ -150,7 +150,7 @@ static const struct {
     {cp_interleave, "interleave", "3 must divide block_size 16"},
     {dtype_missing, "dtype", "0"},
     {feature_unknown, "needed_features", "0x1000000000000000"},
-    {walk_unknown, "needed_walks", "0x20"},
+    {walk_unknown, "needed_view_forms", "0x20"},
     {gdn_state, "state_dtype", "1"},
     {size_small, "struct_size", "100"},
 };

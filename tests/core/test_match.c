@@ -83,7 +83,8 @@ CHANGE(drafting, l->num_speculative_tokens = 3; l->parallel_drafting = 1;
 CHANGE(no_attend, c->kernels &= ~(uint64_t)ATTN_KERNEL_ATTEND)
 CHANGE(no_write, c->kernels &= ~(uint64_t)ATTN_KERNEL_WRITE_KV)
 CHANGE(no_pages, c->features &= ~(uint64_t)ATTN_FEATURE_PAGED_KV)
-CHANGE(walks, l->needed_walks = ATTN_WALK_NHD | ATTN_WALK_PACKED; c->walks |= ATTN_WALK_LATENT)
+CHANGE(view_forms, l->needed_view_forms = ATTN_VIEW_NHD | ATTN_VIEW_PACKED;
+       c->view_forms |= ATTN_VIEW_LATENT)
 CHANGE(combination, l->has_window = 1; l->needs_lse = 1; c->refused = &together; c->num_refused = 1;
        c->refused_bytes = sizeof together)
 CHANGE(sized_combination, c->refused = &sized; c->num_refused = 1; c->refused_bytes = sizeof sized)
@@ -147,7 +148,7 @@ static const struct refusal refusals[] = {
     {no_attend, "kernel", "attend", "not in the backend's table"},
     {no_write, "kernel", "write_kv", "not in the backend's table"},
     {no_pages, "paged_kv", "yes", "no"},
-    {walks, "needed_walks", "packed", "nhd, latent"},
+    {view_forms, "needed_view_forms", "packed", "nhd, latent"},
     {combination, "combination", "windows have no lse", "not together"},
     {sized_combination, "combination", "128 in a decode", "not together"},
 };

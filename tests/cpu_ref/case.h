@@ -16,7 +16,7 @@ enum case_layout {                         /* beyond enum attn_kv_layout */
 /* 0 is the plain choice everywhere: f32, causal, a paged NHD cache of the activation dtype. */
 struct attend_case {
     const char *name;
-    int32_t dtype;    /* enum attn_dtype_name */
+    int32_t dtype;    /* enum attn_dtype_id */
     int32_t kv_dtype; /* enum attn_kv_dtype; 0: as dtype */
     int32_t num_q_heads, num_kv_heads, head_size, head_size_v;
     int32_t block_size; /* 0: contiguous keys */

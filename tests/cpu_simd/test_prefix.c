@@ -141,7 +141,7 @@ static void run(struct prompt *p, const struct setting *s, int32_t first, int32_
                                     .k = &shaped[1].tensor,
                                     .v = &shaped[2].tensor,
                                     .out = &shaped[3].tensor};
-    CHECK(p, p->api->plan(p->plan, &batch, NULL, &p->error));
+    CHECK(p, p->api->plan_batch(p->plan, &batch, NULL, &p->error));
     CHECK(p, p->api->run(p->plan, p->api->model_layer(p->model, 0), &io, &p->error));
 }
 

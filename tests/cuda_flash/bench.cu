@@ -108,11 +108,11 @@ static void time_setting(const setting &s, double read_rate)
     struct attn_prepare_args prepared = {sizeof prepared};
     prepared.instance = instance, prepared.layer = &layer, prepared.params = &params;
     prepared.phase = s.prefill ? 0 : 1;
-    struct attn_plan_size_args sized = {sizeof sized};
+    struct attn_schedule_size_args sized = {sizeof sized};
     sized.instance = instance, sized.limits = &limits;
-    struct attn_plan_size size = {sizeof size};
-    MUST(kernels->prepare(&prepared, &sized.state, nullptr));
-    MUST(kernels->plan_size(&sized, &size, nullptr));
+    struct attn_schedule_size size = {sizeof size};
+    MUST(kernels->prepare(&prepared, &sized.prepared, nullptr));
+    MUST(kernels->schedule_size(&sized, &size, nullptr));
     std::vector<char> plan(size.host_bytes);
     void *workspace;
     MUST(cudaMalloc(&workspace, size.device_bytes));
@@ -120,9 +120,9 @@ static void time_setting(const setting &s, double read_rate)
     struct attn_tensor tq = tensor(q, shape, ATTN_CODE_BFLOAT, 16);
     struct attn_tensor to = tensor(out, shape, ATTN_CODE_BFLOAT, 16);
     struct attn_attend_args args = {sizeof args};
-    args.instance = instance, args.state = sized.state;
+    args.instance = instance, args.prepared = sized.prepared;
     args.layer = &layer, args.params = &params;
-    args.batch = &batch, args.plan_host = plan.data(), args.workspace = workspace;
+    args.batch = &batch, args.schedule_host = plan.data(), args.workspace = workspace;
     args.stream = stream, args.phase = s.prefill ? 0 : 1, args.q = &tq, args.out = &to;
     for (int i = 0; i < 2 * copies; i++) {
         struct attn_kv_view v = {sizeof v};
@@ -144,7 +144,7 @@ static void time_setting(const setting &s, double read_rate)
     write.instance = instance, write.layer = &layer, write.params = &params;
     write.slot_mapping = upload(last), write.num_slots = s.reqs, write.stream = stream;
     write.k = write.v = &row;
-    MUST(kernels->plan(&args, ATTN_PLAN_EAGER, nullptr));
+    MUST(kernels->schedule(&args, ATTN_PLAN_EAGER, nullptr));
     double us = median_us(copies, [&](int i) {
         args.k_cache = &views[2 * i], args.v_cache = &views[2 * i + 1];
         write.k_cache = args.k_cache, write.v_cache = args.v_cache;
@@ -166,7 +166,7 @@ static void time_setting(const setting &s, double read_rate)
                bytes / us / 1e3 / read_rate);
     }
     fflush(stdout);
-    kernels->release(instance, sized.state);
+    kernels->release(instance, sized.prepared);
     cudaFree(workspace), cudaFree(q), cudaFree(out);
 }
 

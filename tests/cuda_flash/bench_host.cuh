@@ -81,13 +81,13 @@ static void time_host()
                                  longest_query, longest, per_req, 0};
     struct attn_prepare_args prepared = {sizeof prepared};
     prepared.instance = instance, prepared.layer = &layer, prepared.params = &params;
-    struct attn_plan_size_args sized = {sizeof sized};
+    struct attn_schedule_size_args sized = {sizeof sized};
     sized.instance = instance, sized.limits = &limits;
-    struct attn_plan_size size = {sizeof size};
-    attn_state *state;
+    struct attn_schedule_size size = {sizeof size};
+    attn_prepared *prepared;
     MUST(kernels->prepare(&prepared, &state, nullptr));
-    sized.state = state;
-    MUST(kernels->plan_size(&sized, &size, nullptr));
+    sized.prepared = state;
+    MUST(kernels->schedule_size(&sized, &size, nullptr));
     std::vector<char> plan(size.host_bytes);
     void *workspace;
     MUST(cudaMalloc(&workspace, size.device_bytes));
@@ -103,8 +103,8 @@ static void time_host()
     struct attn_tensor tq = tensor(q, shape, ATTN_CODE_BFLOAT, 16);
     struct attn_tensor to = tensor(out, shape, ATTN_CODE_BFLOAT, 16);
     struct attn_attend_args args = {sizeof args};
-    args.instance = instance, args.state = state, args.layer = &layer, args.params = &params;
-    args.batch = &batch, args.plan_host = plan.data(), args.workspace = workspace;
+    args.instance = instance, args.prepared = state, args.layer = &layer, args.params = &params;
+    args.batch = &batch, args.schedule_host = plan.data(), args.workspace = workspace;
     args.stream = stream, args.q = &tq, args.out = &to;
     args.k_cache = &views[0], args.v_cache = &views[1];
     cudaLaunchAttribute attribute;
@@ -119,7 +119,7 @@ static void time_host()
     double empty = host_ns(launch_bare);
     params_of_bare.clocks = 500000;
     double launch = host_ns(launch_bare);
-    double planned = host_ns([&] { MUST(kernels->plan(&args, ATTN_PLAN_EAGER, nullptr)); });
+    double planned = host_ns([&] { MUST(kernels->schedule(&args, ATTN_PLAN_EAGER, nullptr)); });
     double attended = host_ns([&] { MUST(kernels->attend(&args, nullptr)); });
     printf("| host: a bare launch, of a kernel of about 0.3 ms | %.2f us | | |\n", launch * 1e-3);
     printf("| host: a bare launch, of an empty kernel | %.2f us | | |\n", empty * 1e-3);

@@ -194,30 +194,30 @@ int cell_size(struct cell *c)
         m->tl.dtype.bits = 32;
         a->lse = &m->tl;
     }
-    const struct attn_prepare_args prepared = {.struct_size = sizeof prepared,
-                                               .instance = instance,
-                                               .layer = &m->layer,
-                                               .params = &m->params,
-                                               .k_cache = a->k_cache,
-                                               .v_cache = a->v_cache};
-    attn_status status = kernels->prepare(&prepared, &a->state, &m->error);
+    const struct attn_prepare_args prepare_args = {.struct_size = sizeof prepare_args,
+                                                   .instance = instance,
+                                                   .layer = &m->layer,
+                                                   .params = &m->params,
+                                                   .k_cache = a->k_cache,
+                                                   .v_cache = a->v_cache};
+    attn_status status = kernels->prepare(&prepare_args, &a->prepared, &m->error);
     struct attn_limits limits = {.struct_size = sizeof limits,
                                  .max_num_reqs = b->num_reqs,
                                  .max_num_tokens = b->num_tokens,
                                  .max_query_len = b->max_query_len,
                                  .max_seq_len = b->max_seq_len,
                                  .max_blocks_per_req = (int32_t)c->table_stride};
-    struct attn_plan_size size = {.struct_size = sizeof size};
+    struct attn_schedule_size size = {.struct_size = sizeof size};
     if (status == ATTN_OK) {
-        const struct attn_plan_size_args sized = {.struct_size = sizeof sized,
-                                                  .instance = instance,
-                                                  .state = a->state,
-                                                  .limits = &limits};
-        status = kernels->plan_size(&sized, &size, &m->error);
+        const struct attn_schedule_size_args sized = {.struct_size = sizeof sized,
+                                                      .instance = instance,
+                                                      .prepared = a->prepared,
+                                                      .limits = &limits};
+        status = kernels->schedule_size(&sized, &size, &m->error);
     }
     c->bytes = (int64_t)size.device_bytes;
     m->plan = calloc(1, size.host_bytes + 1);
-    a->plan_host = m->plan;
+    a->schedule_host = m->plan;
     return failed("size", status, &m->error);
 }
 
@@ -226,7 +226,7 @@ int cell_plan(struct cell *c, void *workspace, void *stream)
     struct cell_made *m = c->made;
     m->args.workspace = workspace;
     m->args.stream = stream;
-    return failed("plan", kernels->plan(&m->args, ATTN_PLAN_EAGER, &m->error), &m->error);
+    return failed("plan", kernels->schedule(&m->args, ATTN_PLAN_EAGER, &m->error), &m->error);
 }
 
 int cell_run(struct cell *c, void *stream)
@@ -238,7 +238,7 @@ int cell_run(struct cell *c, void *stream)
 
 void cell_close(struct cell *c)
 {
-    kernels->release(instance, c->made->args.state);
+    kernels->release(instance, c->made->args.prepared);
     free(c->made->plan);
     free(c->made);
 }

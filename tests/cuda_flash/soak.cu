@@ -447,30 +447,30 @@ static bool run_case(const side &gpu, const side &cpu, soak_case &c, twin &m, gp
     prepared.instance = gpu.instance, prepared.layer = &c.layer, prepared.params = &ours.params;
     prepared.k_cache = ours.attend.k_cache, prepared.v_cache = ours.attend.v_cache;
     prepared.phase = ours.attend.phase;
-    struct attn_plan_size size = {sizeof size};
-    attn_state *state;
+    struct attn_schedule_size size = {sizeof size};
+    attn_prepared *prepared;
     MUST(gpu.kernels->prepare(&prepared, &state, &failure));
-    struct attn_plan_size_args sized = {sizeof sized};
-    sized.instance = gpu.instance, sized.state = state, sized.limits = &limits;
-    MUST(gpu.kernels->plan_size(&sized, &size, &failure));
+    struct attn_schedule_size_args sized = {sizeof sized};
+    sized.instance = gpu.instance, sized.prepared = state, sized.limits = &limits;
+    MUST(gpu.kernels->schedule_size(&sized, &size, &failure));
     if (size.device_bytes > g.bytes) {
         printf("a workspace of %zu bytes\n", size.device_bytes);
         return false;
     }
     std::vector<char> plan(size.host_bytes);
-    ours.attend.state = state, ours.attend.plan_host = plan.data();
+    ours.attend.prepared = state, ours.attend.schedule_host = plan.data();
     ours.attend.workspace = g.workspace;
     struct attn_attend_args planned = ours.attend;
     planned.q = planned.out = planned.lse = nullptr;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     draw_lengths(c, m);
-    MUST(gpu.kernels->plan(&planned, in_graph ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_CAPTURE,
-                           &failure));
+    MUST(gpu.kernels->schedule(&planned, in_graph ? ATTN_PLAN_OUT_OF_GRAPH : ATTN_PLAN_CAPTURE,
+                               &failure));
     MUST(cudaStreamSynchronize(g.stream));
     MUST(cudaStreamBeginCapture(g.stream, cudaStreamCaptureModeThreadLocal));
     if (in_graph) {
-        MUST(gpu.kernels->plan(&planned, ATTN_PLAN_IN_GRAPH, &failure));
+        MUST(gpu.kernels->schedule(&planned, ATTN_PLAN_IN_GRAPH, &failure));
     }
     MUST(gpu.kernels->attend(&ours.attend, &failure));
     MUST(gpu.kernels->attend(&ours.attend, &failure)); /* as another layer would */
@@ -484,7 +484,7 @@ static bool run_case(const side &gpu, const side &cpu, soak_case &c, twin &m, gp
         MUST(cudaMemset(m.device + c.out, 0xff, (size_t)c.tokens * c.heads * c.dim * 2));
         MUST(cudaDeviceSynchronize());
         if (!in_graph) {
-            MUST(gpu.kernels->plan(&planned, ATTN_PLAN_REPLAY, &failure));
+            MUST(gpu.kernels->schedule(&planned, ATTN_PLAN_REPLAY, &failure));
         }
         MUST(cudaGraphLaunch(exec, g.stream));
         MUST(cpu.kernels->attend(&theirs.attend, &failure));

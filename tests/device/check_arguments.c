@@ -177,7 +177,7 @@ attn_status check_attend(const struct attn_attend_args *args, struct attn_error 
     status = status != ATTN_OK ? status : check_view(args->k_cache, error);
     status = status != ATTN_OK ? status : check_view(args->v_cache, error);
     status = status != ATTN_OK ? status : check_extensions(args->next, error);
-    HOST(args, plan_host);
+    HOST(args, schedule_host);
     ADDRESS(args, workspace);
     TENSOR(args, q);
     TENSOR(args, k);

@@ -255,19 +255,20 @@ static void test_first_batch(void **state)
     (void)state;
     bind_all();
     f.batch.query_start_loc = f.host.query_start_loc;
-    REFUSED(f.api->plan(f.plan, &f.batch, NULL, &error), "query_start_loc");
+    REFUSED(f.api->plan_batch(f.plan, &f.batch, NULL, &error), "query_start_loc");
     f.batch = whole, f.batch.seq_lens = f.host.seq_lens;
-    REFUSED(f.api->plan(f.plan, &f.batch, NULL, &error), "seq_lens");
+    REFUSED(f.api->plan_batch(f.plan, &f.batch, NULL, &error), "seq_lens");
     f.batch = whole, f.batch.block_table = f.host.block_table;
-    REFUSED(f.api->plan(f.plan, &f.batch, NULL, &error), "block_table");
+    REFUSED(f.api->plan_batch(f.plan, &f.batch, NULL, &error), "block_table");
     f.batch = whole, f.batch.slot_mapping = f.host.slots;
-    REFUSED(f.api->plan(f.plan, &f.batch, NULL, &error), "slot_mapping");
+    REFUSED(f.api->plan_batch(f.plan, &f.batch, NULL, &error), "slot_mapping");
     f.batch = whole, f.batch.query_start_loc_host = f.device->query_start_loc;
-    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(error.field, "query_start_loc_host");
     assert_string_equal(error.message, "on extension:0; the host reads it");
     f.batch = whole;
-    OK(f.api->plan(f.plan, &f.batch, NULL, &error));
+    OK(f.api->plan_batch(f.plan, &f.batch, NULL, &error));
     runs_and_is_right();
 }
 
@@ -281,20 +282,21 @@ static void test_page_lists(void **state)
     f.batch.page_indices = f.host.page_indices;
     f.batch.page_start_loc = f.device->page_start_loc;
     f.batch.num_pages = 3;
-    REFUSED(f.api->plan(f.plan, &f.batch, NULL, &error), "page_indices");
+    REFUSED(f.api->plan_batch(f.plan, &f.batch, NULL, &error), "page_indices");
     f.batch.page_indices = f.device->page_indices;
-    OK(f.api->plan(f.plan, &f.batch, NULL, &error));
+    OK(f.api->plan_batch(f.plan, &f.batch, NULL, &error));
     runs_and_is_right();
     f.batch.seq_lens = f.batch.seq_lens_host = NULL;
     f.batch.last_page_len = f.device->last_page_len;
-    OK(f.api->plan(f.plan, &f.batch, NULL, &error));
+    OK(f.api->plan_batch(f.plan, &f.batch, NULL, &error));
     runs_and_is_right();
     f.batch.page_start_loc_host = f.host.page_start_loc;
     f.batch.last_page_len_host = f.host.last_page_len;
-    OK(f.api->plan(f.plan, &f.batch, NULL, &error));
+    OK(f.api->plan_batch(f.plan, &f.batch, NULL, &error));
     runs_and_is_right();
     f.host.last_page_len[0] = 0;
-    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(error.field, "last_page_len");
 }
 
@@ -304,7 +306,7 @@ static void test_tensors(void **state)
     static const char *const names[] = {"q", "k", "v", "out", "lse"};
     (void)state;
     bind_all();
-    OK(f.api->plan(f.plan, &f.batch, NULL, &error));
+    OK(f.api->plan_batch(f.plan, &f.batch, NULL, &error));
     for (int32_t lse = 0; lse < 2; lse++) { /* the general way, and the fast one */
         f.io.lse = lse ? NULL : &f.lse;
         for (int32_t i = 0; i < 5 - lse; i++) {
@@ -330,15 +332,15 @@ static void test_validation(void **state)
 {
     (void)state;
     bind_all();
-    OK(f.api->plan(f.plan, &f.batch, NULL, &error));
+    OK(f.api->plan_batch(f.plan, &f.batch, NULL, &error));
     runs_and_is_right();
     f.q.data = f.host.q;
     REFUSED(f.api->run(f.plan, f.layer, &f.io, &error), "q");
     f.q.data = f.device->q;
     f.batch.block_table = f.host.block_table;
-    REFUSED(f.api->plan(f.plan, &f.batch, NULL, &error), "block_table");
+    REFUSED(f.api->plan_batch(f.plan, &f.batch, NULL, &error), "block_table");
     f.batch.block_table = f.device->block_table;
-    OK(f.api->plan(f.plan, &f.batch, NULL, &error));
+    OK(f.api->plan_batch(f.plan, &f.batch, NULL, &error));
     runs_and_is_right();
 }
 

@@ -69,8 +69,8 @@ static attn_status fill(const struct attn_fill_args *args, struct attn_error *er
     return ATTN_OK;
 }
 
-static attn_status plan_size(const struct attn_plan_size_args *args, struct attn_plan_size *size,
-                             struct attn_error *error)
+static attn_status schedule_size(const struct attn_schedule_size_args *args,
+                                 struct attn_schedule_size *size, struct attn_error *error)
 {
     (void)error;
     size->host_bytes = (size_t)args->limits->max_num_reqs * sizeof(int64_t);
@@ -97,7 +97,7 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
     const struct attn_batch *b = args->batch;
     const struct attn_layer_desc *l = args->layer;
     const bool hides = l->has_window || l->chunk_size > 0;
-    int64_t *lengths = args->plan_host;
+    int64_t *lengths = args->schedule_host;
     (void)mode, (void)error;
     promised.plans++;
     FUZZ_CHECK(b->num_reqs >= 0 && b->num_actual_tokens >= 0);
@@ -150,8 +150,8 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
                                               .copy_blocks = copy_blocks_nowhere,
                                               .copy = copy,
                                               .fill = fill,
-                                              .plan_size = plan_size,
-                                              .plan = plan};
+                                              .schedule_size = schedule_size,
+                                              .schedule = plan};
     static int32_t one;
     (void)error;
     *instance = (attn_instance *)(void *)&one;
@@ -177,7 +177,7 @@ static void declare(struct attn_backend_caps *caps)
     caps->layer_kinds = ALL(ATTN_LAYER_KIND_COUNT);
     caps->dtypes = caps->q_dtypes = ALL(ATTN_DTYPE_COUNT);
     caps->kv_dtypes = ALL(ATTN_KV_DTYPE_COUNT);
-    caps->walks = ALL(5);
+    caps->view_forms = ALL(5);
     caps->layouts = ALL(ATTN_KV_LAYOUT_COUNT);
     caps->k_scale_forms = caps->v_scale_forms = caps->p_scale_forms = ALL(4);
     caps->output_forms = ALL(ATTN_OUTPUT_FORM_COUNT);

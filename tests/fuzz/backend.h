@@ -38,7 +38,7 @@ void sample_layer(struct sampled *sampled, int32_t sample);
 /* A runtime that has both, on the CPU. */
 void backend_init(struct fixture *fixture);
 
-/* What the plan slot may rely on; set before plan(). */
+/* What the plan slot may rely on; set before plan_batch. */
 struct promised {
     int32_t max_num_reqs, max_num_tokens;
     bool host_only;     /* device arrays were not the host's: not followed */

@@ -57,8 +57,8 @@ static attn_status merge(const struct attn_merge_states_args *args, struct attn_
     return answer(error);
 }
 
-static attn_status plan_size(const struct attn_plan_size_args *args, struct attn_plan_size *size,
-                             struct attn_error *error)
+static attn_status schedule_size(const struct attn_schedule_size_args *args,
+                                 struct attn_schedule_size *size, struct attn_error *error)
 {
     (void)args;
     size->host_bytes = (size_t)input_int64(script);
@@ -72,17 +72,17 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
     return answer(error);
 }
 
-static attn_status prepare(const struct attn_prepare_args *args, attn_state **state,
+static attn_status prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                            struct attn_error *error)
 {
     (void)args;
-    *state = (attn_state *)(void *)memory;
+    *prepared = (attn_prepared *)(void *)memory;
     return answer(error);
 }
 
-static void release(attn_instance *instance, attn_state *state)
+static void release(attn_instance *instance, attn_prepared *prepared)
 {
-    (void)instance, (void)state;
+    (void)instance, (void)prepared;
 }
 
 /* The table is as large as it says, and some of its slots may be empty. */
@@ -93,15 +93,15 @@ static const struct attn_kernels *make_kernels(void)
                                  .merge_states = merge,
                                  .prepare = prepare,
                                  .release = release,
-                                 .plan_size = plan_size,
-                                 .plan = plan};
+                                 .schedule_size = schedule_size,
+                                 .schedule = plan};
     const uint8_t tag = input_byte(script);
     table.attend = tag == 1 ? NULL : table.attend;
     table.write_kv = tag == 2 ? NULL : table.write_kv;
     table.merge_states = tag == 3 ? NULL : table.merge_states;
     table.release = tag == 4 ? NULL : table.release;
-    table.plan_size = tag == 5 ? NULL : table.plan_size;
-    table.plan = tag == 6 ? NULL : table.plan;
+    table.schedule_size = tag == 5 ? NULL : table.schedule_size;
+    table.schedule = tag == 6 ? NULL : table.schedule;
     table.prepare = tag < 128 ? NULL : table.prepare;
     table.struct_size = input_struct_size(script, sizeof table);
     return blocks_struct(memory, script, &table, sizeof table, table.struct_size);

@@ -52,7 +52,7 @@ static inline struct attn_backend_caps sound_caps(const char *name)
         .kv_dtypes = UINT64_C(1) << ATTN_KV_F32,
         .terms = ATTN_TERM_CAUSAL,
         .features = ATTN_FEATURE_PAGED_KV,
-        .walks = ATTN_WALK_NHD,
+        .view_forms = ATTN_VIEW_NHD,
         .layouts = UINT64_C(1) << ATTN_KV_LAYOUT_NHD,
         .head_sizes = sound_heads,
         .num_head_sizes = 1,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plugins that are sound until an engine uses them. Wrong answers to supports, create, prepare,
- * plan_size, plan and kernels become errors. What ends the process there ends the engine: the code
- * of a vendor that serves runs in the engine's process, and no library can take that back; these
- * tests say so. The argument is libattn.so.1. */
+ * schedule_size, plan and kernels become errors. What ends the process there ends the engine: the
+ * code of a vendor that serves runs in the engine's process, and no library can take that back;
+ * these tests say so. The argument is libattn.so.1. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -121,7 +121,7 @@ static attn_status step(struct engine *e, attn_layer *layer, const char **at)
     e->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
     status = client_bind_workspace(api, e->plan, e->workspace, bytes, &e->error);
     *at = "plan";
-    status = status ? status : api->plan(e->plan, &batch, NULL, &e->error);
+    status = status ? status : api->plan_batch(e->plan, &batch, NULL, &e->error);
     if (status != ATTN_OK) {
         return status;
     }
@@ -185,16 +185,16 @@ static const struct {
     {"write_fails_silently",
      "run 11 : layer 'only', answers: unknown status (status -1), without a text"},
     {"prepare_error_is_foul", "plan_create 12 : device error, with a text that is not clean UTF-8"},
-    {"plan_size_is_endless",
-     "plan_create 11 plan_size: answers asks for 9187201950435737471 bytes on the host "
+    {"schedule_size_is_endless",
+     "plan_create 11 schedule_size: answers asks for 9187201950435737471 bytes on the host "
      "and 9187201950435737471 on the device; 1099511627776 are the most"},
-    {"plan_size_is_endless_on_the_device",
-     "plan_create 11 plan_size: answers asks for 0 bytes on the host and "
+    {"schedule_size_is_endless_on_the_device",
+     "plan_create 11 schedule_size: answers asks for 0 bytes on the host and "
      "18446744073709551607 on the device; 1099511627776 are the most"},
-    {"plan_size_is_negative",
-     "plan_create 11 plan_size: answers asks for 18446744073709551615 bytes on the host "
+    {"schedule_size_is_negative",
+     "plan_create 11 schedule_size: answers asks for 18446744073709551615 bytes on the host "
      "and 18446744073709551615 on the device; 1099511627776 are the most"},
-    {"plan_size_fails_silently", "plan_create 20 : internal error (status 20), without a text"},
+    {"schedule_size_fails_silently", "plan_create 20 : internal error (status 20), without a text"},
     {"plan_error_is_foul", "plan 12 : device error, with a text that is not clean UTF-8"},
     {"slot_is_missing",
      "model_create 11 write_kv: answers declares the kernel write_kv and has NULL in its "

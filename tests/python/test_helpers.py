@@ -184,12 +184,12 @@ class Fused(unittest.TestCase):
 
 
 class Layouts(unittest.TestCase):
-    def test_needed_walks(self) -> None:
+    def test_needed_view_forms(self) -> None:
         runtime = libattn.Runtime(ignore_environment=True)
-        layer = desc(needed_walks=("nhd", "packed"))
+        layer = desc(needed_view_forms=("nhd", "packed"))
         self.assertEqual(runtime.select([layer], backend="cpu_ref").choice(0).backend, "cpu_ref")
-        with self.assertRaisesRegex(libattn.InvalidArgumentError, "needed_walks.*'rows'.*nhd, hnd"):
-            desc(needed_walks=("rows",)).to_struct()
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "needed_view_forms.*'rows'.*nhd, hnd"):
+            desc(needed_view_forms=("rows",)).to_struct()
 
 
 class Scheduling(unittest.TestCase):

@@ -203,7 +203,7 @@ static attn_status step(struct run *run, struct side *side, int32_t layer, struc
                              v = TENSOR(run->v, k_shape), out = TENSOR(side->out, q_shape);
     const struct attn_step_io io = {
         .struct_size = sizeof io, .q = &q, .k = &k, .v = &v, .out = &out};
-    const attn_status status = api->plan(side->plan, &run->batch, NULL, error);
+    const attn_status status = api->plan_batch(side->plan, &run->batch, NULL, error);
     return status ? status : api->run(side->plan, api->model_layer(side->model, layer), &io, error);
 }
 

@@ -92,7 +92,7 @@ static void write_contexts(struct fixture *f, uint64_t *random, int32_t shared)
             batch.block_table_rows = 1;
             batch.slot_mapping = slots;
             batch.num_slots = count;
-            CHECK(f, f->api->plan(f->plan, &batch, NULL, &f->error));
+            CHECK(f, f->api->plan_batch(f->plan, &batch, NULL, &f->error));
             CHECK(f, f->api->run(f->plan, f->api->model_layer(f->model, 0), &io, &f->error));
             free(k);
             free(v);
@@ -210,7 +210,7 @@ void fixture_finish(struct fixture *f)
 
 void fixture_step(struct fixture *f)
 {
-    CHECK(f, f->api->plan(f->plan, &f->batch, NULL, &f->error));
+    CHECK(f, f->api->plan_batch(f->plan, &f->batch, NULL, &f->error));
     CHECK(f, f->api->run(f->plan, f->api->model_layer(f->model, 0), &f->io, &f->error));
 }
 

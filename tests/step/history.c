@@ -247,7 +247,7 @@ void history_step(struct history *h, const int32_t *query_lens, enum history_way
     struct step_rows *rows = malloc(sizeof *rows);
     for (int32_t g = 0; g < h->num_groups; g++) {
         make_batch(h, query_lens, g, &batches[g]);
-        CHECK(h, h->api->plan(h->plans[g], &batches[g].batch, NULL, &h->error));
+        CHECK(h, h->api->plan_batch(h->plans[g], &batches[g].batch, NULL, &h->error));
     }
     for (int32_t i = 0; i < h->num_layers; i++) {
         const struct step_batch *s = &batches[h->layers[i].group];

@@ -274,7 +274,7 @@ struct mla *mla_create(const struct setting *s)
         m->batch.block_table = all;
         set_io(m, keys);
         m->io.flags = ATTN_RUN_NO_ATTEND;
-        CHECK(m, m->api->plan(m->plan, &m->batch, NULL, &m->error));
+        CHECK(m, m->api->plan_batch(m->plan, &m->batch, NULL, &m->error));
         CHECK(m, m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error));
     }
     keys = stage_keys(m, false);
@@ -414,7 +414,7 @@ void compare(const struct mla *m, bool prefill_per_head)
 
 void step(struct mla *m)
 {
-    CHECK(m, m->api->plan(m->plan, &m->batch, NULL, &m->error));
+    CHECK(m, m->api->plan_batch(m->plan, &m->batch, NULL, &m->error));
     CHECK(m, m->api->run(m->plan, m->api->model_layer(m->model, 0), &m->io, &m->error));
 }
 

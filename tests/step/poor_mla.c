@@ -77,10 +77,10 @@ static struct schedule schedule_of(const struct attn_batch *b)
                              b->query_start_loc_host[b->num_reqs]};
 }
 
-static attn_status scheduled_size(const struct attn_plan_size_args *args,
-                                  struct attn_plan_size *size, struct attn_error *error)
+static attn_status scheduled_size(const struct attn_schedule_size_args *args,
+                                  struct attn_schedule_size *size, struct attn_error *error)
 {
-    attn_status status = plan_size(args, size, error);
+    attn_status status = schedule_size(args, size, error);
     size->host_bytes = sizeof(struct schedule);
     return status;
 }
@@ -88,13 +88,13 @@ static attn_status scheduled_size(const struct attn_plan_size_args *args,
 static attn_status plan(const struct attn_attend_args *a, int32_t mode, struct attn_error *error)
 {
     (void)mode, (void)error;
-    *(struct schedule *)a->plan_host = schedule_of(a->batch);
+    *(struct schedule *)a->schedule_host = schedule_of(a->batch);
     return ATTN_OK;
 }
 
 static attn_status counted_attend(const struct attn_attend_args *a, struct attn_error *error)
 {
-    const struct schedule made = *(const struct schedule *)a->plan_host,
+    const struct schedule made = *(const struct schedule *)a->schedule_host,
                           needed = schedule_of(a->batch);
     if (memcmp(&made, &needed, sizeof made) != 0) {
         return ATTN_ERROR_ORDER;
@@ -161,8 +161,8 @@ static const struct attn_kernels poor_kernels = {.struct_size = sizeof poor_kern
                                                  .batched_gemm = batched_gemm,
                                                  .prepare = prepare,
                                                  .release = release,
-                                                 .plan_size = scheduled_size,
-                                                 .plan = plan};
+                                                 .schedule_size = scheduled_size,
+                                                 .schedule = plan};
 
 static attn_status poor_probe(const struct attn_host *host, const struct attn_probe_sink *sink,
                               struct attn_error *error)
@@ -203,7 +203,7 @@ static attn_status poor_probe(const struct attn_host *host, const struct attn_pr
             .kv_dtypes = 1 << ATTN_KV_F32,
             .terms = ATTN_TERM_CAUSAL | ATTN_TERM_BIDIRECTIONAL,
             .features = ATTN_FEATURE_PAGED_KV | ATTN_FEATURE_LSE | ATTN_FEATURE_CONTIGUOUS_KV,
-            .walks = ATTN_WALK_LATENT,
+            .view_forms = ATTN_VIEW_LATENT,
             .layouts = 1 << ATTN_KV_LAYOUT_LATENT,
             .k_scale_forms = 1,
             .v_scale_forms = 1,

@@ -232,7 +232,7 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
         .kv_dtypes = 1 << ATTN_KV_F32,
         .terms = ATTN_TERM_CAUSAL,
         .features = ATTN_FEATURE_PAGED_KV,
-        .walks = ATTN_WALK_NHD | ATTN_WALK_SEPARATE_STRIDES,
+        .view_forms = ATTN_VIEW_NHD | ATTN_VIEW_SEPARATE_STRIDES,
         .layouts = 1u << ATTN_KV_LAYOUT_NHD,
         .output_forms = 1,
         .head_sizes = &sizes,

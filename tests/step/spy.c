@@ -20,33 +20,33 @@ static struct attn_kernels real_kernels, kernels;
 static const struct attn_probe_sink *outer; /* while a probe runs */
 
 /* What it was prepared for. */
-struct attn_state {
+struct attn_prepared {
     struct attn_kv_view k, v;
     int32_t phase, has_k, has_v, num_caches;
 };
 
-static attn_status prepare(const struct attn_prepare_args *args, attn_state **state,
+static attn_status prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                            struct attn_error *error)
 {
     (void)error;
-    *state = calloc(1, sizeof **state);
-    if (*state == NULL) {
+    *prepared = calloc(1, sizeof **prepared);
+    if (*prepared == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
     spy_counts.prepares++;
-    (*state)->phase = args->phase;
-    (*state)->num_caches = args->num_caches;
-    (*state)->has_k = args->k_cache != NULL;
-    (*state)->has_v = args->v_cache != NULL;
-    (*state)->k = args->k_cache != NULL ? *args->k_cache : (*state)->k;
-    (*state)->v = args->v_cache != NULL ? *args->v_cache : (*state)->v;
+    (*prepared)->phase = args->phase;
+    (*prepared)->num_caches = args->num_caches;
+    (*prepared)->has_k = args->k_cache != NULL;
+    (*prepared)->has_v = args->v_cache != NULL;
+    (*prepared)->k = args->k_cache != NULL ? *args->k_cache : (*prepared)->k;
+    (*prepared)->v = args->v_cache != NULL ? *args->v_cache : (*prepared)->v;
     return ATTN_OK;
 }
 
-static void release(attn_instance *instance, attn_state *state)
+static void release(attn_instance *instance, attn_prepared *prepared)
 {
     (void)instance;
-    free(state);
+    free(prepared);
 }
 
 static int32_t value_of(const struct attn_ext *next)
@@ -63,17 +63,17 @@ static bool same_view(const struct attn_kv_view *view, int32_t there,
     return view == NULL ? !there : there && memcmp(view, prepared, sizeof *view) == 0;
 }
 
-/* An attend gets the caches that its state was prepared for. */
+/* An attend gets the caches that its prepared was prepared for. */
 static bool is_prepared(const struct attn_attend_args *args)
 {
-    const attn_state *s = args->state;
+    const attn_prepared *s = args->prepared;
     return s->phase == args->phase && s->num_caches == args->num_caches &&
            same_view(args->k_cache, s->has_k, &s->k) && same_view(args->v_cache, s->has_v, &s->v);
 }
 
 /* Sizes that tell limits apart. */
-static attn_status plan_size(const struct attn_plan_size_args *args, struct attn_plan_size *size,
-                             struct attn_error *error)
+static attn_status schedule_size(const struct attn_schedule_size_args *args,
+                                 struct attn_schedule_size *size, struct attn_error *error)
 {
     (void)error;
     size->host_bytes = 64 + (size_t)args->limits->max_num_reqs;
@@ -81,16 +81,17 @@ static attn_status plan_size(const struct attn_plan_size_args *args, struct attn
     return ATTN_OK;
 }
 
-/* plan and attend get the limits that plan_size was asked with, and what it answered. */
+/* plan and attend get the limits that schedule_size was asked with, and what it answered. */
 static attn_status hold_limits(const struct attn_attend_args *args, struct attn_error *error)
 {
-    struct attn_plan_size size = {.struct_size = sizeof size};
+    struct attn_schedule_size size = {.struct_size = sizeof size};
     if (args->limits == NULL || args->batch->num_reqs > args->limits->max_num_reqs) {
         return ATTN_ERROR_PLUGIN;
     }
-    const struct attn_plan_size_args asked = {.struct_size = sizeof asked, .limits = args->limits};
-    plan_size(&asked, &size, error);
-    return is_prepared(args) && size.host_bytes == args->plan_host_bytes &&
+    const struct attn_schedule_size_args asked = {.struct_size = sizeof asked,
+                                                  .limits = args->limits};
+    schedule_size(&asked, &size, error);
+    return is_prepared(args) && size.host_bytes == args->schedule_host_bytes &&
                    size.device_bytes == args->workspace_bytes
                ? ATTN_OK
                : ATTN_ERROR_PLUGIN;
@@ -198,8 +199,8 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
         kernels.attend = attend;
         kernels.prepare = prepare;
         kernels.release = release;
-        kernels.plan_size = plan_size;
-        kernels.plan = plan;
+        kernels.schedule_size = schedule_size;
+        kernels.schedule = plan;
         kernels.write_kv = write_kv;
         kernels.merge_states = merge_states;
         kernels.rope_write_kv = rope_write_kv;

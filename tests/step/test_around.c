@@ -69,7 +69,7 @@ static void test_transfer_points(void **state)
     assert_int_equal(client_bind_workspace(f.api, plan, f.workspace,
                                            client_workspace_bytes(f.api, plan), &f.error),
                      ATTN_OK);
-    assert_int_equal(f.api->plan(plan, &f.batch, NULL, &f.error), ATTN_OK);
+    assert_int_equal(f.api->plan_batch(plan, &f.batch, NULL, &f.error), ATTN_OK);
     f.io.lse = NULL;
     for (int32_t i = 1; i <= 2; i++) {
         f.out[0] = 7;

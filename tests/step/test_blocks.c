@@ -242,7 +242,7 @@ static void test_page_lists(void **state)
 
 static void refuse(struct fixture *f, const char *field)
 {
-    assert_int_equal(f->api->plan(f->plan, &f->batch, NULL, &f->error),
+    assert_int_equal(f->api->plan_batch(f->plan, &f->batch, NULL, &f->error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f->error.field, field);
 }

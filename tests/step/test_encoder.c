@@ -103,7 +103,7 @@ static attn_status step(struct encoder *e, uint64_t seed, const float size[3])
         e->k[TOKENS][i / SIZE % KV_HEADS][i % SIZE] = NAN;
         e->v[TOKENS][i / SIZE % KV_HEADS][i % SIZE] = NAN;
     }
-    attn_status status = api->plan(e->plan, &batch, NULL, &e->error);
+    attn_status status = api->plan_batch(e->plan, &batch, NULL, &e->error);
     return status ? status : api->run(e->plan, api->model_layer(e->model, 0), &io, &e->error);
 }
 

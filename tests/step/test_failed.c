@@ -59,7 +59,7 @@ static void test_failed_run(void **state)
         init(&right, i);
         fixture_step(&right);
         init(&f, i);
-        assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+        assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
         for (int32_t failing = 1; failing <= steps[i].attends; failing++) {
             counts()->failing = failing;
             assert_int_equal(run(&f), ATTN_ERROR_DEVICE);
@@ -89,7 +89,7 @@ static void test_stream(void **state)
         for (int32_t s = 0; s < 2; s++) {
             counts()->stream = f.io.stream = &streams[s];
             counts()->attends = counts()->writes = counts()->other_streams = 0;
-            assert_int_equal(f.api->plan(f.plan, &f.batch, &streams[s], &f.error), ATTN_OK);
+            assert_int_equal(f.api->plan_batch(f.plan, &f.batch, &streams[s], &f.error), ATTN_OK);
             assert_int_equal(run(&f), ATTN_OK);
             assert_int_equal(counts()->other_streams, 0);
             assert_int_equal(counts()->attends, steps[i].attends);
@@ -120,7 +120,7 @@ static void test_bound_while_planned(void **state)
     attn_layer *layer = f.api->model_layer(f.model, 0);
     const struct attn_cache_memory memory = {
         .struct_size = sizeof memory, .base = f.cache, .num_blocks = 1};
-    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
     assert_int_equal(f.api->layer_kv_views(layer, f.cache, 1, &k, &v, &f.error), ATTN_OK);
     refuse(&f, f.api->layer_bind_kv(layer, &k, &v, &f.error), "layer_bind_kv");
     refuse(&f, f.api->layer_bind_caches(layer, views, 2, &f.error), "layer_bind_kv");

@@ -254,7 +254,7 @@ static void step(struct gdn *g, const int32_t *queries, const int32_t *kept, boo
 {
     double largest = 0;
     set_step(g, queries, by_length);
-    CHECK(g, g->api->plan(g->plan, &g->batch, NULL, &g->error));
+    CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
     CHECK(g, g->api->run(g->plan, g->api->model_layer(g->model, 0), &g->io, &g->error));
     for (int32_t r = 0; r < REQS; r++) {
         int32_t accepted = kept != NULL && kept[r] > 0 ? kept[r] : queries[r];
@@ -392,13 +392,13 @@ static void test_bad_steps(void **unused)
         g->slots[2][0] = plans[i].what == 2 ? SLOTS : 4;
         g->ext.has_initial_state = plans[i].what == 3 ? NULL : ext.has_initial_state;
         g->batch.seq_lens = plans[i].what == 3 ? NULL : good.seq_lens;
-        assert_int_not_equal(g->api->plan(g->plan, &g->batch, NULL, &g->error), ATTN_OK);
+        assert_int_not_equal(g->api->plan_batch(g->plan, &g->batch, NULL, &g->error), ATTN_OK);
         assert_string_equal(g->error.field, plans[i].field);
         g->batch = good;
         g->ext = ext;
     }
     g->slots[2][0] = 4;
-    CHECK(g, g->api->plan(g->plan, &g->batch, NULL, &g->error));
+    CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
     struct attn_io_recurrent io_ext = g->io_ext;
     struct attn_step_io io = g->io;
     const char *runs[] = {"attn_io_recurrent", "mixed_qkv", "a", "out"};

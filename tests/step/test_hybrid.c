@@ -106,7 +106,7 @@ static void test_groups_and_outputs(void **state)
             int32_t group = api->layer_group(layers[i], ATTN_GROUP_BLOCK_TABLE, 0);
             assert_int_equal(group, i == SLIDING ? 1 : 0);
         }
-        CHECK(&h, api->plan(h.plans[0], &h.single[FULL].batch, NULL, &h.error));
+        CHECK(&h, api->plan_batch(h.plans[0], &h.single[FULL].batch, NULL, &h.error));
         CHECK(&h, api->plan_update_block_table(h.plans[1], h.plans[0], &h.single[SLIDING].batch,
                                                NULL, &h.error));
         for (int32_t i = 0; i < LAYERS; i++) {
@@ -150,7 +150,7 @@ static void test_shared_cache_is_not_written(void **state)
     for (int32_t i = 0; i < 31 * 2 * 32; i++) {
         f->k[i] = f->v[i] = 1e9f;
     }
-    CHECK(&h, api->plan(h.plans[0], &f->batch, NULL, &h.error));
+    CHECK(&h, api->plan_batch(h.plans[0], &f->batch, NULL, &h.error));
     CHECK(&h, api->run(h.plans[0], api->model_layer(h.model, SHARED), &f->io, &h.error));
     assert_memory_equal(before, f->cache, bytes);
     CHECK(&h, api->run(h.plans[0], api->model_layer(h.model, FULL), &f->io, &h.error));

@@ -314,7 +314,7 @@ static void test_invariant_order(void **unused)
                               .num_reqs = 2, .queries = {5, 1}, .lens = {9, 9}};
     (void)unused;
     struct mla *m = mla_create(&s);
-    assert_int_equal(m->api->plan(m->plan, &m->batch, NULL, &m->error),
+    assert_int_equal(m->api->plan_batch(m->plan, &m->batch, NULL, &m->error),
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_non_null(strstr(m->error.message, "request 1 has 1 queries"));
     mla_destroy(m);
@@ -468,7 +468,7 @@ static void test_bad_runs(void **unused)
     step(m);
     compare(m, true);
     m->batch.seq_lens_host = NULL;
-    assert_int_not_equal(m->api->plan(m->plan, &m->batch, NULL, &m->error), ATTN_OK);
+    assert_int_not_equal(m->api->plan_batch(m->plan, &m->batch, NULL, &m->error), ATTN_OK);
     assert_string_equal(m->error.field, "seq_lens_host");
     mla_destroy(m);
 }

@@ -52,7 +52,7 @@ static void test_no_allocation(void **state)
     mallocs = 0;
     counting = 1;
     for (int i = 0; i < 3; i++) {
-        f.api->plan(f.plan, &f.batch, NULL, &f.error);
+        f.api->plan_batch(f.plan, &f.batch, NULL, &f.error);
         f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error);
     }
     counting = 0;
@@ -65,7 +65,7 @@ static void test_no_allocation(void **state)
 static void refuse_plan(struct fixture *f, const char *field, const char *text)
 {
     f->error = (struct attn_error)ATTN_ERROR_INIT;
-    attn_status status = f->api->plan(f->plan, &f->batch, NULL, &f->error);
+    attn_status status = f->api->plan_batch(f->plan, &f->batch, NULL, &f->error);
     print_message("%s: %s\n", f->error.field, f->error.message);
     assert_int_not_equal(status, ATTN_OK);
     assert_string_equal(f->error.field, field);
@@ -105,7 +105,7 @@ static void test_bad_batches(void **state)
     f.slots[5] = -1;
     f.batch.struct_size = 8;
     f.error = (struct attn_error)ATTN_ERROR_INIT;
-    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_STRUCT_SIZE);
+    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_STRUCT_SIZE);
     f.batch = good;
     f.slots[5] = (int64_t)f.block_table[2 * MAX_BLOCKS + 27 / 16] * 16 + 27 % 16;
     fixture_step(&f);

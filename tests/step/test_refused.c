@@ -13,7 +13,7 @@ static const int32_t queries[] = {1, 1, 9, 20}, lens[] = {40, 17, 33, 20};
 static void init(struct fixture *f, const struct attn_host *host, bool validate)
 {
     fixture_init(f, "cpu_ref", &decoder, queries, lens, 4, 0, host, validate);
-    assert_int_equal(f->api->plan(f->plan, &f->batch, NULL, &f->error), ATTN_OK);
+    assert_int_equal(f->api->plan_batch(f->plan, &f->batch, NULL, &f->error), ATTN_OK);
 }
 
 static attn_status run(struct fixture *f)
@@ -69,21 +69,23 @@ static void test_flags(void **state)
     assert_int_equal(run(&f), ATTN_OK);
     f.io.flags = 0;
     f.batch.flags = 8;
-    refuse(&f, f.api->plan(f.plan, &f.batch, NULL, &f.error), "flags", "flags is 0x8; 0x8 is not");
+    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "flags",
+           "flags is 0x8; 0x8 is not");
     f.batch.flags = ATTN_BATCH_FAST_BUILD | 1u << 31;
-    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
     assert_int_equal(run(&f), ATTN_OK);
     memcpy(of_layer, f.io.out->data, sizeof of_layer);
     f.batch.causal = ATTN_CAUSAL_YES;
-    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
     assert_int_equal(run(&f), ATTN_OK);
     assert_memory_equal(of_layer, f.io.out->data, sizeof of_layer);
     f.batch.causal = ATTN_CAUSAL_NO;
-    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
     assert_int_equal(run(&f), ATTN_OK);
     assert_memory_not_equal(of_layer, f.io.out->data, sizeof of_layer);
     f.batch.causal = -1;
-    refuse(&f, f.api->plan(f.plan, &f.batch, NULL, &f.error), "causal", "causal is -1; 0 (as");
+    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "causal",
+           "causal is -1; 0 (as");
     fixture_finish(&f);
 }
 
@@ -130,7 +132,7 @@ static void test_lengths(void **state)
     (void)state;
     init(&f, NULL, false);
     f.seq_lens[2] = MAX_BLOCKS * 16 + 1;
-    assert_int_equal(f.api->plan(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_LIMIT);
+    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_LIMIT);
     assert_string_equal(f.error.field, "seq_lens_host");
     assert_non_null(strstr(f.error.message, "a request has 1537 keys"));
     fixture_finish(&f);

@@ -305,7 +305,7 @@ static void give_lists(struct opened *t, struct step *s, struct attn_batch *batc
         table->max_seq_len = i == 4 ? TOKENS + 1 : 0;
         s->rows[0] += of_lens ? OTHER_BLOCK : 0;
         if (last_pages ? !of_lens : !of_last) {
-            assert_int_not_equal(t->api->plan(t->plan, batch, NULL, &t->error), ATTN_OK);
+            assert_int_not_equal(t->api->plan_batch(t->plan, batch, NULL, &t->error), ATTN_OK);
             assert_string_equal(t->error.field, fields[i]);
             assert_non_null(strstr(t->error.message, "table 1"));
         }
@@ -366,13 +366,13 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
         table.known.seq_lens = *b == 's' ? NULL : table.known.seq_lens;
         table.known.block_table_stride = *b == 'w' ? 0 : table.known.block_table_stride;
         s->other_blocks[0][0] += *b == 'b' ? 1000 : 0;
-        assert_int_not_equal(t->api->plan(t->plan, &batch, NULL, &t->error), ATTN_OK);
+        assert_int_not_equal(t->api->plan_batch(t->plan, &batch, NULL, &t->error), ATTN_OK);
         assert_string_equal(t->error.field, *b == 'u' ? "attn_batch_table" : "tables");
         s->other_blocks[0][0] -= *b == 'b' ? 1000 : 0;
         batch = good;
         table = good_table;
     }
-    CHECK(t, t->api->plan(t->plan, &batch, NULL, &t->error));
+    CHECK(t, t->api->plan_batch(t->plan, &batch, NULL, &t->error));
     if (*broken != '\0') {
         io_caches.num_rows = 1;
         assert_int_not_equal(t->api->run(t->plan, t->layer, &io, &t->error), ATTN_OK);
@@ -430,7 +430,7 @@ static void test_unsaid_lists(void **unused)
                                      .tables = &table,
                                      .num_tables = 1,
                                      .table_bytes = sizeof table};
-    assert_int_not_equal(t.api->plan(t.plan, &batch, NULL, &t.error), ATTN_OK);
+    assert_int_not_equal(t.api->plan_batch(t.plan, &batch, NULL, &t.error), ATTN_OK);
     assert_string_equal(t.error.field, "page_indices");
     close_all(&t);
 }
@@ -594,13 +594,13 @@ static void test_gate_per_channel(void **unused)
             .struct_size = sizeof io, .next = &gates.ext, .q = &q, .k = &k, .v = &v, .out = &out};
         kept[0][0] = SLOTS;
         assert_int_equal(queries[step][0] >= INTERVAL,
-                         t.api->plan(t.plan, &batch, NULL, &t.error) != ATTN_OK);
+                         t.api->plan_batch(t.plan, &batch, NULL, &t.error) != ATTN_OK);
         kept[0][0] = 6;
         from[1] = SLOTS;
-        assert_int_not_equal(t.api->plan(t.plan, &batch, NULL, &t.error), ATTN_OK);
+        assert_int_not_equal(t.api->plan_batch(t.plan, &batch, NULL, &t.error), ATTN_OK);
         assert_string_equal(t.error.field, "initial_slots");
         from[1] = step % 2 == 0 ? 4 : 1;
-        CHECK(&t, t.api->plan(t.plan, &batch, NULL, &t.error));
+        CHECK(&t, t.api->plan_batch(t.plan, &batch, NULL, &t.error));
         assert_int_not_equal(t.api->run(t.plan, t.layer, &io, &t.error), ATTN_OK);
         assert_string_equal(t.error.field, "a");
         gates.a = &a;

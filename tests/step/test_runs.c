@@ -172,7 +172,7 @@ static void test_order_and_owner(void **state)
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "plan");
     f.batch.num_reqs = -1; /* a plan that failed leaves none behind */
-    assert_int_not_equal(f.api->plan(f.plan, &f.batch, NULL, NULL), ATTN_OK);
+    assert_int_not_equal(f.api->plan_batch(f.plan, &f.batch, NULL, NULL), ATTN_OK);
     assert_int_equal(run(&f, &f.io), ATTN_ERROR_ORDER);
     assert_string_equal(f.error.field, "plan");
     fixture_finish(&f);
@@ -184,7 +184,8 @@ static void test_order_and_owner(void **state)
 static int child_agrees(struct fixture *f, const float *right)
 {
     memset(f->out, 0xff, out_bytes);
-    if (f->api->plan(f->plan, &f->batch, NULL, NULL) != ATTN_OK || run(f, &f->io) != ATTN_OK) {
+    if (f->api->plan_batch(f->plan, &f->batch, NULL, NULL) != ATTN_OK ||
+        run(f, &f->io) != ATTN_OK) {
         return 1;
     }
     return memcmp(f->out, right, out_bytes) != 0;
@@ -251,7 +252,7 @@ static void *work(void *argument)
     io.flags = ATTN_RUN_NO_WRITE; /* one cache: nobody writes while others read */
     for (int32_t i = 0; i < ROUNDS; i++) {
         memset(out, 0xff, out_bytes);
-        worker->wrong += common->api->plan(plan, &common->batch, NULL, NULL) != ATTN_OK ||
+        worker->wrong += common->api->plan_batch(plan, &common->batch, NULL, NULL) != ATTN_OK ||
                          common->api->run(plan, layer, &io, NULL) != ATTN_OK ||
                          memcmp(out, worker->right, out_bytes) != 0;
         worker->wrong += child_agrees(&own, worker->right);

@@ -340,7 +340,7 @@ static attn_status fill_slots(struct subject *subject, struct fill *fill, struct
     for (int64_t at = 0; at < slots && status == ATTN_OK; at += fill->tokens) {
         /* The last chunk ends with the cache and writes some slots again. */
         fill->batch.slot_mapping = first + (at + fill->tokens <= slots ? at : slots - fill->tokens);
-        status = api->plan(fill->plan, &fill->batch, subject->session->stream, error);
+        status = api->plan_batch(fill->plan, &fill->batch, subject->session->stream, error);
         for (int32_t i = 0; i < subject->num_layers && status == ATTN_OK; i++) {
             attn_layer *layer = api->model_layer(subject->model, i);
             status = api->run(fill->plan, layer, &fill->io.io, error);

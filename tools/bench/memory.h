@@ -20,7 +20,7 @@ void memory_init(struct memory *memory, const struct device *device);
 void memory_finish(struct memory *memory);
 void *memory_take(struct memory *memory, size_t bytes);
 void *memory_upload(struct memory *memory, const void *source, size_t bytes);
-/* Normal numbers times `deviation`, in an enum attn_dtype_name; they repeat after some ten
+/* Normal numbers times `deviation`, in an enum attn_dtype_id; they repeat after some ten
  * thousands. */
 void *memory_normal(struct memory *memory, int32_t dtype, int64_t elements, double deviation,
                     uint64_t *random);

@@ -13,7 +13,7 @@ struct options {
     const char *backends[MAX_BACKENDS]; /* the first NULL: what the selection takes */
     int32_t num_backends;
     struct shape_list shapes;
-    int32_t dtype;    /* enum attn_dtype_name */
+    int32_t dtype;    /* enum attn_dtype_id */
     int32_t kv_dtype; /* enum attn_kv_dtype */
     int32_t threads;  /* 0: as the core does */
     const char *plot; /* NULL: none */

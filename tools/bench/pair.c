@@ -55,38 +55,38 @@ static attn_status plan_direct(struct pair *pair, struct attn_error *error)
                                         .max_blocks_per_req = (int32_t)pair->subject.table_stride};
     attn_status status = ATTN_OK;
     pair->size.struct_size = sizeof pair->size;
-    const struct attn_prepare_args prepared = {.struct_size = sizeof prepared,
-                                               .instance = pair->direct.instance,
-                                               .layer = &pair->layer,
-                                               .params = &pair->params,
-                                               .k_cache = pair->attend.k_cache,
-                                               .v_cache = pair->attend.v_cache,
-                                               .phase = ATTN_PHASE_DECODE};
+    const struct attn_prepare_args prepare_args = {.struct_size = sizeof prepare_args,
+                                                   .instance = pair->direct.instance,
+                                                   .layer = &pair->layer,
+                                                   .params = &pair->params,
+                                                   .k_cache = pair->attend.k_cache,
+                                                   .v_cache = pair->attend.v_cache,
+                                                   .phase = ATTN_PHASE_DECODE};
     if (kernels->prepare != NULL) {
-        status = kernels->prepare(&prepared, &pair->attend.state, error);
+        status = kernels->prepare(&prepare_args, &pair->attend.prepared, error);
     }
-    const struct attn_plan_size_args sized = {.struct_size = sizeof sized,
-                                              .instance = pair->direct.instance,
-                                              .state = pair->attend.state,
-                                              .limits = &pair->limits};
-    if (status == ATTN_OK && kernels->plan_size != NULL) {
-        status = kernels->plan_size(&sized, &pair->size, error);
+    const struct attn_schedule_size_args sized = {.struct_size = sizeof sized,
+                                                  .instance = pair->direct.instance,
+                                                  .prepared = pair->attend.prepared,
+                                                  .limits = &pair->limits};
+    if (status == ATTN_OK && kernels->schedule_size != NULL) {
+        status = kernels->schedule_size(&sized, &pair->size, error);
     }
     if (status != ATTN_OK) {
         return status;
     }
-    pair->attend.plan_host = pair->plan_host = malloc(pair->size.host_bytes + 1);
+    pair->attend.schedule_host = pair->schedule_host = malloc(pair->size.host_bytes + 1);
     pair->attend.workspace = memory_take(&pair->subject.memory, pair->size.device_bytes + 1);
-    if (pair->plan_host == NULL || pair->attend.workspace == NULL) {
+    if (pair->schedule_host == NULL || pair->attend.workspace == NULL) {
         return subject_out_of_memory(error);
     }
     pair->attend.limits = &pair->limits;
-    pair->attend.plan_host_bytes = pair->size.host_bytes;
+    pair->attend.schedule_host_bytes = pair->size.host_bytes;
     pair->attend.workspace_bytes = pair->size.device_bytes;
-    if (kernels->plan != NULL) {
+    if (kernels->schedule != NULL) {
         struct attn_attend_args args = pair->attend;
         args.q = args.k = args.v = args.out = NULL;
-        status = kernels->plan(&args, ATTN_PLAN_EAGER, error);
+        status = kernels->schedule(&args, ATTN_PLAN_EAGER, error);
     }
     return status;
 }
@@ -119,14 +119,14 @@ attn_status pair_init(struct pair *pair, struct session *session, const struct a
 
 void pair_finish(struct pair *pair)
 {
-    if (pair->attend.state != NULL) {
-        pair->direct.kernels->release(pair->direct.instance, pair->attend.state);
+    if (pair->attend.prepared != NULL) {
+        pair->direct.kernels->release(pair->direct.instance, pair->attend.prepared);
     }
     direct_close(&pair->direct);
     subject_finish(&pair->subject);
-    free(pair->plan_host);
-    pair->plan_host = NULL;
-    pair->attend.state = NULL;
+    free(pair->schedule_host);
+    pair->schedule_host = NULL;
+    pair->attend.prepared = NULL;
 }
 
 __attribute__((noinline)) attn_status pair_run_calls(struct pair *pair, int64_t calls)

@@ -14,8 +14,8 @@ struct pair {
     struct attn_layer_params params;
     struct attn_attend_args attend;
     struct attn_write_kv_args write;
-    struct attn_plan_size size;
-    void *plan_host;
+    struct attn_schedule_size size;
+    void *schedule_host;
     struct attn_limits limits;
     bool writes;
     attn_layer *handle;

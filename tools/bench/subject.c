@@ -78,7 +78,7 @@ static attn_status make_plan(struct subject *subject, struct attn_error *error)
                      : client_bind_workspace(api, subject->plan, workspace, bytes, error);
     }
     return status == ATTN_OK
-               ? api->plan(subject->plan, &subject->batch, subject->session->stream, error)
+               ? api->plan_batch(subject->plan, &subject->batch, subject->session->stream, error)
                : status;
 }
 

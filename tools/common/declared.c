@@ -26,7 +26,7 @@ static const struct mask {
     MASK(q_dtypes, ATTN_NAMES_DTYPE),
     MASK(terms, ATTN_NAMES_TERM),
     MASK(features, ATTN_NAMES_FEATURE),
-    MASK(walks, ATTN_NAMES_WALK),
+    MASK(view_forms, ATTN_NAMES_VIEW_FORM),
     MASK(layouts, ATTN_NAMES_KV_LAYOUT),
     MASK(k_scale_forms, ATTN_NAMES_SCALE_FORM),
     MASK(v_scale_forms, ATTN_NAMES_SCALE_FORM),

@@ -13,6 +13,6 @@ const char *layout_name(int32_t layout);
 /* -1: no such name. */
 int32_t kv_dtype_of_name(const char *name);
 int32_t layout_of_name(const char *name);
-int32_t dtype_of_name(const char *name); /* enum attn_dtype_name */
+int32_t dtype_of_name(const char *name); /* enum attn_dtype_id */
 
 #endif

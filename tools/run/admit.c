@@ -56,7 +56,7 @@ attn_status plan_batch(struct engine *engine, struct run_group *group, struct at
             }
         }
     }
-    return engine->api->plan(group->plan, batch, engine->stream, &engine->error);
+    return engine->api->plan_batch(group->plan, batch, engine->stream, &engine->error);
 }
 
 void slots_of(const struct run_group *group, int32_t r, int32_t first, int32_t end, int64_t *slots)

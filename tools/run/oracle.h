@@ -8,7 +8,7 @@
 
 /* What a layer of attention says of its rows and scores. */
 struct oracle_terms {
-    int32_t dtype; /* enum attn_dtype_name of q, k and v */
+    int32_t dtype; /* enum attn_dtype_id of q, k and v */
     int32_t num_q_heads, num_kv_heads, head_size, head_size_v;
     double scale;
     int32_t causal;
@@ -33,7 +33,7 @@ void oracle_mla(const struct oracle_mla *head, const double *q, const double *ke
 
 /* The gated delta rule of one value head, token by token. */
 struct oracle_gdn {
-    int32_t dtype; /* enum attn_dtype_name of what is read */
+    int32_t dtype; /* enum attn_dtype_id of what is read */
     int32_t num_k_heads, num_v_heads, head_size_k, head_size_v, conv_width;
     const void *conv_weight; /* [channels, conv_width] */
     const float *a_log, *dt_bias;

@@ -12,7 +12,7 @@ struct shaped {
     int64_t shape[SHAPED_DIMS], strides[SHAPED_DIMS];
 };
 
-/* `ndim` sizes, and strides in elements (NULL: dense); `dtype` is an enum attn_dtype_name. Returns
+/* `ndim` sizes, and strides in elements (NULL: dense); `dtype` is an enum attn_dtype_id. Returns
  * the tensor, which stays valid as long as *shaped stays in its place. */
 struct attn_tensor *shaped_set(struct shaped *shaped, void *data, int32_t dtype, int32_t ndim,
                                const int64_t *shape, const int64_t *strides);

@@ -214,7 +214,7 @@ static void code_backend(struct codec *c, struct attn_backend_caps *caps)
     uint64_t *const masks[] = {
         &caps->kernels,       &caps->layer_kinds,   &caps->phases,
         &caps->dtypes,        &caps->kv_dtypes,     &caps->q_dtypes,
-        &caps->terms,         &caps->features,      &caps->walks,
+        &caps->terms,         &caps->features,      &caps->view_forms,
         &caps->layouts,       &caps->k_scale_forms, &caps->v_scale_forms,
         &caps->p_scale_forms, &caps->output_forms,  &caps->decode_write_kv_dtypes,
         &caps->cache_roles};

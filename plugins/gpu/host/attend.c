@@ -30,18 +30,18 @@ static void set_tensors(struct gpu_params *p, const struct attn_attend_args *arg
 static bool widened_query(const struct gpu_params *p, const struct attn_attend_args *args,
                           struct gpu_widen_params *w)
 {
-    const struct plan_host *plan = args->plan_host;
-    const struct attn_state *state = args->state;
-    if (p->q.dtype < ATTN_DTYPE_FP8_E4M3 || state->query_bytes == 0 ||
+    const struct schedule_host *plan = args->schedule_host;
+    const struct attn_prepared *prepared = args->prepared;
+    if (p->q.dtype < ATTN_DTYPE_FP8_E4M3 || prepared->query_bytes == 0 ||
         args->batch->num_actual_tokens > plan->num_rows) {
         return false;
     }
-    struct layout at = layout_of(args->instance, state, plan->num_reqs, plan->num_row_tiles,
+    struct layout at = layout_of(args->instance, prepared, plan->num_reqs, plan->num_row_tiles,
                                  plan->num_rows, plan->by_item);
     bool as_keys = p->k.dtype == ATTN_DTYPE_BF16 || p->k.dtype == ATTN_DTYPE_F16;
     *w = (struct gpu_widen_params){
         .from = p->q,
-        .to = {(char *)args->workspace + at.query, state->query_bytes,
+        .to = {(char *)args->workspace + at.query, prepared->query_bytes,
                (int64_t)p->problem.head_size * 2, as_keys ? p->k.dtype : ATTN_DTYPE_F16},
         .query_start = p->problem.query_start,
         .num_reqs = p->problem.num_reqs,
@@ -54,11 +54,11 @@ static bool widened_query(const struct gpu_params *p, const struct attn_attend_a
 
 static attn_status check_attend(const struct attn_attend_args *args, struct attn_error *error)
 {
-    bool planned = args->state != NULL && args->state->way != GPU_WAY_WITHOUT_PLAN;
-    if (args->params == NULL || args->state == NULL ||
-        (planned && (args->plan_host == NULL || args->workspace == NULL))) {
+    bool planned = args->prepared != NULL && args->prepared->way != GPU_WAY_WITHOUT_PLAN;
+    if (args->params == NULL || args->prepared == NULL ||
+        (planned && (args->schedule_host == NULL || args->workspace == NULL))) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attend",
-                            "params, state and a plan's memory are needed; one is NULL");
+                            "params, prepared and a plan's memory are needed; one is NULL");
     }
     attn_status status = gpu_check_tensor(args->q, "q", error);
     if (status == ATTN_OK) {
@@ -96,7 +96,7 @@ static const char *attend_planned(const struct attn_attend_args *args, struct gp
     const struct gpu_matrix_kernels *matrix = args->instance->matrix;
     const struct gpu_prefill *prefill = args->instance->prefill;
     const struct gpu_device *device = &args->instance->device;
-    const struct plan_host *plan = args->plan_host;
+    const struct schedule_host *plan = args->schedule_host;
     set_schedule(&p->schedule, args);
     struct gpu_widen_params widen;
     struct gpu_params matrix_params = *p;
@@ -126,7 +126,7 @@ attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *e
     }
     set_problem(&p.problem, args);
     set_tensors(&p, args);
-    bool planned = args->state->way != GPU_WAY_WITHOUT_PLAN;
+    bool planned = args->prepared->way != GPU_WAY_WITHOUT_PLAN;
     const char *cause = planned ? attend_planned(args, &p) : attend_plainly(args, &p);
     return device_status(cause, "attend", error);
 }

@@ -66,8 +66,8 @@ const struct attn_backend_caps gpu_caps = {
                 ATTN_FEATURE_FUSED_ROPE | ATTN_FEATURE_FUSED_ROPE_NORM |
                 ATTN_FEATURE_BATCH_INVARIANT | ATTN_FEATURE_QUANTIZED_QUERY |
                 ATTN_FEATURE_FAST_PREFILL | ATTN_FEATURE_MXFP4_WEIGHTS,
-    .walks = ATTN_WALK_NHD | ATTN_WALK_HND | ATTN_WALK_PACKED | ATTN_WALK_SEPARATE_STRIDES |
-             ATTN_WALK_LATENT,
+    .view_forms = ATTN_VIEW_NHD | ATTN_VIEW_HND | ATTN_VIEW_PACKED | ATTN_VIEW_SEPARATE_STRIDES |
+                  ATTN_VIEW_LATENT,
     .layouts = BIT(ATTN_KV_LAYOUT_NHD) | BIT(ATTN_KV_LAYOUT_HND) | BIT(ATTN_KV_LAYOUT_NHD_INNER) |
                BIT(ATTN_KV_LAYOUT_HND_INNER) | BIT(ATTN_KV_LAYOUT_HND_ROWS) |
                BIT(ATTN_KV_LAYOUT_PACKED_K) | BIT(ATTN_KV_LAYOUT_LATENT),
@@ -106,8 +106,8 @@ const struct attn_kernels gpu_kernels = {
     .fill = gpu_fill,
     .prepare = gpu_prepare,
     .release = gpu_release,
-    .plan_size = gpu_plan_size,
-    .plan = gpu_plan,
+    .schedule_size = gpu_schedule_size,
+    .schedule = gpu_make_schedule,
     .update_block_table = gpu_update_block_table,
     .allocate_memory = gpu_allocate_memory,
     .free_memory = gpu_free_memory,

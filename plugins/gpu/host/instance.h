@@ -23,7 +23,7 @@ struct attn_instance {
 /* Which slot a state is for. */
 enum gpu_way { GPU_WAY_ATTEND, GPU_WAY_LATENT, GPU_WAY_WITHOUT_PLAN };
 
-struct attn_state {
+struct attn_prepared {
     int32_t way; /* enum gpu_way */
     int32_t num_kv_heads, group, padded_size;
     int32_t invariant; /* 1: batch-invariant plans */
@@ -36,12 +36,13 @@ attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *e
 attn_status gpu_attend_mla(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_attend_mla_sparse(const struct attn_attend_args *args, struct attn_error *error);
 attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_error *error);
-attn_status gpu_prepare(const struct attn_prepare_args *args, attn_state **state,
+attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                         struct attn_error *error);
-void gpu_release(attn_instance *instance, attn_state *state);
-attn_status gpu_plan_size(const struct attn_plan_size_args *args, struct attn_plan_size *size,
-                          struct attn_error *error);
-attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error);
+void gpu_release(attn_instance *instance, attn_prepared *prepared);
+attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
+                              struct attn_schedule_size *size, struct attn_error *error);
+attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
+                              struct attn_error *error);
 attn_status gpu_update_block_table(const struct attn_attend_args *args, struct attn_error *error);
 
 attn_status gpu_write_kv(const struct attn_write_kv_args *args, struct attn_error *error);

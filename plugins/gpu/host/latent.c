@@ -110,7 +110,7 @@ static attn_status check_latent_attend(const struct attn_attend_args *args, bool
     if (status != ATTN_OK) {
         return status;
     }
-    if (batch == NULL || args->state == NULL || args->plan_host == NULL ||
+    if (batch == NULL || args->prepared == NULL || args->schedule_host == NULL ||
         batch->query_start_loc == NULL || batch->seq_lens == NULL || batch->block_table == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "batch",
                             "attend_mla needs a plan, query_start_loc, seq_lens and block_table; "

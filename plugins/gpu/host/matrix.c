@@ -3,12 +3,12 @@
 #include "gpu/host/schedule.h"
 
 /* Where a request must give the same bits in any batch, a segment is of one item. */
-void gpu_choose_rows(const struct attn_state *state, const struct attn_batch *batch,
-                     struct plan_host *plan)
+void gpu_choose_rows(const struct attn_prepared *prepared, const struct attn_batch *batch,
+                     struct schedule_host *plan)
 {
-    bool decode = (int64_t)batch->max_query_len * state->group <= GPU_FEW_ROWS;
-    plan->by_item = state->invariant;
-    plan->tile_rows = decode || plan->by_item || state->padded_size > 128 ? 16 : 64;
+    bool decode = (int64_t)batch->max_query_len * prepared->group <= GPU_FEW_ROWS;
+    plan->by_item = prepared->invariant;
+    plan->tile_rows = decode || plan->by_item || prepared->padded_size > 128 ? 16 : 64;
 }
 
 static uint64_t bits_of(const struct gpu_cache *c)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A layer's state, the memory of its plans, and the launch that makes a schedule. */
+/* A layer's prepared, the memory of its plans, and the launch that makes a schedule. */
 #include <attn/mla.h>
 
 #include "gpu/host/schedule.h"
@@ -14,32 +14,34 @@ static size_t round_up(size_t bytes)
 
 /* Segments of a plan, and how many of them may leave parts of 16 rows. Parts of 64 rows are fewer:
  * there each CTA has one segment. */
-static int64_t segment_bound(const struct attn_instance *instance, const struct attn_state *state,
-                             int64_t reqs, int64_t row_tiles, bool by_item, int64_t *part_rows)
+static int64_t segment_bound(const struct attn_instance *instance,
+                             const struct attn_prepared *prepared, int64_t reqs, int64_t row_tiles,
+                             bool by_item, int64_t *part_rows)
 {
-    int64_t ctas = (int64_t)instance->device.num_sms * (state->padded_size > 128 ? 1 : 2);
+    int64_t ctas = (int64_t)instance->device.num_sms * (prepared->padded_size > 128 ? 1 : 2);
     if (by_item) {
-        int64_t invariant = reqs * state->num_kv_heads * GPU_INVARIANT_CUTS;
-        int64_t cut = state->invariant ? invariant : 4 * ctas; /* cut_count in gpu/kernels/cut.h */
+        int64_t invariant = reqs * prepared->num_kv_heads * GPU_INVARIANT_CUTS;
+        int64_t cut =
+            prepared->invariant ? invariant : 4 * ctas; /* cut_count in gpu/kernels/cut.h */
         *part_rows = cut * 16;
-        if (state->way == GPU_WAY_LATENT && instance->latent != NULL) {
-            int64_t parts = state->invariant ? cut : 2 * ctas; /* two for a share */
+        if (prepared->way == GPU_WAY_LATENT && instance->latent != NULL) {
+            int64_t parts = prepared->invariant ? cut : 2 * ctas; /* two for a share */
             *part_rows = parts * instance->latent->rows;
             *part_rows = *part_rows > cut * 16 ? *part_rows : cut * 16;
         }
-        return cut + row_tiles * state->num_kv_heads + ctas; /* one that is read for each CTA */
+        return cut + row_tiles * prepared->num_kv_heads + ctas; /* one that is read for each CTA */
     }
     int64_t taken = 2 * ctas * SEGMENTS_PER_CTA * 16, given = 2 * ctas * 64;
     *part_rows = taken > given ? taken : given;
     return ctas * SEGMENTS_PER_CTA;
 }
 
-struct layout layout_of(const struct attn_instance *instance, const struct attn_state *state,
+struct layout layout_of(const struct attn_instance *instance, const struct attn_prepared *prepared,
                         int64_t reqs, int64_t row_tiles, int64_t rows, bool by_item)
 {
     struct layout at;
     int64_t part_rows,
-        segments = segment_bound(instance, state, reqs, row_tiles, by_item, &part_rows);
+        segments = segment_bound(instance, prepared, reqs, row_tiles, by_item, &part_rows);
     at.max_segments = (int32_t)segments;
     at.segments = round_up(sizeof(struct gpu_header));
     at.row_tiles = at.segments + round_up((size_t)segments * sizeof(struct gpu_segment));
@@ -48,83 +50,87 @@ struct layout layout_of(const struct attn_instance *instance, const struct attn_
     at.key_tile_start = at.row_tile_start + round_up((size_t)(reqs + 1) * sizeof(int32_t));
     at.arrived = at.key_tile_start + round_up((size_t)(row_tiles + 1) * sizeof(int32_t));
     at.parts =
-        at.arrived + round_up((size_t)row_tiles * (size_t)state->num_kv_heads * sizeof(int32_t));
-    at.query =
-        at.parts + round_up((size_t)part_rows * ((size_t)state->padded_size + 2) * sizeof(float));
-    at.end = at.query + round_up((size_t)rows * (size_t)state->query_bytes);
+        at.arrived + round_up((size_t)row_tiles * (size_t)prepared->num_kv_heads * sizeof(int32_t));
+    at.query = at.parts +
+               round_up((size_t)part_rows * ((size_t)prepared->padded_size + 2) * sizeof(float));
+    at.end = at.query + round_up((size_t)rows * (size_t)prepared->query_bytes);
     return at;
 }
 
-attn_status gpu_prepare(const struct attn_prepare_args *args, attn_state **state,
+attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                         struct attn_error *error)
 {
     attn_instance *instance = args->instance;
     const struct attn_layer_desc *layer = args->layer;
     const struct attn_host *host = instance->host;
     int32_t size = layer->head_size > layer->head_size_v ? layer->head_size : layer->head_size_v;
-    *state = NULL;
+    *prepared = NULL;
     if (layer->num_kv_heads <= 0 || layer->num_q_heads % layer->num_kv_heads != 0) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "num_q_heads",
                             "%d query heads over %d KV heads; must be a multiple",
                             layer->num_q_heads, layer->num_kv_heads);
     }
-    *state = host->allocate(host->user, sizeof **state, 64);
-    if (*state == NULL) {
-        return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "state", "%zu bytes", sizeof **state);
+    *prepared = host->allocate(host->user, sizeof **prepared, 64);
+    if (*prepared == NULL) {
+        return plugin_error(error, ATTN_ERROR_OUT_OF_MEMORY, "prepared", "%zu bytes",
+                            sizeof **prepared);
     }
-    **state = (struct attn_state){0};
+    **prepared = (struct attn_prepared){0};
     const struct attn_mla_desc *mla =
         (const struct attn_mla_desc *)gpu_find_ext(layer->next, ATTN_EXT_MLA_DESC);
     const bool is_sparse = mla != NULL && mla->topk > 0;
-    (*state)->way = layer->kind == ATTN_LAYER_MLA && !is_sparse ? GPU_WAY_LATENT
-                    : is_sparse || layer->kind == ATTN_LAYER_RECURRENT || instance->matrix == NULL
-                        ? GPU_WAY_WITHOUT_PLAN
-                        : GPU_WAY_ATTEND;
-    (*state)->num_kv_heads = layer->num_kv_heads;
-    (*state)->group = layer->num_q_heads / layer->num_kv_heads;
-    (*state)->padded_size = (*state)->way == GPU_WAY_LATENT ? LATENT_MAX_RANK
-                            : size <= 64                    ? 64
-                            : size <= 128                   ? 128
-                                                            : PADDED_SIZE_MAX;
-    (*state)->invariant = layer->batch_invariant != 0;
-    (*state)->narrow = layer->kv_dtype >= ATTN_KV_FP8_E4M3;
+    (*prepared)->way =
+        layer->kind == ATTN_LAYER_MLA && !is_sparse ? GPU_WAY_LATENT
+        : is_sparse || layer->kind == ATTN_LAYER_RECURRENT || instance->matrix == NULL
+            ? GPU_WAY_WITHOUT_PLAN
+            : GPU_WAY_ATTEND;
+    (*prepared)->num_kv_heads = layer->num_kv_heads;
+    (*prepared)->group = layer->num_q_heads / layer->num_kv_heads;
+    (*prepared)->padded_size = (*prepared)->way == GPU_WAY_LATENT ? LATENT_MAX_RANK
+                               : size <= 64                       ? 64
+                               : size <= 128                      ? 128
+                                                                  : PADDED_SIZE_MAX;
+    (*prepared)->invariant = layer->batch_invariant != 0;
+    (*prepared)->narrow = layer->kv_dtype >= ATTN_KV_FP8_E4M3;
     if (layer->q_scale_form != ATTN_SCALE_NONE && layer->dtype != ATTN_DTYPE_F32) {
-        (*state)->query_bytes = layer->num_q_heads * layer->head_size * 2;
+        (*prepared)->query_bytes = layer->num_q_heads * layer->head_size * 2;
     }
     return ATTN_OK;
 }
 
-void gpu_release(attn_instance *instance, attn_state *state)
+void gpu_release(attn_instance *instance, attn_prepared *prepared)
 {
-    if (state != NULL) {
-        instance->host->release(instance->host->user, state, sizeof *state);
+    if (prepared != NULL) {
+        instance->host->release(instance->host->user, prepared, sizeof *prepared);
     }
 }
 
-attn_status gpu_plan_size(const struct attn_plan_size_args *args, struct attn_plan_size *size,
-                          struct attn_error *error)
+attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
+                              struct attn_schedule_size *size, struct attn_error *error)
 {
     attn_instance *instance = args->instance;
-    const attn_state *state = args->state;
+    const attn_prepared *prepared = args->prepared;
     const struct attn_limits *limits = args->limits;
-    if (state == NULL || limits == NULL || limits->max_num_reqs < 0 || limits->max_num_tokens < 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, state == NULL ? "state" : "limits",
-                            "a prepared state and limits from 0 are needed");
+    if (prepared == NULL || limits == NULL || limits->max_num_reqs < 0 ||
+        limits->max_num_tokens < 0) {
+        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT,
+                            prepared == NULL ? "prepared" : "limits",
+                            "what prepare made and limits from 0 are needed");
     }
-    size->host_bytes = sizeof(struct plan_host);
+    size->host_bytes = sizeof(struct schedule_host);
     size->device_bytes = 0;
-    if (state->way == GPU_WAY_WITHOUT_PLAN) {
+    if (prepared->way == GPU_WAY_WITHOUT_PLAN) {
         return ATTN_OK;
     }
     int64_t row_tiles =
-        ((int64_t)limits->max_num_tokens * state->group + 15) / 16 + limits->max_num_reqs;
+        ((int64_t)limits->max_num_tokens * prepared->group + 15) / 16 + limits->max_num_reqs;
     int64_t reqs = limits->max_num_reqs, rows = limits->max_num_tokens;
-    size_t by_item = layout_of(instance, state, reqs, row_tiles, rows, true).end;
-    size_t stream = layout_of(instance, state, reqs, row_tiles, rows, false).end;
-    bool items = state->invariant || state->way == GPU_WAY_LATENT;
+    size_t by_item = layout_of(instance, prepared, reqs, row_tiles, rows, true).end;
+    size_t stream = layout_of(instance, prepared, reqs, row_tiles, rows, false).end;
+    bool items = prepared->invariant || prepared->way == GPU_WAY_LATENT;
     size->device_bytes = items || by_item > stream ? by_item : stream;
     if (instance->prefill != NULL) {
-        size->device_bytes += instance->prefill->bytes(state, reqs, rows);
+        size->device_bytes += instance->prefill->bytes(prepared, reqs, rows);
     }
     return ATTN_OK;
 }
@@ -189,19 +195,19 @@ void set_query_scale(struct gpu_params *p, const struct attn_attend_args *args)
 
 void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args)
 {
-    const struct plan_host *plan = args->plan_host;
-    const struct attn_state *state = args->state;
-    bool latent = state->way == GPU_WAY_LATENT;
+    const struct schedule_host *plan = args->schedule_host;
+    const struct attn_prepared *prepared = args->prepared;
+    bool latent = prepared->way == GPU_WAY_LATENT;
     const struct gpu_matrix_kernels *matrix = args->instance->matrix;
     char *memory = args->workspace;
-    struct layout at = layout_of(args->instance, state, plan->num_reqs, plan->num_row_tiles,
+    struct layout at = layout_of(args->instance, prepared, plan->num_reqs, plan->num_row_tiles,
                                  plan->num_rows, plan->by_item);
     s->tile_rows = plan->tile_rows;
     s->by_item = plan->by_item;
-    s->abreast = state->group % plan->tile_rows == 0 ? state->group / plan->tile_rows : 1;
-    s->invariant = state->invariant;
+    s->abreast = prepared->group % plan->tile_rows == 0 ? prepared->group / plan->tile_rows : 1;
+    s->invariant = prepared->invariant;
     s->ctas = args->instance->device.num_sms * (latent ? 1 : matrix->groups_of_sm(args));
-    s->tile = latent ? GPU_TILE : matrix->tile(state, args->k_cache != NULL, plan->tile_rows);
+    s->tile = latent ? GPU_TILE : matrix->tile(prepared, args->k_cache != NULL, plan->tile_rows);
     s->max_segments = plan->tile_rows == 16 || plan->by_item ? at.max_segments : s->ctas;
     s->most_rows = plan->has_many ? plan->few_rows : 0;
     s->header = (struct gpu_header *)memory;
@@ -213,15 +219,15 @@ void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args)
     s->parts = (float *)(memory + at.parts);
 }
 
-static void choose_rows(struct plan_host *plan, const struct attn_attend_args *args)
+static void choose_rows(struct schedule_host *plan, const struct attn_attend_args *args)
 {
-    if (args->state->way == GPU_WAY_LATENT) {
+    if (args->prepared->way == GPU_WAY_LATENT) {
         const struct gpu_latent_kernel *fast = args->instance->latent;
         bool served = fast != NULL && fast->serves(args);
-        plan->by_item = served && !args->state->invariant ? 2 : 1;
+        plan->by_item = served && !args->prepared->invariant ? 2 : 1;
         plan->tile_rows = served ? fast->rows : LATENT_ROWS;
     } else {
-        args->instance->matrix->choose_rows(args->state, args->batch, plan);
+        args->instance->matrix->choose_rows(args->prepared, args->batch, plan);
     }
 }
 
@@ -229,15 +235,16 @@ static void choose_rows(struct plan_host *plan, const struct attn_attend_args *a
  * may have fewer rows than the host knows of: both ways then stand ready. In a batch-invariant
  * layer a request's own rows decide, never what pays for the batch.
  */
-static void choose_ways(struct plan_host *plan, const struct attn_attend_args *args, int32_t mode)
+static void choose_ways(struct schedule_host *plan, const struct attn_attend_args *args,
+                        int32_t mode)
 {
     const struct gpu_prefill *prefill = args->instance->prefill;
     const struct attn_batch *batch = args->batch;
-    int32_t group = args->state->group;
+    int32_t group = args->prepared->group;
     const int32_t *start = batch->query_start_loc_host;
     plan->few_rows = GPU_FEW_ROWS;
     plan->has_few = 1;
-    plan->has_many = prefill != NULL && args->state->way == GPU_WAY_ATTEND &&
+    plan->has_many = prefill != NULL && args->prepared->way == GPU_WAY_ATTEND &&
                      (int64_t)batch->max_query_len * group > GPU_FEW_ROWS && prefill->serves(args);
     if (!plan->has_many) {
         return;
@@ -253,29 +260,30 @@ static void choose_ways(struct plan_host *plan, const struct attn_attend_args *a
         few |= rows > 0 && rows <= GPU_FEW_ROWS;
         many |= rows > GPU_FEW_ROWS;
     }
-    plan->has_many = args->state->invariant ? many : prefill->pays(args);
+    plan->has_many = args->prepared->invariant ? many : prefill->pays(args);
     plan->has_few = few || !plan->has_many;
 }
 
 char *prefill_memory(const struct attn_attend_args *args)
 {
-    const struct plan_host *plan = args->plan_host;
-    struct layout at = layout_of(args->instance, args->state, plan->num_reqs, plan->num_row_tiles,
-                                 plan->num_rows, plan->by_item);
+    const struct schedule_host *plan = args->schedule_host;
+    struct layout at = layout_of(args->instance, args->prepared, plan->num_reqs,
+                                 plan->num_row_tiles, plan->num_rows, plan->by_item);
     return (char *)args->workspace + at.end;
 }
 
-attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
+attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
+                              struct attn_error *error)
 {
-    struct plan_host *plan = args->plan_host;
+    struct schedule_host *plan = args->schedule_host;
     const struct attn_batch *batch = args->batch;
     struct gpu_plan_params p = {0};
-    if (args->state != NULL && args->state->way == GPU_WAY_WITHOUT_PLAN) {
+    if (args->prepared != NULL && args->prepared->way == GPU_WAY_WITHOUT_PLAN) {
         return ATTN_OK;
     }
-    if (plan == NULL || args->workspace == NULL || args->state == NULL) {
+    if (plan == NULL || args->workspace == NULL || args->prepared == NULL) {
         return plugin_error(error, ATTN_ERROR_WORKSPACE, "workspace",
-                            "a plan needs its state, host memory and workspace");
+                            "a plan needs its prepared, host memory and workspace");
     }
     if (mode != ATTN_PLAN_REPLAY && mode != ATTN_PLAN_IN_GRAPH) {
         choose_rows(plan, args);
@@ -284,7 +292,7 @@ attn_status gpu_plan(const struct attn_attend_args *args, int32_t mode, struct a
         plan->num_reqs = batch->num_reqs;
         plan->num_rows = batch->num_actual_tokens;
         plan->num_row_tiles =
-            ((int64_t)batch->num_tokens * args->state->group + plan->tile_rows - 1) /
+            ((int64_t)batch->num_tokens * args->prepared->group + plan->tile_rows - 1) /
                 plan->tile_rows +
             batch->num_reqs;
     }

@@ -9,7 +9,7 @@
 #define GPU_FEW_ROWS 32 /* of a request, which memory limits on every GPU */
 
 /* Host part of a plan: a replay keeps it, since captured launches were made for it. */
-struct plan_host {
+struct schedule_host {
     int32_t tile_rows;
     int32_t by_item;
     int32_t num_reqs;
@@ -26,10 +26,10 @@ struct plan_host {
  * of gpu/kernels/plain.cpp, which needs no schedule. */
 struct gpu_matrix_kernels {
     /* The rows of an item and whether a segment is of one item: sets tile_rows and by_item. */
-    void (*choose_rows)(const struct attn_state *state, const struct attn_batch *batch,
-                        struct plan_host *plan);
+    void (*choose_rows)(const struct attn_prepared *prepared, const struct attn_batch *batch,
+                        struct schedule_host *plan);
     /* Keys of a tile, and groups of a multiprocessor, for items of such rows. */
-    int32_t (*tile)(const struct attn_state *state, bool cached, int32_t tile_rows);
+    int32_t (*tile)(const struct attn_prepared *prepared, bool cached, int32_t tile_rows);
     int32_t (*groups_of_sm)(const struct attn_attend_args *args);
     /* Whether they walk these arguments. */
     bool (*serves)(const struct attn_attend_args *args, const struct gpu_params *p);
@@ -39,8 +39,8 @@ struct gpu_matrix_kernels {
 
 /* matrix.c: choose_rows of attends with rows of 16 and 64: a decode has a stream of rows of 16,
  * other batches one of rows of 64, which share a key's reading. */
-void gpu_choose_rows(const struct attn_state *state, const struct attn_batch *batch,
-                     struct plan_host *plan);
+void gpu_choose_rows(const struct attn_prepared *prepared, const struct attn_batch *batch,
+                     struct schedule_host *plan);
 /* Whether attends that load 16 bytes at a time, count rows' offsets in 16 bytes and 31 bits, and
  * know no ALiBi, spans, trees, float32, 4-bit rows, rounded probabilities and packed layouts can
  * walk these arguments. */
@@ -55,7 +55,7 @@ struct gpu_prefill {
     /* Whether such requests of this batch keep the device busy. */
     bool (*pays)(const struct attn_attend_args *args);
     /* Workspace behind the common schedule's. */
-    size_t (*bytes)(const struct attn_state *state, int64_t reqs, int64_t tokens);
+    size_t (*bytes)(const struct attn_prepared *prepared, int64_t reqs, int64_t tokens);
     /* Launches what makes its schedule. NULL or the cause of a failure. */
     const char *(*plan)(const struct attn_attend_args *args, const struct gpu_problem *problem,
                         char *memory);
@@ -80,7 +80,7 @@ struct layout {
     int32_t max_segments;
 };
 
-struct layout layout_of(const struct attn_instance *instance, const struct attn_state *state,
+struct layout layout_of(const struct attn_instance *instance, const struct attn_prepared *prepared,
                         int64_t reqs, int64_t row_tiles, int64_t rows, bool by_item);
 /* What layer, parameters and batch say. */
 void set_problem(struct gpu_problem *p, const struct attn_attend_args *args);

@@ -79,35 +79,35 @@ static attn_status write_kv(const struct attn_write_kv_args *args, struct attn_e
     return is("write_fails_silently") ? -1 : ATTN_OK;
 }
 
-static attn_status prepare(const struct attn_prepare_args *args, attn_state **state,
+static attn_status prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                            struct attn_error *error)
 {
     (void)args;
-    *state = NULL;
+    *prepared = NULL;
     return is("prepare_error_is_foul") ? foul(error) : ATTN_OK;
 }
 
-static void release(attn_instance *instance, attn_state *state)
+static void release(attn_instance *instance, attn_prepared *prepared)
 {
-    (void)instance, (void)state;
+    (void)instance, (void)prepared;
 }
 
-static attn_status plan_size(const struct attn_plan_size_args *args, struct attn_plan_size *size,
-                             struct attn_error *error)
+static attn_status schedule_size(const struct attn_schedule_size_args *args,
+                                 struct attn_schedule_size *size, struct attn_error *error)
 {
     (void)args, (void)error;
-    if (is("plan_size_is_endless")) {
+    if (is("schedule_size_is_endless")) {
         memset((char *)size + sizeof(size_t) + sizeof(void *), 0x7f,
                size->struct_size - sizeof(size_t) - sizeof(void *));
     }
-    if (is("plan_size_is_endless_on_the_device")) {
+    if (is("schedule_size_is_endless_on_the_device")) {
         size->device_bytes = SIZE_MAX - 8;
     }
-    if (is("plan_size_is_negative")) {
+    if (is("schedule_size_is_negative")) {
         memset((char *)size + sizeof(size_t) + sizeof(void *), 0xff,
                size->struct_size - sizeof(size_t) - sizeof(void *));
     }
-    return is("plan_size_fails_silently") ? ATTN_ERROR_INTERNAL : ATTN_OK;
+    return is("schedule_size_fails_silently") ? ATTN_ERROR_INTERNAL : ATTN_OK;
 }
 
 static attn_status plan(const struct attn_attend_args *args, int32_t mode, struct attn_error *error)
@@ -127,8 +127,8 @@ static attn_status create(const struct attn_create_args *args, attn_instance **i
                                   .write_kv = is("slot_is_missing") ? NULL : write_kv,
                                   .prepare = prepare,
                                   .release = is("release_is_missing") ? NULL : release,
-                                  .plan_size = plan_size,
-                                  .plan = plan};
+                                  .schedule_size = schedule_size,
+                                  .schedule = plan};
     if (is("kernels_size_is_8")) {
         table.struct_size = 8;
     }

@@ -278,7 +278,7 @@ static enum trial_result run_tested(struct trial *trial, const struct problem *p
     bool larger = way == TRIAL_REPLAY || way == TRIAL_IN_GRAPH;
     attn_status status = side_prepare(tested, problem, larger ? 2 : 1, &error);
     if (status != ATTN_OK) {
-        return trial_call_failed(trial, "prepare or plan_size", status, &error);
+        return trial_call_failed(trial, "prepare or schedule_size", status, &error);
     }
     enum trial_result result = write_keys(trial, problem, reference, tested);
     if (result == TRIAL_PASSED) {

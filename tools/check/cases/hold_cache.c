@@ -18,7 +18,7 @@
  * replaced by what was expected. */
 struct rows {
     int32_t kv_dtype;
-    int32_t number; /* enum attn_dtype_name of plain elements */
+    int32_t number; /* enum attn_dtype_id of plain elements */
     int32_t bits;
     bool value;
     struct attn_kv_view expected, found, patched;

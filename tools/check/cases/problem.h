@@ -45,7 +45,7 @@ struct problem {
     int32_t num_spans;
     int32_t shared; /* leading keys of all requests that lie in the same blocks */
     int32_t num_logits;
-    int32_t q_dtype; /* enum attn_dtype_name of q */
+    int32_t q_dtype; /* enum attn_dtype_id of q */
     int64_t num_blocks;
     int64_t table_stride;
     int32_t phase;

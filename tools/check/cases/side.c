@@ -6,8 +6,8 @@
 
 void side_finish(struct side *side)
 {
-    if (side->state != NULL) {
-        side->backend->kernels.release(side->backend->instance, side->state);
+    if (side->prepared != NULL) {
+        side->backend->kernels.release(side->backend->instance, side->prepared);
     }
     device_free(side->device, side->memory);
     plan_memory_finish(&side->plan, side->device);
@@ -36,13 +36,13 @@ bool side_init(struct side *side, struct backend *backend, const struct device *
     return true;
 }
 
-static attn_status take_plan_memory(struct side *side, const struct attn_plan_size *size)
+static attn_status take_plan_memory(struct side *side, const struct attn_schedule_size *size)
 {
     attn_status status = plan_memory_init(&side->plan, side->device, size);
-    side->binding.attend.plan_host = side->plan.host;
+    side->binding.attend.schedule_host = side->plan.host;
     side->binding.attend.workspace = side->plan.device;
     side->binding.attend.limits = &side->limits;
-    side->binding.attend.plan_host_bytes = size->host_bytes;
+    side->binding.attend.schedule_host_bytes = size->host_bytes;
     side->binding.attend.workspace_bytes = size->device_bytes;
     return status;
 }
@@ -58,10 +58,10 @@ attn_status side_prepare(struct side *side, const struct problem *problem, int32
                                         side->binding.batch.max_seq_len * factor,
                                         (int32_t)problem->table_stride * factor,
                                         0};
-    struct attn_plan_size size = {sizeof size, NULL, 0, 0};
+    struct attn_schedule_size size = {sizeof size, NULL, 0, 0};
     attn_status status = planned_prepare(&side->backend->kernels, &side->binding.attend,
                                          &side->limits, &size, error);
-    side->state = side->binding.attend.state;
+    side->prepared = side->binding.attend.prepared;
     return status == ATTN_OK ? take_plan_memory(side, &size) : status;
 }
 
@@ -69,10 +69,10 @@ attn_status side_plan(struct side *side, int32_t mode, struct attn_error *error)
 {
     struct attn_attend_args args = side->binding.attend;
     args.q = args.k = args.v = args.out = args.lse = NULL;
-    if (side->backend->kernels.plan == NULL) {
+    if (side->backend->kernels.schedule == NULL) {
         return ATTN_OK;
     }
-    return side->backend->kernels.plan(&args, mode, error);
+    return side->backend->kernels.schedule(&args, mode, error);
 }
 
 attn_status side_shorten(struct side *side, const struct problem *problem, int32_t *lengths)

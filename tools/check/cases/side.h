@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One backend's copy of a problem, in its own device's memory, with its state and plan. */
+/* One backend's copy of a problem, in its own device's memory, with its prepared and plan. */
 #ifndef CHECK_SIDE_H
 #define CHECK_SIDE_H
 
@@ -13,7 +13,7 @@ struct side {
     const struct device *device;
     struct binding binding;
     uint8_t *memory; /* in the device's memory */
-    attn_state *state;
+    attn_prepared *prepared;
     struct attn_limits limits;
     struct plan_memory plan;
     void *stream;
@@ -22,7 +22,7 @@ struct side {
 bool side_init(struct side *side, struct backend *backend, const struct device *device,
                const struct problem *problem);
 void side_finish(struct side *side);
-/* prepare and plan_size; the limits are `factor` times what the batch needs. */
+/* prepare and schedule_size; the limits are `factor` times what the batch needs. */
 attn_status side_prepare(struct side *side, const struct problem *problem, int32_t factor,
                          struct attn_error *error);
 /* `mode` is an attn_plan_mode. */

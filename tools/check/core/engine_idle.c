@@ -60,7 +60,8 @@ static attn_status plan_idle(const struct lane *lane, const struct idle_way *way
         batch.block_table = whole->block_table;
         batch.block_table_stride = whole->block_table_stride;
     }
-    return lane->core->api->plan(lane->engine->plans[0].plan, &batch, lane->side->stream, error);
+    return lane->core->api->plan_batch(lane->engine->plans[0].plan, &batch, lane->side->stream,
+                                       error);
 }
 
 static attn_status run_idle(const struct lane *lane, const struct problem *problem,
@@ -169,7 +170,7 @@ static enum trial_result run_usual(struct trial *trial, const struct problem *pr
                               problem->image.size);
     attn_status status = ready ? side_run_reference(reference, problem, &error) : ATTN_ERROR_DEVICE;
     status = status == ATTN_OK
-                 ? api->plan(plan, &tested->side->binding.batch, tested->side->stream, &error)
+                 ? api->plan_batch(plan, &tested->side->binding.batch, tested->side->stream, &error)
                  : status;
     status = status == ATTN_OK ? api->run(plan, tested->engine->layer, &io, &error) : status;
     return status == ATTN_OK ? hold_step(trial, problem, reference, tested->side)

@@ -26,7 +26,7 @@ static attn_status plan_batch(const struct run *run, int32_t index, int32_t mode
     const struct attn_api *api = run->engine->core->api;
     attn_plan *plan = run->engine->plans[index].plan;
     const struct attn_batch *batch = &side->binding.batch;
-    return mode == ATTN_PLAN_EAGER ? api->plan(plan, batch, side->stream, error)
+    return mode == ATTN_PLAN_EAGER ? api->plan_batch(plan, batch, side->stream, error)
                                    : api->plan_graph(plan, mode, batch, side->stream, error);
 }
 

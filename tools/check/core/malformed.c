@@ -11,7 +11,7 @@
 attn_status malformed_plan(struct malformed_step *s, const struct attn_batch *batch)
 {
     const struct engine *e = s->engine;
-    return e->core->api->plan(e->plans[0].plan, batch, s->side->stream, &s->error);
+    return e->core->api->plan_batch(e->plans[0].plan, batch, s->side->stream, &s->error);
 }
 
 struct malformed_case {

@@ -54,23 +54,23 @@ static void ask_plugin(struct trial *trial, const struct attn_layer_desc *layer)
     struct attn_reason_sink sink = {sizeof sink, NULL, NULL, ignore_reason};
     struct attn_error error = ATTN_ERROR_INIT;
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
-        attn_state *state = NULL;
+        attn_prepared *prepared = NULL;
         attn_status status = ATTN_OK;
         const struct attn_supports_args asked = {
             .struct_size = sizeof asked, .caps = &tested->caps, .layer = layer, .phase = phase};
-        const struct attn_prepare_args prepared = {.struct_size = sizeof prepared,
-                                                   .instance = tested->instance,
-                                                   .layer = layer,
-                                                   .params = &params,
-                                                   .phase = phase};
+        const struct attn_prepare_args prepare_args = {.struct_size = sizeof prepare_args,
+                                                       .instance = tested->instance,
+                                                       .layer = layer,
+                                                       .params = &params,
+                                                       .phase = phase};
         if (tested->plugin->supports != NULL) {
             status = tested->plugin->supports(&asked, &sink, &error);
         }
         if (status == ATTN_OK && tested->kernels.prepare != NULL) {
-            status = tested->kernels.prepare(&prepared, &state, &error);
+            status = tested->kernels.prepare(&prepare_args, &prepared, &error);
         }
-        if (status == ATTN_OK && state != NULL && tested->kernels.release != NULL) {
-            tested->kernels.release(tested->instance, state);
+        if (status == ATTN_OK && prepared != NULL && tested->kernels.release != NULL) {
+            tested->kernels.release(tested->instance, prepared);
         }
     }
 }

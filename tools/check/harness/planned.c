@@ -12,7 +12,7 @@
 #define PLAN_GUARD 256
 
 attn_status plan_memory_init(struct plan_memory *memory, const struct device *device,
-                             const struct attn_plan_size *size)
+                             const struct attn_schedule_size *size)
 {
     size_t device_bytes = size->device_bytes + PLAN_GUARD;
     memory->host_bytes = size->host_bytes;
@@ -71,11 +71,11 @@ static attn_status run_step(struct backend *backend, const struct device *device
     attn_status status = ATTN_OK;
     watch_begin(&watch);
     stack_paint();
-    if (backend->kernels.plan != NULL) {
+    if (backend->kernels.schedule != NULL) {
         struct attn_attend_args plan = *args;
         plan.q = plan.k = plan.v = plan.out = plan.lse = NULL;
         plan.next = NULL;
-        status = backend->kernels.plan(&plan, ATTN_PLAN_EAGER, error);
+        status = backend->kernels.schedule(&plan, ATTN_PLAN_EAGER, error);
     }
     status = status == ATTN_OK ? kernel(args, error) : status;
     size_t used = stack_used();
@@ -86,25 +86,25 @@ static attn_status run_step(struct backend *backend, const struct device *device
 }
 
 attn_status planned_prepare(const struct attn_kernels *kernels, struct attn_attend_args *call,
-                            const struct attn_limits *limits, struct attn_plan_size *size,
+                            const struct attn_limits *limits, struct attn_schedule_size *size,
                             struct attn_error *error)
 {
-    const struct attn_prepare_args prepared = {.struct_size = sizeof prepared,
-                                               .instance = call->instance,
-                                               .layer = call->layer,
-                                               .params = call->params,
-                                               .k_cache = call->k_cache,
-                                               .v_cache = call->v_cache,
-                                               .phase = call->phase};
-    struct attn_plan_size_args sized = {
+    const struct attn_prepare_args prepare_args = {.struct_size = sizeof prepare_args,
+                                                   .instance = call->instance,
+                                                   .layer = call->layer,
+                                                   .params = call->params,
+                                                   .k_cache = call->k_cache,
+                                                   .v_cache = call->v_cache,
+                                                   .phase = call->phase};
+    struct attn_schedule_size_args sized = {
         .struct_size = sizeof sized, .instance = call->instance, .limits = limits};
     attn_status status = ATTN_OK;
     if (kernels->prepare != NULL) {
-        status = kernels->prepare(&prepared, &call->state, error);
+        status = kernels->prepare(&prepare_args, &call->prepared, error);
     }
-    sized.state = call->state;
-    if (status == ATTN_OK && kernels->plan_size != NULL) {
-        status = kernels->plan_size(&sized, size, error);
+    sized.prepared = call->prepared;
+    if (status == ATTN_OK && kernels->schedule_size != NULL) {
+        status = kernels->schedule_size(&sized, size, error);
     }
     return status;
 }
@@ -114,24 +114,24 @@ attn_status planned_call(struct backend *backend, const struct device *device,
                          planned_kernel *kernel, struct attn_error *error)
 {
     const struct attn_kernels *k = &backend->kernels;
-    struct attn_plan_size size = {sizeof size, NULL, 0, 0};
+    struct attn_schedule_size size = {sizeof size, NULL, 0, 0};
     struct plan_memory memory = {0, 0, NULL, NULL};
     args->instance = backend->instance;
     attn_status status = planned_prepare(k, args, limits, &size, error);
     status = status == ATTN_OK ? plan_memory_init(&memory, device, &size) : status;
-    args->plan_host = memory.host;
+    args->schedule_host = memory.host;
     args->workspace = memory.device;
     args->limits = limits;
-    args->plan_host_bytes = size.host_bytes;
+    args->schedule_host_bytes = size.host_bytes;
     args->workspace_bytes = size.device_bytes;
     status = status == ATTN_OK ? run_step(backend, device, args, kernel, error) : status;
     device_wait(device);
     if (status == ATTN_OK && !plan_memory_guards_whole(&memory, device)) {
         status =
-            broken(error, "plan_size", "the plan's memory was written past what was asked for");
+            broken(error, "schedule_size", "the plan's memory was written past what was asked for");
     }
-    if (args->state != NULL && k->release != NULL) {
-        k->release(backend->instance, args->state);
+    if (args->prepared != NULL && k->release != NULL) {
+        k->release(backend->instance, args->prepared);
     }
     plan_memory_finish(&memory, device);
     return status;

@@ -17,8 +17,9 @@ static enum trial_result run_changes(struct trial *trial, const void *variant, u
 {
     const struct call_case *c = variant;
     enum trial_result result = TRIAL_PASSED;
-    if (c->place->which == CALL_LIMITS && trial->tested->kernels.plan_size == NULL) {
-        return trial_say(trial, TRIAL_SKIPPED, "the backend has no plan_size, which takes them");
+    if (c->place->which == CALL_LIMITS && trial->tested->kernels.schedule_size == NULL) {
+        return trial_say(trial, TRIAL_SKIPPED,
+                         "the backend has no schedule_size, which takes them");
     }
     for (int32_t change = 0; change < CALL_CHANGE_COUNT && result == TRIAL_PASSED; change++) {
         result = call_run(trial, c->target, c->place, change, c->run, c->variant, seed);

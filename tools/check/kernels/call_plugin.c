@@ -140,7 +140,7 @@ struct prepare_variant {
     struct attend_case attend_case;
 };
 
-/* Where prepare fails for want of memory its state is NULL. */
+/* Where prepare fails for want of memory its prepared is NULL. */
 static enum trial_result prepare_poor(struct trial *trial, const struct binding *binding)
 {
     const struct attn_kernels *kernels;
@@ -163,17 +163,17 @@ static enum trial_result prepare_poor(struct trial *trial, const struct binding 
     result = kernels->prepare == NULL ? TRIAL_PASSED : result;
     for (int32_t left = 0; left < MOST_ALLOCATIONS && result != TRIAL_PASSED; left++) {
         struct attn_error error = ATTN_ERROR_INIT;
-        attn_state *state = (attn_state *)(void *)&poor; /* anything but NULL */
+        attn_prepared *prepared = (attn_prepared *)(void *)&poor; /* anything but NULL */
         poor.left = left;
-        status = kernels->prepare(&args, &state, &error);
+        status = kernels->prepare(&args, &prepared, &error);
         if (status == ATTN_OK) {
             result = TRIAL_PASSED;
             if (kernels->release != NULL) {
-                kernels->release(instance, state);
+                kernels->release(instance, prepared);
             }
-        } else if (state != NULL) {
+        } else if (prepared != NULL) {
             trial_say(trial, result,
-                      "prepare failed after %d allocations and its state is not NULL", left);
+                      "prepare failed after %d allocations and its prepared is not NULL", left);
             break;
         }
     }

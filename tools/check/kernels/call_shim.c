@@ -202,31 +202,31 @@ SHIM(copy, attn_copy_args)
 SHIM(fill, attn_fill_args)
 SHIM(make_block_table, attn_block_table_args)
 
-/* prepare, plan_size and plan are the target's too, if it is one that they serve. */
+/* prepare, schedule_size and plan are the target's too, if it is one that they serve. */
 static bool is_planned(void)
 {
     return shim.target->places == attend_places || shim.target->places == latent_places;
 }
 
-static attn_status shim_plan(const struct attn_attend_args *args, int32_t mode,
-                             struct attn_error *error)
+static attn_status shim_schedule(const struct attn_attend_args *args, int32_t mode,
+                                 struct attn_error *error)
 {
     struct attn_error mine;
     const struct attn_attend_args *given =
         is_planned() ? changed_args(&shim.in_plan, args, sizeof *args) : args;
     if (given == args) {
-        return shim.real.plan(args, mode, error);
+        return shim.real.schedule(args, mode, error);
     }
-    return settle(shim.real.plan(given, mode, error_given(&mine)), &mine, error);
+    return settle(shim.real.schedule(given, mode, error_given(&mine)), &mine, error);
 }
 
 /* The struct at `inner` of the arguments changed, or, CALL_ARGS, they themselves. */
-static attn_status shim_plan_size(const struct attn_plan_size_args *args,
-                                  struct attn_plan_size *size, struct attn_error *error)
+static attn_status shim_schedule_size(const struct attn_schedule_size_args *args,
+                                      struct attn_schedule_size *size, struct attn_error *error)
 {
     struct attn_error mine;
     struct changed *c = &shim.in_plan;
-    struct attn_plan_size_args given = *args;
+    struct attn_schedule_size_args given = *args;
     const void *changed = c->inner;
     if (shim.place->which == CALL_LIMITS) {
         call_change_struct(shim.change, args->limits, shim.place->size, c->inner, &c->ext);
@@ -235,12 +235,12 @@ static attn_status shim_plan_size(const struct attn_plan_size_args *args,
     } else if (shim.place->which == CALL_ARGS && is_planned()) {
         call_change_struct(shim.change, args, sizeof *args, c->inner, &c->ext);
     } else {
-        return shim.real.plan_size(args, size, error);
+        return shim.real.schedule_size(args, size, error);
     }
-    return settle(shim.real.plan_size(changed, size, error_given(&mine)), &mine, error);
+    return settle(shim.real.schedule_size(changed, size, error_given(&mine)), &mine, error);
 }
 
-static attn_status shim_prepare(const struct attn_prepare_args *args, attn_state **state,
+static attn_status shim_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                                 struct attn_error *error)
 {
     static const struct {
@@ -268,8 +268,8 @@ static attn_status shim_prepare(const struct attn_prepare_args *args, attn_state
         }
     }
     return changed == NULL
-               ? shim.real.prepare(args, state, error)
-               : settle(shim.real.prepare(changed, state, error_given(&mine)), &mine, error);
+               ? shim.real.prepare(args, prepared, error)
+               : settle(shim.real.prepare(changed, prepared, error_given(&mine)), &mine, error);
 }
 
 #define PUT(slot) k->slot = k->slot != NULL ? shim_##slot : NULL
@@ -291,8 +291,8 @@ static void put_table(struct attn_kernels *k)
     PUT(fill);
     PUT(make_block_table);
     PUT(prepare);
-    PUT(plan_size);
-    PUT(plan);
+    PUT(schedule_size);
+    PUT(schedule);
 }
 
 enum trial_result call_run(struct trial *trial, const struct call_target *target,

@@ -51,11 +51,11 @@ ATTN_FEATURE_MXFP4_WEIGHTS = 1 << 19
 ATTN_FEATURE_HOST_BOUNDS = 1 << 20
 ATTN_FEATURE_COUNT = 21
 ATTN_STEP_STACK_BYTES = 65536
-ATTN_WALK_NHD = 1 << 0
-ATTN_WALK_HND = 1 << 1
-ATTN_WALK_PACKED = 1 << 2
-ATTN_WALK_LATENT = 1 << 3
-ATTN_WALK_SEPARATE_STRIDES = 1 << 4
+ATTN_VIEW_NHD = 1 << 0
+ATTN_VIEW_HND = 1 << 1
+ATTN_VIEW_PACKED = 1 << 2
+ATTN_VIEW_LATENT = 1 << 3
+ATTN_VIEW_SEPARATE_STRIDES = 1 << 4
 ATTN_MAX_CACHES = 16
 ATTN_MAX_TABLES = 8
 ATTN_KV_SPEC_MAX_DIMS = 8
@@ -173,8 +173,8 @@ class DtypeCode(IntEnum):
     FLOAT4_E2M1FN = 17
 
 
-class DtypeName(IntEnum):
-    """``enum attn_dtype_name``."""
+class DtypeId(IntEnum):
+    """``enum attn_dtype_id``."""
 
     DEFAULT = 0
     F16 = 1
@@ -433,7 +433,7 @@ class GroupKind(IntEnum):
     """``enum attn_group_kind``."""
 
     BLOCK_TABLE = 0
-    PLAN = 1
+    SCHEDULE = 1
 
 
 class RequestClass(IntEnum):
@@ -455,7 +455,7 @@ class NameList(IntEnum):
     KV_DTYPE = 4
     TERM = 5
     FEATURE = 6
-    WALK = 7
+    VIEW_FORM = 7
     KV_LAYOUT = 8
     SCALE_FORM = 9
     OUTPUT_FORM = 10
@@ -732,7 +732,7 @@ class attn_backend_caps(Structure):
         ("q_dtypes", c_uint64),
         ("terms", c_uint64),
         ("features", c_uint64),
-        ("walks", c_uint64),
+        ("view_forms", c_uint64),
         ("layouts", c_uint64),
         ("k_scale_forms", c_uint64),
         ("v_scale_forms", c_uint64),
@@ -943,7 +943,7 @@ class attn_layer_desc(Structure):
         ("max_num_reqs", c_int32),
         ("encoder", c_int32),
         ("needed_features", c_uint64),
-        ("needed_walks", c_uint64),
+        ("needed_view_forms", c_uint64),
         ("needs_page_lists", c_int32),
         ("host_bounds", c_int32),
     ]
@@ -1371,8 +1371,8 @@ class attn_limits(Structure):
     ]
 
 
-class attn_plan_size(Structure):
-    """``struct attn_plan_size``."""
+class attn_schedule_size(Structure):
+    """``struct attn_schedule_size``."""
 
     _fields_ = [
         ("struct_size", c_size_t),
@@ -1401,14 +1401,14 @@ class attn_prepare_args(Structure):
     ]
 
 
-class attn_plan_size_args(Structure):
-    """``struct attn_plan_size_args``."""
+class attn_schedule_size_args(Structure):
+    """``struct attn_schedule_size_args``."""
 
     _fields_ = [
         ("struct_size", c_size_t),
         ("next", c_void_p),
         ("instance", c_void_p),
-        ("state", c_void_p),
+        ("prepared", c_void_p),
         ("limits", c_void_p),
     ]
 
@@ -1420,13 +1420,13 @@ class attn_attend_args(Structure):
         ("struct_size", c_size_t),
         ("next", c_void_p),
         ("instance", c_void_p),
-        ("state", c_void_p),
+        ("prepared", c_void_p),
         ("layer", c_void_p),
         ("params", c_void_p),
         ("batch", c_void_p),
         ("k_cache", c_void_p),
         ("v_cache", c_void_p),
-        ("plan_host", c_void_p),
+        ("schedule_host", c_void_p),
         ("workspace", c_void_p),
         ("stream", c_void_p),
         ("flags", c_uint32),
@@ -1437,7 +1437,7 @@ class attn_attend_args(Structure):
         ("out", c_void_p),
         ("lse", c_void_p),
         ("limits", c_void_p),
-        ("plan_host_bytes", c_size_t),
+        ("schedule_host_bytes", c_size_t),
         ("workspace_bytes", c_size_t),
         ("caches", c_void_p),
         ("num_caches", c_int32),
@@ -1693,8 +1693,8 @@ class attn_kernels(Structure):
         ("fill", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
         ("prepare", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("release", CFUNCTYPE(None, c_void_p, c_void_p)),
-        ("plan_size", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
-        ("plan", CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p)),
+        ("schedule_size", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
+        ("schedule", CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p)),
         ("update_block_table", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
         ("allocate_memory", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("free_memory", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
@@ -1889,7 +1889,7 @@ class attn_api(Structure):
         ("plan_bind_workspace", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p)),
         ("plan_graph_level", CFUNCTYPE(c_int32, c_void_p)),
         ("plan_graph_fill", CFUNCTYPE(c_int32, c_void_p)),
-        ("plan", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
+        ("plan_batch", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p)),
         ("plan_graph", CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_void_p)),
         ("plan_update_block_table", CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)),
         ("plan_split", CFUNCTYPE(c_int32, c_void_p, c_void_p)),
@@ -1976,9 +1976,9 @@ STRUCTS = {
     "attn_io_recurrent": attn_io_recurrent,
     "attn_recurrent_caps": attn_recurrent_caps,
     "attn_limits": attn_limits,
-    "attn_plan_size": attn_plan_size,
+    "attn_schedule_size": attn_schedule_size,
     "attn_prepare_args": attn_prepare_args,
-    "attn_plan_size_args": attn_plan_size_args,
+    "attn_schedule_size_args": attn_schedule_size_args,
     "attn_attend_args": attn_attend_args,
     "attn_write_kv_args": attn_write_kv_args,
     "attn_gather_kv_args": attn_gather_kv_args,

@@ -8,19 +8,20 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any
 
-from ._declarations import (ATTN_WALK_HND, ATTN_WALK_LATENT, ATTN_WALK_NHD, ATTN_WALK_PACKED,
-                            ATTN_WALK_SEPARATE_STRIDES, Alibi, DtypeName, Encoder, ExtId, GraphLevel, KvDtype, LayerKind, OutputForm, Rope, ScaleForm,
-                            Status, TreeMask, attn_context_parallel, attn_ext, attn_recurrent_desc, attn_layer_desc, attn_mla_desc)
+from ._declarations import (ATTN_VIEW_HND, ATTN_VIEW_LATENT, ATTN_VIEW_NHD, ATTN_VIEW_PACKED,
+                            ATTN_VIEW_SEPARATE_STRIDES, Alibi, DtypeId, Encoder, ExtId, GraphLevel, KvDtype, LayerKind,
+                            OutputForm, Rope, ScaleForm, Status, TreeMask, attn_context_parallel, attn_ext,
+                            attn_recurrent_desc, attn_layer_desc, attn_mla_desc)
 from .errors import make
 
 #: Fields that are given by name, and their enumerations.
 _CODES: dict[str, type[IntEnum]] = {
-    "kind": LayerKind, "dtype": DtypeName, "kv_dtype": KvDtype, "alibi": Alibi, "tree_mask": TreeMask,
+    "kind": LayerKind, "dtype": DtypeId, "kv_dtype": KvDtype, "alibi": Alibi, "tree_mask": TreeMask,
     "q_scale_form": ScaleForm, "k_scale_form": ScaleForm, "v_scale_form": ScaleForm, "p_scale_form": ScaleForm,
-    "q_dtype": DtypeName, "output_form": OutputForm, "graph_level": GraphLevel, "rope": Rope,
+    "q_dtype": DtypeId, "output_form": OutputForm, "graph_level": GraphLevel, "rope": Rope,
 }
-_WALKS = {"nhd": ATTN_WALK_NHD, "hnd": ATTN_WALK_HND, "packed": ATTN_WALK_PACKED, "latent": ATTN_WALK_LATENT,
-          "separate_strides": ATTN_WALK_SEPARATE_STRIDES}
+_VIEW_FORMS = {"nhd": ATTN_VIEW_NHD, "hnd": ATTN_VIEW_HND, "packed": ATTN_VIEW_PACKED, "latent": ATTN_VIEW_LATENT,
+          "separate_strides": ATTN_VIEW_SEPARATE_STRIDES}
 _CAUSAL_KINDS = (LayerKind.DECODER, LayerKind.MLA, LayerKind.RECURRENT)
 #: Names of layers that are a kind and a parameter.
 _ENCODERS = {"encoder_only": Encoder.ONLY, "mm_encoder": Encoder.MULTIMODAL}
@@ -54,7 +55,7 @@ class MlaDesc:
     def to_struct(self) -> Structure:
         """``struct attn_mla_desc``."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values["weight_dtype"] = code_of("weight_dtype", self.weight_dtype, DtypeName)
+        values["weight_dtype"] = code_of("weight_dtype", self.weight_dtype, DtypeId)
         values["absorb_in_core"] = int(self.absorb_in_core)
         return attn_mla_desc(ext=attn_ext(id=ExtId.MLA_DESC, struct_size=sizeof(attn_mla_desc)), **values)
 
@@ -77,7 +78,7 @@ class GdnDesc:
     def to_struct(self) -> Structure:
         """``struct attn_recurrent_desc``."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values["state_dtype"] = code_of("state_dtype", self.state_dtype, DtypeName)
+        values["state_dtype"] = code_of("state_dtype", self.state_dtype, DtypeId)
         values["conv_silu"], values["qk_l2norm"] = int(self.conv_silu), int(self.qk_l2norm)
         return attn_recurrent_desc(ext=attn_ext(id=ExtId.RECURRENT_DESC, struct_size=sizeof(attn_recurrent_desc)), **values)
 
@@ -130,9 +131,9 @@ class LayerDesc:
     window : (int, int), optional
         Keys seen to the left and to the right beside the query's own; -1 is open. A decoder's window of w tokens,
         its own included, is ``(w - 1, 0)``.
-    needed_walks : tuple of str
+    needed_view_forms : tuple of str
         What the engine's own cache layout needs, of ``nhd``, ``hnd``, ``packed``, ``latent``, ``separate_strides``: who
-        does not walk it is refused at selection.
+        does not read it is refused at selection.
     """
 
     name: str
@@ -180,7 +181,7 @@ class LayerDesc:
     fast_prefill: bool = False
     max_seq_len: int = 0
     max_num_reqs: int = 0
-    needed_walks: tuple[str, ...] = ()
+    needed_view_forms: tuple[str, ...] = ()
     mla: MlaDesc | None = None
     gdn: GdnDesc | None = None
     context_parallel: ContextParallel | None = None
@@ -190,7 +191,7 @@ class LayerDesc:
         values: dict[str, Any] = {"encoder": int(_ENCODERS.get(str(self.kind), 0))}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("window", "mla", "gdn", "context_parallel", "causal", "needed_walks"):
+            if field.name in ("window", "mla", "gdn", "context_parallel", "causal", "needed_view_forms"):
                 continue
             if field.name == "kind":
                 value = _KINDS.get(value, value)
@@ -201,10 +202,10 @@ class LayerDesc:
             elif isinstance(value, bool):
                 value = int(value)
             values[field.name] = value
-        unknown = [walk for walk in self.needed_walks if walk not in _WALKS]
+        unknown = [form for form in self.needed_view_forms if form not in _VIEW_FORMS]
         if unknown:
-            raise make(Status.INVALID_ARGUMENT, "needed_walks", f"'{unknown[0]}'; allowed are {', '.join(_WALKS)}")
-        values["needed_walks"] = sum(_WALKS[walk] for walk in self.needed_walks)
+            raise make(Status.INVALID_ARGUMENT, "needed_view_forms", f"'{unknown[0]}'; allowed are {', '.join(_VIEW_FORMS)}")
+        values["needed_view_forms"] = sum(_VIEW_FORMS[form] for form in self.needed_view_forms)
         values["causal"] = int(values["kind"] in _CAUSAL_KINDS if self.causal is None else self.causal)
         size = self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim if self.mla is not None else self.head_size
         values["scale"] = self.scale or size**-0.5

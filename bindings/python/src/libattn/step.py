@@ -256,7 +256,7 @@ class Plan:
         """Plan a batch, once per step. `mode`: ``capture``, ``replay``, ``out_of_graph``, ``in_graph``."""
         api, handle = self.api, self.owner.value
         if mode is None:
-            status = api.plan(handle, batch.pointer, stream_handle(stream), api.error_ref())
+            status = api.plan_batch(handle, batch.pointer, stream_handle(stream), api.error_ref())
         else:
             status = api.plan_graph(handle, code_of("mode", mode, PlanMode), batch.pointer, stream_handle(stream),
                                     api.error_ref())

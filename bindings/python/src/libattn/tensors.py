@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from typing import Any
 
-from ._declarations import DeviceType, DtypeCode, DtypeName, Status, attn_device, attn_dtype, attn_tensor
+from ._declarations import DeviceType, DtypeCode, DtypeId, Status, attn_device, attn_dtype, attn_tensor
 from .errors import make
 
 
@@ -37,7 +37,7 @@ DTYPES: dict[str, tuple[int, int]] = {
 }
 _NAMES = {pair: name for name, pair in DTYPES.items()}
 #: The small codes of activations, by text.
-ACTIVATIONS = {"f16": DtypeName.F16, "bf16": DtypeName.BF16, "f32": DtypeName.F32}
+ACTIVATIONS = {"f16": DtypeId.F16, "bf16": DtypeId.BF16, "f32": DtypeId.F32}
 _DEVICES = {DeviceType.CPU: "cpu", DeviceType.CUDA: "cuda", DeviceType.CUDA_HOST: "cpu", DeviceType.ROCM: "rocm",
             DeviceType.CUDA_MANAGED: "cuda", DeviceType.ONEAPI: "xpu"}
 
