@@ -162,7 +162,9 @@ struct attn_cache_spec {
     int32_t tokens_per_row;
     int64_t page_bytes;
     int32_t alignment; /* bytes at which the base address must lie */
-    int32_t reserved;
+    /* rows in a block as the kernels take it: of table 0, block_size is cut as attn_kv_spec's is,
+     * and views may be of either size */
+    int32_t kernel_block_size;
 };
 
 /* Memory for all caches of a layer, see layer_bind_memory. */
@@ -172,7 +174,7 @@ struct attn_cache_memory {
     void *base;         /* as layer_kv_spec says, padded_page_bytes a block */
     int64_t num_blocks; /* there, or state slots */
     /* [num_further], of the caches that attn_layer_caches describes, in their order: page_bytes a
-     * block, rows in the order of block, row, head */
+     * block, rows in the order of (the kernels') block, row, head */
     void *const *further;
     const int64_t *further_num_blocks;
     int32_t num_further;

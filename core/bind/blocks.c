@@ -68,7 +68,7 @@ static void add_rows(struct planes *all, const struct attn_kv_view *view, int64_
 static void add_view(struct planes *all, const attn_layer *layer, const struct attn_kv_view *view,
                      bool value)
 {
-    add_rows(all, view, layer->selected->blocks_per_entry, layer->row_bytes[value],
+    add_rows(all, view, layer_parts(layer, 0), layer->row_bytes[value],
              kv_scale_bytes(layer->spec.kv_dtype, view->head_size, value));
 }
 
@@ -77,7 +77,7 @@ static void add_further(struct planes *all, const attn_layer *layer, int32_t ind
 {
     const struct attn_kv_view *view = &layer->further[index];
     const int32_t dtype = layer->selected->caches->caches[index].kv_dtype;
-    add_rows(all, view, 1,
+    add_rows(all, view, layer_parts(layer, 0),
              dtype == ATTN_KV_NVFP4 ? view->head_size / 2
                                     : kv_row_bytes(dtype, view->head_size, false),
              kv_scale_bytes(dtype, view->head_size, false));
@@ -134,12 +134,8 @@ static attn_status check_pairs(attn_model *model, int32_t group, int32_t kind, b
                 return error_set(error, ATTN_ERROR_ORDER, "layer_bind_kv",
                                  "layer '%s' has no cache bound", layer->desc->name);
             }
-            int64_t own = layer->k_cache.num_blocks / layer->selected->blocks_per_entry;
+            int64_t own = layer_num_blocks(layer) / layer_parts(layer, 0);
             blocks = own < blocks ? own : blocks;
-            for (int32_t c = 0; c < layer->num_further; c++) {
-                bool moves = layer->caches[c].table == 0 && layer->further[c].num_blocks < blocks;
-                blocks = moves ? layer->further[c].num_blocks : blocks;
-            }
         }
     }
     for (int64_t i = 0; i < num_pairs; i++) {

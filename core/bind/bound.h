@@ -102,6 +102,11 @@ void layer_release_states(attn_layer *layer);
 /* Likewise of all layers that read this one's cache, its own included: it is bound anew. */
 void layer_release_readers(attn_layer *owner);
 
+/* caches.c: the kernels' blocks in one of the engine's, of caches that a table of the batch
+ * addresses; the kernels' blocks that every cache of table 0 has. */
+int32_t layer_parts(const attn_layer *layer, int32_t table);
+int64_t layer_num_blocks(const attn_layer *layer);
+
 /* cache.c: refuses while a plan holds the layer: sizes, views and what kernels made of the
  * parameters. `call` names who asks. */
 attn_status layer_check_unplanned(attn_layer *layer, const char *call, struct attn_error *error);

@@ -244,12 +244,9 @@ attn_status layer_check_unplanned(attn_layer *layer, const char *call, struct at
                            layer->desc->name, plans);
 }
 
-/* A view of the engine's blocks as one of the kernel's: parts of a block lie one behind the other
- * where its slots do. */
-static attn_status split_blocks(const attn_layer *layer, const char *which,
-                                struct attn_kv_view *view, struct attn_error *error)
+attn_status view_cut(const attn_layer *layer, const char *which, int32_t kernel, int32_t parts,
+                     struct attn_kv_view *view, struct attn_error *error)
 {
-    const int32_t kernel = layer->desc->block_size, parts = layer->selected->blocks_per_entry;
     if (parts == 1 || view->block_size != kernel * parts) {
         return ATTN_OK;
     }
@@ -296,7 +293,8 @@ attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
         status = struct_read(&views[1], sizeof views[1], MIN_VIEW, v, "attn_kv_view", error);
     }
     for (int32_t i = 0; i < (latent ? 1 : 2) && status == ATTN_OK; i++) {
-        status = split_blocks(layer, i == 1 ? "v" : "k", &views[i], error);
+        status = view_cut(layer, i == 1 ? "v" : "k", layer->desc->block_size, layer_parts(layer, 0),
+                          &views[i], error);
         status = status == ATTN_OK ? check_view(layer, &views[i], i == 1, error) : status;
         status = status == ATTN_OK ? check_walk(layer, &views[i], i == 1, error) : status;
         status = status == ATTN_OK

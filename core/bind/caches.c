@@ -67,11 +67,27 @@ static struct attn_cache_spec own_spec(const attn_layer *layer, bool value)
                                    .num_heads = s->num_kv_heads,
                                    .head_size = value ? s->head_size_v : s->head_size,
                                    .block_size = s->block_size,
+                                   .kernel_block_size = s->kernel_block_size,
                                    .tokens_per_row = 1};
     int64_t row = kv_row_bytes(s->kv_dtype, spec.head_size, value);
     row += s->kv_dtype == ATTN_KV_NVFP4 ? 0 : kv_scale_bytes(s->kv_dtype, spec.head_size, value);
     spec.page_bytes = latent ? s->page_bytes : (int64_t)s->block_size * s->num_kv_heads * row;
     return spec;
+}
+
+int32_t layer_parts(const attn_layer *layer, int32_t table)
+{
+    return table == 0 ? layer->selected->blocks_per_entry : 1;
+}
+
+int64_t layer_num_blocks(const attn_layer *layer)
+{
+    int64_t blocks = layer->k_cache.num_blocks;
+    for (int32_t i = 0; i < layer->num_further; i++) {
+        const bool fewer = layer->caches[i].table == 0 && layer->further[i].num_blocks < blocks;
+        blocks = fewer ? layer->further[i].num_blocks : blocks;
+    }
+    return blocks;
 }
 
 /* A state, or the window of its convolution, of one slot. */
@@ -87,6 +103,7 @@ static struct attn_cache_spec state_spec(const attn_layer *layer, bool window)
         .head_size = window ? g->conv_width - 1 + g->num_speculative_tokens
                             : g->head_size_k * g->head_size_v,
         .block_size = 1,
+        .kernel_block_size = 1,
         .tokens_per_row = 1};
     spec.page_bytes = (int64_t)spec.num_heads * kv_row_bytes(dtype, spec.head_size, false);
     return spec;
@@ -101,8 +118,9 @@ static struct attn_cache_spec further_spec(const attn_layer *layer, int32_t inde
                                    .kv_dtype = c->kv_dtype,
                                    .num_heads = c->num_heads,
                                    .head_size = c->head_size,
-                                   .block_size = cache_block_size(c, layer->desc->block_size),
+                                   .block_size = cache_block_size(c, layer->spec.block_size),
                                    .tokens_per_row = c->tokens_per_row};
+    spec.kernel_block_size = spec.block_size / layer_parts(layer, c->table);
     spec.page_bytes =
         (int64_t)spec.block_size * c->num_heads *
         (kv_row_bytes(c->kv_dtype, c->head_size, false) +
@@ -144,11 +162,14 @@ static attn_status check_further(const attn_layer *layer, int32_t index,
     const struct attn_cache_spec spec = spec_of(layer, num_own(layer) + index);
     char which[32];
     snprintf(which, sizeof which, "cache %d", num_own(layer) + index);
-    const struct wanted_view wanted = {which, spec.num_heads, spec.head_size, spec.block_size,
-                                       spec.kv_dtype == ATTN_KV_NVFP4
-                                           ? spec.head_size / 2
-                                           : kv_row_bytes(spec.kv_dtype, spec.head_size, false)};
+    const struct wanted_view wanted = {
+        which, spec.num_heads, spec.head_size, spec.kernel_block_size,
+        spec.kv_dtype == ATTN_KV_NVFP4 ? spec.head_size / 2
+                                       : kv_row_bytes(spec.kv_dtype, spec.head_size, false)};
     attn_status status = struct_read(read, sizeof *read, MIN_VIEW, view, "attn_kv_view", error);
+    status = status == ATTN_OK ? view_cut(layer, which, spec.kernel_block_size,
+                                          layer_parts(layer, spec.table), read, error)
+                               : status;
     status = status == ATTN_OK ? check_view_shape(layer, &wanted, read, error) : status;
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT && status == ATTN_OK; phase++) {
         const int32_t alignment = layer->served[phase].instance->caps->kv_alignment;
@@ -279,13 +300,14 @@ static struct attn_kv_view further_view(const attn_layer *layer, int32_t index,
     const struct attn_cache_spec s = spec_of(layer, num_own(layer) + index);
     const int64_t row = kv_row_bytes(s.kv_dtype, s.head_size, false);
     const int64_t scale = kv_scale_bytes(s.kv_dtype, s.head_size, false);
+    const int32_t parts = layer_parts(layer, s.table);
     struct attn_kv_view view = {.struct_size = sizeof view,
                                 .data = memory->further[index],
-                                .num_blocks = memory->further_num_blocks[index],
-                                .block_size = s.block_size,
+                                .num_blocks = memory->further_num_blocks[index] * parts,
+                                .block_size = s.kernel_block_size,
                                 .num_heads = s.num_heads,
                                 .head_size = s.head_size,
-                                .stride_block = s.page_bytes,
+                                .stride_block = s.page_bytes / parts,
                                 .stride_slot = row * s.num_heads,
                                 .stride_head = row,
                                 .device = memory->device};
@@ -295,7 +317,7 @@ static struct attn_kv_view further_view(const attn_layer *layer, int32_t index,
         view.scale_stride_slot = view.stride_slot;
         view.scale_stride_head = view.stride_head;
     } else if (scale > 0) { /* behind the rows of a block */
-        view.scale = (uint8_t *)view.data + s.block_size * view.stride_slot;
+        view.scale = (uint8_t *)view.data + view.block_size * view.stride_slot;
         view.scale_stride_block = view.stride_block;
         view.scale_stride_slot = scale * s.num_heads;
         view.scale_stride_head = scale;

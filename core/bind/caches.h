@@ -17,6 +17,10 @@ struct wanted_view {
 /* cache.c: an address, the sizes, and strides under which no two rows share bytes. */
 attn_status check_view_shape(const attn_layer *layer, const struct wanted_view *wanted,
                              const struct attn_kv_view *view, struct attn_error *error);
+/* cache.c: a view of the engine's blocks, of kernel x parts rows, as one of the kernel's: parts of
+ * a block lie one behind the other where its slots do. Other views stay. */
+attn_status view_cut(const attn_layer *layer, const char *which, int32_t kernel, int32_t parts,
+                     struct attn_kv_view *view, struct attn_error *error);
 /* cache.c: K and V, or the latent rows, checked and kept; the layer may have more caches. */
 attn_status layer_bind_own(attn_layer *layer, const struct attn_kv_view *k,
                            const struct attn_kv_view *v, struct attn_error *error);

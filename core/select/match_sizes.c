@@ -6,8 +6,6 @@
 #include "select/match_check.h"
 #include "util/text.h"
 
-#define PAGE_ALIGNMENT 256 /* of a kernel's block in a padded page */
-
 static bool in_range(const struct attn_range *range, int32_t value)
 {
     int32_t step = range->multiple > 0 ? range->multiple : 1;
@@ -76,18 +74,56 @@ void check_head_size(struct check *check)
     text_finish(&supported);
 }
 
-/* May the kernel's blocks be parts of the engine's? Each page then has as many bytes, and what a
- * layer has beside its keys is not cut. */
-static bool may_split(const struct attn_backend_caps *caps, const struct layer *layer,
-                      int32_t block_size, int32_t kernel)
+/* Bytes at which every part of a page has to lie. */
+static int64_t part_alignment(const struct attn_backend_caps *caps, int32_t kv_dtype)
 {
+    const bool halves = kv_dtype == ATTN_KV_F16 || kv_dtype == ATTN_KV_BF16;
+    const bool bytes = kv_dtype == ATTN_KV_FP8_E4M3 || kv_dtype == ATTN_KV_FP8_E5M2 ||
+                       kv_dtype == ATTN_KV_NVFP4 || kv_dtype == ATTN_KV_Q8_0 ||
+                       kv_dtype == ATTN_KV_Q4_0;
+    const int64_t element = bytes ? 1 : halves ? 2 : 4; /* float32 scales, too */
+    return caps->kv_alignment > element ? caps->kv_alignment : element;
+}
+
+/* Why the kernel's blocks cannot be parts of the engine's. */
+struct uncut {
+    const char *field; /* NULL: they can */
+    char asked[96], supported[96];
+};
+
+#define UNCUT(uncut, name, ...)                                                                    \
+    ((uncut)->field = (name), snprintf((uncut)->asked, sizeof(uncut)->asked, __VA_ARGS__))
+
+/* A block of a view lies at a multiple of one stride, so the parts of a page are equally far apart,
+ * each with as many of its bytes; and rows of several tokens are not cut. */
+static struct uncut try_cut(const struct attn_backend_caps *caps, const struct layer *layer,
+                            int32_t block_size, int32_t kernel)
+{
+    struct uncut uncut = {NULL, "", "no"};
     const int64_t padded = layer->desc.padded_page_bytes, parts = block_size / kernel;
+    const int64_t alignment = part_alignment(caps, layer->desc.kv_dtype);
     const int32_t interleave =
         layer->cp != NULL && layer->cp->interleave > 0 ? layer->cp->interleave : 1;
-    const bool makes_tables =
-        caps->device.type == ATTN_DEVICE_CPU || caps->kernels & ATTN_KERNEL_MAKE_BLOCK_TABLE;
-    return makes_tables && layer->caches == NULL && kernel % interleave == 0 &&
-           padded % (parts * PAGE_ALIGNMENT) == 0;
+    if (caps->device.type != ATTN_DEVICE_CPU && !(caps->kernels & ATTN_KERNEL_MAKE_BLOCK_TABLE)) {
+        UNCUT(&uncut, "make_block_table", "blocks of %d as %lld of %d", block_size,
+              (long long)parts, kernel);
+    } else if (kernel % interleave != 0) {
+        UNCUT(&uncut, "interleave", "%d in blocks of %d", interleave, kernel);
+        snprintf(uncut.supported, sizeof uncut.supported, "divisors of the kernel's block");
+    } else if (padded % (parts * alignment) != 0) {
+        UNCUT(&uncut, "padded_page_bytes", "%lld in %lld parts", (long long)padded,
+              (long long)parts);
+        snprintf(uncut.supported, sizeof uncut.supported, "multiples of %lld x %lld bytes",
+                 (long long)parts, (long long)alignment);
+    }
+    for (int32_t i = 0; layer->caches != NULL && i < layer->caches->num_caches; i++) {
+        const struct attn_cache_desc *c = &layer->caches->caches[i];
+        if (c->table == 0 && kernel % c->tokens_per_row != 0) {
+            UNCUT(&uncut, "caches", "rows of %d tokens in blocks of %d", c->tokens_per_row, kernel);
+            snprintf(uncut.supported, sizeof uncut.supported, "rows that a kernel's block holds");
+        }
+    }
+    return uncut;
 }
 
 static bool takes_blocks(const struct attn_backend_caps *caps, int32_t size)
@@ -104,7 +140,8 @@ int32_t kernel_block_size(const struct attn_backend_caps *a, const struct attn_b
     }
     for (int32_t size = 1; size < block_size; size++) {
         if (block_size % size == 0 && takes_blocks(a, size) && takes_blocks(b, size) &&
-            may_split(a, layer, block_size, size)) {
+            try_cut(a, layer, block_size, size).field == NULL &&
+            try_cut(b, layer, block_size, size).field == NULL) {
             largest = size;
             if (size == a->preferred_block_size) {
                 break;
@@ -112,6 +149,21 @@ int32_t kernel_block_size(const struct attn_backend_caps *a, const struct attn_b
         }
     }
     return largest;
+}
+
+/* Beside a block size that is refused: what keeps its largest part that the kernels take from being
+ * theirs, if there is one. */
+static void refuse_parts(struct check *check, int32_t block_size)
+{
+    for (int32_t size = block_size - 1; size > 0; size--) {
+        if (block_size % size == 0 && takes_blocks(check->caps, size)) {
+            const struct uncut uncut = try_cut(check->caps, check->whole, block_size, size);
+            if (uncut.field != NULL) {
+                reasons_add(check->reasons, uncut.field, uncut.asked, uncut.supported);
+            }
+            return;
+        }
+    }
 }
 
 /* The engine's block size, if the kernels take it or a divisor. */
@@ -161,8 +213,9 @@ void check_block_size(struct check *check, const int32_t *candidates, int32_t co
         check->reasons->failed |= offered.failed;
         text_finish(&offered);
     } else {
-        check_refuse_number(check, "block_size", asked > 0 || count == 0 ? asked : candidates[0],
-                            text_or_none(&supported));
+        const int32_t size = asked > 0 || count == 0 ? asked : candidates[0];
+        check_refuse_number(check, "block_size", size, text_or_none(&supported));
+        refuse_parts(check, size);
     }
     check->reasons->failed |= supported.failed;
     text_finish(&supported);

@@ -34,7 +34,7 @@ static attn_status validate_table(const attn_plan *plan, const attn_layer *owner
     const struct attn_layer_desc *l = plan->steps[0].layer->desc;
     const struct attn_batch_table own = own_table(b);
     int64_t block_size = plan_tokens_per_entry(plan);
-    num_blocks /= owner->selected->blocks_per_entry;
+    num_blocks /= layer_parts(owner, 0);
     for (int32_t r = 0; r < b->num_reqs; r++) {
         int64_t row = b->block_table_row != NULL ? b->block_table_row[r] : r;
         int64_t length = b->seq_lens[r];
@@ -164,11 +164,10 @@ attn_status validate_batch(const attn_plan *plan, struct attn_error *error)
                        b->seq_lens[r], b->seq_lens_host[r]);
         }
     }
-    status = validate_table(plan, owner, owner->k_cache.num_blocks, error);
+    const int64_t num_blocks = layer_num_blocks(owner);
+    status = validate_table(plan, owner, num_blocks, error);
     status = status == ATTN_OK ? tables_validate(plan, error) : status;
-    return status == ATTN_OK
-               ? validate_slots(plan, owner->k_cache.num_blocks * l->block_size, error)
-               : status;
+    return status == ATTN_OK ? validate_slots(plan, num_blocks * l->block_size, error) : status;
 }
 
 attn_status validate_workers(const attn_plan *plan, struct attn_error *error)

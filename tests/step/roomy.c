@@ -245,8 +245,14 @@ static attn_status probe(const struct attn_host *host, const struct attn_probe_s
         .max_tables = 1};
     (void)host;
     (void)error;
+    static const struct attn_range narrow_blocks = {4, 8, 4};
+    struct attn_backend_caps narrow = caps;
+    narrow.name = "roomy_narrow";
+    narrow.block_sizes = &narrow_blocks;
+    narrow.preferred_block_size = 4;
     attn_status status = sink->device(sink->user, &cpu);
-    return status == ATTN_OK ? sink->backend(sink->user, &caps) : status;
+    status = status == ATTN_OK ? sink->backend(sink->user, &caps) : status;
+    return status == ATTN_OK ? sink->backend(sink->user, &narrow) : status;
 }
 
 static attn_status create(const struct attn_create_args *args, attn_instance **instance,

@@ -39,6 +39,7 @@ static const struct shape {
     {{.kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_INT8_PER_TOKEN_HEAD}, false},
     {{.kind = ATTN_LAYER_DECODER, .causal = 1, .kv_dtype = ATTN_KV_NVFP4, .head_size = 64}, false},
     {{.kind = ATTN_LAYER_DECODER, .causal = 1, .padded_page_bytes = 16384}, false},
+    {{.kind = ATTN_LAYER_DECODER, .causal = 1, .padded_page_bytes = 16384 + 4 * 4}, false},
     {{.kind = ATTN_LAYER_DECODER, .causal = 1, .num_kv_heads = 1}, true},
 };
 
@@ -290,12 +291,38 @@ static void test_wrong_lists(void **state)
     free(l);
 }
 
-/* Sizes that no backend's blocks divide, and limits that leave a table's size open. */
+/* Is the layer refused, for this and no other backend, by exactly that? */
+static bool refused_by(struct fixture *f, const struct attn_layer_desc *layer,
+                       const struct attn_reason *wanted)
+{
+    const struct attn_select_options options = {
+        .struct_size = sizeof options, .backend = "spy_narrow", .flags = ATTN_SELECT_KEEP_UNSERVED};
+    struct attn_reason reason = {.struct_size = sizeof reason};
+    struct attn_choice choice = {.struct_size = sizeof choice};
+    attn_assignment *assignment;
+    int32_t verdict, count, found = 0;
+    assert_int_equal(f->api->select(f->runtime, &options, &layer, 1, &assignment, &f->error),
+                     ATTN_OK);
+    f->api->assignment_choice(assignment, 0, 0, &choice);
+    for (int32_t b = 0; b < f->api->backend_count(f->runtime); b++) {
+        f->api->assignment_verdict(assignment, 0, 0, b, &verdict, &count);
+        for (int32_t i = 0; i < count; i++) {
+            f->api->assignment_reason(assignment, 0, 0, b, i, &reason);
+            found += strcmp(reason.field, wanted->field) == 0 &&
+                     strcmp(reason.asked, wanted->asked) == 0 &&
+                     strcmp(reason.supported, wanted->supported) == 0;
+        }
+    }
+    f->api->assignment_destroy(assignment);
+    return choice.status == ATTN_ERROR_REFUSED && found == 1;
+}
+
+/* Sizes that no backend's blocks divide, pages that no view of parts has, and limits that leave a
+ * table's size open. */
 static void test_refused(void **state)
 {
     struct fixture f;
     attn_assignment *assignment;
-    struct attn_reason reason = {.struct_size = sizeof reason};
     struct attn_choice choice = {.struct_size = sizeof choice};
     (void)state;
     init(&f, "spy_narrow", &shapes[0], false);
@@ -304,20 +331,22 @@ static void test_refused(void **state)
     struct attn_select_options options = {
         .struct_size = sizeof options, .backend = "spy_narrow", .flags = ATTN_SELECT_KEEP_UNSERVED};
     layer.block_size = 18;
+    assert_true(refused_by(&f, &layer,
+                           &(const struct attn_reason){.field = "block_size",
+                                                       .asked = "18",
+                                                       .supported = "4..8 in steps of 4"}));
+    layer.block_size = BLOCK;
+    layer.padded_page_bytes = 16384 + 4; /* float32 in halves of 8194 bytes */
+    assert_true(refused_by(&f, &layer,
+                           &(const struct attn_reason){.field = "padded_page_bytes",
+                                                       .asked = "16388 in 2 parts",
+                                                       .supported = "multiples of 2 x 4 bytes"}));
+    layer.padded_page_bytes = 16384 + 8; /* quarters are not, halves are */
     assert_int_equal(f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error), ATTN_OK);
-    f.api->assignment_choice(assignment, 0, 0, &choice);
-    assert_int_equal(choice.status, ATTN_ERROR_REFUSED);
-    int32_t verdict, count, found = 0;
-    for (int32_t b = 0; b < f.api->backend_count(f.runtime); b++) {
-        f.api->assignment_verdict(assignment, 0, 0, b, &verdict, &count);
-        for (int32_t i = 0; i < count; i++) {
-            f.api->assignment_reason(assignment, 0, 0, b, i, &reason);
-            found += strcmp(reason.field, "block_size") == 0 && strcmp(reason.asked, "18") == 0 &&
-                     strcmp(reason.supported, "4..8 in steps of 4") == 0;
-        }
-    }
-    assert_int_equal(found, 1);
+    f.api->assignment_choice(assignment, 0, 1, &choice);
+    assert_int_equal(choice.kernel_block_size, 2 * NARROW);
     f.api->assignment_destroy(assignment);
+    layer.padded_page_bytes = 0;
     layer.block_size = 8 * 784; /* as hybrid models have them: the largest divisor, or what is
                                    preferred, and it is said */
     assert_int_equal(f.api->select(f.runtime, &options, layers, 1, &assignment, &f.error), ATTN_OK);

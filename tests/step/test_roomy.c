@@ -51,10 +51,10 @@ static void select_layer(struct opened *t, const struct attn_layer_desc *layer, 
     CHECK(t, t->api->select(t->runtime, &options, &layer, 1, &t->assignment, &t->error));
 }
 
-static void make_model(struct opened *t, const struct attn_layer_desc *layer)
+static void make_model(struct opened *t, const struct attn_layer_desc *layer, const char *backend)
 {
     open_runtime(t);
-    select_layer(t, layer, "roomy");
+    select_layer(t, layer, backend);
     CHECK(t, t->api->model_create(t->runtime, t->assignment, NULL, &t->model, &t->error));
     t->layer = t->api->model_layer(t->model, 0);
 }
@@ -152,6 +152,13 @@ static float value(int32_t c, int32_t r, int64_t row, int32_t head, int32_t d)
     return (float)(((c * 131 + r * 37 + (int32_t)row * 11 + head * 5 + d) % 997) * (c + 1));
 }
 
+static int32_t kernel_block(struct opened *t, int32_t index)
+{
+    struct attn_cache_spec spec = {.struct_size = sizeof spec};
+    CHECK(t, t->api->layer_cache_spec(t->layer, index, &spec, &t->error));
+    return spec.kernel_block_size;
+}
+
 static void bind_many(struct opened *t)
 {
     static const int32_t roles[] = {ATTN_CACHE_K, ATTN_CACHE_V, ATTN_CACHE_SCALE,
@@ -161,12 +168,16 @@ static void bind_many(struct opened *t)
     int64_t blocks[FURTHER] = {BLOCKS, OTHER_BLOCKS, OTHER_BLOCKS};
     assert_int_equal(t->api->layer_num_caches(t->layer), 2 + FURTHER);
     CHECK(t, t->api->layer_kv_spec(t->layer, &spec, &t->error));
+    const struct attn_kv_spec own = spec;
     size_t bytes = (size_t)spec.padded_page_bytes * BLOCKS, at[FURTHER];
     for (int32_t i = 0; i < 2 + FURTHER; i++) {
         struct attn_cache_spec cache = {.struct_size = sizeof cache};
         CHECK(t, t->api->layer_cache_spec(t->layer, i, &cache, &t->error));
         assert_int_equal(cache.role, roles[i]);
         assert_int_equal(cache.block_size, i < 2 ? BLOCK : i == 2 ? BLOCK / GROUP : OTHER_BLOCK);
+        assert_int_equal(cache.kernel_block_size,
+                         cache.table == 0 ? cache.block_size / (BLOCK / own.kernel_block_size)
+                                          : OTHER_BLOCK);
         if (i >= 2) {
             at[i - 2] = bytes;
             bytes += ((size_t)(cache.page_bytes * blocks[i - 2]) + 255) / 256 * 256;
@@ -195,6 +206,37 @@ static void bind_many(struct opened *t)
     assert_string_equal(t->error.field, "num_views");
     memory.num_further = FURTHER;
     CHECK(t, t->api->layer_bind_memory(t->layer, &memory, &t->error));
+}
+
+/* The same memory by views of the engine's blocks, which are cut where the kernel's are smaller. */
+static void bind_own_views(struct opened *t)
+{
+    struct attn_kv_view views[2 + FURTHER] = {{0}};
+    const struct attn_kv_view *list[2 + FURTHER];
+    char *memory = t->memory;
+    for (int32_t i = 0; i < 2 + FURTHER; i++) {
+        struct attn_cache_spec s = {.struct_size = sizeof s};
+        CHECK(t, t->api->layer_cache_spec(t->layer, i, &s, &t->error));
+        const int64_t row = 4 * (int64_t)s.head_size, blocks = s.table == 0 ? BLOCKS : OTHER_BLOCKS;
+        views[i] = (struct attn_kv_view){.struct_size = sizeof *views,
+                                         .data = memory,
+                                         .num_blocks = blocks,
+                                         .block_size = s.block_size,
+                                         .num_heads = s.num_heads,
+                                         .head_size = s.head_size,
+                                         .stride_block = s.page_bytes,
+                                         .stride_slot = row * s.num_heads,
+                                         .stride_head = row};
+        memory += (s.page_bytes * blocks + 255) / 256 * 256;
+        list[i] = &views[i];
+    }
+    views[2].stride_block += 4; /* a gap: of rows that are one block for the kernel, no matter */
+    const bool cut = views[2].num_blocks > 0 && kernel_block(t, 2) != views[2].block_size;
+    assert_int_equal(cut,
+                     t->api->layer_bind_caches(t->layer, list, 2 + FURTHER, &t->error) != ATTN_OK);
+    assert_true(!cut || strcmp(t->error.field, "block_size") == 0);
+    views[2].stride_block -= 4;
+    CHECK(t, t->api->layer_bind_caches(t->layer, list, 2 + FURTHER, &t->error));
 }
 
 /* A step's arrays. Blocks of each table are its own, shuffled. */
@@ -315,6 +357,28 @@ static void give_lists(struct opened *t, struct step *s, struct attn_batch *batc
     }
 }
 
+/* The last block of request 0 is copied, in all caches of table 0, and read where it then lies. */
+static void read_moved(struct opened *t, struct step *s, const struct attn_batch *batch,
+                       const struct attn_step_io *io)
+{
+    int32_t *blocks = s->blocks[0];
+    const int32_t last = (s->lens[0] - 1) / BLOCK;
+    const int64_t pair[] = {blocks[last], blocks[ROWS - 1]};
+    const struct attn_block_transfer move = {.struct_size = sizeof move,
+                                             .kind = ATTN_COPY_DEVICE_TO_DEVICE,
+                                             .pairs = pair,
+                                             .num_pairs = 1};
+    struct attn_step_io again = *io;
+    again.flags = ATTN_RUN_NO_WRITE;
+    CHECK(t, t->api->copy_blocks(t->model, &move, &t->error));
+    blocks[last] = (int32_t)pair[1];
+    CHECK(t, t->api->plan_batch(t->plan, batch, NULL, &t->error));
+    memset(s->out, 0, sizeof s->out);
+    CHECK(t, t->api->run(t->plan, t->layer, &again, &t->error));
+    check_out(s);
+    blocks[last] = (int32_t)pair[0];
+}
+
 static void run_many(struct opened *t, struct step *s, const int32_t *queries, enum form form,
                      const char *broken)
 {
@@ -385,17 +449,25 @@ static void run_many(struct opened *t, struct step *s, const int32_t *queries, e
     }
     CHECK(t, t->api->run(t->plan, t->layer, &io, &t->error));
     check_out(s);
+    if (form == BLOCK_TABLES) {
+        read_moved(t, s, &batch, &io);
+    }
 }
 
 static void test_five_caches(void **unused)
 {
     (void)unused;
-    for (int32_t form = BLOCK_TABLES; form <= LAST_PAGES; form++) {
+    for (int32_t i = 0; i < 2 * (LAST_PAGES + 1); i++) {
+        const int32_t form = i / 2;
         struct step *s = calloc(1, sizeof *s);
         struct opened t = {0};
         many.needs_page_lists = form != BLOCK_TABLES;
-        make_model(&t, &many);
+        make_model(&t, &many,
+                   i % 2 != 0 ? "roomy_narrow" : "roomy"); /* blocks of 4 in those of 16 */
         bind_many(&t);
+        if (form == LAST_PAGES) {
+            bind_own_views(&t);
+        }
         make_plan(&t);
         run_many(&t, s, (const int32_t[]){21, 5, 7}, form, form == BLOCK_TABLES ? "nuswb" : "nu");
         run_many(&t, s, (const int32_t[]){1, 1, 4}, form, ""); /* decodes, a prefill: two calls */
@@ -412,7 +484,7 @@ static void test_unsaid_lists(void **unused)
     static const int32_t starts[] = {0, 1}, lens[] = {1}, blocks[] = {0, 0};
     struct opened t = {0};
     (void)unused;
-    make_model(&t, &many);
+    make_model(&t, &many, "roomy");
     bind_many(&t);
     make_plan(&t);
     const struct attn_batch_table table = {
@@ -447,6 +519,11 @@ static void test_refused_caches(void **unused)
     assert_true(refused(&t, "cpu_ref", "tables"));
     assert_false(refused(&t, "roomy", "caches"));
     t.api->assignment_destroy(t.assignment);
+    described[0].known.tokens_per_row = BLOCK; /* blocks of 8 hold no such row */
+    select_layer(&t, &many, "roomy_narrow?");
+    assert_true(refused(&t, "roomy_narrow", "caches") && !refused(&t, "roomy", "caches"));
+    t.api->assignment_destroy(t.assignment);
+    described[0].known.tokens_per_row = GROUP;
     described[1].known.tokens_per_row = 4; /* table 1 then has rows of 4 and of 2 tokens */
     const struct attn_layer_desc *layer = &many;
     assert_int_not_equal(t.api->select(t.runtime, NULL, &layer, 1, &t.assignment, &t.error),
@@ -525,7 +602,7 @@ static void test_gate_per_channel(void **unused)
     float a_log[HV] = {-1, -0.5f, 0, 0.25f}, dt_bias[HV * DK], skip[HV] = {0.5f, 1, -1, 2};
     uint64_t seed = 7;
     (void)unused;
-    make_model(&t, &recurrent);
+    make_model(&t, &recurrent, "roomy");
     for (int32_t i = 0; i < HV * DK; i++) {
         dt_bias[i] = (float)i / 32 - 0.5f;
     }

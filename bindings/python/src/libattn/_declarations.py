@@ -600,7 +600,7 @@ class attn_cache_spec(Structure):
         ("tokens_per_row", c_int32),
         ("page_bytes", c_int64),
         ("alignment", c_int32),
-        ("reserved", c_int32),
+        ("kernel_block_size", c_int32),
     ]
 
 
