@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # On a machine with two GPUs or more: libattn_nccl's table, then layers of cuda_flash spread over the GPUs beside the
-# same layers on one. NCCL is taken from NCCL_HOME, else where Python's nvidia-nccl package has it, else the system's.
+# same layers on one, and the time of a long request's decode both ways. NCCL is taken from NCCL_HOME, else where
+# Python's nvidia-nccl package has it, else the system's.
 # Exit 0 if all held, 77 where there are fewer GPUs.
 # usage: tools/device_nccl.sh [BUILD_DIR] [RANKS]    a build with core/ and plugins/cuda_flash; made if it is not there
 set -u
@@ -24,8 +25,8 @@ set -- -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -I "$here/abi" -I "$here/tools" 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cc "$@" -fPIC -shared -fvisibility=hidden "$here/collectives/nccl.c" -o "$work/libattn_nccl.so.0" "$library" &&
-    cc "$@" "$here/tests/collectives/nccl_ranks.c" "$here/tests/collectives/nccl_spread.c" -o "$work/nccl_ranks" \
-        "$work/libattn_nccl.so.0" "$library" -L "$cuda/lib64" -lcudart_static -ldl -lrt -lpthread -lm || exit 1
+    cc "$@" "$here/tests/collectives"/nccl_*.c "$here/tools/support/client.c" -o "$work/nccl_ranks" "$work/libattn_nccl.so.0" \
+        "$library" -L "$cuda/lib64" -lcudart_static -ldl -lrt -lpthread -lm || exit 1
 LD_LIBRARY_PATH=$work${nccl:+:$nccl/lib}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
 export LD_LIBRARY_PATH NCCL_NVLS_ENABLE

@@ -193,7 +193,8 @@ struct attn_plan {
     bool takes_bounds; /* all its layers say host_bounds */
     bool asked;        /* the driver, of a batch's arrays */
     bool asked_tables; /* likewise of its tables' */
-    bool capturing; /* by the last plan_batch: its runs are recorded, and nothing may wait for them */
+    bool capturing; /* by the last plan_batch: its runs are recorded, and nothing may wait for them
+                     */
 };
 
 /* plan.c */

@@ -230,6 +230,9 @@ static int run_rank(struct rank *rank, int32_t me, int32_t n, struct meeting *me
          made->world_size);
     check_table(rank);
     check_spread(rank);
+    if (rank->failures == 0) {
+        time_spread(rank);
+    }
     check_errors(rank, comm); /* last: NCCL may refuse more after what it refused once */
     printf("rank %d of %d: %d checks, %d failures\n", me, n, rank->checks, rank->failures);
     attn_nccl_collectives_destroy(made);

@@ -32,7 +32,9 @@ struct rank {
 void *device_copy(const void *bytes, size_t size);
 /* The entries of a table by themselves. */
 void check_table(struct rank *rank);
-/* A decoder layer with its cache spread over the ranks, beside the same layer on this GPU alone. */
+/* Layers with their cache spread over the ranks, beside the same layers on this GPU alone. */
 void check_spread(struct rank *rank);
+/* How long a decode of one long request takes, on this GPU alone and spread. */
+void time_spread(struct rank *rank);
 
 #endif
