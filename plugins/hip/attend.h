@@ -174,8 +174,8 @@ GPU_INLINE void attend_keys(const gpu_params &p, const gpu_run &r, const lane_ro
                          : load_chunk(source.data, at.k, chunk, bytes);
         }
 #pragma unroll
-        for (int i = 0; i < S::part_steps; i++) {
-            matrix_part b = query_part<S>(q, row_warp * 16 + column, part * S::part_steps + i);
+        for (int i = 0; i < S::part_products; i++) {
+            matrix_part b = query_part<S>(q, row_warp * 16 + column, part * S::part_products + i);
             s = multiply<S::kind>(key_part<S>(raw, i), b, s);
         }
     }
@@ -240,7 +240,7 @@ GPU_INLINE void attend_run(const gpu_params &p, const key_finder &finder, const 
     const int32_t keys = p.schedule.tile / S::splits; /* of a warp's share of a tile */
     const int32_t start = (r.row_tile.k0 & ~(p.schedule.tile - 1)) + r.tile * p.schedule.tile;
     const int32_t count = r.row_tile.k1 > r.row_tile.k0 ? r.count : 0; /* else no key is seen */
-    const float scale = score_scale(p, r.head);
+    const float scale = score_scale(p, r.head) * S::product_scale;
     float m = -INFINITY, l = 0.0f;
     matrix_sum o[S::steps];
     lane_query<S> q;

@@ -38,7 +38,15 @@ template <int KIND_, int D_, int ROW_WARPS_, int SPLITS_> struct shape {
     static constexpr int row_bytes = size * element, chunks = row_bytes / 16;
     static constexpr bool staged = row_warps > 1;           /* keys go through LDS */
     static constexpr int tile = HIP_STAGED_TILE(row_bytes); /* keys in LDS */
-    static constexpr int steps = size / 16; /* products that a score takes, tiles of an output */
+    static constexpr int steps = size / 16;                 /* tiles of an output */
+    static constexpr bool codes = kind == KIND_FP8;
+#if defined(MATRIX_CODES)
+    static constexpr int products = codes ? size / MATRIX_CODES : steps; /* that a score takes */
+    static constexpr float product_scale = codes ? MATRIX_CODES_SCALE : 1.0f;
+#else
+    static constexpr int products = steps;
+    static constexpr float product_scale = 1.0f;
+#endif
 #if defined(MATRIX_CDNA)
     static constexpr int raw = chunks / 4; /* 16-byte pieces of a key in a lane */
     static constexpr int parts = 1;        /* of a key, one after the other in registers */
@@ -53,7 +61,7 @@ template <int KIND_, int D_, int ROW_WARPS_, int SPLITS_> struct shape {
 #else
     static constexpr int query_bytes = 0;
 #endif
-    static constexpr int pieces = raw / parts, part_steps = steps / parts;
+    static constexpr int pieces = raw / parts, part_products = products / parts;
     static constexpr int passes = size / pass, pass_steps = pass / 16;
     static constexpr int per = pass / 16; /* neighbouring values of a lane in a pass */
     static_assert(raw * 16 * MATRIX_GROUPS >= row_bytes, "all dims are loaded");
@@ -63,6 +71,11 @@ template <int KIND_, int D_, int ROW_WARPS_, int SPLITS_> struct shape {
 /* First dim of a lane's elements of product m; the order of key_chunk. */
 template <class S> GPU_INLINE int32_t dim_of_step(int m, int g)
 {
+#if defined(MATRIX_CODES)
+    if constexpr (S::codes) {
+        return 2 * MATRIX_CODES * (m / 2) + 16 * g + 8 * (m & 1);
+    }
+#endif
 #if defined(MATRIX_CDNA)
     return S::bytes ? 64 * (m / 4) + 16 * g + 4 * (m & 3) : 32 * (m / 2) + 8 * g + 4 * (m & 1);
 #elif defined(MATRIX_RDNA4)
@@ -105,7 +118,8 @@ template <int CHUNKS> GPU_INLINE int32_t swizzled(int32_t row, int32_t chunk)
     return (row * CHUNKS + (chunk ^ ((CHUNKS >= 8 ? row : row >> 1) & most))) * 16;
 }
 
-/* Dims d .. d + 2 * COUNT - 1 of a query in 16-bit elements; zero where there are none. */
+/* COUNT words of a query from dim d on, in 16-bit elements or as codes; zero where there are none.
+ */
 template <class S, int COUNT>
 GPU_INLINE void load_dims(const gpu_params &p, const char *from, bool real, int32_t d, uint32_t *to)
 {
@@ -117,6 +131,12 @@ GPU_INLINE void load_dims(const gpu_params &p, const char *from, bool real, int3
     if (real && d < p.problem.head_size) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
+#if defined(MATRIX_CODES)
+            if constexpr (S::codes) {
+                to[i] = own_codes(((const uint32_t *)(from + d))[i]);
+                continue;
+            }
+#endif
             to[i] = query_pair<S::kind>(from + (d + 2 * i) * 2, from_bf16);
         }
     }
@@ -127,7 +147,7 @@ template <class S> struct lane_query {
 #if defined(MATRIX_RDNA3)
     const char *rows;
 #else
-    matrix_part parts[S::steps];
+    matrix_part parts[S::products]; /* of codes two words each */
 #endif
 };
 
@@ -155,11 +175,12 @@ GPU_INLINE void load_query(const gpu_params &p, const gpu_run &r, int32_t row, i
 #else
     (void)split, (void)staged;
 #pragma unroll
-    for (int m = 0; m < S::steps; m++) {
-        uint32_t x[MATRIX_DEPTH / 2];
-        load_dims<S, MATRIX_DEPTH / 2>(p, from, real, dim_of_step<S>(m, g), x);
+    for (int m = 0; m < S::products; m++) {
+        constexpr int words = S::codes ? 2 : MATRIX_DEPTH / 2;
+        uint32_t x[words];
+        load_dims<S, words>(p, from, real, dim_of_step<S>(m, g), x);
 #pragma unroll
-        for (int i = 0; i < MATRIX_DEPTH / 2; i++) {
+        for (int i = 0; i < words; i++) {
             q.parts[m][i] = x[i];
         }
     }
@@ -234,6 +255,13 @@ template <class S> GPU_INLINE matrix_part key_part(const uint4 (&raw)[S::pieces]
 {
     matrix_part part;
     uint32_t two[2];
+#if defined(MATRIX_CODES)
+    if constexpr (S::codes) {
+        part[0] = own_codes((m & 1) == 0 ? raw[m / 2].x : raw[m / 2].z);
+        part[1] = own_codes((m & 1) == 0 ? raw[m / 2].y : raw[m / 2].w);
+        return part;
+    }
+#endif
 #if defined(MATRIX_CDNA)
     if constexpr (S::bytes) {
         const uint4 &x = raw[m / 4];

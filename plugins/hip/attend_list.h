@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The attends on matrix units. X(dtype of the cache, padded head size, rows of an item): the entry
- * is kernel_attend_<kind>_<size>_<rows>, of HIP_ATTEND_WARPS(rows) warps. */
+ * is kernel_attend_<kind>_<size>_<rows>, of HIP_ATTEND_WARPS(rows) warps. fp8: queries and cache
+ * are of e4m3, which gfx942 and gfx12 multiply as they are. */
 #ifndef HIP_ATTEND_LIST_H
 #define HIP_ATTEND_LIST_H
 
@@ -26,6 +27,7 @@
     HIP_ATTEND_ALL(X, bf16, BF16)                                                                  \
     HIP_ATTEND_ALL(X, e4m3, E4M3)                                                                  \
     HIP_ATTEND_ALL(X, e5m2, E5M2)                                                                  \
-    HIP_ATTEND_ALL(X, int8, INT8)
+    HIP_ATTEND_ALL(X, int8, INT8)                                                                  \
+    HIP_ATTEND_ALL(X, fp8, FP8)
 
 #endif

@@ -42,15 +42,18 @@ static const struct {
 
 static const struct {
     const char *name;
-    int32_t dtype, size, rows;
+    int32_t dtype; /* of the cache */
+    bool codes;    /* queries are of that dtype, too */
+    int32_t size, rows;
 } attends[] = {
 #define HIP_ATTEND(kind, KIND, size, rows)                                                         \
-    {"kernel_attend_" #kind "_" #size "_" #rows, ATTEND_DTYPE_##KIND, size, rows},
-#define ATTEND_DTYPE_F16 ATTN_DTYPE_F16
-#define ATTEND_DTYPE_BF16 ATTN_DTYPE_BF16
-#define ATTEND_DTYPE_E4M3 ATTN_DTYPE_FP8_E4M3
-#define ATTEND_DTYPE_E5M2 ATTN_DTYPE_FP8_E5M2
-#define ATTEND_DTYPE_INT8 ATTN_DTYPE_INT8
+    {"kernel_attend_" #kind "_" #size "_" #rows, ATTEND_##KIND, size, rows},
+#define ATTEND_F16 ATTN_DTYPE_F16, false
+#define ATTEND_BF16 ATTN_DTYPE_BF16, false
+#define ATTEND_E4M3 ATTN_DTYPE_FP8_E4M3, false
+#define ATTEND_E5M2 ATTN_DTYPE_FP8_E5M2, false
+#define ATTEND_INT8 ATTN_DTYPE_INT8, false
+#define ATTEND_FP8 ATTN_DTYPE_FP8_E4M3, true
     HIP_ATTENDS(HIP_ATTEND)
 #undef HIP_ATTEND
 };
@@ -195,22 +198,24 @@ const char *gpu_device_launch(const struct gpu_device *device, enum gpu_kernel k
     ON_DEVICE(device, launch(device, kernel, groups, params, stream));
 }
 
-static int32_t find_attend(const struct gpu_device *device, int32_t dtype, int32_t size,
-                           int32_t rows)
+static int32_t find_attend(const struct gpu_device *device, const struct gpu_params *p,
+                           int32_t size)
 {
     const struct loaded *d = device->context;
+    const bool codes = p->q.dtype >= ATTN_DTYPE_FP8_E4M3;
     for (int32_t k = 0; k < ATTEND_COUNT; k++) {
-        if (attends[k].dtype == dtype && attends[k].size == size && attends[k].rows == rows &&
-            d->attends[k] != NULL) {
+        if (attends[k].dtype == p->k.dtype && attends[k].codes == codes &&
+            (!codes || p->q.dtype == p->k.dtype) && attends[k].size == size &&
+            attends[k].rows == p->schedule.tile_rows && d->attends[k] != NULL) {
             return k;
         }
     }
     return -1;
 }
 
-bool hip_has_attend(const struct gpu_device *device, int32_t dtype, int32_t size, int32_t rows)
+bool hip_has_attend(const struct gpu_device *device, const struct gpu_params *p, int32_t size)
 {
-    return find_attend(device, dtype, size, rows) >= 0;
+    return find_attend(device, p, size) >= 0;
 }
 
 bool hip_has_attends(const struct gpu_device *device)
@@ -235,10 +240,10 @@ static int launch_attend(const struct gpu_device *device, int32_t kernel,
                                       1, 1, 0, stream, NULL, extra);
 }
 
-const char *hip_launch_attend(const struct gpu_device *device, int32_t dtype, int32_t size,
-                              const struct gpu_params *p, void *stream)
+const char *hip_launch_attend(const struct gpu_device *device, const struct gpu_params *p,
+                              int32_t size, void *stream)
 {
-    int32_t kernel = find_attend(device, dtype, size, p->schedule.tile_rows);
+    int32_t kernel = find_attend(device, p, size);
     if (kernel < 0) {
         return "no matrix kernel is there";
     }

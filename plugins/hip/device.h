@@ -6,13 +6,13 @@
 #include "attend_list.h"
 #include "gpu/params.h"
 
-/* Whether the device's code has the attend for caches of this dtype (enum attn_dtype_id), heads
- * padded to this size and items of so many rows. */
-bool hip_has_attend(const struct gpu_device *device, int32_t dtype, int32_t size, int32_t rows);
+/* Whether the device's code has the attend for queries and caches of these dtypes, heads padded to
+ * this size and the schedule's items. */
+bool hip_has_attend(const struct gpu_device *device, const struct gpu_params *p, int32_t size);
 /* Whether it has any. */
 bool hip_has_attends(const struct gpu_device *device);
 /* Launches it over p->schedule.ctas groups. NULL or the cause of a failure. */
-const char *hip_launch_attend(const struct gpu_device *device, int32_t dtype, int32_t size,
-                              const struct gpu_params *p, void *stream);
+const char *hip_launch_attend(const struct gpu_device *device, const struct gpu_params *p,
+                              int32_t size, void *stream);
 
 #endif

@@ -17,6 +17,9 @@
 
 #if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
 #define MATRIX_CDNA 1
+#if !defined(__gfx90a__)
+#define MATRIX_CODES 32 /* depth of a product of e4m3 codes; none where it is not defined */
+#endif
 #define MATRIX_DEPTH 4 /* elements of a lane in A and B */
 #define MATRIX_ROWS 4  /* elements of a lane in D */
 #elif defined(__GFX11__)
@@ -25,6 +28,7 @@
 #define MATRIX_ROWS 8
 #elif defined(__GFX12__)
 #define MATRIX_RDNA4 1
+#define MATRIX_CODES 16
 #define MATRIX_DEPTH 8
 #define MATRIX_ROWS 8
 #endif
@@ -32,17 +36,59 @@
 #if defined(MATRIX_DEPTH)
 #define MATRIX_GROUPS (GPU_LANES / 16)
 
-enum matrix_kind { KIND_F16, KIND_BF16, KIND_E4M3, KIND_E5M2, KIND_INT8 };
+/* FP8: e4m3 keys and values, and queries in e4m3, too. */
+enum matrix_kind { KIND_F16, KIND_BF16, KIND_E4M3, KIND_E5M2, KIND_INT8, KIND_FP8 };
 
 /* Two 16-bit elements a word: f16, or bf16 for KIND_BF16. */
 typedef uint32_t matrix_part __attribute__((ext_vector_type(MATRIX_DEPTH / 2)));
 typedef float matrix_sum __attribute__((ext_vector_type(MATRIX_ROWS)));
 typedef _Float16 half_pair __attribute__((ext_vector_type(2)));
 
+#if defined(MATRIX_CODES)
+/* 8 codes of a lane in a part's first two words: depth 8 g + e. */
+GPU_INLINE matrix_sum multiply_codes(matrix_part a, matrix_part b, matrix_sum c)
+{
+#if defined(MATRIX_CDNA)
+    return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(__builtin_bit_cast(long, a),
+                                                      __builtin_bit_cast(long, b), c, 0, 0, 0);
+#else
+    typedef int32_t words __attribute__((ext_vector_type(2)));
+    return __builtin_amdgcn_wmma_f32_16x16x16_fp8_fp8_w32_gfx12(
+        words{(int32_t)a[0], (int32_t)a[1]}, words{(int32_t)b[0], (int32_t)b[1]}, c);
+#endif
+}
+
+/* gfx942's e4m3 (fnuz) has half of the number that OCP's has with the same code, and one zero; NaN
+ * is the other one's code. */
+#if defined(__gfx942__)
+#define MATRIX_CODES_SCALE 4.0f /* of a product of two */
+
+GPU_INLINE uint32_t own_codes(uint32_t x)
+{
+    uint32_t size = x & 0x7f7f7f7fu;
+    uint32_t nan = (size + 0x01010101u) & 0x80808080u;
+    uint32_t some = (size + 0x7f7f7f7fu) & 0x80808080u; /* not zero */
+    return (x & (size | some) & ~(nan - (nan >> 7))) | nan;
+}
+#else
+#define MATRIX_CODES_SCALE 1.0f
+
+GPU_INLINE uint32_t own_codes(uint32_t x)
+{
+    return x;
+}
+#endif
+#endif
+
 template <int KIND> GPU_INLINE matrix_sum multiply(matrix_part a, matrix_part b, matrix_sum c)
 {
     typedef _Float16 halves __attribute__((ext_vector_type(MATRIX_DEPTH)));
     typedef short shorts __attribute__((ext_vector_type(MATRIX_DEPTH)));
+#if defined(MATRIX_CODES)
+    if constexpr (KIND == KIND_FP8) {
+        return multiply_codes(a, b, c);
+    }
+#endif
 #if defined(MATRIX_CDNA)
     if constexpr (KIND == KIND_BF16) {
         return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(shorts, a),
@@ -162,7 +208,7 @@ template <int KIND> GPU_INLINE void widen_bytes(uint32_t x, uint32_t (&to)[2])
         uint32_t high = __builtin_amdgcn_perm(0, x, i == 0 ? 0x010c000cu : 0x030c020cu);
         if constexpr (KIND == KIND_E5M2) {
             to[i] = high;
-        } else if constexpr (KIND == KIND_E4M3) {
+        } else if constexpr (KIND == KIND_E4M3 || KIND == KIND_FP8) {
             const half_pair scale = {(_Float16)256.0f, (_Float16)256.0f};
             uint32_t size = (high & 0x7f007f00u) >> 1;
             half_pair number = __builtin_bit_cast(half_pair, (high & 0x80008000u) | size) * scale;

@@ -37,20 +37,20 @@ static int32_t groups_of_unit(const struct attn_attend_args *args)
     return prepared->padded_size > 128 || (few && plan->tile_rows == 16 && !plan->by_item) ? 1 : 2;
 }
 
+/* Queries in e4m3 are multiplied with such caches as they are, where the target can; else they come
+ * here again, widened. */
 static bool serves(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     bool narrow = p->k.dtype >= ATTN_DTYPE_FP8_E4M3;
     return gpu_loads_wide(args, p) && p->problem.head_size <= args->prepared->padded_size &&
            p->problem.head_size_v <= args->prepared->padded_size &&
            p->schedule.tile == tile_of(args->prepared, narrow, p->schedule.tile_rows) &&
-           hip_has_attend(&args->instance->device, p->k.dtype, args->prepared->padded_size,
-                          p->schedule.tile_rows);
+           hip_has_attend(&args->instance->device, p, args->prepared->padded_size);
 }
 
 static const char *attend(const struct attn_attend_args *args, const struct gpu_params *p)
 {
-    return hip_launch_attend(&args->instance->device, p->k.dtype, args->prepared->padded_size, p,
-                             args->stream);
+    return hip_launch_attend(&args->instance->device, p, args->prepared->padded_size, args->stream);
 }
 
 const struct gpu_matrix_kernels hip_matrix = {

@@ -18,7 +18,7 @@ static int32_t groups_of_core(const struct attn_attend_args *args)
 
 static bool serves(const struct attn_attend_args *args, const struct gpu_params *p)
 {
-    return gpu_loads_wide(args, p) &&
+    return gpu_loads_wide(args, p) && p->q.dtype < ATTN_DTYPE_FP8_E4M3 &&
            level_zero_attend(p->k.dtype, args->prepared->padded_size, p->schedule.tile_rows) >= 0;
 }
 

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,14 +48,15 @@ static void fill(const struct matrix_places *places, bool bf16, bool twice, int 
     }
 }
 
-static void check(const char *name, int major, const struct matrix_places *places, bool bf16)
+/* Runs the operation on the registers, with a sum of 0. */
+static void multiply(const char *name, int major, unsigned depth)
 {
     const struct op *op = op_find(name, strlen(name), major);
     const int lanes = major == 9 ? 64 : 32;
     struct machine machine = {0};
     struct code code = {.wave_size = lanes};
     struct group group = {.machine = &machine, .code = &code};
-    uint8_t words = major == 9 ? 2 : major == 11 ? 8 : 4, sums = lanes == 64 ? 4 : 8;
+    uint8_t words = (uint8_t)depth, sums = lanes == 64 ? 4 : 8;
     struct insn i = {.op = op,
                      .num_dst = 1,
                      .num_src = 3,
@@ -62,17 +64,22 @@ static void check(const char *name, int major, const struct matrix_places *place
                      .src = {{.kind = OPERAND_VECTOR, .words = words, .reg = REG_A},
                              {.kind = OPERAND_VECTOR, .words = words, .reg = REG_B},
                              {.kind = OPERAND_CONSTANT, .words = sums}}};
-    int a[16][16], b[16][16];
     assert_non_null(op);
-    memset(wave, 0, sizeof *wave);
     memset(wave->v_known, 0xff, sizeof wave->v_known);
     wave->group = &group;
     wave->code = &code;
     wave->lanes = (uint32_t)lanes;
     wave->s64[REG_EXEC / 2] = lanes == 64 ? ALL_LANES : UINT32_MAX;
-    fill(places, bf16, major == 11, a, b);
     op->run(wave, &i);
     assert_false(machine.failed);
+}
+
+static void check(const char *name, int major, const struct matrix_places *places, bool bf16)
+{
+    int a[16][16], b[16][16];
+    memset(wave, 0, sizeof *wave);
+    fill(places, bf16, major == 11, a, b);
+    multiply(name, major, major == 9 ? 2 : major == 11 ? 8 : 4);
     for (int r = 0; r < 16; r++) {
         for (int c = 0; c < 16; c++) {
             int sum = 0;
@@ -86,6 +93,121 @@ static void check(const char *name, int major, const struct matrix_places *place
             }
         }
     }
+}
+
+/* A form of 8-bit codes: those of 0 to 8, and some with their numbers, by the manuals' tables of
+ * "FP8" and "BF8". */
+struct form {
+    uint8_t integers[9];
+    struct {
+        uint8_t code;
+        float number;
+    } some[9];
+};
+
+static const struct form e4m3_fnuz = {{0x00, 0x40, 0x48, 0x4c, 0x50, 0x52, 0x54, 0x56, 0x58},
+                                      {{0x01, 0x1p-10f},
+                                       {0x07, 0x1.cp-8f},
+                                       {0x08, 0x1p-7f},
+                                       {0x3f, 0.9375f},
+                                       {0x7e, 224.0f},
+                                       {0x7f, 240.0f},
+                                       {0xff, -240.0f},
+                                       {0x80, NAN},
+                                       {0x81, -0x1p-10f}}};
+static const struct form e5m2_fnuz = {{0x00, 0x40, 0x44, 0x46, 0x48, 0x49, 0x4a, 0x4b, 0x4c},
+                                      {{0x01, 0x1p-17f},
+                                       {0x03, 0x1.8p-16f},
+                                       {0x04, 0x1p-15f},
+                                       {0x3f, 0.875f},
+                                       {0x7c, 32768.0f},
+                                       {0x7f, 57344.0f},
+                                       {0xff, -57344.0f},
+                                       {0x80, NAN},
+                                       {0x81, -0x1p-17f}}};
+static const struct form e4m3 = {{0x00, 0x38, 0x40, 0x44, 0x48, 0x4a, 0x4c, 0x4e, 0x50},
+                                 {{0x01, 0x1p-9f},
+                                  {0x07, 0x1.cp-7f},
+                                  {0x08, 0x1p-6f},
+                                  {0x3f, 1.875f},
+                                  {0x7e, 448.0f},
+                                  {0xfe, -448.0f},
+                                  {0x7f, NAN},
+                                  {0xff, NAN},
+                                  {0x80, -0.0f}}};
+static const struct form e5m2 = {{0x00, 0x3c, 0x40, 0x42, 0x44, 0x45, 0x46, 0x47, 0x48},
+                                 {{0x01, 0x1p-16f},
+                                  {0x03, 0x1.8p-15f},
+                                  {0x04, 0x1p-14f},
+                                  {0x7b, 57344.0f},
+                                  {0xfb, -57344.0f},
+                                  {0x7c, INFINITY},
+                                  {0xfc, -INFINITY},
+                                  {0x7d, NAN},
+                                  {0x80, -0.0f}}};
+
+static void put_code(unsigned first, uint16_t place, uint8_t code)
+{
+    unsigned shift = 8 * (place & 3u);
+    uint32_t *word = &wave->v[first + place / 256][place / 4 % 64];
+    *word = (*word & ~(0xffu << shift)) | (uint32_t)code << shift;
+}
+
+static float found_at(const struct code_places *places, int r, int c)
+{
+    uint16_t place = (*places->d)[r][c];
+    return as_float(wave->v[REG_D + place / 256][place / 2 % 128]);
+}
+
+static void check_codes(const char *name, int major, const struct code_places *places,
+                        const struct form *form)
+{
+    int a[16][32], b[16][32]; /* b by column */
+    memset(wave, 0, sizeof *wave);
+    srand(12);
+    for (int r = 0; r < 16; r++) {
+        for (int k = 0; k < places->depth; k++) {
+            a[r][k] = rand() % 9;
+            b[r][k] = rand() % 9;
+            put_code(REG_A, places->a[r][k], form->integers[a[r][k]]);
+            put_code(REG_B, places->b[r][k], form->integers[b[r][k]]);
+        }
+    }
+    multiply(name, major, 2);
+    for (int r = 0; r < 16; r++) {
+        for (int c = 0; c < 16; c++) {
+            int sum = 0;
+            for (int k = 0; k < places->depth; k++) {
+                sum += a[r][k] * b[c][k];
+            }
+            if (found_at(places, r, c) != (float)sum) {
+                fail_msg("%s: D[%d][%d] is %g, not %d", name, r, c, (double)found_at(places, r, c),
+                         sum);
+            }
+        }
+    }
+    memset(wave, 0, sizeof *wave); /* row r times 1 at one depth */
+    for (int r = 0; r < 9; r++) {
+        put_code(REG_A, places->a[r][r], form->some[r].code);
+        put_code(REG_B, places->b[r][r], form->integers[1]);
+    }
+    multiply(name, major, 2);
+    for (int r = 0; r < 9; r++) {
+        float number = form->some[r].number, found = found_at(places, r, r);
+        if (found != number && !(number != number && found != found)) {
+            fail_msg("%s: code %#x is %g, not %g", name, form->some[r].code, (double)found,
+                     (double)number);
+        }
+    }
+}
+
+static void test_codes(void **state)
+{
+    (void)state;
+    check_codes("v_mfma_f32_16x16x32_fp8_fp8", 9, &cdna3_codes, &e4m3_fnuz);
+    check_codes("v_mfma_f32_16x16x32_bf8_bf8", 9, &cdna3_codes, &e5m2_fnuz);
+    check_codes("v_wmma_f32_16x16x16_fp8_fp8", 12, &rdna4_codes, &e4m3);
+    check_codes("v_wmma_f32_16x16x16_bf8_bf8", 12, &rdna4_codes, &e5m2);
 }
 
 static void test_cdna(void **state)
@@ -114,7 +236,7 @@ static void test_rdna4(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_cdna), cmocka_unit_test(test_rdna3),
-                                       cmocka_unit_test(test_rdna4)};
+                                       cmocka_unit_test(test_rdna4), cmocka_unit_test(test_codes)};
     wave = aligned_alloc(64, sizeof *wave);
     int failed = wave != NULL ? cmocka_run_group_tests(tests, NULL, NULL) : 1;
     free(wave);

@@ -100,11 +100,13 @@ static const char *attend_planned(const struct attn_attend_args *args, struct gp
     set_schedule(&p->schedule, args);
     struct gpu_widen_params widen;
     struct gpu_params matrix_params = *p;
-    bool widens = widened_query(p, args, &widen);
+    bool few = plan->has_few && matrix->serves(args, p);
+    bool widens = plan->has_few && !few && widened_query(p, args, &widen);
     if (widens) {
         matrix_params.q = widen.to;
+        few = matrix->serves(args, &matrix_params);
     }
-    bool few = plan->has_few && matrix->serves(args, &matrix_params), plain = plan->has_few && !few;
+    bool plain = plan->has_few && !few;
     const char *cause = plain ? attend_plainly(args, p) : NULL;
     if (cause == NULL && plan->has_many &&
         !prefill->attend(args, p, prefill_memory(args), &cause) && !plain) {

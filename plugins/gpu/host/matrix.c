@@ -21,12 +21,13 @@ bool gpu_loads_wide(const struct attn_attend_args *args, const struct gpu_params
 {
     const struct gpu_problem *problem = &p->problem;
     bool narrow = p->k.dtype >= ATTN_DTYPE_FP8_E4M3;
+    bool codes = p->q.dtype == ATTN_DTYPE_FP8_E4M3 && p->q.dtype == p->k.dtype;
     int32_t multiple = narrow ? 16 : 8;
     if (problem->spans != NULL || problem->tree != NULL || problem->alibi != ATTN_ALIBI_NONE ||
         problem->wanted_rows != NULL || p->p_dtype >= 0) {
         return false;
     }
-    if ((p->q.dtype != ATTN_DTYPE_BF16 && p->q.dtype != ATTN_DTYPE_F16) ||
+    if ((p->q.dtype != ATTN_DTYPE_BF16 && p->q.dtype != ATTN_DTYPE_F16 && !codes) ||
         p->k.dtype == ATTN_DTYPE_F32 || p->k.dtype != p->v.dtype ||
         (!narrow && p->k.dtype != p->q.dtype) || p->k.form >= GPU_ROW_INT4 ||
         p->v.form >= GPU_ROW_INT4 || p->k.pack != 0 || p->v.pack != 0) {

@@ -43,7 +43,7 @@ void gpu_choose_rows(const struct attn_prepared *prepared, const struct attn_bat
                      struct schedule_host *plan);
 /* Whether attends that load 16 bytes at a time, count rows' offsets in 16 bytes and 31 bits, and
  * know no ALiBi, spans, trees, float32, 4-bit rows, rounded probabilities and packed layouts can
- * walk these arguments. */
+ * walk these arguments. Queries are of 16 bits, or in e4m3 as their cache is. */
 bool gpu_loads_wide(const struct attn_attend_args *args, const struct gpu_params *p);
 
 /* A faster way for requests of many rows (query, head of the group). What it computes of a request

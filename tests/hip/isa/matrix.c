@@ -12,11 +12,18 @@
 
 typedef float columns __attribute__((vector_size(64))); /* of a row */
 
-static float fnuz_number(uint8_t code, int mantissa_bits, int bias)
+/* fnuz: 0x80 is the only NaN; e4m3: all ones is; e5m2: as IEEE has it. */
+static float code_number(uint8_t code, int format)
 {
+    const bool fnuz = format == MATRIX_E4M3_FNUZ || format == MATRIX_E5M2_FNUZ;
+    const int mantissa_bits = format == MATRIX_E4M3_FNUZ || format == MATRIX_E4M3 ? 3 : 2;
+    const int bias = (mantissa_bits == 3 ? 7 : 15) + fnuz;
     int exponent = (code & 0x7f) >> mantissa_bits, mantissa = code & ((1 << mantissa_bits) - 1);
-    if (code == 0x80) {
+    if (fnuz ? code == 0x80 : (code & 0x7f) > (format == MATRIX_E4M3 ? 0x7e : 0x7c)) {
         return NAN;
+    }
+    if (format == MATRIX_E5M2 && exponent == 31) {
+        return code & 0x80 ? -INFINITY : INFINITY;
     }
     float size = exponent == 0 ? ldexpf((float)mantissa, 1 - bias - mantissa_bits)
                                : ldexpf((float)(mantissa | 1 << mantissa_bits),
@@ -43,9 +50,7 @@ static void widen(const struct wave *w, unsigned reg, unsigned count, int format
         }
         for (unsigned l = 0; l < LANES && bytes == 1; l++) {
             uint8_t code = (uint8_t)(from[l] >> shift);
-            to[e][l] = format == MATRIX_I8          ? (float)(int8_t)code
-                       : format == MATRIX_E4M3_FNUZ ? fnuz_number(code, 3, 8)
-                                                    : fnuz_number(code, 2, 16);
+            to[e][l] = format == MATRIX_I8 ? (float)(int8_t)code : code_number(code, format);
         }
     }
 }

@@ -22,7 +22,9 @@ enum matrix_format {
     MATRIX_BF16,
     MATRIX_I8,
     MATRIX_E4M3_FNUZ, /* of gfx942: bias 8, 0x80 is the NaN */
-    MATRIX_E5M2_FNUZ  /* bias 16 */
+    MATRIX_E5M2_FNUZ, /* bias 16 */
+    MATRIX_E4M3,      /* of gfx12, OCP's: bias 7, 0x7f and 0xff are NaN */
+    MATRIX_E5M2       /* OCP's: bias 15, infinities and NaN as IEEE has them */
 };
 
 struct matrix_layout {
@@ -54,6 +56,8 @@ static const struct matrix_layout matrix_layouts[] = {
     {"v_wmma_f32_16x16x16_bf16", MATRIX_BF16, MATRIX_BF16, 16, 16, 16, 16, 3},
     {"v_wmma_f32_16x16x16_f16", MATRIX_F16, MATRIX_F16, 16, 16, 16, 4, 4},
     {"v_wmma_f32_16x16x16_bf16", MATRIX_BF16, MATRIX_BF16, 16, 16, 16, 4, 4},
+    {"v_wmma_f32_16x16x16_fp8_fp8", MATRIX_E4M3, MATRIX_E4M3, 16, 16, 16, 8, 4},
+    {"v_wmma_f32_16x16x16_bf8_bf8", MATRIX_E5M2, MATRIX_E5M2, 16, 16, 16, 8, 4},
 };
 
 #endif

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attend.h for caches and queries of e4m3. */
+#include "attend.h"
+
+#if defined(MATRIX_CODES)
+HIP_ATTEND_SHAPES(HIP_ATTEND_KERNEL, fp8, FP8)
+#if defined(MATRIX_CDNA)
+HIP_ATTEND_WIDE_SHAPES(HIP_ATTEND_KERNEL, fp8, FP8)
+#endif
+#endif
