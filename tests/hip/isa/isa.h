@@ -217,6 +217,7 @@ struct wave {
     uint32_t pc; /* index of the next instruction */
     uint32_t index, lanes;
     bool scc, scc_known, ended, waits;
+    bool signalled; /* between the two steps of gfx12's barrier */
     union {
         uint32_t s[NUM_SCALARS];
         uint64_t s64[NUM_SCALARS / 2];
@@ -363,6 +364,17 @@ static inline float half_to_float(uint16_t bits)
     }
     /* scaled by a power of two, exactly, so that denormals come right */
     return as_float(as_bits(as_float(rest << 13) * 0x1p112f) | sign);
+}
+
+/* Towards zero, to the nearest that there is; NaN: 0. */
+static inline int32_t to_i32(double x)
+{
+    return x != x ? 0 : x <= -2147483648.0 ? INT32_MIN : x >= 2147483647.0 ? INT32_MAX : (int32_t)x;
+}
+
+static inline uint32_t to_u32(double x)
+{
+    return x != x || x <= 0.0 ? 0 : x >= 4294967295.0 ? UINT32_MAX : (uint32_t)x;
 }
 
 /* Rounded to nearest, halves to even. */

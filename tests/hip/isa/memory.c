@@ -98,6 +98,10 @@ static char *reach_lds(struct wave *w, uint32_t address, unsigned bytes, bool wr
     struct group *g = w->group;
     uint32_t me = 1u << w->index;
     *known = true;
+    if (w->signalled) {
+        wave_fail(w, "LDS between a barrier's signal and its wait");
+        return NULL;
+    }
     if ((uint64_t)address + bytes > g->lds_bytes) {
         wave_fail(w, "%s %u bytes of LDS at %u; it has %u", writes ? "writes" : "reads", bytes,
                   address, g->lds_bytes);

@@ -392,7 +392,8 @@ static bool parse_mod(const char *mod, struct insn *i)
     }
     for (size_t n = 0; n < sizeof ignored / sizeof *ignored; n++) {
         if (strncmp(mod, ignored[n], strlen(ignored[n])) == 0) {
-            if (strcmp(mod, "glc") == 0 || strcmp(mod, "sc0") == 0) {
+            if (strcmp(mod, "glc") == 0 || strcmp(mod, "sc0") == 0 ||
+                strcmp(mod, "th:TH_ATOMIC_RETURN") == 0) {
                 i->flags |= INSN_GLC;
             }
             return true;

@@ -141,7 +141,7 @@ static void enter_wave(struct wave *w, struct group *g, const struct launch *l, 
     w->pc = l->kernel->entry;
     w->index = index;
     w->lanes = lanes;
-    w->scc = w->scc_known = w->ended = w->waits = false;
+    w->scc = w->scc_known = w->ended = w->waits = w->signalled = false;
     memset(w->s, 0xab, sizeof w->s);
     memset(w->s_known, 0, sizeof w->s_known);
     memset(w->v_known, 0, sizeof w->v_known);

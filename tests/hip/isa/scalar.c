@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Scalar operations and the flow of control. Source: AMD's "RDNA3" and "CDNA3 Instruction Set
  * Architecture" reference guides, "SALU Instructions". */
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -187,6 +188,35 @@ static uint32_t reversed(uint32_t a)
 
 PLAIN(s_brev_b32, uint32_t, reversed(a))
 
+/* Of gfx11.5 and gfx12: floats in scalar registers. */
+#define FA as_float(a)
+#define FB as_float(b)
+#define FLOATS(NAME, VALUE) PLAIN(NAME, uint32_t, as_bits(VALUE))
+
+FLOATS(s_add_f32, FA + FB)
+FLOATS(s_sub_f32, FA - FB)
+FLOATS(s_mul_f32, FA *FB)
+FLOATS(s_max_f32, FA != FA || FA < FB ? FB : FA)
+FLOATS(s_min_f32, FA != FA || FA > FB ? FB : FA)
+FLOATS(s_trunc_f32, truncf(FA))
+FLOATS(s_rndne_f32, rintf(FA))
+FLOATS(s_floor_f32, floorf(FA))
+FLOATS(s_ceil_f32, ceilf(FA))
+FLOATS(s_cvt_f32_u32, (float)a)
+FLOATS(s_cvt_f32_i32, (float)(int32_t)a)
+PLAIN(s_cvt_u32_f32, uint32_t, to_u32((double)FA))
+PLAIN(s_cvt_i32_f32, int32_t, to_i32((double)FA))
+
+/* a * b + c, rounded once. */
+static void s_fma_f32(struct wave *w, const struct insn *i)
+{
+    uint64_t c_known;
+    const uint32_t c = (uint32_t)scalar_get(w, &i->src[2], &c_known);
+    ENTER(uint32_t)
+    scalar_set(w, &i->dst[0], as_bits(fmaf(FA, FB, as_float(c))),
+               all && (uint32_t)c_known == UINT32_MAX ? KNOWN : 0);
+}
+
 static void s_addc(struct wave *w, const struct insn *i)
 {
     ENTER(uint32_t)
@@ -278,6 +308,21 @@ COMPARE(s_bitcmp1_b32, uint32_t, a >> (b & 31) & 1)
 COMPARE(s_bitcmp0_b32, uint32_t, !(a >> (b & 31) & 1))
 COMPARE(s_bitcmp1_b64, uint64_t, a >> (b & 63) & 1)
 COMPARE(s_bitcmp0_b64, uint64_t, !(a >> (b & 63) & 1))
+
+COMPARE(s_cmp_lt_f, uint32_t, FA < FB)
+COMPARE(s_cmp_eq_f, uint32_t, FA == FB)
+COMPARE(s_cmp_le_f, uint32_t, FA <= FB)
+COMPARE(s_cmp_gt_f, uint32_t, FA > FB)
+COMPARE(s_cmp_lg_f, uint32_t, FA<FB || FA> FB)
+COMPARE(s_cmp_ge_f, uint32_t, FA >= FB)
+COMPARE(s_cmp_o_f, uint32_t, FA == FA && FB == FB)
+COMPARE(s_cmp_u_f, uint32_t, FA != FA || FB != FB)
+COMPARE(s_cmp_nge_f, uint32_t, !(FA >= FB))
+COMPARE(s_cmp_nlg_f, uint32_t, !(FA < FB || FA > FB))
+COMPARE(s_cmp_ngt_f, uint32_t, !(FA > FB))
+COMPARE(s_cmp_nle_f, uint32_t, !(FA <= FB))
+COMPARE(s_cmp_neq_f, uint32_t, FA != FB)
+COMPARE(s_cmp_nlt_f, uint32_t, !(FA < FB))
 
 /* Comparisons of a register with a 16-bit immediate, signed as the comparison is. */
 #define COMPARE_K(NAME, T, K, VALUE)                                                               \
@@ -402,6 +447,24 @@ static void s_endpgm(struct wave *w, const struct insn *i)
 static void s_barrier(struct wave *w, const struct insn *i)
 {
     (void)i;
+    w->waits = true;
+}
+
+/* gfx12's barrier in two steps. What a wave does between them is not ordered by it: LDS is refused
+ * there (reach_lds). */
+static void s_barrier_signal(struct wave *w, const struct insn *i)
+{
+    (void)i;
+    w->signalled = true;
+}
+
+static void s_barrier_wait(struct wave *w, const struct insn *i)
+{
+    (void)i;
+    if (!w->signalled) {
+        wave_fail(w, "waits at a barrier that it has not signalled");
+    }
+    w->signalled = false;
     w->waits = true;
 }
 
@@ -549,6 +612,38 @@ static const struct op ops[] = {
     S(s_bitcmp1_b32, "SS", s_bitcmp1_b32, 0),
     S(s_bitcmp0_b64, "TS", s_bitcmp0_b64, 0),
     S(s_bitcmp1_b64, "TS", s_bitcmp1_b64, 0),
+    S(s_add_f32, "S=SS", s_add_f32, 0),
+    S(s_sub_f32, "S=SS", s_sub_f32, 0),
+    S(s_mul_f32, "S=SS", s_mul_f32, 0),
+    S(s_max_f32, "S=SS", s_max_f32, 0),
+    S(s_min_f32, "S=SS", s_min_f32, 0),
+    S(s_max_num_f32, "S=SS", s_max_f32, 0),
+    S(s_min_num_f32, "S=SS", s_min_f32, 0),
+    S(s_trunc_f32, "S=S", s_trunc_f32, 0),
+    S(s_rndne_f32, "S=S", s_rndne_f32, 0),
+    S(s_floor_f32, "S=S", s_floor_f32, 0),
+    S(s_ceil_f32, "S=S", s_ceil_f32, 0),
+    S(s_cvt_f32_u32, "S=S", s_cvt_f32_u32, 0),
+    S(s_cvt_f32_i32, "S=S", s_cvt_f32_i32, 0),
+    S(s_cvt_u32_f32, "S=S", s_cvt_u32_f32, 0),
+    S(s_cvt_i32_f32, "S=S", s_cvt_i32_f32, 0),
+    S(s_fmamk_f32, "S=SSS", s_fma_f32, 0),
+    S(s_fmaak_f32, "S=SSS", s_fma_f32, 0),
+    {"s_fmac_f32", "S=SS", s_fma_f32, NULL, OP_ACCUMULATES, CLASS_SCALAR, 0, 0},
+    S(s_cmp_lt_f32, "SS", s_cmp_lt_f, 0),
+    S(s_cmp_eq_f32, "SS", s_cmp_eq_f, 0),
+    S(s_cmp_le_f32, "SS", s_cmp_le_f, 0),
+    S(s_cmp_gt_f32, "SS", s_cmp_gt_f, 0),
+    S(s_cmp_lg_f32, "SS", s_cmp_lg_f, 0),
+    S(s_cmp_ge_f32, "SS", s_cmp_ge_f, 0),
+    S(s_cmp_o_f32, "SS", s_cmp_o_f, 0),
+    S(s_cmp_u_f32, "SS", s_cmp_u_f, 0),
+    S(s_cmp_nge_f32, "SS", s_cmp_nge_f, 0),
+    S(s_cmp_nlg_f32, "SS", s_cmp_nlg_f, 0),
+    S(s_cmp_ngt_f32, "SS", s_cmp_ngt_f, 0),
+    S(s_cmp_nle_f32, "SS", s_cmp_nle_f, 0),
+    S(s_cmp_neq_f32, "SS", s_cmp_neq_f, 0),
+    S(s_cmp_nlt_f32, "SS", s_cmp_nlt_f, 0),
     S(s_cmpk_eq_i32, "Si", s_cmpk_eq_i, 0),
     S(s_cmpk_lg_i32, "Si", s_cmpk_lg_i, 0),
     S(s_cmpk_gt_i32, "Si", s_cmpk_gt_i, 0),
@@ -586,6 +681,8 @@ static const struct op ops[] = {
     C(s_cbranch_execnz, "i", s_cbranch, ON_EXECNZ),
     C(s_endpgm, "*", s_endpgm, 0),
     C(s_barrier, "*", s_barrier, 0),
+    C(s_barrier_signal, "*", s_barrier_signal, 0),
+    C(s_barrier_wait, "*", s_barrier_wait, 0),
     C(s_getpc_b64, "T=", s_getpc, 0),
     C(s_setpc_b64, "T", s_setpc, 0),
     C(s_swappc_b64, "T=T", s_setpc, 0),
@@ -600,6 +697,19 @@ static const struct op ops[] = {
     C(s_waitcnt_lgkmcnt, "*", nothing, 0),
     C(s_waitcnt_depctr, "*", nothing, 0),
     C(s_wait_alu, "*", nothing, 0),
+    C(s_wait_kmcnt, "*", nothing, 0),
+    C(s_wait_loadcnt, "*", nothing, 0),
+    C(s_wait_storecnt, "*", nothing, 0),
+    C(s_wait_dscnt, "*", nothing, 0),
+    C(s_wait_expcnt, "*", nothing, 0),
+    C(s_wait_samplecnt, "*", nothing, 0),
+    C(s_wait_bvhcnt, "*", nothing, 0),
+    C(s_wait_loadcnt_dscnt, "*", nothing, 0),
+    C(s_wait_storecnt_dscnt, "*", nothing, 0),
+    C(s_wait_idle, "*", nothing, 0),
+    C(global_wb, "*", nothing, 0),
+    C(global_inv, "*", nothing, 0),
+    C(global_wbinv, "*", nothing, 0),
     C(s_delay_alu, "*", nothing, 0),
     C(s_clause, "*", nothing, 0),
     C(s_inst_prefetch, "*", nothing, 0),

@@ -31,16 +31,6 @@ static float h(uint32_t word)
     return half_to_float((uint16_t)word);
 }
 
-static int32_t to_i32(double x)
-{
-    return x != x ? 0 : x <= -2147483648.0 ? INT32_MIN : x >= 2147483647.0 ? INT32_MAX : (int32_t)x;
-}
-
-static uint32_t to_u32(double x)
-{
-    return x != x || x <= 0.0 ? 0 : x >= 4294967295.0 ? UINT32_MAX : (uint32_t)x;
-}
-
 static float flushed(float x)
 {
     return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x;
@@ -1034,6 +1024,14 @@ static void run_div_fmas(struct wave *w, const struct insn *i)
     }
 }
 
+/* gfx12's: a scalar register's result of a unit that works on lanes. */
+static void run_one(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) struct result r;
+    compute_lanes(w, i, &r);
+    scalar_set(w, &i->dst[0], r.d[0], r.known & 1 ? UINT64_MAX : 0);
+}
+
 static unsigned first_lane(const struct wave *w)
 {
     uint64_t exec = exec_of(w);
@@ -1192,6 +1190,10 @@ static void run_nop(struct wave *w, const struct insn *i)
     {                                                                                              \
 #NAME, TYPES, RUN, NULL, 0, CLASS_VECTOR, ARG                                              \
     }
+#define ONE(NAME, LANES_RUN)                                                                       \
+    {                                                                                              \
+#NAME, "S=F", run_one, LANES_RUN, 0, CLASS_TRANSCENDENTAL, 0                               \
+    }
 #define CMP(OP, TYPE, LETTERS)                                                                     \
     {"v_cmp_" #OP "_" #TYPE,                                                                       \
      "M=" LETTERS,                                                                                 \
@@ -1309,6 +1311,17 @@ static const struct op ops[] = {
     V(v_min_f32, "F=FF", v_min_f32),
     V(v_max_num_f32, "F=FF", v_max_f32),
     V(v_min_num_f32, "F=FF", v_min_f32),
+    V(v_max3_num_f32, "F=FFF", v_max3_f32),
+    V(v_min3_num_f32, "F=FFF", v_min3_f32),
+    V(v_maxmin_num_f32, "F=FFF", v_maxmin_f32),
+    V(v_minmax_num_f32, "F=FFF", v_minmax_f32),
+    V(v_med3_num_f32, "F=FFF", v_med3_f32),
+    V(v_max_num_f64, "D=DD", v_max_f64),
+    V(v_min_num_f64, "D=DD", v_min_f64),
+    V(v_max_num_f16, "H=HH", v_max_f16),
+    V(v_min_num_f16, "H=HH", v_min_f16),
+    V(v_pk_max_num_f16, "P=PP", v_pk_max_f16),
+    V(v_pk_min_num_f16, "P=PP", v_pk_min_f16),
     V(v_max3_f32, "F=FFF", v_max3_f32),
     V(v_min3_f32, "F=FFF", v_min3_f32),
     V(v_maxmin_f32, "F=FFF", v_maxmin_f32),
@@ -1465,10 +1478,17 @@ static const struct op ops[] = {
     X(v_subrev_co_ci_u32, "UM=UUM", run_carry, 3),
     X(v_mad_u64_u32, "LM=UUL", run_mad64, 0),
     X(v_mad_i64_i32, "LM=UUL", run_mad64, 1),
+    X(v_mad_co_u64_u32, "LM=UUL", run_mad64, 0),
+    X(v_mad_co_i64_i32, "LM=UUL", run_mad64, 1),
     X(v_div_scale_f32, "FM=FFF", run_div_scale, 0),
     X(v_div_scale_f64, "DM=DDD", run_div_scale, 1),
     X(v_div_fmas_f32, "F=FFF", run_div_fmas, 0),
     X(v_div_fmas_f64, "D=DDD", run_div_fmas, 1),
+    ONE(v_s_rcp_f32, v_rcp_f32),
+    ONE(v_s_rsq_f32, v_rsq_f32),
+    ONE(v_s_sqrt_f32, v_sqrt_f32),
+    ONE(v_s_exp_f32, v_exp_f32),
+    ONE(v_s_log_f32, v_log_f32),
     X(v_readlane_b32, "S=US", run_readlane, 0),
     X(v_readfirstlane_b32, "S=U", run_readlane, 1),
     X(v_writelane_b32, "U=SS", run_writelane, 0),
