@@ -23,6 +23,12 @@ SMALL = {
                 "max_position_embeddings": 512, "num_local_experts": 4, "num_experts_per_tok": 2,
                 "layer_types": ["sliding_attention", "full_attention"] * 2, "rms_norm_eps": 1e-5,
                 "rope_theta": 150000.0, "eos_token_id": 1, "hidden_act": "silu"},
+    # Multi-head latent attention: rows of 512 + 64, the one size of vLLM's CPU_MLA; low-rank queries as in DeepSeek-V3.
+    "deepseek-v3": {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 256,
+                    "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
+                    "num_key_value_heads": 4, "kv_lora_rank": 512, "q_lora_rank": 128, "qk_nope_head_dim": 32,
+                    "qk_rope_head_dim": 64, "v_head_dim": 48, "first_k_dense_replace": 3, "vocab_size": 512,
+                    "max_position_embeddings": 512, "eos_token_id": 1},
     # A head size that no backend of libattn has.
     "refused": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 240,
                 "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,

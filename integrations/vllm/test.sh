@@ -73,7 +73,7 @@ END
     echo "vllm: $1: equal"
 }
 
-for model in smollm2 gemma-3 gpt-oss; do
+for model in smollm2 gemma-3 gpt-oss deepseek-v3; do
     generate $model $model CPU_ATTN || { tail -5 "$work/vllm/$model.log"; echo "FAILED $model with CPU_ATTN"; exit 1; }
     ATTN_BACKEND=cpu_simd same "$model in float32 on cpu_simd" $model cpu_simd
     [ $model = smollm2 ] || ATTN_BACKEND=cpu_ref same "$model in float32 on cpu_ref" $model cpu_ref

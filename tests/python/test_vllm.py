@@ -45,8 +45,8 @@ RECORDED = published.install("vllm-0.33.0", {
     "vllm.platforms.cpu": {"CpuPlatform": _CpuPlatform}})
 
 from libattn.integrations import vllm as adapter  # noqa: E402
-from libattn.integrations.vllm.backend import (LibattnBackend, LibattnImpl, LibattnMetadataBuilder,  # noqa: E402
-                                               pages_of)
+from libattn.integrations.vllm.backend import LibattnBackend, LibattnMetadataBuilder  # noqa: E402
+from libattn.integrations.vllm.layers import LatentImpl, LibattnImpl, pages_of  # noqa: E402
 
 BACKEND = RECORDED["modules"]["vllm.v1.attention.backend"]
 HQ, HK, D, BLOCK, BLOCKS = 8, 2, 64, 16, 24
@@ -60,7 +60,7 @@ class Interface(unittest.TestCase):
 
     def test_every_call_of_the_engine_fits(self) -> None:
         for ours, name in ((LibattnBackend, "AttentionBackend"), (LibattnMetadataBuilder, "AttentionMetadataBuilder"),
-                           (LibattnImpl, "AttentionImpl")):
+                           (LibattnImpl, "AttentionImpl"), (LatentImpl, "MLAAttentionImpl")):
             self.assertEqual(published.mismatches(ours, BACKEND[name]), [])
             abstract = {m for m, c in BACKEND[name]["methods"].items() if c["abstract"]}
             self.assertEqual({m for m in abstract if getattr(getattr(ours, m), "__isabstractmethod__", False)}, set())
@@ -86,7 +86,7 @@ class Interface(unittest.TestCase):
         for values, text in (({"head_size": 60}, "head_size.*60.*multiples of 8"),
                              ({"head_size": 64, "dtype": torch.float64}, "dtype.*float64.*bfloat16"),
                              ({"head_size": 64, "kv_cache_dtype": "nvfp4"}, "kv_cache_dtype.*nvfp4"),
-                             ({"head_size": 64, "use_mla": True}, "use_mla: True, supported: no"),
+                             ({"head_size": 576, "use_sparse": True}, "use_sparse: True, supported: no"),
                              ({"head_size": 64, "attn_type": "telepathic"}, "attn_type.*telepathic.*decoder")):
             found = LibattnBackend.validate_configuration(**{**plain, **values})
             self.assertRegex("\n".join(found), text)
@@ -246,6 +246,190 @@ class Steps(unittest.TestCase):
             cross.forward(self.layer(), q[:3], k, k, cache, self.builder().build(0, given), out)
             expected, _ = attention(q[:3], keys, keys, D**-0.5, torch.ones(3, 20, dtype=torch.bool))
             self.assertLess(worst(out.view(3, HQ, D), expected), 2e-5)
+
+    def test_latent_layers(self) -> None:
+        """Three MLA layers of one builder through prefill, a chunk behind context beside a decode, and decodes."""
+        heads, nope, rope, rank, width = 4, 16, 8, 32, 24
+        generator = torch.Generator().manual_seed(3)
+        for backend in ("cpu_ref", "cpu_simd"):
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            layers, context = [], {}
+            for i in range(3):
+                weight = torch.randn(heads * (nope + width), rank, generator=generator) * rank**-0.5
+                impl = LatentImpl(heads, rank + rope, (nope + rope)**-0.5, kv_lora_rank=rank, qk_nope_head_dim=nope,
+                                  qk_rope_head_dim=rope, v_head_dim=width,
+                                  kv_b_proj=types.SimpleNamespace(prefix=f"model.layers.{i}.self_attn.kv_b_proj"))
+                impl.projection = weight
+                context[f"layers.{i}"] = types.SimpleNamespace(
+                    impl=impl, kv_cache=torch.full((BLOCKS, BLOCK, rank + rope), float("nan")))
+                layers.append((weight.view(heads, nope + width, rank).double(), torch.randn(2, 64, rank, generator=generator),
+                               peaked(2, 64, rope, generator=generator)))
+            config = types.SimpleNamespace(compilation_config=types.SimpleNamespace(static_forward_context=context))
+            builder = LibattnMetadataBuilder(None, list(context), config, torch.device("cpu"))
+            tables = torch.tensor([[5, 2, 9, 1], [7, 0, 3, 11]]).int()
+            lengths = [0, 0]
+            for queries in ([20, 7], [1, 33], [1, 1]):
+                lengths = [n + m for n, m in zip(lengths, queries)]
+                m = builder.build(0, metadata(queries, lengths, tables))
+                self.assertEqual((m.num_decodes, m.num_decode_tokens, m.num_prefills), (0, 0, 2))
+                for (split, latent, rotated), layer in zip(layers, context.values()):
+                    q = peaked(sum(queries), heads, nope + rope, generator=generator)
+                    new = [torch.cat([t[r, n - c:n] for r, (c, n) in enumerate(zip(queries, lengths))])
+                           for t in (latent, rotated)]
+                    out = torch.empty(sum(queries), heads * width)
+                    layer.impl.forward_mha(q, new[0], new[1][:, None], layer.kv_cache, m, torch.ones(1), out)
+                    at = 0
+                    for r, (count, length) in enumerate(zip(queries, lengths)):
+                        c = latent[r, :length].double()
+                        k, v = (torch.einsum("hdc,tc->thd", part, c) for part in split.split([nope, width], dim=1))
+                        k = torch.cat([k, rotated[r, :length, None].double().expand(-1, heads, -1)], dim=-1)
+                        expected, _ = attention(q[at:at + count], k, v, (nope + rope)**-0.5, causal(count, length))
+                        got = out.view(-1, heads, width)[at:at + count]
+                        self.assertLess(worst(got, expected), 1e-4, (backend, queries, r))
+                        at += count
+
+    def test_multimodal_prefixes(self) -> None:
+        """Ranges of images see themselves; on windowed layers past the window, or clamped to it as Gemma 4 has them."""
+        ranges = {0: [(2, 9)], 2: [(1, 1), (5, 20), (24, 32)]}
+        tables = torch.arange(12).reshape(3, 4).int()
+        lengths = [12, 7, 33]
+        generator = torch.Generator().manual_seed(5)
+        for backend in ("cpu_ref", "cpu_simd"):
+            for window, clamp in ((0, False), (6, False), (6, True)):
+                libattn.torch.configure(ignore_environment=True, backend=backend)
+                given = metadata(lengths, lengths, tables)
+                given.mm_req_doc_ranges = ranges
+                layer = self.layer()
+                layer.use_mm_prefix, layer.mm_prefix_clamp_sliding_window = True, clamp
+                q, k, v = (peaked(sum(lengths), h, D, generator=generator) for h in (HQ, HK, HK))
+                out = torch.empty(sum(lengths), HQ * D)
+                impl = LibattnImpl(HQ, D, D**-0.5, HK, sliding_window=window or None)
+                impl.forward(layer, q, k, v, torch.zeros(BLOCKS, HK, BLOCK, 2 * D), self.builder().build(0, given), out)
+                at = 0
+                for r, n in enumerate(lengths):
+                    visible, near = causal(n, n, window), causal(n, n, window) | ~causal(n, n)
+                    for first, last in ranges.get(r, ()):
+                        inside = torch.zeros(n, n, dtype=torch.bool)
+                        inside[first:last + 1, first:last + 1] = True
+                        visible = visible | (inside & near if clamp else inside)
+                    part = slice(at, at + n)
+                    expected, _ = attention(q[part], k[part], v[part], D**-0.5, visible)
+                    self.assertLess(worst(out.view(-1, HQ, D)[part], expected), 2e-5, (backend, window, clamp, r))
+                    at += n
+        found = LibattnBackend.validate_configuration(head_size=64, dtype=torch.float32, use_mm_prefix=True)
+        self.assertEqual(found, [])
+
+    def test_fused_output_quantization(self) -> None:
+        """fp8 with the given scale: the plain output over it, rounded; to the neighbour where float32 ends on a tie."""
+        tables = torch.arange(4).int()[None]
+        generator = torch.Generator().manual_seed(6)
+        for backend in ("cpu_ref", "cpu_simd"):
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            q, k, v = (peaked(9, h, D, generator=generator).bfloat16() for h in (HQ, HK, HK))
+            results = []
+            for scale in (None, torch.tensor([0.02])):
+                impl = LibattnImpl(HQ, D, D**-0.5, HK)
+                out = torch.empty(9, HQ * D, dtype=torch.bfloat16 if scale is None else torch.float8_e4m3fn)
+                impl.forward(self.layer(), q, k, v, torch.empty(0), None, out.view(torch.uint8), scale)  # profiling
+                impl.forward(self.layer(), q, k, v, torch.zeros(BLOCKS, HK, BLOCK, 2 * D).bfloat16(),
+                             self.builder().build(0, metadata([9], [9], tables)), out, scale)
+                results.append(out.float() * (1.0 if scale is None else scale))
+            plain, fused = results
+            limit = plain.abs().clamp_max(448 * 0.02) * (0.0625 + 0.01) + 0.02 * 2**-9
+            self.assertTrue(bool(((fused - plain.clamp(-448 * 0.02, 448 * 0.02)).abs() <= limit).all()), backend)
+            self.assertGreater(float((fused != plain).float().mean()), 0.5)
+        with self.assertRaisesRegex(libattn.UnsupportedError, "output_block_scale"):
+            impl.forward(self.layer(), q, k, v, torch.empty(0), None, out, scale, torch.ones(1))
+
+    def test_causality_per_request(self) -> None:
+        libattn.torch.configure(ignore_environment=True)
+        generator = torch.Generator().manual_seed(7)
+        given = metadata([6, 9], [6, 9], torch.arange(8).reshape(2, 4).int())
+        given.causal = torch.tensor([True, False])
+        q, k, v = (peaked(15, h, D, generator=generator) for h in (HQ, HK, HK))
+        out = torch.empty(15, HQ * D)
+        LibattnImpl(HQ, D, D**-0.5, HK).forward(self.layer(), q, k, v, torch.zeros(BLOCKS, HK, BLOCK, 2 * D),
+                                                self.builder().build(0, given), out)
+        for begin, end, visible in ((0, 6, causal(6, 6)), (6, 15, torch.ones(9, 9, dtype=torch.bool))):
+            expected, _ = attention(q[begin:end], k[begin:end], v[begin:end], D**-0.5, visible)
+            self.assertLess(worst(out.view(-1, HQ, D)[begin:end], expected), 2e-5)
+
+    def test_captured_steps(self) -> None:
+        """What a replay finds: `build` alone brings the plan of the captured shape to the next batch. The replay of
+        the kernels is played by the run of that plan, with nothing of Python's forward."""
+        generator = torch.Generator().manual_seed(9)
+        mode = types.SimpleNamespace(has_full_cudagraphs=lambda: True, mixed_mode=lambda: 0, decode_mode=lambda: 2)
+        for backend in ("cpu_ref", "cpu_simd"):
+            libattn.torch.configure(ignore_environment=True, backend=backend)
+            keys, values = peaked(2, 40, HK, D, generator=generator), torch.randn(2, 40, HK, D, generator=generator)
+            context = {}
+            for i in range(2):
+                cache = torch.zeros(BLOCKS, HK, BLOCK, 2 * D)
+                context[f"layers.{i}"] = types.SimpleNamespace(impl=LibattnImpl(HQ, D, D**-0.5, HK), kv_cache=cache,
+                                                               layer_name=f"layers.{i}.attn")
+            config = types.SimpleNamespace(
+                compilation_config=types.SimpleNamespace(static_forward_context=context, cudagraph_mode=mode),
+                model_config=types.SimpleNamespace(dtype=torch.float32))
+            builder = LibattnMetadataBuilder(None, list(context), config, torch.device("cpu"))
+            tables = torch.tensor([[5, 2, 9], [7, 0, 3], [0, 0, 0]]).int()
+            q = torch.empty(3, HQ, D)
+            out = torch.empty(3, HQ * D)
+            given = metadata([1, 1, 1], [1, 1, 1], tables)  # as vLLM's: of the shape, with buffers that stay
+            given.max_seq_len = 48
+            persistent = given.query_start_loc, given.seq_lens, given.slot_mapping
+            captured = builder.build_for_cudagraph_capture(given)
+            self.assertEqual(captured.captured, (3, 3, 1))
+            new = torch.zeros(3, HK, D)
+            for layer in context.values():
+                layer.impl.forward(layer, q.fill_(0.0), new, new, layer.kv_cache, captured, out)
+                for r in range(2):  # what the replays' requests have in their caches
+                    for p in range(40):
+                        layer.kv_cache[tables[r, p // BLOCK], :, p % BLOCK] = torch.cat([keys[r, p], values[r, p]], -1)
+            for lengths in ([17, 33], [18, 34]):  # the third request is padding
+                starts = torch.tensor([0, 1, 2, 2]).int()
+                slots = [int(tables[r, (n - 1) // BLOCK]) * BLOCK + (n - 1) % BLOCK for r, n in enumerate(lengths)]
+                for buffer, now in zip(persistent, (starts, torch.tensor([*lengths, 0]), torch.tensor([*slots, -1]))):
+                    buffer.copy_(now)
+                given.max_seq_len = max(lengths)
+                m = builder.build(0, given)
+                self.assertEqual(m.captured, (3, 3, 1))
+                q.copy_(peaked(3, HQ, D, generator=generator))
+                new_k, new_v = (torch.stack([t[r, n - 1] for r, n in enumerate(lengths)] + [t[0, 0]])
+                                for t in (keys, values))
+                for layer in context.values():
+                    place = m.steps.place(layer, layer.impl, layer.kv_cache, m, q.dtype)
+                    place.bound.run(None, [(n, t, t.shape, t.stride()) for n, t in (
+                        ("q", q), ("k", new_k), ("v", new_v), ("out", out.view(3, HQ, D)))], 0, place.at,
+                        m.steps.plan(place, m, self.fail))
+                    for r, n in enumerate(lengths):
+                        expected, _ = attention(q[r:r + 1], keys[r, :n], values[r, :n], D**-0.5, causal(1, n))
+                        self.assertLess(worst(out.view(3, HQ, D)[r:r + 1], expected), 2e-5, (backend, lengths, r))
+            self.assertIsNone(builder.build(0, metadata([4, 1], [4, 1], tables[:2])).captured)
+            spec = types.SimpleNamespace(num_kv_heads=HK, head_size=D, block_size=BLOCK)
+            self.assertEqual(LibattnMetadataBuilder.get_cudagraph_support(config, spec).name, "ALWAYS")
+
+    def test_one_plan_a_step(self) -> None:
+        """Layers of one builder share a plan; it is made once and brought to a batch once a step."""
+        libattn.torch.configure(ignore_environment=True)
+        context = {f"layers.{i}": types.SimpleNamespace(impl=LibattnImpl(HQ, D, D**-0.5, HK), layer_name=f"layers.{i}",
+                                                        kv_cache=torch.zeros(BLOCKS, HK, BLOCK, 2 * D)) for i in range(4)}
+        config = types.SimpleNamespace(compilation_config=types.SimpleNamespace(static_forward_context=context))
+        builder = LibattnMetadataBuilder(None, list(context), config, torch.device("cpu"))
+        calls: collections.Counter[str] = collections.Counter()
+        plan, update = libattn.Model.plan, libattn.Plan.update
+        libattn.Model.plan = lambda *a, **k: (calls.update(["create"]), plan(*a, **k))[1]  # type: ignore[method-assign]
+        libattn.Plan.update = lambda *a, **k: (calls.update(["update"]), update(*a, **k))[1]  # type: ignore[method-assign]
+        try:
+            for n in (1, 2, 3):
+                m = builder.build(0, metadata([1], [n], torch.arange(4).int()[None]))
+                for layer in context.values():
+                    q = torch.randn(1, HQ, D)
+                    layer.impl.forward(layer, q, q[:, :HK], q[:, :HK], layer.kv_cache, m, torch.empty(1, HQ * D))
+        finally:
+            libattn.Model.plan, libattn.Plan.update = plan, update  # type: ignore[method-assign]
+        self.assertEqual(calls["update"], 3)
+        self.assertLessEqual(calls["create"], 3)  # a sequence that grows past a power of two
+        self.assertEqual([row.index for row in libattn.torch.table()], [0, 1, 2, 3])
 
     def test_unknown_arguments(self) -> None:
         LibattnImpl(HQ, D, 0.1, HK, a_later_argument=None)

@@ -19,7 +19,7 @@ WANTED = {
     "vllm": {
         "vllm/v1/attention/backend.py": ["AttentionType", "MultipleOf", "AttentionBackend", "AttentionMetadata",
                                          "CommonAttentionMetadata", "AttentionCGSupport", "AttentionMetadataBuilder",
-                                         "AttentionImplBase", "AttentionImpl"],
+                                         "AttentionImplBase", "AttentionImpl", "MLAAttentionImpl"],
         "vllm/v1/attention/selector.py": ["AttentionSelectorConfig"],
         "vllm/v1/attention/backends/registry.py": ["register_backend"],
     },

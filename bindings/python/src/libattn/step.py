@@ -305,10 +305,11 @@ class Plan:
             raise api.error(status)
 
     def run_pointers(self, layer: int, q: int | None, k: int | None, v: int | None, out: int | None,
-                     stream: int | None = None, flags: int = 0) -> None:
+                     stream: int | None = None, flags: int = 0, extension: ctypes.Structure | None = None) -> None:
         """`run` for engines that keep their own descriptors: addresses of ``attn_layer`` and ``attn_tensor``."""
         io = self._io
-        io.q, io.k, io.v, io.out, io.lse, io.stream, io.flags, io.next = q, k, v, out, None, stream, flags, None
+        io.q, io.k, io.v, io.out, io.lse, io.stream, io.flags = q, k, v, out, None, stream, flags
+        io.next = None if extension is None else ctypes.addressof(extension)
         api = self.api
         status = api.run(self.owner.value, layer, self._io_ref, api.error_ref())
         if status:

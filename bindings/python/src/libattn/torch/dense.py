@@ -272,7 +272,7 @@ def _planned(described: tuple[Any, ...], segments: Segments, queries: int, keys:
     for candidate, block_size in ((kind, 0), (kind, 1), ("decoder", 0), ("decoder", 1)):
         bound = store.bound((candidate, block_size, described), partial(describe, candidate, *described, block_size),
                             index, device, params)
-        if bound.planned == key:
+        if bound.holds(key):
             return bound
         made = _make_batch(bound, segments, queries, keys, step, candidate)
         if made is not None:

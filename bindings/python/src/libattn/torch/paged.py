@@ -60,17 +60,12 @@ def attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start
                                  kind=kind, index=index)
 
 
-def _bind_pages(bound: Bound, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
-    key = (k_pages.data_ptr(), v_pages.data_ptr(), k_pages.shape[0])
-    if bound.cache == key:
-        return
-    views = bound.views.get(key)
-    if views is None:
-        views = bound.views[key] = tuple(_view(pages) for pages in (k_pages, v_pages))
-    bound.unplan()
+def bind_pages(bound: Bound, at: int, k_pages: torch.Tensor, v_pages: torch.Tensor | None) -> None:
+    """Hand an engine's pages to a bound layer, while no plan holds it; `v_pages` None: latent rows."""
+    views = tuple(None if pages is None else _view(pages) for pages in (k_pages, v_pages))
     api = bound.model.api
-    api.check(api.layer_bind_kv(bound.layer.handle, byref(views[0]), byref(views[1]), api.error_ref()))
-    bound.cache = key
+    api.check(api.layer_bind_kv(bound.model.layers[at].handle, *(None if view is None else byref(view) for view in views),
+                                api.error_ref()))
 
 
 def _view(pages: torch.Tensor) -> attn_kv_view:
@@ -81,11 +76,17 @@ def _view(pages: torch.Tensor) -> attn_kv_view:
                         stride_slot=pages.stride(1) * size, stride_head=pages.stride(2) * size)
 
 
-class _Step:
+class Step:
     """What a plan was made for; compared by identity, and kept so that nothing else takes its address."""
 
     def __init__(self, of: object) -> None:
         self.of = of
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Step) and self.of is not None and other.of is self.of
+
+    def __hash__(self) -> int:
+        return id(self.of)
 
 
 def attend_pages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor,
@@ -138,11 +139,14 @@ def run_pages(desc: LayerDesc, index: int, params: Params, q: torch.Tensor, k: t
     flags : int
         `libattn.NO_WRITE`, `libattn.NO_ATTEND`.
     """
-    bound = store.bound(desc, lambda: desc, index, q.device, params, "pages")
-    _bind_pages(bound, k_pages, v_pages)
+    pages = (k_pages.data_ptr(), v_pages.data_ptr(), k_pages.shape[0])
+    bound = store.bound(desc, lambda: desc, index, q.device, params, pages)
+    if bound.cache != pages:
+        bind_pages(bound, 0, k_pages, v_pages)
+        bound.cache = pages
     stream = stream_of(q.device)
-    if step is None or not isinstance(bound.planned, _Step) or bound.planned.of is not step:
-        bound.update(make_batch(), _Step(step), stream)
+    if step is None or not bound.holds(Step(step)):
+        bound.update(make_batch(), Step(step), stream)
     bound.run(stream, (None if t is None else (name, t, t.shape, t.stride())
                        for name, t in (("q", q), ("k", k), ("v", v), ("out", out))), flags)
 

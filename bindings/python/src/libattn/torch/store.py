@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from ctypes import Structure
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from .. import memory
 from .._declarations import Phase, Status
 from ..errors import make
+from ..extensions import mla_weights
 from ..layers import LayerDesc
 from ..model import Layer, Model
 from ..runtime import Runtime
@@ -24,38 +26,59 @@ from ..step import Batch, Plan
 from ..tensors import Rows
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+ELEMENTS = DTYPES | {torch.float8_e4m3fn: "fp8_e4m3"}
 PHASES = ("prefill", "decode")
 
 #: A name, a tensor, and the shape and strides to read it with.
 Rowed = tuple[str, torch.Tensor, Sequence[int], Sequence[int]]
 
-#: Names of `Layer.bind_params` and their values.
+#: Names of `Layer.bind_params` and their values, and `kv_b_proj`, MLA's projection.
 Params = tuple[tuple[str, torch.Tensor | float], ...]
+
+
+class Workspace:
+    """Memory for plans that never run at the same time; what the last of them planned lies in it."""
+
+    def __init__(self) -> None:
+        self.memory: torch.Tensor | None = None
+        self.planned: object = None
+
+    def take(self, nbytes: int, device: torch.device) -> torch.Tensor:
+        """At least so many bytes. Plans keep what they were given before."""
+        if self.memory is None or self.memory.numel() < nbytes:
+            self.memory = memory.allocate(nbytes, device)
+        return self.memory
 
 
 @dataclass
 class Bound:
-    """One bound layer, its scratch cache and the plan of the last batch. Used by one thread."""
+    """Bound layers of one block table (most often one), their scratch cache and the plan of the last batch. Used by one
+    thread."""
 
     model: Model
-    layer: Layer
     desc: LayerDesc
     device: torch.device
     block_size: int
+    workspace: Workspace
     blocks: int = 0
     cache: Any = None
     kept: tuple[Any, ...] = ()
     plan: Plan | None = None
     limits: tuple[int, ...] = (0, 0, 0, 0)
     planned: Any = None
-    rows: dict[str, Rows] = field(default_factory=dict)
-    views: dict[Any, Any] = field(default_factory=dict)
+    rows: dict[Any, Rows] = field(default_factory=dict)
+
+    @property
+    def layer(self) -> Layer:
+        """The first layer."""
+        return self.model.layers[0]
 
     def descriptor(self, name: str, tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> int:
         """``struct attn_tensor *`` over a torch tensor's memory; one per name, refilled every step."""
-        rows = self.rows.get(name)
+        key = (name, tensor.dtype, len(shape))
+        rows = self.rows.get(key)
         if rows is None:
-            rows = self.rows[name] = Rows(DTYPES[tensor.dtype], device_pair(self.device))
+            rows = self.rows[key] = Rows(ELEMENTS[tensor.dtype], device_pair(self.device), len(shape))
         return rows.fill(tensor.data_ptr(), shape, strides)
 
     def reserve(self, blocks: int) -> None:
@@ -73,16 +96,32 @@ class Bound:
             self.plan.close()
         self.plan = self.planned = None
 
-    def run(self, stream: int | None, tensors: Iterable[Rowed | None], flags: int = 0) -> None:
-        """Run the planned step on q, k, v and out: each a name, a tensor, and the shape and strides to read it with."""
-        if self.plan is None:
+    def run(self, stream: int | None, tensors: Iterable[Rowed | None], flags: int = 0, at: int = 0,
+            plan: Plan | None = None, extension: Structure | None = None) -> None:
+        """Run the planned step on q, k, v and out: each a name, a tensor, and the shape and strides to read it with.
+
+        Parameters
+        ----------
+        at : int
+            Which of the layers.
+        plan : Plan, optional
+            Another one than that of the last `update`.
+        extension : ctypes structure, optional
+            Of `libattn.extensions`, for `Plan.run`.
+        """
+        plan = plan or self.plan
+        if plan is None:
             raise make(Status.ORDER, "plan", "no batch is planned")
         q, k, v, out = (None if t is None else self.descriptor(*t) for t in tensors)
-        self.plan.run_pointers(self.layer.handle, q, k, v, out, stream, flags)
+        plan.run_pointers(self.model.layers[at].handle, q, k, v, out, stream, flags, extension)
+
+    def holds(self, key: Any) -> bool:
+        """Whether the batch of `key` is what was planned last, here and in the workspace."""
+        return self.planned is not None and self.planned == key and self.workspace.planned is self
 
     def update(self, batch: Batch, key: Any, stream: int | None) -> None:
         """Plan a batch, unless it is the one that is planned: layers of one step share it."""
-        if self.planned is not None and self.planned == key:
+        if self.holds(key):
             return
         longest = max(batch.struct.max_seq_len, batch.struct.max_encoder_seq_len)
         needed = (batch.struct.num_reqs, batch.struct.num_tokens, longest, batch.struct.block_table_stride)
@@ -94,8 +133,8 @@ class Bound:
             self.plan = self.model.plan(0, max_num_reqs=self.limits[0], max_num_tokens=self.limits[1],
                                         max_seq_len=self.limits[2], max_blocks_per_req=self.limits[3])
             if self.plan.workspace_bytes:
-                self.plan.bind_workspace(memory.allocate(self.plan.workspace_bytes, self.device))
-        self.planned = None
+                self.plan.bind_workspace(self.workspace.take(self.plan.workspace_bytes, self.device))
+        self.planned, self.workspace.planned = None, self
         self.plan.update(batch, stream)
         self.planned = key
 
@@ -189,7 +228,7 @@ class Store:
         return "rocm" if device.type == "cuda" and torch.version.hip else device.type
 
     def bound(self, key: Hashable, describe: Callable[[], LayerDesc], index: int, device: torch.device,
-              params: Params = (), purpose: str = "scratch") -> Bound:
+              params: Params = (), purpose: Hashable = "scratch") -> Bound:
         """The bound layer of a description for layer `index`; this thread's own, and one per purpose.
 
         Parameters
@@ -199,9 +238,7 @@ class Store:
         params : pairs
             A name of `Layer.bind_params` and its value.
         """
-        local = self._local
-        if getattr(local, "generation", None) != self._generation:
-            local.generation, local.layers, local.near = self._generation, {}, {}
+        local = self._here()
         near_key = (key, index, device, purpose, _identity(params) if params else ())
         found = local.near.get(near_key)
         if found is not None:
@@ -211,21 +248,60 @@ class Store:
         far_key = (desc, prefill, decode, *near_key[2:])
         bound = local.layers.get(far_key)
         if bound is None:
-            bound = local.layers[far_key] = self._bind(desc, prefill, decode, device, params)
+            bound = local.layers[far_key] = self._bind([desc], prefill, decode, device, [params])
         local.near[near_key] = bound
         return bound
 
-    def _bind(self, desc: LayerDesc, prefill: str, decode: str, device: torch.device, params: Params) -> Bound:
-        assignment = self.runtime.select([desc], device=(self._device_name(device), device.index or 0),
+    def group(self, members: Sequence[tuple[LayerDesc, int, Params]], device: torch.device) -> list[tuple[Bound, int]]:
+        """Bind layers of one block table, so that one plan serves them all.
+
+        Parameters
+        ----------
+        members : sequence of (description, index in the engine's model, parameters)
+
+        Returns
+        -------
+        list of (Bound, place in it), one for each member
+            One Bound, unless members went to different backends or are of different caches.
+        """
+        together: dict[Any, list[int]] = {}
+        for at, (desc, index, _) in enumerate(members):
+            together.setdefault(self._choose(desc, index, device)[:2], []).append(at)
+        found: dict[int, tuple[Bound, int]] = {}
+        for (prefill, decode), places in together.items():
+            bound = self._bind([members[at][0] for at in places], prefill, decode, device,
+                               [members[at][2] for at in places])
+            if len(bound.model.groups) > 1:
+                for at in places:
+                    found[at] = (self._bind([members[at][0]], prefill, decode, device, [members[at][2]]), 0)
+            else:
+                found.update({at: (bound, place) for place, at in enumerate(places)})
+        return [found[at] for at in range(len(members))]
+
+    def _here(self) -> Any:
+        """This thread's own layers."""
+        local = self._local
+        if getattr(local, "generation", None) != self._generation:
+            local.generation, local.layers, local.near, local.workspaces = self._generation, {}, {}, {}
+        return local
+
+    def _bind(self, descs: Sequence[LayerDesc], prefill: str, decode: str, device: torch.device,
+              params: Sequence[Params]) -> Bound:
+        descs = [replace(desc, name=f"layers.{i}") for i, desc in enumerate(descs)]
+        assignment = self.runtime.select(descs, device=(self._device_name(device), device.index or 0),
                                          backend=f"prefill={prefill};decode={decode}")
         model = self.runtime.bind(assignment)
-        layer = model.layers[0]
-        given = {name: value if isinstance(value, float) else value.detach().to(device, torch.float32).contiguous()
-                 for name, value in params}
-        if given:
-            layer.bind_params(**given)
-        spec = layer.kv_spec
-        return Bound(model, layer, desc, device, spec.block_size if spec.has_cache else 0, kept=tuple(given.values()))
+        kept: list[Any] = []
+        for layer, pairs in zip(model.layers, params):
+            given = {name: value if isinstance(value, float) else value.detach() if name == "kv_b_proj" else
+                     value.detach().to(device, torch.float32).contiguous() for name, value in pairs}
+            kept += given.values()
+            weights = [mla_weights(given.pop("kv_b_proj"))] if "kv_b_proj" in given else []
+            if given or weights:
+                layer.bind_params(**given, extensions=weights)
+        spec = model.layers[0].kv_spec
+        workspace = self._here().workspaces.setdefault(device, Workspace())
+        return Bound(model, descs[0], device, spec.block_size if spec.has_cache else 0, workspace, kept=tuple(kept))
 
 
 def _identity(params: Params) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ import torch
 
 from ..._declarations import Status
 from ...errors import make
-from ...layers import LayerDesc
+from ...layers import LayerDesc, MlaDesc
 from ...torch.segments import Window
 from ...torch.store import DTYPES
 
@@ -22,6 +22,42 @@ KV_DTYPES = {
 }
 
 
+def device() -> tuple[str, int]:
+    """Where this process's layers run."""
+    if torch.cuda.is_available():
+        return ("rocm" if torch.version.hip else "cuda"), torch.cuda.current_device()
+    return "cpu", 0
+
+
+def _model_config() -> Any:
+    """Of the engine that is being made; None outside of that."""
+    try:
+        from vllm.config import get_current_vllm_config_or_none as current
+    except ImportError:
+        return None
+    config = current()
+    return None if config is None else config.model_config
+
+
+def is_latent() -> bool:
+    """Whether the model that is being made has MLA layers."""
+    return bool(getattr(_model_config(), "use_mla", False))
+
+
+def mla_of(model_config: Any) -> MlaDesc | None:
+    """The sizes of a model's MLA layers; None: it has none."""
+    text = getattr(model_config, "hf_text_config", None)
+    if not getattr(model_config, "use_mla", False) or not hasattr(text, "kv_lora_rank"):
+        return None
+    return MlaDesc(text.kv_lora_rank, text.qk_nope_head_dim, text.qk_rope_head_dim, text.v_head_dim,
+                   absorb_in_core=True)
+
+
+def mla_of_head(head_size: int) -> MlaDesc:
+    """Of the model that is being made, or DeepSeek's with latent rows of `head_size`."""
+    return mla_of(_model_config()) or MlaDesc(head_size - 64, 128, 64, 128, absorb_in_core=True)
+
+
 def window_of(sliding_window: int | None, attn_type: str) -> Window:
     """vLLM counts the query's own position in a window of w."""
     if sliding_window is None or sliding_window <= 0:
@@ -33,8 +69,12 @@ def layer(name: str, num_heads: int, num_kv_heads: int, head_size: int, dtype: t
           head_size_v: int = 0, attn_type: str = "decoder", sliding_window: int | None = None,
           kv_cache_dtype: str | None = "auto", soft_cap: float | None = None, alibi: str = "none",
           has_sinks: bool = False, block_size: int | None = None, causal: bool | None = None,
-          device_seq_lens_only: bool = False, batch_invariant: bool = False) -> LayerDesc:
-    """Describe a layer; raises `libattn.UnsupportedError` where vLLM's word has no counterpart here."""
+          device_seq_lens_only: bool = False, batch_invariant: bool = False, chunk_lookback: int = -1,
+          scales_per_head: bool = False, mla: MlaDesc | None = None, **terms: Any) -> LayerDesc:
+    """Describe a layer; raises `libattn.UnsupportedError` where vLLM's word has no counterpart here.
+
+    `mla` makes it a latent one; `terms` are fields of `LayerDesc`.
+    """
     kind = KINDS.get(str(getattr(attn_type, "value", attn_type)))
     if kind is None:
         raise make(Status.UNSUPPORTED, "attn_type", f"'{attn_type}'; supported: {', '.join(KINDS)}")
@@ -45,12 +85,18 @@ def layer(name: str, num_heads: int, num_kv_heads: int, head_size: int, dtype: t
         raise make(Status.UNSUPPORTED, "kv_cache_dtype", f"'{kv_cache_dtype}'; supported: {', '.join(KV_DTYPES)}")
     cached = kind in ("decoder", "cross")
     scales: dict[str, Any] = {}
+    attn_type = str(getattr(attn_type, "value", attn_type))
     if kv_dtype.startswith("fp8") and cached:
-        scales = {"k_scale_form": "per_tensor", "v_scale_form": "per_tensor"}
-    return LayerDesc(name, num_heads, num_kv_heads, head_size, scale, kind, DTYPES[dtype],
+        form = "per_head" if scales_per_head else "per_tensor"
+        scales = {"k_scale_form": form} if mla else {"k_scale_form": form, "v_scale_form": form}
+    window = window_of(sliding_window, attn_type)
+    if chunk_lookback > -1 and sliding_window:  # Triton's kernels: chunks in place of the window
+        terms |= {"chunk_size": sliding_window // (chunk_lookback + 1), "chunk_lookback": chunk_lookback}
+        window = None
+    return LayerDesc(name, num_heads, num_kv_heads, head_size, scale, "mla" if mla else kind, DTYPES[dtype],
                      kv_dtype if cached else "auto", head_size_v=head_size_v,
                      causal=(kind == "decoder") if causal is None else causal,
-                     window=window_of(sliding_window, str(getattr(attn_type, "value", attn_type))),
+                     window=window, mla=mla,
                      soft_cap=soft_cap or 0.0, alibi=alibi, has_sinks=has_sinks,
                      block_size=(block_size or 0) if cached else 0, device_seq_lens_only=device_seq_lens_only,
-                     batch_invariant=int(batch_invariant), **scales)
+                     batch_invariant=int(batch_invariant), **scales, **terms)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's implementations: one layer each, and its step."""
+from __future__ import annotations
+
+from ctypes import sizeof
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import AttentionImpl, AttentionType, MLAAttentionImpl
+
+from ..._declarations import ExtId, Status, attn_ext, attn_io_mla
+from ...errors import make
+from ...extensions import output_quant
+from ...layers import MlaDesc
+from ...step import NO_WRITE, Batch
+from ...torch.store import Params, store, stream_of
+from . import describe
+from .metadata import LibattnMetadata, batch_of
+from .steps import Member
+
+
+def pages_of(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V as ``[N, B, Hk, D]``: of ``[N, Hk, B, 2 D]``, or of two planes."""
+    if kv_cache.dim() == 4:
+        rows = kv_cache.transpose(1, 2)
+        return rows[..., :head_size], rows[..., head_size:]
+    if kv_cache.dim() == 5 and kv_cache.shape[0] == 2:
+        return kv_cache[0], kv_cache[1]
+    raise make(Status.UNSUPPORTED, "kv_cache", f"{list(kv_cache.shape)}; supported: [N, Hk, B, 2 D], [2, N, B, Hk, D]")
+
+
+def index_of(name: str) -> int:
+    """A layer's number in the model; the last number in its name."""
+    numbers = [int(part) for part in name.split(".") if part.isdigit()]
+    return numbers[-1] if numbers else 0
+
+
+def _known(arguments: dict[str, Any]) -> None:
+    for name, value in arguments.items():
+        if value not in (None, False, -1):
+            raise make(Status.UNSUPPORTED, name, f"{value!r}; supported: no (not known to libattn's vLLM adapter)")
+
+
+class LibattnImpl(AttentionImpl):
+    """One layer."""
+
+    supports_quant_query_input: bool = False
+    can_return_lse_for_decode: bool = False
+
+    def __init__(self, num_heads: int, head_size: int, scale: float, num_kv_heads: int | None = None,
+                 alibi_slopes: list[float] | None = None, sliding_window: int | None = None,
+                 kv_cache_dtype: str = "auto", logits_soft_cap: float | None = None,
+                 attn_type: Any = AttentionType.DECODER, kv_sharing_target_layer_name: str | None = None,
+                 sinks: torch.Tensor | None = None, use_alibi_sqrt: bool = False, chunk_lookback: int = -1,
+                 **unknown: Any) -> None:
+        _known(unknown)
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads or num_heads
+        self.head_size, self.scale = head_size, float(scale)
+        self.sliding_window, self.kv_cache_dtype = sliding_window, kv_cache_dtype
+        self.logits_soft_cap, self.chunk_lookback = logits_soft_cap, chunk_lookback
+        self.attn_type = str(getattr(attn_type, "value", attn_type))
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.sinks = sinks
+        self.alibi = "none" if alibi_slopes is None else "sqrt" if use_alibi_sqrt else "linear"
+        self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        self.output_form = "plain"
+        self.causal_per_request = False
+
+    def fused_output_quant_supported(self, quant_key: Any) -> bool:
+        """Static fp8 per tensor, where a backend writes it. Nvfp4's block scales lie in tiles to vLLM, here in rows."""
+        from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
+
+        if quant_key != kFp8StaticTensorSym:
+            return False
+        desc = self._describe(None, torch.get_default_dtype(), 0, output_form="fp8_static")
+        found = store.runtime.select([desc], device=describe.device(), keep_unserved=True)
+        return not any(found.choice(0, phase).status for phase in ("prefill", "decode"))
+
+    def _describe(self, layer: Any, dtype: torch.dtype, block_size: int, **terms: Any) -> Any:
+        images = bool(getattr(layer, "use_mm_prefix", False)) and self.attn_type == "decoder"
+        clamp = images and getattr(layer, "mm_prefix_clamp_sliding_window", False)
+        return describe.layer(
+            "layers.0", self.num_heads, self.num_kv_heads, self.head_size, dtype, scale=self.scale,
+            attn_type=self.attn_type, sliding_window=self.sliding_window, kv_cache_dtype=self.kv_cache_dtype,
+            soft_cap=self.logits_soft_cap, alibi=self.alibi, has_sinks=self.sinks is not None, block_size=block_size,
+            chunk_lookback=self.chunk_lookback, prefix_lm=images,
+            prefix_lm_window=(self.sliding_window or 0) if clamp else 0, **terms)
+
+    def _params(self, layer: Any) -> Params:
+        params: list[tuple[str, Any]] = []
+        if self.sinks is not None:
+            params.append(("sinks", self.sinks))
+        if self.alibi_slopes is not None:
+            params.append(("alibi_slopes", self.alibi_slopes))
+        if describe.KV_DTYPES[self.kv_cache_dtype].startswith("fp8") and self.attn_type in ("decoder", "encoder_decoder"):
+            per_head = self._scales_per_head(layer)
+            params += [("k_scale", layer._k_scale if per_head else float(layer._k_scale_float)),
+                       ("v_scale", layer._v_scale if per_head else float(layer._v_scale_float))]
+        return tuple(params)
+
+    @staticmethod
+    def _scales_per_head(layer: Any) -> bool:
+        scale = getattr(layer, "_k_scale", None)
+        return isinstance(scale, torch.Tensor) and scale.numel() > 1
+
+    def version(self, layer: Any) -> Any:
+        """What a bound layer is bound anew for."""
+        return self.output_form, self.causal_per_request, getattr(layer, "_k_scale_float", 1.0), \
+            getattr(layer, "_v_scale_float", 1.0)
+
+    def member(self, layer: Any, kv_cache: torch.Tensor, m: LibattnMetadata, dtype: torch.dtype) -> Member:
+        """The layer for `Steps`."""
+        k_pages, v_pages = pages_of(kv_cache, self.head_size)
+        desc = self._describe(layer, dtype, k_pages.shape[1], device_seq_lens_only=m.seq_lens_cpu is None,
+                              causal_per_request=self.causal_per_request, output_form=self.output_form,
+                              scales_per_head=self._scales_per_head(layer))
+        return Member(desc, index_of(str(getattr(layer, "layer_name", ""))), self._params(layer), k_pages, v_pages)
+
+    def forward(self, layer: Any, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None,
+                kv_cache: torch.Tensor, attn_metadata: Any, output: torch.Tensor,
+                output_scale: torch.Tensor | None = None, output_block_scale: torch.Tensor | None = None,
+                **_: Any) -> torch.Tensor:
+        """Writes the step's keys and attends; without metadata (profiling) the output is zero."""
+        if output_block_scale is not None:
+            raise make(Status.UNSUPPORTED, "output_block_scale", "scales of blocks; supported: one scale of the output")
+        self.output_form = "plain" if output_scale is None else "fp8_static"
+        if attn_metadata is None:
+            return output.fill_(0)
+        m: LibattnMetadata = attn_metadata
+        heads = (-1, self.num_heads, self.head_size)
+        q, out = query.view(heads), output.view(heads)
+        k, v = (None if t is None else t.view(-1, self.num_kv_heads, self.head_size) for t in (key, value))
+        quant = None if output_scale is None else output_quant(output_scale.reshape(1))
+        if self.attn_type in ("encoder", "encoder_only"):
+            self._encode(layer, q, k, v, out, m, quant)
+            return output
+        self.causal_per_request |= m.causal_per_request
+        place = m.steps.place(layer, self, kv_cache, m, query.dtype)
+        cross = self.attn_type == "encoder_decoder"
+        plan = m.steps.plan(place, m, lambda: batch_of(m, q.shape[0], cross))
+        writes = k is not None and self.kv_sharing_target_layer_name is None
+        place.bound.run(stream_of(q.device), (None if t is None else (name, t, t.shape, t.stride()) for name, t in (
+            ("q", q), ("k", k if writes else None), ("v", v if writes else None), ("out", out))),
+            0 if writes else NO_WRITE, place.at, plan, quant)
+        return output
+
+    def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
+                           slot_mapping: torch.Tensor) -> None:
+        """`forward` writes the cache itself (``forward_includes_kv_cache_update``)."""
+        raise make(Status.ORDER, "do_kv_cache_update", "called for a backend whose forward writes the cache")
+
+    def _encode(self, layer: Any, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, out: torch.Tensor,
+                m: LibattnMetadata, quant: Any) -> None:
+        if k is None or v is None:
+            raise make(Status.INVALID_ARGUMENT, "key", "None; an encoder's keys come with its queries")
+        desc = self._describe(layer, q.dtype, 0, output_form=self.output_form)
+        bound = store.bound(desc, lambda: desc, index_of(str(getattr(layer, "layer_name", ""))), q.device,
+                            self._params(layer))
+        batch = Batch(m.query_start_loc.to(torch.int32), query_start_loc_host=m.query_start_loc_cpu,
+                      num_tokens=max(q.shape[0], m.num_actual_tokens))
+        stream = stream_of(q.device)
+        bound.update(batch, object(), stream)
+        bound.run(stream, ((name, t, t.shape, t.stride())
+                           for name, t in (("q", q), ("k", k), ("v", v), ("out", out))), extension=quant)
+
+
+class LatentImpl(MLAAttentionImpl):
+    """One MLA layer. vLLM's own layer would project a decode's queries into latent space, and its outputs back; here
+    all requests come as prefills, with queries per head, and libattn's core does what each needs."""
+
+    supports_pcp: bool = False
+    supports_quant_query_input: bool = False
+    can_return_lse_for_decode: bool = False
+
+    def __init__(self, num_heads: int, head_size: int, scale: float, num_kv_heads: int = 1,
+                 alibi_slopes: list[float] | None = None, sliding_window: int | None = None,
+                 kv_cache_dtype: str = "auto", logits_soft_cap: float | None = None,
+                 attn_type: Any = AttentionType.DECODER, kv_sharing_target_layer_name: str | None = None,
+                 q_lora_rank: int | None = None, kv_lora_rank: int = 0, qk_nope_head_dim: int = 0,
+                 qk_rope_head_dim: int = 0, qk_head_dim: int = 0, v_head_dim: int = 0, kv_b_proj: Any = None,
+                 indexer: Any = None, q_pad_num_heads: int | None = None, **unknown: Any) -> None:
+        _known({**unknown, "alibi_slopes": alibi_slopes, "indexer": indexer,
+                "kv_sharing_target_layer_name": kv_sharing_target_layer_name})
+        self.num_heads, self.num_kv_heads, self.head_size, self.scale = num_heads, 1, head_size, float(scale)
+        self.sliding_window, self.kv_cache_dtype = sliding_window, kv_cache_dtype
+        self.logits_soft_cap = logits_soft_cap
+        self.attn_type = str(getattr(attn_type, "value", attn_type))
+        self.q_lora_rank, self.kv_lora_rank, self.v_head_dim = q_lora_rank, kv_lora_rank, v_head_dim
+        self.qk_nope_head_dim, self.qk_rope_head_dim = qk_nope_head_dim, qk_rope_head_dim
+        self.kv_b_proj = kv_b_proj
+        self.projection: torch.Tensor | None = None
+        self.k_scale: torch.Tensor | None = None
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """kv_b_proj as the checkpoint has it, unquantized."""
+        from vllm.model_executor.layers.quantization.utils.quant_utils import get_and_maybe_dequant_weights
+
+        self.projection = get_and_maybe_dequant_weights(self.kv_b_proj, out_dtype=act_dtype)
+
+    def version(self, layer: Any) -> Any:
+        """What a bound layer is bound anew for."""
+        return None if self.projection is None else self.projection.data_ptr()
+
+    def member(self, layer: Any, kv_cache: torch.Tensor, m: LibattnMetadata, dtype: torch.dtype) -> Member:
+        """The layer for `Steps`; `layer` is vLLM's, or None where `forward_mha` does not know it."""
+        if self.projection is None:
+            raise make(Status.ORDER, "kv_b_proj", "not loaded: process_weights_after_loading was not called")
+        sizes = MlaDesc(self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim,
+                        absorb_in_core=True)
+        desc = describe.layer(
+            "layers.0", self.num_heads, 1, self.head_size, dtype, scale=self.scale, head_size_v=self.v_head_dim,
+            sliding_window=self.sliding_window, kv_cache_dtype=self.kv_cache_dtype, soft_cap=self.logits_soft_cap,
+            block_size=kv_cache.shape[-2], device_seq_lens_only=m.seq_lens_cpu is None, mla=sizes)
+        params: list[tuple[str, Any]] = [("kv_b_proj", self.projection)]
+        if describe.KV_DTYPES[self.kv_cache_dtype].startswith("fp8"):
+            params.append(("k_scale", self.k_scale if layer is None else layer._k_scale))
+        return Member(desc, index_of(str(getattr(self.kv_b_proj, "prefix", ""))), tuple(params),
+                      kv_cache.unsqueeze(-2), None)
+
+    def do_kv_cache_update(self, *_: Any, **__: Any) -> None:
+        """Nothing: `forward_mha` writes the rows with the step."""
+
+    def forward_mha(self, q: torch.Tensor, kv_c_normed: torch.Tensor, k_pe: torch.Tensor,
+                    kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, k_scale: torch.Tensor,
+                    output: torch.Tensor, output_scale: torch.Tensor | None = None) -> None:
+        """Writes the step's rows and attends."""
+        m: LibattnMetadata = attn_metadata
+        self.k_scale = k_scale
+        place = m.steps.place(None, self, kv_c_and_k_pe_cache, m, q.dtype)
+        bound = place.bound
+        plan = m.steps.plan(place, m, lambda: batch_of(m, q.shape[0]))
+        out = output.view(-1, self.num_heads, self.v_head_dim)
+        rows = {"q_nope": q[..., :self.qk_nope_head_dim], "q_pe": q[..., self.qk_nope_head_dim:],
+                "kv_c": kv_c_normed, "k_pe": k_pe.view(-1, self.qk_rope_head_dim)}
+        io = attn_io_mla(ext=attn_ext(id=ExtId.IO_MLA, struct_size=sizeof(attn_io_mla)),
+                         **{name: bound.descriptor(name, t, t.shape, t.stride()) for name, t in rows.items()})
+        bound.run(stream_of(q.device), (None, None, None, ("out", out, out.shape, out.stride())), 0, place.at, plan, io)
+
+    def forward_mqa(self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, layer: Any) -> Any:
+        """Never: `LibattnMetadata` has no decodes."""
+        raise make(Status.ORDER, "forward_mqa", "called for metadata without decodes")
+
+
+__all__ = ["LatentImpl", "LibattnImpl", "index_of", "pages_of"]

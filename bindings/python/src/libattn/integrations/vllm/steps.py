@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of one metadata builder: bound together when the first of them runs, and planned together, once a step."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...layers import LayerDesc
+from ...step import Batch, Plan
+from ... import memory
+from ...torch.paged import Step, bind_pages
+from ...torch.store import Bound, Params, store, stream_of
+
+#: What a captured batch is told by: requests, rows and the longest query.
+Shape = tuple[int, int, int]
+
+
+@dataclass
+class Member:
+    """One layer as its implementation describes it."""
+
+    desc: LayerDesc
+    index: int
+    params: Params
+    k_pages: torch.Tensor
+    v_pages: torch.Tensor | None
+
+
+@dataclass
+class Place:
+    """Where a layer is bound, and what has to be the same for it to stay there."""
+
+    key: Any
+    bound: Bound
+    at: int
+
+
+class Steps:
+    """Of one builder: a block table and the layers that it addresses.
+
+    Parameters
+    ----------
+    layers : callable
+        Gives the engine's layers of this builder by name, as far as they are there.
+    graph_level : str
+        What captured batches need; ``never``: none are captured.
+    """
+
+    def __init__(self, layers: Any, graph_level: str = "never") -> None:
+        self._layers = layers
+        self.graph_level = graph_level
+        self._places: dict[int, Place] = {}
+        self._captured: dict[tuple[int, Shape], Plan] = {}
+
+    def place(self, layer: Any, impl: Any, kv_cache: torch.Tensor, metadata: Any, dtype: torch.dtype) -> Place:
+        """Where the layer is bound; with it are bound those of its builder that have their caches."""
+        key = (kv_cache.data_ptr(), kv_cache.shape, dtype, impl.version(layer))
+        found = self._places.get(id(impl))
+        if found is None or found.key != key:
+            others = [(other, other.impl, other.kv_cache) for other in self._layers()
+                      if type(getattr(other, "impl", None)) is type(impl) and other.kv_cache.numel() > 0]
+            if not any(other[1] is impl for other in others):
+                others = [(layer, impl, kv_cache)]
+            self._bind(others, metadata, dtype, kv_cache.device)
+            found = self._places[id(impl)]
+        return found
+
+    def _bind(self, layers: Sequence[tuple[Any, Any, torch.Tensor]], metadata: Any, dtype: torch.dtype,
+              device: torch.device) -> None:
+        members = [impl.member(layer, cache, metadata, dtype) for layer, impl, cache in layers]
+        if self.graph_level != "never":
+            members = [replace(m, desc=replace(m.desc, graph_level=self.graph_level)) for m in members]
+        self._captured.clear()  # of layers that are bound anew
+        found = store.group([(m.desc, m.index, m.params) for m in members], device)
+        for member, (layer, impl, cache), (bound, at) in zip(members, layers, found):
+            bind_pages(bound, at, member.k_pages, member.v_pages)
+            key = (cache.data_ptr(), cache.shape, dtype, impl.version(layer))
+            self._places[id(impl)] = Place(key, bound, at)
+
+    def plan(self, place: Place, metadata: Any, batch: Any) -> Plan | None:
+        """Plan the step, unless that is done; the plan where it is one of a captured shape."""
+        if metadata.captured is not None:
+            return self._captured[id(place.bound), metadata.captured]
+        step = Step(metadata)
+        if not place.bound.holds(step):
+            place.bound.update(batch(), step, stream_of(place.bound.device))
+        return None
+
+    # Captured graphs. vLLM builds a batch's metadata and only then captures or replays its forward; nothing of Python
+    # runs in a replay. So plans are made and updated here, in build.
+
+    def capture(self, shape: Shape, metadata: Any, make_batch: Any, dtype: torch.dtype) -> bool:
+        """Plans of their own for a batch's shape, one for each `Bound`; False: no layer has its cache yet."""
+        present = [other for other in self._layers() if hasattr(other, "impl") and other.kv_cache.numel() > 0]
+        for other in present:
+            self.place(other, other.impl, other.kv_cache, metadata, dtype)
+        for bound in self._bounds():
+            batch: Batch = make_batch()
+            plan = bound.model.plan(0, max_num_reqs=shape[0], max_num_tokens=shape[1], max_query_len=shape[2],
+                                    max_seq_len=batch.struct.max_seq_len,
+                                    max_blocks_per_req=batch.struct.block_table_stride, graph=True)
+            if plan.workspace_bytes:
+                plan.bind_workspace(memory.allocate(plan.workspace_bytes, bound.device))
+            plan.update(batch, stream_of(bound.device), "capture")
+            self._captured[id(bound), shape] = plan
+        return bool(present)
+
+    def replay(self, shape: Shape, make_batch: Any) -> bool:
+        """Bring the plans of a captured shape to a new batch; False: none was captured."""
+        bounds = self._bounds() if self._captured else []
+        if not bounds or (id(bounds[0]), shape) not in self._captured:
+            return False
+        for bound in bounds:
+            self._captured[id(bound), shape].update(make_batch(), stream_of(bound.device), "replay")
+        return True
+
+    def _bounds(self) -> list[Bound]:
+        return list({id(place.bound): place.bound for place in self._places.values()}.values())
+
+
+__all__ = ["Member", "Place", "Shape", "Steps"]
