@@ -121,6 +121,12 @@ static void first_row_ignored(struct mutable_args *m)
     m->batch.num_actual_tokens -= first;
 }
 
+/* The host's copy is taken for the truth, which it is not where it says bounds. */
+static void host_rows_taken(struct mutable_args *m)
+{
+    m->batch.query_start_loc = m->batch.query_start_loc_host;
+}
+
 static void half_of_the_rows(struct mutable_args *m)
 {
     m->batch.num_logits_indices /= 2;
@@ -238,6 +244,7 @@ static const struct mutant mutants[] = {
     {.name = "mutant_heads_exchanged", .after = heads_exchanged},
     {.name = "mutant_outputs_rounded", .after = outputs_rounded},
     {.name = "mutant_first_row_ignored", .before = first_row_ignored},
+    {.name = "mutant_host_rows_taken", .before = host_rows_taken},
     {.name = "mutant_half_of_the_rows", .before = half_of_the_rows},
     {.name = "mutant_split_drops_the_last_key", .before = split_drops_the_last_key},
     {.name = "mutant_nan_hidden", .after = nan_hidden},

@@ -240,6 +240,14 @@ FORWARD(mutant_gdn, gated_delta, gdn, attn_attend_args)
 FORWARD(mutant_copy_blocks, copy_blocks, copy_blocks, attn_copy_blocks_args)
 FORWARD(mutant_fill, fill, fill, attn_fill_args)
 
+static attn_status mutant_make_table(const struct attn_block_table_args *args,
+                                     struct attn_error *error)
+{
+    const struct attn_instance *me = args->instance;
+    attn_status status = judge(me->mutant, args, sizeof *args);
+    return status == ATTN_OK ? me->mutant->table(me->kernels, args, error) : status;
+}
+
 const struct attn_kernels mutant_kernels = {
     .struct_size = sizeof mutant_kernels,
     .attend = mutant_attend,
@@ -260,4 +268,5 @@ const struct attn_kernels mutant_kernels = {
     .schedule = mutant_schedule,
     .update_block_table = mutant_update,
     .fill = mutant_fill,
+    .make_block_table = mutant_make_table,
 };

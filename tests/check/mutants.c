@@ -8,8 +8,8 @@
 static const struct mutant *mutant_at(int32_t index)
 {
     static const struct mutant_list *const lists[] = {
-        &attend_mutants, &term_mutants, &quantized_mutants, &kernel_mutants,
-        &mla_mutants,    &gdn_mutants,  &shared_mutants,    &call_mutants};
+        &attend_mutants, &term_mutants,   &quantized_mutants, &kernel_mutants, &mla_mutants,
+        &gdn_mutants,    &shared_mutants, &call_mutants,      &block_mutants};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         if (index < lists[i]->count) {
             return &lists[i]->mutants[index];
@@ -68,6 +68,7 @@ static attn_status forward_backend(void *user, const struct attn_backend_caps *c
             mine.next = &latent.ext;
         }
         mine.kernels &= ~ATTN_KERNEL_COPY;
+        mine.kernels |= mutant->table != NULL ? ATTN_KERNEL_MAKE_BLOCK_TABLE : 0;
         mine.layer_kinds &=
             ~((UINT64_C(1) << ATTN_LAYER_MLA) | (UINT64_C(1) << ATTN_LAYER_RECURRENT));
         mine.features |= mutant->features;
@@ -119,7 +120,9 @@ static attn_status mutants_create(const struct attn_create_args *args, attn_inst
     if (me == NULL) {
         return ATTN_ERROR_OUT_OF_MEMORY;
     }
-    *me = (struct attn_instance){NULL, real_plugin(error), NULL, args->host, mutant};
+    *me =
+        (struct attn_instance){NULL, real_plugin(error), NULL, args->host, mutant, mutant_kernels};
+    me->table.make_block_table = mutant->table != NULL ? mutant_kernels.make_block_table : NULL;
     struct attn_create_args of_real = *args;
     of_real.backend = "cpu_ref";
     attn_status status = me->plugin == NULL
@@ -130,7 +133,7 @@ static attn_status mutants_create(const struct attn_create_args *args, attn_inst
         return status;
     }
     *instance = me;
-    *kernels = &mutant_kernels;
+    *kernels = &me->table;
     return ATTN_OK;
 }
 

@@ -68,8 +68,10 @@ struct mutant {
                         struct attn_error *);
     attn_status (*copy_blocks)(const struct attn_kernels *, const struct attn_copy_blocks_args *,
                                struct attn_error *);
-    fill_kernel *fill;                   /* which is declared only then */
-    void (*mla)(struct mutable_args *m); /* attend_mla and attend_mla_sparse, before */
+    fill_kernel *fill; /* which is declared only then */
+    attn_status (*table)(const struct attn_kernels *, const struct attn_block_table_args *,
+                         struct attn_error *); /* make_block_table, likewise */
+    void (*mla)(struct mutable_args *m);       /* attend_mla and attend_mla_sparse, before */
     void (*mla_after)(const struct attn_attend_args *args);
     attn_status (*mla_takes)(const struct attn_attend_args *args); /* before anything else */
     const struct attn_mla_caps *latent; /* declared instead of cpu_ref's */
@@ -95,6 +97,7 @@ struct attn_instance {
     const struct attn_kernels *kernels;
     const struct attn_host *host;
     const struct mutant *mutant;
+    struct attn_kernels table; /* what it declares of mutant_kernels */
 };
 
 /* mutant_table.c */
@@ -105,7 +108,7 @@ struct mutant_list {
     const struct mutant *mutants;
     int32_t count;
 };
-extern const struct mutant_list attend_mutants, call_mutants, gdn_mutants, kernel_mutants,
-    mla_mutants, quantized_mutants, shared_mutants, term_mutants;
+extern const struct mutant_list attend_mutants, block_mutants, call_mutants, gdn_mutants,
+    kernel_mutants, mla_mutants, quantized_mutants, shared_mutants, term_mutants;
 
 #endif

@@ -16,6 +16,7 @@ cases_of() {
     mutant_gdn_*) echo --quick 'gated_delta*' ;;
     mutant_mla_* | control_mla_*) echo --quick 'attend_mla*' ;;
     mutant_calls_*) echo --quick 'calls.*' ;;
+    mutant_tables_* | control_tables) echo --quick 'make_block_table.*' ;;
     mutant_copies_*) echo --quick 'blocks.*' ;;
     mutant_fills_*) echo --quick 'idle.*' ;;
     mutant_merge_*) echo --quick 'merge_states.*' ;;

@@ -234,9 +234,10 @@ static enum trial_result run_beside(struct trial *trial, const struct problem *p
                                     struct attn_error *error)
 {
     struct side other;
-    bool ready = side_init(&other, tested->backend, tested->device, problem) &&
-                 side_prepare(&other, problem, 1, error) == ATTN_OK &&
-                 side_plan_shorter(&other, problem, ATTN_PLAN_EAGER, error) == ATTN_OK;
+    bool ready = side_init(&other, tested->backend, tested->device, problem);
+    side_loosen(&other, problem);
+    ready = ready && side_prepare(&other, problem, 1, error) == ATTN_OK &&
+            side_plan_shorter(&other, problem, ATTN_PLAN_EAGER, error) == ATTN_OK;
     if (ready) {
         uint8_t drained; /* before the other's memory goes */
         *status = side_attend(tested, error);
@@ -312,6 +313,7 @@ enum trial_result trial_attend(struct trial *trial, const struct case_space *spa
         result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     } else {
         tested.binding.layer.batch_invariant = way == TRIAL_ALONE;
+        side_loosen(&tested, &problem);
         if (!trial_supports(trial, trial->tested, &tested.binding.layer, problem.phase)) {
             result = TRIAL_SKIPPED;
         } else {

@@ -68,7 +68,12 @@ enum causal_value {
     CAUSAL_PER_REQUEST,
     CAUSAL_OVERRIDDEN /* a causal layer in a batch that says it is not */
 };
-enum lengths_value { LENGTHS_EXACT, LENGTHS_BOUNDS, LENGTHS_DEVICE };
+enum lengths_value {
+    LENGTHS_EXACT,
+    LENGTHS_BOUNDS,
+    LENGTHS_DEVICE,
+    LENGTHS_HOST_BOUNDS /* per request, see side_loosen */
+};
 enum scale_place { SCALES_INLINE, SCALES_APART };
 
 struct factor_value {

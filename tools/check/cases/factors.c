@@ -164,6 +164,7 @@ static bool add_features(struct factor *f, const struct attn_backend_caps *caps)
     ok = ok && add(&f[FACTOR_LENGTHS], LENGTHS_EXACT, 0) &&
          add(&f[FACTOR_LENGTHS], LENGTHS_BOUNDS, 0);
     ok = ok && add_feature(&f[FACTOR_LENGTHS], caps, ATTN_FEATURE_DEVICE_SEQ_LENS, LENGTHS_DEVICE);
+    ok = ok && add_feature(&f[FACTOR_LENGTHS], caps, ATTN_FEATURE_HOST_BOUNDS, LENGTHS_HOST_BOUNDS);
     ok = ok && add(&f[FACTOR_FIRST_ROW], 0, 0) && add(&f[FACTOR_FIRST_ROW], 5, 0);
     ok = ok && add_feature(&f[FACTOR_TABLE_ROW], caps, ATTN_FEATURE_BLOCK_TABLE_ROW, 1);
     ok = ok && add(&f[FACTOR_WRITE], 0, 0) && (!writes || add(&f[FACTOR_WRITE], 1, 0));

@@ -54,6 +54,7 @@ void case_layer(const struct factor_value *v, struct attn_layer_desc *layer)
         .needs_lse = v[FACTOR_LSE].a != 0,
         .needs_block_table_row = v[FACTOR_TABLE_ROW].a,
         .device_seq_lens_only = v[FACTOR_LENGTHS].a == LENGTHS_DEVICE,
+        .host_bounds = v[FACTOR_LENGTHS].a == LENGTHS_HOST_BOUNDS,
         .fast_prefill = v[FACTOR_FAST_PREFILL].a,
     };
     if (!layer->has_window) {

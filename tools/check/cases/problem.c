@@ -116,6 +116,7 @@ static void draw_requests(struct problem *p, uint64_t *random)
     p->num_blocks += 3; /* never written: poison */
     p->table_stride += SPARE_BLOCKS;
     p->num_tokens = p->num_actual_tokens + PADDING_ROWS;
+    p->num_tokens += p->v[FACTOR_LENGTHS].a == LENGTHS_HOST_BOUNDS ? PROBLEM_LOOSE_ROWS : 0;
     p->num_logits = p->v[FACTOR_FAST_PREFILL].a ? p->num_actual_tokens / 3 + 2 : 0;
 }
 
@@ -132,7 +133,8 @@ static void add_tensors(struct problem *p)
     int32_t d = p->v[FACTOR_HEAD_SIZE].a, dv = p->v[FACTOR_HEAD_SIZE].b;
     size_t e = number_bytes(p->v[FACTOR_DTYPE].a), q_e = number_bytes(p->q_dtype);
     size_t tokens = (size_t)p->num_tokens, context = (size_t)p->num_context;
-    size_t keys = (size_t)(p->num_keys + PADDING_ROWS), sink = (size_t)p->v[FACTOR_STATIC_SINK].a;
+    size_t keys = (size_t)(p->num_keys + p->num_tokens - p->num_actual_tokens),
+           sink = (size_t)p->v[FACTOR_STATIC_SINK].a;
     int64_t blocks = p->paged ? p->num_blocks : 0;
     at->q = image_add(im, tokens * (size_t)problem_row_elements(p, hq, d) * q_e, 256, false);
     at->k = image_add(im, keys * (size_t)problem_row_elements(p, hk, d) * e, 256, false);

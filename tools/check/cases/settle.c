@@ -91,7 +91,7 @@ static void settle_terms(const struct case_space *space, struct attend_case *c)
     if (shape_is_decode(shape) || shape >= SHAPE_CONTIGUOUS) {
         off(c, FACTOR_FAST_PREFILL);
     }
-    if (shape >= SHAPE_CONTIGUOUS && case_value(space, c, FACTOR_LENGTHS).a == LENGTHS_DEVICE) {
+    if (shape >= SHAPE_CONTIGUOUS && case_value(space, c, FACTOR_LENGTHS).a >= LENGTHS_DEVICE) {
         off(c, FACTOR_LENGTHS);
     }
     if (case_value(space, c, FACTOR_WRITE).a || case_value(space, c, FACTOR_FAST_PREFILL).a) {
@@ -148,6 +148,7 @@ uint64_t case_features(const struct factor_value *v)
     features |= v[FACTOR_LSE].a ? ATTN_FEATURE_LSE : 0;
     features |= v[FACTOR_TABLE_ROW].a ? ATTN_FEATURE_BLOCK_TABLE_ROW : 0;
     features |= v[FACTOR_LENGTHS].a == LENGTHS_DEVICE ? ATTN_FEATURE_DEVICE_SEQ_LENS : 0;
+    features |= v[FACTOR_LENGTHS].a == LENGTHS_HOST_BOUNDS ? ATTN_FEATURE_HOST_BOUNDS : 0;
     features |= v[FACTOR_QUERY].a ? ATTN_FEATURE_QUANTIZED_QUERY : 0;
     return features;
 }

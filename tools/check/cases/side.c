@@ -36,6 +36,34 @@ bool side_init(struct side *side, struct backend *backend, const struct device *
     return true;
 }
 
+void side_loosen(struct side *side, const struct problem *problem)
+{
+    struct attn_batch *batch = &side->binding.batch;
+    struct loose_lengths *loose = &side->loose;
+    int32_t row = problem->first_row, longest = 0;
+    if (problem->v[FACTOR_LENGTHS].a != LENGTHS_HOST_BOUNDS) {
+        return;
+    }
+    for (int32_t r = 0; r < problem->num_reqs; r++) {
+        const struct request *request = &problem->requests[r];
+        int32_t rows = request->query_len;
+        if (problem->phase == ATTN_PHASE_PREFILL) { /* one of them beyond what few rows are */
+            rows += r == problem->num_reqs / 2 ? PROBLEM_LOOSE_ROWS - PROBLEM_MAX_REQS : 1;
+        }
+        loose->starts[r] = row;
+        loose->lens[r] = request->seq_len + (r % 2 == 0 ? PROBLEM_LOOSE_KEYS : 0);
+        longest = rows > longest ? rows : longest;
+        row += rows;
+    }
+    loose->starts[problem->num_reqs] = row;
+    batch->flags |= ATTN_BATCH_HOST_BOUNDS;
+    batch->query_start_loc_host = loose->starts;
+    batch->seq_lens_host = loose->lens;
+    batch->encoder_seq_lens_host = batch->encoder_seq_lens != NULL ? loose->lens : NULL;
+    batch->num_actual_tokens = row;
+    batch->max_query_len = longest;
+}
+
 static attn_status take_plan_memory(struct side *side, const struct attn_schedule_size *size)
 {
     attn_status status = plan_memory_init(&side->plan, side->device, size);
@@ -97,13 +125,14 @@ attn_status side_restore(struct side *side, const struct problem *problem)
 {
     struct attn_batch *batch = &side->binding.batch;
     const uint8_t *lengths = problem->image.bytes + problem->at.seq_lens;
+    const int32_t *host =
+        batch->flags & ATTN_BATCH_HOST_BOUNDS ? side->loose.lens : (const int32_t *)lengths;
     uint8_t drained, *seq_lens = side->memory + problem->at.seq_lens;
     if (!problem->paged) {
         return ATTN_OK;
     }
-    batch->seq_lens_host = batch->seq_lens_host != NULL ? (const int32_t *)lengths : NULL;
-    batch->encoder_seq_lens_host =
-        batch->encoder_seq_lens_host != NULL ? (const int32_t *)lengths : NULL;
+    batch->seq_lens_host = batch->seq_lens_host != NULL ? host : NULL;
+    batch->encoder_seq_lens_host = batch->encoder_seq_lens_host != NULL ? host : NULL;
     bool ok =
         device_read(side->device, &drained, seq_lens, 1) &&
         device_write(side->device, seq_lens, lengths, (size_t)problem->num_reqs * sizeof(int32_t));

@@ -8,6 +8,11 @@
 #include "harness/planned.h"
 #include "cases/problem.h"
 
+/* The host's copies of lengths that are bounds. */
+struct loose_lengths {
+    int32_t starts[PROBLEM_MAX_REQS + 1], lens[PROBLEM_MAX_REQS];
+};
+
 struct side {
     struct backend *backend;
     const struct device *device;
@@ -17,11 +22,15 @@ struct side {
     struct attn_limits limits;
     struct plan_memory plan;
     void *stream;
+    struct loose_lengths loose;
 };
 
 bool side_init(struct side *side, struct backend *backend, const struct device *device,
                const struct problem *problem);
 void side_finish(struct side *side);
+/* Of a case with LENGTHS_HOST_BOUNDS: the host's copies say more rows and keys than the device's.
+ * Before side_prepare, of the side that is tested; the reference stays exact. */
+void side_loosen(struct side *side, const struct problem *problem);
 /* prepare and schedule_size; the limits are `factor` times what the batch needs. */
 attn_status side_prepare(struct side *side, const struct problem *problem, int32_t factor,
                          struct attn_error *error);

@@ -305,6 +305,8 @@ enum trial_result engine_trial(struct trial *trial, struct core *core,
                               !side_init(&other, trial->tested, trial->device, &problem))) {
         status = ATTN_ERROR_OUT_OF_MEMORY;
     }
+    side_loosen(&tested, &problem);
+    side_loosen(&other, &problem);
     status = status == ATTN_OK ? side_run_reference(&reference, &problem, &error) : status;
     result = status == ATTN_OK ? run_engine(&run, &reference, way)
                                : trial_call_failed(trial, "reference", status, &error);

@@ -261,6 +261,7 @@ static void try_features(const struct core_sink *sink, const struct attn_layer_d
          &u.layer.needs_block_table_row},
         {"device_seq_lens", "device_seq_lens_only", ATTN_FEATURE_DEVICE_SEQ_LENS,
          &u.layer.device_seq_lens_only},
+        {"host_bounds", "host_bounds", ATTN_FEATURE_HOST_BOUNDS, &u.layer.host_bounds},
         {"batch_invariant", "batch_invariant", ATTN_FEATURE_BATCH_INVARIANT,
          &u.layer.batch_invariant},
     };
