@@ -63,12 +63,11 @@ static attn_status bind(attn_model *model, int32_t index)
     struct attn_kv_spec spec = {.struct_size = sizeof spec};
     struct attn_cache_memory memory = {
         .struct_size = sizeof memory, .num_blocks = BLOCKS, .device = device};
-    /* clang-format off */
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits), .max_num_reqs = 1, .max_num_tokens = PROMPT,
-                   .max_seq_len = LENGTH}};
-    /* clang-format on */
+    const struct attn_limits limits = {.struct_size = sizeof limits,
+                                       .max_num_reqs = 1,
+                                       .max_num_tokens = PROMPT,
+                                       .max_seq_len = LENGTH};
+    const struct attn_plan_options options = {.struct_size = sizeof options, .limits = &limits};
     layer->bound = api->model_layer(model, index);
     attn_status status = api->layer_kv_spec(layer->bound, &spec, &error);
     memory.base = layer->cache = zeroed((size_t)(BLOCKS * spec.padded_page_bytes));
