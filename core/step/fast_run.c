@@ -27,63 +27,129 @@ static inline bool is_special(const struct attn_step_io *io, uint32_t flags, uin
             ((uintptr_t)io->k & no_slots)) != 0;
 }
 
+/* Both without strides, in one test, or each with a last one of 1. */
+static inline bool are_dense(const struct attn_tensor *a, const struct attn_tensor *b)
+{
+    return ((uintptr_t)a->strides | (uintptr_t)b->strides) == 0 ||
+           ((a->strides == NULL || a->strides[2] == 1) &&
+            (b->strides == NULL || b->strides[2] == 1));
+}
+
+/* tensor_is_rows_here of two tensors with rows of one kind, field by field: few values are alive at
+ * a time. */
+static inline bool are_rows(const struct attn_tensor *a, const struct attn_tensor *b,
+                            const struct rows *wanted, int64_t rows)
+{
+    const uint64_t kind = tensor_kind(a), device = device_code(&a->device);
+    const int64_t *x, *y;
+    if (kind != wanted->kind || kind != tensor_kind(b) || device != wanted->device ||
+        device != device_code(&b->device) || !are_dense(a, b)) {
+        return false;
+    }
+    x = a->shape, y = b->shape;
+    return x != NULL && y != NULL && x[0] >= rows && y[0] >= rows && x[1] == wanted->heads &&
+           x[1] == y[1] && x[2] == wanted->head_size && x[2] == y[2];
+}
+
+/* In the functions below `alike` is a constant: both have rows of one kind. */
+static inline bool both(const struct attn_tensor *a, const struct rows *of_a,
+                        const struct attn_tensor *b, const struct rows *of_b, int64_t rows,
+                        bool alike)
+{
+    return alike ? are_rows(a, b, of_a, rows)
+                 : tensor_is_rows_here(a, of_a, rows) && tensor_is_rows_here(b, of_b, rows);
+}
+
+static inline attn_status call(struct step *step, const struct attn_step_io *io,
+                               struct attn_error *error)
+{
+    struct launch *launch = step->main[0];
+    step->error = error; /* one value is kept over the call */
+    set_io(&launch->args, io);
+    attn_status status = launch->kernel(&launch->args, error);
+    return status == ATTN_OK ? status : step_fail(step, status, step->error);
+}
+
 /* One attend over a cache that has its keys: what most runs of an engine with its own write are.
  * Whatever is not plain goes the general way, which also finds the words for a refusal. */
+static inline attn_status attend(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                                 struct attn_error *error, uintptr_t no_slots, bool alike)
+{
+    const struct attn_tensor *q = io->q, *out = io->out;
+    const int64_t rows = plan->num_tokens;
+    if (is_special(io, ~ATTN_RUN_NO_WRITE, no_slots) || q == NULL || out == NULL ||
+        !both(q, &step->q, out, &step->out, rows, alike)) {
+        return run_general(plan, step, io, error);
+    }
+    return call(step, io, error);
+}
+
 static attn_status run_attend(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                               struct attn_error *error)
 {
-    const struct attn_tensor *q = io->q, *out = io->out;
-    int64_t rows = plan->num_tokens;
-    if (is_special(io, ~ATTN_RUN_NO_WRITE, step->no_slots) || q == NULL || out == NULL ||
-        !tensor_is_rows_here(q, &step->q, rows) || !tensor_is_rows_here(out, &step->out, rows)) {
-        return run_general(plan, step, io, error);
-    }
-    struct launch *launch = step->main[0];
-    set_io(&launch->args, io);
-    return launch->kernel(&launch->args, error);
+    return attend(plan, step, io, error, step->no_slots, false);
+}
+
+/* Where keys would be lost, and q and out are alike. */
+static attn_status run_attend_alike(attn_plan *plan, struct step *step,
+                                    const struct attn_step_io *io, struct attn_error *error)
+{
+    return attend(plan, step, io, error, UINTPTR_MAX, true);
 }
 
 /* A plain run that brings the step's keys. */
 static inline bool is_plain_write(const attn_plan *plan, const struct step *step,
-                                  const struct attn_step_io *io)
+                                  const struct attn_step_io *io, bool alike)
 {
     const struct attn_tensor *q = io->q, *k = io->k, *v = io->v, *out = io->out;
-    int64_t rows = plan->num_tokens, slots = plan->given.num_slots;
+    const int64_t rows = plan->num_tokens, slots = plan->given.num_slots;
     return !is_special(io, UINT32_MAX, 0) && q != NULL && k != NULL && v != NULL && out != NULL &&
-           tensor_is_rows_here(q, &step->q, rows) && tensor_is_rows_here(k, &step->k, slots) &&
-           tensor_is_rows_here(v, &step->v, slots) && tensor_is_rows_here(out, &step->out, rows);
+           both(q, &step->q, out, &step->out, rows, alike) &&
+           both(k, &step->k, v, &step->v, slots, alike);
 }
 
 /* Likewise with the step's keys written first. */
-static attn_status run_write_attend(attn_plan *plan, struct step *step,
-                                    const struct attn_step_io *io, struct attn_error *error)
+static inline attn_status write_attend(attn_plan *plan, struct step *step,
+                                       const struct attn_step_io *io, struct attn_error *error,
+                                       bool alike)
 {
-    if (!is_plain_write(plan, step, io)) {
+    if (!is_plain_write(plan, step, io, alike)) {
         return run_general(plan, step, io, error);
     }
     step->write.stream = io->stream;
     step->write.k = io->k;
     step->write.v = io->v;
     attn_status status = step->write_kv(&step->write, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    struct launch *launch = step->main[0];
-    set_io(&launch->args, io);
-    return launch->kernel(&launch->args, error);
+    return status == ATTN_OK ? call(step, io, error) : step_fail(step, status, error);
+}
+
+static attn_status run_write_attend(attn_plan *plan, struct step *step,
+                                    const struct attn_step_io *io, struct attn_error *error)
+{
+    return write_attend(plan, step, io, error, false);
+}
+
+static attn_status run_write_attend_alike(attn_plan *plan, struct step *step,
+                                          const struct attn_step_io *io, struct attn_error *error)
+{
+    return write_attend(plan, step, io, error, true);
 }
 
 /* Likewise, with the keys written by the attend. */
 static attn_status run_fused(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                              struct attn_error *error)
 {
-    if (!is_plain_write(plan, step, io)) {
+    if (!is_plain_write(plan, step, io, false)) {
         return run_general(plan, step, io, error);
     }
-    struct launch *launch = step->main[0];
-    launch->args.flags = 0;
-    set_io(&launch->args, io);
-    return launch->kernel(&launch->args, error);
+    step->main[0]->args.flags = 0;
+    return call(step, io, error);
+}
+
+static bool same_rows(const struct rows *a, const struct rows *b)
+{
+    return a->kind == b->kind && a->heads == b->heads && a->head_size == b->head_size &&
+           a->device == b->device;
 }
 
 void step_choose_entry(attn_plan *plan, struct step *step)
@@ -107,13 +173,14 @@ void step_choose_entry(attn_plan *plan, struct step *step)
         hooks->after_layer != NULL) {
         return;
     }
+    const bool out_alike = same_rows(&step->q, &step->out), v_alike = same_rows(&step->k, &step->v);
     if (!writes) {
-        step->enter = run_attend;
+        step->enter = out_alike && step->no_slots != 0 ? run_attend_alike : run_attend;
     } else if (step->fuses) {
         step->enter = run_fused;
     } else if (step->write_kv != NULL) {
         step->write.slot_mapping = plan->given.slot_mapping;
         step->write.num_slots = plan->given.num_slots;
-        step->enter = run_write_attend;
+        step->enter = out_alike && v_alike ? run_write_attend_alike : run_write_attend;
     }
 }

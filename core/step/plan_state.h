@@ -31,8 +31,8 @@ typedef attn_status step_kernel(const struct attn_attend_args *args, struct attn
 
 /* One prepared call: attend of one part of one layer in one phase. */
 struct launch {
-    step_kernel *kernel;
     struct attn_attend_args args;
+    step_kernel *kernel;
     struct schedule *schedule;
 };
 
@@ -77,17 +77,17 @@ static inline bool tensor_is_rows(const struct attn_tensor *t, const struct rows
     return tensor_kind(t) == wanted->kind && tensor_has_shape(t, wanted, rows);
 }
 
-/* Likewise on the plan's own device, in one test more. */
+/* Likewise on the plan's own device. */
 static inline bool tensor_is_rows_here(const struct attn_tensor *t, const struct rows *wanted,
                                        int64_t rows)
 {
-    return ((tensor_kind(t) ^ wanted->kind) | (device_code(&t->device) ^ wanted->device)) == 0 &&
+    return tensor_kind(t) == wanted->kind && device_code(&t->device) == wanted->device &&
            tensor_has_shape(t, wanted, rows);
 }
 
 /* One layer in a plan. */
 struct step {
-    step_program *enter;   /* what run() calls: by the last plan */
+    step_program *enter;   /* what run() calls: by the last plan; it names the layer in errors */
     step_program *program; /* the attends alone, likewise */
     step_program *inner;   /* what a quantized output is the program around, likewise */
     attn_layer *layer;
@@ -304,6 +304,9 @@ static inline struct launch *launch_use(struct launch *launch, const struct attn
 /* fast_run.c: chooses what run() enters, after the program and its calls are chosen. */
 void step_choose_entry(attn_plan *plan, struct step *step);
 /* run.c */
+/* A failed run: whatever a kernel has left becomes clean text behind the layer's name and its
+ * backends'. Copies, and formats nothing. */
+attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error);
 extern step_program run_general;
 /* out in the layer's output form */
 attn_status step_check_out(const attn_plan *plan, const struct step *step,

@@ -178,8 +178,8 @@ static attn_status check_extensions(const struct step *step, const struct attn_s
 }
 
 /* Everything that a run can be. */
-attn_status run_general(attn_plan *plan, struct step *step, const struct attn_step_io *io,
-                        struct attn_error *error)
+static attn_status run_anything(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                                struct attn_error *error)
 {
     const struct attn_model_options *hooks = &plan->model->options;
     int32_t layer = step->layer->index;
@@ -208,26 +208,6 @@ attn_status run_general(attn_plan *plan, struct step *step, const struct attn_st
     return status;
 }
 
-/* Kept out of plan_run, which so needs no stack of its own. */
-__attribute__((noinline)) static attn_status run_foreign(attn_plan *plan, struct step *step,
-                                                         const struct attn_step_io *io,
-                                                         struct attn_error *error)
-{
-    struct attn_step_io read;
-    attn_status status = struct_read(&read, sizeof read, MIN_IO, io, "attn_step_io", error);
-    return status == ATTN_OK ? step->enter(plan, step, &read, error) : status;
-}
-
-__attribute__((noinline)) static attn_status
-refuse_run(const attn_plan *plan, const attn_layer *layer, struct attn_error *error)
-{
-    if (layer->table != plan->table) {
-        return FAIL("layer", "the layer is not of the plan's block-table group");
-    }
-    return error_set_text(error, ATTN_ERROR_ORDER, "plan",
-                          "plan_batch has not succeeded for this step");
-}
-
 /* `text` behind what `to` holds, as far as it goes. */
 static size_t append(char *to, size_t at, const char *text)
 {
@@ -238,10 +218,9 @@ static size_t append(char *to, size_t at, const char *text)
 
 /* A failed run: whatever a kernel has left becomes clean text behind the layer's name and its
  * backends'. Copies, and formats nothing. */
-__attribute__((noinline)) static attn_status fail_run(const struct step *step, attn_status status)
+attn_status step_fail(const struct step *step, attn_status status, struct attn_error *error)
 {
     const attn_layer *layer = step->layer;
-    struct attn_error *error = step->error;
     const struct instance *last = NULL;
     char field[ATTN_ERROR_FIELD_SIZE], message[ATTN_ERROR_MESSAGE_SIZE + 1];
     status = error_relay(error, status, error);
@@ -266,8 +245,28 @@ __attribute__((noinline)) static attn_status fail_run(const struct step *step, a
     return error_set_text(error, status, field, message);
 }
 
-attn_status plan_run(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,
-                     struct attn_error *error)
+attn_status run_general(attn_plan *plan, struct step *step, const struct attn_step_io *io,
+                        struct attn_error *error)
+{
+    attn_status status = run_anything(plan, step, io, error);
+    return status == ATTN_OK ? status : step_fail(step, status, error);
+}
+
+/* Kept out of plan_run, which so needs no stack. */
+__attribute__((noinline)) static attn_status run_foreign(attn_plan *plan, struct step *step,
+                                                         const struct attn_step_io *io,
+                                                         struct attn_error *error)
+{
+    struct attn_step_io read;
+    attn_status status = struct_read(&read, sizeof read, MIN_IO, io, "attn_step_io", error);
+    return status == ATTN_OK ? step->enter(plan, step, &read, error)
+                             : step_fail(step, status, error);
+}
+
+__attribute__((noinline)) static attn_status refuse_run(const attn_plan *plan,
+                                                        const attn_layer *layer,
+                                                        const struct attn_step_io *io,
+                                                        struct attn_error *error)
 {
     if (plan == NULL) {
         return FAIL("plan", "plan is NULL");
@@ -278,13 +277,32 @@ attn_status plan_run(attn_plan *plan, attn_layer *layer, const struct attn_step_
     if (io == NULL) {
         return FAIL("io", "io is NULL");
     }
-    if (layer->table != plan->ready) {
-        return refuse_run(plan, layer, error);
+    if (layer->table != plan->table) {
+        return FAIL("layer", "the layer is not of the plan's block-table group");
     }
-    /* what a failure needs stands in the step: this function keeps one value over the call */
+    return error_set_text(error, ATTN_ERROR_ORDER, "plan",
+                          "plan_batch has not succeeded for this step");
+}
+
+attn_status plan_run(attn_plan *plan, attn_layer *layer, const struct attn_step_io *io,
+                     struct attn_error *error)
+{
+    if (layer == NULL) {
+        return refuse_run(plan, layer, io, error);
+    }
+    const attn_layer *table = layer->table; /* each load stands between two tests: branches alone */
+    if (plan == NULL) {
+        return refuse_run(plan, layer, io, error);
+    }
+    const attn_layer *ready = plan->ready;
+    if (io == NULL) {
+        return refuse_run(plan, layer, io, error);
+    }
+    const size_t size = io->struct_size;
+    if (table != ready) {
+        return refuse_run(plan, layer, io, error);
+    }
     struct step *step = plan->step_of_slot[layer->slot];
-    step->error = error;
-    attn_status status = io->struct_size == sizeof *io ? step->enter(plan, step, io, error)
-                                                       : run_foreign(plan, step, io, error);
-    return status == ATTN_OK ? status : fail_run(step, status);
+    return size == sizeof *io ? step->enter(plan, step, io, error)
+                              : run_foreign(plan, step, io, error);
 }

@@ -98,7 +98,7 @@ attn_status pair_init(struct pair *pair, struct session *session, const struct a
     struct shape mine = *shape;
     mine.value[PARAMETER_WRITE] = writes;
     mine.value[PARAMETER_LAYOUT] = -1;
-    *pair = (struct pair){.writes = writes};
+    *pair = (struct pair){.writes = writes, .warm_calls = 1};
     attn_status status = subject_init(&pair->subject, session, &mine, backend, NULL, error);
     if (status != ATTN_OK) {
         return status;
@@ -109,8 +109,8 @@ attn_status pair_init(struct pair *pair, struct session *session, const struct a
         set_arguments(pair);
         status = plan_direct(pair, error);
     }
-    status = status == ATTN_OK ? pair_run_calls(pair, 1) : status;
-    status = status == ATTN_OK ? pair_direct_calls(pair, 1) : status;
+    status = status == ATTN_OK ? pair_run_calls(pair, pair->warm_calls) : status;
+    status = status == ATTN_OK ? pair_direct_calls(pair, pair->warm_calls) : status;
     if (status != ATTN_OK) {
         pair_finish(pair);
     }

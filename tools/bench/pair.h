@@ -18,6 +18,7 @@ struct pair {
     void *schedule_host;
     struct attn_limits limits;
     bool writes;
+    int64_t warm_calls; /* no constant: a clone of either function for it would not be counted */
     attn_layer *handle;
 };
 
