@@ -7,7 +7,8 @@
 
 #define NAME "cuda_flash"
 
-extern const struct gpu_matrix_kernels sm80_matrix; /* sm80_attend.c */
+extern const struct gpu_matrix_kernels sm80_matrix;     /* sm80_attend.c */
+extern const struct gpu_delta_chunks sm80_delta_chunks; /* sm80_gated_delta.c */
 #ifdef CUDA_FLASH_SM90
 extern const struct gpu_prefill sm90_prefill;      /* sm90_prefill.c */
 extern const struct gpu_latent_kernel sm90_latent; /* sm90_latent.c */
@@ -59,15 +60,17 @@ static attn_status cuda_probe(const struct attn_host *host, const struct attn_pr
 static const char *add_kernels(struct attn_instance *instance)
 {
     instance->matrix = &sm80_matrix;
+    instance->chunks = &sm80_delta_chunks;
+    const char *cause = sm80_delta_chunks.load(&instance->device);
 #ifdef CUDA_FLASH_SM90
     if (instance->device.major == 9) {
-        const char *cause = sm90_prefill.load(&instance->device);
+        cause = cause != NULL ? cause : sm90_prefill.load(&instance->device);
         instance->prefill = &sm90_prefill;
         instance->latent = &sm90_latent;
         return cause != NULL ? cause : sm90_latent.load(&instance->device);
     }
 #endif
-    return NULL;
+    return cause;
 }
 
 const struct gpu_vendor gpu_vendor = {

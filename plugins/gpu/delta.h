@@ -30,7 +30,12 @@ struct gpu_delta_params {
     int32_t num_reqs, num_tokens;
     int32_t num_k_heads, num_v_heads, head_size_k, head_size_v;
     int32_t conv_width, conv_silu, l2norm, num_drafted;
-    int32_t row_tiles; /* of a head's rows of the state; one group has one */
+    /* Requests of so many tokens that keep one state go in chunks, by a kernel of their own; 0:
+     * none
+     */
+    int32_t chunked_from;
+    int32_t steps_apart; /* 1: so do requests of one token, whose windows roll there */
+    int32_t row_tiles;   /* of a head's rows of the state; one group has one */
     float scale;
 };
 

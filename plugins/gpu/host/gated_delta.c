@@ -5,7 +5,7 @@
 #include "common/gated_delta.h"
 
 #include "gpu/delta.h"
-#include "gpu/host/instance.h"
+#include "gpu/host/schedule.h"
 
 #define STEP_TOKENS 4 /* of a request, on average, that delta_step is for */
 
@@ -155,6 +155,60 @@ static struct gpu_delta_params params_of(const struct gdn *gdn)
     return p;
 }
 
+/* The kernels that a call needs: for requests of one token, of few, and in chunks. The first and
+ * the last are a plugin's own; without them all are of few. */
+struct ways {
+    bool steps, few, chunks;
+};
+
+/* Drafts that keep all of their states are among the few whatever their number, which the plan does
+ * not know of. */
+static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_delta_params *p,
+                               struct ways *ways, struct attn_error *error)
+{
+    const struct attn_instance *instance = args->instance;
+    const struct gpu_delta_chunks *own = instance->chunks;
+    const struct schedule_host *plan = args->schedule_host;
+    *ways = (struct ways){.few = true};
+    if (args->prepared == NULL || args->prepared->way != GPU_WAY_CHUNKS || plan == NULL) {
+        return ATTN_OK;
+    }
+    p->steps_apart = p->num_accepted == NULL && own->takes_steps(&instance->device, p);
+    p->chunked_from = plan->has_many && own->takes(p) ? own->tokens : 0;
+    ways->steps = p->steps_apart && plan->has_steps;
+    ways->chunks = p->chunked_from > 0;
+    ways->few = plan->has_few || (plan->has_steps && !p->steps_apart) ||
+                (plan->has_many && (!ways->chunks || p->num_drafted >= own->tokens));
+    int64_t chunks = own->num_chunks(p->num_reqs, p->num_tokens);
+    if (ways->chunks &&
+        (args->workspace == NULL ||
+         (uint64_t)(chunks * args->prepared->chunk_bytes) > args->workspace_bytes)) {
+        return plugin_error(error, ATTN_ERROR_WORKSPACE, "workspace",
+                            "%zu bytes; %lld chunks of %lld are needed",
+                            args->workspace != NULL ? args->workspace_bytes : 0, (long long)chunks,
+                            (long long)args->prepared->chunk_bytes);
+    }
+    return ATTN_OK;
+}
+
+/* The kernels that go token by token. */
+static const char *run_tokens(const struct gpu_device *device, struct gpu_delta_params *p,
+                              void *stream)
+{
+    /* longer requests wait for one token after the other, where more groups of fewer rows help */
+    bool is_step = p->head_size_k <= 128 && p->num_tokens <= STEP_TOKENS * p->num_reqs &&
+                   (int64_t)p->num_reqs * p->num_v_heads >= 2 * (int64_t)device->num_sms;
+    if (is_step) {
+        p->row_tiles = (p->head_size_v + DELTA_STEP_ROWS - 1) / DELTA_STEP_ROWS;
+    }
+    int64_t items = (int64_t)p->num_reqs * p->num_v_heads * p->row_tiles;
+    return gpu_device_launch(device,
+                             is_step                 ? GPU_KERNEL_delta_step
+                             : p->head_size_k <= 128 ? GPU_KERNEL_delta_128
+                                                     : GPU_KERNEL_delta_512,
+                             gpu_groups(items, 1, 1 << 20), p, stream);
+}
+
 attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
 {
     attn_status status = gdn_check_desc(args->layer, error);
@@ -176,19 +230,20 @@ attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_err
     }
     const struct gpu_device *device = &args->instance->device;
     struct gpu_delta_params p = params_of(&gdn);
-    /* longer requests wait for one token after the other, where more groups of fewer rows help */
-    bool is_step = p.head_size_k <= 128 && p.num_tokens <= STEP_TOKENS * p.num_reqs &&
-                   (int64_t)p.num_reqs * p.num_v_heads >= 2 * (int64_t)device->num_sms;
-    if (is_step) {
-        p.row_tiles = (p.head_size_v + DELTA_STEP_ROWS - 1) / DELTA_STEP_ROWS;
+    const struct gpu_delta_chunks *own = args->instance->chunks;
+    struct ways ways;
+    status = choose_ways(args, &p, &ways, error);
+    if (status != ATTN_OK) {
+        return status;
     }
-    int64_t items = (int64_t)p.num_reqs * p.num_v_heads * p.row_tiles;
-    const char *cause = gpu_device_launch(device,
-                                          is_step                ? GPU_KERNEL_delta_step
-                                          : p.head_size_k <= 128 ? GPU_KERNEL_delta_128
-                                                                 : GPU_KERNEL_delta_512,
-                                          gpu_groups(items, 1, 1 << 20), &p, args->stream);
-    if (cause == NULL && p.conv_width > 1) {
+    const char *cause = ways.steps ? own->run_steps(device, &p, args->stream) : NULL;
+    if (cause == NULL && ways.few) {
+        cause = run_tokens(device, &p, args->stream);
+    }
+    if (cause == NULL && ways.chunks) {
+        cause = own->run(device, &p, args->prepared->chunk_bytes, args->workspace, args->stream);
+    }
+    if (cause == NULL && p.conv_width > 1 && (ways.few || ways.chunks)) {
         cause = gpu_device_launch(
             device, GPU_KERNEL_delta_roll,
             gpu_groups(gdn.num_channels * p.num_reqs, GPU_THREADS_delta_roll, 1 << 20), &p,

@@ -10,6 +10,7 @@
 struct gpu_matrix_kernels;
 struct gpu_prefill;
 struct gpu_latent_kernel;
+struct gpu_delta_chunks;
 
 struct attn_instance {
     const struct attn_host *host;
@@ -18,10 +19,11 @@ struct attn_instance {
     const struct gpu_matrix_kernels *matrix; /* NULL: plain kernels serve all */
     const struct gpu_prefill *prefill; /* NULL: requests of many rows have no way of their own */
     const struct gpu_latent_kernel *latent; /* NULL: latent rows have none */
+    const struct gpu_delta_chunks *chunks;  /* NULL: gated delta has none */
 };
 
 /* Which slot a state is for. */
-enum gpu_way { GPU_WAY_ATTEND, GPU_WAY_LATENT, GPU_WAY_WITHOUT_PLAN };
+enum gpu_way { GPU_WAY_ATTEND, GPU_WAY_LATENT, GPU_WAY_CHUNKS, GPU_WAY_WITHOUT_PLAN };
 
 struct attn_prepared {
     int32_t way; /* enum gpu_way */
@@ -30,6 +32,8 @@ struct attn_prepared {
     int32_t narrow;    /* 1: the cache has 8-bit elements */
     /* of a token's queries in 16 bits, where they come in 8; 0: they do not */
     int32_t query_bytes;
+    int64_t
+        chunk_bytes; /* of the workspace for a chunk of gated delta; 0: it goes token by token */
 };
 
 attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *error);

@@ -79,8 +79,15 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
     const struct attn_mla_desc *mla =
         (const struct attn_mla_desc *)gpu_find_ext(layer->next, ATTN_EXT_MLA_DESC);
     const bool is_sparse = mla != NULL && mla->topk > 0;
+    const struct attn_recurrent_desc *recurrent =
+        (const struct attn_recurrent_desc *)gpu_find_ext(layer->next, ATTN_EXT_RECURRENT_DESC);
+    if (recurrent != NULL && instance->chunks != NULL) {
+        (*prepared)->chunk_bytes =
+            instance->chunks->chunk_bytes(&instance->device, recurrent, layer->dtype);
+    }
     (*prepared)->way =
-        layer->kind == ATTN_LAYER_MLA && !is_sparse ? GPU_WAY_LATENT
+        (*prepared)->chunk_bytes > 0                  ? GPU_WAY_CHUNKS
+        : layer->kind == ATTN_LAYER_MLA && !is_sparse ? GPU_WAY_LATENT
         : is_sparse || layer->kind == ATTN_LAYER_RECURRENT || instance->matrix == NULL
             ? GPU_WAY_WITHOUT_PLAN
             : GPU_WAY_ATTEND;
@@ -120,6 +127,13 @@ attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
     size->host_bytes = sizeof(struct schedule_host);
     size->device_bytes = 0;
     if (prepared->way == GPU_WAY_WITHOUT_PLAN) {
+        return ATTN_OK;
+    }
+    if (prepared->way == GPU_WAY_CHUNKS) {
+        bool chunks =
+            limits->max_query_len == 0 || limits->max_query_len >= instance->chunks->tokens;
+        int64_t most = instance->chunks->num_chunks(limits->max_num_reqs, limits->max_num_tokens);
+        size->device_bytes = chunks ? round_up((size_t)(most * prepared->chunk_bytes)) : 0;
         return ATTN_OK;
     }
     int64_t row_tiles =
@@ -264,6 +278,29 @@ static void choose_ways(struct schedule_host *plan, const struct attn_attend_arg
     plan->has_few = few || !plan->has_many;
 }
 
+/* The same for gated delta in chunks. */
+static void choose_chunks(struct schedule_host *plan, const struct attn_attend_args *args,
+                          int32_t mode)
+{
+    const struct attn_batch *batch = args->batch;
+    const int32_t *start = batch->query_start_loc_host;
+    const int32_t tokens = args->instance->chunks->tokens;
+    plan->has_steps = 1;
+    plan->has_few = batch->max_query_len > 1;
+    plan->has_many = batch->max_query_len >= tokens;
+    if (!plan->has_few || mode != ATTN_PLAN_EAGER || batch->flags & ATTN_BATCH_HOST_BOUNDS) {
+        return;
+    }
+    bool few = false, steps = false;
+    for (int32_t r = 0; r < batch->num_reqs; r++) {
+        int32_t count = start[r + 1] - start[r];
+        steps |= count == 1;
+        few |= count > 1 && count < tokens;
+    }
+    plan->has_steps = steps;
+    plan->has_few = few;
+}
+
 char *prefill_memory(const struct attn_attend_args *args)
 {
     const struct schedule_host *plan = args->schedule_host;
@@ -281,9 +318,16 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
     if (args->prepared != NULL && args->prepared->way == GPU_WAY_WITHOUT_PLAN) {
         return ATTN_OK;
     }
-    if (plan == NULL || args->workspace == NULL || args->prepared == NULL) {
+    if (plan == NULL || args->prepared == NULL ||
+        (args->workspace == NULL && args->prepared->way != GPU_WAY_CHUNKS)) {
         return plugin_error(error, ATTN_ERROR_WORKSPACE, "workspace",
                             "a plan needs its prepared, host memory and workspace");
+    }
+    if (args->prepared->way == GPU_WAY_CHUNKS) {
+        if (mode != ATTN_PLAN_REPLAY && mode != ATTN_PLAN_IN_GRAPH) {
+            choose_chunks(plan, args, mode);
+        }
+        return ATTN_OK;
     }
     if (mode != ATTN_PLAN_REPLAY && mode != ATTN_PLAN_IN_GRAPH) {
         choose_rows(plan, args);

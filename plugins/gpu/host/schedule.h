@@ -3,6 +3,9 @@
 #ifndef GPU_HOST_SCHEDULE_H
 #define GPU_HOST_SCHEDULE_H
 
+#include <attn/recurrent.h>
+
+#include "gpu/delta.h"
 #include "gpu/host/instance.h"
 #include "gpu/latent.h"
 
@@ -20,6 +23,7 @@ struct schedule_host {
      * neither is launched where it would have none. */
     int32_t few_rows;
     int32_t has_many, has_few;
+    int32_t has_steps; /* of gated delta: requests of one token, which are not among the few */
 };
 
 /* A plugin's matrix kernels, which walk segments of a schedule. Without them every attend is that
@@ -72,6 +76,29 @@ struct gpu_latent_kernel {
     bool (*serves)(const struct attn_attend_args *args);
     /* Launches the attend of what was planned for it. NULL or the cause of a failure. */
     const char *(*attend)(const struct attn_attend_args *args, const struct gpu_latent_params *p);
+};
+
+/* A faster way for requests of many tokens of gated delta layers. Without one they go token by
+ * token. What it computes of a request depends on its own length, the layer and the tensors alone.
+ */
+struct gpu_delta_chunks {
+    int32_t tokens; /* the fewest of such a request */
+    const char *(*load)(const struct gpu_device *device);
+    /* Of workspace for a chunk of a layer; 0: it serves none of its requests. */
+    int64_t (*chunk_bytes)(const struct gpu_device *device, const struct attn_recurrent_desc *desc,
+                           int32_t dtype);
+    /* Chunks that there is workspace for, for such a batch. */
+    int64_t (*num_chunks)(int64_t reqs, int64_t tokens);
+    /* Whether it walks these arguments. */
+    bool (*takes)(const struct gpu_delta_params *p);
+    /* Whether requests of one token have a kernel of their own for these arguments, which rolls
+     * their windows, too, and its launch. */
+    bool (*takes_steps)(const struct gpu_device *device, const struct gpu_delta_params *p);
+    const char *(*run_steps)(const struct gpu_device *device, const struct gpu_delta_params *p,
+                             void *stream);
+    /* Launches what serves its requests; chunked_from is set. NULL or the cause of a failure. */
+    const char *(*run)(const struct gpu_device *device, const struct gpu_delta_params *p,
+                       int64_t chunk_bytes, char *memory, void *stream);
 };
 
 struct layout {

@@ -6,13 +6,9 @@
  * memory. With a = e^g S k and b = e^g S q of the old S, o = b + r (k q): one pass over S, and two
  * sums over lanes for each row. Steps of one token are bound by memory: S is read and written once,
  * 8 Dv Dk bytes a head. Longer ones are bound by the latency of a token's sums. */
-#include "gpu/delta.h"
-#include "gpu/device/number.h"
+#include "gpu/device/delta.h"
 
 #include "gpu/kernels/list.h"
-
-#define L2_EPSILON 1e-6f
-#define SOFTPLUS_LINEAR 20.0f
 
 /* Tokens of a stretch: SIZE is at least Dk. */
 #define STRETCH_OF(SIZE) (2048 / (SIZE))
@@ -32,39 +28,6 @@ template <class D> struct delta_memory {
     float kq[STRETCH_OF(SIZE)]; /* k q */
 };
 
-/* One request of a step, as gdn_request of common/gated_delta.h. */
-struct delta_request {
-    int32_t first_row, num_tokens;
-    const int32_t *slots;
-    int32_t from; /* the number of the state that it starts from */
-    bool has_state, keeps_all;
-};
-
-GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_request &request)
-{
-    int32_t first = p.query_start[r], end = min(p.query_start[r + 1], p.num_tokens);
-    request.first_row = first;
-    request.num_tokens = end - first;
-    request.slots = p.state_slots + r * p.state_slots_stride;
-    request.from = p.num_accepted != nullptr ? p.num_accepted[r] - 1 : 0;
-    request.keeps_all = p.num_accepted != nullptr && request.num_tokens <= 1 + p.num_drafted;
-    if (request.num_tokens <= 0 || request.slots[0] < 0 || request.slots[0] >= p.num_slots ||
-        (p.seq_lens != nullptr && p.seq_lens[r] == 0) || request.from < 0 ||
-        request.from > p.num_drafted) {
-        return false;
-    }
-    int32_t slot = request.slots[request.from];
-    request.has_state =
-        p.has_state != nullptr ? p.has_state[r] != 0 : p.seq_lens[r] > request.num_tokens;
-    return slot >= 0 && slot < p.num_slots;
-}
-
-GPU_INLINE float matrix_number(const gpu_matrix &m, int64_t i, int64_t j)
-{
-    int64_t at = i * m.row + j * m.column;
-    return number_load(m.data + at * number_bytes_of(m.dtype), m.dtype, 0);
-}
-
 /* Input of a channel at token t of the request; before 0 it stands in the window, whose oldest of
  * conv_width - 1 entries is number `from`. */
 GPU_INLINE float mixed_number(const gpu_delta_params &p, const delta_request &request, int32_t t,
@@ -78,11 +41,6 @@ GPU_INLINE float mixed_number(const gpu_delta_params &p, const delta_request &re
     return request.has_state
                ? number_load(window, p.window_dtype, request.from + p.conv_width - 1 + t)
                : 0.0f;
-}
-
-GPU_INLINE float silu(float x)
-{
-    return x / (1.0f + expf(-x));
 }
 
 #define SHORT_CONV 4
@@ -146,13 +104,6 @@ GPU_INLINE float part_number(const gpu_delta_params &p, const delta_request &req
     }
     const char *row = plain.data + (int64_t)(request.first_row + t) * plain.row + head * plain.head;
     return number_load(row, plain.dtype, d);
-}
-
-/* ln(1 + e^x), without the loss of a small e^x. */
-GPU_INLINE float softplus(float x)
-{
-    float e = expf(fminf(x, SOFTPLUS_LINEAR)), u = 1.0f + e;
-    return x > SOFTPLUS_LINEAR ? x : u == 1.0f ? e : logf(u) * (e / (u - 1.0f));
 }
 
 /* e^g = e^(-e^a_log softplus(a + dt_bias)), beta = 1 / (1 + e^-b). */
@@ -226,12 +177,6 @@ GPU_INLINE void finish_stretch(const gpu_delta_params &p, int32_t count, delta_m
 template <class D> struct delta_rows {
     float s[D::warp_rows][D::count];
 };
-
-GPU_INLINE float *state_row(const gpu_delta_params &p, int32_t slot, int32_t head, int32_t d)
-{
-    return (float *)(p.state + slot * p.state_slot + head * p.state_head) +
-           (int64_t)d * p.head_size_k;
-}
 
 template <class D>
 GPU_INLINE void load_state(const gpu_delta_params &p, const delta_request &request, int32_t head,
@@ -361,7 +306,8 @@ template <class D> GPU_INLINE void run_items(const gpu_delta_params &p, delta_me
         int32_t r = (int32_t)(i / (p.num_v_heads * p.row_tiles));
         int32_t rest = (int32_t)(i - (int64_t)r * p.num_v_heads * p.row_tiles);
         delta_request request;
-        if (enter_request(p, r, request)) {
+        if (enter_request(p, r, request) && !goes_in_chunks(p, request) &&
+            !is_one_step(p, request)) {
             run_request(p, request, rest / p.row_tiles, rest % p.row_tiles, m);
         }
     }
@@ -401,7 +347,7 @@ GPU_KERNEL(delta_roll, gpu_delta_params)
         int32_t r = (int32_t)(i / channels);
         int64_t channel = i - r * channels;
         delta_request request;
-        if (!enter_request(p, r, request)) {
+        if (!enter_request(p, r, request) || is_one_step(p, request)) {
             continue;
         }
         int32_t history = p.conv_width - 1;

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gated delta in chunks, host side: which layers and tensors it takes, and where its chunks lie. */
+#include "sm80_gated_delta.h"
+
+#include "gpu/host/schedule.h"
+
+bool sm80_delta_fits(const struct gpu_device *device);
+
+/* Requests of fewer tokens go token by token. */
+#define CHUNKED_FROM 32
+
+/* Scores and the inverse are f16: without a norm of q and k they have no bound, and what f16 layers
+ * are held to, they miss now and then. */
+static int64_t chunk_bytes(const struct gpu_device *device, const struct attn_recurrent_desc *g,
+                           int32_t dtype)
+{
+    bool served = sm80_delta_fits(device) && g->qk_l2norm && g->head_size_k <= CHUNK_DIMS &&
+                  g->conv_width <= CHUNK_TAPS && dtype == ATTN_DTYPE_BF16;
+    return served ? g->num_k_heads * (int64_t)sizeof(struct chunk_keys) +
+                        g->num_v_heads * (int64_t)sizeof(struct chunk_head)
+                  : 0;
+}
+
+/* Two ways to number the chunks of a batch without sums over its requests: a request of n tokens
+ * that begins at token s has ceil(n / 64) chunks, and these fit between floor(s / 64) + r and
+ * floor((s + n) / 64) + r + 1 as well as, from 32 tokens on, between floor(s / 32) and
+ * floor((s + n) / 32). */
+static int64_t num_chunks(int64_t reqs, int64_t tokens)
+{
+    int64_t by_request = tokens / CHUNK + reqs, by_tokens = tokens / CHUNKED_FROM;
+    return (by_request < by_tokens ? by_request : by_tokens) + 1;
+}
+
+static uint64_t bits_of(const struct gpu_tensor *t)
+{
+    return (uint64_t)(uintptr_t)t->data | (uint64_t)t->row | (uint64_t)t->head;
+}
+
+/* Whether all inputs of channels and their weights are of out's type. */
+static bool takes(const struct gpu_delta_params *p)
+{
+    int32_t dtype = p->out.dtype;
+    const struct gpu_matrix *bias = &p->conv_bias;
+    if (p->conv_width == 0) {
+        return dtype == ATTN_DTYPE_BF16 && p->q.dtype == dtype && p->k.dtype == dtype &&
+               p->v.dtype == dtype;
+    }
+    return dtype == ATTN_DTYPE_BF16 && p->mixed.dtype == dtype && p->window_dtype == dtype &&
+           p->conv_weight.dtype == dtype && (bias->data == NULL || bias->dtype == dtype);
+}
+
+static const char *run(const struct gpu_device *device, const struct gpu_delta_params *p,
+                       int64_t bytes, char *memory, void *stream)
+{
+    int64_t chunks = num_chunks(p->num_reqs, p->num_tokens);
+    bool by_request = p->num_tokens / CHUNK + p->num_reqs < p->num_tokens / CHUNKED_FROM;
+    uint64_t keys = bits_of(&p->q) | bits_of(&p->k), values = bits_of(&p->v);
+    if (p->conv_width > 0) {
+        keys = values = bits_of(&p->mixed);
+    }
+    struct sm80_delta_params a = {
+        .p = *p,
+        .memory = memory,
+        .chunk_bytes = bytes,
+        .num_chunks = (int32_t)chunks,
+        .tokens_apart = by_request ? CHUNK : CHUNKED_FROM,
+        .requests_apart = by_request,
+        .wide_keys = p->head_size_k % 4 == 0 && keys % 8 == 0,
+        .wide_values = p->head_size_v % 2 == 0 && values % 4 == 0,
+        .wide_out = p->head_size_v % 2 == 0 && bits_of(&p->out) % 4 == 0,
+    };
+    return sm80_delta_launch(device, &a, stream);
+}
+
+/* Of bulk copies and clusters: rows of whole keys on 16 bytes, at most eight CTAs of a key head. */
+static bool takes_steps(const struct gpu_device *device, const struct gpu_delta_params *p)
+{
+#ifdef CUDA_FLASH_SM90
+    uint64_t state =
+        (uint64_t)(uintptr_t)p->state | (uint64_t)p->state_slot | (uint64_t)p->state_head;
+    return device->major == 9 && takes(p) && p->conv_width == CHUNK_TAPS &&
+           p->head_size_k == CHUNK_DIMS && p->head_size_v <= CHUNK_DIMS &&
+           p->num_v_heads / p->num_k_heads <= 8 && state % 16 == 0;
+#else
+    (void)device, (void)p;
+    return false;
+#endif
+}
+
+static const char *run_steps(const struct gpu_device *device, const struct gpu_delta_params *p,
+                             void *stream)
+{
+#ifdef CUDA_FLASH_SM90
+    struct sm80_delta_params a = {.p = *p};
+    return sm90_delta_launch(device, &a, stream);
+#else
+    (void)device, (void)p, (void)stream;
+    return NULL;
+#endif
+}
+
+static const char *load(const struct gpu_device *device)
+{
+    const char *cause = sm80_delta_launch(device, NULL, NULL);
+#ifdef CUDA_FLASH_SM90
+    if (cause == NULL && device->major == 9) {
+        cause = sm90_delta_launch(device, NULL, NULL);
+    }
+#endif
+    return cause;
+}
+
+const struct gpu_delta_chunks sm80_delta_chunks = {
+    .tokens = CHUNKED_FROM,
+    .load = load,
+    .chunk_bytes = chunk_bytes,
+    .num_chunks = num_chunks,
+    .takes = takes,
+    .takes_steps = takes_steps,
+    .run_steps = run_steps,
+    .run = run,
+};

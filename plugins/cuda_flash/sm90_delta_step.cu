@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <cuda.h>
+
+#include "sm90_delta_step.cuh"
+
+#define MOST_CLUSTER 8
+
+template <int KIND, int ROWS>
+static cudaError_t launch_rows(struct sm80_delta_params *a, int slices, cudaStream_t stream)
+{
+    constexpr int bytes = sizeof(step_memory<ROWS>);
+    if (a == nullptr) {
+        return cudaFuncSetAttribute(delta_one<KIND, ROWS>,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    }
+    a->slices = slices;
+    cudaLaunchAttribute attributes[2];
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = (unsigned)(a->p.num_v_heads / a->p.num_k_heads * slices);
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)(a->p.num_reqs * a->p.num_v_heads * slices));
+    config.blockDim = dim3(STEP_THREADS);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    return cudaLaunchKernelEx(&config, delta_one<KIND, ROWS>, *a);
+}
+
+/* Fewer rows of a CTA as long as that gives multiprocessors work, within a cluster of a key head.
+ */
+template <int KIND>
+static cudaError_t launch(const struct gpu_device *device, struct sm80_delta_params *a,
+                          cudaStream_t stream)
+{
+    if (a == nullptr) {
+        cudaError_t error = launch_rows<KIND, 32>(nullptr, 0, stream);
+        error = error ? error : launch_rows<KIND, 64>(nullptr, 0, stream);
+        return error ? error : launch_rows<KIND, 128>(nullptr, 0, stream);
+    }
+    int group = a->p.num_v_heads / a->p.num_k_heads;
+    int64_t heads = (int64_t)a->p.num_reqs * a->p.num_v_heads;
+    int by32 = (a->p.head_size_v + 31) / 32, by64 = (a->p.head_size_v + 63) / 64;
+    if (by32 * group <= MOST_CLUSTER && heads * by64 <= 2 * device->num_sms) {
+        return launch_rows<KIND, 32>(a, by32, stream);
+    }
+    if (by64 * group <= MOST_CLUSTER && heads <= 2 * device->num_sms) {
+        return launch_rows<KIND, 64>(a, by64, stream);
+    }
+    return launch_rows<KIND, 128>(a, 1, stream);
+}
+
+typedef CUresult CUDAAPI push_fn(CUcontext);
+typedef CUresult CUDAAPI pop_fn(CUcontext *);
+
+extern "C" const char *sm90_delta_launch(const struct gpu_device *device,
+                                         struct sm80_delta_params *params, void *stream)
+{
+    CUcontext popped;
+    bool bf16 = params == nullptr || params->p.out.dtype == ATTN_DTYPE_BF16;
+    bool f16 = params == nullptr || !bf16;
+    cudaError_t error = cudaSuccess;
+    ((push_fn *)device->push)((CUcontext)device->context);
+    if (bf16) {
+        error = launch<KIND_BF16>(device, params, (cudaStream_t)stream);
+    }
+    if (f16 && error == cudaSuccess) {
+        error = launch<KIND_F16>(device, params, (cudaStream_t)stream);
+    }
+    if (error != cudaSuccess) { /* the runtime would keep it for the next launch */
+        (void)cudaGetLastError();
+    }
+    ((pop_fn *)device->pop)(&popped);
+    return error == cudaSuccess ? NULL : cudaGetErrorString(error);
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the kernels of the gated delta rule share: a request's place in a step, gates, rows of the
+ * state. */
+#ifndef GPU_DEVICE_DELTA_H
+#define GPU_DEVICE_DELTA_H
+
+#include "gpu/delta.h"
+#include "gpu/device/number.h"
+
+#define L2_EPSILON 1e-6f
+#define SOFTPLUS_LINEAR 20.0f
+
+/* One request of a step, as gdn_request of common/gated_delta.h. */
+struct delta_request {
+    int32_t first_row, num_tokens;
+    const int32_t *slots;
+    int32_t from; /* the number of the state that it starts from */
+    bool has_state, keeps_all;
+};
+
+GPU_INLINE bool enter_request(const gpu_delta_params &p, int32_t r, delta_request &request)
+{
+    int32_t first = p.query_start[r], end = min(p.query_start[r + 1], p.num_tokens);
+    request.first_row = first;
+    request.num_tokens = end - first;
+    request.slots = p.state_slots + r * p.state_slots_stride;
+    request.from = p.num_accepted != nullptr ? p.num_accepted[r] - 1 : 0;
+    request.keeps_all = p.num_accepted != nullptr && request.num_tokens <= 1 + p.num_drafted;
+    if (request.num_tokens <= 0 || request.slots[0] < 0 || request.slots[0] >= p.num_slots ||
+        (p.seq_lens != nullptr && p.seq_lens[r] == 0) || request.from < 0 ||
+        request.from > p.num_drafted) {
+        return false;
+    }
+    int32_t slot = request.slots[request.from];
+    request.has_state =
+        p.has_state != nullptr ? p.has_state[r] != 0 : p.seq_lens[r] > request.num_tokens;
+    return slot >= 0 && slot < p.num_slots;
+}
+
+/* Requests of the kernels that a plugin has of its own. */
+GPU_INLINE bool goes_in_chunks(const gpu_delta_params &p, const delta_request &request)
+{
+    return p.chunked_from > 0 && request.num_tokens >= p.chunked_from && !request.keeps_all;
+}
+
+GPU_INLINE bool is_one_step(const gpu_delta_params &p, const delta_request &request)
+{
+    return p.steps_apart && request.num_tokens == 1;
+}
+
+GPU_INLINE float matrix_number(const gpu_matrix &m, int64_t i, int64_t j)
+{
+    int64_t at = i * m.row + j * m.column;
+    return number_load(m.data + at * number_bytes_of(m.dtype), m.dtype, 0);
+}
+
+GPU_INLINE float silu(float x)
+{
+    return x / (1.0f + expf(-x));
+}
+
+/* ln(1 + e^x), without the loss of a small e^x. */
+GPU_INLINE float softplus(float x)
+{
+    float e = expf(fminf(x, SOFTPLUS_LINEAR)), u = 1.0f + e;
+    return x > SOFTPLUS_LINEAR ? x : u == 1.0f ? e : logf(u) * (e / (u - 1.0f));
+}
+
+GPU_INLINE float *state_row(const gpu_delta_params &p, int32_t slot, int32_t head, int32_t d)
+{
+    return (float *)(p.state + slot * p.state_slot + head * p.state_head) +
+           (int64_t)d * p.head_size_k;
+}
+
+#endif
