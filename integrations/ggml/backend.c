@@ -12,12 +12,16 @@
 
 enum { MAX_COUNTS = 4 };
 
-/* A backend's state. Engines change the number of threads between prefill and decode: one runtime
- * for each. */
+/* Multiply-adds below which waking threads costs more than it saves, and ggml's own may stand and
+ * spin on the cores meanwhile: such a step runs on the calling thread alone. */
+#define LEAST_SHARED_WORK (INT64_C(16) << 20)
+
+/* A backend's state: a runtime for each number of threads that steps ran with, since engines
+ * change it between prefill and decode. */
 struct context {
     struct attention *attention[MAX_COUNTS];
     int32_t threads[MAX_COUNTS];
-    int32_t current;
+    int32_t wanted;
 };
 
 /* Answers supports_op, from whatever thread asks first; ggml builds its graphs in one. */
@@ -39,33 +43,9 @@ static void backend_free(ggml_backend_t backend)
     free(backend);
 }
 
-/* The state for as many threads as were set last; NULL: libattn cannot be opened. */
-static struct attention *current(struct context *context)
+/* The state for so many threads; NULL: libattn cannot be opened. */
+static struct attention *with_threads(struct context *context, int32_t threads)
 {
-    struct attention **attention = &context->attention[context->current];
-    if (*attention == NULL) {
-        *attention = attention_create(context->threads[context->current]);
-    }
-    return *attention;
-}
-
-static enum ggml_status graph_compute(ggml_backend_t backend, struct ggml_cgraph *graph)
-{
-    struct attention *attention = current(backend->context);
-    int count = ggml_graph_n_nodes(graph);
-    for (int i = 0; i < count; i++) {
-        const struct ggml_tensor *node = ggml_graph_node(graph, i);
-        if (node->op == GGML_OP_FLASH_ATTN_EXT &&
-            (attention == NULL || !attention_run(attention, node))) {
-            return GGML_STATUS_FAILED;
-        }
-    }
-    return GGML_STATUS_SUCCESS;
-}
-
-static void set_n_threads(ggml_backend_t backend, int threads)
-{
-    struct context *context = backend->context;
     int32_t place = 0;
     while (place < MAX_COUNTS - 1 && context->threads[place] != threads &&
            context->threads[place] != 0) {
@@ -76,7 +56,41 @@ static void set_n_threads(ggml_backend_t backend, int threads)
         context->attention[place] = NULL;
         context->threads[place] = threads;
     }
-    context->current = place;
+    if (context->attention[place] == NULL) {
+        context->attention[place] = attention_create(threads);
+    }
+    return context->attention[place];
+}
+
+/* Multiply-adds, masked ones included. */
+static int64_t work_of(const struct ggml_tensor *op)
+{
+    const struct ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2];
+    return q->ne[1] * q->ne[2] * q->ne[3] * k->ne[1] * (k->ne[0] + v->ne[0]);
+}
+
+static enum ggml_status graph_compute(ggml_backend_t backend, struct ggml_cgraph *graph)
+{
+    struct context *context = backend->context;
+    int count = ggml_graph_n_nodes(graph);
+    for (int i = 0; i < count; i++) {
+        const struct ggml_tensor *node = ggml_graph_node(graph, i);
+        if (node->op != GGML_OP_FLASH_ATTN_EXT) {
+            continue;
+        }
+        int32_t threads = work_of(node) < LEAST_SHARED_WORK ? 1 : context->wanted;
+        struct attention *attention = with_threads(context, threads);
+        if (attention == NULL || !attention_run(attention, node)) {
+            return GGML_STATUS_FAILED;
+        }
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+static void set_n_threads(ggml_backend_t backend, int threads)
+{
+    struct context *context = backend->context;
+    context->wanted = threads;
 }
 
 static ggml_guid_t guid(void)

@@ -1,21 +1,59 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Greedy tokens of a GGUF model through llama.cpp's own interface, with whatever backends it loads:
- * prints the tokens, and milliseconds of the prompt and of a decoded token. Two runs, with and
- * without GGML_BACKEND_PATH, are compared by tools/test_engines.sh.
+ * prints the tokens, and milliseconds, CPU milliseconds and switches of the prompt and of a decoded
+ * token. Two runs, with and without GGML_BACKEND_PATH, are compared by tools/test_engines.sh.
  *
- *     generate MODEL.gguf f32|f16|q8_0|q4_0|... THREADS NUM_TOKENS [REPEATS-OF-THE-PROMPT]
+ *     generate MODEL.gguf f32|f16|q8_0|q4_0|... THREADS NUM_TOKENS [REPEATS-OF-THE-PROMPT [alone]]
+ * Threads are a pool that stays, as llama-cli and llama-server make one; alone: none, and ggml
+ * starts threads for each graph, of which an attention elsewhere makes many.
  *     generate --float32 MODEL.gguf OUT.gguf      the same weights as float32 */
+#include <dirent.h>
 #include <llama.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
-static double now(void)
+/* Milliseconds of the clock and of all threads' CPU time, and their switches, waiting and
+ * preempted.
+ */
+struct cost {
+    double clock, cpu;
+    long waits, preempted;
+};
+
+static struct cost now(void)
 {
     struct timespec t;
+    struct rusage usage;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+    getrusage(RUSAGE_SELF, &usage);
+    return (struct cost){1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec,
+                         1e3 * (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+                             1e-3 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec),
+                         usage.ru_nvcsw, usage.ru_nivcsw};
+}
+
+static void print_cost(const char *what, struct cost from, struct cost to, int32_t times)
+{
+    fprintf(stderr, "%s: %.2f ms, %.2f ms of CPU, %.1f waits, %.1f preempted\n", what,
+            (to.clock - from.clock) / times, (to.cpu - from.cpu) / times,
+            (double)(to.waits - from.waits) / times,
+            (double)(to.preempted - from.preempted) / times);
+}
+
+static int count_threads(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    int count = 0;
+    for (struct dirent *task; tasks != NULL && (task = readdir(tasks)) != NULL;) {
+        count += task->d_name[0] != '.';
+    }
+    if (tasks != NULL) {
+        closedir(tasks);
+    }
+    return count;
 }
 
 static void quiet(enum ggml_log_level level, const char *text, void *user)
@@ -84,17 +122,30 @@ int main(int argc, char **argv)
     if (context == NULL) {
         return EXIT_FAILURE;
     }
+    ggml_backend_reg_t cpu =
+        ggml_backend_dev_backend_reg(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+    ggml_threadpool_t (*new_pool)(struct ggml_threadpool_params *) = NULL;
+    void (*free_pool)(ggml_threadpool_t) = NULL;
+    ggml_threadpool_t pool = NULL;
+    if (argc <= 6) {
+        struct ggml_threadpool_params pool_params =
+            ggml_threadpool_params_default(params.n_threads);
+        *(void **)&new_pool = ggml_backend_reg_get_proc_address(cpu, "ggml_threadpool_new");
+        *(void **)&free_pool = ggml_backend_reg_get_proc_address(cpu, "ggml_threadpool_free");
+        pool = new_pool(&pool_params);
+        llama_attach_threadpool(context, pool, NULL);
+    }
     const struct llama_vocab *vocab = llama_model_get_vocab(model);
     int32_t count =
         llama_tokenize(vocab, prompt, (int32_t)strlen(prompt), tokens, 8192, true, true);
-    double begin = now();
+    struct cost begin = now();
     for (int32_t i = 0; i < count; i += 512) {
         if (llama_decode(context,
                          llama_batch_get_one(tokens + i, count - i < 512 ? count - i : 512)) != 0) {
             return EXIT_FAILURE;
         }
     }
-    double prefilled = now();
+    struct cost prefilled = now();
     int32_t wanted = atoi(argv[4]);
     for (int32_t i = 0; i < wanted; i++) {
         llama_token token = best(context, llama_vocab_n_tokens(vocab));
@@ -103,11 +154,16 @@ int main(int argc, char **argv)
             return EXIT_FAILURE;
         }
     }
-    double end = now();
+    struct cost end = now();
     printf("\n");
-    fprintf(stderr, "prompt of %d tokens: %.1f ms; %.2f ms a token\n", count, prefilled - begin,
-            (end - prefilled) / wanted);
+    fprintf(stderr, "prompt of %d tokens\n", count);
+    print_cost("prompt", begin, prefilled, 1);
+    print_cost("a token", prefilled, end, wanted);
+    fprintf(stderr, "threads at the end: %d\n", count_threads());
     llama_free(context);
+    if (pool != NULL) {
+        free_pool(pool);
+    }
     llama_model_free(model);
     return EXIT_SUCCESS;
 }

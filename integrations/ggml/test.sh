@@ -62,13 +62,20 @@ same 'q4_0 cache' "$work/f32.gguf" q4_0 1 6 1
 run ours "$work/f32.gguf" q5_0 1 2 1
 grep -q 'stays ggml.s: k is q5_0' "$work/ours.err" || { echo 'FAILED: a q5_0 cache is not reported'; exit 1; }
 passed=$((passed + 1))
-# Speeds of one machine at one time: read them as ratios within a line's cache and threads.
+# A short step runs on its caller's thread, next to ggml's two; the first long one starts a second thread of libattn's.
+for expected in '1 2' '14 3'; do
+    run ours "$work/f32.gguf" f16 2 2 "${expected% *}"
+    grep -q "^threads at the end: ${expected#* }\$" "$work/ours.err" ||
+        { tail -1 "$work/ours.err"; echo "FAILED: ${expected#* } threads expected"; exit 1; }
+done
+passed=$((passed + 1))
+# One machine at one time: read them as ratios within a line's cache and threads.
 for setting in 'f16 1' 'f16 2' 'q8_0 1' 'q4_0 1'; do
     for round in 1 2 3; do
         for whose in theirs ours; do
             # shellcheck disable=SC2086 # two words: the cache's type and threads
             run "$whose" "$work/llama/model.gguf" $setting 24 14
-            echo "$setting threads, round $round, $whose: $(grep 'prompt of' "$work/$whose.err")"
+            echo "$setting threads, round $round, $whose: $(sed -n 's/^\(prompt: .*\|a token: .*\)/\1;/p' "$work/$whose.err" | tr '\n' ' ')"
         done
     done
 done

@@ -7,7 +7,8 @@ Prompts are token ids, longer than a step takes at once, so that prefills come i
 them; they are sent twice, and the second time what the prefix cache holds is not computed again. Prints one line of
 JSON: the tokens of both passes and, for CUSTOM, which of libattn's backends served which layers.
 
-With --speed instead: two prompts of 1900 tokens, in bfloat16, and seconds of their prefill and of a decoded token.
+With --speed instead: two prompts of 1900 tokens, in bfloat16, and seconds of their prefill and of a decoded token, of
+the clock and of all threads' CPU time, which other work on the machine changes less.
 """
 from __future__ import annotations
 
@@ -29,17 +30,18 @@ def served() -> list[str]:
 
 
 def speed(engine: Any, tokens: int) -> dict[str, float]:
-    """Seconds: a prefill, then the same prompts out of the prefix cache with `tokens` decoded behind them."""
+    """Seconds and CPU seconds: a prefill, then the same prompts out of the prefix cache with `tokens` decoded behind."""
     from vllm import SamplingParams
 
     ids = torch.randint(100, 400, (4, 1900), generator=torch.Generator().manual_seed(3)).tolist()
     taken = []
     for rows, count in ((ids[:2], 1), (ids[2:], 1), (ids[2:], 1 + tokens)):  # the first warms up
         limits = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
-        start = time.monotonic()
+        start = time.monotonic(), time.process_time()
         engine.generate([{"prompt_token_ids": row} for row in rows], limits, use_tqdm=False)
-        taken.append(time.monotonic() - start)
-    return {"prefill": taken[1], "token": taken[2] / tokens}
+        taken.append((time.monotonic() - start[0], time.process_time() - start[1]))
+    return {"prefill": taken[1][0], "token": taken[2][0] / tokens, "prefill_cpu": taken[1][1],
+            "token_cpu": taken[2][1] / tokens}
 
 
 def main() -> None:
