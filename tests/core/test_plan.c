@@ -364,6 +364,85 @@ static void wrong_tensors_are_refused(void **state)
     bench_destroy(b);
 }
 
+/* One fault of a tensor, `how` from 0 on; false: there are no more. */
+static bool spoil(struct attn_tensor *t, int32_t how)
+{
+    static int64_t strides[] = {4 * FAKE_HEAD_SIZE, FAKE_HEAD_SIZE, 2};
+    switch (how) {
+    case 0:
+        t->ndim = 2;
+        return true;
+    case 1:
+        t->dtype.code = ATTN_CODE_INT;
+        return true;
+    case 2:
+        t->dtype.bits = 16;
+        return true;
+    case 3:
+        t->device.type = ATTN_DEVICE_CUDA;
+        return true;
+    case 4:
+        t->shape = NULL;
+        return true;
+    case 5:
+        t->shape[0] = 4; /* of 5 */
+        return true;
+    case 6:
+    case 7:
+        t->shape[how - 5]--;
+        return true;
+    case 8:
+        t->strides = strides;
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* Each fault of each tensor, by its name, where one run of many is fast: over keys that are there,
+ * and with keys that are written. The others have no strides, or some. */
+static void every_fault_of_every_tensor_is_named(void **state)
+{
+    static const char *const names[] = {"q", "k", "v", "out"};
+    static const int32_t queries[] = {5};
+    static int64_t dense[4][3];
+    struct bench *b = bench_create(fake_layer("a"), false);
+    struct attn_tensor *const tensors[] = {&b->q, &b->k, &b->v, &b->out};
+    const struct attn_tensor **const fields[] = {&b->io.q, &b->io.k, &b->io.v, &b->io.out};
+    (void)state;
+    for (int32_t i = 0; i < 4 * 4; i++) {
+        const int32_t t = i / 4;
+        const bool writes = i & 1, strided = i & 2;
+        set_batch(b, queries, 1);
+        b->batch.num_slots = writes ? b->batch.num_slots : 0;
+        b->io.flags = writes ? 0 : ATTN_RUN_NO_WRITE;
+        for (int32_t j = 0; j < 4; j++) {
+            const int64_t *shape = tensors[j]->shape;
+            dense[j][0] = shape[1] * shape[2], dense[j][1] = shape[2], dense[j][2] = 1;
+            tensors[j]->strides = strided ? dense[j] : NULL;
+        }
+        if (!writes && (t == 1 || t == 2)) {
+            continue;
+        }
+        const struct attn_tensor right = *tensors[t];
+        int64_t shape[3] = {right.shape[0], right.shape[1], right.shape[2]};
+        assert_int_equal(step(b), ATTN_OK);
+        fake_calls.attends = fake_calls.writes = 0;
+        *fields[t] = NULL;
+        assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
+        *fields[t] = tensors[t];
+        assert_string_equal(b->error.field, names[t]);
+        for (int32_t how = 0; spoil(tensors[t], how); how++) {
+            assert_int_equal(step(b), ATTN_ERROR_INVALID_ARGUMENT);
+            assert_string_equal(b->error.field, names[t]);
+            *tensors[t] = right;
+            memcpy(right.shape, shape, sizeof shape);
+        }
+        assert_int_equal(fake_calls.attends + fake_calls.writes, 0);
+    }
+    bench_destroy(b);
+}
+
 static void encoder_needs_a_row_per_key(void **state)
 {
     static const int32_t queries[] = {3, 2};
@@ -441,6 +520,7 @@ int main(void)
         cmocka_unit_test(wrong_batches_are_refused),
         cmocka_unit_test(empty_batch_is_no_error),
         cmocka_unit_test(wrong_tensors_are_refused),
+        cmocka_unit_test(every_fault_of_every_tensor_is_named),
         cmocka_unit_test(encoder_needs_a_row_per_key),
         cmocka_unit_test(validation_names_request_and_index),
         cmocka_unit_test(steps_allocate_nothing),
