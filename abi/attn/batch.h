@@ -59,11 +59,12 @@ struct attn_batch_table {
  * returns. */
 struct attn_batch {
     size_t struct_size;
-    const struct attn_ext *next; /* attn_batch_recurrent, attn_batch_context_parallel */
-    int32_t mode;                /* enum attn_batch_mode */
-    uint32_t flags;              /* ATTN_BATCH_* */
-    int32_t num_reqs;            /* R; padding rows have query_len 0 (or seq_len 0) */
-    int32_t num_tokens;          /* T, padding included */
+    /* attn_batch_recurrent, attn_batch_context_parallel, vendors' (version.h) */
+    const struct attn_ext *next;
+    int32_t mode;       /* enum attn_batch_mode */
+    uint32_t flags;     /* ATTN_BATCH_* */
+    int32_t num_reqs;   /* R; padding rows have query_len 0 (or seq_len 0) */
+    int32_t num_tokens; /* T, padding included */
     /* rows that are computed; the rest of out is left as it is */
     int32_t num_actual_tokens;
     int32_t max_query_len;               /* may be a bound */

@@ -92,10 +92,11 @@ struct attn_ext {
 #define ATTN_EXT_OPTIONAL 1u
 
 /* Ids below 0x1000 are the project's; a vendor takes ATTN_EXT_VENDOR + any number that it owns. An
- * engine may put a vendor's on a layer, and, of ids that the layer has, on its runs. The core
- * copies struct_size bytes of a layer's (what they point to must live as long as the assignment and
- * its models) and hands both to kernels: on the layer's `next`, and on that of attends and writes
- * which are no part of a composed step. Backends that do not declare the id
+ * engine may put a vendor's on a layer, and, of ids that the layer has, on its runs; on a batch of
+ * ids that every layer of the plan has. The core copies struct_size bytes of a layer's (what they
+ * point to must live as long as the assignment and its models) and hands them to kernels: on the
+ * layer's `next`, on the batch's, and, of runs, on that of attends and writes which are no part of
+ * a composed step. Backends that do not declare the id
  * (attn_backend_caps.extensions) are refused at selection, unless the extension is optional. */
 #define ATTN_EXT_VENDOR 0x10000u
 enum attn_ext_id {

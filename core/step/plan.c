@@ -183,6 +183,27 @@ static attn_status find_compositions(attn_plan *plan, struct attn_error *error)
     return plan->arena.failed ? NO_MEMORY(error) : ATTN_OK;
 }
 
+/* What batches may bring of vendors' extensions: every layer's backends read them, then. */
+static void find_vendor_ids(attn_plan *plan)
+{
+    for (int32_t i = 0; i < plan->num_steps; i++) {
+        uint32_t ids[MAX_VENDOR_EXTENSIONS];
+        const int32_t count = layer_vendor_ids(plan->steps[i].layer->desc->next, ids, 0);
+        const int32_t before = i == 0 ? count : plan->num_vendor_ids;
+        plan->num_vendor_ids = 0;
+        for (int32_t j = 0; j < before; j++) {
+            const uint32_t id = i == 0 ? ids[j] : plan->vendor_ids[j];
+            bool has = false;
+            for (int32_t k = 0; k < count; k++) {
+                has |= ids[k] == id;
+            }
+            if (has) {
+                plan->vendor_ids[plan->num_vendor_ids++] = id;
+            }
+        }
+    }
+}
+
 static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
 {
     attn_status status = find_compositions(plan, error);
@@ -210,6 +231,7 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     if (status != ATTN_OK) {
         return status;
     }
+    find_vendor_ids(plan);
     status = tables_init(plan, error);
     status = status == ATTN_OK ? block_table_init(plan, error) : status;
     if (status != ATTN_OK) {

@@ -7,6 +7,7 @@
 
 #include "bind/bound.h"
 #include "compose/composition.h"
+#include "select/layer_ext.h"
 #include "util/tensor.h"
 
 #define WORKSPACE_ALIGNMENT 256
@@ -190,6 +191,8 @@ struct attn_plan {
     int32_t decode_threshold; /* most queries of a decode */
     int32_t num_multiprocessors;
     bool validate;
+    uint32_t vendor_ids[MAX_VENDOR_EXTENSIONS]; /* of extensions that all its layers have */
+    int32_t num_vendor_ids;
     bool takes_bounds; /* all its layers say host_bounds */
     bool asked;        /* the driver, of a batch's arrays */
     bool asked_tables; /* likewise of its tables' */

@@ -190,14 +190,15 @@ static attn_status check_cache(attn_plan *plan, struct attn_batch *b, struct att
 
 attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct attn_error *error)
 {
-    static const uint32_t known[] = {ATTN_EXT_BATCH_RECURRENT, ATTN_EXT_BATCH_CONTEXT};
+    uint32_t known[2 + MAX_VENDOR_EXTENSIONS] = {ATTN_EXT_BATCH_RECURRENT, ATTN_EXT_BATCH_CONTEXT};
     struct attn_batch read;
     attn_status status = struct_read(&read, sizeof read, MIN_BATCH, batch, "attn_batch", error);
     if (status == ATTN_OK) {
         plan->received = read;
     }
     if (status == ATTN_OK && read.next != NULL) {
-        status = ext_check(read.next, known, 2, "attn_batch", error);
+        memcpy(&known[2], plan->vendor_ids, sizeof plan->vendor_ids);
+        status = ext_check(read.next, known, 2 + plan->num_vendor_ids, "attn_batch", error);
     }
     if (status == ATTN_OK && read.mode != ATTN_BATCH_PROFILE) {
         status = places_check_batch(plan, &read, error);

@@ -102,6 +102,7 @@ static attn_status plan(const struct attn_attend_args *args, int32_t mode, struc
     (void)mode;
     spy_counts.other_streams += args->stream != spy_counts.stream;
     spy_counts.planned = value_of(args->layer->next);
+    spy_counts.planned_batch = value_of(args->batch->next);
     return hold_limits(args, error);
 }
 
@@ -118,6 +119,7 @@ static attn_status attend(const struct attn_attend_args *args, struct attn_error
     }
     spy_counts.of_layer = value_of(args->layer->next);
     spy_counts.of_run = value_of(args->next);
+    spy_counts.of_batch = value_of(args->batch->next);
     if (!(args->flags & ATTN_RUN_NO_WRITE)) {
         spy_counts.fused++;
         spy_counts.fused_prefills += args->phase == ATTN_PHASE_PREFILL;

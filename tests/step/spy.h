@@ -11,7 +11,8 @@ struct spy_counts {
     int32_t failing;       /* n > 0: the n-th attend from now writes out and fails */
     int32_t other_streams; /* calls on another stream than the one below */
     void *stream;
-    int32_t of_layer, of_run, planned; /* values of spy_extension; 0: none came */
+    int32_t of_layer, of_run, of_batch, planned,
+        planned_batch; /* values of spy_extension; 0: none came */
 };
 
 /* An extension that it declares: of a layer, and of runs. */

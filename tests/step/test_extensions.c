@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A vendor's extensions on layers and runs: to backends that declare the id, by every byte, and to
- * no other. */
+/* A vendor's extensions on layers, batches and runs: to backends that declare the id, by every
+ * byte, and to no other. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "fixture.h"
 #include "spy.h"
+#include "support/client.h"
 #include "support/test.h"
 
 static const int32_t queries[] = {3, 1}, lens[] = {9, 5};
@@ -42,13 +43,62 @@ static void test_handed_through(void **state)
     assert_int_equal(c->of_layer, 7);
     assert_int_equal(c->of_run, 9);
     f.io.next = NULL;
+    struct spy_extension of_batch = extension(SPY_EXTENSION, 0, 11);
+    f.batch.next = &of_batch.ext;
     fixture_step(&f);
     assert_int_equal(c->of_run, 0);
+    assert_int_equal(c->planned_batch, 11);
+    assert_int_equal(c->of_batch, 11);
 
     struct spy_extension other = extension(ATTN_EXT_VENDOR, 0, 1);
+    f.batch.next = &other.ext;
+    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_EXTENSION);
+    f.batch.next = NULL;
+    fixture_step(&f);
+    assert_int_equal(c->of_batch, 0);
     f.io.next = &other.ext; /* the backend reads it; the layer says nothing of it */
     assert_int_equal(f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error),
                      ATTN_ERROR_EXTENSION);
+    fixture_finish(&f);
+}
+
+/* A batch is every layer's of its group: it brings what all of them have. */
+static void test_of_all_layers(void **state)
+{
+    struct spy_extension ours = extension(SPY_EXTENSION, 0, 1),
+                         theirs = extension(ATTN_EXT_VENDOR, 0, 2);
+    const struct attn_layer_desc plain = {.kind = ATTN_LAYER_DECODER, .causal = 1};
+    struct fixture f;
+    (void)state;
+    fixture_init(&f, "spy", &plain, queries, lens, 2, 0, NULL, false);
+    for (int32_t i = 0; i < 2; i++) {
+        struct attn_layer_desc described[2] = {f.layer, f.layer};
+        const struct attn_layer_desc *layers[2] = {&described[0], &described[1]};
+        void *caches[2], *workspace;
+        attn_model *model;
+        attn_plan *plan;
+        ours.ext.next = &theirs.ext;
+        described[0].name = "first", described[1].name = "second";
+        described[0].next = &ours.ext;
+        described[1].next = i == 0 ? &theirs.ext : &ours.ext;
+        CHECK(&f, client_model(f.api, f.runtime, CLIENT_ORDER("spy"), layers, 2, &model, &f.error));
+        for (int32_t l = 0; l < 2; l++) {
+            CHECK(&f, client_cache(f.api, f.api->model_layer(model, l), f.num_blocks, NULL,
+                                   &caches[l], &f.error));
+        }
+        CHECK(&f, client_plan(f.api, model, 0, CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, 1024), &plan,
+                              &workspace, &f.error));
+        struct spy_extension of_batch = extension(SPY_EXTENSION, 0, 11);
+        f.batch.next = &of_batch.ext;
+        assert_int_equal(f.api->plan_batch(plan, &f.batch, NULL, &f.error),
+                         i == 0 ? ATTN_ERROR_EXTENSION : ATTN_OK);
+        of_batch.ext.id = ATTN_EXT_VENDOR;
+        CHECK(&f, f.api->plan_batch(plan, &f.batch, NULL, &f.error));
+        f.batch.next = NULL;
+        f.api->plan_destroy(plan);
+        f.api->model_destroy(model);
+        free(caches[0]), free(caches[1]), free(workspace);
+    }
     fixture_finish(&f);
 }
 
@@ -104,8 +154,8 @@ static void test_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_handed_through),
-                                       cmocka_unit_test(test_optional),
-                                       cmocka_unit_test(test_refused)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_handed_through), cmocka_unit_test(test_of_all_layers),
+        cmocka_unit_test(test_optional), cmocka_unit_test(test_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
