@@ -92,6 +92,13 @@ refused() {
 }
 refused 'heads of 60' refused 'head_size is 60; allowed'
 ATTN_BACKEND=cuda_flash refused 'a backend that is not there' gpt-oss "cuda_flash"
+# vLLM's layer, operator, metadata and configuration, for what no model on a CPU reaches.
+for backend in cpu_simd cpu_ref; do
+    ATTN_BACKEND=$backend "$python" "$here/classes.py" "$work/vllm/models/gpt-oss" >"$work/vllm/classes.log" 2>&1 ||
+        { tail -5 "$work/vllm/classes.log"; echo "FAILED vLLM's classes on $backend"; exit 1; }
+    passed=$((passed + 1))
+    echo "vllm: images' ranges, a fused output and captured steps in its classes on $backend: $(grep -c ': right' "$work/vllm/classes.log") right"
+done
 # own_tests BACKEND SELECTION: vLLM's attention tests on CUSTOM, none failed.
 own_tests() {
     ATTN_BACKEND=$1 "$python" "$here/attention_tests.py" "$tests" -k "$2" --tb=short >"$work/vllm/tests-$1.log" 2>&1 ||

@@ -215,9 +215,10 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
                  *args: Any, **kwargs: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         context = getattr(getattr(vllm_config, "compilation_config", None), "static_forward_context", {})
-        self.dtype = getattr(getattr(vllm_config, "model_config", None), "dtype", torch.float32)
+        model_config = getattr(vllm_config, "model_config", None)
+        self.dtype = getattr(model_config, "dtype", torch.float32)
         self.steps = Steps(lambda: [context[name] for name in layer_names if name in context],
-                           _graph_level(vllm_config))
+                           _graph_level(vllm_config), getattr(model_config, "max_model_len", 0))
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:

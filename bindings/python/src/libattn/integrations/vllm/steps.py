@@ -47,11 +47,13 @@ class Steps:
         Gives the engine's layers of this builder by name, as far as they are there.
     graph_level : str
         What captured batches need; ``never``: none are captured.
+    max_seq_len : int
+        Of the engine, since a captured shape meets batches of every length; 0: the captured one's.
     """
 
-    def __init__(self, layers: Any, graph_level: str = "never") -> None:
+    def __init__(self, layers: Any, graph_level: str = "never", max_seq_len: int = 0) -> None:
         self._layers = layers
-        self.graph_level = graph_level
+        self.graph_level, self.max_seq_len = graph_level, max_seq_len
         self._places: dict[int, Place] = {}
         self._captured: dict[tuple[int, Shape], Plan] = {}
 
@@ -100,7 +102,7 @@ class Steps:
         for bound in self._bounds():
             batch: Batch = make_batch()
             plan = bound.model.plan(0, max_num_reqs=shape[0], max_num_tokens=shape[1], max_query_len=shape[2],
-                                    max_seq_len=batch.struct.max_seq_len,
+                                    max_seq_len=max(batch.struct.max_seq_len, self.max_seq_len),
                                     max_blocks_per_req=batch.struct.block_table_stride, graph=True)
             if plan.workspace_bytes:
                 plan.bind_workspace(memory.allocate(plan.workspace_bytes, bound.device))
