@@ -77,14 +77,13 @@ struct run_tensors *run_tensors(struct trial *t, const struct geometry *g, int64
     struct run_tensors *r = calloc(1, sizeof *r);
     const bool latent = g->hk == 0;
     const uint32_t own = 900 + (uint32_t)t->rank->ranks->rank;
-    const int64_t size = latent ? LATENT : g->d;
     r->io = (struct attn_step_io){.struct_size = sizeof r->io,
                                   .flags = attends ? 0 : ATTN_RUN_NO_ATTEND};
-    r->k = random_rows(t, g->dtype, seed, tokens, g->hk, size, 4, r->shapes[0]);
-    r->v = random_rows(t, g->dtype, seed + 1, tokens, g->hk, latent ? ROPE : size, 2, r->shapes[1]);
+    r->k = random_rows(t, g->dtype, seed, tokens, g->hk, latent ? LATENT : g->d, 4, r->shapes[0]);
+    r->v = random_rows(t, g->dtype, seed + 1, tokens, g->hk, latent ? ROPE : g->d, 2, r->shapes[1]);
     if (attends) {
-        r->q = random_rows(t, g->dtype, own, tokens, g->hq, size, latent ? 1 : 4, r->shapes[2]);
-        r->out = random_rows(t, g->dtype, seed + 2, tokens, g->hq, size, 99, r->shapes[3]);
+        r->q = random_rows(t, g->dtype, own, tokens, g->hq, g->d, 4, r->shapes[2]);
+        r->out = random_rows(t, g->dtype, seed + 2, tokens, g->hq, g->d, 99, r->shapes[3]);
         r->shapes[4][0] = g->hq, r->shapes[4][1] = tokens;
         r->lse = (struct attn_tensor){trial_keep(t, NULL, (size_t)(g->hq * tokens) * 4),
                                       r->q.device,
@@ -109,12 +108,12 @@ struct run_tensors *run_tensors(struct trial *t, const struct geometry *g, int64
     return r;
 }
 
-/* MLA's weights, which a decode in latent space does not read. */
+/* MLA's weights, this rank's own heads'. */
 static bool bind_weights(struct trial *t, const struct geometry *g, attn_layer *layer)
 {
     int64_t shape[3];
     struct attn_tensor rows =
-        random_rows(t, g->dtype, 7, (int64_t)g->hq * 2 * g->d, 0, LATENT, 0.1f, shape);
+        random_rows(t, g->dtype, 7, (int64_t)g->hq * 2 * g->d, 0, LATENT, 0.04f, shape);
     struct attn_mla_weights weights = {.ext = {ATTN_EXT_MLA_WEIGHTS, 0, sizeof weights, NULL},
                                        .kv_b_proj = &rows};
     struct attn_layer_params params = {.struct_size = sizeof params, .next = &weights.ext};
@@ -131,7 +130,8 @@ bool side_init(struct trial *t, struct side *s)
         .kv_lora_rank = LATENT,
         .qk_nope_head_dim = g->d,
         .qk_rope_head_dim = ROPE,
-        .v_head_dim = g->d};
+        .v_head_dim = g->d,
+        .absorb_in_core = 1};
     const struct attn_layer_desc desc = {.struct_size = sizeof desc,
                                          .next = latent ? &mla.ext : mla.ext.next,
                                          .name = "layer",

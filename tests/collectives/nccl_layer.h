@@ -9,7 +9,7 @@
 
 enum { NCCL_MAX_ROWS = 4096, NCCL_MAX_REQS = 8, LATENT = 512, ROPE = 64 };
 
-/* A layer and its requests. hk 0: MLA, whose queries arrive in latent space. */
+/* A layer and its requests. hk 0: MLA, absorbed in the core. */
 struct geometry {
     int32_t hq, hk, d;
     int32_t block, blocks; /* keys of a block, blocks of a request */

@@ -57,17 +57,17 @@ static double measure(struct trial *t, struct side *s)
     return ready ? times[ROUNDS / 2] * 1e3 / (LAUNCHES * RUNS) : 0;
 }
 
-/* A cell whole and spread, by each way to reduce; false where a rank may be left waiting. */
+/* A cell whole and spread; false where a rank may be left waiting. */
 static bool time_cell(struct trial *t, size_t which)
 {
     int32_t n = t->rank->ranks->world_size;
-    double times[3] = {0};
-    for (int32_t i = 0; i < 3; i++) {
+    double times[2] = {0};
+    for (int32_t i = 0; i < 2; i++) {
         const struct attn_context_parallel cp = {
             .ext = {.id = ATTN_EXT_CONTEXT_PARALLEL, .struct_size = sizeof cp},
             .decode = t->rank->ranks,
             .interleave = BLOCK,
-            .reduce = i == 1 ? ATTN_CP_ALL_GATHER_REDUCE_SCATTER : ATTN_CP_ALL_TO_ALL};
+            .reduce = ATTN_CP_ALL_TO_ALL};
         struct side side = {.geometry = {cells[which].hq / (i > 0 ? n : 1), cells[which].hk,
                                          cells[which].d, BLOCK, cells[which].keys / BLOCK, 1,
                                          ATTN_DTYPE_BF16},
@@ -83,9 +83,8 @@ static bool time_cell(struct trial *t, size_t which)
         }
     }
     if (t->rank->ranks->rank == 0) {
-        printf("| %s, %d keys | %.1f | %.1f | %.1f | %.2f |\n", cells[which].name,
-               cells[which].keys, times[0], times[1], times[2],
-               times[0] / (n * (times[1] < times[2] ? times[1] : times[2])));
+        printf("| %s, %d keys | %.1f | %.1f | %.2f |\n", cells[which].name, cells[which].keys,
+               times[0], times[1], times[0] / (n * times[1]));
     }
     return true;
 }
@@ -97,9 +96,9 @@ void time_spread(struct rank *rank)
     t->error = (struct attn_error)ATTN_ERROR_INIT;
     bool going = trial_open(t);
     if (rank->ranks->rank == 0) {
-        printf("| one request, us a decode | one GPU | %d, reduce-scatter | %d, all to all | of %d "
-               "times one GPU |\n| --- | --- | --- | --- | --- |\n",
-               rank->ranks->world_size, rank->ranks->world_size, rank->ranks->world_size);
+        printf("| one request, us a decode | one GPU | %d | of %d times one GPU's speed |\n"
+               "| --- | --- | --- | --- |\n",
+               rank->ranks->world_size, rank->ranks->world_size);
     }
     for (size_t which = 0; which < sizeof cells / sizeof *cells && going; which++) {
         going = time_cell(t, which);
