@@ -7,6 +7,8 @@
 
 #include "util/error.h"
 
+enum { MOST_COPIES = 16 }; /* of one call */
+
 /* All of a step's tensors are of the layer's own dtype here. */
 void exchange_init(struct exchange *x, const struct step *step, int64_t tokens)
 {
@@ -54,31 +56,40 @@ int64_t exchange_part(const struct exchange *x, int64_t tokens)
     return plan_aligned(tokens * x->q_heads * x->out_row) + plan_aligned(tokens * x->q_heads * 4);
 }
 
-attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const void *from,
-                      int64_t from_stride, int64_t bytes, int64_t count, struct attn_error *error)
+/* The pairs (0, 0) .. (count - 1, count - 1) of every copy. */
+static attn_status copy_all(const struct run *run, const struct attn_block_copy *copies,
+                            int32_t num_copies, int64_t count, struct attn_error *error)
 {
-    const struct attn_block_copy copy = {(void *)(uintptr_t)from, to, from_stride, to_stride,
-                                         bytes};
     const struct attn_copy_blocks_args args = {.struct_size = sizeof args,
                                                .instance = run->instance->handle,
                                                .stream = run->io->stream,
                                                .kind = ATTN_COPY_DEVICE_TO_DEVICE,
-                                               .num_copies = 1,
-                                               .copies = &copy,
+                                               .num_copies = num_copies,
+                                               .copies = copies,
                                                .pairs = run->p->pairs,
                                                .num_pairs = count,
-                                               .copy_bytes = (int32_t)sizeof copy};
-    if (count <= 0) {
+                                               .copy_bytes = (int32_t)sizeof *copies};
+    if (count <= 0 || num_copies <= 0) {
         return ATTN_OK;
     }
     if (run->instance->kernels.copy_blocks != NULL) {
         return run->instance->kernels.copy_blocks(&args, error);
     }
-    for (int64_t i = 0; i < count; i++) {
-        memcpy((uint8_t *)to + i * to_stride, (const uint8_t *)from + i * from_stride,
-               (size_t)bytes);
+    for (int32_t c = 0; c < num_copies; c++) {
+        for (int64_t i = 0; i < count; i++) {
+            memcpy((uint8_t *)copies[c].destination + i * copies[c].destination_stride,
+                   (const uint8_t *)copies[c].source + i * copies[c].source_stride,
+                   (size_t)copies[c].bytes);
+        }
     }
     return ATTN_OK;
+}
+
+attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const void *from,
+                      int64_t from_stride, int64_t bytes, int64_t count, struct attn_error *error)
+{
+    const struct attn_block_copy copy = {from, to, from_stride, to_stride, bytes};
+    return copy_all(run, &copy, 1, count, error);
 }
 
 attn_status collective_run(const struct attn_collectives *ranks, collective *call, const void *send,
@@ -160,43 +171,66 @@ void part_tensors(const struct run *run, uint8_t *area, struct own_tensor *out,
              x->q_heads);
 }
 
-/* Those of all ranks as [T, Hk, n, g, D]. */
-attn_status heads_gather(struct run *run, uint8_t *rows, struct attn_error *error)
+/* Heads of `ranks` ranks from `first` on, between rows of all ranks' heads at `all`, [T, Hk, n, g],
+ * and each rank's own rows [T, Hk, g], `part_stride` bytes from rank to rank at `parts`; `head`
+ * bytes each. As few copies as there are: of the heads of a token, or of the tokens of a head. */
+static attn_status order_heads(const struct run *run, uint8_t *all, uint8_t *parts,
+                               int64_t part_stride, int64_t head, int64_t first, int64_t ranks,
+                               bool to_parts, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
-    int64_t row = x->q_heads * x->q_row, group = x->group * x->q_row;
-    if (x->n == 1) {
-        run->q = rows;
-        return ATTN_OK;
-    }
-    attn_status status = collective_run(x->ranks, x->ranks->all_gather, rows, run->gathered,
-                                        x->tokens * row, run->io->stream, error);
-    for (int64_t i = 0; i < x->n * x->kv_heads && status == ATTN_OK; i++) {
-        int64_t rank = i % x->n, kv = i / x->n;
-        status = copy_rows(run, run->q + i * group, x->n * row,
-                           run->gathered + rank * x->tokens * row + kv * group, row, group,
-                           x->tokens, error);
+    const bool by_token = x->tokens < x->kv_heads;
+    const int64_t group = x->group * head, row = x->q_heads * head;
+    const int64_t outer = ranks * (by_token ? x->tokens : x->kv_heads);
+    const int64_t inner = by_token ? x->kv_heads : x->tokens;
+    struct attn_block_copy copies[MOST_COPIES];
+    attn_status status = ATTN_OK;
+    for (int64_t i = 0, n = 0; i < outer && status == ATTN_OK; i++) {
+        const int64_t rank = i % ranks, at = i / ranks;
+        uint8_t *part = parts + rank * part_stride + at * (by_token ? row : group);
+        uint8_t *whole = all + (at * (by_token ? x->kv_heads : 1) * x->n + first + rank) * group;
+        const int64_t part_step = by_token ? group : row, whole_step = x->n * part_step;
+        copies[n++] = to_parts
+                          ? (struct attn_block_copy){whole, part, whole_step, part_step, group}
+                          : (struct attn_block_copy){part, whole, part_step, whole_step, group};
+        if (n == MOST_COPIES || i + 1 == outer) {
+            status = copy_all(run, copies, (int32_t)n, inner, error);
+            n = 0;
+        }
     }
     return status;
 }
 
-/* out and lse of the heads of `rank` into an area of their own. */
-static attn_status pack_part(const struct run *run, int64_t rank, uint8_t *area, const float *lse,
-                             struct attn_error *error)
+/* Those of all ranks as [T, Hk, n, g, D]. */
+attn_status heads_gather(struct run *run, uint8_t *rows, struct attn_error *error)
 {
     const struct exchange *x = &run->x;
-    int64_t row = x->q_heads * x->out_row, group = x->group * x->out_row,
-            lse_group = x->group * x->tokens * 4;
-    uint8_t *lse_area = area + plan_aligned(x->tokens * row);
-    attn_status status = ATTN_OK;
-    for (int64_t kv = 0; kv < x->kv_heads && status == ATTN_OK; kv++) {
-        int64_t i = kv * x->n + rank;
-        status = copy_rows(run, area + kv * group, row, run->out + i * group, x->n * row, group,
-                           x->tokens, error);
-        if (status == ATTN_OK) {
-            status = copy_rows(run, lse_area + kv * lse_group, 0,
-                               (const uint8_t *)lse + i * lse_group, 0, lse_group, 1, error);
-        }
+    int64_t part = x->tokens * x->q_heads * x->q_row;
+    if (x->n == 1) {
+        run->q = rows;
+        return ATTN_OK;
+    }
+    attn_status status = collective_run(x->ranks, x->ranks->all_gather, rows, run->gathered, part,
+                                        run->io->stream, error);
+    return status == ATTN_OK
+               ? order_heads(run, run->q, run->gathered, part, x->q_row, 0, x->n, false, error)
+               : status;
+}
+
+/* out and lse of the heads of `ranks` ranks from `first` on, each rank's into an area of its own,
+ * exchange_part bytes from one to the next. */
+static attn_status pack_parts(const struct run *run, int64_t first, int64_t ranks, uint8_t *areas,
+                              struct attn_error *error)
+{
+    const struct exchange *x = &run->x;
+    const int64_t part = exchange_part(x, x->tokens), group = x->group * x->tokens * 4;
+    const uint8_t *lse = (const uint8_t *)run->lse + first * group;
+    uint8_t *to = areas + plan_aligned(x->tokens * x->q_heads * x->out_row);
+    attn_status status =
+        order_heads(run, run->out, areas, part, x->out_row, first, ranks, true, error);
+    for (int64_t i = 0; i < ranks && status == ATTN_OK; i++) {
+        status = copy_rows(run, to + i * part, group, lse + i * group, x->n * group, group,
+                           x->kv_heads, error);
     }
     return status;
 }
@@ -207,11 +241,7 @@ static attn_status reduce_all_to_all(const struct run *run, struct attn_error *e
 {
     const struct exchange *x = &run->x;
     struct own_tensor out, lse, next_out, next_lse;
-    attn_status status = ATTN_OK;
-    for (int64_t rank = 0; rank < x->n && status == ATTN_OK; rank++) {
-        status =
-            pack_part(run, rank, run->send + rank * exchange_part(x, x->tokens), run->lse, error);
-    }
+    attn_status status = pack_parts(run, 0, x->n, run->send, error);
     if (status == ATTN_OK) {
         status = collective_run(x->ranks, x->ranks->all_to_all, run->send, run->received,
                                 exchange_part(x, x->tokens), run->io->stream, error);
@@ -262,16 +292,11 @@ static attn_status reduce_by_sum(const struct run *run, struct attn_error *error
         status = merge_parts(run, &out.tensor, &lse.tensor, &zeros.tensor, &others.tensor,
                              &out.tensor, &lse.tensor, error);
     }
-    for (int64_t rank = 0; rank < x->n && status == ATTN_OK; rank++) {
-        int64_t row = x->q_heads * x->out_row, group = x->group * x->out_row;
-        for (int64_t kv = 0; kv < x->kv_heads && status == ATTN_OK; kv++) {
-            status = copy_rows(run, run->send + rank * count * 4 + kv * group, row,
-                               run->out + (kv * x->n + rank) * group, x->n * row, group, x->tokens,
-                               error);
-        }
+    if (status == ATTN_OK) {
+        status = order_heads(run, run->out, run->send, count * 4, x->out_row, 0, x->n, true, error);
     }
     if (status == ATTN_OK) { /* the weighted lse of its own heads, beside where the sum goes */
-        status = pack_part(run, x->ranks->rank, run->received, run->lse, error);
+        status = pack_parts(run, x->ranks->rank, 1, run->received, error);
     }
     return status == ATTN_OK ? collective_run(x->ranks, x->ranks->reduce_scatter_f32, run->send,
                                               run->received, count, run->io->stream, error)
@@ -281,7 +306,7 @@ static attn_status reduce_by_sum(const struct run *run, struct attn_error *error
 attn_status heads_reduce(const struct run *run, struct attn_error *error)
 {
     if (run->x.n == 1) {
-        return pack_part(run, 0, run->received, run->lse, error);
+        return pack_parts(run, 0, 1, run->received, error);
     }
     return run->step->layer->selected->cp->reduce == ATTN_CP_ALL_TO_ALL
                ? reduce_all_to_all(run, error)

@@ -166,6 +166,21 @@ struct gpu_table_params {
     int32_t num_reqs, num_columns, blocks_per_entry, tokens_per_entry;
 };
 
+#define GPU_COPY_RUNS 16
+
+/* Rows that lie `from_stride` bytes apart, to places `to_stride` bytes apart. */
+struct gpu_copy_run {
+    const char *from;
+    char *to;
+    int64_t from_stride, to_stride, bytes, rows; /* bytes of a row */
+};
+
+/* None of the runs reads what another one writes. */
+struct gpu_copy_params {
+    struct gpu_copy_run runs[GPU_COPY_RUNS];
+    int32_t count;
+};
+
 struct gpu_merge_params {
     struct gpu_tensor prefix, suffix, out;
     struct gpu_lse prefix_lse, suffix_lse, lse;

@@ -8,7 +8,7 @@
 
 #include "nccl_layer.h"
 
-enum { HQ = 8, HK = 2, D = 128, BLOCK = 16, REQS = 6, BLOCKS = 80 };
+enum { HQ = 16, HK = 8, D = 128, BLOCK = 16, REQS = 6, BLOCKS = 80 };
 
 static const struct {
     const char *name;

@@ -237,25 +237,67 @@ attn_status gpu_fill(const struct attn_fill_args *a, struct attn_error *error)
                          "fill", error);
 }
 
+/* By the driver; in one piece where rows lie side by side. */
+static attn_status copy_run(const struct attn_copy_blocks_args *args,
+                            const struct gpu_copy_run *run, struct attn_error *error)
+{
+    const bool whole = run->from_stride == run->bytes && run->to_stride == run->bytes;
+    const int64_t rows = whole ? 1 : run->rows;
+    struct attn_copy_args copy = {.struct_size = sizeof copy,
+                                  .instance = args->instance,
+                                  .stream = args->stream,
+                                  .kind = args->kind,
+                                  .bytes = (size_t)(whole ? run->rows * run->bytes : run->bytes)};
+    attn_status status = ATTN_OK;
+    for (int64_t i = 0; i < rows && status == ATTN_OK; i++) {
+        copy.destination = run->to + i * run->to_stride;
+        copy.source = run->from + i * run->from_stride;
+        status = gpu_copy(&copy, error);
+    }
+    return status;
+}
+
+/* Adds a run to those of the next launch; launches them when they are many, or with run NULL. */
+static attn_status launch_runs(const struct attn_copy_blocks_args *args, struct gpu_copy_params *p,
+                               const struct gpu_copy_run *run, struct attn_error *error)
+{
+    const struct gpu_device *device = &args->instance->device;
+    const char *cause = NULL;
+    if (run != NULL) {
+        p->runs[p->count++] = *run;
+    }
+    if (p->count == GPU_COPY_RUNS || (run == NULL && p->count > 0)) {
+        cause = gpu_device_launch(device, GPU_KERNEL_copy_runs, (int64_t)device->num_sms * 8, p,
+                                  args->stream);
+        p->count = 0;
+    }
+    return device_status(cause, "copy_blocks", error);
+}
+
 attn_status gpu_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
 {
-    struct attn_copy_args one = {.struct_size = sizeof one,
-                                 .instance = args->instance,
-                                 .stream = args->stream,
-                                 .kind = args->kind};
+    struct gpu_copy_params p = {.count = 0};
     attn_status status = ATTN_OK;
     for (int32_t i = 0; status == ATTN_OK && i < args->num_copies; i++) {
         const struct attn_block_copy *copy =
             (const void *)((const char *)args->copies + (int64_t)i * args->copy_bytes);
-        one.bytes = (size_t)copy->bytes;
-        for (int64_t j = 0; status == ATTN_OK && j < args->num_pairs; j++) {
+        struct gpu_copy_run run = {.from_stride = copy->source_stride,
+                                   .to_stride = copy->destination_stride,
+                                   .bytes = copy->bytes};
+        for (int64_t j = 0; status == ATTN_OK && j < args->num_pairs; j += run.rows) {
             const int64_t *pair = &args->pairs[2 * j];
-            one.destination = (char *)copy->destination + pair[1] * copy->destination_stride;
-            one.source = (const char *)copy->source + pair[0] * copy->source_stride;
-            status = gpu_copy(&one, error);
+            run.from = (const char *)copy->source + pair[0] * copy->source_stride;
+            run.to = (char *)copy->destination + pair[1] * copy->destination_stride;
+            run.rows = 1;
+            while (j + run.rows < args->num_pairs && pair[2 * run.rows] == pair[0] + run.rows &&
+                   pair[2 * run.rows + 1] == pair[1] + run.rows) {
+                run.rows++;
+            }
+            status = args->kind == ATTN_COPY_DEVICE_TO_DEVICE ? launch_runs(args, &p, &run, error)
+                                                              : copy_run(args, &run, error);
         }
     }
-    return status;
+    return status == ATTN_OK ? launch_runs(args, &p, NULL, error) : status;
 }
 
 attn_status gpu_make_block_table(const struct attn_block_table_args *args, struct attn_error *error)

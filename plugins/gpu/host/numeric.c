@@ -232,6 +232,22 @@ static attn_status check_gemm(const struct attn_batched_gemm_args *args, struct 
     return check_gemm_weights(args, error);
 }
 
+/* Whether gemm_few takes it: few rows, and weights of 16 bits that lie as its loads do. */
+static bool streams_weights(const struct gpu_gemm_params *p)
+{
+    const struct gpu_batch_matrix *w = &p->w;
+    if (p->m > GEMM_FEW || p->block_scale.data != NULL ||
+        (w->dtype != ATTN_DTYPE_F16 && w->dtype != ATTN_DTYPE_BF16)) {
+        return false;
+    }
+    if (w->row == 1) { /* a column in one piece, 8 elements a load */
+        return p->k % 8 == 0 && w->batch % 8 == 0 && w->column % 8 == 0 &&
+               (uintptr_t)w->data % 16 == 0;
+    }
+    return w->column == 1 && p->n % 2 == 0 && w->batch % 2 == 0 && w->row % 2 == 0 &&
+           (uintptr_t)w->data % 4 == 0;
+}
+
 attn_status gpu_batched_gemm(const struct attn_batched_gemm_args *args, struct attn_error *error)
 {
     attn_status status = check_gemm(args, error);
@@ -259,7 +275,13 @@ attn_status gpu_batched_gemm(const struct attn_batched_gemm_args *args, struct a
     if (tiles <= 0) {
         return ATTN_OK;
     }
-    return device_status(gpu_device_launch(&args->instance->device, GPU_KERNEL_gemm,
+    const bool few = streams_weights(&p);
+    if (few) {
+        const int32_t columns = GPU_THREADS_gemm_few * (p.w.row == 1 ? 1 : 2);
+        tiles = (int64_t)p.count * ((p.n + columns - 1) / columns);
+    }
+    return device_status(gpu_device_launch(&args->instance->device,
+                                           few ? GPU_KERNEL_gemm_few : GPU_KERNEL_gemm,
                                            gpu_groups(tiles, 1, 1 << 20), &p, args->stream),
                          "batched_gemm", error);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* batched_gemm on FMA units, any strides and dtypes: GEMM_ROWS x GEMM_COLUMNS of out to a group, a
- * thread has 2 x 4 of them. Weights are read once for each GEMM_ROWS rows of a: with as many tokens
- * or fewer the limit is memory, with more the units' rate. Sums run over k in order, whatever else
- * is in the batch. */
+/* batched_gemm on FMA units. gemm takes any strides and dtypes: GEMM_ROWS x GEMM_COLUMNS of out to
+ * a group, a thread has 2 x 4 of them. Weights are read once for each GEMM_ROWS rows of a: with as
+ * many tokens or fewer the limit is memory, with more the units' rate. gemm_few takes GEMM_FEW rows
+ * or fewer and weights of 16 bits whose elements lie side by side in one direction: they stream
+ * through registers once. Sums run over k in order in both, whatever else is in the batch. */
 #include "gpu/device/number.h"
 #include "gpu/latent.h"
 
@@ -108,5 +109,129 @@ GPU_KERNEL(gemm, gpu_gemm_params)
                 }
             }
         }
+    }
+}
+
+#define FEW_DEPTH 512 /* of a's rows in shared memory at a time */
+#define FEW_LOADS 8   /* of weights that a thread has under way */
+
+struct few_memory {
+    alignas(16) float a[GEMM_FEW][FEW_DEPTH];
+};
+
+GPU_INLINE float few_number(uint32_t pair, int32_t high, int32_t dtype)
+{
+    const uint16_t bits = (uint16_t)(high != 0 ? pair >> 16 : pair);
+    return dtype == ATTN_DTYPE_F16 ? float_of_half(bits) : float_of_bf16(bits);
+}
+
+GPU_INLINE void few_load_a(const gpu_gemm_params &p, int64_t b, int32_t k0, int32_t rows,
+                           few_memory &memory)
+{
+    for (int32_t i = (int32_t)thread_index(); i < rows * FEW_DEPTH; i += GPU_THREADS_gemm_few) {
+        const int32_t m = i / FEW_DEPTH, k = i % FEW_DEPTH;
+        const bool real = m < p.m && k0 + k < p.k;
+        memory.a[m][k] = real ? gemm_number(p.a, b, m, k0 + k) : 0.0f;
+    }
+}
+
+/* A column whose elements lie side by side: 8 of them a load. k is a multiple of 8. */
+template <int ROWS>
+GPU_INLINE void few_along_k(const few_memory &memory, const char *w, int32_t dtype, int32_t depth,
+                            float (&sum)[ROWS][2])
+{
+    for (int32_t k = 0; k < depth; k += 8 * FEW_LOADS) {
+        uint4 x[FEW_LOADS];
+#pragma unroll
+        for (int u = 0; u < FEW_LOADS; u++) {
+            if (k + 8 * u < depth) {
+                x[u] = load_once((const uint4 *)w + k / 8 + u);
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < FEW_LOADS; u++) {
+            if (k + 8 * u < depth) {
+                const uint32_t pairs[4] = {x[u].x, x[u].y, x[u].z, x[u].w};
+#pragma unroll
+                for (int e = 0; e < 8; e++) {
+                    const float number = few_number(pairs[e / 2], e % 2, dtype);
+#pragma unroll
+                    for (int m = 0; m < ROWS; m++) {
+                        sum[m][0] += memory.a[m][k + 8 * u + e] * number;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* Two columns side by side: one load for each k, `step` bytes apart. */
+template <int ROWS>
+GPU_INLINE void few_along_n(const few_memory &memory, const char *w, int64_t step, int32_t dtype,
+                            int32_t depth, float (&sum)[ROWS][2])
+{
+    for (int32_t k = 0; k < depth; k += 2 * FEW_LOADS) {
+        uint32_t x[2 * FEW_LOADS];
+#pragma unroll
+        for (int u = 0; u < 2 * FEW_LOADS; u++) {
+            x[u] = k + u < depth ? *(const uint32_t *)(w + (k + u) * step) : 0;
+        }
+#pragma unroll
+        for (int u = 0; u < 2 * FEW_LOADS; u++) {
+            if (k + u < depth) {
+                const float low = few_number(x[u], 0, dtype), high = few_number(x[u], 1, dtype);
+#pragma unroll
+                for (int m = 0; m < ROWS; m++) {
+                    sum[m][0] += memory.a[m][k + u] * low;
+                    sum[m][1] += memory.a[m][k + u] * high;
+                }
+            }
+        }
+    }
+}
+
+template <int ROWS> GPU_INLINE void few_rows(const gpu_gemm_params &p, few_memory &memory)
+{
+    const bool along_k = p.w.row == 1;
+    const int32_t columns = along_k ? 1 : 2, tile = columns * GPU_THREADS_gemm_few;
+    const int32_t tiles = (p.n + tile - 1) / tile, t = (int32_t)thread_index();
+    for (int64_t item = group_index(); item < (int64_t)p.count * tiles; item += group_count()) {
+        const int64_t b = item / tiles;
+        const int32_t n = (int32_t)(item % tiles) * tile + t * columns;
+        float sum[ROWS][2] = {};
+        for (int32_t k0 = 0; k0 < p.k; k0 += FEW_DEPTH) {
+            const int32_t depth = p.k - k0 < FEW_DEPTH ? p.k - k0 : FEW_DEPTH;
+            const char *w = p.w.data + 2 * (b * p.w.batch + k0 * p.w.row + n * p.w.column);
+            sync_group(); /* the piece before is done with */
+            few_load_a(p, b, k0, ROWS, memory);
+            sync_group(); /* the piece is there */
+            if (n < p.n && along_k) {
+                few_along_k<ROWS>(memory, w, p.w.dtype, depth, sum);
+            } else if (n < p.n) {
+                few_along_n<ROWS>(memory, w, 2 * p.w.row, p.w.dtype, depth, sum);
+            }
+        }
+        const float scale = p.scale != nullptr ? p.scale[p.scale_per_batch ? b : 0] : 1.0f;
+#pragma unroll
+        for (int m = 0; m < ROWS; m++) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                if (m < p.m && j < columns && n < p.n) {
+                    int64_t at = b * p.out.batch + m * p.out.row + (n + j) * p.out.column;
+                    number_store(p.out.data + at * number_bytes_of(p.out.dtype), p.out.dtype, 0,
+                                 sum[m][j] * scale);
+                }
+            }
+        }
+    }
+}
+
+GPU_KERNEL(gemm_few, gpu_gemm_params)
+{
+    GPU_SHARED few_memory memory;
+    if (p.m == 1) {
+        few_rows<1>(p, memory);
+    } else {
+        few_rows<GEMM_FEW>(p, memory);
     }
 }

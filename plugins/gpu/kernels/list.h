@@ -21,6 +21,7 @@
     X(gather, gpu_gather_params, 128)                                                              \
     X(gather_nibbles, gpu_gather_params, 128)                                                      \
     X(make_table, gpu_table_params, 128)                                                           \
+    X(copy_runs, gpu_copy_params, 128)                                                             \
     X(merge_states, gpu_merge_params, 128)                                                         \
     X(quantize_static, gpu_quantize_params, 256)                                                   \
     X(quantize_groups, gpu_quantize_params, 128)                                                   \
@@ -31,6 +32,7 @@
     X(latent_write, gpu_latent_write_params, 128)                                                  \
     X(latent_gather, gpu_latent_gather_params, 128)                                                \
     X(gemm, gpu_gemm_params, 256)                                                                  \
+    X(gemm_few, gpu_gemm_params, 64)                                                               \
     X(delta_128, gpu_delta_params, 256)                                                            \
     X(delta_512, gpu_delta_params, 256)                                                            \
     X(delta_step, gpu_delta_params, 256)                                                           \

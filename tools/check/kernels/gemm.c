@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* batched_gemm: strided operands, transposed weights, fp8 weights with scales, mxfp4 weights with
- * theirs along either dimension. */
+ * theirs along either dimension, few rows of long sums. */
 #include <stdio.h>
 
 #include "support/number.h"
@@ -11,6 +11,7 @@
 #include "harness/watch.h"
 
 enum { BATCH = 5, ROWS = 7, INNER = 72, COLUMNS = 40 };
+enum { FEW_INNER = 584, FEW_COLUMNS = 132 }; /* with few rows */
 /* of mxfp4: whole blocks along both */
 enum { MX_INNER = 96, MX_COLUMNS = 64, MX_BLOCK = 32 };
 enum { MX_NONE, MX_ALONG_K, MX_ALONG_N };
@@ -21,6 +22,7 @@ struct gemm_variant {
     int32_t w_scales; /* 0, 1 or BATCH */
     bool transposed;  /* w's columns are contiguous, not its rows */
     int32_t mx;       /* MX_*: w is mxfp4, whatever w_dtype says */
+    int32_t few;      /* rows, 0: ROWS */
 };
 
 struct gemm_case {
@@ -30,18 +32,23 @@ struct gemm_case {
 
 static int64_t inner_of(const struct gemm_variant *v)
 {
-    return v->mx ? MX_INNER : INNER;
+    return v->mx ? MX_INNER : v->few > 0 ? FEW_INNER : INNER;
 }
 
 static int64_t columns_of(const struct gemm_variant *v)
 {
-    return v->mx ? MX_COLUMNS : COLUMNS;
+    return v->mx ? MX_COLUMNS : v->few > 0 ? FEW_COLUMNS : COLUMNS;
+}
+
+static int64_t rows_of(const struct gemm_variant *v)
+{
+    return v->few > 0 ? v->few : ROWS;
 }
 
 /* a and out are views of [rows, batch, …], as heads lie in a step's tensors. */
-static struct pair_tensor by_heads(int64_t width)
+static struct pair_tensor by_heads(int64_t rows, int64_t width)
 {
-    return (struct pair_tensor){.shape = {BATCH, ROWS, width},
+    return (struct pair_tensor){.shape = {BATCH, rows, width},
                                 .strides = {width, BATCH * width, 1}};
 }
 
@@ -52,7 +59,8 @@ static attn_status call_gemm(struct backend *backend, uint8_t *base, struct attn
     int64_t inner = inner_of(&c->v), columns = columns_of(&c->v);
     int64_t scale_rows = c->v.mx == MX_ALONG_K ? inner / MX_BLOCK : inner;
     int64_t scale_columns = c->v.mx == MX_ALONG_N ? columns / MX_BLOCK : columns;
-    struct pair_tensor a = by_heads(inner), out = by_heads(columns);
+    int64_t count = rows_of(&c->v);
+    struct pair_tensor a = by_heads(count, inner), out = by_heads(count, columns);
     struct pair_tensor w = pair_rows(BATCH, inner, columns);
     struct pair_tensor block_scale = pair_rows(BATCH, scale_rows, scale_columns);
     if (c->v.transposed) {
@@ -99,14 +107,15 @@ static enum trial_result run_gemm(struct trial *trial, const void *variant, uint
     struct mismatch worst;
     size_t e = number_bytes(c.v.dtype);
     int32_t inner = (int32_t)inner_of(&c.v), columns = (int32_t)columns_of(&c.v);
+    int32_t count = (int32_t)rows_of(&c.v);
     pair_init(&pair, trial);
-    c.a = pair_add(&pair, BATCH * ROWS * (size_t)inner * e, false);
+    c.a = pair_add(&pair, BATCH * (size_t)count * (size_t)inner * e, false);
     size_t w_bytes = (size_t)number_bytes(c.v.w_dtype);
     c.w = pair_add(&pair, BATCH * (size_t)inner * (size_t)columns * w_bytes, false);
-    c.out = pair_add(&pair, BATCH * ROWS * (size_t)columns * e, true);
+    c.out = pair_add(&pair, BATCH * (size_t)count * (size_t)columns * e, true);
     c.scale = pair_add(&pair, BATCH * sizeof(float), false);
     c.block_scale = pair_add(&pair, BATCH * MX_INNER * MX_COLUMNS / MX_BLOCK, false);
-    for (int32_t i = 0; i < BATCH * ROWS * inner && !pair.image.failed; i++) {
+    for (int32_t i = 0; i < BATCH * count * inner && !pair.image.failed; i++) {
         number_store(pair.image.bytes + c.a, i, c.v.dtype, random_normal(&seed));
     }
     for (int32_t i = 0; i < BATCH * inner * columns && !pair.image.failed; i++) {
@@ -119,11 +128,11 @@ static enum trial_result run_gemm(struct trial *trial, const void *variant, uint
         ((float *)(pair.image.bytes + c.scale))[i] = 0.3f + 0.4f * (float)i;
     }
     enum trial_result result = pair_run(&pair, call_gemm, &c);
-    struct pair_tensor rows = pair_rows(ROWS, BATCH, columns);
+    struct pair_tensor rows = pair_rows(count, BATCH, columns);
     pair_bind(&rows, NULL, trial->device->device, c.v.dtype, 3);
     if (result == TRIAL_PASSED &&
-        compare_rows(pair.expected + c.out, pair.found + c.out, &rows.tensor, c.v.dtype, NULL, ROWS,
-                     bound_of_dtype(c.v.dtype), &worst) > 1) {
+        compare_rows(pair.expected + c.out, pair.found + c.out, &rows.tensor, c.v.dtype, NULL,
+                     count, bound_of_dtype(c.v.dtype), &worst) > 1) {
         result = trial_say(trial, TRIAL_FAILED, "out[%d, %lld, %d] is %g, not %g", worst.head,
                            (long long)worst.token, worst.dim, worst.found, worst.expected);
     }
@@ -144,6 +153,13 @@ void gemm_cases(const struct kernel_sink *sink)
                                      scales[fp8 ? 1 + i % 2 : i % 2 * 2], i / 2 % 2 != 0};
             snprintf(name, sizeof name, "batched_gemm.%s.%s.scales%d%s", number_name(dtype),
                      number_name(v.w_dtype), v.w_scales, v.transposed ? ".transposed" : "");
+            sink->try(sink->user, name, run_gemm, &v);
+        }
+        for (int32_t i = 0; i < 4 && there; i++) {
+            struct gemm_variant v = {dtype, dtype, scales[i / 2 * 2], i % 2 != 0,
+                                     .few = i == 1 || i == 2 ? 1 : 3};
+            snprintf(name, sizeof name, "batched_gemm.%s.rows%d%s", number_name(dtype), v.few,
+                     v.transposed ? ".transposed" : "");
             sink->try(sink->user, name, run_gemm, &v);
         }
         there = there && sink->caps->features & ATTN_FEATURE_MXFP4_WEIGHTS;
