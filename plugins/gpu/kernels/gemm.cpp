@@ -113,7 +113,12 @@ GPU_KERNEL(gemm, gpu_gemm_params)
 }
 
 #define FEW_DEPTH 512 /* of a's rows in shared memory at a time */
-#define FEW_LOADS 8   /* of weights that a thread has under way */
+/* Of weights that a thread has under way. */
+#ifdef __OPENCL_CPP_VERSION__ /* Intel: 32 lanes share 8 KiB of registers */
+#define FEW_LOADS 1
+#else
+#define FEW_LOADS 8
+#endif
 
 struct few_memory {
     alignas(16) float a[GEMM_FEW][FEW_DEPTH];
