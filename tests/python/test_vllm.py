@@ -358,7 +358,7 @@ class Steps(unittest.TestCase):
         """What a replay finds: `build` alone brings the plan of the captured shape to the next batch. The replay of
         the kernels is played by the run of that plan, with nothing of Python's forward."""
         generator = torch.Generator().manual_seed(9)
-        mode = types.SimpleNamespace(has_full_cudagraphs=lambda: True, mixed_mode=lambda: 0, decode_mode=lambda: 2)
+        mode = types.SimpleNamespace(has_full_cudagraphs=lambda: True)
         for backend in ("cpu_ref", "cpu_simd"):
             libattn.torch.configure(ignore_environment=True, backend=backend)
             keys, values = peaked(2, 40, HK, D, generator=generator), torch.randn(2, 40, HK, D, generator=generator)
@@ -406,7 +406,9 @@ class Steps(unittest.TestCase):
                         self.assertLess(worst(out.view(3, HQ, D)[r:r + 1], expected), 2e-5, (backend, lengths, r))
             self.assertIsNone(builder.build(0, metadata([4, 1], [4, 1], tables[:2])).captured)
             spec = types.SimpleNamespace(num_kv_heads=HK, head_size=D, block_size=BLOCK)
-            self.assertEqual(LibattnMetadataBuilder.get_cudagraph_support(config, spec).name, "ALWAYS")
+            self.assertEqual(LibattnMetadataBuilder.get_cudagraph_support(config, spec).name, "UNIFORM_BATCH")
+            with self.assertRaisesRegex(libattn.OrderError, "no layer has its cache"):
+                self.builder().build_for_cudagraph_capture(given)
 
     def test_one_plan_a_step(self) -> None:
         """Layers of one builder share a plan; it is made once and brought to a batch once a step."""

@@ -200,9 +200,7 @@ class LibattnBackend(AttentionBackend):
 def _graph_level(vllm_config: Any) -> str:
     """What the layers of a configuration that captures whole steps have to serve."""
     mode = getattr(getattr(vllm_config, "compilation_config", None), "cudagraph_mode", None)
-    if mode is None or not mode.has_full_cudagraphs():
-        return "never"
-    return "always" if mode.mixed_mode() == mode.decode_mode() else "uniform_batch"
+    return "uniform_batch" if mode is not None and mode.has_full_cudagraphs() else "never"
 
 
 class LibattnMetadataBuilder(AttentionMetadataBuilder):
@@ -222,7 +220,8 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
-        """What the backend that serves the group's layers can capture."""
+        """What the backend that serves the group's layers can capture; batches that mix decodes and prefills are none of
+        it, since a replay has to have as many decodes as were captured."""
         dtype = getattr(getattr(vllm_config, "model_config", None), "dtype", torch.bfloat16)
         mla = describe.mla_of(getattr(vllm_config, "model_config", None))
         desc = describe.layer("layers.0", 8 * kv_cache_spec.num_kv_heads, kv_cache_spec.num_kv_heads,
@@ -231,8 +230,7 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         found = store.runtime.select([desc], device=describe.device(), keep_unserved=True)
         levels = [0 if found.choice(0, phase).status else found.choice(0, phase).graph_level
                   for phase in ("prefill", "decode")]
-        return AttentionCGSupport(levels[1] if levels[1] < AttentionCGSupport.ALWAYS.value else min(
-            max(levels[0], AttentionCGSupport.UNIFORM_BATCH.value), levels[1]))
+        return AttentionCGSupport(min(*levels, AttentionCGSupport.UNIFORM_BATCH.value))
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False,
               **_: Any) -> LibattnMetadata:
@@ -246,8 +244,8 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         """The batch's shape gets plans of its own, which `build` brings to each batch that replays the graph."""
         m = self._metadata(common_attn_metadata)
         shape = (m.num_reqs, m.num_actual_tokens, m.max_query_len)
-        if self.steps.capture(shape, m, lambda: batch_of(m, m.num_actual_tokens), self.dtype):
-            m.captured = shape
+        self.steps.capture(shape, m, lambda: batch_of(m, m.num_actual_tokens), self.dtype)
+        m.captured = shape
         return m
 
     def _metadata(self, m: Any) -> LibattnMetadata:

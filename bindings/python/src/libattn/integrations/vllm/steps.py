@@ -11,6 +11,8 @@ import torch
 from ...layers import LayerDesc
 from ...step import Batch, Plan
 from ... import memory
+from ..._declarations import Status
+from ...errors import make
 from ...torch.paged import Step, bind_pages
 from ...torch.store import Bound, Params, store, stream_of
 
@@ -94,9 +96,11 @@ class Steps:
     # Captured graphs. vLLM builds a batch's metadata and only then captures or replays its forward; nothing of Python
     # runs in a replay. So plans are made and updated here, in build.
 
-    def capture(self, shape: Shape, metadata: Any, make_batch: Any, dtype: torch.dtype) -> bool:
-        """Plans of their own for a batch's shape, one for each `Bound`; False: no layer has its cache yet."""
+    def capture(self, shape: Shape, metadata: Any, make_batch: Any, dtype: torch.dtype) -> None:
+        """Plans of their own for a batch's shape, one for each `Bound`."""
         present = [other for other in self._layers() if hasattr(other, "impl") and other.kv_cache.numel() > 0]
+        if not present:
+            raise make(Status.ORDER, "build_for_cudagraph_capture", "called while no layer has its cache")
         for other in present:
             self.place(other, other.impl, other.kv_cache, metadata, dtype)
         for bound in self._bounds():
@@ -108,7 +112,6 @@ class Steps:
                 plan.bind_workspace(memory.allocate(plan.workspace_bytes, bound.device))
             plan.update(batch, stream_of(bound.device), "capture")
             self._captured[id(bound), shape] = plan
-        return bool(present)
 
     def replay(self, shape: Shape, make_batch: Any) -> bool:
         """Bring the plans of a captured shape to a new batch; False: none was captured."""
