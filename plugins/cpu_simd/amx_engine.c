@@ -8,6 +8,7 @@
 #include "vec/bf16_engine.h"
 #include "vec/bf16_unpack.h"
 
+#include "vec/amx_direct.h"
 #include "vec/amx_flash.h"
 
 #include "vec/whole_direct.h"
@@ -26,6 +27,8 @@ static inline void memory_is_read(const void *memory)
 {
     __asm__ volatile("" : : "r"(memory) : "memory");
 }
+
+#define REST_DEPTH 128 /* of rows copied at a time */
 
 static int amx_enter(void)
 {
@@ -96,7 +99,35 @@ static void amx_block_1x2(float *c, int64_t ldc, const uint16_t *a, int64_t lda,
     _tile_stored(1, c + 16, ldc * 4);
 }
 
-/* Blocks of fewer than 16 rows at the end go the vector way. */
+/* Fewer than 16 rows, among others of zero: a row's sums do not depend on what stands beside it,
+ * and vectors would add in another order. */
+static void amx_rest(float *c, int64_t ldc, const uint16_t *a, int64_t lda, const uint16_t *b,
+                     int64_t ldb, int32_t m, int32_t n, int32_t k, int accumulate)
+{
+    _Alignas(64) uint16_t rows[16][REST_DEPTH];
+    _Alignas(64) float sums[16][32];
+    memset(rows, 0, sizeof rows);
+    memset(sums, 0, sizeof sums);
+    for (int32_t p = 0; p < k; p += REST_DEPTH) {
+        int32_t deep = k - p < REST_DEPTH ? k - p : REST_DEPTH;
+        int more = accumulate || p > 0;
+        for (int32_t i = 0; i < m; i++) {
+            memcpy(rows[i], a + i * lda + p, (size_t)deep * sizeof *a);
+        }
+        for (int32_t j = 0; j < n; j += 32) {
+            for (int32_t i = 0; i < m && more; i++) {
+                memcpy(sums[i], c + i * ldc + j, sizeof sums[i]);
+            }
+            memory_is_read(rows);
+            amx_block_1x2(sums[0], 32, rows[0], REST_DEPTH, b + p * ldb + 2 * j, ldb, deep, more);
+            memory_is_read(sums);
+            for (int32_t i = 0; i < m; i++) {
+                memcpy(c + i * ldc + j, sums[i], sizeof sums[i]);
+            }
+        }
+    }
+}
+
 static void amx_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const void *b, int64_t ldb,
                      int32_t m, int32_t n, int32_t k, int accumulate)
 {
@@ -118,7 +149,7 @@ static void amx_gemm(float *c, int64_t ldc, const void *a, int64_t lda, const vo
         i += 16;
     }
     if (i < m) {
-        bf16_gemm(c + i * ldc, ldc, left + i * lda, lda, b, ldb, m - i, n, k, accumulate);
+        amx_rest(c + i * ldc, ldc, left + i * lda, lda, right, ldb, m - i, n, k, accumulate);
     }
 }
 
@@ -128,7 +159,7 @@ static const struct engine engine_bf16 = {
     .element_bytes = 2,
     .element = ELEMENT_BF16,
     .row_block = 32,
-    .direct_rows = 8,
+    .direct_rows = DIRECT_ROWS,
     .unpack = {bf16_from_f32, bf16_from_f16, bf16_from_bf16, bf16_from_e4m3, bf16_from_e5m2,
                bf16_from_int8},
     .pack_keys = bf16_pack_keys,
@@ -136,7 +167,7 @@ static const struct engine engine_bf16 = {
     .gemm = amx_gemm,
     .softmax = bf16_softmax,
     .flash = &amx_flash,
-    .direct = &bf16_direct,
+    .direct = &amx_direct,
     .direct_fp8 = &fp8_direct,
     .direct_int8 = &int8_direct,
     .direct_int4 = &int4_direct,

@@ -4,6 +4,7 @@
 #include "vec/f32_direct.h"
 
 #include "vec/bf16_engine.h"
+#include "vec/bf16_gemm.h"
 #include "vec/bf16_unpack.h"
 
 #include "vec/whole_direct.h"

@@ -26,16 +26,28 @@ static void tile_zero(int tile)
     memset(tiles[tile], 0, sizeof tiles[tile]);
 }
 
+static __m512 of_bf16(__m512i bits)
+{
+    return _mm512_castsi512_ps(bits);
+}
+
+/* As the manual has it: the products of even and of odd elements are summed apart, and both sums
+ * are added to c at the end. */
 static void tile_multiply(int c, int a, int b)
 {
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
     for (int i = 0; i < 16; i++) {
-        __m512 sum = _mm512_loadu_ps(tiles[c][i]);
+        __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
         for (int k = 0; k < 16; k++) {
             int pair;
             memcpy(&pair, tiles[a][i] + sizeof pair * (size_t)k, sizeof pair);
-            sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair),
-                                   (__m512bh)_mm512_loadu_si512(tiles[b][k]));
+            __m512i left = _mm512_set1_epi32(pair), right = _mm512_loadu_si512(tiles[b][k]);
+            even = _mm512_fmadd_ps(of_bf16(_mm512_slli_epi32(left, 16)),
+                                   of_bf16(_mm512_slli_epi32(right, 16)), even);
+            odd = _mm512_fmadd_ps(of_bf16(_mm512_and_si512(left, upper)),
+                                  of_bf16(_mm512_and_si512(right, upper)), odd);
         }
+        __m512 sum = _mm512_add_ps(_mm512_loadu_ps(tiles[c][i]), _mm512_add_ps(even, odd));
         _mm512_storeu_ps(tiles[c][i], sum);
     }
 }

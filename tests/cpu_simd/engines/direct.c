@@ -30,22 +30,23 @@ struct codes {
 
 static void fill_keys(const struct codes *codes, int32_t keys, int32_t size)
 {
+    bool in_order = draw(2); /* or no two next to each other */
     for (int32_t j = 0; j < keys; j++) {
-        it.pointers[j] = (const char *)it.rows[j];
+        it.pointers[j] = (const char *)it.rows[in_order ? j : j * 37 % DIRECT_KEYS];
         it.zeros[j] = (int32_t)draw(16);
         for (int32_t d = 0; d < size; d++) {
             uint32_t code = draw(256);
             if (codes->element == engine->element) {
-                it.b[j][d] = put_element(it.rows[j], d, draw_number(1.0f));
+                it.b[j][d] = put_element((void *)(uintptr_t)it.pointers[j], d, draw_number(1.0f));
             } else if (codes->element == ELEMENT_COUNT) {
-                uint8_t *pair = &it.rows[j][d / 2];
+                uint8_t *pair = (uint8_t *)(uintptr_t)it.pointers[j] + d / 2;
                 *pair = (uint8_t)(d % 2 == 0 ? code & 15 : (*pair & 15) | (code & 15) << 4);
                 it.b[j][d] = (double)(code & 15) - it.zeros[j];
             } else {
                 while (!isfinite(code_value(codes->element, code))) {
                     code = draw(256);
                 }
-                it.rows[j][d] = (uint8_t)code;
+                ((uint8_t *)(uintptr_t)it.pointers[j])[d] = (uint8_t)code;
                 it.b[j][d] = code_value(codes->element, code);
             }
         }

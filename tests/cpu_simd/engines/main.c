@@ -148,6 +148,17 @@ int main(int argc, char **argv)
     char isa[128];
     int failed = 0;
     int32_t count = variants_of_machine(variants, 8, isa, sizeof isa);
+#ifdef EMULATED_TILES /* the amx level alone, on any machine with the vectors beside its tiles */
+    bool amx_vectors = false;
+    for (int32_t i = 0; i < count; i++) {
+        amx_vectors = amx_vectors || strcmp(variants[i]->name, "avx512bf16") == 0;
+    }
+    if (!amx_vectors) {
+        return 77;
+    }
+    variants[0] = &variant_amx;
+    count = 1;
+#endif
     benching = argc > 1 && strcmp(argv[1], "--bench") == 0;
     random_state = 20261122;
     for (int32_t i = 0; i < count; i++) {

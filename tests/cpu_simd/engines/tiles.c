@@ -100,6 +100,17 @@ static void check_untouched(int32_t m, int32_t n)
     }
 }
 
+/* Each row's sums, as they are without the others. */
+static void check_alone(int32_t m, int32_t n, int32_t k, int64_t ldb, bool accumulate)
+{
+    static _Alignas(64) float alone[MAX_SIZE];
+    int64_t lda = (int64_t)sizeof it.left[0] / engine->element_bytes;
+    int32_t i = (int32_t)draw((uint32_t)m);
+    memcpy(alone, it.old[i], sizeof alone);
+    engine->gemm(alone, MAX_SIZE, it.left[i], lda, it.packed, ldb, 1, n, k, accumulate);
+    assert_memory_equal(alone, it.out[i], (size_t)n * sizeof(float));
+}
+
 void test_scores_gemm(void **state)
 {
     (void)state;
@@ -116,6 +127,7 @@ void test_scores_gemm(void **state)
         engine->gemm(it.out[0], MAX_SIZE, it.left, lda, it.packed, TILE_KEYS, m, columns, depth,
                      accumulate);
         check_product(m, columns, depth, true, accumulate, "scores");
+        check_alone(m, columns, depth, TILE_KEYS, accumulate);
         check_untouched(m, columns);
     }
     int64_t lda = (int64_t)sizeof it.left[0] / engine->element_bytes;
@@ -139,6 +151,7 @@ void test_values_gemm(void **state)
         engine->gemm(it.out[0], MAX_SIZE, it.left, lda, it.packed, width, m, width, keys,
                      accumulate);
         check_product(m, width, keys, false, accumulate, "values");
+        check_alone(m, width, keys, width, accumulate);
         check_untouched(m, width);
         int32_t bad = (int32_t)draw((uint32_t)n), at = (int32_t)draw((uint32_t)width);
         uint32_t inf = engine->element == ELEMENT_F32 ? 0x7f800000u : 0x7f80u;
