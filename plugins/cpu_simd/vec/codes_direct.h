@@ -80,6 +80,7 @@ INLINE void codes_load(const struct code_lookup *lookup, const struct direct_arg
     }
 }
 
+/* Four keys and four rows at a time, which share each other's loads. */
 INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direct_args *args,
                             const int fixed_chunks, struct burst *burst)
 {
@@ -87,27 +88,39 @@ INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direc
     const __m512i by_head = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     struct code_lookup lookup = code_lookup_of(args, CODES_FP8);
     for (int32_t j = 0; j < args->keys; j += 4) {
-        __m512 folded[4];
+        __m512 folded[4], sum[4][4];
+        const char *key[4];
 #pragma GCC unroll 4
-        for (int32_t i = 0; i < 4; i++) {
-            const char *key = (const char *)key_row(args, j + i);
-            __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(),
-                             _mm512_setzero_ps()};
+        for (int i = 0; i < 4; i++) {
+            key[i] = (const char *)key_row(args, j + i);
 #pragma GCC unroll 4
-            for (int c = 0; c < chunks; c++) {
-                __m512i x, y;
-                bytes_load(&lookup, key + 64 * c, CODES_FP8, &x, &y);
+            for (int r = 0; r < 4; r++) {
+                sum[i][r] = _mm512_setzero_ps();
+            }
+        }
+#pragma GCC unroll 2
+        for (int c = 0; c < chunks; c++) {
+            __m512i x[4], y[4];
 #pragma GCC unroll 4
-                for (int r = 0; r < 4; r++) {
-                    const uint16_t *left = q + r * args->depth + 64 * c;
-                    sum[r] =
-                        _mm512_dpbf16_ps(sum[r], bf16_bits(_mm512_loadu_si512(left)), bf16_bits(x));
-                    sum[r] = _mm512_dpbf16_ps(sum[r], bf16_bits(_mm512_loadu_si512(left + 32)),
-                                              bf16_bits(y));
+            for (int i = 0; i < 4; i++) {
+                bytes_load(&lookup, key[i] + 64 * c, CODES_FP8, &x[i], &y[i]);
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; r++) {
+                const uint16_t *left = q + r * args->depth + 64 * c;
+                __m512bh front = bf16_bits(_mm512_loadu_si512(left));
+                __m512bh back = bf16_bits(_mm512_loadu_si512(left + 32));
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; i++) {
+                    sum[i][r] = _mm512_dpbf16_ps(sum[i][r], front, bf16_bits(x[i]));
+                    sum[i][r] = _mm512_dpbf16_ps(sum[i][r], back, bf16_bits(y[i]));
                 }
             }
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
             prefetch_burst(burst);
-            folded[i] = fold_four(sum[0], sum[1], sum[2], sum[3]);
+            folded[i] = fold_four(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
         }
         __m512 all = _mm512_permutexvar_ps(by_head, fold_lanes(folded));
         _mm_storeu_ps(scores + j, _mm512_castps512_ps128(all));

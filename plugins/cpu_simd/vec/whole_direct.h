@@ -53,26 +53,40 @@ INLINE void whole_scores_rows(float *scores, const int16_t *q, const float *q_sc
         _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
                               _mm512_castps128_ps512(_mm_loadu_ps(q_scale)));
     for (int32_t j = 0; j < args->keys; j += 4) {
-        __m512i folded[4];
+        __m512i folded[4], sum[4][4], zero[4];
+        const char *key[4];
 #pragma GCC unroll 4
-        for (int32_t i = 0; i < 4; i++) {
-            const char *key = (const char *)key_row(args, j + i);
-            __m512i sum[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(),
-                              _mm512_setzero_si512(), _mm512_setzero_si512()};
-            __m512i zero = nibbles ? _mm512_set1_epi16((int16_t)args->zeros[j + i]) : sum[0];
+        for (int i = 0; i < 4; i++) {
+            key[i] = (const char *)key_row(args, j + i);
+            zero[i] = _mm512_set1_epi16(nibbles ? (int16_t)args->zeros[j + i] : 0);
 #pragma GCC unroll 4
-            for (int c = 0; c < chunks; c++) {
-                __m512i x, y;
-                whole_load(key, c, zero, nibbles, &x, &y);
+            for (int r = 0; r < 4; r++) {
+                sum[i][r] = _mm512_setzero_si512();
+            }
+        }
+#pragma GCC unroll 2
+        for (int c = 0; c < chunks; c++) {
+            __m512i x[4], y[4];
 #pragma GCC unroll 4
-                for (int r = 0; r < 4; r++) {
-                    const int16_t *left = q + r * args->depth + 64 * c;
-                    sum[r] = _mm512_dpwssd_epi32(sum[r], x, _mm512_loadu_si512(left));
-                    sum[r] = _mm512_dpwssd_epi32(sum[r], y, _mm512_loadu_si512(left + 32));
+            for (int i = 0; i < 4; i++) {
+                whole_load(key[i], c, zero[i], nibbles, &x[i], &y[i]);
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; r++) {
+                const int16_t *left = q + r * args->depth + 64 * c;
+                __m512i front = _mm512_loadu_si512(left);
+                __m512i back = _mm512_loadu_si512(left + 32);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; i++) {
+                    sum[i][r] = dot_words(sum[i][r], x[i], front);
+                    sum[i][r] = dot_words(sum[i][r], y[i], back);
                 }
             }
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
             prefetch_burst(burst);
-            folded[i] = fold_four_int(sum[0], sum[1], sum[2], sum[3]);
+            folded[i] = fold_four_int(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
         }
         __m512i whole = _mm512_permutexvar_epi32(by_head, fold_lanes_int(folded));
         __m512 all = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), scale);
