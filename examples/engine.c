@@ -46,13 +46,9 @@ static float draw(void)
     return (float)(state >> 8) / (float)(1 << 23) - 1;
 }
 
-static void *zeroed(size_t bytes) /* aligned to 256; on a GPU this would be device memory */
+static void *take(size_t bytes) /* on a GPU this would be device memory */
 {
-    char *memory = (char *)aligned_alloc(256, (bytes + 255) / 256 * 256);
-    for (size_t i = 0; memory != NULL && i < bytes; i++) {
-        memory[i] = 0;
-    }
-    return memory;
+    return aligned_alloc(256, (bytes + 255) / 256 * 256);
 }
 
 /* Once per layer: memory in the layout that its backend likes best, and a plan with its workspace.
@@ -68,19 +64,15 @@ static attn_status bind(attn_model *model, int32_t index)
                                        .max_num_tokens = PROMPT,
                                        .max_seq_len = LENGTH};
     const struct attn_plan_options options = {.struct_size = sizeof options, .limits = &limits};
+    struct attn_workspace workspace = {.struct_size = sizeof workspace};
     layer->bound = api->model_layer(model, index);
     attn_status status = api->layer_kv_spec(layer->bound, &spec, &error);
-    memory.base = layer->cache = zeroed((size_t)(BLOCKS * spec.padded_page_bytes));
+    memory.base = layer->cache = take((size_t)(BLOCKS * spec.padded_page_bytes));
     status = status ? status : api->layer_bind_memory(layer->bound, &memory, &error);
     int32_t group = api->layer_group(layer->bound, ATTN_GROUP_BLOCK_TABLE, 0);
     status = status ? status : api->plan_create(model, group, &options, &layer->plan, &error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    struct attn_workspace workspace = {.struct_size = sizeof workspace};
-    status =
-        api->plan_workspace(layer->plan, &workspace, &error); /* the worst case of the limits */
-    workspace.memory = layer->workspace = zeroed(workspace.bytes);
+    status = status ? status : api->plan_workspace(layer->plan, &workspace, &error);
+    workspace.memory = layer->workspace = take(workspace.bytes); /* the limits' worst case */
     return status ? status : api->plan_bind_workspace(layer->plan, &workspace, &error);
 }
 
@@ -193,7 +185,6 @@ int main(int argc, char **argv)
         api->model_create(runtime, assignment, NULL, &model, &error) != ATTN_OK) {
         return fail("selection");
     }
-    puts("device: the CPU, where this engine's memory lies");
     for (int32_t i = 0; i < LAYERS; i++) {
         struct attn_choice choice = {.struct_size = sizeof choice};
         if (bind(model, i) != ATTN_OK) {
