@@ -106,7 +106,7 @@ struct attn_api {
     attn_status (*layer_bind_params)(attn_layer *layer, const struct attn_layer_params *params,
                                      struct attn_error *error);
     /* Scales from the first batch: scale = amax / range constant (q 200, k 200, v 100) into
-     * q_scale, k_scale and v_scale. */
+     * q_scale, k_scale and v_scale. On a device it waits for io->stream, and is in no capture. */
     attn_status (*layer_calculate_scales)(attn_layer *layer,
                                           const struct attn_calibration *calibration,
                                           struct attn_error *error);
@@ -176,7 +176,8 @@ struct attn_api {
      * far. v_channel_scale [Hk, Dv], where attn_kv_quant_params may point: amax / range, 1 where
      * amax is 0. range 0: v's constant above, 100; to 127 nothing saturates that was seen. All rows
      * of io->v count. The cache is not written again: values from before a call that changed their
-     * scale are read by the new one, so requests of the calibration end with it. */
+     * scale are read by the new one, so requests of the calibration end with it. Waits as the one
+     * above. */
     attn_status (*layer_calibrate_v_scales)(attn_layer *layer,
                                             const struct attn_calibration *calibration,
                                             struct attn_error *error);

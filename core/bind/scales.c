@@ -2,6 +2,7 @@
 /* Scales calculated from what runs bring: largest magnitudes over range constants. */
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 #include "bind/bound.h"
 #include "bind/model.h"
@@ -15,16 +16,47 @@
 /* The largest values that q, k and v are expected to reach. */
 enum { RANGE_Q = 200, RANGE_K = 200, RANGE_V = 100 };
 
-/* The backend that finds largest magnitudes, or NULL with the reason. */
+/* The backend that finds largest magnitudes, and moves floats on a device; or NULL with the reason.
+ */
 static const struct instance *find_amax(const attn_layer *layer, struct attn_error *error)
 {
     const struct instance *instance = layer->served[ATTN_PHASE_PREFILL].instance;
-    if (instance->kernels.amax != NULL && layer->model->device.type == ATTN_DEVICE_CPU) {
+    const struct attn_kernels *k = &instance->kernels;
+    const bool moves =
+        layer->model->device.type == ATTN_DEVICE_CPU || (k->copy != NULL && k->synchronize != NULL);
+    if (k->amax != NULL && moves) {
         return instance;
     }
     error_set(error, ATTN_ERROR_UNSUPPORTED, "amax",
-              "scales are calculated on a CPU by a backend with the amax kernel");
+              "%s: scales are calculated by a backend with amax and, on a device, copy and "
+              "synchronize",
+              instance->caps->name);
     return NULL;
+}
+
+/* Floats between the layer's memory and the host's; there when it returns. */
+static attn_status move_floats(const attn_layer *layer, const struct instance *instance,
+                               void *stream, float *to, const float *from, int32_t count,
+                               int32_t kind, struct attn_error *error)
+{
+    const size_t bytes = (size_t)count * sizeof *to;
+    struct attn_error why = ATTN_ERROR_INIT;
+    if (layer->model->device.type == ATTN_DEVICE_CPU) {
+        memcpy(to, from, bytes);
+        return ATTN_OK;
+    }
+    const struct attn_copy_args copy = {.struct_size = sizeof copy,
+                                        .instance = instance->handle,
+                                        .stream = stream,
+                                        .destination = to,
+                                        .source = from,
+                                        .bytes = bytes,
+                                        .kind = kind};
+    const struct attn_stream_args wait = {
+        .struct_size = sizeof wait, .instance = instance->handle, .stream = stream};
+    attn_status status = instance->kernels.copy(&copy, &why);
+    status = status == ATTN_OK ? instance->kernels.synchronize(&wait, &why) : status;
+    return status == ATTN_OK ? ATTN_OK : error_relay(error, status, &why);
 }
 
 static attn_status call_amax(const struct instance *instance, const struct attn_amax_args *args,
@@ -95,7 +127,16 @@ attn_status layer_calculate_scales(attn_layer *layer, const struct attn_calibrat
         if (status != ATTN_OK) {
             return status;
         }
-        *scales[i] = *scales[i] > 0 ? *scales[i] / ranges[i] : 1;
+        float scale;
+        status = move_floats(layer, instance, io->stream, &scale, scales[i], 1,
+                             ATTN_COPY_DEVICE_TO_HOST, error);
+        scale = scale > 0 ? scale / ranges[i] : 1;
+        status = status == ATTN_OK ? move_floats(layer, instance, io->stream, scales[i], &scale, 1,
+                                                 ATTN_COPY_HOST_TO_DEVICE, error)
+                                   : status;
+        if (status != ATTN_OK) {
+            return status;
+        }
     }
     return ATTN_OK;
 }
@@ -115,9 +156,10 @@ static attn_status check_values(const attn_layer *layer, const struct attn_tenso
     return ATTN_OK;
 }
 
-/* Largest |v| of each channel: to the amax kernel every channel of a head is a head of size 1. */
+/* Largest |v| of each channel, into `amax` of the layer's memory and `found` of the host's: to the
+ * amax kernel every channel of a head is a head of size 1. */
 static attn_status channel_amax(const attn_layer *layer, const struct instance *instance,
-                                const struct attn_step_io *io, float *amax,
+                                const struct attn_step_io *io, float *amax, float *found,
                                 struct attn_error *error)
 {
     const struct attn_layer_desc *l = layer->desc;
@@ -141,12 +183,16 @@ static attn_status channel_amax(const attn_layer *layer, const struct instance *
         };
         status = call_amax(instance, &args, error);
     }
-    for (int32_t i = 0; i < l->num_kv_heads * l->head_size_v && status == ATTN_OK; i++) {
-        if (!isfinite(amax[i])) {
+    const int32_t count = l->num_kv_heads * l->head_size_v;
+    status = status == ATTN_OK ? move_floats(layer, instance, io->stream, found, amax, count,
+                                             ATTN_COPY_DEVICE_TO_HOST, error)
+                               : status;
+    for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
+        if (!isfinite(found[i])) {
             status = error_set(error, ATTN_ERROR_INVALID_ARGUMENT, "v",
                                "layer '%s': the largest value of head %d, channel %d is %g; finite "
                                "ones only",
-                               l->name, i / l->head_size_v, i % l->head_size_v, (double)amax[i]);
+                               l->name, i / l->head_size_v, i % l->head_size_v, (double)found[i]);
         }
     }
     return status;
@@ -181,20 +227,33 @@ attn_status layer_calibrate_v_scales(attn_layer *layer, const struct attn_calibr
     if (status != ATTN_OK) {
         return status;
     }
-    int32_t count = l->num_kv_heads * l->head_size_v;
+    const int32_t count = l->num_kv_heads * l->head_size_v;
+    const size_t bytes = 2 * (size_t)count * sizeof(float);
     attn_runtime *runtime = layer->model->runtime;
-    float *found = runtime_alloc(runtime, (size_t)count * sizeof *found);
+    float *found = runtime_alloc(runtime, bytes), *before = found != NULL ? found + count : NULL;
     if (found == NULL) {
         return error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "amax", "no memory for %d channels",
                          count);
     }
-    status = channel_amax(layer, instance, read.io, found, error);
-    for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
-        amax[i] = found[i] > amax[i] ? found[i] : amax[i];
-        float scale = amax[i] / (range > 0 ? range : (float)RANGE_V);
-        /* what is nearly nothing keeps a scale that divides */
-        v_channel_scale[i] = amax[i] > 0 ? fmaxf(scale, FLT_MIN) : 1;
+    void *stream = read.io->stream;
+    status =
+        move_floats(layer, instance, stream, before, amax, count, ATTN_COPY_DEVICE_TO_HOST, error);
+    if (status == ATTN_OK) {
+        status = channel_amax(layer, instance, read.io, amax, found, error);
+        for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
+            before[i] = found[i] > before[i] ? found[i] : before[i];
+            float scale = before[i] / (range > 0 ? range : (float)RANGE_V);
+            /* what is nearly nothing keeps a scale that divides */
+            found[i] = before[i] > 0 ? fmaxf(scale, FLT_MIN) : 1;
+        }
+        /* the largest so far, or, after a failure, what stood there */
+        attn_status kept = move_floats(layer, instance, stream, amax, before, count,
+                                       ATTN_COPY_HOST_TO_DEVICE, status == ATTN_OK ? error : NULL);
+        status = status == ATTN_OK ? kept : status;
     }
-    runtime_free(runtime, found, (size_t)count * sizeof *found);
+    status = status == ATTN_OK ? move_floats(layer, instance, stream, v_channel_scale, found, count,
+                                             ATTN_COPY_HOST_TO_DEVICE, error)
+                               : status;
+    runtime_free(runtime, found, bytes);
     return status;
 }
