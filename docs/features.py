@@ -96,7 +96,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("transfer points around a layer", kernel("attend"), "whole", f"{STEP}around"),
         ("scales from the first batch", kernel("amax"), "amax / range, on a CPU", f"{STEP}around"),
         ("V scales per head and channel over the first batches", both(kernel("amax"), kv("int8_kv")),
-         "amax / range, on a CPU", f"{STEP}calibrate"),
+         "amax / range", f"{STEP}calibrate, tests/device/test_places"),
     ]),
     ("3. Batch, plan, graphs", [
         ("decode/prefill split, order of requests", kernel("attend"), "whole", f"{STEP}helpers, {STEP}promises, tests/core/test_plan"),
