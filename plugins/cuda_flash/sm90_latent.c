@@ -6,24 +6,44 @@
 
 #include "gpu/host/schedule.h"
 
-/* Rows of a tile have to see the same keys, so that what one does not see is no number that another
- * has: they are of one query. What pays for the batch may not choose in batch-invariant layers. */
+#define LEAST_ROWS 8 /* of an item, where a query's heads are more than one item has */
+
+/* Rows of the cache as the kernel takes them; -1: it does not. fp8_ds_mla's numbers times their
+ * scales are rounded to f16, which is nothing beside bf16, but not beside f16. */
+static int32_t form_of(const struct attn_layer_desc *layer)
+{
+    int32_t own = layer->dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
+    if (layer->kv_dtype == ATTN_KV_AUTO || layer->kv_dtype == own) {
+        return layer->k_scale_form == ATTN_SCALE_NONE ? LATENT_FORM_OWN : -1;
+    }
+    switch (layer->kv_dtype) {
+    case ATTN_KV_FP8_E4M3:
+        return LATENT_FORM_E4M3;
+    case ATTN_KV_FP8_E5M2:
+        return LATENT_FORM_E5M2;
+    case ATTN_KV_FP8_DS_MLA:
+        return layer->dtype == ATTN_DTYPE_BF16 ? LATENT_FORM_DS : -1;
+    default:
+        return -1;
+    }
+}
+
+/* Of an item's rows, which are one query's, all see the same keys: what one does not see is no
+ * number that another has. */
 static bool serves(const struct attn_attend_args *args)
 {
     const struct attn_layer_desc *layer = args->layer;
     const struct attn_mla_desc *mla =
         (const struct attn_mla_desc *)gpu_find_ext(layer->next, ATTN_EXT_MLA_DESC);
-    int32_t own = layer->dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
-    bool whole = args->prepared->group % SM90_LATENT_ROWS == 0;
-    return args->instance->device.major == 9 && mla != NULL &&
+    int32_t group = args->prepared->group, rows = gpu_latent_rows(SM90_LATENT_ROWS, group);
+    bool fits = (rows >= LEAST_ROWS || group <= SM90_LATENT_ROWS) &&
+                group / rows <= args->instance->device.num_sms;
+    return args->instance->device.major == 9 && mla != NULL && fits &&
            mla->kv_lora_rank == LATENT_MAX_RANK &&
            mla->qk_rope_head_dim == LATENT_MAX_SIZE - LATENT_MAX_RANK &&
            (layer->dtype == ATTN_DTYPE_BF16 || layer->dtype == ATTN_DTYPE_F16) &&
-           (layer->kv_dtype == ATTN_KV_AUTO || layer->kv_dtype == own) && layer->scale > 0 &&
-           layer->q_scale_form == ATTN_SCALE_NONE && layer->k_scale_form == ATTN_SCALE_NONE &&
-           layer->soft_cap == 0 && layer->alibi == ATTN_ALIBI_NONE &&
-           layer->tree_mask == ATTN_TREE_NONE && !layer->prefix_lm && !layer->fast_prefill &&
-           (whole || (!layer->batch_invariant && args->batch->max_query_len <= 1));
+           form_of(layer) >= 0 && layer->scale > 0 && layer->q_scale_form == ATTN_SCALE_NONE &&
+           layer->alibi == ATTN_ALIBI_NONE && !layer->fast_prefill;
 }
 
 static uint64_t bits_of_rows(const struct gpu_tensor *r)
@@ -36,7 +56,7 @@ static void map_keys(const struct attn_attend_args *args, struct sm90_latent_par
 {
     const struct gpu_cache *k = &l->p.attend.k;
     int32_t block_size = args->k_cache->block_size;
-    if (!l->wide_keys ||
+    if (!l->wide_keys || l->terms || l->form != LATENT_FORM_OWN ||
         (block_size % GPU_TILE != 0 && (block_size % 8 != 0 || GPU_TILE % block_size != 0))) {
         return;
     }
@@ -61,9 +81,16 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     l.wide_keys = keys % 16 == 0;
     l.wide_queries = (bits_of_rows(&a->q) | bits_of_rows(&p->q_rope)) % 16 == 0;
     l.wide_out = bits_of_rows(&a->out) % 4 == 0;
-    if (a->out.dtype != a->q.dtype || a->k.dtype != a->q.dtype || p->q_rope.dtype != a->q.dtype) {
+    l.form = form_of(args->layer);
+    l.terms = p->topk != NULL || a->problem.tree != NULL || a->problem.spans != NULL ||
+              a->problem.soft_cap > 0;
+    if (a->out.dtype != a->q.dtype || p->q_rope.dtype != a->q.dtype ||
+        (l.form == LATENT_FORM_OWN && a->k.dtype != a->q.dtype)) {
         return "queries, latent rows and output are not of one type, which the layer said";
     }
+    l.row_bytes = l.form == LATENT_FORM_OWN  ? LATENT_MAX_SIZE * 2
+                  : l.form == LATENT_FORM_DS ? DS_MLA_ROW
+                                             : LATENT_MAX_SIZE;
     map_keys(args, &l);
     return sm90_latent_launch(&args->instance->device, &l, args->stream);
 }

@@ -10,7 +10,9 @@ extern "C" const char *sm90_latent_launch(const struct gpu_device *device,
                                           const struct sm90_latent_params *params, void *stream)
 {
     CUcontext popped;
-    bool bf16 = params == nullptr || params->p.attend.q.dtype == ATTN_DTYPE_BF16;
+    /* rows of 8 bits become f16, which holds them exactly, and bf16 queries with them */
+    bool bf16 = params == nullptr ||
+                (params->form == LATENT_FORM_OWN && params->p.attend.q.dtype == ATTN_DTYPE_BF16);
     bool f16 = params == nullptr || !bf16;
     cudaError_t error = cudaSuccess;
     ((push_fn *)device->push)((CUcontext)device->context);

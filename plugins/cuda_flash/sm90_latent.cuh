@@ -8,37 +8,37 @@
 #ifndef CUDA_FLASH_SM90_LATENT_CUH
 #define CUDA_FLASH_SM90_LATENT_CUH
 
-#include "gpu/device/softmax.h"
-#include "gpu/device/visible.h"
 #include "ptx/sm90_wgmma.cuh"
 #include "sm90_latent_copy.cuh"
+#include "sm90_latent_merge.cuh"
 
-#define LATENT_PART (SM90_LATENT_ROWS * (LATENT_MAX_RANK + 2))
-#define LATENT_COPY_REGISTERS 72
-#define LATENT_COMPUTE_REGISTERS 216
+#define LATENT_COPY_REGISTERS 88
+#define LATENT_COMPUTE_REGISTERS 208
 #define BARRIER_CLEAR 1 /* and 2, of each warp group: values that are not there are zero */
 
 static_assert(LATENT_COPY_REGISTERS + 2 * LATENT_COMPUTE_REGISTERS <= 3 * 168, "of a CTA");
 
-/* s = queries x keys of buffer b, whose thirds are waited for. */
-template <int KIND>
+/* s = queries x keys of buffer b, columns FIRST .. END - 1, each as soon as it is there. */
+template <int KIND, int FIRST, int END>
 static __device__ __forceinline__ void multiply_keys(latent_shared &mine, bool mapped, int b,
                                                      int phase, float (&s)[32])
 {
     uint64_t q = matrix_at(shared_address(mine.q), 0, 1024);
     uint64_t k = matrix_at(shared_address(mine.k[b]), 0, 1024);
-    pin(s);
+    if (FIRST == 0) { /* later columns add to what is on its way */
+        pin(s);
+    }
 #pragma unroll
-    for (int third = 0; third < LATENT_THIRDS; third++) {
-        barrier_wait(shared_address(&mine.full[b][third]), phase);
+    for (int c = FIRST; c < END; c++) {
+        barrier_wait(shared_address(&mine.full[b][c]), phase);
         if (!mapped) {
-            fence_for_boxes(); /* cp.async wrote what wgmma reads */
+            fence_for_boxes(); /* others wrote what wgmma reads */
         }
         wgmma_begin();
 #pragma unroll
-        for (int i = third * 12; i < third * 12 + 12; i++) {
-            uint32_t at = (i >> 2) * (LATENT_COLUMN_BYTES / 16) + (i & 3) * 2;
-            wgmma_rows<KIND, 64>(s, q + at, k + at, i > 0);
+        for (int i = 0; i < 4; i++) {
+            uint32_t at = c * (LATENT_COLUMN_BYTES / 16) + i * 2;
+            wgmma_rows<KIND, 64>(s, q + at, k + at, c > 0 || i > 0);
         }
     }
     wgmma_commit();
@@ -65,7 +65,7 @@ static __device__ __forceinline__ void multiply_other(latent_shared &mine, int b
                                                       float (&o)[128])
 {
     uint64_t v = matrix_at(shared_address(mine.k[b][half * 4]), LATENT_COLUMN_BYTES, 1024);
-    uint64_t w = matrix_at(shared_address(mine.k[b][LATENT_COLUMNS - 1]), 0, 1024);
+    uint64_t w = matrix_at(shared_address(mine.k[b][LATENT_ROPE]), 0, 1024);
     pin(o);
     wgmma_begin();
 #pragma unroll
@@ -102,15 +102,52 @@ struct latent_rows {
     float m[2], l[2];
 };
 
+/* What products are multiplied by to be scores, in base 2 where there is no soft cap. */
+static __device__ __forceinline__ float score_scale(const gpu_params &p)
+{
+    float scale = p.problem.scale * value_scale(p.k);
+    return p.problem.soft_cap > 0.0f ? scale : scale * LOG2E;
+}
+
+/* Products become scores in base 2, with the terms of their keys. */
+static __device__ __forceinline__ void add_terms(const gpu_problem &p, const float *terms,
+                                                 float scale, float (&s)[32])
+{
+    if (p.soft_cap > 0.0f) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            s[i] = cap_score(s[i] * scale, p.soft_cap) * LOG2E;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            s[i] *= scale;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float2 term = *(const float2 *)&terms[i * 8 + (threadIdx.x & 3) * 2];
+#pragma unroll
+        for (int e = 0; e < 4; e++) { /* a product of what nobody sees is 0 */
+            s[4 * i + e] += e & 1 ? term.y : term.x;
+        }
+    }
+}
+
 /* Scores of a tile become weights: w for the matrix product, the same in the tile's rope columns.
  * m is the largest of `before` and of the tile. */
-template <int KIND>
-static __device__ __forceinline__ void soften(latent_shared &mine, int b, int32_t base, float scale,
+template <int KIND, bool TERMS>
+static __device__ __forceinline__ void soften(const gpu_problem &p, latent_shared &mine, int b,
+                                              int turn, int32_t t, float scale_of_products,
                                               const float (&before)[2], latent_rows &r,
                                               float (&s)[32], uint32_t (&w)[4][4], float (&sum)[2])
 {
     const int lane = threadIdx.x & 31;
-    if (base < r.first || base + GPU_TILE - 1 > r.last) {
+    const int32_t base = r.base + t * GPU_TILE;
+    const float scale = TERMS ? 1.0f : scale_of_products;
+    if (TERMS) {
+        add_terms(p, mine.term[turn][t & 3], scale_of_products, s);
+    } else if (base < r.first || base + GPU_TILE - 1 > r.last) {
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             int32_t j = base + (i >> 2) * 8 + (lane & 3) * 2 + (i & 1);
@@ -139,7 +176,7 @@ static __device__ __forceinline__ void soften(latent_shared &mine, int b, int32_
             }
         }
     }
-    char *to = mine.k[b][LATENT_COLUMNS - 1];
+    char *to = mine.k[b][LATENT_ROPE];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
 #pragma unroll
@@ -169,14 +206,6 @@ static __device__ __forceinline__ void shrink_to(const float (&from)[2], const f
 {
     f[0] = fast_exp2(from[0] - softmax_base(to[0]));
     f[1] = fast_exp2(from[1] - softmax_base(to[1]));
-}
-
-static __device__ __forceinline__ void arrive_warp(uint64_t &barrier)
-{
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) {
-        barrier_arrive(shared_address(&barrier));
-    }
 }
 
 /* The rows' sums go out, each warp group's dims: the item's output, or a part of it. The next
@@ -227,13 +256,16 @@ static __device__ __forceinline__ int32_t finish_run(const sm90_latent_params &a
         float *lse = tells && p.lse.data != nullptr
                          ? &p.lse.data[head * p.lse.head + token * p.lse.row]
                          : nullptr;
-        float factor = softmax_close_base2(sink, r.m[h], l, lse);
+        float factor = softmax_close_base2(sink, r.m[h], l, lse) * value_scale(p.k);
         char *to = p.out.data + token * p.out.row + head * p.out.head;
         int32_t d = half * 256 + (lane & 3) * 2;
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             float x = o[4 * i + 2 * h] * factor, y = o[4 * i + 2 * h + 1] * factor;
             uint32_t two = pack2<KIND>(x, y);
+            if (KIND == KIND_F16 && p.out.dtype == ATTN_DTYPE_BF16) {
+                two = pack2<KIND_BF16>(x, y);
+            }
             uint16_t *at_dim = (uint16_t *)to + d + i * 8;
             if (a.wide_out) {
                 *(uint32_t *)at_dim = two;
@@ -264,12 +296,12 @@ static __device__ __forceinline__ latent_rows enter_rows(const gpu_params &p, in
 }
 
 /* Makes the weights of first tiles of pairs; dims 0 .. 255. */
-template <int KIND>
+template <int KIND, bool TERMS>
 static __device__ __forceinline__ void compute_first(const sm90_latent_params &a,
                                                      latent_shared &mine)
 {
     const gpu_params &p = a.p.attend;
-    const float scale = p.problem.scale * LOG2E;
+    const float scale = score_scale(p);
     float o[128], s[32], f[2], sum[2], next[2];
     uint32_t w[4][4];
     int phase = 0, other_phase = 0, q_phase = 0, turn = 0;
@@ -286,12 +318,13 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
         fence_for_boxes();
 #pragma unroll 1
         for (int32_t t = 0; t < r.count; t += 2) {
-            multiply_keys<KIND>(mine, a.mapped, 0, phase, s);
-            phase ^= 1;
+            multiply_keys<KIND, 0, 4>(mine, a.mapped, 0, phase, s);
             if (owes) {
                 wgmma_wait<1>();
-                arrive_warp(mine.empty[1]);
+                arrive_warp(mine.empty[1][0]);
             }
+            multiply_keys<KIND, 4, LATENT_COLUMNS>(mine, a.mapped, 0, phase, s);
+            phase ^= 1;
             wgmma_wait<0>();
             pin(s);
             pin(o);
@@ -299,17 +332,20 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
                 arrive_warp(mine.q_empty);
             }
             next[0] = r.m[0], next[1] = r.m[1];
-            if (a.mapped) {
+            if (!TERMS && a.mapped) {
                 clear_values(mine, 0, r.first - r.base - t * GPU_TILE,
                              r.last + 1 - r.base - t * GPU_TILE, 0);
             }
-            soften<KIND>(mine, 0, r.base + t * GPU_TILE, scale, next, r, s, w, sum);
+            soften<KIND, TERMS>(p.problem, mine, 0, turn, t, scale, next, r, s, w, sum);
             barrier_arrive(shared_address(&mine.weights[0]));
             shrink_to(next, r.m, f);
             shrink_rows(o, f);
             r.l[0] = r.l[0] * f[0] + sum[0];
             r.l[1] = r.l[1] * f[1] + sum[1];
             multiply_own<KIND>(mine, 0, 0, w, o);
+            wgmma_wait<0>();
+            pin(o);
+            arrive_warp(mine.empty[0][0]);
             owes = t + 1 < r.count;
             if (owes) {
                 barrier_wait(shared_address(&mine.weights[1]), other_phase);
@@ -318,11 +354,6 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
                 shrink_to(r.m, next, f);
                 r.m[0] = next[0], r.m[1] = next[1];
                 r.l[0] *= f[0], r.l[1] *= f[1];
-            }
-            wgmma_wait<0>();
-            pin(o);
-            arrive_warp(mine.empty[0]);
-            if (owes) {
                 shrink_rows(o, f);
                 fence_for_boxes();
                 multiply_other<KIND>(mine, 1, 0, o);
@@ -331,20 +362,35 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
         wgmma_wait<0>();
         pin(o);
         if (owes) {
-            arrive_warp(mine.empty[1]);
+            arrive_warp(mine.empty[1][0]);
         }
         segment = finish_run<KIND>(a, mine, segment, turn, 0, r, o);
     }
 }
 
-/* Makes the weights of second tiles; dims 256 .. 511. */
-template <int KIND>
+/* The first tile's weights are there, and o and l count from its largest scores. */
+static __device__ __forceinline__ void take_other(latent_shared &mine, int phase, latent_rows &r,
+                                                  float (&o)[128])
+{
+    float high[2], f[2];
+    barrier_wait(shared_address(&mine.weights[0]), phase);
+    high[0] = mine.high[0][r.row], high[1] = mine.high[0][r.row + 8];
+    shrink_to(r.m, high, f);
+    shrink_rows(o, f);
+    r.l[0] *= f[0], r.l[1] *= f[1];
+    r.m[0] = high[0], r.m[1] = high[1];
+    fence_for_boxes();
+}
+
+/* Makes the weights of second tiles; dims 256 .. 511. Its scores are on their way before it waits
+ * for the first tile's weights, and the product with those runs while it has its softmax. */
+template <int KIND, bool TERMS>
 static __device__ __forceinline__ void compute_second(const sm90_latent_params &a,
                                                       latent_shared &mine)
 {
     const gpu_params &p = a.p.attend;
-    const float scale = p.problem.scale * LOG2E;
-    float o[128], s[32], f[2], sum[2], next[2];
+    const float scale = score_scale(p);
+    float o[128], s[32], f[2], sum[2], before[2];
     uint32_t w[4][4];
     int phase = 0, other_phase = 0, q_phase = 0, turn = 0;
 #pragma unroll 1
@@ -361,52 +407,67 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
             arrive_warp(mine.q_empty);
         }
 #pragma unroll 1
-        for (int32_t t = 0; t < r.count; t += 2) {
-            barrier_wait(shared_address(&mine.weights[0]), other_phase);
-            other_phase ^= 1;
-            next[0] = mine.high[0][r.row], next[1] = mine.high[0][r.row + 8];
-            shrink_to(r.m, next, f);
-            shrink_rows(o, f);
-            r.l[0] *= f[0], r.l[1] *= f[1];
-            r.m[0] = next[0], r.m[1] = next[1];
-            fence_for_boxes();
-            multiply_other<KIND>(mine, 0, 1, o);
-            if (t + 1 == r.count) {
-                wgmma_wait<0>();
-                pin(o);
-                arrive_warp(mine.empty[0]);
-                break;
-            }
-            multiply_keys<KIND>(mine, a.mapped, 1, phase, s);
+        for (int32_t t = 0; t + 1 < r.count; t += 2) {
+            multiply_keys<KIND, 0, LATENT_COLUMNS>(mine, a.mapped, 1, phase, s);
             phase ^= 1;
-            wgmma_wait<1>();
-            pin(o);
-            arrive_warp(mine.empty[0]);
-            wgmma_wait<0>();
+            wgmma_wait<0>(); /* ptxas does not let sums be multiplied while others are made */
             pin(s);
+            take_other(mine, other_phase, r, o);
+            other_phase ^= 1;
+            multiply_other<KIND>(mine, 0, 1, o);
             if (t + 3 >= r.count) { /* the last tile of its own */
                 arrive_warp(mine.q_empty);
             }
-            if (a.mapped) {
+            if (!TERMS && a.mapped) {
                 clear_values(mine, 1, r.first - r.base - (t + 1) * GPU_TILE,
                              r.last + 1 - r.base - (t + 1) * GPU_TILE, 1);
             }
-            soften<KIND>(mine, 1, r.base + (t + 1) * GPU_TILE, scale, next, r, s, w, sum);
+            before[0] = r.m[0], before[1] = r.m[1];
+            soften<KIND, TERMS>(p.problem, mine, 1, turn, t + 1, scale, before, r, s, w, sum);
             barrier_arrive(shared_address(&mine.weights[1]));
-            shrink_to(next, r.m, f);
-            shrink_rows(o, f);
+            shrink_to(before, r.m, f);
             r.l[0] = r.l[0] * f[0] + sum[0];
             r.l[1] = r.l[1] * f[1] + sum[1];
+            wgmma_wait<0>();
+            pin(o);
+            arrive_warp(mine.empty[0][1]);
+            shrink_rows(o, f);
             multiply_own<KIND>(mine, 1, 1, w, o);
             wgmma_wait<0>();
             pin(o);
-            arrive_warp(mine.empty[1]);
+            arrive_warp(mine.empty[1][1]);
+        }
+        if (r.count & 1) {
+            take_other(mine, other_phase, r, o);
+            other_phase ^= 1;
+            multiply_other<KIND>(mine, 0, 1, o);
+            wgmma_wait<0>();
+            pin(o);
+            arrive_warp(mine.empty[0][1]);
         }
         segment = finish_run<KIND>(a, mine, segment, turn, 1, r, o);
     }
 }
 
-template <int KIND>
+static __device__ __forceinline__ void init_barriers(latent_shared &mine, bool mapped, bool terms)
+{
+    barrier_init(shared_address(&mine.q_full), mapped ? 64 : LATENT_COPY_THREADS);
+    barrier_init(shared_address(&mine.q_empty), 8);
+    for (int b = 0; b < 2; b++) {
+        for (int c = 0; c < LATENT_COLUMNS; c++) { /* each copying warp tells its terms, too */
+            int told = terms && c == LATENT_ROPE ? LATENT_COPY_THREADS / 32 : 0;
+            barrier_init(shared_address(&mine.full[b][c]), mapped ? 1 : LATENT_COPY_THREADS + told);
+        }
+        barrier_init(shared_address(&mine.empty[b][0]), 4);
+        barrier_init(shared_address(&mine.empty[b][1]), 4);
+        barrier_init(shared_address(&mine.weights[b]), 128);
+    }
+    barrier_init(shared_address(&mine.sums), 256);
+    fence_barriers();
+}
+
+/* TERMS: scores have terms (a.terms). */
+template <int KIND, bool TERMS>
 __global__ void __launch_bounds__(SM90_LATENT_THREADS, 1)
     attend_latent(const __grid_constant__ sm90_latent_params a)
 {
@@ -414,17 +475,7 @@ __global__ void __launch_bounds__(SM90_LATENT_THREADS, 1)
     latent_shared &mine = *(latent_shared *)memory;
     const int group = threadIdx.x >> 7;
     if (threadIdx.x == 0) {
-        barrier_init(shared_address(&mine.q_full), 64);
-        barrier_init(shared_address(&mine.q_empty), 8);
-        for (int b = 0; b < 2; b++) {
-            for (int i = 0; i < LATENT_THIRDS; i++) {
-                barrier_init(shared_address(&mine.full[b][i]), a.mapped ? 1 : 64);
-            }
-            barrier_init(shared_address(&mine.empty[b]), 8);
-            barrier_init(shared_address(&mine.weights[b]), 128);
-        }
-        barrier_init(shared_address(&mine.sums), 256);
-        fence_barriers();
+        init_barriers(mine, a.mapped, TERMS);
         fetch_map(&a.k_map);
     }
     __syncthreads(); /* the barriers are there */
@@ -432,87 +483,33 @@ __global__ void __launch_bounds__(SM90_LATENT_THREADS, 1)
     let_later_kernels_begin();
     if (group == 0) {
         give_registers<LATENT_COPY_REGISTERS>();
-        if (threadIdx.x >= 64) {
+        if (TERMS || !a.mapped) {
+            copy_rows<KIND, TERMS>(a, mine);
+        } else if (threadIdx.x >= 64) {
             copy_all_queries(a, mine);
-        } else if (!a.mapped) {
-            copy_rows(a, mine);
-        } else if (threadIdx.x < 32) {
-            copy_boxes(a, mine);
+        } else {
+            copy_boxes(a, mine, threadIdx.x >> 5);
         }
     } else if (group == 1) {
         take_registers<LATENT_COMPUTE_REGISTERS>();
-        compute_first<KIND>(a, mine);
+        compute_first<KIND, TERMS>(a, mine);
     } else {
         take_registers<LATENT_COMPUTE_REGISTERS>();
-        compute_second<KIND>(a, mine);
+        compute_second<KIND, TERMS>(a, mine);
     }
 }
 
-#define MERGE_THREADS 256
-#define MERGE_CUTS 16 /* of an item, by rows: CTAs that merge its parts */
-#define MERGE_ROWS (SM90_LATENT_ROWS / MERGE_CUTS)
-
-/* The parts of items that were cut become their output. A CTA has MERGE_ROWS rows of the item that
- * is first cut at the beginning of segment blockIdx.x / MERGE_CUTS. */
-template <int KIND>
-__global__ void __launch_bounds__(MERGE_THREADS)
-    merge_latent(const __grid_constant__ sm90_latent_params a)
+template <int KIND> static cudaError_t make_ready()
 {
-    wait_for_earlier_kernels();
-    let_later_kernels_begin();
-    const gpu_params &p = a.p.attend;
-    const gpu_schedule &plan = p.schedule;
-    const int lane = threadIdx.x & 127;
-    const bool shares = plan.by_item == 2;
-    int32_t segments = plan.header->segments;
-    for (int32_t i = blockIdx.x / MERGE_CUTS; i < segments; i += gridDim.x / MERGE_CUTS) {
-        const gpu_segment &s = plan.segments[i];
-        const gpu_row_tile &item = s.row_tile;
-        bool ours = shares ? s.begin > item.start && s.first == i - plan.abreast
-                           : s.first == s.index && s.last > s.first;
-        if (!ours) {
-            continue;
-        }
-        int32_t count = s.last - s.first + 1, step = shares ? 2 : 1;
-        /* of shares' parts, the first begins inside its share */
-        int64_t first = shares ? 2 * s.first + 1 : s.first,
-                second = shares ? 2 * s.first + 2 : s.first + 1;
-        for (int32_t row = (blockIdx.x % MERGE_CUTS) * MERGE_ROWS + (threadIdx.x >> 7);
-             row < min((blockIdx.x % MERGE_CUTS + 1) * MERGE_ROWS, (uint32_t)item.num_rows);
-             row += 2) {
-            auto part_of = [&](int32_t n) {
-                return plan.parts +
-                       (n == 0 ? first : second + (int64_t)(n - 1) * step) * LATENT_PART;
-            };
-            const int m_at = SM90_LATENT_ROWS * LATENT_MAX_RANK + row;
-            float high = -INFINITY, sum = 0.0f;
-            float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            for (int32_t n = 0; n < count; n++) {
-                high = fmaxf(high, part_of(n)[m_at]);
-            }
-            float base = softmax_base(high);
-#pragma unroll 4
-            for (int32_t n = 0; n < count; n++) {
-                const float *part = part_of(n);
-                float f = exp2f(part[m_at] - base);
-                float4 x = ((const float4 *)(part + row * LATENT_MAX_RANK))[lane];
-                sum += f * part[m_at + SM90_LATENT_ROWS];
-                o.x += f * x.x, o.y += f * x.y, o.z += f * x.z, o.w += f * x.w;
-            }
-            int32_t at = item.first_row + row, index = at / p.problem.group;
-            int64_t token = item.query_start + index, head = at - index * p.problem.group;
-            float sink = p.problem.sinks != nullptr ? p.problem.sinks[head] * LOG2E : -INFINITY;
-            float *lse = lane == 0 && p.lse.data != nullptr
-                             ? &p.lse.data[head * p.lse.head + token * p.lse.row]
-                             : nullptr;
-            float factor = softmax_close_base2(sink, high, sum, lse);
-            char *to = p.out.data + token * p.out.row + head * p.out.head;
-            number_store(to, p.out.dtype, lane * 4, o.x * factor);
-            number_store(to, p.out.dtype, lane * 4 + 1, o.y * factor);
-            number_store(to, p.out.dtype, lane * 4 + 2, o.z * factor);
-            number_store(to, p.out.dtype, lane * 4 + 3, o.w * factor);
-        }
+    const void *kernels[] = {(const void *)attend_latent<KIND, false>,
+                             (const void *)attend_latent<KIND, true>};
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, merge_latent<KIND>);
+    for (int i = 0; i < 2 && error == cudaSuccess; i++) {
+        error = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     (int)sizeof(latent_shared));
     }
+    return error;
 }
 
 template <int KIND>
@@ -520,11 +517,7 @@ static cudaError_t launch_latent(const sm90_latent_params *a, int32_t num_sms, c
 {
     static_assert(sizeof(latent_shared) <= 227 * 1024, "shared memory of a CTA");
     if (a == nullptr) {
-        cudaFuncAttributes attributes;
-        cudaError_t error =
-            cudaFuncSetAttribute(attend_latent<KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)sizeof(latent_shared));
-        return error ? error : cudaFuncGetAttributes(&attributes, merge_latent<KIND>);
+        return make_ready<KIND>();
     }
     cudaLaunchAttribute attribute;
     cudaLaunchConfig_t config = {};
@@ -536,7 +529,8 @@ static cudaError_t launch_latent(const sm90_latent_params *a, int32_t num_sms, c
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    cudaError_t error = cudaLaunchKernelEx(&config, attend_latent<KIND>, *a);
+    cudaError_t error = a->terms ? cudaLaunchKernelEx(&config, attend_latent<KIND, true>, *a)
+                                 : cudaLaunchKernelEx(&config, attend_latent<KIND, false>, *a);
     config.gridDim = dim3((unsigned)num_sms * MERGE_CUTS);
     config.blockDim = dim3(MERGE_THREADS);
     config.dynamicSmemBytes = 0;

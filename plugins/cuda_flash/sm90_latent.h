@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attend_mla on sm_90a: 64 rows (query, head) of one query against tiles of 64 latent rows of
- * 512 + 64 numbers in 16 bits. */
+ * 512 + 64 numbers, which come in 16 bits or become such. */
 #ifndef CUDA_FLASH_SM90_LATENT_H
 #define CUDA_FLASH_SM90_LATENT_H
 
@@ -14,10 +14,17 @@ extern "C" {
 #define SM90_LATENT_ROWS 64
 #define SM90_LATENT_THREADS 384
 
+/* What rows of the cache are: numbers of the queries' type, one scale for all in 8 bits, or
+ * fp8_ds_mla's. */
+enum latent_form { LATENT_FORM_OWN, LATENT_FORM_E4M3, LATENT_FORM_E5M2, LATENT_FORM_DS };
+
 struct sm90_latent_params {
     struct tensor_map k_map;  /* (dim, slot, 1, block), if `mapped` */
     int32_t mapped, box_rows; /* TMA brings 64 dims of so many slots of a block at a time */
     struct gpu_latent_params p;
+    int32_t form;                    /* enum latent_form */
+    int32_t terms;                   /* 1: a list of keys, a tree, spans or a soft cap */
+    int32_t row_bytes;               /* of the cache */
     int32_t wide_keys, wide_queries; /* 1: rows can be read 16 bytes at a time */
     int32_t wide_out;                /* 1: two numbers of out can be written at a time */
 };

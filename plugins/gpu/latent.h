@@ -9,6 +9,7 @@
 #define LATENT_MAX_RANK 512 /* of a row's latent part */
 #define LATENT_MAX_SIZE 576 /* with its rope part */
 #define DS_MLA_TILE 128     /* elements of a row of fp8_ds_mla that share a scale */
+#define DS_MLA_ROW 656      /* bytes */
 #define GEMM_ROWS 32        /* of out, of a group */
 #define GEMM_COLUMNS 64
 #define GEMM_FEW 4          /* rows of out that gemm_few makes at most */

@@ -92,7 +92,9 @@ struct gpu_problem {
     const void *tree;                  /* NULL: none */
     int64_t tree_request, tree_row;
     const float *sinks, *slopes; /* NULL: none */
-    const int32_t *wanted_rows;  /* fast prefill: the rows of out to compute; NULL: all */
+    int32_t
+        topk; /* keys of a query's list, in a sparse layer's schedule; 0: those of its request */
+    const int32_t *wanted_rows; /* fast prefill: the rows of out to compute; NULL: all */
     int32_t num_wanted_rows;
 };
 

@@ -14,6 +14,22 @@ static __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, i
                  : "memory");
 }
 
+/* One box of a TMA map into the L2. */
+static __device__ __forceinline__ void fetch_box(const void *map, int dim, int slot, int head,
+                                                 int block)
+{
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map),
+        "r"(dim), "r"(slot), "r"(head), "r"(block)
+        : "memory");
+}
+
+/* The same of bytes; address and count are multiples of 16. */
+static __device__ __forceinline__ void fetch_bytes(const void *from, int bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 /* Barriers that were initialised are there for TMA. */
 static __device__ __forceinline__ void fence_barriers()
 {

@@ -28,6 +28,7 @@ enum gpu_way { GPU_WAY_ATTEND, GPU_WAY_LATENT, GPU_WAY_CHUNKS, GPU_WAY_WITHOUT_P
 struct attn_prepared {
     int32_t way; /* enum gpu_way */
     int32_t num_kv_heads, group, padded_size;
+    int32_t topk;      /* of a sparse layer */
     int32_t invariant; /* 1: batch-invariant plans */
     int32_t narrow;    /* 1: the cache has 8-bit elements */
     /* of a token's queries in 16 bits, where they come in 8; 0: they do not */

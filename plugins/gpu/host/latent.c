@@ -110,7 +110,8 @@ static attn_status check_latent_attend(const struct attn_attend_args *args, bool
     if (status != ATTN_OK) {
         return status;
     }
-    if (batch == NULL || args->prepared == NULL || args->schedule_host == NULL ||
+    if (batch == NULL || args->prepared == NULL ||
+        (args->schedule_host == NULL && args->prepared->way == GPU_WAY_LATENT) ||
         batch->query_start_loc == NULL || batch->seq_lens == NULL || batch->block_table == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "batch",
                             "attend_mla needs a plan, query_start_loc, seq_lens and block_table; "
@@ -162,16 +163,19 @@ static attn_status attend_latent(const struct attn_attend_args *args, bool spars
     p.rank = mla->kv_lora_rank;
     p.rope = mla->qk_rope_head_dim;
     const struct gpu_device *device = &args->instance->device;
+    const struct schedule_host *plan = args->schedule_host;
     if (sparse) {
         p.topk = io->topk_indices;
         p.topk_stride = io->topk_stride;
         p.num_topk = mla->topk;
+    }
+    if (sparse && (args->prepared->way != GPU_WAY_LATENT || !plan->fast)) {
         return device_status(gpu_device_launch(device, GPU_KERNEL_latent_sparse,
                                                (int64_t)device->num_sms * 2, &p, args->stream),
                              "attend_mla_sparse", error);
     }
     set_schedule(&p.attend.schedule, args);
-    if (p.attend.schedule.tile_rows != LATENT_ROWS) { /* planned for it */
+    if (plan->fast) {
         return device_status(args->instance->latent->attend(args, &p), "attend_mla", error);
     }
     return device_status(

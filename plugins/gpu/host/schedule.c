@@ -85,12 +85,14 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
         (*prepared)->chunk_bytes =
             instance->chunks->chunk_bytes(&instance->device, recurrent, layer->dtype);
     }
+    const bool planned = is_sparse ? instance->latent != NULL : layer->kind == ATTN_LAYER_MLA;
     (*prepared)->way =
-        (*prepared)->chunk_bytes > 0                  ? GPU_WAY_CHUNKS
-        : layer->kind == ATTN_LAYER_MLA && !is_sparse ? GPU_WAY_LATENT
+        (*prepared)->chunk_bytes > 0 ? GPU_WAY_CHUNKS
+        : planned                    ? GPU_WAY_LATENT
         : is_sparse || layer->kind == ATTN_LAYER_RECURRENT || instance->matrix == NULL
             ? GPU_WAY_WITHOUT_PLAN
             : GPU_WAY_ATTEND;
+    (*prepared)->topk = mla != NULL ? mla->topk : 0;
     (*prepared)->num_kv_heads = layer->num_kv_heads;
     (*prepared)->group = layer->num_q_heads / layer->num_kv_heads;
     (*prepared)->padded_size = (*prepared)->way == GPU_WAY_LATENT ? LATENT_MAX_RANK
@@ -110,6 +112,25 @@ void gpu_release(attn_instance *instance, attn_prepared *prepared)
     if (prepared != NULL) {
         instance->host->release(instance->host->user, prepared, sizeof *prepared);
     }
+}
+
+int32_t gpu_latent_rows(int32_t most, int32_t group)
+{
+    int32_t rows = group < most ? group : most;
+    while (group % rows != 0) {
+        rows--;
+    }
+    return rows;
+}
+
+/* Of an item over latent rows, by whichever kernel. */
+static int32_t least_rows(const struct attn_instance *instance,
+                          const struct attn_prepared *prepared)
+{
+    int32_t rows = instance->latent != NULL
+                       ? gpu_latent_rows(instance->latent->rows, prepared->group)
+                       : LATENT_ROWS;
+    return rows < LATENT_ROWS ? rows : LATENT_ROWS;
 }
 
 attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
@@ -136,8 +157,9 @@ attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
         size->device_bytes = chunks ? round_up((size_t)(most * prepared->chunk_bytes)) : 0;
         return ATTN_OK;
     }
-    int64_t row_tiles =
-        ((int64_t)limits->max_num_tokens * prepared->group + 15) / 16 + limits->max_num_reqs;
+    int64_t least = prepared->way == GPU_WAY_LATENT ? least_rows(instance, prepared) : 16;
+    int64_t row_tiles = ((int64_t)limits->max_num_tokens * prepared->group + least - 1) / least +
+                        limits->max_num_reqs;
     int64_t reqs = limits->max_num_reqs, rows = limits->max_num_tokens;
     size_t by_item = layout_of(instance, prepared, reqs, row_tiles, rows, true).end;
     size_t stream = layout_of(instance, prepared, reqs, row_tiles, rows, false).end;
@@ -238,8 +260,9 @@ static void choose_rows(struct schedule_host *plan, const struct attn_attend_arg
     if (args->prepared->way == GPU_WAY_LATENT) {
         const struct gpu_latent_kernel *fast = args->instance->latent;
         bool served = fast != NULL && fast->serves(args);
+        plan->fast = served;
         plan->by_item = served && !args->prepared->invariant ? 2 : 1;
-        plan->tile_rows = served ? fast->rows : LATENT_ROWS;
+        plan->tile_rows = served ? gpu_latent_rows(fast->rows, args->prepared->group) : LATENT_ROWS;
     } else {
         args->instance->matrix->choose_rows(args->prepared, args->batch, plan);
     }
@@ -345,6 +368,7 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
     }
     const char *cause = NULL;
     set_problem(&p.problem, args);
+    p.problem.topk = args->prepared->topk;
     if (plan->has_many) {
         cause = args->instance->prefill->plan(args, &p.problem, prefill_memory(args));
     }

@@ -15,6 +15,7 @@
 struct schedule_host {
     int32_t tile_rows;
     int32_t by_item;
+    int32_t fast; /* 1: the plugin's attend of latent rows */
     int32_t num_reqs;
     int32_t num_rows;      /* of q, from its first */
     int64_t num_row_tiles; /* upper bound */
@@ -68,9 +69,9 @@ struct gpu_prefill {
                    const char **cause);
 };
 
-/* A faster attend of dense latent rows. Without one it is that of gpu/kernels/latent.cpp. */
+/* A faster attend of latent rows. Without one it is that of gpu/kernels/latent.cpp. */
 struct gpu_latent_kernel {
-    int32_t rows; /* of an item */
+    int32_t rows; /* of an item at most: all are of one query */
     const char *(*load)(const struct gpu_device *device);
     /* Whether a plan may give it this layer and batch. */
     bool (*serves)(const struct attn_attend_args *args);
@@ -100,6 +101,9 @@ struct gpu_delta_chunks {
     const char *(*run)(const struct gpu_device *device, const struct gpu_delta_params *p,
                        int64_t chunk_bytes, char *memory, void *stream);
 };
+
+/* Rows of an item of that kernel, at most `most`: as many of a query's heads as divide them. */
+int32_t gpu_latent_rows(int32_t most, int32_t group);
 
 struct layout {
     size_t segments, row_tiles, row_tile_start, key_tile_start, arrived, parts, query,

@@ -66,7 +66,11 @@ GPU_DEVICE gpu_row_tile row_tile_of(const gpu_problem &p, const gpu_schedule &pl
     gpu_row_tile v = {};
     v.first_row = (row_tile - plan.row_tile_start[r]) * plan.tile_rows;
     v.num_rows = min(plan.tile_rows, q.query_len * p.group - v.first_row);
-    key_range(p, q, v.first_row, v.first_row + v.num_rows, &v.k0, &v.k1);
+    if (p.topk > 0) {
+        v.k0 = 0, v.k1 = p.topk;
+    } else {
+        key_range(p, q, v.first_row, v.first_row + v.num_rows, &v.k0, &v.k1);
+    }
     v.num_tiles = (v.k1 - (v.k0 & ~(plan.tile - 1)) + plan.tile - 1) / plan.tile;
     v.num_tiles = max(v.num_tiles, 1); /* an item without keys still writes its rows */
     v.query_start = q.query_start;

@@ -345,14 +345,20 @@ static int32_t multiple_of(int32_t wanted, int32_t multiple, int32_t most)
     return most > 0 && size > most ? most / multiple * multiple : size;
 }
 
-/* What most models have, or sizes that divide by nothing that is not declared. */
-static struct mla_sizes sizes_within(const struct attn_mla_caps *caps, bool odd)
+/* What most models have, or sizes that divide by nothing that is not declared. `large`: heads of
+ * one GPU without tensor parallelism, and lists longer than a tile of keys. */
+static struct mla_sizes sizes_within(const struct attn_mla_caps *caps, bool odd, bool large)
 {
     return (struct mla_sizes){.rank = at_most(odd ? 320 : DS_MLA_RANK, caps->kv_lora_rank_max),
                               .rope = at_most(odd ? 40 : DS_MLA_ROPE, caps->qk_rope_head_dim_max),
-                              .heads = multiple_of(odd ? 17 : 64, caps->num_q_heads_multiple, 0),
-                              .topk =
-                                  multiple_of(odd ? 33 : 48, caps->topk_multiple, caps->topk_max)};
+                              .heads = multiple_of(odd     ? 17
+                                                   : large ? 128
+                                                           : 64,
+                                                   caps->num_q_heads_multiple, 0),
+                              .topk = multiple_of(odd     ? 33
+                                                  : large ? 200
+                                                          : 48,
+                                                  caps->topk_multiple, caps->topk_max)};
 }
 
 static bool served(const struct attn_backend_caps *caps, const struct mla_variant *v)
@@ -375,7 +381,7 @@ void mla_cases(const struct kernel_sink *sink)
     char name[128];
     for (int32_t i = 0; i < 2 * 3 * 3 * 4; i++) {
         int32_t dtype = ATTN_DTYPE_F16 + i / 12 % 3, kv = i / 4 % 3;
-        struct mla_variant v = {sizes_within(caps, i >= 36),
+        struct mla_variant v = {sizes_within(caps, i >= 36, (i & 2) != 0),
                                 dtype,
                                 kv == 0   ? dtype
                                 : kv == 1 ? ATTN_KV_FP8_E4M3

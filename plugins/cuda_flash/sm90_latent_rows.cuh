@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A CTA's share of the tiles, its shared memory, and where the rows of a tile are. */
+#ifndef CUDA_FLASH_SM90_LATENT_ROWS_CUH
+#define CUDA_FLASH_SM90_LATENT_ROWS_CUH
+
+#include "gpu/device/latent.h"
+#include "gpu/device/softmax.h"
+#include "gpu/device/visible.h"
+#include "ptx/sm90_copy.cuh"
+#include "sm90_latent.h"
+
+#define LATENT_COLUMNS (LATENT_MAX_SIZE / 64) /* of 64 dims, 128 bytes a row */
+#define LATENT_COLUMN_BYTES (SM90_LATENT_ROWS * 128)
+#define LATENT_ROPE (LATENT_COLUMNS - 1) /* the column that values do not have */
+#define LATENT_PART (SM90_LATENT_ROWS * (LATENT_MAX_RANK + 2)) /* numbers of a part */
+#define LATENT_AHEAD 2                                         /* tiles */
+#define LATENT_COPY_THREADS 128
+#define LATENT_COPY_ROWS (GPU_TILE * 8 / LATENT_COPY_THREADS) /* of a tile, of such a thread */
+
+static_assert(SM90_LATENT_ROWS == GPU_TILE, "rows and keys of a tile have one layout");
+
+struct latent_shared {
+    alignas(1024) char q[LATENT_COLUMNS][LATENT_COLUMN_BYTES];
+    alignas(1024) char k[2][LATENT_COLUMNS][LATENT_COLUMN_BYTES];
+    float high[2][SM90_LATENT_ROWS];   /* largest scores behind a pair's first and second tile */
+    float sum[2][2][SM90_LATENT_ROWS]; /* of weights, by run and warp group */
+    const char *from[4][GPU_TILE]; /* rows of tile t & 3; NULL: nobody sees the key, it is zero */
+    /* of tile t & 3, for even and odd runs: added to a key's scores; -inf: unseen */
+    float term[2][4][GPU_TILE];
+    uint64_t q_full, q_empty;
+    uint64_t full[2][LATENT_COLUMNS]; /* a buffer's columns are there */
+    /* Its halves may be filled again: dims 0 .. 255 and 256 .. 511. The rope column, where weights
+     * lie, goes with the half of the warp group that reads them: buffer 0's with the second one. */
+    uint64_t empty[2][2];
+    uint64_t weights[2]; /* of a pair's first and second tile are there */
+    uint64_t sums;       /* of a run's weights are there */
+};
+
+/* The tiles of one item that a CTA has in one piece. */
+struct latent_run {
+    gpu_row_tile item;
+    int32_t base, count; /* first key, tiles */
+    int32_t part;        /* where its sums go; -1: it has the whole item */
+    int32_t next;        /* segment, -1: none */
+};
+
+/* Shares of the stream (schedule.by_item 2) begin with segment blockIdx.x, and their pieces are
+ * linked; batch-invariant ones are taken in turn. */
+static __device__ __forceinline__ latent_run enter_run(const gpu_schedule &plan, int32_t segment)
+{
+    const gpu_segment &s = plan.segments[segment];
+    latent_run run;
+    run.item = s.row_tile;
+    int32_t tile = s.begin - run.item.start;
+    run.base = (run.item.k0 & ~(GPU_TILE - 1)) + tile * GPU_TILE;
+    run.count = s.end - s.begin;
+    run.part = run.count == run.item.num_tiles ? -1
+               : plan.by_item == 2             ? 2 * s.index + (tile == 0)
+                                               : s.index;
+    run.next = segment + (int32_t)gridDim.x;
+    if (plan.by_item == 2) {
+        run.next = s.next;
+    } else if (run.next >= plan.header->segments) {
+        run.next = -1;
+    }
+    return run;
+}
+
+static __device__ __forceinline__ int32_t first_segment(const gpu_schedule &plan)
+{
+    return (int32_t)blockIdx.x < plan.header->segments ? (int32_t)blockIdx.x : -1;
+}
+
+/* Of numbers that were 8 bits wide and have one scale; it is in the scores and, at the end, in the
+ * values. */
+static __device__ __forceinline__ float value_scale(const gpu_cache &k)
+{
+    return k.form == GPU_ROW_NUMBERS ? cache_scale(k, 0) : 1.0f;
+}
+
+/* 16 bytes of a row: byte of a tile's column. */
+static __device__ __forceinline__ uint32_t place_in_column(int row, int chunk)
+{
+    return row * 128 + ((chunk & 7) ^ (row & 7)) * 16;
+}
+
+/* 8 numbers at any address. */
+static __device__ __noinline__ uint4 read_slowly(const char *from)
+{
+    const uint16_t *x = (const uint16_t *)from;
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        w[i] = x[2 * i] | (uint32_t)x[2 * i + 1] << 16;
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+static __device__ __forceinline__ void store16(uint32_t to, uint4 x)
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+                 "r"(x.w)
+                 : "memory");
+}
+/* The query of an item's rows. */
+struct latent_query {
+    gpu_interval seen;
+    int32_t index;
+    const int32_t *list; /* positions of its keys; NULL: all of the request */
+};
+
+static __device__ __forceinline__ latent_query query_of(const sm90_latent_params &a,
+                                                        const gpu_row_tile &item)
+{
+    const gpu_problem &p = a.p.attend.problem;
+    latent_query q;
+    q.index = item.first_row / p.group;
+    q.seen = interval_of(p, request_of_row_tile(item), q.index);
+    q.list =
+        a.p.topk != nullptr ? a.p.topk + (item.query_start + q.index) * a.p.topk_stride : nullptr;
+    return q;
+}
+
+/* What is added to the scores of key j, -1: there is none. */
+static __device__ __forceinline__ float term_of(const gpu_problem &p, const gpu_row_tile &item,
+                                                const latent_query &q, int32_t j)
+{
+    bool sees = j >= max(q.seen.first, 0) && j <= q.seen.last && j < item.length;
+    if (p.spans == nullptr && p.tree == nullptr) {
+        return sees ? 0.0f : -INFINITY;
+    }
+    gpu_request request = request_of_row_tile(item);
+    sees = sees_slow(p, request, q.index, q.seen.position, j, sees);
+    return sees ? bias_of(p, request, q.index, q.seen.position, 0.0f, j) * LOG2E : -INFINITY;
+}
+
+/* Lanes 0 .. 15 of a copying warp look up a row of a tile each, well before it is copied: the place
+ * of a key in a list, its block, its address. */
+static __device__ __forceinline__ int row_of_lane()
+{
+    const int lane = threadIdx.x & 31;
+    return ((threadIdx.x >> 5) & 3) * 4 + (lane & 3) + (lane >> 2) * 16;
+}
+
+/* The key of this lane's row of the tile at `base`, -1: none. */
+static __device__ __forceinline__ int32_t key_of_lane(const gpu_row_tile &item,
+                                                      const latent_query &q, int32_t base)
+{
+    int32_t at = base + row_of_lane();
+    bool real = (threadIdx.x & 31) < 16 && at < item.k1;
+    return !real ? -1 : q.list != nullptr ? q.list[at] : at;
+}
+
+/* Its block, -1: there is none. */
+static __device__ __forceinline__ int32_t block_of_lane(const sm90_latent_params &a,
+                                                        const gpu_row_tile &item, int32_t key)
+{
+    const gpu_problem &p = a.p.attend.problem;
+    bool real = key >= item.k0 && key < item.length;
+    return real ? p.block_table[item.table + key / p.block_size] : -1;
+}
+
+/* Address and term of the row of this lane go to tile t's; the row comes into the L2. */
+template <bool TERMS>
+static __device__ __forceinline__ void put_row(const sm90_latent_params &a, latent_shared &mine,
+                                               const gpu_row_tile &item, const latent_query &q,
+                                               int turn, int32_t t, int32_t key, int32_t block)
+{
+    const gpu_params &p = a.p.attend;
+    if ((threadIdx.x & 31) >= 16) {
+        return;
+    }
+    const char *from = nullptr;
+    float term = 0.0f;
+    if (TERMS) {
+        term = term_of(p.problem, item, q, key);
+        mine.term[turn][t & 3][row_of_lane()] = term;
+    }
+    if (block >= 0 && term != -INFINITY) {
+        from = row_at(p.k, block, key % p.problem.block_size, 0);
+        if (a.wide_keys) {
+            fetch_bytes(from, a.row_bytes);
+        }
+    }
+    mine.from[t & 3][row_of_lane()] = from;
+}
+
+/* A thread's rows of a tile: (threadIdx.x & 127) / 8, and 16, 32, 48 behind it. */
+struct latent_rows_of_thread {
+    const char *from[LATENT_COPY_ROWS];
+};
+
+static __device__ __forceinline__ latent_rows_of_thread rows_of_thread(const latent_shared &mine,
+                                                                       int32_t t)
+{
+    latent_rows_of_thread rows;
+#pragma unroll
+    for (int i = 0; i < LATENT_COPY_ROWS; i++) {
+        rows.from[i] =
+            mine.from[t & 3][((threadIdx.x & 127) >> 3) + i * (GPU_TILE / LATENT_COPY_ROWS)];
+    }
+    return rows;
+}
+
+#endif
