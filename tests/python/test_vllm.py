@@ -411,27 +411,30 @@ class Steps(unittest.TestCase):
                 self.builder().build_for_cudagraph_capture(given)
 
     def test_one_plan_a_step(self) -> None:
-        """Layers of one builder share a plan; it is made once and brought to a batch once a step."""
+        """Layers of one builder share a plan, which is brought to a batch once a step, also where layers of another
+        builder run between them."""
         libattn.torch.configure(ignore_environment=True)
-        context = {f"layers.{i}": types.SimpleNamespace(impl=LibattnImpl(HQ, D, D**-0.5, HK), layer_name=f"layers.{i}",
-                                                        kv_cache=torch.zeros(BLOCKS, HK, BLOCK, 2 * D)) for i in range(4)}
+        context = {f"layers.{i}": types.SimpleNamespace(
+            impl=LibattnImpl(HQ, D, D**-0.5, HK, sliding_window=8 if i % 2 else None), layer_name=f"layers.{i}",
+            kv_cache=torch.zeros(BLOCKS, HK, BLOCK, 2 * D)) for i in range(6)}
         config = types.SimpleNamespace(compilation_config=types.SimpleNamespace(static_forward_context=context))
-        builder = LibattnMetadataBuilder(None, list(context), config, torch.device("cpu"))
+        builders = [LibattnMetadataBuilder(None, list(context)[i::2], config, torch.device("cpu")) for i in range(2)]
         calls: collections.Counter[str] = collections.Counter()
         plan, update = libattn.Model.plan, libattn.Plan.update
         libattn.Model.plan = lambda *a, **k: (calls.update(["create"]), plan(*a, **k))[1]  # type: ignore[method-assign]
         libattn.Plan.update = lambda *a, **k: (calls.update(["update"]), update(*a, **k))[1]  # type: ignore[method-assign]
         try:
             for n in (1, 2, 3):
-                m = builder.build(0, metadata([1], [n], torch.arange(4).int()[None]))
-                for layer in context.values():
+                both = [b.build(0, metadata([1], [n], torch.arange(4).int()[None])) for b in builders]
+                for i, layer in enumerate(context.values()):
                     q = torch.randn(1, HQ, D)
-                    layer.impl.forward(layer, q, q[:, :HK], q[:, :HK], layer.kv_cache, m, torch.empty(1, HQ * D))
+                    layer.impl.forward(layer, q, q[:, :HK], q[:, :HK], layer.kv_cache, both[i % 2],
+                                       torch.empty(1, HQ * D))
         finally:
             libattn.Model.plan, libattn.Plan.update = plan, update  # type: ignore[method-assign]
-        self.assertEqual(calls["update"], 3)
-        self.assertLessEqual(calls["create"], 3)  # a sequence that grows past a power of two
-        self.assertEqual([row.index for row in libattn.torch.table()], [0, 1, 2, 3])
+        self.assertEqual(calls["update"], 3 * 2)
+        self.assertLessEqual(calls["create"], 3 * 2)  # a sequence that grows past a power of two
+        self.assertEqual([row.index for row in libattn.torch.table()], list(range(6)))
 
     def test_unknown_arguments(self) -> None:
         LibattnImpl(HQ, D, 0.1, HK, a_later_argument=None)

@@ -262,7 +262,8 @@ class Store:
         Returns
         -------
         list of (Bound, place in it), one for each member
-            One Bound, unless members went to different backends or are of different caches.
+            One Bound, unless members went to different backends or are of different caches; each with a workspace of its
+            own, so that what is planned there stays while other groups run.
         """
         together: dict[Any, list[int]] = {}
         for at, (desc, index, _) in enumerate(members):
@@ -270,10 +271,10 @@ class Store:
         found: dict[int, tuple[Bound, int]] = {}
         for (prefill, decode), places in together.items():
             bound = self._bind([members[at][0] for at in places], prefill, decode, device,
-                               [members[at][2] for at in places])
+                               [members[at][2] for at in places], Workspace())
             if len(bound.model.groups) > 1:
                 for at in places:
-                    found[at] = (self._bind([members[at][0]], prefill, decode, device, [members[at][2]]), 0)
+                    found[at] = (self._bind([members[at][0]], prefill, decode, device, [members[at][2]], Workspace()), 0)
             else:
                 found.update({at: (bound, place) for place, at in enumerate(places)})
         return [found[at] for at in range(len(members))]
@@ -286,7 +287,7 @@ class Store:
         return local
 
     def _bind(self, descs: Sequence[LayerDesc], prefill: str, decode: str, device: torch.device,
-              params: Sequence[Params]) -> Bound:
+              params: Sequence[Params], workspace: Workspace | None = None) -> Bound:
         descs = [replace(desc, name=f"layers.{i}") for i, desc in enumerate(descs)]
         assignment = self.runtime.select(descs, device=(self._device_name(device), device.index or 0),
                                          backend=f"prefill={prefill};decode={decode}")
@@ -300,7 +301,8 @@ class Store:
             if given or weights:
                 layer.bind_params(**given, extensions=weights)
         spec = model.layers[0].kv_spec
-        workspace = self._here().workspaces.setdefault(device, Workspace())
+        if workspace is None:
+            workspace = self._here().workspaces.setdefault(device, Workspace())
         return Bound(model, descs[0], device, spec.block_size if spec.has_cache else 0, workspace, kept=tuple(kept))
 
 
