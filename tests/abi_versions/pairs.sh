@@ -13,7 +13,7 @@ mkdir -p "$work/next/attn"
 for header in "$source"/abi/attn/*.h; do
     awk '
         /^#define ATTN_ABI_VERSION 0x/ { $3 = "99u" }
-        /^struct attn_[a-z_]+ \{/ { sized = 0; held = $2 ~ /^attn_(limits|error|ext)$/ }
+        /^struct attn_[a-z_]+ \{/ { sized = 0; held = $2 ~ /^attn_(error|ext)$/ }
         /^    size_t struct_size;/ { sized = 1 }
         /^\};/ && sized && !held { print "    uint64_t grown_tail[3];"; sized = 0 }
         /^#define ATTN_STATIC_ASSERT/ { print "#define ATTN_STATIC_ASSERT(condition, message) struct attn_not_asserted"; next }
