@@ -59,7 +59,8 @@ enum attn_phase { ATTN_PHASE_PREFILL = 0, ATTN_PHASE_DECODE = 1, ATTN_PHASE_COUN
 #define ATTN_FEATURE_FUSED_WRITE (1ull << 6) /* attend writes k and v itself */
 #define ATTN_FEATURE_FUSED_ROPE (1ull << 7)  /* rope_write_kv */
 #define ATTN_FEATURE_FUSED_ROPE_NORM (1ull << 8)
-/* keys at strided global positions */
+/* Kept, these three, for backends that attend over a spread cache themselves (abi/README.md, Room);
+ * no layer asks for them. Keys at strided global positions */
 #define ATTN_FEATURE_GLOBAL_KEY_POSITIONS (1ull << 9)
 #define ATTN_FEATURE_CONTEXT_PARALLEL (1ull << 10)
 #define ATTN_FEATURE_INTERLEAVE (1ull << 11) /* context-parallel interleave > 1 */
