@@ -12,7 +12,7 @@
 #define DS_MLA_ROW 656      /* bytes */
 #define GEMM_ROWS 32        /* of out, of a group */
 #define GEMM_COLUMNS 64
-#define GEMM_FEW 4          /* rows of out that gemm_few makes at most */
+#define GEMM_FEW 4 /* rows of out that gemm_few makes at most */
 
 /* attend: its q is the latent part, k the rows of the cache. */
 struct gpu_latent_params {
