@@ -243,11 +243,12 @@ static void make_view(const struct attn_kv_spec *s, bool value, uint8_t *base, i
     view->data = base + before;
 }
 
-/* Scales stand behind the rows of a page: K's, then V's, [B, Hk] float32 each. NVFP4's and
- * TurboQuant's stand behind each row. */
+/* Scales stand behind the rows of a page: K's, then V's, float32 each, [B, Hk] or, where a head's
+ * rows lie together, [Hk, B]. NVFP4's and TurboQuant's stand behind each row. */
 static void add_scales(const struct attn_kv_spec *s, uint8_t *base, bool value,
                        struct attn_kv_view *view)
 {
+    bool by_head = view->stride_head > view->stride_slot;
     int64_t count = (int64_t)s->kernel_block_size * s->num_kv_heads;
     int64_t rows = count * (kv_row_bytes(s->kv_dtype, s->head_size, false) +
                             kv_row_bytes(s->kv_dtype, s->head_size_v, true));
@@ -265,8 +266,8 @@ static void add_scales(const struct attn_kv_spec *s, uint8_t *base, bool value,
     }
     view->scale = base + rows + (value ? count * 4 : 0);
     view->scale_stride_block = kernel_page(s);
-    view->scale_stride_slot = 4 * (int64_t)s->num_kv_heads;
-    view->scale_stride_head = 4;
+    view->scale_stride_slot = by_head ? 4 : 4 * (int64_t)s->num_kv_heads;
+    view->scale_stride_head = by_head ? 4 * (int64_t)s->kernel_block_size : 4;
 }
 
 attn_status layer_kv_views(const attn_layer *layer, void *base, int64_t num_blocks,

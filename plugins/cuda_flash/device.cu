@@ -6,6 +6,7 @@
 #include "gpu/delta.h"
 #include "gpu/latent.h"
 #include "gpu/params.h"
+#include "kinds.h"
 #include "launch.h"
 
 #define DECLARE_KERNEL(name, params, threads)                                                      \
@@ -20,9 +21,10 @@ struct entry {
 #define KERNEL_ENTRY(name, params, threads) {(const void *)kernel_##name, threads},
 static const entry kernels[] = {GPU_KERNELS(KERNEL_ENTRY)};
 
-/* Attends by the dtype of a cache; NULL: none. */
-static gpu_attend_launcher *const attends[ATTN_DTYPE_COUNT] = {
-    nullptr, launch_f16, launch_bf16, nullptr, launch_e4m3, launch_e5m2, nullptr, launch_int8};
+/* By enum gpu_kind. */
+static gpu_attend_launcher *const attends[KIND_COUNT] = {launch_f32,  launch_bf16, launch_f16,
+                                                         launch_e4m3, launch_e5m2, launch_int8,
+                                                         launch_int4, launch_nvfp4};
 
 typedef CUresult CUDAAPI push_fn(CUcontext);
 typedef CUresult CUDAAPI pop_fn(CUcontext *);
@@ -102,7 +104,7 @@ extern "C" const char *gpu_device_open(struct gpu_device *device, int32_t id)
         error = error ? error : cudaFuncGetAttributes(&attributes, kernel.function);
     }
     for (gpu_attend_launcher *attend : attends) {
-        error = error || attend == nullptr ? error : attend(nullptr, nullptr);
+        error = error ? error : attend(nullptr, nullptr);
     }
     ((push_fn *)set)(before);
     return text_of(error);
@@ -123,11 +125,11 @@ extern "C" const char *gpu_device_launch(const struct gpu_device *device, enum g
                                     (cudaStream_t)stream));
 }
 
-extern "C" const char *sm80_launch(const struct gpu_device *device, int32_t dtype,
+extern "C" const char *sm80_launch(const struct gpu_device *device, int32_t kind,
                                    const struct sm80_params *params, void *stream)
 {
     scope inside(device);
-    return text_of(attends[dtype](params, (cudaStream_t)stream));
+    return text_of(attends[kind](params, (cudaStream_t)stream));
 }
 
 extern "C" bool tensor_map_encode(const struct gpu_device *device, const void *data,
@@ -140,7 +142,9 @@ extern "C" bool tensor_map_encode(const struct gpu_device *device, const void *d
     scope inside(device); /* without a current context there are no maps */
     return ((encode_fn *)device->encode_map)(
                (CUtensorMap *)map,
-               shape->element == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
+               shape->element == 1   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+               : shape->element == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                                     : CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
                (cuuint32_t)shape->rank, (void *)data, (const cuuint64_t *)shape->sizes,
                (const cuuint64_t *)shape->strides, shape->box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
                shape->box[0] * (uint32_t)shape->element == 128 ? CU_TENSOR_MAP_SWIZZLE_128B

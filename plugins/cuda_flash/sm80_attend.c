@@ -4,9 +4,11 @@
 #include "sm80_attend.h"
 
 #include "gpu/host/schedule.h"
+#include "kinds.h"
 
 #define LONG_QUERIES 8192 /* of a request, on average */
 #define LEAST_PARTS 8     /* of an item, whose CTAs have a multiprocessor each */
+#define FEW_ROWS 8        /* of a request, for which narrow kinds have kernels of their own */
 
 /* Decodes: a stream of rows of 16. Else items of 16 rows, that whoever is free takes, up to
  * requests of so many queries that 64 rows, which share a key's reading, are faster. On an H200,
@@ -21,15 +23,16 @@ static void choose_rows(const struct attn_prepared *prepared, const struct attn_
     int64_t queries = batch->num_reqs > 0 ? start[batch->num_reqs] - start[0] : 0;
     bool is_long =
         queries > LONG_QUERIES * (int64_t)batch->num_reqs && prepared->padded_size <= 128;
-    plan->by_item = prepared->invariant || (!decode && !is_long);
+    plan->by_item = prepared->invariant || (!decode && (!is_long || prepared->split));
     plan->tile_rows = decode || plan->by_item ? 16 : 64;
 }
 
 /* As `shape` in sm80_produce.cuh has it. */
 static int32_t tile_of(const struct attn_prepared *prepared, bool cached, int32_t tile_rows)
 {
-    bool narrow = prepared->narrow && cached && tile_rows == 16 && prepared->padded_size <= 128;
-    return narrow ? SM80_NARROW_TILE : SM80_TILE;
+    bool narrow = prepared->narrow && cached && tile_rows == 16;
+    return narrow && (prepared->padded_size <= 128 || prepared->packed) ? SM80_NARROW_TILE
+                                                                        : SM80_TILE;
 }
 
 /* CTAs of a multiprocessor. One, with more tiles on the way, where a single request makes so few
@@ -47,12 +50,33 @@ static int32_t ctas_of_sm(const struct attn_attend_args *args)
         layer->alibi != ATTN_ALIBI_NONE || layer->tree_mask != ATTN_TREE_NONE || layer->prefix_lm;
     bool few = plan->num_reqs == 1 && prepared->num_kv_heads * LEAST_PARTS <= device->num_sms;
     bool one = few && device->major >= 9 && plan->tile_rows == 16 && !plan->by_item && !in_calls;
-    return prepared->padded_size > 128 || (one && prepared->padded_size == 128) ? 1 : 2;
+    bool wide = layer->dtype == ATTN_DTYPE_F32; /* two tiles of float32 fill a multiprocessor */
+    return wide || prepared->padded_size > 128 || (one && prepared->padded_size == 128) ? 1 : 2;
 }
 
-static bool is_narrow(const struct gpu_params *p)
+/* How the cache's elements are multiplied (enum gpu_kind), or -1: none of these. */
+static int32_t kind_of(const struct gpu_params *p)
 {
-    return p->k.dtype >= ATTN_DTYPE_FP8_E4M3;
+    static const int8_t kinds[ATTN_DTYPE_COUNT] = {
+        [ATTN_DTYPE_F32] = KIND_F32 + 1,       [ATTN_DTYPE_F16] = KIND_F16 + 1,
+        [ATTN_DTYPE_BF16] = KIND_BF16 + 1,     [ATTN_DTYPE_FP8_E4M3] = KIND_E4M3 + 1,
+        [ATTN_DTYPE_FP8_E5M2] = KIND_E5M2 + 1, [ATTN_DTYPE_INT8] = KIND_INT8 + 1,
+    };
+    if (p->k.form == p->v.form && p->k.form == GPU_ROW_INT4) {
+        return KIND_INT4;
+    }
+    if (p->k.form == p->v.form && p->k.form == GPU_ROW_NVFP4) {
+        return KIND_NVFP4;
+    }
+    bool plain = p->k.form < GPU_ROW_INT4 && p->v.form < GPU_ROW_INT4 && p->k.dtype == p->v.dtype;
+    return plain ? kinds[p->k.dtype] - 1 : -1;
+}
+
+static int32_t padded_size(const struct gpu_problem *problem)
+{
+    int32_t size =
+        problem->head_size > problem->head_size_v ? problem->head_size : problem->head_size_v;
+    return size <= 64 ? 64 : size <= 128 ? 128 : SM80_MAX_SIZE;
 }
 
 /* How many CTAs, at most the plan's, with how many stages each multiprocessor holds; the sizes are
@@ -60,22 +84,25 @@ static bool is_narrow(const struct gpu_params *p)
 static bool fit_stages(const struct gpu_device *device, const struct gpu_params *p, int32_t *ctas,
                        int32_t *stages)
 {
-    const struct gpu_problem *problem = &p->problem;
-    int32_t element = is_narrow(p) ? 1 : 2;
-    int32_t size =
-        problem->head_size > problem->head_size_v ? problem->head_size : problem->head_size_v;
-    int32_t d = size <= 64 ? 64 : size <= 128 ? 128 : SM80_MAX_SIZE;
-    int32_t both = 2 * p->schedule.tile * d * element; /* bytes of a tile's keys and values */
+    int32_t kind = kind_of(p), d = padded_size(&p->problem), tile = p->schedule.tile;
     bool split = p->schedule.tile_rows == 16;
-    int32_t stage = both + (split || element == 1 ? 1024 : 0);
-    int32_t fixed = SM80_FIXED_SMEM + (split ? 2 * 16 : 64) * d * 2;
+    int32_t q_element = kind == KIND_F32 ? 4 : 2;
+    int32_t row = kind >= KIND_INT4 ? d / 2 : kind >= KIND_E4M3 ? d : q_element * d;
+    int32_t scales = kind >= KIND_INT4 ? 2 * tile * (kind == KIND_NVFP4 ? d / 16 : 4) : 0;
+    int32_t tail = split || kind >= KIND_E4M3 ? 1024 : 0;
+    int32_t both = 2 * tile * row; /* bytes of a tile's keys and values */
+    int32_t stage = both + (scales > tail ? scales : tail);
+    int32_t fixed = SM80_FIXED_SMEM + (kind >= KIND_E4M3 ? SM80_TERMS_SMEM : 0) +
+                    (split ? (kind == KIND_INT4 ? 3 : 2) * 16 : 64) * d * q_element;
     for (int32_t of_sm = p->schedule.ctas / device->num_sms; of_sm > 0; of_sm--) {
         int32_t room = device->smem_of_sm / of_sm - 1024;
         room = room < device->smem_of_cta ? room : device->smem_of_cta;
         int32_t fitting = (room - fixed) / stage;
         if (fitting >= 2) {
             int32_t most = SM80_ON_THE_WAY / (of_sm * both);
-            most = element == 1 || most > SM80_MAX_STAGES ? SM80_MAX_STAGES : most < 2 ? 2 : most;
+            most = kind == KIND_F32 || kind >= KIND_E4M3 || most > SM80_MAX_STAGES ? SM80_MAX_STAGES
+                   : most < 2                                                      ? 2
+                                                                                   : most;
             *stages = fitting < most ? fitting : most;
             *ctas = device->num_sms * of_sm;
             return true;
@@ -90,31 +117,51 @@ static uint64_t bits_of(const struct gpu_cache *c)
            (uint64_t)c->head;
 }
 
+/* Rows of codes as wide as the kernel's, which are copied 4 bytes at a time or more. */
+static bool serves_codes(const struct gpu_params *p, int32_t kind)
+{
+    const struct gpu_problem *problem = &p->problem;
+    uint64_t bits = bits_of(&p->k) | bits_of(&p->v);
+    for (int32_t i = 0; i < 2; i++) {
+        const struct gpu_cache *c = i == 0 ? &p->k : &p->v;
+        bits |= (uint64_t)(uintptr_t)c->row_scale | (uint64_t)c->row_scale_block |
+                (uint64_t)c->row_scale_slot | (uint64_t)c->row_scale_head;
+    }
+    return p->schedule.tile_rows == 16 && problem->paged && bits % 4 == 0 &&
+           problem->head_size == problem->head_size_v &&
+           problem->head_size == padded_size(problem) &&
+           (kind != KIND_NVFP4 || problem->block_size % 4 == 0);
+}
+
 /* They copy 16 bytes at a time, and count rows' offsets in 16 bytes and 31 bits. */
+static bool serves_rows(const struct attn_attend_args *args, const struct gpu_params *p,
+                        int32_t kind)
+{
+    const struct gpu_problem *problem = &p->problem;
+    int32_t multiple = kind >= KIND_E4M3 ? 16 : 1;
+    int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
+    if (kind == KIND_F32 && (p->schedule.tile_rows != 16 || padded_size(problem) > 128)) {
+        return false;
+    }
+    return (kind >= KIND_E4M3 || p->k.dtype == p->q.dtype) && problem->head_size % multiple == 0 &&
+           problem->head_size_v % multiple == 0 && (bits_of(&p->k) | bits_of(&p->v)) % 16 == 0 &&
+           rows * p->k.block / 16 < INT32_MAX && rows * p->v.block / 16 < INT32_MAX;
+}
+
 static bool serves(const struct attn_attend_args *args, const struct gpu_params *p)
 {
     const struct gpu_problem *problem = &p->problem;
-    bool narrow = is_narrow(p);
-    int32_t ctas, stages;
-    if ((p->q.dtype != ATTN_DTYPE_BF16 && p->q.dtype != ATTN_DTYPE_F16) ||
-        p->k.form >= GPU_ROW_INT4 || p->v.form >= GPU_ROW_INT4 || p->p_dtype >= 0) {
-        return false;
-    }
-    if (p->k.dtype == ATTN_DTYPE_F32 || p->k.dtype != p->v.dtype ||
-        (!narrow && p->k.dtype != p->q.dtype) || problem->head_size > SM80_MAX_SIZE ||
-        problem->head_size_v > SM80_MAX_SIZE || p->k.pack != 0 || p->v.pack != 0) {
-        return false;
-    }
-    if (narrow && (problem->head_size % 16 != 0 || problem->head_size_v % 16 != 0)) {
-        return false;
-    }
+    int32_t ctas, stages, kind = kind_of(p);
     uint64_t q = (uint64_t)(uintptr_t)p->q.data | (uint64_t)p->q.row | (uint64_t)p->q.head;
-    int64_t rows = args->k_cache != NULL ? args->k_cache->num_blocks : args->k->shape[0];
-    if ((bits_of(&p->k) | bits_of(&p->v) | q) % 16 != 0 || rows * p->k.block / 16 >= INT32_MAX ||
-        rows * p->v.block / 16 >= INT32_MAX) {
+    bool is_short = p->q.dtype == ATTN_DTYPE_BF16 || p->q.dtype == ATTN_DTYPE_F16;
+    if (kind < 0 || (kind != KIND_F32 && !is_short) || q % 16 != 0 || p->p_dtype >= 0 ||
+        p->k.pack != 0 || p->v.pack != 0 || problem->head_size > SM80_MAX_SIZE ||
+        problem->head_size_v > SM80_MAX_SIZE) {
         return false;
     }
-    return p->schedule.tile == tile_of(args->prepared, narrow, p->schedule.tile_rows) &&
+    bool walks = kind >= KIND_INT4 ? serves_codes(p, kind) : serves_rows(args, p, kind);
+    return walks &&
+           p->schedule.tile == tile_of(args->prepared, kind >= KIND_E4M3, p->schedule.tile_rows) &&
            fit_stages(&args->instance->device, p, &ctas, &stages);
 }
 
@@ -125,7 +172,10 @@ static bool map_rows(const struct gpu_device *device, const struct gpu_cache *ca
                      int64_t rows, int64_t blocks, int32_t box_rows, int32_t padded_size,
                      struct tensor_map *map)
 {
-    int32_t element = cache->dtype >= ATTN_DTYPE_FP8_E4M3 ? 1 : 2, per_row = 128 / element;
+    int32_t element = cache->dtype >= ATTN_DTYPE_FP8_E4M3 ? 1
+                      : cache->dtype == ATTN_DTYPE_F32    ? 4
+                                                          : 2;
+    int32_t per_row = 128 / element;
     const struct map_shape shape = {
         .rank = 4,
         .element = element,
@@ -138,12 +188,27 @@ static bool map_rows(const struct gpu_device *device, const struct gpu_cache *ca
     return tensor_map_encode(device, cache->data, &shape, map);
 }
 
+/* Whether rows of `bytes` lie together and spans of `rows` of them are multiples of 16. */
+static bool has_spans(const void *data, int64_t block, int64_t slot, int64_t head, int64_t bytes,
+                      int32_t rows)
+{
+    uint64_t bits =
+        (uint64_t)(uintptr_t)data | (uint64_t)block | (uint64_t)head | (uint64_t)(bytes * rows);
+    return slot == bytes && bits % 16 == 0;
+}
+
+static bool has_scale_spans(const struct gpu_cache *c, int64_t bytes, int32_t rows)
+{
+    return has_spans(c->row_scale, c->row_scale_block, c->row_scale_slot, c->row_scale_head, bytes,
+                     rows);
+}
+
 /* TMA copies boxes of whole blocks: 8 rows are the period of its swizzle. */
 static void map_caches(const struct attn_attend_args *args, struct sm80_params *a)
 {
     const struct gpu_device *device = &args->instance->device;
     struct gpu_params *p = &a->p;
-    int32_t size = args->prepared->padded_size, heads = p->problem.num_kv_heads;
+    int32_t size = padded_size(&p->problem), heads = p->problem.num_kv_heads;
     int32_t tile = p->schedule.tile, block_size = p->problem.block_size;
     int64_t rows = block_size, blocks = 1;
     a->box_rows = tile;
@@ -162,9 +227,53 @@ static void map_caches(const struct attn_attend_args *args, struct sm80_params *
     }
     a->mapped = map_rows(device, &p->k, heads, rows, blocks, a->box_rows, size, &a->k_map) &&
                 map_rows(device, &p->v, heads, rows, blocks, a->box_rows, size, &a->v_map);
+    a->scale_spans = a->mapped && p->problem.paged && size <= 128 && /* a box is a whole row */
+                     (p->k.form != GPU_ROW_SCALED || has_scale_spans(&p->k, 4, a->box_rows)) &&
+                     (p->v.form != GPU_ROW_SCALED || has_scale_spans(&p->v, 4, a->box_rows));
     if (!a->mapped && !p->problem.paged) {
         p->k.slot = p->v.slot = 0;
         p->problem.block_size = 1;
+    }
+}
+
+/* Where a plane's rows lie in a stage: `index` 0 for K, 1 for V. `spans`: slots of a block lie
+ * together, as they do then in the stage. */
+static struct sm80_plane plane_of(const struct gpu_cache *c, int32_t index, int32_t tile,
+                                  bool spans)
+{
+    int32_t row = c->head_size / 2, scale = c->form == GPU_ROW_NVFP4 ? c->head_size / 16 : 4;
+    int64_t before = c->row_scale - c->data;
+    bool together = spans && c->form == GPU_ROW_NVFP4 && c->slot == row + scale && before == row;
+    int32_t at = index * tile * (together ? row + scale : row);
+    return (struct sm80_plane){
+        .at = at,
+        .pitch = together ? row + scale : row,
+        .scale_at = together ? at + row : tile * (2 * row + index * scale),
+        .scale_pitch = together ? row + scale : scale,
+    };
+}
+
+/* Spans of whole blocks where slots of a head lie together and the device copies them. */
+static void map_codes(const struct attn_attend_args *args, struct sm80_params *a)
+{
+    struct gpu_params *p = &a->p;
+    int32_t tile = p->schedule.tile, size = p->problem.block_size, scales = 0, rows = 0;
+    a->box_rows = size < tile ? size : tile;
+    bool even = size % tile == 0 || tile % size == 0;
+    for (int32_t i = 0; i < 2; i++) {
+        const struct gpu_cache *c = i == 0 ? &p->k : &p->v;
+        a->planes[i] = plane_of(c, i, tile, true);
+        struct sm80_plane own = plane_of(c, i, tile, false);
+        rows += has_spans(c->data, c->block, c->slot, c->head, a->planes[i].pitch, a->box_rows);
+        scales +=
+            a->planes[i].pitch != own.pitch || has_scale_spans(c, own.scale_pitch, a->box_rows);
+    }
+    a->mapped = args->instance->device.major >= 9 && even && rows == 2 &&
+                tile / a->box_rows <= args->instance->device.lanes &&
+                a->planes[0].pitch == a->planes[1].pitch;
+    a->scale_spans = a->mapped && scales == 2;
+    for (int32_t i = 0; i < 2 && !a->mapped; i++) {
+        a->planes[i] = plane_of(i == 0 ? &p->k : &p->v, i, tile, false);
     }
 }
 
@@ -172,11 +281,18 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
 {
     const struct gpu_device *device = &args->instance->device;
     struct sm80_params a = {.p = *p, .overlaps = device->major >= 9};
+    int32_t kind = kind_of(p);
+    const struct schedule_host *plan = args->schedule_host;
+    a.few = kind >= KIND_E4M3 && p->schedule.tile_rows == 16 && plan->request_rows <= FEW_ROWS;
     if (!fit_stages(device, p, &a.p.schedule.ctas, &a.stages)) {
         return "shared memory is too small";
     }
-    map_caches(args, &a);
-    return sm80_launch(device, p->k.dtype, &a, args->stream);
+    if (kind >= KIND_INT4) {
+        map_codes(args, &a);
+    } else {
+        map_caches(args, &a);
+    }
+    return sm80_launch(device, kind, &a, args->stream);
 }
 
 const struct gpu_matrix_kernels sm80_matrix = {

@@ -14,20 +14,27 @@
 
 #define ATTEND_THREADS 192
 
-template <int KIND, int D, bool SPLIT>
+template <int KIND, int D, bool SPLIT, bool FEW>
 static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND, D, SPLIT> &mine)
 {
     const gpu_params &p = a.p;
     using S = shape<KIND, D, SPLIT>;
+    using A = sums_at<FEW>;
     constexpr int subs = SPLIT ? S::tile / 64 : 4, own = SPLIT ? 16 * subs : 16;
+    constexpr int num_scores = FEW ? subs : 2 * subs, num_sums = FEW ? D / 16 : D / 8;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int q_row = SPLIT ? 0 : warp * 16, first = SPLIT ? warp * own : 0;
     const bool slow =
         p.problem.spans != nullptr || p.problem.tree != nullptr || p.problem.alibi != 0;
     const bool from_bf16 = p.q.dtype == ATTN_DTYPE_BF16;
     const bool k_scaled = S::bytes && p.k.form == GPU_ROW_SCALED;
-    const bool v_scaled = S::bytes && p.v.form == GPU_ROW_SCALED;
-    float o[D / 8][4], m[2], l[2], scale = 0.0f;
+    const bool v_scaled = KIND == KIND_INT4 || (S::bytes && p.v.form == GPU_ROW_SCALED);
+    /* float16 wants more of a turned query than it holds itself */
+    const bool has_rest = KIND == KIND_INT4 && p.q.dtype == ATTN_DTYPE_F16;
+    char *rest = has_rest ? (char *)terms_of(mine) + SM80_TERMS_SMEM : nullptr;
+    float o[num_sums][4], m[2], l[2], scale = 0.0f;
+    value_sums sums = {0.0f, {0.0f, 0.0f}};
+    row_terms terms;
     lane_rows rows;
     int stage = 0, phase = 0, q_slot = 0;
     int32_t left = 0; /* tiles of the run that are not done */
@@ -48,88 +55,138 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
             left = run->count;
             tile = run->tile;
             sq = mine.q[q_slot];
-            rows = enter_rows(p, *run, q_row + (lane >> 2));
-            high_rows = !SPLIT || run->row_tile.num_rows > 8;
-            scale = p.problem.scale *
-                    (p.k.form == GPU_ROW_NUMBERS ? cache_scale(p.k, run->head) : 1.0f);
+            rows = enter_rows(p, *run, q_row + A::row(lane, 0), FEW ? 1 : 8);
+            high_rows = FEW || !SPLIT || run->row_tile.num_rows > 8;
+            scale = p.problem.scale * (p.k.form == GPU_ROW_NUMBERS || p.k.form == GPU_ROW_NVFP4
+                                           ? cache_scale(p.k, run->head)
+                                           : 1.0f);
             scale *= query_scale(p, run->head);
             scale *= p.problem.soft_cap > 0.0f ? 1.0f : LOG2E;
-            if (S::bytes && from_bf16) {
+            if constexpr (S::prepared) {
+                prepare_query<KIND, D, S::rows>(p, *run, sq, rest, terms_of(mine));
+                terms = load_terms<S::rows>(terms_of(mine), q_row + A::row(lane, 0),
+                                            q_row + A::row(lane, 1));
+            } else if (S::bytes && from_bf16) {
                 convert_query(sq, S::q_bytes);
             }
         }
         char *at = stage_at(mine, stage);
-        const float *k_scales = (const float *)(at + 2 * S::half), *v_scales = k_scales + S::tile;
-        float s[2 * subs][4];
+        /* of the lane's keys */
+        const float *k_scales = (const float *)(at + 2 * S::half) + first + A::first_key(lane);
+        const float *v_scales = k_scales + S::tile;
+        float s[num_scores][4];
 #pragma unroll
-        for (int n = 0; n < 2 * subs; n++) {
+        for (int n = 0; n < num_scores; n++) {
             s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
         }
-#pragma unroll
-        for (int kk = 0; kk < D / 16; kk++) {
-            uint32_t query[4];
-            load_query<KIND, D>(sq, q_row, kk, lane, query);
+        if constexpr (S::packed) {
 #pragma unroll
             for (int sub = 0; sub < subs; sub++) {
-                dot_step<KIND, D, S::tile>(at, first + sub * 16, kk, lane, query, s[2 * sub],
-                                           s[2 * sub + 1]);
+                dot_codes<KIND, D, FEW>(at, a.planes[0], sq, rest, first + sub * 16, lane,
+                                        high_rows, &s[FEW ? sub : 2 * sub]);
+            }
+        } else if constexpr (KIND == KIND_F32) {
+            dot_floats<D, S::tile, subs>(at, sq, first, lane, s);
+        } else {
+#pragma unroll
+            for (int kk = 0; kk < D / 16; kk++) {
+                uint32_t query[4];
+                load_query<KIND, D>(sq, q_row, kk, lane, query);
+#pragma unroll
+                for (int sub = 0; sub < subs; sub++) {
+                    dot_step<KIND, D, S::tile, FEW>(at, first + sub * 16, kk, lane, query,
+                                                    &s[FEW ? sub : 2 * sub]);
+                }
             }
         }
         int32_t tile_base = (run->row_tile.k0 & ~(S::tile - 1)) + tile * S::tile;
         int32_t base = tile_base + first;
-        if (a.mapped && (tile_base < run->row_tile.k0 || tile_base + S::tile > run->row_tile.k1)) {
-            clear_values<KIND, D, S::tile>(at + S::half, warp * own, own,
-                                           run->row_tile.k0 - tile_base,
-                                           run->row_tile.k1 - tile_base, lane);
+        if ((a.mapped || S::packed) &&
+            (tile_base < run->row_tile.k0 || tile_base + S::tile > run->row_tile.k1)) {
+            int32_t low = run->row_tile.k0 - tile_base, high = run->row_tile.k1 - tile_base;
+            if constexpr (S::packed) {
+                clear_scales<KIND, D>(at, a.planes[1], first, own, low, high, lane);
+            } else {
+                clear_values<KIND, D, S::tile>(at + S::half, warp * own, own, low, high, lane);
+                for (int key = warp * own + lane; v_scaled && key < (warp + 1) * own; key += 32) {
+                    if (key < low || key >= high) {
+                        ((float *)(at + 2 * S::half))[S::tile + key] = 0.0f;
+                    }
+                }
+            }
             if (SPLIT) {
                 __syncwarp(); /* the warp's own keys are clean */
             } else {
                 barrier_consumers(); /* all keys are clean */
             }
         }
+        if constexpr (S::prepared) {
+            close_scores<KIND, FEW>(terms, k_scales, s);
+        }
         if (k_scaled) {
 #pragma unroll
-            for (int n = 0; n < 2 * subs; n++) {
-                const float *f = k_scales + first + n * 8 + (lane & 3) * 2;
-                s[n][0] *= f[0], s[n][1] *= f[1], s[n][2] *= f[0], s[n][3] *= f[1];
+            for (int n = 0; n < num_scores; n++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    s[n][e] *= k_scales[A::key(n, e)];
+                }
             }
         }
         int view = view_of_tile(p, *run, rows, base, base + 16 * subs - 1);
-        score_tile(p, *run, rows, q_row + (lane >> 2), scale, slow, high_rows, view == SEES_ALL,
-                   base + (lane & 3) * 2, s);
-        bool exactly =
-            view == SEES_APART && values_odd<KIND, D, S::tile>(at + S::half, first, 16 * subs, lane,
-                                                               v_scaled ? v_scales : nullptr);
-        soften(high_rows, s, m, l, o);
+        score_tile<KIND == KIND_F32, FEW>(p, *run, rows, q_row + A::row(lane, 0), scale, slow,
+                                          high_rows, view == SEES_ALL, base + A::first_key(lane),
+                                          s);
+        bool exactly = false; /* codes of int8 and int4 are numbers */
+        if constexpr (KIND == KIND_NVFP4) {
+            exactly = view == SEES_APART && scales_odd<D>(at, a.planes[1], first, 16 * subs, lane);
+        } else if constexpr (!S::prepared) {
+            exactly = view == SEES_APART &&
+                      values_odd<KIND, D, S::tile>(at + S::half, first, 16 * subs, lane);
+        }
+        soften<FEW>(high_rows, s, m, l, sums.z, o);
+        if (v_scaled) {
+            scale_weights<KIND, FEW>(v_scales, view == SEES_APART, s, sums, o);
+        }
         if (exactly) { /* copies: what a call takes the address of leaves the registers */
-            exact_step<D, subs> x;
+            exact_step<num_scores, num_sums> x;
 #pragma unroll
-            for (int i = 0; i < 8 * subs; i++) {
+            for (int i = 0; i < 4 * num_scores; i++) {
                 x.s[i / 4][i % 4] = s[i / 4][i % 4];
             }
 #pragma unroll
-            for (int i = 0; i < D / 2; i++) {
+            for (int i = 0; i < 4 * num_sums; i++) {
                 x.o[i / 4][i % 4] = o[i / 4][i % 4];
             }
-            add_values_exactly<KIND, D, subs, S::tile>(at + S::half, first, lane,
-                                                       v_scaled ? v_scales : nullptr, x);
+            add_values_exactly<KIND, D, FEW, S::tile>(at, a.planes[1], first, lane, x);
 #pragma unroll
-            for (int i = 0; i < D / 2; i++) {
+            for (int i = 0; i < 4 * num_sums; i++) {
                 o[i / 4][i % 4] = x.o[i / 4][i % 4];
             }
         } else {
 #pragma unroll
             for (int sub = 0; sub < subs; sub++) {
-                add_values<KIND, D, S::tile>(at + S::half, first + sub * 16, lane,
-                                             v_scaled ? v_scales : nullptr, s[2 * sub],
-                                             s[2 * sub + 1], o);
+                const int key = first + sub * 16;
+                const float(&s0)[4] = s[FEW ? sub : 2 * sub], (&s1)[4] = s[FEW ? sub : 2 * sub + 1];
+                if constexpr (S::packed) {
+                    add_codes<KIND, D, FEW>(at, a.planes[1], key, lane, v_scales + sub * 16, s0, s1,
+                                            o, sums.z);
+                } else if constexpr (KIND == KIND_F32) {
+                    add_floats<D, S::tile>(at + S::half, key, lane, s0, o);
+                    add_floats<D, S::tile>(at + S::half, key + 8, lane, s1, o);
+                } else if constexpr (S::bytes) {
+                    add_bytes<KIND, D, S::tile, FEW>(at + S::half, key, lane, s0, s1, o, sums.z);
+                } else {
+                    add_values<KIND, D, S::tile>(at + S::half, key, lane, s0, s1, o);
+                }
             }
         }
         tile++;
         left--;
         if (left == 0) {
-            finish_run<KIND, D, SPLIT>(p, *run, at, &mine.last_one, m, l, o);
+            close_values<KIND, FEW>(v_scaled, sums, o);
+            finish_run<KIND, D, SPLIT, FEW>(p, *run, at, &mine.last_one, m, l, o);
             clear_rows(m, l, o);
+            sums = {0.0f, {0.0f, 0.0f}};
             fence_for_boxes(); /* the stage was scratch memory */
             barrier_arrive(shared_address(&mine.q_empty[q_slot]));
             q_slot = q_slot + 1 == S::q_buffers ? 0 : q_slot + 1;
@@ -144,7 +201,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
     }
 }
 
-template <int KIND, int D, bool SPLIT>
+template <int KIND, int D, bool SPLIT, bool FEW>
 __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
     attend(const __grid_constant__ sm80_params a)
 {
@@ -169,12 +226,12 @@ __global__ void __launch_bounds__(ATTEND_THREADS, shape<KIND, D, SPLIT>::ctas)
     if (threadIdx.x >= 128) {
         producer<KIND, D, SPLIT>(a, mine, threadIdx.x - 128).work();
     } else {
-        compute<KIND, D, SPLIT>(a, mine);
+        compute<KIND, D, SPLIT, FEW>(a, mine);
     }
 }
 
 /* a NULL: only loads the kernel. */
-template <int KIND, int D, bool SPLIT>
+template <int KIND, int D, bool SPLIT, bool FEW = false>
 static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
 {
     using S = shape<KIND, D, SPLIT>;
@@ -185,7 +242,7 @@ static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
             error ? error
                   : cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
         return error ? error
-                     : cudaFuncSetAttribute(attend<KIND, D, SPLIT>,
+                     : cudaFuncSetAttribute(attend<KIND, D, SPLIT, FEW>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, most);
     }
     cudaLaunchAttribute attribute;
@@ -194,20 +251,46 @@ static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3((unsigned)a->p.schedule.ctas);
     config.blockDim = dim3(ATTEND_THREADS);
-    config.dynamicSmemBytes = S::q_buffers * S::q_bytes + SM80_FIXED_SMEM + a->stages * S::stage;
+    config.dynamicSmemBytes = S::q_buffers * S::q_bytes + S::fixed + a->stages * S::stage;
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = a->overlaps ? 1 : 0;
-    return cudaLaunchKernelEx(&config, attend<KIND, D, SPLIT>, *a);
+    return cudaLaunchKernelEx(&config, attend<KIND, D, SPLIT, FEW>, *a);
+}
+
+/* What there is of a kind: items of 64 rows, of up to 8 in the other order, heads over 128. */
+template <int KIND> struct kind_shapes {
+    static constexpr bool tall = KIND >= KIND_BF16 && KIND <= KIND_INT8;
+    static constexpr bool few = KIND >= KIND_E4M3, wide = KIND != KIND_F32;
+};
+
+/* Rows of 16, or up to 8. */
+template <int KIND, int D>
+static cudaError_t launch_split(const sm80_params *a, bool few, cudaStream_t stream)
+{
+    if constexpr (kind_shapes<KIND>::few) {
+        if (few) {
+            return launch_shape<KIND, D, true, true>(a, stream);
+        }
+    }
+    return launch_shape<KIND, D, true>(a, stream);
 }
 
 template <int KIND> static cudaError_t load_kind()
 {
-    cudaError_t error = launch_shape<KIND, 64, true>(nullptr, nullptr);
-    error = error ? error : launch_shape<KIND, 64, false>(nullptr, nullptr);
-    error = error ? error : launch_shape<KIND, 128, true>(nullptr, nullptr);
-    error = error ? error : launch_shape<KIND, 128, false>(nullptr, nullptr);
-    return error ? error : launch_shape<KIND, 256, true>(nullptr, nullptr);
+    cudaError_t error = cudaSuccess;
+    for (int few = 0; few < 2; few++) {
+        error = error ? error : launch_split<KIND, 64>(nullptr, few != 0, nullptr);
+        error = error ? error : launch_split<KIND, 128>(nullptr, few != 0, nullptr);
+        if constexpr (kind_shapes<KIND>::wide) {
+            error = error ? error : launch_split<KIND, 256>(nullptr, few != 0, nullptr);
+        }
+    }
+    if constexpr (kind_shapes<KIND>::tall) {
+        error = error ? error : launch_shape<KIND, 64, false>(nullptr, nullptr);
+        error = error ? error : launch_shape<KIND, 128, false>(nullptr, nullptr);
+    }
+    return error;
 }
 
 template <int KIND> static cudaError_t launch_kind(const sm80_params *a, cudaStream_t stream)
@@ -216,14 +299,22 @@ template <int KIND> static cudaError_t launch_kind(const sm80_params *a, cudaStr
         return load_kind<KIND>();
     }
     const gpu_problem &p = a->p.problem;
-    int32_t d = max(p.head_size, p.head_size_v);
-    if (a->p.schedule.tile_rows == 16) {
-        return d <= 64    ? launch_shape<KIND, 64, true>(a, stream)
-               : d <= 128 ? launch_shape<KIND, 128, true>(a, stream)
-                          : launch_shape<KIND, 256, true>(a, stream);
+    const int32_t d = max(p.head_size, p.head_size_v);
+    if (a->p.schedule.tile_rows != 16) {
+        if constexpr (kind_shapes<KIND>::tall) {
+            return d <= 64 ? launch_shape<KIND, 64, false>(a, stream)
+                           : launch_shape<KIND, 128, false>(a, stream);
+        }
+        return cudaErrorInvalidValue;
     }
-    return d <= 64 ? launch_shape<KIND, 64, false>(a, stream)
-                   : launch_shape<KIND, 128, false>(a, stream);
+    if (d > 128) {
+        if constexpr (kind_shapes<KIND>::wide) {
+            return launch_split<KIND, 256>(a, a->few != 0, stream);
+        }
+        return cudaErrorInvalidValue;
+    }
+    return d <= 64 ? launch_split<KIND, 64>(a, a->few != 0, stream)
+                   : launch_split<KIND, 128>(a, a->few != 0, stream);
 }
 
 #endif

@@ -11,21 +11,31 @@ extern "C" {
 
 #define SM80_MAX_SIZE 256            /* of a head */
 #define SM80_TILE 64                 /* keys of one step of a CTA */
-#define SM80_NARROW_TILE 128         /* where one row tile has all rows, and keys are 8-bit */
+#define SM80_NARROW_TILE 128         /* where one row tile has all rows, and keys are narrow */
 #define SM80_MAX_STAGES 6            /* tiles of a CTA in shared memory */
 #define SM80_FIXED_SMEM 1024         /* of a CTA, in addition to queries and stages */
+#define SM80_TERMS_SMEM 1024         /* more for the query's terms of 8 and 4-bit kinds */
 #define SM80_ON_THE_WAY (128 * 1024) /* bytes of 16-bit tiles of a multiprocessor */
+
+/* Bytes in a stage: rows of 4-bit codes from `at` on, their scales from `scale_at` on. */
+struct sm80_plane {
+    int32_t at, pitch, scale_at, scale_pitch;
+};
 
 struct sm80_params {
     struct tensor_map k_map, v_map; /* (dim, slot, head, block), if `mapped` */
+    /* 1: boxes of whole blocks, box_rows rows each; of 4-bit codes they are spans of memory */
     int32_t mapped, box_rows;
-    int32_t stages;   /* of a CTA */
-    int32_t overlaps; /* 1: the launch may begin before the one before it has ended */
+    int32_t scale_spans;         /* scales of their own planes come in spans, too */
+    struct sm80_plane planes[2]; /* K and V, of 4-bit kinds */
+    int32_t few;                 /* 1: items have up to 8 rows, which 8- and 4-bit kinds use */
+    int32_t stages;              /* of a CTA */
+    int32_t overlaps;            /* 1: the launch may begin before the one before it has ended */
     struct gpu_params p;
 };
 
-/* By the dtype of the cache (enum attn_dtype_id). NULL or the cause of a failure. */
-const char *sm80_launch(const struct gpu_device *device, int32_t dtype,
+/* By the kind of the cache (enum gpu_kind). NULL or the cause of a failure. */
+const char *sm80_launch(const struct gpu_device *device, int32_t kind,
                         const struct sm80_params *params, void *stream);
 
 #ifdef __cplusplus

@@ -4,15 +4,25 @@
 #ifndef CUDA_FLASH_SM80_FINISH_CUH
 #define CUDA_FLASH_SM80_FINISH_CUH
 
-#include "sm80_produce.cuh"
+#include "sm80_query.cuh"
 
-/* Dim of element e (0 or 1) of column tile n in a lane. */
-template <int KIND> static __device__ __forceinline__ int value_dim(int n, int lane, int e)
+/* Dim of a column (0 to 7) of column tile n; of 4-bit kinds its place, as parts of items keep it.
+ */
+template <int KIND> static __device__ __forceinline__ int value_dim(int n, int column)
 {
-    if constexpr (KIND >= KIND_E4M3) {
-        return (n >> 1) * 16 + (lane & 3) * 4 + 2 * e + (n & 1);
+    if constexpr (KIND >= KIND_E4M3 && KIND <= KIND_INT8) {
+        return (n >> 1) * 16 + column * 2 + (n & 1);
     }
-    return n * 8 + (lane & 3) * 2 + e;
+    if constexpr (KIND == KIND_F32) {
+        return (n >> 2) * 32 + column * 4 + (n & 3);
+    }
+    return n * 8 + column;
+}
+
+/* Column c of a tile has the words of lanes (c, ..): add_codes in sm80_codes.cuh. */
+template <int KIND, int D> static __device__ __forceinline__ int dim_of_place(int place)
+{
+    return KIND >= KIND_INT4 ? place % 8 * (D / 8) + place / 8 : place;
 }
 
 struct out_row {
@@ -37,7 +47,7 @@ static __device__ __forceinline__ out_row out_row_of(const gpu_params &p, const 
 /* What all values of a head are multiplied by; per channel in write_values. */
 static __device__ __forceinline__ float value_scale(const gpu_params &p, int32_t head)
 {
-    return p.v.form == GPU_ROW_NUMBERS ? cache_scale(p.v, head) : 1.0f;
+    return p.v.form == GPU_ROW_NUMBERS || p.v.form == GPU_ROW_NVFP4 ? cache_scale(p.v, head) : 1.0f;
 }
 
 /* In a call: what writes rows is read from far away when it is needed, so it stays small. */
@@ -75,17 +85,37 @@ static __device__ __forceinline__ void write_values(const gpu_params &p, int32_t
     }
 }
 
+/* A row that a warp has, own_dims from lane * own on, times `factor`; int4's is turned back. */
+template <int KIND, int D>
+static __device__ __forceinline__ void write_row(const gpu_params &p, int32_t head, char *row,
+                                                 int lane, float (&x)[own_dims<D>], float factor)
+{
+    constexpr int own = own_dims<D>;
+    if constexpr (KIND >= KIND_INT4) {
+        if (KIND == KIND_INT4) {
+            turn_row<D>(x, lane);
+        }
+#pragma unroll
+        for (int e = 0; e < own && lane * own < D; e++) {
+            int d = dim_of_place<KIND, D>(lane * own + e);
+            float of_dim = KIND == KIND_INT4 ? factor * turn_factor(p.v, d) : factor;
+            store_number(row, p.out.dtype, d, x[e] * of_dim);
+        }
+    } else if (lane * own < D) {
+        write_values<own>(p, head, row, lane * own, x, factor);
+    }
+}
+
 /* Parts first .. last of an item, always in this order: the same bits every time. A warp has a row:
  * each lane the weight of one part of a pass, and `own` dims of all. What a pass reads is on its
  * way before the weights are known; loops stay rolled, since this code is not in the instruction
  * cache. */
-template <int D, int SCRATCH>
+template <int KIND, int D, int SCRATCH>
 static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gpu_run &run,
                                                    int32_t first_slot, int32_t slot_step,
                                                    char *scratch)
 {
-    constexpr int own = D > 128 ? D / 32 : 4, room = SCRATCH / (128 * own * 4),
-                  pass = room < 32 ? room : 32;
+    constexpr int own = own_dims<D>, room = SCRATCH / (128 * own * 4), pass = room < 32 ? room : 32;
     const int64_t size = (int64_t)p.schedule.tile_rows * (D + 2), step = slot_step * size;
     const float *zeroth = p.schedule.parts + first_slot * size,
                 *rest = p.schedule.parts + run.first * step;
@@ -140,44 +170,50 @@ static __device__ __forceinline__ void merge_parts(const gpu_params &p, const gp
         }
         out_row out = out_row_of(p, run, row);
         float factor = softmax_close_base2(out.sink, high, sum, lane == 0 ? out.lse : nullptr);
-        if (has_dims) {
-            write_values<own>(p, run.head, out.data, lane * own, o, factor * v_scale);
-        }
+        write_row<KIND, D>(p, run.head, out.data, lane, o, factor * v_scale);
     }
 }
 
 /* The 4 warps' shares of 16 rows through the stage that they have all read; ROUND rows at a time.
  * A row's dims are rotated by 8 per row, so that neighbouring rows stand in other banks. */
-template <int KIND, int D, int ROUND>
+template <int KIND, int D, int ROUND, bool FEW>
 static __device__ __forceinline__ void
 join_warps(const gpu_params &p, const gpu_run &run, float *scratch, float *sm, bool whole,
-           float *part, const float (&m)[2], const float (&l)[2], const float (&o)[D / 8][4])
+           float *part, const float (&m)[2], const float (&l)[2],
+           const float (&o)[FEW ? D / 16 : D / 8][4])
 {
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2;
+    using A = sums_at<FEW>;
+    constexpr int own = own_dims<D>, most = FEW ? 8 : 16;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    bool has_dims = lane * own < D; /* D 64: half of the lanes */
     float *sl = sm + 64;
     float v_scale = value_scale(p, run.head);
     barrier_consumers(); /* all warps have read the stage */
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        if ((lane & 3) == 0) {
-            sm[warp * 16 + g + 8 * i] = m[i];
-            sl[warp * 16 + g + 8 * i] = l[i];
+        if (A::first_key(lane) == 0) {
+            sm[warp * 16 + A::row(lane, i)] = m[i];
+            sl[warp * 16 + A::row(lane, i)] = l[i];
         }
     }
 #pragma unroll
-    for (int first = 0; first < 16; first += ROUND) {
+    for (int first = 0; first < most; first += ROUND) {
         if (first >= run.row_tile.num_rows) {
             break;
         }
 #pragma unroll
-        for (int i = first / 8; i < (first + ROUND) / 8; i++) {
-            if (8 * i < run.row_tile.num_rows) {
-                float *to = scratch + (warp * ROUND + g + 8 * i - first) * D;
+        for (int i = 0; i < 2; i++) {
+            int row = A::row(lane, i);
+            if (FEW || (8 * i >= first && 8 * i < first + ROUND && 8 * i < run.row_tile.num_rows)) {
+                float *to = scratch + (warp * ROUND + row - first) * D;
 #pragma unroll
-                for (int n = 0; n < D / 8; n++) {
+                for (int n = 0; n < (FEW ? D / 16 : D / 8); n++) {
 #pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        to[value_dim<KIND>(n, lane, e) ^ (g * 8)] = o[n][2 * i + e];
+                    for (int e = 0; e < 4; e++) {
+                        if (A::which(e) == i) {
+                            int place = value_dim<KIND>(A::tile(n, e), A::column(lane, e));
+                            to[place ^ ((row & 7) * 8)] = o[n][e];
+                        }
                     }
                 }
             }
@@ -185,31 +221,44 @@ join_warps(const gpu_params &p, const gpu_run &run, float *scratch, float *sm, b
         barrier_consumers(); /* the shares are there */
         int rows = min(ROUND, run.row_tile.num_rows - first);
 #pragma unroll 1
-        for (int i = threadIdx.x; i < rows * (D / 4); i += 128) {
-            int r = i / (D / 4), d = i % (D / 4) * 4, row = first + r;
+        for (int r = warp; r < rows; r += 4) { /* a warp has a row */
+            int row = first + r;
             float high = fmaxf(fmaxf(sm[row], sm[16 + row]), fmaxf(sm[32 + row], sm[48 + row]));
-            float base = softmax_base(high), sum = 0.0f;
-            float x[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            float base = softmax_base(high), sum = 0.0f, x[own];
+#pragma unroll
+            for (int e = 0; e < own; e++) {
+                x[e] = 0.0f;
+            }
 #pragma unroll
             for (int w = 0; w < 4; w++) {
                 float f = exp2f(sm[w * 16 + row] - base);
-                float4 y = *(const float4 *)(scratch + (w * ROUND + r) * D + (d ^ ((r & 7) * 8)));
                 sum += f * sl[w * 16 + row];
-                x[0] += f * y.x, x[1] += f * y.y, x[2] += f * y.z, x[3] += f * y.w;
-            }
-            if (!whole) {
-                *(float4 *)(part + row * D + d) = make_float4(x[0], x[1], x[2], x[3]);
-                if (d == 0) {
-                    part[16 * D + row] = high;
-                    part[16 * (D + 1) + row] = sum;
+#pragma unroll
+                for (int e = 0; e < own && has_dims; e += 4) {
+                    float4 y = *(const float4 *)(scratch + (w * ROUND + r) * D +
+                                                 ((lane * own + e) ^ ((r & 7) * 8)));
+                    x[e] += f * y.x, x[e + 1] += f * y.y;
+                    x[e + 2] += f * y.z, x[e + 3] += f * y.w;
                 }
-            } else {
+            }
+            if (whole) {
                 out_row out = out_row_of(p, run, row);
-                float factor = softmax_close_base2(out.sink, high, sum, d == 0 ? out.lse : nullptr);
-                write_values<4>(p, run.head, out.data, d, x, factor * v_scale);
+                float factor =
+                    softmax_close_base2(out.sink, high, sum, lane == 0 ? out.lse : nullptr);
+                write_row<KIND, D>(p, run.head, out.data, lane, x, factor * v_scale);
+                continue;
+            }
+#pragma unroll
+            for (int e = 0; e < own && has_dims; e += 4) {
+                *(float4 *)(part + row * D + lane * own + e) =
+                    make_float4(x[e], x[e + 1], x[e + 2], x[e + 3]);
+            }
+            if (lane == 0) {
+                part[16 * D + row] = high;
+                part[16 * (D + 1) + row] = sum;
             }
         }
-        if (first + ROUND < 16) {
+        if (first + ROUND < most) {
             barrier_consumers(); /* the scratch is used again */
         }
     }
@@ -240,7 +289,7 @@ static __device__ __forceinline__ void store_rows(const gpu_params &p, const gpu
         }
 #pragma unroll
         for (int n = 0; n < D / 8; n += near) {
-            int d = value_dim<KIND>(n, lane, 0);
+            int d = value_dim<KIND>(n, (lane & 3) * 2);
             float x[2 * near];
 #pragma unroll
             for (int e = 0; e < 2 * near; e++) {
@@ -259,10 +308,10 @@ static __device__ __forceinline__ void store_rows(const gpu_params &p, const gpu
 }
 
 /* `stage` is the run's last; it is not copied into before this is done. */
-template <int KIND, int D, bool SPLIT>
-static __device__ __forceinline__ void finish_run(const gpu_params &p, const gpu_run &run,
-                                                  char *stage, int32_t *last_one, float (&m)[2],
-                                                  float (&l)[2], const float (&o)[D / 8][4])
+template <int KIND, int D, bool SPLIT, bool FEW>
+static __device__ __forceinline__ void
+finish_run(const gpu_params &p, const gpu_run &run, char *stage, int32_t *last_one, float (&m)[2],
+           float (&l)[2], const float (&o)[FEW ? D / 16 : D / 8][4])
 {
     using S = shape<KIND, D, SPLIT>;
     bool whole = run.count == run.row_tile.num_tiles;
@@ -271,13 +320,12 @@ static __device__ __forceinline__ void finish_run(const gpu_params &p, const gpu
     float *part = p.schedule.parts + (int64_t)slot * p.schedule.tile_rows * (D + 2);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        l[i] += __shfl_xor_sync(0xffffffffu, l[i], 1);
-        l[i] += __shfl_xor_sync(0xffffffffu, l[i], 2);
+        l[i] = sums_at<FEW>::sum(l[i]);
     }
     if constexpr (SPLIT) {
-        constexpr int round = 2 * S::half / (16 * D) >= 16 ? 16 : 8;
-        join_warps<KIND, D, round>(p, run, (float *)stage, (float *)(stage + 2 * S::half), whole,
-                                   part, m, l, o);
+        constexpr int round = !FEW && 2 * S::half / (16 * D) >= 16 ? 16 : 8;
+        join_warps<KIND, D, round, FEW>(p, run, (float *)stage, (float *)(stage + 2 * S::half),
+                                        whole, part, m, l, o);
     } else {
         store_rows<KIND, D>(p, run, whole, part, m, l, o);
     }
@@ -296,7 +344,7 @@ static __device__ __forceinline__ void finish_run(const gpu_params &p, const gpu
     if (*last_one) {
         /* Only the first of the parts begins inside its segment, unless that begins the item. */
         int32_t first_slot = slot_step * run.first + (!p.schedule.by_item);
-        merge_parts<D, 2 * S::half>(p, run, first_slot, slot_step, stage);
+        merge_parts<KIND, D, 2 * S::half>(p, run, first_slot, slot_step, stage);
     }
 }
 

@@ -22,21 +22,33 @@ struct gpu_run {
 };
 
 template <int KIND, int D, bool SPLIT> struct shape {
-    static constexpr bool bytes = KIND >= KIND_E4M3;
-    static constexpr int element = bytes ? 1 : 2;
-    static constexpr int chunks = D * element / 16; /* 16-byte pieces of a key's row */
-    static constexpr int tile = SPLIT && bytes && D <= 128 ? SM80_NARROW_TILE : SM80_TILE;
-    static constexpr int half = tile * D * element;
+    static constexpr bool bytes = KIND >= KIND_E4M3 && KIND <= KIND_INT8;
+    static constexpr bool packed = KIND >= KIND_INT4;
+    static constexpr bool prepared = KIND >= KIND_INT8; /* queries have terms: sm80_query.cuh */
+    static constexpr int element = bytes ? 1 : KIND == KIND_F32 ? 4 : 2;
+    static constexpr int q_element = KIND == KIND_F32 ? 4 : 2;
+    static constexpr int row = packed ? D / 2 : D * element; /* bytes of a key or value */
+    static constexpr int chunks = row / 16;                  /* 16-byte pieces of it */
+    static constexpr int tile =
+        SPLIT && (packed || (bytes && D <= 128)) ? SM80_NARROW_TILE : SM80_TILE;
+    static constexpr int half = tile * row;
+    /* of a 4-bit row; two of them fit into the tail */
+    static constexpr int scale_bytes = KIND == KIND_NVFP4 ? D / 16 : 4;
     /* rows' scales; later 4 warps' m and l */
-    static constexpr int tail = SPLIT || bytes ? 1024 : 0;
+    static constexpr int scales = packed ? 2 * tile * scale_bytes : 1024;
+    static constexpr int tail = SPLIT || bytes ? (scales > 1024 ? scales : 1024) : 0;
     static constexpr int stage = 2 * half + tail;
     static constexpr int rows = SPLIT ? 16 : 64;
-    static constexpr int q_bytes = rows * D * 2;
+    static constexpr int q_bytes = rows * D * q_element;
     static constexpr int q_buffers = SPLIT ? 2 : 1;
-    static constexpr int ctas = D > 128 ? 1 : 2; /* of a multiprocessor, for the registers */
+    /* int4's queries are turned: what rounding leaves of them stands behind the terms */
+    static constexpr int fixed = SM80_FIXED_SMEM + (bytes || packed ? SM80_TERMS_SMEM : 0) +
+                                 (KIND == KIND_INT4 ? q_bytes : 0);
+    /* of a multiprocessor, for the registers */
+    static constexpr int ctas = D > 128 || KIND == KIND_F32 ? 1 : 2;
 };
 
-/* The stages follow it in memory. */
+/* The query's terms, its rest and the stages follow it in memory. */
 template <int KIND, int D, bool SPLIT> struct shared {
     using S = shape<KIND, D, SPLIT>;
     alignas(128) char q[S::q_buffers][S::q_bytes];
@@ -51,7 +63,15 @@ static __device__ __forceinline__ char *stage_at(shared<KIND, D, SPLIT> &mine, i
 {
     using S = shape<KIND, D, SPLIT>;
     static_assert(sizeof mine <= S::q_buffers * S::q_bytes + SM80_FIXED_SMEM, "room for it");
-    return (char *)&mine + S::q_buffers * S::q_bytes + SM80_FIXED_SMEM + stage * S::stage;
+    return (char *)&mine + S::q_buffers * S::q_bytes + S::fixed + stage * S::stage;
+}
+
+template <int KIND, int D, bool SPLIT>
+static __device__ __forceinline__ float *terms_of(shared<KIND, D, SPLIT> &mine)
+{
+    using S = shape<KIND, D, SPLIT>;
+    static_assert(2 * S::rows * 4 <= SM80_TERMS_SMEM, "two of each row");
+    return (float *)((char *)&mine + S::q_buffers * S::q_bytes + SM80_FIXED_SMEM);
 }
 
 /* Neighbouring rows put the same chunk into different banks. */
@@ -74,27 +94,51 @@ template <int TILE> struct tile_place {
     int32_t low, high; /* keys of the tile that are read: low .. high - 1 */
 };
 
-/* The entries are used a tile later, so that they are not waited for here. */
+/* The keys of a tile that are read. */
 template <int TILE>
-static __device__ __forceinline__ tile_place<TILE>
-place_tile(const sm80_params &a, const gpu_run &run, int32_t tile, int lane, int boxes_of_page)
+static __device__ __forceinline__ tile_place<TILE> enter_tile(const gpu_run &run, int32_t base)
 {
-    const gpu_problem &p = a.p.problem;
     tile_place<TILE> at;
-    int32_t base = (run.row_tile.k0 & ~(TILE - 1)) + tile * TILE;
     at.low = run.row_tile.k0 - base;
     at.high = run.row_tile.k1 - base;
-    if (a.mapped) {
-        int32_t rows = a.box_rows, key = lane / boxes_of_page * rows;
-        at.block[0] = -1;
-        at.slot[0] = 0;
-        if (key < TILE && key < at.high && key + rows > at.low) {
-            int32_t index = p.paged ? (base + key) / p.block_size : 0;
-            at.slot[0] = base + key - index * p.block_size + run.row_tile.key_start;
-            at.block[0] = p.paged ? p.block_table[run.row_tile.table + index] : 0;
-        }
-        return at;
+    return at;
+}
+
+/* Block and slot of a key in the request's row of the table. */
+static __device__ __forceinline__ void find_slot(const gpu_problem &p, const gpu_run &run,
+                                                 int32_t key, int32_t &block, int32_t &slot)
+{
+    int32_t index = p.paged ? key / p.block_size : 0;
+    slot = key - index * p.block_size + run.row_tile.key_start;
+    block = p.paged ? p.block_table[run.row_tile.table + index] : 0;
+}
+
+/* By boxes. The entries are used a tile later, so that they are not waited for here. */
+template <int TILE>
+static __device__ __forceinline__ tile_place<TILE>
+place_boxes(const sm80_params &a, const gpu_run &run, int32_t tile, int lane, int boxes_of_page)
+{
+    int32_t base = (run.row_tile.k0 & ~(TILE - 1)) + tile * TILE;
+    tile_place<TILE> at = enter_tile<TILE>(run, base);
+    int32_t rows = a.box_rows, key = lane / boxes_of_page * rows;
+    at.block[0] = -1;
+    at.slot[0] = 0;
+    if (key < TILE && key < at.high && key + rows > at.low) {
+        find_slot(a.p.problem, run, base + key, at.block[0], at.slot[0]);
     }
+    return at;
+}
+
+/* By keys, likewise. `together`: slots whose scales lie among each other's, 1 or 4; those next to
+ * one that is read are read. */
+template <int TILE>
+static __device__ __forceinline__ tile_place<TILE>
+place_keys(const gpu_problem &p, const gpu_run &run, int32_t tile, int lane, int together)
+{
+    int32_t base = (run.row_tile.k0 & ~(TILE - 1)) + tile * TILE;
+    tile_place<TILE> at = enter_tile<TILE>(run, base);
+    at.low &= -together;
+    at.high = (at.high + together - 1) & -together;
 #pragma unroll
     for (int i = 0; i < TILE / 32; i++) {
         int32_t key = lane + 32 * i;
@@ -102,9 +146,7 @@ place_tile(const sm80_params &a, const gpu_run &run, int32_t tile, int lane, int
         if (!p.paged) {
             at.block[i] = run.row_tile.key_start + base + key;
         } else if (key >= at.low && key < at.high) {
-            int32_t index = (base + key) / p.block_size;
-            at.slot[i] = base + key - index * p.block_size;
-            at.block[i] = p.block_table[run.row_tile.table + index];
+            find_slot(p, run, base + key, at.block[i], at.slot[i]);
         }
     }
     return at;
@@ -179,40 +221,132 @@ static __device__ __forceinline__ void copy_half(const gpu_params &p, const gpu_
     }
 }
 
-/* Rows' scales: the keys' places are looked up here, since boxes know blocks alone. */
+/* Rows' scales of 4 bytes; those of rows that no query sees become zero. */
 template <int TILE>
-static __device__ __forceinline__ void copy_scales(const gpu_params &p, const gpu_cache &cache,
-                                                   const gpu_run &run, int32_t tile, uint32_t to,
-                                                   int lane)
+static __device__ __forceinline__ void
+copy_scales(const gpu_cache &cache, int32_t head, const tile_place<TILE> &at, uint32_t to, int lane)
 {
-    if (cache.form != GPU_ROW_SCALED) {
-        return;
-    }
-    int32_t base = (run.row_tile.k0 & ~(TILE - 1)) + tile * TILE;
 #pragma unroll
     for (int i = 0; i < TILE / 32; i++) {
-        int32_t key = base + lane + 32 * i, index = key / p.problem.block_size;
-        bool real = key >= run.row_tile.k0 && key < run.row_tile.k1;
-        int64_t block = real ? p.problem.block_table[run.row_tile.table + index] : 0;
-        int64_t slot = real ? key - index * p.problem.block_size : 0;
-        copy4(to + (lane + 32 * i) * 4, row_scale_at(cache, block, slot, run.head), real ? 4 : 0);
+        int32_t key = lane + 32 * i;
+        bool real = key >= at.low && key < at.high;
+        copy4(to + key * 4, row_scale_at(cache, at.block[i], at.slot[i], head), real ? 4 : 0);
     }
 }
 
-/* Raw 16-bit queries of a run; rows past the last become zero. */
-template <int D, int ROWS>
+/* `bytes` of each row in pieces of `unit` (4, 8 or 16), of which a power of two up to 32 makes a
+ * row. */
+template <int TILE>
+static __device__ __forceinline__ void copy_pieces(const char *from, int64_t block, int64_t slot,
+                                                   const tile_place<TILE> &at, int bytes, int unit,
+                                                   uint32_t to, int pitch, int lane)
+{
+    int pieces = bytes / unit, rows = 32 / pieces, hi = lane / pieces;
+    int within = (lane - hi * pieces) * unit;
+#pragma unroll
+    for (int part = 0; part < TILE / 32; part++) {
+        int64_t offset = at.block[part] * block + at.slot[part] * slot;
+#pragma unroll 1
+        for (int first = 0; first < 32; first += rows) {
+            int row = part * 32 + first + hi;
+            int64_t found = __shfl_sync(0xffffffffu, offset, row & 31);
+            bool real = row >= at.low && row < at.high;
+            const char *source = from + (real ? found : 0) + within;
+            uint32_t target = to + row * pitch + within;
+            if (unit == 16) {
+                copy16(target, source, real ? 16 : 0);
+            } else if (unit == 8) {
+                copy8(target, source, real ? 8 : 0);
+            } else {
+                copy4(target, source, real ? 4 : 0);
+            }
+        }
+    }
+}
+
+/* The largest unit of a copy that divides them all. */
+static __device__ __forceinline__ int unit_of(uint64_t bits)
+{
+    return (bits & 15) == 0 ? 16 : (bits & 7) == 0 ? 8 : 4;
+}
+
+/* Spans of the blocks of a tile, a block from a lane: `bytes` each, next to each other. */
+template <int TILE>
+static __device__ __forceinline__ void copy_spans(const char *from, int64_t block, int64_t slot,
+                                                  const tile_place<TILE> &at, int bytes,
+                                                  uint32_t to, uint32_t barrier, int lane)
+{
+    bool mine = at.block[0] >= 0;
+    int count = __popc(__ballot_sync(0xffffffffu, mine));
+    if (lane == 0) {
+        barrier_expect(barrier, count * bytes);
+    }
+    __syncwarp();
+    if (mine) {
+        copy_span(to + lane * bytes, from + at.block[0] * block + at.slot[0] * slot, bytes,
+                  barrier);
+    }
+}
+
+/* Rows' scales that lie together in a block, `bytes` each. */
+template <int TILE>
+static __device__ __forceinline__ void
+copy_scale_spans(const sm80_params &a, const gpu_cache &cache, int32_t head,
+                 const tile_place<TILE> &at, int bytes, uint32_t to, uint32_t barrier, int lane)
+{
+    copy_spans<TILE>(cache.row_scale + head * cache.row_scale_head, cache.row_scale_block,
+                     cache.row_scale_slot, at, a.box_rows * bytes, to, barrier, lane);
+}
+
+/* Codes of K or V, and scales that stand behind them. */
+template <int KIND, int D, int TILE>
+static __device__ __forceinline__ void
+copy_codes(const sm80_params &a, const gpu_cache &cache, const sm80_plane &plane, int32_t head,
+           const tile_place<TILE> &at, uint32_t to, uint32_t barrier, int lane)
+{
+    using S = shape<KIND, D, true>;
+    const char *from = cache.data + head * cache.head;
+    if (a.mapped) {
+        copy_spans<TILE>(from, cache.block, cache.slot, at, a.box_rows * plane.pitch, to + plane.at,
+                         barrier, lane);
+        return;
+    }
+    int unit = unit_of((uint64_t)from | cache.block | cache.slot | plane.pitch);
+    copy_pieces<TILE>(from, cache.block, cache.slot, at, S::row, unit, to + plane.at, plane.pitch,
+                      lane);
+}
+
+/* Scales of codes that come by themselves, row by row. */
+template <int KIND, int D, int TILE>
+static __device__ __forceinline__ void
+copy_code_scales(const gpu_cache &cache, const sm80_plane &plane, int32_t head,
+                 const tile_place<TILE> &at, uint32_t to, int lane)
+{
+    using S = shape<KIND, D, true>;
+    const char *from = cache.row_scale + head * cache.row_scale_head;
+    int unit = S::scale_bytes == 4
+                   ? 4
+                   : unit_of((uint64_t)from | cache.row_scale_block | cache.row_scale_slot |
+                             plane.scale_at | plane.scale_pitch | S::scale_bytes);
+    copy_pieces<TILE>(from, cache.row_scale_block, cache.row_scale_slot, at, S::scale_bytes, unit,
+                      to + plane.scale_at, plane.scale_pitch, lane);
+}
+
+/* Raw queries of a run, elements of BYTES; rows past the last become zero. */
+template <int D, int ROWS, int BYTES>
 static __device__ __forceinline__ void copy_query(const gpu_params &p, const gpu_run &run,
                                                   uint32_t to, int lane)
 {
+    constexpr int chunks = D * BYTES / 16;
 #pragma unroll 4
-    for (int i = lane; i < ROWS * (D / 8); i += 32) {
-        int row = i / (D / 8), chunk = i % (D / 8);
-        bool real = row < run.row_tile.num_rows && chunk * 8 < p.problem.head_size;
+    for (int i = lane; i < ROWS * chunks; i += 32) {
+        int row = i / chunks, chunk = i % chunks;
+        bool real = row < run.row_tile.num_rows && chunk * (16 / BYTES) < p.problem.head_size;
         int32_t at = run.row_tile.first_row + (real ? row : 0), token = at / p.problem.group;
         const char *from =
             p.q.data + (int64_t)(run.row_tile.query_start + token) * p.q.row +
             (int64_t)(run.head * p.problem.group + at - token * p.problem.group) * p.q.head;
-        copy16(to + (row * (D / 8) + swizzle<D / 8>(row, chunk)) * 16,
+        copy16(to + (row * chunks + swizzle<chunks>(row, chunk)) * 16,
                from + (real ? chunk * 16 : 0), real ? 16 : 0);
     }
 }
@@ -251,33 +385,72 @@ template <int KIND, int D, bool SPLIT> struct producer {
         next_stage();
     }
 
+    /* Where a tile lies: by boxes, or if not by keys; the latter also where scales are so copied.
+     */
+    __device__ __forceinline__ void place(const gpu_run &run, int32_t tile,
+                                          tile_place<S::tile> &boxes, tile_place<S::tile> &keys)
+    {
+        constexpr int columns = S::chunks >= 8 && !S::packed ? S::chunks / 8 : 1;
+        if (a.mapped) {
+            boxes = place_boxes<S::tile>(a, run, tile, lane, columns);
+        }
+        if (!a.mapped || (S::packed && !a.scale_spans) ||
+            (S::bytes && !a.scale_spans && (values ? p.v : p.k).form == GPU_ROW_SCALED)) {
+            keys = place_keys<S::tile>(p.problem, run, tile, lane, KIND == KIND_NVFP4 ? 4 : 1);
+        }
+    }
+
+    /* One of K and V of a tile. */
+    __device__ __forceinline__ void copy_tile(int32_t head, const tile_place<S::tile> &boxes,
+                                              const tile_place<S::tile> &keys)
+    {
+        const gpu_cache &cache = values ? p.v : p.k;
+        uint32_t to = shared_address(stage_at(mine, stage));
+        uint32_t barrier = shared_address(&mine.full[stage]);
+        if constexpr (S::packed) {
+            const sm80_plane &plane = a.planes[values];
+            if (a.scale_spans && plane.scale_pitch != plane.pitch) {
+                copy_scale_spans<S::tile>(a, cache, head, boxes, S::scale_bytes,
+                                          to + plane.scale_at, barrier, lane);
+            } else if (!a.scale_spans) {
+                copy_code_scales<KIND, D, S::tile>(cache, plane, head, keys, to, lane);
+            }
+            copy_codes<KIND, D, S::tile>(a, cache, plane, head, a.mapped ? boxes : keys, to,
+                                         barrier, lane);
+            return;
+        }
+        if (S::bytes && cache.form == GPU_ROW_SCALED) {
+            uint32_t scales = to + 2 * S::half + (values ? S::tile * 4 : 0);
+            if (a.scale_spans) {
+                copy_scale_spans<S::tile>(a, cache, head, boxes, 4, scales, barrier, lane);
+            } else {
+                copy_scales<S::tile>(cache, head, keys, scales, lane);
+            }
+        }
+        to += values ? S::half : 0;
+        if (a.mapped) {
+            copy_boxes<KIND, D, S::tile>(a, values ? a.v_map : a.k_map, head, boxes, to, barrier,
+                                         lane);
+        } else {
+            copy_half<KIND, D, S::tile>(p, cache,
+                                        values ? p.problem.head_size_v : p.problem.head_size, head,
+                                        keys, to, lane);
+        }
+    }
+
     __device__ __forceinline__ void copy_run(const gpu_run &run)
     {
-        constexpr int columns = S::chunks >= 8 ? S::chunks / 8 : 1;
-        tile_place<S::tile> at = place_tile<S::tile>(a, run, run.tile, lane, columns);
+        tile_place<S::tile> boxes, keys;
+        place(run, run.tile, boxes, keys);
         for (int32_t i = 0; i < run.count; i++) {
             barrier_wait(shared_address(&mine.empty[stage]), phase ^ 1);
-            uint32_t to = shared_address(stage_at(mine, stage));
-            const gpu_cache &cache = values ? p.v : p.k;
-            if (S::bytes) {
-                copy_scales<S::tile>(p, cache, run, run.tile + i,
-                                     to + 2 * S::half + (values ? S::tile * 4 : 0), lane);
-            }
-            to += values ? S::half : 0;
-            if (a.mapped) {
-                copy_boxes<KIND, D, S::tile>(a, values ? a.v_map : a.k_map, run.head, at, to,
-                                             shared_address(&mine.full[stage]), lane);
-            } else {
-                copy_half<KIND, D, S::tile>(p, cache,
-                                            values ? p.problem.head_size_v : p.problem.head_size,
-                                            run.head, at, to, lane);
-            }
+            copy_tile(run.head, boxes, keys);
             if (i == 0 && !values) { /* a stage is free, so this run's place is */
                 if (lane == 0) {
                     mine.runs[run_slot] = run;
                 }
                 barrier_wait(shared_address(&mine.q_empty[q_slot]), q_phase ^ 1);
-                copy_query<D, S::rows>(p, run, shared_address(mine.q[q_slot]), lane);
+                copy_query<D, S::rows, S::q_element>(p, run, shared_address(mine.q[q_slot]), lane);
                 q_slot++;
                 if (q_slot == S::q_buffers) {
                     q_slot = 0;
@@ -286,7 +459,7 @@ template <int KIND, int D, bool SPLIT> struct producer {
             }
             commit(run_slot);
             if (i + 1 < run.count) {
-                at = place_tile<S::tile>(a, run, run.tile + i + 1, lane, columns);
+                place(run, run.tile + i + 1, boxes, keys);
             }
         }
         run_slot = run_slot == SM80_MAX_STAGES ? 0 : run_slot + 1;

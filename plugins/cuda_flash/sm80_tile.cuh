@@ -3,16 +3,17 @@
 #ifndef CUDA_FLASH_SM80_TILE_CUH
 #define CUDA_FLASH_SM80_TILE_CUH
 
+#include "sm80_codes.cuh"
 #include "sm80_finish.cuh"
 
-/* What the two rows of a lane, g and g + 8 of its warp's 16, see. Rows that are not there see all;
+/* What the two rows of a lane, `row` and row + apart, see. Rows that are not there see all;
  * their results are discarded. */
 struct lane_rows {
     int32_t first[2], last[2];
 };
 
 static __device__ __forceinline__ lane_rows enter_rows(const gpu_params &p, const gpu_run &run,
-                                                       int row)
+                                                       int row, int apart)
 {
     lane_rows v;
     gpu_request request = request_of_row_tile(run.row_tile);
@@ -20,8 +21,8 @@ static __device__ __forceinline__ lane_rows enter_rows(const gpu_params &p, cons
     for (int i = 0; i < 2; i++) {
         v.first[i] = INT32_MIN;
         v.last[i] = INT32_MAX;
-        if (row + 8 * i < run.row_tile.num_rows) {
-            int32_t index = (run.row_tile.first_row + row + 8 * i) / p.problem.group;
+        if (row + apart * i < run.row_tile.num_rows) {
+            int32_t index = (run.row_tile.first_row + row + apart * i) / p.problem.group;
             gpu_interval s = interval_of(p.problem, request, index);
             v.first[i] = s.first;
             v.last[i] = s.last;
@@ -42,16 +43,17 @@ template <int N> struct tile_scores {
     float s[N][4];
 };
 
-/* What intervals do not say: spans, trees, ALiBi. Scores are scaled and capped, base 2; `row` and
- * row + 8 are the lane's. */
-template <int N>
+/* What intervals do not say: spans, trees, ALiBi. Scores are scaled and capped, base 2; `row` is
+ * the lane's first. */
+template <bool FEW, int N>
 static __device__ __noinline__ void score_slowly(const gpu_params &p, const gpu_run &run, int row,
                                                  int32_t first_key, tile_scores<N> &x)
 {
     gpu_request request = request_of_row_tile(run.row_tile);
     for (int i = 0; i < 2; i++) {
-        int32_t at = run.row_tile.first_row + row + 8 * i, index = at / p.problem.group;
-        if (row + 8 * i >= run.row_tile.num_rows) {
+        int32_t own = row + (FEW ? 1 : 8) * i, at = run.row_tile.first_row + own;
+        int32_t index = at / p.problem.group;
+        if (own >= run.row_tile.num_rows) {
             break;
         }
         gpu_interval v = interval_of(p.problem, request, index);
@@ -61,8 +63,9 @@ static __device__ __noinline__ void score_slowly(const gpu_params &p, const gpu_
                 : 0.0f;
 #pragma unroll 1
         for (int e = 0; e < N * 2; e++) {
-            float *s = &x.s[e >> 1][2 * i + (e & 1)];
-            int32_t j = first_key + (e >> 1) * 8 + (e & 1);
+            int element = FEW ? 2 * (e & 1) + i : 2 * i + (e & 1);
+            float *s = &x.s[e >> 1][element];
+            int32_t j = first_key + sums_at<FEW>::key(e >> 1, element);
             bool sees =
                 sees_slow(p.problem, request, index, v.position, j, j >= v.first && j <= v.last);
             float bias =
@@ -72,9 +75,9 @@ static __device__ __noinline__ void score_slowly(const gpu_params &p, const gpu_
     }
 }
 
-/* Scores of one tile in base 2; `first_key` is the lane's first. Rows from 8 on are left out where
- * there are none. `inside`: all rows see all keys. */
-template <int N>
+/* Scores of one tile in base 2; `first_key` is the lane's first. PRECISE: to float32's last bits.
+ * Rows from 8 on are left out where there are none. `inside`: all rows see all keys. */
+template <bool PRECISE, bool FEW, int N>
 static __device__ __forceinline__ void
 score_tile(const gpu_params &p, const gpu_run &run, const lane_rows &rows, int row, float scale,
            bool slow, bool high_rows, bool inside, int32_t first_key, float (&s)[N][4])
@@ -89,8 +92,10 @@ score_tile(const gpu_params &p, const gpu_run &run, const lane_rows &rows, int r
         for (int n = 0; n < N; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                if (e < 2 || high_rows) {
-                    s[n][e] = LOG2E * cap_score(s[n][e], p.problem.soft_cap, two_over_cap);
+                if (FEW || e < 2 || high_rows) {
+                    s[n][e] = PRECISE
+                                  ? LOG2E * p.problem.soft_cap * tanhf(s[n][e] / p.problem.soft_cap)
+                                  : LOG2E * cap_score(s[n][e], p.problem.soft_cap, two_over_cap);
                 }
             }
         }
@@ -101,7 +106,7 @@ score_tile(const gpu_params &p, const gpu_run &run, const lane_rows &rows, int r
         for (int n = 0; n < N; n++) {
             x.s[n][0] = s[n][0], x.s[n][1] = s[n][1], x.s[n][2] = s[n][2], x.s[n][3] = s[n][3];
         }
-        score_slowly(p, run, row, first_key, x);
+        score_slowly<FEW>(p, run, row, first_key, x);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             s[n][0] = x.s[n][0], s[n][1] = x.s[n][1], s[n][2] = x.s[n][2], s[n][3] = x.s[n][3];
@@ -111,8 +116,8 @@ score_tile(const gpu_params &p, const gpu_run &run, const lane_rows &rows, int r
         for (int n = 0; n < N; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                int32_t j = first_key + n * 8 + (e & 1);
-                bool sees = j >= rows.first[e >> 1] && j <= rows.last[e >> 1];
+                int32_t j = first_key + sums_at<FEW>::key(n, e), i = sums_at<FEW>::which(e);
+                bool sees = j >= rows.first[i] && j <= rows.last[i];
                 s[n][e] = sees ? s[n][e] : -INFINITY;
             }
         }
@@ -140,14 +145,15 @@ static __device__ __forceinline__ int view_of_tile(const gpu_params &p, const gp
                                                    : SEES_ALIKE;
 }
 
-/* Online softmax of one tile; s becomes weights, o and l shrink to the new maximum. */
-template <int N, int ND>
+/* Online softmax of one tile; s becomes weights, o, l and z shrink to the new maximum. */
+template <bool FEW, int N, int ND>
 static __device__ __forceinline__ void soften(bool high_rows, float (&s)[N][4], float (&m)[2],
-                                              float (&l)[2], float (&o)[ND][4])
+                                              float (&l)[2], float (&z)[2], float (&o)[ND][4])
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        if (i == 1 && !high_rows) {
+        const int first = FEW ? i : 2 * i, next = FEW ? i + 2 : 2 * i + 1; /* the row's elements */
+        if (!FEW && i == 1 && !high_rows) {
 #pragma unroll
             for (int n = 0; n < N; n++) {
                 s[n][2] = s[n][3] = 0.0f;
@@ -157,24 +163,24 @@ static __device__ __forceinline__ void soften(bool high_rows, float (&s)[N][4], 
         float high = m[i];
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            high = fmaxf(high, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
+            high = fmaxf(high, fmaxf(s[n][first], s[n][next]));
         }
-        high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
-        high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
+        high = sums_at<FEW>::largest(high);
         float base = softmax_base(high);
         float shrink = exp2f(m[i] - base), sum = 0.0f;
         m[i] = high;
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            s[n][2 * i] = exp2f(s[n][2 * i] - base);
-            s[n][2 * i + 1] = exp2f(s[n][2 * i + 1] - base);
-            sum += s[n][2 * i] + s[n][2 * i + 1];
+            s[n][first] = exp2f(s[n][first] - base);
+            s[n][next] = exp2f(s[n][next] - base);
+            sum += s[n][first] + s[n][next];
         }
         l[i] = l[i] * shrink + sum;
+        z[i] *= shrink;
 #pragma unroll
         for (int n = 0; n < ND; n++) {
-            o[n][2 * i] *= shrink;
-            o[n][2 * i + 1] *= shrink;
+            o[n][first] *= shrink;
+            o[n][next] *= shrink;
         }
     }
 }
@@ -204,9 +210,7 @@ static __device__ __forceinline__ void load_query(const char *sq, int q_row, int
 static __device__ __forceinline__ uint32_t bf16_to_f16(uint32_t two)
 {
     float low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xffff0000u);
-    low = low != low ? low : fminf(fmaxf(low, -65504.0f), 65504.0f);
-    high = high != high ? high : fminf(fmaxf(high, -65504.0f), 65504.0f);
-    return pack2<KIND_F16>(low, high);
+    return pack2<KIND_F16>(clamp_half(low), clamp_half(high));
 }
 
 /* Queries of 8-bit caches become f16 in place, once a run. */
@@ -219,11 +223,10 @@ static __device__ __forceinline__ void convert_query(char *sq, int bytes)
     barrier_consumers(); /* all rows are converted */
 }
 
-/* 16 rows against 16 keys from key `first` of a stage on, 16 dims of them. */
-template <int KIND, int D, int TILE>
+/* The rows against 16 keys from key `first` of a stage on, 16 dims of them. */
+template <int KIND, int D, int TILE, bool FEW>
 static __device__ __forceinline__ void dot_step(const char *stage, int first, int kk, int lane,
-                                                const uint32_t (&a)[4], float (&s0)[4],
-                                                float (&s1)[4])
+                                                const uint32_t (&a)[4], float (*s)[4])
 {
     constexpr int chunks = shape<KIND, D, true>::chunks;
     uint32_t b[4];
@@ -236,73 +239,218 @@ static __device__ __forceinline__ void dot_step(const char *stage, int first, in
             int key = first + h * 8 + (lane >> 2);
             uint32_t x =
                 *(const uint32_t *)(stage + place_of<chunks, TILE>(key, kk) + (lane & 3) * 4);
-            b[2 * h] = widen<KIND>(x & 0xffff);
-            b[2 * h + 1] = widen<KIND>(x >> 16);
+            if constexpr (KIND == KIND_INT8) { /* as 128 + x without exponents: x 2^-24 */
+                x ^= 0x80808080u;
+                b[2 * h] = __byte_perm(x, 0, 0x4140);
+                b[2 * h + 1] = __byte_perm(x, 0, 0x4342);
+            } else {
+                b[2 * h] = widen<KIND>(x & 0xffff);
+                b[2 * h + 1] = widen<KIND>(x >> 16);
+            }
         }
     }
-    multiply<KIND>(s0, a, b[0], b[1]);
-    multiply<KIND>(s1, a, b[2], b[3]);
+    multiply_keys<FEW, KIND>(s, a, b);
 }
 
-/* o += weights x values of 16 keys. `scales`: of the values' rows, NULL: none. */
+/* All scores of 16 rows against 16 SUBS keys of float32. Of 16 dims lane (g, c) has 4 c .. 4 c + 3,
+ * two for each product. */
+template <int D, int TILE, int SUBS>
+static __device__ __forceinline__ void dot_floats(const char *stage, const char *sq, int first,
+                                                  int lane, float (&s)[2 * SUBS][4])
+{
+    constexpr int chunks = D / 4;
+    const int g = lane >> 2;
+#pragma unroll
+    for (int kk = 0; kk < D / 16; kk++) {
+        int chunk = 4 * kk + (lane & 3);
+        float4 low = *(const float4 *)(sq + (g * chunks + swizzle<chunks>(g, chunk)) * 16);
+        float4 high =
+            *(const float4 *)(sq + ((g + 8) * chunks + swizzle<chunks>(g + 8, chunk)) * 16);
+        const tf32_pair a[2][4] = {
+            {split_float(low.x), split_float(high.x), split_float(low.y), split_float(high.y)},
+            {split_float(low.z), split_float(high.z), split_float(low.w), split_float(high.w)}};
+#pragma unroll
+        for (int n = 0; n < 2 * SUBS; n++) {
+            float4 k = *(const float4 *)(stage + place_of<chunks, TILE>(first + n * 8 + g, chunk));
+            multiply_floats(s[n], a[0], split_float(k.x), split_float(k.y));
+            multiply_floats(s[n], a[1], split_float(k.z), split_float(k.w));
+        }
+    }
+}
+
+/* o += weights x values of 8 keys: of float32. Column g of tiles 4 j .. 4 j + 3 has dims 32 j + 4 g
+ * .. + 3; a lane's two keys are both halves of a product's depth. */
+template <int D, int TILE>
+static __device__ __forceinline__ void add_floats(const char *values, int first, int lane,
+                                                  const float (&s)[4], float (&o)[D / 8][4])
+{
+    constexpr int chunks = D / 4;
+    const int key = first + (lane & 3) * 2;
+    const tf32_pair a[4] = {split_float(s[0]), split_float(s[2]), split_float(s[1]),
+                            split_float(s[3])};
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) {
+        int chunk = 8 * j + (lane >> 2);
+        float4 x = *(const float4 *)(values + place_of<chunks, TILE>(key, chunk));
+        float4 y = *(const float4 *)(values + place_of<chunks, TILE>(key + 1, chunk));
+        multiply_floats(o[4 * j], a, split_float(x.x), split_float(y.x));
+        multiply_floats(o[4 * j + 1], a, split_float(x.y), split_float(y.y));
+        multiply_floats(o[4 * j + 2], a, split_float(x.z), split_float(y.z));
+        multiply_floats(o[4 * j + 3], a, split_float(x.w), split_float(y.w));
+    }
+}
+
+/* o += weights x values of 16 keys, of 16-bit kinds. */
 template <int KIND, int D, int TILE>
 static __device__ __forceinline__ void add_values(const char *values, int first, int lane,
-                                                  const float *scales, const float (&s0)[4],
-                                                  const float (&s1)[4], float (&o)[D / 8][4])
+                                                  const float (&s0)[4], const float (&s1)[4],
+                                                  float (&o)[D / 8][4])
 {
     constexpr int chunks = shape<KIND, D, true>::chunks;
     uint32_t a[4] = {pack2<KIND>(s0[0], s0[1]), pack2<KIND>(s0[2], s0[3]),
                      pack2<KIND>(s1[0], s1[1]), pack2<KIND>(s1[2], s1[3])};
     int key = first + (lane & 15);
-    uint32_t low = 0, high = 0;
-    if (KIND >= KIND_E4M3 && scales != nullptr) {
-        const float *at = scales + first + (lane & 3) * 2;
-        low = pack2<KIND_F16>(at[0], at[1]);
-        high = pack2<KIND_F16>(at[8], at[9]);
-    }
 #pragma unroll
     for (int c = 0; c < chunks / 2; c++) {
         uint32_t b[4];
         load4_transposed(b,
                          shared_address(values) + place_of<chunks, TILE>(key, 2 * c + (lane >> 4)));
-        if constexpr (KIND < KIND_E4M3) {
-            multiply<KIND>(o[2 * c], a, b[0], b[1]);
-            multiply<KIND>(o[2 * c + 1], a, b[2], b[3]);
-        } else { /* bytes of even dims to the first of two column tiles, odd to the second */
+        multiply<KIND>(o[2 * c], a, b[0], b[1]);
+        multiply<KIND>(o[2 * c + 1], a, b[2], b[3]);
+    }
+}
+
+/* The same of 8-bit kinds; z: the weights' sums with the offsets of int8's codes. */
+template <int KIND, int D, int TILE, bool FEW>
+static __device__ __forceinline__ void add_bytes(const char *values, int first, int lane,
+                                                 const float (&s0)[4], const float (&s1)[4],
+                                                 float (&o)[FEW ? D / 16 : D / 8][4], float (&z)[2])
+{
+    constexpr int chunks = shape<KIND, D, true>::chunks;
+    packed_weights<FEW> weights(s0, s1);
+    if constexpr (KIND == KIND_INT8 && FEW) {
+        weights.add_offsets({128.0f, 128.0f}, z);
+    } else if constexpr (KIND == KIND_INT8) {
+        weights.add_offsets({128.0f, 128.0f, 128.0f, 128.0f}, z);
+    }
+    if constexpr (FEW) {
+        weights.arrange(0x3210);
+    }
+    int key = first + (lane & 15);
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                uint32_t x = __byte_perm(b[2 * h], 0, 0x3120);
-                uint32_t y = __byte_perm(b[2 * h + 1], 0, 0x3120);
+    for (int c = 0; c < chunks / 2; c++) {
+        uint32_t b[4];
+        load4_transposed(b,
+                         shared_address(values) + place_of<chunks, TILE>(key, 2 * c + (lane >> 4)));
 #pragma unroll
-                for (int odd = 0; odd < 2; odd++) {
-                    uint32_t b0 = widen<KIND>(odd ? x >> 16 : x & 0xffff);
-                    uint32_t b1 = widen<KIND>(odd ? y >> 16 : y & 0xffff);
-                    if (scales != nullptr) {
-                        b0 = multiply_halves(b0, low);
-                        b1 = multiply_halves(b1, high);
-                    }
-                    multiply<KIND>(o[4 * c + 2 * h + odd], a, b0, b1);
+        for (int h = 0; h < 2; h++) { /* even dims to the first of two column tiles */
+            uint32_t even[2], odd[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                if constexpr (KIND == KIND_INT8) {
+                    uint32_t x = b[2 * h + i] ^ 0x80808080u;
+                    even[i] = x & 0x00ff00ffu;
+                    odd[i] = __byte_perm(x, 0, 0x4341);
+                } else {
+                    uint32_t x = __byte_perm(b[2 * h + i], 0, 0x3120);
+                    even[i] = widen<KIND>(x & 0xffff);
+                    odd[i] = widen<KIND>(x >> 16);
                 }
             }
+            weights.add(&o[(4 * c + 2 * h) / (FEW ? 2 : 1)], even, odd);
         }
     }
 }
 
-/* Whether one of `keys` rows of values has a NaN or an infinity; a row's scale counts. */
+/* What a run's sums of values are relative to: a power of two that no value's scale so far is
+ * above, so that weights times scales are f16; and the sums with the codes' offsets. */
+struct value_sums {
+    float reference, z[2];
+};
+
+/* Weights times their values' scales over the reference; `scales`: of the lane's keys. apart: a
+ * weight of 0 may meet a scale that is no number. */
+template <int KIND, bool FEW, int N, int ND>
+static __device__ __forceinline__ void scale_weights(const float *scales, bool apart,
+                                                     float (&s)[N][4], value_sums &sums,
+                                                     float (&o)[ND][4])
+{
+    constexpr uint32_t mask = KIND == KIND_INT4 ? ~ZERO_POINT_MASK : ~0u;
+    float scale[N][2], largest = 0.0f;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float both = scales[sums_at<FEW>::key(n, FEW ? 2 * i : i)];
+            scale[n][i] = bits_float(float_bits(both) & mask);
+            largest = fmaxf(largest, fabsf(scale[n][i]));
+        }
+    }
+    largest = sums_at<FEW>::largest(largest);
+    if (largest > sums.reference) { /* the same in all lanes */
+        uint32_t above = (float_bits(largest) + 0x7fffffu) & 0x7f800000u;
+        float next = bits_float(min(above, 0x7e000000u)); /* its inverse is a number, too */
+        float shrink = sums.reference / next;
+        sums.reference = next;
+        sums.z[0] *= shrink, sums.z[1] *= shrink;
+#pragma unroll
+        for (int n = 0; n < ND; n++) {
+            o[n][0] *= shrink, o[n][1] *= shrink, o[n][2] *= shrink, o[n][3] *= shrink;
+        }
+    }
+    float inverse = bits_float(0x7f000000u - float_bits(sums.reference));
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            float weight = s[n][e] * (scale[n][FEW ? e >> 1 : e & 1] * inverse);
+            s[n][e] = apart && s[n][e] == 0.0f ? 0.0f : weight;
+        }
+    }
+}
+
+/* Raw sums of a run become sums of values, less their offsets; the head's scale is still missing.
+ */
+template <int KIND, bool FEW, int ND>
+static __device__ __forceinline__ void close_values(bool scaled, value_sums &sums,
+                                                    float (&o)[ND][4])
+{
+    float reference = scaled ? sums.reference : 1.0f;
+    if (KIND < KIND_INT8 && !scaled) {
+        return;
+    }
+    if (KIND == KIND_INT8 || KIND == KIND_INT4) {
+        sums.z[0] = sums_at<FEW>::sum(sums.z[0]);
+        sums.z[1] = sums_at<FEW>::sum(sums.z[1]);
+    }
+#pragma unroll
+    for (int n = 0; n < ND; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            float raw = o[n][e] * unit_of_sum<KIND>(sums_at<FEW>::tile(n, e));
+            o[n][e] = (raw - sums.z[sums_at<FEW>::which(e)]) * reference;
+        }
+    }
+}
+
+/* Whether one of `keys` rows of values has a NaN or an infinity. */
 template <int KIND, int D, int TILE>
-static __device__ __forceinline__ bool values_odd(const char *values, int first, int keys, int lane,
-                                                  const float *scales)
+static __device__ __forceinline__ bool values_odd(const char *values, int first, int keys, int lane)
 {
     constexpr int chunks = shape<KIND, D, true>::chunks;
-    constexpr uint32_t mask = KIND == KIND_BF16   ? 0x7f807f80u
+    constexpr uint32_t mask = KIND == KIND_F32    ? 0x7f800000u
+                              : KIND == KIND_BF16 ? 0x7f807f80u
                               : KIND == KIND_F16  ? 0x7c007c00u
                               : KIND == KIND_E4M3 ? 0x7f7f7f7fu
                                                   : 0x7c7c7c7cu;
-    constexpr uint32_t one = KIND == KIND_BF16   ? 0x00800080u
+    constexpr uint32_t one = KIND == KIND_F32    ? 0x00800000u
+                             : KIND == KIND_BF16 ? 0x00800080u
                              : KIND == KIND_F16  ? 0x04000400u
                              : KIND == KIND_E4M3 ? 0x01010101u
                                                  : 0x04040404u;
-    constexpr uint32_t sign = KIND < KIND_E4M3 ? 0x80008000u : 0x80808080u;
+    constexpr uint32_t sign = KIND == KIND_F32   ? 0x80000000u
+                              : KIND < KIND_E4M3 ? 0x80008000u
+                                                 : 0x80808080u;
     bool odd = false;
     if (KIND != KIND_INT8) {
         for (int i = lane; i < keys * chunks; i += 32) {
@@ -314,42 +462,55 @@ static __device__ __forceinline__ bool values_odd(const char *values, int first,
             odd |= any != 0;
         }
     }
-    if (scales != nullptr) {
-        for (int i = lane; i < keys; i += 32) {
-            odd |= !isfinite(scales[first + i]);
-        }
-    }
     return __any_sync(0xffffffffu, odd);
 }
 
-template <int D, int SUBS> struct exact_step {
-    float s[2 * SUBS][4], o[D / 8][4];
+template <int N, int ND> struct exact_step {
+    float s[N][4], o[ND][4];
 };
 
-/* add_values one product at a time, without those of weight 0: a masked NaN stays out. */
-template <int KIND, int D, int SUBS, int TILE>
-static __device__ __noinline__ void add_values_exactly(const char *values, int first, int lane,
-                                                       const float *scales, exact_step<D, SUBS> &x)
+/* Element d of a value in a stage, raw. */
+template <int KIND, int D, int TILE>
+static __device__ __forceinline__ float raw_value(const char *stage, const sm80_plane &plane,
+                                                  int key, int d)
 {
-    constexpr int chunks = shape<KIND, D, true>::chunks, per = 16 / shape<KIND, D, true>::element;
-    constexpr int32_t dtype = KIND == KIND_BF16   ? ATTN_DTYPE_BF16
-                              : KIND == KIND_F16  ? ATTN_DTYPE_F16
-                              : KIND == KIND_E4M3 ? ATTN_DTYPE_FP8_E4M3
-                              : KIND == KIND_E5M2 ? ATTN_DTYPE_FP8_E5M2
-                                                  : ATTN_DTYPE_INT8;
+    using S = shape<KIND, D, true>;
+    if constexpr (S::packed) { /* nvfp4: others have no odd values */
+        uint32_t byte = *(const uint8_t *)(stage + plane.at + key * plane.pitch + d / 2);
+        const char *scale = value_scale_at<D>(stage, plane, key, d / NVFP4_BLOCK);
+        return e2m1_number((d & 1) != 0 ? byte >> 4 : byte & 15) *
+               number_load(scale, ATTN_DTYPE_FP8_E4M3, 0) * 0x1p-7f;
+    } else {
+        constexpr int per = 16 / S::element;
+        constexpr int32_t dtype = KIND == KIND_F32    ? ATTN_DTYPE_F32
+                                  : KIND == KIND_BF16 ? ATTN_DTYPE_BF16
+                                  : KIND == KIND_F16  ? ATTN_DTYPE_F16
+                                  : KIND == KIND_E4M3 ? ATTN_DTYPE_FP8_E4M3
+                                                      : ATTN_DTYPE_FP8_E5M2;
+        return number_load(stage + S::half + place_of<S::chunks, TILE>(key, d / per), dtype,
+                           d % per);
+    }
+}
+
+/* add_values one product at a time, without those of weight 0: a masked NaN stays out. */
+template <int KIND, int D, bool FEW, int TILE, int N, int ND>
+static __device__ __noinline__ void add_values_exactly(const char *stage, const sm80_plane &plane,
+                                                       int first, int lane, exact_step<N, ND> &x)
+{
 #pragma unroll 1
-    for (int j = 0; j < 16 * SUBS; j++) { /* key j stands in lane (j / 2) % 4 of the quad */
-        int from = (lane & 28) + ((j & 7) >> 1), key = first + j;
-        float w0 = __shfl_sync(0xffffffffu, x.s[j / 8][j & 1], from);
-        float w1 = __shfl_sync(0xffffffffu, x.s[j / 8][2 + (j & 1)], from);
-        float scale = scales != nullptr ? scales[key] : 1.0f;
+    for (int j = 0; j < N * (FEW ? 16 : 8); j++) { /* a key's weights stand in lanes of its own */
+        int n = j / (FEW ? 16 : 8), key = first + j;
+        int from = FEW ? (lane & 3) + (j & 7) * 4 : (lane & 28) + ((j & 7) >> 1);
+        int e0 = FEW ? (j >> 3 & 1) * 2 : j & 1;
+        float w[2] = {__shfl_sync(0xffffffffu, x.s[n][e0], from),
+                      __shfl_sync(0xffffffffu, x.s[n][e0 + (FEW ? 1 : 2)], from)};
 #pragma unroll 1
-        for (int i = 0; i < D / 4; i++) {
-            int n = i >> 1, e = i & 1, d = value_dim<KIND>(n, lane, e);
-            float v =
-                number_load(values + place_of<chunks, TILE>(key, d / per), dtype, d % per) * scale;
-            x.o[n][e] += w0 == 0.0f ? 0.0f : w0 * v;
-            x.o[n][2 + e] += w1 == 0.0f ? 0.0f : w1 * v;
+        for (int i = 0; i < ND * 4; i++) {
+            int at = i >> 2, e = i & 3;
+            int place = value_dim<KIND>(sums_at<FEW>::tile(at, e), sums_at<FEW>::column(lane, e));
+            float v = raw_value<KIND, D, TILE>(stage, plane, key, dim_of_place<KIND, D>(place));
+            float weight = sums_at<FEW>::which(e) == 0 ? w[0] : w[1];
+            x.o[at][e] += weight == 0.0f ? 0.0f : weight * v;
         }
     }
 }

@@ -16,8 +16,8 @@ struct tensor_map {
     MAP_ALIGN uint64_t words[16]; /* CUtensorMap */
 };
 
-/* A tensor of `rank` dimensions (at most 5), whose elements of 1 or 2 bytes are contiguous in the
- * first one. */
+/* A tensor of `rank` dimensions (at most 5), whose elements of 1, 2 or 4 bytes are contiguous in
+ * the first one. */
 struct map_shape {
     int32_t rank, element; /* element: bytes */
     int32_t fetched;       /* bytes that the L2 fetches together: 128 or 256 */

@@ -8,7 +8,7 @@
 #include <cuda_fp8.h>
 #include <stdint.h>
 
-enum gpu_kind { KIND_BF16, KIND_F16, KIND_E4M3, KIND_E5M2, KIND_INT8 };
+#include "cuda_flash/kinds.h"
 
 static __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
@@ -29,7 +29,15 @@ static __device__ __forceinline__ void load4_transposed(uint32_t (&r)[4], uint32
                  : "r"(address));
 }
 
-/* c += a b, 16 x 16 by 16 x 8; 8-bit kinds multiply in f16. */
+/* Of 8 x 8 two-byte elements, a row in four lanes, columns become rows. */
+static __device__ __forceinline__ uint32_t transpose(uint32_t x)
+{
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+/* c += a b, 16 x 16 by 16 x 8; kinds of 8 and 4 bits multiply in f16. */
 template <int KIND>
 static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                 uint32_t b1)
@@ -47,6 +55,36 @@ static __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&
     }
 }
 
+/* A float32 as two numbers of tf32, whose last 13 bits mma ignores: 2^-22 is lost. */
+struct tf32_pair {
+    float high, low;
+};
+
+static __device__ __forceinline__ tf32_pair split_float(float x)
+{
+    float high = __uint_as_float(__float_as_uint(x) & 0xffffe000u);
+    return {high, isfinite(x) ? x - high : 0.0f};
+}
+
+static __device__ __forceinline__ void multiply_tf32(float (&c)[4], float a0, float a1, float a2,
+                                                     float a3, float b0, float b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)),
+                   "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
+/* c += a b, 16 x 8 by 8 x 8 of float32: all but the product of what the high parts leave. */
+static __device__ __forceinline__ void multiply_floats(float (&c)[4], const tf32_pair (&a)[4],
+                                                       tf32_pair b0, tf32_pair b1)
+{
+    multiply_tf32(c, a[0].low, a[1].low, a[2].low, a[3].low, b0.high, b1.high);
+    multiply_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b0.low, b1.low);
+    multiply_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b0.high, b1.high);
+}
+
 template <int KIND> static __device__ __forceinline__ uint32_t pack2(float a, float b)
 {
     uint32_t r;
@@ -60,18 +98,14 @@ template <int KIND> static __device__ __forceinline__ uint32_t pack2(float a, fl
     return r;
 }
 
-/* Two 8-bit numbers, in bits 0 .. 15, to two f16: exact. int8 goes through 1024 + (x + 128). */
+/* Two fp8 numbers, in bits 0 .. 15, to two f16: exact. */
 template <int KIND> static __device__ __forceinline__ uint32_t widen(uint32_t two)
 {
     if constexpr (KIND == KIND_E5M2) {
         return __byte_perm(two, 0, 0x1404);
-    } else if constexpr (KIND == KIND_E4M3) {
+    } else {
         __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)two, __NV_E4M3);
         return (uint32_t)h.x | (uint32_t)h.y << 16;
-    } else {
-        uint32_t biased = __byte_perm(two ^ 0x8080u, 0x64646464u, 0x4140);
-        __half2 v = __hsub2(*(__half2 *)&biased, __half2half2(__ushort_as_half(0x6480)));
-        return *(uint32_t *)&v;
     }
 }
 
@@ -86,6 +120,13 @@ static __device__ __forceinline__ void copy16(uint32_t to, const void *from, int
 {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                  "r"(bytes)
+                 : "memory");
+}
+
+/* The same of 8 and 4 bytes. */
+static __device__ __forceinline__ void copy8(uint32_t to, const void *from, int bytes)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
 }
 
@@ -141,6 +182,18 @@ static __device__ __forceinline__ void copy_box(uint32_t to, const void *map, in
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
                  "l"(map), "r"(dim), "r"(slot), "r"(head), "r"(block), "r"(barrier)
+                 : "memory");
+#endif
+}
+
+/* `bytes` that lie together, all multiples of 16; the barrier counts them. */
+static __device__ __forceinline__ void copy_span(uint32_t to, const void *from, int bytes,
+                                                 uint32_t barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
 #endif
 }

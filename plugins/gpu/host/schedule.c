@@ -101,6 +101,9 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
                                                                   : PADDED_SIZE_MAX;
     (*prepared)->invariant = layer->batch_invariant != 0;
     (*prepared)->narrow = layer->kv_dtype >= ATTN_KV_FP8_E4M3;
+    (*prepared)->packed =
+        layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD || layer->kv_dtype == ATTN_KV_NVFP4;
+    (*prepared)->split = (*prepared)->packed || layer->dtype == ATTN_DTYPE_F32;
     if (layer->q_scale_form != ATTN_SCALE_NONE && layer->dtype != ATTN_DTYPE_F32) {
         (*prepared)->query_bytes = layer->num_q_heads * layer->head_size * 2;
     }
@@ -356,6 +359,7 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
         choose_rows(plan, args);
         choose_ways(plan, args, mode);
         plan->num_tokens = batch->num_tokens;
+        plan->request_rows = batch->max_query_len * args->prepared->group;
         plan->num_reqs = batch->num_reqs;
         plan->num_rows = batch->num_actual_tokens;
         plan->num_row_tiles =

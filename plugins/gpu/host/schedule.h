@@ -20,6 +20,7 @@ struct schedule_host {
     int32_t num_rows;      /* of q, from its first */
     int64_t num_row_tiles; /* upper bound */
     int32_t num_tokens;    /* padding included */
+    int32_t request_rows;  /* of a request at most: its queries times the group */
     /* Requests of more than few_rows rows go the plugin's prefill, the others the common way;
      * neither is launched where it would have none. */
     int32_t few_rows;
