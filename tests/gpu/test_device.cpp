@@ -10,7 +10,10 @@
 
 #include <attn/kv_cache.h>
 #include <cmath>
+#include <csignal>
 #include <cstring>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "gpu/device/rows.h"
 #include "gpu/device/search.h"
@@ -530,6 +533,59 @@ static void test_search()
     }
 }
 
+/* Kernels whose threads part at barriers. */
+static void leave_early(void *)
+{
+    if (thread_index() >= GPU_LANES) {
+        sync_group();
+    }
+}
+
+static void part_at_barriers(void *)
+{
+    if (thread_index() % 2 == 0) {
+        sync_group();
+    } else {
+        sync_group();
+    }
+}
+
+static void exchange_with_none(void *)
+{
+    if (own_lane() > 0) {
+        lane_xor(1, 1);
+    }
+}
+
+/* They end the process that runs them, and say why. */
+static void check_defect(void (*kernel)(void *), const char *cause)
+{
+    int ends[2], status = 0;
+    char said[512] = "";
+    check(pipe(ends) == 0, "no pipe");
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        alarm(20); /* without the check they wait for ever */
+        host_run_group(2 * GPU_LANES, 0, 1, kernel, nullptr);
+        _exit(0);
+    }
+    close(ends[1]);
+    ssize_t length = read(ends[0], said, sizeof said - 1);
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    check(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT && length > 0 &&
+              strstr(said, cause) != nullptr,
+          "\"%s\", not \"%s\"", said, cause);
+}
+
+static void test_divergence()
+{
+    check_defect(leave_early, "some threads never reach");
+    check_defect(part_at_barriers, "others wait at another one");
+    check_defect(exchange_with_none, "some threads never reach");
+}
+
 int main(int argc, char **argv)
 {
     uint64_t seed = argc > 1 ? strtoull(argv[1], nullptr, 0) : 1;
@@ -542,6 +598,7 @@ int main(int argc, char **argv)
     test_rows();
     test_visible();
     test_search();
+    test_divergence();
     printf("%d of %d checks failed, seed %" PRIu64 "\n", failures, checks, seed);
     return failures != 0;
 }

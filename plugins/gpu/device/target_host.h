@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
@@ -41,18 +42,22 @@ GPU_INLINE uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
     return {x, y, z, w};
 }
 
-/* `generation` counts how often all of `size` threads have arrived. */
+/* `generation` counts how often all of `size` threads have arrived; `line` of `file` is where the
+ * first of them waits, and so must the others. */
 struct host_barrier {
     uint32_t arrived, generation;
+    const char *file;
+    int line;
 };
 
 inline struct host_group {
-    uint32_t threads, current, running, index, count;
+    uint32_t threads, current, running, waiting, index, count;
     host_barrier all, warps[GPU_HOST_THREADS / GPU_LANES];
     uint64_t exchange[GPU_HOST_THREADS];
     bool done[GPU_HOST_THREADS];
     ucontext_t fibres[GPU_HOST_THREADS], outside;
     char *stacks;
+    const host_barrier *last; /* at which a thread began to wait */
     void (*body)(void *);
     void *argument;
 } host;
@@ -68,13 +73,37 @@ static inline void host_next_thread()
     }
 }
 
-static inline void host_wait(host_barrier *barrier, uint32_t size)
+/* What no GPU can be asked for: a defect of the kernel, which ends the process. */
+[[noreturn]] static inline void host_fail(const char *what, const host_barrier *barrier)
+{
+    fprintf(stderr, "thread %u of group %u: %s, %s:%d\n", host.current, host.index, what,
+            barrier->file, barrier->line);
+    abort();
+}
+
+static inline void host_check_progress(const host_barrier *barrier)
+{
+    if (host.running > 0 && host.waiting == host.running) {
+        host_fail("a barrier that some threads never reach", barrier);
+    }
+}
+
+static inline void host_wait(host_barrier *barrier, uint32_t size, const char *file, int line)
 {
     uint32_t generation = barrier->generation;
+    if (barrier->arrived > 0 && (barrier->line != line || strcmp(barrier->file, file) != 0)) {
+        host_fail("a barrier while others wait at another one", barrier);
+    }
+    barrier->file = file;
+    barrier->line = line;
+    host.last = barrier;
+    host.waiting++;
     if (++barrier->arrived == size) {
         barrier->arrived = 0;
         barrier->generation++;
+        host.waiting -= size;
     }
+    host_check_progress(barrier);
     while (barrier->generation == generation) {
         host_next_thread();
     }
@@ -87,6 +116,7 @@ static inline void host_enter_thread()
     if (--host.running == 0) {
         setcontext(&host.outside);
     }
+    host_check_progress(host.last);
     uint32_t next = host.current;
     while (host.done[next]) {
         next = (next + 1) % host.threads;
@@ -103,7 +133,7 @@ static inline void host_run_group(uint32_t threads, uint32_t index, uint32_t cou
         host.stacks = (char *)malloc(GPU_HOST_THREADS * GPU_HOST_STACK);
     }
     host.threads = host.running = threads;
-    host.current = 0;
+    host.current = host.waiting = 0;
     host.index = index;
     host.count = count;
     host.body = body;
@@ -134,14 +164,14 @@ GPU_INLINE uint32_t group_count()
     return host.count;
 }
 
-GPU_INLINE void sync_group()
+GPU_INLINE void sync_group(const char *file = __builtin_FILE(), int line = __builtin_LINE())
 {
-    host_wait(&host.all, host.threads);
+    host_wait(&host.all, host.threads, file, line);
 }
 
-GPU_INLINE void sync_lanes()
+GPU_INLINE void sync_lanes(const char *file = __builtin_FILE(), int line = __builtin_LINE())
 {
-    host_wait(&host.warps[host.current / GPU_LANES], GPU_LANES);
+    host_wait(&host.warps[host.current / GPU_LANES], GPU_LANES, file, line);
 }
 
 template <class T> GPU_INLINE T lane_read(T x, int32_t lane)
