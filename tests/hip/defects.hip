@@ -89,6 +89,59 @@ KERNEL beyond_lds(params p)
     p.out[t] = tile[t];
 }
 
+KERNEL reads_out_of_bounds(params p)
+{
+    p.out[thread()] = p.a[thread() + 65536];
+}
+
+KERNEL writes_to_read_only(params p)
+{
+    ((float *)p.a)[thread()] = 1.0f;
+}
+
+KERNEL race_of_writes(params p)
+{
+    SHARED float tile[64];
+    int t = thread();
+    tile[t & 31] = p.a[t];
+    barrier();
+    p.out[t] = tile[t & 31];
+}
+
+/* Registers that nothing has written. */
+KERNEL unset_value(params p)
+{
+    float x;
+    asm volatile("" : "=v"(x));
+    p.out[thread()] = x;
+}
+
+KERNEL unset_address(params p)
+{
+    int x;
+    asm volatile("" : "=v"(x));
+    p.out[x & 127] = (float)thread(); /* whose register is not taken for x */
+}
+
+KERNEL unset_condition(params p)
+{
+    int x;
+    asm volatile("" : "=s"(x));
+    if (x > 3) {
+        asm volatile("s_nop 0"); /* a branch, not a choice */
+        p.out[thread()] = (float)__builtin_amdgcn_workgroup_id_x();
+    }
+}
+
+KERNEL unset_lanes(params p)
+{
+    float x;
+    asm volatile("" : "=v"(x));
+    if (x > 3.0f) {
+        p.out[thread()] = 1.0f;
+    }
+}
+
 #ifdef WITH_SCRATCH
 KERNEL scratch(params p)
 {
