@@ -4,11 +4,11 @@
 # recording, the examples, the Python client and attn-bench, what goes wrong, and attn-check with fresh random inputs;
 # then it times the kernels. A line for each check on stdout, and the end of the output of those that failed on stderr.
 # The last line counts: `N passed, N failed, N skipped`. Exit 0 only if none failed.
-# usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer] [SECONDS_OF_SOAK]
-#   --newcomer leaves attn-check, the soak and the timing out
+# usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer|--smoke] [SECONDS_OF_SOAK]
+#   --newcomer leaves attn-check, the soak and the timing out; --smoke is one small check of each kind
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
-backend=${1:?usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer] [SECONDS_OF_SOAK]}
+backend=${1:?usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer|--smoke] [SECONDS_OF_SOAK]}
 build=${2:-$here/build-$backend}
 how=${3:---full}
 seconds=${4:-10}
@@ -91,7 +91,7 @@ prepare_hip() {
 
 # Of this machine's GPUs by the driver's topology: 90402 is gfx942, 90010 gfx90a, 110000 gfx1100.
 hip_archs() {
-    sed -n 's/^gfx_target_version \([1-9][0-9]*\)$/\1/p' /sys/class/kfd/kfd/topology/nodes/*/properties | sort -u |
+    sed -n 's/^gfx_target_version \([1-9][0-9]*\)$/\1/p' "${ATTN_TEST_KFD:-/sys/class/kfd}"/kfd/topology/nodes/*/properties | sort -u |
         while read -r version; do
             printf 'gfx%d%x%x\n' $((version / 10000)) $((version / 100 % 100)) $((version % 100))
         done | paste -sd,
@@ -158,6 +158,16 @@ newcomer() {
         "$build/core/libattn.so.1"
 }
 
+smoke() {
+    check "probe and selection" "$build/tools/attn-info" --devices --explain --model models/llama-3.1-8b.json
+    refuses "a layer of Llama 3.1 8B on the device" 0 "^on $device:0" "$run" --model models/llama-3.1-8b.json --layers 1 \
+        --steps 2 --scale 0.02 --verify
+    check "attn-check: merges" "$build/tools/attn-check" "$backend" --quick --filter 'merge_states*' --part 1/6 --seed "$seed"
+    check "attn-bench: a short decode" "$build/tools/attn-bench" --backend "$backend" --shape decode:r=1,l=64,hq=4,hkv=1,d=64
+    echo "$passed passed, $failed failed, $skipped skipped"
+    exit $((failed > 0))
+}
+
 # Memory that another process has taken, all but 300 MB.
 fill_device() {
     python3 -c '
@@ -196,14 +206,13 @@ clients() {
     else
         count skip "Python: torch with a device, and transformers"
     fi
-    if [ "$backend" = hip ]; then
-        count skip "attn-bench: it has no ceilings of AMD GPUs"
-        return
-    fi
-    check "attn-bench" "$build/tools/attn-bench"
+    check "attn-bench" "$build/tools/attn-bench" --backend "$backend"
     cp "$work/log" "${OUT:-$work}/attn_bench.txt"
 }
 
+if [ "$how" = --smoke ]; then
+    smoke
+fi
 if [ -x "$run" ]; then
     newcomer
     wrong

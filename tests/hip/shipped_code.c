@@ -36,11 +36,25 @@ static unsigned vector_registers(const struct code *code, const struct kernel *k
     return granules * (code->gfx90a || code->wave_size == 32 ? 8 : 4);
 }
 
-/* Waves of a SIMD that its registers hold; gfx11 and later give them out by 24. */
+/* Whether a SIMD has 1536 registers a lane, which it gives out by 24; gfx10 and small GPUs of gfx11
+ * have 1024, by 16. */
+static bool is_large(const struct code *code)
+{
+    static const char *const large[] = {"gfx1100", "gfx1101", "gfx1151", "gfx1200", "gfx1201"};
+    for (size_t n = 0; n < sizeof large / sizeof *large; n++) {
+        if (strcmp(code->target, large[n]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Waves of a SIMD that its registers hold. */
 static unsigned waves_of_simd(const struct code *code, unsigned registers)
 {
-    unsigned all = code->gfx90a ? 512 : code->major >= 11 ? 1536 : 1024;
-    unsigned taken = code->major >= 11 ? (registers + 23) / 24 * 24 : registers;
+    unsigned all = code->gfx90a ? 512 : is_large(code) ? 1536 : 1024;
+    unsigned unit = code->gfx90a ? 8 : is_large(code) ? 24 : 16;
+    unsigned taken = (registers + unit - 1) / unit * unit;
     unsigned most = code->gfx90a ? 8 : 16, waves = all / taken;
     return waves < most ? waves : most;
 }
@@ -48,8 +62,11 @@ static unsigned waves_of_simd(const struct code *code, unsigned registers)
 /* Of attends on matrix units: a group of 8 waves has a compute unit's registers, or two groups of
  * 4, and half of its LDS; on RDNA that of a pair of units. */
 static void check_attend(const struct code *code, const struct kernel *k, unsigned waves,
-                         unsigned wide, unsigned matrix)
+                         unsigned wide, unsigned matrix, unsigned codes)
 {
+    if ((codes > 0) != (strncmp(k->name, "kernel_attend_fp8_", 18) == 0)) {
+        fail(code, k->name, "products of fp8 codes, or none of them");
+    }
     if (matrix == 0) {
         fail(code, k->name, "no matrix instruction");
     }
@@ -66,11 +83,12 @@ static void check_attend(const struct code *code, const struct kernel *k, unsign
 
 static void show_kernel(const struct code *code, const struct kernel *k)
 {
-    unsigned counts[CLASS_COUNT] = {0}, wide = 0;
+    unsigned counts[CLASS_COUNT] = {0}, wide = 0, codes = 0;
     uint32_t end = end_of(code, k);
     for (uint32_t n = k->entry; n < end; n++) {
         const struct insn *i = &code->insns[n];
         counts[i->op->unit]++;
+        codes += strstr(i->op->name, "_fp8_fp8") != NULL;
         wide += i->op->unit == CLASS_VECTOR_MEMORY && i->num_dst > 0 && i->dst[0].words == 4;
     }
     unsigned registers = vector_registers(code, k), waves = waves_of_simd(code, registers);
@@ -90,7 +108,7 @@ static void show_kernel(const struct code *code, const struct kernel *k)
         fail(code, k->name, "no load of 16 bytes");
     }
     if (strncmp(k->name, "kernel_attend_", 14) == 0) {
-        check_attend(code, k, waves, wide, counts[CLASS_MATRIX]);
+        check_attend(code, k, waves, wide, counts[CLASS_MATRIX], codes);
     }
 }
 
