@@ -37,6 +37,22 @@ KERNEL divide(params p)
     }
 }
 
+/* 3 a + b and a b + 3 by the instructions with a literal. */
+KERNEL literals(params p)
+{
+    int t = thread();
+    float a = p.a[t], b = p.b[t], x, y;
+#ifdef __gfx90a__
+    asm volatile("v_madmk_f32 %0, %1, 0x40400000, %2" : "=v"(x) : "v"(a), "v"(b));
+    asm volatile("v_madak_f32 %0, %1, %2, 0x40400000" : "=v"(y) : "v"(a), "v"(b));
+#else
+    asm volatile("v_fmamk_f32 %0, %1, 0x40400000, %2" : "=v"(x) : "v"(a), "v"(b));
+    asm volatile("v_fmaak_f32 %0, %1, %2, 0x40400000" : "=v"(y) : "v"(a), "v"(b));
+#endif
+    p.out[t] = x;
+    p.out[128 + t] = y;
+}
+
 /* Sums of a wave by its neighbours, and a tile through LDS. */
 KERNEL exchange(params p)
 {

@@ -134,6 +134,26 @@ static void test_exchange(void **state)
     }
 }
 
+static void test_literals(void **state)
+{
+    struct machine m;
+    bool flushes = strcmp(code->target, "gfx90a") == 0;
+    (void)state;
+    for (int i = 0; i < 128; i++) {
+        a[i] = (float)(i - 50);
+        b[i] = (float)(i % 7) + 0.5f;
+    }
+    a[7] = 0x1p-130f;
+    b[7] = 0.0f;
+    if (!launch(&m, "literals", 1, sizeof out, 128)) {
+        fail_msg("%s", m.error);
+    }
+    for (int i = 0; i < 128; i++) {
+        assert_true(out[i] == (i == 7 && flushes ? 0.0f : 3.0f * a[i] + b[i]));
+        assert_true(out[128 + i] == a[i] * b[i] + 3.0f);
+    }
+}
+
 static void refuses(const char *name, size_t out_bytes, int count, const char *cause)
 {
     struct machine m;
@@ -182,7 +202,8 @@ int main(int argc, char **argv)
     char error[4096];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_arithmetic), cmocka_unit_test(test_exchange),
-        cmocka_unit_test(test_defects), cmocka_unit_test(test_scratch)};
+        cmocka_unit_test(test_literals), cmocka_unit_test(test_defects),
+        cmocka_unit_test(test_scratch)};
     if (argc != 3) {
         return 2;
     }

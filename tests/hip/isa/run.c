@@ -49,7 +49,33 @@ static const struct op **op_slots(void)
     return slots;
 }
 
-const struct op *op_find(const char *name, size_t length, int major)
+/* Names that generations spell otherwise, as the tables have them. */
+static const struct {
+    const char *other, *ours;
+} spellings[] = {
+    {"ds_read2st64_", "ds_load_2addr_stride64_"},
+    {"ds_read2_", "ds_load_2addr_"},
+    {"ds_read_", "ds_load_"},
+    {"ds_write2st64_", "ds_store_2addr_stride64_"},
+    {"ds_write2_", "ds_store_2addr_"},
+    {"ds_write_", "ds_store_"},
+    {"_dwordx16", "_b512"},
+    {"_dwordx8", "_b256"},
+    {"_dwordx4", "_b128"},
+    {"_dwordx3", "_b96"},
+    {"_dwordx2", "_b64"},
+    {"_dword", "_b32"},
+    {"load_ubyte", "load_u8"},
+    {"load_sbyte", "load_i8"},
+    {"load_ushort", "load_u16"},
+    {"load_sshort", "load_i16"},
+    {"store_byte", "store_b8"},
+    {"store_short", "store_b16"},
+    {"_num_", "_"}, /* gfx12: of two numbers; a NaN is none */
+    {"_nc_", "_"},  /* gfx10: without a carry, which gfx9 says otherwise */
+};
+
+static const struct op *find_exactly(const char *name, size_t length, int major)
 {
     const struct op **slots = op_slots();
     uint32_t at = op_hash(name, length) % OP_SLOTS;
@@ -61,6 +87,22 @@ const struct op *op_find(const char *name, size_t length, int major)
         }
     }
     return NULL;
+}
+
+const struct op *op_find(const char *name, size_t length, int major)
+{
+    const struct op *op = find_exactly(name, length, major);
+    char here[80], as_ours[128];
+    snprintf(here, sizeof here, "%.*s", (int)length, name);
+    for (size_t n = 0; n < sizeof spellings / sizeof *spellings && op == NULL; n++) {
+        const char *at = strstr(here, spellings[n].other);
+        if (at != NULL) {
+            snprintf(as_ours, sizeof as_ours, "%.*s%s%s", (int)(at - here), here, spellings[n].ours,
+                     at + strlen(spellings[n].other));
+            op = find_exactly(as_ours, strlen(as_ours), major);
+        }
+    }
+    return op;
 }
 
 void wave_fail(struct wave *w, const char *format, ...)

@@ -161,8 +161,9 @@ F(v_subrev_f32, FB - FA)
 F(v_mul_f32, FA *FB)
 F(v_mul_legacy_f32, multiply_legacy(FA, FB))
 F(v_fma_f32, fmaf(FA, FB, FC))
-F(v_mad_f32, FA *FB + FC)
-F(v_fmamk_f32, fmaf(FA, FB, FC))
+/* gfx90a's: rounded twice, without denormals ("1ULP accuracy, denormals are flushed"). Of v_madmk
+ * and v_fmamk the literal is the second operand, S0 * K + S1. */
+F(v_mad_f32, flushed(flushed(FA) * flushed(FB) + flushed(FC)))
 F(v_max_f32, max2(FA, FB))
 F(v_min_f32, min2(FA, FB))
 F(v_max3_f32, max2(max2(FA, FB), FC))
@@ -1234,13 +1235,8 @@ static const struct op ops[] = {
     V(v_add_u32, "U=UU", v_add_u32),
     V(v_sub_u32, "U=UU", v_sub_u32),
     V(v_subrev_u32, "U=UU", v_subrev_u32),
-    V(v_add_nc_u32, "U=UU", v_add_u32),
-    V(v_sub_nc_u32, "U=UU", v_sub_u32),
-    V(v_subrev_nc_u32, "U=UU", v_subrev_u32),
     V(v_add_i32, "U=UU", v_add_u32),
     V(v_sub_i32, "U=UU", v_sub_u32),
-    V(v_add_nc_i32, "U=UU", v_add_u32),
-    V(v_sub_nc_i32, "U=UU", v_sub_u32),
     V(v_lshlrev_b32, "U=UU", v_lshlrev_b32),
     V(v_lshrrev_b32, "U=UU", v_lshrrev_b32),
     V(v_ashrrev_i32, "U=UU", v_ashrrev_i32),
@@ -1300,28 +1296,15 @@ static const struct op ops[] = {
     V(v_mul_legacy_f32, "F=FF", v_mul_legacy_f32),
     V(v_mul_dx9_zero_f32, "F=FF", v_mul_legacy_f32),
     V(v_fma_f32, "F=FFF", v_fma_f32),
-    V(v_mad_f32, "F=FFF", v_mad_f32),
     VF(v_fmac_f32, "F=FF", v_fma_f32, OP_ACCUMULATES),
     VF(v_mac_f32, "F=FF", v_mad_f32, OP_ACCUMULATES),
-    V(v_fmaak_f32, "F=FFF", v_fma_f32),
-    V(v_fmamk_f32, "F=FFF", v_fmamk_f32),
+    V(v_mad_f32, "F=FFF", v_mad_f32),
     V(v_madmk_f32, "F=FFF", v_mad_f32),
     V(v_madak_f32, "F=FFF", v_mad_f32),
+    V(v_fmaak_f32, "F=FFF", v_fma_f32),
+    V(v_fmamk_f32, "F=FFF", v_fma_f32),
     V(v_max_f32, "F=FF", v_max_f32),
     V(v_min_f32, "F=FF", v_min_f32),
-    V(v_max_num_f32, "F=FF", v_max_f32),
-    V(v_min_num_f32, "F=FF", v_min_f32),
-    V(v_max3_num_f32, "F=FFF", v_max3_f32),
-    V(v_min3_num_f32, "F=FFF", v_min3_f32),
-    V(v_maxmin_num_f32, "F=FFF", v_maxmin_f32),
-    V(v_minmax_num_f32, "F=FFF", v_minmax_f32),
-    V(v_med3_num_f32, "F=FFF", v_med3_f32),
-    V(v_max_num_f64, "D=DD", v_max_f64),
-    V(v_min_num_f64, "D=DD", v_min_f64),
-    V(v_max_num_f16, "H=HH", v_max_f16),
-    V(v_min_num_f16, "H=HH", v_min_f16),
-    V(v_pk_max_num_f16, "P=PP", v_pk_max_f16),
-    V(v_pk_min_num_f16, "P=PP", v_pk_min_f16),
     V(v_max3_f32, "F=FFF", v_max3_f32),
     V(v_min3_f32, "F=FFF", v_min3_f32),
     V(v_maxmin_f32, "F=FFF", v_maxmin_f32),
@@ -1390,8 +1373,6 @@ static const struct op ops[] = {
     V(v_add_u16, "W=WW", v_add_u16),
     V(v_sub_u16, "W=WW", v_sub_u16),
     V(v_subrev_u16, "W=WW", v_subrev_u16),
-    V(v_add_nc_u16, "W=WW", v_add_u16),
-    V(v_sub_nc_u16, "W=WW", v_sub_u16),
     V(v_mul_lo_u16, "W=WW", v_mul_lo_u16),
     V(v_mad_u16, "W=WWW", v_mad_u16),
     V(v_mad_legacy_u16, "W=WWW", v_mad_u16),
@@ -1500,7 +1481,6 @@ static const struct op ops[] = {
     X(v_fma_mix_f32, "F=FFF", run_mix, 0),
     X(v_fma_mixlo_f16, "U=FFF", run_mix, 1),
     X(v_fma_mixhi_f16, "U=FFF", run_mix, 2),
-    X(v_mad_mix_f32, "F=FFF", run_mix, 0),
     X(v_swap_b32, "U=U", run_swap, 0),
     X(v_movrels_b32, "U=U", run_movrel, 0),
     X(v_movreld_b32, "U=U", run_movrel, 1),
