@@ -51,7 +51,7 @@ struct stream {
 struct function {
     struct module *module;
     const struct kernel *kernel;
-    uint64_t launches, insns;
+    uint64_t launches, counts[CLASS_COUNT], bytes[3]; /* read, written, of LDS */
 };
 
 struct module {
@@ -73,11 +73,21 @@ static const char *target(void)
     return name != NULL ? name : "gfx942";
 }
 
-__attribute__((destructor)) static void write_counts(void)
+static void print_counts(FILE *file, const uint64_t *counts, uint64_t bytes_read,
+                         uint64_t bytes_written, uint64_t lds_bytes)
 {
     static const char *const units[CLASS_COUNT] = {"scalar", "vector",        "transcendental",
                                                    "matrix", "scalar_memory", "vector_memory",
                                                    "lds",    "control"};
+    for (int u = 0; u < CLASS_COUNT; u++) {
+        fprintf(file, " %s %lu", units[u], counts[u]);
+    }
+    fprintf(file, " bytes_read %lu bytes_written %lu lds_bytes %lu\n", bytes_read, bytes_written,
+            lds_bytes);
+}
+
+__attribute__((destructor)) static void write_counts(void)
+{
     const char *path = getenv("ATTN_TEST_HIP_COUNTS");
     FILE *file = path != NULL && machine.insns > 0 ? fopen(path, "a") : NULL;
     if (file == NULL) {
@@ -85,16 +95,15 @@ __attribute__((destructor)) static void write_counts(void)
     }
     fprintf(file, "target %s instructions %lu seconds %.2f million_a_second %.1f", target(),
             machine.insns, seconds, (double)machine.insns * 1e-6 / seconds);
-    for (int u = 0; u < CLASS_COUNT; u++) {
-        fprintf(file, " %s %lu", units[u], machine.counts[u]);
-    }
-    fprintf(file, " bytes_read %lu bytes_written %lu lds_bytes %lu\n", machine.bytes_read,
-            machine.bytes_written, machine.lds_bytes);
+    print_counts(file, machine.counts, machine.bytes_read, machine.bytes_written,
+                 machine.lds_bytes);
     for (const struct module *m = modules; m != NULL; m = m->next) {
         for (uint32_t n = 0; n < m->code->num_kernels; n++) {
             const struct function *f = &m->functions[n];
-            fprintf(file, "kernel %s launches %lu instructions %lu\n", f->kernel->name, f->launches,
-                    f->insns);
+            if (f->launches > 0) {
+                fprintf(file, "kernel %s launches %lu", f->kernel->name, f->launches);
+                print_counts(file, f->counts, f->bytes[0], f->bytes[1], f->bytes[2]);
+            }
         }
     }
     fclose(file);
@@ -119,10 +128,15 @@ static int run_launch(struct job *j)
     machine.failed = false;
     j->function->launches++;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin); /* its rate, however busy the machine */
-    uint64_t before = machine.insns;
+    const struct machine before = machine;
     bool ok = machine_launch(&machine, code, &launch);
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
-    j->function->insns += machine.insns - before;
+    for (int u = 0; u < CLASS_COUNT; u++) {
+        j->function->counts[u] += machine.counts[u] - before.counts[u];
+    }
+    j->function->bytes[0] += machine.bytes_read - before.bytes_read;
+    j->function->bytes[1] += machine.bytes_written - before.bytes_written;
+    j->function->bytes[2] += machine.lds_bytes - before.lds_bytes;
     seconds += (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) * 1e-9;
     if (!ok) {
         fprintf(stderr, "%s: %s\n", j->function->kernel->name, machine.error);
