@@ -20,7 +20,7 @@ static __device__ __forceinline__ prefill_out out_of_row(const prefill_params &a
     const gpu_params &p = a.p;
     prefill_row at = split_row(a, row);
     int64_t token = item.row_tile.query_start + item.first_query + at.query;
-    int32_t head = item.work.head * p.problem.group + at.head;
+    int32_t head = item.head * p.problem.group + at.head;
     prefill_out v;
     v.data = p.out.data + token * p.out.row + head * p.out.head;
     v.lse = p.lse.data != nullptr ? p.lse.data + head * p.lse.head + token * p.lse.row : nullptr;
@@ -49,7 +49,7 @@ template <int KIND> static __device__ __forceinline__ void put_number(char *row,
 static __device__ __forceinline__ const char *row_of_key(const gpu_params &p, const gpu_cache &c,
                                                          const prefill_item &item, int32_t j)
 {
-    const char *at = c.data + item.work.head * c.head;
+    const char *at = c.data + item.head * c.head;
     if (!p.problem.paged) {
         return at + (item.row_tile.key_start + j) * c.block;
     }
@@ -87,8 +87,8 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
     constexpr int own = (S::dv < 128 ? S::dv : 128) / 32;
     const int lane = threadIdx.x & 31;
     prefill_row at = split_row(a, row);
-    int32_t index = item.first_query + at.query, head = item.work.head * p.problem.group + at.head;
-    gpu_interval v = visible_to(p, request_of_row_tile(item.row_tile), index);
+    int32_t index = item.first_query + at.query, head = item.head * p.problem.group + at.head;
+    gpu_interval v = visible_to<S>(p, request_of_row_tile(item.row_tile), index);
     const char *q =
         p.q.data + (int64_t)(item.row_tile.query_start + index) * p.q.row + head * p.q.head;
     float slope = p.problem.slopes != nullptr ? p.problem.slopes[head] : 0.0f;
@@ -157,73 +157,100 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
     }
 }
 
-/* The four lanes of a row have a word each of four chunks of 16 bytes; after this each has one
- * chunk: that of its number. */
-static __device__ __forceinline__ void turn_chunks(uint32_t (&w)[4], int lane)
+/* 0 where all of two packed numbers so far were finite, else NaN. */
+template <int KIND> static __device__ __forceinline__ void note_odd(uint32_t w, uint32_t &odd)
 {
-    uint32_t a = lane & 1 ? w[0] : w[1], b = lane & 1 ? w[2] : w[3];
-    a = __shfl_xor_sync(0xffffffffu, a, 1);
-    b = __shfl_xor_sync(0xffffffffu, b, 1);
-    if (lane & 1) {
-        w[0] = a, w[2] = b;
+    if constexpr (KIND == KIND_BF16) {
+        asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(odd) : "r"(w), "r"(0u));
     } else {
-        w[1] = a, w[3] = b;
-    }
-    a = lane & 2 ? w[0] : w[2], b = lane & 2 ? w[1] : w[3];
-    a = __shfl_xor_sync(0xffffffffu, a, 2);
-    b = __shfl_xor_sync(0xffffffffu, b, 2);
-    if (lane & 2) {
-        w[0] = a, w[1] = b;
-    } else {
-        w[2] = a, w[3] = b;
+        asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(odd) : "r"(w), "r"(0u));
     }
 }
 
-/* Rows `row` and row + 8 of this lane; m is in base 2. */
+/* The warp's 16 rows from `top` on, dims first .. first + out_dims - 1, from its part of shared
+ * memory to where they belong. `data`: a lane's row, top + (lane & 15). */
+template <class S>
+static __device__ __forceinline__ void write_rows(const prefill_params &a, const prefill_item &item,
+                                                  int32_t top, int32_t first, const char *part,
+                                                  char *data)
+{
+    constexpr int lanes = S::out_dims / 8, rows = 32 / lanes; /* of a row, and at a time */
+    const int lane = threadIdx.x & 31;
+    const int32_t d = first + lane % lanes * 8, left = item.row_tile.num_rows - top;
+    const bool is_wide = a.wide_rows != 0, is_there = d < a.p.problem.head_size_v;
+    const char *from = part + lane / lanes * S::out_pitch + lane % lanes * 16;
+#pragma unroll
+    for (int i = 0; i < 16 / rows; i++) {
+        const int r = lane / lanes + i * rows;
+        const uint4 w = *(const uint4 *)(from + i * rows * S::out_pitch);
+        char *to = (char *)__shfl_sync(0xffffffffu, (unsigned long long)data, r) + d * 2;
+        if (is_wide && is_there && r < left) {
+            *(uint4 *)to = w;
+        }
+    }
+    if (is_wide) {
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < 16 / rows; i++) {
+        const int r = lane / lanes + i * rows;
+        char *to = (char *)__shfl_sync(0xffffffffu, (unsigned long long)data, r) + d * 2;
+        for (int c = 0; c < 8 && d + c < a.p.problem.head_size_v && r < left; c++) {
+            ((uint16_t *)to)[c] = *(const uint16_t *)(from + i * rows * S::out_pitch + c * 2);
+        }
+    }
+}
+
+/* Rows `row` and row + 8 of this lane; m is in base 2. `part`: of shared memory, the warp's. */
 template <class S>
 static __device__ __forceinline__ void
 finish_item(const prefill_params &a, const prefill_item &item, int32_t row, const float (&m)[2],
-            const float (&l)[2], const float (&o)[S::dv / 2])
+            const float (&l)[2], const float (&o)[S::dv / 2], char *part)
 {
-    const gpu_params &p = a.p;
     const int lane = threadIdx.x & 31;
-    uint32_t bad[2];
+    const int32_t top = row - (lane >> 2);
+    float by[2], sum[2] = {l[0], l[1]};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float sum = l[r], odd = 0.0f, factor = 0.0f;
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        bool is_there = row + 8 * r < item.row_tile.num_rows;
-        prefill_out out = {nullptr, nullptr, -INFINITY};
-        if (is_there) {
-            out = out_of_row(a, item, row + 8 * r);
-            factor = softmax_close_base2(out.sink, m[r], sum, (lane & 3) == 0 ? out.lse : nullptr);
-        }
+        sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
+        sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+        by[r] = sum[r] == 0.0f ? 0.0f : fast_reciprocal(sum[r]);
+    }
+    if (a.p.problem.sinks != nullptr || a.p.lse.data != nullptr) {
 #pragma unroll
-        for (int n = 0; n < S::dv / 8; n += 4) {
+        for (int r = 0; r < 2; r++) {
+            if (row + 8 * r < item.row_tile.num_rows) {
+                prefill_out out = out_of_row(a, item, row + 8 * r);
+                float *lse = (lane & 3) == 0 ? out.lse : nullptr;
+                float factor = softmax_close_base2(out.sink, m[r], sum[r], lse);
+                by[r] = a.p.problem.sinks != nullptr ? factor : by[r];
+            }
+        }
+    }
+    char *data = out_of_row(a, item, top + (lane & 15)).data;
+    const uint32_t to = shared_address(part) + (lane & 15) * S::out_pitch + (lane >> 4) * 16;
+    uint32_t odd[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int first = 0; first < S::dv; first += S::out_dims) {
+        __syncwarp(); /* what was there is read */
+#pragma unroll
+        for (int n = 0; n < S::out_dims / 8; n += 2) {
             uint32_t w[4];
 #pragma unroll
             for (int c = 0; c < 4; c++) {
-                float x = o[4 * (n + c) + 2 * r], y = o[4 * (n + c) + 2 * r + 1];
-                odd = fmaf(x, 0.0f, odd);
-                odd = fmaf(y, 0.0f, odd);
-                w[c] = pack2<S::kind>(x * factor, y * factor);
+                int i = first / 2 + 4 * (n + (c >> 1)) + 2 * (c & 1);
+                w[c] = pack2<S::kind>(o[i] * by[c & 1], o[i + 1] * by[c & 1]);
+                note_odd<S::kind>(w[c], odd[c]);
             }
-            turn_chunks(w, lane);
-            int32_t d = (n + (lane & 3)) * 8;
-            if (is_there && d < p.problem.head_size_v) {
-                if (a.wide_rows) {
-                    *(uint4 *)(out.data + d * 2) = make_uint4(w[0], w[1], w[2], w[3]);
-                } else {
-#pragma unroll
-                    for (int c = 0; c < 8; c++) {
-                        ((uint16_t *)out.data)[d + c] = (uint16_t)(w[c / 2] >> (c & 1) * 16);
-                    }
-                }
-            }
+            store4(to + n * 16, w);
         }
-        bad[r] = __ballot_sync(0xffffffffu, is_there && odd != 0.0f); /* NaN is not 0 */
+        __syncwarp(); /* the rows are there */
+        write_rows<S>(a, item, top, first, part, data);
     }
+    const uint32_t bad[2] = {
+        __ballot_sync(0xffffffffu, row < item.row_tile.num_rows && ((odd[0] | odd[2]) << 1) != 0),
+        __ballot_sync(0xffffffffu,
+                      row + 8 < item.row_tile.num_rows && ((odd[1] | odd[3]) << 1) != 0)};
     if ((bad[0] | bad[1]) == 0) {
         return;
     }
@@ -232,7 +259,7 @@ finish_item(const prefill_params &a, const prefill_item &item, int32_t row, cons
     for (int i = 0; i < 16; i++) {
         uint32_t lanes = (i < 8 ? bad[0] : bad[1]) >> (i & 7) * 4;
         if ((lanes & 15) != 0) {
-            exact_row<S>(a, item, row - (lane >> 2) + i);
+            exact_row<S>(a, item, top + i);
         }
     }
 }

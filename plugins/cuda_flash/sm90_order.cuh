@@ -47,6 +47,27 @@ GPU_INLINE int32_t place_of_item(const prefill_params &a, const gpu_row_tile &ti
     return section * PREFILL_BUCKETS + PREFILL_BUCKETS - 1 - bucket;
 }
 
+/* The tiles of a row tile that the general way has nothing to do to. */
+GPU_INLINE void find_inner(const prefill_params &a, prefill_item &item)
+{
+    const gpu_row_tile &row_tile = item.row_tile;
+    const gpu_problem &p = a.p.problem;
+    gpu_request request = request_of_row_tile(row_tile);
+    gpu_interval from = interval_of(p, request, row_tile.first_row / p.group);
+    gpu_interval to =
+        interval_of(p, request, (row_tile.first_row + row_tile.num_rows - 1) / p.group);
+    int32_t low = max(to.first, 0), high = from.last; /* both grow with the position */
+    if (p.tree != nullptr) {
+        high = min(high, row_tile.length - row_tile.query_len - 1);
+    }
+    if (p.alibi == ATTN_ALIBI_LINEAR) { /* distances there are of one sign */
+        high = min(high, from.position);
+    }
+    int32_t keys = a.p.schedule.tile, base = row_tile.k0 & ~(keys - 1);
+    item.inner_first = (low - base + keys - 1) / keys;
+    item.inner_end = high < base ? 0 : (high + 1 - base) / keys;
+}
+
 GPU_DEVICE void order_items(const prefill_params &a, order_memory &memory)
 {
     const gpu_problem &p = a.p.problem;
@@ -84,7 +105,10 @@ GPU_DEVICE void order_items(const prefill_params &a, order_memory &memory)
         gpu_row_tile v = plan.row_tiles[tile];
         int32_t at =
             atomic_add(&memory.starts[place_of_item(a, v, head, section_keys, longest)], 1);
-        a.work[at] = {tile, head, 0, v.num_tiles};
+        prefill_item item = {v.num_tiles, head, v.first_row / p.group};
+        item.row_tile = v;
+        find_inner(a, item);
+        a.items[at] = item;
     }
     if (thread_index() == 0) {
         *a.header = {items, 0};

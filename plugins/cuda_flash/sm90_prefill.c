@@ -74,7 +74,8 @@ static bool pays(const struct attn_attend_args *args)
 }
 
 struct prefill_layout {
-    size_t row_tile_start, key_tile_start, key_sum, row_tiles, work, end; /* bytes */
+    size_t row_tile_start, key_tile_start, key_sum, row_tiles, items, end; /* bytes */
+    int64_t room;                                                          /* for so many items */
 };
 
 static struct prefill_layout layout_of_prefill(const struct attn_prepared *prepared, int64_t reqs,
@@ -88,9 +89,9 @@ static struct prefill_layout layout_of_prefill(const struct attn_prepared *prepa
     at.key_tile_start = at.row_tile_start + round_up((size_t)(reqs + 1) * sizeof(int32_t));
     at.key_sum = at.key_tile_start + round_up((size_t)(row_tiles + 1) * sizeof(int32_t));
     at.row_tiles = at.key_sum + round_up((size_t)reqs * sizeof(int32_t));
-    at.work = at.row_tiles + round_up((size_t)row_tiles * sizeof(struct gpu_row_tile));
-    at.end = at.work + round_up((size_t)row_tiles * (size_t)prepared->num_kv_heads *
-                                sizeof(struct prefill_work));
+    at.items = at.row_tiles + round_up((size_t)row_tiles * sizeof(struct gpu_row_tile));
+    at.room = row_tiles * prepared->num_kv_heads;
+    at.end = at.items + round_up((size_t)at.room * sizeof(struct prefill_item));
     return at;
 }
 
@@ -111,7 +112,8 @@ static void set_items(struct prefill_params *a, const struct attn_attend_args *a
     a->size_v = a->size == 192 ? 128 : a->size;
     a->section_keys = SECTION_BYTES / ((p->problem.head_size + p->problem.head_size_v) * 2);
     a->header = (struct prefill_header *)memory;
-    a->work = (struct prefill_work *)(memory + at.work);
+    a->items = (struct prefill_item *)(memory + at.items);
+    a->room = (int32_t)at.room;
     a->key_sum = (int32_t *)(memory + at.key_sum);
     p->schedule.tile_rows = a->queries * p->problem.group;
     p->schedule.tile = keys_of(a->size);
@@ -258,10 +260,11 @@ static void set_terms(struct prefill_params *a)
                 : raw  ? 0
                        : PREFILL_MULTIPLIED) |
                (p->alibi == ATTN_ALIBI_LINEAR ? PREFILL_LINEAR : 0) |
-               (p->alibi == ATTN_ALIBI_SQRT ? PREFILL_ROOT : 0) | (p->tree ? PREFILL_TREE : 0);
-    bool one = (a->terms & ~PREFILL_TREE) == 0 || (a->terms & ~PREFILL_TREE) == PREFILL_CAPPED ||
-               ((a->terms & ~PREFILL_TREE) == PREFILL_LINEAR && a->size_v <= 128);
-    a->terms |= one ? 0 : PREFILL_MIXED;
+               (p->alibi == ATTN_ALIBI_SQRT ? PREFILL_ROOT : 0) | (p->tree ? PREFILL_TREE : 0) |
+               (p->spans ? PREFILL_SPANS : 0);
+    bool own = a->terms == 0 || a->terms == PREFILL_CAPPED || a->terms == PREFILL_LINEAR;
+    a->kernel = own ? a->terms : PREFILL_ANY;
+    a->terms |= (a->terms & ~(PREFILL_TREE | PREFILL_SPANS)) == 0 ? 0 : PREFILL_MIXED;
 }
 
 static bool attend_prefill(const struct attn_attend_args *args, const struct gpu_params *p,
@@ -277,7 +280,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
     }
     set_items(&a, args, memory);
     set_terms(&a);
-    a.wide_rows = bits_of_rows(&p->out) % 16 == 0;
+    a.wide_rows = bits_of_rows(&p->out) % 16 == 0 && p->problem.head_size_v % 8 == 0;
     if (!map_tensors(&a, args)) {
         return false;
     }

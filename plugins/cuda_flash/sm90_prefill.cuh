@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Prefill on sm_90a: 128 rows of one KV head against tiles of keys, by wgmma. Two warp groups have
  * 64 rows each; scores of the next tile are multiplied while weights of this one are made, also
- * from one item to the next. Tiles that all rows see whole are walked in loops that hold nothing
+ * from one item to the next. Tiles that all rows see whole are walked in a loop that holds nothing
  * but arithmetic; the others, at the edges of what rows see, go a general way that gives the same
  * bits. A tile of 128 keys of D 128: 64 KiB of keys and values, 8.4 MFLOP in 2048 clocks of the
  * tensor cores; its 16384 exponentials take 1024 clocks. Keys are taken from the last tile to the
@@ -29,16 +29,17 @@ static __device__ __forceinline__ void multiply_keys(uint64_t q, uint64_t k,
     wgmma_commit();
 }
 
-/* o += weights x values. */
+/* o = weights x values, or with `adds` o += weights x values. */
 template <class S>
 static __device__ __forceinline__ void
-multiply_values(uint64_t v, const uint32_t (&w)[S::keys / 16][4], float (&o)[S::dv / 2])
+multiply_values(uint64_t v, const uint32_t (&w)[S::keys / 16][4], int adds, float (&o)[S::dv / 2])
 {
     pin(o);
     wgmma_begin();
 #pragma unroll
     for (int i = 0; i < S::keys / 16; i++) {
-        wgmma_weights<S::kind, S::dv>(o, w[i], v + i * (S::v_group / 8)); /* two groups */
+        wgmma_weights<S::kind, S::dv>(o, w[i], v + i * (S::v_group / 8), /* two groups */
+                                      i > 0 ? 1 : adds);
     }
     wgmma_commit();
 }
@@ -134,208 +135,214 @@ template <class S> static __device__ __forceinline__ void shrink_sums(prefill_la
     }
 }
 
-/* Places of matrix_at: of an item's queries, and of the first stage. */
-struct inner_matrices {
-    uint64_t q, k, v;
-};
-
-/* One inner tile, from stage FROM to the other: both are known here, so that nothing but the
- * arithmetic is left. `parity`: of the keys' stage, and of the values'. `key`: the lane's first. */
-template <class S, int FROM, int TERM>
-static __device__ __forceinline__ void
-step_inside(const prefill_params &a, prefill_shared<S> &mine, const inner_matrices &at,
-            int k_parity, int v_parity, const prefill_rows &rows, int32_t key, prefill_lane<S> &x)
-{
-    constexpr int to = FROM ^ 1;
-    barrier_wait(shared_address(&mine.k_full[to]), k_parity);
-    multiply_keys<S>(matrix_again(at.q), matrix_again(at.k) + to * (S::k_bytes / 16), x.s);
-    barrier_wait(shared_address(&mine.v_full[FROM]), v_parity);
-    multiply_values<S>(matrix_again(at.v) + FROM * (S::v_bytes / 16), x.w, x.o);
-    wgmma_wait<1>();
-    pin(x.s);
-    arrive_once(mine.k_empty[to]);
-    float shift[2] = {0.0f, 0.0f};
-    if constexpr (TERM == PREFILL_CAPPED) {
-        cap_scores(a, x.s);
-    } else if constexpr (TERM == PREFILL_LINEAR) {
-        slope_scores(a, rows, key, x.s, shift);
-    }
-    soften(a.unit, shift, x.s, x.m, x.l, x.f);
-    leave_values<S, false>(x, mine.v_empty[FROM]);
-    shrink_sums<S>(x);
-}
-
-/* Pairs of inner tiles of an item, `key` being the lane's first of the tile before them, whose
- * stage is the first one. More code for odd tiles, or to begin at the other stage, costs short
- * items more than it saves. */
-template <class S, int TERM>
+/* Inner tiles of an item, from stage.at on, `key` being the lane's first of them: nothing but the
+ * arithmetic. `before`: the tile before them, whose weights are made. */
+template <class S>
 static __device__ __forceinline__ void
 walk_inside(const prefill_params &a, prefill_shared<S> &mine, const prefill_item &item, int32_t row,
-            uint32_t queries, int32_t pairs, int32_t key, int &parity, prefill_lane<S> &x)
+            uint64_t q, uint64_t k, uint64_t v, int32_t tiles, int32_t key,
+            ring_place<PREFILL_STAGES> before, ring_place<PREFILL_STAGES> &stage,
+            prefill_lane<S> &x)
 {
-    const inner_matrices at = {matrix_at(queries, 0, 1024),
-                               matrix_at(shared_address(mine.k[0]), 0, S::k_group),
-                               matrix_at(shared_address(mine.v[0]), S::column, S::v_group)};
     prefill_rows rows;
-    if (TERM == PREFILL_LINEAR) {
-        enter_rows(a, item, row, rows);
+    if (S::terms == PREFILL_LINEAR) {
+        enter_rows<S>(a, item, row, rows);
     }
 #pragma unroll 1
-    for (; pairs > 0; pairs--) {
-        step_inside<S, 0, TERM>(a, mine, at, parity, parity, rows, key - S::keys, x);
-        step_inside<S, 1, TERM>(a, mine, at, parity ^ 1, parity, rows, key - 2 * S::keys, x);
-        parity ^= 1;
-        key -= 2 * S::keys;
+    for (; tiles > 0; tiles--) {
+        multiply_keys<S>(matrix_again(q), matrix_again(k, stage.at * (S::k_bytes / 16)), x.s);
+        shrink_sums<S>(x);
+        barrier_wait(shared_address(&mine.v_full[before.at]), before.parity);
+        multiply_values<S>(matrix_again(v, before.at * (S::v_bytes / 16)), x.w, 1, x.o);
+        wgmma_wait<1>();
+        pin(x.s);
+        arrive_once(mine.k_empty[stage.at]);
+        float shift[2] = {0.0f, 0.0f};
+        if constexpr (S::terms == PREFILL_CAPPED) {
+            cap_scores(a, x.s);
+        } else if constexpr (S::terms == PREFILL_LINEAR) {
+            slope_scores(a, rows, key, x.s, shift);
+        }
+        soften(a.unit, shift, x.s, x.m, x.l, x.f);
+        leave_values<S, S::terms == PREFILL_LINEAR>(x, mine.v_empty[before.at]);
+        before = stage;
+        stage.step();
+        key -= S::keys;
+        barrier_wait(shared_address(&mine.k_full[stage.at]), stage.parity);
     }
 }
 
+/* The scores of the next tile are multiplied while the weights of the tile before it are added up,
+ * and when those are, the scores of the tile after it begin before anything else. */
 template <class S>
 static __device__ __forceinline__ void compute(const prefill_params &a, prefill_shared<S> &mine,
                                                int group)
 {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const int32_t row = group * 64 + warp * 16 + (lane >> 2);
-    const uint32_t queries = shared_address(mine.q[0]) + group * (64 * 128);
+    const uint64_t q = matrix_at(shared_address(mine.q[0]) + group * (64 * 128), 0, 1024),
+                   k = matrix_at(shared_address(mine.k[0]), 0, S::k_group),
+                   v = matrix_at(shared_address(mine.v[0]), S::column, S::v_group);
+    char *const part = mine.out[group * 4 + warp];
     prefill_lane<S> x;
+    x.m[0] = x.m[1] = x.l[0] = x.l[1] = 0.0f;
     ring_place<PREFILL_SLOTS> slot;
     ring_place<S::query_buffers> query;
     ring_place<PREFILL_STAGES> stage;
-    int32_t left = 0, base = 0;
-    auto enter_item = [&](const prefill_item &item) {
-        left = item.work.count;
-        base = tile_base(item, item.work.first + left - 1, S::keys);
-        x.m[0] = x.m[1] = -INFINITY;
-        x.l[0] = x.l[1] = 0.0f;
-        barrier_wait(shared_address(&mine.q_full[query.at]), query.parity);
+    int32_t left = 0, base = 0; /* of the item, the tile at `base` counted */
+    float kept_m[2], kept_l[2]; /* of the item before */
+    bool turns;                 /* the tile at `base` is its item's first */
+    auto begin_scores = [&]() {
+        const prefill_item &item = mine.items[slot.at];
+        if (turns) {
+            left = item.tiles;
+            base = tile_base(item, left - 1, S::keys);
+            kept_m[0] = x.m[0], kept_m[1] = x.m[1], kept_l[0] = x.l[0], kept_l[1] = x.l[1];
+            x.m[0] = x.m[1] = -INFINITY;
+            x.l[0] = x.l[1] = 0.0f;
+            barrier_wait(shared_address(&mine.q_full[query.at]), query.parity);
+        }
+        multiply_keys<S>(matrix_again(q, query.at * (S::q_bytes / 16)),
+                         matrix_again(k, stage.at * (S::k_bytes / 16)), x.s);
     };
-    auto begin_keys = [&]() {
-        multiply_keys<S>(matrix_at(queries + query.at * S::q_bytes, 0, 1024),
-                         matrix_at(shared_address(mine.k[stage.at]), 0, S::k_group), x.s);
-    };
-    auto leave_keys = [&]() { /* the product of the keys is there */
-                              pin(x.s);
-                              arrive_once(mine.k_empty[stage.at]);
-                              left--;
-                              if (left == 0) {
-                                  arrive_once(mine.q_empty[query.at]);
-                                  query.step();
-                              }
-    };
-    /* What the rows see, where that matters for the next tile; there are no registers to keep it in
-     * from tile to tile. */
+    /* What the rows see, where that matters for the tile; there are no registers to keep it in from
+     * tile to tile. */
     auto look = [&](const prefill_item &item, prefill_rows &rows) {
-        int32_t tile = item.work.first + left - 1;
+        int32_t tile = left - 1;
         bool inner = tile >= item.inner_first && tile < item.inner_end;
-        if (!inner || a.terms != 0) {
-            enter_rows(a, item, row, rows);
+        if (!inner || (S::terms == PREFILL_ANY ? a.terms != 0 : S::terms == PREFILL_LINEAR)) {
+            enter_rows<S>(a, item, row, rows);
         }
         return inner;
     };
-    auto weigh = [&](const prefill_item &item, const prefill_rows &rows, bool inner) {
+    /* The scores of the tile at `base` become weights; the tile after it is looked at. */
+    auto weigh = [&](const prefill_rows &rows, bool inner) {
+        const prefill_item &item = mine.items[slot.at];
         int32_t key = base + (lane & 3) * 2;
         float shift[2] = {0.0f, 0.0f};
-        if (!inner || a.terms != 0) {
-            add_terms(a, item, rows, row, key, inner, x.s, shift);
-            mask_tile(rows, base, key, x.s);
-        }
-        soften(a.unit, shift, x.s, x.m, x.l, x.f);
-    };
-    /* Pairs of the item's next tiles that are inner ones. The last tile gives the queries back;
-     * where there is one buffer of them, it does so at once, in the general way. */
-    auto walk = [&]() {
-        const prefill_item &item = mine.items[slot.at];
-        int32_t least = max(item.inner_first - item.work.first, S::query_buffers == 1),
-                most = item.inner_end - item.work.first, pairs = (left - least) >> 1;
-        int32_t key = base + (lane & 3) * 2;
-        uint32_t q = queries + query.at * S::q_bytes;
-        if ((a.terms & PREFILL_MIXED) || pairs <= 0 || left > most) {
-            return;
-        }
-        if (left == most && lacks_values<S>(a, item, base)) { /* the tile before is none of them */
-            barrier_wait(shared_address(&mine.v_full[0]), stage.parity);
-            clear_values<S>(a, item, base, mine.v[0], 1 + group);
-        }
-        if (a.terms & PREFILL_CAPPED) {
-            walk_inside<S, PREFILL_CAPPED>(a, mine, item, row, q, pairs, key, stage.parity, x);
-        } else if (S::dv <= 128 && (a.terms & PREFILL_LINEAR)) {
-            walk_inside<S, PREFILL_LINEAR>(a, mine, item, row, q, pairs, key, stage.parity, x);
-        } else {
-            walk_inside<S, 0>(a, mine, item, row, q, pairs, key, stage.parity, x);
-        }
-        left -= 2 * pairs;
-        base -= 2 * pairs * S::keys;
-        if (left == 0) {
+        pin(x.s);
+        arrive_once(mine.k_empty[stage.at]);
+        left--;
+        base -= S::keys;
+        turns = left == 0;
+        if (turns) {
             arrive_once(mine.q_empty[query.at]);
             query.step();
         }
+        if (S::terms != 0 && (S::terms != PREFILL_ANY || a.terms != 0)) {
+            add_terms<S>(a, item, rows, row, key, inner, x.s, shift);
+        }
+        if (!inner || (S::terms == PREFILL_ANY && a.terms != 0)) {
+            mask_tile(rows, key - (lane & 3) * 2, key, x.s);
+        }
+        soften(a.unit, shift, x.s, x.m, x.l, x.f);
     };
     barrier_wait(shared_address(&mine.k_full[0]), 0);
-    if (mine.items[0].work.row_tile < 0) {
+    if (mine.items[0].tiles < 0) {
         return;
     }
-    enter_item(mine.items[0]);
-    begin_keys();
+    turns = true;
+    begin_scores();
     prefill_rows rows;
     bool inner = look(mine.items[0], rows);
     wgmma_wait<0>();
-    leave_keys();
-    weigh(mine.items[0], rows, inner);
+    int adds = 0; /* the tile before, whose weights are made, is not its item's first */
+    bool before_inner = inner;
+    weigh(rows, inner);
     pack_weights<S>(x.s, x.w);
+    x.f[0] = x.f[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < S::dv / 2; i++) {
         x.o[i] = 0.0f;
     }
-    ring_place<PREFILL_STAGES> before; /* of the tile whose weights are made */
-    int before_slot = 0;
-    int32_t before_base = 0;
-#pragma unroll 1
-    for (;;) {
-        if (stage.at == 0 && left > 1) {
-            walk();
-        }
-        const bool ends = left == 0;
-        const float ended_m[2] = {x.m[0], x.m[1]}, ended_l[2] = {x.l[0], x.l[1]};
-        before = stage;
-        before_slot = slot.at;
-        before_base = base;
+    /* Goes to the tile after it; false: there is none. */
+    auto advance = [&]() {
         stage.step();
         barrier_wait(shared_address(&mine.k_full[stage.at]), stage.parity);
-        base -= S::keys;
-        if (ends) {
+        if (turns) {
             slot.step();
-            if (mine.items[slot.at].work.row_tile < 0) {
-                break;
-            }
-            enter_item(mine.items[slot.at]);
         }
-        begin_keys();
+        return mine.items[slot.at].tiles >= 0;
+    };
+    /* The ring's place before `stage`, where the tile before is, and the slot of its item. */
+    auto stage_before = [&]() {
+        ring_place<PREFILL_STAGES> before = stage;
+        before.at ^= 1;
+        before.parity ^= before.at;
+        return before;
+    };
+    auto slot_before = [&](int items) { return (slot.at - items) & (PREFILL_SLOTS - 1); };
+    auto add_values = [&]() {
+        const ring_place<PREFILL_STAGES> before = stage_before();
         barrier_wait(shared_address(&mine.v_full[before.at]), before.parity);
-        clear_values<S>(a, mine.items[before_slot], before_base, mine.v[before.at], 1 + group);
-        multiply_values<S>(matrix_at(shared_address(mine.v[before.at]), S::column, S::v_group), x.w,
-                           x.o);
+        if (!S::walks || !before_inner) { /* an inner tile has values for all of its keys */
+            const prefill_item &item = mine.items[slot_before(turns)];
+            clear_values<S>(a, item, turns ? tile_base(item, 0, S::keys) : base + S::keys,
+                            mine.v[before.at], 1 + group);
+        }
+        multiply_values<S>(matrix_again(v, before.at * (S::v_bytes / 16)), x.w, adds, x.o);
+    };
+    bool ends = false;
+    float m[2], l[2];
+    auto settle = [&](const float(&item_m)[2], const float(&item_l)[2]) {
+        if (!ends) {
+            shrink_sums<S>(x);
+            return;
+        }
+        const int ended = slot_before(1 + turns);
+        finish_item<S>(a, mine.items[ended], row, item_m, item_l, x.o, part);
+        __syncwarp(); /* all lanes have read the item */
+        arrive_once(mine.item_empty[ended]);
+    };
+    bool more = advance();
+#pragma unroll 1
+    while (more) {
+        /* Inner tiles behind one of their item. */
+        if (S::walks && !ends && !turns && before_inner &&
+            (S::terms != PREFILL_ANY || !(a.terms & PREFILL_MIXED))) {
+            const prefill_item &item = mine.items[slot.at];
+            int32_t tiles = left - max(item.inner_first, S::query_buffers == 1);
+            if (tiles > 0) {
+                walk_inside<S>(a, mine, item, row, matrix_again(q, query.at * (S::q_bytes / 16)), k,
+                               v, tiles, base + (lane & 3) * 2, stage_before(), stage, x);
+                left -= tiles;
+                base -= tiles * S::keys;
+                adds = 1;
+                if (left == 0) {
+                    turns = true;
+                    arrive_once(mine.q_empty[query.at]);
+                    query.step();
+                    slot.step();
+                    more = mine.items[slot.at].tiles >= 0;
+                    if (!more) {
+                        break;
+                    }
+                }
+            }
+        }
+        if (!S::early) {
+            settle(kept_m, kept_l);
+        }
+        begin_scores();
+        if (S::early) {
+            settle(m, l);
+        }
+        add_values();
         inner = look(mine.items[slot.at], rows);
         wgmma_wait<1>();
-        leave_keys();
-        weigh(mine.items[slot.at], rows, inner);
-        leave_values<S, true>(x, mine.v_empty[before.at]);
-        if (ends) {
-            finish_item<S>(a, mine.items[before_slot], row, ended_m, ended_l, x.o);
-            __syncwarp(); /* all lanes have read the item */
-            arrive_once(mine.item_empty[before_slot]);
-#pragma unroll
-            for (int i = 0; i < S::dv / 2; i++) {
-                x.o[i] = 0.0f;
-            }
-        }
-        shrink_sums<S>(x);
+        ends = turns;
+        m[0] = kept_m[0], m[1] = kept_m[1], l[0] = kept_l[0], l[1] = kept_l[1];
+        weigh(rows, inner);
+        leave_values<S, true>(x, mine.v_empty[stage.at ^ 1]);
+        before_inner = inner;
+        adds = !ends;
+        more = advance();
     }
-    barrier_wait(shared_address(&mine.v_full[before.at]), before.parity);
-    clear_values<S>(a, mine.items[before_slot], before_base, mine.v[before.at], 1 + group);
-    multiply_values<S>(matrix_at(shared_address(mine.v[before.at]), S::column, S::v_group), x.w,
-                       x.o);
+    settle(S::early ? m : kept_m, S::early ? l : kept_l);
+    add_values();
     wgmma_wait<0>();
     pin(x.o);
-    finish_item<S>(a, mine.items[before_slot], row, x.m, x.l, x.o);
+    finish_item<S>(a, mine.items[slot_before(1)], row, x.m, x.l, x.o, part);
 }
 
 template <class S>
@@ -360,6 +367,7 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 1)
             barrier_init(shared_address(&mine.item_full[i]), 32);
             barrier_init(shared_address(&mine.item_empty[i]), CONSUMER_WARPS);
         }
+        barrier_init(shared_address(&mine.item_wanted), 1);
         fence_barriers();
         fetch_map(&a.q_map);
         fetch_map(&a.k.map);
@@ -407,15 +415,15 @@ static cudaError_t launch_prefill_shape(const prefill_params *a, int32_t num_sms
     return cudaLaunchKernelEx(&config, prefill<S>, *a);
 }
 
-/* a NULL: only loads the kernels. */
-template <int KIND, bool GROUPED>
-static cudaError_t launch_prefill_layout(const prefill_params *a, int32_t num_sms,
-                                         cudaStream_t stream)
+/* Head sizes of a kernel; a NULL: only loads them. */
+template <int KIND, bool GROUPED, int TERMS>
+static cudaError_t launch_prefill_size(const prefill_params *a, int32_t num_sms,
+                                       cudaStream_t stream)
 {
-    using small = prefill_shape<KIND, 64, 64, 128, 2, GROUPED>;
-    using middle = prefill_shape<KIND, 128, 128, 128, 2, GROUPED>;
-    using mixed = prefill_shape<KIND, 192, 128, 128, 1, GROUPED>;
-    using large = prefill_shape<KIND, 256, 256, 64, 1, GROUPED>;
+    using small = prefill_shape<KIND, 64, 64, 128, 2, GROUPED, TERMS>;
+    using middle = prefill_shape<KIND, 128, 128, 128, 2, GROUPED, TERMS>;
+    using mixed = prefill_shape<KIND, 192, 128, 128, 1, GROUPED, TERMS>;
+    using large = prefill_shape<KIND, 256, 256, 64, 1, GROUPED, TERMS>;
     if (a == nullptr) {
         cudaError_t error = launch_prefill_shape<small>(a, 0, stream);
         error = error ? error : launch_prefill_shape<middle>(a, 0, stream);
@@ -428,15 +436,38 @@ static cudaError_t launch_prefill_layout(const prefill_params *a, int32_t num_sm
                             : launch_prefill_shape<large>(a, num_sms, stream);
 }
 
+template <int KIND, int TERMS>
+static cudaError_t launch_prefill_layout(const prefill_params *a, int32_t num_sms,
+                                         cudaStream_t stream)
+{
+    if (a == nullptr) {
+        cudaError_t error = launch_prefill_size<KIND, false, TERMS>(a, 0, stream);
+        return error ? error : launch_prefill_size<KIND, true, TERMS>(a, 0, stream);
+    }
+    return a->grouped ? launch_prefill_size<KIND, true, TERMS>(a, num_sms, stream)
+                      : launch_prefill_size<KIND, false, TERMS>(a, num_sms, stream);
+}
+
+/* a NULL: only loads the kernels. */
 template <int KIND>
 static cudaError_t launch_prefill(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
 {
     if (a == nullptr) {
-        cudaError_t error = launch_prefill_layout<KIND, false>(a, 0, stream);
-        return error ? error : launch_prefill_layout<KIND, true>(a, 0, stream);
+        cudaError_t error = launch_prefill_layout<KIND, 0>(a, 0, stream);
+        error = error ? error : launch_prefill_layout<KIND, PREFILL_CAPPED>(a, 0, stream);
+        error = error ? error : launch_prefill_layout<KIND, PREFILL_LINEAR>(a, 0, stream);
+        return error ? error : launch_prefill_layout<KIND, PREFILL_ANY>(a, 0, stream);
     }
-    return a->grouped ? launch_prefill_layout<KIND, true>(a, num_sms, stream)
-                      : launch_prefill_layout<KIND, false>(a, num_sms, stream);
+    switch (a->kernel) {
+    case 0:
+        return launch_prefill_layout<KIND, 0>(a, num_sms, stream);
+    case PREFILL_CAPPED:
+        return launch_prefill_layout<KIND, PREFILL_CAPPED>(a, num_sms, stream);
+    case PREFILL_LINEAR:
+        return launch_prefill_layout<KIND, PREFILL_LINEAR>(a, num_sms, stream);
+    default:
+        return launch_prefill_layout<KIND, PREFILL_ANY>(a, num_sms, stream);
+    }
 }
 
 #endif

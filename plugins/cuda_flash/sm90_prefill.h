@@ -12,7 +12,8 @@ extern "C" {
 
 #define PREFILL_ROWS 128 /* of an item, at most */
 #define PREFILL_STAGES 2 /* tiles of K and of V in shared memory */
-#define PREFILL_SLOTS 3  /* items that a CTA knows: one ends, one runs, one is copied */
+#define PREFILL_SLOTS 4  /* items that a CTA knows: one ends, two run, one is copied */
+#define PREFILL_AHEAD 3  /* tiles that are to be copied when a CTA takes its next item */
 #define PREFILL_THREADS 384
 #define PREFILL_SECTIONS 32 /* parts of the schedule whose keys stay in the L2 */
 #define PREFILL_BUCKETS 128 /* lengths that are told apart where the longest item comes first */
@@ -45,12 +46,20 @@ enum prefill_terms {
     PREFILL_LINEAR = 4,     /* ALiBi in the distance */
     PREFILL_ROOT = 8,       /* ALiBi in its square root */
     PREFILL_TREE = 16,
-    PREFILL_MIXED = 32 /* no loop of its own: each tile goes the general way */
+    PREFILL_SPANS = 32,
+    PREFILL_MIXED = 64 /* no loop of its own: each tile goes the general way */
 };
+#define PREFILL_ANY (-1) /* of a kernel: terms are looked up */
 
-/* One item, in the order in which CTAs take them. row_tile < 0: there are no more. */
-struct prefill_work {
-    int32_t row_tile, head, first, count; /* key tiles first .. first + count - 1 */
+/* One item. */
+struct prefill_item {
+    int32_t tiles; /* of keys; < 0: there are no more items */
+    int32_t head;
+    int32_t first_query; /* of the request, of the row tile's first row */
+    /* Tiles whose keys every row sees, and to which nothing of a tree's belongs. */
+    int32_t inner_first, inner_end;
+    int32_t reserved[3];
+    struct gpu_row_tile row_tile;
 };
 
 struct prefill_header {
@@ -73,8 +82,10 @@ struct prefill_params {
     int32_t size, size_v; /* padded head sizes */
     int64_t section_keys; /* keys of (request, KV head) units in one section, at least */
     struct prefill_header *header;
-    struct prefill_work *work;
-    int32_t *key_sum; /* [R] keys of the requests before each */
+    struct prefill_item *items; /* in the order in which CTAs take them */
+    int32_t room;               /* for so many */
+    int32_t *key_sum;           /* [R] keys of the requests before each */
+    int32_t kernel; /* terms of the kernel: 0, PREFILL_CAPPED, PREFILL_LINEAR, PREFILL_ANY */
 };
 
 /* Makes the kernels ready on the current device, which runs sm_90a. */

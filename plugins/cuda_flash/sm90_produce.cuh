@@ -8,70 +8,44 @@
 
 #include "sm90_shape.cuh"
 
-/* The tiles of a row tile that the general way has nothing to do to. */
-static __device__ __forceinline__ prefill_range inner_of(const prefill_params &a,
-                                                         const gpu_row_tile &row_tile, int32_t keys)
-{
-    const gpu_problem &p = a.p.problem;
-    gpu_request request = request_of_row_tile(row_tile);
-    gpu_interval from = interval_of(p, request, row_tile.first_row / p.group);
-    gpu_interval to =
-        interval_of(p, request, (row_tile.first_row + row_tile.num_rows - 1) / p.group);
-    int32_t low = max(to.first, 0), high = from.last; /* both grow with the position */
-    if (a.terms & PREFILL_TREE) {
-        high = min(high, row_tile.length - row_tile.query_len - 1);
-    }
-    if (a.terms & PREFILL_LINEAR) { /* distances there are of one sign */
-        high = min(high, from.position);
-    }
-    int32_t base = row_tile.k0 & ~(keys - 1);
-    return {(low - base + keys - 1) / keys, high < base ? 0 : (high + 1 - base) / keys};
-}
-
-/* Items for this CTA: number blockIdx.x, then whatever number it draws. Every item draws one
- * number, so who gets the last puts the counter back. */
+/* Items for this CTA: number blockIdx.x, then whatever number it draws when the one before is
+ * nearly copied. Every item draws one number, so who gets the last puts the counter back. */
 template <class S>
 static __device__ __forceinline__ void take_items(const prefill_params &a, prefill_shared<S> &mine)
 {
+    constexpr int words = sizeof(prefill_item) / 4;
+    static_assert(words <= 32, "a word for a lane");
     const int lane = threadIdx.x & 31;
-    int32_t items = a.header->items, index = blockIdx.x;
-    bool shares = items > (int32_t)gridDim.x;
+    int32_t index = blockIdx.x, parity = 0;
+    auto load = [&](int32_t count) {
+        return index < count && lane < words ? ((const int32_t *)&a.items[index])[lane] : -1;
+    };
+    int32_t word = load(a.room), items = a.header->items; /* both at once */
+    const bool shares = items > (int32_t)gridDim.x;
     ring_place<PREFILL_SLOTS> slot;
     for (;; slot.step()) {
-        int32_t drawn = 0;
-        if (shares && lane == 0 && index < items) {
-            drawn = atomicAdd(&a.header->taken, 1);
-        }
-        constexpr int head = sizeof(prefill_work) / 4, words = head + sizeof(gpu_row_tile) / 4;
-        static_assert(words + 3 <= 32, "a word for a lane");
-        int32_t word = -1;
-        if (index < items && lane < head) {
-            word = ((const int32_t *)&a.work[index])[lane];
-        }
-        int32_t pair = __shfl_sync(0xffffffffu, word, 0);
-        if (index < items && lane >= head && lane < words) {
-            word = ((const int32_t *)&a.p.schedule.row_tiles[pair])[lane - head];
-        }
-        if (index < items && lane >= words && lane < words + 3) {
-            const gpu_row_tile &row_tile = a.p.schedule.row_tiles[pair];
-            prefill_range inner = inner_of(a, row_tile, S::keys);
-            word = lane == words       ? row_tile.first_row / a.p.problem.group
-                   : lane == words + 1 ? inner.first
-                                       : inner.end;
-        }
         barrier_wait(shared_address(&mine.item_empty[slot.at]), slot.parity ^ 1);
-        if (lane < words + 3) {
-            ((int32_t *)&mine.items[slot.at])[lane] = word;
+        if (lane < words) {
+            ((int32_t *)&mine.items[slot.at])[lane] = index < items ? word : -1;
         }
         barrier_arrive(shared_address(&mine.item_full[slot.at])); /* all lanes: 32 arrivals */
         if (index >= items) {
             break;
         }
-        drawn = __shfl_sync(0xffffffffu, drawn, 0);
-        if (shares && drawn == items - 1 && lane == 0) {
-            a.header->taken = 0;
+        index = items;
+        if (shares) {
+            int32_t drawn = 0;
+            barrier_wait(shared_address(&mine.item_wanted), parity);
+            parity ^= 1;
+            if (lane == 0) {
+                drawn = atomicAdd(&a.header->taken, 1);
+                if (drawn == items - 1) {
+                    a.header->taken = 0;
+                }
+            }
+            index = (int32_t)gridDim.x + __shfl_sync(0xffffffffu, drawn, 0);
+            word = load(items);
         }
-        index = shares ? (int32_t)gridDim.x + drawn : items;
     }
 }
 
@@ -106,7 +80,7 @@ copy_tile(const prefill_params &a, const prefill_walk &walk, const prefill_item 
     if (!mine) {
         return;
     }
-    int32_t head = item.work.head, row = key + item.row_tile.key_start;
+    int32_t head = item.head, row = key + item.row_tile.key_start;
     int32_t slot = a.p.problem.paged ? key % a.p.problem.block_size : 0;
     box_place at;
     if (walk.form == PREFILL_ROW_BOX) {
@@ -132,7 +106,7 @@ static __device__ __forceinline__ void copy_queries(const prefill_params &a,
     __syncwarp();
     if (lane < S::d / 64) {
         int32_t token = item.row_tile.query_start + item.first_query;
-        box_place at = {{lane * 64, item.work.head * a.p.problem.group, token, 0, 0}};
+        box_place at = {{lane * 64, item.head * a.p.problem.group, token, 0, 0}};
         copy_box5(to + lane * (PREFILL_ROWS * 128), &a.q_map, at, barrier);
     }
 }
@@ -149,15 +123,19 @@ static __device__ __forceinline__ void copy_items(const prefill_params &a, prefi
     for (;; slot.step()) {
         barrier_wait(shared_address(&mine.item_full[slot.at]), slot.parity);
         const prefill_item &item = mine.items[slot.at];
-        int32_t left = item.work.count;
-        if (item.work.row_tile < 0) {
+        int32_t left = item.tiles;
+        if (item.tiles < 0) {
             break;
         }
-        int32_t base = tile_base(item, item.work.first + left - 1, S::keys);
+        int32_t base = tile_base(item, left - 1, S::keys);
         int32_t block = block_of_lane<S>(a, item, base, lane);
         bool first = !VALUES;
+        const int32_t late = min(left, PREFILL_AHEAD);
 #pragma unroll 1
         for (; left > 0; left--) {
+            if (!VALUES && left == late && lane == 0) {
+                barrier_arrive(shared_address(&mine.item_wanted));
+            }
             int32_t next = 0;
             if (left > 1) { /* looked up a tile ahead */
                 next = block_of_lane<S>(a, item, base - S::keys, lane);

@@ -16,11 +16,12 @@ struct prefill_rows {
 };
 
 /* An interval even with spans: each that holds the query's position only makes it longer. */
+template <class S>
 static __device__ __forceinline__ gpu_interval visible_to(const gpu_params &p,
                                                           const gpu_request &request, int32_t index)
 {
     gpu_interval v = interval_of(p.problem, request, index);
-    if (p.problem.spans != nullptr) {
+    if (S::terms == PREFILL_ANY && p.problem.spans != nullptr) {
 #pragma unroll 1
         for (int32_t s = p.problem.span_start[request.r]; s < p.problem.span_start[request.r + 1];
              s++) {
@@ -40,6 +41,7 @@ static __device__ __forceinline__ gpu_interval visible_to(const gpu_params &p,
 }
 
 /* Rows `row` and row + 8 of an item. */
+template <class S>
 static __device__ __forceinline__ void enter_rows(const prefill_params &a, const prefill_item &item,
                                                   int32_t row, prefill_rows &rows)
 {
@@ -47,19 +49,19 @@ static __device__ __forceinline__ void enter_rows(const prefill_params &a, const
     gpu_request request = request_of_row_tile(item.row_tile);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        rows.first[i] = INT32_MIN;
+        rows.first[i] = 0;
         rows.last[i] = INT32_MAX;
         rows.position[i] = 0;
         rows.slope[i] = 0.0f;
         if (row + 8 * i < item.row_tile.num_rows) {
             prefill_row at = split_row(a, row + 8 * i);
-            gpu_interval v = visible_to(p, request, item.first_query + at.query);
+            gpu_interval v = visible_to<S>(p, request, item.first_query + at.query);
             rows.first[i] = v.first;
             rows.last[i] = v.last;
             rows.position[i] = v.position;
-            if (p.problem.slopes != nullptr) {
+            if (has_term<S>(a, PREFILL_LINEAR | PREFILL_ROOT)) {
                 rows.slope[i] =
-                    -p.problem.slopes[item.work.head * p.problem.group + at.head] * a.of_bias;
+                    -p.problem.slopes[item.head * p.problem.group + at.head] * a.of_bias;
             }
         }
     }
@@ -124,23 +126,23 @@ static __device__ __forceinline__ void slope_scores(const prefill_params &a,
 }
 
 /* Raw products become scores, whose unit is a.unit in base 2, but for what goes into `shift`. */
-template <int N>
+template <class S, int N>
 static __device__ __forceinline__ void add_terms(const prefill_params &a, const prefill_item &item,
                                                  const prefill_rows &rows, int32_t row, int32_t key,
                                                  bool inner, float (&s)[N], float (&shift)[2])
 {
-    if (a.terms & PREFILL_CAPPED) {
+    if (has_term<S>(a, PREFILL_CAPPED)) {
         cap_scores(a, s);
-    } else if (a.terms & PREFILL_MULTIPLIED) {
+    } else if (has_term<S>(a, PREFILL_MULTIPLIED)) {
 #pragma unroll
         for (int i = 0; i < N; i++) {
             s[i] *= a.into;
         }
     }
-    if ((a.terms & PREFILL_LINEAR) && inner) {
+    if (has_term<S>(a, PREFILL_LINEAR) && inner) {
         slope_scores(a, rows, key, s, shift);
-    } else if (a.terms & (PREFILL_LINEAR | PREFILL_ROOT)) {
-        bool root = a.terms & PREFILL_ROOT;
+    } else if (has_term<S>(a, PREFILL_LINEAR | PREFILL_ROOT)) {
+        bool root = has_term<S>(a, PREFILL_ROOT);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             int r = (i >> 1) & 1;
@@ -149,7 +151,7 @@ static __device__ __forceinline__ void add_terms(const prefill_params &a, const 
             s[i] = fmaf(rows.slope[r], distance, s[i]);
         }
     }
-    if ((a.terms & PREFILL_TREE) &&
+    if (has_term<S>(a, PREFILL_TREE) &&
         key + 2 * N > item.row_tile.length - item.row_tile.query_len) { /* 2 N keys are one tile */
         add_tree(a, item, row, key, s);
     }
@@ -162,16 +164,19 @@ static __device__ __forceinline__ void mask_tile(const prefill_rows &rows, int32
                                                  int32_t key, float (&s)[N])
 {
     int32_t end = base + 2 * N - 1;
-    bool inside = rows.first[0] <= base && rows.last[0] >= end && rows.first[1] <= base &&
-                  rows.last[1] >= end;
-    if (__all_sync(0xffffffffu, inside)) {
-        return;
-    }
+    const int32_t last[2] = {rows.last[0] - key, rows.last[1] - key};
+    if (__any_sync(0xffffffffu, min(rows.last[0], rows.last[1]) < end)) {
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        int r = (i >> 1) & 1;
-        int32_t j = key + (i >> 2) * 8 + (i & 1);
-        s[i] = j >= rows.first[r] && j <= rows.last[r] ? s[i] : -INFINITY;
+        for (int i = 0; i < N; i++) {
+            s[i] = (i >> 2) * 8 + (i & 1) <= last[(i >> 1) & 1] ? s[i] : -INFINITY;
+        }
+    }
+    if (__any_sync(0xffffffffu, max(rows.first[0], rows.first[1]) > base)) {
+        const int32_t first[2] = {rows.first[0] - key, rows.first[1] - key};
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            s[i] = (i >> 2) * 8 + (i & 1) >= first[(i >> 1) & 1] ? s[i] : -INFINITY;
+        }
     }
 }
 

@@ -10,12 +10,21 @@
 
 #define CONSUMER_WARPS 8
 
-/* GROUPED: tiles lie in groups of 8 rows with all their columns, else column by column. */
-template <int KIND_, int D_, int DV_, int KEYS_, int QUERIES_, bool GROUPED> struct prefill_shape {
-    static constexpr int kind = KIND_, d = D_, dv = DV_, keys = KEYS_;
+/* GROUPED: tiles lie in groups of 8 rows with all their columns, else column by column. TERMS: of
+ * enum prefill_terms, those that scores have; or PREFILL_ANY. */
+template <int KIND_, int D_, int DV_, int KEYS_, int QUERIES_, bool GROUPED, int TERMS>
+struct prefill_shape {
+    static constexpr int kind = KIND_, d = D_, dv = DV_, keys = KEYS_, terms = TERMS;
     static constexpr int query_buffers = QUERIES_;
     static constexpr int q_bytes = PREFILL_ROWS * d * 2;
     static constexpr int k_bytes = keys * d * 2, v_bytes = keys * dv * 2;
+    /* an item's end waits until the next scores have begun, where there are registers for both */
+    static constexpr bool early = DV_ <= 128 && TERMS != PREFILL_ANY;
+    /* loops of their own for inner tiles */
+    static constexpr bool walks = DV_ <= 128 || TERMS != PREFILL_ANY;
+    /* dims of an output row that wait in shared memory at a time, and bytes between rows there: 8
+     * rows lie in different banks */
+    static constexpr int out_dims = d == dv && d > 64 ? 128 : 64, out_pitch = out_dims * 2 + 16;
     /* of a thread; 168 of each are there when the kernel begins */
     static constexpr int copy_registers = 40;
     static constexpr int compute_registers = 232;
@@ -27,17 +36,16 @@ template <int KIND_, int D_, int DV_, int KEYS_, int QUERIES_, bool GROUPED> str
     static_assert((keys & (keys - 1)) == 0, "tiles are aligned to their size");
 };
 
+/* Whether scores have a term: known to the compiler but in the kernel for any terms. */
+template <class S>
+static __device__ __forceinline__ bool has_term(const prefill_params &a, int term)
+{
+    return ((S::terms == PREFILL_ANY ? a.terms : S::terms) & term) != 0;
+}
+
 /* Keys or tiles first .. end - 1. */
 struct prefill_range {
     int32_t first, end;
-};
-
-struct prefill_item {
-    prefill_work work;
-    gpu_row_tile row_tile;
-    int32_t first_query; /* of the request, of the row tile's first row */
-    /* Tiles whose keys every row sees, and to which nothing of a tree's belongs. */
-    int32_t inner_first, inner_end, reserved;
 };
 
 /* The query of a row, counted from its item's first, and its head in the group. */
@@ -55,11 +63,12 @@ template <class S> struct prefill_shared {
     alignas(1024) char q[S::query_buffers][S::q_bytes];
     alignas(1024) char k[PREFILL_STAGES][S::k_bytes];
     alignas(1024) char v[PREFILL_STAGES][S::v_bytes];
+    alignas(16) char out[CONSUMER_WARPS][16 * S::out_pitch];
     alignas(16) prefill_item items[PREFILL_SLOTS];
     uint64_t q_full[S::query_buffers], q_empty[S::query_buffers];
     uint64_t k_full[PREFILL_STAGES], k_empty[PREFILL_STAGES];
     uint64_t v_full[PREFILL_STAGES], v_empty[PREFILL_STAGES];
-    uint64_t item_full[PREFILL_SLOTS], item_empty[PREFILL_SLOTS];
+    uint64_t item_full[PREFILL_SLOTS], item_empty[PREFILL_SLOTS], item_wanted;
 };
 
 /* A place in a ring of COUNT and the parity of the turn. */

@@ -50,6 +50,15 @@ static __device__ __forceinline__ void copy_box5(uint32_t to, const void *map, c
                  : "memory");
 }
 
+/* Four matrices of 8 x 8 16-bit numbers, two a lane; lane i gives the address of row i & 7 of
+ * matrix i >> 3. */
+static __device__ __forceinline__ void store4(uint32_t address, const uint32_t (&r)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
 /* Of each thread of this warp group, from now on. */
 template <int COUNT> static __device__ __forceinline__ void give_registers()
 {
@@ -65,6 +74,14 @@ template <int COUNT> static __device__ __forceinline__ void take_registers()
 static __device__ __forceinline__ void barrier_group(int id)
 {
     asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
+/* 1 / x, to the last bit but one. */
+static __device__ __forceinline__ float fast_reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 /* 2^x; -inf gives 0. */

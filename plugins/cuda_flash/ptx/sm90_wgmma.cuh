@@ -19,9 +19,9 @@ static __device__ __forceinline__ uint64_t matrix_at(uint32_t address, uint32_t 
 
 /* A matrix_at that is made anew where this stands: sums with it that were made before a loop would
  * take registers and be moved to uniform ones one by one. */
-static __device__ __forceinline__ uint64_t matrix_again(uint64_t matrix)
+static __device__ __forceinline__ uint64_t matrix_again(uint64_t matrix, uint32_t further = 0)
 {
-    uint32_t low = (uint32_t)matrix;
+    uint32_t low = (uint32_t)matrix + further;
     asm volatile("mov.b32 %0, %0;" : "+r"(low));
     return (matrix & 0xffffffff00000000u) | low;
 }
@@ -92,11 +92,12 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait_behind(flo
                  "}, " A ", " B ", p, 1, 1, 0, 0;}"                                                \
                  : SUMS                                                                            \
                  : "l"(a), "l"(b), "r"(adds))
-#define WGMMA_WEIGHTS(TYPE, COLUMNS, NAMES, SUMS, A, B)                                            \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
-                 "}, {" A "}, " B ", 1, 1, 1, 1;"                                                  \
+#define WGMMA_WEIGHTS(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS)                                      \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; "                                     \
+                 "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
+                 "}, {" A "}, " B ", p, 1, 1, 1;}"                                                 \
                  : SUMS                                                                            \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds))
 
 /* d = a b, or with `adds` d += a b: rows of a and b are 16 numbers deep. */
 template <int KIND, int COLUMNS>
@@ -115,25 +116,25 @@ static __device__ __forceinline__ void wgmma_rows(float (&d)[COLUMNS / 2], uint6
     }
 }
 
-/* d += a b: a in registers, as sums of 16 columns become when they are packed; b's 16 rows are the
- * depth. */
+/* d = a b, or with `adds` d += a b: a in registers, as sums of 16 columns become when they are
+ * packed; b's 16 rows are the depth. */
 template <int KIND, int COLUMNS>
-static __device__ __forceinline__ void wgmma_weights(float (&d)[COLUMNS / 2],
-                                                     const uint32_t (&a)[4], uint64_t b)
+static __device__ __forceinline__ void
+wgmma_weights(float (&d)[COLUMNS / 2], const uint32_t (&a)[4], uint64_t b, int adds = 1)
 {
     static_assert(COLUMNS == 64 || COLUMNS == 128 || COLUMNS == 256, "dims of a value");
     if constexpr (KIND == KIND_BF16 && COLUMNS == 64) {
-        WGMMA_WEIGHTS("bf16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36");
+        WGMMA_WEIGHTS("bf16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37");
     } else if constexpr (KIND == KIND_BF16 && COLUMNS == 128) {
-        WGMMA_WEIGHTS("bf16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68");
+        WGMMA_WEIGHTS("bf16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69");
     } else if constexpr (KIND == KIND_BF16) {
-        WGMMA_WEIGHTS("bf16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132");
+        WGMMA_WEIGHTS("bf16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132", "%133");
     } else if constexpr (COLUMNS == 64) {
-        WGMMA_WEIGHTS("f16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36");
+        WGMMA_WEIGHTS("f16", "64", NAMES32, SUMS32, "%32, %33, %34, %35", "%36", "%37");
     } else if constexpr (COLUMNS == 128) {
-        WGMMA_WEIGHTS("f16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68");
+        WGMMA_WEIGHTS("f16", "128", NAMES64, SUMS64, "%64, %65, %66, %67", "%68", "%69");
     } else {
-        WGMMA_WEIGHTS("f16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132");
+        WGMMA_WEIGHTS("f16", "256", NAMES128, SUMS128, "%128, %129, %130, %131", "%132", "%133");
     }
 }
 
