@@ -5,7 +5,7 @@
 #ifndef CUDA_FLASH_SM90_DELTA_STEP_CUH
 #define CUDA_FLASH_SM90_DELTA_STEP_CUH
 
-#include "sm80_delta_prepare.cuh"
+#include "sm80_delta_inputs.cuh"
 
 #define STEP_THREADS 128 /* a channel of q and k each */
 #define STEP_WARPS (STEP_THREADS / GPU_LANES)
