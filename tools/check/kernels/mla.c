@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend_mla and attend_mla_sparse over latent rows: the step's rows are written, then attended. */
+/* attend_mla and attend_mla_sparse over latent rows: the step's rows are written, then attended.
+ * Numbers of heads that tiles do not divide, soft caps and trees among them. */
 #include <attn/mla.h>
 #include <math.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include "harness/planned.h"
 
 enum { REQS = 4, BLOCK = 64, TABLE = 4, BLOCKS = REQS * TABLE, MAX_TOKENS = 2 * REQS };
+enum { TREE_ROW = 2 }; /* words or floats; a request has as many rows at most */
 enum { DS_MLA_RANK = 512, DS_MLA_ROPE = 64, DS_MLA_ROW = 656 };
 
 /* Within what attn_mla_caps says. */
@@ -28,6 +30,7 @@ struct mla_variant {
     bool sparse;
     bool parts; /* q and new rows come as two tensors each */
     int32_t query_len;
+    uint64_t term; /* 0, ATTN_TERM_SOFT_CAP, ATTN_TERM_TREE_BITS or ATTN_TERM_TREE_BIAS */
 };
 
 struct mla_case {
@@ -36,7 +39,7 @@ struct mla_case {
     int32_t num_tokens;
     int32_t row; /* elements of a latent row */
     size_t q, rows, context, cache, out, lse, seq_lens, start_loc, table, slots, context_slots,
-        topk;
+        topk, tree;
     int32_t num_context;
     const struct device *device;
 };
@@ -83,6 +86,10 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
                                  .head_size = c->row,
                                  .head_size_v = c->v.n.rank,
                                  .scale = (float)(1 / sqrt(192)),
+                                 .soft_cap = c->v.term == ATTN_TERM_SOFT_CAP ? 15 : 0,
+                                 .tree_mask = c->v.term == ATTN_TERM_TREE_BITS   ? ATTN_TREE_BITS
+                                              : c->v.term == ATTN_TERM_TREE_BIAS ? ATTN_TREE_BIAS
+                                                                                 : ATTN_TREE_NONE,
                                  .causal = 1,
                                  .window_left = -1,
                                  .window_right = -1,
@@ -108,6 +115,11 @@ static void describe(struct mla_step *s, const struct mla_case *c, uint8_t *base
                                    .block_table_rows = REQS,
                                    .slot_mapping = (const int64_t *)(base + c->slots),
                                    .num_slots = c->num_tokens};
+    if (s->layer.tree_mask != ATTN_TREE_NONE) {
+        s->batch.tree = base + c->tree;
+        s->batch.tree_stride_row = TREE_ROW;
+        s->batch.tree_stride_request = TREE_ROW * TREE_ROW;
+    }
     int64_t row = (int64_t)row_bytes(&c->v);
     s->view = (struct attn_kv_view){.struct_size = sizeof s->view,
                                     .data = base + c->cache,
@@ -222,6 +234,23 @@ static void fill_rows(uint8_t *memory, int64_t count, int32_t dtype, double devi
     }
 }
 
+/* Each query sees itself; whether the second sees the first is drawn. */
+static void fill_trees(const struct mla_case *c, uint8_t *base, uint64_t *random)
+{
+    uint32_t *bits = (uint32_t *)(base + c->tree);
+    float *bias = (float *)(base + c->tree);
+    for (int32_t i = 0; i < REQS * TREE_ROW; i++) {
+        const bool sees_first = i % TREE_ROW == 0 || random_below(random, 2) != 0;
+        if (c->v.term == ATTN_TERM_TREE_BITS) {
+            bits[i * TREE_ROW] = i % TREE_ROW == 0 ? 1u : 2u + (sees_first ? 1u : 0u);
+            bits[i * TREE_ROW + 1] = 0;
+        } else {
+            bias[i * TREE_ROW] = sees_first ? (float)random_normal(random) : -INFINITY;
+            bias[i * TREE_ROW + 1] = (float)random_normal(random);
+        }
+    }
+}
+
 static void fill(struct mla_case *c, uint8_t *base, uint64_t *random)
 {
     int32_t *table = (int32_t *)(base + c->table), *topk = (int32_t *)(base + c->topk);
@@ -246,6 +275,9 @@ static void fill(struct mla_case *c, uint8_t *base, uint64_t *random)
             int32_t pick = random_below(random, c->lens[r] + 20);
             topk[c->starts[r] * c->v.n.topk + i] = random_below(random, 9) ? pick : -1;
         }
+    }
+    if (c->v.term == ATTN_TERM_TREE_BITS || c->v.term == ATTN_TERM_TREE_BIAS) {
+        fill_trees(c, base, random);
     }
     fill_rows(base + c->q, (int64_t)c->num_tokens * c->v.n.heads * c->row, c->v.dtype, 2, random);
     fill_rows(base + c->rows, (int64_t)c->num_tokens * c->row, c->v.dtype, 1, random);
@@ -318,12 +350,18 @@ static enum trial_result run_mla(struct trial *trial, const void *variant, uint6
     c.slots = pair_add(&pair, MAX_TOKENS * sizeof(int64_t), false);
     c.context_slots = pair_add(&pair, (size_t)c.num_context * sizeof(int64_t), false);
     c.topk = pair_add(&pair, MAX_TOKENS * c.v.n.topk * sizeof(int32_t), false);
+    c.tree = pair_add(&pair, REQS * TREE_ROW * TREE_ROW * sizeof(float), false);
     enum trial_result result = trial_say(trial, TRIAL_FAILED, "no memory for the case");
     if (!pair.image.failed) {
+        struct mla_step step;
         fill(&c, pair.image.bytes, &seed);
+        memset(&step, 0, sizeof step);
+        describe(&step, &c, pair.image.bytes);
         attn_status status = write_context(trial, &c, pair.image.bytes, &error);
-        result = status == ATTN_OK ? pair_run(&pair, call_mla, &c)
-                                   : trial_call_failed(trial, "reference write_kv", status, &error);
+        result =
+            !trial_supports(trial, trial->tested, &step.layer, ATTN_PHASE_DECODE) ? TRIAL_SKIPPED
+            : status == ATTN_OK ? pair_run(&pair, call_mla, &c)
+                                : trial_call_failed(trial, "reference write_kv", status, &error);
     }
     if (result == TRIAL_PASSED) {
         result = hold_mla(&pair, &c);
@@ -370,7 +408,61 @@ static bool served(const struct attn_backend_caps *caps, const struct mla_varian
     bool whole =
         v->kv_dtype != ATTN_KV_FP8_DS_MLA || (v->n.rank == DS_MLA_RANK && v->n.rope == DS_MLA_ROPE);
     whole = whole && (!v->sparse || v->n.topk > 0);
-    return (caps->kernels & kernel) && (caps->dtypes >> v->dtype & 1) && cached && whole;
+    return (caps->kernels & kernel) && (caps->dtypes >> v->dtype & 1) && cached && whole &&
+           (caps->terms & v->term) == v->term;
+}
+
+static void try_mla(const struct kernel_sink *sink, const struct mla_variant *v)
+{
+    char name[128];
+    if (!served(sink->caps, v)) {
+        return;
+    }
+    int length = snprintf(name, sizeof name, "attend_mla%s.%s.%s.d%d+%d.h%d",
+                          v->sparse ? "_sparse" : "", number_name(v->dtype),
+                          kv_dtype_name(v->kv_dtype), v->n.rank, v->n.rope, v->n.heads);
+    length +=
+        v->sparse ? snprintf(name + length, sizeof name - (size_t)length, ".k%d", v->n.topk) : 0;
+    snprintf(name + length, sizeof name - (size_t)length, ".q%d%s%s", v->query_len,
+             v->parts ? ".parts" : "",
+             v->term == ATTN_TERM_SOFT_CAP    ? ".soft_cap"
+             : v->term == ATTN_TERM_TREE_BITS ? ".tree_bits"
+             : v->term == ATTN_TERM_TREE_BIAS ? ".tree_bias"
+                                              : "");
+    sink->try(sink->user, name, run_mla, v);
+}
+
+/* In bf16: heads that no tile divides, soft caps, trees. */
+static void term_cases(const struct kernel_sink *sink, const struct attn_mla_caps *caps)
+{
+    static const struct {
+        uint64_t term;
+        int32_t heads;
+        int32_t kv_dtype;
+        bool sparse;
+    } rows[] = {
+        {0, 48, ATTN_KV_BF16, false},
+        {0, 80, ATTN_KV_FP8_E4M3, true},
+        {ATTN_TERM_SOFT_CAP, 48, ATTN_KV_BF16, false},
+        {ATTN_TERM_SOFT_CAP, 64, ATTN_KV_FP8_E4M3, false},
+        {ATTN_TERM_SOFT_CAP, 64, ATTN_KV_BF16, true},
+        {ATTN_TERM_TREE_BITS, 48, ATTN_KV_BF16, false},
+        {ATTN_TERM_TREE_BIAS, 64, ATTN_KV_BF16, false},
+        {ATTN_TERM_TREE_BITS, 16, ATTN_KV_FP8_E4M3, false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct mla_variant v = {sizes_within(caps, false, false),
+                                ATTN_DTYPE_BF16,
+                                rows[i].kv_dtype,
+                                rows[i].sparse,
+                                false,
+                                at_most(2, caps->max_query_len),
+                                rows[i].term};
+        v.n.heads = multiple_of(rows[i].heads, caps->num_q_heads_multiple, 0);
+        if (v.query_len == 2) {
+            try_mla(sink, &v);
+        }
+    }
 }
 
 void mla_cases(const struct kernel_sink *sink)
@@ -378,7 +470,6 @@ void mla_cases(const struct kernel_sink *sink)
     static const struct attn_mla_caps any = {.kv_lora_rank_max = 0};
     const struct attn_ext *ext = backend_extension(sink->caps, ATTN_EXT_CAPS_MLA, sizeof any);
     const struct attn_mla_caps *caps = ext != NULL ? (const struct attn_mla_caps *)ext : &any;
-    char name[128];
     for (int32_t i = 0; i < 2 * 3 * 3 * 4; i++) {
         int32_t dtype = ATTN_DTYPE_F16 + i / 12 % 3, kv = i / 4 % 3;
         struct mla_variant v = {sizes_within(caps, i >= 36, (i & 2) != 0),
@@ -389,16 +480,7 @@ void mla_cases(const struct kernel_sink *sink)
                                 i & 1,
                                 (i & 2) != 0,
                                 at_most(1 + (i / 2 + i) % 2, caps->max_query_len)};
-        if (!served(sink->caps, &v)) {
-            continue;
-        }
-        int length =
-            snprintf(name, sizeof name, "attend_mla%s.%s.%s.d%d+%d.h%d", v.sparse ? "_sparse" : "",
-                     number_name(dtype), kv_dtype_name(v.kv_dtype), v.n.rank, v.n.rope, v.n.heads);
-        length +=
-            v.sparse ? snprintf(name + length, sizeof name - (size_t)length, ".k%d", v.n.topk) : 0;
-        snprintf(name + length, sizeof name - (size_t)length, ".q%d%s", v.query_len,
-                 v.parts ? ".parts" : "");
-        sink->try(sink->user, name, run_mla, &v);
+        try_mla(sink, &v);
     }
+    term_cases(sink, caps);
 }
