@@ -22,7 +22,7 @@ static attn_status simd_prepare(const struct attn_prepare_args *args, attn_prepa
     *prepared = host->allocate(host->user, sizeof(**prepared), 64);
     if (*prepared == NULL) {
         return fail(error, ATTN_ERROR_OUT_OF_MEMORY, "prepared",
-                    "no memory for a layer's prepared");
+                    "no memory for what is prepared for a layer");
     }
     (*prepared)->shape = shape;
     (*prepared)->is_gdn = is_gdn;

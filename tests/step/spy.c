@@ -63,7 +63,7 @@ static bool same_view(const struct attn_kv_view *view, int32_t there,
     return view == NULL ? !there : there && memcmp(view, prepared, sizeof *view) == 0;
 }
 
-/* An attend gets the caches that its prepared was prepared for. */
+/* An attend gets the caches that prepare got. */
 static bool is_prepared(const struct attn_attend_args *args)
 {
     const attn_prepared *s = args->prepared;

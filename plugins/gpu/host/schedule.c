@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A layer's prepared, the memory of its plans, and the launch that makes a schedule. */
+/* What is prepared for a layer, the memory of its plans, and the launch that makes a schedule. */
 #include <attn/mla.h>
 
 #include "gpu/host/schedule.h"
@@ -347,7 +347,7 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
     if (plan == NULL || args->prepared == NULL ||
         (args->workspace == NULL && args->prepared->way != GPU_WAY_CHUNKS)) {
         return plugin_error(error, ATTN_ERROR_WORKSPACE, "workspace",
-                            "a plan needs its prepared, host memory and workspace");
+                            "a schedule needs what prepare made, host memory and workspace");
     }
     if (args->prepared->way == GPU_WAY_CHUNKS) {
         if (mode != ATTN_PLAN_REPLAY && mode != ATTN_PLAN_IN_GRAPH) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One backend's copy of a problem, in its own device's memory, with its prepared and plan. */
+/* One backend's copy of a problem, in its own device's memory, with what is prepared for it, and
+ * its schedule. */
 #ifndef CHECK_SIDE_H
 #define CHECK_SIDE_H
 

@@ -27,7 +27,7 @@ attn_status planned_prepare(const struct attn_kernels *kernels, struct attn_atte
 
 typedef attn_status planned_kernel(const struct attn_attend_args *args, struct attn_error *error);
 
-/* All of it for `args`, whose prepared, schedule_host, workspace and limits are set here; done on
+/* All of it for `args`, whose `prepared`, schedule_host, workspace and limits are set here; done on
  * return. A write past the plan's memory and, on a CPU, memory taken in a step are
  * ATTN_ERROR_PLUGIN. */
 attn_status planned_call(struct backend *backend, const struct device *device,

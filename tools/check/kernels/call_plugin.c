@@ -140,7 +140,7 @@ struct prepare_variant {
     struct attend_case attend_case;
 };
 
-/* Where prepare fails for want of memory its prepared is NULL. */
+/* Where prepare fails for want of memory what it gives is NULL. */
 static enum trial_result prepare_poor(struct trial *trial, const struct binding *binding)
 {
     const struct attn_kernels *kernels;
@@ -173,7 +173,7 @@ static enum trial_result prepare_poor(struct trial *trial, const struct binding 
             }
         } else if (prepared != NULL) {
             trial_say(trial, result,
-                      "prepare failed after %d allocations and its prepared is not NULL", left);
+                      "prepare failed after %d allocations and what it gave is not NULL", left);
             break;
         }
     }
