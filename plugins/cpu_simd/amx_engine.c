@@ -10,7 +10,6 @@
 
 #include "vec/amx_direct.h"
 #include "vec/amx_flash.h"
-#include "vec/amx_products.h"
 
 #include "vec/whole_direct.h"
 
@@ -177,7 +176,6 @@ static const struct engine engine_bf16 = {
 const struct variant variant_amx = {.name = "amx",
                                     .f32 = &engine_f32,
                                     .bf16 = &engine_bf16,
-                                    .short_products = &amx_products,
                                     .enter = amx_enter,
                                     .leave = amx_leave,
                                     ROW_OPERATIONS};

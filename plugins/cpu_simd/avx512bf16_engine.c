@@ -8,7 +8,6 @@
 #include "vec/bf16_unpack.h"
 
 #include "vec/whole_direct.h"
-#include "vec/whole_products.h"
 
 static const struct engine engine_f32 = F32_ENGINE;
 
@@ -29,8 +28,5 @@ static const struct engine engine_bf16 = {
     .direct_int4 = &int4_direct,
 };
 
-const struct variant variant_avx512bf16 = {.name = "avx512bf16",
-                                           .f32 = &engine_f32,
-                                           .bf16 = &engine_bf16,
-                                           .short_products = &whole_products,
-                                           ROW_OPERATIONS};
+const struct variant variant_avx512bf16 = {
+    .name = "avx512bf16", .f32 = &engine_f32, .bf16 = &engine_bf16, ROW_OPERATIONS};

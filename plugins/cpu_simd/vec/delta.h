@@ -14,8 +14,7 @@ INLINE vf silu(vf x)
     return vf_div(x, vf_add(vf_set1(1.0f), e));
 }
 
-#define CONSTANT_WIDTH 4    /* of most models */
-#define F32_PRODUCT_ROWS 24 /* a multiple of gemm's 6, up to PRODUCT_ROWS */
+#define CONSTANT_WIDTH 4 /* of most models */
 
 /* width is a constant where this is inlined, so that a block's taps stay in registers */
 INLINE void convolve_rows(const struct convolve_args *args, const int32_t width)
@@ -70,37 +69,15 @@ static void delta_decays(const struct decays_args *args, int32_t t)
     args->by_q[row + t] = args->qk[row + t];
 }
 
-static void f32_operand(struct product_operand *operand, const float *rows, int64_t stride,
-                        int32_t m, int32_t k)
+/* r = beta (r - e s) */
+static void delta_residual(float *r, const float *s, float e, float beta, int32_t n)
 {
-    (void)m;
-    (void)k;
-    operand->data = rows;
-    operand->stride = stride;
-}
-
-static void f32_multiply(const struct product_args *args)
-{
-    const float *left = args->left->data;
-    const int32_t end = args->first + args->m;
-    for (int32_t first = args->first; first < end; first += F32_PRODUCT_ROWS) {
-        int32_t rows = end - first < F32_PRODUCT_ROWS ? end - first : F32_PRODUCT_ROWS;
-        f32_gemm(args->block, args->n, left + first * args->left->stride, args->left->stride,
-                 args->right->data, args->right->stride, rows, args->n, args->k, 0);
-        for (int32_t i = 0; i < rows; i++) {
-            float *out = args->out + (first + i) * args->stride;
-            const float *sum = args->block + (int64_t)i * args->n;
-            vf by = vf_set1(args->by[first + i]);
-            vf keep = vf_set1(args->keep != NULL ? args->keep[first + i] : 0.0f);
-            for (int32_t j = 0; j < args->n; j += VF_WIDTH) {
-                vf x = vf_mul(vf_load(sum + j), by);
-                vf_store(out + j, args->keep != NULL ? vf_fma(vf_load(out + j), keep, x) : x);
-            }
-        }
+    vf by = vf_set1(beta);
+    vf minus = vf_set1(-e);
+    for (int32_t i = 0; i < n; i += VF_WIDTH) {
+        vf_store(r + i, vf_mul(by, vf_fma(minus, vf_load(s + i), vf_load(r + i))));
     }
 }
-
-static const struct product_engine f32_products = {f32_operand, f32_operand, f32_multiply};
 
 static float delta_dot(const float *a, const float *b, int32_t n)
 {
@@ -153,7 +130,10 @@ static void delta_step(const struct delta_args *args)
     }
 }
 
-static const struct delta_engine delta_operations = {
-    .convolve = delta_convolve, .decays = delta_decays, .dot = delta_dot, .step = delta_step};
+static const struct delta_engine delta_operations = {.convolve = delta_convolve,
+                                                     .decays = delta_decays,
+                                                     .residual = delta_residual,
+                                                     .dot = delta_dot,
+                                                     .step = delta_step};
 
 #endif

@@ -318,8 +318,7 @@ DEFINE_STORE(f32_to_bf16_row, uint16_t, vf_store_bf16, f32_to_bf16)
 #define ROW_OPERATIONS                                                                             \
     .terms = row_terms, .scale_row = row_scale, .hadamard = row_hadamard, .nibbles = row_nibbles,  \
     .add_scaled = row_add_scaled, .store = {f32_to_f32_row, f32_to_f16_row, f32_to_bf16_row},      \
-    .delta = &delta_operations, .products = &f32_products, .codes = &code_operations,              \
-    .blocks = block_operations
+    .delta = &delta_operations, .codes = &code_operations, .blocks = block_operations
 
 #include "block_codes.h"
 #include "codes_write.h"

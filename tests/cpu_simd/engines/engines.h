@@ -64,7 +64,6 @@ void test_nibbles(void **state);
 void test_delta(void **state);
 void test_convolve(void **state);
 void test_decays(void **state);
-void test_products(void **state);
 void test_encode(void **state);
 void test_encode_int4(void **state);
 void test_blocks(void **state);
