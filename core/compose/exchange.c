@@ -92,6 +92,26 @@ attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const 
     return copy_all(run, &copy, 1, count, error);
 }
 
+attn_status copy_grid(const struct run *run, const struct grid *to, const struct grid *from,
+                      int64_t bytes, int64_t rows, int64_t heads, struct attn_error *error)
+{
+    const bool by_row = rows < heads;
+    const int64_t outer = by_row ? rows : heads, inner = by_row ? heads : rows;
+    struct attn_block_copy copies[MOST_COPIES];
+    attn_status status = ATTN_OK;
+    for (int64_t i = 0, n = 0; i < outer && status == ATTN_OK; i++) {
+        copies[n++] = (struct attn_block_copy){from->data + i * (by_row ? from->row : from->head),
+                                               to->data + i * (by_row ? to->row : to->head),
+                                               by_row ? from->head : from->row,
+                                               by_row ? to->head : to->row, bytes};
+        if (n == MOST_COPIES || i + 1 == outer) {
+            status = copy_all(run, copies, (int32_t)n, inner, error);
+            n = 0;
+        }
+    }
+    return status;
+}
+
 attn_status collective_run(const struct attn_collectives *ranks, collective *call, const void *send,
                            void *receive, int64_t count, void *stream, struct attn_error *error)
 {
@@ -120,14 +140,10 @@ attn_status pack_rows(const struct run *run, void *to, const struct attn_tensor 
     int64_t element = from->dtype.bits / 8, all = heads * row;
     int64_t stride = from->strides != NULL ? from->strides[0] * element : all;
     int64_t head = from->strides != NULL ? from->strides[1] * element : row;
-    const uint8_t *rows = (const uint8_t *)from->data + from->byte_offset;
-    bool compact = head == row;
-    attn_status status = ATTN_OK;
-    for (int64_t h = 0; h < (compact ? 1 : heads) && status == ATTN_OK; h++) {
-        status = copy_rows(run, (uint8_t *)to + h * row, all, rows + h * head, stride,
-                           compact ? all : row, count, error);
-    }
-    return status;
+    const struct grid rows = {(uint8_t *)from->data + from->byte_offset, stride, head};
+    const bool compact = head == row;
+    return copy_grid(run, &(const struct grid){to, all, row}, &rows, compact ? all : row, count,
+                     compact ? 1 : heads, error);
 }
 
 void over_rows(struct own_tensor *over, const struct run *run, void *data, int64_t heads,

@@ -43,6 +43,14 @@ void part_tensors(const struct run *run, uint8_t *area, struct own_tensor *out,
 /* Copies `bytes` at each of `count` strided places. */
 attn_status copy_rows(const struct run *run, void *to, int64_t to_stride, const void *from,
                       int64_t from_stride, int64_t bytes, int64_t count, struct attn_error *error);
+/* Places [rows, heads] in memory, with the bytes from row to row and from head to head. */
+struct grid {
+    uint8_t *data;
+    int64_t row, head;
+};
+/* Copies `bytes` at each of them, in as few copies as its smaller side has places. */
+attn_status copy_grid(const struct run *run, const struct grid *to, const struct grid *from,
+                      int64_t bytes, int64_t rows, int64_t heads, struct attn_error *error);
 /* The rows of a tensor [count, heads, D] one behind the other; `row` bytes a head. */
 attn_status pack_rows(const struct run *run, void *to, const struct attn_tensor *from,
                       int64_t heads, int64_t row, int64_t count, struct attn_error *error);

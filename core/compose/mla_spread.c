@@ -37,16 +37,10 @@ attn_status mla_localise(attn_plan *plan, struct attn_error *error)
 static attn_status copy_lse(const struct run *run, const struct own_tensor *part,
                             const struct attn_tensor *to, struct attn_error *error)
 {
-    int64_t head = tensor_stride(to, 0);
-    int64_t row = tensor_stride(to, 1);
-    uint8_t *data = (uint8_t *)to->data + to->byte_offset;
-    const uint8_t *from = part->tensor.data;
-    attn_status status = ATTN_OK;
-    for (int64_t h = 0; h < run->x.q_heads && status == ATTN_OK; h++) {
-        status = copy_rows(run, data + h * head * 4, row * 4, from + h * run->x.tokens * 4, 4, 4,
-                           run->x.tokens, error);
-    }
-    return status;
+    const struct grid here = {part->tensor.data, 4, run->x.tokens * 4};
+    const struct grid there = {(uint8_t *)to->data + to->byte_offset, tensor_stride(to, 1) * 4,
+                               tensor_stride(to, 0) * 4};
+    return copy_grid(run, &there, &here, 4, run->x.tokens, run->x.q_heads, error);
 }
 
 attn_status mla_attend_spread(attn_plan *plan, struct step *step, const struct attn_step_io *io,
