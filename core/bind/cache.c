@@ -164,12 +164,12 @@ static attn_status check_walk(const attn_layer *layer, const struct attn_kv_view
     const char *name = layer->desc->name, *which = value ? "v" : "k";
     bool packed = view->pack > 0 && view->pack < view->head_size;
     bool nhd = view->stride_slot >= view->stride_head;
-    uint64_t walk = layer->spec.layout == ATTN_KV_LAYOUT_LATENT ? ATTN_VIEW_LATENT
-                    : nhd                                       ? ATTN_VIEW_NHD
-                                                                : ATTN_VIEW_HND;
-    walk |= packed ? ATTN_VIEW_PACKED : 0;
+    uint64_t forms = layer->spec.layout == ATTN_KV_LAYOUT_LATENT ? ATTN_VIEW_LATENT
+                     : nhd                                       ? ATTN_VIEW_NHD
+                                                                 : ATTN_VIEW_HND;
+    forms |= packed ? ATTN_VIEW_PACKED : 0;
     if (view->num_heads == 1 || view->block_size == 1) { /* both orders are the same */
-        walk &= ~(ATTN_VIEW_NHD | ATTN_VIEW_HND);
+        forms &= ~(ATTN_VIEW_NHD | ATTN_VIEW_HND);
     }
     const int32_t dtype = layer->desc->kv_dtype;
     const int32_t element = dtype == ATTN_KV_F32                            ? 4
@@ -178,7 +178,7 @@ static attn_status check_walk(const attn_layer *layer, const struct attn_kv_view
     for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
         const struct attn_backend_caps *caps = layer->served[phase].instance->caps;
         const int32_t alignment = caps->kv_alignment > element ? caps->kv_alignment : element;
-        if ((caps->view_forms & walk) != walk) {
+        if ((caps->view_forms & forms) != forms) {
             return error_set(error, ATTN_ERROR_UNSUPPORTED, "view_forms",
                              "layer '%s', %s: the view is %s%s, and %s for %s does not read it",
                              name, which, nhd ? "nhd" : "hnd", packed ? ", packed" : "", caps->name,

@@ -40,7 +40,7 @@ static void fill_choice(struct selection *selection, const struct layer *layer,
     }
 }
 
-/* Layout: what decode prefers if prefill can walk it; a sharing layer takes its target's. */
+/* Layout: what decode prefers if prefill can read it; a sharing layer takes its target's. */
 static int32_t common_layout(const struct selection *selection, const int32_t *chosen)
 {
     const struct attn_backend_caps *d = &selection->runtime->backends[chosen[1]].caps;
