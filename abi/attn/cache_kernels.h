@@ -64,8 +64,8 @@ enum attn_copy_kind {
 };
 
 /* pairs[i] = (source block, destination block), host int64 [num_pairs, 2], applied to every entry
- * of `copies` (all layers) in one call, in any order: no destination is the source or destination
- * of another pair. */
+ * of `copies` (all layers) in one call, in order: a destination may be the source of a later pair.
+ * Entries of `copies` share no bytes. */
 struct attn_copy_blocks_args {
     size_t struct_size;
     const struct attn_ext *next;

@@ -71,8 +71,8 @@ struct attn_block_transfer {
     const struct attn_block_memory *other;
     int32_t other_bytes; /* sizeof(struct attn_block_memory) of the writer; 0 without other */
     int32_t reserved;
-    /* host [num_pairs, 2]: source and destination block; copied in any order, so that no
-     * destination is the source or destination of another pair */
+    /* host [num_pairs, 2]: source and destination block; in order, so that a destination may be
+     * the source of a later pair */
     const int64_t *pairs;
     int64_t num_pairs;
     void *stream;

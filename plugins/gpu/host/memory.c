@@ -257,21 +257,70 @@ static attn_status copy_run(const struct attn_copy_blocks_args *args,
     return status;
 }
 
-/* Adds a run to those of the next launch; launches them when they are many, or with run NULL. */
 static attn_status launch_runs(const struct attn_copy_blocks_args *args, struct gpu_copy_params *p,
-                               const struct gpu_copy_run *run, struct attn_error *error)
+                               struct attn_error *error)
 {
     const struct gpu_device *device = &args->instance->device;
     const char *cause = NULL;
-    if (run != NULL) {
-        p->runs[p->count++] = *run;
-    }
-    if (p->count == GPU_COPY_RUNS || (run == NULL && p->count > 0)) {
+    if (p->count > 0) {
         cause = gpu_device_launch(device, GPU_KERNEL_copy_runs, (int64_t)device->num_sms * 8, p,
                                   args->stream);
-        p->count = 0;
     }
+    p->count = 0;
     return device_status(cause, "copy_blocks", error);
+}
+
+/* Whether `rows` rows of `bytes` at one place may lie over rows at another. */
+static bool meet(const char *a, int64_t a_stride, int64_t a_rows, const char *b, int64_t b_stride,
+                 int64_t b_rows, int64_t bytes)
+{
+    const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    return x < y + (uintptr_t)((b_rows - 1) * b_stride + bytes) &&
+           y < x + (uintptr_t)((a_rows - 1) * a_stride + bytes);
+}
+
+/* Whether the order of two runs of one copy matters. */
+static bool follows(const struct gpu_copy_run *a, const struct gpu_copy_run *b)
+{
+    return meet(a->to, a->to_stride, a->rows, b->from, b->from_stride, b->rows, a->bytes) ||
+           meet(a->from, a->from_stride, a->rows, b->to, b->to_stride, b->rows, a->bytes) ||
+           meet(a->to, a->to_stride, a->rows, b->to, b->to_stride, b->rows, a->bytes);
+}
+
+/* Adds a run to those of the next launch; launches them before where there is no room, or where it
+ * follows a run of its own copy, which begin at *first. */
+static attn_status add_run(const struct attn_copy_blocks_args *args, struct gpu_copy_params *p,
+                           const struct gpu_copy_run *run, int32_t *first, struct attn_error *error)
+{
+    attn_status status = ATTN_OK;
+    bool full = p->count == GPU_COPY_RUNS;
+    for (int32_t i = *first; i < p->count && !full; i++) {
+        full = follows(&p->runs[i], run);
+    }
+    if (full) {
+        status = launch_runs(args, p, error);
+        *first = 0;
+    }
+    p->runs[p->count++] = *run;
+    return status;
+}
+
+/* The run that begins at pair j: as many as lie in a row, if none is copied that another brings. */
+static void find_run(const struct attn_copy_blocks_args *args, const struct attn_block_copy *copy,
+                     int64_t j, struct gpu_copy_run *run)
+{
+    const int64_t *pair = &args->pairs[2 * j];
+    run->from = (const char *)copy->source + pair[0] * copy->source_stride;
+    run->to = (char *)copy->destination + pair[1] * copy->destination_stride;
+    run->rows = 1;
+    while (j + run->rows < args->num_pairs && pair[2 * run->rows] == pair[0] + run->rows &&
+           pair[2 * run->rows + 1] == pair[1] + run->rows) {
+        run->rows++;
+    }
+    if (meet(run->from, run->from_stride, run->rows, run->to, run->to_stride, run->rows,
+             run->bytes)) {
+        run->rows = 1;
+    }
 }
 
 attn_status gpu_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
@@ -284,20 +333,15 @@ attn_status gpu_copy_blocks(const struct attn_copy_blocks_args *args, struct att
         struct gpu_copy_run run = {.from_stride = copy->source_stride,
                                    .to_stride = copy->destination_stride,
                                    .bytes = copy->bytes};
+        int32_t first = p.count;
         for (int64_t j = 0; status == ATTN_OK && j < args->num_pairs; j += run.rows) {
-            const int64_t *pair = &args->pairs[2 * j];
-            run.from = (const char *)copy->source + pair[0] * copy->source_stride;
-            run.to = (char *)copy->destination + pair[1] * copy->destination_stride;
-            run.rows = 1;
-            while (j + run.rows < args->num_pairs && pair[2 * run.rows] == pair[0] + run.rows &&
-                   pair[2 * run.rows + 1] == pair[1] + run.rows) {
-                run.rows++;
-            }
-            status = args->kind == ATTN_COPY_DEVICE_TO_DEVICE ? launch_runs(args, &p, &run, error)
-                                                              : copy_run(args, &run, error);
+            find_run(args, copy, j, &run);
+            status = args->kind == ATTN_COPY_DEVICE_TO_DEVICE
+                         ? add_run(args, &p, &run, &first, error)
+                         : copy_run(args, &run, error);
         }
     }
-    return status == ATTN_OK ? launch_runs(args, &p, NULL, error) : status;
+    return status == ATTN_OK ? launch_runs(args, &p, error) : status;
 }
 
 attn_status gpu_make_block_table(const struct attn_block_table_args *args, struct attn_error *error)

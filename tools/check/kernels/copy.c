@@ -9,7 +9,8 @@
 
 enum { BLOCKS = 9, BYTES = 96, STRIDE = 128, CACHES = 2, SIZE = CACHES * BLOCKS * STRIDE };
 
-static const int64_t pairs[] = {0, 7, 3, 5, 2, 8};
+/* In order: blocks 5 and 7 are copied on, 0 to 2 are moved over themselves. */
+static const int64_t pairs[] = {0, 7, 3, 5, 2, 8, 5, 6, 7, 4, 0, 1, 1, 2, 2, 3};
 static const char *const kinds[] = {"", "host_to_device", "device_to_host", "device_to_device"};
 
 /* A cache in the device's memory and another one in the host's; both are compared afterwards. */
@@ -67,7 +68,7 @@ static enum trial_result run_copy_blocks(struct trial *trial, const void *varian
             copies[c].further = -1;
             for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i += 2) {
                 memcpy(m->expected[to] + at + pairs[i + 1] * STRIDE,
-                       m->before[from] + at + pairs[i] * STRIDE, BYTES);
+                       m->expected[from] + at + pairs[i] * STRIDE, BYTES);
             }
         }
         struct attn_copy_blocks_args args = {.struct_size = sizeof args,
