@@ -171,8 +171,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                     add_codes<KIND, D, FEW>(at, a.planes[1], key, lane, v_scales + sub * 16, s0, s1,
                                             o, sums.z);
                 } else if constexpr (KIND == KIND_F32) {
-                    add_floats<D, S::tile>(at + S::half, key, lane, s0, o);
-                    add_floats<D, S::tile>(at + S::half, key + 8, lane, s1, o);
+                    add_floats<D, S::tile>(at + S::half, key, lane, s0, s1, o);
                 } else if constexpr (S::bytes) {
                     add_bytes<KIND, D, S::tile, FEW>(at + S::half, key, lane, s0, s1, o, sums.z);
                 } else {

@@ -260,6 +260,7 @@ static __device__ __forceinline__ void dot_floats(const char *stage, const char 
 {
     constexpr int chunks = D / 4;
     const int g = lane >> 2;
+    float rest[2 * SUBS][4] = {};
 #pragma unroll
     for (int kk = 0; kk < D / 16; kk++) {
         int chunk = 4 * kk + (lane & 3);
@@ -272,31 +273,48 @@ static __device__ __forceinline__ void dot_floats(const char *stage, const char 
 #pragma unroll
         for (int n = 0; n < 2 * SUBS; n++) {
             float4 k = *(const float4 *)(stage + place_of<chunks, TILE>(first + n * 8 + g, chunk));
-            multiply_floats(s[n], a[0], split_float(k.x), split_float(k.y));
-            multiply_floats(s[n], a[1], split_float(k.z), split_float(k.w));
+            float sums[4] = {};
+            multiply_floats(sums, rest[n], a[0], split_float(k.x), split_float(k.y));
+            multiply_floats(sums, rest[n], a[1], split_float(k.z), split_float(k.w));
+            add_sums(s[n], sums);
         }
+    }
+#pragma unroll
+    for (int n = 0; n < 2 * SUBS; n++) {
+        add_sums(s[n], rest[n]);
     }
 }
 
-/* o += weights x values of 8 keys: of float32. Column g of tiles 4 j .. 4 j + 3 has dims 32 j + 4 g
+/* o += weights x values of 16 keys of float32. Column g of tiles 4 j .. 4 j + 3 has dims 32 j + 4 g
  * .. + 3; a lane's two keys are both halves of a product's depth. */
 template <int D, int TILE>
 static __device__ __forceinline__ void add_floats(const char *values, int first, int lane,
-                                                  const float (&s)[4], float (&o)[D / 8][4])
+                                                  const float (&s0)[4], const float (&s1)[4],
+                                                  float (&o)[D / 8][4])
 {
     constexpr int chunks = D / 4;
     const int key = first + (lane & 3) * 2;
-    const tf32_pair a[4] = {split_float(s[0]), split_float(s[2]), split_float(s[1]),
-                            split_float(s[3])};
+    const tf32_pair a[2][4] = {
+        {split_float(s0[0]), split_float(s0[2]), split_float(s0[1]), split_float(s0[3])},
+        {split_float(s1[0]), split_float(s1[2]), split_float(s1[1]), split_float(s1[3])}};
 #pragma unroll
     for (int j = 0; j < D / 32; j++) {
         int chunk = 8 * j + (lane >> 2);
-        float4 x = *(const float4 *)(values + place_of<chunks, TILE>(key, chunk));
-        float4 y = *(const float4 *)(values + place_of<chunks, TILE>(key + 1, chunk));
-        multiply_floats(o[4 * j], a, split_float(x.x), split_float(y.x));
-        multiply_floats(o[4 * j + 1], a, split_float(x.y), split_float(y.y));
-        multiply_floats(o[4 * j + 2], a, split_float(x.z), split_float(y.z));
-        multiply_floats(o[4 * j + 3], a, split_float(x.w), split_float(y.w));
+        float sums[4][4] = {};
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float4 x = *(const float4 *)(values + place_of<chunks, TILE>(key + 8 * half, chunk));
+            float4 y =
+                *(const float4 *)(values + place_of<chunks, TILE>(key + 8 * half + 1, chunk));
+            multiply_floats(sums[0], sums[0], a[half], split_float(x.x), split_float(y.x));
+            multiply_floats(sums[1], sums[1], a[half], split_float(x.y), split_float(y.y));
+            multiply_floats(sums[2], sums[2], a[half], split_float(x.z), split_float(y.z));
+            multiply_floats(sums[3], sums[3], a[half], split_float(x.w), split_float(y.w));
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            add_sums(o[4 * j + i], sums[i]);
+        }
     }
 }
 

@@ -76,13 +76,22 @@ static __device__ __forceinline__ void multiply_tf32(float (&c)[4], float a0, fl
                    "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-/* c += a b, 16 x 8 by 8 x 8 of float32: all but the product of what the high parts leave. */
-static __device__ __forceinline__ void multiply_floats(float (&c)[4], const tf32_pair (&a)[4],
-                                                       tf32_pair b0, tf32_pair b1)
+/* high + low += a b, 16 x 8 by 8 x 8 of float32: all but the product of what the high parts leave.
+ * A product's sum is cut to 24 bits, not rounded: a long chain of them drifts. So `high` begins
+ * anew after a few products and is added in float32; `low` is small, may go on, and may be `high`.
+ */
+static __device__ __forceinline__ void multiply_floats(float (&high)[4], float (&low)[4],
+                                                       const tf32_pair (&a)[4], tf32_pair b0,
+                                                       tf32_pair b1)
 {
-    multiply_tf32(c, a[0].low, a[1].low, a[2].low, a[3].low, b0.high, b1.high);
-    multiply_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b0.low, b1.low);
-    multiply_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b0.high, b1.high);
+    multiply_tf32(low, a[0].low, a[1].low, a[2].low, a[3].low, b0.high, b1.high);
+    multiply_tf32(low, a[0].high, a[1].high, a[2].high, a[3].high, b0.low, b1.low);
+    multiply_tf32(high, a[0].high, a[1].high, a[2].high, a[3].high, b0.high, b1.high);
+}
+
+static __device__ __forceinline__ void add_sums(float (&c)[4], const float (&sums)[4])
+{
+    c[0] += sums[0], c[1] += sums[1], c[2] += sums[2], c[3] += sums[3];
 }
 
 template <int KIND> static __device__ __forceinline__ uint32_t pack2(float a, float b)
