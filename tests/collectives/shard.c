@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "ranks.h"
 #include "shard.h"
@@ -49,24 +45,18 @@ static void fill(const struct shard *s, const struct fixture *f, const struct at
 
 static void bind(struct shard *s, struct fixture *f, const struct attn_context_parallel *cp)
 {
-    const struct attn_select_options options = {.struct_size = sizeof options,
-                                                .backend = "cpu_ref"};
     struct attn_layer_desc layer = f->layer;
     const struct attn_layer_desc *layers[] = {&layer};
     const struct attn_layer_params params = {.struct_size = sizeof params,
                                              .sinks = layer.has_sinks ? f->sinks : NULL};
     struct attn_kv_view k = {.struct_size = sizeof k}, v = k, full_k = k, full_v = k;
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
     int32_t blocks = f->batch.num_reqs * MAX_BLOCKS;
     layer.next = &cp->ext;
-    CHECK(f, f->api->select(f->runtime, &options, layers, 1, &s->assignment, &f->error));
-    CHECK(f, f->api->model_create(f->runtime, s->assignment, NULL, &s->model, &f->error));
+    CHECK(f, client_model(f->api, f->runtime, CLIENT_ORDER("cpu_ref"), layers, 1, &s->model,
+                          &f->error));
     attn_layer *bound = f->api->model_layer(s->model, 0);
-    CHECK(f, f->api->layer_kv_spec(bound, &spec, &f->error));
-    s->cache = aligned_alloc(256, (size_t)(blocks * spec.padded_page_bytes));
-    memset(s->cache, 0xff, (size_t)(blocks * spec.padded_page_bytes));
+    CHECK(f, client_cache(f->api, bound, blocks, NULL, &s->cache, &f->error));
     CHECK(f, f->api->layer_kv_views(bound, s->cache, blocks, &k, &v, &f->error));
-    CHECK(f, f->api->layer_bind_kv(bound, &k, &v, &f->error));
     CHECK(f, f->api->layer_bind_params(bound, &params, &f->error));
     CHECK(f, f->api->layer_kv_views(f->api->model_layer(f->model, 0), f->cache, f->num_blocks,
                                     &full_k, &full_v, &f->error));
@@ -77,28 +67,20 @@ static void bind(struct shard *s, struct fixture *f, const struct attn_context_p
 void shard_init(struct shard *s, struct fixture *f, const struct attn_context_parallel *cp,
                 int32_t rank, int32_t num_ranks)
 {
-    const struct attn_plan_options limits = {
-        .struct_size = sizeof limits,
-        .limits = &(const struct attn_limits){sizeof(struct attn_limits), NULL, MAX_REQS,
-                                              MAX_TOKENS, 0, ROWS, 0, 0}};
     int32_t blocks = f->batch.num_reqs * MAX_BLOCKS;
     *s = (struct shard){.rank = rank, .num_ranks = num_ranks, .interleave = cp->interleave};
     for (int32_t i = 0; i < blocks; i++) {
         s->table[i] = blocks - 1 - i;
     }
     bind(s, f, cp);
-    CHECK(f, f->api->plan_create(s->model, 0, &limits, &s->plan, &f->error));
-    size_t bytes = client_workspace_bytes(f->api, s->plan);
-    s->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    memset(s->workspace, 0xff, bytes);
-    CHECK(f, client_bind_workspace(f->api, s->plan, s->workspace, bytes, &f->error));
+    CHECK(f, client_plan(f->api, s->model, 0, CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, ROWS), &s->plan,
+                         &s->workspace, &f->error));
 }
 
 void shard_finish(struct shard *s, const struct fixture *f)
 {
     f->api->plan_destroy(s->plan);
     f->api->model_destroy(s->model);
-    f->api->assignment_destroy(s->assignment);
     free(s->cache);
     free(s->workspace);
 }

@@ -5,11 +5,11 @@
 #define COLLECTIVES_SHARD_H
 
 #include "fixture.h"
+#include "support/test.h"
 
 #define BLOCK 16 /* tokens of a cache block */
 
 struct shard {
-    attn_assignment *assignment;
     attn_model *model;
     attn_plan *plan;
     void *cache, *workspace;
@@ -24,14 +24,5 @@ void shard_finish(struct shard *s, const struct fixture *f);
 /* This rank's slots of positions first .. first + count - 1 of request r, -1 where another's. */
 void shard_slots(const struct shard *s, const struct fixture *f, int32_t r, int32_t first,
                  int32_t count, int64_t *slots);
-
-/* Of a call on `f`'s runtime. */
-#define CHECK(f, call)                                                                             \
-    do {                                                                                           \
-        if ((call) != ATTN_OK) {                                                                   \
-            fail_msg("rank %d: %s: %s: %s", ranks->rank, #call, (f)->error.field,                  \
-                     (f)->error.message);                                                          \
-        }                                                                                          \
-    } while (0)
 
 #endif

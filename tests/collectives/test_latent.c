@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* MLA over a latent cache that the ranks of MPI share: every rank gets for its own heads what the
  * formula gives over all rows. Run under mpirun. Exit status 0 if every rank agrees. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "mla_fixture.h"
 #include "ranks.h"
+#include "support/test.h"
 
 /* Decodes, of which the shortest leave ranks without rows; prefills with and without context, whose
  * chunks are small, large, and by default; both. */

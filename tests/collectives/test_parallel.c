@@ -3,12 +3,8 @@
  * under mpirun; each rank has its own query heads, all ranks the same keys. Exit status 0 if every
  * rank agrees. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "ranks.h"
 #include "shard.h"

@@ -3,12 +3,8 @@
  * over a whole cache, over one spread by the same ranks, and over one spread by heads' ranks too.
  * Run under mpirun. Exit status 0 if every rank agrees. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "ranks.h"
 #include "shard.h"

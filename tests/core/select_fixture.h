@@ -4,14 +4,9 @@
 #define TESTS_CORE_SELECT_FIXTURE_H
 
 /* clang-format off */
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
 /* clang-format on */
-
 #include "select/select.h"
+#include "support/test.h"
 
 #define MAX_BACKENDS 32
 

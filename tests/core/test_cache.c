@@ -1,12 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Starts with a cache of probes: nothing is loaded, what is loaded later has to be what was probed.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +13,7 @@
 #include "cache_fixture.h"
 #include "runtime/isolation/probe_cache.h"
 #include "runtime/runtime.h"
+#include "support/test.h"
 
 static bool is_mapped(const char *file)
 {

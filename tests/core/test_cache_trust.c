@@ -1,11 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is on file about a plugin is its answer, or is not believed and written anew. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +12,7 @@
 #include "cache_fixture.h"
 #include "runtime/isolation/probe_cache.h"
 #include "runtime/runtime.h"
+#include "support/test.h"
 
 static const char *the_entry;
 static unsigned char bytes_on_file[MAX_BYTES];

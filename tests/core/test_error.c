@@ -1,11 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Errors, text and structs of the util room. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,6 +8,7 @@
 #include "util/error.h"
 #include "util/structs.h"
 #include "util/text.h"
+#include "support/test.h"
 
 static void error_names_field_and_message(void **state)
 {

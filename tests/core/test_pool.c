@@ -1,11 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The default parallel_for: every item once, workers apart, many callers, nested loops, forks. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -15,6 +9,7 @@
 
 #include "host/host.h"
 #include "host/pool.h"
+#include "support/test.h"
 
 #define NUM_THREADS 4
 #define MAX_ITEMS 5000

@@ -1,12 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The door to the cache folder, and the measured ranks behind it: what others could have written
  * steers no selection, and nothing that lies there stops a process. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <locale.h>
@@ -20,6 +14,7 @@
 
 #include "host/cache_file.h"
 #include "select_fixture.h"
+#include "support/test.h"
 
 #define NOBODY 65534
 #define LINE "x86-64 32/8x128x128.bf16.bf16 decode alpha 4.5\n"

@@ -1,12 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Entry, discovery, loading and probing: through the table, over the plugins of tests/hostile. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include <attn/api.h>
-#include <cmocka.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -14,6 +8,8 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "support/test.h"
 
 /* HOSTILE_DIR: where the plugins of tests/hostile were built, as attn_NAME.so. */
 #if !defined(HOSTILE_DIR)

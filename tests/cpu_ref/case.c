@@ -2,18 +2,14 @@
 #include "case.h"
 
 #include <math.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "formats.h"
 #include "support/oracle.h"
 #include "problem.h"
+#include "support/test.h"
 
 #define GARBAGE_BLOCK 0x7ffffff0
 /* Beside rounding to the output's dtype: what float64 sums in another order may differ by, relative

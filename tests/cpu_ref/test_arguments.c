@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What cpu_ref declares, and how it answers bad arguments. Usage: test_arguments FILE.so */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "formats.h"
 #include "harness.h"
 #include "problem.h"
+#include "support/test.h"
 
 static const struct attend_case paged = {
     .name = "paged",

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attend and write_kv of cpu_ref against the oracle. Usage: test_attend FILE.so */
-#include <stdarg.h>
-#include <stddef.h>
-#include <setjmp.h>
 #include <stdio.h>
 
-#include <cmocka.h>
-
 #include "case.h"
+#include "support/test.h"
 
 #define SEED 20261120
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))

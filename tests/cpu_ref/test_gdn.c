@@ -2,18 +2,14 @@
 /* gated_delta against the recurrence in float64, token by token, over sequences that the kernel
  * sees in steps. Usage: test_gdn FILE.so */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "delta.h"
 #include "formats.h"
 #include "problem.h"
+#include "support/test.h"
 
 #define SEED 53
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))

@@ -2,16 +2,12 @@
 /* merge_states, rope_write_kv and gather_kv, each against its formula.
  * Usage: test_kernels FILE.so */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "formats.h"
 #include "harness.h"
+#include "support/test.h"
 
 #define SEED 41
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))

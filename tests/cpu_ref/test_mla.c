@@ -2,18 +2,14 @@
 /* attend_mla, attend_mla_sparse, and latent rows written and gathered, against the formulas in
  * float64 over unpaged rows. Usage: test_mla FILE.so */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "formats.h"
 #include "harness.h"
 #include "latent.h"
 #include "problem.h"
+#include "support/test.h"
 
 #define SEED 97
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))

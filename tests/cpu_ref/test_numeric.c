@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* quantize, amax, batched_gemm and copies, each against its formula. Usage: test_numeric FILE.so */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "formats.h"
 #include "harness.h"
+#include "support/test.h"
 
 #define SEED 41
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof *(array)))

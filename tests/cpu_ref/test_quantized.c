@@ -2,16 +2,12 @@
 /* Caches whose rows carry scales: every byte that write_kv leaves and the attend over them, against
  * the formulas. Usage: test_quantized FILE.so */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "formats.h"
 #include "harness.h"
 #include "support/oracle.h"
+#include "support/test.h"
 
 #define SEED 99
 #define BLOCKS 7

@@ -1,20 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A device's memory through the core's table: the fake device's, which the host cannot touch, and
  * the host's own. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <attn/api.h>
-#include <cmocka.h>
-#include <dlfcn.h>
-#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "support/client.h"
+#include "support/test.h"
 
 #define BYTES 10000
 #define CAPACITY (1 << 20)
@@ -25,23 +19,12 @@ static const struct attn_device fake = {ATTN_DEVICE_EXTENSION, 0}, cpu = {ATTN_D
 
 static int open_runtime(void **state)
 {
-    attn_get_api_fn *entry = NULL;
-    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .backend = "",
-                                                 .plugin_path = PLUGINS,
-                                                 .cache_dir = "",
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1,
-                                                 .isolation = -1};
+    struct attn_runtime_options options = client_options(PLUGINS);
+    struct attn_error error = ATTN_ERROR_INIT;
     (void)state;
     setenv("FAKE_DEVICE_BYTES", "1048576", 1); /* CAPACITY */
-    assert_non_null(library);
-    *(void **)&entry = dlsym(library, ATTN_GET_API_SYMBOL);
-    return entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) == ATTN_OK &&
-                   api->runtime_create(&options, &runtime, NULL) == ATTN_OK
-               ? 0
-               : -1;
+    options.isolation = -1;
+    return client_open(CORE_FILE, &options, &api, &runtime, &error) == ATTN_OK ? 0 : -1;
 }
 
 static int close_runtime(void **state)

@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What an engine hands in from a wrong memory is refused by name, whatever it says of itself. Its
  * blocks are four of the device's, so that every block table is made there, of page lists too. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
+#include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <attn/api.h>
-#include <cmocka.h>
-#include <dlfcn.h>
-#include <math.h>
-#include <stdbool.h>
-
 #include "support/client.h"
+#include "support/test.h"
 
 enum { TOKENS = 20, HEADS = 2, SIZE = 64, BLOCK = 16, BLOCKS = 4 };
 
@@ -31,7 +25,6 @@ static struct {
     const struct attn_api *api;
     attn_runtime *runtime;
     attn_open_device *opened;
-    attn_assignment *assignment;
     attn_model *model;
     attn_layer *layer;
     attn_plan *plan;
@@ -64,21 +57,11 @@ static struct attn_error error;
 
 static void make_runtime(bool validates)
 {
-    attn_get_api_fn *entry = NULL;
-    void *library = dlopen(CORE_FILE, RTLD_NOW | RTLD_LOCAL);
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .backend = "",
-                                                 .plugin_path = PLUGINS,
-                                                 .cache_dir = "",
-                                                 .validate = validates ? 1 : -1,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1,
-                                                 .isolation = -1};
+    struct attn_runtime_options options = client_options(PLUGINS);
+    options.validate = validates ? 1 : -1;
+    options.isolation = -1;
     setenv("FAKE_DEVICE_BLOCK", "4", 1);
-    assert_non_null(library);
-    *(void **)&entry = dlsym(library, ATTN_GET_API_SYMBOL);
-    OK(entry(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &f.api, &error));
-    OK(f.api->runtime_create(&options, &f.runtime, &error));
+    OK(client_open(CORE_FILE, &options, &f.api, &f.runtime, &error));
 }
 
 static void make_layer(void)
@@ -98,8 +81,7 @@ static void make_layer(void)
                                          .block_size = BLOCK};
     const struct attn_layer_desc *layers[] = {&desc};
     const struct attn_select_options options = {.struct_size = sizeof options, .device = fake};
-    OK(f.api->select(f.runtime, &options, layers, 1, &f.assignment, &error));
-    OK(f.api->model_create(f.runtime, f.assignment, NULL, &f.model, &error));
+    OK(client_model(f.api, f.runtime, &options, layers, 1, &f.model, &error));
     f.layer = f.api->model_layer(f.model, 0);
 }
 
@@ -179,19 +161,13 @@ static void bind_all(void)
     struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
     const struct attn_layer_params params = {
         .struct_size = sizeof params, .sinks = f.device->sinks, .device = fake};
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
-                                              .max_num_reqs = 1,
-                                              .max_num_tokens = TOKENS,
-                                              .max_seq_len = TOKENS + 3}};
     OK(f.api->layer_kv_views(f.layer, f.cache, BLOCKS, &k, &v, &error));
     assert_memory_equal(&k.device, &fake, sizeof fake);
     OK(f.api->layer_bind_kv(f.layer, &k, &v, &error));
     OK(f.api->layer_bind_params(f.layer, &params, &error));
-    OK(f.api->plan_create(f.model, 0, &options, &f.plan, &error));
+    OK(f.api->plan_create(f.model, 0, CLIENT_LIMITS(1, TOKENS, TOKENS + 3), &f.plan, &error));
     size_t bytes = client_workspace_bytes(f.api, f.plan);
-    void *wrong = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    void *wrong = client_memory(bytes);
     REFUSED(client_bind_workspace(f.api, f.plan, wrong, bytes, &error), "workspace");
     free(wrong);
     OK(f.api->device_allocate(f.opened, ATTN_MEMORY_DEVICE, bytes, &f.workspace, &error));
@@ -204,7 +180,6 @@ static int tear_down(void **state)
     (void)state;
     f.api->plan_destroy(f.plan);
     f.api->model_destroy(f.model);
-    f.api->assignment_destroy(f.assignment);
     for (int32_t i = 0; i < 3; i++) {
         f.api->device_free(f.opened, ATTN_MEMORY_DEVICE, memory[i]);
     }

@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "fixture.h"
 
-#include <cmocka.h>
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "support/client.h"
+#include "support/test.h"
 
 const struct attn_api *api;
 const char *core_file, *scan_file;
@@ -52,22 +48,15 @@ attn_runtime *create_by(const struct attn_api *table, const char *path, int32_t 
                                    .log = keep_log,
                                    .allocate = allocate,
                                    .release = release};
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .host = meter != NULL ? &host : NULL,
-                                                 .backend = "",
-                                                 .plugin_path = path,
-                                                 .cache_dir = "",
-                                                 .num_threads = 1,
-                                                 .log_level =
-                                                     1 + (meter ? ATTN_LOG_INFO : ATTN_LOG_ERROR),
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1,
-                                                 .isolation = isolation,
-                                                 .probe_deadline_ms = deadline};
+    struct attn_runtime_options options = client_options(path);
     struct attn_error error = ATTN_ERROR_INIT;
     attn_runtime *runtime = NULL;
-    const attn_status status = table->runtime_create(&options, &runtime, &error);
 
+    options.host = meter != NULL ? &host : NULL;
+    options.log_level = 1 + (meter != NULL ? ATTN_LOG_INFO : ATTN_LOG_ERROR);
+    options.isolation = isolation;
+    options.probe_deadline_ms = deadline;
+    const attn_status status = table->runtime_create(&options, &runtime, &error);
     /* An answer that comes in fewer pieces grows its text in fewer steps. */
     if (meter != NULL && meter->fail_at > meter->calls) {
         expected = ATTN_OK;
@@ -94,8 +83,7 @@ struct attn_plugin_info info_of(const struct attn_api *table, const attn_runtime
 
 int fixture_open(int argc, char **argv)
 {
-    attn_get_api_fn *get_api = NULL;
-    void *symbol = NULL;
+    struct attn_error error = ATTN_ERROR_INIT;
 
     if (argc != 3) {
         fprintf(stderr, "usage: %s libattn.so.1 attn-scan\n", argv[0]);
@@ -106,7 +94,5 @@ int fixture_open(int argc, char **argv)
     /* The scanner's signals are what is tested here, not a sanitizer's account of them. */
     setenv("ASAN_OPTIONS", "handle_segv=0:handle_abort=0:handle_sigill=0:handle_sigfpe=0", 1);
     setenv("TSAN_OPTIONS", "handle_segv=0:handle_abort=0:handle_sigill=0:handle_sigfpe=0", 1);
-    symbol = dlsym(dlopen(core_file, RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL);
-    memcpy(&get_api, &symbol, sizeof get_api);
-    return symbol == NULL || get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK;
+    return client_load(core_file, &api, &error) != ATTN_OK;
 }

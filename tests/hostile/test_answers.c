@@ -3,14 +3,6 @@
  * schedule_size, plan and kernels become errors. What ends the process there ends the engine: the
  * code of a vendor that serves runs in the engine's process, and no library can take that back;
  * these tests say so. The argument is libattn.so.1. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <attn/api.h>
-#include <cmocka.h>
-#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,11 +11,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "fixture.h"
 #include "support/client.h"
+#include "support/tensor.h"
+#include "support/test.h"
 
 enum { HEADS = 2, HEAD_SIZE = 64, BLOCK = 16, BLOCKS = 2, TOKENS = 4 };
-
-static const struct attn_api *api;
 
 /* One layer of one request, as examples/engine.c has it; says how far it came. */
 struct engine {
@@ -33,22 +26,14 @@ struct engine {
     attn_plan *plan;
     void *cache, *workspace;
     float rows[4][TOKENS * HEADS * HEAD_SIZE];
-    int64_t shape[3];
-    struct attn_tensor tensors[4];
+    struct shaped tensors[4];
     struct attn_error error;
 };
 
 static attn_status begin(struct engine *e, const char *file, uint32_t flags)
 {
     const struct attn_select_options choice = {.struct_size = sizeof choice, .flags = flags};
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .backend = "",
-                                                 .plugin_path = file,
-                                                 .cache_dir = "",
-                                                 .num_threads = 1,
-                                                 .log_level = 1 + ATTN_LOG_ERROR,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1};
+    struct attn_runtime_options options = client_options(file);
     const struct attn_layer_desc layer = {.struct_size = sizeof layer,
                                           .name = "only",
                                           .kind = ATTN_LAYER_DECODER,
@@ -60,30 +45,19 @@ static attn_status begin(struct engine *e, const char *file, uint32_t flags)
                                           .causal = 1,
                                           .block_size = BLOCK};
     const struct attn_layer_desc *layers[] = {&layer};
-    attn_status status = api->runtime_create(&options, &e->runtime, &e->error);
 
+    options.log_level = 1 + ATTN_LOG_ERROR;
+    attn_status status = api->runtime_create(&options, &e->runtime, &e->error);
     return status ? status : api->select(e->runtime, &choice, layers, 1, &e->assignment, &e->error);
 }
 
 static attn_status bind_layer(struct engine *e, attn_layer *layer)
 {
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
-                                              .max_num_reqs = 1,
-                                              .max_num_tokens = TOKENS,
-                                              .max_seq_len = BLOCK}};
-    struct attn_kv_spec spec = {.struct_size = sizeof spec};
-    struct attn_kv_view kv[2] = {{.struct_size = sizeof *kv}, {.struct_size = sizeof *kv}};
-    attn_status status = api->layer_kv_spec(layer, &spec, &e->error);
+    attn_status status = client_cache(api, layer, BLOCKS, NULL, &e->cache, &e->error);
 
-    e->cache = aligned_alloc(256, (size_t)(BLOCKS * spec.padded_page_bytes));
-    status =
-        status ? status : api->layer_kv_views(layer, e->cache, BLOCKS, &kv[0], &kv[1], &e->error);
-    status = status ? status : api->layer_bind_kv(layer, &kv[0], &kv[1], &e->error);
     return status ? status
                   : api->plan_create(e->model, api->layer_group(layer, ATTN_GROUP_BLOCK_TABLE, 0),
-                                     &options, &e->plan, &e->error);
+                                     CLIENT_LIMITS(1, TOKENS, BLOCK), &e->plan, &e->error);
 }
 
 static attn_status step(struct engine *e, attn_layer *layer, const char **at)
@@ -103,22 +77,19 @@ static attn_status step(struct engine *e, attn_layer *layer, const char **at)
                                      .slot_mapping = slots,
                                      .num_slots = TOKENS};
     const struct attn_step_io io = {.struct_size = sizeof io,
-                                    .q = &e->tensors[0],
-                                    .k = &e->tensors[1],
-                                    .v = &e->tensors[2],
-                                    .out = &e->tensors[3]};
+                                    .q = &e->tensors[0].tensor,
+                                    .k = &e->tensors[1].tensor,
+                                    .v = &e->tensors[2].tensor,
+                                    .out = &e->tensors[3].tensor};
     const size_t bytes = client_workspace_bytes(api, e->plan);
     attn_status status = ATTN_OK;
 
-    e->shape[0] = TOKENS;
-    e->shape[1] = HEADS;
-    e->shape[2] = HEAD_SIZE;
     for (int i = 0; i < 4; i++) {
-        e->tensors[i] = (struct attn_tensor){
-            e->rows[i], {ATTN_DEVICE_CPU, 0}, 3, {ATTN_CODE_FLOAT, 32, 1}, e->shape, NULL, 0};
+        shaped_set(&e->tensors[i], e->rows[i], ATTN_DTYPE_F32, 3,
+                   (const int64_t[]){TOKENS, HEADS, HEAD_SIZE}, NULL);
     }
     *at = "workspace";
-    e->workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    e->workspace = client_memory(bytes);
     status = client_bind_workspace(api, e->plan, e->workspace, bytes, &e->error);
     *at = "plan";
     status = status ? status : api->plan_batch(e->plan, &batch, NULL, &e->error);
@@ -310,13 +281,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(reasons_end),
         cmocka_unit_test(later_misdeeds_are_the_engines),
     };
-    attn_get_api_fn *get_api = NULL;
-    void *symbol =
-        argc > 1 ? dlsym(dlopen(argv[1], RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL) : NULL;
+    const int failed = fixture_open(argc, argv);
 
-    memcpy(&get_api, &symbol, sizeof get_api);
-    if (symbol == NULL || get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK) {
-        return 1;
-    }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return failed != 0 ? failed : cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Declarations that are unknown, impossible or contradict each other: the same status and reason
  * whether the plugin is probed in this process or in its own. The argument is libattn.so.1. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <attn/api.h>
-#include <cmocka.h>
-#include <dlfcn.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const struct attn_api *api;
+#include "fixture.h"
+#include "support/test.h"
 
 static const struct {
     const char *name;
@@ -158,21 +151,10 @@ static void check_case(size_t i, bool beside)
     assert_int_equal(setenv("HOSTILE_CASE", cases[i].name, 1), 0);
     assert_int_equal(setenv("HOSTILE_BESIDE", beside ? "1" : "", 1), 0);
     for (int32_t isolation = -1; isolation <= 1; isolation += 2) {
-        const struct attn_runtime_options options = {
-            .struct_size = sizeof options,
-            .backend = "",
-            .plugin_path = HOSTILE_DIR "/attn_declares.so:" HOSTILE_DIR "/attn_none.so",
-            .cache_dir = "",
-            .num_threads = 1,
-            .log_level = 1 + ATTN_LOG_ERROR,
-            .ignore_environment = 1,
-            .no_default_plugins = 1,
-            .isolation = isolation};
-        struct attn_plugin_info info = {.struct_size = sizeof info};
-        attn_runtime *runtime = NULL;
+        attn_runtime *runtime =
+            create_by(api, PLUGIN("declares") ":" PLUGIN("none"), isolation, 0, NULL, ATTN_OK);
+        const struct attn_plugin_info info = info_of(api, runtime, 0);
 
-        assert_int_equal(api->runtime_create(&options, &runtime, NULL), ATTN_OK);
-        assert_int_equal(api->plugin_info(runtime, 0, &info), ATTN_OK);
         if (info.status != expected || strcmp(info.reason, cases[i].reason) != 0) {
             fail_msg("%s, isolation %d: status %d, '%s'", cases[i].name, isolation, info.status,
                      info.reason);
@@ -203,13 +185,7 @@ static void each_is_refused(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(each_is_refused)};
-    attn_get_api_fn *get_api = NULL;
-    void *symbol =
-        argc > 1 ? dlsym(dlopen(argv[1], RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL) : NULL;
+    const int failed = fixture_open(argc, argv);
 
-    memcpy(&get_api, &symbol, sizeof get_api);
-    if (symbol == NULL || get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK) {
-        return 1;
-    }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return failed != 0 ? failed : cmocka_run_group_tests(tests, NULL, NULL);
 }

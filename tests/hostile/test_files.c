@@ -1,14 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files in a plugin directory that are no plugins, or not ones to be trusted: each with its status
  * and reason, beside a sound one. The argument is libattn.so.1. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <attn/api.h>
-#include <cmocka.h>
-#include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -21,29 +13,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "fixture.h"
+#include "support/test.h"
+
 #define MAX_BYTES (1 << 20)
 
-static const struct attn_api *api;
 static char folder[64], bad[96], good[96];
 static unsigned char sound[MAX_BYTES];
 static size_t sound_size;
-
-static attn_runtime *create(const char *path, int32_t isolation)
-{
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .backend = "",
-                                                 .plugin_path = path,
-                                                 .cache_dir = "",
-                                                 .num_threads = 1,
-                                                 .log_level = 1 + ATTN_LOG_ERROR,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1,
-                                                 .isolation = isolation};
-    attn_runtime *runtime = NULL;
-
-    assert_int_equal(api->runtime_create(&options, &runtime, NULL), ATTN_OK);
-    return runtime;
-}
 
 static void write_bad(const void *bytes, size_t size, mode_t mode)
 {
@@ -68,11 +45,10 @@ static void write_changed(size_t at, unsigned char byte)
 static void expect(attn_status status, const char *reason)
 {
     for (int32_t isolation = -1; isolation <= 1; isolation += 2) {
-        attn_runtime *runtime = create(folder, isolation);
-        struct attn_plugin_info info = {.struct_size = sizeof info};
+        attn_runtime *runtime = create_by(api, folder, isolation, 0, NULL, ATTN_OK);
+        const struct attn_plugin_info info = info_of(api, runtime, 0);
 
         assert_int_equal(api->plugin_count(runtime), 2);
-        assert_int_equal(api->plugin_info(runtime, 0, &info), ATTN_OK);
         assert_string_equal(info.file, bad);
         if (info.status != status || strstr(info.reason, reason) != info.reason) {
             fail_msg("isolation %d: status %d, '%s'; expected %d, '%s'", isolation, info.status,
@@ -182,7 +158,7 @@ static void unreadable(void **state)
         if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) {
             _exit(2);
         }
-        attn_runtime *runtime = create(folder, -1);
+        attn_runtime *runtime = create_by(api, folder, -1, 0, NULL, ATTN_OK);
         api->plugin_info(runtime, 0, &info);
         const int right = info.status == ATTN_ERROR_IO &&
                           strcmp(info.reason, "file: cannot be opened: Permission denied") == 0;
@@ -202,7 +178,7 @@ static void unreadable(void **state)
 static void entry_is_too_long(void **state)
 {
     static char path[3 * PATH_MAX];
-    struct attn_plugin_info info = {.struct_size = sizeof info};
+    struct attn_plugin_info info;
     attn_runtime *runtime = NULL;
 
     (void)state;
@@ -211,13 +187,12 @@ static void entry_is_too_long(void **state)
     snprintf(path + PATH_MAX + 10, sizeof path - PATH_MAX - 10, ":%s", good);
     runtime = create(path, 0);
     assert_int_equal(api->plugin_count(runtime), 2);
-    assert_int_equal(api->plugin_info(runtime, 0, &info), ATTN_OK);
+    info = info_of(api, runtime, 0);
     assert_int_equal(info.status, ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(info.reason,
                         "an entry of 4106 bytes in ATTN_PLUGIN_PATH; a path has at most 4095");
     assert_int_equal(strlen(info.file), 63);
-    assert_int_equal(api->plugin_info(runtime, 1, &info), ATTN_OK);
-    assert_int_equal(info.status, ATTN_OK);
+    assert_int_equal(info_of(api, runtime, 1).status, ATTN_OK);
     api->runtime_destroy(runtime);
 }
 
@@ -257,13 +232,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(no_regular_file), cmocka_unit_test(not_to_be_trusted),
         cmocka_unit_test(unreadable),      cmocka_unit_test(entry_is_too_long),
     };
-    attn_get_api_fn *get_api = NULL;
-    void *symbol =
-        argc > 1 ? dlsym(dlopen(argv[1], RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL) : NULL;
+    const int failed = fixture_open(argc, argv);
 
-    memcpy(&get_api, &symbol, sizeof get_api);
-    if (symbol == NULL || get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &api, NULL) != ATTN_OK) {
-        return 1;
-    }
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return failed != 0 ? failed : cmocka_run_group_tests(tests, setup, teardown);
 }

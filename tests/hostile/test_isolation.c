@@ -2,12 +2,6 @@
 /* Plugins that misbehave in constructors, entry and probe cost themselves, with the cause, and
  * nothing else. Through the shared library, as an engine has it: arguments are libattn.so.1 and
  * attn-scan. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <dirent.h>
 #include <errno.h>
 #include <stdbool.h>
@@ -17,6 +11,7 @@
 #include <unistd.h>
 
 #include "fixture.h"
+#include "support/test.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1

@@ -2,13 +2,6 @@
 /* Where plugins are looked for: a core that is opened by a relative name finds its own, and one
  * that finds none says where it has looked and why that gave nothing. The argument is libattn.so.1.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <attn/api.h>
-#include <cmocka.h>
 #include <dlfcn.h>
 #include <libgen.h>
 #include <limits.h>
@@ -17,6 +10,9 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "support/client.h"
+#include "support/test.h"
 
 static char core[PATH_MAX];
 static char warnings[2048];
@@ -33,22 +29,16 @@ static const struct attn_host host = {.struct_size = sizeof host, .log = keep_wa
 
 static attn_runtime *open_core(const char *name, const char *path, const struct attn_api **api)
 {
-    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .host = &host,
-                                                 .backend = "cpu_simd",
-                                                 .plugin_path = path,
-                                                 .cache_dir = "",
-                                                 .num_threads = 1,
-                                                 .log_level = 1 + ATTN_LOG_WARN,
-                                                 .ignore_environment = 1};
-    attn_runtime *runtime = NULL;
-    if (library == NULL) {
-        fail_msg("%s", dlerror());
+    struct attn_runtime_options options = client_options(path);
+    struct attn_error error = ATTN_ERROR_INIT;
+    attn_runtime *runtime;
+    options.host = &host;
+    options.backend = "cpu_simd";
+    options.log_level = 1 + ATTN_LOG_WARN;
+    options.no_default_plugins = 0;
+    if (client_open(name, &options, api, &runtime, &error) != ATTN_OK) {
+        fail_msg("%s: %s", error.field, error.message);
     }
-    attn_get_api_fn *get = (attn_get_api_fn *)(uintptr_t)dlsym(library, ATTN_GET_API_SYMBOL);
-    assert_int_equal(get(ATTN_ABI_VERSION, ATTN_ABI_VERSION, api, NULL), ATTN_OK);
-    assert_int_equal((*api)->runtime_create(&options, &runtime, NULL), ATTN_OK);
     return runtime;
 }
 

@@ -1,13 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The scanner's process among the engine's own: signals, children, threads, forks, closed streams,
  * and where attn-scan is looked for. Arguments are libattn.so.1 and attn-scan. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -22,6 +15,8 @@
 #include <unistd.h>
 
 #include "fixture.h"
+#include "support/client.h"
+#include "support/test.h"
 
 /* A child that is forked before anything was created creates its own; one that is forked later goes
  * on with its copy. */
@@ -192,10 +187,9 @@ static void scanner_of_an_installed_core(void **state)
     char folder[64] = "/tmp/attn_isolation_XXXXXX";
     char core[128], plugins[128], scanner[160];
     const struct attn_api *other = NULL;
-    attn_get_api_fn *get_api = NULL;
+    struct attn_error error = ATTN_ERROR_INIT;
     struct meter meter = {0};
     attn_runtime *runtime = NULL;
-    void *symbol = NULL;
 
     (void)state;
     assert_non_null(mkdtemp(folder));
@@ -204,9 +198,7 @@ static void scanner_of_an_installed_core(void **state)
     snprintf(scanner, sizeof scanner, "%s/attn-scan", plugins);
     assert_int_equal(mkdir(plugins, 0755), 0);
     copy_file(core_file, core);
-    symbol = dlsym(dlopen(core, RTLD_NOW | RTLD_LOCAL), ATTN_GET_API_SYMBOL);
-    memcpy(&get_api, &symbol, sizeof get_api);
-    assert_int_equal(get_api(0, UINT32_MAX, &other, NULL), ATTN_OK);
+    assert_int_equal(client_load(core, &other, &error), ATTN_OK);
 
     runtime = create_by(other, PLUGIN("none"), 0, 0, &meter, ATTN_OK);
     assert_int_equal(other->backend_count(runtime), 1);
@@ -320,17 +312,12 @@ static void many_hang_at_once(void **state)
 static void refusal(const char *path, const char *folder, int32_t deadline, char *reason,
                     size_t size)
 {
-    const struct attn_runtime_options options = {.struct_size = sizeof options,
-                                                 .backend = "",
-                                                 .plugin_path = path,
-                                                 .cache_dir = folder,
-                                                 .num_threads = 1,
-                                                 .log_level = 1 + ATTN_LOG_ERROR,
-                                                 .ignore_environment = 1,
-                                                 .no_default_plugins = 1,
-                                                 .probe_deadline_ms = deadline};
+    struct attn_runtime_options options = client_options(path);
     attn_runtime *runtime = NULL;
 
+    options.cache_dir = folder;
+    options.log_level = 1 + ATTN_LOG_ERROR;
+    options.probe_deadline_ms = deadline;
     assert_int_equal(api->runtime_create(&options, &runtime, NULL), ATTN_OK);
     assert_int_equal(info_of(api, runtime, 0).status, ATTN_ERROR_TIMEOUT);
     snprintf(reason, size, "%s", info_of(api, runtime, 0).reason);

@@ -2,7 +2,6 @@
 /* soak CORE PLUGIN-PATH FOLDER SEED ROUNDS: engines that live by random choices, one after the
  * other or two at once, in one process that has loaded the core and its plugins once. Everything
  * follows from a round's seed but the order of threads. */
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,6 +10,8 @@
 #include <unistd.h>
 
 #include "soak.h"
+#include "support/client.h"
+#include "support/random.h"
 
 #define MOST_BYTES ((size_t)1 << 28) /* of one allocation; the core zeroes what it gets */
 
@@ -18,10 +19,8 @@ atomic_long soak_refused, soak_compared;
 
 uint64_t soak_random(struct round *round, uint64_t below)
 {
-    uint64_t z = round->state += UINT64_C(0x9e3779b97f4a7c15); /* splitmix64 */
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return below > 0 ? (z ^ z >> 31) % below : 0;
+    const uint64_t bits = random_bits(&round->state);
+    return below > 0 ? bits % below : 0;
 }
 
 bool soak_chance(struct round *round, uint64_t one_in)
@@ -96,20 +95,15 @@ struct place {
 
 static attn_status open_runtime(struct round *round, const struct place *place)
 {
-    const struct attn_runtime_options options = {
-        .struct_size = sizeof options,
-        .host = &round->host,
-        .backend = "",
-        .plugin_path = place->plugins,
-        .cache_dir = soak_chance(round, 5) ? "" : round->folder,
-        .num_threads = 1 + (int32_t)soak_random(round, 3),
-        .log_level = 1 + (int32_t)soak_random(round, 5),
-        .validate = soak_chance(round, 2) ? 1 : -1,
-        .ignore_environment = 1,
-        .no_default_plugins = 1,
-        .isolation = (int32_t)soak_random(round, 3) - 1,
-        .probe_deadline_ms = soak_chance(round, 10) ? 1 : 60000};
+    struct attn_runtime_options options = client_options(place->plugins);
     struct faults faults;
+    options.host = &round->host;
+    options.cache_dir = soak_chance(round, 5) ? "" : round->folder;
+    options.num_threads = 1 + (int32_t)soak_random(round, 3);
+    options.log_level = 1 + (int32_t)soak_random(round, 5);
+    options.validate = soak_chance(round, 2) ? 1 : -1;
+    options.isolation = (int32_t)soak_random(round, 3) - 1;
+    options.probe_deadline_ms = soak_chance(round, 10) ? 1 : 60000;
     faults_begin(round, &faults);
     const attn_status status = round->api->runtime_create(&options, &round->runtime, &round->error);
     faults_end(&faults);
@@ -166,19 +160,13 @@ static void *play_beside(void *argument)
 int main(int argc, char **argv)
 {
     struct place place = {.plugins = argc > 2 ? argv[2] : "", .folder = argc > 3 ? argv[3] : ""};
-    attn_get_api_fn *get_api;
+    struct attn_error error = ATTN_ERROR_INIT;
     if (argc != 6) {
         fputs("usage: soak CORE PLUGIN-PATH FOLDER SEED ROUNDS\n", stderr);
         return 2;
     }
-    void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
-    void *symbol = library != NULL ? dlsym(library, ATTN_GET_API_SYMBOL) : NULL;
-    if (symbol == NULL) {
-        fprintf(stderr, "soak: %s\n", dlerror());
-        return 1;
-    }
-    memcpy(&get_api, &symbol, sizeof get_api);
-    if (get_api(ATTN_ABI_VERSION_MIN, ATTN_ABI_VERSION, &place.api, NULL) != ATTN_OK) {
+    if (client_load(argv[1], &place.api, &error) != ATTN_OK) {
+        fprintf(stderr, "soak: %s: %s\n", error.field, error.message);
         return 1;
     }
     const uint64_t first = strtoull(argv[4], NULL, 10), rounds = strtoull(argv[5], NULL, 10);

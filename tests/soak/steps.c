@@ -84,33 +84,19 @@ static attn_status bind(struct run *run, struct side *side, const char *backend)
     struct round *round = run->round;
     const struct attn_api *api = round->api;
     const struct attn_layer_desc *layers[MAX_LAYERS];
-    const struct attn_select_options options = {.struct_size = sizeof options, .backend = backend};
-    attn_assignment *assignment = NULL;
     for (int32_t i = 0; i < run->num_layers; i++) {
         layers[i] = &run->layers[i];
     }
-    attn_status status =
-        api->select(round->runtime, &options, layers, run->num_layers, &assignment, &round->error);
-    status = status
-                 ? status
-                 : api->model_create(round->runtime, assignment, NULL, &side->model, &round->error);
-    api->assignment_destroy(assignment);
+    attn_status status = client_model(api, round->runtime, CLIENT_ORDER(backend), layers,
+                                      run->num_layers, &side->model, &round->error);
     for (int32_t i = 0; i < run->num_layers && status == ATTN_OK; i++) {
         attn_layer *layer = api->model_layer(side->model, i);
-        struct attn_kv_spec spec = {.struct_size = sizeof spec};
-        struct attn_kv_view k = {.struct_size = sizeof k}, v = {.struct_size = sizeof v};
         const struct attn_layer_params params = {
             .struct_size = sizeof params,
             .sinks = run->layers[i].has_sinks ? run->sinks : NULL,
             .alibi_slopes = run->layers[i].alibi ? run->slopes : NULL};
-        const int64_t blocks = MAX_REQS * MAX_BLOCKS;
-        status = api->layer_kv_spec(layer, &spec, &round->error);
-        const size_t bytes = (size_t)(blocks * spec.padded_page_bytes);
-        side->cache[i] = aligned_alloc(256, (bytes + 255) / 256 * 256);
-        memset(side->cache[i], 0xff, bytes); /* NaN where nothing is written */
-        status = status ? status
-                        : api->layer_kv_views(layer, side->cache[i], blocks, &k, &v, &round->error);
-        status = status ? status : api->layer_bind_kv(layer, &k, &v, &round->error);
+        status =
+            client_cache(api, layer, MAX_REQS * MAX_BLOCKS, NULL, &side->cache[i], &round->error);
         status = status ? status : api->layer_bind_params(layer, &params, &round->error);
     }
     return status;
@@ -120,27 +106,17 @@ static attn_status make_plan(struct run *run, struct side *side)
 {
     struct round *round = run->round;
     const struct attn_api *api = round->api;
-    const struct attn_plan_options options = {
-        .struct_size = sizeof options,
-        .limits = &(const struct attn_limits){.struct_size = sizeof(struct attn_limits),
-                                              .max_num_reqs = MAX_REQS,
-                                              .max_num_tokens = MAX_TOKENS}};
+    const struct attn_plan_options *options = CLIENT_LIMITS(MAX_REQS, MAX_TOKENS, 0);
     attn_plan *endless = NULL;
     if (soak_chance(round, 8)) { /* limits that mean none: refused, or not, and never wrapped */
-        struct attn_limits most = *options.limits;
+        struct attn_limits most = *options->limits;
         const struct attn_plan_options wild = {.struct_size = sizeof wild, .limits = &most};
         most.max_num_reqs = INT32_MAX - (int32_t)soak_random(round, 1 << 30);
         const attn_status status = api->plan_create(side->model, 0, &wild, &endless, &round->error);
         soak_check_error(round, status);
         api->plan_destroy(endless);
     }
-    attn_status status = api->plan_create(side->model, 0, &options, &side->plan, &round->error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    const size_t bytes = client_workspace_bytes(api, side->plan);
-    side->workspace = aligned_alloc(256, (bytes + 511) / 256 * 256);
-    return client_bind_workspace(api, side->plan, side->workspace, bytes, &round->error);
+    return client_plan(api, side->model, 0, options, &side->plan, &side->workspace, &round->error);
 }
 
 /* Each request goes on by some tokens, or starts anew; its blocks are its own, in any order. */

@@ -2,16 +2,13 @@
 /* Block tables that kernels do not take as they are: entries that are several of their blocks, and
  * page lists with offsets. Each step is a plain one's. */
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "fixture.h"
 #include "spy.h"
 #include "support/client.h"
+#include "support/test.h"
 
 enum { BLOCK = 16, NARROW = 4, FEW = 4, MANY = 9, SHARED = 320 };
 

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Batches whose host arrays are bounds: more queries and keys than the device's say. Outputs are
  * those of the exact batch by every bit, and padding rows stay as they are. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "fixture.h"
+#include "support/test.h"
 
 enum { FEW = 5, D = 32, HQ = 4, HK = 2, BLOCK = 16 };
 

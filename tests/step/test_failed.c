@@ -2,15 +2,12 @@
 /* What api.h says of a plan's life: what holds after a failed run, which stream everything goes to,
  * and what may not be bound while a plan holds the layer. */
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "fixture.h"
 #include "spy.h"
+#include "support/test.h"
 
 enum { REQS = 9, SHARED = 320 };
 

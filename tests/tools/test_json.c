@@ -2,19 +2,15 @@
 /* The JSON that tools write: escapes, numbers, nesting, and what happens to text that is no UTF-8.
  */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include <cjson/cJSON.h>
-#include <cmocka.h>
 
 #include "common/json.h"
+#include "support/test.h"
 
 /* What json_print puts on stdout; free it. NULL if it refused. */
 static char *printed(const struct json *root)
