@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "bind/bound.h"
+#include "select/names.h"
 #include "util/structs.h"
 
 #define MIN_KERNELS 248 /* size in ABI 0.2 */
@@ -38,31 +39,17 @@ static attn_status check_slots(const struct instance *instance, const char *name
                                struct attn_error *error)
 {
     const struct attn_kernels *k = &instance->kernels;
-    const struct {
-        const char *name;
-        bool there;
-    } slots[ATTN_KERNEL_COUNT] = {
-        {"attend", k->attend != NULL},
-        {"write_kv", k->write_kv != NULL},
-        {"merge_states", k->merge_states != NULL},
-        {"rope_write_kv", k->rope_write_kv != NULL},
-        {"attend_mla", k->attend_mla != NULL},
-        {"attend_mla_sparse", k->attend_mla_sparse != NULL},
-        {"gather_kv", k->gather_kv != NULL},
-        {"gated_delta", k->gated_delta != NULL},
-        {"batched_gemm", k->batched_gemm != NULL},
-        {"quantize", k->quantize != NULL},
-        {"amax", k->amax != NULL},
-        {"copy_blocks", k->copy_blocks != NULL},
-        {"copy", k->copy != NULL},
-        {"fill", k->fill != NULL},
-        {"make_block_table", k->make_block_table != NULL},
-    };
+    const bool there[ATTN_KERNEL_COUNT] = {
+        k->attend != NULL,        k->write_kv != NULL,    k->merge_states != NULL,
+        k->rope_write_kv != NULL, k->attend_mla != NULL,  k->attend_mla_sparse != NULL,
+        k->gather_kv != NULL,     k->gated_delta != NULL, k->batched_gemm != NULL,
+        k->quantize != NULL,      k->amax != NULL,        k->copy_blocks != NULL,
+        k->copy != NULL,          k->fill != NULL,        k->make_block_table != NULL};
     for (int32_t i = 0; i < ATTN_KERNEL_COUNT; i++) {
-        if ((instance->caps->kernels >> i & 1) && !slots[i].there) {
-            return error_set(error, ATTN_ERROR_PLUGIN, slots[i].name,
-                             "%s declares the kernel %s and has NULL in its place", name,
-                             slots[i].name);
+        if ((instance->caps->kernels >> i & 1) && !there[i]) {
+            const char *kernel = code_name(ATTN_NAMES_KERNEL, i);
+            return error_set(error, ATTN_ERROR_PLUGIN, kernel,
+                             "%s declares the kernel %s and has NULL in its place", name, kernel);
         }
     }
     if (k->prepare != NULL && k->release == NULL) {

@@ -73,9 +73,9 @@ static void match(struct check *check, int32_t phase)
     need(check, caps->kv_dtypes >> ATTN_KV_FP8_E4M3 & 1, "kv_dtype fp8_e4m3");
     need(check, (caps->k_scale_forms & caps->v_scale_forms) >> ATTN_SCALE_PER_TENSOR & 1,
          "scales per tensor");
-    check_need_kernel(check, ATTN_KERNEL_QUANTIZE, "quantize");
+    check_need_kernel(check, ATTN_KERNEL_QUANTIZE, "");
     if (check->whole->mm_quant->amax_history_len > 0) {
-        check_need_kernel(check, ATTN_KERNEL_AMAX, "amax");
+        check_need_kernel(check, ATTN_KERNEL_AMAX, "");
     }
     if (caps->device.type != ATTN_DEVICE_CPU) { /* it divides the history's largest by 448 itself */
         reasons_add(check->reasons, "mm_encoder_fp8", "scales kept by the core", "on a CPU");

@@ -25,7 +25,6 @@ attn_status mla_resolve(struct layer *layer, struct attn_error *error)
     }
     const bool is_sparse = layer->mla->topk > 0;
     layer->kernel = is_sparse ? ATTN_KERNEL_ATTEND_MLA_SPARSE : ATTN_KERNEL_ATTEND_MLA;
-    layer->kernel_name = is_sparse ? "attend_mla_sparse" : "attend_mla";
     layer->writes_apart = true; /* prefill attends no cache */
     layer->out_apart |= layer->mla->absorb_in_core != 0;
     const struct attn_mla_desc *m = layer->mla;
@@ -157,7 +156,7 @@ void mla_match(struct check *check, int32_t phase)
         return;
     }
     if (mla->absorb_in_core) {
-        check_need_kernel(check, ATTN_KERNEL_BATCHED_GEMM, "batched_gemm (absorb and project up)");
+        check_need_kernel(check, ATTN_KERNEL_BATCHED_GEMM, " (absorb and project up)");
         check_compose(check, ATTN_COMPOSE_MLA, ATTN_GRAPH_ALWAYS);
         if (mla->weight_dtype == ATTN_MLA_WEIGHT_MXFP4 &&
             !(check->caps->features & ATTN_FEATURE_MXFP4_WEIGHTS)) {

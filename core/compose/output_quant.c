@@ -25,8 +25,7 @@ static void match(struct check *check, int32_t phase)
     if (caps->kernels & ATTN_KERNEL_QUANTIZE) {
         check_compose(check, ATTN_COMPOSE_OUTPUT_QUANT, ATTN_GRAPH_ALWAYS);
     } else if (own) {
-        check_need_kernel(check, ATTN_KERNEL_QUANTIZE,
-                          "quantize (behind a merge or an up-projection)");
+        check_need_kernel(check, ATTN_KERNEL_QUANTIZE, " (behind a merge or an up-projection)");
     } else {
         check_code(check, "output_form", form, caps->output_forms, ATTN_OUTPUT_FORM_COUNT,
                    name_of_output_form);

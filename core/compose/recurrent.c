@@ -24,7 +24,6 @@ static attn_status resolve(struct layer *layer, struct attn_error *error)
         return ATTN_OK;
     }
     layer->kernel = ATTN_KERNEL_GATED_DELTA;
-    layer->kernel_name = "gated_delta";
     const struct attn_layer_desc *l = &layer->desc;
     const struct attn_recurrent_desc *g = layer->gdn;
     const struct ranged ranges[] = {{"num_k_heads", g->num_k_heads, 1, MAX_HEADS},

@@ -28,13 +28,12 @@ struct layer {
     int32_t blocks_per_entry;
     int32_t sharing_target; /* index of the layer whose cache it reads, or -1 */
     /* What a backend is held to beside the description, see composition.resolve. */
-    uint64_t kernel;         /* ATTN_KERNEL_* of its decodes */
-    const char *kernel_name; /* likewise */
-    bool has_states;         /* in slots instead of keys in blocks: of no term, size or kv_dtype */
-    bool is_latent;          /* heads and sizes are the extension's */
-    bool writes_apart;       /* keys, even by a backend whose attends write */
-    bool out_apart;          /* what attends write is not yet its output */
-    int32_t attend_size;     /* head_size of its attends */
+    uint64_t kernel;     /* ATTN_KERNEL_* of its decodes */
+    bool has_states;     /* in slots instead of keys in blocks: of no term, size or kv_dtype */
+    bool is_latent;      /* heads and sizes are the extension's */
+    bool writes_apart;   /* keys, even by a backend whose attends write */
+    bool out_apart;      /* what attends write is not yet its output */
+    int32_t attend_size; /* head_size of its attends */
 };
 
 struct verdict {

@@ -113,7 +113,6 @@ attn_status layer_check_extensions(struct layer *layer, struct attn_error *error
 {
     attn_status status = ATTN_OK;
     layer->kernel = ATTN_KERNEL_ATTEND;
-    layer->kernel_name = "attend";
     layer->attend_size = layer->desc.head_size;
     for (int32_t i = 0; compositions[i] != NULL && status == ATTN_OK; i++) {
         status = compositions[i]->resolve != NULL ? compositions[i]->resolve(layer, error) : status;

@@ -81,7 +81,7 @@ static void hold_terms(struct check *check)
 
 static void hold_kernels(struct check *check)
 {
-    check_need_kernel(check, check->whole->kernel, check->whole->kernel_name);
+    check_need_kernel(check, check->whole->kernel, "");
     if (check->whole->has_states) {
         return;
     }
@@ -92,7 +92,7 @@ static void hold_kernels(struct check *check)
     check_need_feature(check, true, ATTN_FEATURE_PAGED_KV, "paged_kv", "yes");
     bool fused = check->caps->features & ATTN_FEATURE_FUSED_WRITE && !check->whole->writes_apart;
     if (check->whole->sharing_target < 0 && !fused) {
-        check_need_kernel(check, ATTN_KERNEL_WRITE_KV, "write_kv");
+        check_need_kernel(check, ATTN_KERNEL_WRITE_KV, "");
     }
 }
 
@@ -147,7 +147,7 @@ static void hold_features(struct check *check, int32_t phase)
                        "device_seq_lens_only", "yes");
     check_need_feature(check, l->host_bounds, ATTN_FEATURE_HOST_BOUNDS, "host_bounds", "yes");
     if (l->needs_page_lists && check->caps->device.type != ATTN_DEVICE_CPU) {
-        check_need_kernel(check, ATTN_KERNEL_MAKE_BLOCK_TABLE, "make_block_table");
+        check_need_kernel(check, ATTN_KERNEL_MAKE_BLOCK_TABLE, "");
     }
     check_need_feature(check, l->fast_prefill, ATTN_FEATURE_FAST_PREFILL, "fast_prefill", "yes");
     check_need_feature(check, l->rope != 0, ATTN_FEATURE_FUSED_ROPE, "rope", "yes");

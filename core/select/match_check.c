@@ -48,10 +48,14 @@ void check_refuse_limit(struct check *check, const char *field, int64_t asked, i
     check_refuse_number(check, field, asked, supported);
 }
 
-void check_need_kernel(struct check *check, uint64_t kernel, const char *name)
+void check_need_kernel(struct check *check, uint64_t kernel, const char *what_for)
 {
-    if (!(check->caps->kernels & kernel)) {
-        reasons_add(check->reasons, "kernel", name, "not in the backend's table");
+    char asked[64];
+    for (int32_t i = 0; !(check->caps->kernels & kernel) && i < ATTN_KERNEL_COUNT; i++) {
+        if (kernel >> i & 1) {
+            snprintf(asked, sizeof asked, "%s%s", code_name(ATTN_NAMES_KERNEL, i), what_for);
+            reasons_add(check->reasons, "kernel", asked, "not in the backend's table");
+        }
     }
 }
 

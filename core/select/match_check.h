@@ -17,7 +17,8 @@ struct check {
 void check_refuse_number(struct check *check, const char *field, int64_t asked,
                          const char *supported);
 void check_refuse_limit(struct check *check, const char *field, int64_t asked, int64_t most);
-void check_need_kernel(struct check *check, uint64_t kernel, const char *name);
+/* One of ATTN_KERNEL_*; `what_for` is added to its name in the reason. */
+void check_need_kernel(struct check *check, uint64_t kernel, const char *what_for);
 /* A code against a mask, with the mask's names as what is supported. */
 void check_code(struct check *check, const char *field, int32_t code, uint64_t mask, int32_t count,
                 const char *(*name)(int32_t));

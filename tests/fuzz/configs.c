@@ -18,7 +18,7 @@ static void check_layers(const struct model_config *config)
         FUZZ_CHECK(desc->scale > 0);
         FUZZ_CHECK(desc->next == NULL || desc->next == &layer->mla.ext ||
                    desc->next == &layer->gdn.ext);
-        FUZZ_CHECK(model_layer_kind(desc)[0] != '\0');
+        FUZZ_CHECK(desc->kind >= 0 && desc->kind < ATTN_LAYER_KIND_COUNT);
     }
 }
 

@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "common/library.h"
-#include "support/number.h"
 #include "count_instructions.h"
 #include "pair.h"
+#include "common/names.h"
 
 #define COUNTED_CALLS 1000
 #define WARM_CALLS 1 /* by pair_init, counted in a child, too */
@@ -38,7 +38,7 @@ static int64_t count_in_child(const struct session *session, const struct shape 
                          (char *)"--shape",
                          spec,
                          (char *)"--dtype",
-                         (char *)(uintptr_t)number_name(session->options->dtype),
+                         (char *)(uintptr_t)dtype_name(session->options->dtype),
                          (char *)"--threads",
                          (char *)"1",
                          NULL};

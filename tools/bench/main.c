@@ -8,7 +8,6 @@
 #include "common/find.h"
 #include "common/library.h"
 #include "common/names.h"
-#include "support/number.h"
 #include "dispatch.h"
 #include "merge.h"
 #include "plot.h"
@@ -49,7 +48,7 @@ static void name_for_ranks(struct result *result, const struct attn_layer_desc *
     if (tune_takes(result->shape.kind)) {
         snprintf(result->rank_shape, sizeof result->rank_shape, "%d/%dx%dx%d.%s.%s",
                  desc->num_q_heads, desc->num_kv_heads, desc->head_size, dv,
-                 number_name(desc->dtype), kv_dtype_name(result->kv_dtype));
+                 dtype_name(desc->dtype), kv_dtype_name(result->kv_dtype));
     }
 }
 

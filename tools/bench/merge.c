@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/find.h"
+#include "common/names.h"
 #include "support/number.h"
 #include "direct.h"
 #include "memory.h"
@@ -74,7 +75,7 @@ static bool can_merge(const struct session *session, int32_t index, struct resul
     session->api->backend_info(session->runtime, index, &info);
     snprintf(result->backend, sizeof result->backend, "%s%s%s", info.caps->name,
              info.caps->variant[0] != '\0' ? "@" : "", info.caps->variant);
-    const char *dtype = number_name(session->options->dtype);
+    const char *dtype = dtype_name(session->options->dtype);
     error->status = ATTN_ERROR_NO_BACKEND;
     if ((info.caps->kernels & ATTN_KERNEL_MERGE_STATES) == 0) {
         snprintf(error->field, sizeof error->field, "kernels");

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "common/names.h"
-#include "support/number.h"
 
 static const struct {
     const char *name;
@@ -122,7 +121,7 @@ static struct json *result_json(struct result *result, const struct session *ses
     device_text(session, device, sizeof device);
     json_add(item, "shape", json_string(shape_name(&result->shape)));
     json_add(item, "parameters", parameters_json(&result->shape));
-    json_add(item, "dtype", json_string(number_name(session->options->dtype)));
+    json_add(item, "dtype", json_string(dtype_name(session->options->dtype)));
     json_add(item, "kv_dtype", json_string(kv_dtype_name(result->kv_dtype)));
     if (result->backend[0] != '\0') {
         json_add(item, "backend", json_string(result->backend));
@@ -245,7 +244,7 @@ void report_csv(const struct report *report, const struct session *session)
             }
             printf(",%s", value);
         }
-        printf(",%s,%s,%s,%s,%d", number_name(session->options->dtype),
+        printf(",%s,%s,%s,%s,%d", dtype_name(session->options->dtype),
                kv_dtype_name(result->kv_dtype), result->backend, device, session->num_threads);
         if (result->error[0] == '\0') {
             printf(",%.9g,%.4g,%.6g,%.6g,%.9g,%.6g,%s,%d,", t->time_us, t->spread, t->gb_s,

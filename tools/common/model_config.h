@@ -39,9 +39,6 @@ void model_config_finish(struct model_config *config);
 /* Keeps at most `count` layers of each tower, but at least one of every kind and window. */
 void model_config_keep(struct model_config *config, int32_t count);
 
-/* "full", "sliding", "chunked" for decoders, else the kind's own name: as ATTN_BACKEND has them. */
-const char *model_layer_kind(const struct attn_layer_desc *layer);
-
 /* ALiBi slopes as BLOOM has them (Press et al. 2022): powers of 2^(-8/n), n the next lower power of
  * two. */
 void model_alibi_slopes(float *slopes, int32_t num_heads);

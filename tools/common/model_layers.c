@@ -43,25 +43,6 @@ void model_config_keep(struct model_config *config, int32_t count)
     }
 }
 
-const char *model_layer_kind(const struct attn_layer_desc *layer)
-{
-    static const char *const kinds[] = {"full", "encoder", "cross", "mla", "gdn"};
-    static const char *const encoders[] = {"encoder", "encoder_only", "mm_encoder"};
-    if (layer->kind == ATTN_LAYER_MLA) { /* the one extension that it has here */
-        return ((const struct attn_mla_desc *)layer->next)->topk > 0 ? "mla_sparse" : "mla";
-    }
-    if (layer->kind == ATTN_LAYER_ENCODER) {
-        return encoders[layer->encoder];
-    }
-    if (layer->kind != ATTN_LAYER_DECODER) {
-        return kinds[layer->kind];
-    }
-    return layer->sink_len > 0     ? "static_sink"
-           : layer->chunk_size > 0 ? "chunked"
-           : layer->has_window     ? "sliding"
-                                   : "full";
-}
-
 void model_alibi_slopes(float *slopes, int32_t num_heads)
 {
     int32_t power = 1;

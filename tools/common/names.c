@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "library.h"
-#include "support/number.h"
 
 const char *code_name(int32_t list, int32_t code)
 {
@@ -33,6 +32,11 @@ static int32_t code_in(int32_t list, const char *name)
     return -1;
 }
 
+const char *dtype_name(int32_t dtype)
+{
+    return known_name(ATTN_NAMES_DTYPE, dtype);
+}
+
 const char *kv_dtype_name(int32_t kv_dtype)
 {
     return known_name(ATTN_NAMES_KV_DTYPE, kv_dtype);
@@ -55,10 +59,24 @@ int32_t layout_of_name(const char *name)
 
 int32_t dtype_of_name(const char *name)
 {
-    for (int32_t i = ATTN_DTYPE_F16; i < ATTN_DTYPE_COUNT; i++) {
-        if (strcmp(number_name(i), name) == 0) {
-            return i;
-        }
+    const int32_t dtype = code_in(ATTN_NAMES_DTYPE, name);
+    return dtype == ATTN_DTYPE_DEFAULT ? -1 : dtype;
+}
+
+const char *layer_kind_name(const struct attn_layer_desc *layer)
+{
+    static const char *const encoders[] = {"encoder", "encoder_only", "mm_encoder"};
+    if (layer->kind == ATTN_LAYER_MLA) { /* the one extension that it has here */
+        return ((const struct attn_mla_desc *)layer->next)->topk > 0 ? "mla_sparse" : "mla";
     }
-    return -1;
+    if (layer->kind == ATTN_LAYER_ENCODER) {
+        return encoders[layer->encoder];
+    }
+    if (layer->kind != ATTN_LAYER_DECODER) {
+        return code_name(ATTN_NAMES_LAYER_KIND, layer->kind);
+    }
+    return layer->sink_len > 0     ? "static_sink"
+           : layer->chunk_size > 0 ? "chunked"
+           : layer->has_window     ? "sliding"
+                                   : "full";
 }

@@ -8,11 +8,15 @@
 /* Of a list of enum attn_name_list; NULL past its last, and where no core is found. */
 const char *code_name(int32_t list, int32_t code);
 /* "unknown" for a code past the known ones. */
+const char *dtype_name(int32_t dtype); /* enum attn_dtype_id */
 const char *kv_dtype_name(int32_t kv_dtype);
 const char *layout_name(int32_t layout);
 /* -1: no such name. */
 int32_t kv_dtype_of_name(const char *name);
 int32_t layout_of_name(const char *name);
-int32_t dtype_of_name(const char *name); /* enum attn_dtype_id */
+int32_t dtype_of_name(const char *name);
+
+/* "full", "sliding", "chunked" for decoders, else the kind's own name: as ATTN_BACKEND has them. */
+const char *layer_kind_name(const struct attn_layer_desc *layer);
 
 #endif

@@ -13,6 +13,7 @@
 #include "common/layer_list.h"
 #include "common/library.h"
 #include "common/model_config.h"
+#include "common/names.h"
 
 #define EXIT_USAGE 2
 
@@ -232,7 +233,7 @@ static struct json *layers_json(const struct info *info)
         struct json *layer = json_object();
         json_add(layer, "index", json_number(i));
         json_add(layer, "name", json_string(info->config.layers[i].name));
-        json_add(layer, "kind", json_string(model_layer_kind(&info->config.layers[i].desc)));
+        json_add(layer, "kind", json_string(layer_kind_name(&info->config.layers[i].desc)));
         for (int32_t phase = 0; phase < ATTN_PHASE_COUNT; phase++) {
             add_choice(info, layer, i, phase);
         }

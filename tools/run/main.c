@@ -12,6 +12,7 @@
 
 #include "common/layer_list.h"
 #include "common/library.h"
+#include "common/names.h"
 #include "engine.h"
 
 #define EXIT_USAGE 2
@@ -141,7 +142,7 @@ static void tell_json(const struct engine *engine, bool verified, double max_err
         struct json *item = json_object();
         json_add(item, "index", json_number(i));
         json_add(item, "name", json_string(layer->source->name));
-        json_add(item, "kind", json_string(model_layer_kind(&layer->source->desc)));
+        json_add(item, "kind", json_string(layer_kind_name(&layer->source->desc)));
         json_add(item, "backend", json_string(layer->backend));
         json_add(item, "max_error",
                  json_number(isfinite(layer->max_error) ? layer->max_error : 1e30));
@@ -160,7 +161,7 @@ static bool same_layer(const struct run_layer *a, const struct run_layer *b)
 {
     return a == b ||
            (strcmp(a->backend, b->backend) == 0 &&
-            strcmp(model_layer_kind(&a->source->desc), model_layer_kind(&b->source->desc)) == 0 &&
+            strcmp(layer_kind_name(&a->source->desc), layer_kind_name(&b->source->desc)) == 0 &&
             (a->compared > 0) == (b->compared > 0) &&
             (a->compared == 0 || (layer_right(a) && layer_right(b))));
 }
@@ -184,7 +185,7 @@ static void tell_group(const struct engine *engine, int32_t first, int32_t *indi
         }
     }
     layer_list(indices, count, which, sizeof which);
-    printf("%6d %-12s %-24s ", count, model_layer_kind(&layer->source->desc), layer->backend);
+    printf("%6d %-12s %-24s ", count, layer_kind_name(&layer->source->desc), layer->backend);
     if (layer->compared > 0) {
         printf("%-13.3g %s%s\n", max_error, which, layer_right(layer) ? "" : "  WRONG");
     } else {

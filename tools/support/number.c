@@ -5,34 +5,28 @@
 #include <string.h>
 
 static const struct {
-    const char *name;
     struct attn_dtype dtype;
     int32_t mantissa_bits; /* of the small float formats */
     int32_t bias;
     double largest;
 } formats[ATTN_DTYPE_COUNT] = {
-    [ATTN_DTYPE_F16] = {"f16", {ATTN_CODE_FLOAT, 16, 1}, 10, 15, 65504.0},
-    [ATTN_DTYPE_BF16] = {"bf16", {ATTN_CODE_BFLOAT, 16, 1}, 7, 127, 3.3895313892515355e38},
-    [ATTN_DTYPE_F32] = {"f32", {ATTN_CODE_FLOAT, 32, 1}, 23, 127, 3.4028234663852886e38},
-    [ATTN_DTYPE_FP8_E4M3] = {"fp8_e4m3", {ATTN_CODE_FLOAT8_E4M3FN, 8, 1}, 3, 7, 448.0},
-    [ATTN_DTYPE_FP8_E5M2] = {"fp8_e5m2", {ATTN_CODE_FLOAT8_E5M2, 8, 1}, 2, 15, 57344.0},
-    [ATTN_DTYPE_FP8_E4M3FNUZ] = {"fp8_e4m3fnuz", {ATTN_CODE_FLOAT8_E4M3FNUZ, 8, 1}, 3, 8, 240.0},
-    [ATTN_DTYPE_INT8] = {"int8", {ATTN_CODE_INT, 8, 1}, 0, 0, 127.0},
+    [ATTN_DTYPE_F16] = {{ATTN_CODE_FLOAT, 16, 1}, 10, 15, 65504.0},
+    [ATTN_DTYPE_BF16] = {{ATTN_CODE_BFLOAT, 16, 1}, 7, 127, 3.3895313892515355e38},
+    [ATTN_DTYPE_F32] = {{ATTN_CODE_FLOAT, 32, 1}, 23, 127, 3.4028234663852886e38},
+    [ATTN_DTYPE_FP8_E4M3] = {{ATTN_CODE_FLOAT8_E4M3FN, 8, 1}, 3, 7, 448.0},
+    [ATTN_DTYPE_FP8_E5M2] = {{ATTN_CODE_FLOAT8_E5M2, 8, 1}, 2, 15, 57344.0},
+    [ATTN_DTYPE_FP8_E4M3FNUZ] = {{ATTN_CODE_FLOAT8_E4M3FNUZ, 8, 1}, 3, 8, 240.0},
+    [ATTN_DTYPE_INT8] = {{ATTN_CODE_INT, 8, 1}, 0, 0, 127.0},
 };
 
-struct attn_dtype number_dtype(int32_t dtype_name)
+struct attn_dtype number_dtype(int32_t dtype)
 {
-    return formats[dtype_name].dtype;
+    return formats[dtype].dtype;
 }
 
-size_t number_bytes(int32_t dtype_name)
+size_t number_bytes(int32_t dtype)
 {
-    return formats[dtype_name].dtype.bits / 8;
-}
-
-const char *number_name(int32_t dtype_name)
-{
-    return formats[dtype_name].name;
+    return formats[dtype].dtype.bits / 8;
 }
 
 /* Bits of a finite |value| in a small float: exponent and mantissa from an integer multiple of the
@@ -53,27 +47,26 @@ static uint32_t small_float_bits(double magnitude, int32_t mantissa_bits, int32_
     return ((uint32_t)field << mantissa_bits) + (uint32_t)steps;
 }
 
-void number_store(void *memory, int64_t at, int32_t dtype_name, double value)
+void number_store(void *memory, int64_t at, int32_t dtype, double value)
 {
-    int32_t bits = formats[dtype_name].dtype.bits;
-    double largest = formats[dtype_name].largest;
+    int32_t bits = formats[dtype].dtype.bits;
+    double largest = formats[dtype].largest;
     uint32_t out;
-    if (dtype_name == ATTN_DTYPE_F32) {
+    if (dtype == ATTN_DTYPE_F32) {
         ((float *)memory)[at] = (float)value;
         return;
     }
-    if (dtype_name == ATTN_DTYPE_INT8) {
+    if (dtype == ATTN_DTYPE_INT8) {
         value = value > 127 ? 127 : value < -128 ? -128 : nearbyint(value);
         ((int8_t *)memory)[at] = (int8_t)value;
         return;
     }
     if (isnan(value)) {
         out = (1u << bits) - 1;
-        out = dtype_name == ATTN_DTYPE_FP8_E4M3FNUZ ? 0x80 : out;
+        out = dtype == ATTN_DTYPE_FP8_E4M3FNUZ ? 0x80 : out;
     } else {
         double magnitude = fabs(value) > largest ? largest : fabs(value);
-        out = small_float_bits(magnitude, formats[dtype_name].mantissa_bits,
-                               formats[dtype_name].bias);
+        out = small_float_bits(magnitude, formats[dtype].mantissa_bits, formats[dtype].bias);
         out |= signbit(value) && out != 0 ? 1u << (bits - 1) : 0;
     }
     if (bits == 16) {
@@ -83,17 +76,17 @@ void number_store(void *memory, int64_t at, int32_t dtype_name, double value)
     }
 }
 
-double number_load(const void *memory, int64_t at, int32_t dtype_name)
+double number_load(const void *memory, int64_t at, int32_t dtype)
 {
-    int32_t bits = formats[dtype_name].dtype.bits;
-    int32_t mantissa_bits = formats[dtype_name].mantissa_bits;
-    if (dtype_name == ATTN_DTYPE_F32) {
+    int32_t bits = formats[dtype].dtype.bits;
+    int32_t mantissa_bits = formats[dtype].mantissa_bits;
+    if (dtype == ATTN_DTYPE_F32) {
         return ((const float *)memory)[at];
     }
-    if (dtype_name == ATTN_DTYPE_INT8) {
+    if (dtype == ATTN_DTYPE_INT8) {
         return ((const int8_t *)memory)[at];
     }
-    if (dtype_name == ATTN_DTYPE_BF16) { /* the upper half of a float32; for speed */
+    if (dtype == ATTN_DTYPE_BF16) { /* the upper half of a float32; for speed */
         uint32_t wide = (uint32_t)((const uint16_t *)memory)[at] << 16;
         float value;
         memcpy(&value, &wide, sizeof value);
@@ -105,11 +98,11 @@ double number_load(const void *memory, int64_t at, int32_t dtype_name)
     uint32_t fraction = magnitude & ((1u << mantissa_bits) - 1);
     uint32_t top = (1u << (bits - 1 - mantissa_bits)) - 1;
     double value;
-    if (dtype_name == ATTN_DTYPE_FP8_E4M3FNUZ) {
+    if (dtype == ATTN_DTYPE_FP8_E4M3FNUZ) {
         if (raw == 0x80) {
             return NAN;
         }
-    } else if (dtype_name == ATTN_DTYPE_FP8_E4M3) {
+    } else if (dtype == ATTN_DTYPE_FP8_E4M3) {
         if (magnitude == 0x7f) {
             return NAN;
         }
@@ -118,17 +111,17 @@ double number_load(const void *memory, int64_t at, int32_t dtype_name)
         return raw >> (bits - 1) ? -value : value;
     }
     if (field == 0) {
-        value = ldexp(fraction, 1 - formats[dtype_name].bias - mantissa_bits);
+        value = ldexp(fraction, 1 - formats[dtype].bias - mantissa_bits);
     } else {
         value = ldexp((1u << mantissa_bits) + fraction,
-                      (int)field - formats[dtype_name].bias - mantissa_bits);
+                      (int)field - formats[dtype].bias - mantissa_bits);
     }
     return raw >> (bits - 1) ? -value : value;
 }
 
-double number_round(double value, int32_t dtype_name)
+double number_round(double value, int32_t dtype)
 {
     uint32_t element;
-    number_store(&element, 0, dtype_name, value);
-    return number_load(&element, 0, dtype_name);
+    number_store(&element, 0, dtype, value);
+    return number_load(&element, 0, dtype);
 }

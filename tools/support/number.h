@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Number formats: what tools write into inputs and read from outputs. */
+/* Number formats: what tools write into inputs and read from outputs. `dtype` is an
+ * enum attn_dtype_id. */
 #ifndef SUPPORT_NUMBER_H
 #define SUPPORT_NUMBER_H
 
 #include <attn/tensor.h>
 
-struct attn_dtype number_dtype(int32_t dtype_name);
-size_t number_bytes(int32_t dtype_name);
-const char *number_name(int32_t dtype_name);
+struct attn_dtype number_dtype(int32_t dtype);
+size_t number_bytes(int32_t dtype);
 /* Rounds to nearest even; fp8 saturates. `at` counts elements. */
-void number_store(void *memory, int64_t at, int32_t dtype_name, double value);
-double number_load(const void *memory, int64_t at, int32_t dtype_name);
+void number_store(void *memory, int64_t at, int32_t dtype, double value);
+double number_load(const void *memory, int64_t at, int32_t dtype);
 /* What a value becomes when it is stored. */
-double number_round(double value, int32_t dtype_name);
+double number_round(double value, int32_t dtype);
 
 #endif

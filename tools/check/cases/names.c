@@ -4,7 +4,6 @@
 
 #include "cases/cases.h"
 #include "common/names.h"
-#include "support/number.h"
 
 static const char *const shapes[] = {"decode", "speculative", "long_decode", "prefill",
                                      "extend", "mixed",       "long_extend", "shared",
@@ -27,7 +26,7 @@ void case_name(const struct case_space *space, const struct attend_case *c, char
     }
     int used = snprintf(name, size, "attend.%s%s.%s.%s.d%dx%d.h%d-%d.b%d.%s.%s",
                         encoders[v[FACTOR_ENCODER].a], shapes[v[FACTOR_SHAPE].a],
-                        number_name(v[FACTOR_DTYPE].a), kv_dtype_name(v[FACTOR_KV_DTYPE].a),
+                        dtype_name(v[FACTOR_DTYPE].a), kv_dtype_name(v[FACTOR_KV_DTYPE].a),
                         v[FACTOR_HEAD_SIZE].a, v[FACTOR_HEAD_SIZE].b, v[FACTOR_HEADS].a,
                         v[FACTOR_HEADS].b, v[FACTOR_BLOCK_SIZE].a, layout_name(v[FACTOR_LAYOUT].a),
                         causal[v[FACTOR_CAUSAL].a]);

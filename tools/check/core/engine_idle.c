@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/names.h"
 #include "support/number.h"
 #include "core/core_cases.h"
 #include "core/engine.h"
@@ -219,7 +220,7 @@ static void try_ways(const struct core_sink *sink, struct idle_case *c, const ch
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         char name[96];
         c->way = &ways[i];
-        snprintf(name, sizeof name, "idle.%s.%s.%s", keys, number_name(dtype), ways[i].name);
+        snprintf(name, sizeof name, "idle.%s.%s.%s", keys, dtype_name(dtype), ways[i].name);
         sink->cases->try(sink->cases->user, name, run_case, c);
     }
 }

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "common/names.h"
-#include "support/number.h"
 #include "core/core_cases.h"
 #include "cases/cases.h"
 
@@ -180,7 +179,7 @@ static void try_dtypes(const struct core_sink *sink, const struct attn_layer_des
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
         struct undeclared u = {.layer = *base, .field = "dtype"};
         u.layer.dtype = dtype;
-        snprintf(name, sizeof name, "dtype.%s", number_name(dtype));
+        snprintf(name, sizeof name, "dtype.%s", dtype_name(dtype));
         if (!(caps->dtypes >> dtype & 1)) {
             try_layer(sink, name, &u);
         }

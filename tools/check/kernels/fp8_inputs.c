@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/names.h"
 #include "support/number.h"
 #include "support/random.h"
 #include "cases/compare.h"
@@ -144,7 +145,7 @@ void fp8_inputs_cases(const struct kernel_sink *sink)
          dtype <= ATTN_DTYPE_F32 && sink->caps->features & ATTN_FEATURE_FP8_INPUTS; dtype++) {
         for (int32_t i = 0; i < 2 && sink->caps->dtypes >> dtype & 1; i++) {
             const struct fp8_variant v = {dtype, sizes[i]};
-            snprintf(name, sizeof name, "attend.fp8_inputs.%s.d%d", number_name(dtype), sizes[i]);
+            snprintf(name, sizeof name, "attend.fp8_inputs.%s.d%d", dtype_name(dtype), sizes[i]);
             sink->try(sink->user, name, run_inputs, &v);
         }
     }

@@ -141,7 +141,7 @@ void gather_cases(const struct kernel_sink *sink)
             if (!case_of_cache(sink->space, dtype, kv, &v.attend_case)) {
                 continue;
             }
-            snprintf(name, sizeof name, "gather_kv.%s.%s", number_name(dtype), kv_dtype_name(kv));
+            snprintf(name, sizeof name, "gather_kv.%s.%s", dtype_name(dtype), kv_dtype_name(kv));
             sink->try(sink->user, name, run_gather, &v);
         }
     }

@@ -227,7 +227,7 @@ void gdn_cases(const struct kernel_sink *sink)
                 continue;
             }
             snprintf(name, sizeof name, "gated_delta.%s.%s.hk%d.hv%d.dk%d.dv%d.w%d.c%d.n%d%s%s%s%s",
-                     number_name(dtype), gdn_shape_names[v.shape], v.num_k_heads, v.num_v_heads,
+                     dtype_name(dtype), gdn_shape_names[v.shape], v.num_k_heads, v.num_v_heads,
                      v.head_size_k, v.head_size_v, v.conv_width, v.chunk_size, v.drafted,
                      v.bias ? ".bias" : "", v.by_length ? ".by_length" : "",
                      v.strong ? ".strong" : "", v.strided ? ".strided" : "");

@@ -3,6 +3,7 @@
  * theirs along either dimension, few rows of long sums. */
 #include <stdio.h>
 
+#include "common/names.h"
 #include "support/number.h"
 #include "cases/compare.h"
 #include "kernels/kernels.h"
@@ -151,14 +152,14 @@ void gemm_cases(const struct kernel_sink *sink)
             bool fp8 = i >= 4;
             struct gemm_variant v = {dtype, fp8 ? ATTN_DTYPE_FP8_E4M3 : dtype,
                                      scales[fp8 ? 1 + i % 2 : i % 2 * 2], i / 2 % 2 != 0};
-            snprintf(name, sizeof name, "batched_gemm.%s.%s.scales%d%s", number_name(dtype),
-                     number_name(v.w_dtype), v.w_scales, v.transposed ? ".transposed" : "");
+            snprintf(name, sizeof name, "batched_gemm.%s.%s.scales%d%s", dtype_name(dtype),
+                     dtype_name(v.w_dtype), v.w_scales, v.transposed ? ".transposed" : "");
             sink->try(sink->user, name, run_gemm, &v);
         }
         for (int32_t i = 0; i < 4 && there; i++) {
             struct gemm_variant v = {dtype, dtype, scales[i / 2 * 2], i % 2 != 0,
                                      .few = i == 1 || i == 2 ? 1 : 3};
-            snprintf(name, sizeof name, "batched_gemm.%s.rows%d%s", number_name(dtype), v.few,
+            snprintf(name, sizeof name, "batched_gemm.%s.rows%d%s", dtype_name(dtype), v.few,
                      v.transposed ? ".transposed" : "");
             sink->try(sink->user, name, run_gemm, &v);
         }
@@ -167,7 +168,7 @@ void gemm_cases(const struct kernel_sink *sink)
             bool along_n = i / 2 != 0;
             struct gemm_variant v = {dtype, dtype, scales[i % 2], i % 2 != 0,
                                      along_n ? MX_ALONG_N : MX_ALONG_K};
-            snprintf(name, sizeof name, "batched_gemm.%s.mxfp4.%s.scales%d%s", number_name(dtype),
+            snprintf(name, sizeof name, "batched_gemm.%s.mxfp4.%s.scales%d%s", dtype_name(dtype),
                      along_n ? "n" : "k", v.w_scales, v.transposed ? ".transposed" : "");
             sink->try(sink->user, name, run_gemm, &v);
         }

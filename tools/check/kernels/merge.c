@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/names.h"
 #include "support/number.h"
 #include "cases/compare.h"
 #include "kernels/kernels.h"
@@ -196,7 +197,7 @@ void merge_cases(const struct kernel_sink *sink)
     for (int32_t dtype = ATTN_DTYPE_F16; dtype <= ATTN_DTYPE_F32; dtype++) {
         for (int32_t i = 0; i < 10 && sink->caps->dtypes >> dtype & 1; i++) {
             struct merge_variant v = {dtype, i / 2, dims[i % 2], (i + dtype) % 2 != 0};
-            snprintf(name, sizeof name, "merge_states.%s.%s.d%d", number_name(dtype),
+            snprintf(name, sizeof name, "merge_states.%s.%s.d%d", dtype_name(dtype),
                      form_names[v.form], v.dims);
             sink->try(sink->user, name, run_merge, &v);
         }

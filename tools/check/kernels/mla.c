@@ -419,7 +419,7 @@ static void try_mla(const struct kernel_sink *sink, const struct mla_variant *v)
         return;
     }
     int length = snprintf(name, sizeof name, "attend_mla%s.%s.%s.d%d+%d.h%d",
-                          v->sparse ? "_sparse" : "", number_name(v->dtype),
+                          v->sparse ? "_sparse" : "", dtype_name(v->dtype),
                           kv_dtype_name(v->kv_dtype), v->n.rank, v->n.rope, v->n.heads);
     length +=
         v->sparse ? snprintf(name + length, sizeof name - (size_t)length, ".k%d", v->n.topk) : 0;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/names.h"
 #include "support/number.h"
 #include "kernels/kernels.h"
 #include "cases/pair.h"
@@ -204,8 +205,8 @@ static void try_quantize(const struct kernel_sink *sink, struct quantize_variant
     static const char *const forms[] = {"plain", "fp8_static", "fp8_group_64", "fp8_group_128",
                                         "nvfp4"};
     char name[128];
-    snprintf(name, sizeof name, "quantize.%s.%s.%s%s%s%s", forms[v.form], number_name(v.dtype),
-             number_name(v.out_dtype), v.scale_form == ATTN_SCALE_PER_HEAD ? ".per_head" : "",
+    snprintf(name, sizeof name, "quantize.%s.%s.%s%s%s%s", forms[v.form], dtype_name(v.dtype),
+             dtype_name(v.out_dtype), v.scale_form == ATTN_SCALE_PER_HEAD ? ".per_head" : "",
              v.pow2 ? ".pow2" : "", v.column_major ? ".column_major" : "");
     sink->try(sink->user, name, run_quantize, &v);
 }
@@ -233,7 +234,7 @@ void quantize_cases(const struct kernel_sink *sink)
         }
         for (int32_t i = 0; i < 4 && there && (kernels & ATTN_KERNEL_AMAX); i++) {
             struct amax_variant v = {dtype, i % 2 != 0, i / 2 != 0};
-            snprintf(name, sizeof name, "amax.%s.%s%s", number_name(dtype),
+            snprintf(name, sizeof name, "amax.%s.%s%s", dtype_name(dtype),
                      v.per_head ? "per_head" : "per_tensor", v.accumulate ? ".accumulate" : "");
             sink->try(sink->user, name, run_amax, &v);
         }

@@ -243,7 +243,7 @@ void rope_cases(const struct kernel_sink *sink)
             }
             struct factor_value size = case_value(sink->space, &v.attend_case, FACTOR_HEAD_SIZE);
             v.rotary_dim = i & 4 ? size.a / 2 : 0;
-            snprintf(name, sizeof name, "rope_write_kv.%s.%s.%s%s%s%s", number_name(dtype),
+            snprintf(name, sizeof name, "rope_write_kv.%s.%s.%s%s%s%s", dtype_name(dtype),
                      kv_dtype_name(kv), i & 1 ? "gptj" : "neox", v.norm ? ".norm" : "",
                      v.rotary_dim > 0 ? ".half" : "", v.float_table ? ".f32_table" : "");
             sink->try(sink->user, name, run_rope, &v);
