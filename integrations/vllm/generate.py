@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Greedy tokens from vLLM, in float32, with the attention backend that is named.
 
-usage: generate.py MODEL CPU_ATTN|CUSTOM [--tokens N] [--speed]
+usage: generate.py MODEL CPU_ATTN|CUSTOM [--tokens N] [--ranks N] [--interleave N] [--speed]
 
 Prompts are token ids, longer than a step takes at once, so that prefills come in chunks and decodes beside
 them; they are sent twice, and the second time what the prefix cache holds is not computed again. Prints one line of
@@ -49,6 +49,8 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("backend", choices=("CPU_ATTN", "CUSTOM"))
     parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--interleave", type=int, default=1)
     parser.add_argument("--speed", action="store_true")
     options = parser.parse_args()
     from vllm import LLM, SamplingParams
@@ -58,7 +60,8 @@ def main() -> None:
     engine = LLM(options.model, compilation_config={"custom_ops": ["-rotary_embedding"] if latent else []}, dtype="bfloat16" if options.speed else "float32", attention_backend=options.backend,
                  max_model_len=2048 if options.speed else 256, seed=7, enforce_eager=True,
                  kv_cache_memory_bytes=1 << 28, max_num_batched_tokens=2048 if options.speed else 64, max_num_seqs=8,
-                 skip_tokenizer_init=True)
+                 skip_tokenizer_init=True, tensor_parallel_size=options.ranks,
+                 decode_context_parallel_size=options.ranks, cp_kv_cache_interleave_size=options.interleave)
     if options.speed:
         print(json.dumps(speed(engine, options.tokens)))
         return
@@ -67,7 +70,7 @@ def main() -> None:
     limits = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True, detokenize=False)
     passes = [[list(o.outputs[0].token_ids) for o in engine.generate(prompts, limits, use_tqdm=False)]
               for _ in range(2)]
-    inside = options.backend == "CUSTOM" and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
+    inside = options.ranks == 1 and options.backend == "CUSTOM" and os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
     print(json.dumps({"tokens": passes, "served": served() if inside else []}))
 
 

@@ -29,6 +29,10 @@ SMALL = {
                     "num_key_value_heads": 4, "kv_lora_rank": 512, "q_lora_rank": 128, "qk_nope_head_dim": 32,
                     "qk_rope_head_dim": 64, "v_head_dim": 48, "first_k_dense_replace": 3, "vocab_size": 512,
                     "max_position_embeddings": 512, "eos_token_id": 1},
+    # One key head, so that two ranks of tensor parallelism have the same one and can spread its cache.
+    "multi-query": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+                    "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 1,
+                    "head_dim": 64, "vocab_size": 512, "max_position_embeddings": 512, "eos_token_id": 1},
     # A head size that no backend of libattn has.
     "refused": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 240,
                 "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,

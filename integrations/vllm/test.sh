@@ -56,7 +56,8 @@ export LD_LIBRARY_PATH HF_HUB_OFFLINE=1 ATTN_VALIDATE=1 VLLM_ENABLE_V1_MULTIPROC
 passed=0
 # generate OUTPUT MODEL BACKEND
 generate() {
-    "$python" "$here/generate.py" "$work/vllm/models/$2" "$3" >"$work/vllm/$1.log" 2>&1 || return 1
+    # shellcheck disable=SC2086
+    "$python" "$here/generate.py" "$work/vllm/models/$2" "$3" ${ranks:-} >"$work/vllm/$1.log" 2>&1 || return 1
     sed -n 's/.*\({"tokens".*\)/\1/p' "$work/vllm/$1.log" >"$work/vllm/$1.json"
 }
 # same NAME MODEL SERVED: the tokens are those of CPU_ATTN; SERVED has to stand among who served, if it is not empty.
@@ -73,11 +74,18 @@ END
     echo "vllm: $1: equal"
 }
 
-for model in smollm2 gemma-3 gpt-oss deepseek-v3; do
+for model in smollm2 gemma-3 gpt-oss deepseek-v3 multi-query; do
     generate $model $model CPU_ATTN || { tail -5 "$work/vllm/$model.log"; echo "FAILED $model with CPU_ATTN"; exit 1; }
     ATTN_BACKEND=cpu_simd same "$model in float32 on cpu_simd" $model cpu_simd
     [ $model = smollm2 ] || ATTN_BACKEND=cpu_ref same "$model in float32 on cpu_ref" $model cpu_ref
 done
+# The cache spread over two processes, against one; two processes without two NUMA nodes want their cores by hand.
+for model in deepseek-v3 multi-query; do
+    ranks='--ranks 2 --interleave 4'
+    [ $model = deepseek-v3 ] || ranks='--ranks 2'
+    VLLM_ENABLE_V1_MULTIPROCESSING=1 VLLM_CPU_OMP_THREADS_BIND='0|1' same "$model, its cache spread over two ranks" $model ''
+done
+ranks=
 VLLM_ENABLE_V1_MULTIPROCESSING=1 same "smollm2, the engine in a process of its own" smollm2 ''
 
 # refused NAME MODEL TEXT: no engine, and the reason with its values.

@@ -2,6 +2,9 @@
 """The vLLM adapter against vLLM's recorded interface. Inside the engine it runs by tools/test_engines.sh."""
 import collections
 import enum
+import subprocess
+import sys
+import tempfile
 import types
 import unittest
 from collections.abc import Callable
@@ -36,11 +39,13 @@ class _CpuPlatform:
 
 _Layout = enum.Enum("KVCacheLayout", ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
 on_a_cpu = True
+dcp_group: list[Any] = []
 RECORDED = published.install("vllm-0.33.0", {
     "vllm.v1.attention.backends.registry": {
         "AttentionBackendEnum": _Registry,
         "register_backend": lambda backend, class_path=None, is_mamba=False: registered.update({backend: class_path})},
     "vllm.v1.kv_cache_interface": {"KVCacheLayout": _Layout},
+    "vllm.distributed.parallel_state": {"get_dcp_group": lambda: dcp_group[0]},
     "vllm.platforms": {"cpu_platform_plugin": lambda: "vllm's own" if on_a_cpu else None},
     "vllm.platforms.cpu": {"CpuPlatform": _CpuPlatform}})
 
@@ -86,7 +91,9 @@ class Interface(unittest.TestCase):
         for values, text in (({"head_size": 60}, "head_size.*60.*multiples of 8"),
                              ({"head_size": 64, "dtype": torch.float64}, "dtype.*float64.*bfloat16"),
                              ({"head_size": 64, "kv_cache_dtype": "nvfp4"}, "kv_cache_dtype.*nvfp4"),
-                             ({"head_size": 576, "use_sparse": True}, "use_sparse: True, supported: no"),
+                             *(({"head_size": 128, name: True}, f"{name}: True, supported: no .*{what}") for name, what in (
+                                 ("use_sparse", "sparse"), ("use_pcp", "prefill context parallelism"),
+                                 ("use_rswa", "sliding windows"), ("use_adaptive_verification", "query lengths"))),
                              ({"head_size": 64, "attn_type": "telepathic"}, "attn_type.*telepathic.*decoder")):
             found = LibattnBackend.validate_configuration(**{**plain, **values})
             self.assertRegex("\n".join(found), text)
@@ -409,6 +416,21 @@ class Steps(unittest.TestCase):
             self.assertEqual(LibattnMetadataBuilder.get_cudagraph_support(config, spec).name, "UNIFORM_BATCH")
             with self.assertRaisesRegex(libattn.OrderError, "no layer has its cache"):
                 self.builder().build_for_cudagraph_capture(given)
+
+    def test_context_parallel(self) -> None:
+        """Two processes that spread a cache, see spread.py."""
+        found = LibattnBackend.validate_configuration(head_size=64, dtype=torch.float32, use_dcp=True)
+        self.assertEqual(found, [])
+        self.assertTrue(LibattnBackend.supports_dcp())
+        windows = LibattnBackend.validate_configuration(head_size=64, dtype=torch.float32, use_dcp=True,
+                                                        has_sliding_window=True)
+        self.assertRegex("\n".join(windows), "context_parallel.*window")
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = [subprocess.Popen([sys.executable, "spread.py", str(rank), f"{folder}/meet"], stdout=subprocess.PIPE,
+                                      stderr=subprocess.STDOUT, text=True) for rank in range(2)]
+            for rank in ranks:
+                output, _ = rank.communicate(timeout=50)
+                self.assertEqual(rank.returncode, 0, output)
 
     def test_one_plan_a_step(self) -> None:
         """Layers of one builder share a plan, which is brought to a batch once a step, also where layers of another

@@ -2,7 +2,8 @@
 """Finding and opening ``libattn.so.1``.
 
 ``ctypes`` releases the interpreter's lock around every call of the table, so other Python threads run while a
-kernel does. Nothing here hands a Python function to the library: its threads never enter the interpreter.
+kernel does. No Python function is handed to the library, so its threads never enter the interpreter; the one exception is
+`libattn.torch.ranks.GroupTable`.
 """
 from __future__ import annotations
 

@@ -19,12 +19,13 @@ from ...torch.store import store
 from . import describe
 from .layers import LatentImpl, LibattnImpl
 from .metadata import LibattnMetadata, batch_of, host_copy, spans_of
+from .ranks import likely, spread
 from .steps import Steps
 
 #: What vLLM may ask that this adapter does not carry; the answer is a reason, never silence.
 NOT_CARRIED = {
     "use_sparse": "sparse attention", "use_pcp": "prefill context parallelism",
-    "use_dcp": "decode context parallelism", "use_rswa": "reference sliding windows",
+    "use_rswa": "reference sliding windows",
     "use_adaptive_verification": "query lengths that differ on host and device",
 }
 
@@ -150,7 +151,8 @@ class LibattnBackend(AttentionBackend):
 
     @classmethod
     def supports_dcp(cls) -> bool:
-        return False
+        return not reasons(describe.layer("layers.0", 8, 8, 128, torch.bfloat16,
+                                          context_parallel=likely(describe.config())))
 
     @classmethod
     def supports_per_head_quant_scales(cls) -> bool:
@@ -180,7 +182,7 @@ class LibattnBackend(AttentionBackend):
         What vLLM has not told yet (head counts, the window's length) is asked with likely values, and checked with
         the true ones when the layer first runs.
         """
-        asked = {**later, "use_sparse": use_sparse, "use_pcp": use_pcp, "use_dcp": use_dcp, "use_rswa": use_rswa,
+        asked = {**later, "use_sparse": use_sparse, "use_pcp": use_pcp, "use_rswa": use_rswa,
                  "use_adaptive_verification": use_adaptive_verification}
         lines = [f"{name}: True, supported: no ({NOT_CARRIED.get(name, 'it')} is not carried by libattn's vLLM adapter)"
                  for name, value in asked.items() if value]
@@ -191,7 +193,8 @@ class LibattnBackend(AttentionBackend):
                                   sliding_window=4096 if has_sliding_window else None, kv_cache_dtype=kv_cache_dtype,
                                   has_sinks=has_sink, block_size=block_size, causal=False if use_non_causal else None,
                                   scales_per_head=use_per_head_quant_scales, prefix_lm=use_mm_prefix,
-                                  device_seq_lens_only=describe.device()[0] != "cpu", batch_invariant=use_batch_invariant)
+                                  device_seq_lens_only=describe.device()[0] != "cpu", batch_invariant=use_batch_invariant,
+                                  context_parallel=likely(describe.config()) if use_dcp else None)
             return lines + reasons(desc)
         except AttnError as error:
             return [*lines, str(error)]
@@ -215,8 +218,10 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         context = getattr(getattr(vllm_config, "compilation_config", None), "static_forward_context", {})
         model_config = getattr(vllm_config, "model_config", None)
         self.dtype = getattr(model_config, "dtype", torch.float32)
+        self.spread = spread(vllm_config, kv_cache_spec)
         self.steps = Steps(lambda: [context[name] for name in layer_names if name in context],
-                           _graph_level(vllm_config), getattr(model_config, "max_model_len", 0))
+                           _graph_level(vllm_config), getattr(model_config, "max_model_len", 0),
+                           self.spread.described if self.spread is not None else None)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
@@ -224,9 +229,11 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         it, since a replay has to have as many decodes as were captured."""
         dtype = getattr(getattr(vllm_config, "model_config", None), "dtype", torch.bfloat16)
         mla = describe.mla_of(getattr(vllm_config, "model_config", None))
+        spreads = getattr(getattr(vllm_config, "parallel_config", None), "decode_context_parallel_size", 1) > 1
         desc = describe.layer("layers.0", 8 * kv_cache_spec.num_kv_heads, kv_cache_spec.num_kv_heads,
                               kv_cache_spec.head_size, dtype, block_size=kv_cache_spec.block_size,
-                              head_size_v=mla.v_head_dim if mla else 0, mla=mla)
+                              head_size_v=mla.v_head_dim if mla else 0, mla=mla,
+                              context_parallel=likely(vllm_config) if spreads else None)
         found = store.runtime.select([desc], device=describe.device(), keep_unserved=True)
         levels = [0 if found.choice(0, phase).status else found.choice(0, phase).graph_level
                   for phase in ("prefill", "decode")]
@@ -249,6 +256,10 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
         return m
 
     def _metadata(self, m: Any) -> LibattnMetadata:
+        local = None
+        if self.spread is not None and m.seq_lens.device.type != "cpu":
+            queries = m.query_start_loc[1:] - m.query_start_loc[:-1]
+            local = self.spread.local_lengths((m.seq_lens - queries).clamp_min(0))
         return LibattnMetadata(
             steps=self.steps, num_reqs=m.num_reqs, num_prefills=m.num_reqs, num_actual_tokens=m.num_actual_tokens,
             query_start_loc=m.query_start_loc, query_start_loc_cpu=host_copy(m.query_start_loc_cpu), seq_lens=m.seq_lens,
@@ -257,7 +268,8 @@ class LibattnMetadataBuilder(AttentionMetadataBuilder):
             max_seq_len=m.max_seq_len, causal=m.causal if isinstance(m.causal, torch.Tensor) else bool(m.causal),
             encoder_seq_lens=getattr(m, "encoder_seq_lens", None),
             encoder_seq_lens_cpu=host_copy(getattr(m, "encoder_seq_lens_cpu", None)),
-            spans=spans_of(getattr(m, "mm_req_doc_ranges", None), m.num_reqs, m.query_start_loc.device))
+            spans=spans_of(getattr(m, "mm_req_doc_ranges", None), m.num_reqs, m.query_start_loc.device),
+            local_seq_lens=local)
 
     def update_block_table(self, metadata: LibattnMetadata, blk_table: torch.Tensor, slot_mapping: torch.Tensor,
                            **_: Any) -> LibattnMetadata:

@@ -8,7 +8,36 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from vllm.platforms.cpu import CpuPlatform
+
+
+def spread_slots(starts: torch.Tensor, positions: torch.Tensor, block_table: torch.Tensor, block_size: int,
+                 world_size: int, rank: int, interleave: int) -> torch.Tensor:
+    """Slots of a batch's tokens where each block of the table is one on every rank; -1: another rank's token."""
+    request = torch.repeat_interleave(torch.arange(len(starts) - 1), starts[1:] - starts[:-1])
+    at = positions[:len(request)]
+    block, inside = at // (block_size * world_size), at % (block_size * world_size)
+    slot = block_table[request, block].long() * block_size + inside // (world_size * interleave) * interleave \
+        + inside % interleave
+    return torch.where(inside // interleave % world_size == rank, slot, -1)
+
+
+def compute_slot_mapping(num_tokens: int, max_num_tokens: int, query_start_loc: torch.Tensor, positions: torch.Tensor,
+                         block_table: torch.Tensor, block_table_stride: int, slot_mapping: torch.Tensor,
+                         KV_CACHE_BLOCK_SIZE: int, TOTAL_CP_WORLD_SIZE: int = 1, TOTAL_CP_RANK: int = 0,
+                         CP_KV_CACHE_INTERLEAVE_SIZE: int = 1, PAD_ID: int = -1, BLOCK_SIZE: int = 1024) -> None:
+    """vLLM's kernel for CPUs, which knows one rank only, and the slots of several."""
+    if TOTAL_CP_WORLD_SIZE == 1:
+        from vllm.utils.cpu_triton_utils import _compute_slot_mapping_kernel_impl as of_one_rank
+
+        of_one_rank(num_tokens, max_num_tokens, query_start_loc, positions, block_table, block_table_stride, slot_mapping,
+                    KV_CACHE_BLOCK_SIZE)
+        return
+    slots = spread_slots(query_start_loc, positions, block_table, KV_CACHE_BLOCK_SIZE, TOTAL_CP_WORLD_SIZE,
+                         TOTAL_CP_RANK, CP_KV_CACHE_INTERLEAVE_SIZE)
+    slot_mapping[:len(slots)] = slots
+    slot_mapping[len(slots):max_num_tokens] = PAD_ID
 
 
 class LibattnCpuPlatform(CpuPlatform):
@@ -27,6 +56,16 @@ class LibattnCpuPlatform(CpuPlatform):
                 vllm_config.model_config, "use_mla", False):
             scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens, cache.enable_prefix_caching = kept
             cache.block_size = block_size or cache.block_size
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        """As vLLM's, and slots of a cache that is spread over ranks."""
+        super().register_triton_kernel_overrides()
+        from vllm.triton_utils import HAS_TRITON
+        from vllm.triton_utils.dispatcher import register_kernels
+
+        if not HAS_TRITON:
+            register_kernels({"vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping})
 
     @classmethod
     def get_attn_backend_cls(cls, selected_backend: Any, attn_selector_config: Any, *args: Any, **kwargs: Any) -> str:

@@ -29,14 +29,17 @@ def device() -> tuple[str, int]:
     return "cpu", 0
 
 
-def _model_config() -> Any:
+def config() -> Any:
     """Of the engine that is being made; None outside of that."""
     try:
         from vllm.config import get_current_vllm_config_or_none as current
     except ImportError:
         return None
-    config = current()
-    return None if config is None else config.model_config
+    return current()
+
+
+def _model_config() -> Any:
+    return getattr(config(), "model_config", None)
 
 
 def is_latent() -> bool:

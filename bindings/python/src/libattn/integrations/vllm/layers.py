@@ -45,7 +45,10 @@ class LibattnImpl(AttentionImpl):
     """One layer."""
 
     supports_quant_query_input: bool = False
-    can_return_lse_for_decode: bool = False
+    # vLLM wants a log-sum-exp where it would merge the ranks' parts; libattn's core merges them.
+    can_return_lse_for_decode: bool = True
+    supports_dcp: bool = True
+    supports_mtp_with_cp_non_trivial_interleave_size: bool = True
 
     def __init__(self, num_heads: int, head_size: int, scale: float, num_kv_heads: int | None = None,
                  alibi_slopes: list[float] | None = None, sliding_window: int | None = None,
@@ -170,7 +173,9 @@ class LatentImpl(MLAAttentionImpl):
 
     supports_pcp: bool = False
     supports_quant_query_input: bool = False
-    can_return_lse_for_decode: bool = False
+    can_return_lse_for_decode: bool = True  # as above
+    supports_dcp: bool = True
+    supports_mtp_with_cp_non_trivial_interleave_size: bool = True
 
     def __init__(self, num_heads: int, head_size: int, scale: float, num_kv_heads: int = 1,
                  alibi_slopes: list[float] | None = None, sliding_window: int | None = None,

@@ -10,6 +10,7 @@ from vllm.v1.attention.backend import AttentionMetadata
 
 from ..._declarations import Status
 from ...errors import make
+from ...extensions import context_parallel_batch
 from ...step import Batch
 from .steps import Shape, Steps
 
@@ -36,6 +37,7 @@ class LibattnMetadata(AttentionMetadata):
     encoder_seq_lens: torch.Tensor | None = None
     encoder_seq_lens_cpu: torch.Tensor | None = None
     spans: tuple[torch.Tensor, torch.Tensor] | None = None
+    local_seq_lens: torch.Tensor | None = None
     captured: Shape | None = None
     num_decodes: int = 0
     num_decode_tokens: int = 0
@@ -81,10 +83,12 @@ def batch_of(m: LibattnMetadata, rows: int, cross: bool = False) -> Batch:
                    "max_encoder_seq_len": int(m.encoder_seq_lens_cpu.max()) if known else m.max_seq_len}
     causal = {"causal_per_request": m.causal.to(torch.uint8)} if isinstance(m.causal, torch.Tensor) else {
         "causal": not cross and m.causal}
+    spread = [] if m.local_seq_lens is None else [context_parallel_batch(m.local_seq_lens)]
     return Batch(m.query_start_loc.to(torch.int32), block_table=m.block_table.to(torch.int32),
                  slot_mapping=m.slot_mapping.to(torch.int64), query_start_loc_host=m.query_start_loc_cpu,
                  num_tokens=max(rows, m.num_actual_tokens), max_query_len=m.max_query_len,
-                 max_seq_len=0 if cross else m.max_seq_len, spans=m.spans, **causal, **lengths)
+                 max_seq_len=0 if cross else m.max_seq_len, spans=m.spans, extensions=spread,
+                 **causal, **lengths)
 
 
 __all__ = ["LibattnMetadata", "batch_of", "host_copy", "spans_of"]

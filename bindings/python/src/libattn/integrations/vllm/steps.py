@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...layers import LayerDesc
+from ...layers import ContextParallel, LayerDesc
 from ...step import Batch, Plan
 from ... import memory
 from ..._declarations import Status
@@ -51,10 +51,13 @@ class Steps:
         What captured batches need; ``never``: none are captured.
     max_seq_len : int
         Of the engine, since a captured shape meets batches of every length; 0: the captured one's.
+    ranks : ContextParallel, optional
+        Where the cache is spread over some.
     """
 
-    def __init__(self, layers: Any, graph_level: str = "never", max_seq_len: int = 0) -> None:
-        self._layers = layers
+    def __init__(self, layers: Any, graph_level: str = "never", max_seq_len: int = 0,
+                 ranks: ContextParallel | None = None) -> None:
+        self._layers, self._ranks = layers, ranks
         self.graph_level, self.max_seq_len = graph_level, max_seq_len
         self._places: dict[int, Place] = {}
         self._captured: dict[tuple[int, Shape], Plan] = {}
@@ -75,8 +78,8 @@ class Steps:
     def _bind(self, layers: Sequence[tuple[Any, Any, torch.Tensor]], metadata: Any, dtype: torch.dtype,
               device: torch.device) -> None:
         members = [impl.member(layer, cache, metadata, dtype) for layer, impl, cache in layers]
-        if self.graph_level != "never":
-            members = [replace(m, desc=replace(m.desc, graph_level=self.graph_level)) for m in members]
+        members = [replace(m, desc=replace(m.desc, graph_level=self.graph_level, context_parallel=self._ranks))
+                   for m in members]
         self._captured.clear()  # of layers that are bound anew
         found = store.group([(m.desc, m.index, m.params) for m in members], device)
         for member, (layer, impl, cache), (bound, at) in zip(members, layers, found):
