@@ -4,7 +4,7 @@
 #define CUDA_FLASH_KINDS_H
 
 enum gpu_kind {
-    KIND_F32, /* multiplied as two tf32 each */
+    KIND_F32, /* multiplied as two tf32 each; up to 8 rows on the FMA units */
     KIND_BF16,
     KIND_F16,
     KIND_E4M3, /* from here on 8 bits, multiplied in f16 */

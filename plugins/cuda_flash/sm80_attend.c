@@ -283,7 +283,9 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     struct sm80_params a = {.p = *p, .overlaps = device->major >= 9};
     int32_t kind = kind_of(p);
     const struct schedule_host *plan = args->schedule_host;
-    a.few = kind >= KIND_E4M3 && p->schedule.tile_rows == 16 && plan->request_rows <= FEW_ROWS;
+    /* the order of its sums is another: in a batch-invariant layer the batch may not decide */
+    a.few = (kind >= KIND_E4M3 || kind == KIND_F32) && p->schedule.tile_rows == 16 &&
+            plan->request_rows <= FEW_ROWS && !args->prepared->invariant;
     if (!fit_stages(device, p, &a.p.schedule.ctas, &a.stages)) {
         return "shared memory is too small";
     }

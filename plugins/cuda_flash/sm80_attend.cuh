@@ -85,6 +85,15 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                 dot_codes<KIND, D, FEW>(at, a.planes[0], sq, rest, first + sub * 16, lane,
                                         high_rows, &s[FEW ? sub : 2 * sub]);
             }
+        } else if constexpr (KIND == KIND_F32 && FEW) {
+#pragma unroll
+            for (int sub = 0; sub < subs; sub++) {
+                if (run->row_tile.num_rows <= 4) {
+                    dot_few_floats<D, S::tile, 4>(at, sq, first + sub * 16, lane, s[sub]);
+                } else {
+                    dot_few_floats<D, S::tile, 8>(at, sq, first + sub * 16, lane, s[sub]);
+                }
+            }
         } else if constexpr (KIND == KIND_F32) {
             dot_floats<D, S::tile, subs>(at, sq, first, lane, s);
         } else {
@@ -170,6 +179,8 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                 if constexpr (S::packed) {
                     add_codes<KIND, D, FEW>(at, a.planes[1], key, lane, v_scales + sub * 16, s0, s1,
                                             o, sums.z);
+                } else if constexpr (KIND == KIND_F32 && FEW) {
+                    add_few_floats<D, S::tile>(at + S::half, key, lane, s0, o);
                 } else if constexpr (KIND == KIND_F32) {
                     add_floats<D, S::tile>(at + S::half, key, lane, s0, s1, o);
                 } else if constexpr (S::bytes) {
@@ -260,7 +271,7 @@ static cudaError_t launch_shape(const sm80_params *a, cudaStream_t stream)
 /* What there is of a kind: items of 64 rows, of up to 8 in the other order, heads over 128. */
 template <int KIND> struct kind_shapes {
     static constexpr bool tall = KIND >= KIND_BF16 && KIND <= KIND_INT8;
-    static constexpr bool few = KIND >= KIND_E4M3, wide = KIND != KIND_F32;
+    static constexpr bool few = KIND >= KIND_E4M3 || KIND == KIND_F32, wide = KIND != KIND_F32;
 };
 
 /* Rows of 16, or up to 8. */

@@ -28,7 +28,7 @@ struct sm80_params {
     int32_t mapped, box_rows;
     int32_t scale_spans;         /* scales of their own planes come in spans, too */
     struct sm80_plane planes[2]; /* K and V, of 4-bit kinds */
-    int32_t few;                 /* 1: items have up to 8 rows, which 8- and 4-bit kinds use */
+    int32_t few;                 /* 1: items have up to 8 rows; kinds of 16 bits do not ask */
     int32_t stages;              /* of a CTA */
     int32_t overlaps;            /* 1: the launch may begin before the one before it has ended */
     struct gpu_params p;

@@ -318,6 +318,68 @@ static __device__ __forceinline__ void add_floats(const char *values, int first,
     }
 }
 
+/* Dots of 16 keys with up to ROWS rows of float32, on the FMA units: so few rows would leave most
+ * of a product of tf32 empty. Lane (g, c) has keys g and g + 8 and each fourth chunk of dims, odd
+ * keys those that even keys do not read at that time: other banks. */
+template <int D, int TILE, int ROWS>
+static __device__ __forceinline__ void dot_few_floats(const char *stage, const char *sq, int first,
+                                                      int lane, float (&s)[4])
+{
+    constexpr int chunks = D / 4;
+    const int g = lane >> 2, c = lane & 3;
+    float sums[2][ROWS] = {};
+#pragma unroll
+    for (int kk = 0; kk < D / 16; kk++) {
+        int chunk = (4 * kk + c) ^ ((g & 1) << 2);
+        float4 low = *(const float4 *)(stage + place_of<chunks, TILE>(first + g, chunk));
+        float4 high = *(const float4 *)(stage + place_of<chunks, TILE>(first + g + 8, chunk));
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            float4 q = *(const float4 *)(sq + (r * chunks + swizzle<chunks>(r, chunk)) * 16);
+            sums[0][r] = fmaf(low.x, q.x, fmaf(low.y, q.y, sums[0][r]));
+            sums[1][r] = fmaf(high.x, q.x, fmaf(high.y, q.y, sums[1][r]));
+            sums[0][r] = fmaf(low.z, q.z, fmaf(low.w, q.w, sums[0][r]));
+            sums[1][r] = fmaf(high.z, q.z, fmaf(high.w, q.w, sums[1][r]));
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float sum = sums[i][r];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            s[2 * i + (r & 1)] = c == r >> 1 ? sum : s[2 * i + (r & 1)];
+        }
+    }
+}
+
+/* o += weights x values of 16 keys of float32, up to 8 rows. */
+template <int D, int TILE>
+static __device__ __forceinline__ void add_few_floats(const char *values, int first, int lane,
+                                                      const float (&s)[4], float (&o)[D / 16][4])
+{
+#pragma unroll
+    for (int key = 0; key < 16; key++) {
+        const int from = (key & 7) * 4 + (lane & 3), at = key >> 3 << 1;
+        float w0 = __shfl_sync(0xffffffffu, s[at], from);
+        float w1 = __shfl_sync(0xffffffffu, s[at + 1], from);
+#pragma unroll
+        for (int j = 0; j < D / 32; j++) {
+            int chunk = 8 * j + (lane >> 2);
+            float4 x = *(const float4 *)(values + place_of<D / 4, TILE>(first + key, chunk));
+            o[2 * j][0] = fmaf(w0, x.x, o[2 * j][0]);
+            o[2 * j][1] = fmaf(w1, x.x, o[2 * j][1]);
+            o[2 * j][2] = fmaf(w0, x.y, o[2 * j][2]);
+            o[2 * j][3] = fmaf(w1, x.y, o[2 * j][3]);
+            o[2 * j + 1][0] = fmaf(w0, x.z, o[2 * j + 1][0]);
+            o[2 * j + 1][1] = fmaf(w1, x.z, o[2 * j + 1][1]);
+            o[2 * j + 1][2] = fmaf(w0, x.w, o[2 * j + 1][2]);
+            o[2 * j + 1][3] = fmaf(w1, x.w, o[2 * j + 1][3]);
+        }
+    }
+}
+
 /* o += weights x values of 16 keys, of 16-bit kinds. */
 template <int KIND, int D, int TILE>
 static __device__ __forceinline__ void add_values(const char *values, int first, int lane,

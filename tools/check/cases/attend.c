@@ -161,6 +161,8 @@ static enum trial_result run_alone(struct trial *trial, const struct problem *pr
         struct attn_batch *one = &tested->binding.batch;
         *one = whole;
         one->num_reqs = 1;
+        one->max_query_len = problem->requests[r].query_len;
+        one->max_seq_len = problem->requests[r].seq_len;
         one->query_start_loc += r;
         one->query_start_loc_host += r;
         one->num_actual_tokens = one->query_start_loc_host[1];
