@@ -5,6 +5,9 @@
 
 #define CASCADE_MIN_PREFIX 256
 #define CASCADE_MIN_REQS 8
+/* Tokens of a step: with more, arithmetic is the limit and not the reads of the prefix's keys, and
+ * partial results would take most of a large plan's workspace. */
+#define CASCADE_MAX_TOKENS 2048
 #define CASCADE_TILE 128 /* query rows and keys of a tile in the cost estimate */
 
 /* All tokens over the common prefix; the requests over the keys behind it. */
@@ -50,6 +53,16 @@ static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t ph
     return phase == ATTN_PHASE_PREFILL && fits ? parts | 1u << PART_PREFIX : parts;
 }
 
+static void limit(const attn_plan *plan, const attn_layer *layer, int32_t part,
+                  struct attn_limits *limits)
+{
+    (void)plan;
+    (void)layer;
+    if (part == PART_PREFIX) {
+        merged_limit(limits, CASCADE_MAX_TOKENS);
+    }
+}
+
 /* Starts and length of the prefix, lengths of the suffixes. */
 static int64_t integers(const attn_plan *plan)
 {
@@ -91,7 +104,7 @@ static bool pays(const attn_plan *plan, const struct step *step)
         b->flags & (ATTN_BATCH_NO_CASCADE | ATTN_BATCH_IN_CAPTURE | ATTN_BATCH_HOST_BOUNDS);
     bool parts =
         step->merge != NULL && step->launches[ATTN_PHASE_PREFILL][PART_PREFIX].kernel != NULL;
-    if (prefix == 0 || excluded || flags || !parts) {
+    if (prefix == 0 || b->num_tokens > CASCADE_MAX_TOKENS || excluded || flags || !parts) {
         return false;
     }
     int64_t g = l->num_q_heads / l->num_kv_heads, reqs = b->num_reqs;
@@ -166,6 +179,7 @@ const struct composition composition_cascade = {
     .serves = serves,
     .plan_bytes = sizeof(struct views),
     .parts = parts,
+    .limit = limit,
     .integers = integers,
     .make_views = make_views,
     .choose = choose,

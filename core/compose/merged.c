@@ -21,6 +21,13 @@ void merged_view(attn_plan *plan, struct attn_batch *view)
     view->num_slots = 0;
 }
 
+void merged_limit(struct attn_limits *limits, int32_t tokens)
+{
+    limits->max_num_reqs = 1;
+    limits->max_num_tokens = tokens < limits->max_num_tokens ? tokens : limits->max_num_tokens;
+    limits->max_query_len = limits->max_num_tokens;
+}
+
 attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
                        const struct merge_run *runs, int32_t num_runs,
                        const struct attn_step_io *io, struct attn_error *error)

@@ -15,6 +15,9 @@ struct merge_run {
 /* All tokens of the step as one request, not causal. Takes 2 integers of the plan. */
 void merged_view(attn_plan *plan, struct attn_batch *view);
 
+/* Limits of a part that sees up to `tokens` tokens of a step as one request. */
+void merged_limit(struct attn_limits *limits, int32_t tokens);
+
 /* `first` attends into the workspace, the step's main calls into out; then both become one. */
 attn_status merged_run(attn_plan *plan, struct step *step, struct launch *first,
                        const struct merge_run *runs, int32_t num_runs,

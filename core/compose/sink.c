@@ -54,6 +54,16 @@ static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t ph
     return mine && phase == ATTN_PHASE_PREFILL ? parts | 1u << PART_SINK : parts;
 }
 
+static void limit(const attn_plan *plan, const attn_layer *layer, int32_t part,
+                  struct attn_limits *limits)
+{
+    (void)plan;
+    (void)layer;
+    if (part == PART_SINK) {
+        merged_limit(limits, limits->max_num_tokens);
+    }
+}
+
 static void make_call(const struct step *step, int32_t part, struct launch *launch)
 {
     if (part == PART_SINK) {
@@ -130,6 +140,7 @@ const struct composition composition_sink = {
     .rewrite_parts = rewrite_parts,
     .plan_bytes = sizeof(struct sink),
     .parts = parts,
+    .limit = limit,
     .make_call = make_call,
     .integers = integers,
     .make_views = make_views,

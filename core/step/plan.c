@@ -65,9 +65,8 @@ static attn_status check_sizes(attn_plan *plan, struct attn_error *error)
 static void lay_out(attn_plan *plan)
 {
     const int64_t tokens = plan->limits.max_num_tokens;
-    int64_t heads = 0;
+    int64_t heads = 0, rows = 0; /* of partial results that are merged */
     size_t at = 0;
-    bool merges = false;
     for (int32_t i = 0; i < plan->num_steps; i++) {
         const struct step *step = &plan->steps[i];
         int64_t bytes = step->out.heads * step->out.head_size *
@@ -75,16 +74,21 @@ static void lay_out(attn_plan *plan)
         plan->scratch.row = bytes > plan->scratch.row ? bytes : plan->scratch.row;
         heads = step->q.heads > heads ? step->q.heads : heads;
         for (int32_t part = PART_MAIN + 1; part < PART_COUNT; part++) {
-            merges |= part != PART_NEW && step->launches[ATTN_PHASE_PREFILL][part].kernel != NULL;
+            const struct launch *launch = &step->launches[ATTN_PHASE_PREFILL][part];
+            if (part != PART_NEW && launch->kernel != NULL) {
+                int64_t most = launch->schedule->limits.max_num_tokens;
+                most = most < tokens ? most : tokens;
+                rows = most > rows ? most : rows;
+            }
         }
     }
     plan->scratch.integers = at;
     at += (size_t)plan_aligned(plan->num_integers * (int64_t)sizeof(int32_t));
     plan->scratch.out = at;
-    at += merges ? (size_t)plan_aligned(tokens * plan->scratch.row) : 0;
+    at += (size_t)plan_aligned(rows * plan->scratch.row);
     for (int32_t i = 0; i < 2; i++) {
         plan->scratch.lse[i] = at;
-        at += merges ? (size_t)plan_aligned(tokens * heads * (int64_t)sizeof(float)) : 0;
+        at += (size_t)plan_aligned(rows * heads * (int64_t)sizeof(float));
     }
     at = block_table_lay_out(plan, at);
     for (int32_t i = 0; i < plan->num_compositions; i++) {
