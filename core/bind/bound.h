@@ -54,7 +54,7 @@ struct attn_layer {
     struct served served[ATTN_PHASE_COUNT];
     const struct composition
         *compositions[MAX_COMPOSITIONS + 1];          /* that serve it; ends with NULL */
-    void *data[MAX_COMPOSITIONS];                     /* layer_bytes of each */
+    void *data[MAX_COMPOSITIONS];                     /* by id: layer_bytes of those */
     struct attn_layer_desc parts[PART_COUNT];         /* as kernels see them */
     struct attn_layer_params part_params[PART_COUNT]; /* likewise */
     struct attn_kv_spec spec;
@@ -88,9 +88,7 @@ struct attn_model {
     struct lock lock; /* of prepared[] and num_plans */
 };
 
-/* The layer's memory of a composition that serves it. */
-void *layer_data(const attn_layer *layer, const struct composition *composition);
-
+/* layer.c */
 /* Rewrites the layer for each part, after binding anything that changes them. */
 void layer_rewrite_parts(attn_layer *layer);
 
@@ -102,9 +100,12 @@ void layer_release_states(attn_layer *layer);
 /* Likewise of all layers that read this one's cache, its own included: it is bound anew. */
 void layer_release_readers(attn_layer *owner);
 
-/* caches.c: the kernels' blocks in one of the engine's, of caches that a table of the batch
- * addresses; the kernels' blocks that every cache of table 0 has. */
-int32_t layer_parts(const attn_layer *layer, int32_t table);
+/* The kernels' blocks in one of the engine's, of caches that a table of the batch addresses. */
+static inline int32_t layer_parts(const attn_layer *layer, int32_t table)
+{
+    return table == 0 ? layer->selected->blocks_per_entry : 1;
+}
+/* The kernels' blocks that every cache of table 0 has. */
 int64_t layer_num_blocks(const attn_layer *layer);
 
 /* cache.c: refuses while a plan holds the layer: sizes, views and what kernels made of the

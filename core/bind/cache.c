@@ -6,7 +6,6 @@
 #include "bind/caches.h"
 #include "bind/model.h"
 #include "bind/place.h"
-#include "select/layer_check.h"
 #include "select/match.h"
 #include "select/names.h"
 #include "util/structs.h"

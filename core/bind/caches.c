@@ -6,7 +6,6 @@
 #include "bind/model.h"
 #include "bind/place.h"
 #include "select/layer_caches.h"
-#include "select/layer_check.h"
 #include "util/structs.h"
 
 #define MIN_CACHE_SPEC 64 /* sizes in ABI 0.2 */
@@ -73,21 +72,6 @@ static struct attn_cache_spec own_spec(const attn_layer *layer, bool value)
     row += s->kv_dtype == ATTN_KV_NVFP4 ? 0 : kv_scale_bytes(s->kv_dtype, spec.head_size, value);
     spec.page_bytes = latent ? s->page_bytes : (int64_t)s->block_size * s->num_kv_heads * row;
     return spec;
-}
-
-int32_t layer_parts(const attn_layer *layer, int32_t table)
-{
-    return table == 0 ? layer->selected->blocks_per_entry : 1;
-}
-
-int64_t layer_num_blocks(const attn_layer *layer)
-{
-    int64_t blocks = layer->k_cache.num_blocks;
-    for (int32_t i = 0; i < layer->num_further; i++) {
-        const bool fewer = layer->caches[i].table == 0 && layer->further[i].num_blocks < blocks;
-        blocks = fewer ? layer->further[i].num_blocks : blocks;
-    }
-    return blocks;
 }
 
 /* A state, or the window of its convolution, of one slot. */

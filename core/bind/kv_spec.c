@@ -3,7 +3,6 @@
  * backend would like. */
 #include "bind/bound.h"
 #include "bind/model.h"
-#include "select/layer_check.h"
 #include "select/names.h"
 #include "util/structs.h"
 

@@ -122,7 +122,7 @@ static bool pays(const attn_plan *plan, const struct step *step)
 static attn_status make_views(attn_plan *plan, struct attn_error *error)
 {
     const struct attn_batch *whole = &plan->given;
-    struct views *views = plan_data(plan, &composition_cascade);
+    struct views *views = plan->data[COMPOSITION_CASCADE];
     struct attn_batch *prefix = &views->prefix, *suffix = &views->suffix;
     bool any = false;
     int32_t length = usable_prefix(plan);
@@ -156,7 +156,7 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
 
 static bool choose(attn_plan *plan, struct step *step)
 {
-    struct views *views = plan_data(plan, &composition_cascade);
+    struct views *views = plan->data[COMPOSITION_CASCADE];
     if (plan->given.num_actual_tokens == 0 || !pays(plan, step)) {
         return false;
     }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Compositions: what the core makes of a backend's kernels where a layer or a step is more than one
  * attend. Each is one file with one constant table; the rest of the core walks the tables and knows
- * none by name. A new one is its file and its line in compositions.c.
+ * none by name. A new one is its file, its id and its line in compositions.c.
  *
  * A layer keeps a list of those that serve it (found when it is bound, after its backends are
  * chosen), a plan the list of those that serve any layer of its group. What they change is changed
- * in the order of compositions.c, so that a later one overrides an earlier one; which of them takes
+ * in the order of their ids, so that a later one overrides an earlier one; which of them takes
  * a step is asked the other way round. */
 #ifndef CORE_COMPOSE_COMPOSITION_H
 #define CORE_COMPOSE_COMPOSITION_H
@@ -13,7 +13,18 @@
 #include <attn/api.h>
 #include <stdbool.h>
 
-#define MAX_COMPOSITIONS 8
+/* Changes are made in this order. */
+enum composition_id {
+    COMPOSITION_CASCADE,
+    COMPOSITION_CONTEXT_PARALLEL,
+    COMPOSITION_CHUNKED,
+    COMPOSITION_MLA,
+    COMPOSITION_RECURRENT,
+    COMPOSITION_SINK,
+    COMPOSITION_ENCODER,
+    COMPOSITION_OUTPUT_QUANT, /* after all others */
+    MAX_COMPOSITIONS
+};
 
 struct check;
 struct own_tensor;
@@ -39,7 +50,7 @@ struct composition {
     bool (*serves)(const attn_layer *layer);
 
     /* Binding a layer. */
-    size_t layer_bytes; /* zeroed memory of its own in a layer, see layer_data */
+    size_t layer_bytes; /* zeroed memory of its own in a layer, see attn_layer.data */
     void (*make_spec)(const attn_layer *layer, struct attn_kv_spec *spec); /* of an own layout */
     /* may these two be in one block-table group? asked of every pair */
     bool (*same_table)(const attn_layer *a, const attn_layer *b);
@@ -57,7 +68,7 @@ struct composition {
                                               const struct attn_tensor *tensors[3]);
 
     /* Making a plan. */
-    size_t plan_bytes; /* zeroed memory of its own in a plan, see plan_data */
+    size_t plan_bytes; /* zeroed memory of its own in a plan, see attn_plan.data */
     /* bits of enum part that a phase may call within the plan's limits, given those so far */
     uint32_t (*parts)(const attn_plan *plan, const attn_layer *layer, int32_t phase,
                       uint32_t parts);
@@ -86,7 +97,7 @@ struct composition {
     step_program *run;
 };
 
-/* In the order above; ends with NULL. */
+/* By id; ends with NULL. */
 extern const struct composition *const compositions[MAX_COMPOSITIONS + 1];
 
 extern const struct composition composition_cascade, composition_context_parallel,

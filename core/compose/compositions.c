@@ -2,7 +2,12 @@
 #include "compose/composition.h"
 
 const struct composition *const compositions[MAX_COMPOSITIONS + 1] = {
-    &composition_cascade, &composition_context_parallel, &composition_chunked,
-    &composition_mla,     &composition_recurrent,        &composition_sink,
-    &composition_encoder, &composition_output_quant, /* behind all others */
+    [COMPOSITION_CASCADE] = &composition_cascade,
+    [COMPOSITION_CONTEXT_PARALLEL] = &composition_context_parallel,
+    [COMPOSITION_CHUNKED] = &composition_chunked,
+    [COMPOSITION_MLA] = &composition_mla,
+    [COMPOSITION_RECURRENT] = &composition_recurrent,
+    [COMPOSITION_SINK] = &composition_sink,
+    [COMPOSITION_ENCODER] = &composition_encoder,
+    [COMPOSITION_OUTPUT_QUANT] = &composition_output_quant,
 };

@@ -153,7 +153,7 @@ struct places {
 
 static size_t lay_out(attn_plan *plan, size_t at)
 {
-    struct places *places = plan_data(plan, &composition_encoder);
+    struct places *places = plan->data[COMPOSITION_ENCODER];
     for (int32_t i = 0; i < INPUTS; i++) {
         size_t most = 0;
         for (int32_t s = 0; s < plan->num_steps; s++) {
@@ -172,7 +172,7 @@ static void input_init(struct input *in, const attn_plan *plan, const struct ste
                        const struct attn_tensor *given)
 {
     const struct attn_layer_desc *part = &step->layer->parts[PART_MAIN];
-    const struct places *places = plan_data(plan, &composition_encoder);
+    const struct places *places = plan->data[COMPOSITION_ENCODER];
     const int32_t *keys = plan->given.key_start_loc_host;
     const struct attn_tensor e4m3 = {.device = plan->model->device,
                                      .dtype = {ATTN_CODE_FLOAT8_E4M3FN, 8, 1}};

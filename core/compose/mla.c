@@ -12,11 +12,6 @@ static size_t larger(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-bool mla_per_head(const attn_layer *layer)
-{
-    return layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_MLA_PREFILL;
-}
-
 static const char *needs_params(const attn_layer *layer)
 {
     return layer->selected->mla->absorb_in_core ? "weights" : NULL;
@@ -345,32 +340,6 @@ static void make_context_view(attn_plan *plan, const struct attn_batch *prefill)
     view->logits_indices = NULL;
     view->num_logits_indices = 0;
     view->max_seq_len = view->max_query_len;
-}
-
-void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
-                    struct attn_batch *view)
-{
-    struct mla_plan *p = mla_plan(plan);
-    int32_t first = chunk->first_req;
-    *view = p->context;
-    view->num_reqs = chunk->num_reqs;
-    view->num_actual_tokens = chunk->end_row;
-    view->query_start_loc += first;
-    view->query_start_loc_host += first;
-    if (view->block_table_row != NULL) {
-        view->block_table_row += first;
-    } else {
-        view->block_table += first * view->block_table_stride;
-        view->block_table_rows -= first;
-    }
-    view->key_start_loc_host = chunk->key_start;
-    view->key_start_loc = plan_on_device(plan, chunk->key_start);
-    view->max_seq_len = p->chunk_rows;
-    view->causal = ATTN_CAUSAL_AS_LAYER; /* the part's layer is not */
-    view->causal_per_request = NULL;
-    view->tree = NULL;
-    view->spans = view->span_start_loc = NULL;
-    view->num_spans = 0;
 }
 
 /* A decode behind a prefill would be computed per head, alone it goes the latent way. */

@@ -61,7 +61,7 @@ struct mla_plan {
 
 static inline struct mla_plan *mla_plan(const attn_plan *plan)
 {
-    return plan_data(plan, &composition_mla);
+    return plan->data[COMPOSITION_MLA];
 }
 
 /* mla_layer.c: see struct composition */
@@ -76,9 +76,9 @@ const struct attn_tensor *mla_scale_inputs(const struct attn_step_io *io, struct
                                            const struct attn_tensor *tensors[3]);
 int32_t mla_padded_heads(const attn_layer *layer);
 
-/* mla.c: is this layer's prefill per head? */
+/* Is this layer's prefill per head? */
 bool mla_per_head(const attn_layer *layer);
-/* The batch of one chunk, over the plan's own arrays. */
+/* mla_run.c: the batch of one chunk, over the plan's own arrays. */
 void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
                     struct attn_batch *view);
 

@@ -13,6 +13,11 @@
 #define MX_BLOCK 32
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
+bool mla_per_head(const attn_layer *layer)
+{
+    return layer->served[ATTN_PHASE_PREFILL].composed & ATTN_COMPOSE_MLA_PREFILL;
+}
+
 attn_status mla_resolve(struct layer *layer, struct attn_error *error)
 {
     struct attn_layer_desc *l = &layer->desc;
@@ -379,7 +384,7 @@ attn_status mla_bind_params(attn_layer *layer, const struct attn_layer_params *p
     status = status ? status : take_scale(layer, &uk, weights->w_uk_scale, "w_uk_scale", error);
     status = status ? status : take_scale(layer, &uv, weights->w_uv_scale, "w_uv_scale", error);
     if (status == ATTN_OK) {
-        *(struct mla_weights *)layer_data(layer, &composition_mla) = (struct mla_weights){uk, uv};
+        *(struct mla_weights *)layer->data[COMPOSITION_MLA] = (struct mla_weights){uk, uv};
     }
     return status;
 }

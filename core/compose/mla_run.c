@@ -233,6 +233,32 @@ static attn_status attend_keys(const struct mla_call *run, struct launch *launch
     return status;
 }
 
+void mla_chunk_view(const attn_plan *plan, const struct context_chunk *chunk,
+                    struct attn_batch *view)
+{
+    struct mla_plan *p = mla_plan(plan);
+    int32_t first = chunk->first_req;
+    *view = p->context;
+    view->num_reqs = chunk->num_reqs;
+    view->num_actual_tokens = chunk->end_row;
+    view->query_start_loc += first;
+    view->query_start_loc_host += first;
+    if (view->block_table_row != NULL) {
+        view->block_table_row += first;
+    } else {
+        view->block_table += first * view->block_table_stride;
+        view->block_table_rows -= first;
+    }
+    view->key_start_loc_host = chunk->key_start;
+    view->key_start_loc = plan_on_device(plan, chunk->key_start);
+    view->max_seq_len = p->chunk_rows;
+    view->causal = ATTN_CAUSAL_AS_LAYER; /* the part's layer is not */
+    view->causal_per_request = NULL;
+    view->tree = NULL;
+    view->spans = view->span_start_loc = NULL;
+    view->num_spans = 0;
+}
+
 static attn_status gather(const struct mla_call *run, const struct context_chunk *chunk,
                           const struct attn_batch *view, const struct attn_tensor *rows)
 {
@@ -350,7 +376,7 @@ attn_status mla_run(attn_plan *plan, struct step *step, const struct attn_step_i
 {
     struct mla_call run = {.plan = plan,
                            .p = mla_plan(plan),
-                           .weights = layer_data(step->layer, &composition_mla),
+                           .weights = step->layer->data[COMPOSITION_MLA],
                            .step = step,
                            .io = io,
                            .mla = (const struct attn_io_mla *)ext_find(io->next, ATTN_EXT_IO_MLA),

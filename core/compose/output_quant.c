@@ -49,7 +49,7 @@ static void describe(struct step *step)
 
 static size_t lay_out(attn_plan *plan, size_t at)
 {
-    struct quant *quant = plan_data(plan, &composition_output_quant);
+    struct quant *quant = plan->data[COMPOSITION_OUTPUT_QUANT];
     quant->plain = at;
     return at + plan_aligned(plan->limits.max_num_tokens * (int64_t)plan->scratch.row);
 }
@@ -64,7 +64,7 @@ static bool wrap(attn_plan *plan, struct step *step)
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                        struct attn_error *error)
 {
-    const struct quant *quant = plan_data(plan, &composition_output_quant);
+    const struct quant *quant = plan->data[COMPOSITION_OUTPUT_QUANT];
     const struct attn_ext *ext = ext_find(io->next, ATTN_EXT_IO_OUTPUT_QUANT);
     const struct attn_layer_desc *layer = step->layer->desc;
     const struct instance *instance = step->layer->served[ATTN_PHASE_PREFILL].instance;

@@ -47,7 +47,7 @@ struct parallel_plan {
 
 static inline struct parallel_plan *parallel_plan(const attn_plan *plan)
 {
-    return plan_data(plan, &composition_context_parallel);
+    return plan->data[COMPOSITION_CONTEXT_PARALLEL];
 }
 
 /* 1 where there are none. */

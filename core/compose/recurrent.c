@@ -387,7 +387,7 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
         return BAD("attn_batch_recurrent", "is not on the batch; layer '%s' needs its state_slots",
                    plan->steps[0].layer->desc->name);
     }
-    struct states *parts = plan_data(plan, &composition_recurrent);
+    struct states *parts = plan->data[COMPOSITION_RECURRENT];
     struct attn_batch_recurrent *states = &parts->whole;
     *states = *(const struct attn_batch_recurrent *)ext;
     states->ext.struct_size = sizeof *states;

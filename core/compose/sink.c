@@ -99,7 +99,7 @@ static void find_merge_runs(attn_plan *plan, struct sink *sink)
 
 static attn_status make_views(attn_plan *plan, struct attn_error *error)
 {
-    struct sink *sink = plan_data(plan, &composition_sink);
+    struct sink *sink = plan->data[COMPOSITION_SINK];
     int32_t length = plan->steps[0].layer->desc->sink_len;
     (void)error;
     merged_view(plan, &sink->view);
@@ -117,7 +117,7 @@ static attn_status make_views(attn_plan *plan, struct attn_error *error)
 
 static bool wrap(attn_plan *plan, struct step *step)
 {
-    struct sink *sink = plan_data(plan, &composition_sink);
+    struct sink *sink = plan->data[COMPOSITION_SINK];
     struct launch *launch = &step->launches[ATTN_PHASE_PREFILL][PART_SINK];
     if (launch->kernel == NULL || step->program != run_attends) {
         return false;
@@ -129,7 +129,7 @@ static bool wrap(attn_plan *plan, struct step *step)
 static attn_status run(attn_plan *plan, struct step *step, const struct attn_step_io *io,
                        struct attn_error *error)
 {
-    const struct sink *sink = plan_data(plan, &composition_sink);
+    const struct sink *sink = plan->data[COMPOSITION_SINK];
     return merged_run(plan, step, &step->launches[ATTN_PHASE_PREFILL][PART_SINK], sink->runs,
                       sink->num_runs, io, error);
 }

@@ -42,6 +42,12 @@ struct verdict {
     const struct attn_reason *reasons;
 };
 
+/* Whether a layer keeps keys in a paged cache. */
+static inline bool layer_has_cache(const struct attn_layer_desc *layer)
+{
+    return layer->kind != ATTN_LAYER_ENCODER;
+}
+
 struct assignment_phase {
     struct attn_choice choice;
     const struct verdict *verdicts; /* [num_backends] */

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "select/layer_check.h"
 #include "select/names.h"
 #include "util/device.h"
 #include "util/error.h"

@@ -5,10 +5,6 @@
 
 #include "select/match_check.h"
 
-/* Replaces the array of the layer's copied extension by one of today's elements in the arena,
- * defaults of tokens_per_row filled in; each is checked by itself. */
-attn_status layer_copy_caches(struct arena *arena, struct layer *layer, struct attn_error *error);
-
 /* How many tables of a batch they need beside its own fields; 0 for plain layers. */
 int32_t layer_num_tables(const struct layer *layer);
 

@@ -17,11 +17,6 @@
 #define MAX_PAGE ((int64_t)1 << 48)
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
 
-bool layer_has_cache(const struct attn_layer_desc *layer)
-{
-    return layer->kind != ATTN_LAYER_ENCODER;
-}
-
 static attn_status check_codes(const struct attn_layer_desc *l, struct attn_error *error)
 {
     const struct ranged ranges[] = {

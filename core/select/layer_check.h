@@ -12,9 +12,6 @@ attn_status layer_resolve(struct arena *arena, const struct attn_layer_desc *des
                           const struct assignment_layer *layers, struct layer *layer,
                           struct attn_error *error);
 
-/* Whether the layer keeps keys in a paged cache. */
-bool layer_has_cache(const struct attn_layer_desc *layer);
-
 /* Whether two layers have one KV specification, block_size included. */
 bool layer_same_cache(const struct layer *a, const struct layer *b);
 

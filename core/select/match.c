@@ -6,7 +6,6 @@
 
 #include "compose/composition.h"
 #include "select/layer_caches.h"
-#include "select/layer_check.h"
 #include "select/match_check.h"
 #include "select/names.h"
 #include "util/structs.h"

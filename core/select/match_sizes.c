@@ -2,7 +2,6 @@
 /* Head sizes, block sizes and numbers of heads against the ranges that a backend declares. */
 #include <stdio.h>
 
-#include "select/layer_check.h"
 #include "select/match_check.h"
 #include "util/text.h"
 

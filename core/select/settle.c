@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 
-#include "select/layer_check.h"
 #include "select/names.h"
 
 static void fill_choice(struct selection *selection, const struct layer *layer,

@@ -2,7 +2,6 @@
 /* The block tables that kernels get where the engine's are others: entries that are several of the
  * kernel's blocks, or page lists with offsets. They are made in the workspace by each plan, so that
  * kernels and compositions know one form. */
-#include "select/layer_check.h"
 #include "step/plan_state.h"
 
 #define BAD(field, ...) error_set(error, ATTN_ERROR_INVALID_ARGUMENT, field, __VA_ARGS__)
@@ -17,6 +16,19 @@ int64_t plan_tokens_per_entry(const attn_plan *plan)
 {
     const attn_layer *owner = owner_of(plan);
     return owner->tokens_per_block * owner->selected->blocks_per_entry;
+}
+
+int32_t table_rows_per_block(const attn_plan *plan, int32_t number, int32_t *tokens_per_row)
+{
+    const attn_layer *owner = plan->steps[0].layer->owner;
+    *tokens_per_row = 1;
+    for (int32_t i = 0; i < owner->num_further; i++) {
+        if (owner->caches[i].table == number) {
+            *tokens_per_row = owner->caches[i].tokens_per_row;
+            return owner->further[i].block_size;
+        }
+    }
+    return 1;
 }
 
 /* One table's: its columns hold the longest request of the limits. */

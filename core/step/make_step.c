@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making one layer's step of a plan: all calls that it may need, prepared, and what its tensors
  * have to be. */
-#include "select/layer_check.h"
 #include "step/plan_state.h"
 
 /* bytes of one kernel; sums of them stay far from overflow */

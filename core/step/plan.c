@@ -16,16 +16,6 @@
     error_set(error, ATTN_ERROR_OUT_OF_MEMORY, "plan", "no memory for the plan")
 #define MAX_AREA 0x1p58 /* bytes; the sum of all areas fits in 64 bits */
 
-void *plan_data(const attn_plan *plan, const struct composition *composition)
-{
-    for (int32_t i = 0; i < plan->num_compositions; i++) {
-        if (plan->compositions[i].is == composition) {
-            return plan->compositions[i].data;
-        }
-    }
-    return NULL;
-}
-
 /* Limits under which no size below overflows: a bound on the largest area, in floating point. The
  * widest are partial results of all ranks' rows and heads, and log-sum-exps of all their parts. */
 attn_status plan_check_area(const attn_plan *plan, const struct step *step, double ranks,
@@ -45,7 +35,7 @@ static attn_status check_sizes(attn_plan *plan, struct attn_error *error)
 {
     plan->num_integers = 1; /* engines allocate a workspace unasked: none is empty */
     for (int32_t i = 0; i < plan->num_compositions; i++) {
-        const struct composition *c = plan->compositions[i].is;
+        const struct composition *c = plan->compositions[i];
         plan->num_integers += c->integers != NULL ? c->integers(plan) : 0;
     }
     if (plan->num_integers > MAX_INTEGERS) {
@@ -92,7 +82,7 @@ static void lay_out(attn_plan *plan)
     }
     at = block_table_lay_out(plan, at);
     for (int32_t i = 0; i < plan->num_compositions; i++) {
-        const struct composition *c = plan->compositions[i].is;
+        const struct composition *c = plan->compositions[i];
         at = c->lay_out != NULL ? c->lay_out(plan, at) : at;
     }
     for (int32_t i = 0; i < plan->num_schedules; i++) {
@@ -179,9 +169,8 @@ static attn_status find_compositions(attn_plan *plan, struct attn_error *error)
             serves = is_in(plan, layer) && compositions[i]->serves(layer);
         }
         if (serves) {
-            struct plan_composition *mine = &plan->compositions[plan->num_compositions++];
-            mine->is = compositions[i];
-            mine->data = arena_alloc(&plan->arena, compositions[i]->plan_bytes);
+            plan->compositions[plan->num_compositions++] = compositions[i];
+            plan->data[i] = arena_alloc(&plan->arena, compositions[i]->plan_bytes);
         }
     }
     return plan->arena.failed ? NO_MEMORY(error) : ATTN_OK;
@@ -245,7 +234,7 @@ static attn_status fill_plan(attn_plan *plan, struct attn_error *error)
     plan->max_reqs = plan->limits.max_num_reqs;
     plan->decode_threshold = threshold_of(plan->steps[0].layer);
     for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
-        const struct composition *c = plan->compositions[i].is;
+        const struct composition *c = plan->compositions[i];
         status = c->init != NULL ? c->init(plan, error) : ATTN_OK;
     }
     status = status == ATTN_OK ? check_sizes(plan, error) : status;

@@ -41,7 +41,7 @@ static bool joins(const attn_plan *plan)
 {
     bool joins = false;
     for (int32_t i = 0; i < plan->num_compositions; i++) {
-        const struct composition *c = plan->compositions[i].is;
+        const struct composition *c = plan->compositions[i];
         joins |= c->joins != NULL && c->joins(plan);
     }
     return joins;
@@ -108,14 +108,14 @@ static attn_status make_views(attn_plan *plan, void *stream, struct attn_error *
     attn_status status = block_tables_make(plan, stream, error);
     plan->whole = plan->given;
     for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
-        const struct composition *c = plan->compositions[i].is;
+        const struct composition *c = plan->compositions[i];
         status = c->cut != NULL ? c->cut(plan, error) : ATTN_OK;
     }
     if (status == ATTN_OK) {
         batch_split(plan);
     }
     for (int32_t i = 0; i < plan->num_compositions && status == ATTN_OK; i++) {
-        const struct composition *c = plan->compositions[i].is;
+        const struct composition *c = plan->compositions[i];
         status = c->make_views != NULL ? c->make_views(plan, error) : ATTN_OK;
     }
     return status == ATTN_OK ? send_integers(plan, stream, error) : status;

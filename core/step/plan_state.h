@@ -124,12 +124,6 @@ struct scratch {
     size_t bytes;
 };
 
-/* A composition that serves a layer of the plan. */
-struct plan_composition {
-    const struct composition *is;
-    void *data; /* plan_bytes of it */
-};
-
 /* Counts of the last capture, which its replays must have. */
 struct captured {
     bool there;
@@ -162,9 +156,10 @@ struct attn_plan {
     struct schedule *schedules;
     int32_t num_schedules;
     int32_t num_compositions;
-    struct plan_composition compositions[MAX_COMPOSITIONS];
-    struct attn_batch received; /* the engine's, zero-extended */
-    struct attn_batch given;    /* the same, bounds and encoder lengths filled in */
+    const struct composition *compositions[MAX_COMPOSITIONS]; /* that serve a layer of it */
+    void *data[MAX_COMPOSITIONS];                             /* by id: plan_bytes of those */
+    struct attn_batch received;                               /* the engine's, zero-extended */
+    struct attn_batch given; /* the same, bounds and encoder lengths filled in */
     /* the requests that kernels see, the leading ones of few queries, and the rest */
     struct attn_batch whole, decode, prefill;
     /* tables beside the batch's own fields: of all requests, of decodes, of prefills */
@@ -201,8 +196,6 @@ struct attn_plan {
 };
 
 /* plan.c */
-/* The plan's memory of a composition, NULL if that serves none of its layers. */
-void *plan_data(const attn_plan *plan, const struct composition *composition);
 /* Bytes of an area of the workspace, to where the next may begin. */
 static inline int64_t plan_aligned(int64_t bytes)
 {
@@ -237,8 +230,6 @@ void batch_split(attn_plan *plan);
 
 /* tables.c: tables of a batch beside its own fields */
 attn_status tables_init(attn_plan *plan, struct attn_error *error);
-/* Rows of a block of the caches that table `number`, from 1, addresses, and tokens of a row. */
-int32_t table_rows_per_block(const attn_plan *plan, int32_t number, int32_t *tokens_per_row);
 /* Checks those that the plan's layers need, and points the batch at copies of today's size. */
 attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_error *error);
 /* Those of part 1 (decodes) or 2 (prefills), which begins with request `first`. */
@@ -253,6 +244,8 @@ attn_status tables_check_rows(const attn_plan *plan, const struct step *step,
  * tables[n - 1] */
 /* Keys that an entry of the engine's block table, or a page, stands for. */
 int64_t plan_tokens_per_entry(const attn_plan *plan);
+/* Rows of a block of the caches that table `number`, from 1, addresses, and tokens of a row. */
+int32_t table_rows_per_block(const attn_plan *plan, int32_t number, int32_t *tokens_per_row);
 attn_status block_table_init(attn_plan *plan, struct attn_error *error);
 /* Their areas of the workspace from `at`; the end of these. */
 size_t block_table_lay_out(attn_plan *plan, size_t at);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading the engine's batch and cutting it into its decode and prefill parts. */
-#include "select/layer_check.h"
 #include "step/plan_state.h"
 #include "util/structs.h"
 

@@ -45,19 +45,6 @@ static attn_status read_table(const struct attn_batch *batch, int32_t index,
     return ATTN_OK;
 }
 
-int32_t table_rows_per_block(const attn_plan *plan, int32_t number, int32_t *tokens_per_row)
-{
-    const attn_layer *owner = plan->steps[0].layer->owner;
-    *tokens_per_row = 1;
-    for (int32_t i = 0; i < owner->num_further; i++) {
-        if (owner->caches[i].table == number) {
-            *tokens_per_row = owner->caches[i].tokens_per_row;
-            return owner->further[i].block_size;
-        }
-    }
-    return 1;
-}
-
 static attn_status check_table(attn_plan *plan, const struct attn_batch *b, int32_t number,
                                struct attn_batch_table *t, struct attn_error *error)
 {

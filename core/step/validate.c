@@ -4,7 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "select/layer_check.h"
 #include "step/plan_state.h"
 #include "util/error.h"
 
