@@ -31,14 +31,16 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
     const bool v_scaled = KIND == KIND_INT4 || (S::bytes && p.v.form == GPU_ROW_SCALED);
     /* float16 wants more of a turned query than it holds itself */
     const bool has_rest = KIND == KIND_INT4 && p.q.dtype == ATTN_DTYPE_F16;
-    char *rest = has_rest ? (char *)terms_of(mine) + SM80_TERMS_SMEM : nullptr;
+    char *rest = (char *)terms_of(mine) + SM80_TERMS_SMEM;
     float o[num_sums][4], m[2], l[2], scale = 0.0f;
-    value_sums sums = {0.0f, {0.0f, 0.0f}};
+    value_sums sums = {};
     row_terms terms;
+    lane_queries<S::packed ? D : 32, FEW> queries;
+    const lane_codes codes = find_codes<D>(a.planes, first, lane);
     lane_rows rows;
     int stage = 0, phase = 0, q_slot = 0;
-    int32_t left = 0; /* tiles of the run that are not done */
-    int32_t tile = 0;
+    int32_t left = 0;      /* tiles of the run that are not done */
+    int32_t tile_base = 0; /* first key of the tile */
     const gpu_run *run = nullptr;
     char *sq = mine.q[0];
     bool high_rows = true;
@@ -53,9 +55,9 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
             }
             run = &mine.runs[slot];
             left = run->count;
-            tile = run->tile;
+            tile_base = (run->row_tile.k0 & ~(S::tile - 1)) + run->tile * S::tile;
             sq = mine.q[q_slot];
-            rows = enter_rows(p, *run, q_row + A::row(lane, 0), FEW ? 1 : 8);
+            rows = enter_rows<SPLIT>(p, *run, q_row + A::row(lane, 0), FEW ? 1 : 8);
             high_rows = FEW || !SPLIT || run->row_tile.num_rows > 8;
             scale = p.problem.scale * (p.k.form == GPU_ROW_NUMBERS || p.k.form == GPU_ROW_NVFP4
                                            ? cache_scale(p.k, run->head)
@@ -63,9 +65,13 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
             scale *= query_scale(p, run->head);
             scale *= p.problem.soft_cap > 0.0f ? 1.0f : LOG2E;
             if constexpr (S::prepared) {
-                prepare_query<KIND, D, S::rows>(p, *run, sq, rest, terms_of(mine));
+                prepare_query<KIND, D, S::rows>(p, *run, sq, has_rest ? rest : nullptr,
+                                                terms_of(mine));
                 terms = load_terms<S::rows>(terms_of(mine), q_row + A::row(lane, 0),
-                                            q_row + A::row(lane, 1));
+                                            q_row + A::row(lane, 1), scale);
+                if constexpr (S::packed) {
+                    queries.keep(sq, lane);
+                }
             } else if (S::bytes && from_bf16) {
                 convert_query(sq, S::q_bytes);
             }
@@ -80,11 +86,8 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
             s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
         }
         if constexpr (S::packed) {
-#pragma unroll
-            for (int sub = 0; sub < subs; sub++) {
-                dot_codes<KIND, D, FEW>(at, a.planes[0], sq, rest, first + sub * 16, lane,
-                                        high_rows, &s[FEW ? sub : 2 * sub]);
-            }
+            dot_codes<KIND, D, FEW, subs>(at, at + codes.key, a.planes[0], sq, rest, has_rest,
+                                          queries, first, lane, high_rows, s);
         } else if constexpr (KIND == KIND_F32 && FEW) {
 #pragma unroll
             for (int sub = 0; sub < subs; sub++) {
@@ -108,9 +111,10 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                 }
             }
         }
-        int32_t tile_base = (run->row_tile.k0 & ~(S::tile - 1)) + tile * S::tile;
         int32_t base = tile_base + first;
-        if ((a.mapped || S::packed) &&
+        int view = view_of_tile<SPLIT>(p, *run, rows, base, base + 16 * subs - 1);
+        /* rows that a warp has to itself do not say what is behind the others' */
+        if ((a.mapped || S::packed) && (!SPLIT || view != SEES_ALL) &&
             (tile_base < run->row_tile.k0 || tile_base + S::tile > run->row_tile.k1)) {
             int32_t low = run->row_tile.k0 - tile_base, high = run->row_tile.k1 - tile_base;
             if constexpr (S::packed) {
@@ -141,10 +145,9 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                 }
             }
         }
-        int view = view_of_tile(p, *run, rows, base, base + 16 * subs - 1);
-        score_tile<KIND == KIND_F32, FEW>(p, *run, rows, q_row + A::row(lane, 0), scale, slow,
-                                          high_rows, view == SEES_ALL, base + A::first_key(lane),
-                                          s);
+        score_tile<KIND == KIND_F32, S::prepared, FEW>(p, *run, rows, q_row + A::row(lane, 0),
+                                                       scale, slow, high_rows, view == SEES_ALL,
+                                                       base + A::first_key(lane), s);
         bool exactly = false; /* codes of int8 and int4 are numbers */
         if constexpr (KIND == KIND_NVFP4) {
             exactly = view == SEES_APART && scales_odd<D>(at, a.planes[1], first, 16 * subs, lane);
@@ -177,8 +180,8 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                 const int key = first + sub * 16;
                 const float(&s0)[4] = s[FEW ? sub : 2 * sub], (&s1)[4] = s[FEW ? sub : 2 * sub + 1];
                 if constexpr (S::packed) {
-                    add_codes<KIND, D, FEW>(at, a.planes[1], key, lane, v_scales + sub * 16, s0, s1,
-                                            o, sums.z);
+                    add_codes<KIND, D, FEW>(at, at + codes.value + sub * 16 * a.planes[1].pitch,
+                                            a.planes[1], key, lane, s0, s1, o, sums.z);
                 } else if constexpr (KIND == KIND_F32 && FEW) {
                     add_few_floats<D, S::tile>(at + S::half, key, lane, s0, o);
                 } else if constexpr (KIND == KIND_F32) {
@@ -190,13 +193,13 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                 }
             }
         }
-        tile++;
+        tile_base += S::tile;
         left--;
         if (left == 0) {
             close_values<KIND, FEW>(v_scaled, sums, o);
             finish_run<KIND, D, SPLIT, FEW>(p, *run, at, &mine.last_one, m, l, o);
             clear_rows(m, l, o);
-            sums = {0.0f, {0.0f, 0.0f}};
+            sums = {};
             fence_for_boxes(); /* the stage was scratch memory */
             barrier_arrive(shared_address(&mine.q_empty[q_slot]));
             q_slot = q_slot + 1 == S::q_buffers ? 0 : q_slot + 1;

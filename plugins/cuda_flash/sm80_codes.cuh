@@ -64,16 +64,11 @@ static __device__ __forceinline__ uint4 query_chunk(const char *sq, int row, int
 }
 
 /* A word of 8 codes of each key, of 16 keys those of 0 - 7 and of 8 - 15, times the queries'
- * chunk. */
-template <int D, bool FEW>
-static __device__ __forceinline__ void multiply_words(const char *sq, int row, int chunk,
-                                                      bool high_rows, const uint32_t (&pairs)[2][4],
-                                                      float (*s)[4])
+ * chunk: of rows 0 - 7, and of 8 - 15. */
+template <bool FEW>
+static __device__ __forceinline__ void multiply_words(const uint4 &low, const uint4 &high,
+                                                      const uint32_t (&pairs)[2][4], float (*s)[4])
 {
-    uint4 low = query_chunk<D>(sq, row, chunk), high = make_uint4(0, 0, 0, 0);
-    if (!FEW && high_rows) {
-        high = query_chunk<D>(sq, row + 8, chunk);
-    }
     const uint32_t a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
     const uint32_t(&x)[4] = pairs[0], (&y)[4] = pairs[1];
     const uint32_t b[2][4] = {{x[0], x[1], y[0], y[1]}, {x[2], x[3], y[2], y[3]}};
@@ -81,51 +76,129 @@ static __device__ __forceinline__ void multiply_words(const char *sq, int row, i
     multiply_keys<FEW>(s, a[1], b[1]);
 }
 
-/* Scores of the rows against 16 keys from `first` on, raw. Lane (g, c) has of key g the words
- * from c D / 32 on. `rest`: of the queries, NULL: none. */
-template <int KIND, int D, bool FEW>
-static __device__ __forceinline__ void dot_codes(const char *stage, const sm80_plane &plane,
-                                                 const char *sq, const char *rest, int first,
-                                                 int lane, bool high_rows, float (*s)[4])
+/* The queries of a lane's words of keys. Up to 8 rows of up to 128 dims stay in registers. */
+template <int D, bool FEW> struct lane_queries {
+    static constexpr bool kept = FEW && D <= 128;
+    uint4 chunks[kept ? D / 32 : 1];
+
+    __device__ __forceinline__ void keep(const char *sq, int lane)
+    {
+#pragma unroll
+        for (int j = 0; j < D / 32 && kept; j++) {
+            chunks[j] = query_chunk<D>(sq, lane >> 2, (lane & 3) * (D / 32) + j);
+        }
+    }
+    __device__ __forceinline__ void multiply(const char *sq, int lane, int j, bool high_rows,
+                                             const uint32_t (&pairs)[2][4], float (*s)[4]) const
+    {
+        if constexpr (kept) {
+            multiply_words<FEW>(chunks[j], make_uint4(0, 0, 0, 0), pairs, s);
+        } else {
+            from_memory(sq, lane, j, high_rows, pairs, s);
+        }
+    }
+    static __device__ __forceinline__ void from_memory(const char *sq, int lane, int j,
+                                                       bool high_rows,
+                                                       const uint32_t (&pairs)[2][4], float (*s)[4])
+    {
+        const int row = lane >> 2, chunk = (lane & 3) * (D / 32) + j;
+        uint4 low = query_chunk<D>(sq, row, chunk), high = make_uint4(0, 0, 0, 0);
+        if (!FEW && high_rows) {
+            high = query_chunk<D>(sq, row + 8, chunk);
+        }
+        multiply_words<FEW>(low, high, pairs, s);
+    }
+};
+
+/* Bytes from a stage to the codes of the lane's first key and first value. Lane (g, c) has of key g
+ * the words from c D / 32 on, and of the values of keys 2 c, 2 c + 1, 2 c + 8, 2 c + 9 those from
+ * g D / 64 on; odd c takes neighbours in the other order, since those of even rows share their
+ * banks. */
+struct lane_codes {
+    int32_t key, value;
+};
+
+template <int D>
+static __device__ __forceinline__ lane_codes find_codes(const sm80_plane (&planes)[2], int first,
+                                                        int lane)
 {
-    constexpr int words = D / 32, blocks = (words + 1) / 2;
     const int g = lane >> 2, c = lane & 3;
-    uint32_t x[2][words], scales[2][(blocks + 1) / 2];
+    return {planes[0].at + (first + g) * planes[0].pitch + c * (D / 32) * 4,
+            planes[1].at + (first + 2 * c + (c & 1)) * planes[1].pitch + g * (D / 64) * 4};
+}
+
+/* Two e4m3 scales for each word of the lane's keys, first + g and first + 8 + g. */
+template <int D>
+static __device__ __forceinline__ void load_block_scales(const char *stage, const sm80_plane &plane,
+                                                         int first, int lane,
+                                                         uint32_t (&scales)[2][(D / 64 + 1) / 2])
+{
+    constexpr int blocks = (D / 32 + 1) / 2;
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        int key = first + n * 8 + g;
-        load_words<words, row_align<KIND, D>>(stage + plane.at + key * plane.pitch + c * words * 4,
-                                              x[n]);
+        const char *at = stage + plane.scale_at +
+                         (first + n * 8 + (lane >> 2)) * plane.scale_pitch + (lane & 3) * blocks;
+        if constexpr (blocks == 4) {
+            uint32_t four = *(const uint32_t *)at;
+            scales[n][0] = block_scales(four & 0xffff);
+            scales[n][1] = block_scales(four >> 16);
+        } else {
+            scales[n][0] = block_scales(blocks == 2 ? *(const uint16_t *)at : *(const uint8_t *)at);
+        }
+    }
+}
+
+/* Scores of the rows against 16 SUBS keys, `first` the first of them, raw; `codes`: the lane's of
+ * that one. `rest`: of the queries, where has_rest. All keys' products of some words, so that none
+ * waits for the one before. */
+template <int KIND, int D, bool FEW, int SUBS, int N>
+static __device__ __forceinline__ void
+dot_codes(const char *stage, const char *codes, const sm80_plane &plane, const char *sq,
+          const char *rest, bool has_rest, const lane_queries<D, FEW> &queries, int first, int lane,
+          bool high_rows, float (&s)[N][4])
+{
+    constexpr int words = D / 32, each = N / SUBS;
+    constexpr int batch = FEW && words > 1 ? 2 : 1; /* words widened together */
+    uint32_t x[SUBS][2][words], scales[SUBS][2][(D / 64 + 1) / 2];
+#pragma unroll
+    for (int sub = 0; sub < SUBS; sub++) {
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            load_words<words, row_align<KIND, D>>(codes + (sub * 16 + n * 8) * plane.pitch,
+                                                  x[sub][n]);
+        }
         if constexpr (KIND == KIND_NVFP4) {
-            const char *at = stage + plane.scale_at + key * plane.scale_pitch + c * blocks;
-            if constexpr (blocks == 4) {
-                uint32_t four = *(const uint32_t *)at;
-                scales[n][0] = block_scales(four & 0xffff);
-                scales[n][1] = block_scales(four >> 16);
-            } else {
-                scales[n][0] =
-                    block_scales(blocks == 2 ? *(const uint16_t *)at : *(const uint8_t *)at);
-            }
+            load_block_scales<D>(stage, plane, first + sub * 16, lane, scales[sub]);
         }
     }
 #pragma unroll
-    for (int j = 0; j < words; j++) {
-        uint32_t pairs[2][4];
+    for (int from = 0; from < words; from += batch) {
+        uint32_t pairs[batch][SUBS][2][4];
 #pragma unroll
-        for (int n = 0; n < 2; n++) {
-            widen_codes<KIND>(x[n][j], pairs[n]);
+        for (int i = 0; i < batch * SUBS * 2; i++) {
+            const int word = i / (SUBS * 2), sub = i / 2 % SUBS, n = i % 2, j = from + word;
+            widen_codes<KIND>(x[sub][n][j], pairs[word][sub][n]);
             if constexpr (KIND == KIND_NVFP4) {
                 uint32_t scale =
-                    __byte_perm(scales[n][j / 4], 0, (j / 2 & 1) != 0 ? 0x3232 : 0x1010);
+                    __byte_perm(scales[sub][n][j / 4], 0, (j / 2 & 1) != 0 ? 0x3232 : 0x1010);
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    pairs[n][i] = multiply_halves(pairs[n][i], scale);
+                for (int k = 0; k < 4; k++) {
+                    pairs[word][sub][n][k] = multiply_halves(pairs[word][sub][n][k], scale);
                 }
             }
         }
-        multiply_words<D, FEW>(sq, g, c * words + j, high_rows, pairs, s);
-        if (KIND == KIND_INT4 && rest != nullptr) {
-            multiply_words<D, FEW>(rest, g, c * words + j, high_rows, pairs, s);
+#pragma unroll
+        for (int i = 0; i < batch * SUBS; i++) {
+            const int word = i / SUBS, sub = i % SUBS;
+            queries.multiply(sq, lane, from + word, high_rows, pairs[word][sub], &s[sub * each]);
+        }
+        if (KIND == KIND_INT4 && has_rest) {
+#pragma unroll
+            for (int i = 0; i < batch * SUBS; i++) {
+                const int word = i / SUBS, sub = i % SUBS;
+                queries.from_memory(rest, lane, from + word, high_rows, pairs[word][sub],
+                                    &s[sub * each]);
+            }
         }
     }
 }
@@ -146,14 +219,14 @@ static __device__ __forceinline__ void close_scores(const row_terms &terms, cons
     for (int n = 0; n < N; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float unit = terms.unit[sums_at<FEW>::which(e)];
+            float unit = terms.unit[KIND == KIND_INT8 ? 0 : sums_at<FEW>::which(e)];
             float zero = terms.zero[sums_at<FEW>::which(e)];
             if constexpr (KIND == KIND_INT4) {
                 float both = scales[sums_at<FEW>::key(n, e)];
                 float scale = bits_float(float_bits(both) & ~ZERO_POINT_MASK);
                 s[n][e] = fmaf(-zero, zero_point(both), s[n][e] * unit) * scale;
             } else {
-                s[n][e] = KIND == KIND_INT8 ? fmaf(s[n][e], 0x1p24f, -zero) : s[n][e] * unit;
+                s[n][e] = KIND == KIND_INT8 ? fmaf(s[n][e], unit, -zero) : s[n][e] * unit;
             }
         }
     }
@@ -169,40 +242,41 @@ value_scale_at(const char *stage, const sm80_plane &plane, int key, int block)
            block % quarter * 4 + (key & 3);
 }
 
-/* o += weights x values of 16 keys, raw; z: the weights' sums with zero points, which are read from
- * `scales`, those of the lane's keys. Lane (g, c) has of keys 2 c, 2 c + 1, 2 c + 8, 2 c + 9 the
- * words from g D / 64 on; odd c takes neighbouring keys in the other order, since those of even
- * rows share their banks. */
+/* o += weights x values of 16 keys from `first` on, raw; `codes`: the lane's of those; z += weights
+ * x zero points. */
 template <int KIND, int D, bool FEW>
-static __device__ __forceinline__ void add_codes(const char *stage, const sm80_plane &plane,
-                                                 int first, int lane, const float *scales,
+static __device__ __forceinline__ void add_codes(const char *stage, const char *codes,
+                                                 const sm80_plane &plane, int first, int lane,
                                                  const float (&s0)[4], const float (&s1)[4],
-                                                 float (&o)[FEW ? D / 16 : D / 8][4], float (&z)[2])
+                                                 float (&o)[FEW ? D / 16 : D / 8][4], float (&z)[4])
 {
     constexpr int words = D / 64, align = row_align<KIND, D>;
-    const int g = lane >> 2, c = lane & 3, odd = c & 1, key = first + 2 * c;
+    const int c = lane & 3, odd = c & 1, key = first + 2 * c;
     const uint32_t order = odd != 0 ? 0x1032 : 0x3210;
     packed_weights<FEW> weights(s0, s1);
-    if constexpr (KIND == KIND_INT4) {
-        float offset[FEW ? 2 : 4];
-#pragma unroll
-        for (int i = 0; i < (FEW ? 2 : 4); i++) {
-            offset[i] = zero_point(scales[FEW ? 8 * i : (i >> 1) * 8 + (i & 1)]);
-        }
-        weights.add_offsets(offset, z);
-    }
     weights.arrange(order);
+    if constexpr (KIND == KIND_INT4) {
+        uint32_t zeros[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint2 two = *(const uint2 *)(stage + plane.scale_at + (key + 8 * i) * 4);
+            zeros[i] = __byte_perm(two.x, two.y, odd != 0 ? 0x1054 : 0x5410) & 0x000f000fu;
+        }
+        weights.add_offsets(z, zeros[0], zeros[1]);
+    }
     uint32_t x[4][words], scale[2][(words + 1) / 2];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        int k = key + (i >> 1) * 8 + ((i & 1) ^ odd);
-        load_words < words, align<words * 4 ? align : words * 4>(
-                                stage + plane.at + k * plane.pitch + g * words * 4, x[i]);
+        int next = (i >> 1) * 8 * plane.pitch;
+        if ((i & 1) != 0) {
+            next += odd != 0 ? -plane.pitch : plane.pitch;
+        }
+        load_words < words, align<words * 4 ? align : words * 4>(codes + next, x[i]);
     }
     if constexpr (KIND == KIND_NVFP4) {
 #pragma unroll
         for (int i = 0; i < 2 * ((words + 1) / 2); i++) {
-            int block = g * words / 2 + i / 2;
+            int block = (lane >> 2) * words / 2 + i / 2;
             const char *at = value_scale_at<D>(stage, plane, key + (i & 1) * 8, block);
             scale[i & 1][i / 2] = __byte_perm(block_scales(*(const uint16_t *)at), 0, order);
         }

@@ -192,27 +192,6 @@ template <bool FEW> struct packed_weights {
             x[3] = pack2<KIND_F16>(s1[2], s1[3]);
         }
     }
-    /* z += weights x offsets of the codes of the lane's keys, in their order. */
-    __device__ __forceinline__ void add_offsets(const float (&offset)[FEW ? 2 : 4],
-                                                float (&z)[2]) const
-    {
-        if constexpr (FEW) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float2 two = __half22float2(*(const __half2 *)&x[i]);
-                z[0] = fmaf(two.x, offset[i], z[0]);
-                z[1] = fmaf(two.y, offset[i], z[1]);
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float2 low = __half22float2(*(const __half2 *)&x[i]);
-                float2 high = __half22float2(*(const __half2 *)&x[i + 2]);
-                z[i] = fmaf(low.x, offset[0], fmaf(low.y, offset[1], z[i]));
-                z[i] = fmaf(high.x, offset[2], fmaf(high.y, offset[3], z[i]));
-            }
-        }
-    }
     /* Keys become the depth of a product. `order`: of two neighbours, by __byte_perm. */
     __device__ __forceinline__ void arrange(uint32_t order)
     {
@@ -220,6 +199,17 @@ template <bool FEW> struct packed_weights {
         for (int i = 0; i < (FEW ? 2 : 4); i++) {
             x[i] = FEW ? transpose(x[i]) : x[i];
             x[i] = __byte_perm(x[i], 0, order);
+        }
+    }
+    /* z += weights x offsets of the codes of keys 0 - 7 and 8 - 15, in their order: the columns of
+     * a tile are alike. */
+    __device__ __forceinline__ void add_offsets(float (&z)[4], uint32_t low, uint32_t high) const
+    {
+        if constexpr (FEW) {
+            const uint32_t a[4] = {low, low, high, high};
+            multiply<KIND_F16>(z, a, x[0], x[1]);
+        } else {
+            multiply<KIND_F16>(z, x, low, high);
         }
     }
     /* o of two tiles of 8 values' columns += weights x values, keys 0 - 7 and 8 - 15. */
@@ -251,10 +241,13 @@ static __device__ __forceinline__ void multiply_keys(float (*s)[4], const uint32
     }
 }
 
+/* Times what all scores are multiplied by. */
 template <int ROWS>
-static __device__ __forceinline__ row_terms load_terms(const float *terms, int row0, int row1)
+static __device__ __forceinline__ row_terms load_terms(const float *terms, int row0, int row1,
+                                                       float scale)
 {
-    return {{terms[row0], terms[row1]}, {terms[ROWS + row0], terms[ROWS + row1]}};
+    return {{terms[row0] * scale, terms[row1] * scale},
+            {terms[ROWS + row0] * scale, terms[ROWS + row1] * scale}};
 }
 
 #endif

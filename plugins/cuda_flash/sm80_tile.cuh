@@ -10,8 +10,10 @@
  * their results are discarded. */
 struct lane_rows {
     int32_t first[2], last[2];
+    int32_t all_first, all_last; /* SPLIT: keys that every row of the warp sees */
 };
 
+template <bool SPLIT>
 static __device__ __forceinline__ lane_rows enter_rows(const gpu_params &p, const gpu_run &run,
                                                        int row, int apart)
 {
@@ -27,6 +29,11 @@ static __device__ __forceinline__ lane_rows enter_rows(const gpu_params &p, cons
             v.first[i] = s.first;
             v.last[i] = s.last;
         }
+    }
+    if (SPLIT) {
+        bool masked = p.problem.spans != nullptr || p.problem.tree != nullptr;
+        v.all_first = __reduce_max_sync(0xffffffffu, max(v.first[0], v.first[1]));
+        v.all_last = masked ? INT32_MIN : __reduce_min_sync(0xffffffffu, min(v.last[0], v.last[1]));
     }
     return v;
 }
@@ -76,14 +83,15 @@ static __device__ __noinline__ void score_slowly(const gpu_params &p, const gpu_
 }
 
 /* Scores of one tile in base 2; `first_key` is the lane's first. PRECISE: to float32's last bits.
- * Rows from 8 on are left out where there are none. `inside`: all rows see all keys. */
-template <bool PRECISE, bool FEW, int N>
+ * SCALED: times `scale` they are. Rows from 8 on are left out where there are none. `inside`: all
+ * rows see all keys. */
+template <bool PRECISE, bool SCALED, bool FEW, int N>
 static __device__ __forceinline__ void
 score_tile(const gpu_params &p, const gpu_run &run, const lane_rows &rows, int row, float scale,
            bool slow, bool high_rows, bool inside, int32_t first_key, float (&s)[N][4])
 {
 #pragma unroll
-    for (int n = 0; n < N; n++) {
+    for (int n = 0; n < N && !SCALED; n++) {
         s[n][0] *= scale, s[n][1] *= scale, s[n][2] *= scale, s[n][3] *= scale;
     }
     if (p.problem.soft_cap > 0.0f) {
@@ -130,9 +138,13 @@ enum tile_view {
     SEES_APART  /* a weight of 0 may meet a value that is no number */
 };
 
+template <bool SPLIT>
 static __device__ __forceinline__ int view_of_tile(const gpu_params &p, const gpu_run &run,
                                                    const lane_rows &rows, int32_t low, int32_t high)
 {
+    if (SPLIT && low >= rows.all_first && high <= rows.all_last) {
+        return SEES_ALL;
+    }
     bool outer = false, inner = p.problem.spans != nullptr || p.problem.tree != nullptr;
     int32_t seen_low = max(low, run.row_tile.k0), seen_high = min(high, run.row_tile.k1 - 1);
 #pragma unroll
@@ -145,14 +157,55 @@ static __device__ __forceinline__ int view_of_tile(const gpu_params &p, const gp
                                                    : SEES_ALIKE;
 }
 
-/* Online softmax of one tile; s becomes weights, o, l and z shrink to the new maximum. */
+/* Weights are relative to a row's largest score, but one up to 2^8 times larger moves nothing: sums
+ * shrink rarely, and lanes ask each other only then. */
+#define SOFTMAX_SLACK 8.0f
+
+/* A row's reference m becomes its largest score where that is past the slack, by this row alone:
+ * its bits are the same whatever rows share the tile. o, l and z shrink to it. */
+template <bool FEW, int ND>
+static __device__ __forceinline__ void
+raise_reference(int i, float high, float (&m)[2], float (&l)[2], float (&z)[4], float (&o)[ND][4])
+{
+    const int first = FEW ? i : 2 * i, next = FEW ? i + 2 : 2 * i + 1; /* the row's elements */
+    high = sums_at<FEW>::largest(high);
+    high = high > m[i] + SOFTMAX_SLACK ? high : m[i];
+    float shrink = exponential2(m[i] - softmax_base(high));
+    m[i] = high;
+    l[i] *= shrink;
+    z[first] *= shrink;
+    z[next] *= shrink;
+#pragma unroll
+    for (int n = 0; n < ND; n++) {
+        o[n][first] *= shrink;
+        o[n][next] *= shrink;
+    }
+}
+
+/* Online softmax of one tile; s becomes weights. */
 template <bool FEW, int N, int ND>
 static __device__ __forceinline__ void soften(bool high_rows, float (&s)[N][4], float (&m)[2],
-                                              float (&l)[2], float (&z)[2], float (&o)[ND][4])
+                                              float (&l)[2], float (&z)[4], float (&o)[ND][4])
 {
+    float high[2] = {m[0], m[1]};
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            if (FEW || e < 2 || high_rows) {
+                float &most = high[sums_at<FEW>::which(e)];
+                most = fmaxf(most, s[n][e]);
+            }
+        }
+    }
+    bool past = high[0] > m[0] + SOFTMAX_SLACK || high[1] > m[1] + SOFTMAX_SLACK;
+    if (__any_sync(0xffffffffu, past)) {
+        raise_reference<FEW>(0, high[0], m, l, z, o);
+        raise_reference<FEW>(1, high[1], m, l, z, o);
+    }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int first = FEW ? i : 2 * i, next = FEW ? i + 2 : 2 * i + 1; /* the row's elements */
+        const int first = FEW ? i : 2 * i, next = FEW ? i + 2 : 2 * i + 1;
         if (!FEW && i == 1 && !high_rows) {
 #pragma unroll
             for (int n = 0; n < N; n++) {
@@ -160,27 +213,12 @@ static __device__ __forceinline__ void soften(bool high_rows, float (&s)[N][4], 
             }
             break;
         }
-        float high = m[i];
+        float base = softmax_base(m[i]);
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            high = fmaxf(high, fmaxf(s[n][first], s[n][next]));
-        }
-        high = sums_at<FEW>::largest(high);
-        float base = softmax_base(high);
-        float shrink = exp2f(m[i] - base), sum = 0.0f;
-        m[i] = high;
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            s[n][first] = exp2f(s[n][first] - base);
-            s[n][next] = exp2f(s[n][next] - base);
-            sum += s[n][first] + s[n][next];
-        }
-        l[i] = l[i] * shrink + sum;
-        z[i] *= shrink;
-#pragma unroll
-        for (int n = 0; n < ND; n++) {
-            o[n][first] *= shrink;
-            o[n][next] *= shrink;
+            s[n][first] = exponential2(s[n][first] - base);
+            s[n][next] = exponential2(s[n][next] - base);
+            l[i] += s[n][first] + s[n][next];
         }
     }
 }
@@ -404,17 +442,15 @@ static __device__ __forceinline__ void add_values(const char *values, int first,
 template <int KIND, int D, int TILE, bool FEW>
 static __device__ __forceinline__ void add_bytes(const char *values, int first, int lane,
                                                  const float (&s0)[4], const float (&s1)[4],
-                                                 float (&o)[FEW ? D / 16 : D / 8][4], float (&z)[2])
+                                                 float (&o)[FEW ? D / 16 : D / 8][4], float (&z)[4])
 {
     constexpr int chunks = shape<KIND, D, true>::chunks;
     packed_weights<FEW> weights(s0, s1);
-    if constexpr (KIND == KIND_INT8 && FEW) {
-        weights.add_offsets({128.0f, 128.0f}, z);
-    } else if constexpr (KIND == KIND_INT8) {
-        weights.add_offsets({128.0f, 128.0f, 128.0f, 128.0f}, z);
-    }
     if constexpr (FEW) {
         weights.arrange(0x3210);
+    }
+    if constexpr (KIND == KIND_INT8) {
+        weights.add_offsets(z, 0x00800080u, 0x00800080u);
     }
     int key = first + (lane & 15);
 #pragma unroll
@@ -443,9 +479,10 @@ static __device__ __forceinline__ void add_bytes(const char *values, int first, 
 }
 
 /* What a run's sums of values are relative to: a power of two that no value's scale so far is
- * above, so that weights times scales are f16; and the sums with the codes' offsets. */
+ * above, so that weights times scales are f16; and the sums with the codes' offsets, as a tile of o
+ * whose columns are alike, over 2^24. */
 struct value_sums {
-    float reference, z[2];
+    float reference, z[4];
 };
 
 /* Weights times their values' scales over the reference; `scales`: of the lane's keys. apart: a
@@ -466,13 +503,13 @@ static __device__ __forceinline__ void scale_weights(const float *scales, bool a
             largest = fmaxf(largest, fabsf(scale[n][i]));
         }
     }
-    largest = sums_at<FEW>::largest(largest);
-    if (largest > sums.reference) { /* the same in all lanes */
+    if (__any_sync(0xffffffffu, largest > sums.reference)) { /* which all lanes share */
+        largest = sums_at<FEW>::largest(largest);
         uint32_t above = (float_bits(largest) + 0x7fffffu) & 0x7f800000u;
         float next = bits_float(min(above, 0x7e000000u)); /* its inverse is a number, too */
         float shrink = sums.reference / next;
         sums.reference = next;
-        sums.z[0] *= shrink, sums.z[1] *= shrink;
+        sums.z[0] *= shrink, sums.z[1] *= shrink, sums.z[2] *= shrink, sums.z[3] *= shrink;
 #pragma unroll
         for (int n = 0; n < ND; n++) {
             o[n][0] *= shrink, o[n][1] *= shrink, o[n][2] *= shrink, o[n][3] *= shrink;
@@ -481,10 +518,24 @@ static __device__ __forceinline__ void scale_weights(const float *scales, bool a
     float inverse = bits_float(0x7f000000u - float_bits(sums.reference));
 #pragma unroll
     for (int n = 0; n < N; n++) {
+        scale[n][0] *= inverse, scale[n][1] *= inverse;
+    }
+    if (apart) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float weight = s[n][e] * scale[n][FEW ? e >> 1 : e & 1];
+                s[n][e] = s[n][e] == 0.0f ? 0.0f : weight;
+            }
+        }
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float weight = s[n][e] * (scale[n][FEW ? e >> 1 : e & 1] * inverse);
-            s[n][e] = apart && s[n][e] == 0.0f ? 0.0f : weight;
+            s[n][e] *= scale[n][FEW ? e >> 1 : e & 1];
         }
     }
 }
@@ -499,16 +550,12 @@ static __device__ __forceinline__ void close_values(bool scaled, value_sums &sum
     if (KIND < KIND_INT8 && !scaled) {
         return;
     }
-    if (KIND == KIND_INT8 || KIND == KIND_INT4) {
-        sums.z[0] = sums_at<FEW>::sum(sums.z[0]);
-        sums.z[1] = sums_at<FEW>::sum(sums.z[1]);
-    }
 #pragma unroll
     for (int n = 0; n < ND; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float raw = o[n][e] * unit_of_sum<KIND>(sums_at<FEW>::tile(n, e));
-            o[n][e] = (raw - sums.z[sums_at<FEW>::which(e)]) * reference;
+            o[n][e] = fmaf(sums.z[FEW ? e & 1 : e & 2], -0x1p24f, raw) * reference;
         }
     }
 }

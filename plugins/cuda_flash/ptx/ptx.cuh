@@ -124,6 +124,14 @@ static __device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t 
     return *(uint32_t *)&v;
 }
 
+/* 2^x in one operation; results under 2^-126 are 0. */
+static __device__ __forceinline__ float exponential2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* 16 bytes, of which `bytes` (0 or 16) are read and the others zero. */
 static __device__ __forceinline__ void copy16(uint32_t to, const void *from, int bytes)
 {
