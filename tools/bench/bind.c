@@ -12,13 +12,6 @@
 #define FILL_TOKENS 2048 /* written at a time */
 #define INT8_RANGE 127.0f
 
-attn_status subject_out_of_memory(struct attn_error *error)
-{
-    strcpy(error->field, "memory");
-    strcpy(error->message, "not enough for this shape");
-    return error->status = ATTN_ERROR_OUT_OF_MEMORY;
-}
-
 /* Parameters that all layers share; tensors live in `io` of the first layer's storage until bound.
  */
 struct parameters {
@@ -158,7 +151,7 @@ static attn_status bind_cache(struct subject *subject, attn_layer *layer, struct
     bool latent = subject->layer.mla.kv_lora_rank > 0;
     void *base = memory_take(&subject->memory, bytes);
     if (base == NULL) {
-        return subject_out_of_memory(error);
+        return memory_refused(error);
     }
     k->struct_size = sizeof *k;
     v->struct_size = sizeof *v;
@@ -193,7 +186,7 @@ static attn_status bind_state(struct subject *subject, attn_layer *layer, struct
                                           slots * channels * width, 1, &subject->random);
     }
     if (subject->memory.failed) {
-        return subject_out_of_memory(error);
+        return memory_refused(error);
     }
     return subject->session->api->layer_bind_state(layer, &memory, error);
 }
@@ -324,7 +317,7 @@ static attn_status fill_plan(struct subject *subject, struct fill *fill, struct 
     if (status == ATTN_OK && bytes > 0) {
         void *workspace = memory_take(&fill->memory, bytes);
         status = workspace == NULL
-                     ? subject_out_of_memory(error)
+                     ? memory_refused(error)
                      : client_bind_workspace(api, fill->plan, workspace, bytes, error);
     }
     return status;
@@ -358,7 +351,7 @@ static attn_status fill_caches(struct subject *subject, struct attn_error *error
     fill_tensors(subject, &fill);
     fill_batch(subject, &fill);
     attn_status status =
-        fill.memory.failed ? subject_out_of_memory(error) : fill_plan(subject, &fill, error);
+        fill.memory.failed ? memory_refused(error) : fill_plan(subject, &fill, error);
     status = status == ATTN_OK ? fill_slots(subject, &fill, error) : status;
     subject->session->api->plan_destroy(fill.plan);
     memory_finish(&fill.memory);
@@ -376,12 +369,12 @@ attn_status subject_bind(struct subject *subject, struct attn_error *error)
         status =
             api->layer_kv_spec(api->model_layer(subject->model, 0), &subject->layer.spec, error);
         if (status == ATTN_OK && !make_table(subject)) {
-            status = subject_out_of_memory(error);
+            status = memory_refused(error);
         }
     }
     for (int32_t i = 0; i < subject->num_layers && status == ATTN_OK; i++) {
         attn_layer *layer = api->model_layer(subject->model, i);
-        status = subject->memory.failed ? subject_out_of_memory(error)
+        status = subject->memory.failed ? memory_refused(error)
                                         : api->layer_bind_params(layer, &parameters.params, error);
         if (status == ATTN_OK) {
             status = subject->layer.has_cache ? bind_cache(subject, layer, error)

@@ -120,7 +120,7 @@ attn_status subject_choose(struct subject *subject, const char *backend, struct 
                                       &subject->assignment, error);
         status = status == ATTN_OK ? take_choice(subject, backend, reasons, error) : status;
     } else {
-        subject_out_of_memory(error);
+        memory_refused(error);
     }
     free(pointers);
     free(layers);

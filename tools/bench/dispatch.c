@@ -149,7 +149,7 @@ static attn_status measure_selection(struct json *dispatch, const struct session
                                                 .backend = "",
                                                 .flags = ATTN_SELECT_KEEP_UNSERVED};
     double times[SELECTIONS];
-    attn_status status = layers && pointers && names ? ATTN_OK : subject_out_of_memory(error);
+    attn_status status = layers && pointers && names ? ATTN_OK : memory_refused(error);
     for (int32_t i = 0; i < count && status == ATTN_OK; i++) {
         snprintf(names[i], sizeof names[i], "layer.%d", i);
         layers[i] = (struct attn_layer_desc){.struct_size = sizeof layers[i],
@@ -216,7 +216,7 @@ attn_status dispatch_measure(struct result *result, struct session *session, con
     struct session serial;
     serial_options.threads = 1;
     if (pool == NULL) {
-        return subject_out_of_memory(error);
+        return memory_refused(error);
     }
     attn_status status = session_init(&serial, &serial_options, pool_host(pool), true, error);
     if (status == ATTN_OK) {

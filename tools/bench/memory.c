@@ -78,3 +78,10 @@ void *memory_normal(struct memory *memory, int32_t dtype, int64_t elements, doub
     free(host);
     return destination;
 }
+
+attn_status memory_refused(struct attn_error *error)
+{
+    strcpy(error->field, "memory");
+    strcpy(error->message, "not enough for this shape");
+    return error->status = ATTN_ERROR_OUT_OF_MEMORY;
+}

@@ -25,4 +25,7 @@ void *memory_upload(struct memory *memory, const void *source, size_t bytes);
 void *memory_normal(struct memory *memory, int32_t dtype, int64_t elements, double deviation,
                     uint64_t *random);
 
+/* Says that there was not enough of it, for the shape that was asked for. */
+attn_status memory_refused(struct attn_error *error);
+
 #endif

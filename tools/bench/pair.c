@@ -78,7 +78,7 @@ static attn_status plan_direct(struct pair *pair, struct attn_error *error)
     pair->attend.schedule_host = pair->schedule_host = malloc(pair->size.host_bytes + 1);
     pair->attend.workspace = memory_take(&pair->subject.memory, pair->size.device_bytes + 1);
     if (pair->schedule_host == NULL || pair->attend.workspace == NULL) {
-        return subject_out_of_memory(error);
+        return memory_refused(error);
     }
     pair->attend.limits = &pair->limits;
     pair->attend.schedule_host_bytes = pair->size.host_bytes;

@@ -74,7 +74,7 @@ static attn_status make_plan(struct subject *subject, struct attn_error *error)
     if (status == ATTN_OK && bytes > 0) {
         void *workspace = memory_take(&subject->memory, bytes);
         status = workspace == NULL
-                     ? subject_out_of_memory(error)
+                     ? memory_refused(error)
                      : client_bind_workspace(api, subject->plan, workspace, bytes, error);
     }
     return status == ATTN_OK
@@ -92,11 +92,11 @@ attn_status subject_init(struct subject *subject, struct session *session,
     subject->random = (uint64_t)shape->value[PARAMETER_SEED];
     memory_init(&subject->memory, &session->device);
     if (!requests_init(&subject->requests, shape, &subject->random)) {
-        status = subject_out_of_memory(error);
+        status = memory_refused(error);
     }
     if (status == ATTN_OK) {
         subject_describe(subject);
-        status = make_layers(subject) ? ATTN_OK : subject_out_of_memory(error);
+        status = make_layers(subject) ? ATTN_OK : memory_refused(error);
     }
     status = status == ATTN_OK ? subject_choose(subject, backend, reasons, error) : status;
     if (status == ATTN_OK) {

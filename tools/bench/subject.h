@@ -81,6 +81,4 @@ struct attn_tensor subject_tensor(struct subject *subject, struct subject_io *io
 /* count.c: bytes and operations of one call. */
 void subject_count(struct subject *subject);
 
-attn_status subject_out_of_memory(struct attn_error *error);
-
 #endif

@@ -242,7 +242,7 @@ attn_status subject_tensors(struct subject *subject, struct attn_error *error)
     bool writes = subject->shape.kind == SHAPE_WRITE || subject->shape.value[PARAMETER_WRITE] != 0;
     const int32_t *topk = NULL;
     if (!make_batch(subject, writes)) {
-        return subject_out_of_memory(error);
+        return memory_refused(error);
     }
     if (subject->layer.mla.topk > 0) {
         int32_t *host = draw_topk(subject);
@@ -263,5 +263,5 @@ attn_status subject_tensors(struct subject *subject, struct attn_error *error)
             decoder_io(subject, io, writes);
         }
     }
-    return subject->memory.failed ? subject_out_of_memory(error) : ATTN_OK;
+    return subject->memory.failed ? memory_refused(error) : ATTN_OK;
 }

@@ -12,59 +12,6 @@
 
 #define MAX_FILE (16 << 20)
 
-struct model_layer *add_layer(struct reading *r, const char *prefix, int32_t index)
-{
-    static struct model_layer spill; /* where a failed reading writes what is not read */
-    struct model_config *config = r->config;
-    if (r->status != ATTN_OK || config->num_layers >= config->max_layers) {
-        reading_fail(r, "num_hidden_layers", "more than %d layers", config->max_layers);
-        return &spill;
-    }
-    struct model_layer *layer = &config->layers[config->num_layers++];
-    memset(layer, 0, sizeof *layer);
-    snprintf(layer->name, sizeof layer->name, "%s.%d", prefix, index);
-    layer->desc.struct_size = sizeof layer->desc;
-    return layer;
-}
-
-static int32_t read_dtype(const cJSON *text)
-{
-    const char *name = read_text(text, "torch_dtype");
-    name = name[0] != '\0' ? name : read_text(text, "dtype");
-    return strcmp(name, "float16") == 0 ? ATTN_DTYPE_F16
-           : strcmp(name, "bfloat16") == 0
-               ? ATTN_DTYPE_BF16
-               : ATTN_DTYPE_F32; /* what Transformers takes where none is named */
-}
-
-void read_heads(struct reading *r, const cJSON *text, struct attn_layer_desc *desc)
-{
-    int32_t heads =
-        read_int(r, text, "num_attention_heads", read_int(r, text, "n_head", 0, 1, 4096), 1, 4096);
-    int32_t hidden =
-        read_int(r, text, "hidden_size", read_int(r, text, "n_embed", 0, 1, 1 << 20), 1, 1 << 20);
-    if (heads <= 0) {
-        reading_fail(r, "num_attention_heads", "is missing; 1 to 4096 are allowed");
-        heads = 1;
-    }
-    desc->num_q_heads = heads;
-    desc->num_kv_heads = read_int(r, text, "num_key_value_heads", heads, 1, 4096);
-    desc->head_size = read_int(r, text, "head_dim", hidden / heads, 8, 512);
-    if (desc->num_q_heads % desc->num_kv_heads != 0) {
-        reading_fail(r, "num_key_value_heads", "%d does not divide num_attention_heads %d",
-                     desc->num_kv_heads, desc->num_q_heads);
-    }
-    if (desc->head_size < 8 || desc->head_size % 8 != 0) {
-        reading_fail(r, "head_dim", "%d; multiples of 8 up to 512 are allowed", desc->head_size);
-    }
-    double scalar = read_number(r, text, "query_pre_attn_scalar", desc->head_size);
-    desc->scale = (float)(1 / sqrt(scalar > 0 ? scalar : 1));
-    desc->soft_cap = (float)read_number(r, text, "attn_logit_softcapping", 0);
-    desc->dtype = read_dtype(text);
-    desc->causal = 1;
-    desc->window_left = desc->window_right = -1;
-}
-
 /* Entry i of layer_types. A type that is not known would be served wrongly, so it is refused. */
 static const char *listed_type(struct reading *r, const cJSON *types, int32_t i)
 {

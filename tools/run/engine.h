@@ -203,7 +203,7 @@ void make_query(struct engine *engine, const struct run_layer *layer, int32_t r,
  * recording's rows from there on (NULL: none). False: no memory. */
 bool verify_rows(struct run_layer *layer, const void *q, int32_t r, int64_t length, int32_t count,
                  const uint8_t *out, const float *recorded);
-/* setup.c: parameter `index` of the layer, copied to device_params[index] */
+/* memory.c: parameter `index` of the layer, copied to device_params[index] */
 attn_status params_send(struct engine *engine, struct run_layer *layer, int32_t index,
                         const void *source, size_t bytes);
 /* mla.c: weights; keys first .. end-1 of a request, written only; a step of one layer */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What crosses to the device: memory that stays, and pools for the arrays of a plan and the rows of
- * a layer's run, which are given back at once. */
+ * a layer's run, which are given back at once; and the error of a run that lacks it. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,14 +9,23 @@
 #define POOL_FIRST ((size_t)1 << 20) /* bytes; doubled until a step fits */
 #define ALIGNMENT 256
 
+attn_status engine_fail(struct engine *engine, attn_status status, const char *field,
+                        const char *what)
+{
+    engine->status = engine->error.status = status;
+    snprintf(engine->error.field, sizeof engine->error.field, "%s", field);
+    snprintf(engine->error.message, sizeof engine->error.message, "%s", what);
+    return status;
+}
+
 attn_status engine_take(struct engine *engine, bool host, size_t bytes, const char *what,
                         void **memory)
 {
-    char why[sizeof engine->error.message], text[sizeof why + 128], name[DEVICE_NAME_SIZE];
+    char why[sizeof engine->error.message], text[sizeof why], name[DEVICE_NAME_SIZE];
     attn_status status = device_take(&engine->device, host, bytes, memory, &engine->error);
     if (status != ATTN_OK) {
         snprintf(why, sizeof why, "%s", engine->error.message);
-        snprintf(text, sizeof text, "%.1f MiB of %s: %s; try --scale or --layers",
+        snprintf(text, sizeof text, "%.1f MiB of %.64s: %.600s; try --scale or --layers",
                  (double)bytes / (1 << 20), device_name(engine->device.device, name), why);
         engine_fail(engine, status, what, text);
     }
@@ -80,4 +89,14 @@ void pool_finish(struct engine *engine, struct pool *pool)
         device_give(&engine->device, false, pool->blocks[0]);
     }
     *pool = (struct pool){.count = 0};
+}
+
+attn_status params_send(struct engine *engine, struct run_layer *layer, int32_t index,
+                        const void *source, size_t bytes)
+{
+    attn_status status =
+        engine_take(engine, false, bytes, "parameters", &layer->device_params[index]);
+    return status == ATTN_OK ? device_copy_in(&engine->device, layer->device_params[index], source,
+                                              bytes, &engine->error)
+                             : status;
 }

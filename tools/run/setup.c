@@ -11,29 +11,10 @@
 #define MIN_STEP_TOKENS 512
 #define MAX_STEP_TOKENS 8192
 
-attn_status engine_fail(struct engine *engine, attn_status status, const char *field,
-                        const char *what)
-{
-    engine->status = engine->error.status = status;
-    snprintf(engine->error.field, sizeof engine->error.field, "%s", field);
-    snprintf(engine->error.message, sizeof engine->error.message, "%s", what);
-    return status;
-}
-
 static attn_status no_memory(struct engine *engine)
 {
     return engine_fail(engine, ATTN_ERROR_OUT_OF_MEMORY, "memory",
                        "not enough for this run; try --scale");
-}
-
-attn_status params_send(struct engine *engine, struct run_layer *layer, int32_t index,
-                        const void *source, size_t bytes)
-{
-    attn_status status =
-        engine_take(engine, false, bytes, "parameters", &layer->device_params[index]);
-    return status == ATTN_OK ? device_copy_in(&engine->device, layer->device_params[index], source,
-                                              bytes, &engine->error)
-                             : status;
 }
 
 /* The best device, or the one of what ATTN_BACKEND orders. */

@@ -185,13 +185,23 @@ static void fill_rows(uint8_t *memory, int32_t dtype, int64_t first, int64_t row
     }
 }
 
+/* The scale that both sides use for a head, from the device's floats or the host's. */
+static double scale_of_head(const struct problem *p, size_t scales, int32_t form, int32_t head)
+{
+    const float *device = (const float *)(p->image.bytes + scales);
+    if (p->v[FACTOR_SCALE_SOURCE].a == 2 && form == ATTN_SCALE_PER_TENSOR) {
+        return 1;
+    }
+    return device[form == ATTN_SCALE_PER_HEAD ? head : 0];
+}
+
 /* Stored = saturate(x / scale); the scale is that of the query's KV head. */
 static double query_scale(const struct problem *p, int32_t q_head)
 {
     int32_t group = p->v[FACTOR_HEADS].a / p->v[FACTOR_HEADS].b;
     return p->v[FACTOR_QUERY].a == 0
                ? 1
-               : problem_scale(p, p->at.q_scale, p->v[FACTOR_QUERY].b, q_head / group);
+               : scale_of_head(p, p->at.q_scale, p->v[FACTOR_QUERY].b, q_head / group);
 }
 
 static void fill_queries(struct problem *p, uint64_t *random)

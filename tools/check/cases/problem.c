@@ -75,13 +75,6 @@ static struct request draw_request(const struct problem *p, int32_t r, uint64_t 
     return request;
 }
 
-int32_t problem_context(const struct problem *p, int32_t r)
-{
-    const struct request *request = &p->requests[r];
-    int32_t own = p->v[FACTOR_SHAPE].a == SHAPE_CROSS ? 0 : request->query_len;
-    return p->paged && request->seq_len > own ? request->seq_len - own : 0;
-}
-
 static void draw_requests(struct problem *p, uint64_t *random)
 {
     int32_t shape = p->v[FACTOR_SHAPE].a;
@@ -118,11 +111,6 @@ static void draw_requests(struct problem *p, uint64_t *random)
     p->num_tokens = p->num_actual_tokens + PADDING_ROWS;
     p->num_tokens += p->v[FACTOR_LENGTHS].a == LENGTHS_HOST_BOUNDS ? PROBLEM_LOOSE_ROWS : 0;
     p->num_logits = p->v[FACTOR_FAST_PREFILL].a ? p->num_actual_tokens / 3 + 2 : 0;
-}
-
-int64_t problem_row_elements(const struct problem *p, int32_t heads, int32_t head_size)
-{
-    return (int64_t)heads * head_size * (p->v[FACTOR_STRIDES].a ? 2 : 1);
 }
 
 static void add_tensors(struct problem *p)
@@ -182,15 +170,6 @@ static void add_arrays(struct problem *p)
     at->spans = image_add(im, 4 * reqs * sizeof(int32_t), 256, false);
     at->span_start_loc = image_add(im, (reqs + 1) * sizeof(int32_t), 256, false);
     at->tree = image_add(im, p->v[FACTOR_TREE].a ? tree : 0, 256, false);
-}
-
-double problem_scale(const struct problem *p, size_t scales, int32_t form, int32_t head)
-{
-    const float *device = (const float *)(p->image.bytes + scales);
-    if (p->v[FACTOR_SCALE_SOURCE].a == 2 && form == ATTN_SCALE_PER_TENSOR) {
-        return 1;
-    }
-    return device[form == ATTN_SCALE_PER_HEAD ? head : 0];
 }
 
 bool problem_init(struct problem *p, const struct case_space *space,

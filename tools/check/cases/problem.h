@@ -74,11 +74,18 @@ bool problem_init(struct problem *problem, const struct case_space *space,
                   const struct attend_case *attend_case, uint64_t seed);
 void problem_finish(struct problem *problem);
 /* Keys of a request that are in the cache before the step. */
-int32_t problem_context(const struct problem *problem, int32_t request);
+static inline int32_t problem_context(const struct problem *p, int32_t r)
+{
+    const struct request *request = &p->requests[r];
+    int32_t own = p->v[FACTOR_SHAPE].a == SHAPE_CROSS ? 0 : request->query_len;
+    return p->paged && request->seq_len > own ? request->seq_len - own : 0;
+}
 /* Elements between rows: contiguous, or slices of a wider fused tensor. */
-int64_t problem_row_elements(const struct problem *problem, int32_t heads, int32_t head_size);
-/* The scale that both sides use for a head, from the device's floats or the host's. */
-double problem_scale(const struct problem *problem, size_t scales, int32_t form, int32_t head);
+static inline int64_t problem_row_elements(const struct problem *p, int32_t heads,
+                                           int32_t head_size)
+{
+    return (int64_t)heads * head_size * (p->v[FACTOR_STRIDES].a ? 2 : 1);
+}
 
 /* fill.c */
 void problem_fill(struct problem *problem, uint64_t *random);
