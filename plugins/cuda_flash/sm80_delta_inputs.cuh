@@ -8,11 +8,19 @@
 #include "ptx/ptx.cuh"
 #include "sm80_gated_delta.h"
 
-/* 16 bytes number `column` of a row of them, where chunk_keys and chunk_head have it. */
+/* 16 bytes number `column` of a row of them, where chunk_keys and chunk_head have it: in tiles of
+ * CHUNK rows of 128 bytes, as wgmma reads them. Less the swizzle of row and column: */
+template <int COLUMNS>
+static __device__ __forceinline__ uint32_t tile_at(int32_t row, int32_t column)
+{
+    static_assert(COLUMNS == 8 || COLUMNS == 16, "tiles abreast");
+    return (uint32_t)((column >> 3) * CHUNK + row) * 128;
+}
+
 template <int COLUMNS>
 static __device__ __forceinline__ uint32_t place16(int32_t row, int32_t column)
 {
-    return (uint32_t)(row * COLUMNS + (column ^ (row & 7))) * 16;
+    return tile_at<COLUMNS>(row, column) + (uint32_t)((column ^ row) & 7) * 16;
 }
 
 template <int KIND> static __device__ __forceinline__ float2 two_floats(uint32_t bits)
@@ -125,6 +133,8 @@ template <int COUNT> struct delta_taps {
         bool convolves = p.conv_width > 0;
         first = convolves ? CHUNK_TAPS - p.conv_width : CHUNK_TAPS - 1;
         silu = convolves && p.conv_silu;
+        bool whole = p.conv_width == CHUNK_TAPS && p.conv_weight.row == CHUNK_TAPS &&
+                     p.conv_weight.column == 1 && (uint64_t)p.conv_weight.data % 8 == 0;
         uint32_t bits[CHUNK_TAPS][COUNT], of_bias[COUNT];
 #pragma unroll
         for (int c = 0; c < COUNT; c++) {
@@ -133,6 +143,12 @@ template <int COUNT> struct delta_taps {
                 (const uint16_t *)p.conv_weight.data + channel * p.conv_weight.row;
             const uint16_t *one = (const uint16_t *)p.conv_bias.data;
             of_bias[c] = one != nullptr && convolves ? one[channel * p.conv_bias.column] : 0;
+            if (whole) {
+                uint2 four = *(const uint2 *)row;
+                bits[0][c] = four.x & 0xffff, bits[1][c] = four.x >> 16;
+                bits[2][c] = four.y & 0xffff, bits[3][c] = four.y >> 16;
+                continue;
+            }
 #pragma unroll
             for (int i = 0; i < CHUNK_TAPS; i++) {
                 bits[i][c] = convolves && i >= first ? row[(i - first) * p.conv_weight.column]
@@ -149,17 +165,32 @@ template <int COUNT> struct delta_taps {
         }
     }
 
+    /* Four taps and SiLU. */
+    __device__ __forceinline__ bool are_usual() const
+    {
+        return first == 0 && silu;
+    }
+
     /* Of the inputs of a token and the ones before it, the oldest first. */
+    template <bool ARE_USUAL>
     __device__ __forceinline__ float of(const float (&x)[CHUNK_TAPS], int c) const
     {
         float y = bias[c];
+        if constexpr (ARE_USUAL) {
 #pragma unroll
-        for (int i = 0; i < CHUNK_TAPS; i++) {
-            if (i >= first) {
+            for (int i = 0; i < CHUNK_TAPS; i++) {
                 y = fmaf(weight[i][c], x[i], y);
             }
+            return y * fast_reciprocal(1.0f + fast_exp2(y * -1.4426950408889634f));
+        } else {
+#pragma unroll
+            for (int i = 0; i < CHUNK_TAPS; i++) {
+                if (i >= first) {
+                    y = fmaf(weight[i][c], x[i], y);
+                }
+            }
+            return silu ? divide_fast(y, 1.0f + exp_fast(-y)) : y;
         }
-        return silu ? divide_fast(y, 1.0f + exp_fast(-y)) : y;
     }
 };
 

@@ -49,7 +49,7 @@ static __device__ bool find_chunk(const sm80_delta_params &a, int32_t index, del
 
 /* Keys or queries of BATCH tokens, the first of which has row `row` of the chunk; num_real of their
  * inputs' channels are there, and num_tokens of the tokens. */
-template <int BATCH>
+template <int BATCH, bool ARE_USUAL>
 static __device__ __forceinline__ void
 make_batch(const delta_taps<4> &taps, const uint32_t (&raw)[BATCH + CHUNK_TAPS - 1][2],
            int32_t num_real, int32_t num_tokens, int32_t row, int32_t d, char *const (&tiles)[2])
@@ -66,7 +66,7 @@ make_batch(const delta_taps<4> &taps, const uint32_t (&raw)[BATCH + CHUNK_TAPS -
                 float2 two = two_floats<KIND_BF16>(raw[i + j][c / 2]);
                 x[j] = c % 2 ? two.y : two.x;
             }
-            float value = taps.of(x, c);
+            float value = taps.of<ARE_USUAL>(x, c);
             y[i][c] = i < num_tokens && c < num_real ? value : 0.0f;
             squares[i] = fmaf(y[i][c], y[i][c], squares[i]);
         }
@@ -120,8 +120,12 @@ static __device__ __forceinline__ void make_keys(const sm80_delta_params &a,
                 source.load<loads>(first + row + part + batch - (CHUNK_TAPS - 1), a.wide_keys,
                                    next);
             }
-            make_batch<batch>(taps, raw, source.real, request.num_tokens - (first + row + part),
-                              row + part, d, tiles);
+            int32_t tokens = request.num_tokens - (first + row + part);
+            if (taps.are_usual()) {
+                make_batch<batch, true>(taps, raw, source.real, tokens, row + part, d, tiles);
+            } else {
+                make_batch<batch, false>(taps, raw, source.real, tokens, row + part, d, tiles);
+            }
         }
     }
 }
@@ -154,6 +158,22 @@ static __device__ __forceinline__ void multiply_rows(uint32_t rows, uint32_t key
                 multiply<KIND_F16>(sums[2 * block + 1], left, right[2], right[3]);
             }
         }
+    }
+}
+
+/* Zeros where the transposed inverse and the scores have none but zeros, in 16 bytes by the group:
+ * blocks off the diagonal that nothing else writes. */
+static __device__ __forceinline__ void clear_blocks(chunk_head &to)
+{
+    constexpr int per_block = BLOCK / 8, side = CHUNK / BLOCK;
+    for (int32_t i = (int32_t)thread_index(); i < CHUNK * per_block * (side - 1);
+         i += PREPARE_THREADS) {
+        int32_t row = i / (per_block * (side - 1)), column = i % (per_block * (side - 1));
+        int32_t before = row / BLOCK * per_block; /* pieces of the blocks left of the diagonal */
+        bool is_left = column < before;
+        char *tile = (char *)(is_left ? to.inverse : to.scores);
+        int32_t at = is_left ? column : column + per_block;
+        *(uint4 *)(tile + place16<CHUNK / 8>(row, at)) = make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -192,7 +212,6 @@ static __device__ void make_gates(const gpu_delta_params &p, const delta_request
         m.high[of_pair][row] = high;
         m.low[of_pair][row] = (float)(sums[i] - (double)high);
         m.beta[of_pair][row] = beta[i];
-        to.beta[row] = beta[i];
         to.from_start[row] = expf((float)sums[i]);
         to.to_end[row] = expf((float)(all - sums[i]));
     }
@@ -232,8 +251,8 @@ static __device__ __forceinline__ void decay_rows(const prepare_memory &m, int32
 
 /* The inverse of the warp's block of I + A on the diagonal, in A's place; half a warp has a value
  * head, a lane a column. */
-static __device__ __forceinline__ void invert_blocks(float (*a)[A_STRIDE], bool real,
-                                                     chunk_head &to)
+static __device__ __forceinline__ void invert_blocks(float (*a)[A_STRIDE], const float *beta,
+                                                     bool real, chunk_head &to)
 {
     int32_t column = lane_index() & 15, base = warp_index() * BLOCK;
     float x[BLOCK];
@@ -241,6 +260,7 @@ static __device__ __forceinline__ void invert_blocks(float (*a)[A_STRIDE], bool 
 #pragma unroll
         for (int i = 0; i < BLOCK; i++) {
             x[i] = i == column ? 1.0f : 0.0f;
+            float other = 0.0f;
             float row[BLOCK];
 #pragma unroll
             for (int j = 0; j < i; j += 4) {
@@ -248,9 +268,11 @@ static __device__ __forceinline__ void invert_blocks(float (*a)[A_STRIDE], bool 
                 row[j] = four.x, row[j + 1] = four.y, row[j + 2] = four.z, row[j + 3] = four.w;
             }
 #pragma unroll
-            for (int j = 0; j < i; j++) {
-                x[i] = fmaf(-row[j], x[j], x[i]);
+            for (int j = 0; j < i; j++) { /* two sums: what needs the newest x comes last */
+                float &sum = j % 2 == i % 2 ? other : x[i];
+                sum = fmaf(-row[j], x[j], sum);
             }
+            x[i] += other;
         }
     }
     sync_lanes();
@@ -264,7 +286,8 @@ static __device__ __forceinline__ void invert_blocks(float (*a)[A_STRIDE], bool 
             uint32_t out[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                out[i] = pack2<KIND_F16>(x[part * 8 + 2 * i], x[part * 8 + 2 * i + 1]);
+                out[i] = pack2<KIND_F16>(x[part * 8 + 2 * i] * beta[base + column],
+                                         x[part * 8 + 2 * i + 1] * beta[base + column]);
             }
             *(uint4 *)((char *)to.inverse +
                        place16<CHUNK / 8>(base + column, warp_index() * 2 + part)) =
@@ -306,8 +329,8 @@ static __device__ __forceinline__ void multiply_block(float (&c)[2][4], const fl
 
 /* The blocks of the inverse T below the one on the diagonal, in a column of blocks, transposed:
  * T_ij = -T_ii sum_k A_ik T_kj. */
-static __device__ __forceinline__ void invert_column(const float (*a)[A_STRIDE], int32_t column,
-                                                     chunk_head &to)
+static __device__ __forceinline__ void invert_column(const float (*a)[A_STRIDE], const float *beta,
+                                                     int32_t column, chunk_head &to)
 {
     int32_t lane = lane_index(), row = column * BLOCK + (lane >> 2), pair = (lane & 3) * 2;
     float blocks[CHUNK / BLOCK][2][4];
@@ -344,7 +367,8 @@ static __device__ __forceinline__ void invert_column(const float (*a)[A_STRIDE],
             for (int half = 0; half < 2; half++) {
                 *(uint32_t *)((char *)to.inverse +
                               place16<CHUNK / 8>(row + half * 8, (column + m) * 2 + n) + pair * 2) =
-                    pack2<KIND_F16>(blocks[m][n][2 * half], blocks[m][n][2 * half + 1]);
+                    pack2<KIND_F16>(blocks[m][n][2 * half] * beta[row + half * 8],
+                                    blocks[m][n][2 * half + 1] * beta[row + half * 8]);
             }
         }
     }
@@ -359,6 +383,7 @@ static __global__ void __launch_bounds__(PREPARE_THREADS, 4)
     int32_t index = (int32_t)blockIdx.x / p.num_k_heads;
     int32_t key_head = (int32_t)blockIdx.x % p.num_k_heads, first, warp = warp_index();
     delta_request request;
+    let_later_kernels_begin();
     if (!find_chunk(a, index, request, first)) {
         return;
     }
@@ -379,15 +404,16 @@ static __global__ void __launch_bounds__(PREPARE_THREADS, 4)
         sync_group(); /* the gates are there, and k and q or the pair before done with */
 #pragma unroll 1
         for (int32_t i = 0; i < count; i++) {
+            clear_blocks(heads[head + i]);
             decay_rows(m, i, kk, qk, m.a[i], heads[head + i]);
         }
         sync_lanes();
         int32_t half = lane_index() / 16;
-        invert_blocks(m.a[half], half < count, heads[head + min(half, count - 1)]);
+        invert_blocks(m.a[half], m.beta[half], half < count, heads[head + min(half, count - 1)]);
         sync_group(); /* all of A and the blocks on the diagonal are there */
 #pragma unroll 1
         for (int32_t i = 0; i < count; i++) {
-            invert_column(m.a[i], i == 0 ? warp : 3 - warp, heads[head + i]);
+            invert_column(m.a[i], m.beta[i], i == 0 ? warp : 3 - warp, heads[head + i]);
         }
         sync_group();
     }

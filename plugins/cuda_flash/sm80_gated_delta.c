@@ -49,6 +49,17 @@ static bool takes(const struct gpu_delta_params *p)
            p->conv_weight.dtype == dtype && (bias->data == NULL || bias->dtype == dtype);
 }
 
+/* The walk by wgmma does. */
+static bool rolls(const struct gpu_device *device)
+{
+#ifdef CUDA_FLASH_SM90
+    return device->major == 9;
+#else
+    (void)device;
+    return false;
+#endif
+}
+
 static const char *run(const struct gpu_device *device, const struct gpu_delta_params *p,
                        int64_t bytes, char *memory, void *stream)
 {
@@ -67,9 +78,18 @@ static const char *run(const struct gpu_device *device, const struct gpu_delta_p
         .requests_apart = by_request,
         .wide_keys = p->head_size_k % 4 == 0 && keys % 8 == 0,
         .wide_values = p->head_size_v % 2 == 0 && values % 4 == 0,
-        .wide_out = p->head_size_v % 2 == 0 && bits_of(&p->out) % 4 == 0,
+        .wide_out = p->head_size_v % 4 == 0 && bits_of(&p->out) % 8 == 0   ? WIDE_OUT_FOUR
+                    : p->head_size_v % 2 == 0 && bits_of(&p->out) % 4 == 0 ? 2
+                                                                           : 1,
     };
-    return sm80_delta_launch(device, &a, stream);
+    a.walks_apart = rolls(device);
+    const char *cause = sm80_delta_launch(device, &a, stream);
+#ifdef CUDA_FLASH_SM90
+    if (cause == NULL && a.walks_apart && sm80_delta_most_requests(&a) > 0) {
+        cause = sm90_delta_walk(device, &a, stream);
+    }
+#endif
+    return cause;
 }
 
 /* Of bulk copies and clusters: rows of whole keys on 16 bytes, at most eight CTAs of a key head. */
@@ -105,6 +125,7 @@ static const char *load(const struct gpu_device *device)
 #ifdef CUDA_FLASH_SM90
     if (cause == NULL && device->major == 9) {
         cause = sm90_delta_launch(device, NULL, NULL);
+        cause = cause ? cause : sm90_delta_walk(device, NULL, NULL);
     }
 #endif
     return cause;
@@ -118,5 +139,6 @@ const struct gpu_delta_chunks sm80_delta_chunks = {
     .takes = takes,
     .takes_steps = takes_steps,
     .run_steps = run_steps,
+    .rolls = rolls,
     .run = run,
 };

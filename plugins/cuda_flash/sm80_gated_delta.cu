@@ -2,6 +2,7 @@
 /* The two launches of gated delta in chunks. */
 #include <cuda.h>
 
+#include "sm80_delta_prepare.cuh"
 #include "sm80_delta_walk.cuh"
 
 #define LEAST_STAGES 2
@@ -38,7 +39,7 @@ static cudaError_t launch_walk(const struct gpu_device *device, struct sm80_delt
     }
     a->stages = stages;
     a->slices = (a->p.head_size_v + TEAMS * GROUP_ROWS - 1) / (TEAMS * GROUP_ROWS);
-    unsigned groups = (unsigned)a->p.num_reqs * a->p.num_v_heads * a->slices;
+    unsigned groups = (unsigned)sm80_delta_most_requests(a) * a->p.num_v_heads * a->slices;
     delta_walk<TEAMS><<<groups, walk_roles<TEAMS>::threads, bytes, stream>>>(*a);
     return cudaGetLastError();
 }
@@ -55,15 +56,16 @@ static cudaError_t launch(const struct gpu_device *device, struct sm80_delta_par
         return error ? error : launch_walk<4>(device, nullptr, stream);
     }
     unsigned groups = (unsigned)a->num_chunks * a->p.num_k_heads;
+    if (groups == 0 || sm80_delta_most_requests(a) == 0) {
+        return cudaSuccess;
+    }
     delta_prepare<<<groups, PREPARE_THREADS, bytes, stream>>>(*a);
     error = cudaGetLastError();
-    if (error != cudaSuccess) {
+    if (error != cudaSuccess || a->walks_apart) {
         return error;
     }
-    int64_t reqs = a->p.num_tokens / a->p.chunked_from;
-    reqs = reqs < a->p.num_reqs ? reqs : a->p.num_reqs;
-    int64_t wide =
-        reqs * a->p.num_v_heads * ((a->p.head_size_v + 4 * GROUP_ROWS - 1) / (4 * GROUP_ROWS));
+    int64_t wide = sm80_delta_most_requests(a) * a->p.num_v_heads *
+                   ((a->p.head_size_v + 4 * GROUP_ROWS - 1) / (4 * GROUP_ROWS));
     bool few = wide < device->num_sms || stages_of<4>(device) == 0;
     return few ? launch_walk<2>(device, a, stream) : launch_walk<4>(device, a, stream);
 }

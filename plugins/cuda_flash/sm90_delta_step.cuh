@@ -72,8 +72,6 @@ static __device__ __forceinline__ void fetch_state(step_memory<ROWS> &m, const f
                                                    int32_t rows)
 {
     uint32_t there = shared_address(&m.there);
-    barrier_init(there, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     int32_t bytes = rows * CHUNK_DIMS * 4;
     asm volatile("{.reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1;}" ::"r"(there),
                  "r"(bytes)
@@ -152,6 +150,11 @@ static __global__ void __launch_bounds__(STEP_THREADS)
     int32_t head = key_head * group + rank / a.slices, first = rank % a.slices * ROWS;
     int32_t rows = min(ROWS, p.head_size_v - first);
     delta_request request;
+    if (thread == 0) {
+        barrier_init(shared_address(&m.there), 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    sync_group();
     wait_for_earlier_kernels();
     let_later_kernels_begin();
     if (!enter_request(p, rest / p.num_k_heads, request) || !is_one_step(p, request)) {
@@ -173,7 +176,8 @@ static __global__ void __launch_bounds__(STEP_THREADS)
     float x = matrix_number(p.a, request.first_row, head) + p.dt_bias[head];
     float gate = matrix_number(p.b, request.first_row, head);
     float q = of_q.convolve<KIND>(p), k = of_k.convolve<KIND>(p);
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    /* q and k are made: the windows have been read. Nothing written is handed over */
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::"f"(q), "f"(k) : "memory");
     m.q[thread] = q;
     m.k[thread] = k;
     if (thread < ROWS) {

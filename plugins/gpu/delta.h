@@ -35,6 +35,7 @@ struct gpu_delta_params {
      */
     int32_t chunked_from;
     int32_t steps_apart; /* 1: so do requests of one token, whose windows roll there */
+    int32_t chunks_roll; /* 1: so do those that go in chunks */
     int32_t row_tiles;   /* of a head's rows of the state; one group has one */
     float scale;
 };

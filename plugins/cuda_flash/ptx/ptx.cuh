@@ -267,6 +267,22 @@ static __device__ __forceinline__ void keep_order_of_loads()
     asm volatile("" ::: "memory");
 }
 
+/* 1 / x, to the last bit but one. */
+static __device__ __forceinline__ float fast_reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* 2^x; -inf gives 0. */
+static __device__ __forceinline__ float fast_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* Programmatic dependent launch: what the kernels before have written is there after this. */
 static __device__ __forceinline__ void wait_for_earlier_kernels()
 {

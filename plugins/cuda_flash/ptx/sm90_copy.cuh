@@ -76,22 +76,6 @@ static __device__ __forceinline__ void barrier_group(int id)
     asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
-/* 1 / x, to the last bit but one. */
-static __device__ __forceinline__ float fast_reciprocal(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/* 2^x; -inf gives 0. */
-static __device__ __forceinline__ float fast_exp2(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 static __device__ __forceinline__ float fast_tanh(float x)
 {
     float y;

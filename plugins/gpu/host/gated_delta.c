@@ -177,6 +177,7 @@ static attn_status choose_ways(const struct attn_attend_args *args, struct gpu_d
     p->chunked_from = plan->has_many && own->takes(p) ? own->tokens : 0;
     ways->steps = p->steps_apart && plan->has_steps;
     ways->chunks = p->chunked_from > 0;
+    p->chunks_roll = ways->chunks && own->rolls(&instance->device);
     ways->few = plan->has_few || (plan->has_steps && !p->steps_apart) ||
                 (plan->has_many && (!ways->chunks || p->num_drafted >= own->tokens));
     int64_t chunks = own->num_chunks(p->num_reqs, p->num_tokens);
@@ -243,7 +244,7 @@ attn_status gpu_gated_delta(const struct attn_attend_args *args, struct attn_err
     if (cause == NULL && ways.chunks) {
         cause = own->run(device, &p, args->prepared->chunk_bytes, args->workspace, args->stream);
     }
-    if (cause == NULL && p.conv_width > 1 && (ways.few || ways.chunks)) {
+    if (cause == NULL && p.conv_width > 1 && (ways.few || (ways.chunks && !p.chunks_roll))) {
         cause = gpu_device_launch(
             device, GPU_KERNEL_delta_roll,
             gpu_groups(gdn.num_channels * p.num_reqs, GPU_THREADS_delta_roll, 1 << 20), &p,

@@ -98,6 +98,8 @@ struct gpu_delta_chunks {
     bool (*takes_steps)(const struct gpu_device *device, const struct gpu_delta_params *p);
     const char *(*run_steps)(const struct gpu_device *device, const struct gpu_delta_params *p,
                              void *stream);
+    /* Whether it rolls the windows of its requests, too. */
+    bool (*rolls)(const struct gpu_device *device);
     /* Launches what serves its requests; chunked_from is set. NULL or the cause of a failure. */
     const char *(*run)(const struct gpu_device *device, const struct gpu_delta_params *p,
                        int64_t chunk_bytes, char *memory, void *stream);

@@ -347,7 +347,8 @@ GPU_KERNEL(delta_roll, gpu_delta_params)
         int32_t r = (int32_t)(i / channels);
         int64_t channel = i - r * channels;
         delta_request request;
-        if (!enter_request(p, r, request) || is_one_step(p, request)) {
+        if (!enter_request(p, r, request) || is_one_step(p, request) ||
+            (p.chunks_roll && goes_in_chunks(p, request))) {
             continue;
         }
         int32_t history = p.conv_width - 1;
