@@ -28,7 +28,7 @@ static inline void memory_is_read(const void *memory)
     __asm__ volatile("" : : "r"(memory) : "memory");
 }
 
-#define REST_DEPTH 128 /* of rows copied at a time */
+#define REST_DEPTH 64 /* of rows copied at a time: 4 KiB of stack with the sums */
 
 static int amx_enter(void)
 {
