@@ -24,20 +24,26 @@ static int32_t phase_of(const struct shape *shape)
     return prefills ? ATTN_PHASE_PREFILL : ATTN_PHASE_DECODE;
 }
 
-/* Before a backend is known: its cache's rows at the width of the activations or of 8-bit codes. */
+/* Before a backend is known: a layer's cache at the width of the activations or of 8-bit codes, and
+ * what goes in and out beside it. */
 static double guess_bytes(const struct subject *subject)
 {
     const struct attn_layer_desc *desc = &subject->layer.desc;
     int32_t dv = desc->head_size_v > 0 ? desc->head_size_v : desc->head_size;
-    double element = desc->kv_dtype <= ATTN_KV_F32 ? (double)number_bytes(desc->dtype) : 1;
+    double activation = (double)number_bytes(desc->dtype);
+    double element = desc->kv_dtype <= ATTN_KV_F32 ? activation : 1;
     double keys = (double)subject->requests.num_keys;
+    double tokens = (double)subject->requests.num_tokens;
     if (desc->kind == ATTN_LAYER_RECURRENT) {
         const struct attn_recurrent_desc *gdn = &subject->layer.gdn;
-        return 4.0 * subject->requests.count * gdn->num_v_heads * gdn->head_size_v *
-               gdn->head_size_k;
+        double of_keys = 2.0 * gdn->num_k_heads * gdn->head_size_k;
+        double of_values = (double)gdn->num_v_heads * gdn->head_size_v;
+        return 4.0 * subject->requests.count * of_values * gdn->head_size_k +
+               tokens * (of_keys + 2 * of_values) * activation;
     }
     bool latent = subject->layer.mla.kv_lora_rank > 0;
-    return keys * desc->num_kv_heads * (desc->head_size + (latent ? 0 : dv)) * element;
+    return keys * desc->num_kv_heads * (desc->head_size + (latent ? 0 : dv)) * element +
+           tokens * desc->num_q_heads * (desc->head_size + dv) * activation;
 }
 
 static bool stays_near(const struct subject *subject)
