@@ -3,6 +3,8 @@
  * codes of a quantized cache. */
 #include "engines.h"
 
+#include <stdio.h>
+
 enum { TIMES = 30 };
 
 static struct {
@@ -73,6 +75,20 @@ static void fill_queries(const struct codes *codes, int32_t rows, int32_t size)
     }
 }
 
+/* Times scores or values of these rows. */
+static void bench_direct(const struct codes *codes, const struct direct_args *args,
+                         const char *what)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s %s, %d x %d x %d", codes->name, what, args->rows, args->keys,
+             args->depth);
+    if (what[0] == 's') {
+        BENCH(name, codes->direct->scores(it.scores, it.q, args))
+    } else {
+        BENCH(name, codes->direct->values(it.acc, it.scores, args))
+    }
+}
+
 static void check_scores(const struct codes *codes, int32_t time, int32_t rows, int32_t keys,
                          int32_t size)
 {
@@ -102,11 +118,12 @@ static void check_scores(const struct codes *codes, int32_t time, int32_t rows, 
         }
     }
     if (time == 0) {
-        BENCH(codes->name, codes->direct->scores(it.scores, it.q, &args))
+        bench_direct(codes, &args, "scores");
     }
 }
 
-static void check_values(const struct codes *codes, int32_t rows, int32_t keys, int32_t size)
+static void check_values(const struct codes *codes, int32_t time, int32_t rows, int32_t keys,
+                         int32_t size)
 {
     struct direct_args args = {.keys = keys,
                                .rows = rows,
@@ -120,7 +137,7 @@ static void check_values(const struct codes *codes, int32_t rows, int32_t keys, 
     memset(it.scores, 0, sizeof it.scores);
     memset(it.acc, 0, sizeof it.acc);
     memset(it.old, 0, sizeof it.old);
-    for (int32_t time = 0; time < 2; time++) { /* the second adds to the first */
+    for (int32_t again = 0; again < 2; again++) { /* the second adds to the first */
         for (int32_t r = 0; r < rows; r++) {
             for (int32_t j = 0; j < keys; j++) {
                 p[r][j] = put_element(it.scores + r * SCORE_STRIDE, j, draw_number(1.0f));
@@ -146,6 +163,9 @@ static void check_values(const struct codes *codes, int32_t rows, int32_t keys, 
                        d);
         }
     }
+    if (time == 0) {
+        bench_direct(codes, &args, "values");
+    }
 }
 
 static void check_codes(const struct codes *codes)
@@ -153,14 +173,17 @@ static void check_codes(const struct codes *codes)
     if (codes->direct == NULL) {
         return;
     }
-    check_scores(codes, 0, 4, 64, 128); /* the case that --bench times */
+    for (int32_t rows = 4; rows <= DIRECT_ROWS; rows *= 2) { /* the cases that --bench times */
+        check_scores(codes, 0, rows, 64, 128);
+        check_values(codes, 0, rows, 64, 128);
+    }
     for (int32_t time = 1; time < TIMES; time++) {
         int32_t fours = 4 * (1 + (int32_t)draw(DIRECT_ROWS / 4));
         int32_t rows = !codes->in_fours && draw(3) == 0 ? 1 : fours;
         int32_t keys = 1 + (int32_t)draw(DIRECT_KEYS);
         int32_t size = codes->multiple * (1 + (int32_t)draw((uint32_t)(256 / codes->multiple)));
         check_scores(codes, time, rows, keys, size);
-        check_values(codes, rows, keys, size);
+        check_values(codes, time, rows, keys, size);
     }
 }
 

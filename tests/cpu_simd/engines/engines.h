@@ -44,9 +44,10 @@ void check_near(double found, double wanted, double bound, const char *what, int
     }
 struct bench {
     const char *name;
-    int64_t calls;
-    int64_t wanted;
-    double begin;
+    int64_t calls; /* of this batch */
+    double least;  /* seconds of a batch */
+    double begin;  /* of this batch */
+    double first;
 };
 struct bench bench_begin(const char *name);
 bool bench_more(struct bench *bench);
@@ -64,6 +65,7 @@ void test_nibbles(void **state);
 void test_delta(void **state);
 void test_convolve(void **state);
 void test_decays(void **state);
+void test_products(void **state);
 void test_encode(void **state);
 void test_encode_int4(void **state);
 void test_blocks(void **state);

@@ -89,28 +89,34 @@ static double seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+#define BENCH_CALLS 32    /* of a batch: some microseconds to a millisecond */
+#define BENCH_SECONDS 0.1 /* of batches, of which the least counts: others use the machine */
+
 struct bench bench_begin(const char *name)
 {
-    return (struct bench){name, 0, benching ? 1 << 10 : 0, seconds()};
+    double now = seconds();
+    return (struct bench){name, 0, INFINITY, now, now};
 }
 
 bool bench_more(struct bench *bench)
 {
-    if (bench->calls++ < bench->wanted) {
+    if (benching && bench->calls++ < BENCH_CALLS) {
         return true;
     }
-    if (benching) {
-        double elapsed = seconds() - bench->begin;
-        if (elapsed < 0.02) { /* too short to believe */
-            bench->wanted *= 4;
-            bench->calls = 0;
-            bench->begin = seconds();
-            return bench_more(bench);
-        }
-        printf("%-11s %-4s %-28s %10.1f ns\n", variant->name,
-               engine->element == ELEMENT_F32 ? "f32" : "bf16", bench->name,
-               1e9 * elapsed / (double)bench->wanted);
+    if (!benching) {
+        return false;
     }
+    double now = seconds();
+    double elapsed = now - bench->begin;
+    bench->least = elapsed < bench->least ? elapsed : bench->least;
+    if (now - bench->first < BENCH_SECONDS) {
+        bench->calls = 1;
+        bench->begin = seconds();
+        return true;
+    }
+    printf("%-11s %-4s %-28s %10.1f ns\n", variant->name,
+           engine->element == ELEMENT_F32 ? "f32" : "bf16", bench->name,
+           1e9 * bench->least / BENCH_CALLS);
     return false;
 }
 
@@ -138,11 +144,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_direct),      cmocka_unit_test(test_direct_codes),
     };
     const struct CMUnitTest of_variant[] = {
-        cmocka_unit_test(test_terms),       cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_store),       cmocka_unit_test(test_nibbles),
-        cmocka_unit_test(test_delta),       cmocka_unit_test(test_convolve),
-        cmocka_unit_test(test_decays),      cmocka_unit_test(test_encode),
-        cmocka_unit_test(test_encode_int4), cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_terms),  cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_store),  cmocka_unit_test(test_nibbles),
+        cmocka_unit_test(test_delta),  cmocka_unit_test(test_convolve),
+        cmocka_unit_test(test_decays), cmocka_unit_test(test_products),
+        cmocka_unit_test(test_encode), cmocka_unit_test(test_encode_int4),
+        cmocka_unit_test(test_blocks),
     };
     const struct variant *variants[8];
     char isa[128];
