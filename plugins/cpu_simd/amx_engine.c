@@ -10,6 +10,7 @@
 
 #include "vec/amx_direct.h"
 #include "vec/amx_flash.h"
+#include "vec/amx_products.h"
 
 #include "vec/whole_direct.h"
 
@@ -176,6 +177,7 @@ static const struct engine engine_bf16 = {
 const struct variant variant_amx = {.name = "amx",
                                     .f32 = &engine_f32,
                                     .bf16 = &engine_bf16,
+                                    .split_products = &amx_products,
                                     .enter = amx_enter,
                                     .leave = amx_leave,
                                     ROW_OPERATIONS};

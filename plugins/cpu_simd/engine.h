@@ -203,11 +203,43 @@ struct decays_args {
     float *by_q; /* d[t][j] qk[t][j], j <= t */
 };
 
+/* An operand of a product, as its engine holds it. */
+struct product_operand {
+    void *memory;     /* 4 bytes for each element, aligned to 64 */
+    const void *data; /* the engine's: where it is, `memory` or what it was made of */
+    int64_t stride;   /* of data's rows, in its elements */
+    int32_t k;        /* of a right one */
+};
+
+/* out[i][j] = keep[i] out[i][j] + by[i] sum over p of left[i][p] right[p][j] */
+struct product_args {
+    float *out;
+    int64_t stride;
+    const struct product_operand *left;
+    const struct product_operand *right;
+    const float *keep; /* NULL: nothing is kept, nor read */
+    const float *by;
+    int32_t first; /* row of left, out, keep and by; the left's memory has whole blocks of 32 */
+    int32_t m;     /* rows */
+    int32_t n;     /* n and k are multiples of 32; both operands may have more */
+    int32_t k;
+};
+
+/* Products of rows of floats, whose operands are used more than once. */
+struct product_engine {
+    void (*left)(struct product_operand *operand, const float *rows, int64_t stride, int32_t m,
+                 int32_t k);
+    void (*right)(struct product_operand *operand, const float *rows, int64_t stride, int32_t k,
+                  int32_t n);
+    void (*multiply)(const struct product_args *args);
+};
+
 struct delta_engine {
     void (*convolve)(const struct convolve_args *args);
     void (*decays)(const struct decays_args *args, int32_t t); /* row t, after the row before it */
-    /* r = beta (r - e s) */
-    void (*residual)(float *r, const float *s, float e, float beta, int32_t n);
+    /* x[t] += sum over j < t of by[t][j] x[j], for rows 1 .. count-1 in their order; x has rows of
+     * n floats, of COLUMN_MULTIPLE, by rows of `stride` */
+    void (*solve)(float *x, int32_t n, const float *by, int64_t stride, int32_t count);
     float (*dot)(const float *a, const float *b, int32_t n); /* n of COLUMN_MULTIPLE */
     void (*step)(const struct delta_args *args);
 };
@@ -264,6 +296,9 @@ struct variant {
     /* float32 times factor to f32, f16 or bf16 */
     void (*store[3])(void *destination, const float *source, float factor, int64_t n);
     const struct delta_engine *delta;
+    const struct product_engine *products;
+    /* faster ones, operands held to 16 bits of each number; NULL: none */
+    const struct product_engine *split_products;
     const struct code_engine *codes;
     const struct block_engine *blocks; /* [2]: of 4 bits, of 8 */
     int (*enter)(void); /* once per worker and call, before any engine call; NULL: nothing to do */

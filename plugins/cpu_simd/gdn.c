@@ -48,6 +48,13 @@ static size_t scratch_place(const struct attn_recurrent_desc *desc, char *memory
     PLACE(by_r, (size_t)GDN_CHUNK * GDN_CHUNK);
     PLACE(by_q, (size_t)GDN_CHUNK * GDN_CHUNK);
     PLACE(d, (size_t)(1 + GDN_CHUNK) * GDN_CHUNK);
+    PLACE(q_left.memory, GDN_CHUNK * depth);
+    PLACE(k_left.memory, GDN_CHUNK * depth);
+    PLACE(kt_left.memory, GDN_CHUNK * depth);
+    PLACE(kt_right.memory, GDN_CHUNK * depth);
+    PLACE(by_q_left.memory, GDN_CHUNK * GDN_CHUNK);
+    PLACE(state_right.memory, depth * width);
+    PLACE(r_right.memory, GDN_CHUNK * width);
     PLACE(states, (size_t)most_together(desc) * depth * width);
     PLACE(raw, (taps - 1 + GDN_CHUNK) * wider);
 #undef PLACE
@@ -137,11 +144,15 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
 {
     const struct gdn_loop *loop = argument;
     const struct gdn *gdn = &loop->gdn;
+    const struct variant *variant = gdn_variant(gdn);
     int32_t parts = gdn->desc->num_v_heads / loop->together;
     struct gdn_request request;
     struct gdn_scratch scratch;
     scratch_place(gdn->desc, loop->scratch + (size_t)worker * loop->scratch_bytes, &scratch);
     scratch.taps = loop->taps;
+    if (variant->enter != NULL) {
+        variant->enter();
+    }
     for (int64_t item = begin; item < end; item++) {
         int32_t head = (int32_t)(item % parts) * loop->together;
         if (!gdn_request_of(gdn, (int32_t)(item / parts), &request) ||
@@ -157,6 +168,9 @@ static void delta_items(void *argument, int64_t begin, int64_t end, int32_t work
         for (int32_t h = 0; h < loop->together; h++) {
             run_steps(gdn, &request, head + h, h == 0, &scratch);
         }
+    }
+    if (variant->leave != NULL) {
+        variant->leave();
     }
 }
 

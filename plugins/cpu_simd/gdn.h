@@ -34,10 +34,17 @@ struct gdn_scratch {
     float *by_r;   /* [C, C]: kk as the triangular system takes it, with a value head's decays */
     float *by_q;   /* [C, C]: qk likewise */
     float *d;      /* [1 + C, C]: decay from behind token j to token t, behind a row of zeros */
+    struct product_operand q_left, k_left; /* [C, depth] */
+    struct product_operand kt_left;        /* [depth, C] */
+    struct product_operand state_right;    /* [depth, width] */
+    struct product_operand kt_right;       /* [depth, C] */
+    struct product_operand by_q_left;      /* [C, C] */
+    struct product_operand r_right;        /* [C, width] */
     float *states; /* of each head of an item [depth, width]: S transposed; of a step S itself */
     float *raw;    /* [conv_width - 1 + C, wider of both]: inputs of the convolution */
     const float *taps; /* of all heads of the mixed row [conv_width + 1, depth or width]: weights,
                         * then the bias */
+    float ones[MAX_HEAD_SIZE];
     float decay[GDN_CHUNK];
     float beta[GDN_CHUNK];
     float e[GDN_CHUNK]; /* decay from the chunk's beginning through token t */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gated delta rule in chunks, on the transpose of the state. Per chunk of C tokens and head,
- * Dk = Dv = D: 6 C D^2 FLOPs with the state, 3 C^2 D between tokens and 2 C^2 D / heads over one
- * key head, through float32's gemm: rounded to bf16 each of these products is past the bounds of
- * some layer.
+ * Dk = Dv = D: 6 C D^2 FLOPs with the state, through the variant's split products where activations
+ * have 16 bits, and 3 C^2 D between tokens and 2 C^2 D / heads over one key head through float32's
+ * gemm. Rounded to bf16 each of these products is past the bounds of some layer.
  *
  * One chunk, with D[t][j] the decay from behind token j to token t, E[t] that from the chunk's
  * beginning, and S its first state:
@@ -13,8 +13,14 @@
  * products, not differences of sums, so that a decay of 0 stays one. */
 #include "gdn.h"
 
-#define TRIANGLE_ROWS 30 /* what is above the diagonal is computed within blocks of so many */
-#define SOLVE_ROWS 6     /* of the triangular system, taken through one gemm from what is solved */
+#define TRIANGLE_ROWS 32 /* what is above the diagonal is computed within blocks of so many */
+
+static const struct product_engine *products_of(const struct gdn *gdn)
+{
+    const struct variant *variant = gdn_variant(gdn);
+    bool rounded = gdn_activation(gdn) != ELEMENT_F32 && variant->split_products != NULL;
+    return rounded ? variant->split_products : variant->products;
+}
 
 static void load_keys(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
                       int32_t count, int32_t key_head, struct gdn_scratch *s)
@@ -25,14 +31,23 @@ static void load_keys(const struct gdn *gdn, const struct gdn_request *request, 
     for (int32_t t = 0; t < count; t++) {
         keys[t] = s->k + (int64_t)t * s->depth;
     }
-    plain->pack_keys(s->kt, keys, count, round_up(count, COLUMN_MULTIPLE), s->depth);
-    for (int32_t t = 0; t < count; t += TRIANGLE_ROWS) {
-        int32_t rows = at_most(TRIANGLE_ROWS, count - t);
-        int32_t columns = round_up(t + rows, COLUMN_MULTIPLE);
-        plain->gemm(s->kk + (int64_t)t * GDN_CHUNK, GDN_CHUNK, s->k + (int64_t)t * s->depth,
-                    s->depth, s->kt, TILE_KEYS, rows, columns, s->depth, 0);
-        plain->gemm(s->qk + (int64_t)t * GDN_CHUNK, GDN_CHUNK, s->q + (int64_t)t * s->depth,
-                    s->depth, s->kt, TILE_KEYS, rows, columns, s->depth, 0);
+    int32_t padded = round_up(count, COLUMN_MULTIPLE);
+    plain->pack_keys(s->kt, keys, count, padded, s->depth);
+    products_of(gdn)->left(&s->q_left, s->q, s->depth, count, s->depth);
+    products_of(gdn)->left(&s->k_left, s->k, s->depth, count, s->depth);
+    products_of(gdn)->left(&s->kt_left, s->kt, TILE_KEYS, s->depth, padded);
+    products_of(gdn)->right(&s->kt_right, s->kt, TILE_KEYS, s->depth, padded);
+    struct product_args args = {
+        .stride = GDN_CHUNK, .right = &s->kt_right, .by = s->ones, .k = s->depth};
+    for (args.first = 0; args.first < count; args.first += TRIANGLE_ROWS) {
+        args.m = at_most(TRIANGLE_ROWS, count - args.first);
+        args.n = args.first + TRIANGLE_ROWS;
+        args.out = s->kk;
+        args.left = &s->k_left;
+        products_of(gdn)->multiply(&args);
+        args.out = s->qk;
+        args.left = &s->q_left;
+        products_of(gdn)->multiply(&args);
     }
 }
 
@@ -61,25 +76,22 @@ static void solve_chunk(const struct gdn *gdn, int32_t count, const float *state
 {
     const struct variant *variant = gdn_variant(gdn);
     int32_t width = s->width;
-    variant->f32->gemm(s->o, width, s->k, s->depth, state, width, count, width, s->depth, 0);
+    float by[GDN_CHUNK];
     for (int32_t t = 0; t < count; t++) {
-        variant->delta->residual(s->v + (int64_t)t * width, s->o + (int64_t)t * width, s->e[t],
-                                 s->beta[t], width);
+        by[t] = -s->beta[t] * s->e[t];
     }
-    for (int32_t first = 0; first < count; first += SOLVE_ROWS) {
-        int32_t rows = at_most(SOLVE_ROWS, count - first);
-        if (first > 0) {
-            variant->f32->gemm(s->v + (int64_t)first * width, width,
-                               s->by_r + (int64_t)first * GDN_CHUNK, GDN_CHUNK, s->v, width, rows,
-                               width, first, 1);
-        }
-        for (int32_t t = first; t < first + rows; t++) {
-            for (int32_t j = first; j < t; j++) {
-                variant->add_scaled(s->v + (int64_t)t * width, s->v + (int64_t)j * width,
-                                    s->by_r[(int64_t)t * GDN_CHUNK + j], width);
-            }
-        }
-    }
+    products_of(gdn)->right(&s->state_right, state, width, s->depth, width);
+    const struct product_args args = {.out = s->v,
+                                      .stride = width,
+                                      .left = &s->k_left,
+                                      .right = &s->state_right,
+                                      .keep = s->beta,
+                                      .by = by,
+                                      .m = count,
+                                      .n = width,
+                                      .k = s->depth};
+    products_of(gdn)->multiply(&args);
+    variant->delta->solve(s->v, width, s->by_r, GDN_CHUNK, count);
 }
 
 static void write_chunk(const struct gdn *gdn, const struct gdn_request *request, int64_t first,
@@ -87,14 +99,26 @@ static void write_chunk(const struct gdn *gdn, const struct gdn_request *request
 {
     const struct variant *variant = gdn_variant(gdn);
     int32_t width = s->width, last = count - 1;
-    variant->f32->gemm(s->o, width, s->q, s->depth, state, width, count, width, s->depth, 0);
-    for (int32_t t = 0; t < count; t++) {
-        variant->scale_row(s->o + (int64_t)t * width, s->e[t], width);
-    }
-    for (int32_t t = 0; t < count; t += TRIANGLE_ROWS) {
-        int32_t rows = at_most(TRIANGLE_ROWS, count - t);
-        variant->f32->gemm(s->o + (int64_t)t * width, width, s->by_q + (int64_t)t * GDN_CHUNK,
-                           GDN_CHUNK, s->v, width, rows, width, t + rows, 1);
+    struct product_args args = {.out = s->o,
+                                .stride = width,
+                                .left = &s->q_left,
+                                .right = &s->state_right,
+                                .by = s->e,
+                                .m = count,
+                                .n = width,
+                                .k = s->depth};
+    products_of(gdn)->multiply(&args);
+    int32_t padded = round_up(count, COLUMN_MULTIPLE);
+    memset(s->v + (int64_t)count * width, 0, (size_t)((padded - count) * width) * sizeof(float));
+    products_of(gdn)->left(&s->by_q_left, s->by_q, GDN_CHUNK, count, padded);
+    products_of(gdn)->right(&s->r_right, s->v, width, padded, width);
+    args.left = &s->by_q_left;
+    args.right = &s->r_right;
+    args.keep = args.by = s->ones;
+    for (args.first = 0; args.first < count; args.first += TRIANGLE_ROWS) {
+        args.m = at_most(TRIANGLE_ROWS, count - args.first);
+        args.k = args.first + TRIANGLE_ROWS;
+        products_of(gdn)->multiply(&args);
     }
     for (int32_t t = 0; t < count; t++) {
         gdn_store_out(gdn, request, first + t, head, s->o + (int64_t)t * width);
@@ -102,10 +126,21 @@ static void write_chunk(const struct gdn *gdn, const struct gdn_request *request
     for (int32_t t = 0; t < last; t++) { /* r as it is left at the chunk's end */
         variant->scale_row(s->v + (int64_t)t * width, s->d[(int64_t)count * GDN_CHUNK + t], width);
     }
+    float keep[MAX_HEAD_SIZE];
     for (int32_t i = 0; i < s->depth; i++) {
-        variant->scale_row(state + (int64_t)i * width, s->e[last], width);
+        keep[i] = s->e[last];
     }
-    variant->f32->gemm(state, width, s->kt, TILE_KEYS, s->v, width, s->depth, width, count, 1);
+    products_of(gdn)->right(&s->r_right, s->v, width, padded, width);
+    args = (struct product_args){.out = state,
+                                 .stride = width,
+                                 .left = &s->kt_left,
+                                 .right = &s->r_right,
+                                 .keep = keep,
+                                 .by = s->ones,
+                                 .m = s->depth,
+                                 .n = width,
+                                 .k = padded};
+    products_of(gdn)->multiply(&args);
 }
 
 /* to[j][i] = from[i][j] for `count` rows of `length` floats, through the engine's packing; rows of
@@ -163,6 +198,9 @@ void gdn_run_chunks(const struct gdn *gdn, const struct gdn_request *request, in
     int64_t state_floats = (int64_t)s->depth * s->width;
     int32_t size = gdn->desc->chunk_size;
     size = size > 0 && size < GDN_CHUNK ? size : GDN_CHUNK;
+    for (int32_t i = 0; i < MAX_HEAD_SIZE; i++) {
+        s->ones[i] = 1.0f;
+    }
     memset(s->d, 0, (1 + GDN_CHUNK) * GDN_CHUNK * sizeof(float));
     memset(s->by_r, 0, GDN_CHUNK * GDN_CHUNK * sizeof(float));
     memset(s->by_q, 0, GDN_CHUNK * GDN_CHUNK * sizeof(float));

@@ -69,15 +69,125 @@ static void delta_decays(const struct decays_args *args, int32_t t)
     args->by_q[row + t] = args->qk[row + t];
 }
 
-/* r = beta (r - e s) */
-static void delta_residual(float *r, const float *s, float e, float beta, int32_t n)
+static void f32_operand(struct product_operand *operand, const float *rows, int64_t stride,
+                        int32_t m, int32_t k)
 {
-    vf by = vf_set1(beta);
-    vf minus = vf_set1(-e);
-    for (int32_t i = 0; i < n; i += VF_WIDTH) {
-        vf_store(r + i, vf_mul(by, vf_fma(minus, vf_load(s + i), vf_load(r + i))));
+    (void)m;
+    (void)k;
+    operand->data = rows;
+    operand->stride = stride;
+}
+
+/* rows x vectors of the result from (i, j) on */
+INLINE void f32_product_block(const int rows, const int vectors, const struct product_args *args,
+                              int32_t i, int32_t j)
+{
+    const struct product_operand *left = args->left, *right = args->right;
+    vf sum[VF_ROWS][VF_COLUMNS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (int c = 0; c < vectors; c++) {
+            sum[r][c] = vf_set1(0.0f);
+        }
+    }
+    f32_sums(sum, rows, vectors, (const float *)left->data + i * left->stride, left->stride,
+             (const float *)right->data + j, right->stride, args->k);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        float *out = args->out + (i + r) * args->stride + j;
+        vf by = vf_set1(args->by[i + r]);
+        vf keep = vf_set1(args->keep != NULL ? args->keep[i + r] : 0.0f);
+#pragma GCC unroll 8
+        for (int c = 0; c < vectors; c++) {
+            vf x = vf_mul(sum[r][c], by);
+            vf_store(out + c * VF_WIDTH,
+                     args->keep != NULL ? vf_fma(vf_load(out + c * VF_WIDTH), keep, x) : x);
+        }
     }
 }
+
+INLINE void f32_product_rows(const int vectors, const struct product_args *args, int32_t j)
+{
+    int32_t i = args->first, end = i + args->m;
+    for (; i + VF_ROWS <= end; i += VF_ROWS) {
+        f32_product_block(VF_ROWS, vectors, args, i, j);
+    }
+    for (; i + 2 <= end; i += 2) {
+        f32_product_block(2, vectors, args, i, j);
+    }
+    if (i < end) {
+        f32_product_block(1, vectors, args, i, j);
+    }
+}
+
+static void f32_multiply(const struct product_args *args)
+{
+    int32_t j = 0;
+    for (; j + VF_COLUMNS * VF_WIDTH <= args->n; j += VF_COLUMNS * VF_WIDTH) {
+        f32_product_rows(VF_COLUMNS, args, j);
+    }
+    for (; j < args->n; j += VF_WIDTH) {
+        f32_product_rows(1, args, j);
+    }
+}
+
+/* Rows first .. first + rows - 1, which stay in registers until they have met each other. */
+INLINE void solve_block(const int rows, const int vectors, float *x, int32_t n, const float *by,
+                        int64_t stride, int32_t first)
+{
+    vf sum[VF_ROWS][VF_COLUMNS];
+    float *row = x + (int64_t)first * n;
+    by += first * stride;
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 8
+        for (int c = 0; c < vectors; c++) {
+            sum[i][c] = vf_load(row + i * (int64_t)n + c * VF_WIDTH);
+        }
+    }
+    f32_sums(sum, rows, vectors, by, stride, x, n, first);
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 8
+        for (int j = 0; j < i; j++) {
+            vf left = vf_set1(by[i * stride + first + j]);
+#pragma GCC unroll 8
+            for (int c = 0; c < vectors; c++) {
+                sum[i][c] = vf_fma(left, sum[j][c], sum[i][c]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int c = 0; c < vectors; c++) {
+            vf_store(row + i * (int64_t)n + c * VF_WIDTH, sum[i][c]);
+        }
+    }
+}
+
+INLINE void solve_columns(const int vectors, float *x, int32_t n, const float *by, int64_t stride,
+                          int32_t count)
+{
+    int32_t first = 0;
+    for (; first + VF_ROWS <= count; first += VF_ROWS) {
+        solve_block(VF_ROWS, vectors, x, n, by, stride, first);
+    }
+    for (; first < count; first++) {
+        solve_block(1, vectors, x, n, by, stride, first);
+    }
+}
+
+static void delta_solve(float *x, int32_t n, const float *by, int64_t stride, int32_t count)
+{
+    int32_t j = 0;
+    for (; j + VF_COLUMNS * VF_WIDTH <= n; j += VF_COLUMNS * VF_WIDTH) {
+        solve_columns(VF_COLUMNS, x + j, n, by, stride, count);
+    }
+    for (; j < n; j += VF_WIDTH) {
+        solve_columns(1, x + j, n, by, stride, count);
+    }
+}
+
+static const struct product_engine f32_products = {f32_operand, f32_operand, f32_multiply};
 
 static float delta_dot(const float *a, const float *b, int32_t n)
 {
@@ -132,7 +242,7 @@ static void delta_step(const struct delta_args *args)
 
 static const struct delta_engine delta_operations = {.convolve = delta_convolve,
                                                      .decays = delta_decays,
-                                                     .residual = delta_residual,
+                                                     .solve = delta_solve,
                                                      .dot = delta_dot,
                                                      .step = delta_step};
 

@@ -13,18 +13,10 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* rows x vectors of c; both are constants where this is inlined */
-INLINE void f32_block(const int rows, const int vectors, float *c, int64_t ldc, const float *a,
-                      int64_t lda, const float *b, int64_t ldb, int32_t k, int accumulate)
+/* sum += a b of rows x vectors; both are constants where this is inlined */
+INLINE void f32_sums(vf (*sum)[VF_COLUMNS], const int rows, const int vectors, const float *a,
+                     int64_t lda, const float *b, int64_t ldb, int32_t k)
 {
-    vf sum[VF_ROWS][VF_COLUMNS];
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++) {
-#pragma GCC unroll 8
-        for (int j = 0; j < vectors; j++) {
-            sum[i][j] = accumulate ? vf_load(c + i * ldc + j * VF_WIDTH) : vf_set1(0.0f);
-        }
-    }
     for (int32_t p = 0; p < k; p++) {
         vf column[VF_COLUMNS];
 #pragma GCC unroll 8
@@ -40,6 +32,20 @@ INLINE void f32_block(const int rows, const int vectors, float *c, int64_t ldc, 
             }
         }
     }
+}
+
+INLINE void f32_block(const int rows, const int vectors, float *c, int64_t ldc, const float *a,
+                      int64_t lda, const float *b, int64_t ldb, int32_t k, int accumulate)
+{
+    vf sum[VF_ROWS][VF_COLUMNS];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 8
+        for (int j = 0; j < vectors; j++) {
+            sum[i][j] = accumulate ? vf_load(c + i * ldc + j * VF_WIDTH) : vf_set1(0.0f);
+        }
+    }
+    f32_sums(sum, rows, vectors, a, lda, b, ldb, k);
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++) {
 #pragma GCC unroll 8
@@ -318,7 +324,8 @@ DEFINE_STORE(f32_to_bf16_row, uint16_t, vf_store_bf16, f32_to_bf16)
 #define ROW_OPERATIONS                                                                             \
     .terms = row_terms, .scale_row = row_scale, .hadamard = row_hadamard, .nibbles = row_nibbles,  \
     .add_scaled = row_add_scaled, .store = {f32_to_f32_row, f32_to_f16_row, f32_to_bf16_row},      \
-    .delta = &delta_operations, .codes = &code_operations, .blocks = block_operations
+    .delta = &delta_operations, .products = &f32_products, .codes = &code_operations,              \
+    .blocks = block_operations
 
 #include "block_codes.h"
 #include "codes_write.h"

@@ -264,13 +264,129 @@ void test_decays(void **state)
             check_near(by_q[at], j <= t ? by * qk[at] : 0, 1e-6, "by_q", t, j);
         }
     }
-    fill(row, 96, 1.0f);
-    fill(other, 96, 1.0f);
-    for (int32_t i = 0; i < 96; i++) {
-        wanted[i] = 0.75 * (row[i] - 0.25 * (double)other[i]);
+}
+
+/* Products against sums in double: by `step` of the norms of a row and a column. */
+static void check_products(const struct product_engine *products, double step, const char *name)
+{
+    enum { ROWS = 75, COLUMNS = 160, DEPTH = 128 };
+    static float left[ROWS * DEPTH], right[DEPTH * COLUMNS], out[ROWS * COLUMNS];
+    static float old[ROWS * COLUMNS], keep[ROWS], by[ROWS];
+    static _Alignas(64) float left_memory[96 * DEPTH], right_memory[DEPTH * COLUMNS];
+    for (int32_t time = 0; time < 12; time++) {
+        struct product_operand a = {.memory = left_memory}, b = {.memory = right_memory};
+        int32_t m = 1 + (int32_t)draw(ROWS), n = 32 * (1 + (int32_t)draw(COLUMNS / 32));
+        int32_t k = 32 * (1 + (int32_t)draw(DEPTH / 32));
+        int32_t first = m > 40 && draw(2) ? 32 : 0, deep = k > 64 && draw(2) ? 64 : k;
+        struct product_args args = {.out = out,
+                                    .stride = COLUMNS,
+                                    .left = &a,
+                                    .right = &b,
+                                    .keep = draw(2) ? keep : NULL,
+                                    .by = by,
+                                    .first = first,
+                                    .m = m - first,
+                                    .n = n,
+                                    .k = deep};
+        for (int32_t i = 0; i < m; i++) {
+            fill(left + i * DEPTH, k, ldexpf(1.0f, (int)draw(20) - 10));
+        }
+        fill(right, k * COLUMNS, 1.0f);
+        for (int32_t p = 0; p < k && time % 3 == 0; p++) {
+            left[p] = p == 5 ? 1.0f : 0.0f; /* the largest that a norm allows */
+            left[DEPTH + p] = 0.0f;
+            right[p * COLUMNS + 3] = p == 5 ? -2.0f : 0.0f;
+            right[p * COLUMNS + 4] = 0.0f;
+        }
+        fill(old, ROWS * COLUMNS, 1.0f);
+        memcpy(out, old, sizeof out);
+        fill(keep, m, 1.0f);
+        fill(by, m, 2.0f);
+        right[7] = time == 11 && deep == k ? NAN : right[7];
+        products->left(&a, left, DEPTH, m, k);
+        products->right(&b, right, COLUMNS, k, n);
+        products->multiply(&args);
+        for (int32_t i = 0; i < ROWS; i++) {
+            for (int32_t j = 0; j < COLUMNS; j++) {
+                double sum = 0, of_left = 0, of_right = 0, kept = old[i * COLUMNS + j];
+                for (int32_t p = 0; p < k; p++) { /* norms are of whole rows */
+                    double x = left[i * DEPTH + p], y = right[p * COLUMNS + j];
+                    sum += p < deep ? x * y : 0;
+                    of_left += x * x;
+                    of_right += y * y;
+                }
+                bool written = i >= first && i < m && j < n;
+                kept *= !written ? 1 : args.keep != NULL ? keep[i] : 0;
+                double bound = step * sqrt(of_left) * sqrt(of_right) * fabs(by[i]);
+                check_near(out[i * COLUMNS + j], kept + (written ? by[i] * sum : 0),
+                           written ? bound + 1e-6 * fabs(kept) : 0, name, i, j);
+            }
+        }
     }
-    variant->delta->residual(row, other, 0.25f, 0.75f, 96);
-    check_row(96, 1e-6, 1e-6, "residual");
+}
+
+/* Times a chunk's products with a state: 64 x 128 x 128, and its right operand made. */
+static void bench_products(const struct product_engine *products, const char *name)
+{
+    enum { ROWS = 64, SIZE = 128 };
+    static float left[ROWS * SIZE], right[SIZE * SIZE], out[ROWS * SIZE], ones[ROWS];
+    static _Alignas(64) float left_memory[ROWS * SIZE], right_memory[SIZE * SIZE];
+    struct product_operand a = {.memory = left_memory}, b = {.memory = right_memory};
+    const struct product_args args = {.out = out,
+                                      .stride = SIZE,
+                                      .left = &a,
+                                      .right = &b,
+                                      .keep = ones,
+                                      .by = ones,
+                                      .m = ROWS,
+                                      .n = SIZE,
+                                      .k = SIZE};
+    fill(left, ROWS * SIZE, 1.0f);
+    fill(right, SIZE * SIZE, 1.0f);
+    products->left(&a, left, SIZE, ROWS, SIZE);
+    BENCH(name, products->right(&b, right, SIZE, SIZE, SIZE); products->multiply(&args))
+}
+
+/* Rows against a solution in double, over what the triangle above the diagonal must not add. */
+static void check_solve(void)
+{
+    enum { ROWS = 64, COLUMNS = 160 };
+    static float x[ROWS * COLUMNS], by[ROWS * ROWS];
+    static double exact[ROWS * COLUMNS];
+    int32_t count = 1 + (int32_t)draw(ROWS), n = COLUMN_MULTIPLE * (1 + (int32_t)draw(5));
+    fill(x, ROWS * COLUMNS, 1.0f);
+    fill(by, ROWS * ROWS, 0.2f);
+    for (int32_t t = 0; t < count; t++) {
+        for (int32_t j = t; j < ROWS; j++) {
+            by[t * ROWS + j] = NAN;
+        }
+        for (int32_t c = 0; c < n; c++) {
+            exact[t * n + c] = x[t * n + c];
+            for (int32_t j = 0; j < t; j++) {
+                exact[t * n + c] += (double)by[t * ROWS + j] * exact[j * n + c];
+            }
+        }
+    }
+    variant->delta->solve(x, n, by, ROWS, count);
+    for (int32_t t = 0; t < count; t++) {
+        for (int32_t c = 0; c < n; c++) {
+            check_near(x[t * n + c], exact[t * n + c], 2e-5, "solution", t, c);
+        }
+    }
+}
+
+void test_products(void **state)
+{
+    (void)state;
+    for (int32_t time = 0; time < 12; time++) {
+        check_solve();
+    }
+    check_products(variant->products, 1e-6, "products");
+    bench_products(variant->products, "products 64 x 128 x 128");
+    if (variant->split_products != NULL) {
+        check_products(variant->split_products, 4e-5, "split products");
+        bench_products(variant->split_products, "split products 64 x 128 x 128");
+    }
 }
 
 /* The nearest code of a format: two codes equally near are both right only if the even one is. */
