@@ -28,7 +28,13 @@ change() {
 }
 
 change 's/j < position - l->window_left/j <= position - l->window_left/'
-"$check" "$root/attn_wrong.so" --filter 'attend.*' >"$root/out" 2>&1 && failed=1
+"$check" "$root/attn_wrong.so" --filter 'attend.*' --junit "$root/xml" >"$root/out" 2>&1 && failed=1
+line=$(grep '^<testsuite name="example"' "$root/xml")
+[ "$line" = "<testsuite name=\"example\" tests=\"$(grep -c '<testcase ' "$root/xml")\" failures=\"$(grep -c '<failure ' "$root/xml")\" skipped=\"$(grep -c '<skipped ' "$root/xml")\">" ] || {
+    echo "junit: $line"
+    failed=1
+}
+grep -q '"><failure message="[^"]*allowed error' "$root/xml" || { echo 'junit: no failure with its message'; failed=1; }
 expect '^all [0-9]* failed attends have window, as [0-9]* of the [0-9]* others$'
 expect "^the first in a debugger: gdb --args attn-check $root/attn_wrong.so --full --seed 1 --filter 'attend\."
 repeat=$(sed -n "s/^the first in a debugger.*--filter '\(.*\)'$/\1/p" "$root/out")

@@ -53,6 +53,31 @@ static void test_values(void **state)
     bad.shape = few;
     f.io.k = &bad;
     refuse(&f, run(&f), "k", "k is [30, 2, 32]; [31 or more, 2, 32] is needed");
+    bad.shape = shape;
+    refuse(&f, run(&f), "k", "k is [31, 3, 32]; [31 or more, 2, 32] is needed");
+    fixture_finish(&f);
+}
+
+/* Keys that nothing says where to write, whatever their shape: the attend would read stale ones. */
+static void test_keys_without_slots(void **state)
+{
+    struct fixture f;
+    int64_t other_heads[] = {31, 3, 32};
+    (void)state;
+    init(&f, NULL, false);
+    f.batch.num_slots = 0;
+    f.batch.slot_mapping = NULL;
+    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    refuse(&f, run(&f), "slot_mapping", "brings k and the batch has no slots (num_slots 0)");
+    struct attn_tensor bad = f.tensors[1];
+    bad.shape = other_heads;
+    f.io.k = &bad;
+    refuse(&f, run(&f), "slot_mapping", "brings k and the batch has no slots (num_slots 0)");
+    f.io.flags = ATTN_RUN_NO_WRITE;
+    assert_int_equal(run(&f), ATTN_OK);
+    f.io.flags = 0;
+    f.io.k = f.io.v = NULL;
+    assert_int_equal(run(&f), ATTN_OK);
     fixture_finish(&f);
 }
 
@@ -190,8 +215,9 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),          cmocka_unit_test(test_flags),
-        cmocka_unit_test(test_backend_options), cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_odd_address),     cmocka_unit_test(test_threads)};
+        cmocka_unit_test(test_values),  cmocka_unit_test(test_keys_without_slots),
+        cmocka_unit_test(test_flags),   cmocka_unit_test(test_backend_options),
+        cmocka_unit_test(test_lengths), cmocka_unit_test(test_odd_address),
+        cmocka_unit_test(test_threads)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
