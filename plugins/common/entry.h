@@ -5,6 +5,7 @@
 #include <attn/plugin.h>
 
 #include "common/tensors.h"
+#include "plugin_version.h"
 
 /* The bit of a code in a mask of struct attn_backend_caps. */
 #define BIT(code) (UINT64_C(1) << (code))
@@ -44,7 +45,7 @@ static inline attn_status plugin_answer(const struct attn_plugin *table, uint32_
         .struct_size = sizeof plugin_table,                                                        \
         .abi_version = ATTN_ABI_VERSION,                                                           \
         .name = (name_),                                                                           \
-        .version = "0.1.0",                                                                        \
+        .version = PLUGIN_VERSION,                                                                 \
         .vendor = "libattn",                                                                       \
         .probe = (probe_),                                                                         \
         .supports = (supports_),                                                                   \

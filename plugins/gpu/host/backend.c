@@ -37,7 +37,7 @@ const struct attn_backend_caps gpu_caps = {
     .next = &mla_caps.ext,
     .name = "",
     .variant = "",
-    .version = "0.1.0",
+    .version = PLUGIN_VERSION,
     .vendor = "libattn",
     .kernels = ATTN_KERNEL_ATTEND | ATTN_KERNEL_WRITE_KV | ATTN_KERNEL_MERGE_STATES |
                ATTN_KERNEL_ROPE_WRITE_KV | ATTN_KERNEL_GATHER_KV | ATTN_KERNEL_QUANTIZE |
