@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Packages of this checkout, each tried after it was made: a wheel with library, plugins and tools inside, Debian packages
 # (library, one for each plugin, dev, tools), and a source archive from which the core builds and passes its tests.
-# The version is meson.build's. Everything lies under build/package; what was made is printed last.
+# The version is meson.build's. Everything lies under build/package ($PACKAGE_WORK); what was made is printed last. The tests
+# package_deb and python_wheel run it with few options; dist is for releases.
 # usage: tools/package.sh wheel|deb|dist [meson options, such as -Dcuda-flash=disabled]
 set -eu
 cd "$(dirname "$0")/.."
-source=$PWD work=$PWD/build/package
+source=$PWD work=${PACKAGE_WORK:-$PWD/build/package}
 what=${1:-}
 case $what in wheel | deb | dist) shift ;; *) sed -n 's/^# usage: //p' "$0" >&2; exit 2 ;; esac
 version=$(meson introspect meson.build --projectinfo 2>/dev/null | sed 's/.*"version": "\([^"]*\)".*/\1/')
@@ -36,7 +37,7 @@ clean() {
 }
 
 wheel() {
-    python=$source/build/venv/bin/python
+    python=${PACKAGE_PYTHON:-$source/build/venv/bin/python}
     if [ ! -x "$python" ]; then
         python3 -m venv "$work/venv"
         python=$work/venv/bin/python

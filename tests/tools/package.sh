@@ -1,0 +1,17 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# tools/package.sh makes its packages of the core, cpu_ref and the tools, unoptimized, and tries them. The source archive is
+# not made here: it is what git has, which CI builds.
+# usage: package.sh BUILD wheel|deb
+set -eu
+build=$1 what=$2
+cd "$(dirname "$0")/../.."
+if [ "$what" = wheel ]; then
+    [ -e "$build/venv/.complete" ] || { echo "skipped: $build/venv is not there; tools/test.sh makes it"; exit 77; }
+elif ! command -v dpkg-shlibdeps >/dev/null; then
+    echo "skipped: no dpkg-dev"
+    exit 77
+fi
+unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_LOG ATTN_VALIDATE
+PACKAGE_WORK=$build/package PACKAGE_PYTHON=$build/venv/bin/python exec sh tools/package.sh "$what" -Dcpu-simd=disabled \
+    -Dcuda-flash=disabled -Dhip=disabled -Dlevel-zero=disabled -Dnccl=disabled -Dmpi=disabled -Doptimization=0 -Ddebug=false
