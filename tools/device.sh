@@ -4,12 +4,14 @@
 # recording, the examples, the Python client and attn-bench, what goes wrong, and attn-check with fresh random inputs;
 # then it times the kernels. A line for each check on stdout, and the end of the output of those that failed on stderr.
 # The last line counts: `N passed, N failed, N skipped`. Exit 0 only if none failed.
-# usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer|--smoke] [SECONDS_OF_SOAK]
-#   --newcomer leaves attn-check, the soak and the timing out; --smoke is one small check of each kind
+# usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer|--kernels|--smoke] [SECONDS_OF_SOAK]
+#   --newcomer leaves attn-check, the soak and the timing out; --kernels does these alone, attn-check --quick and layers
+#   of no request's neighbours side by side; --smoke is one small check of each kind
+# BUILD_DIR may be what tools/device_pack.sh made on another machine. Logs of all checks are kept in $OUT, where that is set.
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
-backend=${1:?usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer|--smoke] [SECONDS_OF_SOAK]}
-build=${2:-$here/build-$backend}
+backend=${1:?usage: tools/device.sh BACKEND [BUILD_DIR] [--quick|--full|--newcomer|--kernels|--smoke] [SECONDS_OF_SOAK]}
+build=$(realpath -m "${2:-$here/build-$backend}")
 how=${3:---full}
 seconds=${4:-10}
 seed=$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
@@ -17,6 +19,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$here" || exit 1
 . tools/lib/demo.sh
+. tools/lib/device.sh
 passed=0 failed=0 skipped=0
 
 # Counts one result: pass|fail|skip NAME [LOG]
@@ -33,12 +36,18 @@ count() {
     echo "$1  $2"
 }
 
+# keep NAME: the last check's output
+keep() {
+    [ -z "${OUT:-}" ] || { echo "== $1"; cat "$work/log"; } >>"$OUT/device.txt"
+}
+
 # A command that has to succeed: check NAME COMMAND...
 check() {
     name=$1
     shift
     status=0
     "$@" >"$work/log" 2>&1 || status=$?
+    keep "$name"
     case $status in 0) count pass "$name" ;; 77) count skip "$name" ;; *) count fail "$name (status $status)" "$work/log" ;; esac
 }
 
@@ -48,6 +57,7 @@ refuses() {
     shift 3
     status=0
     "$@" >"$work/log" 2>&1 || status=$?
+    keep "$name"
     if [ $status -eq "$wanted" ] && grep -q -- "$text" "$work/log"; then
         count pass "$name"
     else
@@ -65,20 +75,25 @@ prepare_cuda_flash() {
 }
 
 kernels_cuda_flash() {
-    for tool in bench soak; do
-        nvcc -std=c++17 -O2 -I "$here/abi" -I "$here/plugins" "-gencode=arch=compute_$arch,code=sm_$arch" \
-            "$here/tests/cuda_flash/$tool.cu" -o "$build/cuda_flash_$tool" -ldl || exit 1
-    done
-    cc -std=c11 -D_POSIX_C_SOURCE=200809L -I "$here/abi" "$here/tests/cuda_flash/context.c" \
-        -o "$build/cuda_flash_context" -ldl || exit 1
+    cuda_programs "$here" "$build" || exit 1
     check "contexts" "$build/cuda_flash_context" "$plugin"
     check "soak, $seconds s" "$build/cuda_flash_soak" "$plugin" "$build/plugins/cpu_ref/attn_cpu_ref.so" "$seconds" "$seed"
+    if python3 -c 'import torch' 2>/dev/null; then
+        for what in alone check; do
+            check "prefill.py --$what" python3 "$here/tests/cuda_flash/prefill.py" "$build/cuda_flash_cell.so" "$plugin" \
+                --seed "$seed" "--$what"
+        done
+    else
+        count skip "prefill against float32: PyTorch computes it"
+    fi
 }
 
 time_cuda_flash() {
     "$build/cuda_flash_bench" "$plugin" || count fail "timing" /dev/null
     if python3 -c 'import torch' 2>/dev/null; then
         python3 "$here/tests/cuda_flash/peers.py" || count fail "peers" /dev/null
+        python3 "$here/tests/cuda_flash/prefill.py" "$build/cuda_flash_cell.so" "$plugin" --rounds 3 --time \
+            "causal 8192+invariant, causal 8192+soft cap, causal 8192+ALiBi, causal 8192" || count fail "prefill's times" /dev/null
     fi
 }
 
@@ -116,7 +131,12 @@ hip) prepare_hip ;;
     exit 2
     ;;
 esac
-ninja -C "$build" >"$work/build" 2>&1 || { tail -n 30 "$work/build" >&2; exit 1; }
+if [ -s "$build/build.ninja" ] || [ ! -f "$build/build.ninja" ]; then
+    ninja -C "$build" >"$work/build" 2>&1 || { tail -n 30 "$work/build" >&2; exit 1; }
+else # packed
+    LD_LIBRARY_PATH=$build/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    export LD_LIBRARY_PATH
+fi
 plugin=$build/plugins/$backend/attn_$backend.so
 unset ATTN_BACKEND ATTN_PLUGIN_PATH ATTN_VALIDATE
 ATTN_CACHE_DIR=$work/cache
@@ -210,9 +230,26 @@ clients() {
     cp "$work/log" "${OUT:-$work}/attn_bench.txt"
 }
 
-if [ "$how" = --smoke ]; then
-    smoke
-fi
+# attn-check's own way to ask whether a request's bits depend on its neighbours, next to all else
+kernels() {
+    "$build/tools/attn-check" "$backend" --full --seed "$seed" --filter 'attend.*.alone' >"$work/alone" 2>&1 &
+    alone=$!
+    check "attn-check --quick --seed $seed" "$build/tools/attn-check" "$backend" --quick --seed "$seed"
+    status=0
+    wait $alone || status=$?
+    check "attn-check --full --filter 'attend.*.alone' --seed $seed" sh -c "cat '$work/alone'; exit $status"
+    "kernels_$backend"
+    "time_$backend"
+}
+
+case $how in
+--smoke) smoke ;;
+--kernels)
+    kernels
+    echo "$passed passed, $failed failed, $skipped skipped"
+    exit $((failed > 0))
+    ;;
+esac
 if [ -x "$run" ]; then
     newcomer
     wrong

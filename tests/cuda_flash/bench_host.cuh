@@ -79,14 +79,14 @@ static void time_host()
     batch.block_table_stride = per_req, batch.block_table_rows = reqs;
     struct attn_limits limits = {sizeof limits, nullptr, reqs,    tokens,
                                  longest_query, longest, per_req, 0};
-    struct attn_prepare_args prepared = {sizeof prepared};
-    prepared.instance = instance, prepared.layer = &layer, prepared.params = &params;
+    struct attn_prepare_args prepare = {sizeof prepare};
+    prepare.instance = instance, prepare.layer = &layer, prepare.params = &params;
     struct attn_schedule_size_args sized = {sizeof sized};
     sized.instance = instance, sized.limits = &limits;
     struct attn_schedule_size size = {sizeof size};
     attn_prepared *prepared;
-    MUST(kernels->prepare(&prepared, &state, nullptr));
-    sized.prepared = state;
+    MUST(kernels->prepare(&prepare, &prepared, nullptr));
+    sized.prepared = prepared;
     MUST(kernels->schedule_size(&sized, &size, nullptr));
     std::vector<char> plan(size.host_bytes);
     void *workspace;
@@ -103,7 +103,7 @@ static void time_host()
     struct attn_tensor tq = tensor(q, shape, ATTN_CODE_BFLOAT, 16);
     struct attn_tensor to = tensor(out, shape, ATTN_CODE_BFLOAT, 16);
     struct attn_attend_args args = {sizeof args};
-    args.instance = instance, args.prepared = state, args.layer = &layer, args.params = &params;
+    args.instance = instance, args.prepared = prepared, args.layer = &layer, args.params = &params;
     args.batch = &batch, args.schedule_host = plan.data(), args.workspace = workspace;
     args.stream = stream, args.q = &tq, args.out = &to;
     args.k_cache = &views[0], args.v_cache = &views[1];
@@ -126,7 +126,7 @@ static void time_host()
     printf("| host: plan, 256 mixed requests | %.2f us | | |\n", planned * 1e-3);
     printf("| host: attend, 256 mixed requests | %.2f us | %.2f, %.2f us beyond those | |\n",
            attended * 1e-3, (attended - launch) * 1e-3, (attended - empty) * 1e-3);
-    kernels->release(instance, state);
+    kernels->release(instance, prepared);
     cudaFree(workspace), cudaFree(q), cudaFree(out);
 }
 

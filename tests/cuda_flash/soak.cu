@@ -443,22 +443,22 @@ static bool run_case(const side &gpu, const side &cpu, soak_case &c, twin &m, gp
     }
     struct attn_limits limits = {sizeof limits, nullptr,   c.reqs,    c.tokens,
                                  c.most_query,  c.longest, c.per_req, 0};
-    struct attn_prepare_args prepared = {sizeof prepared};
-    prepared.instance = gpu.instance, prepared.layer = &c.layer, prepared.params = &ours.params;
-    prepared.k_cache = ours.attend.k_cache, prepared.v_cache = ours.attend.v_cache;
-    prepared.phase = ours.attend.phase;
+    struct attn_prepare_args prepare = {sizeof prepare};
+    prepare.instance = gpu.instance, prepare.layer = &c.layer, prepare.params = &ours.params;
+    prepare.k_cache = ours.attend.k_cache, prepare.v_cache = ours.attend.v_cache;
+    prepare.phase = ours.attend.phase;
     struct attn_schedule_size size = {sizeof size};
     attn_prepared *prepared;
-    MUST(gpu.kernels->prepare(&prepared, &state, &failure));
+    MUST(gpu.kernels->prepare(&prepare, &prepared, &failure));
     struct attn_schedule_size_args sized = {sizeof sized};
-    sized.instance = gpu.instance, sized.prepared = state, sized.limits = &limits;
+    sized.instance = gpu.instance, sized.prepared = prepared, sized.limits = &limits;
     MUST(gpu.kernels->schedule_size(&sized, &size, &failure));
     if (size.device_bytes > g.bytes) {
         printf("a workspace of %zu bytes\n", size.device_bytes);
         return false;
     }
     std::vector<char> plan(size.host_bytes);
-    ours.attend.prepared = state, ours.attend.schedule_host = plan.data();
+    ours.attend.prepared = prepared, ours.attend.schedule_host = plan.data();
     ours.attend.workspace = g.workspace;
     struct attn_attend_args planned = ours.attend;
     planned.q = planned.out = planned.lse = nullptr;
@@ -501,7 +501,7 @@ static bool run_case(const side &gpu, const side &cpu, soak_case &c, twin &m, gp
     }
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
-    gpu.kernels->release(gpu.instance, state);
+    gpu.kernels->release(gpu.instance, prepared);
     return ok;
 }
 
