@@ -4,8 +4,8 @@
 
 #include <attn/plugin.h>
 
-#include "common/plugin_version.h"
 #include "common/tensors.h"
+#include "plugin_version.h"
 
 /* The bit of a code in a mask of struct attn_backend_caps. */
 #define BIT(code) (UINT64_C(1) << (code))

@@ -81,9 +81,12 @@ static int32_t padded_size(const struct gpu_problem *problem)
 
 /* How many CTAs, at most the plan's, with how many stages each multiprocessor holds; the sizes are
  * those of `shape` in sm80_produce.cuh. False: not two stages of one. */
-static bool fit_stages(const struct gpu_device *device, const struct gpu_params *p, int32_t *ctas,
-                       int32_t *stages)
+static bool fit_stages(const struct attn_attend_args *args, const struct gpu_params *p,
+                       int32_t *ctas, int32_t *stages)
 {
+    const struct gpu_device *device = &args->instance->device;
+    const struct schedule_host *plan = args->schedule_host;
+    int32_t sms = device->num_sms - plan->prefill_sms;
     int32_t kind = kind_of(p), d = padded_size(&p->problem), tile = p->schedule.tile;
     bool split = p->schedule.tile_rows == 16;
     int32_t q_element = kind == KIND_F32 ? 4 : 2;
@@ -94,7 +97,7 @@ static bool fit_stages(const struct gpu_device *device, const struct gpu_params 
     int32_t stage = both + (scales > tail ? scales : tail);
     int32_t fixed = SM80_FIXED_SMEM + (kind >= KIND_E4M3 ? SM80_TERMS_SMEM : 0) +
                     (split ? (kind == KIND_INT4 ? 3 : 2) * 16 : 64) * d * q_element;
-    for (int32_t of_sm = p->schedule.ctas / device->num_sms; of_sm > 0; of_sm--) {
+    for (int32_t of_sm = p->schedule.ctas / sms; of_sm > 0; of_sm--) {
         int32_t room = device->smem_of_sm / of_sm - 1024;
         room = room < device->smem_of_cta ? room : device->smem_of_cta;
         int32_t fitting = (room - fixed) / stage;
@@ -104,7 +107,7 @@ static bool fit_stages(const struct gpu_device *device, const struct gpu_params 
                    : most < 2                                                      ? 2
                                                                                    : most;
             *stages = fitting < most ? fitting : most;
-            *ctas = device->num_sms * of_sm;
+            *ctas = sms * of_sm;
             return true;
         }
     }
@@ -162,7 +165,7 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
     bool walks = kind >= KIND_INT4 ? serves_codes(p, kind) : serves_rows(args, p, kind);
     return walks &&
            p->schedule.tile == tile_of(args->prepared, kind >= KIND_E4M3, p->schedule.tile_rows) &&
-           fit_stages(&args->instance->device, p, &ctas, &stages);
+           fit_stages(args, p, &ctas, &stages);
 }
 
 /* A map of `rows` slots of `blocks` blocks in boxes of box_rows, a row at most 128 bytes each. An
@@ -286,7 +289,7 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     /* the order of its sums is another: in a batch-invariant layer the batch may not decide */
     a.few = (kind >= KIND_E4M3 || kind == KIND_F32) && p->schedule.tile_rows == 16 &&
             plan->request_rows <= FEW_ROWS && !args->prepared->invariant;
-    if (!fit_stages(device, p, &a.p.schedule.ctas, &a.stages)) {
+    if (!fit_stages(args, p, &a.p.schedule.ctas, &a.stages)) {
         return "shared memory is too small";
     }
     if (kind >= KIND_INT4) {

@@ -36,6 +36,15 @@ template <int KIND> static __device__ __forceinline__ float number_at(const char
     return __half2float(((const __half *)row)[d]);
 }
 
+/* Of a query or key. */
+template <class S> static __device__ __forceinline__ float key_number(const char *row, int32_t d)
+{
+    if constexpr (S::fp8) {
+        return float_of_fp8(false, ((const uint8_t *)row)[d]);
+    }
+    return number_at<S::kind>(row, d);
+}
+
 template <int KIND> static __device__ __forceinline__ void put_number(char *row, int32_t d, float x)
 {
     if constexpr (KIND == KIND_BF16) {
@@ -46,10 +55,13 @@ template <int KIND> static __device__ __forceinline__ void put_number(char *row,
 }
 
 /* Where K or V of a key lies. */
-static __device__ __forceinline__ const char *row_of_key(const gpu_params &p, const gpu_cache &c,
-                                                         const prefill_item &item, int32_t j)
+template <class S>
+static __device__ __forceinline__ const char *
+row_of_key(const prefill_params &a, const gpu_cache &c, const prefill_item &item, int32_t j)
 {
-    const char *at = c.data + item.head * c.head;
+    const gpu_params &p = a.p;
+    int32_t head = S::scales == PREFILL_UNSCALED ? item.head : item.head - a.first_head;
+    const char *at = c.data + head * c.head;
     if (!p.problem.paged) {
         return at + (item.row_tile.key_start + j) * c.block;
     }
@@ -105,11 +117,16 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
         for (int32_t base = v.first; base <= v.last; base += 32) {
             float x = -INFINITY;
             if (base + lane <= v.last) {
-                const char *k = row_of_key(p, p.k, item, base + lane);
+                const char *k = row_of_key<S>(a, p.k, item, base + lane);
                 float product = 0.0f;
 #pragma unroll 1
                 for (int32_t d = 0; d < p.problem.head_size; d++) {
-                    product += number_at<S::kind>(q, d) * number_at<S::kind>(k, d);
+                    product += key_number<S>(q, d) * key_number<S>(k, d);
+                }
+                if (S::by_head) {
+                    product *= item.scale;
+                } else if (S::scales == PREFILL_BY_KEY) {
+                    product *= key_scales_of(a, item)[base + lane];
                 }
                 x = score_of(p, item, index, v.position, slope, product, base + lane);
             }
@@ -131,7 +148,7 @@ static __device__ __forceinline__ void exact_row(const prefill_params &a, const 
                 if (w == 0.0f) {
                     continue;
                 }
-                const char *value = row_of_key(p, p.v, item, base + t);
+                const char *value = row_of_key<S>(a, p.v, item, base + t);
 #pragma unroll
                 for (int i = 0; i < own; i++) {
                     int32_t d = first + lane + 32 * i;

@@ -15,7 +15,8 @@ struct order_memory {
     int32_t starts[PREFILL_KEYS];
 };
 
-/* Sums of the requests' lengths, where they have row tiles; all of them is returned. */
+/* Sums of the requests' lengths, where they have row tiles, those of copies in whole tiles; all of
+ * them is returned. */
 GPU_DEVICE int32_t sum_lengths(const prefill_params &a, int32_t row_tiles, int32_t *warps)
 {
     int32_t total = 0;
@@ -26,11 +27,17 @@ GPU_DEVICE int32_t sum_lengths(const prefill_params &a, int32_t row_tiles, int32
         if (r < p.num_reqs) {
             int32_t end = r + 1 < p.num_reqs ? plan.row_tile_start[r + 1] : row_tiles;
             length = end > plan.row_tile_start[r] ? max(load_request(p, r).length, 0) : 0;
+            if (a.copies) {
+                length = (length + PREFILL_COPY_ROWS - 1) & ~(PREFILL_COPY_ROWS - 1);
+            }
         }
         int32_t before = running_sum(length, &total, warps);
         if (r < p.num_reqs) {
             a.key_sum[r] = before;
         }
+    }
+    if (thread_index() == 0) {
+        a.key_sum[p.num_reqs] = total;
     }
     sync_group();
     return total;
@@ -105,6 +112,9 @@ GPU_DEVICE void order_items(const prefill_params &a, order_memory &memory)
         gpu_row_tile v = plan.row_tiles[tile];
         int32_t at =
             atomic_add(&memory.starts[place_of_item(a, v, head, section_keys, longest)], 1);
+        if (a.copies) {
+            v.key_start = a.key_sum[v.request];
+        }
         prefill_item item = {v.num_tiles, head, v.first_row / p.group};
         item.row_tile = v;
         find_inner(a, item);

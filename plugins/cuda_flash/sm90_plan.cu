@@ -25,8 +25,12 @@ static cudaError_t launch_order(const prefill_params *a, int32_t num_sms, cudaSt
 typedef CUresult CUDAAPI push_fn(CUcontext);
 typedef CUresult CUDAAPI pop_fn(CUcontext *);
 
-static prefill_launcher *const launchers[] = {launch_order, launch_prefill_bf16,
-                                              launch_prefill_f16};
+static prefill_launcher *const launchers[] = {launch_order,
+                                              launch_widen,
+                                              launch_prefill_bf16,
+                                              launch_prefill_f16,
+                                              launch_prefill_copies_bf16,
+                                              launch_prefill_copies_f16};
 
 extern "C" const char *prefill_launch(const struct gpu_device *device, enum prefill_kernel kernel,
                                       const struct prefill_params *params, void *stream)
@@ -44,7 +48,7 @@ extern "C" const char *prefill_launch(const struct gpu_device *device, enum pref
 extern "C" const char *prefill_load(const struct gpu_device *device)
 {
     const char *cause = NULL;
-    for (int kernel = PREFILL_ORDER; kernel <= PREFILL_F16 && cause == NULL; kernel++) {
+    for (int kernel = PREFILL_ORDER; kernel < PREFILL_KERNELS && cause == NULL; kernel++) {
         cause = prefill_launch(device, (enum prefill_kernel)kernel, NULL, NULL);
     }
     return cause;

@@ -7,7 +7,12 @@
 #define MOST_BOXES 32           /* of a tile: a lane has one */
 #define LEAST_PARTS 8           /* of an item, whose CTAs have a multiprocessor each */
 #define LEAST_SCALE 1e-6f       /* of scores that count in raw products */
+#define CLOCKS_OF_TILE 2370     /* 128 rows and keys, D 128 */
+#define CLOCKS_OF_ITEM 3500
+#define BYTES_OF_CLOCK 2500     /* of all multiprocessors' reads */
+#define BYTES_OF_SM 32          /* of one's, at least */
 #define LONG_ITEM 1024          /* keys, from which on an item is worth cutting */
+#define MOST_COPIED (512 << 20) /* bytes of workspace for copies of narrow keys and values */
 
 static size_t round_up(size_t bytes)
 {
@@ -36,6 +41,56 @@ static int32_t box_rows_of(int32_t block_size, int32_t keys)
     return rows < keys ? rows : keys;
 }
 
+/* Whether boxes of a page's rows make a tile. */
+static bool has_boxes(int32_t block_size, int32_t size)
+{
+    int32_t keys = keys_of(size), rows = box_rows_of(block_size, keys);
+    return rows >= 8 && keys / rows * (size / 64) <= MOST_BOXES;
+}
+
+/* Bytes of the copies of a key and its value of one KV head; 0: the layer's caches are walked as
+ * they are, or not at all. Codes of keys have to be exact in the layer's type: those of int4 once
+ * they are turned back have 11 bits. */
+static int64_t copy_bytes(const struct attn_layer_desc *layer, const struct attn_kv_view *view)
+{
+    int32_t own = layer->dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
+    int32_t size = size_of(layer->head_size, layer->head_size_v), of_boxes = size;
+    bool is_short = layer->dtype == ATTN_DTYPE_BF16 || layer->dtype == ATTN_DTYPE_F16;
+    bool served = false;
+    size = size == 192 ? 256 : size; /* copies are padded to that */
+    switch (layer->kv_dtype) {
+    case ATTN_KV_FP8_E4M3:
+    case ATTN_KV_FP8_E5M2:
+    case ATTN_KV_FP8_PER_TOKEN_HEAD:
+    case ATTN_KV_INT8_PER_TOKEN_HEAD:
+    case ATTN_KV_INT8_KV:
+    case ATTN_KV_INT8_K:
+    case ATTN_KV_NVFP4:
+        served = true;
+        break;
+    case ATTN_KV_INT4_PER_TOKEN_HEAD:
+        served = layer->dtype == ATTN_DTYPE_F16 && layer->head_size == size &&
+                 layer->head_size_v == size && size <= 128;
+        break;
+    default:
+        served = (layer->kv_dtype == ATTN_KV_AUTO || layer->kv_dtype == own) && view != NULL &&
+                 !has_boxes(view->block_size, of_boxes);
+        break;
+    }
+    served = served && is_short && (layer->head_size | layer->head_size_v) % 16 == 0 &&
+             layer->head_size <= 256 && layer->head_size_v <= 256;
+    return served ? 2 * size * 2 + (int64_t)sizeof(float) : 0;
+}
+
+/* Whether the cache's rows can be copied: 16 numbers at a time. */
+static bool can_copy(const struct attn_kv_view *view, int32_t kv_dtype)
+{
+    bool nibbles = kv_dtype == ATTN_KV_NVFP4 || kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD;
+    uint64_t bits = (uint64_t)(uintptr_t)view->data | (uint64_t)view->stride_block |
+                    (uint64_t)view->stride_slot | (uint64_t)view->stride_head;
+    return (view->pack == 0 || view->pack >= view->head_size) && bits % (nibbles ? 4 : 16) == 0;
+}
+
 static bool serves(const struct attn_attend_args *args)
 {
     const struct attn_layer_desc *layer = args->layer;
@@ -44,33 +99,70 @@ static bool serves(const struct attn_attend_args *args)
             own = layer->dtype == ATTN_DTYPE_BF16 ? ATTN_KV_BF16 : ATTN_KV_F16;
     bool short_type = layer->dtype == ATTN_DTYPE_BF16 || layer->dtype == ATTN_DTYPE_F16;
     if (device->major != 9 || device->encode_map == NULL || !short_type ||
-        (kv != ATTN_KV_AUTO && kv != own) || layer->q_scale_form != ATTN_SCALE_NONE ||
-        layer->p_scale_form != ATTN_SCALE_NONE || layer->k_scale_form != ATTN_SCALE_NONE ||
-        layer->v_scale_form != ATTN_SCALE_NONE || args->prepared->group > PREFILL_ROWS ||
+        layer->p_scale_form != ATTN_SCALE_NONE || args->prepared->group > PREFILL_ROWS ||
         layer->head_size > 256 || layer->head_size_v > 256) {
+        return false;
+    }
+    if (args->prepared->copy_bytes > 0 && args->k_cache != NULL) {
+        return can_copy(args->k_cache, kv) && can_copy(args->v_cache, kv);
+    }
+    if ((kv != ATTN_KV_AUTO && kv != own) || layer->q_scale_form != ATTN_SCALE_NONE ||
+        layer->k_scale_form != ATTN_SCALE_NONE || layer->v_scale_form != ATTN_SCALE_NONE) {
         return false;
     }
     if (args->k_cache == NULL) {
         return true;
     }
-    int32_t size = size_of(layer->head_size, layer->head_size_v), keys = keys_of(size);
-    int32_t rows = box_rows_of(args->k_cache->block_size, keys);
-    return rows >= 8 && keys / rows * (size / 64) <= MOST_BOXES;
+    return has_boxes(args->k_cache->block_size, size_of(layer->head_size, layer->head_size_v));
 }
 
 /* Items are not cut here: few of many keys would leave multiprocessors idle. */
 static bool pays(const struct attn_attend_args *args)
 {
     const struct attn_batch *batch = args->batch;
+    const struct schedule_host *plan = args->schedule_host;
     const int32_t *start = batch->query_start_loc_host;
     int64_t items = 0;
     for (int32_t r = 0; r < batch->num_reqs; r++) {
         int64_t rows = (int64_t)(start[r + 1] - start[r]) * args->prepared->group;
-        items += rows > GPU_FEW_ROWS ? (rows + PREFILL_ROWS - 1) / PREFILL_ROWS : 0;
+        items += rows > plan->few_rows ? (rows + PREFILL_ROWS - 1) / PREFILL_ROWS : 0;
     }
     items *= args->prepared->num_kv_heads;
     return items > 0 && (items * LEAST_PARTS >= args->instance->device.num_sms ||
                          batch->max_seq_len <= LONG_ITEM);
+}
+
+/* Multiprocessors whose share of CTAs the attend of the other requests does without, since their
+ * keys fill the memory's bandwidth from fewer: prefill begins where it ends first. Clocks of an
+ * H200: a tile and an item's ends, and the bytes of a clock that the memory and one multiprocessor
+ * have at most. */
+static int32_t share_of(const struct attn_attend_args *args)
+{
+    const struct attn_batch *batch = args->batch;
+    const struct attn_prepared *prepared = args->prepared;
+    const struct attn_layer_desc *layer = args->layer;
+    const struct schedule_host *plan = args->schedule_host;
+    const int32_t *start = batch->query_start_loc_host;
+    const int64_t sms = args->instance->device.num_sms;
+    int64_t clocks = 0, bytes = 0; /* of one multiprocessor; of one KV head */
+    if (prepared->copy_bytes > 0 || batch->seq_lens_host == NULL || args->k_cache == NULL) {
+        return 0;
+    }
+    for (int32_t r = 0; r < batch->num_reqs; r++) {
+        int64_t queries = start[r + 1] - start[r], rows = queries * prepared->group;
+        int64_t keys = batch->seq_lens_host[r];
+        if (rows > plan->few_rows) {
+            int64_t items = (rows + PREFILL_ROWS - 1) / PREFILL_ROWS;
+            int64_t seen = layer->causal ? keys - queries / 2 : keys;
+            clocks += items * (CLOCKS_OF_ITEM + (seen + 127) / 128 * CLOCKS_OF_TILE);
+        } else if (rows > 0) {
+            bytes += keys * (layer->head_size + layer->head_size_v) * 2;
+        }
+    }
+    int64_t by_memory = bytes / BYTES_OF_CLOCK, by_sms = clocks + bytes / BYTES_OF_SM;
+    int64_t length = by_memory > by_sms / sms ? by_memory : by_sms / sms;
+    int64_t share = length > 0 ? (clocks + length - 1) / length : 0;
+    return share * 2 <= sms ? (int32_t)share : 0;
 }
 
 struct prefill_layout {
@@ -88,16 +180,83 @@ static struct prefill_layout layout_of_prefill(const struct attn_prepared *prepa
     at.row_tile_start = round_up(sizeof(struct prefill_header));
     at.key_tile_start = at.row_tile_start + round_up((size_t)(reqs + 1) * sizeof(int32_t));
     at.key_sum = at.key_tile_start + round_up((size_t)(row_tiles + 1) * sizeof(int32_t));
-    at.row_tiles = at.key_sum + round_up((size_t)reqs * sizeof(int32_t));
+    at.row_tiles = at.key_sum + round_up((size_t)(reqs + 1) * sizeof(int32_t));
     at.items = at.row_tiles + round_up((size_t)row_tiles * sizeof(struct gpu_row_tile));
     at.room = row_tiles * prepared->num_kv_heads;
     at.end = at.items + round_up((size_t)at.room * sizeof(struct prefill_item));
     return at;
 }
 
-static size_t bytes_of(const struct attn_prepared *prepared, int64_t reqs, int64_t tokens)
+/* Rows of copies for so many requests of so many keys. */
+static int64_t rows_of_copies(int64_t reqs, int64_t keys)
 {
-    return layout_of_prefill(prepared, reqs, tokens).end;
+    return reqs * ((keys + PREFILL_COPY_ROWS - 1) / PREFILL_COPY_ROWS * PREFILL_COPY_ROWS);
+}
+
+/* Requests with so few queries that their rows are few are not among them. */
+static int64_t most_copied(const struct attn_prepared *prepared, int64_t reqs, int64_t tokens)
+{
+    int64_t most = tokens * prepared->group / (prepared->few_rows + 1);
+    return most < reqs ? most : reqs;
+}
+
+/* Copies of as many heads as there is room for, one at least. */
+static size_t bytes_of(const struct attn_prepared *prepared, const struct attn_limits *limits)
+{
+    int64_t reqs = limits->max_num_reqs, tokens = limits->max_num_tokens;
+    int64_t rows = rows_of_copies(most_copied(prepared, reqs, tokens), limits->max_seq_len);
+    int64_t copies = rows * prepared->copy_bytes * prepared->num_kv_heads;
+    return layout_of_prefill(prepared, reqs, tokens).end +
+           round_up((size_t)(copies < MOST_COPIED ? copies : MOST_COPIED));
+}
+
+/* Rows of the copies of a plan's requests, as far as the host knows their lengths. */
+static int64_t count_copied(const struct attn_attend_args *args, int32_t mode)
+{
+    const struct attn_batch *batch = args->batch;
+    const struct attn_prepared *prepared = args->prepared;
+    const int32_t *start = batch->query_start_loc_host;
+    int64_t rows = 0;
+    if (mode != ATTN_PLAN_EAGER || batch->seq_lens_host == NULL) {
+        int64_t longest = batch->max_seq_len;
+        if (mode != ATTN_PLAN_EAGER && args->limits != NULL &&
+            args->limits->max_seq_len > longest) {
+            longest = args->limits->max_seq_len;
+        }
+        return rows_of_copies(most_copied(prepared, batch->num_reqs, batch->num_tokens), longest);
+    }
+    for (int32_t r = 0; r < batch->num_reqs; r++) {
+        bool many = (int64_t)(start[r + 1] - start[r]) * prepared->group > prepared->few_rows;
+        rows += many ? rows_of_copies(1, batch->seq_lens_host[r]) : 0;
+    }
+    return rows;
+}
+
+/* Heads whose copies fit together behind the schedule; < 1: not even those of one. */
+static int64_t heads_at_once(const struct attn_attend_args *args)
+{
+    const struct schedule_host *plan = args->schedule_host;
+    int64_t at = prefill_memory(args) - (char *)args->workspace +
+                 (int64_t)layout_of_prefill(args->prepared, plan->num_reqs, plan->num_tokens).end;
+    int64_t of_head = plan->copied_rows * args->prepared->copy_bytes;
+    int64_t heads = of_head > 0 ? ((int64_t)args->workspace_bytes - at) / of_head : 0;
+    return heads < args->prepared->num_kv_heads ? heads : args->prepared->num_kv_heads;
+}
+
+static bool fits(const struct attn_attend_args *args, int32_t mode)
+{
+    struct schedule_host *plan = args->schedule_host;
+    if (args->prepared->copy_bytes == 0) {
+        return true;
+    }
+    plan->copied_rows = count_copied(args, mode);
+    /* Batch-invariant layers do not change their way with the batch. */
+    bool always = args->prepared->invariant && args->limits != NULL;
+    int64_t most = always ? rows_of_copies(most_copied(args->prepared, args->limits->max_num_reqs,
+                                                       args->limits->max_num_tokens),
+                                           args->limits->max_seq_len)
+                          : 0;
+    return heads_at_once(args) > 0 && most * args->prepared->copy_bytes <= MOST_COPIED;
 }
 
 /* What the plan and the attends after it read alike. */
@@ -109,7 +268,10 @@ static void set_items(struct prefill_params *a, const struct attn_attend_args *a
     a->queries = PREFILL_ROWS / p->problem.group;
     a->group_inverse = (65536 + p->problem.group - 1) / p->problem.group;
     a->size = size_of(p->problem.head_size, p->problem.head_size_v);
+    a->copies = args->prepared->copy_bytes > 0;
+    a->size = a->size == 192 && a->copies ? 256 : a->size;
     a->size_v = a->size == 192 ? 128 : a->size;
+    a->end_head = p->problem.num_kv_heads;
     a->section_keys = SECTION_BYTES / ((p->problem.head_size + p->problem.head_size_v) * 2);
     a->header = (struct prefill_header *)memory;
     a->items = (struct prefill_item *)(memory + at.items);
@@ -216,24 +378,30 @@ static uint64_t bits_of_rows(const struct gpu_tensor *r)
     return (uint64_t)(uintptr_t)r->data | (uint64_t)r->row | (uint64_t)r->head;
 }
 
+static bool map_queries(struct prefill_params *a, const struct attn_attend_args *args)
+{
+    const struct gpu_device *device = &args->instance->device;
+    const struct gpu_params *p = &a->p;
+    /* two numbers of 8 bits are one of TMA's */
+    int32_t of_element = a->scales == PREFILL_IN_FP8 ? 2 : 1;
+    const struct map_shape queries = {
+        .rank = 5,
+        .element = 2,
+        .fetched = 256,
+        .sizes = {(uint64_t)(p->problem.head_size / of_element), (uint64_t)p->problem.num_q_heads,
+                  (uint64_t)args->q->shape[0], 1, 1},
+        .strides = {(uint64_t)p->q.head, (uint64_t)p->q.row, 16, 16},
+        .box = {64, (uint32_t)p->problem.group, (uint32_t)a->queries, 1, 1},
+    };
+    a->query_bytes = a->queries * p->problem.group * a->size * 2 / of_element;
+    return tensor_map_encode(device, p->q.data, &queries, &a->q_map);
+}
+
 static bool map_tensors(struct prefill_params *a, const struct attn_attend_args *args)
 {
     const struct gpu_device *device = &args->instance->device;
     const struct gpu_params *p = &a->p;
     int32_t heads = p->problem.num_kv_heads, keys = p->schedule.tile;
-    const struct map_shape queries = {
-        .rank = 5,
-        .element = 2,
-        .fetched = 256,
-        .sizes = {(uint64_t)p->problem.head_size, (uint64_t)p->problem.num_q_heads,
-                  (uint64_t)args->q->shape[0], 1, 1},
-        .strides = {(uint64_t)p->q.head, (uint64_t)p->q.row, 16, 16},
-        .box = {64, (uint32_t)p->problem.group, (uint32_t)a->queries, 1, 1},
-    };
-    a->query_bytes = a->queries * p->problem.group * a->size * 2;
-    if (!tensor_map_encode(device, p->q.data, &queries, &a->q_map)) {
-        return false;
-    }
     if (args->k_cache == NULL) {
         return walk_rows(&a->k, device, &p->k, args->k->shape[0], heads, a->size, keys) &&
                walk_rows(&a->v, device, &p->v, args->v->shape[0], heads, a->size_v, keys);
@@ -267,12 +435,99 @@ static void set_terms(struct prefill_params *a)
     a->terms |= (a->terms & ~(PREFILL_TREE | PREFILL_SPANS)) == 0 ? 0 : PREFILL_MIXED;
 }
 
-static bool attend_prefill(const struct attn_attend_args *args, const struct gpu_params *p,
-                           char *memory, const char **cause)
+/* Whether queries and keys are multiplied in e4m3, as they come. The matrix units add such products
+ * to some 14 bits, which bf16 needs and f16 does not have enough of. */
+static bool in_fp8(const struct gpu_params *p)
 {
-    struct prefill_params a = {.p = *p};
+    const struct gpu_problem *problem = &p->problem;
+    return p->q.dtype == ATTN_DTYPE_FP8_E4M3 && p->out.dtype == ATTN_DTYPE_BF16 &&
+           p->k.dtype == ATTN_DTYPE_FP8_E4M3 && p->k.form == GPU_ROW_NUMBERS &&
+           size_of(problem->head_size, problem->head_size_v) > 64 && !(problem->soft_cap > 0) &&
+           problem->alibi == ATTN_ALIBI_NONE && problem->tree == NULL && problem->spans == NULL &&
+           problem->scale >= LEAST_SCALE;
+}
+
+/* Keys and values of a launch's heads, copied. */
+static bool map_copies(struct prefill_params *a, const struct attn_attend_args *args)
+{
+    const struct gpu_device *device = &args->instance->device;
+    int32_t heads = a->end_head - a->first_head, keys = a->p.schedule.tile;
+    struct gpu_cache *const views[2] = {&a->p.k, &a->p.v};
+    struct prefill_walk *const walks[2] = {&a->k, &a->v};
+    bool mapped = true;
+    a->p.problem.paged = 0;
+    for (int32_t i = 0; i < 2; i++) {
+        int32_t size = i == 1 ? a->size_v : a->scales == PREFILL_IN_FP8 ? a->size / 2 : a->size;
+        *views[i] = (struct gpu_cache){
+            .data = a->copied[i],
+            .block = size * 2,
+            .head = a->copied_rows * size * 2,
+            .dtype = a->p.out.dtype,
+            .head_size = size,
+            .scale_host = 1,
+        };
+        mapped = mapped && walk_rows(walks[i], device, views[i], a->copied_rows, heads, size, keys);
+    }
+    return mapped;
+}
+
+/* Some heads at a time: their keys and values are copied, then attended. */
+static const char *attend_copies(struct prefill_params *a, const struct attn_attend_args *args,
+                                 char *memory)
+{
+    const struct schedule_host *plan = args->schedule_host;
+    const struct gpu_device *device = &args->instance->device;
+    const struct gpu_problem problem = a->p.problem;
+    bool bf16 = a->p.out.dtype == ATTN_DTYPE_BF16;
+    int32_t heads = (int32_t)heads_at_once(args), all = problem.num_kv_heads;
+    const char *cause = heads > 0 ? NULL : "no room for copies";
+    a->narrow[0] = a->p.k;
+    a->narrow[1] = a->p.v;
+    a->copied_rows = plan->copied_rows;
+    a->copied[0] = memory + layout_of_prefill(args->prepared, plan->num_reqs, plan->num_tokens).end;
+    a->copied[1] = a->copied[0] + heads * a->copied_rows * a->size * 2;
+    a->key_scale = (float *)(a->copied[1] + heads * a->copied_rows * a->size_v * 2);
+    for (int32_t first = 0; first < all && cause == NULL; first += heads) {
+        a->first_head = first;
+        a->end_head = first + heads < all ? first + heads : all;
+        a->p.problem = problem;
+        cause = prefill_launch(device, PREFILL_WIDEN, a, args->stream);
+        if (cause == NULL) {
+            cause = map_copies(a, args)
+                        ? prefill_launch(device, bf16 ? PREFILL_COPIES_BF16 : PREFILL_COPIES_F16, a,
+                                         args->stream)
+                        : "no tensor map of copies";
+        }
+    }
+    return cause;
+}
+
+static bool attend_prefill(const struct attn_attend_args *args, const struct gpu_params *p,
+                           char *memory, bool beside, const char **cause)
+{
+    struct prefill_params a = {.p = *p, .beside = beside};
     bool same = p->k.dtype == p->q.dtype && p->v.dtype == p->q.dtype && p->out.dtype == p->q.dtype;
     bool bf16 = p->q.dtype == ATTN_DTYPE_BF16;
+    if (args->prepared->copy_bytes > 0 && args->k_cache != NULL) {
+        set_items(&a, args, memory);
+        set_terms(&a);
+        bool own = a.kernel == 0 || a.kernel == PREFILL_CAPPED;
+        bool by_key = !own || p->k.form == GPU_ROW_SCALED || p->k.form == GPU_ROW_INT4;
+        a.kernel = a.kernel != 0 && by_key ? PREFILL_ANY : a.kernel;
+        a.scales = in_fp8(p) && !by_key ? PREFILL_IN_FP8
+                   : by_key             ? PREFILL_BY_KEY
+                                        : PREFILL_BY_HEAD;
+        if ((p->q.dtype != p->out.dtype && a.scales != PREFILL_IN_FP8) ||
+            bits_of_rows(&p->q) % 16 != 0) {
+            return false;
+        }
+        a.wide_rows = bits_of_rows(&p->out) % 16 == 0 && p->problem.head_size_v % 8 == 0;
+        if (!map_queries(&a, args)) {
+            return false;
+        }
+        *cause = attend_copies(&a, args, memory);
+        return true;
+    }
     if (!same || (!bf16 && p->q.dtype != ATTN_DTYPE_F16) || p->k.form != GPU_ROW_NUMBERS ||
         p->k.pack != 0 || p->v.pack != 0 || p->k.scale_host != 1 || p->v.scale_host != 1 ||
         (bits_of(&p->k) | bits_of(&p->v) | bits_of_rows(&p->q)) % 16 != 0) {
@@ -281,7 +536,7 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
     set_items(&a, args, memory);
     set_terms(&a);
     a.wide_rows = bits_of_rows(&p->out) % 16 == 0 && p->problem.head_size_v % 8 == 0;
-    if (!map_tensors(&a, args)) {
+    if (!map_queries(&a, args) || !map_tensors(&a, args)) {
         return false;
     }
     *cause = prefill_launch(&args->instance->device, bf16 ? PREFILL_BF16 : PREFILL_F16, &a,
@@ -291,9 +546,13 @@ static bool attend_prefill(const struct attn_attend_args *args, const struct gpu
 
 const struct gpu_prefill sm90_prefill = {
     .load = prefill_load,
+    .copy_bytes = copy_bytes,
     .serves = serves,
+    .fits = fits,
     .pays = pays,
+    .share = share_of,
     .bytes = bytes_of,
     .plan = plan_prefill,
+    .takes_query = in_fp8,
     .attend = attend_prefill,
 };

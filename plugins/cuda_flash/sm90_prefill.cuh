@@ -22,9 +22,14 @@ static __device__ __forceinline__ void multiply_keys(uint64_t q, uint64_t k,
     pin(s);
     wgmma_begin();
 #pragma unroll
-    for (int i = 0; i < S::d / 16; i++) {
-        wgmma_rows<S::kind, S::keys>(s, q + (i >> 2) * (PREFILL_ROWS * 8) + (i & 3) * 2,
-                                     k + (i >> 2) * (S::column / 16) + (i & 3) * 2, i > 0);
+    for (int i = 0; i < S::q_row / 32; i++) {
+        const uint64_t a = q + (i >> 2) * (PREFILL_ROWS * 8) + (i & 3) * 2;
+        const uint64_t b = k + (i >> 2) * (S::column / 16) + (i & 3) * 2;
+        if constexpr (S::fp8) {
+            wgmma_rows_fp8<S::keys>(s, a, b, i > 0);
+        } else {
+            wgmma_rows<S::kind, S::keys>(s, a, b, i > 0);
+        }
     }
     wgmma_commit();
 }
@@ -156,14 +161,17 @@ walk_inside(const prefill_params &a, prefill_shared<S> &mine, const prefill_item
         multiply_values<S>(matrix_again(v, before.at * (S::v_bytes / 16)), x.w, 1, x.o);
         wgmma_wait<1>();
         pin(x.s);
+        if constexpr (S::scales == PREFILL_BY_KEY) {
+            scale_keys(mine.key_scale[stage.at] + (threadIdx.x & 3) * 2, x.s);
+        }
         arrive_once(mine.k_empty[stage.at]);
         float shift[2] = {0.0f, 0.0f};
         if constexpr (S::terms == PREFILL_CAPPED) {
-            cap_scores(a, x.s);
+            cap_scores(into_of<S>(a, item), x.s);
         } else if constexpr (S::terms == PREFILL_LINEAR) {
             slope_scores(a, rows, key, x.s, shift);
         }
-        soften(a.unit, shift, x.s, x.m, x.l, x.f);
+        soften(unit_of<S>(a, item), shift, x.s, x.m, x.l, x.f);
         leave_values<S, S::terms == PREFILL_LINEAR>(x, mine.v_empty[before.at]);
         before = stage;
         stage.step();
@@ -221,6 +229,9 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
         int32_t key = base + (lane & 3) * 2;
         float shift[2] = {0.0f, 0.0f};
         pin(x.s);
+        if constexpr (S::scales == PREFILL_BY_KEY) {
+            scale_keys(mine.key_scale[stage.at] + (lane & 3) * 2, x.s);
+        }
         arrive_once(mine.k_empty[stage.at]);
         left--;
         base -= S::keys;
@@ -235,7 +246,7 @@ static __device__ __forceinline__ void compute(const prefill_params &a, prefill_
         if (!inner || (S::terms == PREFILL_ANY && a.terms != 0)) {
             mask_tile(rows, key - (lane & 3) * 2, key, x.s);
         }
-        soften(a.unit, shift, x.s, x.m, x.l, x.f);
+        soften(unit_of<S>(a, item), shift, x.s, x.m, x.l, x.f);
     };
     barrier_wait(shared_address(&mine.k_full[0]), 0);
     if (mine.items[0].tiles < 0) {
@@ -374,7 +385,9 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 1)
         fetch_map(&a.v.map);
     }
     __syncthreads(); /* the barriers are there */
-    wait_for_earlier_kernels();
+    if (!a.beside) {
+        wait_for_earlier_kernels();
+    }
     let_later_kernels_begin();
     if (group == 0) {
         give_registers<S::copy_registers>();
@@ -385,6 +398,8 @@ __global__ void __launch_bounds__(PREFILL_THREADS, 1)
             copy_items<S, true>(a, mine);
         } else if (warp == 2) {
             take_items<S>(a, mine);
+        } else if (a.beside) {
+            wait_for_earlier_kernels();
         }
     } else {
         take_registers<S::compute_registers>();
@@ -415,15 +430,24 @@ static cudaError_t launch_prefill_shape(const prefill_params *a, int32_t num_sms
     return cudaLaunchKernelEx(&config, prefill<S>, *a);
 }
 
-/* Head sizes of a kernel; a NULL: only loads them. */
+template <int KIND, bool GROUPED, int TERMS, int SCALES> struct prefill_mixed {
+    using shape = prefill_shape<KIND, 256, 256, 64, 1, GROUPED, TERMS, SCALES>;
+};
 template <int KIND, bool GROUPED, int TERMS>
+struct prefill_mixed<KIND, GROUPED, TERMS, PREFILL_UNSCALED> {
+    using shape = prefill_shape<KIND, 192, 128, 128, 1, GROUPED, TERMS>;
+};
+
+/* Head sizes of a kernel; a NULL: only loads them. Copies have no size of their own for 192. */
+template <int KIND, bool GROUPED, int TERMS, int SCALES = PREFILL_UNSCALED>
 static cudaError_t launch_prefill_size(const prefill_params *a, int32_t num_sms,
                                        cudaStream_t stream)
 {
-    using small = prefill_shape<KIND, 64, 64, 128, 2, GROUPED, TERMS>;
-    using middle = prefill_shape<KIND, 128, 128, 128, 2, GROUPED, TERMS>;
-    using mixed = prefill_shape<KIND, 192, 128, 128, 1, GROUPED, TERMS>;
-    using large = prefill_shape<KIND, 256, 256, 64, 1, GROUPED, TERMS>;
+    using small = prefill_shape<KIND, 64, 64, 128, 2, GROUPED, TERMS, SCALES>;
+    constexpr int queries = TERMS == PREFILL_ANY && SCALES == PREFILL_BY_KEY ? 1 : 2;
+    using middle = prefill_shape<KIND, 128, 128, 128, queries, GROUPED, TERMS, SCALES>;
+    using large = prefill_shape<KIND, 256, 256, 64, 1, GROUPED, TERMS, SCALES>;
+    using mixed = typename prefill_mixed<KIND, GROUPED, TERMS, SCALES>::shape;
     if (a == nullptr) {
         cudaError_t error = launch_prefill_shape<small>(a, 0, stream);
         error = error ? error : launch_prefill_shape<middle>(a, 0, stream);
@@ -434,6 +458,48 @@ static cudaError_t launch_prefill_size(const prefill_params *a, int32_t num_sms,
            : a->size == 128 ? launch_prefill_shape<middle>(a, num_sms, stream)
            : a->size == 192 ? launch_prefill_shape<mixed>(a, num_sms, stream)
                             : launch_prefill_shape<large>(a, num_sms, stream);
+}
+
+/* Over copies of narrow values and keys of e4m3, by queries in it. */
+template <int KIND>
+static cudaError_t launch_fp8(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
+{
+    using middle = prefill_shape<KIND, 128, 128, 128, 2, false, 0, PREFILL_IN_FP8>;
+    using large = prefill_shape<KIND, 256, 256, 64, 1, false, 0, PREFILL_IN_FP8>;
+    if (a == nullptr) {
+        cudaError_t error = launch_prefill_shape<middle>(a, 0, stream);
+        return error ? error : launch_prefill_shape<large>(a, 0, stream);
+    }
+    return a->size == 128 ? launch_prefill_shape<middle>(a, num_sms, stream)
+                          : launch_prefill_shape<large>(a, num_sms, stream);
+}
+
+/* Over copies of narrow keys and values. */
+template <int KIND>
+static cudaError_t launch_copies(const prefill_params *a, int32_t num_sms, cudaStream_t stream)
+{
+    prefill_launcher *const by_head = launch_prefill_size<KIND, false, 0, PREFILL_BY_HEAD>;
+    prefill_launcher *const capped =
+        launch_prefill_size<KIND, false, PREFILL_CAPPED, PREFILL_BY_HEAD>;
+    prefill_launcher *const by_key = launch_prefill_size<KIND, false, 0, PREFILL_BY_KEY>;
+    prefill_launcher *const any = launch_prefill_size<KIND, false, PREFILL_ANY, PREFILL_BY_KEY>;
+    if (a == nullptr) {
+        cudaError_t error = by_head(a, 0, stream);
+        error = error ? error : capped(a, 0, stream);
+        error = error ? error : by_key(a, 0, stream);
+        if constexpr (KIND == KIND_BF16) {
+            error = error ? error : launch_fp8<KIND>(a, 0, stream);
+        }
+        return error ? error : any(a, 0, stream);
+    }
+    if constexpr (KIND == KIND_BF16) {
+        if (a->scales == PREFILL_IN_FP8) {
+            return launch_fp8<KIND>(a, num_sms, stream);
+        }
+    }
+    prefill_launcher *const of_keys = a->kernel == 0 ? by_key : any;
+    prefill_launcher *const of_heads = a->kernel == 0 ? by_head : capped;
+    return (a->scales == PREFILL_BY_HEAD ? of_heads : of_keys)(a, num_sms, stream);
 }
 
 template <int KIND, int TERMS>

@@ -15,8 +15,9 @@ extern "C" {
 #define PREFILL_SLOTS 4  /* items that a CTA knows: one ends, two run, one is copied */
 #define PREFILL_AHEAD 3  /* tiles that are to be copied when a CTA takes its next item */
 #define PREFILL_THREADS 384
-#define PREFILL_SECTIONS 32 /* parts of the schedule whose keys stay in the L2 */
-#define PREFILL_BUCKETS 128 /* lengths that are told apart where the longest item comes first */
+#define PREFILL_SECTIONS 32   /* parts of the schedule whose keys stay in the L2 */
+#define PREFILL_COPY_ROWS 128 /* rows of copies are whole multiples of this for each request */
+#define PREFILL_BUCKETS 128   /* lengths that are told apart where the longest item comes first */
 
 /* How TMA brings tiles of K or V: a box of some rows at a time. */
 enum prefill_walk_form {
@@ -51,6 +52,14 @@ enum prefill_terms {
 };
 #define PREFILL_ANY (-1) /* of a kernel: terms are looked up */
 
+/* What products are multiplied by where keys are copies of narrow ones, without their scales. */
+enum prefill_scales {
+    PREFILL_UNSCALED,
+    PREFILL_BY_HEAD, /* by one number of the head */
+    PREFILL_BY_KEY,  /* by one of each key */
+    PREFILL_IN_FP8   /* queries and keys are multiplied in e4m3, then as PREFILL_BY_HEAD */
+};
+
 /* One item. */
 struct prefill_item {
     int32_t tiles; /* of keys; < 0: there are no more items */
@@ -58,7 +67,8 @@ struct prefill_item {
     int32_t first_query; /* of the request, of the row tile's first row */
     /* Tiles whose keys every row sees, and to which nothing of a tree's belongs. */
     int32_t inner_first, inner_end;
-    int32_t reserved[3];
+    float scale; /* of a head: products are multiplied by it */
+    int32_t reserved[2];
     struct gpu_row_tile row_tile;
 };
 
@@ -84,13 +94,33 @@ struct prefill_params {
     struct prefill_header *header;
     struct prefill_item *items; /* in the order in which CTAs take them */
     int32_t room;               /* for so many */
-    int32_t *key_sum;           /* [R] keys of the requests before each */
+    int32_t *key_sum;           /* [R + 1] keys of the requests before each */
     int32_t kernel; /* terms of the kernel: 0, PREFILL_CAPPED, PREFILL_LINEAR, PREFILL_ANY */
+    /* 1: the launch before this one is of the same attend's other requests, and waited for all that
+     * came before it; both run at the same time. This one ends after it. */
+    int32_t beside;
+    /* Keys and values of 8 and 4 bits are copied to 16 bits first: those of some KV heads, request
+     * by request in whole tiles, [head][row][size]. */
+    int32_t scales;               /* enum prefill_scales */
+    int32_t first_head, end_head; /* of this launch; all of them where nothing is copied */
+    int32_t copies;               /* 1: rows of a request's copies begin at its key_sum */
+    int64_t copied_rows;          /* that there is room for, of a head */
+    char *copied[2];              /* keys, values */
+    float *key_scale;             /* [head][row], PREFILL_BY_KEY */
+    struct gpu_cache narrow[2];   /* what is copied */
 };
 
 /* Makes the kernels ready on the current device, which runs sm_90a. */
 const char *prefill_load(const struct gpu_device *device);
-enum prefill_kernel { PREFILL_ORDER, PREFILL_BF16, PREFILL_F16 };
+enum prefill_kernel {
+    PREFILL_ORDER,
+    PREFILL_WIDEN,
+    PREFILL_BF16,
+    PREFILL_F16,
+    PREFILL_COPIES_BF16, /* over copies of narrow keys and values */
+    PREFILL_COPIES_F16,
+    PREFILL_KERNELS
+};
 /* NULL or the cause of a failure. */
 const char *prefill_launch(const struct gpu_device *device, enum prefill_kernel kernel,
                            const struct prefill_params *params, void *stream);

@@ -6,10 +6,18 @@
 
 #include <stddef.h>
 
+#include "gpu/device/rows.h"
 #include "sm90_shape.cuh"
 
+/* What an item's products are multiplied by. */
+static __device__ __forceinline__ float scale_of_head(const prefill_params &a, int32_t head)
+{
+    return cache_scale(a.narrow[0], head) * query_scale(a.p, head);
+}
+
 /* Items for this CTA: number blockIdx.x, then whatever number it draws when the one before is
- * nearly copied. Every item draws one number, so who gets the last puts the counter back. */
+ * nearly copied. Every item draws one number, so who gets the last puts the counter back. Beside
+ * another kernel, where some CTAs begin late, the first is drawn, too. */
 template <class S>
 static __device__ __forceinline__ void take_items(const prefill_params &a, prefill_shared<S> &mine)
 {
@@ -21,9 +29,37 @@ static __device__ __forceinline__ void take_items(const prefill_params &a, prefi
         return index < count && lane < words ? ((const int32_t *)&a.items[index])[lane] : -1;
     };
     int32_t word = load(a.room), items = a.header->items; /* both at once */
-    const bool shares = items > (int32_t)gridDim.x;
+    const int32_t ctas = (int32_t)gridDim.x, given = a.beside ? 0 : ctas;
+    const bool shares = a.beside || items > ctas;
+    auto draw = [&]() {
+        int32_t drawn = 0;
+        index = items;
+        if (shares && lane == 0) {
+            drawn = atomicAdd(&a.header->taken, 1);
+            if (drawn == items + ctas - given - 1) {
+                a.header->taken = 0;
+            }
+        }
+        if (shares) {
+            index = given + __shfl_sync(0xffffffffu, drawn, 0);
+            word = load(items);
+        }
+    };
+    if (a.beside) {
+        draw();
+    }
     ring_place<PREFILL_SLOTS> slot;
     for (;; slot.step()) {
+        if (S::scales != PREFILL_UNSCALED) {
+            int32_t head = __shfl_sync(0xffffffffu, word, 1);
+            while (index < items && (head < a.first_head || head >= a.end_head)) {
+                draw();
+                head = __shfl_sync(0xffffffffu, word, 1);
+            }
+            if (S::by_head && index < items && lane == offsetof(prefill_item, scale) / 4) {
+                word = __float_as_int(scale_of_head(a, head));
+            }
+        }
         barrier_wait(shared_address(&mine.item_empty[slot.at]), slot.parity ^ 1);
         if (lane < words) {
             ((int32_t *)&mine.items[slot.at])[lane] = index < items ? word : -1;
@@ -32,20 +68,11 @@ static __device__ __forceinline__ void take_items(const prefill_params &a, prefi
         if (index >= items) {
             break;
         }
-        index = items;
         if (shares) {
-            int32_t drawn = 0;
             barrier_wait(shared_address(&mine.item_wanted), parity);
             parity ^= 1;
-            if (lane == 0) {
-                drawn = atomicAdd(&a.header->taken, 1);
-                if (drawn == items - 1) {
-                    a.header->taken = 0;
-                }
-            }
-            index = (int32_t)gridDim.x + __shfl_sync(0xffffffffu, drawn, 0);
-            word = load(items);
         }
+        draw();
     }
 }
 
@@ -62,11 +89,12 @@ static __device__ __forceinline__ int32_t block_of_lane(const prefill_params &a,
     return a.p.problem.block_table[item.row_tile.table + key / a.p.problem.block_size];
 }
 
-/* One tile of K or V. `block`: of block_of_lane. */
+/* One tile of K or V. `block`: of block_of_lane; further: bytes that the barrier counts beside
+ * it. */
 template <class S>
 static __device__ __forceinline__ void
 copy_tile(const prefill_params &a, const prefill_walk &walk, const prefill_item &item, int32_t base,
-          int32_t block, uint32_t to, uint32_t barrier, int lane)
+          int32_t block, uint32_t to, uint32_t barrier, int further, int lane)
 {
     int32_t box = walk.columns == 1 ? lane : lane / walk.columns;
     int32_t column = lane - box * walk.columns, key = base + box * walk.box_rows;
@@ -74,13 +102,14 @@ copy_tile(const prefill_params &a, const prefill_walk &walk, const prefill_item 
     block = __shfl_sync(0xffffffffu, block, box);
     int count = __popc(__ballot_sync(0xffffffffu, mine));
     if (lane == 0) {
-        barrier_arrive_expect(barrier, count * walk.box_bytes);
+        barrier_arrive_expect(barrier, count * walk.box_bytes + further);
     }
     __syncwarp();
     if (!mine) {
         return;
     }
-    int32_t head = item.head, row = key + item.row_tile.key_start;
+    int32_t head = S::scales == PREFILL_UNSCALED ? item.head : item.head - a.first_head;
+    int32_t row = key + item.row_tile.key_start;
     int32_t slot = a.p.problem.paged ? key % a.p.problem.block_size : 0;
     box_place at;
     if (walk.form == PREFILL_ROW_BOX) {
@@ -104,7 +133,7 @@ static __device__ __forceinline__ void copy_queries(const prefill_params &a,
         barrier_arrive_expect(barrier, a.query_bytes);
     }
     __syncwarp();
-    if (lane < S::d / 64) {
+    if (lane < S::q_row / 128) {
         int32_t token = item.row_tile.query_start + item.first_query;
         box_place at = {{lane * 64, item.head * a.p.problem.group, token, 0, 0}};
         copy_box5(to + lane * (PREFILL_ROWS * 128), &a.q_map, at, barrier);
@@ -116,6 +145,7 @@ template <class S, bool VALUES>
 static __device__ __forceinline__ void copy_items(const prefill_params &a, prefill_shared<S> &mine)
 {
     const int lane = threadIdx.x & 31;
+    constexpr int scale_bytes = !VALUES && S::scales == PREFILL_BY_KEY ? S::keys * 4 : 0;
     ring_place<PREFILL_SLOTS> slot;
     ring_place<S::query_buffers> query;
     ring_place<PREFILL_STAGES> stage;
@@ -145,7 +175,11 @@ static __device__ __forceinline__ void copy_items(const prefill_params &a, prefi
             barrier_wait(shared_address(&empty), stage.parity ^ 1);
             copy_tile<S>(a, VALUES ? a.v : a.k, item, base, block,
                          shared_address(VALUES ? mine.v[stage.at] : mine.k[stage.at]),
-                         shared_address(&full), lane);
+                         shared_address(&full), scale_bytes, lane);
+            if (scale_bytes > 0 && lane == 0) {
+                copy_span(shared_address(mine.key_scale[stage.at]), key_scales_of(a, item) + base,
+                          scale_bytes, shared_address(&full));
+            }
             if (first) {
                 barrier_wait(shared_address(&mine.q_empty[query.at]), query.parity ^ 1);
                 copy_queries<S>(a, item, shared_address(mine.q[query.at]),

@@ -99,12 +99,12 @@ static __device__ __forceinline__ void add_tree(const prefill_params &a, const p
     }
 }
 
-template <int N>
-static __device__ __forceinline__ void cap_scores(const prefill_params &a, float (&s)[N])
+/* `into`: what products are multiplied by first. */
+template <int N> static __device__ __forceinline__ void cap_scores(float into, float (&s)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        s[i] = fast_tanh(s[i] * a.into);
+        s[i] = fast_tanh(s[i] * into);
     }
 }
 
@@ -125,6 +125,32 @@ static __device__ __forceinline__ void slope_scores(const prefill_params &a,
     }
 }
 
+/* Products of a tile's keys with their scales, `scales` being those of the lane's first. */
+template <int N>
+static __device__ __forceinline__ void scale_keys(const float *scales, float (&s)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        const float2 x = *(const float2 *)(scales + 8 * i);
+        s[4 * i] *= x.x, s[4 * i + 1] *= x.y;
+        s[4 * i + 2] *= x.x, s[4 * i + 3] *= x.y;
+    }
+}
+
+/* What products are multiplied by before a soft cap, and what a score's unit is in base 2, in an
+ * item. */
+template <class S>
+static __device__ __forceinline__ float into_of(const prefill_params &a, const prefill_item &item)
+{
+    return S::by_head ? a.into * item.scale : a.into;
+}
+
+template <class S>
+static __device__ __forceinline__ float unit_of(const prefill_params &a, const prefill_item &item)
+{
+    return S::by_head && S::terms != PREFILL_CAPPED ? a.unit * item.scale : a.unit;
+}
+
 /* Raw products become scores, whose unit is a.unit in base 2, but for what goes into `shift`. */
 template <class S, int N>
 static __device__ __forceinline__ void add_terms(const prefill_params &a, const prefill_item &item,
@@ -132,7 +158,7 @@ static __device__ __forceinline__ void add_terms(const prefill_params &a, const 
                                                  bool inner, float (&s)[N], float (&shift)[2])
 {
     if (has_term<S>(a, PREFILL_CAPPED)) {
-        cap_scores(a, s);
+        cap_scores(into_of<S>(a, item), s);
     } else if (has_term<S>(a, PREFILL_MULTIPLIED)) {
 #pragma unroll
         for (int i = 0; i < N; i++) {

@@ -11,20 +11,28 @@
 #define CONSUMER_WARPS 8
 
 /* GROUPED: tiles lie in groups of 8 rows with all their columns, else column by column. TERMS: of
- * enum prefill_terms, those that scores have; or PREFILL_ANY. */
-template <int KIND_, int D_, int DV_, int KEYS_, int QUERIES_, bool GROUPED, int TERMS>
+ * enum prefill_terms, those that scores have; or PREFILL_ANY. SCALES: of enum prefill_scales. */
+template <int KIND_, int D_, int DV_, int KEYS_, int QUERIES_, bool GROUPED, int TERMS,
+          int SCALES = PREFILL_UNSCALED>
 struct prefill_shape {
-    static constexpr int kind = KIND_, d = D_, dv = DV_, keys = KEYS_, terms = TERMS;
+    static constexpr int kind = KIND_, d = D_, dv = DV_, keys = KEYS_, terms = TERMS,
+                         scales = SCALES;
     static constexpr int query_buffers = QUERIES_;
-    static constexpr int q_bytes = PREFILL_ROWS * d * 2;
-    static constexpr int k_bytes = keys * d * 2, v_bytes = keys * dv * 2;
+    static constexpr bool fp8 = SCALES == PREFILL_IN_FP8;
+    static constexpr bool by_head = fp8 || SCALES == PREFILL_BY_HEAD;
+    static constexpr int q_row = d * (fp8 ? 1 : 2), q_bytes = PREFILL_ROWS * q_row;
+    static constexpr int k_bytes = keys * q_row, v_bytes = keys * dv * 2;
     /* an item's end waits until the next scores have begun, where there are registers for both */
     static constexpr bool early = DV_ <= 128 && TERMS != PREFILL_ANY;
-    /* loops of their own for inner tiles */
-    static constexpr bool walks = DV_ <= 128 || TERMS != PREFILL_ANY;
+    /* loops of their own for inner tiles, where there are registers for them */
+    static constexpr bool walks =
+        TERMS != PREFILL_ANY || (DV_ <= 128 && SCALES == PREFILL_UNSCALED);
     /* dims of an output row that wait in shared memory at a time, and bytes between rows there: 8
      * rows lie in different banks */
-    static constexpr int out_dims = d == dv && d > 64 ? 128 : 64, out_pitch = out_dims * 2 + 16;
+    static constexpr int out_dims = d == dv && d > 64 && SCALES != PREFILL_BY_KEY ? 128 : 64,
+                         out_pitch = out_dims * 2 + 16;
+    /* of a tile, where keys have one each */
+    static constexpr int num_scales = SCALES == PREFILL_BY_KEY ? keys : 4;
     /* of a thread; 168 of each are there when the kernel begins */
     static constexpr int copy_registers = 40;
     static constexpr int compute_registers = 232;
@@ -32,7 +40,7 @@ struct prefill_shape {
     /* bytes between groups of 8 rows of a tile, and between its columns of 64 dims */
     static constexpr int k_group = GROUPED ? d * 16 : 1024, v_group = GROUPED ? dv * 16 : 1024;
     static constexpr int column = GROUPED ? 1024 : keys * 128;
-    static_assert(d % 64 == 0 && dv % 64 == 0, "columns of 128 bytes");
+    static_assert(q_row % 128 == 0 && dv % 64 == 0, "columns of 128 bytes");
     static_assert((keys & (keys - 1)) == 0, "tiles are aligned to their size");
 };
 
@@ -64,6 +72,7 @@ template <class S> struct prefill_shared {
     alignas(1024) char k[PREFILL_STAGES][S::k_bytes];
     alignas(1024) char v[PREFILL_STAGES][S::v_bytes];
     alignas(16) char out[CONSUMER_WARPS][16 * S::out_pitch];
+    alignas(16) float key_scale[PREFILL_STAGES][S::num_scales];
     alignas(16) prefill_item items[PREFILL_SLOTS];
     uint64_t q_full[S::query_buffers], q_empty[S::query_buffers];
     uint64_t k_full[PREFILL_STAGES], k_empty[PREFILL_STAGES];
@@ -85,6 +94,13 @@ template <int COUNT> struct ring_place {
 static __device__ __forceinline__ int32_t tile_base(const prefill_item &item, int32_t t, int keys)
 {
     return (item.row_tile.k0 & ~(keys - 1)) + t * keys;
+}
+
+/* The scales of an item's keys, from its request's first on. */
+static __device__ __forceinline__ const float *key_scales_of(const prefill_params &a,
+                                                             const prefill_item &item)
+{
+    return a.key_scale + (item.head - a.first_head) * a.copied_rows + item.row_tile.key_start;
 }
 
 /* Keys of an item that are copied: from k0 to the end of the request, in whole boxes. Behind k1 lie

@@ -8,6 +8,7 @@ import argparse
 import ctypes
 import math
 import random
+import re
 import statistics
 import sys
 
@@ -21,9 +22,9 @@ BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FA2": SDPBackend.FLASH_ATTENTI
 class Cell(ctypes.Structure):
     _fields_ = [(name, INT) for name in (
         "bf16 fp8 reqs q_heads kv_heads size size_v page nhd blocks keys causal window_left window_right chunk alibi "
-        "invariant max_query max_keys").split()]
+        "invariant max_query max_keys told").split()]
     _fields_ += [("scale", REAL), ("soft_cap", REAL)]
-    _fields_ += [(name, POINTER) for name in "query_start_host query_start key_start seq_lens table sinks slopes".split()]
+    _fields_ += [(name, POINTER) for name in "query_start_host seq_lens_host query_start key_start seq_lens table sinks slopes".split()]
     _fields_ += [("table_stride", INT)]
     _fields_ += [(name, POINTER) for name in "q k v out lse".split()]
     _fields_ += [("bytes", INT), ("made", POINTER)]
@@ -37,13 +38,15 @@ class Problem:
     """queries[r] queries of requests with keys[r] keys, the queries last."""
 
     def __init__(self, queries, keys=None, heads=(32, 8), size=(128, 128), dtype=torch.bfloat16, causal=True, page=0, nhd=False,
-                 window=(-1, -1), chunk=0, cap=0.0, alibi=0, sinks=False, invariant=False, lse=False, spread=1.0, fp8=False):
+                 window=(-1, -1), chunk=0, cap=0.0, alibi=0, sinks=False, invariant=False, lse=False, spread=1.0, fp8=False, told=100):
         keys = keys or queries
         self.queries, self.keys, self.heads, self.size, self.dtype, self.causal = queries, keys, heads, size, dtype, causal
         self.window, self.chunk, self.cap, self.alibi = window, chunk, cap, alibi
         tokens, total = sum(queries), sum(keys)
         new = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)
         self.q = (new(tokens, heads[0], size[0]) * spread).to(dtype)
+        self.narrow_q = self.q.to(torch.float8_e4m3fn) if fp8 == 2 else self.q
+        self.q = self.narrow_q.to(dtype)
         self.out = torch.full((tokens, heads[0], size[1]), float("nan"), device="cuda", dtype=dtype)
         self.lse = torch.full((heads[0], tokens), float("nan"), device="cuda") if lse else None
         self.rows_k, self.rows_v = new(total, heads[1], size[0]), new(total, heads[1], size[1])
@@ -56,13 +59,14 @@ class Problem:
         c.page, c.nhd, c.causal, c.window_left, c.window_right, c.chunk = page, nhd, causal, *window, chunk
         c.alibi, c.invariant, c.max_query, c.max_keys, c.keys = alibi, invariant, max(queries), max(keys), total
         c.scale, c.soft_cap = 1 / math.sqrt(size[0]), cap
-        self.kept = [torch.tensor(self.query_starts, dtype=torch.int64), ints(self.query_starts), ints(self.key_starts), ints(keys)]
-        c.query_start_host, c.query_start, c.key_start, c.seq_lens = (x.data_ptr() for x in self.kept)
+        self.kept = [torch.tensor(self.query_starts, dtype=torch.int64), torch.tensor(keys, dtype=torch.int32),
+                     ints(self.query_starts), ints(self.key_starts), ints(keys)]
+        c.query_start_host, c.seq_lens_host, c.query_start, c.key_start, c.seq_lens = (x.data_ptr() for x in self.kept)
         self.k, self.v = self.rows_k, self.rows_v
         if page:
             self.fill_pages(page, nhd, fp8)
-        c.fp8 = fp8
-        c.q, c.k, c.v, c.out = (x.data_ptr() for x in (self.q, self.k, self.v, self.out))
+        c.fp8, c.told = fp8, told
+        c.q, c.k, c.v, c.out = (x.data_ptr() for x in (self.narrow_q, self.k, self.v, self.out))
         c.lse = self.lse.data_ptr() if lse else None
         c.sinks = self.sinks.data_ptr() if sinks else None
         c.slopes = self.slopes.data_ptr() if alibi else None
@@ -248,7 +252,15 @@ CELLS |= {
     "32 decodes 4096 + 4 x 512": dict(queries=[1] * 32 + [512] * 4, keys=[4096] * 32 + [512] * 4, page=64),
     "8 decodes 8192 + 8 x 128": dict(queries=[1] * 8 + [128] * 8, keys=[8192] * 8 + [128] * 8, page=64),
     "16 over 8192": dict(queries=[16], keys=[8192], page=64),
+    "page 1, causal 8192": dict(queries=tokens(8192), page=1),
     "fp8 cache, page 64, causal 8192": dict(queries=tokens(8192), page=64, fp8=True),
+    "fp8 cache, page 64, causal 2048": dict(queries=tokens(2048), page=64, fp8=True),
+    "fp8 cache, 512 over 8192": dict(queries=[512], keys=[8704], page=16, fp8=True),
+    "fp8 cache, 2048 over 8192": dict(queries=[2048], keys=[10240], page=16, fp8=True),
+    "fp8 queries, causal 8192": dict(queries=tokens(8192), page=64, fp8=2),
+    "fp8 queries, full 8192": dict(queries=tokens(8192), page=64, fp8=2, causal=False),
+    "fp8 queries, 2048 over 8192": dict(queries=[2048], keys=[10240], page=64, fp8=2),
+    "fp8 cache, soft cap, causal 8192": dict(queries=tokens(8192), page=64, fp8=True, cap=50.0),
 }
 
 
@@ -260,7 +272,7 @@ def checks():
     for dtype in (torch.bfloat16, torch.float16):
         for size in ((64, 64), (128, 128), (192, 128), (256, 256), (96, 96), (80, 80), (40, 40)):
             for causal in (True, False):
-                for page in (0, 16, 64, 24, 256):
+                for page in (0, 16, 64, 24, 256, 1, 12):
                     yield dict(base, dtype=dtype, size=size, causal=causal, page=page, nhd=page == 64)
     for group in ((8, 8), (8, 1), (14, 2), (40, 8)):
         yield dict(base, heads=group, page=16)
@@ -271,6 +283,12 @@ def checks():
                          dict(alibi=2), dict(alibi=1, causal=False), dict(sinks=True), dict(invariant=True),
                          dict(window=(130, 0), cap=30.0, sinks=True, alibi=1)):
                 yield dict(base, page=page, size=size, **term)
+    for size in ((64, 64), (96, 96), (128, 128), (256, 256)):
+        for page in (16, 64, 24):
+            for term in (dict(), dict(causal=False), dict(window=(300, 0)), dict(cap=20.0), dict(alibi=1), dict(sinks=True)):
+                yield dict(base, fp8=random.randint(1, 2), page=page, size=size, nhd=page == 64, **term)
+    for told in (40, 20, 8):  # copies of some heads at a time
+        yield dict(queries=[1500, 700, 9], keys=[3000, 700, 2500], lse=True, page=16, fp8=random.randint(1, 2), told=told)
     yield dict(queries=[4096], lse=True)
     yield dict(queries=[2048] * 3, causal=False, lse=True)
     yield dict(queries=[300, 5000], keys=[20000, 5000], page=16, lse=True)
@@ -383,7 +401,7 @@ def main():
     LIBRARY = ctypes.CDLL(args.cell)
     assert LIBRARY.cell_open(args.plugin.encode()) == 0
     failed = (check() if args.check else 0) + (check_alone() if args.alone else 0)
-    names = list(CELLS) if args.time == "all" else [n for n in CELLS if n in args.time.split("+")]
+    names = list(CELLS) if args.time == "all" else [n for n in CELLS if n in re.split(r"(?<! )\+(?! )", args.time)]
     if names:
         measure(names, args.rounds)
     sys.exit(failed != 0)

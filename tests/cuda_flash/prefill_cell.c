@@ -9,11 +9,13 @@
 #include <attn/plugin.h>
 
 struct cell {
-    /* by the caller */
+    /* by the caller; fp8: of the cache, 2: of the queries, too */
     int64_t bf16, fp8, reqs, q_heads, kv_heads, size, size_v, page, nhd, blocks, keys;
     int64_t causal, window_left, window_right, chunk, alibi, invariant, max_query, max_keys;
+    int64_t told; /* percent of the workspace that the plugin is told of */
     double scale, soft_cap;
     int64_t *query_start_host; /* [R + 1] */
+    int32_t *seq_lens_host;
     void *query_start, *key_start, *seq_lens, *table, *sinks, *slopes;
     int64_t table_stride;
     void *q, *k, *v, *out, *lse;
@@ -27,6 +29,7 @@ struct cell_made {
     struct attn_layer_params params;
     struct attn_batch batch;
     struct attn_attend_args args;
+    struct attn_limits limits;
     struct attn_kv_view k, v;
     struct attn_tensor tq, tk, tv, to, tl;
     int64_t shapes[5][3];
@@ -138,6 +141,8 @@ static void describe(struct cell *c)
     l->has_sinks = c->sinks != NULL;
     l->block_size = (int32_t)c->page;
     l->batch_invariant = (int32_t)c->invariant;
+    l->q_scale_form = c->fp8 > 1 ? ATTN_SCALE_PER_TENSOR : ATTN_SCALE_NONE;
+    l->q_dtype = ATTN_DTYPE_FP8_E4M3;
     m->params.struct_size = sizeof m->params;
     m->params.sinks = c->sinks;
     m->params.alibi_slopes = c->slopes;
@@ -163,6 +168,7 @@ int cell_size(struct cell *c)
     b->query_start_loc_host = m->starts;
     b->key_start_loc = c->key_start;
     b->seq_lens = c->seq_lens;
+    b->seq_lens_host = c->seq_lens_host;
     b->block_table = c->table;
     b->block_table_stride = c->table_stride;
     b->block_table_rows = c->reqs;
@@ -173,6 +179,10 @@ int cell_size(struct cell *c)
     a->params = &m->params;
     a->batch = b;
     m->tq = tensor_of(c, 0, c->q, b->num_tokens, c->q_heads, c->size);
+    if (c->fp8 > 1) {
+        m->tq.dtype.code = ATTN_CODE_FLOAT8_E4M3FN;
+        m->tq.dtype.bits = 8;
+    }
     m->to = tensor_of(c, 1, c->out, b->num_tokens, c->q_heads, c->size_v);
     a->q = &m->tq;
     a->out = &m->to;
@@ -201,21 +211,23 @@ int cell_size(struct cell *c)
                                                    .k_cache = a->k_cache,
                                                    .v_cache = a->v_cache};
     attn_status status = kernels->prepare(&prepare_args, &a->prepared, &m->error);
-    struct attn_limits limits = {.struct_size = sizeof limits,
-                                 .max_num_reqs = b->num_reqs,
-                                 .max_num_tokens = b->num_tokens,
-                                 .max_query_len = b->max_query_len,
-                                 .max_seq_len = b->max_seq_len,
-                                 .max_blocks_per_req = (int32_t)c->table_stride};
+    m->limits = (struct attn_limits){.struct_size = sizeof m->limits,
+                                     .max_num_reqs = b->num_reqs,
+                                     .max_num_tokens = b->num_tokens,
+                                     .max_query_len = b->max_query_len,
+                                     .max_seq_len = b->max_seq_len,
+                                     .max_blocks_per_req = (int32_t)c->table_stride};
     struct attn_schedule_size size = {.struct_size = sizeof size};
     if (status == ATTN_OK) {
         const struct attn_schedule_size_args sized = {.struct_size = sizeof sized,
                                                       .instance = instance,
                                                       .prepared = a->prepared,
-                                                      .limits = &limits};
+                                                      .limits = &m->limits};
         status = kernels->schedule_size(&sized, &size, &m->error);
     }
     c->bytes = (int64_t)size.device_bytes;
+    a->limits = &m->limits;
+    a->workspace_bytes = size.device_bytes * (size_t)c->told / 100;
     m->plan = calloc(1, size.host_bytes + 1);
     a->schedule_host = m->plan;
     return failed("size", status, &m->error);

@@ -92,6 +92,12 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait_behind(flo
                  "}, " A ", " B ", p, 1, 1, 0, 0;}"                                                \
                  : SUMS                                                                            \
                  : "l"(a), "l"(b), "r"(adds))
+#define WGMMA_FP8(COLUMNS, NAMES, SUMS, A, B, ADDS)                                                \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; "                                     \
+                 "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k32.f32.e4m3.e4m3 {" NAMES "}, " A   \
+                 ", " B ", p, 1, 1;}"                                                              \
+                 : SUMS                                                                            \
+                 : "l"(a), "l"(b), "r"(adds))
 #define WGMMA_WEIGHTS(TYPE, COLUMNS, NAMES, SUMS, A, B, ADDS)                                      \
     asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; "                                     \
                  "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES   \
@@ -113,6 +119,19 @@ static __device__ __forceinline__ void wgmma_rows(float (&d)[COLUMNS / 2], uint6
         WGMMA_ROWS("f16", "64", NAMES32, SUMS32, "%32", "%33", "%34");
     } else {
         WGMMA_ROWS("f16", "128", NAMES64, SUMS64, "%64", "%65", "%66");
+    }
+}
+
+/* The same of e4m3, whose rows are 32 numbers deep. */
+template <int COLUMNS>
+static __device__ __forceinline__ void wgmma_rows_fp8(float (&d)[COLUMNS / 2], uint64_t a,
+                                                      uint64_t b, int adds)
+{
+    static_assert(COLUMNS == 64 || COLUMNS == 128, "keys of a tile");
+    if constexpr (COLUMNS == 64) {
+        WGMMA_FP8("64", NAMES32, SUMS32, "%32", "%33", "%34");
+    } else {
+        WGMMA_FP8("128", NAMES64, SUMS64, "%64", "%65", "%66");
     }
 }
 
@@ -157,5 +176,6 @@ static __device__ __forceinline__ void wgmma_stored(float (&d)[128], uint64_t a,
 
 #undef WGMMA_ROWS
 #undef WGMMA_WEIGHTS
+#undef WGMMA_FP8
 
 #endif

@@ -25,10 +25,10 @@ static void set_tensors(struct gpu_params *p, const struct attn_attend_args *arg
     }
 }
 
-/* Quantized queries as the matrix kernels take them: where they will stand in the workspace. False:
- * they are not quantized, or there is no room for them. */
+/* Quantized queries in `dtype`, as matrix kernels take them: where they will stand in the
+ * workspace. False: they are not quantized, or there is no room for them. */
 static bool widened_query(const struct gpu_params *p, const struct attn_attend_args *args,
-                          struct gpu_widen_params *w)
+                          int32_t dtype, struct gpu_widen_params *w)
 {
     const struct schedule_host *plan = args->schedule_host;
     const struct attn_prepared *prepared = args->prepared;
@@ -38,11 +38,10 @@ static bool widened_query(const struct gpu_params *p, const struct attn_attend_a
     }
     struct layout at = layout_of(args->instance, prepared, plan->num_reqs, plan->num_row_tiles,
                                  plan->num_rows, plan->by_item);
-    bool as_keys = p->k.dtype == ATTN_DTYPE_BF16 || p->k.dtype == ATTN_DTYPE_F16;
     *w = (struct gpu_widen_params){
         .from = p->q,
         .to = {(char *)args->workspace + at.query, prepared->query_bytes,
-               (int64_t)p->problem.head_size * 2, as_keys ? p->k.dtype : ATTN_DTYPE_F16},
+               (int64_t)p->problem.head_size * 2, dtype},
         .query_start = p->problem.query_start,
         .num_reqs = p->problem.num_reqs,
         .num_rows = plan->num_rows,
@@ -88,35 +87,68 @@ static const char *attend_plainly(const struct attn_attend_args *args, const str
                              (int64_t)device->num_sms * 8, p, args->stream);
 }
 
+static const char *widen_query(const struct attn_attend_args *args,
+                               const struct gpu_widen_params *w)
+{
+    const struct gpu_device *device = &args->instance->device;
+    return gpu_device_launch(device, GPU_KERNEL_widen, (int64_t)device->num_sms * 16, w,
+                             args->stream);
+}
+
+/* Requests of many rows by the plugin's prefill; *taken: it took them. beside: gpu_prefill. */
+static const char *attend_many(const struct attn_attend_args *args, const struct gpu_params *p,
+                               bool beside, bool *taken)
+{
+    struct gpu_params many = *p;
+    struct gpu_widen_params widen;
+    const char *cause = NULL;
+    if (!args->instance->prefill->takes_query(p) && widened_query(p, args, p->out.dtype, &widen)) {
+        cause = widen_query(args, &widen);
+        many.q = widen.to;
+    }
+    *taken = cause == NULL &&
+             args->instance->prefill->attend(args, &many, prefill_memory(args), beside, &cause);
+    return cause;
+}
+
 /* By the plugin's prefill and matrix kernels, each for its requests. Where one of them refuses the
  * tensors, the plain kernel has written all rows before the other writes its own: a request's way
  * is that of its rows and the tensors, whatever else is in the batch. */
 static const char *attend_planned(const struct attn_attend_args *args, struct gpu_params *p)
 {
     const struct gpu_matrix_kernels *matrix = args->instance->matrix;
-    const struct gpu_prefill *prefill = args->instance->prefill;
-    const struct gpu_device *device = &args->instance->device;
     const struct schedule_host *plan = args->schedule_host;
+    const bool as_keys = p->k.dtype == ATTN_DTYPE_BF16 || p->k.dtype == ATTN_DTYPE_F16;
     set_schedule(&p->schedule, args);
     struct gpu_widen_params widen;
     struct gpu_params matrix_params = *p;
     bool few = plan->has_few && matrix->serves(args, p);
-    bool widens = plan->has_few && !few && widened_query(p, args, &widen);
+    bool widens = plan->has_few && !few &&
+                  widened_query(p, args, as_keys ? p->k.dtype : ATTN_DTYPE_F16, &widen);
     if (widens) {
         matrix_params.q = widen.to;
         few = matrix->serves(args, &matrix_params);
     }
     bool plain = plan->has_few && !few;
     const char *cause = plain ? attend_plainly(args, p) : NULL;
-    if (cause == NULL && plan->has_many &&
-        !prefill->attend(args, p, prefill_memory(args), &cause) && !plain) {
+    bool beside = few && !widens && plan->has_many && plan->prefill_sms > 0;
+    if (beside) {
+        cause = matrix->attend(args, &matrix_params);
+    }
+    bool taken = plain || !plan->has_many;
+    if (cause == NULL && plan->has_many) {
+        bool many = false;
+        cause = attend_many(args, p, beside, &many);
+        taken |= many;
+    }
+    if (cause == NULL && !taken) {
         cause = attend_plainly(args, p);
+        beside = false;
     }
     if (cause == NULL && few && widens) {
-        cause = gpu_device_launch(device, GPU_KERNEL_widen, (int64_t)device->num_sms * 16, &widen,
-                                  args->stream);
+        cause = widen_query(args, &widen);
     }
-    return cause == NULL && few ? matrix->attend(args, &matrix_params) : cause;
+    return cause == NULL && few && !beside ? matrix->attend(args, &matrix_params) : cause;
 }
 
 attn_status gpu_attend(const struct attn_attend_args *args, struct attn_error *error)

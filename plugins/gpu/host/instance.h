@@ -35,6 +35,8 @@ struct attn_prepared {
     int32_t split;     /* 1: items of 16 rows are the only fast ones: 4-bit caches, float32 */
     /* of a token's queries in 16 bits, where they come in 8; 0: they do not */
     int32_t query_bytes;
+    int64_t copy_bytes; /* the plugin's prefill: gpu_prefill */
+    int32_t few_rows;   /* of a request at most that does not go the plugin's prefill */
     int64_t
         chunk_bytes; /* of the workspace for a chunk of gated delta; 0: it goes token by token */
 };

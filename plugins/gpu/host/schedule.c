@@ -104,6 +104,10 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
     (*prepared)->packed =
         layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD || layer->kv_dtype == ATTN_KV_NVFP4;
     (*prepared)->split = (*prepared)->packed || layer->dtype == ATTN_DTYPE_F32;
+    if (instance->prefill != NULL && (*prepared)->way == GPU_WAY_ATTEND) {
+        (*prepared)->copy_bytes = instance->prefill->copy_bytes(layer, args->k_cache);
+    }
+    (*prepared)->few_rows = (*prepared)->copy_bytes > 0 ? GPU_FEW_COPIED_ROWS : GPU_FEW_ROWS;
     if (layer->q_scale_form != ATTN_SCALE_NONE && layer->dtype != ATTN_DTYPE_F32) {
         (*prepared)->query_bytes = layer->num_q_heads * layer->head_size * 2;
     }
@@ -169,7 +173,7 @@ attn_status gpu_schedule_size(const struct attn_schedule_size_args *args,
     bool items = prepared->invariant || prepared->way == GPU_WAY_LATENT;
     size->device_bytes = items || by_item > stream ? by_item : stream;
     if (instance->prefill != NULL) {
-        size->device_bytes += instance->prefill->bytes(prepared, reqs, rows);
+        size->device_bytes += instance->prefill->bytes(prepared, limits);
     }
     return ATTN_OK;
 }
@@ -245,7 +249,8 @@ void set_schedule(struct gpu_schedule *s, const struct attn_attend_args *args)
     s->by_item = plan->by_item;
     s->abreast = prepared->group % plan->tile_rows == 0 ? prepared->group / plan->tile_rows : 1;
     s->invariant = prepared->invariant;
-    s->ctas = args->instance->device.num_sms * (latent ? 1 : matrix->groups_of_sm(args));
+    s->ctas = (args->instance->device.num_sms - plan->prefill_sms) *
+              (latent ? 1 : matrix->groups_of_sm(args));
     s->tile = latent ? GPU_TILE : matrix->tile(prepared, args->k_cache != NULL, plan->tile_rows);
     s->max_segments = plan->tile_rows == 16 || plan->by_item ? at.max_segments : s->ctas;
     s->most_rows = plan->has_many ? plan->few_rows : 0;
@@ -282,26 +287,30 @@ static void choose_ways(struct schedule_host *plan, const struct attn_attend_arg
     const struct attn_batch *batch = args->batch;
     int32_t group = args->prepared->group;
     const int32_t *start = batch->query_start_loc_host;
-    plan->few_rows = GPU_FEW_ROWS;
+    plan->few_rows = args->prepared->few_rows;
     plan->has_few = 1;
     plan->has_many = prefill != NULL && args->prepared->way == GPU_WAY_ATTEND &&
-                     (int64_t)batch->max_query_len * group > GPU_FEW_ROWS && prefill->serves(args);
+                     (int64_t)batch->max_query_len * group > plan->few_rows &&
+                     prefill->serves(args);
     if (!plan->has_many) {
         return;
     }
-    plan->by_item = 1;
+    plan->by_item = args->prepared->invariant || plan->few_rows > GPU_FEW_ROWS;
     plan->tile_rows = 16;
     if (mode != ATTN_PLAN_EAGER || batch->flags & ATTN_BATCH_HOST_BOUNDS) {
         return;
     }
-    bool few = false, many = false;
+    bool few = false, many = false, some = false; /* some: more rows than a decode's */
     for (int32_t r = 0; r < batch->num_reqs; r++) {
         int64_t rows = (int64_t)(start[r + 1] - start[r]) * group;
-        few |= rows > 0 && rows <= GPU_FEW_ROWS;
-        many |= rows > GPU_FEW_ROWS;
+        few |= rows > 0 && rows <= plan->few_rows;
+        many |= rows > plan->few_rows;
+        some |= rows > GPU_FEW_ROWS && rows <= plan->few_rows;
     }
     plan->has_many = args->prepared->invariant ? many : prefill->pays(args);
     plan->has_few = few || !plan->has_many;
+    plan->by_item = args->prepared->invariant || some || !plan->has_many;
+    plan->prefill_sms = plan->has_many && few ? prefill->share(args) : 0;
 }
 
 /* The same for gated delta in chunks. */
@@ -356,6 +365,7 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
         return ATTN_OK;
     }
     if (mode != ATTN_PLAN_REPLAY && mode != ATTN_PLAN_IN_GRAPH) {
+        plan->prefill_sms = 0;
         choose_rows(plan, args);
         choose_ways(plan, args, mode);
         plan->num_tokens = batch->num_tokens;
@@ -366,6 +376,12 @@ attn_status gpu_make_schedule(const struct attn_attend_args *args, int32_t mode,
             ((int64_t)batch->num_tokens * args->prepared->group + plan->tile_rows - 1) /
                 plan->tile_rows +
             batch->num_reqs;
+        if (plan->has_many && !args->instance->prefill->fits(args, mode)) {
+            plan->has_many = 0;
+            plan->has_few = 1;
+            plan->by_item = 1;
+            plan->prefill_sms = 0;
+        }
     }
     if (mode == ATTN_PLAN_OUT_OF_GRAPH || batch->num_reqs == 0) {
         return ATTN_OK;

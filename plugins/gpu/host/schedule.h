@@ -10,6 +10,9 @@
 #include "gpu/latent.h"
 
 #define GPU_FEW_ROWS 32 /* of a request, which memory limits on every GPU */
+/* The same where the plugin's prefill has to copy narrow keys and values to 16 bits first. On an
+ * H200 the bytes of that cost as much as mma.sync over some 70 rows. */
+#define GPU_FEW_COPIED_ROWS 127
 
 /* Host part of a plan: a replay keeps it, since captured launches were made for it. */
 struct schedule_host {
@@ -25,7 +28,9 @@ struct schedule_host {
      * neither is launched where it would have none. */
     int32_t few_rows;
     int32_t has_many, has_few;
-    int32_t has_steps; /* of gated delta: requests of one token, which are not among the few */
+    int32_t prefill_sms; /* multiprocessors that the common way leaves to the plugin's prefill */
+    int64_t copied_rows; /* upper bound of the plugin's prefill, for a head */
+    int32_t has_steps;   /* of gated delta: requests of one token, which are not among the few */
 };
 
 /* A plugin's matrix kernels, which walk segments of a schedule. Without them every attend is that
@@ -56,18 +61,30 @@ bool gpu_loads_wide(const struct attn_attend_args *args, const struct gpu_params
  * depends on its own lengths, the layer and the tensors alone: batch-invariant layers take it. */
 struct gpu_prefill {
     const char *(*load)(const struct gpu_device *device);
+    /* Bytes of the copies in 16 bits that it makes of a key and its value of one KV head; 0: none
+     */
+    int64_t (*copy_bytes)(const struct attn_layer_desc *layer, const struct attn_kv_view *k_cache);
     /* Whether a plan may give it such requests of this layer and cache. */
     bool (*serves)(const struct attn_attend_args *args);
+    /* Whether the workspace has room for this batch, whose numbers the plan has; sets copied_rows.
+     */
+    bool (*fits)(const struct attn_attend_args *args, int32_t mode);
     /* Whether such requests of this batch keep the device busy. */
     bool (*pays)(const struct attn_attend_args *args);
+    /* Multiprocessors that such requests of this batch should have beside the others, which the
+     * common way attends at the same time; 0: one after the other. */
+    int32_t (*share)(const struct attn_attend_args *args);
     /* Workspace behind the common schedule's. */
-    size_t (*bytes)(const struct attn_prepared *prepared, int64_t reqs, int64_t tokens);
+    size_t (*bytes)(const struct attn_prepared *prepared, const struct attn_limits *limits);
     /* Launches what makes its schedule. NULL or the cause of a failure. */
     const char *(*plan)(const struct attn_attend_args *args, const struct gpu_problem *problem,
                         char *memory);
-    /* False: these tensors it cannot walk, and nothing was launched. */
+    /* Whether it takes queries of 8 bits as they are; else they come widened. */
+    bool (*takes_query)(const struct gpu_params *p);
+    /* False: these tensors it cannot walk, and nothing was launched. beside: the launch before it
+     * is the common way's, of this attend, and both may run at the same time. */
     bool (*attend)(const struct attn_attend_args *args, const struct gpu_params *p, char *memory,
-                   const char **cause);
+                   bool beside, const char **cause);
 };
 
 /* A faster attend of latent rows. Without one it is that of gpu/kernels/latent.cpp. */
