@@ -41,5 +41,18 @@ done
 # shellcheck disable=SC2086 # words
 without $least
 hold 'all of these' '*'
+# A case keeps its name: one that only the array of the lesser plugin has runs on the whole one, and a name that is nobody's
+# fails.
+cp "$root/attn_less.so" "$root/attn_least.so"
+cp "$source" "$root/less.c"
+$CC -std=c11 -O2 -w -shared -fPIC -fvisibility=hidden -I "$abi" "$root/less.c" -lm -o "$root/attn_less.so"
+for plugin in least less; do
+    "$check" "$root/attn_$plugin.so" --list 2>/dev/null | grep '^attend' | sort >"$root/$plugin.txt"
+done
+for case in $(comm -23 "$root/least.txt" "$root/less.txt" | awk 'NR % 40 == 1'); do
+    "$check" "$root/attn_less.so" --filter "$case" 2>&1 | grep -q ': 1 passed, 0 failed' || { echo "not by its name: $case"; failed=1; }
+    "$check" "$root/attn_less.so" --filter "$case.x" >/dev/null 2>&1 && { echo "a name of no case passed"; failed=1; }
+done
+[ -n "${case:-}" ] || { echo 'both plugins have the same cases'; failed=1; }
 [ "$failed" = 0 ] && tail -1 "$root/out"
 exit $failed

@@ -26,6 +26,7 @@ expect 2 'usage' "$info" --no-such-option
 expect 0 'terms: causal' "$info" --capabilities
 expect 0 '"capabilities": {' "$info" --capabilities --json
 expect 0 'example could serve decode: declared rank -1' env ATTN_PLUGIN_PATH="$plugin" "$info" --explain --model float32.json
+expect 0 '"eligible":' env ATTN_PLUGIN_PATH="$plugin" "$info" --explain --json --model float32.json
 # A crowded folder does not displace the project's own plugins, and what is passed over is said.
 crowd=$(mktemp -d)
 for i in $(seq 100 399); do : >"$crowd/attn_$i.so"; done

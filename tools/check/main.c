@@ -27,7 +27,6 @@
 #define FULL_EXTRA_CASES 1500
 #define QUICK_ENGINE_CASES 140
 #define FULL_ENGINE_CASES 900
-#define CASE_NAME_SIZE 320
 
 static const char usage[] =
     "usage: attn-check NAME|FILE.so [--quick|--full] [--filter GLOB] [--part I/N] [--seed S]\n"
@@ -215,37 +214,65 @@ static void tell(struct run *run, const char *name, enum trial_result result)
     }
 }
 
+static void try_attend(struct run *run, const struct attend_case *c, int32_t way)
+{
+    char name[CASE_NAME_SIZE], full_name[CASE_NAME_SIZE + 40];
+    case_name(&run->space, c, name, sizeof name);
+    snprintf(full_name, sizeof full_name, "%s.%s", name, trial_way_names[way]);
+    if (!wanted(run, full_name)) {
+        return;
+    }
+    if (run->options->list) {
+        puts(full_name);
+        return;
+    }
+    tell(run, full_name,
+         trial_attend(&run->trial, &run->space, c, seed_of(run->options, full_name), way));
+}
+
+/* One case that a filter names in full runs although the covering array, which follows what is
+ * declared, has others. */
+static void run_named_attend(struct run *run)
+{
+    const char *filter = run->options->filter;
+    const char *dot = filter != NULL ? strrchr(filter, '.') : NULL;
+    char name[CASE_NAME_SIZE];
+    struct attend_case c;
+    if (run->num_matching > 0 || dot == NULL || strpbrk(filter, "*?[\\") != NULL ||
+        (size_t)(dot - filter) >= sizeof name) {
+        return;
+    }
+    snprintf(name, sizeof name, "%.*s", (int)(dot - filter), filter);
+    if (!case_of_name(&run->space, name, &c)) {
+        return;
+    }
+    struct attend_case settled = c;
+    case_settle(&run->space, &settled);
+    int32_t shape = case_value(&run->space, &c, FACTOR_SHAPE).a;
+    for (int32_t way = 0; way < TRIAL_WAY_COUNT; way++) {
+        if (strcmp(dot + 1, trial_way_names[way]) == 0 && memcmp(&settled, &c, sizeof c) == 0 &&
+            !case_refused(&run->space, &c) &&
+            (way == TRIAL_PLAIN || trial_way_declared(&run->trial.tested->caps, shape, way))) {
+            try_attend(run, &c, way);
+        }
+    }
+}
+
 static void run_attends(struct run *run)
 {
     for (int32_t i = 0; i < run->num_cases; i++) {
-        char name[CASE_NAME_SIZE], full_name[CASE_NAME_SIZE + 40];
-        case_name(&run->space, &run->cases[i], name, sizeof name);
         /* Every way for the array in full; else one way a case, in turn, where an undeclared way is
          * another plain run. */
         bool every = run->options->full && i < run->space.num_covering;
+        int32_t shape = case_value(&run->space, &run->cases[i], FACTOR_SHAPE).a;
         for (int32_t way = 0; way < TRIAL_WAY_COUNT; way++) {
-            if (!every && way != i % TRIAL_WAY_COUNT) {
-                continue;
-            }
-            int32_t shape = case_value(&run->space, &run->cases[i], FACTOR_SHAPE).a;
             bool declared = trial_way_declared(&run->trial.tested->caps, shape, way);
-            if (!declared && every) {
-                continue;
+            if (every ? declared : way == i % TRIAL_WAY_COUNT) {
+                try_attend(run, &run->cases[i], declared ? way : TRIAL_PLAIN);
             }
-            int32_t taken = declared ? way : TRIAL_PLAIN;
-            snprintf(full_name, sizeof full_name, "%s.%s", name, trial_way_names[taken]);
-            if (!wanted(run, full_name)) {
-                continue;
-            }
-            if (run->options->list) {
-                puts(full_name);
-                continue;
-            }
-            tell(run, full_name,
-                 trial_attend(&run->trial, &run->space, &run->cases[i],
-                              seed_of(run->options, full_name), taken));
         }
     }
+    run_named_attend(run);
 }
 
 /* A case beside the attends: named, wanted or not, listed or run. */

@@ -24,6 +24,8 @@ enum case_shape {
     SHAPE_COUNT
 };
 
+#define CASE_NAME_SIZE 320
+
 /* The factors of a case. Each is an index into that factor's list of values. */
 enum case_factor {
     FACTOR_SHAPE,
@@ -175,5 +177,8 @@ static inline bool kv_is_fp8(int32_t kv_dtype)
 /* names.c. "attend.decode.bf16.fp8_e4m3.d128x128.h8-2.b16.…", at most `size` bytes. */
 void case_name(const struct case_space *space, const struct attend_case *c, char *name,
                size_t size);
+/* The case of such a name, whether or not it is in the covering array; false: no case of this
+ * backend's has it. */
+bool case_of_name(const struct case_space *space, const char *wanted, struct attend_case *c);
 
 #endif

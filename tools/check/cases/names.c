@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What cases are called. */
 #include <stdio.h>
+#include <string.h>
 
 #include "cases/cases.h"
 #include "common/names.h"
@@ -42,4 +43,67 @@ void case_name(const struct case_space *space, const struct attend_case *c, char
                  v[FACTOR_SCALE_SOURCE].a, v[FACTOR_TABLE_ROW].a, v[FACTOR_LENGTHS].a,
                  v[FACTOR_FIRST_ROW].a, v[FACTOR_WRITE].a, v[FACTOR_LSE].a, v[FACTOR_STRIDES].a);
     }
+}
+
+static size_t common_prefix(const struct case_space *space, const struct attend_case *c,
+                            const char *wanted)
+{
+    char name[CASE_NAME_SIZE];
+    size_t same = 0;
+    case_name(space, c, name, sizeof name);
+    while (name[same] != '\0' && name[same] == wanted[same]) {
+        same++;
+    }
+    return same;
+}
+
+/* A switch is on if the name has its part; what is off has none. */
+static void find_switch(const struct case_space *space, const char *wanted, int32_t factor,
+                        struct attend_case *c)
+{
+    char part[64];
+    for (int32_t i = 0; i < space->factors[factor].count; i++) {
+        struct factor_value v = space->factors[factor].values[i];
+        int length = snprintf(part, sizeof part, "+%s%d", switches[factor - FACTOR_FIRST_SWITCH],
+                              v.a + 100 * v.b);
+        const char *at = v.a != 0 ? strstr(wanted, part) : NULL;
+        if (at != NULL && (at[length] == '+' || at[length] == '.')) {
+            c->index[factor] = i;
+            return;
+        }
+    }
+}
+
+bool case_of_name(const struct case_space *space, const char *wanted, struct attend_case *c)
+{
+    /* in the order of the name; the encoder with the shape, in one place */
+    static const int32_t order[] = {FACTOR_SHAPE,       FACTOR_DTYPE,        FACTOR_KV_DTYPE,
+                                    FACTOR_HEAD_SIZE,   FACTOR_HEADS,        FACTOR_BLOCK_SIZE,
+                                    FACTOR_LAYOUT,      FACTOR_CAUSAL,       FACTOR_SCALES,
+                                    FACTOR_SCALE_PLACE, FACTOR_SCALE_SOURCE, FACTOR_TABLE_ROW,
+                                    FACTOR_LENGTHS,     FACTOR_FIRST_ROW,    FACTOR_WRITE,
+                                    FACTOR_LSE,         FACTOR_STRIDES};
+    char name[CASE_NAME_SIZE];
+    *c = (struct attend_case){{0}};
+    for (int32_t i = FACTOR_FIRST_SWITCH; i <= FACTOR_LAST_SWITCH; i++) {
+        find_switch(space, wanted, i, c);
+    }
+    for (size_t o = 0; o < sizeof order / sizeof *order; o++) {
+        struct attend_case best = *c, now = *c;
+        int32_t i = order[o];
+        size_t most = 0;
+        for (int32_t k = 0; k < space->factors[i].count; k++) {
+            int32_t encoders_too = i == FACTOR_SHAPE ? space->factors[FACTOR_ENCODER].count : 1;
+            for (int32_t e = 0; e < encoders_too; e++) {
+                now.index[i] = k;
+                now.index[FACTOR_ENCODER] = i == FACTOR_SHAPE ? e : c->index[FACTOR_ENCODER];
+                size_t same = common_prefix(space, &now, wanted);
+                best = same > most ? now : best;
+                most = same > most ? same : most;
+            }
+        }
+        *c = best;
+    }
+    case_name(space, c, name, sizeof name);
+    return strcmp(name, wanted) == 0;
 }
