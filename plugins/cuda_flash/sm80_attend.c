@@ -68,6 +68,9 @@ static int32_t kind_of(const struct gpu_params *p)
     if (p->k.form == p->v.form && p->k.form == GPU_ROW_NVFP4) {
         return KIND_NVFP4;
     }
+    if (p->k.form == GPU_ROW_LEVELS && p->v.form == GPU_ROW_STEPS) {
+        return KIND_LEVELS;
+    }
     bool plain = p->k.form < GPU_ROW_INT4 && p->v.form < GPU_ROW_INT4 && p->k.dtype == p->v.dtype;
     return plain ? kinds[p->k.dtype] - 1 : -1;
 }
@@ -89,6 +92,7 @@ static bool fit_stages(const struct attn_attend_args *args, const struct gpu_par
     int32_t sms = device->num_sms - plan->prefill_sms;
     int32_t kind = kind_of(p), d = padded_size(&p->problem), tile = p->schedule.tile;
     bool split = p->schedule.tile_rows == 16;
+    bool turned = kind == KIND_INT4 || kind == KIND_LEVELS;
     int32_t q_element = kind == KIND_F32 ? 4 : 2;
     int32_t row = kind >= KIND_INT4 ? d / 2 : kind >= KIND_E4M3 ? d : q_element * d;
     int32_t scales = kind >= KIND_INT4 ? 2 * tile * (kind == KIND_NVFP4 ? d / 16 : 4) : 0;
@@ -96,7 +100,7 @@ static bool fit_stages(const struct attn_attend_args *args, const struct gpu_par
     int32_t both = 2 * tile * row; /* bytes of a tile's keys and values */
     int32_t stage = both + (scales > tail ? scales : tail);
     int32_t fixed = SM80_FIXED_SMEM + (kind >= KIND_E4M3 ? SM80_TERMS_SMEM : 0) +
-                    (split ? (kind == KIND_INT4 ? 3 : 2) * 16 : 64) * d * q_element;
+                    (split ? (turned ? 3 : 2) * 16 : 64) * d * q_element;
     for (int32_t of_sm = p->schedule.ctas / sms; of_sm > 0; of_sm--) {
         int32_t room = device->smem_of_sm / of_sm - 1024;
         room = room < device->smem_of_cta ? room : device->smem_of_cta;
@@ -136,6 +140,55 @@ static bool serves_codes(const struct gpu_params *p, int32_t kind)
            (kind != KIND_NVFP4 || problem->block_size % 4 == 0);
 }
 
+/* Whether rows of `bytes` lie together and spans of `rows` of them are multiples of 16. */
+static bool has_spans(const void *data, int64_t block, int64_t slot, int64_t head, int64_t bytes,
+                      int32_t rows)
+{
+    uint64_t bits =
+        (uint64_t)(uintptr_t)data | (uint64_t)block | (uint64_t)head | (uint64_t)(bytes * rows);
+    return slot == bytes && bits % 16 == 0;
+}
+
+/* Where TurboQuant's rows lie in a stage, as they do in memory: keys and values of a slot behind
+ * each other, or each by themselves. False: in other ways, or not in spans of whole blocks. */
+static bool place_levels(const struct gpu_device *device, const struct gpu_params *p,
+                         struct sm80_params *a)
+{
+    int32_t tile = p->schedule.tile, size = p->problem.block_size, codes[2], row[2];
+    for (int32_t i = 0; i < 2; i++) {
+        const struct gpu_cache *c = i == 0 ? &p->k : &p->v;
+        codes[i] = c->head_size * c->bits / 8;
+        row[i] = codes[i] + (i == 0 ? 2 : 4);
+        if (c->row_scale != c->data + codes[i] || c->row_scale_block != c->block ||
+            c->row_scale_slot != c->slot || c->row_scale_head != c->head) {
+            return false;
+        }
+    }
+    const struct gpu_cache *k = &p->k, *v = &p->v;
+    a->box_rows = size < tile ? size : tile;
+    a->together = v->data == k->data + row[0] && v->block == k->block && v->slot == k->slot &&
+                  v->head == k->head;
+    int32_t pitch = a->together ? row[0] + row[1] : row[0];
+    int32_t at = a->together ? row[0] : tile * row[0];
+    int32_t v_pitch = a->together ? pitch : row[1];
+    a->planes[0] = (struct sm80_plane){0, pitch, codes[0], pitch};
+    a->planes[1] = (struct sm80_plane){at, v_pitch, at + codes[1], v_pitch};
+    a->mapped = a->scale_spans = 1;
+    return device->major >= 9 && (size % tile == 0 || tile % size == 0) &&
+           tile / a->box_rows <= device->lanes &&
+           has_spans(k->data, k->block, k->slot, k->head, pitch, a->box_rows) &&
+           (a->together || has_spans(v->data, v->block, v->slot, v->head, v_pitch, a->box_rows));
+}
+
+static bool serves_levels(const struct gpu_device *device, const struct gpu_params *p)
+{
+    const struct gpu_problem *problem = &p->problem;
+    struct sm80_params a;
+    return p->schedule.tile_rows == 16 && problem->paged &&
+           problem->head_size == problem->head_size_v &&
+           problem->head_size == padded_size(problem) && place_levels(device, p, &a);
+}
+
 /* They copy 16 bytes at a time, and count rows' offsets in 16 bytes and 31 bits. */
 static bool serves_rows(const struct attn_attend_args *args, const struct gpu_params *p,
                         int32_t kind)
@@ -162,7 +215,9 @@ static bool serves(const struct attn_attend_args *args, const struct gpu_params 
         problem->head_size_v > SM80_MAX_SIZE) {
         return false;
     }
-    bool walks = kind >= KIND_INT4 ? serves_codes(p, kind) : serves_rows(args, p, kind);
+    bool walks = kind == KIND_LEVELS ? serves_levels(&args->instance->device, p)
+                 : kind >= KIND_INT4 ? serves_codes(p, kind)
+                                     : serves_rows(args, p, kind);
     return walks &&
            p->schedule.tile == tile_of(args->prepared, kind >= KIND_E4M3, p->schedule.tile_rows) &&
            fit_stages(args, p, &ctas, &stages);
@@ -189,15 +244,6 @@ static bool map_rows(const struct gpu_device *device, const struct gpu_cache *ca
                 1},
     };
     return tensor_map_encode(device, cache->data, &shape, map);
-}
-
-/* Whether rows of `bytes` lie together and spans of `rows` of them are multiples of 16. */
-static bool has_spans(const void *data, int64_t block, int64_t slot, int64_t head, int64_t bytes,
-                      int32_t rows)
-{
-    uint64_t bits =
-        (uint64_t)(uintptr_t)data | (uint64_t)block | (uint64_t)head | (uint64_t)(bytes * rows);
-    return slot == bytes && bits % 16 == 0;
 }
 
 static bool has_scale_spans(const struct gpu_cache *c, int64_t bytes, int32_t rows)
@@ -292,7 +338,9 @@ static const char *attend(const struct attn_attend_args *args, const struct gpu_
     if (!fit_stages(args, p, &a.p.schedule.ctas, &a.stages)) {
         return "shared memory is too small";
     }
-    if (kind >= KIND_INT4) {
+    if (kind == KIND_LEVELS) {
+        place_levels(device, p, &a); /* as serves has seen */
+    } else if (kind >= KIND_INT4) {
         map_codes(args, &a);
     } else {
         map_caches(args, &a);

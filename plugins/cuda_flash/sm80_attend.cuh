@@ -28,9 +28,9 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
         p.problem.spans != nullptr || p.problem.tree != nullptr || p.problem.alibi != 0;
     const bool from_bf16 = p.q.dtype == ATTN_DTYPE_BF16;
     const bool k_scaled = S::bytes && p.k.form == GPU_ROW_SCALED;
-    const bool v_scaled = KIND == KIND_INT4 || (S::bytes && p.v.form == GPU_ROW_SCALED);
+    const bool v_scaled = S::turned || (S::bytes && p.v.form == GPU_ROW_SCALED);
     /* float16 wants more of a turned query than it holds itself */
-    const bool has_rest = KIND == KIND_INT4 && p.q.dtype == ATTN_DTYPE_F16;
+    const bool has_rest = S::turned && p.q.dtype == ATTN_DTYPE_F16;
     char *rest = (char *)terms_of(mine) + SM80_TERMS_SMEM;
     float o[num_sums][4], m[2], l[2], scale = 0.0f;
     value_sums sums = {};
@@ -85,7 +85,16 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
         for (int n = 0; n < num_scores; n++) {
             s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
         }
-        if constexpr (S::packed) {
+        float factors[num_scores][2]; /* of the lane's keys: KIND_LEVELS */
+        if constexpr (KIND == KIND_LEVELS) {
+            constexpr int together = FEW ? subs : 1, each = FEW ? 1 : 2;
+#pragma unroll
+            for (int sub = 0; sub < subs; sub += together) {
+                dot_levels<D, FEW, together>(at, a.planes[0], p.k.bits, sq, rest, has_rest, queries,
+                                             first + sub * 16, lane, high_rows, &s[sub * each],
+                                             &factors[sub * each]);
+            }
+        } else if constexpr (S::packed) {
             dot_codes<KIND, D, FEW, subs>(at, at + codes.key, a.planes[0], sq, rest, has_rest,
                                           queries, first, lane, high_rows, s);
         } else if constexpr (KIND == KIND_F32 && FEW) {
@@ -136,6 +145,12 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
         if constexpr (S::prepared) {
             close_scores<KIND, FEW>(terms, k_scales, s);
         }
+        if constexpr (KIND == KIND_LEVELS) {
+#pragma unroll
+            for (int i = 0; i < 4 * num_scores; i++) {
+                s[i / 4][i % 4] *= factors[i / 4][FEW ? i % 4 >> 1 : i & 1];
+            }
+        }
         if (k_scaled) {
 #pragma unroll
             for (int n = 0; n < num_scores; n++) {
@@ -157,7 +172,11 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
         }
         soften<FEW>(high_rows, s, m, l, sums.z, o);
         if (v_scaled) {
-            scale_weights<KIND, FEW>(v_scales, view == SEES_APART, s, sums, o);
+            bool apart = view == SEES_APART;
+            float scales[num_scores][2];
+            load_value_scales<KIND, FEW>(at, v_scales, a.planes[1], first, lane, apart, s, sums.z,
+                                         scales);
+            scale_weights<KIND, FEW>(scales, apart, s, sums, o);
         }
         if (exactly) { /* copies: what a call takes the address of leaves the registers */
             exact_step<num_scores, num_sums> x;
@@ -181,7 +200,7 @@ static __device__ __forceinline__ void compute(const sm80_params &a, shared<KIND
                 const float(&s0)[4] = s[FEW ? sub : 2 * sub], (&s1)[4] = s[FEW ? sub : 2 * sub + 1];
                 if constexpr (S::packed) {
                     add_codes<KIND, D, FEW>(at, at + codes.value + sub * 16 * a.planes[1].pitch,
-                                            a.planes[1], key, lane, s0, s1, o, sums.z);
+                                            a.planes[1], p.v.bits, key, lane, s0, s1, o, sums.z);
                 } else if constexpr (KIND == KIND_F32 && FEW) {
                     add_few_floats<D, S::tile>(at + S::half, key, lane, s0, o);
                 } else if constexpr (KIND == KIND_F32) {

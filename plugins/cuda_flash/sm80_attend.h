@@ -27,6 +27,7 @@ struct sm80_params {
     /* 1: boxes of whole blocks, box_rows rows each; of 4-bit codes they are spans of memory */
     int32_t mapped, box_rows;
     int32_t scale_spans;         /* scales of their own planes come in spans, too */
+    int32_t together;            /* spans of keys bring the values along */
     struct sm80_plane planes[2]; /* K and V, of 4-bit kinds */
     int32_t few;                 /* 1: items have up to 8 rows; kinds of 16 bits do not ask */
     int32_t stages;              /* of a CTA */

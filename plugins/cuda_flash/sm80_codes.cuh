@@ -3,7 +3,8 @@
  * units. A word is 8 codes; as pairs (n, n + 4) of them, four registers of two f16:
  *   int4:  a code's bits are an f16 without exponent: code x 2^-24, or x 2^-20 for odd n.
  *   nvfp4: an element's bits lie at the seam of f16's exponent and fraction: x 2^-14; with its
- *          block's scale x 2^7 an exact f16, x 2^-7. */
+ *          block's scale x 2^7 an exact f16, x 2^-7.
+ * sm80_levels.cuh has the keys of TurboQuant, whose values are as int4's. */
 #ifndef CUDA_FLASH_SM80_CODES_CUH
 #define CUDA_FLASH_SM80_CODES_CUH
 
@@ -12,7 +13,7 @@
 template <int KIND>
 static __device__ __forceinline__ void widen_codes(uint32_t word, uint32_t (&pairs)[4])
 {
-    if constexpr (KIND == KIND_INT4) {
+    if constexpr (KIND != KIND_NVFP4) {
         uint32_t above = word >> 8;
         pairs[0] = word & 0x000f000fu;
         pairs[1] = word & 0x00f000f0u;
@@ -54,6 +55,38 @@ template <int KIND, int D> constexpr int row_align = KIND == KIND_NVFP4 &&D < 25
 static __device__ __forceinline__ uint32_t block_scales(uint32_t two)
 {
     return multiply_halves(widen<KIND_E4M3>(two), 0x58005800u);
+}
+
+/* Codes of 3 bits, 8 of them in the low 24 of x, 4 bits apart. */
+static __device__ __forceinline__ uint32_t spread_codes(uint32_t x)
+{
+    x = (x & 0x00000fffu) | (x << 4 & 0x0fff0000u);
+    x = (x & 0x003f003fu) | (x << 2 & 0x3f003f00u);
+    return (x & 0x07070707u) | (x << 1 & 0x70707070u);
+}
+
+/* N words of 8 codes of `bits` from any byte of a stage on, 4 bits apart. */
+template <int N>
+static __device__ __forceinline__ void load_codes(const char *stage, int at, int bits,
+                                                  uint32_t (&x)[N])
+{
+    const uint32_t *from = (const uint32_t *)(stage + (at & ~3));
+    uint32_t raw[N + 1];
+#pragma unroll
+    for (int i = 0; i <= N; i++) {
+        raw[i] = from[i];
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        x[i] = __funnelshift_r(raw[i], raw[i + 1], (at & 3) * 8);
+    }
+    if (bits == 3) {
+#pragma unroll
+        for (int i = N - 1; i >= 0; i--) { /* what is read is not yet written */
+            const int word = i * 24 / 32, shift = i * 24 % 32;
+            x[i] = spread_codes(__funnelshift_r(x[word], word + 1 < N ? x[word + 1] : 0, shift));
+        }
+    }
 }
 
 /* The chunk of a query row that meets a word of codes. */
@@ -242,16 +275,16 @@ value_scale_at(const char *stage, const sm80_plane &plane, int key, int block)
            block % quarter * 4 + (key & 3);
 }
 
-/* o += weights x values of 16 keys from `first` on, raw; `codes`: the lane's of those; z += weights
- * x zero points. */
+/* o += weights x values of 16 keys from `first` on, raw; `codes`: the lane's of those, `bits` each
+ * of KIND_LEVELS; int4: z += weights x zero points. */
 template <int KIND, int D, bool FEW>
-static __device__ __forceinline__ void add_codes(const char *stage, const char *codes,
-                                                 const sm80_plane &plane, int first, int lane,
-                                                 const float (&s0)[4], const float (&s1)[4],
-                                                 float (&o)[FEW ? D / 16 : D / 8][4], float (&z)[4])
+static __device__ __forceinline__ void
+add_codes(const char *stage, const char *codes, const sm80_plane &plane, int bits, int first,
+          int lane, const float (&s0)[4], const float (&s1)[4], float (&o)[FEW ? D / 16 : D / 8][4],
+          float (&z)[4])
 {
     constexpr int words = D / 64, align = row_align<KIND, D>;
-    const int c = lane & 3, odd = c & 1, key = first + 2 * c;
+    const int c = lane & 3, odd = KIND == KIND_LEVELS ? 0 : c & 1, key = first + 2 * c;
     const uint32_t order = odd != 0 ? 0x1032 : 0x3210;
     packed_weights<FEW> weights(s0, s1);
     weights.arrange(order);
@@ -267,6 +300,13 @@ static __device__ __forceinline__ void add_codes(const char *stage, const char *
     uint32_t x[4][words], scale[2][(words + 1) / 2];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
+        if constexpr (KIND == KIND_LEVELS) {
+            load_codes<words>(stage,
+                              plane.at + (key + (i >> 1) * 8 + (i & 1)) * plane.pitch +
+                                  (lane >> 2) * words * bits,
+                              bits, x[i]);
+            continue;
+        }
         int next = (i >> 1) * 8 * plane.pitch;
         if ((i & 1) != 0) {
             next += odd != 0 ? -plane.pitch : plane.pitch;
@@ -306,8 +346,8 @@ static __device__ __forceinline__ void add_codes(const char *stage, const char *
 template <int KIND> static __device__ __forceinline__ float unit_of_sum(int n)
 {
     return KIND == KIND_INT8    ? 0x1p24f
-           : KIND == KIND_INT4  ? ((n & 1) != 0 ? 0x1p20f : 0x1p24f)
            : KIND == KIND_NVFP4 ? 0x1p7f
+           : KIND >= KIND_INT4  ? ((n & 1) != 0 ? 0x1p20f : 0x1p24f)
                                 : 1.0f;
 }
 
@@ -322,6 +362,9 @@ static __device__ __forceinline__ void clear_scales(char *stage, const sm80_plan
         }
         if constexpr (KIND == KIND_INT4) {
             *(float *)(stage + plane.scale_at + key * 4) = 0.0f;
+        } else if constexpr (KIND == KIND_LEVELS) {
+            uint16_t *step = (uint16_t *)(stage + plane.scale_at + key * plane.scale_pitch);
+            step[0] = step[1] = 0;
         } else {
             for (int block = 0; block < D / 16; block++) {
                 *(char *)value_scale_at<D>(stage, plane, key, block) = 0;

@@ -25,6 +25,7 @@ template <int KIND, int D, bool SPLIT> struct shape {
     static constexpr bool bytes = KIND >= KIND_E4M3 && KIND <= KIND_INT8;
     static constexpr bool packed = KIND >= KIND_INT4;
     static constexpr bool prepared = KIND >= KIND_INT8; /* queries have terms: sm80_query.cuh */
+    static constexpr bool turned = KIND == KIND_INT4 || KIND == KIND_LEVELS; /* keys are */
     static constexpr int element = bytes ? 1 : KIND == KIND_F32 ? 4 : 2;
     static constexpr int q_element = KIND == KIND_F32 ? 4 : 2;
     static constexpr int row = packed ? D / 2 : D * element; /* bytes of a key or value */
@@ -41,9 +42,9 @@ template <int KIND, int D, bool SPLIT> struct shape {
     static constexpr int rows = SPLIT ? 16 : 64;
     static constexpr int q_bytes = rows * D * q_element;
     static constexpr int q_buffers = SPLIT ? 2 : 1;
-    /* int4's queries are turned: what rounding leaves of them stands behind the terms */
-    static constexpr int fixed = SM80_FIXED_SMEM + (bytes || packed ? SM80_TERMS_SMEM : 0) +
-                                 (KIND == KIND_INT4 ? q_bytes : 0);
+    /* what rounding leaves of turned queries stands behind the terms */
+    static constexpr int fixed =
+        SM80_FIXED_SMEM + (bytes || packed ? SM80_TERMS_SMEM : 0) + (turned ? q_bytes : 0);
     /* of a multiprocessor, for the registers */
     static constexpr int ctas = D > 128 || KIND == KIND_F32 ? 1 : 2;
 };
@@ -306,7 +307,7 @@ copy_codes(const sm80_params &a, const gpu_cache &cache, const sm80_plane &plane
 {
     using S = shape<KIND, D, true>;
     const char *from = cache.data + head * cache.head;
-    if (a.mapped) {
+    if (a.mapped) { /* always, of KIND_LEVELS */
         copy_spans<TILE>(from, cache.block, cache.slot, at, a.box_rows * plane.pitch, to + plane.at,
                          barrier, lane);
         return;
@@ -415,8 +416,10 @@ template <int KIND, int D, bool SPLIT> struct producer {
             } else if (!a.scale_spans) {
                 copy_code_scales<KIND, D, S::tile>(cache, plane, head, keys, to, lane);
             }
-            copy_codes<KIND, D, S::tile>(a, cache, plane, head, a.mapped ? boxes : keys, to,
-                                         barrier, lane);
+            if (!values || !a.together) {
+                copy_codes<KIND, D, S::tile>(a, cache, plane, head, a.mapped ? boxes : keys, to,
+                                             barrier, lane);
+            }
             return;
         }
         if (S::bytes && cache.form == GPU_ROW_SCALED) {

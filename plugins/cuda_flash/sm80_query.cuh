@@ -37,10 +37,10 @@ template <int D> static __device__ __forceinline__ void turn_row(float (&x)[own_
 }
 
 /* Place of dim d of 8 among the query's 16 bytes that meet a word of 8 codes: words are widened to
- * pairs (0, 4), (1, 5), (2, 6), (3, 7). */
+ * pairs (0, 4), (1, 5), (2, 6), (3, 7), those of levels to neighbours. */
 template <int KIND> static __device__ __forceinline__ int place_in_chunk(int d)
 {
-    return KIND >= KIND_INT4 ? (d & 3) * 2 + (d >> 2) : d;
+    return KIND == KIND_INT4 || KIND == KIND_NVFP4 ? (d & 3) * 2 + (d >> 2) : d;
 }
 
 static __device__ __forceinline__ float clamp_half(float x)
@@ -89,7 +89,7 @@ static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu
                 x[e] *= p.k.signs[lane * own + e];
             }
         }
-        if constexpr (KIND == KIND_INT4) {
+        if constexpr (shape<KIND, D, true>::turned) {
             turn_row<D>(x, lane);
         }
 #pragma unroll
@@ -119,8 +119,12 @@ static __device__ __noinline__ void prepare_query(const gpu_params &p, const gpu
         }
         sum = warp_sum(sum);
         if (lane == 0) {
-            float back = KIND == KIND_INT4 ? 1.0f / (factor * (float)D) : 1.0f / factor;
-            terms[row] = back * (KIND == KIND_NVFP4 ? 0x1p7f : 0x1p24f);
+            float back = KIND == KIND_INT4     ? 1.0f / (factor * (float)D)
+                         : KIND == KIND_LEVELS ? 1.0f / (factor * sqrtf((float)D))
+                                               : 1.0f / factor;
+            terms[row] = back * (KIND == KIND_NVFP4    ? 0x1p7f
+                                 : KIND == KIND_LEVELS ? 1.0f
+                                                       : 0x1p24f);
             terms[ROWS + row] = (KIND == KIND_INT8 ? 128.0f : 1.0f) * sum * back;
         }
     }

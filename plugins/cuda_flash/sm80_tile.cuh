@@ -3,7 +3,7 @@
 #ifndef CUDA_FLASH_SM80_TILE_CUH
 #define CUDA_FLASH_SM80_TILE_CUH
 
-#include "sm80_codes.cuh"
+#include "sm80_levels.cuh"
 #include "sm80_finish.cuh"
 
 /* What the two rows of a lane, `row` and row + apart, see. Rows that are not there see all;
@@ -480,28 +480,48 @@ static __device__ __forceinline__ void add_bytes(const char *values, int first, 
 
 /* What a run's sums of values are relative to: a power of two that no value's scale so far is
  * above, so that weights times scales are f16; and the sums with the codes' offsets, as a tile of o
- * whose columns are alike, over 2^24. */
+ * whose columns are alike, over 2^24. KIND_LEVELS: the lane's sums with lowest values, in the
+ * places of column 0. */
 struct value_sums {
     float reference, z[4];
 };
 
-/* Weights times their values' scales over the reference; `scales`: of the lane's keys. apart: a
- * weight of 0 may meet a scale that is no number. */
+/* Scales of the lane's values; of KIND_LEVELS their steps, and z += weights x lowest values. */
+template <int KIND, bool FEW, int N>
+static __device__ __forceinline__ void
+load_value_scales(const char *stage, const float *scales, const sm80_plane &plane, int first,
+                  int lane, bool apart, const float (&s)[N][4], float (&z)[4], float (&scale)[N][2])
+{
+    if constexpr (KIND == KIND_LEVELS) {
+        float lowest[N][2];
+        load_steps<FEW>(stage, plane, first, lane, scale, lowest);
+#pragma unroll
+        for (int i = 0; i < 4 * N; i++) {
+            float weight = s[i / 4][i % 4], low = lowest[i / 4][FEW ? i % 4 >> 1 : i & 1];
+            float &sum = z[FEW ? i & 1 : i & 2];
+            sum = apart && weight == 0.0f ? sum : fmaf(weight, low, sum);
+        }
+        return;
+    }
+    constexpr uint32_t mask = KIND == KIND_INT4 ? ~ZERO_POINT_MASK : ~0u;
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++) {
+        float both = scales[sums_at<FEW>::key(i / 2, FEW ? i % 2 * 2 : i % 2)];
+        scale[i / 2][i % 2] = bits_float(float_bits(both) & mask);
+    }
+}
+
+/* Weights times their values' scales over the reference. apart: a weight of 0 may meet a scale that
+ * is no number. */
 template <int KIND, bool FEW, int N, int ND>
-static __device__ __forceinline__ void scale_weights(const float *scales, bool apart,
+static __device__ __forceinline__ void scale_weights(float (&scale)[N][2], bool apart,
                                                      float (&s)[N][4], value_sums &sums,
                                                      float (&o)[ND][4])
 {
-    constexpr uint32_t mask = KIND == KIND_INT4 ? ~ZERO_POINT_MASK : ~0u;
-    float scale[N][2], largest = 0.0f;
+    float largest = 0.0f;
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float both = scales[sums_at<FEW>::key(n, FEW ? 2 * i : i)];
-            scale[n][i] = bits_float(float_bits(both) & mask);
-            largest = fmaxf(largest, fabsf(scale[n][i]));
-        }
+    for (int i = 0; i < 2 * N; i++) {
+        largest = fmaxf(largest, fabsf(scale[i / 2][i % 2]));
     }
     if (__any_sync(0xffffffffu, largest > sums.reference)) { /* which all lanes share */
         largest = sums_at<FEW>::largest(largest);
@@ -509,7 +529,9 @@ static __device__ __forceinline__ void scale_weights(const float *scales, bool a
         float next = bits_float(min(above, 0x7e000000u)); /* its inverse is a number, too */
         float shrink = sums.reference / next;
         sums.reference = next;
-        sums.z[0] *= shrink, sums.z[1] *= shrink, sums.z[2] *= shrink, sums.z[3] *= shrink;
+        if (KIND != KIND_LEVELS) { /* whose lowest values are numbers as they are */
+            sums.z[0] *= shrink, sums.z[1] *= shrink, sums.z[2] *= shrink, sums.z[3] *= shrink;
+        }
 #pragma unroll
         for (int n = 0; n < ND; n++) {
             o[n][0] *= shrink, o[n][1] *= shrink, o[n][2] *= shrink, o[n][3] *= shrink;
@@ -550,12 +572,18 @@ static __device__ __forceinline__ void close_values(bool scaled, value_sums &sum
     if (KIND < KIND_INT8 && !scaled) {
         return;
     }
+    if (KIND == KIND_LEVELS) {
+        sums.z[0] = sums_at<FEW>::sum(sums.z[0]);
+        sums.z[FEW ? 1 : 2] = sums_at<FEW>::sum(sums.z[FEW ? 1 : 2]);
+    }
 #pragma unroll
     for (int n = 0; n < ND; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float raw = o[n][e] * unit_of_sum<KIND>(sums_at<FEW>::tile(n, e));
-            o[n][e] = fmaf(sums.z[FEW ? e & 1 : e & 2], -0x1p24f, raw) * reference;
+            float z = sums.z[FEW ? e & 1 : e & 2];
+            o[n][e] =
+                KIND == KIND_LEVELS ? fmaf(raw, reference, z) : fmaf(z, -0x1p24f, raw) * reference;
         }
     }
 }

@@ -2,6 +2,7 @@
 /* What is prepared for a layer, the memory of its plans, and the launch that makes a schedule. */
 #include <attn/mla.h>
 
+#include "common/turboquant.h"
 #include "gpu/host/schedule.h"
 
 #define SEGMENTS_PER_CTA 8
@@ -101,8 +102,9 @@ attn_status gpu_prepare(const struct attn_prepare_args *args, attn_prepared **pr
                                                                   : PADDED_SIZE_MAX;
     (*prepared)->invariant = layer->batch_invariant != 0;
     (*prepared)->narrow = layer->kv_dtype >= ATTN_KV_FP8_E4M3;
-    (*prepared)->packed =
-        layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD || layer->kv_dtype == ATTN_KV_NVFP4;
+    (*prepared)->packed = layer->kv_dtype == ATTN_KV_INT4_PER_TOKEN_HEAD ||
+                          layer->kv_dtype == ATTN_KV_NVFP4 ||
+                          turboquant_bits(layer->kv_dtype, false) > 0;
     (*prepared)->split = (*prepared)->packed || layer->dtype == ATTN_DTYPE_F32;
     if (instance->prefill != NULL && (*prepared)->way == GPU_WAY_ATTEND) {
         (*prepared)->copy_bytes = instance->prefill->copy_bytes(layer, args->k_cache);

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* TurboQuant's keys in one warp: codes become f16 levels by byte permutations, and a key's own
+ * products give its length. */
+#ifndef CUDA_FLASH_SM80_LEVELS_CUH
+#define CUDA_FLASH_SM80_LEVELS_CUH
+
+#include "sm80_codes.cuh"
+
+/* Levels above 0 by the distance of their code from the middle: low and high bytes of f16. They are
+ * TURBOQUANT_LEVELS_4 x 1.73358225 and TURBOQUANT_LEVELS_3 x 1.26067825, twice; of all factors
+ * these leave the least to rounding, 7.4e-5 and 2.5e-5. A key is divided by its length, and the
+ * factor with it. */
+struct level_table {
+    uint32_t low[2], high[2];
+};
+
+static __device__ __forceinline__ level_table levels_of(int bits)
+{
+    return bits == 4 ? level_table{{0x898e6220u, 0xbc2c9c5bu}, {0x3e3c3933u, 0x44434140u}}
+                     : level_table{{0x6cc69ff1u, 0x6cc69ff1u}, {0x413e3b34u, 0x413e3b34u}};
+}
+
+/* A byte for each of 4 selectors: the upper bit of one gives the byte's sign 8 times. */
+static __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t which)
+{
+    uint32_t y;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(low), "r"(high), "r"(which));
+    return y;
+}
+
+/* A word of 8 codes, those of 3 bits with the upper one moved up by 1, as 4 pairs of neighbours. */
+static __device__ __forceinline__ void widen_levels(const level_table &t, uint32_t word,
+                                                    uint32_t (&pairs)[4])
+{
+    uint32_t below = ~word & 0x88888888u; /* codes of levels below 0, which count downwards */
+    uint32_t index = (word ^ (below - (below >> 3))) & 0x77777777u;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t which = index >> 16 * i;
+        uint32_t low = pick_bytes(t.low[0], t.low[1], which);
+        uint32_t high = pick_bytes(t.high[0], t.high[1], which);
+        high += 2 * pick_bytes(0x40404040u, 0x40404040u, word >> 16 * i); /* the sign */
+        pairs[2 * i] = pick_bytes(low, high, 0x5140);
+        pairs[2 * i + 1] = pick_bytes(low, high, 0x7362);
+    }
+}
+
+/* squares += the diagonal of 16 keys times themselves, 16 dims of each: of key g in elements 0 and
+ * 1, of key g + 8 in elements 2 and 3, as column g has it. */
+static __device__ __forceinline__ void add_squares(float (&squares)[4], uint32_t x0, uint32_t x1,
+                                                   uint32_t y0, uint32_t y1)
+{
+    const uint32_t low[4] = {x0, 0, x1, 0}, high[4] = {0, y0, 0, y1};
+    multiply<KIND_F16>(squares, low, x0, x1);
+    multiply<KIND_F16>(squares, high, y0, y1);
+}
+
+/* Raw scores of the rows against 16 SUBS keys from `first` on, and what those of the lane's keys
+ * are multiplied by: the key's norm over its levels' length. */
+template <int D, bool FEW, int SUBS>
+static __device__ __forceinline__ void
+dot_levels(const char *stage, const sm80_plane &plane, int bits, const char *sq, const char *rest,
+           bool has_rest, const lane_queries<D, FEW> &queries, int first, int lane, bool high_rows,
+           float (*s)[4], float (*factors)[2])
+{
+    constexpr int words = D / 32, each = FEW ? 1 : 2;
+    const int g = lane >> 2, c = lane & 3;
+    const level_table table = levels_of(bits);
+    uint32_t x[SUBS][2][words];
+    float squares[SUBS][4] = {};
+#pragma unroll
+    for (int i = 0; i < SUBS * 2; i++) {
+        int at = plane.at + (first + i * 8 + g) * plane.pitch + c * words * bits;
+        load_codes<words>(stage, at, bits, x[i / 2][i % 2]);
+    }
+#pragma unroll
+    for (int j = 0; j < words; j++) {
+        uint32_t pairs[SUBS][2][4];
+#pragma unroll
+        for (int i = 0; i < SUBS * 2; i++) {
+            uint32_t word = x[i / 2][i % 2][j];
+            word += bits == 3 ? word & 0x44444444u : 0;
+            widen_levels(table, word, pairs[i / 2][i % 2]);
+        }
+#pragma unroll
+        for (int sub = 0; sub < SUBS; sub++) {
+            const uint32_t(&a)[4] = pairs[sub][0], (&b)[4] = pairs[sub][1];
+            queries.multiply(sq, lane, j, high_rows, pairs[sub], &s[sub * each]);
+            add_squares(squares[sub], a[0], a[1], b[0], b[1]);
+            add_squares(squares[sub], a[2], a[3], b[2], b[3]);
+        }
+        if (has_rest) {
+#pragma unroll
+            for (int sub = 0; sub < SUBS; sub++) {
+                queries.from_memory(rest, lane, j, high_rows, pairs[sub], &s[sub * each]);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < SUBS * 2; i++) { /* 8 keys each */
+        float mine = squares[i / 2][i % 2 * 2 + 0];
+        mine = (g & 1) != 0 ? squares[i / 2][i % 2 * 2 + 1] : mine;
+#pragma unroll
+        for (int own = 0; own < (FEW ? 1 : 2); own++) {
+            int key = FEW ? g : 2 * c + own;
+            float sum = __shfl_sync(0xffffffffu, mine, key * 4 + (key >> 1));
+            const __half *norm = (const __half *)(stage + plane.scale_at +
+                                                  (first + i * 8 + key) * plane.scale_pitch);
+            factors[FEW ? i / 2 : i][FEW ? i % 2 : own] = __half2float(*norm) * rsqrtf(sum);
+        }
+    }
+}
+
+/* Steps and lowest values of the lane's keys, `first` the first of the warp's. */
+template <bool FEW, int N>
+static __device__ __forceinline__ void load_steps(const char *stage, const sm80_plane &plane,
+                                                  int first, int lane, float (&step)[N][2],
+                                                  float (&lowest)[N][2])
+{
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++) {
+        int key = first + sums_at<FEW>::first_key(lane) +
+                  sums_at<FEW>::key(i / 2, FEW ? i % 2 * 2 : i % 2);
+        const __half *two = (const __half *)(stage + plane.scale_at + key * plane.scale_pitch);
+        step[i / 2][i % 2] = __half2float(two[0]);
+        lowest[i / 2][i % 2] = __half2float(two[1]);
+    }
+}
+
+#endif
