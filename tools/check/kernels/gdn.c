@@ -28,9 +28,11 @@ static attn_status call_gdn(struct backend *backend, uint8_t *base, struct attn_
                         &s.attend, backend->kernels.gated_delta, error);
 }
 
-/* Of the outputs of all requests. A row o = S q may cancel, where k and q are nearly orthogonal,
- * and a kernel that multiplies in the layer's dtype is as good as that of products of usual size.
+/* Of the outputs of all requests. A row o = S q may cancel, where k and q are nearly orthogonal (a
+ * request's first token has no other term), and a kernel that multiplies in 16 bits is as good as
+ * that of products of usual size: some 3e-4 of them. CANCELLED of the usual bound allows 2e-3.
  */
+#define CANCELLED 0.1
 static double mean_square(const uint8_t *out, const struct gdn_case *c, const uint8_t *rows)
 {
     int64_t row = (int64_t)c->v.num_v_heads * c->v.head_size_v, count = 0;
@@ -64,7 +66,7 @@ static enum trial_result hold_out(struct pair *pair, const struct gdn_case *c)
         return trial_say(pair->trial, TRIAL_FAILED, "the reference's outputs are not finite");
     }
     struct bound bound = bound_of_dtype(c->v.dtype);
-    bound.least = bound.absolute * sqrt(mean);
+    bound.least = CANCELLED * bound.absolute * sqrt(mean);
     pair_bind(&out, NULL, pair->trial->device->device, c->v.dtype, 3);
     if (compare_rows(pair->expected + c->at[GDN_OUT], pair->found + c->at[GDN_OUT], &out.tensor,
                      c->v.dtype, rows, c->num_rows, bound, &worst) > 1) {
