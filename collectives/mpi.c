@@ -13,7 +13,7 @@ struct mpi_collectives {
 };
 
 /* Of a call that has none, MPI's own text. */
-static attn_status told(int code, struct attn_error *error)
+static attn_status reported(int code, struct attn_error *error)
 {
     char text[MPI_MAX_ERROR_STRING + 1] = "";
     int length = 0;
@@ -47,7 +47,7 @@ static attn_status pieces(size_t bytes, int *count, MPI_Datatype *type, MPI_Data
     int code = MPI_Type_contiguous(PAGE, MPI_BYTE, page);
     code = code == MPI_SUCCESS ? MPI_Type_commit(page) : code;
     *type = *page;
-    return told(code, error);
+    return reported(code, error);
 }
 
 typedef int exchange(const void *, int, MPI_Datatype, void *, int, MPI_Datatype, MPI_Comm);
@@ -60,7 +60,7 @@ static attn_status exchange_pieces(exchange *call, const struct attn_collective_
     int count;
     attn_status status = pieces(a->count, &count, &type, &page, error);
     if (status == ATTN_OK) {
-        status = told(call(a->send, count, type, a->receive, count, type, c->comm), error);
+        status = reported(call(a->send, count, type, a->receive, count, type, c->comm), error);
     }
     if (page != MPI_DATATYPE_NULL) {
         MPI_Type_free(&page);
@@ -82,10 +82,11 @@ static attn_status reduce_scatter_f32(const struct attn_collective_args *a,
                                       struct attn_error *error)
 {
     const struct mpi_collectives *c = a->user;
-    return a->count > INT_MAX ? too_many(error)
-                              : told(MPI_Reduce_scatter_block(a->send, a->receive, (int)a->count,
-                                                              MPI_FLOAT, MPI_SUM, c->comm),
-                                     error);
+    return a->count > INT_MAX
+               ? too_many(error)
+               : reported(MPI_Reduce_scatter_block(a->send, a->receive, (int)a->count, MPI_FLOAT,
+                                                   MPI_SUM, c->comm),
+                          error);
 }
 
 static attn_status all_reduce_max_f32(const struct attn_collective_args *a,
@@ -93,9 +94,9 @@ static attn_status all_reduce_max_f32(const struct attn_collective_args *a,
 {
     const struct mpi_collectives *c = a->user;
     return a->count > INT_MAX ? too_many(error)
-                              : told(MPI_Allreduce(a->send, a->receive, (int)a->count, MPI_FLOAT,
-                                                   MPI_MAX, c->comm),
-                                     error);
+                              : reported(MPI_Allreduce(a->send, a->receive, (int)a->count,
+                                                       MPI_FLOAT, MPI_MAX, c->comm),
+                                         error);
 }
 
 ATTN_EXPORT attn_mpi_collectives_create_fn attn_mpi_collectives_create;

@@ -13,7 +13,7 @@ struct nccl_collectives {
     ncclComm_t comm; /* the caller's */
 };
 
-static attn_status told(ncclResult_t result, struct attn_error *error)
+static attn_status reported(ncclResult_t result, struct attn_error *error)
 {
     return result == ncclSuccess
                ? ATTN_OK
@@ -23,7 +23,7 @@ static attn_status told(ncclResult_t result, struct attn_error *error)
 static attn_status all_gather(const struct attn_collective_args *a, struct attn_error *error)
 {
     const struct nccl_collectives *c = a->user;
-    return told(
+    return reported(
         ncclAllGather(a->send, a->receive, a->count, ncclUint8, c->comm, (cudaStream_t)a->stream),
         error);
 }
@@ -43,25 +43,25 @@ static attn_status all_to_all(const struct attn_collective_args *a, struct attn_
         }
     }
     ncclResult_t ended = ncclGroupEnd(); /* also after a failure: the group must not stay open */
-    return told(result != ncclSuccess ? result : ended, error);
+    return reported(result != ncclSuccess ? result : ended, error);
 }
 
 static attn_status reduce_scatter_f32(const struct attn_collective_args *a,
                                       struct attn_error *error)
 {
     const struct nccl_collectives *c = a->user;
-    return told(ncclReduceScatter(a->send, a->receive, a->count, ncclFloat32, ncclSum, c->comm,
-                                  (cudaStream_t)a->stream),
-                error);
+    return reported(ncclReduceScatter(a->send, a->receive, a->count, ncclFloat32, ncclSum, c->comm,
+                                      (cudaStream_t)a->stream),
+                    error);
 }
 
 static attn_status all_reduce_max_f32(const struct attn_collective_args *a,
                                       struct attn_error *error)
 {
     const struct nccl_collectives *c = a->user;
-    return told(ncclAllReduce(a->send, a->receive, a->count, ncclFloat32, ncclMax, c->comm,
-                              (cudaStream_t)a->stream),
-                error);
+    return reported(ncclAllReduce(a->send, a->receive, a->count, ncclFloat32, ncclMax, c->comm,
+                                  (cudaStream_t)a->stream),
+                    error);
 }
 
 ATTN_EXPORT attn_nccl_collectives_create_fn attn_nccl_collectives_create;

@@ -90,7 +90,7 @@ SECTIONS: list[tuple[str, list[tuple[str, Needs, str, str]]]] = [
         ("RoPE (NeoX, GPT-J) + q/k norm + write", both(kernel("rope_write_kv"), feature("fused_rope_norm")), "",
          f"{REF}kernels, {CHECK}"),
         ("shared caches, hybrids, groups", kernel("attend"), "whole", f"{STEP}hybrid"),
-        ("layers that skip the cache's quantization, beside quantized ones", kernel("attend"), "whole", f"{STEP}skipped"),
+        ("layers that skip the cache's quantization, next to quantized ones", kernel("attend"), "whole", f"{STEP}skipped"),
         ("page bytes and rows of every dtype and kind of layer", kernel("attend"), "whole", f"{STEP}pages, tests/core/test_bind"),
         ("block copies and swaps", kernel("copy_blocks"), "on a CPU", f"{STEP}caches, {RUN}"),
         ("transfer points around a layer", kernel("attend"), "whole", f"{STEP}around"),

@@ -118,7 +118,7 @@ static void *thread_main(void *argument)
         attention_operator(&e->team, me->number, e->api, e->plan, e->layer, &e->io, &e->status,
                            &e->error);
         pthread_barrier_wait(&e->barrier);
-        if (me->number == 0) { /* nobody is in the operator now */
+        if (me->number == 0) { /* no thread is in the operator now */
             atomic_store(&e->team.finished, 0);
         }
     }

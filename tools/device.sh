@@ -116,7 +116,7 @@ kernels_hip() {
     check "probe and selection" "$build/tools/attn-info" --devices --explain --model models/llama-3.1-8b.json
 }
 
-# Beside the memory's and the matrix units' rates, measured in the same run.
+# Next to the memory's and the matrix units' rates, measured in the same run.
 time_hip() {
     "$build/tools/attn-bench" --backend hip --shape decode:r=1+8+64,l=1024+8192 --shape prefill:r=1,s=2048+8192 \
         --shape decode:d=64 --shape write --shape merge || count fail "timing" /dev/null

@@ -50,7 +50,7 @@ wheel() {
     cp "$stage/usr/lib/libattn.so.1" "$tree/lib/"
     cp -r "$stage/usr/lib/attn" "$tree/lib/attn"
     cp -r "$stage/usr/bin" "$tree/bin"
-    # Beside the C library only cJSON is taken along, for the tools that read JSON.
+    # Next to the C library only cJSON is taken along, for the tools that read JSON.
     cjson=$(ldd "$tree/bin/attn-info" | sed -n 's/.*libcjson\.so\.1 => \([^ ]*\) .*/\1/p')
     if [ -n "$cjson" ]; then
         cp -L "$cjson" "$tree/lib/libcjson.so.1"

@@ -22,7 +22,7 @@ struct instance {
 
 /* A composed step is made of parts; each is an attend of its own with a rewritten layer. */
 enum part {
-    PART_MAIN,   /* the layer itself, or what is left of it beside the others */
+    PART_MAIN,   /* the layer itself, or what is left of it next to the others */
     PART_PREFIX, /* cascade: the common prefix, not causal, without the sinks' logits */
     PART_SINK,   /* static sink: contiguous fixed keys */
     /* the step's own keys, contiguous: of a spread cache, or MLA's, projected per head */
@@ -61,7 +61,7 @@ struct attn_layer {
     struct attn_kv_view k_cache, v_cache; /* data NULL: not bound */
     bool has_v_cache;
     int32_t num_further;             /* caches beyond those of its kind */
-    int32_t num_tables;              /* of a batch, beside its own fields, that they need */
+    int32_t num_tables;              /* of a batch, next to its own fields, that they need */
     struct attn_kv_view *further;    /* theirs; bound together with k_cache */
     struct attn_layer_cache *caches; /* the same as kernels get them */
     int64_t row_bytes[2];            /* of one head in k_cache and v_cache, scales not counted */

@@ -72,7 +72,7 @@ struct composition {
     /* bits of enum part that a phase may call within the plan's limits, given those so far */
     uint32_t (*parts)(const attn_plan *plan, const attn_layer *layer, int32_t phase,
                       uint32_t parts);
-    void (*describe)(struct step *step); /* what runs bring, beside a plain layer's */
+    void (*describe)(struct step *step); /* what runs bring, next to a plain layer's */
     void (*make_call)(const struct step *step, int32_t part, struct launch *launch);
     /* what a vendor's plan for a part must be able to take */
     void (*limit)(const attn_plan *plan, const attn_layer *layer, int32_t part,

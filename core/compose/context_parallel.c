@@ -213,7 +213,7 @@ static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t ph
     return layer_is_spread(layer) ? 1u << PART_NEW | 1u << PART_CONTEXT : parts;
 }
 
-/* Rows are written apart: keys are attended beside the cache, or pass through the ranks first. */
+/* Rows are written apart: keys are attended next to the cache, or pass through the ranks first. */
 static void describe(struct step *step)
 {
     step->keys_are_inputs |= layer_is_spread(step->layer);

@@ -311,7 +311,7 @@ static attn_status reduce_by_sum(const struct run *run, struct attn_error *error
     if (status == ATTN_OK) {
         status = order_heads(run, run->out, run->send, count * 4, x->out_row, 0, x->n, true, error);
     }
-    if (status == ATTN_OK) { /* the weighted lse of its own heads, beside where the sum goes */
+    if (status == ATTN_OK) { /* the weighted lse of its own heads, next to where the sum goes */
         status = pack_parts(run, x->ranks->rank, 1, run->received, error);
     }
     return status == ATTN_OK ? collective_run(x->ranks, x->ranks->reduce_scatter_f32, run->send,

@@ -6,7 +6,7 @@
 
 #include "compose/ranks.h"
 
-/* Sizes of one layer's exchange. Heads of all ranks stand as [Hk, n, g]: each rank's group beside
+/* Sizes of one layer's exchange. Heads of all ranks stand as [Hk, n, g]: each rank's group next to
  * the others' over the key head that they have in common. */
 struct exchange {
     const struct attn_collectives *ranks, *rows; /* rows NULL: queries are one rank's */

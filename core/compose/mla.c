@@ -25,7 +25,7 @@ static uint32_t parts(const attn_plan *plan, const attn_layer *layer, int32_t ph
                                                               : 1u << PART_MAIN;
 }
 
-/* Rows are written apart: prefill attends keys beside the cache. */
+/* Rows are written apart: prefill attends keys next to the cache. */
 static void describe(struct step *step)
 {
     const struct attn_mla_desc *m = step->layer->selected->mla;

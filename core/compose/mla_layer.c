@@ -69,8 +69,8 @@ static bool holds_head_sizes(const struct attn_backend_caps *caps, int32_t qk, i
     return false;
 }
 
-/* What prefill per head needs beside attend_mla: new keys projected, context gathered and projected
- * in chunks, merged. With `tell` each missing part becomes a reason. */
+/* What prefill per head needs next to attend_mla: new keys projected, context gathered and
+ * projected in chunks, merged. With `tell` each missing part becomes a reason. */
 static bool can_prefill_per_head(struct check *check, bool tell)
 {
     static const char field[] = "mla_prefill";

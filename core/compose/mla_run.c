@@ -120,7 +120,8 @@ static attn_status launch_mla(const struct mla_call *run, struct launch *launch,
     return status;
 }
 
-/* Rows first .. end-1: q_nope W_UK beside q_pe against latent rows, and the output through W_UV. */
+/* Rows first .. end-1: q_nope W_UK next to q_pe against latent rows, and the output through W_UV.
+ */
 static attn_status run_latent(const struct mla_call *run, struct launch *launch, int32_t phase,
                               int64_t first, int64_t end)
 {

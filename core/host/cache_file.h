@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The one door to the files of the cache folder: records of probes and measured ranks. They steer
  * which code is run, so only those that no other user could have written are read; they are written
- * beside and renamed, so that many processes may do so at once. Nothing but libc is needed here:
+ * next to and renamed, so that many processes may do so at once. Nothing but libc is needed here:
  * attn-bench --tune is built with this source too. */
 #ifndef CORE_HOST_CACHE_FILE_H
 #define CORE_HOST_CACHE_FILE_H

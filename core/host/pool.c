@@ -19,7 +19,7 @@
 /* Slices per thread that are aimed at: enough to even out, few enough to be cheap. */
 #define SLICES_PER_THREAD 2
 
-/* What threads get beside what the system takes of it: a body has ATTN_STEP_STACK_BYTES. */
+/* What threads get next to what the system takes of it: a body has ATTN_STEP_STACK_BYTES. */
 #define STACK_BYTES ((size_t)512 << 10)
 
 #define GATE_SHUT (-1)

@@ -21,7 +21,7 @@
 #define REFUSE(field, ...) error_set(error, ATTN_ERROR_PLUGIN, field, __VA_ARGS__)
 
 /* What this process has loaded. The loader knows files by their paths and nothing is unloaded, so a
- * file that has taken the place of a loaded one cannot be loaded beside it: asked for it, the
+ * file that has taken the place of a loaded one cannot be loaded next to it: asked for it, the
  * loader would hand out the old code. */
 static struct {
     _Atomic uint64_t path; /* its hash; 0: free or being written */

@@ -27,7 +27,7 @@ struct layer {
     /* blocks of desc.block_size that an entry of the engine's block table is, 1 or more */
     int32_t blocks_per_entry;
     int32_t sharing_target; /* index of the layer whose cache it reads, or -1 */
-    /* What a backend is held to beside the description, see composition.resolve. */
+    /* What a backend is held to next to the description, see composition.resolve. */
     uint64_t kernel;     /* ATTN_KERNEL_* of its decodes */
     bool has_states;     /* in slots instead of keys in blocks: of no term, size or kv_dtype */
     bool is_latent;      /* heads and sizes are the extension's */

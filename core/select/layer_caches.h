@@ -5,7 +5,7 @@
 
 #include "select/match_check.h"
 
-/* How many tables of a batch they need beside its own fields; 0 for plain layers. */
+/* How many tables of a batch they need next to its own fields; 0 for plain layers. */
 int32_t layer_num_tables(const struct layer *layer);
 
 /* Rows in a block of one of them, the layer's block size being chosen. */

@@ -150,8 +150,8 @@ int32_t kernel_block_size(const struct attn_backend_caps *a, const struct attn_b
     return largest;
 }
 
-/* Beside a block size that is refused: what keeps its largest part that the kernels take from being
- * theirs, if there is one. */
+/* Next to a block size that is refused: what keeps its largest part that the kernels take from
+ * being theirs, if there is one. */
 static void refuse_parts(struct check *check, int32_t block_size)
 {
     for (int32_t size = block_size - 1; size > 0; size--) {

@@ -23,7 +23,7 @@ const char *name_of_phase(int32_t phase);
 const char *name_of_scale_form(int32_t form);
 const char *name_of_view_form(int32_t bit);
 const char *name_of_output_form(int32_t form);
-/* By its kind and what it says beside it; of a complete description. */
+/* By its kind and what it says next to it; of a complete description. */
 const char *name_of_layer(const struct attn_layer_desc *layer);
 
 /* The code of a name, or -1. */

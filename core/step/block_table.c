@@ -203,10 +203,11 @@ static attn_status check_lists(const attn_plan *plan, int32_t number,
         (t->seq_lens != NULL ||
          (number == 0 && (owner->desc->kind == ATTN_LAYER_CROSS ||
                           owner->tokens_per_block != owner->desc->block_size)))) {
-        return BAD("last_page_len",
-                   "table %d: last_page_len beside seq_lens %p, or for cross layers or caches that "
-                   "ranks share; these say seq_lens alone",
-                   number, (const void *)t->seq_lens);
+        return BAD(
+            "last_page_len",
+            "table %d: last_page_len next to seq_lens %p, or for cross layers or caches that "
+            "ranks share; these say seq_lens alone",
+            number, (const void *)t->seq_lens);
     }
     return ATTN_OK;
 }

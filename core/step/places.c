@@ -56,7 +56,7 @@ static attn_status ask_batch(const attn_model *model, const struct attn_batch *b
     return status;
 }
 
-/* Likewise of the tables beside the batch's own fields, once they are read. */
+/* Likewise of the tables next to the batch's own fields, once they are read. */
 attn_status places_check_table(const attn_plan *plan, const struct attn_batch_table *t,
                                struct attn_error *error)
 {

@@ -162,7 +162,7 @@ struct attn_plan {
     struct attn_batch given; /* the same, bounds and encoder lengths filled in */
     /* the requests that kernels see, the leading ones of few queries, and the rest */
     struct attn_batch whole, decode, prefill;
-    /* tables beside the batch's own fields: of all requests, of decodes, of prefills */
+    /* tables next to the batch's own fields: of all requests, of decodes, of prefills */
     struct attn_batch_table *tables[3];
     int32_t num_tables;                          /* that the layers need; 0: none */
     struct made_table made[1 + ATTN_MAX_TABLES]; /* of the batch's own fields, of its tables */
@@ -228,7 +228,7 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
 /* Cuts plan->whole into its decodes and the rest. */
 void batch_split(attn_plan *plan);
 
-/* tables.c: tables of a batch beside its own fields */
+/* tables.c: tables of a batch next to its own fields */
 attn_status tables_init(attn_plan *plan, struct attn_error *error);
 /* Checks those that the plan's layers need, and points the batch at copies of today's size. */
 attn_status tables_read(attn_plan *plan, struct attn_batch *batch, struct attn_error *error);

@@ -69,7 +69,7 @@ int main(int argc, char **argv)
                     strcmp(error.field, "attn_layer_desc") == 0));
     api->assignment_destroy(assignment);
     memset(layer.grown_tail, 0, sizeof layer.grown_tail);
-    /* Nobody has declared it: refused at selection, whoever knows the bit or not. */
+    /* No backend declares it: refused at selection, whether the bit is known or not. */
     layer.needed_features = UINT64_C(1) << 62;
     CHECK(api->select(runtime, NULL, layers, 1, &assignment, &error) != ATTN_OK);
     CHECK(strcmp(error.field, "needed_features") == 0);

@@ -41,7 +41,7 @@ done
 # shellcheck disable=SC2086 # words
 without $least
 hold 'all of these' '*'
-# A case keeps its name: one that only the array of the lesser plugin has runs on the whole one, and a name that is nobody's
+# A case keeps its name: one that only the array of the lesser plugin has runs on the whole one, and a name of no case
 # fails.
 cp "$root/attn_less.so" "$root/attn_least.so"
 cp "$source" "$root/less.c"

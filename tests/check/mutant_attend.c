@@ -132,7 +132,7 @@ static void half_of_the_rows(struct mutable_args *m)
     m->batch.num_logits_indices /= 2;
 }
 
-/* A split over long keys loses the last one: nobody sees it, the others' positions stay. */
+/* A split over long keys loses the last one: no query sees it, the others' positions stay. */
 static void split_drops_the_last_key(struct mutable_args *m)
 {
     if (m->layer.kind == ATTN_LAYER_DECODER && m->batch.max_seq_len > 600 && !m->layer.has_window &&

@@ -175,7 +175,7 @@ static attn_status mutant_schedule_size(const struct attn_schedule_size_args *ar
     return ATTN_OK;
 }
 
-/* A state that nobody reads: it takes memory. */
+/* A state that is not read: it takes memory. */
 static attn_status mutant_prepare(const struct attn_prepare_args *args, attn_prepared **prepared,
                                   struct attn_error *error)
 {

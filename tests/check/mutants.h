@@ -51,7 +51,7 @@ typedef attn_status fill_kernel(const struct attn_kernels *kernels,
 /* NULL: as cpu_ref does it. */
 struct mutant {
     const char *name;
-    uint64_t features; /* declared beside cpu_ref's */
+    uint64_t features; /* declared next to cpu_ref's */
     void (*before)(struct mutable_args *m);
     void (*after)(const struct attn_attend_args *args);
     write_kernel *write;

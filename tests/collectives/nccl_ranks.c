@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* On a machine with several GPUs: libattn_nccl's table by itself, then a layer spread over the GPUs
- * beside the same layer on one. One process a GPU. usage: nccl_ranks RANKS LIBATTN PLUGIN_PATH;
+ * next to the same layer on one. One process a GPU. usage: nccl_ranks RANKS LIBATTN PLUGIN_PATH;
  * exit 77 where there are fewer GPUs */
 #include <nccl.h>
 #include <stdatomic.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the checks on several GPUs share: one process a GPU, told its rank and where things are. */
+/* What the checks on several GPUs share: one process a GPU, which gets its rank and the paths. */
 #ifndef COLLECTIVES_NCCL_RANKS_H
 #define COLLECTIVES_NCCL_RANKS_H
 
@@ -32,7 +32,7 @@ struct rank {
 void *device_copy(const void *bytes, size_t size);
 /* The entries of a table by themselves. */
 void check_table(struct rank *rank);
-/* Layers with their cache spread over the ranks, beside the same layers on this GPU alone. */
+/* Layers with their cache spread over the ranks, next to the same layers on this GPU alone. */
 void check_spread(struct rank *rank);
 /* How long a decode of one long request takes, on this GPU alone and spread. */
 void time_spread(struct rank *rank);

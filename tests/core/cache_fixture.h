@@ -37,7 +37,7 @@ attn_runtime *place_create(struct place *place, const char *path, attn_status ex
 /* A start in another process, since this one keeps what it has loaded: the status that the plugin
  * has to get, a part of its reason or its name, and whether its code is asked. */
 void place_start(struct place *place, attn_status expected, const char *says, bool asked);
-/* The same, of a plugin that nobody knows yet. */
+/* The same, of a plugin that is not in the cache yet. */
 void place_warm_up(struct place *place);
 
 /* Replaces `to` by a copy, as an installer does. */

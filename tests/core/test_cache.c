@@ -146,7 +146,7 @@ static void select_from_log(void *user, int32_t level, const char *who, const ch
     }
 }
 
-/* The inner selection is told why it cannot have the plugin, and the outer one has it. */
+/* The inner selection gets the reason why it cannot have the plugin, and the outer one has it. */
 static void log_may_select(void **state)
 {
     struct place *place = *state;
@@ -325,7 +325,7 @@ static double milliseconds(void)
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
 }
 
-/* The time is told, not judged: the machine may be anybody's. What is judged is that no plugin's
+/* The time is printed, not judged: the machine may be busy. What is judged is that no plugin's
  * code is touched. */
 static void sixteen_plugins(void **state)
 {

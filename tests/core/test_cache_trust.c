@@ -37,7 +37,7 @@ static void overwrite(const void *bytes, size_t size)
     close(descriptor);
 }
 
-/* The entry is not believed, is told of, and is right again afterwards. */
+/* The entry is not believed, is reported, and is right again afterwards. */
 static void is_rebuilt(struct place *place, const char *says)
 {
     struct stat info;
@@ -157,7 +157,7 @@ static void changed_plugin_is_probed_again(void **state)
     is_rebuilt(place, "older than the plugin file");
 }
 
-/* Broken, then mended under the same name: nobody has to delete anything. */
+/* Broken, then mended under the same name: nothing has to be deleted. */
 static void mended_plugin_is_taken_up(void **state)
 {
     struct place *place = *state;

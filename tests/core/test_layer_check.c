@@ -196,7 +196,7 @@ static void test_completion(void **state)
     assert_int_equal(layer.desc.kv_dtype, ATTN_KV_BF16);
     assert_int_equal(layer.desc.window_left, -1);
     assert_int_equal(layer.sharing_target, -1);
-    assert_null(layer.desc.next); /* an optional extension that nobody knows is left out */
+    assert_null(layer.desc.next); /* an unknown optional extension is left out */
     desc.next = NULL;
     desc.kv_dtype = ATTN_KV_FP8_E4M3;
     assert_int_equal(layer_resolve(&arena, &desc, 0, NULL, &layer, &error), ATTN_OK);

@@ -125,7 +125,7 @@ static bool fits(const char *reason, const char *says)
                                    : strcmp(reason, says) == 0;
 }
 
-/* Each defect costs its own plugin, with its own reason, and not the sound one beside it. */
+/* Each defect costs its own plugin, with its own reason, and not the sound one next to it. */
 static void defects_are_refused(void **state)
 {
     static const struct defect defects[] = {

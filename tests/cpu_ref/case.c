@@ -12,8 +12,8 @@
 #include "support/test.h"
 
 #define GARBAGE_BLOCK 0x7ffffff0
-/* Beside rounding to the output's dtype: what float64 sums in another order may differ by, relative
- * to the row's root mean square; float32 LSE, and scales that are float32 products. */
+/* Next to rounding to the output's dtype: what float64 sums in another order may differ by,
+ * relative to the row's root mean square; float32 LSE, and scales that are float32 products. */
 #define ROW_BOUND 1e-6
 #define LSE_BOUND 2e-6
 

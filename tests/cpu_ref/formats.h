@@ -6,7 +6,7 @@
 
 #include <attn/tensor.h>
 
-#define FORMAT_E2M1 100 /* beside enum attn_dtype_id */
+#define FORMAT_E2M1 100 /* next to enum attn_dtype_id */
 
 double format_decode(int32_t name, uint32_t code);
 uint32_t format_encode(int32_t name, double value);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a case's batch carries beside lengths: prefix-LM spans and trees. */
+/* What a case's batch carries next to lengths: prefix-LM spans and trees. */
 #include <math.h>
 
 #include "problem.h"
@@ -42,7 +42,7 @@ void problem_build_tree(struct problem *p)
     for (int64_t t = 0; t < trees; t++) {
         for (int64_t i = 0; i < n * n; i++) {
             int64_t row = i / n, column = i % n;
-            /* the second token is seen by nobody, itself included */
+            /* no token sees the second one, itself included */
             int32_t visible = column != 1 && (column == row || (column < row && random_below(2)));
             double bias = c->tree == ATTN_TREE_BIAS ? (float)random_normal() : 0;
             int64_t at = (t * n + row) * p->tree_width;

@@ -47,7 +47,7 @@ static void fill_merge(struct merge_data *data)
                 float lse = edge ? edges[index] : (float)(5 * random_normal());
                 data->lse[side][h][t] = lse;
                 for (int32_t d = 0; d < MERGE_DIMS; d++) {
-                    /* what an empty side holds is nobody's business */
+                    /* what an empty side holds is not read */
                     data->out[side][t][h][d] = isinf(lse) ? NAN : (float)random_normal();
                 }
             }

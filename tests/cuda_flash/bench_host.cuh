@@ -40,7 +40,7 @@ static double host_ns(const std::function<void()> &call)
     return times[times.size() / 2];
 }
 
-/* The host's share of a plan of 256 mixed requests, and of an attend beside a bare launch with as
+/* The host's share of a plan of 256 mixed requests, and of an attend next to a bare launch with as
  * many CTAs, shared memory and parameters and the same attributes: a step of a layer, no graph. */
 static void time_host()
 {

@@ -12,7 +12,7 @@ struct cell {
     /* by the caller; fp8: of the cache, 2: of the queries, too */
     int64_t bf16, fp8, reqs, q_heads, kv_heads, size, size_v, page, nhd, blocks, keys;
     int64_t causal, window_left, window_right, chunk, alibi, invariant, max_query, max_keys;
-    int64_t told; /* percent of the workspace that the plugin is told of */
+    int64_t told; /* percent of the workspace that the plugin is given */
     double scale, soft_cap;
     int64_t *query_start_host; /* [R + 1] */
     int32_t *seq_lens_host;

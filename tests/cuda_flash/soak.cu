@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random batches for a given time: cuda_flash beside cpu_ref, both through the plugin ABI. Each
+/* Random batches for a given time: cuda_flash next to cpu_ref, both through the plugin ABI. Each
  * case writes a cache, captures one graph and replays it with other lengths and tables, in both
  * ways that a plan knows. Results of one fixed case and the free memory of the device must not
  * drift. usage: soak CUDA_FLASH.so CPU_REF.so [SECONDS] [SEED] */
@@ -350,7 +350,7 @@ static void bind_case(const soak_case &c, twin &m, const side &s, bool gpu, boun
     b.batch.max_query_len = c.most_query, b.batch.max_seq_len = c.longest;
     b.batch.query_start_loc = m.at<int>(c.starts, gpu);
     b.batch.query_start_loc_host = m.at<int>(c.starts, false);
-    b.batch.seq_lens = m.at<int>(c.lens, gpu); /* no host copy: nobody may look */
+    b.batch.seq_lens = m.at<int>(c.lens, gpu); /* no host copy: the host may not read them */
     b.batch.block_table = m.at<int>(c.table, gpu);
     b.batch.block_table_stride = c.per_req, b.batch.block_table_rows = c.reqs;
     b.attend = {sizeof b.attend};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device of its own memory, on any CPU: cpu_ref's kernels on pages that nobody may touch but
+/* A device of its own memory, on any CPU: cpu_ref's kernels on pages that nothing may touch but
  * while one of them runs. Whoever reads or writes device memory on the host is killed by SIGSEGV,
  * and a kernel that is handed the host's memory, or a tensor that names another device, fails, as
- * on a GPU. What is left allocated when the process ends is told on stderr.
+ * on a GPU. What is left allocated when the process ends is reported on stderr.
  *
  * FAKE_DEVICE_BYTES: how much memory it has. FAKE_DEVICE_FAILS=N: the N-th attend answers ATTN_OK,
  * and everything after it fails, as work of a GPU does that has been enqueued and went wrong.

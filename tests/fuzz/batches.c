@@ -213,7 +213,7 @@ static int32_t *numbers(struct blocks *blocks, int64_t count)
     return blocks_add(blocks, (size_t)count * sizeof(int32_t));
 }
 
-/* The same numbers in memory of their own: a device's beside the host's. */
+/* The same numbers in memory of their own: a device's next to the host's. */
 static int32_t *twin(struct blocks *blocks, struct input *input, const int32_t *source,
                      int64_t count)
 {

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Fuzzes one target. Arguments: the program (build-fuzz/tests/fuzz/fuzz_NAME), seconds, and, to go on from run to run, a
-# folder for the inputs that were found interesting; without one they are forgotten. What fails is left beside the program.
+# folder for the inputs that were found interesting; without one they are forgotten. What fails is left next to the program.
 set -eu
 program=$1 seconds=$2 corpus=${3:-}
 name=$(basename "$program")

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files in a plugin directory that are no plugins, or not ones to be trusted: each with its status
- * and reason, beside a sound one. The argument is libattn.so.1. */
+ * and reason, next to a sound one. The argument is libattn.so.1. */
 #include <elf.h>
 #include <fcntl.h>
 #include <limits.h>

@@ -104,7 +104,7 @@ static const struct defect defects[] = {
     {"memory_in_probe", ATTN_ERROR_PLUGIN, "probe: " CRASHED},
 };
 
-/* Each with its cause; never mapped here; the sound one beside it serves. */
+/* Each with its cause; never mapped here; the sound one next to it serves. */
 static void misdeeds_are_contained(void **state)
 {
     const int before = count_descriptors();

@@ -203,12 +203,12 @@ static void scanner_of_an_installed_core(void **state)
     runtime = create_by(other, PLUGIN("none"), 0, 0, &meter, ATTN_OK);
     assert_int_equal(other->backend_count(runtime), 1);
     assert_non_null(strstr(meter.log, "2 " PLUGIN("none") " is probed in this process: there is no "
-                                                          "attn-scan beside the core\n"));
+                                                          "attn-scan next to the core\n"));
     other->runtime_destroy(runtime);
     runtime = create_by(other, PLUGIN("none"), 1, 0, NULL, ATTN_OK);
     assert_int_equal(info_of(other, runtime, 0).status, ATTN_ERROR_IO);
     assert_string_equal(info_of(other, runtime, 0).reason,
-                        "isolation: ordered, and there is no attn-scan beside the core");
+                        "isolation: ordered, and there is no attn-scan next to the core");
     other->runtime_destroy(runtime);
 
     write_script(scanner, "#!/bin/sh\nexit 5\n");
@@ -304,7 +304,7 @@ static void many_hang_at_once(void **state)
     }
     rmdir(folder);
     errno = 0;
-    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* nobody is left */
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* no child is left */
     assert_int_equal(errno, ECHILD);
 }
 

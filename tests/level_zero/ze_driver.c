@@ -79,7 +79,7 @@ static struct allocation *allocations;
 static size_t allocated;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static bool told(const char *word)
+static bool is_asked(const char *word)
 {
     const char *words = getenv("ATTN_TEST_ZE");
     return words != NULL && strstr(words, word) != NULL;
@@ -90,7 +90,7 @@ static bool told(const char *word)
 static ze_result_t init(ze_init_flags_t flags)
 {
     (void)flags;
-    return told("no_driver") ? ZE_RESULT_ERROR_UNINITIALIZED : OK;
+    return is_asked("no_driver") ? ZE_RESULT_ERROR_UNINITIALIZED : OK;
 }
 
 static ze_result_t get_one(void *thing, uint32_t *count, void **things)
@@ -130,7 +130,7 @@ static ze_result_t device_properties(ze_device_handle_t device, ze_device_proper
 static ze_result_t compute_properties(ze_device_handle_t device, ze_device_compute_properties_t *p)
 {
     (void)device;
-    p->maxTotalGroupSize = p->maxGroupSizeX = told("small_groups") ? 512 : 1024;
+    p->maxTotalGroupSize = p->maxGroupSizeX = is_asked("small_groups") ? 512 : 1024;
     p->maxSharedLocalMemory = 64 * 1024;
     p->numSubGroupSizes = 2;
     p->subGroupSizes[0] = 16;
@@ -143,8 +143,8 @@ static ze_result_t module_properties(ze_device_handle_t device, ze_device_module
     (void)device;
     p->spirvVersionSupported = ZE_MAKE_VERSION(1, 2);
     p->maxArgumentsSize = MAX_ARGUMENTS;
-    p->flags = (told("no_half") ? 0 : ZE_DEVICE_MODULE_FLAG_FP16) |
-               (told("no_double") ? 0 : ZE_DEVICE_MODULE_FLAG_FP64);
+    p->flags = (is_asked("no_half") ? 0 : ZE_DEVICE_MODULE_FLAG_FP16) |
+               (is_asked("no_double") ? 0 : ZE_DEVICE_MODULE_FLAG_FP64);
     return OK;
 }
 
@@ -153,7 +153,7 @@ static ze_result_t memory_properties(ze_device_handle_t device, uint32_t *count,
 {
     (void)device;
     if (p != NULL && *count > 0) {
-        p->totalSize = told("little_memory") ? 1 << 20 : MEMORY_BYTES;
+        p->totalSize = is_asked("little_memory") ? 1 << 20 : MEMORY_BYTES;
     }
     *count = 1;
     return OK;
@@ -235,7 +235,7 @@ static ze_result_t module_create(ze_context_handle_t context, ze_device_handle_t
     struct module *m = calloc(1, sizeof *m);
     (void)context, (void)device;
     find_translation(m, desc);
-    if (told("broken_module")) {
+    if (is_asked("broken_module")) {
         snprintf(m->log, sizeof m->log, "spilled beyond what there is");
         m->run = NULL;
     }
@@ -294,7 +294,7 @@ static ze_result_t kernel_group_size(ze_kernel_handle_t kernel, uint32_t x, uint
 {
     struct kernel *k = (struct kernel *)kernel;
     k->threads = x;
-    return x * y * z <= (told("small_groups") ? 512u : 1024u)
+    return x * y * z <= (is_asked("small_groups") ? 512u : 1024u)
                ? OK
                : ZE_RESULT_ERROR_INVALID_GROUP_SIZE_DIMENSION;
 }
@@ -352,7 +352,7 @@ static ze_result_t append(ze_command_list_handle_t handle, const struct job *job
 {
     struct list *list = (struct list *)handle;
     ze_result_t result = OK;
-    if (told("lost") && job->kind == JOB_KERNEL) {
+    if (is_asked("lost") && job->kind == JOB_KERNEL) {
         return ZE_RESULT_ERROR_DEVICE_LOST;
     }
     if (list->closed) {
@@ -496,7 +496,7 @@ static ze_result_t queue_destroy(ze_command_queue_handle_t queue)
 static ze_result_t queue_execute(ze_command_queue_handle_t queue, uint32_t count,
                                  ze_command_list_handle_t *lists, ze_fence_handle_t fence)
 {
-    ze_result_t result = told("lost") ? ZE_RESULT_ERROR_DEVICE_LOST : OK;
+    ze_result_t result = is_asked("lost") ? ZE_RESULT_ERROR_DEVICE_LOST : OK;
     (void)queue, (void)fence;
     pthread_mutex_lock(&lock);
     for (uint32_t i = 0; i < count; i++) {
@@ -513,7 +513,7 @@ static ze_result_t queue_execute(ze_command_queue_handle_t queue, uint32_t count
 static ze_result_t queue_synchronize(ze_command_queue_handle_t queue, uint64_t timeout)
 {
     (void)queue, (void)timeout;
-    return told("lost") ? ZE_RESULT_ERROR_DEVICE_LOST : OK;
+    return is_asked("lost") ? ZE_RESULT_ERROR_DEVICE_LOST : OK;
 }
 
 static ze_result_t pool_create(ze_context_handle_t context, const ze_event_pool_desc_t *desc,
@@ -557,7 +557,7 @@ static ze_result_t allocate(size_t bytes, ze_memory_type_t type, void **memory)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (bytes + 255) & ~(size_t)255;
     size_t mapped = (whole + page - 1) / page * page;
-    uint64_t most = told("little_memory") ? 1 << 20 : MEMORY_BYTES;
+    uint64_t most = is_asked("little_memory") ? 1 << 20 : MEMORY_BYTES;
     if (type == ZE_MEMORY_TYPE_DEVICE && (bytes > most || allocated + bytes > most)) {
         return ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY;
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real weights: all-MiniLM-L6-v2's embeddings of a few hundred real sentences, beside eager and sdpa."""
+"""Real weights: all-MiniLM-L6-v2's embeddings of a few hundred real sentences, next to eager and sdpa."""
 import os
 import pydoc_data.topics
 import re

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Steps of random models: chosen backends beside cpu_ref on the same inputs, in float32, with
+/* Steps of random models: chosen backends next to cpu_ref on the same inputs, in float32, with
  * threads that are cancelled and processes that fork in the middle. */
 #include <math.h>
 #include <pthread.h>
@@ -190,7 +190,7 @@ static void compare(const struct run *run, int32_t layer)
     for (int32_t i = 0; i < count; i++) {
         const float a = run->sides[0].out[i], b = run->sides[1].out[i];
         if (!(fabsf(a - b) <= BOUND * (1 + fabsf(b)))) {
-            soak_broken(run->round, "layer %d, element %d: %g beside %g", layer, i, (double)a,
+            soak_broken(run->round, "layer %d, element %d: %g next to %g", layer, i, (double)a,
                         (double)b);
         }
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layers of one model over requests that grow step by step. Keys and values are kept beside the
+/* Layers of one model over requests that grow step by step. Keys and values are kept next to the
  * caches, unpaged and in float64, so that every output of every step is held to a formula. */
 #ifndef STEP_HISTORY_H
 #define STEP_HISTORY_H

@@ -140,7 +140,7 @@ static void test_swap(void **state)
                                            .pairs = out,
                                            .num_pairs = 1};
         assert_int_equal(f.api->copy_blocks(f.model, &move, &f.error), ATTN_OK);
-        for (int64_t b = 0; b < 2 * stride; b++) { /* nothing beside the block is touched */
+        for (int64_t b = 0; b < 2 * stride; b++) { /* nothing next to the block is touched */
             bool inside = b >= stride && b < stride + caches[i].page_bytes;
             assert_true(inside || swap[b] == 0x55);
         }

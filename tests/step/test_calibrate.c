@@ -36,7 +36,7 @@ struct batch {
 static uint64_t random_state;
 
 /* Each channel has a width of its own, and its largest value in one of the batches; the last
- * channel of all has none, the one before it next to none. Whatever is beside v is larger than all
+ * channel of all has none, the one before it next to none. Whatever is next to v is larger than all
  * of it. */
 static void fill(struct batch *b, int32_t index, bool fused)
 {
@@ -142,7 +142,7 @@ static void test_steps(void **state)
     free(h);
 }
 
-/* What cannot be calibrated is told, and leaves amax and scales as they are. */
+/* What cannot be calibrated is reported, and leaves amax and scales as they are. */
 static void test_refusals(void **state)
 {
     static const struct {

@@ -78,7 +78,7 @@ static void finish(struct encoder *e)
     free(e->workspace);
 }
 
-/* Rows behind the batch are NaN: nobody may take them for the largest. */
+/* Rows behind the batch are NaN: they must not count for the largest. */
 static attn_status step(struct encoder *e, uint64_t seed, const float size[3])
 {
     static const int64_t wide[] = {TOKENS + 1, HEADS, SIZE},

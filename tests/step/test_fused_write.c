@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Caches whose decodes write in their attend: which steps and layers get it, that whatever is
- * beside it still writes before, and that the cache comes out the same by every bit. */
+ * next to it still writes before, and that the cache comes out the same by every bit. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>

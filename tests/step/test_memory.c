@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every allocation between a runtime and a plan fails in turn: told apart as such, nothing is left
- * behind. */
+/* Every allocation between a runtime and a plan fails in turn: each is reported as such, nothing is
+ * left behind. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,7 +117,7 @@ static void test_every_allocation_fails(void **state)
         assert_int_equal(meter.alive, 0);
         assert_int_equal(meter.bytes, 0);
     }
-    print_message("%ld allocations, %ld told as out of memory\n", calls, refused);
+    print_message("%ld allocations, %ld reported as out of memory\n", calls, refused);
     assert_true(refused > calls / 2);
 }
 

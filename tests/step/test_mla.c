@@ -81,7 +81,7 @@ static void test_sinks(void **unused)
           true);
 }
 
-/* Rows before the first request's are nobody's: not read, not written. */
+/* Rows before the first request's belong to no request: not read, not written. */
 static void test_first_row(void **unused)
 {
     const struct setting s = {

@@ -81,7 +81,7 @@ static void test_keys_without_slots(void **state)
     fixture_finish(&f);
 }
 
-/* Flags that nobody knows are refused, unless they are hints; what is left at 0 is the layer's. */
+/* Unknown flags are refused, unless they are hints; what is left at 0 is the layer's. */
 static void test_flags(void **state)
 {
     struct fixture f;

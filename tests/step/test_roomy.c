@@ -301,7 +301,7 @@ static void check_out(const struct step *s)
 /* How a step's tables come. */
 enum form { BLOCK_TABLES, PAGE_LISTS, LAST_PAGES };
 
-/* A table's page lists, behind a page that is nobody's. */
+/* A table's page lists, behind a page of no request. */
 struct lists {
     int32_t pages[1 + REQS * ROWS], starts[REQS + 1], last[REQS];
 };

@@ -249,7 +249,7 @@ static void *work(void *argument)
     tensor.data = out;
     io.out = &tensor;
     io.lse = NULL;
-    io.flags = ATTN_RUN_NO_WRITE; /* one cache: nobody writes while others read */
+    io.flags = ATTN_RUN_NO_WRITE; /* one cache: no run writes while others read */
     for (int32_t i = 0; i < ROUNDS; i++) {
         memset(out, 0xff, out_bytes);
         worker->wrong += common->api->plan_batch(plan, &common->batch, NULL, NULL) != ATTN_OK ||

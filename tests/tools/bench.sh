@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# attn-bench: what it measures has the promised form, what it cannot measure is told with reasons. No time is judged:
-# other tests run beside this one.
+# attn-bench: what it measures has the promised form, what it cannot measure is reported with reasons. No time is judged:
+# other tests run next to this one.
 set -u
 models=$1 bench=$2 info=$3 plugin=$4
 failed=0
@@ -68,7 +68,7 @@ expect 0 'fp8_e4m3' "$bench" --backend cpu_ref --threads 1 --kv-dtype fp8_e4m3 -
 # One layer again and again: no bytes in its floor, and no rank from its time.
 expect 0 '"bound":[[:space:]]*"operations"' "$bench" --json --backend cpu_ref --threads 1 --shape decode:$tiny,rotate=0
 expect 2 'rank cannot come from the shape decode:.*rotate=0' "$bench" --tune --shape decode:$tiny,rotate=0
-# Several backends are measured in turns, and put beside the first.
+# Several backends are measured in turns, and put next to the first.
 "$bench" --json --backend cpu_ref --backend cpu_rfe --backend cpu_ref --threads 1 --shape decode:$tiny --shape merge:s=32,hq=4,d=64 \
     >"$folder/out.json" 2>/dev/null && { echo "an unknown backend among three is no failure"; failed=1; }
 for field in ratio_to_first samples; do

@@ -77,7 +77,7 @@ for form in "" --json; do
         failed=1
     fi
 done
-# A core in a folder that is merely named core is an installed one: what lies beside it is not loaded.
+# A core in a folder that is merely named core is an installed one: what lies next to it is not loaded.
 mkdir -p "$folder/core" "$folder/plugins/x" "$folder/tools"
 cp "$(dirname "$info")/../core/libattn.so.1" "$folder/core/"
 cp "$info" "$folder/tools/"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# What `meson install` puts down works from there: tools find the core and the plugins beside them, an engine builds
+# What `meson install` puts down works from there: tools find the core and the plugins next to them, an engine builds
 # against attn.pc and needs nothing of the source tree.
 set -eu
 models=$1 build=$2

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attn-bench: how fast a backend is, beside what the machine can do, through the public ABI. */
+/* attn-bench: how fast a backend is, next to what the machine can do, through the public ABI. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

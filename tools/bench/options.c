@@ -21,7 +21,7 @@ static const char usage[] =
     "measured in the same process before every sample.\n"
     "\n"
     "  --backend NAME   cpu_simd, cpu_simd@avx2 (default: what a selection takes); may be\n"
-    "                   repeated: samples alternate, times are put beside the first one's\n"
+    "                   repeated: samples alternate, times are put next to the first one's\n"
     "  --shape SHAPE    decode:r=1,l=1024..65536; may be repeated (default: decode, prefill)\n"
     "  --dtype D        f16, bf16 (default), f32\n"
     "  --kv-dtype D     auto (default), f16, bf16, f32, fp8_e4m3, fp8_e5m2, int8_per_token_head, "

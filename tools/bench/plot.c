@@ -112,7 +112,7 @@ static void put_roofline(FILE *pipe, const struct report *report, const struct s
           pipe);
     fprintf(pipe, "roof(x) = x * %.9g < %.9g ? x * %.9g : %.9g\n", 1e-12 * read, 1e-12 * peak,
             1e-12 * read, 1e-12 * peak);
-    fputs("plot [0.1:10000] roof(x) with lines lc 'black' lw 2 title 'ceilings measured beside'",
+    fputs("plot [0.1:10000] roof(x) with lines lc 'black' lw 2 title 'ceilings of the same run'",
           pipe);
     for (int32_t i = 0; i < num_series; i++) {
         fprintf(pipe, ", $series%d using 1:2 with points lc %d pt 7 title ", i, i + 1);

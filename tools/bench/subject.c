@@ -25,7 +25,7 @@ static int32_t phase_of(const struct shape *shape)
 }
 
 /* Before a backend is known: a layer's cache at the width of the activations or of 8-bit codes, and
- * what goes in and out beside it. */
+ * what goes in and out next to it. */
 static double guess_bytes(const struct subject *subject)
 {
     const struct attn_layer_desc *desc = &subject->layer.desc;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The time of a work beside the floor that the ceilings set. */
+/* The time of a work next to the floor that the ceilings set. */
 #ifndef BENCH_TIMING_H
 #define BENCH_TIMING_H
 

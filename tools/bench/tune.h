@@ -8,7 +8,7 @@
 
 /* Shapes that a layer's rank can come from. */
 bool tune_takes(enum shape_kind_code kind);
-/* Writes the measured results to `<cache directory>/ranks` beside what stands there; `path` gets
+/* Writes the measured results to `<cache directory>/ranks` next to what stands there; `path` gets
  * the file's name. */
 attn_status tune_write(const struct report *report, const struct session *session, char *path,
                        size_t size, struct attn_error *error);

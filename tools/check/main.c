@@ -275,7 +275,7 @@ static void run_attends(struct run *run)
     run_named_attend(run);
 }
 
-/* A case beside the attends: named, wanted or not, listed or run. */
+/* A case next to the attends: named, wanted or not, listed or run. */
 static void try_case(void *user, const char *name, kernel_run *kernel, const void *variant)
 {
     struct run *run = user;

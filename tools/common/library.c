@@ -31,7 +31,7 @@ attn_status library_open(const struct attn_api **api, struct attn_error *error)
     char folder[3072], path[4096];
     own_folder(folder, sizeof folder);
     for (int i = 0; places[i] != NULL && folder[0] != '\0'; i++) {
-        /* a folder named core beside an installed tool's is nothing of ours */
+        /* a folder named core next to an installed tool's is nothing of ours */
         snprintf(path, sizeof path, "%s../meson-private/coredata.dat", folder);
         const bool readable = i > 0 || access(path, R_OK) == 0;
         snprintf(path, sizeof path, "%s%s", folder, places[i]);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a tool finds the core: beside itself in a build tree, else where it was installed, else by
+/* How a tool finds the core: next to itself in a build tree, else where it was installed, else by
  * soname. */
 #ifndef TOOLS_COMMON_LIBRARY_H
 #define TOOLS_COMMON_LIBRARY_H

@@ -27,7 +27,7 @@ ensure_packages() {
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $missing >/dev/null
 }
 
-# Sets `toolchains` to what is there beside the C compiler: nvcc where it stands, or none.
+# Sets `toolchains` to what is there next to the C compiler: nvcc where it stands, or none.
 find_toolchains() {
     for folder in ${CUDA_HOME:+"$CUDA_HOME/bin"} /usr/local/cuda/bin; do
         if ! command -v nvcc >/dev/null 2>&1 && [ -x "$folder/nvcc" ]; then

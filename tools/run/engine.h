@@ -58,7 +58,7 @@ struct run_layer {
     const float *recorded[4];
     uint8_t *weights; /* MLA: kv_b_proj; GDN: the convolution's, of the activations' dtype */
     float *gates;     /* GDN: a_log, then dt_bias [Hv] */
-    void *windows;    /* GDN: of the convolution, beside the states in `cache`; the device's */
+    void *windows;    /* GDN: of the convolution, next to the states in `cache`; the device's */
     double *oracle_states[MAX_REQUESTS]; /* GDN: [Hv, Dv, Dk] behind the tokens so far */
     struct oracle_terms terms;
     /* of the bound: how often values are rounded to the activations' dtype from input to output; 0

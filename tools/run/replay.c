@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* --qkv: recorded activations of a real model take the place of drawn ones, and its recorded output
- * is held beside the oracle's. An encoder's sentences are one step; a decoder's requests arrive one
- * after the other and grow. */
+ * is held next to the oracle's. An encoder's sentences are one step; a decoder's requests arrive
+ * one after the other and grow. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ static attn_status check_shapes(struct engine *engine, const int64_t q[3], const
 {
     char what[160];
     snprintf(what, sizeof what,
-             "layer.0.k is [%lld, %lld, %lld] beside q of [%lld, %lld, %lld]; as many rows, up to "
+             "layer.0.k is [%lld, %lld, %lld] next to q of [%lld, %lld, %lld]; as many rows, up to "
              "%d, and the same head size are needed",
              (long long)k[0], (long long)k[1], (long long)k[2], (long long)q[0], (long long)q[1],
              (long long)q[2], MAX_RECORDED_ROWS);

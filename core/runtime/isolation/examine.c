@@ -107,8 +107,9 @@ static attn_status consult(attn_runtime *runtime, struct plugin *plugin, struct 
                                             : ATTN_ERROR_NOT_FOUND;
 }
 
-/* The scanners of the plugins that come after this one and are unknown, too, run beside its own, so
- * that many that hang cost little more than one. What cannot be begun is tried again in its turn.
+/* The scanners of the plugins that come after this one and are unknown, too, run next to its own,
+ * so that many that hang cost little more than one. What cannot be begun is tried again in its
+ * turn.
  */
 static void begin_others(attn_runtime *runtime, const struct plugin *plugin)
 {
@@ -186,7 +187,7 @@ attn_status plugin_examine(attn_runtime *runtime, struct plugin *plugin, struct 
 {
     struct cache_entry entry;
     found_reset(found);
-    attn_status status = plugin->scan.running ? ATTN_ERROR_NOT_FOUND /* begun beside another */
+    attn_status status = plugin->scan.running ? ATTN_ERROR_NOT_FOUND /* begun next to another */
                                               : consult(runtime, plugin, &entry, why);
     if (status == ATTN_ERROR_IO) {
         return status;

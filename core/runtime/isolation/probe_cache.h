@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Answers of probes on file, `<cache_dir>/probe-<hash>`, one for each plugin file: read at every
- * start, written beside and renamed, so that many processes may do so at once. What cannot be
+ * start, written next to and renamed, so that many processes may do so at once. What cannot be
  * trusted is passed over with a warning and written anew; a cache never fails anything but for want
  * of memory. */
 #ifndef CORE_RUNTIME_ISOLATION_PROBE_CACHE_H

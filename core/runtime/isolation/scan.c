@@ -33,7 +33,7 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Beside the core: in a build tree, or installed. */
+/* Next to the core: in a build tree, or installed. */
 static bool scanner_path(char path[PATH_MAX])
 {
     char folder[PATH_MAX];
@@ -215,7 +215,7 @@ static attn_status judge(const attn_runtime *runtime, const struct scan *child,
     if (answer->length < at + VERSION_SIZE ||
         memcmp(answer->data + at, SCAN_VERSION, VERSION_SIZE) != 0) {
         return error_set(why, ATTN_ERROR_IO, "scan",
-                         "attn-scan beside the core is of another version than the core, %s",
+                         "attn-scan next to the core is of another version than the core, %s",
                          ATTN_LIBRARY_VERSION);
     }
     at += VERSION_SIZE;
@@ -252,7 +252,7 @@ attn_status scan_begin(const attn_runtime *runtime, const char *file, struct sca
     *scan = (struct scan){.open = true};
     if (!scanner_path(scanner)) {
         return error_set(why, ATTN_ERROR_NOT_FOUND, "scan",
-                         "there is no attn-scan beside the core");
+                         "there is no attn-scan next to the core");
     }
     if (pipe2(ends, O_CLOEXEC) != 0) {
         return error_set(why, ATTN_ERROR_IO, "scan", "no pipe to attn-scan: %s", strerror(errno));

@@ -19,8 +19,8 @@
 #define SCAN_FORMAT(number) SCAN_TEXT(number)
 #define SCAN_VERSION ATTN_LIBRARY_VERSION "/" SCAN_FORMAT(RECORD_FORMAT) "\n"
 #define SCAN_STAGES "CEP"
-/* Exit statuses of attn-scan beside 0 and 2 (usage), unlikely ones, since a plugin may exit with
- * any. */
+/* Exit statuses of attn-scan other than 0 and 2 (usage), unlikely ones, since a plugin may exit
+ * with any. */
 #define SCAN_EXIT_NO_MEMORY 113
 #define SCAN_EXIT_NO_PIPE 114
 

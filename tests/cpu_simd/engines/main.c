@@ -155,7 +155,7 @@ int main(int argc, char **argv)
     char isa[128];
     int failed = 0;
     int32_t count = variants_of_machine(variants, 8, isa, sizeof isa);
-#ifdef EMULATED_TILES /* the amx level alone, on any machine with the vectors beside its tiles */
+#ifdef EMULATED_TILES /* the amx level alone, on any machine with the vectors next to its tiles */
     bool amx_vectors = false;
     for (int32_t i = 0; i < count; i++) {
         amx_vectors = amx_vectors || strcmp(variants[i]->name, "avx512bf16") == 0;

@@ -421,7 +421,7 @@ void test_encode(void **state)
             int32_t n = 1 + (int32_t)draw(MAX_SIZE);
             float scale = draw(2) ? 1.0f : ldexpf(1.0f + (float)draw(100) / 100, (int)draw(8) - 4);
             fill(row, n, ldexpf(1.0f, (int)draw(22) - 8));
-            for (int32_t i = 0; i < n; i += 3) { /* beside the middle of two codes */
+            for (int32_t i = 0; i < n; i += 3) { /* next to the middle of two codes */
                 uint32_t code = draw(120);
                 double middle =
                     (code_value(formats[f], code) + code_value(formats[f], code + 1)) / 2;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Answers with a version that nobody offered. */
+/* Answers with a version that was not offered. */
 #include "../common.h"
 
 static attn_status probe(const struct attn_host *host, const struct attn_probe_sink *sink,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hardware that is not there: no defect, and told apart from one. */
+/* Hardware that is not there: no defect, and not reported as one. */
 #include "../common.h"
 
 #include <string.h>

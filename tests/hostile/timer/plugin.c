@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arms a timer that nobody knows of. */
+/* Arms a timer and leaves it running. */
 #define _GNU_SOURCE
 #include <sys/time.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls a function that nobody has. */
+/* Calls a function that no library has. */
 #include "../common.h"
 
 attn_status no_such_function(void);

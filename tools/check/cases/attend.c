@@ -230,7 +230,7 @@ static enum trial_result write_keys(struct trial *trial, const struct problem *p
     return result;
 }
 
-/* Another plan lives beside the tested one while that runs. */
+/* Another plan lives next to the tested one while that runs. */
 static enum trial_result run_beside(struct trial *trial, const struct problem *problem,
                                     struct side *tested, attn_status *status,
                                     struct attn_error *error)

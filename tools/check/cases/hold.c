@@ -98,7 +98,7 @@ enum trial_result hold_step(struct trial *trial, const struct problem *problem,
         result = trial_say(trial, TRIAL_FAILED, "the plan's memory was written past its size");
     }
     if (result == TRIAL_PASSED && !other_rows_untouched(problem, tested, found)) {
-        result = trial_say(trial, TRIAL_FAILED, "rows of out beside the batch's were written");
+        result = trial_say(trial, TRIAL_FAILED, "rows of out next to the batch's were written");
     }
     if (result == TRIAL_PASSED) {
         result = hold_cache(trial, problem, expected, found);

@@ -30,7 +30,7 @@ void pair_init(struct pair *pair, struct trial *trial);
 void pair_finish(struct pair *pair);
 /* Room for `bytes`; the offset is 0 only after a failure that pair_run reports. */
 size_t pair_add(struct pair *pair, size_t bytes, bool writable);
-/* Both sides run `call`. The found copy is read back and no byte beside the outputs has changed; a
+/* Both sides run `call`. The found copy is read back and no byte next to the outputs has changed; a
  * kernel that answers ATTN_ERROR_UNSUPPORTED skips the case. */
 enum trial_result pair_run(struct pair *pair, pair_call *call, const void *context);
 

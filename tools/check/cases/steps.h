@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Promises about steps as such: threads beside each other, and the same bits whatever else is in
+/* Promises about steps as such: threads next to each other, and the same bits whatever else is in
  * the batch. */
 #ifndef CHECK_STEPS_H
 #define CHECK_STEPS_H

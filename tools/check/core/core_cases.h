@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cases through the core beside the attends: steps without work and blocks that move, which give
+/* Cases through the core next to the attends: steps without work and blocks that move, which give
  * what cpu_ref gives in the same core; and what has to be refused, where the core checks for every
  * backend alike and a refusal names the field. */
 #ifndef CHECK_CORE_CASES_H

@@ -14,7 +14,7 @@ struct watch {
 };
 
 /* Of the backend that is tested. Where a driver has threads of its own nothing is judged, the
- * reference neither: whose allocation it was cannot be told. */
+ * reference neither: whose allocation it was cannot be known. */
 void watch_init(int32_t device_type);
 /* The host's allocator was asked. */
 void watch_allocation(void);

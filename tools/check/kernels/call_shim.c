@@ -152,7 +152,7 @@ static bool error_untouched(const struct attn_error *error)
     return memcmp(error, &untouched, sizeof untouched) == 0;
 }
 
-/* Nobody has to ask for an error's text. */
+/* A caller may leave the error out. */
 static struct attn_error *error_given(struct attn_error *mine)
 {
     error_prepare(mine);

@@ -120,7 +120,7 @@ static enum trial_result hold_states(struct pair *pair, const struct gdn_case *c
 }
 
 /* Entries of the window that the step of request `r` leaves; the bits are inputs' own. What lies
- * behind them in the request's own window is nobody's until a later step. */
+ * behind them in the request's own window is read by no kernel until a later step. */
 static int32_t window_entries(const struct gdn_case *c, int32_t r)
 {
     int32_t history = c->v.conv_width - 1;

@@ -144,7 +144,7 @@ static enum trial_result hold_merge(struct pair *pair, const struct merge_case *
         memcmp(found + NUM_ROWS * row, pair->image.bytes + out + (FIRST_ROW + NUM_ROWS) * row,
                (TOKENS - FIRST_ROW - NUM_ROWS) * row) == 0;
     if (!others) {
-        return trial_say(pair->trial, TRIAL_FAILED, "rows beside the merged ones were written");
+        return trial_say(pair->trial, TRIAL_FAILED, "rows next to the merged ones were written");
     }
     /* fp8: one step, where a quotient falls between two */
     struct bound bound =

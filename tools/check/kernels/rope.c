@@ -25,7 +25,7 @@ struct rope_variant {
     bool float_table; /* cos and sin in float32, not in the activations' dtype */
 };
 
-/* What the kernel reads beside the problem's buffers. */
+/* What the kernel reads next to the problem's buffers. */
 struct tables {
     const struct device *device;
     uint8_t *memory; /* in the device's */
@@ -110,7 +110,7 @@ static bool is_poison(const uint8_t *memory, int64_t bytes)
     return poison;
 }
 
-/* Half a unit of the activations' format beside float32's error; what agrees becomes equal in
+/* Half a unit of the activations' format next to float32's error; what agrees becomes equal in
  * `found`, so that everything else can be compared bit for bit. */
 static bool hold_rows(const struct problem *p, const struct attn_tensor *tensor, size_t at,
                       const uint8_t *expected, uint8_t *found)
