@@ -77,7 +77,7 @@ static int is_plugin_name(const struct dirent *entry)
 
 static int is_folder_name(const struct dirent *entry)
 {
-    return entry->d_name[0] != '.';
+    return entry->d_name[0] != '.' && entry->d_type != DT_REG; /* generated headers stand there */
 }
 
 /* attn_*.so of one directory, in the order of their names. A directory that is not there, or cannot
