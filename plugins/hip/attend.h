@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The attend on matrix units: groups of warps walk segments of the plan's stream of tiles. Rows of
  * one item are (query, head of the group) of one KV head.
- *   16 rows: 4 warps, each 16 or 32 keys of a tile, which it reads itself.
+ *   16 rows: 4 warps, each 16, 32 or 64 keys of a tile, which it reads itself.
  *   64 rows: 8 warps in two halves; each warp has 16 rows, and each half 32 keys of a tile of 64.
  *            Keys go through LDS, two tiles deep, values through L1.
+ *   On RDNA the two halves of heads over 128 have all keys of a tile, but half of the values' dims.
  * Scores are made transposed, keys x rows, so that a lane has one row: its maximum and sum cost an
  * exchange per 16 keys, and weights are the next product's operand as they are. Queries and sums
  * stay in registers.
@@ -154,7 +155,7 @@ struct key_source {
 template <class S>
 GPU_INLINE void attend_keys(const gpu_params &p, const gpu_run &r, const lane_row &row, float scale,
                             int32_t base, const key_place &at, const key_source &source,
-                            const lane_query<S> &q, int32_t row_warp, float &m, float &l,
+                            const lane_query<S> &q, const warp_part &warp, float &m, float &l,
                             matrix_sum (&o)[S::steps])
 {
     const int32_t lane = this_lane(), column = lane & 15, bytes = p.problem.head_size * S::element;
@@ -162,8 +163,8 @@ GPU_INLINE void attend_keys(const gpu_params &p, const gpu_run &r, const lane_ro
     const char *values = p.v.data + r.head * p.v.head;
     lane_values<S> v[S::passes];
     matrix_sum s = 0.0f;
-    load_values<S>(p, values, at, column, g, 0, v[0]);
-#pragma unroll
+    load_values<S>(p, values, at, column, g, warp.dim, v[0]);
+#pragma unroll 2 /* parts at a time: registers are few */
     for (int part = 0; part < S::parts; part++) {
         uint4 raw[S::pieces];
 #pragma unroll
@@ -175,13 +176,13 @@ GPU_INLINE void attend_keys(const gpu_params &p, const gpu_run &r, const lane_ro
         }
 #pragma unroll
         for (int i = 0; i < S::part_products; i++) {
-            matrix_part b = query_part<S>(q, row_warp * 16 + column, part * S::part_products + i);
+            matrix_part b = query_part<S>(q, warp.row + column, part * S::part_products + i);
             s = multiply<S::kind>(key_part<S>(raw, i), b, s);
         }
     }
 #pragma unroll
     for (int pass = 1; pass < S::passes; pass++) {
-        load_values<S>(p, values, at, column, g, pass, v[pass]);
+        load_values<S>(p, values, at, column, g, warp.dim + pass * S::pass, v[pass]);
     }
     s = score_keys(p, row, scale, base, g, at, s);
     soften<S>(s, m, l, o);
@@ -230,10 +231,10 @@ template <class S> GPU_INLINE void stage_store(const staging<S> &from, char *to)
     }
 }
 
-/* All tiles of a run; the warp's rows from `row_warp` * 16 on, its keys by `split`. */
+/* All tiles of a run. */
 template <class S>
 GPU_INLINE void attend_run(const gpu_params &p, const key_finder &finder, const gpu_run &r,
-                           int32_t row_warp, int32_t split, attend_memory<S> &memory)
+                           const warp_part &warp, attend_memory<S> &memory)
 {
     const int32_t lane = this_lane(), column = lane & 15;
     const int g = lane >> 4;
@@ -244,9 +245,9 @@ GPU_INLINE void attend_run(const gpu_params &p, const key_finder &finder, const 
     float m = -INFINITY, l = 0.0f;
     matrix_sum o[S::steps];
     lane_query<S> q;
-    lane_row row = enter_row_of(p, r, row_warp * 16 + column);
+    lane_row row = enter_row_of(p, r, warp.row + column);
     staging<S> next;
-    load_query<S>(p, r, row_warp * 16 + column, g, split,
+    load_query<S>(p, r, warp.row + column, g, warp.split == 0 && warp.dim == 0,
                   memory.input + attend_memory<S>::key_bytes, q);
 #pragma unroll
     for (int t = 0; t < S::steps; t++) {
@@ -261,7 +262,7 @@ GPU_INLINE void attend_run(const gpu_params &p, const key_finder &finder, const 
     }
 #pragma unroll 1
     for (int32_t i = 0; i < count; i++) {
-        int32_t base = start + i * p.schedule.tile + split * keys;
+        int32_t base = start + i * p.schedule.tile + warp.split * keys;
         if (S::staged) {
             sync_group(); /* this tile's keys are there, and nobody reads the other tile's */
             if (i + 1 < count) {
@@ -274,30 +275,30 @@ GPU_INLINE void attend_run(const gpu_params &p, const key_finder &finder, const 
             key_place at = find_key(p, finder, r, base + sub + column, S::bytes);
             key_source source = {p.k.data + r.head * p.k.head,
                                  memory.input + (i & 1) * S::tile * S::row_bytes,
-                                 split * keys + sub + column};
-            attend_keys<S>(p, r, row, scale, base + sub, at, source, q, row_warp, m, l, o);
+                                 warp.split * keys + sub + column};
+            attend_keys<S>(p, r, row, scale, base + sub, at, source, q, warp, m, l, o);
         }
         if (S::staged && i + 1 < count) {
             stage_store<S>(next, memory.input + ((i + 1) & 1) * S::tile * S::row_bytes);
         }
     }
-    finish_run<S>(p, r, row_warp, split, m, column_total(l), o, memory);
+    finish_run<S>(p, r, warp, m, column_total(l), o, memory);
 }
 
 template <class S> GPU_INLINE void attend(const gpu_params &p, attend_memory<S> &memory)
 {
-    const int32_t warp = __builtin_amdgcn_readfirstlane(warp_index());
+    const warp_part warp = part_of_warp<S>(__builtin_amdgcn_readfirstlane(warp_index()));
     const key_finder finder = make_finder(p);
     gpu_walk walk = enter_walk(p);
     while (next_run(p, walk, memory)) {
-        attend_run<S>(p, finder, walk.run, warp % S::row_warps, warp / S::row_warps, memory);
+        attend_run<S>(p, finder, walk.run, warp, memory);
     }
 }
 
 /* One kernel of attend_list.h. */
 #define HIP_ATTEND_KERNEL(kind, KIND, size, rows)                                                  \
     using shape_##kind##_##size##_##rows =                                                         \
-        shape<KIND_##KIND, size, (rows) / 16, HIP_ATTEND_WARPS(rows) / ((rows) / 16)>;             \
+        shape<KIND_##KIND, size, (rows) / 16, HIP_ATTEND_WARPS(rows)>;                             \
     extern "C"                                                                                     \
         __attribute__((global, amdgpu_waves_per_eu(2),                                             \
                        amdgpu_flat_work_group_size(shape_##kind##_##size##_##rows::threads,        \

@@ -11,9 +11,9 @@
 /* Keys of two tiles and what else a run reads, or a share of the sums with each row's m and l of
  * all splits: a compute unit of CDNA holds two groups, a pair of RDNA's likewise. */
 template <class S> struct attend_memory {
-    static constexpr int rounds = S::staged && S::size >= 128 ? S::size / 64 : 1;
-    static constexpr int round = S::steps / rounds; /* output tiles of a round */
-    static constexpr int columns = 16 * round;
+    static constexpr int rounds = S::staged && S::out_size >= 128 ? S::out_size / 64 : 1;
+    static constexpr int round = S::steps / rounds; /* output tiles of a warp in a round */
+    static constexpr int columns = 16 * round * S::dim_warps;
     static constexpr int pitch = columns + 4; /* floats; rows lie in other banks */
     static constexpr int key_bytes = S::staged ? 2 * S::tile * S::row_bytes : 0;
     static constexpr int input_bytes = key_bytes + S::query_bytes;
@@ -29,25 +29,25 @@ template <class S> struct attend_memory {
     /* First of the dims at `column` of a round. */
     GPU_INLINE int32_t dim_of(int32_t of_round, int32_t column)
     {
-        int32_t t = of_round * round + column % round; /* output tile */
-        return t / S::per * S::pass + column / round * S::per + t % S::per;
+        int32_t warp = column / (16 * round), of_warp = column % (16 * round);
+        int32_t t = of_round * round + of_warp % round; /* output tile */
+        return warp * S::out_size + t / S::per * S::pass + of_warp / round * S::per + t % S::per;
     }
 };
 
 template <class S>
-GPU_INLINE void finish_run(const gpu_params &p, const gpu_run &r, int32_t row_warp, int32_t split,
-                           float m, float l, const matrix_sum (&o)[S::steps],
-                           attend_memory<S> &memory)
+GPU_INLINE void finish_run(const gpu_params &p, const gpu_run &r, const warp_part &warp, float m,
+                           float l, const matrix_sum (&o)[S::steps], attend_memory<S> &memory)
 {
     using M = attend_memory<S>;
     static_assert(sizeof(M) <= (GPU_LANES == 32 ? 65536 : 32768), "two groups have room");
     static_assert(M::round % 4 == 0 && S::per % 4 == 0, "4 neighbouring dims");
-    const int32_t lane = this_lane(), column = lane & 15, row = row_warp * 16 + column;
+    const int32_t lane = this_lane(), column = lane & 15, row = warp.row + column;
     const int g = lane >> 4;
     sync_group(); /* nobody reads keys any more */
-    if (g == 0) {
-        memory.m[split][row] = m;
-        memory.l[split][row] = l;
+    if (g == 0 && warp.dim == 0) {
+        memory.m[warp.split][row] = m;
+        memory.l[warp.split][row] = l;
     }
     sync_group(); /* all shares are there */
     float high = memory.m[0][row];
@@ -56,16 +56,17 @@ GPU_INLINE void finish_run(const gpu_params &p, const gpu_run &r, int32_t row_wa
         high = fmaxf(high, memory.m[s][row]);
     }
     const float weight = exp2f(m - softmax_base(high));
+    const int32_t first = warp.dim / S::out_size * 16 * M::round; /* of the warp's columns */
 #pragma unroll
     for (int round = 0; round < M::rounds; round++) {
 #pragma unroll
         for (int s = 0; s < S::splits; s++) {
-            if (split == s) {
+            if (warp.split == s) {
 #pragma unroll
                 for (int t = 0; t < M::round; t++) {
 #pragma unroll
                     for (int e = 0; e < MATRIX_ROWS; e++) {
-                        float *to = &memory.o[row][row_of_sum(e, g) * M::round + t];
+                        float *to = &memory.o[row][first + row_of_sum(e, g) * M::round + t];
                         float x = weight * o[round * M::round + t][e];
                         *to = s == 0 ? x : *to + x;
                     }

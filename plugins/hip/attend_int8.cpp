@@ -3,6 +3,3 @@
 #include "attend.h"
 
 HIP_ATTEND_SHAPES(HIP_ATTEND_KERNEL, int8, INT8)
-#if defined(MATRIX_CDNA)
-HIP_ATTEND_WIDE_SHAPES(HIP_ATTEND_KERNEL, int8, INT8)
-#endif

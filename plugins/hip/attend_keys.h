@@ -28,31 +28,39 @@ GPU_INLINE int32_t this_thread()
     return thread;
 }
 
-/* ROW_WARPS: of 16 rows each, who read the same keys; SPLITS: warps for other keys of a tile. */
-template <int KIND_, int D_, int ROW_WARPS_, int SPLITS_> struct shape {
-    static constexpr int kind = KIND_, size = D_, row_warps = ROW_WARPS_, splits = SPLITS_;
-    static constexpr int warps = row_warps * splits, threads = warps * GPU_LANES;
+/* Row warps have 16 rows each and read the same keys. The warps of the same rows have other keys of
+ * a tile (splits) or other dims of the output (dim warps, who make the same scores): the sums of a
+ * head over 128 are half of RDNA's registers. */
+template <int KIND_, int D_, int ROW_WARPS_, int WARPS_> struct shape {
+    static constexpr int kind = KIND_, size = D_, row_warps = ROW_WARPS_, warps = WARPS_;
+#if defined(MATRIX_CDNA)
+    static constexpr int dim_warps = 1;
+#else
+    static constexpr int dim_warps = size > 128 ? 2 : 1;
+#endif
+    static constexpr int splits = warps / row_warps / dim_warps, threads = warps * GPU_LANES;
     static constexpr int rows = 16 * row_warps;
     static constexpr bool bytes = kind >= KIND_E4M3; /* 8-bit elements, which become f16 */
     static constexpr int element = bytes ? 1 : 2;
     static constexpr int row_bytes = size * element, chunks = row_bytes / 16;
     static constexpr bool staged = row_warps > 1;           /* keys go through LDS */
     static constexpr int tile = HIP_STAGED_TILE(row_bytes); /* keys in LDS */
-    static constexpr int steps = size / 16;                 /* tiles of an output */
+    static constexpr int out_size = size / dim_warps;       /* dims of a warp's output */
+    static constexpr int steps = out_size / 16;             /* tiles of it */
     static constexpr bool codes = kind == KIND_FP8;
 #if defined(MATRIX_CODES)
-    static constexpr int products = codes ? size / MATRIX_CODES : steps; /* that a score takes */
+    static constexpr int products = size / (codes ? MATRIX_CODES : 16); /* that a score takes */
     static constexpr float product_scale = codes ? MATRIX_CODES_SCALE : 1.0f;
 #else
-    static constexpr int products = steps;
+    static constexpr int products = size / 16;
     static constexpr float product_scale = 1.0f;
 #endif
 #if defined(MATRIX_CDNA)
     static constexpr int raw = chunks / 4; /* 16-byte pieces of a key in a lane */
     static constexpr int parts = 1;        /* of a key, one after the other in registers */
-    static constexpr int pass = size < 128 ? size : 128; /* dims of values, likewise */
+    static constexpr int pass = out_size < 128 ? out_size : 128; /* dims of values, likewise */
 #elif defined(MATRIX_RDNA4)
-    static constexpr int raw = chunks / 2, parts = 1, pass = size < 128 ? size : 128;
+    static constexpr int raw = chunks / 2, parts = size / out_size, pass = out_size;
 #else
     static constexpr int raw = chunks, parts = raw > 8 ? raw / 8 : 1, pass = 64;
 #endif
@@ -62,11 +70,23 @@ template <int KIND_, int D_, int ROW_WARPS_, int SPLITS_> struct shape {
     static constexpr int query_bytes = 0;
 #endif
     static constexpr int pieces = raw / parts, part_products = products / parts;
-    static constexpr int passes = size / pass, pass_steps = pass / 16;
+    static constexpr int passes = out_size / pass, pass_steps = pass / 16;
     static constexpr int per = pass / 16; /* neighbouring values of a lane in a pass */
+    static_assert(splits * row_warps * dim_warps == warps, "each warp has its part");
     static_assert(raw * 16 * MATRIX_GROUPS >= row_bytes, "all dims are loaded");
     static_assert(MATRIX_DEPTH == 16 || raw * MATRIX_GROUPS == chunks, "each of them once");
 };
+
+/* What a warp does of a run. */
+struct warp_part {
+    int32_t row, split, dim; /* first of its 16 rows; which keys; first dim of its output */
+};
+
+template <class S> GPU_INLINE warp_part part_of_warp(int32_t warp)
+{
+    int32_t rest = warp / S::row_warps;
+    return {warp % S::row_warps * 16, rest % S::splits, rest / S::splits * S::out_size};
+}
 
 /* First dim of a lane's elements of product m; the order of key_chunk. */
 template <class S> GPU_INLINE int32_t dim_of_step(int m, int g)
@@ -152,9 +172,9 @@ template <class S> struct lane_query {
 };
 
 /* `row` of the item is the lane's; `staged`: where the item's queries go if they go through LDS,
- * which one split does. */
+ * which one of those who have it does. */
 template <class S>
-GPU_INLINE void load_query(const gpu_params &p, const gpu_run &r, int32_t row, int g, int32_t split,
+GPU_INLINE void load_query(const gpu_params &p, const gpu_run &r, int32_t row, int g, bool stages,
                            char *staged, lane_query<S> &q)
 {
     bool real = row < r.row_tile.num_rows;
@@ -164,7 +184,7 @@ GPU_INLINE void load_query(const gpu_params &p, const gpu_run &r, int32_t row, i
         (int64_t)(r.head * p.problem.group + at - token * p.problem.group) * p.q.head;
 #if defined(MATRIX_RDNA3)
     q.rows = staged;
-    if (split == 0) {
+    if (stages) {
 #pragma unroll 2
         for (int i = 0; i < S::size / 16; i++) {
             uint32_t x[4];
@@ -173,7 +193,7 @@ GPU_INLINE void load_query(const gpu_params &p, const gpu_run &r, int32_t row, i
         }
     }
 #else
-    (void)split, (void)staged;
+    (void)stages, (void)staged;
 #pragma unroll
     for (int m = 0; m < S::products; m++) {
         constexpr int words = S::codes ? 2 : MATRIX_DEPTH / 2;
@@ -301,18 +321,18 @@ template <class S> GPU_INLINE matrix_part key_part(const uint4 (&raw)[S::pieces]
     return part;
 }
 
-/* The values of a lane in a pass: `per` neighbouring dims from column * per on, of the keys that
- * depth_of_part gives it; 16-bit elements. */
+/* The values of a lane in a pass: `per` neighbouring dims from its first + column * per on, of the
+ * keys that depth_of_part gives it; 16-bit elements. */
 template <class S> struct lane_values {
     uint32_t rows[MATRIX_DEPTH][S::per / 2];
 };
 
 template <class S>
 GPU_INLINE void load_values(const gpu_params &p, const char *base, const key_place &at,
-                            int32_t column, int g, int pass, lane_values<S> &to)
+                            int32_t column, int g, int32_t first, lane_values<S> &to)
 {
     constexpr int bytes = S::per * S::element; /* 4, 8 or 16 */
-    const int32_t d = pass * S::pass + column * S::per;
+    const int32_t d = first + column * S::per;
     const uint32_t at_d = d < p.problem.head_size_v ? (uint32_t)(d * S::element) : 0;
     (void)g;
     uint32_t raw[MATRIX_DEPTH][bytes / 4];

@@ -14,20 +14,16 @@
 #define HIP_ATTEND_WARPS(rows) ((rows) == 16 ? 4 : 8)
 
 #define HIP_ATTEND_SHAPES(X, kind, KIND)                                                           \
-    X(kind, KIND, 64, 16) X(kind, KIND, 64, 64) X(kind, KIND, 128, 16) X(kind, KIND, 128, 64)
-
-/* Heads that registers hold on CDNA alone. */
-#define HIP_ATTEND_WIDE_SHAPES(X, kind, KIND) X(kind, KIND, 256, 16) X(kind, KIND, 256, 64)
-
-#define HIP_ATTEND_ALL(X, kind, KIND)                                                              \
-    HIP_ATTEND_SHAPES(X, kind, KIND) HIP_ATTEND_WIDE_SHAPES(X, kind, KIND)
+    X(kind, KIND, 64, 16)                                                                          \
+    X(kind, KIND, 64, 64)                                                                          \
+    X(kind, KIND, 128, 16) X(kind, KIND, 128, 64) X(kind, KIND, 256, 16) X(kind, KIND, 256, 64)
 
 #define HIP_ATTENDS(X)                                                                             \
-    HIP_ATTEND_ALL(X, f16, F16)                                                                    \
-    HIP_ATTEND_ALL(X, bf16, BF16)                                                                  \
-    HIP_ATTEND_ALL(X, e4m3, E4M3)                                                                  \
-    HIP_ATTEND_ALL(X, e5m2, E5M2)                                                                  \
-    HIP_ATTEND_ALL(X, int8, INT8)                                                                  \
-    HIP_ATTEND_ALL(X, fp8, FP8)
+    HIP_ATTEND_SHAPES(X, f16, F16)                                                                 \
+    HIP_ATTEND_SHAPES(X, bf16, BF16)                                                               \
+    HIP_ATTEND_SHAPES(X, e4m3, E4M3)                                                               \
+    HIP_ATTEND_SHAPES(X, e5m2, E5M2)                                                               \
+    HIP_ATTEND_SHAPES(X, int8, INT8)                                                               \
+    HIP_ATTEND_SHAPES(X, fp8, FP8)
 
 #endif

@@ -53,6 +53,23 @@ KERNEL literals(params p)
     p.out[128 + t] = y;
 }
 
+#if defined(__gfx90a__) || defined(__gfx942__)
+typedef float two __attribute__((ext_vector_type(2)));
+
+/* b of the first pair, a of the second; then a and b. */
+KERNEL words(params p)
+{
+    int t = thread();
+    two x = {p.a[t], p.b[t]}, y = {p.a[t] + 1.0f, p.b[t] + 1.0f}, crossed, straight;
+    asm volatile("v_pk_mov_b32 %0, %1, %2 op_sel:[1,0]" : "=v"(crossed) : "v"(x), "v"(y));
+    asm volatile("v_pk_mov_b32 %0, %1, %2 op_sel:[0,1]" : "=v"(straight) : "v"(x), "v"(y));
+    p.out[t] = crossed.x;
+    p.out[128 + t] = crossed.y;
+    p.out[256 + t] = straight.x;
+    p.out[384 + t] = straight.y;
+}
+#endif
+
 /* Sums of a wave by its neighbours, and a tile through LDS. */
 KERNEL exchange(params p)
 {

@@ -154,6 +154,26 @@ static void test_literals(void **state)
     }
 }
 
+static void test_words(void **state)
+{
+    struct machine m;
+    (void)state;
+    if (code_kernel(code, "words") == NULL) { /* CDNA's alone */
+        return;
+    }
+    for (int i = 0; i < 128; i++) {
+        a[i] = (float)i;
+        b[i] = (float)(1000 + i);
+    }
+    if (!launch(&m, "words", 1, sizeof out, 128)) {
+        fail_msg("%s", m.error);
+    }
+    for (int i = 0; i < 128; i++) {
+        assert_true(out[i] == b[i] && out[128 + i] == a[i] + 1.0f);
+        assert_true(out[256 + i] == a[i] && out[384 + i] == b[i] + 1.0f);
+    }
+}
+
 static void refuses(const char *name, size_t out_bytes, int count, const char *cause)
 {
     struct machine m;
@@ -202,8 +222,8 @@ int main(int argc, char **argv)
     char error[4096];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_arithmetic), cmocka_unit_test(test_exchange),
-        cmocka_unit_test(test_literals), cmocka_unit_test(test_defects),
-        cmocka_unit_test(test_scratch)};
+        cmocka_unit_test(test_literals),   cmocka_unit_test(test_words),
+        cmocka_unit_test(test_defects),    cmocka_unit_test(test_scratch)};
     if (argc != 3) {
         return 2;
     }

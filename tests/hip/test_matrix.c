@@ -49,12 +49,12 @@ static void fill(const struct matrix_places *places, bool bf16, bool twice, int 
 }
 
 /* Runs the operation on the registers, with a sum of 0. */
-static void multiply(const char *name, int major, unsigned depth)
+static void multiply(const char *name, int major, bool fnuz, unsigned depth)
 {
     const struct op *op = op_find(name, strlen(name), major);
     const int lanes = major == 9 ? 64 : 32;
     struct machine machine = {0};
-    struct code code = {.wave_size = lanes};
+    struct code code = {.wave_size = lanes, .fnuz = fnuz};
     struct group group = {.machine = &machine, .code = &code};
     uint8_t words = (uint8_t)depth, sums = lanes == 64 ? 4 : 8;
     struct insn i = {.op = op,
@@ -79,7 +79,7 @@ static void check(const char *name, int major, const struct matrix_places *place
     int a[16][16], b[16][16];
     memset(wave, 0, sizeof *wave);
     fill(places, bf16, major == 11, a, b);
-    multiply(name, major, major == 9 ? 2 : major == 11 ? 8 : 4);
+    multiply(name, major, false, major == 9 ? 2 : major == 11 ? 8 : 4);
     for (int r = 0; r < 16; r++) {
         for (int c = 0; c < 16; c++) {
             int sum = 0;
@@ -162,6 +162,7 @@ static float found_at(const struct code_places *places, int r, int c)
 static void check_codes(const char *name, int major, const struct code_places *places,
                         const struct form *form)
 {
+    const bool fnuz = form == &e4m3_fnuz || form == &e5m2_fnuz;
     int a[16][32], b[16][32]; /* b by column */
     memset(wave, 0, sizeof *wave);
     srand(12);
@@ -173,7 +174,7 @@ static void check_codes(const char *name, int major, const struct code_places *p
             put_code(REG_B, places->b[r][k], form->integers[b[r][k]]);
         }
     }
-    multiply(name, major, 2);
+    multiply(name, major, fnuz, 2);
     for (int r = 0; r < 16; r++) {
         for (int c = 0; c < 16; c++) {
             int sum = 0;
@@ -191,7 +192,7 @@ static void check_codes(const char *name, int major, const struct code_places *p
         put_code(REG_A, places->a[r][r], form->some[r].code);
         put_code(REG_B, places->b[r][r], form->integers[1]);
     }
-    multiply(name, major, 2);
+    multiply(name, major, fnuz, 2);
     for (int r = 0; r < 9; r++) {
         float number = form->some[r].number, found = found_at(places, r, r);
         if (found != number && !(number != number && found != found)) {
@@ -206,6 +207,8 @@ static void test_codes(void **state)
     (void)state;
     check_codes("v_mfma_f32_16x16x32_fp8_fp8", 9, &cdna3_codes, &e4m3_fnuz);
     check_codes("v_mfma_f32_16x16x32_bf8_bf8", 9, &cdna3_codes, &e5m2_fnuz);
+    check_codes("v_mfma_f32_16x16x32_fp8_fp8", 9, &cdna3_codes, &e4m3); /* gfx950 */
+    check_codes("v_mfma_f32_16x16x32_bf8_bf8", 9, &cdna3_codes, &e5m2);
     check_codes("v_wmma_f32_16x16x16_fp8_fp8", 12, &rdna4_codes, &e4m3);
     check_codes("v_wmma_f32_16x16x16_bf8_bf8", 12, &rdna4_codes, &e5m2);
 }

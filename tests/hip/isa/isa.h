@@ -116,7 +116,7 @@ enum op_flags {
     OP_COMPARES = 4,    /* the result is a mask of lanes */
     OP_TO_EXEC = 8,     /* v_cmpx */
     OP_HIGH_HALF = 16,  /* writes the high 16 bits, keeps the low ones */
-    OP_IMPLICIT_VCC = 32
+    OP_SEL_WORDS = 32   /* v_pk_mov: a word of each source, by op_sel alone */
 };
 
 /* An operation. `types` has a letter per operand, results before '=':
@@ -143,7 +143,7 @@ struct insn {
     uint8_t direct; /* the result may be written while sources are read */
     uint16_t flags;
     struct operand src[MAX_SOURCES], dst[2];
-    int32_t offset, offset1; /* of memory; offset: the 16-bit immediate of others */
+    int32_t offset, offset1; /* of memory; offset: the immediate of others */
     uint32_t target;         /* of a branch: index of an instruction */
     uint8_t op_sel, op_sel_hi, neg_lo, neg_hi, omod;
     uint8_t dpp, dpp_arg, row_mask, bank_mask;
@@ -170,7 +170,8 @@ struct kernel {
 struct code {
     char target[32];
     int wave_size, major; /* major: 9, 10, 11, 12 */
-    bool gfx90a;          /* gfx90a and gfx94x: AGPRs behind VGPRs, packed work item ids */
+    bool gfx90a;          /* and later ones of gfx9: AGPRs behind VGPRs, packed work item ids */
+    bool fnuz;            /* gfx942: AMD's own fp8 codes; later ones have OCP's */
     const void *object;   /* the caller's */
     size_t object_bytes;
     char *image; /* the object as it is loaded */

@@ -18,10 +18,11 @@ static const struct {
     unsigned machine; /* of e_flags */
     const char *name;
     int major;
-} targets[] = {{0x3f, "gfx90a", 9},   {0x4c, "gfx942", 9},   {0x36, "gfx1030", 10},
-               {0x41, "gfx1100", 11}, {0x46, "gfx1101", 11}, {0x47, "gfx1102", 11},
-               {0x44, "gfx1103", 11}, {0x43, "gfx1150", 11}, {0x4a, "gfx1151", 11},
-               {0x55, "gfx1152", 11}, {0x48, "gfx1200", 12}, {0x4e, "gfx1201", 12}};
+} targets[] = {{0x3f, "gfx90a", 9},   {0x4c, "gfx942", 9},   {0x4f, "gfx950", 9},
+               {0x36, "gfx1030", 10}, {0x41, "gfx1100", 11}, {0x46, "gfx1101", 11},
+               {0x47, "gfx1102", 11}, {0x44, "gfx1103", 11}, {0x43, "gfx1150", 11},
+               {0x4a, "gfx1151", 11}, {0x55, "gfx1152", 11}, {0x48, "gfx1200", 12},
+               {0x4e, "gfx1201", 12}};
 
 static bool find_target(struct code *code, unsigned flags)
 {
@@ -31,6 +32,7 @@ static bool find_target(struct code *code, unsigned flags)
             code->major = targets[i].major;
             code->wave_size = code->major == 9 ? 64 : 32;
             code->gfx90a = code->major == 9;
+            code->fnuz = code->gfx90a && strcmp(code->target, "gfx950") != 0;
             return true;
         }
     }
@@ -135,7 +137,7 @@ static bool find_kernels(struct code *code, const char *image, const Elf64_Ehdr 
 /* The disassembler's listing of the image. */
 static bool list_code(struct code *code, char *error, size_t room)
 {
-    char path[] = "/tmp/attn-hip-XXXXXX", command[128];
+    char path[] = "/tmp/attn-hip-XXXXXX", command[512];
     int file = mkstemp(path);
     size_t used = 0, size = 1 << 20;
     FILE *pipe = NULL;
@@ -143,7 +145,7 @@ static bool list_code(struct code *code, char *error, size_t room)
         snprintf(error, room, "cannot write %s", path);
         goto done;
     }
-    snprintf(command, sizeof command, "llvm-objdump-19 -d %s", path);
+    snprintf(command, sizeof command, OBJDUMP " -d %s", path);
     pipe = popen(command, "r");
     code->listing = malloc(size);
     while (pipe != NULL && code->listing != NULL) {
@@ -166,7 +168,7 @@ static bool list_code(struct code *code, char *error, size_t room)
     }
 done:
     if (pipe == NULL || pclose(pipe) != 0 || code->listing == NULL) {
-        snprintf(error, room, "llvm-objdump-19 did not list the code");
+        snprintf(error, room, OBJDUMP " did not list the code");
         used = 0;
     }
     if (file >= 0) {

@@ -12,10 +12,15 @@
 
 typedef float columns __attribute__((vector_size(64))); /* of a row */
 
+static bool is_fnuz(int format)
+{
+    return format == MATRIX_E4M3_FNUZ || format == MATRIX_E5M2_FNUZ;
+}
+
 /* fnuz: 0x80 is the only NaN; e4m3: all ones is; e5m2: as IEEE has it. */
 static float code_number(uint8_t code, int format)
 {
-    const bool fnuz = format == MATRIX_E4M3_FNUZ || format == MATRIX_E5M2_FNUZ;
+    const bool fnuz = is_fnuz(format);
     const int mantissa_bits = format == MATRIX_E4M3_FNUZ || format == MATRIX_E4M3 ? 3 : 2;
     const int bias = (mantissa_bits == 3 ? 7 : 15) + fnuz;
     int exponent = (code & 0x7f) >> mantissa_bits, mantissa = code & ((1 << mantissa_bits) - 1);
@@ -91,8 +96,9 @@ static void run_matrix(struct wave *w, const struct insn *i)
     const bool known = sources_known(w, i);
     const unsigned groups = m->rdna == 3 ? 1 : w->lanes / m->rows;
     const struct operand *add = &i->src[2];
-    widen(w, i->src[0].reg, m->depth / groups, m->a, a);
-    widen(w, i->src[1].reg, m->depth / groups, m->b, b);
+    const int ocp = w->code->fnuz ? 0 : MATRIX_E4M3 - MATRIX_E4M3_FNUZ;
+    widen(w, i->src[0].reg, m->depth / groups, m->a + (is_fnuz(m->a) ? ocp : 0), a);
+    widen(w, i->src[1].reg, m->depth / groups, m->b + (is_fnuz(m->b) ? ocp : 0), b);
     for (unsigned r = 0; r < m->rows; r++) {
         for (unsigned c = 0; c < m->columns; c += 16) {
             columns sums = (columns){0} + as_float((uint32_t)add->value);

@@ -341,7 +341,8 @@ static bool parse_mod(const char *mod, struct insn *i)
     if (strncmp(mod, "offset:swizzle", 14) == 0) {
         return parse_swizzle(mod, i);
     }
-    if (strncmp(mod, "offset:", 7) == 0 || strncmp(mod, "offset0:", 8) == 0) {
+    if (strncmp(mod, "offset:", 7) == 0 || strncmp(mod, "offset0:", 8) == 0 ||
+        strncmp(mod, "bitop3:", 7) == 0) {
         i->offset = (int32_t)strtol(strchr(mod, ':') + 1, NULL, 0);
         return true;
     }
@@ -511,6 +512,9 @@ static bool parse_insn(struct reader *r, char *text, struct insn *i)
     }
     if (!parse_mods(line.mods, i) || !parse_operands(r, &line, i)) {
         return false;
+    }
+    if (i->op->flags & OP_SEL_WORDS) {
+        i->op_sel_hi = i->op_sel;
     }
     if (i->op->flags & OP_ACCUMULATES) {
         i->src[i->num_src] = i->dst[0];

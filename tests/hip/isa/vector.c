@@ -215,6 +215,7 @@ U(v_cvt_rpi_i32_f32, to_i32(floor((double)FA + 0.5)))
 U(v_cvt_flr_i32_f32, to_i32(floor((double)FA)))
 U(v_cvt_f16_f32, float_to_half(FA))
 P(v_cvt_pkrtz, float_to_half_rtz(FA), float_to_half_rtz(FB))
+P(v_cvt_pk_f16, float_to_half(FA), float_to_half(FB))
 U(v_cvt_f16_u16, float_to_half((float)(uint16_t)a[l]))
 U(v_cvt_f16_i16, float_to_half((float)(int16_t)a[l]))
 U(v_cvt_u16_f16, (uint16_t)to_u32((double)min2(HA, 65535.0f)))
@@ -1143,6 +1144,33 @@ static void run_mix(struct wave *w, const struct insn *i)
     write_lanes(w, &i->dst[0], 0, d, known[0] & known[1] & known[2], exec_of(w));
 }
 
+/* Any function of three bits, by a table of its results for S0 S1 S2 from 000 to 111. */
+static void run_bitop3(struct wave *w, const struct insn *i)
+{
+    _Alignas(64) uint32_t rooms[3][2 * LANES];
+    _Alignas(64) struct result r;
+    uint64_t known[3];
+    const uint32_t *x[3];
+    if (i->op_sel != 0) {
+        wave_fail(w, "halves of v_bitop3_b16, which nothing here has read yet");
+        return;
+    }
+    for (int n = 0; n < 3; n++) {
+        x[n] = source_lanes(w, i, n, rooms[n], &known[n]);
+    }
+    for (unsigned l = 0; l < w->lanes; l++) {
+        r.d[l] = 0;
+        for (int n = 0; n < 8; n++) {
+            uint32_t here = (n & 4 ? x[0][l] : ~x[0][l]) & (n & 2 ? x[1][l] : ~x[1][l]) &
+                            (n & 1 ? x[2][l] : ~x[2][l]);
+            r.d[l] |= i->offset >> n & 1 ? here : 0;
+        }
+    }
+    r.known = known[0] & known[1] & known[2];
+    r.lanes = exec_of(w);
+    commit_lanes(w, i, &r);
+}
+
 static void run_swap(struct wave *w, const struct insn *i)
 {
     const struct operand *a = &i->dst[0], *b = &i->src[0];
@@ -1345,6 +1373,7 @@ static const struct op ops[] = {
     V(v_cvt_floor_i32_f32, "U=F", v_cvt_flr_i32_f32),
     V(v_cvt_f16_f32, "H=F", v_cvt_f16_f32),
     V(v_cvt_pkrtz_f16_f32, "U=FF", v_cvt_pkrtz),
+    V(v_cvt_pk_f16_f32, "U=FF", v_cvt_pk_f16),
     V(v_cvt_pk_rtz_f16_f32, "U=FF", v_cvt_pkrtz),
     V(v_cvt_f16_u16, "H=W", v_cvt_f16_u16),
     V(v_cvt_f16_i16, "H=W", v_cvt_f16_i16),
@@ -1430,7 +1459,7 @@ static const struct op ops[] = {
     V(v_pk_add_f32, "Q=QQ", v_pk_add_f32),
     V(v_pk_mul_f32, "Q=QQ", v_pk_mul_f32),
     V(v_pk_fma_f32, "Q=QQQ", v_pk_fma_f32),
-    V(v_pk_mov_b32, "Q=QQ", v_pk_mov_b32),
+    VF(v_pk_mov_b32, "Q=QQ", v_pk_mov_b32, OP_SEL_WORDS),
     V(v_dot2_f32_f16, "F=PPF", v_dot2_f32_f16),
     VF(v_dot2c_f32_f16, "F=PP", v_dot2_f32_f16, OP_ACCUMULATES),
     VF(v_dot2acc_f32_f16, "F=PP", v_dot2_f32_f16, OP_ACCUMULATES),
@@ -1481,6 +1510,8 @@ static const struct op ops[] = {
     X(v_fma_mix_f32, "F=FFF", run_mix, 0),
     X(v_fma_mixlo_f16, "U=FFF", run_mix, 1),
     X(v_fma_mixhi_f16, "U=FFF", run_mix, 2),
+    X(v_bitop3_b32, "U=UUU", run_bitop3, 0),
+    X(v_bitop3_b16, "W=WWW", run_bitop3, 0),
     X(v_swap_b32, "U=U", run_swap, 0),
     X(v_movrels_b32, "U=U", run_movrel, 0),
     X(v_movreld_b32, "U=U", run_movrel, 1),
