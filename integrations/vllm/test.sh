@@ -3,7 +3,7 @@
 # vLLM's own engine over libattn, unmodified, on a CPU: the same tokens as with vLLM's attention, refusals aloud, and vLLM's
 # own attention tests.
 # Called by tools/test_engines.sh with the folder to work in and libattn.so.1; 4 GB there, the network once. On two quiet
-# cores about twelve minutes, and five more the first time.
+# cores about fifteen minutes, and five more the first time.
 set -eu
 work=$1 core=$2
 here=$(cd "$(dirname "$0")" && pwd)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 import libattn
+import libattn.torch.ranks
 from common import BACKENDS, attention, bound_layer, causal, peaked, planned, worst
 from libattn import extensions
 
@@ -240,6 +241,11 @@ class Scheduling(unittest.TestCase):
         self.assertEqual((struct.decode, struct.prefill, struct.interleave, struct.reduce), (64, None, 4, 1))
         batch = extensions.context_parallel_batch(torch.tensor([5], dtype=torch.int32), max_local_seq_len=9)
         self.assertEqual((batch.ext.id, batch.max_local_seq_len), (6, 9))
+
+    def test_no_communicator(self) -> None:
+        """Refused by libattn_nccl, or said to be missing."""
+        with self.assertRaisesRegex(libattn.InvalidArgumentError, "communicator|libattn_nccl.so.0"):
+            libattn.torch.ranks.nccl(0)
 
     def test_scale_of_mla(self) -> None:
         mla = libattn.MlaDesc(512, 128, 64, 128)
