@@ -80,22 +80,91 @@ INLINE void codes_load(const struct code_lookup *lookup, const struct direct_arg
     }
 }
 
-/* Four keys and four rows at a time, which share each other's loads. */
-INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direct_args *args,
-                            const int fixed_chunks, struct burst *burst)
+/* As fold_four and fold_lanes. */
+INLINE __m512i fold_four_int(__m512i a, __m512i b, __m512i c, __m512i d)
 {
-    const int chunks = fixed_chunks > 0 ? fixed_chunks : args->depth / 64;
+    __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+}
+
+INLINE __m512i fold_lanes_int(const __m512i *v)
+{
+    __m512i a = _mm512_add_epi32(_mm512_shuffle_i32x4(v[0], v[1], 0x88),
+                                 _mm512_shuffle_i32x4(v[0], v[1], 0xdd));
+    __m512i b = _mm512_add_epi32(_mm512_shuffle_i32x4(v[2], v[3], 0x88),
+                                 _mm512_shuffle_i32x4(v[2], v[3], 0xdd));
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+}
+
+/* 64 dims of a key: int8's in order, of int4 the even ones before the odd, less the zero point. */
+INLINE void whole_load(const char *key, int c, __m512i zero, const int nibbles, __m512i *x,
+                       __m512i *y)
+{
+    if (nibbles) {
+        __m512i pairs = widened_nibbles(key + 32 * c);
+        *x = _mm512_sub_epi16(_mm512_and_si512(pairs, _mm512_set1_epi16(15)), zero);
+        *y = _mm512_sub_epi16(_mm512_srli_epi16(pairs, 4), zero);
+        return;
+    }
+    const __m256i *codes = (const __m256i *)(const void *)(key + 64 * c);
+    *x = _mm512_cvtepi8_epi16(_mm256_loadu_si256(codes));
+    *y = _mm512_cvtepi8_epi16(_mm256_loadu_si256(codes + 1));
+}
+
+/* sum += x . y of 32 pairs: of bf16 into floats, of 16-bit whole numbers into 32-bit ones */
+INLINE __m512i codes_dot(__m512i sum, __m512i x, __m512i y, const enum code_kind kind)
+{
+    if (kind == CODES_FP8) {
+        return _mm512_castps_si512(
+            _mm512_dpbf16_ps(_mm512_castsi512_ps(sum), bf16_bits(y), bf16_bits(x)));
+    }
+    return dot_words(sum, x, y);
+}
+
+/* The scores of four keys, [row][key], of sums [key][row]. */
+INLINE __m512 codes_fold(__m512i (*sum)[4], const enum code_kind kind)
+{
     const __m512i by_head = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    struct code_lookup lookup = code_lookup_of(args, CODES_FP8);
+    __m512 folded[4];
+    __m512i whole[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        if (kind == CODES_FP8) {
+            folded[i] = fold_four(_mm512_castsi512_ps(sum[i][0]), _mm512_castsi512_ps(sum[i][1]),
+                                  _mm512_castsi512_ps(sum[i][2]), _mm512_castsi512_ps(sum[i][3]));
+        } else {
+            whole[i] = fold_four_int(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+        }
+    }
+    if (kind == CODES_FP8) {
+        return _mm512_permutexvar_ps(by_head, fold_lanes(folded));
+    }
+    return _mm512_cvtepi32_ps(_mm512_permutexvar_epi32(by_head, fold_lanes_int(whole)));
+}
+
+/* Four keys and four rows at a time, which share each other's loads; chunks of 64 dims. */
+INLINE void codes_scores_rows(float *scores, const uint16_t *q, const float *q_scale,
+                              const struct direct_args *args, const int chunks,
+                              const enum code_kind kind, struct burst *burst)
+{
+    const struct code_lookup lookup = code_lookup_of(args, CODES_FP8);
+    __m512 scale = _mm512_setzero_ps();
+    if (kind != CODES_FP8) {
+        scale =
+            _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
+                                  _mm512_castps128_ps512(_mm_loadu_ps(q_scale)));
+    }
     for (int32_t j = 0; j < args->keys; j += 4) {
-        __m512 folded[4], sum[4][4];
+        __m512i sum[4][4], zero[4];
         const char *key[4];
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
             key[i] = (const char *)key_row(args, j + i);
+            zero[i] = _mm512_set1_epi16(kind == CODES_INT4 ? (int16_t)args->zeros[j + i] : 0);
 #pragma GCC unroll 4
             for (int r = 0; r < 4; r++) {
-                sum[i][r] = _mm512_setzero_ps();
+                sum[i][r] = _mm512_setzero_si512();
             }
         }
 #pragma GCC unroll 2
@@ -103,26 +172,30 @@ INLINE void fp8_scores_rows(float *scores, const uint16_t *q, const struct direc
             __m512i x[4], y[4];
 #pragma GCC unroll 4
             for (int i = 0; i < 4; i++) {
-                bytes_load(&lookup, key[i] + 64 * c, CODES_FP8, &x[i], &y[i]);
+                if (kind == CODES_FP8) {
+                    bytes_load(&lookup, key[i] + 64 * c, CODES_FP8, &x[i], &y[i]);
+                } else {
+                    whole_load(key[i], c, zero[i], kind == CODES_INT4, &x[i], &y[i]);
+                }
             }
 #pragma GCC unroll 4
             for (int r = 0; r < 4; r++) {
                 const uint16_t *left = q + r * args->depth + 64 * c;
-                __m512bh front = bf16_bits(_mm512_loadu_si512(left));
-                __m512bh back = bf16_bits(_mm512_loadu_si512(left + 32));
+                __m512i front = _mm512_loadu_si512(left);
+                __m512i back = _mm512_loadu_si512(left + 32);
 #pragma GCC unroll 4
                 for (int i = 0; i < 4; i++) {
-                    sum[i][r] = _mm512_dpbf16_ps(sum[i][r], front, bf16_bits(x[i]));
-                    sum[i][r] = _mm512_dpbf16_ps(sum[i][r], back, bf16_bits(y[i]));
+                    sum[i][r] = codes_dot(sum[i][r], x[i], front, kind);
+                    sum[i][r] = codes_dot(sum[i][r], y[i], back, kind);
                 }
             }
         }
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
             prefetch_burst(burst);
-            folded[i] = fold_four(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
         }
-        __m512 all = _mm512_permutexvar_ps(by_head, fold_lanes(folded));
+        __m512 all = codes_fold(sum, kind);
+        all = kind == CODES_FP8 ? all : _mm512_mul_ps(all, scale);
         _mm_storeu_ps(scores + j, _mm512_castps512_ps128(all));
         _mm_storeu_ps(scores + SCORE_STRIDE + j, _mm512_extractf32x4_ps(all, 1));
         _mm_storeu_ps(scores + 2 * SCORE_STRIDE + j, _mm512_extractf32x4_ps(all, 2));
@@ -137,9 +210,9 @@ static void fp8_direct_scores(float *scores, const void *q, const struct direct_
         float *s = scores + (int64_t)r * SCORE_STRIDE;
         const uint16_t *left = (const uint16_t *)q + (int64_t)r * args->depth;
         if (args->depth == 128) {
-            fp8_scores_rows(s, left, args, 2, &burst);
+            codes_scores_rows(s, left, NULL, args, 2, CODES_FP8, &burst);
         } else {
-            fp8_scores_rows(s, left, args, 0, &burst);
+            codes_scores_rows(s, left, NULL, args, args->depth / 64, CODES_FP8, &burst);
         }
     }
 }

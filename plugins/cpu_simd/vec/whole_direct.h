@@ -12,101 +12,17 @@
 
 #define QUERY_LARGEST 32767.0f
 
-/* As fold_four and fold_lanes. */
-INLINE __m512i fold_four_int(__m512i a, __m512i b, __m512i c, __m512i d)
-{
-    __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-    __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-    return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
-}
-
-INLINE __m512i fold_lanes_int(const __m512i *v)
-{
-    __m512i a = _mm512_add_epi32(_mm512_shuffle_i32x4(v[0], v[1], 0x88),
-                                 _mm512_shuffle_i32x4(v[0], v[1], 0xdd));
-    __m512i b = _mm512_add_epi32(_mm512_shuffle_i32x4(v[2], v[3], 0x88),
-                                 _mm512_shuffle_i32x4(v[2], v[3], 0xdd));
-    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
-}
-
-/* 64 dims of a key: int8's in order, of int4 the even ones before the odd, less the zero point. */
-INLINE void whole_load(const char *key, int c, __m512i zero, const int nibbles, __m512i *x,
-                       __m512i *y)
-{
-    if (nibbles) {
-        __m512i pairs = widened_nibbles(key + 32 * c);
-        *x = _mm512_sub_epi16(_mm512_and_si512(pairs, _mm512_set1_epi16(15)), zero);
-        *y = _mm512_sub_epi16(_mm512_srli_epi16(pairs, 4), zero);
-        return;
-    }
-    const __m256i *codes = (const __m256i *)(const void *)(key + 64 * c);
-    *x = _mm512_cvtepi8_epi16(_mm256_loadu_si256(codes));
-    *y = _mm512_cvtepi8_epi16(_mm256_loadu_si256(codes + 1));
-}
-
-INLINE void whole_scores_rows(float *scores, const int16_t *q, const float *q_scale,
-                              const struct direct_args *args, const int chunks, const int nibbles,
-                              struct burst *burst)
-{
-    const __m512i by_head = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const __m512 scale =
-        _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
-                              _mm512_castps128_ps512(_mm_loadu_ps(q_scale)));
-    for (int32_t j = 0; j < args->keys; j += 4) {
-        __m512i folded[4], sum[4][4], zero[4];
-        const char *key[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            key[i] = (const char *)key_row(args, j + i);
-            zero[i] = _mm512_set1_epi16(nibbles ? (int16_t)args->zeros[j + i] : 0);
-#pragma GCC unroll 4
-            for (int r = 0; r < 4; r++) {
-                sum[i][r] = _mm512_setzero_si512();
-            }
-        }
-#pragma GCC unroll 2
-        for (int c = 0; c < chunks; c++) {
-            __m512i x[4], y[4];
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++) {
-                whole_load(key[i], c, zero[i], nibbles, &x[i], &y[i]);
-            }
-#pragma GCC unroll 4
-            for (int r = 0; r < 4; r++) {
-                const int16_t *left = q + r * args->depth + 64 * c;
-                __m512i front = _mm512_loadu_si512(left);
-                __m512i back = _mm512_loadu_si512(left + 32);
-#pragma GCC unroll 4
-                for (int i = 0; i < 4; i++) {
-                    sum[i][r] = dot_words(sum[i][r], x[i], front);
-                    sum[i][r] = dot_words(sum[i][r], y[i], back);
-                }
-            }
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            prefetch_burst(burst);
-            folded[i] = fold_four_int(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
-        }
-        __m512i whole = _mm512_permutexvar_epi32(by_head, fold_lanes_int(folded));
-        __m512 all = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), scale);
-        _mm_storeu_ps(scores + j, _mm512_castps512_ps128(all));
-        _mm_storeu_ps(scores + SCORE_STRIDE + j, _mm512_extractf32x4_ps(all, 1));
-        _mm_storeu_ps(scores + 2 * SCORE_STRIDE + j, _mm512_extractf32x4_ps(all, 2));
-        _mm_storeu_ps(scores + 3 * SCORE_STRIDE + j, _mm512_extractf32x4_ps(all, 3));
-    }
-}
-
 static void int8_direct_scores(float *scores, const void *q, const struct direct_args *args)
 {
     struct burst burst = burst_begin(args, (args->keys + 3) / 4 * args->rows);
     for (int32_t r = 0; r < args->rows; r += 4) {
         float *s = scores + (int64_t)r * SCORE_STRIDE;
-        const int16_t *left = (const int16_t *)q + (int64_t)r * args->depth;
+        const uint16_t *left = (const uint16_t *)q + (int64_t)r * args->depth;
         if (args->depth == 128) {
-            whole_scores_rows(s, left, args->q_scale + r, args, 2, 0, &burst);
+            codes_scores_rows(s, left, args->q_scale + r, args, 2, CODES_INT8, &burst);
         } else {
-            whole_scores_rows(s, left, args->q_scale + r, args, args->depth / 64, 0, &burst);
+            codes_scores_rows(s, left, args->q_scale + r, args, args->depth / 64, CODES_INT8,
+                              &burst);
         }
     }
 }
@@ -117,11 +33,12 @@ static void int4_direct_scores(float *scores, const void *q, const struct direct
     struct burst burst = burst_begin(args, (args->keys + 3) / 4 * args->rows);
     for (int32_t r = 0; r < args->rows; r += 4) {
         float *s = scores + (int64_t)r * SCORE_STRIDE;
-        const int16_t *left = (const int16_t *)q + (int64_t)r * args->depth;
+        const uint16_t *left = (const uint16_t *)q + (int64_t)r * args->depth;
         if (args->depth == 256) {
-            whole_scores_rows(s, left, args->q_scale + r, args, 2, 1, &burst);
+            codes_scores_rows(s, left, args->q_scale + r, args, 2, CODES_INT4, &burst);
         } else {
-            whole_scores_rows(s, left, args->q_scale + r, args, args->depth / 128, 1, &burst);
+            codes_scores_rows(s, left, args->q_scale + r, args, args->depth / 128, CODES_INT4,
+                              &burst);
         }
     }
 }
