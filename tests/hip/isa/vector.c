@@ -765,6 +765,20 @@ struct result {
     uint64_t known, lanes;
 };
 
+/* Lanes where the two words that a packed operation takes of a pair are known. */
+static uint64_t known_words(struct wave *w, const struct operand *o, unsigned low, unsigned high)
+{
+    uint64_t bits = 0;
+    if (o->kind == OPERAND_VECTOR) {
+        return w->v_known[o->reg + low] & w->v_known[o->reg + high];
+    }
+    (void)scalar_get(w, o, &bits);
+    return (uint32_t)(bits >> (32 * low)) == UINT32_MAX &&
+                   (uint32_t)(bits >> (32 * high)) == UINT32_MAX
+               ? ALL_LANES
+               : 0;
+}
+
 static void compute_lanes(struct wave *w, const struct insn *i, struct result *r)
 {
     _Alignas(64) uint32_t rooms[3][2 * LANES], other[3][2 * LANES];
@@ -786,10 +800,8 @@ static void compute_lanes(struct wave *w, const struct insn *i, struct result *r
             x[0] = other[0];
         } else if (i->op_sel != 0 || i->op_sel_hi != 0xff || (i->neg_lo | i->neg_hi) != 0) {
             x[n] = apply_op_sel(i, n, x[n], other[n]);
-            if (i->src[n].type == 'Q' &&
-                i->src[n].kind == OPERAND_VECTOR) { /* the words it takes */
-                known[n] = w->v_known[i->src[n].reg + (i->op_sel >> n & 1)] &
-                           w->v_known[i->src[n].reg + (i->op_sel_hi >> n & 1)];
+            if (i->src[n].type == 'Q' && i->src[n].kind != OPERAND_CONSTANT) {
+                known[n] = known_words(w, &i->src[n], i->op_sel >> n & 1, i->op_sel_hi >> n & 1);
             }
         }
     }
