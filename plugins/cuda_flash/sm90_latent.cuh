@@ -14,7 +14,9 @@
 
 #define LATENT_COPY_REGISTERS 88
 #define LATENT_COMPUTE_REGISTERS 208
+#define BASE_ROOM 8.0f  /* a score may be so far above the base of its row: weights up to 2^8 */
 #define BARRIER_CLEAR 1 /* and 2, of each warp group: values that are not there are zero */
+#define BARRIER_KEYS 3  /* and 4, likewise: a tile's products with the queries are done */
 
 static_assert(LATENT_COPY_REGISTERS + 2 * LATENT_COMPUTE_REGISTERS <= 3 * 168, "of a CTA");
 
@@ -109,103 +111,131 @@ static __device__ __forceinline__ float score_scale(const gpu_params &p)
     return p.problem.soft_cap > 0.0f ? scale : scale * LOG2E;
 }
 
-/* Products become scores in base 2, with the terms of their keys. */
+/* Products become scores in base 2, with the terms of their keys, less the rows' bases. */
 static __device__ __forceinline__ void add_terms(const gpu_problem &p, const float *terms,
-                                                 float scale, float (&s)[32])
+                                                 float scale, const float (&base)[2],
+                                                 float (&s)[32])
 {
     if (p.soft_cap > 0.0f) {
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             s[i] = cap_score(s[i] * scale, p.soft_cap) * LOG2E;
         }
-    } else {
-#pragma unroll
-        for (int i = 0; i < 32; i++) {
-            s[i] *= scale;
-        }
+        scale = 1.0f;
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         float2 term = *(const float2 *)&terms[i * 8 + (threadIdx.x & 3) * 2];
 #pragma unroll
         for (int e = 0; e < 4; e++) { /* a product of what nobody sees is 0 */
-            s[4 * i + e] += e & 1 ? term.y : term.x;
+            s[4 * i + e] = fmaf(s[4 * i + e], scale, e & 1 ? term.y : term.x) - base[e >> 1];
         }
     }
 }
 
-/* Scores of a tile become weights: w for the matrix product, the same in the tile's rope columns.
- * m is the largest of `before` and of the tile. */
-template <int KIND, bool TERMS>
-static __device__ __forceinline__ void soften(const gpu_problem &p, latent_shared &mine, int b,
-                                              int turn, int32_t t, float scale_of_products,
-                                              const float (&before)[2], latent_rows &r,
-                                              float (&s)[32], uint32_t (&w)[4][4], float (&sum)[2])
+/* The rows' bases move to the largest scores of the tile where one is far above them, or where
+ * there is no base yet. Scores count from the bases. */
+static __device__ __forceinline__ void move_bases(float (&m)[2], float (&s)[32])
 {
-    const int lane = threadIdx.x & 31;
-    const int32_t base = r.base + t * GPU_TILE;
-    const float scale = TERMS ? 1.0f : scale_of_products;
-    if (TERMS) {
-        add_terms(p, mine.term[turn][t & 3], scale_of_products, s);
-    } else if (base < r.first || base + GPU_TILE - 1 > r.last) {
+    float high[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
-            int32_t j = base + (i >> 2) * 8 + (lane & 3) * 2 + (i & 1);
-            s[i] = j >= r.first && j <= r.last ? s[i] : -INFINITY;
-        }
+    for (int i = 0; i < 32; i++) {
+        high[(i >> 1) & 1] = fmaxf(high[(i >> 1) & 1], s[i]);
+    }
+    bool far = fmaxf(high[0], high[1]) > BASE_ROOM || fminf(m[0], m[1]) == -INFINITY;
+    if (!__any_sync(0xffffffffu, far)) {
+        return;
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float high = -INFINITY;
+        float by = fmaxf(high[h], __shfl_xor_sync(0xffffffffu, high[h], 1));
+        by = fmaxf(by, __shfl_xor_sync(0xffffffffu, by, 2));
+        if (by > BASE_ROOM || (m[h] == -INFINITY && by > -INFINITY)) {
+            m[h] = softmax_base(m[h]) + by;
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            high = fmaxf(high, fmaxf(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]));
-        }
-        high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
-        high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
-        r.m[h] = fmaxf(before[h], high * scale);
-        float from = softmax_base(r.m[h]);
-        sum[h] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float &x = s[4 * i + 2 * h + e];
-                x = fast_exp2(fmaf(x, scale, -from));
-                sum[h] += x;
+            for (int i = 0; i < 16; i++) {
+                s[(i >> 1) * 4 + h * 2 + (i & 1)] -= by;
             }
         }
     }
-    char *to = mine.k[b][LATENT_ROPE];
+}
+
+/* Scores of a tile become weights: w for the matrix product, the same in the tile's rope columns. m
+ * becomes the base that they count from, sum what they add up to. */
+template <int KIND, bool TERMS>
+static __device__ __forceinline__ void
+soften(const gpu_problem &p, latent_shared &mine, int b, int turn, int32_t t, float scale,
+       const latent_rows &r, float (&m)[2], float (&s)[32], uint32_t (&w)[4][4], float (&sum)[2])
+{
+    const int lane = threadIdx.x & 31;
+    const int32_t first = r.base + t * GPU_TILE;
+    const float base[2] = {softmax_base(m[0]), softmax_base(m[1])};
+    if (TERMS) {
+        add_terms(p, mine.term[turn][t & 3], scale, base, s);
+    } else {
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t two = pack2<KIND>(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]);
-            w[i >> 1][(i & 1) * 2 + h] = two;
-            *(uint32_t *)(to + place_in_column(r.row + 8 * h, i) + (lane & 3) * 4) = two;
+        for (int i = 0; i < 32; i++) {
+            s[i] = fmaf(s[i], scale, -base[(i >> 1) & 1]);
         }
     }
+    if (!TERMS && (first < r.first || first + GPU_TILE - 1 > r.last)) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            int32_t j = first + (i >> 2) * 8 + (lane & 3) * 2 + (i & 1);
+            s[i] = j >= r.first && j <= r.last ? s[i] : -INFINITY;
+        }
+    }
+    move_bases(m, s);
+    sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        float x = fast_exp2(s[2 * i]), y = fast_exp2(s[2 * i + 1]);
+        sum[i & 1] += x + y;
+        w[i >> 2][i & 3] = pack2<KIND>(x, y);
+    }
+    int row = (threadIdx.x & 96) / 2 + (lane & 15);
+    barrier_group(BARRIER_KEYS + b); /* no warp's product reads the rope columns any more */
+    uint32_t to = shared_address(mine.k[b][LATENT_ROPE]) + place_in_column(row, lane >> 4);
+    asm volatile("mov.b32 %0, %0;" : "+r"(to)); /* addresses in registers over the loop: spills */
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        store4(to ^ i * 32, w[i]);
+    }
     if ((lane & 3) == 0) {
-        mine.high[b][r.row] = r.m[0];
-        mine.high[b][r.row + 8] = r.m[1];
+        mine.base[b][r.row] = m[0];
+        mine.base[b][r.row + 8] = m[1];
     }
     fence_for_boxes(); /* wgmma reads the weights */
 }
 
-static __device__ __forceinline__ void shrink_rows(float (&o)[128], const float (&f)[2])
+/* The rows' sums count from other bases, if those are others. */
+static __device__ __forceinline__ void follow_bases(const float (&to)[2], latent_rows &r,
+                                                    float (&o)[128])
 {
+    if (!__any_sync(0xffffffffu, to[0] != r.m[0] || to[1] != r.m[1])) {
+        return;
+    }
+    float f[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        f[h] = fast_exp2(r.m[h] - softmax_base(to[h]));
+        r.m[h] = to[h];
+        r.l[h] *= f[h];
+    }
 #pragma unroll
     for (int i = 0; i < 128; i++) {
         o[i] *= f[(i >> 1) & 1];
     }
 }
 
-static __device__ __forceinline__ void shrink_to(const float (&from)[2], const float (&to)[2],
-                                                 float (&f)[2])
+/* The other warp group's weights of buffer b are there, and the rows count from their bases. */
+static __device__ __forceinline__ void take_weights(latent_shared &mine, int b, int phase,
+                                                    latent_rows &r, float (&o)[128])
 {
-    f[0] = fast_exp2(from[0] - softmax_base(to[0]));
-    f[1] = fast_exp2(from[1] - softmax_base(to[1]));
+    barrier_wait(shared_address(&mine.weights[b]), phase);
+    const float to[2] = {mine.base[b][r.row], mine.base[b][r.row + 8]};
+    follow_bases(to, r, o);
+    fence_for_boxes();
 }
 
 /* The rows' sums go out, each warp group's dims: the item's output, or a part of it. The next
@@ -302,7 +332,7 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
 {
     const gpu_params &p = a.p.attend;
     const float scale = score_scale(p);
-    float o[128], s[32], f[2], sum[2], next[2];
+    float o[128], s[32], m[2], sum[2];
     uint32_t w[4][4];
     int phase = 0, other_phase = 0, q_phase = 0, turn = 0;
 #pragma unroll 1
@@ -331,31 +361,23 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
             if (t + 2 >= r.count) {
                 arrive_warp(mine.q_empty);
             }
-            next[0] = r.m[0], next[1] = r.m[1];
             if (!TERMS && a.mapped) {
                 clear_values(mine, 0, r.first - r.base - t * GPU_TILE,
                              r.last + 1 - r.base - t * GPU_TILE, 0);
             }
-            soften<KIND, TERMS>(p.problem, mine, 0, turn, t, scale, next, r, s, w, sum);
+            m[0] = r.m[0], m[1] = r.m[1];
+            soften<KIND, TERMS>(p.problem, mine, 0, turn, t, scale, r, m, s, w, sum);
             barrier_arrive(shared_address(&mine.weights[0]));
-            shrink_to(next, r.m, f);
-            shrink_rows(o, f);
-            r.l[0] = r.l[0] * f[0] + sum[0];
-            r.l[1] = r.l[1] * f[1] + sum[1];
+            follow_bases(m, r, o);
+            r.l[0] += sum[0], r.l[1] += sum[1];
             multiply_own<KIND>(mine, 0, 0, w, o);
             wgmma_wait<0>();
             pin(o);
             arrive_warp(mine.empty[0][0]);
             owes = t + 1 < r.count;
             if (owes) {
-                barrier_wait(shared_address(&mine.weights[1]), other_phase);
+                take_weights(mine, 1, other_phase, r, o);
                 other_phase ^= 1;
-                next[0] = mine.high[1][r.row], next[1] = mine.high[1][r.row + 8];
-                shrink_to(r.m, next, f);
-                r.m[0] = next[0], r.m[1] = next[1];
-                r.l[0] *= f[0], r.l[1] *= f[1];
-                shrink_rows(o, f);
-                fence_for_boxes();
                 multiply_other<KIND>(mine, 1, 0, o);
             }
         }
@@ -368,20 +390,6 @@ static __device__ __forceinline__ void compute_first(const sm90_latent_params &a
     }
 }
 
-/* The first tile's weights are there, and o and l count from its largest scores. */
-static __device__ __forceinline__ void take_other(latent_shared &mine, int phase, latent_rows &r,
-                                                  float (&o)[128])
-{
-    float high[2], f[2];
-    barrier_wait(shared_address(&mine.weights[0]), phase);
-    high[0] = mine.high[0][r.row], high[1] = mine.high[0][r.row + 8];
-    shrink_to(r.m, high, f);
-    shrink_rows(o, f);
-    r.l[0] *= f[0], r.l[1] *= f[1];
-    r.m[0] = high[0], r.m[1] = high[1];
-    fence_for_boxes();
-}
-
 /* Makes the weights of second tiles; dims 256 .. 511. Its scores are on their way before it waits
  * for the first tile's weights, and the product with those runs while it has its softmax. */
 template <int KIND, bool TERMS>
@@ -390,7 +398,7 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
 {
     const gpu_params &p = a.p.attend;
     const float scale = score_scale(p);
-    float o[128], s[32], f[2], sum[2], before[2];
+    float o[128], s[32], m[2], sum[2];
     uint32_t w[4][4];
     int phase = 0, other_phase = 0, q_phase = 0, turn = 0;
 #pragma unroll 1
@@ -412,7 +420,7 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
             phase ^= 1;
             wgmma_wait<0>(); /* ptxas does not let sums be multiplied while others are made */
             pin(s);
-            take_other(mine, other_phase, r, o);
+            take_weights(mine, 0, other_phase, r, o);
             other_phase ^= 1;
             multiply_other<KIND>(mine, 0, 1, o);
             if (t + 3 >= r.count) { /* the last tile of its own */
@@ -422,23 +430,21 @@ static __device__ __forceinline__ void compute_second(const sm90_latent_params &
                 clear_values(mine, 1, r.first - r.base - (t + 1) * GPU_TILE,
                              r.last + 1 - r.base - (t + 1) * GPU_TILE, 1);
             }
-            before[0] = r.m[0], before[1] = r.m[1];
-            soften<KIND, TERMS>(p.problem, mine, 1, turn, t + 1, scale, before, r, s, w, sum);
+            m[0] = r.m[0], m[1] = r.m[1];
+            soften<KIND, TERMS>(p.problem, mine, 1, turn, t + 1, scale, r, m, s, w, sum);
             barrier_arrive(shared_address(&mine.weights[1]));
-            shrink_to(before, r.m, f);
-            r.l[0] = r.l[0] * f[0] + sum[0];
-            r.l[1] = r.l[1] * f[1] + sum[1];
             wgmma_wait<0>();
             pin(o);
             arrive_warp(mine.empty[0][1]);
-            shrink_rows(o, f);
+            follow_bases(m, r, o);
+            r.l[0] += sum[0], r.l[1] += sum[1];
             multiply_own<KIND>(mine, 1, 1, w, o);
             wgmma_wait<0>();
             pin(o);
             arrive_warp(mine.empty[1][1]);
         }
         if (r.count & 1) {
-            take_other(mine, other_phase, r, o);
+            take_weights(mine, 0, other_phase, r, o);
             other_phase ^= 1;
             multiply_other<KIND>(mine, 0, 1, o);
             wgmma_wait<0>();

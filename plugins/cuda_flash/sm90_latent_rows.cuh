@@ -22,7 +22,7 @@ static_assert(SM90_LATENT_ROWS == GPU_TILE, "rows and keys of a tile have one la
 struct latent_shared {
     alignas(1024) char q[LATENT_COLUMNS][LATENT_COLUMN_BYTES];
     alignas(1024) char k[2][LATENT_COLUMNS][LATENT_COLUMN_BYTES];
-    float high[2][SM90_LATENT_ROWS];   /* largest scores behind a pair's first and second tile */
+    float base[2][SM90_LATENT_ROWS]; /* that weights of a pair's first and second tile count from */
     float sum[2][2][SM90_LATENT_ROWS]; /* of weights, by run and warp group */
     const char *from[4][GPU_TILE]; /* rows of tile t & 3; NULL: nobody sees the key, it is zero */
     /* of tile t & 3, for even and odd runs: added to a key's scores; -inf: unseen */
