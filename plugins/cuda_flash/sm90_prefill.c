@@ -79,7 +79,7 @@ static int64_t copy_bytes(const struct attn_layer_desc *layer, const struct attn
     }
     served = served && is_short && (layer->head_size | layer->head_size_v) % 16 == 0 &&
              layer->head_size <= 256 && layer->head_size_v <= 256;
-    return served ? 2 * size * 2 + (int64_t)sizeof(float) : 0;
+    return served ? 4 * (int64_t)size + (int64_t)sizeof(float) : 0;
 }
 
 /* Whether the cache's rows can be copied: 16 numbers at a time. */
@@ -460,7 +460,7 @@ static bool map_copies(struct prefill_params *a, const struct attn_attend_args *
         int32_t size = i == 1 ? a->size_v : a->scales == PREFILL_IN_FP8 ? a->size / 2 : a->size;
         *views[i] = (struct gpu_cache){
             .data = a->copied[i],
-            .block = size * 2,
+            .block = 2 * (int64_t)size,
             .head = a->copied_rows * size * 2,
             .dtype = a->p.out.dtype,
             .head_size = size,
