@@ -17,14 +17,14 @@
 GPU_INLINE int32_t this_lane()
 {
     int32_t lane = lane_index();
-    asm volatile("" : "+v"(lane));
+    asm volatile("" : HIP_REGISTER(lane));
     return lane;
 }
 
 GPU_INLINE int32_t this_thread()
 {
     int32_t thread = (int32_t)thread_index();
-    asm volatile("" : "+v"(thread));
+    asm volatile("" : HIP_REGISTER(thread));
     return thread;
 }
 

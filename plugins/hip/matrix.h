@@ -33,6 +33,12 @@
 #define MATRIX_ROWS 8
 #endif
 
+#if defined(__HIP__)
+#define HIP_REGISTER(x) "+v"(x)
+#else /* as fibres of a CPU: tests/hip/fibres.h */
+#define HIP_REGISTER(x) "+r"(x)
+#endif
+
 #if defined(MATRIX_DEPTH)
 #define MATRIX_GROUPS (GPU_LANES / 16)
 

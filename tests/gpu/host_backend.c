@@ -7,6 +7,13 @@
 
 #define NAME "gpu_host"
 
+#if defined(HOST_MATRIX) /* a plugin's matrix kernels that are there as fibres, too */
+extern const struct gpu_matrix_kernels HOST_MATRIX;
+#define HOST_MATRIX_KERNELS (&HOST_MATRIX)
+#else
+#define HOST_MATRIX_KERNELS NULL
+#endif
+
 /* An instance has all but the memory, streams and graphs of a device. */
 static const char *leave_out_services(struct attn_instance *instance)
 {
@@ -23,6 +30,7 @@ static const char *leave_out_services(struct attn_instance *instance)
     kernels.launch_graph = NULL;
     kernels.destroy_graph = NULL;
     instance->kernels = &kernels;
+    instance->matrix = HOST_MATRIX_KERNELS;
     return NULL;
 }
 

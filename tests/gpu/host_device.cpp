@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A device of the test's own: the host's memory, and kernels as fibres (target_host.h), one group
- * after another. It has no matrix kernels, so every attend is the plain one's. */
+ * after another. Without matrix kernels of a plugin every attend is the plain one's. */
 #include <atomic>
 #include <thread>
 
@@ -8,6 +8,7 @@
 #include "gpu/device/target.h"
 #include "gpu/latent.h"
 #include "gpu/params.h"
+#include "host_device.h"
 
 #define DECLARE_KERNEL(name, params, threads) extern "C" void kernel_##name(const params &p);
 GPU_KERNELS(DECLARE_KERNEL)
@@ -28,6 +29,17 @@ static const struct {
 /* Not a mutex: a step takes no lock, which attn-check holds. */
 static std::atomic_flag running = ATOMIC_FLAG_INIT;
 
+void host_run_groups(void (*run)(void *), uint32_t threads, int64_t groups, const void *params)
+{
+    while (running.test_and_set(std::memory_order_acquire)) {
+        std::this_thread::yield();
+    }
+    for (int64_t i = 0; i < groups; i++) {
+        host_run_group(threads, (uint32_t)i, (uint32_t)groups, run, (void *)params);
+    }
+    running.clear(std::memory_order_release);
+}
+
 extern "C" const char *gpu_device_open(struct gpu_device *device, int32_t id)
 {
     device->id = id;
@@ -45,14 +57,7 @@ extern "C" const char *gpu_device_launch(const struct gpu_device *device, enum g
                                          int64_t groups, const void *params, void *stream)
 {
     (void)device, (void)stream;
-    while (running.test_and_set(std::memory_order_acquire)) {
-        std::this_thread::yield();
-    }
-    for (int64_t i = 0; i < groups; i++) {
-        host_run_group(kernels[kernel].threads, (uint32_t)i, (uint32_t)groups, kernels[kernel].run,
-                       (void *)params);
-    }
-    running.clear(std::memory_order_release);
+    host_run_groups(kernels[kernel].run, kernels[kernel].threads, groups, params);
     return NULL;
 }
 
