@@ -40,23 +40,13 @@ static const struct {
 #undef HIP_KERNEL
 };
 
-static const struct {
-    const char *name;
-    int32_t dtype; /* of the cache */
-    bool codes;    /* queries are of that dtype, too */
-    int32_t size, rows;
-} attends[] = {
-#define HIP_ATTEND(kind, KIND, size, rows)                                                         \
-    {"kernel_attend_" #kind "_" #size "_" #rows, ATTEND_##KIND, size, rows},
-#define ATTEND_F16 ATTN_DTYPE_F16, false
-#define ATTEND_BF16 ATTN_DTYPE_BF16, false
-#define ATTEND_E4M3 ATTN_DTYPE_FP8_E4M3, false
-#define ATTEND_E5M2 ATTN_DTYPE_FP8_E5M2, false
-#define ATTEND_INT8 ATTN_DTYPE_INT8, false
-#define ATTEND_FP8 ATTN_DTYPE_FP8_E4M3, true
-    HIP_ATTENDS(HIP_ATTEND)
-#undef HIP_ATTEND
+static const char *const attend_names[] = {
+#define ATTEND_NAME(kind, KIND, size, rows) "kernel_attend_" #kind "_" #size "_" #rows,
+    HIP_ATTENDS(ATTEND_NAME)
+#undef ATTEND_NAME
 };
+
+static const struct hip_attend attends[] = {HIP_ATTENDS(HIP_ATTEND_FOR)};
 
 static struct loaded devices[KFD_MAX_DEVICES];
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
@@ -120,7 +110,7 @@ static int find_kernels(const struct hip_runtime *hip, struct loaded *d)
         error = find_kernel(hip, d, kernels[k].name, &d->functions[k]);
     }
     for (int32_t k = 0; k < ATTEND_COUNT; k++) {
-        (void)find_kernel(hip, d, attends[k].name, &d->attends[k]);
+        (void)find_kernel(hip, d, attend_names[k], &d->attends[k]);
     }
     return error;
 }
@@ -202,11 +192,8 @@ static int32_t find_attend(const struct gpu_device *device, const struct gpu_par
                            int32_t size)
 {
     const struct loaded *d = device->context;
-    const bool codes = p->q.dtype >= ATTN_DTYPE_FP8_E4M3;
     for (int32_t k = 0; k < ATTEND_COUNT; k++) {
-        if (attends[k].dtype == p->k.dtype && attends[k].codes == codes &&
-            (!codes || p->q.dtype == p->k.dtype) && attends[k].size == size &&
-            attends[k].rows == p->schedule.tile_rows && d->attends[k] != NULL) {
+        if (d->attends[k] != NULL && hip_attend_takes(&attends[k], p, size)) {
             return k;
         }
     }

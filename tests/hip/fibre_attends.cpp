@@ -28,28 +28,14 @@ extern "C" {
     }
 ATTENDS(DECLARE_ATTEND)
 
-#define DTYPES_F16 ATTN_DTYPE_F16, false
-#define DTYPES_BF16 ATTN_DTYPE_BF16, false
-#define DTYPES_E4M3 ATTN_DTYPE_FP8_E4M3, false
-#define DTYPES_E5M2 ATTN_DTYPE_FP8_E5M2, false
-#define DTYPES_INT8 ATTN_DTYPE_INT8, false
-#define DTYPES_FP8 ATTN_DTYPE_FP8_E4M3, true
-#define ATTEND_ENTRY(kind, KIND, size, rows)                                                       \
-    {DTYPES_##KIND, size, rows, run_##kind##_##size##_##rows},
-static const struct {
-    int32_t dtype; /* of the cache */
-    bool codes;    /* queries are of that dtype, too */
-    int32_t size, rows;
-    void (*run)(void *);
-} attends[] = {ATTENDS(ATTEND_ENTRY)};
+#define ATTEND_RUN(kind, KIND, size, rows) run_##kind##_##size##_##rows,
+static const struct hip_attend attends[] = {ATTENDS(HIP_ATTEND_FOR)};
+static void (*const runs[])(void *) = {ATTENDS(ATTEND_RUN)};
 
 static int find_attend(const struct gpu_params *p, int32_t size)
 {
-    const bool codes = p->q.dtype >= ATTN_DTYPE_FP8_E4M3;
     for (int i = 0; i < (int)(sizeof attends / sizeof *attends); i++) {
-        if (attends[i].dtype == p->k.dtype && attends[i].codes == codes &&
-            (!codes || p->q.dtype == p->k.dtype) && attends[i].size == size &&
-            attends[i].rows == p->schedule.tile_rows) {
+        if (hip_attend_takes(&attends[i], p, size)) {
             return i;
         }
     }
@@ -68,7 +54,7 @@ const char *hip_launch_attend(const struct gpu_device *, const struct gpu_params
     if (i < 0) {
         return "no matrix kernel is there";
     }
-    host_run_groups(attends[i].run, (uint32_t)HIP_ATTEND_WARPS(attends[i].rows) * GPU_LANES,
+    host_run_groups(runs[i], (uint32_t)HIP_ATTEND_WARPS(attends[i].rows) * GPU_LANES,
                     p->schedule.ctas, p);
     return NULL;
 }
