@@ -223,7 +223,7 @@ static __device__ __forceinline__ void roll_channel(const gpu_delta_params &p,
     }
 }
 
-/* The windows of the channels that nobody else reads any more: a team's values, once its chunk of
+/* The windows of the channels that only they still read: a team's values, once its chunk of
  * the first tokens is made, and in one CTA of a key head q and k, which are prepared. */
 static __device__ __forceinline__ void
 roll_windows(const sm80_delta_params &a, const walk_item &item, int32_t of_team, bool of_values)

@@ -89,7 +89,7 @@ static __device__ __forceinline__ int32_t block_of_lane(const prefill_params &a,
     return a.p.problem.block_table[item.row_tile.table + key / a.p.problem.block_size];
 }
 
-/* One tile of K or V. `block`: of block_of_lane; further: bytes that the barrier counts beside
+/* One tile of K or V. `block`: of block_of_lane; further: bytes that the barrier counts next to
  * it. */
 template <class S>
 static __device__ __forceinline__ void

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Keys and values of 8 and 4 bits become rows of 16 bits that prefill walks as contiguous ones:
- * codes of keys, which are exact there, with their scales beside them, and values times theirs. A
+ * codes of keys, which are exact there, with their scales next to them, and values times theirs. A
  * warp has 32 keys of a head at a time, a lane 16 numbers of a row. The limit is memory. */
 #ifndef CUDA_FLASH_SM90_WIDEN_CUH
 #define CUDA_FLASH_SM90_WIDEN_CUH

@@ -22,7 +22,7 @@ BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FA2": SDPBackend.FLASH_ATTENTI
 class Cell(ctypes.Structure):
     _fields_ = [(name, INT) for name in (
         "bf16 fp8 reqs q_heads kv_heads size size_v page nhd blocks keys causal window_left window_right chunk alibi "
-        "invariant max_query max_keys told").split()]
+        "invariant max_query max_keys workspace_percent").split()]
     _fields_ += [("scale", REAL), ("soft_cap", REAL)]
     _fields_ += [(name, POINTER) for name in "query_start_host seq_lens_host query_start key_start seq_lens table sinks slopes".split()]
     _fields_ += [("table_stride", INT)]
@@ -38,7 +38,8 @@ class Problem:
     """queries[r] queries of requests with keys[r] keys, the queries last."""
 
     def __init__(self, queries, keys=None, heads=(32, 8), size=(128, 128), dtype=torch.bfloat16, causal=True, page=0, nhd=False,
-                 window=(-1, -1), chunk=0, cap=0.0, alibi=0, sinks=False, invariant=False, lse=False, spread=1.0, fp8=False, told=100):
+                 window=(-1, -1), chunk=0, cap=0.0, alibi=0, sinks=False, invariant=False, lse=False, spread=1.0, fp8=False,
+                 workspace_percent=100):
         keys = keys or queries
         self.queries, self.keys, self.heads, self.size, self.dtype, self.causal = queries, keys, heads, size, dtype, causal
         self.window, self.chunk, self.cap, self.alibi = window, chunk, cap, alibi
@@ -65,7 +66,7 @@ class Problem:
         self.k, self.v = self.rows_k, self.rows_v
         if page:
             self.fill_pages(page, nhd, fp8)
-        c.fp8, c.told = fp8, told
+        c.fp8, c.workspace_percent = fp8, workspace_percent
         c.q, c.k, c.v, c.out = (x.data_ptr() for x in (self.narrow_q, self.k, self.v, self.out))
         c.lse = self.lse.data_ptr() if lse else None
         c.sinks = self.sinks.data_ptr() if sinks else None
@@ -287,8 +288,9 @@ def checks():
         for page in (16, 64, 24):
             for term in (dict(), dict(causal=False), dict(window=(300, 0)), dict(cap=20.0), dict(alibi=1), dict(sinks=True)):
                 yield dict(base, fp8=random.randint(1, 2), page=page, size=size, nhd=page == 64, **term)
-    for told in (40, 20, 8):  # copies of some heads at a time
-        yield dict(queries=[1500, 700, 9], keys=[3000, 700, 2500], lse=True, page=16, fp8=random.randint(1, 2), told=told)
+    for percent in (40, 20, 8):  # copies of some heads at a time
+        yield dict(queries=[1500, 700, 9], keys=[3000, 700, 2500], lse=True, page=16, fp8=random.randint(1, 2),
+                   workspace_percent=percent)
     yield dict(queries=[4096], lse=True)
     yield dict(queries=[2048] * 3, causal=False, lse=True)
     yield dict(queries=[300, 5000], keys=[20000, 5000], page=16, lse=True)

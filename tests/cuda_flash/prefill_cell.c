@@ -12,7 +12,7 @@ struct cell {
     /* by the caller; fp8: of the cache, 2: of the queries, too */
     int64_t bf16, fp8, reqs, q_heads, kv_heads, size, size_v, page, nhd, blocks, keys;
     int64_t causal, window_left, window_right, chunk, alibi, invariant, max_query, max_keys;
-    int64_t told; /* percent of the workspace that the plugin is given */
+    int64_t workspace_percent; /* how much of its workspace the plugin is given */
     double scale, soft_cap;
     int64_t *query_start_host; /* [R + 1] */
     int32_t *seq_lens_host;
@@ -227,7 +227,7 @@ int cell_size(struct cell *c)
     }
     c->bytes = (int64_t)size.device_bytes;
     a->limits = &m->limits;
-    a->workspace_bytes = size.device_bytes * (size_t)c->told / 100;
+    a->workspace_bytes = size.device_bytes * (size_t)c->workspace_percent / 100;
     m->plan = calloc(1, size.host_bytes + 1);
     a->schedule_host = m->plan;
     return failed("size", status, &m->error);

@@ -71,7 +71,7 @@ struct gpu_prefill {
     bool (*fits)(const struct attn_attend_args *args, int32_t mode);
     /* Whether such requests of this batch keep the device busy. */
     bool (*pays)(const struct attn_attend_args *args);
-    /* Multiprocessors that such requests of this batch should have beside the others, which the
+    /* Multiprocessors that such requests of this batch should have next to the others, which the
      * common way attends at the same time; 0: one after the other. */
     int32_t (*share)(const struct attn_attend_args *args);
     /* Workspace behind the common schedule's. */
