@@ -219,6 +219,7 @@ wrong() {
 
 clients() {
     if python3 -c 'import torch, transformers; assert torch.cuda.is_available()' 2>/dev/null; then
+        python3 bindings/python/generate.py # a prebuilt folder brings none of the checkout's files
         check "Python: model families on the device" env "PYTHONPATH=bindings/python/src:tests/python" \
             "ATTN_TEST_BUILD=$build" "LD_LIBRARY_PATH=$build/core" \
             "ATTN_PLUGIN_PATH=$build/plugins/cpu_ref:$plugin" python3 tests/python/device.py

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write ``src/libattn/_declarations.py`` from the public headers in ``abi/attn``.
 
-Users never run this: the result is part of the package. ``tests/python/test_declarations.py`` holds it against
-the headers twice: this script has to give the same text, and a C program has to give the same sizes and offsets.
+Meson runs this in every build, and so does ``pip install`` from a checkout; the result is part of the wheel and not of
+the repository. ``tests/python/test_declarations.py`` holds it against the headers: a C program has to give the same sizes,
+offsets and values.
 
-    python3 bindings/python/generate.py            # writes
-    python3 bindings/python/generate.py --print    # shows
+    python3 bindings/python/generate.py            # writes, where the text has changed
+    python3 bindings/python/generate.py STAMP DEPENDENCIES    # and what a build goes by: that it was done, and from what
 """
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -157,14 +159,17 @@ def generate() -> str:
     return "\n".join(head + constants + enums + structs + tail)
 
 
-def main() -> int:
+def write() -> None:
+    """Replaces the file whole, as two builds of one checkout may do at once."""
     text = generate()
-    if "--print" in sys.argv[1:]:
-        sys.stdout.write(text)
-    else:
-        OUTPUT.write_text(text, encoding="utf-8")
-    return 0
+    if not OUTPUT.is_file() or OUTPUT.read_text(encoding="utf-8") != text:
+        fresh = OUTPUT.with_suffix(f".{os.getpid()}")
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(OUTPUT)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    write()
+    if len(sys.argv) == 3:
+        Path(sys.argv[1]).touch()
+        Path(sys.argv[2]).write_text(f"{sys.argv[1]}: {' '.join(str(HEADERS / f'{stem}.h') for stem in ORDER)}\n")

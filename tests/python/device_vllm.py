@@ -2,7 +2,8 @@
 """The vLLM adapter on a GPU, where vLLM itself is not: its classes over the stand-ins of test_vllm, in eager steps and in
 captured CUDA graphs, which are replayed as vLLM replays them, with nothing but `build` in between.
 
-Not part of CI: it needs a GPU and torch. From the root, with a build in build/:
+Not part of CI: it needs a GPU and torch. From the root, with a build in build/ (and after python3 bindings/python/generate.py
+where another machine built it):
 
     PYTHONPATH=bindings/python/src:tests/python python3 tests/python/device_vllm.py [cpu]
 

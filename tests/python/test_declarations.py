@@ -31,7 +31,7 @@ def compile_and_run(lines: list[str]) -> str:
 class Declarations(unittest.TestCase):
     def test_generated_from_these_headers(self) -> None:
         self.assertEqual(generate.OUTPUT.read_text(encoding="utf-8"), generate.generate(),
-                         "run: python3 bindings/python/generate.py")
+                         "older than the headers: build, or run python3 bindings/python/generate.py")
 
     def test_every_struct_of_the_headers_is_there(self) -> None:
         found = set()
