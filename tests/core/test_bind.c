@@ -174,6 +174,10 @@ static void wrong_views_are_refused(void **state)
     bad.head_size = 32;
     assert_int_equal(layer_bind_kv(layer, &bad, &v, &error), ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(error.field, "num_heads");
+    bad = k;
+    bad.pack = k.head_size - 1;
+    assert_int_equal(layer_bind_kv(layer, &bad, &v, &error), ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(error.field, "pack");
     bad = k; /* hnd, which the fake does not declare */
     bad.stride_slot = k.stride_head;
     bad.stride_head = k.stride_head * FAKE_BLOCK_SIZE;

@@ -245,6 +245,15 @@ static void limits_and_workspaces_may_grow(void **state)
     room.unknown = 1;
     assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error), ATTN_ERROR_STRUCT_SIZE);
     room.unknown = 0;
+    room.known.bytes--;
+    assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error), ATTN_ERROR_WORKSPACE);
+    assert_string_equal(b->error.field, "bytes");
+    room.known.bytes++;
+    room.known.memory = (uint8_t *)room.known.memory + 8;
+    assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(b->error.field, "workspace");
+    room.known.memory = (uint8_t *)room.known.memory - 8;
     assert_int_equal(plan_bind_workspace(plan, &room.known, &b->error), ATTN_OK);
     plan_destroy(plan);
     free(room.known.memory);

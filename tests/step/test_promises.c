@@ -80,7 +80,8 @@ static void test_bad_batches(void **state)
     struct fixture f;
     (void)state;
     fixture_init(&f, "cpu_ref", &decoder, queries, lens, 4, 0, NULL, true);
-    struct attn_batch good = f.batch;
+    const struct attn_ext unknown = {0xfff, 0, sizeof unknown, NULL};
+    const struct attn_batch good = f.batch;
     int32_t saved;
 
     f.batch.num_reqs = MAX_REQS + 1;
@@ -103,6 +104,27 @@ static void test_bad_batches(void **state)
     f.slots[5] = 1 << 30;
     refuse_plan(&f, "slot_mapping", "request 2, token 5");
     f.slots[5] = -1;
+    f.seq_lens[0] = -3;
+    refuse_plan(&f, "seq_lens", "-3");
+    f.seq_lens[0] = lens[0];
+    f.batch.num_tokens = 1 << 20;
+    refuse_plan(&f, "num_tokens", "1048576");
+    f.batch = good;
+    f.batch.mode = 77;
+    refuse_plan(&f, "mode", "77");
+    f.batch = good;
+    f.batch.causal = 5;
+    refuse_plan(&f, "causal", "5");
+    f.batch = good;
+    f.batch.block_table = NULL;
+    refuse_plan(&f, "block_table", "a layer with a cache needs both");
+    f.batch = good;
+    f.batch.slot_mapping = NULL;
+    refuse_plan(&f, "slot_mapping", "slots at");
+    f.batch = good;
+    f.batch.next = &unknown;
+    refuse_plan(&f, "attn_batch", "extension 4095");
+    f.batch = good;
     f.batch.struct_size = 8;
     f.error = (struct attn_error)ATTN_ERROR_INIT;
     assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_ERROR_STRUCT_SIZE);
@@ -127,6 +149,10 @@ static void test_bad_io(void **state)
     io.k = &f.tensors[0]; /* as many heads as q */
     assert_int_equal(f.api->run(f.plan, layer, &io, &f.error), ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "k");
+    io = f.io;
+    io.struct_size = 8;
+    assert_int_equal(f.api->run(f.plan, layer, &io, &f.error), ATTN_ERROR_STRUCT_SIZE);
+    assert_string_equal(f.error.field, "attn_step_io");
     f.q[3] = NAN;
     assert_int_equal(f.api->run(f.plan, layer, &f.io, &f.error), ATTN_ERROR_NAN);
     assert_non_null(strstr(f.error.message, "q[0, 0, 3]"));

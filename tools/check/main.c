@@ -313,7 +313,6 @@ static void run_core_cases(struct run *run)
     const struct core_sink sink_of_core = {run->core, &run->space, &sink};
     call_cases(&sink);
     undeclared_cases(&sink_of_core);
-    malformed_cases(&sink_of_core);
 }
 
 /* Cases through the core, each in one way in turn. */

@@ -17,6 +17,5 @@ struct core_sink {
 void idle_cases(const struct core_sink *sink);       /* engine_idle.c */
 void blocks_cases(const struct core_sink *sink);     /* engine_blocks.c */
 void undeclared_cases(const struct core_sink *sink); /* undeclared.c */
-void malformed_cases(const struct core_sink *sink);  /* malformed.c */
 
 #endif
