@@ -6,43 +6,70 @@ the adapter ran inside it.
 """
 from __future__ import annotations
 
+import ast
 import enum
 import inspect
 import json
 import sys
 import types
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent / "interfaces"
 
 
+@dataclass
+class Method:
+    """What is recorded of one: ``abstract classmethod (cls, dtype, block_size=None)``; defaults are source text."""
+
+    words: list[str]  #: abstract; staticmethod, classmethod or property
+    arguments: ast.arguments
+
+    @classmethod
+    def parse(cls, text: str) -> Method:
+        words, parameters = text.split("(", 1)
+        expression = ast.parse(f"lambda {parameters.removesuffix(')')}: 0", mode="eval")
+        assert isinstance(expression.body, ast.Lambda)
+        return cls(words.split(), expression.body.args)
+
+    def positional(self) -> list[str]:
+        """Parameters that may be given by position, without self or cls."""
+        return [a.arg for a in self.arguments.args if a.arg not in ("self", "cls")]
+
+    def required(self) -> list[str]:
+        """Those of them without a default."""
+        names = self.positional()
+        return names[:len(names) - len(self.arguments.defaults)]
+
+    def names(self) -> list[str]:
+        """All that may be given by name."""
+        return self.positional() + [a.arg for a in self.arguments.kwonlyargs]
+
+
 def read(name: str) -> dict[str, Any]:
     """A recording, by its file's name without ``.json``."""
-    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    recorded = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    for items in recorded["modules"].values():
+        for content in items.values():
+            if isinstance(content, dict):
+                content["methods"] = {key: Method.parse(text) for key, text in content["methods"].items()}
+    return recorded
 
 
-def signature(parameters: list[dict[str, Any]]) -> inspect.Signature:
-    """As `inspect` would give it; a default is its source text."""
-    kinds = {"var_positional": inspect.Parameter.VAR_POSITIONAL, "keyword": inspect.Parameter.KEYWORD_ONLY,
-             "var_keyword": inspect.Parameter.VAR_KEYWORD}
-    return inspect.Signature([
-        inspect.Parameter(p["name"], kinds.get(p.get("kind", ""), inspect.Parameter.POSITIONAL_OR_KEYWORD),
-                          default=inspect.Parameter.empty if p.get("default") is None else p["default"])
-        for p in parameters])
-
-
-def _method(name: str, recorded: dict[str, Any]) -> Any:
+def _method(name: str, recorded: Method) -> Any:
     def missing(*args: Any, **kwargs: Any) -> Any:
         if name in ("__init__", "__new__"):
             return None
         raise NotImplementedError(name)
 
     missing.__name__ = name
-    function: Any = abstractmethod(missing) if recorded["abstract"] else missing
-    wrap = {"staticmethod": staticmethod, "classmethod": classmethod, "property": property}.get(recorded["how"])
-    return wrap(function) if wrap else function
+    function: Any = abstractmethod(missing) if "abstract" in recorded.words else missing
+    for wrap in (staticmethod, classmethod, property):
+        if wrap.__name__ in recorded.words:
+            return wrap(function)
+    return function
 
 
 def _enum(name: str, attributes: dict[str, str | None], text: bool) -> Any:
@@ -54,7 +81,7 @@ def _enum(name: str, attributes: dict[str, str | None], text: bool) -> Any:
 
 
 def _class(name: str, recorded: dict[str, Any], made: dict[str, Any]) -> Any:
-    bases = recorded["bases"]
+    bases = recorded["bases"].split(", ")
     if any("Enum" in base for base in bases):
         values = recorded["attributes"].values()
         return _enum(name, recorded["attributes"], any(v and v.startswith("'") for v in values))
@@ -78,7 +105,7 @@ def install(name: str, extra: dict[str, dict[str, Any]]) -> dict[str, Any]:
     for path, items in recorded["modules"].items():
         made: dict[str, Any] = {}
         for item, content in items.items():
-            made[item] = None if "function" in content else _class(item, content, made)
+            made[item] = None if isinstance(content, str) else _class(item, content, made)
         extra.setdefault(path, {})
         extra[path] = {**{k: v for k, v in made.items() if v is not None}, **extra[path]}
     for path, items in extra.items():
@@ -93,25 +120,18 @@ def install(name: str, extra: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return recorded
 
 
-def mismatches(ours: type, recorded: dict[str, Any], engine_calls: set[str] | None = None) -> list[str]:
+def mismatches(ours: type, recorded: dict[str, Any]) -> list[str]:
     """Recorded methods that the adapter overrides and could not be called as the engine calls them."""
     wrong = []
-    for method, content in recorded["methods"].items():
-        if method not in vars(ours) or content["how"] == "property":
+    for name, method in recorded["methods"].items():
+        if name not in vars(ours) or "property" in method.words:
             continue
-        if engine_calls is not None and method not in engine_calls:
-            continue
-        function = inspect.unwrap(getattr(ours, method))
-        parameters = [p for p in content["parameters"] if p["name"] not in ("self", "cls", "args", "kwargs")]
-        bound = inspect.signature(function)
-        first = next(iter(bound.parameters), "")
-        given = [None] if first == "self" else []
-        positional = [p for p in parameters if p.get("kind") != "keyword"]
+        bound = inspect.signature(inspect.unwrap(getattr(ours, name)))
+        given = [None] if next(iter(bound.parameters), "") == "self" else []
         try:
-            bound.bind(*given, *[None] * len(positional))  # all by position
-            bound.bind(*given, **{p["name"]: None for p in parameters})  # all by name
-            required = {p["name"]: None for p in parameters if p.get("default") is None and not p.get("kind")}
-            bound.bind(*given, **required)  # only what has no default
+            bound.bind(*given, *[None] * len(method.positional()))
+            bound.bind(*given, **dict.fromkeys(method.names()))
+            bound.bind(*given, **dict.fromkeys(method.required()))
         except TypeError as error:
-            wrong.append(f"{ours.__name__}.{method}: {error}")
+            wrong.append(f"{ours.__name__}.{name}: {error}")
     return wrong

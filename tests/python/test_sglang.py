@@ -56,7 +56,7 @@ class Pool:
 def layer(**values: Any) -> Any:
     """A RadixAttention, with the defaults that are recorded."""
     found = RECORDED["modules"]["sglang.srt.layers.radix_attention"]["RadixAttention"]["methods"]["__init__"]
-    assert {"sliding_window_size", "logit_cap", "is_cross_attention"} <= {p["name"] for p in found["parameters"]}
+    assert {"sliding_window_size", "logit_cap", "is_cross_attention"} <= set(found.names())
     return types.SimpleNamespace(**{
         "tp_q_head_num": HQ, "tp_k_head_num": HK, "tp_v_head_num": HK, "qk_head_dim": D, "v_head_dim": D,
         "scaling": D**-0.5, "layer_id": 5, "logit_cap": 0.0, "sliding_window_size": -1, "is_cross_attention": False,

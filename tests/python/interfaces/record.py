@@ -32,44 +32,38 @@ WANTED = {
 }
 
 
-def parameters(node: ast.FunctionDef) -> list[dict[str, Any]]:
-    """Name, kind and default of each parameter."""
-    a = node.args
-    result = []
-    positional = [*a.posonlyargs, *a.args]
-    defaults = [None] * (len(positional) - len(a.defaults)) + list(a.defaults)
-    for argument, default in zip(positional, defaults):
-        result.append({"name": argument.arg, "default": None if default is None else ast.unparse(default)})
-    if a.vararg:
-        result.append({"name": a.vararg.arg, "kind": "var_positional"})
-    for argument, default in zip(a.kwonlyargs, a.kw_defaults):
-        result.append({"name": argument.arg, "kind": "keyword", "default": None if default is None else
-                       ast.unparse(default)})
-    if a.kwarg:
-        result.append({"name": a.kwarg.arg, "kind": "var_keyword"})
-    return result
+def signature(node: ast.FunctionDef) -> str:
+    """Its parameters with their defaults, without types."""
+    for argument in ast.walk(node.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    return f"({ast.unparse(node.args)})"
 
 
-def describe(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any]:
-    """A class with its bases, attributes and methods, or a function."""
+def method(node: ast.FunctionDef) -> str:
+    """Its signature, after `abstract` and how it is bound: ``abstract classmethod (cls, dtype=None)``."""
+    decorators = [ast.unparse(d) for d in node.decorator_list]
+    words = ["abstract"] * ("abstractmethod" in decorators)
+    words += [d for d in ("staticmethod", "classmethod", "property") if d in decorators]
+    return " ".join([*words, signature(node)])
+
+
+def describe(node: ast.ClassDef | ast.FunctionDef) -> dict[str, Any] | str:
+    """A class with its bases, attributes and methods, each a line of the recording; or a function."""
     if isinstance(node, ast.FunctionDef):
-        return {"function": parameters(node)}
+        return signature(node)
     attributes: dict[str, str | None] = {}
-    methods: dict[str, Any] = {}
+    methods: dict[str, str] = {}
     for item in node.body:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
             attributes[item.target.id] = None if item.value is None else ast.unparse(item.value)
         elif isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name):
             attributes[item.targets[0].id] = ast.unparse(item.value)
         elif isinstance(item, ast.FunctionDef):
-            decorators = [ast.unparse(d) for d in item.decorator_list]
-            methods[item.name] = {
-                "parameters": parameters(item),
-                "how": next((d for d in ("staticmethod", "classmethod", "property") if d in decorators), "method"),
-                "abstract": "abstractmethod" in decorators,
-            }
-    return {"bases": [ast.unparse(base) for base in node.bases], "attributes": attributes, "methods": methods,
-            "decorators": [ast.unparse(d) for d in node.decorator_list]}
+            methods[item.name] = method(item)
+    return {"bases": ", ".join(ast.unparse(base) for base in node.bases),
+            "decorators": ", ".join(ast.unparse(d) for d in node.decorator_list),
+            "attributes": attributes, "methods": methods}
 
 
 def main() -> int:
