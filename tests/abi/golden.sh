@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Every public name beside the stored list: macros and enumerators with their values, structs with their sizes and each
-# field's offset, size and declaration, types. Any difference fails, until it is meant: then `golden.sh --store` writes
-# the list anew, and abi/CHANGES.md says the change in a line.
+# Compares every public name with the stored list: macros and enumerators with their values, structs with their sizes and
+# each field's offset, size and declaration, types. Any difference fails, until it is meant: then `golden.sh --store`
+# writes the list anew, and abi/CHANGES.md says the change in a line.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 abi=$here/../../abi
@@ -79,10 +79,26 @@ C
     cc -std=c11 -I "$abi" -o "$work/list" "$work/list.c" && "$work/list"
 }
 
+# Values, and fields of a struct, in lines of up to 118 columns. Both are only ever appended, so a change of the stored
+# list touches the last line of its struct or of its run of values.
+pack() {
+    awk '
+    function finish() { if (line != "") { print line }; line = "" }
+    !/^(    |ATTN_[A-Z0-9_]+ [0-9])/ { finish(); print; next }
+    { kind = /^ /; item = $0; sub(/^ +/, "", item) }
+    line != "" && kind == last && length(line) + length(item) <= 116 { line = line "; " item; next }
+    { finish(); line = $0; last = kind }
+    END { finish() }'
+}
+
+# The list as it was before pack: an item a line.
+unpack() { sed -e '/^    /s/; /\n    /g' -e '/^ATTN_/s/; /\n/g'; }
+
 list >"$work/now"
+unpack <"$here/golden.txt" >"$work/stored"
 if [ "${1:-}" = --store ]; then
-    cp "$work/now" "$here/golden.txt"
-elif ! diff -u "$here/golden.txt" "$work/now"; then
+    pack <"$work/now" >"$here/golden.txt"
+elif ! diff -u "$work/stored" "$work/now"; then
     echo "the public ABI differs from tests/abi/golden.txt; if that is meant: tests/abi/golden.sh --store, and a line in abi/CHANGES.md"
     exit 1
 fi
