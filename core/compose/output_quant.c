@@ -76,6 +76,11 @@ static attn_status run(attn_plan *plan, struct step *step, const struct attn_ste
                               "the layer's output form needs attn_io_output_quant on the run");
     }
     const struct attn_io_output_quant *given = (const struct attn_io_output_quant *)ext;
+    if (layer->output_form == ATTN_OUTPUT_FP8_STATIC ? given->scale == NULL
+                                                     : given->block_scales == NULL) {
+        return error_set_text(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_output_quant",
+                              "scale (of fp8_static) or block_scales (of the other forms) is NULL");
+    }
     inner.out =
         tensor_set_rows(&plain, &like, plan->workspace + quant->plain,
                         plan->given.num_actual_tokens, step->out.heads, step->out.head_size);

@@ -459,10 +459,16 @@ static bool is_flat(const struct attn_tensor *t, int64_t rows, int64_t columns)
            t->shape[0] >= rows && t->shape[1] == columns;
 }
 
+static bool is_contiguous(const struct attn_tensor *t)
+{
+    return t->strides == NULL || t->strides[t->ndim - 1] == 1;
+}
+
 static bool is_rows(const struct attn_tensor *t, const struct rows *wanted, int64_t rows)
 {
     return t != NULL && t->data != NULL && t->shape != NULL && tensor_kind(t) == wanted->kind &&
-           t->shape[0] >= rows && t->shape[1] == wanted->heads && t->shape[2] == wanted->head_size;
+           t->shape[0] >= rows && t->shape[1] == wanted->heads &&
+           t->shape[2] == wanted->head_size && is_contiguous(t);
 }
 
 static attn_status check_io(const attn_plan *plan, const struct step *step,
@@ -488,13 +494,15 @@ static attn_status check_io(const attn_plan *plan, const struct step *step,
                          "channel: num_v_heads head_size_k)");
     }
     if (g->conv_width > 0 &&
-        !is_flat(gdn->mixed_qkv, rows, keys + (int64_t)g->num_v_heads * g->head_size_v)) {
-        return FAIL("mixed_qkv", "mixed_qkv is NULL or not [num_tokens or more, 2 Hk Dk + Hv Dv]");
+        (!is_flat(gdn->mixed_qkv, rows, keys + (int64_t)g->num_v_heads * g->head_size_v) ||
+         !is_contiguous(gdn->mixed_qkv))) {
+        return FAIL("mixed_qkv", "mixed_qkv is NULL or not [num_tokens or more, 2 Hk Dk + Hv Dv] "
+                                 "with a contiguous last dimension");
     }
     if (g->conv_width == 0 && (!is_rows(io->q, &step->q, rows) || !is_rows(io->k, &step->k, rows) ||
                                !is_rows(io->v, &step->v, rows))) {
         return FAIL("q", "q, k or v is NULL or not [num_tokens or more, Hk or Hv, Dk or Dv] of the "
-                         "layer's dtype");
+                         "layer's dtype with a contiguous last dimension");
     }
     return step_check_out(plan, step, io->out, error);
 }

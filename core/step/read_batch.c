@@ -132,6 +132,13 @@ static attn_status take_encoder_lengths(struct attn_batch *b, struct attn_error 
     return ATTN_OK;
 }
 
+static attn_status check_spans(const struct attn_batch *b, struct attn_error *error)
+{
+    return b->spans == NULL || b->span_start_loc != NULL
+               ? ATTN_OK
+               : BAD("span_start_loc", "is NULL, and spans %p need it", (const void *)b->spans);
+}
+
 /* Contiguous keys: as queries, or with starts of their own. */
 static attn_status check_key_starts(const struct attn_batch *b, struct attn_error *error)
 {
@@ -206,6 +213,7 @@ attn_status batch_read(attn_plan *plan, const struct attn_batch *batch, struct a
         status = check_counts(plan, &read, error);
         if (status == ATTN_OK && read.mode != ATTN_BATCH_IDLE) {
             status = check_starts(&read, error);
+            status = status == ATTN_OK ? check_spans(&read, error) : status;
             status = status == ATTN_OK ? check_cache(plan, &read, error) : status;
             status = status == ATTN_OK ? tables_read(plan, &read, error) : status;
         }

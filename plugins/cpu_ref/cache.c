@@ -118,7 +118,7 @@ static void write_rows(void *argument, int64_t begin, int64_t end, int32_t worke
 
 attn_status ref_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
-    attn_status status = check_write(args, error);
+    attn_status status = rows_check(args->layer, args->params, args->k_cache, args->v_cache, error);
     struct write_loop loop = {args};
     if (status == ATTN_OK) {
         const struct attn_host *host = args->instance->host;
@@ -126,26 +126,6 @@ attn_status ref_write_kv(const struct attn_write_kv_args *args, struct attn_erro
                            layer_is_latent(args->layer) ? write_latent_rows : write_rows, &loop);
     }
     return status;
-}
-
-static attn_status check_gather(const struct attn_gather_kv_args *args, struct attn_error *error)
-{
-    const struct attn_kv_view *cache = args->cache;
-    if (args->layer == NULL || args->params == NULL || args->batch == NULL || cache == NULL ||
-        cache->data == NULL || args->batch->block_table == NULL || args->out_start_loc == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "cache",
-                            "gather_kv needs layer, params, cache, out_start_loc and a batch with "
-                            "block_table");
-    }
-    if (cache->head_size <= 0 || cache->head_size > REF_MAX_HEAD_SIZE || cache->block_size <= 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "cache",
-                            "head size %d in blocks of %d; 1 to %d, and from 1", cache->head_size,
-                            cache->block_size, REF_MAX_HEAD_SIZE);
-    }
-    attn_status status = row_check(args->layer, args->params, cache, false, error);
-    return status != ATTN_OK
-               ? status
-               : check_tensor(args->out, "out", 3, cache->num_heads, cache->head_size, error);
 }
 
 /* Items are requests: each has rows out_start_loc[r] .. [r + 1] - 1 of its own. */
@@ -180,7 +160,7 @@ static void gather_requests(void *argument, int64_t begin, int64_t end, int32_t 
 
 attn_status ref_gather_kv(const struct attn_gather_kv_args *args, struct attn_error *error)
 {
-    attn_status status = check_gather(args, error);
+    attn_status status = rows_check(args->layer, args->params, args->cache, NULL, error);
     if (status == ATTN_OK) {
         const struct attn_host *host = args->instance->host;
         host->parallel_for(host->user, args->batch->num_reqs, 1, gather_requests,
@@ -191,11 +171,7 @@ attn_status ref_gather_kv(const struct attn_gather_kv_args *args, struct attn_er
 
 attn_status ref_copy_blocks(const struct attn_copy_blocks_args *args, struct attn_error *error)
 {
-    if (args->num_pairs < 0 || args->num_copies < 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "num_pairs",
-                            "%lld pairs of %d copies; both from 0", (long long)args->num_pairs,
-                            args->num_copies);
-    }
+    (void)error;
     for (int32_t c = 0; c < args->num_copies; c++) {
         const struct attn_block_copy *copy =
             (const void *)((const char *)args->copies + (int64_t)c * args->copy_bytes);

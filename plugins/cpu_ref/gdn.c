@@ -134,11 +134,11 @@ static void roll_items(void *argument, int64_t begin, int64_t end, int32_t worke
 
 attn_status ref_gated_delta(const struct attn_attend_args *args, struct attn_error *error)
 {
-    attn_status status = check_gated_delta(args, error);
+    struct gdn gdn = gdn_of(args);
+    attn_status status = gdn_check_slots(&gdn, error); /* read when the step runs */
     if (status != ATTN_OK) {
         return status;
     }
-    struct gdn gdn = gdn_of(args);
     const struct attn_host *host = args->instance->host;
     int64_t requests = args->batch->num_reqs;
     host->parallel_for(host->user, requests * gdn.desc->num_v_heads, 1, delta_items, &gdn);

@@ -61,30 +61,8 @@ static void merge_rows(void *argument, int64_t begin, int64_t end, int32_t worke
 
 attn_status ref_merge_states(const struct attn_merge_states_args *args, struct attn_error *error)
 {
-    const struct attn_tensor *const tensors[] = {args->prefix_out, args->suffix_out, args->out};
-    static const char *const names[] = {"prefix_out", "suffix_out", "out"};
-    attn_status status = ATTN_OK;
-    int64_t heads = args->out != NULL && args->out->shape != NULL ? args->out->shape[1] : 0;
-    int64_t dims = heads > 0 && args->out->ndim == 3 ? args->out->shape[2] : 0;
-    for (int32_t i = 0; i < 3 && status == ATTN_OK; i++) {
-        status = check_tensor(tensors[i], names[i], 3, heads, dims, error);
-    }
-    if (status == ATTN_OK && dims > REF_MAX_HEAD_SIZE) {
-        status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out", "head size %lld; 1 to %d",
-                              (long long)dims, REF_MAX_HEAD_SIZE);
-    }
-    if (status == ATTN_OK) {
-        status = check_lse(args->prefix_lse, "prefix_lse", error);
-    }
-    if (status == ATTN_OK) {
-        status = check_lse(args->suffix_lse, "suffix_lse", error);
-    }
-    if (status == ATTN_OK && args->lse != NULL) {
-        status = check_lse(args->lse, "lse", error);
-    }
-    if (status == ATTN_OK) {
-        const struct attn_host *host = args->instance->host;
-        host->parallel_for(host->user, args->num_rows, 4, merge_rows, (void *)(uintptr_t)args);
-    }
-    return status;
+    const struct attn_host *host = args->instance->host;
+    (void)error;
+    host->parallel_for(host->user, args->num_rows, 4, merge_rows, (void *)(uintptr_t)args);
+    return ATTN_OK;
 }

@@ -106,50 +106,6 @@ static void quantize_nvfp4(const struct attn_quantize_args *args, int64_t token)
     }
 }
 
-static attn_status check_quantize(const struct attn_quantize_args *args, int32_t group,
-                                  struct attn_error *error)
-{
-    attn_status status = ATTN_OK;
-    bool is_static = args->form == ATTN_OUTPUT_FP8_STATIC;
-    if (status != ATTN_OK) {
-        return status;
-    }
-    if (args->form <= ATTN_OUTPUT_PLAIN || args->form >= ATTN_OUTPUT_FORM_COUNT) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form", "%d; 1 to %d", args->form,
-                            ATTN_OUTPUT_FORM_COUNT - 1);
-    }
-    if (args->x == NULL || args->x->shape == NULL || args->x->ndim != 3) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "x", "must be [T, heads, D]");
-    }
-    int64_t columns = args->x->shape[1] * args->x->shape[2];
-    status = check_tensor(args->x, "x", 3, args->x->shape[1], args->x->shape[2], error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    if (args->out == NULL || args->out->data == NULL || args->out->shape == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out", "is NULL");
-    }
-    if (is_static ? args->scale == NULL : args->block_scales == NULL) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT,
-                            is_static ? "scale" : "block_scales", "is NULL; form %d needs it",
-                            args->form);
-    }
-    if (!is_static && columns % group != 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "form",
-                            "%lld columns; form %d needs a multiple of %d", (long long)columns,
-                            args->form, group);
-    }
-    if (args->form == ATTN_OUTPUT_NVFP4) {
-        return ATTN_OK;
-    }
-    status = check_tensor(args->out, "out", 3, args->x->shape[1], args->x->shape[2], error);
-    if (status == ATTN_OK && args->out->dtype.bits != 8) {
-        status = plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "out",
-                              "%d bits; forms 1 to 3 write 8", args->out->dtype.bits);
-    }
-    return status;
-}
-
 static void quantize_rows(void *argument, int64_t begin, int64_t end, int32_t worker)
 {
     const struct attn_quantize_args *args = argument;
@@ -170,27 +126,16 @@ static void quantize_rows(void *argument, int64_t begin, int64_t end, int32_t wo
 
 attn_status ref_quantize(const struct attn_quantize_args *args, struct attn_error *error)
 {
-    int32_t group = args->form == ATTN_OUTPUT_NVFP4          ? NVFP4_BLOCK
-                    : args->form == ATTN_OUTPUT_FP8_GROUP_64 ? 64
-                                                             : 128;
-    attn_status status = check_quantize(args, group, error);
-    if (status == ATTN_OK) {
-        const struct attn_host *host = args->instance->host;
-        host->parallel_for(host->user, args->x->shape[0], 1, quantize_rows,
-                           (void *)(uintptr_t)args);
-    }
-    return status;
+    const struct attn_host *host = args->instance->host;
+    (void)error;
+    host->parallel_for(host->user, args->x->shape[0], 1, quantize_rows, (void *)(uintptr_t)args);
+    return ATTN_OK;
 }
 
 attn_status ref_amax(const struct attn_amax_args *args, struct attn_error *error)
 {
     double row[REF_MAX_HEAD_SIZE];
-    if (args->x == NULL || args->out == NULL || args->x->ndim != 3 ||
-        args->x->shape[2] > REF_MAX_HEAD_SIZE || number_dtype_name(args->x->dtype) < 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "x",
-                            "x [T, heads, D up to %d] of a known dtype, and out",
-                            REF_MAX_HEAD_SIZE);
-    }
+    (void)error;
     int64_t count = args->per_head ? args->x->shape[1] : 1;
     for (int64_t i = 0; i < count && !args->accumulate; i++) {
         args->out[i] = 0;

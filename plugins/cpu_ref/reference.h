@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rooms of the reference backend. */
+/* The rooms of the reference backend. The core has held every call to the layer, the caches, the
+ * batch and its tensors' shapes before a kernel sees it; nothing of that is checked again here. */
 #ifndef CPU_REF_REFERENCE_H
 #define CPU_REF_REFERENCE_H
 
@@ -91,8 +92,11 @@ enum row_form row_form(const struct attn_layer_desc *layer, bool is_v);
 void hadamard(double *row, int32_t count);
 void row_load(const struct cache_place *at, double *row);
 void row_store(const struct cache_place *at, const double *row);
-attn_status row_check(const struct attn_layer_desc *layer, const struct attn_layer_params *params,
-                      const struct attn_kv_view *view, bool is_v, struct attn_error *error);
+/* What rows of quantized caches need next to the view, which the core leaves to kernels: scales and
+ * signs. `v` may be NULL. */
+attn_status rows_check(const struct attn_layer_desc *layer, const struct attn_layer_params *params,
+                       const struct attn_kv_view *k, const struct attn_kv_view *v,
+                       struct attn_error *error);
 
 /* blocks.c. Rows of Q8_0 and Q4_0; a block with a NaN or an infinity reads as NaN. */
 #define REF_BLOCK 32
@@ -103,20 +107,6 @@ void blocks_store(const struct cache_place *at, const double *row);
  */
 void turboquant_load(const struct cache_place *at, double *row);
 void turboquant_store(const struct cache_place *at, const double *row);
-
-/* arguments.c */
-attn_status check_attend(const struct attn_attend_args *args, struct attn_error *error);
-attn_status check_write(const struct attn_write_kv_args *args, struct attn_error *error);
-attn_status check_tensor(const struct attn_tensor *tensor, const char *name, int32_t ndim,
-                         int64_t heads, int64_t head_size, struct attn_error *error);
-attn_status check_lse(const struct attn_tensor *lse, const char *name, struct attn_error *error);
-attn_status check_rows(const struct attn_tensor *tensor, const char *name, int64_t rows,
-                       struct attn_error *error);
-attn_status check_instance(const attn_instance *instance, struct attn_error *error);
-attn_status check_view(const struct attn_kv_view *view, const char *name, int32_t heads,
-                       int32_t head_size, struct attn_error *error);
-attn_status check_params(const struct attn_attend_args *args, struct attn_error *error);
-attn_status check_terms(const struct attn_attend_args *args, struct attn_error *error);
 
 /* latent.c. Rows [c : kv_lora_rank | k_pe : rope] of MLA, as one tensor or as two. */
 struct latent_rows {
@@ -131,9 +121,6 @@ bool layer_is_latent(const struct attn_layer_desc *layer);
 struct latent_rows latent_queries(const struct attn_attend_args *args);
 struct latent_rows latent_keys(const struct attn_write_kv_args *args);
 void latent_load(const struct latent_rows *rows, int64_t token, int64_t head, double *row);
-attn_status check_attend_mla(const struct attn_attend_args *args, bool sparse,
-                             struct attn_error *error);
-attn_status check_write_latent(const struct attn_write_kv_args *args, struct attn_error *error);
 
 attn_status ref_attend(const struct attn_attend_args *args, struct attn_error *error);
 attn_status ref_attend_mla(const struct attn_attend_args *args, struct attn_error *error);

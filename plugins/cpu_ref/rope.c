@@ -70,25 +70,6 @@ static void turn_rows(const struct attn_io_rope *rope, const struct attn_tensor 
 attn_status ref_rope_write_kv(const struct attn_write_kv_args *args, struct attn_error *error)
 {
     const struct attn_io_rope *rope = find_rope(args->next);
-    attn_status status = check_write(args, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
-    if (rope == NULL || rope->cos_sin == NULL || rope->positions == NULL ||
-        (rope->form != ATTN_ROPE_NEOX && rope->form != ATTN_ROPE_GPTJ)) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "attn_io_rope",
-                            "rope_write_kv needs form (1 NeoX, 2 GPT-J), positions and cos_sin");
-    }
-    if (rope->rotary_dim < 0 || rope->rotary_dim > args->layer->head_size ||
-        rope->rotary_dim % 2 != 0) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "rotary_dim",
-                            "%d; an even number up to head_size %d", rope->rotary_dim,
-                            args->layer->head_size);
-    }
-    status = check_tensor(args->q, "q", 3, args->layer->num_q_heads, args->layer->head_size, error);
-    if (status != ATTN_OK) {
-        return status;
-    }
     turn_rows(rope, args->q, rope->q_norm_weight, args->num_slots, args->layer->head_size);
     turn_rows(rope, args->k, rope->k_norm_weight, args->num_slots, args->layer->head_size);
     return ref_write_kv(args, error);

@@ -309,69 +309,34 @@ void row_load(const struct cache_place *at, double *row)
 }
 
 /* What a form needs beside the row: scales in the view, parameters, and sizes that it can split. */
-attn_status row_check(const struct attn_layer_desc *layer, const struct attn_layer_params *params,
-                      const struct attn_kv_view *view, bool is_v, struct attn_error *error)
+static attn_status check_view(const struct attn_layer_desc *layer,
+                              const struct attn_layer_params *params,
+                              const struct attn_kv_view *view, bool is_v, struct attn_error *error)
 {
     enum row_form form = row_form(layer, is_v);
     const char *name = is_v ? "v_cache" : "k_cache";
-    int32_t size = view->head_size;
-    if (form == ROW_UNKNOWN) {
-        return plugin_error(error, ATTN_ERROR_UNSUPPORTED, "kv_dtype",
-                            "kv_dtype %d; 1 to 18 are served (f16 .. fp8_e5m2, fp8, int8 and int4 "
-                            "per token and head, int8_kv, int8_k, nvfp4, fp8_ds_mla, TurboQuant, "
-                            "q8_0, q4_0)",
-                            layer->kv_dtype);
-    }
-    if (form == ROW_DS_MLA) {
-        bool whole = size == DS_LATENT + DS_ROPE && (view->pack == 0 || view->pack == size);
-        return whole ? ATTN_OK
-                     : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                                    "rows of %d dims packed by %d; fp8_ds_mla has %d + %d in one "
-                                    "piece",
-                                    size, view->pack, DS_LATENT, DS_ROPE);
-    }
-    if (form == ROW_BLOCKS) {
-        bool whole = size % REF_BLOCK == 0 && (view->pack == 0 || view->pack == size);
-        return whole ? ATTN_OK
-                     : plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                                    "rows of %d dims packed by %d; q8_0 and q4_0 have blocks of %d "
-                                    "in one piece",
-                                    size, view->pack, REF_BLOCK);
-    }
-    if (form != ROW_NUMBERS && form != ROW_INT8_CHANNEL && view->scale == NULL) {
+    if (form != ROW_NUMBERS && form != ROW_INT8_CHANNEL && form != ROW_DS_MLA &&
+        form != ROW_BLOCKS && view->scale == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
                             "has no scales; kv_dtype %d keeps some per slot and head",
                             layer->kv_dtype);
-    }
-    if (form == ROW_TURBOQUANT && ((!is_v && (size & (size - 1)) != 0) || size % 8 != 0 ||
-                                   (view->pack != 0 && view->pack != size))) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "rows of %d dims packed by %d; TurboQuant's rows are in one piece, a "
-                            "multiple of 8, rotated keys a power of two",
-                            size, view->pack);
     }
     if (form == ROW_INT8_CHANNEL &&
         (quant_params(params) == NULL || quant_params(params)->v_channel_scale == NULL)) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "v_channel_scale",
                             "is NULL; kv_dtype %d needs [Hk, Dv]", layer->kv_dtype);
     }
-    if (form == ROW_INT4_HADAMARD &&
-        (hadamard_signs(params, is_v) == NULL || (size & (size - 1)) != 0)) {
+    if (form == ROW_INT4_HADAMARD && hadamard_signs(params, is_v) == NULL) {
         return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "hadamard_signs",
-                            "are NULL, or head size %d is no power of two: int4 rotates rows",
-                            size);
-    }
-    if (form == ROW_NVFP4 && (size % NVFP4_BLOCK != 0 ||
-                              (is_v && (size % (4 * NVFP4_BLOCK) != 0 || view->block_size % 4)))) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, name,
-                            "head size %d in blocks of %d; nvfp4 needs multiples of %d, for v of "
-                            "%d in blocks of a multiple of 4",
-                            size, view->block_size, NVFP4_BLOCK, 4 * NVFP4_BLOCK);
-    }
-    if (is_v && layer->kv_dtype == ATTN_KV_INT8_K && layer->dtype != ATTN_DTYPE_F16 &&
-        layer->dtype != ATTN_DTYPE_BF16) {
-        return plugin_error(error, ATTN_ERROR_INVALID_ARGUMENT, "dtype",
-                            "%d; values of int8_k have 16 bits: f16 or bf16", layer->dtype);
+                            "are NULL; kv_dtype %d rotates rows by them", layer->kv_dtype);
     }
     return ATTN_OK;
+}
+
+attn_status rows_check(const struct attn_layer_desc *layer, const struct attn_layer_params *params,
+                       const struct attn_kv_view *k, const struct attn_kv_view *v,
+                       struct attn_error *error)
+{
+    attn_status status = check_view(layer, params, k, false, error);
+    return status == ATTN_OK && v != NULL ? check_view(layer, params, v, true, error) : status;
 }

@@ -246,7 +246,8 @@ static void test_chunks_are_steps(void **state)
     }
 }
 
-/* One defect each, with the field that the answer names; nothing is written. */
+/* Slots, which a step reads: one defect each, with the field that the answer names; nothing is
+ * written. */
 struct defect {
     const char *field;
     void (*apply)(struct step *s);
@@ -257,34 +258,6 @@ struct defect {
         statement;                                                                                 \
     }
 static const int32_t five[] = {1, 5}, none[] = {0, 1};
-DEFECT(no_instance, s->args.instance = NULL)
-DEFECT(no_layer, s->args.layer = NULL)
-DEFECT(no_desc, s->layer.next = NULL)
-DEFECT(odd_heads, s->desc.num_v_heads = 3)
-DEFECT(large_head, s->desc.head_size_k = 4096)
-DEFECT(wide, s->desc.conv_width = 65)
-DEFECT(many_drafts, s->desc.num_speculative_tokens = 5000)
-DEFECT(odd_dtype, s->layer.dtype = ATTN_DTYPE_INT8)
-DEFECT(no_params, s->args.params = NULL)
-DEFECT(no_weights, s->params.next = NULL)
-DEFECT(no_a_log, s->weights.a_log = NULL)
-DEFECT(no_conv_weight, s->weights.conv_weight = NULL)
-DEFECT(odd_conv_weight, s->weight.shape[1] = 3)
-DEFECT(odd_bias, s->bias.shape[0] = 3)
-DEFECT(no_batch, s->args.batch = NULL)
-DEFECT(no_starts, s->batch.query_start_loc = NULL)
-DEFECT(no_io, s->args.next = NULL)
-DEFECT(no_mixed, s->io.mixed_qkv = NULL)
-DEFECT(narrow_mixed, s->mixed.shape[1] -= 1)
-DEFECT(short_mixed, s->mixed.shape[0] = 1)
-DEFECT(no_a, s->io.a = NULL)
-DEFECT(odd_b, s->b.shape[1] = 2)
-DEFECT(odd_out, s->out.shape[2] = 16)
-DEFECT(fp8_out, s->out.tensor.dtype = format_dtype(ATTN_DTYPE_FP8_E4M3))
-DEFECT(no_state, s->args.k_cache = NULL)
-DEFECT(odd_state, s->state_view.head_size = 16)
-DEFECT(no_window, s->args.v_cache = NULL)
-DEFECT(short_window, s->window_view.head_size = 5)
 DEFECT(no_slots, s->batch.next = NULL)
 DEFECT(narrow_slots, s->states.state_slots_stride = 1)
 DEFECT(high_slot, s->slots[1][2] = NUM_SLOTS)
@@ -293,34 +266,6 @@ DEFECT(too_many_accepted, s->states.num_accepted_tokens = five)
 DEFECT(none_accepted, s->states.num_accepted_tokens = none)
 
 static const struct defect defects[] = {
-    {"instance", no_instance},
-    {"attn_recurrent_desc", no_layer},
-    {"attn_recurrent_desc", no_desc},
-    {"num_v_heads", odd_heads},
-    {"head_size_k", large_head},
-    {"conv_width", wide},
-    {"num_speculative_tokens", many_drafts},
-    {"dtype", odd_dtype},
-    {"params", no_params},
-    {"attn_recurrent_weights", no_weights},
-    {"attn_recurrent_weights", no_a_log},
-    {"conv_weight", no_conv_weight},
-    {"conv_weight", odd_conv_weight},
-    {"conv_bias", odd_bias},
-    {"batch", no_batch},
-    {"batch", no_starts},
-    {"attn_io_recurrent", no_io},
-    {"mixed_qkv", no_mixed},
-    {"mixed_qkv", narrow_mixed},
-    {"mixed_qkv", short_mixed},
-    {"a", no_a},
-    {"b", odd_b},
-    {"out", odd_out},
-    {"out", fp8_out},
-    {"k_cache", no_state},
-    {"k_cache", odd_state},
-    {"v_cache", no_window},
-    {"v_cache", short_window},
     {"state_slots", no_slots},
     {"state_slots_stride", narrow_slots},
     {"state_slots", high_slot},

@@ -401,10 +401,12 @@ static void test_bad_steps(void **unused)
     CHECK(g, g->api->plan_batch(g->plan, &g->batch, NULL, &g->error));
     struct attn_io_recurrent io_ext = g->io_ext;
     struct attn_step_io io = g->io;
-    const char *runs[] = {"attn_io_recurrent", "mixed_qkv", "a", "out"};
-    for (int32_t i = 0; i < 4; i++) {
+    const char *runs[] = {"attn_io_recurrent", "mixed_qkv", "a", "out", "mixed_qkv"};
+    struct attn_tensor spread = *io_ext.mixed_qkv;
+    spread.strides = (int64_t[]){2 * CHANNELS, 2};
+    for (int32_t i = 0; i < 5; i++) {
         g->io.next = i == 0 ? NULL : io.next;
-        g->io_ext.mixed_qkv = i == 1 ? io_ext.a : io_ext.mixed_qkv;
+        g->io_ext.mixed_qkv = i == 1 ? io_ext.a : i == 4 ? &spread : io_ext.mixed_qkv;
         g->io_ext.b = i == 2 ? NULL : io_ext.b;
         g->io.out = i == 3 ? io_ext.mixed_qkv : io.out;
         assert_int_not_equal(

@@ -473,6 +473,20 @@ static void test_bad_runs(void **unused)
     mla_destroy(m);
 }
 
+static void test_bad_topk(void **unused)
+{
+    const struct setting s = {"cpu_ref",     .heads = 4,        .topk = 4,
+                              .num_reqs = 2, .queries = {1, 1}, .lens = {30, 41}};
+    (void)unused;
+    struct mla *m = mla_create(&s);
+    step(m);
+    m->ext.topk_stride = 3;
+    refuse(m, "topk_indices");
+    m->ext.topk_indices = NULL;
+    refuse(m, "topk_indices");
+    mla_destroy(m);
+}
+
 static void test_bad_weights(void **unused)
 {
     const struct setting s = {"cpu_ref", .heads = 4, .num_reqs = 1, .queries = {1}, .lens = {30}};
@@ -546,17 +560,29 @@ int main(void)
     /* with the published sizes only what needs them: the oracle projects every key anew */
     const struct CMUnitTest large[] = {cmocka_unit_test(test_ds_mla)};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_graph),           cmocka_unit_test(test_fp8_output),
-        cmocka_unit_test(test_fp8_query),       cmocka_unit_test(test_window),
-        cmocka_unit_test(test_scales),          cmocka_unit_test(test_sinks),
-        cmocka_unit_test(test_first_row),       cmocka_unit_test(test_decode),
-        cmocka_unit_test(test_prefill),         cmocka_unit_test(test_idle_requests),
-        cmocka_unit_test(test_sparse),          cmocka_unit_test(test_fp8),
-        cmocka_unit_test(test_padded_heads),    cmocka_unit_test(test_without_absorption),
-        cmocka_unit_test(test_gathered_once),   cmocka_unit_test(test_latent_only),
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_bad_runs),
-        cmocka_unit_test(test_bad_weights),     cmocka_unit_test(test_scaled_weights),
-        cmocka_unit_test(test_invariant),       cmocka_unit_test(test_invariant_prefix),
+        cmocka_unit_test(test_graph),
+        cmocka_unit_test(test_fp8_output),
+        cmocka_unit_test(test_fp8_query),
+        cmocka_unit_test(test_window),
+        cmocka_unit_test(test_scales),
+        cmocka_unit_test(test_sinks),
+        cmocka_unit_test(test_first_row),
+        cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_prefill),
+        cmocka_unit_test(test_idle_requests),
+        cmocka_unit_test(test_sparse),
+        cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_padded_heads),
+        cmocka_unit_test(test_without_absorption),
+        cmocka_unit_test(test_gathered_once),
+        cmocka_unit_test(test_latent_only),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_bad_runs),
+        cmocka_unit_test(test_bad_topk),
+        cmocka_unit_test(test_bad_weights),
+        cmocka_unit_test(test_scaled_weights),
+        cmocka_unit_test(test_invariant),
+        cmocka_unit_test(test_invariant_prefix),
         cmocka_unit_test(test_invariant_order),
     };
     return RANK == 512 ? cmocka_run_group_tests(large, NULL, NULL)

@@ -74,6 +74,13 @@ static void run_quantized(struct quantized *result, int32_t form, int32_t pow2,
                      ATTN_ERROR_INVALID_ARGUMENT);
     assert_string_equal(f.error.field, "attn_io_output_quant");
     f.io.next = &quant.ext;
+    quant.scale = NULL;
+    quant.block_scales = NULL;
+    assert_int_equal(f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error),
+                     ATTN_ERROR_INVALID_ARGUMENT);
+    assert_string_equal(f.error.field, "attn_io_output_quant");
+    quant.scale = &result->global;
+    quant.block_scales = form == ATTN_OUTPUT_FP8_STATIC ? NULL : &scales;
     if (form != ATTN_OUTPUT_NVFP4) {
         f.io.out = &f.tensors[3];
         assert_int_equal(f.api->run(f.plan, f.api->model_layer(f.model, 0), &f.io, &f.error),

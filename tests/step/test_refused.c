@@ -163,6 +163,72 @@ static void test_lengths(void **state)
     fixture_finish(&f);
 }
 
+/* What the layer's terms need of its parameters. */
+static void test_params(void **state)
+{
+    const struct {
+        struct attn_layer_desc layer;
+        const char *field;
+    } cases[] = {
+        {{.kind = ATTN_LAYER_DECODER, .causal = 1, .has_sinks = 1}, "sinks"},
+        {{.kind = ATTN_LAYER_DECODER, .causal = 1, .sink_len = 3}, "sink_k"},
+        {{.kind = ATTN_LAYER_DECODER, .causal = 1}, "alibi_slopes"},
+    };
+    const struct attn_layer_params none = {.struct_size = sizeof none};
+    struct fixture f;
+    float slopes[4];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct attn_layer_params slopes_only = {.struct_size = sizeof slopes_only,
+                                                      .alibi_slopes = slopes};
+        fixture_init(&f, "cpu_ref", &cases[i].layer, queries, lens, 4, 0, NULL, false);
+        f.api->plan_destroy(f.plan);
+        f.plan = NULL;
+        refuse(&f,
+               f.api->layer_bind_params(f.api->model_layer(f.model, 0),
+                                        i < 2 ? &none : &slopes_only, &f.error),
+               cases[i].field, "layer '");
+        fixture_finish(&f);
+    }
+}
+
+/* Spans without the starts of each request's; a rotation without its table, or of no even number.
+ */
+static void test_spans_and_rotation(void **state)
+{
+    const struct attn_layer_desc rotated = {
+        .kind = ATTN_LAYER_DECODER, .causal = 1, .rope = ATTN_ROPE_NEOX};
+    static const int64_t positions[31];
+    static float angles[64][32];
+    int64_t shape[] = {64, 32};
+    const struct attn_tensor table = {
+        angles, {ATTN_DEVICE_CPU, 0}, 2, {ATTN_CODE_FLOAT, 32, 1}, shape, NULL, 0};
+    const struct attn_io_rope good = {.ext = {ATTN_EXT_IO_ROPE, 0, sizeof good, NULL},
+                                      .form = ATTN_ROPE_NEOX,
+                                      .positions = positions,
+                                      .cos_sin = &table};
+    struct attn_io_rope bad[] = {good, good, good, good, good};
+    struct fixture f;
+    (void)state;
+    bad[0].form = 9;
+    bad[1].positions = NULL;
+    bad[2].cos_sin = NULL;
+    bad[3].rotary_dim = 7;
+    bad[4].rotary_dim = 34;
+    fixture_init(&f, "cpu_ref", &rotated, queries, lens, 4, 0, NULL, false);
+    f.batch.spans = f.seq_lens;
+    refuse(&f, f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), "span_start_loc", "is NULL");
+    f.batch.spans = NULL;
+    assert_int_equal(f.api->plan_batch(f.plan, &f.batch, NULL, &f.error), ATTN_OK);
+    for (int32_t i = 0; i < 5; i++) {
+        f.io.next = &bad[i].ext;
+        refuse(&f, run(&f), i < 3 ? "attn_io_rope" : "rotary_dim", "");
+    }
+    f.io.next = &good.ext;
+    assert_int_equal(run(&f), ATTN_OK);
+    fixture_finish(&f);
+}
+
 static void test_odd_address(void **state)
 {
     struct fixture f;
@@ -215,9 +281,10 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),  cmocka_unit_test(test_keys_without_slots),
-        cmocka_unit_test(test_flags),   cmocka_unit_test(test_backend_options),
-        cmocka_unit_test(test_lengths), cmocka_unit_test(test_odd_address),
-        cmocka_unit_test(test_threads)};
+        cmocka_unit_test(test_values),     cmocka_unit_test(test_keys_without_slots),
+        cmocka_unit_test(test_flags),      cmocka_unit_test(test_backend_options),
+        cmocka_unit_test(test_lengths),    cmocka_unit_test(test_params),
+        cmocka_unit_test(test_threads),    cmocka_unit_test(test_spans_and_rotation),
+        cmocka_unit_test(test_odd_address)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
